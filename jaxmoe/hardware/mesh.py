@@ -1,0 +1,120 @@
+"""A 2D mesh: its nodes, its directed links and its XY paths. A description only, no loads and no times.
+
+Node (x, y) has index `x * Y + y`. Directed links are numbered in four blocks, each in row-major order
+of the lower node: `+x` from (x, y) to (x+1, y), `-x` back, `+y` from (x, y) to (x, y+1), `-y` back.
+A packet moves along x first, then along y.
+"""
+
+from functools import lru_cache
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Array, Float
+
+
+class Mesh(eqx.Module):
+    """A mesh of `X * Y` nodes. The shape is static, every number is an array that can be swept.
+
+    `link_bandwidth` in B/s, `link_latency` in s per hop; `injection_bandwidth` and
+    `ejection_bandwidth` in B/s, or `None` where a node can use all its links at once.
+    """
+
+    shape: tuple[int, int] = eqx.field(static=True)
+    link_bandwidth: Float[Array, " link"]
+    link_latency: Float[Array, " link"]
+    injection_bandwidth: Float[Array, " node"] | None = None
+    ejection_bandwidth: Float[Array, " node"] | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    def reversed(self) -> "Mesh":
+        """The mesh as seen by packets that retrace paths backwards: every link and port is its opposite."""
+        back = reverse_links(self.shape)
+        return Mesh(
+            shape=self.shape,
+            link_bandwidth=self.link_bandwidth[back],
+            link_latency=self.link_latency[back],
+            injection_bandwidth=self.ejection_bandwidth,
+            ejection_bandwidth=self.injection_bandwidth,
+        )
+
+
+def num_links(shape: tuple[int, int]) -> int:
+    """Directed links of an X x Y mesh."""
+    x, y = shape
+    return 2 * ((x - 1) * y + x * (y - 1))
+
+
+@lru_cache
+def link_ends(shape: tuple[int, int]) -> np.ndarray:
+    """Source and destination node of every directed link, int [link, 2]."""
+    node = np.arange(shape[0] * shape[1]).reshape(shape)
+    along_x = np.stack([node[:-1].ravel(), node[1:].ravel()], axis=-1)
+    along_y = np.stack([node[:, :-1].ravel(), node[:, 1:].ravel()], axis=-1)
+    return np.concatenate([along_x, along_x[:, ::-1], along_y, along_y[:, ::-1]])
+
+
+@lru_cache
+def reverse_links(shape: tuple[int, int]) -> np.ndarray:
+    """Index of the link that runs the other way, int [link]; its own inverse."""
+    x, y = shape
+    across, along = (x - 1) * y, x * (y - 1)
+    index = np.arange(2 * (across + along))
+    blocks = np.split(index, [across, 2 * across, 2 * across + along])
+    return np.concatenate([blocks[1], blocks[0], blocks[3], blocks[2]])
+
+
+@lru_cache
+def hop_counts(shape: tuple[int, int]) -> np.ndarray:
+    """Manhattan distance between every two nodes, int [node, node]."""
+    x, y = np.unravel_index(np.arange(shape[0] * shape[1]), shape)
+    return np.abs(x[:, None] - x) + np.abs(y[:, None] - y)
+
+
+@lru_cache
+def _link_index(shape: tuple[int, int]) -> dict[tuple[int, int], int]:
+    return {(int(a), int(b)): i for i, (a, b) in enumerate(link_ends(shape))}
+
+
+def xy_path(shape: tuple[int, int], source: int, destination: int) -> list[int]:
+    """Links of the path from `source` to `destination`: along x first, then along y."""
+    index, path = _link_index(shape), []
+    x, y = divmod(source, shape[1])
+    to_x, to_y = divmod(destination, shape[1])
+    while (x, y) != (to_x, to_y):
+        step = (x + np.sign(to_x - x), y) if x != to_x else (x, y + np.sign(to_y - y))
+        path.append(index[x * shape[1] + y, int(step[0] * shape[1] + step[1])])
+        x, y = int(step[0]), int(step[1])
+    return path
+
+
+def blocks(shape: tuple[int, int], count: int) -> np.ndarray:
+    """Cut the mesh into `count` equal rectangles, as near to square as they come: block of a node, int [node].
+
+    Raises `ValueError` when no cut into equal rectangles exists.
+    """
+    x, y = shape
+    cuts = [(i, count // i) for i in range(1, count + 1) if count % i == 0 and x % i == 0 and y % (count // i) == 0]
+    if not cuts:
+        raise ValueError(f"a {x}x{y} mesh cannot be cut into {count} equal rectangles")
+    across, along = min(cuts, key=lambda cut: abs(x // cut[0] - y // cut[1]))
+    row, column = np.unravel_index(np.arange(x * y), shape)
+    return (row // (x // across)) * along + column // (y // along)
+
+
+def ring_order(shape: tuple[int, int], nodes: np.ndarray) -> np.ndarray:
+    """Order the nodes of one rectangle into a ring whose neighbours are neighbours in the mesh.
+
+    A rectangle with an even side longer than one has such a cycle: out along the first column or row, back
+    through the rest as a snake. Others get the snake alone, whose last step leads back over several links.
+    """
+    x, y = np.unravel_index(np.sort(nodes), shape)
+    grid = np.sort(nodes).reshape(len(np.unique(x)), len(np.unique(y)))
+    if grid.shape[0] % 2 and grid.shape[1] % 2 == 0:
+        grid = grid.T
+    if min(grid.shape) == 1 or grid.shape[0] % 2:
+        return np.concatenate([row[:: 1 if i % 2 == 0 else -1] for i, row in enumerate(grid)])
+    snake = [row[1:][:: 1 if i % 2 == 0 else -1] for i, row in enumerate(grid)]
+    return np.concatenate([*snake, grid[::-1, 0]])

@@ -1,0 +1,101 @@
+"""One MoE layer on one machine: dispatch, then compute, then combine.
+
+Every function here is for one placement of one layer and one batch. `vmap` lifts it to many of each, and to
+many machines: all numbers are arrays.
+"""
+
+from typing import Literal
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxmoe.hardware import Platform
+from jaxmoe.network import (
+    AbstractExchange,
+    AbstractGatherRule,
+    Gather,
+    StageTime,
+    Visits,
+    congestion,
+    mirrored_congestion,
+    replicated_visits,
+    sharded_visits,
+)
+from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax, HardSupport
+from jaxmoe.roofline import expert_node_times
+from jaxmoe.traces.batches import Batch
+
+
+class LayerLatency(eqx.Module):
+    """Seconds a layer takes, and per resource what it is kept busy."""
+
+    compute: Float[Array, ""]  # slowest node
+    dispatch: Float[Array, ""]
+    combine: Float[Array, ""]
+    node_time: Float[Array, " node"]
+    dispatch_link_time: Float[Array, " link"]
+    combine_link_time: Float[Array, " link"]
+
+    @property
+    def total(self) -> Float[Array, ""]:
+        """The stages one after the other: t = t_comp + 2 t_comm (hd_moe Eq. 12)."""
+        return self.dispatch + self.compute + self.combine
+
+
+class LayerModel(eqx.Module):
+    """A machine and the costs of one MoE layer on it."""
+
+    platform: Platform
+    message_bytes: Float[Array, ""]  # B: one hidden vector
+    expert_bytes: Float[Array, ""]  # B: weights of one expert
+    flops_per_token_expert: Float[Array, ""]
+    chunk_bytes: Float[Array, ""]  # B: store-and-forward unit; 0 is cut-through
+    gather: AbstractGatherRule
+    mode: Literal["sharded", "replicated"] = eqx.field(static=True)
+
+    def __call__(
+        self,
+        share: Float[Array, "expert node"],
+        batch: Batch,
+        exchange: AbstractExchange | None = None,
+        reduction: AbstractReduction | None = None,
+        support: AbstractSupport | None = None,
+    ) -> LayerLatency:
+        """Latency of `batch` under the placement `share`. Exact unless told otherwise.
+
+        `exchange` defaults to gathering, `reduction` to the hard maximum, `support` to share > 0.
+        """
+        exchange = Gather() if exchange is None else exchange
+        reduction = HardMax() if reduction is None else reduction
+        support = HardSupport() if support is None else support
+        visits = self._visits(share, batch, support)
+        node_time = self._node_times(share, batch, visits, support)
+        dispatch, combine = self._stages(exchange, visits, support)
+        return LayerLatency(
+            compute=reduction(node_time),
+            dispatch=dispatch.total(reduction),
+            combine=combine.total(reduction),
+            node_time=node_time,
+            dispatch_link_time=dispatch.link_time,
+            combine_link_time=combine.link_time,
+        )
+
+    def _visits(self, share, batch: Batch, support: AbstractSupport) -> Visits:
+        visits = sharded_visits if self.mode == "sharded" else replicated_visits
+        return visits(share, batch, self.gather, self.platform.mesh.shape, support)
+
+    def _stages(
+        self, exchange: AbstractExchange, visits: Visits, support: AbstractSupport
+    ) -> tuple[StageTime, StageTime]:
+        messages = exchange.messages(visits)
+        sizes = (self.message_bytes, self.chunk_bytes, support, exchange.rounds)
+        mesh = self.platform.mesh
+        return mirrored_congestion(mesh, messages, *sizes), congestion(mesh, messages, *sizes)
+
+    def _node_times(self, share, batch: Batch, visits: Visits, support: AbstractSupport) -> Float[Array, " node"]:
+        used = jnp.minimum(batch.weight @ batch.choices(share.shape[0]), 1)
+        held = share if self.mode == "sharded" else support.presence(support.amount(share))
+        activations = 2 * (visits.weight @ visits.visited) * self.message_bytes  # read in, written out
+        moved = (used @ held) * self.expert_bytes + activations
+        return expert_node_times(self.platform.die, visits.work, self.flops_per_token_expert, moved)

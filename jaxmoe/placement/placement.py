@@ -1,0 +1,67 @@
+"""A placement: which part of every expert each node holds."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+Mode = Literal["sharded", "replicated"]
+
+
+class PlanError(ValueError):
+    """A placement that cannot be used, with the reason and the remedy."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Shares of every expert on every node, float32 [layer, expert, node]; rows sum to 1.
+
+    `sharded`: a node holds that fraction of the expert's weights, and a token visits every host.
+    `replicated`: every host has the whole expert and serves that fraction of its tokens.
+    """
+
+    share: np.ndarray
+    mesh_shape: tuple[int, int]
+    mode: Mode
+    layer_ids: tuple[int, ...]
+    meta: dict[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("sharded", "replicated"):
+            raise PlanError(f"mode is {self.mode!r}, expected 'sharded' or 'replicated'")
+        if self.share.ndim != 3:
+            raise PlanError(f"share has shape {self.share.shape}, expected [layer, expert, node]")
+        nodes = self.mesh_shape[0] * self.mesh_shape[1]
+        if self.share.shape[2] != nodes:
+            raise PlanError(
+                f"share is for {self.share.shape[2]} nodes but mesh_shape {list(self.mesh_shape)} has {nodes}"
+            )
+        if len(self.layer_ids) != self.share.shape[0]:
+            raise PlanError(f"{len(self.layer_ids)} layer_ids for {self.share.shape[0]} layers of shares")
+        if not np.isfinite(self.share).all() or (self.share < 0).any():
+            raise PlanError("share holds negative or non-finite values; every share must be in [0, 1]")
+        total = self.share.sum(axis=2)
+        worst = np.unravel_index(np.abs(total - 1).argmax(), total.shape)
+        if abs(total[worst] - 1) > 1e-4:
+            raise PlanError(
+                f"shares of expert {worst[1]} in layer {self.layer_ids[worst[0]]} sum to {total[worst]:.6g}, expected 1"
+            )
+
+    def memory(self, expert_bytes: float) -> np.ndarray:
+        """Bytes of expert weights on every node, all layers together: float [node]."""
+        held = self.share if self.mode == "sharded" else self.share > 0
+        return held.sum(axis=(0, 1)) * expert_bytes
+
+
+def check_fits(placement: Placement, expert_bytes: float, capacity: np.ndarray | None) -> None:
+    """Raise `PlanError` when a node needs more than its `capacity`, B [node]; `None` is no limit."""
+    if capacity is None:
+        return
+    excess = placement.memory(expert_bytes) - capacity
+    worst = int(excess.argmax())
+    # Shares are float32: a plan that fills a node to the brim may exceed it by rounding.
+    if excess[worst] > 1e-4 * capacity[worst]:
+        raise PlanError(
+            f"node {worst} needs {(excess[worst] + capacity[worst]) / 1e9:.4g} GB for its experts "
+            f"but has {capacity[worst] / 1e9:.4g} GB; spread the plan or raise the memory capacity"
+        )

@@ -1,0 +1,38 @@
+"""The largest of many numbers, exactly or smoothly."""
+
+import abc
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+class AbstractReduction(eqx.Module):
+    """Reduces the last axis to its largest value or to a smooth bound of it."""
+
+    @abc.abstractmethod
+    def __call__(self, values: Float[Array, "*batch items"]) -> Float[Array, "*batch"]:
+        """Reduce non-negative `values`; the result has their unit."""
+
+
+class HardMax(AbstractReduction):
+    """The maximum itself."""
+
+    def __call__(self, values: Float[Array, "*batch items"]) -> Float[Array, "*batch"]:
+        return jnp.max(values, axis=-1)
+
+
+class SmoothMax(AbstractReduction):
+    """Log-sum-exp at a temperature relative to the largest value.
+
+    With t = temperature * max, max <= t * logsumexp(values / t) <= max * (1 + temperature * log(items)),
+    so the value tends to the maximum linearly in the temperature.
+    """
+
+    temperature: Float[Array, ""] | float
+
+    def __call__(self, values: Float[Array, "*batch items"]) -> Float[Array, "*batch"]:
+        largest = jnp.max(jax.lax.stop_gradient(values), axis=-1, keepdims=True)
+        scale = self.temperature * jnp.maximum(largest, jnp.finfo(values.dtype).tiny)
+        return (scale * jax.nn.logsumexp(values / scale, axis=-1, keepdims=True))[..., 0]

@@ -1,0 +1,31 @@
+"""Settings all tests share: a compilation cache kept between runs, and where the reference data is."""
+
+import os
+from pathlib import Path
+
+import jax
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parents[1]
+
+jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+settings.register_profile("jaxmoe", deadline=None, max_examples=25, derandomize=True)
+settings.load_profile("jaxmoe")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real traces and reference results beside the project; skips where it is absent."""
+    folder = Path(os.environ.get("JAXMOE_SHARED", ROOT.parent / "shared"))
+    if not (folder / "traces").is_dir():
+        pytest.skip(f"needs the real traces and reference results, which are not at {folder}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def configs() -> Path:
+    """The project's own configuration files."""
+    return ROOT / "configs"
