@@ -13,8 +13,6 @@ from jaxtyping import Array, Float
 from jaxmoe.hardware import Platform
 from jaxmoe.network import (
     AbstractExchange,
-    AbstractGatherRule,
-    Gather,
     StageTime,
     Visits,
     congestion,
@@ -51,7 +49,7 @@ class LayerModel(eqx.Module):
     expert_bytes: Float[Array, ""]  # B: weights of one expert
     flops_per_token_expert: Float[Array, ""]
     chunk_bytes: Float[Array, ""]  # B: store-and-forward unit; 0 is cut-through
-    gather: AbstractGatherRule
+    exchange: AbstractExchange
     mode: Literal["sharded", "replicated"] = eqx.field(static=True)
 
     def __call__(
@@ -64,14 +62,14 @@ class LayerModel(eqx.Module):
     ) -> LayerLatency:
         """Latency of `batch` under the placement `share`. Exact unless told otherwise.
 
-        `exchange` defaults to gathering, `reduction` to the hard maximum, `support` to share > 0.
+        `exchange` defaults to the model's own, `reduction` to the hard maximum, `support` to share > 0.
         """
-        exchange = Gather() if exchange is None else exchange
+        exchange = self.exchange if exchange is None else exchange
         reduction = HardMax() if reduction is None else reduction
         support = HardSupport() if support is None else support
         visits = self._visits(share, batch, support)
         node_time = self._node_times(share, batch, visits, support)
-        dispatch, combine = self._stages(exchange, visits, support)
+        dispatch, combine = self._stages(exchange, visits)
         return LayerLatency(
             compute=reduction(node_time),
             dispatch=dispatch.total(reduction),
@@ -83,15 +81,13 @@ class LayerModel(eqx.Module):
 
     def _visits(self, share, batch: Batch, support: AbstractSupport) -> Visits:
         visits = sharded_visits if self.mode == "sharded" else replicated_visits
-        return visits(share, batch, self.gather, self.platform.mesh.shape, support)
+        return visits(share, batch, support)
 
-    def _stages(
-        self, exchange: AbstractExchange, visits: Visits, support: AbstractSupport
-    ) -> tuple[StageTime, StageTime]:
-        messages = exchange.messages(visits)
-        sizes = (self.message_bytes, self.chunk_bytes, support, exchange.rounds)
+    def _stages(self, exchange: AbstractExchange, visits: Visits) -> tuple[StageTime, StageTime]:
         mesh = self.platform.mesh
-        return mirrored_congestion(mesh, messages, *sizes), congestion(mesh, messages, *sizes)
+        flows = exchange(mesh.shape, visits)
+        sizes = (self.message_bytes, self.chunk_bytes)
+        return mirrored_congestion(mesh, flows, *sizes), congestion(mesh, flows, *sizes)
 
     def _node_times(self, share, batch: Batch, visits: Visits, support: AbstractSupport) -> Float[Array, " node"]:
         used = jnp.minimum(batch.weight @ batch.choices(share.shape[0]), 1)

@@ -1,41 +1,46 @@
-"""How partial results come together: the messages between nodes, and in how many equal rounds.
-
-Dispatch mirrors combine, so an exchange describes combine alone.
-"""
+"""How partial results come together: which flows combine sends. Dispatch mirrors combine."""
 
 import abc
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
-from jaxmoe.hardware.mesh import blocks, ring_order
+from jaxmoe.hardware.mesh import blocks, hop_counts, ring_order
+from jaxmoe.network.congestion import Flows
 from jaxmoe.network.visits import Visits
 
 
 class AbstractExchange(eqx.Module):
-    """Turns visits into messages."""
+    """Turns visits into flows of hidden vectors."""
 
     @abc.abstractmethod
-    def messages(self, visits: Visits) -> Float[Array, "node node2"]:
-        """Hidden vectors sent from node to node in one round of combine."""
-
-    @property
-    @abc.abstractmethod
-    def rounds(self) -> int:
-        """Rounds of combine, one after the other."""
+    def __call__(self, shape: tuple[int, int], visits: Visits) -> Flows:
+        """The flows of combine, in hidden vectors, on a mesh of this shape."""
 
 
-class Gather(AbstractExchange):
-    """Every visited node sends one hidden vector to the token's gather node (hd_moe IV-B2)."""
+class LowestHost(AbstractExchange):
+    """Every visited node sends one vector to the token's home (hd_moe IV-B2; see `Visits` for the home)."""
 
-    def messages(self, visits: Visits) -> Float[Array, "node node2"]:
-        return (visits.visited * visits.weight[:, None]).T @ visits.gather
+    def __call__(self, shape: tuple[int, int], visits: Visits) -> Flows:
+        # Tokens with one home make one flow: far fewer flows than tokens.
+        return Flows((visits.named * visits.weight[:, None]).T @ visits.visited, visits.home)
 
-    @property
-    def rounds(self) -> int:
-        return 1
+
+class FewestHops(AbstractExchange):
+    """Every visited node sends one vector to the visited node that is nearest, in hops in all, to the others.
+
+    The lowest-numbered of equally near nodes. Gradients see the choice as given.
+    """
+
+    def __call__(self, shape: tuple[int, int], visits: Visits) -> Flows:
+        hops = jnp.asarray(hop_counts(shape), visits.visited.dtype)
+        beyond = float(hop_counts(shape).max()) * visits.visited.shape[1]  # more hops than any gathering takes
+        cost = visits.visited @ hops + (1 - visits.visited) * beyond
+        nearest = jax.nn.one_hot(jnp.argmin(cost, axis=1), cost.shape[1], dtype=cost.dtype)
+        return Flows(visits.visited * visits.weight[:, None], nearest)
 
 
 class RingReduce(AbstractExchange):
@@ -51,16 +56,13 @@ class RingReduce(AbstractExchange):
     successor: Int[Array, " node"]  # next node on the ring
     size: int = eqx.field(static=True)  # nodes of one ring
 
-    def messages(self, visits: Visits) -> Float[Array, "node node2"]:
-        nodes = self.block.shape[0]
-        member = (self.block[:, None] == jnp.arange(nodes // self.size)).astype(visits.weight.dtype)
+    def __call__(self, shape: tuple[int, int], visits: Visits) -> Flows:
+        nodes, dtype = self.block.shape[0], visits.weight.dtype
+        member = jax.nn.one_hot(self.block, nodes // self.size, dtype=dtype)
         visiting = jnp.max(visits.visited[:, :, None] * member, axis=1)  # [token, ring]
         vectors = (visits.weight @ visiting)[self.block] / self.size
-        return jnp.zeros((nodes, nodes), vectors.dtype).at[jnp.arange(nodes), self.successor].set(vectors)
-
-    @property
-    def rounds(self) -> int:
-        return self.size - 1
+        following = jax.nn.one_hot(self.successor, nodes, dtype=dtype)
+        return Flows(jnp.diag(vectors), following, rounds=self.size - 1)
 
 
 def block_rings(shape: tuple[int, int], count: int) -> RingReduce:

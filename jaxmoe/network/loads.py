@@ -1,39 +1,61 @@
-"""Loads of directed links under XY paths, by prefix sums: O(nodes * side) work, no links x pairs matrix.
+"""Loads of directed links under XY paths, by prefix sums: no links x pairs matrix.
 
-A flow along +x occupies the links between its source and destination column. So the load of a link is the
-load of the link before it, plus what starts at its lower node, minus what has ended there: a running sum.
+A packet moves along x in the row of its source, then along y in the column of its destination. So all that
+links need to know is how much moves from x to x in every row and from y to y in every column. On such a
+line, the load of a link is the load of the one before it, plus what starts there, minus what has ended.
 """
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxmoe.hardware.mesh import Mesh
+
+class LineTraffic(eqx.Module):
+    """Traffic between positions on the rows and columns of a mesh."""
+
+    along_x: Float[Array, "x_from y x_to"]  # in the row of the source
+    along_y: Float[Array, "y_from x y_to"]  # in the column of the destination
+
+    def link_loads(self) -> Float[Array, " link"]:
+        """What every directed link carries, numbered as in `jaxmoe.hardware.mesh` (XY paths: hd_moe IV-B2)."""
+        plus_x, minus_x = _line_loads(self.along_x)
+        plus_y, minus_y = _line_loads(self.along_y)
+        return jnp.concatenate([plus_x.ravel(), minus_x.ravel(), plus_y.T.ravel(), minus_y.T.ravel()])
 
 
 def _line_loads(
-    flow: Float[Array, "lane start stop"],
-) -> tuple[Float[Array, "lane segment"], Float[Array, "lane segment"]]:
-    """Loads of the segments of parallel lines, up and down, from flows between positions on each line."""
-    upward = jnp.triu(flow, 1)
-    downward = jnp.tril(flow, -1)
-    # What crosses a position from now on: what started there minus what ended there.
-    up = jnp.cumsum(upward.sum(axis=2) - upward.sum(axis=1), axis=1)
-    down = jnp.cumsum(downward.sum(axis=1) - downward.sum(axis=2), axis=1)
-    return up[:, :-1], down[:, :-1]
+    traffic: Float[Array, "start lane stop"],
+) -> tuple[Float[Array, "segment lane"], Float[Array, "segment lane"]]:
+    """Loads of the segments of parallel lines, upwards and downwards."""
+    positions = np.arange(traffic.shape[0])
+    up = traffic * (positions[:, None, None] < positions)
+    down = traffic * (positions[:, None, None] > positions)
+    started_less_ended_up = up.sum(axis=2) - up.sum(axis=0).T
+    started_less_ended_down = down.sum(axis=0).T - down.sum(axis=2)
+    return jnp.cumsum(started_less_ended_up, axis=0)[:-1], jnp.cumsum(started_less_ended_down, axis=0)[:-1]
+
+
+def flow_traffic(
+    shape: tuple[int, int],
+    source: Float[Array, "flow node"],
+    destination: Float[Array, "flow node"],
+) -> LineTraffic:
+    """Traffic of flows that send source[f, n] * destination[f, m] from node n to node m."""
+    x, y = shape
+    start, stop = source.reshape(-1, x, y), destination.reshape(-1, x, y)
+    return LineTraffic(
+        along_x=(source.T @ stop.sum(axis=2)).reshape(x, y, x),
+        along_y=(start.sum(axis=1).T @ destination).reshape(y, x, y),
+    )
 
 
 def link_loads(shape: tuple[int, int], traffic: Float[Array, "node node2"]) -> Float[Array, " link"]:
-    """What every directed link carries, in the unit of `traffic` [source, destination]; the diagonal is free.
-
-    XY paths (hd_moe IV-B2). Links are numbered as in `jaxmoe.hardware.mesh`.
-    """
+    """What every directed link carries, in the unit of `traffic` [source, destination]; the diagonal is free."""
     x, y = shape
     flow = traffic.reshape(x, y, x, y)
-    plus_x, minus_x = _line_loads(jnp.swapaxes(flow.sum(axis=3), 0, 1))  # [row y, from x, to x]
-    plus_y, minus_y = _line_loads(flow.sum(axis=0).swapaxes(0, 1))  # [column x, from y, to y]
-    return jnp.concatenate([plus_x.T.ravel(), minus_x.T.ravel(), plus_y.ravel(), minus_y.ravel()])
+    return LineTraffic(along_x=flow.sum(axis=3), along_y=flow.sum(axis=0)).link_loads()
 
 
 def path_sums(shape: tuple[int, int], per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:

@@ -1,0 +1,42 @@
+"""What every section of a configuration file has in common."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """A mapping of a configuration file: immutable, without unknown keys, and without silent conversions.
+
+    A whole number is accepted where a number is expected; text never is. NaN and infinity are refused.
+    Descriptions of fields are noun phrases: error messages put them after "Write".
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used. The message names the place, the value and the remedy."""
+
+
+class RuleError(ValueError):
+    """A rule between several keys does not hold, or a value has the wrong form.
+
+    `keys` lead from the section that holds the rule to the value to blame; `expected` and `remedy` are
+    put into the message as they are.
+    """
+
+    def __init__(self, keys: tuple[str | int, ...], value: object, expected: str, remedy: str) -> None:
+        super().__init__(f"{keys} is {value!r}; expected {expected}. {remedy}")
+        self.keys, self.value, self.expected, self.remedy = keys, value, expected, remedy
+
+
+Name = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=1)]
+# JAX and NumPy both take 32 bits.
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+# No machine comes near 1e9 of these units: such a value was written in B/s, B or FLOP/s.
+Rate = Annotated[float, Field(gt=0, le=1e9)]

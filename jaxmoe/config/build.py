@@ -1,0 +1,91 @@
+"""From the validated description to what computes: SI units, float32 arrays. Configuration ends here."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxmoe.config.machine import HardwareConfig
+from jaxmoe.config.schema import ModelConfig, Scenario
+from jaxmoe.hardware import Die, Mesh, Platform
+from jaxmoe.hardware.mesh import link_ends
+from jaxmoe.latency import LayerModel
+from jaxmoe.models import MoEModel
+from jaxmoe.network import FewestHops, LowestHost
+from jaxmoe.units import GIGA, TERA
+
+NANO = 1e-9
+GATHER_RULES = {"lowest_host": LowestHost, "fewest_hops": FewestHops}
+FFN_FLOPS = {"2hi": 2, "6hi": 6}  # times hidden size times expert size
+
+
+def build_platform(hardware: HardwareConfig) -> Platform:
+    """The mesh and its dies: B/s, s, FLOP/s and B per link or node."""
+    nodes = hardware.mesh_shape[0] * hardware.mesh_shape[1]
+    bandwidth, latency = _link_numbers(hardware)
+    return Platform(
+        mesh=Mesh(
+            shape=hardware.mesh_shape,
+            link_bandwidth=bandwidth,
+            link_latency=latency,
+            injection_bandwidth=_per_node(hardware.ports.injection_GB_per_s, GIGA, nodes),
+            ejection_bandwidth=_per_node(hardware.ports.ejection_GB_per_s, GIGA, nodes),
+        ),
+        die=Die(
+            flops=jnp.full(nodes, hardware.die.compute_TFLOPs_per_s * TERA, jnp.float32),
+            memory_bandwidth=_per_node(hardware.die.memory_bandwidth_GB_per_s, GIGA, nodes),
+            memory_capacity=_per_node(hardware.die.memory_capacity_GB, GIGA, nodes),
+        ),
+    )
+
+
+def build_model(model: ModelConfig) -> MoEModel:
+    """The sizes of the model."""
+    layers = model.moe_layer_ids
+    return MoEModel(
+        name=model.name,
+        hidden_size=model.hidden_size,
+        expert_size=model.expert_size,
+        num_experts=model.num_experts,
+        top_k=model.top_k,
+        moe_layer_ids=tuple(range(layers.first, layers.first + layers.count * layers.step, layers.step)),
+    )
+
+
+def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]) -> LayerModel:
+    """The machine and what one MoE layer of the model costs on it: B and FLOP."""
+    model, costs = build_model(scenario.model), scenario.costs
+    flops = FFN_FLOPS[costs.ffn_flops] * model.hidden_size * model.expert_size
+    return LayerModel(
+        platform=build_platform(scenario.hardware),
+        message_bytes=_number(model.hidden_size * costs.bytes_per_element),
+        expert_bytes=_number(model.expert_parameters * costs.weight_bytes_per_element),
+        flops_per_token_expert=_number(flops),
+        chunk_bytes=_number(costs.chunk_B),
+        gather=GATHER_RULES[costs.gather](),
+        mode=mode,
+    )
+
+
+def _link_numbers(hardware: HardwareConfig) -> tuple[Float[Array, " link"], Float[Array, " link"]]:
+    """Bandwidth in B/s and latency in s of every directed link."""
+    x, y = hardware.mesh_shape
+    index = {(int(a), int(b)): i for i, (a, b) in enumerate(link_ends((x, y)))}
+    bandwidth = np.full(len(index), hardware.link.bandwidth_GB_per_s * GIGA)
+    latency = np.full(len(index), hardware.link.latency_ns * NANO)
+    for link in hardware.links:
+        at = index[link.source[0] * y + link.source[1], link.destination[0] * y + link.destination[1]]
+        if link.bandwidth_GB_per_s is not None:
+            bandwidth[at] = link.bandwidth_GB_per_s * GIGA
+        if link.latency_ns is not None:
+            latency[at] = link.latency_ns * NANO
+    return jnp.asarray(bandwidth, jnp.float32), jnp.asarray(latency, jnp.float32)
+
+
+def _per_node(value: float | None, unit: float, nodes: int) -> Float[Array, " node"] | None:
+    return None if value is None else jnp.full(nodes, value * unit, jnp.float32)
+
+
+def _number(value: float | int) -> Float[Array, ""]:
+    return jnp.asarray(float(value), jnp.float32)

@@ -1,0 +1,153 @@
+"""Turns what pydantic found into messages for people: place, value, what was expected, and the remedy."""
+
+import difflib
+import json
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from jaxmoe.config.base import ConfigError, RuleError, Section
+from jaxmoe.config.draft import Draft, Keys
+
+MOST_LINES = 5
+
+# By pydantic's type of error; braces are filled from its context.
+EXPECTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "string_too_short": "some text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "finite_number": "a finite number",
+    "greater_than": "a number greater than {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "less_than": "less than {lt:g}",
+    "less_than_equal": "at most {le:g}",
+    "literal_error": "{expected}",
+    "union_tag_invalid": "one of {expected_tags}",
+    "union_tag_not_found": "a mapping with a key 'kind'",
+}
+
+
+def explain(error: ValidationError, root: type[Section], draft: Draft) -> ConfigError:
+    """The error for the user, one line for each thing that is wrong."""
+    # Unknown keys first: a misspelt key is also a missing one, and then only its line is of use.
+    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    lines: list[str] = []
+    meant: set[Keys] = set()
+    for problem in problems:
+        keys = _key_path(problem["loc"], draft.data)
+        if problem["type"] == "extra_forbidden":
+            line, guess = _unknown_key(keys, problem["input"], root, draft)
+            meant.add((*keys[:-1], guess))
+            lines.append(line)
+        elif problem["type"] != "missing":
+            lines.append(_wrong_value(keys, problem, root, draft))
+        elif keys not in meant:
+            lines.append(f"{draft.place(keys)} is missing. {_advice(_look_up(root, keys, draft.data)[1])}.")
+    rest = [f"... and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
+    return ConfigError("\n".join(lines[:MOST_LINES] + rest))
+
+
+def _unknown_key(keys: Keys, value: object, root: type[Section], draft: Draft) -> tuple[str, str]:
+    """The line, and the key that was probably meant (or nothing)."""
+    section, _ = _look_up(root, keys[:-1], draft.data)
+    known = [_spelling(name, field) for name, field in section.model_fields.items()] if section else []
+    close = difflib.get_close_matches(str(keys[-1]), known, n=1)
+    remedy = f"Did you mean {close[0]}?" if close else "Remove it."
+    line = f"{draft.place(keys)} is not a known key (its value is {_show(value)}). {remedy} Known here: "
+    return line + ", ".join(known) + ".", close[0] if close else ""
+
+
+def _wrong_value(keys: Keys, problem: ErrorDetails, root: type[Section], draft: Draft) -> str:
+    context: dict[str, Any] = problem.get("ctx", {})
+    rule = context.get("error")
+    if isinstance(rule, RuleError):
+        keys = keys + rule.keys
+        default = "" if _is_given(keys, draft.data) else " (the default)"
+        return f"{draft.place(keys)} is {_show(rule.value)}{default}; expected {rule.expected}. {rule.remedy}."
+    value, advice = problem["input"], _advice(_look_up(root, keys, draft.data)[1])
+    if problem["type"] == "union_tag_invalid":
+        keys, value = (*keys, "kind"), value["kind"]
+    # What the table does not know is still told, in pydantic's words.
+    expected = EXPECTED[problem["type"]].format(**context) if problem["type"] in EXPECTED else problem["msg"]
+    if isinstance(value, bool) and problem["type"] in ("literal_error", "string_type"):
+        advice += ". YAML takes a bare on, off, yes and no as true and false: quote a word that is meant as text"
+    return f"{draft.place(keys)} is {_show(value)}; expected {expected}. {advice}."
+
+
+def _advice(field: FieldInfo | None) -> str:
+    if field is None or field.description is None:
+        return "Correct it"
+    example = f", for example {_show(field.examples[0])}" if field.examples else ""
+    without = "" if field.is_required() else "; or leave the key out for its default"
+    return f"Write {field.description}{example}{without}"
+
+
+def _show(value: object) -> str:
+    """The value as YAML would have it, in one short line."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _key_path(location: tuple[str | int, ...], data: object) -> Keys:
+    """Pydantic's location without the tags it adds where a `kind` chose the section."""
+    keys: list[str | int] = []
+    for key in location:
+        if isinstance(data, dict) and key not in data and data.get("kind") == key:
+            continue
+        keys.append(key)
+        data = _child(data, key)
+    return tuple(keys)
+
+
+def _child(data: object, key: str | int) -> object:
+    if isinstance(data, dict):
+        return data.get(key)
+    return data[key] if isinstance(data, list) and isinstance(key, int) and key < len(data) else None
+
+
+def _is_given(keys: Keys, data: object) -> bool:
+    for key in keys:
+        data = _child(data, key)
+    return data is not None
+
+
+def _spelling(name: str, field: FieldInfo) -> str:
+    return field.alias or name
+
+
+def _look_up(root: type[Section], keys: Keys, data: object) -> tuple[type[Section] | None, FieldInfo | None]:
+    """What the schema has at a key path: the section class, if it is a mapping, and the field that led there."""
+    section: type[Section] | None = root
+    field: FieldInfo | None = None
+    for key in keys:
+        data = _child(data, key)
+        if isinstance(key, str):  # what is said of a list holds for its entries
+            fields = section.model_fields if section else {}
+            field = next((f for name, f in fields.items() if _spelling(name, f) == key), None)
+        section = _pick(field, data)
+    return section, field
+
+
+def _pick(field: FieldInfo | None, data: object) -> type[Section] | None:
+    """The class of a field's mappings; where there are several, the one of the `kind` that the data name."""
+    classes = list(_classes(field.annotation)) if field else []
+    if len(classes) > 1:
+        kind = data.get("kind") if isinstance(data, dict) else None
+        classes = [c for c in classes if kind in get_args(c.model_fields["kind"].annotation)]
+    return classes[0] if classes else None
+
+
+def _classes(annotation: Any) -> Iterator[type[Section]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _classes(part)

@@ -1,0 +1,140 @@
+"""From a YAML file, the files it names and `--set` overrides to a validated description."""
+
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from jaxmoe.config.base import ConfigError, Section
+from jaxmoe.config.draft import Draft, Source
+from jaxmoe.config.explain import explain
+from jaxmoe.config.machine import HardwareConfig
+from jaxmoe.config.schema import Scenario
+from jaxmoe.config.yaml_text import label_of, parse_yaml, read_mapping
+
+# Keys of a scenario that may name a file, and the folder it is in.
+FOLDERS = {"hardware": "hardware", "model": "models", "workload": "workloads"}
+
+SectionT = TypeVar("SectionT", bound=Section)
+Override = tuple[tuple[str, ...], object]
+
+
+def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario in a YAML file. Raises `ConfigError`.
+
+    `hardware`, `model` and `workload` are mappings or names of files: NAME stands for
+    `hardware/NAME.yaml` (`models/`, `workloads/`) in the nearest folder above the scenario in which that
+    subfolder has YAML files.
+
+    `overrides` are texts `key.path=value`, the value in YAML. Shorter key paths are applied first, then the
+    order is as given. So `hardware=nmp_8x8` swaps the file, `hardware.link.bandwidth_GB_per_s=75` reaches
+    into it, and both together do so in either order.
+    """
+    path = _normal(path)
+    draft = _read(path)
+    parsed = _parse_overrides(overrides)
+    _apply(draft, [override for override in parsed if len(override[0]) == 1])
+    for key, folder in FOLDERS.items():
+        _resolve(draft, key, folder, path)
+    _apply(draft, [override for override in parsed if len(override[0]) > 1])
+    _anchor_trace(draft)
+    return _validate(Scenario, draft)
+
+
+def load_hardware(path: str | Path, overrides: Sequence[str] = ()) -> HardwareConfig:
+    """The machine in a YAML file of its own; overrides as in `load_scenario`, from the top of this file."""
+    draft = _read(_normal(path))
+    _apply(draft, _parse_overrides(overrides))
+    return _validate(HardwareConfig, draft)
+
+
+def resolved(scenario: Scenario) -> dict[str, Any]:
+    """The whole scenario, defaults and references filled in, as JSON would have it.
+
+    It is itself a valid scenario: `Scenario.model_validate` gives back an equal one.
+    """
+    return scenario.model_dump(mode="json", by_alias=True)
+
+
+def _normal(path: str | Path) -> Path:
+    """The absolute path without `..`, so that its parents are the folders above it."""
+    return Path(os.path.abspath(path))
+
+
+def _read(path: Path) -> Draft:
+    data = read_mapping(path)
+    data.setdefault("name", path.stem)
+    return Draft(data, Source(label_of(path), path.parent))
+
+
+def _validate(section: type[SectionT], draft: Draft) -> SectionT:
+    try:
+        return section.model_validate(draft.data)
+    except ValidationError as error:
+        raise explain(error, section, draft) from error
+
+
+def _parse_overrides(overrides: Sequence[str]) -> list[Override]:
+    parsed = [_parse_override(text) for text in overrides]
+    return sorted(parsed, key=lambda override: len(override[0]))
+
+
+def _parse_override(text: str) -> Override:
+    path, equals, value = text.partition("=")
+    keys = tuple(key.strip() for key in path.split("."))
+    if not equals or not value.strip() or not all(keys):
+        raise ConfigError(
+            f"--set: {text!r} is not an override; expected key.path=value. "
+            "Write for example --set hardware.link.bandwidth_GB_per_s=75"
+        )
+    return keys, parse_yaml(value, f"--set {path.strip()}")
+
+
+def _apply(draft: Draft, overrides: list[Override]) -> None:
+    source = Source("--set", Path.cwd())
+    for keys, value in overrides:
+        draft.put(keys, value, source)
+
+
+def _resolve(draft: Draft, key: str, folder: str, scenario: Path) -> None:
+    """Put the content of the file in the place of its name. A part without a name gets that of its file."""
+    part = draft.get(key)
+    if isinstance(part, str):
+        file = _find(draft, key, part, folder, scenario)
+        content = {"name": part, **read_mapping(file)}
+        draft.put((key,), content, Source(label_of(file), file.parent, depth=1))
+    elif isinstance(part, dict):
+        part.setdefault("name", scenario.stem)
+
+
+def _find(draft: Draft, key: str, name: str, folder: str, scenario: Path) -> Path:
+    """The file that a name stands for."""
+    place = f"{draft.place((key,))} is {name!r}"
+    for above in scenario.parents:
+        names = sorted(file.name.removesuffix(".yaml") for file in (above / folder).glob("*.yaml"))
+        if name in names:
+            return above / folder / f"{name}.yaml"
+        if names:
+            close = difflib.get_close_matches(name, names, n=1)
+            guess = f"Did you mean {close[0]}? " if close else ""
+            there = label_of(above / folder)
+            raise ConfigError(
+                f"{place}; expected the name of a file in {there}. {guess}Write one of {', '.join(names)}; "
+                f"or add {there}/{name}.yaml."
+            )
+    raise ConfigError(
+        f"{place}; expected the name of a file in a folder '{folder}' beside or above the scenario, and there is "
+        f"none with YAML files. Make {folder}/{name}.yaml, or write its content in place of the name."
+    )
+
+
+def _anchor_trace(draft: Draft) -> None:
+    """Make the path of the trace absolute: it starts where it was written."""
+    keys = ("workload", "trace", "path")
+    path = draft.get(*keys)
+    if isinstance(path, str) and path:
+        source = draft.source(keys)
+        draft.put(keys, str(source.folder / Path(path).expanduser()), source)

@@ -1,0 +1,181 @@
+"""A scenario as a user describes it: a model, its workload, the machine, and how they are costed and judged."""
+
+# Units keep their case in key names: GB is no gb.
+# ruff: noqa: N815
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from jaxmoe.config.base import Count, Fraction, Name, NonNegative, Positive, RuleError, Section, Seed
+from jaxmoe.config.machine import HardwareConfig
+from jaxmoe.config.tuning import TuningConfig
+from jaxmoe.hardware.mesh import blocks
+
+
+class LayerRange(Section):
+    """The layers with routed experts, as numbered in the full model: `first`, `first + step`, ..."""
+
+    first: int = Field(default=0, ge=0, description="the number of the first layer with routed experts", examples=[0])
+    count: Count = Field(description="the number of layers with routed experts", examples=[32])
+    step: Count = Field(default=1, description="the distance between layers with routed experts", examples=[1])
+
+
+class ModelConfig(Section):
+    """Sizes of a Mixture-of-Experts model, as far as the time and memory of its experts depend on them."""
+
+    name: Name = Field(default="unnamed", description="a name for tables", examples=["mixtral-8x7b"])
+    hidden_size: Count = Field(description="the length of a token's hidden vector", examples=[4096])
+    expert_size: Count = Field(description="the intermediate size of one routed expert", examples=[14336])
+    # Traces hold expert ids as int16.
+    num_experts: int = Field(ge=1, le=2**15, description="the number of routed experts of a layer", examples=[8])
+    top_k: Count = Field(description="the number of experts that a token chooses", examples=[2])
+    moe_layer_ids: LayerRange = Field(
+        description="the layers with routed experts as a mapping, for example {first: 0, count: 32}"
+    )
+
+    @model_validator(mode="after")
+    def _enough_experts(self) -> "ModelConfig":
+        if self.top_k > self.num_experts:
+            most = f"at most num_experts, {self.num_experts}"
+            raise RuleError(("top_k",), self.top_k, most, "Lower top_k or raise num_experts")
+        return self
+
+
+class FileTrace(Section):
+    """Recorded gating. A relative path starts at the YAML file that holds it, with `--set` at the working folder."""
+
+    kind: Literal["file"] = Field(description="the kind of trace", examples=["file"])
+    path: Name = Field(description="the path of a trace file", examples=["traces/coding.npz"])
+
+
+class SyntheticTrace(Section):
+    """Made-up gating."""
+
+    kind: Literal["synthetic"] = Field(default="synthetic", description="the kind of trace", examples=["synthetic"])
+    tokens: Count = Field(default=8192, description="the number of tokens", examples=[8192])
+    skew: NonNegative = Field(
+        default=0.5, description="the Zipf exponent of expert popularity, 0 for even", examples=[0.5]
+    )
+    coactivation: Fraction = Field(
+        default=0.2, description="how strongly a token's experts go together, 0 to 1", examples=[0.2]
+    )
+    reuse: Fraction = Field(
+        default=0.2, description="the chance that a token repeats a choice of the one before, 0 to 1", examples=[0.2]
+    )
+    seed: Seed = Field(default=0, description="the seed of the trace", examples=[0])
+
+
+class WorkloadConfig(Section):
+    """The tokens that a layer sees at once, and where their gating comes from."""
+
+    name: Name = Field(default="unnamed", description="a name for tables", examples=["mt_bench_128"])
+    trace: Annotated[FileTrace | SyntheticTrace, Field(discriminator="kind")] = Field(
+        default=SyntheticTrace(),
+        description="the trace as a mapping: {kind: file, path: ..} or {kind: synthetic, ..}",
+    )
+    batch_tokens: Count = Field(default=128, description="the number of tokens in a batch", examples=[128])
+    sampling: Literal["random", "consecutive"] = Field(
+        default="random", description="how the tokens of a batch are picked from the trace", examples=["random"]
+    )
+    drop_repeats: bool = Field(
+        default=False,
+        description="whether tokens marked as re-runs of an earlier context are left out",
+        examples=[True],
+    )
+
+    @model_validator(mode="after")
+    def _batch_fits(self) -> "WorkloadConfig":
+        if isinstance(self.trace, SyntheticTrace) and self.batch_tokens > self.trace.tokens:
+            most = f"at most trace.tokens, {self.trace.tokens}"
+            raise RuleError(("batch_tokens",), self.batch_tokens, most, "Lower batch_tokens or raise trace.tokens")
+        return self
+
+
+class CostsConfig(Section):
+    """What a token costs in FLOPs and bytes."""
+
+    ffn_flops: Literal["2hi", "6hi"] = Field(
+        default="6hi",
+        description="the FLOPs per token and expert, 6hi for a gated FFN or 2hi as hd_moe counts them",
+        examples=["6hi"],
+    )
+    bytes_per_element: Positive = Field(default=4.0, description="the bytes of one activation on a link", examples=[2])
+    weight_bytes_per_element: Positive = Field(
+        default=4.0, description="the bytes of one weight in memory", examples=[2]
+    )
+    gather: Literal["lowest_host", "fewest_hops"] = Field(
+        default="lowest_host",
+        description="the rule that picks the node where a token's results meet",
+        examples=["fewest_hops"],
+    )
+    chunk_B: int = Field(
+        default=4096, ge=0, description="the unit of store-and-forward in B, or 0 for cut-through", examples=[4096]
+    )
+
+
+class StrategiesConfig(Section):
+    """The strategies to compare with."""
+
+    hybrid_regions: Count = Field(
+        default=2, description="the number of equal rectangles that hybrid TP-EP cuts the mesh into", examples=[2]
+    )
+
+
+class EvaluationConfig(Section):
+    """The batches on which every plan is judged."""
+
+    batches: Count = Field(default=64, description="the number of batches that judge a plan", examples=[64])
+    seed: Seed = Field(default=1, description="the seed that draws these batches", examples=[1])
+
+
+class ValidationConfig(Section):
+    """The replay in the event simulator."""
+
+    batches: Count = Field(default=4, description="the number of evaluation batches to replay", examples=[4])
+
+
+class Scenario(Section):
+    """Everything that one run needs."""
+
+    name: Name = Field(default="unnamed", description="a name for tables", examples=["quickstart"])
+    hardware: HardwareConfig = Field(description="the name of a file in hardware/, or its content as a mapping")
+    model: ModelConfig = Field(description="the name of a file in models/, or its content as a mapping")
+    workload: WorkloadConfig = Field(description="the name of a file in workloads/, or its content as a mapping")
+    costs: CostsConfig = Field(default=CostsConfig(), description="the costs of a token as a mapping")
+    strategies: StrategiesConfig = Field(
+        default=StrategiesConfig(), description="the strategies to compare as a mapping"
+    )
+    evaluation: EvaluationConfig = Field(default=EvaluationConfig(), description="the batches to judge on as a mapping")
+    validation: ValidationConfig = Field(
+        default=ValidationConfig(), description="the replay of the winner as a mapping"
+    )
+    tuning: TuningConfig = Field(default=TuningConfig(), description="the settings of the tuner as a mapping")
+    seed: Seed = Field(default=0, description="the seed of whatever has none of its own", examples=[0])
+
+    @model_validator(mode="after")
+    def _regions_cut_the_mesh(self) -> "Scenario":
+        shape, regions = self.hardware.mesh_shape, self.strategies.hybrid_regions
+        if not _cuts(shape, regions):
+            nodes = shape[0] * shape[1]
+            legal = ", ".join(str(n) for n in range(1, nodes + 1) if nodes % n == 0 and _cuts(shape, n))
+            expected = f"a number of equal rectangles that cut the {shape[0]}x{shape[1]} mesh"
+            raise RuleError(("strategies", "hybrid_regions"), regions, expected, f"Write one of {legal}")
+        return self
+
+    @model_validator(mode="after")
+    def _replays_what_is_judged(self) -> "Scenario":
+        replayed, judged = self.validation.batches, self.evaluation.batches
+        if replayed > judged:
+            most = f"at most evaluation.batches, {judged}"
+            raise RuleError(("validation", "batches"), replayed, most, "Lower it or raise evaluation.batches")
+        return self
+
+
+def _cuts(shape: tuple[int, int], count: int) -> bool:
+    """Whether `count` equal rectangles cut the mesh."""
+    try:
+        blocks(shape, count)
+    except ValueError:
+        return False
+    return True

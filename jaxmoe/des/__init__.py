@@ -1,0 +1,13 @@
+"""Discrete-event simulation: replays what the analytic model predicts, and shares no formula with it."""
+
+from jaxmoe.des.description import LayerDescription as LayerDescription
+from jaxmoe.des.engine import Run as Run
+from jaxmoe.des.engine import simulate as simulate
+from jaxmoe.des.layer import LayerReplay as LayerReplay
+from jaxmoe.des.layer import replay_layer as replay_layer
+from jaxmoe.des.layer import replay_plan as replay_plan
+from jaxmoe.des.schedules import Send as Send
+from jaxmoe.des.schedules import add_sends as add_sends
+from jaxmoe.des.schedules import ring_sends as ring_sends
+from jaxmoe.des.tasks import GraphBuilder as GraphBuilder
+from jaxmoe.des.tasks import TaskGraph as TaskGraph

@@ -1,0 +1,74 @@
+"""The model against the event simulation, point by point."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from jaxmoe.plotting import style
+
+BAND = 0.1
+
+
+def plot_model_vs_simulation(
+    path: Path,
+    simulated_s: np.ndarray,
+    predicted_s: np.ndarray,
+    groups: Sequence[str],
+    title: str,
+    annotation: str = "",
+) -> None:
+    """Predicted over simulated seconds on logarithmic axes, coloured by group, with the line of agreement.
+
+    `annotation` is text for the empty corner, such as R2 and the mean error; it is not computed here.
+    """
+    style.check_not_empty("simulated_s", simulated_s)
+    style.check_lengths("simulated_s", simulated_s, "predicted_s", predicted_s)
+    style.check_lengths("groups", groups, "simulated_s", simulated_s)
+    both = np.concatenate([np.asarray(simulated_s, float), np.asarray(predicted_s, float)])
+    if not (np.isfinite(both).all() and (both > 0).all()):
+        raise ValueError("logarithmic axes need finite times above 0 s")
+    factor, unit = style.time_unit(float(np.median(both)))
+    figure = style.new_figure(7.6, 5.8, title, layout="compressed")
+    axes = figure.subplots()
+    _draw_agreement(axes, both.min() * factor / 1.5, both.max() * factor * 1.5)
+    _draw_groups(axes, np.asarray(simulated_s) * factor, np.asarray(predicted_s) * factor, list(groups))
+    style.dress(axes, f"simulated time [{unit}]", f"predicted time [{unit}]", grid="both")
+    if annotation:
+        _annotate(axes, annotation)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1.0), fontsize=style.TICK_SIZE, frameon=False)
+    style.save(figure, path)
+
+
+def _draw_agreement(axes: Axes, low: float, high: float) -> None:
+    ends = np.array([low, high])
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
+    axes.fill_between(ends, ends * (1 - BAND), ends * (1 + BAND), color="#ececec", label=f"within {BAND:.0%}", zorder=0)
+    axes.plot(ends, ends, color=style.GUIDE, linewidth=1.2, label="equal", zorder=1)
+
+
+def _draw_groups(axes: Axes, simulated: np.ndarray, predicted: np.ndarray, groups: list[str]) -> None:
+    colours, markers = style.strategy_colours(groups), style.strategy_markers(groups)
+    for group, colour in colours.items():
+        member = np.array([name == group for name in groups])
+        axes.scatter(
+            simulated[member],
+            predicted[member],
+            s=34,
+            color=colour,
+            marker=markers[group],
+            edgecolors="white",
+            linewidths=0.5,
+            alpha=0.85,
+            label=group,
+            zorder=3,
+        )
+
+
+def _annotate(axes: Axes, text: str) -> None:
+    # Points near the line of agreement leave the upper left corner empty.
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 3}
+    axes.text(
+        0.03, 0.97, text, transform=axes.transAxes, va="top", fontsize=style.LABEL_SIZE, color=style.INK, bbox=box
+    )

@@ -1,0 +1,154 @@
+"""One look for all figures: colours that colour-blind readers can tell apart, sizes, units, saving.
+
+Figures are built on `matplotlib.figure.Figure`, which draws without a display and leaves pyplot's global
+state, and so the caller's own figures, alone.
+"""
+
+import textwrap
+from collections.abc import Iterable, Sequence, Sized
+from pathlib import Path
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+DPI = 160
+TITLE_SIZE = 13
+CHARACTER_WIDTH = 0.107  # of the title, inches
+PANEL_SIZE = 11
+LABEL_SIZE = 10.5
+TICK_SIZE = 9.5
+INK = "#222222"
+GUIDE = "#8a8a8a"
+
+# Okabe and Ito (2008), with a grey and a brown for figures of up to ten lines, where markers help as well. The
+# yellow comes last because it is faint on white.
+PALETTE = (
+    "#0072B2",  # blue
+    "#D55E00",  # vermillion
+    "#009E73",  # bluish green
+    "#CC79A7",  # reddish purple
+    "#E69F00",  # orange
+    "#56B4E9",  # sky blue
+    "#000000",  # black
+    "#8a8a8a",  # grey
+    "#7A4B2A",  # brown
+    "#F0E442",  # yellow
+)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
+
+# A strategy keeps its colour in every figure. Names are compared in lower case, letters and digits only.
+_STRATEGY = {
+    "tp": 6,
+    "tensorparallel": 6,
+    "ep": 0,
+    "expertparallel": 0,
+    "hybrid": 4,
+    "tpep": 4,
+    "published": 3,
+    "hdmoe": 3,
+    "tuned": 1,
+    "gradient": 1,
+    "greedy": 2,
+}
+
+
+def strategy_colours(names: Iterable[str]) -> dict[str, str]:
+    """A colour for every name: the fixed one where there is one and it is free, else the next free one.
+
+    Colours differ for up to ten names, then repeat. Those kept for a strategy go to others last.
+    """
+    wanted = list(dict.fromkeys(names))
+    colours: dict[str, str] = {}
+    for name in wanted:
+        fixed = _STRATEGY.get("".join(c for c in name.lower() if c.isalnum()))
+        if fixed is not None and PALETTE[fixed] not in colours.values():
+            colours[name] = PALETTE[fixed]
+    # Groups of another kind take the palette from its start; strategies of no fixed colour avoid those kept.
+    kept = {*_STRATEGY.values(), len(PALETTE) - 1} if colours else set()
+    unused = [index for index, colour in enumerate(PALETTE) if colour not in colours.values()]
+    free = [PALETTE[index] for index in sorted(unused, key=lambda index: index in kept)] or list(PALETTE)
+    others = [name for name in wanted if name not in colours]
+    colours.update({name: free[i % len(free)] for i, name in enumerate(others)})
+    return {name: colours[name] for name in wanted}
+
+
+def strategy_markers(names: Iterable[str]) -> dict[str, str]:
+    """A marker for every name, so that lines differ by more than colour."""
+    return {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(dict.fromkeys(names))}
+
+
+def time_unit(largest_s: float) -> tuple[float, str]:
+    """Units per second and the name of the unit that shows times up to `largest_s` as handy numbers."""
+    for factor, name in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+        if largest_s * factor >= 1:
+            return factor, name
+    return (1e9, "ns") if largest_s > 0 else (1e6, "µs")
+
+
+def check_lengths(first: str, first_values: Sized, second: str, second_values: Sized) -> None:
+    """Raise `ValueError` naming both lengths where two arrays that belong together differ in length."""
+    if len(first_values) != len(second_values):
+        raise ValueError(f"{first} has {len(first_values)} values but {second} has {len(second_values)}")
+
+
+def check_not_empty(what: str, values: Sized) -> None:
+    """Raise `ValueError` where there is nothing to draw."""
+    if len(values) == 0:
+        raise ValueError(f"{what} is empty, so there is nothing to draw")
+
+
+def new_figure(width: float, height: float, title: str, layout: str = "constrained") -> Figure:
+    """A white figure, sizes in inches, with its title."""
+    figure = Figure(figsize=(width, height), dpi=DPI, layout=layout, facecolor="white")  # type: ignore[arg-type]
+    wrapped = textwrap.fill(title, max(int(width / CHARACTER_WIDTH), 20))
+    figure.suptitle(wrapped, fontsize=TITLE_SIZE, fontweight="bold", color=INK)
+    return figure
+
+
+def dress(axes: Axes, xlabel: str, ylabel: str, grid: str = "y") -> None:
+    """Labels, sizes, a light grid behind the data, and no frame where no axis is."""
+    axes.set_xlabel(xlabel, fontsize=LABEL_SIZE, color=INK)
+    axes.set_ylabel(ylabel, fontsize=LABEL_SIZE, color=INK)
+    axes.tick_params(labelsize=TICK_SIZE, colors=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
+    axes.grid(axis=grid, color="#e3e3e3", linewidth=0.8)  # type: ignore[arg-type]
+
+
+def whole_number_ticks(axes: Axes, values: np.ndarray) -> None:
+    """Ticks of the x axis on whole numbers only: each value where they are few, else a round selection."""
+    if len(values) <= 16:
+        axes.set_xticks(np.unique(values))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+
+
+def legend_below(figure: Figure, panels: Sequence[Axes], columns: int = 5) -> None:
+    """One legend for all panels under the figure, where it covers no data; each label once."""
+    entries: dict[str, Artist] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(str(label), handle)
+    figure.legend(
+        list(entries.values()),
+        list(entries),
+        loc="outside lower center",
+        ncols=min(columns, max(len(entries), 1)),
+        fontsize=TICK_SIZE,
+        frameon=False,
+        handlelength=3.0,
+    )
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write the figure as PNG; an older file of that name is replaced at once, or not at all."""
+    aside = path.with_name(path.name + ".part")
+    try:
+        # Without the name of the drawing library and its version, the same data give the same bytes.
+        figure.savefig(aside, format="png", dpi=DPI, metadata={"Software": None}, bbox_inches="tight", pad_inches=0.12)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)

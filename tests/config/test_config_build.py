@@ -1,0 +1,88 @@
+"""Units and sizes of what is built."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxmoe.config import HardwareConfig, build_layer_model, build_model, build_platform, load_hardware, load_scenario
+from jaxmoe.hardware.mesh import link_ends
+from jaxmoe.network import FewestHops, LowestHost
+
+
+def test_a_platform_is_in_si_units(tree):
+    platform = build_platform(load_hardware(tree / "hardware" / "mine.yaml"))
+    np.testing.assert_allclose(platform.die.flops, np.full(6, 5e12), rtol=1e-6)
+    np.testing.assert_allclose(platform.die.memory_bandwidth, np.full(6, 400e9), rtol=1e-6)
+    np.testing.assert_allclose(platform.die.memory_capacity, np.full(6, 8e9), rtol=1e-6)
+    np.testing.assert_allclose(platform.mesh.injection_bandwidth, np.full(6, 120e9), rtol=1e-6)
+    assert platform.mesh.ejection_bandwidth is None
+
+
+def test_link_overrides_reach_the_link_they_name(tree):
+    mesh = build_platform(load_hardware(tree / "hardware" / "mine.yaml")).mesh
+    ends = [tuple(pair) for pair in link_ends((2, 3)).tolist()]
+    slow, late = ends.index((1, 2)), ends.index((3, 0))
+    bandwidth, latency = np.full(len(ends), 50e9), np.full(len(ends), 100e-9)
+    bandwidth[slow], latency[late] = 25e9, 300e-9
+    np.testing.assert_allclose(mesh.link_bandwidth, bandwidth, rtol=1e-6)
+    np.testing.assert_allclose(mesh.link_latency, latency, rtol=1e-6)
+
+
+def test_limits_that_are_not_given_are_none(configs):
+    platform = build_platform(load_hardware(configs / "hardware" / "nmp_4x4.yaml"))
+    assert platform.die.memory_bandwidth is None
+    assert platform.die.memory_capacity is None
+    assert platform.mesh.injection_bandwidth is None
+
+
+def test_a_model_lists_its_layers(scenario_file):
+    model = build_model(load_scenario(scenario_file).model)
+    assert model.moe_layer_ids == (1, 3, 5)
+    assert model.expert_parameters == 3 * 64 * 128
+
+
+def test_costs_of_a_layer(scenario_file):
+    model = build_layer_model(load_scenario(scenario_file), "sharded")
+    assert float(model.message_bytes) == 64 * 2
+    assert float(model.expert_bytes) == 3 * 64 * 128
+    assert float(model.flops_per_token_expert) == 2 * 64 * 128
+    assert float(model.chunk_bytes) == 0
+    assert isinstance(model.gather, FewestHops)
+
+
+def test_other_costs_of_a_layer(scenario_file):
+    changes = ["costs.ffn_flops=6hi", "costs.gather=lowest_host", "costs.chunk_B=512"]
+    model = build_layer_model(load_scenario(scenario_file, changes), "replicated")
+    assert float(model.flops_per_token_expert) == 6 * 64 * 128
+    assert float(model.chunk_bytes) == 512
+    assert isinstance(model.gather, LowestHost)
+
+
+def test_every_number_is_float32(scenario_file):
+    model = build_layer_model(load_scenario(scenario_file), "sharded")
+    assert {leaf.dtype for leaf in jax.tree.leaves(model)} == {jnp.dtype("float32")}
+
+
+@given(
+    sides=st.tuples(st.integers(1, 64), st.integers(2, 64)),
+    compute=st.floats(1e-3, 1e6),
+    bandwidth=st.floats(1e-3, 1e6),
+    latency=st.floats(0, 1e6),
+)
+def test_any_sensible_machine_builds(sides, compute, bandwidth, latency):
+    hardware = HardwareConfig.model_validate(
+        {
+            "mesh_shape": list(sides),
+            "die": {"compute_TFLOPs_per_s": compute},
+            "link": {"bandwidth_GB_per_s": bandwidth, "latency_ns": latency},
+        }
+    )
+    platform = build_platform(hardware)
+    x, y = sides
+    assert platform.mesh.link_bandwidth.shape == (2 * ((x - 1) * y + x * (y - 1)),)
+    assert float(platform.die.flops[0]) == pytest.approx(compute * 1e12, rel=1e-6)
+    assert float(platform.mesh.link_bandwidth[-1]) == pytest.approx(bandwidth * 1e9, rel=1e-6)
+    assert float(platform.mesh.link_latency[-1]) == pytest.approx(latency * 1e-9, rel=1e-6)

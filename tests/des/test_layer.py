@@ -1,0 +1,258 @@
+"""Replay of a layer: a 2x2 mesh worked by hand, and a token-by-token count of what its links carry."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmoe.des import LayerDescription, replay_layer, replay_plan
+from jaxmoe.hardware.mesh import num_links, xy_path
+from jaxmoe.traces import Batch
+
+# Nodes 0 = (0,0), 1 = (0,1), 2 = (1,0), 3 = (1,1). Links by their number:
+# 0: 0>2   1: 1>3   2: 2>0   3: 3>1   4: 0>1   5: 2>3   6: 1>0   7: 3>2
+# A chunk of 4 B takes 2 s on a link and 0.25 s to the next node; a message is two chunks.
+LAYER = LayerDescription(
+    shape=(2, 2),
+    link_bandwidth=np.full(8, 2.0),
+    link_latency=np.full(8, 0.25),
+    flops=np.array([4.0, 4.0, 4.0, 2.0]),
+    message_bytes=8.0,
+    expert_bytes=100.0,
+    flops_per_token_expert=6.0,
+    mode="sharded",
+    chunk_bytes=4.0,
+)
+SHARE = np.array([[0.5, 0, 0, 0.5], [0, 1, 0, 0], [0, 0, 0.25, 0.75]])
+
+
+def make_batch(experts, gather_slot, draw) -> Batch:
+    return Batch(
+        experts=jnp.asarray(experts, jnp.int32),
+        gather_slot=jnp.asarray(gather_slot, jnp.int32),
+        draw=jnp.asarray(draw, jnp.float32),
+        weight=jnp.ones(len(experts)),
+    )
+
+
+BATCH = make_batch([[0, 1], [2, 0], [1, -1]], [0, 0, 0], [[0.5, 0.9], [0.125, 0.25], [0.0, 0.0]])
+
+
+def on_links(**seconds: float) -> list[float]:
+    """Busy seconds of the eight links from those that are busy, as link6=8."""
+    busy = [0.0] * 8
+    for name, value in seconds.items():
+        busy[int(name.removeprefix("link"))] = value
+    return busy
+
+
+def test_a_sharded_layer_by_hand():
+    # Token 0 visits 0, 1, 3 and gathers at 0, the lowest host of expert 0; token 1 visits 0, 2, 3 and gathers
+    # at 2; token 2 visits 1 alone.
+    result = replay_layer(LAYER, SHARE, BATCH)
+    # Combine: 1>0 over link 6, 3>0 over 3 and 6, 0>2 over 0, 3>2 over 7.
+    # Link 6 serves 1>0 in 0..4. The chunks of 3>0 reach it at 2.25 and 4.25 and are served in 4..6 and 6..8.
+    assert result.combine_s == 8.25
+    assert result.combine_link_busy.tolist() == on_links(link6=8, link3=4, link0=4, link7=4)
+    # Dispatch: 0>1 over link 4, 0>3 over 4 and 1, 2>0 over 2, 2>3 over 5. The first two both start on link 4:
+    # 0..4, then 4..8. The chunks of 0>3 reach link 1 at 6.25 and 8.25: 6.25..8.25, 8.25..10.25, there at 10.5.
+    assert result.dispatch_s == 10.5
+    assert result.dispatch_link_busy.tolist() == on_links(link4=8, link1=4, link2=4, link5=4)
+    # Work: node 0 halves of two tokens; node 1 two tokens; node 2 a quarter; node 3 0.5 + 0.5 + 0.75.
+    # Seconds: work * 6 / [4, 4, 4, 2].
+    assert result.node_busy.tolist() == [1.5, 3.0, 0.375, 5.25]
+    assert result.compute_s == 5.25
+    assert result.total_s == 10.5 + 5.25 + 8.25
+    # Free running: node 3 has its last input at 10.5 and computes until 15.75; then 3>0 finds its links idle:
+    # 8/2 + 4/2 + 2 * 0.25 = 6.5 s. All else is over earlier.
+    assert result.free_running_s == 15.75 + 6.5
+
+
+def test_a_replicated_layer_by_hand():
+    # Slices of expert 0: [0, 0.5) node 0, [0.5, 1) node 3; of expert 2: [0, 0.25) node 2, [0.25, 1) node 3.
+    # Token 0: draw 0.5 takes expert 0 to node 3, expert 1 is on node 1; gathers at 3, which serves its slot.
+    # Token 1: expert 2 on node 2, expert 0 on node 0; gathers at 2. Token 2 visits 1 alone.
+    result = replay_layer(replace(LAYER, mode="replicated"), SHARE, BATCH)
+    assert result.combine_link_busy.tolist() == on_links(link1=4, link0=4)
+    assert result.dispatch_link_busy.tolist() == on_links(link3=4, link2=4)
+    assert result.dispatch_s == result.combine_s == 4.25
+    # One token-expert each on 0, 2, 3 and two on 1, at 6 / [4, 4, 4, 2] s each.
+    assert result.node_busy.tolist() == [1.5, 3.0, 1.5, 3.0]
+    assert result.total_s == 4.25 + 3.0 + 4.25
+    # Node 0 has its input at 4.25, computes 1.5 and sends 4.25. So does node 1, but computes 3.
+    assert result.free_running_s == 4.25 + 3.0 + 4.25
+
+
+def test_a_replica_may_be_cut_from_shares_that_do_not_sum_to_one():
+    # As float32 they seldom do. Scaled to 1, the slices of expert 0 meet at 0.5 all the same.
+    result = replay_layer(replace(LAYER, mode="replicated"), SHARE * 0.5, BATCH)
+    assert result.combine_link_busy.tolist() == on_links(link1=4, link0=4)
+
+
+def test_gathering_where_the_hops_are_fewest():
+    # Token 0 visits 0, 1, 3 with 3, 2, 3 hops in all: node 1. Token 1 visits 0, 2, 3: node 2.
+    result = replay_layer(replace(LAYER, gather="fewest_hops"), SHARE, BATCH)
+    assert result.combine_link_busy.tolist() == on_links(link4=4, link3=4, link0=4, link7=4)
+    assert result.combine_s == result.dispatch_s == 4.25
+
+
+def test_of_equally_near_nodes_the_lowest_gathers():
+    # Replicated: token 0 visits 1 and 3, token 1 visits 0 and 2. Gather at 1 and 0: 3>1 and 2>0.
+    result = replay_layer(replace(LAYER, mode="replicated", gather="fewest_hops"), SHARE, BATCH)
+    assert result.combine_link_busy.tolist() == on_links(link3=4, link2=4)
+
+
+def test_memory_can_be_the_slower():
+    fast, slow = np.full(4, 1e9), np.full(4, 10.0)
+    assert replay_layer(replace(LAYER, memory_bandwidth=fast), SHARE, BATCH).compute_s == 5.25
+    # Weights 100 * [0.5, 1, 0.25, 1.25], and 8 B in and out for each of [2, 2, 1, 2] visits, at 10 B/s.
+    sharded = replay_layer(replace(LAYER, memory_bandwidth=slow), SHARE, BATCH)
+    np.testing.assert_allclose(sharded.node_busy, [8.2, 13.2, 4.1, 15.7])
+    # Replicated: a host reads the whole of every expert in use, 100 * [1, 1, 1, 2], for visits [1, 2, 1, 1].
+    replicated = replay_layer(replace(LAYER, mode="replicated", memory_bandwidth=slow), SHARE, BATCH)
+    np.testing.assert_allclose(replicated.node_busy, [11.6, 13.2, 11.6, 21.6])
+    # An expert that no token uses is not read.
+    unused = replay_layer(replace(LAYER, memory_bandwidth=slow), SHARE, make_batch([[1]], [0], [[0.0]]))
+    np.testing.assert_allclose(unused.node_busy, [0, 11.6, 0, 0])
+
+
+def test_rings_by_hand():
+    # One ring of 4: all 3 tokens visit it, so 3 * 8 / 4 = 6 B a step, 3 steps of 6/2 + 0.25 s.
+    one = replay_layer(replace(LAYER, rings=1), SHARE, BATCH)
+    assert one.dispatch_s == one.combine_s == 3 * 3.25
+    assert one.total_s == 2 * 9.75 + 5.25
+    # The ring 1>3>2>0>1 uses links 1, 7, 2, 4 three times for 3 s, and its mirror their opposites 3, 5, 0, 6.
+    assert one.combine_link_busy.tolist() == on_links(link1=9, link7=9, link2=9, link4=9)
+    assert one.dispatch_link_busy.tolist() == on_links(link3=9, link5=9, link0=9, link6=9)
+    # Two rings {0, 2} and {1, 3}: 2 and 3 tokens visit them, 8 and 12 B in one step each.
+    two = replay_layer(replace(LAYER, rings=2), SHARE, BATCH)
+    assert two.combine_s == 12 / 2 + 0.25
+    assert two.combine_link_busy.tolist() == on_links(link0=4, link2=4, link1=6, link3=6)
+    # Rings of one node send nothing, and a ring that no token visits sends nothing.
+    assert replay_layer(replace(LAYER, rings=4), SHARE, BATCH).total_s == 5.25
+    idle = replay_layer(replace(LAYER, rings=2), SHARE, make_batch([[1]], [0], [[0.0]]))
+    assert idle.combine_link_busy.tolist() == on_links(link1=2, link3=2)
+
+
+def test_a_token_without_experts_costs_nothing():
+    padded = make_batch([[-1, -1], [1, -1]], [0, 0], np.zeros((2, 2)))
+    result = replay_layer(LAYER, SHARE, padded)
+    assert result.total_s == result.compute_s == 1.5
+
+
+def random_case(seed: int, shape: tuple[int, int] = (3, 4), tokens: int = 30, top_k: int = 3):
+    """A layer on unequal links, sparse shares of 8 experts, and a batch."""
+    rng = np.random.default_rng(seed)
+    nodes, links = shape[0] * shape[1], num_links(shape)
+    share = rng.random((8, nodes)) * (rng.random((8, nodes)) < 0.2)
+    share[np.arange(8), rng.integers(nodes, size=8)] += 0.5
+    layer = replace(
+        LAYER,
+        shape=shape,
+        link_bandwidth=rng.uniform(1, 2, links),
+        link_latency=rng.uniform(0, 0.1, links),
+        flops=rng.uniform(1, 2, nodes),
+    )
+    experts = np.stack([rng.choice(8, top_k, replace=False) for _ in range(tokens)])
+    batch = make_batch(experts, rng.integers(top_k, size=tokens), rng.random((tokens, top_k)))
+    return layer, share / share.sum(axis=1, keepdims=True), batch
+
+
+def count_messages(layer: LayerDescription, share: np.ndarray, batch: Batch) -> list[tuple[int, int]]:
+    """Source and destination of every combine message, token by token in the plainest way."""
+    messages = []
+    leaves = (np.asarray(leaf) for leaf in (batch.experts, batch.gather_slot, batch.draw))
+    for experts, slot, draws in zip(*leaves, strict=True):
+        hosts = []
+        for expert, draw in zip(experts, draws, strict=True):
+            holders = np.flatnonzero(share[expert]).tolist()
+            if layer.mode == "replicated":
+                reached = [node for node in holders if share[expert, : node + 1].sum() > draw]
+                holders = reached[:1]
+            hosts.append(holders)
+        visited = sorted({node for holders in hosts for node in holders})
+        gather = min(hosts[slot])
+        if layer.gather == "fewest_hops":
+            gather = min(visited, key=lambda node: sum(len(xy_path(layer.shape, other, node)) for other in visited))
+        messages += [(node, gather) for node in visited if node != gather]
+    return messages
+
+
+@pytest.mark.parametrize("gather", ["lowest_host", "fewest_hops"])
+@pytest.mark.parametrize("mode", ["sharded", "replicated"])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_byte_crosses_the_links_it_should(seed, mode, gather):
+    layer, share, batch = random_case(seed)
+    layer = replace(layer, mode=mode, gather=gather)
+    result = replay_layer(layer, share, batch)
+    combine, dispatch = np.zeros(num_links(layer.shape)), np.zeros(num_links(layer.shape))
+    ends = {tuple(xy_path(layer.shape, a, b)): (a, b) for a in range(12) for b in range(12) if a != b}
+    opposite = {link[0]: xy_path(layer.shape, b, a)[0] for link, (a, b) in ends.items() if len(link) == 1}
+    for source, destination in count_messages(layer, share, batch):
+        for link in xy_path(layer.shape, source, destination):
+            combine[link] += layer.message_bytes
+            dispatch[opposite[link]] += layer.message_bytes
+    np.testing.assert_allclose(result.combine_link_busy * layer.link_bandwidth, combine, rtol=1e-12)
+    np.testing.assert_allclose(result.dispatch_link_busy * layer.link_bandwidth, dispatch, rtol=1e-12)
+
+
+@pytest.mark.parametrize("rings", [None, 1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_stages_keep_their_order_and_their_bounds(seed, rings):
+    layer, share, batch = random_case(seed)
+    result = replay_layer(replace(layer, rings=rings), share, batch)
+    # Between barriers a stage runs as it does alone.
+    np.testing.assert_allclose(result.total_s, result.dispatch_s + result.compute_s + result.combine_s, rtol=1e-9)
+    assert result.dispatch_s >= result.dispatch_link_busy.max()
+    assert result.combine_s >= result.combine_link_busy.max()
+    both_ways = result.dispatch_link_busy + result.combine_link_busy
+    assert result.free_running_s >= max(both_ways.max(), result.compute_s) * (1 - 1e-12)
+
+
+def test_a_plan_is_replayed_layer_by_layer_and_batch_by_batch():
+    cases = [[random_case(seed)[2] for seed in (layer, layer + 10, layer + 20)] for layer in (0, 1)]
+    layer, share, _ = random_case(5)
+    shares = np.stack([share, share[::-1]])
+    stacked = Batch(
+        *(
+            jnp.asarray([[getattr(batch, name) for batch in row] for row in cases])
+            for name in ("experts", "gather_slot", "draw", "weight")
+        )
+    )
+    seen: list[tuple[int, int]] = []
+    replays = replay_plan(layer, shares, stacked, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(done, 6) for done in range(1, 7)]
+    for row, batches in enumerate(cases):
+        for column, batch in enumerate(batches):
+            assert replays[row][column].total_s == replay_layer(layer, shares[row], batch).total_s
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": jnp.array([1.0, 2.0, 1.0])}, "weight"),
+        ({"experts": jnp.array([[0, 3], [0, 1], [0, 1]])}, "expert ids"),
+        ({"experts": jnp.array([[0, -2], [0, 1], [0, 1]])}, "expert ids"),
+        ({"gather_slot": jnp.array([0, 0, 1])}, "names no expert"),
+    ],
+)
+def test_a_batch_that_cannot_be_simulated_is_refused(change, message):
+    leaves = {name: getattr(BATCH, name) for name in ("experts", "gather_slot", "draw", "weight")}
+    with pytest.raises(ValueError, match=message):
+        replay_layer(LAYER, SHARE, Batch(**(leaves | change)))
+
+
+def test_shares_must_fit_the_mesh_and_the_batches():
+    with pytest.raises(ValueError, match="5 nodes"):
+        replay_layer(LAYER, np.full((3, 5), 0.2), BATCH)
+    stacked = Batch(
+        *(jnp.asarray(leaf)[None, None] for leaf in (BATCH.experts, BATCH.gather_slot, BATCH.draw, BATCH.weight))
+    )
+    with pytest.raises(ValueError, match="2 layers"):
+        replay_plan(LAYER, np.stack([SHARE, SHARE]), stacked)
+
+
+def test_a_description_must_fit_the_mesh():
+    with pytest.raises(ValueError, match="flops"):
+        replace(LAYER, flops=np.ones(3))

@@ -1,0 +1,94 @@
+"""The layer model against the loops, and against hand arithmetic."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles import cases
+from oracles import layer as oracle
+from oracles.network import Machine
+
+from jaxmoe.hardware.mesh import num_links
+from jaxmoe.network import block_rings
+
+SHAPE, EXPERTS, TOKENS, TOP_K = (3, 4), 6, 10, 2
+run = eqx.filter_jit(lambda model, *args: model(*args))
+
+
+def check(machine, mode, rule, rng, rings=0):
+    share = cases.random_share(rng, EXPERTS, SHAPE[0] * SHAPE[1])
+    tokens = cases.random_tokens(rng, TOKENS, EXPERTS, TOP_K, missing=True)
+    exchange = block_rings(SHAPE, rings) if rings else None
+    measured = run(cases.layer_model(machine, mode, rule), jnp.asarray(share, float), cases.batch(tokens), exchange)
+    for name, value in oracle.layer(machine, share, tokens, cases.COSTS, mode, rule, rings).items():
+        np.testing.assert_allclose(getattr(measured, name), value, rtol=2e-5, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("rule", ["lowest", "fewest"])
+@pytest.mark.parametrize("mode", ["sharded", "replicated"])
+def test_gathering_layer_equals_the_loops(mode, rule, seed):
+    rng = np.random.default_rng(seed)
+    check(cases.random_machine(rng, SHAPE), mode, rule, rng)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("mode", ["sharded", "replicated"])
+def test_layer_with_port_and_memory_limits_equals_the_loops(mode, seed):
+    rng = np.random.default_rng(seed)
+    check(cases.random_machine(rng, SHAPE, ports=True, memory=True), mode, "lowest", rng)
+
+
+@pytest.mark.parametrize("rings", [1, 2, 6, 12])
+@pytest.mark.parametrize("mode", ["sharded", "replicated"])
+def test_layer_with_rings_equals_the_loops(mode, rings):
+    rng = np.random.default_rng(rings)
+    check(cases.random_machine(rng, SHAPE, ports=True), mode, "lowest", rng, rings)
+
+
+def plain_machine(shape=(2, 2), bandwidth=1e9, latency=1e-6, flops=1e12) -> Machine:
+    links, nodes = num_links(shape), shape[0] * shape[1]
+    return Machine(shape, np.full(links, bandwidth), np.full(links, latency), np.full(nodes, flops))
+
+
+def test_tensor_parallelism_by_hand():
+    # Each of 4 nodes sends a quarter of 8 vectors of 8192 B, three times over, at 1 GB/s; every step also takes 1 us.
+    tokens = cases.random_tokens(np.random.default_rng(0), 8, EXPERTS, TOP_K)
+    tokens.weight[:] = 1
+    share = jnp.full((EXPERTS, 4), 0.25)
+    measured = run(cases.layer_model(plain_machine()), share, cases.batch(tokens), block_rings((2, 2), 1))
+    stage = 3 * (8 / 4 * 8192 / 1e9 + 1e-6)
+    assert float(measured.dispatch) == pytest.approx(stage, rel=1e-5)
+    assert float(measured.combine) == pytest.approx(stage, rel=1e-5)
+    # 16 token-expert products of 5 MFLOP, a quarter on each node of 1 TFLOP/s.
+    assert float(measured.compute) == pytest.approx(16 * 5e6 / 4 / 1e12, rel=1e-5)
+    assert float(measured.total) == pytest.approx(2 * stage + 20e-6, rel=1e-5)
+
+
+def test_one_token_of_two_experts_by_hand():
+    # Experts 0 and 1 live whole on nodes 0 and 3 of a 2x2 mesh. The token gathers at node 3: one vector takes
+    # two hops back and forth, and a chunk of 512 B is received whole on one of the two links.
+    tokens = oracle.Tokens(np.array([[0, 1]]), np.array([1]), np.array([[0.5, 0.5]]), np.array([1.0]))
+    share = jnp.asarray(np.eye(4)[[0, 3]], jnp.float32)
+    measured = run(cases.layer_model(plain_machine()), share, cases.batch(tokens))
+    stage = 8192 / 1e9 + 2e-6 + 512 / 1e9
+    assert float(measured.total) == pytest.approx(2 * stage + 5e6 / 1e12, rel=1e-5)
+    assert float(measured.combine_link_time.sum()) == pytest.approx(2 * 8192 / 1e9, rel=1e-5)
+
+
+def test_local_tokens_need_no_communication():
+    tokens = oracle.Tokens(np.array([[0, 1]]), np.array([0]), np.array([[0.5, 0.5]]), np.array([4.0]))
+    share = jnp.asarray(np.eye(4)[[2, 2]], jnp.float32)
+    measured = run(cases.layer_model(plain_machine()), share, cases.batch(tokens))
+    assert float(measured.dispatch) == float(measured.combine) == 0
+    assert float(measured.total) == pytest.approx(8 * 5e6 / 1e12, rel=1e-6)
+
+
+def test_memory_bound_node_by_hand():
+    machine = plain_machine()
+    machine.memory_bandwidth = np.full(4, 1e9)
+    tokens = oracle.Tokens(np.array([[0, 1]]), np.array([0]), np.array([[0.5, 0.5]]), np.array([2.0]))
+    share = jnp.asarray([[0.75, 0.25, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0]], jnp.float32)
+    measured = run(cases.layer_model(machine), share, cases.batch(tokens))
+    # Node 1 reads 1.25 experts of 3 MB (expert 2 is not used) and 2 vectors in and out.
+    assert float(measured.node_time[1]) == pytest.approx((1.25 * 3e6 + 2 * 2 * 8192) / 1e9, rel=1e-5)

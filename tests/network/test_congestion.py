@@ -1,0 +1,113 @@
+"""Stage times worked out by hand, and against the loops."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles import cases
+from oracles import network as oracle
+
+from jaxmoe.hardware import Mesh
+from jaxmoe.hardware.mesh import num_links, xy_path
+from jaxmoe.network import Flows, congestion, mirrored_congestion
+from jaxmoe.relax import HardMax
+
+SHAPE = (2, 3)
+
+
+def mesh_of(bandwidth=None, latency=0.0, injection=None, ejection=None, shape=SHAPE):
+    links = num_links(shape)
+    bandwidth = np.full(links, 1e9) if bandwidth is None else bandwidth
+    ports = [None if value is None else jnp.full(shape[0] * shape[1], value) for value in (injection, ejection)]
+    return Mesh(shape, jnp.asarray(bandwidth, jnp.float32), jnp.full(links, latency), *ports)
+
+
+def flow(source, destination, amount=1.0, shape=SHAPE):
+    nodes = shape[0] * shape[1]
+    messages = np.zeros((nodes, nodes))
+    messages[source, destination] = amount
+    return messages
+
+
+def time_of(stage, mesh, messages, size=1e6, chunk=0.0, rounds=1):
+    flows = cases.pair_flows(messages, rounds)
+    return float(jax.jit(stage)(mesh, flows, jnp.asarray(size), jnp.asarray(chunk)).total(HardMax()))
+
+
+def path_bandwidths():
+    """From node 0 (0, 0) down to (1, 0), then right to (1, 1) and (1, 2): 2, 1 and 4 GB/s; others slow."""
+    bandwidth = np.full(num_links(SHAPE), 1e6)
+    bandwidth[xy_path(SHAPE, 0, 5)] = [2e9, 1e9, 4e9]
+    return bandwidth
+
+
+def test_a_lone_flow_cut_through():
+    # 1 MB at the slowest link's 1 GB/s, and three hops of 1 us.
+    measured = time_of(congestion, mesh_of(path_bandwidths(), 1e-6), flow(0, 5))
+    assert measured == pytest.approx(1e-3 + 3e-6, rel=1e-6)
+
+
+def test_a_lone_flow_store_and_forward():
+    # A chunk of 100 kB waits 50 us at 2 GB/s and 25 us at 4 GB/s beside the stream over the slowest link.
+    measured = time_of(congestion, mesh_of(path_bandwidths(), 1e-6), flow(0, 5), chunk=1e5)
+    assert measured == pytest.approx(1e-3 + 3e-6 + 50e-6 + 25e-6, rel=1e-6)
+
+
+def test_a_message_smaller_than_the_chunk_waits_for_itself_only():
+    mesh = mesh_of(path_bandwidths(), 1e-6)
+    measured = time_of(congestion, mesh, flow(0, 5), size=1e4, chunk=1e5)
+    assert measured == pytest.approx(1e-5 + 3e-6 + 5e-6 + 2.5e-6, rel=1e-6)
+
+
+def test_the_busiest_link_counts_by_its_own_bandwidth():
+    # Both use (0,1) -> (0,2), the second alone (0,0) -> (0,1); the shared link has twice the bandwidth.
+    bandwidth = np.full(num_links(SHAPE), 1e9)
+    bandwidth[xy_path(SHAPE, 1, 2)] = 2e9
+    messages = flow(1, 2, 2.0) + flow(0, 2, 1.0)
+    assert time_of(congestion, mesh_of(bandwidth), messages) == pytest.approx(3e6 / 2e9, rel=1e-6)
+
+
+def test_rounds_repeat_loads_and_delays():
+    mesh = mesh_of(path_bandwidths(), 1e-6)
+    once = time_of(congestion, mesh, flow(0, 5), chunk=1e5)
+    assert time_of(congestion, mesh, flow(0, 5), chunk=1e5, rounds=3) == pytest.approx(3 * once, rel=1e-6)
+
+
+def test_ports_limit_what_a_node_sends_and_receives():
+    messages = flow(0, 1) + flow(0, 3) + flow(0, 4)
+    assert time_of(congestion, mesh_of(injection=5e8), messages) == pytest.approx(3e6 / 5e8, rel=1e-6)
+    assert time_of(congestion, mesh_of(ejection=1e8), messages) == pytest.approx(1e6 / 1e8, rel=1e-6)
+    # Sent back, node 0 receives what it sent.
+    assert time_of(mirrored_congestion, mesh_of(ejection=5e8), messages) == pytest.approx(3e6 / 5e8, rel=1e-6)
+
+
+def test_messages_of_a_node_to_itself_cost_nothing():
+    assert time_of(congestion, mesh_of(latency=1e-6, injection=1e6, ejection=1e6), flow(2, 2)) == 0
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_stage_equals_the_loops(seed, mirrored):
+    rng = np.random.default_rng(seed)
+    machine = cases.random_machine(rng, (3, 4), ports=True)
+    messages = rng.integers(0, 4, (12, 12)).astype(float)
+    stage = mirrored_congestion if mirrored else congestion
+    sizes = (jnp.asarray(8192.0), jnp.asarray(512.0))
+    measured = jax.jit(stage)(cases.platform(machine).mesh, cases.pair_flows(messages, rounds=2), *sizes)
+    total, link_time = oracle.stage(machine, messages, 8192.0, 512.0, rounds=2, mirrored=mirrored)
+    np.testing.assert_allclose(measured.link_time, link_time, rtol=1e-5)
+    assert float(measured.total(HardMax())) == pytest.approx(total, rel=1e-5)
+
+
+def test_a_spread_out_flow_is_the_sum_of_its_pairs():
+    """A flow from many nodes to one loads links and ports as its messages one by one do."""
+    rng = np.random.default_rng(7)
+    machine = cases.random_machine(rng, (3, 4), ports=True)
+    source = rng.integers(0, 3, (5, 12)).astype(float)
+    destination = np.eye(12)[rng.integers(12, size=5)]
+    flows = Flows(*(jnp.asarray(a, float) for a in (source, destination)))
+    messages = source.T @ destination
+    total, link_time = oracle.stage(machine, messages, 8192.0, 512.0)
+    measured = jax.jit(congestion)(cases.platform(machine).mesh, flows, jnp.asarray(8192.0), jnp.asarray(512.0))
+    np.testing.assert_allclose(measured.link_time, link_time, rtol=1e-5, atol=1e-12)
+    assert float(measured.total(HardMax())) == pytest.approx(total, rel=1e-5)

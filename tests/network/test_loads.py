@@ -1,0 +1,57 @@
+"""Link loads by running sums against the dense incidence matrix."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import network as oracle
+
+from jaxmoe.hardware.mesh import hop_counts, num_links
+from jaxmoe.network import link_loads, path_sums
+from jaxmoe.network.loads import path_maxima
+
+SHAPES = [(1, 2), (2, 1), (1, 6), (5, 1), (2, 2), (3, 4), (5, 6)]
+loads = jax.jit(link_loads, static_argnums=0)
+sums = jax.jit(path_sums, static_argnums=0)
+maxima = jax.jit(path_maxima, static_argnums=0)
+mesh_shapes = st.sampled_from([*SHAPES, (1, 3), (4, 1), (2, 3), (4, 2), (3, 3), (5, 5)])
+
+
+def random_traffic(shape, seed):
+    rng = np.random.default_rng(seed)
+    nodes = shape[0] * shape[1]
+    return (rng.random((nodes, nodes)) * (rng.random((nodes, nodes)) < 0.6)).astype(np.float32)
+
+
+@given(mesh_shapes, st.integers(0, 2**32 - 1))
+def test_loads_equal_the_incidence_matrix(shape, seed):
+    traffic = random_traffic(shape, seed)
+    np.testing.assert_allclose(loads(shape, traffic), oracle.link_loads(shape, traffic), rtol=1e-4, atol=1e-4)
+
+
+@given(st.sampled_from(SHAPES), st.integers(0, 2**32 - 1))
+def test_loads_sum_to_traffic_times_hops(shape, seed):
+    traffic = random_traffic(shape, seed)
+    np.testing.assert_allclose(loads(shape, traffic).sum(), (traffic * hop_counts(shape)).sum(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_traffic_of_a_node_to_itself_is_free(shape):
+    assert (loads(shape, np.eye(shape[0] * shape[1], dtype=np.float32)) == 0).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("function", "combine"), [(sums, sum), (maxima, max)])
+def test_path_values_equal_walking_the_paths(shape, function, combine):
+    per_link = np.random.default_rng(1).random(num_links(shape)).astype(np.float32)
+    np.testing.assert_allclose(function(shape, per_link), oracle.path_values(shape, per_link, combine), rtol=1e-5)
+
+
+def test_many_traffics_at_once_equal_one_by_one():
+    traffic = np.stack([random_traffic((3, 4), seed) for seed in range(3)])
+    together = jax.jit(jax.vmap(partial(link_loads, (3, 4))))(traffic)
+    for one, row in zip(together, traffic, strict=True):
+        np.testing.assert_allclose(one, loads((3, 4), row), rtol=1e-6)
