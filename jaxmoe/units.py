@@ -5,3 +5,4 @@ MEGA = 1e6
 GIGA = 1e9
 TERA = 1e12
 MICRO = 1e-6
+NANO = 1e-9

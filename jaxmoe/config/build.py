@@ -13,9 +13,8 @@ from jaxmoe.hardware.mesh import link_ends
 from jaxmoe.latency import LayerModel
 from jaxmoe.models import MoEModel
 from jaxmoe.network import FewestHops, LowestHost
-from jaxmoe.units import GIGA, TERA
+from jaxmoe.units import GIGA, NANO, TERA
 
-NANO = 1e-9
 GATHER_RULES = {"lowest_host": LowestHost, "fewest_hops": FewestHops}
 FFN_FLOPS = {"2hi": 2, "6hi": 6}  # times hidden size times expert size
 
@@ -63,7 +62,7 @@ def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]
         expert_bytes=_number(model.expert_parameters * costs.weight_bytes_per_element),
         flops_per_token_expert=_number(flops),
         chunk_bytes=_number(costs.chunk_B),
-        gather=GATHER_RULES[costs.gather](),
+        exchange=GATHER_RULES[costs.gather](),
         mode=mode,
     )
 

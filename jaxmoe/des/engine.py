@@ -109,6 +109,15 @@ def _drop_first(times, codes, size):
 
 @njit(cache=True)
 @no_type_check
+def _first_event(task, first_chunk):
+    """Code of what a released task does first: its first chunk arrives, or, without servers, it completes."""
+    if first_chunk[task] < first_chunk[task + 1]:
+        return len(first_chunk) - 1 + first_chunk[task]
+    return task
+
+
+@njit(cache=True)
+@no_type_check
 def _event_loop(chunks, chunk_size, last_size, predecessors, path_start, path, successor_start, successor, rate, delay):
     """Start and finish of every task and busy time of every server.
 
@@ -132,8 +141,7 @@ def _event_loop(chunks, chunk_size, last_size, predecessors, path_start, path, s
     size = 0
     for task in range(tasks):
         if waits[task] == 0:
-            released = tasks + first_chunk[task] if chunks[task] > 0 else task
-            size = _push(times, codes, size, 0.0, released)
+            size = _push(times, codes, size, 0.0, _first_event(task, first_chunk))
     while size > 0:
         now, code = times[0], codes[0]
         size = _drop_first(times, codes, size)
@@ -144,8 +152,7 @@ def _event_loop(chunks, chunk_size, last_size, predecessors, path_start, path, s
             for follower in successor[successor_start[code] : successor_start[code + 1]]:
                 waits[follower] -= 1
                 if waits[follower] == 0:
-                    released = tasks + first_chunk[follower] if chunks[follower] > 0 else follower
-                    size = _push(times, codes, size, now, released)
+                    size = _push(times, codes, size, now, _first_event(follower, first_chunk))
             continue
         chunk = code - tasks
         task = task_of[chunk]

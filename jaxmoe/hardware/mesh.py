@@ -61,7 +61,7 @@ def reverse_links(shape: tuple[int, int]) -> np.ndarray:
     """Index of the link that runs the other way, int [link]; its own inverse."""
     x, y = shape
     across, along = (x - 1) * y, x * (y - 1)
-    index = np.arange(2 * (across + along))
+    index = np.arange(2 * (across + along), dtype=np.int32)
     blocks = np.split(index, [across, 2 * across, 2 * across + along])
     return np.concatenate([blocks[1], blocks[0], blocks[3], blocks[2]])
 

@@ -16,11 +16,13 @@ from jaxmoe.relax import AbstractReduction
 class Flows(eqx.Module):
     """Traffic as a sum of flows: flow f sends source[f, n] * destination[f, m] messages from n to m.
 
-    Rows of `destination` sum to 1. What a node sends itself is free. A stage runs its flows `rounds` times.
+    A message is of `vectors[f]` hidden vectors. Rows of `destination` sum to 1. What a node sends itself is
+    free. A stage runs its flows `rounds` times, one after the other.
     """
 
     source: Float[Array, "flow node"]
     destination: Float[Array, "flow node"]
+    vectors: Float[Array, " flow"]
     rounds: int = eqx.field(static=True, default=1)
 
 
@@ -28,7 +30,7 @@ class StageTime(eqx.Module):
     """How long one stage (dispatch or combine) keeps each resource."""
 
     link_time: Float[Array, " link"]  # s: load over bandwidth
-    port_time: Float[Array, " port"]  # s: injection then ejection of every node; empty without port limits
+    port_time: Float[Array, " port"]  # s: ports that send, then ports that receive; empty without port limits
     path_delay: Float[Array, ""]  # s: delay of the longest path used
 
     def total(self, reduction: AbstractReduction) -> Float[Array, ""]:
@@ -39,50 +41,54 @@ class StageTime(eqx.Module):
 def congestion(
     mesh: Mesh,
     flows: Flows,
-    message_bytes: Float[Array, ""],
+    vector_bytes: Float[Array, ""],
     chunk_bytes: Float[Array, ""],
 ) -> StageTime:
-    """Time of a stage whose messages are of `message_bytes` each.
+    """Time of a stage whose hidden vectors are of `vector_bytes` each.
 
     `chunk_bytes` is what store-and-forward receives whole before it sends on; 0 means cut-through. A path
     counts by the part of a message that it carries, so that a relaxed trace of a message counts little.
     One lone message is exact: bytes / slowest link, plus latencies, plus a chunk on each of the other links.
     """
-    seconds = flows.rounds * message_bytes
-    load = flow_traffic(mesh.shape, flows.source, flows.destination).link_loads()
+    sent = flows.source * flows.vectors[:, None] * (flows.rounds * vector_bytes)  # B
     return StageTime(
-        link_time=load * seconds / mesh.link_bandwidth,
-        port_time=_port_loads(mesh, flows) * seconds,
-        path_delay=flows.rounds * _longest_delay(mesh, flows, jnp.minimum(chunk_bytes, message_bytes)),
+        link_time=flow_traffic(mesh.shape, sent, flows.destination).link_loads() / mesh.link_bandwidth,
+        port_time=_port_times(mesh, sent, flows.destination),
+        path_delay=flows.rounds * _longest_delay(mesh, flows, vector_bytes, chunk_bytes),
     )
 
 
 def mirrored_congestion(
     mesh: Mesh,
     flows: Flows,
-    message_bytes: Float[Array, ""],
+    vector_bytes: Float[Array, ""],
     chunk_bytes: Float[Array, ""],
 ) -> StageTime:
     """The same messages sent back: from destination to source, over the same links reversed (hd_moe IV-C1)."""
-    stage = congestion(mesh.reversed(), flows, message_bytes, chunk_bytes)
+    stage = congestion(mesh.reversed(), flows, vector_bytes, chunk_bytes)
     return eqx.tree_at(lambda s: s.link_time, stage, stage.link_time[reverse_links(mesh.shape)])
 
 
-def _longest_delay(mesh: Mesh, flows: Flows, chunk_bytes: Float[Array, ""]) -> Float[Array, ""]:
-    """Seconds from first to last link of the longest path used, the slowest link's own chunk left out."""
-    chunk_time = chunk_bytes / mesh.link_bandwidth
-    delay = path_sums(mesh.shape, mesh.link_latency + chunk_time) - path_maxima(mesh.shape, chunk_time)
-    from_node = flows.destination @ delay.T  # [flow, node]: from a node to the flow's destination
+def _longest_delay(
+    mesh: Mesh, flows: Flows, vector_bytes: Float[Array, ""], chunk_bytes: Float[Array, ""]
+) -> Float[Array, ""]:
+    """Seconds that the longest path used adds: its latencies, and a chunk on each link but the slowest."""
+    latency = path_sums(mesh.shape, mesh.link_latency)
+    slowness = 1 / mesh.link_bandwidth
+    per_byte = path_sums(mesh.shape, slowness) - path_maxima(mesh.shape, slowness)
+    chunk = jnp.minimum(chunk_bytes, flows.vectors * vector_bytes)[:, None]
+    from_node = flows.destination @ latency.T + chunk * (flows.destination @ per_byte.T)  # [flow, node]
     return jnp.max(from_node * jnp.minimum(flows.source, 1))
 
 
-def _port_loads(mesh: Mesh, flows: Flows) -> Float[Array, " port"]:
-    """Messages through each port over its bandwidth."""
-    times = [jnp.zeros((0,), flows.source.dtype)]
+def _port_times(
+    mesh: Mesh, sent: Float[Array, "flow node"], destination: Float[Array, "flow node"]
+) -> Float[Array, " port"]:
+    """Seconds that every injection port, then every ejection port is busy."""
+    times = [jnp.zeros((0,), sent.dtype)]
     if mesh.injection_bandwidth is not None:
-        sent = (flows.source * (1 - flows.destination)).sum(axis=0)
-        times.append(sent / mesh.injection_bandwidth)
+        times.append((sent * (1 - destination)).sum(axis=0) / mesh.injection_bandwidth)
     if mesh.ejection_bandwidth is not None:
-        received = (flows.destination * (flows.source.sum(axis=1, keepdims=True) - flows.source)).sum(axis=0)
-        times.append(received / mesh.ejection_bandwidth)
+        received = destination * (sent.sum(axis=1, keepdims=True) - sent)
+        times.append(received.sum(axis=0) / mesh.ejection_bandwidth)
     return jnp.concatenate(times)

@@ -26,7 +26,8 @@ class LowestHost(AbstractExchange):
 
     def __call__(self, shape: tuple[int, int], visits: Visits) -> Flows:
         # Tokens with one home make one flow: far fewer flows than tokens.
-        return Flows((visits.named * visits.weight[:, None]).T @ visits.visited, visits.home)
+        messages = (visits.named * visits.weight[:, None]).T @ visits.visited
+        return Flows(messages, visits.home, jnp.ones_like(messages[:, 0]))
 
 
 class FewestHops(AbstractExchange):
@@ -40,7 +41,7 @@ class FewestHops(AbstractExchange):
         beyond = float(hop_counts(shape).max()) * visits.visited.shape[1]  # more hops than any gathering takes
         cost = visits.visited @ hops + (1 - visits.visited) * beyond
         nearest = jax.nn.one_hot(jnp.argmin(cost, axis=1), cost.shape[1], dtype=cost.dtype)
-        return Flows(visits.visited * visits.weight[:, None], nearest)
+        return Flows(visits.visited * visits.weight[:, None], nearest, jnp.ones_like(visits.weight))
 
 
 class RingReduce(AbstractExchange):
@@ -62,7 +63,7 @@ class RingReduce(AbstractExchange):
         visiting = jnp.max(visits.visited[:, :, None] * member, axis=1)  # [token, ring]
         vectors = (visits.weight @ visiting)[self.block] / self.size
         following = jax.nn.one_hot(self.successor, nodes, dtype=dtype)
-        return Flows(jnp.diag(vectors), following, rounds=self.size - 1)
+        return Flows(jnp.eye(nodes, dtype=dtype), following, vectors, rounds=self.size - 1)
 
 
 def block_rings(shape: tuple[int, int], count: int) -> RingReduce:

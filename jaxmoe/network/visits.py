@@ -47,11 +47,11 @@ def replicated_visits(share: Float[Array, "expert node"], batch: Batch, support:
 
     A token's draw u in [0, 1) picks the host whose slice of the cumulated shares holds u.
     """
-    upper = jnp.cumsum(share, axis=1)[batch.experts]
-    lower = upper - share[batch.experts]
-    draw = batch.draw[:, :, None] * upper[:, :, -1:]
-    chosen = (batch.experts >= 0)[:, :, None]
-    served = ((lower <= draw) & (draw < upper) & chosen).astype(share.dtype)
+    upper = jnp.cumsum(share, axis=1)
+    beyond = batch.draw[:, :, None] * upper[batch.experts][:, :, -1:] < upper[batch.experts]
+    # Slices share their borders, so rounding leaves no gap and no overlap between them.
+    first = beyond & ~jnp.pad(beyond, ((0, 0), (0, 0), (1, 0)))[:, :, :-1]
+    served = (first & (batch.experts >= 0)[:, :, None]).astype(share.dtype)
     return Visits(
         visited=support.presence(served.sum(axis=1)),
         named=jnp.eye(served.shape[0], dtype=share.dtype),

@@ -1,6 +1,7 @@
 """Plan files: `plan.npz` with share, mesh_shape, mode, layer_ids and meta."""
 
 import json
+import zlib
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -11,17 +12,20 @@ from jaxmoe.placement.placement import Placement, PlanError
 
 def write_plan(path: Path, placement: Placement) -> None:
     """Write a placement; an older file of that name is replaced at once, or not at all."""
+    arrays = {
+        "share": placement.share.astype(np.float32),
+        "mesh_shape": np.asarray(placement.mesh_shape),
+        "mode": np.asarray(placement.mode),
+        "layer_ids": np.asarray(placement.layer_ids),
+        "meta": np.asarray(json.dumps(placement.meta)),
+    }
     aside = path.with_name(path.name + ".part")
-    with aside.open("wb") as file:
-        np.savez_compressed(
-            file,
-            share=placement.share.astype(np.float32),
-            mesh_shape=np.asarray(placement.mesh_shape),
-            mode=np.asarray(placement.mode),
-            layer_ids=np.asarray(placement.layer_ids),
-            meta=np.asarray(json.dumps(placement.meta)),
-        )
-    aside.replace(path)
+    try:
+        with aside.open("wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def read_plan(path: Path, default_layer_ids: tuple[int, ...] = ()) -> Placement:
@@ -30,19 +34,13 @@ def read_plan(path: Path, default_layer_ids: tuple[int, ...] = ()) -> Placement:
     Layers without ids get `default_layer_ids` if there are as many, else 0, 1, 2, ... Raises `PlanError`
     with the file's name for anything that is not a plan.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            data = {key: file[key] for key in file.files}
-    except FileNotFoundError:
-        raise PlanError(f"{path}: no such plan file") from None
-    except (OSError, ValueError, BadZipFile, EOFError) as error:
-        raise PlanError(f"{path}: not a readable npz file ({error})") from None
+    data = _read_arrays(path)
     missing = {"share", "mesh_shape"} - data.keys()
     if missing:
         raise PlanError(f"{path}: has no {' or '.join(sorted(missing))}, expected the arrays of a plan.npz")
-    layers = len(data["share"])
-    ids = data.get("layer_ids", default_layer_ids if len(default_layer_ids) == layers else range(layers))
     try:
+        layers = len(data["share"])
+        ids = data.get("layer_ids", default_layer_ids if len(default_layer_ids) == layers else range(layers))
         meta = json.loads(str(data["meta"])) if "meta" in data else {}
         return Placement(
             share=np.asarray(data["share"], np.float32),
@@ -53,3 +51,14 @@ def read_plan(path: Path, default_layer_ids: tuple[int, ...] = ()) -> Placement:
         )
     except (PlanError, ValueError, IndexError, TypeError) as error:
         raise PlanError(f"{path}: {error}") from None
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {key: file[key] for key in file.files}
+    except FileNotFoundError:
+        raise PlanError(f"{path}: no such plan file") from None
+    # What a damaged archive raises depends on where it is damaged; a lone .npy has no `files`.
+    except (OSError, ValueError, BadZipFile, EOFError, zlib.error, AttributeError, TypeError) as error:
+        raise PlanError(f"{path}: not a readable npz file ({error})") from None

@@ -5,6 +5,8 @@ from typing import Literal
 
 import numpy as np
 
+from jaxmoe.units import GIGA
+
 Mode = Literal["sharded", "replicated"]
 
 
@@ -29,8 +31,10 @@ class Placement:
     def __post_init__(self) -> None:
         if self.mode not in ("sharded", "replicated"):
             raise PlanError(f"mode is {self.mode!r}, expected 'sharded' or 'replicated'")
-        if self.share.ndim != 3:
-            raise PlanError(f"share has shape {self.share.shape}, expected [layer, expert, node]")
+        if self.share.ndim != 3 or 0 in self.share.shape:
+            raise PlanError(f"share has shape {self.share.shape}, expected non-empty [layer, expert, node]")
+        if min(self.mesh_shape) < 1:
+            raise PlanError(f"mesh_shape is {list(self.mesh_shape)}, expected two positive numbers")
         nodes = self.mesh_shape[0] * self.mesh_shape[1]
         if self.share.shape[2] != nodes:
             raise PlanError(
@@ -57,11 +61,11 @@ def check_fits(placement: Placement, expert_bytes: float, capacity: np.ndarray |
     """Raise `PlanError` when a node needs more than its `capacity`, B [node]; `None` is no limit."""
     if capacity is None:
         return
-    excess = placement.memory(expert_bytes) - capacity
-    worst = int(excess.argmax())
+    memory = placement.memory(expert_bytes)
+    worst = int((memory / capacity).argmax())
     # Shares are float32: a plan that fills a node to the brim may exceed it by rounding.
-    if excess[worst] > 1e-4 * capacity[worst]:
+    if memory[worst] > (1 + 1e-4) * capacity[worst]:
         raise PlanError(
-            f"node {worst} needs {(excess[worst] + capacity[worst]) / 1e9:.4g} GB for its experts "
-            f"but has {capacity[worst] / 1e9:.4g} GB; spread the plan or raise the memory capacity"
+            f"node {worst} needs {memory[worst] / GIGA:.4g} GB for its experts "
+            f"but has {capacity[worst] / GIGA:.4g} GB; spread the plan or raise the memory capacity"
         )

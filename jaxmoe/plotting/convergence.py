@@ -34,7 +34,7 @@ def plot_convergence(
     refines = refinement is not None and len(refinement[0]) > 0
     factor, unit = style.time_unit(max([float(np.max(relaxed)), *stages.values()]))
     figure = style.new_figure(10.0 if refines else 7.5, 4.8, title)
-    panels = figure.subplots(1, 2 if refines else 1, sharey=True, squeeze=False)[0]
+    panels = list(figure.subplots(1, 2 if refines else 1, sharey=True, squeeze=False)[0])
     panels[0].plot(step, np.asarray(relaxed) * factor, color="#0072B2", linewidth=1.8, label="relaxed value")
     style.dress(panels[0], "step of the descent", f"time of the layer [{unit}]")
     if refines and refinement is not None:

@@ -45,7 +45,9 @@ def plot_speedups(
     style.save(figure, path)
 
 
-def plot_breakdown(path: Path, strategies: Mapping[str, Sequence[float | np.ndarray]], title: str) -> None:
+def plot_breakdown(
+    path: Path, strategies: Mapping[str, Sequence[float | int | np.floating | np.ndarray]], title: str
+) -> None:
     """Seconds of (dispatch, compute, combine) of every strategy, stacked; [layer] arrays are averaged."""
     style.check_not_empty("strategies", strategies)
     for name, parts in strategies.items():

@@ -20,19 +20,21 @@ class HardMax(AbstractReduction):
     """The maximum itself."""
 
     def __call__(self, values: Float[Array, "*batch items"]) -> Float[Array, "*batch"]:
-        return jnp.max(values, axis=-1)
+        return jnp.max(values, axis=-1, initial=0)
 
 
 class SmoothMax(AbstractReduction):
     """Log-sum-exp at a temperature relative to the largest value.
 
     With t = temperature * max, max <= t * logsumexp(values / t) <= max * (1 + temperature * log(items)),
-    so the value tends to the maximum linearly in the temperature.
+    so the value tends to the maximum linearly in the temperature. Zeros reduce to 0.
     """
 
     temperature: Float[Array, ""] | float
 
     def __call__(self, values: Float[Array, "*batch items"]) -> Float[Array, "*batch"]:
-        largest = jnp.max(jax.lax.stop_gradient(values), axis=-1, keepdims=True)
-        scale = self.temperature * jnp.maximum(largest, jnp.finfo(values.dtype).tiny)
-        return (scale * jax.nn.logsumexp(values / scale, axis=-1, keepdims=True))[..., 0]
+        largest = jnp.max(values, axis=-1, keepdims=True, initial=0)
+        busy = largest > 0
+        scale = self.temperature * jnp.where(busy, largest, 1)
+        smooth = scale * jax.nn.logsumexp(values / scale, axis=-1, keepdims=True)
+        return jnp.where(busy, smooth, 0)[..., 0]

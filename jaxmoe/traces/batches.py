@@ -52,6 +52,6 @@ def sample_batches(
     return Batch(
         experts=jnp.asarray(experts),
         gather_slot=jnp.asarray(rng.integers(trace.top_k, size=experts.shape[:3]), jnp.int32),
-        draw=jnp.asarray(rng.random(experts.shape), jnp.float32),
+        draw=jnp.asarray(rng.random(experts.shape, dtype=np.float32)),
         weight=jnp.ones(experts.shape[:3], jnp.float32),
     )

@@ -50,7 +50,7 @@ def test_costs_of_a_layer(scenario_file):
     assert float(model.expert_bytes) == 3 * 64 * 128
     assert float(model.flops_per_token_expert) == 2 * 64 * 128
     assert float(model.chunk_bytes) == 0
-    assert isinstance(model.gather, FewestHops)
+    assert isinstance(model.exchange, FewestHops)
 
 
 def test_other_costs_of_a_layer(scenario_file):
@@ -58,7 +58,7 @@ def test_other_costs_of_a_layer(scenario_file):
     model = build_layer_model(load_scenario(scenario_file, changes), "replicated")
     assert float(model.flops_per_token_expert) == 6 * 64 * 128
     assert float(model.chunk_bytes) == 512
-    assert isinstance(model.gather, LowestHost)
+    assert isinstance(model.exchange, LowestHost)
 
 
 def test_every_number_is_float32(scenario_file):

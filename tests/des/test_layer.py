@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -214,12 +215,7 @@ def test_a_plan_is_replayed_layer_by_layer_and_batch_by_batch():
     cases = [[random_case(seed)[2] for seed in (layer, layer + 10, layer + 20)] for layer in (0, 1)]
     layer, share, _ = random_case(5)
     shares = np.stack([share, share[::-1]])
-    stacked = Batch(
-        *(
-            jnp.asarray([[getattr(batch, name) for batch in row] for row in cases])
-            for name in ("experts", "gather_slot", "draw", "weight")
-        )
-    )
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves).reshape(2, 3, *leaves[0].shape), *cases[0], *cases[1])
     seen: list[tuple[int, int]] = []
     replays = replay_plan(layer, shares, stacked, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(done, 6) for done in range(1, 7)]
@@ -238,21 +234,15 @@ def test_a_plan_is_replayed_layer_by_layer_and_batch_by_batch():
     ],
 )
 def test_a_batch_that_cannot_be_simulated_is_refused(change, message):
-    leaves = {name: getattr(BATCH, name) for name in ("experts", "gather_slot", "draw", "weight")}
     with pytest.raises(ValueError, match=message):
-        replay_layer(LAYER, SHARE, Batch(**(leaves | change)))
+        replay_layer(LAYER, SHARE, replace(BATCH, **change))
 
 
 def test_shares_must_fit_the_mesh_and_the_batches():
     with pytest.raises(ValueError, match="5 nodes"):
         replay_layer(LAYER, np.full((3, 5), 0.2), BATCH)
-    stacked = Batch(
-        *(jnp.asarray(leaf)[None, None] for leaf in (BATCH.experts, BATCH.gather_slot, BATCH.draw, BATCH.weight))
-    )
+    stacked = jax.tree.map(lambda leaf: leaf[None, None], BATCH)
     with pytest.raises(ValueError, match="2 layers"):
         replay_plan(LAYER, np.stack([SHARE, SHARE]), stacked)
-
-
-def test_a_description_must_fit_the_mesh():
     with pytest.raises(ValueError, match="flops"):
         replace(LAYER, flops=np.ones(3))
