@@ -90,8 +90,9 @@ class LayerModel(eqx.Module):
         return mirrored_congestion(mesh, flows, *sizes), congestion(mesh, flows, *sizes)
 
     def _node_times(self, share, batch: Batch, visits: Visits, support: AbstractSupport) -> Float[Array, " node"]:
-        used = jnp.minimum(batch.weight @ batch.choices(share.shape[0]), 1)
+        used = jnp.minimum((batch.weight[:, None] * batch.choices(share.shape[0])).sum(axis=0), 1)
         held = share if self.mode == "sharded" else support.presence(support.amount(share))
-        activations = 2 * (visits.weight @ visits.visited) * self.message_bytes  # read in, written out
+        copies = (visits.weight[:, None] * visits.visited).sum(axis=0)
+        activations = 2 * copies * self.message_bytes  # read in, written out
         moved = (used @ held) * self.expert_bytes + activations
         return expert_node_times(self.platform.die, visits.work, self.flops_per_token_expert, moved)

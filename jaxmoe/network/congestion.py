@@ -8,7 +8,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxmoe.hardware.mesh import Mesh, reverse_links
+from jaxmoe.hardware.mesh import Mesh, hop_counts, reverse_links
 from jaxmoe.network.loads import flow_traffic, path_maxima, path_sums
 from jaxmoe.relax import AbstractReduction
 
@@ -73,11 +73,14 @@ def _longest_delay(
     mesh: Mesh, flows: Flows, vector_bytes: Float[Array, ""], chunk_bytes: Float[Array, ""]
 ) -> Float[Array, ""]:
     """Seconds that the longest path used adds: its latencies, and a chunk on each link but the slowest."""
-    latency = path_sums(mesh.shape, mesh.link_latency)
+    # XLA's CPU compiler (jaxlib 0.10) misreads a constant matrix of equal entries in a product, such as no
+    # latency at all. Times far below any other keep the entries apart.
+    apart = jnp.asarray(hop_counts(mesh.shape) * 1e-20, mesh.link_latency.dtype)
+    latency = path_sums(mesh.shape, mesh.link_latency) + apart
     slowness = 1 / mesh.link_bandwidth
     per_byte = path_sums(mesh.shape, slowness) - path_maxima(mesh.shape, slowness)
-    chunk = jnp.minimum(chunk_bytes, flows.vectors * vector_bytes)[:, None]
-    from_node = flows.destination @ latency.T + chunk * (flows.destination @ per_byte.T)  # [flow, node]
+    chunk = jnp.minimum(chunk_bytes, jnp.max(flows.vectors) * vector_bytes)
+    from_node = flows.destination @ (latency + chunk * per_byte).T  # [flow, node]
     return jnp.max(from_node * jnp.minimum(flows.source, 1))
 
 

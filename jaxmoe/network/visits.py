@@ -37,7 +37,7 @@ def sharded_visits(share: Float[Array, "expert node"], batch: Batch, support: Ab
         visited=support.presence(choice @ amount),
         named=jax.nn.one_hot(batch.gather_expert, share.shape[0], dtype=share.dtype),
         home=jnp.diff(reached, axis=1, prepend=0) / reached[:, -1:],
-        work=(batch.weight @ choice) @ share,
+        work=(batch.weight[:, None] * choice).sum(axis=0) @ share,
         weight=batch.weight,
     )
 
@@ -56,6 +56,6 @@ def replicated_visits(share: Float[Array, "expert node"], batch: Batch, support:
         visited=support.presence(served.sum(axis=1)),
         named=jnp.eye(served.shape[0], dtype=share.dtype),
         home=jnp.take_along_axis(served, batch.gather_slot[:, None, None], axis=1)[:, 0],
-        work=batch.weight @ served.sum(axis=1),
+        work=(batch.weight[:, None] * served.sum(axis=1)).sum(axis=0),
         weight=batch.weight,
     )

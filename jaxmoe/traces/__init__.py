@@ -2,5 +2,8 @@
 
 from jaxmoe.traces.batches import Batch as Batch
 from jaxmoe.traces.batches import sample_batches as sample_batches
+from jaxmoe.traces.files import read_trace as read_trace
+from jaxmoe.traces.files import write_trace as write_trace
+from jaxmoe.traces.synthetic import synthetic_trace as synthetic_trace
 from jaxmoe.traces.trace import GatingTrace as GatingTrace
 from jaxmoe.traces.trace import TraceError as TraceError

@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+MAX_EXPERTS = 2**15  # ids are int16
+
 
 class TraceError(ValueError):
     """A trace that cannot be used, with the reason and the remedy."""
@@ -11,11 +13,12 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True)
 class GatingTrace:
-    """Recorded gating, in token order.
+    """Recorded gating, in token order. Raises `TraceError` when the parts do not fit together.
 
-    `experts` int16 [token, layer, top_k]; `layer_ids` the layers' numbers in the full model, int [layer];
-    `seq_start` the first token of every sequence, int [sequence]; `is_repeat` marks tokens that run an
-    earlier context again, bool [token] or `None`; `facts` are strings about the source.
+    `experts` int16 [token, layer, top_k], column 0 the strongest choice, no expert twice in one choice;
+    `layer_ids` the layers' numbers in the full model, int [layer]; `seq_start` the first token of every
+    sequence, ascending from 0, int [sequence]; `is_repeat` marks tokens that run an earlier context again,
+    bool [token] or `None`; `facts` are strings about the source.
     """
 
     experts: np.ndarray
@@ -26,15 +29,51 @@ class GatingTrace:
     facts: dict[str, str]
 
     def __post_init__(self) -> None:
+        if not 1 <= self.num_experts <= MAX_EXPERTS:
+            raise TraceError(f"num_experts is {self.num_experts}, expected 1 to {MAX_EXPERTS}")
+        self._check_types()
+        self._check_shapes()
+        self._check_choices()
+        # After the check, so that no id can wrap around.
+        object.__setattr__(self, "experts", self.experts.astype(np.int16, copy=False))
+
+    def _check_types(self) -> None:
+        for name in ("experts", "layer_ids", "seq_start"):
+            array = getattr(self, name)
+            if array.dtype.kind not in "iu":
+                raise TraceError(f"{name} has type {array.dtype}, expected whole numbers")
+        if self.is_repeat is not None and self.is_repeat.dtype != bool:
+            raise TraceError(f"is_repeat has type {self.is_repeat.dtype}, expected bool")
+
+    def _check_shapes(self) -> None:
         if self.experts.ndim != 3 or 0 in self.experts.shape:
             raise TraceError(f"experts has shape {self.experts.shape}, expected non-empty [token, layer, top_k]")
-        low, high = int(self.experts.min()), int(self.experts.max())
-        if low < 0 or high >= self.num_experts:
-            raise TraceError(f"expert ids span {low}..{high}, expected 0..{self.num_experts - 1}")
-        if self.layer_ids.shape != self.experts.shape[1:2]:
-            raise TraceError(f"{len(self.layer_ids)} layer ids for {self.experts.shape[1]} layers")
-        if self.is_repeat is not None and self.is_repeat.shape != self.experts.shape[:1]:
-            raise TraceError(f"is_repeat marks {len(self.is_repeat)} of {len(self.experts)} tokens")
+        tokens, layers, _ = self.experts.shape
+        if self.layer_ids.shape != (layers,):
+            raise TraceError(f"layer_ids has shape {self.layer_ids.shape}, expected ({layers},), one id per layer")
+        if len(set(self.layer_ids.tolist())) < layers:
+            raise TraceError(f"layer_ids names a layer twice: {self.layer_ids.tolist()}")
+        if self.is_repeat is not None and self.is_repeat.shape != (tokens,):
+            raise TraceError(f"is_repeat has shape {self.is_repeat.shape}, expected ({tokens},), one mark per token")
+        start = self.seq_start
+        if start.ndim != 1 or start[:1].tolist() != [0] or start[-1] >= tokens or (start[1:] <= start[:-1]).any():
+            raise TraceError(f"seq_start must be a list that ascends from 0 and stays below {tokens}, the tokens")
+
+    def _check_choices(self) -> None:
+        if self.experts.min() < 0 or self.experts.max() >= self.num_experts:
+            at = np.argwhere((self.experts < 0) | (self.experts >= self.num_experts))[0]
+            raise TraceError(
+                f"{self._place(at)} chose expert {self.experts[tuple(at)]}, expected 0..{self.num_experts - 1}; "
+                "use the model that the trace is of"
+            )
+        ordered = np.sort(self.experts, axis=2)
+        twice = ordered[..., 1:] == ordered[..., :-1]
+        if twice.any():
+            at = np.argwhere(twice)[0]
+            raise TraceError(f"{self._place(at)} chose expert {ordered[tuple(at)]} twice; a token chooses it once")
+
+    def _place(self, at: np.ndarray) -> str:
+        return f"layer {self.layer_ids[at[1]]}, token {at[0]}"
 
     @property
     def num_tokens(self) -> int:

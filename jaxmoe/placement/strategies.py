@@ -1,0 +1,72 @@
+"""The usual placements to compare with: shares float32 [layer, expert, node], meant as sharded.
+
+The four baselines of hd_moe V-A2: tensor parallelism, expert parallelism dealt at random or balanced by
+load, and the hybrid of both. None of them looks at memory; `check_fits` does.
+"""
+
+import heapq
+
+import numpy as np
+from jaxtyping import Float32, Real
+
+from jaxmoe.hardware.mesh import blocks
+from jaxmoe.placement.placement import PlanError
+
+Shares = Float32[np.ndarray, "layer expert node"]
+Frequency = Real[np.ndarray, "layer expert"]
+
+
+def tensor_parallel(layers: int, experts: int, nodes: int) -> Shares:
+    """Every expert shared evenly by all nodes."""
+    return np.full((layers, experts, nodes), 1 / nodes, np.float32)
+
+
+def expert_parallel_random(layers: int, experts: int, nodes: int, seed: int) -> Shares:
+    """Whole experts dealt at random, each layer for itself; the nodes' counts differ by at most one.
+
+    The same seed gives the same shares.
+    """
+    rng = np.random.default_rng(seed)
+    # The nodes in random order, round and round, until every expert has one; then random experts to them.
+    hosts = [rng.permutation(np.resize(rng.permutation(nodes), experts)) for _ in range(layers)]
+    return np.eye(nodes, dtype=np.float32)[np.stack(hosts)]
+
+
+def expert_parallel_balanced(frequency: Frequency, nodes: int) -> Shares:
+    """Whole experts, each layer balanced by `frequency` [layer, expert], in any unit.
+
+    Experts in order of falling frequency (the lower number first among equals) go to the node with the
+    least work so far; among equals, to the one with fewer experts, then to the lower number (longest
+    processing time first, Graham 1969). Counts per node are not kept even: experts that were never chosen
+    all go to the idlest node. Raises `PlanError` when a frequency is negative or not finite.
+    """
+    return np.eye(nodes, dtype=np.float32)[_balanced(frequency, nodes)]
+
+
+def hybrid(frequency: Frequency, shape: tuple[int, int], regions: int) -> Shares:
+    """Hybrid TP-EP with compute balance (hd_moe V-A2).
+
+    The mesh is cut into `regions` equal rectangles (`hardware.mesh.blocks`). Every expert lives in one of
+    them, chosen as in `expert_parallel_balanced`, and is shared evenly by its nodes. Raises `ValueError`
+    when the mesh cannot be cut so, and `PlanError` for frequencies as above.
+    """
+    member = blocks(shape, regions) == np.arange(regions)[:, None]  # [region, node]
+    even = (member / member.sum(axis=1, keepdims=True)).astype(np.float32)
+    return even[_balanced(frequency, regions)]
+
+
+def _balanced(frequency: Frequency, bins: int) -> np.ndarray:
+    """Bin of every expert, int [layer, expert]."""
+    frequency = np.asarray(frequency, np.float64)
+    if not np.isfinite(frequency).all() or (frequency < 0).any():
+        raise PlanError("frequency holds negative or non-finite values; count choices in a trace")
+    return np.stack([_balanced_layer(layer, bins) for layer in frequency])
+
+
+def _balanced_layer(frequency: np.ndarray, bins: int) -> np.ndarray:
+    least = [(0.0, 0, bin_) for bin_ in range(bins)]  # a heap of (work, experts, bin)
+    hosts = np.empty(frequency.size, np.int64)
+    for expert in np.argsort(-frequency, kind="stable"):
+        work, experts, hosts[expert] = least[0]
+        heapq.heapreplace(least, (work + frequency[expert], experts + 1, int(hosts[expert])))
+    return hosts
