@@ -3,6 +3,7 @@
 import json
 import zlib
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -12,7 +13,7 @@ from jaxmoe.placement.placement import Placement, PlanError
 
 def write_plan(path: Path, placement: Placement) -> None:
     """Write a placement; an older file of that name is replaced at once, or not at all."""
-    arrays = {
+    arrays: dict[str, Any] = {
         "share": placement.share.astype(np.float32),
         "mesh_shape": np.asarray(placement.mesh_shape),
         "mode": np.asarray(placement.mode),
@@ -22,7 +23,7 @@ def write_plan(path: Path, placement: Placement) -> None:
     aside = path.with_name(path.name + ".part")
     try:
         with aside.open("wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
+            np.savez_compressed(file, **arrays)
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)

@@ -62,9 +62,10 @@ def check_fits(placement: Placement, expert_bytes: float, capacity: np.ndarray |
     if capacity is None:
         return
     memory = placement.memory(expert_bytes)
-    worst = int((memory / capacity).argmax())
     # Shares are float32: a plan that fills a node to the brim may exceed it by rounding.
-    if memory[worst] > (1 + 1e-4) * capacity[worst]:
+    overshoot = memory - (1 + 1e-4) * capacity
+    worst = int(overshoot.argmax())
+    if overshoot[worst] > 0:
         raise PlanError(
             f"node {worst} needs {memory[worst] / GIGA:.4g} GB for its experts "
             f"but has {capacity[worst] / GIGA:.4g} GB; spread the plan or raise the memory capacity"

@@ -30,9 +30,7 @@ class Batch(eqx.Module):
         return jax.nn.one_hot(self.experts, num_experts, dtype=self.weight.dtype).sum(axis=-2)
 
 
-def sample_batches(
-    trace: GatingTrace, tokens: int, batches: int, seed: int, consecutive: bool = False
-) -> Batch:
+def sample_batches(trace: GatingTrace, tokens: int, batches: int, seed: int, consecutive: bool = False) -> Batch:
     """Draw batches from the whole trace: every leaf is [layer, batch, token, ...].
 
     A batch is `tokens` different tokens in random order, or a run of consecutive ones. All layers of a batch

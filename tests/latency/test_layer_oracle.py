@@ -1,5 +1,7 @@
 """The layer model against the loops, and against hand arithmetic."""
 
+import dataclasses
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -15,12 +17,13 @@ SHAPE, EXPERTS, TOKENS, TOP_K = (3, 4), 6, 10, 2
 run = eqx.filter_jit(lambda model, *args: model(*args))
 
 
-def check(machine, mode, rule, rng, rings=0):
-    share = cases.random_share(rng, EXPERTS, SHAPE[0] * SHAPE[1])
-    tokens = cases.random_tokens(rng, TOKENS, EXPERTS, TOP_K, missing=True)
-    exchange = block_rings(SHAPE, rings) if rings else None
-    measured = run(cases.layer_model(machine, mode, rule), jnp.asarray(share, float), cases.batch(tokens), exchange)
-    for name, value in oracle.layer(machine, share, tokens, cases.COSTS, mode, rule, rings).items():
+def check(machine, mode, rule, rng, rings=0, num_tokens=TOKENS, costs=cases.COSTS):
+    share = cases.random_share(rng, EXPERTS, machine.num_nodes)
+    tokens = cases.random_tokens(rng, num_tokens, EXPERTS, TOP_K, missing=True)
+    exchange = block_rings(machine.shape, rings) if rings else None
+    model = cases.layer_model(machine, mode, rule, costs)
+    measured = run(model, jnp.asarray(share, float), cases.batch(tokens), exchange)
+    for name, value in oracle.layer(machine, share, tokens, costs, mode, rule, rings).items():
         np.testing.assert_allclose(getattr(measured, name), value, rtol=2e-5, atol=1e-12, err_msg=name)
 
 
@@ -44,6 +47,15 @@ def test_layer_with_port_and_memory_limits_equals_the_loops(mode, seed):
 def test_layer_with_rings_equals_the_loops(mode, rings):
     rng = np.random.default_rng(rings)
     check(cases.random_machine(rng, SHAPE, ports=True), mode, "lowest", rng, rings)
+
+
+@pytest.mark.parametrize("mode", ["sharded", "replicated"])
+def test_layer_with_fewer_tokens_than_ring_nodes_equals_the_loops(mode):
+    # Messages are smaller than a vector and than a chunk, and the last step of a ring of 3 x 3 takes four hops.
+    rng = np.random.default_rng(1)
+    machine = cases.random_machine(rng, (3, 3))
+    costs = dataclasses.replace(cases.COSTS, chunk_bytes=4096.0)
+    check(machine, mode, "lowest", rng, rings=1, num_tokens=1, costs=costs)
 
 
 def plain_machine(shape=(2, 2), bandwidth=1e9, latency=1e-6, flops=1e12) -> Machine:

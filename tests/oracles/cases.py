@@ -80,6 +80,7 @@ def batch(tokens: Tokens) -> Batch:
     )
 
 
-def pair_flows(messages: np.ndarray, rounds: int = 1) -> Flows:
-    """Messages [source, destination] as one flow per destination."""
-    return Flows(jnp.asarray(messages.T, float), jnp.eye(len(messages)), rounds=rounds)
+def pair_flows(messages: np.ndarray, rounds: int = 1, vectors: np.ndarray | float = 1.0) -> Flows:
+    """Messages [source, destination] as one flow per destination; those to it are of `vectors` hidden vectors."""
+    sizes = np.broadcast_to(vectors, len(messages))
+    return Flows(jnp.asarray(messages.T, float), jnp.eye(len(messages)), jnp.asarray(sizes, float), rounds=rounds)

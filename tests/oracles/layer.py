@@ -73,19 +73,24 @@ def gather_messages(machine: Machine, share: np.ndarray, tokens: Tokens, mode: s
     return messages
 
 
-def ring_messages(machine: Machine, share: np.ndarray, tokens: Tokens, mode: str, rings: int) -> tuple[np.ndarray, int]:
-    """Hidden vectors of one round of ring reduce-scatter in every ring, and the number of rounds."""
+def ring_messages(
+    machine: Machine, share: np.ndarray, tokens: Tokens, mode: str, rings: int
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Messages of one round of ring reduce-scatter in every ring, the hidden vectors of each, and the rounds."""
     messages = np.zeros((machine.num_nodes, machine.num_nodes))
+    sizes = np.zeros_like(messages)
     block = blocks(machine.shape, rings)
     for ring in range(rings):
         order = [int(node) for node in ring_order(machine.shape, np.flatnonzero(block == ring))]
-        vectors = 0.0
+        visiting = 0.0
         for token, weight in enumerate(tokens.weight):
             visits = visited_nodes(share, tokens, token, mode)
-            vectors += weight * any(node in order for hosts in visits for node in hosts)
+            visiting += weight * any(node in order for hosts in visits for node in hosts)
         for index, node in enumerate(order):
-            messages[node, order[(index + 1) % len(order)]] += vectors / len(order)
-    return messages, machine.num_nodes // rings - 1
+            following = order[(index + 1) % len(order)]
+            messages[node, following] = visiting > 0
+            sizes[node, following] = visiting / len(order)
+    return messages, sizes, machine.num_nodes // rings - 1
 
 
 def node_times(machine: Machine, share: np.ndarray, tokens: Tokens, costs: Costs, mode: str) -> np.ndarray:
@@ -114,13 +119,13 @@ def layer(
 ) -> dict[str, np.ndarray | float]:
     """All parts of the layer's latency; with `rings` above 0 results come together in that many rings."""
     if rings:
-        messages, rounds = ring_messages(machine, share, tokens, mode, rings)
+        messages, vectors, rounds = ring_messages(machine, share, tokens, mode, rings)
     else:
-        messages, rounds = gather_messages(machine, share, tokens, mode, rule), 1
+        messages, vectors, rounds = gather_messages(machine, share, tokens, mode, rule), 1.0, 1
     node_time = node_times(machine, share, tokens, costs, mode)
     sizes = (messages, costs.message_bytes, costs.chunk_bytes, rounds)
-    dispatch, dispatch_links = stage(machine, *sizes, mirrored=True)
-    combine, combine_links = stage(machine, *sizes)
+    dispatch, dispatch_links = stage(machine, *sizes, mirrored=True, vectors=vectors)
+    combine, combine_links = stage(machine, *sizes, vectors=vectors)
     return {
         "compute": node_time.max(),
         "dispatch": dispatch,

@@ -60,18 +60,24 @@ def backwards(shape: tuple[int, int], path: list[int]) -> list[int]:
 def stage(
     machine: Machine,
     messages: np.ndarray,
-    message_bytes: float,
+    vector_bytes: float,
     chunk_bytes: float,
     rounds: int = 1,
     mirrored: bool = False,
+    vectors: np.ndarray | float = 1.0,
 ) -> tuple[float, np.ndarray]:
-    """Seconds of a stage, and of every link in it. Mirrored: every message goes back over its path."""
+    """Seconds of a stage, and of every link in it. Mirrored: every message goes back over its path.
+
+    `messages` counts messages from source to destination; each is of `vectors` hidden vectors.
+    """
+    vectors = np.broadcast_to(vectors, messages.shape)
     load = np.zeros(num_links(machine.shape))
     sent, received = np.zeros(machine.num_nodes), np.zeros(machine.num_nodes)
     longest = 0.0
     for source, destination in np.argwhere(messages > 0):
         if source == destination:
             continue
+        message_bytes = vectors[source, destination] * vector_bytes
         amount = messages[source, destination] * message_bytes
         path = xy_path(machine.shape, int(source), int(destination))
         if mirrored:

@@ -1,0 +1,1 @@
+"""The command `jaxmoe`: every verb is one module, named after it, with a function `command`."""

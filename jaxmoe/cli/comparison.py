@@ -1,0 +1,66 @@
+"""Strategies side by side: judged on all evaluation batches, replayed on the first of them."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jaxmoe.cli.clock import StageClock
+from jaxmoe.cli.inputs import Inputs
+from jaxmoe.cli.progress import Report
+from jaxmoe.cli.replay import Replay, replay, why_no_replay
+from jaxmoe.cli.scoring import Score, score
+from jaxmoe.cli.strategies import TUNED, Strategy
+from jaxmoe.network import FewestHops, LowestHost
+
+OTHER_GATHER = {"lowest_host": ("fewest_hops", FewestHops()), "fewest_hops": ("lowest_host", LowestHost())}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """By name of the strategy. `replays` is empty where the simulator has no such machine."""
+
+    strategies: dict[str, Strategy]
+    scores: dict[str, Score]
+    other_gather: dict[str, Score]  # with the second gather rule
+    replays: dict[str, Replay]
+    notes: list[str]
+
+    def replayed(self, name: str) -> Score:
+        """The score of a strategy on the replayed batches alone."""
+        return first_batches(self.scores[name], self.replays[name].total.shape[1])
+
+    def speedup(self, name: str, plan: str = TUNED) -> np.ndarray:
+        """Time of a strategy over that of `plan`, [layer]."""
+        return self.scores[name].layer_total / self.scores[plan].layer_total
+
+
+def compare(inputs: Inputs, strategies: list[Strategy], clock: StageClock, report: Report) -> Comparison:
+    """Judge and replay every strategy."""
+    other = OTHER_GATHER[inputs.scenario.costs.gather][1]
+    scores, other_gather = {}, {}
+    with clock.stage("evaluate"):
+        for done, strategy in enumerate(strategies, start=1):
+            scores[strategy.name] = score(inputs, strategy, inputs.evaluation_batches)
+            other_gather[strategy.name] = score(inputs, strategy, inputs.evaluation_batches, other)
+            report("evaluate strategies", done, len(strategies))
+    obstacle = why_no_replay(inputs)
+    with clock.stage("simulate"):
+        replays = {} if obstacle else {s.name: _replay(inputs, s, report) for s in strategies}
+    return Comparison(
+        strategies={strategy.name: strategy for strategy in strategies},
+        scores=scores,
+        other_gather=other_gather,
+        replays=replays,
+        notes=[f"not replayed in the event simulator: {obstacle}"] if obstacle else [],
+    )
+
+
+def first_batches(score: Score, count: int) -> Score:
+    """Times of the first batches; node and link times stay means over all of them."""
+    stages = {name: getattr(score, name)[:, :count] for name in ("dispatch", "compute", "combine", "total")}
+    return replace(score, **stages)
+
+
+def _replay(inputs: Inputs, strategy: Strategy, report: Report) -> Replay:
+    stage = f"simulate {strategy.name}"
+    return replay(inputs, strategy, inputs.validation_batches, lambda done, total: report(stage, done, total))

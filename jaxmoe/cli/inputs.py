@@ -1,0 +1,151 @@
+"""From the command line's files to what computes: scenario, machine model, trace."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from jaxmoe.cli.session import OptionError
+from jaxmoe.config import FileTrace, Scenario, build_layer_model, build_model, load_scenario
+from jaxmoe.latency import LayerModel
+from jaxmoe.models import MoEModel
+from jaxmoe.traces import Batch, GatingTrace, TraceError, read_trace, sample_batches, synthetic_trace
+
+# Seeds of the configuration have 32 bits. Evaluation draws start beyond them, so no plan is ever judged on
+# the batches it was tuned on, whatever the two seeds are.
+EVALUATION_SEEDS = 2**64
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What one run is about. `model` is sharded; its memory is what the layers of `trace` may take of it."""
+
+    scenario: Scenario
+    moe: MoEModel
+    model: LayerModel
+    trace: GatingTrace  # the layers of this run, in order
+    trace_path: str  # or 'synthetic'
+
+    @property
+    def layer_ids(self) -> tuple[int, ...]:
+        return tuple(self.trace.layer_ids.tolist())
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.model.platform.mesh.shape
+
+    @property
+    def num_nodes(self) -> int:
+        return self.model.platform.mesh.num_nodes
+
+    @cached_property
+    def evaluation_batches(self) -> Batch:
+        """The batches on which every plan is judged, leaves [layer, batch, ...]."""
+        return self.batches_of(self.scenario.workload.batch_tokens)
+
+    @cached_property
+    def validation_batches(self) -> Batch:
+        """Those of them that the event simulator replays."""
+        return self.first_batches(self.evaluation_batches)
+
+    def batches_of(self, tokens: int) -> Batch:
+        """Evaluation batches of another size."""
+        judged, consecutive = self.scenario.evaluation, self.scenario.workload.sampling == "consecutive"
+        return sample_batches(self.trace, tokens, judged.batches, EVALUATION_SEEDS + judged.seed, consecutive)
+
+    def first_batches(self, batches: Batch) -> Batch:
+        """As many of them as the event simulator replays."""
+        return jax.tree.map(lambda leaf: leaf[:, : self.scenario.validation.batches], batches)
+
+    def capacity(self, layers: int) -> np.ndarray | None:
+        """Memory that `layers` layers may take of every node when all layers get the same, B [node]."""
+        capacity = self.model.platform.die.memory_capacity
+        return None if capacity is None else np.asarray(capacity, float) * layers / len(self.layer_ids)
+
+
+def read_inputs(config: Path, overrides: Sequence[str] | None, trace: Path | None, layers: str | None) -> Inputs:
+    """Read and check everything but plans. Raises `ConfigError`, `TraceError` or `OptionError`."""
+    scenario = load_scenario(config, overrides or ())
+    moe = build_model(scenario.model)
+    layer_ids = _chosen_layers(layers, moe)
+    if trace is None and isinstance(scenario.workload.trace, FileTrace):
+        trace = Path(scenario.workload.trace.path)
+    gating = _synthetic(scenario, moe) if trace is None else _recorded(trace, moe)
+    if scenario.workload.drop_repeats:
+        gating = gating.without_repeats()
+    return Inputs(
+        scenario=scenario,
+        moe=moe,
+        model=_with_memory_for(build_layer_model(scenario, "sharded"), len(layer_ids) / len(moe.moe_layer_ids)),
+        trace=_fitting(gating, moe, layer_ids, scenario.workload.batch_tokens, str(trace)),
+        trace_path="synthetic" if trace is None else str(trace),
+    )
+
+
+def _chosen_layers(text: str | None, moe: MoEModel) -> tuple[int, ...]:
+    if text is None:
+        return moe.moe_layer_ids
+    try:
+        chosen = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        raise OptionError(f"--layers is {text!r}, expected layer numbers such as 0,8,16") from None
+    unknown = [layer for layer in chosen if layer not in moe.moe_layer_ids]
+    if unknown:
+        raise OptionError(f"--layers names {unknown}, but {moe.name} has experts in layers {list(moe.moe_layer_ids)}")
+    return chosen
+
+
+def _synthetic(scenario: Scenario, moe: MoEModel) -> GatingTrace:
+    settings = scenario.workload.trace.model_dump(exclude={"kind"})
+    return synthetic_trace(
+        layer_ids=moe.moe_layer_ids, num_experts=moe.num_experts, top_k=moe.top_k, **settings
+    )
+
+
+def _recorded(path: Path, moe: MoEModel) -> GatingTrace:
+    try:
+        return read_trace(path, moe.num_experts)
+    except TraceError as error:
+        raise TraceError(f"{error}{_other_model(path, moe)}") from None
+
+
+def _other_model(path: Path, moe: MoEModel) -> str:
+    """A remark on a trace that can be read, but not as one of this model."""
+    try:
+        stated = read_trace(path).num_experts
+    except TraceError:
+        return ""
+    return f" (model.num_experts is {moe.num_experts}, the trace has {stated})"
+
+
+def _fitting(
+    trace: GatingTrace, moe: MoEModel, layer_ids: tuple[int, ...], batch_tokens: int, source: str
+) -> GatingTrace:
+    """The layers of this run, from a trace that fits the model."""
+    if trace.top_k != moe.top_k:
+        raise TraceError(
+            f"{source}: tokens chose {trace.top_k} experts, but model.top_k is {moe.top_k}; "
+            "use a trace of this model, or set model.top_k"
+        )
+    if not set(layer_ids) <= set(trace.layer_ids.tolist()):
+        raise TraceError(
+            f"{source}: has the layers {trace.layer_ids.tolist()}, but this run needs {list(layer_ids)} "
+            "(model.moe_layer_ids); use a trace of this model, or choose layers with --layers"
+        )
+    if batch_tokens > trace.num_tokens:
+        raise TraceError(
+            f"{source}: has {trace.num_tokens} tokens, but workload.batch_tokens is {batch_tokens}; lower it"
+        )
+    return trace.select_layers(layer_ids)
+
+
+def _with_memory_for(model: LayerModel, part: float) -> LayerModel:
+    """The model with the part of every node's memory that this run's layers may take."""
+    capacity = model.platform.die.memory_capacity
+    if capacity is None or part == 1:
+        return model
+    return eqx.tree_at(lambda m: m.platform.die.memory_capacity, model, capacity * part)

@@ -1,0 +1,37 @@
+"""The application: gathers the verbs."""
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from jaxmoe.cli import evaluate, tune, validate
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    help="How long Mixture-of-Experts layers take on meshes of chips, and where their experts should live.",
+)
+for verb in (tune, evaluate, validate):
+    app.command(verb.__name__.rpartition(".")[2])(verb.command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"jaxmoe {version('jaxmoe')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options before the verb."""
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    app()

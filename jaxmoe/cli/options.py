@@ -1,0 +1,28 @@
+"""Arguments and options that verbs share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The scenario, a YAML file.", show_default=False)]
+Out = Annotated[
+    Path, typer.Option("--out", metavar="DIR", help="The folder for results; made if need be.", show_default=False)
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option("--trace", metavar="FILE", help="A trace (npz, or JSON of hd_moe) in place of workload.trace."),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a value of the scenario. May be repeated."),
+]
+Layers = Annotated[
+    str | None,
+    typer.Option("--layers", metavar="N,N,..", help="Only these layers, as numbered in the full model."),
+]
+Plans = Annotated[
+    list[str] | None,
+    typer.Option("--plan", metavar="[NAME=]FILE", help="A plan to judge; NAME is its file's. May be repeated."),
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]

@@ -1,0 +1,27 @@
+"""Progress bars on a terminal, silence elsewhere."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from jaxmoe.cli.session import messages
+
+Report = Callable[[str, int, int], None]
+"""Called with the stage, the steps done and the steps in all."""
+
+
+@contextmanager
+def progress_bars() -> Iterator[Report]:
+    """One bar for each stage that is reported; they go when all is done."""
+    console = messages()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield report

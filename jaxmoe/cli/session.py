@@ -1,0 +1,44 @@
+"""What surrounds every verb: the output folder, one clear message for bad input, and exit codes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from jaxmoe.cli.output import OutputFolder
+from jaxmoe.config.base import ConfigError
+from jaxmoe.placement import PlanError
+from jaxmoe.traces import TraceError
+
+BAD_INPUT = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+class OptionError(ValueError):
+    """An option of the command line that cannot be used, with the reason and the remedy."""
+
+
+def messages() -> Console:
+    """Where errors, warnings and progress go: never mixed with results."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def session(out: Path, verbose: bool) -> Iterator[OutputFolder]:
+    """Run a verb in here: yields its output folder; ends with exit code 2 on bad input, 130 on Ctrl-C."""
+    folder = OutputFolder(out)
+    try:
+        with folder:
+            yield folder
+    except (ConfigError, TraceError, PlanError, OptionError, OSError) as error:
+        if verbose:
+            messages().print_exception()
+        messages().print(f"[bold red]error:[/] {escape(str(error))}")
+        raise typer.Exit(BAD_INPUT) from None
+    except KeyboardInterrupt:
+        kept = f"complete in {folder.path}: {', '.join(folder.written)}" if folder.written else "nothing was written"
+        messages().print(f"[bold red]interrupted;[/] {escape(kept)}")
+        raise typer.Exit(INTERRUPTED) from None

@@ -1,0 +1,87 @@
+"""What is compared: a name, a placement, and how its partial results come together."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxmoe.cli.inputs import Inputs
+from jaxmoe.latency import is_tensor_parallel
+from jaxmoe.placement import (
+    Placement,
+    PlanError,
+    check_fits,
+    expert_parallel_balanced,
+    expert_parallel_random,
+    hybrid,
+    tensor_parallel,
+)
+from jaxmoe.traces import GatingTrace
+
+TUNED = "tuned"
+STANDARD = ("tp", "ep_random", "ep_balanced", "hybrid", "hybrid_ring")
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A named placement of the layers of a run.
+
+    `forced_rings`: that many equal rectangles of the mesh reduce by ring in every layer. Otherwise results
+    gather by the scenario's rule, except in layers that are tensor parallel: one ring over the whole mesh
+    serves those (hd_moe Eq. 4). `comparable` is false where the accounting leaves something out. `note` is
+    what a reader of its figures has to know.
+    """
+
+    name: str
+    placement: Placement
+    forced_rings: int | None = None
+    fits: bool = True
+    comparable: bool = True
+    note: str = ""
+
+    @property
+    def rings(self) -> list[int | None]:
+        """Rings of every layer; `None` where results gather."""
+        if self.forced_rings is not None or self.placement.mode == "replicated":
+            return [self.forced_rings] * len(self.placement.share)
+        return [1 if is_tensor_parallel(share) else None for share in self.placement.share]
+
+
+def standard_strategies(inputs: Inputs) -> list[Strategy]:
+    """The usual placements. Those that do not fit the memory are kept, and marked."""
+    layers, experts, nodes = len(inputs.layer_ids), inputs.moe.num_experts, inputs.num_nodes
+    counts = _choice_counts(inputs.trace)
+    regions = inputs.scenario.strategies.hybrid_regions
+    regional = hybrid(counts, inputs.shape, regions)
+    shares = {
+        "tp": tensor_parallel(layers, experts, nodes),
+        "ep_random": expert_parallel_random(layers, experts, nodes, inputs.scenario.seed),
+        "ep_balanced": expert_parallel_balanced(counts, nodes),
+        "hybrid": regional,
+    }
+    ring_note = "a ring inside each region as hd_moe counts it, without what the regions send each other"
+    return [
+        *(_standard(inputs, name, share) for name, share in shares.items()),
+        _standard(inputs, "hybrid_ring", regional, regions, ring_note),
+    ]
+
+
+def sharded_placement(inputs: Inputs, share: np.ndarray, meta: dict[str, object] | None = None) -> Placement:
+    """A placement of this run's layers."""
+    return Placement(share.astype(np.float32), inputs.shape, "sharded", inputs.layer_ids, meta or {})
+
+
+def _standard(
+    inputs: Inputs, name: str, share: np.ndarray, rings: int | None = None, leaves_out: str = ""
+) -> Strategy:
+    placement = sharded_placement(inputs, share)
+    try:
+        check_fits(placement, float(inputs.model.expert_bytes), inputs.capacity(len(inputs.layer_ids)))
+    except PlanError as error:
+        return Strategy(name, placement, rings, fits=False, comparable=False, note=f"does not fit: {error}")
+    return Strategy(name, placement, rings, comparable=not leaves_out, note=leaves_out)
+
+
+def _choice_counts(trace: GatingTrace) -> np.ndarray:
+    """How often every expert was chosen, int [layer, expert]."""
+    layers = np.moveaxis(trace.experts, 1, 0).reshape(len(trace.layer_ids), -1)
+    return np.stack([np.bincount(layer, minlength=trace.num_experts) for layer in layers])

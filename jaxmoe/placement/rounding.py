@@ -1,0 +1,81 @@
+"""From nearly legal shares to legal ones: which hosts an expert keeps, and how its work is then divided."""
+
+import numpy as np
+import scipy.sparse as sp
+from jaxtyping import Bool, Float
+from scipy.optimize import linprog
+
+from jaxmoe.placement.placement import PlanError
+
+SMALLEST_SHARE = 1e-6  # below this an expert has no part worth sending tokens to
+
+
+def keep_hosts(
+    share: Float[np.ndarray, "*plan expert node"], least_part: Float[np.ndarray, "*plan expert"]
+) -> Float[np.ndarray, "*plan expert node"]:
+    """Drop the shares below `least_part` of their expert, never its largest, and divide their work over the rest."""
+    largest = share.max(axis=-1, keepdims=True)
+    kept = np.where((share >= least_part[..., None]) | (share == largest), share, 0)
+    return kept / kept.sum(axis=-1, keepdims=True)
+
+
+def rebalance(
+    support: Bool[np.ndarray, "expert node"],
+    counts: Float[np.ndarray, "batch expert"],
+    seconds_per_token: Float[np.ndarray, " node"],
+    room: Float[np.ndarray, " node"],
+) -> Float[np.ndarray, "expert node"]:
+    """Divide experts over given hosts so that the slowest node is as fast as can be, on average over batches.
+
+    A linear programme: minimise mean_b t_b with t_b >= seconds_per_token[n] * sum_e counts[b, e] share[e, n],
+    rows of share summing to 1 and columns to at most `room` (experts that fit a node). Communication depends
+    on the support alone, so with the support given this is the best there is. Raises `PlanError` when the
+    experts do not fit these hosts.
+    """
+    expert, node = np.nonzero(support)
+    batches, hosts = len(counts), len(expert)
+    # One row per batch and node: work of that node's hosts, less the batch's time. Scaled to be near 1.
+    work = counts[:, expert] * seconds_per_token[node]
+    scale = work.sum(axis=1).mean() / len(room)
+    rows = (np.arange(batches)[:, None] * len(room) + node).ravel()
+    load = sp.csr_matrix(
+        (work.ravel() / scale, (rows, np.tile(np.arange(hosts), batches))), (batches * len(room), hosts)
+    )
+    slowest = sp.kron(sp.eye(batches), -np.ones((len(room), 1)))
+    limited = np.flatnonzero(np.isfinite(room))
+    held = sp.csr_matrix((np.ones(hosts), (node, np.arange(hosts))), (len(room), hosts))[limited]
+    solution = linprog(
+        c=np.concatenate([np.zeros(hosts), np.full(batches, 1 / batches)]),
+        A_ub=sp.bmat([[load, slowest], [held, None]], format="csr") if limited.size else sp.hstack([load, slowest]),
+        b_ub=np.concatenate([np.zeros(batches * len(room)), room[limited]]),
+        A_eq=sp.csr_matrix((np.ones(hosts), (expert, np.arange(hosts))), (len(support), hosts + batches)),
+        b_eq=np.ones(len(support)),
+        method="highs",
+    )
+    if solution.x is None:
+        raise PlanError(f"no division of the experts over these hosts fits the nodes' memory ({solution.message})")
+    share = np.zeros(support.shape)
+    share[expert, node] = np.where(solution.x[:hosts] < SMALLEST_SHARE, 0, solution.x[:hosts])
+    return share / share.sum(axis=1, keepdims=True)
+
+
+def fit_memory(
+    share: Float[np.ndarray, "expert node"], room: Float[np.ndarray, " node"]
+) -> Float[np.ndarray, "expert node"]:
+    """The nearest placement that fits: as much of every share kept as `room` (experts that fit a node) allows.
+
+    A linear programme: maximise sum(share * kept), rows of kept summing to 1 and columns to at most `room`.
+    """
+    experts, nodes = share.shape
+    solution = linprog(
+        c=-share.ravel(),
+        A_ub=sp.kron(np.ones((1, experts)), sp.eye(nodes), format="csr"),
+        b_ub=np.minimum(room, experts),
+        A_eq=sp.kron(sp.eye(experts), np.ones((1, nodes)), format="csr"),
+        b_eq=np.ones(experts),
+        method="highs",
+    )
+    if solution.x is None:
+        raise PlanError(f"{experts} experts do not fit the nodes' memory ({solution.message})")
+    kept = np.where(solution.x < SMALLEST_SHARE, 0, solution.x).reshape(share.shape)
+    return kept / kept.sum(axis=1, keepdims=True)

@@ -1,0 +1,132 @@
+"""Gradient descent over relaxed placements: all layers and restarts in one vmapped run, in short segments."""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+
+from jaxmoe.latency import LayerModel
+from jaxmoe.relax import SmoothMax, geometric
+from jaxmoe.traces import Batch
+from jaxmoe.tune.problem import PlacementProblem
+from jaxmoe.tune.relaxation import TransportPlan, random_plan, soft_hosts
+
+SEGMENT = 25  # steps between two looks at the clock; static, so that more steps compile nothing new
+MEMORY_WEIGHT = 10.0  # relative time that a node filled twice over costs
+
+
+class Annealed(NamedTuple):
+    """What is annealed, at one step or at each of several."""
+
+    temperature: Float[Array, "..."]  # of the transport plan
+    width: Float[Array, "..."]  # of the soft hosts
+    max_temperature: Float[Array, "..."]  # of the smooth maximum
+
+
+class Landscape(NamedTuple):
+    """What the objective of every layer is made of. Numbers only: changing one compiles nothing."""
+
+    model: LayerModel
+    frequency: Float[Array, "layer expert"]
+    node_part: Float[Array, " node"]
+    room: Float[Array, " node"]
+    scale: Float[Array, ""]  # s: a layer's compute time if work were even
+    budget_spread: Float[Array, ""]
+    learning_rate: Float[Array, ""]
+    p95_weight: Float[Array, ""]
+
+
+class Descent(NamedTuple):
+    """State of the descent; leaves are [layer, restart, ...]."""
+
+    plans: TransportPlan
+    optimiser: optax.OptState
+
+
+def landscape(problem: PlacementProblem, budget_spread: float, learning_rate: float) -> Landscape:
+    """The objective of a problem, as arrays."""
+    model = problem.model
+    work = problem.batch_tokens * problem.trace.top_k * float(model.flops_per_token_expert)
+    flops = np.asarray(model.platform.die.flops, float)
+    return Landscape(
+        model=model,
+        frequency=jnp.asarray(problem.frequency, jnp.float32),
+        node_part=jnp.asarray(flops / flops.sum(), jnp.float32),
+        room=jnp.asarray(problem.room, jnp.float32),
+        scale=jnp.asarray(work / flops.sum(), jnp.float32),
+        budget_spread=jnp.asarray(budget_spread, jnp.float32),
+        learning_rate=jnp.asarray(learning_rate, jnp.float32),
+        p95_weight=jnp.asarray(problem.p95_weight, jnp.float32),
+    )
+
+
+def start(problem: PlacementProblem, restarts: int, seed: int) -> Descent:
+    """Random plans for every layer and restart."""
+    layers, experts = problem.frequency.shape
+    keys = jax.random.split(jax.random.key(seed), (layers, restarts))
+    plans = jax.vmap(jax.vmap(lambda key: random_plan(key, experts, problem.num_nodes)))(keys)
+    return Descent(plans, jax.vmap(jax.vmap(optax.scale_by_adam().init))(plans))
+
+
+def relaxed_shares(land: Landscape, plans: TransportPlan, temperature: Float[Array, ""]) -> Float[Array, "l r e n"]:
+    """Shares of all plans [layer, restart] at a temperature."""
+
+    def share(plan: TransportPlan, frequency: Float[Array, " expert"]) -> Float[Array, "expert node"]:
+        return plan.share(frequency, land.node_part, temperature, land.budget_spread)
+
+    return jax.vmap(lambda plans, frequency: jax.vmap(lambda plan: share(plan, frequency))(plans))(
+        plans, land.frequency
+    )
+
+
+def _objective(
+    plan: TransportPlan, land: Landscape, frequency: Float[Array, " expert"], batches: Batch, now: Annealed
+) -> Float[Array, ""]:
+    """Relaxed time of one layer over the even compute time, mean over batches mixed with their 95th percentile."""
+    share = plan.share(frequency, land.node_part, now.temperature, land.budget_spread)
+    support = soft_hosts(frequency, share.shape[1], now.width)
+    reduction = SmoothMax(now.max_temperature)
+    seconds = jax.vmap(lambda batch: land.model(share, batch, reduction=reduction, support=support).total)(batches)
+    time = seconds.mean() + land.p95_weight * (jnp.quantile(seconds, 0.95) - seconds.mean())
+    overfull = jnp.maximum(share.sum(axis=0) / land.room - 1, 0)
+    return time / land.scale + MEMORY_WEIGHT * jnp.sum(overfull**2)
+
+
+@eqx.filter_jit
+def descend(
+    land: Landscape, state: Descent, batches: Batch, schedule: Annealed
+) -> tuple[Descent, Float[Array, "step layer restart"]]:
+    """One segment of descent; leaves of `batches` are [step, layer, batch, ...]. Returns the objective, s."""
+
+    def update(plan, optimiser, frequency, batches, now):
+        value, gradient = jax.value_and_grad(_objective)(plan, land, frequency, batches, now)
+        direction, optimiser = optax.scale_by_adam().update(gradient, optimiser)
+        plan = jax.tree.map(lambda leaf, change: leaf - land.learning_rate * change, plan, direction)
+        return plan, optimiser, value * land.scale
+
+    def step(state: Descent, given):
+        batches, now = given
+        over_restarts = jax.vmap(update, in_axes=(0, 0, None, None, None))
+        over_layers = jax.vmap(over_restarts, in_axes=(0, 0, 0, 0, None))
+        plans, optimiser, seconds = over_layers(*state, land.frequency, batches, now)
+        return Descent(plans, optimiser), seconds
+
+    return jax.lax.scan(step, state, (batches, schedule))
+
+
+def schedule(first: int, steps: int, ends: dict[str, tuple[float, float]]) -> Annealed:
+    """Annealed values of the segment that begins at step `first` of `steps`."""
+    progress = np.minimum((first + np.arange(SEGMENT)) / max(steps - 1, 1), 1)
+    return Annealed(**{name: jnp.asarray(geometric(*ends[name], progress), jnp.float32) for name in Annealed._fields})
+
+
+def segment_batches(problem: PlacementProblem, batches_per_step: int, seed: int) -> Batch:
+    """Fresh batches for one segment, leaves [step, layer, batch, ...]."""
+    drawn = problem.draw(SEGMENT * batches_per_step, seed)
+    return jax.tree.map(
+        lambda leaf: jnp.moveaxis(leaf.reshape(leaf.shape[0], SEGMENT, batches_per_step, *leaf.shape[2:]), 1, 0), drawn
+    )

@@ -1,0 +1,67 @@
+"""What a tuner is asked: which machine, which tokens, and what a plan must respect."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmoe.latency import LayerModel
+from jaxmoe.placement import PlanError
+from jaxmoe.traces import Batch, GatingTrace, sample_batches
+
+
+@dataclass(frozen=True)
+class PlacementProblem:
+    """Place the experts of every layer of `trace` on the machine of `model`.
+
+    Time of a layer is the mean over batches of `batch_tokens` tokens drawn from the trace, mixed with the
+    95th percentile by `p95_weight`. A node's memory is divided evenly among the layers.
+    """
+
+    model: LayerModel
+    trace: GatingTrace
+    batch_tokens: int
+    consecutive: bool = False
+    p95_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        room, needed = self.room.sum(), self.trace.num_experts
+        if room < needed:
+            raise PlanError(
+                f"the experts of a layer need {needed} times an expert's memory, all nodes together have room for "
+                f"{room:.4g}; raise the memory capacity, or use more nodes or fewer layers"
+            )
+
+    @property
+    def num_nodes(self) -> int:
+        return self.model.platform.mesh.num_nodes
+
+    @property
+    def room(self) -> np.ndarray:
+        """Experts of one layer that fit each node, float [node]; infinite without a memory limit."""
+        capacity = self.model.platform.die.memory_capacity
+        if capacity is None:
+            return np.full(self.num_nodes, np.inf)
+        return np.asarray(capacity, float) / float(self.model.expert_bytes) / len(self.trace.layer_ids)
+
+    @property
+    def frequency(self) -> np.ndarray:
+        """How much of a layer's work each expert is, float [layer, expert]; rows sum to 1.
+
+        Experts that the trace never chose count as chosen a tenth of a time: they need a place too.
+        """
+        layers, experts = len(self.trace.layer_ids), self.trace.num_experts
+        count = np.stack([np.bincount(self.trace.experts[:, i].ravel(), minlength=experts) for i in range(layers)])
+        smoothed = np.maximum(count, 0.1)
+        return smoothed / smoothed.sum(axis=1, keepdims=True)
+
+    def draw(self, batches: int, seed: int) -> Batch:
+        """Fresh batches, leaves [layer, batch, ...]."""
+        return sample_batches(self.trace, self.batch_tokens, batches, seed, self.consecutive)
+
+    def objective(self, seconds: jnp.ndarray) -> jnp.ndarray:
+        """What is minimised, from the times of batches on the last axis."""
+        mean = jnp.mean(seconds, axis=-1)
+        if self.p95_weight == 0:
+            return mean
+        return mean + self.p95_weight * (jnp.quantile(seconds, 0.95, axis=-1) - mean)

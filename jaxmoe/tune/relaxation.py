@@ -1,0 +1,60 @@
+"""Relaxed placements: shares as a transport plan between experts and nodes.
+
+Work W[e, n] = Sinkhorn(logits / temperature) has the experts' frequencies as row sums and a learned, nearly
+even budget of the nodes as column sums; share = W / frequency. So work is balanced by construction and
+descent is left with locality. As the temperature falls, W nears a vertex of the transport polytope: few
+shares are not 0.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+from jaxmoe.relax import SoftSupport, sinkhorn
+
+
+class TransportPlan(eqx.Module):
+    """Free parameters of one relaxed placement."""
+
+    logits: Float[Array, "expert node"]
+    budget: Float[Array, " node"]
+
+    def share(
+        self,
+        frequency: Float[Array, " expert"],
+        node_part: Float[Array, " node"],
+        temperature: Float[Array, ""],
+        budget_spread: Float[Array, ""],
+    ) -> Float[Array, "expert node"]:
+        """Shares of every expert; `node_part` is what each node would hold of all work if work were even.
+
+        A node's budget stays within `budget_spread` of that, relatively.
+        """
+        budget = node_part * (1 + budget_spread * jnp.tanh(self.budget))
+        work = sinkhorn(self.logits / temperature, frequency, budget / budget.sum())
+        return work / frequency[:, None]
+
+
+def random_plan(key: Key[Array, ""], experts: int, nodes: int) -> TransportPlan:
+    """A start without preference but for noise."""
+    return TransportPlan(0.5 * jax.random.normal(key, (experts, nodes)), jnp.zeros(nodes))
+
+
+def typical_part(frequency: Any, nodes: int) -> Any:
+    """The share of an expert that fills a node: 1 for a cold expert, less for one that needs several nodes.
+
+    `frequency` is a JAX or NumPy array [..., expert], and so is the result.
+    """
+    return 1 / (1 + (frequency * nodes - 1) * (frequency * nodes > 1))
+
+
+def soft_hosts(frequency: Float[Array, " expert"], nodes: int, width: Float[Array, ""]) -> SoftSupport:
+    """Soft support whose width is relative to the typical part of each expert.
+
+    A width relative to the share alone would hardly see the hosts of hot experts, one relative to the work
+    alone would hardly see those of cold ones.
+    """
+    return SoftSupport(width * typical_part(frequency, nodes)[:, None])

@@ -1,0 +1,39 @@
+"""When to stop early: time is up, or the user pressed Ctrl-C."""
+
+import signal
+import threading
+import time
+from typing import Any
+
+
+class StopSwitch:
+    """Asks long work to end at its next look. Inside the `with` block the first Ctrl-C sets it; a second one raises."""
+
+    def __init__(self, time_limit_s: float | None = None) -> None:
+        self._deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
+        self._interrupted = False
+        self._previous: Any = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why to stop, or `None` to go on."""
+        if self._interrupted:
+            return "interrupted"
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            return "time limit"
+        return None
+
+    def _interrupt(self, signum, frame) -> None:
+        if self._interrupted:
+            raise KeyboardInterrupt
+        self._interrupted = True
+
+    def __enter__(self) -> "StopSwitch":
+        # Only the main thread may handle signals; elsewhere Ctrl-C is not ours to catch.
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(self, *exception) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
