@@ -2,8 +2,10 @@
 
 import numpy as np
 
+Figures = dict[str, float | int | None]
 
-def agreement(model_s: np.ndarray, simulated_s: np.ndarray) -> dict[str, float | int | None]:
+
+def agreement(model_s: np.ndarray, simulated_s: np.ndarray) -> Figures:
     """R2 of the prediction itself (no line is fitted), and its mean and largest absolute error in percent.
 
     `None` where it has no meaning: R2 of equal times, errors of times that are all 0.
@@ -20,10 +22,10 @@ def agreement(model_s: np.ndarray, simulated_s: np.ndarray) -> dict[str, float |
     }
 
 
-def agreement_text(figures: dict[str, float | int | None]) -> str:
+def agreement_text(figures: Figures) -> str:
     """Both figures for people."""
     r2, error = figures["r2"], figures["mean_abs_error_percent"]
     return ", ".join(
-        ["R2 without meaning" if r2 is None else f"R2 = {r2:.5f}"]
+        ["R2 without meaning" if r2 is None else f"R2 = {r2:.6f}"]
         + ([] if error is None else [f"mean absolute error {error:.2f} %"])
     )

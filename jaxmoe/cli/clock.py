@@ -15,12 +15,12 @@ class CompileTime:
     def __init__(self) -> None:
         self._spans: list[tuple[float, float]] = []
 
-    def on_event(self, event: str, seconds: float, **_: object) -> None:
-        """Take note of something that took `seconds` and has just ended."""
+    def on_event(self, event: str, duration_secs: float, **_: object) -> None:
+        """Take note of something that has just ended."""
         if not event.startswith(COMPILING):
             return
         end = time.perf_counter()
-        start = end - seconds
+        start = end - duration_secs
         # What is inside the new span ended before it, so it is at the end of the list.
         while self._spans and self._spans[-1][0] >= start:
             self._spans.pop()

@@ -1,6 +1,6 @@
 """Strategies side by side: judged on all evaluation batches, replayed on the first of them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from jaxmoe.cli.replay import Replay, replay, why_no_replay
 from jaxmoe.cli.scoring import Score, score
 from jaxmoe.cli.strategies import TUNED, Strategy
 from jaxmoe.network import FewestHops, LowestHost
+from jaxmoe.placement import PlanError
+from jaxmoe.tune import PlacementProblem
+from jaxmoe.tune.bounds import lower_bound
 
 OTHER_GATHER = {"lowest_host": ("fewest_hops", FewestHops()), "fewest_hops": ("lowest_host", LowestHost())}
 
@@ -23,11 +26,12 @@ class Comparison:
     scores: dict[str, Score]
     other_gather: dict[str, Score]  # with the second gather rule
     replays: dict[str, Replay]
+    bound: np.ndarray | None  # s [layer]: no sharded plan that gathers does better on these batches
     notes: list[str]
 
     def replayed(self, name: str) -> Score:
         """The score of a strategy on the replayed batches alone."""
-        return first_batches(self.scores[name], self.replays[name].total.shape[1])
+        return self.scores[name].first_batches(self.replays[name].total.shape[1])
 
     def speedup(self, name: str, plan: str = TUNED) -> np.ndarray:
         """Time of a strategy over that of `plan`, [layer]."""
@@ -43,6 +47,8 @@ def compare(inputs: Inputs, strategies: list[Strategy], clock: StageClock, repor
             scores[strategy.name] = score(inputs, strategy, inputs.evaluation_batches)
             other_gather[strategy.name] = score(inputs, strategy, inputs.evaluation_batches, other)
             report("evaluate strategies", done, len(strategies))
+    with clock.stage("bound"):
+        bound = _bound(inputs)
     obstacle = why_no_replay(inputs)
     with clock.stage("simulate"):
         replays = {} if obstacle else {s.name: _replay(inputs, s, report) for s in strategies}
@@ -51,14 +57,29 @@ def compare(inputs: Inputs, strategies: list[Strategy], clock: StageClock, repor
         scores=scores,
         other_gather=other_gather,
         replays=replays,
+        bound=bound,
         notes=[f"not replayed in the event simulator: {obstacle}"] if obstacle else [],
     )
 
 
-def first_batches(score: Score, count: int) -> Score:
-    """Times of the first batches; node and link times stay means over all of them."""
-    stages = {name: getattr(score, name)[:, :count] for name in ("dispatch", "compute", "combine", "total")}
-    return replace(score, **stages)
+def placement_problem(inputs: Inputs) -> PlacementProblem:
+    """What a tuner is asked. Raises `PlanError` where no placement fits."""
+    return PlacementProblem(
+        model=inputs.model,
+        trace=inputs.trace,
+        batch_tokens=inputs.scenario.workload.batch_tokens,
+        consecutive=inputs.scenario.workload.sampling == "consecutive",
+        p95_weight=inputs.scenario.tuning.p95_weight,
+    )
+
+
+def _bound(inputs: Inputs) -> np.ndarray | None:
+    """The bound on what any placement does on the evaluation batches, `None` where no placement fits."""
+    try:
+        problem = placement_problem(inputs)
+    except PlanError:
+        return None
+    return lower_bound(problem, inputs.evaluation_batches)
 
 
 def _replay(inputs: Inputs, strategy: Strategy, report: Report) -> Replay:

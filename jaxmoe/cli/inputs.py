@@ -15,8 +15,8 @@ from jaxmoe.latency import LayerModel
 from jaxmoe.models import MoEModel
 from jaxmoe.traces import Batch, GatingTrace, TraceError, read_trace, sample_batches, synthetic_trace
 
-# Seeds of the configuration have 32 bits. Evaluation draws start beyond them, so no plan is ever judged on
-# the batches it was tuned on, whatever the two seeds are.
+# Batches for tuning are drawn with seeds below 2**62. Those that judge come from seeds beyond, so no plan is
+# ever judged on the batches it was tuned on, whatever seeds the scenario states.
 EVALUATION_SEEDS = 2**64
 
 
@@ -101,9 +101,7 @@ def _chosen_layers(text: str | None, moe: MoEModel) -> tuple[int, ...]:
 
 def _synthetic(scenario: Scenario, moe: MoEModel) -> GatingTrace:
     settings = scenario.workload.trace.model_dump(exclude={"kind"})
-    return synthetic_trace(
-        layer_ids=moe.moe_layer_ids, num_experts=moe.num_experts, top_k=moe.top_k, **settings
-    )
+    return synthetic_trace(layer_ids=moe.moe_layer_ids, num_experts=moe.num_experts, top_k=moe.top_k, **settings)
 
 
 def _recorded(path: Path, moe: MoEModel) -> GatingTrace:

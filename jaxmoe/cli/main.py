@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-from jaxmoe.cli import evaluate, tune, validate
+from jaxmoe.cli.evaluate import command as evaluate
+from jaxmoe.cli.tune import command as tune
+from jaxmoe.cli.validate import command as validate
 
 app = typer.Typer(
     add_completion=False,
@@ -13,8 +15,9 @@ app = typer.Typer(
     no_args_is_help=True,
     help="How long Mixture-of-Experts layers take on meshes of chips, and where their experts should live.",
 )
-for verb in (tune, evaluate, validate):
-    app.command(verb.__name__.rpartition(".")[2])(verb.command)
+app.command("tune")(tune)
+app.command("evaluate")(evaluate)
+app.command("validate")(validate)
 
 
 def _print_version(wanted: bool) -> None:

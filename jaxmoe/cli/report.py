@@ -18,9 +18,15 @@ def comparison_report(inputs: Inputs, comparison: Comparison) -> dict[str, Any]:
         "totals": {name: float(score.layer_total.sum()) for name, score in comparison.scores.items()},
         "best": [_best(comparison, row, layer) for row, layer in enumerate(inputs.layer_ids)],
         f"gather_{other}": {name: float(s.layer_total.mean()) for name, s in comparison.other_gather.items()},
+        "bound_s": None if comparison.bound is None else per_layer(comparison.bound),
         "agreement": _agreement(comparison) if comparison.replays else None,
         "notes": comparison.notes,
     }
+
+
+def per_layer(seconds: np.ndarray) -> dict[str, Any]:
+    """Seconds of every layer, and their mean."""
+    return {"mean": float(seconds.mean()), "layers": seconds.astype(float).tolist()}
 
 
 def _strategy(inputs: Inputs, comparison: Comparison, name: str) -> dict[str, Any]:

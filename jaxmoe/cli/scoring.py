@@ -43,6 +43,11 @@ class Score:
         """What links carry in dispatch and combine together, s [layer, link]."""
         return self.dispatch_link_time + self.combine_link_time
 
+    def first_batches(self, count: int) -> "Score":
+        """Times of the first batches; node and link times stay means over all of them."""
+        times = {name: getattr(self, name)[:, :count] for name in ("dispatch", "compute", "combine", "total")}
+        return replace(self, **times)
+
 
 def score(inputs: Inputs, strategy: Strategy, batches: Batch, gather: AbstractExchange | None = None) -> Score:
     """Judge a strategy; `gather` replaces the scenario's own rule where results gather."""

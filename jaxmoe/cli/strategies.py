@@ -60,20 +60,14 @@ def standard_strategies(inputs: Inputs) -> list[Strategy]:
     }
     ring_note = "a ring inside each region as hd_moe counts it, without what the regions send each other"
     return [
-        *(_standard(inputs, name, share) for name, share in shares.items()),
-        _standard(inputs, "hybrid_ring", regional, regions, ring_note),
+        *(strategy(inputs, name, share) for name, share in shares.items()),
+        strategy(inputs, "hybrid_ring", regional, regions, ring_note),
     ]
 
 
-def sharded_placement(inputs: Inputs, share: np.ndarray, meta: dict[str, object] | None = None) -> Placement:
-    """A placement of this run's layers."""
-    return Placement(share.astype(np.float32), inputs.shape, "sharded", inputs.layer_ids, meta or {})
-
-
-def _standard(
-    inputs: Inputs, name: str, share: np.ndarray, rings: int | None = None, leaves_out: str = ""
-) -> Strategy:
-    placement = sharded_placement(inputs, share)
+def strategy(inputs: Inputs, name: str, share: np.ndarray, rings: int | None = None, leaves_out: str = "") -> Strategy:
+    """Name sharded shares of this run's layers, and say whether they fit."""
+    placement = Placement(share.astype(np.float32), inputs.shape, "sharded", inputs.layer_ids)
     try:
         check_fits(placement, float(inputs.model.expert_bytes), inputs.capacity(len(inputs.layer_ids)))
     except PlanError as error:

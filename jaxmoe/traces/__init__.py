@@ -1,6 +1,7 @@
 """Gating traces: read, drawn from, made up."""
 
 from jaxmoe.traces.batches import Batch as Batch
+from jaxmoe.traces.batches import merge_tokens as merge_tokens
 from jaxmoe.traces.batches import sample_batches as sample_batches
 from jaxmoe.traces.files import read_trace as read_trace
 from jaxmoe.traces.files import write_trace as write_trace

@@ -1,5 +1,8 @@
 """Batches of tokens drawn from a trace, as arrays for the model and the event simulator alike."""
 
+import itertools
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -52,4 +55,30 @@ def sample_batches(trace: GatingTrace, tokens: int, batches: int, seed: int, con
         gather_slot=jnp.asarray(rng.integers(trace.top_k, size=experts.shape[:3]), jnp.int32),
         draw=jnp.asarray(rng.random(experts.shape, dtype=np.float32)),
         weight=jnp.ones(experts.shape[:3], jnp.float32),
+    )
+
+
+def merge_tokens(batches: Batch, num_experts: int) -> Batch:
+    """The same batches with equal tokens merged, where that leaves fewer rows; else as they are.
+
+    With few experts there are few kinds of token: 8 experts of which 2 are chosen make 28 choices, and 56
+    with the gather slot. Merged, all batches of a layer share their rows [layer, row, top_k] and differ in
+    weight [layer, batch, row] alone. Replica draws are lost: merged batches are for sharded placements.
+    """
+    layers, _, tokens, top_k = batches.experts.shape
+    experts, gathers = np.asarray(batches.experts), np.asarray(batches.gather_expert)
+    if math.comb(num_experts, top_k) * top_k >= tokens or (experts < 0).any():
+        return batches
+    rows = np.repeat(list(itertools.combinations(range(num_experts), top_k)), top_k, axis=0)
+    slots = np.arange(len(rows)) % top_k
+    # A kind of token in one number: its experts as bits, then the one that gathers.
+    kind = (1 << rows).sum(axis=1) * num_experts + rows[np.arange(len(rows)), slots]
+    order = np.argsort(kind)
+    row = order[np.searchsorted(kind[order], (1 << experts.astype(np.int64)).sum(axis=-1) * num_experts + gathers)]
+    weight = (row[..., None] == np.arange(len(rows))).sum(axis=2)
+    return Batch(
+        experts=jnp.broadcast_to(jnp.asarray(rows, jnp.int32), (layers, *rows.shape)),
+        gather_slot=jnp.broadcast_to(jnp.asarray(slots, jnp.int32), (layers, len(rows))),
+        draw=jnp.zeros((layers, *rows.shape), jnp.float32),
+        weight=jnp.asarray(weight, jnp.float32),
     )

@@ -19,7 +19,7 @@ GRID = 512  # values of c between even work and one node for every token
 
 
 def lower_bound(problem: PlacementProblem, batches: Batch) -> Float[np.ndarray, " layer"]:
-    """Bound on the mean total time of every layer over `batches` [layer, batch, token, ...], s.
+    """Bound on the mean total time of every layer over `batches` [layer, batch, token, ...] (or merged ones), s.
 
     Latencies and chunking are left out, as is memory bandwidth: they only add. It bounds sharded plans under
     the gather rules, not ring collectives.
@@ -30,8 +30,8 @@ def lower_bound(problem: PlacementProblem, batches: Batch) -> Float[np.ndarray, 
 
 def _layer_bound(problem: PlacementProblem, experts: np.ndarray, weight: Float[np.ndarray, "batch token"]) -> float:
     model, batches = problem.model, len(weight)
-    rows = np.sort(experts.reshape(-1, experts.shape[-1]), axis=1)
-    choices, index = np.unique(rows, axis=0, return_inverse=True)
+    rows = np.sort(np.broadcast_to(experts, (*weight.shape, experts.shape[-1])), axis=-1)
+    choices, index = np.unique(rows.reshape(-1, rows.shape[-1]), axis=0, return_inverse=True)
     often = np.bincount(index.ravel(), weight.ravel()) / batches  # mean tokens of a batch with this choice
     chosen = np.where(choices < 0, problem.trace.num_experts, choices)
     work = np.zeros(problem.trace.num_experts + 1)

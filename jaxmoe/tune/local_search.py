@@ -115,8 +115,15 @@ def _propose(key: Key[Array, ""], share: Share, frequency: Float[Array, " expert
 
 
 def _score(search: Search, share: Share, batches: Batch) -> Float[Array, ""]:
-    """Exact objective of one plan of one layer, s; leaves of `batches` are [batch, ...]."""
-    seconds = jax.vmap(lambda batch: search.model(share, batch).total)(batches)
+    """Exact objective of one plan of one layer, s; leaves of `batches` are [batch, ...], or merged rows."""
+
+    def weighed(weight: Float[Array, " token"]) -> Float[Array, ""]:
+        return search.model(share, eqx.tree_at(lambda batch: batch.weight, batches, weight)).total
+
+    if batches.experts.ndim == batches.weight.ndim:  # merged: all batches share their rows
+        seconds = jax.vmap(weighed)(batches.weight)
+    else:
+        seconds = jax.vmap(lambda batch: search.model(share, batch).total)(batches)
     return seconds.mean() + search.p95_weight * (jnp.quantile(seconds, 0.95) - seconds.mean())
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 
 from jaxmoe.placement.rounding import fit_memory, keep_hosts, rebalance
 from jaxmoe.relax import geometric
-from jaxmoe.traces import Batch
+from jaxmoe.traces import Batch, merge_tokens
 from jaxmoe.tune import descent, local_search
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.problem import PlacementProblem
@@ -93,7 +93,7 @@ class _Run:
         )
 
     def draw(self, batches: int) -> Batch:
-        return self.problem.draw(batches, next(self.seeds))
+        return merge_tokens(self.problem.draw(batches, next(self.seeds)), self.problem.trace.num_experts)
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -169,7 +169,7 @@ class _Run:
 
     def rebalance(self, plans: Plans, scores: Scores) -> tuple[Plans, Scores]:
         """Divide experts over their hosts anew, where that is better."""
-        model, batches = self.problem.model, self.draw(REBALANCE_BATCHES)
+        model, batches = self.problem.model, self.problem.draw(REBALANCE_BATCHES, next(self.seeds))
         seconds_per_token = float(model.flops_per_token_expert) / np.asarray(model.platform.die.flops, float)
         balanced = np.empty_like(plans)
         for layer in range(len(plans)):

@@ -1,0 +1,38 @@
+"""`jaxmoe evaluate`: the usual placements and given plans, side by side."""
+
+from jaxmoe.cli import options
+from jaxmoe.cli.clock import StageClock
+from jaxmoe.cli.comparison import compare
+from jaxmoe.cli.inputs import read_inputs
+from jaxmoe.cli.pictures import draw_comparison
+from jaxmoe.cli.plans import given_plans
+from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.provenance import provenance
+from jaxmoe.cli.report import comparison_report
+from jaxmoe.cli.session import session
+from jaxmoe.cli.strategies import standard_strategies
+from jaxmoe.cli.tables import comparison_warnings, print_comparison, print_warnings
+
+
+def command(
+    config: options.Config,
+    out: options.Out,
+    trace: options.Trace = None,
+    plan: options.Plans = None,
+    overrides: options.Overrides = None,
+    layers: options.Layers = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Judge the usual placements, and given plans, on batches drawn from the trace."""
+    with session(out, verbose) as folder, StageClock() as clock:
+        with clock.stage("load"):
+            inputs = read_inputs(config, overrides, trace, layers)
+            strategies = [*standard_strategies(inputs), *given_plans(plan, inputs)]
+        with progress_bars() as report:
+            comparison = compare(inputs, strategies, clock, report)
+        with clock.stage("draw"):
+            draw_comparison(folder, inputs, comparison)
+        summary = provenance("evaluate", inputs) | comparison_report(inputs, comparison)
+        folder.write_json("summary.json", summary | {"wall_s": clock.report()})
+        print_comparison(comparison, f"{inputs.scenario.name}: mean over {len(inputs.layer_ids)} layers")
+        print_warnings(comparison_warnings(comparison))

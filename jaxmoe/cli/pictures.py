@@ -1,0 +1,96 @@
+"""The figures of a run, drawn from a comparison."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from jaxmoe.cli.agreement import agreement, agreement_text
+from jaxmoe.cli.comparison import Comparison
+from jaxmoe.cli.inputs import Inputs
+from jaxmoe.cli.output import OutputFolder
+from jaxmoe.cli.strategies import STANDARD, TUNED
+from jaxmoe.plotting import (
+    MeshPanel,
+    plot_breakdown,
+    plot_convergence,
+    plot_layer_latency,
+    plot_mesh_loads,
+    plot_model_vs_simulation,
+    plot_speedups,
+)
+from jaxmoe.tune import History, TuneResult
+
+
+def draw_comparison(folder: OutputFolder, inputs: Inputs, comparison: Comparison) -> None:
+    """Figures of `evaluate`, which `tune` draws as well."""
+    scenario = inputs.scenario.name
+    latency = {name: score.layer_total for name, score in comparison.scores.items()}
+    plot_layer_latency(folder.target("latency_by_layer.png"), inputs.layer_ids, latency, f"{scenario}: time of a layer")
+    stages = {name: (score.dispatch, score.compute, score.combine) for name, score in comparison.scores.items()}
+    plot_breakdown(folder.target("breakdown.png"), stages, f"{scenario}: what the time is made of")
+    _draw_mesh_loads(folder, inputs, comparison)
+    if comparison.replays:
+        simulated = {name: replay.communication for name, replay in comparison.replays.items()}
+        model = {name: comparison.replayed(name).communication for name in simulated}
+        draw_scatter(folder, f"{scenario}: dispatch and combine", model, simulated)
+
+
+def draw_tuning(folder: OutputFolder, inputs: Inputs, comparison: Comparison, result: TuneResult) -> None:
+    """Figures of `tune` alone."""
+    others = {name: comparison.speedup(name) for name in comparison.scores if name != TUNED}
+    title = f"{inputs.scenario.name}: speed-up of the tuned plan"
+    plot_speedups(folder.target("speedups.png"), inputs.layer_ids, others, title)
+    if result.descent.step:
+        plot_convergence(
+            folder.target("convergence.png"),
+            *_mean_history(result.descent),
+            stages={name: float(s.mean()) for name, s in result.stages.items() if name != "relaxed"},
+            bound=float(result.bound.mean()),
+            title=f"{inputs.scenario.name}: tuning, mean over {len(inputs.layer_ids)} layers",
+            refinement=_mean_history(result.refinement) if result.refinement.step else None,
+        )
+
+
+def draw_scatter(
+    folder: OutputFolder, title: str, model: Mapping[str, np.ndarray], simulated: Mapping[str, np.ndarray]
+) -> None:
+    """Predicted over simulated seconds, coloured by key. Points without any time have no place on the axes."""
+    seen = np.concatenate([np.ravel(seconds) for seconds in simulated.values()])
+    told = np.concatenate([np.ravel(seconds) for seconds in model.values()])
+    group = np.repeat(list(simulated), [seconds.size for seconds in simulated.values()])
+    shown = (seen > 0) & (told > 0)
+    if shown.any():
+        plot_model_vs_simulation(
+            folder.target("model_vs_simulation.png"),
+            seen[shown],
+            told[shown],
+            group[shown].tolist(),
+            title,
+            agreement_text(agreement(told, seen)),
+        )
+
+
+def _draw_mesh_loads(folder: OutputFolder, inputs: Inputs, comparison: Comparison) -> None:
+    """Two plans side by side, in the layer in which they differ most."""
+    before, after = _before_and_after(comparison)
+    gain = comparison.scores[before].layer_total - comparison.scores[after].layer_total
+    row = int(np.abs(gain).argmax())
+    panels = [
+        MeshPanel(name, comparison.scores[name].node_time[row], comparison.scores[name].link_time[row])
+        for name in (before, after)
+    ]
+    title = f"{inputs.scenario.name}: loads in layer {inputs.layer_ids[row]}, where {before} and {after} differ most"
+    plot_mesh_loads(folder.target("mesh_loads.png"), inputs.shape, panels, title)
+
+
+def _before_and_after(comparison: Comparison) -> tuple[str, str]:
+    """Tuned after the first given plan, else after balanced EP; without tuning, a given plan, else hybrid, after it."""
+    given = [name for name in comparison.scores if name not in {*STANDARD, TUNED}]
+    if TUNED in comparison.scores:
+        return (given or ["ep_balanced"])[0], TUNED
+    return "ep_balanced", (given or ["hybrid"])[0]
+
+
+def _mean_history(history: History) -> tuple[np.ndarray, np.ndarray]:
+    """Steps, and seconds as the mean over layers."""
+    return np.asarray(history.step), np.stack(history.seconds).mean(axis=1)

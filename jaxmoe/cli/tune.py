@@ -1,0 +1,115 @@
+"""`jaxmoe tune`: find a placement, then judge it beside the usual ones."""
+
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import typer
+
+from jaxmoe.cli import options
+from jaxmoe.cli.clock import StageClock
+from jaxmoe.cli.comparison import Comparison, compare, placement_problem
+from jaxmoe.cli.inputs import Inputs, read_inputs
+from jaxmoe.cli.output import OutputFolder
+from jaxmoe.cli.pictures import draw_comparison, draw_tuning
+from jaxmoe.cli.plans import given_plans
+from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.provenance import provenance
+from jaxmoe.cli.report import comparison_report, per_layer
+from jaxmoe.cli.session import INTERRUPTED, session
+from jaxmoe.cli.strategies import TUNED, Strategy, standard_strategies, strategy
+from jaxmoe.cli.tables import comparison_warnings, print_comparison, print_warnings
+from jaxmoe.config import TuningConfig
+from jaxmoe.placement import write_plan
+from jaxmoe.tune import History, TuneResult, TunerSettings, tune
+
+
+def command(
+    config: options.Config,
+    out: options.Out,
+    trace: options.Trace = None,
+    plan: options.Plans = None,
+    overrides: options.Overrides = None,
+    layers: options.Layers = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Tune a placement by gradient descent, and judge it beside the usual ones and given plans.
+
+    Ctrl-C ends the search and keeps the best plan so far; a second one gives up.
+    """
+    with session(out, verbose) as folder, StageClock() as clock:
+        with clock.stage("load"):
+            inputs = read_inputs(config, overrides, trace, layers)
+            others = [*standard_strategies(inputs), *given_plans(plan, inputs)]
+            problem, settings = placement_problem(inputs), tuner_settings(inputs.scenario.tuning)
+        with progress_bars() as report:
+            with clock.stage("tune"):
+                result = tune(problem, settings, report)
+            tuned = strategy(inputs, TUNED, result.share)
+            # First of all: judging takes a while, and this is what the time was spent on.
+            _write_plan(folder, inputs, tuned, result)
+            _announce_stop(folder, result)
+            comparison = compare(inputs, [*others, tuned], clock, report)
+        with clock.stage("draw"):
+            draw_comparison(folder, inputs, comparison)
+            draw_tuning(folder, inputs, comparison, result)
+        summary = provenance("tune", inputs) | comparison_report(inputs, comparison)
+        summary |= {"tuning": _tuning_report(result, comparison), "wall_s": clock.report()}
+        folder.write_json("summary.json", summary)
+        print_comparison(comparison, f"{inputs.scenario.name}: mean over {len(inputs.layer_ids)} layers")
+        print_warnings(comparison_warnings(comparison))
+        if result.stopped == "interrupted":
+            raise typer.Exit(INTERRUPTED)
+
+
+def tuner_settings(config: TuningConfig) -> TunerSettings:
+    """The tuner's settings; what is annealed becomes (first, last)."""
+    settings: dict[str, Any] = config.model_dump(exclude={"p95_weight"})
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            settings[name] = (value["start"], value["stop"])
+    return TunerSettings(**settings)
+
+
+def _write_plan(folder: OutputFolder, inputs: Inputs, tuned: Strategy, result: TuneResult) -> None:
+    tuned.placement.meta.update(
+        model=inputs.moe.name,
+        scenario=inputs.scenario.name,
+        trace=inputs.trace_path,
+        seed=result.seed,
+        version=version("jaxmoe"),
+        stages_s={f"{name}_s": float(seconds.mean()) for name, seconds in result.stages.items()},
+        stopped=result.stopped,
+    )
+    write_plan(folder.target("plan.npz"), tuned.placement)
+
+
+def _announce_stop(folder: OutputFolder, result: TuneResult) -> None:
+    if result.stopped:
+        plan = folder.path / "plan.npz"
+        print_warnings([f"tuning stopped early ({result.stopped}); the best plan so far is in {plan}"])
+
+
+def _tuning_report(result: TuneResult, comparison: Comparison) -> dict[str, Any]:
+    """How the plan came about. Stages and the bound are as the tuner saw them, on its own batches."""
+    return {
+        "stages": {f"{name}_s": per_layer(seconds) for name, seconds in result.stages.items()},
+        "bound_s": per_layer(result.bound),
+        "gap": _gap(comparison),
+        "stopped": result.stopped,
+        "seed": result.seed,
+        "wall_s": result.seconds,
+        "history": {"descent": _history(result.descent), "refinement": _history(result.refinement)},
+    }
+
+
+def _gap(comparison: Comparison) -> float | None:
+    """How far the tuned plan is above the bound, both on the evaluation batches: 0.1 is 10 %."""
+    if comparison.bound is None:
+        return None
+    return float(comparison.scores[TUNED].layer_total.mean() / comparison.bound.mean() - 1)
+
+
+def _history(history: History) -> dict[str, list[float]]:
+    """Mean over layers."""
+    return {"step": list(history.step), "mean_s": [float(np.mean(seconds)) for seconds in history.seconds]}

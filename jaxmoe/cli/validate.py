@@ -1,0 +1,96 @@
+"""`jaxmoe validate`: the analytic model against the event simulator, batch by batch."""
+
+from typing import Annotated
+
+import typer
+
+from jaxmoe.cli import options
+from jaxmoe.cli.clock import StageClock
+from jaxmoe.cli.inputs import Inputs, read_inputs
+from jaxmoe.cli.output import OutputFolder
+from jaxmoe.cli.pictures import draw_scatter
+from jaxmoe.cli.plans import given_plans
+from jaxmoe.cli.progress import Report, progress_bars
+from jaxmoe.cli.provenance import provenance
+from jaxmoe.cli.replay import replay, why_no_replay
+from jaxmoe.cli.scoring import score
+from jaxmoe.cli.session import OptionError, session
+from jaxmoe.cli.strategies import Strategy, standard_strategies
+from jaxmoe.cli.tables import print_agreement
+from jaxmoe.cli.trials import Trial, agreement_rows, validation_report
+
+BatchTokens = Annotated[
+    str | None,
+    typer.Option("--batch-tokens", metavar="N,N,..", help="Sizes of batch in place of workload.batch_tokens."),
+]
+Standard = Annotated[bool, typer.Option("--standard", help="Replay the usual placements as well.")]
+
+
+def command(
+    config: options.Config,
+    out: options.Out,
+    plan: options.Plans = None,
+    standard: Standard = False,
+    batch_tokens: BatchTokens = None,
+    trace: options.Trace = None,
+    overrides: options.Overrides = None,
+    layers: options.Layers = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Replay plans in the event simulator, and tell how far the model is off."""
+    with session(out, verbose) as folder, StageClock() as clock:
+        with clock.stage("load"):
+            inputs = read_inputs(config, overrides, trace, layers)
+            _check_replayable(inputs)
+            usual = standard_strategies(inputs) if standard else []
+            strategies = [*usual, *given_plans(plan, inputs)]
+            if not strategies:
+                raise OptionError("nothing to validate: give plans with --plan FILE, or --standard")
+            sizes = _sizes(batch_tokens, inputs)
+        with progress_bars() as report:
+            trials = [_try(inputs, s, tokens, clock, report) for tokens in sizes for s in strategies]
+        with clock.stage("draw"):
+            _draw(folder, f"{inputs.scenario.name}: dispatch and combine", trials)
+        summary = provenance("validate", inputs) | validation_report(inputs.layer_ids, trials)
+        folder.write_json("summary.json", summary | {"wall_s": clock.report()})
+        print_agreement(agreement_rows(trials))
+
+
+def _draw(folder: OutputFolder, title: str, trials: list[Trial]) -> None:
+    several = len({trial.tokens for trial in trials}) > 1
+    key = [f"{t.strategy.name}, {t.tokens} tokens" if several else t.strategy.name for t in trials]
+    model = {name: trial.model.communication for name, trial in zip(key, trials, strict=True)}
+    simulated = {name: trial.simulated.communication for name, trial in zip(key, trials, strict=True)}
+    draw_scatter(folder, title, model, simulated)
+
+
+def _check_replayable(inputs: Inputs) -> None:
+    obstacle = why_no_replay(inputs)
+    if obstacle:
+        raise OptionError(obstacle)
+
+
+def _sizes(text: str | None, inputs: Inputs) -> list[int]:
+    """Tokens of a batch, each size once."""
+    if text is None:
+        return [inputs.scenario.workload.batch_tokens]
+    try:
+        sizes = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        sizes = [0]
+    if sizes[0] < 1 or sizes[-1] > inputs.trace.num_tokens:
+        raise OptionError(
+            f"--batch-tokens is {text!r}, expected sizes such as 32,128,512, each from 1 to the tokens of the trace, "
+            f"{inputs.trace.num_tokens}"
+        )
+    return sizes
+
+
+def _try(inputs: Inputs, strategy: Strategy, tokens: int, clock: StageClock, report: Report) -> Trial:
+    batches = inputs.first_batches(inputs.batches_of(tokens))
+    with clock.stage("evaluate"):
+        model = score(inputs, strategy, batches)
+    stage = f"simulate {strategy.name}, {tokens} tokens"
+    with clock.stage("simulate"):
+        simulated = replay(inputs, strategy, batches, lambda done, total: report(stage, done, total))
+    return Trial(strategy, tokens, model, simulated)

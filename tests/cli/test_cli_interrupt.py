@@ -1,0 +1,57 @@
+"""Ctrl-C and the time limit during tuning keep the best plan so far, and say so."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxmoe.cli import tune
+from jaxmoe.placement import read_plan
+from jaxmoe.tune import History, TuneResult
+
+
+@pytest.fixture
+def stopped_tuner(monkeypatch):
+    """Makes `tune` end early, for a given reason, with the experts dealt out in turn."""
+
+    def stop(reason):
+        def tuner(problem, settings, progress):
+            progress("descent", 1, 10)
+            times = np.full(2, 2e-5)
+            share = np.broadcast_to(np.eye(4, dtype=np.float32), (2, 4, 4)).copy()
+            stages = dict.fromkeys(("relaxed", "rounded", "rebalanced", "refined"), times)
+            return TuneResult(share, stages, times / 2, History([1], [times]), History(), 0, {"descent": 0.1}, reason)
+
+        monkeypatch.setattr(tune, "tune", tuner)
+
+    return stop
+
+
+@pytest.mark.parametrize(("reason", "code"), [("interrupted", 130), ("time limit", 0), (None, 0)])
+def test_best_plan_so_far_is_kept(run, scenario, out, stopped_tuner, reason, code):
+    stopped_tuner(reason)
+    result = run("tune", scenario, "--out", out)
+    assert result.exit_code == code, result.output
+    assert np.array_equal(read_plan(out / "plan.npz").share[0], np.eye(4))
+    assert {"summary.json", "convergence.png", "speedups.png"} <= {file.name for file in out.iterdir()}
+    assert json.loads((out / "summary.json").read_text())["tuning"]["stopped"] == reason
+    assert ("best plan so far" in result.stderr) == (reason is not None)
+
+
+def test_plan_is_kept_when_ctrl_c_strikes_again(run, scenario, out, stopped_tuner, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    stopped_tuner("interrupted")
+    monkeypatch.setattr(tune, "compare", interrupt)
+    result = run("tune", scenario, "--out", out)
+    assert result.exit_code == 130
+    assert [file.name for file in out.iterdir()] == ["plan.npz"]
+    assert "plan.npz" in result.stderr
+
+
+def test_strategies_that_beat_the_tuned_plan_are_named(run, scenario, out, stopped_tuner):
+    stopped_tuner(None)
+    # Without communication to speak of, sharing all work evenly wins.
+    result = run("tune", scenario, "--set", "hardware.link.bandwidth_GB_per_s=1e6", "--out", out)
+    assert "tp is faster than tuned on 2 of 2 layers" in result.stderr

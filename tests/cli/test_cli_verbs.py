@@ -1,0 +1,167 @@
+"""Every verb end to end on a tiny scenario: what it writes, and that its figures hang together."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jaxmoe.placement import read_plan
+
+SECONDS = {
+    "compute_s", "dispatch_s", "combine_s", "total_s", "p95_total_s", "des_total_s", "des_model_total_s",
+}  # fmt: skip
+LIMITS = {"layer_id", "bottleneck_node", "bottleneck_link", "bottleneck_stage"}
+STANDARD = ["tp", "ep_random", "ep_balanced", "hybrid", "hybrid_ring"]
+PROVENANCE = {"command", "scenario", "seed", "versions", "device", "trace", "evaluation", "layer_ids", "wall_s"}
+PICTURES = {"mesh_loads.png", "latency_by_layer.png", "breakdown.png", "model_vs_simulation.png"}
+
+
+def summary_of(out):
+    return json.loads((out / "summary.json").read_text())
+
+
+def names_in(out):
+    return {file.name for file in out.iterdir()}
+
+
+def test_evaluate_writes_summary_table_and_pictures(run, scenario, plan, out):
+    result = run("evaluate", scenario, "--plan", plan, "--plan", f"again={plan}", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert names_in(out) == {"summary.json", *PICTURES}
+    assert all(name in result.stdout for name in [*STANDARD, "mine", "again"])
+    summary = summary_of(out)
+    assert summary.keys() >= PROVENANCE | {"totals", "best", "bound_s", "gather_fewest_hops", "agreement"}
+    assert summary["layer_ids"] == [3, 5]
+    assert summary["versions"].keys() == {"jaxmoe", "jax", "jaxlib", "numpy", "python"}
+    assert summary["trace"]["path"] == "synthetic"
+    assert summary["scenario"]["hardware"]["link"]["bandwidth_GB_per_s"] == 10
+    assert [*summary["strategies"]] == [*STANDARD, "mine", "again"]
+    for strategy in summary["strategies"].values():
+        assert strategy["mean"].keys() == SECONDS
+        assert [layer["layer_id"] for layer in strategy["layers"]] == [3, 5]
+        assert all(layer.keys() == SECONDS | LIMITS for layer in strategy["layers"])
+
+
+def test_figures_of_a_summary_hang_together(run, scenario, plan, out):
+    run("evaluate", scenario, "--plan", plan, "--out", out)
+    summary = summary_of(out)
+    for name, strategy in summary["strategies"].items():
+        for layer in strategy["layers"]:
+            parts = layer["dispatch_s"] + layer["compute_s"] + layer["combine_s"]
+            assert parts == pytest.approx(layer["total_s"])
+            assert layer["des_total_s"] == pytest.approx(layer["des_model_total_s"], rel=0.3)
+        times = [layer["total_s"] for layer in strategy["layers"]]
+        assert summary["totals"][name] == pytest.approx(sum(times))
+        assert strategy["mean"]["total_s"] == pytest.approx(np.mean(times))
+    best = summary["best"][0]
+    assert best["total_s"] == min(
+        s["layers"][0]["total_s"] for name, s in summary["strategies"].items() if name != "hybrid_ring"
+    )
+    # One layer of this plan is tensor parallel, so a ring serves it as it serves `tp`.
+    assert summary["strategies"]["mine"]["layers"][0] == summary["strategies"]["tp"]["layers"][0]
+
+
+def test_evaluate_gives_the_same_figures_again(run, scenario, tmp_path):
+    summaries = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        run("evaluate", scenario, "--out", folder)
+        summaries.append({key: value for key, value in summary_of(folder).items() if key != "wall_s"})
+    assert summaries[0] == summaries[1]
+
+
+def test_wall_time_keeps_compiling_apart(run, scenario, out):
+    run("evaluate", scenario, "--out", out)
+    wall = summary_of(out)["wall_s"]
+    assert wall["stages"].keys() == {"load", "evaluate", "bound", "simulate", "draw"}
+    spent = sum(stage["run_s"] + stage["compile_s"] for stage in wall["stages"].values())
+    assert 0 < spent <= wall["total"]
+    assert all(stage["run_s"] >= 0 for stage in wall["stages"].values())
+
+
+def test_layers_and_overrides_choose_what_is_run(run, scenario, plan, out):
+    result = run("evaluate", scenario, "--plan", plan, "--layers", "5", "--set", "seed=7", "--out", out)
+    assert result.exit_code == 0, result.output
+    summary = summary_of(out)
+    assert summary["layer_ids"] == [5]
+    assert summary["seed"] == 7
+
+
+def test_memory_is_shared_among_all_layers_of_the_model(run, scenario, plan, out):
+    # An expert takes 98.3 kB, so a node holds 196.6 kB of the tensor-parallel placement of both layers.
+    enough = "hardware.die.memory_capacity_GB=200e-6"
+    result = run("evaluate", scenario, "--layers", "5", "--set", enough, "--out", out)
+    assert result.exit_code == 0, result.output
+    fits = {name: strategy["fits"] for name, strategy in summary_of(out)["strategies"].items()}
+    assert fits["tp"]
+    assert not fits["hybrid"] or fits["ep_random"]
+
+
+def test_strategy_that_does_not_fit_stays_in_the_table(run, scenario, out):
+    result = run("evaluate", scenario, "--set", "hardware.die.memory_capacity_GB=100e-6", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert not summary_of(out)["strategies"]["tp"]["fits"]
+    assert summary_of(out)["best"][0]["strategy"] is None
+    assert "tp (does not fit)" in result.stdout
+    assert "needs" in result.stderr
+
+
+def test_evaluate_goes_without_simulator_where_that_has_no_such_machine(run, scenario, out):
+    result = run("evaluate", scenario, "--set", "costs.chunk_B=0", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "costs.chunk_B" in result.stderr
+    assert summary_of(out)["strategies"]["tp"]["mean"]["des_total_s"] is None
+    assert names_in(out) == {"summary.json", *PICTURES} - {"model_vs_simulation.png"}
+
+
+def test_validate_reports_every_batch_of_both_worlds(run, scenario, plan, out):
+    result = run("validate", scenario, "--plan", plan, "--batch-tokens", "4,8", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert names_in(out) == {"summary.json", "model_vs_simulation.png"}
+    summary = summary_of(out)
+    assert summary.keys() >= PROVENANCE
+    sizes = summary["strategies"]["mine"]["batch_tokens"]
+    assert sizes.keys() == {"4", "8"}
+    for size in sizes.values():
+        assert [len(layer["batches"]) for layer in size["layers"]] == [2, 2]
+        batch = size["layers"][0]["batches"][0]
+        assert batch["model"].keys() == {"dispatch_s", "compute_s", "combine_s", "total_s"}
+        assert batch["simulated"].keys() == batch["model"].keys() | {"free_running_s"}
+        assert batch["simulated"]["free_running_s"] <= batch["simulated"]["total_s"] * (1 + 1e-9)
+        assert batch["model"]["compute_s"] == pytest.approx(batch["simulated"]["compute_s"], rel=1e-4)
+    assert summary["agreement"]["total"]["points"] == 8
+    assert summary["agreement"]["total"]["mean_abs_error_percent"] < 20
+
+
+def test_validate_replays_the_batches_that_evaluate_replays(run, scenario, plan, tmp_path):
+    run("evaluate", scenario, "--plan", plan, "--out", tmp_path / "e")
+    run("validate", scenario, "--plan", plan, "--standard", "--out", tmp_path / "v")
+    judged, replayed = (summary_of(tmp_path / folder)["strategies"] for folder in "ev")
+    assert judged.keys() == replayed.keys()
+    for name in judged:
+        mean = replayed[name]["batch_tokens"]["8"]["mean"]
+        assert mean["simulated"]["total_s"] == pytest.approx(judged[name]["mean"]["des_total_s"])
+        assert mean["model"]["total_s"] == pytest.approx(judged[name]["mean"]["des_model_total_s"])
+
+
+def test_tune_writes_a_plan_that_evaluate_judges_alike(run, scenario, out, tmp_path):
+    result = run("tune", scenario, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert names_in(out) == {"summary.json", "plan.npz", "speedups.png", "convergence.png", *PICTURES}
+    summary, plan = summary_of(out), read_plan(out / "plan.npz")
+    assert plan.layer_ids == (3, 5)
+    assert plan.meta.keys() >= {"model", "scenario", "seed", "version", "trace", "stages_s"}
+    tuning = summary["tuning"]
+    assert tuning["stages"].keys() == {"relaxed_s", "rounded_s", "rebalanced_s", "refined_s"}
+    assert tuning["stopped"] is None
+    assert tuning["gap"] >= -1e-6
+    assert len(tuning["history"]["descent"]["step"]) == len(tuning["history"]["descent"]["mean_s"])
+    run("evaluate", scenario, "--plan", f"kept={out / 'plan.npz'}", "--out", tmp_path / "again")
+    again = summary_of(tmp_path / "again")["strategies"]["kept"]["mean"]
+    assert again == pytest.approx(summary["strategies"]["tuned"]["mean"])
+
+
+def test_module_runs_as_the_command():
+    done = subprocess.run([sys.executable, "-m", "jaxmoe", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("jaxmoe ")
