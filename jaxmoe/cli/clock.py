@@ -30,7 +30,7 @@ class CompileTime:
 
     @property
     def seconds(self) -> float:
-        return sum(end - start for start, end in self._spans)
+        return sum((end - start for start, end in self._spans), start=0.0)
 
 
 class StageClock:

@@ -24,11 +24,11 @@ def command(
     verbose: options.Verbose = False,
 ) -> None:
     """Judge the usual placements, and given plans, on batches drawn from the trace."""
-    with session(out, verbose) as folder, StageClock() as clock:
+    with session(out, verbose) as (folder, interrupts), StageClock() as clock:
         with clock.stage("load"):
             inputs = read_inputs(config, overrides, trace, layers)
             strategies = [*standard_strategies(inputs), *given_plans(plan, inputs)]
-        with progress_bars() as report:
+        with progress_bars(interrupts.check) as report:
             comparison = compare(inputs, strategies, clock, report)
         with clock.stage("draw"):
             draw_comparison(folder, inputs, comparison)

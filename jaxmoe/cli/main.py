@@ -1,40 +1,20 @@
-"""The application: gathers the verbs."""
+"""Entry of the command `jaxmoe`."""
 
-from importlib.metadata import version
-from typing import Annotated
+import os
+import sys
 
-import typer
-
-from jaxmoe.cli.evaluate import command as evaluate
-from jaxmoe.cli.tune import command as tune
-from jaxmoe.cli.validate import command as validate
-
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    help="How long Mixture-of-Experts layers take on meshes of chips, and where their experts should live.",
-)
-app.command("tune")(tune)
-app.command("evaluate")(evaluate)
-app.command("validate")(validate)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"jaxmoe {version('jaxmoe')}")
-        raise typer.Exit()
-
-
-@app.callback()
-def _top(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Options before the verb."""
+from jaxmoe.cli.app import app
+from jaxmoe.cli.interrupts import INTERRUPTED
 
 
 def main() -> None:
     """Run the command line of this process."""
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            # All files are closed by now. A compilation cut short can crash Python's own way out.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
+        raise

@@ -12,14 +12,15 @@ Report = Callable[[str, int, int], None]
 
 
 @contextmanager
-def progress_bars() -> Iterator[Report]:
-    """One bar for each stage that is reported; they go when all is done."""
+def progress_bars(check: Callable[[], None]) -> Iterator[Report]:
+    """One bar for each stage that is reported; they go when all is done. Every report calls `check` as well."""
     console = messages()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     tasks: dict[str, TaskID] = {}
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
 
         def report(stage: str, done: int, total: int) -> None:
+            check()
             if stage not in tasks:
                 tasks[stage] = bars.add_task(stage, total=total)
             bars.update(tasks[stage], completed=done, total=total)

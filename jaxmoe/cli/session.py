@@ -8,13 +8,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from jaxmoe.cli.interrupts import INTERRUPTED, Interrupts
 from jaxmoe.cli.output import OutputFolder
 from jaxmoe.config.base import ConfigError
 from jaxmoe.placement import PlanError
 from jaxmoe.traces import TraceError
 
 BAD_INPUT = 2
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 class OptionError(ValueError):
@@ -27,12 +27,16 @@ def messages() -> Console:
 
 
 @contextmanager
-def session(out: Path, verbose: bool) -> Iterator[OutputFolder]:
-    """Run a verb in here: yields its output folder; ends with exit code 2 on bad input, 130 on Ctrl-C."""
+def session(out: Path, verbose: bool) -> Iterator[tuple[OutputFolder, Interrupts]]:
+    """Run a verb in here: yields its output folder, and what to ask for Ctrl-C now and then.
+
+    Ends with exit code 2 on bad input, 130 on Ctrl-C.
+    """
     folder = OutputFolder(out)
     try:
-        with folder:
-            yield folder
+        with Interrupts() as interrupts, folder:
+            yield folder, interrupts
+            interrupts.check()
     except (ConfigError, TraceError, PlanError, OptionError, OSError) as error:
         if verbose:
             messages().print_exception()

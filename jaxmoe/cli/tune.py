@@ -10,18 +10,19 @@ from jaxmoe.cli import options
 from jaxmoe.cli.clock import StageClock
 from jaxmoe.cli.comparison import Comparison, compare, placement_problem
 from jaxmoe.cli.inputs import Inputs, read_inputs
+from jaxmoe.cli.interrupts import INTERRUPTED
 from jaxmoe.cli.output import OutputFolder
 from jaxmoe.cli.pictures import draw_comparison, draw_tuning
 from jaxmoe.cli.plans import given_plans
 from jaxmoe.cli.progress import progress_bars
 from jaxmoe.cli.provenance import provenance
 from jaxmoe.cli.report import comparison_report, per_layer
-from jaxmoe.cli.session import INTERRUPTED, session
+from jaxmoe.cli.session import session
 from jaxmoe.cli.strategies import TUNED, Strategy, standard_strategies, strategy
 from jaxmoe.cli.tables import comparison_warnings, print_comparison, print_warnings
-from jaxmoe.config import TuningConfig
+from jaxmoe.config import build_tuner_settings
 from jaxmoe.placement import write_plan
-from jaxmoe.tune import History, TuneResult, TunerSettings, tune
+from jaxmoe.tune import History, TuneResult, tune
 
 
 def command(
@@ -37,12 +38,12 @@ def command(
 
     Ctrl-C ends the search and keeps the best plan so far; a second one gives up.
     """
-    with session(out, verbose) as folder, StageClock() as clock:
+    with session(out, verbose) as (folder, interrupts), StageClock() as clock:
         with clock.stage("load"):
             inputs = read_inputs(config, overrides, trace, layers)
             others = [*standard_strategies(inputs), *given_plans(plan, inputs)]
-            problem, settings = placement_problem(inputs), tuner_settings(inputs.scenario.tuning)
-        with progress_bars() as report:
+            problem, settings = placement_problem(inputs), build_tuner_settings(inputs.scenario.tuning)
+        with progress_bars(interrupts.check) as report:
             with clock.stage("tune"):
                 result = tune(problem, settings, report)
             tuned = strategy(inputs, TUNED, result.share)
@@ -60,15 +61,6 @@ def command(
         print_warnings(comparison_warnings(comparison))
         if result.stopped == "interrupted":
             raise typer.Exit(INTERRUPTED)
-
-
-def tuner_settings(config: TuningConfig) -> TunerSettings:
-    """The tuner's settings; what is annealed becomes (first, last)."""
-    settings: dict[str, Any] = config.model_dump(exclude={"p95_weight"})
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            settings[name] = (value["start"], value["stop"])
-    return TunerSettings(**settings)
 
 
 def _write_plan(folder: OutputFolder, inputs: Inputs, tuned: Strategy, result: TuneResult) -> None:
@@ -110,6 +102,6 @@ def _gap(comparison: Comparison) -> float | None:
     return float(comparison.scores[TUNED].layer_total.mean() / comparison.bound.mean() - 1)
 
 
-def _history(history: History) -> dict[str, list[float]]:
+def _history(history: History) -> dict[str, list[int] | list[float]]:
     """Mean over layers."""
     return {"step": list(history.step), "mean_s": [float(np.mean(seconds)) for seconds in history.seconds]}

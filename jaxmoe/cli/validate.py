@@ -38,7 +38,7 @@ def command(
     verbose: options.Verbose = False,
 ) -> None:
     """Replay plans in the event simulator, and tell how far the model is off."""
-    with session(out, verbose) as folder, StageClock() as clock:
+    with session(out, verbose) as (folder, interrupts), StageClock() as clock:
         with clock.stage("load"):
             inputs = read_inputs(config, overrides, trace, layers)
             _check_replayable(inputs)
@@ -47,7 +47,7 @@ def command(
             if not strategies:
                 raise OptionError("nothing to validate: give plans with --plan FILE, or --standard")
             sizes = _sizes(batch_tokens, inputs)
-        with progress_bars() as report:
+        with progress_bars(interrupts.check) as report:
             trials = [_try(inputs, s, tokens, clock, report) for tokens in sizes for s in strategies]
         with clock.stage("draw"):
             _draw(folder, f"{inputs.scenario.name}: dispatch and combine", trials)

@@ -1,6 +1,6 @@
 """From the validated description to what computes: SI units, float32 arrays. Configuration ends here."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,11 +8,13 @@ from jaxtyping import Array, Float
 
 from jaxmoe.config.machine import HardwareConfig
 from jaxmoe.config.schema import ModelConfig, Scenario
+from jaxmoe.config.tuning import TuningConfig
 from jaxmoe.hardware import Die, Mesh, Platform
 from jaxmoe.hardware.mesh import link_ends
 from jaxmoe.latency import LayerModel
 from jaxmoe.models import MoEModel
 from jaxmoe.network import FewestHops, LowestHost
+from jaxmoe.tune.settings import TunerSettings
 from jaxmoe.units import GIGA, NANO, TERA
 
 GATHER_RULES = {"lowest_host": LowestHost, "fewest_hops": FewestHops}
@@ -88,3 +90,10 @@ def _per_node(value: float | None, unit: float, nodes: int) -> Float[Array, " no
 
 def _number(value: float | int) -> Float[Array, ""]:
     return jnp.asarray(float(value), jnp.float32)
+
+
+def build_tuner_settings(tuning: TuningConfig) -> TunerSettings:
+    """The tuner's settings; what is annealed becomes (first, last)."""
+    settings: dict[str, Any] = tuning.model_dump(exclude={"p95_weight"})
+    ends = {name: (value["start"], value["stop"]) for name, value in settings.items() if isinstance(value, dict)}
+    return TunerSettings(**(settings | ends))

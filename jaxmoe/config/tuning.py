@@ -3,13 +3,16 @@
 from pydantic import Field, model_validator
 
 from jaxmoe.config.base import Count, NonNegative, Positive, RuleError, Section, Seed
+from jaxmoe.tune.settings import TunerSettings
+
+DEFAULT = TunerSettings()
 
 
 class Annealing(Section):
     """A value that falls by equal ratios while the descent proceeds."""
 
-    start: Positive = Field(default=1.0, description="the value at the first step", examples=[1.0])
-    stop: Positive = Field(default=0.1, description="the value at the last step", examples=[0.1])
+    start: Positive = Field(description="the value at the first step", examples=[1.0])
+    stop: Positive = Field(description="the value at the last step", examples=[0.1])
 
     @model_validator(mode="after")
     def _falls(self) -> "Annealing":
@@ -18,43 +21,60 @@ class Annealing(Section):
         return self
 
 
-class SharpAnnealing(Annealing):
-    """The same, a tenth of the size: a smooth maximum has to be close to the hard one from the beginning."""
-
-    start: Positive = Field(default=0.1, description="the value at the first step", examples=[0.1])
-    stop: Positive = Field(default=0.01, description="the value at the last step", examples=[0.01])
+def _annealing(ends: tuple[float, float]) -> Annealing:
+    return Annealing(start=ends[0], stop=ends[1])
 
 
 class TuningConfig(Section):
     """Gradient descent over relaxed placements, then rounding, then local improvement with the exact model."""
 
-    restarts: Count = Field(default=4, description="the number of descents from different starts", examples=[4])
-    steps: Count = Field(default=300, description="the number of steps of one descent", examples=[300])
-    batches_per_step: Count = Field(default=4, description="the number of batches that one step sees", examples=[4])
-    learning_rate: Positive = Field(default=0.05, description="the step size of the optimiser", examples=[0.05])
+    restarts: Count = Field(
+        default=DEFAULT.restarts, description="the number of descents from different starts", examples=[4]
+    )
+    steps: Count = Field(default=DEFAULT.steps, description="the number of steps of one descent", examples=[300])
+    batches_per_step: Count = Field(
+        default=DEFAULT.batches_per_step, description="the number of batches that one step sees", examples=[4]
+    )
+    learning_rate: Positive = Field(
+        default=DEFAULT.learning_rate, description="the step size of the optimiser", examples=[0.05]
+    )
     p95_weight: NonNegative = Field(
         default=0.0, description="the weight of the 95th percentile over batches beside their mean", examples=[0.5]
     )
     sinkhorn_temperature: Annealing = Field(
-        default=Annealing(), description="the temperature of the transport plan as {start: .., stop: ..}"
+        default=_annealing(DEFAULT.sinkhorn_temperature),
+        description="the temperature of the transport plan as {start: .., stop: ..}",
     )
     support_width: Annealing = Field(
-        default=Annealing(), description="the width of the soft gate that tells hosts as {start: .., stop: ..}"
+        default=_annealing(DEFAULT.support_width),
+        description="the width of the soft gate that tells hosts as {start: .., stop: ..}",
     )
-    max_temperature: SharpAnnealing = Field(
-        default=SharpAnnealing(), description="the temperature of the smooth maximum as {start: .., stop: ..}"
+    max_temperature: Annealing = Field(
+        default=_annealing(DEFAULT.max_temperature),
+        description="the temperature of the smooth maximum as {start: .., stop: ..}",
     )
-    budget_spread: NonNegative = Field(
-        default=0.1, description="how far the work of a node may be from the mean, as a fraction of it", examples=[0.1]
+    budget_spread: float = Field(
+        default=DEFAULT.budget_spread,
+        ge=0,
+        lt=1,
+        description="how far the work of a node may be from the mean, as a fraction of it",
+        examples=[0.1],
     )
     refine_steps: int = Field(
-        default=3000, ge=0, description="the number of moves of local improvement; 0 leaves it out", examples=[3000]
+        default=DEFAULT.refine_steps,
+        ge=0,
+        description="the number of moves of local improvement; 0 leaves it out",
+        examples=[3000],
     )
-    refine_chains: Count = Field(default=4, description="the number of searches of local improvement", examples=[4])
-    refine_batches: Count = Field(default=32, description="the number of batches that judge a move", examples=[32])
-    seed: Seed = Field(default=0, description="the seed of starts, batches and moves", examples=[0])
+    refine_chains: Count = Field(
+        default=DEFAULT.refine_chains, description="the number of searches of local improvement", examples=[4]
+    )
+    refine_batches: Count = Field(
+        default=DEFAULT.refine_batches, description="the number of batches that judge a move", examples=[32]
+    )
+    seed: Seed = Field(default=DEFAULT.seed, description="the seed of starts, batches and moves", examples=[0])
     time_limit_s: Positive | None = Field(
-        default=None,
+        default=DEFAULT.time_limit_s,
         description="the seconds after which the best plan so far is taken, or null for no limit",
         examples=[600],
     )

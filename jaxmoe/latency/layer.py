@@ -26,17 +26,17 @@ from jaxmoe.traces.batches import Batch
 
 
 class LayerLatency(eqx.Module):
-    """Seconds a layer takes, and per resource what it is kept busy."""
+    """Seconds a layer takes, and per resource what it is kept busy. `vmap` adds leading axes."""
 
-    compute: Float[Array, ""]  # slowest node
-    dispatch: Float[Array, ""]
-    combine: Float[Array, ""]
-    node_time: Float[Array, " node"]
-    dispatch_link_time: Float[Array, " link"]
-    combine_link_time: Float[Array, " link"]
+    compute: Float[Array, "*lead"]  # slowest node
+    dispatch: Float[Array, "*lead"]
+    combine: Float[Array, "*lead"]
+    node_time: Float[Array, "*lead node"]
+    dispatch_link_time: Float[Array, "*lead link"]
+    combine_link_time: Float[Array, "*lead link"]
 
     @property
-    def total(self) -> Float[Array, ""]:
+    def total(self) -> Float[Array, "*lead"]:
         """The stages one after the other: t = t_comp + 2 t_comm (hd_moe Eq. 12)."""
         return self.dispatch + self.compute + self.combine
 

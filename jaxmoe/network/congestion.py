@@ -74,13 +74,13 @@ def _longest_delay(
 ) -> Float[Array, ""]:
     """Seconds that the longest path used adds: its latencies, and a chunk on each link but the slowest."""
     # XLA's CPU compiler (jaxlib 0.10) misreads a constant matrix of equal entries in a product, such as no
-    # latency at all. Times far below any other keep the entries apart.
-    apart = jnp.asarray(hop_counts(mesh.shape) * 1e-20, mesh.link_latency.dtype)
-    latency = path_sums(mesh.shape, mesh.link_latency) + apart
+    # latency at all, or no second link. Times far below any other keep the entries apart.
+    hops = jnp.asarray(hop_counts(mesh.shape), mesh.link_latency.dtype)
+    latency = path_sums(mesh.shape, mesh.link_latency) + 1e-20 * hops
     slowness = 1 / mesh.link_bandwidth
-    per_byte = path_sums(mesh.shape, slowness) - path_maxima(mesh.shape, slowness)
-    chunk = jnp.minimum(chunk_bytes, jnp.max(flows.vectors) * vector_bytes)
-    from_node = flows.destination @ (latency + chunk * per_byte).T  # [flow, node]
+    per_byte = path_sums(mesh.shape, slowness) - path_maxima(mesh.shape, slowness) + 1e-30 * hops
+    chunk = jnp.minimum(chunk_bytes, flows.vectors * vector_bytes)  # a message may be smaller than a chunk
+    from_node = flows.destination @ latency.T + chunk[:, None] * (flows.destination @ per_byte.T)  # [flow, node]
     return jnp.max(from_node * jnp.minimum(flows.source, 1))
 
 

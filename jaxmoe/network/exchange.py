@@ -63,7 +63,8 @@ class RingReduce(AbstractExchange):
         visiting = jnp.max(visits.visited[:, :, None] * member, axis=1)  # [token, ring]
         vectors = (visits.weight @ visiting)[self.block] / self.size
         following = jax.nn.one_hot(self.successor, nodes, dtype=dtype)
-        return Flows(jnp.eye(nodes, dtype=dtype), following, vectors, rounds=self.size - 1)
+        sending = jnp.diag((vectors > 0).astype(dtype))  # a ring that no token visits sends nothing
+        return Flows(sending, following, vectors, rounds=self.size - 1)
 
 
 def block_rings(shape: tuple[int, int], count: int) -> RingReduce:

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxmoe.network.prefix import prefix_sums
+
 
 class LineTraffic(eqx.Module):
     """Traffic between positions on the rows and columns of a mesh."""
@@ -32,9 +34,10 @@ def _line_loads(
     positions = np.arange(traffic.shape[0])
     up = traffic * (positions[:, None, None] < positions)
     down = traffic * (positions[:, None, None] > positions)
-    started_less_ended_up = up.sum(axis=2) - up.sum(axis=0).T
-    started_less_ended_down = down.sum(axis=0).T - down.sum(axis=2)
-    return jnp.cumsum(started_less_ended_up, axis=0)[:-1], jnp.cumsum(started_less_ended_down, axis=0)[:-1]
+    # What crosses a position from now on: what started there minus what ended there, [lane, position].
+    net_up = up.sum(axis=2).T - up.sum(axis=0)
+    net_down = down.sum(axis=0) - down.sum(axis=2).T
+    return prefix_sums(net_up).T[:-1], prefix_sums(net_down).T[:-1]
 
 
 def flow_traffic(

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxmoe.network.prefix import prefix_sums
 from jaxmoe.relax import AbstractSupport
 from jaxmoe.traces.batches import Batch
 
@@ -32,11 +33,12 @@ def sharded_visits(share: Float[Array, "expert node"], batch: Batch, support: Ab
     choice = batch.choices(share.shape[0])
     amount = support.amount(share)
     # First host in index order: presence up to and with a node, less presence before it.
-    reached = support.presence(jnp.cumsum(amount, axis=1))
+    reached = prefix_sums(amount)
+    present = support.presence(reached)
     return Visits(
         visited=support.presence(choice @ amount),
         named=jax.nn.one_hot(batch.gather_expert, share.shape[0], dtype=share.dtype),
-        home=jnp.diff(reached, axis=1, prepend=0) / reached[:, -1:],
+        home=(present - support.presence(reached - amount)) / present[:, -1:],
         work=(batch.weight[:, None] * choice).sum(axis=0) @ share,
         weight=batch.weight,
     )
@@ -47,7 +49,8 @@ def replicated_visits(share: Float[Array, "expert node"], batch: Batch, support:
 
     A token's draw u in [0, 1) picks the host whose slice of the cumulated shares holds u.
     """
-    upper = jnp.cumsum(share, axis=1)
+    # A running sum may be rounded down on the way, and the border of a node without a share must not stand out.
+    upper = jax.lax.cummax(jnp.where(share > 0, jnp.cumsum(share, axis=1), 0), axis=1)
     beyond = batch.draw[:, :, None] * upper[batch.experts][:, :, -1:] < upper[batch.experts]
     # Slices share their borders, so rounding leaves no gap and no overlap between them.
     first = beyond & ~jnp.pad(beyond, ((0, 0), (0, 0), (1, 0)))[:, :, :-1]

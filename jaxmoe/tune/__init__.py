@@ -3,5 +3,5 @@
 from jaxmoe.tune.problem import PlacementProblem as PlacementProblem
 from jaxmoe.tune.result import History as History
 from jaxmoe.tune.result import TuneResult as TuneResult
-from jaxmoe.tune.tuner import TunerSettings as TunerSettings
+from jaxmoe.tune.settings import TunerSettings as TunerSettings
 from jaxmoe.tune.tuner import tune as tune

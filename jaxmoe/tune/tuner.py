@@ -22,6 +22,7 @@ from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.problem import PlacementProblem
 from jaxmoe.tune.relaxation import typical_part
 from jaxmoe.tune.result import History, Progress, TuneResult
+from jaxmoe.tune.settings import TunerSettings
 from jaxmoe.tune.stop import StopSwitch
 
 LEAST_PART = 0.1  # of an expert's typical part on a node; less is rounded away
@@ -32,25 +33,6 @@ REBALANCE_BATCHES = 256
 
 Plans = Float[np.ndarray, "layer candidate expert node"]
 Scores = Float[np.ndarray, "layer candidate"]
-
-
-@dataclass(frozen=True)
-class TunerSettings:
-    """How long and how wide to search. Pairs are the first and the last value of what is annealed."""
-
-    restarts: int = 16
-    steps: int = 600
-    batches_per_step: int = 2
-    learning_rate: float = 0.05
-    sinkhorn_temperature: tuple[float, float] = (1.0, 0.05)
-    support_width: tuple[float, float] = (1.0, 0.03)
-    max_temperature: tuple[float, float] = (0.1, 0.02)
-    budget_spread: float = 0.2
-    refine_steps: int = 3000
-    refine_chains: int = 4
-    refine_batches: int = 16
-    seed: int = 0
-    time_limit_s: float | None = None
 
 
 def _silent(stage: str, done: int, of: int) -> None:
@@ -188,7 +170,7 @@ class _Run:
         for first in range(0, steps, local_search.SEGMENT):
             if self.stop.reason:
                 break
-            progress = (first + np.arange(local_search.SEGMENT)) / steps
+            progress = np.minimum((first + np.arange(local_search.SEGMENT)) / steps, 1)
             coldness = jnp.asarray(geometric(*REFINE_COLDNESS, progress), jnp.float32)
             batches = self.draw(self.settings.refine_batches)
             shares, costs = local_search.improve(self.search, shares, batches, coldness, jr.fold_in(key, first))
@@ -204,7 +186,9 @@ def _better(plans: Plans, scores: Scores, others: Plans, other_scores: Scores) -
     return np.where(better[..., None, None], others, plans), np.where(better, other_scores, scores)
 
 
-def _best(plans: Plans, scores: Scores, count: int) -> tuple[Plans, Scores]:
+def _best(
+    plans: Plans, scores: Scores, count: int
+) -> tuple[Float[np.ndarray, "layer best expert node"], Float[np.ndarray, "layer best"]]:
     """The best candidates of every layer, best first."""
     order = np.argsort(scores, axis=1, kind="stable")[:, :count]
     return np.take_along_axis(plans, order[..., None, None], axis=1), np.take_along_axis(scores, order, axis=1)

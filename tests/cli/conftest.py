@@ -7,7 +7,7 @@ import pytest
 from small_plan import LAYERS, some_shares
 from typer.testing import CliRunner, Result
 
-from jaxmoe.cli.main import app
+from jaxmoe.cli.app import app
 from jaxmoe.placement import Placement, write_plan
 
 SCENARIO = """

@@ -1,11 +1,13 @@
 """Ctrl-C and the time limit during tuning keep the best plan so far, and say so."""
 
 import json
+import signal
 
 import numpy as np
 import pytest
 
-from jaxmoe.cli import tune
+from jaxmoe.cli import evaluate, tune
+from jaxmoe.cli.interrupts import Interrupts
 from jaxmoe.placement import read_plan
 from jaxmoe.tune import History, TuneResult
 
@@ -55,3 +57,34 @@ def test_strategies_that_beat_the_tuned_plan_are_named(run, scenario, out, stopp
     # Without communication to speak of, sharing all work evenly wins.
     result = run("tune", scenario, "--set", "hardware.link.bandwidth_GB_per_s=1e6", "--out", out)
     assert "tp is faster than tuned on 2 of 2 layers" in result.stderr
+
+
+def test_ctrl_c_waits_for_a_safe_place(run, scenario, out, monkeypatch):
+    reached = []
+
+    def compare(inputs, strategies, clock, report):
+        signal.raise_signal(signal.SIGINT)
+        reached.append("safe place")
+        report("evaluate", 1, 2)
+        reached.append("beyond")
+
+    monkeypatch.setattr(evaluate, "compare", compare)
+    result = run("evaluate", scenario, "--out", out)
+    assert result.exit_code == 130
+    assert reached == ["safe place"]
+    assert not out.parent.exists()
+
+
+def test_second_ctrl_c_does_not_wait():
+    with Interrupts():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_is_as_before_afterwards():
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupts() as interrupts:
+        assert signal.getsignal(signal.SIGINT) != before
+        interrupts.check()
+    assert signal.getsignal(signal.SIGINT) == before

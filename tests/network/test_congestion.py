@@ -74,9 +74,6 @@ def test_a_message_of_several_vectors_is_not_cut_at_one():
     assert measured == pytest.approx(3e-5 + 3e-6 + 10e-6 + 5e-6, rel=1e-6)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="chunks are capped at the largest message, not at each's own"
-)
 def test_every_message_waits_for_its_own_chunks():
     # A whole vector to a neighbour, and a quarter of one over the path of three hops, in chunks of up to 1 MB.
     mesh, messages = mesh_of(path_bandwidths(), 1e-6), flow(0, 5) + flow(0, 3)

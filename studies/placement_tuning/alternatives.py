@@ -1,0 +1,139 @@
+"""What lost: other relaxations, roundings and searches in the place of the tuner's own, on a few layers.
+
+Each alternative replaces one part of the tuner and leaves the rest as it is. They live here because the
+package keeps only what won.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from unittest.mock import patch
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse as sp
+from scipy.optimize import linprog
+from study import CASES, ROOT, SCENARIOS, Case, write_table
+
+from jaxmoe.cli.comparison import placement_problem
+from jaxmoe.cli.inputs import Inputs, read_inputs
+from jaxmoe.placement.strategies import expert_parallel_random
+from jaxmoe.relax import SoftSupport
+from jaxmoe.tune import History, TunerSettings, descent, tune, tuner
+
+LAYERS = {"mixtral_4x8": "0,7,20", "mixtral_4x4": "0,7,20", "deepseek_4x8": "1,11,21"}
+SETTINGS = {"restarts": 4, "steps": 400, "batches_per_step": 4, "refine_steps": 1000}
+
+
+class ExpertSoftmax(eqx.Module):
+    """Every expert spread over nodes by its own softmax: nothing keeps nodes evenly loaded."""
+
+    logits: jax.Array
+    budget: jax.Array
+
+    def share(self, frequency, node_part, temperature, budget_spread):
+        return jax.nn.softmax(self.logits / temperature, axis=1)
+
+
+class NodeSoftmax(eqx.Module):
+    """Every node filled with experts by its own softmax, then experts scaled to be whole."""
+
+    logits: jax.Array
+    budget: jax.Array
+
+    def share(self, frequency, node_part, temperature, budget_spread):
+        work = node_part * jax.nn.softmax(self.logits / temperature, axis=0)
+        return work / (work.sum(axis=1, keepdims=True) + 1e-12)
+
+
+def with_plan(plan: type) -> Callable:
+    """Starts of another relaxation."""
+    return lambda key, experts, nodes: plan(0.5 * jax.random.normal(key, (experts, nodes)), jnp.zeros(nodes))
+
+
+def width_of_work(frequency, nodes, width):
+    """Soft hosts by the work they do, whoever's it is: hosts of cold experts are hardly seen."""
+    return SoftSupport(width / (frequency * nodes)[:, None])
+
+
+def vertex(share, least_part):
+    """The vertex of the transport polytope nearest to each plan in entropy; margins as the plan has them."""
+    plans = np.maximum(share, 1e-9).reshape(-1, *share.shape[-2:])
+    return np.stack([_vertex(plan) for plan in plans]).reshape(share.shape)
+
+
+def _vertex(plan: np.ndarray) -> np.ndarray:
+    experts, nodes = plan.shape
+    rows = sp.kron(sp.eye(experts), np.ones((1, nodes)))
+    columns = sp.kron(np.ones((1, experts)), sp.eye(nodes))
+    margins = np.concatenate([plan.sum(axis=1), plan.sum(axis=0)])
+    equal = sp.vstack([rows, columns], format="csr")[:-1]
+    solved = linprog(-np.log(plan).ravel(), A_eq=equal, b_eq=margins[:-1], method="highs").x.reshape(plan.shape)
+    kept = np.where(solved < 1e-6, 0, solved)
+    return kept / kept.sum(axis=1, keepdims=True)
+
+
+def random_starts(run) -> tuple[np.ndarray, np.ndarray, History]:
+    """Random expert parallelism where the descent would have been."""
+    layers, experts = run.problem.frequency.shape
+    starts = [expert_parallel_random(layers, experts, run.problem.num_nodes, seed) for seed in range(4)]
+    history = History()
+    history.add(0, np.full(layers, np.nan))
+    return np.stack(starts, axis=1).astype(float), history.seconds[-1], history
+
+
+ALTERNATIVES: dict[str, tuple[dict, list]] = {
+    "the tuner": ({}, []),
+    "no local search": ({"refine_steps": 0}, []),
+    "2 batches per step": ({"batches_per_step": 2}, []),
+    "learning rate 0.02": ({"learning_rate": 0.02}, []),
+    "one restart": ({"restarts": 1}, []),
+    "warm end (temperature 0.2)": ({"sinkhorn_temperature": (1.0, 0.2)}, []),
+    "wide end (support width 0.3)": ({"support_width": (1.0, 0.3)}, []),
+    "support width of the work alone": ({}, [(descent, "soft_hosts", width_of_work)]),
+    "rounding to a transport vertex": ({}, [(tuner, "keep_hosts", vertex)]),
+    "softmax over nodes per expert": ({}, [(descent, "random_plan", with_plan(ExpertSoftmax))]),
+    "softmax over experts per node": ({}, [(descent, "random_plan", with_plan(NodeSoftmax))]),
+    "local search alone, from random EP": ({"refine_steps": 4000}, [(tuner._Run, "descend", random_starts)]),
+}
+
+
+def rows(case: Case, inputs: Inputs) -> list[dict]:
+    """Every alternative on the layers of one case: mean times, s, and wall seconds."""
+    made = []
+    for name, (settings, patches) in ALTERNATIVES.items():
+        jax.clear_caches()  # compiled code holds on to what was patched
+        with ExitStack() as stack:
+            for target, attribute, replacement in patches:
+                stack.enter_context(patch.object(target, attribute, replacement))
+            begun = time.perf_counter()
+            result = tune(placement_problem(inputs), TunerSettings(**(SETTINGS | settings)))
+        stages = {stage: f"{seconds.mean():.6e}" for stage, seconds in result.stages.items()}
+        made.append(
+            {"case": case.name, "alternative": name} | stages | {"wall_s": f"{time.perf_counter() - begun:.1f}"}
+        )
+        print(made[-1], flush=True)
+    return made
+
+
+def main() -> None:
+    """Run all alternatives and write alternatives.csv."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder of traces/")
+    shared = parser.parse_args().shared.resolve()
+    if not (shared / "traces").is_dir():
+        sys.exit(f"{shared}: no traces/ there; give the folder of the real traces with --shared")
+    made = []
+    for case in CASES:
+        recorded = shared / "traces" / case.traces / f"{case.tuned_on}.npz"
+        made += rows(case, read_inputs(SCENARIOS / case.scenario, None, recorded, LAYERS[case.name]))
+    write_table("alternatives", made)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Which package of jaxmoe may import which, read from the sources; and what importing it leaves alone."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import jaxmoe
+
+ROOT = Path(jaxmoe.__file__).parent
+
+DESCRIPTIONS = {"units", "relax", "hardware", "models", "traces"}
+TRAFFIC = DESCRIPTIONS | {"placement"}
+TIMES = TRAFFIC | {"network", "roofline"}
+SEARCHES = TIMES | {"latency"}
+SWEEPS = SEARCHES | {"tune", "policies"}
+
+# Beside itself, each package may import these. "" is the top: `__init__`, which only hands on, and `__main__`.
+ALLOWED = {
+    "": SWEEPS | {"cli"},
+    "units": set(),
+    "relax": set(),
+    "hardware": {"units", "relax"},
+    "models": {"units", "relax"},
+    "traces": {"units", "relax"},
+    "placement": DESCRIPTIONS,
+    "network": TRAFFIC,
+    "roofline": TRAFFIC,
+    "latency": TIMES,
+    "tune": SEARCHES,
+    "policies": SEARCHES,
+    "sweep": SWEEPS,
+    "des": {"units", "hardware", "models", "traces", "placement"},
+    "plotting": {"hardware"},
+    "config": {"units", "hardware", "models", "network", "latency"},
+    "cli": SWEEPS | {"sweep", "des", "plotting", "config"},
+}
+
+
+def package_of(module: str) -> str:
+    """The part of jaxmoe that a module belongs to; "" for its top."""
+    return module.split(".")[1] if module.count(".") else ""
+
+
+def imported_modules(source: str, module: str, is_package: bool = False) -> Iterator[str]:
+    """Modules of jaxmoe that a source names in imports, wherever they stand in it."""
+    parents = module.split(".") if is_package else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = parents[: len(parents) - node.level + 1] if node.level else []
+            origin = ".".join([*above, *([node.module] if node.module else [])])
+            # `from jaxmoe import cli` names a package; deeper names may be of objects and change nothing.
+            names = [f"{origin}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name for name in names if name.split(".")[0] == "jaxmoe")
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = [*path.relative_to(ROOT.parent).with_suffix("").parts]
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def package_imports() -> set[tuple[str, str, str]]:
+    """Every (importing package, imported package, importing module)."""
+    found = set()
+    for module, path in modules():
+        package = "" if path.name == "__main__.py" and path.parent == ROOT else package_of(module)
+        for name in imported_modules(path.read_text(), module, path.name == "__init__.py"):
+            found.add((package, package_of(name), module))
+    return found
+
+
+def test_every_package_has_its_place_in_the_order():
+    assert {package_of(module) for module, _ in modules()} - {"__main__"} <= set(ALLOWED)
+
+
+def test_packages_import_only_what_stands_before_them():
+    wrong = [
+        f"{module} imports {imported}"
+        for package, imported, module in sorted(package_imports())
+        if imported != package and imported not in ALLOWED[package]
+    ]
+    assert wrong == []
+
+
+def test_the_sources_are_really_read():
+    edges = {(package, imported) for package, imported, _ in package_imports()}
+    assert {("tune", "latency"), ("latency", "network"), ("des", "hardware"), ("", "cli")} <= edges
+
+
+def test_the_order_has_no_cycle():
+    placed: set[str] = set()
+    while len(placed) < len(ALLOWED):
+        ready = {package for package, before in ALLOWED.items() if before <= placed} - placed
+        assert ready, f"a cycle among {set(ALLOWED) - placed}"
+        placed |= ready
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import jaxmoe.latency.layer", "latency"),
+        ("import numpy as np, jaxmoe.tune as t", "tune"),
+        ("from jaxmoe.network import loads", "network"),
+        ("from jaxmoe import cli", "cli"),
+        ("def late():\n    from jaxmoe.sweep import run", "sweep"),
+        ("if TYPE_CHECKING:\n    from jaxmoe.des.engine import Run", "des"),
+        ("from .tasks import TaskGraph", "des"),
+        ("from ..latency import judge", "latency"),
+        ("from .. import tune", "tune"),
+    ],
+)
+def test_an_import_is_found_in_any_form(source, expected):
+    assert [package_of(name) for name in imported_modules(source, "jaxmoe.des.engine")] == [expected]
+
+
+def test_importing_everything_changes_no_setting_of_jax():
+    script = """
+import importlib, pkgutil
+import jax
+jax.config.update("jax_compilation_cache_dir", "/nowhere")
+before = dict(jax.config.values)
+import jaxmoe
+for module in pkgutil.walk_packages(jaxmoe.__path__, "jaxmoe."):
+    importlib.import_module(module.name)
+changed = {name: value for name, value in jax.config.values.items() if before.get(name) != value}
+assert "jax_enable_x64" in before and "jax_compilation_cache_dir" in before
+assert before["jax_compilation_cache_dir"] == "/nowhere"
+print(changed)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "{}"

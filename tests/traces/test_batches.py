@@ -1,0 +1,149 @@
+"""Batches drawn from a trace, and merged ones."""
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+from jaxtyping import TypeCheckError
+from oracles import cases
+
+from jaxmoe.traces import Batch, GatingTrace, TraceError, merge_tokens, sample_batches, synthetic_trace
+
+LAYERS, TOKENS = 2, 40
+merged_batches_fail_their_annotations = pytest.mark.xfail(
+    strict=True,
+    raises=TypeCheckError,
+    reason="`Batch` says that weight has the leading axes of experts; merged, it has one more",
+)
+
+
+@pytest.fixture
+def numbered() -> GatingTrace:
+    """A trace whose tokens can be told from their choices: token t chose t and 100 + t, in every layer."""
+    token = np.arange(TOKENS)
+    experts = np.stack([token, 100 + token], axis=-1)[:, None].repeat(LAYERS, axis=1)
+    return GatingTrace(experts, 200, np.arange(LAYERS), np.array([0]), None, {})
+
+
+def tokens_of(batches: Batch) -> np.ndarray:
+    """Numbers of the drawn tokens, [layer, batch, token]."""
+    experts = np.asarray(batches.experts)
+    np.testing.assert_array_equal(experts[..., 1], experts[..., 0] + 100)
+    return experts[..., 0]
+
+
+def differ(one: Batch, other: Batch) -> list[bool]:
+    leaves = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return [not np.array_equal(a, b) for a, b in leaves]
+
+
+@pytest.mark.parametrize("consecutive", [False, True])
+def test_a_seed_names_its_batches(numbered, consecutive):
+    one, same, other = (sample_batches(numbered, 8, 5, seed, consecutive) for seed in (3, 3, 4))
+    assert not any(differ(one, same))
+    assert differ(one, other) == [True, True, True, False]  # all but the weights
+
+
+def test_a_batch_is_of_different_tokens_from_the_whole_trace_alike_in_all_layers(numbered):
+    drawn = tokens_of(sample_batches(numbered, 10, 60, seed=0))
+    assert drawn.shape == (LAYERS, 60, 10)
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert all(len(set(batch)) == 10 for batch in drawn[0].tolist())
+    assert set(drawn.ravel()) == set(range(TOKENS))
+    assert not (np.diff(drawn[0], axis=1) > 0).all(axis=1).any()  # in random order
+
+
+def test_consecutive_tokens_follow_each_other_from_anywhere_in_the_trace(numbered):
+    drawn = tokens_of(sample_batches(numbered, TOKENS - 2, 60, seed=0, consecutive=True))
+    assert (np.diff(drawn, axis=2) == 1).all()
+    assert set(drawn[0, :, 0]) == {0, 1, 2}
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+
+
+def test_random_choices_are_drawn_for_every_layer_and_token(numbered):
+    batches = sample_batches(numbered, 20, 30, seed=0)
+    slot, draw = np.asarray(batches.gather_slot), np.asarray(batches.draw)
+    assert set(slot.ravel()) == {0, 1}
+    assert abs(slot.mean() - 0.5) < 0.1
+    assert (slot[0] != slot[1]).any()
+    assert 0 <= draw.min() < 0.01
+    assert 0.99 < draw.max() < 1
+    assert draw.shape == batches.experts.shape
+    assert len(np.unique(draw)) > 0.9 * draw.size
+    assert (np.asarray(batches.weight) == 1).all()
+
+
+@pytest.mark.parametrize("consecutive", [False, True])
+def test_a_batch_may_be_the_whole_trace_but_no_more(numbered, consecutive):
+    drawn = tokens_of(sample_batches(numbered, TOKENS, 2, 0, consecutive))
+    np.testing.assert_array_equal(np.sort(drawn[0, 0]), np.arange(TOKENS))
+    with pytest.raises(TraceError, match="a batch of 41 tokens cannot be drawn from a trace of 40"):
+        sample_batches(numbered, TOKENS + 1, 2, 0, consecutive)
+
+
+@pytest.fixture(scope="module")
+def few_experts() -> Batch:
+    """Batches of 32 tokens that chose 2 of 5 experts: 20 kinds of token, some never drawn."""
+    trace = synthetic_trace(400, range(LAYERS), 5, 2, skew=1.5, coactivation=0.0, reuse=0.0, seed=0)
+    return sample_batches(trace, 32, 6, seed=1)
+
+
+def with_weight(batch: Batch, weight: jax.Array) -> Batch:
+    return eqx.tree_at(lambda b: b.weight, batch, weight)
+
+
+@merged_batches_fail_their_annotations
+@pytest.mark.parametrize("rule", ["lowest", "fewest"])
+def test_merged_batches_take_exactly_as_long(few_experts, rule):
+    merged = merge_tokens(few_experts, 5)
+    assert merged.experts.shape == (LAYERS, 20, 2)
+    assert merged.weight.shape == (LAYERS, 6, 20)
+    rng = np.random.default_rng(2)
+    model = cases.layer_model(cases.random_machine(rng, (2, 3), ports=True, memory=True), rule=rule)
+    share = np.stack([cases.random_share(rng, 5, 6) for _ in range(LAYERS)]).astype(np.float32)
+
+    @jax.jit
+    def apart(share, batches):
+        return jax.vmap(jax.vmap(model, (None, 0)))(share, batches)
+
+    @jax.jit
+    def together(share, rows):
+        def layer(share, rows):
+            return jax.vmap(lambda weight: model(share, with_weight(rows, weight)))(rows.weight)
+
+        return jax.vmap(layer)(share, rows)
+
+    one, other = apart(share, few_experts), together(share, merged)
+    np.testing.assert_allclose(other.total, one.total, rtol=1e-5)
+    np.testing.assert_allclose(other.node_time, one.node_time, rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(other.dispatch_link_time, one.dispatch_link_time, rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(other.combine_link_time, one.combine_link_time, rtol=1e-5, atol=1e-12)
+
+
+@merged_batches_fail_their_annotations
+def test_merging_keeps_every_count(few_experts):
+    merged = merge_tokens(few_experts, 5)
+    chosen = np.asarray(few_experts.choices(5)).sum(axis=2)  # [layer, batch, expert]
+    np.testing.assert_array_equal(np.einsum("lbr,lre->lbe", merged.weight, merged.choices(5)), chosen)
+    gathered = (np.asarray(few_experts.gather_expert)[..., None] == np.arange(5)).sum(axis=2)
+    named = np.asarray(merged.gather_expert)[..., None] == np.arange(5)
+    np.testing.assert_array_equal(np.einsum("lbr,lre->lbe", merged.weight, named), gathered)
+
+
+@merged_batches_fail_their_annotations
+def test_batches_are_merged_only_where_that_leaves_fewer_rows():
+    # 4 experts of which 2 are chosen make 6 choices, 12 with the gather slot.
+    trace = synthetic_trace(100, [0], 4, 2, skew=0.5, coactivation=0.0, reuse=0.0, seed=0)
+    at_even, above = (sample_batches(trace, tokens, 3, seed=0) for tokens in (12, 13))
+    assert merge_tokens(at_even, 4) is at_even
+    assert merge_tokens(above, 4).experts.shape == (1, 12, 2)
+
+
+def test_batches_of_many_experts_stay_as_they_are(numbered):
+    batches = sample_batches(numbered, TOKENS, 3, seed=0)
+    assert merge_tokens(batches, 200) is batches
+
+
+def test_batches_with_missing_choices_stay_as_they_are(few_experts):
+    lacking = eqx.tree_at(lambda b: b.experts, few_experts, few_experts.experts.at[0, 0, 0, 1].set(-1))
+    assert merge_tokens(lacking, 5) is lacking

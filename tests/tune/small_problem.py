@@ -1,0 +1,70 @@
+"""A problem that is tuned in a second: six experts, two layers, four nodes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from oracles import cases
+
+from jaxmoe.latency import LayerModel
+from jaxmoe.traces import GatingTrace, synthetic_trace
+from jaxmoe.tune import PlacementProblem, TunerSettings
+
+SHAPE, NODES, EXPERTS, LAYERS, TOP_K, TOKENS = (2, 2), 4, 6, 2, 2, 24  # more kinds of token than tokens
+SETTINGS = TunerSettings(restarts=3, steps=50, refine_steps=200, refine_chains=2, refine_batches=4, seed=5)
+
+
+def small_trace(seed: int = 0) -> GatingTrace:
+    """Skewed choices, so that it matters who lives where."""
+    return synthetic_trace(600, range(LAYERS), EXPERTS, TOP_K, skew=1.5, coactivation=0.0, reuse=0.0, seed=seed)
+
+
+def small_model(
+    seed: int = 0,
+    room: float | np.ndarray = np.inf,
+    link_factor: float = 1.0,
+    flops_factor: float = 1.0,
+    message_factor: float = 1.0,
+    rule: str = "lowest",
+) -> LayerModel:
+    """A machine whose nodes and links all differ; `room` is in experts of one layer per node."""
+    machine = cases.random_machine(np.random.default_rng(seed), SHAPE)
+    machine.link_bandwidth *= link_factor
+    machine.flops *= flops_factor
+    costs = cases.Costs(8192.0 * message_factor, 3e6, 5e6, 512.0)
+    capacity = np.broadcast_to(np.asarray(room) * costs.expert_bytes * LAYERS, NODES)
+    model = cases.layer_model(machine, rule=rule, costs=costs)
+    die = type(model.platform.die)(model.platform.die.flops, None, jnp.asarray(capacity, jnp.float32))
+    platform = type(model.platform)(model.platform.mesh, die)
+    numbers = (model.message_bytes, model.expert_bytes, model.flops_per_token_expert, model.chunk_bytes)
+    return LayerModel(platform, *numbers, exchange=model.exchange, mode="sharded")
+
+
+def small_problem(trace_seed: int = 0, p95_weight: float = 0.0, tokens: int = TOKENS, **machine) -> PlacementProblem:
+    """The problem of placing the experts of `small_trace` on `small_model`."""
+    return PlacementProblem(small_model(**machine), small_trace(trace_seed), tokens, p95_weight=p95_weight)
+
+
+def random_shares(rng: np.random.Generator, *candidates: int, hosts: int = 3) -> np.ndarray:
+    """Legal plans [layer, *candidates, expert, node]."""
+    count = LAYERS * int(np.prod(candidates))
+    plans = [cases.random_share(rng, EXPERTS, NODES, hosts) for _ in range(count)]
+    return np.stack(plans).reshape(LAYERS, *candidates, EXPERTS, NODES).astype(np.float32)
+
+
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """A list to which every function that JAX compiles inside the block adds an entry."""
+    seen: list[str] = []
+
+    def listen(event: str, seconds: float, **facts) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield seen
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
