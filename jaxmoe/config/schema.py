@@ -110,7 +110,7 @@ class CostsConfig(Section):
         examples=["fewest_hops"],
     )
     chunk_B: int = Field(
-        default=4096, ge=0, description="the unit of store-and-forward in B, or 0 for cut-through", examples=[4096]
+        default=1024, ge=0, description="the unit of store-and-forward in B, or 0 for cut-through", examples=[1024]
     )
 
 
@@ -132,7 +132,7 @@ class EvaluationConfig(Section):
 class ValidationConfig(Section):
     """The replay in the event simulator."""
 
-    batches: Count = Field(default=4, description="the number of evaluation batches to replay", examples=[4])
+    batches: Count = Field(default=2, description="the number of evaluation batches to replay", examples=[2])
 
 
 class Scenario(Section):

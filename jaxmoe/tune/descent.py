@@ -13,7 +13,7 @@ from jaxmoe.latency import LayerModel
 from jaxmoe.relax import SmoothMax, geometric
 from jaxmoe.traces import Batch
 from jaxmoe.tune.problem import PlacementProblem
-from jaxmoe.tune.relaxation import TransportPlan, random_plan, soft_hosts
+from jaxmoe.tune.relaxation import TransportPlan, random_plans, soft_hosts
 
 SEGMENT = 25  # steps between two looks at the clock; static, so that more steps compile nothing new
 MEMORY_WEIGHT = 10.0  # relative time that a node filled twice over costs
@@ -67,11 +67,11 @@ def landscape(problem: PlacementProblem, budget_spread: float, learning_rate: fl
 def start(problem: PlacementProblem, restarts: int, seed: int) -> Descent:
     """Random plans for every layer and restart."""
     layers, experts = problem.frequency.shape
-    keys = jax.random.split(jax.random.key(seed), (layers, restarts))
-    plans = jax.vmap(jax.vmap(lambda key: random_plan(key, experts, problem.num_nodes)))(keys)
+    plans = random_plans(seed, layers, restarts, experts, problem.num_nodes)
     return Descent(plans, jax.vmap(jax.vmap(optax.scale_by_adam().init))(plans))
 
 
+@eqx.filter_jit
 def relaxed_shares(land: Landscape, plans: TransportPlan, temperature: Float[Array, ""]) -> Float[Array, "l r e n"]:
     """Shares of all plans [layer, restart] at a temperature."""
 

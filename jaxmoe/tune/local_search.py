@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxmoe.hardware.mesh import hop_counts
 from jaxmoe.latency import LayerModel
+from jaxmoe.network.prefix import prefix_sums
 from jaxmoe.traces import Batch
 
 SEGMENT = 100  # moves between two looks at the clock; static, so that more moves compile nothing new
@@ -80,24 +81,33 @@ def _swap_experts(share: Share, pick: Pick) -> Share:
 MOVE_CHANCES = (0.25, 0.25, 0.2, 0.1, 0.15, 0.05)  # in the order of `_propose`
 
 
-def _pick(key: Key[Array, ""], share: Share, hops: Float[Array, "node node2"]) -> Pick:
-    keys = jr.split(key, 8)
-    experts = share.shape[0]
-    expert = jr.randint(keys[0], (), 0, experts)
-    hosts = jnp.where(share[expert] > 0, 0.0, -jnp.inf)
-    origin = jr.categorical(keys[1], hosts)
+def _index(weights: Float[Array, " option"], luck: Float[Array, ""]) -> Int[Array, ""]:
+    """An option drawn in proportion to its weight by a uniform number in [0, 1)."""
+    reached = prefix_sums(weights)
+    return jnp.minimum((reached <= luck * reached[-1]).sum(), weights.shape[0] - 1)
+
+
+def _pick(luck: Float[Array, " draw"], share: Share, hops: Float[Array, "node node2"]) -> Pick:
+    experts = jnp.arange(share.shape[0])
+    expert = _index(jnp.ones_like(share[:, 0]), luck[0])
+    hosts = (share[expert] > 0).astype(share.dtype)
+    origin = _index(hosts, luck[1])
     # Half of the targets are drawn near the origin, where paths change little.
-    target = jr.categorical(keys[3], -hops[origin] * jr.bernoulli(keys[4]))
-    guest = (share[:, target] > 0) & (jnp.arange(experts) != expert)
-    other = jr.categorical(keys[5], jnp.where(guest, 0.0, jnp.where(guest.any(), -jnp.inf, 0.0)))
-    part = jnp.where(jr.bernoulli(keys[6]), 1.0, jr.uniform(keys[7]))
-    return Pick(expert, other, origin, jr.categorical(keys[2], hosts), target, part)
+    target = _index(jnp.exp(-hops[origin] * (luck[2] < 0.5)), luck[3])
+    guests = ((share[:, target] > 0) & (experts != expert)).astype(share.dtype)
+    other = _index(jnp.where(guests.any(), guests, 1), luck[4])
+    part = jnp.where(luck[5] < 0.5, 1.0, luck[6])
+    return Pick(expert, other, origin, _index(hosts, luck[7]), target, part)
 
 
-def _propose(key: Key[Array, ""], share: Share, frequency: Float[Array, " expert"], hops) -> Share:
+LUCK = 10  # uniform numbers that one move uses up: eight for its picks, its kind, and whether it is taken
+
+
+def _propose(
+    luck: Float[Array, " draw"], share: Share, frequency: Float[Array, " expert"], hops: Float[Array, "node node2"]
+) -> Share:
     """A random small change of a legal plan; its rows still sum to 1."""
-    for_pick, for_move = jr.split(key)
-    pick = _pick(for_pick, share, hops)
+    pick = _pick(luck, share, hops)
     moves = jnp.stack(
         [
             _relocate(share, pick, pick.target),
@@ -108,7 +118,7 @@ def _propose(key: Key[Array, ""], share: Share, frequency: Float[Array, " expert
             _swap_experts(share, pick),
         ]
     )
-    changed = moves[jr.categorical(for_move, jnp.log(jnp.asarray(MOVE_CHANCES)))]
+    changed = moves[_index(jnp.asarray(MOVE_CHANCES), luck[8])]
     largest = changed.max(axis=1, keepdims=True)
     kept = jnp.where(changed < jnp.minimum(SMALLEST_SHARE, largest), 0, changed)
     return kept / kept.sum(axis=1, keepdims=True)
@@ -128,17 +138,10 @@ def _score(search: Search, share: Share, batches: Batch) -> Float[Array, ""]:
 
 
 @eqx.filter_jit
-def score_all(
-    search: Search, shares: Float[Array, "layer candidate expert node"], batches: Batch
-) -> Float[Array, "layer candidate"]:
-    """Exact objective of several plans of every layer, s; leaves of `batches` are [layer, batch, ...]."""
-
-    def layer(given):
-        shares, batches = given
-        return jax.vmap(lambda share: _score(search, share, batches))(shares)
-
+def score_all(search: Search, shares: Float[Array, "layer expert node"], batches: Batch) -> Float[Array, " layer"]:
+    """Exact objective of one plan of every layer, s; leaves of `batches` are [layer, batch, ...]."""
     # One layer at a time: all at once would take gigabytes on large meshes.
-    return jax.lax.map(layer, (shares, batches))
+    return jax.lax.map(lambda given: _score(search, *given), (shares, batches))
 
 
 @eqx.filter_jit
@@ -156,23 +159,22 @@ def improve(
     """
     hops = jnp.asarray(hop_counts(search.model.platform.mesh.shape), jnp.float32)
 
-    def chain(share, frequency, batches, key):
+    def chain(share, frequency, batches, lucks):
         def move(state, given):
             share, cost = state
-            key, cold = given
-            for_change, for_luck = jr.split(key)
-            changed = _propose(for_change, share, frequency, hops)
+            luck, cold = given
+            # The first move leaves the plan as it is and finds what it costs: one model to compile, not two.
+            changed = jnp.where(jnp.isinf(cost), share, _propose(luck, share, frequency, hops))
             changed_cost = _score(search, changed, batches)
             fits = (changed.sum(axis=0) <= search.room * (1 + 1e-5)).all()
-            lucky = jnp.log(jr.uniform(for_luck)) < (cost - changed_cost) / cost * cold
+            lucky = jnp.log(luck[9]) < (cost - changed_cost) / changed_cost * cold
             taken = fits & ((changed_cost <= cost) | lucky)
             return (jnp.where(taken, changed, share), jnp.where(taken, changed_cost, cost)), None
 
-        first = (share, _score(search, share, batches))
-        (share, cost), _ = jax.lax.scan(move, first, (jr.split(key, coldness.shape[0]), coldness))
+        (share, cost), _ = jax.lax.scan(move, (share, jnp.full((), jnp.inf, share.dtype)), (lucks, coldness))
         return share, cost
 
-    layers, chains = shares.shape[:2]
-    keys = jr.split(key, (layers, chains))
+    # All luck at once: random bits inside the loop would take longer to compile than all the rest.
+    lucks = jr.uniform(key, (*shares.shape[:2], coldness.shape[0], LUCK))
     over_chains = jax.vmap(chain, in_axes=(0, None, None, 0))
-    return jax.vmap(over_chains)(shares, search.frequency, batches, keys)
+    return jax.vmap(over_chains)(shares, search.frequency, batches, lucks)

@@ -9,9 +9,9 @@ shares are not 0.
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+import numpy as np
+from jaxtyping import Array, Float
 
 from jaxmoe.relax import SoftSupport, sinkhorn
 
@@ -19,8 +19,8 @@ from jaxmoe.relax import SoftSupport, sinkhorn
 class TransportPlan(eqx.Module):
     """Free parameters of one relaxed placement."""
 
-    logits: Float[Array, "expert node"]
-    budget: Float[Array, " node"]
+    logits: Float[Array, "*lead expert node"]
+    budget: Float[Array, "*lead node"]
 
     def share(
         self,
@@ -38,9 +38,10 @@ class TransportPlan(eqx.Module):
         return work / frequency[:, None]
 
 
-def random_plan(key: Key[Array, ""], experts: int, nodes: int) -> TransportPlan:
-    """A start without preference but for noise."""
-    return TransportPlan(0.5 * jax.random.normal(key, (experts, nodes)), jnp.zeros(nodes))
+def random_plans(seed: int, layers: int, restarts: int, experts: int, nodes: int) -> TransportPlan:
+    """Starts without preference but for noise; leaves are [layer, restart, ...]."""
+    noise = np.random.default_rng([seed, 0]).normal(scale=0.5, size=(layers, restarts, experts, nodes))
+    return TransportPlan(jnp.asarray(noise, jnp.float32), jnp.zeros((layers, restarts, nodes), jnp.float32))
 
 
 def typical_part(frequency: Any, nodes: int) -> Any:

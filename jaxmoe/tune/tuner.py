@@ -147,7 +147,10 @@ class _Run:
 
     def score(self, plans: Plans) -> Scores:
         """Exact objective on the selection batches, s."""
-        return np.asarray(local_search.score_all(self.search, jnp.asarray(plans, jnp.float32), self.selection), float)
+        shares = jnp.asarray(np.moveaxis(plans, 1, 0), jnp.float32)
+        return np.stack(
+            [local_search.score_all(self.search, share, self.selection) for share in shares], axis=1, dtype=float
+        )
 
     def rebalance(self, plans: Plans, scores: Scores) -> tuple[Plans, Scores]:
         """Divide experts over their hosts anew, where that is better."""

@@ -14,7 +14,6 @@ from unittest.mock import patch
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 from scipy.optimize import linprog
@@ -25,6 +24,7 @@ from jaxmoe.cli.inputs import Inputs, read_inputs
 from jaxmoe.placement.strategies import expert_parallel_random
 from jaxmoe.relax import SoftSupport
 from jaxmoe.tune import History, TunerSettings, descent, tune, tuner
+from jaxmoe.tune.relaxation import random_plans
 
 LAYERS = {"mixtral_4x8": "0,7,20", "mixtral_4x4": "0,7,20", "deepseek_4x8": "1,11,21"}
 SETTINGS = {"restarts": 4, "steps": 400, "batches_per_step": 4, "refine_steps": 1000}
@@ -53,7 +53,12 @@ class NodeSoftmax(eqx.Module):
 
 def with_plan(plan: type) -> Callable:
     """Starts of another relaxation."""
-    return lambda key, experts, nodes: plan(0.5 * jax.random.normal(key, (experts, nodes)), jnp.zeros(nodes))
+
+    def starts(seed: int, layers: int, restarts: int, experts: int, nodes: int):
+        noise = random_plans(seed, layers, restarts, experts, nodes)
+        return plan(noise.logits, noise.budget)
+
+    return starts
 
 
 def width_of_work(frequency, nodes, width):
@@ -97,8 +102,8 @@ ALTERNATIVES: dict[str, tuple[dict, list]] = {
     "wide end (support width 0.3)": ({"support_width": (1.0, 0.3)}, []),
     "support width of the work alone": ({}, [(descent, "soft_hosts", width_of_work)]),
     "rounding to a transport vertex": ({}, [(tuner, "keep_hosts", vertex)]),
-    "softmax over nodes per expert": ({}, [(descent, "random_plan", with_plan(ExpertSoftmax))]),
-    "softmax over experts per node": ({}, [(descent, "random_plan", with_plan(NodeSoftmax))]),
+    "softmax over nodes per expert": ({}, [(descent, "random_plans", with_plan(ExpertSoftmax))]),
+    "softmax over experts per node": ({}, [(descent, "random_plans", with_plan(NodeSoftmax))]),
     "local search alone, from random EP": ({"refine_steps": 4000}, [(tuner._Run, "descend", random_starts)]),
 }
 

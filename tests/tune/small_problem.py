@@ -10,10 +10,10 @@ from oracles import cases
 
 from jaxmoe.latency import LayerModel
 from jaxmoe.traces import GatingTrace, synthetic_trace
-from jaxmoe.tune import PlacementProblem, TunerSettings
+from jaxmoe.tune import PlacementProblem, TunerSettings, local_search
 
 SHAPE, NODES, EXPERTS, LAYERS, TOP_K, TOKENS = (2, 2), 4, 6, 2, 2, 24  # more kinds of token than tokens
-SETTINGS = TunerSettings(restarts=3, steps=50, refine_steps=200, refine_chains=2, refine_batches=4, seed=5)
+SETTINGS = TunerSettings(restarts=2, steps=50, refine_steps=200, refine_chains=2, refine_batches=8, seed=5)
 
 
 def small_trace(seed: int = 0) -> GatingTrace:
@@ -52,6 +52,12 @@ def random_shares(rng: np.random.Generator, *candidates: int, hosts: int = 3) ->
     count = LAYERS * int(np.prod(candidates))
     plans = [cases.random_share(rng, EXPERTS, NODES, hosts) for _ in range(count)]
     return np.stack(plans).reshape(LAYERS, *candidates, EXPERTS, NODES).astype(np.float32)
+
+
+def search_of(problem: PlacementProblem) -> local_search.Search:
+    """What the chains of a problem know."""
+    numbers = (problem.frequency, problem.room, problem.p95_weight)
+    return local_search.Search(problem.model, *(jnp.asarray(n, jnp.float32) for n in numbers))
 
 
 @contextmanager

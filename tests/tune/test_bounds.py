@@ -2,16 +2,17 @@
 
 import itertools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import cases
 
-from jaxmoe.traces import synthetic_trace
-from jaxmoe.tune import PlacementProblem, local_search
+from jaxmoe.latency import LayerModel
+from jaxmoe.traces import Batch, synthetic_trace
+from jaxmoe.tune import PlacementProblem
 from jaxmoe.tune.bounds import lower_bound
-from test_local_search import search_of
 
 EXPERTS, NODES, TOP_K, TOKENS, BATCHES = 4, 4, 2, 10, 4  # 12 kinds of token: batches stay unmerged
 
@@ -34,13 +35,24 @@ def even_time(problem: PlacementProblem) -> float:
     return TOKENS * TOP_K * 5e6 / float(np.asarray(problem.model.platform.die.flops).sum())
 
 
+@eqx.filter_jit
+def all_times(model: LayerModel, plans: jax.Array, batches: Batch) -> jax.Array:
+    """Mean time of every plan over the batches."""
+    times = jax.vmap(jax.vmap(lambda plan, batch: model(plan, batch).total, (None, 0)), (0, None))
+    return times(plans, batches).mean(axis=1)
+
+
+def times_of(problem: PlacementProblem, plans: np.ndarray, batches: Batch) -> np.ndarray:
+    return np.asarray(all_times(problem.model, jnp.asarray(plans), jax.tree.map(lambda leaf: leaf[0], batches)))
+
+
 @pytest.fixture(scope="module")
 def candidates() -> np.ndarray:
     """All 256 whole-expert plans, and 256 divided ones of every degree of sharing."""
     whole = np.eye(NODES)[list(itertools.product(range(NODES), repeat=EXPERTS))]
     rng = np.random.default_rng(0)
     divided = [cases.random_share(rng, EXPERTS, NODES, hosts=1 + i % NODES) for i in range(256)]
-    return np.concatenate([whole, divided])[None].astype(np.float32)
+    return np.concatenate([whole, divided]).astype(np.float32)
 
 
 @pytest.mark.parametrize("rule", ["lowest", "fewest"])
@@ -50,11 +62,11 @@ def test_no_plan_is_faster_than_the_bound_on_the_very_same_batches(candidates, r
     for factor in (1e-2, 1.0, 30.0, 1e3):
         problem = problem_of(factor, rule, seed)
         batches = problem.draw(BATCHES, seed)
-        times = np.asarray(local_search.score_all(search_of(problem), jnp.asarray(candidates), batches))[0]
+        times = times_of(problem, candidates, batches)
         (bound,) = lower_bound(problem, batches)
         assert even_time(problem) * (1 - 1e-6) <= bound <= times.min() * (1 + 1e-6)
         near.append(bound / times.min())
-    assert max(near) > 0.7  # it is worth something
+    assert min(near) > 0.4  # it is worth something
 
 
 def test_memory_forces_tokens_to_visit_more_nodes():
@@ -68,22 +80,22 @@ def test_memory_forces_tokens_to_visit_more_nodes():
 def test_with_memory_no_plan_that_fits_is_faster_than_the_bound(candidates, seed):
     problem = problem_of(1e-1, seed=seed, room=1.5)
     batches = problem.draw(BATCHES, seed)
-    fits = (candidates[0].sum(axis=1) <= 1.5).all(axis=1)
-    times = np.asarray(local_search.score_all(search_of(problem), jnp.asarray(candidates), batches))[0]
+    fits = (candidates.sum(axis=1) <= 1.5).all(axis=1)
+    times = times_of(problem, candidates, batches)
     (bound,) = lower_bound(problem, batches)
     assert fits.sum() > 20
     assert bound <= times[fits].min() * (1 + 1e-6)
 
 
 def test_infinitely_fast_links_leave_even_compute():
-    problem = problem_of(1e30)
+    problem = problem_of(1e25)
     np.testing.assert_allclose(lower_bound(problem, problem.draw(BATCHES, 0)), even_time(problem), rtol=1e-6)
 
 
 def test_the_bound_grows_as_links_slow_down_until_no_token_travels():
     problem = problem_of()
     batches = problem.draw(BATCHES, 0)
-    factors = [1e30, 1e3, 100, 30, 10, 3, 1, 0.1, 1e-3, 1e-6]
+    factors = [1e25, 1e3, 100, 30, 10, 3, 1, 0.1, 1e-3, 1e-6]
     bounds = np.array([lower_bound(problem_of(factor), batches)[0] for factor in factors])
     assert (np.diff(bounds) >= 0).all()
     assert (np.diff(bounds[1:6]) > 0).all()

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_problem import EXPERTS, LAYERS, NODES, SHAPE, compilations, random_shares, small_problem
+from jaxtyping import TypeCheckError
+from small_problem import EXPERTS, LAYERS, NODES, SHAPE, compilations, random_shares, search_of, small_problem
 
 from jaxmoe.hardware.mesh import hop_counts
 from jaxmoe.latency import judge
-from jaxmoe.traces import Batch
+from jaxmoe.traces import Batch, merge_tokens
 from jaxmoe.tune import PlacementProblem, local_search
 
 HOPS = jnp.asarray(hop_counts(SHAPE), jnp.float32)
@@ -19,9 +20,10 @@ CHAINS = 2
 propose = jax.jit(local_search._propose)
 
 
-def search_of(problem: PlacementProblem) -> local_search.Search:
-    numbers = (problem.frequency, problem.room, problem.p95_weight)
-    return local_search.Search(problem.model, *(jnp.asarray(n, jnp.float32) for n in numbers))
+def scores_of(problem: PlacementProblem, shares: jax.Array, batches: Batch) -> np.ndarray:
+    """Exact objective of every chain's plan, [layer, chain]."""
+    score = [local_search.score_all(search_of(problem), shares[:, chain], batches) for chain in range(CHAINS)]
+    return np.stack(score, axis=1)
 
 
 def plans(seed: int = 0) -> jax.Array:
@@ -33,8 +35,8 @@ def test_proposals_keep_a_plan_legal_however_many_follow_each_other(seed):
     rng = np.random.default_rng(seed)
     share = jnp.asarray(random_shares(rng, hosts=NODES)[0])
     frequency = rng.dirichlet(np.full(EXPERTS, 0.3)) + 1e-5
-    for key in jr.split(jr.key(seed), 30):
-        share = propose(key, share, jnp.asarray(frequency, jnp.float32), HOPS)
+    for luck in jnp.asarray(rng.random((30, local_search.LUCK)), jnp.float32):
+        share = propose(luck, share, jnp.asarray(frequency, jnp.float32), HOPS)
         values = np.asarray(share)
         assert np.isfinite(values).all()
         assert (values >= 0).all()
@@ -68,7 +70,8 @@ def test_every_kind_of_move_occurs():
     share[0] = [0.1, 0.2, 0.3, 0.4]  # one that can do everything but move to a new node
     share[1] = [0.7, 0.0, 0.3, 0.0]
     frequency = jnp.full(EXPERTS, 1 / EXPERTS)
-    moved = jax.vmap(lambda key: propose(key, share, frequency, HOPS))(jr.split(jr.key(0), 600))
+    lucks = jnp.asarray(np.random.default_rng(0).random((600, local_search.LUCK)), jnp.float32)
+    moved = jax.vmap(propose, (0, None, None, None))(lucks, share, frequency, HOPS)
     kinds = [kind_of(share, after) for after in np.asarray(moved)]
     expected = {"experts swap", "nodes swap", "exchange", "to any node", "to a host", "leaves a host"}
     assert expected <= set(kinds)
@@ -101,13 +104,23 @@ def test_an_expert_never_leaves_its_only_host():
 def test_a_score_is_the_exact_time_of_the_judge(p95_weight):
     problem = small_problem(p95_weight=p95_weight)
     shares, batches = plans(), problem.draw(8, seed=3)
-    scores = local_search.score_all(search_of(problem), shares, batches)
+    scores = scores_of(problem, shares, batches)
     assert scores.shape == (LAYERS, CHAINS)
     for chain in range(CHAINS):
         total = judge(problem.model, shares[:, chain], batches).total
         expected = total.mean(axis=1) + p95_weight * (np.quantile(total, 0.95, axis=1) - total.mean(axis=1))
         np.testing.assert_allclose(scores[:, chain], expected, rtol=1e-5)
         np.testing.assert_allclose(scores[:, chain], problem.objective(total), rtol=1e-5)
+
+
+@pytest.mark.xfail(strict=True, raises=TypeCheckError, reason="merged batches do not keep the annotations of `Batch`")
+def test_merged_batches_score_the_same():
+    problem = small_problem(tokens=40)  # 30 kinds of token
+    batches = problem.draw(8, seed=3)
+    merged = merge_tokens(batches, EXPERTS)
+    assert merged.experts.ndim < batches.experts.ndim
+    apart, together = (scores_of(problem, plans(), given) for given in (batches, merged))
+    np.testing.assert_allclose(together, apart, rtol=1e-5)
 
 
 def run(problem: PlacementProblem, coldness: float, batches: Batch, key: int = 0, seed: int = 0):
@@ -118,12 +131,12 @@ def run(problem: PlacementProblem, coldness: float, batches: Batch, key: int = 0
 def test_a_cold_search_never_ends_above_its_start_and_mostly_below():
     problem = small_problem()
     batches = problem.draw(8, seed=3)
-    start = np.asarray(local_search.score_all(search_of(problem), plans(), batches))
+    start = scores_of(problem, plans(), batches)
     shares, costs = run(problem, 1e12, batches)
     assert (np.asarray(costs) <= start * (1 + 1e-6)).all()
     assert np.mean(np.asarray(costs) < 0.98 * start) > 0.5
     # What is returned as the cost is the cost of what is returned.
-    np.testing.assert_allclose(local_search.score_all(search_of(problem), shares, batches), costs, rtol=1e-5)
+    np.testing.assert_allclose(scores_of(problem, shares, batches), costs, rtol=1e-5)
     np.testing.assert_allclose(shares.sum(axis=-1), 1, rtol=1e-4)
     again, _ = run(problem, 1e12, batches)
     np.testing.assert_array_equal(again, shares)
@@ -140,10 +153,9 @@ def test_a_hot_search_takes_worse_plans_too():
 
 
 def test_a_search_never_fills_a_node_beyond_its_room():
-    full = small_problem(room=np.asarray(plans()[0, 0].sum(axis=0), float).max() + 0.1)
-    start = plans()
-    fits = np.asarray(start).sum(axis=2).max(axis=-1) <= full.room[0]
-    assert fits.any()
+    fullest = np.asarray(plans()).sum(axis=2).max(axis=-1)
+    full = small_problem(room=float(fullest.min()) + 0.1)
+    fits = fullest <= full.room[0]
     shares, _ = run(full, 1e-3, full.draw(8, seed=3))
     held = np.asarray(shares).sum(axis=2)
     assert (held[fits] <= full.room * (1 + 2e-5)).all()
@@ -173,11 +185,11 @@ def test_no_number_compiles_the_search_anew():
             ({}, 1, 1),
         ]
     ]
-    for search, *given in cases[:1]:
-        local_search.improve(search, *given)
-        local_search.score_all(search, *given[:2])
+    for search, *inputs in cases[:1]:
+        local_search.improve(search, *inputs)
+        local_search.score_all(search, inputs[0][:, 0], inputs[1])
     with compilations() as compiled:
-        for search, *given in cases[1:]:
-            local_search.improve(search, *given)
-            local_search.score_all(search, *given[:2])
+        for search, *inputs in cases[1:]:
+            local_search.improve(search, *inputs)
+            local_search.score_all(search, inputs[0][:, 0], inputs[1])
         assert compiled == []
