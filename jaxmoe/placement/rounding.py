@@ -8,6 +8,7 @@ from scipy.optimize import linprog
 from jaxmoe.placement.placement import PlanError
 
 SMALLEST_SHARE = 1e-6  # below this an expert has no part worth sending tokens to
+SLACK = 1 + 1e-5  # capacities are float32: a node filled to the brim may seem overfull by rounding
 
 
 def keep_hosts(
@@ -47,7 +48,7 @@ def rebalance(
     solution = linprog(
         c=np.concatenate([np.zeros(hosts), np.full(batches, 1 / batches)]),
         A_ub=sp.bmat([[load, slowest], [held, None]], format="csr") if limited.size else sp.hstack([load, slowest]),
-        b_ub=np.concatenate([np.zeros(batches * len(room)), room[limited]]),
+        b_ub=np.concatenate([np.zeros(batches * len(room)), room[limited] * SLACK]),
         A_eq=sp.csr_matrix((np.ones(hosts), (expert, np.arange(hosts))), (len(support), hosts + batches)),
         b_eq=np.ones(len(support)),
         method="highs",
@@ -62,20 +63,24 @@ def rebalance(
 def fit_memory(
     share: Float[np.ndarray, "expert node"], room: Float[np.ndarray, " node"]
 ) -> Float[np.ndarray, "expert node"]:
-    """The nearest placement that fits: as much of every share kept as `room` (experts that fit a node) allows.
+    """The placement nearest to `share` that fits: `room` is in experts that fit a node.
 
-    A linear programme: maximise sum(share * kept), rows of kept summing to 1 and columns to at most `room`.
+    A linear programme: of every share as much is kept as fits, and the least possible put elsewhere.
     """
     experts, nodes = share.shape
+    rows = sp.kron(sp.eye(experts), np.ones((1, nodes)))
+    columns = sp.kron(np.ones((1, experts)), sp.eye(nodes))
     solution = linprog(
-        c=-share.ravel(),
-        A_ub=sp.kron(np.ones((1, experts)), sp.eye(nodes), format="csr"),
-        b_ub=np.minimum(room, experts),
-        A_eq=sp.kron(sp.eye(experts), np.ones((1, nodes)), format="csr"),
+        c=np.repeat([0.0, 1.0], share.size),  # what stays is free, what moves is not
+        A_ub=sp.hstack([columns, columns], format="csr"),
+        b_ub=np.minimum(room * SLACK, experts),
+        A_eq=sp.hstack([rows, rows], format="csr"),
         b_eq=np.ones(experts),
+        bounds=np.stack([np.zeros(2 * share.size), np.append(share.ravel(), np.ones(share.size))], axis=1),
         method="highs",
     )
     if solution.x is None:
         raise PlanError(f"{experts} experts do not fit the nodes' memory ({solution.message})")
-    kept = np.where(solution.x < SMALLEST_SHARE, 0, solution.x).reshape(share.shape)
+    kept = solution.x.reshape(2, *share.shape).sum(axis=0)
+    kept = np.where(kept < SMALLEST_SHARE, 0, kept)
     return kept / kept.sum(axis=1, keepdims=True)

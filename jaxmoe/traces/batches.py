@@ -22,7 +22,7 @@ class Batch(eqx.Module):
     experts: Int[Array, "*lead token top_k"]  # -1: no expert
     gather_slot: Int[Array, "*lead token"]  # which of the token's experts names its gather node
     draw: Float[Array, "*lead token top_k"]  # in [0, 1): picks a replica
-    weight: Float[Array, "*lead token"]
+    weight: Float[Array, "*batches token"]
 
     @property
     def gather_expert(self) -> Int[Array, "*lead token"]:

@@ -21,8 +21,8 @@ GRID = 512  # values of c between even work and one node for every token
 def lower_bound(problem: PlacementProblem, batches: Batch) -> Float[np.ndarray, " layer"]:
     """Bound on the mean total time of every layer over `batches` [layer, batch, token, ...] (or merged ones), s.
 
-    Latencies and chunking are left out, as is memory bandwidth: they only add. It bounds sharded plans under
-    the gather rules, not ring collectives.
+    It bounds the mean, whatever weight the problem gives to the tail, of sharded plans under the gather
+    rules, not of ring collectives. Latencies, chunks and memory bandwidth are left out: they only add.
     """
     experts, weight = np.asarray(batches.experts), np.asarray(batches.weight, float)
     return np.array([_layer_bound(problem, experts[i], weight[i]) for i in range(len(experts))])

@@ -167,7 +167,7 @@ def improve(
             changed = jnp.where(jnp.isinf(cost), share, _propose(luck, share, frequency, hops))
             changed_cost = _score(search, changed, batches)
             fits = (changed.sum(axis=0) <= search.room * (1 + 1e-5)).all()
-            lucky = jnp.log(luck[9]) < (cost - changed_cost) / changed_cost * cold
+            lucky = jnp.log1p(-luck[9]) < (cost - changed_cost) / changed_cost * cold
             taken = fits & ((changed_cost <= cost) | lucky)
             return (jnp.where(taken, changed, share), jnp.where(taken, changed_cost, cost)), None
 

@@ -31,7 +31,7 @@ class TransportPlan(eqx.Module):
     ) -> Float[Array, "expert node"]:
         """Shares of every expert; `node_part` is what each node would hold of all work if work were even.
 
-        A node's budget stays within `budget_spread` of that, relatively.
+        Nodes' budgets stand to each other within a factor (1 + budget_spread) / (1 - budget_spread) of that.
         """
         budget = node_part * (1 + budget_spread * jnp.tanh(self.budget))
         work = sinkhorn(self.logits / temperature, frequency, budget / budget.sum())

@@ -153,7 +153,9 @@ class _Run:
         )
 
     def rebalance(self, plans: Plans, scores: Scores) -> tuple[Plans, Scores]:
-        """Divide experts over their hosts anew, where that is better."""
+        """Divide experts over their hosts anew, where that is better; not when there is no time left for it."""
+        if self.stop.reason:
+            return plans, scores
         model, batches = self.problem.model, self.problem.draw(REBALANCE_BATCHES, next(self.seeds))
         seconds_per_token = float(model.flops_per_token_expert) / np.asarray(model.platform.die.flops, float)
         balanced = np.empty_like(plans)

@@ -221,9 +221,8 @@ def report() -> None:
     model, simulated = (np.array([float(row[key]) for row in rows]) for key in ("model_s", "simulated_s"))
     r2 = 1 - ((model - simulated) ** 2).sum() / ((simulated - simulated.mean()) ** 2).sum()
     error = 100 * np.abs(model / simulated - 1)
-    print(
-        f"model against simulation: {len(rows)} points, R2 {r2:.6f}, mean absolute error {error.mean():.2f} %, largest {error.max():.2f} %"
-    )
+    figures = f"R2 {r2:.6f}, mean absolute error {error.mean():.2f} %, largest {error.max():.2f} %"
+    print(f"model against simulation: {len(rows)} points, {figures}")
 
 
 if __name__ == "__main__":

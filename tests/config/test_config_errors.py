@@ -178,8 +178,8 @@ def test_a_bad_override_is_named(scenario_file, override):
 
 
 def test_a_default_that_no_longer_fits_is_called_one(scenario_file):
-    said = message(scenario_file, "evaluation.batches=2")
-    assert said.startswith(f"{scenario_file}: validation.batches is 4 (the default); expected at most")
+    said = message(scenario_file, "evaluation.batches=1")
+    assert said.startswith(f"{scenario_file}: validation.batches is 2 (the default); expected at most")
 
 
 def test_an_unknown_reference_lists_what_there_is(tree, scenario_file):
@@ -216,7 +216,7 @@ def test_a_folder_or_binary_file_cannot_be_read(tree, scenario_file):
 
 def test_a_file_of_the_working_folder_is_named_from_there(tree, monkeypatch):
     monkeypatch.chdir(tree)
-    assert message(Path("scenarios/one.yaml"), "evaluation.batches=2").startswith("scenarios/one.yaml: ")
+    assert message(Path("scenarios/one.yaml"), "evaluation.batches=1").startswith("scenarios/one.yaml: ")
 
 
 def test_several_mistakes_take_a_line_each_up_to_a_limit(tree):

@@ -10,6 +10,7 @@ from jaxmoe.config import (
     build_layer_model,
     build_model,
     build_platform,
+    build_tuner_settings,
     load_hardware,
     load_scenario,
     resolved,
@@ -18,6 +19,7 @@ from jaxmoe.config.base import Section
 from jaxmoe.config.schema import ModelConfig, WorkloadConfig
 from jaxmoe.config.tuning import TuningConfig
 from jaxmoe.config.yaml_text import read_mapping
+from jaxmoe.tune import TunerSettings
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SCENARIOS = sorted((CONFIGS / "scenarios").rglob("*.yaml"))
@@ -114,20 +116,5 @@ def test_a_trace_path_on_the_command_line_starts_at_the_working_folder(scenario_
     assert scenario.workload.trace.path == str(Path.cwd() / "a.npz")
 
 
-def test_the_tuner_has_its_defaults():
-    assert TuningConfig().model_dump() == {
-        "restarts": 4,
-        "steps": 300,
-        "batches_per_step": 4,
-        "learning_rate": 0.05,
-        "p95_weight": 0.0,
-        "sinkhorn_temperature": {"start": 1.0, "stop": 0.1},
-        "support_width": {"start": 1.0, "stop": 0.1},
-        "max_temperature": {"start": 0.1, "stop": 0.01},
-        "budget_spread": 0.1,
-        "refine_steps": 3000,
-        "refine_chains": 4,
-        "refine_batches": 32,
-        "seed": 0,
-        "time_limit_s": None,
-    }
+def test_the_tuner_has_one_source_of_defaults():
+    assert build_tuner_settings(TuningConfig()) == TunerSettings()

@@ -18,7 +18,7 @@ def test_an_override_reaches_into_a_referenced_file(scenario_file):
 def test_an_override_makes_sections_that_are_not_there(scenario_file):
     scenario = load_scenario(scenario_file, ["tuning.max_temperature.start=0.2"])
     assert scenario.tuning.max_temperature.start == 0.2
-    assert scenario.tuning.max_temperature.stop == 0.01
+    assert scenario.tuning.max_temperature.stop == TuningConfig().max_temperature.stop
     assert scenario.tuning.steps == TuningConfig().steps
 
 

@@ -82,9 +82,9 @@ def test_a_tuned_plan_beats_random_expert_parallelism_on_fresh_batches(tuned):
     problem = small_problem()
     batches = problem.draw(64, seed=12345)
     ours = judge(problem.model, jnp.asarray(tuned.share, jnp.float32), batches).total.mean(axis=1)
-    for seed in range(5):
-        dealt = expert_parallel_random(LAYERS, 6, 4, seed)
-        assert (ours < judge(problem.model, jnp.asarray(dealt), batches).total.mean(axis=1)).all()
+    dealt = [jnp.asarray(expert_parallel_random(LAYERS, 6, 4, seed)) for seed in range(12)]
+    theirs = np.stack([judge(problem.model, share, batches).total.mean(axis=1) for share in dealt])
+    assert (ours < 0.9 * theirs.mean(axis=0)).all()
 
 
 def test_no_number_compiles_a_run_anew(tuned):

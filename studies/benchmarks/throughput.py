@@ -1,0 +1,195 @@
+"""Plans evaluated per second: forward and with gradient, beside a NumPy loop over plans; see README.md.
+
+Every plan is scored on one batch. Compilation is timed apart; runs are warmed up, block until ready, and the
+best of several is taken, since other work on the machine can only slow a run down. NumPy is timed in between.
+"""
+
+import csv
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmoe.hardware import Die, Mesh, Platform
+from jaxmoe.hardware.mesh import link_ends, num_links, xy_path
+from jaxmoe.latency import LayerModel
+from jaxmoe.network import LowestHost
+from jaxmoe.relax import SmoothMax, SoftSupport
+from jaxmoe.traces import Batch, sample_batches, synthetic_trace
+
+HERE = Path(__file__).resolve().parent
+ROUNDS = 7
+SECONDS = 0.5  # of one timing, at least
+
+
+@dataclass(frozen=True)
+class Size:
+    """One problem size, and how many plans are evaluated at once."""
+
+    shape: tuple[int, int]
+    experts: int
+    top_k: int
+    tokens: int
+    plans: int
+
+    @property
+    def nodes(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+
+SIZES = (
+    Size((4, 8), 64, 6, 128, 128),
+    Size((4, 4), 8, 2, 128, 512),
+    Size((8, 8), 128, 8, 128, 64),
+    Size((16, 16), 256, 8, 128, 16),
+)
+
+
+def layer_model(size: Size) -> LayerModel:
+    """HD-MoE's 5 TFLOP/s and 50 GB/s with DeepSeek-V2-Lite's experts."""
+    links, hidden, width = num_links(size.shape), 2048, 1408
+    return LayerModel(
+        platform=Platform(
+            Mesh(size.shape, jnp.full(links, 50e9), jnp.zeros(links)), Die(flops=jnp.full(size.nodes, 5e12))
+        ),
+        message_bytes=jnp.asarray(4.0 * hidden),
+        expert_bytes=jnp.asarray(12.0 * hidden * width),
+        flops_per_token_expert=jnp.asarray(2.0 * hidden * width),
+        chunk_bytes=jnp.asarray(1024.0),
+        exchange=LowestHost(),
+        mode="sharded",
+    )
+
+
+def one_batch(size: Size) -> Batch:
+    """A batch of a skewed synthetic trace."""
+    trace = synthetic_trace(1024, [0], size.experts, size.top_k, skew=0.6, coactivation=0.3, reuse=0.2, seed=0)
+    return jax.tree.map(lambda leaf: leaf[0, 0], sample_batches(trace, size.tokens, 1, seed=0))
+
+
+def random_plans(size: Size, count: int) -> np.ndarray:
+    """Plans with two hosts for every expert, float32 [plan, expert, node]."""
+    rng = np.random.default_rng(0)
+    hosts = rng.random((count, size.experts, size.nodes)).argsort(axis=-1)[..., :2]
+    shares = np.zeros((count, size.experts, size.nodes), np.float32)
+    np.put_along_axis(shares, hosts, np.float32(0.5), axis=-1)
+    return shares
+
+
+@eqx.filter_jit
+def forward(model: LayerModel, shares: jax.Array, batch: Batch) -> jax.Array:
+    """Exact total time of every plan, s."""
+    return jax.vmap(lambda share: model(share, batch).total)(shares)
+
+
+@eqx.filter_jit
+def with_gradient(model: LayerModel, shares: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Relaxed total time of every plan and its gradient with respect to the shares."""
+    soft = {"reduction": SmoothMax(jnp.asarray(0.05)), "support": SoftSupport(jnp.asarray(0.1))}
+    return jax.vmap(jax.value_and_grad(lambda share: model(share, batch, **soft).total))(shares)
+
+
+class NumpyModel:
+    """The same exact time, one plan after the other: vectorised over tokens, with a dense path matrix."""
+
+    def __init__(self, size: Size, model: LayerModel, batch: Batch) -> None:
+        self.experts, slot = np.asarray(batch.experts), np.asarray(batch.gather_slot)
+        self.gather_expert = np.take_along_axis(self.experts, slot[:, None], axis=1)[:, 0]
+        self.counts = np.bincount(self.experts.ravel(), minlength=size.experts)
+        self.paths = np.zeros((size.nodes**2, len(link_ends(size.shape))), np.float32)
+        for source in range(size.nodes):
+            for destination in range(size.nodes):
+                self.paths[source * size.nodes + destination, xy_path(size.shape, source, destination)] = 1
+        self.hops = self.paths.sum(axis=1)
+        self.per_message, self.per_chunk = float(model.message_bytes) / 50e9, float(model.chunk_bytes) / 50e9
+        self.per_token = float(model.flops_per_token_expert) / 5e12
+
+    def __call__(self, share: np.ndarray) -> float:
+        """Total time of one plan, s."""
+        hosts, nodes = share > 0, share.shape[1]
+        visited = hosts[self.experts].any(axis=1)
+        home = hosts.argmax(axis=1)[self.gather_expert]
+        messages = np.zeros((nodes, nodes), np.float32)
+        np.add.at(messages.T, home, visited)
+        used = messages.ravel() * (self.hops > 0)
+        links = (used @ self.paths).max() * self.per_message
+        longest = max((self.hops[used > 0] - 1).max(initial=0), 0) * self.per_chunk
+        return float((self.counts @ share).max() * self.per_token + 2 * (links + longest))
+
+
+def rate(run: Callable[[], object], plans: int) -> float:
+    """Plans per second of the best of several runs."""
+    best = np.inf
+    for _ in range(ROUNDS):
+        begun, done = time.perf_counter(), 0
+        while time.perf_counter() - begun < SECONDS / ROUNDS or not done:
+            jax.block_until_ready(run())
+            done += 1
+        best = min(best, (time.perf_counter() - begun) / done)
+    return plans / best
+
+
+def compiled(function: Callable, *arguments: object) -> tuple[Callable[[], object], float]:
+    """A warmed-up call, and the seconds it took to compile."""
+    begun = time.perf_counter()
+    ahead = function.lower(*arguments).compile()
+    seconds = time.perf_counter() - begun
+    jax.block_until_ready(ahead(*arguments))
+    return lambda: ahead(*arguments), seconds
+
+
+def measure(size: Size) -> dict[str, object]:
+    """One row of the table."""
+    model, batch, shares = layer_model(size), one_batch(size), random_plans(size, size.plans)
+    numpy_model = NumpyModel(size, model, batch)
+    arguments = (model, jnp.asarray(shares), batch)
+    ahead, compile_s = compiled(forward, *arguments)
+    gradient, gradient_compile_s = compiled(with_gradient, *arguments)
+    few = shares[:8]
+    np.testing.assert_allclose(np.asarray(ahead())[:8], [numpy_model(share) for share in few], rtol=1e-4)
+    numpy_rate = rate(lambda: [numpy_model(share) for share in few], len(few))
+    forward_rate, gradient_rate = rate(ahead, size.plans), rate(gradient, size.plans)
+    return {
+        "mesh": f"{size.shape[0]}x{size.shape[1]}",
+        "experts": size.experts,
+        "top_k": size.top_k,
+        "tokens": size.tokens,
+        "plans_at_once": size.plans,
+        "forward_per_s": round(forward_rate),
+        "gradient_per_s": round(gradient_rate),
+        "numpy_per_s": round(numpy_rate),
+        "forward_over_numpy": f"{forward_rate / numpy_rate:.1f}",
+        "forward_compile_s": f"{compile_s:.2f}",
+        "gradient_compile_s": f"{gradient_compile_s:.2f}",
+    }
+
+
+def machine() -> str:
+    """What the table was measured on."""
+    device = jax.devices()[0]
+    return (
+        f"{device.device_kind} ({device.platform}), {os.cpu_count()} cores, {platform.machine()}, jax {jax.__version__}"
+    )
+
+
+def main() -> None:
+    """Measure all sizes, print the table and write it."""
+    rows = [measure(size) for size in SIZES]
+    for row in rows:
+        print(row)
+    print(machine())
+    with (HERE / "throughput.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, [*rows[0], "machine"], lineterminator="\n")
+        table.writeheader()
+        table.writerows(row | {"machine": machine()} for row in rows)
+
+
+if __name__ == "__main__":
+    main()
