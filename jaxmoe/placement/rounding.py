@@ -8,7 +8,7 @@ from scipy.optimize import linprog
 from jaxmoe.placement.placement import PlanError
 
 SMALLEST_SHARE = 1e-6  # below this an expert has no part worth sending tokens to
-SLACK = 1 + 1e-5  # capacities are float32: a node filled to the brim may seem overfull by rounding
+SLACK = 1 + 1e-6  # capacities are float32: a node filled to the brim may seem overfull by rounding
 
 
 def keep_hosts(
