@@ -8,16 +8,16 @@ import numpy as np
 
 from jaxmoe.cli.inputs import Inputs
 from jaxmoe.cli.session import OptionError
-from jaxmoe.cli.strategies import STANDARD, TUNED, Strategy
+from jaxmoe.cli.strategies import STANDARD, Strategy
 from jaxmoe.placement import Placement, PlanError, check_fits, read_plan
 
 
-def given_plans(texts: Sequence[str] | None, inputs: Inputs) -> list[Strategy]:
-    """Read and check plans. Raises `PlanError` or `OptionError`."""
+def given_plans(texts: Sequence[str] | None, inputs: Inputs, taken: Sequence[str] = STANDARD) -> list[Strategy]:
+    """Read and check plans, none by a name that is `taken`. Raises `PlanError` or `OptionError`."""
     plans: list[Strategy] = []
     for text in texts or ():
         name, path = _split(text)
-        if name in {*STANDARD, TUNED, *(plan.name for plan in plans)}:
+        if name in {*taken, *(plan.name for plan in plans)}:
             raise OptionError(f"--plan {text}: the name {name!r} is taken; give another one as --plan NAME={path}")
         plans.append(Strategy(name, _checked(path, inputs)))
     return plans

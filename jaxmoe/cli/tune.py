@@ -18,7 +18,7 @@ from jaxmoe.cli.progress import progress_bars
 from jaxmoe.cli.provenance import provenance
 from jaxmoe.cli.report import comparison_report, per_layer
 from jaxmoe.cli.session import session
-from jaxmoe.cli.strategies import TUNED, Strategy, standard_strategies, strategy
+from jaxmoe.cli.strategies import STANDARD, TUNED, Strategy, standard_strategies, strategy
 from jaxmoe.cli.tables import comparison_warnings, print_comparison, print_warnings
 from jaxmoe.config import build_tuner_settings
 from jaxmoe.placement import write_plan
@@ -41,7 +41,7 @@ def command(
     with session(out, verbose) as (folder, interrupts), StageClock() as clock:
         with clock.stage("load"):
             inputs = read_inputs(config, overrides, trace, layers)
-            others = [*standard_strategies(inputs), *given_plans(plan, inputs)]
+            others = [*standard_strategies(inputs), *given_plans(plan, inputs, (*STANDARD, TUNED))]
             problem, settings = placement_problem(inputs), build_tuner_settings(inputs.scenario.tuning)
         with progress_bars(interrupts.check) as report:
             with clock.stage("tune"):
