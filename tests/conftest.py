@@ -1,6 +1,7 @@
 """Settings all tests share: a compilation cache kept between runs, and where the reference data is."""
 
 import os
+import signal
 from pathlib import Path
 
 import jax
@@ -14,6 +15,12 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 settings.register_profile("jaxmoe", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("jaxmoe")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interruptible() -> None:
+    """Ctrl-C works in tests of it, also where they run in the background and were started with it ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from oracles import network as oracle
 from jaxmoe.hardware.mesh import hop_counts, num_links
 from jaxmoe.network import link_loads, path_sums
 from jaxmoe.network.loads import path_maxima
+from jaxmoe.network.prefix import prefix_sums
 
 SHAPES = [(1, 2), (2, 1), (1, 6), (5, 1), (2, 2), (3, 4), (5, 6)]
 loads = jax.jit(link_loads, static_argnums=0)
@@ -54,4 +56,10 @@ def test_many_traffics_at_once_equal_one_by_one():
     traffic = np.stack([random_traffic((3, 4), seed) for seed in range(3)])
     together = jax.jit(jax.vmap(partial(link_loads, (3, 4))))(traffic)
     for one, row in zip(together, traffic, strict=True):
-        np.testing.assert_allclose(one, loads((3, 4), row), rtol=1e-6)
+        np.testing.assert_allclose(one, loads((3, 4), row), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 32, 64, 65, 67, 100, 256])
+def test_prefix_sums_are_running_sums(size):
+    values = np.random.default_rng(size).random((3, size)).astype(np.float32)
+    np.testing.assert_allclose(prefix_sums(jnp.asarray(values)), values.cumsum(axis=-1), rtol=1e-5)
