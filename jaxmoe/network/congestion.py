@@ -16,13 +16,13 @@ from jaxmoe.relax import AbstractReduction
 class Flows(eqx.Module):
     """Traffic as a sum of flows: flow f sends source[f, n] * destination[f, m] messages from n to m.
 
-    A message is of `vectors[f]` hidden vectors. Rows of `destination` sum to 1. What a node sends itself is
-    free. A stage runs its flows `rounds` times, one after the other.
+    A message is of `vectors` hidden vectors, one number or one for each flow. Rows of `destination` sum to 1.
+    What a node sends itself is free. A stage runs its flows `rounds` times, one after the other.
     """
 
     source: Float[Array, "flow node"]
     destination: Float[Array, "flow node"]
-    vectors: Float[Array, " flow"]
+    vectors: Float[Array, ""] | Float[Array, " flow"]
     rounds: int = eqx.field(static=True, default=1)
 
 
@@ -50,7 +50,7 @@ def congestion(
     counts by the part of a message that it carries, so that a relaxed trace of a message counts little.
     One lone message is exact: bytes / slowest link, plus latencies, plus a chunk on each of the other links.
     """
-    sent = flows.source * flows.vectors[:, None] * (flows.rounds * vector_bytes)  # B
+    sent = flows.source * flows.vectors[..., None] * (flows.rounds * vector_bytes)  # B
     return StageTime(
         link_time=flow_traffic(mesh.shape, sent, flows.destination).link_loads() / mesh.link_bandwidth,
         port_time=_port_times(mesh, sent, flows.destination),
@@ -80,7 +80,9 @@ def _longest_delay(
     slowness = 1 / mesh.link_bandwidth
     per_byte = path_sums(mesh.shape, slowness) - path_maxima(mesh.shape, slowness) + 1e-30 * hops
     chunk = jnp.minimum(chunk_bytes, flows.vectors * vector_bytes)  # a message may be smaller than a chunk
-    from_node = flows.destination @ latency.T + chunk[:, None] * (flows.destination @ per_byte.T)  # [flow, node]
+    delay = latency + chunk[..., None, None] * per_byte  # one matrix, or one for each flow
+    per_flow = "fm,fnm->fn" if chunk.ndim else "fm,nm->fn"
+    from_node = jnp.einsum(per_flow, flows.destination, delay)
     return jnp.max(from_node * jnp.minimum(flows.source, 1))
 
 

@@ -27,7 +27,7 @@ class LowestHost(AbstractExchange):
     def __call__(self, shape: tuple[int, int], visits: Visits) -> Flows:
         # Tokens with one home make one flow: far fewer flows than tokens.
         messages = (visits.named * visits.weight[:, None]).T @ visits.visited
-        return Flows(messages, visits.home, jnp.ones_like(messages[:, 0]))
+        return Flows(messages, visits.home, jnp.ones((), messages.dtype))
 
 
 class FewestHops(AbstractExchange):
@@ -41,7 +41,7 @@ class FewestHops(AbstractExchange):
         beyond = float(hop_counts(shape).max()) * visits.visited.shape[1]  # more hops than any gathering takes
         cost = visits.visited @ hops + (1 - visits.visited) * beyond
         nearest = jax.nn.one_hot(jnp.argmin(cost, axis=1), cost.shape[1], dtype=cost.dtype)
-        return Flows(visits.visited * visits.weight[:, None], nearest, jnp.ones_like(visits.weight))
+        return Flows(visits.visited * visits.weight[:, None], nearest, jnp.ones((), visits.weight.dtype))
 
 
 class RingReduce(AbstractExchange):
