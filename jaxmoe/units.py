@@ -1,8 +1,5 @@
 """Decimal SI factors. Everything inside jaxmoe is in B, s, FLOP and their ratios; these convert at the edge."""
 
-KILO = 1e3
-MEGA = 1e6
 GIGA = 1e9
 TERA = 1e12
-MICRO = 1e-6
 NANO = 1e-9

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from jaxmoe.latency import LayerModel
 from jaxmoe.relax import SmoothMax, geometric
 from jaxmoe.traces import Batch
-from jaxmoe.tune.problem import PlacementProblem
+from jaxmoe.tune.problem import PlacementProblem, objective
 from jaxmoe.tune.relaxation import TransportPlan, random_plans, soft_hosts
 
 SEGMENT = 25  # steps between two looks at the clock; static, so that more steps compile nothing new
@@ -91,7 +91,7 @@ def _objective(
     support = soft_hosts(frequency, share.shape[1], now.width)
     reduction = SmoothMax(now.max_temperature)
     seconds = jax.vmap(lambda batch: land.model(share, batch, reduction=reduction, support=support).total)(batches)
-    time = seconds.mean() + land.p95_weight * (jnp.quantile(seconds, 0.95) - seconds.mean())
+    time = objective(seconds, land.p95_weight)
     overfull = jnp.maximum(share.sum(axis=0) / land.room - 1, 0)
     return time / land.scale + MEMORY_WEIGHT * jnp.sum(overfull**2)
 

@@ -17,6 +17,7 @@ from jaxmoe.hardware.mesh import hop_counts
 from jaxmoe.latency import LayerModel
 from jaxmoe.network.prefix import prefix_sums
 from jaxmoe.traces import Batch
+from jaxmoe.tune.problem import objective
 
 SEGMENT = 100  # moves between two looks at the clock; static, so that more moves compile nothing new
 SMALLEST_SHARE = 5e-3  # a smaller part is not worth a message to its host
@@ -134,7 +135,7 @@ def _score(search: Search, share: Share, batches: Batch) -> Float[Array, ""]:
         seconds = jax.vmap(weighed)(batches.weight)
     else:
         seconds = jax.vmap(lambda batch: search.model(share, batch).total)(batches)
-    return seconds.mean() + search.p95_weight * (jnp.quantile(seconds, 0.95) - seconds.mean())
+    return objective(seconds, search.p95_weight)
 
 
 @eqx.filter_jit

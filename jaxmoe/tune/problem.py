@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from jaxmoe.latency import LayerModel
 from jaxmoe.placement import PlanError
@@ -59,9 +60,8 @@ class PlacementProblem:
         """Fresh batches, leaves [layer, batch, ...]."""
         return sample_batches(self.trace, self.batch_tokens, batches, seed, self.consecutive)
 
-    def objective(self, seconds: jnp.ndarray) -> jnp.ndarray:
-        """What is minimised, from the times of batches on the last axis."""
-        mean = jnp.mean(seconds, axis=-1)
-        if self.p95_weight == 0:
-            return mean
-        return mean + self.p95_weight * (jnp.quantile(seconds, 0.95, axis=-1) - mean)
+
+def objective(seconds: Float[Array, "*lead batch"], p95_weight: Float[Array, ""] | float) -> Float[Array, "*lead"]:
+    """What is minimised, s: the mean over batches, mixed with their 95th percentile by its weight."""
+    mean = jnp.mean(seconds, axis=-1)
+    return mean + p95_weight * (jnp.quantile(seconds, 0.95, axis=-1) - mean)
