@@ -8,7 +8,7 @@ from jaxmoe.cli.agreement import agreement, agreement_text
 from jaxmoe.cli.comparison import Comparison
 from jaxmoe.cli.inputs import Inputs
 from jaxmoe.cli.output import OutputFolder
-from jaxmoe.cli.strategies import STANDARD, TUNED
+from jaxmoe.cli.strategies import GATHERED, STANDARD, TUNED
 from jaxmoe.plotting import (
     MeshPanel,
     plot_breakdown,
@@ -71,13 +71,14 @@ def draw_scatter(
 
 
 def _draw_mesh_loads(folder: OutputFolder, inputs: Inputs, comparison: Comparison) -> None:
-    """Two plans side by side, in the layer in which they differ most."""
+    """Two plans side by side, in the layer in which they differ most; what gathers between them, if it is another."""
     before, after = _before_and_after(comparison)
     gain = comparison.scores[before].layer_total - comparison.scores[after].layer_total
     row = int(np.abs(gain).argmax())
     panels = [
         MeshPanel(name, comparison.scores[name].node_time[row], comparison.scores[name].link_time[row])
-        for name in (before, after)
+        for name in (before, GATHERED, after)
+        if name in comparison.scores
     ]
     title = f"{inputs.scenario.name}: loads in layer {inputs.layer_ids[row]}, where {before} and {after} differ most"
     plot_mesh_loads(folder.target("mesh_loads.png"), inputs.shape, panels, title)
@@ -85,7 +86,7 @@ def _draw_mesh_loads(folder: OutputFolder, inputs: Inputs, comparison: Compariso
 
 def _before_and_after(comparison: Comparison) -> tuple[str, str]:
     """Tuned after the first given plan, else after balanced EP; without tuning, a given plan, else hybrid, after it."""
-    given = [name for name in comparison.scores if name not in {*STANDARD, TUNED}]
+    given = [name for name in comparison.scores if name not in {*STANDARD, GATHERED, TUNED}]
     if TUNED in comparison.scores:
         return (given or ["ep_balanced"])[0], TUNED
     return "ep_balanced", (given or ["hybrid"])[0]

@@ -18,6 +18,7 @@ from jaxmoe.placement import (
 from jaxmoe.traces import GatingTrace
 
 TUNED = "tuned"
+GATHERED = "tuned_gathered"  # what tuning found before tensor parallelism took over some layers
 STANDARD = ("tp", "ep_random", "ep_balanced", "hybrid", "hybrid_ring")
 
 

@@ -1,5 +1,6 @@
 """`jaxmoe tune`: find a placement, then judge it beside the usual ones."""
 
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -18,7 +19,7 @@ from jaxmoe.cli.progress import progress_bars
 from jaxmoe.cli.provenance import provenance
 from jaxmoe.cli.report import comparison_report, per_layer
 from jaxmoe.cli.session import session
-from jaxmoe.cli.strategies import STANDARD, TUNED, Strategy, standard_strategies, strategy
+from jaxmoe.cli.strategies import GATHERED, STANDARD, TUNED, Strategy, standard_strategies, strategy
 from jaxmoe.cli.tables import comparison_warnings, print_comparison, print_warnings
 from jaxmoe.config import build_tuner_settings
 from jaxmoe.placement import write_plan
@@ -41,16 +42,16 @@ def command(
     with session(out, verbose) as (folder, interrupts), StageClock() as clock:
         with clock.stage("load"):
             inputs = read_inputs(config, overrides, trace, layers)
-            others = [*standard_strategies(inputs), *given_plans(plan, inputs, (*STANDARD, TUNED))]
+            others = [*standard_strategies(inputs), *given_plans(plan, inputs, (*STANDARD, GATHERED, TUNED))]
             problem, settings = placement_problem(inputs), build_tuner_settings(inputs.scenario.tuning)
         with progress_bars(interrupts.check) as report:
             with clock.stage("tune"):
                 result = tune(problem, settings, report)
-            tuned = strategy(inputs, TUNED, result.share)
+            tuned = _tuned_strategies(inputs, result)
             # First of all: judging takes a while, and this is what the time was spent on.
-            _write_plan(folder, inputs, tuned, result)
+            _write_plans(folder, inputs, tuned, result)
             _announce_stop(folder, result)
-            comparison = compare(inputs, [*others, tuned], clock, report)
+            comparison = compare(inputs, [*others, *tuned], clock, report)
         with clock.stage("draw"):
             draw_comparison(folder, inputs, comparison)
             draw_tuning(folder, inputs, comparison, result)
@@ -63,17 +64,30 @@ def command(
             raise typer.Exit(INTERRUPTED)
 
 
-def _write_plan(folder: OutputFolder, inputs: Inputs, tuned: Strategy, result: TuneResult) -> None:
-    tuned.placement.meta.update(
-        model=inputs.moe.name,
-        scenario=inputs.scenario.name,
-        trace=inputs.trace_path,
-        seed=result.seed,
-        version=version("jaxmoe"),
-        stages_s={f"{name}_s": float(seconds.mean()) for name, seconds in result.stages.items()},
-        stopped=result.stopped,
-    )
-    write_plan(folder.target("plan.npz"), tuned.placement)
+def _tuned_strategies(inputs: Inputs, result: TuneResult) -> list[Strategy]:
+    """The tuned plan; before it, where tensor parallelism took over layers, the best that gathers everywhere."""
+    tuned = strategy(inputs, TUNED, result.share)
+    taken = int((result.share != result.gathered).any(axis=(1, 2)).sum())
+    if not taken:
+        return [tuned]
+    note = f"tensor parallel with a ring in {taken} of {len(result.share)} layers, where no plan that gathers is faster"
+    return [strategy(inputs, GATHERED, result.gathered), replace(tuned, note=note)]
+
+
+def _write_plans(folder: OutputFolder, inputs: Inputs, tuned: list[Strategy], result: TuneResult) -> None:
+    """`plan.npz`, and `plan_gathered.npz` where that is another."""
+    for plan in tuned:
+        plan.placement.meta.update(
+            model=inputs.moe.name,
+            scenario=inputs.scenario.name,
+            trace=inputs.trace_path,
+            seed=result.seed,
+            version=version("jaxmoe"),
+            stages_s={f"{name}_s": float(seconds.mean()) for name, seconds in result.stages.items()},
+            stopped=result.stopped,
+        )
+        name = "plan.npz" if plan.name == TUNED else "plan_gathered.npz"
+        write_plan(folder.target(name), plan.placement)
 
 
 def _announce_stop(folder: OutputFolder, result: TuneResult) -> None:

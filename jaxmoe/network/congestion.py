@@ -50,10 +50,12 @@ def congestion(
     counts by the part of a message that it carries, so that a relaxed trace of a message counts little.
     One lone message is exact: bytes / slowest link, plus latencies, plus a chunk on each of the other links.
     """
-    sent = flows.source * flows.vectors[..., None] * (flows.rounds * vector_bytes)  # B
+    sent, unit = _sent(flows)
+    message_bytes = flows.rounds * vector_bytes * unit  # B
+    loads = flow_traffic(mesh.shape, sent, flows.destination).link_loads()
     return StageTime(
-        link_time=flow_traffic(mesh.shape, sent, flows.destination).link_loads() / mesh.link_bandwidth,
-        port_time=_port_times(mesh, sent, flows.destination),
+        link_time=loads * (message_bytes / mesh.link_bandwidth),
+        port_time=_port_times(mesh, sent, flows.destination, message_bytes),
         path_delay=flows.rounds * _longest_delay(mesh, flows, vector_bytes, chunk_bytes),
     )
 
@@ -86,14 +88,27 @@ def _longest_delay(
     return jnp.max(from_node * jnp.minimum(flows.source, 1))
 
 
+def _sent(flows: Flows) -> tuple[Float[Array, "flow node"], Float[Array, ""]]:
+    """What every node sends into every flow, and of how many hidden vectors a unit of it is.
+
+    Loads are linear, so a size that all messages share is left for the end: it spares a pass over all flows.
+    """
+    if flows.vectors.ndim:
+        return flows.source * flows.vectors[:, None], jnp.ones((), flows.source.dtype)
+    return flows.source, flows.vectors
+
+
 def _port_times(
-    mesh: Mesh, sent: Float[Array, "flow node"], destination: Float[Array, "flow node"]
+    mesh: Mesh,
+    sent: Float[Array, "flow node"],
+    destination: Float[Array, "flow node"],
+    message_bytes: Float[Array, ""],
 ) -> Float[Array, " port"]:
     """Seconds that every injection port, then every ejection port is busy."""
     times = [jnp.zeros((0,), sent.dtype)]
     if mesh.injection_bandwidth is not None:
-        times.append((sent * (1 - destination)).sum(axis=0) / mesh.injection_bandwidth)
+        times.append((sent * (1 - destination)).sum(axis=0) * (message_bytes / mesh.injection_bandwidth))
     if mesh.ejection_bandwidth is not None:
         received = destination * (sent.sum(axis=1, keepdims=True) - sent)
-        times.append(received.sum(axis=0) / mesh.ejection_bandwidth)
+        times.append(received.sum(axis=0) * (message_bytes / mesh.ejection_bandwidth))
     return jnp.concatenate(times)

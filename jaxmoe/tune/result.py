@@ -26,12 +26,14 @@ class TuneResult:
     """A legal plan, what it takes, and how it came about.
 
     `stages` holds the objective after each step of the way, s [layer]: `relaxed` (of the relaxed model),
-    `rounded`, `rebalanced`, `refined` (all exact, on the same batches, unseen by the descent).
+    `rounded`, `rebalanced`, `refined`, `final` (all exact, on the same batches, unseen by the descent).
+    `final` is `refined` except in layers that tensor parallelism with a ring serves faster.
     """
 
     share: np.ndarray  # [layer, expert, node]
+    gathered: np.ndarray  # [layer, expert, node]: the best plan that gathers in every layer
     stages: dict[str, np.ndarray]
-    bound: np.ndarray  # s [layer]: no placement does better
+    bound: np.ndarray  # s [layer]: no placement that gathers does better
     descent: History
     refinement: History
     seed: int

@@ -25,8 +25,8 @@ from jaxmoe.relax import SmoothMax, SoftSupport
 from jaxmoe.traces import Batch, sample_batches, synthetic_trace
 
 HERE = Path(__file__).resolve().parent
-ROUNDS = 7
-SECONDS = 0.5  # of one timing, at least
+ROUNDS = 20
+SECONDS = 2.0  # of one timing, at least
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Size:
 
 
 SIZES = (
-    Size((4, 8), 64, 6, 128, 128),
+    Size((4, 8), 64, 6, 128, 512),
     Size((4, 4), 8, 2, 128, 512),
     Size((8, 8), 128, 8, 128, 64),
     Size((16, 16), 256, 8, 128, 16),

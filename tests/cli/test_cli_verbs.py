@@ -152,13 +152,24 @@ def test_tune_writes_a_plan_that_evaluate_judges_alike(run, scenario, out, tmp_p
     assert plan.layer_ids == (3, 5)
     assert plan.meta.keys() >= {"model", "scenario", "seed", "version", "trace", "stages_s"}
     tuning = summary["tuning"]
-    assert tuning["stages"].keys() == {"relaxed_s", "rounded_s", "rebalanced_s", "refined_s"}
+    assert tuning["stages"].keys() == {"relaxed_s", "rounded_s", "rebalanced_s", "refined_s", "final_s"}
     assert tuning["stopped"] is None
     assert tuning["gap"] >= -1e-6
     assert len(tuning["history"]["descent"]["step"]) == len(tuning["history"]["descent"]["mean_s"])
     run("evaluate", scenario, "--plan", f"kept={out / 'plan.npz'}", "--out", tmp_path / "again")
     again = summary_of(tmp_path / "again")["strategies"]["kept"]["mean"]
     assert again == pytest.approx(summary["strategies"]["tuned"]["mean"])
+
+
+def test_layers_that_tensor_parallelism_serves_faster_are_told(run, scenario, out):
+    result = run("tune", scenario, "--set", "hardware.link.bandwidth_GB_per_s=1e6", "--out", out)
+    assert result.exit_code == 0, result.output
+    strategies = summary_of(out)["strategies"]
+    assert "tensor parallel with a ring in 2 of 2 layers" in strategies["tuned"]["note"]
+    assert strategies["tuned"]["mean"] == strategies["tp"]["mean"]
+    assert strategies["tuned_gathered"]["mean"]["total_s"] > strategies["tuned"]["mean"]["total_s"]
+    assert "is faster than tuned" not in result.stderr
+    assert not np.array_equal(read_plan(out / "plan.npz").share, read_plan(out / "plan_gathered.npz").share)
 
 
 def test_module_runs_as_the_command():

@@ -5,14 +5,16 @@ import os
 import signal
 import threading
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_problem import LAYERS, SETTINGS, SHAPE, compilations, small_problem
 
 from jaxmoe.latency import judge
+from jaxmoe.network import block_rings
 from jaxmoe.placement import Placement, PlanError, check_fits, expert_parallel_random
-from jaxmoe.tune import TuneResult, tune, tuner
+from jaxmoe.tune import PlacementProblem, TuneResult, tune, tuner
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.stop import StopSwitch
 
@@ -42,11 +44,12 @@ def assert_legal(result: TuneResult, problem) -> None:
 
 def test_each_stage_is_at_least_as_good_as_the_one_before_and_none_beats_the_bound(tuned):
     assert_legal(tuned, small_problem())
-    assert set(tuned.stages) == {"relaxed", "rounded", "rebalanced", "refined"}
+    assert set(tuned.stages) == {"relaxed", "rounded", "rebalanced", "refined", "final"}
     rounded, rebalanced, refined = (tuned.stages[name] for name in ("rounded", "rebalanced", "refined"))
     assert (rounded >= rebalanced).all()
     assert (rebalanced >= refined).all()
     assert (refined < rounded).any()
+    assert (refined >= tuned.stages["final"]).all()
     assert (tuned.bound <= refined).all()
     assert (tuned.bound > 0.2 * refined).all()
     assert tuned.stopped is None
@@ -55,7 +58,7 @@ def test_each_stage_is_at_least_as_good_as_the_one_before_and_none_beats_the_bou
 def test_the_last_stage_is_the_exact_time_of_the_plan(tuned):
     problem = small_problem()
     run = tuner._Run(problem, SETTINGS, lambda *_: None, StopSwitch())  # draws the same selection batches
-    total = judge(problem.model, jnp.asarray(tuned.share, jnp.float32), run.selection).total
+    total = judge(problem.model, jnp.asarray(tuned.gathered, jnp.float32), run.selection).total
     np.testing.assert_allclose(tuned.stages["refined"], total.mean(axis=1), rtol=1e-5)
     np.testing.assert_allclose(tuned.bound, lower_bound(problem, run.selection), rtol=1e-6)
 
@@ -65,7 +68,7 @@ def test_history_and_wall_times_are_told(tuned):
     assert tuned.refinement.step == [100, 200]
     assert all(seconds.shape == (LAYERS,) for seconds in tuned.descent.seconds + tuned.refinement.seconds)
     np.testing.assert_array_equal(tuned.descent.seconds[-1], tuned.stages["relaxed"])
-    assert set(tuned.seconds) == {"descent", "rounding", "rebalance", "refinement", "bound"}
+    assert set(tuned.seconds) == {"descent", "rounding", "rebalance", "refinement", "tensor_parallel", "bound"}
     assert all(seconds >= 0 for seconds in tuned.seconds.values())
 
 
@@ -182,3 +185,33 @@ def test_outside_the_main_thread_ctrl_c_is_left_alone(handler):
     thread.start()
     thread.join()
     assert reasons == ["time limit", handler]
+
+
+def test_a_layer_that_tensor_parallelism_serves_faster_gets_it():
+    ringing = tune(even_problem(), SETTINGS)
+    faster = ringing.stages["final"] < ringing.stages["refined"]
+    assert faster.all()
+    np.testing.assert_array_equal(ringing.share, np.full_like(ringing.share, 1 / 4))
+    run = tuner._Run(even_problem(), SETTINGS, lambda *_: None, StopSwitch())  # draws the same selection batches
+    judged = judge(run.problem.model, jnp.asarray(ringing.share, jnp.float32), run.selection, block_rings(SHAPE, 1))
+    np.testing.assert_allclose(ringing.stages["final"], judged.total.mean(axis=1), rtol=1e-5)
+
+
+def test_a_layer_that_gathers_faster_keeps_its_plan():
+    gathering = tune(small_problem(), SETTINGS)  # nodes differ, so even shares are slow
+    np.testing.assert_array_equal(gathering.share, gathering.gathered)
+    np.testing.assert_array_equal(gathering.stages["final"], gathering.stages["refined"])
+
+
+def test_tensor_parallelism_that_does_not_fit_is_not_taken():
+    result = tune(even_problem(room=np.array([0.5, 1.0, 1.5, 3.25])), SETTINGS)
+    np.testing.assert_array_equal(result.share, result.gathered)
+
+
+def even_problem(**machine) -> PlacementProblem:
+    """Fast links all alike and nodes all alike: even work is what counts."""
+    problem = small_problem(link_factor=10.0, **machine)
+    numbers = (problem.model.platform.die.flops, problem.model.platform.mesh.link_bandwidth)
+    alike = [jnp.full_like(number, number.mean()) for number in numbers]
+    where = lambda model: (model.platform.die.flops, model.platform.mesh.link_bandwidth)  # noqa: E731
+    return dataclasses.replace(problem, model=eqx.tree_at(where, problem.model, alike))
