@@ -26,7 +26,8 @@ TITLES = {
     "deepseek_4x8": ("DeepSeek-V2-Lite, 4x8 mesh, 5 TFLOP/s, 50 GB/s", (4, 8), "summary"),
 }
 OVER = ("published", "tp", "ep_balanced", "hybrid", "hybrid_ring")
-SHOWN = ("tp", "hybrid_ring", "published", "tuned")  # plain EP and gathered hybrids would hide the others
+# Plain EP and gathered hybrids would hide the others.
+SHOWN = ("tp", "hybrid_ring", "published", "tuned_gathered", "tuned")
 
 
 def table(name: str) -> list[dict[str, str]]:
@@ -52,10 +53,10 @@ def draw_case(case: str) -> None:
     layers = np.array([int(row["layer"]) for row in rows])
     ratios = {name: totals[name] / totals["tuned"] for name in OVER}
     plot_speedups(HERE / f"{case}_speedups.png", layers, ratios, f"Speed-up of the tuned placement: {title}")
-    shown = {name: totals[name] for name in SHOWN}
+    shown = {name: totals[name] for name in SHOWN if name in totals}
     plot_layer_latency(HERE / f"{case}_layers.png", layers, shown, f"Time per MoE layer: {title}")
     stages = {name: by_strategy(case, trace, f"{name}_s") for name in ("dispatch", "compute", "combine")}
-    parts = {name: tuple(stages[stage][name] for stage in stages) for name in SHOWN}
+    parts = {name: tuple(stages[stage][name] for stage in stages) for name in shown}
     plot_breakdown(HERE / f"{case}_breakdown.png", parts, f"Where the time goes: {title}")
     draw_loads(case, shape, title)
 
@@ -67,7 +68,8 @@ def draw_loads(case: str, shape: tuple[int, int], title: str) -> None:
     for row in rows:
         busy[row["strategy"], row["kind"]].append(float(row["seconds"]))
     panels = [
-        MeshPanel(name, np.array(busy[name, "node"]), np.array(busy[name, "link"])) for name in ("published", "tuned")
+        MeshPanel(name, np.array(busy[name, "node"]), np.array(busy[name, "link"]))
+        for name in dict.fromkeys(row["strategy"] for row in rows)
     ]
     plot_mesh_loads(HERE / f"{case}_loads.png", shape, panels, f"Layer {rows[0]['layer']}: {title}")
 

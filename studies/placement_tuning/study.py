@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.cli.inputs import read_inputs
-from jaxmoe.latency import judge
+from jaxmoe.latency import is_tensor_parallel, judge
+from jaxmoe.network import block_rings
 from jaxmoe.placement import read_plan
 
 HERE = Path(__file__).resolve().parent
@@ -84,22 +85,28 @@ class Runs:
             subprocess.run([*command, *options, "--out", str(out)], check=True)
         return json.loads((out / "summary.json").read_text())
 
-    def published(self, case: Case) -> tuple[str, str]:
-        return "--plan", f"published={self.shared / 'reference' / 'hd_moe' / case.published}"
-
     def tuned(self, case: Case) -> dict:
-        return self.summary("tune", case, case.tuned_on, case.name, *self.published(case))
+        published = self.shared / "reference" / "hd_moe" / case.published
+        return self.summary("tune", case, case.tuned_on, case.name, "--plan", f"published={published}")
+
+    def plans(self, case: Case) -> dict[str, Path]:
+        """The published plan and what tuning wrote: the tuned plan, and what gathers everywhere if that is another."""
+        run = HERE / "runs" / case.name
+        files = {"tuned_gathered": run / "plan_gathered.npz", "tuned": run / "plan.npz"}
+        published = {"published": self.shared / "reference" / "hd_moe" / case.published}
+        return published | {name: path for name, path in files.items() if path.is_file()}
+
+    def given(self, case: Case) -> list[str]:
+        return [word for name, path in self.plans(case).items() for word in ("--plan", f"{name}={path}")]
 
     def judged(self, case: Case, trace: str) -> dict:
-        plan = ("--plan", f"tuned={HERE / 'runs' / case.name / 'plan.npz'}")
         # The simulator is asked in `validated`; here one batch is enough.
         fewer = ("--set", "validation.batches=1")
-        return self.summary("evaluate", case, trace, f"{case.name}_{trace}", *plan, *self.published(case), *fewer)
+        return self.summary("evaluate", case, trace, f"{case.name}_{trace}", *self.given(case), *fewer)
 
     def validated(self, case: Case) -> dict:
-        plan = ("--plan", f"tuned={HERE / 'runs' / case.name / 'plan.npz'}", *self.published(case))
         sizes = ("--standard", "--batch-tokens", BATCH_TOKENS, "--set", "validation.batches=1")
-        return self.summary("validate", case, case.tuned_on, f"{case.name}_validation", *plan, *sizes)
+        return self.summary("validate", case, case.tuned_on, f"{case.name}_validation", *self.given(case), *sizes)
 
 
 def layer_rows(case: Case, trace: str, summary: dict) -> Iterator[dict]:
@@ -132,14 +139,11 @@ def load_rows(case: Case, summary: dict, runs: Runs) -> Iterator[dict]:
     layer = summary["layer_ids"][int(np.argmax(ratio(summary, "published")))]
     recorded = runs.shared / "traces" / case.traces / f"{case.tuned_on}.npz"
     inputs = read_inputs(SCENARIOS / case.scenario, None, recorded, str(layer))
-    plans = {
-        "published": runs.shared / "reference" / "hd_moe" / case.published,
-        "tuned": HERE / "runs" / case.name / "plan.npz",
-    }
-    for strategy, path in plans.items():
+    for strategy, path in runs.plans(case).items():
         plan = read_plan(path, inputs.moe.moe_layer_ids)
         share = jnp.asarray(plan.share[[plan.layer_ids.index(layer)]])
-        busy = judge(inputs.model, share, inputs.evaluation_batches)
+        ring = block_rings(inputs.shape, 1) if is_tensor_parallel(share[0]) else None
+        busy = judge(inputs.model, share, inputs.evaluation_batches, ring)
         loads = {"node": busy.node_time[0], "link": busy.dispatch_link_time[0] + busy.combine_link_time[0]}
         for kind, times in loads.items():
             for index, seconds in enumerate(np.asarray(times)):
@@ -147,23 +151,25 @@ def load_rows(case: Case, summary: dict, runs: Runs) -> Iterator[dict]:
                 yield where | {"seconds": f"{seconds:.6e}"}
 
 
-def ratio(summary: dict, strategy: str) -> np.ndarray:
-    """Time of a strategy over that of the tuned plan, by layer."""
+def ratio(summary: dict, strategy: str, plan: str = "tuned") -> np.ndarray:
+    """Time of a strategy over that of a tuned plan, by layer."""
     totals = {
         name: np.array([layer["total_s"] for layer in summary["strategies"][name]["layers"]])
-        for name in (strategy, "tuned")
+        for name in (strategy, plan)
     }
-    return totals[strategy] / totals["tuned"]
+    return totals[strategy] / totals[plan]
 
 
 def claims(case: Case, trace: str, summary: dict) -> Iterator[dict]:
-    """Speed-up of the tuned plan over every other strategy."""
-    for strategy in summary["strategies"]:
-        if strategy != "tuned":
-            gains = ratio(summary, strategy)
+    """Speed-up of the tuned plan, and of the tuned plan that gathers everywhere, over every other strategy."""
+    plans = [plan for plan in ("tuned", "tuned_gathered") if plan in summary["strategies"]]
+    for plan in plans:
+        for strategy in (name for name in summary["strategies"] if name not in plans):
+            gains = ratio(summary, strategy, plan)
             yield {
                 "case": case.name,
                 "trace": trace,
+                "plan": plan,
                 "over": strategy,
                 "mean": f"{gains.mean():.3f}",
                 "least": f"{gains.min():.3f}",
