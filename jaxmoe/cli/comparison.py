@@ -7,7 +7,7 @@ import numpy as np
 from jaxmoe.cli.clock import StageClock
 from jaxmoe.cli.inputs import Inputs
 from jaxmoe.cli.progress import Report
-from jaxmoe.cli.replay import Replay, replay, why_no_replay
+from jaxmoe.cli.replay import Replay, replay
 from jaxmoe.cli.scoring import Score, score
 from jaxmoe.cli.strategies import TUNED, Strategy
 from jaxmoe.network import FewestHops, LowestHost
@@ -20,14 +20,13 @@ OTHER_GATHER = {"lowest_host": ("fewest_hops", FewestHops()), "fewest_hops": ("l
 
 @dataclass(frozen=True)
 class Comparison:
-    """By name of the strategy. `replays` is empty where the simulator has no such machine."""
+    """By name of the strategy."""
 
     strategies: dict[str, Strategy]
     scores: dict[str, Score]
     other_gather: dict[str, Score]  # with the second gather rule
     replays: dict[str, Replay]
     bound: np.ndarray | None  # s [layer]: no sharded plan that gathers does better on these batches
-    notes: list[str]
 
     def replayed(self, name: str) -> Score:
         """The score of a strategy on the replayed batches alone."""
@@ -49,16 +48,14 @@ def compare(inputs: Inputs, strategies: list[Strategy], clock: StageClock, repor
             report("evaluate strategies", done, len(strategies))
     with clock.stage("bound"):
         bound = _bound(inputs)
-    obstacle = why_no_replay(inputs)
     with clock.stage("simulate"):
-        replays = {} if obstacle else {s.name: _replay(inputs, s, report) for s in strategies}
+        replays = {s.name: _replay(inputs, s, report) for s in strategies}
     return Comparison(
         strategies={strategy.name: strategy for strategy in strategies},
         scores=scores,
         other_gather=other_gather,
         replays=replays,
         bound=bound,
-        notes=[f"not replayed in the event simulator: {obstacle}"] if obstacle else [],
     )
 
 

@@ -36,11 +36,11 @@ class Inputs:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.model.platform.mesh.shape
+        return self.scenario.hardware.mesh_shape
 
     @property
     def num_nodes(self) -> int:
-        return self.model.platform.mesh.num_nodes
+        return self.model.platform.topology.num_nodes
 
     @cached_property
     def evaluation_batches(self) -> Batch:

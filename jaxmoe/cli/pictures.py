@@ -29,10 +29,9 @@ def draw_comparison(folder: OutputFolder, inputs: Inputs, comparison: Comparison
     stages = {name: (score.dispatch, score.compute, score.combine) for name, score in comparison.scores.items()}
     plot_breakdown(folder.target("breakdown.png"), stages, f"{scenario}: what the time is made of")
     _draw_mesh_loads(folder, inputs, comparison)
-    if comparison.replays:
-        simulated = {name: replay.communication for name, replay in comparison.replays.items()}
-        model = {name: comparison.replayed(name).communication for name in simulated}
-        draw_scatter(folder, f"{scenario}: dispatch and combine", model, simulated)
+    simulated = {name: replay.communication for name, replay in comparison.replays.items()}
+    model = {name: comparison.replayed(name).communication for name in simulated}
+    draw_scatter(folder, f"{scenario}: dispatch and combine", model, simulated)
 
 
 def draw_tuning(folder: OutputFolder, inputs: Inputs, comparison: Comparison, result: TuneResult) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxmoe.cli.inputs import Inputs
 from jaxmoe.cli.strategies import Strategy
-from jaxmoe.des import LayerDescription, replay_plan
+from jaxmoe.des import Fabric, LayerDescription, fabric_of, replay_plan
+from jaxmoe.des.schedules import block_rings
 from jaxmoe.traces import Batch
 
 
@@ -25,22 +26,6 @@ class Replay:
     @property
     def communication(self) -> np.ndarray:
         return self.dispatch + self.combine
-
-
-def why_no_replay(inputs: Inputs) -> str | None:
-    """The reason and the remedy where the simulator has no such machine."""
-    if inputs.scenario.costs.chunk_B == 0:
-        return (
-            "costs.chunk_B is 0, cut-through, but the event simulator stores and forwards chunks; "
-            "set costs.chunk_B to a chunk size in B, for example --set costs.chunk_B=4096"
-        )
-    ports = inputs.scenario.hardware.ports
-    if ports.injection_GB_per_s is not None or ports.ejection_GB_per_s is not None:
-        return (
-            "hardware.ports limits what a node can send or receive, but the event simulator has no such limits; "
-            "set hardware.ports.injection_GB_per_s and hardware.ports.ejection_GB_per_s to null"
-        )
-    return None
 
 
 def replay(inputs: Inputs, strategy: Strategy, batches: Batch, report: Callable[[int, int], None]) -> Replay:
@@ -60,18 +45,21 @@ def replay(inputs: Inputs, strategy: Strategy, batches: Batch, report: Callable[
 
 def _describe(inputs: Inputs, strategy: Strategy, rings: int | None) -> LayerDescription:
     """The machine and the layer in the simulator's own terms."""
-    model, mesh, die = inputs.model, inputs.model.platform.mesh, inputs.model.platform.die
+    model, die = inputs.model, inputs.model.platform.die
     return LayerDescription(
-        shape=mesh.shape,
-        link_bandwidth=np.asarray(mesh.link_bandwidth),
-        link_latency=np.asarray(mesh.link_latency),
+        fabric=_fabric(inputs),
         flops=np.asarray(die.flops),
         memory_bandwidth=None if die.memory_bandwidth is None else np.asarray(die.memory_bandwidth),
         message_bytes=float(model.message_bytes),
         expert_bytes=float(model.expert_bytes),
         flops_per_token_expert=float(model.flops_per_token_expert),
-        chunk_bytes=float(model.chunk_bytes),
         mode=strategy.placement.mode,
         gather=inputs.scenario.costs.gather,
-        rings=rings,
+        rings=None if rings is None else block_rings(inputs.shape, rings),
     )
+
+
+def _fabric(inputs: Inputs) -> Fabric:
+    router = inputs.scenario.hardware.router
+    chunk = None if router.chunk_B is None else float(router.chunk_B)
+    return fabric_of(inputs.model.platform.topology, chunk, router.switching == "cut_through")

@@ -19,8 +19,7 @@ def comparison_report(inputs: Inputs, comparison: Comparison) -> dict[str, Any]:
         "best": [_best(comparison, row, layer) for row, layer in enumerate(inputs.layer_ids)],
         f"gather_{other}": {name: float(s.layer_total.mean()) for name, s in comparison.other_gather.items()},
         "bound_s": None if comparison.bound is None else per_layer(comparison.bound),
-        "agreement": _agreement(comparison) if comparison.replays else None,
-        "notes": comparison.notes,
+        "agreement": _agreement(comparison),
     }
 
 
@@ -38,28 +37,25 @@ def _strategy(inputs: Inputs, comparison: Comparison, name: str) -> dict[str, An
         "comparable": strategy.comparable,
         "note": strategy.note,
         "mode": strategy.placement.mode,
-        "mean": {key: None if values is None else float(values.mean()) for key, values in seconds.items()},
+        "mean": {key: float(values.mean()) for key, values in seconds.items()},
         "layers": [
-            {"layer_id": layer}
-            | {key: None if values is None else float(values[row]) for key, values in seconds.items()}
-            | limits[row]
+            {"layer_id": layer} | {key: float(values[row]) for key, values in seconds.items()} | limits[row]
             for row, layer in enumerate(inputs.layer_ids)
         ],
     }
 
 
-def _seconds(comparison: Comparison, name: str) -> dict[str, np.ndarray | None]:
+def _seconds(comparison: Comparison, name: str) -> dict[str, np.ndarray]:
     """Seconds of every layer. `des_model_total_s` is the model on the batches that `des_total_s` replays."""
     score = comparison.scores[name]
-    replayed = bool(comparison.replays)
     return {
         "compute_s": score.compute.mean(axis=1),
         "dispatch_s": score.dispatch.mean(axis=1),
         "combine_s": score.combine.mean(axis=1),
         "total_s": score.layer_total,
         "p95_total_s": score.p95_total,
-        "des_total_s": comparison.replays[name].total.mean(axis=1) if replayed else None,
-        "des_model_total_s": comparison.replayed(name).layer_total if replayed else None,
+        "des_total_s": comparison.replays[name].total.mean(axis=1),
+        "des_model_total_s": comparison.replayed(name).layer_total,
     }
 
 

@@ -46,7 +46,7 @@ def comparison_warnings(comparison: Comparison) -> list[str]:
             ahead = comparison.speedup(name) < 1
             if ahead.any():
                 notes.append(f"{name} is faster than {TUNED} on {ahead.sum()} of {ahead.size} layers")
-    return notes + comparison.notes
+    return notes
 
 
 def print_agreement(rows: list[tuple[str, ...]]) -> None:
@@ -70,8 +70,6 @@ def _means(comparison: Comparison, name: str) -> list[float]:
 
 def _simulated(comparison: Comparison, name: str, factor: float) -> str:
     """The simulator's mean, and the model's on the same batches: they are fewer than those of other columns."""
-    if not comparison.replays:
-        return "-"
     simulated, model = comparison.replays[name].total.mean(), comparison.replayed(name).total.mean()
     return f"{simulated * factor:.4g} ({model * factor:.4g})"
 

@@ -12,7 +12,7 @@ from jaxmoe.cli.pictures import draw_scatter
 from jaxmoe.cli.plans import given_plans
 from jaxmoe.cli.progress import Report, progress_bars
 from jaxmoe.cli.provenance import provenance
-from jaxmoe.cli.replay import replay, why_no_replay
+from jaxmoe.cli.replay import replay
 from jaxmoe.cli.scoring import score
 from jaxmoe.cli.session import OptionError, session
 from jaxmoe.cli.strategies import Strategy, standard_strategies
@@ -41,7 +41,6 @@ def command(
     with session(out, verbose) as (folder, interrupts), StageClock() as clock:
         with clock.stage("load"):
             inputs = read_inputs(config, overrides, trace, layers)
-            _check_replayable(inputs)
             usual = standard_strategies(inputs) if standard else []
             strategies = [*usual, *given_plans(plan, inputs)]
             if not strategies:
@@ -62,12 +61,6 @@ def _draw(folder: OutputFolder, title: str, trials: list[Trial]) -> None:
     model = {name: trial.model.communication for name, trial in zip(key, trials, strict=True)}
     simulated = {name: trial.simulated.communication for name, trial in zip(key, trials, strict=True)}
     draw_scatter(folder, title, model, simulated)
-
-
-def _check_replayable(inputs: Inputs) -> None:
-    obstacle = why_no_replay(inputs)
-    if obstacle:
-        raise OptionError(obstacle)
 
 
 def _sizes(text: str | None, inputs: Inputs) -> list[int]:

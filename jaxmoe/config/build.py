@@ -13,7 +13,7 @@ from jaxmoe.hardware import Die, Mesh, Platform
 from jaxmoe.hardware.mesh import link_ends
 from jaxmoe.latency import LayerModel
 from jaxmoe.models import MoEModel
-from jaxmoe.network import FewestHops, LowestHost
+from jaxmoe.network import Congestion, FewestHops, LowestHost
 from jaxmoe.tune.settings import TunerSettings
 from jaxmoe.units import GIGA, NANO, TERA
 
@@ -26,12 +26,14 @@ def build_platform(hardware: HardwareConfig) -> Platform:
     nodes = hardware.mesh_shape[0] * hardware.mesh_shape[1]
     bandwidth, latency = _link_numbers(hardware)
     return Platform(
-        mesh=Mesh(
+        topology=Mesh(
             shape=hardware.mesh_shape,
             link_bandwidth=bandwidth,
             link_latency=latency,
             injection_bandwidth=_per_node(hardware.ports.injection_GB_per_s, GIGA, nodes),
             ejection_bandwidth=_per_node(hardware.ports.ejection_GB_per_s, GIGA, nodes),
+            endpoint_latency=_number(hardware.router.endpoint_latency_ns * NANO),
+            efficiency=_number(hardware.router.efficiency),
         ),
         die=Die(
             flops=jnp.full(nodes, hardware.die.compute_TFLOPs_per_s * TERA, jnp.float32),
@@ -39,6 +41,12 @@ def build_platform(hardware: HardwareConfig) -> Platform:
             memory_capacity=_per_node(hardware.die.memory_capacity_GB, GIGA, nodes),
         ),
     )
+
+
+def build_time_model(hardware: HardwareConfig) -> Congestion:
+    """The congestion model with the router's switching and chunks."""
+    router = hardware.router
+    return Congestion(_number(router.chunk_B or 0), cut_through=router.switching == "cut_through")
 
 
 def build_model(model: ModelConfig) -> MoEModel:
@@ -63,7 +71,7 @@ def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]
         message_bytes=_number(model.hidden_size * costs.bytes_per_element),
         expert_bytes=_number(model.expert_parameters * costs.weight_bytes_per_element),
         flops_per_token_expert=_number(flops),
-        chunk_bytes=_number(costs.chunk_B),
+        time_model=build_time_model(scenario.hardware),
         exchange=GATHER_RULES[costs.gather](),
         mode=mode,
     )

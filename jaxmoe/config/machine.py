@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from jaxmoe.config.base import Name, Rate, RuleError, Section
+from jaxmoe.config.base import Count, Name, Rate, RuleError, Section
 
 Side = Annotated[int, Field(ge=1, le=64)]
 Coordinate = Annotated[int, Field(ge=0, le=63)]
@@ -21,7 +21,7 @@ def _as_pair(value: Any) -> Any:
 
 
 Node = Annotated[tuple[Coordinate, Coordinate], BeforeValidator(_as_pair)]
-Latency = Annotated[float, Field(ge=0, le=1e9)]
+Latency = Annotated[float, Field(ge=0, le=1e12)]
 
 
 class DieConfig(Section):
@@ -67,6 +67,29 @@ class PortsConfig(Section):
     )
 
 
+class RouterConfig(Section):
+    """How messages pass through the network."""
+
+    switching: Literal["store_and_forward", "cut_through"] = Field(
+        default="store_and_forward",
+        description="whether a router receives a chunk whole before it sends it on",
+        examples=["cut_through"],
+    )
+    chunk_B: Count | None = Field(
+        default=1024, description="the size of the chunks of a message in B, or null to send it whole", examples=[1024]
+    )
+    endpoint_latency_ns: Latency = Field(
+        default=0.0, description="what a message takes besides its hops to get in and out in ns", examples=[50]
+    )
+    efficiency: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="the part of their bandwidth that links and ports yield to many flows, above 0 and at most 1",
+        examples=[0.9],
+    )
+
+
 class HardwareConfig(Section):
     """A 2D mesh of equal nodes."""
 
@@ -80,6 +103,7 @@ class HardwareConfig(Section):
     ports: PortsConfig = Field(
         default=PortsConfig(), description="the injection and ejection limits of a node as a mapping"
     )
+    router: RouterConfig = Field(default=RouterConfig(), description="how messages pass the network as a mapping")
     # Strict mode would refuse the list that YAML gives; the entries stay strict.
     links: Annotated[tuple[LinkOverride, ...], Field(strict=False)] = Field(
         default=(), description="the links that differ from the others as a list of mappings"

@@ -1,8 +1,5 @@
 """A scenario as a user describes it: a model, its workload, the machine, and how they are costed and judged."""
 
-# Units keep their case in key names: GB is no gb.
-# ruff: noqa: N815
-
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -108,9 +105,6 @@ class CostsConfig(Section):
         default="lowest_host",
         description="the rule that picks the node where a token's results meet",
         examples=["fewest_hops"],
-    )
-    chunk_B: int = Field(
-        default=1024, ge=0, description="the unit of store-and-forward in B, or 0 for cut-through", examples=[1024]
     )
 
 

@@ -2,7 +2,10 @@
 
 from jaxmoe.des.description import LayerDescription as LayerDescription
 from jaxmoe.des.engine import Run as Run
+from jaxmoe.des.engine import Services as Services
 from jaxmoe.des.engine import simulate as simulate
+from jaxmoe.des.fabric import Fabric as Fabric
+from jaxmoe.des.fabric import fabric_of as fabric_of
 from jaxmoe.des.layer import LayerReplay as LayerReplay
 from jaxmoe.des.layer import replay_layer as replay_layer
 from jaxmoe.des.layer import replay_plan as replay_plan

@@ -1,4 +1,4 @@
-"""The event loop: links and nodes are first-come-first-served servers, chunks are stored and forwarded.
+"""The event loop: links and nodes are first-come-first-served servers that pass chunks on, whole or cut through.
 
 This is the scheduler of hd_moe IV-B2: messages cut in chunks, events in a priority queue, a record of when each
 link is free. A chunk that reaches the head of a link keeps it for `chunk / bandwidth` seconds and is at the
@@ -6,31 +6,59 @@ next node, whole, `latency` seconds later. A computation keeps its node for its 
 when its last chunk is delivered; it is released when all tasks it waits for are finished, and then all its
 chunks stand at its first server, in order.
 
+**Switching.** The above is store-and-forward: a chunk moves on when it is there whole. With cut-through its head
+moves on as soon as a link takes it, is at the next node `latency` seconds later, and may be served there at once.
+The link is free again when `chunk / bandwidth` seconds have passed and the tail of the chunk has arrived over the
+link before, so one that follows a slower link is held for longer than its own bandwidth asks for. Buffers are
+unbounded (virtual cut-through): a chunk that must wait gathers at the node where its head is, and does not hold
+up the link it came over. It is delivered when its tail is.
+
 **Order of simultaneous events.** Two kinds of event exist: the completion of a task, and the arrival of a chunk
-at a server. Pending events are taken by (time, kind, task, chunk), completions before arrivals. So a server's
-queue is in order of arrival, and ties go to the earlier task, then to the earlier chunk; tasks released at
-time 0 queue in task order. An event caused at the present instant (by a zero latency or a zero size) takes its
-place among those still pending. Times are compared as the floating-point numbers they are, without tolerance.
+(with cut-through, of its head) at a server. Pending events are taken by (time, kind, task, chunk), completions
+before arrivals. So a server's queue is in order of arrival, and ties go to the earlier task, then to the earlier
+chunk; tasks released at time 0 queue in task order. An event caused at the present instant (by a zero latency or
+a zero size) takes its place among those still pending. Times are compared as the floating-point numbers they
+are, without tolerance.
 """
 
 from dataclasses import dataclass
 from typing import no_type_check
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numba import njit
 
 from jaxmoe.des.tasks import TaskGraph
 
 
 @dataclass(frozen=True)
+class Services:
+    """Every service of a chunk by a server, in the order of arrival; so those of one server in order of time.
+
+    `server` counts the links first, then the nodes, and `chunk` within its task. `begin` and `end` are seconds;
+    at `end` the server is free again.
+    """
+
+    task: Int[np.ndarray, " service"]
+    server: Int[np.ndarray, " service"]
+    chunk: Int[np.ndarray, " service"]
+    begin: Float[np.ndarray, " service"]
+    end: Float[np.ndarray, " service"]
+
+
+@dataclass(frozen=True)
 class Run:
-    """What happened, in seconds. A task starts when its first chunk is first served."""
+    """What happened, in seconds. A task starts when its first chunk is first served.
+
+    A link's busy time is its load, bytes over bandwidth, however it is switched: the time for which cut-through
+    holds a link for a tail that comes slowly is not in it. A run without a record has no `services`.
+    """
 
     start: Float[np.ndarray, " task"]
     finish: Float[np.ndarray, " task"]
     link_busy: Float[np.ndarray, " link"]
     node_busy: Float[np.ndarray, " node"]
+    services: Services | None
 
     @property
     def makespan(self) -> float:
@@ -39,9 +67,18 @@ class Run:
 
 
 def simulate(
-    graph: TaskGraph, link_bandwidth: Float[np.ndarray, " link"], link_latency: Float[np.ndarray, " link"]
+    graph: TaskGraph,
+    link_bandwidth: Float[np.ndarray, " link"],
+    link_latency: Float[np.ndarray, " link"],
+    *,
+    cut_through: bool = False,
+    record: bool = False,
 ) -> Run:
-    """Run `graph` on links of `link_bandwidth` (B/s) and `link_latency` (s per hop), in order as said above."""
+    """Run `graph` on links of `link_bandwidth` (B/s) and `link_latency` (s per hop), in order as said above.
+
+    Chunks are stored and forwarded, or with `cut_through` cut through. With `record` the run lists its services.
+    Raises `ValueError` for links that are not the graph's, or have no bandwidth, or a negative latency.
+    """
     if not len(link_bandwidth) == len(link_latency) == graph.num_links:
         raise ValueError(
             f"{len(link_bandwidth)} bandwidths and {len(link_latency)} latencies for {graph.num_links} links"
@@ -52,7 +89,7 @@ def simulate(
     # A node is a server of one second per second that delivers at once.
     rate = np.concatenate([link_bandwidth, np.ones(nodes)])
     delay = np.concatenate([link_latency, np.zeros(nodes)])
-    start, finish, busy = _event_loop(
+    start, finish, busy, services = _event_loop(
         graph.chunks,
         graph.chunk_size,
         graph.last_size,
@@ -63,8 +100,11 @@ def simulate(
         graph.successor,
         rate,
         delay,
+        cut_through,
+        graph.chunk_hops if record else 0,
     )
-    return Run(start, finish, busy[: graph.num_links], busy[graph.num_links :])
+    links = graph.num_links
+    return Run(start, finish, busy[:links], busy[links:], Services(*services) if record else None)
 
 
 # The heap lies in two arrays. `no_type_check` keeps run-time type checkers from wrapping what numba compiles.
@@ -118,15 +158,36 @@ def _first_event(task, first_chunk):
 
 @njit(cache=True)
 @no_type_check
-def _event_loop(chunks, chunk_size, last_size, predecessors, path_start, path, successor_start, successor, rate, delay):
-    """Start and finish of every task and busy time of every server.
+def _event_loop(
+    chunks,
+    chunk_size,
+    last_size,
+    predecessors,
+    path_start,
+    path,
+    successor_start,
+    successor,
+    rate,
+    delay,
+    cut_through,
+    recorded,
+):
+    """Start and finish of every task, busy time of every server, and the fields of `Services`.
+
+    `recorded` is the number of services there will be, or 0 to keep none.
 
     An event is a time and a code: below `tasks` the completion of that task, from there on the arrival of chunk
     `code - tasks`, counted over all tasks. Comparing codes compares (kind, task, chunk).
 
     One event for each chunk and hop is enough: arrivals are taken in order, so a queue is told by the time at
-    which the server will have served all that has arrived. The chunks of a released task enter the heap one by
-    one, each when the one before it is taken: it could not have been taken earlier, so the order is the same.
+    which the server will have served all that has arrived. With cut-through the tail needs no event of its own:
+    when the head is taken, it is known when the tail will leave, and so when it reaches the next server.
+
+    The chunks of a released task enter the heap one by one, each when the one before it is taken. All stand at
+    the first server from the time of release, so a chunk could not have been taken before the one ahead of it,
+    and the order is the same. It stays so at every server, as chunks of a task that arrive together are taken in
+    turn: they never overtake each other, and the delivery of the last completes the task. Nothing here depends
+    on how much of a chunk must have arrived before it moves on, so all of it holds for cut-through too.
     """
     tasks = len(chunks)
     first_chunk = np.zeros(tasks + 1, np.int64)
@@ -136,6 +197,11 @@ def _event_loop(chunks, chunk_size, last_size, predecessors, path_start, path, s
     waits = predecessors.copy()
     start, finish = np.zeros(tasks), np.zeros(tasks)
     free, busy = np.zeros(len(rate)), np.zeros(len(rate))
+    tail = np.zeros(len(task_of) if cut_through else 0)  # when the tail of each chunk reaches its server
+    served_task, served_server = np.empty(recorded, np.int64), np.empty(recorded, np.int64)
+    served_chunk = np.empty(recorded, np.int64)
+    served_begin, served_end = np.empty(recorded), np.empty(recorded)
+    served = 0
     # At most one event is pending for every chunk, and one for every task.
     times, codes = np.empty(tasks + len(task_of)), np.empty(tasks + len(task_of), np.int64)
     size = 0
@@ -160,9 +226,18 @@ def _event_loop(chunks, chunk_size, last_size, predecessors, path_start, path, s
         server = path[hop[chunk]]
         begin = max(now, free[server])
         service = (last_size[task] if is_last else chunk_size[task]) / rate[server]
-        free[server] = begin + service
+        leave = begin + service
+        if cut_through:
+            leave = max(leave, tail[chunk])
+            tail[chunk] = leave + delay[server]
+        if service > 0:  # what takes no time, as at a server without limit, holds nobody up
+            free[server] = leave
         busy[server] += service
-        there = free[server] + delay[server]
+        if recorded > 0:
+            served_task[served], served_server[served] = task, server
+            served_chunk[served] = chunk - first_chunk[task]
+            served_begin[served], served_end[served] = begin, leave
+            served += 1
         if hop[chunk] == path_start[task]:
             if chunk == first_chunk[task]:
                 start[task] = begin
@@ -170,7 +245,7 @@ def _event_loop(chunks, chunk_size, last_size, predecessors, path_start, path, s
                 size = _push(times, codes, size, now, code + 1)
         hop[chunk] += 1
         if hop[chunk] < path_start[task + 1]:
-            size = _push(times, codes, size, there, code)
+            size = _push(times, codes, size, (begin if cut_through else leave) + delay[server], code)
         elif is_last:
-            size = _push(times, codes, size, there, task)
-    return start, finish, busy
+            size = _push(times, codes, size, leave + delay[server], task)
+    return start, finish, busy, (served_task, served_server, served_chunk, served_begin, served_end)

@@ -17,15 +17,11 @@ from jaxmoe.des.schedules import (
     Send,
     add_sends,
     all_rings_sends,
-    block_rings,
-    combine_route,
-    dispatch_route,
     gather_sends,
     scatter_sends,
 )
 from jaxmoe.des.tasks import GraphBuilder
 from jaxmoe.des.tokens import TokenPlan, node_seconds, plan_tokens
-from jaxmoe.hardware.mesh import num_links
 from jaxmoe.traces import Batch
 
 
@@ -61,8 +57,8 @@ def replay_layer(layer: LayerDescription, share: Float[np.ndarray, "expert node"
         combine_s=combine_alone.makespan,
         total_s=whole.makespan,
         free_running_s=free.makespan,
-        dispatch_link_busy=dispatch_alone.link_busy,
-        combine_link_busy=combine_alone.link_busy,
+        dispatch_link_busy=dispatch_alone.link_busy[: layer.fabric.num_links],
+        combine_link_busy=combine_alone.link_busy[: layer.fabric.num_links],
         node_busy=whole.node_busy,
     )
 
@@ -95,20 +91,19 @@ def _sends(layer: LayerDescription, plan: TokenPlan) -> tuple[list[Send], list[S
     if layer.rings is None:
         gathered = gather_sends(plan.visited, plan.gather, layer.message_bytes)
         return scatter_sends(gathered), gathered
-    rings = block_rings(layer.shape, layer.rings)
     # The mirror of a reduce-scatter is an all-gather that goes round the other way.
-    back = [ring[::-1] for ring in rings]
+    back = [ring[::-1] for ring in layer.rings]
     return (
         all_rings_sends(back, plan.visited, layer.message_bytes),
-        all_rings_sends(rings, plan.visited, layer.message_bytes),
+        all_rings_sends(layer.rings, plan.visited, layer.message_bytes),
     )
 
 
 def _stage(layer: LayerDescription, sends: list[Send], mirrored: bool) -> Run:
     """One stage of communication, alone, every node ready at time 0."""
     graph = _graph(layer)
-    route = dispatch_route(layer.shape) if mirrored else combine_route(layer.shape)
-    add_sends(graph, sends, route, ready=[()] * layer.num_nodes)
+    paths = layer.fabric.mirrored if mirrored else layer.fabric.paths
+    add_sends(graph, sends, paths, ready=[()] * layer.num_nodes)
     return _simulate(layer, graph)
 
 
@@ -121,9 +116,7 @@ def _layer(
 ) -> Run:
     """The whole layer in one simulation."""
     graph = _graph(layer)
-    inputs: Sequence[Sequence[int]] = add_sends(
-        graph, dispatch, dispatch_route(layer.shape), ready=[()] * layer.num_nodes
-    )
+    inputs: Sequence[Sequence[int]] = add_sends(graph, dispatch, layer.fabric.mirrored, ready=[()] * layer.num_nodes)
     if barriers:
         inputs = _join(graph, inputs)
     computed: Sequence[Sequence[int]] = [
@@ -131,7 +124,7 @@ def _layer(
     ]
     if barriers:
         computed = _join(graph, computed)
-    add_sends(graph, combine, combine_route(layer.shape), ready=computed)
+    add_sends(graph, combine, layer.fabric.paths, ready=computed)
     return _simulate(layer, graph)
 
 
@@ -142,8 +135,9 @@ def _join(graph: GraphBuilder, tasks: Sequence[Sequence[int]]) -> list[tuple[int
 
 
 def _graph(layer: LayerDescription) -> GraphBuilder:
-    return GraphBuilder(num_links(layer.shape), layer.num_nodes, layer.chunk_bytes)
+    return GraphBuilder(len(layer.fabric.rate), layer.num_nodes, layer.fabric.chunk_bytes)
 
 
 def _simulate(layer: LayerDescription, graph: GraphBuilder) -> Run:
-    return simulate(graph.build(), layer.link_bandwidth, layer.link_latency)
+    fabric = layer.fabric
+    return simulate(graph.build(), fabric.rate, fabric.latency, cut_through=fabric.cut_through)

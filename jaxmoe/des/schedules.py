@@ -1,20 +1,18 @@
 """Who sends what to whom, and after which receipts: collectives as lists of sends.
 
-A schedule knows nodes but no links. `add_sends` lays it on a topology, given a route between two nodes.
-Combine is the way described; dispatch is its mirror, over the same links reversed (hd_moe IV-C1).
+A schedule knows nodes but no links. `add_sends` lays it on the paths of a fabric. Combine is the way described;
+dispatch is its mirror, over the same links reversed (hd_moe IV-C1).
 """
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
 
+from jaxmoe.des.fabric import Paths
 from jaxmoe.des.tasks import GraphBuilder
-from jaxmoe.hardware.mesh import blocks, reverse_links, ring_order, xy_path
-
-Route = Callable[[int, int], Sequence[int]]
+from jaxmoe.hardware.mesh import blocks, ring_order
 
 
 class Send(NamedTuple):
@@ -61,7 +59,7 @@ def block_rings(shape: tuple[int, int], count: int) -> list[list[int]]:
 
 
 def all_rings_sends(
-    rings: list[list[int]], visited: Bool[np.ndarray, "token node"], message_bytes: float
+    rings: Sequence[Sequence[int]], visited: Bool[np.ndarray, "token node"], message_bytes: float
 ) -> list[Send]:
     """All rings at once: a ring of R nodes cuts the vectors of the tokens that visit it in R parts (hd_moe Eq. 4)."""
     sends: list[Send] = []
@@ -73,7 +71,7 @@ def all_rings_sends(
 
 
 def add_sends(
-    graph: GraphBuilder, sends: Sequence[Send], route: Route, ready: Sequence[Sequence[int]]
+    graph: GraphBuilder, sends: Sequence[Send], paths: Paths, ready: Sequence[Sequence[int]]
 ) -> list[list[int]]:
     """Add a schedule to `graph`; `ready[node]` are the tasks after which that node may send.
 
@@ -83,29 +81,6 @@ def add_sends(
     received: list[list[int]] = [[] for _ in ready]
     for source, destination, size, after in sends:
         waits = (*ready[source], *(tasks[index] for index in after))
-        tasks.append(graph.transfer(route(source, destination), size, waits))
+        tasks.append(graph.transfer(paths[source][destination], size, waits))
         received[destination].append(tasks[-1])
     return received
-
-
-@cache
-def combine_route(shape: tuple[int, int]) -> Route:
-    """XY paths, each worked out once."""
-
-    @cache
-    def route(source: int, destination: int) -> tuple[int, ...]:
-        return tuple(xy_path(shape, source, destination))
-
-    return route
-
-
-@cache
-def dispatch_route(shape: tuple[int, int]) -> Route:
-    """The XY path of the way back, walked backwards: combine's links reversed."""
-    forward, back = combine_route(shape), reverse_links(shape).tolist()
-
-    @cache
-    def route(source: int, destination: int) -> tuple[int, ...]:
-        return tuple(back[link] for link in reversed(forward(destination, source)))
-
-    return route

@@ -6,7 +6,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jaxmoe.des.description import LayerDescription
-from jaxmoe.hardware.mesh import hop_counts
 from jaxmoe.traces import Batch
 
 
@@ -35,7 +34,7 @@ def plan_tokens(layer: LayerDescription, share: Float[np.ndarray, "expert node"]
     if layer.gather == "lowest_host":
         gather = hosts[np.arange(len(slot)), slot].argmax(axis=1)
     else:
-        hops_in_all = visited @ hop_counts(layer.shape)
+        hops_in_all = visited @ layer.fabric.hops
         gather = np.where(visited, hops_in_all, np.inf).argmin(axis=1)
     used = share[np.unique(experts[experts >= 0])]
     held = (used if layer.mode == "sharded" else used > 0).sum(axis=0)
@@ -65,7 +64,7 @@ def _check(
     layer: LayerDescription, share: Float[np.ndarray, "expert node"], batch: Batch, experts: Int[np.ndarray, "token k"]
 ) -> None:
     if share.shape[1] != layer.num_nodes:
-        raise ValueError(f"share is for {share.shape[1]} nodes but the mesh has {layer.num_nodes}")
+        raise ValueError(f"share is for {share.shape[1]} nodes but the network has {layer.num_nodes}")
     if experts.min(initial=0) < -1 or experts.max(initial=0) >= len(share):
         raise ValueError(f"expert ids span {experts.min()}..{experts.max()}, expected -1..{len(share) - 1}")
     if (np.asarray(batch.weight) != 1).any():

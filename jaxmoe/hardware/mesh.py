@@ -9,36 +9,37 @@ from functools import lru_cache
 
 import equinox as eqx
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float, Int
+
+from jaxmoe.hardware.topology import AbstractTopology
 
 
-class Mesh(eqx.Module):
-    """A mesh of `X * Y` nodes. The shape is static, every number is an array that can be swept.
+class Mesh(AbstractTopology):
+    """A mesh of `X * Y` nodes with XY paths; see `AbstractTopology` for its numbers."""
 
-    `link_bandwidth` in B/s, `link_latency` in s per hop; `injection_bandwidth` and
-    `ejection_bandwidth` in B/s, or `None` where a node can use all its links at once.
-    """
-
-    shape: tuple[int, int] = eqx.field(static=True)
-    link_bandwidth: Float[Array, " link"]
-    link_latency: Float[Array, " link"]
-    injection_bandwidth: Float[Array, " node"] | None = None
-    ejection_bandwidth: Float[Array, " node"] | None = None
+    shape: tuple[int, int] = eqx.field(static=True, kw_only=True)
 
     @property
     def num_nodes(self) -> int:
         return self.shape[0] * self.shape[1]
 
-    def reversed(self) -> "Mesh":
-        """The mesh as seen by packets that retrace paths backwards: every link and port is its opposite."""
-        back = reverse_links(self.shape)
-        return Mesh(
-            shape=self.shape,
-            link_bandwidth=self.link_bandwidth[back],
-            link_latency=self.link_latency[back],
-            injection_bandwidth=self.ejection_bandwidth,
-            ejection_bandwidth=self.injection_bandwidth,
-        )
+    @property
+    def link_ends(self) -> Int[np.ndarray, "link 2"]:
+        return link_ends(self.shape)
+
+    @property
+    def reverse_links(self) -> Int[np.ndarray, " link"]:
+        return reverse_links(self.shape)
+
+    def hop_counts(self) -> Int[np.ndarray, "node node2"]:
+        return hop_counts(self.shape)
+
+    def paths(self) -> list[list[tuple[int, ...]]]:
+        nodes = range(self.num_nodes)
+        return [[tuple(xy_path(self.shape, source, destination)) for destination in nodes] for source in nodes]
+
+    def positions(self) -> Float[np.ndarray, "node 2"]:
+        return np.argwhere(np.ones(self.shape))[:, ::-1].astype(float)
 
 
 def num_links(shape: tuple[int, int]) -> int:

@@ -1,13 +1,13 @@
-"""The machine: a mesh of links between dies."""
+"""The machine: dies and the network between them."""
 
 import equinox as eqx
 
 from jaxmoe.hardware.die import Die
-from jaxmoe.hardware.mesh import Mesh
+from jaxmoe.hardware.topology import AbstractTopology
 
 
 class Platform(eqx.Module):
-    """A mesh and the dies at its nodes."""
+    """A network and the dies at its nodes."""
 
-    mesh: Mesh
+    topology: AbstractTopology
     die: Die

@@ -13,10 +13,9 @@ from jaxtyping import Array, Float
 from jaxmoe.hardware import Platform
 from jaxmoe.network import (
     AbstractExchange,
+    AbstractTimeModel,
     StageTime,
     Visits,
-    congestion,
-    mirrored_congestion,
     replicated_visits,
     sharded_visits,
 )
@@ -48,7 +47,7 @@ class LayerModel(eqx.Module):
     message_bytes: Float[Array, ""]  # B: one hidden vector
     expert_bytes: Float[Array, ""]  # B: weights of one expert
     flops_per_token_expert: Float[Array, ""]
-    chunk_bytes: Float[Array, ""]  # B: store-and-forward unit; 0 is cut-through
+    time_model: AbstractTimeModel  # of dispatch and combine
     exchange: AbstractExchange
     mode: Literal["sharded", "replicated"] = eqx.field(static=True)
 
@@ -84,10 +83,9 @@ class LayerModel(eqx.Module):
         return visits(share, batch, support)
 
     def _stages(self, exchange: AbstractExchange, visits: Visits) -> tuple[StageTime, StageTime]:
-        mesh = self.platform.mesh
-        flows = exchange(mesh.shape, visits)
-        sizes = (self.message_bytes, self.chunk_bytes)
-        return mirrored_congestion(mesh, flows, *sizes), congestion(mesh, flows, *sizes)
+        topology, size = self.platform.topology, self.message_bytes
+        flows = exchange(topology, visits)
+        return self.time_model.of_mirrored(topology, flows, size), self.time_model.of_flows(topology, flows, size)
 
     def _node_times(self, share, batch: Batch, visits: Visits, support: AbstractSupport) -> Float[Array, " node"]:
         used = jnp.minimum((batch.weight[:, None] * batch.choices(share.shape[0])).sum(axis=0), 1)

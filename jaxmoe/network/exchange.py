@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxmoe.hardware.mesh import blocks, hop_counts, ring_order
-from jaxmoe.network.congestion import Flows
+from jaxmoe.hardware import AbstractTopology, Mesh
+from jaxmoe.hardware.mesh import blocks, ring_order
+from jaxmoe.network.traffic import Flows
 from jaxmoe.network.visits import Visits
 
 
@@ -17,14 +18,14 @@ class AbstractExchange(eqx.Module):
     """Turns visits into flows of hidden vectors."""
 
     @abc.abstractmethod
-    def __call__(self, shape: tuple[int, int], visits: Visits) -> Flows:
-        """The flows of combine, in hidden vectors, on a mesh of this shape."""
+    def __call__(self, topology: AbstractTopology, visits: Visits) -> Flows:
+        """The flows of combine, in hidden vectors."""
 
 
 class LowestHost(AbstractExchange):
     """Every visited node sends one vector to the token's home (hd_moe IV-B2; see `Visits` for the home)."""
 
-    def __call__(self, shape: tuple[int, int], visits: Visits) -> Flows:
+    def __call__(self, topology: AbstractTopology, visits: Visits) -> Flows:
         # Tokens with one home make one flow: far fewer flows than tokens.
         messages = (visits.named * visits.weight[:, None]).T @ visits.visited
         return Flows(messages, visits.home, jnp.ones((), messages.dtype))
@@ -36,9 +37,9 @@ class FewestHops(AbstractExchange):
     The lowest-numbered of equally near nodes. Gradients see the choice as given.
     """
 
-    def __call__(self, shape: tuple[int, int], visits: Visits) -> Flows:
-        hops = jnp.asarray(hop_counts(shape), visits.visited.dtype)
-        beyond = float(hop_counts(shape).max()) * visits.visited.shape[1]  # more hops than any gathering takes
+    def __call__(self, topology: AbstractTopology, visits: Visits) -> Flows:
+        hops = jnp.asarray(topology.hop_counts(), visits.visited.dtype)
+        beyond = hops.max() * visits.visited.shape[1]  # more hops than any gathering takes
         cost = visits.visited @ hops + (1 - visits.visited) * beyond
         nearest = jax.nn.one_hot(jnp.argmin(cost, axis=1), cost.shape[1], dtype=cost.dtype)
         return Flows(visits.visited * visits.weight[:, None], nearest, jnp.ones((), visits.weight.dtype))
@@ -57,7 +58,7 @@ class RingReduce(AbstractExchange):
     successor: Int[Array, " node"]  # next node on the ring
     size: int = eqx.field(static=True)  # nodes of one ring
 
-    def __call__(self, shape: tuple[int, int], visits: Visits) -> Flows:
+    def __call__(self, topology: AbstractTopology, visits: Visits) -> Flows:
         nodes, dtype = self.block.shape[0], visits.weight.dtype
         member = jax.nn.one_hot(self.block, nodes // self.size, dtype=dtype)
         visiting = jnp.max(visits.visited[:, :, None] * member, axis=1)  # [token, ring]
@@ -65,6 +66,14 @@ class RingReduce(AbstractExchange):
         following = jax.nn.one_hot(self.successor, nodes, dtype=dtype)
         sending = jnp.diag((vectors > 0).astype(dtype))  # a ring that no token visits sends nothing
         return Flows(sending, following, vectors, rounds=self.size - 1)
+
+
+def whole_ring(topology: AbstractTopology) -> RingReduce:
+    """One ring over all nodes: neighbours on a mesh where it has such a cycle, else in order of their numbers."""
+    if isinstance(topology, Mesh):
+        return block_rings(topology.shape, 1)
+    nodes = np.arange(topology.num_nodes)
+    return RingReduce(jnp.zeros_like(nodes), jnp.asarray(np.roll(nodes, -1)), topology.num_nodes)
 
 
 def block_rings(shape: tuple[int, int], count: int) -> RingReduce:

@@ -1,93 +1,51 @@
-"""Loads of directed links under XY paths, by prefix sums: no links x pairs matrix.
+"""Loads of links and sums along paths, on any network.
 
-A packet moves along x in the row of its source, then along y in the column of its destination. So all that
-links need to know is how much moves from x to x in every row and from y to y in every column. On such a
-line, the load of a link is the load of the one before it, plus what starts there, minus what has ended.
+Both are one linear map A, links x pairs, and its transpose: loads = A traffic, path sums = A' per_link. A mesh
+works them out by prefix sums, a graph by sums over its hops; neither builds A.
 """
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
-from jaxmoe.network.prefix import prefix_sums
+from jaxmoe.hardware import AbstractTopology, Graph, Mesh
+from jaxmoe.network import routed, xy
 
 
-class LineTraffic(eqx.Module):
-    """Traffic between positions on the rows and columns of a mesh."""
-
-    along_x: Float[Array, "x_from y x_to"]  # in the row of the source
-    along_y: Float[Array, "y_from x y_to"]  # in the column of the destination
-
-    def link_loads(self) -> Float[Array, " link"]:
-        """What every directed link carries, numbered as in `jaxmoe.hardware.mesh` (XY paths: hd_moe IV-B2)."""
-        plus_x, minus_x = _line_loads(self.along_x)
-        plus_y, minus_y = _line_loads(self.along_y)
-        return jnp.concatenate([plus_x.ravel(), minus_x.ravel(), plus_y.T.ravel(), minus_y.T.ravel()])
-
-
-def _line_loads(
-    traffic: Float[Array, "start lane stop"],
-) -> tuple[Float[Array, "segment lane"], Float[Array, "segment lane"]]:
-    """Loads of the segments of parallel lines, upwards and downwards."""
-    positions = np.arange(traffic.shape[0])
-    up = traffic * (positions[:, None, None] < positions)
-    down = traffic * (positions[:, None, None] > positions)
-    # What crosses a position from now on: what started there minus what ended there, [lane, position].
-    net_up = up.sum(axis=2).T - up.sum(axis=0)
-    net_down = down.sum(axis=0) - down.sum(axis=2).T
-    return prefix_sums(net_up).T[:-1], prefix_sums(net_down).T[:-1]
-
-
-def flow_traffic(
-    shape: tuple[int, int],
-    source: Float[Array, "flow node"],
-    destination: Float[Array, "flow node"],
-) -> LineTraffic:
-    """Traffic of flows that send source[f, n] * destination[f, m] from node n to node m."""
-    x, y = shape
-    start, stop = source.reshape(-1, x, y), destination.reshape(-1, x, y)
-    return LineTraffic(
-        along_x=(source.T @ stop.sum(axis=2)).reshape(x, y, x),
-        along_y=(start.sum(axis=1).T @ destination).reshape(y, x, y),
-    )
-
-
-def link_loads(shape: tuple[int, int], traffic: Float[Array, "node node2"]) -> Float[Array, " link"]:
+def link_loads(topology: AbstractTopology, traffic: Float[Array, "node node2"]) -> Float[Array, " link"]:
     """What every directed link carries, in the unit of `traffic` [source, destination]; the diagonal is free."""
-    x, y = shape
-    flow = traffic.reshape(x, y, x, y)
-    return LineTraffic(along_x=flow.sum(axis=3), along_y=flow.sum(axis=0)).link_loads()
+    match topology:
+        case Mesh():
+            return xy.link_loads(topology.shape, traffic)
+        case Graph():
+            return routed.link_loads(topology, traffic)
+    raise _unknown(topology)
 
 
-def path_sums(shape: tuple[int, int], per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:
-    """Sum of a per-link quantity along the XY path of every [source, destination] pair.
+def flow_loads(
+    topology: AbstractTopology, source: Float[Array, "flow node"], destination: Float[Array, "flow node"]
+) -> Float[Array, " link"]:
+    """Loads of flows that send source[f, n] * destination[f, m] from node n to node m."""
+    if isinstance(topology, Mesh):
+        return xy.flow_traffic(topology.shape, source, destination).link_loads()
+    return link_loads(topology, source.T @ destination)
 
-    The transpose of `link_loads`: loads = A' traffic, path sums = A per_link, with one and the same A.
-    """
-    nodes = shape[0] * shape[1]
-    pairs = jax.ShapeDtypeStruct((nodes, nodes), per_link.dtype)
-    (sums,) = jax.linear_transpose(lambda traffic: link_loads(shape, traffic), pairs)(per_link)
+
+def path_sums(topology: AbstractTopology, per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:
+    """Sum of a per-link quantity along the path of every [source, destination] pair."""
+    pairs = jax.ShapeDtypeStruct((topology.num_nodes, topology.num_nodes), per_link.dtype)
+    (sums,) = jax.linear_transpose(lambda traffic: link_loads(topology, traffic), pairs)(per_link)
     return sums
 
 
-def path_maxima(shape: tuple[int, int], per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:
-    """Largest value of a non-negative per-link quantity along the XY path of every pair; 0 for a node to itself."""
-    x, y = shape
-    across, along = (x - 1) * y, x * (y - 1)
-    plus_x, minus_x, plus_y, minus_y = jnp.split(per_link, [across, 2 * across, 2 * across + along])
-    in_rows = _line_maxima(plus_x.reshape(x - 1, y).T, minus_x.reshape(x - 1, y).T)  # [row y, from x, to x]
-    in_columns = _line_maxima(plus_y.reshape(x, y - 1), minus_y.reshape(x, y - 1))  # [column x, from y, to y]
-    first = jnp.swapaxes(in_rows, 0, 1)[:, :, :, None]
-    second = jnp.swapaxes(in_columns, 0, 1)[None]
-    return jnp.maximum(first, second).reshape(x * y, x * y)
+def path_maxima(topology: AbstractTopology, per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:
+    """Largest value of a non-negative per-link quantity along every path; 0 for a node to itself."""
+    match topology:
+        case Mesh():
+            return xy.path_maxima(topology.shape, per_link)
+        case Graph():
+            return routed.path_maxima(topology, per_link)
+    raise _unknown(topology)
 
 
-def _line_maxima(
-    up: Float[Array, "lane segment"], down: Float[Array, "lane segment"]
-) -> Float[Array, "lane start stop"]:
-    start, stop, segment = np.ogrid[: up.shape[1] + 1, : up.shape[1] + 1, : up.shape[1]]
-    going_up, going_down = (start <= segment) & (segment < stop), (stop <= segment) & (segment < start)
-    values = jnp.where(going_up, up[:, None, None, :], 0) + jnp.where(going_down, down[:, None, None, :], 0)
-    return jnp.max(values, axis=-1, initial=0)
+def _unknown(topology: AbstractTopology) -> TypeError:
+    return TypeError(f"loads of a {type(topology).__name__} are not known; use a Mesh or a Graph")

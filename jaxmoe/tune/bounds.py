@@ -11,7 +11,6 @@ the slowest node's or link's time is at least the time of the slowest mean.
 import numpy as np
 from jaxtyping import Float
 
-from jaxmoe.hardware.mesh import hop_counts
 from jaxmoe.traces import Batch
 from jaxmoe.tune.problem import PlacementProblem
 
@@ -59,8 +58,8 @@ def _least(
 
 def _comm(problem: PlacementProblem, others: np.ndarray, often: np.ndarray) -> float:
     """Least seconds of combine when choices that occur `often` visit that many nodes beside the gather node."""
-    mesh = problem.model.platform.mesh
-    nearest = np.sort(hop_counts(mesh.shape), axis=1)
+    topology = problem.model.platform.topology
+    nearest = np.sort(topology.hop_counts(), axis=1)
     hops = nearest.cumsum(axis=1).min(axis=0)  # least hops in all to so many other nodes
     sent = float(often @ hops[np.minimum(others, len(hops) - 1)]) * float(problem.model.message_bytes)
-    return sent / float(np.asarray(mesh.link_bandwidth, float).sum())
+    return sent / float(np.asarray(topology.link_bandwidth, float).sum())

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, Int, Key
 
-from jaxmoe.hardware.mesh import hop_counts
 from jaxmoe.latency import LayerModel
 from jaxmoe.network.prefix import prefix_sums
 from jaxmoe.traces import Batch
@@ -158,7 +157,7 @@ def improve(
     `coldness` is 1 / temperature for every move, relative to the objective; leaves of `batches` are
     [layer, batch, ...].
     """
-    hops = jnp.asarray(hop_counts(search.model.platform.mesh.shape), jnp.float32)
+    hops = jnp.asarray(search.model.platform.topology.hop_counts(), jnp.float32)
 
     def chain(share, frequency, batches, lucks):
         def move(state, given):

@@ -35,7 +35,7 @@ class PlacementProblem:
 
     @property
     def num_nodes(self) -> int:
-        return self.model.platform.mesh.num_nodes
+        return self.model.platform.topology.num_nodes
 
     @property
     def room(self) -> np.ndarray:

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jaxmoe.latency import judge
-from jaxmoe.network import block_rings
+from jaxmoe.network import whole_ring
 from jaxmoe.placement import tensor_parallel
 from jaxmoe.placement.rounding import fit_memory, keep_hosts, rebalance
 from jaxmoe.relax import geometric
@@ -65,14 +65,16 @@ class _Run:
     stop: StopSwitch
     seconds: dict[str, float] = field(default_factory=dict)
     seeds: Iterator[int] = field(init=False)
-    selection: Batch = field(init=False)
+    drawn: Batch = field(init=False)  # the selection batches, token by token
+    selection: Batch = field(init=False)  # the same, merged where that pays
     search: local_search.Search = field(init=False)
 
     def __post_init__(self) -> None:
         # One stream of seeds: every draw of batches has its own, all of them given by the settings' seed.
         source = np.random.default_rng([self.settings.seed, 1])
         self.seeds = iter(lambda: int(source.integers(2**62)), None)
-        self.selection = self.draw(SELECTION_BATCHES)
+        self.drawn = self.problem.draw(SELECTION_BATCHES, next(self.seeds))
+        self.selection = merge_tokens(self.drawn, self.problem.trace.num_experts)
         self.search = local_search.Search(
             self.problem.model,
             jnp.asarray(self.problem.frequency, jnp.float32),
@@ -184,8 +186,8 @@ class _Run:
         spread = tensor_parallel(*plans.shape)
         if not self.fits(spread[:, None]).all():
             return plans, scores
-        ring = block_rings(self.problem.model.platform.mesh.shape, 1)
-        judged = judge(self.problem.model, jnp.asarray(spread, jnp.float32), self.selection, ring)
+        ring = whole_ring(self.problem.model.platform.topology)
+        judged = judge(self.problem.model, jnp.asarray(spread, jnp.float32), self.drawn, ring)
         seconds = np.asarray(objective(judged.total, self.problem.p95_weight), float)
         return np.where((seconds < scores)[:, None, None], spread, plans), np.minimum(seconds, scores)
 

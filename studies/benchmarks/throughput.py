@@ -20,7 +20,7 @@ import numpy as np
 from jaxmoe.hardware import Die, Mesh, Platform
 from jaxmoe.hardware.mesh import link_ends, num_links, xy_path
 from jaxmoe.latency import LayerModel
-from jaxmoe.network import LowestHost
+from jaxmoe.network import Congestion, LowestHost
 from jaxmoe.relax import SmoothMax, SoftSupport
 from jaxmoe.traces import Batch, sample_batches, synthetic_trace
 
@@ -57,12 +57,12 @@ def layer_model(size: Size) -> LayerModel:
     links, hidden, width = num_links(size.shape), 2048, 1408
     return LayerModel(
         platform=Platform(
-            Mesh(size.shape, jnp.full(links, 50e9), jnp.zeros(links)), Die(flops=jnp.full(size.nodes, 5e12))
+            Mesh(jnp.full(links, 50e9), jnp.zeros(links), shape=size.shape), Die(flops=jnp.full(size.nodes, 5e12))
         ),
         message_bytes=jnp.asarray(4.0 * hidden),
         expert_bytes=jnp.asarray(12.0 * hidden * width),
         flops_per_token_expert=jnp.asarray(2.0 * hidden * width),
-        chunk_bytes=jnp.asarray(1024.0),
+        time_model=Congestion(jnp.asarray(1024.0)),
         exchange=LowestHost(),
         mode="sharded",
     )
@@ -108,7 +108,7 @@ class NumpyModel:
             for destination in range(size.nodes):
                 self.paths[source * size.nodes + destination, xy_path(size.shape, source, destination)] = 1
         self.hops = self.paths.sum(axis=1)
-        self.per_message, self.per_chunk = float(model.message_bytes) / 50e9, float(model.chunk_bytes) / 50e9
+        self.per_message, self.per_chunk = float(model.message_bytes) / 50e9, 1024 / 50e9
         self.per_token = float(model.flops_per_token_expert) / 5e12
 
     def __call__(self, share: np.ndarray) -> float:

@@ -15,9 +15,9 @@ hardware:
   mesh_shape: [2, 2]
   die: {compute_TFLOPs_per_s: 1}
   link: {bandwidth_GB_per_s: 10}
+  router: {chunk_B: 64}
 model: {hidden_size: 64, expert_size: 128, num_experts: 4, top_k: 2, moe_layer_ids: {first: 3, count: 2, step: 2}}
 workload: {batch_tokens: 8, trace: {kind: synthetic, tokens: 64}}
-costs: {chunk_B: 64}
 evaluation: {batches: 5}
 validation: {batches: 2}
 tuning: {restarts: 2, steps: 2, refine_steps: 2, refine_chains: 1, refine_batches: 2, batches_per_step: 1}

@@ -150,11 +150,6 @@ def test_validating_nothing(run, scenario, out):
     refused(run("validate", scenario, "--out", out), out, "--plan")
 
 
-def test_validating_a_machine_without_chunks(run, scenario, plan, out):
-    result = run("validate", scenario, "--plan", plan, "--set", "costs.chunk_B=0", "--out", out)
-    refused(result, out, "costs.chunk_B is 0", "--set costs.chunk_B=4096")
-
-
 @pytest.mark.parametrize("below", ["", "run"])
 def test_output_folder_that_is_a_file(run, scenario, tmp_path, below):
     (tmp_path / "taken").write_text("mine")

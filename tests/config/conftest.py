@@ -12,6 +12,7 @@ link:
   bandwidth_GB_per_s: 50
   latency_ns: 100
 ports: {injection_GB_per_s: 120}
+router: {switching: cut_through, chunk_B: null}
 links:
   - {from: [0, 1], to: [0, 2], bandwidth_GB_per_s: 25}
   - {from: [1, 0], to: [0, 0], latency_ns: 300}
@@ -31,7 +32,7 @@ trace: {kind: synthetic, tokens: 256, skew: 1e-3}
 hardware: mine
 model: small
 workload: plain
-costs: {ffn_flops: 2hi, bytes_per_element: 2, weight_bytes_per_element: 1, gather: fewest_hops, chunk_B: 0}
+costs: {ffn_flops: 2hi, bytes_per_element: 2, weight_bytes_per_element: 1, gather: fewest_hops}
 strategies: {hybrid_regions: 3}
 """,
 }

@@ -17,12 +17,12 @@ def test_a_platform_is_in_si_units(tree):
     np.testing.assert_allclose(platform.die.flops, np.full(6, 5e12), rtol=1e-6)
     np.testing.assert_allclose(platform.die.memory_bandwidth, np.full(6, 400e9), rtol=1e-6)
     np.testing.assert_allclose(platform.die.memory_capacity, np.full(6, 8e9), rtol=1e-6)
-    np.testing.assert_allclose(platform.mesh.injection_bandwidth, np.full(6, 120e9), rtol=1e-6)
-    assert platform.mesh.ejection_bandwidth is None
+    np.testing.assert_allclose(platform.topology.injection_bandwidth, np.full(6, 120e9), rtol=1e-6)
+    assert platform.topology.ejection_bandwidth is None
 
 
 def test_link_overrides_reach_the_link_they_name(tree):
-    mesh = build_platform(load_hardware(tree / "hardware" / "mine.yaml")).mesh
+    mesh = build_platform(load_hardware(tree / "hardware" / "mine.yaml")).topology
     ends = [tuple(pair) for pair in link_ends((2, 3)).tolist()]
     slow, late = ends.index((1, 2)), ends.index((3, 0))
     bandwidth, latency = np.full(len(ends), 50e9), np.full(len(ends), 100e-9)
@@ -35,7 +35,7 @@ def test_limits_that_are_not_given_are_none(configs):
     platform = build_platform(load_hardware(configs / "hardware" / "nmp_4x4.yaml"))
     assert platform.die.memory_bandwidth is None
     assert platform.die.memory_capacity is None
-    assert platform.mesh.injection_bandwidth is None
+    assert platform.topology.injection_bandwidth is None
 
 
 def test_a_model_lists_its_layers(scenario_file):
@@ -49,15 +49,20 @@ def test_costs_of_a_layer(scenario_file):
     assert float(model.message_bytes) == 64 * 2
     assert float(model.expert_bytes) == 3 * 64 * 128
     assert float(model.flops_per_token_expert) == 2 * 64 * 128
-    assert float(model.chunk_bytes) == 0
+    assert (float(model.time_model.chunk_bytes), model.time_model.cut_through) == (0, True)
     assert isinstance(model.exchange, FewestHops)
 
 
 def test_other_costs_of_a_layer(scenario_file):
-    changes = ["costs.ffn_flops=6hi", "costs.gather=lowest_host", "costs.chunk_B=512"]
+    changes = [
+        "costs.ffn_flops=6hi",
+        "costs.gather=lowest_host",
+        "hardware.router.chunk_B=512",
+        "hardware.router.switching=store_and_forward",
+    ]
     model = build_layer_model(load_scenario(scenario_file, changes), "replicated")
     assert float(model.flops_per_token_expert) == 6 * 64 * 128
-    assert float(model.chunk_bytes) == 512
+    assert (float(model.time_model.chunk_bytes), model.time_model.cut_through) == (512, False)
     assert isinstance(model.exchange, LowestHost)
 
 
@@ -82,7 +87,7 @@ def test_any_sensible_machine_builds(sides, compute, bandwidth, latency):
     )
     platform = build_platform(hardware)
     x, y = sides
-    assert platform.mesh.link_bandwidth.shape == (2 * ((x - 1) * y + x * (y - 1)),)
+    assert platform.topology.link_bandwidth.shape == (2 * ((x - 1) * y + x * (y - 1)),)
     assert float(platform.die.flops[0]) == pytest.approx(compute * 1e12, rel=1e-6)
-    assert float(platform.mesh.link_bandwidth[-1]) == pytest.approx(bandwidth * 1e9, rel=1e-6)
-    assert float(platform.mesh.link_latency[-1]) == pytest.approx(latency * 1e-9, rel=1e-6)
+    assert float(platform.topology.link_bandwidth[-1]) == pytest.approx(bandwidth * 1e9, rel=1e-6)
+    assert float(platform.topology.link_latency[-1]) == pytest.approx(latency * 1e-9, rel=1e-6)

@@ -223,7 +223,7 @@ def test_several_mistakes_take_a_line_each_up_to_a_limit(tree):
     said = message(tree / "hardware" / "mine.yaml").splitlines()
     assert len(said) == 6
     assert "mesh_shape is not a known key" in said[0]
-    assert said[-1] == "... and 3 more"
+    assert said[-1] == "... and 4 more"
 
 
 def test_a_hardware_file_alone_is_checked_alike(tree):

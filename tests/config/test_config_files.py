@@ -38,7 +38,7 @@ def test_every_machine_builds_and_is_what_its_name_says(file):
     platform = build_platform(hardware)
     shape = tuple(int(side) for side in file.stem.split("_")[1].split("x"))
     compute, bandwidth = (2.5, 75) if "2.5T" in file.stem else (10, 25) if "10T" in file.stem else (5, 50)
-    assert platform.mesh.shape == shape
+    assert platform.topology.shape == shape
     assert (hardware.die.compute_TFLOPs_per_s, hardware.link.bandwidth_GB_per_s) == (compute, bandwidth)
 
 
@@ -71,7 +71,7 @@ def test_deepseek_leaves_out_its_dense_layer(configs):
 @pytest.mark.parametrize("mode", ["sharded", "replicated"])
 def test_the_quickstart_builds(configs, mode):
     model = build_layer_model(load_scenario(configs / "scenarios/quickstart.yaml"), mode)
-    assert (model.mode, model.platform.mesh.shape) == (mode, (4, 4))
+    assert (model.mode, model.platform.topology.shape) == (mode, (4, 4))
 
 
 def test_a_tree_outside_the_project_works(scenario_file):

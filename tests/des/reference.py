@@ -1,4 +1,7 @@
-"""The event loop once more, in plain Python: lists, an unordered pile of events, every chunk released at once."""
+"""The event loop once more, in plain Python: lists, an unordered pile of events, every chunk released at once.
+
+With cut-through a chunk is followed by its head; the time its tail leaves a server is worked out beside it.
+"""
 
 import math
 from dataclasses import dataclass
@@ -43,16 +46,36 @@ def build(tasks: list[Task], links: int, nodes: int, chunk_bytes: float) -> Task
     return graph.build()
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """Start and finish of every task, busy time of every link and node, and all services in order of arrival.
+
+    A service is (task, server, chunk within the task, begin, end).
+    """
+
+    start: list[float]
+    finish: list[float]
+    link_busy: list[float]
+    node_busy: list[float]
+    services: list[tuple[int, int, int, float, float]]
+
+
 def run_reference(
-    tasks: list[Task], bandwidth: list[float], latency: list[float], nodes: int, chunk_bytes: float
-) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Start and finish of every task, busy time of every link and node."""
+    tasks: list[Task],
+    bandwidth: list[float],
+    latency: list[float],
+    nodes: int,
+    chunk_bytes: float,
+    cut_through: bool,
+) -> Outcome:
+    """Work through the events one by one, always the least of (time, kind, task, chunk)."""
     rate, delay = [*bandwidth, *[1.0] * nodes], [*latency, *[0.0] * nodes]
     links = len(bandwidth)
     routes = [task.path if task.node is None else (links + task.node,) for task in tasks]
     pieces = [task.pieces(chunk_bytes) for task in tasks]
-    served: list[list[tuple[float, float]]] = [[] for _ in rate]  # begin and end of every service
-    busy = [0.0] * len(rate)
+    services: list[tuple[int, int, int, float, float]] = []
+    tails: dict[tuple[int, int], float] = {}  # by task and chunk: when its tail reaches the server of its head
+    free, busy = [0.0] * len(rate), [0.0] * len(rate)
     start, finish = [math.nan] * len(tasks), [math.nan] * len(tasks)
     delivered: list[list[float]] = [[] for _ in tasks]
     done: set[int] = set()
@@ -79,20 +102,25 @@ def run_reference(
                     release(other, now)
             continue
         server = routes[number][hop]
-        begin = max(now, served[server][-1][1]) if served[server] else now
         service = pieces[number][chunk] / rate[server]
-        served[server].append((begin, begin + service))
+        tail_arrival = tails[number, chunk] if hop > 0 else now  # stored and forwarded, it is `now` at every hop
+        begin = max(now, free[server])
+        end = max(begin + service, tail_arrival)
+        if service > 0:
+            free[server] = end
+        services.append((number, server, chunk, begin, end))
         busy[server] += service
         if hop == 0 and chunk == 0:
             start[number] = begin
-        there = begin + service + delay[server]
+        head_there, tail_there = begin + delay[server], end + delay[server]
+        tails[number, chunk] = tail_there
         if hop + 1 < len(routes[number]):
-            events.add((there, ARRIVAL, number, chunk, hop + 1))
+            events.add((head_there if cut_through else tail_there, ARRIVAL, number, chunk, hop + 1))
         else:
-            delivered[number].append(there)
+            delivered[number].append(tail_there)
             if len(delivered[number]) == len(pieces[number]):
                 events.add((max(delivered[number]), COMPLETION, number, 0, 0))
-    return start, finish, busy[:links], busy[links:]
+    return Outcome(start, finish, busy[:links], busy[links:], services)
 
 
 def bytes_over_links(tasks: list[Task], links: int) -> np.ndarray:

@@ -6,12 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxmoe.des import GraphBuilder, Run, simulate
+from jaxmoe.des.engine import Services
 
 from .reference import Task, build, bytes_over_links, run_reference
 
 
-def run(graph: GraphBuilder, bandwidth: float | list[float], latency: float, links: int) -> Run:
-    return simulate(graph.build(), np.broadcast_to(np.asarray(bandwidth, float), links), np.full(links, latency))
+def run(graph: GraphBuilder, bandwidth: float | list[float], latency: float, links: int, **options: bool) -> Run:
+    bandwidths = np.broadcast_to(np.asarray(bandwidth, float), links)
+    return simulate(graph.build(), bandwidths, np.full(links, latency), **options)
+
+
+def rows(services: Services | None) -> list[tuple]:
+    """(task, server, chunk, begin, end) of every service."""
+    assert services is not None
+    columns = (services.task, services.server, services.chunk, services.begin, services.end)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 @pytest.mark.parametrize("size", [8.0, 10.0])  # in whole chunks; with a shorter last one
@@ -119,6 +128,85 @@ def test_nothing_to_do_takes_no_time():
     assert run(GraphBuilder(1, 1), 1.0, 1.0, 1).makespan == 0.0
 
 
+@pytest.mark.parametrize("chunk_bytes", [None, 4.0, 3.0])
+def test_cut_through_passes_every_link_at_once(chunk_bytes):
+    graph = GraphBuilder(3, 0, chunk_bytes)
+    graph.transfer([0, 1, 2], 8.0)
+    result = run(graph, 2.0, 0.5, 3, cut_through=True)
+    # However the message is cut: bytes / bandwidth once, and the latency of every hop.
+    assert result.makespan == 8 / 2 + 3 * 0.5
+    assert result.link_busy.tolist() == [4.0] * 3
+
+
+def test_a_fast_link_after_a_slow_one_is_held_until_the_tail_is_there():
+    graph = GraphBuilder(2, 1)
+    timer = graph.compute(0, 1.0)
+    through = graph.transfer([0, 1], 8.0)
+    late = graph.transfer([1], 4.0, after=[timer])
+    result = run(graph, [1.0, 4.0], 0.5, 2, cut_through=True, record=True)
+    # Link 0 sends 0..8. The head is at link 1 at 0.5 and the tail at 8.5, though 8 B take link 1 only 2 s.
+    # `late` stands at link 1 from 1 on and has it in 8.5..9.5.
+    assert rows(result.services) == [
+        (timer, 2, 0, 0.0, 1.0),
+        (through, 0, 0, 0.0, 8.0),
+        (through, 1, 0, 0.5, 8.5),
+        (late, 1, 0, 8.5, 9.5),
+    ]
+    assert result.finish.tolist() == [1.0, 9.0, 10.0]
+    # Busy is what the link carries over its bandwidth: 2 s and 1 s of the 9 s for which it is held.
+    assert result.link_busy.tolist() == [8.0, 3.0]
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 4.0])
+def test_a_slow_link_after_a_fast_one_sets_the_pace_of_cut_through(chunk_bytes):
+    graph = GraphBuilder(2, 0, chunk_bytes)
+    graph.transfer([0, 1], 8.0)
+    result = run(graph, [4.0, 1.0], 0.5, 2, cut_through=True, record=True)
+    # Link 1 has the head at 0.5 and needs 8/1 s. In two chunks link 0 is free to send the second at 1: it waits
+    # for link 1 until 4.5.
+    assert result.makespan == 0.5 + 8 + 0.5
+    whole = [(0, 0, 0, 0.0, 2.0), (0, 1, 0, 0.5, 8.5)]
+    halves = [(0, 0, 0, 0.0, 1.0), (0, 0, 1, 1.0, 2.0), (0, 1, 0, 0.5, 4.5), (0, 1, 1, 4.5, 8.5)]
+    assert rows(result.services) == (whole if chunk_bytes is None else halves)
+
+
+def test_two_flows_cut_through_to_a_shared_link():
+    graph = GraphBuilder(3, 0, chunk_bytes=2.0)
+    graph.transfer([0, 2], 4.0)
+    graph.transfer([1, 2], 4.0)
+    result = run(graph, 1.0, 0.0, 3, cut_through=True)
+    # The heads of both reach link 2 at 0, those of the second chunks at 2. Link 2: a 0..2, b 2..4, a 4..6,
+    # b 6..8; stored and forwarded this is 2 s later.
+    assert result.finish.tolist() == [6.0, 8.0]
+    assert result.link_busy.tolist() == [4.0, 4.0, 8.0]
+
+
+def test_a_barrier_waits_for_tails():
+    graph = GraphBuilder(2, 0)
+    sent = graph.transfer([0, 1], 4.0)
+    graph.transfer([1], 2.0, after=[graph.barrier([sent])])
+    # 4 s and two hops, then 2 s and one.
+    assert run(graph, 1.0, 0.25, 2, cut_through=True).makespan == 4.5 + 2.25
+
+
+def test_services_are_recorded_where_wanted():
+    graph = GraphBuilder(2, 1, chunk_bytes=2.0)
+    sent = graph.transfer([0, 1], 3.0)
+    graph.compute(0, 5.0, after=[graph.barrier([sent])])
+    assert run(graph, 1.0, 0.25, 2).services is None
+    result = run(graph, 1.0, 0.25, 2, record=True)
+    # In order of arrival: the second chunk stands at link 0 at 0, before the first is at link 1 at 2.25. Node 0
+    # is server 2.
+    assert rows(result.services) == [
+        (0, 0, 0, 0.0, 2.0),
+        (0, 0, 1, 2.0, 3.0),
+        (0, 1, 0, 2.25, 4.25),
+        (0, 1, 1, 4.25, 5.25),
+        (2, 2, 0, 5.5, 10.5),
+    ]
+    assert rows(run(GraphBuilder(2, 1), 1.0, 0.0, 2, record=True).services) == []
+
+
 @pytest.mark.parametrize(("bandwidth", "latency"), [([0.0], [0.0]), ([1.0], [-1.0]), ([1.0, 1.0], [0.0, 0.0])])
 def test_impossible_links_are_refused(bandwidth, latency):
     with pytest.raises(ValueError, match="bandwidth"):
@@ -150,22 +238,68 @@ per_link = {"min_size": LINKS, "max_size": LINKS}
 bandwidths = st.lists(st.sampled_from([0.7, 1.0, 2.0, 4.0]), **per_link)
 latencies = st.lists(st.sampled_from([0.0, 0.3, 0.5, 1.0]), **per_link)
 chunks = st.sampled_from([1.0, 2.0, 3.0, 100.0])
+switching = pytest.mark.parametrize("cut_through", [False, True], ids=["stored", "cut_through"])
 
 
-@given(task_lists(), bandwidths, latencies, chunks)
-def test_the_plain_reference_agrees_exactly(tasks, bandwidth, latency, chunk_bytes):
+@switching
+@given(tasks=task_lists(), bandwidth=bandwidths, latency=latencies, chunk_bytes=chunks)
+def test_the_plain_reference_agrees_exactly(cut_through, tasks, bandwidth, latency, chunk_bytes):
     graph = build(tasks, LINKS, NODES, chunk_bytes)
-    result = simulate(graph, np.array(bandwidth), np.array(latency))
-    start, finish, link_busy, node_busy = run_reference(tasks, bandwidth, latency, NODES, chunk_bytes)
-    np.testing.assert_array_equal(result.start, start)
-    np.testing.assert_array_equal(result.finish, finish)
-    np.testing.assert_array_equal(result.link_busy, link_busy)
-    np.testing.assert_array_equal(result.node_busy, node_busy)
+    result = simulate(graph, np.array(bandwidth), np.array(latency), cut_through=cut_through, record=True)
+    expected = run_reference(tasks, bandwidth, latency, NODES, chunk_bytes, cut_through)
+    np.testing.assert_array_equal(result.start, expected.start)
+    np.testing.assert_array_equal(result.finish, expected.finish)
+    np.testing.assert_array_equal(result.link_busy, expected.link_busy)
+    np.testing.assert_array_equal(result.node_busy, expected.node_busy)
+    assert rows(result.services) == expected.services
 
 
-@given(task_lists(), bandwidths, latencies, chunks)
-def test_bytes_are_conserved_and_no_server_outruns_its_load(tasks, bandwidth, latency, chunk_bytes):
-    result = simulate(build(tasks, LINKS, NODES, chunk_bytes), np.array(bandwidth), np.array(latency))
+@switching
+@given(tasks=task_lists(), bandwidth=bandwidths, latency=latencies, chunk_bytes=chunks)
+def test_a_record_changes_nothing(cut_through, tasks, bandwidth, latency, chunk_bytes):
+    graph = build(tasks, LINKS, NODES, chunk_bytes)
+    plain, recorded = (
+        simulate(graph, np.array(bandwidth), np.array(latency), cut_through=cut_through, record=record)
+        for record in (False, True)
+    )
+    np.testing.assert_array_equal(recorded.start, plain.start)
+    np.testing.assert_array_equal(recorded.finish, plain.finish)
+    np.testing.assert_array_equal(recorded.link_busy, plain.link_busy)
+    np.testing.assert_array_equal(recorded.node_busy, plain.node_busy)
+
+
+@switching
+@given(tasks=task_lists(), bandwidth=bandwidths, latency=latencies, chunk_bytes=chunks)
+def test_services_do_not_overlap_and_make_up_the_busy_time(cut_through, tasks, bandwidth, latency, chunk_bytes):
+    graph = build(tasks, LINKS, NODES, chunk_bytes)
+    result = simulate(graph, np.array(bandwidth), np.array(latency), cut_through=cut_through, record=True)
+    services, busy = result.services, np.concatenate([result.link_busy, result.node_busy])
+    assert len(services.task) == graph.chunk_hops
+    for server in range(LINKS + NODES):
+        begin, end = services.begin[services.server == server], services.end[services.server == server]
+        assert (begin[1:] >= end[:-1]).all()
+        held = (end - begin).sum()
+        # Times are rounded, and `end - begin` loses digits with them: 1e-12 of the run, not of the service.
+        assert held >= busy[server] - 1e-12 * result.makespan
+        if not cut_through or len(set(bandwidth)) == 1:
+            np.testing.assert_allclose(held, busy[server], rtol=0, atol=1e-12 * result.makespan)
+
+
+@given(st.permutations(range(LINKS)), st.integers(1, LINKS), st.integers(0, 8), bandwidths, latencies, chunks)
+def test_one_flow_cuts_through_at_the_pace_of_its_slowest_link(order, hops, size, bandwidth, latency, chunk_bytes):
+    path = order[:hops]
+    graph = build([Task(float(size), path=tuple(path))], LINKS, NODES, chunk_bytes)
+    bandwidth, latency = np.array(bandwidth), np.array(latency)
+    cut = simulate(graph, bandwidth, latency, cut_through=True)
+    np.testing.assert_allclose(cut.makespan, latency[path].sum() + size / bandwidth[path].min(), rtol=1e-12)
+    assert cut.makespan <= simulate(graph, bandwidth, latency).makespan
+
+
+@switching
+@given(tasks=task_lists(), bandwidth=bandwidths, latency=latencies, chunk_bytes=chunks)
+def test_bytes_are_conserved_and_no_server_outruns_its_load(cut_through, tasks, bandwidth, latency, chunk_bytes):
+    graph = build(tasks, LINKS, NODES, chunk_bytes)
+    result = simulate(graph, np.array(bandwidth), np.array(latency), cut_through=cut_through)
     np.testing.assert_allclose(result.link_busy * bandwidth, bytes_over_links(tasks, LINKS), rtol=1e-12)
     busiest = max(result.link_busy.max(), result.node_busy.max())
     assert result.makespan >= busiest * (1 - 1e-12)
@@ -173,13 +307,14 @@ def test_bytes_are_conserved_and_no_server_outruns_its_load(tasks, bandwidth, la
         assert result.finish[number] >= result.start[number] >= result.finish[list(task.after)].max(initial=0.0)
 
 
-def test_the_same_graph_runs_the_same_way_twice():
+@switching
+def test_the_same_graph_runs_the_same_way_twice(cut_through):
     rng = np.random.default_rng(0)
     graph = GraphBuilder(6, 0, chunk_bytes=3.0)
     for _ in range(200):
         graph.transfer(rng.integers(6, size=3).tolist(), float(rng.integers(1, 20)))
     built, bandwidth, latency = graph.build(), rng.uniform(1, 2, 6), rng.uniform(0, 1, 6)
-    first, second = (simulate(built, bandwidth, latency) for _ in range(2))
+    first, second = (simulate(built, bandwidth, latency, cut_through=cut_through) for _ in range(2))
     np.testing.assert_array_equal(first.finish, second.finish)
     np.testing.assert_array_equal(first.start, second.start)
     np.testing.assert_array_equal(first.link_busy, second.link_busy)

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmoe.des import LayerDescription, replay_layer, replay_plan
+from jaxmoe.des import LayerDescription, fabric_of, replay_layer, replay_plan
+from jaxmoe.des.schedules import block_rings
+from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.mesh import num_links, xy_path
 from jaxmoe.traces import Batch
 
@@ -15,15 +17,12 @@ from jaxmoe.traces import Batch
 # 0: 0>2   1: 1>3   2: 2>0   3: 3>1   4: 0>1   5: 2>3   6: 1>0   7: 3>2
 # A chunk of 4 B takes 2 s on a link and 0.25 s to the next node; a message is two chunks.
 LAYER = LayerDescription(
-    shape=(2, 2),
-    link_bandwidth=np.full(8, 2.0),
-    link_latency=np.full(8, 0.25),
+    fabric=fabric_of(Mesh(jnp.full(8, 2.0), jnp.full(8, 0.25), shape=(2, 2)), chunk_bytes=4.0),
     flops=np.array([4.0, 4.0, 4.0, 2.0]),
     message_bytes=8.0,
     expert_bytes=100.0,
     flops_per_token_expert=6.0,
     mode="sharded",
-    chunk_bytes=4.0,
 )
 SHARE = np.array([[0.5, 0, 0, 0.5], [0, 1, 0, 0], [0, 0, 0.25, 0.75]])
 
@@ -120,19 +119,19 @@ def test_memory_can_be_the_slower():
 
 def test_rings_by_hand():
     # One ring of 4: all 3 tokens visit it, so 3 * 8 / 4 = 6 B a step, 3 steps of 6/2 + 0.25 s.
-    one = replay_layer(replace(LAYER, rings=1), SHARE, BATCH)
+    one = replay_layer(replace(LAYER, rings=block_rings((2, 2), 1)), SHARE, BATCH)
     assert one.dispatch_s == one.combine_s == 3 * 3.25
     assert one.total_s == 2 * 9.75 + 5.25
     # The ring 1>3>2>0>1 uses links 1, 7, 2, 4 three times for 3 s, and its mirror their opposites 3, 5, 0, 6.
     assert one.combine_link_busy.tolist() == on_links(link1=9, link7=9, link2=9, link4=9)
     assert one.dispatch_link_busy.tolist() == on_links(link3=9, link5=9, link0=9, link6=9)
     # Two rings {0, 2} and {1, 3}: 2 and 3 tokens visit them, 8 and 12 B in one step each.
-    two = replay_layer(replace(LAYER, rings=2), SHARE, BATCH)
+    two = replay_layer(replace(LAYER, rings=block_rings((2, 2), 2)), SHARE, BATCH)
     assert two.combine_s == 12 / 2 + 0.25
     assert two.combine_link_busy.tolist() == on_links(link0=4, link2=4, link1=6, link3=6)
     # Rings of one node send nothing, and a ring that no token visits sends nothing.
-    assert replay_layer(replace(LAYER, rings=4), SHARE, BATCH).total_s == 5.25
-    idle = replay_layer(replace(LAYER, rings=2), SHARE, make_batch([[1]], [0], [[0.0]]))
+    assert replay_layer(replace(LAYER, rings=block_rings((2, 2), 4)), SHARE, BATCH).total_s == 5.25
+    idle = replay_layer(replace(LAYER, rings=block_rings((2, 2), 2)), SHARE, make_batch([[1]], [0], [[0.0]]))
     assert idle.combine_link_busy.tolist() == on_links(link1=2, link3=2)
 
 
@@ -142,17 +141,23 @@ def test_a_token_without_experts_costs_nothing():
     assert result.total_s == result.compute_s == 1.5
 
 
-def random_case(seed: int, shape: tuple[int, int] = (3, 4), tokens: int = 30, top_k: int = 3):
+SHAPE = (3, 4)
+
+
+def random_case(seed: int, tokens: int = 30, top_k: int = 3):
     """A layer on unequal links, sparse shares of 8 experts, and a batch."""
     rng = np.random.default_rng(seed)
-    nodes, links = shape[0] * shape[1], num_links(shape)
+    nodes, links = SHAPE[0] * SHAPE[1], num_links(SHAPE)
     share = rng.random((8, nodes)) * (rng.random((8, nodes)) < 0.2)
     share[np.arange(8), rng.integers(nodes, size=8)] += 0.5
+    mesh = Mesh(
+        jnp.asarray(rng.uniform(1, 2, links), jnp.float32),
+        jnp.asarray(rng.uniform(0, 0.1, links), jnp.float32),
+        shape=SHAPE,
+    )
     layer = replace(
         LAYER,
-        shape=shape,
-        link_bandwidth=rng.uniform(1, 2, links),
-        link_latency=rng.uniform(0, 0.1, links),
+        fabric=fabric_of(mesh, chunk_bytes=4.0),
         flops=rng.uniform(1, 2, nodes),
     )
     experts = np.stack([rng.choice(8, top_k, replace=False) for _ in range(tokens)])
@@ -175,7 +180,7 @@ def count_messages(layer: LayerDescription, share: np.ndarray, batch: Batch) -> 
         visited = sorted({node for holders in hosts for node in holders})
         gather = min(hosts[slot])
         if layer.gather == "fewest_hops":
-            gather = min(visited, key=lambda node: sum(len(xy_path(layer.shape, other, node)) for other in visited))
+            gather = min(visited, key=lambda node: sum(len(xy_path(SHAPE, other, node)) for other in visited))
         messages += [(node, gather) for node in visited if node != gather]
     return messages
 
@@ -187,22 +192,22 @@ def test_every_byte_crosses_the_links_it_should(seed, mode, gather):
     layer, share, batch = random_case(seed)
     layer = replace(layer, mode=mode, gather=gather)
     result = replay_layer(layer, share, batch)
-    combine, dispatch = np.zeros(num_links(layer.shape)), np.zeros(num_links(layer.shape))
-    ends = {tuple(xy_path(layer.shape, a, b)): (a, b) for a in range(12) for b in range(12) if a != b}
-    opposite = {link[0]: xy_path(layer.shape, b, a)[0] for link, (a, b) in ends.items() if len(link) == 1}
+    combine, dispatch = np.zeros(num_links(SHAPE)), np.zeros(num_links(SHAPE))
+    ends = {tuple(xy_path(SHAPE, a, b)): (a, b) for a in range(12) for b in range(12) if a != b}
+    opposite = {link[0]: xy_path(SHAPE, b, a)[0] for link, (a, b) in ends.items() if len(link) == 1}
     for source, destination in count_messages(layer, share, batch):
-        for link in xy_path(layer.shape, source, destination):
+        for link in xy_path(SHAPE, source, destination):
             combine[link] += layer.message_bytes
             dispatch[opposite[link]] += layer.message_bytes
-    np.testing.assert_allclose(result.combine_link_busy * layer.link_bandwidth, combine, rtol=1e-12)
-    np.testing.assert_allclose(result.dispatch_link_busy * layer.link_bandwidth, dispatch, rtol=1e-12)
+    np.testing.assert_allclose(result.combine_link_busy * layer.fabric.rate, combine, rtol=1e-12)
+    np.testing.assert_allclose(result.dispatch_link_busy * layer.fabric.rate, dispatch, rtol=1e-12)
 
 
 @pytest.mark.parametrize("rings", [None, 1, 2])
 @pytest.mark.parametrize("seed", range(3))
 def test_stages_keep_their_order_and_their_bounds(seed, rings):
     layer, share, batch = random_case(seed)
-    result = replay_layer(replace(layer, rings=rings), share, batch)
+    result = replay_layer(replace(layer, rings=rings and block_rings(SHAPE, rings)), share, batch)
     # Between barriers a stage runs as it does alone.
     np.testing.assert_allclose(result.total_s, result.dispatch_s + result.compute_s + result.combine_s, rtol=1e-9)
     assert result.dispatch_s >= result.dispatch_link_busy.max()

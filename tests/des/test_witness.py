@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import jaxmoe.des
-from jaxmoe.des import LayerDescription, replay_layer
+from jaxmoe.des import LayerDescription, fabric_of, replay_layer
+from jaxmoe.des.schedules import block_rings as node_rings
 from jaxmoe.hardware import Die, Mesh, Platform
 from jaxmoe.hardware.mesh import num_links
 from jaxmoe.latency import LayerModel
-from jaxmoe.network import FewestHops, LowestHost, block_rings
+from jaxmoe.network import Congestion, FewestHops, LowestHost, block_rings
 from jaxmoe.traces import Batch
 
 SOURCES = sorted(Path(jaxmoe.des.__file__).parent.glob("*.py"))
@@ -31,7 +32,7 @@ def test_no_formula_of_the_model_is_imported(source):
     assert all(name.split(".")[1] in ALLOWED for name in own), own
 
 
-def random_layer(mode: str, gather: str, rings: int | None) -> tuple[LayerDescription, np.ndarray, Batch]:
+def random_layer(mode: str, gather: str, rings: int | None) -> tuple[LayerDescription, np.ndarray, Batch, Mesh]:
     """128 tokens, each with 2 of 8 experts, on a 4x4 mesh of unequal links, in small chunks.
 
     The model adds the delay of the longest path to the time of the busiest link, which need not lie on it. So
@@ -42,19 +43,21 @@ def random_layer(mode: str, gather: str, rings: int | None) -> tuple[LayerDescri
     share = np.zeros((8, nodes), np.float32)
     for row in share:
         row[rng.choice(nodes, 3, replace=False)] = rng.dirichlet(np.ones(3))
-    layer = LayerDescription(
+    mesh = Mesh(
+        jnp.asarray(rng.uniform(40e9, 60e9, links), jnp.float32),
+        jnp.asarray(rng.uniform(5e-9, 10e-9, links), jnp.float32),
         shape=shape,
-        link_bandwidth=rng.uniform(40e9, 60e9, links).astype(np.float32),
-        link_latency=rng.uniform(5e-9, 10e-9, links).astype(np.float32),
+    )
+    layer = LayerDescription(
+        fabric=fabric_of(mesh, chunk_bytes=256.0),
         flops=rng.uniform(1e12, 5e12, nodes).astype(np.float32),
         memory_bandwidth=rng.uniform(1e11, 1e12, nodes).astype(np.float32),
         message_bytes=16384.0,
         expert_bytes=1e7,
         flops_per_token_expert=1e8,
         mode=mode,
-        chunk_bytes=256.0,
         gather=gather,
-        rings=rings,
+        rings=None if rings is None else node_rings(shape, rings),
     )
     batch = Batch(
         experts=jnp.asarray(np.stack([rng.choice(8, 2, replace=False) for _ in range(128)]), jnp.int32),
@@ -62,20 +65,19 @@ def random_layer(mode: str, gather: str, rings: int | None) -> tuple[LayerDescri
         draw=jnp.asarray(rng.random((128, 2)), jnp.float32),
         weight=jnp.ones(128),
     )
-    return layer, share, batch
+    return layer, share, batch, mesh
 
 
-def analytic_model(layer: LayerDescription) -> LayerModel:
+def analytic_model(layer: LayerDescription, mesh: Mesh) -> LayerModel:
     exchange = LowestHost() if layer.gather == "lowest_host" else FewestHops()
     if layer.rings is not None:
-        exchange = block_rings(layer.shape, layer.rings)
-    mesh = Mesh(layer.shape, jnp.asarray(layer.link_bandwidth), jnp.asarray(layer.link_latency))
+        exchange = block_rings(mesh.shape, len(layer.rings))
     return LayerModel(
         platform=Platform(mesh, Die(jnp.asarray(layer.flops), jnp.asarray(layer.memory_bandwidth))),
         message_bytes=jnp.asarray(layer.message_bytes),
         expert_bytes=jnp.asarray(layer.expert_bytes),
         flops_per_token_expert=jnp.asarray(layer.flops_per_token_expert),
-        chunk_bytes=jnp.asarray(layer.chunk_bytes),
+        time_model=Congestion(jnp.asarray(layer.fabric.chunk_bytes)),
         exchange=exchange,
         mode=layer.mode,
     )
@@ -93,9 +95,9 @@ def analytic_model(layer: LayerDescription) -> LayerModel:
     ],
 )
 def test_the_analytic_model_is_borne_out(mode, gather, rings):
-    layer, share, batch = random_layer(mode, gather, rings)
+    layer, share, batch, mesh = random_layer(mode, gather, rings)
     seen = replay_layer(layer, share, batch)
-    told = analytic_model(layer)(jnp.asarray(share), batch)
+    told = analytic_model(layer, mesh)(jnp.asarray(share), batch)
     # Loads and node times are the same sums. Stage times differ by what links wait for each other.
     np.testing.assert_allclose(told.dispatch_link_time, seen.dispatch_link_busy, rtol=1e-5)
     np.testing.assert_allclose(told.combine_link_time, seen.combine_link_busy, rtol=1e-5)

@@ -53,7 +53,7 @@ def test_xy_path_is_unbroken_shortest_and_goes_along_x_first(shape):
 
 def test_reversed_mesh_carries_the_numbers_of_the_opposite_links_and_ports():
     links = np.arange(num_links((2, 3)), dtype=np.float32)
-    mesh = Mesh((2, 3), jnp.asarray(links), jnp.asarray(links / 10), jnp.arange(6.0), jnp.arange(6.0) + 10)
+    mesh = Mesh(jnp.asarray(links), jnp.asarray(links / 10), jnp.arange(6.0), jnp.arange(6.0) + 10, shape=(2, 3))
     back = mesh.reversed()
     for link, (start, stop) in enumerate(link_ends((2, 3)).tolist()):
         opposite = link_ends((2, 3)).tolist().index([stop, start])

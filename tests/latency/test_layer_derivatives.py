@@ -40,8 +40,8 @@ def test_gradients_agree_with_central_differences(what, reduction):
     points = {
         "share": (share, lambda m, s, value: (m, value)),
         "link_bandwidth": (
-            model.platform.mesh.link_bandwidth,
-            lambda m, s, value: (eqx.tree_at(lambda t: t.platform.mesh.link_bandwidth, m, value), s),
+            model.platform.topology.link_bandwidth,
+            lambda m, s, value: (eqx.tree_at(lambda t: t.platform.topology.link_bandwidth, m, value), s),
         ),
         "flops": (
             model.platform.die.flops,

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from oracles import cases
 from oracles import network as oracle
+from oracles.cases import congestion, mirrored_congestion
 
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.mesh import num_links, xy_path
-from jaxmoe.network import Flows, congestion, mirrored_congestion
+from jaxmoe.network import Congestion, Flows
 from jaxmoe.relax import HardMax
 
 SHAPE = (2, 3)
@@ -19,7 +20,7 @@ def mesh_of(bandwidth=None, latency=0.0, injection=None, ejection=None, shape=SH
     links = num_links(shape)
     bandwidth = np.full(links, 1e9) if bandwidth is None else bandwidth
     ports = [None if value is None else jnp.full(shape[0] * shape[1], value) for value in (injection, ejection)]
-    return Mesh(shape, jnp.asarray(bandwidth, jnp.float32), jnp.full(links, latency), *ports)
+    return Mesh(jnp.asarray(bandwidth, jnp.float32), jnp.full(links, latency), *ports, shape=shape)
 
 
 def flow(source, destination, amount=1.0, shape=SHAPE):
@@ -29,9 +30,18 @@ def flow(source, destination, amount=1.0, shape=SHAPE):
     return messages
 
 
-def time_of(stage, mesh, messages, size=1e6, chunk=0.0, rounds=1, vectors=1.0):
+def time_of(stage, mesh, messages, size=1e6, chunk=None, rounds=1, vectors=1.0):
+    """Without chunks: cut-through."""
     flows = cases.pair_flows(messages, rounds, vectors)
+    if chunk is None:
+        model = Congestion(jnp.asarray(0.0), cut_through=True)
+        stage = {congestion: model.of_flows, mirrored_congestion: model.of_mirrored}[stage]
+        return float(jax.jit(stage)(mesh, flows, jnp.asarray(size)).total(HardMax()))
     return float(jax.jit(stage)(mesh, flows, jnp.asarray(size), jnp.asarray(chunk)).total(HardMax()))
+
+
+# Chunk in B (none is cut-through, 0 the message whole), and s that a quarter of a MB waits for it on the path below.
+CHUNKS = [(None, 0.0), (1e5, 50e-6 + 25e-6), (1e6, 125e-6 + 62.5e-6), (0.0, 125e-6 + 62.5e-6)]
 
 
 def path_bandwidths():
@@ -60,7 +70,7 @@ def test_a_message_smaller_than_the_chunk_waits_for_itself_only():
 
 
 @pytest.mark.parametrize("mirrored", [False, True])
-@pytest.mark.parametrize(("chunk", "waits"), [(0.0, 0.0), (1e5, 50e-6 + 25e-6), (1e6, 125e-6 + 62.5e-6)])
+@pytest.mark.parametrize(("chunk", "waits"), CHUNKS)
 def test_a_message_of_a_quarter_vector_pays_latencies_in_full_and_chunks_up_to_its_size(chunk, waits, mirrored):
     mesh = mesh_of(path_bandwidths(), 1e-6)
     stage, mesh = (mirrored_congestion, mesh.reversed()) if mirrored else (congestion, mesh)
@@ -117,7 +127,7 @@ def test_stage_equals_the_loops(seed, mirrored):
     messages, vectors = rng.integers(0, 4, (12, 12)).astype(float), rng.uniform(0.1, 3, 12)
     stage = mirrored_congestion if mirrored else congestion
     sizes = (jnp.asarray(8192.0), jnp.asarray(512.0))
-    measured = jax.jit(stage)(cases.platform(machine).mesh, cases.pair_flows(messages, 2, vectors), *sizes)
+    measured = jax.jit(stage)(cases.platform(machine).topology, cases.pair_flows(messages, 2, vectors), *sizes)
     total, link_time = oracle.stage(machine, messages, 8192.0, 512.0, 2, mirrored, vectors)
     np.testing.assert_allclose(measured.link_time, link_time, rtol=1e-5)
     assert float(measured.total(HardMax())) == pytest.approx(total, rel=1e-5)
@@ -132,6 +142,6 @@ def test_a_spread_out_flow_is_the_sum_of_its_pairs():
     flows = Flows(*(jnp.asarray(a, float) for a in (source, destination, np.ones(5))))
     messages = source.T @ destination
     total, link_time = oracle.stage(machine, messages, 8192.0, 512.0)
-    measured = jax.jit(congestion)(cases.platform(machine).mesh, flows, jnp.asarray(8192.0), jnp.asarray(512.0))
+    measured = jax.jit(congestion)(cases.platform(machine).topology, flows, jnp.asarray(8192.0), jnp.asarray(512.0))
     np.testing.assert_allclose(measured.link_time, link_time, rtol=1e-5, atol=1e-12)
     assert float(measured.total(HardMax())) == pytest.approx(total, rel=1e-5)

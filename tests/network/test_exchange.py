@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from oracles import cases
 from oracles import layer as oracle
+from oracles.cases import congestion, mirrored_congestion
 
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.mesh import hop_counts, link_ends, num_links
-from jaxmoe.network import Visits, block_rings, congestion, mirrored_congestion, replicated_visits, sharded_visits
+from jaxmoe.network import Visits, block_rings, replicated_visits, sharded_visits
 from jaxmoe.relax import HardMax, HardSupport
 
 VISITS = {"sharded": sharded_visits, "replicated": replicated_visits}
@@ -25,7 +26,7 @@ def test_visits_and_messages_equal_the_loops(mode, rule):
     for token in range(20):
         reached = {n for hosts in oracle.visited_nodes(share, tokens, token, mode) for n in hosts}
         assert set(np.flatnonzero(visits.visited[token])) == reached
-    flows = cases.RULES[rule]()(machine.shape, visits)
+    flows = cases.RULES[rule]()(cases.platform(machine).topology, visits)
     expected = oracle.gather_messages(machine, share, tokens, mode, rule)
     np.testing.assert_allclose(flows.source.T @ flows.destination, expected, rtol=1e-6)
 
@@ -76,8 +77,8 @@ def test_ring_reduce_takes_the_textbook_time(shape, rings):
     tokens, hidden, bandwidth = 64, 4096, 50e9
     exchange = block_rings(shape, rings)
     links = num_links(shape)
-    mesh = Mesh(shape, jnp.full(links, bandwidth), jnp.zeros(links))
-    flows = exchange(shape, everywhere(tokens, shape[0] * shape[1]))
+    mesh = Mesh(jnp.full(links, bandwidth), jnp.zeros(links), shape=shape)
+    flows = exchange(mesh, everywhere(tokens, shape[0] * shape[1]))
     stage = jax.jit(congestion)(mesh, flows, jnp.asarray(2.0 * hidden), jnp.asarray(0.0))
     size = shape[0] * shape[1] // rings
     expected = 4 * tokens * hidden * (size - 1) / size / bandwidth
@@ -89,8 +90,8 @@ def test_ring_reduce_takes_the_textbook_time(shape, rings):
 def test_a_ring_pays_the_latency_of_every_round_however_few_the_tokens(stage, tokens):
     # A ring of 32 neighbours: 31 rounds of one hop of 1 us, with a 32nd of the tokens' vectors each.
     shape, vector, bandwidth = (4, 8), 8192.0, 50e9
-    mesh = Mesh(shape, jnp.full(num_links(shape), bandwidth), jnp.full(num_links(shape), 1e-6))
-    flows = block_rings(shape, 1)(shape, everywhere(tokens, 32))
+    mesh = Mesh(jnp.full(num_links(shape), bandwidth), jnp.full(num_links(shape), 1e-6), shape=shape)
+    flows = block_rings(shape, 1)(mesh, everywhere(tokens, 32))
     measured = jax.jit(stage)(mesh, flows, jnp.asarray(vector), jnp.asarray(512.0))
     assert float(measured.path_delay) == pytest.approx(31e-6, rel=1e-6)
     assert float(measured.total(HardMax())) == pytest.approx(31 * (tokens / 32 * vector / bandwidth + 1e-6), rel=1e-5)
@@ -100,8 +101,8 @@ def test_a_ring_pays_the_latency_of_every_round_however_few_the_tokens(stage, to
 def test_a_ring_that_does_not_close_waits_for_its_last_step(stage):
     # On a line of three, the step from node 2 to node 0 takes two hops of 1 us, and receives the third of a vector
     # that it carries whole in between: the chunk is larger. Two rounds; no link carries two messages in one.
-    mesh = Mesh((1, 3), jnp.full(4, 1e9), jnp.full(4, 1e-6))
-    flows = block_rings((1, 3), 1)((1, 3), everywhere(1, 3))
+    mesh = Mesh(jnp.full(4, 1e9), jnp.full(4, 1e-6), shape=(1, 3))
+    flows = block_rings((1, 3), 1)(mesh, everywhere(1, 3))
     measured = jax.jit(stage)(mesh, flows, jnp.asarray(9000.0), jnp.asarray(8192.0))
     assert float(measured.total(HardMax())) == pytest.approx(2 * (3e-6 + 2e-6 + 3e-6), rel=1e-5)
 
@@ -110,10 +111,10 @@ def test_a_ring_that_no_token_visits_sends_nothing():
     # Rings of 2 x 2 over the nodes of columns 0 and 1, which the token visits, and 2 and 3, whose links are slow.
     shape = (2, 4)
     latency = np.where((link_ends(shape) % 4 >= 2).all(axis=1), 1e-3, 1e-6)
-    mesh = Mesh(shape, jnp.full(num_links(shape), 1e9), jnp.asarray(latency, jnp.float32))
+    mesh = Mesh(jnp.full(num_links(shape), 1e9), jnp.asarray(latency, jnp.float32), shape=shape)
     visited = jnp.asarray([[1.0, 1, 0, 0, 1, 1, 0, 0]])
     visits = Visits(visited, jnp.ones((1, 1)), jnp.eye(8)[:1], jnp.ones(8), jnp.ones(1))
-    measured = jax.jit(congestion)(mesh, block_rings(shape, 2)(shape, visits), jnp.asarray(8192.0), jnp.asarray(0.0))
+    measured = jax.jit(congestion)(mesh, block_rings(shape, 2)(mesh, visits), jnp.asarray(8192.0), jnp.asarray(0.0))
     assert float(measured.total(HardMax())) == pytest.approx(3 * (8192 / 4 / 1e9 + 1e-6), rel=1e-5)
 
 
@@ -123,4 +124,4 @@ def test_block_rings_stay_inside_their_block_and_step_to_neighbours():
     assert (block[successor] == block).all()
     assert (hop_counts((4, 8))[np.arange(32), successor] == 1).all()
     assert sorted(successor) == list(range(32))
-    assert rings((4, 8), everywhere(3, 32)).rounds == 7
+    assert rings(Mesh(jnp.ones(104), jnp.zeros(104), shape=(4, 8)), everywhere(3, 32)).rounds == 7

@@ -6,7 +6,7 @@ import numpy as np
 from jaxmoe.hardware import Die, Mesh, Platform
 from jaxmoe.hardware.mesh import num_links
 from jaxmoe.latency import LayerModel
-from jaxmoe.network import FewestHops, Flows, LowestHost
+from jaxmoe.network import Congestion, FewestHops, Flows, LowestHost, StageTime
 from jaxmoe.traces.batches import Batch
 from oracles.layer import Costs, Tokens
 from oracles.network import Machine
@@ -55,19 +55,25 @@ def platform(machine: Machine) -> Platform:
         return None if values is None else jnp.asarray(values, float)
 
     mesh = Mesh(
-        machine.shape,
         array(machine.link_bandwidth),
         array(machine.link_latency),
         array(machine.injection),
         array(machine.ejection),
+        shape=machine.shape,
     )
     return Platform(mesh, Die(array(machine.flops), array(machine.memory_bandwidth)))
 
 
 def layer_model(machine: Machine, mode: str = "sharded", rule: str = "lowest", costs: Costs = COSTS) -> LayerModel:
     """The model of one layer on the machine."""
-    numbers = (costs.message_bytes, costs.expert_bytes, costs.flops_per_token_expert, costs.chunk_bytes)
-    return LayerModel(platform(machine), *(jnp.asarray(n, float) for n in numbers), exchange=RULES[rule](), mode=mode)
+    numbers = (costs.message_bytes, costs.expert_bytes, costs.flops_per_token_expert)
+    return LayerModel(
+        platform(machine),
+        *(jnp.asarray(n, float) for n in numbers),
+        time_model=Congestion(jnp.asarray(costs.chunk_bytes, float)),
+        exchange=RULES[rule](),
+        mode=mode,
+    )
 
 
 def batch(tokens: Tokens) -> Batch:
@@ -84,3 +90,13 @@ def pair_flows(messages: np.ndarray, rounds: int = 1, vectors: np.ndarray | floa
     """Messages [source, destination] as one flow per destination; those to it are of `vectors` hidden vectors."""
     sizes = np.broadcast_to(vectors, len(messages))
     return Flows(jnp.asarray(messages.T, float), jnp.eye(len(messages)), jnp.asarray(sizes, float), rounds=rounds)
+
+
+def congestion(topology, flows: Flows, vector_bytes, chunk_bytes) -> StageTime:
+    """The congestion model's time of flows under store-and-forward."""
+    return Congestion(chunk_bytes).of_flows(topology, flows, vector_bytes)
+
+
+def mirrored_congestion(topology, flows: Flows, vector_bytes, chunk_bytes) -> StageTime:
+    """The same for the flows sent back."""
+    return Congestion(chunk_bytes).of_mirrored(topology, flows, vector_bytes)

@@ -84,7 +84,10 @@ def stage(
             path, source, destination = backwards(machine.shape, path), destination, source
         sent[source] += amount
         received[destination] += amount
-        chunks = [min(chunk_bytes, message_bytes) / machine.link_bandwidth[link] for link in path]
+        rates = [machine.link_bandwidth[link] for link in path]
+        rates += [] if machine.injection is None else [machine.injection[source]]
+        rates += [] if machine.ejection is None else [machine.ejection[destination]]
+        chunks = [min(chunk_bytes, message_bytes) / rate for rate in rates]
         for link in path:
             load[link] += amount
         longest = max(longest, sum(machine.link_latency[link] for link in path) + sum(chunks) - max(chunks))

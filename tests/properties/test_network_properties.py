@@ -11,9 +11,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracles import cases
 from oracles import layer as oracle
+from oracles.cases import congestion, mirrored_congestion
 
 from jaxmoe.hardware.mesh import link_ends
-from jaxmoe.network import congestion, mirrored_congestion
 from jaxmoe.relax import HardMax
 
 SHAPE, EXPERTS, TOKENS, TOP_K = (3, 4), 6, 10, 2
@@ -63,8 +63,8 @@ def test_mirroring_mesh_and_messages_changes_no_stage(seed, axis):
     machine, messages = cases.random_machine(rng, SHAPE, ports=True), random_messages(rng)
     size = jnp.asarray(8192.0)
     node = flip(axis)
-    times, links = stages(cases.platform(machine).mesh, cases.pair_flows(messages), size)
-    mirrored = cases.platform(flip_machine(machine, axis)).mesh
+    times, links = stages(cases.platform(machine).topology, cases.pair_flows(messages), size)
+    mirrored = cases.platform(flip_machine(machine, axis)).topology
     other_times, other_links = stages(mirrored, cases.pair_flows(messages[np.ix_(node, node)]), size)
     np.testing.assert_allclose(other_times, times, rtol=1e-5)
     np.testing.assert_allclose(other_links[flip_links(axis)], links, rtol=1e-5, atol=1e-12)
@@ -107,7 +107,7 @@ def test_a_faster_link_or_node_never_takes_longer(seed):
 def test_link_time_grows_with_bytes_and_falls_with_bandwidth(seed, factor):
     rng = np.random.default_rng(seed)
     machine, flows = cases.random_machine(rng, SHAPE), cases.pair_flows(random_messages(rng))
-    mesh, size = cases.platform(machine).mesh, jnp.asarray(8192.0)
+    mesh, size = cases.platform(machine).topology, jnp.asarray(8192.0)
     _, links = stages(mesh, flows, size)
     _, doubled = stages(mesh, flows, 2 * size)
     np.testing.assert_allclose(doubled, 2 * links, rtol=1e-5)
@@ -119,7 +119,7 @@ def test_link_time_grows_with_bytes_and_falls_with_bandwidth(seed, factor):
 @given(seeds)
 def test_more_messages_never_take_less_time(seed):
     rng = np.random.default_rng(seed)
-    mesh, messages = cases.platform(cases.random_machine(rng, SHAPE, ports=True)).mesh, random_messages(rng)
+    mesh, messages = cases.platform(cases.random_machine(rng, SHAPE, ports=True)).topology, random_messages(rng)
     more = messages + random_messages(rng)
     times, _ = stages(mesh, cases.pair_flows(messages), jnp.asarray(8192.0))
     longer, _ = stages(mesh, cases.pair_flows(more), jnp.asarray(8192.0))

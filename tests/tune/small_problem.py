@@ -37,8 +37,8 @@ def small_model(
     capacity = np.broadcast_to(np.asarray(room) * costs.expert_bytes * LAYERS, NODES)
     model = cases.layer_model(machine, rule=rule, costs=costs)
     die = type(model.platform.die)(model.platform.die.flops, None, jnp.asarray(capacity, jnp.float32))
-    platform = type(model.platform)(model.platform.mesh, die)
-    numbers = (model.message_bytes, model.expert_bytes, model.flops_per_token_expert, model.chunk_bytes)
+    platform = type(model.platform)(model.platform.topology, die)
+    numbers = (model.message_bytes, model.expert_bytes, model.flops_per_token_expert, model.time_model)
     return LayerModel(platform, *numbers, exchange=model.exchange, mode="sharded")
 
 

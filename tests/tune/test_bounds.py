@@ -24,8 +24,8 @@ def problem_of(bandwidth_factor: float = 1.0, rule: str = "lowest", seed: int = 
     if room is not None:
         capacity = jnp.full(NODES, room * cases.COSTS.expert_bytes)
         die = type(model.platform.die)(model.platform.die.flops, None, capacity)
-        numbers = (model.message_bytes, model.expert_bytes, model.flops_per_token_expert, model.chunk_bytes)
-        platform = type(model.platform)(model.platform.mesh, die)
+        numbers = (model.message_bytes, model.expert_bytes, model.flops_per_token_expert, model.time_model)
+        platform = type(model.platform)(model.platform.topology, die)
         model = type(model)(platform, *numbers, exchange=model.exchange, mode="sharded")
     trace = synthetic_trace(200, [0], EXPERTS, TOP_K, skew=1.0, coactivation=0.0, reuse=0.0, seed=seed)
     return PlacementProblem(model, trace, TOKENS)

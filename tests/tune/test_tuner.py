@@ -197,6 +197,11 @@ def test_a_layer_that_tensor_parallelism_serves_faster_gets_it():
     np.testing.assert_allclose(ringing.stages["final"], judged.total.mean(axis=1), rtol=1e-5)
 
 
+def test_merged_batches_are_scored_as_well():
+    result = tune(even_problem(tokens=64), SETTINGS)  # 30 kinds of token: batches are merged
+    assert (result.stages["final"] < result.stages["refined"]).all()
+
+
 def test_a_layer_that_gathers_faster_keeps_its_plan():
     gathering = tune(small_problem(), SETTINGS)  # nodes differ, so even shares are slow
     np.testing.assert_array_equal(gathering.share, gathering.gathered)
@@ -211,7 +216,7 @@ def test_tensor_parallelism_that_does_not_fit_is_not_taken():
 def even_problem(**machine) -> PlacementProblem:
     """Fast links all alike and nodes all alike: even work is what counts."""
     problem = small_problem(link_factor=10.0, **machine)
-    numbers = (problem.model.platform.die.flops, problem.model.platform.mesh.link_bandwidth)
+    numbers = (problem.model.platform.die.flops, problem.model.platform.topology.link_bandwidth)
     alike = [jnp.full_like(number, number.mean()) for number in numbers]
-    where = lambda model: (model.platform.die.flops, model.platform.mesh.link_bandwidth)  # noqa: E731
+    where = lambda model: (model.platform.die.flops, model.platform.topology.link_bandwidth)  # noqa: E731
     return dataclasses.replace(problem, model=eqx.tree_at(where, problem.model, alike))

@@ -10,15 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import network as oracle
 
+from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.mesh import hop_counts, num_links
-from jaxmoe.network import link_loads, path_sums
-from jaxmoe.network.loads import path_maxima
+from jaxmoe.network.loads import link_loads, path_maxima, path_sums
 from jaxmoe.network.prefix import prefix_sums
 
 SHAPES = [(1, 2), (2, 1), (1, 6), (5, 1), (2, 2), (3, 4), (5, 6)]
-loads = jax.jit(link_loads, static_argnums=0)
-sums = jax.jit(path_sums, static_argnums=0)
-maxima = jax.jit(path_maxima, static_argnums=0)
+
+
+def on_mesh(function):
+    """The function with a mesh of a shape in place of the topology."""
+
+    def call(shape, values):
+        links = jnp.ones(num_links(shape))
+        return function(Mesh(links, links, shape=shape), values)
+
+    return jax.jit(call, static_argnums=0)
+
+
+loads, sums, maxima = on_mesh(link_loads), on_mesh(path_sums), on_mesh(path_maxima)
 mesh_shapes = st.sampled_from([*SHAPES, (1, 3), (4, 1), (2, 3), (4, 2), (3, 3), (5, 5)])
 
 
@@ -54,7 +64,7 @@ def test_path_values_equal_walking_the_paths(shape, function, combine):
 
 def test_many_traffics_at_once_equal_one_by_one():
     traffic = np.stack([random_traffic((3, 4), seed) for seed in range(3)])
-    together = jax.jit(jax.vmap(partial(link_loads, (3, 4))))(traffic)
+    together = jax.vmap(partial(loads, (3, 4)))(traffic)
     for one, row in zip(together, traffic, strict=True):
         np.testing.assert_allclose(one, loads((3, 4), row), rtol=1e-6, atol=1e-6)
 

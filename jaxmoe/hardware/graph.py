@@ -1,0 +1,170 @@
+"""A network of any form, with a given path between every two nodes."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxmoe.hardware.topology import AbstractTopology
+
+
+class TopologyError(ValueError):
+    """A network that cannot be: disconnected, a path over a missing link, a bandwidth that is not positive."""
+
+
+class Graph(AbstractTopology):
+    """Nodes, switches and links in any arrangement; see `AbstractTopology` for its numbers.
+
+    Paths lie one after the other, by source and then by destination: hop `i` of all hops is over link
+    `hop_link[i]`, on the path of the pair `hop_pair[i]` = source * nodes + destination. `build_graph` makes
+    one and checks it.
+    """
+
+    nodes: int = eqx.field(static=True, kw_only=True)
+    ends: Int[Array, "link 2"] = eqx.field(kw_only=True)
+    back: Int[Array, " link"] = eqx.field(kw_only=True)  # the link that runs the other way
+    hop_link: Int[Array, " hop"] = eqx.field(kw_only=True)
+    hop_pair: Int[Array, " hop"] = eqx.field(kw_only=True)
+    vertices: Float[Array, "vertex 2"] = eqx.field(kw_only=True)  # where to draw them
+
+    @property
+    def num_nodes(self) -> int:
+        return self.nodes
+
+    @property
+    def reverse_links(self) -> Int[Array, " link"]:
+        return self.back
+
+    @property
+    def link_ends(self) -> Int[np.ndarray, "link 2"]:
+        return np.asarray(self.ends)
+
+    def hop_counts(self) -> Int[Array, "node node2"]:
+        pairs = self.num_nodes**2
+        counts = jax.ops.segment_sum(jnp.ones_like(self.hop_pair), self.hop_pair, pairs, indices_are_sorted=True)
+        return counts.reshape(self.num_nodes, self.num_nodes)
+
+    def paths(self) -> list[list[tuple[int, ...]]]:
+        nodes, links = self.num_nodes, np.asarray(self.hop_link).tolist()
+        border = np.searchsorted(np.asarray(self.hop_pair), np.arange(nodes**2 + 1)).tolist()
+        return [
+            [tuple(links[border[pair] : border[pair + 1]]) for pair in range(source * nodes, (source + 1) * nodes)]
+            for source in range(nodes)
+        ]
+
+    def positions(self) -> Float[np.ndarray, "vertex 2"]:
+        return np.asarray(self.vertices, float)
+
+
+def build_graph(
+    num_nodes: int,
+    ends: Sequence[tuple[int, int]],
+    link_bandwidth: Sequence[float] | Float[np.ndarray, " link"],
+    link_latency: Sequence[float] | Float[np.ndarray, " link"],
+    positions: Float[np.ndarray, "vertex 2"],
+    routes: Mapping[tuple[int, int], Sequence[int]] | None = None,
+) -> Graph:
+    """A graph of directed links `ends` [(from, to)], in B/s and s; each must have one that runs the other way.
+
+    `routes` gives the vertices of the path from one node to another, both included; pairs that it does not
+    name take a path of the fewest hops, over the lowest-numbered vertices of equals. Raises `TopologyError`.
+    """
+    index = _index_links(ends, len(positions), num_nodes)
+    _check_numbers(ends, np.asarray(link_bandwidth, float), np.asarray(link_latency, float))
+    given: Mapping[tuple[int, int], Sequence[int]] = routes or {}
+    hop_link: list[int] = []
+    hop_pair: list[int] = []
+    for source in range(num_nodes):
+        before = _paths_from(source, len(positions), ends)
+        for destination in range(num_nodes):
+            path = given.get((source, destination)) or _walk_back(before, source, destination)
+            links = _links_of(path, source, destination, index)
+            hop_link += links
+            hop_pair += [source * num_nodes + destination] * len(links)
+    return Graph(
+        nodes=num_nodes,
+        ends=jnp.asarray(ends, jnp.int32),
+        back=jnp.asarray([index[end, start] for start, end in ends], jnp.int32),
+        hop_link=jnp.asarray(hop_link, jnp.int32),
+        hop_pair=jnp.asarray(hop_pair, jnp.int32),
+        vertices=jnp.asarray(positions, jnp.float32),
+        link_bandwidth=jnp.asarray(link_bandwidth, jnp.float32),
+        link_latency=jnp.asarray(link_latency, jnp.float32),
+    )
+
+
+def _index_links(ends: Sequence[tuple[int, int]], vertices: int, nodes: int) -> dict[tuple[int, int], int]:
+    index: dict[tuple[int, int], int] = {}
+    for number_of_link, (start, end) in enumerate(ends):
+        if start == end or not (0 <= start < vertices and 0 <= end < vertices):
+            raise TopologyError(
+                f"link {number_of_link} runs from {start} to {end}; name two of the vertices 0..{vertices - 1} "
+                f"(nodes are 0..{nodes - 1}, switches come after them)"
+            )
+        if (start, end) in index:
+            raise TopologyError(f"there are two links from {start} to {end}; merge them into one")
+        index[start, end] = number_of_link
+    for start, end in ends:
+        if (end, start) not in index:
+            raise TopologyError(
+                f"there is a link from {start} to {end} but none back; add a link from {end} to {start}"
+            )
+    return index
+
+
+def _check_numbers(ends: Sequence[tuple[int, int]], bandwidth: np.ndarray, latency: np.ndarray) -> None:
+    if not len(ends) == len(bandwidth) == len(latency):
+        raise TopologyError(f"{len(ends)} links have {len(bandwidth)} bandwidths and {len(latency)} latencies")
+    for (start, end), rate, delay in zip(ends, bandwidth, latency, strict=True):
+        if not 0 < rate < np.inf:
+            raise TopologyError(f"the link from {start} to {end} has bandwidth {rate:g} B/s, expected more than zero")
+        if not 0 <= delay < np.inf:
+            raise TopologyError(f"the link from {start} to {end} has latency {delay:g} s, expected zero or more")
+
+
+def _paths_from(source: int, vertices: int, ends: Sequence[tuple[int, int]]) -> list[int]:
+    """The vertex before each one on a shortest path from the source, found breadth first; -1 if there is none."""
+    neighbours: list[list[int]] = [[] for _ in range(vertices)]
+    for start, end in sorted(ends):
+        neighbours[start].append(end)
+    before, waiting = [-1] * vertices, deque([source])
+    before[source] = source
+    while waiting:
+        at = waiting.popleft()
+        for beyond in neighbours[at]:
+            if before[beyond] < 0:
+                before[beyond] = at
+                waiting.append(beyond)
+    return before
+
+
+def _walk_back(before: list[int], source: int, destination: int) -> list[int]:
+    if before[destination] < 0:
+        raise TopologyError(f"no links lead from node {source} to node {destination}; the network must be connected")
+    vertices = [destination]
+    while vertices[-1] != source:
+        vertices.append(before[vertices[-1]])
+    return vertices[::-1]
+
+
+def _links_of(
+    vertices: Sequence[int], source: int, destination: int, index: Mapping[tuple[int, int], int]
+) -> list[int]:
+    if vertices[0] != source or vertices[-1] != destination:
+        raise TopologyError(
+            f"the path from {source} to {destination} runs from {vertices[0]} to {vertices[-1]}; "
+            "write all its vertices, both ends included"
+        )
+    steps = list(pairwise(vertices))
+    for step in steps:
+        if step not in index:
+            raise TopologyError(
+                f"the path from {source} to {destination} uses a link from {step[0]} to {step[1]}, "
+                "but there is none; add the link or change the path"
+            )
+    return [index[step] for step in steps]

@@ -1,0 +1,144 @@
+"""The networks that the papers use, besides the mesh: wafers, torus, ring, switch, clusters, all to all.
+
+Bandwidths in B/s and latencies in s, of one directed link.
+"""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from jaxmoe.hardware.graph import Graph, build_graph
+from jaxmoe.hardware.mesh import Mesh, link_ends
+
+
+def wafers(
+    wafer_shape: tuple[int, int],
+    grid: tuple[int, int],
+    bandwidth: float,
+    latency: float,
+    border_bandwidth: float,
+    border_latency: float,
+) -> Mesh:
+    """A grid of wafers joined at their borders: one mesh whose links across a border have numbers of their own.
+
+    Nodes are numbered over the whole mesh (moentwine: 2x2 wafers of 8x8, 8 TB/s inside, 9 TB/s across).
+    """
+    shape = (wafer_shape[0] * grid[0], wafer_shape[1] * grid[1])
+    x, y = np.unravel_index(np.arange(shape[0] * shape[1]), shape)
+    wafer = x // wafer_shape[0] * grid[1] + y // wafer_shape[1]
+    start, end = link_ends(shape).T
+    across = wafer[start] != wafer[end]
+    return Mesh(
+        jnp.asarray(np.where(across, border_bandwidth, bandwidth), jnp.float32),
+        jnp.asarray(np.where(across, border_latency, latency), jnp.float32),
+        shape=shape,
+    )
+
+
+def ring(num_nodes: int, bandwidth: float, latency: float) -> Graph:
+    """A ring with links both ways. Messages go the shorter way; where both are as long, upwards."""
+    ends = _both_ways([(node, (node + 1) % num_nodes) for node in range(num_nodes)])
+    routes = {
+        (source, destination): _around(source, destination, num_nodes)
+        for source in range(num_nodes)
+        for destination in range(num_nodes)
+    }
+    return _uniform(num_nodes, ends, bandwidth, latency, _circle(num_nodes), routes)
+
+
+def torus(shape: tuple[int, int], bandwidth: float, latency: float) -> Graph:
+    """A mesh whose rows and columns are rings. Along x first, then along y, each the shorter way."""
+    x, y = shape
+    node = np.arange(x * y).reshape(shape)
+    up_x, up_y = np.roll(node, -1, axis=0), np.roll(node, -1, axis=1)
+    forward = [*zip(node.ravel().tolist(), up_x.ravel().tolist(), strict=True)] if x > 1 else []
+    forward += [*zip(node.ravel().tolist(), up_y.ravel().tolist(), strict=True)] if y > 1 else []
+    routes = {}
+    for source in range(x * y):
+        for destination in range(x * y):
+            rows = _around(source // y, destination // y, x)
+            columns = _around(source % y, destination % y, y)
+            turn = rows[-1] * y
+            routes[source, destination] = [row * y + source % y for row in rows] + [turn + at for at in columns[1:]]
+    positions = np.argwhere(np.ones(shape))[:, ::-1].astype(float)
+    return _uniform(x * y, _both_ways(forward), bandwidth, latency, positions, routes)
+
+
+def switch(num_nodes: int, bandwidth: float, latency: float) -> Graph:
+    """Nodes around one switch: two links between any two of them (NVL72 is a switch of 72)."""
+    ends = _both_ways([(node, num_nodes) for node in range(num_nodes)])
+    positions = np.concatenate([_circle(num_nodes), np.zeros((1, 2))])
+    return _uniform(num_nodes, ends, bandwidth, latency, positions)
+
+
+def fully_connected(num_nodes: int, bandwidth: float, latency: float) -> Graph:
+    """A link from every node to every other."""
+    ends = [(a, b) for a in range(num_nodes) for b in range(num_nodes) if a != b]
+    return _uniform(num_nodes, ends, bandwidth, latency, _circle(num_nodes))
+
+
+def clusters(
+    count: int,
+    size: int,
+    bandwidth: float,
+    latency: float,
+    uplink_bandwidth: float,
+    uplink_latency: float,
+    spines: int = 1,
+) -> Graph:
+    """`count` switches with `size` nodes each, every one of them linked to every one of `spines` switches above.
+
+    Between clusters the path from s to d takes spine (s + d) mod `spines`. One spine is a two-level cluster
+    (DGX nodes of 8 on an inter-node network), several are a spine-leaf network.
+    """
+    nodes = count * size
+    leaf, spine = nodes + np.arange(count), nodes + count + np.arange(spines)
+    down = [(node, int(leaf[node // size])) for node in range(nodes)]
+    up = [(int(lower), int(upper)) for lower in leaf for upper in spine] if count > 1 else []
+    ends = _both_ways(down + up)
+    is_uplink = np.array([min(pair) >= nodes for pair in ends])
+    routes = {
+        (s, d): [s, int(leaf[s // size]), int(spine[(s + d) % spines]), int(leaf[d // size]), d]
+        for s in range(nodes)
+        for d in range(nodes)
+        if s // size != d // size
+    }
+    leaf_x = (np.arange(count) + 0.5) * size - 0.5
+    positions = np.concatenate(
+        [
+            np.stack([np.arange(nodes), np.full(nodes, 2.0)], axis=1),
+            np.stack([leaf_x, np.ones(count)], axis=1),
+            np.stack([(np.arange(spines) + 0.5) * nodes / spines - 0.5, np.zeros(spines)], axis=1),
+        ]
+    )
+    if count == 1:
+        positions = positions[: nodes + 1]
+    numbers = (np.where(is_uplink, uplink_bandwidth, bandwidth), np.where(is_uplink, uplink_latency, latency))
+    return build_graph(nodes, ends, *numbers, positions, routes)
+
+
+def _uniform(
+    nodes: int, ends: list[tuple[int, int]], bandwidth: float, latency: float, positions, routes=None
+) -> Graph:
+    """A graph whose links are all alike."""
+    return build_graph(nodes, ends, np.full(len(ends), bandwidth), np.full(len(ends), latency), positions, routes)
+
+
+def _both_ways(ends: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Links and their reverses; a ring of two would have each twice."""
+    return list(dict.fromkeys(ends + [(end, start) for start, end in ends]))
+
+
+def _around(source: int, destination: int, size: int) -> list[int]:
+    """Positions on the shorter way round a ring, upwards where both ways are as long."""
+    up = (destination - source) % size
+    step = 1 if up <= size - up else -1
+    return [(source + step * i) % size for i in range(min(up, size - up) + 1)]
+
+
+def _circle(count: int) -> Float[np.ndarray, "node 2"]:
+    """Points on a circle, the first on top, clockwise, about a unit apart."""
+    angle = 2 * math.pi * np.arange(count) / count
+    return max(count / (2 * math.pi), 1) * np.stack([np.sin(angle), -np.cos(angle)], axis=1)

@@ -1,0 +1,202 @@
+"""Time models: how long a network takes over given traffic. Each has a name, and all have one interface.
+
+- `Congestion`: the most loaded link or port, plus the delay of the longest path used.
+- `Uncongested`: (volume / bandwidth + latency) x hops of every pair, as if it were alone (moentwine Eq. 1).
+- `AlphaBeta`: alpha + beta x volume of every pair, measured or summed over hops (camoe Eq. 7 and 9).
+"""
+
+import abc
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxmoe.hardware import AbstractTopology
+from jaxmoe.network.loads import flow_loads, link_loads, path_maxima, path_sums
+from jaxmoe.network.traffic import Flows, StageTime
+
+
+class AbstractTimeModel(eqx.Module):
+    """Predicts how long traffic takes when all of it is there at time 0."""
+
+    @abc.abstractmethod
+    def __call__(self, topology: AbstractTopology, traffic: Float[Array, "node node2"]) -> StageTime:
+        """Time of one message of traffic[s, d] bytes from every s to every d; zeros send nothing."""
+
+    def of_flows(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
+        """Time of flows whose hidden vectors are of `vector_bytes` each."""
+        return _repeated(self(topology, flows.traffic(vector_bytes)), flows.rounds)
+
+    def of_mirrored(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
+        """The same messages sent back: from destination to source, over the same links reversed (hd_moe IV-C1)."""
+        stage = self.of_flows(topology.reversed(), flows, vector_bytes)
+        return eqx.tree_at(lambda s: s.link_time, stage, stage.link_time[topology.reverse_links])
+
+
+class Congestion(AbstractTimeModel):
+    """The most loaded link or port, and on top of that the delay of the longest path used.
+
+    The delay is the latency of the end points and of each hop and, under store-and-forward, the time to receive
+    one chunk whole at every port and link on the way but the slowest. A lone message is exact. Router
+    efficiency divides loads, not delays. `chunk_bytes` above a message's size, or 0, is the message whole.
+    """
+
+    chunk_bytes: Float[Array, ""]
+    cut_through: bool = eqx.field(static=True, default=False)
+
+    def __call__(self, topology: AbstractTopology, traffic: Float[Array, "node node2"]) -> StageTime:
+        away = traffic * (1 - jnp.eye(topology.num_nodes, dtype=traffic.dtype))
+        latency, per_byte = self._delays(topology)
+        delay = latency + self._chunk(away) * per_byte
+        return StageTime(
+            link_time=link_loads(topology, away) / (topology.link_bandwidth * topology.efficiency),
+            port_time=_port_times(topology, away.sum(axis=1), away.sum(axis=0)),
+            pair_time=jnp.zeros(0, traffic.dtype),
+            path_delay=jnp.max(jnp.where(away > 0, delay, 0)),
+        )
+
+    def of_flows(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
+        """As for traffic, but no matrix of it is built: most flows come from one node or go to one.
+
+        A path counts by the part of a message that it carries, so that a relaxed trace of a message counts little.
+        """
+        sent, vectors = _sent(flows)
+        unit, destination = vectors * vector_bytes, flows.destination  # B
+        away = (
+            (sent * (1 - destination)).sum(axis=0),
+            (destination * (sent.sum(axis=1, keepdims=True) - sent)).sum(axis=0),
+        )
+        stage = StageTime(
+            link_time=flow_loads(topology, sent, destination)
+            * (unit / (topology.link_bandwidth * topology.efficiency)),
+            port_time=_port_times(topology, *away) * unit,
+            pair_time=jnp.zeros(0, sent.dtype),
+            path_delay=self._longest_delay(topology, flows, vector_bytes),
+        )
+        return _repeated(stage, flows.rounds)
+
+    def _longest_delay(
+        self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]
+    ) -> Float[Array, ""]:
+        latency, per_byte = self._delays(topology)
+        chunk = self._chunk(flows.vectors * vector_bytes)
+        delay = latency + chunk[..., None, None] * per_byte  # one matrix, or one for each flow
+        per_flow = "fm,fnm->fn" if chunk.ndim else "fm,nm->fn"
+        from_node = jnp.einsum(per_flow, flows.destination, delay)
+        return jnp.max(from_node * jnp.minimum(flows.source, 1))
+
+    def _chunk(self, message_bytes: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        return jnp.where(self.chunk_bytes > 0, jnp.minimum(self.chunk_bytes, message_bytes), message_bytes)
+
+    def _delays(self, topology: AbstractTopology) -> tuple[Float[Array, "node node2"], Float[Array, "node node2"]]:
+        """Seconds of every pair, and seconds per byte of a chunk."""
+        # XLA's CPU compiler (jaxlib 0.10) misreads a constant matrix of equal entries in a product, such as no
+        # latency at all, or no second link. Times far below any other keep the entries apart.
+        hops = jnp.asarray(topology.hop_counts(), topology.link_latency.dtype)
+        away = 1 - jnp.eye(topology.num_nodes, dtype=hops.dtype)
+        latency = path_sums(topology, topology.link_latency) + (topology.endpoint_latency + 1e-20 * hops) * away
+        if self.cut_through:
+            return latency, 1e-30 * hops
+        slowness = 1 / topology.link_bandwidth
+        stations, slowest = path_sums(topology, slowness), path_maxima(topology, slowness)
+        for port in _port_slowness(topology):
+            stations, slowest = stations + port, jnp.maximum(slowest, port)
+        return latency, (stations - slowest + 1e-30 * hops) * away
+
+
+class Uncongested(AbstractTimeModel):
+    """(volume / bandwidth + latency) x hops of the slowest pair, as if all were alone (moentwine Eq. 1).
+
+    Links that differ add up along the path: each receives the whole message before it sends it on.
+    """
+
+    def __call__(self, topology: AbstractTopology, traffic: Float[Array, "node node2"]) -> StageTime:
+        slowness = path_sums(topology, 1 / (topology.link_bandwidth * topology.efficiency))
+        return _pairwise(topology, traffic, path_sums(topology, topology.link_latency), slowness)
+
+
+class AlphaBeta(AbstractTimeModel):
+    """alpha + beta x volume of the slowest pair (camoe Eq. 9), whatever lies between its ends.
+
+    `alpha` in s and `beta` in s/B are of every pair [source, destination], as measured end to end;
+    `alpha_beta` adds them up from hops.
+    """
+
+    alpha: Float[Array, "node node2"]
+    beta: Float[Array, "node node2"]
+
+    def __call__(self, topology: AbstractTopology, traffic: Float[Array, "node node2"]) -> StageTime:
+        return _pairwise(topology, traffic, self.alpha, self.beta)
+
+    def of_mirrored(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
+        """Sent back, a message takes what was measured the other way."""
+        return _repeated(self(topology, flows.traffic(vector_bytes).T), flows.rounds)
+
+
+def alpha_beta(topology: AbstractTopology, pipelined: bool = False) -> AlphaBeta:
+    """Per-pair constants from those of hops: latencies add up; so do seconds per byte, unless pipelined.
+
+    Store-and-forward is camoe Eq. 7; pipelined (cut-through) has the slowest hop's seconds per byte (camoe,
+    limitations: multi-hop and asymmetry).
+    """
+    slowness = 1 / (topology.link_bandwidth * topology.efficiency)
+    along = path_maxima if pipelined else path_sums
+    return AlphaBeta(path_sums(topology, topology.link_latency), along(topology, slowness))
+
+
+def _pairwise(
+    topology: AbstractTopology,
+    traffic: Float[Array, "node node2"],
+    alpha: Float[Array, "node node2"],
+    beta: Float[Array, "node node2"],
+) -> StageTime:
+    """Every pair for itself; no link is kept busy."""
+    away = traffic * (1 - jnp.eye(topology.num_nodes, dtype=traffic.dtype))
+    seconds = jnp.where(away > 0, alpha + beta * away, 0)
+    return StageTime(
+        link_time=jnp.zeros(topology.num_links, traffic.dtype),
+        port_time=jnp.zeros(0, traffic.dtype),
+        pair_time=seconds.ravel(),
+        path_delay=jnp.zeros((), traffic.dtype),
+    )
+
+
+def _repeated(stage: StageTime, rounds: int) -> StageTime:
+    """The same stage several times, one after the other."""
+    return eqx.tree_at(
+        lambda s: (s.link_time, s.port_time, s.pair_time, s.path_delay),
+        stage,
+        replace_fn=lambda seconds: rounds * seconds,
+    )
+
+
+def _sent(flows: Flows) -> tuple[Float[Array, "flow node"], Float[Array, ""]]:
+    """What every node sends into every flow, and of how many hidden vectors a unit of it is.
+
+    Loads are linear, so a size that all messages share is left for the end: it spares a pass over all flows.
+    """
+    if flows.vectors.ndim:
+        return flows.source * flows.vectors[:, None], jnp.ones((), flows.source.dtype)
+    return flows.source, flows.vectors
+
+
+def _port_times(
+    topology: AbstractTopology, sent: Float[Array, " node"], received: Float[Array, " node"]
+) -> Float[Array, " port"]:
+    """Seconds that every injection port, then every ejection port is busy."""
+    times = [jnp.zeros((0,), sent.dtype)]
+    if topology.injection_bandwidth is not None:
+        times.append(sent / (topology.injection_bandwidth * topology.efficiency))
+    if topology.ejection_bandwidth is not None:
+        times.append(received / (topology.ejection_bandwidth * topology.efficiency))
+    return jnp.concatenate(times)
+
+
+def _port_slowness(topology: AbstractTopology) -> list[Float[Array, "..."]]:
+    """Seconds per byte of the ports at both ends of a path, to be broadcast over [source, destination]."""
+    slowness = []
+    if topology.injection_bandwidth is not None:
+        slowness.append(1 / topology.injection_bandwidth[:, None])
+    if topology.ejection_bandwidth is not None:
+        slowness.append(1 / topology.ejection_bandwidth[None, :])
+    return slowness
