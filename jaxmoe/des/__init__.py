@@ -14,3 +14,5 @@ from jaxmoe.des.schedules import add_sends as add_sends
 from jaxmoe.des.schedules import ring_sends as ring_sends
 from jaxmoe.des.tasks import GraphBuilder as GraphBuilder
 from jaxmoe.des.tasks import TaskGraph as TaskGraph
+from jaxmoe.des.traffic import TrafficReplay as TrafficReplay
+from jaxmoe.des.traffic import replay_traffic as replay_traffic

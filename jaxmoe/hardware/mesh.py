@@ -2,10 +2,11 @@
 
 Node (x, y) has index `x * Y + y`. Directed links are numbered in four blocks, each in row-major order
 of the lower node: `+x` from (x, y) to (x+1, y), `-x` back, `+y` from (x, y) to (x, y+1), `-y` back.
-A packet moves along x first, then along y.
+A packet moves along x first, then along y, unless the mesh says otherwise.
 """
 
 from functools import lru_cache
+from typing import Literal
 
 import equinox as eqx
 import numpy as np
@@ -15,9 +16,13 @@ from jaxmoe.hardware.topology import AbstractTopology
 
 
 class Mesh(AbstractTopology):
-    """A mesh of `X * Y` nodes with XY paths; see `AbstractTopology` for its numbers."""
+    """A mesh of `X * Y` nodes; see `AbstractTopology` for its numbers.
+
+    Packets go along x first and then along y, or with routing `yx` the other way round.
+    """
 
     shape: tuple[int, int] = eqx.field(static=True, kw_only=True)
+    routing: Literal["xy", "yx"] = eqx.field(static=True, kw_only=True, default="xy")
 
     @property
     def num_nodes(self) -> int:
@@ -36,7 +41,8 @@ class Mesh(AbstractTopology):
 
     def paths(self) -> list[list[tuple[int, ...]]]:
         nodes = range(self.num_nodes)
-        return [[tuple(xy_path(self.shape, source, destination)) for destination in nodes] for source in nodes]
+        path = xy_path if self.routing == "xy" else yx_path
+        return [[tuple(path(self.shape, source, destination)) for destination in nodes] for source in nodes]
 
     def positions(self) -> Float[np.ndarray, "node 2"]:
         return np.argwhere(np.ones(self.shape))[:, ::-1].astype(float)
@@ -89,6 +95,12 @@ def xy_path(shape: tuple[int, int], source: int, destination: int) -> list[int]:
         path.append(index[x * shape[1] + y, int(step[0] * shape[1] + step[1])])
         x, y = int(step[0]), int(step[1])
     return path
+
+
+def yx_path(shape: tuple[int, int], source: int, destination: int) -> list[int]:
+    """Links of the path along y first, then along x: the XY path of the way back, walked backwards."""
+    back = reverse_links(shape)
+    return [int(back[link]) for link in reversed(xy_path(shape, destination, source))]
 
 
 def blocks(shape: tuple[int, int], count: int) -> np.ndarray:

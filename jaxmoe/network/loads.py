@@ -1,7 +1,8 @@
 """Loads of links and sums along paths, on any network.
 
 Both are one linear map A, links x pairs, and its transpose: loads = A traffic, path sums = A' per_link. A mesh
-works them out by prefix sums, a graph by sums over its hops; neither builds A.
+works them out by prefix sums, a graph by sums over its hops; neither builds A. A YX path is the XY path of the
+way back, walked backwards, so YX loads are those of the transposed traffic on reversed links.
 """
 
 import jax
@@ -14,8 +15,10 @@ from jaxmoe.network import routed, xy
 def link_loads(topology: AbstractTopology, traffic: Float[Array, "node node2"]) -> Float[Array, " link"]:
     """What every directed link carries, in the unit of `traffic` [source, destination]; the diagonal is free."""
     match topology:
-        case Mesh():
+        case Mesh(routing="xy"):
             return xy.link_loads(topology.shape, traffic)
+        case Mesh(routing="yx"):
+            return xy.link_loads(topology.shape, traffic.T)[topology.reverse_links]
         case Graph():
             return routed.link_loads(topology, traffic)
     raise _unknown(topology)
@@ -25,8 +28,11 @@ def flow_loads(
     topology: AbstractTopology, source: Float[Array, "flow node"], destination: Float[Array, "flow node"]
 ) -> Float[Array, " link"]:
     """Loads of flows that send source[f, n] * destination[f, m] from node n to node m."""
-    if isinstance(topology, Mesh):
-        return xy.flow_traffic(topology.shape, source, destination).link_loads()
+    match topology:
+        case Mesh(routing="xy"):
+            return xy.flow_traffic(topology.shape, source, destination).link_loads()
+        case Mesh(routing="yx"):
+            return xy.flow_traffic(topology.shape, destination, source).link_loads()[topology.reverse_links]
     return link_loads(topology, source.T @ destination)
 
 
@@ -40,8 +46,10 @@ def path_sums(topology: AbstractTopology, per_link: Float[Array, " link"]) -> Fl
 def path_maxima(topology: AbstractTopology, per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:
     """Largest value of a non-negative per-link quantity along every path; 0 for a node to itself."""
     match topology:
-        case Mesh():
+        case Mesh(routing="xy"):
             return xy.path_maxima(topology.shape, per_link)
+        case Mesh(routing="yx"):
+            return xy.path_maxima(topology.shape, per_link[topology.reverse_links]).T
         case Graph():
             return routed.path_maxima(topology, per_link)
     raise _unknown(topology)

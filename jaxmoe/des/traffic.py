@@ -1,0 +1,78 @@
+"""Replaying given traffic: one message from every node to every other, all there at time 0."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxmoe.des.engine import Run, simulate
+from jaxmoe.des.fabric import Fabric
+from jaxmoe.des.tasks import GraphBuilder
+
+Order = Literal["staggered", "by_destination", "shuffled"]
+
+
+@dataclass(frozen=True)
+class TrafficReplay:
+    """When traffic was complete, s; and how long every link and node port was busy, s."""
+
+    completion_s: float
+    received_s: Float[np.ndarray, " node"]  # when a node had received everything; 0 for nothing
+    link_busy: Float[np.ndarray, " link"]
+    run: Run
+
+
+def replay_traffic(
+    fabric: Fabric,
+    traffic: Float[np.ndarray, "node node2"],
+    order: Order = "staggered",
+    seed: int = 0,
+    record: bool = False,
+) -> TrafficReplay:
+    """Send traffic[s, d] bytes from every node s to every node d; the diagonal is free.
+
+    A source sends its messages one after another: `staggered`, to s + 1, s + 2, ... round the nodes;
+    `by_destination`, to 0, 1, 2, ...; or `shuffled`, chunk by chunk in an order drawn with `seed`.
+    """
+    if order not in get_args(Order):
+        raise ValueError(f"order is {order!r}, expected one of {', '.join(get_args(Order))}")
+    nodes = fabric.num_nodes
+    source, destination, size = _messages(np.asarray(traffic, float), order)
+    if order == "shuffled":
+        source, destination, size = _shuffled_chunks(source, destination, size, fabric.chunk_bytes, seed)
+    graph = GraphBuilder(len(fabric.rate), 0, fabric.chunk_bytes)
+    for start, end, amount in zip(source.tolist(), destination.tolist(), size.tolist(), strict=True):
+        graph.transfer(fabric.paths[start][end], amount)
+    run = simulate(graph.build(), fabric.rate, fabric.latency, cut_through=fabric.cut_through, record=record)
+    received = np.zeros(nodes)
+    np.maximum.at(received, destination, run.finish)
+    return TrafficReplay(run.makespan, received, run.link_busy[: fabric.num_links], run)
+
+
+Messages = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def _messages(traffic: Float[np.ndarray, "node node2"], order: Order) -> Messages:
+    """Source, destination and size of every message, by source and in its order."""
+    nodes = len(traffic)
+    source = np.repeat(np.arange(nodes), nodes)
+    step = np.tile(np.arange(nodes), nodes)
+    destination = step if order == "by_destination" else (source + step) % nodes
+    size = traffic[source, destination]
+    sent = (size > 0) & (source != destination)
+    return source[sent], destination[sent], size[sent]
+
+
+def _shuffled_chunks(
+    source: np.ndarray, destination: np.ndarray, size: np.ndarray, chunk_bytes: float | None, seed: int
+) -> Messages:
+    """Every chunk a message of its own, those of all sources in random order."""
+    chunk = np.inf if chunk_bytes is None else chunk_bytes
+    count = np.maximum(np.ceil(size / chunk), 1).astype(int)
+    message = np.repeat(np.arange(len(size)), count)
+    last = np.cumsum(count) - 1
+    amount = np.minimum(chunk, size)[message]
+    amount[last] = size - (count - 1) * np.minimum(chunk, size)
+    shuffle = np.random.default_rng(seed).permutation(len(message))
+    return source[message][shuffle], destination[message][shuffle], amount[shuffle]
