@@ -1,5 +1,6 @@
 """Stage times worked out by hand, and against the loops."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,8 +36,8 @@ def time_of(stage, mesh, messages, size=1e6, chunk=None, rounds=1, vectors=1.0):
     flows = cases.pair_flows(messages, rounds, vectors)
     if chunk is None:
         model = Congestion(jnp.asarray(0.0), cut_through=True)
-        stage = {congestion: model.of_flows, mirrored_congestion: model.of_mirrored}[stage]
-        return float(jax.jit(stage)(mesh, flows, jnp.asarray(size)).total(HardMax()))
+        way = model.of_flows if stage is congestion else model.of_mirrored
+        return float(eqx.filter_jit(way)(mesh, flows, jnp.asarray(size)).total(HardMax()))
     return float(jax.jit(stage)(mesh, flows, jnp.asarray(size), jnp.asarray(chunk)).total(HardMax()))
 
 
