@@ -18,10 +18,13 @@ def plot_model_vs_simulation(
     groups: Sequence[str],
     title: str,
     annotation: str = "",
+    labels: tuple[str, str] = ("simulated time", "predicted time"),
+    unit: str | None = None,
 ) -> None:
     """Predicted over simulated seconds on logarithmic axes, coloured by group, with the line of agreement.
 
-    `annotation` is text for the empty corner, such as R2 and the mean error; it is not computed here.
+    `annotation` is text for the empty corner, such as R2 and the mean error; it is not computed here. `labels`
+    are those of the axes. Times in a `unit` of their own, such as cycles, are shown as they are.
     """
     style.check_not_empty("simulated_s", simulated_s)
     style.check_lengths("simulated_s", simulated_s, "predicted_s", predicted_s)
@@ -29,12 +32,12 @@ def plot_model_vs_simulation(
     both = np.concatenate([np.asarray(simulated_s, float), np.asarray(predicted_s, float)])
     if not (np.isfinite(both).all() and (both > 0).all()):
         raise ValueError("logarithmic axes need finite times above 0 s")
-    factor, unit = style.time_unit(float(np.median(both)))
+    factor, unit = (1.0, unit) if unit else style.time_unit(float(np.median(both)))
     figure = style.new_figure(7.6, 5.8, title, layout="compressed")
     axes = figure.subplots()
     _draw_agreement(axes, both.min() * factor / 1.5, both.max() * factor * 1.5)
     _draw_groups(axes, np.asarray(simulated_s) * factor, np.asarray(predicted_s) * factor, list(groups))
-    style.dress(axes, f"simulated time [{unit}]", f"predicted time [{unit}]", grid="both")
+    style.dress(axes, *(f"{label} [{unit}]" for label in labels), grid="both")
     if annotation:
         _annotate(axes, annotation)
     axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1.0), fontsize=style.TICK_SIZE, frameon=False)

@@ -53,6 +53,7 @@ _STRATEGY = {
     "published": 3,
     "hdmoe": 3,
     "tuned": 1,
+    "tunedgathered": 2,
     "gradient": 1,
     "greedy": 2,
 }

@@ -1,6 +1,7 @@
 """The witness is independent of what it testifies about, and agrees with it."""
 
 import ast
+import dataclasses
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 import jaxmoe.des
 from jaxmoe.des import LayerDescription, fabric_of, replay_layer
 from jaxmoe.des.schedules import block_rings as node_rings
-from jaxmoe.hardware import Die, Mesh, Platform
+from jaxmoe.hardware import Die, Mesh, Platform, clusters, torus, wafers
 from jaxmoe.hardware.mesh import num_links
 from jaxmoe.latency import LayerModel
 from jaxmoe.network import Congestion, FewestHops, LowestHost, block_rings
@@ -105,3 +106,25 @@ def test_the_analytic_model_is_borne_out(mode, gather, rings):
     np.testing.assert_allclose(told.dispatch, seen.dispatch_s, rtol=0.02)
     np.testing.assert_allclose(told.combine, seen.combine_s, rtol=0.02)
     np.testing.assert_allclose(told.total, seen.total_s, rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [torus((4, 4), 50e9, 5e-9), clusters(4, 4, 50e9, 5e-9, 100e9, 1e-8), wafers((2, 4), (2, 1), 50e9, 5e-9, 9e9, 1e-8)],
+    ids=["torus", "clusters", "wafers"],
+)
+@pytest.mark.parametrize("cut_through", [False, True])
+def test_layers_on_other_networks_are_borne_out(topology, cut_through):
+    layer, share, batch, mesh = random_layer("sharded", "lowest_host", None)
+    topology = dataclasses.replace(topology, ejection_bandwidth=jnp.full(16, 60e9))
+    model = analytic_model(layer, mesh)
+    model = dataclasses.replace(
+        model,
+        platform=Platform(topology, model.platform.die),
+        time_model=Congestion(model.time_model.chunk_bytes, cut_through=cut_through),
+    )
+    seen = replay_layer(dataclasses.replace(layer, fabric=fabric_of(topology, 256.0, cut_through)), share, batch)
+    told = model(jnp.asarray(share), batch)
+    np.testing.assert_allclose(told.combine_link_time, seen.combine_link_busy, rtol=1e-5)
+    np.testing.assert_allclose(told.dispatch, seen.dispatch_s, rtol=0.03)
+    np.testing.assert_allclose(told.combine, seen.combine_s, rtol=0.03)

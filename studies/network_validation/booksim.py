@@ -1,0 +1,86 @@
+"""Every BookSim2 record, as the model and as the event simulator tell it, in cycles."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmoe.config import build_time_model, build_topology, load_hardware
+from jaxmoe.des import fabric_of, replay_traffic
+from jaxmoe.hardware import AbstractTopology
+from jaxmoe.network import AbstractTimeModel
+from jaxmoe.relax import HardMax
+
+HARDWARE = Path(__file__).resolve().parents[2] / "configs" / "hardware"
+NO_PORTS = ("ports.injection_GB_per_s=null", "ports.ejection_GB_per_s=null")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A set-up that BookSim ran: the router, whether ports limit, and the order of a source's messages."""
+
+    name: str
+    hardware: str
+    overrides: tuple[str, ...] = ()
+    order: str = "shuffled"
+
+
+VARIANTS = (
+    Variant("vc4s2_shuffle", "booksim2_s2"),
+    Variant("vc4s2_wide_ni", "booksim2_s2", NO_PORTS),
+    Variant("vc4_shuffle", "booksim2_base"),
+    Variant("vc4_staggered", "booksim2_base", order="staggered"),
+    Variant("vc4_by_dest", "booksim2_base", order="by_destination"),
+    Variant("vc4_wide_ni", "booksim2_base", NO_PORTS),
+)
+
+
+@eqx.filter_jit
+def predict(model: AbstractTimeModel, topology: AbstractTopology, traffic: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Completion of many matrices [matrix, N, N] at once, and the part of it that is load: [matrix] each."""
+
+    def one(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+        stage = model(topology, matrix)
+        return stage.total(HardMax()), stage.total(HardMax()) - stage.path_delay
+
+    return jax.vmap(one)(traffic)
+
+
+def booksim_rows(folder: Path) -> Iterator[dict[str, object]]:
+    """Rows of all variants, mesh shape by mesh shape: one call of the model for each."""
+    shapes = defaultdict(list)
+    for record in json.loads((folder / "index.json").read_text()):
+        shapes[record["rows"], record["cols"]].append(record)
+    with np.load(folder / "matrices.npz") as matrices:
+        for variant in VARIANTS:
+            for shape, records in shapes.items():
+                measured = [record for record in records if variant.name in record["completion"]]
+                traffic = np.stack([matrices[record["id"]] for record in measured]).astype(float)
+                yield from _rows(variant, shape, measured, traffic)
+
+
+def _rows(
+    variant: Variant, shape: tuple[int, int], records: list[dict], traffic: np.ndarray
+) -> Iterator[dict[str, object]]:
+    changes = [f"mesh_shape=[{shape[0]},{shape[1]}]", *variant.overrides]
+    hardware = load_hardware(HARDWARE / f"{variant.hardware}.yaml", changes)
+    topology, model = build_topology(hardware), build_time_model(hardware)
+    fabric = fabric_of(topology, float(hardware.router.chunk_B), cut_through=True)
+    told, load = predict(model, topology, jnp.asarray(traffic, jnp.float32))
+    for record, matrix, seconds, part in zip(records, traffic, told.tolist(), load.tolist(), strict=True):
+        yield {
+            "reference": "booksim2",
+            "variant": variant.name,
+            "class": record["cls"],
+            "record": record["id"],
+            "measured": float(np.mean(record["completion"][variant.name])),
+            "model": seconds,
+            "model_load": part,
+            "des": replay_traffic(fabric, matrix, variant.order).completion_s,
+        }
