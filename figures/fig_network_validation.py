@@ -68,10 +68,10 @@ def main() -> None:
     rows = table("records")
     booksim = [row for row in rows if row["variant"] == "vc4s2_shuffle"]
     for side, way in WAYS.items():
-        title = f"The {way} against BookSim2 (crossbar speedup 2, ports of one flit per cycle)"
+        title = f"The {way} against BookSim2, crossbar speedup 2"
         draw_scatter(f"network_booksim2_{side}", booksim, side, title, "BookSim2", "cycles")
     astra = [row for row in rows if row["reference"] == "astra"]
-    title = "The event simulator against ASTRA-sim's congestion-aware backend, store-and-forward"
+    title = "The event simulator against ASTRA-sim, store-and-forward"
     draw_scatter("network_astra_des", astra, "des", title, "ASTRA-sim", "ns", group="variant")
     draw_errors()
 

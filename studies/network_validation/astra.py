@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from booksim import predict
 
-from jaxmoe.des import Fabric, GraphBuilder, add_sends, fabric_of, replay_traffic, ring_all_reduce_sends, simulate
+from jaxmoe.des import Fabric, GraphBuilder, add_sends, fabric_of, replay_traffic, simulate
+from jaxmoe.des.schedules import ring_all_reduce_sends
 from jaxmoe.hardware import AbstractTopology, Graph, Mesh, fully_connected, ring, switch
 from jaxmoe.hardware.mesh import num_links
 from jaxmoe.network import Congestion
@@ -63,7 +64,7 @@ def _all_to_all(record: dict) -> dict[str, object]:
     fabric = truncated(fabric_of(topology, chunk), chunk)
     return _row(
         record,
-        f"{record['topology']} all-to-all",
+        f"{record['topology']}: all-to-all",
         record["order"],
         measured=record["completion_ns"],
         **_told(topology, traffic, chunk),
@@ -76,13 +77,13 @@ def _all_reduce(record: dict) -> dict[str, object]:
     topology = _topology(record)
     fabric = truncated(fabric_of(topology, chunk), chunk)
     graph = GraphBuilder(len(fabric.rate), 0, chunk)
-    add_sends(graph, ring_all_reduce_sends(range(nodes), chunk), fabric.paths, [()] * nodes)
+    add_sends(graph, ring_all_reduce_sends(range(nodes), nodes * chunk), fabric.paths, [()] * nodes)
     step = np.zeros((nodes, nodes))
     step[np.arange(nodes), (np.arange(nodes) + 1) % nodes] = chunk
     told = _told(topology, step, chunk)
     return _row(
         record,
-        f"{record['topology']} ring all-reduce",
+        f"{record['topology']}: ring all-reduce",
         "ring",
         measured=record["completion_ns"],
         **{name: 2 * (nodes - 1) * seconds for name, seconds in told.items()},

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.config import build_time_model, build_topology, load_hardware
-from jaxmoe.des import fabric_of, replay_traffic
+from jaxmoe.des import Fabric, fabric_of, replay_traffic
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network import AbstractTimeModel
 from jaxmoe.relax import HardMax
@@ -65,13 +65,19 @@ def booksim_rows(folder: Path) -> Iterator[dict[str, object]]:
                 yield from _rows(variant, shape, measured, traffic)
 
 
+def router(variant: Variant, shape: tuple[int, int]) -> tuple[AbstractTopology, AbstractTimeModel, Fabric]:
+    """The network, the model of its time, and the network as the simulator sees it."""
+    changes = [f"mesh_shape=[{shape[0]},{shape[1]}]", *variant.overrides]
+    hardware = load_hardware(HARDWARE / f"{variant.hardware}.yaml", changes)
+    topology = build_topology(hardware)
+    fabric = fabric_of(topology, float(hardware.router.chunk_B), cut_through=True)
+    return topology, build_time_model(hardware), fabric
+
+
 def _rows(
     variant: Variant, shape: tuple[int, int], records: list[dict], traffic: np.ndarray
 ) -> Iterator[dict[str, object]]:
-    changes = [f"mesh_shape=[{shape[0]},{shape[1]}]", *variant.overrides]
-    hardware = load_hardware(HARDWARE / f"{variant.hardware}.yaml", changes)
-    topology, model = build_topology(hardware), build_time_model(hardware)
-    fabric = fabric_of(topology, float(hardware.router.chunk_B), cut_through=True)
+    topology, model, fabric = router(variant, shape)
     told, load = predict(model, topology, jnp.asarray(traffic, jnp.float32))
     for record, matrix, seconds, part in zip(records, traffic, told.tolist(), load.tolist(), strict=True):
         yield {

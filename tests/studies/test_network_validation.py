@@ -1,0 +1,99 @@
+"""The model and the event simulator against results that others' simulators gave; the study has all of them."""
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+STUDY = Path(__file__).resolve().parents[2] / "studies" / "network_validation"
+
+
+@pytest.fixture(scope="module")
+def study():
+    """The modules of the study that turn records into rows."""
+    sys.path.insert(0, str(STUDY))
+    try:
+        import astra
+        import booksim
+        import study
+
+        yield {"astra": astra, "booksim": booksim, "study": study}
+    finally:
+        sys.path.remove(str(STUDY))
+
+
+def a_few(records: list[dict], kind, count: int) -> list[dict]:
+    """The first records of every kind."""
+    seen: Counter = Counter()
+    chosen = []
+    for record in records:
+        seen[kind(record)] += 1
+        if seen[kind(record)] <= count:
+            chosen.append(record)
+    return chosen
+
+
+def booksim_groups(study, shared, variants: tuple[str, ...], keep):
+    """Variant, mesh shape, records that `keep` keeps, and their matrices."""
+    folder = shared / "reference" / "booksim2_mesh"
+    records = [record for record in json.loads((folder / "index.json").read_text()) if keep(record)]
+    with np.load(folder / "matrices.npz") as matrices:
+        for variant in (variant for variant in study["booksim"].VARIANTS if variant.name in variants):
+            for shape in dict.fromkeys((record["rows"], record["cols"]) for record in records):
+                members = [r for r in records if (r["rows"], r["cols"]) == shape]
+                yield variant, shape, members, np.stack([matrices[r["id"]] for r in members]).astype(float)
+
+
+def test_single_flows_are_exact_to_the_cycle(study, shared):
+    groups = booksim_groups(study, shared, ("vc4_shuffle", "vc4s2_shuffle"), lambda r: r["cls"] == "single_flow")
+    rows = [row for group in groups for row in study["booksim"]._rows(*group)]
+    assert len(rows) == 56
+    for row in rows:
+        assert row["model"] == row["des"] == row["measured"]
+
+
+@pytest.mark.parametrize(("variant", "most"), [("vc4s2_shuffle", 3.5), ("vc4s2_wide_ni", 6.5)])
+def test_the_model_of_moe_traffic(study, shared, variant, most):
+    rows = []
+    for group in booksim_groups(study, shared, (variant,), lambda r: r["cls"].startswith("moe_")):
+        topology, model, _ = study["booksim"].router(group[0], group[1])
+        told, _ = study["booksim"].predict(model, topology, jnp.asarray(group[3], jnp.float32))
+        measured = [record["completion"][variant] for record in group[2]]
+        rows += [{"measured": m, "told": t} for m, t in zip(measured, told.tolist(), strict=True)]
+    figures = study["study"].errors(rows, "told")
+    assert len(rows) == 240
+    assert float(figures["mean_error_percent"]) <= most
+    assert float(figures["r2"]) >= 0.97
+
+
+def test_the_simulator_of_dense_traffic_is_nearer_than_the_model(study, shared):
+    small = lambda r: r["cls"] in ("alltoall", "permutation") and r["rows"] == 4  # noqa: E731
+    rows = [
+        row
+        for group in booksim_groups(study, shared, ("vc4s2_shuffle",), small)
+        for row in study["booksim"]._rows(*group)
+    ]
+    for cls in ("alltoall", "permutation"):
+        members = [row for row in rows if row["class"] == cls]
+        model, des = (float(study["study"].errors(members, side)["mean_error_percent"]) for side in ("model", "des"))
+        assert des < model
+
+
+def test_the_simulator_equals_astra_sim(study, shared):
+    reference, astra = shared / "reference", study["astra"]
+    records = json.loads((reference / "astra_analytical" / "index.json").read_text())
+    plain = a_few(
+        [r for r in records if r["kind"] != "mesh_matrix" and r["npus"] <= 8], lambda r: (r["kind"], r["topology"]), 4
+    )
+    for record in plain:
+        row = {"alltoall": astra._all_to_all, "ring_allreduce": astra._all_reduce}[record["kind"]](record)
+        assert row["des"] == pytest.approx(row["measured"], rel=1e-3)
+    meshes = a_few([r for r in records if r["kind"] == "mesh_matrix" and r["rows"] == 4], lambda r: r["cls"], 2)
+    with np.load(reference / "booksim2_mesh" / "matrices.npz") as matrices:
+        for record in meshes:
+            staggered = next(astra._mesh_matrix(record, matrices[record["booksim_id"]].astype(float)))
+            assert staggered["des"] == pytest.approx(staggered["measured"], rel=5e-3)
