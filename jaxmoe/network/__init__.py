@@ -1,5 +1,20 @@
 """From tokens to traffic, from traffic to link loads, from link loads to communication time."""
 
+from jaxmoe.network.collectives import ChunkedBroadcast as ChunkedBroadcast
+from jaxmoe.network.collectives import Multicasts as Multicasts
+from jaxmoe.network.collectives import Rounds as Rounds
+from jaxmoe.network.collectives import all_to_all as all_to_all
+from jaxmoe.network.collectives import collective_time as collective_time
+from jaxmoe.network.collectives import entwined_ring_all_gather as entwined_ring_all_gather
+from jaxmoe.network.collectives import entwined_ring_all_reduce as entwined_ring_all_reduce
+from jaxmoe.network.collectives import entwined_ring_reduce_scatter as entwined_ring_reduce_scatter
+from jaxmoe.network.collectives import entwined_rings as entwined_rings
+from jaxmoe.network.collectives import hierarchical_entwined_rings as hierarchical_entwined_rings
+from jaxmoe.network.collectives import multicast_loads as multicast_loads
+from jaxmoe.network.collectives import multicast_stage as multicast_stage
+from jaxmoe.network.collectives import ring_all_gather as ring_all_gather
+from jaxmoe.network.collectives import ring_all_reduce as ring_all_reduce
+from jaxmoe.network.collectives import ring_reduce_scatter as ring_reduce_scatter
 from jaxmoe.network.exchange import AbstractExchange as AbstractExchange
 from jaxmoe.network.exchange import FewestHops as FewestHops
 from jaxmoe.network.exchange import LowestHost as LowestHost

@@ -30,7 +30,11 @@ class AbstractTimeModel(eqx.Module):
     def of_mirrored(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
         """The same messages sent back: from destination to source, over the same links reversed (hd_moe IV-C1)."""
         stage = self.of_flows(topology.reversed(), flows, vector_bytes)
-        return eqx.tree_at(lambda s: s.link_time, stage, stage.link_time[topology.reverse_links])
+        link_time = stage.link_time[topology.reverse_links]
+        # The ports that send stand second, as those that receive in the reversed network.
+        sending = 0 if topology.injection_bandwidth is None else topology.num_nodes
+        port_time = jnp.roll(stage.port_time, sending)
+        return eqx.tree_at(lambda s: (s.link_time, s.port_time), stage, (link_time, port_time))
 
 
 class Congestion(AbstractTimeModel):
@@ -50,7 +54,7 @@ class Congestion(AbstractTimeModel):
         delay = latency + self._chunk(away) * per_byte
         return StageTime(
             link_time=link_loads(topology, away) / (topology.link_bandwidth * topology.efficiency),
-            port_time=_port_times(topology, away.sum(axis=1), away.sum(axis=0)),
+            port_time=port_times(topology, away.sum(axis=1), away.sum(axis=0)),
             pair_time=jnp.zeros(0, traffic.dtype),
             path_delay=jnp.max(jnp.where(away > 0, delay, 0)),
         )
@@ -69,7 +73,7 @@ class Congestion(AbstractTimeModel):
         stage = StageTime(
             link_time=flow_loads(topology, sent, destination)
             * (unit / (topology.link_bandwidth * topology.efficiency)),
-            port_time=_port_times(topology, *away) * unit,
+            port_time=port_times(topology, *away) * unit,
             pair_time=jnp.zeros(0, sent.dtype),
             path_delay=self._longest_delay(topology, flows, vector_bytes),
         )
@@ -180,16 +184,13 @@ def _sent(flows: Flows) -> tuple[Float[Array, "flow node"], Float[Array, ""]]:
     return flows.source, flows.vectors
 
 
-def _port_times(
+def port_times(
     topology: AbstractTopology, sent: Float[Array, " node"], received: Float[Array, " node"]
 ) -> Float[Array, " port"]:
-    """Seconds that every injection port, then every ejection port is busy."""
-    times = [jnp.zeros((0,), sent.dtype)]
-    if topology.injection_bandwidth is not None:
-        times.append(sent / (topology.injection_bandwidth * topology.efficiency))
-    if topology.ejection_bandwidth is not None:
-        times.append(received / (topology.ejection_bandwidth * topology.efficiency))
-    return jnp.concatenate(times)
+    """Seconds that every injection port, then every ejection port is busy; empty without port limits."""
+    ports = ((sent, topology.injection_bandwidth), (received, topology.ejection_bandwidth))
+    times = [amount / (bandwidth * topology.efficiency) for amount, bandwidth in ports if bandwidth is not None]
+    return jnp.concatenate([jnp.zeros(0, sent.dtype), *times])
 
 
 def _port_slowness(topology: AbstractTopology) -> list[Float[Array, "..."]]:

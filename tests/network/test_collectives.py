@@ -1,0 +1,455 @@
+"""Collectives: by hand, against plain loops over paths, and against the event simulator."""
+
+import contextlib
+import itertools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxmoe.des import GraphBuilder, add_sends, fabric_of, simulate
+from jaxmoe.des import schedules as des
+from jaxmoe.hardware import Mesh, clusters, fully_connected, ring, torus
+from jaxmoe.hardware.mesh import hop_counts, link_ends, num_links
+from jaxmoe.network import (
+    Congestion,
+    Multicasts,
+    all_to_all,
+    block_rings,
+    collective_time,
+    entwined_ring_all_gather,
+    entwined_ring_all_reduce,
+    entwined_ring_reduce_scatter,
+    entwined_rings,
+    hierarchical_entwined_rings,
+    link_loads,
+    multicast_loads,
+    multicast_stage,
+    ring_all_gather,
+    ring_all_reduce,
+    ring_reduce_scatter,
+)
+from jaxmoe.network.collectives.entwined import nodes_passed
+from jaxmoe.network.collectives.rings import ring_ways
+from jaxmoe.relax import HardMax, SmoothMax
+
+SIZE, BANDWIDTH, LATENCY = 1.2e6, 50e9, 1e-6
+WHOLE = Congestion(jnp.asarray(0.0))
+EXACT = HardMax()
+seeds = st.integers(0, 2**32 - 1)
+
+
+def mesh_of(shape, routing="xy", **ports):
+    links = num_links(shape)
+    return Mesh(jnp.full(links, BANDWIDTH), jnp.full(links, LATENCY), shape=shape, routing=routing, **ports)
+
+
+def uneven_mesh(shape, seed=0, routing="xy", dtype=jnp.float32):
+    rng, links = np.random.default_rng(seed), num_links(shape)
+    bandwidth, latency = rng.uniform(20e9, 60e9, links), rng.uniform(1e-7, 1e-6, links)
+    return Mesh(jnp.asarray(bandwidth, dtype), jnp.asarray(latency, dtype), shape=shape, routing=routing)
+
+
+@eqx.filter_jit
+def jitted_time(model, topology, rounds, reduction):
+    return collective_time(model, topology, rounds, reduction)
+
+
+def seconds(topology, rounds, model=WHOLE, reduction=EXACT):
+    return float(jitted_time(model, topology, rounds, reduction))
+
+
+def replay(topology, sends, chunk_bytes=None):
+    """Seconds that the event simulator takes over a schedule."""
+    fabric = fabric_of(topology, chunk_bytes)
+    graph = GraphBuilder(len(fabric.rate), 0, chunk_bytes)
+    add_sends(graph, sends, fabric.paths, [()] * fabric.num_nodes)
+    return simulate(graph.build(), fabric.rate, fabric.latency).makespan
+
+
+def step(members, ways=1, size=SIZE):
+    """A part of the buffer over one hop, s."""
+    return size / members / ways / BANDWIDTH + LATENCY
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (2, 3), (4, 4)])
+def test_rings_take_the_textbook_time(shape):
+    nodes, order = shape[0] * shape[1], np.asarray(des.block_rings(shape, 1)[0])
+    mesh = mesh_of(shape)
+    scatter = seconds(mesh, ring_reduce_scatter(order, SIZE, nodes))
+    assert scatter == pytest.approx((nodes - 1) * step(nodes), rel=1e-6)
+    assert seconds(mesh, ring_all_gather(order, SIZE, nodes)) == scatter
+    assert seconds(mesh, ring_all_reduce(order, SIZE, nodes)) == pytest.approx(2 * scatter, rel=1e-6)
+
+
+def test_a_bidirectional_ring_halves_bytes_but_not_latencies():
+    rounds = ring_all_reduce(np.arange(8), SIZE, 8, bidirectional=True)
+    assert seconds(ring(8, BANDWIDTH, LATENCY), rounds) == pytest.approx(14 * step(8, ways=2), rel=1e-6)
+    # Two members have one link to each other, and both halves go over it.
+    both = ring_all_reduce(np.arange(2), SIZE, 2, bidirectional=True)
+    assert seconds(ring(2, BANDWIDTH, LATENCY), both) == pytest.approx(2 * step(2), rel=1e-6)
+
+
+def test_a_ring_of_one_takes_no_time():
+    assert seconds(ring(3, BANDWIDTH, LATENCY), ring_all_reduce(np.array([1]), SIZE, 3)) == 0
+
+
+def test_rings_at_once_wait_for_the_one_with_most():
+    orders = np.asarray(des.block_rings((4, 4), 4))
+    sizes = jnp.asarray([SIZE, 2 * SIZE, 3 * SIZE, SIZE / 2])
+    rounds = ring_all_reduce(orders, sizes, 16)
+    assert seconds(mesh_of((4, 4)), rounds) == pytest.approx(6 * step(4, size=3 * SIZE), rel=1e-6)
+    sent = np.asarray(rounds.total_traffic()).sum(axis=1)
+    np.testing.assert_allclose(sent[orders], np.broadcast_to(2 * 3 / 4 * np.asarray(sizes)[:, None], (4, 4)), rtol=1e-6)
+
+
+def test_the_ring_of_the_exchange_sends_the_same():
+    exchange = block_rings((4, 4), 4)
+    orders = np.asarray(des.block_rings((4, 4), 4))
+    traffic = np.asarray(ring_reduce_scatter(orders, 4.0, 16).traffic[0])
+    np.testing.assert_array_equal(traffic, np.eye(16)[np.asarray(exchange.successor)])
+
+
+def test_rounds_follow_each_other():
+    order = np.arange(4)
+    scatter, gather = ring_reduce_scatter(order, SIZE, 4), ring_all_gather(order, 2 * SIZE, 4)
+    network = ring(4, BANDWIDTH, LATENCY)
+    both = seconds(network, scatter.then(gather))
+    assert both == pytest.approx(seconds(network, scatter) + seconds(network, gather), rel=1e-6)
+
+
+one_round = jax.jit(lambda mesh, traffic: WHOLE(mesh, traffic))
+
+
+@given(seeds)
+def test_all_to_all_of_uneven_sizes_is_one_round(seed):
+    traffic = jnp.asarray(np.random.default_rng(seed).integers(0, 4, (12, 12)) * 1e4, jnp.float32)
+    mesh = uneven_mesh((3, 4))
+    expected = float(one_round(mesh, traffic).total(EXACT))
+    assert seconds(mesh, all_to_all(traffic)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_smooth_times_are_an_upper_bound_that_closes():
+    rounds = entwined_ring_all_reduce((4, 4), (2, 2), SIZE)
+    mesh = uneven_mesh((4, 4))
+    hard = seconds(mesh, rounds)
+    smooth = [seconds(mesh, rounds, reduction=SmoothMax(jnp.asarray(t))) for t in (0.1, 0.01, 0.001)]
+    assert smooth[0] > smooth[1] > smooth[2] >= hard * (1 - 1e-6)
+    assert smooth[2] == pytest.approx(hard, rel=1e-2)
+
+
+def rings_of_every_mesh():
+    """All groups for which there are rings: of every mesh up to 8 x 8, and of the largest cut into wafers."""
+    sides = list(itertools.product(range(1, 9), repeat=2))
+    meshes = ((shape, domain, shape) for shape in sides for domain in sides)
+    cut = (((8, 8), domain, wafer) for wafer in sides if wafer != (8, 8) for domain in sides)
+    for shape, domain, wafer in itertools.chain(meshes, cut):
+        with contextlib.suppress(ValueError):
+            yield shape, entwined_rings(shape, domain, wafer)
+
+
+def test_no_link_ever_has_two_messages():
+    cases = list(rings_of_every_mesh())
+    assert len(cases) == 256 + 64
+    for shape, rings in cases:
+        ways, hops = ring_ways(rings, bidirectional=True), hop_counts(shape)
+        moves = [nodes_passed(shape, *way) for way in ways]
+        for (sender, receiver), at in zip(ways, moves, strict=True):
+            np.testing.assert_array_equal(at[0], sender)
+            np.testing.assert_array_equal(at[-1], receiver)
+            assert (hops[at[:-1], at[1:]] <= 1).all()
+            assert len(at) - 1 == hops[sender, receiver].max()
+        for hop in range(len(moves[0]) - 1):
+            used = [link for at in moves for link in zip(at[hop].flat, at[hop + 1].flat, strict=True)]
+            used = [(start, end) for start, end in used if start != end]
+            assert len(used) == len(set(used))
+
+
+@pytest.mark.parametrize(("shape", "domain"), [((4, 4), (2, 2)), ((8, 8), (2, 2)), ((4, 8), (2, 4)), ((6, 4), (3, 2))])
+def test_no_link_carries_more_than_one_part(shape, domain):
+    rounds = entwined_ring_all_reduce(shape, domain, 2.0 * shape[0] * shape[1] // (domain[0] * domain[1]))
+    mesh = mesh_of(shape)
+    loads = jax.vmap(lambda traffic: link_loads(mesh, traffic))(rounds.traffic)
+    assert set(np.unique(loads)) <= {0.0, 1.0}  # half a part of two bytes
+    assert (hop_counts(shape)[np.nonzero(rounds.traffic.sum(axis=0))] == 1).all()
+
+
+def test_two_nodes_of_a_group_use_their_link_once():
+    rounds = entwined_ring_all_reduce((4, 2), (2, 2), 2.0)
+    assert np.unique(rounds.traffic).tolist() == [0.0, 1.0]
+    assert rounds.repeats.tolist() == [2.0, 2.0]
+
+
+def test_domains_of_one_node_are_one_plain_ring():
+    order = np.asarray(des.block_rings((4, 4), 1)[0])
+    entwined = entwined_ring_all_reduce((4, 4), (1, 1), SIZE)
+    np.testing.assert_allclose(
+        entwined.total_traffic(), ring_all_reduce(order, SIZE, 16, bidirectional=True).total_traffic(), rtol=1e-6
+    )
+
+
+def test_a_mesh_that_is_one_domain_has_nothing_to_reduce():
+    assert seconds(mesh_of((2, 2)), entwined_ring_all_reduce((2, 2), (2, 2), SIZE)) == 0
+
+
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather():
+    case = ((4, 8), (2, 2), SIZE)
+    halves = entwined_ring_reduce_scatter(*case).then(entwined_ring_all_gather(*case))
+    mesh = uneven_mesh((4, 8))
+    assert seconds(mesh, entwined_ring_all_reduce(*case)) == pytest.approx(seconds(mesh, halves), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "domain", "wafer", "message"),
+    [
+        ((4, 4), (3, 2), None, "must tile"),
+        ((4, 4), (2, 2), (3, 4), "must tile"),
+        ((6, 6), (2, 2), None, "3x3 domains has no ring"),
+        ((2, 8), (2, 2), None, "1x4 domains has no ring"),
+    ],
+)
+def test_grids_without_a_ring_are_refused(shape, domain, wafer, message):
+    with pytest.raises(ValueError, match=message):
+        entwined_rings(shape, domain, wafer)
+
+
+def random_multicasts(rng, nodes, count=3):
+    return (
+        rng.integers(nodes, size=count),
+        (rng.random((count, nodes)) < 0.4).astype(float),
+        rng.uniform(1e5, 1e6, count),
+    )
+
+
+def multicasts_of(source, destinations, size):
+    return Multicasts(jnp.asarray(source, jnp.int32), jnp.asarray(destinations, float), jnp.asarray(size, float))
+
+
+@eqx.filter_jit
+def jitted_stage(model, topology, multicasts):
+    return multicast_stage(model, topology, multicasts)
+
+
+def multicast_seconds(topology, multicasts, model=WHOLE):
+    return float(jitted_stage(model, topology, multicasts).total(EXACT))
+
+
+NETWORKS = {
+    "xy": uneven_mesh((3, 4)),
+    "yx": uneven_mesh((3, 4), routing="yx"),
+    "torus": torus((3, 4), BANDWIDTH, LATENCY),
+    "clusters": clusters(3, 4, BANDWIDTH, LATENCY, BANDWIDTH, LATENCY, spines=2),
+}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_link_carries_a_message_once(network, seed):
+    topology = NETWORKS[network]
+    source, destinations, size = random_multicasts(np.random.default_rng(seed), 12)
+    paths, expected = topology.paths(), np.zeros(topology.num_links)
+    for start, to, amount in zip(source, destinations, size, strict=True):
+        used = {link for destination in np.flatnonzero(to) for link in paths[start][destination]}
+        expected[sorted(used)] += amount
+    loads = eqx.filter_jit(multicast_loads)(topology, multicasts_of(source, destinations, size))
+    np.testing.assert_allclose(loads, expected, rtol=1e-5)
+
+
+def test_a_broadcast_crosses_every_node_once():
+    loads = multicast_loads(mesh_of((4, 4)), multicasts_of([5], np.ones((1, 16)), [1.0]))
+    assert float(loads.sum()) == 15
+    assert np.bincount(link_ends((4, 4))[:, 1], np.asarray(loads), 16).tolist() == [*[1] * 5, 0, *[1] * 10]
+
+
+def test_multicasts_at_once_add_up():
+    one, other = (random_multicasts(np.random.default_rng(seed), 12) for seed in (0, 1))
+    mesh = uneven_mesh((3, 4))
+    both = multicasts_of(*(np.concatenate(parts) for parts in zip(one, other, strict=True)))
+    np.testing.assert_allclose(
+        multicast_loads(mesh, both),
+        multicast_loads(mesh, multicasts_of(*one)) + multicast_loads(mesh, multicasts_of(*other)),
+        rtol=1e-6,
+    )
+
+
+def test_a_multicast_takes_its_busiest_link_and_its_longest_path():
+    # From the corner of a 3x3 mesh to all, in chunks of a tenth: four hops, three of which wait for a chunk.
+    everyone = multicasts_of([0], np.ones((1, 9)), [SIZE])
+    measured = multicast_seconds(mesh_of((3, 3)), everyone, Congestion(jnp.asarray(SIZE / 10)))
+    assert measured == pytest.approx(SIZE / BANDWIDTH * 1.3 + 4 * LATENCY, rel=1e-6)
+
+
+def test_ports_send_a_message_once_and_receive_it_everywhere():
+    to = np.ones((1, 9))
+    slow = jnp.full(9, BANDWIDTH / 10)
+    sending = mesh_of((3, 3), injection_bandwidth=slow)
+    receiving = mesh_of((3, 3), ejection_bandwidth=slow)
+    cut_through = Congestion(jnp.asarray(0.0), cut_through=True)
+    expected = 10 * SIZE / BANDWIDTH + 4 * LATENCY
+    for mesh in (sending, receiving):
+        assert multicast_seconds(mesh, multicasts_of([0], to, [SIZE]), cut_through) == pytest.approx(expected, rel=1e-6)
+    # Two messages from different nodes leave by different ports, and meet where they arrive.
+    two = multicasts_of([0, 8], np.ones((2, 9)), [SIZE, SIZE])
+    assert multicast_seconds(sending, two, cut_through) == pytest.approx(expected, rel=1e-6)
+    twice = expected + 10 * SIZE / BANDWIDTH
+    assert multicast_seconds(receiving, two, cut_through) == pytest.approx(twice, rel=1e-6)
+
+
+def test_a_message_to_its_sender_is_free():
+    mesh = mesh_of((3, 3), injection_bandwidth=jnp.ones(9), ejection_bandwidth=jnp.ones(9))
+    assert multicast_seconds(mesh, multicasts_of([4], np.eye(9)[4:5], [SIZE])) == 0
+
+
+@given(seeds)
+def test_a_multicast_is_never_slower_than_its_messages_one_by_one(seed):
+    mesh, chunk = uneven_mesh((3, 4)), 1e5
+    source, destinations, size = random_multicasts(np.random.default_rng(seed), 12, count=2)
+    unicasts = np.zeros((12, 12))
+    for start, to, amount in zip(source, destinations, size, strict=True):
+        unicasts[start] += to * amount
+    model = Congestion(jnp.asarray(chunk))
+    together = multicast_seconds(mesh, multicasts_of(source, destinations, size), model)
+    assert together <= seconds(mesh, all_to_all(jnp.asarray(unicasts, float)), model) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 8])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_rings_of_equal_links_are_borne_out(nodes, bidirectional):
+    network = ring(nodes, BANDWIDTH, LATENCY)
+    seen = replay(network, des.ring_all_reduce_sends(range(nodes), SIZE, bidirectional))
+    told = seconds(network, ring_all_reduce(np.arange(nodes), SIZE, nodes, bidirectional))
+    assert told == pytest.approx(seen, rel=1e-6)
+
+
+@given(seeds)
+def test_rings_of_unequal_links_lie_between_their_slowest_link_and_rounds(seed):
+    # Without rounds a member need not wait for all others. The slowest link is busy for all steps, and nothing takes
+    # longer than if every step waited for the slowest: n (s + l) is told, n s + l <= seen <= n (s + l).
+    mesh, order = uneven_mesh((4, 4), seed), des.block_rings((4, 4), 1)[0]
+    told = seconds(mesh, ring_all_reduce(np.asarray(order), SIZE, 16))
+    seen = replay(mesh, des.ring_all_reduce_sends(order, SIZE))
+    index = {tuple(pair): link for link, pair in enumerate(link_ends((4, 4)).tolist())}
+    used = [index[start, end] for start, end in zip(order, np.roll(order, -1).tolist(), strict=True)]
+    busy = SIZE / 16 / np.asarray(mesh.link_bandwidth)[used]
+    assert told == pytest.approx(30 * (busy.max() + np.asarray(mesh.link_latency)[used].max()), rel=1e-5)
+    assert 30 * busy.max() + np.asarray(mesh.link_latency)[used].min() <= seen * (1 + 1e-6)
+    assert seen <= told * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("shape", "domain"), [((4, 4), (2, 2)), ((4, 8), (2, 2)), ((6, 6), (3, 3)), ((4, 2), (2, 2))])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_entwined_rings_are_borne_out(shape, domain, bidirectional):
+    mesh = mesh_of(shape)
+    seen = replay(mesh, des.entwined_ring_sends(shape, domain, SIZE, bidirectional))
+    assert seconds(mesh, entwined_ring_all_reduce(shape, domain, SIZE, bidirectional)) == pytest.approx(seen, rel=1e-6)
+
+
+@pytest.mark.parametrize("domain", [(2, 1), (1, 4), (2, 4)])
+def test_domains_that_are_not_square_take_less_without_rounds(domain):
+    mesh = mesh_of((4, 8))
+    seen = replay(mesh, des.entwined_ring_sends((4, 8), domain, SIZE))
+    told = seconds(mesh, entwined_ring_all_reduce((4, 8), domain, SIZE))
+    assert told / 2 <= seen < 0.95 * told
+
+
+@given(seeds)
+def test_lone_multicasts_are_borne_out(seed):
+    rng = np.random.default_rng(seed)
+    mesh, chunk = mesh_of((3, 4)), SIZE / 8
+    source, to = int(rng.integers(12)), np.flatnonzero(rng.random(12) < 0.5).tolist()
+    sends = des.tree_sends(des.multicast_tree((3, 4), source, to), SIZE, chunk)
+    multicast = multicasts_of([source], np.eye(12)[to].sum(axis=0)[None], [SIZE])
+    told = multicast_seconds(mesh, multicast, Congestion(jnp.asarray(chunk)))
+    assert told == pytest.approx(replay(mesh, sends), rel=1e-6)
+
+
+def test_all_to_all_without_contention_is_borne_out():
+    traffic = np.random.default_rng(0).uniform(1e5, 1e6, (6, 6))
+    network = fully_connected(6, BANDWIDTH, LATENCY)
+    seen = replay(network, des.all_to_all_sends(traffic))
+    assert seconds(network, all_to_all(jnp.asarray(traffic, float))) == pytest.approx(seen, rel=1e-6)
+
+
+def test_all_to_all_on_a_mesh_is_borne_out():
+    traffic, mesh = np.random.default_rng(1).uniform(1e5, 1e6, (16, 16)), mesh_of((4, 4))
+    seen = replay(mesh, des.all_to_all_sends(traffic), chunk_bytes=4096.0)
+    told = seconds(mesh, all_to_all(jnp.asarray(traffic, float)), Congestion(jnp.asarray(4096.0)))
+    assert told == pytest.approx(seen, rel=0.1)
+
+
+def scaled(mesh, log_bandwidth, log_latency):
+    numbers = (mesh.link_bandwidth * jnp.exp(log_bandwidth), mesh.link_latency * jnp.exp(log_latency))
+    return eqx.tree_at(lambda m: (m.link_bandwidth, m.link_latency), mesh, numbers)
+
+
+def pair_traffic(size):
+    return jnp.asarray(np.random.default_rng(3).uniform(0.1, 1, (8, 8))) * size
+
+
+ORDER = np.asarray(des.block_rings((4, 2), 1)[0])
+ROUNDS = {
+    "all_to_all": lambda size: all_to_all(pair_traffic(size)),
+    "reduce_scatter": lambda size: ring_reduce_scatter(ORDER, size, 8),
+    "all_gather": lambda size: ring_all_gather(ORDER, size, 8),
+    "all_reduce": lambda size: ring_all_reduce(ORDER, size, 8, bidirectional=True),
+    "entwined": lambda size: entwined_ring_all_reduce((4, 2), (2, 1), size),
+    "hierarchical": lambda size: hierarchical_entwined_rings((4, 2), (2, 2), (1, 1), size),
+}
+
+
+def multicast_time(mesh, size):
+    multicasts = multicasts_of([0, 5], np.random.default_rng(3).random((2, 8)) < 0.6, jnp.stack([size, 0.7 * size]))
+    return multicast_stage(Congestion(jnp.asarray(1e4)), mesh, multicasts).total(EXACT)
+
+
+def log_time(name, mesh, log_bandwidth, log_latency, log_size):
+    """Logarithms keep numbers of all sizes alike. Links are unequal, so no two are the slowest."""
+    mesh, size = scaled(mesh, log_bandwidth, log_latency), SIZE * jnp.exp(log_size)
+    if name == "multicast":
+        return jnp.log(multicast_time(mesh, size))
+    return jnp.log(collective_time(WHOLE, mesh, ROUNDS[name](size), EXACT))
+
+
+@pytest.mark.parametrize("name", [*ROUNDS, "multicast"])
+def test_gradients_equal_finite_differences(name):
+    with jax.enable_x64(True):
+        mesh = uneven_mesh((4, 2), dtype=jnp.float64)
+        point = (jnp.zeros(mesh.num_links), jnp.zeros(mesh.num_links), jnp.asarray(0.0))
+
+        @jax.jit
+        def value(*at):
+            return log_time(name, mesh, *at)
+
+        gradients = jax.jit(jax.grad(value, argnums=(0, 1, 2)))(*point)
+        # More bandwidth never takes longer, more latency and bytes never less, and all of them count.
+        assert (gradients[0] <= 0).all()
+        assert (gradients[1] >= 0).all()
+        assert min(float(-gradients[0].sum()), float(gradients[1].sum()), float(gradients[2])) > 1e-3
+        # Time is made of latencies and of bytes over bandwidth, and of nothing else.
+        assert float(gradients[1].sum() - gradients[0].sum()) == pytest.approx(1, rel=1e-9)
+        rng, width = np.random.default_rng(0), 1e-5
+        for _ in range(3):
+            way = [rng.normal(size=at.shape) for at in point]
+            ahead, behind = (
+                value(*(at + side * w for at, w in zip(point, way, strict=True))) for side in (width, -width)
+            )
+            along = sum(float((g * w).sum()) for g, w in zip(gradients, way, strict=True))
+            assert along == pytest.approx(float(ahead - behind) / (2 * width), rel=1e-6)
+
+
+def test_sizes_and_machines_batch():
+    sizes = jnp.asarray([1e5, 1e6])
+    bandwidths = jnp.asarray([1e10, 5e10, 2e11])
+    mesh = mesh_of((4, 4))
+
+    def value(size, bandwidth):
+        machine = eqx.tree_at(lambda m: m.link_bandwidth, mesh, jnp.full(mesh.num_links, 1.0) * bandwidth)
+        return collective_time(WHOLE, machine, entwined_ring_all_reduce((4, 4), (2, 2), size), EXACT)
+
+    grid = jax.jit(jax.vmap(jax.vmap(value, (None, 0)), (0, None)))(sizes, bandwidths)
+    expected = 12 * (np.asarray(sizes)[:, None] / 8 / np.asarray(bandwidths) + LATENCY)
+    np.testing.assert_allclose(grid, expected, rtol=1e-5)
