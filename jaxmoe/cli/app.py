@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from jaxmoe.cli.evaluate import command as evaluate
+from jaxmoe.cli.network import command as network
 from jaxmoe.cli.tune import command as tune
 from jaxmoe.cli.validate import command as validate
 
@@ -18,6 +19,7 @@ app = typer.Typer(
 app.command("tune")(tune)
 app.command("evaluate")(evaluate)
 app.command("validate")(validate)
+app.command("network")(network)
 
 
 def _print_version(wanted: bool) -> bool:

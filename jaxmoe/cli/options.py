@@ -25,4 +25,16 @@ Plans = Annotated[
     list[str] | None,
     typer.Option("--plan", metavar="[NAME=]FILE", help="A plan to judge; NAME is its file's. May be repeated."),
 ]
+Timeline = Annotated[
+    Path | None,
+    typer.Option("--timeline", metavar="FILE.json", help="Write one replayed layer for trace viewers, and draw it."),
+]
+TimelineOf = Annotated[
+    str | None,
+    typer.Option(
+        "--timeline-of",
+        metavar="STRATEGY:LAYER",
+        help="What --timeline shows; by default the slowest layer of the first plan.",
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]

@@ -12,14 +12,12 @@ from jaxmoe.config import resolved
 
 
 def provenance(command: str, inputs: Inputs) -> dict[str, Any]:
-    """The part of a summary that is the same for all verbs."""
+    """The part of a summary that is the same for all verbs on scenarios."""
     return {
         "command": command,
         "scenario": resolved(inputs.scenario),
         "seed": inputs.scenario.seed,
-        "versions": {name: version(name) for name in ("jaxmoe", "jax", "jaxlib", "numpy")}
-        | {"python": platform.python_version()},
-        "device": _device(),
+        **surroundings(),
         "trace": {
             "path": inputs.trace_path,
             "tokens": inputs.trace.num_tokens,
@@ -35,6 +33,12 @@ def provenance(command: str, inputs: Inputs) -> dict[str, Any]:
         },
         "layer_ids": list(inputs.layer_ids),
     }
+
+
+def surroundings() -> dict[str, Any]:
+    """Software and machine, which every run has."""
+    versions = {name: version(name) for name in ("jaxmoe", "jax", "jaxlib", "numpy")}
+    return {"versions": versions | {"python": platform.python_version()}, "device": _device()}
 
 
 def _device() -> dict[str, Any]:

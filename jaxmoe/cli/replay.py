@@ -32,7 +32,7 @@ def replay(inputs: Inputs, strategy: Strategy, batches: Batch, report: Callable[
     """Replay every batch of every layer; `report` is called with the layers done and those in all."""
     leaves, rows = jax.tree.map(np.asarray, batches), []
     for row, rings in enumerate(strategy.rings):
-        layer = _describe(inputs, strategy, rings)
+        layer = describe(inputs, strategy, rings)
         batch = jax.tree.map(lambda leaf, at=row: leaf[at : at + 1], leaves)
         rows.append(replay_plan(layer, strategy.placement.share[row : row + 1], batch)[0])
         report(row + 1, len(strategy.rings))
@@ -43,7 +43,7 @@ def replay(inputs: Inputs, strategy: Strategy, batches: Batch, report: Callable[
     return Replay(*(seconds(name) for name in ("dispatch_s", "compute_s", "combine_s", "total_s", "free_running_s")))
 
 
-def _describe(inputs: Inputs, strategy: Strategy, rings: int | None) -> LayerDescription:
+def describe(inputs: Inputs, strategy: Strategy, rings: int | None) -> LayerDescription:
     """The machine and the layer in the simulator's own terms."""
     model, die = inputs.model, inputs.model.platform.die
     return LayerDescription(

@@ -29,7 +29,7 @@ def print_comparison(comparison: Comparison, title: str) -> None:
         row = [f"{seconds * factor:.4g}" for seconds in _means(comparison, name)]
         simulated = _simulated(comparison, name, factor)
         table.add_row(_marked(comparison, name), *row, simulated, *([_gain(comparison, name)] if tuned else []))
-    _print(table)
+    print_table(table)
 
 
 def print_warnings(lines: Iterable[str]) -> None:
@@ -58,7 +58,7 @@ def print_agreement(rows: list[tuple[str, ...]]) -> None:
     table.add_column("simulated total\nwithout barriers", justify="right")
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
-    _print(table)
+    print_table(table)
 
 
 def _means(comparison: Comparison, name: str) -> list[float]:
@@ -86,7 +86,8 @@ def _gain(comparison: Comparison, name: str) -> str:
     return f"{ratio.mean():.2f} ({ratio.min():.2f})"
 
 
-def _print(table: Table) -> None:
+def print_table(table: Table) -> None:
+    """Show a table, as wide as it needs where no terminal limits it."""
     console = Console(highlight=False)
     if not console.is_terminal:
         # Redirected output would be squeezed into 80 columns.

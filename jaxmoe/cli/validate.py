@@ -17,6 +17,7 @@ from jaxmoe.cli.scoring import score
 from jaxmoe.cli.session import OptionError, session
 from jaxmoe.cli.strategies import Strategy, standard_strategies
 from jaxmoe.cli.tables import print_agreement
+from jaxmoe.cli.timeline import check_target, chosen_layer, write_timeline
 from jaxmoe.cli.trials import Trial, agreement_rows, validation_report
 
 BatchTokens = Annotated[
@@ -35,21 +36,29 @@ def command(
     trace: options.Trace = None,
     overrides: options.Overrides = None,
     layers: options.Layers = None,
+    timeline: options.Timeline = None,
+    timeline_of: options.TimelineOf = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Replay plans in the event simulator, and tell how far the model is off."""
     with session(out, verbose) as (folder, interrupts), StageClock() as clock:
         with clock.stage("load"):
+            check_target(timeline, timeline_of)
             inputs = read_inputs(config, overrides, trace, layers)
             usual = standard_strategies(inputs) if standard else []
-            strategies = [*usual, *given_plans(plan, inputs)]
+            given = given_plans(plan, inputs)
+            strategies = [*usual, *given]
             if not strategies:
                 raise OptionError("nothing to validate: give plans with --plan FILE, or --standard")
             sizes = _sizes(batch_tokens, inputs)
+            shown, row = chosen_layer(timeline_of, strategies, inputs) or ((given or usual)[0].name, None)
         with progress_bars(interrupts.check) as report:
             trials = [_try(inputs, s, tokens, clock, report) for tokens in sizes for s in strategies]
         with clock.stage("draw"):
             _draw(folder, f"{inputs.scenario.name}: dispatch and combine", trials)
+        if timeline is not None:
+            with clock.stage("timeline"):
+                write_timeline(timeline, inputs, next(t for t in trials if t.strategy.name == shown), row)
         summary = provenance("validate", inputs) | validation_report(inputs.layer_ids, trials)
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
         print_agreement(agreement_rows(trials))

@@ -1,8 +1,8 @@
 """What every section of a configuration file has in common."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Section(BaseModel):
@@ -38,5 +38,27 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+SMALLEST = 1e-12
+
+
+def _not_tiny(value: float) -> float:
+    """What is divided by has to stay above zero in 32 bits, whatever its unit."""
+    if value < SMALLEST:
+        raise RuleError((), value, f"at least {SMALLEST:g}", "Write a larger number")
+    return value
+
+
 # No machine comes near 1e9 of these units: such a value was written in B/s, B or FLOP/s.
-Rate = Annotated[float, Field(gt=0, le=1e9)]
+Rate = Annotated[float, Field(gt=0, le=1e9), AfterValidator(_not_tiny)]
+Portion = Annotated[float, Field(gt=0, le=1), AfterValidator(_not_tiny)]
+
+
+def pair_of(what: str, example: str) -> BeforeValidator:
+    """Take a pair as a whole: pydantic would report a short list as a missing second entry."""
+
+    def as_pair(value: Any) -> Any:
+        if not isinstance(value, list | tuple) or len(value) != 2:
+            raise RuleError((), value, f"two {what} in brackets", f"Write them as {example}")
+        return tuple(value)
+
+    return BeforeValidator(as_pair)

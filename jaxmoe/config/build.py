@@ -1,15 +1,31 @@
 """From the validated description to what computes: SI units, float32 arrays. Configuration ends here."""
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxmoe.config.machine import HardwareConfig
+from jaxmoe.config.base import ConfigError
+from jaxmoe.config.graph import GraphConfig, as_graph
+from jaxmoe.config.machine import LinkConfig
+from jaxmoe.config.meshes import MeshConfig, WafersConfig
+from jaxmoe.config.networks import ClustersConfig, HardwareConfig, TorusConfig, UniformConfig
 from jaxmoe.config.schema import ModelConfig, Scenario
 from jaxmoe.config.tuning import TuningConfig
-from jaxmoe.hardware import Die, Mesh, Platform
+from jaxmoe.hardware import (
+    AbstractTopology,
+    Die,
+    Mesh,
+    Platform,
+    clusters,
+    fully_connected,
+    ring,
+    switch,
+    torus,
+    wafers,
+)
 from jaxmoe.hardware.mesh import link_ends
 from jaxmoe.latency import LayerModel
 from jaxmoe.models import MoEModel
@@ -18,28 +34,34 @@ from jaxmoe.tune.settings import TunerSettings
 from jaxmoe.units import GIGA, NANO, TERA
 
 GATHER_RULES = {"lowest_host": LowestHost, "fewest_hops": FewestHops}
+UNIFORM = {"ring": ring, "switch": switch, "fully_connected": fully_connected}
 FFN_FLOPS = {"2hi": 2, "6hi": 6}  # times hidden size times expert size
 
 
 def build_platform(hardware: HardwareConfig) -> Platform:
-    """The mesh and its dies: B/s, s, FLOP/s and B per link or node."""
-    nodes = hardware.mesh_shape[0] * hardware.mesh_shape[1]
-    bandwidth, latency = _link_numbers(hardware)
+    """The network and its dies: B/s, s, FLOP/s and B per link or node. Raises `ConfigError` without dies."""
+    topology, die = build_topology(hardware), hardware.die
+    if die is None:
+        raise ConfigError(f"{hardware.name}: die is null; expected the compute and memory of a node as a mapping")
     return Platform(
-        topology=Mesh(
-            shape=hardware.mesh_shape,
-            link_bandwidth=bandwidth,
-            link_latency=latency,
-            injection_bandwidth=_per_node(hardware.ports.injection_GB_per_s, GIGA, nodes),
-            ejection_bandwidth=_per_node(hardware.ports.ejection_GB_per_s, GIGA, nodes),
-            endpoint_latency=_number(hardware.router.endpoint_latency_ns * NANO),
-            efficiency=_number(hardware.router.efficiency),
-        ),
+        topology=topology,
         die=Die(
-            flops=jnp.full(nodes, hardware.die.compute_TFLOPs_per_s * TERA, jnp.float32),
-            memory_bandwidth=_per_node(hardware.die.memory_bandwidth_GB_per_s, GIGA, nodes),
-            memory_capacity=_per_node(hardware.die.memory_capacity_GB, GIGA, nodes),
+            flops=jnp.full(topology.num_nodes, die.compute_TFLOPs_per_s * TERA, jnp.float32),
+            memory_bandwidth=_per_node(die.memory_bandwidth_GB_per_s, GIGA, topology.num_nodes),
+            memory_capacity=_per_node(die.memory_capacity_GB, GIGA, topology.num_nodes),
         ),
+    )
+
+
+def build_topology(hardware: HardwareConfig) -> AbstractTopology:
+    """The network with its ports and what its routers cost: B/s and s per link or node."""
+    network, ports, router = _network(hardware), hardware.ports, hardware.router
+    return replace(
+        network,
+        injection_bandwidth=_per_node(ports.injection_GB_per_s, GIGA, network.num_nodes),
+        ejection_bandwidth=_per_node(ports.ejection_GB_per_s, GIGA, network.num_nodes),
+        endpoint_latency=_number(router.endpoint_latency_ns * NANO),
+        efficiency=_number(router.efficiency),
     )
 
 
@@ -77,19 +99,47 @@ def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]
     )
 
 
-def _link_numbers(hardware: HardwareConfig) -> tuple[Float[Array, " link"], Float[Array, " link"]]:
-    """Bandwidth in B/s and latency in s of every directed link."""
+def _network(hardware: HardwareConfig) -> AbstractTopology:
+    """Nodes and links alone."""
+    match hardware:
+        case MeshConfig():
+            return _mesh(hardware)
+        case WafersConfig():
+            numbers = (*_numbers(hardware.link), *_numbers(hardware.border))
+            return replace(wafers(hardware.wafer_shape, hardware.grid, *numbers), routing=hardware.routing)
+        case TorusConfig():
+            return torus(hardware.mesh_shape, *_numbers(hardware.link))
+        case UniformConfig():
+            return UNIFORM[hardware.kind](hardware.nodes, *_numbers(hardware.link))
+        case ClustersConfig():
+            numbers = (*_numbers(hardware.link), *_numbers(hardware.uplink))
+            return clusters(hardware.clusters, hardware.nodes_per_cluster, *numbers, hardware.spines)
+        case GraphConfig():
+            return as_graph(hardware)
+
+
+def _mesh(hardware: MeshConfig) -> Mesh:
+    """All links alike, but for those that have numbers of their own."""
     x, y = hardware.mesh_shape
     index = {(int(a), int(b)): i for i, (a, b) in enumerate(link_ends((x, y)))}
-    bandwidth = np.full(len(index), hardware.link.bandwidth_GB_per_s * GIGA)
-    latency = np.full(len(index), hardware.link.latency_ns * NANO)
+    bandwidth, latency = (np.full(len(index), number) for number in _numbers(hardware.link))
     for link in hardware.links:
         at = index[link.source[0] * y + link.source[1], link.destination[0] * y + link.destination[1]]
         if link.bandwidth_GB_per_s is not None:
             bandwidth[at] = link.bandwidth_GB_per_s * GIGA
         if link.latency_ns is not None:
             latency[at] = link.latency_ns * NANO
-    return jnp.asarray(bandwidth, jnp.float32), jnp.asarray(latency, jnp.float32)
+    return Mesh(
+        jnp.asarray(bandwidth, jnp.float32),
+        jnp.asarray(latency, jnp.float32),
+        shape=hardware.mesh_shape,
+        routing=hardware.routing,
+    )
+
+
+def _numbers(link: LinkConfig) -> tuple[float, float]:
+    """Bandwidth in B/s and latency in s."""
+    return link.bandwidth_GB_per_s * GIGA, link.latency_ns * NANO
 
 
 def _per_node(value: float | None, unit: float, nodes: int) -> Float[Array, " node"] | None:

@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from jaxmoe.config.base import ConfigError, RuleError, Section
 from jaxmoe.config.draft import Draft, Keys
+from jaxmoe.config.machine import DEFAULT_KIND
 
 MOST_LINES = 5
 
@@ -36,14 +37,14 @@ EXPECTED = {
 }
 
 
-def explain(error: ValidationError, root: type[Section], draft: Draft) -> ConfigError:
-    """The error for the user, one line for each thing that is wrong."""
+def explain(error: ValidationError, root: Any, draft: Draft) -> ConfigError:
+    """The error for the user, one line for each thing that is wrong. `root` is a section or a union of them."""
     # Unknown keys first: a misspelt key is also a missing one, and then only its line is of use.
     problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     lines: list[str] = []
     meant: set[Keys] = set()
     for problem in problems:
-        keys = _key_path(problem["loc"], draft.data)
+        keys = _key_path(problem["loc"], root, draft.data)
         if problem["type"] == "extra_forbidden":
             line, guess = _unknown_key(keys, problem["input"], root, draft)
             meant.add((*keys[:-1], guess))
@@ -56,7 +57,7 @@ def explain(error: ValidationError, root: type[Section], draft: Draft) -> Config
     return ConfigError("\n".join(lines[:MOST_LINES] + rest))
 
 
-def _unknown_key(keys: Keys, value: object, root: type[Section], draft: Draft) -> tuple[str, str]:
+def _unknown_key(keys: Keys, value: object, root: Any, draft: Draft) -> tuple[str, str]:
     """The line, and the key that was probably meant (or nothing)."""
     section, _ = _look_up(root, keys[:-1], draft.data)
     known = [_spelling(name, field) for name, field in section.model_fields.items()] if section else []
@@ -66,7 +67,7 @@ def _unknown_key(keys: Keys, value: object, root: type[Section], draft: Draft) -
     return line + ", ".join(known) + ".", close[0] if close else ""
 
 
-def _wrong_value(keys: Keys, problem: ErrorDetails, root: type[Section], draft: Draft) -> str:
+def _wrong_value(keys: Keys, problem: ErrorDetails, root: Any, draft: Draft) -> str:
     context: dict[str, Any] = problem.get("ctx", {})
     rule = context.get("error")
     if isinstance(rule, RuleError):
@@ -76,6 +77,7 @@ def _wrong_value(keys: Keys, problem: ErrorDetails, root: type[Section], draft: 
     value, advice = problem["input"], _advice(_look_up(root, keys, draft.data)[1])
     if problem["type"] == "union_tag_invalid":
         keys, value = (*keys, "kind"), value["kind"]
+        advice = advice if len(keys) > 1 else "Write one of them"
     # What the table does not know is still told, in pydantic's words.
     expected = EXPECTED[problem["type"]].format(**context) if problem["type"] in EXPECTED else problem["msg"]
     if isinstance(value, bool) and problem["type"] in ("literal_error", "string_type"):
@@ -97,15 +99,18 @@ def _show(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _key_path(location: tuple[str | int, ...], data: object) -> Keys:
+def _key_path(location: tuple[str | int, ...], root: Any, data: object) -> Keys:
     """Pydantic's location without the tags it adds where a `kind` chose the section."""
-    keys: list[str | int] = []
+    keys: Keys = ()
+    tag_follows = _is_union(root)
     for key in location:
-        if isinstance(data, dict) and key not in data and data.get("kind") == key:
-            continue
-        keys.append(key)
-        data = _child(data, key)
-    return tuple(keys)
+        if tag_follows:
+            tag_follows = False
+        else:
+            keys = (*keys, key)
+            field = _look_up(root, keys, data)[1]
+            tag_follows = field is not None and _is_union(field.annotation)
+    return keys
 
 
 def _child(data: object, key: str | int) -> object:
@@ -124,26 +129,30 @@ def _spelling(name: str, field: FieldInfo) -> str:
     return field.alias or name
 
 
-def _look_up(root: type[Section], keys: Keys, data: object) -> tuple[type[Section] | None, FieldInfo | None]:
+def _look_up(root: Any, keys: Keys, data: object) -> tuple[type[Section] | None, FieldInfo | None]:
     """What the schema has at a key path: the section class, if it is a mapping, and the field that led there."""
-    section: type[Section] | None = root
+    section = _pick(root, data)
     field: FieldInfo | None = None
     for key in keys:
         data = _child(data, key)
         if isinstance(key, str):  # what is said of a list holds for its entries
             fields = section.model_fields if section else {}
             field = next((f for name, f in fields.items() if _spelling(name, f) == key), None)
-        section = _pick(field, data)
+        section = _pick(field.annotation, data) if field else None
     return section, field
 
 
-def _pick(field: FieldInfo | None, data: object) -> type[Section] | None:
-    """The class of a field's mappings; where there are several, the one of the `kind` that the data name."""
-    classes = list(_classes(field.annotation)) if field else []
+def _pick(annotation: Any, data: object) -> type[Section] | None:
+    """The class of these mappings; where there are several, the one of the `kind` that the data name."""
+    classes = list(_classes(annotation))
     if len(classes) > 1:
-        kind = data.get("kind") if isinstance(data, dict) else None
+        kind = data.get("kind", DEFAULT_KIND) if isinstance(data, dict) else None
         classes = [c for c in classes if kind in get_args(c.model_fields["kind"].annotation)]
     return classes[0] if classes else None
+
+
+def _is_union(annotation: Any) -> bool:
+    return len(list(_classes(annotation))) > 1
 
 
 def _classes(annotation: Any) -> Iterator[type[Section]]:

@@ -4,21 +4,20 @@ import difflib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from jaxmoe.config.base import ConfigError, Section
 from jaxmoe.config.draft import Draft, Source
 from jaxmoe.config.explain import explain
-from jaxmoe.config.machine import HardwareConfig
+from jaxmoe.config.networks import HardwareConfig
 from jaxmoe.config.schema import Scenario
 from jaxmoe.config.yaml_text import label_of, parse_yaml, read_mapping
 
 # Keys of a scenario that may name a file, and the folder it is in.
 FOLDERS = {"hardware": "hardware", "model": "models", "workload": "workloads"}
 
-SectionT = TypeVar("SectionT", bound=Section)
 Override = tuple[tuple[str, ...], object]
 
 
@@ -51,12 +50,12 @@ def load_hardware(path: str | Path, overrides: Sequence[str] = ()) -> HardwareCo
     return _validate(HardwareConfig, draft)
 
 
-def resolved(scenario: Scenario) -> dict[str, Any]:
-    """The whole scenario, defaults and references filled in, as JSON would have it.
+def resolved(section: Section) -> dict[str, Any]:
+    """The whole scenario or machine, defaults and references filled in, as JSON would have it.
 
-    It is itself a valid scenario: `Scenario.model_validate` gives back an equal one.
+    It is itself a valid one: `Scenario.model_validate` gives back an equal scenario.
     """
-    return scenario.model_dump(mode="json", by_alias=True)
+    return section.model_dump(mode="json", by_alias=True)
 
 
 def _normal(path: str | Path) -> Path:
@@ -70,11 +69,12 @@ def _read(path: Path) -> Draft:
     return Draft(data, Source(label_of(path), path.parent))
 
 
-def _validate(section: type[SectionT], draft: Draft) -> SectionT:
+def _validate(schema: Any, draft: Draft) -> Any:
+    """An object of the schema, a section or a union of them."""
     try:
-        return section.model_validate(draft.data)
+        return TypeAdapter(schema).validate_python(draft.data)
     except ValidationError as error:
-        raise explain(error, section, draft) from error
+        raise explain(error, schema, draft) from error
 
 
 def _parse_overrides(overrides: Sequence[str]) -> list[Override]:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from jaxmoe.config.base import Count, Fraction, Name, NonNegative, Positive, RuleError, Section, Seed
-from jaxmoe.config.machine import HardwareConfig
+from jaxmoe.config.networks import MeshMachineConfig
 from jaxmoe.config.tuning import TuningConfig
 from jaxmoe.hardware.mesh import blocks
 
@@ -133,7 +133,10 @@ class Scenario(Section):
     """Everything that one run needs."""
 
     name: Name = Field(default="unnamed", description="a name for tables", examples=["quickstart"])
-    hardware: HardwareConfig = Field(description="the name of a file in hardware/, or its content as a mapping")
+    hardware: MeshMachineConfig = Field(
+        description="the name of a file in hardware/, or its content as a mapping; hardware.kind has to be mesh or "
+        "wafers for placements, and jaxmoe network takes every kind"
+    )
     model: ModelConfig = Field(description="the name of a file in models/, or its content as a mapping")
     workload: WorkloadConfig = Field(description="the name of a file in workloads/, or its content as a mapping")
     costs: CostsConfig = Field(default=CostsConfig(), description="the costs of a token as a mapping")
@@ -146,6 +149,13 @@ class Scenario(Section):
     )
     tuning: TuningConfig = Field(default=TuningConfig(), description="the settings of the tuner as a mapping")
     seed: Seed = Field(default=0, description="the seed of whatever has none of its own", examples=[0])
+
+    @model_validator(mode="after")
+    def _has_dies(self) -> "Scenario":
+        if self.hardware.die is None:
+            remedy = "Write for example die: {compute_TFLOPs_per_s: 5}; jaxmoe network alone needs none"
+            raise RuleError(("hardware", "die"), None, "the compute and memory of a node as a mapping", remedy)
+        return self
 
     @model_validator(mode="after")
     def _regions_cut_the_mesh(self) -> "Scenario":

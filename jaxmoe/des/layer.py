@@ -44,6 +44,14 @@ class LayerReplay:
     node_busy: Float[np.ndarray, " node"]
 
 
+@dataclass(frozen=True)
+class RecordedLayer:
+    """A layer simulated with a barrier between stages: a run with its services, and the stage of every task."""
+
+    run: Run
+    stage: list[str]
+
+
 def replay_layer(layer: LayerDescription, share: Float[np.ndarray, "expert node"], batch: Batch) -> LayerReplay:
     """Simulate `batch` (leaves without leading axes, every weight 1) under the placement `share`."""
     plan = plan_tokens(layer, share, batch)
@@ -61,6 +69,16 @@ def replay_layer(layer: LayerDescription, share: Float[np.ndarray, "expert node"
         combine_link_busy=combine_alone.link_busy[: layer.fabric.num_links],
         node_busy=whole.node_busy,
     )
+
+
+def record_layer(layer: LayerDescription, share: Float[np.ndarray, "expert node"], batch: Batch) -> RecordedLayer:
+    """The simulation behind `total_s` of `replay_layer`, with what every link and node did when."""
+    plan = plan_tokens(layer, share, batch)
+    dispatch, combine = _sends(layer, plan)
+    run = _layer(layer, dispatch, node_seconds(layer, plan), combine, barriers=True, record=True)
+    # Tasks are in the order in which `_layer` adds them. A barrier counts as part of the stage it ends.
+    stage = ["dispatch"] * (len(dispatch) + 1) + ["compute"] * (layer.num_nodes + 1) + ["combine"] * len(combine)
+    return RecordedLayer(run, stage)
 
 
 def replay_plan(
@@ -113,6 +131,7 @@ def _layer(
     seconds: Float[np.ndarray, " node"],
     combine: list[Send],
     barriers: bool,
+    record: bool = False,
 ) -> Run:
     """The whole layer in one simulation."""
     graph = _graph(layer)
@@ -125,7 +144,7 @@ def _layer(
     if barriers:
         computed = _join(graph, computed)
     add_sends(graph, combine, layer.fabric.paths, ready=computed)
-    return _simulate(layer, graph)
+    return _simulate(layer, graph, record)
 
 
 def _join(graph: GraphBuilder, tasks: Sequence[Sequence[int]]) -> list[tuple[int]]:
@@ -138,6 +157,6 @@ def _graph(layer: LayerDescription) -> GraphBuilder:
     return GraphBuilder(len(layer.fabric.rate), layer.num_nodes, layer.fabric.chunk_bytes)
 
 
-def _simulate(layer: LayerDescription, graph: GraphBuilder) -> Run:
+def _simulate(layer: LayerDescription, graph: GraphBuilder, record: bool = False) -> Run:
     fabric = layer.fabric
-    return simulate(graph.build(), fabric.rate, fabric.latency, cut_through=fabric.cut_through)
+    return simulate(graph.build(), fabric.rate, fabric.latency, cut_through=fabric.cut_through, record=record)

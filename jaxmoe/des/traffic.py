@@ -15,7 +15,7 @@ Order = Literal["staggered", "by_destination", "shuffled"]
 
 @dataclass(frozen=True)
 class TrafficReplay:
-    """When traffic was complete, s; and how long every link and node port was busy, s."""
+    """When traffic was complete, and how long every link was busy, s. `run` has the ports as well."""
 
     completion_s: float
     received_s: Float[np.ndarray, " node"]  # when a node had received everything; 0 for nothing
@@ -33,12 +33,15 @@ def replay_traffic(
     """Send traffic[s, d] bytes from every node s to every node d; the diagonal is free.
 
     A source sends its messages one after another: `staggered`, to s + 1, s + 2, ... round the nodes;
-    `by_destination`, to 0, 1, 2, ...; or `shuffled`, chunk by chunk in an order drawn with `seed`.
+    `by_destination`, to 0, 1, 2, ...; or `shuffled`, chunk by chunk in an order drawn with `seed`. Raises
+    `ValueError` for an unknown order, and for traffic that is not finite or not of this network.
     """
+    nodes, traffic = fabric.num_nodes, np.asarray(traffic, float)
     if order not in get_args(Order):
         raise ValueError(f"order is {order!r}, expected one of {', '.join(get_args(Order))}")
-    nodes = fabric.num_nodes
-    source, destination, size = _messages(np.asarray(traffic, float), order)
+    if traffic.shape != (nodes, nodes) or not ((traffic >= 0) & np.isfinite(traffic)).all():
+        raise ValueError(f"traffic must be finite bytes, none negative, of the shape {(nodes, nodes)}")
+    source, destination, size = _messages(traffic, order)
     if order == "shuffled":
         source, destination, size = _shuffled_chunks(source, destination, size, fabric.chunk_bytes, seed)
     graph = GraphBuilder(len(fabric.rate), 0, fabric.chunk_bytes)
@@ -68,7 +71,7 @@ def _shuffled_chunks(
     source: np.ndarray, destination: np.ndarray, size: np.ndarray, chunk_bytes: float | None, seed: int
 ) -> Messages:
     """Every chunk a message of its own, those of all sources in random order."""
-    chunk = np.inf if chunk_bytes is None else chunk_bytes
+    chunk = chunk_bytes if chunk_bytes is not None and chunk_bytes > 0 else np.inf
     count = np.maximum(np.ceil(size / chunk), 1).astype(int)
     message = np.repeat(np.arange(len(size)), count)
     last = np.cumsum(count) - 1

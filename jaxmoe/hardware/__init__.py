@@ -1,5 +1,6 @@
 """Descriptions of machines: dies, networks of links, and the platform that joins them."""
 
+from jaxmoe.hardware.bisection import bisection_bandwidth as bisection_bandwidth
 from jaxmoe.hardware.die import Die as Die
 from jaxmoe.hardware.graph import Graph as Graph
 from jaxmoe.hardware.graph import TopologyError as TopologyError

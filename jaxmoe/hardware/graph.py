@@ -74,21 +74,24 @@ def build_graph(
     `routes` gives the vertices of the path from one node to another, both included; pairs that it does not
     name take a path of the fewest hops, over the lowest-numbered vertices of equals. Raises `TopologyError`.
     """
+    given: Mapping[tuple[int, int], Sequence[int]] = routes or {}
+    _check_nodes(num_nodes, len(positions), given)
     index = _index_links(ends, len(positions), num_nodes)
     _check_numbers(ends, np.asarray(link_bandwidth, float), np.asarray(link_latency, float))
-    given: Mapping[tuple[int, int], Sequence[int]] = routes or {}
     hop_link: list[int] = []
     hop_pair: list[int] = []
     for source in range(num_nodes):
         before = _paths_from(source, len(positions), ends)
         for destination in range(num_nodes):
-            path = given.get((source, destination)) or _walk_back(before, source, destination)
+            path = given.get((source, destination))
+            if path is None:
+                path = _walk_back(before, source, destination)
             links = _links_of(path, source, destination, index)
             hop_link += links
             hop_pair += [source * num_nodes + destination] * len(links)
     return Graph(
         nodes=num_nodes,
-        ends=jnp.asarray(ends, jnp.int32),
+        ends=jnp.asarray(np.reshape(ends, (-1, 2)), jnp.int32),
         back=jnp.asarray([index[end, start] for start, end in ends], jnp.int32),
         hop_link=jnp.asarray(hop_link, jnp.int32),
         hop_pair=jnp.asarray(hop_pair, jnp.int32),
@@ -96,6 +99,16 @@ def build_graph(
         link_bandwidth=jnp.asarray(link_bandwidth, jnp.float32),
         link_latency=jnp.asarray(link_latency, jnp.float32),
     )
+
+
+def _check_nodes(nodes: int, vertices: int, routes: Mapping[tuple[int, int], Sequence[int]]) -> None:
+    if not 1 <= nodes <= vertices:
+        raise TopologyError(
+            f"{nodes} nodes and {vertices} positions are given, expected a node and a position for each"
+        )
+    for source, destination in routes:
+        if not (0 <= source < nodes and 0 <= destination < nodes):
+            raise TopologyError(f"there is a path from {source} to {destination}, but nodes are 0..{nodes - 1}")
 
 
 def _index_links(ends: Sequence[tuple[int, int]], vertices: int, nodes: int) -> dict[tuple[int, int], int]:
@@ -122,9 +135,13 @@ def _check_numbers(ends: Sequence[tuple[int, int]], bandwidth: np.ndarray, laten
         raise TopologyError(f"{len(ends)} links have {len(bandwidth)} bandwidths and {len(latency)} latencies")
     for (start, end), rate, delay in zip(ends, bandwidth, latency, strict=True):
         if not 0 < rate < np.inf:
-            raise TopologyError(f"the link from {start} to {end} has bandwidth {rate:g} B/s, expected more than zero")
+            raise TopologyError(
+                f"the link from {start} to {end} has bandwidth {rate:g} B/s, expected a finite one above zero"
+            )
         if not 0 <= delay < np.inf:
-            raise TopologyError(f"the link from {start} to {end} has latency {delay:g} s, expected zero or more")
+            raise TopologyError(
+                f"the link from {start} to {end} has latency {delay:g} s, expected a finite one, zero or more"
+            )
 
 
 def _paths_from(source: int, vertices: int, ends: Sequence[tuple[int, int]]) -> list[int]:
@@ -155,11 +172,12 @@ def _walk_back(before: list[int], source: int, destination: int) -> list[int]:
 def _links_of(
     vertices: Sequence[int], source: int, destination: int, index: Mapping[tuple[int, int], int]
 ) -> list[int]:
-    if vertices[0] != source or vertices[-1] != destination:
+    if [*vertices[:1], *vertices[-1:]] != [source, destination]:
         raise TopologyError(
-            f"the path from {source} to {destination} runs from {vertices[0]} to {vertices[-1]}; "
-            "write all its vertices, both ends included"
+            f"the path from {source} to {destination} is {[*vertices]}; write all its vertices, both ends included"
         )
+    if len(set(vertices)) < len(vertices):
+        raise TopologyError(f"the path from {source} to {destination}, {[*vertices]}, passes a vertex twice")
     steps = list(pairwise(vertices))
     for step in steps:
         if step not in index:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from jaxmoe.hardware.graph import Graph, build_graph
+from jaxmoe.hardware.graph import Graph, TopologyError, build_graph
 from jaxmoe.hardware.mesh import Mesh, link_ends
 
 
@@ -39,7 +39,7 @@ def wafers(
 
 def ring(num_nodes: int, bandwidth: float, latency: float) -> Graph:
     """A ring with links both ways. Messages go the shorter way; where both are as long, upwards."""
-    ends = _both_ways([(node, (node + 1) % num_nodes) for node in range(num_nodes)])
+    ends = _both_ways([(node, (node + 1) % num_nodes) for node in range(num_nodes)]) if num_nodes > 1 else []
     routes = {
         (source, destination): _around(source, destination, num_nodes)
         for source in range(num_nodes)
@@ -93,6 +93,8 @@ def clusters(
     Between clusters the path from s to d takes spine (s + d) mod `spines`. One spine is a two-level cluster
     (DGX nodes of 8 on an inter-node network), several are a spine-leaf network.
     """
+    if min(count, size, spines) < 1:
+        raise TopologyError(f"{count} clusters of {size} nodes under {spines} switches; expected one or more of each")
     nodes = count * size
     leaf, spine = nodes + np.arange(count), nodes + count + np.arange(spines)
     down = [(node, int(leaf[node // size])) for node in range(nodes)]

@@ -41,8 +41,9 @@ class Congestion(AbstractTimeModel):
     """The most loaded link or port, and on top of that the delay of the longest path used.
 
     The delay is the latency of the end points and of each hop and, under store-and-forward, the time to receive
-    one chunk whole at every port and link on the way but the slowest. A lone message is exact. Router
-    efficiency divides loads, not delays. `chunk_bytes` above a message's size, or 0, is the message whole.
+    one chunk whole at every port and link on the way but the slowest. A lone message is exact; where its last
+    chunk is shorter and links differ, an upper bound. Router efficiency divides loads, not delays.
+    `chunk_bytes` above a message's size, or 0, is the message whole.
     """
 
     chunk_bytes: Float[Array, ""]

@@ -5,35 +5,41 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
 from matplotlib.collections import PolyCollection
-from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from jaxmoe.hardware.mesh import link_ends, num_links
-from jaxmoe.plotting import style
+from jaxmoe.plotting import scales, style
+from jaxmoe.plotting.scales import LINK_TIME, NODE_TIME, Measure
 
 # In mesh units: neighbours are 1 apart.
 NODE_SIDE = 0.46
 LANE_OFFSET = 0.115  # of the two opposite links of a pair, to either side of the line that joins the nodes
 THINNEST, THICKEST = 0.025, 0.13  # width of an arrow's shaft
 HEAD_LENGTH = 0.17
-MARK = "#00E5FF"  # in neither colour map
 
 
 @dataclass(frozen=True)
 class MeshPanel:
-    """One mesh of the figure: seconds every node computes and every directed link transfers."""
+    """One mesh of the figure: a value of every node and one of every directed link, such as how long it is busy, s."""
 
     title: str
-    node_time_s: np.ndarray  # [node]
-    link_time_s: np.ndarray  # [link], numbered as in `jaxmoe.hardware.mesh`
+    node_value: np.ndarray  # [node]
+    link_value: np.ndarray  # [link], numbered as in `jaxmoe.hardware.mesh`
 
 
-def plot_mesh_loads(path: Path, shape: tuple[int, int], panels: Sequence[MeshPanel], title: str) -> None:
+def plot_mesh_loads(
+    path: Path,
+    shape: tuple[int, int],
+    panels: Sequence[MeshPanel],
+    title: str,
+    measures: tuple[Measure, Measure] = (NODE_TIME, LINK_TIME),
+) -> None:
     """Draw one mesh per panel, side by side, on one colour scale for nodes and one for links.
+
+    `measures` say what the values of nodes and of links are; seconds for which they are busy, if nothing is said.
 
     Node (x, y) stands in row x and column y. Links are arrows, on the right of their way as one walks it; the
     busier, the darker and thicker. The busiest node and link of each panel are outlined.
@@ -41,48 +47,30 @@ def plot_mesh_loads(path: Path, shape: tuple[int, int], panels: Sequence[MeshPan
     style.check_not_empty("panels", panels)
     for panel in panels:
         _check(shape, panel)
-    node_scale = _scale([panel.node_time_s for panel in panels])
-    link_scale = _scale([panel.link_time_s for panel in panels])
+    node_scale = scales.scale_of([panel.node_value for panel in panels])
+    link_scale = scales.scale_of([panel.link_value for panel in panels])
     figure, grid = _layout(shape, len(panels), title)
     for axes, panel in zip(grid, panels, strict=False):
         _draw_panel(axes, shape, panel, node_scale, link_scale)
+        _frame(axes, shape, panel, measures)
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
     if num_links(shape):
-        _colourbar(figure, grid, link_scale, _link_colours(), "link busy time")
-    _colourbar(figure, grid, node_scale, _node_colours(), "node busy time")
+        scales.colourbar(figure, grid, link_scale, scales.link_colours(), measures[1])
+    scales.colourbar(figure, grid, node_scale, scales.node_colours(), measures[0])
     style.save(figure, path)
 
 
 def _check(shape: tuple[int, int], panel: MeshPanel) -> None:
     for what, values, count in (
-        ("node_time_s", panel.node_time_s, shape[0] * shape[1]),
-        ("link_time_s", panel.link_time_s, num_links(shape)),
+        ("node_value", panel.node_value, shape[0] * shape[1]),
+        ("link_value", panel.link_value, num_links(shape)),
     ):
         if np.shape(values) != (count,):
             raise ValueError(
                 f"{what} of panel {panel.title!r} has shape {np.shape(values)}, "
                 f"but a {shape[0]}x{shape[1]} mesh needs ({count},)"
             )
-
-
-def _scale(times: list[np.ndarray]) -> Normalize:
-    # From zero, so that an even load looks even, and a small difference small.
-    largest = max((float(np.max(values, initial=0)) for values in times), default=0.0)
-    return Normalize(0, largest if largest > 0 else 1e-6)
-
-
-def _node_colours() -> Colormap:
-    return _part_of("viridis_r", 0.0, 0.92)
-
-
-def _link_colours() -> Colormap:
-    return _part_of("magma_r", 0.06, 0.95)
-
-
-def _part_of(name: str, start: float, stop: float) -> Colormap:
-    # The ends of the full maps would vanish on white or be too dark for writing on.
-    return LinearSegmentedColormap.from_list(f"{name}_part", colormaps[name](np.linspace(start, stop, 256)))
 
 
 def _layout(shape: tuple[int, int], count: int, title: str) -> tuple[Figure, list[Axes]]:
@@ -103,40 +91,28 @@ def _draw_panel(
     axes.add_collection(
         PolyCollection(
             list(corners),
-            array=panel.node_time_s,
-            cmap=_node_colours(),
+            array=panel.node_value,
+            cmap=scales.node_colours(),
             norm=node_scale,
-            edgecolors=_edges(panel.node_time_s, "#ffffff00"),
+            edgecolors=scales.edges(panel.node_value, "#ffffff00"),
             linewidths=2.4,
             zorder=2,
         )
     )
-    if panel.link_time_s.size:
-        width = THINNEST + (THICKEST - THINNEST) * link_scale(panel.link_time_s)
+    if panel.link_value.size:
+        width = THINNEST + (THICKEST - THINNEST) * link_scale(panel.link_value)
         axes.add_collection(
             PolyCollection(
                 list(_arrows(shape, np.asarray(width))),
-                array=panel.link_time_s,
-                cmap=_link_colours(),
+                array=panel.link_value,
+                cmap=scales.link_colours(),
                 norm=link_scale,
-                edgecolors=_edges(panel.link_time_s, "#9a9a9a"),
-                linewidths=np.where(_is_busiest(panel.link_time_s), 2.0, 0.3),
+                edgecolors=scales.edges(panel.link_value, "#9a9a9a"),
+                linewidths=np.where(scales.is_busiest(panel.link_value), 2.0, 0.3),
                 zorder=3,
             )
         )
     _number_nodes(axes, shape, panel, node_scale)
-    _frame(axes, shape, panel)
-
-
-def _is_busiest(values: np.ndarray) -> np.ndarray:
-    busiest = np.zeros(values.shape, bool)
-    if values.size and values.max() > 0:
-        busiest[values.argmax()] = True
-    return busiest
-
-
-def _edges(values: np.ndarray, usual: str) -> list[str]:
-    return [MARK if busiest else usual for busiest in _is_busiest(values)]
 
 
 def _squares(shape: tuple[int, int]) -> np.ndarray:
@@ -166,19 +142,18 @@ def _arrows(shape: tuple[int, int], width: np.ndarray) -> np.ndarray:
 def _number_nodes(axes: Axes, shape: tuple[int, int], panel: MeshPanel, scale: Normalize) -> None:
     if max(shape) > 10:
         return  # too small to read
-    for node, time in enumerate(panel.node_time_s):
+    for node, time in enumerate(panel.node_value):
         row, column = divmod(node, shape[1])
         colour = "white" if scale(time) > 0.5 else style.INK
         axes.text(column, row, str(node), ha="center", va="center", fontsize=7.5, color=colour, zorder=4)
 
 
-def _frame(axes: Axes, shape: tuple[int, int], panel: MeshPanel) -> None:
+def _frame(axes: Axes, shape: tuple[int, int], panel: MeshPanel, measures: tuple[Measure, Measure]) -> None:
     axes.set_aspect("equal")
     axes.set_xlim(-0.5, shape[1] - 0.5)
     axes.set_ylim(shape[0] - 0.5, -0.5)
-    axes.set_title(
-        f"{panel.title}\n{_busiest_text(panel, wide=shape[1] > 3)}", fontsize=style.PANEL_SIZE, color=style.INK
-    )
+    busiest = _busiest_text(panel, measures, wide=shape[1] > 3)
+    axes.set_title(f"{panel.title}\n{busiest}", fontsize=style.PANEL_SIZE, color=style.INK)
     axes.set_xlabel("y (column)", fontsize=style.LABEL_SIZE)
     axes.set_ylabel("x (row)", fontsize=style.LABEL_SIZE)
     axes.label_outer()
@@ -188,22 +163,8 @@ def _frame(axes: Axes, shape: tuple[int, int], panel: MeshPanel) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _busiest_text(panel: MeshPanel, wide: bool) -> str:
-    texts = [f"node {_show(panel.node_time_s)}"]
-    if panel.link_time_s.size:
-        texts.append(f"link {_show(panel.link_time_s)}")
+def _busiest_text(panel: MeshPanel, measures: tuple[Measure, Measure], wide: bool) -> str:
+    texts = [f"node {measures[0].show(float(panel.node_value.max()))}"]
+    if panel.link_value.size:
+        texts.append(f"link {measures[1].show(float(panel.link_value.max()))}")
     return ("max: " if wide else "max ") + (", " if wide else "\nmax ").join(texts)
-
-
-def _show(times_s: np.ndarray) -> str:
-    largest = float(times_s.max())
-    factor, unit = style.time_unit(largest)
-    return f"{largest * factor:.3g} {unit}"
-
-
-def _colourbar(figure: Figure, grid: list[Axes], scale: Normalize, colours: Colormap, label: str) -> None:
-    factor, unit = style.time_unit(float(scale.vmax or 0))
-    shown = ScalarMappable(Normalize(0, float(scale.vmax or 0) * factor), colours)
-    bar = figure.colorbar(shown, ax=grid, fraction=0.05, pad=0.02, aspect=22)
-    bar.set_label(f"{label} [{unit}]", fontsize=style.LABEL_SIZE)
-    bar.ax.tick_params(labelsize=style.TICK_SIZE)

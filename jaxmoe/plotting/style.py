@@ -92,6 +92,19 @@ def time_unit(largest_s: float) -> tuple[float, str]:
     return (1e9, "ns") if largest_s > 0 else (1e6, "µs")
 
 
+def byte_unit(largest_B: float) -> tuple[float, str]:
+    """Units per byte and the name of the unit that shows sizes up to `largest_B` as handy numbers."""
+    for factor, name in ((1e-12, "TB"), (1e-9, "GB"), (1e-6, "MB"), (1e-3, "kB")):
+        if largest_B * factor >= 1:
+            return factor, name
+    return 1.0, "B"
+
+
+def digits(value: float, significant: int = 3) -> str:
+    """The value for people: that many digits, or more where it would need an exponent for being large."""
+    return f"{value:.0f}" if value >= 10**significant else f"{value:.{significant}g}"
+
+
 def check_lengths(first: str, first_values: Sized, second: str, second_values: Sized) -> None:
     """Raise `ValueError` naming both lengths where two arrays that belong together differ in length."""
     if len(first_values) != len(second_values):

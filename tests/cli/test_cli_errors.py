@@ -47,6 +47,8 @@ def test_missing_scenario(run, tmp_path, out):
         ("hardware.link.bandwidth_GB_per_s=-5", "is -5; expected a number greater than 0"),
         ("hardware.link.bandwidth_GB_per_s=0", "is 0; expected a number greater than 0"),
         ("hardware.link.bandwith=5", "not a known key"),
+        ("hardware.kind=torus", "hardware.kind is \"torus\"; expected one of 'mesh', 'wafers'"),
+        ("hardware.die=null", "expected the compute and memory of a node as a mapping"),
         ("nonsense", "not an override"),
     ],
 )

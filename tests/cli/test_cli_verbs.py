@@ -115,6 +115,18 @@ def test_every_kind_of_network_is_replayed(run, scenario, out, change):
     assert summary["agreement"]["communication"]["mean_abs_error_percent"] < 20
 
 
+WAFERS = "{kind: wafers, wafer_shape: [1, 2], grid: [2, 1], die: {compute_TFLOPs_per_s: 1}, routing: yx, "
+WAFERS += "link: {bandwidth_GB_per_s: 10}, border: {bandwidth_GB_per_s: 2}, router: {chunk_B: 64}}"
+
+
+@pytest.mark.parametrize("change", ["hardware.routing=yx", f"hardware={WAFERS}"])
+@pytest.mark.parametrize("verb", ["tune", "evaluate", "validate"])
+def test_every_mesh_is_tuned_for_judged_and_replayed(run, scenario, plan, out, verb, change):
+    result = run(verb, scenario, "--plan", plan, "--set", change, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert 0 < summary_of(out)["agreement"]["communication"]["mean_abs_error_percent"] < 20
+
+
 def test_validate_reports_every_batch_of_both_worlds(run, scenario, plan, out):
     result = run("validate", scenario, "--plan", plan, "--batch-tokens", "4,8", "--out", out)
     assert result.exit_code == 0, result.output

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmoe.config import HardwareConfig, build_layer_model, build_model, build_platform, load_hardware, load_scenario
+from jaxmoe.config import build_layer_model, build_model, build_platform, load_hardware, load_scenario
+from jaxmoe.config.meshes import MeshConfig
 from jaxmoe.hardware.mesh import link_ends
 from jaxmoe.network import FewestHops, LowestHost
 
@@ -78,7 +79,7 @@ def test_every_number_is_float32(scenario_file):
     latency=st.floats(0, 1e6),
 )
 def test_any_sensible_machine_builds(sides, compute, bandwidth, latency):
-    hardware = HardwareConfig.model_validate(
+    hardware = MeshConfig.model_validate(
         {
             "mesh_shape": list(sides),
             "die": {"compute_TFLOPs_per_s": compute},

@@ -16,6 +16,25 @@ def message(file: Path, *overrides: str) -> str:
 # File, text in it, what it becomes, and what the message has to say.
 BAD_FILES = {
     "negative": ("hardware/mine.yaml", "s: 50", "s: -50", ["link.bandwidth_GB_per_s is -50", "greater than 0", "GB/s"]),
+    "tiny": ("hardware/mine.yaml", "s: 50", "s: 1e-40", ["link.bandwidth_GB_per_s is 1e-40", "at least 1e-12"]),
+    "routing": (
+        "hardware/mine.yaml",
+        "[2, 3]",
+        "[2, 3]\nrouting: zx",
+        ['routing is "zx"', "'xy' or 'yx'", "directions"],
+    ),
+    "other kind": (
+        "hardware/mine.yaml",
+        "mesh_shape",
+        "kind: torus\nmesh_shape",
+        ['kind is "torus"', "one of 'mesh', 'wafers'", "hardware.kind has to be mesh or wafers", "jaxmoe network"],
+    ),
+    "no die": (
+        "hardware/mine.yaml",
+        "die: {compute_TFLOPs_per_s: 5, memory_bandwidth_GB_per_s: 400, memory_capacity_GB: 8}",
+        "",
+        ["die is null (the default)", "the compute and memory of a node", "for example die: {", "jaxmoe network"],
+    ),
     "zero": (
         "hardware/mine.yaml",
         "s: 50",
@@ -153,6 +172,8 @@ BAD_OVERRIDES = {
     "name=5": ["name is 5", "expected text", "a name for tables"],
     "hardware=mime": ["hardware is 'mime'", "Did you mean mine?", "hardware/mime.yaml"],
     "hardware=../hardware/mine": ["hardware is '../hardware/mine'", "Write one of mine"],
+    "hardware.kind=tours": ['hardware.kind is "tours"', "one of 'mesh', 'wafers'", "every kind"],
+    "hardware.die=null": ["hardware.die is null", "the compute and memory of a node", "for example die: {"],
     "hardware=7": ["hardware is 7", "expected a mapping", "the name of a file in hardware/"],
     "hardware.mesh_shape.0=8": ["hardware.mesh_shape.0 cannot be set", "hardware.mesh_shape is [2, 3]", "as a whole"],
     "validation.batches=100": [

@@ -3,13 +3,19 @@
 import json
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 from jaxmoe.config import (
+    HardwareConfig,
     Scenario,
     build_layer_model,
     build_model,
     build_platform,
+    build_time_model,
+    build_topology,
     build_tuner_settings,
     load_hardware,
     load_scenario,
@@ -19,6 +25,8 @@ from jaxmoe.config.base import Section
 from jaxmoe.config.schema import ModelConfig, WorkloadConfig
 from jaxmoe.config.tuning import TuningConfig
 from jaxmoe.config.yaml_text import read_mapping
+from jaxmoe.des import fabric_of, replay_traffic
+from jaxmoe.relax import HardMax
 from jaxmoe.tune import TunerSettings
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -33,13 +41,65 @@ def test_every_scenario_loads_and_survives_json(file):
 
 
 @pytest.mark.parametrize("file", sorted((CONFIGS / "hardware").glob("*.yaml")), ids=lambda file: file.stem)
-def test_every_machine_builds_and_is_what_its_name_says(file):
+def test_every_machine_builds_and_survives_json(file):
+    hardware = load_hardware(file)
+    assert hardware.name == file.stem
+    assert TypeAdapter(HardwareConfig).validate_python(json.loads(json.dumps(resolved(hardware)))) == hardware
+    topology = build_topology(hardware)
+    assert topology.link_bandwidth.shape == topology.link_latency.shape == (len(topology.link_ends),)
+    if hardware.die is not None:
+        assert build_platform(hardware).die.flops.shape == (topology.num_nodes,)
+
+
+@pytest.mark.parametrize("file", sorted((CONFIGS / "hardware").glob("nmp_*.yaml")), ids=lambda file: file.stem)
+def test_every_near_memory_mesh_is_what_its_name_says(file):
     hardware = load_hardware(file)
     platform = build_platform(hardware)
     shape = tuple(int(side) for side in file.stem.split("_")[1].split("x"))
     compute, bandwidth = (2.5, 75) if "2.5T" in file.stem else (10, 25) if "10T" in file.stem else (5, 50)
     assert platform.topology.shape == shape
     assert (hardware.die.compute_TFLOPs_per_s, hardware.link.bandwidth_GB_per_s) == (compute, bandwidth)
+
+
+# Nodes, switches, directed links and the numbers of the slowest and the fastest link: GB/s and ns.
+NETWORKS = {
+    "booksim2_base": (16, 0, 48, (1e-9, 4e9), (1e-9, 4e9)),
+    "booksim2_s2": (16, 0, 48, (1e-9, 3e9), (1e-9, 3e9)),
+    "camoe_4nodes": (4, 0, 12, (0.1875, 650e3), (1.25, 65e3)),
+    "dgx_b200_4x8": (32, 5, 72, (400, 500), (900, 0)),
+    "moentwine_4x8x8": (256, 0, 960, (8000, 0), (9000, 0)),
+    "nvl72": (72, 1, 144, (900, 0), (900, 0)),
+    "spine_leaf": (32, 12, 128, (50, 500), (50, 500)),
+    "torus_8x8": (64, 0, 256, (50, 0), (50, 0)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_are_what_their_names_say(configs, name):
+    topology = build_topology(load_hardware(configs / "hardware" / f"{name}.yaml"))
+    nodes, switches, links, slowest, fastest = NETWORKS[name]
+    assert (topology.num_nodes, len(topology.positions()), topology.num_links) == (nodes, nodes + switches, links)
+    numbers = np.stack([topology.link_bandwidth / 1e9, topology.link_latency * 1e9], axis=1)
+    order = np.lexsort([-numbers[:, 1], numbers[:, 0]])
+    np.testing.assert_allclose(numbers[order[0]], slowest, rtol=1e-6)
+    np.testing.assert_allclose(numbers[order[-1]], fastest, rtol=1e-6)
+
+
+def test_every_kind_but_the_plainest_is_shipped():
+    kinds = {load_hardware(file).kind for file in (CONFIGS / "hardware").glob("*.yaml")}
+    assert kinds == {"mesh", "wafers", "torus", "switch", "clusters", "graph"}
+
+
+@pytest.mark.parametrize(("router", "start", "per_hop"), [("s2", 5, 3), ("base", 6, 4)])
+def test_a_lone_message_takes_the_cycles_that_booksim_counts(configs, router, start, per_hop):
+    hardware = load_hardware(configs / "hardware" / f"booksim2_{router}.yaml", ["mesh_shape=[3, 5]"])
+    topology, model = build_topology(hardware), build_time_model(hardware)
+    traffic = np.zeros((15, 15), np.float32)
+    traffic[1, 14] = 37
+    cycles = start + per_hop * 5 + 37 - 1
+    assert float(model(topology, jnp.asarray(traffic)).total(HardMax())) == cycles
+    fabric = fabric_of(topology, float(hardware.router.chunk_B), cut_through=True)
+    assert replay_traffic(fabric, traffic).completion_s == cycles
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,37 @@
 """Random small machines, plans and batches, for the loops and for the model alike."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.hardware import Die, Mesh, Platform
+from jaxmoe.hardware import AbstractTopology, Die, Mesh, Platform
 from jaxmoe.hardware.mesh import num_links
 from jaxmoe.latency import LayerModel
-from jaxmoe.network import Congestion, FewestHops, Flows, LowestHost, StageTime
+from jaxmoe.network import (
+    AbstractTimeModel,
+    Congestion,
+    FewestHops,
+    Flows,
+    LowestHost,
+    StageTime,
+    Uncongested,
+    alpha_beta,
+)
 from jaxmoe.traces.batches import Batch
 from oracles.layer import Costs, Tokens
 from oracles.network import Machine
 
 COSTS = Costs(message_bytes=8192.0, expert_bytes=3e6, flops_per_token_expert=5e6, chunk_bytes=512.0)
 RULES = {"lowest": LowestHost, "fewest": FewestHops}
+CHUNK = 3e4
+TIME_MODELS: dict[str, Callable[[AbstractTopology], AbstractTimeModel]] = {
+    "stored": lambda _: Congestion(jnp.asarray(CHUNK)),
+    "cut_through": lambda _: Congestion(jnp.asarray(CHUNK), cut_through=True),
+    "uncongested": lambda _: Uncongested(),
+    "alpha_beta": alpha_beta,
+    "pipelined": lambda topology: alpha_beta(topology, pipelined=True),
+}
 
 
 def random_machine(rng: np.random.Generator, shape: tuple[int, int], ports=False, memory=False) -> Machine:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from oracles import cases
 from oracles import layer as oracle
 from oracles.cases import congestion, mirrored_congestion
+from oracles.topologies import NETWORKS, random_traffic, with_random_numbers
 
 from jaxmoe.hardware.mesh import link_ends
 from jaxmoe.relax import HardMax
@@ -101,6 +102,29 @@ def test_a_faster_link_or_node_never_takes_longer(seed):
         values[rng.integers(values.size)] *= rng.uniform(1, 4)
         faster = dataclasses.replace(machine, **{field: values})
         assert float(layer(cases.layer_model(faster), share, batch).total) <= before * (1 + 1e-6)
+
+
+@eqx.filter_jit
+def totals(topology, traffic):
+    return {name: model(topology)(topology, traffic).total(HardMax()) for name, model in cases.TIME_MODELS.items()}
+
+
+@pytest.mark.parametrize("name", ["mesh", "yx_mesh", "torus", "spines", "detours"])
+@given(seed=seeds, share=st.floats(0.05, 1))
+def test_more_bandwidth_never_takes_longer_in_any_time_model(name, seed, share):
+    """Whichever links or ports have more of it; and so with an ideal router."""
+    rng = np.random.default_rng(seed)
+    topology = with_random_numbers(NETWORKS[name], rng)
+    traffic = jnp.asarray(random_traffic(rng, topology.num_nodes))
+    faster = {"efficiency": jnp.ones(())}
+    for field in ("link_bandwidth", "injection_bandwidth", "ejection_bandwidth"):
+        values = np.asarray(getattr(topology, field))
+        factor = np.where(rng.random(values.size) < share, rng.uniform(1, 4, values.size), 1)
+        faster[field] = jnp.asarray(values * factor, float)
+    before = totals(topology, traffic)
+    for changes in ({field: value} for field, value in faster.items()):
+        for model, after in totals(dataclasses.replace(topology, **changes), traffic).items():
+            assert float(after) <= float(before[model]) * (1 + 1e-6), model
 
 
 @given(seeds, st.floats(0.1, 10))

@@ -1,0 +1,95 @@
+"""Completion of given traffic: time models on all matrices at once, the event simulator on one after the other."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxmoe.des import Fabric, replay_traffic
+from jaxmoe.des.traffic import Order
+from jaxmoe.hardware import AbstractTopology
+from jaxmoe.network import Congestion, Uncongested, alpha_beta
+from jaxmoe.relax import HardMax
+
+Matrices = Mapping[str, Float[np.ndarray, "node node2"]]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the time models say of every matrix, s. `model` is the congestion model, whose busy times are here too."""
+
+    completion: dict[str, Float[np.ndarray, " matrix"]]  # by time model: model, uncongested, alpha_beta
+    link_time: Float[np.ndarray, "matrix link"]
+    port_time: Float[np.ndarray, "matrix port"]  # ports that send, then ports that receive, where they are limited
+
+
+@dataclass(frozen=True)
+class Loads:
+    """Exactly how many bytes every matrix puts where. What a node sends itself counts nowhere."""
+
+    sent: Float[np.ndarray, "matrix node"]
+    received: Float[np.ndarray, "matrix node"]
+    link: Float[np.ndarray, "matrix link"]
+
+    @property
+    def total(self) -> Float[np.ndarray, " matrix"]:
+        return self.sent.sum(axis=1)
+
+    @property
+    def hops(self) -> Float[np.ndarray, " matrix"]:
+        """Bytes times the links they pass."""
+        return self.link.sum(axis=1)
+
+
+def predict(model: Congestion, topology: AbstractTopology, matrices: Matrices) -> Prediction:
+    """Evaluate all time models on all matrices in one call."""
+    traffic = jnp.asarray(np.stack(list(matrices.values())), jnp.float32)
+    completion, link_time, port_time = jax.tree.map(
+        lambda leaf: np.asarray(leaf, float), _evaluate(model, topology, traffic)
+    )
+    return Prediction(completion, link_time, port_time)
+
+
+@eqx.filter_jit
+def _evaluate(
+    model: Congestion, topology: AbstractTopology, traffic: Float[Array, "matrix node node2"]
+) -> tuple[dict[str, Float[Array, " matrix"]], Float[Array, "matrix link"], Float[Array, "matrix port"]]:
+    pairwise = {"uncongested": Uncongested(), "alpha_beta": alpha_beta(topology, pipelined=model.cut_through)}
+
+    def one(matrix: Float[Array, "node node2"]):
+        stage = model(topology, matrix)
+        completion = {"model": stage.total(HardMax())}
+        completion |= {name: other(topology, matrix).total(HardMax()) for name, other in pairwise.items()}
+        return completion, stage.link_time, stage.port_time
+
+    return jax.vmap(one)(traffic)
+
+
+def simulate(
+    fabric: Fabric, matrices: Matrices, order: Order, seed: int, report: Callable[[int, int], None]
+) -> Float[np.ndarray, " matrix"]:
+    """Replay every matrix, s; `report` is called with the matrices done and those in all."""
+    completion = np.zeros(len(matrices))
+    for index, matrix in enumerate(matrices.values()):
+        completion[index] = replay_traffic(fabric, matrix, order, seed).completion_s
+        report(index + 1, len(matrices))
+    return completion
+
+
+def loads_of(fabric: Fabric, matrices: Matrices) -> Loads:
+    """Count bytes along the paths that messages take, B."""
+    lengths = [len(path) for row in fabric.paths for path in row]
+    server = np.fromiter(chain.from_iterable(chain.from_iterable(fabric.paths)), np.int64, count=sum(lengths))
+    pair = np.repeat(np.arange(fabric.num_nodes**2), lengths)
+    pair, link = pair[server < fabric.num_links], server[server < fabric.num_links]
+    traffic = list(matrices.values())
+    return Loads(
+        sent=np.stack([matrix.sum(axis=1) for matrix in traffic]),
+        received=np.stack([matrix.sum(axis=0) for matrix in traffic]),
+        link=np.stack([np.bincount(link, matrix.ravel()[pair], fabric.num_links) for matrix in traffic]),
+    )

@@ -1,0 +1,144 @@
+"""`jaxmoe network`: how long given traffic takes on a network, in the time models and in the event simulator."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import numpy as np
+import typer
+
+from jaxmoe.cli import options
+from jaxmoe.cli.clock import StageClock
+from jaxmoe.cli.completion import Matrices, loads_of, predict, simulate
+from jaxmoe.cli.matrices import read_matrices
+from jaxmoe.cli.network_pictures import draw_agreement, draw_matrix
+from jaxmoe.cli.network_report import Findings, network_report, print_findings
+from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.provenance import surroundings
+from jaxmoe.cli.session import OptionError, session
+from jaxmoe.config import HardwareConfig, build_time_model, build_topology, load_hardware, resolved
+from jaxmoe.des import fabric_of
+from jaxmoe.des.traffic import Order
+from jaxmoe.hardware import AbstractTopology
+
+MOST_CHUNKS = 10_000_000  # of one matrix, that the simulator can hold
+
+Hardware = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="The description of a machine, a YAML file.", show_default=False)
+]
+Traffic = Annotated[
+    Path,
+    typer.Option(
+        "--traffic",
+        metavar="FILE",
+        help="An npz of matrices [N, N], bytes from source (row) to destination (column), under any names.",
+        show_default=False,
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a value of the machine. May be repeated."),
+]
+OrderName = Annotated[
+    str,
+    typer.Option(
+        "--order",
+        metavar="|".join(get_args(Order)),
+        help="How the simulator orders a source's messages: to the next nodes first, to node 0 first, or by chance.",
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The seed of the shuffled order.")]
+Show = Annotated[
+    str | None,
+    typer.Option("--show", metavar="NAME", help="The matrix to draw; without it the one that takes longest."),
+]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one run is about."""
+
+    hardware: HardwareConfig
+    topology: AbstractTopology
+    matrices: Matrices
+    order: Order
+    seed: int
+
+
+def command(
+    config: Hardware,
+    traffic: Traffic,
+    out: options.Out,
+    overrides: Overrides = None,
+    order: OrderName = "staggered",
+    seed: Seed = 0,
+    show: Show = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Tell how long given traffic takes on a network of any kind, and which link or port limits it."""
+    with session(out, verbose) as (folder, interrupts), StageClock() as clock:
+        with clock.stage("load"):
+            task = _read(config, overrides, traffic, order, seed)
+            if show is not None and show not in task.matrices:
+                raise OptionError(f"--show is {show!r}, expected one of {_some(task.matrices)} from {traffic}")
+        with progress_bars(interrupts.check) as report:
+            findings = _find(task, clock, lambda done, total: report("simulate", done, total))
+        machine = task.hardware.name
+        with clock.stage("draw"):
+            row = findings.names.index(show) if show is not None else int(findings.model.argmax())
+            draw_matrix(folder, machine, task.topology, task.matrices[findings.names[row]], findings, row)
+            draw_agreement(folder, machine, findings)
+        shown = {"shown": findings.names[row]}
+        summary = _provenance(task, traffic) | network_report(task.hardware, task.topology, findings) | shown
+        folder.write_json("summary.json", summary | {"wall_s": clock.report()})
+        print_findings(task.topology, findings, f"{machine}: completion of given traffic")
+
+
+def _read(config: Path, overrides: list[str] | None, traffic: Path, order: str, seed: int) -> Task:
+    """Read and check everything. Raises `ConfigError` or `OptionError`."""
+    known = {name: name for name in get_args(Order)}
+    if order not in known:
+        raise OptionError(f"--order is {order!r}, expected one of {', '.join(known)}")
+    hardware = load_hardware(config, overrides or ())
+    topology = build_topology(hardware)
+    matrices = read_matrices(traffic, topology.num_nodes)
+    for name, matrix in matrices.items():
+        _check_chunks(f"{traffic}: {name}", matrix, hardware.router.chunk_B)
+    return Task(hardware, topology, matrices, known[order], seed)
+
+
+def _check_chunks(label: str, matrix: np.ndarray, chunk_B: int | None) -> None:
+    chunks = np.ceil(matrix / chunk_B).sum() if chunk_B is not None else 0
+    if chunks > MOST_CHUNKS:
+        raise OptionError(
+            f"{label} makes {chunks:.3g} chunks of {chunk_B} B, and the simulator takes at most {MOST_CHUNKS:.0e}; "
+            "raise router.chunk_B with --set, or set it to null to send messages whole"
+        )
+
+
+def _find(task: Task, clock: StageClock, report: Callable[[int, int], None]) -> Findings:
+    router = task.hardware.router
+    chunk = None if router.chunk_B is None else float(router.chunk_B)
+    with clock.stage("model"):
+        prediction = predict(build_time_model(task.hardware), task.topology, task.matrices)
+    with clock.stage("simulate"):
+        fabric = fabric_of(task.topology, chunk, router.switching == "cut_through")
+        simulated = simulate(fabric, task.matrices, task.order, task.seed, report)
+        loads = loads_of(fabric, task.matrices)
+    return Findings(list(task.matrices), prediction, simulated, loads)
+
+
+def _provenance(task: Task, traffic: Path) -> dict[str, Any]:
+    return {
+        "command": "network",
+        "hardware": resolved(task.hardware),
+        "seed": task.seed,
+        **surroundings(),
+        "traffic": {"path": str(traffic), "matrices": len(task.matrices), "order": task.order},
+    }
+
+
+def _some(matrices: Matrices) -> str:
+    names = list(matrices)
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -1,0 +1,139 @@
+"""One replayed layer as a timeline: a file for trace viewers, and a picture beside it."""
+
+import json
+from collections.abc import Sequence
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxmoe.cli.inputs import Inputs
+from jaxmoe.cli.replay import describe
+from jaxmoe.cli.session import OptionError
+from jaxmoe.cli.strategies import Strategy
+from jaxmoe.cli.trials import Trial
+from jaxmoe.des import Fabric, RecordedLayer, record_layer, timeline_events
+from jaxmoe.des.timeline import Slices, run_slices, server_rows
+from jaxmoe.plotting import GanttRow, plot_gantt
+
+DRAWN = 16  # links, and as many nodes
+
+
+def check_target(path: Path | None, of: str | None) -> None:
+    """Raise `OptionError` where no timeline could be written, or one is described but not asked for."""
+    if path is None:
+        if of is not None:
+            raise OptionError("--timeline-of is given without --timeline FILE.json; say where to write the timeline")
+        return
+    if path.name == "summary.json":
+        raise OptionError(f"--timeline is {path}, but summary.json is the name of the results; give another name")
+    if path.suffix != ".json":
+        raise OptionError(f"--timeline is {path}, expected a name that ends in .json; the picture gets .png instead")
+    obstacle = _obstacle(path)
+    if obstacle is not None:
+        raise OptionError(f"--timeline: cannot write {path}: {obstacle}; give another file")
+
+
+def chosen_layer(text: str | None, strategies: Sequence[Strategy], inputs: Inputs) -> tuple[str, int] | None:
+    """Name of the strategy and row of the layer that `--timeline-of` asks for."""
+    if text is None:
+        return None
+    name, _, layer = text.rpartition(":")
+    names, layers = [strategy.name for strategy in strategies], [str(number) for number in inputs.layer_ids]
+    if name not in names or layer not in layers:
+        raise OptionError(
+            f"--timeline-of is {text!r}, expected STRATEGY:LAYER with a strategy of {', '.join(names)} "
+            f"and a layer of {', '.join(layers)}"
+        )
+    return name, layers.index(layer)
+
+
+def write_timeline(path: Path, inputs: Inputs, trial: Trial, row: int | None) -> None:
+    """Record the first batch of one layer, by default of the slowest one in the simulator; write and draw it."""
+    row = int(trial.simulated.total.mean(axis=1).argmax()) if row is None else row
+    strategy, batches = trial.strategy, inputs.first_batches(inputs.batches_of(trial.tokens))
+    layer = describe(inputs, strategy, strategy.rings[row])
+    batch = jax.tree.map(lambda leaf: np.asarray(leaf)[row, 0], batches)
+    recorded = record_layer(layer, strategy.placement.share[row], batch)
+    link_ends = np.asarray(inputs.model.platform.topology.link_ends)
+    events = timeline_events(recorded.run, layer.fabric, link_ends, recorded.stage)
+    _write(path, events, _facts(inputs, trial, row, recorded))
+    run = f"{strategy.name}, layer {inputs.layer_ids[row]}, {trial.tokens} tokens"
+    title = f"{inputs.scenario.name}: {run}; busiest links and nodes"
+    rows = _gantt_rows(recorded, layer.fabric, link_ends)
+    plot_gantt(path.with_suffix(".png"), rows, title, recorded.run.makespan)
+
+
+def _obstacle(path: Path) -> str | None:
+    """Why `path` and the picture beside it cannot be written."""
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    for target in (path, path.with_suffix(".png")):
+        if target.is_dir():
+            return f"{target} is a folder"
+    try:
+        _aside(path).touch()
+    except OSError as error:
+        return error.strerror or str(error)
+    _aside(path).unlink()
+    return None
+
+
+def _facts(inputs: Inputs, trial: Trial, row: int, recorded: RecordedLayer) -> dict[str, Any]:
+    """Which run the timeline shows."""
+    return {
+        "jaxmoe": version("jaxmoe"),
+        "scenario": inputs.scenario.name,
+        "strategy": trial.strategy.name,
+        "layer_id": inputs.layer_ids[row],
+        "batch": 0,
+        "batch_tokens": trial.tokens,
+        "total_s": recorded.run.makespan,
+    }
+
+
+def _write(path: Path, events: list[dict[str, Any]], facts: dict[str, Any]) -> None:
+    """Write the file whole or not at all."""
+    trace = {"displayTimeUnit": "ns", "otherData": facts, "traceEvents": events}
+    aside = _aside(path)
+    try:
+        aside.write_text(json.dumps(trace, allow_nan=False, separators=(",", ":")) + "\n", encoding="utf-8")
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.part")
+
+
+def _gantt_rows(recorded: RecordedLayer, fabric: Fabric, link_ends: np.ndarray) -> list[GanttRow]:
+    """The busiest links, then the nodes that compute longest."""
+    slices, names = run_slices(recorded.run, fabric), [row.name for row in server_rows(fabric, link_ends)]
+    computing = len(fabric.rate)
+    names[computing:] = [f"node {node}" for node in range(fabric.num_nodes)]
+    stage = np.array(recorded.stage)[slices.task]
+    links, nodes = range(fabric.num_links), range(computing, len(names))
+
+    def row(server: int) -> GanttRow:
+        own = slices.server == server
+        return GanttRow(names[server], slices.begin[own], slices.end[own], stage[own].tolist())
+
+    return [row(server) for servers in (links, nodes) for server in _busiest(slices, stage, servers)]
+
+
+def _busiest(slices: Slices, stage: np.ndarray, servers: range) -> list[int]:
+    """The busiest of each stage in turn, so that no stage hides another."""
+    here = (slices.server >= servers.start) & (slices.server < servers.stop)
+    ranked = []
+    for name in dict.fromkeys(stage[here].tolist()):
+        chosen = here & (stage == name)
+        seconds = slices.end[chosen] - slices.begin[chosen]
+        busy = np.bincount(slices.server[chosen] - servers.start, seconds, len(servers))
+        # Rounded, so that equals stay in the order of their numbers.
+        ranked.append(np.argsort(-np.round(busy, 12), kind="stable").tolist())
+    in_turn = dict.fromkeys(chain.from_iterable(zip(*ranked, strict=True)))
+    return [servers[index] for index in in_turn][:DRAWN]

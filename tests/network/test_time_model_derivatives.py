@@ -1,0 +1,122 @@
+"""Derivatives of every time model by all numbers of a network and by traffic, in double precision."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+from oracles.cases import CHUNK, TIME_MODELS
+from oracles.topologies import NETWORKS, with_random_numbers
+
+from jaxmoe.hardware import AbstractTopology
+from jaxmoe.network import AlphaBeta
+from jaxmoe.relax import HardMax, SmoothMax
+
+REDUCTIONS = (HardMax(), SmoothMax(0.1))
+FIELDS = (
+    "link_bandwidth",
+    "link_latency",
+    "injection_bandwidth",
+    "ejection_bandwidth",
+    "endpoint_latency",
+    "efficiency",
+)
+ALL = {*FIELDS, "traffic"}
+OF_PAIRS = {"link_bandwidth", "link_latency", "efficiency", "traffic"}
+
+# What the time of each model depends on.
+DEPENDS = {"stored": ALL, "cut_through": ALL, "uncongested": OF_PAIRS, "alpha_beta": OF_PAIRS, "pipelined": OF_PAIRS}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def double_precision():
+    # What JAX keeps of NumPy index arrays from single precision does not fit double precision, nor the reverse.
+    jax.clear_caches()
+    with jax.enable_x64(True):
+        yield
+    jax.clear_caches()
+
+
+def random_case(name: str) -> tuple[AbstractTopology, dict[str, jax.Array]]:
+    """A network, and numbers of double precision for it and its traffic, of which no two are alike."""
+    rng = np.random.default_rng(6)
+    topology = with_random_numbers(NETWORKS[name], rng)
+    numbers = {field: jnp.asarray(getattr(topology, field), float) for field in FIELDS}
+    numbers["traffic"] = jnp.asarray(rng.uniform(1e5, 2e6, (topology.num_nodes, topology.num_nodes)))
+    return topology, numbers
+
+
+def with_numbers(topology: AbstractTopology, numbers: dict[str, jax.Array]) -> AbstractTopology:
+    fields = [field for field in numbers if field != "traffic"]
+    return eqx.tree_at(lambda t: [getattr(t, field) for field in fields], topology, [numbers[f] for f in fields])
+
+
+def check_slopes(times, numbers: dict[str, jax.Array]) -> list[set[str]]:
+    """Compare derivatives of `times` with central differences; returns the numbers that each time depends on.
+
+    Derivatives are by the logarithm of every number, so all are in seconds.
+    """
+    point, unravel = ravel_pytree(numbers)
+
+    def scaled(exponent):
+        return times(unravel(point * jnp.exp(exponent)))
+
+    step = 1e-5 * jnp.eye(point.size)
+    slopes = jax.jit(jax.jacrev(scaled))(jnp.zeros_like(point))
+    ahead, behind = jnp.split(jax.jit(jax.vmap(scaled))(jnp.concatenate([step, -step])), 2)
+    assert np.isfinite(slopes).all()
+    np.testing.assert_allclose(slopes, (ahead - behind).T / 2e-5, rtol=1e-5, atol=1e-8 * float(ahead.max()))
+    return [{name for name, slope in unravel(row).items() if (slope != 0).any()} for row in slopes]
+
+
+@pytest.mark.parametrize("model", TIME_MODELS)
+@pytest.mark.parametrize("network", ["mesh", "spines"])
+def test_gradients_agree_with_central_differences(network, model):
+    topology, numbers = random_case(network)
+
+    def times(values):
+        changed = with_numbers(topology, values)
+        stage = TIME_MODELS[model](changed)(changed, values["traffic"])
+        return jnp.stack([stage.total(reduction) for reduction in REDUCTIONS])
+
+    hard, smooth = check_slopes(times, numbers)
+    assert smooth == DEPENDS[model]
+    assert {"efficiency", "traffic"} <= hard <= smooth
+
+
+def test_gradients_of_measured_constants_agree_with_central_differences():
+    topology, numbers = random_case("mesh")
+    rng = np.random.default_rng(0)
+    numbers = {
+        "alpha": jnp.asarray(rng.uniform(1e-6, 1e-5, (6, 6))),
+        "beta": jnp.asarray(rng.uniform(1e-10, 1e-9, (6, 6))),
+        "traffic": numbers["traffic"],
+    }
+
+    def times(values):
+        stage = AlphaBeta(values["alpha"], values["beta"])(topology, values["traffic"])
+        return jnp.stack([stage.total(reduction) for reduction in REDUCTIONS])
+
+    assert check_slopes(times, numbers) == [{"alpha", "beta", "traffic"}] * 2
+
+
+@pytest.mark.parametrize("model", TIME_MODELS)
+@pytest.mark.parametrize("network", ["mesh", "torus"])
+def test_gradients_at_ties_are_finite_and_share_what_bandwidth_brings(network, model):
+    """Where all links, ports and messages are alike: without latencies, twice the bandwidth is half the time."""
+    topology = NETWORKS[network]
+    names = ("link_bandwidth", "injection_bandwidth", "ejection_bandwidth")
+    sizes = (topology.num_links, topology.num_nodes, topology.num_nodes)
+    numbers = {name: jnp.ones(size) for name, size in zip(names, sizes, strict=True)}
+    topology = dataclasses.replace(topology, link_latency=jnp.zeros(topology.num_links), **numbers)
+    traffic = jnp.full((topology.num_nodes, topology.num_nodes), 2 * CHUNK)
+
+    def time(values):
+        changed = with_numbers(topology, values)
+        return TIME_MODELS[model](changed)(changed, traffic).total(HardMax())
+
+    total, gradient = jax.jit(jax.value_and_grad(time))(numbers)
+    assert sum(float(part.sum()) for part in gradient.values()) == pytest.approx(-float(total), rel=1e-6)

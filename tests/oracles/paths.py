@@ -1,0 +1,101 @@
+"""Loads and times of traffic on any network, walking its paths link by link."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from jaxmoe.hardware import AbstractTopology
+
+
+def walks(topology: AbstractTopology, mirrored: bool = False) -> Iterator[tuple[int, int, list[int]]]:
+    """Source, destination and links of every path between two nodes; or of the way back over it."""
+    back = np.asarray(topology.reverse_links).tolist()
+    for source, row in enumerate(topology.paths()):
+        for destination, path in enumerate(row):
+            if source != destination and mirrored:
+                yield destination, source, [back[link] for link in reversed(path)]
+            elif source != destination:
+                yield source, destination, list(path)
+
+
+def link_loads(topology: AbstractTopology, traffic: np.ndarray, mirrored: bool = False) -> np.ndarray:
+    """What every link carries."""
+    load = np.zeros(topology.num_links)
+    for source, destination, path in walks(topology, mirrored):
+        for link in path:
+            load[link] += traffic[source, destination]
+    return load
+
+
+def path_values(topology: AbstractTopology, per_link: np.ndarray, combine: Callable) -> np.ndarray:
+    """`combine` (sum or max) of a per-link value over the path of every pair; 0 for a node to itself."""
+    values = np.zeros((topology.num_nodes, topology.num_nodes))
+    for source, destination, path in walks(topology):
+        values[source, destination] = combine(float(per_link[link]) for link in path)
+    return values
+
+
+def port_loads(topology: AbstractTopology, traffic: np.ndarray) -> np.ndarray:
+    """What every injection port, then every ejection port carries, of those there are."""
+    sent, received = np.zeros(topology.num_nodes), np.zeros(topology.num_nodes)
+    for source, destination in np.argwhere(traffic > 0):
+        if source != destination:
+            sent[source] += traffic[source, destination]
+            received[destination] += traffic[source, destination]
+    injection = [] if topology.injection_bandwidth is None else sent
+    ejection = [] if topology.ejection_bandwidth is None else received
+    return np.concatenate([injection, ejection])
+
+
+def port_rates(topology: AbstractTopology) -> np.ndarray:
+    """Bandwidth of every injection port, then of every ejection port, of those there are."""
+    limits = [topology.injection_bandwidth, topology.ejection_bandwidth]
+    return np.concatenate([[], *(np.asarray(limit, float) for limit in limits if limit is not None)])
+
+
+def station_rates(topology: AbstractTopology, source: int, destination: int, path: list[int]) -> list[float]:
+    """Bandwidths of the ports and links that a message passes, in order."""
+    first = [] if topology.injection_bandwidth is None else [float(topology.injection_bandwidth[source])]
+    last = [] if topology.ejection_bandwidth is None else [float(topology.ejection_bandwidth[destination])]
+    return [*first, *(float(topology.link_bandwidth[link]) for link in path), *last]
+
+
+def congestion(
+    topology: AbstractTopology, traffic: np.ndarray, chunk_bytes: float, cut_through: bool, mirrored: bool = False
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """Seconds of one message from every node to every other, and of every link and port in it."""
+    longest = 0.0
+    for source, destination, path in walks(topology, mirrored):
+        size = traffic[source, destination]
+        if size > 0:
+            chunk = min(chunk_bytes, size) if chunk_bytes > 0 else size
+            waits = [chunk / rate for rate in station_rates(topology, source, destination, path)]
+            delay = float(topology.endpoint_latency) + sum(float(topology.link_latency[link]) for link in path)
+            longest = max(longest, delay if cut_through else delay + sum(waits) - max(waits))
+    efficiency = float(topology.efficiency)
+    link_bandwidth = np.asarray(topology.link_bandwidth, float)
+    link_time = link_loads(topology, traffic, mirrored) / (link_bandwidth * efficiency)
+    port_time = port_loads(topology, traffic) / (port_rates(topology) * efficiency)
+    return max([*link_time, *port_time]) + longest, link_time, port_time
+
+
+def slowest_pair(topology: AbstractTopology, traffic: np.ndarray, pipelined: bool, mirrored: bool = False) -> float:
+    """Seconds of the slowest message if all were alone: every hop for itself, or all at the pace of the slowest."""
+    slowest = 0.0
+    for source, destination, path in walks(topology, mirrored):
+        size, latency = traffic[source, destination], sum(float(topology.link_latency[link]) for link in path)
+        if size > 0:
+            hops = [size / float(topology.link_bandwidth[link] * topology.efficiency) for link in path]
+            slowest = max(slowest, latency + (max(hops) if pipelined else sum(hops)))
+    return slowest
+
+
+def lone_message(rates: list[float], size: float, chunk_bytes: float) -> float:
+    """Seconds in which stations, without latency, store and forward one message, chunk by chunk."""
+    free, rest = np.zeros(len(rates)), size
+    while rest > 0:
+        chunk, at = min(chunk_bytes, rest), 0.0
+        for station, rate in enumerate(rates):
+            at = free[station] = max(at, free[station]) + chunk / rate
+        rest -= chunk
+    return float(free[-1])
