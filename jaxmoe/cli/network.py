@@ -41,11 +41,12 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a value of the machine. May be repeated."),
 ]
 OrderName = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--order",
         metavar="|".join(get_args(Order)),
-        help="How the simulator orders a source's messages: to the next nodes first, to node 0 first, or by chance.",
+        help="How the simulator orders a source's messages: to the next nodes first, to node 0 first, or by chance. "
+        "By default chance with cut-through, where packets mix, and the next nodes with store-and-forward.",
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The seed of the shuffled order.")]
@@ -71,7 +72,7 @@ def command(
     traffic: Traffic,
     out: options.Out,
     overrides: Overrides = None,
-    order: OrderName = "staggered",
+    order: OrderName = None,
     seed: Seed = 0,
     show: Show = None,
     verbose: options.Verbose = False,
@@ -95,12 +96,14 @@ def command(
         print_findings(task.topology, findings, f"{machine}: completion of given traffic")
 
 
-def _read(config: Path, overrides: list[str] | None, traffic: Path, order: str, seed: int) -> Task:
+def _read(config: Path, overrides: list[str] | None, traffic: Path, order: str | None, seed: int) -> Task:
     """Read and check everything. Raises `ConfigError` or `OptionError`."""
     known = {name: name for name in get_args(Order)}
-    if order not in known:
+    if order is not None and order not in known:
         raise OptionError(f"--order is {order!r}, expected one of {', '.join(known)}")
     hardware = load_hardware(config, overrides or ())
+    if order is None:
+        order = "shuffled" if hardware.router.switching == "cut_through" else "staggered"
     topology = build_topology(hardware)
     matrices = read_matrices(traffic, topology.num_nodes)
     for name, matrix in matrices.items():

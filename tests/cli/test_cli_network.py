@@ -194,11 +194,24 @@ def test_traffic_of_nothing_takes_no_time(run, machine, traffic, out):
     assert matrix["bottleneck"] is None
 
 
+@pytest.mark.parametrize(
+    ("options", "order"),
+    [
+        ([], "shuffled"),
+        (["--order", "staggered"], "staggered"),
+        (["--set", "router.switching=store_and_forward"], "staggered"),
+    ],
+)
+def test_packets_that_cut_through_mix_unless_told_otherwise(run, machine, traffic, out, options, order):
+    assert run("network", machine, "--traffic", traffic(**every(1)), *options, "--out", out).exit_code == 0
+    assert summary_of(out)["traffic"]["order"] == order
+
+
 def test_orders_and_seeds_reach_the_simulator_alone(run, machine, traffic, tmp_path):
     machine.write_text(KINDS["switch"])
     path, seen = traffic(even=np.full((4, 4), 1000), **every(1)), {}
     for name, options in {
-        "staggered": [],
+        "staggered": ["--order", "staggered"],
         "by_destination": ["--order", "by_destination"],
         "shuffled": ["--order", "shuffled"],
         "again": ["--order", "shuffled", "--seed", "0"],
