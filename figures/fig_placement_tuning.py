@@ -25,9 +25,9 @@ TITLES = {
     "mixtral_4x4": ("Mixtral-8x7B, 4x4 mesh, 5 TFLOP/s, 50 GB/s", (4, 4), "reasoning"),
     "deepseek_4x8": ("DeepSeek-V2-Lite, 4x8 mesh, 5 TFLOP/s, 50 GB/s", (4, 8), "summary"),
 }
-OVER = ("published", "tp", "ep_balanced", "hybrid", "hybrid_ring")
+OVER = ("published", "tp", "tp_both_ways", "ep_balanced", "hybrid", "hybrid_ring")
 # Plain EP and gathered hybrids would hide the others.
-SHOWN = ("tp", "hybrid_ring", "published", "tuned_gathered", "tuned")
+SHOWN = ("tp", "tp_both_ways", "hybrid_ring", "published", "tuned_gathered", "tuned")
 
 
 def table(name: str) -> list[dict[str, str]]:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxmoe.cli.inputs import Inputs
-from jaxmoe.cli.strategies import Strategy
+from jaxmoe.cli.strategies import Rings, Strategy
 from jaxmoe.des import Fabric, LayerDescription, fabric_of, replay_plan
 from jaxmoe.des.schedules import block_rings
 from jaxmoe.traces import Batch
@@ -43,7 +43,7 @@ def replay(inputs: Inputs, strategy: Strategy, batches: Batch, report: Callable[
     return Replay(*(seconds(name) for name in ("dispatch_s", "compute_s", "combine_s", "total_s", "free_running_s")))
 
 
-def describe(inputs: Inputs, strategy: Strategy, rings: int | None) -> LayerDescription:
+def describe(inputs: Inputs, strategy: Strategy, rings: Rings | None) -> LayerDescription:
     """The machine and the layer in the simulator's own terms."""
     model, die = inputs.model, inputs.model.platform.die
     return LayerDescription(
@@ -55,7 +55,8 @@ def describe(inputs: Inputs, strategy: Strategy, rings: int | None) -> LayerDesc
         flops_per_token_expert=float(model.flops_per_token_expert),
         mode=strategy.placement.mode,
         gather=inputs.scenario.costs.gather,
-        rings=None if rings is None else block_rings(inputs.shape, rings),
+        rings=None if rings is None else block_rings(inputs.shape, rings.count),
+        both_ways=rings is not None and rings.both_ways,
     )
 
 

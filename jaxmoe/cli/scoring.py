@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.cli.inputs import Inputs
-from jaxmoe.cli.strategies import Strategy
+from jaxmoe.cli.strategies import Rings, Strategy
 from jaxmoe.latency import judge
 from jaxmoe.network import AbstractExchange, block_rings
 from jaxmoe.traces import Batch
@@ -62,10 +62,10 @@ def score(inputs: Inputs, strategy: Strategy, batches: Batch, gather: AbstractEx
 
 
 def _score_all(
-    inputs: Inputs, strategy: Strategy, batches: Batch, rings: int | None, gather: AbstractExchange | None
+    inputs: Inputs, strategy: Strategy, batches: Batch, rings: Rings | None, gather: AbstractExchange | None
 ) -> Score:
     """Every layer scored with the same exchange: few shapes to compile for."""
     model = replace(inputs.model, mode=strategy.placement.mode)
-    exchange = gather if rings is None else block_rings(inputs.shape, rings)
+    exchange = gather if rings is None else block_rings(inputs.shape, rings.count, rings.both_ways)
     seen = judge(model, jnp.asarray(strategy.placement.share), batches, exchange)
     return Score(**{field.name: np.asarray(getattr(seen, field.name), float) for field in fields(Score)})

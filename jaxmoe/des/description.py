@@ -30,6 +30,7 @@ class LayerDescription:
     memory_bandwidth: Float[np.ndarray, " node"] | None = None  # B/s; None is no limit
     gather: Literal["lowest_host", "fewest_hops"] = "lowest_host"
     rings: Sequence[Sequence[int]] | None = None
+    both_ways: bool = False  # round every ring
 
     def __post_init__(self) -> None:
         # A run-time type checker may be absent, and a wrong word would otherwise choose a branch in silence.

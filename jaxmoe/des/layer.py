@@ -112,8 +112,8 @@ def _sends(layer: LayerDescription, plan: TokenPlan) -> tuple[list[Send], list[S
     # The mirror of a reduce-scatter is an all-gather that goes round the other way.
     back = [ring[::-1] for ring in layer.rings]
     return (
-        all_rings_sends(back, plan.visited, layer.message_bytes),
-        all_rings_sends(layer.rings, plan.visited, layer.message_bytes),
+        all_rings_sends(back, plan.visited, layer.message_bytes, layer.both_ways),
+        all_rings_sends(layer.rings, plan.visited, layer.message_bytes, layer.both_ways),
     )
 
 

@@ -89,14 +89,21 @@ def block_rings(shape: tuple[int, int], count: int) -> list[list[int]]:
 
 
 def all_rings_sends(
-    rings: Sequence[Sequence[int]], visited: Bool[np.ndarray, "token node"], message_bytes: float
+    rings: Sequence[Sequence[int]],
+    visited: Bool[np.ndarray, "token node"],
+    message_bytes: float,
+    both_ways: bool = False,
 ) -> list[Send]:
-    """All rings at once: a ring of R nodes cuts the vectors of the tokens that visit it in R parts (hd_moe Eq. 4)."""
+    """All rings at once: a ring of R nodes cuts the vectors of the tokens that visit it in R parts (hd_moe Eq. 4).
+
+    With `both_ways` half of every part goes the other way round; a ring of two has but one way.
+    """
     sends: list[Send] = []
     for ring in rings:
         vectors = int(visited[:, ring].any(axis=1).sum())
-        if vectors:
-            sends += ring_sends(ring, vectors * message_bytes / len(ring), first=len(sends))
+        ways = [ring, ring[::-1]] if both_ways and len(ring) > 2 else [ring]
+        for way in ways if vectors else []:
+            sends += ring_sends(way, vectors * message_bytes / len(ring) / len(ways), first=len(sends))
     return sends
 
 

@@ -51,12 +51,14 @@ class RingReduce(AbstractExchange):
     Each of the R nodes of a ring sends 1/R of the vectors of the tokens that visit the ring, R - 1 times
     over. Eq. 4 is the limit of many nodes: 4 B h / BW instead of (R-1)/R of it. With one ring over the whole
     mesh this is tensor parallelism. With several it is the hybrid of hd_moe V-A2, whose published times
-    leave out what the rings would still have to send each other; so do we.
+    leave out what the rings would still have to send each other; so do we. With `both_ways` half of every part
+    goes round the other way, over links that Eq. 4 leaves idle; a ring of two has but one way.
     """
 
     block: Int[Array, " node"]  # ring of a node
     successor: Int[Array, " node"]  # next node on the ring
     size: int = eqx.field(static=True)  # nodes of one ring
+    both_ways: bool = eqx.field(static=True, default=False)
 
     def __call__(self, topology: AbstractTopology, visits: Visits) -> Flows:
         nodes, dtype = self.block.shape[0], visits.weight.dtype
@@ -65,22 +67,30 @@ class RingReduce(AbstractExchange):
         vectors = (visits.weight @ visiting)[self.block] / self.size
         following = jax.nn.one_hot(self.successor, nodes, dtype=dtype)
         sending = jnp.diag((vectors > 0).astype(dtype))  # a ring that no token visits sends nothing
-        return Flows(sending, following, vectors, rounds=self.size - 1)
+        if not self.both_ways or self.size <= 2:
+            return Flows(sending, following, vectors, rounds=self.size - 1)
+        preceding = following.T
+        return Flows(
+            jnp.concatenate([sending, sending]),
+            jnp.concatenate([following, preceding]),
+            jnp.concatenate([vectors, vectors]) / 2,
+            rounds=self.size - 1,
+        )
 
 
-def whole_ring(topology: AbstractTopology) -> RingReduce:
+def whole_ring(topology: AbstractTopology, both_ways: bool = False) -> RingReduce:
     """One ring over all nodes: neighbours on a mesh where it has such a cycle, else in order of their numbers."""
     if isinstance(topology, Mesh):
-        return block_rings(topology.shape, 1)
+        return block_rings(topology.shape, 1, both_ways)
     nodes = np.arange(topology.num_nodes)
-    return RingReduce(jnp.zeros_like(nodes), jnp.asarray(np.roll(nodes, -1)), topology.num_nodes)
+    return RingReduce(jnp.zeros_like(nodes), jnp.asarray(np.roll(nodes, -1)), topology.num_nodes, both_ways)
 
 
-def block_rings(shape: tuple[int, int], count: int) -> RingReduce:
+def block_rings(shape: tuple[int, int], count: int, both_ways: bool = False) -> RingReduce:
     """Rings over `count` equal rectangles of the mesh."""
     block = blocks(shape, count)
     successor = np.empty_like(block)
     for index in range(count):
         order = ring_order(shape, np.flatnonzero(block == index))
         successor[order] = np.roll(order, -1)
-    return RingReduce(jnp.asarray(block), jnp.asarray(successor), block.size // count)
+    return RingReduce(jnp.asarray(block), jnp.asarray(successor), block.size // count, both_ways)

@@ -43,6 +43,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 _STRATEGY = {
     "tp": 6,
     "tensorparallel": 6,
+    "tpbothways": 7,
     "ep": 0,
     "expertparallel": 0,
     "epbalanced": 0,

@@ -182,11 +182,11 @@ class _Run:
     def or_tensor_parallel(
         self, plans: Float[np.ndarray, "layer expert node"], scores: Float[np.ndarray, " layer"]
     ) -> tuple[Float[np.ndarray, "layer expert node"], Float[np.ndarray, " layer"]]:
-        """Tensor parallelism with its ring in the layers where that fits and is faster (hd_moe Eq. 4)."""
+        """Tensor parallelism, round a ring both ways, in the layers where that fits and is faster."""
         spread = tensor_parallel(*plans.shape)
         if not self.fits(spread[:, None]).all():
             return plans, scores
-        ring = whole_ring(self.problem.model.platform.topology)
+        ring = whole_ring(self.problem.model.platform.topology, both_ways=True)
         judged = judge(self.problem.model, jnp.asarray(spread, jnp.float32), self.drawn, ring)
         seconds = np.asarray(objective(judged.total, self.problem.p95_weight), float)
         return np.where((seconds < scores)[:, None, None], spread, plans), np.minimum(seconds, scores)

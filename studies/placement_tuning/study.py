@@ -142,7 +142,7 @@ def load_rows(case: Case, summary: dict, runs: Runs) -> Iterator[dict]:
     for strategy, path in runs.plans(case).items():
         plan = read_plan(path, inputs.moe.moe_layer_ids)
         share = jnp.asarray(plan.share[[plan.layer_ids.index(layer)]])
-        ring = block_rings(inputs.shape, 1) if is_tensor_parallel(share[0]) else None
+        ring = block_rings(inputs.shape, 1, both_ways=True) if is_tensor_parallel(share[0]) else None
         busy = judge(inputs.model, share, inputs.evaluation_batches, ring)
         loads = {"node": busy.node_time[0], "link": busy.dispatch_link_time[0] + busy.combine_link_time[0]}
         for kind, times in loads.items():

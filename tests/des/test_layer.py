@@ -129,6 +129,10 @@ def test_rings_by_hand():
     two = replay_layer(replace(LAYER, rings=block_rings((2, 2), 2)), SHARE, BATCH)
     assert two.combine_s == 12 / 2 + 0.25
     assert two.combine_link_busy.tolist() == on_links(link0=4, link2=4, link1=6, link3=6)
+    # Both ways round, 3 B each: the ring and its mirror use different links, so a step takes 3/2 + 0.25 s.
+    both = replay_layer(replace(LAYER, rings=block_rings((2, 2), 1), both_ways=True), SHARE, BATCH)
+    assert both.dispatch_s == both.combine_s == 3 * 1.75
+    assert both.combine_link_busy.tolist() == [4.5] * 8
     # Rings of one node send nothing, and a ring that no token visits sends nothing.
     assert replay_layer(replace(LAYER, rings=block_rings((2, 2), 4)), SHARE, BATCH).total_s == 5.25
     idle = replay_layer(replace(LAYER, rings=block_rings((2, 2), 2)), SHARE, make_batch([[1]], [0], [[0.0]]))

@@ -72,7 +72,7 @@ def random_layer(mode: str, gather: str, rings: int | None) -> tuple[LayerDescri
 def analytic_model(layer: LayerDescription, mesh: Mesh) -> LayerModel:
     exchange = LowestHost() if layer.gather == "lowest_host" else FewestHops()
     if layer.rings is not None:
-        exchange = block_rings(mesh.shape, len(layer.rings))
+        exchange = block_rings(mesh.shape, len(layer.rings), layer.both_ways)
     return LayerModel(
         platform=Platform(mesh, Die(jnp.asarray(layer.flops), jnp.asarray(layer.memory_bandwidth))),
         message_bytes=jnp.asarray(layer.message_bytes),
@@ -95,8 +95,10 @@ def analytic_model(layer: LayerDescription, mesh: Mesh) -> LayerModel:
         ("replicated", "lowest_host", 4),
     ],
 )
-def test_the_analytic_model_is_borne_out(mode, gather, rings):
+@pytest.mark.parametrize("both_ways", [False, True])
+def test_the_analytic_model_is_borne_out(mode, gather, rings, both_ways):
     layer, share, batch, mesh = random_layer(mode, gather, rings)
+    layer = dataclasses.replace(layer, both_ways=both_ways)
     seen = replay_layer(layer, share, batch)
     told = analytic_model(layer, mesh)(jnp.asarray(share), batch)
     # Loads and node times are the same sums. Stage times differ by what links wait for each other.

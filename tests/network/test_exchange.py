@@ -85,6 +85,21 @@ def test_ring_reduce_takes_the_textbook_time(shape, rings):
     assert 2 * float(stage.total(HardMax())) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize(("shape", "rings"), [((4, 8), 1), ((4, 8), 4), ((2, 8), 8)])
+def test_both_ways_round_a_ring_take_half_the_time(shape, rings):
+    mesh = Mesh(jnp.full(num_links(shape), 50e9), jnp.full(num_links(shape), 1e-6), shape=shape)
+
+    def seconds(both_ways):
+        flows = block_rings(shape, rings, both_ways)(mesh, everywhere(64, shape[0] * shape[1]))
+        stage = jax.jit(congestion)(mesh, flows, jnp.asarray(8192.0), jnp.asarray(0.0))
+        return float(stage.link_time.max()), float(stage.path_delay)
+
+    (load, delay), (both_load, both_delay) = seconds(both_ways=False), seconds(both_ways=True)
+    halves = 2 if shape[0] * shape[1] // rings > 2 else 1  # a ring of two has but one way
+    assert both_load == pytest.approx(load / halves, rel=1e-6)
+    assert both_delay == pytest.approx(delay, rel=1e-6)
+
+
 @pytest.mark.parametrize("tokens", [1, 3, 64])
 @pytest.mark.parametrize("stage", [congestion, mirrored_congestion])
 def test_a_ring_pays_the_latency_of_every_round_however_few_the_tokens(stage, tokens):
