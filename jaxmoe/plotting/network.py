@@ -33,8 +33,8 @@ def plot_network(
     """Draw the vertices at their `positions` [vertex, (right, down)], and an arrow for every link [link, (from, to)].
 
     The first `num_nodes` vertices, or all, are nodes; the rest are switches. Arrows are on the right of their way as
-    one walks it, and bend round vertices that lie on it. With values of links and
-    nodes, the larger, the darker, and links thicker; the largest are outlined. Without, it is a plain picture.
+    one walks it, and bend round vertices that lie on it. With values of links and nodes, the larger, the darker, and
+    links thicker; the largest are outlined. Without, it is a plain picture.
     """
     nodes = len(positions) if num_nodes is None else num_nodes
     _check(ends, positions, nodes, link_value, node_value)

@@ -8,9 +8,9 @@ from oracles import cases
 from oracles import layer as oracle
 from oracles.cases import congestion, mirrored_congestion
 
-from jaxmoe.hardware import Mesh
+from jaxmoe.hardware import Mesh, ring
 from jaxmoe.hardware.mesh import hop_counts, link_ends, num_links
-from jaxmoe.network import Visits, block_rings, replicated_visits, sharded_visits
+from jaxmoe.network import Visits, block_rings, replicated_visits, sharded_visits, whole_ring
 from jaxmoe.relax import HardMax, HardSupport
 
 VISITS = {"sharded": sharded_visits, "replicated": replicated_visits}
@@ -131,6 +131,15 @@ def test_a_ring_that_no_token_visits_sends_nothing():
     visits = Visits(visited, jnp.ones((1, 1)), jnp.eye(8)[:1], jnp.ones(8), jnp.ones(1))
     measured = jax.jit(congestion)(mesh, block_rings(shape, 2)(mesh, visits), jnp.asarray(8192.0), jnp.asarray(0.0))
     assert float(measured.total(HardMax())) == pytest.approx(3 * (8192 / 4 / 1e9 + 1e-6), rel=1e-5)
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+def test_one_ring_goes_round_any_network(both_ways):
+    topology, tokens = ring(8, 50e9, 1e-6), 64
+    flows = whole_ring(topology, both_ways)(topology, everywhere(tokens, 8))
+    measured = jax.jit(congestion)(topology, flows, jnp.asarray(8192.0), jnp.asarray(0.0))
+    step = tokens / 8 * 8192 / 50e9 / (2 if both_ways else 1)
+    assert float(measured.total(HardMax())) == pytest.approx(7 * (step + 1e-6), rel=1e-5)
 
 
 def test_block_rings_stay_inside_their_block_and_step_to_neighbours():
