@@ -134,11 +134,13 @@ def _fitting(
             f"{source}: has the layers {trace.layer_ids.tolist()}, but this run needs {list(layer_ids)} "
             "(model.moe_layer_ids); use a trace of this model, or choose layers with --layers"
         )
-    if batch_tokens > trace.num_tokens:
+    chosen = trace.select_layers(layer_ids).without_missing()
+    if batch_tokens > chosen.num_tokens:
         raise TraceError(
-            f"{source}: has {trace.num_tokens} tokens, but workload.batch_tokens is {batch_tokens}; lower it"
+            f"{source}: has {chosen.num_tokens} tokens with all their choices, but workload.batch_tokens is "
+            f"{batch_tokens}; lower it"
         )
-    return trace.select_layers(layer_ids)
+    return chosen
 
 
 def _with_memory_for(model: LayerModel, part: float) -> LayerModel:

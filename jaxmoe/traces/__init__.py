@@ -5,6 +5,11 @@ from jaxmoe.traces.batches import merge_tokens as merge_tokens
 from jaxmoe.traces.batches import sample_batches as sample_batches
 from jaxmoe.traces.files import read_trace as read_trace
 from jaxmoe.traces.files import write_trace as write_trace
+from jaxmoe.traces.loads import LoadCounts as LoadCounts
+from jaxmoe.traces.loads import load_counts as load_counts
 from jaxmoe.traces.synthetic import synthetic_trace as synthetic_trace
+from jaxmoe.traces.trace import DECODE as DECODE
+from jaxmoe.traces.trace import MISSING as MISSING
+from jaxmoe.traces.trace import PREFILL as PREFILL
 from jaxmoe.traces.trace import GatingTrace as GatingTrace
 from jaxmoe.traces.trace import TraceError as TraceError

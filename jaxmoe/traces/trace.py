@@ -1,10 +1,17 @@
 """A gating trace: which experts the tokens of a model really chose."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from jaxmoe.traces.chunks import chunks, release
+
 MAX_EXPERTS = 2**15  # ids are int16
+MISSING = -1  # in place of an expert: what the token chose there is not known
+PREFILL, DECODE = 0, 1
+PER_TOKEN = ("experts", "weights", "logits", "is_repeat", "phase")  # arrays whose first axis is tokens
 
 
 class TraceError(ValueError):
@@ -15,10 +22,14 @@ class TraceError(ValueError):
 class GatingTrace:
     """Recorded gating, in token order. Raises `TraceError` when the parts do not fit together.
 
-    `experts` int16 [token, layer, top_k], column 0 the strongest choice, no expert twice in one choice;
-    `layer_ids` the layers' numbers in the full model, int [layer]; `seq_start` the first token of every
-    sequence, ascending from 0, int [sequence]; `is_repeat` marks tokens that run an earlier context again,
-    bool [token] or `None`; `facts` are strings about the source.
+    `experts` int16 [token, layer, top_k], column 0 the strongest choice, no expert twice in one choice, -1
+    where a choice is missing; `layer_ids` the layers' numbers in the full model, int [layer]; `seq_start` the
+    first token of every sequence, ascending from 0, int [sequence]; `is_repeat` marks tokens that run an
+    earlier context again, bool [token] or `None`; `facts` are strings about the source.
+
+    What not every source has is `None` elsewhere: `weights` of the gate, float [token, layer, top_k];
+    `logits` of the router, float [token, layer, expert]; `phase` of a token, 0 prefill or 1 decode, int
+    [token]; `seq_name` of a sequence, such as its topic. Large arrays may be mapped from a file.
     """
 
     experts: np.ndarray
@@ -27,53 +38,86 @@ class GatingTrace:
     seq_start: np.ndarray
     is_repeat: np.ndarray | None
     facts: dict[str, str]
+    weights: np.ndarray | None = None
+    logits: np.ndarray | None = None
+    phase: np.ndarray | None = None
+    seq_name: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_experts <= MAX_EXPERTS:
             raise TraceError(f"num_experts is {self.num_experts}, expected 1 to {MAX_EXPERTS}")
         self._check_types()
         self._check_shapes()
-        self._check_choices()
+        for part in chunks(self.experts.shape, self.experts.dtype.itemsize):
+            self._check_choices(part.start, self.experts[part])
+            self._check_numbers(part)
+            release(self.experts, self.weights, self.logits)
         # After the check, so that no id can wrap around.
         object.__setattr__(self, "experts", self.experts.astype(np.int16, copy=False))
 
     def _check_types(self) -> None:
-        for name in ("experts", "layer_ids", "seq_start"):
+        for name, kinds, expected in (
+            ("experts", "iu", "whole numbers"),
+            ("layer_ids", "iu", "whole numbers"),
+            ("seq_start", "iu", "whole numbers"),
+            ("is_repeat", "b", "bool"),
+            ("weights", "f", "floating-point numbers"),
+            ("logits", "f", "floating-point numbers"),
+            ("phase", "iu", "0 for prefill or 1 for decode"),
+        ):
             array = getattr(self, name)
-            if array.dtype.kind not in "iu":
-                raise TraceError(f"{name} has type {array.dtype}, expected whole numbers")
-        if self.is_repeat is not None and self.is_repeat.dtype != bool:
-            raise TraceError(f"is_repeat has type {self.is_repeat.dtype}, expected bool")
+            if array is not None and array.dtype.kind not in kinds:
+                raise TraceError(f"{name} has type {array.dtype}, expected {expected}")
 
     def _check_shapes(self) -> None:
         if self.experts.ndim != 3 or 0 in self.experts.shape:
             raise TraceError(f"experts has shape {self.experts.shape}, expected non-empty [token, layer, top_k]")
-        tokens, layers, _ = self.experts.shape
-        if self.layer_ids.shape != (layers,):
-            raise TraceError(f"layer_ids has shape {self.layer_ids.shape}, expected ({layers},), one id per layer")
+        tokens, layers, top_k = self.experts.shape
+        for name, shape, meaning in (
+            ("layer_ids", (layers,), "one id per layer"),
+            ("is_repeat", (tokens,), "one mark per token"),
+            ("phase", (tokens,), "one phase per token"),
+            ("weights", (tokens, layers, top_k), "as experts"),
+            ("logits", (tokens, layers, self.num_experts), "one per token, layer and expert"),
+        ):
+            array = getattr(self, name)
+            if array is not None and array.shape != shape:
+                raise TraceError(f"{name} has shape {array.shape}, expected {shape}, {meaning}")
         if len(set(self.layer_ids.tolist())) < layers:
             raise TraceError(f"layer_ids names a layer twice: {self.layer_ids.tolist()}")
-        if self.is_repeat is not None and self.is_repeat.shape != (tokens,):
-            raise TraceError(f"is_repeat has shape {self.is_repeat.shape}, expected ({tokens},), one mark per token")
         start = self.seq_start
         if start.ndim != 1 or start[:1].tolist() != [0] or start[-1] >= tokens or (start[1:] <= start[:-1]).any():
             raise TraceError(f"seq_start must be a list that ascends from 0 and stays below {tokens}, the tokens")
+        if self.seq_name is not None and len(self.seq_name) != len(start):
+            raise TraceError(f"seq_name has {len(self.seq_name)} names for the {len(start)} sequences of seq_start")
+        if self.phase is not None and not np.isin(self.phase, (PREFILL, DECODE)).all():
+            at = int(np.flatnonzero(~np.isin(self.phase, (PREFILL, DECODE)))[0])
+            raise TraceError(f"token {at} has phase {self.phase[at]}, expected 0 for prefill or 1 for decode")
 
-    def _check_choices(self) -> None:
-        if self.experts.min() < 0 or self.experts.max() >= self.num_experts:
-            at = np.argwhere((self.experts < 0) | (self.experts >= self.num_experts))[0]
+    def _check_choices(self, first: int, experts: np.ndarray) -> None:
+        if experts.min() < MISSING or experts.max() >= self.num_experts:
+            at = np.argwhere((experts < MISSING) | (experts >= self.num_experts))[0]
             raise TraceError(
-                f"{self._place(at)} chose expert {self.experts[tuple(at)]}, expected 0..{self.num_experts - 1}; "
-                "use the model that the trace is of"
+                f"{self._place(first, at)} chose expert {experts[tuple(at)]}, expected 0..{self.num_experts - 1} "
+                "or -1 for a missing choice; use the model that the trace is of"
             )
-        ordered = np.sort(self.experts, axis=2)
-        twice = ordered[..., 1:] == ordered[..., :-1]
+        ordered = np.sort(experts, axis=2)
+        twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] != MISSING)
         if twice.any():
             at = np.argwhere(twice)[0]
-            raise TraceError(f"{self._place(at)} chose expert {ordered[tuple(at)]} twice; a token chooses it once")
+            raise TraceError(
+                f"{self._place(first, at)} chose expert {ordered[tuple(at)]} twice; a token chooses it once"
+            )
 
-    def _place(self, at: np.ndarray) -> str:
-        return f"layer {self.layer_ids[at[1]]}, token {at[0]}"
+    def _check_numbers(self, part: slice) -> None:
+        for name in ("weights", "logits"):
+            array = getattr(self, name)
+            if array is not None and not (finite := np.isfinite(array[part])).all():
+                at = np.argwhere(~finite)[0]
+                raise TraceError(f"{name} of {self._place(part.start, at)} are not finite; record the trace again")
+
+    def _place(self, first: int, at: np.ndarray) -> str:
+        return f"layer {self.layer_ids[at[1]]}, token {first + at[0]}"
 
     @property
     def num_tokens(self) -> int:
@@ -92,21 +136,41 @@ class GatingTrace:
             raise TraceError("every token is marked as a repeat; keep repeats or use another trace")
         return self.select_tokens(kept)
 
+    def without_missing(self) -> "GatingTrace":
+        """The trace without tokens of which a choice is missing; itself where none is."""
+        whole = np.concatenate(
+            [(self.experts[part] != MISSING).all(axis=(1, 2)) for part in chunks(self.experts.shape, 2)]
+        )
+        if whole.all():
+            return self
+        if not whole.any():
+            raise TraceError("every token misses a choice; select layers that were recorded, or use another trace")
+        return self.select_tokens(np.flatnonzero(whole))
+
     def select_tokens(self, tokens: np.ndarray) -> "GatingTrace":
         """The trace of some tokens, given by ascending index. A sequence starts at its first kept token."""
-        starts = np.unique(np.searchsorted(tokens, self.seq_start))
+        starts = np.searchsorted(tokens, self.seq_start)
+        # A sequence of which nothing is kept starts where the next one does, or after the last token.
+        kept = np.flatnonzero(np.diff(starts, append=len(tokens)) > 0)
+        per_token: dict[str, Any] = {name: getattr(self, name) for name in PER_TOKEN}
         return replace(
             self,
-            experts=self.experts[tokens],
-            seq_start=starts[starts < len(tokens)],
-            is_repeat=None if self.is_repeat is None else self.is_repeat[tokens],
+            seq_start=starts[kept],
+            seq_name=None if self.seq_name is None else tuple(self.seq_name[i] for i in kept),
+            **{name: None if array is None else array[tokens] for name, array in per_token.items()},
         )
 
-    def select_layers(self, layer_ids: tuple[int, ...]) -> "GatingTrace":
+    def select_layers(self, layer_ids: Sequence[int]) -> "GatingTrace":
         """The trace of some layers, in the order given. Raises `TraceError` for a layer it does not have."""
         rows = {int(layer): row for row, layer in enumerate(self.layer_ids)}
         missing = [layer for layer in layer_ids if layer not in rows]
         if missing:
             raise TraceError(f"layers {missing} are not in the trace, which has {sorted(rows)}")
         order = [rows[layer] for layer in layer_ids]
-        return replace(self, experts=self.experts[:, order], layer_ids=np.asarray(layer_ids))
+        return replace(
+            self,
+            experts=self.experts[:, order],
+            layer_ids=np.asarray(layer_ids),
+            weights=None if self.weights is None else self.weights[:, order],
+            logits=None if self.logits is None else self.logits[:, order],
+        )

@@ -32,7 +32,7 @@ def with_expert(value) -> np.ndarray:
         ({"experts": EXPERTS[..., :0]}, r"experts has shape \(4, 2, 0\)"),
         ({"experts": EXPERTS.astype(float)}, "experts has type float64, expected whole numbers"),
         ({"experts": EXPERTS == 1}, "experts has type bool"),
-        ({"experts": with_expert(-1)}, "layer 7, token 2 chose expert -1, expected 0..3"),
+        ({"experts": with_expert(-2)}, "layer 7, token 2 chose expert -2, expected 0..3"),
         ({"experts": with_expert(4)}, "layer 7, token 2 chose expert 4, expected 0..3"),
         ({"experts": with_expert(2**16)}, "layer 7, token 2 chose expert 65536"),
         ({"experts": with_expert(1)}, "layer 7, token 2 chose expert 1 twice"),
