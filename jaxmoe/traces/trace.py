@@ -152,13 +152,10 @@ class GatingTrace:
         starts = np.searchsorted(tokens, self.seq_start)
         # A sequence of which nothing is kept starts where the next one does, or after the last token.
         kept = np.flatnonzero(np.diff(starts, append=len(tokens)) > 0)
-        per_token: dict[str, Any] = {name: getattr(self, name) for name in PER_TOKEN}
-        return replace(
-            self,
-            seq_start=starts[kept],
-            seq_name=None if self.seq_name is None else tuple(self.seq_name[i] for i in kept),
-            **{name: None if array is None else array[tokens] for name, array in per_token.items()},
-        )
+        parts: dict[str, Any] = {name: getattr(self, name) for name in PER_TOKEN}
+        parts = {name: None if array is None else array[tokens] for name, array in parts.items()}
+        names = None if self.seq_name is None else tuple(self.seq_name[i] for i in kept)
+        return replace(self, seq_start=starts[kept], seq_name=names, **parts)
 
     def select_layers(self, layer_ids: Sequence[int]) -> "GatingTrace":
         """The trace of some layers, in the order given. Raises `TraceError` for a layer it does not have."""
