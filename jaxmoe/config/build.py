@@ -11,8 +11,9 @@ from jaxmoe.config.base import ConfigError
 from jaxmoe.config.graph import GraphConfig, as_graph
 from jaxmoe.config.machine import LinkConfig
 from jaxmoe.config.meshes import MeshConfig, WafersConfig
+from jaxmoe.config.model import build_model
 from jaxmoe.config.networks import ClustersConfig, HardwareConfig, TorusConfig, UniformConfig
-from jaxmoe.config.schema import ModelConfig, Scenario
+from jaxmoe.config.schema import Scenario
 from jaxmoe.config.tuning import TuningConfig
 from jaxmoe.hardware import (
     AbstractTopology,
@@ -28,7 +29,6 @@ from jaxmoe.hardware import (
 )
 from jaxmoe.hardware.mesh import link_ends
 from jaxmoe.latency import LayerModel
-from jaxmoe.models import MoEModel
 from jaxmoe.network import Congestion, FewestHops, LowestHost
 from jaxmoe.tune.settings import TunerSettings
 from jaxmoe.units import GIGA, NANO, TERA
@@ -69,19 +69,6 @@ def build_time_model(hardware: HardwareConfig) -> Congestion:
     """The congestion model with the router's switching and chunks."""
     router = hardware.router
     return Congestion(_number(router.chunk_B or 0), cut_through=router.switching == "cut_through")
-
-
-def build_model(model: ModelConfig) -> MoEModel:
-    """The sizes of the model."""
-    layers = model.moe_layer_ids
-    return MoEModel(
-        name=model.name,
-        hidden_size=model.hidden_size,
-        expert_size=model.expert_size,
-        num_experts=model.num_experts,
-        top_k=model.top_k,
-        moe_layer_ids=tuple(range(layers.first, layers.first + layers.count * layers.step, layers.step)),
-    )
 
 
 def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]) -> LayerModel:

@@ -11,9 +11,12 @@ from pydantic import TypeAdapter, ValidationError
 from jaxmoe.config.base import ConfigError, Section
 from jaxmoe.config.draft import Draft, Source
 from jaxmoe.config.explain import explain
+from jaxmoe.config.model import describe_model
 from jaxmoe.config.networks import HardwareConfig
 from jaxmoe.config.schema import Scenario
 from jaxmoe.config.yaml_text import label_of, parse_yaml, read_mapping
+from jaxmoe.models import ModelError
+from jaxmoe.models.hugging_face import from_hugging_face, name_of, read_json
 
 # Keys of a scenario that may name a file, and the folder it is in.
 FOLDERS = {"hardware": "hardware", "model": "models", "workload": "workloads"}
@@ -26,7 +29,9 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
 
     `hardware`, `model` and `workload` are mappings or names of files: NAME stands for
     `hardware/NAME.yaml` (`models/`, `workloads/`) in the nearest folder above the scenario in which that
-    subfolder has YAML files.
+    subfolder has YAML files. `model` may also be the path of a .yaml or .json file, from the folder of the file
+    that has it, or with `--set` from the working folder; one with a key `model_type` is read as a config.json of
+    Hugging Face.
 
     `overrides` are texts `key.path=value`, the value in YAML. Shorter key paths are applied first, then the
     order is as given. So `hardware=nmp_8x8` swaps the file, `hardware.link.bandwidth_GB_per_s=75` reaches
@@ -103,11 +108,33 @@ def _resolve(draft: Draft, key: str, folder: str, scenario: Path) -> None:
     """Put the content of the file in the place of its name. A part without a name gets that of its file."""
     part = draft.get(key)
     if isinstance(part, str):
-        file = _find(draft, key, part, folder, scenario)
-        content = {"name": part, **read_mapping(file)}
-        draft.put((key,), content, Source(label_of(file), file.parent, depth=1))
+        is_path = key == "model" and part.endswith((".yaml", ".json"))
+        file = _at_path(draft, key, part) if is_path else _find(draft, key, part, folder, scenario)
+        content = _read_model(file) if key == "model" else read_mapping(file)
+        draft.put((key,), {"name": name_of(file), **content}, Source(label_of(file), file.parent, depth=1))
     elif isinstance(part, dict):
         part.setdefault("name", scenario.stem)
+
+
+def _read_model(file: Path) -> dict[str, object]:
+    """The description of a model, from a file that holds one or a config.json of Hugging Face."""
+    try:
+        content = read_json(file) if file.suffix == ".json" else read_mapping(file)
+        return describe_model(from_hugging_face(content, name_of(file))) if "model_type" in content else content
+    except ModelError as error:
+        raise ConfigError(f"{label_of(file)}: {error}") from error
+
+
+def _at_path(draft: Draft, key: str, path: str) -> Path:
+    """The file at a path that starts where it was written."""
+    folder = draft.source((key,)).folder
+    file = _normal(folder / Path(path).expanduser())
+    if not file.is_file():
+        raise ConfigError(
+            f"{draft.place((key,))} is {path!r}; expected the path of a file from {label_of(folder)}, and there is "
+            f"none at {label_of(file)}. Correct the path, or write the name of a file in models/."
+        )
+    return file
 
 
 def _find(draft: Draft, key: str, name: str, folder: str, scenario: Path) -> Path:

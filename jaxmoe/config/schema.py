@@ -5,38 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from jaxmoe.config.base import Count, Fraction, Name, NonNegative, Positive, RuleError, Section, Seed
+from jaxmoe.config.model import ModelConfig
 from jaxmoe.config.networks import MeshMachineConfig
 from jaxmoe.config.tuning import TuningConfig
 from jaxmoe.hardware.mesh import blocks
-
-
-class LayerRange(Section):
-    """The layers with routed experts, as numbered in the full model: `first`, `first + step`, ..."""
-
-    first: int = Field(default=0, ge=0, description="the number of the first layer with routed experts", examples=[0])
-    count: Count = Field(description="the number of layers with routed experts", examples=[32])
-    step: Count = Field(default=1, description="the distance between layers with routed experts", examples=[1])
-
-
-class ModelConfig(Section):
-    """Sizes of a Mixture-of-Experts model, as far as the time and memory of its experts depend on them."""
-
-    name: Name = Field(default="unnamed", description="a name for tables", examples=["mixtral-8x7b"])
-    hidden_size: Count = Field(description="the length of a token's hidden vector", examples=[4096])
-    expert_size: Count = Field(description="the intermediate size of one routed expert", examples=[14336])
-    # Traces hold expert ids as int16.
-    num_experts: int = Field(ge=1, le=2**15, description="the number of routed experts of a layer", examples=[8])
-    top_k: Count = Field(description="the number of experts that a token chooses", examples=[2])
-    moe_layer_ids: LayerRange = Field(
-        description="the layers with routed experts as a mapping, for example {first: 0, count: 32}"
-    )
-
-    @model_validator(mode="after")
-    def _enough_experts(self) -> "ModelConfig":
-        if self.top_k > self.num_experts:
-            most = f"at most num_experts, {self.num_experts}"
-            raise RuleError(("top_k",), self.top_k, most, "Lower top_k or raise num_experts")
-        return self
 
 
 class FileTrace(Section):
@@ -137,7 +109,10 @@ class Scenario(Section):
         description="the name of a file in hardware/, or its content as a mapping; hardware.kind has to be mesh or "
         "wafers for placements, and jaxmoe network takes every kind"
     )
-    model: ModelConfig = Field(description="the name of a file in models/, or its content as a mapping")
+    model: ModelConfig = Field(
+        description="the name of a file in models/, the path of a YAML file or of a Hugging Face config.json, or the "
+        "content of such a YAML file as a mapping"
+    )
     workload: WorkloadConfig = Field(description="the name of a file in workloads/, or its content as a mapping")
     costs: CostsConfig = Field(default=CostsConfig(), description="the costs of a token as a mapping")
     strategies: StrategiesConfig = Field(

@@ -1,0 +1,221 @@
+"""config.json of Hugging Face: every family, the traps of each, and what is said of files that are none."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from published import CONFIGS, SIZES
+from shipped import SHIPPED
+
+from jaxmoe.config.model import ModelConfig, build_model, describe_model
+from jaxmoe.models import ModelError, MoEModel, SharedExperts, from_hugging_face, read_hugging_face
+from jaxmoe.models.hugging_face import FAMILIES
+
+
+def read(base: str, **changes) -> MoEModel:
+    return from_hugging_face(CONFIGS[base] | changes, base)
+
+
+def without(base: str, key: str) -> dict:
+    return {name: value for name, value in CONFIGS[base].items() if name != key}
+
+
+def complaint(config: dict) -> str:
+    with pytest.raises(ModelError) as caught:
+        from_hugging_face(config, "it")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_published_config_is_the_shipped_model(name):
+    assert read(name) == SHIPPED[name]
+
+
+def test_every_family_and_every_shipped_model_is_covered():
+    used = {config["model_type"] for config in CONFIGS.values()} | {"llama4_text"}
+    assert used == set(FAMILIES)
+    assert set(SIZES) - set(CONFIGS) == {"yuan2.0-m32"}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_model_survives_its_description(name):
+    model = read(name)
+    assert build_model(ModelConfig.model_validate(describe_model(model))) == model
+
+
+def test_kimi_is_also_published_as_deepseek():
+    assert read("kimi-k2", model_type="deepseek_v3") == read("kimi-k2")
+
+
+def test_the_text_model_of_llama_alone():
+    text = CONFIGS["llama-4-maverick"]["text_config"]
+    assert from_hugging_face(text, "llama-4-maverick") == read("llama-4-maverick")
+
+
+def test_llama_without_a_list_of_layers_goes_by_the_step():
+    text = CONFIGS["llama-4-maverick"]["text_config"] | {"moe_layers": None}
+    assert from_hugging_face(text, "llama-4-maverick") == read("llama-4-maverick")
+    every = from_hugging_face(text | {"interleave_moe_layer_step": 1}, "scout")
+    assert (every.moe_layer_ids, every.dense_size) == (tuple(range(48)), None)
+
+
+def test_the_list_of_llama_beats_the_step():
+    text = CONFIGS["llama-4-maverick"]["text_config"] | {"moe_layers": [5, 2]}
+    assert from_hugging_face(text, "it").moe_layer_ids == (2, 5)
+
+
+def test_heads_need_not_split_the_hidden_vector():
+    assert read("gpt-oss-20b").attention.head_size == 64 != 2880 // 64
+    assert read("qwen3-235b-a22b").attention.head_size == 128 != 4096 // 64
+
+
+@pytest.mark.parametrize("head_dim", [{}, {"head_dim": None}], ids=["missing", "null"])
+def test_heads_split_the_hidden_vector_unless_told_otherwise(head_dim):
+    assert read("mixtral-8x7b", **head_dim).attention.head_size == 4096 // 32
+
+
+def test_queries_without_a_rank():
+    assert read("deepseek-v2-lite").attention.q_rank is None
+    assert "q_lora_rank is missing" in complaint(without("deepseek-v2", "q_lora_rank"))
+
+
+def test_greedy_routing_has_no_groups():
+    assert (read("deepseek-v2").expert_groups, read("deepseek-v2").groups_per_token) == (8, 3)
+    greedy = read("deepseek-v2", topk_method="greedy")
+    assert (greedy.expert_groups, greedy.groups_per_token) == (1, 1)
+
+
+@pytest.mark.parametrize("none", [None, 0])
+def test_deepseek_without_shared_experts(none):
+    assert read("deepseek-v3", n_shared_experts=none).shared_experts is None
+
+
+def test_shared_experts_have_a_width_of_their_own():
+    assert read("qwen2-57b-a14b").shared_experts == SharedExperts(count=1, size=20480)
+    assert read("qwen3-30b-a3b", shared_expert_intermediate_size=4096).shared_experts is None
+
+
+def test_a_resaved_qwen3_names_its_experts_otherwise():
+    config = without("qwen3-30b-a3b", "num_experts") | {"num_local_experts": 128}
+    assert from_hugging_face(config, "qwen3-30b-a3b") == read("qwen3-30b-a3b")
+
+
+def test_the_width_of_dense_layers_is_kept_only_where_there_are_some():
+    assert read("qwen3-30b-a3b").dense_size is None
+    some = read("qwen3-30b-a3b", mlp_only_layers=[0, 3])
+    assert (some.dense_size, len(some.moe_layer_ids)) == (6144, 46)
+
+
+@given(layers=st.integers(1, 40), step=st.integers(1, 5), dense=st.lists(st.integers(0, 39), max_size=6))
+def test_layers_of_qwen(layers, step, dense):
+    dense = [layer for layer in dense if layer < layers]
+    changes = {"num_hidden_layers": layers, "decoder_sparse_step": step, "mlp_only_layers": dense}
+    expected = [layer for layer in range(layers) if layer % step == step - 1 and layer not in dense]
+    check_layers("qwen3-30b-a3b", changes, expected)
+
+
+@given(layers=st.integers(1, 40), first=st.integers(0, 40), step=st.integers(1, 5))
+def test_layers_of_deepseek(layers, first, step):
+    changes = {"num_hidden_layers": layers, "first_k_dense_replace": first, "moe_layer_freq": step}
+    check_layers("deepseek-v3", changes, [layer for layer in range(first, layers) if layer % step == 0])
+
+
+def check_layers(base: str, changes: dict, expected: list[int]) -> None:
+    """The layers are these, also after a description; without any the model is dense."""
+    if not expected:
+        assert "the model is dense" in complaint(CONFIGS[base] | changes)
+        return
+    model = read(base, **changes)
+    assert model.moe_layer_ids == tuple(expected)
+    assert model.num_layers == changes["num_hidden_layers"]
+    assert (model.dense_size is None) == (len(expected) == model.num_layers)
+    assert build_model(ModelConfig.model_validate(describe_model(model))) == model
+
+
+# What is changed in a config, and what the message has to say.
+BAD = {
+    "family": ("mixtral-8x7b", {"model_type": "llama"}, ['model_type is "llama"', "dbrx", "qwen3_moe", "in YAML"]),
+    "no family": ("mixtral-8x7b", {"model_type": None}, ["model_type is null", "expected one of"]),
+    "type of family": ("mixtral-8x7b", {"model_type": ["a"]}, ['model_type is ["a"]', "expected one of"]),
+    "text": ("mixtral-8x7b", {"hidden_size": "4096"}, ['hidden_size is "4096"', "a whole number of at least 1"]),
+    "boolean": ("olmoe-1b-7b", {"vocab_size": True}, ["vocab_size is true", "a whole number", "config.json"]),
+    "fraction": ("dbrx", {"n_layers": 40.0}, ["n_layers is 40.0", "a whole number"]),
+    "null": ("phi-3.5-moe", {"intermediate_size": None}, ["intermediate_size is null", "a whole number"]),
+    "zero": ("gpt-oss-20b", {"head_dim": 0}, ["head_dim is 0", "at least 1"]),
+    "negative": ("deepseek-v3", {"first_k_dense_replace": -1}, ["first_k_dense_replace is -1", "at least 0"]),
+    "too many": ("olmoe-1b-7b", {"num_experts_per_tok": 65}, ["num_experts_per_tok is 65", "from 1 to 64"]),
+    "key heads": ("mixtral-8x7b", {"num_key_value_heads": 64}, ["num_key_value_heads is 64", "from 1 to 32"]),
+    "groups": ("deepseek-v3", {"topk_group": 9}, ["topk_group is 9", "from 1 to 8"]),
+    "flag": ("olmoe-1b-7b", {"tie_word_embeddings": "no"}, ['tie_word_embeddings is "no"', "true or false"]),
+    "layers": ("qwen3-30b-a3b", {"mlp_only_layers": [48]}, ["mlp_only_layers is [48]", "layer numbers below 48"]),
+    "no layers": ("qwen3-30b-a3b", {"mlp_only_layers": 3}, ["mlp_only_layers is 3", "a list"]),
+    "section": ("dbrx", {"ffn_config": 3}, ["ffn_config is 3", "an object"]),
+    "in a section": ("dbrx", {"ffn_config": {}}, ["ffn_config.moe_num_experts is missing", "published"]),
+    "dense by number": ("qwen2-57b-a14b", {"num_experts": 0}, ["num_experts is 0", "the model is dense"]),
+    "dense by null": ("deepseek-v2", {"n_routed_experts": None}, ["n_routed_experts is null", "dense"]),
+    "long": ("dbrx", {"d_model": [0] * 100}, ["d_model is [0, 0", "...", "a whole number"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_config_is_named_with_key_value_and_remedy(case):
+    base, changes, needles = BAD[case]
+    said = complaint(CONFIGS[base] | changes)
+    for needle in needles:
+        assert needle in said
+
+
+REQUIRED = [
+    ("mixtral-8x7b", "num_local_experts"),
+    ("phi-3.5-moe", "num_key_value_heads"),
+    ("gpt-oss-20b", "head_dim"),
+    ("qwen2-57b-a14b", "shared_expert_intermediate_size"),
+    ("qwen3-30b-a3b", "moe_intermediate_size"),
+    ("deepseek-v3", "n_shared_experts"),
+    ("deepseek-v3", "first_k_dense_replace"),
+    ("llama-4-maverick", "text_config"),
+    ("dbrx", "attn_config"),
+    ("olmoe-1b-7b", "num_experts_per_tok"),
+]
+
+
+@pytest.mark.parametrize(("base", "key"), REQUIRED)
+def test_a_missing_key_is_named(base, key):
+    assert complaint(without(base, key)).startswith(f"{key} is missing; use the config.json that was published")
+
+
+def test_a_file_is_called_by_its_folder(tmp_path):
+    file = tmp_path / "mine" / "config.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(CONFIGS["mixtral-8x7b"], indent="\t"))
+    assert read_hugging_face(file).name == "mine"
+    assert read_hugging_face(file.rename(file.with_name("other.json"))).name == "other"
+
+
+DAMAGED = {
+    "empty": ("", "not valid JSON"),
+    "cut": ('{"model_type": "mix', "not valid JSON"),
+    "binary": ("\x00\xff", "not valid JSON"),
+    "list": ("[1]", "holds a list, expected an object"),
+    "other": ("{}", "model_type is null, expected one of dbrx"),
+    "deep": ("[" * 100_000, "not valid JSON"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_file_is_named(tmp_path, case):
+    text, needle = DAMAGED[case]
+    file = tmp_path / "config.json"
+    file.write_text(text, encoding="latin-1")
+    with pytest.raises(ModelError) as caught:
+        read_hugging_face(file)
+    assert str(caught.value).startswith(f"{file}: {needle}")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path):
+    for file, needle in [(tmp_path / "none.json", "no such file"), (tmp_path, "not readable")]:
+        with pytest.raises(ModelError, match=f"^{file}: {needle}"):
+            read_hugging_face(file)
