@@ -7,6 +7,7 @@ import typer
 
 from jaxmoe.cli.evaluate import command as evaluate
 from jaxmoe.cli.network import command as network
+from jaxmoe.cli.trace.app import app as trace
 from jaxmoe.cli.tune import command as tune
 from jaxmoe.cli.validate import command as validate
 
@@ -20,6 +21,7 @@ app.command("tune")(tune)
 app.command("evaluate")(evaluate)
 app.command("validate")(validate)
 app.command("network")(network)
+app.add_typer(trace, name="trace")
 
 
 def _print_version(wanted: bool) -> bool:

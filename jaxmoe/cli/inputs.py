@@ -1,7 +1,7 @@
 """From the command line's files to what computes: scenario, machine model, trace."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -10,10 +10,11 @@ import jax
 import numpy as np
 
 from jaxmoe.cli.session import OptionError
-from jaxmoe.config import FileTrace, Scenario, build_layer_model, build_model, load_scenario
+from jaxmoe.config import FileTrace, PresetTrace, ProcessTrace, Scenario, build_layer_model, build_model, load_scenario
 from jaxmoe.latency import LayerModel
 from jaxmoe.models import MoEModel
-from jaxmoe.traces import Batch, GatingTrace, TraceError, read_trace, sample_batches, synthetic_trace
+from jaxmoe.traces import Batch, GatingTrace, Hints, TraceError, read_trace, sample_batches, synthetic_trace
+from jaxmoe.traces.synthesis import preset_process, read_process, sample_trace
 
 # Batches for tuning are drawn with seeds below 2**62. Those that judge come from seeds beyond, so no plan is
 # ever judged on the batches it was tuned on, whatever seeds the scenario states.
@@ -74,7 +75,7 @@ def read_inputs(config: Path, overrides: Sequence[str] | None, trace: Path | Non
     layer_ids = _chosen_layers(layers, moe)
     if trace is None and isinstance(scenario.workload.trace, FileTrace):
         trace = Path(scenario.workload.trace.path)
-    gating = _synthetic(scenario, moe) if trace is None else _recorded(trace, moe)
+    gating = _drawn(scenario, moe) if trace is None else _recorded(trace, moe)
     if scenario.workload.drop_repeats:
         gating = gating.without_repeats()
     return Inputs(
@@ -99,22 +100,42 @@ def _chosen_layers(text: str | None, moe: MoEModel) -> tuple[int, ...]:
     return chosen
 
 
-def _synthetic(scenario: Scenario, moe: MoEModel) -> GatingTrace:
-    settings = scenario.workload.trace.model_dump(exclude={"kind"})
-    return synthetic_trace(layer_ids=moe.moe_layer_ids, num_experts=moe.num_experts, top_k=moe.top_k, **settings)
+def _drawn(scenario: Scenario, moe: MoEModel) -> GatingTrace:
+    """The synthetic trace of the workload."""
+    match scenario.workload.trace:
+        case ProcessTrace(path=path, tokens=tokens, seed=seed):
+            return _of_model(sample_trace(read_process(Path(path)), tokens, seed), moe, path)
+        case PresetTrace(preset=name, tokens=tokens, seed=seed):
+            return _of_model(sample_trace(preset_process(name), tokens, seed), moe, f"preset {name}")
+        case trace:
+            shape = {"layer_ids": moe.moe_layer_ids, "num_experts": moe.num_experts, "top_k": moe.top_k}
+            return synthetic_trace(**(trace.model_dump(exclude={"kind"}) | shape))
+
+
+def _of_model(trace: GatingTrace, moe: MoEModel, source: str) -> GatingTrace:
+    if trace.num_experts != moe.num_experts:
+        raise TraceError(
+            f"{source}: is of a model with {trace.num_experts} experts, but model.num_experts is {moe.num_experts}; "
+            "use a process of this model"
+        )
+    return trace
 
 
 def _recorded(path: Path, moe: MoEModel) -> GatingTrace:
     try:
-        return read_trace(path, moe.num_experts)
+        return read_trace(path, moe.num_experts, _hints(moe))
     except TraceError as error:
         raise TraceError(f"{error}{_other_model(path, moe)}") from None
+
+
+def _hints(moe: MoEModel) -> Hints:
+    return Hints(moe.num_experts, moe.top_k, moe.moe_layer_ids, moe.num_layers)
 
 
 def _other_model(path: Path, moe: MoEModel) -> str:
     """A remark on a trace that can be read, but not as one of this model."""
     try:
-        stated = read_trace(path).num_experts
+        stated = read_trace(path, hints=replace(_hints(moe), num_experts=None)).num_experts
     except TraceError:
         return ""
     return f" (model.num_experts is {moe.num_experts}, the trace has {stated})"

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from jaxmoe.config.base import ConfigError, Section
 from jaxmoe.config.draft import Draft, Source
 from jaxmoe.config.explain import explain
-from jaxmoe.config.model import describe_model
+from jaxmoe.config.model import ModelConfig, describe_model
 from jaxmoe.config.networks import HardwareConfig
 from jaxmoe.config.schema import Scenario
 from jaxmoe.config.yaml_text import label_of, parse_yaml, read_mapping
@@ -53,6 +53,16 @@ def load_hardware(path: str | Path, overrides: Sequence[str] = ()) -> HardwareCo
     draft = _read(_normal(path))
     _apply(draft, _parse_overrides(overrides))
     return _validate(HardwareConfig, draft)
+
+
+def load_model(name: str, option: str) -> ModelConfig:
+    """The model that an option names: a .yaml or .json file by its path from the working folder, or NAME for
+    `models/NAME.yaml`, there or in its folder `configs` or above. Raises `ConfigError`.
+    """
+    here = Path.cwd()
+    draft = Draft({"model": name}, Source(option, here))
+    _resolve(draft, "model", FOLDERS["model"], here / "configs" / "any.yaml")
+    return _validate(ModelConfig, Draft(draft.data["model"], draft.source(("model",))))  # type: ignore[arg-type]
 
 
 def resolved(section: Section) -> dict[str, Any]:

@@ -35,13 +35,32 @@ class SyntheticTrace(Section):
     seed: Seed = Field(default=0, description="the seed of the trace", examples=[0])
 
 
+class ProcessTrace(Section):
+    """Gating drawn from a process fitted by `jaxmoe trace fit`. Its path is relative as that of a recorded trace."""
+
+    kind: Literal["process"] = Field(description="the kind of trace", examples=["process"])
+    path: Name = Field(description="the path of a process.npz", examples=["fitted/process.npz"])
+    tokens: Count = Field(default=8192, description="the number of tokens", examples=[8192])
+    seed: Seed = Field(default=0, description="the seed of the trace", examples=[0])
+
+
+class PresetTrace(Section):
+    """Gating drawn from a preset, a process with the published figures of a model."""
+
+    kind: Literal["preset"] = Field(description="the kind of trace", examples=["preset"])
+    preset: Name = Field(description="the name of a preset of jaxmoe trace synth", examples=["deepseek-v3"])
+    tokens: Count = Field(default=8192, description="the number of tokens", examples=[8192])
+    seed: Seed = Field(default=0, description="the seed of the trace", examples=[0])
+
+
 class WorkloadConfig(Section):
     """The tokens that a layer sees at once, and where their gating comes from."""
 
     name: Name = Field(default="unnamed", description="a name for tables", examples=["mt_bench_128"])
-    trace: Annotated[FileTrace | SyntheticTrace, Field(discriminator="kind")] = Field(
+    trace: Annotated[FileTrace | SyntheticTrace | ProcessTrace | PresetTrace, Field(discriminator="kind")] = Field(
         default=SyntheticTrace(),
-        description="the trace as a mapping: {kind: file, path: ..} or {kind: synthetic, ..}",
+        description="the trace as a mapping: {kind: file, path: ..}, {kind: synthetic, ..}, "
+        "{kind: process, path: ..} or {kind: preset, preset: ..}",
     )
     batch_tokens: Count = Field(default=128, description="the number of tokens in a batch", examples=[128])
     sampling: Literal["random", "consecutive"] = Field(
@@ -55,7 +74,7 @@ class WorkloadConfig(Section):
 
     @model_validator(mode="after")
     def _batch_fits(self) -> "WorkloadConfig":
-        if isinstance(self.trace, SyntheticTrace) and self.batch_tokens > self.trace.tokens:
+        if not isinstance(self.trace, FileTrace) and self.batch_tokens > self.trace.tokens:
             most = f"at most trace.tokens, {self.trace.tokens}"
             raise RuleError(("batch_tokens",), self.batch_tokens, most, "Lower batch_tokens or raise trace.tokens")
         return self

@@ -53,17 +53,22 @@ class LoadCounts:
 
 def load_counts(trace: GatingTrace) -> LoadCounts:
     """The loads of a trace, one window. Missing choices count for no expert."""
-    layers = trace.experts.shape[1]
-    offset = np.arange(layers)[:, None] * (trace.num_experts + 1)
-    counts = np.zeros(layers * (trace.num_experts + 1), np.int64)
+    counts = np.zeros((trace.experts.shape[1], trace.num_experts), np.int64)
     for part in chunks(trace.experts.shape, 16):
-        place = trace.experts[part].astype(np.int64) + 1 + offset  # slot 0 is for missing choices
-        counts += np.bincount(place.ravel(), minlength=counts.size)
+        counts += tally(trace.experts[part], trace.num_experts)
         release(trace.experts)
     return LoadCounts(
-        counts=counts.reshape(1, layers, -1)[..., 1:],
+        counts=counts[None],
         layer_ids=trace.layer_ids,
         top_k=trace.top_k,
         window_name=("all",),
         facts=trace.facts,
     )
+
+
+def tally(experts: np.ndarray, num_experts: int) -> np.ndarray:
+    """How often each expert was chosen, int64 [layer, expert], in choices int [token, layer, top_k]."""
+    layers = experts.shape[1]
+    place = experts.astype(np.int64) + 1 + np.arange(layers)[:, None] * (num_experts + 1)
+    # The first slot of a layer is for missing choices.
+    return np.bincount(place.ravel(), minlength=layers * (num_experts + 1)).reshape(layers, -1)[:, 1:]

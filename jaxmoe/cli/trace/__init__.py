@@ -1,0 +1,1 @@
+"""The commands on traces and load counts: `jaxmoe trace ...`."""

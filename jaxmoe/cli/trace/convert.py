@@ -1,0 +1,161 @@
+"""`jaxmoe trace convert`: a trace or load counts of any format, written in another one."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from jaxmoe.cli import options
+from jaxmoe.cli.clock import StageClock
+from jaxmoe.cli.provenance import surroundings
+from jaxmoe.cli.session import OptionError, session
+from jaxmoe.cli.tables import print_table, print_warnings
+from jaxmoe.config import build_model, load_model
+from jaxmoe.traces import DECODE, MISSING, PREFILL, GatingTrace, Hints, LoadCounts, Recording, read_any, write_as
+from jaxmoe.traces.chunks import chunks, release
+from jaxmoe.traces.files import suffix_of
+from jaxmoe.traces.formats import TRACES
+
+SourcePath = Annotated[
+    Path, typer.Argument(metavar="SOURCE", help="A file or a folder; its content says of what.", show_default=False)
+]
+To = Annotated[str, typer.Option("--to", metavar="|".join(TRACES), help="The format to write.", show_default=False)]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="NAME_OR_PATH",
+        help="The model that the trace is of: the name of a file in models/, or a .yaml or config.json. It gives "
+        "what the source does not state.",
+    ),
+]
+NumExperts = Annotated[int | None, typer.Option("--num-experts", metavar="N", min=1, help="Routed experts of a layer.")]
+TopK = Annotated[int | None, typer.Option("--top-k", metavar="N", min=1, help="Experts that a token chooses.")]
+LayerIds = Annotated[
+    str | None,
+    typer.Option("--layer-ids", metavar="N,N,..", help="Layers with experts, as numbered in the full model."),
+]
+NumLayers = Annotated[
+    int | None, typer.Option("--num-layers", metavar="N", min=1, help="All layers of the model, dense ones counted.")
+]
+
+
+def command(
+    source: SourcePath,
+    to: To,
+    out: options.Out,
+    model: Model = None,
+    num_experts: NumExperts = None,
+    top_k: TopK = None,
+    layer_ids: LayerIds = None,
+    num_layers: NumLayers = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Write a trace or load counts of any format in another one, and tell what was read."""
+    with session(out, verbose) as (folder, _), StageClock() as clock:
+        with clock.stage("read"):
+            if to not in TRACES:
+                raise OptionError(f"--to is {to!r}, expected one of {', '.join(TRACES)}")
+            recording = read_any(source, _hints(model, num_experts, top_k, layer_ids, num_layers))
+        content = recording.content
+        kind = "trace" if isinstance(content, GatingTrace) else "loads"
+        target = folder.target(kind + suffix_of(to, content))
+        with clock.stage("write"):
+            notes = write_as(to, target, content)
+        found = _found(recording)
+        written = {"format": to, "path": str(target), "notes": notes}
+        source_report = {"path": str(source), **found, "facts": content.facts}
+        report = {"command": "trace convert", **surroundings(), "source": source_report, "written": written}
+        folder.write_json("summary.json", report | {"wall_s": clock.report()})
+        _print(found, f"{source.name} as {to}")
+        print_warnings(notes)
+
+
+def _hints(
+    model: str | None, num_experts: int | None, top_k: int | None, layer_ids: str | None, num_layers: int | None
+) -> Hints:
+    """What the model tells, where no option of its own does."""
+    moe = None if model is None else build_model(load_model(model, "--model"))
+    known = Hints() if moe is None else Hints(moe.num_experts, moe.top_k, moe.moe_layer_ids, moe.num_layers)
+    return Hints(
+        num_experts=known.num_experts if num_experts is None else num_experts,
+        top_k=known.top_k if top_k is None else top_k,
+        layer_ids=known.layer_ids if layer_ids is None else _layer_numbers(layer_ids),
+        num_layers=known.num_layers if num_layers is None else num_layers,
+    )
+
+
+def _layer_numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise OptionError(f"--layer-ids is {text!r}, expected layer numbers such as 1,2,3") from None
+    if list(numbers) != sorted({number for number in numbers if number >= 0}):
+        raise OptionError(f"--layer-ids is {text!r}, expected different layer numbers from 0, ascending")
+    return numbers
+
+
+def _found(recording: Recording) -> dict[str, Any]:
+    """What was read, as figures."""
+    content = recording.content
+    shape = _trace_figures(content) if isinstance(content, GatingTrace) else _load_figures(content)
+    return {
+        "format": recording.format,
+        "layers": len(content.layer_ids),
+        "layer_ids": content.layer_ids.tolist(),
+        "num_experts": content.num_experts,
+        "top_k": content.top_k,
+        **shape,
+    }
+
+
+def _trace_figures(trace: GatingTrace) -> dict[str, Any]:
+    phase = trace.phase
+    return {
+        "kind": "trace",
+        "tokens": trace.num_tokens,
+        "sequences": len(trace.seq_start),
+        "prefill_tokens": None if phase is None else int((phase == PREFILL).sum()),
+        "decode_tokens": None if phase is None else int((phase == DECODE).sum()),
+        "missing_choices": _missing(trace),
+        "weights": trace.weights is not None,
+        "logits": trace.logits is not None,
+    }
+
+
+def _missing(trace: GatingTrace) -> int:
+    count = 0
+    for part in chunks(trace.experts.shape, trace.experts.dtype.itemsize):
+        count += int(np.count_nonzero(trace.experts[part] == MISSING))
+        release(trace.experts)
+    return count
+
+
+def _load_figures(loads: LoadCounts) -> dict[str, Any]:
+    return {"kind": "load counts", "windows": len(loads.window_name), "choices": int(loads.counts.sum())}
+
+
+def _print(found: dict[str, Any], title: str) -> None:
+    table = Table(title=escape(title))
+    table.add_column("what was read", no_wrap=True)
+    table.add_column("", justify="right")
+    for name, value in found.items():
+        shown = _ranges(value) if name == "layer_ids" else "unknown" if value is None else value
+        if isinstance(value, bool):
+            shown = "yes" if value else "no"
+        table.add_row(name.replace("_", " "), escape(str(shown)))
+    print_table(table)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Numbers such as 1-26, 30."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,0 +1,92 @@
+"""`jaxmoe trace fit`: a generator of traces like a recorded one, and how like it they are."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from jaxmoe.cli import options
+from jaxmoe.cli.clock import StageClock
+from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.provenance import surroundings
+from jaxmoe.cli.session import session
+from jaxmoe.cli.tables import print_table
+from jaxmoe.plotting import plot_trace_comparison
+from jaxmoe.traces import read_trace
+from jaxmoe.traces.synthesis import fit_process, sample_trace, write_process, zipf_trace
+from jaxmoe.traces.synthesis.fidelity import AIMS, Likeness, likeness
+
+# Far from the seeds that fitting draws with: what is shown is a trace that it has not seen.
+SHOWN_SEED = 1_000_000
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A recorded trace of any format.", show_default=False)]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", min=0, max=2**32 - 1, help="The seed of fitting and of the traces shown.")
+]
+
+
+def command(file: File, out: options.Out, seed: Seed = 0, verbose: options.Verbose = False) -> None:
+    """Fit a generator to a trace, write it as process.npz, and compare a trace of it with the recorded one."""
+    with session(out, verbose) as (folder, interrupts), StageClock() as clock:
+        with clock.stage("load"):
+            trace = read_trace(file)
+        with progress_bars(interrupts.check) as report:
+            with clock.stage("fit"):
+                process = fit_process(trace, seed, report)
+            with clock.stage("compare"):
+                drawn = sample_trace(process, trace.num_tokens, seed + SHOWN_SEED, partial(report, "draw"))
+                traces = {"recorded": trace, "synthetic": drawn, "zipf": zipf_trace(trace, seed)}
+                found = likeness(traces, seed, partial(report, "compare"))
+        with clock.stage("draw"):
+            names = [name for name in AIMS if name in found["recorded"].figures]
+            values = {trace: [one.figures[name] for name in names] for trace, one in found.items()}
+            title = f"{file.stem}: recorded, drawn from the fit, and Zipf alone"
+            plot_trace_comparison(folder.target("likeness.png"), names, values, title)
+        write_process(folder.target("process.npz"), process)
+        summary = {
+            "command": "trace fit",
+            "seed": seed,
+            **surroundings(),
+            "trace": {"path": str(file), "tokens": trace.num_tokens, "facts": trace.facts},
+            "process": {
+                "layers": len(process.layer_ids),
+                "num_experts": process.num_experts,
+                "top_k": process.top_k,
+                "topics": len(process.preferences.topics),
+                "requests": len(process.requests.length),
+                "drift": process.requests.drift,
+            },
+            "likeness": likeness_report(found),
+        }
+        folder.write_json("summary.json", summary | {"wall_s": clock.report()})
+        print_likeness(found, f"{file.name}: recorded and drawn")
+
+
+def likeness_report(found: dict[str, Likeness]) -> dict[str, Any]:
+    """The figures of every trace, and which of the aims the synthetic one meets."""
+    recorded, drawn = found["recorded"].figures, found["synthetic"].figures
+    return {
+        "traces": {name: {"figures": one.figures} | one.summary.report() for name, one in found.items()},
+        "aims": {
+            name: {"within": aim.within, "relative": aim.relative, "met": aim.met(recorded[name], drawn[name])}
+            for name, aim in AIMS.items()
+            if name in recorded
+        },
+    }
+
+
+def print_likeness(found: dict[str, Likeness], title: str) -> None:
+    """Figures of the recorded, the drawn and the Zipf trace side by side."""
+    table = Table(title=title)
+    table.add_column("mean over layers", no_wrap=True)
+    for column in (*found, "aim: within", "met"):
+        table.add_column(column, justify="right")
+    recorded = found["recorded"].figures
+    for name, aim in AIMS.items():
+        if name in recorded:
+            values = [one.figures[name] for one in found.values()]
+            met = "yes" if aim.met(recorded[name], found["synthetic"].figures[name]) else "no"
+            table.add_row(name, *(f"{value:.4f}" for value in values), str(aim), met)
+    print_table(table)

@@ -1,0 +1,168 @@
+"""From traces and load counts to all that is told of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from jaxmoe.cli.progress import Report
+from jaxmoe.cli.session import OptionError
+from jaxmoe.cli.trace.reading import Source
+from jaxmoe.placement import Placement
+from jaxmoe.traces import GatingTrace, LoadCounts, load_counts
+from jaxmoe.traces.statistics import (
+    BATCH_TOKENS,
+    TOP_EXPERTS,
+    Imbalance,
+    PairCounts,
+    PhaseAgreement,
+    Summary,
+    Topics,
+    batch_node_ratio,
+    count_pairs,
+    count_shuffled,
+    expert_runs,
+    imbalance,
+    long_tail,
+    node_load_ratio,
+    phase_agreement,
+    phases_shuffled,
+    summarise,
+    summarise_loads,
+    topics_of_files,
+    topics_of_sequences,
+    topics_of_windows,
+)
+
+MOST_TOPICS = 256
+USUAL_NODES = 8  # as in moentwine Fig. 12
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """Which node has what share of each expert's work, [layer, expert, node], for these layers of a trace."""
+
+    name: str
+    layer_ids: list[int]
+    share: np.ndarray
+
+
+@dataclass(frozen=True)
+class NodeLoads:
+    """Loads of the nodes of a placement, over their mean."""
+
+    plan: NodePlan
+    window_tokens: int
+    ratio: np.ndarray  # [window, layer, node]
+    windows: Imbalance
+    batches: Imbalance
+
+
+@dataclass(frozen=True)
+class LongTail:
+    """Tokens of the busiest expert, the next, and so on, [size, batch, layer, rank], for batches of these sizes."""
+
+    batch_tokens: list[int]
+    tokens: np.ndarray
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that is told of one file. Load counts have a summary alone."""
+
+    source: Source
+    load: np.ndarray  # [layer, expert]
+    summary: Summary
+    counts: PairCounts | None = None
+    shuffled: PairCounts | None = None
+    phases: PhaseAgreement | None = None
+    phases_baseline: PhaseAgreement | None = None
+    nodes: NodeLoads | None = None
+    long_tail: LongTail | None = None
+
+
+def find(name: str, source: Source, plan: NodePlan | None, window_tokens: int, seed: int, report: Report) -> Findings:
+    """All that is told of one file."""
+    if isinstance(source, LoadCounts):
+        return Findings(source, source.counts.sum(axis=0), summarise_loads(source, seed))
+    counts = count_pairs(source, partial(report, f"{name}: count"))
+    shuffled = count_shuffled(source, seed, partial(report, f"{name}: shuffle"))
+    dealt = phases_shuffled(source, seed)
+    sizes = [size for size in BATCH_TOKENS if size <= source.num_tokens]
+    return Findings(
+        source,
+        counts.load,
+        summarise(source.layer_ids, source.top_k, counts, shuffled, seed),
+        counts,
+        shuffled,
+        phases=_phases(source, partial(report, f"{name}: phases")),
+        phases_baseline=_phases(dealt, partial(report, f"{name}: phases at random")),
+        nodes=None if plan is None else _node_loads(source, plan, window_tokens, seed),
+        long_tail=LongTail(sizes, long_tail(source, sizes, seed=seed)) if sizes else None,
+    )
+
+
+def find_topics(sources: dict[str, Source]) -> Topics | None:
+    """Topics as files, or within one file as its sequences or windows are named; `None` where there is but one."""
+    if len(sources) > 1:
+        return topics_of_files({name: _loads(source) for name, source in sources.items()})
+    (source,) = sources.values()
+    names = source.window_name if isinstance(source, LoadCounts) else source.seq_name or ()
+    if not 1 < len(set(names)) <= MOST_TOPICS:
+        return None
+    return topics_of_windows(source) if isinstance(source, LoadCounts) else topics_of_sequences(source)
+
+
+def expert_nodes(num_experts: int, nodes: int | None) -> int:
+    """How many nodes share the experts. Raises `OptionError` when some would have none."""
+    if nodes is None:
+        return max(1, min(USUAL_NODES, num_experts // 2))
+    if nodes > num_experts:
+        raise OptionError(f"--nodes is {nodes}, but there are {num_experts} experts; give at most one node to each")
+    return nodes
+
+
+def top_count(num_experts: int) -> int:
+    """How many experts are called the most popular: ten, or a quarter of few."""
+    return max(1, min(TOP_EXPERTS, num_experts // 4))
+
+
+def node_plan(name: str, source: Source, plan: Placement | None, nodes: int | None) -> NodePlan | None:
+    """What the nodes have of the experts of a trace: the plan's shares, or whole experts in equal runs.
+
+    Raises `OptionError` when the plan does not fit the trace.
+    """
+    if isinstance(source, LoadCounts):
+        return None
+    layers, experts = source.layer_ids.tolist(), source.num_experts
+    if plan is None:
+        nodes = expert_nodes(experts, nodes)
+        return NodePlan(f"experts in runs over {nodes} nodes", layers, expert_runs(len(layers), experts, nodes))
+    common = [layer for layer in layers if layer in plan.layer_ids]
+    if not common or plan.share.shape[1] != experts:
+        raise OptionError(
+            f"--placement is of {plan.share.shape[1]} experts in layers {list(plan.layer_ids)}, but {name} has "
+            f"{experts} experts in layers {layers}; take a plan and a trace of the same model"
+        )
+    return NodePlan("plan", common, plan.share[[plan.layer_ids.index(layer) for layer in common]])
+
+
+def _node_loads(trace: GatingTrace, plan: NodePlan, window_tokens: int, seed: int) -> NodeLoads:
+    if plan.layer_ids != trace.layer_ids.tolist():
+        trace = trace.select_layers(plan.layer_ids)
+    tokens = min(window_tokens, trace.num_tokens)
+    ratio = node_load_ratio(trace, plan.share, tokens)
+    drawn = batch_node_ratio(trace, plan.share, tokens, seed=seed)
+    return NodeLoads(plan, tokens, ratio, imbalance(ratio), imbalance(drawn))
+
+
+def _phases(trace: GatingTrace, report: Callable[[int, int], None]) -> PhaseAgreement | None:
+    """`None` for a trace that is not of both phases."""
+    if trace.phase is None or trace.phase.min() == trace.phase.max():
+        return None
+    return phase_agreement(trace, report)
+
+
+def _loads(source: Source) -> LoadCounts:
+    return source if isinstance(source, LoadCounts) else load_counts(source)

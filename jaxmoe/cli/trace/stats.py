@@ -1,0 +1,86 @@
+"""`jaxmoe trace stats`: what traces and load counts tell about their model, by layer and on average."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jaxmoe.cli import options
+from jaxmoe.cli.clock import StageClock
+from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.provenance import surroundings
+from jaxmoe.cli.session import OptionError, session
+from jaxmoe.cli.trace.convert import Model
+from jaxmoe.cli.trace.pictures import draw_statistics
+from jaxmoe.cli.trace.reading import read_files
+from jaxmoe.cli.trace.statistics import find, find_topics, node_plan
+from jaxmoe.cli.trace.stats_report import print_statistics, statistics_report, write_table
+from jaxmoe.placement import Placement, read_plan
+
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE...",
+        help="Traces or load counts of any kind. Several are taken for topics of one model.",
+        show_default=False,
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The seed of shuffles and drawn batches.")]
+Plan = Annotated[
+    Path | None,
+    typer.Option(
+        "--placement",
+        metavar="PLAN.npz",
+        help="The plan whose nodes to load. Without it, whole experts in equal runs over --nodes nodes.",
+        show_default=False,
+    ),
+]
+Nodes = Annotated[
+    int | None,
+    typer.Option(
+        "--nodes",
+        metavar="N",
+        min=1,
+        help="Nodes that share the experts; by default 8, or as many as get two experts each.",
+        show_default=False,
+    ),
+]
+Window = Annotated[
+    int, typer.Option("--window", metavar="TOKENS", min=1, help="Tokens of a window, or a batch, that loads the nodes.")
+]
+
+
+def command(
+    files: Files,
+    out: options.Out,
+    seed: Seed = 0,
+    model: Model = None,
+    placement: Plan = None,
+    nodes: Nodes = None,
+    window: Window = 256,
+    verbose: options.Verbose = False,
+) -> None:
+    """Tell loads, pairs of experts over tokens and layers, reuse, and what they would be by chance."""
+    with session(out, verbose) as (folder, interrupts), StageClock() as clock:
+        with clock.stage("load"):
+            sources = read_files(files, model)
+            plan = _plan(placement, nodes)
+            plans = {name: node_plan(name, source, plan, nodes) for name, source in sources.items()}
+            topics = find_topics(sources)
+        with progress_bars(interrupts.check) as report, clock.stage("count"):
+            findings = {name: find(name, source, plans[name], window, seed, report) for name, source in sources.items()}
+        with clock.stage("draw"):
+            draw_statistics(folder, findings, topics)
+        write_table(folder, "layers.csv", findings)
+        about = {"command": "trace stats", "seed": seed, **surroundings()}
+        summary = about | statistics_report(findings, topics)
+        folder.write_json("summary.json", summary | {"wall_s": clock.report()})
+        print_statistics(findings)
+
+
+def _plan(path: Path | None, nodes: int | None) -> Placement | None:
+    if path is None:
+        return None
+    if nodes is not None:
+        raise OptionError("--placement and --nodes exclude each other; the plan has its own nodes")
+    return read_plan(path)

@@ -1,0 +1,61 @@
+"""The formats of traces and load counts, and which of them a source has."""
+
+from pathlib import Path
+
+from jaxmoe.traces.formats import (
+    data_movement,
+    flame_moe,
+    hd_moe,
+    megatron,
+    npz,
+    sglang,
+    sglang_recorder,
+    tensorrt_llm,
+    vllm,
+)
+from jaxmoe.traces.formats.format import Format
+from jaxmoe.traces.formats.source import Source
+from jaxmoe.traces.loads import LoadCounts
+from jaxmoe.traces.trace import GatingTrace, TraceError
+
+LOADS: dict[str, Format[LoadCounts]] = {
+    module.LOAD_COUNTS.name: module.LOAD_COUNTS for module in (npz, sglang_recorder, tensorrt_llm)
+}
+# Formats of JSON come last: looking at them reads the file.
+TRACES: dict[str, Format[GatingTrace]] = {
+    module.TRACE.name: module.TRACE
+    for module in (npz, tensorrt_llm, flame_moe, megatron, hd_moe, data_movement, vllm, sglang)
+}
+
+
+def opened(path: Path) -> Source:
+    """A source that is something. Raises `TraceError` for what is empty, or one array only, and `OSError`."""
+    source = Source(path)
+    if path.is_dir():
+        if not source.files:
+            raise TraceError("not readable (an empty directory); expected the files of a trace")
+    elif not source.head:
+        raise TraceError("the file is empty; get it again")
+    elif source.head.startswith(b"\x93NUMPY"):
+        raise TraceError("a single array (.npy); write an npz with the arrays experts and num_experts")
+    return source
+
+
+def loads_format(source: Source) -> Format[LoadCounts] | None:
+    """The format of load counts that a source has, by its content; `None` for none of them."""
+    return next((some for some in LOADS.values() if some.matches(source)), None)
+
+
+def trace_format(source: Source) -> Format[GatingTrace]:
+    """The format of traces that a source has, by its content. Raises `TraceError` for none of them."""
+    for some in TRACES.values():
+        if some.matches(source):
+            return some
+    if source.path.is_dir():
+        held = ", ".join(list(source.files)[:4])
+        raise TraceError(f"a directory of no known kind, with {held}; expected one of {', '.join(TRACES)}")
+    if not source.values:
+        raise TraceError("holds nothing; get it again")
+    first = source.values[0]
+    kind = "an empty object" if first == {} else f"a {type(first).__name__}"
+    raise TraceError(f"JSON holds {kind}, expected an object of layer number -> list of tokens, or another trace")

@@ -1,0 +1,46 @@
+"""The JSON that hd_moe publishes (https://github.com/angerybob/HD-MoE).
+
+An object of layer number -> list over tokens of lists of expert ids. It has neither sequences nor the number of
+experts, which without a hint is the largest id + 1, and no missing choices.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jaxmoe.traces.formats.aside import whole
+from jaxmoe.traces.formats.choices import choices_of, layer_number, stacked_layers
+from jaxmoe.traces.formats.format import Format, check_whole
+from jaxmoe.traces.formats.hints import Hints
+from jaxmoe.traces.formats.sequences import Recorded, joined
+from jaxmoe.traces.formats.source import Source
+from jaxmoe.traces.trace import GatingTrace, TraceError
+
+
+def _matches(source: Source) -> bool:
+    return len(source.values) == 1 and is_layers(source.values[0])
+
+
+def is_layers(value: Any) -> bool:
+    """Whether a JSON value is an object in which some key is a layer number."""
+    return isinstance(value, dict) and any(key.isascii() and key.isdecimal() for key in value)
+
+
+def _read(source: Source, hints: Hints) -> GatingTrace:
+    rows = {key: layer_number(key) for key in source.values[0]}
+    layers = {number: choices_of(f"layer {number}", source.values[0][key]) for key, number in rows.items()}
+    if len(layers) < len(rows):
+        raise TraceError(f"layer_ids names a layer twice: {sorted(rows.values())}")
+    sequence = Recorded("", stacked_layers(layers))
+    return joined([sequence], sorted(layers), hints.num_experts, {"source": source.path.name})
+
+
+def _write(path: Path, trace: GatingTrace) -> list[str]:
+    check_whole(trace, "hd_moe")
+    layers = {str(layer): trace.experts[:, row].tolist() for row, layer in enumerate(trace.layer_ids.tolist())}
+    with whole(path) as aside:
+        aside.write_text(json.dumps(layers), encoding="utf-8")
+    return []
+
+
+TRACE = Format("hd_moe", _matches, _read, _write, suffix=".json")

@@ -1,0 +1,102 @@
+"""The routed experts that SGLang returns (https://docs.sglang.io, --enable-return-routed-experts).
+
+Base64 of int32 ids [token, layer, top_k] in `routed_experts` of `meta_info` or `sgl_ext`, in responses or bare.
+There is a row for every layer of the model, zeros in dense ones, and no shape: the number of layers and top_k come
+from hints, and where top_k is 1 the layers with experts, too. `routed_experts_start_len` tokens at the start of a
+sequence were left out; they are read as missing choices. The number of experts without a hint is the largest id + 1.
+
+Written are JSON lines, a response for each sequence, with rows up to the last layer that has experts.
+"""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxmoe.traces.formats.aside import whole
+from jaxmoe.traces.formats.choices import check_not_negative
+from jaxmoe.traces.formats.dense import expert_layers, with_dense
+from jaxmoe.traces.formats.format import Format, check_whole
+from jaxmoe.traces.formats.hints import Hints, lacks
+from jaxmoe.traces.formats.responses import KEY, START_KEY, Payload, payloads, phase_of
+from jaxmoe.traces.formats.sequences import Recorded, joined, names, naming, parted, prefill_lengths
+from jaxmoe.traces.formats.source import Source, decode_base64
+from jaxmoe.traces.trace import MISSING, GatingTrace, TraceError
+
+
+def _matches(source: Source) -> bool:
+    found = payloads(source.values)
+    return bool(found) and isinstance(found[0].value, str)
+
+
+def _read(source: Source, hints: Hints) -> GatingTrace:
+    if hints.num_layers is None:
+        raise lacks("the number of layers", "--num-layers")
+    if hints.top_k is None:
+        raise lacks("top_k", "--top-k")
+    found = payloads(source.values)
+    rows = [_rows(payload, hints.num_layers, hints.top_k) for payload in found]
+    layers = expert_layers(np.logical_or.reduce([some.any(axis=(0, 2)) for some in rows]), hints)
+    if hints.top_k == 1 and hints.layer_ids is None and len(layers) < hints.num_layers:
+        raise lacks("whether the layers with zeros only are dense or always chose expert 0", "--layer-ids")
+    sequences = [
+        _sequence(payload, some[:, layers], str(number) if len(found) > 1 else "")
+        for number, (payload, some) in enumerate(zip(found, rows, strict=True))
+    ]
+    return joined(sequences, layers, hints.num_experts, {"source": source.path.name})
+
+
+def _rows(payload: Payload, num_layers: int, top_k: int) -> np.ndarray:
+    """The ids of a response, int32 [token, layer, top_k]."""
+    with naming(payload.place):
+        if not isinstance(payload.value, str):
+            raise TraceError(f"{KEY} are a {type(payload.value).__name__}, expected base64 of int32")
+        content = decode_base64(payload.value)
+        if not content or len(content) % (4 * num_layers * top_k):
+            raise TraceError(
+                f"{KEY} have {len(content)} bytes, no multiple of {num_layers} layers x {top_k} experts x 4; "
+                "they are damaged or of another model"
+            )
+        rows = np.frombuffer(content, "<i4").reshape(-1, num_layers, top_k)
+        for layer in range(num_layers):
+            check_not_negative(f"layer {layer}", rows[:, layer])
+        return rows
+
+
+def _sequence(payload: Payload, experts: np.ndarray, number: str) -> Recorded:
+    with naming(payload.place):
+        phase = phase_of(payload, payload.start + len(experts))
+    if payload.start:
+        unknown = np.full((payload.start, *experts.shape[1:]), MISSING, experts.dtype)
+        experts = np.concatenate([unknown, experts])
+    return Recorded(payload.name or number, experts, phase)
+
+
+def _write(path: Path, trace: GatingTrace) -> list[str]:
+    prefill = prefill_lengths(trace, "sglang")
+    starts = [_start(trace.experts[part]) for part in parted(trace)]
+    recorded = [slice(part.start + start, part.stop) for part, start in zip(parted(trace), starts, strict=True)]
+    for part in recorded:
+        check_whole(trace.select_tokens(np.arange(part.start, part.stop)), "sglang but at the start of a sequence")
+    with whole(path) as aside, aside.open("w", encoding="utf-8") as file:
+        for number, (name, part, start) in enumerate(zip(names(trace), recorded, starts, strict=True)):
+            rows = with_dense(trace.experts[part].astype("<i4"), trace.layer_ids.tolist())
+            meta: dict[str, Any] = {KEY: base64.b64encode(rows.tobytes()).decode(), START_KEY: start}
+            if trace.seq_name is not None:
+                meta["id"] = name
+            if prefill is not None:
+                tokens = start + len(rows)
+                meta |= {"prompt_tokens": prefill[number], "completion_tokens": tokens - prefill[number] + 1}
+            file.write(json.dumps({"text": "", "meta_info": meta}) + "\n")
+    return []
+
+
+def _start(experts: np.ndarray) -> int:
+    """How many tokens at the start of a sequence miss all choices; the last token is never one of them."""
+    known = (experts != MISSING).any(axis=(1, 2))
+    return int(known.argmax()) if known.any() else 0
+
+
+TRACE = Format("sglang", _matches, _read, _write, ".jsonl", frozenset({"seq_start", "seq_name", "phase"}))

@@ -1,0 +1,99 @@
+"""Where a trace is read from: a file or a folder, looked at once for all formats."""
+
+import binascii
+import json
+import re
+from base64 import b64decode
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from jaxmoe.traces.trace import TraceError
+
+AGAIN = "the file is damaged or of another kind; get it again"
+_BASE64 = re.compile(rb"[A-Za-z0-9+/]{12,}={0,2}")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file or a folder. Raises `OSError` for what cannot be read."""
+
+    path: Path
+
+    @cached_property
+    def files(self) -> dict[str, Path]:
+        """All files by their path inside the folder, sorted; a file is alone in it. Hidden ones are left out."""
+        if not self.path.is_dir():
+            return {self.path.name: self.path}
+        inside = {file.relative_to(self.path): file for file in self.path.rglob("*") if file.is_file()}
+        shown = {name: file for name, file in inside.items() if not any(part.startswith(".") for part in name.parts)}
+        return {name.as_posix(): shown[name] for name in sorted(shown)}
+
+    @cached_property
+    def head(self) -> bytes:
+        """The first bytes of a file, none of a folder."""
+        if self.path.is_dir():
+            return b""
+        with self.path.open("rb") as file:
+            return file.read(16)
+
+    @cached_property
+    def values(self) -> list[Any]:
+        """The JSON in a file: one value, or one for each line. None of a folder."""
+        return [] if self.path.is_dir() else json_values(self.path)
+
+    def matching(self, pattern: str) -> dict[str, Path]:
+        """Files whose whole path inside the folder matches a regular expression."""
+        return {name: file for name, file in self.files.items() if re.fullmatch(pattern, name)}
+
+
+def json_values(path: Path) -> list[Any]:
+    """The value in a JSON file, or those of its lines; bare base64 counts as a text. Raises `TraceError`."""
+    content = path.read_bytes()
+    if _BASE64.fullmatch(content.strip()) and not content.strip().isdigit():
+        return [content.strip().decode()]
+    try:
+        return [parse_json(content)]
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, TraceError):
+            raise
+        lines = content.split(b"\n")
+        if not _is_object(lines[0]):
+            raise TraceError(f"neither npz nor JSON ({error}); {AGAIN}") from None
+    return [_line_value(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+
+
+def parse_json(content: bytes) -> Any:
+    """A JSON value. Raises `TraceError` for equal keys, `ValueError` and `RecursionError` for what is no JSON."""
+    return json.loads(content, object_pairs_hook=_without_repeats)
+
+
+def decode_base64(text: str) -> bytes:
+    try:
+        return b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise TraceError(f"not readable as base64 ({error}); {AGAIN}") from None
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(parse_json(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _line_value(number: int, line: bytes) -> Any:
+    try:
+        return parse_json(line)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"line {number} is not JSON ({error}); {AGAIN}") from None
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object as a dict, which would keep only the last of equal keys."""
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise TraceError(f"JSON has the key {twice!r} twice; keep one of them")
+    return dict(pairs)
