@@ -14,7 +14,7 @@ from jaxmoe.config import FileTrace, PresetTrace, ProcessTrace, Scenario, build_
 from jaxmoe.latency import LayerModel
 from jaxmoe.models import MoEModel
 from jaxmoe.traces import Batch, GatingTrace, Hints, TraceError, read_trace, sample_batches, synthetic_trace
-from jaxmoe.traces.synthesis import preset_process, read_process, sample_trace
+from jaxmoe.traces.synthesis import GatingProcess, preset_process, read_process, sample_trace
 
 # Batches for tuning are drawn with seeds below 2**62. Those that judge come from seeds beyond, so no plan is
 # ever judged on the batches it was tuned on, whatever seeds the scenario states.
@@ -29,7 +29,7 @@ class Inputs:
     moe: MoEModel
     model: LayerModel
     trace: GatingTrace  # the layers of this run, in order
-    trace_path: str  # or 'synthetic'
+    trace_path: str  # or what a synthetic one is drawn from
 
     @property
     def layer_ids(self) -> tuple[int, ...]:
@@ -78,12 +78,13 @@ def read_inputs(config: Path, overrides: Sequence[str] | None, trace: Path | Non
     gating = _drawn(scenario, moe) if trace is None else _recorded(trace, moe)
     if scenario.workload.drop_repeats:
         gating = gating.without_repeats()
+    source = _source(scenario) if trace is None else str(trace)
     return Inputs(
         scenario=scenario,
         moe=moe,
         model=_with_memory_for(build_layer_model(scenario, "sharded"), len(layer_ids) / len(moe.moe_layer_ids)),
-        trace=_fitting(gating, moe, layer_ids, scenario.workload.batch_tokens, str(trace)),
-        trace_path="synthetic" if trace is None else str(trace),
+        trace=_fitting(gating, moe, layer_ids, scenario.workload.batch_tokens, source),
+        trace_path=source,
     )
 
 
@@ -100,25 +101,36 @@ def _chosen_layers(text: str | None, moe: MoEModel) -> tuple[int, ...]:
     return chosen
 
 
+def _source(scenario: Scenario) -> str:
+    """What the synthetic trace of the workload is drawn from, for people."""
+    match scenario.workload.trace:
+        case ProcessTrace(path=path):
+            return f"synthetic from {path}"
+        case PresetTrace(preset=name):
+            return f"synthetic from preset {name}"
+        case _:
+            return "synthetic"
+
+
 def _drawn(scenario: Scenario, moe: MoEModel) -> GatingTrace:
     """The synthetic trace of the workload."""
     match scenario.workload.trace:
         case ProcessTrace(path=path, tokens=tokens, seed=seed):
-            return _of_model(sample_trace(read_process(Path(path)), tokens, seed), moe, path)
+            return _sampled(read_process(Path(path)), moe, tokens, seed, _source(scenario))
         case PresetTrace(preset=name, tokens=tokens, seed=seed):
-            return _of_model(sample_trace(preset_process(name), tokens, seed), moe, f"preset {name}")
+            return _sampled(preset_process(name), moe, tokens, seed, _source(scenario))
         case trace:
             shape = {"layer_ids": moe.moe_layer_ids, "num_experts": moe.num_experts, "top_k": moe.top_k}
             return synthetic_trace(**(trace.model_dump(exclude={"kind"}) | shape))
 
 
-def _of_model(trace: GatingTrace, moe: MoEModel, source: str) -> GatingTrace:
-    if trace.num_experts != moe.num_experts:
+def _sampled(process: GatingProcess, moe: MoEModel, tokens: int, seed: int, source: str) -> GatingTrace:
+    if process.num_experts != moe.num_experts:
         raise TraceError(
-            f"{source}: is of a model with {trace.num_experts} experts, but model.num_experts is {moe.num_experts}; "
+            f"{source}: is of a model with {process.num_experts} experts, but model.num_experts is {moe.num_experts}; "
             "use a process of this model"
         )
-    return trace
+    return sample_trace(process, tokens, seed)
 
 
 def _recorded(path: Path, moe: MoEModel) -> GatingTrace:

@@ -11,7 +11,7 @@ Out = Annotated[
 ]
 Trace = Annotated[
     Path | None,
-    typer.Option("--trace", metavar="FILE", help="A trace (npz, or JSON of hd_moe) in place of workload.trace."),
+    typer.Option("--trace", metavar="FILE", help="A recorded trace of any format in place of workload.trace."),
 ]
 Overrides = Annotated[
     list[str] | None,

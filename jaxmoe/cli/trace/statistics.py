@@ -27,7 +27,7 @@ from jaxmoe.traces.statistics import (
     long_tail,
     node_load_ratio,
     phase_agreement,
-    phases_shuffled,
+    shuffled_phases,
     summarise,
     summarise_loads,
     topics_of_files,
@@ -88,7 +88,8 @@ def find(name: str, source: Source, plan: NodePlan | None, window_tokens: int, s
         return Findings(source, source.counts.sum(axis=0), summarise_loads(source, seed))
     counts = count_pairs(source, partial(report, f"{name}: count"))
     shuffled = count_shuffled(source, seed, partial(report, f"{name}: shuffle"))
-    dealt = phases_shuffled(source, seed)
+    phase = source.phase
+    dealt = None if phase is None else shuffled_phases(phase, seed)
     sizes = [size for size in BATCH_TOKENS if size <= source.num_tokens]
     return Findings(
         source,
@@ -96,8 +97,8 @@ def find(name: str, source: Source, plan: NodePlan | None, window_tokens: int, s
         summarise(source.layer_ids, source.top_k, counts, shuffled, seed),
         counts,
         shuffled,
-        phases=_phases(source, partial(report, f"{name}: phases")),
-        phases_baseline=_phases(dealt, partial(report, f"{name}: phases at random")),
+        phases=_phases(source, phase, partial(report, f"{name}: phases")),
+        phases_baseline=_phases(source, dealt, partial(report, f"{name}: phases at random")),
         nodes=None if plan is None else _node_loads(source, plan, window_tokens, seed),
         long_tail=LongTail(sizes, long_tail(source, sizes, seed=seed)) if sizes else None,
     )
@@ -157,11 +158,11 @@ def _node_loads(trace: GatingTrace, plan: NodePlan, window_tokens: int, seed: in
     return NodeLoads(plan, tokens, ratio, imbalance(ratio), imbalance(drawn))
 
 
-def _phases(trace: GatingTrace, report: Callable[[int, int], None]) -> PhaseAgreement | None:
+def _phases(trace: GatingTrace, phase: np.ndarray | None, report: Callable[[int, int], None]) -> PhaseAgreement | None:
     """`None` for a trace that is not of both phases."""
-    if trace.phase is None or trace.phase.min() == trace.phase.max():
+    if phase is None or phase.min() == phase.max():
         return None
-    return phase_agreement(trace, report)
+    return phase_agreement(trace, phase, report)
 
 
 def _loads(source: Source) -> LoadCounts:

@@ -72,7 +72,8 @@ def command(
         with clock.stage("draw"):
             draw_statistics(folder, findings, topics)
         write_table(folder, "layers.csv", findings)
-        about = {"command": "trace stats", "seed": seed, **surroundings()}
+        paths = [str(path) for path in files]
+        about = {"command": "trace stats", "seed": seed, **surroundings(), "paths": paths}
         summary = about | statistics_report(findings, topics)
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
         print_statistics(findings)

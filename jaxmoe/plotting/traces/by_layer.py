@@ -25,9 +25,10 @@ def plot_stage_correlation(
 ) -> None:
     """Spearman's correlation of prefill and decode, [layer] by name, with the bounds of strong and moderate.
 
-    A baseline of the same name is dashed.
+    A baseline of the same name is dashed: the same of two samples of one and the same thing, which is the most that
+    can be expected.
     """
-    figure, axes = _lines(layer_ids, correlations, baselines, title)
+    figure, axes = _lines(layer_ids, correlations, baselines, title, "stretches dealt at random")
     style.dress(axes, "layer", "Spearman's correlation of prefill and decode")
     lowest = min(0.0, *(float(np.nanmin(values)) for values in (*correlations.values(), *baselines.values())))
     axes.set_ylim(max(lowest * 1.1, -1.0), 1.02)
@@ -48,7 +49,7 @@ def plot_reuse(
     path: Path, layer_ids: np.ndarray, reuse: Mapping[str, np.ndarray], baselines: Mapping[str, np.ndarray], title: str
 ) -> None:
     """The mean part of a token's experts that the token before chose too, [layer] by name; chance is dashed."""
-    figure, axes = _lines(layer_ids, reuse, baselines, title)
+    figure, axes = _lines(layer_ids, reuse, baselines, title, "by chance")
     style.dress(axes, "layer", "experts shared with the token before")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylim(bottom=0)
@@ -57,7 +58,11 @@ def plot_reuse(
 
 
 def _lines(
-    layer_ids: np.ndarray, series: Mapping[str, np.ndarray], baselines: Mapping[str, np.ndarray], title: str
+    layer_ids: np.ndarray,
+    series: Mapping[str, np.ndarray],
+    baselines: Mapping[str, np.ndarray],
+    title: str,
+    baseline: str,
 ) -> tuple[Figure, Axes]:
     style.check_not_empty("layer_ids", layer_ids)
     style.check_not_empty("values by layer", series)
@@ -89,7 +94,7 @@ def _lines(
                 linestyle="--",
             )
     if baselines:
-        axes.plot([], [], color=style.GUIDE, linewidth=1.2, linestyle="--", label="by chance")
+        axes.plot([], [], color=style.GUIDE, linewidth=1.2, linestyle="--", label=baseline)
     style.whole_number_ticks(axes, layer_ids)
     axes.margins(x=0.02 if len(layer_ids) > 1 else 0.5)
     return figure, axes
