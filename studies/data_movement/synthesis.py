@@ -1,0 +1,88 @@
+"""How like recorded traces the traces drawn from fitted processes are, beside a Zipf-only generator; see README.md.
+
+    python studies/data_movement/synthesis.py [TRACE ...]
+
+Writes `synthesis.csv` and `synthesis_layers.csv` beside this file.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from study import HERE, ROOT, SHOWN, write_table
+
+from jaxmoe.traces import read_trace
+from jaxmoe.traces.synthesis import fit_process, sample_trace, zipf_trace
+from jaxmoe.traces.synthesis.fidelity import AIMS, Likeness, likeness
+
+SEED = 0
+DRAWS = (1_000_000, 1_000_001, 1_000_002)  # seeds that fitting has not drawn with
+
+
+def main() -> None:
+    """Fit, draw and compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("trace", nargs="*", default=SHOWN, help="names of traces")
+    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder of traces/")
+    arguments = parser.parse_args()
+    folder = arguments.shared.resolve() / "traces"
+    if not folder.is_dir():
+        sys.exit(f"{folder}: no such folder; give the folder of the traces with --shared")
+    figures: list[dict[str, object]] = []
+    layers: list[dict[str, object]] = []
+    for name in arguments.trace:
+        trace = read_trace(folder / f"{name}.npz")
+        start = time.perf_counter()
+        process = fit_process(trace, SEED)
+        print(f"{name}: fitted in {time.perf_counter() - start:.0f} s", flush=True)
+        drawn = {f"synthetic {seed}": sample_trace(process, trace.num_tokens, seed) for seed in DRAWS}
+        found = likeness({"recorded": trace, **drawn, "zipf": zipf_trace(trace, SEED)}, SEED, lambda *_: None)
+        figures += figure_rows(name, found, list(drawn))
+        layers += layer_rows(name, found, next(iter(drawn)))
+    write_table("synthesis", figures)
+    write_table("synthesis_layers", layers)
+    print((HERE / "synthesis.csv").read_text())
+
+
+def figure_rows(name: str, found: dict[str, Likeness], drawn: list[str]) -> list[dict[str, object]]:
+    """Every figure of the aims: recorded, drawn (mean and worst of the draws), Zipf."""
+    recorded, zipf = found["recorded"].figures, found["zipf"].figures
+    rows = []
+    for figure, aim in AIMS.items():
+        values = [found[draw].figures[figure] for draw in drawn]
+        worst = max(values, key=lambda value: abs(value - recorded[figure]))
+        rows.append(
+            {
+                "trace": name,
+                "figure": figure,
+                "recorded": f"{recorded[figure]:.4f}",
+                "synthetic": f"{np.mean(values):.4f}",
+                "worst_draw": f"{worst:.4f}",
+                "zipf": f"{zipf[figure]:.4f}",
+                "aim": str(aim),
+                "met": "yes" if aim.met(recorded[figure], worst) else "no",
+                "zipf_meets": "yes" if aim.met(recorded[figure], zipf[figure]) else "no",
+            }
+        )
+    return rows
+
+
+def layer_rows(name: str, found: dict[str, Likeness], drawn: str) -> list[dict[str, object]]:
+    """The figures of every layer, recorded and of one draw."""
+    one, other = found["recorded"].summary, found[drawn].summary
+    return [
+        {"trace": name, "layer_id": int(layer)}
+        | {
+            f"{figure}_{kind}": f"{summary.figures[figure][row]:.4f}"
+            for figure in AIMS
+            if figure in one.figures
+            for kind, summary in (("recorded", one), ("synthetic", other))
+        }
+        for row, layer in enumerate(one.layer_ids)
+    ]
+
+
+if __name__ == "__main__":
+    main()
