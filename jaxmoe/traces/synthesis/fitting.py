@@ -1,0 +1,228 @@
+"""Fitting a process to a recorded trace: likelihood first, then the few figures that drawing alone gets wrong."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Key
+
+from jaxmoe.traces.loads import tally
+from jaxmoe.traces.statistics import (
+    TOP_PAIRS,
+    TOP_TOGETHER,
+    PairCounts,
+    count_pairs,
+    coverage,
+    every_pair,
+    pairs_above,
+)
+from jaxmoe.traces.synthesis.likelihood import Choices, log_likelihood
+from jaxmoe.traces.synthesis.process import GatingProcess, Preferences
+from jaxmoe.traces.synthesis.requests import Requests
+from jaxmoe.traces.synthesis.sampling import sample_trace
+from jaxmoe.traces.synthesis.topics import WINDOW, find_topics
+from jaxmoe.traces.trace import PREFILL, GatingTrace
+
+STEPS = 300
+STEPS_PER_CALL = 50
+BATCH = 512  # tokens of a step
+LEARNING_RATE = 0.05
+LONGEST_REQUEST = 2048  # tokens; longer ones are taken for several
+MOST_TOKENS = 2**15  # of what is fitted; of a longer trace, requests spread over all of it
+CORRECTIONS = 8  # rounds of drawing and correcting
+
+Report = Callable[[str, int, int], None]
+"""Called with the stage, the steps done and the steps in all."""
+
+
+def fit_process(trace: GatingTrace, seed: int, report: Report = lambda *_: None) -> GatingProcess:
+    """A process whose traces are like this one.
+
+    Preferences maximise the likelihood of the choices, with a normal prior of unit width on every preference but
+    popularity. A drawn trace sees its own choices in place of recorded ones, and errors of one choice are handed
+    on to the next; so popularity, the strength of every layer's relations, and how much a choice speaks for itself
+    at the next token are then corrected until drawn traces have the recorded loads, coverage and reuse.
+    """
+    trace = _bounded(trace)
+    topic = find_topics(trace, seed)
+    preferences = _most_likely(trace, topic, seed, report)
+    process = GatingProcess(
+        preferences=preferences,
+        requests=_requests(trace, topic),
+        layer_ids=tuple(trace.layer_ids.tolist()),
+        top_k=trace.top_k,
+        facts={
+            "model": f"synthetic, like {trace.facts.get('model', 'a trace of an unnamed model')}",
+            "dataset": f"synthetic, like {trace.facts.get('dataset', 'an unnamed dataset')}",
+            "source": "synthetic: drawn by jaxmoe from a process fitted to "
+            f"{trace.num_tokens} tokens of {trace.facts.get('source', 'an unnamed source')}",
+        },
+    )
+    return _corrected(process, trace, seed, report)
+
+
+def _bounded(trace: GatingTrace) -> GatingTrace:
+    """The trace with long requests cut, and of a long trace a part."""
+    length = np.diff(trace.seq_start, append=trace.num_tokens)
+    pieces = [np.arange(0, n, LONGEST_REQUEST) for n in length]
+    starts = np.concatenate([start + piece for start, piece in zip(trace.seq_start, pieces, strict=True)])
+    names = trace.seq_name and tuple(name for name, piece in zip(trace.seq_name, pieces, strict=True) for _ in piece)
+    trace = replace(trace, seq_start=starts, seq_name=names)
+    if trace.num_tokens <= MOST_TOKENS:
+        return trace
+    every = -(-trace.num_tokens // MOST_TOKENS)
+    request = np.searchsorted(starts, np.arange(trace.num_tokens), side="right") - 1
+    return trace.select_tokens(np.flatnonzero(request % every == 0))
+
+
+def _requests(trace: GatingTrace, topic: np.ndarray) -> Requests:
+    """The requests of the trace, with the topic of each stretch of `WINDOW` tokens."""
+    length = np.diff(trace.seq_start, append=trace.num_tokens)
+    stretches = -(-int(length.max()) // WINDOW)
+    # After its end a request keeps its last topic.
+    at = np.minimum(np.arange(stretches) * WINDOW, length[:, None] - 1)
+    prompt = None
+    if trace.phase is not None:
+        prompt = np.add.reduceat((trace.phase == PREFILL).astype(int), trace.seq_start)
+    topics = topic[trace.seq_start[:, None] + at]
+    return Requests(length, prompt, topics, WINDOW, drift=_drift(topics[:, 0]))
+
+
+def _drift(topic: np.ndarray) -> float:
+    """How much more often than by chance the next request has the same topic, from 0 to 1."""
+    if len(topic) < 2:
+        return 0.0
+    chance = float(((np.bincount(topic) / len(topic)) ** 2).sum())
+    same = float((topic[1:] == topic[:-1]).mean())
+    return 0.0 if chance == 1 else min(1.0, max(0.0, (same - chance) / (1 - chance)))
+
+
+def _most_likely(trace: GatingTrace, topic: np.ndarray, seed: int, report: Report) -> Preferences:
+    """Preferences of largest likelihood and prior, by stochastic gradient ascent (Adam)."""
+    choices = _choices(trace, topic)
+    start = _starting_point(trace, int(topic.max()) + 1)
+    optimiser = _optimiser(STEPS)
+    carry = (start, optimiser.init(start))
+    for done in range(0, STEPS, STEPS_PER_CALL):
+        report("fit", done, STEPS)
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), done), STEPS_PER_CALL)
+        carry = _ascend(carry, keys, choices, optimiser.update)
+    report("fit", STEPS, STEPS)
+    return carry[0]
+
+
+@cache
+def _optimiser(steps: int) -> optax.GradientTransformation:
+    """Adam, whose learning rate falls to nothing, so that the last steps average over batches.
+
+    Always the same object, so that a second fit compiles nothing.
+    """
+    return optax.adam(optax.cosine_decay_schedule(LEARNING_RATE, steps))
+
+
+def _choices(trace: GatingTrace, topic: np.ndarray) -> Choices:
+    opens = np.zeros(trace.num_tokens, bool)
+    opens[trace.seq_start] = True
+    phase = np.full(trace.num_tokens, PREFILL) if trace.phase is None else trace.phase
+    return Choices(
+        experts=jnp.asarray(trace.experts, jnp.int32),
+        before=jnp.asarray(np.roll(trace.experts, 1, axis=0), jnp.int32),
+        opens=jnp.asarray(opens),
+        topic=jnp.asarray(topic, jnp.int32),
+        phase=jnp.asarray(phase, jnp.int32),
+    )
+
+
+def _starting_point(trace: GatingTrace, topics: int) -> Preferences:
+    """Loads alone: popularity as recorded, no relation."""
+    load = tally(trace.experts, trace.num_experts)
+    layers, experts = load.shape
+    pairs = jnp.zeros((layers, experts, experts))
+    return Preferences(
+        # As if every expert had been chosen once more: what was never seen is rare and not impossible.
+        popularity=jnp.asarray(np.log((load + 1) / trace.num_tokens), jnp.float32),
+        topics=jnp.zeros((topics, layers, experts)),
+        phases=jnp.zeros((2, layers, experts)),
+        from_layer=pairs,
+        from_token=pairs,
+        together=pairs,
+        usual=jnp.asarray(load / trace.num_tokens, jnp.float32),
+    )
+
+
+@partial(jax.jit, static_argnames="update")
+def _ascend(
+    carry: tuple[Preferences, optax.OptState], keys: Key[Array, " step"], choices: Choices, update: Callable
+) -> tuple[Preferences, optax.OptState]:
+    """Steps on random batches of tokens."""
+
+    def loss(preferences: Preferences, batch: Choices) -> Float[Array, ""]:
+        return _prior(preferences) / len(choices.topic) - log_likelihood(preferences, batch)
+
+    def step(
+        carry: tuple[Preferences, optax.OptState], key: Key[Array, ""]
+    ) -> tuple[tuple[Preferences, optax.OptState], None]:
+        preferences, state = carry
+        rows = jax.random.randint(key, (BATCH,), 0, len(choices.topic))
+        gradient = jax.grad(loss)(preferences, jax.tree.map(lambda leaf: leaf[rows], choices))
+        # Facts about the trace, not preferences.
+        gradient = eqx.tree_at(lambda p: p.usual, gradient, jnp.zeros_like(preferences.usual))
+        change, state = update(gradient, state)
+        return (optax.apply_updates(preferences, change), state), None
+
+    return jax.lax.scan(step, carry, keys)[0]
+
+
+def _prior(preferences: Preferences) -> Float[Array, ""]:
+    """Minus the logarithm of a normal prior of unit width, up to a constant."""
+    parts = (
+        preferences.topics,
+        preferences.phases,
+        preferences.from_layer,
+        preferences.from_token,
+        preferences.together,
+    )
+    return 0.5 * sum((jnp.square(part).sum() for part in parts), start=jnp.zeros(()))
+
+
+def _corrected(process: GatingProcess, trace: GatingTrace, seed: int, report: Report) -> GatingProcess:
+    """The process, shifted until traces drawn from it agree with the recorded one."""
+    recorded = count_pairs(trace)
+    for done in range(CORRECTIONS):
+        report("correct", done, CORRECTIONS)
+        # Another seed each time: what is corrected is the process, not one trace of it.
+        drawn = count_pairs(sample_trace(process, trace.num_tokens, seed + 1 + done))
+        gain = 0.7 if done < CORRECTIONS // 2 else 0.35
+        process = replace(process, preferences=_shifted(process.preferences, recorded, drawn, gain))
+    report("correct", CORRECTIONS, CORRECTIONS)
+    return process
+
+
+def _shifted(preferences: Preferences, recorded: PairCounts, drawn: PairCounts, gain: float) -> Preferences:
+    """One step towards the recorded loads, coverage and reuse."""
+    load = gain * np.log((recorded.load + 1) / (drawn.load + 1))
+    stretch = {
+        # The first layer has no relation to one below: its row stays.
+        "from_layer": np.append(0.0, _less(every_pair(recorded.layer_pairs), every_pair(drawn.layer_pairs), TOP_PAIRS)),
+        "from_token": _less(every_pair(recorded.token_pairs), every_pair(drawn.token_pairs), TOP_PAIRS),
+        "together": _less(pairs_above(recorded.together), pairs_above(drawn.together), TOP_TOGETHER),
+    }
+    tables = {
+        name: getattr(preferences, name) * jnp.asarray(1 + 2 * gain * less[:, None, None], jnp.float32)
+        for name, less in stretch.items()
+    }
+    # Reuse r moves with the log-odds of a repetition at a rate of about r (1 - r), at most 1 / 4.
+    repeat = gain * 4 * np.nan_to_num(recorded.reuse - drawn.reuse)
+    tables["from_token"] += jnp.asarray(repeat[:, None, None] * np.eye(load.shape[1]), jnp.float32)
+    popularity = preferences.popularity + jnp.asarray(load, jnp.float32)
+    return replace(preferences, popularity=popularity, **tables)
+
+
+def _less(recorded: np.ndarray, drawn: np.ndarray, share: float) -> np.ndarray:
+    """How much less of the drawn pairs are on their most frequent ones than of the recorded, [layer]."""
+    return np.nan_to_num(coverage(recorded, share) - coverage(drawn, share))

@@ -1,0 +1,88 @@
+"""A random process that chooses experts: what a generator of gating is made of.
+
+In every layer a token chooses K different experts one after the other, each with a probability that goes as the
+expert's weight among those not yet chosen. The logarithm of a weight is a sum of
+
+- how popular the expert is in that layer,
+- how the topic of the moment favours it, and the phase (prefill or decode),
+- what each expert that the token chose in the layer before adds (cross-layer relation, Ob1),
+- what each expert that the token before chose in this layer adds (cross-token relation, Ob2),
+- what each expert that the token has already chosen in this layer adds (co-activation, Ob5).
+
+Ob1 to Ob5 are the observations of the wafer-scale study of data movement (III), and the last three terms are its
+heatmaps as log-odds. The process is the distribution of largest entropy with given popularity and pair relations,
+in the order of choice. All of it is ours; no paper gives a generator.
+"""
+
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxmoe.traces.synthesis.requests import Requests
+from jaxmoe.traces.trace import MAX_EXPERTS, TraceError
+
+
+class Preferences(eqx.Module):
+    """Log-weights, dimensionless. Rows of the square tables are what was chosen before, columns what it adds to."""
+
+    popularity: Float[Array, "layer expert"]
+    topics: Float[Array, "topic layer expert"]
+    phases: Float[Array, "2 layer expert"]  # prefill, decode
+    from_layer: Float[Array, "layer expert expert"]  # the first layer has none before it: its table is not used
+    from_token: Float[Array, "layer expert expert"]
+    together: Float[Array, "layer expert expert"]
+    # The part of tokens that choose an expert: stands in for the token before the first of a request.
+    usual: Float[Array, "layer expert"]
+
+    @property
+    def opening(self) -> Float[Array, "layer expert"]:
+        """What `from_token` adds at the first token of a request: its mean over usual tokens."""
+        return jnp.einsum("le,lef->lf", self.usual, self.from_token)
+
+    def background(self, topic: Int[Array, " lane"], phase: Int[Array, " lane"]) -> Float[Array, "layer lane expert"]:
+        """The log-weights that do not depend on choices."""
+        return self.popularity[:, None] + jnp.swapaxes(self.topics[topic] + self.phases[phase], 0, 1)
+
+
+@dataclass(frozen=True)
+class GatingProcess:
+    """A generator of gating traces. Raises `TraceError` when the parts do not fit together.
+
+    Group-limited routing (DeepSeek-V3) lets a token choose only from `groups_per_token` of `expert_groups` equal
+    groups of neighbouring experts: those of the first experts to win. 1 of 1 is no limit.
+    """
+
+    preferences: Preferences
+    requests: Requests
+    layer_ids: tuple[int, ...]
+    top_k: int
+    facts: dict[str, str]
+    expert_groups: int = 1
+    groups_per_token: int = 1
+
+    def __post_init__(self) -> None:
+        layers, experts = self.preferences.popularity.shape
+        if len(self.layer_ids) != layers:
+            raise TraceError(f"the process has {layers} layers, but {len(self.layer_ids)} layer ids")
+        if len(set(self.layer_ids)) < layers:
+            raise TraceError(f"layer_ids names a layer twice: {list(self.layer_ids)}")
+        if not 1 <= experts <= MAX_EXPERTS:
+            raise TraceError(f"the process has {experts} experts, expected 1 to {MAX_EXPERTS}")
+        if self.expert_groups < 1 or experts % self.expert_groups:
+            raise TraceError(f"expert_groups is {self.expert_groups}, expected a divisor of the {experts} experts")
+        allowed = experts // self.expert_groups * self.groups_per_token
+        if not 1 <= self.groups_per_token <= self.expert_groups or not 1 <= self.top_k <= allowed:
+            raise TraceError(
+                f"a token chooses {self.top_k} experts from {self.groups_per_token} of {self.expert_groups} groups of "
+                f"{experts // self.expert_groups}; raise groups_per_token or lower top_k"
+            )
+        if int(self.requests.topics.max()) >= len(self.preferences.topics):
+            raise TraceError(
+                f"requests name topic {self.requests.topics.max()}, but the process has {len(self.preferences.topics)}"
+            )
+
+    @property
+    def num_experts(self) -> int:
+        return self.preferences.popularity.shape[1]

@@ -1,0 +1,164 @@
+"""Drawing traces from a process: requests side by side, tokens one after the other, layers from below.
+
+The K choices of a token are the first K arrivals of a race in which expert e arrives after an exponential time of
+rate exp(log-weight). After each arrival the rates change by what co-activation adds; as exponential times have no
+memory, what is left of each only has to be stretched. So one draw per expert gives an exact sample without
+replacement.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from jaxmoe.traces.synthesis.process import GatingProcess, Preferences
+from jaxmoe.traces.synthesis.requests import Deal
+from jaxmoe.traces.trace import GatingTrace
+
+LANES = 256  # requests side by side: enough to fill the arithmetic units of a few cores
+SEGMENT = 32  # tokens of each lane in one call
+WAVE_TOKENS = 2**18  # drawn before any is handed on
+FAR = 60.0  # log-weights: whatever is further apart is taken for this far
+LATEST = 1e30  # beyond every arrival that is not put off by choices, and finite
+
+Report = Callable[[int, int], None]
+"""Called with the tokens drawn and the tokens in all."""
+
+
+def sample_trace(process: GatingProcess, tokens: int, seed: int, report: Report | None = None) -> GatingTrace:
+    """A trace of this many tokens. The same process, seed and machine give the same trace."""
+    deal = process.requests.deal(tokens, seed)
+    return GatingTrace(
+        experts=np.concatenate(list(sample_parts(process, deal, seed, report))),
+        num_experts=process.num_experts,
+        layer_ids=np.asarray(process.layer_ids),
+        seq_start=deal.seq_start,
+        is_repeat=None,
+        facts=process.facts,
+        phase=deal.phases(),
+    )
+
+
+def sample_parts(process: GatingProcess, deal: Deal, seed: int, report: Report | None = None) -> Iterator[np.ndarray]:
+    """The experts of the requests in order, int16 [token, layer, top_k], some requests at a time.
+
+    What a request gets depends on the seed, its place in the deal and its own tokens alone.
+    """
+    total, done = int(deal.length.sum()), 0
+
+    def progress(drawn: int) -> None:
+        if report is not None:
+            report(done + drawn, total)
+
+    waves = (np.cumsum(deal.length) - 1) // WAVE_TOKENS
+    for wave in np.split(np.arange(len(deal.length)), np.flatnonzero(np.diff(waves)) + 1):
+        yield _sample_wave(process, deal, wave, seed, progress)
+        done += int(deal.length[wave].sum())
+
+
+def _sample_wave(
+    process: GatingProcess, deal: Deal, wave: np.ndarray, seed: int, report: Callable[[int], None]
+) -> np.ndarray:
+    """Draw some requests, int16 [token, layer, top_k]."""
+    length = deal.length[wave]
+    lanes = min(LANES, 2 ** (len(wave) - 1).bit_length())
+    lane, offset, steps = _packed(length, lanes)
+    steps += -steps % SEGMENT
+    row = np.repeat(np.arange(len(wave)), length)
+    position = np.arange(len(row)) - np.repeat(np.cumsum(length) - length, length)
+    at = (offset[row] + position, lane[row])  # where each token is drawn
+    request = wave[row]
+    inputs = np.zeros((4, steps, lanes), np.int32)
+    inputs[:, *at] = request, position, deal.topic(request, position), deal.phase(request, position)
+    before = jnp.zeros((len(process.layer_ids), lanes, process.top_k), jnp.int32)
+    drawn = np.empty((steps, *before.shape), np.int16)
+    limits = (process.top_k, process.expert_groups, process.groups_per_token)
+    for start in range(0, steps, SEGMENT):
+        part = slice(start, start + SEGMENT)
+        before, experts = _advance(process.preferences, jax.random.key(seed), before, inputs[:, part], limits=limits)
+        drawn[part] = experts
+        report(int((at[0] < part.stop).sum()))
+    return drawn[at[0], :, at[1]]
+
+
+def _packed(length: np.ndarray, lanes: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Lane and first step of every request, and steps in all: the longest first, each to the emptiest lane."""
+    lane, offset = np.zeros(len(length), int), np.zeros(len(length), int)
+    filled = np.zeros(lanes, int)
+    for request in np.argsort(-length, kind="stable"):
+        lane[request] = filled.argmin()
+        offset[request] = filled[lane[request]]
+        filled[lane[request]] += length[request]
+    return lane, offset, int(filled.max())
+
+
+@partial(jax.jit, static_argnames="limits")
+def _advance(
+    preferences: Preferences,
+    key: Key[Array, ""],
+    before: Int[Array, "layer lane top_k"],
+    segment: Int[np.ndarray, "4 step lane"] | Int[Array, "4 step lane"],
+    *,
+    limits: tuple[int, int, int],
+) -> tuple[Int[Array, "layer lane top_k"], Int[Array, "step layer lane top_k"]]:
+    """Draw the next tokens of every lane. `segment`: their request, position in it, topic, phase."""
+    layers, experts = preferences.popularity.shape
+    opening = preferences.opening[:, None]
+    # The first layer has none below it, whatever the table says.
+    from_layer = preferences.from_layer.at[0].set(0.0)
+    slowdown = jnp.exp(jnp.clip(-preferences.together, -FAR, FAR))
+
+    def token(before: Int[Array, "layer lane top_k"], inputs: Int[Array, "4 lane"]) -> tuple[Array, Array]:
+        request, position, topic, phase = inputs
+        keys = jax.vmap(lambda r, p: jax.random.fold_in(jax.random.fold_in(key, r), p))(request, position)
+        times = jax.vmap(lambda k: jax.random.exponential(k, (layers, experts)), out_axes=1)(keys)
+        from_token = jax.vmap(lambda table, chosen: table[chosen].sum(axis=1))(preferences.from_token, before)
+        log_weights = preferences.background(topic, phase)
+        log_weights += jnp.where((position == 0)[:, None], opening, from_token)
+
+        def layer(below: Int[Array, "lane top_k"], row: tuple[Array, ...]) -> tuple[Array, Array]:
+            table, slowdown, log_weights, times = row
+            log_weights += table[below].sum(axis=1)
+            behind = log_weights.max(axis=1, keepdims=True) - log_weights
+            chosen = race(times * jnp.exp(jnp.minimum(behind, FAR)), slowdown, limits)
+            return chosen, chosen
+
+        _, chosen = jax.lax.scan(layer, before[0], (from_layer, slowdown, log_weights, times))
+        return chosen, chosen.astype(jnp.int16)
+
+    return jax.lax.scan(token, before, jnp.swapaxes(segment, 0, 1))
+
+
+def race(
+    arrival: Float[Array, "lane expert"], slowdown: Float[Array, "expert expert"], limits: tuple[int, int, int]
+) -> Int[Array, "lane top_k"]:
+    """The first `top_k` arrivals, in order.
+
+    After expert e arrives, what is left of the others is stretched by row e of `slowdown`. `limits` are top_k,
+    the number of groups and how many of them a token may choose from.
+    """
+    top_k, groups, groups_per_token = limits
+    arrival = _within_groups(arrival, groups, groups_per_token)
+    index = jnp.arange(arrival.shape[1], dtype=jnp.int32)
+    chosen = []
+    for _ in range(top_k):
+        first = arrival.min(axis=1, keepdims=True)
+        # Comparing with the minimum is several times as fast as argmin here. Of a dead heat one wins.
+        chosen.append(jnp.where(arrival == first, index, 0).max(axis=1))
+        out = (arrival == jnp.inf) | (index == chosen[-1][:, None])
+        left = jnp.minimum((arrival - first) * slowdown[chosen[-1]], LATEST)
+        arrival = jnp.where(out, jnp.inf, left)
+    return jnp.stack(chosen, axis=1)
+
+
+def _within_groups(arrival: Float[Array, "lane expert"], groups: int, allowed: int) -> Float[Array, "lane expert"]:
+    """Arrivals of the groups whose first experts come earliest; all others never arrive."""
+    if groups == allowed:
+        return arrival
+    best = arrival.reshape(len(arrival), groups, -1).min(axis=2)
+    _, first = jax.lax.top_k(-best, allowed)
+    open_to = (first[..., None] == jnp.arange(groups)).any(axis=1)
+    return jnp.where(jnp.repeat(open_to, arrival.shape[1] // groups, axis=1), arrival, jnp.inf)
