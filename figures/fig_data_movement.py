@@ -127,7 +127,7 @@ def draw_loads(arrays: dict[str, np.ndarray]) -> None:
         plot_long_tail(
             HERE / f"data_movement_long_tail_{model}.png",
             tails,
-            f"Long tail: {title} (line: mean of layers; band: all)",
+            f"Tokens of experts in batches, layer {layers[len(layers) // 2]}: {title}",
         )
         ratio = arrays[f"{trace}/node_ratio"]
         plot_node_load(
