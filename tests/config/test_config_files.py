@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from jaxmoe.config import (
     HardwareConfig,
+    PresetTrace,
     Scenario,
     build_layer_model,
     build_model,
@@ -165,8 +166,9 @@ def test_parts_may_be_written_inline(tree, scenario_file):
     assert (scenario.model.name, scenario.model.num_experts) == ("one", 2)
 
 
-def test_a_trace_path_starts_at_the_file_that_names_it(tree, scenario_file):
-    (tree / "workloads" / "plain.yaml").write_text("trace: {kind: file, path: ../traces/a.npz}\n")
+@pytest.mark.parametrize("kind", ["file", "process"])
+def test_a_trace_path_starts_at_the_file_that_names_it(tree, scenario_file, kind):
+    (tree / "workloads" / "plain.yaml").write_text(f"trace: {{kind: {kind}, path: ../traces/a.npz}}\n")
     scenario = load_scenario(scenario_file)
     assert Path(scenario.workload.trace.path).resolve() == (tree / "traces" / "a.npz").resolve()
 
@@ -174,6 +176,11 @@ def test_a_trace_path_starts_at_the_file_that_names_it(tree, scenario_file):
 def test_a_trace_path_on_the_command_line_starts_at_the_working_folder(scenario_file):
     scenario = load_scenario(scenario_file, ["workload.trace={kind: file, path: a.npz}"])
     assert scenario.workload.trace.path == str(Path.cwd() / "a.npz")
+
+
+def test_a_preset_is_a_trace(scenario_file):
+    trace = load_scenario(scenario_file, ["workload.trace={kind: preset, preset: kimi-k2, seed: 4}"]).workload.trace
+    assert trace == PresetTrace(kind="preset", preset="kimi-k2", tokens=8192, seed=4)
 
 
 def test_the_tuner_has_one_source_of_defaults():
