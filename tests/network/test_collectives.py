@@ -173,7 +173,7 @@ def test_no_link_ever_has_two_messages():
 def test_no_link_carries_more_than_one_part(shape, domain):
     rounds = entwined_ring_all_reduce(shape, domain, 2.0 * shape[0] * shape[1] // (domain[0] * domain[1]))
     mesh = mesh_of(shape)
-    loads = jax.vmap(lambda traffic: link_loads(mesh, traffic))(rounds.traffic)
+    loads = eqx.filter_jit(jax.vmap(link_loads, (None, 0)))(mesh, rounds.traffic)
     assert set(np.unique(loads)) <= {0.0, 1.0}  # half a part of two bytes
     assert (hop_counts(shape)[np.nonzero(rounds.traffic.sum(axis=0))] == 1).all()
 
@@ -229,9 +229,7 @@ def multicasts_of(source, destinations, size):
     return Multicasts(jnp.asarray(source, jnp.int32), jnp.asarray(destinations, float), jnp.asarray(size, float))
 
 
-@eqx.filter_jit
-def jitted_stage(model, topology, multicasts):
-    return multicast_stage(model, topology, multicasts)
+jitted_stage, jitted_loads = eqx.filter_jit(multicast_stage), eqx.filter_jit(multicast_loads)
 
 
 def multicast_seconds(topology, multicasts, model=WHOLE):
@@ -255,12 +253,12 @@ def test_a_link_carries_a_message_once(network, seed):
     for start, to, amount in zip(source, destinations, size, strict=True):
         used = {link for destination in np.flatnonzero(to) for link in paths[start][destination]}
         expected[sorted(used)] += amount
-    loads = eqx.filter_jit(multicast_loads)(topology, multicasts_of(source, destinations, size))
+    loads = jitted_loads(topology, multicasts_of(source, destinations, size))
     np.testing.assert_allclose(loads, expected, rtol=1e-5)
 
 
 def test_a_broadcast_crosses_every_node_once():
-    loads = multicast_loads(mesh_of((4, 4)), multicasts_of([5], np.ones((1, 16)), [1.0]))
+    loads = jitted_loads(mesh_of((4, 4)), multicasts_of([5], np.ones((1, 16)), [1.0]))
     assert float(loads.sum()) == 15
     assert np.bincount(link_ends((4, 4))[:, 1], np.asarray(loads), 16).tolist() == [*[1] * 5, 0, *[1] * 10]
 
@@ -270,8 +268,8 @@ def test_multicasts_at_once_add_up():
     mesh = uneven_mesh((3, 4))
     both = multicasts_of(*(np.concatenate(parts) for parts in zip(one, other, strict=True)))
     np.testing.assert_allclose(
-        multicast_loads(mesh, both),
-        multicast_loads(mesh, multicasts_of(*one)) + multicast_loads(mesh, multicasts_of(*other)),
+        jitted_loads(mesh, both),
+        jitted_loads(mesh, multicasts_of(*one)) + jitted_loads(mesh, multicasts_of(*other)),
         rtol=1e-6,
     )
 

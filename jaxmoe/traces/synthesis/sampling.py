@@ -64,7 +64,9 @@ def _sample_wave(
 ) -> np.ndarray:
     """Draw some requests, int16 [token, layer, top_k]."""
     length = deal.length[wave]
-    lanes = min(LANES, 2 ** (len(wave) - 1).bit_length())
+    # No more lanes than the longest request leaves work for: the others would draw for nothing until it is done.
+    # A power of two, so that few programs are compiled.
+    lanes = min(LANES, 2 ** (int(length.sum() // length.max()).bit_length() - 1))
     lane, offset, steps = _packed(length, lanes)
     steps += -steps % SEGMENT
     row = np.repeat(np.arange(len(wave)), length)
