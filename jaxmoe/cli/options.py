@@ -13,6 +13,15 @@ Trace = Annotated[
     Path | None,
     typer.Option("--trace", metavar="FILE", help="A recorded trace of any format in place of workload.trace."),
 ]
+TraceModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="NAME_OR_PATH",
+        help="The model that the trace is of: the name of a file in models/, or a .yaml or config.json. It gives "
+        "what the source does not state.",
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a value of the scenario. May be repeated."),

@@ -15,7 +15,6 @@ from jaxmoe.cli.progress import progress_bars
 from jaxmoe.cli.provenance import surroundings
 from jaxmoe.cli.session import OptionError, session
 from jaxmoe.cli.tables import print_table
-from jaxmoe.cli.trace.convert import Model
 from jaxmoe.cli.trace.likeness import count, global_figures, likeness_of_loads, likeness_of_pairs, own_means, service
 from jaxmoe.cli.trace.pictures import draw_comparison
 from jaxmoe.cli.trace.reading import Source, read_file
@@ -35,7 +34,7 @@ def command(
     first: First,
     second: Second,
     out: options.Out,
-    model: Model = None,
+    model: options.TraceModel = None,
     nodes: Nodes = None,
     verbose: options.Verbose = False,
 ) -> None:

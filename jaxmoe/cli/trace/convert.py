@@ -13,7 +13,7 @@ from jaxmoe.cli.clock import StageClock
 from jaxmoe.cli.provenance import surroundings
 from jaxmoe.cli.session import OptionError, session
 from jaxmoe.cli.tables import print_table, print_warnings
-from jaxmoe.config import build_model, load_model
+from jaxmoe.cli.trace.reading import hints_of
 from jaxmoe.traces import DECODE, MISSING, PREFILL, GatingTrace, Hints, LoadCounts, Recording, read_any, write_as
 from jaxmoe.traces.chunks import chunks, release
 from jaxmoe.traces.files import suffix_of
@@ -23,15 +23,6 @@ SourcePath = Annotated[
     Path, typer.Argument(metavar="SOURCE", help="A file or a folder; its content says of what.", show_default=False)
 ]
 To = Annotated[str, typer.Option("--to", metavar="|".join(TRACES), help="The format to write.", show_default=False)]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        metavar="NAME_OR_PATH",
-        help="The model that the trace is of: the name of a file in models/, or a .yaml or config.json. It gives "
-        "what the source does not state.",
-    ),
-]
 NumExperts = Annotated[int | None, typer.Option("--num-experts", metavar="N", min=1, help="Routed experts of a layer.")]
 TopK = Annotated[int | None, typer.Option("--top-k", metavar="N", min=1, help="Experts that a token chooses.")]
 LayerIds = Annotated[
@@ -47,7 +38,7 @@ def command(
     source: SourcePath,
     to: To,
     out: options.Out,
-    model: Model = None,
+    model: options.TraceModel = None,
     num_experts: NumExperts = None,
     top_k: TopK = None,
     layer_ids: LayerIds = None,
@@ -78,8 +69,7 @@ def _hints(
     model: str | None, num_experts: int | None, top_k: int | None, layer_ids: str | None, num_layers: int | None
 ) -> Hints:
     """What the model tells, where no option of its own does."""
-    moe = None if model is None else build_model(load_model(model, "--model"))
-    known = Hints() if moe is None else Hints(moe.num_experts, moe.top_k, moe.moe_layer_ids, moe.num_layers)
+    known = hints_of(model)
     return Hints(
         num_experts=known.num_experts if num_experts is None else num_experts,
         top_k=known.top_k if top_k is None else top_k,

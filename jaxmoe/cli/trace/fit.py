@@ -13,6 +13,7 @@ from jaxmoe.cli.progress import progress_bars
 from jaxmoe.cli.provenance import surroundings
 from jaxmoe.cli.session import session
 from jaxmoe.cli.tables import print_table
+from jaxmoe.cli.trace.reading import hints_of
 from jaxmoe.plotting import plot_trace_comparison
 from jaxmoe.traces import read_trace
 from jaxmoe.traces.synthesis import fit_process, sample_trace, write_process, zipf_trace
@@ -27,11 +28,17 @@ Seed = Annotated[
 ]
 
 
-def command(file: File, out: options.Out, seed: Seed = 0, verbose: options.Verbose = False) -> None:
+def command(
+    file: File,
+    out: options.Out,
+    model: options.TraceModel = None,
+    seed: Seed = 0,
+    verbose: options.Verbose = False,
+) -> None:
     """Fit a generator to a trace, write it as process.npz, and compare a trace of it with the recorded one."""
     with session(out, verbose) as (folder, interrupts), StageClock() as clock:
         with clock.stage("load"):
-            trace = read_trace(file)
+            trace = read_trace(file, hints=hints_of(model))
         with progress_bars(interrupts.check) as report:
             with clock.stage("fit"):
                 process = fit_process(trace, seed, report)

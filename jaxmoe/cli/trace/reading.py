@@ -25,7 +25,12 @@ def read_files(paths: Sequence[Path], model: str | None) -> dict[str, Source]:
 
 def read_file(path: Path, model: str | None) -> Source:
     """A trace or load counts of any kind, as above."""
+    return read_any(path, hints_of(model)).content
+
+
+def hints_of(model: str | None) -> Hints:
+    """What the model tells that a file may not state; nothing without one. Raises `ConfigError`."""
     if model is None:
-        return read_any(path).content
+        return Hints()
     moe = build_model(load_model(model, "--model"))
-    return read_any(path, Hints(moe.num_experts, moe.top_k, moe.moe_layer_ids, moe.num_layers)).content
+    return Hints(moe.num_experts, moe.top_k, moe.moe_layer_ids, moe.num_layers)

@@ -10,7 +10,6 @@ from jaxmoe.cli.clock import StageClock
 from jaxmoe.cli.progress import progress_bars
 from jaxmoe.cli.provenance import surroundings
 from jaxmoe.cli.session import OptionError, session
-from jaxmoe.cli.trace.convert import Model
 from jaxmoe.cli.trace.pictures import draw_statistics
 from jaxmoe.cli.trace.reading import read_files
 from jaxmoe.cli.trace.statistics import find, find_topics, node_plan
@@ -54,7 +53,7 @@ def command(
     files: Files,
     out: options.Out,
     seed: Seed = 0,
-    model: Model = None,
+    model: options.TraceModel = None,
     placement: Plan = None,
     nodes: Nodes = None,
     window: Window = 256,

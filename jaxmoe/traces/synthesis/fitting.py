@@ -90,16 +90,23 @@ def _requests(trace: GatingTrace, topic: np.ndarray) -> Requests:
     if trace.phase is not None:
         prompt = np.add.reduceat((trace.phase == PREFILL).astype(int), trace.seq_start)
     topics = topic[trace.seq_start[:, None] + at]
-    return Requests(length, prompt, topics, WINDOW, drift=_drift(topics[:, 0]))
+    request = np.repeat(np.arange(len(length)), length)
+    return Requests(length, prompt, topics, WINDOW, drift=_drift(topic, request))
 
 
-def _drift(topic: np.ndarray) -> float:
-    """How much more often than by chance the next request has the same topic, from 0 to 1."""
-    if len(topic) < 2:
+def _drift(topic: np.ndarray, request: np.ndarray) -> float:
+    """How much more than any two requests, those that follow each other are of the same topics, from 0 to 1.
+
+    Likeness is the cosine of how many tokens have each topic.
+    """
+    tokens = np.zeros((int(request[-1]) + 1, int(topic.max()) + 1))
+    np.add.at(tokens, (request, topic), 1)
+    if len(tokens) < 2:
         return 0.0
-    chance = float(((np.bincount(topic) / len(topic)) ** 2).sum())
-    same = float((topic[1:] == topic[:-1]).mean())
-    return 0.0 if chance == 1 else min(1.0, max(0.0, (same - chance) / (1 - chance)))
+    unit = tokens / np.linalg.norm(tokens, axis=1, keepdims=True)
+    chance = float((unit @ unit.T)[~np.eye(len(unit), dtype=bool)].mean())
+    same = float((unit[1:] * unit[:-1]).sum(axis=1).mean())
+    return 0.0 if chance >= 1 else min(1.0, max(0.0, (same - chance) / (1 - chance)))
 
 
 def _most_likely(trace: GatingTrace, topic: np.ndarray, seed: int, report: Report) -> Preferences:
