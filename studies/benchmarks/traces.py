@@ -7,8 +7,6 @@ counts the same events of the first tokens, layer by layer with `bincount`, and 
 
 import argparse
 import csv
-import os
-import platform
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
-import jax
 import numpy as np
+from throughput import machine
 
 from jaxmoe.traces import GatingTrace, read_trace, synthetic_trace, write_trace_in_parts
 from jaxmoe.traces.statistics import PairCounts, count_pairs, count_shuffled, summarise
@@ -125,14 +123,6 @@ def measure(tokens: int, folder: Path) -> dict[str, object]:
         "count_over_numpy": f"{tokens / count_s / numpy_rate:.1f}",
         "peak_memory_GiB": f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f}",  # it is in KiB
     }
-
-
-def machine() -> str:
-    """What the table was measured on."""
-    device = jax.devices()[0]
-    return (
-        f"{device.device_kind} ({device.platform}), {os.cpu_count()} cores, {platform.machine()}, jax {jax.__version__}"
-    )
 
 
 def main() -> None:
