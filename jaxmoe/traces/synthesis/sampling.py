@@ -6,6 +6,7 @@ memory, what is left of each only has to be stretched. So one draw per expert gi
 replacement.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -16,11 +17,12 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxmoe.traces.synthesis.process import GatingProcess, Preferences
 from jaxmoe.traces.synthesis.requests import Deal
+from jaxmoe.traces.synthesis.threads import Progress, in_order
 from jaxmoe.traces.trace import GatingTrace
 
 LANES = 256  # requests side by side: enough to fill the arithmetic units of a few cores
 SEGMENT = 32  # tokens of each lane in one call
-WAVE_TOKENS = 2**18  # drawn before any is handed on
+WAVE_TOKENS = 2**16  # drawn by one thread before any is handed on
 FAR = 60.0  # log-weights: whatever is further apart is taken for this far
 LATEST = 1e30  # beyond every arrival that is not put off by choices, and finite
 
@@ -45,24 +47,18 @@ def sample_trace(process: GatingProcess, tokens: int, seed: int, report: Report 
 def sample_parts(process: GatingProcess, deal: Deal, seed: int, report: Report | None = None) -> Iterator[np.ndarray]:
     """The experts of the requests in order, int16 [token, layer, top_k], some requests at a time.
 
-    What a request gets depends on the seed, its place in the deal and its own tokens alone.
+    What a request gets depends on the seed, its place in the deal and its own tokens alone. One thread for each core
+    draws: a program runs on one of them, for all but the largest models.
     """
-    total, done = int(deal.length.sum()), 0
-
-    def progress(drawn: int) -> None:
-        if report is not None:
-            report(done + drawn, total)
-
-    waves = (np.cumsum(deal.length) - 1) // WAVE_TOKENS
-    for wave in np.split(np.arange(len(deal.length)), np.flatnonzero(np.diff(waves)) + 1):
-        yield _sample_wave(process, deal, wave, seed, progress)
-        done += int(deal.length[wave].sum())
+    workers, tokens = os.cpu_count() or 1, int(deal.length.sum())
+    number = (np.cumsum(deal.length) - 1) // min(WAVE_TOKENS, -(-tokens // workers))
+    waves = np.split(np.arange(len(deal.length)), np.flatnonzero(np.diff(number)) + 1)
+    jobs = [partial(_sample_wave, process, deal, wave, seed) for wave in waves]
+    return in_order(jobs, workers, lambda drawn: None if report is None else report(drawn, tokens))
 
 
-def _sample_wave(
-    process: GatingProcess, deal: Deal, wave: np.ndarray, seed: int, report: Callable[[int], None]
-) -> np.ndarray:
-    """Draw some requests, int16 [token, layer, top_k]."""
+def _sample_wave(process: GatingProcess, deal: Deal, wave: np.ndarray, seed: int, progress: Progress) -> np.ndarray:
+    """Draw some requests, int16 [token, layer, top_k]. Reports the tokens drawn after each call."""
     length = deal.length[wave]
     # No more lanes than the longest request leaves work for: the others would draw for nothing until it is done.
     # A power of two, so that few programs are compiled.
@@ -82,7 +78,7 @@ def _sample_wave(
         part = slice(start, start + SEGMENT)
         before, experts = _advance(process.preferences, jax.random.key(seed), before, inputs[:, part], limits=limits)
         drawn[part] = experts
-        report(int((at[0] < part.stop).sum()))
+        progress(int((at[0] < part.stop).sum()))
     return drawn[at[0], :, at[1]]
 
 
