@@ -24,6 +24,7 @@ def random_preferences(seed: int, layers: int, experts: int, topics: int = 1, st
         popularity=normal(layers, experts),
         topics=normal(topics, layers, experts),
         phases=normal(2, layers, experts),
+        first_tokens=normal(1, layers, experts),
         from_layer=normal(layers, experts, experts),
         from_token=normal(layers, experts, experts),
         together=normal(layers, experts, experts),
@@ -59,6 +60,7 @@ def log_weights(
         value += float(tables.phases[phase, layer, e])
         value += sum(float(tables.from_layer[layer, b, e]) for b in below if b != MISSING and layer > 0)
         if before is None:
+            value += float(tables.first_tokens[0, layer, e])
             value += sum(float(tables.usual[layer, b]) * float(tables.from_token[layer, b, e]) for b in range(experts))
         else:
             value += sum(float(tables.from_token[layer, b, e]) for b in before if b != MISSING)
@@ -108,7 +110,7 @@ def log_likelihood(
     tables: Preferences,
     experts: np.ndarray,
     before: np.ndarray,
-    opens: Sequence[bool],
+    position: Sequence[int],
     topic: Sequence[int],
     phase: Sequence[int],
 ) -> float:
@@ -116,7 +118,7 @@ def log_likelihood(
     total = 0.0
     for t, token in enumerate(experts.tolist()):
         for layer, order in enumerate(token):
-            last = None if opens[t] else before[t, layer].tolist()
+            last = None if position[t] == 0 else before[t, layer].tolist()
             below = token[layer - 1] if layer else []
             weights = log_weights(tables, layer, topic[t], phase[t], last, below)
             total += log_probability(weights, tables.together[layer], order)

@@ -82,6 +82,7 @@ def _check(arrays: dict[str, np.ndarray]) -> None:
         raise TraceError(f"popularity has shape {size}, expected [layer, expert]")
     floats = dict.fromkeys(PREFERENCES, size) | dict.fromkeys(SQUARE, (*size, size[1])) | {"drift": ()}
     floats |= {"topics": (*arrays["topics"].shape[:1], *size), "phases": (2, *size)}
+    floats |= {"first_tokens": (max(1, *arrays["first_tokens"].shape[:1]), *size)}
     counts = dict.fromkeys((*NUMBERS, "window"), ()) | {"layer_ids": size[:1]}
     # Requests check how these fit together.
     counts |= {"length": (arrays["length"].size,), "request_topics": arrays["request_topics"].shape}

@@ -33,6 +33,7 @@ STEPS_PER_CALL = 50
 BATCH = 512  # tokens of a step
 LEARNING_RATE = 0.05
 LONGEST_REQUEST = 2048  # tokens; longer ones are taken for several
+FIRST_TOKENS = 32  # of a request that have preferences of their own: prompts often begin alike
 MOST_TOKENS = 2**15  # of what is fitted; of a longer trace, requests spread over all of it
 CORRECTIONS = 8  # rounds of drawing and correcting
 
@@ -133,13 +134,13 @@ def _optimiser(steps: int) -> optax.GradientTransformation:
 
 
 def _choices(trace: GatingTrace, topic: np.ndarray) -> Choices:
-    opens = np.zeros(trace.num_tokens, bool)
-    opens[trace.seq_start] = True
+    length = np.diff(trace.seq_start, append=trace.num_tokens)
+    position = np.arange(trace.num_tokens) - np.repeat(trace.seq_start, length)
     phase = np.full(trace.num_tokens, PREFILL) if trace.phase is None else trace.phase
     return Choices(
         experts=jnp.asarray(trace.experts, jnp.int32),
         before=jnp.asarray(np.roll(trace.experts, 1, axis=0), jnp.int32),
-        opens=jnp.asarray(opens),
+        position=jnp.asarray(position, jnp.int32),
         topic=jnp.asarray(topic, jnp.int32),
         phase=jnp.asarray(phase, jnp.int32),
     )
@@ -155,6 +156,7 @@ def _starting_point(trace: GatingTrace, topics: int) -> Preferences:
         popularity=jnp.asarray(np.log((load + 1) / trace.num_tokens), jnp.float32),
         topics=jnp.zeros((topics, layers, experts)),
         phases=jnp.zeros((2, layers, experts)),
+        first_tokens=jnp.zeros((FIRST_TOKENS, layers, experts)),
         from_layer=pairs,
         from_token=pairs,
         together=pairs,
@@ -190,6 +192,7 @@ def _prior(preferences: Preferences) -> Float[Array, ""]:
     parts = (
         preferences.topics,
         preferences.phases,
+        preferences.first_tokens,
         preferences.from_layer,
         preferences.from_token,
         preferences.together,

@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxmoe.traces.synthesis.process import Preferences
 
@@ -14,8 +14,8 @@ class Choices(eqx.Module):
     """Recorded tokens with what they depend on. A missing choice is -1 and counts nowhere."""
 
     experts: Int[Array, "token layer top_k"]
-    before: Int[Array, "token layer top_k"]  # of the token before; anything at the first of a request
-    opens: Bool[Array, " token"]
+    before: Int[Array, "token layer top_k"]  # of the token before; anything at position 0
+    position: Int[Array, " token"]  # in its request
     topic: Int[Array, " token"]
     phase: Int[Array, " token"]
 
@@ -29,8 +29,8 @@ def log_likelihood(preferences: Preferences, choices: Choices) -> Float[Array, "
     chosen = picks.sum(axis=2)
     below = jnp.pad(chosen[:, :-1], ((0, 0), (1, 0), (0, 0)))
     before = jax.nn.one_hot(choices.before, chosen.shape[2]).sum(axis=2)
-    before = jnp.where(choices.opens[:, None, None], preferences.usual, before)
-    log_weights = jnp.swapaxes(preferences.background(choices.topic, choices.phase), 0, 1)
+    before = jnp.where((choices.position == 0)[:, None, None], preferences.usual, before)
+    log_weights = jnp.swapaxes(preferences.background(choices.topic, choices.phase, choices.position), 0, 1)
     log_weights += jnp.einsum("tle,lef->tlf", below, preferences.from_layer)
     log_weights += jnp.einsum("tle,lef->tlf", before, preferences.from_token)
     total, taken = jnp.zeros(()), jnp.zeros_like(chosen)

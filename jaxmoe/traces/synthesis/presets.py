@@ -61,6 +61,7 @@ class Preset:
                 popularity=_normal(next(rngs), self.popularity, size),
                 topics=_normal(next(rngs), TOPIC_STRENGTH, (size[0], TOPICS, size[1])).swapaxes(0, 1),
                 phases=jnp.zeros((2, *size), jnp.float32),
+                first_tokens=jnp.zeros((1, *size), jnp.float32),
                 from_layer=_normal(next(rngs), self.from_layer, (*size, self.num_experts)),
                 from_token=_normal(next(rngs), self.from_token, (*size, self.num_experts)) + self._diagonal(size[0]),
                 together=_affinity(next(rngs), self.together, size, self.expert_groups, self.top_k),

@@ -4,7 +4,8 @@ In every layer a token chooses K different experts one after the other, each wit
 expert's weight among those not yet chosen. The logarithm of a weight is a sum of
 
 - how popular the expert is in that layer,
-- how the topic of the moment favours it, and the phase (prefill or decode),
+- how the topic of the moment favours it, the phase (prefill or decode), and, for the first tokens of a request, their
+  position (many requests begin with the same words),
 - what each expert that the token chose in the layer before adds (cross-layer relation, Ob1),
 - what each expert that the token before chose in this layer adds (cross-token relation, Ob2),
 - what each expert that the token has already chosen in this layer adds (co-activation, Ob5).
@@ -30,6 +31,7 @@ class Preferences(eqx.Module):
     popularity: Float[Array, "layer expert"]
     topics: Float[Array, "topic layer expert"]
     phases: Float[Array, "2 layer expert"]  # prefill, decode
+    first_tokens: Float[Array, "position layer expert"]  # of a request; later ones have none
     from_layer: Float[Array, "layer expert expert"]  # the first layer has none before it: its table is not used
     from_token: Float[Array, "layer expert expert"]
     together: Float[Array, "layer expert expert"]
@@ -41,9 +43,13 @@ class Preferences(eqx.Module):
         """What `from_token` adds at the first token of a request: its mean over usual tokens."""
         return jnp.einsum("le,lef->lf", self.usual, self.from_token)
 
-    def background(self, topic: Int[Array, " lane"], phase: Int[Array, " lane"]) -> Float[Array, "layer lane expert"]:
-        """The log-weights that do not depend on choices."""
-        return self.popularity[:, None] + jnp.swapaxes(self.topics[topic] + self.phases[phase], 0, 1)
+    def background(
+        self, topic: Int[Array, " lane"], phase: Int[Array, " lane"], position: Int[Array, " lane"]
+    ) -> Float[Array, "layer lane expert"]:
+        """The log-weights that do not depend on choices, of tokens at a position of their request."""
+        last = len(self.first_tokens) - 1
+        first = jnp.where((position <= last)[:, None, None], self.first_tokens[jnp.minimum(position, last)], 0.0)
+        return self.popularity[:, None] + jnp.swapaxes(self.topics[topic] + self.phases[phase] + first, 0, 1)
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def _advance(
         keys = jax.vmap(lambda r, p: jax.random.fold_in(jax.random.fold_in(key, r), p))(request, position)
         times = jax.vmap(lambda k: jax.random.exponential(k, (layers, experts)), out_axes=1)(keys)
         from_token = jax.vmap(lambda table, chosen: table[chosen].sum(axis=1))(preferences.from_token, before)
-        log_weights = preferences.background(topic, phase)
+        log_weights = preferences.background(topic, phase, position)
         log_weights += jnp.where((position == 0)[:, None], opening, from_token)
 
         def layer(below: Int[Array, "lane top_k"], row: tuple[Array, ...]) -> tuple[Array, Array]:

@@ -179,3 +179,18 @@ def test_a_real_trace_meets_every_aim(shared):
     drawn = sample_trace(fit_process(trace, seed=0), trace.num_tokens, seed=10**6)
     known, found = compare(trace, drawn)
     assert {name for name, aim in AIMS.items() if not aim.met(known[name], found[name])} == set()
+
+
+def test_requests_that_begin_alike_are_drawn_so():
+    rng = np.random.default_rng(0)
+    experts = np.argsort(rng.random((60 * 50, 2, 6)), axis=-1)[..., :2].astype(np.int16)
+    start = np.arange(0, len(experts), 50)
+    for position in range(4):
+        experts[start + position] = [[position, 5], [5, position]]
+    trace = GatingTrace(experts, 6, np.arange(2), start, None, {})
+    drawn = sample_trace(fit_process(trace, seed=0), trace.num_tokens, seed=1)
+    for position in range(4):
+        alike = (np.sort(drawn.experts[drawn.seq_start[:-1] + position], axis=-1) == np.sort([position, 5])).all(
+            axis=-1
+        )
+        assert alike.mean() > 0.6  # by chance 1 / 15

@@ -25,7 +25,7 @@ def random_choices(seed, missing=0.0):
     return Choices(
         experts=jnp.asarray(experts, jnp.int32),
         before=jnp.asarray(before, jnp.int32),
-        opens=jnp.asarray(rng.random(TOKENS) < 0.4),
+        position=jnp.asarray(rng.integers(3, size=TOKENS), jnp.int32),
         topic=jnp.asarray(rng.integers(TOPICS, size=TOKENS), jnp.int32),
         phase=jnp.asarray(rng.integers(2, size=TOKENS), jnp.int32),
     )
@@ -33,7 +33,7 @@ def random_choices(seed, missing=0.0):
 
 def expected(preferences, choices):
     experts, before = np.asarray(choices.experts), np.asarray(choices.before)
-    rest = (np.asarray(leaf).tolist() for leaf in (choices.opens, choices.topic, choices.phase))
+    rest = (np.asarray(leaf).tolist() for leaf in (choices.position, choices.topic, choices.phase))
     return oracle.log_likelihood(jax.tree.map(np.asarray, preferences), experts, before, *rest)
 
 

@@ -39,11 +39,12 @@ def test_parts_that_do_not_fit(change, message):
         process(**change)
 
 
-def test_background_is_popularity_topic_and_phase():
+def test_background_is_popularity_topic_phase_and_what_first_tokens_have():
     tables = process().preferences
-    found = tables.background(jnp.array([0, 1, 1]), jnp.array([1, 0, 1]))
+    found = tables.background(jnp.array([0, 1, 1]), jnp.array([1, 0, 1]), jnp.array([0, 1, 5]))
     for lane, (topic, phase) in enumerate([(0, 1), (1, 0), (1, 1)]):
         expected = np.asarray(tables.popularity) + tables.topics[topic] + tables.phases[phase]
+        expected = expected + (tables.first_tokens[0] if lane == 0 else 0)
         np.testing.assert_allclose(found[:, lane], expected, rtol=1e-6)
 
 
