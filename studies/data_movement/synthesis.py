@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from study import HERE, ROOT, SHOWN, write_table
+from study import HERE, ROOT, label, write_table
 
 from jaxmoe.traces import read_trace
 from jaxmoe.traces.synthesis import fit_process, sample_trace, zipf_trace
@@ -24,7 +24,7 @@ DRAWS = (1_000_000, 1_000_001, 1_000_002)  # seeds that fitting has not drawn wi
 def main() -> None:
     """Fit, draw and compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("trace", nargs="*", default=SHOWN, help="names of traces")
+    parser.add_argument("trace", nargs="*", help="names of traces; all by default")
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder of traces/")
     arguments = parser.parse_args()
     folder = arguments.shared.resolve() / "traces"
@@ -32,7 +32,8 @@ def main() -> None:
         sys.exit(f"{folder}: no such folder; give the folder of the traces with --shared")
     figures: list[dict[str, object]] = []
     layers: list[dict[str, object]] = []
-    for name in arguments.trace:
+    files = sorted(file for file in folder.glob("*/*.npz") if not file.name.startswith("load_"))
+    for name in arguments.trace or [label(file) for file in files]:
         trace = read_trace(folder / f"{name}.npz")
         start = time.perf_counter()
         process = fit_process(trace, SEED)
