@@ -16,7 +16,7 @@ from jaxmoe.traces.statistics.coverage import coverage, every_pair, pairs_above
 from jaxmoe.traces.synthesis import PRESETS, sample_trace
 from jaxmoe.traces.synthesis.presets import Preset
 
-LAYERS = 6
+LAYERS = 20
 EVENTS_PER_PAIR = 16  # enough for the most frequent pairs to be the most likely ones
 ROUNDS = 14
 KNOBS = {
