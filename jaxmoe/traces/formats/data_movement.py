@@ -1,4 +1,4 @@
-"""The traces of the data-movement study (https://huggingface.co/datasets/core12345/MoE_expert_selection_trace).
+"""The traces of the data-movement study (Hugging Face dataset core12345/MoE_expert_selection_trace).
 
 One JSON file for each request, in folders `org/model/benchmark/subject/`: a list of which element 0 is the prefill
 and every other one a decode step; an element is an object of layer number -> list over tokens of lists of expert

@@ -1,4 +1,4 @@
-"""The router traces of FLAME-MoE (https://huggingface.co/datasets/CMU-FLAME/FLAME-MoE-Traces).
+"""The router traces of FLAME-MoE (Hugging Face dataset CMU-FLAME/FLAME-MoE-Traces).
 
 Parquet, one file for each iteration and layer, with the columns `indices` list<int16> and optionally `scores`
 list<float16>, a row for each token. The numbers come from the names: `layer_02` or `layer2`, and `iter_0000540`,

@@ -1,4 +1,4 @@
-"""Files of named arrays (https://huggingface.co/docs/safetensors): an 8-byte length, a JSON header, raw data."""
+"""Files of named arrays in the safetensors format: an 8-byte length, a JSON header, raw data."""
 
 import json
 import math
