@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.traces.synthesis.process import Preferences
+from jaxmoe.traces.trace import MISSING
 
 FAR = 1e9  # below every log-weight: an expert that is out of the race
 
@@ -25,19 +26,25 @@ def log_likelihood(preferences: Preferences, choices: Choices) -> Float[Array, "
 
     Group limits are left out: which groups lost is not recorded.
     """
-    picks = jax.nn.one_hot(choices.experts, preferences.popularity.shape[1])
-    chosen = picks.sum(axis=2)
-    below = jnp.pad(chosen[:, :-1], ((0, 0), (1, 0), (0, 0)))
-    before = jax.nn.one_hot(choices.before, chosen.shape[2]).sum(axis=2)
-    before = jnp.where((choices.position == 0)[:, None, None], preferences.usual, before)
+    below = jnp.pad(choices.experts[:, :-1], ((0, 0), (1, 0), (0, 0)), constant_values=MISSING)
+    opens = (choices.position == 0)[:, None, None]
     log_weights = jnp.swapaxes(preferences.background(choices.topic, choices.phase, choices.position), 0, 1)
-    log_weights += jnp.einsum("tle,lef->tlf", below, preferences.from_layer)
-    log_weights += jnp.einsum("tle,lef->tlf", before, preferences.from_token)
-    total, taken = jnp.zeros(()), jnp.zeros_like(chosen)
-    for k in range(picks.shape[2]):
-        pick = picks[:, :, k]
-        normaliser = jax.nn.logsumexp(log_weights - FAR * taken, axis=-1)
-        total += (pick * (log_weights - normaliser[..., None])).sum()
-        taken += pick
-        log_weights += jnp.einsum("tle,lef->tlf", pick, preferences.together)
-    return total / len(picks)
+    log_weights += _added(preferences.from_layer, below)
+    log_weights += jnp.where(opens, preferences.opening, _added(preferences.from_token, choices.before))
+    total, taken = jnp.zeros(()), jnp.zeros(log_weights.shape, bool)
+    for chosen in jnp.moveaxis(choices.experts, 2, 0)[..., None]:
+        normaliser = jax.nn.logsumexp(jnp.where(taken, -FAR, log_weights), axis=-1, keepdims=True)
+        log_weight = jnp.take_along_axis(log_weights, jnp.maximum(chosen, 0), axis=-1)
+        total += jnp.where(chosen != MISSING, log_weight - normaliser, 0.0).sum()
+        taken |= chosen == jnp.arange(log_weights.shape[2])
+        log_weights += _added(preferences.together, chosen)
+    return total / len(choices.topic)
+
+
+def _added(
+    table: Float[Array, "layer expert expert"], chosen: Int[Array, "token layer choice"]
+) -> Float[Array, "token layer expert"]:
+    """What choices add to the log-weights of their layer. Taking rows is several times as fast as a product."""
+    layer = jnp.arange(len(table))[:, None]
+    rows = table[layer, jnp.maximum(chosen, 0)]
+    return jnp.where((chosen != MISSING)[..., None], rows, 0.0).sum(axis=2)
