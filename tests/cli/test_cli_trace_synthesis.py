@@ -49,7 +49,8 @@ def test_fit_writes_a_process_and_how_like_it_is(run, recorded, out):
     assert (fitted.layer_ids, fitted.num_experts, fitted.top_k) == ((3, 5), 4, 2)
     assert fitted.requests.prompt.tolist() == [20] * 8
     assert (summary["command"], summary["seed"]) == ("trace fit", 3)
-    assert summary["trace"] == {"path": str(recorded), "tokens": 256, "facts": made_up().facts}
+    trace = {"path": str(recorded), "tokens": 256, "fitted_tokens": 256, "facts": made_up().facts}
+    assert summary["trace"] == trace
     shape = {"layers": 2, "num_experts": 4, "top_k": 2, "requests": 8}
     assert summary["process"].items() >= shape.items()
     assert {"versions", "device", "wall_s"} < summary.keys()

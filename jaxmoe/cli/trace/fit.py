@@ -16,7 +16,7 @@ from jaxmoe.cli.tables import print_table
 from jaxmoe.cli.trace.reading import hints_of
 from jaxmoe.plotting import plot_trace_comparison
 from jaxmoe.traces import read_trace
-from jaxmoe.traces.synthesis import fit_process, sample_trace, write_process, zipf_trace
+from jaxmoe.traces.synthesis import fit_process, fitted_part, sample_trace, write_process, zipf_trace
 from jaxmoe.traces.synthesis.fidelity import AIMS, Likeness, likeness
 
 # Far from the seeds that fitting draws with: what is shown is a trace that it has not seen.
@@ -43,8 +43,9 @@ def command(
             with clock.stage("fit"):
                 process = fit_process(trace, seed, report)
             with clock.stage("compare"):
-                drawn = sample_trace(process, trace.num_tokens, seed + SHOWN_SEED, partial(report, "draw"))
-                traces = {"recorded": trace, "synthetic": drawn, "zipf": zipf_trace(trace, seed)}
+                part = fitted_part(trace)
+                drawn = sample_trace(process, part.num_tokens, seed + SHOWN_SEED, partial(report, "draw"))
+                traces = {"recorded": part, "synthetic": drawn, "zipf": zipf_trace(part, seed)}
                 found = likeness(traces, seed, partial(report, "compare"))
         with clock.stage("draw"):
             names = [name for name in AIMS if name in found["recorded"].figures]
@@ -56,7 +57,12 @@ def command(
             "command": "trace fit",
             "seed": seed,
             **surroundings(),
-            "trace": {"path": str(file), "tokens": trace.num_tokens, "facts": trace.facts},
+            "trace": {
+                "path": str(file),
+                "tokens": trace.num_tokens,
+                "fitted_tokens": part.num_tokens,
+                "facts": trace.facts,
+            },
             "process": {
                 "layers": len(process.layer_ids),
                 "num_experts": process.num_experts,

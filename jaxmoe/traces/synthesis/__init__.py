@@ -3,6 +3,7 @@
 from jaxmoe.traces.synthesis.files import read_process as read_process
 from jaxmoe.traces.synthesis.files import write_process as write_process
 from jaxmoe.traces.synthesis.fitting import fit_process as fit_process
+from jaxmoe.traces.synthesis.fitting import fitted_part as fitted_part
 from jaxmoe.traces.synthesis.presets import PRESETS as PRESETS
 from jaxmoe.traces.synthesis.presets import preset_process as preset_process
 from jaxmoe.traces.synthesis.process import GatingProcess as GatingProcess

@@ -49,7 +49,7 @@ def fit_process(trace: GatingTrace, seed: int, report: Report = lambda *_: None)
     on to the next; so popularity, the strength of every layer's relations, and how much a choice speaks for itself
     at the next token are then corrected until drawn traces have the recorded loads, coverage and reuse.
     """
-    trace = _bounded(trace)
+    trace = _with_short_requests(fitted_part(trace))
     topic = find_topics(trace, seed)
     preferences = _most_likely(trace, topic, seed, report)
     process = GatingProcess(
@@ -67,18 +67,22 @@ def fit_process(trace: GatingTrace, seed: int, report: Report = lambda *_: None)
     return _corrected(process, trace, seed, report)
 
 
-def _bounded(trace: GatingTrace) -> GatingTrace:
-    """The trace with long requests cut, and of a long trace a part."""
-    length = np.diff(trace.seq_start, append=trace.num_tokens)
-    pieces = [np.arange(0, n, LONGEST_REQUEST) for n in length]
-    starts = np.concatenate([start + piece for start, piece in zip(trace.seq_start, pieces, strict=True)])
-    names = trace.seq_name and tuple(name for name, piece in zip(trace.seq_name, pieces, strict=True) for _ in piece)
-    trace = replace(trace, seq_start=starts, seq_name=names)
+def fitted_part(trace: GatingTrace) -> GatingTrace:
+    """What is fitted of a trace: all of it, or of a long one, requests spread over all of it."""
     if trace.num_tokens <= MOST_TOKENS:
         return trace
-    every = -(-trace.num_tokens // MOST_TOKENS)
-    request = np.searchsorted(starts, np.arange(trace.num_tokens), side="right") - 1
-    return trace.select_tokens(np.flatnonzero(request % every == 0))
+    trace = _with_short_requests(trace)
+    request = np.searchsorted(trace.seq_start, np.arange(trace.num_tokens), side="right") - 1
+    return trace.select_tokens(np.flatnonzero(request % -(-trace.num_tokens // MOST_TOKENS) == 0))
+
+
+def _with_short_requests(trace: GatingTrace) -> GatingTrace:
+    """The trace with long requests cut."""
+    length = np.diff(trace.seq_start, append=trace.num_tokens)
+    pieces = -(-length // LONGEST_REQUEST)
+    number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # of a piece in its request
+    names = trace.seq_name and tuple(np.repeat(trace.seq_name, pieces).tolist())
+    return replace(trace, seq_start=np.repeat(trace.seq_start, pieces) + number * LONGEST_REQUEST, seq_name=names)
 
 
 def _requests(trace: GatingTrace, topic: np.ndarray) -> Requests:

@@ -192,3 +192,13 @@ def test_requests_that_begin_alike_are_drawn_so():
     for position in range(4):
         chosen = np.sort(drawn.experts[drawn.seq_start + position], axis=-1)
         assert (chosen == [position, 5]).all(axis=-1).mean() > 0.6  # by chance 1 / 15
+
+
+def test_of_a_long_trace_requests_from_all_over_it_are_fitted(monkeypatch):
+    monkeypatch.setattr(fitting, "MOST_TOKENS", 100)
+    experts = np.arange(400, dtype=np.int16)[:, None, None]
+    trace = GatingTrace(experts, 400, np.arange(1), np.arange(0, 400, 10), None, {})
+    part = fitting.fitted_part(trace)
+    assert part.experts[part.seq_start, 0, 0].tolist() == list(range(0, 400, 40))
+    assert part.num_tokens == 100
+    assert fitting.fitted_part(part) is part
