@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxmoe.traces.chunks import take
 from jaxmoe.traces.trace import GatingTrace, TraceError
 
 
@@ -49,7 +50,8 @@ def sample_batches(trace: GatingTrace, tokens: int, batches: int, seed: int, con
         picked = starts[:, None] + np.arange(tokens)
     else:
         picked = np.stack([rng.choice(trace.num_tokens, tokens, replace=False) for _ in range(batches)])
-    experts = np.moveaxis(trace.experts[picked], 2, 0).astype(np.int32)  # [layer, batch, token, top_k]
+    drawn = take(trace.experts, picked.ravel()).reshape(*picked.shape, *trace.experts.shape[1:])
+    experts = np.moveaxis(drawn, 2, 0).astype(np.int32)  # [layer, batch, token, top_k]
     return Batch(
         experts=jnp.asarray(experts),
         gather_slot=jnp.asarray(rng.integers(trace.top_k, size=experts.shape[:3]), jnp.int32),

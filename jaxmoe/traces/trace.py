@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxmoe.traces.chunks import chunks, release
+from jaxmoe.traces.chunks import chunks, release, take
 
 MAX_EXPERTS = 2**15  # ids are int16
 CHECKED_BYTES = 2**22  # at a time: what stays in the cache
@@ -154,7 +154,7 @@ class GatingTrace:
         # A sequence of which nothing is kept starts where the next one does, or after the last token.
         kept = np.flatnonzero(np.diff(starts, append=len(tokens)) > 0)
         parts: dict[str, Any] = {name: getattr(self, name) for name in PER_TOKEN}
-        parts = {name: None if array is None else array[tokens] for name, array in parts.items()}
+        parts = {name: None if array is None else take(array, tokens) for name, array in parts.items()}
         names = None if self.seq_name is None else tuple(self.seq_name[i] for i in kept)
         return replace(self, seq_start=starts[kept], seq_name=names, **parts)
 
@@ -165,6 +165,8 @@ class GatingTrace:
         if missing:
             raise TraceError(f"layers {missing} are not in the trace, which has {sorted(rows)}")
         order = [rows[layer] for layer in layer_ids]
+        if order == list(range(len(self.layer_ids))):
+            return self  # a copy of a large trace might not fit in memory
         return replace(
             self,
             experts=self.experts[:, order],

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Int32
 
-from jaxmoe.traces.chunks import release
+from jaxmoe.traces.chunks import take
 from jaxmoe.traces.statistics.counting import CHUNK_TOKENS
 from jaxmoe.traces.statistics.groups import group_loads
 from jaxmoe.traces.trace import GatingTrace, TraceError
@@ -29,8 +29,7 @@ def drawn_loads(
     group = (np.arange(at_once)[:, None] * len(sizes) + added).ravel().astype(np.int32)
     for start in range(0, batches, at_once):
         picked = np.concatenate([_draw(rng, trace.num_tokens, most) for _ in range(at_once)])
-        experts = trace.experts[picked]
-        release(trace.experts)
+        experts = take(trace.experts, picked)
         loads = group_loads(experts, group, groups=at_once * len(sizes), num_experts=trace.num_experts)
         by_size = np.asarray(loads).reshape(at_once, len(sizes), *loads.shape[1:])
         yield np.cumsum(by_size, axis=1, dtype=np.int32)[: batches - start]
