@@ -39,14 +39,14 @@ def draw_tuning(folder: OutputFolder, inputs: Inputs, comparison: Comparison, re
     others = {name: comparison.speedup(name) for name in comparison.scores if name != TUNED}
     title = f"{inputs.scenario.name}: speed-up of the tuned plan"
     plot_speedups(folder.target("speedups.png"), inputs.layer_ids, others, title)
-    if result.descent.step:
+    history = {stage: _mean_history(history) for stage, history in result.history.items() if history.step}
+    if history:
         plot_convergence(
             folder.target("convergence.png"),
-            *_mean_history(result.descent),
+            history,
             stages={name: float(s.mean()) for name, s in result.stages.items() if name != "relaxed"},
             bound=float(result.bound.mean()),
             title=f"{inputs.scenario.name}: tuning, mean over {len(inputs.layer_ids)} layers",
-            refinement=_mean_history(result.refinement) if result.refinement.step else None,
         )
 
 

@@ -105,7 +105,7 @@ def _tuning_report(result: TuneResult, comparison: Comparison) -> dict[str, Any]
         "stopped": result.stopped,
         "seed": result.seed,
         "wall_s": result.seconds,
-        "history": {"descent": _history(result.descent), "refinement": _history(result.refinement)},
+        "history": {stage: _history(history) for stage, history in result.history.items()},
     }
 
 

@@ -1,4 +1,4 @@
-"""How a tuner came to its plan: descent, rounding, repair, refinement, and the bound below them all."""
+"""How an optimiser came to its plan: what it minimised step by step, and what its plan took after each stage."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,49 +14,33 @@ _STAGE_COLOURS = ("#D55E00", "#CC79A7", "#009E73", "#56B4E9", "#E69F00")
 
 def plot_convergence(
     path: Path,
-    step: np.ndarray,
-    relaxed: np.ndarray,
+    history: Mapping[str, tuple[np.ndarray, np.ndarray]],
     stages: Mapping[str, float],
     bound: float,
     title: str,
-    refinement: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> None:
-    """Seconds by step of the descent, then, where given, of the best plan by step of the refinement.
+    """Seconds by step, one panel for each stage of `history` (step, best value so far or of late).
 
-    `relaxed` [step] is the relaxed value; `stages` are exact values after each stage (rounded, repaired, ...)
-    and `bound` a lower bound, drawn as horizontal lines with their values in the legend. `refinement` is
-    (step, exact value of the best plan so far).
+    `stages` are exact values after each stage (rounded, repaired, ...) and `bound` a lower bound, drawn as
+    horizontal lines with their values in the legend.
     """
-    style.check_not_empty("step", step)
-    style.check_lengths("relaxed", relaxed, "step", step)
-    if refinement is not None:
-        style.check_lengths("refinement values", refinement[1], "refinement steps", refinement[0])
-    refines = refinement is not None and len(refinement[0]) > 0
-    factor, unit = style.time_unit(max([float(np.max(relaxed)), *stages.values()]))
-    figure = style.new_figure(10.0 if refines else 7.5, 4.8, title)
-    panels = list(figure.subplots(1, 2 if refines else 1, sharey=True, squeeze=False)[0])
-    panels[0].plot(step, np.asarray(relaxed) * factor, color="#0072B2", linewidth=1.8, label="relaxed value")
-    style.dress(panels[0], "step of the descent", f"time of the layer [{unit}]")
-    if refines and refinement is not None:
-        _draw_refinement(panels[1], refinement, factor)
-    for axes in panels:
+    style.check_not_empty("history", list(history))
+    for stage, (step, seconds) in history.items():
+        style.check_not_empty(f"steps of {stage}", step)
+        style.check_lengths(f"values of {stage}", seconds, f"steps of {stage}", step)
+    factor, unit = style.time_unit(
+        max([*(float(np.max(seconds)) for _, seconds in history.values()), *stages.values()])
+    )
+    figure = style.new_figure(5.0 + 2.5 * len(history), 4.8, title)
+    panels = list(figure.subplots(1, len(history), sharey=True, squeeze=False)[0])
+    for axes, (stage, (step, seconds)), label in zip(
+        panels, history.items(), [f"time of the layer [{unit}]", *[""] * len(history)], strict=False
+    ):
+        axes.plot(step, np.asarray(seconds) * factor, color=style.INK, linewidth=1.8, label="minimised value")
+        style.dress(axes, f"step of the {stage}", label)
         _draw_levels(axes, stages, bound, factor, unit)
     style.legend_below(figure, panels, columns=3)
     style.save(figure, path)
-
-
-def _draw_refinement(axes: Axes, refinement: tuple[np.ndarray, np.ndarray], factor: float) -> None:
-    values = np.asarray(refinement[1]) * factor
-    # The best so far holds until a better one is found, so it is a staircase.
-    axes.step(
-        refinement[0],
-        values,
-        where="post",
-        color=style.INK,
-        linewidth=1.8,
-        label="best plan, exact value",
-    )
-    style.dress(axes, "step of the refinement", "")
 
 
 def _draw_levels(axes: Axes, stages: Mapping[str, float], bound: float, factor: float, unit: str) -> None:

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, Key
 from jaxmoe.latency import LayerModel
 from jaxmoe.network.prefix import prefix_sums
 from jaxmoe.traces import Batch
-from jaxmoe.tune.problem import objective
+from jaxmoe.tune.problem import PlacementProblem, objective
 
 SEGMENT = 100  # moves between two looks at the clock; static, so that more moves compile nothing new
 SMALLEST_SHARE = 5e-3  # a smaller part is not worth a message to its host
@@ -29,6 +29,12 @@ class Search(NamedTuple):
     frequency: Float[Array, "layer expert"]
     room: Float[Array, " node"]
     p95_weight: Float[Array, ""]
+
+
+def search_of(problem: PlacementProblem) -> Search:
+    """What the chains of a problem need to know."""
+    numbers = (problem.frequency, problem.room, problem.p95_weight)
+    return Search(problem.model, *(jnp.asarray(number, jnp.float32) for number in numbers))
 
 
 class Pick(NamedTuple):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -16,7 +17,8 @@ class PlacementProblem:
     """Place the experts of every layer of `trace` on the machine of `model`.
 
     Time of a layer is the mean over batches of `batch_tokens` tokens drawn from the trace, mixed with the
-    95th percentile by `p95_weight`. A node's memory is divided evenly among the layers.
+    95th percentile by `p95_weight`. A node's memory is divided evenly among the layers. Where `batches` are given,
+    leaves [layer, batch, ...], these alone count, in place of the drawn ones.
     """
 
     model: LayerModel
@@ -24,6 +26,7 @@ class PlacementProblem:
     batch_tokens: int
     consecutive: bool = False
     p95_weight: float = 0.0
+    batches: Batch | None = None
 
     def __post_init__(self) -> None:
         room, needed = self.room.sum(), self.trace.num_experts
@@ -51,13 +54,17 @@ class PlacementProblem:
 
         Experts that the trace never chose count as chosen a tenth of a time: they need a place too.
         """
-        layers, experts = len(self.trace.layer_ids), self.trace.num_experts
-        count = np.stack([np.bincount(self.trace.experts[:, i].ravel(), minlength=experts) for i in range(layers)])
+        experts = self.trace.num_experts
+        chosen = np.moveaxis(self.trace.experts, 1, 0) if self.batches is None else np.asarray(self.batches.experts)
+        count = np.stack([np.bincount(layer.ravel(), minlength=experts) for layer in chosen])
         smoothed = np.maximum(count, 0.1)
         return smoothed / smoothed.sum(axis=1, keepdims=True)
 
     def draw(self, batches: int, seed: int) -> Batch:
-        """Fresh batches, leaves [layer, batch, ...]."""
+        """So many fresh batches, leaves [layer, batch, ...]; given ones come round and round."""
+        if self.batches is not None:
+            order = np.arange(batches) % self.batches.weight.shape[1]
+            return jax.tree.map(lambda leaf: leaf[:, order], self.batches)
         return sample_batches(self.trace, self.batch_tokens, batches, seed, self.consecutive)
 
 

@@ -1,4 +1,4 @@
-"""What every optimiser hands over."""
+"""What every optimiser is told and hands over."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,6 +7,10 @@ import numpy as np
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage, the steps done and the steps in all."""
+
+
+def silent(stage: str, done: int, of: int) -> None:
+    """Report progress to nobody."""
 
 
 @dataclass
@@ -23,19 +27,29 @@ class History:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """A legal plan, what it takes, and how it came about.
+    """A legal plan, what it takes, and how it came about: the same of every optimiser.
 
-    `stages` holds the objective after each step of the way, s [layer]: `relaxed` (of the relaxed model),
-    `rounded`, `rebalanced`, `refined`, `final` (all exact, on the same batches, unseen by the descent).
-    `final` is `refined` except in layers that tensor parallelism with a ring serves faster.
+    `stages` holds the objective after each step of the way, s [layer], all on the same batches, unseen by the
+    search. The last two are `searched`, of the plan that the search ended with, and `final`, which is less in layers
+    that tensor parallelism with a ring serves faster. Those before are an optimiser's own. All are exact but
+    `relaxed`, of the relaxed model.
     """
 
     share: np.ndarray  # [layer, expert, node]
     gathered: np.ndarray  # [layer, expert, node]: the best plan that gathers in every layer
     stages: dict[str, np.ndarray]
     bound: np.ndarray  # s [layer]: no placement that gathers does better
-    descent: History
-    refinement: History
+    history: dict[str, History]  # of every stage that has steps
     seed: int
     seconds: dict[str, float]  # wall time of every stage
     stopped: str | None  # why it ended early, or None
+
+    @property
+    def cost(self) -> np.ndarray:
+        """Exact objective of the plan, s [layer]."""
+        return self.stages["final"]
+
+    @property
+    def wall_s(self) -> float:
+        """Wall time of all stages, s."""
+        return sum(self.seconds.values())

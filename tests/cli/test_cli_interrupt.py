@@ -21,10 +21,9 @@ def stopped_tuner(monkeypatch):
             progress("descent", 1, 10)
             times = np.full(2, 2e-5)
             share = np.broadcast_to(np.eye(4, dtype=np.float32), (2, 4, 4)).copy()
-            stages = dict.fromkeys(("relaxed", "rounded", "rebalanced", "refined", "final"), times)
-            return TuneResult(
-                share, share, stages, times / 2, History([1], [times]), History(), 0, {"descent": 0.1}, reason
-            )
+            stages = dict.fromkeys(("relaxed", "rounded", "rebalanced", "searched", "final"), times)
+            history = {"descent": History([1], [times]), "refinement": History()}
+            return TuneResult(share, share, stages, times / 2, history, 0, {"descent": 0.1}, reason)
 
         monkeypatch.setattr(tune, "tune", tuner)
 

@@ -166,7 +166,7 @@ def test_tune_writes_a_plan_that_evaluate_judges_alike(run, scenario, out, tmp_p
     assert plan.layer_ids == (3, 5)
     assert plan.meta.keys() >= {"model", "scenario", "seed", "version", "trace", "stages_s"}
     tuning = summary["tuning"]
-    assert tuning["stages"].keys() == {"relaxed_s", "rounded_s", "rebalanced_s", "refined_s", "final_s"}
+    assert tuning["stages"].keys() == {"relaxed_s", "rounded_s", "rebalanced_s", "searched_s", "final_s"}
     assert tuning["stopped"] is None
     assert tuning["gap"] >= -1e-6
     assert len(tuning["history"]["descent"]["step"]) == len(tuning["history"]["descent"]["mean_s"])

@@ -34,7 +34,11 @@ def series(layers, names):
 
 
 NINE = ["TP", "EP", "hybrid", "published", "greedy", "tuned", "entwined ring", "random", "annealed"]
-STAGES = {"rounded": 3e-5, "repaired": 2.5e-5, "refined": 2e-5}
+HISTORY = {
+    "descent": (np.arange(20), np.full(20, 2e-5)),
+    "refinement": (np.arange(5), np.linspace(3, 2, 5) / 1e5),
+}
+STAGES = {"rounded": 3e-5, "repaired": 2.5e-5, "searched": 2e-5}
 FIVE_NODES, SIX_LINKS = MeshPanel("a", np.ones(5), np.ones(8)), MeshPanel("a", np.ones(4), np.ones(6))
 DRAWINGS = {
     "one mesh": lambda path: plot_mesh_loads(path, (2, 2), [panel((2, 2))], "mesh"),
@@ -47,10 +51,8 @@ DRAWINGS = {
     "many layers": lambda path: plot_layer_latency(path, np.arange(110), series(110, NINE), "many layers"),
     "speed-ups": lambda path: plot_speedups(path, range(8), {"EP": rng.uniform(0.8, 2, 8)}, "speed-ups"),
     "breakdown": lambda path: plot_breakdown(path, dict.fromkeys(NINE, (1e-5, np.ones(3) * 2e-5, 0)), "breakdown"),
-    "convergence": lambda path: plot_convergence(
-        path, np.arange(20), np.full(20, 2e-5), STAGES, 1e-5, "both", (np.arange(5), np.linspace(3, 2, 5) / 1e5)
-    ),
-    "descent alone": lambda path: plot_convergence(path, np.arange(20), np.full(20, 2e-5), STAGES, 1e-5, "descent"),
+    "convergence": lambda path: plot_convergence(path, HISTORY, STAGES, 1e-5, "both"),
+    "descent alone": lambda path: plot_convergence(path, {"descent": HISTORY["descent"]}, STAGES, 1e-5, "descent"),
     "scatter": lambda path: plot_model_vs_simulation(
         path, np.logspace(-6, -3, 9), np.logspace(-6, -3, 9) * 1.05, [*"aaabbbccc"], "scatter", "R2 = 0.999"
     ),
@@ -104,10 +106,10 @@ def test_a_failed_drawing_keeps_the_old_file_and_leaves_no_other(tmp_path, monke
         (lambda p: plot_layer_latency(p, [1, 2], {"EP": np.ones(3)}, ""), "EP has 3 values but layer_ids has 2"),
         (lambda p: plot_speedups(p, [1, 2], {"EP": np.ones(1)}, ""), "EP has 1 values but layer_ids has 2"),
         (lambda p: plot_breakdown(p, {"EP": (1.0, 2.0)}, ""), "EP has 2 parts, expected 3"),
-        (lambda p: plot_convergence(p, np.arange(3), np.ones(4), {}, 1.0, ""), "relaxed has 4 values but step has 3"),
+        (lambda p: plot_convergence(p, {}, {}, 1.0, ""), "history is empty"),
         (
-            lambda p: plot_convergence(p, np.arange(3), np.ones(3), {}, 1.0, "", (np.arange(2), np.ones(5))),
-            "refinement values has 5 values but refinement steps has 2",
+            lambda p: plot_convergence(p, {"descent": (np.arange(3), np.ones(4))}, {}, 1.0, ""),
+            "values of descent has 4 values but steps of descent has 3",
         ),
         (lambda p: plot_model_vs_simulation(p, np.ones(2), np.ones(3), ["a"] * 2, ""), "has 2 .* predicted_s has 3"),
         (lambda p: plot_model_vs_simulation(p, np.ones(2), np.ones(2), ["a"], ""), "groups has 1 .* simulated_s has 2"),
