@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from jaxmoe.des.description import LayerDescription
 from jaxmoe.des.engine import Run, simulate
@@ -52,9 +52,17 @@ class RecordedLayer:
     stage: list[str]
 
 
-def replay_layer(layer: LayerDescription, share: Float[np.ndarray, "expert node"], batch: Batch) -> LayerReplay:
-    """Simulate `batch` (leaves without leading axes, every weight 1) under the placement `share`."""
-    plan = plan_tokens(layer, share, batch)
+def replay_layer(
+    layer: LayerDescription,
+    share: Float[np.ndarray, "expert node"],
+    batch: Batch,
+    served: Int[np.ndarray, "token top_k"] | None = None,
+) -> LayerReplay:
+    """Simulate `batch` (leaves without leading axes, every weight 1) under the placement `share`.
+
+    `served` is what a runtime policy decided: the node that computes a choice alone; -1, as placed.
+    """
+    plan = plan_tokens(layer, share, batch, served)
     dispatch, combine = _sends(layer, plan)
     dispatch_alone, combine_alone = _stage(layer, dispatch, mirrored=True), _stage(layer, combine, mirrored=False)
     whole = _layer(layer, dispatch, node_seconds(layer, plan), combine, barriers=True)
@@ -86,10 +94,11 @@ def replay_plan(
     shares: Float[np.ndarray, "layer expert node"],
     batches: Batch,
     progress: Callable[[int, int], None] | None = None,
+    served: Int[np.ndarray, "layer batch token top_k"] | None = None,
 ) -> list[list[LayerReplay]]:
     """Replay every batch (leaves [layer, batch, token, ...]) of every layer: results [layer][batch].
 
-    `progress` is called after each replay with the number done and the number in all.
+    `served` is as in `replay_layer`. `progress` is called after each replay with the number done and the number in all.
     """
     leaves = jax.tree.map(np.asarray, batches)
     layers, count = leaves.experts.shape[:2]
@@ -98,7 +107,8 @@ def replay_plan(
     replays: list[list[LayerReplay]] = [[] for _ in range(layers)]
     for done, (row, column) in enumerate(np.ndindex(layers, count), start=1):
         batch = jax.tree.map(lambda leaf, at=(row, column): leaf[at], leaves)
-        replays[row].append(replay_layer(layer, shares[row], batch))
+        decided = None if served is None else served[row, column]
+        replays[row].append(replay_layer(layer, shares[row], batch, decided))
         if progress is not None:
             progress(done, layers * count)
     return replays

@@ -22,13 +22,24 @@ class TokenPlan:
     bytes_moved: Float[np.ndarray, " node"]
 
 
-def plan_tokens(layer: LayerDescription, share: Float[np.ndarray, "expert node"], batch: Batch) -> TokenPlan:
-    """Apply the placement `share` to a batch of one layer."""
+def plan_tokens(
+    layer: LayerDescription,
+    share: Float[np.ndarray, "expert node"],
+    batch: Batch,
+    served: Int[np.ndarray, "token top_k"] | None = None,
+) -> TokenPlan:
+    """Apply the placement `share` to a batch of one layer, and what a policy decided for it.
+
+    `served` names the node that computes a choice alone, from a whole copy of the expert; -1: as placed.
+    """
     experts, slot = np.asarray(batch.experts), np.asarray(batch.gather_slot)
+    served = np.full_like(experts, -1) if served is None else served
     _check(layer, share, batch, experts)
+    _check_served(layer, experts, served)
     share = share.astype(np.float64)
     chosen = (experts >= 0)[..., None]
-    part = share[experts] * chosen if layer.mode == "sharded" else _served(share, batch) * chosen
+    part = share[experts] * chosen if layer.mode == "sharded" else _drawn(share, batch) * chosen
+    part = np.where(served[..., None] < 0, part, served[..., None] == np.arange(layer.num_nodes))
     hosts = part > 0  # [token, top_k, node]
     visited = hosts.sum(axis=1) > 0
     if layer.gather == "lowest_host":
@@ -36,8 +47,10 @@ def plan_tokens(layer: LayerDescription, share: Float[np.ndarray, "expert node"]
     else:
         hops_in_all = visited @ layer.fabric.hops
         gather = np.where(visited, hops_in_all, np.inf).argmin(axis=1)
-    used = share[np.unique(experts[experts >= 0])]
+    used = share[np.unique(experts[(experts >= 0) & (served < 0)])]
     held = (used if layer.mode == "sharded" else used > 0).sum(axis=0)
+    copies = np.unique(np.stack([experts[served >= 0], served[served >= 0]]), axis=1)[1]
+    held = held + np.bincount(copies, minlength=layer.num_nodes)
     # Weights of the experts that any token uses are read; a token's vector is read in and written out.
     moved = held * layer.expert_bytes + 2 * layer.message_bytes * visited.sum(axis=0)
     return TokenPlan(visited, gather, work=part.sum(axis=(0, 1)), bytes_moved=moved)
@@ -51,7 +64,7 @@ def node_seconds(layer: LayerDescription, plan: TokenPlan) -> Float[np.ndarray, 
     return np.maximum(seconds, plan.bytes_moved / layer.memory_bandwidth)
 
 
-def _served(share: Float[np.ndarray, "expert node"], batch: Batch) -> Float[np.ndarray, "token top_k node"]:
+def _drawn(share: Float[np.ndarray, "expert node"], batch: Batch) -> Float[np.ndarray, "token top_k node"]:
     """1 at the host whose slice [lower, upper) of the cumulated shares, scaled to 1, holds the token's draw."""
     upper = np.cumsum(share, axis=1)
     upper = upper / upper[:, -1:]
@@ -72,3 +85,14 @@ def _check(
     named = np.take_along_axis(experts, np.asarray(batch.gather_slot)[:, None], axis=1)[:, 0]
     if layer.gather == "lowest_host" and ((named < 0) & (experts >= 0).any(axis=1)).any():
         raise ValueError("the gather slot of a token names no expert, so the token has no gather node")
+
+
+def _check_served(layer: LayerDescription, experts: Int[np.ndarray, "token k"], served: Int[np.ndarray, "..."]) -> None:
+    if served.shape != experts.shape:
+        raise ValueError(f"served has shape {served.shape}, expected one node for each choice, {experts.shape}")
+    if served.min(initial=-1) < -1 or served.max(initial=-1) >= layer.num_nodes:
+        raise ValueError(f"served nodes span {served.min()}..{served.max()}, expected -1..{layer.num_nodes - 1}")
+    if (served[experts < 0] >= 0).any():
+        raise ValueError("served names a node for a choice that names no expert; expected -1 there")
+    if layer.mode != "sharded" and (served >= 0).any():
+        raise ValueError(f"served names nodes in a {layer.mode} placement; a policy decides on sharded ones alone")

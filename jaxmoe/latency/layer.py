@@ -63,11 +63,22 @@ class LayerModel(eqx.Module):
 
         `exchange` defaults to the model's own, `reduction` to the hard maximum, `support` to share > 0.
         """
+        support = HardSupport() if support is None else support
+        visits = sharded_visits if self.mode == "sharded" else replicated_visits
+        read = self.experts_read(share, batch, support)
+        return self.of_visits(visits(share, batch, support), read, exchange, reduction)
+
+    def of_visits(
+        self,
+        visits: Visits,
+        experts_read: Float[Array, " node"],
+        exchange: AbstractExchange | None = None,
+        reduction: AbstractReduction | None = None,
+    ) -> LayerLatency:
+        """Latency where it is known which nodes tokens visit, and how many experts' weights every node reads."""
         exchange = self.exchange if exchange is None else exchange
         reduction = HardMax() if reduction is None else reduction
-        support = HardSupport() if support is None else support
-        visits = self._visits(share, batch, support)
-        node_time = self._node_times(share, batch, visits, support)
+        node_time = self._node_times(visits, experts_read)
         dispatch, combine = self._stages(exchange, visits)
         return LayerLatency(
             compute=reduction(node_time),
@@ -78,19 +89,21 @@ class LayerModel(eqx.Module):
             combine_link_time=combine.link_time,
         )
 
-    def _visits(self, share, batch: Batch, support: AbstractSupport) -> Visits:
-        visits = sharded_visits if self.mode == "sharded" else replicated_visits
-        return visits(share, batch, support)
+    def experts_read(
+        self, share: Float[Array, "expert node"], batch: Batch, support: AbstractSupport
+    ) -> Float[Array, " node"]:
+        """Weights that every node reads from memory, in experts: what it holds of those that any token uses."""
+        used = jnp.minimum((batch.weight[:, None] * batch.choices(share.shape[0])).sum(axis=0), 1)
+        held = share if self.mode == "sharded" else support.presence(support.amount(share))
+        return used @ held
 
     def _stages(self, exchange: AbstractExchange, visits: Visits) -> tuple[StageTime, StageTime]:
         topology, size = self.platform.topology, self.message_bytes
         flows = exchange(topology, visits)
         return self.time_model.of_mirrored(topology, flows, size), self.time_model.of_flows(topology, flows, size)
 
-    def _node_times(self, share, batch: Batch, visits: Visits, support: AbstractSupport) -> Float[Array, " node"]:
-        used = jnp.minimum((batch.weight[:, None] * batch.choices(share.shape[0])).sum(axis=0), 1)
-        held = share if self.mode == "sharded" else support.presence(support.amount(share))
+    def _node_times(self, visits: Visits, experts_read: Float[Array, " node"]) -> Float[Array, " node"]:
         copies = (visits.weight[:, None] * visits.visited).sum(axis=0)
         activations = 2 * copies * self.message_bytes  # read in, written out
-        moved = (used @ held) * self.expert_bytes + activations
+        moved = experts_read * self.expert_bytes + activations
         return expert_node_times(self.platform.die, visits.work, self.flops_per_token_expert, moved)

@@ -18,6 +18,16 @@ class GroupedQueryAttention:
         """Weights of the query, key, value and output projections."""
         return 2 * (self.heads + self.kv_heads) * self.head_size * hidden_size
 
+    @property
+    def cache_elements(self) -> int:
+        """What is kept of a token of context: its keys and values."""
+        return 2 * self.kv_heads * self.head_size
+
+    @property
+    def context_products(self) -> int:
+        """Multiplications of one token with one of its context: scores, then the weighted sum of values."""
+        return 2 * self.heads * self.head_size
+
 
 @dataclass(frozen=True)
 class LatentAttention:
@@ -41,6 +51,20 @@ class LatentAttention:
         down = hidden_size * (self.kv_rank + self.rope_size)
         up = self.kv_rank * self.heads * (self.nope_size + self.value_size)
         return query + down + up + self.heads * self.value_size * hidden_size
+
+    @property
+    def cache_elements(self) -> int:
+        """What is kept of a token of context: its short vector and the common part of its keys."""
+        return self.kv_rank + self.rope_size
+
+    @property
+    def context_products(self) -> int:
+        """Multiplications of one token with one of its context.
+
+        Heads work on the short vectors themselves, the projections up being absorbed into those of queries and
+        output: scores over both parts, then the weighted sum of short vectors.
+        """
+        return self.heads * (2 * self.kv_rank + self.rope_size)
 
 
 Attention = GroupedQueryAttention | LatentAttention

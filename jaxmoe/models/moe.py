@@ -88,11 +88,19 @@ class MoEModel:
         attention = self.num_layers * self.attention_parameters
         return len(self.moe_layer_ids) * moe + self._dense_layers() + attention + self.embedding_parameters
 
-    def _dense_layers(self) -> int:
-        count = self.num_layers - len(self.moe_layer_ids)
-        if count and self.dense_size is None:
+    @property
+    def num_dense_layers(self) -> int:
+        return self.num_layers - len(self.moe_layer_ids)
+
+    @property
+    def dense_ffn_parameters(self) -> int:
+        """Weights of the FFN of one dense layer, 0 without such layers. Raises `ModelError` where not given."""
+        if self.num_dense_layers and self.dense_size is None:
             raise self._lacks("dense_size")
-        return count * self._ffn(self.dense_size or 0)
+        return self._ffn(self.dense_size or 0)
+
+    def _dense_layers(self) -> int:
+        return self.num_dense_layers * self.dense_ffn_parameters
 
     def _ffn(self, size: int) -> int:
         return 3 * self.hidden_size * size

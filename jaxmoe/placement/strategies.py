@@ -7,7 +7,7 @@ load, and the hybrid of both. None of them looks at memory; `check_fits` does.
 import heapq
 
 import numpy as np
-from jaxtyping import Float32, Real
+from jaxtyping import Float, Float32, Int, Real
 
 from jaxmoe.hardware.mesh import blocks
 from jaxmoe.placement.placement import PlanError
@@ -53,6 +53,24 @@ def hybrid(frequency: Frequency, shape: tuple[int, int], regions: int) -> Shares
     member = blocks(shape, regions) == np.arange(regions)[:, None]  # [region, node]
     even = (member / member.sum(axis=1, keepdims=True)).astype(np.float32)
     return even[_balanced(frequency, regions)]
+
+
+def filled_in_order(
+    frequency: Float[np.ndarray, " expert"],
+    node_part: Float[np.ndarray, " node"],
+    experts: Int[np.ndarray, " expert"],
+    nodes: Int[np.ndarray, " node"],
+) -> Float[np.ndarray, "expert node"]:
+    """The experts, one after the other in the order given, fill the nodes in theirs: the north-west corner rule.
+
+    Both inputs sum to 1; every node has exactly its part of the work, and at most E + N - 1 shares are not 0.
+    """
+    work, room = np.cumsum(frequency[experts]), np.cumsum(node_part[nodes])
+    ends = np.minimum(work[:, None], room)
+    starts = np.maximum((work - frequency[experts])[:, None], room - node_part[nodes])
+    overlap = np.empty((len(experts), len(nodes)))
+    overlap[np.ix_(experts, nodes)] = np.maximum(ends - starts, 0)
+    return overlap / overlap.sum(axis=1, keepdims=True)
 
 
 def _balanced(frequency: Frequency, bins: int) -> np.ndarray:

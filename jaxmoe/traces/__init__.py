@@ -2,6 +2,7 @@
 
 from jaxmoe.traces.batches import Batch as Batch
 from jaxmoe.traces.batches import merge_tokens as merge_tokens
+from jaxmoe.traces.batches import over_batches as over_batches
 from jaxmoe.traces.batches import sample_batches as sample_batches
 from jaxmoe.traces.files import Recording as Recording
 from jaxmoe.traces.files import read_any as read_any

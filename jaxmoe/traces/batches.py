@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -32,6 +33,14 @@ class Batch(eqx.Module):
     def choices(self, num_experts: int) -> Float[Array, "*lead token expert"]:
         """How often each token chose each expert: 0 or 1."""
         return jax.nn.one_hot(self.experts, num_experts, dtype=self.weight.dtype).sum(axis=-2)
+
+
+def over_batches(function: Callable[[Batch], Array], batches: Batch) -> Array:
+    """`vmap` of a function of one batch over the batches of a layer, [batch, ...]: drawn ones or merged ones."""
+    if batches.experts.ndim > batches.weight.ndim:
+        return jax.vmap(function)(batches)
+    # Merged: all batches share their rows.
+    return jax.vmap(lambda weight: function(eqx.tree_at(lambda batch: batch.weight, batches, weight)))(batches.weight)
 
 
 def sample_batches(trace: GatingTrace, tokens: int, batches: int, seed: int, consecutive: bool = False) -> Batch:

@@ -145,6 +145,58 @@ def test_a_token_without_experts_costs_nothing():
     assert result.total_s == result.compute_s == 1.5
 
 
+# Expert 0 is whole everywhere: token 0 is served where it is for expert 1, token 1 at one of the hosts of expert 2.
+SERVED = np.array([[1, -1], [-1, 2], [-1, -1]])
+
+
+def test_what_a_policy_decided_by_hand():
+    # Token 0 visits 1 alone. Token 1 visits 2 and 3 and gathers at 2, the lowest host of its expert 2.
+    result = replay_layer(LAYER, SHARE, BATCH, SERVED)
+    assert result.combine_link_busy.tolist() == on_links(link7=4)
+    assert result.dispatch_link_busy.tolist() == on_links(link5=4)
+    # Work: node 1 all of expert 1 twice and of 0 once; node 2 a quarter and a whole; node 3 three quarters.
+    assert result.node_busy.tolist() == [0, 4.5, 1.875, 2.25]
+    assert result.total_s == 4.25 + 4.5 + 4.25
+    # Weights 100 * [0, 1 + 1, 0.25 + 1, 0.75], and 8 B in and out for each of [0, 2, 1, 1] visits, at 10 B/s.
+    slow = replay_layer(replace(LAYER, memory_bandwidth=np.full(4, 10.0)), SHARE, BATCH, SERVED)
+    np.testing.assert_allclose(slow.node_busy, [0, 23.2, 14.1, 9.1])
+    # A copy that serves two tokens is read once; one that serves at two nodes, at both.
+    again = make_batch([[0, 1], [0, 1], [0, -1]], [0, 0, 0], np.zeros((3, 2)))
+    twice = replay_layer(
+        replace(LAYER, memory_bandwidth=np.full(4, 10.0)), SHARE, again, np.array([[1, -1], [1, -1], [3, -1]])
+    )
+    np.testing.assert_allclose(twice.node_busy, [0, (200 + 32) / 10, 0, (100 + 16) / 10])
+
+
+def test_a_token_gathers_where_its_gather_slot_is_served():
+    batch = replace(BATCH, gather_slot=jnp.array([0, 1, 0]))
+    result = replay_layer(LAYER, SHARE, batch, np.array([[1, -1], [-1, 3], [-1, -1]]))
+    assert result.combine_link_busy.tolist() == on_links(link5=4)
+    assert result.dispatch_link_busy.tolist() == on_links(link7=4)
+    assert result.node_busy.tolist() == [0, 4.5, 0.375, 5.25]
+
+
+def test_deciding_nothing_changes_nothing():
+    nothing, static = replay_layer(LAYER, SHARE, BATCH, np.full((3, 2), -1)), replay_layer(LAYER, SHARE, BATCH)
+    assert nothing.total_s == static.total_s
+    assert nothing.node_busy.tolist() == static.node_busy.tolist()
+
+
+@pytest.mark.parametrize(
+    ("served", "mode", "message"),
+    [
+        ([[1], [-1], [-1]], "sharded", "shape"),
+        ([[4, -1], [-1, -1], [-1, -1]], "sharded", r"-1\.\.4"),
+        ([[-2, -1], [-1, -1], [-1, -1]], "sharded", r"-2\.\.-1"),
+        ([[-1, -1], [-1, -1], [-1, 0]], "sharded", "no expert"),
+        ([[1, -1], [-1, -1], [-1, -1]], "replicated", "replicated"),
+    ],
+)
+def test_a_decision_that_cannot_be_simulated_is_refused(served, mode, message):
+    with pytest.raises(ValueError, match=message):
+        replay_layer(replace(LAYER, mode=mode), SHARE, BATCH, np.array(served))
+
+
 SHAPE = (3, 4)
 
 

@@ -11,7 +11,7 @@ from oracles import layer as oracle
 from oracles.network import Machine
 
 from jaxmoe.hardware.mesh import num_links
-from jaxmoe.network import block_rings
+from jaxmoe.network import Visits, block_rings
 
 SHAPE, EXPERTS, TOKENS, TOP_K = (3, 4), 6, 10, 2
 run = eqx.filter_jit(lambda model, *args: model(*args))
@@ -104,3 +104,23 @@ def test_memory_bound_node_by_hand():
     measured = run(cases.layer_model(machine), share, cases.batch(tokens))
     # Node 1 reads 1.25 experts of 3 MB (expert 2 is not used) and 2 vectors in and out.
     assert float(measured.node_time[1]) == pytest.approx((1.25 * 3e6 + 2 * 2 * 8192) / 1e9, rel=1e-5)
+
+
+def test_visits_known_beforehand_by_hand():
+    # Three tokens visit nodes 1 and 2 of a 2x2 mesh, two hops from each other, and gather at node 1.
+    machine = plain_machine()
+    machine.memory_bandwidth = np.full(4, 1e12)
+    machine.memory_bandwidth[2] = 1e9
+    visits = Visits(
+        visited=jnp.array([[0.0, 1, 1, 0]]),
+        named=jnp.ones((1, 1)),
+        home=jnp.array([[0.0, 1, 0, 0]]),
+        work=jnp.array([0.0, 4, 5, 0]),
+        weight=jnp.array([3.0]),
+    )
+    model = cases.layer_model(machine)
+    measured = eqx.filter_jit(lambda model, *args: model.of_visits(*args))(model, visits, jnp.array([0.0, 1, 2, 0]))
+    stage = 3 * 8192 / 1e9 + 2e-6 + 512 / 1e9
+    assert float(measured.combine) == pytest.approx(stage, rel=1e-5)
+    np.testing.assert_allclose(measured.node_time, [0, 4 * 5e-6, (2 * 3e6 + 2 * 3 * 8192) / 1e9, 0], rtol=1e-5)
+    assert float(measured.total) == pytest.approx(2 * stage + float(measured.node_time[2]), rel=1e-5)

@@ -14,6 +14,7 @@ from jaxmoe.placement import (
     hybrid,
     tensor_parallel,
 )
+from jaxmoe.placement.strategies import filled_in_order
 from jaxmoe.traces import read_trace
 
 
@@ -161,3 +162,19 @@ def test_balance_helps_on_recorded_gating(shared):
     # One expert of a layer can have more than a node's fair part of 1/16, which no whole placement divides.
     assert imbalance(mixed) < imbalance(balanced) < imbalance(dealt)
     assert imbalance(tensor_parallel(26, 64, 16)) == pytest.approx(1, abs=1e-5)
+
+
+def test_filling_in_order_is_the_north_west_corner():
+    share = filled_in_order(np.array([0.5, 0.25, 0.25]), np.array([0.4, 0.6]), np.array([1, 0, 2]), np.array([1, 0]))
+    # Expert 1 (0.25) and 0.35 of expert 0 fill node 1; the rest, 0.15 and expert 2, node 0.
+    np.testing.assert_allclose(share, [[0.3, 0.7], [0, 1], [1, 0]], atol=1e-12)
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_filled_nodes_have_their_part_and_few_hosts(experts, nodes, seed):
+    rng = np.random.default_rng(seed)
+    frequency, part = rng.dirichlet(np.ones(experts)), rng.dirichlet(np.ones(nodes))
+    share = filled_in_order(frequency, part, rng.permutation(experts), rng.permutation(nodes))
+    np.testing.assert_allclose(share.sum(axis=1), 1)
+    np.testing.assert_allclose(frequency @ share, part, atol=1e-9)
+    assert (share > 0).sum() <= experts + nodes - 1

@@ -1,0 +1,56 @@
+"""The time between two tokens: the MoE layers, and what every token passes beside the routed experts.
+
+hd_moe reports whole-model times and does not say how attention is mapped, how long its context is, or how fast a
+node's memory is. Assumed here: attention, dense FFNs and shared experts are divided evenly among all nodes (tensor
+parallelism), a step decodes one token of every request, and what the nodes would have to send each other meanwhile
+is left out, for the published whole-model times do not depend on the links but through the MoE layers.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxmoe.hardware import Die
+from jaxmoe.roofline import expert_node_times
+
+
+class EvenPart(eqx.Module):
+    """A part of the model that all nodes share evenly, all its layers together."""
+
+    flops_per_token: Float[Array, ""]
+    weight_bytes: Float[Array, ""]  # read once a step
+    bytes_per_token: Float[Array, ""]  # read for every token: the context's keys and values
+
+    def seconds(self, die: Die, tokens: Float[Array, ""]) -> Float[Array, ""]:
+        """Time of one step of `tokens` tokens: that of the slowest node, s."""
+        nodes = die.flops.shape[0]
+        moved = (self.weight_bytes + self.bytes_per_token * tokens) / nodes
+        even = jnp.broadcast_to(tokens / nodes, (nodes,))
+        return expert_node_times(die, even, self.flops_per_token, jnp.broadcast_to(moved, (nodes,))).max()
+
+
+class BesideExperts(NamedTuple):
+    """Seconds of one step beside the routed experts."""
+
+    attention: Float[Array, ""]
+    dense: Float[Array, ""]  # FFNs of dense layers
+    shared: Float[Array, ""]  # shared experts
+
+    @property
+    def total(self) -> Float[Array, ""]:
+        return self.attention + self.dense + self.shared
+
+
+class EvenParts(eqx.Module):
+    """Attention, dense FFNs and shared experts of a model on a machine."""
+
+    die: Die
+    attention: EvenPart
+    dense: EvenPart
+    shared: EvenPart
+
+    def __call__(self, tokens: Float[Array, ""]) -> BesideExperts:
+        """Time of one step of `tokens` tokens, s. TBT is its total plus the times of the MoE layers."""
+        return BesideExperts(*(part.seconds(self.die, tokens) for part in (self.attention, self.dense, self.shared)))

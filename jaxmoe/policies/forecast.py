@@ -1,0 +1,102 @@
+"""Forecasts of expert loads, made before a layer gates its tokens: f^ of hd_moe Eq. 13."""
+
+from abc import abstractmethod
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxmoe.traces.prediction import NextLayer
+
+State = Any  # a pytree of arrays, of the forecast's own kind
+
+Loads = Float[Array, "layer expert"]
+
+
+class AbstractForecast(eqx.Module):
+    """Tells the loads of an iteration, tokens per expert, in every layer just before it.
+
+    A pytree of what was fitted, with an `init` and a `step` that work under `jit`, `vmap` and `lax.scan`.
+    """
+
+    @abstractmethod
+    def init(self) -> State:
+        """What is remembered before the first iteration."""
+
+    @abstractmethod
+    def step(self, state: State, loads: Loads) -> tuple[State, Loads]:
+        """The state after an iteration, and the loads that were forecast for it, from those that came.
+
+        The forecast of a layer depends on the state, on the loads of the layers before, and on how many choices
+        the batch makes, which is known beforehand.
+        """
+
+
+class StaticForecast(AbstractForecast):
+    """The frequencies of a trace seen before, such as the one the placement was tuned on."""
+
+    frequency: Loads  # each expert's share of its layer's choices
+
+    def init(self) -> State:
+        return ()
+
+    def step(self, state: State, loads: Loads) -> tuple[State, Loads]:
+        return state, self.frequency * _choices(loads)
+
+
+class MovingAverage(AbstractForecast):
+    """Exponential moving average of earlier iterations: the temporal locality of hd_moe IV-D1.
+
+    It begins with the frequencies of a trace seen before. After each iteration, average <- (1 - rate) average +
+    rate (its loads as shares); an iteration without choices changes nothing.
+    """
+
+    frequency: Loads
+    rate: Float[Array, ""]  # 0 to 1; about 2 / (iterations remembered + 1)
+
+    def init(self) -> State:
+        return self.frequency
+
+    def step(self, state: State, loads: Loads) -> tuple[State, Loads]:
+        choices = _choices(loads)
+        latest = jnp.where(choices > 0, loads / jnp.maximum(choices, 1), state)
+        return state + self.rate * (latest - state), state * choices
+
+
+class CrossLayer(AbstractForecast):
+    """What the loads of the layer before lead to; the first layer is forecast by `first`.
+
+    Each choice of expert i is followed by expert j in the share of its row. This stands for hd_moe's prediction by
+    the gates of neighbouring layers, which no recorded trace can replay.
+    """
+
+    rows: Float[Array, "layer given expert"]  # P(expert in a layer | given expert in the layer before); sum 1
+    first: AbstractForecast
+
+    @classmethod
+    def from_heatmap(cls, heatmap: NextLayer, first: AbstractForecast) -> "CrossLayer":
+        """With the rows of a fitted predictor; that for a missing expert is not needed."""
+        return cls(heatmap.rows[:, :-1], first)
+
+    def init(self) -> State:
+        return self.first.init()
+
+    def step(self, state: State, loads: Loads) -> tuple[State, Loads]:
+        state, first = self.first.step(state, loads)
+        following = (loads[:-1, :, None] * self.rows[1:]).sum(axis=1)
+        return state, jnp.concatenate([first[:1], following])
+
+
+class PerfectForecast(AbstractForecast):
+    """Knows the loads that will come: the limit of what forecasts are worth."""
+
+    def init(self) -> State:
+        return ()
+
+    def step(self, state: State, loads: Loads) -> tuple[State, Loads]:
+        return state, loads
+
+
+def _choices(loads: Loads) -> Float[Array, "layer 1"]:
+    return loads.sum(axis=-1, keepdims=True)
