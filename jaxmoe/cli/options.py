@@ -30,6 +30,14 @@ Layers = Annotated[
     str | None,
     typer.Option("--layers", metavar="N,N,..", help="Only these layers, as numbered in the full model."),
 ]
+Optimiser = Annotated[
+    str,
+    typer.Option("--optimiser", metavar="NAME", help="gradient, milp-bayes, anneal, greedy or random."),
+]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option("--time-limit", metavar="SECONDS", help="Take the best plan so far then: tuning.time_limit_s."),
+]
 Plans = Annotated[
     list[str] | None,
     typer.Option("--plan", metavar="[NAME=]FILE", help="A plan to judge; NAME is its file's. May be repeated."),

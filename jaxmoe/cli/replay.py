@@ -10,6 +10,7 @@ from jaxmoe.cli.inputs import Inputs
 from jaxmoe.cli.strategies import Rings, Strategy
 from jaxmoe.des import Fabric, LayerDescription, fabric_of, replay_plan
 from jaxmoe.des.schedules import block_rings
+from jaxmoe.placement.placement import Mode
 from jaxmoe.traces import Batch
 
 
@@ -32,7 +33,7 @@ def replay(inputs: Inputs, strategy: Strategy, batches: Batch, report: Callable[
     """Replay every batch of every layer; `report` is called with the layers done and those in all."""
     leaves, rows = jax.tree.map(np.asarray, batches), []
     for row, rings in enumerate(strategy.rings):
-        layer = describe(inputs, strategy, rings)
+        layer = describe(inputs, strategy.placement.mode, rings)
         batch = jax.tree.map(lambda leaf, at=row: leaf[at : at + 1], leaves)
         rows.append(replay_plan(layer, strategy.placement.share[row : row + 1], batch)[0])
         report(row + 1, len(strategy.rings))
@@ -43,7 +44,7 @@ def replay(inputs: Inputs, strategy: Strategy, batches: Batch, report: Callable[
     return Replay(*(seconds(name) for name in ("dispatch_s", "compute_s", "combine_s", "total_s", "free_running_s")))
 
 
-def describe(inputs: Inputs, strategy: Strategy, rings: Rings | None) -> LayerDescription:
+def describe(inputs: Inputs, mode: Mode, rings: Rings | None = None) -> LayerDescription:
     """The machine and the layer in the simulator's own terms."""
     model, die = inputs.model, inputs.model.platform.die
     return LayerDescription(
@@ -53,7 +54,7 @@ def describe(inputs: Inputs, strategy: Strategy, rings: Rings | None) -> LayerDe
         message_bytes=float(model.message_bytes),
         expert_bytes=float(model.expert_bytes),
         flops_per_token_expert=float(model.flops_per_token_expert),
-        mode=strategy.placement.mode,
+        mode=mode,
         gather=inputs.scenario.costs.gather,
         rings=None if rings is None else block_rings(inputs.shape, rings.count),
         both_ways=rings is not None and rings.both_ways,

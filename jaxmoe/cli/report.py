@@ -7,6 +7,7 @@ import numpy as np
 from jaxmoe.cli.agreement import agreement
 from jaxmoe.cli.comparison import OTHER_GATHER, Comparison
 from jaxmoe.cli.inputs import Inputs
+from jaxmoe.cli.whole_model import whole_model_report
 from jaxmoe.hardware.mesh import link_ends
 
 
@@ -20,6 +21,7 @@ def comparison_report(inputs: Inputs, comparison: Comparison) -> dict[str, Any]:
         f"gather_{other}": {name: float(s.layer_total.mean()) for name, s in comparison.other_gather.items()},
         "bound_s": None if comparison.bound is None else per_layer(comparison.bound),
         "agreement": _agreement(comparison),
+        "whole_model": whole_model_report(inputs, comparison),
     }
 
 

@@ -55,7 +55,7 @@ def write_timeline(path: Path, inputs: Inputs, trial: Trial, row: int | None) ->
     """Record the first batch of one layer, by default of the slowest one in the simulator; write and draw it."""
     row = int(trial.simulated.total.mean(axis=1).argmax()) if row is None else row
     strategy, batches = trial.strategy, inputs.first_batches(inputs.batches_of(trial.tokens))
-    layer = describe(inputs, strategy, strategy.rings[row])
+    layer = describe(inputs, strategy.placement.mode, strategy.rings[row])
     batch = jax.tree.map(lambda leaf: np.asarray(leaf)[row, 0], batches)
     recorded = record_layer(layer, strategy.placement.share[row], batch)
     link_ends = np.asarray(inputs.model.platform.topology.link_ends)

@@ -18,12 +18,12 @@ from jaxmoe.cli.plans import given_plans
 from jaxmoe.cli.progress import progress_bars
 from jaxmoe.cli.provenance import provenance
 from jaxmoe.cli.report import comparison_report, per_layer
+from jaxmoe.cli.search import check_optimiser, search
 from jaxmoe.cli.session import session
 from jaxmoe.cli.strategies import GATHERED, STANDARD, TUNED, Strategy, standard_strategies, strategy
 from jaxmoe.cli.tables import comparison_warnings, print_comparison, print_warnings
-from jaxmoe.config import build_tuner_settings
 from jaxmoe.placement import write_plan
-from jaxmoe.tune import History, TuneResult, tune
+from jaxmoe.tune import History, TuneResult
 
 
 def command(
@@ -33,30 +33,34 @@ def command(
     plan: options.Plans = None,
     overrides: options.Overrides = None,
     layers: options.Layers = None,
+    optimiser: options.Optimiser = "gradient",
+    time_limit: options.TimeLimit = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Tune a placement by gradient descent, and judge it beside the usual ones and given plans.
+    """Search for a placement, by gradient descent or otherwise, and judge it beside the usual ones and given plans.
 
     Ctrl-C ends the search and keeps the best plan so far; a second one gives up.
     """
     with session(out, verbose) as (folder, interrupts), StageClock() as clock:
         with clock.stage("load"):
-            inputs = read_inputs(config, overrides, trace, layers)
+            check_optimiser(optimiser)
+            limit = [] if time_limit is None else [f"tuning.time_limit_s={time_limit}"]
+            inputs = read_inputs(config, [*(overrides or ()), *limit], trace, layers)
             others = [*standard_strategies(inputs), *given_plans(plan, inputs, (*STANDARD, GATHERED, TUNED))]
-            problem, settings = placement_problem(inputs), build_tuner_settings(inputs.scenario.tuning)
+            problem = placement_problem(inputs)
         with progress_bars(interrupts.check) as report:
             with clock.stage("tune"):
-                result = tune(problem, settings, report)
+                result = search(optimiser, inputs, problem, report)
             tuned = _tuned_strategies(inputs, result)
             # First of all: judging takes a while, and this is what the time was spent on.
-            _write_plans(folder, inputs, tuned, result)
+            _write_plans(folder, inputs, tuned, result, optimiser)
             _announce_stop(folder, result)
             comparison = compare(inputs, [*others, *tuned], clock, report)
         with clock.stage("draw"):
             draw_comparison(folder, inputs, comparison)
             draw_tuning(folder, inputs, comparison, result)
         summary = provenance("tune", inputs) | comparison_report(inputs, comparison)
-        summary |= {"tuning": _tuning_report(result, comparison), "wall_s": clock.report()}
+        summary |= {"tuning": {"optimiser": optimiser} | _tuning_report(result, comparison), "wall_s": clock.report()}
         folder.write_json("summary.json", summary)
         print_comparison(comparison, f"{inputs.scenario.name}: mean over {len(inputs.layer_ids)} layers")
         print_warnings(comparison_warnings(comparison))
@@ -74,13 +78,16 @@ def _tuned_strategies(inputs: Inputs, result: TuneResult) -> list[Strategy]:
     return [strategy(inputs, GATHERED, result.gathered), replace(tuned, note=note)]
 
 
-def _write_plans(folder: OutputFolder, inputs: Inputs, tuned: list[Strategy], result: TuneResult) -> None:
+def _write_plans(
+    folder: OutputFolder, inputs: Inputs, tuned: list[Strategy], result: TuneResult, optimiser: str
+) -> None:
     """`plan.npz`, and `plan_gathered.npz` where that is another."""
     for plan in tuned:
         plan.placement.meta.update(
             model=inputs.moe.name,
             scenario=inputs.scenario.name,
             trace=inputs.trace_path,
+            optimiser=optimiser,
             seed=result.seed,
             version=version("jaxmoe"),
             stages_s={f"{name}_s": float(seconds.mean()) for name, seconds in result.stages.items()},

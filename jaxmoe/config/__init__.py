@@ -1,6 +1,7 @@
 """Configuration files: YAML to a validated description to what computes."""
 
 from jaxmoe.config.base import ConfigError as ConfigError
+from jaxmoe.config.build import build_even_parts as build_even_parts
 from jaxmoe.config.build import build_layer_model as build_layer_model
 from jaxmoe.config.build import build_platform as build_platform
 from jaxmoe.config.build import build_time_model as build_time_model

@@ -28,7 +28,7 @@ from jaxmoe.hardware import (
     wafers,
 )
 from jaxmoe.hardware.mesh import link_ends
-from jaxmoe.latency import LayerModel
+from jaxmoe.latency import EvenPart, EvenParts, LayerModel
 from jaxmoe.network import Congestion, FewestHops, LowestHost
 from jaxmoe.tune.settings import TunerSettings
 from jaxmoe.units import GIGA, NANO, TERA
@@ -83,6 +83,31 @@ def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]
         time_model=build_time_model(scenario.hardware),
         exchange=GATHER_RULES[costs.gather](),
         mode=mode,
+    )
+
+
+def build_even_parts(scenario: Scenario) -> EvenParts:
+    """What every token passes beside the routed experts. Raises `ModelError` where the model does not give it.
+
+    FFNs count FLOPs as `costs.ffn_flops` says, attention two for each weight and for each product with the context.
+    """
+    model, costs = build_model(scenario.model), scenario.costs
+    context, width = scenario.workload.context_tokens, costs.weight_bytes_per_element
+
+    def ffn(parameters: int) -> EvenPart:
+        flops = parameters / 3 * FFN_FLOPS[costs.ffn_flops]  # a gated FFN is three matrices
+        return EvenPart(_number(flops), _number(parameters * width), _number(0))
+
+    parameters, attention = model.attention_parameters, model.attention
+    assert attention is not None  # else counting its parameters would have raised
+    flops = 2 * (parameters + context * attention.context_products)
+    cache = context * attention.cache_elements * costs.bytes_per_element
+    layers = model.num_layers
+    return EvenParts(
+        die=build_platform(scenario.hardware).die,
+        attention=EvenPart(_number(layers * flops), _number(layers * parameters * width), _number(layers * cache)),
+        dense=ffn(model.num_dense_layers * model.dense_ffn_parameters),
+        shared=ffn(len(model.moe_layer_ids) * model.shared_expert_parameters),
     )
 
 

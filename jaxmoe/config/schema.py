@@ -63,6 +63,9 @@ class WorkloadConfig(Section):
         "{kind: process, path: ..} or {kind: preset, preset: ..}",
     )
     batch_tokens: Count = Field(default=128, description="the number of tokens in a batch", examples=[128])
+    context_tokens: Count = Field(
+        default=1024, description="the number of tokens before it that attention reads for a token", examples=[1024]
+    )
     sampling: Literal["random", "consecutive"] = Field(
         default="random", description="how the tokens of a batch are picked from the trace", examples=["random"]
     )

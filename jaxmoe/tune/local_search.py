@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxmoe.latency import LayerModel
 from jaxmoe.network.prefix import prefix_sums
-from jaxmoe.traces import Batch
+from jaxmoe.traces import Batch, over_batches
 from jaxmoe.tune.problem import PlacementProblem, objective
 
 SEGMENT = 100  # moves between two looks at the clock; static, so that more moves compile nothing new
@@ -133,13 +133,7 @@ def _propose(
 def _score(search: Search, share: Share, batches: Batch) -> Float[Array, ""]:
     """Exact objective of one plan of one layer, s; leaves of `batches` are [batch, ...], or merged rows."""
 
-    def weighed(weight: Float[Array, " token"]) -> Float[Array, ""]:
-        return search.model(share, eqx.tree_at(lambda batch: batch.weight, batches, weight)).total
-
-    if batches.experts.ndim == batches.weight.ndim:  # merged: all batches share their rows
-        seconds = jax.vmap(weighed)(batches.weight)
-    else:
-        seconds = jax.vmap(lambda batch: search.model(share, batch).total)(batches)
+    seconds = over_batches(lambda batch: search.model(share, batch).total, batches)
     return objective(seconds, search.p95_weight)
 
 
@@ -148,6 +142,19 @@ def score_all(search: Search, shares: Float[Array, "layer expert node"], batches
     """Exact objective of one plan of every layer, s; leaves of `batches` are [layer, batch, ...]."""
     # One layer at a time: all at once would take gigabytes on large meshes.
     return jax.lax.map(lambda given: _score(search, *given), (shares, batches))
+
+
+@eqx.filter_jit
+def score_candidates(
+    search: Search, shares: Float[Array, "layer candidate expert node"], batches: Batch
+) -> Float[Array, "layer candidate"]:
+    """Exact objective of many plans of every layer, s; leaves of `batches` are [layer, batch, ...]."""
+
+    def layer(given: tuple[Float[Array, "candidate expert node"], Batch]) -> Float[Array, " candidate"]:
+        shares, batches = given
+        return jax.vmap(lambda share: _score(search, share, batches))(shares)
+
+    return jax.lax.map(layer, (shares, batches))
 
 
 @eqx.filter_jit

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
@@ -16,6 +17,7 @@ from jaxtyping import Bool, Float
 from jaxmoe.latency import judge
 from jaxmoe.network import whole_ring
 from jaxmoe.placement import tensor_parallel
+from jaxmoe.placement.rounding import fit_memory, rebalance
 from jaxmoe.traces import Batch, merge_tokens
 from jaxmoe.tune import local_search
 from jaxmoe.tune.bounds import lower_bound
@@ -24,6 +26,7 @@ from jaxmoe.tune.result import History, Progress, TuneResult, silent
 from jaxmoe.tune.stop import StopSwitch
 
 SELECTION_BATCHES = 128
+REBALANCE_BATCHES = 256
 
 Plan = Float[np.ndarray, "layer expert node"]
 Plans = Float[np.ndarray, "layer candidate expert node"]
@@ -73,6 +76,29 @@ class Referee:
         return np.stack(
             [local_search.score_all(self.search, share, self.selection) for share in shares], axis=1, dtype=float
         )
+
+    def legal(self, plans: Plans) -> Plans:
+        """The same plans, but those that do not fit moved to the nearest ones that do."""
+        made = np.array(plans, float)
+        for layer, candidate in np.argwhere(~self.fits(made)):
+            made[layer, candidate] = fit_memory(made[layer, candidate], self.problem.room)
+        return made
+
+    def rebalance(self, plans: Plans, scores: Scores) -> tuple[Plans, Scores]:
+        """Divide experts over their hosts anew, where that is better; not when there is no time left for it."""
+        if self.stop.reason:
+            return plans, scores
+        model, batches = self.problem.model, self.problem.draw(REBALANCE_BATCHES, next(self.seeds))
+        seconds_per_token = float(model.flops_per_token_expert) / np.asarray(model.platform.die.flops, float)
+        balanced = np.empty_like(plans)
+        for layer in range(len(plans)):
+            chosen = np.asarray(jax.tree.map(lambda leaf: leaf[layer], batches).choices(plans.shape[2]))  # noqa: B023
+            counts = chosen.sum(axis=1)
+            for candidate in range(plans.shape[1]):
+                support = plans[layer, candidate] > 0
+                balanced[layer, candidate] = rebalance(support, counts, seconds_per_token, self.problem.room)
+            self.progress("rebalance", layer + 1, len(plans))
+        return better(plans, scores, balanced, self.score(balanced))
 
     def conclude(self, plan: Plan, stages: Mapping[str, np.ndarray], history: Mapping[str, History]) -> TuneResult:
         """The result of a search that ended with `plan`. `stages` are those before `searched`."""

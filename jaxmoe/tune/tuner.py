@@ -5,13 +5,12 @@ Every step is scored on the same selection batches, which the descent never sees
 
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Float
 
-from jaxmoe.placement.rounding import fit_memory, keep_hosts, rebalance
+from jaxmoe.placement.rounding import fit_memory, keep_hosts
 from jaxmoe.relax import geometric
 from jaxmoe.tune import descent, local_search
 from jaxmoe.tune.problem import PlacementProblem
@@ -23,7 +22,6 @@ from jaxmoe.tune.stop import StopSwitch
 
 LEAST_PART = 0.1  # of an expert's typical part on a node; less is rounded away
 REFINE_COLDNESS = (3e2, 1e4)  # 1 / temperature of local improvement, first and last, relative to a layer's time
-REBALANCE_BATCHES = 256
 
 
 def tune(problem: PlacementProblem, settings: TunerSettings, progress: Progress = silent) -> TuneResult:
@@ -57,11 +55,11 @@ class _Run:
             stages["rounded"] = scores.min(axis=1)
             plans, scores = best(plans, scores, self.settings.refine_chains)
         with referee.timed("rebalance"):
-            plans, scores = self.rebalance(plans, scores)
+            plans, scores = referee.rebalance(plans, scores)
             stages["rebalanced"] = scores.min(axis=1)
         with referee.timed("refinement"):
             plans, scores, refined = self.refine(plans, scores)
-            plans, scores = self.rebalance(*best(plans, scores, 1))
+            plans, scores = referee.rebalance(*best(plans, scores, 1))
         return referee.conclude(plans[:, 0], stages, {"descent": descended, "refinement": refined})
 
     def descend(self) -> tuple[Plans, Float[np.ndarray, " layer"], History]:
@@ -93,22 +91,6 @@ class _Run:
         for layer, candidate in np.argwhere(~self.referee.fits(plans)):
             plans[layer, candidate] = fit_memory(relaxed[layer, candidate], self.problem.room)
         return plans
-
-    def rebalance(self, plans: Plans, scores: Scores) -> tuple[Plans, Scores]:
-        """Divide experts over their hosts anew, where that is better; not when there is no time left for it."""
-        if self.referee.stop.reason:
-            return plans, scores
-        model, batches = self.problem.model, self.problem.draw(REBALANCE_BATCHES, next(self.referee.seeds))
-        seconds_per_token = float(model.flops_per_token_expert) / np.asarray(model.platform.die.flops, float)
-        balanced = np.empty_like(plans)
-        for layer in range(len(plans)):
-            chosen = np.asarray(jax.tree.map(lambda leaf: leaf[layer], batches).choices(plans.shape[2]))  # noqa: B023
-            counts = chosen.sum(axis=1)
-            for candidate in range(plans.shape[1]):
-                support = plans[layer, candidate] > 0
-                balanced[layer, candidate] = rebalance(support, counts, seconds_per_token, self.problem.room)
-            self.referee.progress("rebalance", layer + 1, len(plans))
-        return better(plans, scores, balanced, self.referee.score(balanced))
 
     def refine(self, plans: Plans, scores: Scores) -> tuple[Plans, Scores, History]:
         """Chains of exact moves from every plan; each ends with the better of its first and its last plan."""

@@ -17,7 +17,7 @@ def stopped_tuner(monkeypatch):
     """Makes `tune` end early, for a given reason, with the experts dealt out in turn."""
 
     def stop(reason):
-        def tuner(problem, settings, progress):
+        def tuner(name, inputs, problem, progress):
             progress("descent", 1, 10)
             times = np.full(2, 2e-5)
             share = np.broadcast_to(np.eye(4, dtype=np.float32), (2, 4, 4)).copy()
@@ -25,7 +25,7 @@ def stopped_tuner(monkeypatch):
             history = {"descent": History([1], [times]), "refinement": History()}
             return TuneResult(share, share, stages, times / 2, history, 0, {"descent": 0.1}, reason)
 
-        monkeypatch.setattr(tune, "tune", tuner)
+        monkeypatch.setattr(tune, "search", tuner)
 
     return stop
 

@@ -189,3 +189,21 @@ def test_layers_that_tensor_parallelism_serves_faster_are_told(run, scenario, ou
 def test_module_runs_as_the_command():
     done = subprocess.run([sys.executable, "-m", "jaxmoe", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("jaxmoe ")
+
+
+def test_whole_model_times_are_told_where_the_model_gives_what_they_need(run, scenario, out, configs):
+    model = configs / "models" / "mixtral-8x7b.yaml"
+    result = run("evaluate", scenario, "--set", f"model={model}", "--layers", "0,16", "--out", out)
+    assert result.exit_code == 0, result.output
+    summary = summary_of(out)
+    whole, moe = summary["whole_model"], summary["strategies"]["tp"]["mean"]["total_s"]
+    assert (whole["moe_layers"], whole["moe_layers_timed"], whole["batch_tokens"]) == (32, 2, 8)
+    # 2 FLOPs for each of 41.9 million weights and each of 8192 products with 1024 tokens, 32 layers, 4 TFLOP/s.
+    assert whole["attention_s"] == pytest.approx(32 * 8 * 2 * (2 * 40 * 128 * 4096 + 1024 * 8192) / 4e12)
+    assert whole["dense_s"] == whole["shared_s"] == 0
+    assert whole["tbt_s"]["tp"] == pytest.approx(32 * moe + whole["attention_s"])
+
+
+def test_a_model_without_attention_has_no_whole_model_times(run, scenario, out):
+    run("evaluate", scenario, "--out", out)
+    assert "attention is not given" in summary_of(out)["whole_model"]["missing"]

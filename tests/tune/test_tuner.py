@@ -14,7 +14,7 @@ from small_problem import LAYERS, SETTINGS, SHAPE, compilations, small_problem
 from jaxmoe.latency import judge
 from jaxmoe.network import block_rings
 from jaxmoe.placement import Placement, PlanError, check_fits, expert_parallel_random
-from jaxmoe.tune import PlacementProblem, TuneResult, referee, tune, tuner
+from jaxmoe.tune import PlacementProblem, TuneResult, referee, tune
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.referee import Referee
 from jaxmoe.tune.stop import StopSwitch
@@ -22,7 +22,7 @@ from jaxmoe.tune.stop import StopSwitch
 
 def few_batches_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(referee, "SELECTION_BATCHES", 8)
-    patch.setattr(tuner, "REBALANCE_BATCHES", 32)
+    patch.setattr(referee, "REBALANCE_BATCHES", 32)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,53 @@
+"""Simulated annealing over legal plans with the exact model: all layers and chains in one vmapped run.
+
+The moves are those of local search; here they start warm and from plans without preference.
+"""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+from jaxmoe.relax import geometric
+from jaxmoe.tune import local_search
+from jaxmoe.tune.problem import PlacementProblem
+from jaxmoe.tune.referee import Referee, best
+from jaxmoe.tune.result import History, Progress, TuneResult, silent
+from jaxmoe.tune.starts import random_starts
+from jaxmoe.tune.stop import StopSwitch
+
+
+@dataclass(frozen=True)
+class AnnealSettings:
+    """How long the chains are and how they cool."""
+
+    chains: int = 8  # of every layer
+    steps: int = 6000  # moves of a chain; rounded up to whole segments
+    coldness: tuple[float, float] = (1e3, 1e4)  # 1 / temperature, first and last, relative to a layer's time
+    batches: int = 64  # that judge a move, drawn anew for every segment
+    seed: int = 0
+    time_limit_s: float | None = None
+
+
+def anneal(problem: PlacementProblem, settings: AnnealSettings, progress: Progress = silent) -> TuneResult:
+    """Find a plan by simulated annealing. Ctrl-C or the time limit ends the chains where they are."""
+    with StopSwitch(settings.time_limit_s) as stop:
+        referee, history, key = Referee(problem, settings.seed, stop, progress), History(), jr.key(settings.seed)
+        with referee.timed("annealing"):
+            shares = jnp.asarray(random_starts(referee, settings.chains, settings.seed), jnp.float32)
+            for first in range(0, settings.steps, local_search.SEGMENT):
+                cooled = np.minimum((first + np.arange(local_search.SEGMENT)) / settings.steps, 1)
+                coldness = jnp.asarray(geometric(*settings.coldness, cooled), jnp.float32)
+                batches = referee.draw(settings.batches)
+                shares, costs = local_search.improve(referee.search, shares, batches, coldness, jr.fold_in(key, first))
+                history.add(first + local_search.SEGMENT, np.asarray(costs.min(axis=1)))
+                progress("annealing", min(first + local_search.SEGMENT, settings.steps), settings.steps)
+                if stop.reason:
+                    break
+            plans = np.asarray(shares, float)
+            plans, scores = best(plans, referee.score(plans), 1)
+        stages = {"annealed": scores[:, 0]}
+        with referee.timed("rebalance"):
+            plans, _ = referee.rebalance(plans, scores)
+        return referee.conclude(plans[:, 0], stages, {"annealing": history})
