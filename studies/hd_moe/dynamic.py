@@ -1,0 +1,139 @@
+"""Fig. 15: what pre-broadcasting the hottest experts adds to plans tuned on one topic and run on others."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from cases import DEEPSEEK, MIXTRAL, Case, inputs_of, trace_file
+
+from jaxmoe.cli.comparison import placement_problem
+from jaxmoe.cli.inputs import Inputs
+from jaxmoe.cli.replay import describe
+from jaxmoe.des import replay_layer
+from jaxmoe.latency import judge
+from jaxmoe.network import ChunkedBroadcast
+from jaxmoe.placement import expert_parallel_balanced, read_plan
+from jaxmoe.policies import (
+    AbstractForecast,
+    CrossLayer,
+    MovingAverage,
+    PerfectForecast,
+    PreBroadcast,
+    StaticForecast,
+    decided_latencies,
+    experts_in_window,
+    replay,
+)
+from jaxmoe.traces import Batch, read_trace, sample_batches
+from jaxmoe.traces.prediction import NextLayer
+from jaxmoe.traces.prediction.frequency import shares as as_shares
+from jaxmoe.traces.statistics.counting import count_pairs
+from jaxmoe.tune import TunerSettings, tune
+
+TOPICS = {
+    MIXTRAL: ("coding", "math", "writing", "extraction", "humanities"),
+    DEEPSEEK: ("intent", "translation"),
+}
+SETTINGS = (("5", "50", 2), ("2.5", "75", 5))  # TFLOP/s, GB/s, experts: the paper's two
+TOKENS, ITERATIONS, SEED = 512, 16, 7
+RATE, PRIOR = 0.5, 10.0  # of the moving average; choices by the frequencies added to each row of the heatmap
+WARM = 4  # iterations after which the moving average has seen the topic: the simulator replays that one
+QUICK = TunerSettings(restarts=4, steps=200, batches_per_step=4, refine_steps=200, refine_batches=32)
+
+
+def dynamic(model: str, machine: tuple[str, str, int], shared: Path) -> list[dict]:
+    """All topics, plans and forecasts on one machine."""
+    tflops, gbps, experts = machine
+    inputs = inputs_of(Case(model, "4x8", tflops, gbps), shared, layers=_all_layers(model, shared))
+    forecasts, rows = _forecasts(inputs), []
+    for plan, share in _plans(model, inputs, shared).items():
+        for topic in TOPICS[model]:
+            trace = read_trace(shared / "traces" / model / f"{topic}.npz").select_layers(inputs.layer_ids)
+            batches = sample_batches(trace, TOKENS, ITERATIONS, SEED)
+            static = judge(inputs.model, share, batches)
+            fits = _window(inputs, np.asarray(static.total).mean(axis=1))
+            for forecast in forecasts:
+                row = {"model": model, "TFLOPs_per_s": tflops, "GB_per_s": gbps, "experts": experts, "plan": plan}
+                row |= {"topic": topic, "forecast": forecast, "experts_in_window": f"{fits:.2f}"}
+                rows.append(row | _gain(inputs, share, batches, forecasts[forecast], experts, static))
+    return rows
+
+
+def _all_layers(model: str, shared: Path) -> str:
+    return ",".join(map(str, read_trace(trace_file(model, shared)).layer_ids.tolist()))
+
+
+def _plans(model: str, inputs: Inputs, shared: Path) -> dict[str, jax.Array]:
+    """Static deployments: the published plan; balanced EP and the gradient tuner's plan, both by the tuning trace."""
+    plan = Case(model, "4x8", "5", "50").published_plan
+    published = read_plan(shared / "reference" / "hd_moe" / plan, inputs.moe.moe_layer_ids).share
+    balanced = expert_parallel_balanced(count_pairs(inputs.trace).load, inputs.num_nodes)
+    problem = replace(placement_problem(inputs), batch_tokens=128)
+    plans = {"published": published, "ep_balanced": balanced, "gradient": tune(problem, QUICK).gathered}
+    return {name: jnp.asarray(share, jnp.float32) for name, share in plans.items()}
+
+
+def _forecasts(inputs: Inputs) -> dict[str, AbstractForecast]:
+    """Fitted on the tuning trace; the moving average starts from it and sees what runs."""
+    counted = count_pairs(inputs.trace)
+    frequency = as_shares(counted.load)
+    average = MovingAverage(frequency, jnp.asarray(RATE))
+    return {
+        "tuning loads": StaticForecast(frequency),
+        "cross-layer": CrossLayer.from_heatmap(NextLayer.from_counts(counted, PRIOR), average),
+        "moving average": average,
+        "perfect": PerfectForecast(),
+    }
+
+
+def _window(inputs: Inputs, layer_s: np.ndarray) -> float:
+    """How many experts fit into the time of the layer before, mean over layers (Eq. 17 with h IS elements of 4 B)."""
+    topology = inputs.model.platform.topology
+    broadcast = ChunkedBroadcast(
+        alpha=topology.link_latency[0],
+        beta=inputs.scenario.costs.weight_bytes_per_element / topology.link_bandwidth[0],
+        nodes=float(inputs.num_nodes),
+        hidden=float(inputs.moe.hidden_size),
+        intermediate=float(inputs.moe.expert_size),
+    )
+    return float(np.asarray(experts_in_window(broadcast, jnp.asarray(np.roll(layer_s, 1)), 16)).mean())
+
+
+def _gain(
+    inputs: Inputs, share: jax.Array, batches: Batch, forecast: AbstractForecast, experts: int, static
+) -> dict[str, str]:
+    """Static over dynamic time of the MoE layers, by the model, and by model and simulator on the same few layers."""
+    each = inputs.model.flops_per_token_expert / inputs.model.platform.die.flops
+    policy = PreBroadcast(share, each, forecast, jnp.full(len(share), experts), experts)
+    served = replay(policy, batches).served
+    decided = decided_latencies(inputs.model, share, batches, served)
+    before, after = np.asarray(static.total), np.asarray(decided.total)
+    some = [0, len(share) // 2, len(share) - 1]
+    simulated = [_simulated(inputs, np.asarray(share[row]), batches, row, np.asarray(served)) for row in some]
+    modelled = before[some, WARM].sum() / after[some, WARM].sum()
+    replayed = sum(pair[0] for pair in simulated) / sum(pair[1] for pair in simulated)
+    return {
+        "static_s": f"{before.mean():.6e}",
+        "dynamic_s": f"{after.mean():.6e}",
+        "speedup": f"{before.sum() / after.sum():.4f}",
+        "compute_speedup": f"{np.asarray(static.compute).sum() / np.asarray(decided.compute).sum():.4f}",
+        "replayed_model_speedup": f"{modelled:.4f}",
+        "replayed_simulated_speedup": f"{replayed:.4f}",
+    }
+
+
+def _simulated(inputs: Inputs, share: np.ndarray, batches: Batch, row: int, served: np.ndarray) -> tuple[float, float]:
+    """Simulated seconds of one layer of one iteration, static and dynamic."""
+    layer = describe(inputs, "sharded")
+    batch = jax.tree.map(lambda leaf: np.asarray(leaf)[row, WARM], batches)
+    static = replay_layer(layer, share, batch)
+    return static.total_s, replay_layer(layer, share, batch, served[row, WARM]).total_s
+
+
+JOBS = {
+    f"dynamic_{model}_{machine[0]}": lambda shared, model=model, machine=machine: dynamic(model, machine, shared)
+    for model in (MIXTRAL, DEEPSEEK)
+    for machine in SETTINGS
+}

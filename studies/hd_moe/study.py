@@ -1,0 +1,95 @@
+"""Reproduce hd_moe: Table III and Fig. 3, 5, 8-15 as tables, beside what the paper publishes; see README.md.
+
+    python studies/hd_moe/study.py --shared FOLDER
+
+Every job keeps its rows under `runs/`: one that is there is not run again, so a study that was stopped goes on where
+it was. Delete `runs/` to start over. Then all tables are written beside this file, and the claims are printed.
+"""
+
+import argparse
+import csv
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+import activation
+import dynamic
+import estimates
+import small_cases
+import strategies
+import summary
+import tuners
+from cases import HERE, QWEN, ROOT, RUNS, trace_file
+
+# Long ones first, so that no process is left alone with one at the end. The second round needs the first one's plans.
+FIRST = tuners.JOBS | dynamic.JOBS | small_cases.JOBS | estimates.JOBS | activation.JOBS
+SECOND = tuners.LATER | strategies.LATER
+TABLES = ("tuned", "dynamic", "optimum", "estimates", "table_iii", "activation", "others", "times", "loads")
+
+
+def run(name: str, shared: Path) -> float:
+    """Run a job and keep its rows. Returns the wall seconds."""
+    begun = time.perf_counter()
+    rows = (FIRST | SECOND)[name](shared)
+    aside = RUNS / f"{name}.part"
+    aside.write_text(json.dumps({"wall_s": time.perf_counter() - begun, "rows": rows}))
+    aside.rename(RUNS / f"{name}.json")
+    return time.perf_counter() - begun
+
+
+def run_missing(jobs: dict[str, Callable], shared: Path, processes: int) -> None:
+    """Run the jobs whose rows are not there, several at a time."""
+    missing = [name for name in jobs if not (RUNS / f"{name}.json").is_file()]
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(run, name, shared): name for name in missing}
+        for done, job in enumerate(as_completed(running), start=1):
+            print(f"{running[job]}: {job.result():.0f} s ({done} of {len(missing)})", flush=True)
+
+
+def gathered() -> dict[str, list[dict]]:
+    """All rows by table: that of a job is named by the beginning of its name."""
+    rows: dict[str, list[dict]] = {name: [] for name in TABLES}
+    for name in FIRST | SECOND:
+        (table,) = (table for table in TABLES if name == table or name.startswith(f"{table}_"))
+        rows[table] += json.loads((RUNS / f"{name}.json").read_text())["rows"]
+    return rows
+
+
+def write_table(name: str, rows: list[dict]) -> None:
+    """A table beside this file."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with (HERE / f"{name}.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def main() -> None:
+    """Run what is missing, then write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder of traces/ and reference/")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="jobs at a time; all cores' number")
+    arguments = parser.parse_args()
+    shared = arguments.shared.resolve()
+    if not (shared / "traces").is_dir() or not (shared / "reference").is_dir():
+        sys.exit(f"{shared}: no traces/ and reference/ there; give their folder with --shared")
+    begun = time.perf_counter()
+    RUNS.mkdir(exist_ok=True)
+    trace_file(QWEN, shared)  # made once, before processes want it at the same time
+    for jobs in (FIRST, SECOND):
+        run_missing(jobs, shared, arguments.processes)
+    tables = gathered()
+    tables |= summary.derived(tables, shared)
+    for name, rows in tables.items():
+        write_table(name, rows)
+    print(f"{time.perf_counter() - begun:.0f} s in all, with {arguments.processes} processes")
+    print(summary.text(tables))
+
+
+if __name__ == "__main__":
+    main()
