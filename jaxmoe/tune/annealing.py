@@ -36,16 +36,21 @@ def anneal(problem: PlacementProblem, settings: AnnealSettings, progress: Progre
         referee, history, key = Referee(problem, settings.seed, stop, progress), History(), jr.key(settings.seed)
         with referee.timed("annealing"):
             shares = jnp.asarray(random_starts(referee, settings.chains, settings.seed), jnp.float32)
+            kept, least = np.asarray(shares[:, 0], float), np.full(len(shares), np.inf)
             for first in range(0, settings.steps, local_search.SEGMENT):
-                cooled = np.minimum((first + np.arange(local_search.SEGMENT)) / settings.steps, 1)
+                # Chains that time will cut short cool with the time.
+                cooled = np.clip((first + np.arange(local_search.SEGMENT)) / settings.steps, min(stop.used, 1), 1)
                 coldness = jnp.asarray(geometric(*settings.coldness, cooled), jnp.float32)
                 batches = referee.draw(settings.batches)
                 shares, costs = local_search.improve(referee.search, shares, batches, coldness, jr.fold_in(key, first))
-                history.add(first + local_search.SEGMENT, np.asarray(costs.min(axis=1)))
+                found, seconds = best(np.asarray(shares, float), np.asarray(costs, float), 1)
+                improved = seconds[:, 0] < least
+                kept, least = np.where(improved[:, None, None], found[:, 0], kept), np.minimum(least, seconds[:, 0])
+                history.add(first + local_search.SEGMENT, seconds[:, 0])
                 progress("annealing", min(first + local_search.SEGMENT, settings.steps), settings.steps)
                 if stop.reason:
                     break
-            plans = np.asarray(shares, float)
+            plans = np.concatenate([np.asarray(shares, float), kept[:, None]], axis=1)
             plans, scores = best(plans, referee.score(plans), 1)
         stages = {"annealed": scores[:, 0]}
         with referee.timed("rebalance"):

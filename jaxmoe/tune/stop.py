@@ -10,7 +10,7 @@ class StopSwitch:
     """Asks long work to end at its next look. Inside the `with` block the first Ctrl-C sets it; a second one raises."""
 
     def __init__(self, time_limit_s: float | None = None) -> None:
-        self._deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
+        self._begun, self._limit_s = time.monotonic(), time_limit_s
         self._interrupted = False
         self._previous: Any = None
 
@@ -19,9 +19,12 @@ class StopSwitch:
         """Why to stop, or `None` to go on."""
         if self._interrupted:
             return "interrupted"
-        if self._deadline is not None and time.monotonic() > self._deadline:
-            return "time limit"
-        return None
+        return "time limit" if self.used > 1 else None
+
+    @property
+    def used(self) -> float:
+        """The part of the time limit that has passed, 0 without one."""
+        return 0.0 if self._limit_s is None else (time.monotonic() - self._begun) / self._limit_s
 
     def _interrupt(self, signum, frame) -> None:
         if self._interrupted:
