@@ -1,6 +1,9 @@
 """Figures drawn from plain arrays, each written as one PNG. Nothing here computes a model."""
 
 from jaxmoe.plotting.convergence import plot_convergence as plot_convergence
+from jaxmoe.plotting.grouped import GroupPanel as GroupPanel
+from jaxmoe.plotting.grouped import plot_bar_panels as plot_bar_panels
+from jaxmoe.plotting.grouped import plot_dot_panels as plot_dot_panels
 from jaxmoe.plotting.layers import plot_breakdown as plot_breakdown
 from jaxmoe.plotting.layers import plot_layer_latency as plot_layer_latency
 from jaxmoe.plotting.layers import plot_speedups as plot_speedups
@@ -8,8 +11,11 @@ from jaxmoe.plotting.mesh_loads import MeshPanel as MeshPanel
 from jaxmoe.plotting.mesh_loads import plot_mesh_loads as plot_mesh_loads
 from jaxmoe.plotting.network import plot_network as plot_network
 from jaxmoe.plotting.scatter import plot_model_vs_simulation as plot_model_vs_simulation
+from jaxmoe.plotting.scatter_panels import ScatterPanel as ScatterPanel
+from jaxmoe.plotting.scatter_panels import plot_scatter_panels as plot_scatter_panels
 from jaxmoe.plotting.timeline import GanttRow as GanttRow
 from jaxmoe.plotting.timeline import plot_gantt as plot_gantt
+from jaxmoe.plotting.traces.activation import plot_activation as plot_activation
 from jaxmoe.plotting.traces.by_layer import plot_reuse as plot_reuse
 from jaxmoe.plotting.traces.by_layer import plot_stage_correlation as plot_stage_correlation
 from jaxmoe.plotting.traces.comparison import plot_trace_comparison as plot_trace_comparison

@@ -15,6 +15,7 @@ from jaxmoe.cli.strategies import Rings, Strategy, strategy
 from jaxmoe.placement import expert_parallel_random, hybrid, tensor_parallel
 from jaxmoe.traces.statistics.counting import count_pairs
 
+FEWER = ("evaluation.batches=16",)  # of every size
 ONE_BYTE = ("costs.bytes_per_element=1",)
 SEED = 0
 
@@ -46,7 +47,7 @@ def times(case: Case, shared: Path) -> list[dict]:
     """Mean seconds of one MoE layer, every strategy and batch size, both ways to count."""
     rows, plans = [], dict(np.load(RUNS / f"{case.name}.npz"))
     for counting, overrides in (("equations", ()), ("published", ONE_BYTE)):
-        four, inputs = inputs_of(case, shared), inputs_of(case, shared, overrides)
+        four, inputs = inputs_of(case, shared, FEWER), inputs_of(case, shared, (*FEWER, *overrides))
         for plan in strategies(inputs, plans):
             ring = plan.forced_rings is not None or plan.name == "tp_both_ways"
             for tokens in BATCH_SIZES:

@@ -20,6 +20,7 @@ from pathlib import Path
 import activation
 import dynamic
 import estimates
+import jax
 import small_cases
 import strategies
 import summary
@@ -34,6 +35,9 @@ TABLES = ("tuned", "dynamic", "optimum", "estimates", "table_iii", "activation",
 
 def run(name: str, shared: Path) -> float:
     """Run a job and keep its rows. Returns the wall seconds."""
+    # Compiled code is kept for the cases of the same shapes.
+    jax.config.update("jax_compilation_cache_dir", str(RUNS / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     begun = time.perf_counter()
     rows = (FIRST | SECOND)[name](shared)
     aside = RUNS / f"{name}.part"

@@ -1,0 +1,388 @@
+"""Figures of the study `hd_moe`, drawn from its tables alone.
+
+python figures/fig_hd_moe.py
+"""
+
+import csv
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from jaxmoe.plotting import (
+    GroupPanel,
+    MeshPanel,
+    ScatterPanel,
+    plot_activation,
+    plot_bar_panels,
+    plot_dot_panels,
+    plot_mesh_loads,
+    plot_scatter_panels,
+)
+
+HERE = Path(__file__).resolve().parent
+STUDY = HERE.parent / "studies" / "hd_moe"
+MODELS = {"mixtral-8x7b": "Mixtral-8x7B", "deepseek-v2-lite": "DeepSeek-V2-Lite", "qwen2-57b-a14b": "Qwen2-57B-A14B"}
+DEEPSEEK = "deepseek-v2-lite"
+NAMES = {
+    "tp": "TP",
+    "ep": "EP",
+    "hybrid": "hybrid",
+    "hybrid_ring": "hybrid, ring",
+    "node": "node balance",
+    "node_link": "HD-MoE",
+    "gradient": "gradient",
+}
+OPTIMISERS = {"milp-bayes": "HD-MoE", "gradient": "gradient"}
+COUNTINGS = {"equations": "4 bytes per element (equations)", "published": "bytes as in the published times"}
+POWERS = (("4x8", "2.5", "75"), ("4x8", "5", "50"), ("4x8", "10", "25"))
+MESHES = (("4x4", "5", "50"), ("4x8", "5", "50"), ("8x8", "5", "50"))
+MACHINES = (*POWERS, MESHES[0], MESHES[2])
+PAPER_DYNAMIC = {"2": 1.15, "5": 1.25}  # mean speed-up by the number of experts broadcast
+MICRO = 1e6
+Rows = list[dict[str, str]]
+Machine = tuple[str, str, str]  # mesh, TFLOP/s, GB/s
+
+
+@cache
+def table(name: str) -> Rows:
+    """A table of the study."""
+    with (STUDY / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def select(rows: Iterable[dict[str, str]], **values: str) -> Rows:
+    """Rows that have these values."""
+    return [row for row in rows if all(row[key] == value for key, value in values.items())]
+
+
+def column(rows: Iterable[dict[str, str]], key: str) -> np.ndarray:
+    """A column as numbers, NaN where nothing stands."""
+    return np.array([float(row[key] or "nan") for row in rows])
+
+
+def distinct(rows: Iterable[dict[str, str]], key: str) -> list[str]:
+    """Values of a column in the order in which they first occur."""
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def on(machine: Machine) -> dict[str, str]:
+    """The columns that say which machine it is."""
+    return dict(zip(("mesh", "TFLOPs_per_s", "GB_per_s"), machine, strict=True))
+
+
+def machine_title(machine: Machine) -> str:
+    return "{}, {} TFLOP/s, {} GB/s".format(*machine)
+
+
+# Fig. 3
+
+
+def draw_activation() -> None:
+    """Fig. 3: how experts are activated, one image for each model."""
+    for model in distinct(table("activation"), "model"):
+        of = {panel: select(table("activation"), model=model, figure=panel) for panel in ("3a", "3b", "3c", "3d")}
+        layers = distinct(of["3a"], "layer")
+        what = ("middle", "most uneven")[: len(layers)]
+        frequency = {
+            f"layer {layer}, {name}": column(select(of["3a"], layer=layer), "value")
+            for layer, name in zip(layers, what, strict=True)
+        }
+        experts = len(next(iter(frequency.values())))
+        plot_activation(
+            HERE / f"hd_moe_fig3_{model}.png",
+            np.array([int(layer) for layer in distinct(of["3b"], "layer")]),
+            frequency,
+            by_name(of["3b"]),
+            column(of["3c"], "value").reshape(experts, experts),
+            by_name(of["3d"]),
+            f"Fig. 3, how experts are activated: {MODELS[model]} (affinity: layer {of['3c'][0]['layer']})",
+        )
+
+
+def by_name(rows: Rows) -> dict[str, np.ndarray]:
+    """Values by layer, [layer], of every name."""
+    return {name: column(select(rows, name=name), "value") for name in distinct(rows, "name")}
+
+
+# Fig. 5 and Table III
+
+
+def draw_estimates() -> None:
+    """Fig. 5: the node estimate and the link model beside the simulator, one row for each model."""
+    panels = []
+    for model in distinct(table("estimates"), "model"):
+        rows, fits = select(table("estimates"), model=model), select(table("gamma"), model=model)
+        kinds = {fit["kind"]: fit for fit in fits}
+        for key, name, r2 in (
+            ("node_estimate_s", "node estimate", "node_r2"),
+            ("link_model_s", "link model", "link_r2"),
+        ):
+            points, labels = {}, {}
+            for kind in distinct(rows, "kind"):
+                of_kind = select(rows, kind=kind)
+                points[kind] = (MICRO * column(of_kind, key), MICRO * column(of_kind, "simulated_s"))
+                gamma = f"gamma {float(kinds[kind]['gamma']):.2f}, " if r2 == "node_r2" else ""
+                labels[kind] = f"{kind}: {gamma}R2 {kinds[kind][r2]}"
+            slopes = {kind: float(kinds[kind]["gamma"]) for kind in points} if r2 == "node_r2" else {"equal": 1.0}
+            title = f"{MODELS[model]}: {name}\n(R2 of all {kinds['all'][r2]})"
+            panels.append(
+                ScatterPanel(title, points, f"{name} [µs]", "simulated combine [µs]", slopes, labels, logarithmic=True)
+            )
+    plot_scatter_panels(
+        HERE / "hd_moe_fig5.png", panels, "Fig. 5, communication: estimates against simulation", columns=2
+    )
+
+
+def draw_table_iii() -> None:
+    """Table III: the paper's columns, our formula and our simulator."""
+    rows = table("table_iii")
+    names = {
+        "paper_analytical_us": "analytical (paper)",
+        "paper_astra_sim_us": "ASTRA-sim (paper)",
+        "formula_us": "formula (ours)",
+        "simulated_us": "simulated (ours)",
+    }
+    panel = GroupPanel(
+        "",
+        [f"{row['latency_us']} µs, {row['bandwidth_Gb_per_s']} Gb/s" for row in rows],
+        {name: column(rows, key) for key, name in names.items()},
+        "time [µs]",
+        "latency and bandwidth of a link",
+        notes={name: [f"{value:.0f}" for value in column(rows, key)] for key, name in names.items()},
+    )
+    plot_bar_panels(HERE / "hd_moe_table_iii.png", [panel], "Table III, ring all-reduce")
+
+
+# Fig. 8 to 11 and 13
+
+
+def draw_whole_models() -> None:
+    """Fig. 8 and 9: time between tokens over that of TP, by hardware and by mesh."""
+    for figure, machines, what in (("fig8", POWERS, "hardware"), ("fig9", MESHES, "mesh")):
+        for counting, counted in COUNTINGS.items():
+            panels = [
+                batch_panel(
+                    f"{MODELS[model]}\n{machine_title(machine)}",
+                    {
+                        NAMES[name]: 1 / column(select(rows, strategy=name), "speedup_over_tp")
+                        for name in ("tp", "ep", "hybrid_ring", "node_link", "gradient")
+                    },
+                    rows,
+                    "TBT over TP's (less is better)",
+                    "TP's time",
+                )
+                for model in MODELS
+                for machine in machines
+                if (rows := select(table("whole_model"), model=model, counting=counting, **on(machine)))
+            ]
+            title = f"{figure.replace('fig', 'Fig. ')}, time between tokens of the whole model by {what}; {counted}"
+            plot_bar_panels(HERE / f"hd_moe_{figure}_{counting}.png", panels, title)
+
+
+def draw_stages() -> None:
+    """Fig. 10, 11 and 13: what node balance, and then link balance, add on DeepSeek's layer."""
+    node = {NAMES[name]: (name, "node") for name in ("tp", "ep", "hybrid", "hybrid_ring")}
+    compute = {NAMES[name]: ("ep", name) for name in ("node_link", "gradient")}
+    network = {NAMES[name]: (name, "tp") for name in ("tp", "hybrid_ring", "node", "node_link", "gradient")}
+    for figure, what, ratios, ylabel, line, title in (
+        ("fig10", "total", node, "time over node balance's", "as fast", "speed-up of node balance, by baseline"),
+        ("fig11", "compute", compute, "EP's time over the plan's", "as fast", "less compute time than EP, by plan"),
+        ("fig13", "network", network, "time over TP's", "TP's time", "communication (dispatch and combine)"),
+    ):
+        panels = [
+            ratio_panel(machine, counting, what, ratios, f"{ylabel}\n({counting})", line)
+            for counting in COUNTINGS
+            if what != "compute" or counting == "equations"  # the bytes of messages are none of compute's
+            for machine in MACHINES
+        ]
+        title = f"{figure.replace('fig', 'Fig. ')}, {title}: {MODELS[DEEPSEEK]}"
+        plot_bar_panels(HERE / f"hd_moe_{figure}.png", panels, title, columns=len(MACHINES))
+
+
+def ratio_panel(
+    machine: Machine,
+    counting: str,
+    what: str,
+    ratios: dict[str, tuple[str, str]],
+    ylabel: str,
+    line: str,
+) -> GroupPanel:
+    """Ratios of two strategies' seconds by batch size, on one machine."""
+    rows = select(table("times"), model=DEEPSEEK, counting=counting, **on(machine))
+    series = {name: part(rows, above, what) / part(rows, below, what) for name, (above, below) in ratios.items()}
+    return batch_panel(machine_title(machine).replace(", ", "\n", 1), series, rows, ylabel, line)
+
+
+def part(rows: Rows, strategy: str, what: str) -> np.ndarray:
+    """Seconds of a part of the layer by batch size, [batch]."""
+    columns = ("dispatch_s", "combine_s") if what == "network" else (f"{what}_s",)
+    return np.sum([column(select(rows, strategy=strategy), name) for name in columns], axis=0)
+
+
+def batch_panel(title: str, series: dict[str, np.ndarray], rows: Rows, ylabel: str, line: str) -> GroupPanel:
+    """Values by batch size, with a line at 1."""
+    return GroupPanel(title, distinct(rows, "batch_tokens"), series, ylabel, "tokens of the batch", (1.0, line))
+
+
+def draw_published() -> None:
+    """Speed-ups of HD-MoE's plans beside the published ones: every machine and batch size, both countings."""
+    panels = []
+    for model in distinct(table("published"), "model"):
+        for over in ("tp", "ep", "hybrid"):
+            rows = select(table("published"), model=model, over=over)
+            points = {
+                counted: (column(rows, "published"), column(rows, f"ours_{counting}"))
+                for counting, counted in COUNTINGS.items()
+            }
+            title = f"{MODELS[model]}: over {NAMES[over]}"
+            panels.append(ScatterPanel(title, points, "published speed-up", "our speed-up"))
+    plot_scatter_panels(HERE / "hd_moe_published.png", panels, "Speed-up of HD-MoE, whole model: ours and published")
+
+
+# Fig. 12 and 14
+
+
+def draw_loads() -> None:
+    """Fig. 12: loads of nodes before and after node balance; Fig. 14: loads of links before and after link balance."""
+    rows = table("loads")
+    x, y = (int(side) for side in rows[0]["mesh"].split("x"))
+    for figure, what, names in (
+        ("fig12", "loads of nodes", ("ep", "node", "gradient")),
+        ("fig14", "loads of links", ("node", "node_link", "gradient")),
+    ):
+        panels = []
+        for name in names:
+            node, link = (column(select(rows, strategy=name, kind=kind), "seconds") for kind in ("node", "link"))
+            panels.append(MeshPanel(NAMES[name], node, link))
+        title = f"{figure.replace('fig', 'Fig. ')}, {what}: {MODELS[rows[0]['model']]}"
+        plot_mesh_loads(HERE / f"hd_moe_{figure}.png", (x, y), panels, title)
+
+
+# Fig. 15
+
+
+def draw_dynamic() -> None:
+    """Fig. 15: static and dynamic deployment by topic, an image for each model and plan."""
+    for model in distinct(table("dynamic"), "model"):
+        for plan in ("published", "gradient"):
+            rows = select(table("dynamic"), model=model, plan=plan)
+            both = [times_and_speedups(select(rows, experts=experts)) for experts in PAPER_DYNAMIC]
+            panels = [pair[i] for i in (0, 1) for pair in both]
+            title = f"Fig. 15, {MODELS[model]}, {plan} plan: pre-broadcast experts on other topics"
+            plot_bar_panels(HERE / f"hd_moe_fig15_{model}_{plan}.png", panels, title, columns=2)
+
+
+def times_and_speedups(rows: Rows) -> tuple[GroupPanel, GroupPanel]:
+    """Two panels of one number of experts: times of a layer and speed-ups, by topic."""
+    experts = rows[0]["experts"]
+    of = {name: select(rows, forecast=name) for name in ("moving average", "perfect")}
+    topics = distinct(rows, "topic")
+    static = {"static": MICRO * column(of["perfect"], "static_s")}
+    dynamic = {f"dynamic, {name}": MICRO * column(chosen, "dynamic_s") for name, chosen in of.items()}
+    speedup = {f"dynamic, {name}": column(chosen, "speedup") for name, chosen in of.items()}
+    notes = {name: [f"{value:.2f}" for value in values] for name, values in speedup.items()}
+    machine = "{TFLOPs_per_s} TFLOP/s, {GB_per_s} GB/s".format(**rows[0])
+    title = f"({'a' if experts == '2' else 'b'}) {experts} experts; {machine}"
+    paper = (PAPER_DYNAMIC[experts], f"paper's mean, {PAPER_DYNAMIC[experts]}")
+    return (
+        GroupPanel(title, topics, static | dynamic, "time of a MoE layer [µs]", notes=notes),
+        GroupPanel("", topics, speedup, "speed-up over static", reference=paper),
+    )
+
+
+# Optimisers
+
+
+def draw_tuners() -> None:
+    """HD-MoE's optimiser against the gradient's, case by case and seed by seed: quality and wall time."""
+    rows = table("tuned")
+    groups, ratio = [], []
+    walls: dict[str, list[np.ndarray]] = {name: [] for name in OPTIMISERS.values()}
+    for model in MODELS:
+        for machine in MACHINES:
+            of = {name: select(rows, model=model, optimiser=name, **on(machine)) for name in OPTIMISERS}
+            if of["gradient"]:
+                groups.append("{}\n{}\n{} TFLOP/s\n{} GB/s".format(MODELS[model].split("-")[0], *machine))
+                ratio.append(column(of["milp-bayes"], "gathered_s") / column(of["gradient"], "gathered_s"))
+                for name, shown in OPTIMISERS.items():
+                    walls[shown].append(column(of[name], "wall_s"))
+    ours = {"HD-MoE / gradient": np.array(ratio)}
+    panels = [
+        GroupPanel("time of a layer", groups, ours, "HD-MoE's over gradient's", reference=(1.0, "equal")),
+        GroupPanel(
+            "wall time (the first seed compiles)",
+            groups,
+            {name: np.array(s) for name, s in walls.items()},
+            "wall time [s]",
+            scale="log",
+        ),
+    ]
+    title = "HD-MoE's node and link balance against gradient descent, every seed (above 1: gradient's plan is faster)"
+    plot_dot_panels(HERE / "hd_moe_tuners.png", panels, title, columns=1)
+
+
+def draw_gaps() -> None:
+    """How far above the optimum every optimiser is: all layers and seeds on small meshes."""
+    panels = []
+    for mesh in distinct(table("optimum"), "mesh"):
+        rows = select(table("optimum"), mesh=mesh)
+        names = distinct(rows, "optimiser")
+        gaps = np.array([100 * column(select(rows, optimiser=name), "gap") for name in names])
+        summed = select(table("gaps"), mesh=mesh)[0]
+        title = f"{mesh} mesh, {summed['proven']} of {summed['layers']} optima proven"
+        panels.append(
+            GroupPanel(
+                title,
+                [
+                    f"{OPTIMISERS.get(name, name)}\nmedian {np.median(gap):.2g} %"
+                    for name, gap in zip(names, gaps, strict=True)
+                ],
+                {"a layer and seed": gaps},
+                "above the optimum [%]",
+                scale="symlog",
+            )
+        )
+    plot_dot_panels(HERE / "hd_moe_gaps.png", panels, "Mixtral-8x7B: gap to the optimum on small meshes", columns=2)
+
+
+def draw_others() -> None:
+    """The other optimisers and the other ways to map, beside the two compared: time of a layer and wall time."""
+    keys = ("model", "mesh", "TFLOPs_per_s", "GB_per_s")
+    cases = {tuple(row[key] for key in keys): {key: row[key] for key in keys} for row in table("others")}
+    times, walls = [], []
+    for (model, mesh, tflops, gbps), where in cases.items():
+        compared = [row for name in OPTIMISERS for row in select(table("tuned"), optimiser=name, seed="0", **where)]
+        rows = [*compared, *select(table("others"), **where)]
+        groups = [OPTIMISERS.get(row["optimiser"], row["optimiser"]).replace(": ", ":\n") for row in rows]
+        title = f"{MODELS[model]}, {machine_title((mesh, tflops, gbps))}"
+        times.append(bars_of(rows, "gathered_s", MICRO, title, groups, "time of a layer [µs]"))
+        walls.append(bars_of(rows, "wall_s", 1.0, "", groups, "wall time [s]"))
+    title = "Optimisers with one seed, and other ways to map HD-MoE's balanced nodes"
+    plot_bar_panels(HERE / "hd_moe_others.png", [*times, *walls], title, columns=len(cases))
+
+
+def bars_of(rows: Rows, key: str, unit: float, title: str, groups: Sequence[str], ylabel: str) -> GroupPanel:
+    """One bar for each row, with its number."""
+    values = unit * column(rows, key)
+    return GroupPanel(title, groups, {"seed 0": values}, ylabel, notes={"seed 0": [f"{value:.3g}" for value in values]})
+
+
+def main() -> None:
+    """Draw everything beside this file."""
+    draw_activation()
+    draw_estimates()
+    draw_table_iii()
+    draw_whole_models()
+    draw_stages()
+    draw_published()
+    draw_loads()
+    draw_dynamic()
+    draw_tuners()
+    draw_gaps()
+    draw_others()
+
+
+if __name__ == "__main__":
+    main()
