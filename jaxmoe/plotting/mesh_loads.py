@@ -77,7 +77,7 @@ def _layout(shape: tuple[int, int], count: int, title: str) -> tuple[Figure, lis
     columns = min(count, 4)
     rows = -(-count // columns)
     cell = float(np.clip(9.0 / max(shape), 0.42, 1.05))
-    cell = min(cell, max(18 / (columns * shape[1]), 0.42))
+    cell = min(cell, max(13.5 / (columns * shape[1]), 0.42))
     width = max(shape[1] * cell, 3.2) * columns + 2.4
     height = max(shape[0] * cell + 0.9, 2.6) * rows + 0.7
     figure = style.new_figure(width, height, title, layout="compressed")

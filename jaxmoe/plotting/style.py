@@ -57,6 +57,7 @@ _STRATEGY = {
     "tunedgathered": 2,
     "gradient": 1,
     "greedy": 2,
+    "nodebalance": 2,
 }
 
 

@@ -80,7 +80,9 @@ class _Run:
         with self.referee.timed("scoring"):
             stages = {"node_balanced": self.referee.score(plan[:, None])[:, 0]}
         mapped = np.stack([node.share[:, found.order] for node, found in zip(nodes, mappings, strict=True)])
-        return self.referee.conclude(mapped, stages, {"link balance": together([found.history for found in mappings])})
+        # Where nodes have room for more or less than each other, a mapping may fill one beyond it.
+        legal = self.referee.legal(mapped[:, None])[:, 0]
+        return self.referee.conclude(legal, stages, {"link balance": together([found.history for found in mappings])})
 
     def balance(self, layer: int, seconds: float) -> NodeBalance:
         with self.referee.timed("node balance"):
