@@ -1,7 +1,9 @@
-"""Fig. 8 to 14: time by strategy, machine and batch size, with two ways to count bytes, and loads of nodes and links.
+"""Fig. 8 to 14: time by strategy, machine and batch size, counted in three ways, and loads of nodes and links.
 
-`equations`: four bytes per element everywhere, as Eq. 2 and 4 have it. `published`: one byte per element where
-results gather and four in rings, as the published times have it (`reference/hd_moe/README.md`).
+`equations`: four bytes per element everywhere, as Eq. 2 and 4 have it, and compute on batches drawn from the trace.
+`one_byte`: one byte per element where results gather and four in rings, as the published times have it
+(`reference/hd_moe/README.md`). `published`: so, and compute by Eq. 1 with the mean frequencies of the trace: published
+compute times are proportional to the batch size, which those of drawn batches are not.
 """
 
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from cases import BATCH_SIZES, CASES, DEEPSEEK, LAYERS, RUNS, Case, inputs_of
 
+from jaxmoe.cli.comparison import placement_problem
 from jaxmoe.cli.inputs import Inputs
 from jaxmoe.cli.scoring import Score, score
 from jaxmoe.cli.strategies import Rings, Strategy, strategy
@@ -44,18 +47,29 @@ def strategies(inputs: Inputs, plans: dict[str, np.ndarray]) -> list[Strategy]:
 
 
 def times(case: Case, shared: Path) -> list[dict]:
-    """Mean seconds of one MoE layer, every strategy and batch size, both ways to count."""
+    """Mean seconds of one MoE layer, every strategy and batch size, in all countings."""
+    four, one = inputs_of(case, shared, FEWER), inputs_of(case, shared, (*FEWER, *ONE_BYTE))
     rows, plans = [], dict(np.load(RUNS / f"{case.name}.npz"))
-    for counting, overrides in (("equations", ()), ("published", ONE_BYTE)):
-        four, inputs = inputs_of(case, shared, FEWER), inputs_of(case, shared, (*FEWER, *overrides))
-        for plan in strategies(inputs, plans):
-            ring = plan.forced_rings is not None or plan.name == "tp_both_ways"
-            for tokens in BATCH_SIZES:
-                given = four if ring else inputs
-                seen = score(given, plan, given.batches_of(tokens))
-                about = case.columns | {"layers": LAYERS[case.model], "counting": counting, "batch_tokens": tokens}
-                rows.append(about | {"strategy": plan.name} | _seconds(seen))
+    for plan in strategies(four, plans):
+        rings = plan.forced_rings is not None or plan.name == "tp_both_ways"
+        for tokens in BATCH_SIZES:
+            seen, gathered = (
+                score(inputs, plan, inputs.batches_of(tokens)) for inputs in (four, four if rings else one)
+            )
+            about = case.columns | {"layers": LAYERS[case.model], "batch_tokens": tokens, "strategy": plan.name}
+            mean = _mean_compute(four, plan, tokens)
+            rows.append(about | {"counting": "equations"} | _seconds(seen))
+            rows.append(about | {"counting": "one_byte"} | _seconds(gathered))
+            rows.append(about | {"counting": "published"} | _seconds(gathered, mean))
     return rows
+
+
+def _mean_compute(inputs: Inputs, plan: Strategy, tokens: int) -> float:
+    """Eq. 1 with the trace's mean frequencies, s, mean over layers."""
+    frequency = placement_problem(inputs).frequency
+    work = tokens * inputs.moe.top_k * np.einsum("le,len->ln", frequency, plan.placement.share)
+    seconds = work * float(inputs.model.flops_per_token_expert) / np.asarray(inputs.model.platform.die.flops, float)
+    return float(seconds.max(axis=1).mean())
 
 
 def loads(case: Case, shared: Path) -> list[dict]:
@@ -74,9 +88,12 @@ def loads(case: Case, shared: Path) -> list[dict]:
     return rows
 
 
-def _seconds(seen: Score) -> dict[str, str]:
-    parts = {"dispatch": seen.dispatch, "compute": seen.compute, "combine": seen.combine, "total": seen.total}
-    return {f"{name}_s": f"{values.mean():.6e}" for name, values in parts.items()}
+def _seconds(seen: Score, mean_compute: float | None = None) -> dict[str, str]:
+    """Mean seconds of the stages, the compute by Eq. 1 in place of the drawn batches' where it is given."""
+    parts = {"dispatch": seen.dispatch.mean(), "compute": seen.compute.mean(), "combine": seen.combine.mean()}
+    if mean_compute is not None:
+        parts["compute"] = mean_compute
+    return {f"{name}_s": f"{seconds:.6e}" for name, seconds in (parts | {"total": sum(parts.values())}).items()}
 
 
 SHOWN = next(case for case in CASES if (case.model, case.mesh, case.tflops) == (DEEPSEEK, "4x8", "5"))

@@ -49,10 +49,17 @@ def run(name: str, shared: Path) -> float:
 def run_missing(jobs: dict[str, Callable], shared: Path, processes: int) -> None:
     """Run the jobs whose rows are not there, several at a time."""
     missing = [name for name in jobs if not (RUNS / f"{name}.json").is_file()]
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+    # In groups of their own, for Ctrl-C is not theirs: a search that it cuts short would pass for a whole one.
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=os.setpgrp) as pool:
         running = {pool.submit(run, name, shared): name for name in missing}
-        for done, job in enumerate(as_completed(running), start=1):
-            print(f"{running[job]}: {job.result():.0f} s ({done} of {len(missing)})", flush=True)
+        try:
+            for done, job in enumerate(as_completed(running), start=1):
+                print(f"{running[job]}: {job.result():.0f} s ({done} of {len(missing)})", flush=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
 
 
 def gathered() -> dict[str, list[dict]]:
