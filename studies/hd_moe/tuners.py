@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cases import CASES, DEEPSEEK, LAYERS, MIXTRAL, QWEN, RUNS, Case, inputs_of
+from cases import CASES, DEEPSEEK, LAYERS, MIXTRAL, RUNS, Case, inputs_of
 
 from jaxmoe.cli.comparison import placement_problem
 from jaxmoe.cli.inputs import Inputs
@@ -25,14 +25,9 @@ from jaxmoe.tune.two_stage import TwoStageSettings, two_stage
 SEEDS = (0, 1, 2, 3, 4)
 NODE_S, LINK_S = 50.0, 10.0  # a layer's 60 s
 LARGE_NODE_S, LARGE_LINK_S = 80.0, 10.0  # with 64 nodes, where the programme has twice the binaries
-# Settings of the gradient tuner that differ from its own. With 64 experts moves hardly help.
-GRADIENT = {
-    MIXTRAL: {"restarts": 6, "steps": 400, "batches_per_step": 4, "refine_steps": 1000},
-    DEEPSEEK: {"restarts": 6, "steps": 400, "batches_per_step": 4, "refine_steps": 0},
-    QWEN: {"restarts": 6, "steps": 400, "batches_per_step": 4, "refine_steps": 0},
-}
+FEW = {"restarts": 6, "steps": 400, "batches_per_step": 4}
 OTHERS, OTHERS_S = ("anneal", "greedy", "random"), 30.0
-MAPPINGS = ("bayesian", "annealing", "sinkhorn")
+MAPPINGS = ("annealing", "sinkhorn")  # beside the Bayesian one of `tuned`
 
 
 def tuned(case: Case, shared: Path) -> list[dict]:
@@ -53,7 +48,7 @@ def tuned(case: Case, shared: Path) -> list[dict]:
     jax.clear_caches()
     for seed in SEEDS:
         begun = time.perf_counter()
-        result = tune(problem, TunerSettings(**GRADIENT[case.model], seed=seed))
+        result = tune(problem, gradient_settings(case, seed))
         rows.append(_row(inputs, "gradient", seed, result, time.perf_counter() - begun))
         plans.setdefault("gradient", result.gathered)
         plans.setdefault("tuned", result.share)
@@ -73,6 +68,12 @@ def tuned(case: Case, shared: Path) -> list[dict]:
 def budget(case: Case) -> tuple[float, float]:
     """Seconds of node and link balance for a layer."""
     return (LARGE_NODE_S, LARGE_LINK_S) if case.mesh == "8x8" else (NODE_S, LINK_S)
+
+
+def gradient_settings(case: Case, seed: int) -> TunerSettings:
+    """Those of the gradient tuner, for a few seconds. With 64 experts moves hardly help."""
+    moves = 0 if case.model != MIXTRAL else 400 if case.mesh == "8x8" else 1000
+    return TunerSettings(**FEW, refine_steps=moves, seed=seed)
 
 
 def others(case: Case, shared: Path) -> list[dict]:
