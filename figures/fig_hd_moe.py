@@ -56,6 +56,11 @@ def table(name: str) -> Rows:
         return list(csv.DictReader(file))
 
 
+def tuned() -> Rows:
+    """What HD-MoE's stages and the gradient tuner found, seed by seed."""
+    return [*table("two_stages"), *table("gradient")]
+
+
 def select(rows: Iterable[dict[str, str]], **values: str) -> Rows:
     """Rows that have these values."""
     return [row for row in rows if all(row[key] == value for key, value in values.items())]
@@ -301,7 +306,7 @@ def times_and_speedups(rows: Rows) -> tuple[GroupPanel, GroupPanel]:
 
 def draw_tuners() -> None:
     """HD-MoE's optimiser against the gradient's, case by case and seed by seed: quality and wall time."""
-    rows = table("tuned")
+    rows = tuned()
     groups, ratio = [], []
     walls: dict[str, list[np.ndarray]] = {name: [] for name in OPTIMISERS.values()}
     for model in MODELS:
@@ -357,7 +362,7 @@ def draw_others() -> None:
     cases = {tuple(row[key] for key in keys): {key: row[key] for key in keys} for row in table("others")}
     times, walls = [], []
     for (model, mesh, tflops, gbps), where in cases.items():
-        compared = [row for name in OPTIMISERS for row in select(table("tuned"), optimiser=name, seed="0", **where)]
+        compared = [row for name in OPTIMISERS for row in select(tuned(), optimiser=name, seed="0", **where)]
         rows = [*compared, *select(table("others"), **where)]
         groups = [OPTIMISERS.get(row["optimiser"], row["optimiser"]).replace(": ", ":\n") for row in rows]
         title = f"{MODELS[model]}, {machine_title((mesh, tflops, gbps))}"

@@ -56,7 +56,9 @@ class TuningConfig(Section):
         default=DEFAULT.batches_per_step, description="the number of batches that one step sees", examples=[4]
     )
     learning_rate: Positive = Field(
-        default=DEFAULT.learning_rate, description="the step size of the optimiser", examples=[0.05]
+        default=DEFAULT.learning_rate,
+        description="the step size of the optimiser over the temperature",
+        examples=[0.05],
     )
     p95_weight: NonNegative = Field(
         default=0.0, description="the weight of the 95th percentile over batches beside their mean", examples=[0.5]

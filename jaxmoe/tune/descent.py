@@ -105,7 +105,9 @@ def descend(
     def update(plan, optimiser, frequency, batches, now):
         value, gradient = jax.value_and_grad(_objective)(plan, land, frequency, batches, now)
         direction, optimiser = optax.scale_by_adam().update(gradient, optimiser)
-        plan = jax.tree.map(lambda leaf, change: leaf - land.learning_rate * change, plan, direction)
+        # The plan depends on logits / temperature: steps that shrink with the temperature stay as long for it.
+        rate = land.learning_rate * now.temperature
+        plan = jax.tree.map(lambda leaf, change: leaf - rate * change, plan, direction)
         return plan, optimiser, value * land.scale
 
     def step(state: Descent, given):

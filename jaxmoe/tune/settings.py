@@ -10,7 +10,7 @@ class TunerSettings:
     restarts: int = 8  # descents of every layer, from different starts
     steps: int = 600  # of a descent; rounded up to whole segments
     batches_per_step: int = 8
-    learning_rate: float = 0.1
+    learning_rate: float = 0.1  # times the temperature of the moment
     sinkhorn_temperature: tuple[float, float] = (1.0, 0.05)
     support_width: tuple[float, float] = (1.0, 0.03)  # of soft hosts, relative to an expert's typical part
     max_temperature: tuple[float, float] = (0.1, 0.02)  # of the smooth maximum, relative

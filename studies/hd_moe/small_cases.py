@@ -21,7 +21,7 @@ TOKENS = 512  # in the one batch that counts
 SEEDS = (0, 1, 2)
 PROOF_S = 60.0  # for each layer
 GAMMA, NODE_S, LINK_S = 1.0, 3.0, 1.0  # for each layer: enough for so few nodes
-OTHERS = ("anneal", "greedy", "random")
+OTHERS, OTHERS_S = ("anneal", "greedy", "random"), 10.0
 
 
 def problem_of(mesh: str, shared: Path) -> PlacementProblem:
@@ -44,7 +44,7 @@ def optimum_rows(mesh: str, shared: Path) -> list[dict]:
         found["milp-bayes", seed] = two_stage(problem, settings, balanced=balances).gathered
         for name in OTHERS:
             optimiser = OPTIMISERS[name]
-            found[name, seed] = optimiser.run(problem, optimiser.settings(seed=seed)).gathered
+            found[name, seed] = optimiser.run(problem, optimiser.settings(seed=seed, time_limit_s=OTHERS_S)).gathered
     times = {
         key: judge(problem.model, jnp.asarray(share, jnp.float32), problem.batches).total
         for key, share in found.items()

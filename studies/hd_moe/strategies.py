@@ -9,7 +9,8 @@ compute times are proportional to the batch size, which those of drawn batches a
 from pathlib import Path
 
 import numpy as np
-from cases import BATCH_SIZES, CASES, DEEPSEEK, LAYERS, RUNS, Case, inputs_of
+from cases import BATCH_SIZES, CASES, DEEPSEEK, LAYERS, Case, inputs_of
+from tuners import plans_of
 
 from jaxmoe.cli.comparison import placement_problem
 from jaxmoe.cli.inputs import Inputs
@@ -49,7 +50,7 @@ def strategies(inputs: Inputs, plans: dict[str, np.ndarray]) -> list[Strategy]:
 def times(case: Case, shared: Path) -> list[dict]:
     """Mean seconds of one MoE layer, every strategy and batch size, in all countings."""
     four, one = inputs_of(case, shared, FEWER), inputs_of(case, shared, (*FEWER, *ONE_BYTE))
-    rows, plans = [], dict(np.load(RUNS / f"{case.name}.npz"))
+    rows, plans = [], plans_of(case)
     for plan in strategies(four, plans):
         rings = plan.forced_rings is not None or plan.name == "tp_both_ways"
         for tokens in BATCH_SIZES:
@@ -74,7 +75,7 @@ def _mean_compute(inputs: Inputs, plan: Strategy, tokens: int) -> float:
 
 def loads(case: Case, shared: Path) -> list[dict]:
     """Fig. 12 and 14: how long each node computes and each link is busy, of the first layer, by the equations."""
-    inputs, plans = inputs_of(case, shared), dict(np.load(RUNS / f"{case.name}.npz"))
+    inputs, plans = inputs_of(case, shared), plans_of(case)
     rows = []
     for plan in strategies(inputs, plans):
         if plan.name in ("ep", "node", "node_link", "gradient"):

@@ -25,7 +25,7 @@ def derived(tables: Tables, shared: Path) -> Tables:
     whole = whole_model(tables["times"], fits)
     return {
         "gamma": gammas(tables["estimates"]),
-        "tuners": tuner_ratios(tables["tuned"]),
+        "tuners": tuner_ratios([*tables["two_stages"], *tables["gradient"]]),
         "attention": [
             {"model": model, "weights_node_s": f"{fit.weights:.6e}", "context_node_s": f"{fit.context:.6e}"}
             | {"arithmetic_node_s_TFLOPs": f"{fit.arithmetic:.6e}", "rows": fit.rows, "worst_error": f"{fit.worst:.2e}"}

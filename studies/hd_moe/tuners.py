@@ -27,42 +27,55 @@ NODE_S, LINK_S = 50.0, 10.0  # a layer's 60 s
 LARGE_NODE_S, LARGE_LINK_S = 80.0, 10.0  # with 64 nodes, where the programme has twice the binaries
 FEW = {"restarts": 6, "steps": 400, "batches_per_step": 4}
 OTHERS, OTHERS_S = ("anneal", "greedy", "random"), 30.0
-MAPPINGS = ("annealing", "sinkhorn")  # beside the Bayesian one of `tuned`
+MAPPINGS = ("annealing", "sinkhorn")  # beside the Bayesian one of `two_stages`
 
 
-def tuned(case: Case, shared: Path) -> list[dict]:
-    """Every optimiser and seed on one case; the plans of the first seed are kept in `runs/`."""
+def two_stages(case: Case, shared: Path) -> list[dict]:
+    """HD-MoE's pipeline with every seed, node balance alone, and the published plan; plans are kept in `runs/`."""
     inputs = inputs_of(case, shared)
     problem, gamma = placement_problem(inputs), fitted_gamma(inputs)
     node_time, link_time = budget(case)
     balances = [node_balance(problem, row, gamma.gamma, node_time) for row in range(len(inputs.layer_ids))]
     node_s = sum(balance.wall_s for balance in balances)
     rows, plans = [], {"node": np.stack([balance.share for balance in balances])}
-    jax.clear_caches()  # so that the first repeat of each pays for its own compilation
     for seed in SEEDS:
         settings = TwoStageSettings(gamma.gamma, node_time, link_time, seed=seed)
         begun = time.perf_counter()
         result = two_stage(problem, settings, balanced=balances)
         rows.append(_row(inputs, "milp-bayes", seed, result, node_s + time.perf_counter() - begun))
         plans.setdefault("node_link", result.gathered)
+    given = shared / "reference" / "hd_moe" / case.published_plan
+    if given.is_file():
+        plans["published"] = _published(given, inputs)
+    rows += [_judged(inputs, plans[name]) | {"optimiser": name} for name in ("node", "published") if name in plans]
+    np.savez(RUNS / f"two_stages_{case.name}.npz", **plans)
+    bound = lower_bound(problem, inputs.evaluation_batches)
+    about = {"gamma": f"{gamma.gamma:.4f}", "gamma_r2": f"{gamma.r2:.4f}", "bound_s": f"{bound.mean():.6e}"}
+    about |= {f"node_{key}": value for key, value in _balance(balances).items()}
+    return [case.columns | {"layers": LAYERS[case.model]} | row | about for row in rows]
+
+
+def gradient(case: Case, shared: Path) -> list[dict]:
+    """The gradient tuner with every seed, the first of which pays for compilation; the first plans are kept."""
+    inputs, rows, plans = inputs_of(case, shared), [], {}
+    problem = placement_problem(inputs)
     jax.clear_caches()
     for seed in SEEDS:
         begun = time.perf_counter()
         result = tune(problem, gradient_settings(case, seed))
         rows.append(_row(inputs, "gradient", seed, result, time.perf_counter() - begun))
-        plans.setdefault("gradient", result.gathered)
-        plans.setdefault("tuned", result.share)
-    given = shared / "reference" / "hd_moe" / case.published_plan
-    if given.is_file():
-        plans["published"] = _published(given, inputs)
-    bound = lower_bound(problem, inputs.evaluation_batches)
-    for name in ("node", "published"):
-        if name in plans:
-            rows.append(_judged(inputs, plans[name]) | {"optimiser": name})
-    np.savez(RUNS / f"{case.name}.npz", **plans)
-    about = {"gamma": f"{gamma.gamma:.4f}", "gamma_r2": f"{gamma.r2:.4f}", "bound_s": f"{bound.mean():.6e}"}
-    about |= {f"node_{key}": value for key, value in _balance(balances).items()}
-    return [case.columns | {"layers": LAYERS[case.model]} | row | about for row in rows]
+        plans = plans or {"gradient": result.gathered, "tuned": result.share}
+    np.savez(RUNS / f"gradient_{case.name}.npz", **plans)
+    return [case.columns | {"layers": LAYERS[case.model]} | row for row in rows]
+
+
+def plans_of(case: Case) -> dict[str, np.ndarray]:
+    """The plans that both left in `runs/`, by name."""
+    return {
+        name: share
+        for job in ("two_stages", "gradient")
+        for name, share in np.load(RUNS / f"{job}_{case.name}.npz").items()
+    }
 
 
 def budget(case: Case) -> tuple[float, float]:
@@ -72,12 +85,15 @@ def budget(case: Case) -> tuple[float, float]:
 
 def gradient_settings(case: Case, seed: int) -> TunerSettings:
     """Those of the gradient tuner, for a few seconds. With 64 experts moves hardly help."""
-    moves = 0 if case.model != MIXTRAL else 400 if case.mesh == "8x8" else 1000
-    return TunerSettings(**FEW, refine_steps=moves, seed=seed)
+    if case.model == MIXTRAL:
+        return TunerSettings(**FEW, refine_steps=400 if case.mesh == "8x8" else 1000, seed=seed)
+    if case.mesh == "4x4":
+        return TunerSettings(restarts=4, steps=600, batches_per_step=8, refine_steps=0, seed=seed)
+    return TunerSettings(**FEW, refine_steps=0, seed=seed)
 
 
 def others(case: Case, shared: Path) -> list[dict]:
-    """The other optimisers and the other ways to map, one seed, on the plans that `tuned` left."""
+    """The other optimisers and the other ways to map, one seed, on the node balance kept."""
     inputs = inputs_of(case, shared)
     problem, rows = placement_problem(inputs), []
     for name in OTHERS:
@@ -100,7 +116,7 @@ def others(case: Case, shared: Path) -> list[dict]:
 
 def _kept(case: Case, problem) -> list[NodeBalance]:
     """The node balance of the plans in `runs/`, as if it had just been solved."""
-    shares = np.load(RUNS / f"{case.name}.npz")["node"]
+    shares = plans_of(case)["node"]
     return [NodeBalance(share, np.nan, np.nan, np.nan, "kept", 0.0, relaxed=False) for share in shares]
 
 
@@ -134,5 +150,7 @@ def _balance(balances: list[NodeBalance]) -> dict:
 
 
 COMPARED = [case for case in CASES if (case.mesh, case.tflops) == ("4x8", "5") and case.model in (MIXTRAL, DEEPSEEK)]
-JOBS = {f"tuned_{case.name}": lambda shared, case=case: tuned(case, shared) for case in CASES}
+JOBS = {f"two_stages_{case.name}": lambda shared, case=case: two_stages(case, shared) for case in CASES} | {
+    f"gradient_{case.name}": lambda shared, case=case: gradient(case, shared) for case in CASES
+}
 LATER = {f"others_{case.name}": lambda shared, case=case: others(case, shared) for case in COMPARED}
