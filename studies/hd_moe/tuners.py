@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cases import CASES, DEEPSEEK, LAYERS, MIXTRAL, RUNS, Case, inputs_of
+from cases import CASES, DEEPSEEK, LAYERS, MIXTRAL, QWEN, RUNS, Case, inputs_of
 
 from jaxmoe.cli.comparison import placement_problem
 from jaxmoe.cli.inputs import Inputs
@@ -45,7 +45,7 @@ def two_stages(case: Case, shared: Path) -> list[dict]:
         rows.append(_row(inputs, "milp-bayes", seed, result, node_s + time.perf_counter() - begun))
         plans.setdefault("node_link", result.gathered)
     given = shared / "reference" / "hd_moe" / case.published_plan
-    if given.is_file():
+    if given.is_file() and case.model != QWEN:  # whose experts have no numbers in a trace that is made up
         plans["published"] = _published(given, inputs)
     rows += [_judged(inputs, plans[name]) | {"optimiser": name} for name in ("node", "published") if name in plans]
     np.savez(RUNS / f"two_stages_{case.name}.npz", **plans)
