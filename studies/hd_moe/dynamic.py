@@ -37,7 +37,7 @@ TOPICS = {
     DEEPSEEK: ("intent", "translation"),
 }
 SETTINGS = (("5", "50", 2), ("2.5", "75", 5))  # TFLOP/s, GB/s, experts: the paper's two
-TOKENS, ITERATIONS, SEED = 512, 16, 7
+TOKENS, ITERATIONS, SEED = 512, 10, 7
 RATE, PRIOR = 0.5, 10.0  # of the moving average; choices by the frequencies added to each row of the heatmap
 WARM = 4  # iterations after which the moving average has seen the topic: the simulator replays that one
 QUICK = TunerSettings(restarts=4, steps=200, batches_per_step=4, refine_steps=200, refine_batches=32)

@@ -21,7 +21,7 @@ TOKENS = 512  # in the one batch that counts
 SEEDS = (0, 1, 2)
 PROOF_S = 60.0  # for each layer
 GAMMA, NODE_S, LINK_S = 1.0, 3.0, 1.0  # for each layer: enough for so few nodes
-OTHERS, OTHERS_S = ("anneal", "greedy", "random"), 10.0
+OTHERS, OTHERS_S = ("anneal", "greedy", "random"), 5.0
 
 
 def problem_of(mesh: str, shared: Path) -> PlacementProblem:

@@ -26,7 +26,7 @@ SEEDS = (0, 1, 2, 3, 4)
 NODE_S, LINK_S = 50.0, 10.0  # a layer's 60 s
 LARGE_NODE_S, LARGE_LINK_S = 80.0, 10.0  # with 64 nodes, where the programme has twice the binaries
 FEW = {"restarts": 6, "steps": 400, "batches_per_step": 4}
-OTHERS, OTHERS_S = ("anneal", "greedy", "random"), 30.0
+OTHERS, OTHERS_S = ("anneal", "greedy", "random"), 15.0
 MAPPINGS = ("annealing", "sinkhorn")  # beside the Bayesian one of `two_stages`
 
 
@@ -85,8 +85,10 @@ def budget(case: Case) -> tuple[float, float]:
 
 def gradient_settings(case: Case, seed: int) -> TunerSettings:
     """Those of the gradient tuner, for a few seconds. With 64 experts moves hardly help."""
+    if case.mesh == "8x8":
+        return TunerSettings(**FEW | {"restarts": 4}, refine_steps=400 if case.model == MIXTRAL else 0, seed=seed)
     if case.model == MIXTRAL:
-        return TunerSettings(**FEW, refine_steps=400 if case.mesh == "8x8" else 1000, seed=seed)
+        return TunerSettings(**FEW, refine_steps=1000, seed=seed)
     if case.mesh == "4x4":
         return TunerSettings(restarts=4, steps=600, batches_per_step=8, refine_steps=0, seed=seed)
     return TunerSettings(**FEW, refine_steps=0, seed=seed)
