@@ -1,5 +1,6 @@
 """When to stop early: time is up, or the user pressed Ctrl-C."""
 
+import math
 import signal
 import threading
 import time
@@ -24,7 +25,9 @@ class StopSwitch:
     @property
     def used(self) -> float:
         """The part of the time limit that has passed, 0 without one."""
-        return 0.0 if self._limit_s is None else (time.monotonic() - self._begun) / self._limit_s
+        if self._limit_s is None:
+            return 0.0
+        return (time.monotonic() - self._begun) / self._limit_s if self._limit_s > 0 else math.inf
 
     def _interrupt(self, signum, frame) -> None:
         if self._interrupted:
