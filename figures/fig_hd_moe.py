@@ -23,7 +23,11 @@ from jaxmoe.plotting import (
 
 HERE = Path(__file__).resolve().parent
 STUDY = HERE.parent / "studies" / "hd_moe"
-MODELS = {"mixtral-8x7b": "Mixtral-8x7B", "deepseek-v2-lite": "DeepSeek-V2-Lite", "qwen2-57b-a14b": "Qwen2-57B-A14B"}
+MODELS = {
+    "mixtral-8x7b": "Mixtral-8x7B",
+    "deepseek-v2-lite": "DeepSeek-V2-Lite",
+    "qwen2-57b-a14b": "Qwen2 (made-up trace)",
+}
 DEEPSEEK = "deepseek-v2-lite"
 NAMES = {
     "tp": "TP",
@@ -364,7 +368,9 @@ def draw_others() -> None:
     for (model, mesh, tflops, gbps), where in cases.items():
         compared = [row for name in OPTIMISERS for row in select(tuned(), optimiser=name, seed="0", **where)]
         rows = [*compared, *select(table("others"), **where)]
-        groups = [OPTIMISERS.get(row["optimiser"], row["optimiser"]).replace(": ", ":\n") for row in rows]
+        groups = [
+            OPTIMISERS.get(row["optimiser"], row["optimiser"]).replace(": ", ":\n").replace(", ", ",\n") for row in rows
+        ]
         title = f"{MODELS[model]}, {machine_title((mesh, tflops, gbps))}"
         times.append(bars_of(rows, "gathered_s", MICRO, title, groups, "time of a layer [µs]"))
         walls.append(bars_of(rows, "wall_s", 1.0, "", groups, "wall time [s]"))

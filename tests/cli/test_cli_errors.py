@@ -184,7 +184,7 @@ def interrupt(*_, **__):
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("module", "name"), [(evaluate, "compare"), (tune, "tune")])
+@pytest.mark.parametrize(("module", "name"), [(evaluate, "compare"), (tune, "search")])
 def test_ctrl_c_leaves_nothing_behind(run, scenario, out, monkeypatch, module, name):
     monkeypatch.setattr(module, name, interrupt)
     result = run(module.__name__.rpartition(".")[2], scenario, "--out", out)
