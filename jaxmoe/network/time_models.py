@@ -85,9 +85,10 @@ class Congestion(AbstractTimeModel):
     ) -> Float[Array, ""]:
         latency, per_byte = self._delays(topology)
         chunk = self._chunk(flows.vectors * vector_bytes)
-        delay = latency + chunk[..., None, None] * per_byte  # one matrix, or one for each flow
-        per_flow = "fm,fnm->fn" if chunk.ndim else "fm,nm->fn"
-        from_node = jnp.einsum(per_flow, flows.destination, delay)
+        if chunk.ndim:  # one of each flow: sums of products apart, for a matrix of delays of each would be large
+            from_node = flows.destination @ latency.T + chunk[:, None] * (flows.destination @ per_byte.T)
+        else:
+            from_node = flows.destination @ (latency + chunk * per_byte).T
         return jnp.max(from_node * jnp.minimum(flows.source, 1))
 
     def _chunk(self, message_bytes: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

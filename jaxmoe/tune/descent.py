@@ -68,7 +68,12 @@ def start(problem: PlacementProblem, restarts: int, seed: int) -> Descent:
     """Random plans for every layer and restart."""
     layers, experts = problem.frequency.shape
     plans = random_plans(seed, layers, restarts, experts, problem.num_nodes)
-    return Descent(plans, jax.vmap(jax.vmap(optax.scale_by_adam().init))(plans))
+    return Descent(plans, _fresh_optimisers(plans))
+
+
+@jax.jit
+def _fresh_optimisers(plans: TransportPlan) -> optax.OptState:
+    return jax.vmap(jax.vmap(optax.scale_by_adam().init))(plans)
 
 
 @eqx.filter_jit
@@ -128,7 +133,11 @@ def schedule(first: int, steps: int, ends: dict[str, tuple[float, float]]) -> An
 
 def segment_batches(problem: PlacementProblem, batches_per_step: int, seed: int) -> Batch:
     """Fresh batches for one segment, leaves [step, layer, batch, ...]."""
-    drawn = problem.draw(SEGMENT * batches_per_step, seed)
-    return jax.tree.map(
-        lambda leaf: jnp.moveaxis(leaf.reshape(leaf.shape[0], SEGMENT, batches_per_step, *leaf.shape[2:]), 1, 0), drawn
-    )
+    return _by_step(problem.draw(SEGMENT * batches_per_step, seed))
+
+
+@jax.jit
+def _by_step(drawn: Batch) -> Batch:
+    """Batches [layer, all steps' batches, ...] as [step, layer, batch, ...]."""
+    split = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0], SEGMENT, -1, *leaf.shape[2:]), drawn)
+    return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), split)

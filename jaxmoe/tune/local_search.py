@@ -14,6 +14,7 @@ import jax.random as jr
 from jaxtyping import Array, Float, Int, Key
 
 from jaxmoe.latency import LayerModel
+from jaxmoe.network import AbstractExchange
 from jaxmoe.network.prefix import prefix_sums
 from jaxmoe.traces import Batch, over_batches
 from jaxmoe.tune.problem import PlacementProblem, objective
@@ -130,18 +131,25 @@ def _propose(
     return kept / kept.sum(axis=1, keepdims=True)
 
 
-def _score(search: Search, share: Share, batches: Batch) -> Float[Array, ""]:
+def _score(search: Search, share: Share, batches: Batch, exchange: AbstractExchange | None = None) -> Float[Array, ""]:
     """Exact objective of one plan of one layer, s; leaves of `batches` are [batch, ...], or merged rows."""
-
-    seconds = over_batches(lambda batch: search.model(share, batch).total, batches)
+    seconds = over_batches(lambda batch: search.model(share, batch, exchange).total, batches)
     return objective(seconds, search.p95_weight)
 
 
 @eqx.filter_jit
-def score_all(search: Search, shares: Float[Array, "layer expert node"], batches: Batch) -> Float[Array, " layer"]:
-    """Exact objective of one plan of every layer, s; leaves of `batches` are [layer, batch, ...]."""
+def score_all(
+    search: Search,
+    shares: Float[Array, "layer expert node"],
+    batches: Batch,
+    exchange: AbstractExchange | None = None,
+) -> Float[Array, " layer"]:
+    """Exact objective of one plan of every layer, s; leaves of `batches` are [layer, batch, ...].
+
+    `exchange` defaults to the model's own.
+    """
     # One layer at a time: all at once would take gigabytes on large meshes.
-    return jax.lax.map(lambda given: _score(search, *given), (shares, batches))
+    return jax.lax.map(lambda given: _score(search, given[0], given[1], exchange), (shares, batches))
 
 
 @eqx.filter_jit

@@ -14,14 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jaxmoe.latency import judge
 from jaxmoe.network import whole_ring
 from jaxmoe.placement import tensor_parallel
 from jaxmoe.placement.rounding import fit_memory, rebalance
 from jaxmoe.traces import Batch, merge_tokens
 from jaxmoe.tune import local_search
 from jaxmoe.tune.bounds import lower_bound
-from jaxmoe.tune.problem import PlacementProblem, objective
+from jaxmoe.tune.problem import PlacementProblem
 from jaxmoe.tune.result import History, Progress, TuneResult, silent
 from jaxmoe.tune.stop import StopSwitch
 
@@ -43,16 +42,14 @@ class Referee:
     progress: Progress = silent
     seconds: dict[str, float] = field(default_factory=dict)
     seeds: Iterator[int] = field(init=False)
-    drawn: Batch = field(init=False)  # the selection batches, token by token
-    selection: Batch = field(init=False)  # the same, merged where that pays
+    selection: Batch = field(init=False)  # the batches that have the last word
     search: local_search.Search = field(init=False)
 
     def __post_init__(self) -> None:
         # One stream of seeds: every draw of batches has its own, all of them given by one seed.
         source = np.random.default_rng([self.seed, 1])
         self.seeds = iter(lambda: int(source.integers(2**62)), None)
-        self.drawn = self.problem.draw(SELECTION_BATCHES, next(self.seeds))
-        self.selection = merge_tokens(self.drawn, self.problem.trace.num_experts)
+        self.selection = self.draw(SELECTION_BATCHES)
         self.search = local_search.search_of(self.problem)
 
     @contextmanager
@@ -72,7 +69,7 @@ class Referee:
 
     def score(self, plans: Plans) -> Scores:
         """Exact objective on the selection batches, s."""
-        shares = jnp.asarray(np.moveaxis(plans, 1, 0), jnp.float32)
+        shares = np.moveaxis(plans, 1, 0).astype(np.float32)
         return np.stack(
             [local_search.score_all(self.search, share, self.selection) for share in shares], axis=1, dtype=float
         )
@@ -127,8 +124,8 @@ class Referee:
         if not self.fits(spread[:, None]).all():
             return plan, scores
         ring = whole_ring(self.problem.model.platform.topology, both_ways=True)
-        judged = judge(self.problem.model, jnp.asarray(spread, jnp.float32), self.drawn, ring)
-        seconds = np.asarray(objective(judged.total, self.problem.p95_weight), float)
+        shares = jnp.asarray(spread, jnp.float32)
+        seconds = np.asarray(local_search.score_all(self.search, shares, self.selection, ring), float)
         return np.where((seconds < scores)[:, None, None], spread, plan), np.minimum(seconds, scores)
 
 

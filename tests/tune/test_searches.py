@@ -48,7 +48,7 @@ def test_the_result_is_a_legal_plan_with_its_exact_cost(name):
     problem = small_problem()
     result = run(name, problem)
     assert_legal(result, problem)
-    selection = Referee(problem, 3, StopSwitch()).drawn
+    selection = Referee(problem, 3, StopSwitch()).selection
     total = judge(problem.model, jnp.asarray(result.gathered, jnp.float32), selection).total
     np.testing.assert_allclose(result.stages["searched"], total.mean(axis=1), rtol=1e-5)
     assert (result.bound <= result.stages["searched"]).all()

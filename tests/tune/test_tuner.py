@@ -205,7 +205,7 @@ def test_a_layer_that_tensor_parallelism_serves_faster_gets_it():
     np.testing.assert_array_equal(ringing.share, np.full_like(ringing.share, 1 / 4))
     run = Referee(even_problem(), SETTINGS.seed, StopSwitch())  # draws the same selection batches
     judged = judge(
-        run.problem.model, jnp.asarray(ringing.share, jnp.float32), run.drawn, block_rings(SHAPE, 1, both_ways=True)
+        run.problem.model, jnp.asarray(ringing.share, jnp.float32), run.selection, block_rings(SHAPE, 1, both_ways=True)
     )
     np.testing.assert_allclose(ringing.stages["final"], judged.total.mean(axis=1), rtol=1e-5)
 
