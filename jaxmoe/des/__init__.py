@@ -8,6 +8,7 @@ from jaxmoe.des.fabric import Fabric as Fabric
 from jaxmoe.des.fabric import fabric_of as fabric_of
 from jaxmoe.des.layer import LayerReplay as LayerReplay
 from jaxmoe.des.layer import RecordedLayer as RecordedLayer
+from jaxmoe.des.layer import layer_seconds as layer_seconds
 from jaxmoe.des.layer import record_layer as record_layer
 from jaxmoe.des.layer import replay_layer as replay_layer
 from jaxmoe.des.layer import replay_plan as replay_plan

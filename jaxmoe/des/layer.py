@@ -79,6 +79,18 @@ def replay_layer(
     )
 
 
+def layer_seconds(
+    layer: LayerDescription,
+    share: Float[np.ndarray, "expert node"],
+    batch: Batch,
+    served: Int[np.ndarray, "token top_k"] | None = None,
+) -> float:
+    """`total_s` of `replay_layer` alone, of whose four simulations it needs one, s."""
+    plan = plan_tokens(layer, share, batch, served)
+    dispatch, combine = _sends(layer, plan)
+    return _layer(layer, dispatch, node_seconds(layer, plan), combine, barriers=True).makespan
+
+
 def record_layer(layer: LayerDescription, share: Float[np.ndarray, "expert node"], batch: Batch) -> RecordedLayer:
     """The simulation behind `total_s` of `replay_layer`, with what every link and node did when."""
     plan = plan_tokens(layer, share, batch)

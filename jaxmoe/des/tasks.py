@@ -59,56 +59,71 @@ class GraphBuilder:
         self._chunk_bytes = chunk_bytes if chunk_bytes is not None and chunk_bytes > 0 else math.inf
         self._paths: list[Sequence[int]] = []
         self._after: list[Sequence[int]] = []
-        self._sizes: list[tuple[int, float, float]] = []  # chunks, size of a chunk, size of the last
+        self._sizes: list[float] = []
+        self._computations: list[int] = []
 
     def transfer(self, path: Sequence[int], size: float, after: Sequence[int] = ()) -> int:
         """Send `size` bytes over the links of `path`. An empty path delivers at once; 0 bytes take only latency."""
-        if any(not 0 <= link < self._num_links for link in path):
-            raise ValueError(f"path {list(path)} leaves the links 0..{self._num_links - 1}")
-        return self._add(path, size, min(size, self._chunk_bytes), after)
+        return self._add(path, size, after)
 
     def compute(self, node: int, seconds: float, after: Sequence[int] = ()) -> int:
         """Keep `node` busy for `seconds`."""
         if not 0 <= node < self._num_nodes:
             raise ValueError(f"node {node} is not one of the nodes 0..{self._num_nodes - 1}")
-        return self._add((self._num_links + node,), seconds, seconds, after)
+        self._computations.append(self._add((self._num_links + node,), seconds, after))
+        return self._computations[-1]
 
     def barrier(self, after: Sequence[int]) -> int:
         """Be done, in no time, when all of `after` are."""
-        return self._add((), 0.0, 0.0, after)
+        return self._add((), 0.0, after)
 
-    def _add(self, path: Sequence[int], size: float, chunk: float, after: Sequence[int]) -> int:
-        number = len(self._paths)
-        if not 0 <= size < math.inf:
-            raise ValueError(f"task {number} has size {size}, expected a finite size that is not negative")
-        if any(not 0 <= task < number for task in after):
-            raise ValueError(f"task {number} waits for {list(after)}, expected tasks added before it")
-        count = math.ceil(size / chunk) if chunk > 0 else 1
+    def _add(self, path: Sequence[int], size: float, after: Sequence[int]) -> int:
         self._paths.append(path)
         self._after.append(after)
-        self._sizes.append((count if len(path) else 0, chunk, size - (count - 1) * chunk))
-        return number
+        self._sizes.append(size)
+        return len(self._paths) - 1
 
     def build(self) -> TaskGraph:
-        """The tasks added so far."""
+        """The tasks added so far. Raises ValueError where one has a size, a path or a predecessor that cannot be."""
         tasks = len(self._paths)
-        chunks, chunk_size, last_size = np.array(self._sizes, np.float64).reshape(tasks, 3).T.copy()
+        size = np.array(self._sizes, np.float64)
         path_start, path = _flatten(self._paths)
         wait_start, waits_for = _flatten(self._after)
         waiting = np.repeat(np.arange(tasks), np.diff(wait_start))
+        self._check(size, np.repeat(np.arange(tasks), np.diff(path_start)), path, waiting, waits_for)
+        whole = np.isin(np.arange(tasks), self._computations)
+        chunk = np.where(whole, size, np.minimum(size, self._chunk_bytes))
+        count = np.where(chunk > 0, np.ceil(size / np.where(chunk > 0, chunk, 1)), 1)
         followers = np.bincount(waits_for, minlength=tasks)
         return TaskGraph(
             num_links=self._num_links,
             num_nodes=self._num_nodes,
-            chunks=chunks.astype(np.int64),
-            chunk_size=chunk_size,
-            last_size=last_size,
+            chunks=np.where(np.diff(path_start) > 0, count, 0).astype(np.int64),
+            chunk_size=chunk,
+            last_size=size - (count - 1) * chunk,
             predecessors=np.diff(wait_start),
             path_start=path_start,
             path=path,
             successor_start=np.concatenate([[0], np.cumsum(followers)]).astype(np.int64),
             successor=waiting[np.argsort(waits_for, kind="stable")],
         )
+
+    def _check(
+        self,
+        size: Float[np.ndarray, " task"],
+        passing: Int[np.ndarray, " hop"],
+        path: Int[np.ndarray, " hop"],
+        waiting: Int[np.ndarray, " edge"],
+        waits_for: Int[np.ndarray, " edge"],
+    ) -> None:
+        """Refuse the first wrong task. All at once, for there are millions: `passing` are the tasks of hops."""
+        for task in np.flatnonzero(~((size >= 0) & (size < math.inf)))[:1]:
+            raise ValueError(f"task {task} has size {size[task]}, expected a finite size that is not negative")
+        for task in waiting[(waits_for < 0) | (waits_for >= waiting)][:1]:
+            raise ValueError(f"task {task} waits for {list(self._after[task])}, expected tasks added before it")
+        strays = passing[(path < 0) | (path >= self._num_links)]
+        for task in np.setdiff1d(strays, self._computations)[:1]:
+            raise ValueError(f"path {list(self._paths[task])} leaves the links 0..{self._num_links - 1}")
 
 
 def _flatten(rows: list[Sequence[int]]) -> tuple[Int[np.ndarray, " start"], Int[np.ndarray, " item"]]:

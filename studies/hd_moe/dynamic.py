@@ -11,8 +11,8 @@ from cases import DEEPSEEK, MIXTRAL, Case, inputs_of, trace_file
 from jaxmoe.cli.comparison import placement_problem
 from jaxmoe.cli.inputs import Inputs
 from jaxmoe.cli.replay import describe
-from jaxmoe.des import replay_layer
-from jaxmoe.latency import judge
+from jaxmoe.des import layer_seconds
+from jaxmoe.latency import Judgement, judge
 from jaxmoe.network import ChunkedBroadcast
 from jaxmoe.placement import expert_parallel_balanced, read_plan
 from jaxmoe.policies import (
@@ -40,7 +40,8 @@ SETTINGS = (("5", "50", 2), ("2.5", "75", 5))  # TFLOP/s, GB/s, experts: the pap
 TOKENS, ITERATIONS, SEED = 512, 10, 7
 RATE, PRIOR = 0.5, 10.0  # of the moving average; choices by the frequencies added to each row of the heatmap
 WARM = 4  # iterations after which the moving average has seen the topic: the simulator replays that one
-QUICK = TunerSettings(restarts=4, steps=200, batches_per_step=4, refine_steps=200, refine_batches=32)
+QUICK = TunerSettings(restarts=4, steps=200, batches_per_step=4, refine_batches=32)
+MOVES = {MIXTRAL: 200, DEEPSEEK: 0}  # that refine the tuner's plan: with 64 experts they hardly help
 
 
 def dynamic(model: str, machine: tuple[str, str, int], shared: Path) -> list[dict]:
@@ -54,10 +55,12 @@ def dynamic(model: str, machine: tuple[str, str, int], shared: Path) -> list[dic
             batches = sample_batches(trace, TOKENS, ITERATIONS, SEED)
             static = judge(inputs.model, share, batches)
             fits = _window(inputs, np.asarray(static.total).mean(axis=1))
+            some = [0, len(share) // 2, len(share) - 1]
+            replayed = {row: _simulated(inputs, share, batches, row) for row in some}
             for forecast in forecasts:
                 row = {"model": model, "TFLOPs_per_s": tflops, "GB_per_s": gbps, "experts": experts, "plan": plan}
                 row |= {"topic": topic, "forecast": forecast, "experts_in_window": f"{fits:.2f}"}
-                rows.append(row | _gain(inputs, share, batches, forecasts[forecast], experts, static))
+                rows.append(row | _gain(inputs, share, batches, forecasts[forecast], experts, static, replayed))
     return rows
 
 
@@ -71,7 +74,11 @@ def _plans(model: str, inputs: Inputs, shared: Path) -> dict[str, jax.Array]:
     published = read_plan(shared / "reference" / "hd_moe" / plan, inputs.moe.moe_layer_ids).share
     balanced = expert_parallel_balanced(count_pairs(inputs.trace).load, inputs.num_nodes)
     problem = replace(placement_problem(inputs), batch_tokens=128)
-    plans = {"published": published, "ep_balanced": balanced, "gradient": tune(problem, QUICK).gathered}
+    plans = {
+        "published": published,
+        "ep_balanced": balanced,
+        "gradient": tune(problem, replace(QUICK, refine_steps=MOVES[model])).gathered,
+    }
     return {name: jnp.asarray(share, jnp.float32) for name, share in plans.items()}
 
 
@@ -102,34 +109,41 @@ def _window(inputs: Inputs, layer_s: np.ndarray) -> float:
 
 
 def _gain(
-    inputs: Inputs, share: jax.Array, batches: Batch, forecast: AbstractForecast, experts: int, static
+    inputs: Inputs,
+    share: jax.Array,
+    batches: Batch,
+    forecast: AbstractForecast,
+    experts: int,
+    static: Judgement,
+    replayed: dict[int, float],
 ) -> dict[str, str]:
-    """Static over dynamic time of the MoE layers, by the model, and by model and simulator on the same few layers."""
+    """Static over dynamic time of the MoE layers, by the model, and by model and simulator on the same few layers.
+
+    `static` and `replayed` are the static times, by the model and by the simulator on these few.
+    """
     each = inputs.model.flops_per_token_expert / inputs.model.platform.die.flops
     policy = PreBroadcast(share, each, forecast, jnp.full(len(share), experts), experts)
     served = replay(policy, batches).served
     decided = decided_latencies(inputs.model, share, batches, served)
     before, after = np.asarray(static.total), np.asarray(decided.total)
-    some = [0, len(share) // 2, len(share) - 1]
-    simulated = [_simulated(inputs, np.asarray(share[row]), batches, row, np.asarray(served)) for row in some]
+    some = list(replayed)
+    simulated = sum(_simulated(inputs, share, batches, row, served) for row in some)
     modelled = before[some, WARM].sum() / after[some, WARM].sum()
-    replayed = sum(pair[0] for pair in simulated) / sum(pair[1] for pair in simulated)
     return {
         "static_s": f"{before.mean():.6e}",
         "dynamic_s": f"{after.mean():.6e}",
         "speedup": f"{before.sum() / after.sum():.4f}",
         "compute_speedup": f"{np.asarray(static.compute).sum() / np.asarray(decided.compute).sum():.4f}",
         "replayed_model_speedup": f"{modelled:.4f}",
-        "replayed_simulated_speedup": f"{replayed:.4f}",
+        "replayed_simulated_speedup": f"{sum(replayed.values()) / simulated:.4f}",
     }
 
 
-def _simulated(inputs: Inputs, share: np.ndarray, batches: Batch, row: int, served: np.ndarray) -> tuple[float, float]:
-    """Simulated seconds of one layer of one iteration, static and dynamic."""
-    layer = describe(inputs, "sharded")
-    batch = jax.tree.map(lambda leaf: np.asarray(leaf)[row, WARM], batches)
-    static = replay_layer(layer, share, batch)
-    return static.total_s, replay_layer(layer, share, batch, served[row, WARM]).total_s
+def _simulated(inputs: Inputs, share: jax.Array, batches: Batch, row: int, served: jax.Array | None = None) -> float:
+    """Simulated seconds of one layer of one iteration, static unless it is said where tokens are served."""
+    batch = jax.tree.map(lambda leaf: np.asarray(leaf[row, WARM]), batches)
+    decided = None if served is None else np.asarray(served[row, WARM])
+    return layer_seconds(describe(inputs, "sharded"), np.asarray(share[row]), batch, decided)
 
 
 JOBS = {

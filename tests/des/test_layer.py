@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmoe.des import LayerDescription, fabric_of, replay_layer, replay_plan
+from jaxmoe.des import LayerDescription, fabric_of, layer_seconds, replay_layer, replay_plan
 from jaxmoe.des.schedules import block_rings
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.mesh import num_links, xy_path
@@ -174,6 +174,11 @@ def test_a_token_gathers_where_its_gather_slot_is_served():
     assert result.combine_link_busy.tolist() == on_links(link5=4)
     assert result.dispatch_link_busy.tolist() == on_links(link7=4)
     assert result.node_busy.tolist() == [0, 4.5, 0.375, 5.25]
+
+
+@pytest.mark.parametrize("served", [None, SERVED])
+def test_the_seconds_alone_are_those_of_the_whole_replay(served):
+    assert layer_seconds(LAYER, SHARE, BATCH, served) == replay_layer(LAYER, SHARE, BATCH, served).total_s
 
 
 def test_deciding_nothing_changes_nothing():

@@ -70,5 +70,6 @@ def test_an_empty_graph_can_be_built():
     ],
 )
 def test_a_wrong_task_is_refused(add, message):
+    graph = GraphBuilder(2, 3)
     with pytest.raises(ValueError, match=message):
-        add(GraphBuilder(2, 3))
+        add(graph), graph.build()
