@@ -26,6 +26,7 @@ import strategies
 import summary
 import tuners
 from cases import HERE, QWEN, ROOT, RUNS, trace_file
+from jax.experimental.compilation_cache import compilation_cache
 
 # Long ones first, so that no process is left alone with one at the end. The second round needs the first one's plans.
 FIRST = tuners.JOBS | dynamic.JOBS | small_cases.JOBS | estimates.JOBS | activation.JOBS
@@ -46,7 +47,9 @@ TABLES = (
 
 def run(name: str, shared: Path) -> float:
     """Run a job and keep its rows. Returns the wall seconds."""
-    # Compiled code is kept for the cases of the same shapes.
+    # Compiled code is kept for the cases of the same shapes; but a first run of the gradient tuner pays for all of it.
+    jax.config.update("jax_enable_compilation_cache", not name.startswith("gradient"))
+    compilation_cache.reset_cache()
     jax.config.update("jax_compilation_cache_dir", str(RUNS / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     begun = time.perf_counter()
