@@ -85,6 +85,12 @@ def gathered() -> dict[str, list[dict]]:
     return rows
 
 
+def seconds_of_jobs() -> list[dict]:
+    """Wall seconds of every job."""
+    kept = {name: json.loads((RUNS / f"{name}.json").read_text()) for name in FIRST | SECOND}
+    return [{"job": name, "wall_s": f"{job['wall_s']:.1f}"} for name, job in kept.items()]
+
+
 def write_table(name: str, rows: list[dict]) -> None:
     """A table beside this file."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
@@ -109,13 +115,10 @@ def main() -> None:
     for jobs in (FIRST, SECOND):
         run_missing(jobs, shared, arguments.processes)
     tables = gathered()
-    tables |= summary.derived(tables, shared)
+    tables |= summary.derived(tables, shared) | {"jobs": seconds_of_jobs()}
     for name, rows in tables.items():
         write_table(name, rows)
-    jobs = sum(json.loads((RUNS / f"{name}.json").read_text())["wall_s"] for name in FIRST | SECOND)
-    print(
-        f"{time.perf_counter() - begun:.0f} s for what was missing; all jobs together took {jobs:.0f} process seconds"
-    )
+    print(f"{time.perf_counter() - begun:.0f} s for what was missing")
     print(summary.text(tables))
 
 

@@ -157,6 +157,7 @@ def text(tables: Tables) -> str:
             *_tuner_lines(tables),
             *_gap_lines(tables),
             *_dynamic_lines(tables),
+            f"all jobs, one after the other: {column(tables['jobs'], 'wall_s').sum():.0f} s",
         ]
     )
 
