@@ -8,6 +8,7 @@ compute times are proportional to the batch size, which those of drawn batches a
 
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 from cases import BATCH_SIZES, CASES, DEEPSEEK, LAYERS, Case, inputs_of
 from tuners import plans_of
@@ -17,6 +18,7 @@ from jaxmoe.cli.inputs import Inputs
 from jaxmoe.cli.scoring import Score, score
 from jaxmoe.cli.strategies import Rings, Strategy, strategy
 from jaxmoe.placement import expert_parallel_random, hybrid, tensor_parallel
+from jaxmoe.traces import Batch
 from jaxmoe.traces.statistics.counting import count_pairs
 
 FEWER = ("evaluation.batches=16",)  # of every size
@@ -51,18 +53,28 @@ def times(case: Case, shared: Path) -> list[dict]:
     """Mean seconds of one MoE layer, every strategy and batch size, in all countings."""
     four, one = inputs_of(case, shared, FEWER), inputs_of(case, shared, (*FEWER, *ONE_BYTE))
     rows, plans = [], plans_of(case)
+    drawn = {tokens: padded(four.batches_of(tokens), max(BATCH_SIZES)) for tokens in BATCH_SIZES}
     for plan in strategies(four, plans):
         rings = plan.forced_rings is not None or plan.name == "tp_both_ways"
-        for tokens in BATCH_SIZES:
-            seen, gathered = (
-                score(inputs, plan, inputs.batches_of(tokens)) for inputs in (four, four if rings else one)
-            )
+        for tokens, batches in drawn.items():
+            seen, gathered = (score(inputs, plan, batches) for inputs in (four, four if rings else one))
             about = case.columns | {"layers": LAYERS[case.model], "batch_tokens": tokens, "strategy": plan.name}
             mean = _mean_compute(four, plan, tokens)
             rows.append(about | {"counting": "equations"} | _seconds(seen))
             rows.append(about | {"counting": "one_byte"} | _seconds(gathered))
             rows.append(about | {"counting": "published"} | _seconds(gathered, mean))
     return rows
+
+
+def padded(batches: Batch, tokens: int) -> Batch:
+    """The same batches as if of more tokens, those of weight 0: sizes that share a shape compile once."""
+    more = tokens - batches.weight.shape[-1]
+    return Batch(
+        experts=jnp.pad(batches.experts, ((0, 0), (0, 0), (0, more), (0, 0)), constant_values=-1),
+        gather_slot=jnp.pad(batches.gather_slot, ((0, 0), (0, 0), (0, more))),
+        draw=jnp.pad(batches.draw, ((0, 0), (0, 0), (0, more), (0, 0))),
+        weight=jnp.pad(batches.weight, ((0, 0), (0, 0), (0, more))),
+    )
 
 
 def _mean_compute(inputs: Inputs, plan: Strategy, tokens: int) -> float:
