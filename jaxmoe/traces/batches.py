@@ -61,11 +61,12 @@ def sample_batches(trace: GatingTrace, tokens: int, batches: int, seed: int, con
         picked = np.stack([rng.choice(trace.num_tokens, tokens, replace=False) for _ in range(batches)])
     drawn = take(trace.experts, picked.ravel()).reshape(*picked.shape, *trace.experts.shape[1:])
     experts = np.moveaxis(drawn, 2, 0).astype(np.int32)  # [layer, batch, token, top_k]
+    # Made by NumPy throughout: JAX would compile each of these for every new shape.
     return Batch(
         experts=jnp.asarray(experts),
-        gather_slot=jnp.asarray(rng.integers(trace.top_k, size=experts.shape[:3]), jnp.int32),
+        gather_slot=jnp.asarray(rng.integers(trace.top_k, size=experts.shape[:3]).astype(np.int32)),
         draw=jnp.asarray(rng.random(experts.shape, dtype=np.float32)),
-        weight=jnp.ones(experts.shape[:3], jnp.float32),
+        weight=jnp.asarray(np.ones(experts.shape[:3], np.float32)),
     )
 
 
@@ -77,19 +78,20 @@ def merge_tokens(batches: Batch, num_experts: int) -> Batch:
     weight [layer, batch, row] alone. Replica draws are lost: merged batches are for sharded placements.
     """
     layers, _, tokens, top_k = batches.experts.shape
-    experts, gathers = np.asarray(batches.experts), np.asarray(batches.gather_expert)
+    experts, slot = np.asarray(batches.experts), np.asarray(batches.gather_slot)
     if math.comb(num_experts, top_k) * top_k >= tokens or (experts < 0).any():
         return batches
     rows = np.repeat(list(itertools.combinations(range(num_experts), top_k)), top_k, axis=0)
     slots = np.arange(len(rows)) % top_k
+    gathers = np.take_along_axis(experts, slot[..., None], axis=-1)[..., 0]
     # A kind of token in one number: its experts as bits, then the one that gathers.
     kind = (1 << rows).sum(axis=1) * num_experts + rows[np.arange(len(rows)), slots]
     order = np.argsort(kind)
     row = order[np.searchsorted(kind[order], (1 << experts.astype(np.int64)).sum(axis=-1) * num_experts + gathers)]
     weight = (row[..., None] == np.arange(len(rows))).sum(axis=2)
     return Batch(
-        experts=jnp.broadcast_to(jnp.asarray(rows, jnp.int32), (layers, *rows.shape)),
-        gather_slot=jnp.broadcast_to(jnp.asarray(slots, jnp.int32), (layers, len(rows))),
-        draw=jnp.zeros((layers, *rows.shape), jnp.float32),
-        weight=jnp.asarray(weight, jnp.float32),
+        experts=jnp.asarray(np.broadcast_to(rows.astype(np.int32), (layers, *rows.shape))),
+        gather_slot=jnp.asarray(np.broadcast_to(slots.astype(np.int32), (layers, len(rows)))),
+        draw=jnp.asarray(np.zeros((layers, *rows.shape), np.float32)),
+        weight=jnp.asarray(weight.astype(np.float32)),
     )

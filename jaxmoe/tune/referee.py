@@ -85,7 +85,8 @@ class Referee:
         """Divide experts over their hosts anew, where that is better; not when there is no time left for it."""
         if self.stop.reason:
             return plans, scores
-        model, batches = self.problem.model, self.problem.draw(REBALANCE_BATCHES, next(self.seeds))
+        drawn = self.problem.draw(REBALANCE_BATCHES, next(self.seeds))
+        model, batches = self.problem.model, jax.tree.map(np.asarray, drawn)
         seconds_per_token = float(model.flops_per_token_expert) / np.asarray(model.platform.die.flops, float)
         balanced = np.empty_like(plans)
         for layer in range(len(plans)):

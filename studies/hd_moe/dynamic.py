@@ -40,8 +40,7 @@ SETTINGS = (("5", "50", 2), ("2.5", "75", 5))  # TFLOP/s, GB/s, experts: the pap
 TOKENS, ITERATIONS, SEED = 512, 10, 7
 RATE, PRIOR = 0.5, 10.0  # of the moving average; choices by the frequencies added to each row of the heatmap
 WARM = 4  # iterations after which the moving average has seen the topic: the simulator replays that one
-QUICK = TunerSettings(restarts=4, steps=200, batches_per_step=4, refine_batches=32)
-MOVES = {MIXTRAL: 200, DEEPSEEK: 0}  # that refine the tuner's plan: with 64 experts they hardly help
+QUICK = TunerSettings(restarts=4, steps=200, batches_per_step=4, refine_steps=0)
 
 
 def dynamic(model: str, machine: tuple[str, str, int], shared: Path) -> list[dict]:
@@ -77,7 +76,7 @@ def _plans(model: str, inputs: Inputs, shared: Path) -> dict[str, jax.Array]:
     plans = {
         "published": published,
         "ep_balanced": balanced,
-        "gradient": tune(problem, replace(QUICK, refine_steps=MOVES[model])).gathered,
+        "gradient": tune(problem, QUICK).gathered,
     }
     return {name: jnp.asarray(share, jnp.float32) for name, share in plans.items()}
 

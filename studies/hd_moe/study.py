@@ -28,9 +28,12 @@ import tuners
 from cases import HERE, QWEN, ROOT, RUNS, trace_file
 from jax.experimental.compilation_cache import compilation_cache
 
-# Long ones first, so that no process is left alone with one at the end. The second round needs the first one's plans.
+# The gradient tuner has the machine to itself, for its wall time counts and it uses all cores. Of the others the long
+# ones come first, so that no process is left alone with one at the end. The last round needs the plans of those before.
+ALONE = tuners.ALONE
 FIRST = tuners.JOBS | dynamic.JOBS | small_cases.JOBS | estimates.JOBS | activation.JOBS
 SECOND = tuners.LATER | strategies.LATER
+ALL = ALONE | FIRST | SECOND
 TABLES = (
     "two_stages",
     "gradient",
@@ -48,12 +51,12 @@ TABLES = (
 def run(name: str, shared: Path) -> float:
     """Run a job and keep its rows. Returns the wall seconds."""
     # Compiled code is kept for the cases of the same shapes; but a first run of the gradient tuner pays for all of it.
-    jax.config.update("jax_enable_compilation_cache", not name.startswith("gradient"))
+    jax.config.update("jax_enable_compilation_cache", name not in ALONE)
     compilation_cache.reset_cache()
     jax.config.update("jax_compilation_cache_dir", str(RUNS / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     begun = time.perf_counter()
-    rows = (FIRST | SECOND)[name](shared)
+    rows = ALL[name](shared)
     aside = RUNS / f"{name}.part"
     aside.write_text(json.dumps({"wall_s": time.perf_counter() - begun, "rows": rows}))
     aside.rename(RUNS / f"{name}.json")
@@ -79,7 +82,7 @@ def run_missing(jobs: dict[str, Callable], shared: Path, processes: int) -> None
 def gathered() -> dict[str, list[dict]]:
     """All rows by table: that of a job is named by the beginning of its name."""
     rows: dict[str, list[dict]] = {name: [] for name in TABLES}
-    for name in FIRST | SECOND:
+    for name in ALL:
         (table,) = (table for table in TABLES if name == table or name.startswith(f"{table}_"))
         rows[table] += json.loads((RUNS / f"{name}.json").read_text())["rows"]
     return rows
@@ -87,7 +90,7 @@ def gathered() -> dict[str, list[dict]]:
 
 def seconds_of_jobs() -> list[dict]:
     """Wall seconds of every job."""
-    kept = {name: json.loads((RUNS / f"{name}.json").read_text()) for name in FIRST | SECOND}
+    kept = {name: json.loads((RUNS / f"{name}.json").read_text()) for name in ALL}
     return [{"job": name, "wall_s": f"{job['wall_s']:.1f}"} for name, job in kept.items()]
 
 
@@ -112,8 +115,8 @@ def main() -> None:
     begun = time.perf_counter()
     RUNS.mkdir(exist_ok=True)
     trace_file(QWEN, shared)  # made once, before processes want it at the same time
-    for jobs in (FIRST, SECOND):
-        run_missing(jobs, shared, arguments.processes)
+    for jobs, processes in ((ALONE, 1), (FIRST, arguments.processes), (SECOND, arguments.processes)):
+        run_missing(jobs, shared, processes)
     tables = gathered()
     tables |= summary.derived(tables, shared) | {"jobs": seconds_of_jobs()}
     for name, rows in tables.items():

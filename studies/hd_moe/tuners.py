@@ -152,10 +152,6 @@ def _balance(balances: list[NodeBalance]) -> dict:
 
 
 COMPARED = [case for case in CASES if (case.mesh, case.tflops) == ("4x8", "5") and case.model in (MIXTRAL, DEEPSEEK)]
-# Both of a case in turn, so that they meet the same load of the machine.
-JOBS = {
-    f"{job.__name__}_{case.name}": lambda shared, case=case, job=job: job(case, shared)
-    for case in CASES
-    for job in (two_stages, gradient)
-}
+JOBS = {f"two_stages_{case.name}": lambda shared, case=case: two_stages(case, shared) for case in CASES}
+ALONE = {f"gradient_{case.name}": lambda shared, case=case: gradient(case, shared) for case in CASES}
 LATER = {f"others_{case.name}": lambda shared, case=case: others(case, shared) for case in COMPARED}
