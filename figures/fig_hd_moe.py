@@ -28,6 +28,7 @@ MODELS = {
     "deepseek-v2-lite": "DeepSeek-V2-Lite",
     "qwen2-57b-a14b": "Qwen2 (made-up trace)",
 }
+SHORT = {"mixtral-8x7b": "Mixtral", "deepseek-v2-lite": "DeepSeek", "qwen2-57b-a14b": "Qwen2\n(made-up)"}
 DEEPSEEK = "deepseek-v2-lite"
 NAMES = {
     "tp": "TP",
@@ -317,7 +318,7 @@ def draw_tuners() -> None:
         for machine in MACHINES:
             of = {name: select(rows, model=model, optimiser=name, **on(machine)) for name in OPTIMISERS}
             if of["gradient"]:
-                groups.append("{}\n{}\n{} TFLOP/s\n{} GB/s".format(MODELS[model].split("-")[0], *machine))
+                groups.append("{}\n{}\n{} TFLOP/s\n{} GB/s".format(SHORT[model], *machine))
                 ratio.append(column(of["milp-bayes"], "gathered_s") / column(of["gradient"], "gathered_s"))
                 for name, shown in OPTIMISERS.items():
                     walls[shown].append(column(of[name], "wall_s"))
