@@ -69,7 +69,7 @@ class Referee:
 
     def score(self, plans: Plans) -> Scores:
         """Exact objective on the selection batches, s."""
-        shares = np.moveaxis(plans, 1, 0).astype(np.float32)
+        shares = [jnp.asarray(share) for share in np.moveaxis(plans, 1, 0).astype(np.float32)]
         return np.stack(
             [local_search.score_all(self.search, share, self.selection) for share in shares], axis=1, dtype=float
         )

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from oracles import cases
 
+from jaxmoe.network import block_rings
 from jaxmoe.relax import SmoothMax, SoftSupport
+from jaxmoe.traces import Batch
 
 SHAPE, EXPERTS, TOKENS, TOP_K = (2, 3), 5, 8, 2
 
@@ -41,6 +43,18 @@ def test_vmap_over_machines_layers_batches_and_plans_equals_loops(mode):
     one = eqx.filter_jit(total)
     for (h, p, layer, b), value in np.ndenumerate(np.asarray(together)):
         assert value == pytest.approx(float(one(models[h], plans[p][layer], batches[layer][b])), rel=1e-5)
+
+
+@pytest.mark.parametrize("exchange", [None, block_rings(SHAPE, 1, both_ways=True)], ids=["gathered", "ring"])
+def test_tokens_of_weight_nothing_change_nothing(exchange):
+    model, share, batch = random_case(3, ports=True, memory=True)
+    nobody = Batch(-jnp.ones((4, TOP_K), int), jnp.zeros(4, int), jnp.zeros((4, TOP_K)), jnp.zeros(4))
+    more = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), batch, nobody)
+    alone, padded = model(share, batch, exchange), model(share, more, exchange)
+    for name in ("compute", "dispatch", "combine", "node_time", "combine_link_time"):
+        np.testing.assert_allclose(getattr(padded, name), getattr(alone, name), rtol=1e-6)
+    counted = eqx.tree_at(lambda given: given.weight, more, more.weight.at[0].add(5.0))
+    assert model(share, counted, exchange).node_time.sum() > alone.node_time.sum()
 
 
 def test_gradient_of_the_relaxed_time_is_finite_where_shares_are_zero():
