@@ -1,8 +1,8 @@
 """A differentiable, vectorised performance model of Mixture-of-Experts inference on meshes of chips."""
 
 from jaxmoe.hardware import Die as Die
+from jaxmoe.hardware import Machine as Machine
 from jaxmoe.hardware import Mesh as Mesh
-from jaxmoe.hardware import Platform as Platform
 from jaxmoe.latency import LayerLatency as LayerLatency
 from jaxmoe.latency import LayerModel as LayerModel
 from jaxmoe.latency import judge as judge
@@ -22,11 +22,11 @@ __all__ = [
     "GatingTrace",
     "LayerLatency",
     "LayerModel",
+    "Machine",
     "Mesh",
     "MoEModel",
     "Placement",
     "PlacementProblem",
-    "Platform",
     "TunerSettings",
     "judge",
     "sample_batches",

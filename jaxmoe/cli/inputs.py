@@ -41,7 +41,7 @@ class Inputs:
 
     @property
     def num_nodes(self) -> int:
-        return self.model.platform.topology.num_nodes
+        return self.model.machine.topology.num_nodes
 
     @cached_property
     def evaluation_batches(self) -> Batch:
@@ -64,7 +64,7 @@ class Inputs:
 
     def capacity(self, layers: int) -> np.ndarray | None:
         """Memory that `layers` layers may take of every node when all layers get the same, B [node]."""
-        capacity = self.model.platform.die.memory_capacity
+        capacity = self.model.machine.capacity
         return None if capacity is None else np.asarray(capacity, float) * layers / len(self.layer_ids)
 
 
@@ -178,7 +178,6 @@ def _fitting(
 
 def _with_memory_for(model: LayerModel, part: float) -> LayerModel:
     """The model with the part of every node's memory that this run's layers may take."""
-    capacity = model.platform.die.memory_capacity
-    if capacity is None or part == 1:
+    if model.machine.capacity is None or part == 1:
         return model
-    return eqx.tree_at(lambda m: m.platform.die.memory_capacity, model, capacity * part)
+    return eqx.tree_at(lambda m: m.machine.memory[-1].capacity, model, replace_fn=lambda capacity: capacity * part)

@@ -46,11 +46,11 @@ def replay(inputs: Inputs, strategy: Strategy, batches: Batch, report: Callable[
 
 def describe(inputs: Inputs, mode: Mode, rings: Rings | None = None) -> LayerDescription:
     """The machine and the layer in the simulator's own terms."""
-    model, die = inputs.model, inputs.model.platform.die
+    model, die, memory = inputs.model, inputs.model.machine.die, inputs.model.machine.memory
     return LayerDescription(
         fabric=_fabric(inputs),
         flops=np.asarray(die.flops),
-        memory_bandwidth=None if die.memory_bandwidth is None else np.asarray(die.memory_bandwidth),
+        memory_bandwidth=None if not memory else np.asarray(memory[0].bandwidth),
         message_bytes=float(model.message_bytes),
         expert_bytes=float(model.expert_bytes),
         flops_per_token_expert=float(model.flops_per_token_expert),
@@ -64,4 +64,4 @@ def describe(inputs: Inputs, mode: Mode, rings: Rings | None = None) -> LayerDes
 def _fabric(inputs: Inputs) -> Fabric:
     router = inputs.scenario.hardware.router
     chunk = None if router.chunk_B is None else float(router.chunk_B)
-    return fabric_of(inputs.model.platform.topology, chunk, router.switching == "cut_through")
+    return fabric_of(inputs.model.machine.topology, chunk, router.switching == "cut_through")

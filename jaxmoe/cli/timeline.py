@@ -58,7 +58,7 @@ def write_timeline(path: Path, inputs: Inputs, trial: Trial, row: int | None) ->
     layer = describe(inputs, strategy.placement.mode, strategy.rings[row])
     batch = jax.tree.map(lambda leaf: np.asarray(leaf)[row, 0], batches)
     recorded = record_layer(layer, strategy.placement.share[row], batch)
-    link_ends = np.asarray(inputs.model.platform.topology.link_ends)
+    link_ends = np.asarray(inputs.model.machine.topology.link_ends)
     events = timeline_events(recorded.run, layer.fabric, link_ends, recorded.stage)
     _write(path, events, _facts(inputs, trial, row, recorded))
     run = f"{strategy.name}, layer {inputs.layer_ids[row]}, {trial.tokens} tokens"

@@ -3,7 +3,7 @@
 from jaxmoe.config.base import ConfigError as ConfigError
 from jaxmoe.config.build import build_even_parts as build_even_parts
 from jaxmoe.config.build import build_layer_model as build_layer_model
-from jaxmoe.config.build import build_platform as build_platform
+from jaxmoe.config.build import build_machine as build_machine
 from jaxmoe.config.build import build_time_model as build_time_model
 from jaxmoe.config.build import build_topology as build_topology
 from jaxmoe.config.build import build_tuner_settings as build_tuner_settings

@@ -18,10 +18,11 @@ from jaxmoe.config.tuning import TuningConfig
 from jaxmoe.hardware import (
     AbstractTopology,
     Die,
+    Machine,
     Mesh,
-    Platform,
     clusters,
     fully_connected,
+    node_memory,
     ring,
     switch,
     torus,
@@ -38,17 +39,17 @@ UNIFORM = {"ring": ring, "switch": switch, "fully_connected": fully_connected}
 FFN_FLOPS = {"2hi": 2, "6hi": 6}  # times hidden size times expert size
 
 
-def build_platform(hardware: HardwareConfig) -> Platform:
+def build_machine(hardware: HardwareConfig) -> Machine:
     """The network and its dies: B/s, s, FLOP/s and B per link or node. Raises `ConfigError` without dies."""
     topology, die = build_topology(hardware), hardware.die
     if die is None:
         raise ConfigError(f"{hardware.name}: die is null; expected the compute and memory of a node as a mapping")
-    return Platform(
+    return Machine(
         topology=topology,
-        die=Die(
-            flops=jnp.full(topology.num_nodes, die.compute_TFLOPs_per_s * TERA, jnp.float32),
-            memory_bandwidth=_per_node(die.memory_bandwidth_GB_per_s, GIGA, topology.num_nodes),
-            memory_capacity=_per_node(die.memory_capacity_GB, GIGA, topology.num_nodes),
+        die=Die(jnp.full(topology.num_nodes, die.compute_TFLOPs_per_s * TERA, jnp.float32)),
+        memory=node_memory(
+            _per_node(die.memory_bandwidth_GB_per_s, GIGA, topology.num_nodes),
+            _per_node(die.memory_capacity_GB, GIGA, topology.num_nodes),
         ),
     )
 
@@ -76,7 +77,7 @@ def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]
     model, costs = build_model(scenario.model), scenario.costs
     flops = FFN_FLOPS[costs.ffn_flops] * model.hidden_size * model.expert_size
     return LayerModel(
-        platform=build_platform(scenario.hardware),
+        machine=build_machine(scenario.hardware),
         message_bytes=_number(model.hidden_size * costs.bytes_per_element),
         expert_bytes=_number(model.expert_parameters * costs.weight_bytes_per_element),
         flops_per_token_expert=_number(flops),
@@ -104,7 +105,7 @@ def build_even_parts(scenario: Scenario) -> EvenParts:
     cache = context * attention.cache_elements * costs.bytes_per_element
     layers = model.num_layers
     return EvenParts(
-        die=build_platform(scenario.hardware).die,
+        machine=build_machine(scenario.hardware),
         attention=EvenPart(_number(layers * flops), _number(layers * parameters * width), _number(layers * cache)),
         dense=ffn(model.num_dense_layers * model.dense_ffn_parameters),
         shared=ffn(len(model.moe_layer_ids) * model.shared_expert_parameters),

@@ -10,7 +10,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxmoe.hardware import Platform
+from jaxmoe.hardware import Machine
 from jaxmoe.network import (
     AbstractExchange,
     AbstractTimeModel,
@@ -43,7 +43,7 @@ class LayerLatency(eqx.Module):
 class LayerModel(eqx.Module):
     """A machine and the costs of one MoE layer on it."""
 
-    platform: Platform
+    machine: Machine
     message_bytes: Float[Array, ""]  # B: one hidden vector
     expert_bytes: Float[Array, ""]  # B: weights of one expert
     flops_per_token_expert: Float[Array, ""]
@@ -98,7 +98,7 @@ class LayerModel(eqx.Module):
         return used @ held
 
     def _stages(self, exchange: AbstractExchange, visits: Visits) -> tuple[StageTime, StageTime]:
-        topology, size = self.platform.topology, self.message_bytes
+        topology, size = self.machine.topology, self.message_bytes
         flows = exchange(topology, visits)
         return self.time_model.of_mirrored(topology, flows, size), self.time_model.of_flows(topology, flows, size)
 
@@ -106,4 +106,4 @@ class LayerModel(eqx.Module):
         copies = (visits.weight[:, None] * visits.visited).sum(axis=0)
         activations = 2 * copies * self.message_bytes  # read in, written out
         moved = experts_read * self.expert_bytes + activations
-        return expert_node_times(self.platform.die, visits.work, self.flops_per_token_expert, moved)
+        return expert_node_times(self.machine, visits.work, self.flops_per_token_expert, moved)

@@ -12,7 +12,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxmoe.hardware import Die
+from jaxmoe.hardware import Machine
 from jaxmoe.roofline import expert_node_times
 
 
@@ -23,12 +23,12 @@ class EvenPart(eqx.Module):
     weight_bytes: Float[Array, ""]  # read once a step
     bytes_per_token: Float[Array, ""]  # read for every token: the context's keys and values
 
-    def seconds(self, die: Die, tokens: Float[Array, ""]) -> Float[Array, ""]:
+    def seconds(self, machine: Machine, tokens: Float[Array, ""]) -> Float[Array, ""]:
         """Time of one step of `tokens` tokens: that of the slowest node, s."""
-        nodes = die.flops.shape[0]
+        nodes = machine.num_nodes
         moved = (self.weight_bytes + self.bytes_per_token * tokens) / nodes
         even = jnp.broadcast_to(tokens / nodes, (nodes,))
-        return expert_node_times(die, even, self.flops_per_token, jnp.broadcast_to(moved, (nodes,))).max()
+        return expert_node_times(machine, even, self.flops_per_token, jnp.broadcast_to(moved, (nodes,))).max()
 
 
 class BesideExperts(NamedTuple):
@@ -46,11 +46,12 @@ class BesideExperts(NamedTuple):
 class EvenParts(eqx.Module):
     """Attention, dense FFNs and shared experts of a model on a machine."""
 
-    die: Die
+    machine: Machine
     attention: EvenPart
     dense: EvenPart
     shared: EvenPart
 
     def __call__(self, tokens: Float[Array, ""]) -> BesideExperts:
         """Time of one step of `tokens` tokens, s. TBT is its total plus the times of the MoE layers."""
-        return BesideExperts(*(part.seconds(self.die, tokens) for part in (self.attention, self.dense, self.shared)))
+        parts = (self.attention, self.dense, self.shared)
+        return BesideExperts(*(part.seconds(self.machine, tokens) for part in parts))

@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxmoe.hardware.die import Die
+from jaxmoe.hardware.machine import Machine
 
 
 def expert_node_times(
-    die: Die,
+    machine: Machine,
     work: Float[Array, " node"],
     flops_per_token_expert: Float[Array, ""],
     bytes_moved: Float[Array, " node"],
@@ -16,7 +16,7 @@ def expert_node_times(
 
     `work` in token-expert products (hd_moe Eq. 1), `bytes_moved` in B between memory and compute.
     """
-    compute = work * flops_per_token_expert / die.flops
-    if die.memory_bandwidth is None:
-        return compute
-    return jnp.maximum(compute, bytes_moved / die.memory_bandwidth)
+    compute = work * flops_per_token_expert / machine.die.flops
+    for level in machine.memory:
+        compute = jnp.maximum(compute, level.seconds(bytes_moved)[level.channel])
+    return compute

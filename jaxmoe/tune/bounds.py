@@ -44,7 +44,7 @@ def _least(
     problem: PlacementProblem, needed: np.ndarray, held: np.ndarray, often: np.ndarray, all_flops: float
 ) -> float:
     """Least c + 2 T(c), for choices that have `needed` FLOPs and `held` experts and occur `often`."""
-    rates = np.sort(np.asarray(problem.model.platform.die.flops, float))[::-1]
+    rates = np.sort(np.asarray(problem.model.machine.die.flops, float))[::-1]
     reach, room = np.cumsum(rates), np.cumsum(np.sort(problem.room)[::-1])
     even, alone = all_flops / reach[-1], max(needed.max() / rates[0], all_flops / reach[-1])
     grid = np.append(np.geomspace(even, alone, GRID), np.inf)
@@ -58,7 +58,7 @@ def _least(
 
 def _comm(problem: PlacementProblem, others: np.ndarray, often: np.ndarray) -> float:
     """Least seconds of combine when choices that occur `often` visit that many nodes beside the gather node."""
-    topology = problem.model.platform.topology
+    topology = problem.model.machine.topology
     nearest = np.sort(topology.hop_counts(), axis=1)
     hops = nearest.cumsum(axis=1).min(axis=0)  # least hops in all to so many other nodes
     sent = float(often @ hops[np.minimum(others, len(hops) - 1)]) * float(problem.model.message_bytes)

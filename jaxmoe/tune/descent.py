@@ -51,7 +51,7 @@ def landscape(problem: PlacementProblem, budget_spread: float, learning_rate: fl
     """The objective of a problem, as arrays."""
     model = problem.model
     work = problem.batch_tokens * problem.trace.top_k * float(model.flops_per_token_expert)
-    flops = np.asarray(model.platform.die.flops, float)
+    flops = np.asarray(model.machine.die.flops, float)
     return Landscape(
         model=model,
         frequency=jnp.asarray(problem.frequency, jnp.float32),

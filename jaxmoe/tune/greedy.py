@@ -58,11 +58,11 @@ def _place(
     problem = referee.problem
     frequency, nodes = problem.frequency[layer], problem.num_nodes
     even = problem.batch_tokens * problem.trace.top_k * float(problem.model.flops_per_token_expert)
-    even /= float(np.asarray(problem.model.platform.die.flops, float).sum())
+    even /= float(np.asarray(problem.model.machine.die.flops, float).sum())
     here = jax.tree.map(lambda leaf: leaf[layer], batches)
     # The same sizes for all layers: one function to compile.
     sizes = _sizes(problem.frequency.max(), nodes)
-    near = _neighbourhoods(np.asarray(problem.model.platform.topology.hop_counts()), sizes)
+    near = _neighbourhoods(np.asarray(problem.model.machine.topology.hop_counts()), sizes)
     candidates, even_s = jnp.asarray(near, jnp.float32), jnp.asarray(even, jnp.float32)
     share = np.zeros((len(frequency), nodes))
     for step, expert in enumerate(np.argsort(-frequency, kind="stable")):

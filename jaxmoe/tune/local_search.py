@@ -178,7 +178,7 @@ def improve(
     `coldness` is 1 / temperature for every move, relative to the objective; leaves of `batches` are
     [layer, batch, ...].
     """
-    hops = jnp.asarray(search.model.platform.topology.hop_counts(), jnp.float32)
+    hops = jnp.asarray(search.model.machine.topology.hop_counts(), jnp.float32)
 
     def chain(share, frequency, batches, lucks):
         def move(state, given):

@@ -28,7 +28,7 @@ class GammaFit:
 
 def mean_bandwidth(model: LayerModel) -> Float[Array, ""]:
     """BW of Eq. 2 where links differ: their mean, B/s."""
-    return jnp.mean(model.platform.topology.link_bandwidth)
+    return jnp.mean(model.machine.topology.link_bandwidth)
 
 
 def node_estimate(

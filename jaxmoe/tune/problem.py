@@ -38,12 +38,12 @@ class PlacementProblem:
 
     @property
     def num_nodes(self) -> int:
-        return self.model.platform.topology.num_nodes
+        return self.model.machine.topology.num_nodes
 
     @property
     def room(self) -> np.ndarray:
         """Experts of one layer that fit each node, float [node]; infinite without a memory limit."""
-        capacity = self.model.platform.die.memory_capacity
+        capacity = self.model.machine.capacity
         if capacity is None:
             return np.full(self.num_nodes, np.inf)
         return np.asarray(capacity, float) / float(self.model.expert_bytes) / len(self.trace.layer_ids)

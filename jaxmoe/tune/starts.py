@@ -10,7 +10,7 @@ def random_starts(referee: Referee, candidates: int, seed: int) -> Plans:
     """Plans that fill nodes in random order with experts in random order; the same seed gives the same plans."""
     rng = np.random.default_rng([seed, 2])
     problem = referee.problem
-    flops = np.asarray(problem.model.platform.die.flops, float)
+    flops = np.asarray(problem.model.machine.die.flops, float)
     part = flops / flops.sum()
 
     def plan(frequency: np.ndarray) -> np.ndarray:

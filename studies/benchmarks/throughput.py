@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.hardware import Die, Mesh, Platform
+from jaxmoe.hardware import Die, Machine, Mesh
 from jaxmoe.hardware.mesh import link_ends, num_links, xy_path
 from jaxmoe.latency import LayerModel
 from jaxmoe.network import Congestion, LowestHost
@@ -57,7 +57,7 @@ def layer_model(size: Size) -> LayerModel:
     """HD-MoE's 5 TFLOP/s and 50 GB/s with DeepSeek-V2-Lite's experts."""
     links, hidden, width = num_links(size.shape), 2048, 1408
     return LayerModel(
-        platform=Platform(
+        machine=Machine(
             Mesh(jnp.full(links, 50e9), jnp.zeros(links), shape=size.shape), Die(flops=jnp.full(size.nodes, 5e12))
         ),
         message_bytes=jnp.asarray(4.0 * hidden),

@@ -96,7 +96,7 @@ def _forecasts(inputs: Inputs) -> dict[str, AbstractForecast]:
 
 def _window(inputs: Inputs, layer_s: np.ndarray) -> float:
     """How many experts fit into the time of the layer before, mean over layers (Eq. 17 with h IS elements of 4 B)."""
-    topology = inputs.model.platform.topology
+    topology = inputs.model.machine.topology
     broadcast = ChunkedBroadcast(
         alpha=topology.link_latency[0],
         beta=inputs.scenario.costs.weight_bytes_per_element / topology.link_bandwidth[0],
@@ -120,7 +120,7 @@ def _gain(
 
     `static` and `replayed` are the static times, by the model and by the simulator on these few.
     """
-    each = inputs.model.flops_per_token_expert / inputs.model.platform.die.flops
+    each = inputs.model.flops_per_token_expert / inputs.model.machine.die.flops
     policy = PreBroadcast(share, each, forecast, jnp.full(len(share), experts), experts)
     served = replay(policy, batches).served
     decided = decided_latencies(inputs.model, share, batches, served)

@@ -7,23 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmoe.config import build_layer_model, build_model, build_platform, load_hardware, load_scenario
+from jaxmoe.config import build_layer_model, build_machine, build_model, load_hardware, load_scenario
 from jaxmoe.config.meshes import MeshConfig
 from jaxmoe.hardware.mesh import link_ends
 from jaxmoe.network import FewestHops, LowestHost
 
 
 def test_a_platform_is_in_si_units(tree):
-    platform = build_platform(load_hardware(tree / "hardware" / "mine.yaml"))
-    np.testing.assert_allclose(platform.die.flops, np.full(6, 5e12), rtol=1e-6)
-    np.testing.assert_allclose(platform.die.memory_bandwidth, np.full(6, 400e9), rtol=1e-6)
-    np.testing.assert_allclose(platform.die.memory_capacity, np.full(6, 8e9), rtol=1e-6)
-    np.testing.assert_allclose(platform.topology.injection_bandwidth, np.full(6, 120e9), rtol=1e-6)
-    assert platform.topology.ejection_bandwidth is None
+    machine = build_machine(load_hardware(tree / "hardware" / "mine.yaml"))
+    np.testing.assert_allclose(machine.die.flops, np.full(6, 5e12), rtol=1e-6)
+    np.testing.assert_allclose(machine.memory[0].bandwidth, np.full(6, 400e9), rtol=1e-6)
+    np.testing.assert_allclose(machine.capacity, np.full(6, 8e9), rtol=1e-6)
+    np.testing.assert_allclose(machine.topology.injection_bandwidth, np.full(6, 120e9), rtol=1e-6)
+    assert machine.topology.ejection_bandwidth is None
 
 
 def test_link_overrides_reach_the_link_they_name(tree):
-    mesh = build_platform(load_hardware(tree / "hardware" / "mine.yaml")).topology
+    mesh = build_machine(load_hardware(tree / "hardware" / "mine.yaml")).topology
     ends = [tuple(pair) for pair in link_ends((2, 3)).tolist()]
     slow, late = ends.index((1, 2)), ends.index((3, 0))
     bandwidth, latency = np.full(len(ends), 50e9), np.full(len(ends), 100e-9)
@@ -33,10 +33,10 @@ def test_link_overrides_reach_the_link_they_name(tree):
 
 
 def test_limits_that_are_not_given_are_none(configs):
-    platform = build_platform(load_hardware(configs / "hardware" / "nmp_4x4.yaml"))
-    assert platform.die.memory_bandwidth is None
-    assert platform.die.memory_capacity is None
-    assert platform.topology.injection_bandwidth is None
+    machine = build_machine(load_hardware(configs / "hardware" / "nmp_4x4.yaml"))
+    assert machine.memory == ()
+    assert machine.capacity is None
+    assert machine.topology.injection_bandwidth is None
 
 
 def test_a_model_lists_its_layers(scenario_file):
@@ -86,9 +86,9 @@ def test_any_sensible_machine_builds(sides, compute, bandwidth, latency):
             "link": {"bandwidth_GB_per_s": bandwidth, "latency_ns": latency},
         }
     )
-    platform = build_platform(hardware)
+    machine = build_machine(hardware)
     x, y = sides
-    assert platform.topology.link_bandwidth.shape == (2 * ((x - 1) * y + x * (y - 1)),)
-    assert float(platform.die.flops[0]) == pytest.approx(compute * 1e12, rel=1e-6)
-    assert float(platform.topology.link_bandwidth[-1]) == pytest.approx(bandwidth * 1e9, rel=1e-6)
-    assert float(platform.topology.link_latency[-1]) == pytest.approx(latency * 1e-9, rel=1e-6)
+    assert machine.topology.link_bandwidth.shape == (2 * ((x - 1) * y + x * (y - 1)),)
+    assert float(machine.die.flops[0]) == pytest.approx(compute * 1e12, rel=1e-6)
+    assert float(machine.topology.link_bandwidth[-1]) == pytest.approx(bandwidth * 1e9, rel=1e-6)
+    assert float(machine.topology.link_latency[-1]) == pytest.approx(latency * 1e-9, rel=1e-6)

@@ -13,8 +13,8 @@ from jaxmoe.config import (
     PresetTrace,
     Scenario,
     build_layer_model,
+    build_machine,
     build_model,
-    build_platform,
     build_time_model,
     build_topology,
     build_tuner_settings,
@@ -49,16 +49,16 @@ def test_every_machine_builds_and_survives_json(file):
     topology = build_topology(hardware)
     assert topology.link_bandwidth.shape == topology.link_latency.shape == (len(topology.link_ends),)
     if hardware.die is not None:
-        assert build_platform(hardware).die.flops.shape == (topology.num_nodes,)
+        assert build_machine(hardware).die.flops.shape == (topology.num_nodes,)
 
 
 @pytest.mark.parametrize("file", sorted((CONFIGS / "hardware").glob("nmp_*.yaml")), ids=lambda file: file.stem)
 def test_every_near_memory_mesh_is_what_its_name_says(file):
     hardware = load_hardware(file)
-    platform = build_platform(hardware)
+    machine = build_machine(hardware)
     shape = tuple(int(side) for side in file.stem.split("_")[1].split("x"))
     compute, bandwidth = (2.5, 75) if "2.5T" in file.stem else (10, 25) if "10T" in file.stem else (5, 50)
-    assert platform.topology.shape == shape
+    assert machine.topology.shape == shape
     assert (hardware.die.compute_TFLOPs_per_s, hardware.link.bandwidth_GB_per_s) == (compute, bandwidth)
 
 
@@ -132,7 +132,7 @@ def test_deepseek_leaves_out_its_dense_layer(configs):
 @pytest.mark.parametrize("mode", ["sharded", "replicated"])
 def test_the_quickstart_builds(configs, mode):
     model = build_layer_model(load_scenario(configs / "scenarios/quickstart.yaml"), mode)
-    assert (model.mode, model.platform.topology.shape) == (mode, (4, 4))
+    assert (model.mode, model.machine.topology.shape) == (mode, (4, 4))
 
 
 def test_a_tree_outside_the_project_works(scenario_file):

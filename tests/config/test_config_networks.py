@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxmoe.config import ConfigError, build_platform, build_topology, load_hardware, load_scenario
+from jaxmoe.config import ConfigError, build_machine, build_topology, load_hardware, load_scenario
 from jaxmoe.hardware import Graph, Mesh
 
 LINK = "link: {bandwidth_GB_per_s: 50, latency_ns: 100}\n"
@@ -75,14 +75,14 @@ def test_every_kind_builds_with_the_sections_that_all_share(load, kind):
     ]
     hardware = load(KINDS[kind], *shared)
     assert hardware.kind == kind
-    platform = build_platform(hardware)
-    topology, (nodes, vertices, links) = platform.topology, SIZES[kind]
+    machine = build_machine(hardware)
+    topology, (nodes, vertices, links) = machine.topology, SIZES[kind]
     assert (topology.num_nodes, len(topology.positions()), topology.num_links) == (nodes, vertices, links)
     np.testing.assert_allclose(topology.injection_bandwidth, np.full(nodes, 30e9), rtol=1e-6)
     np.testing.assert_allclose(topology.ejection_bandwidth, np.full(nodes, 60e9), rtol=1e-6)
     assert float(topology.endpoint_latency) == pytest.approx(40e-9)
     assert float(topology.efficiency) == pytest.approx(0.8)
-    np.testing.assert_allclose(platform.die.flops, np.full(nodes, 2e12), rtol=1e-6)
+    np.testing.assert_allclose(machine.die.flops, np.full(nodes, 2e12), rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -155,7 +155,7 @@ def test_numbers_may_be_very_small_and_very_large(load):
 
 def test_a_machine_without_dies_is_no_platform(load):
     with pytest.raises(ConfigError, match="machine: die is null; expected the compute"):
-        build_platform(load(KINDS["ring"]))
+        build_machine(load(KINDS["ring"]))
 
 
 # Kind, text in it, what it becomes, and what the message has to say.

@@ -11,7 +11,7 @@ import pytest
 import jaxmoe.des
 from jaxmoe.des import LayerDescription, fabric_of, replay_layer
 from jaxmoe.des.schedules import block_rings as node_rings
-from jaxmoe.hardware import Die, Mesh, Platform, clusters, torus, wafers
+from jaxmoe.hardware import Die, Machine, Mesh, clusters, node_memory, torus, wafers
 from jaxmoe.hardware.mesh import num_links
 from jaxmoe.latency import LayerModel
 from jaxmoe.network import Congestion, FewestHops, LowestHost, block_rings
@@ -74,7 +74,7 @@ def analytic_model(layer: LayerDescription, mesh: Mesh) -> LayerModel:
     if layer.rings is not None:
         exchange = block_rings(mesh.shape, len(layer.rings), layer.both_ways)
     return LayerModel(
-        platform=Platform(mesh, Die(jnp.asarray(layer.flops), jnp.asarray(layer.memory_bandwidth))),
+        machine=Machine(mesh, Die(jnp.asarray(layer.flops)), node_memory(jnp.asarray(layer.memory_bandwidth))),
         message_bytes=jnp.asarray(layer.message_bytes),
         expert_bytes=jnp.asarray(layer.expert_bytes),
         flops_per_token_expert=jnp.asarray(layer.flops_per_token_expert),
@@ -122,7 +122,7 @@ def test_layers_on_other_networks_are_borne_out(topology, cut_through):
     model = analytic_model(layer, mesh)
     model = dataclasses.replace(
         model,
-        platform=Platform(topology, model.platform.die),
+        machine=Machine(topology, model.machine.die),
         time_model=Congestion(model.time_model.chunk_bytes, cut_through=cut_through),
     )
     seen = replay_layer(dataclasses.replace(layer, fabric=fabric_of(topology, 256.0, cut_through)), share, batch)

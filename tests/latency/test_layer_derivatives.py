@@ -40,12 +40,12 @@ def test_gradients_agree_with_central_differences(what, reduction):
     points = {
         "share": (share, lambda m, s, value: (m, value)),
         "link_bandwidth": (
-            model.platform.topology.link_bandwidth,
-            lambda m, s, value: (eqx.tree_at(lambda t: t.platform.topology.link_bandwidth, m, value), s),
+            model.machine.topology.link_bandwidth,
+            lambda m, s, value: (eqx.tree_at(lambda t: t.machine.topology.link_bandwidth, m, value), s),
         ),
         "flops": (
-            model.platform.die.flops,
-            lambda m, s, value: (eqx.tree_at(lambda t: t.platform.die.flops, m, value), s),
+            model.machine.die.flops,
+            lambda m, s, value: (eqx.tree_at(lambda t: t.machine.die.flops, m, value), s),
         ),
     }
     point, placed = points[what]

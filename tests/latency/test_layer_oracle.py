@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from oracles import cases
 from oracles import layer as oracle
-from oracles.network import Machine
+from oracles.network import NumpyMachine
 
 from jaxmoe.hardware.mesh import num_links
 from jaxmoe.network import Visits, block_rings
@@ -58,9 +58,9 @@ def test_layer_with_fewer_tokens_than_ring_nodes_equals_the_loops(mode):
     check(machine, mode, "lowest", rng, rings=1, num_tokens=1, costs=costs)
 
 
-def plain_machine(shape=(2, 2), bandwidth=1e9, latency=1e-6, flops=1e12) -> Machine:
+def plain_machine(shape=(2, 2), bandwidth=1e9, latency=1e-6, flops=1e12) -> NumpyMachine:
     links, nodes = num_links(shape), shape[0] * shape[1]
-    return Machine(shape, np.full(links, bandwidth), np.full(links, latency), np.full(nodes, flops))
+    return NumpyMachine(shape, np.full(links, bandwidth), np.full(links, latency), np.full(nodes, flops))
 
 
 def test_tensor_parallelism_by_hand():

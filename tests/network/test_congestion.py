@@ -128,7 +128,7 @@ def test_stage_equals_the_loops(seed, mirrored):
     messages, vectors = rng.integers(0, 4, (12, 12)).astype(float), rng.uniform(0.1, 3, 12)
     stage = mirrored_congestion if mirrored else congestion
     sizes = (jnp.asarray(8192.0), jnp.asarray(512.0))
-    measured = jax.jit(stage)(cases.platform(machine).topology, cases.pair_flows(messages, 2, vectors), *sizes)
+    measured = jax.jit(stage)(cases.machine(machine).topology, cases.pair_flows(messages, 2, vectors), *sizes)
     total, link_time = oracle.stage(machine, messages, 8192.0, 512.0, 2, mirrored, vectors)
     np.testing.assert_allclose(measured.link_time, link_time, rtol=1e-5)
     assert float(measured.total(HardMax())) == pytest.approx(total, rel=1e-5)
@@ -143,6 +143,6 @@ def test_a_spread_out_flow_is_the_sum_of_its_pairs():
     flows = Flows(*(jnp.asarray(a, float) for a in (source, destination, np.ones(5))))
     messages = source.T @ destination
     total, link_time = oracle.stage(machine, messages, 8192.0, 512.0)
-    measured = jax.jit(congestion)(cases.platform(machine).topology, flows, jnp.asarray(8192.0), jnp.asarray(512.0))
+    measured = jax.jit(congestion)(cases.machine(machine).topology, flows, jnp.asarray(8192.0), jnp.asarray(512.0))
     np.testing.assert_allclose(measured.link_time, link_time, rtol=1e-5, atol=1e-12)
     assert float(measured.total(HardMax())) == pytest.approx(total, rel=1e-5)

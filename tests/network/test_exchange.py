@@ -26,7 +26,7 @@ def test_visits_and_messages_equal_the_loops(mode, rule):
     for token in range(20):
         reached = {n for hosts in oracle.visited_nodes(share, tokens, token, mode) for n in hosts}
         assert set(np.flatnonzero(visits.visited[token])) == reached
-    flows = cases.RULES[rule]()(cases.platform(machine).topology, visits)
+    flows = cases.RULES[rule]()(cases.machine(machine).topology, visits)
     expected = oracle.gather_messages(machine, share, tokens, mode, rule)
     np.testing.assert_allclose(flows.source.T @ flows.destination, expected, rtol=1e-6)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.hardware import AbstractTopology, Die, Mesh, Platform
+from jaxmoe.hardware import AbstractTopology, Die, Machine, Mesh, node_memory
 from jaxmoe.hardware.mesh import num_links
 from jaxmoe.latency import LayerModel
 from jaxmoe.network import (
@@ -20,7 +20,7 @@ from jaxmoe.network import (
 )
 from jaxmoe.traces.batches import Batch
 from oracles.layer import Costs, Tokens
-from oracles.network import Machine
+from oracles.network import NumpyMachine
 
 COSTS = Costs(message_bytes=8192.0, expert_bytes=3e6, flops_per_token_expert=5e6, chunk_bytes=512.0)
 RULES = {"lowest": LowestHost, "fewest": FewestHops}
@@ -34,10 +34,10 @@ TIME_MODELS: dict[str, Callable[[AbstractTopology], AbstractTimeModel]] = {
 }
 
 
-def random_machine(rng: np.random.Generator, shape: tuple[int, int], ports=False, memory=False) -> Machine:
+def random_machine(rng: np.random.Generator, shape: tuple[int, int], ports=False, memory=False) -> NumpyMachine:
     """Every link and node has its own numbers; compute and communication take about as long."""
     nodes, links = shape[0] * shape[1], num_links(shape)
-    return Machine(
+    return NumpyMachine(
         shape=shape,
         link_bandwidth=rng.uniform(1e9, 4e9, links),
         link_latency=rng.uniform(1e-8, 1e-6, links),
@@ -67,7 +67,7 @@ def random_tokens(rng: np.random.Generator, tokens: int, experts: int, top_k: in
     return Tokens(chosen, slot, rng.random((tokens, top_k)), rng.integers(1, 4, tokens).astype(float))
 
 
-def platform(machine: Machine) -> Platform:
+def as_machine(machine: NumpyMachine) -> Machine:
     """The machine as the model sees it."""
 
     def array(values):
@@ -80,14 +80,14 @@ def platform(machine: Machine) -> Platform:
         array(machine.ejection),
         shape=machine.shape,
     )
-    return Platform(mesh, Die(array(machine.flops), array(machine.memory_bandwidth)))
+    return Machine(mesh, Die(array(machine.flops)), node_memory(array(machine.memory_bandwidth)))
 
 
-def layer_model(machine: Machine, mode: str = "sharded", rule: str = "lowest", costs: Costs = COSTS) -> LayerModel:
+def layer_model(machine: NumpyMachine, mode: str = "sharded", rule: str = "lowest", costs: Costs = COSTS) -> LayerModel:
     """The model of one layer on the machine."""
     numbers = (costs.message_bytes, costs.expert_bytes, costs.flops_per_token_expert)
     return LayerModel(
-        platform(machine),
+        as_machine(machine),
         *(jnp.asarray(n, float) for n in numbers),
         time_model=Congestion(jnp.asarray(costs.chunk_bytes, float)),
         exchange=RULES[rule](),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxmoe.hardware.mesh import blocks, hop_counts, ring_order
-from oracles.network import Machine, stage
+from oracles.network import NumpyMachine, stage
 
 
 @dataclass
@@ -62,7 +62,7 @@ def gather_node(shape: tuple[int, int], visits: list[list[int]], slot: int, rule
     return medoids(shape, {node for hosts in visits for node in hosts})[0]
 
 
-def gather_messages(machine: Machine, share: np.ndarray, tokens: Tokens, mode: str, rule: str) -> np.ndarray:
+def gather_messages(machine: NumpyMachine, share: np.ndarray, tokens: Tokens, mode: str, rule: str) -> np.ndarray:
     """Hidden vectors from node to node: one from every visited node of a token."""
     messages = np.zeros((machine.num_nodes, machine.num_nodes))
     for token, weight in enumerate(tokens.weight):
@@ -74,7 +74,7 @@ def gather_messages(machine: Machine, share: np.ndarray, tokens: Tokens, mode: s
 
 
 def ring_messages(
-    machine: Machine, share: np.ndarray, tokens: Tokens, mode: str, rings: int
+    machine: NumpyMachine, share: np.ndarray, tokens: Tokens, mode: str, rings: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Messages of one round of ring reduce-scatter in every ring, the hidden vectors of each, and the rounds."""
     messages = np.zeros((machine.num_nodes, machine.num_nodes))
@@ -93,7 +93,7 @@ def ring_messages(
     return messages, sizes, machine.num_nodes // rings - 1
 
 
-def node_times(machine: Machine, share: np.ndarray, tokens: Tokens, costs: Costs, mode: str) -> np.ndarray:
+def node_times(machine: NumpyMachine, share: np.ndarray, tokens: Tokens, costs: Costs, mode: str) -> np.ndarray:
     """Seconds every node computes: work over FLOP/s, or weights and activations over memory bandwidth."""
     work, moved = np.zeros(machine.num_nodes), np.zeros(machine.num_nodes)
     used = {int(e) for row, w in zip(tokens.experts, tokens.weight, strict=True) for e in row if e >= 0 and w > 0}
@@ -115,7 +115,7 @@ def node_times(machine: Machine, share: np.ndarray, tokens: Tokens, costs: Costs
 
 
 def layer(
-    machine: Machine, share: np.ndarray, tokens: Tokens, costs: Costs, mode: str, rule: str, rings: int = 0
+    machine: NumpyMachine, share: np.ndarray, tokens: Tokens, costs: Costs, mode: str, rule: str, rings: int = 0
 ) -> dict[str, np.ndarray | float]:
     """All parts of the layer's latency; with `rings` above 0 results come together in that many rings."""
     if rings:

@@ -8,8 +8,8 @@ from jaxmoe.hardware.mesh import link_ends, num_links, xy_path
 
 
 @dataclass
-class Machine:
-    """The numbers of a platform, as NumPy arrays; `None` where it has no such limit."""
+class NumpyMachine:
+    """The numbers of a machine, as NumPy arrays; `None` where it has no such limit."""
 
     shape: tuple[int, int]
     link_bandwidth: np.ndarray
@@ -58,7 +58,7 @@ def backwards(shape: tuple[int, int], path: list[int]) -> list[int]:
 
 
 def stage(
-    machine: Machine,
+    machine: NumpyMachine,
     messages: np.ndarray,
     vector_bytes: float,
     chunk_bytes: float,

@@ -6,11 +6,11 @@ import numpy as np
 from scipy.optimize import linprog
 
 from oracles.layer import Costs, Tokens, gather_messages, node_times
-from oracles.network import Machine, stage
+from oracles.network import NumpyMachine, stage
 
 
 def best_plan(
-    machine: Machine, batches: list[Tokens], experts: int, costs: Costs, rule: str, room: float | None = None
+    machine: NumpyMachine, batches: list[Tokens], experts: int, costs: Costs, rule: str, room: float | None = None
 ) -> tuple[float, np.ndarray]:
     """Least mean total time over the batches, and hosts that reach it, bool [expert, node].
 
@@ -29,13 +29,15 @@ def best_plan(
     return best, where
 
 
-def _communication(machine: Machine, support: np.ndarray, tokens: Tokens, costs: Costs, rule: str) -> float:
+def _communication(machine: NumpyMachine, support: np.ndarray, tokens: Tokens, costs: Costs, rule: str) -> float:
     messages = gather_messages(machine, support.astype(float), tokens, "sharded", rule)
     sizes = (messages, costs.message_bytes, costs.chunk_bytes)
     return stage(machine, *sizes, mirrored=True)[0] + stage(machine, *sizes)[0]
 
 
-def _compute(machine: Machine, support: np.ndarray, batches: list[Tokens], costs: Costs, room: float | None) -> float:
+def _compute(
+    machine: NumpyMachine, support: np.ndarray, batches: list[Tokens], costs: Costs, room: float | None
+) -> float:
     """Least mean seconds of the slowest node, over all divisions of the experts among their hosts; inf if none fits."""
     experts, nodes = support.shape
     # Variables: the share of every expert on every node, then the seconds of every batch.

@@ -83,7 +83,7 @@ def random_layer(seed: int, rule: str = "lowest", memory: bool = False):
     machine.link_bandwidth, machine.link_latency = rng.uniform(2e9, 3e9, 14), rng.uniform(1e-8, 2e-8, 14)
     model = cases.layer_model(machine, rule=rule)
     policy = small_policy(rng)
-    each = model.flops_per_token_expert / model.platform.die.flops
+    each = model.flops_per_token_expert / model.machine.die.flops
     return model, dataclasses.replace(policy, seconds_each=each), skewed_batches(rng, LAYERS, BATCHES)
 
 
@@ -115,11 +115,11 @@ def test_broadcasting_all_evens_out_compute(seed):
 
 
 def describe(model, rule: str) -> LayerDescription:
-    die = model.platform.die
+    die, memory = model.machine.die, model.machine.memory
     return LayerDescription(
-        fabric=fabric_of(model.platform.topology, float(model.time_model.chunk_bytes)),
+        fabric=fabric_of(model.machine.topology, float(model.time_model.chunk_bytes)),
         flops=np.asarray(die.flops),
-        memory_bandwidth=None if die.memory_bandwidth is None else np.asarray(die.memory_bandwidth),
+        memory_bandwidth=np.asarray(memory[0].bandwidth) if memory else None,
         message_bytes=float(model.message_bytes),
         expert_bytes=float(model.expert_bytes),
         flops_per_token_expert=float(model.flops_per_token_expert),

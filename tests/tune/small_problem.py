@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from oracles import cases
 
+from jaxmoe.hardware import Machine, node_memory
 from jaxmoe.latency import LayerModel
 from jaxmoe.traces import GatingTrace, synthetic_trace
 from jaxmoe.tune import PlacementProblem, TunerSettings, local_search
@@ -36,10 +37,10 @@ def small_model(
     costs = cases.Costs(8192.0 * message_factor, 3e6, 5e6, 512.0)
     capacity = np.broadcast_to(np.asarray(room) * costs.expert_bytes * LAYERS, NODES)
     model = cases.layer_model(machine, rule=rule, costs=costs)
-    die = type(model.platform.die)(model.platform.die.flops, None, jnp.asarray(capacity, jnp.float32))
-    platform = type(model.platform)(model.platform.topology, die)
+    memory = node_memory(None, jnp.asarray(capacity, jnp.float32))
+    machine = Machine(model.machine.topology, model.machine.die, memory)
     numbers = (model.message_bytes, model.expert_bytes, model.flops_per_token_expert, model.time_model)
-    return LayerModel(platform, *numbers, exchange=model.exchange, mode="sharded")
+    return LayerModel(machine, *numbers, exchange=model.exchange, mode="sharded")
 
 
 def small_problem(trace_seed: int = 0, p95_weight: float = 0.0, tokens: int = TOKENS, **machine) -> PlacementProblem:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from oracles import cases
 
+from jaxmoe.hardware import Machine, node_memory
 from jaxmoe.latency import LayerModel
 from jaxmoe.traces import Batch, synthetic_trace
 from jaxmoe.tune import PlacementProblem
@@ -23,16 +24,15 @@ def problem_of(bandwidth_factor: float = 1.0, rule: str = "lowest", seed: int = 
     model = cases.layer_model(machine, rule=rule)
     if room is not None:
         capacity = jnp.full(NODES, room * cases.COSTS.expert_bytes)
-        die = type(model.platform.die)(model.platform.die.flops, None, capacity)
         numbers = (model.message_bytes, model.expert_bytes, model.flops_per_token_expert, model.time_model)
-        platform = type(model.platform)(model.platform.topology, die)
-        model = type(model)(platform, *numbers, exchange=model.exchange, mode="sharded")
+        machine = Machine(model.machine.topology, model.machine.die, node_memory(None, capacity))
+        model = type(model)(machine, *numbers, exchange=model.exchange, mode="sharded")
     trace = synthetic_trace(200, [0], EXPERTS, TOP_K, skew=1.0, coactivation=0.0, reuse=0.0, seed=seed)
     return PlacementProblem(model, trace, TOKENS)
 
 
 def even_time(problem: PlacementProblem) -> float:
-    return TOKENS * TOP_K * 5e6 / float(np.asarray(problem.model.platform.die.flops).sum())
+    return TOKENS * TOP_K * 5e6 / float(np.asarray(problem.model.machine.die.flops).sum())
 
 
 @eqx.filter_jit

@@ -114,6 +114,6 @@ def test_no_number_compiles_a_segment_anew():
 def test_the_scale_is_the_time_of_even_work(flops_factor):
     problem = small_problem(flops_factor=flops_factor)
     land = descent.landscape(problem, 0.2, 0.05)
-    flops = np.asarray(problem.model.platform.die.flops)
+    flops = np.asarray(problem.model.machine.die.flops)
     assert float(land.scale) == pytest.approx(TOKENS * TOP_K * 5e6 / flops.sum(), rel=1e-5)
     np.testing.assert_allclose(land.node_part, flops / flops.sum(), rtol=1e-5)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_problem import EXPERTS, LAYERS, NODES, TOKENS, TOP_K, small_problem
 
-from jaxmoe.hardware import Die, Mesh, Platform
+from jaxmoe.hardware import Die, Machine, Mesh, node_memory
 from jaxmoe.latency import LayerModel
 from jaxmoe.network import Congestion, LowestHost
 from jaxmoe.placement import PlanError
@@ -38,7 +38,7 @@ def tiny_problem(
     mesh = Mesh(jnp.full(links, bandwidth), jnp.zeros(links), shape=(1, nodes))
     capacity = jnp.full(nodes, room) if np.isfinite(room) else None
     model = LayerModel(
-        Platform(mesh, Die(jnp.asarray(flops, float), memory_capacity=capacity)),
+        Machine(mesh, Die(jnp.asarray(flops, float)), node_memory(None, capacity)),
         *(jnp.asarray(1.0) for _ in range(3)),
         time_model=Congestion(jnp.asarray(1.0)),
         exchange=LowestHost(),
@@ -59,7 +59,7 @@ def objective(problem: PlacementProblem, share: np.ndarray, gamma: float, layer:
     """Eq. 12 of a plan in plain loops."""
     model, frequency = problem.model, problem.frequency[layer]
     choices = problem.batch_tokens * problem.trace.top_k
-    rates, bandwidth = np.asarray(model.platform.die.flops), float(model.platform.topology.link_bandwidth.mean())
+    rates, bandwidth = np.asarray(model.machine.die.flops), float(model.machine.topology.link_bandwidth.mean())
     compute, volume = np.zeros(share.shape[1]), np.zeros(share.shape[1])
     for expert, node in itertools.product(*map(range, share.shape)):
         flops = choices * frequency[expert] * share[expert, node] * float(model.flops_per_token_expert)
@@ -73,7 +73,7 @@ def enumerated(problem: PlacementProblem, gamma: float) -> float:
     """The least objective over all sets of hosts; with hosts given, the division is a linear programme."""
     experts, nodes = problem.frequency.shape[1], problem.num_nodes
     sets = [set_ for set_ in itertools.product([False, True], repeat=nodes) if any(set_)]
-    seconds = 1 / np.asarray(problem.model.platform.die.flops, float)
+    seconds = 1 / np.asarray(problem.model.machine.die.flops, float)
     found = []
     for hosts in itertools.product(sets, repeat=experts):
         try:
@@ -218,7 +218,7 @@ def test_the_numbers_are_those_of_the_problem():
     problem = small_problem()
     found = balance(problem, 1, 0.5, 2.0)
     work = TOKENS * TOP_K * float(problem.model.flops_per_token_expert)
-    even = work / float(np.sum(problem.model.platform.die.flops))
+    even = work / float(np.sum(problem.model.machine.die.flops))
     assert found.seconds > even
     doubled = eqx.tree_at(lambda model: model.message_bytes, problem.model, problem.model.message_bytes * 2)
     same = balance(PlacementProblem(doubled, problem.trace, TOKENS), 1, 0.25, 2.0)

@@ -43,7 +43,7 @@ def test_many_plans_and_batches_at_once_over_the_mean_link():
     np.testing.assert_allclose(
         estimates[1, 2], node_estimate(problem.model, shares[1], one, mean_bandwidth(problem.model)), rtol=1e-6
     )
-    mean = float(np.mean(problem.model.platform.topology.link_bandwidth))
+    mean = float(np.mean(problem.model.machine.topology.link_bandwidth))
     np.testing.assert_allclose(node_estimates(problem.model, shares, batches, mean / 2), 2 * estimates, rtol=1e-5)
     faster, others = small_model(link_factor=3.0), jnp.asarray(random_shares(np.random.default_rng(1), 3)[0])
     with compilations() as compiled:

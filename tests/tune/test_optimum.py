@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from oracles import cases
 from oracles.optimum import best_plan
 
+from jaxmoe.hardware import node_memory
 from jaxmoe.latency import LayerModel, judge
 from jaxmoe.network import whole_ring
 from jaxmoe.placement import PlanError
@@ -33,9 +34,10 @@ def machine_of(shape: tuple[int, int], seed: int, links: float = 1.0):
 def problem_of(model: LayerModel, experts: int, tokens: list | None = None, room: float | None = None, seed: int = 0):
     """A problem of one layer with given batches, drawn where there are none; `room` is in experts per node."""
     if room is not None:
-        capacity = jnp.full(model.platform.topology.num_nodes, room * cases.COSTS.expert_bytes)
-        die = type(model.platform.die)(model.platform.die.flops, None, capacity)
-        model = dataclasses.replace(model, platform=dataclasses.replace(model.platform, die=die))
+        capacity = jnp.full(model.machine.topology.num_nodes, room * cases.COSTS.expert_bytes)
+        model = dataclasses.replace(
+            model, machine=dataclasses.replace(model.machine, memory=node_memory(None, capacity))
+        )
     trace = synthetic_trace(100, [0], experts, TOP_K, skew=1.0, coactivation=0.0, reuse=0.0, seed=seed)
     problem = PlacementProblem(model, trace, TOKENS)
     if tokens is None:
@@ -148,7 +150,7 @@ def tailed(problem: PlacementProblem) -> PlacementProblem:
 
 
 def ringed(problem: PlacementProblem) -> PlacementProblem:
-    ring = whole_ring(problem.model.platform.topology)
+    ring = whole_ring(problem.model.machine.topology)
     return dataclasses.replace(problem, model=dataclasses.replace(problem.model, exchange=ring))
 
 

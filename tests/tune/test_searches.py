@@ -133,7 +133,7 @@ def test_given_batches_are_all_that_counts():
 
 def test_starts_have_even_work():
     problem = small_problem()
-    flops = np.asarray(problem.model.platform.die.flops, float)
+    flops = np.asarray(problem.model.machine.die.flops, float)
     starts = random_starts(Referee(problem, 0, StopSwitch()), 3, seed=1)
     work = np.einsum("le,lcen->lcn", problem.frequency, starts)
     np.testing.assert_allclose(work, np.broadcast_to(flops / flops.sum(), work.shape), rtol=1e-6)

@@ -39,7 +39,7 @@ def tuned() -> TuneResult:
 
 def assert_legal(result: TuneResult, problem) -> None:
     plan = Placement(result.share.astype(np.float32), SHAPE, "sharded", tuple(range(LAYERS)))
-    check_fits(plan, float(problem.model.expert_bytes), np.asarray(problem.model.platform.die.memory_capacity))
+    check_fits(plan, float(problem.model.expert_bytes), np.asarray(problem.model.machine.capacity))
     assert (result.share.sum(axis=1) <= problem.room * (1 + 1e-4)).all()
 
 
@@ -229,7 +229,7 @@ def test_tensor_parallelism_that_does_not_fit_is_not_taken():
 def even_problem(**machine) -> PlacementProblem:
     """Fast links all alike and nodes all alike: even work is what counts."""
     problem = small_problem(link_factor=10.0, **machine)
-    numbers = (problem.model.platform.die.flops, problem.model.platform.topology.link_bandwidth)
+    numbers = (problem.model.machine.die.flops, problem.model.machine.topology.link_bandwidth)
     alike = [jnp.full_like(number, number.mean()) for number in numbers]
-    where = lambda model: (model.platform.die.flops, model.platform.topology.link_bandwidth)  # noqa: E731
+    where = lambda model: (model.machine.die.flops, model.machine.topology.link_bandwidth)  # noqa: E731
     return dataclasses.replace(problem, model=eqx.tree_at(where, problem.model, alike))

@@ -108,7 +108,7 @@ def layer_costs(problem: PlacementProblem, layer: int) -> Costs:
     batches = _checked(problem)
     model, experts = problem.model, problem.trace.num_experts
     tokens, demand = _counts(jax.tree.map(lambda leaf: leaf[layer], batches), experts)
-    rates, room = np.asarray(model.platform.die.flops, float), problem.room
+    rates, room = np.asarray(model.machine.die.flops, float), problem.room
     sets = hosts(problem.num_nodes)
     reach = np.concatenate([np.broadcast_to(rates, (len(demand), len(rates))), room[None]])
     supply = np.maximum(np.where(sets, reach[:, None, :], 0).sum(axis=2), NOTHING)
@@ -131,7 +131,10 @@ def _checked(problem: PlacementProblem) -> Batch:
         (model.mode != "sharded", f"mode is {model.mode}; use sharded placements"),
         (problem.num_nodes > MOST_NODES, f"{problem.num_nodes} nodes; use at most {MOST_NODES}"),
         (problem.trace.top_k > 2, f"top_k is {problem.trace.top_k}; use traces of at most 2 experts per token"),
-        (model.platform.die.memory_bandwidth is not None, "dies have a memory bandwidth; set it to none"),
+        (
+            _limited_by_memory(model),
+            "dies have a memory bandwidth; set it to none",
+        ),
         (not isinstance(model.time_model, Congestion), f"time model {type(model.time_model).__name__}; use Congestion"),
         (
             not isinstance(model.exchange, LowestHost | FewestHops),
@@ -167,7 +170,7 @@ def _pairs(model: LayerModel, sets: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     pad = [(1, 0), (1, 0), (0, 0), (0, 0)]
     time, delay = (np.asarray(table, float) for table in _of_pairs(model, jnp.asarray(shares, jnp.float32), one))
     dispatch, combine = time[:, :, 0], time[:, :, 1]
-    topology = model.platform.topology
+    topology = model.machine.topology
     ports = np.arange(topology.num_links, time.shape[-1])
     mirrored = np.concatenate([np.asarray(topology.reverse_links), ports])
     if np.allclose(dispatch[..., mirrored], combine, rtol=1e-6, atol=0) and np.array_equal(
@@ -182,7 +185,7 @@ def _of_pairs(
     model: LayerModel, shares: Float[Array, "set node"], token: Batch
 ) -> tuple[Float[Array, "set set2 stage resource"], Float[Array, "set set2 stage"]]:
     """What one token of two experts on two sets asks of the network in dispatch and combine, s."""
-    topology, size = model.platform.topology, model.message_bytes
+    topology, size = model.machine.topology, model.message_bytes
 
     def pair(first: Float[Array, " node"], other: Float[Array, " node"]):
         flows = model.exchange(topology, sharded_visits(jnp.stack([first, other]), token, HardSupport()))
@@ -191,3 +194,7 @@ def _of_pairs(
         return busy, jnp.stack([stage.path_delay for stage in stages])
 
     return jax.vmap(jax.vmap(pair, (None, 0)), (0, None))(shares, shares)
+
+
+def _limited_by_memory(model: LayerModel) -> bool:
+    return any(bool(np.isfinite(np.asarray(level.bandwidth)).any()) for level in model.machine.memory)

@@ -1,0 +1,47 @@
+"""Memory levels: what a node computes from, and the channels that it shares with others."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+
+class MemoryLevel(eqx.Module):
+    """One level of memory: a cache, the HBM of a die, or DDR that dies share. All are of this one type.
+
+    A node reads and writes through one channel; several nodes may have the same one. `latency` is paid once by each
+    stage that uses a channel. `capacity` is `None` where the level holds whatever is asked of it.
+    """
+
+    bandwidth: Float[Array, " channel"]  # B/s
+    latency: Float[Array, " channel"]  # s
+    capacity: Float[Array, " channel"] | None  # B
+    channel: Int[Array, " node"]  # the channel that a node uses
+    name: str = eqx.field(static=True, default="memory")
+
+    @property
+    def sharers(self) -> Float[Array, " channel"]:
+        """Nodes that use each channel."""
+        return self._by_channel(jnp.ones(self.channel.shape, self.bandwidth.dtype))
+
+    def seconds(self, moved: Float[Array, " node"]) -> Float[Array, " channel"]:
+        """How long every channel takes to move what its nodes ask for, B [node]; an unused one takes no time."""
+        total = self._by_channel(moved)
+        return jnp.where(total > 0, self.latency + total / self.bandwidth, 0)
+
+    def _by_channel(self, values: Float[Array, " node"]) -> Float[Array, " channel"]:
+        return jax.ops.segment_sum(values, self.channel, self.bandwidth.shape[0])
+
+
+def node_memory(
+    bandwidth: Float[Array, " node"] | None, capacity: Float[Array, " node"] | None = None, name: str = "memory"
+) -> tuple[MemoryLevel, ...]:
+    """A level with a channel for each node, B/s and B; no level where neither is limited."""
+    given = capacity if bandwidth is None else bandwidth
+    if given is None:
+        return ()
+    endless = jnp.full(given.shape, jnp.inf, given.dtype)
+    nodes = jnp.asarray(np.arange(given.shape[0], dtype=np.int32))
+    rate = endless if bandwidth is None else bandwidth
+    return (MemoryLevel(rate, jnp.zeros_like(rate), capacity, nodes, name),)
