@@ -3,9 +3,10 @@
 from jaxmoe.hardware import Die as Die
 from jaxmoe.hardware import Machine as Machine
 from jaxmoe.hardware import Mesh as Mesh
-from jaxmoe.latency import LayerLatency as LayerLatency
+from jaxmoe.latency import LayerCosts as LayerCosts
 from jaxmoe.latency import LayerModel as LayerModel
-from jaxmoe.latency import judge as judge
+from jaxmoe.latency import LayerTime as LayerTime
+from jaxmoe.latency import evaluate as evaluate
 from jaxmoe.models import MoEModel as MoEModel
 from jaxmoe.placement import Placement as Placement
 from jaxmoe.traces import Batch as Batch
@@ -20,15 +21,16 @@ __all__ = [
     "Batch",
     "Die",
     "GatingTrace",
-    "LayerLatency",
+    "LayerCosts",
     "LayerModel",
+    "LayerTime",
     "Machine",
     "Mesh",
     "MoEModel",
     "Placement",
     "PlacementProblem",
     "TunerSettings",
-    "judge",
+    "evaluate",
     "sample_batches",
     "tune",
 ]

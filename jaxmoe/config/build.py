@@ -29,12 +29,11 @@ from jaxmoe.hardware import (
     wafers,
 )
 from jaxmoe.hardware.mesh import link_ends
-from jaxmoe.latency import EvenPart, EvenParts, LayerModel
-from jaxmoe.network import Congestion, FewestHops, LowestHost
+from jaxmoe.latency import EvenPart, EvenParts, LayerCosts, LayerModel
+from jaxmoe.network import Congestion, build_exchange
 from jaxmoe.tune.settings import TunerSettings
 from jaxmoe.units import GIGA, NANO, TERA
 
-GATHER_RULES = {"lowest_host": LowestHost, "fewest_hops": FewestHops}
 UNIFORM = {"ring": ring, "switch": switch, "fully_connected": fully_connected}
 FFN_FLOPS = {"2hi": 2, "6hi": 6}  # times hidden size times expert size
 
@@ -76,13 +75,20 @@ def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]
     """The machine and what one MoE layer of the model costs on it: B and FLOP."""
     model, costs = build_model(scenario.model), scenario.costs
     flops = FFN_FLOPS[costs.ffn_flops] * model.hidden_size * model.expert_size
+    vector = _number(model.hidden_size * costs.bytes_per_element)
+    machine = build_machine(scenario.hardware)
     return LayerModel(
-        machine=build_machine(scenario.hardware),
-        message_bytes=_number(model.hidden_size * costs.bytes_per_element),
-        expert_bytes=_number(model.expert_parameters * costs.weight_bytes_per_element),
-        flops_per_token_expert=_number(flops),
+        machine=machine,
+        costs=LayerCosts(
+            combine_bytes=vector,
+            dispatch_bytes=vector,
+            expert_bytes=_number(model.expert_parameters * costs.weight_bytes_per_element),
+            flops_per_token_expert=_number(flops),
+            columns=_number(model.expert_size),
+            gemms=_number(FFN_FLOPS[costs.ffn_flops] / 2),
+        ),
         time_model=build_time_model(scenario.hardware),
-        exchange=GATHER_RULES[costs.gather](),
+        exchange=build_exchange(costs.gather, machine.topology),
         mode=mode,
     )
 

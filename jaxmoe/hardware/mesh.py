@@ -104,7 +104,12 @@ def yx_path(shape: tuple[int, int], source: int, destination: int) -> list[int]:
 
 
 def blocks(shape: tuple[int, int], count: int) -> np.ndarray:
-    """Cut the mesh into `count` equal rectangles, as near to square as they come: block of a node, int [node].
+    """Cut the mesh into `count` equal rectangles, as near to square as they come: block of a node, int [node]."""
+    return cut_blocks(shape, square_cut(shape, count))
+
+
+def square_cut(shape: tuple[int, int], count: int) -> tuple[int, int]:
+    """How often to cut along x and along y for `count` equal rectangles, as near to square as they come.
 
     Raises `ValueError` when no cut into equal rectangles exists.
     """
@@ -112,7 +117,21 @@ def blocks(shape: tuple[int, int], count: int) -> np.ndarray:
     cuts = [(i, count // i) for i in range(1, count + 1) if count % i == 0 and x % i == 0 and y % (count // i) == 0]
     if not cuts:
         raise ValueError(f"a {x}x{y} mesh cannot be cut into {count} equal rectangles")
-    across, along = min(cuts, key=lambda cut: abs(x // cut[0] - y // cut[1]))
+    return min(cuts, key=lambda cut: abs(x // cut[0] - y // cut[1]))
+
+
+def cut_blocks(shape: tuple[int, int], cut: tuple[int, int]) -> np.ndarray:
+    """Cut the mesh into so many equal rectangles along x and along y: block of a node, int [node].
+
+    Raises `ValueError` where a side is not a multiple.
+    """
+    (x, y), (across, along) = shape, cut
+    if x % across or y % along:
+        sides = [", ".join(str(n) for n in range(1, side + 1) if side % n == 0) for side in shape]
+        raise ValueError(
+            f"a {x}x{y} mesh cannot be cut into {across}x{along} equal rectangles; cut x into one of {sides[0]} and "
+            f"y into one of {sides[1]}"
+        )
     row, column = np.unravel_index(np.arange(x * y), shape)
     return (row // (x // across)) * along + column // (y // along)
 

@@ -1,57 +1,40 @@
-"""Judging a placement on many batches: mean, tail and bottleneck of every layer."""
+"""Judging placements on many batches: seconds of every layer and batch, and how busy resources are on average."""
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from jaxmoe.latency.layer import LayerLatency, LayerModel
+from jaxmoe.latency.demand import Decisions
+from jaxmoe.latency.layer import LayerModel
+from jaxmoe.latency.time import LayerTime
 from jaxmoe.network import AbstractExchange
 from jaxmoe.traces.batches import Batch
 
 
-class Judgement(eqx.Module):
-    """Seconds of every layer and batch, and how busy nodes and links are on average."""
-
-    compute: Float[Array, "layer batch"]
-    dispatch: Float[Array, "layer batch"]
-    combine: Float[Array, "layer batch"]
-    total: Float[Array, "layer batch"]
-    node_time: Float[Array, "layer node"]  # mean over batches
-    dispatch_link_time: Float[Array, "layer link"]
-    combine_link_time: Float[Array, "layer link"]
-
-    @property
-    def p95_total(self) -> Float[Array, " layer"]:
-        """95th percentile over batches of the layer's time, s."""
-        return jnp.quantile(self.total, 0.95, axis=1)
-
-
 @eqx.filter_jit
-def judge(
+def evaluate(
     model: LayerModel,
     share: Float[Array, "layer expert node"],
     batches: Batch,
     exchange: AbstractExchange | None = None,
-) -> Judgement:
-    """Score a placement exactly, on batches whose leaves are [layer, batch, ...]."""
+    served: Int[Array, "layer batch token top_k"] | None = None,
+) -> LayerTime:
+    """Exact times of a placement, on batches whose leaves are [layer, batch, ...]; `served` is as in `Decisions`.
 
-    def layer(share: Float[Array, "expert node"], batches: Batch) -> LayerLatency:
-        return jax.vmap(lambda batch: model(share, batch, exchange))(batches)
+    Stages and totals are [layer, batch], busy times [layer, resource], means over batches.
+    """
 
-    latency = jax.lax.map(lambda both: layer(*both), (share, batches))
-    return Judgement(
-        compute=latency.compute,
-        dispatch=latency.dispatch,
-        combine=latency.combine,
-        total=latency.total,
-        node_time=latency.node_time.mean(axis=1),
-        dispatch_link_time=latency.dispatch_link_time.mean(axis=1),
-        combine_link_time=latency.combine_link_time.mean(axis=1),
-    )
+    def layer(share: Float[Array, "expert node"], batches: Batch, served: Array | None) -> LayerTime:
+        def one(batch: Batch, served: Array | None) -> LayerTime:
+            return model.decided(Decisions(share, exchange, served), batch)
+
+        times = jax.vmap(one)(batches, served)
+        return eqx.tree_at(lambda t: t.busy, times, jax.tree.map(lambda leaf: leaf.mean(axis=0), times.busy))
+
+    return jax.lax.map(lambda given: layer(*given), (share, batches, served))
 
 
 def is_tensor_parallel(share: np.ndarray) -> bool:
-    """Whether every expert is spread evenly over the whole mesh, so that a ring can reduce (hd_moe Eq. 4)."""
+    """Whether every expert is spread evenly over the whole machine, so that a ring can reduce (hd_moe Eq. 4)."""
     return bool(np.allclose(share, 1 / share.shape[-1], rtol=1e-4))

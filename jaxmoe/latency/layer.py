@@ -1,4 +1,4 @@
-"""One MoE layer on one machine: dispatch, then compute, then combine.
+"""One MoE layer on one machine: decisions are lowered to stages of demand, and these are priced.
 
 Every function here is for one placement of one layer and one batch. `vmap` lifts it to many of each, and to
 many machines: all numbers are arrays.
@@ -7,49 +7,37 @@ many machines: all numbers are arrays.
 from typing import Literal
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxmoe.hardware import Machine
+from jaxmoe.latency.compute import expert_seconds, roofline
+from jaxmoe.latency.demand import Decisions, Demand, LayerCosts, Traffic, Work, lower
+from jaxmoe.latency.schedule import AbstractSchedule, Serial
+from jaxmoe.latency.time import STAGES, LayerTime
 from jaxmoe.network import (
     AbstractExchange,
     AbstractTimeModel,
     StageTime,
     Visits,
+    decided_visits,
     replicated_visits,
     sharded_visits,
 )
 from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax, HardSupport
-from jaxmoe.roofline import expert_node_times
-from jaxmoe.traces.batches import Batch
-
-
-class LayerLatency(eqx.Module):
-    """Seconds a layer takes, and per resource what it is kept busy. `vmap` adds leading axes."""
-
-    compute: Float[Array, "*lead"]  # slowest node
-    dispatch: Float[Array, "*lead"]
-    combine: Float[Array, "*lead"]
-    node_time: Float[Array, "*lead node"]
-    dispatch_link_time: Float[Array, "*lead link"]
-    combine_link_time: Float[Array, "*lead link"]
-
-    @property
-    def total(self) -> Float[Array, "*lead"]:
-        """The stages one after the other: t = t_comp + 2 t_comm (hd_moe Eq. 12)."""
-        return self.dispatch + self.compute + self.combine
+from jaxmoe.traces.batches import Batch, micro_batches
 
 
 class LayerModel(eqx.Module):
     """A machine and the costs of one MoE layer on it."""
 
     machine: Machine
-    message_bytes: Float[Array, ""]  # B: one hidden vector
-    expert_bytes: Float[Array, ""]  # B: weights of one expert
-    flops_per_token_expert: Float[Array, ""]
-    time_model: AbstractTimeModel  # of dispatch and combine
+    costs: LayerCosts
+    time_model: AbstractTimeModel  # of all communication
     exchange: AbstractExchange
     mode: Literal["sharded", "replicated"] = eqx.field(static=True)
+    schedule: AbstractSchedule = Serial()
 
     def __call__(
         self,
@@ -58,52 +46,99 @@ class LayerModel(eqx.Module):
         exchange: AbstractExchange | None = None,
         reduction: AbstractReduction | None = None,
         support: AbstractSupport | None = None,
-    ) -> LayerLatency:
-        """Latency of `batch` under the placement `share`. Exact unless told otherwise.
+    ) -> LayerTime:
+        """Time of `batch` under the placement `share`. Exact unless told otherwise.
 
         `exchange` defaults to the model's own, `reduction` to the hard maximum, `support` to share > 0.
         """
-        support = HardSupport() if support is None else support
-        visits = sharded_visits if self.mode == "sharded" else replicated_visits
-        read = self.experts_read(share, batch, support)
-        return self.of_visits(visits(share, batch, support), read, exchange, reduction)
+        return self.decided(Decisions(share, exchange), batch, reduction, support)
 
-    def of_visits(
+    def decided(
         self,
-        visits: Visits,
-        experts_read: Float[Array, " node"],
-        exchange: AbstractExchange | None = None,
+        decisions: Decisions,
+        batch: Batch,
         reduction: AbstractReduction | None = None,
-    ) -> LayerLatency:
-        """Latency where it is known which nodes tokens visit, and how many experts' weights every node reads."""
-        exchange = self.exchange if exchange is None else exchange
+        support: AbstractSupport | None = None,
+    ) -> LayerTime:
+        """Time of `batch` under all that was decided for it."""
         reduction = HardMax() if reduction is None else reduction
-        node_time = self._node_times(visits, experts_read)
-        dispatch, combine = self._stages(exchange, visits)
-        return LayerLatency(
-            compute=reduction(node_time),
-            dispatch=dispatch.total(reduction),
-            combine=combine.total(reduction),
-            node_time=node_time,
-            dispatch_link_time=dispatch.link_time,
-            combine_link_time=combine.link_time,
+        support = HardSupport() if support is None else support
+        parts = self.schedule.micro_batches
+        if parts == 1:
+            times = self._priced(decisions, batch, reduction, support)
+            return self._scheduled(jax.tree.map(lambda leaf: leaf[None], times), reduction)
+        if decisions.served is not None:
+            raise ValueError("choices decided at run time are of whole batches; use a schedule without micro-batches")
+        split = micro_batches(batch, parts)
+        return self._scheduled(
+            jax.vmap(lambda part: self._priced(decisions, part, reduction, support))(split), reduction
         )
 
-    def experts_read(
-        self, share: Float[Array, "expert node"], batch: Batch, support: AbstractSupport
-    ) -> Float[Array, " node"]:
-        """Weights that every node reads from memory, in experts: what it holds of those that any token uses."""
-        used = jnp.minimum((batch.weight[:, None] * batch.choices(share.shape[0])).sum(axis=0), 1)
-        held = share if self.mode == "sharded" else support.presence(support.amount(share))
-        return used @ held
+    def visits(self, decisions: Decisions, batch: Batch, support: AbstractSupport) -> Visits:
+        """Who computes what of a batch."""
+        if decisions.served is not None:
+            return decided_visits(decisions.share, batch, decisions.served, support)
+        visits = sharded_visits if self.mode == "sharded" else replicated_visits
+        return visits(decisions.share, batch, support)
 
-    def _stages(self, exchange: AbstractExchange, visits: Visits) -> tuple[StageTime, StageTime]:
-        topology, size = self.machine.topology, self.message_bytes
-        flows = exchange(topology, visits)
-        return self.time_model.of_mirrored(topology, flows, size), self.time_model.of_flows(topology, flows, size)
+    def _priced(
+        self, decisions: Decisions, batch: Batch, reduction: AbstractReduction, support: AbstractSupport
+    ) -> LayerTime:
+        """Stages and busy times of a batch or a part of one; the total is not known yet."""
+        exchange = self.exchange if decisions.exchange is None else decisions.exchange
+        visits = self.visits(decisions, batch, support)
+        stages = lower(decisions, exchange, self.machine.topology, visits, self.costs)
+        priced = {name: self._price(demand, reduction, support) for name, demand in stages.items()}
+        seconds = {name: stage for name, (stage, _) in priced.items()}
+        busy = {name: resources for name, (_, resources) in priced.items()}
+        return LayerTime(seconds, busy, jnp.zeros_like(seconds["compute"]))
 
-    def _node_times(self, visits: Visits, experts_read: Float[Array, " node"]) -> Float[Array, " node"]:
-        copies = (visits.weight[:, None] * visits.visited).sum(axis=0)
-        activations = 2 * copies * self.message_bytes  # read in, written out
-        moved = experts_read * self.expert_bytes + activations
-        return expert_node_times(self.machine, visits.work, self.flops_per_token_expert, moved)
+    def _price(
+        self, demand: Demand, reduction: AbstractReduction, support: AbstractSupport
+    ) -> tuple[Float[Array, ""], dict[str, Float[Array, " resource"]]]:
+        """Seconds of a stage, and busy seconds of its resources by kind."""
+        match demand:
+            case Traffic():
+                phases = self._phase_times(demand)
+                seconds = sum((phase.total(reduction) for phase in phases), start=jnp.zeros(()))
+                return seconds, {
+                    "link": sum(phase.link_time for phase in phases),
+                    "port": sum(phase.port_time for phase in phases),
+                }
+            case Work():
+                node = roofline(self.machine, self._expert_seconds(demand.visits, support), *_bytes(demand))
+                return reduction(node), {"node": node}
+
+    def _expert_seconds(self, visits: Visits, support: AbstractSupport) -> Float[Array, " node"]:
+        costs = self.costs
+        return expert_seconds(self.machine, visits, costs.flops_per_token_expert, costs.columns, costs.gemms, support)
+
+    def _phase_times(self, traffic: Traffic) -> list[StageTime]:
+        """Every phase of a stage: flows that run at once add up."""
+        price = self.time_model.of_mirrored if traffic.mirrored else self.time_model.of_flows
+        phases = []
+        for flows in traffic.phases:
+            first, *others = (price(self.machine.topology, each, traffic.unit) for each in flows)
+            for other in others:
+                first = first.beside(other)
+            phases.append(first)
+        return phases
+
+    def _scheduled(self, parts: LayerTime, reduction: AbstractReduction) -> LayerTime:
+        """Micro-batches, the leading axis, as one layer: stages and busy times add up, the schedule has the total."""
+        total = self.schedule.total(*(parts.stages[name] for name in STAGES), reduction)
+        summed = jax.tree.map(lambda leaf: leaf.sum(axis=0), parts)
+        if "movement" in parts.stages:
+            total = self._with_movement(total, summed)
+        return LayerTime(summed.stages, summed.busy, total)
+
+    def _with_movement(self, total: Float[Array, ""], summed: LayerTime) -> Float[Array, ""]:
+        """The total with weights that travel before the stages, or beside them on idle links."""
+        if not self.schedule.in_background:
+            return total + summed.stages["movement"]
+        stages = [summed.busy[name]["link"] for name in ("dispatch", "combine", "movement")]
+        return jnp.maximum(jnp.maximum(total, sum(stages).max()), summed.stages["movement"])
+
+
+def _bytes(work: Work) -> tuple[Float[Array, " node"], Float[Array, " node"]]:
+    return work.weights, work.vectors

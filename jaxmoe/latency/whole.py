@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxmoe.hardware import Machine
-from jaxmoe.roofline import expert_node_times
+from jaxmoe.latency.compute import roofline
 
 
 class EvenPart(eqx.Module):
@@ -28,7 +28,8 @@ class EvenPart(eqx.Module):
         nodes = machine.num_nodes
         moved = (self.weight_bytes + self.bytes_per_token * tokens) / nodes
         even = jnp.broadcast_to(tokens / nodes, (nodes,))
-        return expert_node_times(machine, even, self.flops_per_token, jnp.broadcast_to(moved, (nodes,))).max()
+        seconds = even * self.flops_per_token / machine.die.flops
+        return roofline(machine, seconds, jnp.broadcast_to(moved, (nodes,)), jnp.zeros(nodes)).max()
 
 
 class BesideExperts(NamedTuple):

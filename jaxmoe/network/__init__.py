@@ -16,11 +16,10 @@ from jaxmoe.network.collectives import ring_all_gather as ring_all_gather
 from jaxmoe.network.collectives import ring_all_reduce as ring_all_reduce
 from jaxmoe.network.collectives import ring_reduce_scatter as ring_reduce_scatter
 from jaxmoe.network.exchange import AbstractExchange as AbstractExchange
-from jaxmoe.network.exchange import FewestHops as FewestHops
-from jaxmoe.network.exchange import LowestHost as LowestHost
-from jaxmoe.network.exchange import RingReduce as RingReduce
-from jaxmoe.network.exchange import block_rings as block_rings
-from jaxmoe.network.exchange import whole_ring as whole_ring
+from jaxmoe.network.exchange import GatherExchange as GatherExchange
+from jaxmoe.network.exchange import ReduceScatterExchange as ReduceScatterExchange
+from jaxmoe.network.exchange import RingExchange as RingExchange
+from jaxmoe.network.exchange import build_exchange as build_exchange
 from jaxmoe.network.loads import link_loads as link_loads
 from jaxmoe.network.loads import path_sums as path_sums
 from jaxmoe.network.time_models import AbstractTimeModel as AbstractTimeModel
@@ -29,7 +28,11 @@ from jaxmoe.network.time_models import Congestion as Congestion
 from jaxmoe.network.time_models import Uncongested as Uncongested
 from jaxmoe.network.time_models import alpha_beta as alpha_beta
 from jaxmoe.network.traffic import Flows as Flows
+from jaxmoe.network.traffic import Phases as Phases
 from jaxmoe.network.traffic import StageTime as StageTime
+from jaxmoe.network.visits import PLACED as PLACED
 from jaxmoe.network.visits import Visits as Visits
+from jaxmoe.network.visits import decided_visits as decided_visits
+from jaxmoe.network.visits import kept as kept
 from jaxmoe.network.visits import replicated_visits as replicated_visits
 from jaxmoe.network.visits import sharded_visits as sharded_visits

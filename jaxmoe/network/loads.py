@@ -5,11 +5,15 @@ works them out by prefix sums, a graph by sums over its hops; neither builds A. 
 way back, walked backwards, so YX loads are those of the transposed traffic on reversed links.
 """
 
+from dataclasses import replace
+
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxmoe.hardware import AbstractTopology, Graph, Mesh
 from jaxmoe.network import routed, xy
+from jaxmoe.placement.exchange import ExchangeError
 
 
 def link_loads(topology: AbstractTopology, traffic: Float[Array, "node node2"]) -> Float[Array, " link"]:
@@ -34,6 +38,60 @@ def flow_loads(
         case Mesh(routing="yx"):
             return xy.flow_traffic(topology.shape, destination, source).link_loads()[topology.reverse_links]
     return link_loads(topology, source.T @ destination)
+
+
+def tree_loads(
+    topology: AbstractTopology,
+    source: Float[Array, "flow node"],
+    destination: Float[Array, "flow node"],
+    weight: Float[Array, " flow"],
+) -> Float[Array, " link"]:
+    """Loads of trees towards one destination each, in which a link carries one vector of every flow.
+
+    A tree is the union of the network's paths from the sources to the destination.
+    """
+    match topology:
+        case Mesh(shape=shape, routing="xy"):
+            return xy.tree_loads(shape, source, destination, weight)
+        case Mesh(shape=shape, routing="yx"):
+            return _transposed_tree_loads(shape, source, destination, weight)
+        case Graph():
+            copies = jax.vmap(lambda start, stop: routed.link_loads(topology, jnp.outer(start, stop)))
+            return weight @ jnp.minimum(copies(source, destination), 1)
+    raise _unknown(topology)
+
+
+def crossed(topology: AbstractTopology) -> Mesh:
+    """A mesh whose packets take the other order of directions. Raises `ExchangeError` for any other network."""
+    if not isinstance(topology, Mesh):
+        raise ExchangeError(
+            f"a {type(topology).__name__} has one path between two nodes, so no cross_tree or split_tree; "
+            "use tree, or unicasts"
+        )
+    return replace(topology, routing="yx" if topology.routing == "xy" else "xy")
+
+
+def _transposed_tree_loads(
+    shape: tuple[int, int],
+    source: Float[Array, "flow node"],
+    destination: Float[Array, "flow node"],
+    weight: Float[Array, " flow"],
+) -> Float[Array, " link"]:
+    """Loads of YX trees: those of XY trees on the mesh whose sides have changed places."""
+    x, y = shape
+
+    def turned(values: Float[Array, "flow node"]) -> Float[Array, "flow node"]:
+        return jnp.swapaxes(values.reshape(-1, x, y), 1, 2).reshape(values.shape)
+
+    loads = xy.tree_loads((y, x), turned(source), turned(destination), weight)
+    across, along = (x - 1) * y, x * (y - 1)
+    up_y, down_y, up_x, down_x = jnp.split(loads, [along, 2 * along, 2 * along + across])
+    return jnp.concatenate(
+        [
+            *(part.reshape(y, x - 1).T.ravel() for part in (up_x, down_x)),
+            *(part.reshape(y - 1, x).T.ravel() for part in (up_y, down_y)),
+        ]
+    )
 
 
 def path_sums(topology: AbstractTopology, per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:

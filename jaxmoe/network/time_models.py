@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.network.loads import flow_loads, link_loads, path_maxima, path_sums
+from jaxmoe.network.loads import crossed, flow_loads, link_loads, path_maxima, path_sums, tree_loads
 from jaxmoe.network.traffic import Flows, StageTime
 
 
@@ -50,7 +50,7 @@ class Congestion(AbstractTimeModel):
     cut_through: bool = eqx.field(static=True, default=False)
 
     def __call__(self, topology: AbstractTopology, traffic: Float[Array, "node node2"]) -> StageTime:
-        away = traffic * (1 - jnp.eye(topology.num_nodes, dtype=traffic.dtype))
+        away = traffic * away_from_self(topology, traffic.dtype)
         latency, per_byte = self._delays(topology)
         delay = latency + self._chunk(away) * per_byte
         return StageTime(
@@ -65,49 +65,75 @@ class Congestion(AbstractTimeModel):
 
         A path counts by the part of a message that it carries, so that a relaxed trace of a message counts little.
         """
+        of_one_round = self._tree_stage if flows.route != "unicast" else self._unicast_stage
+        return _repeated(of_one_round(topology, flows, vector_bytes), flows.rounds)
+
+    def _unicast_stage(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
         sent, vectors = _sent(flows)
         unit, destination = vectors * vector_bytes, flows.destination  # B
         away = (
             (sent * (1 - destination)).sum(axis=0),
             (destination * (sent.sum(axis=1, keepdims=True) - sent)).sum(axis=0),
         )
-        stage = StageTime(
+        return StageTime(
             link_time=flow_loads(topology, sent, destination)
             * (unit / (topology.link_bandwidth * topology.efficiency)),
             port_time=port_times(topology, *away) * unit,
             pair_time=jnp.zeros(0, sent.dtype),
             path_delay=self._longest_delay(topology, flows, vector_bytes),
         )
-        return _repeated(stage, flows.rounds)
+
+    def _tree_stage(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
+        """Each visited node's vector passes its port once, and what has become of them all passes that of the home.
+
+        Routers hold a chunk whole before they add it up, under either switching.
+        """
+        assert flows.weight is not None
+        cross = flows.route == "cross_tree"
+        weight, destination = flows.weight * flows.vectors * vector_bytes, flows.destination  # B
+        others = flows.source * (1 - destination)
+        arriving = others.max(axis=1, keepdims=True) * destination
+        stored = Congestion(self.chunk_bytes)
+        if cross:
+            topology = crossed(topology)
+        return StageTime(
+            link_time=tree_loads(topology, flows.source, destination, weight)
+            / (topology.link_bandwidth * topology.efficiency),
+            port_time=port_times(topology, weight @ others, weight @ arriving),
+            pair_time=jnp.zeros(0, destination.dtype),
+            path_delay=stored._longest_delay(topology, flows, vector_bytes),
+        )
 
     def _longest_delay(
         self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]
     ) -> Float[Array, ""]:
         latency, per_byte = self._delays(topology)
+        if flows.messages is not None:
+            size = flows.traffic(vector_bytes) / jnp.maximum(flows.messages, 1e-9)  # the mean of a pair
+            delay = latency + self._chunk(size) * per_byte
+            return jnp.max(delay * jnp.minimum(flows.messages, 1) * away_from_self(topology, delay.dtype))
         chunk = self._chunk(flows.vectors * vector_bytes)
         if chunk.ndim:  # one of each flow: sums of products apart, for a matrix of delays of each would be large
             from_node = flows.destination @ latency.T + chunk[:, None] * (flows.destination @ per_byte.T)
         else:
             from_node = flows.destination @ (latency + chunk * per_byte).T
-        return jnp.max(from_node * jnp.minimum(flows.source, 1))
+        used = flows.source if flows.weight is None else flows.source * flows.weight[:, None]
+        return jnp.max(from_node * jnp.minimum(used, 1))
 
     def _chunk(self, message_bytes: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         return jnp.where(self.chunk_bytes > 0, jnp.minimum(self.chunk_bytes, message_bytes), message_bytes)
 
     def _delays(self, topology: AbstractTopology) -> tuple[Float[Array, "node node2"], Float[Array, "node node2"]]:
         """Seconds of every pair, and seconds per byte of a chunk."""
-        # XLA's CPU compiler (jaxlib 0.10) misreads a constant matrix of equal entries in a product, such as no
-        # latency at all, or no second link. Times far below any other keep the entries apart.
-        hops = jnp.asarray(topology.hop_counts(), topology.link_latency.dtype)
-        away = 1 - jnp.eye(topology.num_nodes, dtype=hops.dtype)
-        latency = path_sums(topology, topology.link_latency) + (topology.endpoint_latency + 1e-20 * hops) * away
+        away = away_from_self(topology, topology.link_latency.dtype)
+        latency = path_sums(topology, topology.link_latency) + topology.endpoint_latency * away
         if self.cut_through:
-            return latency, 1e-30 * hops
+            return never_constant(latency, topology), never_constant(jnp.zeros_like(latency), topology)
         slowness = 1 / topology.link_bandwidth
         stations, slowest = path_sums(topology, slowness), path_maxima(topology, slowness)
         for port in _port_slowness(topology):
             stations, slowest = stations + port, jnp.maximum(slowest, port)
-        return latency, (stations - slowest + 1e-30 * hops) * away
+        return never_constant(latency, topology), never_constant((stations - slowest) * away, topology)
 
 
 class Uncongested(AbstractTimeModel):
@@ -157,7 +183,7 @@ def _pairwise(
     beta: Float[Array, "node node2"],
 ) -> StageTime:
     """Every pair for itself; no link is kept busy."""
-    away = traffic * (1 - jnp.eye(topology.num_nodes, dtype=traffic.dtype))
+    away = traffic * away_from_self(topology, traffic.dtype)
     seconds = jnp.where(away > 0, alpha + beta * away, 0)
     return StageTime(
         link_time=jnp.zeros(topology.num_links, traffic.dtype),
@@ -165,6 +191,20 @@ def _pairwise(
         pair_time=seconds.ravel(),
         path_delay=jnp.zeros((), traffic.dtype),
     )
+
+
+def away_from_self(topology: AbstractTopology, dtype: jnp.dtype) -> Float[Array, "node node2"]:
+    """1 between different nodes, 0 for a node to itself."""
+    return 1 - jnp.eye(topology.num_nodes, dtype=dtype)
+
+
+def never_constant(matrix: Float[Array, "node node2"], topology: AbstractTopology) -> Float[Array, "node node2"]:
+    """The matrix with entries that are never all equal, by traces far below any time.
+
+    XLA's CPU compiler (jaxlib 0.10) gives a product with a constant matrix of equal entries wrong shapes of the sum:
+    `tests/network/test_constant_matrix.py` has the case. Latencies that are all 0 would be such a matrix.
+    """
+    return matrix + 1e-30 * jnp.asarray(topology.hop_counts(), matrix.dtype)
 
 
 def _repeated(stage: StageTime, rounds: int) -> StageTime:

@@ -1,5 +1,7 @@
 """What a stage of communication sends, and how long the parts of the network take over it."""
 
+from typing import Literal
+
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -11,17 +13,30 @@ class Flows(eqx.Module):
     """Traffic as a sum of flows: flow f sends source[f, n] * destination[f, m] messages from n to m.
 
     A message is of `vectors` hidden vectors, one number or one for each flow. Rows of `destination` sum to 1.
-    What a node sends itself is free. A stage runs its flows `rounds` times, one after the other.
+    What a node sends itself is free. The flows run `rounds` times, one after the other.
+
+    A `tree` (or `cross_tree`, along the other order of directions) is the union of the paths of a flow to its one
+    destination; routers add up what they pass on, so a link carries one message of each flow. There `source` is 1
+    where a message starts, and the flow stands for `weight` such trees. Where a flow has several destinations,
+    `messages` says how many run from node to node, and so which paths are used.
     """
 
     source: Float[Array, "flow node"]
     destination: Float[Array, "flow node"]
     vectors: Float[Array, ""] | Float[Array, " flow"]
+    weight: Float[Array, " flow"] | None = None
+    messages: Float[Array, "node node2"] | None = None
     rounds: int = eqx.field(static=True, default=1)
+    route: Literal["unicast", "tree", "cross_tree"] = eqx.field(static=True, default="unicast")
 
     def traffic(self, vector_bytes: Float[Array, ""]) -> Float[Array, "node node2"]:
-        """Bytes of one round, [source, destination]."""
-        return (self.source * self.vectors[..., None] * vector_bytes).T @ self.destination
+        """Bytes of one round, [source, destination]; those of a tree as if they were unicasts."""
+        sent = self.source if self.weight is None else self.source * self.weight[:, None]
+        return (sent * self.vectors[..., None] * vector_bytes).T @ self.destination
+
+
+Phases = tuple[tuple[Flows, ...], ...]
+"""A stage: phases one after the other, each of flows that run at once."""
 
 
 class StageTime(eqx.Module):
@@ -35,3 +50,12 @@ class StageTime(eqx.Module):
     def total(self, reduction: AbstractReduction) -> Float[Array, ""]:
         """Time of the stage, s."""
         return reduction(jnp.concatenate([self.link_time, self.port_time, self.pair_time])) + self.path_delay
+
+    def beside(self, other: "StageTime") -> "StageTime":
+        """Both at once: resources are busy for the sum, and the longest path is that of either."""
+        return StageTime(
+            self.link_time + other.link_time,
+            self.port_time + other.port_time,
+            self.pair_time + other.pair_time,
+            jnp.maximum(self.path_delay, other.path_delay),
+        )

@@ -1,31 +1,43 @@
-"""Which nodes a token visits, and which node its draw names as home.
+"""Who computes what: the nodes that a token visits, and the tokens that a node has of every expert.
 
-Sharded: a token visits every host of its experts. Replicated: it visits one host of each of its experts,
-the one its recorded draw picks in proportion to the shares. Copies to one node are sent once.
+Sharded: a token visits every host of its experts. Replicated: it visits one host of each of its experts, the one its
+recorded draw picks in proportion to the shares. A choice that was decided at run time is computed whole at one node.
+Copies to one node are sent once.
 """
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxmoe.network.prefix import prefix_sums
 from jaxmoe.relax import AbstractSupport
 from jaxmoe.traces.batches import Batch
 
+PLACED = -1  # computed where the expert is placed
+
 
 class Visits(eqx.Module):
     """What a batch asks of the nodes. Entries are 0 or 1, or between when relaxed.
 
-    A token's home is row `h` of `home` where `named[token, h]` is 1. Sharded, homes are those of experts:
-    the lowest-numbered host of the one drawn. Replicated, they are the tokens' own: the host that serves it.
+    The lowest host of the choice that a token's draw names is row `h` of `home` where `named[token, h]` is 1, or
+    `home[token]` itself where `named` is None.
     """
 
     visited: Float[Array, "token node"]
-    named: Float[Array, "token home"]
+    named: Float[Array, "token home"] | None
     home: Float[Array, "home node"]
     work: Float[Array, " node"]  # token-expert products
+    rows: Float[Array, "expert node"]  # tokens of each expert at each node, and ...
+    part: Float[Array, "expert node"]  # ... the part of the expert's columns that it applies to them
+    read: Float[Array, " node"]  # weights read from memory, in experts
     weight: Float[Array, " token"]
+    draw: Float[Array, " token"]
+    source: Int[Array, " token"]  # node where the token lives
+
+    def lowest_host(self) -> Float[Array, "token node"]:
+        """The lowest host of the named choice of every token."""
+        return self.home if self.named is None else self.named @ self.home
 
 
 def sharded_visits(share: Float[Array, "expert node"], batch: Batch, support: AbstractSupport) -> Visits:
@@ -35,30 +47,88 @@ def sharded_visits(share: Float[Array, "expert node"], batch: Batch, support: Ab
     # First host in index order: presence up to and with a node, less presence before it.
     reached = prefix_sums(amount)
     present = support.presence(reached)
+    chosen = (batch.weight[:, None] * choice).sum(axis=0)
     return Visits(
         visited=support.presence(choice @ amount),
         named=jax.nn.one_hot(batch.gather_expert, share.shape[0], dtype=share.dtype),
         home=(present - support.presence(reached - amount)) / present[:, -1:],
-        work=(batch.weight[:, None] * choice).sum(axis=0) @ share,
+        work=chosen @ share,
+        rows=jnp.broadcast_to(chosen[:, None], share.shape),
+        part=share,
+        # What a node holds of the experts that any token uses.
+        read=jnp.minimum(chosen, 1) @ share,
         weight=batch.weight,
+        draw=batch.token_draw,
+        source=batch.sources(share.shape[1]),
     )
 
 
 def replicated_visits(share: Float[Array, "expert node"], batch: Batch, support: AbstractSupport) -> Visits:
     """Visits when every host has the whole expert and serves a part of its tokens.
 
-    A token's draw u in [0, 1) picks the host whose slice of the cumulated shares holds u.
+    A token's draw u in [0, 1) picks the host whose slice of the cumulated shares holds u. A soft support blurs the
+    borders of slices, so that shares have a gradient.
     """
+    served = _drawn(share, batch, support)
+    rows = jnp.zeros_like(share).at[batch.experts].add(batch.weight[:, None, None] * served, mode="drop")
+    held = support.presence(support.amount(share))
+    chosen = jnp.minimum((batch.weight[:, None] * batch.choices(share.shape[0])).sum(axis=0), 1)
+    return Visits(
+        visited=support.union(served),
+        named=None,
+        home=jnp.take_along_axis(served, batch.gather_slot[:, None, None], axis=1)[:, 0],
+        work=rows.sum(axis=0),
+        rows=rows,
+        part=jnp.ones_like(share),
+        read=chosen @ held,
+        weight=batch.weight,
+        draw=batch.token_draw,
+        source=batch.sources(share.shape[1]),
+    )
+
+
+def _drawn(
+    share: Float[Array, "expert node"], batch: Batch, support: AbstractSupport
+) -> Float[Array, "token top_k node"]:
+    """1 at the host that serves a choice, 0 elsewhere and for missing choices."""
     # A running sum may be rounded down on the way, and the border of a node without a share must not stand out.
     upper = jax.lax.cummax(jnp.where(share > 0, jnp.cumsum(share, axis=1), 0), axis=1)
-    beyond = batch.draw[:, :, None] * upper[batch.experts][:, :, -1:] < upper[batch.experts]
-    # Slices share their borders, so rounding leaves no gap and no overlap between them.
-    first = beyond & ~jnp.pad(beyond, ((0, 0), (0, 0), (1, 0)))[:, :, :-1]
-    served = (first & (batch.experts >= 0)[:, :, None]).astype(share.dtype)
+    upper = upper / upper[:, -1:]
+    below = support.of(batch.experts).step(upper[batch.experts] - batch.draw[:, :, None])
+    # Slices share their borders, so rounding leaves no gap and no overlap between them; the last has no upper border.
+    below = jnp.concatenate([below[..., :-1], jnp.ones_like(below[..., -1:])], axis=-1)
+    served = below - jnp.pad(below, ((0, 0), (0, 0), (1, 0)))[:, :, :-1]
+    return jnp.where((batch.experts >= 0)[:, :, None], served, 0)
+
+
+def decided_visits(
+    share: Float[Array, "expert node"], batch: Batch, served: Int[Array, "token top_k"], support: AbstractSupport
+) -> Visits:
+    """Visits of a sharded placement where the choices with a node in `served` are computed whole there.
+
+    A token whose named choice is served so has that node for its home. A node reads a whole expert if it serves any
+    choice of it.
+    """
+    placed = sharded_visits(share, kept(batch, served == PLACED), support)
+    at = jax.nn.one_hot(served, share.shape[1], dtype=share.dtype)  # [token, top_k, node]; 0 where as placed
+    named = jnp.take_along_axis(at, batch.gather_slot[:, None, None], axis=1)[:, 0]
+    # Choices as placed have no cell, and so are dropped.
+    node = jnp.where(served == PLACED, share.shape[1], served)
+    tokens = jnp.zeros_like(share).at[batch.experts, node].add(batch.weight[:, None], mode="drop")
     return Visits(
-        visited=support.presence(served.sum(axis=1)),
-        named=jnp.eye(served.shape[0], dtype=share.dtype),
-        home=jnp.take_along_axis(served, batch.gather_slot[:, None, None], axis=1)[:, 0],
-        work=(batch.weight[:, None] * served.sum(axis=1)).sum(axis=0),
+        visited=jnp.maximum(placed.visited, at.max(axis=1)),
+        named=None,
+        home=jnp.where(named.sum(axis=1, keepdims=True) > 0, named, placed.lowest_host()),
+        work=placed.work + tokens.sum(axis=0),
+        rows=jnp.where(tokens > 0, tokens, placed.rows),
+        part=jnp.where(tokens > 0, 1, placed.part),
+        read=placed.read + jnp.minimum(tokens, 1).sum(axis=0),
         weight=batch.weight,
+        draw=batch.token_draw,
+        source=placed.source,
     )
+
+
+def kept(batch: Batch, chosen: Array) -> Batch:
+    """The batch with only the marked choices; the others are missing."""
+    return eqx.tree_at(lambda b: b.experts, batch, jnp.where(chosen, batch.experts, -1))

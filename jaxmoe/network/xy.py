@@ -60,6 +60,55 @@ def link_loads(shape: tuple[int, int], traffic: Float[Array, "node node2"]) -> F
     return LineTraffic(along_x=flow.sum(axis=3), along_y=flow.sum(axis=0)).link_loads()
 
 
+def tree_loads(
+    shape: tuple[int, int],
+    source: Float[Array, "flow node"],
+    destination: Float[Array, "flow node"],
+    weight: Float[Array, " flow"],
+) -> Float[Array, " link"]:
+    """Loads of trees: in flow f every node with a source of 1 sends one vector to the destination, merged on the way.
+
+    The tree is the union of XY paths: a row has one vector beyond the first source in it, the column of the destination
+    one beyond the first row with any source. So running maxima of the sources along rows and columns are all it
+    takes; there is no loop over flows. `destination` is 1 at one node of a flow, or relaxed a distribution over nodes.
+    """
+    x, y = shape
+    start, stop = source.reshape(-1, x, y), destination.reshape(-1, x, y) * weight[:, None, None]
+    row_stop = stop.sum(axis=2)  # [flow, x]
+    along_x = [jnp.einsum("fsy,fs->sy", *pair) for pair in zip(_reached(start, 1), _awaited(row_stop), strict=True)]
+    rows = start.max(axis=1)[:, None, :]  # whether a row has anything to bring to the column
+    along_y = [
+        jnp.einsum("fs,fxs->xs", reached[:, 0], awaited)
+        for reached, awaited in zip(_reached(rows, 2), _awaited(stop), strict=True)
+    ]
+    return jnp.concatenate([load.ravel() for load in (*along_x, *along_y)])
+
+
+def _reached(
+    source: Float[Array, "flow x y"], axis: int
+) -> tuple[Float[Array, "flow x2 y2"], Float[Array, "flow x2 y2"]]:
+    """Whether any source lies at or before a segment of the axis, upwards and then downwards."""
+    lines = jnp.moveaxis(source, axis, 0)
+
+    def running(lines: Float[Array, "position flow lane"]) -> list[Float[Array, "flow lane"]]:
+        largest = [lines[0]]
+        for line in lines[1:-1]:
+            largest.append(jnp.maximum(largest[-1], line))
+        return largest[: len(lines) - 1]
+
+    up, down = running(lines), running(lines[::-1])[::-1]
+    empty = jnp.zeros((0, *lines.shape[1:]), lines.dtype)
+    return tuple(jnp.moveaxis(jnp.stack(way) if way else empty, 0, axis) for way in (up, down))  # type: ignore[return-value]
+
+
+def _awaited(
+    destination: Float[Array, "*lead position"],
+) -> tuple[Float[Array, "*lead segment"], Float[Array, "*lead segment"]]:
+    """How much of the destination lies beyond a segment of the last axis, upwards and then downwards."""
+    before = prefix_sums(destination)
+    return before[..., -1:] - before[..., :-1], before[..., :-1]
+
+
 def path_maxima(shape: tuple[int, int], per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:
     """Largest value of a non-negative per-link quantity along the XY path of every pair; 0 for a node to itself."""
     x, y = shape

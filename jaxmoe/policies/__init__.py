@@ -6,9 +6,6 @@ from jaxmoe.policies.forecast import CrossLayer as CrossLayer
 from jaxmoe.policies.forecast import MovingAverage as MovingAverage
 from jaxmoe.policies.forecast import PerfectForecast as PerfectForecast
 from jaxmoe.policies.forecast import StaticForecast as StaticForecast
-from jaxmoe.policies.latency import decided_latencies as decided_latencies
-from jaxmoe.policies.latency import decided_latency as decided_latency
-from jaxmoe.policies.latency import decided_visits as decided_visits
 from jaxmoe.policies.policy import AbstractPolicy as AbstractPolicy
 from jaxmoe.policies.policy import Decision as Decision
 from jaxmoe.policies.policy import replay as replay

@@ -1,17 +1,13 @@
 """Where the tokens of broadcast experts go: the communication-efficient dispatch of hd_moe IV-D3."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxmoe.network import sharded_visits
+from jaxmoe.network import PLACED, kept, sharded_visits
 from jaxmoe.relax import HardSupport
 from jaxmoe.traces.batches import Batch
 from jaxmoe.traces.trace import MISSING
-
-PLACED = -1  # served as the expert is placed
 
 
 def serve(
@@ -29,7 +25,7 @@ def serve(
     weight w counts as w tokens served together.
     """
     moved = broadcast[batch.experts] & (batch.experts != MISSING)
-    placed = sharded_visits(share, keep(batch, ~moved), HardSupport())
+    placed = sharded_visits(share, kept(batch, ~moved), HardSupport())
     candidates = sharded_visits(share, batch, HardSupport()).visited > 0
     nodes = jnp.arange(share.shape[1])
 
@@ -43,8 +39,3 @@ def serve(
         return jax.lax.scan(choice, work, moved, unroll=True)
 
     return jax.lax.scan(token, placed.work, (candidates, moved, batch.weight))[1]
-
-
-def keep(batch: Batch, kept: Bool[Array, "token top_k"]) -> Batch:
-    """The batch with only the marked choices; the others are missing."""
-    return replace(batch, experts=jnp.where(kept, batch.experts, MISSING))

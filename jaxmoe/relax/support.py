@@ -2,14 +2,15 @@
 
 Both supports turn shares into *amounts* that add up, and sums of amounts into the presence of at least
 one. Hard: amount = 1 where share > 0, presence = min(sum, 1). Soft: amount = share / width, presence =
-1 - exp(-sum). As the width goes to 0 the soft presence goes to the hard one.
+1 - exp(-sum). As the width goes to 0 the soft presence goes to the hard one. So does the soft step to the hard one.
 """
 
 import abc
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 
 class AbstractSupport(eqx.Module):
@@ -23,6 +24,18 @@ class AbstractSupport(eqx.Module):
     def presence(self, amount: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Presence in [0, 1] of a sum of amounts."""
 
+    @abc.abstractmethod
+    def step(self, value: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """1 where the value is above 0, else 0."""
+
+    @abc.abstractmethod
+    def of(self, rows: Int[Array, "*rows"]) -> "AbstractSupport":
+        """The support for values picked by row, where it differs between rows of shares."""
+
+    def union(self, parts: Float[Array, "token part node"]) -> Float[Array, "token node"]:
+        """Presence of any of several parts in [0, 1], which are taken to be independent of each other."""
+        return 1 - jnp.prod(1 - parts, axis=1)
+
 
 class HardSupport(AbstractSupport):
     """Present where the share is above zero."""
@@ -33,14 +46,26 @@ class HardSupport(AbstractSupport):
     def presence(self, amount: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         return jnp.minimum(amount, 1)
 
+    def step(self, value: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        return (value > 0).astype(value.dtype)
+
+    def of(self, rows: Int[Array, "*rows"]) -> "HardSupport":
+        return self
+
 
 class SoftSupport(AbstractSupport):
     """Present to the degree 1 - exp(-share / width); the width broadcasts against the shares."""
 
-    width: Float[Array, "..."] | float
+    width: Float[Array, "..."] = eqx.field(converter=lambda width: jnp.asarray(width, jnp.result_type(float)))
 
     def amount(self, share: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         return share / self.width
 
     def presence(self, amount: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         return -jnp.expm1(-amount)
+
+    def step(self, value: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        return jax.nn.sigmoid(value / self.width)
+
+    def of(self, rows: Int[Array, "*rows"]) -> "SoftSupport":
+        return SoftSupport(self.width[rows]) if self.width.ndim else self

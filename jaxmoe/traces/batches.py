@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -15,16 +16,31 @@ from jaxmoe.traces.trace import GatingTrace, TraceError
 
 
 class Batch(eqx.Module):
-    """The gating of one layer for one batch, with every random choice already drawn.
+    """The tokens of one layer and one batch, with every random number that a rule may need already drawn.
 
     `weight` counts how often a row occurs, so equal tokens may be merged. Leading axes (layers, batches)
     are added by stacking and removed by `vmap`.
     """
 
     experts: Int[Array, "*lead token top_k"]  # -1: no expert
-    gather_slot: Int[Array, "*lead token"]  # which of the token's experts names its gather node
-    draw: Float[Array, "*lead token top_k"]  # in [0, 1): picks a replica
+    token_draw: Float[Array, "*lead token"]  # in [0, 1): one for the token, such as for its home
+    draw: Float[Array, "*lead token top_k"]  # in [0, 1): one for each choice, such as for a replica
     weight: Float[Array, "*batches token"]
+    source: Int[Array, "*lead token"] | None = None  # node where the token lives; None: see `sources`
+
+    @property
+    def gather_slot(self) -> Int[Array, "*lead token"]:
+        """The choice that the token's draw names, each with equal chance."""
+        top_k = self.experts.shape[-1]
+        return jnp.minimum((self.token_draw * top_k).astype(jnp.int32), top_k - 1)
+
+    def sources(self, nodes: int) -> Int[Array, "*lead token"]:
+        """The node where every token lives: as given, or successive tokens on successive nodes, evenly."""
+        if self.source is not None:
+            return self.source
+        tokens = self.experts.shape[-2]
+        home = np.arange(tokens, dtype=np.int32) * nodes // tokens
+        return jnp.broadcast_to(jnp.asarray(home, jnp.int32), self.token_draw.shape)
 
     @property
     def gather_expert(self) -> Int[Array, "*lead token"]:
@@ -33,6 +49,22 @@ class Batch(eqx.Module):
     def choices(self, num_experts: int) -> Float[Array, "*lead token expert"]:
         """How often each token chose each expert: 0 or 1."""
         return jax.nn.one_hot(self.experts, num_experts, dtype=self.weight.dtype).sum(axis=-2)
+
+
+def micro_batches(batch: Batch, parts: int) -> Batch:
+    """A batch cut into equal parts of successive tokens, the leading axis of every leaf.
+
+    Where tokens do not divide evenly, the last part is filled up with tokens of weight 0.
+    """
+    tokens = batch.weight.shape[-1]
+    short = -tokens % parts
+
+    def cut(leaf: Array) -> Array:
+        filled = jnp.concatenate([leaf, jnp.repeat(leaf[-1:], short, axis=0)]) if short else leaf
+        return filled.reshape(parts, -1, *leaf.shape[1:])
+
+    weight = jnp.pad(batch.weight, (0, short)).reshape(parts, -1)
+    return replace(jax.tree.map(cut, batch), weight=weight)
 
 
 def over_batches(function: Callable[[Batch], Array], batches: Batch) -> Array:
@@ -62,10 +94,13 @@ def sample_batches(trace: GatingTrace, tokens: int, batches: int, seed: int, con
     drawn = take(trace.experts, picked.ravel()).reshape(*picked.shape, *trace.experts.shape[1:])
     experts = np.moveaxis(drawn, 2, 0).astype(np.int32)  # [layer, batch, token, top_k]
     # Made by NumPy throughout: JAX would compile each of these for every new shape.
+    slot = rng.integers(trace.top_k, size=experts.shape[:3])
+    draw = rng.random(experts.shape, dtype=np.float32)
+    within = np.minimum(rng.random(slot.shape, dtype=np.float32), 0.999)  # rounding never reaches the next slot
     return Batch(
         experts=jnp.asarray(experts),
-        gather_slot=jnp.asarray(rng.integers(trace.top_k, size=experts.shape[:3]).astype(np.int32)),
-        draw=jnp.asarray(rng.random(experts.shape, dtype=np.float32)),
+        token_draw=jnp.asarray(((slot + within) / trace.top_k).astype(np.float32)),
+        draw=jnp.asarray(draw),
         weight=jnp.asarray(np.ones(experts.shape[:3], np.float32)),
     )
 
@@ -75,7 +110,8 @@ def merge_tokens(batches: Batch, num_experts: int) -> Batch:
 
     With few experts there are few kinds of token: 8 experts of which 2 are chosen make 28 choices, and 56
     with the gather slot. Merged, all batches of a layer share their rows [layer, row, top_k] and differ in
-    weight [layer, batch, row] alone. Replica draws are lost: merged batches are for sharded placements.
+    weight [layer, batch, row] alone. What a draw says beyond the slot is lost: merged batches are for sharded
+    placements, and for exchanges that go by the slot alone.
     """
     layers, _, tokens, top_k = batches.experts.shape
     experts, slot = np.asarray(batches.experts), np.asarray(batches.gather_slot)
@@ -91,7 +127,7 @@ def merge_tokens(batches: Batch, num_experts: int) -> Batch:
     weight = (row[..., None] == np.arange(len(rows))).sum(axis=2)
     return Batch(
         experts=jnp.asarray(np.broadcast_to(rows.astype(np.int32), (layers, *rows.shape))),
-        gather_slot=jnp.asarray(np.broadcast_to(slots.astype(np.int32), (layers, len(rows)))),
+        token_draw=jnp.asarray(np.broadcast_to(((slots + 0.5) / top_k).astype(np.float32), (layers, len(rows)))),
         draw=jnp.asarray(np.zeros((layers, *rows.shape), np.float32)),
         weight=jnp.asarray(weight.astype(np.float32)),
     )

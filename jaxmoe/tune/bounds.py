@@ -36,7 +36,7 @@ def _layer_bound(problem: PlacementProblem, experts: np.ndarray, weight: Float[n
     work = np.zeros(problem.trace.num_experts + 1)
     np.add.at(work, chosen, often[:, None])
     work[-1] = 0
-    flops = work * float(model.flops_per_token_expert)  # mean FLOPs of every expert in a batch
+    flops = work * float(model.costs.flops_per_token_expert)  # mean FLOPs of every expert in a batch
     return _least(problem, flops[chosen].sum(axis=1), (choices >= 0).sum(axis=1), often, flops.sum())
 
 
@@ -61,5 +61,5 @@ def _comm(problem: PlacementProblem, others: np.ndarray, often: np.ndarray) -> f
     topology = problem.model.machine.topology
     nearest = np.sort(topology.hop_counts(), axis=1)
     hops = nearest.cumsum(axis=1).min(axis=0)  # least hops in all to so many other nodes
-    sent = float(often @ hops[np.minimum(others, len(hops) - 1)]) * float(problem.model.message_bytes)
+    sent = float(often @ hops[np.minimum(others, len(hops) - 1)]) * float(problem.model.costs.combine_bytes)
     return sent / float(np.asarray(topology.link_bandwidth, float).sum())

@@ -50,7 +50,7 @@ class Descent(NamedTuple):
 def landscape(problem: PlacementProblem, budget_spread: float, learning_rate: float) -> Landscape:
     """The objective of a problem, as arrays."""
     model = problem.model
-    work = problem.batch_tokens * problem.trace.top_k * float(model.flops_per_token_expert)
+    work = problem.batch_tokens * problem.trace.top_k * float(model.costs.flops_per_token_expert)
     flops = np.asarray(model.machine.die.flops, float)
     return Landscape(
         model=model,

@@ -57,7 +57,7 @@ def _place(
     """The plan of one layer; the cost after each choice is written to `reached`."""
     problem = referee.problem
     frequency, nodes = problem.frequency[layer], problem.num_nodes
-    even = problem.batch_tokens * problem.trace.top_k * float(problem.model.flops_per_token_expert)
+    even = problem.batch_tokens * problem.trace.top_k * float(problem.model.costs.flops_per_token_expert)
     even /= float(np.asarray(problem.model.machine.die.flops, float).sum())
     here = jax.tree.map(lambda leaf: leaf[layer], batches)
     # The same sizes for all layers: one function to compile.

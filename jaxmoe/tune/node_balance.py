@@ -157,9 +157,9 @@ class _Costs:
 
 def _costs_of(problem: PlacementProblem, layer: int, gamma: float) -> _Costs:
     model, choices = problem.model, problem.batch_tokens * problem.trace.top_k
-    alone = choices * float(model.flops_per_token_expert) / np.asarray(model.machine.die.flops, float)
+    alone = choices * float(model.costs.flops_per_token_expert) / np.asarray(model.machine.die.flops, float)
     even_s = 1 / float(np.sum(1 / alone))
-    message = float(model.message_bytes) / float(mean_bandwidth(model)) / even_s
+    message = float(model.costs.combine_bytes) / float(mean_bandwidth(model)) / even_s
     return _Costs(
         frequency=problem.frequency[layer],
         work=alone / even_s,

@@ -40,7 +40,7 @@ def node_estimate(
     there.
     """
     visits = sharded_visits(share, batch, HardSupport())
-    return jnp.max(visits.weight @ visits.visited) * model.message_bytes / bandwidth
+    return jnp.max(visits.weight @ visits.visited) * model.costs.combine_bytes / bandwidth
 
 
 @eqx.filter_jit

@@ -46,7 +46,7 @@ class PlacementProblem:
         capacity = self.model.machine.capacity
         if capacity is None:
             return np.full(self.num_nodes, np.inf)
-        return np.asarray(capacity, float) / float(self.model.expert_bytes) / len(self.trace.layer_ids)
+        return np.asarray(capacity, float) / float(self.model.costs.expert_bytes) / len(self.trace.layer_ids)
 
     @property
     def frequency(self) -> np.ndarray:

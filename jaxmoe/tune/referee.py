@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jaxmoe.network import whole_ring
+from jaxmoe.network import build_exchange
 from jaxmoe.placement import tensor_parallel
 from jaxmoe.placement.rounding import fit_memory, rebalance
 from jaxmoe.traces import Batch, merge_tokens
@@ -87,7 +87,7 @@ class Referee:
             return plans, scores
         drawn = self.problem.draw(REBALANCE_BATCHES, next(self.seeds))
         model, batches = self.problem.model, jax.tree.map(np.asarray, drawn)
-        seconds_per_token = float(model.flops_per_token_expert) / np.asarray(model.machine.die.flops, float)
+        seconds_per_token = float(model.costs.flops_per_token_expert) / np.asarray(model.machine.die.flops, float)
         balanced = np.empty_like(plans)
         for layer in range(len(plans)):
             chosen = np.asarray(jax.tree.map(lambda leaf: leaf[layer], batches).choices(plans.shape[2]))  # noqa: B023
@@ -124,7 +124,7 @@ class Referee:
         spread = tensor_parallel(*plan.shape)
         if not self.fits(spread[:, None]).all():
             return plan, scores
-        ring = whole_ring(self.problem.model.machine.topology, both_ways=True)
+        ring = build_exchange("ring_both_ways", self.problem.model.machine.topology)
         shares = jnp.asarray(spread, jnp.float32)
         seconds = np.asarray(local_search.score_all(self.search, shares, self.selection, ring), float)
         return np.where((seconds < scores)[:, None, None], spread, plan), np.minimum(seconds, scores)

@@ -17,12 +17,14 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.latency import LayerModel
-from jaxmoe.network import Congestion, FewestHops, LowestHost, sharded_visits
+from jaxmoe.network import Congestion, GatherExchange, sharded_visits
 from jaxmoe.placement import PlanError
 from jaxmoe.placement.rounding import SLACK, rebalance
 from jaxmoe.relax import HardSupport
 from jaxmoe.traces import Batch
 from jaxmoe.tune.problem import PlacementProblem
+
+SUPPORTED = ("lowest_host", "fewest_hops")
 
 MOST_NODES = 9  # tables grow fourfold with every node
 TOKEN_SHARE = 1e-7  # makes a node a host that computes next to nothing: it may be a good place to gather at
@@ -117,7 +119,7 @@ def layer_costs(problem: PlacementProblem, layer: int) -> Costs:
         pair_time=pair_time,
         pair_delay=pair_delay,
         tokens=tokens,
-        demand=np.concatenate([demand * float(model.flops_per_token_expert), np.ones((1, experts))]),
+        demand=np.concatenate([demand * float(model.costs.flops_per_token_expert), np.ones((1, experts))]),
         supply=supply,
         seconds_per_flop=1 / rates,
         room=room,
@@ -131,14 +133,11 @@ def _checked(problem: PlacementProblem) -> Batch:
         (model.mode != "sharded", f"mode is {model.mode}; use sharded placements"),
         (problem.num_nodes > MOST_NODES, f"{problem.num_nodes} nodes; use at most {MOST_NODES}"),
         (problem.trace.top_k > 2, f"top_k is {problem.trace.top_k}; use traces of at most 2 experts per token"),
-        (
-            _limited_by_memory(model),
-            "dies have a memory bandwidth; set it to none",
-        ),
+        (_limited_by_memory(model), "dies have a memory bandwidth; set it to none"),
         (not isinstance(model.time_model, Congestion), f"time model {type(model.time_model).__name__}; use Congestion"),
         (
-            not isinstance(model.exchange, LowestHost | FewestHops),
-            f"exchange {type(model.exchange).__name__}; use LowestHost or FewestHops",
+            not isinstance(model.exchange, GatherExchange) or model.exchange.name not in SUPPORTED,
+            f"exchange {model.exchange.name}; use {' or '.join(SUPPORTED)}",
         ),
     ):
         if wrong:
@@ -165,7 +164,7 @@ def _counts(batches: Batch, num_experts: int) -> tuple[np.ndarray, np.ndarray]:
 def _pairs(model: LayerModel, sets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """`pair_time` and `pair_delay`, as the model has them."""
     shares = sets[1:] / sets[1:].sum(axis=1, keepdims=True)
-    one = Batch(jnp.array([[0, 1]]), jnp.zeros(1, int), jnp.zeros((1, 2)), jnp.ones(1))
+    one = Batch(jnp.array([[0, 1]]), jnp.zeros(1), jnp.zeros((1, 2)), jnp.ones(1))
     # The empty set comes first and costs nothing: no expert lives there.
     pad = [(1, 0), (1, 0), (0, 0), (0, 0)]
     time, delay = (np.asarray(table, float) for table in _of_pairs(model, jnp.asarray(shares, jnp.float32), one))
@@ -185,10 +184,10 @@ def _of_pairs(
     model: LayerModel, shares: Float[Array, "set node"], token: Batch
 ) -> tuple[Float[Array, "set set2 stage resource"], Float[Array, "set set2 stage"]]:
     """What one token of two experts on two sets asks of the network in dispatch and combine, s."""
-    topology, size = model.machine.topology, model.message_bytes
+    topology, size = model.machine.topology, model.costs.combine_bytes
 
     def pair(first: Float[Array, " node"], other: Float[Array, " node"]):
-        flows = model.exchange(topology, sharded_visits(jnp.stack([first, other]), token, HardSupport()))
+        ((flows,),) = model.exchange(topology, sharded_visits(jnp.stack([first, other]), token, HardSupport()))
         stages = model.time_model.of_mirrored(topology, flows, size), model.time_model.of_flows(topology, flows, size)
         busy = jnp.stack([jnp.concatenate([stage.link_time, stage.port_time]) for stage in stages])
         return busy, jnp.stack([stage.path_delay for stage in stages])

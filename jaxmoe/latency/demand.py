@@ -1,0 +1,101 @@
+"""Decisions, and what they ask of the machine: the demand of every stage of a layer. No times yet."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxmoe.hardware import AbstractTopology
+from jaxmoe.network import AbstractExchange, Flows, Phases, Visits
+
+
+class Movement(eqx.Module):
+    """Weights that travel in a step: a multicast of every expert from the nodes that store it.
+
+    `destination` is 1 where a node gets a copy. Each host sends its own part along the tree of paths.
+    """
+
+    destination: Float[Array, "expert node"]
+
+    def phases(self, resident: Float[Array, "expert node"]) -> Phases:
+        """The mirror of the flows, in experts: from the destinations to the hosts."""
+        one = jnp.ones((), resident.dtype)
+        weight = jnp.ones(resident.shape[0], resident.dtype)
+        return ((Flows(self.destination, resident, one, weight, route="tree"),),)
+
+
+class Decisions(eqx.Module):
+    """What is decided for one layer and step: data, and no times. `vmap` adds leading axes.
+
+    `share` says which node computes which part of every expert. `resident` says which node stores it, where that is
+    another: the rest has to be moved. `served` names the node that computes a choice whole, -1 as the expert is shared.
+    Without an `exchange` the model's own is used.
+    """
+
+    share: Float[Array, "*lead expert node"]
+    exchange: AbstractExchange | None = None
+    served: Int[Array, "*lead token top_k"] | None = None
+    resident: Float[Array, "*lead expert node"] | None = None
+    movement: Movement | None = None
+
+    @property
+    def stored(self) -> Float[Array, "*lead expert node"]:
+        """The part of every expert that each node stores."""
+        return self.share if self.resident is None else self.resident
+
+
+class Traffic(eqx.Module):
+    """Flows on the network, whose hidden vectors, or experts, are of `unit` bytes each.
+
+    Mirrored, messages go from destination to source over the same links reversed (hd_moe IV-C1).
+    """
+
+    phases: Phases
+    unit: Float[Array, ""]
+    mirrored: bool = eqx.field(static=True, default=False)
+
+
+class Work(eqx.Module):
+    """What nodes compute, as visits, and the bytes that they move to and from memory for it."""
+
+    visits: Visits
+    weights: Float[Array, " node"]  # B
+    vectors: Float[Array, " node"]  # B
+
+
+Demand = Traffic | Work
+
+
+class LayerCosts(eqx.Module):
+    """What a token costs in a layer: bytes, FLOPs and shapes of products."""
+
+    combine_bytes: Float[Array, ""]  # B: one hidden vector as combine sends it
+    dispatch_bytes: Float[Array, ""]  # B: one as dispatch sends it, with its metadata
+    expert_bytes: Float[Array, ""]  # B: weights of one expert
+    flops_per_token_expert: Float[Array, ""]
+    columns: Float[Array, ""]  # intermediate size of an expert
+    gemms: Float[Array, ""]  # products that an expert's FFN takes
+
+
+def lower(
+    decisions: Decisions,
+    exchange: AbstractExchange,
+    topology: AbstractTopology,
+    visits: Visits,
+    costs: LayerCosts,
+) -> dict[str, Demand]:
+    """The demand of every stage: of the movement, if there is one, dispatch, compute and combine."""
+    phases = exchange(topology, visits)
+    copies = visits.weight @ visits.visited
+    stages: dict[str, Demand] = {
+        "dispatch": Traffic(phases[::-1], costs.dispatch_bytes, mirrored=True),
+        "compute": Work(
+            visits,
+            weights=visits.read * costs.expert_bytes,
+            vectors=copies * (costs.dispatch_bytes + costs.combine_bytes),  # read in, written out
+        ),
+        "combine": Traffic(phases, costs.combine_bytes),
+    }
+    if decisions.movement is not None:
+        moved = decisions.movement.phases(decisions.stored)
+        stages["movement"] = Traffic(moved, costs.expert_bytes, mirrored=True)
+    return stages

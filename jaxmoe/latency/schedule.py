@@ -1,0 +1,107 @@
+"""How the stages of a layer combine to its time: one named rule each.
+
+- `Serial`: one after the other, t = t_comp + 2 t_comm (hd_moe Eq. 12).
+- `Overlap`: communication and compute of different work at once, so the longer of them counts: the limit of many
+  micro-batches, or of two batches that take turns.
+- `Pipelined`: the batch in `m` micro-batches of successive tokens. The network serves one stage at a time, in the
+  order dispatch 1, dispatch 2, combine 1, dispatch 3, combine 2, ...; a micro-batch computes when it is dispatched
+  and the one before has computed.
+- `IdleLinks`: stages as in `Serial`, while a background movement uses what they leave idle of every link: the layer
+  takes longer only where a link has no idle time left. In the other rules a movement comes before the stages.
+"""
+
+import abc
+import re
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxmoe.relax import AbstractReduction
+
+Seconds = Float[Array, ""]
+
+
+class AbstractSchedule(eqx.Module):
+    """Combines stages. `micro_batches` is into how many parts a batch is cut, each with stages of its own."""
+
+    @property
+    def micro_batches(self) -> int:
+        return 1
+
+    @property
+    def in_background(self) -> bool:
+        """Whether a movement runs beside the stages."""
+        return False
+
+    @abc.abstractmethod
+    def total(
+        self,
+        dispatch: Float[Array, " part"],
+        compute: Float[Array, " part"],
+        combine: Float[Array, " part"],
+        reduction: AbstractReduction,
+    ) -> Seconds:
+        """Time of all parts of a batch, s."""
+
+
+class Serial(AbstractSchedule):
+    """One stage after the other."""
+
+    def total(self, dispatch, compute, combine, reduction):
+        return (dispatch + compute + combine).sum()
+
+
+class Overlap(AbstractSchedule):
+    """Compute hides communication, or the other way round."""
+
+    def total(self, dispatch, compute, combine, reduction):
+        return reduction(jnp.stack([(dispatch + combine).sum(), compute.sum()]))
+
+
+class Pipelined(AbstractSchedule):
+    """Micro-batches in a pipeline of network and compute."""
+
+    parts: int = eqx.field(static=True, default=2)
+
+    @property
+    def micro_batches(self) -> int:
+        return self.parts
+
+    def total(self, dispatch, compute, combine, reduction):
+        network = node = jnp.zeros((), dispatch.dtype)
+        computed: list[Seconds] = []
+        for part in range(self.parts):
+            network = network + dispatch[part]
+            node = jnp.maximum(node, network) + compute[part]
+            computed.append(node)
+            if part:
+                network = jnp.maximum(network, computed[part - 1]) + combine[part - 1]
+        return jnp.maximum(network, computed[-1]) + combine[-1]
+
+
+class IdleLinks(AbstractSchedule):
+    """Stages one after the other; movements in the background."""
+
+    @property
+    def in_background(self) -> bool:
+        return True
+
+    def total(self, dispatch, compute, combine, reduction):
+        return (dispatch + compute + combine).sum()
+
+
+SCHEDULES = ("serial", "overlap", "pipelined(m)", "idle_links")
+
+
+class ScheduleError(ValueError):
+    """A schedule that is not known, with the known ones."""
+
+
+def schedule_of(name: str) -> AbstractSchedule:
+    """The schedule of this name; `pipelined(4)` has four micro-batches. Raises `ScheduleError`."""
+    if name in ("serial", "overlap", "idle_links"):
+        return {"serial": Serial, "overlap": Overlap, "idle_links": IdleLinks}[name]()
+    if found := re.fullmatch(r"pipelined\(([1-9]\d*)\)", name):
+        return Pipelined(int(found[1]))
+    raise ScheduleError(f"schedule is {name!r}, expected one of {', '.join(SCHEDULES)}, with a number for m")
