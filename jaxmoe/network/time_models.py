@@ -207,7 +207,7 @@ def never_constant(matrix: Float[Array, "node node2"], topology: AbstractTopolog
     return matrix + 1e-30 * jnp.asarray(topology.hop_counts(), matrix.dtype)
 
 
-def _repeated(stage: StageTime, rounds: int) -> StageTime:
+def _repeated(stage: StageTime, rounds: Float[Array, ""] | int) -> StageTime:
     """The same stage several times, one after the other."""
     return eqx.tree_at(
         lambda s: (s.link_time, s.port_time, s.pair_time, s.path_delay),

@@ -26,7 +26,7 @@ class Flows(eqx.Module):
     vectors: Float[Array, ""] | Float[Array, " flow"]
     weight: Float[Array, " flow"] | None = None
     messages: Float[Array, "node node2"] | None = None
-    rounds: int = eqx.field(static=True, default=1)
+    rounds: Float[Array, ""] | int = 1
     route: Literal["unicast", "tree", "cross_tree"] = eqx.field(static=True, default="unicast")
 
     def traffic(self, vector_bytes: Float[Array, ""]) -> Float[Array, "node node2"]:

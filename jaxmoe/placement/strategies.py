@@ -9,6 +9,7 @@ import heapq
 import numpy as np
 from jaxtyping import Float, Float32, Int, Real
 
+from jaxmoe.hardware import AbstractTopology, Mesh
 from jaxmoe.hardware.mesh import blocks
 from jaxmoe.placement.placement import PlanError
 
@@ -50,9 +51,73 @@ def hybrid(frequency: Frequency, shape: tuple[int, int], regions: int) -> Shares
     them, chosen as in `expert_parallel_balanced`, and is shared evenly by its nodes. Raises `ValueError`
     when the mesh cannot be cut so, and `PlanError` for frequencies as above.
     """
-    member = blocks(shape, regions) == np.arange(regions)[:, None]  # [region, node]
+    return in_groups(frequency, blocks(shape, regions))
+
+
+def in_groups(frequency: Frequency, group: Int[np.ndarray, " node"]) -> Shares:
+    """Whole experts dealt to equal groups of nodes by load, each shared evenly by the nodes of its group.
+
+    `group` numbers the groups from 0. Dealt as in `expert_parallel_balanced`; raises `PlanError` as it does.
+    """
+    member = group == np.arange(group.max() + 1)[:, None]
     even = (member / member.sum(axis=1, keepdims=True)).astype(np.float32)
-    return even[_balanced(frequency, regions)]
+    return even[_balanced(frequency, len(even))]
+
+
+def expert_parallel(frequency: Frequency, topology: AbstractTopology) -> Shares:
+    """Expert parallelism that uses the whole machine: with fewer experts than nodes, each has an equal part of it.
+
+    Parts are rectangles where they cut the mesh, else successive nodes, a node on a border being shared. With as many
+    experts as nodes or more it is `expert_parallel_balanced`.
+    """
+    experts, nodes = frequency.shape[1], topology.num_nodes
+    if experts >= nodes:
+        return expert_parallel_balanced(frequency, nodes)
+    try:
+        group = blocks(topology.shape, experts) if isinstance(topology, Mesh) else None
+    except ValueError:
+        group = None
+    if group is not None:
+        part = (group == np.arange(experts)[:, None]) * experts / nodes
+    else:
+        even, order = np.full(experts, 1 / experts), np.arange(experts)
+        part = filled_in_order(even, np.full(nodes, 1 / nodes), order, np.arange(nodes))
+    return np.broadcast_to(part.astype(np.float32), (len(frequency), experts, nodes)).copy()
+
+
+def replicated_by_load(frequency: Frequency, slots: Int[np.ndarray, " node"]) -> Shares:
+    """Replicas for the experts of the most load per replica, until all `slots` are full; served evenly.
+
+    Replicas go, in order of falling load, to the node of the least load so far that has a slot left and no replica of
+    the same expert; greedy balancing as of load-balancing replicas in serving engines. Raises `PlanError` where the
+    experts do not fit the slots.
+    """
+    frequency = np.asarray(frequency, np.float64)
+    if slots.sum() < frequency.shape[1]:
+        raise PlanError(
+            f"{frequency.shape[1]} experts do not fit {slots.sum()} slots; raise the memory capacity, or use more nodes"
+        )
+    return np.stack([_replicated_layer(layer, slots) for layer in frequency]).astype(np.float32)
+
+
+def _replicated_layer(frequency: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    experts, nodes = len(frequency), len(slots)
+    replicas = np.ones(experts, int)
+    for _ in range(int(slots.sum()) - experts):
+        load = np.where(replicas < nodes, frequency / replicas, -1)
+        if load.max() < 0:
+            break
+        replicas[load.argmax()] += 1
+    share, work, left = np.zeros((experts, nodes)), np.zeros(nodes), slots.astype(int)
+    for expert in np.argsort(-frequency / replicas, kind="stable"):
+        for _ in range(replicas[expert]):
+            able = (left > 0) & (share[expert] == 0)
+            if not able.any():
+                continue
+            node = np.where(able, work, np.inf).argmin()
+            share[expert, node], left[node] = 1, left[node] - 1
+            work[node] += frequency[expert] / replicas[expert]
+    return share / share.sum(axis=1, keepdims=True)
 
 
 def filled_in_order(

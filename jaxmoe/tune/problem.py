@@ -1,6 +1,7 @@
-"""What a tuner is asked: which machine, which tokens, and what a plan must respect."""
+"""What a tuner is asked: which machine, which tokens, which exchanges, and what a plan must respect."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
@@ -8,17 +9,25 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxmoe.latency import LayerModel
+from jaxmoe.network import AbstractExchange, GatherExchange, ReduceScatterExchange, build_exchange
 from jaxmoe.placement import PlanError
-from jaxmoe.traces import Batch, GatingTrace, sample_batches
+from jaxmoe.placement.exchange import exchange_of
+from jaxmoe.traces import Batch, GatingTrace, merge_tokens, sample_batches
+
+HYBRIDS = "rings"  # among exchanges: the complete hybrids of every cut of the machine
+DEFAULT_EXCHANGES = ("least_loaded", "reduce_scatter", "least_loaded_tree", "ring_both_ways", HYBRIDS)
+BY_SLOT = ("lowest_host", "fewest_hops")  # homes that equal tokens share, so that these may be merged
 
 
 @dataclass(frozen=True)
 class PlacementProblem:
-    """Place the experts of every layer of `trace` on the machine of `model`.
+    """Place the experts of every layer of `trace` on the machine of `model`, and choose the exchange.
 
     Time of a layer is the mean over batches of `batch_tokens` tokens drawn from the trace, mixed with the
     95th percentile by `p95_weight`. A node's memory is divided evenly among the layers. Where `batches` are given,
     leaves [layer, batch, ...], these alone count, in place of the drawn ones.
+
+    `exchanges` are the names that may be chosen beside the model's own, `rings` for all complete hybrids.
     """
 
     model: LayerModel
@@ -27,6 +36,7 @@ class PlacementProblem:
     consecutive: bool = False
     p95_weight: float = 0.0
     batches: Batch | None = None
+    exchanges: tuple[str, ...] = DEFAULT_EXCHANGES
 
     def __post_init__(self) -> None:
         room, needed = self.room.sum(), self.trace.num_experts
@@ -35,20 +45,27 @@ class PlacementProblem:
                 f"the experts of a layer need {needed} times an expert's memory, all nodes together have room for "
                 f"{room:.4g}; raise the memory capacity, or use more nodes or fewer layers"
             )
+        for name in self.exchanges:
+            if name != HYBRIDS:
+                build_exchange(name, self.model.machine.topology)  # raises ExchangeError
 
     @property
     def num_nodes(self) -> int:
-        return self.model.machine.topology.num_nodes
+        return self.model.machine.num_nodes
 
-    @property
+    @cached_property
     def room(self) -> np.ndarray:
-        """Experts of one layer that fit each node, float [node]; infinite without a memory limit."""
+        """Experts of one layer that fit each node, float [node]; infinite without a memory limit.
+
+        A replicated placement holds whole experts alone.
+        """
         capacity = self.model.machine.capacity
         if capacity is None:
             return np.full(self.num_nodes, np.inf)
-        return np.asarray(capacity, float) / float(self.model.costs.expert_bytes) / len(self.trace.layer_ids)
+        room = np.asarray(capacity, float) / float(self.model.costs.expert_bytes) / len(self.trace.layer_ids)
+        return room if self.model.mode == "sharded" else np.floor(room * (1 + 1e-6))
 
-    @property
+    @cached_property
     def frequency(self) -> np.ndarray:
         """How much of a layer's work each expert is, float [layer, expert]; rows sum to 1.
 
@@ -56,9 +73,23 @@ class PlacementProblem:
         """
         experts = self.trace.num_experts
         chosen = np.moveaxis(self.trace.experts, 1, 0) if self.batches is None else np.asarray(self.batches.experts)
-        count = np.stack([np.bincount(layer.ravel(), minlength=experts) for layer in chosen])
+        count = np.stack([np.bincount(layer[layer >= 0].ravel(), minlength=experts) for layer in chosen])
         smoothed = np.maximum(count, 0.1)
         return smoothed / smoothed.sum(axis=1, keepdims=True)
+
+    @property
+    def gathers(self) -> dict[str, AbstractExchange]:
+        """The exchanges that suit any plan, by name; the model's own comes first."""
+        topology = self.model.machine.topology
+        named = {own_name(self.model): self.model.exchange}
+        for name in self.exchanges:
+            if name != HYBRIDS and not name.startswith("ring"):
+                named.setdefault(name, build_exchange(name, topology))
+        return named
+
+    def under(self, exchange: AbstractExchange) -> "PlacementProblem":
+        """The same problem for a model whose own exchange is this one."""
+        return replace(self, model=replace(self.model, exchange=exchange))
 
     def draw(self, batches: int, seed: int) -> Batch:
         """So many fresh batches, leaves [layer, batch, ...]; given ones come round and round."""
@@ -66,6 +97,24 @@ class PlacementProblem:
             order = np.arange(batches) % self.batches.weight.shape[1]
             return jax.tree.map(lambda leaf: leaf[:, order], self.batches)
         return sample_batches(self.trace, self.batch_tokens, batches, seed, self.consecutive)
+
+    def merged(self, batches: Batch, exchange: AbstractExchange | None = None) -> Batch:
+        """The batches with equal tokens merged, where placement and exchange treat equal tokens alike."""
+        exchange = self.model.exchange if exchange is None else exchange
+        by_draw = isinstance(exchange, GatherExchange) and exchange.description.home not in BY_SLOT
+        if self.model.mode != "sharded" or by_draw or self.model.schedule.micro_batches > 1:
+            return batches
+        return merge_tokens(batches, self.trace.num_experts)
+
+
+def own_name(model: LayerModel) -> str:
+    """The name of a model's own exchange."""
+    match model.exchange:
+        case GatherExchange(description=description):
+            return description.name
+        case ReduceScatterExchange():
+            return exchange_of("reduce_scatter").name
+    return "own"
 
 
 def objective(seconds: Float[Array, "*lead batch"], p95_weight: Float[Array, ""] | float) -> Float[Array, "*lead"]:

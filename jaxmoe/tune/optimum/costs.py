@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.latency import LayerModel
-from jaxmoe.network import Congestion, GatherExchange, sharded_visits
+from jaxmoe.network import AbstractExchange, Congestion, GatherExchange, sharded_visits
 from jaxmoe.placement import PlanError
 from jaxmoe.placement.rounding import SLACK, rebalance
 from jaxmoe.relax import HardSupport
@@ -136,8 +136,8 @@ def _checked(problem: PlacementProblem) -> Batch:
         (_limited_by_memory(model), "dies have a memory bandwidth; set it to none"),
         (not isinstance(model.time_model, Congestion), f"time model {type(model.time_model).__name__}; use Congestion"),
         (
-            not isinstance(model.exchange, GatherExchange) or model.exchange.name not in SUPPORTED,
-            f"exchange {model.exchange.name}; use {' or '.join(SUPPORTED)}",
+            not _is_supported(model.exchange),
+            f"exchange {model.exchange}; use {' or '.join(SUPPORTED)}",
         ),
     ):
         if wrong:
@@ -197,3 +197,7 @@ def _of_pairs(
 
 def _limited_by_memory(model: LayerModel) -> bool:
     return any(bool(np.isfinite(np.asarray(level.bandwidth)).any()) for level in model.machine.memory)
+
+
+def _is_supported(exchange: AbstractExchange) -> bool:
+    return isinstance(exchange, GatherExchange) and exchange.description.name in SUPPORTED
