@@ -10,6 +10,19 @@ from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 
+SMALL_SCENARIO = """
+hardware:
+  mesh_shape: [2, 2]
+  die: {compute_TFLOPs_per_s: 1}
+  link: {bandwidth_GB_per_s: 10}
+  router: {chunk_B: 64}
+model: {hidden_size: 64, expert_size: 128, num_experts: 4, top_k: 2, moe_layer_ids: {first: 3, count: 2, step: 2}}
+workload: {batch_tokens: 8, trace: {kind: synthetic, tokens: 64}}
+evaluation: {batches: 5}
+validation: {batches: 2}
+tuning: {restarts: 2, steps: 2, refine_steps: 2, refine_chains: 1, refine_batches: 2, batches_per_step: 1}
+"""
+
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax"))
 # Also what compiles in no time: tests compile thousands of such functions, and parallel workers many of them alike.
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -37,3 +50,11 @@ def shared() -> Path:
 def configs() -> Path:
     """The project's own configuration files."""
     return ROOT / "configs"
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    """A scenario so small that every verb runs in moments."""
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL_SCENARIO)
+    return path

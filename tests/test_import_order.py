@@ -11,16 +11,18 @@ import pytest
 import jaxmoe
 
 ROOT = Path(jaxmoe.__file__).parent
+STUDIES = [path for folder in ("studies", "figures") for path in sorted((ROOT.parent / folder).rglob("*.py"))]
 
 DESCRIPTIONS = {"units", "relax", "hardware", "models", "traces"}
 TRAFFIC = DESCRIPTIONS | {"placement"}
 TIMES = TRAFFIC | {"network", "roofline"}
 SEARCHES = TIMES | {"latency"}
-SWEEPS = SEARCHES | {"tune", "policies"}
+METHODS = SEARCHES | {"tune", "policies"}
+RUNS = METHODS | {"systems", "des", "config"}
 
 # Beside itself, each package may import these. "" is the top: `__init__`, which only hands on, and `__main__`.
 ALLOWED = {
-    "": SWEEPS | {"cli"},
+    "": METHODS | {"cli"},
     "units": set(),
     "relax": set(),
     "hardware": {"units", "relax"},
@@ -32,11 +34,13 @@ ALLOWED = {
     "latency": TIMES,
     "tune": SEARCHES,
     "policies": SEARCHES,
-    "sweep": SWEEPS,
+    "systems": METHODS,
     "des": {"units", "hardware", "models", "traces", "placement"},
     "plotting": {"hardware"},
     "config": {"units", "hardware", "models", "network", "latency", "tune"},  # tune: for its settings
-    "cli": SWEEPS | {"sweep", "des", "plotting", "config"},
+    "experiment": RUNS,
+    "sweep": RUNS | {"experiment"},
+    "cli": RUNS | {"experiment", "sweep", "plotting"},
 }
 
 
@@ -91,9 +95,29 @@ def test_a_package_imports_only_what_stands_before_it(package):
     assert wrong == []
 
 
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: str(path.relative_to(ROOT.parent)))
+def test_studies_and_figures_stay_off_the_command_line(path):
+    assert [name for name in imported_modules(path.read_text(), path.stem) if package_of(name) == "cli"] == []
+
+
+def test_the_studies_are_really_read():
+    edges = {
+        (path.parent.parent.name, package_of(name))
+        for path in STUDIES
+        for name in imported_modules(path.read_text(), path.stem)
+    }
+    assert ("studies", "experiment") in edges
+
+
 def test_the_sources_are_really_read():
     edges = {(package, imported) for package, imported, _ in package_imports()}
-    assert {("tune", "latency"), ("latency", "network"), ("des", "hardware"), ("", "cli")} <= edges
+    assert {
+        ("tune", "latency"),
+        ("latency", "network"),
+        ("des", "hardware"),
+        ("cli", "experiment"),
+        ("", "cli"),
+    } <= edges
 
 
 def test_the_order_has_no_cycle():

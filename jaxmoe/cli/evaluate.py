@@ -1,17 +1,15 @@
 """`jaxmoe evaluate`: the usual placements and given plans, side by side."""
 
 from jaxmoe.cli import options
-from jaxmoe.cli.clock import StageClock
-from jaxmoe.cli.comparison import compare
-from jaxmoe.cli.inputs import read_inputs
 from jaxmoe.cli.pictures import draw_comparison
-from jaxmoe.cli.plans import given_plans
 from jaxmoe.cli.progress import progress_bars
-from jaxmoe.cli.provenance import provenance
-from jaxmoe.cli.report import comparison_report
 from jaxmoe.cli.session import session
-from jaxmoe.cli.strategies import standard_strategies
 from jaxmoe.cli.tables import comparison_warnings, print_comparison, print_warnings
+from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.comparison import compare
+from jaxmoe.experiment.inputs import read_inputs
+from jaxmoe.experiment.strategies import given_plans, standard_strategies
+from jaxmoe.experiment.summary import comparison_report, provenance
 
 
 def command(

@@ -9,17 +9,17 @@ import numpy as np
 import typer
 
 from jaxmoe.cli import options
-from jaxmoe.cli.clock import StageClock
-from jaxmoe.cli.completion import Matrices, loads_of, predict, simulate
-from jaxmoe.cli.matrices import read_matrices
 from jaxmoe.cli.network_pictures import draw_agreement, draw_matrix
 from jaxmoe.cli.network_report import Findings, network_report, print_findings
 from jaxmoe.cli.progress import progress_bars
-from jaxmoe.cli.provenance import surroundings
-from jaxmoe.cli.session import OptionError, session
+from jaxmoe.cli.session import session
 from jaxmoe.config import HardwareConfig, build_time_model, build_topology, load_hardware, resolved
 from jaxmoe.des import fabric_of
 from jaxmoe.des.traffic import Order
+from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.inputs import OptionError
+from jaxmoe.experiment.summary import surroundings
+from jaxmoe.experiment.traffic import Matrices, loads_of, predict, read_matrices, simulate
 from jaxmoe.hardware import AbstractTopology
 
 MOST_CHUNKS = 10_000_000  # of one matrix, that the simulator can hold

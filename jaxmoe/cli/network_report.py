@@ -8,10 +8,10 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from jaxmoe.cli.agreement import agreement
-from jaxmoe.cli.completion import Loads, Prediction
 from jaxmoe.cli.tables import print_table
 from jaxmoe.config import HardwareConfig
+from jaxmoe.experiment.traffic import Loads, Prediction
+from jaxmoe.experiment.validation import agreement
 from jaxmoe.hardware import AbstractTopology, bisection_bandwidth
 from jaxmoe.plotting.style import byte_unit, digits, time_unit
 

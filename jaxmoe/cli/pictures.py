@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jaxmoe.cli.agreement import agreement, agreement_text
-from jaxmoe.cli.comparison import Comparison
-from jaxmoe.cli.inputs import Inputs
 from jaxmoe.cli.output import OutputFolder
-from jaxmoe.cli.strategies import GATHERED, STANDARD, TUNED
+from jaxmoe.experiment.comparison import Comparison
+from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.experiment.strategies import GATHERED, STANDARD, TUNED
+from jaxmoe.experiment.validation import Figures, agreement
 from jaxmoe.plotting import (
     MeshPanel,
     plot_breakdown,
@@ -65,8 +65,17 @@ def draw_scatter(
             told[shown],
             group[shown].tolist(),
             title,
-            agreement_text(agreement(told, seen)),
+            _agreement_text(agreement(told, seen)),
         )
+
+
+def _agreement_text(figures: Figures) -> str:
+    """Both figures for people."""
+    r2, error = figures["r2"], figures["mean_abs_error_percent"]
+    return ", ".join(
+        ["R2 without meaning" if r2 is None else f"R2 = {r2:.6f}"]
+        + ([] if error is None else [f"mean absolute error {error:.2f} %"])
+    )
 
 
 def _draw_mesh_loads(folder: OutputFolder, inputs: Inputs, comparison: Comparison) -> None:

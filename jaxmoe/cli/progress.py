@@ -6,9 +6,7 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from jaxmoe.cli.session import messages
-
-Report = Callable[[str, int, int], None]
-"""Called with the stage, the steps done and the steps in all."""
+from jaxmoe.experiment.clock import Report
 
 
 @contextmanager

@@ -11,14 +11,11 @@ from rich.markup import escape
 from jaxmoe.cli.interrupts import INTERRUPTED, Interrupts
 from jaxmoe.cli.output import OutputFolder
 from jaxmoe.config.base import ConfigError
+from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.placement import PlanError
 from jaxmoe.traces import TraceError
 
 BAD_INPUT = 2
-
-
-class OptionError(ValueError):
-    """An option of the command line that cannot be used, with the reason and the remedy."""
 
 
 def messages() -> Console:

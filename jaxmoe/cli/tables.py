@@ -7,9 +7,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from jaxmoe.cli.comparison import Comparison
 from jaxmoe.cli.session import messages
-from jaxmoe.cli.strategies import TUNED
+from jaxmoe.experiment.comparison import Comparison
+from jaxmoe.experiment.strategies import TUNED
+from jaxmoe.experiment.validation import Figures, Trial, trials_agreement
 from jaxmoe.plotting.style import time_unit
 
 WIDTH = 140  # where there is no terminal to tell
@@ -49,16 +50,29 @@ def comparison_warnings(comparison: Comparison) -> list[str]:
     return notes
 
 
-def print_agreement(rows: list[tuple[str, ...]]) -> None:
-    """How model and simulator agree, by strategy and batch size."""
+def print_agreement(trials: list[Trial]) -> None:
+    """How model and simulator agree, by strategy and batch size, and how long it takes without barriers."""
     table = Table(title="model against event simulation")
     table.add_column("strategy", no_wrap=True)
     for column in ("tokens", "communication\nR2", "mean abs\nerror, %", "total\nR2", "mean abs\nerror, %"):
         table.add_column(column, justify="right")
     table.add_column("simulated total\nwithout barriers", justify="right")
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
+    for trial in trials:
+        table.add_row(escape(trial.strategy.name), str(trial.tokens), *_figures([trial]))
+    table.add_row("all", "", *_figures(trials))
     print_table(table)
+
+
+def _figures(trials: list[Trial]) -> tuple[str, ...]:
+    """R2 and error of communication and of the total, and the part of the time without barriers."""
+    texts = [text for figures in trials_agreement(trials).values() for text in _agreement_cells(figures)]
+    free, whole = (sum(float(getattr(t.simulated, name).sum()) for t in trials) for name in ("free_running", "total"))
+    return *texts, f"{100 * free / whole:.1f} %"
+
+
+def _agreement_cells(figures: Figures) -> tuple[str, str]:
+    r2, error = figures["r2"], figures["mean_abs_error_percent"]
+    return "-" if r2 is None else f"{r2:.6f}", "-" if error is None else f"{error:.3f}"
 
 
 def _means(comparison: Comparison, name: str) -> list[float]:

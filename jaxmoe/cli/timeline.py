@@ -10,13 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxmoe.cli.inputs import Inputs
-from jaxmoe.cli.replay import describe
-from jaxmoe.cli.session import OptionError
-from jaxmoe.cli.strategies import Strategy
-from jaxmoe.cli.trials import Trial
 from jaxmoe.des import Fabric, RecordedLayer, record_layer, timeline_events
 from jaxmoe.des.timeline import Slices, run_slices, server_rows
+from jaxmoe.experiment.evaluation import describe
+from jaxmoe.experiment.inputs import Inputs, OptionError
+from jaxmoe.experiment.strategies import Strategy
+from jaxmoe.experiment.validation import Trial
 from jaxmoe.plotting import GanttRow, plot_gantt
 
 DRAWN = 16  # links, and as many nodes

@@ -1,29 +1,24 @@
 """`jaxmoe tune`: find a placement, then judge it beside the usual ones."""
 
-from dataclasses import replace
 from importlib.metadata import version
-from typing import Any
 
-import numpy as np
 import typer
 
 from jaxmoe.cli import options
-from jaxmoe.cli.clock import StageClock
-from jaxmoe.cli.comparison import Comparison, compare, placement_problem
-from jaxmoe.cli.inputs import Inputs, read_inputs
 from jaxmoe.cli.interrupts import INTERRUPTED
 from jaxmoe.cli.output import OutputFolder
 from jaxmoe.cli.pictures import draw_comparison, draw_tuning
-from jaxmoe.cli.plans import given_plans
 from jaxmoe.cli.progress import progress_bars
-from jaxmoe.cli.provenance import provenance
-from jaxmoe.cli.report import comparison_report, per_layer
-from jaxmoe.cli.search import check_optimiser, search
 from jaxmoe.cli.session import session
-from jaxmoe.cli.strategies import GATHERED, STANDARD, TUNED, Strategy, standard_strategies, strategy
 from jaxmoe.cli.tables import comparison_warnings, print_comparison, print_warnings
+from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.comparison import compare
+from jaxmoe.experiment.inputs import Inputs, read_inputs
+from jaxmoe.experiment.strategies import GATHERED, STANDARD, TUNED, Strategy, given_plans, standard_strategies
+from jaxmoe.experiment.summary import comparison_report, provenance, tuning_report
+from jaxmoe.experiment.tuning import check_optimiser, placement_problem, search, tuned_strategies
 from jaxmoe.placement import write_plan
-from jaxmoe.tune import History, TuneResult
+from jaxmoe.tune import TuneResult
 
 
 def command(
@@ -51,7 +46,7 @@ def command(
         with progress_bars(interrupts.check) as report:
             with clock.stage("tune"):
                 result = search(optimiser, inputs, problem, report)
-            tuned = _tuned_strategies(inputs, result)
+            tuned = tuned_strategies(inputs, result)
             # First of all: judging takes a while, and this is what the time was spent on.
             _write_plans(folder, inputs, tuned, result, optimiser)
             _announce_stop(folder, result)
@@ -60,22 +55,12 @@ def command(
             draw_comparison(folder, inputs, comparison)
             draw_tuning(folder, inputs, comparison, result)
         summary = provenance("tune", inputs) | comparison_report(inputs, comparison)
-        summary |= {"tuning": {"optimiser": optimiser} | _tuning_report(result, comparison), "wall_s": clock.report()}
+        summary |= {"tuning": {"optimiser": optimiser} | tuning_report(result, comparison), "wall_s": clock.report()}
         folder.write_json("summary.json", summary)
         print_comparison(comparison, f"{inputs.scenario.name}: mean over {len(inputs.layer_ids)} layers")
         print_warnings(comparison_warnings(comparison))
         if result.stopped == "interrupted":
             raise typer.Exit(INTERRUPTED)
-
-
-def _tuned_strategies(inputs: Inputs, result: TuneResult) -> list[Strategy]:
-    """The tuned plan; before it, where tensor parallelism took over layers, the best that gathers everywhere."""
-    tuned = strategy(inputs, TUNED, result.share)
-    taken = int((result.share != result.gathered).any(axis=(1, 2)).sum())
-    if not taken:
-        return [tuned]
-    note = f"tensor parallel with a ring in {taken} of {len(result.share)} layers, where no plan that gathers is faster"
-    return [strategy(inputs, GATHERED, result.gathered), replace(tuned, note=note)]
 
 
 def _write_plans(
@@ -101,28 +86,3 @@ def _announce_stop(folder: OutputFolder, result: TuneResult) -> None:
     if result.stopped:
         plan = folder.path / "plan.npz"
         print_warnings([f"tuning stopped early ({result.stopped}); the best plan so far is in {plan}"])
-
-
-def _tuning_report(result: TuneResult, comparison: Comparison) -> dict[str, Any]:
-    """How the plan came about. Stages and the bound are as the tuner saw them, on its own batches."""
-    return {
-        "stages": {f"{name}_s": per_layer(seconds) for name, seconds in result.stages.items()},
-        "bound_s": per_layer(result.bound),
-        "gap": _gap(comparison),
-        "stopped": result.stopped,
-        "seed": result.seed,
-        "wall_s": result.seconds,
-        "history": {stage: _history(history) for stage, history in result.history.items()},
-    }
-
-
-def _gap(comparison: Comparison) -> float | None:
-    """How far the tuned plan is above the bound, both on the evaluation batches: 0.1 is 10 %."""
-    if comparison.bound is None:
-        return None
-    return float(comparison.scores[TUNED].layer_total.mean() / comparison.bound.mean() - 1)
-
-
-def _history(history: History) -> dict[str, list[int] | list[float]]:
-    """Mean over layers."""
-    return {"step": list(history.step), "mean_s": [float(np.mean(seconds)) for seconds in history.seconds]}

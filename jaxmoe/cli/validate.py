@@ -5,20 +5,17 @@ from typing import Annotated
 import typer
 
 from jaxmoe.cli import options
-from jaxmoe.cli.clock import StageClock
-from jaxmoe.cli.inputs import Inputs, read_inputs
 from jaxmoe.cli.output import OutputFolder
 from jaxmoe.cli.pictures import draw_scatter
-from jaxmoe.cli.plans import given_plans
-from jaxmoe.cli.progress import Report, progress_bars
-from jaxmoe.cli.provenance import provenance
-from jaxmoe.cli.replay import replay
-from jaxmoe.cli.scoring import score
-from jaxmoe.cli.session import OptionError, session
-from jaxmoe.cli.strategies import Strategy, standard_strategies
+from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.session import session
 from jaxmoe.cli.tables import print_agreement
 from jaxmoe.cli.timeline import check_target, chosen_layer, write_timeline
-from jaxmoe.cli.trials import Trial, agreement_rows, validation_report
+from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.inputs import Inputs, OptionError, read_inputs
+from jaxmoe.experiment.strategies import given_plans, standard_strategies
+from jaxmoe.experiment.summary import provenance
+from jaxmoe.experiment.validation import Trial, run_trial, validation_report
 
 BatchTokens = Annotated[
     str | None,
@@ -53,7 +50,7 @@ def command(
             sizes = _sizes(batch_tokens, inputs)
             shown, row = chosen_layer(timeline_of, strategies, inputs) or ((given or usual)[0].name, None)
         with progress_bars(interrupts.check) as report:
-            trials = [_try(inputs, s, tokens, clock, report) for tokens in sizes for s in strategies]
+            trials = [run_trial(inputs, s, tokens, clock, report) for tokens in sizes for s in strategies]
         with clock.stage("draw"):
             _draw(folder, f"{inputs.scenario.name}: dispatch and combine", trials)
         if timeline is not None:
@@ -61,7 +58,7 @@ def command(
                 write_timeline(timeline, inputs, next(t for t in trials if t.strategy.name == shown), row)
         summary = provenance("validate", inputs) | validation_report(inputs.layer_ids, trials)
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
-        print_agreement(agreement_rows(trials))
+        print_agreement(trials)
 
 
 def _draw(folder: OutputFolder, title: str, trials: list[Trial]) -> None:
@@ -86,13 +83,3 @@ def _sizes(text: str | None, inputs: Inputs) -> list[int]:
             f"{inputs.trace.num_tokens}"
         )
     return sizes
-
-
-def _try(inputs: Inputs, strategy: Strategy, tokens: int, clock: StageClock, report: Report) -> Trial:
-    batches = inputs.first_batches(inputs.batches_of(tokens))
-    with clock.stage("evaluate"):
-        model = score(inputs, strategy, batches)
-    stage = f"simulate {strategy.name}, {tokens} tokens"
-    with clock.stage("simulate"):
-        simulated = replay(inputs, strategy, batches, lambda done, total: report(stage, done, total))
-    return Trial(strategy, tokens, model, simulated)

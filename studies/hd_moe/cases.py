@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jaxmoe.cli.inputs import Inputs, read_inputs
+from jaxmoe.experiment.inputs import Inputs, read_inputs
 from jaxmoe.traces import read_trace, write_trace
 from jaxmoe.traces.synthesis import fit_process, sample_trace
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from cases import DEEPSEEK, MIXTRAL, Case, inputs_of, trace_file
 
-from jaxmoe.cli.comparison import placement_problem
-from jaxmoe.cli.inputs import Inputs
-from jaxmoe.cli.replay import describe
 from jaxmoe.des import layer_seconds
+from jaxmoe.experiment.evaluation import describe
+from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.experiment.tuning import placement_problem
 from jaxmoe.latency import Judgement, judge
 from jaxmoe.network import ChunkedBroadcast
 from jaxmoe.placement import expert_parallel_balanced, read_plan

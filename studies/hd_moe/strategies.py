@@ -13,10 +13,10 @@ import numpy as np
 from cases import BATCH_SIZES, CASES, DEEPSEEK, LAYERS, Case, inputs_of
 from tuners import plans_of
 
-from jaxmoe.cli.comparison import placement_problem
-from jaxmoe.cli.inputs import Inputs
-from jaxmoe.cli.scoring import Score, score
-from jaxmoe.cli.strategies import Rings, Strategy, strategy
+from jaxmoe.experiment.evaluation import Score, score
+from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.experiment.strategies import Rings, Strategy, strategy
+from jaxmoe.experiment.tuning import placement_problem
 from jaxmoe.placement import expert_parallel_random, hybrid, tensor_parallel
 from jaxmoe.traces import Batch
 from jaxmoe.traces.statistics.counting import count_pairs

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from cases import CASES, DEEPSEEK, LAYERS, MIXTRAL, QWEN, RUNS, Case, inputs_of
 
-from jaxmoe.cli.comparison import placement_problem
-from jaxmoe.cli.inputs import Inputs
-from jaxmoe.cli.node_traffic import fitted_gamma
+from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.experiment.node_traffic import fitted_gamma
+from jaxmoe.experiment.tuning import placement_problem
 from jaxmoe.latency import judge
 from jaxmoe.placement import read_plan
 from jaxmoe.tune import TuneResult, TunerSettings, tune

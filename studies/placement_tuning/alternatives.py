@@ -19,8 +19,8 @@ import scipy.sparse as sp
 from scipy.optimize import linprog
 from study import CASES, ROOT, SCENARIOS, Case, write_table
 
-from jaxmoe.cli.comparison import placement_problem
-from jaxmoe.cli.inputs import Inputs, read_inputs
+from jaxmoe.experiment.inputs import Inputs, read_inputs
+from jaxmoe.experiment.tuning import placement_problem
 from jaxmoe.placement.strategies import expert_parallel_random
 from jaxmoe.relax import SoftSupport
 from jaxmoe.tune import History, TunerSettings, descent, tune, tuner

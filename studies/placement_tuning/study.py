@@ -16,7 +16,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.cli.inputs import read_inputs
+from jaxmoe.experiment.inputs import read_inputs
 from jaxmoe.latency import is_tensor_parallel, judge
 from jaxmoe.network import block_rings
 from jaxmoe.placement import read_plan

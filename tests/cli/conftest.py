@@ -1,4 +1,4 @@
-"""A scenario so small that every verb runs in moments, and a way to call the command line in process."""
+"""A plan of the small scenario, and a way to call the command line in process."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,26 +9,6 @@ from typer.testing import CliRunner, Result
 
 from jaxmoe.cli.app import app
 from jaxmoe.placement import Placement, write_plan
-
-SCENARIO = """
-hardware:
-  mesh_shape: [2, 2]
-  die: {compute_TFLOPs_per_s: 1}
-  link: {bandwidth_GB_per_s: 10}
-  router: {chunk_B: 64}
-model: {hidden_size: 64, expert_size: 128, num_experts: 4, top_k: 2, moe_layer_ids: {first: 3, count: 2, step: 2}}
-workload: {batch_tokens: 8, trace: {kind: synthetic, tokens: 64}}
-evaluation: {batches: 5}
-validation: {batches: 2}
-tuning: {restarts: 2, steps: 2, refine_steps: 2, refine_chains: 1, refine_batches: 2, batches_per_step: 1}
-"""
-
-
-@pytest.fixture
-def scenario(tmp_path: Path) -> Path:
-    path = tmp_path / "small.yaml"
-    path.write_text(SCENARIO)
-    return path
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from jaxmoe.cli import completion, network
+from jaxmoe.cli import network
+from jaxmoe.experiment import traffic as traffic_module
 from jaxmoe.hardware.mesh import xy_path
 
 SECTIONS = """
@@ -234,8 +235,8 @@ def test_all_matrices_are_one_call_of_the_model(run, machine, traffic, out, monk
         shapes.append(matrices.shape)
         return whole(model, topology, matrices)
 
-    whole = completion._evaluate
-    monkeypatch.setattr(completion, "_evaluate", evaluate)
+    whole = traffic_module._evaluate
+    monkeypatch.setattr(traffic_module, "_evaluate", evaluate)
     assert run("network", machine, "--traffic", traffic(**every(5)), "--out", out).exit_code == 0
     assert shapes == [(5, 4, 4)]
 

@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 
-from jaxmoe.cli import search
+from jaxmoe.experiment import tuning
 from jaxmoe.placement import read_plan
 from jaxmoe.tune.optimisers import OPTIMISERS
 from jaxmoe.tune.two_stage import TwoStageSettings
@@ -17,7 +17,7 @@ from jaxmoe.tune.two_stage import TwoStageSettings
 def quick_two_stage(monkeypatch):
     """Node and link balance in fractions of a second; the others are quick on four experts."""
     quick = OPTIMISERS["milp-bayes"]._replace(settings=lambda **given: TwoStageSettings(0.0, 2.0, 0.5, **given))
-    monkeypatch.setitem(search.OPTIMISERS, "milp-bayes", quick)
+    monkeypatch.setitem(tuning.OPTIMISERS, "milp-bayes", quick)
 
 
 def summary_of(out):
@@ -47,7 +47,7 @@ def test_a_time_limit_ends_it_with_a_plan(run, scenario, out, name):
 
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_ctrl_c_ends_it_with_a_plan(run, scenario, out, name, monkeypatch):
-    real = search.OPTIMISERS[name]
+    real = tuning.OPTIMISERS[name]
 
     def interrupted(problem, settings, progress):
         pressed = []
@@ -59,7 +59,7 @@ def test_ctrl_c_ends_it_with_a_plan(run, scenario, out, name, monkeypatch):
 
         return real.run(problem, settings, press)
 
-    monkeypatch.setitem(search.OPTIMISERS, name, real._replace(run=interrupted))
+    monkeypatch.setitem(tuning.OPTIMISERS, name, real._replace(run=interrupted))
     result = run("tune", scenario, "--optimiser", name, "--out", out)
     assert result.exit_code == 130, result.output
     assert "stopped early (interrupted); the best plan so far" in result.stderr
@@ -81,7 +81,7 @@ def test_a_time_limit_that_is_none_is_refused(run, scenario, out):
 
 
 def test_bayesian_search_says_how_to_get_it(run, scenario, out, monkeypatch):
-    monkeypatch.setattr(search, "find_spec", lambda name: None)
+    monkeypatch.setattr(tuning, "find_spec", lambda name: None)
     result = run("tune", scenario, "--optimiser", "milp-bayes", "--out", out)
     assert result.exit_code == 2
     assert "pip install 'jaxmoe[bayes]'" in result.stderr

@@ -115,7 +115,7 @@ def test_every_kind_of_network_has_a_timeline(run, scenario, plan, out, target, 
 @pytest.fixture
 def no_simulation(monkeypatch):
     """Fails the test if anything is simulated."""
-    monkeypatch.setattr(validate, "replay", lambda *_: pytest.fail("simulated before the target was checked"))
+    monkeypatch.setattr(validate, "run_trial", lambda *_: pytest.fail("simulated before the target was checked"))
 
 
 def bad_targets(folder: Path) -> dict[str, tuple[Path, str]]:

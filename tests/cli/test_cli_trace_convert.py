@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxmoe.cli.inputs import read_inputs
+from jaxmoe.experiment.inputs import read_inputs
 from jaxmoe.traces import GatingTrace, read_loads, read_trace, write_trace
 
 MODEL = """

@@ -10,17 +10,24 @@ from rich.markup import escape
 from rich.table import Table
 
 from jaxmoe.cli import options
-from jaxmoe.cli.clock import StageClock
 from jaxmoe.cli.progress import progress_bars
-from jaxmoe.cli.provenance import surroundings
-from jaxmoe.cli.session import OptionError, session
+from jaxmoe.cli.session import session
 from jaxmoe.cli.tables import print_table
-from jaxmoe.cli.trace.likeness import count, global_figures, likeness_of_loads, likeness_of_pairs, own_means, service
 from jaxmoe.cli.trace.pictures import draw_comparison
-from jaxmoe.cli.trace.reading import Source, read_file
-from jaxmoe.cli.trace.statistics import expert_nodes
 from jaxmoe.cli.trace.stats import Nodes
 from jaxmoe.cli.trace.stats_report import source_report
+from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.inputs import OptionError, Source, read_file
+from jaxmoe.experiment.summary import surroundings
+from jaxmoe.experiment.trace_likeness import (
+    count,
+    global_figures,
+    likeness_of_loads,
+    likeness_of_pairs,
+    own_means,
+    service,
+)
+from jaxmoe.experiment.trace_statistics import expert_nodes
 from jaxmoe.traces import LoadCounts
 from jaxmoe.traces.statistics import by_layer
 

@@ -9,11 +9,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from jaxmoe.cli import options
-from jaxmoe.cli.clock import StageClock
-from jaxmoe.cli.provenance import surroundings
-from jaxmoe.cli.session import OptionError, session
+from jaxmoe.cli.session import session
 from jaxmoe.cli.tables import print_table, print_warnings
-from jaxmoe.cli.trace.reading import hints_of
+from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.inputs import OptionError, hints_of
+from jaxmoe.experiment.summary import surroundings
 from jaxmoe.traces import DECODE, MISSING, PREFILL, GatingTrace, Hints, LoadCounts, Recording, read_any, write_as
 from jaxmoe.traces.chunks import chunks, release
 from jaxmoe.traces.files import suffix_of

@@ -8,12 +8,12 @@ import typer
 from rich.table import Table
 
 from jaxmoe.cli import options
-from jaxmoe.cli.clock import StageClock
 from jaxmoe.cli.progress import progress_bars
-from jaxmoe.cli.provenance import surroundings
 from jaxmoe.cli.session import session
 from jaxmoe.cli.tables import print_table
-from jaxmoe.cli.trace.reading import hints_of
+from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.inputs import hints_of
+from jaxmoe.experiment.summary import surroundings
 from jaxmoe.plotting import plot_trace_comparison
 from jaxmoe.traces import read_trace
 from jaxmoe.traces.synthesis import fit_process, fitted_part, sample_trace, write_process, zipf_trace

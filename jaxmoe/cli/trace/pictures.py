@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxmoe.cli.output import OutputFolder
-from jaxmoe.cli.trace.statistics import Findings, LongTail, NodeLoads, top_count
+from jaxmoe.experiment.trace_statistics import Findings, LongTail, NodeLoads, top_count
 from jaxmoe.plotting import (
     plot_coactivation,
     plot_conditional,

@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 
 from jaxmoe.cli import options
-from jaxmoe.cli.clock import StageClock
 from jaxmoe.cli.progress import progress_bars
-from jaxmoe.cli.provenance import surroundings
-from jaxmoe.cli.session import OptionError, session
+from jaxmoe.cli.session import session
 from jaxmoe.cli.trace.pictures import draw_statistics
-from jaxmoe.cli.trace.reading import read_files
-from jaxmoe.cli.trace.statistics import find, find_topics, node_plan
 from jaxmoe.cli.trace.stats_report import print_statistics, statistics_report, write_table
+from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.inputs import OptionError, read_files
+from jaxmoe.experiment.summary import surroundings
+from jaxmoe.experiment.trace_statistics import find, find_topics, node_plan
 from jaxmoe.placement import Placement, read_plan
 
 Files = Annotated[

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from jaxmoe.cli.output import OutputFolder
 from jaxmoe.cli.tables import print_table
-from jaxmoe.cli.trace.reading import Source
-from jaxmoe.cli.trace.statistics import Findings, LongTail, NodeLoads, top_count
+from jaxmoe.experiment.inputs import Source
+from jaxmoe.experiment.trace_statistics import Findings, LongTail, NodeLoads, top_count
 from jaxmoe.traces import LoadCounts
 from jaxmoe.traces.statistics import PhaseAgreement, Summary, Topics, by_layer, global_cv
 

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from jaxmoe.cli import options
-from jaxmoe.cli.clock import StageClock
 from jaxmoe.cli.progress import progress_bars
-from jaxmoe.cli.provenance import surroundings
 from jaxmoe.cli.session import messages, session
+from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.summary import surroundings
 from jaxmoe.traces.formats.npz import write_trace_in_parts
 from jaxmoe.traces.synthesis import PRESETS, GatingProcess, preset_process, read_process, sample_parts
 

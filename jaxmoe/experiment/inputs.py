@@ -1,4 +1,4 @@
-"""From the command line's files to what computes: scenario, machine model, trace."""
+"""From files to what computes: scenario, machine model, traces."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,16 +9,41 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from jaxmoe.cli.session import OptionError
-from jaxmoe.config import FileTrace, PresetTrace, ProcessTrace, Scenario, build_layer_model, build_model, load_scenario
+from jaxmoe.config import (
+    FileTrace,
+    PresetTrace,
+    ProcessTrace,
+    Scenario,
+    build_layer_model,
+    build_model,
+    load_model,
+    load_scenario,
+)
 from jaxmoe.latency import LayerModel
 from jaxmoe.models import MoEModel
-from jaxmoe.traces import Batch, GatingTrace, Hints, TraceError, read_trace, sample_batches, synthetic_trace
+from jaxmoe.traces import (
+    Batch,
+    GatingTrace,
+    Hints,
+    LoadCounts,
+    TraceError,
+    read_any,
+    read_trace,
+    sample_batches,
+    synthetic_trace,
+)
 from jaxmoe.traces.synthesis import GatingProcess, preset_process, read_process, sample_trace
 
 # Batches for tuning are drawn with seeds below 2**62. Those that judge come from seeds beyond, so no plan is
 # ever judged on the batches it was tuned on, whatever seeds the scenario states.
 EVALUATION_SEEDS = 2**64
+
+
+Source = GatingTrace | LoadCounts
+
+
+class OptionError(ValueError):
+    """Something that a run is asked for and cannot be done, with the reason and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +111,31 @@ def read_inputs(config: Path, overrides: Sequence[str] | None, trace: Path | Non
         trace=_fitting(gating, moe, layer_ids, scenario.workload.batch_tokens, source),
         trace_path=source,
     )
+
+
+def read_files(paths: Sequence[Path], model: str | None) -> dict[str, Source]:
+    """Every file by its name, or its whole path where two have the same name.
+
+    `model` is the name or file of the model that they are of, for what a file does not state. Raises `TraceError`,
+    `ConfigError` or `OptionError`.
+    """
+    if len(set(paths)) < len(paths):
+        raise OptionError("a file is given twice; give each file once")
+    stems = [path.stem for path in paths]
+    names = [path.stem if stems.count(path.stem) == 1 else str(path) for path in paths]
+    return {name: read_file(path, model) for name, path in zip(names, paths, strict=True)}
+
+
+def read_file(path: Path, model: str | None) -> Source:
+    """A trace or load counts of any kind, as above."""
+    return read_any(path, hints_of(model)).content
+
+
+def hints_of(model: str | None) -> Hints:
+    """What the model tells that a file may not state; nothing without one. Raises `ConfigError`."""
+    if model is None:
+        return Hints()
+    return _hints(build_model(load_model(model, "--model")))
 
 
 def _chosen_layers(text: str | None, moe: MoEModel) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What `validate` finds: model and simulator on the same batches, and how far they are apart."""
+"""How well the analytic model agrees with the event simulator on the same batches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,13 +6,31 @@ from typing import Any
 
 import numpy as np
 
-from jaxmoe.cli.agreement import Figures, agreement
-from jaxmoe.cli.replay import Replay
-from jaxmoe.cli.scoring import Score
-from jaxmoe.cli.strategies import Strategy
+from jaxmoe.experiment.clock import Report, StageClock
+from jaxmoe.experiment.evaluation import Replay, Score, replay, score
+from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.experiment.strategies import Strategy
 
+Figures = dict[str, float | int | None]
 STAGES = ("dispatch", "compute", "combine", "total")
 COMPARED = ("communication", "total")
+
+
+def agreement(model_s: np.ndarray, simulated_s: np.ndarray) -> Figures:
+    """R2 of the prediction itself (no line is fitted), and its mean and largest absolute error in percent.
+
+    `None` where it has no meaning: R2 of equal times, errors of times that are all 0.
+    """
+    model, simulated = np.ravel(model_s), np.ravel(simulated_s)
+    spread = ((simulated - simulated.mean()) ** 2).sum()
+    some = simulated > 0
+    error = 100 * np.abs(model[some] / simulated[some] - 1)
+    return {
+        "points": model.size,
+        "r2": float(1 - ((simulated - model) ** 2).sum() / spread) if spread > 0 else None,
+        "mean_abs_error_percent": float(error.mean()) if error.size else None,
+        "max_abs_error_percent": float(error.max()) if error.size else None,
+    }
 
 
 @dataclass(frozen=True)
@@ -25,6 +43,17 @@ class Trial:
     simulated: Replay
 
 
+def run_trial(inputs: Inputs, strategy: Strategy, tokens: int, clock: StageClock, report: Report) -> Trial:
+    """Evaluate and replay a strategy on batches of so many tokens."""
+    batches = inputs.first_batches(inputs.batches_of(tokens))
+    with clock.stage("evaluate"):
+        model = score(inputs, strategy, batches)
+    stage = f"simulate {strategy.name}, {tokens} tokens"
+    with clock.stage("simulate"):
+        simulated = replay(inputs, strategy, batches, lambda done, total: report(stage, done, total))
+    return Trial(strategy, tokens, model, simulated)
+
+
 def validation_report(layer_ids: Sequence[int], trials: list[Trial]) -> dict[str, Any]:
     """All trials by strategy and batch size, and the agreement over all of them. Times are seconds."""
     strategies: dict[str, dict[str, Any]] = {}
@@ -32,31 +61,14 @@ def validation_report(layer_ids: Sequence[int], trials: list[Trial]) -> dict[str
         note = {"fits": trial.strategy.fits, "note": trial.strategy.note, "mode": trial.strategy.placement.mode}
         entry = strategies.setdefault(trial.strategy.name, note | {"batch_tokens": {}})
         entry["batch_tokens"][str(trial.tokens)] = _trial_report(layer_ids, trial)
-    return {"strategies": strategies, "agreement": _agreement(trials)}
-
-
-def agreement_rows(trials: list[Trial]) -> list[tuple[str, ...]]:
-    """Lines of a table: strategy, tokens, R2 and error of communication and of the total, time without barriers."""
-    rows = [(trial.strategy.name, str(trial.tokens), *_figures([trial])) for trial in trials]
-    return [*rows, ("all", "", *_figures(trials))]
-
-
-def _figures(trials: list[Trial]) -> tuple[str, ...]:
-    texts = [text for figures in _agreement(trials).values() for text in _agreement_cells(figures)]
-    free, whole = (sum(float(getattr(t.simulated, name).sum()) for t in trials) for name in ("free_running", "total"))
-    return *texts, f"{100 * free / whole:.1f} %"
-
-
-def _agreement_cells(figures: Figures) -> tuple[str, str]:
-    r2, error = figures["r2"], figures["mean_abs_error_percent"]
-    return "-" if r2 is None else f"{r2:.6f}", "-" if error is None else f"{error:.3f}"
+    return {"strategies": strategies, "agreement": trials_agreement(trials)}
 
 
 def _trial_report(layer_ids: Sequence[int], trial: Trial) -> dict[str, Any]:
     count = trial.simulated.total.shape[1]
     return {
         "mean": {"model": _means(trial.model, STAGES), "simulated": _means(trial.simulated, (*STAGES, "free_running"))},
-        "agreement": _agreement([trial]),
+        "agreement": trials_agreement([trial]),
         "layers": [
             {"layer_id": layer, "batches": [_batch_report(trial, row, column) for column in range(count)]}
             for row, layer in enumerate(layer_ids)
@@ -75,7 +87,8 @@ def _batch_report(trial: Trial, row: int, column: int) -> dict[str, dict[str, fl
     return {"model": times(trial.model, STAGES), "simulated": times(trial.simulated, (*STAGES, "free_running"))}
 
 
-def _agreement(trials: list[Trial]) -> dict[str, Figures]:
+def trials_agreement(trials: list[Trial]) -> dict[str, Figures]:
+    """Of communication and of the total, over all these trials."""
     return {
         what: agreement(
             np.concatenate([np.ravel(getattr(trial.model, what)) for trial in trials]),

@@ -6,9 +6,8 @@ from functools import partial
 
 import numpy as np
 
-from jaxmoe.cli.progress import Report
-from jaxmoe.cli.session import OptionError
-from jaxmoe.cli.trace.reading import Source
+from jaxmoe.experiment.clock import Report
+from jaxmoe.experiment.inputs import OptionError, Source
 from jaxmoe.placement import Placement
 from jaxmoe.traces import GatingTrace, LoadCounts, load_counts
 from jaxmoe.traces.statistics import (

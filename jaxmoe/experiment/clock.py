@@ -1,10 +1,13 @@
-"""Wall time by stage, with the time JAX spends compiling kept apart."""
+"""Wall time by stage, with the time JAX spends compiling kept apart; and reports of progress."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import jax.monitoring
+
+Report = Callable[[str, int, int], None]
+"""Called with the stage, the steps done and the steps in all."""
 
 COMPILING = "/jax/core/compile/"  # tracing, lowering and compiling all report under this name
 

@@ -1,16 +1,27 @@
-"""The optimiser that `--optimiser` names, with its settings for one run."""
+"""From inputs to a tuned plan: the problem, the optimiser by its name with its settings for one run, the result."""
 
 from dataclasses import replace
 from importlib.util import find_spec
 
-from jaxmoe.cli.inputs import Inputs
-from jaxmoe.cli.node_traffic import fitted_gamma
-from jaxmoe.cli.progress import Report
-from jaxmoe.cli.session import OptionError
 from jaxmoe.config import build_tuner_settings
+from jaxmoe.experiment.clock import Report
+from jaxmoe.experiment.inputs import Inputs, OptionError
+from jaxmoe.experiment.node_traffic import fitted_gamma
+from jaxmoe.experiment.strategies import GATHERED, TUNED, Strategy, strategy
 from jaxmoe.tune import PlacementProblem, TuneResult, TunerSettings
 from jaxmoe.tune.optimisers import OPTIMISERS
 from jaxmoe.tune.two_stage import TwoStageSettings
+
+
+def placement_problem(inputs: Inputs) -> PlacementProblem:
+    """What a tuner is asked. Raises `PlanError` where no placement fits."""
+    return PlacementProblem(
+        model=inputs.model,
+        trace=inputs.trace,
+        batch_tokens=inputs.scenario.workload.batch_tokens,
+        consecutive=inputs.scenario.workload.sampling == "consecutive",
+        p95_weight=inputs.scenario.tuning.p95_weight,
+    )
 
 
 def check_optimiser(name: str) -> None:
@@ -30,3 +41,13 @@ def search(name: str, inputs: Inputs, problem: PlacementProblem, report: Report)
     if isinstance(settings, TwoStageSettings):
         settings = replace(settings, gamma=fitted_gamma(inputs).gamma)
     return optimiser.run(problem, settings, report)
+
+
+def tuned_strategies(inputs: Inputs, result: TuneResult) -> list[Strategy]:
+    """The tuned plan; before it, where tensor parallelism took over layers, the best that gathers everywhere."""
+    tuned = strategy(inputs, TUNED, result.share)
+    taken = int((result.share != result.gathered).any(axis=(1, 2)).sum())
+    if not taken:
+        return [tuned]
+    note = f"tensor parallel with a ring in {taken} of {len(result.share)} layers, where no plan that gathers is faster"
+    return [strategy(inputs, GATHERED, result.gathered), replace(tuned, note=note)]

@@ -4,9 +4,9 @@ from functools import partial
 
 import numpy as np
 
-from jaxmoe.cli.progress import Report
-from jaxmoe.cli.trace.reading import Source
-from jaxmoe.cli.trace.statistics import top_count
+from jaxmoe.experiment.clock import Report
+from jaxmoe.experiment.inputs import Source
+from jaxmoe.experiment.trace_statistics import top_count
 from jaxmoe.placement import expert_parallel_balanced
 from jaxmoe.traces import LoadCounts
 from jaxmoe.traces import statistics as st

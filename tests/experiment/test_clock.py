@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmoe.cli import clock as clock_module
-from jaxmoe.cli.clock import COMPILING, CompileTime, StageClock
+from jaxmoe.experiment import clock as clock_module
+from jaxmoe.experiment.clock import COMPILING, CompileTime, StageClock
 
 
 @pytest.fixture

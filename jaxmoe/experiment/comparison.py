@@ -4,15 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxmoe.cli.clock import StageClock
-from jaxmoe.cli.inputs import Inputs
-from jaxmoe.cli.progress import Report
-from jaxmoe.cli.replay import Replay, replay
-from jaxmoe.cli.scoring import Score, score
-from jaxmoe.cli.strategies import TUNED, Strategy
+from jaxmoe.experiment.clock import Report, StageClock
+from jaxmoe.experiment.evaluation import Replay, Score, replay, score
+from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.experiment.strategies import TUNED, Strategy
+from jaxmoe.experiment.tuning import placement_problem
 from jaxmoe.network import FewestHops, LowestHost
 from jaxmoe.placement import PlanError
-from jaxmoe.tune import PlacementProblem
 from jaxmoe.tune.bounds import lower_bound
 
 OTHER_GATHER = {"lowest_host": ("fewest_hops", FewestHops()), "fewest_hops": ("lowest_host", LowestHost())}
@@ -56,17 +54,6 @@ def compare(inputs: Inputs, strategies: list[Strategy], clock: StageClock, repor
         other_gather=other_gather,
         replays=replays,
         bound=bound,
-    )
-
-
-def placement_problem(inputs: Inputs) -> PlacementProblem:
-    """What a tuner is asked. Raises `PlanError` where no placement fits."""
-    return PlacementProblem(
-        model=inputs.model,
-        trace=inputs.trace,
-        batch_tokens=inputs.scenario.workload.batch_tokens,
-        consecutive=inputs.scenario.workload.sampling == "consecutive",
-        p95_weight=inputs.scenario.tuning.p95_weight,
     )
 
 

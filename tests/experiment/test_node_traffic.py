@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxmoe.cli.inputs import read_inputs
-from jaxmoe.cli.node_traffic import BALANCED, fitted_gamma, node_traffic, random_plans
+from jaxmoe.experiment.inputs import read_inputs
+from jaxmoe.experiment.node_traffic import BALANCED, fitted_gamma, node_traffic, random_plans
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.cli.inputs import Inputs
-from jaxmoe.cli.replay import describe
 from jaxmoe.des import replay_layer
+from jaxmoe.experiment.evaluation import describe
+from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.latency import judge
 from jaxmoe.placement import expert_parallel_random
 from jaxmoe.placement.strategies import filled_in_order

@@ -1,14 +1,52 @@
-"""The part of `summary.json` that compares strategies. All times are seconds."""
+"""What `summary.json` says of a run: its surroundings, and how strategies compare. All times are seconds."""
 
+import os
+import platform
+from importlib.metadata import version
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.cli.agreement import agreement
-from jaxmoe.cli.comparison import OTHER_GATHER, Comparison
-from jaxmoe.cli.inputs import Inputs
-from jaxmoe.cli.whole_model import whole_model_report
+from jaxmoe.config import build_even_parts, resolved
+from jaxmoe.experiment.comparison import OTHER_GATHER, Comparison
+from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
+from jaxmoe.experiment.strategies import TUNED
+from jaxmoe.experiment.validation import agreement
 from jaxmoe.hardware.mesh import link_ends
+from jaxmoe.models import ModelError
+from jaxmoe.tune import History, TuneResult
+
+
+def provenance(command: str, inputs: Inputs) -> dict[str, Any]:
+    """The part of a summary that is the same for all verbs on scenarios."""
+    return {
+        "command": command,
+        "scenario": resolved(inputs.scenario),
+        "seed": inputs.scenario.seed,
+        **surroundings(),
+        "trace": {
+            "path": inputs.trace_path,
+            "tokens": inputs.trace.num_tokens,
+            "layers": len(inputs.layer_ids),
+            "facts": inputs.trace.facts,
+        },
+        "evaluation": {
+            "batches": inputs.scenario.evaluation.batches,
+            "batch_tokens": inputs.scenario.workload.batch_tokens,
+            "seed": inputs.scenario.evaluation.seed,
+            "seed_offset": EVALUATION_SEEDS,
+            "replayed_batches": inputs.scenario.validation.batches,
+        },
+        "layer_ids": list(inputs.layer_ids),
+    }
+
+
+def surroundings() -> dict[str, Any]:
+    """Software and machine, which every run has."""
+    versions = {name: version(name) for name in ("jaxmoe", "jax", "jaxlib", "numpy")}
+    return {"versions": versions | {"python": platform.python_version()}, "device": _device()}
 
 
 def comparison_report(inputs: Inputs, comparison: Comparison) -> dict[str, Any]:
@@ -22,6 +60,43 @@ def comparison_report(inputs: Inputs, comparison: Comparison) -> dict[str, Any]:
         "bound_s": None if comparison.bound is None else per_layer(comparison.bound),
         "agreement": _agreement(comparison),
         "whole_model": whole_model_report(inputs, comparison),
+    }
+
+
+def whole_model_report(inputs: Inputs, comparison: Comparison) -> dict[str, Any]:
+    """Seconds of one step: attention, dense FFNs, shared experts, and with the MoE layers of every strategy.
+
+    MoE layers that this run leaves out count as the mean of those it has. Where the model does not give what is
+    needed, `missing` says what.
+    """
+    try:
+        parts = build_even_parts(inputs.scenario)(jnp.asarray(float(inputs.scenario.workload.batch_tokens)))
+    except ModelError as error:
+        return {"missing": str(error)}
+    layers = len(inputs.moe.moe_layer_ids)
+    beside = {f"{name}_s": float(seconds) for name, seconds in parts._asdict().items()}
+    moe = {name: float(score.layer_total.mean()) * layers for name, score in comparison.scores.items()}
+    return {
+        "batch_tokens": inputs.scenario.workload.batch_tokens,
+        "context_tokens": inputs.scenario.workload.context_tokens,
+        "moe_layers": layers,
+        "moe_layers_timed": len(inputs.layer_ids),
+        **beside,
+        "moe_s": moe,
+        "tbt_s": {name: seconds + float(parts.total) for name, seconds in moe.items()},
+    }
+
+
+def tuning_report(result: TuneResult, comparison: Comparison) -> dict[str, Any]:
+    """How the plan came about. Stages and the bound are as the tuner saw them, on its own batches."""
+    return {
+        "stages": {f"{name}_s": per_layer(seconds) for name, seconds in result.stages.items()},
+        "bound_s": per_layer(result.bound),
+        "gap": _gap(comparison),
+        "stopped": result.stopped,
+        "seed": result.seed,
+        "wall_s": result.seconds,
+        "history": {stage: _history(history) for stage, history in result.history.items()},
     }
 
 
@@ -95,3 +170,25 @@ def _agreement(comparison: Comparison) -> dict[str, Any]:
         )
         for what in ("communication", "total")
     }
+
+
+def _device() -> dict[str, Any]:
+    devices = jax.devices()
+    return {
+        "platform": devices[0].platform,
+        "kind": devices[0].device_kind,
+        "count": len(devices),
+        "cpu_count": os.cpu_count(),
+    }
+
+
+def _gap(comparison: Comparison) -> float | None:
+    """How far the tuned plan is above the bound, both on the evaluation batches: 0.1 is 10 %."""
+    if comparison.bound is None:
+        return None
+    return float(comparison.scores[TUNED].layer_total.mean() / comparison.bound.mean() - 1)
+
+
+def _history(history: History) -> dict[str, list[int] | list[float]]:
+    """Mean over layers."""
+    return {"step": list(history.step), "mean_s": [float(np.mean(seconds)) for seconds in history.seconds]}
