@@ -11,6 +11,7 @@ link's time is at least the time of the slowest mean.
 Replicated, a token may find all it needs on one node; what is left is even work.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -61,11 +62,9 @@ def _layer_bound(problem: PlacementProblem, experts: np.ndarray, weight: Float[n
     grid = np.append(np.geomspace(even, alone, GRID), np.inf)
     # Between two values of the grid, c is at least the lower and T at least that of the upper.
     totals = []
-    for least_c, c in zip(grid[:-1], grid[1:], strict=True):
-        spread = [
-            np.searchsorted(np.cumsum(load.rates) * c, need * (1 - 1e-6))
-            for need, load in zip(needed, loads, strict=True)
-        ]
+    reach = [np.cumsum(load.rates) for load in loads]
+    for least_c, c in pairwise(grid):
+        spread = [np.searchsorted(rates * c, need * (1 - 1e-6)) for need, rates in zip(needed, reach, strict=True)]
         comm = _communication(problem, np.maximum.reduce([others, *spread]), often)
         serial = isinstance(problem.model.schedule, Serial | IdleLinks)
         totals.append(least_c + comm if serial else max(least_c, comm))
