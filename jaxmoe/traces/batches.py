@@ -17,14 +17,22 @@ from jaxmoe.traces.trace import GatingTrace, TraceError
 class Batch(eqx.Module):
     """The gating of one layer for one batch, with every random choice already drawn.
 
-    `weight` counts how often a row occurs, so equal tokens may be merged. Leading axes (layers, batches)
-    are added by stacking and removed by `vmap`.
+    `token_draw` makes the choices of a whole token: its gather slot, or one of the nodes that it visits. `weight`
+    counts how often a row occurs, so equal tokens may be merged. Leading axes (layers, batches) are added by
+    stacking and removed by `vmap`.
     """
 
     experts: Int[Array, "*lead token top_k"]  # -1: no expert
-    gather_slot: Int[Array, "*lead token"]  # which of the token's experts names its gather node
+    token_draw: Float[Array, "*lead token"]  # in [0, 1)
     draw: Float[Array, "*lead token top_k"]  # in [0, 1): picks a replica
     weight: Float[Array, "*batches token"]
+    source: Int[Array, "*lead token"] | None = None  # node where the token lives; None: in equal runs, by number
+
+    @property
+    def gather_slot(self) -> Int[Array, "*lead token"]:
+        """Which of the token's experts names its gather node."""
+        top_k = self.experts.shape[-1]
+        return jnp.minimum(jnp.floor(self.token_draw * top_k).astype(jnp.int32), top_k - 1)
 
     @property
     def gather_expert(self) -> Int[Array, "*lead token"]:
@@ -47,7 +55,7 @@ def sample_batches(trace: GatingTrace, tokens: int, batches: int, seed: int, con
     """Draw batches from the whole trace: every leaf is [layer, batch, token, ...].
 
     A batch is `tokens` different tokens in random order, or a run of consecutive ones. All layers of a batch
-    have the same tokens; gather slots and replica draws are independent. The same seed gives the same batches.
+    have the same tokens; token draws and replica draws are independent. The same seed gives the same batches.
     """
     if tokens > trace.num_tokens:
         raise TraceError(
@@ -62,10 +70,14 @@ def sample_batches(trace: GatingTrace, tokens: int, batches: int, seed: int, con
     drawn = take(trace.experts, picked.ravel()).reshape(*picked.shape, *trace.experts.shape[1:])
     experts = np.moveaxis(drawn, 2, 0).astype(np.int32)  # [layer, batch, token, top_k]
     # Made by NumPy throughout: JAX would compile each of these for every new shape.
+    slot = rng.integers(trace.top_k, size=experts.shape[:3]).astype(np.float32)
+    draw = rng.random(experts.shape, dtype=np.float32)
+    # Below 1 by so much that rounding never leads to the next slot.
+    within = np.minimum(rng.random(slot.shape, dtype=np.float32), np.float32(0.999))
     return Batch(
         experts=jnp.asarray(experts),
-        gather_slot=jnp.asarray(rng.integers(trace.top_k, size=experts.shape[:3]).astype(np.int32)),
-        draw=jnp.asarray(rng.random(experts.shape, dtype=np.float32)),
+        token_draw=jnp.asarray((slot + within) / np.float32(trace.top_k)),
+        draw=jnp.asarray(draw),
         weight=jnp.asarray(np.ones(experts.shape[:3], np.float32)),
     )
 
@@ -75,7 +87,8 @@ def merge_tokens(batches: Batch, num_experts: int) -> Batch:
 
     With few experts there are few kinds of token: 8 experts of which 2 are chosen make 28 choices, and 56
     with the gather slot. Merged, all batches of a layer share their rows [layer, row, top_k] and differ in
-    weight [layer, batch, row] alone. Replica draws are lost: merged batches are for sharded placements.
+    weight [layer, batch, row] alone. Of draws the gather slot alone is kept, and sources are lost: merged batches
+    are for sharded placements, and for exchanges that ask for no more.
     """
     layers, _, tokens, top_k = batches.experts.shape
     experts, slot = np.asarray(batches.experts), np.asarray(batches.gather_slot)
@@ -91,7 +104,7 @@ def merge_tokens(batches: Batch, num_experts: int) -> Batch:
     weight = (row[..., None] == np.arange(len(rows))).sum(axis=2)
     return Batch(
         experts=jnp.asarray(np.broadcast_to(rows.astype(np.int32), (layers, *rows.shape))),
-        gather_slot=jnp.asarray(np.broadcast_to(slots.astype(np.int32), (layers, len(rows)))),
+        token_draw=jnp.asarray(np.broadcast_to(((slots + 0.5) / top_k).astype(np.float32), (layers, len(rows)))),
         draw=jnp.asarray(np.zeros((layers, *rows.shape), np.float32)),
         weight=jnp.asarray(weight.astype(np.float32)),
     )

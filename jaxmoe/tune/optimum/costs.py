@@ -165,7 +165,7 @@ def _counts(batches: Batch, num_experts: int) -> tuple[np.ndarray, np.ndarray]:
 def _pairs(model: LayerModel, sets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """`pair_time` and `pair_delay`, as the model has them."""
     shares = sets[1:] / sets[1:].sum(axis=1, keepdims=True)
-    one = Batch(jnp.array([[0, 1]]), jnp.zeros(1, int), jnp.zeros((1, 2)), jnp.ones(1))
+    one = Batch(jnp.array([[0, 1]]), jnp.zeros(1), jnp.zeros((1, 2)), jnp.ones(1))
     # The empty set comes first and costs nothing: no expert lives there.
     pad = [(1, 0), (1, 0), (0, 0), (0, 0)]
     time, delay = (np.asarray(table, float) for table in _of_pairs(model, jnp.asarray(shares, jnp.float32), one))
