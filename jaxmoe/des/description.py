@@ -1,7 +1,7 @@
 """What the simulator needs to know of a machine and of one MoE layer on it: plain numbers and NumPy arrays."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -41,7 +41,7 @@ class LayerDescription:
     expert_bytes: float  # B: weights of one expert
     flops_per_token_expert: float
     mode: Literal["sharded", "replicated"]
-    exchange: Exchange = Gather()
+    exchange: Exchange = field(default_factory=Gather)
     memory: tuple[Memory, ...] = ()
     gemm: Gemm | None = None
 

@@ -5,7 +5,7 @@ Combine is the way described; dispatch is its mirror: the same messages sent bac
 """
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
 from jaxmoe.des.fabric import Fabric
 from jaxmoe.des.groups import ring_groups
@@ -94,7 +94,7 @@ def _reduce_scatter(visited: Visited, size: float) -> Messages:
 def _rings(exchange: Rings, fabric: Fabric, visited: Visited, size: float, mirrored: bool) -> list[Transfers]:
     """Rings inside groups, then messages between groups; the mirror begins with the latter."""
     groups = ring_groups(exchange, fabric)
-    visiting = visited[:, groups.members].any(axis=2)  # [token, group]
+    visiting = np.asarray(visited[:, groups.members].any(axis=2))  # [token, group]
     sends: list[Send] = []
     for ring, vectors in zip(groups.rings.tolist(), visiting.sum(axis=0).tolist(), strict=True):
         # The mirror of a reduce-scatter is an all-gather that goes round the other way.

@@ -14,7 +14,7 @@ def homes_of(
     hops: Int[np.ndarray, "node node2"],
 ) -> Int[np.ndarray, " token"]:
     """The home of every token; of one that visits no node it is of no meaning. `hosts` are those of its choices."""
-    visited = hosts.any(axis=1)
+    visited = np.asarray(hosts.any(axis=1))
     tokens, nodes = visited.shape
     if home == "lowest_host":
         return hosts[np.arange(tokens), np.asarray(batch.gather_slot)].argmax(axis=1)

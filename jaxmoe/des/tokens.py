@@ -52,7 +52,7 @@ def plan_tokens(
     held = (used if layer.mode == "sharded" else used > 0).sum(axis=0, dtype=float)
     copies = np.unique(np.stack([experts[served >= 0], served[served >= 0]]), axis=1)[1]
     held = held + np.bincount(copies, minlength=layer.num_nodes)
-    return TokenPlan((part > 0).any(axis=1), home, part, served, held)
+    return TokenPlan(np.asarray((part > 0).any(axis=1)), home, part, served, held)
 
 
 def _drawn(share: Float[np.ndarray, "expert node"], batch: Batch) -> Float[np.ndarray, "token top_k node"]:
