@@ -187,5 +187,5 @@ def test_paths_in_a_circle_make_no_tree():
     routes = {(0, 3): [0, 1, 2, 3], (2, 3): [2, 0, 1, 3], (1, 3): [1, 2, 0, 3]}
     topology = build_graph(4, ends, np.ones(12), np.zeros(12), np.zeros((4, 2)), routes)
     layer = small_layer(Gather("token_home", "tree"), topology)
-    with pytest.raises(ExchangeError, match="circle.*unicast"):
+    with pytest.raises(ExchangeError, match=r"circle.*unicast"):
         stage(layer, np.array([[True, True, True, False]]), np.array([3]))
