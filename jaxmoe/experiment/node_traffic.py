@@ -56,7 +56,7 @@ def node_traffic(inputs: Inputs, tokens: int, plans: int = PLANS) -> NodeTraffic
     link_model = judge(inputs.model, stacked, alone).combine[:, 0]
     layer = describe(inputs, "sharded")
     simulated = [
-        replay_layer(layer, share, jax.tree.map(lambda leaf, at=at: np.asarray(leaf[at]), first)).combine_s
+        replay_layer(layer, share, jax.tree.map(lambda leaf, at=at: np.asarray(leaf[at]), first)).stages["combine"]
         for at, (_, share) in enumerate(shares)
     ]
     return NodeTraffic(kinds, estimate.astype(float), np.asarray(link_model, float), np.array(simulated))
