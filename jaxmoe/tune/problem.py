@@ -1,6 +1,7 @@
 """What a tuner is asked: which machine, which tokens, and what a plan must respect."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,7 @@ class PlacementProblem:
     def num_nodes(self) -> int:
         return self.model.machine.topology.num_nodes
 
-    @property
+    @cached_property
     def room(self) -> np.ndarray:
         """Experts of one layer that fit each node, float [node]; infinite without a memory limit."""
         capacity = self.model.machine.capacity
@@ -48,7 +49,7 @@ class PlacementProblem:
             return np.full(self.num_nodes, np.inf)
         return np.asarray(capacity, float) / float(self.model.expert_bytes) / len(self.trace.layer_ids)
 
-    @property
+    @cached_property
     def frequency(self) -> np.ndarray:
         """How much of a layer's work each expert is, float [layer, expert]; rows sum to 1.
 

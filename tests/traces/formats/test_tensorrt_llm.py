@@ -134,7 +134,7 @@ def test_files_that_are_missing(counts, refuses):
         (lambda content: b"\xff" * 8 + content[8:], "not a readable safetensors file"),
         (lambda content: content.replace(b'"I64"', b'"B16"'), "has type B16"),
         (lambda content: content.replace(b'"shape"', b'"shapf"'), "is described as"),
-        (lambda content: content.replace(b"[5]", b"[6]"), r"of shape \[6\] is at bytes"),
+        (lambda content: content.replace(b"[5]", b"[6]"), r"shape \[6\] has 48 bytes, but there are 40"),
     ],
 )
 def test_damaged_arrays(counts, refuses, change, message):
