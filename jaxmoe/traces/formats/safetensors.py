@@ -27,8 +27,9 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
         raise TraceError(f"not a readable safetensors file; {AGAIN}")
     header.pop("__metadata__", None)
     arrays = {name: _array(name, entry, memoryview(content)[start:]) for name, entry in header.items()}
-    if sum(array.nbytes for array in arrays.values()) > len(content) - start:
-        raise TraceError(f"arrays lie over one another; {AGAIN}")
+    size = sum(array.nbytes for array in arrays.values())
+    if size > len(content) - start:  # they lie over one another
+        raise TraceError(f"has arrays of {size} bytes in {len(content) - start}; {AGAIN}")
     return arrays
 
 

@@ -22,6 +22,7 @@ from jaxmoe.traces.trace import TraceError
 
 UNPACKED_BYTES = 2**28  # compressed members up to this size are unpacked in memory
 PIECE_BYTES = 2**24
+DEFLATE_GROWTH = 1032  # the most that deflate can make of a byte
 _LOCAL_HEADER = 30  # bytes before a member's name
 
 
@@ -62,8 +63,7 @@ def _readable(path: Path) -> Iterator[ZipFile]:
 
 
 def _array(path: Path, archive: ZipFile, info: ZipInfo) -> np.ndarray:
-    if info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
-        raise ValueError(f"{info.filename} is compressed in a way that NumPy does not use")
+    _check_claim(path, info)
     if info.compress_type == ZIP_STORED:
         with archive.open(info) as member, path.open("rb") as file:
             file.seek(_start(file, info))
@@ -85,6 +85,15 @@ def _array(path: Path, archive: ZipFile, info: ZipInfo) -> np.ndarray:
                 unpacked.seek(0)
                 array = npy_array(unpacked.read())
             return array
+
+
+def _check_claim(path: Path, info: ZipInfo) -> None:
+    """Raise `ValueError` for a member of more bytes than can be in the file."""
+    growth = {ZIP_STORED: 1, ZIP_DEFLATED: DEFLATE_GROWTH}.get(info.compress_type)
+    if growth is None:
+        raise ValueError(f"{info.filename} is compressed in a way that NumPy does not use")
+    if info.compress_size > path.stat().st_size or info.file_size > growth * info.compress_size:
+        raise ValueError(f"{info.filename} claims {info.file_size} bytes from {info.compress_size}")
 
 
 def _start(file: IO[bytes], info: ZipInfo) -> int:
