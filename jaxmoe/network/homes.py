@@ -37,7 +37,7 @@ def _fewest_hops(topology: AbstractTopology, visits: Visits) -> Float[Array, "to
 
 def _least_loaded(topology: AbstractTopology, visits: Visits) -> Float[Array, "token node"]:
     """Token by token: few hops, and few tokens so far. Whole numbers, so that equals are equal."""
-    cost = _hops_in_all(topology, visits) * visits.weight.sum()
+    cost = _hops_in_all(topology, visits, beyond=LOAD_WEIGHT * topology.num_nodes) * visits.weight.sum()
     per_token = LOAD_WEIGHT * topology.num_nodes
 
     def choose(count: Float[Array, " node"], given: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -50,11 +50,10 @@ def _least_loaded(topology: AbstractTopology, visits: Visits) -> Float[Array, "t
     return _one_hot(home, visits)
 
 
-def _hops_in_all(topology: AbstractTopology, visits: Visits) -> Float[Array, "token node"]:
-    """From every node to all that the token visits; more than any gathering takes for a node that it does not."""
+def _hops_in_all(topology: AbstractTopology, visits: Visits, beyond: int = 0) -> Float[Array, "token node"]:
+    """From every node to all that the token visits; for a node that it does not, more than any of these + `beyond`."""
     hops = jnp.asarray(topology.hop_counts(), visits.visited.dtype)
-    beyond = hops.max() * visits.visited.shape[1]
-    return visits.visited @ hops + (1 - visits.visited) * beyond
+    return visits.visited @ hops + (1 - visits.visited) * (hops.max() * topology.num_nodes + beyond)
 
 
 def _one_hot(node: Array, visits: Visits) -> Float[Array, "token node"]:
