@@ -37,7 +37,8 @@ def _fewest_hops(topology: AbstractTopology, visits: Visits) -> Float[Array, "to
 
 def _least_loaded(topology: AbstractTopology, visits: Visits) -> Float[Array, "token node"]:
     """Token by token: few hops, and few tokens so far. Whole numbers, so that equals are equal."""
-    cost = _hops_in_all(topology, visits, beyond=LOAD_WEIGHT * topology.num_nodes) * visits.weight.sum()
+    weight = visits.weight * (visits.visited.max(axis=1) > 0)  # a token without choices is nowhere
+    cost = _hops_in_all(topology, visits, beyond=LOAD_WEIGHT * topology.num_nodes) * weight.sum()
     per_token = LOAD_WEIGHT * topology.num_nodes
 
     def choose(count: Float[Array, " node"], given: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -46,7 +47,7 @@ def _least_loaded(topology: AbstractTopology, visits: Visits) -> Float[Array, "t
         return count.at[home].add(weight), home
 
     nodes = jnp.zeros(topology.num_nodes, cost.dtype)
-    _, home = jax.lax.scan(choose, nodes, jax.lax.stop_gradient((cost, visits.weight)))
+    _, home = jax.lax.scan(choose, nodes, jax.lax.stop_gradient((cost, weight)))
     return _one_hot(home, visits)
 
 

@@ -64,7 +64,9 @@ def token_homes(
     """Where the results of every token meet; none for a token that is nowhere."""
     paths, nodes = topology.paths(), topology.num_nodes
     held, homes = [0.0] * nodes, []
-    for token, visited in enumerate(reached_nodes(share, tokens, mode)):
+    reached = reached_nodes(share, tokens, mode)
+    somewhere = sum(weight for visited, weight in zip(reached, tokens.weight, strict=True) if visited)
+    for token, visited in enumerate(reached):
         hops = {node: sum(len(paths[other][node]) for other in visited) for node in sorted(visited)}
         if not visited:
             homes.append(None)
@@ -77,7 +79,7 @@ def token_homes(
             homes.append(min(hops, key=lambda node: (hops[node], node)))
         elif rule == "least_loaded":
             # Hops + 32 x tokens held over their mean at the end, in whole numbers.
-            cost = {node: hops[node] * sum(tokens.weight) + 32 * nodes * held[node] for node in hops}
+            cost = {node: hops[node] * somewhere + 32 * nodes * held[node] for node in hops}
             homes.append(min(cost, key=lambda node: (cost[node], node)))
             held[homes[-1]] += tokens.weight[token]
         else:
