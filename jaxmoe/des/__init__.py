@@ -1,6 +1,7 @@
 """Discrete-event simulation: replays what the analytic model predicts, and shares no formula with it."""
 
 from jaxmoe.des.description import LayerDescription as LayerDescription
+from jaxmoe.des.description import Memory as Memory
 from jaxmoe.des.engine import Run as Run
 from jaxmoe.des.engine import Services as Services
 from jaxmoe.des.engine import simulate as simulate

@@ -11,36 +11,32 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
+from jaxmoe.des.compute import node_seconds
 from jaxmoe.des.description import LayerDescription
 from jaxmoe.des.engine import Run, simulate
-from jaxmoe.des.schedules import (
-    Send,
-    add_sends,
-    all_rings_sends,
-    gather_sends,
-    scatter_sends,
-)
+from jaxmoe.des.exchanges import stage_transfers
+from jaxmoe.des.rows import Rows, one_each
 from jaxmoe.des.tasks import GraphBuilder
-from jaxmoe.des.tokens import TokenPlan, node_seconds, plan_tokens
+from jaxmoe.des.tokens import plan_tokens
+from jaxmoe.des.transfers import Transfers, add_transfers, no_rows
 from jaxmoe.traces import Batch
+
+STAGES = ("dispatch", "compute", "combine")
 
 
 @dataclass(frozen=True)
 class LayerReplay:
     """Seconds a layer took, and seconds each resource was busy.
 
-    `dispatch_s` and `combine_s`: the stage simulated alone. `compute_s`: the slowest node. `total_s`: the whole
-    layer with a barrier between stages. `free_running_s`: without barriers, so a node computes as soon as its
-    own inputs are there, and sends as soon as it has computed.
+    `stages`: dispatch and combine simulated alone, and compute, the slowest node. `total_s`: the whole layer with a
+    barrier between stages. `free_running_s`: without barriers, so a node computes as soon as its own inputs are
+    there, and sends as soon as it has computed. `link_busy` is of dispatch and of combine.
     """
 
-    dispatch_s: float
-    compute_s: float
-    combine_s: float
+    stages: dict[str, float]
     total_s: float
     free_running_s: float
-    dispatch_link_busy: Float[np.ndarray, " link"]
-    combine_link_busy: Float[np.ndarray, " link"]
+    link_busy: dict[str, Float[np.ndarray, " link"]]
     node_busy: Float[np.ndarray, " node"]
 
 
@@ -62,19 +58,15 @@ def replay_layer(
 
     `served` is what a runtime policy decided: the node that computes a choice alone; -1, as placed.
     """
-    plan = plan_tokens(layer, share, batch, served)
-    dispatch, combine = _sends(layer, plan)
-    dispatch_alone, combine_alone = _stage(layer, dispatch, mirrored=True), _stage(layer, combine, mirrored=False)
-    whole = _layer(layer, dispatch, node_seconds(layer, plan), combine, barriers=True)
-    free = _layer(layer, dispatch, node_seconds(layer, plan), combine, barriers=False)
+    work = _work(layer, share, batch, served)
+    alone = {"dispatch": _stage(layer, work.dispatch), "combine": _stage(layer, work.combine)}
+    whole, free = _layer(layer, work, barriers=True).run, _layer(layer, work, barriers=False).run
+    seconds = {"compute": float(whole.node_busy.max())} | {name: run.makespan for name, run in alone.items()}
     return LayerReplay(
-        dispatch_s=dispatch_alone.makespan,
-        compute_s=float(whole.node_busy.max()),
-        combine_s=combine_alone.makespan,
+        stages={name: seconds[name] for name in STAGES},
         total_s=whole.makespan,
         free_running_s=free.makespan,
-        dispatch_link_busy=dispatch_alone.link_busy[: layer.fabric.num_links],
-        combine_link_busy=combine_alone.link_busy[: layer.fabric.num_links],
+        link_busy={name: run.link_busy[: layer.fabric.num_links] for name, run in alone.items()},
         node_busy=whole.node_busy,
     )
 
@@ -86,19 +78,12 @@ def layer_seconds(
     served: Int[np.ndarray, "token top_k"] | None = None,
 ) -> float:
     """`total_s` of `replay_layer` alone, of whose four simulations it needs one, s."""
-    plan = plan_tokens(layer, share, batch, served)
-    dispatch, combine = _sends(layer, plan)
-    return _layer(layer, dispatch, node_seconds(layer, plan), combine, barriers=True).makespan
+    return _layer(layer, _work(layer, share, batch, served), barriers=True).run.makespan
 
 
 def record_layer(layer: LayerDescription, share: Float[np.ndarray, "expert node"], batch: Batch) -> RecordedLayer:
     """The simulation behind `total_s` of `replay_layer`, with what every link and node did when."""
-    plan = plan_tokens(layer, share, batch)
-    dispatch, combine = _sends(layer, plan)
-    run = _layer(layer, dispatch, node_seconds(layer, plan), combine, barriers=True, record=True)
-    # Tasks are in the order in which `_layer` adds them. A barrier counts as part of the stage it ends.
-    stage = ["dispatch"] * (len(dispatch) + 1) + ["compute"] * (layer.num_nodes + 1) + ["combine"] * len(combine)
-    return RecordedLayer(run, stage)
+    return _layer(layer, _work(layer, share, batch, None), barriers=True, record=True)
 
 
 def replay_plan(
@@ -126,53 +111,71 @@ def replay_plan(
     return replays
 
 
-def _sends(layer: LayerDescription, plan: TokenPlan) -> tuple[list[Send], list[Send]]:
-    """The messages of dispatch and of combine."""
-    if layer.rings is None:
-        gathered = gather_sends(plan.visited, plan.gather, layer.message_bytes)
-        return scatter_sends(gathered), gathered
-    # The mirror of a reduce-scatter is an all-gather that goes round the other way.
-    back = [ring[::-1] for ring in layer.rings]
-    return (
-        all_rings_sends(back, plan.visited, layer.message_bytes, layer.both_ways),
-        all_rings_sends(layer.rings, plan.visited, layer.message_bytes, layer.both_ways),
+@dataclass(frozen=True)
+class _Work:
+    """What a batch makes the machine do: transfers of both stages in parts, and seconds of every node."""
+
+    dispatch: list[Transfers]
+    seconds: Float[np.ndarray, " node"]
+    combine: list[Transfers]
+
+
+def _work(
+    layer: LayerDescription,
+    share: Float[np.ndarray, "expert node"],
+    batch: Batch,
+    served: Int[np.ndarray, "token top_k"] | None,
+) -> _Work:
+    plan = plan_tokens(layer, share, batch, served)
+
+    def transfers(size: float, mirrored: bool) -> list[Transfers]:
+        return stage_transfers(layer.exchange, layer.fabric, plan.visited, plan.home, size, mirrored)
+
+    return _Work(
+        dispatch=transfers(layer.dispatch_bytes, mirrored=True),
+        seconds=node_seconds(layer, plan, batch),
+        combine=transfers(layer.combine_bytes, mirrored=False),
     )
 
 
-def _stage(layer: LayerDescription, sends: list[Send], mirrored: bool) -> Run:
+def _stage(layer: LayerDescription, parts: Sequence[Transfers]) -> Run:
     """One stage of communication, alone, every node ready at time 0."""
     graph = _graph(layer)
-    paths = layer.fabric.mirrored if mirrored else layer.fabric.paths
-    add_sends(graph, sends, paths, ready=[()] * layer.num_nodes)
+    _add_stage(graph, parts, ready=no_rows(layer.num_nodes))
     return _simulate(layer, graph)
 
 
-def _layer(
-    layer: LayerDescription,
-    dispatch: list[Send],
-    seconds: Float[np.ndarray, " node"],
-    combine: list[Send],
-    barriers: bool,
-    record: bool = False,
-) -> Run:
-    """The whole layer in one simulation."""
-    graph = _graph(layer)
-    inputs: Sequence[Sequence[int]] = add_sends(graph, dispatch, layer.fabric.mirrored, ready=[()] * layer.num_nodes)
+def _layer(layer: LayerDescription, work: _Work, barriers: bool, record: bool = False) -> RecordedLayer:
+    """The whole layer in one simulation. A barrier counts as part of the stage it ends."""
+    graph, nodes, ends = _graph(layer), np.arange(layer.num_nodes), []
+    inputs = _add_stage(graph, work.dispatch, ready=no_rows(layer.num_nodes))
     if barriers:
         inputs = _join(graph, inputs)
-    computed: Sequence[Sequence[int]] = [
-        (graph.compute(node, duration, inputs[node]),) for node, duration in enumerate(seconds.tolist())
-    ]
+    ends.append(graph.num_tasks)
+    ready = one_each(graph.computations(nodes, work.seconds, inputs))
     if barriers:
-        computed = _join(graph, computed)
-    add_sends(graph, combine, layer.fabric.paths, ready=computed)
-    return _simulate(layer, graph, record)
+        ready = _join(graph, ready)
+    ends.append(graph.num_tasks)
+    _add_stage(graph, work.combine, ready)
+    ends.append(graph.num_tasks)
+    stage = np.repeat(STAGES, np.diff(ends, prepend=0)).tolist()
+    return RecordedLayer(_simulate(layer, graph, record), stage)
 
 
-def _join(graph: GraphBuilder, tasks: Sequence[Sequence[int]]) -> list[tuple[int]]:
+def _add_stage(graph: GraphBuilder, parts: Sequence[Transfers], ready: Rows) -> Rows:
+    """Add the parts, with a barrier between them. Returns for every node the tasks after which it has all its own."""
+    for index, transfers in enumerate(parts):
+        received = add_transfers(graph, transfers, ready)
+        if index + 1 == len(parts):
+            return received
+        ready = _join(graph, ready, received)
+    return ready
+
+
+def _join(graph: GraphBuilder, *tasks: Rows) -> Rows:
     """Make every node wait for the tasks of all nodes."""
-    barrier = graph.barrier([task for row in tasks for task in row])
-    return [(barrier,)] * len(tasks)
+    barrier = graph.barrier(np.concatenate([rows.items for rows in tasks]))
+    return one_each(np.full(len(tasks[0]), barrier))
 
 
 def _graph(layer: LayerDescription) -> GraphBuilder:

@@ -1,21 +1,22 @@
 """Who sends what to whom, and after which receipts: collectives as lists of sends.
 
-A schedule knows nodes but no links. `add_sends` lays it on the paths of a fabric. Combine is the way described;
-dispatch is its mirror, over the same links reversed (hd_moe IV-C1).
+A schedule knows nodes but no links. `add_sends` lays it on the paths of a fabric.
 
 A send waits for what it passes on, and not for rounds. `first` is everywhere the index of the first of the sends
 in the schedule they become part of.
 """
 
-import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
-from jaxmoe.des.fabric import Paths
-from jaxmoe.des.tasks import GraphBuilder
+from jaxmoe.des.paths import Paths
+from jaxmoe.des.rows import rows_of
+from jaxmoe.des.tasks import GraphBuilder, chunk_sizes
+from jaxmoe.des.transfers import Transfers, add_transfers, messages
 from jaxmoe.hardware.mesh import blocks, link_ends, ring_order, xy_path, yx_path
 
 Routing = Literal["xy", "yx"]
@@ -28,19 +29,6 @@ class Send(NamedTuple):
     destination: int
     size: float
     after: tuple[int, ...] = ()
-
-
-def gather_sends(visited: Bool[np.ndarray, "token node"], gather: Int[np.ndarray, " token"], size: float) -> list[Send]:
-    """Every visited node sends one message to the token's gather node: token by token, then node by node."""
-    token, node = np.nonzero(visited)
-    away = node != gather[token]
-    pairs = zip(node[away].tolist(), gather[token[away]].tolist(), strict=True)
-    return [Send(source, destination, size) for source, destination in pairs]
-
-
-def scatter_sends(gathered: list[Send]) -> list[Send]:
-    """The mirror of gathering: the same messages, in the same order, sent back."""
-    return [Send(destination, source, size) for source, destination, size, _ in gathered]
 
 
 def all_to_all_sends(traffic: Float[np.ndarray, "node node2"]) -> list[Send]:
@@ -86,25 +74,6 @@ def block_rings(shape: tuple[int, int], count: int) -> list[list[int]]:
     """The nodes of `count` equal rectangles of the mesh, each in ring order."""
     block = blocks(shape, count)
     return [ring_order(shape, np.flatnonzero(block == index)).tolist() for index in range(count)]
-
-
-def all_rings_sends(
-    rings: Sequence[Sequence[int]],
-    visited: Bool[np.ndarray, "token node"],
-    message_bytes: float,
-    both_ways: bool = False,
-) -> list[Send]:
-    """All rings at once: a ring of R nodes cuts the vectors of the tokens that visit it in R parts (hd_moe Eq. 4).
-
-    With `both_ways` half of every part goes the other way round; a ring of two has but one way.
-    """
-    sends: list[Send] = []
-    for ring in rings:
-        vectors = int(visited[:, ring].any(axis=1).sum())
-        ways = [ring, ring[::-1]] if both_ways and len(ring) > 2 else [ring]
-        for way in ways if vectors else []:
-            sends += ring_sends(way, vectors * message_bytes / len(ring) / len(ways), first=len(sends))
-    return sends
 
 
 def entwined_rings(shape: tuple[int, int], domain: tuple[int, int]) -> list[list[int]]:
@@ -162,7 +131,7 @@ def tree_sends(
     """
     sends: list[Send] = []
     brought: dict[tuple[int, int], int] = {}  # send that brought a chunk to a node
-    for chunk, amount in enumerate(_chunk_sizes(size, chunk_bytes)):
+    for chunk, amount in enumerate(chunk_sizes(size, chunk_bytes)):
         for parent, child in tree:
             awaited = [(chunk, parent), (chunk - 1, child)] if stop_and_wait else [(chunk, parent)]
             brought[chunk, child] = first + len(sends)
@@ -178,12 +147,11 @@ def _hops(shape: tuple[int, int], source: int, destination: int, routing: Routin
         yield int(start), int(end)
 
 
-def _chunk_sizes(size: float, chunk_bytes: float | None) -> list[float]:
-    """Chunks of a message, the last one the rest."""
-    if chunk_bytes is None:
-        return [size]
-    count = max(math.ceil(size / chunk_bytes), 1)
-    return [chunk_bytes] * (count - 1) + [size - (count - 1) * chunk_bytes]
+def transfers_of(sends: Sequence[Send], paths: Paths) -> Transfers:
+    """A schedule laid on the paths of a fabric."""
+    source, destination = (np.array([send[end] for send in sends], np.int64) for end in (0, 1))
+    laid = messages(paths, source, destination, np.array([send.size for send in sends], float))
+    return replace(laid, after=rows_of([send.after for send in sends]))
 
 
 def add_sends(
@@ -193,10 +161,5 @@ def add_sends(
 
     Returns for every node the tasks that deliver to it.
     """
-    tasks: list[int] = []
-    received: list[list[int]] = [[] for _ in ready]
-    for source, destination, size, after in sends:
-        waits = (*ready[source], *(tasks[index] for index in after))
-        tasks.append(graph.transfer(paths[source][destination], size, waits))
-        received[destination].append(tasks[-1])
-    return received
+    received = add_transfers(graph, transfers_of(sends, paths), rows_of(ready))
+    return [list(received[node]) for node in range(len(ready))]

@@ -12,10 +12,12 @@ Servers are numbered: the links first, then the nodes. Any topology will do: a p
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
+
+from jaxmoe.des.rows import Rows, joined, one_each, rows_by, rows_of
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,25 @@ class TaskGraph:
         return int(self.chunks @ np.diff(self.path_start))
 
 
+def chunk_sizes(size: float, chunk_bytes: float | None) -> list[float]:
+    """Chunks of one message, the last one the rest; one alone where `chunk_bytes` is `None` or not positive."""
+    if chunk_bytes is None or chunk_bytes <= 0:
+        return [size]
+    count = max(math.ceil(size / chunk_bytes), 1)
+    return [chunk_bytes] * (count - 1) + [size - (count - 1) * chunk_bytes]
+
+
+class _Block(NamedTuple):
+    """Tasks that were added together."""
+
+    paths: Rows
+    sizes: Float[np.ndarray, " task"]
+    after: Rows
+    whole: bool  # never cut in chunks
+
+
 class GraphBuilder:
-    """Collects tasks one by one. Each method returns the number of the new task, to be named in `after`.
+    """Collects tasks, one by one or many at once. Each method returns the numbers of new tasks, to be named in `after`.
 
     `after` lists the tasks that must be finished before the new one is released. `chunk_bytes` is the
     store-and-forward unit in B; `None`, or a value that is not positive, sends every message in one chunk.
@@ -57,75 +76,78 @@ class GraphBuilder:
     def __init__(self, num_links: int, num_nodes: int, chunk_bytes: float | None = None) -> None:
         self._num_links, self._num_nodes = num_links, num_nodes
         self._chunk_bytes = chunk_bytes if chunk_bytes is not None and chunk_bytes > 0 else math.inf
-        self._paths: list[Sequence[int]] = []
-        self._after: list[Sequence[int]] = []
-        self._sizes: list[float] = []
-        self._computations: list[int] = []
+        self._blocks: list[_Block] = []
+        self._num_tasks = 0
+
+    @property
+    def num_tasks(self) -> int:
+        """Tasks added so far."""
+        return self._num_tasks
 
     def transfer(self, path: Sequence[int], size: float, after: Sequence[int] = ()) -> int:
         """Send `size` bytes over the links of `path`. An empty path delivers at once; 0 bytes take only latency."""
-        return self._add(path, size, after)
+        return int(self.transfers(rows_of([path]), np.array([size], float), rows_of([after]))[0])
+
+    def transfers(self, paths: Rows, sizes: Float[np.ndarray, " task"], after: Rows) -> Int[np.ndarray, " task"]:
+        """Many of them: a path, a size and a row of tasks to wait for each."""
+        return self._add(_Block(paths, sizes, after, whole=False))
 
     def compute(self, node: int, seconds: float, after: Sequence[int] = ()) -> int:
         """Keep `node` busy for `seconds`."""
-        if not 0 <= node < self._num_nodes:
+        return int(self.computations(np.array([node]), np.array([seconds], float), rows_of([after]))[0])
+
+    def computations(
+        self, nodes: Int[np.ndarray, " task"], seconds: Float[np.ndarray, " task"], after: Rows
+    ) -> Int[np.ndarray, " task"]:
+        """Many of them."""
+        for node in nodes[(nodes < 0) | (nodes >= self._num_nodes)][:1]:
             raise ValueError(f"node {node} is not one of the nodes 0..{self._num_nodes - 1}")
-        self._computations.append(self._add((self._num_links + node,), seconds, after))
-        return self._computations[-1]
+        return self._add(_Block(one_each(self._num_links + nodes), seconds, after, whole=True))
 
-    def barrier(self, after: Sequence[int]) -> int:
+    def barrier(self, after: Sequence[int] | Int[np.ndarray, " task"]) -> int:
         """Be done, in no time, when all of `after` are."""
-        return self._add((), 0.0, after)
+        waits = np.asarray(after, np.int64)
+        block = _Block(rows_of([()]), np.zeros(1), Rows(np.array([0, len(waits)]), waits), whole=False)
+        return int(self._add(block)[0])
 
-    def _add(self, path: Sequence[int], size: float, after: Sequence[int]) -> int:
-        self._paths.append(path)
-        self._after.append(after)
-        self._sizes.append(size)
-        return len(self._paths) - 1
+    def _add(self, block: _Block) -> Int[np.ndarray, " task"]:
+        first = self._num_tasks
+        self._blocks.append(block)
+        self._num_tasks += len(block.sizes)
+        return np.arange(first, self._num_tasks)
 
     def build(self) -> TaskGraph:
         """The tasks added so far. Raises ValueError where one has a size, a path or a predecessor that cannot be."""
-        tasks = len(self._paths)
-        size = np.array(self._sizes, np.float64)
-        path_start, path = _flatten(self._paths)
-        wait_start, waits_for = _flatten(self._after)
-        waiting = np.repeat(np.arange(tasks), np.diff(wait_start))
-        self._check(size, np.repeat(np.arange(tasks), np.diff(path_start)), path, waiting, waits_for)
-        whole = np.isin(np.arange(tasks), self._computations)
+        tasks, blocks = self._num_tasks, self._blocks
+        size = np.concatenate([np.zeros(0), *(block.sizes for block in blocks)])
+        paths, after = joined(block.paths for block in blocks), joined(block.after for block in blocks)
+        whole = np.repeat([block.whole for block in blocks] or [False], [len(b.sizes) for b in blocks] or [0])
+        self._check(size, paths, after, whole)
         chunk = np.where(whole, size, np.minimum(size, self._chunk_bytes))
         count = np.where(chunk > 0, np.ceil(size / np.where(chunk > 0, chunk, 1)), 1)
-        followers = np.bincount(waits_for, minlength=tasks)
+        followers = rows_by(after.items, after.owner, tasks)
         return TaskGraph(
             num_links=self._num_links,
             num_nodes=self._num_nodes,
-            chunks=np.where(np.diff(path_start) > 0, count, 0).astype(np.int64),
+            chunks=np.where(paths.lengths > 0, count, 0).astype(np.int64),
             chunk_size=chunk,
             last_size=size - (count - 1) * chunk,
-            predecessors=np.diff(wait_start),
-            path_start=path_start,
-            path=path,
-            successor_start=np.concatenate([[0], np.cumsum(followers)]).astype(np.int64),
-            successor=waiting[np.argsort(waits_for, kind="stable")],
+            predecessors=after.lengths,
+            path_start=paths.start,
+            path=paths.items,
+            successor_start=followers.start,
+            successor=followers.items,
         )
 
     def _check(
-        self,
-        size: Float[np.ndarray, " task"],
-        passing: Int[np.ndarray, " hop"],
-        path: Int[np.ndarray, " hop"],
-        waiting: Int[np.ndarray, " edge"],
-        waits_for: Int[np.ndarray, " edge"],
+        self, size: Float[np.ndarray, " task"], paths: Rows, after: Rows, whole: Bool[np.ndarray, " task"]
     ) -> None:
-        """Refuse the first wrong task. All at once, for there are millions: `passing` are the tasks of hops."""
+        """Refuse the first wrong task. All at once, for there are millions."""
         for task in np.flatnonzero(~((size >= 0) & (size < math.inf)))[:1]:
             raise ValueError(f"task {task} has size {size[task]}, expected a finite size that is not negative")
-        for task in waiting[(waits_for < 0) | (waits_for >= waiting)][:1]:
-            raise ValueError(f"task {task} waits for {list(self._after[task])}, expected tasks added before it")
-        strays = passing[(path < 0) | (path >= self._num_links)]
-        for task in np.setdiff1d(strays, self._computations)[:1]:
-            raise ValueError(f"path {list(self._paths[task])} leaves the links 0..{self._num_links - 1}")
-
-
-def _flatten(rows: list[Sequence[int]]) -> tuple[Int[np.ndarray, " start"], Int[np.ndarray, " item"]]:
-    start = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    return start, np.fromiter(chain.from_iterable(rows), np.int64, count=int(start[-1]))
+        waiting = after.owner
+        for task in waiting[(after.items < 0) | (after.items >= waiting)][:1].tolist():
+            raise ValueError(f"task {task} waits for {list(after[task])}, expected tasks added before it")
+        passing = paths.owner
+        for task in passing[~whole[passing] & ((paths.items < 0) | (paths.items >= self._num_links))][:1].tolist():
+            raise ValueError(f"path {list(paths[task])} leaves the links 0..{self._num_links - 1}")

@@ -135,11 +135,8 @@ def _services(run: Run) -> Services:
 
 def _port_kinds(fabric: Fabric) -> list[str]:
     """What the ports are, of which there is one for every node of each kind."""
-    kinds = ["injection port", "ejection port"]
-    if len(fabric.rate) - fabric.num_links == fabric.num_nodes:
-        begins_at_port = max(fabric.paths[0][-1][:1], default=0) >= fabric.num_links
-        return kinds[:1] if begins_at_port else kinds[1:]
-    return kinds if len(fabric.rate) > fabric.num_links else []
+    ports = {"injection port": fabric.injection, "ejection port": fabric.ejection}
+    return [kind for kind, first in ports.items() if first is not None]
 
 
 def _sizes(services: Services, fabric: Fabric) -> Float[np.ndarray, " service"]:

@@ -1,4 +1,4 @@
-"""Where the tokens of one batch are computed and gathered, worked out token by token from shares and draws."""
+"""Where the tokens of one batch are computed and come together, worked out from shares and draws."""
 
 from dataclasses import dataclass
 
@@ -6,20 +6,24 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jaxmoe.des.description import LayerDescription
+from jaxmoe.des.homes import homes_of, token_sources
+from jaxmoe.placement.exchange import Gather
 from jaxmoe.traces import Batch
 
 
 @dataclass(frozen=True)
 class TokenPlan:
-    """What a batch asks of the nodes: `work` in token-expert products, `bytes_moved` to and from memory in B.
+    """What a batch asks of the network and of the nodes.
 
-    `gather` of a token that visits no node is of no meaning.
+    `home` is where a gather brings a token's results, of no meaning for other exchanges and for a token that visits
+    no node. `part` is how much of every choice a node computes, and `served` the node that does it alone, or -1.
     """
 
     visited: Bool[np.ndarray, "token node"]
-    gather: Int[np.ndarray, " token"]
-    work: Float[np.ndarray, " node"]
-    bytes_moved: Float[np.ndarray, " node"]
+    home: Int[np.ndarray, " token"]
+    part: Float[np.ndarray, "token top_k node"]
+    served: Int[np.ndarray, "token top_k"]
+    experts_read: Float[np.ndarray, " node"]  # weights that pass the memory, in experts
 
 
 def plan_tokens(
@@ -32,7 +36,7 @@ def plan_tokens(
 
     `served` names the node that computes a choice alone, from a whole copy of the expert; -1: as placed.
     """
-    experts, slot = np.asarray(batch.experts), np.asarray(batch.gather_slot)
+    experts = np.asarray(batch.experts)
     served = np.full_like(experts, -1) if served is None else served
     _check(layer, share, batch, experts)
     _check_served(layer, experts, served)
@@ -40,28 +44,15 @@ def plan_tokens(
     chosen = (experts >= 0)[..., None]
     part = share[experts] * chosen if layer.mode == "sharded" else _drawn(share, batch) * chosen
     part = np.where(served[..., None] < 0, part, served[..., None] == np.arange(layer.num_nodes))
-    hosts = part > 0  # [token, top_k, node]
-    visited = hosts.sum(axis=1) > 0
-    if layer.gather == "lowest_host":
-        gather = hosts[np.arange(len(slot)), slot].argmax(axis=1)
-    else:
-        hops_in_all = visited @ layer.fabric.hops
-        gather = np.where(visited, hops_in_all, np.inf).argmin(axis=1)
+    home = np.zeros(len(experts), np.int64)
+    if isinstance(layer.exchange, Gather):
+        home = homes_of(layer.exchange.home, batch, part > 0, layer.fabric.hops)
+    # Weights of the experts that any token uses are read.
     used = share[np.unique(experts[(experts >= 0) & (served < 0)])]
-    held = (used if layer.mode == "sharded" else used > 0).sum(axis=0)
+    held = (used if layer.mode == "sharded" else used > 0).sum(axis=0, dtype=float)
     copies = np.unique(np.stack([experts[served >= 0], served[served >= 0]]), axis=1)[1]
     held = held + np.bincount(copies, minlength=layer.num_nodes)
-    # Weights of the experts that any token uses are read; a token's vector is read in and written out.
-    moved = held * layer.expert_bytes + 2 * layer.message_bytes * visited.sum(axis=0)
-    return TokenPlan(visited, gather, work=part.sum(axis=(0, 1)), bytes_moved=moved)
-
-
-def node_seconds(layer: LayerDescription, plan: TokenPlan) -> Float[np.ndarray, " node"]:
-    """How long each node computes: the larger of FLOPs over rate and bytes over memory bandwidth."""
-    seconds = plan.work * layer.flops_per_token_expert / layer.flops
-    if layer.memory_bandwidth is None:
-        return seconds
-    return np.maximum(seconds, plan.bytes_moved / layer.memory_bandwidth)
+    return TokenPlan(np.asarray((part > 0).any(axis=1)), home, part, served, held)
 
 
 def _drawn(share: Float[np.ndarray, "expert node"], batch: Batch) -> Float[np.ndarray, "token top_k node"]:
@@ -82,9 +73,15 @@ def _check(
         raise ValueError(f"expert ids span {experts.min()}..{experts.max()}, expected -1..{len(share) - 1}")
     if (np.asarray(batch.weight) != 1).any():
         raise ValueError("a simulated token is one token: every weight of the batch must be 1")
+    home = layer.exchange.home if isinstance(layer.exchange, Gather) else None
     named = np.take_along_axis(experts, np.asarray(batch.gather_slot)[:, None], axis=1)[:, 0]
-    if layer.gather == "lowest_host" and ((named < 0) & (experts >= 0).any(axis=1)).any():
-        raise ValueError("the gather slot of a token names no expert, so the token has no gather node")
+    if home == "lowest_host" and ((named < 0) & (experts >= 0).any(axis=1)).any():
+        raise ValueError("the gather slot of a token names no expert, so the token has no home")
+    source = token_sources(batch, layer.num_nodes)
+    if home == "token_home" and not ((source >= 0) & (source < layer.num_nodes)).all():
+        raise ValueError(
+            f"tokens live at nodes {source.min()}..{source.max()}, expected source to name 0..{layer.num_nodes - 1}"
+        )
 
 
 def _check_served(layer: LayerDescription, experts: Int[np.ndarray, "token k"], served: Int[np.ndarray, "..."]) -> None:

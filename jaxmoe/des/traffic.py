@@ -9,6 +9,7 @@ from jaxtyping import Float
 from jaxmoe.des.engine import Run, simulate
 from jaxmoe.des.fabric import Fabric
 from jaxmoe.des.tasks import GraphBuilder
+from jaxmoe.des.transfers import add_transfers, messages, no_rows
 
 Order = Literal["staggered", "by_destination", "shuffled"]
 
@@ -45,8 +46,7 @@ def replay_traffic(
     if order == "shuffled":
         source, destination, size = _shuffled_chunks(source, destination, size, fabric.chunk_bytes, seed)
     graph = GraphBuilder(len(fabric.rate), 0, fabric.chunk_bytes)
-    for start, end, amount in zip(source.tolist(), destination.tolist(), size.tolist(), strict=True):
-        graph.transfer(fabric.paths[start][end], amount)
+    add_transfers(graph, messages(fabric.paths, source, destination, size), no_rows(nodes))
     run = simulate(graph.build(), fabric.rate, fabric.latency, cut_through=fabric.cut_through, record=record)
     received = np.zeros(nodes)
     np.maximum.at(received, destination, run.finish)

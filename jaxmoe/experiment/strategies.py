@@ -64,7 +64,7 @@ def standard_strategies(inputs: Inputs) -> list[Strategy]:
 
 
 def region_rings(inputs: Inputs) -> Rings:
-    """Rings inside `strategies.hybrid_regions` equal groups: near-square rectangles of a mesh, else successive nodes."""
+    """Rings inside `strategies.hybrid_regions` equal groups: rectangles of a mesh, else successive nodes."""
     count = inputs.scenario.strategies.hybrid_regions
     return Rings((count,) if inputs.shape is None else square_cut(inputs.shape, count))
 

@@ -3,7 +3,6 @@
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -99,10 +98,7 @@ def simulate(
 
 def loads_of(fabric: Fabric, matrices: Matrices) -> Loads:
     """Count bytes along the paths that messages take, B."""
-    lengths = [len(path) for row in fabric.paths for path in row]
-    server = np.fromiter(chain.from_iterable(chain.from_iterable(fabric.paths)), np.int64, count=sum(lengths))
-    pair = np.repeat(np.arange(fabric.num_nodes**2), lengths)
-    pair, link = pair[server < fabric.num_links], server[server < fabric.num_links]
+    pair, link = fabric.routes.rows.owner, fabric.routes.rows.items
     traffic = list(matrices.values())
     return Loads(
         sent=np.stack([matrix.sum(axis=1) for matrix in traffic]),

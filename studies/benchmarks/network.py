@@ -96,7 +96,7 @@ def all_to_all(fabric: Fabric) -> TaskGraph:
     builder, nodes = GraphBuilder(len(fabric.rate), 0, fabric.chunk_bytes), fabric.num_nodes
     for source in range(nodes):
         for step in range(1, nodes):
-            builder.transfer(fabric.paths[source][(source + step) % nodes], 2 * CHUNK)
+            builder.transfer(fabric.paths[source, (source + step) % nodes], 2 * CHUNK)
     return builder.build()
 
 

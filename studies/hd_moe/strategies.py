@@ -71,7 +71,7 @@ def padded(batches: Batch, tokens: int) -> Batch:
     more = tokens - batches.weight.shape[-1]
     return Batch(
         experts=jnp.pad(batches.experts, ((0, 0), (0, 0), (0, more), (0, 0)), constant_values=-1),
-        gather_slot=jnp.pad(batches.gather_slot, ((0, 0), (0, 0), (0, more))),
+        token_draw=jnp.pad(batches.token_draw, ((0, 0), (0, 0), (0, more))),
         draw=jnp.pad(batches.draw, ((0, 0), (0, 0), (0, more), (0, 0))),
         weight=jnp.pad(batches.weight, ((0, 0), (0, 0), (0, more))),
     )

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxmoe.des import GraphBuilder, Send, add_sends, fabric_of, replay_traffic, ring_sends, simulate
+from jaxmoe.des.paths import Paths
+from jaxmoe.des.rows import rows_of
 from jaxmoe.des.schedules import (
     all_to_all_sends,
     entwined_ring_sends,
     entwined_rings,
     forwarded_sends,
-    gather_sends,
     multicast_tree,
     ring_all_reduce_sends,
-    scatter_sends,
     tree_sends,
 )
 from jaxmoe.hardware import Mesh
@@ -29,9 +29,9 @@ def ring_graph(nodes: int, chunk_bytes: float | None = None) -> GraphBuilder:
     return GraphBuilder(nodes, nodes, chunk_bytes)
 
 
-def ring_paths(nodes: int) -> list[list[tuple[int, ...]]]:
+def ring_paths(nodes: int) -> Paths:
     """Whoever a node sends to, it sends over its own wire."""
-    return [[(source,)] * nodes for source in range(nodes)]
+    return Paths(nodes, rows_of([(source,) for source in range(nodes) for _ in range(nodes)]))
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 5, 8])
@@ -67,13 +67,6 @@ def test_ring_sends_count_from_where_they_are_appended():
     # 2 sends of the first ring, then 3 of step 0. In step 1 node 2 sends on what came from node 4, and so on.
     assert [send.after for send in both[5:]] == [(4,), (2,), (3,)]
     assert [both[send.after[0]].destination for send in both[5:]] == [2, 3, 4]
-
-
-def test_gathering_goes_token_by_token_then_node_by_node():
-    visited = np.array([[True, True, True], [False, True, False], [True, False, True]])
-    sends = gather_sends(visited, np.array([1, 1, 0]), 8.0)
-    assert sends == [Send(0, 1, 8.0), Send(2, 1, 8.0), Send(2, 0, 8.0)]
-    assert scatter_sends(sends) == [Send(1, 0, 8.0), Send(1, 2, 8.0), Send(0, 2, 8.0)]
 
 
 def uneven_mesh(shape: tuple[int, int], seed: int) -> Mesh:

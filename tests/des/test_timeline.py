@@ -19,10 +19,10 @@ from jaxmoe.des import (
     simulate,
     timeline_events,
 )
-from jaxmoe.des.schedules import block_rings
 from jaxmoe.des.timeline import run_slices, server_rows
 from jaxmoe.hardware import Mesh, clusters
 from jaxmoe.hardware.mesh import link_ends, num_links
+from jaxmoe.placement.exchange import exchange_of
 
 from .test_layer import BATCH, LAYER, SHAPE, SHARE, random_case
 
@@ -186,11 +186,13 @@ def with_ports(layer: LayerDescription, rng, cut_through) -> LayerDescription:
     mode=st.sampled_from(["sharded", "replicated"]),
     ports=st.booleans(),
     cut_through=st.booleans(),
-    rings=st.sampled_from([None, 1, 2]),
+    exchange=st.sampled_from(
+        ["lowest_host", "fewest_hops_split_tree", "reduce_scatter", "ring_both_ways", "rings_1x2"]
+    ),
 )
-def test_what_holds_for_every_layer(seed, tokens, mode, ports, cut_through, rings):
+def test_what_holds_for_every_layer(seed, tokens, mode, ports, cut_through, exchange):
     layer, share, batch = random_case(seed, tokens=tokens)
-    layer = replace(layer, mode=mode, rings=rings and block_rings(SHAPE, rings))
+    layer = replace(layer, mode=mode, exchange=exchange_of(exchange))
     if ports:
         layer = with_ports(layer, np.random.default_rng(seed), cut_through)
     run, events = timeline_of(layer, share, batch, SHAPE)
@@ -275,7 +277,7 @@ def test_a_run_of_any_tasks_without_stages():
     fabric = fabric_of(MESH, None)
     graph = GraphBuilder(8, 4)
     first = graph.compute(2, 3.0)
-    graph.transfer(fabric.paths[2][1], 6.0, after=[first])
+    graph.transfer(fabric.paths[2, 1], 6.0, after=[first])
     run = simulate(graph.build(), fabric.rate, fabric.latency, record=True)
     events = timeline_events(run, fabric, MESH.link_ends)
     assert [(e["name"], e["cat"], e["ts"]) for e in of_phase(events, "X")] == [
@@ -291,8 +293,8 @@ def test_chunks_of_a_message_are_told_apart_where_others_come_between():
     fabric = fabric_of(Mesh(jnp.ones(4), jnp.zeros(4), shape=(1, 3)), chunk_bytes=2.0)
     ends = link_ends((1, 3))
     graph = GraphBuilder(4, 3, chunk_bytes=2.0)
-    graph.transfer(fabric.paths[0][2], 4.0)
-    graph.transfer(fabric.paths[1][2], 2.0, after=[graph.compute(1, 3.0)])
+    graph.transfer(fabric.paths[0, 2], 4.0)
+    graph.transfer(fabric.paths[1, 2], 2.0, after=[graph.compute(1, 3.0)])
     run = simulate(graph.build(), fabric.rate, fabric.latency, record=True)
     # The first chunk of 0 > 2 is on link 1 > 2 from 2 to 4, then comes the message that is released at 3, and the
     # second chunk, there since 4, follows at 6.

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import jaxmoe.des
-from jaxmoe.des import LayerDescription, fabric_of, replay_layer
-from jaxmoe.des.schedules import block_rings as node_rings
+from jaxmoe.des import LayerDescription, Memory, fabric_of, replay_layer
 from jaxmoe.hardware import Die, Machine, Mesh, clusters, node_memory, torus, wafers
 from jaxmoe.hardware.mesh import num_links
 from jaxmoe.latency import LayerModel
 from jaxmoe.network import Congestion, FewestHops, LowestHost, block_rings
+from jaxmoe.placement.exchange import Gather, Rings
 from jaxmoe.traces import Batch
 
 SOURCES = sorted(Path(jaxmoe.des.__file__).parent.glob("*.py"))
@@ -33,7 +33,9 @@ def test_no_formula_of_the_model_is_imported(source):
     assert all(name.split(".")[1] in ALLOWED for name in own), own
 
 
-def random_layer(mode: str, gather: str, rings: int | None) -> tuple[LayerDescription, np.ndarray, Batch, Mesh]:
+def random_layer(
+    mode: str, gather: str, rings: tuple[int, ...] | None, both_ways: bool = False
+) -> tuple[LayerDescription, np.ndarray, Batch, Mesh]:
     """128 tokens, each with 2 of 8 experts, on a 4x4 mesh of unequal links, in small chunks.
 
     The model adds the delay of the longest path to the time of the busiest link, which need not lie on it. So
@@ -52,17 +54,17 @@ def random_layer(mode: str, gather: str, rings: int | None) -> tuple[LayerDescri
     layer = LayerDescription(
         fabric=fabric_of(mesh, chunk_bytes=256.0),
         flops=rng.uniform(1e12, 5e12, nodes).astype(np.float32),
-        memory_bandwidth=rng.uniform(1e11, 1e12, nodes).astype(np.float32),
-        message_bytes=16384.0,
+        memory=(Memory(rng.uniform(1e11, 1e12, nodes).astype(np.float32), np.zeros(nodes), np.arange(nodes)),),
+        dispatch_bytes=16384.0,
+        combine_bytes=16384.0,
         expert_bytes=1e7,
         flops_per_token_expert=1e8,
         mode=mode,
-        gather=gather,
-        rings=None if rings is None else node_rings(shape, rings),
+        exchange=Gather(gather) if rings is None else Rings(rings, both_ways, between=False),
     )
     batch = Batch(
         experts=jnp.asarray(np.stack([rng.choice(8, 2, replace=False) for _ in range(128)]), jnp.int32),
-        gather_slot=jnp.asarray(rng.integers(2, size=128), jnp.int32),
+        token_draw=jnp.asarray((rng.integers(2, size=128) + 0.5) / 2, jnp.float32),
         draw=jnp.asarray(rng.random((128, 2)), jnp.float32),
         weight=jnp.ones(128),
     )
@@ -70,12 +72,13 @@ def random_layer(mode: str, gather: str, rings: int | None) -> tuple[LayerDescri
 
 
 def analytic_model(layer: LayerDescription, mesh: Mesh) -> LayerModel:
-    exchange = LowestHost() if layer.gather == "lowest_host" else FewestHops()
-    if layer.rings is not None:
-        exchange = block_rings(mesh.shape, len(layer.rings), layer.both_ways)
+    if isinstance(layer.exchange, Rings):
+        exchange = block_rings(mesh.shape, layer.exchange.count, layer.exchange.both_ways)
+    else:
+        exchange = LowestHost() if layer.exchange.home == "lowest_host" else FewestHops()
     return LayerModel(
-        machine=Machine(mesh, Die(jnp.asarray(layer.flops)), node_memory(jnp.asarray(layer.memory_bandwidth))),
-        message_bytes=jnp.asarray(layer.message_bytes),
+        machine=Machine(mesh, Die(jnp.asarray(layer.flops)), node_memory(jnp.asarray(layer.memory[0].bandwidth))),
+        message_bytes=jnp.asarray(layer.combine_bytes),
         expert_bytes=jnp.asarray(layer.expert_bytes),
         flops_per_token_expert=jnp.asarray(layer.flops_per_token_expert),
         time_model=Congestion(jnp.asarray(layer.fabric.chunk_bytes)),
@@ -91,22 +94,21 @@ def analytic_model(layer: LayerDescription, mesh: Mesh) -> LayerModel:
         ("sharded", "fewest_hops", None),
         ("replicated", "lowest_host", None),
         ("replicated", "fewest_hops", None),
-        ("sharded", "lowest_host", 1),
-        ("replicated", "lowest_host", 4),
+        ("sharded", "lowest_host", (1,)),
+        ("replicated", "lowest_host", (2, 2)),
     ],
 )
 @pytest.mark.parametrize("both_ways", [False, True])
 def test_the_analytic_model_is_borne_out(mode, gather, rings, both_ways):
-    layer, share, batch, mesh = random_layer(mode, gather, rings)
-    layer = dataclasses.replace(layer, both_ways=both_ways)
+    layer, share, batch, mesh = random_layer(mode, gather, rings, both_ways)
     seen = replay_layer(layer, share, batch)
     told = analytic_model(layer, mesh)(jnp.asarray(share), batch)
     # Loads and node times are the same sums. Stage times differ by what links wait for each other.
-    np.testing.assert_allclose(told.dispatch_link_time, seen.dispatch_link_busy, rtol=1e-5)
-    np.testing.assert_allclose(told.combine_link_time, seen.combine_link_busy, rtol=1e-5)
+    np.testing.assert_allclose(told.dispatch_link_time, seen.link_busy["dispatch"], rtol=1e-5)
+    np.testing.assert_allclose(told.combine_link_time, seen.link_busy["combine"], rtol=1e-5)
     np.testing.assert_allclose(told.node_time, seen.node_busy, rtol=1e-5)
-    np.testing.assert_allclose(told.dispatch, seen.dispatch_s, rtol=0.02)
-    np.testing.assert_allclose(told.combine, seen.combine_s, rtol=0.02)
+    np.testing.assert_allclose(told.dispatch, seen.stages["dispatch"], rtol=0.02)
+    np.testing.assert_allclose(told.combine, seen.stages["combine"], rtol=0.02)
     np.testing.assert_allclose(told.total, seen.total_s, rtol=0.02)
 
 
@@ -127,6 +129,6 @@ def test_layers_on_other_networks_are_borne_out(topology, cut_through):
     )
     seen = replay_layer(dataclasses.replace(layer, fabric=fabric_of(topology, 256.0, cut_through)), share, batch)
     told = model(jnp.asarray(share), batch)
-    np.testing.assert_allclose(told.combine_link_time, seen.combine_link_busy, rtol=1e-5)
-    np.testing.assert_allclose(told.dispatch, seen.dispatch_s, rtol=0.03)
-    np.testing.assert_allclose(told.combine, seen.combine_s, rtol=0.03)
+    np.testing.assert_allclose(told.combine_link_time, seen.link_busy["combine"], rtol=1e-5)
+    np.testing.assert_allclose(told.dispatch, seen.stages["dispatch"], rtol=0.03)
+    np.testing.assert_allclose(told.combine, seen.stages["combine"], rtol=0.03)

@@ -48,7 +48,7 @@ def test_vmap_over_machines_layers_batches_and_plans_equals_loops(mode):
 @pytest.mark.parametrize("exchange", [None, block_rings(SHAPE, 1, both_ways=True)], ids=["gathered", "ring"])
 def test_tokens_of_weight_nothing_change_nothing(exchange):
     model, share, batch = random_case(3, ports=True, memory=True)
-    nobody = Batch(-jnp.ones((4, TOP_K), int), jnp.zeros(4, int), jnp.zeros((4, TOP_K)), jnp.zeros(4))
+    nobody = Batch(-jnp.ones((4, TOP_K), int), jnp.zeros(4), jnp.zeros((4, TOP_K)), jnp.zeros(4))
     more = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), batch, nobody)
     alone, padded = model(share, batch, exchange), model(share, more, exchange)
     for name in ("compute", "dispatch", "combine", "node_time", "combine_link_time"):

@@ -99,7 +99,7 @@ def batch(tokens: Tokens) -> Batch:
     """The batch as the model sees it."""
     return Batch(
         experts=jnp.asarray(tokens.experts, jnp.int32),
-        gather_slot=jnp.asarray(tokens.gather_slot, jnp.int32),
+        token_draw=jnp.asarray((tokens.gather_slot + 0.5) / tokens.experts.shape[1], jnp.float32),
         draw=jnp.asarray(tokens.draw, float),
         weight=jnp.asarray(tokens.weight, float),
     )

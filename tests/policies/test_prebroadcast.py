@@ -12,8 +12,9 @@ from oracles import dynamic as oracle
 from oracles.layer import Tokens
 from small_dynamic import EXPERTS, NODES, quarters, skewed_batches
 
-from jaxmoe.des import LayerDescription, fabric_of, replay_layer, replay_plan
+from jaxmoe.des import LayerDescription, Memory, fabric_of, replay_layer, replay_plan
 from jaxmoe.latency import judge
+from jaxmoe.placement.exchange import Gather
 from jaxmoe.policies import (
     CrossLayer,
     MovingAverage,
@@ -119,12 +120,13 @@ def describe(model, rule: str) -> LayerDescription:
     return LayerDescription(
         fabric=fabric_of(model.machine.topology, float(model.time_model.chunk_bytes)),
         flops=np.asarray(die.flops),
-        memory_bandwidth=np.asarray(memory[0].bandwidth) if memory else None,
-        message_bytes=float(model.message_bytes),
+        memory=tuple(Memory(*map(np.asarray, (level.bandwidth, level.latency, level.channel))) for level in memory),
+        dispatch_bytes=float(model.message_bytes),
+        combine_bytes=float(model.message_bytes),
         expert_bytes=float(model.expert_bytes),
         flops_per_token_expert=float(model.flops_per_token_expert),
         mode="sharded",
-        gather=RULES[rule],
+        exchange=Gather(RULES[rule]),
     )
 
 
@@ -140,8 +142,8 @@ def test_the_model_is_borne_out(seed, memory, rule):
     for at in np.ndindex(LAYERS, BATCHES):
         one, simulated = one_of(told, *at), seen[at[0]][at[1]]
         np.testing.assert_allclose(one.node_time, simulated.node_busy, rtol=1e-5)
-        np.testing.assert_allclose(one.dispatch_link_time, simulated.dispatch_link_busy, rtol=1e-5)
-        np.testing.assert_allclose(one.combine_link_time, simulated.combine_link_busy, rtol=1e-5)
+        np.testing.assert_allclose(one.dispatch_link_time, simulated.link_busy["dispatch"], rtol=1e-5)
+        np.testing.assert_allclose(one.combine_link_time, simulated.link_busy["combine"], rtol=1e-5)
         np.testing.assert_allclose(one.total, simulated.total_s, rtol=0.03)
 
 

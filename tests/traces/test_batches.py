@@ -2,6 +2,7 @@
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import cases
@@ -65,6 +66,20 @@ def test_random_choices_are_drawn_for_every_layer_and_token(numbered):
     assert draw.shape == batches.experts.shape
     assert len(np.unique(draw)) > 0.9 * draw.size
     assert (np.asarray(batches.weight) == 1).all()
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3, 6, 7, 8, 16])
+def test_a_token_draw_names_its_slot_whatever_the_rounding(top_k):
+    # The slots as they were drawn before they were part of a draw: seeds still name the same batches.
+    experts = np.broadcast_to(np.arange(top_k), (500, 1, top_k))
+    batches = sample_batches(GatingTrace(experts, top_k, np.arange(1), np.array([0]), None, {}), 500, 4, seed=1)
+    rng = np.random.default_rng(1)
+    for _ in range(4):
+        rng.choice(500, 500, replace=False)
+    np.testing.assert_array_equal(batches.gather_slot, rng.integers(top_k, size=(1, 4, 500)))
+    edges = np.array([0.0, 1 - 2**-24], np.float32)
+    ends = Batch(jnp.zeros((2, top_k), int), jnp.asarray(edges), jnp.zeros((2, top_k)), jnp.ones(2))
+    assert ends.gather_slot.tolist() == [0, top_k - 1]
 
 
 @pytest.mark.parametrize("consecutive", [False, True])

@@ -1,0 +1,123 @@
+"""The exchanges carried out: which transfers dispatch and combine of a batch consist of.
+
+Combine is the way described; dispatch is its mirror: the same messages sent back over the same links reversed
+(hd_moe IV-C1). A stage is a list of transfers one after the other, with a barrier over all nodes between them.
+"""
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from jaxmoe.des.fabric import Fabric
+from jaxmoe.des.groups import ring_groups
+from jaxmoe.des.paths import Paths
+from jaxmoe.des.schedules import Send, ring_sends, transfers_of
+from jaxmoe.des.transfers import Transfers, messages
+from jaxmoe.des.trees import tree_transfers
+from jaxmoe.placement.exchange import Exchange, ExchangeError, Gather, ReduceScatter, Rings, Route, exchange_of
+
+Visited = Bool[np.ndarray, "token node"]
+Messages = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Source, destination and size of messages, in the order in which they are sent."""
+
+
+def check_exchange(exchange: Exchange, fabric: Fabric) -> None:
+    """Raise `ExchangeError` for an exchange that is not known or does not suit the network, with the remedy."""
+    exchange_of(exchange.name)
+    if isinstance(exchange, Rings):
+        ring_groups(exchange, fabric)
+    if isinstance(exchange, Gather) and exchange.route != "unicast":
+        _trees(exchange, fabric)
+
+
+def stage_transfers(
+    exchange: Exchange,
+    fabric: Fabric,
+    visited: Visited,
+    home: Int[np.ndarray, " token"],
+    size: float,
+    mirrored: bool,
+) -> list[Transfers]:
+    """The transfers of combine or, `mirrored`, of dispatch, for vectors of `size` B. `home` is of gathers alone."""
+    match exchange:
+        case Gather(route="unicast"):
+            parts = [_laid(fabric, _gather(visited, home, size), mirrored)]
+        case Gather():
+            parts = [tree_transfers(fabric, _trees(exchange, fabric), visited, home, size, mirrored)]
+        case ReduceScatter():
+            parts = [_laid(fabric, _reduce_scatter(visited, size), mirrored)]
+        case Rings():
+            parts = _rings(exchange, fabric, visited, size, mirrored)
+    return [part for part in parts if len(part)]
+
+
+def _laid(fabric: Fabric, sent: Messages, mirrored: bool) -> Transfers:
+    source, destination, size = sent
+    if mirrored:
+        return messages(fabric.mirrored, destination, source, size)
+    return messages(fabric.paths, source, destination, size)
+
+
+def _gather(visited: Visited, home: Int[np.ndarray, " token"], size: float) -> Messages:
+    """Every visited node sends one message to the token's home: token by token, then node by node."""
+    token, node = np.nonzero(visited)
+    away = node != home[token]
+    return node[away], home[token[away]], np.full(away.sum(), float(size))
+
+
+def _trees(exchange: Gather, fabric: Fabric) -> list[Paths]:
+    """The paths of which trees are the unions; each tree has an equal part of every vector."""
+    if exchange.route != "tree" and fabric.crossed is None:
+        raise ExchangeError(
+            f"exchange {exchange.name} needs a mesh, whose paths may go along x or y first; "
+            f"use {Gather(exchange.home, 'tree').name} on this machine"
+        )
+    crossed = [] if fabric.crossed is None else [fabric.crossed]
+    trees: dict[Route, list[Paths]] = {
+        "tree": [fabric.routes],
+        "cross_tree": crossed,
+        "split_tree": [fabric.routes, *crossed],
+    }
+    return trees[exchange.route]
+
+
+def _reduce_scatter(visited: Visited, size: float) -> Messages:
+    """Every visited node sends each other one its part: token by token, first to the next one in number."""
+    token, node = np.nonzero(visited)
+    count = visited.sum(axis=1)[token]  # nodes that the token of a visit visits
+    first = np.searchsorted(token, token)
+    sender = np.repeat(np.arange(len(token)), count - 1)
+    turn = np.concatenate([np.arange(1, others) for others in count.tolist()] or [np.zeros(0, np.int64)])
+    receiver = first[sender] + (sender - first[sender] + turn) % count[sender]
+    return node[sender], node[receiver], size / count[sender]
+
+
+def _rings(exchange: Rings, fabric: Fabric, visited: Visited, size: float, mirrored: bool) -> list[Transfers]:
+    """Rings inside groups, then messages between groups; the mirror begins with the latter."""
+    groups = ring_groups(exchange, fabric)
+    visiting = np.asarray(visited[:, groups.members].any(axis=2))  # [token, group]
+    sends: list[Send] = []
+    for ring, vectors in zip(groups.rings.tolist(), visiting.sum(axis=0).tolist(), strict=True):
+        # The mirror of a reduce-scatter is an all-gather that goes round the other way.
+        order = ring[::-1] if mirrored else ring
+        ways = [order, order[::-1]] if exchange.both_ways and len(ring) > 2 else [order]
+        for way in ways if vectors else []:
+            sends += ring_sends(way, vectors * size / len(ring) / len(ways), first=len(sends))
+    parts = [transfers_of(sends, fabric.mirrored if mirrored else fabric.paths)]
+    if exchange.between:
+        parts.append(_laid(fabric, _between(groups.members, visiting, size), mirrored))
+    return parts[::-1] if mirrored else parts
+
+
+def _between(
+    members: Int[np.ndarray, "group place"], visiting: Bool[np.ndarray, "token group"], size: float
+) -> Messages:
+    """Every node sends to those of its place in other groups, first in the next group, parts of common tokens."""
+    groups, places = members.shape
+    common = np.zeros((groups, groups))
+    for seen in visiting[visiting.any(axis=1)]:
+        common += np.outer(seen, seen) / seen.sum()
+    group, place, turn = (index.ravel() for index in np.indices((groups, places, groups - 1)))
+    other = (group + turn + 1) % groups
+    amount = common[group, other] * size / places
+    sent = amount > 0
+    return members[group, place][sent], members[other, place][sent], amount[sent]

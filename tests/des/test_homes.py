@@ -1,0 +1,77 @@
+"""Homes of tokens, against the plainest loops over tokens and nodes."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmoe.des.homes import homes_of, token_sources
+from jaxmoe.hardware.mesh import hop_counts
+from jaxmoe.placement.exchange import LOAD_WEIGHT
+from jaxmoe.traces import Batch
+
+SHAPE, NODES, TOKENS, TOP_K = (3, 4), 12, 40, 3
+HOPS = hop_counts(SHAPE)
+
+
+def case(seed: int):
+    """A batch, and the hosts of the choices of its tokens."""
+    rng = np.random.default_rng(seed)
+    batch = Batch(
+        experts=jnp.zeros((TOKENS, TOP_K), jnp.int32),
+        token_draw=jnp.asarray(rng.random(TOKENS), jnp.float32),
+        draw=jnp.zeros((TOKENS, TOP_K)),
+        weight=jnp.ones(TOKENS),
+    )
+    hosts = rng.random((TOKENS, TOP_K, NODES)) < 0.15
+    hosts[np.arange(TOKENS), :, rng.integers(NODES, size=TOKENS)] = True
+    return batch, hosts
+
+
+def visited_nodes(hosts: np.ndarray) -> list[int]:
+    return [node for node in range(NODES) if any(host[node] for host in hosts)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_homes_that_tokens_choose_on_their_own(seed):
+    batch, hosts = case(seed)
+    found = {name: homes_of(name, batch, hosts, HOPS) for name in ("lowest_host", "random_host", "fewest_hops")}
+    for token, draw in enumerate(np.asarray(batch.token_draw).tolist()):
+        nodes = visited_nodes(hosts[token])
+        slot = int(draw * TOP_K)
+        assert found["lowest_host"][token] == min(node for node in nodes if hosts[token, slot, node])
+        assert found["random_host"][token] == nodes[int(draw * len(nodes))]
+        away = {node: sum(HOPS[other, node] for other in nodes) for node in nodes}
+        assert found["fewest_hops"][token] == min(nodes, key=lambda node, away=away: (away[node], node))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_least_loaded_home_counts_tokens_that_came_before(seed):
+    batch, hosts = case(seed)
+    hosts[7] = False  # visits nothing, and is at home nowhere
+    found, count = homes_of("least_loaded", batch, hosts, HOPS), dict.fromkeys(range(NODES), 0)
+    for token in range(TOKENS):
+        costs = {}
+        nodes = visited_nodes(hosts[token])
+        for node in nodes:
+            away = sum(HOPS[other, node] for other in nodes)
+            costs[node] = away * TOKENS + LOAD_WEIGHT * NODES * count[node]
+        if costs:
+            assert found[token] == min(nodes, key=lambda node, costs=costs: (costs[node], node))
+            count[found[token]] += 1
+    assert sum(count.values()) == TOKENS - 1
+
+
+def test_a_load_weighs_as_many_hops_as_said():
+    # All visit both ends of a row: one hop away either is. The first goes to the lower, the second to the other.
+    batch, _ = case(0)
+    hosts = np.zeros((TOKENS, TOP_K, NODES), bool)
+    hosts[:, :, [0, 1]] = True
+    assert homes_of("least_loaded", batch, hosts, HOPS).tolist() == [0, 1] * (TOKENS // 2)
+
+
+def test_tokens_live_where_the_batch_says_or_in_equal_runs():
+    batch, hosts = case(0)
+    runs = homes_of("token_home", batch, hosts, HOPS)
+    assert runs.tolist() == [token * NODES // TOKENS for token in range(TOKENS)]
+    living = Batch(batch.experts, batch.token_draw, batch.draw, batch.weight, source=jnp.full(TOKENS, 5))
+    assert token_sources(living, NODES).tolist() == [5] * TOKENS
