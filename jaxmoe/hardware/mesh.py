@@ -103,6 +103,14 @@ def yx_path(shape: tuple[int, int], source: int, destination: int) -> list[int]:
     return [int(back[link]) for link in reversed(xy_path(shape, destination, source))]
 
 
+def corner_nodes(topology: AbstractTopology) -> np.ndarray:
+    """The corners of a mesh, int [corner]; every node of another network."""
+    if not isinstance(topology, Mesh):
+        return np.arange(topology.num_nodes)
+    x, y = topology.shape
+    return np.unique([0, y - 1, (x - 1) * y, x * y - 1])
+
+
 def blocks(shape: tuple[int, int], count: int) -> np.ndarray:
     """Cut the mesh into `count` equal rectangles, as near to square as they come: block of a node, int [node]."""
     return cut_blocks(shape, square_cut(shape, count))

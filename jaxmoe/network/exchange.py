@@ -1,4 +1,5 @@
-"""What the exchanges of `jaxmoe.placement.exchange` send: from visits to the flows of combine; dispatch mirrors them."""
+"""What the exchanges of `jaxmoe.placement.exchange` send: the flows of combine, by who visits what; dispatch mirrors
+them."""
 
 import abc
 

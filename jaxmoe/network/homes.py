@@ -5,9 +5,11 @@ Gradients see the chosen home as given, but for `lowest_host`, whose relaxed hom
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxmoe.hardware import AbstractTopology
+from jaxmoe.hardware.mesh import corner_nodes
 from jaxmoe.network.prefix import prefix_sums
 from jaxmoe.network.visits import Visits
 from jaxmoe.placement.exchange import LOAD_WEIGHT
@@ -20,6 +22,7 @@ def homes(rule: str, topology: AbstractTopology, visits: Visits) -> Float[Array,
         "random_host": lambda: _random_host(visits),
         "fewest_hops": lambda: _fewest_hops(topology, visits),
         "least_loaded": lambda: _least_loaded(topology, visits),
+        "corner_host": lambda: _corner_host(topology, visits),
         "token_home": lambda: jax.nn.one_hot(visits.source, topology.num_nodes, dtype=visits.visited.dtype),
     }[rule]()
 
@@ -48,6 +51,13 @@ def _least_loaded(topology: AbstractTopology, visits: Visits) -> Float[Array, "t
     nodes = jnp.zeros(topology.num_nodes, cost.dtype)
     _, home = jax.lax.scan(choose, nodes, jax.lax.stop_gradient((cost, visits.weight)))
     return _one_hot(home, visits)
+
+
+def _corner_host(topology: AbstractTopology, visits: Visits) -> Float[Array, "token node"]:
+    corners = np.resize(corner_nodes(topology), visits.visited.shape[0])
+    hops = jnp.asarray(topology.hop_counts(), visits.visited.dtype)
+    beyond = hops.max() * 2
+    return _one_hot(jnp.argmin(hops[corners] + (1 - visits.visited) * beyond, axis=1), visits)
 
 
 def _hops_in_all(topology: AbstractTopology, visits: Visits) -> Float[Array, "token node"]:

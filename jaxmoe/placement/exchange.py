@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Home = Literal["lowest_host", "random_host", "fewest_hops", "least_loaded", "token_home"]
+Home = Literal["lowest_host", "random_host", "fewest_hops", "least_loaded", "corner_host", "token_home"]
 Route = Literal["unicast", "tree", "cross_tree", "split_tree"]
 HOMES: tuple[str, ...] = get_args(Home)
 ROUTES: tuple[str, ...] = get_args(Route)
@@ -37,6 +37,8 @@ class Gather:
     "one of the activated nodes"). `random_host`: a visited node, by the token's draw. `fewest_hops`: the visited node
     with the fewest hops to all others. `least_loaded`: the visited node of the least hops in all + LOAD_WEIGHT x tokens
     that it is already home to over their mean at the end; tokens come in their order. Among equals the lowest number.
+    `corner_host`: the visited node nearest to a corner of the mesh, tokens taking the four corners in turn (on other
+    networks all nodes in turn); trees towards corners keep links busy evenly in both directions.
     `token_home`: the node where the token lives, visited or not.
 
     A `tree` follows the machine's own paths to the home, `cross_tree` those of the other order of directions (meshes

@@ -84,3 +84,23 @@ def fit_memory(
     kept = solution.x.reshape(2, *share.shape).sum(axis=0)
     kept = np.where(kept < SMALLEST_SHARE, 0, kept)
     return kept / kept.sum(axis=1, keepdims=True)
+
+
+def fit_slots(
+    share: Float[np.ndarray, "expert node"], room: Float[np.ndarray, " node"]
+) -> Float[np.ndarray, "expert node"]:
+    """Replicas that fit: `room` is in whole experts. The largest shares keep their hosts, and each expert has one.
+
+    Raises `PlanError` where there are fewer slots than experts.
+    """
+    left, kept = np.minimum(np.floor(room), len(share)), np.zeros_like(share)
+    if left.sum() < len(share):
+        raise PlanError(f"{len(share)} experts do not fit {left.sum():g} slots; raise the memory capacity")
+    for expert in np.argsort(-share.max(axis=1), kind="stable"):
+        host = np.where(left > 0, share[expert], -1).argmax()
+        kept[expert, host], left[host] = max(share[expert, host], SMALLEST_SHARE), left[host] - 1
+    expert, node = np.unravel_index(np.argsort(-share, axis=None, kind="stable"), share.shape)
+    for e, n in zip(expert, node, strict=True):
+        if share[e, n] > SMALLEST_SHARE and kept[e, n] == 0 and left[n] > 0:
+            kept[e, n], left[n] = share[e, n], left[n] - 1
+    return kept / kept.sum(axis=1, keepdims=True)

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+from jaxtyping import Float
+
 from jaxmoe.hardware import AbstractTopology, Mesh
 from jaxmoe.placement.exchange import Rings
 from jaxmoe.placement.groups import groups_of
@@ -13,6 +16,7 @@ from jaxmoe.placement.strategies import (
     expert_parallel_balanced,
     expert_parallel_random,
     in_groups,
+    replicated_by_load,
     tensor_parallel,
 )
 
@@ -41,6 +45,20 @@ def shipped_strategies(
             for rings in complete_hybrids(topology, experts)
         ),
     ]
+
+
+def shipped_replicas(
+    frequency: Frequency, room: Float[np.ndarray, " node"], gathers: Sequence[str], seed: int
+) -> list[Shipped]:
+    """Replicated strategies: whole experts, and where memory limits them replicas by load in all slots."""
+    layers, experts = frequency.shape
+    any_plan, nodes = tuple(gathers), len(room)
+    plans = [
+        Shipped("ep_random", expert_parallel_random(layers, experts, nodes, seed), any_plan),
+        Shipped("ep_balanced", expert_parallel_balanced(frequency, nodes), any_plan),
+    ]
+    slots = np.minimum(room, experts).astype(int)
+    return [*plans, Shipped("replicated_by_load", replicated_by_load(frequency, slots), any_plan)]
 
 
 def complete_hybrids(topology: AbstractTopology, experts: int) -> list[Rings]:

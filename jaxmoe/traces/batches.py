@@ -67,12 +67,23 @@ def micro_batches(batch: Batch, parts: int) -> Batch:
     return replace(jax.tree.map(cut, batch), weight=weight)
 
 
-def over_batches(function: Callable[[Batch], Array], batches: Batch) -> Array:
-    """`vmap` of a function of one batch over the batches of a layer, [batch, ...]: drawn ones or merged ones."""
+LARGEST_CHUNK = 2**22  # entries [token, node] of the batches that are computed at once
+
+
+def over_batches(function: Callable[[Batch], Array], batches: Batch, nodes: int = 1) -> Array:
+    """`vmap` of a function of one batch over the batches of a layer, [batch, ...]: drawn ones or merged ones.
+
+    Batches with many tokens for so many `nodes` go a few at a time, which takes less memory and no more time.
+    """
+    count, tokens = batches.weight.shape
+    at_once = max(LARGEST_CHUNK // (tokens * nodes), 1)
     if batches.experts.ndim > batches.weight.ndim:
-        return jax.vmap(function)(batches)
-    # Merged: all batches share their rows.
-    return jax.vmap(lambda weight: function(eqx.tree_at(lambda batch: batch.weight, batches, weight)))(batches.weight)
+        return jax.vmap(function)(batches) if at_once >= count else jax.lax.map(function, batches, batch_size=at_once)
+
+    def merged(weight: Array) -> Array:  # all batches share their rows
+        return function(replace(batches, weight=weight))
+
+    return jax.vmap(merged)(batches.weight)
 
 
 def sample_batches(trace: GatingTrace, tokens: int, batches: int, seed: int, consecutive: bool = False) -> Batch:

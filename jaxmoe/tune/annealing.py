@@ -12,7 +12,8 @@ import numpy as np
 from jaxmoe.relax import geometric
 from jaxmoe.tune import local_search
 from jaxmoe.tune.problem import PlacementProblem
-from jaxmoe.tune.referee import Referee, best
+from jaxmoe.tune.ranked import best
+from jaxmoe.tune.referee import Referee
 from jaxmoe.tune.result import History, Progress, TuneResult, silent
 from jaxmoe.tune.starts import random_starts
 from jaxmoe.tune.stop import StopSwitch

@@ -1,65 +1,123 @@
-"""A time that no placement of a layer beats, as long as tokens gather at one node.
+"""A time that nothing a tuner may return beats, whatever the placement and the exchange.
 
-Suppose a plan computes in c seconds on average. Then no node has more than c seconds of average work, so the
-experts of a token, having so much work together, must live on at least so many nodes; the token visits all
-of them, and every visit but one is a message of at least one hop, of more hops as the near nodes are used
-up. All links together must carry these hops, there and back. Hence c + 2 T(c) with T falling in c, and the
-bound is its least value over all c. It holds for averages over the very batches given, because the mean of
-the slowest node's or link's time is at least the time of the slowest mean.
+Suppose a sharded plan computes in c seconds on average. Then no node has more than c seconds of average work, nor
+reads more than c seconds of weights, so the experts of a token, having so much work and weight together, must live on
+at least so many nodes. The token visits all of them, and each element of its result is a sum of a part from every one:
+all parts but one must be sent over a link at least, whether they gather, merge in a tree or go round a ring. All links
+together must carry these vectors, and all ports, there and back. Hence c + 2 T(c) with T falling in c, and the bound is
+its least value over all c. It holds for averages over the very batches given, because the mean of the slowest node's or
+link's time is at least the time of the slowest mean.
+
+Replicated, a token may find all it needs on one node; what is left is even work.
 """
+
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from jaxmoe.hardware.gemm import MeasuredGemm
+from jaxmoe.latency import IdleLinks, Serial
 from jaxmoe.traces import Batch
-from jaxmoe.tune.problem import PlacementProblem
+from jaxmoe.tune.problem import HYBRIDS, PlacementProblem
 
 GRID = 512  # values of c between even work and one node for every token
+
+
+class _Load(NamedTuple):
+    """Something that nodes have to do: an amount for every expert, and how much of it each server does in a second."""
+
+    amount: Float[np.ndarray, " expert+1"]  # mean of a batch; the last is for missing choices
+    rates: Float[np.ndarray, " server"]  # falling
+
+    @property
+    def even(self) -> float:
+        return float(self.amount.sum() / self.rates.sum())
 
 
 def lower_bound(problem: PlacementProblem, batches: Batch) -> Float[np.ndarray, " layer"]:
     """Bound on the mean total time of every layer over `batches` [layer, batch, token, ...] (or merged ones), s.
 
-    It bounds the mean, whatever weight the problem gives to the tail, of sharded plans under the gather
-    rules, not of ring collectives. Latencies, chunks and memory bandwidth are left out: they only add.
+    It bounds the mean, whatever weight the problem gives to the tail. Latencies, chunks, start-up times and tiles are
+    left out: they only add.
     """
     experts, weight = np.asarray(batches.experts), np.asarray(batches.weight, float)
     return np.array([_layer_bound(problem, experts[i], weight[i]) for i in range(len(experts))])
 
 
 def _layer_bound(problem: PlacementProblem, experts: np.ndarray, weight: Float[np.ndarray, "batch token"]) -> float:
-    model, batches = problem.model, len(weight)
     rows = np.sort(np.broadcast_to(experts, (*weight.shape, experts.shape[-1])), axis=-1)
     choices, index = np.unique(rows.reshape(-1, rows.shape[-1]), axis=0, return_inverse=True)
-    often = np.bincount(index.ravel(), weight.ravel()) / batches  # mean tokens of a batch with this choice
+    often = np.bincount(index.ravel(), weight.ravel()) / len(weight)  # mean tokens of a batch with this choice
     chosen = np.where(choices < 0, problem.trace.num_experts, choices)
-    work = np.zeros(problem.trace.num_experts + 1)
-    np.add.at(work, chosen, often[:, None])
-    work[-1] = 0
-    flops = work * float(model.costs.flops_per_token_expert)  # mean FLOPs of every expert in a batch
-    return _least(problem, flops[chosen].sum(axis=1), (choices >= 0).sum(axis=1), often, flops.sum())
-
-
-def _least(
-    problem: PlacementProblem, needed: np.ndarray, held: np.ndarray, often: np.ndarray, all_flops: float
-) -> float:
-    """Least c + 2 T(c), for choices that have `needed` FLOPs and `held` experts and occur `often`."""
-    rates = np.sort(np.asarray(problem.model.machine.die.flops, float))[::-1]
-    reach, room = np.cumsum(rates), np.cumsum(np.sort(problem.room)[::-1])
-    even, alone = all_flops / reach[-1], max(needed.max() / rates[0], all_flops / reach[-1])
+    loads = _loads(problem, rows, weight)
+    even = max(load.even for load in loads)
+    if problem.model.mode == "replicated":
+        return even
+    needed = [load.amount[chosen].sum(axis=1) for load in loads]
+    alone = max(even, *(float(need.max() / load.rates[0]) for need, load in zip(needed, loads, strict=True)))
+    held, room = (choices >= 0).sum(axis=1), np.cumsum(np.sort(problem.room)[::-1])
+    others = np.searchsorted(room, held * (1 - 1e-6))
     grid = np.append(np.geomspace(even, alone, GRID), np.inf)
-    for_memory = np.searchsorted(room, held * (1 - 1e-6))
     # Between two values of the grid, c is at least the lower and T at least that of the upper.
-    comm = [
-        _comm(problem, np.maximum(np.searchsorted(reach * c, needed * (1 - 1e-6)), for_memory), often) for c in grid[1:]
-    ]
-    return float(np.min(grid[:-1] + 2 * np.array(comm)))
+    totals = []
+    reach = [np.cumsum(load.rates) for load in loads]
+    for least_c, c in pairwise(grid):
+        spread = [np.searchsorted(rates * c, need * (1 - 1e-6)) for need, rates in zip(needed, reach, strict=True)]
+        comm = _communication(problem, np.maximum.reduce([others, *spread]), often)
+        serial = isinstance(problem.model.schedule, Serial | IdleLinks)
+        totals.append(least_c + comm if serial else max(least_c, comm))
+    return float(np.min(totals))
 
 
-def _comm(problem: PlacementProblem, others: np.ndarray, often: np.ndarray) -> float:
-    """Least seconds of combine when choices that occur `often` visit that many nodes beside the gather node."""
-    topology = problem.model.machine.topology
-    nearest = np.sort(topology.hop_counts(), axis=1)
-    hops = nearest.cumsum(axis=1).min(axis=0)  # least hops in all to so many other nodes
-    sent = float(often @ hops[np.minimum(others, len(hops) - 1)]) * float(problem.model.costs.combine_bytes)
-    return sent / float(np.asarray(topology.link_bandwidth, float).sum())
+def _loads(problem: PlacementProblem, rows: np.ndarray, weight: Float[np.ndarray, "batch token"]) -> list[_Load]:
+    """FLOPs on dies, and weights on the channels of every memory level."""
+    machine, costs, experts = problem.model.machine, problem.model.costs, problem.trace.num_experts
+    count = np.zeros((len(weight), experts + 1))
+    np.add.at(count, (np.arange(len(weight))[:, None, None], np.where(rows < 0, experts, rows)), weight[..., None])
+    count[:, -1] = 0
+    measured = isinstance(machine.die.gemm, MeasuredGemm)  # its times may be below those of the stated rate
+    flops = count.mean(axis=0) * float(costs.flops_per_token_expert) * (0.0 if measured else 1.0)
+    loads = [_Load(flops, _falling(machine.die.flops))]
+    read = np.minimum(count, 1).mean(axis=0) * float(costs.expert_bytes)
+    for level in machine.memory:
+        if np.isfinite(np.asarray(level.bandwidth)).all():
+            loads.append(_Load(read, _falling(level.bandwidth)))
+    return loads
+
+
+def _falling(rates: object) -> Float[np.ndarray, " server"]:
+    return np.sort(np.asarray(rates, float))[::-1]
+
+
+def _communication(problem: PlacementProblem, others: np.ndarray, often: np.ndarray) -> float:
+    """Least seconds of dispatch and combine when choices that occur `often` visit so many nodes beside the first."""
+    topology, costs = problem.model.machine.topology, problem.model.costs
+    hops = _least_hops(problem)
+    both = float(costs.dispatch_bytes) + float(costs.combine_bytes)
+    links = float(often @ hops[np.minimum(others, len(hops) - 1)]) / _sum(topology.link_bandwidth)
+    ports = [_sum(port) for port in (topology.injection_bandwidth, topology.ejection_bandwidth) if port is not None]
+    sent = float(often @ np.minimum(others, len(hops) - 1))
+    if not _only_unicasts(problem):  # a tree's home receives one vector for all
+        sent = float(often @ (others > 0))
+    return both * max([links, *(sent / port for port in ports)]) / float(topology.efficiency)
+
+
+def _sum(values: object) -> float:
+    return float(np.asarray(values, float).sum())
+
+
+def _least_hops(problem: PlacementProblem) -> Float[np.ndarray, " others"]:
+    """Fewest links that vectors from so many other nodes pass in all."""
+    if not _only_unicasts(problem):
+        return np.arange(problem.num_nodes, dtype=float)  # merged on the way, each passes one link at least
+    nearest = np.sort(np.asarray(problem.model.machine.topology.hop_counts()), axis=1)
+    return nearest.cumsum(axis=1).min(axis=0).astype(float)
+
+
+def _only_unicasts(problem: PlacementProblem) -> bool:
+    """Whether every exchange that may be chosen sends whole vectors to one node."""
+    names = [*problem.gathers, *problem.exchanges]
+    merging = (HYBRIDS, "ring", "tree", "scatter", "own")
+    return not any(part in name for name in names for part in merging)

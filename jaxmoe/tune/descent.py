@@ -1,5 +1,6 @@
 """Gradient descent over relaxed placements: all layers and restarts in one vmapped run, in short segments."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import equinox as eqx
@@ -97,7 +98,8 @@ def _objective(
     reduction = SmoothMax(now.max_temperature)
     seconds = jax.vmap(lambda batch: land.model(share, batch, reduction=reduction, support=support).total)(batches)
     time = objective(seconds, land.p95_weight)
-    overfull = jnp.maximum(share.sum(axis=0) / land.room - 1, 0)
+    held = share if land.model.mode == "sharded" else support.presence(support.amount(share))
+    overfull = jnp.maximum(held.sum(axis=0) / land.room - 1, 0)
     return time / land.scale + MEMORY_WEIGHT * jnp.sum(overfull**2)
 
 
@@ -131,9 +133,17 @@ def schedule(first: int, steps: int, ends: dict[str, tuple[float, float]]) -> An
     return Annealed(**{name: jnp.asarray(geometric(*ends[name], progress), jnp.float32) for name in Annealed._fields})
 
 
-def segment_batches(problem: PlacementProblem, batches_per_step: int, seed: int) -> Batch:
-    """Fresh batches for one segment, leaves [step, layer, batch, ...]."""
-    return _by_step(problem.draw(SEGMENT * batches_per_step, seed))
+def segment_batches(problem: PlacementProblem, batches_per_step: int, seed: int, tokens: int | None = None) -> Batch:
+    """Fresh batches for one segment, leaves [step, layer, batch, ...].
+
+    Of large batches the first so many `tokens` stand for all.
+    """
+    drawn = problem.draw(SEGMENT * batches_per_step, seed)
+    if tokens is not None and tokens < drawn.weight.shape[-1] and drawn.experts.ndim > drawn.weight.ndim:
+        scale = drawn.weight.shape[-1] / tokens
+        drawn = jax.tree.map(lambda leaf: leaf[:, :, :tokens], drawn)
+        drawn = replace(drawn, weight=drawn.weight * scale)
+    return _by_step(drawn)
 
 
 @jax.jit

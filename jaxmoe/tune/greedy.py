@@ -107,7 +107,8 @@ def _costs(
     def cost(hosts: Float[Array, " node"]) -> Float[Array, ""]:
         placed = share.at[expert].set(hosts)
         seconds = _seconds(search, placed, placed.sum(axis=1) > 0, batches, even)
-        fits = (placed.sum(axis=0) <= search.room * (1 + 1e-5)).all()
+        held = jnp.where(search.model.mode == "replicated", placed > 0, placed)
+        fits = (held.sum(axis=0) <= search.room * (1 + 1e-5)).all()
         return jnp.where(fits, objective(seconds, search.p95_weight), jnp.inf)
 
     return jax.lax.map(cost, candidates, batch_size=32)

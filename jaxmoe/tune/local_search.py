@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from jaxmoe.latency import LayerModel
@@ -24,18 +25,30 @@ SMALLEST_SHARE = 5e-3  # a smaller part is not worth a message to its host
 
 
 class Search(NamedTuple):
-    """What every chain needs to know. Numbers only: changing one compiles nothing."""
+    """What every chain needs to know. Numbers only: changing one compiles nothing.
+
+    Chains move parts of experts between places: nodes, or groups of nodes that divide what they have as `spread` says.
+    There are as many places as nodes; those without `room` stay empty.
+    """
 
     model: LayerModel
     frequency: Float[Array, "layer expert"]
-    room: Float[Array, " node"]
+    room: Float[Array, " place"]  # in experts
+    hops: Float[Array, "place place2"]  # near places are tried more often
+    spread: Float[Array, "place node"]  # rows sum to 1
     p95_weight: Float[Array, ""]
 
 
-def search_of(problem: PlacementProblem) -> Search:
-    """What the chains of a problem need to know."""
-    numbers = (problem.frequency, problem.room, problem.p95_weight)
-    return Search(problem.model, *(jnp.asarray(number, jnp.float32) for number in numbers))
+def search_of(problem: PlacementProblem, group: np.ndarray | None = None) -> Search:
+    """What the chains of a problem need to know, with nodes as places, or the groups of a machine."""
+    nodes, room = problem.num_nodes, problem.room
+    hops, spread = np.asarray(problem.model.machine.topology.hop_counts()), np.eye(nodes)
+    if group is not None:
+        member = group == np.arange(nodes)[:, None]
+        spread = member / np.maximum(member.sum(axis=1, keepdims=True), 1)
+        hops, room = np.zeros((nodes, nodes)), member @ np.where(np.isinf(room), 1e9, room)
+    arrays = (problem.frequency, room, hops, spread, problem.p95_weight)
+    return Search(problem.model, *(jnp.asarray(array, jnp.float32) for array in arrays))
 
 
 class Pick(NamedTuple):
@@ -94,13 +107,15 @@ def _index(weights: Float[Array, " option"], luck: Float[Array, ""]) -> Int[Arra
     return jnp.minimum((reached <= luck * reached[-1]).sum(), weights.shape[0] - 1)
 
 
-def _pick(luck: Float[Array, " draw"], share: Share, hops: Float[Array, "node node2"]) -> Pick:
+def _pick(
+    luck: Float[Array, " draw"], share: Share, hops: Float[Array, "place place2"], room: Float[Array, " place"]
+) -> Pick:
     experts = jnp.arange(share.shape[0])
     expert = _index(jnp.ones_like(share[:, 0]), luck[0])
     hosts = (share[expert] > 0).astype(share.dtype)
     origin = _index(hosts, luck[1])
     # Half of the targets are drawn near the origin, where paths change little.
-    target = _index(jnp.exp(-hops[origin] * (luck[2] < 0.5)), luck[3])
+    target = _index(jnp.exp(-hops[origin] * (luck[2] < 0.5)) * (room > 0), luck[3])
     guests = ((share[:, target] > 0) & (experts != expert)).astype(share.dtype)
     other = _index(jnp.where(guests.any(), guests, 1), luck[4])
     part = jnp.where(luck[5] < 0.5, 1.0, luck[6])
@@ -111,10 +126,14 @@ LUCK = 10  # uniform numbers that one move uses up: eight for its picks, its kin
 
 
 def _propose(
-    luck: Float[Array, " draw"], share: Share, frequency: Float[Array, " expert"], hops: Float[Array, "node node2"]
+    luck: Float[Array, " draw"],
+    share: Share,
+    frequency: Float[Array, " expert"],
+    hops: Float[Array, "place place2"],
+    room: Float[Array, " place"],
 ) -> Share:
     """A random small change of a legal plan; its rows still sum to 1."""
-    pick = _pick(luck, share, hops)
+    pick = _pick(luck, share, hops, room)
     moves = jnp.stack(
         [
             _relocate(share, pick, pick.target),
@@ -133,7 +152,8 @@ def _propose(
 
 def _score(search: Search, share: Share, batches: Batch, exchange: AbstractExchange | None = None) -> Float[Array, ""]:
     """Exact objective of one plan of one layer, s; leaves of `batches` are [batch, ...], or merged rows."""
-    seconds = over_batches(lambda batch: search.model(share, batch, exchange).total, batches)
+    nodes = share @ search.spread
+    seconds = over_batches(lambda batch: search.model(nodes, batch, exchange).total, batches, nodes.shape[1])
     return objective(seconds, search.p95_weight)
 
 
@@ -168,26 +188,28 @@ def score_candidates(
 @eqx.filter_jit
 def improve(
     search: Search,
-    shares: Float[Array, "layer chain expert node"],
+    shares: Float[Array, "layer chain expert place"],
     batches: Batch,
     coldness: Float[Array, " move"],
     key: Key[Array, ""],
-) -> tuple[Float[Array, "layer chain expert node"], Float[Array, "layer chain"]]:
+    exchange: AbstractExchange | None = None,
+) -> tuple[Float[Array, "layer chain expert place"], Float[Array, "layer chain"]]:
     """One segment of moves on every chain. Returns the plans they end with and their objective on `batches`, s.
 
     `coldness` is 1 / temperature for every move, relative to the objective; leaves of `batches` are
     [layer, batch, ...].
     """
-    hops = jnp.asarray(search.model.machine.topology.hop_counts(), jnp.float32)
+    replicated = search.model.mode == "replicated"
 
     def chain(share, frequency, batches, lucks):
         def move(state, given):
             share, cost = state
             luck, cold = given
             # The first move leaves the plan as it is and finds what it costs: one model to compile, not two.
-            changed = jnp.where(jnp.isinf(cost), share, _propose(luck, share, frequency, hops))
-            changed_cost = _score(search, changed, batches)
-            fits = (changed.sum(axis=0) <= search.room * (1 + 1e-5)).all()
+            changed = jnp.where(jnp.isinf(cost), share, _propose(luck, share, frequency, search.hops, search.room))
+            changed_cost = _score(search, changed, batches, exchange)
+            held = jnp.where(replicated, changed > 0, changed)
+            fits = (held.sum(axis=0) <= search.room * (1 + 1e-5)).all()
             lucky = jnp.log1p(-luck[9]) < (cost - changed_cost) / changed_cost * cold
             taken = fits & ((changed_cost <= cost) | lucky)
             return (jnp.where(taken, changed, share), jnp.where(taken, changed_cost, cost)), None

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxmoe.hardware import Mesh
 from jaxmoe.latency import LayerModel
 from jaxmoe.network import AbstractExchange, GatherExchange, ReduceScatterExchange, build_exchange
 from jaxmoe.placement import PlanError
@@ -15,7 +16,7 @@ from jaxmoe.placement.exchange import exchange_of
 from jaxmoe.traces import Batch, GatingTrace, merge_tokens, sample_batches
 
 HYBRIDS = "rings"  # among exchanges: the complete hybrids of every cut of the machine
-DEFAULT_EXCHANGES = ("least_loaded", "reduce_scatter", "least_loaded_tree", "ring_both_ways", HYBRIDS)
+DEFAULT_EXCHANGES = ("least_loaded", "reduce_scatter", "corner_host_split_tree", "ring_both_ways", HYBRIDS)
 BY_SLOT = ("lowest_host", "fewest_hops")  # homes that equal tokens share, so that these may be merged
 
 
@@ -27,7 +28,8 @@ class PlacementProblem:
     95th percentile by `p95_weight`. A node's memory is divided evenly among the layers. Where `batches` are given,
     leaves [layer, batch, ...], these alone count, in place of the drawn ones.
 
-    `exchanges` are the names that may be chosen beside the model's own, `rings` for all complete hybrids.
+    `exchanges` are the names that may be chosen beside the model's own, `rings` for all complete hybrids. Where only a
+    mesh has the trees of the default ones, other networks get `least_loaded_tree`.
     """
 
     model: LayerModel
@@ -39,6 +41,9 @@ class PlacementProblem:
     exchanges: tuple[str, ...] = DEFAULT_EXCHANGES
 
     def __post_init__(self) -> None:
+        if self.exchanges == DEFAULT_EXCHANGES and not isinstance(self.model.machine.topology, Mesh):
+            trees = {"corner_host_split_tree": "least_loaded_tree"}
+            object.__setattr__(self, "exchanges", tuple(trees.get(name, name) for name in self.exchanges))
         room, needed = self.room.sum(), self.trace.num_experts
         if room < needed * (1 - 1e-6):  # capacities are float32
             raise PlanError(

@@ -1,35 +1,36 @@
 """What all optimisers have in common: fresh batches, exact scores on batches no search sees, and the last word.
 
-What is searched gathers its results. Tensor parallelism, which reduces by a ring, is scored beside it: a layer
-for which it is faster gets that.
+The last word compares what was searched, under every exchange that may be chosen, with every strategy that ships with
+jaxmoe: nothing returned is slower than any of them.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 
-from jaxmoe.network import build_exchange
-from jaxmoe.placement import tensor_parallel
-from jaxmoe.placement.rounding import fit_memory, rebalance
-from jaxmoe.traces import Batch, merge_tokens
+from jaxmoe.network import AbstractExchange, build_exchange
+from jaxmoe.placement.rounding import fit_memory, fit_slots, rebalance
+from jaxmoe.placement.shipped import Shipped, shipped_replicas, shipped_strategies
+from jaxmoe.traces import Batch
 from jaxmoe.tune import local_search
 from jaxmoe.tune.bounds import lower_bound
-from jaxmoe.tune.problem import PlacementProblem
+from jaxmoe.tune.problem import HYBRIDS, PlacementProblem
+from jaxmoe.tune.ranked import Plan, Plans, Ranked, Scores, better, least
 from jaxmoe.tune.result import History, Progress, TuneResult, silent
 from jaxmoe.tune.stop import StopSwitch
 
-SELECTION_BATCHES = 128
+SELECTION_ENTRIES = 2**22  # entries [batch, token, node] of the batches that have the last word
+SELECTION_BATCHES = (8, 128)  # but at least and at most so many
+SCREENED = 4  # strategies that are scored on all of these batches; others on the first few alone
 REBALANCE_BATCHES = 256
-
-Plan = Float[np.ndarray, "layer expert node"]
-Plans = Float[np.ndarray, "layer candidate expert node"]
-Scores = Float[np.ndarray, "layer candidate"]
+REBALANCE_ENTRIES = 2**20  # of the linear programme; larger ones take minutes
 
 
 @dataclass
@@ -49,7 +50,8 @@ class Referee:
         # One stream of seeds: every draw of batches has its own, all of them given by one seed.
         source = np.random.default_rng([self.seed, 1])
         self.seeds = iter(lambda: int(source.integers(2**62)), None)
-        self.selection = self.draw(SELECTION_BATCHES)
+        affordable = SELECTION_ENTRIES // (self.problem.batch_tokens * self.problem.num_nodes)
+        self.selection = self.problem.draw(int(np.clip(affordable, *SELECTION_BATCHES)), next(self.seeds))
         self.search = local_search.search_of(self.problem)
 
     @contextmanager
@@ -59,86 +61,130 @@ class Referee:
         yield
         self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - begun
 
-    def draw(self, batches: int) -> Batch:
-        """Fresh batches to search with, leaves [layer, batch, ...], merged where that pays."""
-        return merge_tokens(self.problem.draw(batches, next(self.seeds)), self.problem.trace.num_experts)
+    def draw(self, batches: int, exchange: AbstractExchange | None = None) -> Batch:
+        """Fresh batches to search with, leaves [layer, batch, ...], merged where that pays under the exchange."""
+        return self.problem.merged(self.problem.draw(batches, next(self.seeds)), exchange)
 
     def fits(self, plans: Plans) -> Bool[np.ndarray, "layer candidate"]:
         """Whether no node holds more than it has room for."""
-        return (plans.sum(axis=2) <= self.problem.room * (1 + 1e-5)).all(axis=-1)
+        held = plans if self.problem.model.mode == "sharded" else plans > 0
+        return (held.sum(axis=2) <= self.problem.room * (1 + 1e-5)).all(axis=-1)
 
-    def score(self, plans: Plans) -> Scores:
-        """Exact objective on the selection batches, s."""
+    def score(self, plans: Plans, exchange: AbstractExchange | None = None, batches: Batch | None = None) -> Scores:
+        """Exact objective on the selection batches, s; under the model's own exchange unless told otherwise."""
         shares = [jnp.asarray(share) for share in np.moveaxis(plans, 1, 0).astype(np.float32)]
+        drawn = self.problem.merged(self.selection if batches is None else batches, exchange)
         return np.stack(
-            [local_search.score_all(self.search, share, self.selection) for share in shares], axis=1, dtype=float
+            [local_search.score_all(self.search, share, drawn, exchange) for share in shares], axis=1, dtype=float
         )
+
+    def under_best(self, plan: Plan, exchanges: Mapping[str, AbstractExchange], batches: Batch | None = None) -> Ranked:
+        """The plan with the best of these exchanges in every layer."""
+        plans = plan[:, None]
+        return least(
+            Ranked(plan, self.score(plans, exchange, batches)[:, 0], np.full(len(plan), name, object))
+            for name, exchange in exchanges.items()
+        )
+
+    @cached_property
+    def shipped(self) -> Ranked | None:
+        """The best strategy that ships with jaxmoe in every layer, under its best exchange; `None` where none fits."""
+        able = [strategy for strategy in self._strategies() if self.fits(strategy.share[:, None]).all()]
+        if len(able) > SCREENED:
+            few = jax.tree.map(lambda leaf: leaf[:, : SELECTION_BATCHES[0]], self.selection)
+            seen = [self.under_best(each.share, self._exchanges(each), few).seconds for each in able]
+            rank = np.argsort(np.argsort(np.stack(seen), axis=0, kind="stable"), axis=0)
+            able = [each for each, place in zip(able, rank, strict=True) if (place < SCREENED).any()]
+        ranked = [self.under_best(each.share.astype(float), self._exchanges(each)) for each in able]
+        return least(ranked) if ranked else None
+
+    def _strategies(self) -> list[Shipped]:
+        problem, topology = self.problem, self.problem.model.machine.topology
+        if problem.model.mode == "replicated":
+            return shipped_replicas(problem.frequency, problem.room, tuple(problem.gathers), self.seed)
+        strategies = shipped_strategies(problem.frequency, topology, tuple(problem.gathers), self.seed)
+        return [each for each in strategies if self._exchanges(each)]
+
+    def _exchanges(self, strategy: Shipped) -> dict[str, AbstractExchange]:
+        """Those of a strategy's exchanges that may be chosen."""
+        problem = self.problem
+        named = {name: problem.gathers[name] for name in strategy.exchanges if name in problem.gathers}
+        for name in strategy.exchanges:
+            if name in problem.exchanges or (name.startswith("rings_") and HYBRIDS in problem.exchanges):
+                named.setdefault(name, build_exchange(name, problem.model.machine.topology))
+        return named
 
     def legal(self, plans: Plans) -> Plans:
         """The same plans, but those that do not fit moved to the nearest ones that do."""
-        made = np.array(plans, float)
+        made, fit = np.array(plans, float), fit_memory if self.problem.model.mode == "sharded" else fit_slots
         for layer, candidate in np.argwhere(~self.fits(made)):
-            made[layer, candidate] = fit_memory(made[layer, candidate], self.problem.room)
+            made[layer, candidate] = fit(made[layer, candidate], self.problem.room)
         return made
 
-    def rebalance(self, plans: Plans, scores: Scores) -> tuple[Plans, Scores]:
-        """Divide experts over their hosts anew, where that is better; not when there is no time left for it."""
+    def rebalance(
+        self, plans: Plans, scores: Scores, exchange: AbstractExchange | None = None, group: np.ndarray | None = None
+    ) -> tuple[Plans, Scores]:
+        """Divide experts over their hosts anew, where that is better; not when there is no time left for it.
+
+        With `group` plans are over the groups of a machine in place of its nodes.
+        """
         if self.stop.reason:
             return plans, scores
         drawn = self.problem.draw(REBALANCE_BATCHES, next(self.seeds))
-        model, batches = self.problem.model, jax.tree.map(np.asarray, drawn)
-        seconds_per_token = float(model.costs.flops_per_token_expert) / np.asarray(model.machine.die.flops, float)
-        balanced = np.empty_like(plans)
+        counts = np.asarray(drawn.choices(plans.shape[2]).sum(axis=2))
+        room, rates = self.problem.room, np.asarray(self.problem.model.machine.die.flops, float)
+        if group is not None:
+            rates = np.bincount(group, rates, len(rates))
+            room = np.bincount(group, np.minimum(room, 1e9), len(room))
+        seconds = np.where(rates > 0, float(self.problem.model.costs.flops_per_token_expert) / np.maximum(rates, 1), 1)
+        balanced = np.array(plans)
         for layer in range(len(plans)):
-            chosen = np.asarray(jax.tree.map(lambda leaf: leaf[layer], batches).choices(plans.shape[2]))  # noqa: B023
-            counts = chosen.sum(axis=1)
             for candidate in range(plans.shape[1]):
                 support = plans[layer, candidate] > 0
-                balanced[layer, candidate] = rebalance(support, counts, seconds_per_token, self.problem.room)
+                affordable = REBALANCE_ENTRIES // max(int(support.sum()), plans.shape[3])
+                if affordable >= 4:
+                    some = counts[layer, :affordable]
+                    balanced[layer, candidate] = rebalance(support, some, seconds, self._divisible(room))
             self.progress("rebalance", layer + 1, len(plans))
-        return better(plans, scores, balanced, self.score(balanced))
+        scored = self.score(balanced, exchange) if group is None else self.score_groups(balanced, group, exchange)
+        return better(plans, scores, balanced, np.where(self.fits(balanced) | (group is not None), scored, np.inf))
 
-    def conclude(self, plan: Plan, stages: Mapping[str, np.ndarray], history: Mapping[str, History]) -> TuneResult:
-        """The result of a search that ended with `plan`. `stages` are those before `searched`."""
+    def _divisible(self, room: np.ndarray) -> np.ndarray:
+        """Room as it limits shares: replicas take a whole expert's room, however little they serve."""
+        return room if self.problem.model.mode == "sharded" else np.full_like(room, np.inf)
+
+    def score_groups(self, plans: Plans, group: np.ndarray, exchange: AbstractExchange | None) -> Scores:
+        """Exact objective of plans over the groups of the machine, s."""
+        search = local_search.search_of(self.problem, group)
+        drawn = self.problem.merged(self.selection, exchange)
+        shares = [jnp.asarray(share) for share in np.moveaxis(plans, 1, 0).astype(np.float32)]
+        return np.stack([local_search.score_all(search, share, drawn, exchange) for share in shares], 1, dtype=float)
+
+    def conclude(
+        self,
+        plan: Plan,
+        stages: Mapping[str, np.ndarray],
+        history: Mapping[str, History],
+        others: Iterable[Ranked] = (),
+    ) -> TuneResult:
+        """The result of a search that ended with `plan`, and maybe others. `stages` are those before `searched`."""
         with self.timed("scoring"):
             searched = self.score(plan[:, None])[:, 0]
-        with self.timed("tensor_parallel"):
-            share, final = self._or_tensor_parallel(plan, searched)
+            found = self.under_best(plan, self.problem.gathers)
+        with self.timed("strategies"):
+            shipped = [] if self.shipped is None else [self.shipped]
+            final = least([found, *others, *shipped])
         with self.timed("bound"):
             bound = lower_bound(self.problem, self.selection)
         return TuneResult(
-            share=share,
+            share=final.plan,
+            exchange=tuple(final.exchange.tolist()),
             gathered=plan,
-            stages={**stages, "searched": searched, "final": final},
+            gathered_exchange=tuple(found.exchange.tolist()),
+            stages={**stages, "searched": searched, "final": final.seconds},
             bound=bound,
             history=dict(history),
             seed=self.seed,
             seconds=self.seconds,
             stopped=self.stop.reason,
         )
-
-    def _or_tensor_parallel(
-        self, plan: Plan, scores: Float[np.ndarray, " layer"]
-    ) -> tuple[Plan, Float[np.ndarray, " layer"]]:
-        """Tensor parallelism, round a ring both ways, in the layers where that fits and is faster."""
-        spread = tensor_parallel(*plan.shape)
-        if not self.fits(spread[:, None]).all():
-            return plan, scores
-        ring = build_exchange("ring_both_ways", self.problem.model.machine.topology)
-        shares = jnp.asarray(spread, jnp.float32)
-        seconds = np.asarray(local_search.score_all(self.search, shares, self.selection, ring), float)
-        return np.where((seconds < scores)[:, None, None], spread, plan), np.minimum(seconds, scores)
-
-
-def better(plans: Plans, scores: Scores, others: Plans, other_scores: Scores) -> tuple[Plans, Scores]:
-    """The better of two plans, candidate by candidate."""
-    chosen = other_scores < scores
-    return np.where(chosen[..., None, None], others, plans), np.where(chosen, other_scores, scores)
-
-
-def best(
-    plans: Plans, scores: Scores, count: int
-) -> tuple[Float[np.ndarray, "layer best expert node"], Float[np.ndarray, "layer best"]]:
-    """The best candidates of every layer, best first."""
-    order = np.argsort(scores, axis=1, kind="stable")[:, :count]
-    return np.take_along_axis(plans, order[..., None, None], axis=1), np.take_along_axis(scores, order, axis=1)

@@ -27,18 +27,20 @@ class History:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """A legal plan, what it takes, and how it came about: the same of every optimiser.
+    """A legal plan, the exchange of every layer, what it takes, and how it came about: the same of every optimiser.
 
     `stages` holds the objective after each step of the way, s [layer], all on the same batches, unseen by the
-    search. The last two are `searched`, of the plan that the search ended with, and `final`, which is less in layers
-    that tensor parallelism with a ring serves faster. Those before are an optimiser's own. All are exact but
-    `relaxed`, of the relaxed model.
+    search. The last two are `searched`, of the plan that the search ended with under the model's own exchange, and
+    `final`, under the best exchange, or of a strategy that is faster still. Those before are an optimiser's own. All
+    are exact but `relaxed`, of the relaxed model.
     """
 
     share: np.ndarray  # [layer, expert, node]
-    gathered: np.ndarray  # [layer, expert, node]: the best plan that gathers in every layer
+    exchange: tuple[str, ...]  # by layer
+    gathered: np.ndarray  # [layer, expert, node]: what the search itself ended with, a plan that gathers
+    gathered_exchange: tuple[str, ...]  # the best for it
     stages: dict[str, np.ndarray]
-    bound: np.ndarray  # s [layer]: no placement that gathers does better
+    bound: np.ndarray  # s [layer]: nothing that may be returned does better
     history: dict[str, History]  # of every stage that has steps
     seed: int
     seconds: dict[str, float]  # wall time of every stage

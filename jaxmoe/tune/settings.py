@@ -1,6 +1,12 @@
 """How long and how wide the gradient tuner searches."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from jaxmoe.tune.problem import PlacementProblem
 
 
 @dataclass(frozen=True)
@@ -15,8 +21,40 @@ class TunerSettings:
     support_width: tuple[float, float] = (1.0, 0.03)  # of soft hosts, relative to an expert's typical part
     max_temperature: tuple[float, float] = (0.1, 0.02)  # of the smooth maximum, relative
     budget_spread: float = 0.2  # how far a node's work may be from its even part, relatively
-    refine_steps: int = 2000  # moves of every chain of local search
+    refine_steps: int = 1000  # moves of every chain of local search
     refine_chains: int = 2  # chains of every layer, from its best descents
-    refine_batches: int = 64  # that judge a move
+    refine_batches: int = 32  # that judge a move
+    hybrid_cuts: int = 2  # cuts of the machine into groups whose complete hybrids are improved
+    descent_tokens: int = 1024  # of a larger batch, descent sees so many
     seed: int = 0
     time_limit_s: float | None = None
+
+
+PRODUCTS = 2e9  # [token, expert, node] entries that one step of descent, or one move of all batches, may have per layer
+STEP_PRODUCTS = 6e10  # the same for all steps of a search
+
+
+def affordable(settings: TunerSettings, problem: "PlacementProblem") -> TunerSettings:
+    """The settings for machines and models so large that the full search would take many minutes: fewer restarts,
+    batches and steps."""
+    experts = problem.trace.num_experts
+    tokens = min(problem.batch_tokens, settings.descent_tokens)
+    entries = tokens * experts * problem.num_nodes
+
+    def fitting(wanted: int, budget: float, least: int = 1) -> int:
+        return int(np.clip(budget, least, wanted)) if wanted > least else wanted
+
+    restarts = fitting(settings.restarts, STEP_PRODUCTS / settings.steps / entries / 2, 2)
+    batches = fitting(settings.batches_per_step, STEP_PRODUCTS / settings.steps / entries / restarts, 2)
+    steps = fitting(settings.steps, STEP_PRODUCTS / (entries * restarts * batches), 100)
+    moved = problem.batch_tokens * experts * problem.num_nodes
+    refine_batches = fitting(settings.refine_batches, STEP_PRODUCTS / 500 / moved, 8)
+    moves = fitting(settings.refine_steps, STEP_PRODUCTS / (moved * refine_batches * settings.refine_chains), 100)
+    return replace(
+        settings,
+        restarts=restarts,
+        batches_per_step=batches,
+        steps=steps,
+        refine_batches=refine_batches,
+        refine_steps=moves,
+    )

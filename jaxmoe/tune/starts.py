@@ -3,7 +3,8 @@
 import numpy as np
 
 from jaxmoe.placement.strategies import filled_in_order
-from jaxmoe.tune.referee import Plans, Referee
+from jaxmoe.tune.ranked import Plans
+from jaxmoe.tune.referee import Referee
 
 
 def random_starts(referee: Referee, candidates: int, seed: int) -> Plans:

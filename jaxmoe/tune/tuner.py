@@ -1,23 +1,32 @@
-"""The gradient tuner: descend, round, rebalance, improve locally, keep the best.
+"""The gradient tuner: descend, round, rebalance, improve locally, keep the best; then the same for complete hybrids.
 
-Every step is scored on the same selection batches, which the descent never sees.
+Plans that gather are searched under the exchange that serves them best. Every step is scored on the same selection
+batches, which the descent never sees.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Float
 
-from jaxmoe.placement.rounding import fit_memory, keep_hosts
+from jaxmoe.network import AbstractExchange, build_exchange
+from jaxmoe.placement.exchange import Rings
+from jaxmoe.placement.groups import groups_of
+from jaxmoe.placement.rounding import keep_hosts
+from jaxmoe.placement.shipped import complete_hybrids
+from jaxmoe.placement.strategies import in_groups
 from jaxmoe.relax import geometric
 from jaxmoe.tune import descent, local_search
-from jaxmoe.tune.problem import PlacementProblem
-from jaxmoe.tune.referee import Plans, Referee, Scores, best, better
+from jaxmoe.tune.problem import HYBRIDS, PlacementProblem
+from jaxmoe.tune.ranked import Plan, Plans, Ranked, Scores, best, better
+from jaxmoe.tune.referee import Referee
 from jaxmoe.tune.relaxation import typical_part
 from jaxmoe.tune.result import History, Progress, TuneResult, silent
-from jaxmoe.tune.settings import TunerSettings
+from jaxmoe.tune.settings import TunerSettings, affordable
+from jaxmoe.tune.starts import random_starts
 from jaxmoe.tune.stop import StopSwitch
 
 LEAST_PART = 0.1  # of an expert's typical part on a node; less is rounded away
@@ -25,13 +34,23 @@ REFINE_COLDNESS = (3e2, 1e4)  # 1 / temperature of local improvement, first and 
 
 
 def tune(problem: PlacementProblem, settings: TunerSettings, progress: Progress = silent) -> TuneResult:
-    """Find a good legal placement of every layer.
+    """Find a good legal placement of every layer, and the exchange to run it under.
 
     Ctrl-C or the time limit ends the stage under way; what follows is cut to rounding and scoring, and the
     result says why it stopped. The same problem and settings give the same plan, unless stopped.
     """
     with StopSwitch(settings.time_limit_s) as stop:
-        return _Run(Referee(problem, settings.seed, stop, progress), settings).result()
+        referee = Referee(problem, settings.seed, stop, progress)
+        return _Run(referee, affordable(settings, problem)).result()
+
+
+class _Hybrid(NamedTuple):
+    """Groups of a machine, and whole experts dealt to them: a plan over groups [layer, expert, place]."""
+
+    rings: Rings
+    group: np.ndarray  # [node]
+    exchange: AbstractExchange
+    plan: Plan
 
 
 @dataclass
@@ -47,22 +66,39 @@ class _Run:
 
     def result(self) -> TuneResult:
         referee, stages = self.referee, {}
+        with referee.timed("strategies"):
+            exchange = self.gathering()
         with referee.timed("descent"):
-            relaxed, stages["relaxed"], descended = self.descend()
+            relaxed, stages["relaxed"], descended = self.descend(exchange)
         with referee.timed("rounding"):
-            plans = self.round(relaxed)
-            scores = referee.score(plans)
+            plans = np.concatenate([self.round(relaxed), self.shipped_starts()], axis=1)
+            scores = referee.score(plans, exchange)
             stages["rounded"] = scores.min(axis=1)
             plans, scores = best(plans, scores, self.settings.refine_chains)
         with referee.timed("rebalance"):
-            plans, scores = referee.rebalance(plans, scores)
+            plans, scores = referee.rebalance(plans, scores, exchange)
             stages["rebalanced"] = scores.min(axis=1)
         with referee.timed("refinement"):
-            plans, scores, refined = self.refine(plans, scores)
-            plans, scores = referee.rebalance(*best(plans, scores, 1))
-        return referee.conclude(plans[:, 0], stages, {"descent": descended, "refinement": refined})
+            plans, scores, refined = self.refine(referee.search, plans, scores, exchange)
+            plans, scores = referee.rebalance(*best(plans, scores, 1), exchange)
+        with referee.timed("hybrids"):
+            hybrids = self.hybrids()
+        return referee.conclude(plans[:, 0], stages, {"descent": descended, "refinement": refined}, hybrids)
 
-    def descend(self) -> tuple[Plans, Float[np.ndarray, " layer"], History]:
+    def gathering(self) -> AbstractExchange:
+        """The exchange for plans that gather: the best for plans without preference."""
+        gathers = self.problem.gathers
+        start = random_starts(self.referee, 1, self.settings.seed)
+        seconds = {name: self.referee.score(start, each).mean() for name, each in gathers.items()}
+        return gathers[min(seconds, key=seconds.__getitem__)]
+
+    def shipped_starts(self) -> Plans:
+        """The best strategy of every layer as a plan to improve."""
+        shipped = self.referee.shipped
+        empty = np.zeros((len(self.problem.frequency), 0, *self.problem.frequency.shape[1:], self.problem.num_nodes))
+        return empty if shipped is None else shipped.plan[:, None]
+
+    def descend(self, exchange: AbstractExchange) -> tuple[Plans, Float[np.ndarray, " layer"], History]:
         """Relaxed plans of all restarts, the best relaxed time, and its history."""
         settings, history = self.settings, History()
         ends = {
@@ -70,10 +106,13 @@ class _Run:
             "width": settings.support_width,
             "max_temperature": settings.max_temperature,
         }
-        land = descent.landscape(self.problem, settings.budget_spread, settings.learning_rate)
-        state = descent.start(self.problem, settings.restarts, settings.seed)
+        problem = self.problem.under(exchange)
+        land = descent.landscape(problem, settings.budget_spread, settings.learning_rate)
+        state = descent.start(problem, settings.restarts, settings.seed)
         for first in range(0, settings.steps, descent.SEGMENT):
-            batches = descent.segment_batches(self.problem, settings.batches_per_step, next(self.referee.seeds))
+            batches = descent.segment_batches(
+                problem, settings.batches_per_step, next(self.referee.seeds), settings.descent_tokens
+            )
             schedule = descent.schedule(first, settings.steps, ends)
             state, seconds = descent.descend(land, state, batches, schedule)
             # Few batches are noisy: the mean over a segment is not.
@@ -87,12 +126,16 @@ class _Run:
     def round(self, relaxed: Plans) -> Plans:
         """Keep the hosts that count, and divide each expert over them as descent did."""
         least = LEAST_PART * typical_part(self.problem.frequency, relaxed.shape[-1])
-        plans = keep_hosts(relaxed, np.broadcast_to(least[:, None], relaxed.shape[:-1]))
-        for layer, candidate in np.argwhere(~self.referee.fits(plans)):
-            plans[layer, candidate] = fit_memory(relaxed[layer, candidate], self.problem.room)
-        return plans
+        return self.referee.legal(keep_hosts(relaxed, np.broadcast_to(least[:, None], relaxed.shape[:-1])))
 
-    def refine(self, plans: Plans, scores: Scores) -> tuple[Plans, Scores, History]:
+    def refine(
+        self,
+        search: local_search.Search,
+        plans: Plans,
+        scores: Scores,
+        exchange: AbstractExchange,
+        group: np.ndarray | None = None,
+    ) -> tuple[Plans, Scores, History]:
         """Chains of exact moves from every plan; each ends with the better of its first and its last plan."""
         steps, history, key = self.settings.refine_steps, History(), jr.key(self.settings.seed)
         shares = jnp.asarray(plans, jnp.float32)
@@ -101,9 +144,52 @@ class _Run:
                 break
             progress = np.minimum((first + np.arange(local_search.SEGMENT)) / steps, 1)
             coldness = jnp.asarray(geometric(*REFINE_COLDNESS, progress), jnp.float32)
-            batches = self.referee.draw(self.settings.refine_batches)
-            shares, costs = local_search.improve(self.referee.search, shares, batches, coldness, jr.fold_in(key, first))
+            batches = self.referee.draw(self.settings.refine_batches, exchange)
+            shares, costs = local_search.improve(search, shares, batches, coldness, jr.fold_in(key, first), exchange)
             history.add(first + local_search.SEGMENT, np.asarray(costs.min(axis=1)))
             self.referee.progress("refinement", min(first + local_search.SEGMENT, steps), steps)
         ended = np.asarray(shares, float)
-        return *better(plans, scores, ended, self.referee.score(ended)), history
+        referee = self.referee
+        scored = referee.score(ended, exchange) if group is None else referee.score_groups(ended, group, exchange)
+        return *better(plans, scores, ended, scored), history
+
+    def hybrids(self) -> list[Ranked]:
+        """The best cuts of the machine, with the experts that each group holds improved by exact moves."""
+        made = []
+        for hybrid in self.best_cuts():
+            if self.referee.stop.reason:
+                break
+            search = local_search.search_of(self.problem, hybrid.group)
+            plans = hybrid.plan[:, None]
+            scores = self.referee.score_groups(plans, hybrid.group, hybrid.exchange)
+            plans, scores, _ = self.refine(search, plans, scores, hybrid.exchange, hybrid.group)
+            plans, scores = self.referee.rebalance(plans, scores, hybrid.exchange, hybrid.group)
+            spread = plans[:, 0] @ np.asarray(search.spread, float)
+            fits = self.referee.fits(spread[:, None])[:, 0]
+            names = np.full(len(spread), hybrid.rings.name, object)
+            made.append(Ranked(spread, np.where(fits, scores[:, 0], np.inf), names))
+        return made
+
+    def best_cuts(self) -> list[_Hybrid]:
+        """The cuts that are best in any layer with experts dealt by load, the first `hybrid_cuts` of them."""
+        problem, topology = self.problem, self.problem.model.machine.topology
+        if HYBRIDS not in problem.exchanges or problem.model.mode == "replicated" or not self.settings.hybrid_cuts:
+            return []
+        made = []
+        for rings in complete_hybrids(topology, problem.trace.num_experts):
+            group = groups_of(rings, topology)
+            plan = _dealt(problem.frequency, group)
+            exchange = build_exchange(rings, topology)
+            seconds = self.referee.score_groups(plan[:, None], group, exchange).mean()
+            made.append((seconds, _Hybrid(rings, group, exchange, plan)))
+        made.sort(key=lambda pair: pair[0])
+        return [hybrid for _, hybrid in made[: self.settings.hybrid_cuts]]
+
+
+def _dealt(frequency: np.ndarray, group: np.ndarray) -> Plan:
+    """Whole experts dealt to groups by load, as a plan over places of which the first are the groups."""
+    spread = in_groups(frequency, group)
+    first = [int(np.flatnonzero(group == index)[0]) for index in range(group.max() + 1)]
+    plan = np.zeros(spread.shape)
+    plan[:, :, : len(first)] = spread[:, :, first] > 0
+    return plan
