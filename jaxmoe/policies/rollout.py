@@ -80,11 +80,15 @@ def _price(
     """Times of all layers of a step, [layer]."""
 
     def priced(model: LayerModel, decisions: Decisions, tokens: Batch) -> LayerTime:
-        return jax.vmap(lambda *one: model.decided(*one, reduction, support))(decisions, tokens)
+        def layer(decisions: Decisions, tokens: Batch) -> LayerTime:
+            return model.decided(decisions, tokens, reduction, support)
+
+        return jax.vmap(layer)(decisions, tokens)
 
     if exchanges is None:
         return priced(model, decisions, tokens)
-    parts, order = [], []
+    parts: list[LayerTime] = []
+    order: list[int] = []
     for exchange, rows in zip(exchanges.exchanges, exchanges.rows, strict=True):
         some = jax.tree.map(lambda leaf, at=rows: leaf[np.array(at)], (decisions, tokens))
         parts.append(priced(replace(model, exchange=exchange), *some))

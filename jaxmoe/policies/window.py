@@ -46,7 +46,7 @@ class WindowAllowance(AbstractAllowance):
         broadcast = ChunkedBroadcast(
             alpha=topology.link_latency.max(),
             beta=self.element_bytes / (topology.link_bandwidth.min() * topology.efficiency),
-            nodes=float(topology.num_nodes),
+            nodes=jnp.asarray(float(topology.num_nodes)),
             hidden=self.hidden,
             intermediate=self.intermediate,
         )
