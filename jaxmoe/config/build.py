@@ -35,7 +35,7 @@ from jaxmoe.hardware.mesh import link_ends
 from jaxmoe.latency import EvenPart, EvenParts, LayerCosts, LayerModel, schedule_of
 from jaxmoe.network import AbstractExchange, Congestion, build_exchange
 from jaxmoe.placement.exchange import ExchangeError
-from jaxmoe.tune.problem import HYBRIDS
+from jaxmoe.tune.problem import HYBRIDS, suited
 from jaxmoe.tune.settings import TunerSettings
 from jaxmoe.units import GIGA, NANO, TERA
 
@@ -83,7 +83,7 @@ def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]
         for own in (costs.dispatch_bytes_per_element, costs.combine_bytes_per_element)
     )
     machine = build_machine(scenario.hardware, scenario.workload.batch_tokens, model.expert_size)
-    for name in scenario.tuning.exchanges:
+    for name in suited(scenario.tuning.exchanges, machine.topology):
         if name != HYBRIDS:
             _exchange("tuning.exchanges", name, machine.topology)
     return LayerModel(

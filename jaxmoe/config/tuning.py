@@ -69,7 +69,7 @@ class TuningConfig(Section):
     exchanges: Annotated[tuple[Annotated[str, AfterValidator(_known_or_hybrids)], ...], Field(strict=False)] = Field(
         default=DEFAULT_EXCHANGES,
         description="the exchanges that a plan may have beside costs.exchange as a list of names, with rings for the "
-        "complete hybrids of every cut of the machine",
+        "complete hybrids of every cut of the machine; the default trees are those that the network can have",
         examples=[["least_loaded", "rings"]],
     )
     p95_weight: NonNegative = Field(

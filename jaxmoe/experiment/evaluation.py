@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -93,12 +94,16 @@ def describe(inputs: Inputs, mode: Mode, exchange: str) -> LayerDescription:
 def _layer_time(rows: list[list[LayerReplay]]) -> LayerTime:
     """Replays [layer][batch] as arrays."""
 
-    def gathered(value: Callable[[LayerReplay], object]) -> np.ndarray:
+    def each(value: Callable[[LayerReplay], Any]) -> np.ndarray:
         return np.array([[value(seen) for seen in row] for row in rows], float)
 
-    busy = {
-        name: {"link": gathered(lambda seen, at=name: seen.link_busy[at]).mean(axis=1)} for name in rows[0][0].link_busy
-    }
-    node = {"compute": {"node": gathered(lambda seen: seen.node_busy).mean(axis=1)}}
-    stages = {name: gathered(lambda seen, at=name: seen.stages[at]) for name in STAGES}
-    return LayerTime(stages, busy | node, gathered(lambda seen: seen.total_s))
+    def of_stage(name: str) -> np.ndarray:
+        return each(lambda seen: seen.stages[name])
+
+    def links(name: str) -> dict[str, np.ndarray]:
+        return {"link": each(lambda seen: seen.link_busy[name]).mean(axis=1)}
+
+    nodes = {"node": each(lambda seen: seen.node_busy).mean(axis=1)}
+    stages: dict[str, Any] = {name: of_stage(name) for name in STAGES}
+    busy: dict[str, Any] = {"dispatch": links("dispatch"), "compute": nodes, "combine": links("combine")}
+    return LayerTime(stages, busy, each(lambda seen: seen.total_s))

@@ -37,7 +37,7 @@ from jaxmoe.traces import (
     synthetic_trace,
 )
 from jaxmoe.traces.synthesis import GatingProcess, preset_process, read_process, sample_trace
-from jaxmoe.tune.problem import HYBRIDS
+from jaxmoe.tune.problem import HYBRIDS, suited
 
 # Batches for tuning are drawn with seeds below 2**62. Those that judge come from seeds beyond, so no plan is
 # ever judged on the batches it was tuned on, whatever seeds the scenario states.
@@ -81,8 +81,9 @@ class Inputs:
 
         Hybrids are left out: these rings suit placements that follow their groups.
         """
-        others = (name for name in self.scenario.tuning.exchanges if not name.startswith(HYBRIDS))
-        return tuple(dict.fromkeys((self.scenario.costs.exchange, *others)))
+        others = suited(self.scenario.tuning.exchanges, self.model.machine.topology)
+        named = (name for name in others if not name.startswith(HYBRIDS))
+        return tuple(dict.fromkeys((self.scenario.costs.exchange, *named)))
 
     @cached_property
     def _built(self) -> dict[str, AbstractExchange]:

@@ -149,10 +149,10 @@ def _with_exchange(plan: Placement, default: str) -> Placement:
 
 
 def _check_sizes(plan: Placement, inputs: Inputs) -> None:
-    if None not in (plan.mesh_shape, inputs.shape) and plan.mesh_shape != inputs.shape:
+    mine, theirs = inputs.shape, plan.mesh_shape
+    if mine is not None and theirs is not None and mine != theirs:
         raise PlanError(
-            f"mesh_shape is {list(plan.mesh_shape)}, but hardware.mesh_shape is {list(inputs.shape)}; "
-            "use a plan for this mesh"
+            f"mesh_shape is {list(theirs)}, but hardware.mesh_shape is {list(mine)}; use a plan for this mesh"
         )
     if plan.share.shape[2] != inputs.num_nodes:
         raise PlanError(
