@@ -40,7 +40,11 @@ TimeLimit = Annotated[
 ]
 Plans = Annotated[
     list[str] | None,
-    typer.Option("--plan", metavar="[NAME=]FILE", help="A plan to judge; NAME is its file's. May be repeated."),
+    typer.Option(
+        "--plan",
+        metavar="[NAME=]FILE",
+        help="A plan to compare, by default named as its file, or a usual strategy. Repeatable.",
+    ),
 ]
 Timeline = Annotated[
     Path | None,

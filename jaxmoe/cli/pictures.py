@@ -24,13 +24,14 @@ from jaxmoe.tune import History, TuneResult
 def draw_comparison(folder: OutputFolder, inputs: Inputs, comparison: Comparison) -> None:
     """Figures of `evaluate`, which `tune` draws as well."""
     scenario = inputs.scenario.name
-    latency = {name: score.layer_total for name, score in comparison.scores.items()}
+    latency = {name: score.mean for name, score in comparison.scores.items()}
     plot_layer_latency(folder.target("latency_by_layer.png"), inputs.layer_ids, latency, f"{scenario}: time of a layer")
     stages = {name: (score.dispatch, score.compute, score.combine) for name, score in comparison.scores.items()}
     plot_breakdown(folder.target("breakdown.png"), stages, f"{scenario}: what the time is made of")
-    _draw_mesh_loads(folder, inputs, comparison)
-    simulated = {name: replay.communication for name, replay in comparison.replays.items()}
-    model = {name: comparison.replayed(name).communication for name in simulated}
+    if inputs.shape is not None:
+        _draw_mesh_loads(folder, inputs, inputs.shape, comparison)
+    simulated = {name: replay.time.communication for name, replay in comparison.replays.items()}
+    model = {name: comparison.replayed[name].communication for name in simulated}
     draw_scatter(folder, f"{scenario}: dispatch and combine", model, simulated)
 
 
@@ -78,10 +79,10 @@ def _agreement_text(figures: Figures) -> str:
     )
 
 
-def _draw_mesh_loads(folder: OutputFolder, inputs: Inputs, comparison: Comparison) -> None:
+def _draw_mesh_loads(folder: OutputFolder, inputs: Inputs, shape: tuple[int, int], comparison: Comparison) -> None:
     """Two plans side by side, in the layer in which they differ most; what gathers between them, if it is another."""
     before, after = _before_and_after(comparison)
-    gain = comparison.scores[before].layer_total - comparison.scores[after].layer_total
+    gain = comparison.scores[before].mean - comparison.scores[after].mean
     row = int(np.abs(gain).argmax())
     panels = [
         MeshPanel(name, comparison.scores[name].node_time[row], comparison.scores[name].link_time[row])
@@ -89,7 +90,7 @@ def _draw_mesh_loads(folder: OutputFolder, inputs: Inputs, comparison: Compariso
         if name in comparison.scores
     ]
     title = f"{inputs.scenario.name}: loads in layer {inputs.layer_ids[row]}, where {before} and {after} differ most"
-    plot_mesh_loads(folder.target("mesh_loads.png"), inputs.shape, panels, title)
+    plot_mesh_loads(folder.target("mesh_loads.png"), shape, panels, title)
 
 
 def _before_and_after(comparison: Comparison) -> tuple[str, str]:

@@ -54,7 +54,7 @@ def write_timeline(path: Path, inputs: Inputs, trial: Trial, row: int | None) ->
     """Record the first batch of one layer, by default of the slowest one in the simulator; write and draw it."""
     row = int(trial.simulated.total.mean(axis=1).argmax()) if row is None else row
     strategy, batches = trial.strategy, inputs.first_batches(inputs.batches_of(trial.tokens))
-    layer = describe(inputs, strategy.placement.mode, strategy.rings[row])
+    layer = describe(inputs, strategy.placement.mode, strategy.placement.exchange[row])
     batch = jax.tree.map(lambda leaf: np.asarray(leaf)[row, 0], batches)
     recorded = record_layer(layer, strategy.placement.share[row], batch)
     link_ends = np.asarray(inputs.model.machine.topology.link_ends)
@@ -87,6 +87,7 @@ def _facts(inputs: Inputs, trial: Trial, row: int, recorded: RecordedLayer) -> d
         "jaxmoe": version("jaxmoe"),
         "scenario": inputs.scenario.name,
         "strategy": trial.strategy.name,
+        "exchange": trial.strategy.placement.exchange[row],
         "layer_id": inputs.layer_ids[row],
         "batch": 0,
         "batch_tokens": trial.tokens,

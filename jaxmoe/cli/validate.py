@@ -43,10 +43,10 @@ def command(
             check_target(timeline, timeline_of)
             inputs = read_inputs(config, overrides, trace, layers)
             usual = standard_strategies(inputs) if standard else []
-            given = given_plans(plan, inputs)
+            given = given_plans(plan, inputs, compared=[strategy.name for strategy in usual])
             strategies = [*usual, *given]
             if not strategies:
-                raise OptionError("nothing to validate: give plans with --plan FILE, or --standard")
+                raise OptionError("nothing to validate: give plans with --plan FILE_OR_STRATEGY, or --standard")
             sizes = _sizes(batch_tokens, inputs)
             shown, row = chosen_layer(timeline_of, strategies, inputs) or ((given or usual)[0].name, None)
         with progress_bars(interrupts.check) as report:

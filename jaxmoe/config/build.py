@@ -1,6 +1,7 @@
 """From the validated description to what computes: SI units, float32 arrays. Configuration ends here."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxmoe.config.base import ConfigError
 from jaxmoe.config.graph import GraphConfig, as_graph
-from jaxmoe.config.machine import LinkConfig
+from jaxmoe.config.machine import DieConfig, LinkConfig, MeasuredGemmConfig, MemoryConfig
 from jaxmoe.config.meshes import MeshConfig, WafersConfig
 from jaxmoe.config.model import build_model
 from jaxmoe.config.networks import ClustersConfig, HardwareConfig, TorusConfig, UniformConfig
@@ -19,6 +20,7 @@ from jaxmoe.hardware import (
     AbstractTopology,
     Die,
     Machine,
+    MemoryLevel,
     Mesh,
     clusters,
     fully_connected,
@@ -28,9 +30,12 @@ from jaxmoe.hardware import (
     torus,
     wafers,
 )
+from jaxmoe.hardware.gemm import AbstractGemm, GemmError, TiledGemm, read_gemm_table
 from jaxmoe.hardware.mesh import link_ends
-from jaxmoe.latency import EvenPart, EvenParts, LayerCosts, LayerModel
-from jaxmoe.network import Congestion, build_exchange
+from jaxmoe.latency import EvenPart, EvenParts, LayerCosts, LayerModel, schedule_of
+from jaxmoe.network import AbstractExchange, Congestion, build_exchange
+from jaxmoe.placement.exchange import ExchangeError
+from jaxmoe.tune.problem import HYBRIDS, suited
 from jaxmoe.tune.settings import TunerSettings
 from jaxmoe.units import GIGA, NANO, TERA
 
@@ -38,19 +43,17 @@ UNIFORM = {"ring": ring, "switch": switch, "fully_connected": fully_connected}
 FFN_FLOPS = {"2hi": 2, "6hi": 6}  # times hidden size times expert size
 
 
-def build_machine(hardware: HardwareConfig) -> Machine:
-    """The network and its dies: B/s, s, FLOP/s and B per link or node. Raises `ConfigError` without dies."""
+def build_machine(hardware: HardwareConfig, tokens: int = 1, columns: int = 1) -> Machine:
+    """The network, its dies and memory: B/s, s, FLOP/s and B per link, node or channel.
+
+    Measured products have to reach so many tokens and columns of an expert. Raises `ConfigError` where they do not,
+    and without dies.
+    """
     topology, die = build_topology(hardware), hardware.die
     if die is None:
         raise ConfigError(f"{hardware.name}: die is null; expected the compute and memory of a node as a mapping")
-    return Machine(
-        topology=topology,
-        die=Die(jnp.full(topology.num_nodes, die.compute_TFLOPs_per_s * TERA, jnp.float32)),
-        memory=node_memory(
-            _per_node(die.memory_bandwidth_GB_per_s, GIGA, topology.num_nodes),
-            _per_node(die.memory_capacity_GB, GIGA, topology.num_nodes),
-        ),
-    )
+    flops = jnp.full(topology.num_nodes, die.compute_TFLOPs_per_s * TERA, jnp.float32)
+    return Machine(topology, Die(flops, _gemm(die, tokens, columns)), _memory(hardware, die))
 
 
 def build_topology(hardware: HardwareConfig) -> AbstractTopology:
@@ -75,22 +78,36 @@ def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]
     """The machine and what one MoE layer of the model costs on it: B and FLOP."""
     model, costs = build_model(scenario.model), scenario.costs
     flops = FFN_FLOPS[costs.ffn_flops] * model.hidden_size * model.expert_size
-    vector = _number(model.hidden_size * costs.bytes_per_element)
-    machine = build_machine(scenario.hardware)
+    dispatched, combined = (
+        costs.bytes_per_element if own is None else own
+        for own in (costs.dispatch_bytes_per_element, costs.combine_bytes_per_element)
+    )
+    machine = build_machine(scenario.hardware, scenario.workload.batch_tokens, model.expert_size)
+    for name in suited(scenario.tuning.exchanges, machine.topology):
+        if name != HYBRIDS:
+            _exchange("tuning.exchanges", name, machine.topology)
     return LayerModel(
         machine=machine,
         costs=LayerCosts(
-            combine_bytes=vector,
-            dispatch_bytes=vector,
+            combine_bytes=_number(model.hidden_size * combined),
+            dispatch_bytes=_number(model.hidden_size * dispatched + model.top_k * costs.metadata_bytes_per_choice),
             expert_bytes=_number(model.expert_parameters * costs.weight_bytes_per_element),
             flops_per_token_expert=_number(flops),
             columns=_number(model.expert_size),
             gemms=_number(FFN_FLOPS[costs.ffn_flops] / 2),
         ),
         time_model=build_time_model(scenario.hardware),
-        exchange=build_exchange(costs.gather, machine.topology),
+        exchange=_exchange("costs.exchange", costs.exchange, machine.topology),
         mode=mode,
+        schedule=schedule_of(scenario.schedule),
     )
+
+
+def _exchange(key: str, name: str, topology: AbstractTopology) -> AbstractExchange:
+    try:
+        return build_exchange(name, topology)
+    except ExchangeError as error:
+        raise ConfigError(f"{key} is {name!r}, which does not suit the machine: {error}") from None
 
 
 def build_even_parts(scenario: Scenario) -> EvenParts:
@@ -115,6 +132,37 @@ def build_even_parts(scenario: Scenario) -> EvenParts:
         attention=EvenPart(_number(layers * flops), _number(layers * parameters * width), _number(layers * cache)),
         dense=ffn(model.num_dense_layers * model.dense_ffn_parameters),
         shared=ffn(len(model.moe_layer_ids) * model.shared_expert_parameters),
+    )
+
+
+def _gemm(die: DieConfig, tokens: int, columns: int) -> AbstractGemm | None:
+    if die.gemm is None:
+        return None
+    if isinstance(die.gemm, MeasuredGemmConfig):
+        try:
+            return read_gemm_table(Path(die.gemm.path), tokens, columns)
+        except GemmError as error:
+            raise ConfigError(f"hardware.die.gemm.path: {error}") from None
+    return TiledGemm(*map(_number, (die.gemm.tile_tokens, die.gemm.tile_columns, die.gemm.startup_ns * NANO)))
+
+
+def _memory(hardware: HardwareConfig, die: DieConfig) -> tuple[MemoryLevel, ...]:
+    """The levels, or the one of a node's own that the die tells of."""
+    nodes = hardware.num_nodes
+    if hardware.memory:
+        return tuple(_level(level, nodes) for level in hardware.memory)
+    bandwidth, capacity = die.memory_bandwidth_GB_per_s, die.memory_capacity_GB
+    return node_memory(_per_node(bandwidth, GIGA, nodes), _per_node(capacity, GIGA, nodes))
+
+
+def _level(level: MemoryConfig, nodes: int) -> MemoryLevel:
+    channels = nodes // level.nodes_per_channel
+    return MemoryLevel(
+        bandwidth=jnp.full(channels, level.bandwidth_GB_per_s * GIGA, jnp.float32),
+        latency=jnp.full(channels, level.latency_ns * NANO, jnp.float32),
+        capacity=_per_node(level.capacity_GB, GIGA, channels),
+        channel=jnp.asarray(np.arange(nodes, dtype=np.int32) // level.nodes_per_channel),
+        name=level.name,
     )
 
 
@@ -161,8 +209,8 @@ def _numbers(link: LinkConfig) -> tuple[float, float]:
     return link.bandwidth_GB_per_s * GIGA, link.latency_ns * NANO
 
 
-def _per_node(value: float | None, unit: float, nodes: int) -> Float[Array, " node"] | None:
-    return None if value is None else jnp.full(nodes, value * unit, jnp.float32)
+def _per_node(value: float | None, unit: float, count: int) -> Float[Array, " each"] | None:
+    return None if value is None else jnp.full(count, value * unit, jnp.float32)
 
 
 def _number(value: float | int) -> Float[Array, ""]:
@@ -171,6 +219,6 @@ def _number(value: float | int) -> Float[Array, ""]:
 
 def build_tuner_settings(tuning: TuningConfig) -> TunerSettings:
     """The tuner's settings; what is annealed becomes (first, last)."""
-    settings: dict[str, Any] = tuning.model_dump(exclude={"p95_weight"})
+    settings: dict[str, Any] = tuning.model_dump(exclude={"p95_weight", "exchanges"})
     ends = {name: (value["start"], value["stop"]) for name, value in settings.items() if isinstance(value, dict)}
     return TunerSettings(**(settings | ends))

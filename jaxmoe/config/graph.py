@@ -57,6 +57,10 @@ class GraphConfig(Machine):
     )
 
     @property
+    def num_nodes(self) -> int:
+        return self.nodes
+
+    @property
     def num_vertices(self) -> int:
         return self.nodes + self.switches
 

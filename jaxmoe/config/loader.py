@@ -21,6 +21,9 @@ from jaxmoe.models.hugging_face import from_hugging_face, name_of, read_json
 # Keys of a scenario that may name a file, and the folder it is in.
 FOLDERS = {"hardware": "hardware", "model": "models", "workload": "workloads"}
 
+# Keys of paths to files, which start where they were written.
+PATHS = (("workload", "trace", "path"), ("hardware", "die", "gemm", "path"))
+
 Override = tuple[tuple[str, ...], object]
 
 
@@ -44,7 +47,8 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     for key, folder in FOLDERS.items():
         _resolve(draft, key, folder, path)
     _apply(draft, [override for override in parsed if len(override[0]) > 1])
-    _anchor_trace(draft)
+    for keys in PATHS:
+        _anchor(draft, keys)
     return _validate(Scenario, draft)
 
 
@@ -52,6 +56,7 @@ def load_hardware(path: str | Path, overrides: Sequence[str] = ()) -> HardwareCo
     """The machine in a YAML file of its own; overrides as in `load_scenario`, from the top of this file."""
     draft = _read(_normal(path))
     _apply(draft, _parse_overrides(overrides))
+    _anchor(draft, ("die", "gemm", "path"))
     return _validate(HardwareConfig, draft)
 
 
@@ -168,9 +173,8 @@ def _find(draft: Draft, key: str, name: str, folder: str, scenario: Path) -> Pat
     )
 
 
-def _anchor_trace(draft: Draft) -> None:
-    """Make the path of the trace absolute: it starts where it was written."""
-    keys = ("workload", "trace", "path")
+def _anchor(draft: Draft, keys: tuple[str, ...]) -> None:
+    """Make a path absolute: it starts where it was written."""
     path = draft.get(*keys)
     if isinstance(path, str) and path:
         source = draft.source(keys)

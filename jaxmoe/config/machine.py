@@ -6,16 +6,35 @@ Units are in the key names and decimal: GB is 1e9 B, TFLOP 1e12 FLOP.
 # Units keep their case in key names: GB is no gb.
 # ruff: noqa: N815
 
+import abc
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from jaxmoe.config.base import Count, Name, Portion, Rate, Section
+from jaxmoe.config.base import Count, Name, Portion, Rate, RuleError, Section
 
 DEFAULT_KIND = "mesh"  # of files that name none
 MOST_NODES = 512  # of networks whose paths between all pairs are kept
 
 Latency = Annotated[float, Field(ge=0, le=1e12)]
+
+
+class TiledGemmConfig(Section):
+    """Products of matrices that are computed in whole tiles."""
+
+    kind: Literal["tiled"] = Field(description="the way products are timed", examples=["tiled"])
+    tile_tokens: Count = Field(description="the tokens of one tile", examples=[128])
+    tile_columns: Count = Field(description="the columns of an expert, its intermediate size, in one tile")
+    startup_ns: Latency = Field(default=0.0, description="what every product takes to start up in ns", examples=[2000])
+
+
+class MeasuredGemmConfig(Section):
+    """Measured times of an expert's FFN. A relative path starts at the YAML file that holds it."""
+
+    kind: Literal["measured"] = Field(description="the way products are timed", examples=["measured"])
+    path: Name = Field(
+        description="the path of a CSV file with the columns tokens, columns and seconds", examples=["gemm/b200.csv"]
+    )
 
 
 class DieConfig(Section):
@@ -27,6 +46,29 @@ class DieConfig(Section):
     )
     memory_capacity_GB: Rate | None = Field(
         default=None, description="the memory of one node in GB, or null for no limit", examples=[8]
+    )
+    gemm: Annotated[TiledGemmConfig | MeasuredGemmConfig, Field(discriminator="kind")] | None = Field(
+        default=None,
+        description="how well a die multiplies matrices as {kind: tiled, tile_tokens: .., tile_columns: ..} or "
+        "{kind: measured, path: ..}, or null for its full rate at every shape",
+    )
+
+
+class MemoryConfig(Section):
+    """A level of memory. Successive nodes share a channel of it; every channel is alike."""
+
+    name: Name = Field(description="a name for the level", examples=["hbm"])
+    bandwidth_GB_per_s: Rate = Field(description="the bandwidth of one channel in GB/s", examples=[1000])
+    latency_ns: Latency = Field(
+        default=0.0, description="what a channel takes once for each stage that uses it in ns", examples=[100]
+    )
+    capacity_GB: Rate | None = Field(
+        default=None,
+        description="the memory behind one channel in GB, or null for no limit; weights have to fit the last level",
+        examples=[16],
+    )
+    nodes_per_channel: Count = Field(
+        default=1, description="the number of successive nodes that share a channel", examples=[2]
     )
 
 
@@ -80,3 +122,34 @@ class Machine(Section):
         default=PortsConfig(), description="the injection and ejection limits of a node as a mapping"
     )
     router: RouterConfig = Field(default=RouterConfig(), description="how messages pass the network as a mapping")
+    # Strict mode would refuse the list that YAML gives; the entries stay strict.
+    memory: Annotated[tuple[MemoryConfig, ...], Field(strict=False)] = Field(
+        default=(),
+        description="the levels of memory, the nearest first, as a list of mappings such as "
+        "{name: hbm, bandwidth_GB_per_s: 1000}",
+    )
+
+    @property
+    @abc.abstractmethod
+    def num_nodes(self) -> int:
+        """End points of messages."""
+
+    @model_validator(mode="after")
+    def _memory_is_told_once(self) -> "Machine":
+        if self.memory and self.die is not None:
+            for key in ("memory_bandwidth_GB_per_s", "memory_capacity_GB"):
+                value = getattr(self.die, key)
+                if value is not None:
+                    remedy = "Remove it, or the list of levels at memory"
+                    raise RuleError(("die", key), value, "no value beside memory, which has its levels", remedy)
+        return self
+
+    @model_validator(mode="after")
+    def _channels_divide_nodes(self) -> "Machine":
+        for index, level in enumerate(self.memory):
+            if self.num_nodes % level.nodes_per_channel:
+                legal = ", ".join(str(n) for n in range(1, self.num_nodes + 1) if self.num_nodes % n == 0)
+                where = ("memory", index, "nodes_per_channel")
+                divisor = f"a divisor of the {self.num_nodes} nodes"
+                raise RuleError(where, level.nodes_per_channel, divisor, f"Write one of {legal}")
+        return self

@@ -1,8 +1,9 @@
-"""Machines whose network is a 2D mesh: one mesh, or wafers joined to one. Placements are made for these."""
+"""Machines whose network is a 2D mesh: one mesh, or wafers joined to one."""
 
 # Units keep their case in key names: GB is no gb.
 # ruff: noqa: N815
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -56,6 +57,10 @@ class MeshConfig(MeshMachine):
         default=(), description="the links that differ from the others as a list of mappings"
     )
 
+    @property
+    def num_nodes(self) -> int:
+        return math.prod(self.mesh_shape)
+
     @model_validator(mode="after")
     def _has_links(self) -> "MeshConfig":
         check_has_links(self.mesh_shape, "mesh_shape")
@@ -97,6 +102,10 @@ class WafersConfig(MeshMachine):
     def mesh_shape(self) -> tuple[int, int]:
         """The sides of the whole mesh."""
         return self.wafer_shape[0] * self.grid[0], self.wafer_shape[1] * self.grid[1]
+
+    @property
+    def num_nodes(self) -> int:
+        return math.prod(self.mesh_shape)
 
     @model_validator(mode="after")
     def _is_a_mesh(self) -> "WafersConfig":

@@ -1,5 +1,6 @@
 """Machines of every kind, told apart by `kind`; a file without it describes a mesh."""
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -17,10 +18,14 @@ class TorusConfig(Machine):
     mesh_shape: Shape = Field(description="the two sides of the torus, 1 to 64 nodes each", examples=[[8, 8]])
     link: LinkConfig = Field(description="the bandwidth and latency of the links as a mapping")
 
+    @property
+    def num_nodes(self) -> int:
+        return math.prod(self.mesh_shape)
+
     @model_validator(mode="after")
     def _has_links(self) -> "TorusConfig":
         check_has_links(self.mesh_shape, "mesh_shape")
-        _check_not_too_many(self.mesh_shape[0] * self.mesh_shape[1], "mesh_shape", list(self.mesh_shape))
+        _check_not_too_many(self.num_nodes, "mesh_shape", list(self.mesh_shape))
         return self
 
 
@@ -30,6 +35,10 @@ class UniformConfig(Machine):
     kind: Literal["ring", "switch", "fully_connected"] = Field(description="the kind of network", examples=["ring"])
     nodes: int = Field(ge=2, le=MOST_NODES, description=f"the number of nodes, 2 to {MOST_NODES}", examples=[8])
     link: LinkConfig = Field(description="the bandwidth and latency of the links as a mapping")
+
+    @property
+    def num_nodes(self) -> int:
+        return self.nodes
 
 
 class ClustersConfig(Machine):
@@ -42,12 +51,15 @@ class ClustersConfig(Machine):
     uplink: LinkConfig = Field(description="the bandwidth and latency between a switch and a spine as a mapping")
     spines: int = Field(default=1, ge=1, le=MOST_NODES, description="the number of spines", examples=[4])
 
+    @property
+    def num_nodes(self) -> int:
+        return self.clusters * self.nodes_per_cluster
+
     @model_validator(mode="after")
     def _has_nodes(self) -> "ClustersConfig":
-        nodes = self.clusters * self.nodes_per_cluster
-        if nodes == 1:
+        if self.num_nodes == 1:
             raise RuleError(("nodes_per_cluster",), 1, "at least two nodes in all", "Raise it or clusters")
-        _check_not_too_many(nodes, "clusters", self.clusters)
+        _check_not_too_many(self.num_nodes, "clusters", self.clusters)
         return self
 
 
@@ -60,7 +72,6 @@ def _mesh_by_default(value: Any) -> Any:
     return {"kind": DEFAULT_KIND, **value} if isinstance(value, dict) else value
 
 
-MeshMachineConfig = Annotated[MeshConfig | WafersConfig, Field(discriminator="kind"), BeforeValidator(_mesh_by_default)]
 HardwareConfig = Annotated[
     MeshConfig | WafersConfig | TorusConfig | UniformConfig | ClustersConfig | GraphConfig,
     Field(discriminator="kind"),

@@ -1,14 +1,18 @@
 """A scenario as a user describes it: a model, its workload, the machine, and how they are costed and judged."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from jaxmoe.config.base import Count, Fraction, Name, NonNegative, Positive, RuleError, Section, Seed
+from jaxmoe.config.exchanges import ExchangeName
+from jaxmoe.config.meshes import MeshMachine
 from jaxmoe.config.model import ModelConfig
-from jaxmoe.config.networks import MeshMachineConfig
+from jaxmoe.config.networks import HardwareConfig
 from jaxmoe.config.tuning import TuningConfig
-from jaxmoe.hardware.mesh import blocks
+from jaxmoe.hardware.mesh import square_cut
+from jaxmoe.latency import ScheduleError, schedule_of
+from jaxmoe.latency.schedule import SCHEDULES
 
 
 class FileTrace(Section):
@@ -92,21 +96,48 @@ class CostsConfig(Section):
         examples=["6hi"],
     )
     bytes_per_element: Positive = Field(default=4.0, description="the bytes of one activation on a link", examples=[2])
+    dispatch_bytes_per_element: Positive | None = Field(
+        default=None,
+        description="the bytes of one activation in dispatch, or null for bytes_per_element",
+        examples=[1],
+    )
+    combine_bytes_per_element: Positive | None = Field(
+        default=None,
+        description="the bytes of one activation in combine, or null for bytes_per_element",
+        examples=[2],
+    )
+    metadata_bytes_per_choice: NonNegative = Field(
+        default=0.0,
+        description="the bytes that dispatch carries beside the vector for every expert that the token chose, such as "
+        "its number and gate probability",
+        examples=[8],
+    )
     weight_bytes_per_element: Positive = Field(
         default=4.0, description="the bytes of one weight in memory", examples=[2]
     )
-    gather: Literal["lowest_host", "fewest_hops"] = Field(
+    exchange: ExchangeName = Field(
         default="lowest_host",
-        description="the rule that picks the node where a token's results meet",
-        examples=["fewest_hops"],
+        description="the name of the exchange that brings hidden vectors to their experts and back",
+        examples=["least_loaded_tree"],
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_the_exchange(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "gather" in value:
+            rule = value["gather"]
+            raise RuleError(("gather",), rule, "the key exchange in place of gather", f"Write exchange: {rule}")
+        return value
 
 
 class StrategiesConfig(Section):
     """The strategies to compare with."""
 
     hybrid_regions: Count = Field(
-        default=2, description="the number of equal rectangles that hybrid TP-EP cuts the mesh into", examples=[2]
+        default=2,
+        description="the number of equal groups of nodes that hybrid TP-EP divides the machine into: rectangles of a "
+        "mesh, else successive nodes",
+        examples=[2],
     )
 
 
@@ -123,20 +154,29 @@ class ValidationConfig(Section):
     batches: Count = Field(default=2, description="the number of evaluation batches to replay", examples=[2])
 
 
+def _schedule(name: str) -> str:
+    try:
+        schedule_of(name)
+    except ScheduleError:
+        known = f"one of {', '.join(SCHEDULES)}, with a number for m"
+        raise RuleError((), name, known, "Write one of them, for example pipelined(2)") from None
+    return name
+
+
 class Scenario(Section):
     """Everything that one run needs."""
 
     name: Name = Field(default="unnamed", description="a name for tables", examples=["quickstart"])
-    hardware: MeshMachineConfig = Field(
-        description="the name of a file in hardware/, or its content as a mapping; hardware.kind has to be mesh or "
-        "wafers for placements, and jaxmoe network takes every kind"
-    )
+    hardware: HardwareConfig = Field(description="the name of a file in hardware/, or its content as a mapping")
     model: ModelConfig = Field(
         description="the name of a file in models/, the path of a YAML file or of a Hugging Face config.json, or the "
         "content of such a YAML file as a mapping"
     )
     workload: WorkloadConfig = Field(description="the name of a file in workloads/, or its content as a mapping")
     costs: CostsConfig = Field(default=CostsConfig(), description="the costs of a token as a mapping")
+    schedule: Annotated[str, AfterValidator(_schedule)] = Field(
+        default="serial", description="how the stages of a layer follow each other", examples=["pipelined(2)"]
+    )
     strategies: StrategiesConfig = Field(
         default=StrategiesConfig(), description="the strategies to compare as a mapping"
     )
@@ -155,12 +195,13 @@ class Scenario(Section):
         return self
 
     @model_validator(mode="after")
-    def _regions_cut_the_mesh(self) -> "Scenario":
-        shape, regions = self.hardware.mesh_shape, self.strategies.hybrid_regions
-        if not _cuts(shape, regions):
-            nodes = shape[0] * shape[1]
-            legal = ", ".join(str(n) for n in range(1, nodes + 1) if nodes % n == 0 and _cuts(shape, n))
-            expected = f"a number of equal rectangles that cut the {shape[0]}x{shape[1]} mesh"
+    def _regions_divide_the_machine(self) -> "Scenario":
+        hardware, regions = self.hardware, self.strategies.hybrid_regions
+        if not _divides(hardware, regions):
+            legal = ", ".join(str(n) for n in range(1, hardware.num_nodes + 1) if _divides(hardware, n))
+            expected = f"a number of equal groups of the {hardware.num_nodes} nodes"
+            if isinstance(hardware, MeshMachine):
+                expected = "a number of equal rectangles that cut the {}x{} mesh".format(*hardware.mesh_shape)
             raise RuleError(("strategies", "hybrid_regions"), regions, expected, f"Write one of {legal}")
         return self
 
@@ -173,10 +214,12 @@ class Scenario(Section):
         return self
 
 
-def _cuts(shape: tuple[int, int], count: int) -> bool:
-    """Whether `count` equal rectangles cut the mesh."""
+def _divides(hardware: HardwareConfig, count: int) -> bool:
+    """Whether there are `count` equal groups: rectangles of a mesh, else successive nodes."""
+    if not isinstance(hardware, MeshMachine):
+        return hardware.num_nodes % count == 0
     try:
-        blocks(shape, count)
+        square_cut(hardware.mesh_shape, count)
     except ValueError:
         return False
     return True

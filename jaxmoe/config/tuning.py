@@ -1,10 +1,12 @@
 """What the tuner may be told. Where a temperature or width is annealed, it goes from `start` to `stop`."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from jaxmoe.config.base import Count, NonNegative, Positive, RuleError, Section, Seed
+from jaxmoe.config.exchanges import check_known
+from jaxmoe.tune.problem import DEFAULT_EXCHANGES, HYBRIDS
 from jaxmoe.tune.settings import TunerSettings
 
 DEFAULT = TunerSettings()
@@ -45,6 +47,10 @@ class MaxAnnealing(Annealing):
     stop: Positive = _last(DEFAULT.max_temperature)
 
 
+def _known_or_hybrids(name: str) -> str:
+    return name if name == HYBRIDS else check_known(name)
+
+
 class TuningConfig(Section):
     """Gradient descent over relaxed placements, then rounding, then local improvement with the exact model."""
 
@@ -59,6 +65,12 @@ class TuningConfig(Section):
         default=DEFAULT.learning_rate,
         description="the step size of the optimiser over the temperature",
         examples=[0.05],
+    )
+    exchanges: Annotated[tuple[Annotated[str, AfterValidator(_known_or_hybrids)], ...], Field(strict=False)] = Field(
+        default=DEFAULT_EXCHANGES,
+        description="the exchanges that a plan may have beside costs.exchange as a list of names, with rings for the "
+        "complete hybrids of every cut of the machine; the default trees are those that the network can have",
+        examples=[["least_loaded", "rings"]],
     )
     p95_weight: NonNegative = Field(
         default=0.0, description="the weight of the 95th percentile over batches beside their mean", examples=[0.5]

@@ -1,19 +1,26 @@
-"""Strategies side by side: judged on all evaluation batches, replayed on the first of them."""
+"""Strategies side by side: evaluated on all evaluation batches, each under its own exchange and under every other one,
+and replayed on the first of these batches."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxmoe.experiment.clock import Report, StageClock
-from jaxmoe.experiment.evaluation import Replay, Score, replay, score
+from jaxmoe.experiment.evaluation import Replay, has_barriers, replay, score
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import TUNED, Strategy
 from jaxmoe.experiment.tuning import placement_problem
-from jaxmoe.network import FewestHops, LowestHost
+from jaxmoe.latency import LayerTime
 from jaxmoe.placement import PlanError
 from jaxmoe.tune.bounds import lower_bound
 
-OTHER_GATHER = {"lowest_host": ("fewest_hops", FewestHops()), "fewest_hops": ("lowest_host", LowestHost())}
+
+@dataclass(frozen=True)
+class Best:
+    """The fastest exchange of every layer, and the mean seconds over batches under it, [layer]."""
+
+    exchange: tuple[str, ...]
+    mean: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -21,40 +28,52 @@ class Comparison:
     """By name of the strategy."""
 
     strategies: dict[str, Strategy]
-    scores: dict[str, Score]
-    other_gather: dict[str, Score]  # with the second gather rule
+    scores: dict[str, LayerTime]  # each under its own exchange
+    under: dict[str, dict[str, np.ndarray]]  # mean s [layer] by exchange; none where not comparable
     replays: dict[str, Replay]
+    replayed: dict[str, LayerTime]  # the model on the replayed batches alone, with the simulator's barriers
     bound: np.ndarray | None  # s [layer]: no sharded plan that gathers does better on these batches
 
-    def replayed(self, name: str) -> Score:
-        """The score of a strategy on the replayed batches alone."""
-        return self.scores[name].first_batches(self.replays[name].total.shape[1])
+    def best(self, name: str) -> Best:
+        """Layer by layer: a strategy's own exchange, or, where it is comparable, a faster one that may be chosen."""
+        own = self.strategies[name].placement.exchange
+        names, means = [*self.under[name]], np.stack([self.scores[name].mean, *self.under[name].values()])
+        fastest = means.argmin(axis=0)
+        chosen = tuple(names[index - 1] if index else own[row] for row, index in enumerate(fastest))
+        return Best(chosen, means.min(axis=0))
 
     def speedup(self, name: str, plan: str = TUNED) -> np.ndarray:
-        """Time of a strategy over that of `plan`, [layer]."""
-        return self.scores[name].layer_total / self.scores[plan].layer_total
+        """Time of a strategy over that of `plan`, each under its best exchange, [layer]."""
+        return self.best(name).mean / self.best(plan).mean
 
 
 def compare(inputs: Inputs, strategies: list[Strategy], clock: StageClock, report: Report) -> Comparison:
-    """Judge and replay every strategy."""
-    other = OTHER_GATHER[inputs.scenario.costs.gather][1]
-    scores, other_gather = {}, {}
+    """Evaluate and replay every strategy."""
+    scores, under = {}, {}
     with clock.stage("evaluate"):
         for done, strategy in enumerate(strategies, start=1):
             scores[strategy.name] = score(inputs, strategy, inputs.evaluation_batches)
-            other_gather[strategy.name] = score(inputs, strategy, inputs.evaluation_batches, other)
+            under[strategy.name] = _under_others(inputs, strategy)
             report("evaluate strategies", done, len(strategies))
     with clock.stage("bound"):
         bound = _bound(inputs)
     with clock.stage("simulate"):
         replays = {s.name: _replay(inputs, s, report) for s in strategies}
-    return Comparison(
-        strategies={strategy.name: strategy for strategy in strategies},
-        scores=scores,
-        other_gather=other_gather,
-        replays=replays,
-        bound=bound,
-    )
+        replayed = {s.name: _replayed(inputs, s, scores[s.name]) for s in strategies}
+    return Comparison({s.name: s for s in strategies}, scores, under, replays, replayed, bound)
+
+
+def _under_others(inputs: Inputs, strategy: Strategy) -> dict[str, np.ndarray]:
+    """Mean seconds of a strategy under every exchange that may be chosen, [layer]."""
+    if not strategy.comparable:
+        return {}
+    return {name: score(inputs, strategy, inputs.evaluation_batches, name).mean for name in inputs.exchanges}
+
+
+def _replayed(inputs: Inputs, strategy: Strategy, seen: LayerTime) -> LayerTime:
+    if has_barriers(inputs):
+        return seen.first_batches(inputs.scenario.validation.batches)
+    return score(inputs, strategy, inputs.validation_batches, barriers=True)
 
 
 def _bound(inputs: Inputs) -> np.ndarray | None:

@@ -1,129 +1,109 @@
 """Strategies timed on the same batches: by the analytic model, exactly, and in the event simulator."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.des import Fabric, LayerDescription, fabric_of, replay_plan
-from jaxmoe.des.schedules import block_rings as simulated_rings
+from jaxmoe.des import LayerDescription, LayerReplay, Memory, replay_plan
+from jaxmoe.experiment.gemm import simulated_gemm
 from jaxmoe.experiment.inputs import Inputs
-from jaxmoe.experiment.strategies import Rings, Strategy
-from jaxmoe.latency import judge
-from jaxmoe.network import AbstractExchange, block_rings
+from jaxmoe.experiment.strategies import Strategy
+from jaxmoe.latency import IdleLinks, LayerModel, LayerTime, Serial, evaluate
+from jaxmoe.latency.time import STAGES
+from jaxmoe.placement.exchange import exchange_of
 from jaxmoe.placement.placement import Mode
 from jaxmoe.traces import Batch
 
 
-@dataclass(frozen=True)
-class Score:
-    """Seconds of every layer and batch [layer, batch], and how busy nodes and links are on average."""
+def score(
+    inputs: Inputs, strategy: Strategy, batches: Batch, exchange: str | None = None, barriers: bool = False
+) -> LayerTime:
+    """Exact times of a strategy, [layer, batch]; busy times are means over batches.
 
-    dispatch: np.ndarray
-    compute: np.ndarray
-    combine: np.ndarray
-    total: np.ndarray
-    node_time: np.ndarray  # [layer, node]
-    dispatch_link_time: np.ndarray  # [layer, link]
-    combine_link_time: np.ndarray
-
-    @property
-    def communication(self) -> np.ndarray:
-        return self.dispatch + self.combine
-
-    @property
-    def p95_total(self) -> np.ndarray:
-        """95th percentile over batches, s [layer]."""
-        return np.quantile(self.total, 0.95, axis=1)
-
-    @property
-    def layer_total(self) -> np.ndarray:
-        """Mean over batches, s [layer]."""
-        return self.total.mean(axis=1)
-
-    @property
-    def link_time(self) -> np.ndarray:
-        """What links carry in dispatch and combine together, s [layer, link]."""
-        return self.dispatch_link_time + self.combine_link_time
-
-    def first_batches(self, count: int) -> "Score":
-        """Times of the first batches; node and link times stay means over all of them."""
-        times = {name: getattr(self, name)[:, :count] for name in ("dispatch", "compute", "combine", "total")}
-        return replace(self, **times)
+    Every layer runs under its own exchange, or all under the one named. With `barriers` one stage follows the other,
+    whatever the scenario's schedule.
+    """
+    placement = strategy.placement
+    model = _with_barriers(inputs.model) if barriers else inputs.model
+    model = replace(model, mode=placement.mode)
+    names = placement.exchange if exchange is None else (exchange,) * len(placement.share)
+    parts, order = [], []
+    for name in dict.fromkeys(names):
+        rows = np.flatnonzero([name == other for other in names])
+        share, drawn = jnp.asarray(placement.share[rows]), jax.tree.map(lambda leaf, at=rows: leaf[at], batches)
+        parts.append(evaluate(model, share, drawn, inputs.exchange(name)).as_numpy())
+        order.append(rows)
+    back = np.argsort(np.concatenate(order))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *parts)
 
 
-def score(inputs: Inputs, strategy: Strategy, batches: Batch, gather: AbstractExchange | None = None) -> Score:
-    """Judge a strategy; `gather` replaces the scenario's own rule where results gather."""
-    rings = strategy.rings
-    parts = {count: _score_all(inputs, strategy, batches, count, gather) for count in dict.fromkeys(rings)}
-    return Score(
-        **{
-            name: np.stack([getattr(parts[count], name)[row] for row, count in enumerate(rings)])
-            for name in (field.name for field in fields(Score))
-        }
-    )
+def has_barriers(inputs: Inputs) -> bool:
+    """Whether the scenario's schedule runs one stage after the other, as the event simulator does."""
+    return isinstance(inputs.model.schedule, Serial | IdleLinks)
+
+
+def _with_barriers(model: LayerModel) -> LayerModel:
+    return replace(model, schedule=Serial())
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Simulated seconds of every layer and batch, [layer, batch]. `free_running`: without barriers."""
+    """Simulated times, [layer, batch] and busy resources as means over batches, with barriers between the stages.
 
-    dispatch: np.ndarray
-    compute: np.ndarray
-    combine: np.ndarray
-    total: np.ndarray
+    `free_running`: seconds without barriers.
+    """
+
+    time: LayerTime
     free_running: np.ndarray
-
-    @property
-    def communication(self) -> np.ndarray:
-        return self.dispatch + self.combine
 
 
 def replay(inputs: Inputs, strategy: Strategy, batches: Batch, report: Callable[[int, int], None]) -> Replay:
     """Replay every batch of every layer; `report` is called with the layers done and those in all."""
-    leaves, rows = jax.tree.map(np.asarray, batches), []
-    for row, rings in enumerate(strategy.rings):
-        layer = describe(inputs, strategy.placement.mode, rings)
+    placement, leaves, rows = strategy.placement, jax.tree.map(np.asarray, batches), []
+    for row, name in enumerate(placement.exchange):
+        layer = describe(inputs, placement.mode, name)
         batch = jax.tree.map(lambda leaf, at=row: leaf[at : at + 1], leaves)
-        rows.append(replay_plan(layer, strategy.placement.share[row : row + 1], batch)[0])
-        report(row + 1, len(strategy.rings))
-
-    def seconds(name: str) -> np.ndarray:
-        return np.array([[getattr(seen, name) for seen in row] for row in rows])
-
-    return Replay(*(seconds(name) for name in ("dispatch_s", "compute_s", "combine_s", "total_s", "free_running_s")))
+        rows.append(replay_plan(layer, placement.share[row : row + 1], batch)[0])
+        report(row + 1, len(placement.exchange))
+    free = np.array([[seen.free_running_s for seen in row] for row in rows])
+    return Replay(_layer_time(rows), free)
 
 
-def describe(inputs: Inputs, mode: Mode, rings: Rings | None = None) -> LayerDescription:
+def describe(inputs: Inputs, mode: Mode, exchange: str) -> LayerDescription:
     """The machine and the layer in the simulator's own terms."""
-    model, die, memory = inputs.model, inputs.model.machine.die, inputs.model.machine.memory
+    machine, costs = inputs.model.machine, inputs.model.costs
+    levels = ((level.bandwidth, level.latency, level.channel) for level in machine.memory)
     return LayerDescription(
-        fabric=_fabric(inputs),
-        flops=np.asarray(die.flops),
-        memory_bandwidth=None if not memory else np.asarray(memory[0].bandwidth),
-        message_bytes=float(model.message_bytes),
-        expert_bytes=float(model.expert_bytes),
-        flops_per_token_expert=float(model.flops_per_token_expert),
+        fabric=inputs.fabric,
+        flops=np.asarray(machine.die.flops, float),
+        dispatch_bytes=float(costs.dispatch_bytes),
+        combine_bytes=float(costs.combine_bytes),
+        expert_bytes=float(costs.expert_bytes),
+        flops_per_token_expert=float(costs.flops_per_token_expert),
         mode=mode,
-        gather=inputs.scenario.costs.gather,
-        rings=None if rings is None else simulated_rings(inputs.shape, rings.count),
-        both_ways=rings is not None and rings.both_ways,
+        exchange=exchange_of(exchange),
+        memory=tuple(Memory(*map(np.asarray, level)) for level in levels),
+        gemm=simulated_gemm(inputs.model),
     )
 
 
-def _score_all(
-    inputs: Inputs, strategy: Strategy, batches: Batch, rings: Rings | None, gather: AbstractExchange | None
-) -> Score:
-    """Every layer scored with the same exchange: few shapes to compile for."""
-    model = replace(inputs.model, mode=strategy.placement.mode)
-    exchange = gather if rings is None else block_rings(inputs.shape, rings.count, rings.both_ways)
-    seen = judge(model, jnp.asarray(strategy.placement.share), batches, exchange)
-    return Score(**{field.name: np.asarray(getattr(seen, field.name), float) for field in fields(Score)})
+def _layer_time(rows: list[list[LayerReplay]]) -> LayerTime:
+    """Replays [layer][batch] as arrays."""
 
+    def each(value: Callable[[LayerReplay], Any]) -> np.ndarray:
+        return np.array([[value(seen) for seen in row] for row in rows], float)
 
-def _fabric(inputs: Inputs) -> Fabric:
-    router = inputs.scenario.hardware.router
-    chunk = None if router.chunk_B is None else float(router.chunk_B)
-    return fabric_of(inputs.model.machine.topology, chunk, router.switching == "cut_through")
+    def of_stage(name: str) -> np.ndarray:
+        return each(lambda seen: seen.stages[name])
+
+    def links(name: str) -> dict[str, np.ndarray]:
+        return {"link": each(lambda seen: seen.link_busy[name]).mean(axis=1)}
+
+    nodes = {"node": each(lambda seen: seen.node_busy).mean(axis=1)}
+    stages: dict[str, Any] = {name: of_stage(name) for name in STAGES}
+    busy: dict[str, Any] = {"dispatch": links("dispatch"), "compute": nodes, "combine": links("combine")}
+    return LayerTime(stages, busy, each(lambda seen: seen.total_s))

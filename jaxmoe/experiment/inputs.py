@@ -19,8 +19,12 @@ from jaxmoe.config import (
     load_model,
     load_scenario,
 )
+from jaxmoe.des import Fabric, fabric_of
+from jaxmoe.hardware import Mesh
+from jaxmoe.hardware.gemm import MeasuredGemm
 from jaxmoe.latency import LayerModel
 from jaxmoe.models import MoEModel
+from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.traces import (
     Batch,
     GatingTrace,
@@ -33,6 +37,7 @@ from jaxmoe.traces import (
     synthetic_trace,
 )
 from jaxmoe.traces.synthesis import GatingProcess, preset_process, read_process, sample_trace
+from jaxmoe.tune.problem import HYBRIDS, suited
 
 # Batches for tuning are drawn with seeds below 2**62. Those that judge come from seeds beyond, so no plan is
 # ever judged on the batches it was tuned on, whatever seeds the scenario states.
@@ -61,12 +66,41 @@ class Inputs:
         return tuple(self.trace.layer_ids.tolist())
 
     @property
-    def shape(self) -> tuple[int, int]:
-        return self.scenario.hardware.mesh_shape
+    def shape(self) -> tuple[int, int] | None:
+        """The sides of the mesh; `None` where the machine is none."""
+        topology = self.model.machine.topology
+        return topology.shape if isinstance(topology, Mesh) else None
 
     @property
     def num_nodes(self) -> int:
-        return self.model.machine.topology.num_nodes
+        return self.model.machine.num_nodes
+
+    @property
+    def exchanges(self) -> tuple[str, ...]:
+        """Exchanges that may be chosen for any placement: the scenario's own, then those of `tuning.exchanges`.
+
+        Hybrids are left out: these rings suit placements that follow their groups.
+        """
+        others = suited(self.scenario.tuning.exchanges, self.model.machine.topology)
+        named = (name for name in others if not name.startswith(HYBRIDS))
+        return tuple(dict.fromkeys((self.scenario.costs.exchange, *named)))
+
+    @cached_property
+    def _built(self) -> dict[str, AbstractExchange]:
+        return {}
+
+    def exchange(self, name: str) -> AbstractExchange:
+        """An exchange on this machine, built once. Raises `ExchangeError`."""
+        if name not in self._built:
+            self._built[name] = build_exchange(name, self.model.machine.topology)
+        return self._built[name]
+
+    @cached_property
+    def fabric(self) -> Fabric:
+        """The network as the simulator sees it, with all its paths."""
+        router = self.scenario.hardware.router
+        chunk = None if router.chunk_B is None else float(router.chunk_B)
+        return fabric_of(self.model.machine.topology, chunk, router.switching == "cut_through")
 
     @cached_property
     def evaluation_batches(self) -> Batch:
@@ -79,7 +113,13 @@ class Inputs:
         return self.first_batches(self.evaluation_batches)
 
     def batches_of(self, tokens: int) -> Batch:
-        """Evaluation batches of another size."""
+        """Evaluation batches of another size. Raises `OptionError` where measured products do not reach it."""
+        gemm = self.model.machine.die.gemm
+        if isinstance(gemm, MeasuredGemm) and tokens > gemm.rows[-1]:
+            raise OptionError(
+                f"batches of {tokens} tokens are larger than the {float(gemm.rows[-1]):g} up to which the table at "
+                "hardware.die.gemm goes; measure larger ones, or use smaller batches"
+            )
         judged, consecutive = self.scenario.evaluation, self.scenario.workload.sampling == "consecutive"
         return sample_batches(self.trace, tokens, judged.batches, EVALUATION_SEEDS + judged.seed, consecutive)
 

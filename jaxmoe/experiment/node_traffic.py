@@ -9,7 +9,7 @@ import numpy as np
 from jaxmoe.des import replay_layer
 from jaxmoe.experiment.evaluation import describe
 from jaxmoe.experiment.inputs import Inputs
-from jaxmoe.latency import judge
+from jaxmoe.latency import evaluate
 from jaxmoe.placement import expert_parallel_random
 from jaxmoe.placement.strategies import filled_in_order
 from jaxmoe.traces import sample_batches
@@ -53,8 +53,8 @@ def node_traffic(inputs: Inputs, tokens: int, plans: int = PLANS) -> NodeTraffic
     first = jax.tree.map(lambda leaf: leaf[0], batches)
     estimate = np.diagonal(np.asarray(node_estimates(inputs.model, stacked, first)))
     alone = jax.tree.map(lambda leaf: leaf[:, None], first)  # plan by plan, as layers with one batch
-    link_model = judge(inputs.model, stacked, alone).combine[:, 0]
-    layer = describe(inputs, "sharded")
+    link_model = evaluate(inputs.model, stacked, alone).combine[:, 0]
+    layer = describe(inputs, "sharded", inputs.scenario.costs.exchange)
     simulated = [
         replay_layer(layer, share, jax.tree.map(lambda leaf, at=at: np.asarray(leaf[at]), first)).stages["combine"]
         for at, (_, share) in enumerate(shares)

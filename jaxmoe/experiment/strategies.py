@@ -1,4 +1,4 @@
-"""What is compared: a name, a placement, and how its partial results come together."""
+"""What is compared: a name, and a placement with the exchange of each of its layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxmoe.experiment.inputs import Inputs, OptionError
+from jaxmoe.hardware.mesh import square_cut
 from jaxmoe.latency import is_tensor_parallel
 from jaxmoe.placement import (
     Placement,
@@ -14,89 +15,96 @@ from jaxmoe.placement import (
     check_fits,
     expert_parallel_balanced,
     expert_parallel_random,
-    hybrid,
     read_plan,
     tensor_parallel,
 )
+from jaxmoe.placement.exchange import ExchangeError, Rings
+from jaxmoe.placement.groups import groups_of
+from jaxmoe.placement.strategies import expert_parallel, in_groups
 from jaxmoe.traces import GatingTrace
 
 TUNED = "tuned"
-GATHERED = "tuned_gathered"  # what tuning found before tensor parallelism took over some layers
-STANDARD = ("tp", "tp_both_ways", "ep_random", "ep_balanced", "hybrid", "hybrid_ring")
-
-
-@dataclass(frozen=True)
-class Rings:
-    """That many equal rectangles of the mesh reduce by ring, one way round or both."""
-
-    count: int
-    both_ways: bool = False
+GATHERED = "tuned_gathered"  # the best that tuning found among plans that gather in every layer
+STANDARD = ("tp", "tp_both_ways", "ep_random", "ep_balanced", "ep", "hybrid", "hybrid_ring", "hybrid_complete")
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """A named placement of the layers of a run.
+    """A named placement of the layers of a run, which names the exchange of every layer.
 
-    `forced_rings` reduce in every layer. Otherwise results gather by the scenario's rule, except in layers that
-    are tensor parallel: one ring over the whole mesh, both ways round, serves those. `comparable` is false where
-    the accounting leaves something out. `note` is what a reader of its figures has to know.
+    `comparable` is false where the accounting leaves something out, or the placement does not fit the memory. `note`
+    is what a reader of its figures has to know.
     """
 
     name: str
     placement: Placement
-    forced_rings: Rings | None = None
     fits: bool = True
     comparable: bool = True
     note: str = ""
-
-    @property
-    def rings(self) -> list[Rings | None]:
-        """Rings of every layer; `None` where results gather."""
-        if self.forced_rings is not None or self.placement.mode == "replicated":
-            return [self.forced_rings] * len(self.placement.share)
-        return [Rings(1, both_ways=True) if is_tensor_parallel(share) else None for share in self.placement.share]
 
 
 def standard_strategies(inputs: Inputs) -> list[Strategy]:
     """The usual placements. Those that do not fit the memory are kept, and marked."""
     layers, experts, nodes = len(inputs.layer_ids), inputs.moe.num_experts, inputs.num_nodes
-    counts = _choice_counts(inputs.trace)
-    regions = inputs.scenario.strategies.hybrid_regions
-    regional = hybrid(counts, inputs.shape, regions)
-    spread = tensor_parallel(layers, experts, nodes)
-    shares = {
-        "ep_random": expert_parallel_random(layers, experts, nodes, inputs.scenario.seed),
-        "ep_balanced": expert_parallel_balanced(counts, nodes),
-        "hybrid": regional,
-    }
-    ring_note = "a ring inside each region as hd_moe counts it, without what the regions send each other"
+    counts, topology = _choice_counts(inputs.trace), inputs.model.machine.topology
+    regions = region_rings(inputs)
+    spread, regional = tensor_parallel(layers, experts, nodes), in_groups(counts, groups_of(regions, topology))
+    alone = replace(regions, between=False)
+    note = "a ring inside each region as hd_moe counts it, without what the regions send each other"
     return [
-        strategy(inputs, "tp", spread, Rings(1)),  # hd_moe Eq. 4: one way round
-        strategy(inputs, "tp_both_ways", spread),
-        *(strategy(inputs, name, share) for name, share in shares.items()),
-        strategy(inputs, "hybrid_ring", regional, Rings(regions), ring_note),
+        strategy(inputs, "tp", spread, "ring"),  # hd_moe Eq. 4: one way round
+        strategy(inputs, "tp_both_ways", spread, "ring_both_ways"),
+        strategy(inputs, "ep_random", expert_parallel_random(layers, experts, nodes, inputs.scenario.seed)),
+        strategy(inputs, "ep_balanced", expert_parallel_balanced(counts, nodes)),
+        strategy(inputs, "ep", expert_parallel(counts, topology)),
+        strategy(inputs, "hybrid", regional),
+        strategy(inputs, "hybrid_ring", regional, alone.name, note),
+        strategy(inputs, "hybrid_complete", regional, replace(regions, both_ways=True).name),
     ]
 
 
+def region_rings(inputs: Inputs) -> Rings:
+    """Rings inside `strategies.hybrid_regions` equal groups: rectangles of a mesh, else successive nodes."""
+    count = inputs.scenario.strategies.hybrid_regions
+    return Rings((count,) if inputs.shape is None else square_cut(inputs.shape, count))
+
+
 def strategy(
-    inputs: Inputs, name: str, share: np.ndarray, rings: Rings | None = None, leaves_out: str = ""
+    inputs: Inputs, name: str, share: np.ndarray, exchange: str | Sequence[str] | None = None, leaves_out: str = ""
 ) -> Strategy:
-    """Name sharded shares of this run's layers, and say whether they fit."""
-    placement = Placement(share.astype(np.float32), inputs.shape, "sharded", inputs.layer_ids)
+    """Name sharded shares of this run's layers, and say whether they fit.
+
+    `exchange` is of all layers or of each, by default the scenario's.
+    """
+    chosen = inputs.scenario.costs.exchange if exchange is None else exchange
+    names = (chosen,) * len(share) if isinstance(chosen, str) else tuple(chosen)
+    placement = Placement(share.astype(np.float32), inputs.shape, "sharded", inputs.layer_ids, exchange=names)
     try:
-        check_fits(placement, float(inputs.model.expert_bytes), inputs.capacity(len(inputs.layer_ids)))
+        check_fits(placement, float(inputs.model.costs.expert_bytes), inputs.capacity(len(inputs.layer_ids)))
     except PlanError as error:
-        return Strategy(name, placement, rings, fits=False, comparable=False, note=f"does not fit: {error}")
-    return Strategy(name, placement, rings, comparable=not leaves_out, note=leaves_out)
+        return Strategy(name, placement, fits=False, comparable=False, note=f"does not fit: {error}")
+    return Strategy(name, placement, comparable=not leaves_out, note=leaves_out)
 
 
-def given_plans(texts: Sequence[str] | None, inputs: Inputs, taken: Sequence[str] = STANDARD) -> list[Strategy]:
-    """Read and check plans, none by a name that is `taken`. Raises `PlanError` or `OptionError`."""
+def given_plans(
+    texts: Sequence[str] | None, inputs: Inputs, taken: Sequence[str] = STANDARD, compared: Sequence[str] = STANDARD
+) -> list[Strategy]:
+    """Read and check plans, none by a name that is `taken`. Raises `PlanError` or `OptionError`.
+
+    The name of a standard strategy may stand for a file, if there is none of that name: one that is `compared` is
+    there anyway.
+    """
     plans: list[Strategy] = []
     for text in texts or ():
+        if text in STANDARD and not Path(text).exists():
+            if text not in {*compared, *(plan.name for plan in plans)}:
+                plans += [usual for usual in standard_strategies(inputs) if usual.name == text]
+            continue
         name, path = _name_and_path(text)
         if name in {*taken, *(plan.name for plan in plans)}:
             raise OptionError(f"--plan {text}: the name {name!r} is taken; give another one as --plan NAME={path}")
+        if not path.exists():
+            raise PlanError(f"{path}: no such plan file; strategies that need no file: {', '.join(STANDARD)}")
         plans.append(Strategy(name, _checked_plan(path, inputs)))
     return plans
 
@@ -121,19 +129,35 @@ def _checked_plan(path: Path, inputs: Inputs) -> Placement:
     try:
         _check_sizes(plan, inputs)
         # All its layers count, chosen or not: a plan may give one layer more of a node than another.
-        check_fits(plan, float(inputs.model.expert_bytes), inputs.capacity(len(plan.layer_ids)))
-    except PlanError as error:
+        check_fits(plan, float(inputs.model.costs.expert_bytes), inputs.capacity(len(plan.layer_ids)))
+        chosen = _with_exchange(plan, inputs.scenario.costs.exchange)
+        rows = [plan.layer_ids.index(layer) for layer in inputs.layer_ids]
+        names = tuple(chosen.exchange[row] for row in rows)
+        for name in dict.fromkeys(names):
+            inputs.exchange(name)
+    except (PlanError, ExchangeError) as error:
         raise PlanError(f"{path}: {error}") from None
-    row = {layer: i for i, layer in enumerate(plan.layer_ids)}
-    share = np.stack([plan.share[row[layer]] for layer in inputs.layer_ids])
-    return replace(plan, share=share, layer_ids=inputs.layer_ids)
+    return replace(plan, share=plan.share[rows], layer_ids=inputs.layer_ids, exchange=names)
+
+
+def _with_exchange(plan: Placement, default: str) -> Placement:
+    """A plan that states no exchange has the default one, but for tensor parallel layers: a ring serves those."""
+    if plan.exchange:
+        return plan
+    ring = [plan.mode == "sharded" and is_tensor_parallel(share) for share in plan.share]
+    return replace(plan, exchange=tuple("ring_both_ways" if round_it else default for round_it in ring))
 
 
 def _check_sizes(plan: Placement, inputs: Inputs) -> None:
-    if plan.mesh_shape != inputs.shape:
+    mine, theirs = inputs.shape, plan.mesh_shape
+    if mine is not None and theirs is not None and mine != theirs:
         raise PlanError(
-            f"mesh_shape is {list(plan.mesh_shape)}, but hardware.mesh_shape is {list(inputs.shape)}; "
-            "use a plan for this mesh"
+            f"mesh_shape is {list(theirs)}, but hardware.mesh_shape is {list(mine)}; use a plan for this mesh"
+        )
+    if plan.share.shape[2] != inputs.num_nodes:
+        raise PlanError(
+            f"places experts on {plan.share.shape[2]} nodes, but the machine has {inputs.num_nodes}; "
+            "use a plan for this machine"
         )
     if plan.share.shape[1] != inputs.moe.num_experts:
         raise PlanError(

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.config import build_even_parts, resolved
-from jaxmoe.experiment.comparison import OTHER_GATHER, Comparison
+from jaxmoe.experiment.comparison import Comparison
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
 from jaxmoe.experiment.strategies import TUNED
 from jaxmoe.experiment.validation import agreement
-from jaxmoe.hardware.mesh import link_ends
+from jaxmoe.latency.time import STAGES
 from jaxmoe.models import ModelError
 from jaxmoe.tune import History, TuneResult
 
@@ -51,12 +51,11 @@ def surroundings() -> dict[str, Any]:
 
 def comparison_report(inputs: Inputs, comparison: Comparison) -> dict[str, Any]:
     """Every strategy by layer and on average, which is best where, and how the simulator agrees."""
-    other = OTHER_GATHER[inputs.scenario.costs.gather][0]
     return {
         "strategies": {name: _strategy(inputs, comparison, name) for name in comparison.strategies},
-        "totals": {name: float(score.layer_total.sum()) for name, score in comparison.scores.items()},
+        "totals": {name: float(score.mean.sum()) for name, score in comparison.scores.items()},
         "best": [_best(comparison, row, layer) for row, layer in enumerate(inputs.layer_ids)],
-        f"gather_{other}": {name: float(s.layer_total.mean()) for name, s in comparison.other_gather.items()},
+        "exchanges": list(inputs.exchanges),
         "bound_s": None if comparison.bound is None else per_layer(comparison.bound),
         "agreement": _agreement(comparison),
         "whole_model": whole_model_report(inputs, comparison),
@@ -75,7 +74,7 @@ def whole_model_report(inputs: Inputs, comparison: Comparison) -> dict[str, Any]
         return {"missing": str(error)}
     layers = len(inputs.moe.moe_layer_ids)
     beside = {f"{name}_s": float(seconds) for name, seconds in parts._asdict().items()}
-    moe = {name: float(score.layer_total.mean()) * layers for name, score in comparison.scores.items()}
+    moe = {name: float(score.mean.mean()) * layers for name, score in comparison.scores.items()}
     return {
         "batch_tokens": inputs.scenario.workload.batch_tokens,
         "context_tokens": inputs.scenario.workload.context_tokens,
@@ -107,7 +106,7 @@ def per_layer(seconds: np.ndarray) -> dict[str, Any]:
 
 def _strategy(inputs: Inputs, comparison: Comparison, name: str) -> dict[str, Any]:
     strategy = comparison.strategies[name]
-    seconds = _seconds(comparison, name)
+    seconds, best = _seconds(comparison, name), comparison.best(name)
     limits = _limits(inputs, comparison, name)
     return {
         "fits": strategy.fits,
@@ -115,58 +114,71 @@ def _strategy(inputs: Inputs, comparison: Comparison, name: str) -> dict[str, An
         "note": strategy.note,
         "mode": strategy.placement.mode,
         "mean": {key: float(values.mean()) for key, values in seconds.items()},
+        "under": {exchange: float(mean.mean()) for exchange, mean in comparison.under[name].items()},
         "layers": [
-            {"layer_id": layer} | {key: float(values[row]) for key, values in seconds.items()} | limits[row]
+            {"layer_id": layer, "exchange": strategy.placement.exchange[row], "best_exchange": best.exchange[row]}
+            | {key: float(values[row]) for key, values in seconds.items()}
+            | limits[row]
             for row, layer in enumerate(inputs.layer_ids)
         ],
     }
 
 
 def _seconds(comparison: Comparison, name: str) -> dict[str, np.ndarray]:
-    """Seconds of every layer. `des_model_total_s` is the model on the batches that `des_total_s` replays."""
+    """Seconds of every layer under its own exchange, and in all under its best one.
+
+    `des_model_total_s` is the model on the batches that `des_total_s` replays, with the barriers of the simulator.
+    """
     score = comparison.scores[name]
     return {
         "compute_s": score.compute.mean(axis=1),
         "dispatch_s": score.dispatch.mean(axis=1),
         "combine_s": score.combine.mean(axis=1),
-        "total_s": score.layer_total,
-        "p95_total_s": score.p95_total,
-        "des_total_s": comparison.replays[name].total.mean(axis=1),
-        "des_model_total_s": comparison.replayed(name).layer_total,
+        "total_s": score.mean,
+        "p95_total_s": score.p95,
+        "best_total_s": comparison.best(name).mean,
+        "des_total_s": comparison.replays[name].time.mean,
+        "des_model_total_s": comparison.replayed[name].mean,
     }
 
 
 def _limits(inputs: Inputs, comparison: Comparison, name: str) -> list[dict[str, Any]]:
     """What limits every layer: the busiest node, the busiest link of either stage, the longest stage."""
-    score, ends = comparison.scores[name], link_ends(inputs.shape)
+    score, ends = comparison.scores[name], np.asarray(inputs.model.machine.topology.link_ends)
     link = np.maximum(score.dispatch_link_time, score.combine_link_time).argmax(axis=1)
-    stages = ("dispatch", "compute", "combine")
-    longest = np.stack([getattr(score, stage).mean(axis=1) for stage in stages]).argmax(axis=0)
+    longest = np.stack([score.stages[stage].mean(axis=1) for stage in STAGES]).argmax(axis=0)
     return [
         {
             "bottleneck_node": int(score.node_time[row].argmax()),
             "bottleneck_link": ends[link[row]].tolist(),
-            "bottleneck_stage": stages[longest[row]],
+            "bottleneck_stage": STAGES[longest[row]],
         }
         for row in range(len(inputs.layer_ids))
     ]
 
 
 def _best(comparison: Comparison, row: int, layer: int) -> dict[str, Any]:
-    """The fastest strategy of a layer among those that fit and leave nothing out."""
-    able = [name for name, strategy in comparison.strategies.items() if strategy.fits and strategy.comparable]
-    times = {name: float(comparison.scores[name].layer_total[row]) for name in able}
-    fastest = min(times, key=times.__getitem__, default=None)
-    return {"layer_id": layer, "strategy": fastest, "total_s": None if fastest is None else times[fastest]}
+    """The fastest strategy of a layer among those that are comparable, each under its best exchange."""
+    able = {name: comparison.best(name) for name, strategy in comparison.strategies.items() if strategy.comparable}
+    fastest = min(able, key=lambda name: able[name].mean[row], default=None)
+    if fastest is None:
+        return {"layer_id": layer, "strategy": None, "exchange": None, "total_s": None}
+    best = able[fastest]
+    return {
+        "layer_id": layer,
+        "strategy": fastest,
+        "exchange": best.exchange[row],
+        "total_s": float(best.mean[row]),
+    }
 
 
 def _agreement(comparison: Comparison) -> dict[str, Any]:
     """Model and simulator on all strategies, layers and replayed batches."""
-    pairs = [(comparison.replayed(name), replay) for name, replay in comparison.replays.items()]
+    pairs = [(comparison.replayed[name], replay.time) for name, replay in comparison.replays.items()]
     return {
         what: agreement(
-            np.stack([getattr(score, what) for score, _ in pairs]),
-            np.stack([getattr(replay, what) for _, replay in pairs]),
+            np.stack([getattr(model, what) for model, _ in pairs]),
+            np.stack([getattr(simulated, what) for _, simulated in pairs]),
         )
         for what in ("communication", "total")
     }
@@ -186,7 +198,7 @@ def _gap(comparison: Comparison) -> float | None:
     """How far the tuned plan is above the bound, both on the evaluation batches: 0.1 is 10 %."""
     if comparison.bound is None:
         return None
-    return float(comparison.scores[TUNED].layer_total.mean() / comparison.bound.mean() - 1)
+    return float(comparison.scores[TUNED].mean.mean() / comparison.bound.mean() - 1)
 
 
 def _history(history: History) -> dict[str, list[int] | list[float]]:

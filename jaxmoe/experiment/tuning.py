@@ -3,6 +3,8 @@
 from dataclasses import replace
 from importlib.util import find_spec
 
+import numpy as np
+
 from jaxmoe.config import build_tuner_settings
 from jaxmoe.experiment.clock import Report
 from jaxmoe.experiment.inputs import Inputs, OptionError
@@ -21,6 +23,7 @@ def placement_problem(inputs: Inputs) -> PlacementProblem:
         batch_tokens=inputs.scenario.workload.batch_tokens,
         consecutive=inputs.scenario.workload.sampling == "consecutive",
         p95_weight=inputs.scenario.tuning.p95_weight,
+        exchanges=inputs.scenario.tuning.exchanges,
     )
 
 
@@ -44,10 +47,11 @@ def search(name: str, inputs: Inputs, problem: PlacementProblem, report: Report)
 
 
 def tuned_strategies(inputs: Inputs, result: TuneResult) -> list[Strategy]:
-    """The tuned plan; before it, where tensor parallelism took over layers, the best that gathers everywhere."""
-    tuned = strategy(inputs, TUNED, result.share)
-    taken = int((result.share != result.gathered).any(axis=(1, 2)).sum())
-    if not taken:
+    """The tuned plan; before it, where rings took over layers, the best that gathers everywhere."""
+    tuned = strategy(inputs, TUNED, result.share, result.exchange)
+    other = (result.share != result.gathered).any(axis=(1, 2))
+    other |= np.array(result.exchange) != np.array(result.gathered_exchange)
+    if not other.any():
         return [tuned]
-    note = f"tensor parallel with a ring in {taken} of {len(result.share)} layers, where no plan that gathers is faster"
-    return [strategy(inputs, GATHERED, result.gathered), replace(tuned, note=note)]
+    note = f"rings in {other.sum()} of {len(other)} layers, where no plan that gathers is faster"
+    return [strategy(inputs, GATHERED, result.gathered, result.gathered_exchange), replace(tuned, note=note)]

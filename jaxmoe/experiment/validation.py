@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.experiment.clock import Report, StageClock
-from jaxmoe.experiment.evaluation import Replay, Score, replay, score
+from jaxmoe.experiment.evaluation import Replay, replay, score
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import Strategy
+from jaxmoe.latency import LayerTime
 
 Figures = dict[str, float | int | None]
 STAGES = ("dispatch", "compute", "combine", "total")
@@ -35,19 +36,23 @@ def agreement(model_s: np.ndarray, simulated_s: np.ndarray) -> Figures:
 
 @dataclass(frozen=True)
 class Trial:
-    """One strategy at one batch size, in the model and in the simulator."""
+    """One strategy at one batch size, in the model and in the simulator, both with barriers between the stages."""
 
     strategy: Strategy
     tokens: int
-    model: Score
-    simulated: Replay
+    model: LayerTime
+    replay: Replay
+
+    @property
+    def simulated(self) -> LayerTime:
+        return self.replay.time
 
 
 def run_trial(inputs: Inputs, strategy: Strategy, tokens: int, clock: StageClock, report: Report) -> Trial:
     """Evaluate and replay a strategy on batches of so many tokens."""
     batches = inputs.first_batches(inputs.batches_of(tokens))
     with clock.stage("evaluate"):
-        model = score(inputs, strategy, batches)
+        model = score(inputs, strategy, batches, barriers=True)
     stage = f"simulate {strategy.name}, {tokens} tokens"
     with clock.stage("simulate"):
         simulated = replay(inputs, strategy, batches, lambda done, total: report(stage, done, total))
@@ -58,7 +63,9 @@ def validation_report(layer_ids: Sequence[int], trials: list[Trial]) -> dict[str
     """All trials by strategy and batch size, and the agreement over all of them. Times are seconds."""
     strategies: dict[str, dict[str, Any]] = {}
     for trial in trials:
-        note = {"fits": trial.strategy.fits, "note": trial.strategy.note, "mode": trial.strategy.placement.mode}
+        placement = trial.strategy.placement
+        note = {"fits": trial.strategy.fits, "note": trial.strategy.note}
+        note |= {"mode": placement.mode, "exchange": [*placement.exchange]}
         entry = strategies.setdefault(trial.strategy.name, note | {"batch_tokens": {}})
         entry["batch_tokens"][str(trial.tokens)] = _trial_report(layer_ids, trial)
     return {"strategies": strategies, "agreement": trials_agreement(trials)}
@@ -67,24 +74,23 @@ def validation_report(layer_ids: Sequence[int], trials: list[Trial]) -> dict[str
 def _trial_report(layer_ids: Sequence[int], trial: Trial) -> dict[str, Any]:
     count = trial.simulated.total.shape[1]
     return {
-        "mean": {"model": _means(trial.model, STAGES), "simulated": _means(trial.simulated, (*STAGES, "free_running"))},
+        "mean": _both(trial, ()),
         "agreement": trials_agreement([trial]),
         "layers": [
-            {"layer_id": layer, "batches": [_batch_report(trial, row, column) for column in range(count)]}
+            {"layer_id": layer, "batches": [_both(trial, (row, column)) for column in range(count)]}
             for row, layer in enumerate(layer_ids)
         ],
     }
 
 
-def _means(times: Score | Replay, names: Sequence[str]) -> dict[str, float]:
-    return {f"{name}_s": float(getattr(times, name).mean()) for name in names}
+def _both(trial: Trial, at: tuple[int, ...]) -> dict[str, dict[str, float]]:
+    """Seconds of model and simulator for the batch of a layer, or as means over all."""
 
+    def times(of: LayerTime) -> dict[str, float]:
+        return {f"{name}_s": float(getattr(of, name)[at].mean()) for name in STAGES}
 
-def _batch_report(trial: Trial, row: int, column: int) -> dict[str, dict[str, float]]:
-    def times(of: Score | Replay, names: Sequence[str]) -> dict[str, float]:
-        return {f"{name}_s": float(getattr(of, name)[row, column]) for name in names}
-
-    return {"model": times(trial.model, STAGES), "simulated": times(trial.simulated, (*STAGES, "free_running"))}
+    free = {"free_running_s": float(trial.replay.free_running[at].mean())}
+    return {"model": times(trial.model), "simulated": times(trial.simulated) | free}
 
 
 def trials_agreement(trials: list[Trial]) -> dict[str, Figures]:

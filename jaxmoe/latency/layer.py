@@ -63,16 +63,16 @@ class LayerModel(eqx.Module):
         """Time of `batch` under all that was decided for it."""
         reduction = HardMax() if reduction is None else reduction
         support = HardSupport() if support is None else support
+        charged = decisions.movement is not None and not decisions.movement.hidden
         parts = self.schedule.micro_batches
         if parts == 1:
             times = self._priced(decisions, batch, reduction, support)
-            return self._scheduled(jax.tree.map(lambda leaf: leaf[None], times), reduction)
+            return self._scheduled(jax.tree.map(lambda leaf: leaf[None], times), reduction, charged)
         if decisions.served is not None:
             raise ValueError("choices decided at run time are of whole batches; use a schedule without micro-batches")
         split = micro_batches(batch, parts)
-        return self._scheduled(
-            jax.vmap(lambda part: self._priced(decisions, part, reduction, support))(split), reduction
-        )
+        priced = jax.vmap(lambda part: self._priced(decisions, part, reduction, support))(split)
+        return self._scheduled(priced, reduction, charged)
 
     def visits(self, decisions: Decisions, batch: Batch, support: AbstractSupport) -> Visits:
         """Who computes what of a batch."""
@@ -124,11 +124,14 @@ class LayerModel(eqx.Module):
             phases.append(first)
         return phases
 
-    def _scheduled(self, parts: LayerTime, reduction: AbstractReduction) -> LayerTime:
-        """Micro-batches, the leading axis, as one layer: stages and busy times add up, the schedule has the total."""
+    def _scheduled(self, parts: LayerTime, reduction: AbstractReduction, charged: bool) -> LayerTime:
+        """Micro-batches, the leading axis, as one layer: stages and busy times add up, the schedule has the total.
+
+        A movement is part of the total where it is `charged`.
+        """
         total = self.schedule.total(*(parts.stages[name] for name in STAGES), reduction)
         summed = jax.tree.map(lambda leaf: leaf.sum(axis=0), parts)
-        if "movement" in parts.stages:
+        if charged:
             total = self._with_movement(total, summed)
         return LayerTime(summed.stages, summed.busy, total)
 

@@ -1,10 +1,11 @@
-"""A placement: which part of every expert each node holds."""
+"""A placement: which part of every expert each node holds, and the exchange that it is run with."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
+from jaxmoe.placement.exchange import ExchangeError, exchange_of
 from jaxmoe.units import GIGA
 
 Mode = Literal["sharded", "replicated"]
@@ -20,28 +21,26 @@ class Placement:
 
     `sharded`: a node holds that fraction of the expert's weights, and a token visits every host.
     `replicated`: every host has the whole expert and serves that fraction of its tokens.
+    `mesh_shape` is of machines that are meshes. `exchange` names that of every layer; empty where none is stated.
     """
 
     share: np.ndarray
-    mesh_shape: tuple[int, int]
+    mesh_shape: tuple[int, int] | None
     mode: Mode
     layer_ids: tuple[int, ...]
     meta: dict[str, object] = field(default_factory=dict)
+    exchange: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.mode not in ("sharded", "replicated"):
             raise PlanError(f"mode is {self.mode!r}, expected 'sharded' or 'replicated'")
         if self.share.ndim != 3 or 0 in self.share.shape:
             raise PlanError(f"share has shape {self.share.shape}, expected non-empty [layer, expert, node]")
-        if min(self.mesh_shape) < 1:
-            raise PlanError(f"mesh_shape is {list(self.mesh_shape)}, expected two positive numbers")
-        nodes = self.mesh_shape[0] * self.mesh_shape[1]
-        if self.share.shape[2] != nodes:
-            raise PlanError(
-                f"share is for {self.share.shape[2]} nodes but mesh_shape {list(self.mesh_shape)} has {nodes}"
-            )
+        if self.mesh_shape is not None:
+            _check_mesh(self.mesh_shape, self.share.shape[2])
         if len(self.layer_ids) != self.share.shape[0]:
             raise PlanError(f"{len(self.layer_ids)} layer_ids for {self.share.shape[0]} layers of shares")
+        _check_exchange(self.exchange, self.share.shape[0])
         if not np.isfinite(self.share).all() or (self.share < 0).any():
             raise PlanError("share holds negative or non-finite values; every share must be in [0, 1]")
         total = self.share.sum(axis=2)
@@ -55,6 +54,24 @@ class Placement:
         """Bytes of expert weights on every node, all layers together: float [node]."""
         held = self.share if self.mode == "sharded" else self.share > 0
         return held.sum(axis=(0, 1)) * expert_bytes
+
+
+def _check_mesh(mesh_shape: tuple[int, int], nodes: int) -> None:
+    if min(mesh_shape) < 1:
+        raise PlanError(f"mesh_shape is {list(mesh_shape)}, expected two positive numbers")
+    if nodes != mesh_shape[0] * mesh_shape[1]:
+        has = mesh_shape[0] * mesh_shape[1]
+        raise PlanError(f"share is for {nodes} nodes but mesh_shape {list(mesh_shape)} has {has}")
+
+
+def _check_exchange(names: tuple[str, ...], layers: int) -> None:
+    if names and len(names) != layers:
+        raise PlanError(f"{len(names)} names of exchanges for {layers} layers of shares; name one for each layer")
+    for name in names:
+        try:
+            exchange_of(name)
+        except ExchangeError as error:
+            raise PlanError(str(error)) from None
 
 
 def check_fits(placement: Placement, expert_bytes: float, capacity: np.ndarray | None) -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxmoe.hardware import Mesh
+from jaxmoe.hardware import AbstractTopology, Mesh
 from jaxmoe.latency import LayerModel
 from jaxmoe.network import AbstractExchange, GatherExchange, ReduceScatterExchange, build_exchange
 from jaxmoe.placement import PlanError
@@ -41,9 +41,7 @@ class PlacementProblem:
     exchanges: tuple[str, ...] = DEFAULT_EXCHANGES
 
     def __post_init__(self) -> None:
-        if self.exchanges == DEFAULT_EXCHANGES and not isinstance(self.model.machine.topology, Mesh):
-            trees = {"corner_host_split_tree": "least_loaded_tree"}
-            object.__setattr__(self, "exchanges", tuple(trees.get(name, name) for name in self.exchanges))
+        object.__setattr__(self, "exchanges", suited(self.exchanges, self.model.machine.topology))
         room, needed = self.room.sum(), self.trace.num_experts
         if room < needed * (1 - 1e-6):  # capacities are float32
             raise PlanError(
@@ -110,6 +108,14 @@ class PlacementProblem:
         if self.model.mode != "sharded" or by_draw or self.model.schedule.micro_batches > 1:
             return batches
         return merge_tokens(batches, self.trace.num_experts)
+
+
+def suited(exchanges: tuple[str, ...], topology: AbstractTopology) -> tuple[str, ...]:
+    """The default exchanges as the network can have them; any others as they are."""
+    if exchanges != DEFAULT_EXCHANGES or isinstance(topology, Mesh):
+        return exchanges
+    trees = {"corner_host_split_tree": "least_loaded_tree"}
+    return tuple(trees.get(name, name) for name in exchanges)
 
 
 def own_name(model: LayerModel) -> str:
