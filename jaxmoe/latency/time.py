@@ -22,7 +22,7 @@ class LayerTime(eqx.Module):
     """
 
     stages: dict[str, Float[Array | np.ndarray, "*lead"]]
-    busy: dict[str, dict[str, Float[Array | np.ndarray, "*lead resource"]]]
+    busy: dict[str, dict[str, Float[Array | np.ndarray, "... _resource"]]]
     total: Float[Array | np.ndarray, "*lead"]
 
     @property
