@@ -11,10 +11,12 @@ from jaxmoe.network import AbstractExchange, Flows, Phases, Visits
 class Movement(eqx.Module):
     """Weights that travel in a step: a multicast of every expert from the nodes that store it.
 
-    `destination` is 1 where a node gets a copy. Each host sends its own part along the tree of paths.
+    `destination` is 1 where a node gets a copy. Each host sends its own part along the tree of paths. A `hidden`
+    movement has the links to itself while the layer before runs: its time is a stage, but no part of the total.
     """
 
-    destination: Float[Array, "expert node"]
+    destination: Float[Array, "*lead expert node"]
+    hidden: bool = eqx.field(static=True, default=False)
 
     def phases(self, resident: Float[Array, "expert node"]) -> Phases:
         """The mirror of the flows, in experts: from the destinations to the hosts."""

@@ -63,16 +63,16 @@ class LayerModel(eqx.Module):
         """Time of `batch` under all that was decided for it."""
         reduction = HardMax() if reduction is None else reduction
         support = HardSupport() if support is None else support
+        charged = decisions.movement is not None and not decisions.movement.hidden
         parts = self.schedule.micro_batches
         if parts == 1:
             times = self._priced(decisions, batch, reduction, support)
-            return self._scheduled(jax.tree.map(lambda leaf: leaf[None], times), reduction)
+            return self._scheduled(jax.tree.map(lambda leaf: leaf[None], times), reduction, charged)
         if decisions.served is not None:
             raise ValueError("choices decided at run time are of whole batches; use a schedule without micro-batches")
         split = micro_batches(batch, parts)
-        return self._scheduled(
-            jax.vmap(lambda part: self._priced(decisions, part, reduction, support))(split), reduction
-        )
+        priced = jax.vmap(lambda part: self._priced(decisions, part, reduction, support))(split)
+        return self._scheduled(priced, reduction, charged)
 
     def visits(self, decisions: Decisions, batch: Batch, support: AbstractSupport) -> Visits:
         """Who computes what of a batch."""
@@ -100,13 +100,14 @@ class LayerModel(eqx.Module):
         match demand:
             case Traffic():
                 phases = self._phase_times(demand)
-                seconds = sum((phase.total(reduction) for phase in phases), start=jnp.zeros(()))
-                return seconds, {
-                    "link": sum(phase.link_time for phase in phases),
-                    "port": sum(phase.port_time for phase in phases),
+                return _added([phase.total(reduction) for phase in phases]), {
+                    "link": _added([phase.link_time for phase in phases]),
+                    "port": _added([phase.port_time for phase in phases]),
                 }
             case Work():
-                node = roofline(self.machine, self._expert_seconds(demand.visits, support), *_bytes(demand))
+                node = roofline(
+                    self.machine, self._expert_seconds(demand.visits, support), demand.weights, demand.vectors
+                )
                 return reduction(node), {"node": node}
 
     def _expert_seconds(self, visits: Visits, support: AbstractSupport) -> Float[Array, " node"]:
@@ -124,11 +125,15 @@ class LayerModel(eqx.Module):
             phases.append(first)
         return phases
 
-    def _scheduled(self, parts: LayerTime, reduction: AbstractReduction) -> LayerTime:
-        """Micro-batches, the leading axis, as one layer: stages and busy times add up, the schedule has the total."""
-        total = self.schedule.total(*(parts.stages[name] for name in STAGES), reduction)
+    def _scheduled(self, parts: LayerTime, reduction: AbstractReduction, charged: bool) -> LayerTime:
+        """Micro-batches, the leading axis, as one layer: stages and busy times add up, the schedule has the total.
+
+        A movement is part of the total where it is `charged`.
+        """
+        dispatch, compute, combine = (parts.stages[name] for name in STAGES)
+        total = self.schedule.total(dispatch, compute, combine, reduction)
         summed = jax.tree.map(lambda leaf: leaf.sum(axis=0), parts)
-        if "movement" in parts.stages:
+        if charged:
             total = self._with_movement(total, summed)
         return LayerTime(summed.stages, summed.busy, total)
 
@@ -136,9 +141,9 @@ class LayerModel(eqx.Module):
         """The total with weights that travel before the stages, or beside them on idle links."""
         if not self.schedule.in_background:
             return total + summed.stages["movement"]
-        stages = [summed.busy[name]["link"] for name in ("dispatch", "combine", "movement")]
-        return jnp.maximum(jnp.maximum(total, sum(stages).max()), summed.stages["movement"])
+        busy = _added([summed.busy[name]["link"] for name in ("dispatch", "combine", "movement")])
+        return jnp.maximum(jnp.maximum(total, busy.max()), summed.stages["movement"])
 
 
-def _bytes(work: Work) -> tuple[Float[Array, " node"], Float[Array, " node"]]:
-    return work.weights, work.vectors
+def _added(seconds: list[Float[Array, "*resource"]]) -> Float[Array, "*resource"]:
+    return jnp.stack(seconds).sum(axis=0)

@@ -40,7 +40,8 @@ def _fewest_hops(topology: AbstractTopology, visits: Visits) -> Float[Array, "to
 
 def _least_loaded(topology: AbstractTopology, visits: Visits) -> Float[Array, "token node"]:
     """Token by token: few hops, and few tokens so far. Whole numbers, so that equals are equal."""
-    cost = _hops_in_all(topology, visits) * visits.weight.sum()
+    weight = visits.weight * (visits.visited.max(axis=1) > 0)  # a token without choices is nowhere
+    cost = _hops_in_all(topology, visits, beyond=LOAD_WEIGHT * topology.num_nodes) * weight.sum()
     per_token = LOAD_WEIGHT * topology.num_nodes
 
     def choose(count: Float[Array, " node"], given: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -49,7 +50,7 @@ def _least_loaded(topology: AbstractTopology, visits: Visits) -> Float[Array, "t
         return count.at[home].add(weight), home
 
     nodes = jnp.zeros(topology.num_nodes, cost.dtype)
-    _, home = jax.lax.scan(choose, nodes, jax.lax.stop_gradient((cost, visits.weight)))
+    _, home = jax.lax.scan(choose, nodes, jax.lax.stop_gradient((cost, weight)))
     return _one_hot(home, visits)
 
 
@@ -60,11 +61,10 @@ def _corner_host(topology: AbstractTopology, visits: Visits) -> Float[Array, "to
     return _one_hot(jnp.argmin(hops[corners] + (1 - visits.visited) * beyond, axis=1), visits)
 
 
-def _hops_in_all(topology: AbstractTopology, visits: Visits) -> Float[Array, "token node"]:
-    """From every node to all that the token visits; more than any gathering takes for a node that it does not."""
+def _hops_in_all(topology: AbstractTopology, visits: Visits, beyond: int = 0) -> Float[Array, "token node"]:
+    """From every node to all that the token visits; for a node that it does not, more than any of these + `beyond`."""
     hops = jnp.asarray(topology.hop_counts(), visits.visited.dtype)
-    beyond = hops.max() * visits.visited.shape[1]
-    return visits.visited @ hops + (1 - visits.visited) * beyond
+    return visits.visited @ hops + (1 - visits.visited) * (hops.max() * topology.num_nodes + beyond)
 
 
 def _one_hot(node: Array, visits: Visits) -> Float[Array, "token node"]:

@@ -199,10 +199,10 @@ def away_from_self(topology: AbstractTopology, dtype: jnp.dtype) -> Float[Array,
 
 
 def never_constant(matrix: Float[Array, "node node2"], topology: AbstractTopology) -> Float[Array, "node node2"]:
-    """The matrix with entries that are never all equal, by traces far below any time.
+    """The matrix, by traces far below any time made one whose entries are not all equal.
 
-    XLA's CPU compiler (jaxlib 0.10) gives a product with a constant matrix of equal entries wrong shapes of the sum:
-    `tests/network/test_constant_matrix.py` has the case. Latencies that are all 0 would be such a matrix.
+    XLA's CPU compiler (jaxlib 0.10) goes wrong where a product with a constant matrix of equal entries is reduced at
+    once: `tests/network/test_constant_matrix.py` has the case. Latencies that are all 0 would be such a matrix.
     """
     return matrix + 1e-30 * jnp.asarray(topology.hop_counts(), matrix.dtype)
 

@@ -112,13 +112,14 @@ def decided_visits(
     placed = sharded_visits(share, kept(batch, served == PLACED), support)
     at = jax.nn.one_hot(served, share.shape[1], dtype=share.dtype)  # [token, top_k, node]; 0 where as placed
     named = jnp.take_along_axis(at, batch.gather_slot[:, None, None], axis=1)[:, 0]
+    lowest = jax.nn.one_hot(batch.gather_expert, share.shape[0], dtype=share.dtype) @ placed.home
     # Choices as placed have no cell, and so are dropped.
     node = jnp.where(served == PLACED, share.shape[1], served)
     tokens = jnp.zeros_like(share).at[batch.experts, node].add(batch.weight[:, None], mode="drop")
     return Visits(
         visited=jnp.maximum(placed.visited, at.max(axis=1)),
         named=None,
-        home=jnp.where(named.sum(axis=1, keepdims=True) > 0, named, placed.lowest_host()),
+        home=jnp.where(named.sum(axis=1, keepdims=True) > 0, named, lowest),
         work=placed.work + tokens.sum(axis=0),
         rows=jnp.where(tokens > 0, tokens, placed.rows),
         part=jnp.where(tokens > 0, 1, placed.part),

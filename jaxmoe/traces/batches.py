@@ -30,9 +30,11 @@ class Batch(eqx.Module):
 
     @property
     def gather_slot(self) -> Int[Array, "*lead token"]:
-        """The choice that the token's draw names, each with equal chance."""
-        top_k = self.experts.shape[-1]
-        return jnp.minimum((self.token_draw * top_k).astype(jnp.int32), top_k - 1)
+        """The choice that the token's draw names: each that it has, with equal chance."""
+        present = self.experts >= 0
+        count = present.sum(axis=-1)
+        rank = jnp.minimum((self.token_draw * count).astype(jnp.int32), count - 1)
+        return jnp.argmax(jnp.cumsum(present, axis=-1) > rank[..., None], axis=-1)
 
     def sources(self, nodes: int) -> Int[Array, "*lead token"]:
         """The node where every token lives: as given, or successive tokens on successive nodes, evenly."""

@@ -30,7 +30,7 @@ SELECTION_ENTRIES = 2**22  # entries [batch, token, node] of the batches that ha
 SELECTION_BATCHES = (8, 128)  # but at least and at most so many
 SCREENED = 4  # strategies that are scored on all of these batches; others on the first few alone
 REBALANCE_BATCHES = 256
-REBALANCE_ENTRIES = 2**20  # of the linear programme; larger ones take minutes
+REBALANCE_ENTRIES = 2**16  # of the linear programme; larger ones take minutes
 
 
 @dataclass

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from oracles import cases
 
-from jaxmoe.network import block_rings
+from jaxmoe.network import build_exchange
 from jaxmoe.relax import SmoothMax, SoftSupport
 from jaxmoe.traces import Batch
 
 SHAPE, EXPERTS, TOKENS, TOP_K = (2, 3), 5, 8, 2
 
 
-def random_case(seed=0, mode="sharded", rule="lowest", **limits):
+def random_case(seed=0, mode="sharded", rule="lowest_host", **limits):
     rng = np.random.default_rng(seed)
     model = cases.layer_model(cases.random_machine(rng, SHAPE, **limits), mode, rule)
     share = jnp.asarray(cases.random_share(rng, EXPERTS, 6), float)
@@ -45,9 +45,10 @@ def test_vmap_over_machines_layers_batches_and_plans_equals_loops(mode):
         assert value == pytest.approx(float(one(models[h], plans[p][layer], batches[layer][b])), rel=1e-5)
 
 
-@pytest.mark.parametrize("exchange", [None, block_rings(SHAPE, 1, both_ways=True)], ids=["gathered", "ring"])
+@pytest.mark.parametrize("exchange", ["lowest_host", "ring_both_ways", "reduce_scatter", "least_loaded_tree"])
 def test_tokens_of_weight_nothing_change_nothing(exchange):
     model, share, batch = random_case(3, ports=True, memory=True)
+    exchange = build_exchange(exchange, model.machine.topology)
     nobody = Batch(-jnp.ones((4, TOP_K), int), jnp.zeros(4), jnp.zeros((4, TOP_K)), jnp.zeros(4))
     more = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), batch, nobody)
     alone, padded = model(share, batch, exchange), model(share, more, exchange)

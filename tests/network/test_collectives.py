@@ -19,7 +19,7 @@ from jaxmoe.network import (
     Congestion,
     Multicasts,
     all_to_all,
-    block_rings,
+    build_exchange,
     collective_time,
     entwined_ring_all_gather,
     entwined_ring_all_reduce,
@@ -108,7 +108,7 @@ def test_rings_at_once_wait_for_the_one_with_most():
 
 
 def test_the_ring_of_the_exchange_sends_the_same():
-    exchange = block_rings((4, 4), 4)
+    exchange = build_exchange("rings_2x2", mesh_of((4, 4)))
     orders = np.asarray(des.block_rings((4, 4), 4))
     traffic = np.asarray(ring_reduce_scatter(orders, 4.0, 16).traffic[0])
     np.testing.assert_array_equal(traffic, np.eye(16)[np.asarray(exchange.successor)])

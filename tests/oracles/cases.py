@@ -5,25 +5,25 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.hardware import AbstractTopology, Die, Machine, Mesh, node_memory
+from jaxmoe.hardware import AbstractTopology, Die, Machine, node_memory
 from jaxmoe.hardware.mesh import num_links
-from jaxmoe.latency import LayerModel
+from jaxmoe.latency import LayerCosts, LayerModel
 from jaxmoe.network import (
     AbstractTimeModel,
     Congestion,
-    FewestHops,
     Flows,
-    LowestHost,
     StageTime,
     Uncongested,
     alpha_beta,
+    build_exchange,
 )
 from jaxmoe.traces.batches import Batch
 from oracles.layer import Costs, Tokens
 from oracles.network import NumpyMachine
 
-COSTS = Costs(message_bytes=8192.0, expert_bytes=3e6, flops_per_token_expert=5e6, chunk_bytes=512.0)
-RULES = {"lowest": LowestHost, "fewest": FewestHops}
+COSTS = Costs(
+    combine_bytes=8192.0, dispatch_bytes=4200.0, expert_bytes=3e6, flops_per_token_expert=5e6, chunk_bytes=512.0
+)
 CHUNK = 3e4
 TIME_MODELS: dict[str, Callable[[AbstractTopology], AbstractTimeModel]] = {
     "stored": lambda _: Congestion(jnp.asarray(CHUNK)),
@@ -59,56 +59,58 @@ def random_share(rng: np.random.Generator, experts: int, nodes: int, hosts: int 
 
 
 def random_tokens(rng: np.random.Generator, tokens: int, experts: int, top_k: int, missing=False) -> Tokens:
-    """Tokens that choose different experts; where `missing`, the last choice of some is none."""
+    """Tokens that choose different experts; where `missing`, some lack any choice, or all of them."""
     chosen = np.stack([rng.choice(experts, top_k, replace=False) for _ in range(tokens)])
-    slot = rng.integers(top_k, size=tokens)
+    token_draw = rng.random(tokens)
     if missing:
-        chosen[(rng.random(tokens) < 0.4) & (slot < top_k - 1), -1] = -1
-    return Tokens(chosen, slot, rng.random((tokens, top_k)), rng.integers(1, 4, tokens).astype(float))
+        chosen[rng.random(chosen.shape) < 0.25] = -1
+    return Tokens(chosen, token_draw, rng.random((tokens, top_k)), rng.integers(1, 4, tokens).astype(float))
 
 
 def as_machine(machine: NumpyMachine) -> Machine:
     """The machine as the model sees it."""
-
-    def array(values):
-        return None if values is None else jnp.asarray(values, float)
-
-    mesh = Mesh(
-        array(machine.link_bandwidth),
-        array(machine.link_latency),
-        array(machine.injection),
-        array(machine.ejection),
-        shape=machine.shape,
-    )
-    return Machine(mesh, Die(array(machine.flops)), node_memory(array(machine.memory_bandwidth)))
+    bandwidth = None if machine.memory_bandwidth is None else jnp.asarray(machine.memory_bandwidth, float)
+    return Machine(machine.topology, Die(jnp.asarray(machine.flops, float)), node_memory(bandwidth))
 
 
-def layer_model(machine: NumpyMachine, mode: str = "sharded", rule: str = "lowest", costs: Costs = COSTS) -> LayerModel:
-    """The model of one layer on the machine."""
-    numbers = (costs.message_bytes, costs.expert_bytes, costs.flops_per_token_expert)
-    return LayerModel(
-        as_machine(machine),
-        *(jnp.asarray(n, float) for n in numbers),
-        time_model=Congestion(jnp.asarray(costs.chunk_bytes, float)),
-        exchange=RULES[rule](),
-        mode=mode,
-    )
+def layer_costs(costs: Costs = COSTS) -> LayerCosts:
+    """The costs as the model sees them: those of an expert of 44 columns, computed in three products."""
+    numbers = (costs.combine_bytes, costs.dispatch_bytes, costs.expert_bytes, costs.flops_per_token_expert, 44.0, 3.0)
+    return LayerCosts(*(jnp.asarray(number, float) for number in numbers))
+
+
+def model_on(
+    machine: Machine, mode: str = "sharded", rule: str = "lowest_host", costs: Costs = COSTS, **parts
+) -> LayerModel:
+    """The model of one layer on any machine, with the exchange of a name."""
+    chunks = Congestion(jnp.asarray(costs.chunk_bytes, float))
+    exchange = build_exchange(rule, machine.topology)
+    return LayerModel(machine, layer_costs(costs), chunks, exchange, mode, **parts)
+
+
+def layer_model(
+    machine: NumpyMachine, mode: str = "sharded", rule: str = "lowest_host", costs: Costs = COSTS, **parts
+) -> LayerModel:
+    """The model of one layer on a mesh."""
+    return model_on(as_machine(machine), mode, rule, costs, **parts)
 
 
 def batch(tokens: Tokens) -> Batch:
     """The batch as the model sees it."""
     return Batch(
         experts=jnp.asarray(tokens.experts, jnp.int32),
-        token_draw=jnp.asarray((tokens.gather_slot + 0.5) / tokens.experts.shape[1], jnp.float32),
+        token_draw=jnp.asarray(tokens.token_draw, float),
         draw=jnp.asarray(tokens.draw, float),
         weight=jnp.asarray(tokens.weight, float),
+        source=None if tokens.source is None else jnp.asarray(tokens.source, jnp.int32),
     )
 
 
-def pair_flows(messages: np.ndarray, rounds: int = 1, vectors: np.ndarray | float = 1.0) -> Flows:
+def pair_flows(messages: np.ndarray, rounds: float = 1.0, vectors: np.ndarray | float = 1.0) -> Flows:
     """Messages [source, destination] as one flow per destination; those to it are of `vectors` hidden vectors."""
     sizes = np.broadcast_to(vectors, len(messages))
-    return Flows(jnp.asarray(messages.T, float), jnp.eye(len(messages)), jnp.asarray(sizes, float), rounds=rounds)
+    numbers = (jnp.asarray(number, float) for number in (messages.T, np.eye(len(messages)), sizes))
+    return Flows(*numbers, rounds=jnp.asarray(rounds, float))
 
 
 def congestion(topology, flows: Flows, vector_bytes, chunk_bytes) -> StageTime:

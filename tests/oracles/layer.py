@@ -4,28 +4,39 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxmoe.hardware.mesh import blocks, hop_counts, ring_order
-from oracles.network import NumpyMachine, stage
+from jaxmoe.hardware.mesh import hop_counts
+from oracles.network import NumpyMachine
 
 
 @dataclass
 class Tokens:
-    """A batch: chosen experts (-1 is none), which choice names the gather node, replica draws, multiplicity."""
+    """A batch: chosen experts (-1 is none), draws of tokens and of choices, multiplicity, and where tokens live."""
 
     experts: np.ndarray
-    gather_slot: np.ndarray
+    token_draw: np.ndarray
     draw: np.ndarray
     weight: np.ndarray
+    source: np.ndarray | None = None
+
+    def named_choice(self, token: int) -> int:
+        """The choice that the token's draw names among those that it has."""
+        present = [slot for slot, expert in enumerate(self.experts[token]) if expert >= 0]
+        return present[int(self.token_draw[token] * len(present))]
+
+    def living_node(self, token: int, nodes: int) -> int:
+        """As given, or successive tokens on successive nodes."""
+        return token * nodes // len(self.weight) if self.source is None else int(self.source[token])
 
 
 @dataclass
 class Costs:
     """Bytes and FLOPs of one layer."""
 
-    message_bytes: float
+    combine_bytes: float
     expert_bytes: float
     flops_per_token_expert: float
     chunk_bytes: float
+    dispatch_bytes: float
 
 
 def visited_nodes(share: np.ndarray, tokens: Tokens, token: int, mode: str) -> list[list[int]]:
@@ -57,8 +68,9 @@ def medoids(shape: tuple[int, int], nodes: set[int]) -> list[int]:
 
 def gather_node(shape: tuple[int, int], visits: list[list[int]], slot: int, rule: str) -> int:
     """Where the results of a token come together."""
-    if rule == "lowest":
+    if rule == "lowest_host":
         return min(visits[slot])
+    assert rule == "fewest_hops"
     return medoids(shape, {node for hosts in visits for node in hosts})[0]
 
 
@@ -67,30 +79,11 @@ def gather_messages(machine: NumpyMachine, share: np.ndarray, tokens: Tokens, mo
     messages = np.zeros((machine.num_nodes, machine.num_nodes))
     for token, weight in enumerate(tokens.weight):
         visits = visited_nodes(share, tokens, token, mode)
-        target = gather_node(machine.shape, visits, tokens.gather_slot[token], rule)
-        for node in {node for hosts in visits for node in hosts}:
-            messages[node, target] += weight
+        if any(visits):
+            target = gather_node(machine.shape, visits, tokens.named_choice(token), rule)
+            for node in {node for hosts in visits for node in hosts}:
+                messages[node, target] += weight
     return messages
-
-
-def ring_messages(
-    machine: NumpyMachine, share: np.ndarray, tokens: Tokens, mode: str, rings: int
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """Messages of one round of ring reduce-scatter in every ring, the hidden vectors of each, and the rounds."""
-    messages = np.zeros((machine.num_nodes, machine.num_nodes))
-    sizes = np.zeros_like(messages)
-    block = blocks(machine.shape, rings)
-    for ring in range(rings):
-        order = [int(node) for node in ring_order(machine.shape, np.flatnonzero(block == ring))]
-        visiting = 0.0
-        for token, weight in enumerate(tokens.weight):
-            visits = visited_nodes(share, tokens, token, mode)
-            visiting += weight * any(node in order for hosts in visits for node in hosts)
-        for index, node in enumerate(order):
-            following = order[(index + 1) % len(order)]
-            messages[node, following] = visiting > 0
-            sizes[node, following] = visiting / len(order)
-    return messages, sizes, machine.num_nodes // rings - 1
 
 
 def node_times(machine: NumpyMachine, share: np.ndarray, tokens: Tokens, costs: Costs, mode: str) -> np.ndarray:
@@ -103,7 +96,7 @@ def node_times(machine: NumpyMachine, share: np.ndarray, tokens: Tokens, costs: 
             for node in hosts:
                 work[node] += weight * (share[expert, node] if mode == "sharded" else 1)
         for node in {node for hosts in visits for node in hosts}:
-            moved[node] += 2 * weight * costs.message_bytes
+            moved[node] += weight * (costs.dispatch_bytes + costs.combine_bytes)
     for expert in used:
         for node in range(machine.num_nodes):
             held = share[expert, node] if mode == "sharded" else float(share[expert, node] > 0)
@@ -112,26 +105,3 @@ def node_times(machine: NumpyMachine, share: np.ndarray, tokens: Tokens, costs: 
     if machine.memory_bandwidth is not None:
         times = np.maximum(times, moved / machine.memory_bandwidth)
     return times
-
-
-def layer(
-    machine: NumpyMachine, share: np.ndarray, tokens: Tokens, costs: Costs, mode: str, rule: str, rings: int = 0
-) -> dict[str, np.ndarray | float]:
-    """All parts of the layer's latency; with `rings` above 0 results come together in that many rings."""
-    if rings:
-        messages, vectors, rounds = ring_messages(machine, share, tokens, mode, rings)
-    else:
-        messages, vectors, rounds = gather_messages(machine, share, tokens, mode, rule), 1.0, 1
-    node_time = node_times(machine, share, tokens, costs, mode)
-    sizes = (messages, costs.message_bytes, costs.chunk_bytes, rounds)
-    dispatch, dispatch_links = stage(machine, *sizes, mirrored=True, vectors=vectors)
-    combine, combine_links = stage(machine, *sizes, vectors=vectors)
-    return {
-        "compute": node_time.max(),
-        "dispatch": dispatch,
-        "combine": combine,
-        "total": dispatch + node_time.max() + combine,
-        "node_time": node_time,
-        "dispatch_link_time": dispatch_links,
-        "combine_link_time": combine_links,
-    }

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 import numpy as np
 
+from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.mesh import link_ends, num_links, xy_path
 
 
@@ -22,6 +24,12 @@ class NumpyMachine:
     @property
     def num_nodes(self) -> int:
         return self.shape[0] * self.shape[1]
+
+    @property
+    def topology(self) -> Mesh:
+        """The network as the model sees it."""
+        numbers = (self.link_bandwidth, self.link_latency, self.injection, self.ejection)
+        return Mesh(*(None if values is None else jnp.asarray(values, float) for values in numbers), shape=self.shape)
 
 
 def incidence(shape: tuple[int, int]) -> np.ndarray:

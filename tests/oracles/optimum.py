@@ -31,8 +31,9 @@ def best_plan(
 
 def _communication(machine: NumpyMachine, support: np.ndarray, tokens: Tokens, costs: Costs, rule: str) -> float:
     messages = gather_messages(machine, support.astype(float), tokens, "sharded", rule)
-    sizes = (messages, costs.message_bytes, costs.chunk_bytes)
-    return stage(machine, *sizes, mirrored=True)[0] + stage(machine, *sizes)[0]
+    dispatch, _ = stage(machine, messages, costs.dispatch_bytes, costs.chunk_bytes, mirrored=True)
+    combine, _ = stage(machine, messages, costs.combine_bytes, costs.chunk_bytes)
+    return dispatch + combine
 
 
 def _compute(

@@ -132,7 +132,7 @@ def test_unreadable_files_are_named(tmp_path):
     whole = path.read_bytes()
     for length in (0, 10, len(whole) // 2, len(whole) - 5):
         path.write_bytes(whole[:length])
-        with pytest.raises(PlanError, match=r"plan.npz: not a readable npz file"):
+        with pytest.raises(PlanError, match=r"plan.npz: not a readable npz"):
             read_plan(path)
 
 
@@ -142,9 +142,15 @@ def test_unreadable_files_are_named(tmp_path):
         ({"mesh_shape": [2, 2]}, "has no share"),
         ({"share": legal().share, "exchange": ["near", "ring"]}, r"plan.npz: exchange is 'near'"),
         ({"share": legal().share / 2, "mesh_shape": [2, 2]}, "sum to 0.5, expected 1"),
-        ({"share": legal().share, "mesh_shape": [4]}, "out of bounds"),
+        (
+            {"share": legal().share, "mesh_shape": [4]},
+            r"mesh_shape is int64 of shape \(1,\), expected whole numbers of shape \(2,\)",
+        ),
         ({"share": legal().share, "mesh_shape": [2, 2], "mode": "both"}, "both"),
-        ({"share": legal().share, "mesh_shape": [2, 2], "meta": "{"}, "plan.npz: "),
+        ({"share": legal().share, "mesh_shape": [2.0, 2.0]}, "mesh_shape is float64"),
+        ({"share": legal().share.astype(str), "mesh_shape": [2, 2]}, "share is <U"),
+        ({"share": legal().share, "mesh_shape": [2, 2], "meta": "{"}, "plan.npz: meta is not JSON"),
+        ({"share": legal().share, "mesh_shape": [2, 2], "meta": "[1]"}, "meta is .*expected a JSON object"),
         ({"share": legal().share, "mesh_shape": [2, 2], "layer_ids": [1]}, "1 layer_ids for 2 layers"),
     ],
 )

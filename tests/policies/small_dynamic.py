@@ -56,7 +56,7 @@ def skewed_batches(rng: np.random.Generator, layers: int, batches: int, tokens: 
     experts = np.argsort(-luck, axis=-1)[..., :TOP_K]
     return Batch(
         experts=jnp.asarray(experts, jnp.int32),
-        token_draw=jnp.asarray((rng.integers(TOP_K, size=experts.shape[:3]) + 0.5) / TOP_K, jnp.float32),
+        token_draw=jnp.asarray(rng.random(experts.shape[:3]), jnp.float32),
         draw=jnp.zeros(experts.shape),
         weight=jnp.ones(experts.shape[:3]),
     )

@@ -12,22 +12,20 @@ from oracles import dynamic as oracle
 from oracles.layer import Tokens
 from small_dynamic import EXPERTS, NODES, quarters, skewed_batches
 
-from jaxmoe.des import LayerDescription, Memory, fabric_of, replay_layer, replay_plan
-from jaxmoe.latency import judge
-from jaxmoe.placement.exchange import Gather
+from jaxmoe.des import LayerDescription, fabric_of, replay_layer, replay_plan
+from jaxmoe.latency import Decisions, evaluate
 from jaxmoe.policies import (
     CrossLayer,
     MovingAverage,
     PerfectForecast,
     PreBroadcast,
     StaticForecast,
-    decided_latencies,
-    decided_latency,
     replay,
 )
 
 LAYERS, BATCHES, SHAPE = 3, 4, (2, 3)
-RULES = {"lowest": "lowest_host", "fewest": "fewest_hops"}
+RULES = ("lowest_host", "fewest_hops")
+EQUAL = dataclasses.replace(cases.COSTS, dispatch_bytes=8192.0)  # as many bytes as in combine
 
 
 def small_policy(rng: np.random.Generator, forecast=None, allowed=2, limit=EXPERTS) -> PreBroadcast:
@@ -53,7 +51,7 @@ def test_decisions_equal_the_loops(seed):
     seconds = np.asarray(policy.seconds_each)
     for layer, iteration in np.ndindex(LAYERS, BATCHES):
         share, batch = np.asarray(policy.share[layer]), one_of(batches, layer, iteration)
-        tokens = Tokens(*(np.asarray(leaf) for leaf in (batch.experts, batch.gather_slot, batch.draw, batch.weight)))
+        tokens = Tokens(*(np.asarray(leaf) for leaf in (batch.experts, batch.token_draw, batch.draw, batch.weight)))
         loads = np.bincount(tokens.experts.ravel(), minlength=EXPERTS)
         broadcast = oracle.chosen_experts(share, loads, seconds, int(policy.allowed[layer]))
         assert set(np.flatnonzero(decisions.broadcast[layer, iteration]).tolist()) == broadcast
@@ -74,7 +72,7 @@ def test_a_forecast_learns_from_iterations_before():
     assert replay(small_policy(rng, StaticForecast(wrong), allowed=1), batches).broadcast[..., 0].all()
 
 
-def random_layer(seed: int, rule: str = "lowest", memory: bool = False):
+def random_layer(seed: int, rule: str = "lowest_host", memory: bool = False):
     """A machine with links and nodes of their own, its policy and batches.
 
     Links are alike enough for the busiest to be busy throughout its stage, as the model has it.
@@ -82,9 +80,9 @@ def random_layer(seed: int, rule: str = "lowest", memory: bool = False):
     rng = np.random.default_rng(seed)
     machine = cases.random_machine(rng, SHAPE, memory=memory)
     machine.link_bandwidth, machine.link_latency = rng.uniform(2e9, 3e9, 14), rng.uniform(1e-8, 2e-8, 14)
-    model = cases.layer_model(machine, rule=rule)
+    model = cases.layer_model(machine, rule=rule, costs=EQUAL)
     policy = small_policy(rng)
-    each = model.flops_per_token_expert / model.machine.die.flops
+    each = model.costs.flops_per_token_expert / model.machine.die.flops
     return model, dataclasses.replace(policy, seconds_each=each), skewed_batches(rng, LAYERS, BATCHES)
 
 
@@ -97,8 +95,8 @@ def test_broadcasting_nothing_is_the_static_placement(rule, memory):
     assert not decisions.broadcast.any()
     assert (decisions.served == -1).all()
     latency, static = (
-        decided_latencies(model, policy.share, batches, decisions.served),
-        judge(model, policy.share, batches),
+        evaluate(model, policy.share, batches, served=decisions.served),
+        evaluate(model, policy.share, batches),
     )
     for part in ("compute", "dispatch", "combine", "total"):
         np.testing.assert_array_equal(getattr(latency, part), getattr(static, part), err_msg=part)
@@ -111,8 +109,18 @@ def test_broadcasting_all_evens_out_compute(seed):
     decisions = replay(dataclasses.replace(policy, allowed=jnp.full(LAYERS, EXPERTS)), batches)
     chosen = (batches.choices(EXPERTS).sum(axis=2)) > 0
     np.testing.assert_array_equal(decisions.broadcast, chosen)
-    dynamic = decided_latencies(model, policy.share, batches, decisions.served)
-    assert (dynamic.compute <= judge(model, policy.share, batches).compute).all()
+    dynamic = evaluate(model, policy.share, batches, served=decisions.served)
+    assert (dynamic.compute <= evaluate(model, policy.share, batches).compute).all()
+
+
+@eqx.filter_jit
+def detailed(model, share, batches, served):
+    """Times of every layer and batch, with busy times of each."""
+
+    def one(share, batch, served):
+        return model.decided(Decisions(share, served=served), batch)
+
+    return jax.vmap(jax.vmap(one, (None, 0, 0)))(share, batches, served)
 
 
 def describe(model, rule: str) -> LayerDescription:
@@ -120,13 +128,12 @@ def describe(model, rule: str) -> LayerDescription:
     return LayerDescription(
         fabric=fabric_of(model.machine.topology, float(model.time_model.chunk_bytes)),
         flops=np.asarray(die.flops),
-        memory=tuple(Memory(*map(np.asarray, (level.bandwidth, level.latency, level.channel))) for level in memory),
-        dispatch_bytes=float(model.message_bytes),
-        combine_bytes=float(model.message_bytes),
-        expert_bytes=float(model.expert_bytes),
-        flops_per_token_expert=float(model.flops_per_token_expert),
+        memory_bandwidth=np.asarray(memory[0].bandwidth) if memory else None,
+        message_bytes=float(model.costs.combine_bytes),
+        expert_bytes=float(model.costs.expert_bytes),
+        flops_per_token_expert=float(model.costs.flops_per_token_expert),
         mode="sharded",
-        exchange=Gather(RULES[rule]),
+        gather=rule,
     )
 
 
@@ -136,14 +143,14 @@ def describe(model, rule: str) -> LayerDescription:
 def test_the_model_is_borne_out(seed, memory, rule):
     model, policy, batches = random_layer(seed, rule, memory)
     served = replay(policy, batches).served
-    told = decided_latencies(model, policy.share, batches, served)
+    told = detailed(model, policy.share, batches, served)
     layer = describe(model, rule)
     seen = replay_plan(layer, np.asarray(policy.share), batches, served=np.asarray(served))
     for at in np.ndindex(LAYERS, BATCHES):
         one, simulated = one_of(told, *at), seen[at[0]][at[1]]
         np.testing.assert_allclose(one.node_time, simulated.node_busy, rtol=1e-5)
-        np.testing.assert_allclose(one.dispatch_link_time, simulated.link_busy["dispatch"], rtol=1e-5)
-        np.testing.assert_allclose(one.combine_link_time, simulated.link_busy["combine"], rtol=1e-5)
+        np.testing.assert_allclose(one.dispatch_link_time, simulated.dispatch_link_busy, rtol=1e-5)
+        np.testing.assert_allclose(one.combine_link_time, simulated.combine_link_busy, rtol=1e-5)
         np.testing.assert_allclose(one.total, simulated.total_s, rtol=0.03)
 
 
@@ -153,9 +160,10 @@ def test_memory_of_broadcast_experts_by_hand():
     machine = cases.random_machine(np.random.default_rng(0), (1, 3), memory=True)
     machine.memory_bandwidth[:] = 1e6
     share = jnp.array([[1.0, 0, 0], [0, 0.5, 0.5], [0, 0, 1]])
-    tokens = Tokens(np.array([[0, 1], [0, 1], [0, -1]]), np.zeros(3, int), np.zeros((3, 2)), np.ones(3))
+    tokens = Tokens(np.array([[0, 1], [0, 1], [0, -1]]), np.zeros(3), np.zeros((3, 2)), np.ones(3))
     served = jnp.array([[1, -1], [1, -1], [0, -1]])
-    latency = eqx.filter_jit(decided_latency)(cases.layer_model(machine), share, cases.batch(tokens), served)
+    model, decisions = cases.layer_model(machine, costs=EQUAL), Decisions(share, served=served)
+    latency = eqx.filter_jit(lambda model, *args: model.decided(*args))(model, decisions, cases.batch(tokens))
     vectors = np.array([1, 2, 2]) * 2 * 8192
     np.testing.assert_allclose(latency.node_time, (np.array([1, 1.5, 0.5]) * 3e6 + vectors) / 1e6, rtol=1e-6)
 
@@ -204,7 +212,7 @@ def test_a_batch_must_have_the_layers_of_the_placement():
 def test_the_simulator_replays_one_layer_as_it_replays_a_plan():
     model, policy, batches = random_layer(3)
     served = np.asarray(replay(policy, batches).served)
-    layer, share = describe(model, "lowest"), np.asarray(policy.share)
+    layer, share = describe(model, "lowest_host"), np.asarray(policy.share)
     plan = replay_plan(layer, share, batches, served=served)
     alone = replay_layer(layer, share[1], one_of(batches, 1, 2), served[1, 2])
     assert plan[1][2].total_s == alone.total_s

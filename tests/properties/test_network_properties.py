@@ -64,8 +64,8 @@ def test_mirroring_mesh_and_messages_changes_no_stage(seed, axis):
     machine, messages = cases.random_machine(rng, SHAPE, ports=True), random_messages(rng)
     size = jnp.asarray(8192.0)
     node = flip(axis)
-    times, links = stages(cases.machine(machine).topology, cases.pair_flows(messages), size)
-    mirrored = cases.machine(flip_machine(machine, axis)).topology
+    times, links = stages(machine.topology, cases.pair_flows(messages), size)
+    mirrored = flip_machine(machine, axis).topology
     other_times, other_links = stages(mirrored, cases.pair_flows(messages[np.ix_(node, node)]), size)
     np.testing.assert_allclose(other_times, times, rtol=1e-5)
     np.testing.assert_allclose(other_links[flip_links(axis)], links, rtol=1e-5, atol=1e-12)
@@ -83,8 +83,8 @@ def test_mirroring_mesh_and_plan_changes_no_layer_that_gathers_at_fewest_hops(se
         tokens.weight[token] *= len(oracle.medoids(SHAPE, reached)) == 1
     assume(tokens.weight.any())
     batch, node = cases.batch(tokens), flip(axis)
-    one = layer(cases.layer_model(machine, rule="fewest"), jnp.asarray(share, float), batch)
-    other_model = cases.layer_model(flip_machine(machine, axis), rule="fewest")
+    one = layer(cases.layer_model(machine, rule="fewest_hops"), jnp.asarray(share, float), batch)
+    other_model = cases.layer_model(flip_machine(machine, axis), rule="fewest_hops")
     other = layer(other_model, jnp.asarray(share[:, node], float), batch)
     for part in ("compute", "dispatch", "combine"):
         assert float(getattr(other, part)) == pytest.approx(float(getattr(one, part)), rel=1e-5)
@@ -131,7 +131,7 @@ def test_more_bandwidth_never_takes_longer_in_any_time_model(name, seed, share):
 def test_link_time_grows_with_bytes_and_falls_with_bandwidth(seed, factor):
     rng = np.random.default_rng(seed)
     machine, flows = cases.random_machine(rng, SHAPE), cases.pair_flows(random_messages(rng))
-    mesh, size = cases.machine(machine).topology, jnp.asarray(8192.0)
+    mesh, size = machine.topology, jnp.asarray(8192.0)
     _, links = stages(mesh, flows, size)
     _, doubled = stages(mesh, flows, 2 * size)
     np.testing.assert_allclose(doubled, 2 * links, rtol=1e-5)
@@ -143,7 +143,7 @@ def test_link_time_grows_with_bytes_and_falls_with_bandwidth(seed, factor):
 @given(seeds)
 def test_more_messages_never_take_less_time(seed):
     rng = np.random.default_rng(seed)
-    mesh, messages = cases.machine(cases.random_machine(rng, SHAPE, ports=True)).topology, random_messages(rng)
+    mesh, messages = cases.random_machine(rng, SHAPE, ports=True).topology, random_messages(rng)
     more = messages + random_messages(rng)
     times, _ = stages(mesh, cases.pair_flows(messages), jnp.asarray(8192.0))
     longer, _ = stages(mesh, cases.pair_flows(more), jnp.asarray(8192.0))

@@ -1,5 +1,6 @@
 """A problem that is tuned in a second: six experts, two layers, four nodes."""
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from oracles import cases
 
-from jaxmoe.hardware import Machine, node_memory
+from jaxmoe.hardware import node_memory
 from jaxmoe.latency import LayerModel
 from jaxmoe.traces import GatingTrace, synthetic_trace
 from jaxmoe.tune import PlacementProblem, TunerSettings, local_search
@@ -28,19 +29,17 @@ def small_model(
     link_factor: float = 1.0,
     flops_factor: float = 1.0,
     message_factor: float = 1.0,
-    rule: str = "lowest",
+    rule: str = "lowest_host",
 ) -> LayerModel:
     """A machine whose nodes and links all differ; `room` is in experts of one layer per node."""
     machine = cases.random_machine(np.random.default_rng(seed), SHAPE)
     machine.link_bandwidth *= link_factor
     machine.flops *= flops_factor
-    costs = cases.Costs(8192.0 * message_factor, 3e6, 5e6, 512.0)
+    costs = cases.Costs(8192.0 * message_factor, 3e6, 5e6, 512.0, dispatch_bytes=8192.0 * message_factor)
     capacity = np.broadcast_to(np.asarray(room) * costs.expert_bytes * LAYERS, NODES)
     model = cases.layer_model(machine, rule=rule, costs=costs)
     memory = node_memory(None, jnp.asarray(capacity, jnp.float32))
-    machine = Machine(model.machine.topology, model.machine.die, memory)
-    numbers = (model.message_bytes, model.expert_bytes, model.flops_per_token_expert, model.time_model)
-    return LayerModel(machine, *numbers, exchange=model.exchange, mode="sharded")
+    return dataclasses.replace(model, machine=dataclasses.replace(model.machine, memory=memory))
 
 
 def small_problem(trace_seed: int = 0, p95_weight: float = 0.0, tokens: int = TOKENS, **machine) -> PlacementProblem:

@@ -1,0 +1,302 @@
+"""Exchanges by name on any network: what every token sends, path by path, and how long that takes."""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxmoe.hardware import AbstractTopology, Mesh
+from oracles.layer import Costs, Tokens, node_times, visited_nodes
+from oracles.network import NumpyMachine
+
+HOMES = ("lowest_host", "random_host", "fewest_hops", "least_loaded", "token_home")
+GATHERS = [home + route for home in HOMES for route in ("", "_tree", "_cross_tree", "_split_tree")]
+
+
+@dataclass
+class Message:
+    """So many equal messages between two nodes, each of a part or a multiple of a hidden vector."""
+
+    source: int
+    destination: int
+    vectors: float
+    count: float = 1.0
+
+
+@dataclass
+class Tree:
+    """Vectors of several nodes that add up on their way to one, in the other order of directions if crossed."""
+
+    sources: set[int]
+    home: int
+    vectors: float
+    weight: float
+    crossed: bool = False
+
+
+@dataclass
+class Phase:
+    sends: list[Message | Tree]
+    rounds: int = 1
+
+
+@dataclass
+class Stage:
+    """Seconds of every link and port, and of all phases."""
+
+    link_time: np.ndarray
+    port_time: np.ndarray
+    total: float
+
+
+def reached_nodes(share: np.ndarray, tokens: Tokens, mode: str) -> list[set[int]]:
+    """Nodes that every token visits."""
+    return [
+        {node for hosts in visited_nodes(share, tokens, token, mode) for node in hosts}
+        for token in range(len(tokens.weight))
+    ]
+
+
+def token_homes(
+    rule: str, topology: AbstractTopology, share: np.ndarray, tokens: Tokens, mode: str
+) -> list[int | None]:
+    """Where the results of every token meet; none for a token that is nowhere."""
+    paths, nodes = topology.paths(), topology.num_nodes
+    held, homes = [0.0] * nodes, []
+    reached = reached_nodes(share, tokens, mode)
+    somewhere = sum(weight for visited, weight in zip(reached, tokens.weight, strict=True) if visited)
+    for token, visited in enumerate(reached):
+        hops = {node: sum(len(paths[other][node]) for other in visited) for node in sorted(visited)}
+        if not visited:
+            homes.append(None)
+            continue
+        if rule == "lowest_host":
+            homes.append(min(visited_nodes(share, tokens, token, mode)[tokens.named_choice(token)]))
+        elif rule == "random_host":
+            homes.append(sorted(visited)[int(np.floor(tokens.token_draw[token] * len(visited)))])
+        elif rule == "fewest_hops":
+            homes.append(min(hops, key=lambda node: (hops[node], node)))
+        elif rule == "least_loaded":
+            # Hops + 32 x tokens held over their mean at the end, in whole numbers.
+            cost = {node: hops[node] * somewhere + 32 * nodes * held[node] for node in hops}
+            homes.append(min(cost, key=lambda node: (cost[node], node)))
+            held[homes[-1]] += tokens.weight[token]
+        else:
+            assert rule == "token_home"
+            homes.append(tokens.living_node(token, nodes))
+    return homes
+
+
+def combine_phases(name: str, topology: AbstractTopology, share: np.ndarray, tokens: Tokens, mode: str) -> list[Phase]:
+    """What an exchange sends in combine; dispatch sends the same backwards."""
+    visits = list(zip(reached_nodes(share, tokens, mode), map(float, tokens.weight), strict=True))
+    if name == "reduce_scatter":
+        return [Phase(_scattered(visits))]
+    if name.startswith("ring"):
+        return _ring_phases(name, topology, visits)
+    rule = next(home for home in HOMES if name.startswith(home))
+    route = name[len(rule) :].lstrip("_")
+    sends: list[Message | Tree] = []
+    homes = token_homes(rule, topology, share, tokens, mode)
+    for (visited, weight), home in zip(visits, homes, strict=True):
+        if home is None or weight == 0:
+            continue
+        if not route:
+            sends += [Message(node, home, 1.0, weight) for node in visited]
+        if route in ("tree", "cross_tree"):
+            sends.append(Tree(visited, home, 1.0, weight, crossed=route == "cross_tree"))
+        if route == "split_tree":
+            sends += [Tree(visited, home, 0.5, weight, crossed) for crossed in (False, True)]
+    return [Phase(sends)]
+
+
+def _scattered(visits: list[tuple[set[int], float]]) -> list[Message | Tree]:
+    """Every visited node sends each other its part; a pair's messages count as long as they are on average."""
+    count: dict[tuple[int, int], float] = {}
+    vectors: dict[tuple[int, int], float] = {}
+    for visited, weight in visits:
+        for source in visited:
+            for destination in visited:
+                pair = source, destination
+                count[pair] = count.get(pair, 0) + weight
+                vectors[pair] = vectors.get(pair, 0) + weight / len(visited)
+    return [Message(*pair, vectors[pair] / count[pair], count[pair]) for pair in count if count[pair] > 0]
+
+
+def _ring_phases(name: str, topology: AbstractTopology, visits: list[tuple[set[int], float]]) -> list[Phase]:
+    words = name.split("_")
+    groups = node_groups(words[1], topology) if words[0] == "rings" else [list(range(topology.num_nodes))]
+    size, both = len(groups[0]), "both" in words and len(groups[0]) > 2
+    around: list[Message | Tree] = []
+    for members in groups:
+        part = sum(weight for visited, weight in visits if visited & set(members)) / size
+        neighbours = isinstance(topology, Mesh) and ("x" in words[1] if words[0] == "rings" else True)
+        order = ring_order(topology.shape[1], members) if neighbours else members
+        for node, following in zip(order, order[1:] + order[:1], strict=True):
+            if part > 0 and both:
+                around += [Message(node, following, part / 2), Message(following, node, part / 2)]
+            elif part > 0:
+                around.append(Message(node, following, part))
+    phases = [Phase(around, size - 1)]
+    if len(groups) > 1 and "alone" not in words:
+        phases.append(Phase(_between(groups, visits)))
+    return phases
+
+
+def _between(groups: list[list[int]], visits: list[tuple[set[int], float]]) -> list[Message | Tree]:
+    """Of a token in V groups every group sends each other 1/V of every slice; slices of a pair go as one message."""
+    vectors: dict[tuple[int, int], float] = {}
+    for visited, weight in visits:
+        met = [group for group, members in enumerate(groups) if visited & set(members)]
+        for one in met:
+            for other in met:
+                if one != other and weight > 0:
+                    for source, destination in zip(groups[one], groups[other], strict=True):
+                        pair = source, destination
+                        vectors[pair] = vectors.get(pair, 0) + weight / len(met) / len(groups[one])
+    return [Message(*pair, amount) for pair, amount in vectors.items()]
+
+
+def node_groups(words: str, topology: AbstractTopology) -> list[list[int]]:
+    """`2x4`: rectangles of a mesh; `8`: successive nodes. Every group in ascending order."""
+    cuts = [int(word) for word in words.split("x")]
+    if len(cuts) == 1:
+        size = topology.num_nodes // cuts[0]
+        return [list(range(group * size, (group + 1) * size)) for group in range(cuts[0])]
+    assert isinstance(topology, Mesh)
+    x, y = topology.shape
+    wide, high = x // cuts[0], y // cuts[1]
+    return [
+        [(a * wide + i) * y + b * high + j for i in range(wide) for j in range(high)]
+        for a in range(cuts[0])
+        for b in range(cuts[1])
+    ]
+
+
+def ring_order(side: int, members: list[int]) -> list[int]:
+    """A cycle of neighbours in a rectangle, down the first line and back through the rest as a snake.
+
+    Rows are lines where they are even in number, else columns are; with neither, or one line, the snake alone.
+    """
+    rows, columns = sorted({node // side for node in members}), sorted({node % side for node in members})
+    lines = [[row * side + column for column in columns] for row in rows]
+    if len(rows) % 2 == 1 and len(columns) % 2 == 0:
+        lines = [list(line) for line in zip(*lines, strict=True)]
+    if len(lines) % 2 == 1 or len(lines) == 1 or len(lines[0]) == 1:
+        return [node for index, line in enumerate(lines) for node in (line if index % 2 == 0 else line[::-1])]
+    snake = [node for index, line in enumerate(lines) for node in (line[1:] if index % 2 == 0 else line[:0:-1])]
+    return snake + [line[0] for line in lines[::-1]]
+
+
+def priced(
+    phases: list[Phase],
+    topology: AbstractTopology,
+    vector_bytes: float,
+    chunk_bytes: float,
+    cut_through: bool = False,
+    backwards: bool = False,
+) -> Stage:
+    """Time of phases one after the other: of each the busiest link or port, and the longest path on top."""
+    walks = _Walks(topology, backwards)
+    total, link_time, port_time = 0.0, np.zeros(topology.num_links), np.zeros(2 * topology.num_nodes)
+    for phase in phases:
+        links, ports, longest = np.zeros(topology.num_links), np.zeros(2 * topology.num_nodes), 0.0
+        for send in phase.sends:
+            used, sides, ends = walks.of(send)
+            amount = vector_bytes * send.vectors * (send.count if isinstance(send, Message) else send.weight)
+            for link in used:
+                links[link] += amount
+            for port in sides:
+                ports[port] += amount
+            whole = isinstance(send, Message) and cut_through
+            for pair in ends:
+                longest = max(longest, walks.delay(*pair, send, send.vectors * vector_bytes, chunk_bytes, whole))
+        links, ports = phase.rounds * links / walks.link_rate, phase.rounds * ports / walks.port_rate
+        link_time, port_time = link_time + links, port_time + ports
+        total += max(links.max(initial=0), ports.max(initial=0)) + phase.rounds * longest
+    limited = np.isfinite(walks.port_rate)
+    return Stage(link_time, port_time[limited], total)
+
+
+class _Walks:
+    """Paths of messages there, or back over the same links reversed."""
+
+    def __init__(self, topology: AbstractTopology, backwards: bool):
+        self.topology, self.backwards = topology, backwards
+        self.nodes = topology.num_nodes
+        self.reverse = [int(link) for link in np.asarray(topology.reverse_links)]
+        self.paths = {False: topology.paths()}
+        if isinstance(topology, Mesh):
+            other = "yx" if topology.routing == "xy" else "xy"
+            self.paths[True] = dataclasses.replace(topology, routing=other).paths()
+        self.bandwidth = np.asarray(topology.link_bandwidth, float)
+        self.latency = np.asarray(topology.link_latency, float)
+        ports = [topology.injection_bandwidth, topology.ejection_bandwidth]
+        self.port = np.concatenate([np.full(self.nodes, np.inf) if p is None else np.asarray(p, float) for p in ports])
+        self.link_rate = self.bandwidth * float(topology.efficiency)
+        self.port_rate = self.port * float(topology.efficiency)
+
+    def path(self, source: int, destination: int, crossed: bool) -> list[int]:
+        links = list(self.paths[crossed][source][destination])
+        return [self.reverse[link] for link in reversed(links)] if self.backwards else links
+
+    def of(self, send: Message | Tree) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+        """Links and ports that carry what is sent, each as often as it does, and the pairs of nodes it runs between."""
+        if isinstance(send, Message):
+            if send.source == send.destination:
+                return [], [], []
+            ends = (send.source, send.destination)
+            return self.path(*ends, False), self._ports([send.source], [send.destination]), [ends]
+        others = sorted(send.sources - {send.home})
+        links = {link for node in others for link in self.path(node, send.home, send.crossed)}
+        return sorted(links), self._ports(others, [send.home] if others else []), [(node, send.home) for node in others]
+
+    def _ports(self, starts: list[int], stops: list[int]) -> list[int]:
+        if self.backwards:
+            starts, stops = stops, starts
+        return [*starts, *(self.nodes + node for node in stops)]
+
+    def delay(
+        self, source: int, destination: int, send: Message | Tree, size: float, chunk_bytes: float, cut_through: bool
+    ) -> float:
+        path = self.path(source, destination, isinstance(send, Tree) and send.crossed)
+        seconds = float(self.topology.endpoint_latency) + sum(self.latency[link] for link in path)
+        if cut_through:
+            return seconds
+        first, last = (destination, source) if self.backwards else (source, destination)
+        chunk = min(chunk_bytes, size) if chunk_bytes > 0 else size
+        rates = [self.port[first], *(self.bandwidth[link] for link in path), self.port[self.nodes + last]]
+        return seconds + chunk * (sum(1 / rate for rate in rates) - 1 / min(rates))
+
+
+def names_of(topology: AbstractTopology) -> Iterator[str]:
+    """Every exchange that suits a network."""
+    mesh = isinstance(topology, Mesh)
+    yield from (name for name in GATHERS if mesh or ("cross" not in name and "split" not in name))
+    yield from ("reduce_scatter", "ring", "ring_both_ways")
+    cuts = [str(count) for count in range(2, topology.num_nodes + 1) if topology.num_nodes % count == 0]
+    if mesh:
+        sides = [[n for n in range(1, side + 1) if side % n == 0] for side in topology.shape]
+        cuts += [f"{a}x{b}" for a in sides[0] for b in sides[1] if a * b > 1]
+    yield from (f"rings_{cut}{way}{alone}" for cut in cuts for way in ("", "_both_ways") for alone in ("", "_alone"))
+
+
+def layer(
+    machine: NumpyMachine, share: np.ndarray, tokens: Tokens, costs: Costs, mode: str, exchange: str
+) -> dict[str, np.ndarray | float]:
+    """All parts of the time of a layer on a mesh."""
+    topology = machine.topology
+    phases = combine_phases(exchange, topology, share, tokens, mode)
+    node_time = node_times(machine, share, tokens, costs, mode)
+    dispatch = priced(phases[::-1], topology, costs.dispatch_bytes, costs.chunk_bytes, backwards=True)
+    combine = priced(phases, topology, costs.combine_bytes, costs.chunk_bytes)
+    return {
+        "compute": node_time.max(),
+        "dispatch": dispatch.total,
+        "combine": combine.total,
+        "total": dispatch.total + node_time.max() + combine.total,
+        "node_time": node_time,
+        "dispatch_link_time": dispatch.link_time,
+        "combine_link_time": combine.link_time,
+    }
