@@ -11,7 +11,8 @@ from small_plan import some_shares
 from jaxmoe.placement import Placement, read_plan, write_plan
 
 SECONDS = {
-    "compute_s", "dispatch_s", "combine_s", "total_s", "p95_total_s", "best_total_s", "des_total_s", "des_model_total_s",
+    "compute_s", "dispatch_s", "combine_s", "total_s", "p95_total_s", "best_total_s",
+    "des_total_s", "des_model_total_s",
 }  # fmt: skip
 ABOUT = {"layer_id", "exchange", "best_exchange", "bottleneck_node", "bottleneck_link", "bottleneck_stage"}
 STANDARD = ["tp", "tp_both_ways", "ep_random", "ep_balanced", "ep", "hybrid", "hybrid_ring", "hybrid_complete"]
