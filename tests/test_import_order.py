@@ -37,7 +37,7 @@ ALLOWED = {
     "systems": METHODS,
     "des": {"units", "hardware", "models", "traces", "placement"},
     "plotting": {"hardware"},
-    "config": {"units", "hardware", "models", "placement", "network", "latency", "tune"},  # tune: for its settings
+    "config": {"units", "hardware", "models", "placement", "network", "latency", "tune", "systems"},  # for settings
     "experiment": RUNS,
     "sweep": RUNS | {"experiment"},
     "cli": RUNS | {"experiment", "sweep", "plotting"},

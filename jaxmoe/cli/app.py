@@ -7,6 +7,7 @@ import typer
 
 from jaxmoe.cli.evaluate import command as evaluate
 from jaxmoe.cli.network import command as network
+from jaxmoe.cli.simulate import command as simulate
 from jaxmoe.cli.trace.app import app as trace
 from jaxmoe.cli.tune import command as tune
 from jaxmoe.cli.validate import command as validate
@@ -20,6 +21,7 @@ app = typer.Typer(
 app.command("tune")(tune)
 app.command("evaluate")(evaluate)
 app.command("validate")(validate)
+app.command("simulate")(simulate)
 app.command("network")(network)
 app.add_typer(trace, name="trace")
 

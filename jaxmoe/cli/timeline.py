@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -16,7 +17,9 @@ from jaxmoe.experiment.evaluation import describe
 from jaxmoe.experiment.inputs import Inputs, OptionError
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.experiment.validation import Trial
+from jaxmoe.placement import Placement
 from jaxmoe.plotting import GanttRow, plot_gantt
+from jaxmoe.traces import Batch
 
 DRAWN = 16  # links, and as many nodes
 
@@ -50,17 +53,35 @@ def chosen_layer(text: str | None, strategies: Sequence[Strategy], inputs: Input
     return name, layers.index(layer)
 
 
+@dataclass(frozen=True)
+class ShownLayer:
+    """One layer and batch of a run, as NumPy arrays; `facts` say which, beside what is told of every layer."""
+
+    name: str  # of the strategy or system
+    row: int
+    placement: Placement
+    batch: Batch
+    served: np.ndarray | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
 def write_timeline(path: Path, inputs: Inputs, trial: Trial, row: int | None) -> None:
     """Record the first batch of one layer, by default of the slowest one in the simulator; write and draw it."""
     row = int(trial.simulated.total.mean(axis=1).argmax()) if row is None else row
-    strategy, batches = trial.strategy, inputs.first_batches(inputs.batches_of(trial.tokens))
-    layer = describe(inputs, strategy.placement.mode, strategy.placement.exchange[row])
+    batches = inputs.first_batches(inputs.batches_of(trial.tokens))
     batch = jax.tree.map(lambda leaf: np.asarray(leaf)[row, 0], batches)
-    recorded = record_layer(layer, strategy.placement.share[row], batch)
+    shown = ShownLayer(trial.strategy.name, row, trial.strategy.placement, batch, facts={"batch": 0})
+    write_layer(path, inputs, shown)
+
+
+def write_layer(path: Path, inputs: Inputs, shown: ShownLayer) -> None:
+    """Record a layer; write its timeline and draw it."""
+    layer = describe(inputs, shown.placement.mode, shown.placement.exchange[shown.row])
+    recorded = record_layer(layer, shown.placement.share[shown.row], shown.batch, shown.served)
     link_ends = np.asarray(inputs.model.machine.topology.link_ends)
     events = timeline_events(recorded.run, layer.fabric, link_ends, recorded.stage)
-    _write(path, events, _facts(inputs, trial, row, recorded))
-    run = f"{strategy.name}, layer {inputs.layer_ids[row]}, {trial.tokens} tokens"
+    _write(path, events, _facts(inputs, shown, recorded))
+    run = f"{shown.name}, layer {inputs.layer_ids[shown.row]}, {len(shown.batch.experts)} tokens"
     title = f"{inputs.scenario.name}: {run}; busiest links and nodes"
     rows = _gantt_rows(recorded, layer.fabric, link_ends)
     plot_gantt(path.with_suffix(".png"), rows, title, recorded.run.makespan)
@@ -81,17 +102,17 @@ def _obstacle(path: Path) -> str | None:
     return None
 
 
-def _facts(inputs: Inputs, trial: Trial, row: int, recorded: RecordedLayer) -> dict[str, Any]:
+def _facts(inputs: Inputs, shown: ShownLayer, recorded: RecordedLayer) -> dict[str, Any]:
     """Which run the timeline shows."""
     return {
         "jaxmoe": version("jaxmoe"),
         "scenario": inputs.scenario.name,
-        "strategy": trial.strategy.name,
-        "exchange": trial.strategy.placement.exchange[row],
-        "layer_id": inputs.layer_ids[row],
-        "batch": 0,
-        "batch_tokens": trial.tokens,
+        "strategy": shown.name,
+        "exchange": shown.placement.exchange[shown.row],
+        "layer_id": inputs.layer_ids[shown.row],
+        "batch_tokens": len(shown.batch.experts),
         "total_s": recorded.run.makespan,
+        **shown.facts,
     }
 
 

@@ -33,7 +33,7 @@ EXPECTED = {
     "less_than_equal": "at most {le:g}",
     "literal_error": "{expected}",
     "union_tag_invalid": "one of {expected_tags}",
-    "union_tag_not_found": "a mapping with a key 'kind'",
+    "union_tag_not_found": "a mapping with a key {discriminator}",
 }
 
 
@@ -76,7 +76,8 @@ def _wrong_value(keys: Keys, problem: ErrorDetails, root: Any, draft: Draft) -> 
         return f"{draft.place(keys)} is {_show(rule.value)}{default}; expected {rule.expected}. {rule.remedy}."
     value, advice = problem["input"], _advice(_look_up(root, keys, draft.data)[1])
     if problem["type"] == "union_tag_invalid":
-        keys, value = (*keys, "kind"), value["kind"]
+        tag = context["discriminator"].strip("'")
+        keys, value = (*keys, tag), value[tag]
         advice = advice if len(keys) > 1 else "Write one of them"
     # What the table does not know is still told, in pydantic's words.
     expected = EXPECTED[problem["type"]].format(**context) if problem["type"] in EXPECTED else problem["msg"]
@@ -100,7 +101,7 @@ def _show(value: object) -> str:
 
 
 def _key_path(location: tuple[str | int, ...], root: Any, data: object) -> Keys:
-    """Pydantic's location without the tags it adds where a `kind` chose the section."""
+    """Pydantic's location without the tags it adds where a kind or name chose the section."""
     keys: Keys = ()
     tag_follows = _is_union(root)
     for key in location:
@@ -143,11 +144,12 @@ def _look_up(root: Any, keys: Keys, data: object) -> tuple[type[Section] | None,
 
 
 def _pick(annotation: Any, data: object) -> type[Section] | None:
-    """The class of these mappings; where there are several, the one of the `kind` that the data name."""
+    """The class of these mappings; where there are several, the one of the kind or name that the data state."""
     classes = list(_classes(annotation))
     if len(classes) > 1:
-        kind = data.get("kind", DEFAULT_KIND) if isinstance(data, dict) else None
-        classes = [c for c in classes if kind in get_args(c.model_fields["kind"].annotation)]
+        tag = "kind" if "kind" in classes[0].model_fields else "name"
+        stated = data.get(tag, DEFAULT_KIND) if isinstance(data, dict) else None
+        classes = [c for c in classes if stated in get_args(c.model_fields[tag].annotation)]
     return classes[0] if classes else None
 
 

@@ -49,6 +49,8 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     _apply(draft, [override for override in parsed if len(override[0]) > 1])
     for keys in PATHS:
         _anchor(draft, keys)
+    if str(draft.get("system", "plan")).endswith(".npz"):  # else it is the name of a strategy
+        _anchor(draft, ("system", "plan"))
     return _validate(Scenario, draft)
 
 

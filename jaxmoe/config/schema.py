@@ -9,6 +9,7 @@ from jaxmoe.config.exchanges import ExchangeName
 from jaxmoe.config.meshes import MeshMachine
 from jaxmoe.config.model import ModelConfig
 from jaxmoe.config.networks import HardwareConfig
+from jaxmoe.config.system import StaticConfig, SystemConfig
 from jaxmoe.config.tuning import TuningConfig
 from jaxmoe.hardware.mesh import square_cut
 from jaxmoe.latency import ScheduleError, schedule_of
@@ -183,6 +184,10 @@ class Scenario(Section):
     evaluation: EvaluationConfig = Field(default=EvaluationConfig(), description="the batches to judge on as a mapping")
     validation: ValidationConfig = Field(
         default=ValidationConfig(), description="the replay of the winner as a mapping"
+    )
+    system: SystemConfig = Field(
+        default=StaticConfig(),
+        description="the system that runs the plan as a mapping: {name: static} or {name: hd_moe, ..}",
     )
     tuning: TuningConfig = Field(default=TuningConfig(), description="the settings of the tuner as a mapping")
     seed: Seed = Field(default=0, description="the seed of whatever has none of its own", examples=[0])

@@ -81,9 +81,14 @@ def layer_seconds(
     return _layer(layer, _work(layer, share, batch, served), barriers=True).run.makespan
 
 
-def record_layer(layer: LayerDescription, share: Float[np.ndarray, "expert node"], batch: Batch) -> RecordedLayer:
+def record_layer(
+    layer: LayerDescription,
+    share: Float[np.ndarray, "expert node"],
+    batch: Batch,
+    served: Int[np.ndarray, "token top_k"] | None = None,
+) -> RecordedLayer:
     """The simulation behind `total_s` of `replay_layer`, with what every link and node did when."""
-    return _layer(layer, _work(layer, share, batch, None), barriers=True, record=True)
+    return _layer(layer, _work(layer, share, batch, served), barriers=True, record=True)
 
 
 def replay_plan(

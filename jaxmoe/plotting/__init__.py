@@ -4,6 +4,7 @@ from jaxmoe.plotting.convergence import plot_convergence as plot_convergence
 from jaxmoe.plotting.grouped import GroupPanel as GroupPanel
 from jaxmoe.plotting.grouped import plot_bar_panels as plot_bar_panels
 from jaxmoe.plotting.grouped import plot_dot_panels as plot_dot_panels
+from jaxmoe.plotting.iterations import plot_iterations as plot_iterations
 from jaxmoe.plotting.layers import plot_breakdown as plot_breakdown
 from jaxmoe.plotting.layers import plot_layer_latency as plot_layer_latency
 from jaxmoe.plotting.layers import plot_speedups as plot_speedups

@@ -4,6 +4,7 @@ from jaxmoe.traces.batches import Batch as Batch
 from jaxmoe.traces.batches import merge_tokens as merge_tokens
 from jaxmoe.traces.batches import over_batches as over_batches
 from jaxmoe.traces.batches import sample_batches as sample_batches
+from jaxmoe.traces.batches import successive_batches as successive_batches
 from jaxmoe.traces.files import Recording as Recording
 from jaxmoe.traces.files import read_any as read_any
 from jaxmoe.traces.files import read_loads as read_loads

@@ -104,6 +104,23 @@ def sample_batches(trace: GatingTrace, tokens: int, batches: int, seed: int, con
         picked = starts[:, None] + np.arange(tokens)
     else:
         picked = np.stack([rng.choice(trace.num_tokens, tokens, replace=False) for _ in range(batches)])
+    return _picked_batches(trace, picked, rng)
+
+
+def successive_batches(trace: GatingTrace, tokens: int, batches: int, seed: int) -> Batch | None:
+    """The last tokens of a trace in their order, as batches like those of `sample_batches`, one after the other.
+
+    `None` where the trace is too short.
+    """
+    first = trace.num_tokens - tokens * batches
+    if first < 0:
+        return None
+    picked = first + np.arange(tokens * batches).reshape(batches, tokens)
+    return _picked_batches(trace, picked, np.random.default_rng(seed))
+
+
+def _picked_batches(trace: GatingTrace, picked: np.ndarray, rng: np.random.Generator) -> Batch:
+    """Batches of the tokens `picked` [batch, token], with all their draws."""
     drawn = take(trace.experts, picked.ravel()).reshape(*picked.shape, *trace.experts.shape[1:])
     experts = np.moveaxis(drawn, 2, 0).astype(np.int32)  # [layer, batch, token, top_k]
     # Made by NumPy throughout: JAX would compile each of these for every new shape.

@@ -12,19 +12,18 @@ from jaxmoe.des import layer_seconds
 from jaxmoe.experiment.evaluation import describe
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.tuning import placement_problem
-from jaxmoe.latency import Judgement, judge
-from jaxmoe.network import ChunkedBroadcast
+from jaxmoe.latency import LayerTime, evaluate
 from jaxmoe.placement import expert_parallel_balanced, read_plan
 from jaxmoe.policies import (
     AbstractForecast,
     CrossLayer,
+    FixedAllowance,
     MovingAverage,
     PerfectForecast,
     PreBroadcast,
     StaticForecast,
-    decided_latencies,
-    experts_in_window,
-    replay,
+    WindowAllowance,
+    rollout,
 )
 from jaxmoe.traces import Batch, read_trace, sample_batches
 from jaxmoe.traces.prediction import NextLayer
@@ -52,8 +51,8 @@ def dynamic(model: str, machine: tuple[str, str, int], shared: Path) -> list[dic
         for topic in TOPICS[model]:
             trace = read_trace(shared / "traces" / model / f"{topic}.npz").select_layers(inputs.layer_ids)
             batches = sample_batches(trace, TOKENS, ITERATIONS, SEED)
-            static = judge(inputs.model, share, batches)
-            fits = _window(inputs, np.asarray(static.total).mean(axis=1))
+            static = evaluate(inputs.model, share, batches)
+            fits = _window(inputs, static)
             some = [0, len(share) // 2, len(share) - 1]
             replayed = {row: _simulated(inputs, share, batches, row) for row in some}
             for forecast in forecasts:
@@ -94,17 +93,12 @@ def _forecasts(inputs: Inputs) -> dict[str, AbstractForecast]:
     }
 
 
-def _window(inputs: Inputs, layer_s: np.ndarray) -> float:
-    """How many experts fit into the time of the layer before, mean over layers (Eq. 17 with h IS elements of 4 B)."""
-    topology = inputs.model.machine.topology
-    broadcast = ChunkedBroadcast(
-        alpha=topology.link_latency[0],
-        beta=inputs.scenario.costs.weight_bytes_per_element / topology.link_bandwidth[0],
-        nodes=float(inputs.num_nodes),
-        hidden=float(inputs.moe.hidden_size),
-        intermediate=float(inputs.moe.expert_size),
-    )
-    return float(np.asarray(experts_in_window(broadcast, jnp.asarray(np.roll(layer_s, 1)), 16)).mean())
+def _window(inputs: Inputs, static: LayerTime) -> float:
+    """How many experts fit into the mean time of the layer before, mean over layers (Eq. 17 with h IS elements)."""
+    sizes = (inputs.moe.hidden_size, inputs.moe.expert_size, inputs.scenario.costs.weight_bytes_per_element)
+    window = WindowAllowance(*(jnp.asarray(float(size)) for size in sizes))
+    mean = jax.tree.map(lambda leaf: leaf.mean(axis=-1), static)
+    return float(np.asarray(window(inputs.model.machine, mean, 16)).mean())
 
 
 def _gain(
@@ -113,18 +107,18 @@ def _gain(
     batches: Batch,
     forecast: AbstractForecast,
     experts: int,
-    static: Judgement,
+    static: LayerTime,
     replayed: dict[int, float],
 ) -> dict[str, str]:
     """Static over dynamic time of the MoE layers, by the model, and by model and simulator on the same few layers.
 
     `static` and `replayed` are the static times, by the model and by the simulator on these few.
     """
-    each = inputs.model.flops_per_token_expert / inputs.model.machine.die.flops
-    policy = PreBroadcast(share, each, forecast, jnp.full(len(share), experts), experts)
-    served = replay(policy, batches).served
-    decided = decided_latencies(inputs.model, share, batches, served)
-    before, after = np.asarray(static.total), np.asarray(decided.total)
+    flops, allowance = inputs.model.costs.flops_per_token_expert, FixedAllowance(jnp.asarray(experts))
+    _, times, decided = rollout(PreBroadcast(share, flops, forecast, allowance, experts), inputs.model, batches)
+    dynamic = jax.tree.map(lambda leaf: np.swapaxes(np.asarray(leaf), 0, 1), times)
+    served = np.swapaxes(np.asarray(decided.served), 0, 1)
+    before, after = np.asarray(static.total), dynamic.total
     some = list(replayed)
     simulated = sum(_simulated(inputs, share, batches, row, served) for row in some)
     modelled = before[some, WARM].sum() / after[some, WARM].sum()
@@ -132,17 +126,19 @@ def _gain(
         "static_s": f"{before.mean():.6e}",
         "dynamic_s": f"{after.mean():.6e}",
         "speedup": f"{before.sum() / after.sum():.4f}",
-        "compute_speedup": f"{np.asarray(static.compute).sum() / np.asarray(decided.compute).sum():.4f}",
+        "compute_speedup": f"{np.asarray(static.compute).sum() / dynamic.compute.sum():.4f}",
         "replayed_model_speedup": f"{modelled:.4f}",
         "replayed_simulated_speedup": f"{sum(replayed.values()) / simulated:.4f}",
     }
 
 
-def _simulated(inputs: Inputs, share: jax.Array, batches: Batch, row: int, served: jax.Array | None = None) -> float:
+def _simulated(inputs: Inputs, share: jax.Array, batches: Batch, row: int, served: np.ndarray | None = None) -> float:
     """Simulated seconds of one layer of one iteration, static unless it is said where tokens are served."""
     batch = jax.tree.map(lambda leaf: np.asarray(leaf[row, WARM]), batches)
-    decided = None if served is None else np.asarray(served[row, WARM])
-    return layer_seconds(describe(inputs, "sharded"), np.asarray(share[row]), batch, decided)
+    decided = None if served is None else served[row, WARM]
+    return layer_seconds(
+        describe(inputs, "sharded", inputs.scenario.costs.exchange), np.asarray(share[row]), batch, decided
+    )
 
 
 JOBS = {

@@ -6,8 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxmoe.hardware import Die, Machine, Mesh
+from jaxmoe.latency import LayerTime
 from jaxmoe.network import ChunkedBroadcast
-from jaxmoe.policies import experts_in_window
+from jaxmoe.policies import FixedAllowance, WindowAllowance, experts_in_window
 
 fitting = eqx.filter_jit(experts_in_window)
 
@@ -47,3 +49,14 @@ def test_windows_may_differ_by_broadcast_as_well():
     broadcasts = eqx.filter_vmap(lambda beta: ChunkedBroadcast(0.0, beta, 16.0, 5.0, 6.0))(speeds)
     found = eqx.filter_vmap(lambda broadcast: experts_in_window(broadcast, jnp.asarray(100.0), 8))(broadcasts)
     np.testing.assert_array_equal(found, [1, 3])
+
+
+def test_the_window_of_a_layer_is_the_layer_before():
+    # 30 elements of 4 B over the slowest link, 2 B/s: 60 s an expert. The first layer sees the last one.
+    mesh = Mesh(jnp.array([2.0, 8.0]), jnp.zeros(2), shape=(1, 2))
+    machine = Machine(mesh, Die(jnp.ones(2)))
+    last = LayerTime({}, {}, jnp.array([60.0, 59.0, 200.0]))
+    allowance = WindowAllowance(*(jnp.asarray(float(number)) for number in (5, 6, 4)))
+    assert allowance(machine, last, 2).tolist() == [2, 1, 0]
+    assert FixedAllowance(jnp.asarray(5))(machine, last, 2).tolist() == [2, 2, 2]
+    assert FixedAllowance(jnp.array([0, 1, 2]))(machine, last, 2).tolist() == [0, 1, 2]

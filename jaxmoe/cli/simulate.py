@@ -1,0 +1,172 @@
+"""`jaxmoe simulate`: a system over iterations, beside the same plan left alone."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from jaxmoe.cli import options
+from jaxmoe.cli.output import OutputFolder
+from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.session import session
+from jaxmoe.cli.tables import print_table, print_warnings
+from jaxmoe.cli.timeline import ShownLayer, check_target, write_layer
+from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.inputs import Inputs, OptionError, read_inputs
+from jaxmoe.experiment.simulation import (
+    STATIC,
+    Run,
+    Simulation,
+    batch_at,
+    iterations_of,
+    mean_stages,
+    simulate,
+    simulation_report,
+)
+from jaxmoe.experiment.strategies import Strategy, given_plans
+from jaxmoe.experiment.summary import provenance
+from jaxmoe.plotting import plot_iterations
+from jaxmoe.plotting.style import time_unit
+from jaxmoe.traces import GatingTrace
+
+Plan = Annotated[
+    str | None,
+    typer.Option("--plan", metavar="FILE|STRATEGY", help="The plan that the system starts from, for system.plan."),
+]
+Iterations = Annotated[int, typer.Option("--iterations", metavar="N", help="Iterations to run.", min=1)]
+Replays = Annotated[
+    int, typer.Option("--replay", metavar="N", help="Iterations that the event simulator replays.", min=1)
+]
+History = Annotated[
+    Path | None,
+    typer.Option(
+        "--history",
+        metavar="FILE",
+        help="A trace that forecasts and strategies are fitted on; by default what comes before the run.",
+    ),
+]
+
+
+def command(
+    config: options.Config,
+    out: options.Out,
+    plan: Plan = None,
+    iterations: Iterations = 100,
+    replay: Replays = 3,
+    trace: options.Trace = None,
+    history: History = None,
+    overrides: options.Overrides = None,
+    layers: options.Layers = None,
+    timeline: options.Timeline = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Run a system over iterations, and tell what it gains over its plan left alone."""
+    with session(out, verbose) as (folder, interrupts), StageClock() as clock:
+        with clock.stage("load"):
+            check_target(timeline, None)
+            _check_replays(replay, iterations)
+            inputs = read_inputs(config, overrides, trace, layers)
+            seen = None if history is None else read_inputs(config, overrides, history, layers).trace
+            steps = iterations_of(inputs, iterations, seen)
+            strategy = _plan(inputs, plan, steps.history)
+        with progress_bars(interrupts.check) as report:
+            simulation = simulate(inputs, strategy, steps, replay, clock, report)
+        with clock.stage("draw"):
+            _draw(folder, inputs, simulation)
+        if timeline is not None:
+            with clock.stage("timeline"):
+                write_layer(timeline, inputs, _slowest(simulation))
+        summary = provenance("simulate", inputs) | simulation_report(simulation)
+        folder.write_json("summary.json", summary | {"wall_s": clock.report()})
+        _print(inputs, simulation)
+        print_warnings(_warnings(inputs, simulation))
+
+
+def _check_replays(replay: int, iterations: int) -> None:
+    if replay > iterations:
+        raise OptionError(f"--replay is {replay}, expected at most --iterations, {iterations}")
+
+
+def _plan(inputs: Inputs, plan: str | None, history: GatingTrace) -> Strategy:
+    """The plan of the option or of the scenario; a strategy places experts by their loads in the history."""
+    text = inputs.scenario.system.plan if plan is None else plan
+    seen = Inputs(inputs.scenario, inputs.moe, inputs.model, history, inputs.trace_path)
+    return given_plans([text], seen, taken=(), compared=())[0]
+
+
+def _slowest(simulation: Simulation) -> ShownLayer:
+    """Of the first replayed iteration of the system, the slowest layer in the simulator."""
+    run, step = simulation.runs[simulation.system], simulation.replayed[0]
+    row = int(run.simulated[0].argmax())
+    served = None if run.served is None else run.served[0, row]
+    batch = batch_at(simulation.iterations, row, step)
+    facts = {"system": simulation.system, "iteration": step}
+    placement, name = simulation.strategy.placement, simulation.strategy.name
+    return ShownLayer(f"{simulation.system} on {name}, iteration {step}", row, placement, batch, served, facts)
+
+
+def _draw(folder: OutputFolder, inputs: Inputs, simulation: Simulation) -> None:
+    title = f"{inputs.scenario.name}: {len(inputs.layer_ids)} MoE layers of every iteration"
+    runs = simulation.runs
+    seconds = {name: run.seconds for name, run in runs.items()}
+    simulated = {name: run.simulated.sum(axis=1) for name, run in runs.items()}
+    plot_iterations(folder.target("iterations.png"), seconds, simulated, np.array(simulation.replayed), title)
+
+
+def _print(inputs: Inputs, simulation: Simulation) -> None:
+    """An iteration of both, stage by stage."""
+    factor, unit = time_unit(max(float(run.seconds.mean()) for run in simulation.runs.values()))
+    count = simulation.iterations.count
+    title = f"{inputs.scenario.name}: {len(inputs.layer_ids)} layers, mean of {count} iterations, "
+    title += f"plan {simulation.strategy.name}, {_exchanges(simulation)} [{unit}]"
+    table = Table(title=escape(title))
+    table.add_column("system", no_wrap=True)
+    columns = ("dispatch", "compute", "combine", "movement", "total", "p95", "speed-up", "simulated\n(model there)")
+    for column in (*columns, "model's mean abs\nerror, %"):
+        table.add_column(column, justify="right")
+    for name, run in simulation.runs.items():
+        table.add_row(name, *_cells(simulation, name, run, factor))
+    print_table(table)
+
+
+def _cells(simulation: Simulation, name: str, run: Run, factor: float) -> list[str]:
+    speedup = simulation.runs[STATIC].seconds.sum() / run.seconds.sum()
+    there = run.staged[list(simulation.replayed)].sum(axis=1).mean()
+    error = simulation.agreement(name)["mean_abs_error_percent"]
+    seconds = [*mean_stages(run).values(), float(np.quantile(run.seconds, 0.95))]
+    return [
+        *(f"{value * factor:.4g}" for value in seconds),
+        f"{speedup:.3f}",
+        f"{run.simulated.sum(axis=1).mean() * factor:.4g} ({there * factor:.4g})",
+        "-" if error is None else f"{error:.3f}",
+    ]
+
+
+def _exchanges(simulation: Simulation) -> str:
+    """The exchange of the plan, or how many layers have each."""
+    counted = Counter(simulation.strategy.placement.exchange)
+    if len(counted) == 1:
+        return f"exchange {next(iter(counted))}"
+    return "exchanges " + ", ".join(f"{name} in {layers} layers" for name, layers in counted.items())
+
+
+def _warnings(inputs: Inputs, simulation: Simulation) -> list[str]:
+    """What a reader has to know of the plan, the tokens and the movements."""
+    run, steps = simulation.runs[simulation.system], simulation.iterations
+    notes = [f"{simulation.strategy.name}: {simulation.strategy.note}"] if simulation.strategy.note else []
+    if not steps.successive:
+        needed = steps.count * inputs.scenario.workload.batch_tokens
+        notes.append(
+            f"the trace has {inputs.trace.num_tokens} tokens, fewer than the {needed} of all iterations: "
+            "batches are drawn from all of it, and so are like each other"
+        )
+    if run.late > 0:
+        notes.append(
+            f"{100 * run.late:.0f} % of the broadcasts take longer than the layer before, so they could not be hidden "
+            "behind it; with system.window: last only those that fit Eq. 17 are made"
+        )
+    return notes

@@ -1,0 +1,82 @@
+"""hd_moe: a hybrid plan, and before every layer a broadcast of the experts that are expected to congest (IV-D)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax.numpy as jnp
+
+from jaxmoe.policies import (
+    AbstractAllowance,
+    AbstractForecast,
+    AbstractMethod,
+    CrossLayer,
+    FixedAllowance,
+    MovingAverage,
+    PerfectForecast,
+    PreBroadcast,
+    StaticForecast,
+    WindowAllowance,
+)
+from jaxmoe.systems.setting import AbstractSystem, Setting, UnsuitableSystemError
+from jaxmoe.traces.prediction import NextLayer
+from jaxmoe.traces.prediction.frequency import shares
+from jaxmoe.traces.statistics.counting import count_pairs
+
+Forecast = Literal["moving_average", "static", "perfect", "cross_layer"]
+
+
+@dataclass(frozen=True)
+class HDMoE(AbstractSystem):
+    """Pre-broadcast on top of any sharded plan.
+
+    `forecast` is fitted on the history; that of `cross_layer` has `prior` choices by the frequencies added to every
+    row, and a moving average for the first layer. `rate` is of the moving average. In every iteration and layer
+    `experts` are broadcast, or with the window `last` as many of them as fit the time of the layer before (Eq. 17).
+    A `hidden` broadcast costs no time, as in the paper; a `charged` one goes by the schedule of the layer.
+    """
+
+    forecast: Forecast = "moving_average"
+    rate: float = 0.5
+    prior: float = 10.0
+    experts: int = 2
+    window: Literal["fixed", "last"] = "fixed"
+    broadcast: Literal["hidden", "charged"] = "hidden"
+
+    def method(self, setting: Setting) -> AbstractMethod:
+        if setting.mode != "sharded":
+            raise UnsuitableSystemError(
+                f"system hd_moe broadcasts the experts of sharded plans, but the plan is {setting.mode}; "
+                "use a sharded plan, or the system static"
+            )
+        if setting.model.schedule.micro_batches > 1:
+            raise UnsuitableSystemError(
+                "system hd_moe decides for whole batches, but the schedule cuts them into micro-batches; "
+                "use the schedule serial, overlap or idle_links"
+            )
+        return PreBroadcast(
+            share=jnp.asarray(setting.share, jnp.float32),
+            flops_per_token_expert=setting.model.costs.flops_per_token_expert,
+            forecast=self._forecast(setting),
+            allowance=self._allowance(setting),
+            limit=min(self.experts, setting.share.shape[1]),
+            hidden=self.broadcast == "hidden",
+        )
+
+    def _forecast(self, setting: Setting) -> AbstractForecast:
+        if self.forecast == "perfect":
+            return PerfectForecast()
+        counts = count_pairs(setting.history)
+        frequency = shares(counts.load)
+        average = MovingAverage(frequency, jnp.asarray(self.rate))
+        match self.forecast:
+            case "static":
+                return StaticForecast(frequency)
+            case "cross_layer":
+                return CrossLayer.from_heatmap(NextLayer.from_counts(counts, self.prior), average)
+        return average
+
+    def _allowance(self, setting: Setting) -> AbstractAllowance:
+        if self.window == "fixed":
+            return FixedAllowance(jnp.asarray(self.experts))
+        sizes = (setting.moe.hidden_size, setting.moe.expert_size, setting.weight_bytes_per_element)
+        return WindowAllowance(*(jnp.asarray(float(size)) for size in sizes))

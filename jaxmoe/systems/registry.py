@@ -1,0 +1,16 @@
+"""All systems by the name that a scenario calls them."""
+
+from typing import Any
+
+from jaxmoe.systems.hd_moe import HDMoE
+from jaxmoe.systems.setting import AbstractSystem, UnsuitableSystemError
+from jaxmoe.systems.static import Static
+
+SYSTEMS: dict[str, type[AbstractSystem]] = {"static": Static, "hd_moe": HDMoE}
+
+
+def system_of(name: str, **settings: Any) -> AbstractSystem:
+    """The system of this name with settings of its own. Raises `UnsuitableSystemError` for a name that is none."""
+    if name not in SYSTEMS:
+        raise UnsuitableSystemError(f"system is {name!r}, expected one of {', '.join(SYSTEMS)}")
+    return SYSTEMS[name](**settings)
