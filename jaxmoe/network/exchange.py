@@ -1,4 +1,4 @@
-"""What the exchanges of `jaxmoe.placement.exchange` send: from visits to the flows of combine; dispatch mirrors them."""
+"""What the exchanges of `jaxmoe.placement.exchange` send: visits become flows of combine; dispatch mirrors them."""
 
 import abc
 
