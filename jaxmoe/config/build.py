@@ -140,7 +140,7 @@ def _gemm(die: DieConfig, tokens: int, columns: int) -> AbstractGemm | None:
         return None
     if isinstance(die.gemm, MeasuredGemmConfig):
         try:
-            return read_gemm_table(Path(die.gemm.path), tokens, columns)
+            return read_gemm_table(Path(die.gemm.path), float(tokens), float(columns))
         except GemmError as error:
             raise ConfigError(f"hardware.die.gemm.path: {error}") from None
     return TiledGemm(*map(_number, (die.gemm.tile_tokens, die.gemm.tile_columns, die.gemm.startup_ns * NANO)))

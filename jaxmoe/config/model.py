@@ -13,7 +13,8 @@ class LayerRange(Section):
     """The layers with routed experts, as numbered in the full model: `first`, `first + step`, ..., but for `skip`."""
 
     first: int = Field(default=0, ge=0, description="the number of the first layer with routed experts", examples=[0])
-    count: Count = Field(description="the number of layers in this range", examples=[32])
+    # A hundred times what models have.
+    count: int = Field(ge=1, le=10_000, description="the number of layers in this range", examples=[32])
     step: Count = Field(default=1, description="the distance between the layers of this range", examples=[1])
     # Strict mode would refuse the list that YAML gives; the entries stay strict.
     skip: Annotated[tuple[int, ...], Field(strict=False)] = Field(

@@ -9,6 +9,8 @@ import yaml
 
 from jaxmoe.config.base import ConfigError
 
+MOST_VALUES = 100_000  # of a file
+
 
 class _Loader(yaml.SafeLoader):
     """The safe loader without its two silent traps."""
@@ -39,15 +41,33 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str, label: str) -> object:
     """The data of one YAML document. `label` names its source in errors."""
     try:
-        # _Loader is a SafeLoader.
-        return yaml.load(text, Loader=_Loader)
+        data = yaml.load(text, Loader=_Loader)  # _Loader is a SafeLoader
+        if _values(data, {}) > MOST_VALUES:
+            raise ValueError(f"aliases make it more than {MOST_VALUES} values")
+        return data
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{label}, line {mark.line + 1}, column {mark.column + 1}" if mark else label
         what = error.problem or error.context
         raise ConfigError(f"{where}: not valid YAML: {what}. Correct the text there.") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{label}: not valid YAML: {error}. Correct the text.") from error
+    except (KeyError, IndexError, AttributeError, TypeError) as error:  # as the loader takes what it cannot convert
+        raise ConfigError(f"{label}: not valid YAML: a value does not fit its tag. Leave out tags with !!.") from error
+
+
+def _values(data: object, known: dict[int, int]) -> int:
+    """How many values data has, aliases written out; `known` by the identity of what holds others."""
+    if not isinstance(data, dict | list | tuple | set):
+        return 1
+    if id(data) not in known:
+        known[id(data)] = 0
+        known[id(data)] = 1 + sum(
+            _values(value, known) for value in (data.values() if isinstance(data, dict) else data)
+        )
+    if known[id(data)] == 0:
+        raise ValueError("an alias is inside of what it stands for")
+    return known[id(data)]
 
 
 def read_mapping(path: Path) -> dict[str, object]:

@@ -12,6 +12,7 @@ def homes_of(
     batch: Batch,
     hosts: Bool[np.ndarray, "token top_k node"],
     hops: Int[np.ndarray, "node node2"],
+    mesh_shape: tuple[int, int] | None = None,
 ) -> Int[np.ndarray, " token"]:
     """The home of every token; of one that visits no node it is of no meaning. `hosts` are those of its choices."""
     visited = np.asarray(hosts.any(axis=1))
@@ -26,7 +27,19 @@ def homes_of(
         return np.where(visited, visited @ hops, np.inf).argmin(axis=1)
     if home == "least_loaded":
         return _least_loaded(visited, visited @ hops)
+    if home == "corner_host":
+        corners = _corners(mesh_shape, nodes)
+        near = hops[[corners[token % len(corners)] for token in range(tokens)]]
+        return np.where(visited, near, np.inf).argmin(axis=1)
     return token_sources(batch, nodes)
+
+
+def _corners(mesh_shape: tuple[int, int] | None, nodes: int) -> list[int]:
+    """The corners of a mesh in the order of their numbers; all nodes of another network."""
+    if mesh_shape is None:
+        return list(range(nodes))
+    x, y = mesh_shape
+    return sorted({row * y + column for row in (0, x - 1) for column in (0, y - 1)})
 
 
 def token_sources(batch: Batch, nodes: int) -> Int[np.ndarray, " token"]:

@@ -46,7 +46,7 @@ def plan_tokens(
     part = np.where(served[..., None] < 0, part, served[..., None] == np.arange(layer.num_nodes))
     home = np.zeros(len(experts), np.int64)
     if isinstance(layer.exchange, Gather):
-        home = homes_of(layer.exchange.home, batch, part > 0, layer.fabric.hops)
+        home = homes_of(layer.exchange.home, batch, part > 0, layer.fabric.hops, layer.fabric.mesh_shape)
     # Weights of the experts that any token uses are read.
     used = share[np.unique(experts[(experts >= 0) & (served < 0)])]
     held = (used if layer.mode == "sharded" else used > 0).sum(axis=0, dtype=float)

@@ -73,7 +73,10 @@ def read_gemm_table(path: Path, largest_rows: float, largest_columns: float) -> 
     rows, columns = (np.unique([point[axis] for point in points]) for axis in (0, 1))
     table = np.full((len(rows), len(columns)), np.nan)
     for tokens, width, seconds in points:
-        table[np.searchsorted(rows, tokens), np.searchsorted(columns, width)] = seconds
+        at = np.searchsorted(rows, tokens), np.searchsorted(columns, width)
+        if not np.isnan(table[at]):
+            raise GemmError(f"{path}: has two times for {tokens:g} tokens and {width:g} columns; keep one")
+        table[at] = seconds
     if np.isnan(table).any():
         row, column = np.argwhere(np.isnan(table))[0]
         raise GemmError(

@@ -100,13 +100,14 @@ class LayerModel(eqx.Module):
         match demand:
             case Traffic():
                 phases = self._phase_times(demand)
-                seconds = sum((phase.total(reduction) for phase in phases), start=jnp.zeros(()))
-                return seconds, {
-                    "link": sum(phase.link_time for phase in phases),
-                    "port": sum(phase.port_time for phase in phases),
+                return _added([phase.total(reduction) for phase in phases]), {
+                    "link": _added([phase.link_time for phase in phases]),
+                    "port": _added([phase.port_time for phase in phases]),
                 }
             case Work():
-                node = roofline(self.machine, self._expert_seconds(demand.visits, support), *_bytes(demand))
+                node = roofline(
+                    self.machine, self._expert_seconds(demand.visits, support), demand.weights, demand.vectors
+                )
                 return reduction(node), {"node": node}
 
     def _expert_seconds(self, visits: Visits, support: AbstractSupport) -> Float[Array, " node"]:
@@ -129,7 +130,8 @@ class LayerModel(eqx.Module):
 
         A movement is part of the total where it is `charged`.
         """
-        total = self.schedule.total(*(parts.stages[name] for name in STAGES), reduction)
+        dispatch, compute, combine = (parts.stages[name] for name in STAGES)
+        total = self.schedule.total(dispatch, compute, combine, reduction)
         summed = jax.tree.map(lambda leaf: leaf.sum(axis=0), parts)
         if charged:
             total = self._with_movement(total, summed)
@@ -139,9 +141,9 @@ class LayerModel(eqx.Module):
         """The total with weights that travel before the stages, or beside them on idle links."""
         if not self.schedule.in_background:
             return total + summed.stages["movement"]
-        stages = [summed.busy[name]["link"] for name in ("dispatch", "combine", "movement")]
-        return jnp.maximum(jnp.maximum(total, sum(stages).max()), summed.stages["movement"])
+        busy = _added([summed.busy[name]["link"] for name in ("dispatch", "combine", "movement")])
+        return jnp.maximum(jnp.maximum(total, busy.max()), summed.stages["movement"])
 
 
-def _bytes(work: Work) -> tuple[Float[Array, " node"], Float[Array, " node"]]:
-    return work.weights, work.vectors
+def _added(seconds: list[Float[Array, "*resource"]]) -> Float[Array, "*resource"]:
+    return jnp.stack(seconds).sum(axis=0)

@@ -101,7 +101,7 @@ class ScheduleError(ValueError):
 def schedule_of(name: str) -> AbstractSchedule:
     """The schedule of this name; `pipelined(4)` has four micro-batches. Raises `ScheduleError`."""
     if name in ("serial", "overlap", "idle_links"):
-        return {"serial": Serial, "overlap": Overlap, "idle_links": IdleLinks}[name]()
+        return {"serial": Serial(), "overlap": Overlap(), "idle_links": IdleLinks()}[name]
     if found := re.fullmatch(r"pipelined\(([1-9]\d*)\)", name):
         return Pipelined(int(found[1]))
     raise ScheduleError(f"schedule is {name!r}, expected one of {', '.join(SCHEDULES)}, with a number for m")

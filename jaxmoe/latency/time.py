@@ -9,7 +9,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
 STAGES = ("dispatch", "compute", "combine")  # in the order in which a layer has them
 
@@ -21,9 +20,9 @@ class LayerTime(eqx.Module):
     and `port` for the network.
     """
 
-    stages: dict[str, Float[Array | np.ndarray, "*lead"]]
-    busy: dict[str, dict[str, Float[Array | np.ndarray, "*lead resource"]]]
-    total: Float[Array | np.ndarray, "*lead"]
+    stages: dict[str, Any]  # [*lead]
+    busy: dict[str, dict[str, Any]]  # [*lead, resource]
+    total: Any  # [*lead]
 
     @property
     def dispatch(self) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 from jaxmoe.models.attention import Attention, GroupedQueryAttention, LatentAttention
 from jaxmoe.models.moe import ModelError, MoEModel, SharedExperts
 
+MOST_LAYERS = 10_000  # a hundred times what models have
 REMEDY = "use the config.json that was published with the model"
 
 
@@ -124,7 +125,7 @@ class _Keys:
 
 def _model(keys: _Keys, name: str, experts: str, expert_size: str, attention: Attention) -> MoEModel:
     """What nearly all families name alike, with experts in every layer; they differ in the two keys given."""
-    num_experts, num_layers = keys.experts(experts), keys.count("num_hidden_layers")
+    num_experts, num_layers = keys.experts(experts), keys.count("num_hidden_layers", most=MOST_LAYERS)
     return MoEModel(
         name=name,
         hidden_size=keys.count("hidden_size"),
@@ -239,7 +240,7 @@ def _llama4_text(keys: _Keys, name: str) -> MoEModel:
 def _dbrx(keys: _Keys, name: str) -> MoEModel:
     """Names of its own, in sections for attention and experts."""
     ffn, heads, hidden_size = keys.section("ffn_config"), keys.count("n_heads"), keys.count("d_model")
-    num_experts, num_layers = ffn.experts("moe_num_experts"), keys.count("n_layers")
+    num_experts, num_layers = ffn.experts("moe_num_experts"), keys.count("n_layers", most=MOST_LAYERS)
     kv_heads = keys.section("attn_config").count("kv_n_heads", most=heads)
     return MoEModel(
         name=name,

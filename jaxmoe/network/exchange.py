@@ -2,6 +2,7 @@
 them."""
 
 import abc
+from typing import Literal
 
 import equinox as eqx
 import jax
@@ -45,7 +46,7 @@ class GatherExchange(AbstractExchange):
         return ((Flows(visits.visited, home, one, visits.weight, route=route),),)
 
 
-BOTH_TREES = ("tree", "cross_tree")
+BOTH_TREES: tuple[Literal["tree", "cross_tree"], ...] = ("tree", "cross_tree")
 
 
 class ReduceScatterExchange(AbstractExchange):
@@ -133,6 +134,11 @@ def _ring_exchange(rings: Rings, topology: AbstractTopology) -> RingExchange:
     group, successor, place = groups_of(rings, topology), np.empty(topology.num_nodes), np.empty(topology.num_nodes)
     for order in ring_orders(rings, topology):
         successor[order], place[np.sort(order)] = np.roll(order, -1), np.arange(len(order))
-    arrays = (jnp.asarray(array.astype(np.int32)) for array in (group, successor, place))
-    size = jnp.asarray(topology.num_nodes // rings.count, jnp.float32)
-    return RingExchange(*arrays, size, rings.both_ways, rings.between and rings.count > 1)
+    return RingExchange(
+        group=jnp.asarray(group, jnp.int32),
+        successor=jnp.asarray(successor, jnp.int32),
+        place=jnp.asarray(place, jnp.int32),
+        size=jnp.asarray(topology.num_nodes // rings.count, jnp.float32),
+        both_ways=rings.both_ways,
+        between=rings.between and rings.count > 1,
+    )

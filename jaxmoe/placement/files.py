@@ -1,14 +1,14 @@
 """Plan files: `plan.npz` with share, mode, exchange, layer_ids and meta, and of a mesh its mesh_shape."""
 
 import json
-import zlib
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
+from typing import Any, cast, get_args
 
 import numpy as np
 
-from jaxmoe.placement.placement import Placement, PlanError
+from jaxmoe.placement.placement import Mode, Placement, PlanError
+from jaxmoe.traces.formats.zipped import read_arrays
+from jaxmoe.traces.trace import TraceError
 
 
 def write_plan(path: Path, placement: Placement) -> None:
@@ -37,31 +37,59 @@ def read_plan(path: Path, default_layer_ids: tuple[int, ...] = ()) -> Placement:
     Layers without ids get `default_layer_ids` if there are as many, else 0, 1, 2, ... Older plans state no exchange.
     Raises `PlanError` with the file's name for anything that is not a plan.
     """
-    data = _read_arrays(path)
-    if "share" not in data:
-        raise PlanError(f"{path}: has no share, expected the arrays of a plan.npz")
+    if not path.exists():
+        raise PlanError(f"{path}: no such plan file; check the path")
     try:
-        layers = len(data["share"])
-        ids = data.get("layer_ids", default_layer_ids if len(default_layer_ids) == layers else range(layers))
-        meta = json.loads(str(data["meta"])) if "meta" in data else {}
-        return Placement(
-            share=np.asarray(data["share"], np.float32),
-            mesh_shape=(int(data["mesh_shape"][0]), int(data["mesh_shape"][1])) if "mesh_shape" in data else None,
-            mode=str(data.get("mode", "sharded")),  # type: ignore[arg-type]  # checked by Placement
-            layer_ids=tuple(int(layer) for layer in ids),
-            meta=meta,
-            exchange=tuple(str(name) for name in data.get("exchange", ())),
-        )
-    except (PlanError, ValueError, IndexError, TypeError) as error:
+        return _placement(read_arrays(path), default_layer_ids)
+    except (TraceError, PlanError) as error:
         raise PlanError(f"{path}: {error}") from None
 
 
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+def _placement(arrays: dict[str, np.ndarray], default_layer_ids: tuple[int, ...]) -> Placement:
+    if "share" not in arrays:
+        raise PlanError("has no share, expected the arrays of a plan.npz")
+    share = arrays["share"]
+    if share.ndim != 3 or share.dtype.kind not in "fiu":
+        raise PlanError(f"share is {share.dtype} of shape {share.shape}, expected numbers [layer, expert, node]")
+    shape = None
+    if "mesh_shape" in arrays:
+        _check_whole_numbers(arrays, "mesh_shape", (2,))
+        shape = tuple(arrays["mesh_shape"].tolist())
+    ids = default_layer_ids if len(default_layer_ids) == len(share) else tuple(range(len(share)))
+    if "layer_ids" in arrays:
+        _check_whole_numbers(arrays, "layer_ids", (arrays["layer_ids"].size,))
+        ids = tuple(arrays["layer_ids"].tolist())
+    with np.errstate(over="ignore"):  # what becomes infinite is refused below
+        share = np.asarray(share, np.float32)
+    return Placement(share, shape, _mode(arrays), ids, _meta(arrays), _exchange(arrays))
+
+
+def _check_whole_numbers(arrays: dict[str, np.ndarray], name: str, shape: tuple[int, ...]) -> None:
+    array = arrays[name]
+    if array.shape != shape or array.dtype.kind not in "iu":
+        raise PlanError(f"{name} is {array.dtype} of shape {array.shape}, expected whole numbers of shape {shape}")
+
+
+def _exchange(arrays: dict[str, np.ndarray]) -> tuple[str, ...]:
+    names = arrays.get("exchange", np.empty(0, "<U1"))
+    if names.ndim != 1 or names.dtype.kind != "U":
+        raise PlanError(f"exchange is {names.dtype} of shape {names.shape}, expected a name for each layer")
+    return tuple(names.tolist())
+
+
+def _mode(arrays: dict[str, np.ndarray]) -> Mode:
+    mode = str(arrays.get("mode", "sharded"))
+    if mode not in get_args(Mode):
+        raise PlanError(f"mode is {mode[:40]!r}, expected 'sharded' or 'replicated'")
+    return cast(Mode, mode)
+
+
+def _meta(arrays: dict[str, np.ndarray]) -> dict[str, object]:
+    text = str(arrays.get("meta", "{}"))
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {key: file[key] for key in file.files}
-    except FileNotFoundError:
-        raise PlanError(f"{path}: no such plan file") from None
-    # What a damaged archive raises depends on where it is damaged; a lone .npy has no `files`.
-    except (OSError, ValueError, BadZipFile, EOFError, zlib.error, AttributeError, TypeError) as error:
-        raise PlanError(f"{path}: not a readable npz file ({error})") from None
+        meta = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"meta is not JSON ({error}); write the plan again") from None
+    if not isinstance(meta, dict):
+        raise PlanError(f"meta is {text[:40]!r}, expected a JSON object; write the plan again")
+    return meta

@@ -1,5 +1,6 @@
 """Smooth stand-ins for hard operations. Knows nothing of networks or experts."""
 
+from jaxmoe.relax.number import as_number as as_number
 from jaxmoe.relax.reduction import AbstractReduction as AbstractReduction
 from jaxmoe.relax.reduction import HardMax as HardMax
 from jaxmoe.relax.reduction import SmoothMax as SmoothMax

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxmoe.relax.number import as_number
+
 
 class AbstractReduction(eqx.Module):
     """Reduces the last axis to its largest value or to a smooth bound of it."""
@@ -30,7 +32,7 @@ class SmoothMax(AbstractReduction):
     so the value tends to the maximum linearly in the temperature. Zeros reduce to 0.
     """
 
-    temperature: Float[Array, ""] | float
+    temperature: Float[Array, ""] = eqx.field(converter=as_number)
 
     def __call__(self, values: Float[Array, "*batch items"]) -> Float[Array, "*batch"]:
         largest = jnp.max(values, axis=-1, keepdims=True, initial=0)

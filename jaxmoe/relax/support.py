@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxmoe.relax.number import as_number
+
 
 class AbstractSupport(eqx.Module):
     """How shares become presence in [0, 1]."""
@@ -56,7 +58,7 @@ class HardSupport(AbstractSupport):
 class SoftSupport(AbstractSupport):
     """Present to the degree 1 - exp(-share / width); the width broadcasts against the shares."""
 
-    width: Float[Array, "..."] = eqx.field(converter=lambda width: jnp.asarray(width, jnp.result_type(float)))
+    width: Float[Array, "..."] = eqx.field(converter=as_number)
 
     def amount(self, share: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         return share / self.width

@@ -32,7 +32,9 @@ class LoadCounts:
         if counts.shape[2] > MAX_EXPERTS:
             raise TraceError(f"counts is of {counts.shape[2]} experts, expected at most {MAX_EXPERTS}")
         if ids.dtype.kind not in "iu" or ids.shape != counts.shape[1:2] or len(set(ids.tolist())) < ids.size:
-            raise TraceError(f"layer_ids is {ids.tolist()}, expected {counts.shape[1]} different whole numbers")
+            raise TraceError(
+                f"layer_ids is {ids.dtype} of shape {ids.shape}, expected {counts.shape[1]} different whole numbers"
+            )
         if counts.dtype.kind == "i" and counts.min() < 0:
             window, layer, expert = np.argwhere(counts < 0)[0]
             raise TraceError(f"counts of layer {ids[layer]}, expert {expert}, window {window} are negative")

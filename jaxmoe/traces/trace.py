@@ -11,6 +11,7 @@ from jaxmoe.traces.chunks import chunks, release, take
 
 MAX_EXPERTS = 2**15  # ids are int16
 CHECKED_BYTES = 2**22  # at a time: what stays in the cache
+MOST_COMPARED = 16  # choices of a token, each with each
 MISSING = -1  # in place of an expert: what the token chose there is not known
 PREFILL, DECODE = 0, 1
 PER_TOKEN = ("experts", "weights", "logits", "is_repeat", "phase")  # arrays whose first axis is tokens
@@ -178,7 +179,10 @@ class GatingTrace:
 
 def _chosen_twice(experts: np.ndarray) -> np.ndarray:
     """Where a token chose an expert twice in one layer, bool [token, layer]."""
-    # Comparing whole columns is several times as fast as sorting every choice.
+    if experts.shape[2] > MOST_COMPARED:
+        ordered = np.sort(experts, axis=2)
+        return ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] != MISSING)).any(axis=2)
+    # Comparing a few whole columns is several times as fast as sorting every choice.
     columns = np.ascontiguousarray(np.moveaxis(experts, 2, 0))
     twice = np.zeros(experts.shape[:2], bool)
     for one, other in combinations(columns, 2):

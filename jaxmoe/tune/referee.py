@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool
@@ -26,11 +25,10 @@ from jaxmoe.tune.ranked import Plan, Plans, Ranked, Scores, better, least
 from jaxmoe.tune.result import History, Progress, TuneResult, silent
 from jaxmoe.tune.stop import StopSwitch
 
-SELECTION_ENTRIES = 2**22  # entries [batch, token, node] of the batches that have the last word
+SELECTION_ENTRIES = 2**20  # entries [batch, token, node] of the batches that have the last word
 SELECTION_BATCHES = (8, 128)  # but at least and at most so many
-SCREENED = 4  # strategies that are scored on all of these batches; others on the first few alone
 REBALANCE_BATCHES = 256
-REBALANCE_ENTRIES = 2**20  # of the linear programme; larger ones take minutes
+REBALANCE_ENTRIES = 2**16  # of the linear programme; larger ones take minutes
 
 
 @dataclass
@@ -70,33 +68,32 @@ class Referee:
         held = plans if self.problem.model.mode == "sharded" else plans > 0
         return (held.sum(axis=2) <= self.problem.room * (1 + 1e-5)).all(axis=-1)
 
-    def score(self, plans: Plans, exchange: AbstractExchange | None = None, batches: Batch | None = None) -> Scores:
+    def score(self, plans: Plans, exchange: AbstractExchange | None = None) -> Scores:
         """Exact objective on the selection batches, s; under the model's own exchange unless told otherwise."""
         shares = [jnp.asarray(share) for share in np.moveaxis(plans, 1, 0).astype(np.float32)]
-        drawn = self.problem.merged(self.selection if batches is None else batches, exchange)
+        drawn = self.problem.merged(self.selection, exchange)
         return np.stack(
             [local_search.score_all(self.search, share, drawn, exchange) for share in shares], axis=1, dtype=float
         )
 
-    def under_best(self, plan: Plan, exchanges: Mapping[str, AbstractExchange], batches: Batch | None = None) -> Ranked:
+    def under_best(self, plan: Plan, exchanges: Mapping[str, AbstractExchange]) -> Ranked:
         """The plan with the best of these exchanges in every layer."""
         plans = plan[:, None]
         return least(
-            Ranked(plan, self.score(plans, exchange, batches)[:, 0], np.full(len(plan), name, object))
+            Ranked(plan, self.score(plans, exchange)[:, 0], np.full(len(plan), name, object))
             for name, exchange in exchanges.items()
         )
 
     @cached_property
-    def shipped(self) -> Ranked | None:
-        """The best strategy that ships with jaxmoe in every layer, under its best exchange; `None` where none fits."""
+    def strategies(self) -> dict[str, Ranked]:
+        """Every strategy that ships with jaxmoe and fits, by name, under its best exchange in every layer."""
         able = [strategy for strategy in self._strategies() if self.fits(strategy.share[:, None]).all()]
-        if len(able) > SCREENED:
-            few = jax.tree.map(lambda leaf: leaf[:, : SELECTION_BATCHES[0]], self.selection)
-            seen = [self.under_best(each.share, self._exchanges(each), few).seconds for each in able]
-            rank = np.argsort(np.argsort(np.stack(seen), axis=0, kind="stable"), axis=0)
-            able = [each for each, place in zip(able, rank, strict=True) if (place < SCREENED).any()]
-        ranked = [self.under_best(each.share.astype(float), self._exchanges(each)) for each in able]
-        return least(ranked) if ranked else None
+        return {each.name: self.under_best(each.share.astype(float), self._exchanges(each)) for each in able}
+
+    @property
+    def shipped(self) -> Ranked | None:
+        """The best of these in every layer; `None` where none fits."""
+        return least(self.strategies.values()) if self.strategies else None
 
     def _strategies(self) -> list[Shipped]:
         problem, topology = self.problem, self.problem.model.machine.topology

@@ -21,9 +21,9 @@ class TunerSettings:
     support_width: tuple[float, float] = (1.0, 0.03)  # of soft hosts, relative to an expert's typical part
     max_temperature: tuple[float, float] = (0.1, 0.02)  # of the smooth maximum, relative
     budget_spread: float = 0.2  # how far a node's work may be from its even part, relatively
-    refine_steps: int = 1000  # moves of every chain of local search
+    refine_steps: int = 300  # moves of every chain of local search
     refine_chains: int = 2  # chains of every layer, from its best descents
-    refine_batches: int = 32  # that judge a move
+    refine_batches: int = 16  # that judge a move
     hybrid_cuts: int = 2  # cuts of the machine into groups whose complete hybrids are improved
     descent_tokens: int = 1024  # of a larger batch, descent sees so many
     seed: int = 0
@@ -31,7 +31,7 @@ class TunerSettings:
 
 
 PRODUCTS = 2e9  # [token, expert, node] entries that one step of descent, or one move of all batches, may have per layer
-STEP_PRODUCTS = 6e10  # the same for all steps of a search
+STEP_PRODUCTS = 1.2e10  # the same for all steps of a search
 
 
 def affordable(settings: TunerSettings, problem: "PlacementProblem") -> TunerSettings:

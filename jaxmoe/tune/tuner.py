@@ -17,7 +17,6 @@ from jaxmoe.placement.exchange import Rings
 from jaxmoe.placement.groups import groups_of
 from jaxmoe.placement.rounding import keep_hosts
 from jaxmoe.placement.shipped import complete_hybrids
-from jaxmoe.placement.strategies import in_groups
 from jaxmoe.relax import geometric
 from jaxmoe.tune import descent, local_search
 from jaxmoe.tune.problem import HYBRIDS, PlacementProblem
@@ -171,25 +170,22 @@ class _Run:
         return made
 
     def best_cuts(self) -> list[_Hybrid]:
-        """The cuts that are best in any layer with experts dealt by load, the first `hybrid_cuts` of them."""
+        """The `hybrid_cuts` cuts that are best with experts dealt by load."""
         problem, topology = self.problem, self.problem.model.machine.topology
         if HYBRIDS not in problem.exchanges or problem.model.mode == "replicated" or not self.settings.hybrid_cuts:
             return []
+        named = {rings.name: rings for rings in complete_hybrids(topology, problem.trace.num_experts)}
+        seen = [ranked for name, ranked in self.referee.strategies.items() if name.startswith("hybrid_")]
         made = []
-        for rings in complete_hybrids(topology, problem.trace.num_experts):
+        for ranked in sorted(seen, key=lambda ranked: ranked.seconds.mean())[: self.settings.hybrid_cuts]:
+            rings = named[ranked.exchange[0]]
             group = groups_of(rings, topology)
-            plan = _dealt(problem.frequency, group)
-            exchange = build_exchange(rings, topology)
-            seconds = self.referee.score_groups(plan[:, None], group, exchange).mean()
-            made.append((seconds, _Hybrid(rings, group, exchange, plan)))
-        made.sort(key=lambda pair: pair[0])
-        return [hybrid for _, hybrid in made[: self.settings.hybrid_cuts]]
+            made.append(_Hybrid(rings, group, build_exchange(rings, topology), _over_groups(ranked.plan, group)))
+        return made
 
 
-def _dealt(frequency: np.ndarray, group: np.ndarray) -> Plan:
-    """Whole experts dealt to groups by load, as a plan over places of which the first are the groups."""
-    spread = in_groups(frequency, group)
-    first = [int(np.flatnonzero(group == index)[0]) for index in range(group.max() + 1)]
-    plan = np.zeros(spread.shape)
-    plan[:, :, : len(first)] = spread[:, :, first] > 0
-    return plan
+def _over_groups(plan: Plan, group: np.ndarray) -> Plan:
+    """A plan over nodes that groups share evenly as one over places, of which the first are the groups."""
+    places = np.zeros(plan.shape)
+    places[:, :, : group.max() + 1] = plan @ (group[:, None] == np.arange(group.max() + 1))
+    return places

@@ -17,6 +17,7 @@ import numpy as np
 from throughput import compiled, machine, rate
 
 from jaxmoe.des import Fabric, GraphBuilder, TaskGraph, fabric_of, simulate
+from jaxmoe.des.transfers import add_transfers, messages, no_rows
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.mesh import num_links
 from jaxmoe.network import Congestion
@@ -94,9 +95,9 @@ def simulator_row(shape: tuple[int, int], cut_through: bool) -> dict[str, object
 def all_to_all(fabric: Fabric) -> TaskGraph:
     """Two chunks from every node to every other, to the next first."""
     builder, nodes = GraphBuilder(len(fabric.rate), 0, fabric.chunk_bytes), fabric.num_nodes
-    for source in range(nodes):
-        for step in range(1, nodes):
-            builder.transfer(fabric.paths[source, (source + step) % nodes], 2 * CHUNK)
+    source, step = np.divmod(np.arange(nodes * (nodes - 1)), nodes - 1)
+    sent = messages(fabric.paths, source, (source + step + 1) % nodes, np.full(len(source), 2.0 * CHUNK))
+    add_transfers(builder, sent, no_rows(nodes))
     return builder.build()
 
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from jaxmoe.hardware import Die, Machine, Mesh
 from jaxmoe.hardware.mesh import link_ends, num_links, xy_path
-from jaxmoe.latency import LayerModel
-from jaxmoe.network import Congestion, LowestHost
+from jaxmoe.latency import LayerCosts, LayerModel
+from jaxmoe.network import Congestion, build_exchange
 from jaxmoe.relax import SmoothMax, SoftSupport
 from jaxmoe.traces import Batch, sample_batches, synthetic_trace
 
@@ -56,15 +56,20 @@ SIZES = (
 def layer_model(size: Size) -> LayerModel:
     """HD-MoE's 5 TFLOP/s and 50 GB/s with DeepSeek-V2-Lite's experts."""
     links, hidden, width = num_links(size.shape), 2048, 1408
-    return LayerModel(
-        machine=Machine(
-            Mesh(jnp.full(links, 50e9), jnp.zeros(links), shape=size.shape), Die(flops=jnp.full(size.nodes, 5e12))
-        ),
-        message_bytes=jnp.asarray(4.0 * hidden),
+    mesh = Mesh(jnp.full(links, 50e9), jnp.zeros(links), shape=size.shape)
+    costs = LayerCosts(
+        combine_bytes=jnp.asarray(4.0 * hidden),
+        dispatch_bytes=jnp.asarray(4.0 * hidden),
         expert_bytes=jnp.asarray(12.0 * hidden * width),
         flops_per_token_expert=jnp.asarray(2.0 * hidden * width),
+        columns=jnp.asarray(float(width)),
+        gemms=jnp.asarray(3.0),
+    )
+    return LayerModel(
+        machine=Machine(mesh, Die(flops=jnp.full(size.nodes, 5e12))),
+        costs=costs,
         time_model=Congestion(jnp.asarray(1024.0)),
-        exchange=LowestHost(),
+        exchange=build_exchange("lowest_host", mesh),
         mode="sharded",
     )
 
@@ -109,8 +114,8 @@ class NumpyModel:
             for destination in range(size.nodes):
                 self.paths[source * size.nodes + destination, xy_path(size.shape, source, destination)] = 1
         self.hops = self.paths.sum(axis=1)
-        self.per_message, self.per_chunk = float(model.message_bytes) / 50e9, 1024 / 50e9
-        self.per_token = float(model.flops_per_token_expert) / 5e12
+        self.per_message, self.per_chunk = float(model.costs.combine_bytes) / 50e9, 1024 / 50e9
+        self.per_token = float(model.costs.flops_per_token_expert) / 5e12
 
     def __call__(self, share: np.ndarray) -> float:
         """Total time of one plan, s."""

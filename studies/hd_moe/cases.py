@@ -16,6 +16,8 @@ TRACES = {MIXTRAL: "reasoning", DEEPSEEK: "summary"}  # what plans are tuned on
 LAYERS = {MIXTRAL: "16", DEEPSEEK: "13", QWEN: "13"}  # in the middle of the model
 BATCH_SIZES = (16, 32, 64, 128, 256, 512)
 QWEN_TOKENS, SEED = 8192, 0
+# hd_moe's own setting: results gather at the scenario's `costs.exchange`, its lowest host, or go round one ring.
+ONE_EXCHANGE = ("tuning.exchanges=[ring_both_ways]",)
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,11 @@ def qwen_like(shared: Path):
 def inputs_of(
     case: Case, shared: Path, overrides: Iterable[str] = (), trace: Path | None = None, layers: str | None = None
 ) -> Inputs:
-    """What the commands of `jaxmoe` would read for a case."""
+    """What the commands of `jaxmoe` would read for a case, in hd_moe's own setting."""
     scenario = ROOT / "configs" / "scenarios" / "hd_moe" / f"{case.name}.yaml"
     chosen = LAYERS[case.model] if layers is None else layers
     recorded = trace_file(case.model, shared) if trace is None else trace
-    return read_inputs(scenario, list(overrides), recorded, chosen)
+    return read_inputs(scenario, [*ONE_EXCHANGE, *overrides], recorded, chosen)
 
 
 def seconds(rows: Sequence[dict], **where: str) -> float:

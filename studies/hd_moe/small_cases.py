@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from cases import MIXTRAL, SEED, Case, inputs_of
 
 from jaxmoe.experiment.tuning import placement_problem
-from jaxmoe.latency import judge
+from jaxmoe.latency import evaluate
 from jaxmoe.tune import PlacementProblem, TunerSettings, tune
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.node_balance import node_balance
@@ -46,7 +46,7 @@ def optimum_rows(mesh: str, shared: Path) -> list[dict]:
             optimiser = OPTIMISERS[name]
             found[name, seed] = optimiser.run(problem, optimiser.settings(seed=seed, time_limit_s=OTHERS_S)).gathered
     times = {
-        key: judge(problem.model, jnp.asarray(share, jnp.float32), problem.batches).total
+        key: evaluate(problem.model, jnp.asarray(share, jnp.float32), problem.batches).total
         for key, share in found.items()
     }
     for row, layer in enumerate(layers):

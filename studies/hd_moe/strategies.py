@@ -1,11 +1,13 @@
-"""Fig. 8 to 14: time by strategy, machine and batch size, counted in three ways, and loads of nodes and links.
+"""Fig. 8 to 14: time by strategy, machine and batch size, counted in four ways, and loads of nodes and links.
 
 `equations`: four bytes per element everywhere, as Eq. 2 and 4 have it, and compute on batches drawn from the trace.
+`mean_frequencies`: so, but compute by Eq. 1 with the mean frequencies of the trace.
 `one_byte`: one byte per element where results gather and four in rings, as the published times have it
-(`reference/hd_moe/README.md`). `published`: so, and compute by Eq. 1 with the mean frequencies of the trace: published
-compute times are proportional to the batch size, which those of drawn batches are not.
+(`reference/hd_moe/README.md`). `published`: so, and compute by Eq. 1: published compute times are proportional to the
+batch size, which those of drawn batches are not.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -13,11 +15,13 @@ import numpy as np
 from cases import BATCH_SIZES, CASES, DEEPSEEK, LAYERS, Case, inputs_of
 from tuners import plans_of
 
-from jaxmoe.experiment.evaluation import Score, score
+from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import Inputs
-from jaxmoe.experiment.strategies import Rings, Strategy, strategy
+from jaxmoe.experiment.strategies import Strategy, region_rings, strategy
 from jaxmoe.experiment.tuning import placement_problem
+from jaxmoe.latency import LayerTime
 from jaxmoe.placement import expert_parallel_random, hybrid, tensor_parallel
+from jaxmoe.placement.exchange import Rings, exchange_of
 from jaxmoe.traces import Batch
 from jaxmoe.traces.statistics.counting import count_pairs
 
@@ -37,13 +41,13 @@ def strategies(inputs: Inputs, plans: dict[str, np.ndarray]) -> list[Strategy]:
         if experts < nodes
         else expert_parallel_random(layers, experts, nodes, SEED)
     )
-    regional = hybrid(loads, inputs.shape, regions)
+    regional, rings = hybrid(loads, inputs.shape, regions), replace(region_rings(inputs), between=False)
     made = [
-        strategy(inputs, "tp", tensor_parallel(layers, experts, nodes), Rings(1)),
-        strategy(inputs, "tp_both_ways", tensor_parallel(layers, experts, nodes)),
+        strategy(inputs, "tp", tensor_parallel(layers, experts, nodes), "ring"),
+        strategy(inputs, "tp_both_ways", tensor_parallel(layers, experts, nodes), "ring_both_ways"),
         strategy(inputs, "ep", ep),
         strategy(inputs, "hybrid", regional),
-        strategy(inputs, "hybrid_ring", regional, Rings(regions)),
+        strategy(inputs, "hybrid_ring", regional, rings.name),
     ]
     named = {"node": "node", "node_link": "node_link", "gradient": "gradient", "published": "published_plan"}
     return made + [strategy(inputs, shown, plans[name]) for name, shown in named.items() if name in plans]
@@ -55,12 +59,13 @@ def times(case: Case, shared: Path) -> list[dict]:
     rows, plans = [], plans_of(case)
     drawn = {tokens: padded(four.batches_of(tokens), max(BATCH_SIZES)) for tokens in BATCH_SIZES}
     for plan in strategies(four, plans):
-        rings = plan.forced_rings is not None or plan.name == "tp_both_ways"
+        rings = isinstance(exchange_of(plan.placement.exchange[0]), Rings)
         for tokens, batches in drawn.items():
             seen, gathered = (score(inputs, plan, batches) for inputs in (four, four if rings else one))
             about = case.columns | {"layers": LAYERS[case.model], "batch_tokens": tokens, "strategy": plan.name}
             mean = _mean_compute(four, plan, tokens)
             rows.append(about | {"counting": "equations"} | _seconds(seen))
+            rows.append(about | {"counting": "mean_frequencies"} | _seconds(seen, mean))
             rows.append(about | {"counting": "one_byte"} | _seconds(gathered))
             rows.append(about | {"counting": "published"} | _seconds(gathered, mean))
     return rows
@@ -81,7 +86,9 @@ def _mean_compute(inputs: Inputs, plan: Strategy, tokens: int) -> float:
     """Eq. 1 with the trace's mean frequencies, s, mean over layers."""
     frequency = placement_problem(inputs).frequency
     work = tokens * inputs.moe.top_k * np.einsum("le,len->ln", frequency, plan.placement.share)
-    seconds = work * float(inputs.model.flops_per_token_expert) / np.asarray(inputs.model.machine.die.flops, float)
+    seconds = (
+        work * float(inputs.model.costs.flops_per_token_expert) / np.asarray(inputs.model.machine.die.flops, float)
+    )
     return float(seconds.max(axis=1).mean())
 
 
@@ -101,7 +108,7 @@ def loads(case: Case, shared: Path) -> list[dict]:
     return rows
 
 
-def _seconds(seen: Score, mean_compute: float | None = None) -> dict[str, str]:
+def _seconds(seen: LayerTime, mean_compute: float | None = None) -> dict[str, str]:
     """Mean seconds of the stages, the compute by Eq. 1 in place of the drawn batches' where it is given."""
     parts = {"dispatch": seen.dispatch.mean(), "compute": seen.compute.mean(), "combine": seen.combine.mean()}
     if mean_compute is not None:

@@ -14,7 +14,7 @@ from cases import CASES, DEEPSEEK, LAYERS, MIXTRAL, QWEN, RUNS, Case, inputs_of
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.node_traffic import fitted_gamma
 from jaxmoe.experiment.tuning import placement_problem
-from jaxmoe.latency import judge
+from jaxmoe.latency import evaluate
 from jaxmoe.placement import read_plan
 from jaxmoe.tune import TuneResult, TunerSettings, tune
 from jaxmoe.tune.bounds import lower_bound
@@ -129,11 +129,11 @@ def _row(inputs: Inputs, name: str, seed: int, result: TuneResult, wall_s: float
 
 
 def _judged(inputs: Inputs, share: np.ndarray) -> dict:
-    times = judge(inputs.model, jnp.asarray(share, jnp.float32), inputs.evaluation_batches)
+    times = evaluate(inputs.model, jnp.asarray(share, jnp.float32), inputs.evaluation_batches)
     return {
         "gathered_s": f"{float(times.total.mean()):.6e}",
         "compute_s": f"{float(times.compute.mean()):.6e}",
-        "communication_s": f"{float((times.dispatch + times.combine).mean()):.6e}",
+        "communication_s": f"{float(times.communication.mean()):.6e}",
     }
 
 

@@ -47,7 +47,11 @@ def test_missing_scenario(run, tmp_path, out):
         ("hardware.link.bandwidth_GB_per_s=-5", "is -5; expected a number greater than 0"),
         ("hardware.link.bandwidth_GB_per_s=0", "is 0; expected a number greater than 0"),
         ("hardware.link.bandwith=5", "not a known key"),
-        ("hardware.kind=torus", "hardware.kind is \"torus\"; expected one of 'mesh', 'wafers'"),
+        ("hardware.kind=tours", "hardware.kind is \"tours\"; expected one of 'mesh', 'wafers'"),
+        ("costs.exchange=rings_3", "costs.exchange is 'rings_3', which does not suit the machine"),
+        ("costs.exchange=near", 'costs.exchange is "near"; expected one of lowest_host'),
+        ("costs.gather=fewest_hops", "Write exchange: fewest_hops"),
+        ("hardware.die.gemm={kind: measured, path: none.csv}", "none.csv: cannot be read"),
         ("hardware.die=null", "expected the compute and memory of a node as a mapping"),
         ("nonsense", "not an override"),
     ],
@@ -132,6 +136,27 @@ def test_machine_that_no_plan_fits_cannot_be_tuned_for(run, scenario, out):
 def test_plan_for_something_else(run, scenario, tmp_path, out, share, shape, layers, expected):
     write_plan(tmp_path / "p.npz", Placement(share, shape, "sharded", layers))
     refused(run("tune", scenario, "--plan", tmp_path / "p.npz", "--out", out), out, "p.npz", *expected)
+
+
+def test_plan_whose_exchange_does_not_suit_the_machine(run, scenario, tmp_path, out):
+    write_plan(tmp_path / "p.npz", Placement(some_shares(), (2, 2), "sharded", LAYERS, exchange=("ring", "rings_3")))
+    refused(run("evaluate", scenario, "--plan", tmp_path / "p.npz", "--out", out), out, "p.npz", "rings_3", "4 nodes")
+
+
+def test_plan_for_another_number_of_nodes(run, scenario, tmp_path, out):
+    write_plan(tmp_path / "p.npz", Placement(np.full((2, 4, 5), 0.2, np.float32), None, "sharded", LAYERS))
+    refused(run("evaluate", scenario, "--plan", tmp_path / "p.npz", "--out", out), out, "5 nodes", "the machine has 4")
+
+
+def test_plan_that_is_neither_a_file_nor_a_strategy(run, scenario, out):
+    refused(run("evaluate", scenario, "--plan", "tpp", "--out", out), out, "tpp: no such plan file", "tp, tp_both_ways")
+
+
+def test_larger_batches_than_were_measured(run, scenario, plan, out, tmp_path):
+    (tmp_path / "t.csv").write_text("tokens,columns,seconds\n8,128,1e-6\n")
+    table = f"hardware.die.gemm={{kind: measured, path: {tmp_path / 't.csv'}}}"
+    given = ("--plan", plan, "--set", table, "--batch-tokens", "16")
+    refused(run("validate", scenario, *given, "--out", out), out, "16 tokens", "8 up to which")
 
 
 def test_plan_with_a_name_that_is_taken(run, scenario, plan, out):

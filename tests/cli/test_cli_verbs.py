@@ -6,14 +6,16 @@ import sys
 
 import numpy as np
 import pytest
+from small_plan import some_shares
 
-from jaxmoe.placement import read_plan
+from jaxmoe.placement import Placement, read_plan, write_plan
 
 SECONDS = {
-    "compute_s", "dispatch_s", "combine_s", "total_s", "p95_total_s", "des_total_s", "des_model_total_s",
+    "compute_s", "dispatch_s", "combine_s", "total_s", "p95_total_s", "best_total_s",
+    "des_total_s", "des_model_total_s",
 }  # fmt: skip
-LIMITS = {"layer_id", "bottleneck_node", "bottleneck_link", "bottleneck_stage"}
-STANDARD = ["tp", "tp_both_ways", "ep_random", "ep_balanced", "hybrid", "hybrid_ring"]
+ABOUT = {"layer_id", "exchange", "best_exchange", "bottleneck_node", "bottleneck_link", "bottleneck_stage"}
+STANDARD = ["tp", "tp_both_ways", "ep_random", "ep_balanced", "ep", "hybrid", "hybrid_ring", "hybrid_complete"]
 PROVENANCE = {"command", "scenario", "seed", "versions", "device", "trace", "evaluation", "layer_ids", "wall_s"}
 PICTURES = {"mesh_loads.png", "latency_by_layer.png", "breakdown.png", "model_vs_simulation.png"}
 
@@ -32,7 +34,7 @@ def test_evaluate_writes_summary_table_and_pictures(run, scenario, plan, out):
     assert names_in(out) == {"summary.json", *PICTURES}
     assert all(name in result.stdout for name in [*STANDARD, "mine", "again"])
     summary = summary_of(out)
-    assert summary.keys() >= PROVENANCE | {"totals", "best", "bound_s", "gather_fewest_hops", "agreement"}
+    assert summary.keys() >= PROVENANCE | {"totals", "best", "bound_s", "exchanges", "agreement"}
     assert summary["layer_ids"] == [3, 5]
     assert summary["versions"].keys() == {"jaxmoe", "jax", "jaxlib", "numpy", "python"}
     assert summary["trace"]["path"] == "synthetic"
@@ -41,7 +43,7 @@ def test_evaluate_writes_summary_table_and_pictures(run, scenario, plan, out):
     for strategy in summary["strategies"].values():
         assert strategy["mean"].keys() == SECONDS
         assert [layer["layer_id"] for layer in strategy["layers"]] == [3, 5]
-        assert all(layer.keys() == SECONDS | LIMITS for layer in strategy["layers"])
+        assert all(layer.keys() == SECONDS | ABOUT for layer in strategy["layers"])
 
 
 def test_figures_of_a_summary_hang_together(run, scenario, plan, out):
@@ -57,10 +59,130 @@ def test_figures_of_a_summary_hang_together(run, scenario, plan, out):
         assert strategy["mean"]["total_s"] == pytest.approx(np.mean(times))
     best = summary["best"][0]
     assert best["total_s"] == min(
-        s["layers"][0]["total_s"] for name, s in summary["strategies"].items() if name != "hybrid_ring"
+        s["layers"][0]["best_total_s"] for name, s in summary["strategies"].items() if name != "hybrid_ring"
     )
+    assert best["exchange"] == summary["strategies"][best["strategy"]]["layers"][0]["best_exchange"]
     # One layer of this plan is tensor parallel, so a ring serves it.
     assert summary["strategies"]["mine"]["layers"][0] == summary["strategies"]["tp_both_ways"]["layers"][0]
+
+
+def test_every_strategy_is_scored_under_every_exchange_that_may_be_chosen(run, scenario, out):
+    change = ("tuning.exchanges=[reduce_scatter, fewest_hops_tree, rings]", "costs.exchange=rings_2")
+    result = run("evaluate", scenario, "--set", change[0], "--set", change[1], "--out", out)
+    assert result.exit_code == 0, result.output
+    summary = summary_of(out)
+    assert summary["exchanges"] == ["rings_2", "reduce_scatter", "fewest_hops_tree"]
+    for name, strategy in summary["strategies"].items():
+        if name == "hybrid_ring":
+            assert (strategy["comparable"], strategy["under"]) == (False, {})
+            continue
+        assert [*strategy["under"]] == summary["exchanges"]
+        assert strategy["mean"]["best_total_s"] <= min(strategy["under"].values()) * (1 + 1e-6)
+        for layer in strategy["layers"]:
+            assert layer["best_exchange"] in {layer["exchange"], *summary["exchanges"]}
+            assert layer["exchange"] in ("ring", "ring_both_ways", "rings_2", "rings_1x2_both_ways")
+    assert summary["strategies"]["ep"]["under"]["rings_2"] == summary["strategies"]["ep"]["mean"]["total_s"]
+    assert all(name in result.stdout for name in ("ring_both_ways", "rings_2", "reduce_scatter"))
+
+
+def test_best_exchange_is_chosen_layer_by_layer(run, scenario, out):
+    run("evaluate", scenario, "--out", out)
+    own = summary_of(out)["strategies"]["hybrid"]
+    seconds = {}
+    for name in summary_of(out)["exchanges"]:
+        run("evaluate", scenario, "--set", f"costs.exchange={name}", "--out", out)
+        seconds[name] = [layer["total_s"] for layer in summary_of(out)["strategies"]["hybrid"]["layers"]]
+    fastest = [min(seconds, key=lambda name, at=row: seconds[name][at]) for row in range(2)]
+    assert [layer["best_exchange"] for layer in own["layers"]] == fastest
+    assert [layer["best_total_s"] for layer in own["layers"]] == pytest.approx(
+        [seconds[name][row] for row, name in enumerate(fastest)]
+    )
+
+
+@pytest.mark.parametrize("schedule", ["overlap", "pipelined(2)"])
+def test_simulator_is_compared_with_a_model_that_has_its_barriers(run, scenario, out, schedule):
+    result = run("evaluate", scenario, "--set", f"schedule={schedule}", "--out", out)
+    assert result.exit_code == 0, result.output
+    mean = summary_of(out)["strategies"]["tp"]["mean"]
+    stages = mean["dispatch_s"] + mean["compute_s"] + mean["combine_s"]
+    assert mean["total_s"] < stages * (1 - 1e-6)
+    assert mean["des_total_s"] == pytest.approx(mean["des_model_total_s"], rel=0.01)
+    assert mean["des_model_total_s"] > mean["total_s"]
+
+
+MEASURED = "tokens,columns,seconds\n1,1,1e-6\n1,128,2e-6\n8,1,2e-6\n8,128,9e-6\n"
+CACHE = "[{name: cache, bandwidth_GB_per_s: 100}, {name: ddr, bandwidth_GB_per_s: 20, nodes_per_channel: 2}]"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        f"hardware.memory={CACHE}",
+        "hardware.die.gemm={kind: tiled, tile_tokens: 4, tile_columns: 24, startup_ns: 90}",
+        "hardware.die.gemm={kind: measured, path: times.csv}",
+        "costs.metadata_bytes_per_choice=100",
+    ],
+)
+def test_model_and_simulator_agree_on_all_that_dies_may_be(run, scenario, out, tmp_path, monkeypatch, change):
+    (tmp_path / "times.csv").write_text(MEASURED)
+    monkeypatch.chdir(tmp_path)
+    plain, changed = tmp_path / "plain", tmp_path / "changed"
+    assert run("evaluate", scenario, "--out", plain).exit_code == 0
+    result = run("evaluate", scenario, "--set", change, "--out", changed)
+    assert result.exit_code == 0, result.output
+    before, after = (summary_of(folder)["strategies"] for folder in (plain, changed))
+    stage = "dispatch_s" if change.startswith("costs") else "compute_s"
+    for name, strategy in after.items():
+        assert strategy["mean"][stage] > before[name]["mean"][stage]
+        # Communication of few small messages differs by a chunk.
+        slack = 0.1 * (strategy["mean"]["dispatch_s"] + strategy["mean"]["combine_s"])
+        assert strategy["mean"]["des_total_s"] == pytest.approx(strategy["mean"]["des_model_total_s"], abs=slack)
+
+
+SWITCH = (
+    "{kind: switch, nodes: 4, link: {bandwidth_GB_per_s: 10}, die: {compute_TFLOPs_per_s: 1}, router: {chunk_B: 64}}"
+)
+
+
+@pytest.mark.parametrize("verb", ["tune", "evaluate", "validate"])
+def test_machines_that_are_no_meshes(run, scenario, tmp_path, verb):
+    """A plan is tuned for such a machine, and every verb takes it."""
+    first = run("tune", scenario, "--set", f"hardware={SWITCH}", "--out", tmp_path / "tuned")
+    assert first.exit_code == 0, first.output
+    plan = tmp_path / "tuned" / "plan.npz"
+    assert read_plan(plan).mesh_shape is None
+    given = ("--plan", f"mine={plan}", "--set", f"hardware={SWITCH}")
+    result = run(verb, scenario, *given, "--out", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    summary = summary_of(tmp_path / "run")
+    assert summary["agreement"]["communication"]["mean_abs_error_percent"] < 20
+    assert "mesh_loads.png" not in names_in(tmp_path / "run")
+    if verb == "evaluate":
+        assert summary["strategies"]["hybrid_complete"]["layers"][0]["exchange"] == "rings_2_both_ways"
+        assert max(summary["strategies"]["tp"]["layers"][0]["bottleneck_link"]) == 4  # the switch
+
+
+def test_a_plan_is_compared_under_the_exchange_that_it_states(run, scenario, tmp_path, out):
+    halves = some_shares()[1]
+    share, stated = np.stack([halves, halves]), ("reduce_scatter", "rings_2")
+    write_plan(tmp_path / "stated.npz", Placement(share, (2, 2), "sharded", (3, 5), exchange=stated))
+    write_plan(tmp_path / "silent.npz", Placement(share, (2, 2), "sharded", (3, 5)))
+    run("evaluate", scenario, "--plan", tmp_path / "stated.npz", "--plan", tmp_path / "silent.npz", "--out", out)
+    summary = summary_of(out)["strategies"]
+    assert [layer["exchange"] for layer in summary["stated"]["layers"]] == [*stated]
+    assert [layer["exchange"] for layer in summary["silent"]["layers"]] == ["lowest_host"] * 2
+    under = summary["silent"]["under"]["reduce_scatter"]
+    run("evaluate", scenario, "--plan", tmp_path / "silent.npz", "--set", "costs.exchange=reduce_scatter", "--out", out)
+    again = summary_of(out)["strategies"]["silent"]
+    assert again["mean"]["total_s"] == pytest.approx(under)
+    assert again["layers"][0]["total_s"] == pytest.approx(summary["stated"]["layers"][0]["total_s"])
+
+
+def test_the_name_of_a_usual_strategy_stands_for_a_plan(run, scenario, tmp_path):
+    for verb, expected in (("evaluate", STANDARD), ("validate", ["ep"])):
+        result = run(verb, scenario, "--plan", "ep", "--out", tmp_path / verb)
+        assert result.exit_code == 0, result.output
+        assert [*summary_of(tmp_path / verb)["strategies"]] == expected
 
 
 def test_evaluate_gives_the_same_figures_again(run, scenario, tmp_path):

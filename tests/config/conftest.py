@@ -32,7 +32,7 @@ trace: {kind: synthetic, tokens: 256, skew: 1e-3}
 hardware: mine
 model: small
 workload: plain
-costs: {ffn_flops: 2hi, bytes_per_element: 2, weight_bytes_per_element: 1, gather: fewest_hops}
+costs: {ffn_flops: 2hi, bytes_per_element: 2, weight_bytes_per_element: 1, exchange: fewest_hops}
 strategies: {hybrid_regions: 3}
 """,
 }

@@ -101,8 +101,8 @@ def test_other_parts_leave_the_costs_of_a_layer_alone(scenario_file, tree):
     file = tree / "models" / "small.yaml"
     file.write_text(file.read_text() + WHOLE)
     after = build_layer_model(load_scenario(scenario_file), "sharded")
-    assert float(before.expert_bytes) == float(after.expert_bytes)
-    assert float(before.flops_per_token_expert) == float(after.flops_per_token_expert)
+    assert float(before.costs.expert_bytes) == float(after.costs.expert_bytes)
+    assert float(before.costs.flops_per_token_expert) == float(after.costs.flops_per_token_expert)
 
 
 GROUPED = "{kind: grouped_query, heads: 4, kv_heads: 2, head_size: 16}"

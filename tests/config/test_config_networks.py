@@ -8,7 +8,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxmoe.config import ConfigError, build_machine, build_topology, load_hardware, load_scenario
+from jaxmoe.config import (
+    ConfigError,
+    build_layer_model,
+    build_machine,
+    build_topology,
+    load_hardware,
+    load_scenario,
+)
 from jaxmoe.hardware import Graph, Mesh
 
 LINK = "link: {bandwidth_GB_per_s: 50, latency_ns: 100}\n"
@@ -247,15 +254,19 @@ def test_a_bad_override_of_a_graph_is_named(load, override):
         assert needle in said
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("mesh", "wafers")])
-def test_a_scenario_refuses_kinds_that_are_no_meshes(tree, kind):
-    (tree / "hardware" / "mine.yaml").write_text(KINDS[kind])
-    with pytest.raises(ConfigError) as caught:
-        load_scenario(tree / "scenarios" / "one.yaml")
-    assert str(caught.value).startswith(
-        f"{tree / 'hardware' / 'mine.yaml'}: kind is \"{kind}\"; expected one of 'mesh'"
-    )
-    assert "hardware.kind has to be mesh or wafers" in str(caught.value)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scenario_takes_every_kind_with_dies(tree, kind):
+    (tree / "hardware" / "mine.yaml").write_text(f"{KINDS[kind]}die: {{compute_TFLOPs_per_s: 2}}\n")
+    scenario = load_scenario(tree / "scenarios" / "one.yaml", ["strategies.hybrid_regions=1"])
+    assert scenario.hardware.num_nodes == SIZES[kind][0]
+    assert build_layer_model(scenario, "sharded").machine.num_nodes == SIZES[kind][0]
+
+
+def test_regions_of_a_machine_that_is_no_mesh_are_equal_groups(tree):
+    (tree / "hardware" / "mine.yaml").write_text(f"{KINDS['torus']}die: {{compute_TFLOPs_per_s: 2}}\n")
+    load_scenario(tree / "scenarios" / "one.yaml", ["strategies.hybrid_regions=12"])
+    with pytest.raises(ConfigError, match=r"hybrid_regions is 5; .* the 12 nodes\. Write one of 1, 2, 3, 4, 6"):
+        load_scenario(tree / "scenarios" / "one.yaml", ["strategies.hybrid_regions=5"])
 
 
 KEYS = ["kind", "nodes", "switches", "links", "paths", "positions", "link", "mesh_shape", "grid", "spines", "die", "0"]

@@ -75,3 +75,14 @@ def test_tokens_live_where_the_batch_says_or_in_equal_runs():
     assert runs.tolist() == [token * NODES // TOKENS for token in range(TOKENS)]
     living = Batch(batch.experts, batch.token_draw, batch.draw, batch.weight, source=jnp.full(TOKENS, 5))
     assert token_sources(living, NODES).tolist() == [5] * TOKENS
+
+
+def test_corners_take_tokens_in_turn():
+    # Tokens 0 to 3 of a 2x3 mesh aim at nodes 0, 2, 3, 5, token 4 at node 0 again; all visit nodes 1 and 4.
+    hosts = np.zeros((5, 1, 6), bool)
+    hosts[:, :, [1, 4]] = True
+    hops = np.array([[abs(a // 3 - b // 3) + abs(a % 3 - b % 3) for b in range(6)] for a in range(6)])
+    batch = Batch(jnp.zeros((5, 1), int), jnp.zeros(5), jnp.zeros((5, 1)), jnp.ones(5))
+    assert homes_of("corner_host", batch, hosts, hops, (2, 3)).tolist() == [1, 1, 4, 4, 1]
+    # Without corners every node has its turn: 0, 1, 2, 3, 4.
+    assert homes_of("corner_host", batch, hosts, hops).tolist() == [1, 1, 1, 4, 4]

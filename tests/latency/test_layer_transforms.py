@@ -1,13 +1,18 @@
 """What `vmap`, `grad` and `jit` promise of the layer model."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import cases
+from oracles.topologies import with_random_numbers
 
-from jaxmoe.network import build_exchange
+from jaxmoe.hardware import Die, Machine, MemoryLevel
+from jaxmoe.hardware.gemm import TiledGemm
+from jaxmoe.network import Congestion, build_exchange
 from jaxmoe.relax import SmoothMax, SoftSupport
 from jaxmoe.traces import Batch
 
@@ -65,7 +70,31 @@ def test_gradient_of_the_relaxed_time_is_finite_where_shares_are_zero():
     assert np.abs(gradient).max() > 0
 
 
-def test_new_numbers_need_no_new_compilation():
+def numbers_everywhere(seed: int, exchange: str):
+    """A case whose dies compute in tiles, and share a second level of memory: all numbers differ with the seed."""
+    model, share, batch = random_case(seed, rule=exchange, ports=True, memory=True)
+    rng = np.random.default_rng(seed)
+    gemm = TiledGemm(*(jnp.asarray(rng.uniform(1, 5), float) for _ in range(3)))
+    levels = (jnp.asarray(rng.uniform(1, 2, 2) * scale, float) for scale in (1e9, 1e-6, 1e9))
+    ddr = MemoryLevel(*levels, channel=jnp.asarray(rng.permutation([0, 0, 0, 1, 1, 1]), jnp.int32))
+    topology = with_random_numbers(model.machine.topology, rng)
+    die = Die(model.machine.die.flops, gemm)
+    machine = Machine(topology, die, (*model.machine.memory, ddr))
+    costs = jax.tree.map(lambda number: number * (1 + seed), model.costs)
+    chunks = Congestion(jnp.asarray(rng.uniform(100, 1000), float))
+    return dataclasses.replace(model, machine=machine, costs=costs, time_model=chunks), share, batch
+
+
+@pytest.mark.parametrize(
+    "exchanges",
+    [
+        ["lowest_host"] * 3,
+        ["least_loaded_split_tree"] * 3,
+        ["rings_1x3_both_ways", "rings_2x1_both_ways", "rings_3_both_ways"],
+    ],
+    ids=["unicast", "tree", "rings"],
+)
+def test_new_numbers_need_no_new_compilation(exchanges):
     traces = []
 
     @eqx.filter_jit
@@ -74,10 +103,23 @@ def test_new_numbers_need_no_new_compilation():
         return model(share, batch, None, reduction, support).total
 
     values = []
-    for seed in range(3):
-        model, share, batch = random_case(seed, ports=True, memory=True)
-        model = jax.tree.map(lambda leaf, factor=1 + seed: leaf * factor, model)
+    for seed, exchange in enumerate(exchanges):
+        model, share, batch = numbers_everywhere(seed, exchange)
         sharpness = jnp.asarray(0.1 / (1 + seed))
         values.append(float(time(model, share, batch, SmoothMax(sharpness), SoftSupport(sharpness))))
     assert len(set(values)) == 3
     assert len(traces) == 1
+
+
+@pytest.mark.parametrize("exchange", ["random_host", "least_loaded_split_tree", "reduce_scatter", "rings_1x3"])
+def test_compiled_and_mapped_plans_equal_one_by_one(exchange):
+    model, _, batch = numbers_everywhere(1, exchange)
+    rng = np.random.default_rng(0)
+    plans = jnp.asarray(np.stack([cases.random_share(rng, EXPERTS, 6) for _ in range(3)]), float)
+    together = eqx.filter_jit(eqx.filter_vmap(lambda model, share: model(share, batch), in_axes=(None, 0)))(
+        model, plans
+    )
+    for index, share in enumerate(plans):
+        eager = model(share, batch)
+        for mapped, one in zip(jax.tree.leaves(together), jax.tree.leaves(eager), strict=True):
+            np.testing.assert_allclose(mapped[index], one, rtol=2e-5, atol=1e-12)

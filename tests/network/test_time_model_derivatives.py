@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.flatten_util import ravel_pytree
 from oracles.cases import CHUNK, TIME_MODELS
+from oracles.derivatives import check_slopes
 from oracles.topologies import NETWORKS, with_random_numbers
 
 from jaxmoe.hardware import AbstractTopology
@@ -52,24 +52,6 @@ def random_case(name: str) -> tuple[AbstractTopology, dict[str, jax.Array]]:
 def with_numbers(topology: AbstractTopology, numbers: dict[str, jax.Array]) -> AbstractTopology:
     fields = [field for field in numbers if field != "traffic"]
     return eqx.tree_at(lambda t: [getattr(t, field) for field in fields], topology, [numbers[f] for f in fields])
-
-
-def check_slopes(times, numbers: dict[str, jax.Array]) -> list[set[str]]:
-    """Compare derivatives of `times` with central differences; returns the numbers that each time depends on.
-
-    Derivatives are by the logarithm of every number, so all are in seconds.
-    """
-    point, unravel = ravel_pytree(numbers)
-
-    def scaled(exponent):
-        return times(unravel(point * jnp.exp(exponent)))
-
-    step = 1e-5 * jnp.eye(point.size)
-    slopes = jax.jit(jax.jacrev(scaled))(jnp.zeros_like(point))
-    ahead, behind = jnp.split(jax.jit(jax.vmap(scaled))(jnp.concatenate([step, -step])), 2)
-    assert np.isfinite(slopes).all()
-    np.testing.assert_allclose(slopes, (ahead - behind).T / 2e-5, rtol=1e-5, atol=1e-8 * float(ahead.max()))
-    return [{name for name, slope in unravel(row).items() if (slope != 0).any()} for row in slopes]
 
 
 @pytest.mark.parametrize("model", TIME_MODELS)

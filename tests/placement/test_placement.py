@@ -32,6 +32,8 @@ def with_share(value) -> np.ndarray:
         ({"share": np.zeros((2, 0, 4), np.float32)}, r"shape \(2, 0, 4\), expected non-empty \[layer, expert, node\]"),
         ({"mesh_shape": (-2, -2)}, r"mesh_shape is \[-2, -2\], expected two positive numbers"),
         ({"mesh_shape": (2, 3)}, r"4 nodes but mesh_shape \[2, 3\] has 6"),
+        ({"exchange": ("ring",)}, "1 names of exchanges for 2 layers of shares; name one for each layer"),
+        ({"exchange": ("ring", "near")}, "exchange is 'near', expected one of lowest_host"),
         ({"layer_ids": (1, 2, 3)}, "3 layer_ids for 2 layers"),
         ({"share": with_share(-0.25)}, "negative or non-finite"),
         ({"share": with_share(np.nan)}, "negative or non-finite"),
@@ -76,13 +78,26 @@ def test_check_fits_tolerates_rounding_on_each_node_for_itself():
 
 @pytest.mark.parametrize("mode", ["sharded", "replicated"])
 def test_plan_file_round_trip(tmp_path, mode):
-    plan = legal(mode)
+    plan = dataclasses.replace(legal(mode), exchange=("ring", "least_loaded_tree"))
     write_plan(tmp_path / "plan.npz", plan)
     back = read_plan(tmp_path / "plan.npz")
     np.testing.assert_array_equal(back.share, plan.share)
     assert back.share.dtype == np.float32
     assert (back.mesh_shape, back.mode, back.layer_ids, back.meta) == ((2, 2), mode, (4, 9), plan.meta)
+    assert back.exchange == ("ring", "least_loaded_tree")
     assert [file.name for file in tmp_path.iterdir()] == ["plan.npz"]
+
+
+def test_a_plan_of_a_machine_that_is_no_mesh_has_no_shape(tmp_path):
+    write_plan(tmp_path / "plan.npz", changed(mesh_shape=None))
+    with np.load(tmp_path / "plan.npz") as file:
+        assert "mesh_shape" not in file.files
+    assert read_plan(tmp_path / "plan.npz").mesh_shape is None
+
+
+def test_an_older_plan_states_no_exchange(tmp_path):
+    np.savez(tmp_path / "plan.npz", share=legal().share, mesh_shape=[2, 2], mode="sharded", layer_ids=[4, 9], meta="{}")
+    assert read_plan(tmp_path / "plan.npz").exchange == ()
 
 
 def test_writing_replaces_an_older_plan(tmp_path):
@@ -95,7 +110,7 @@ def test_writing_replaces_an_older_plan(tmp_path):
 def test_plan_file_has_the_arrays_of_the_contract(tmp_path):
     write_plan(tmp_path / "plan.npz", legal())
     with np.load(tmp_path / "plan.npz") as file:
-        assert set(file.files) == {"share", "mesh_shape", "mode", "layer_ids", "meta"}
+        assert set(file.files) == {"share", "mesh_shape", "mode", "exchange", "layer_ids", "meta"}
         assert (file["share"].dtype, file["share"].shape) == (np.float32, (2, 3, 4))
         assert file["mesh_shape"].tolist() == [2, 2]
         assert json.loads(str(file["meta"])) == {"model": "small", "seed": 7}
@@ -117,7 +132,7 @@ def test_unreadable_files_are_named(tmp_path):
     whole = path.read_bytes()
     for length in (0, 10, len(whole) // 2, len(whole) - 5):
         path.write_bytes(whole[:length])
-        with pytest.raises(PlanError, match=r"plan.npz: not a readable npz file"):
+        with pytest.raises(PlanError, match=r"plan.npz: not a readable npz"):
             read_plan(path)
 
 
@@ -125,11 +140,17 @@ def test_unreadable_files_are_named(tmp_path):
     ("arrays", "message"),
     [
         ({"mesh_shape": [2, 2]}, "has no share"),
-        ({"share": legal().share}, "has no mesh_shape"),
+        ({"share": legal().share, "exchange": ["near", "ring"]}, r"plan.npz: exchange is 'near'"),
         ({"share": legal().share / 2, "mesh_shape": [2, 2]}, "sum to 0.5, expected 1"),
-        ({"share": legal().share, "mesh_shape": [4]}, "out of bounds"),
+        (
+            {"share": legal().share, "mesh_shape": [4]},
+            r"mesh_shape is int64 of shape \(1,\), expected whole numbers of shape \(2,\)",
+        ),
         ({"share": legal().share, "mesh_shape": [2, 2], "mode": "both"}, "both"),
-        ({"share": legal().share, "mesh_shape": [2, 2], "meta": "{"}, "plan.npz: "),
+        ({"share": legal().share, "mesh_shape": [2.0, 2.0]}, "mesh_shape is float64"),
+        ({"share": legal().share.astype(str), "mesh_shape": [2, 2]}, "share is <U"),
+        ({"share": legal().share, "mesh_shape": [2, 2], "meta": "{"}, "plan.npz: meta is not JSON"),
+        ({"share": legal().share, "mesh_shape": [2, 2], "meta": "[1]"}, "meta is .*expected a JSON object"),
         ({"share": legal().share, "mesh_shape": [2, 2], "layer_ids": [1]}, "1 layer_ids for 2 layers"),
     ],
 )

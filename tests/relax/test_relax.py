@@ -1,5 +1,6 @@
 """Smooth stand-ins tend to what they stand in for, and their derivatives are those of their values."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -140,3 +141,29 @@ def test_sinkhorn_gradient_is_the_derivative_of_its_value(x64):
 
 def test_geometric_schedule_has_equal_ratios():
     assert [geometric(1.0, 0.01, p) for p in (0.0, 0.5, 1.0)] == pytest.approx([1.0, 0.1, 0.01])
+
+
+@pytest.mark.parametrize("module", [SmoothMax, SoftSupport])
+def test_another_number_compiles_nothing(module):
+    traced = []
+
+    @eqx.filter_jit
+    def value(smooth, values):
+        traced.append(smooth)
+        return smooth(values) if module is SmoothMax else smooth.amount(values)
+
+    values = jnp.array([1.0, 3.0, 2.0])
+    found = [value(module(number), values) for number in (0.1, 0.2, 0.4)]
+    assert len(traced) == 1
+    for number, one in zip((0.1, 0.2, 0.4), found, strict=True):
+        expected = 3 * number * np.log(np.exp(values / (3 * number)).sum()) if module is SmoothMax else values / number
+        np.testing.assert_allclose(one, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("module", [SmoothMax, SoftSupport])
+def test_a_number_does_not_change_the_type_of_values(module):
+    smooth = module(0.25)
+    found = smooth(jnp.ones(3, jnp.bfloat16)) if module is SmoothMax else smooth.amount(jnp.ones(3, jnp.bfloat16))
+    assert found.dtype == jnp.bfloat16
+    width = jnp.ones((2, 1))
+    assert SoftSupport(width).width is width

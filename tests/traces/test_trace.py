@@ -75,3 +75,14 @@ def test_layers_are_selected_by_their_number_in_the_model():
     assert trace().select_layers((7, 5)).layer_ids.tolist() == [7, 5]
     with pytest.raises(TraceError, match=r"layers \[6\] are not in the trace, which has \[5, 7\]"):
         trace().select_layers((5, 6))
+
+
+def test_many_choices_are_compared_as_few_are():
+    many = np.arange(40, dtype=np.int16)[::-1].reshape(1, 1, 40).copy()
+    parts = {"num_experts": 40, "layer_ids": np.array([0]), "seq_start": np.array([0]), "is_repeat": None, "facts": {}}
+    GatingTrace(many, **parts)
+    many[0, 0, :3] = -1  # missing ones may be there many times
+    GatingTrace(many, **parts)
+    many[0, 0, 7] = many[0, 0, 30]
+    with pytest.raises(TraceError, match=f"chose expert {many[0, 0, 30]} twice"):
+        GatingTrace(many, **parts)

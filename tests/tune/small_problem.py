@@ -12,10 +12,12 @@ from oracles import cases
 from jaxmoe.hardware import node_memory
 from jaxmoe.latency import LayerModel
 from jaxmoe.traces import GatingTrace, synthetic_trace
-from jaxmoe.tune import PlacementProblem, TunerSettings, local_search
+from jaxmoe.tune import PlacementProblem, TunerSettings
 
 SHAPE, NODES, EXPERTS, LAYERS, TOP_K, TOKENS = (2, 2), 4, 6, 2, 2, 24  # more kinds of token than tokens
-SETTINGS = TunerSettings(restarts=2, steps=50, refine_steps=200, refine_chains=2, refine_batches=8, seed=5)
+SETTINGS = TunerSettings(
+    restarts=2, steps=50, refine_steps=200, refine_chains=2, refine_batches=8, hybrid_cuts=0, seed=5
+)
 
 
 def small_trace(seed: int = 0) -> GatingTrace:
@@ -42,9 +44,19 @@ def small_model(
     return dataclasses.replace(model, machine=dataclasses.replace(model.machine, memory=memory))
 
 
-def small_problem(trace_seed: int = 0, p95_weight: float = 0.0, tokens: int = TOKENS, **machine) -> PlacementProblem:
+EXCHANGES = ("ring_both_ways",)  # beside the model's own: few, so that few functions compile
+
+
+def small_problem(
+    trace_seed: int = 0,
+    p95_weight: float = 0.0,
+    tokens: int = TOKENS,
+    exchanges: tuple[str, ...] = EXCHANGES,
+    **machine,
+) -> PlacementProblem:
     """The problem of placing the experts of `small_trace` on `small_model`."""
-    return PlacementProblem(small_model(**machine), small_trace(trace_seed), tokens, p95_weight=p95_weight)
+    trace = small_trace(trace_seed)
+    return PlacementProblem(small_model(**machine), trace, tokens, p95_weight=p95_weight, exchanges=exchanges)
 
 
 def random_shares(rng: np.random.Generator, *candidates: int, hosts: int = 3) -> np.ndarray:
@@ -52,12 +64,6 @@ def random_shares(rng: np.random.Generator, *candidates: int, hosts: int = 3) ->
     count = LAYERS * int(np.prod(candidates))
     plans = [cases.random_share(rng, EXPERTS, NODES, hosts) for _ in range(count)]
     return np.stack(plans).reshape(LAYERS, *candidates, EXPERTS, NODES).astype(np.float32)
-
-
-def search_of(problem: PlacementProblem) -> local_search.Search:
-    """What the chains of a problem know."""
-    numbers = (problem.frequency, problem.room, problem.p95_weight)
-    return local_search.Search(problem.model, *(jnp.asarray(n, jnp.float32) for n in numbers))
 
 
 @contextmanager

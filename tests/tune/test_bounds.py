@@ -24,7 +24,12 @@ def problem_of(bandwidth_factor: float = 1.0, rule: str = "lowest", seed: int = 
     model = cases.layer_model(machine, rule=rule)
     if room is not None:
         capacity = jnp.full(NODES, room * cases.COSTS.expert_bytes)
-        numbers = (model.message_bytes, model.expert_bytes, model.flops_per_token_expert, model.time_model)
+        numbers = (
+            model.costs.combine_bytes,
+            model.costs.expert_bytes,
+            model.costs.flops_per_token_expert,
+            model.time_model,
+        )
         machine = Machine(model.machine.topology, model.machine.die, node_memory(None, capacity))
         model = type(model)(machine, *numbers, exchange=model.exchange, mode="sharded")
     trace = synthetic_trace(200, [0], EXPERTS, TOP_K, skew=1.0, coactivation=0.0, reuse=0.0, seed=seed)

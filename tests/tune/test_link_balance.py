@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from small_problem import NODES, compilations, random_shares, small_problem
 
-from jaxmoe.latency import judge
+from jaxmoe.latency import evaluate
 from jaxmoe.traces import Batch
 from jaxmoe.tune.link_balance import METHODS, Budget, Question, bayesian, question_of
 from jaxmoe.tune.link_balance.mapping import Best, scorer
@@ -31,14 +31,14 @@ def found(method: str, question: Question, seed: int = 0, **budget):
     return METHODS[method](question, seed, Budget(**({"trials": TRIALS[method]} | budget)))
 
 
-def test_a_score_is_the_exact_time_of_the_judge():
+def test_a_score_is_the_exact_time():
     problem, batches = small_problem(p95_weight=0.5), small_problem().draw(6, seed=3)
     share = random_shares(np.random.default_rng(0))
     orders = ALL_ORDERS[[0, 7, 23]]
     seconds = scorer(question_of(problem, share[1], 1, batches))(orders)
     one: Batch = jax.tree.map(lambda leaf: leaf[1:], batches)
     for order, scored in zip(orders, seconds, strict=True):
-        total = judge(problem.model, jnp.asarray(share[1:, :, order]), one).total[0]
+        total = evaluate(problem.model, jnp.asarray(share[1:, :, order]), one).total[0]
         assert scored == pytest.approx(float(total.mean() + 0.5 * (np.quantile(total, 0.95) - total.mean())), rel=1e-5)
 
 

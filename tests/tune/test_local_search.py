@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_problem import EXPERTS, LAYERS, NODES, SHAPE, compilations, random_shares, search_of, small_problem
+from small_problem import EXPERTS, LAYERS, NODES, SHAPE, compilations, random_shares, small_problem
 
 from jaxmoe.hardware.mesh import hop_counts
-from jaxmoe.latency import judge
+from jaxmoe.latency import evaluate
 from jaxmoe.traces import Batch, merge_tokens
 from jaxmoe.tune import PlacementProblem, local_search
+from jaxmoe.tune.local_search import search_of
 from jaxmoe.tune.problem import objective
 
 HOPS = jnp.asarray(hop_counts(SHAPE), jnp.float32)
+ROOM = jnp.full(NODES, jnp.inf)
 CHAINS = 2
 propose = jax.jit(local_search._propose)
 
@@ -36,7 +38,7 @@ def test_proposals_keep_a_plan_legal_however_many_follow_each_other(seed):
     share = jnp.asarray(random_shares(rng, hosts=NODES)[0])
     frequency = rng.dirichlet(np.full(EXPERTS, 0.3)) + 1e-5
     for luck in jnp.asarray(rng.random((30, local_search.LUCK)), jnp.float32):
-        share = propose(luck, share, jnp.asarray(frequency, jnp.float32), HOPS)
+        share = propose(luck, share, jnp.asarray(frequency, jnp.float32), HOPS, ROOM)
         values = np.asarray(share)
         assert np.isfinite(values).all()
         assert (values >= 0).all()
@@ -71,7 +73,7 @@ def test_every_kind_of_move_occurs():
     share[1] = [0.7, 0.0, 0.3, 0.0]
     frequency = jnp.full(EXPERTS, 1 / EXPERTS)
     lucks = jnp.asarray(np.random.default_rng(0).random((600, local_search.LUCK)), jnp.float32)
-    moved = jax.vmap(propose, (0, None, None, None))(lucks, share, frequency, HOPS)
+    moved = jax.vmap(propose, (0, None, None, None, None))(lucks, share, frequency, HOPS, ROOM)
     kinds = [kind_of(share, after) for after in np.asarray(moved)]
     expected = {"experts swap", "nodes swap", "exchange", "to any node", "to a host", "leaves a host"}
     assert expected <= set(kinds)
@@ -101,13 +103,13 @@ def test_an_expert_never_leaves_its_only_host():
 
 
 @pytest.mark.parametrize("p95_weight", [0.0, 0.5])
-def test_a_score_is_the_exact_time_of_the_judge(p95_weight):
+def test_a_score_is_the_exact_time(p95_weight):
     problem = small_problem(p95_weight=p95_weight)
     shares, batches = plans(), problem.draw(8, seed=3)
     scores = scores_of(problem, shares, batches)
     assert scores.shape == (LAYERS, CHAINS)
     for chain in range(CHAINS):
-        total = judge(problem.model, shares[:, chain], batches).total
+        total = evaluate(problem.model, shares[:, chain], batches).total
         expected = total.mean(axis=1) + p95_weight * (np.quantile(total, 0.95, axis=1) - total.mean(axis=1))
         np.testing.assert_allclose(scores[:, chain], expected, rtol=1e-5)
         np.testing.assert_allclose(scores[:, chain], objective(total, p95_weight), rtol=1e-5)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from small_problem import EXPERTS, LAYERS, NODES, TOKENS, TOP_K, small_problem
 
 from jaxmoe.hardware import Die, Machine, Mesh, node_memory
-from jaxmoe.latency import LayerModel
-from jaxmoe.network import Congestion, LowestHost
+from jaxmoe.latency import LayerCosts, LayerModel
+from jaxmoe.network import Congestion, GatherExchange
 from jaxmoe.placement import PlanError
 from jaxmoe.placement.rounding import rebalance
 from jaxmoe.traces import GatingTrace
@@ -39,9 +39,9 @@ def tiny_problem(
     capacity = jnp.full(nodes, room) if np.isfinite(room) else None
     model = LayerModel(
         Machine(mesh, Die(jnp.asarray(flops, float)), node_memory(None, capacity)),
-        *(jnp.asarray(1.0) for _ in range(3)),
+        LayerCosts(*(jnp.asarray(1.0) for _ in range(6))),
         time_model=Congestion(jnp.asarray(1.0)),
-        exchange=LowestHost(),
+        exchange=GatherExchange(),
         mode="sharded",
     )
     trace = GatingTrace(
@@ -62,10 +62,10 @@ def objective(problem: PlacementProblem, share: np.ndarray, gamma: float, layer:
     rates, bandwidth = np.asarray(model.machine.die.flops), float(model.machine.topology.link_bandwidth.mean())
     compute, volume = np.zeros(share.shape[1]), np.zeros(share.shape[1])
     for expert, node in itertools.product(*map(range, share.shape)):
-        flops = choices * frequency[expert] * share[expert, node] * float(model.flops_per_token_expert)
+        flops = choices * frequency[expert] * share[expert, node] * float(model.costs.flops_per_token_expert)
         compute[node] += flops / rates[node]
         if share[expert, node] > 0:
-            volume[node] += choices * frequency[expert] * float(model.message_bytes)
+            volume[node] += choices * frequency[expert] * float(model.costs.combine_bytes)
     return float(max(compute) + 2 * gamma * max(volume) / bandwidth)
 
 
@@ -217,10 +217,10 @@ def test_after_the_stop_nothing_is_solved():
 def test_the_numbers_are_those_of_the_problem():
     problem = small_problem()
     found = balance(problem, 1, 0.5, 2.0)
-    work = TOKENS * TOP_K * float(problem.model.flops_per_token_expert)
+    work = TOKENS * TOP_K * float(problem.model.costs.flops_per_token_expert)
     even = work / float(np.sum(problem.model.machine.die.flops))
     assert found.seconds > even
-    doubled = eqx.tree_at(lambda model: model.message_bytes, problem.model, problem.model.message_bytes * 2)
+    doubled = eqx.tree_at(lambda model: model.costs.combine_bytes, problem.model, problem.model.costs.combine_bytes * 2)
     same = balance(PlacementProblem(doubled, problem.trace, TOKENS), 1, 0.25, 2.0)
     assert same.seconds == pytest.approx(found.seconds, rel=0.02)  # gamma and bytes come as a product
     assert found.share.shape == (EXPERTS, NODES)

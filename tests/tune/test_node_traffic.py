@@ -29,7 +29,7 @@ def test_the_estimate_is_that_of_plain_loops(seed):
     tokens = cases.random_tokens(rng, 9, EXPERTS, TOP_K, missing=True)
     model, bandwidth = small_model(seed % 5), rng.uniform(1e8, 1e10)
     estimate = node_estimate(model, jnp.asarray(share, jnp.float32), cases.batch(tokens), bandwidth)
-    expected = looped_estimate(share, tokens, float(model.message_bytes), bandwidth)
+    expected = looped_estimate(share, tokens, float(model.costs.combine_bytes), bandwidth)
     np.testing.assert_allclose(estimate, expected, rtol=1e-5)
 
 

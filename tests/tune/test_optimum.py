@@ -12,8 +12,8 @@ from oracles import cases
 from oracles.optimum import best_plan
 
 from jaxmoe.hardware import node_memory
-from jaxmoe.latency import LayerModel, judge
-from jaxmoe.network import whole_ring
+from jaxmoe.latency import LayerModel, evaluate
+from jaxmoe.network import build_exchange
 from jaxmoe.placement import PlanError
 from jaxmoe.traces import merge_tokens, synthetic_trace
 from jaxmoe.tune import PlacementProblem
@@ -46,21 +46,21 @@ def problem_of(model: LayerModel, experts: int, tokens: list | None = None, room
     return dataclasses.replace(problem, batches=batches)
 
 
-def judged(problem: PlacementProblem, shares: np.ndarray) -> np.ndarray:
+def evaluated(problem: PlacementProblem, shares: np.ndarray) -> np.ndarray:
     """Mean total time of every plan [plan, expert, node] by the model, s."""
     given = problem.batches
     repeated = jax.tree.map(lambda leaf: jnp.repeat(leaf, len(shares), axis=0), given)
-    return np.asarray(judge(problem.model, jnp.asarray(shares, jnp.float32), repeated).total.mean(axis=1), float)
+    return np.asarray(evaluate(problem.model, jnp.asarray(shares, jnp.float32), repeated).total.mean(axis=1), float)
 
 
 @pytest.mark.parametrize(
     ("shape", "links", "batches", "rule", "room"),
     [
-        ((2, 2), 1.0, 1, "lowest", None),
-        ((2, 2), 0.05, 1, "fewest", None),
-        ((1, 3), 0.2, 2, "lowest", None),
-        ((1, 3), 0.2, 1, "lowest", 1.2),
-        ((1, 3), 5.0, 2, "fewest", 1.2),
+        ((2, 2), 1.0, 1, "lowest_host", None),
+        ((2, 2), 0.05, 1, "fewest_hops", None),
+        ((1, 3), 0.2, 2, "lowest_host", None),
+        ((1, 3), 0.2, 1, "lowest_host", 1.2),
+        ((1, 3), 5.0, 2, "fewest_hops", 1.2),
     ],
 )
 def test_it_is_the_best_of_all_sets_of_hosts(shape, links, batches, rule, room):
@@ -79,7 +79,7 @@ def test_no_plan_is_faster_and_the_model_agrees(seed, links):
     found = optimum(problem, 0)
     rng = np.random.default_rng(seed)
     plans = np.stack([found.share, *(cases.random_share(rng, 5, 4, hosts=1 + i % 4) for i in range(63))])
-    times = judged(problem, plans)
+    times = evaluated(problem, plans)
     np.testing.assert_allclose(times[0], found.seconds, rtol=1e-5)
     assert times.min() >= found.bound * (1 - 1e-5)
     assert found.proven
@@ -122,7 +122,7 @@ def test_time_that_is_up_leaves_a_plan_and_a_bound():
     assert not cut.proven
     assert cut.bound <= whole.seconds <= cut.seconds
     assert cut.bound >= lower_bound(problem, problem.batches)[0] * (1 - 1e-9)
-    np.testing.assert_allclose(judged(problem, cut.share[None])[0], cut.seconds, rtol=1e-5)
+    np.testing.assert_allclose(evaluated(problem, cut.share[None])[0], cut.seconds, rtol=1e-5)
 
 
 def test_a_good_incumbent_is_kept_when_time_is_up():
@@ -150,7 +150,7 @@ def tailed(problem: PlacementProblem) -> PlacementProblem:
 
 
 def ringed(problem: PlacementProblem) -> PlacementProblem:
-    ring = whole_ring(problem.model.machine.topology)
+    ring = build_exchange("ring_both_ways", problem.model.machine.topology)
     return dataclasses.replace(problem, model=dataclasses.replace(problem.model, exchange=ring))
 
 
@@ -175,7 +175,7 @@ def test_the_tables_cost_any_plan_as_the_model_does(ports):
     problem = problem_of(cases.layer_model(machine), 5, [cases.random_tokens(rng, 20, 5, TOP_K) for _ in range(2)])
     costs = layer_costs(problem, 0)
     plans = np.stack([cases.random_share(rng, 5, 6, hosts=1 + i % 5) for i in range(20)])
-    np.testing.assert_allclose([costs.seconds(plan) for plan in plans], judged(problem, plans), rtol=1e-5)
+    np.testing.assert_allclose([costs.seconds(plan) for plan in plans], evaluated(problem, plans), rtol=1e-5)
 
 
 def test_links_that_are_alike_both_ways_have_one_stage():

@@ -70,7 +70,7 @@ def test_an_expert_typically_needs_as_many_nodes_as_it_fills():
     np.testing.assert_allclose(typical_part(np.array([0.5, 0.25, 0.1, 0.0]), 4), [0.5, 1, 1, 1])
 
 
-@pytest.mark.parametrize("rule", ["lowest", "fewest"])
+@pytest.mark.parametrize("rule", ["lowest_host", "fewest_hops"])
 def test_fixed_shares_tend_to_the_exact_time_as_hosts_and_maximum_sharpen(rule):
     problem, rng = small_problem(), np.random.default_rng(3)
     model = small_model(rule=rule)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from small_problem import LAYERS, NODES, small_problem
 
-from jaxmoe.latency import judge
+from jaxmoe.latency import evaluate
 from jaxmoe.tune import PlacementProblem, TuneResult, referee
 from jaxmoe.tune.annealing import AnnealSettings, anneal
 from jaxmoe.tune.greedy import GreedySettings, greedy
@@ -27,7 +27,7 @@ SEARCHES = {
 
 @pytest.fixture(autouse=True)
 def few_batches(monkeypatch):
-    monkeypatch.setattr(referee, "SELECTION_BATCHES", 8)
+    monkeypatch.setattr(referee, "SELECTION_BATCHES", (8, 8))
     monkeypatch.setattr(referee, "REBALANCE_BATCHES", 32)
 
 
@@ -49,7 +49,7 @@ def test_the_result_is_a_legal_plan_with_its_exact_cost(name):
     result = run(name, problem)
     assert_legal(result, problem)
     selection = Referee(problem, 3, StopSwitch()).selection
-    total = judge(problem.model, jnp.asarray(result.gathered, jnp.float32), selection).total
+    total = evaluate(problem.model, jnp.asarray(result.gathered, jnp.float32), selection).total
     np.testing.assert_allclose(result.stages["searched"], total.mean(axis=1), rtol=1e-5)
     assert (result.bound <= result.stages["searched"]).all()
     assert (result.cost <= result.stages["searched"]).all()
@@ -64,9 +64,9 @@ def test_it_finds_something_better_than_a_plan_without_preference(name):
     batches = problem.draw(64, seed=99)
     starts = random_starts(Referee(problem, 0, StopSwitch()), 16, seed=7)
     drawn = [
-        judge(problem.model, jnp.asarray(plan, jnp.float32), batches).total.mean() for plan in starts.swapaxes(0, 1)
+        evaluate(problem.model, jnp.asarray(plan, jnp.float32), batches).total.mean() for plan in starts.swapaxes(0, 1)
     ]
-    found = judge(problem.model, jnp.asarray(run(name, problem).gathered, jnp.float32), batches).total.mean()
+    found = evaluate(problem.model, jnp.asarray(run(name, problem).gathered, jnp.float32), batches).total.mean()
     assert found < np.mean(drawn)
 
 
@@ -125,7 +125,7 @@ def test_given_batches_are_all_that_counts():
     drawn = small_problem().draw(2, seed=5)
     problem = dataclasses.replace(small_problem(), batches=drawn)
     result = run("greedy", problem)
-    total = judge(problem.model, jnp.asarray(result.gathered, jnp.float32), drawn).total
+    total = evaluate(problem.model, jnp.asarray(result.gathered, jnp.float32), drawn).total
     np.testing.assert_allclose(result.stages["searched"], total.mean(axis=1), rtol=1e-5)
     counts = np.bincount(np.asarray(drawn.experts[0]).ravel(), minlength=problem.trace.num_experts)
     np.testing.assert_allclose(problem.frequency[0], np.maximum(counts, 0.1) / np.maximum(counts, 0.1).sum())

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from small_problem import LAYERS, SETTINGS, SHAPE, compilations, small_problem
 
-from jaxmoe.latency import judge
-from jaxmoe.network import block_rings
+from jaxmoe.latency import evaluate
+from jaxmoe.network import build_exchange
 from jaxmoe.placement import Placement, PlanError, check_fits, expert_parallel_random
 from jaxmoe.tune import PlacementProblem, TuneResult, referee, tune
 from jaxmoe.tune.bounds import lower_bound
@@ -21,7 +21,7 @@ from jaxmoe.tune.stop import StopSwitch
 
 
 def few_batches_in(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(referee, "SELECTION_BATCHES", 8)
+    patch.setattr(referee, "SELECTION_BATCHES", (8, 8))
     patch.setattr(referee, "REBALANCE_BATCHES", 32)
 
 
@@ -39,7 +39,7 @@ def tuned() -> TuneResult:
 
 def assert_legal(result: TuneResult, problem) -> None:
     plan = Placement(result.share.astype(np.float32), SHAPE, "sharded", tuple(range(LAYERS)))
-    check_fits(plan, float(problem.model.expert_bytes), np.asarray(problem.model.machine.capacity))
+    check_fits(plan, float(problem.model.costs.expert_bytes), np.asarray(problem.model.machine.capacity))
     assert (result.share.sum(axis=1) <= problem.room * (1 + 1e-4)).all()
 
 
@@ -59,7 +59,7 @@ def test_each_stage_is_at_least_as_good_as_the_one_before_and_none_beats_the_bou
 def test_the_last_stage_is_the_exact_time_of_the_plan(tuned):
     problem = small_problem()
     run = Referee(problem, SETTINGS.seed, StopSwitch())  # draws the same selection batches
-    total = judge(problem.model, jnp.asarray(tuned.gathered, jnp.float32), run.selection).total
+    total = evaluate(problem.model, jnp.asarray(tuned.gathered, jnp.float32), run.selection).total
     np.testing.assert_allclose(tuned.stages["searched"], total.mean(axis=1), rtol=1e-5)
     np.testing.assert_allclose(tuned.bound, lower_bound(problem, run.selection), rtol=1e-6)
 
@@ -95,9 +95,9 @@ def test_a_seed_names_its_plan(tuned):
 def test_a_tuned_plan_beats_random_expert_parallelism_on_fresh_batches(tuned):
     problem = small_problem()
     batches = problem.draw(64, seed=12345)
-    ours = judge(problem.model, jnp.asarray(tuned.share, jnp.float32), batches).total.mean(axis=1)
+    ours = evaluate(problem.model, jnp.asarray(tuned.share, jnp.float32), batches).total.mean(axis=1)
     dealt = [jnp.asarray(expert_parallel_random(LAYERS, 6, 4, seed)) for seed in range(12)]
-    theirs = np.stack([judge(problem.model, share, batches).total.mean(axis=1) for share in dealt])
+    theirs = np.stack([evaluate(problem.model, share, batches).total.mean(axis=1) for share in dealt])
     assert (ours < 0.9 * theirs.mean(axis=0)).all()
 
 
@@ -204,10 +204,13 @@ def test_a_layer_that_tensor_parallelism_serves_faster_gets_it():
     assert faster.all()
     np.testing.assert_array_equal(ringing.share, np.full_like(ringing.share, 1 / 4))
     run = Referee(even_problem(), SETTINGS.seed, StopSwitch())  # draws the same selection batches
-    judged = judge(
-        run.problem.model, jnp.asarray(ringing.share, jnp.float32), run.selection, block_rings(SHAPE, 1, both_ways=True)
+    scored = evaluate(
+        run.problem.model,
+        jnp.asarray(ringing.share, jnp.float32),
+        run.selection,
+        build_exchange("ring_both_ways", run.problem.model.machine.topology),
     )
-    np.testing.assert_allclose(ringing.stages["final"], judged.total.mean(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(ringing.stages["final"], scored.total.mean(axis=1), rtol=1e-5)
 
 
 def test_merged_batches_are_scored_as_well():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from small_problem import LAYERS, NODES, small_problem
 
-from jaxmoe.latency import judge
+from jaxmoe.latency import evaluate
 from jaxmoe.tune import PlacementProblem, TuneResult, referee
 from jaxmoe.tune.link_balance import METHODS
 from jaxmoe.tune.node_balance import node_balance
@@ -24,7 +24,7 @@ SETTINGS = TwoStageSettings(node_time_s=0.5, link_time_s=0.3, link_batches=6, se
 
 @pytest.fixture(autouse=True)
 def few_batches(monkeypatch):
-    monkeypatch.setattr(referee, "SELECTION_BATCHES", 8)
+    monkeypatch.setattr(referee, "SELECTION_BATCHES", (8, 8))
 
 
 def assert_legal(result: TuneResult, problem: PlacementProblem) -> None:
@@ -41,7 +41,7 @@ def test_both_stages_make_a_legal_plan_with_its_exact_cost(method):
     assert_legal(result, problem)
     assert list(result.stages) == ["node_balanced", "searched", "final"]
     selection = Referee(problem, 5, StopSwitch()).selection
-    total = judge(problem.model, jnp.asarray(result.gathered, jnp.float32), selection).total
+    total = evaluate(problem.model, jnp.asarray(result.gathered, jnp.float32), selection).total
     np.testing.assert_allclose(result.stages["searched"], total.mean(axis=1), rtol=1e-5)
     assert (result.bound <= result.stages["searched"]).all()
     assert result.stopped is None

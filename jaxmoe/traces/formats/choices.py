@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxmoe.traces.formats.source import AGAIN
+from jaxmoe.traces.formats.source import AGAIN, MOST_DIGITS, shown
 from jaxmoe.traces.trace import TraceError
 
 
 def choices_of(place: str, tokens: Any) -> np.ndarray:
     """A list over tokens of lists of expert ids as int64 [token, top_k]; `place` names it in a `TraceError`."""
     if not isinstance(tokens, list) or not tokens:
-        raise TraceError(f"{place} holds {str(tokens)[:40]}, expected a list of tokens")
+        raise TraceError(f"{place} holds {shown(tokens)}, expected a list of tokens")
     _name_misfit(place, tokens, [type(chosen) is list for chosen in tokens], "a list of expert ids")
     top_k = len(tokens[0])
     _name_misfit(place, tokens, [len(chosen) == top_k for chosen in tokens], f"{top_k} expert ids as in token 0")
@@ -35,10 +35,16 @@ def check_not_negative(place: str, experts: np.ndarray) -> None:
         raise TraceError(f"{place}, token {at[0]} chose expert {experts[at]}, expected 0 or more; {AGAIN}")
 
 
+def check_rows(row: str, experts: np.ndarray) -> None:
+    """Raise `TraceError` for the first negative id in choices [token, layer, top_k]; `row` says what a layer is."""
+    for layer in np.flatnonzero((experts < 0).any(axis=(0, 2))):
+        check_not_negative(f"{row} {layer}", experts[:, layer])
+
+
 def layer_number(key: Any) -> int:
     """The layer that a key of a JSON object names."""
-    if not (isinstance(key, str) and key.isascii() and key.isdecimal()):
-        raise TraceError(f"JSON has the key {key!r}, expected only layer numbers")
+    if not (isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= MOST_DIGITS):
+        raise TraceError(f"JSON has the key {shown(key)}, expected only layer numbers")
     return int(key)
 
 
@@ -59,4 +65,4 @@ def _name_misfit(place: str, tokens: list[Any], fits: list[bool], expected: str)
     """Raise `TraceError` for the first token that does not fit."""
     if not all(fits):
         token = fits.index(False)
-        raise TraceError(f"{place}, token {token} is {str(tokens[token])[:40]}, expected {expected}")
+        raise TraceError(f"{place}, token {token} is {shown(tokens[token])}, expected {expected}")

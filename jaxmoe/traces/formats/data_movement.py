@@ -20,7 +20,7 @@ from jaxmoe.traces.formats.format import Format, check_whole
 from jaxmoe.traces.formats.hd_moe import is_layers
 from jaxmoe.traces.formats.hints import Hints
 from jaxmoe.traces.formats.sequences import Recorded, joined, names, naming, parted, phases, prefill_lengths
-from jaxmoe.traces.formats.source import AGAIN, Source, json_values
+from jaxmoe.traces.formats.source import AGAIN, Source, json_values, shown
 from jaxmoe.traces.trace import GatingTrace, TraceError
 
 FOLDERS = 4  # org, model, benchmark, subject
@@ -70,7 +70,7 @@ def _request(name: str, values: list[Any]) -> tuple[list[int], Recorded]:
 def _extend(tokens: dict[int, list[Any]], step: Any, first: bool) -> int:
     """Add the tokens of a step to every layer, and tell how many they are."""
     if not isinstance(step, dict):
-        raise TraceError(f"holds {str(step)[:40]}, expected an object of layers")
+        raise TraceError(f"holds {shown(step)}, expected an object of layers")
     added = {layer_number(layer): chosen for layer, chosen in step.items() if chosen is not None}
     if first:
         tokens.update({layer: [] for layer in added})
@@ -78,7 +78,7 @@ def _extend(tokens: dict[int, list[Any]], step: Any, first: bool) -> int:
         raise TraceError(f"has experts in layers {sorted(added)}, but step 0 in {sorted(tokens)}")
     for layer, chosen in added.items():
         if not isinstance(chosen, list) or not chosen:
-            raise TraceError(f"layer {layer} holds {str(chosen)[:40]}, expected a list of tokens")
+            raise TraceError(f"layer {layer} holds {shown(chosen)}, expected a list of tokens")
         tokens[layer] += chosen
     counts = {layer: len(chosen) for layer, chosen in added.items()}
     if len(set(counts.values())) > 1:

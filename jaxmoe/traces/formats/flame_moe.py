@@ -91,9 +91,13 @@ def _columns(file: Path) -> dict[str, np.ndarray]:
         if "indices" not in schema.names:
             raise TraceError(f"has no column indices, only {schema.names}; use a FLAME-MoE trace")
         table = parquet.read_table(file, columns=[name for name in kinds if name in schema.names])
-    except (arrow.ArrowException, OSError) as error:
-        raise TraceError(f"not readable as Parquet ({error}); {AGAIN}") from None
-    return {name: _matrix(name, table.column(name).combine_chunks()) for name in table.column_names}
+        return {name: _matrix(name, table.column(name).combine_chunks()) for name in table.column_names}
+    except TraceError:
+        raise
+    # What a damaged file raises depends on where it is damaged.
+    except (arrow.ArrowException, OSError, ValueError, KeyError, MemoryError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise TraceError(f"not readable as Parquet ({reason}); {AGAIN}") from None
 
 
 def _matrix(name: str, lists: Any) -> np.ndarray:

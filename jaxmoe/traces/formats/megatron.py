@@ -24,7 +24,7 @@ from jaxmoe.traces.formats.format import Format, check_whole
 from jaxmoe.traces.formats.hints import Hints
 from jaxmoe.traces.formats.ranks import by_rank
 from jaxmoe.traces.formats.sequences import Recorded, joined, names, naming, parted
-from jaxmoe.traces.formats.source import AGAIN, Source
+from jaxmoe.traces.formats.source import AGAIN, Source, shown
 from jaxmoe.traces.trace import GatingTrace, TraceError
 
 FILES = r"router_trace_rank(\d+)\.jsonl"
@@ -84,11 +84,11 @@ def _rank(name: str, file: Source) -> tuple[list[int], Recorded]:
 
 def _line(number: int, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or not {*COUNTS, "top_indices"} <= value.keys():
-        held = sorted(value) if isinstance(value, dict) else type(value).__name__
+        held = shown(sorted(value)) if isinstance(value, dict) else type(value).__name__
         raise TraceError(f"line {number} has {held}, expected {', '.join((*COUNTS, 'top_indices'))}")
     for key in COUNTS:
         if type(value[key]) is not int or value[key] < 0:
-            raise TraceError(f"line {number}: {key} is {value[key]!r}, expected a whole number")
+            raise TraceError(f"line {number}: {key} is {shown(value[key])}, expected a whole number")
     return value
 
 
@@ -148,7 +148,8 @@ def _block(content: np.ndarray, line: dict[str, Any]) -> np.ndarray:
     start, size, shape = (line[key] for key in LOGITS)
     whole_numbers = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in (start, size, *shape))
     if not whole_numbers or len(shape) != 2 or shape[0] != line["num_tokens"] or size != 2 * math.prod(shape):
-        raise TraceError(f"logits of shape {shape} in {size} bytes at {start} do not fit {line['num_tokens']} tokens")
+        place = f"logits of shape {shown(shape)} in {shown(size)} bytes at {shown(start)}"
+        raise TraceError(f"{place} do not fit {line['num_tokens']} tokens; {AGAIN}")
     if start + size > len(content):
         raise TraceError(f"logits end at byte {start + size}, but the sidecar has {len(content)}; get it again")
     return _float32(content[start : start + size].view("<u2")).reshape(shape)

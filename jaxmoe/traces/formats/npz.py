@@ -131,13 +131,18 @@ def _read_loads(source: Source, hints: Hints) -> LoadCounts:
 
 def _windows(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
     """Counts [window, layer, expert] as fine as the file has them, and the windows' names."""
-    if "counts_by_request" in arrays:
-        requests = arrays["counts_by_request"]
-        return requests, tuple(f"request {i}" for i in range(len(requests)))
-    if "counts_by_group" in arrays:
-        groups = arrays["counts_by_group"]
-        return groups, tuple(map(str, arrays.get("group_name", np.arange(len(groups))).tolist()))
-    return arrays["counts"][None], ("all",)
+    name = next((name for name in ("counts_by_request", "counts_by_group") if name in arrays), None)
+    if name is None:
+        return arrays["counts"][None], ("all",)
+    windows = arrays[name]
+    if windows.shape[1:] != arrays["counts"].shape:
+        raise TraceError(f"{name} has shape {windows.shape}, expected windows of {arrays['counts'].shape}")
+    if name == "counts_by_request":
+        return windows, tuple(f"request {i}" for i in range(len(windows)))
+    groups = arrays.get("group_name", np.arange(len(windows)))
+    if groups.ndim != 1:
+        raise TraceError(f"group_name has shape {groups.shape}, expected one name for each of counts_by_group")
+    return windows, tuple(map(str, groups.tolist()))
 
 
 def _whole(arrays: dict[str, np.ndarray], name: str) -> int | None:

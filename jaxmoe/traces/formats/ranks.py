@@ -1,6 +1,7 @@
 """Folders with a file for each rank."""
 
 import re
+from itertools import islice
 from pathlib import Path
 
 from jaxmoe.traces.formats.source import Source
@@ -13,7 +14,7 @@ def by_rank(source: Source, pattern: str) -> list[tuple[str, Path]]:
     Raises `TraceError` where a rank from 0 to the last is missing.
     """
     ranks = {int(re.sub(pattern, r"\1", name)): (name, file) for name, file in source.matching(pattern).items()}
-    missing = sorted(set(range(max(ranks) + 1)) - ranks.keys())
-    if missing:
-        raise TraceError(f"misses the files of ranks {missing} of {max(ranks) + 1}; get them, too")
+    if len(ranks) <= max(ranks):
+        missing = islice((rank for rank in range(max(ranks)) if rank not in ranks), 8)
+        raise TraceError(f"misses the files of ranks {list(missing)} of {max(ranks) + 1}; get them, too")
     return [ranks[rank] for rank in sorted(ranks)]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.traces.formats.sequences import phases
+from jaxmoe.traces.formats.source import shown
 from jaxmoe.traces.trace import TraceError
 
 KEY, PROMPT_KEY, START_KEY = "routed_experts", "prompt_routed_experts", "routed_experts_start_len"
@@ -87,16 +88,17 @@ def _of_holder(place: str, record: dict[str, Any], choice: Any) -> Payload | Non
     holder = next((part for part in parts if part.get(KEY) is not None), None)
     if holder is None:
         return None
-    usage = record["usage"] if isinstance(record.get("usage"), dict) and len(record.get("choices", [0])) == 1 else {}
+    alone = not isinstance(record.get("choices"), list) or len(record["choices"]) == 1
+    usage = record["usage"] if isinstance(record.get("usage"), dict) and alone else {}
     facts = {
         key: part[key] for part in (record, usage, *reversed(parts)) for key in _FACTS if part.get(key) is not None
     }
     for key in _FACTS[1:]:
         if key in facts and not (type(facts[key]) is int and facts[key] >= 0):
-            raise TraceError(f"{place}: {key} is {facts[key]!r}, expected a whole number")
+            raise TraceError(f"{place}: {key} is {shown(facts[key])}, expected a whole number")
     return Payload(
         place,
-        str(facts["id"]) if "id" in facts else None,
+        facts["id"] if isinstance(facts.get("id"), str) else None,
         holder[KEY],
         record.get(PROMPT_KEY),
         facts.get(START_KEY, 0),

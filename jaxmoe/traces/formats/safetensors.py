@@ -1,13 +1,14 @@
 """Files of named arrays in the safetensors format: an 8-byte length, a JSON header, raw data."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxmoe.traces.formats.source import AGAIN, parse_json
+from jaxmoe.traces.formats.arrays import Header, array_in
+from jaxmoe.traces.formats.sequences import naming
+from jaxmoe.traces.formats.source import AGAIN, parse_json, shown
 from jaxmoe.traces.trace import TraceError
 
 TYPES = {"BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8"}
@@ -25,7 +26,11 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     if not isinstance(header, dict):
         raise TraceError(f"not a readable safetensors file; {AGAIN}")
     header.pop("__metadata__", None)
-    return {name: _array(name, entry, memoryview(content)[start:]) for name, entry in header.items()}
+    arrays = {name: _array(name, entry, memoryview(content)[start:]) for name, entry in header.items()}
+    size = sum(array.nbytes for array in arrays.values())
+    if size > len(content) - start:  # they lie over one another
+        raise TraceError(f"has arrays of {size} bytes in {len(content) - start}; {AGAIN}")
+    return arrays
 
 
 def write_safetensors(path: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -43,13 +48,14 @@ def write_safetensors(path: Path, arrays: dict[str, np.ndarray]) -> None:
 def _array(name: str, entry: Any, data: memoryview) -> np.ndarray:
     try:
         kind, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        numbers = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
+        numbers = isinstance(kind, str) and all(type(n) is int and n >= 0 for n in (*shape, begin, end))
     except (TypeError, KeyError, ValueError):
         numbers = False
     if not numbers:
-        raise TraceError(f"{name} is described as {str(entry)[:80]}; {AGAIN}")
+        raise TraceError(f"{name} is described as {shown(entry)}; {AGAIN}")
     if kind not in TYPES:
         raise TraceError(f"{name} has type {kind}, expected one of {', '.join(TYPES)}")
-    if end - begin != math.prod(shape) * np.dtype(TYPES[kind]).itemsize or end > len(data):
-        raise TraceError(f"{name} of shape {shape} is at bytes {begin} to {end} of {len(data)}; {AGAIN}")
-    return np.frombuffer(data[begin:end], TYPES[kind]).reshape(shape)
+    if not begin <= end <= len(data):
+        raise TraceError(f"{name} of shape {shown(shape)} is at bytes {begin} to {end} of {len(data)}; {AGAIN}")
+    with naming(name):
+        return array_in(data[begin:end], Header(np.dtype(TYPES[kind]), tuple(shape), "C"))

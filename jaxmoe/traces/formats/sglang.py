@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.traces.formats.aside import whole
-from jaxmoe.traces.formats.choices import check_not_negative
+from jaxmoe.traces.formats.choices import check_rows
 from jaxmoe.traces.formats.dense import expert_layers, with_dense
 from jaxmoe.traces.formats.format import Format, check_whole
 from jaxmoe.traces.formats.hints import Hints, lacks
@@ -24,6 +24,8 @@ from jaxmoe.traces.formats.responses import KEY, START_KEY, Payload, payloads, p
 from jaxmoe.traces.formats.sequences import Recorded, joined, names, naming, parted, prefill_lengths
 from jaxmoe.traces.formats.source import Source, decode_base64
 from jaxmoe.traces.trace import MISSING, GatingTrace, TraceError
+
+MOST_TOKENS = 2**22  # of a response that have no row
 
 
 def _matches(source: Source) -> bool:
@@ -60,13 +62,14 @@ def _rows(payload: Payload, num_layers: int, top_k: int) -> np.ndarray:
                 "they are damaged or of another model"
             )
         rows = np.frombuffer(content, "<i4").reshape(-1, num_layers, top_k)
-        for layer in range(num_layers):
-            check_not_negative(f"layer {layer}", rows[:, layer])
+        check_rows("layer", rows)
         return rows
 
 
 def _sequence(payload: Payload, experts: np.ndarray, number: str) -> Recorded:
     with naming(payload.place):
+        if payload.start > MOST_TOKENS:
+            raise TraceError(f"{START_KEY} is {payload.start}, expected at most {MOST_TOKENS} tokens; get it again")
         phase = phase_of(payload, payload.start + len(experts))
     if payload.start:
         unknown = np.full((payload.start, *experts.shape[1:]), MISSING, experts.dtype)

@@ -3,6 +3,7 @@
 import binascii
 import json
 import re
+import reprlib
 from base64 import b64decode
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,9 @@ from typing import Any
 from jaxmoe.traces.trace import TraceError
 
 AGAIN = "the file is damaged or of another kind; get it again"
+MOST_DIGITS = 9  # of a number in a name: more are no layer, iteration or rank
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 3, 8, 4, 40, 40, 40
 _BASE64 = re.compile(rb"[A-Za-z0-9+/]{12,}={0,2}")
 
 
@@ -69,6 +73,12 @@ def parse_json(content: bytes) -> Any:
     return json.loads(content, object_pairs_hook=_without_repeats)
 
 
+def shown(value: Any) -> str:
+    """A JSON value of any size and depth as a few words of an error message."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def decode_base64(text: str) -> bytes:
     try:
         return b64decode(text, validate=True)
@@ -95,5 +105,5 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     keys = [key for key, _ in pairs]
     if len(set(keys)) < len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise TraceError(f"JSON has the key {twice!r} twice; keep one of them")
+        raise TraceError(f"JSON has the key {shown(twice)} twice; keep one of them")
     return dict(pairs)

@@ -8,6 +8,8 @@ Missing choices are not in it. Written is a trace as one iteration with a rank f
 """
 
 import json
+import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,15 @@ from jaxmoe.traces.formats.hints import Hints
 from jaxmoe.traces.formats.ranks import by_rank
 from jaxmoe.traces.formats.safetensors import read_safetensors, write_safetensors
 from jaxmoe.traces.formats.sequences import Recorded, joined, names, naming, parted
-from jaxmoe.traces.formats.source import AGAIN, Source, parse_json
+from jaxmoe.traces.formats.source import AGAIN, MOST_DIGITS, Source, parse_json, shown
 from jaxmoe.traces.loads import LoadCounts, load_counts
-from jaxmoe.traces.trace import GatingTrace, TraceError
+from jaxmoe.traces.trace import MAX_EXPERTS, GatingTrace, TraceError
 
 META = "meta_info.json"
 COUNTS = r"rank(\d+)\.safetensors"
 CHOICES = r"token_selected_experts_rank(\d+)\.safetensors"
+
+_NAME = re.compile(f"([0-9]{{1,{MOST_DIGITS}}})_([0-9]{{1,{MOST_DIGITS}}})")
 
 Arrays = dict[int, dict[int, np.ndarray]]
 """By iteration and layer."""
@@ -58,16 +62,15 @@ def _read_loads(source: Source, hints: Hints) -> LoadCounts:
         raise TraceError(f"has {META} but no rank0.safetensors; get the files of all ranks")
     recorded = [(name, _arrays(name, file)) for name, file in by_rank(source, COUNTS)]
     order, iterations = _layers(recorded), sorted(recorded[0][1])
-    total = np.zeros((len(iterations), len(order), num_experts), np.int64)
     for name, arrays in recorded:
         if sorted(arrays) != iterations:
             raise TraceError(f"{name} has other iterations than {recorded[0][0]}; get the files of one run")
-        for window, iteration in enumerate(iterations):
-            for row, layer in enumerate(order):
-                counts = arrays[iteration][layer]
-                if counts.shape != (num_experts,):
-                    raise TraceError(f"{name}: {iteration}_{layer} has shape {counts.shape}, expected ({num_experts},)")
-                total[window, row] += counts
+        for iteration, layer in product(iterations, order):
+            shape = arrays[iteration][layer].shape
+            if shape != (num_experts,):
+                raise TraceError(f"{name}: {iteration}_{layer} has shape {shape}, expected ({num_experts},)")
+    ranks = [[[arrays[i][layer] for layer in order] for i in iterations] for _, arrays in recorded]
+    total = np.asarray(ranks, np.int64).sum(axis=0)
     windows = tuple(f"iteration {iteration}" for iteration in iterations)
     return LoadCounts(total, np.asarray(order), top_k, windows, {"source": source.path.name})
 
@@ -81,8 +84,10 @@ def _meta(source: Source, hints: Hints) -> tuple[int, int]:
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{META}: not readable as JSON ({error}); {AGAIN}") from None
     experts, top_k = (meta.get(f"num_experts{per}") if isinstance(meta, dict) else None for per in ("", "_per_token"))
-    if type(experts) is not int or type(top_k) is not int:
-        raise TraceError(f"{META} holds {str(meta)[:80]}, expected num_experts and num_experts_per_token")
+    if type(experts) is not int or type(top_k) is not int or not 1 <= top_k <= experts <= MAX_EXPERTS:
+        raise TraceError(
+            f"{META} holds {shown(meta)}, expected num_experts, 1 to {MAX_EXPERTS}, and num_experts_per_token"
+        )
     hints.agreed_experts(experts)
     return experts, top_k
 
@@ -92,12 +97,12 @@ def _arrays(name: str, file: Path) -> Arrays:
     with naming(name):
         found: Arrays = {}
         for key, array in read_safetensors(file).items():
-            iteration, _, layer = key.partition("_")
-            if not (iteration.isdecimal() and layer.isdecimal()):
-                raise TraceError(f"has an array {key!r}, expected names of iteration_layer")
+            numbers = _NAME.fullmatch(key)
+            if numbers is None:
+                raise TraceError(f"has an array {shown(key)}, expected names of iteration_layer")
             if array.dtype.kind not in "iu":
                 raise TraceError(f"{key} has type {array.dtype}, expected whole numbers")
-            found.setdefault(int(iteration), {})[int(layer)] = array
+            found.setdefault(int(numbers[1]), {})[int(numbers[2])] = array
         if not found:
             raise TraceError("has no arrays; record iterations that were run")
         return found

@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from jaxmoe.traces.formats.arrays import npy_array
 from jaxmoe.traces.formats.aside import whole
-from jaxmoe.traces.formats.choices import check_not_negative
+from jaxmoe.traces.formats.choices import check_rows
 from jaxmoe.traces.formats.format import Format, check_whole
 from jaxmoe.traces.formats.hints import Hints, lacks
 from jaxmoe.traces.formats.responses import KEY, Payload, payloads, phase_of
 from jaxmoe.traces.formats.sequences import Recorded, joined, names, naming, parted, phases, prefill_lengths
-from jaxmoe.traces.formats.source import AGAIN, Source, decode_base64
+from jaxmoe.traces.formats.source import AGAIN, Source, decode_base64, shown
 from jaxmoe.traces.trace import GatingTrace, TraceError
 
 NPY = base64.b64encode(b"\x93NUMPY").decode()  # how base64 of every .npy starts
@@ -72,31 +73,34 @@ def _ids(value: Any) -> np.ndarray:
         raise TraceError(
             f"{KEY} are {array.dtype} of shape {array.shape}, expected whole numbers [token, layer, top_k]"
         )
-    for layer in range(array.shape[1]):
-        check_not_negative(f"row {layer}", array[:, layer])
+    check_rows("row", array)
     return array
 
 
 def _from_npy(text: str) -> np.ndarray:
     if not _is_npy(text):
         raise TraceError(f"{KEY} are not base64 of a .npy as in the other records; get the response again")
+    content = decode_base64(text)
     try:
-        return np.lib.format.read_array(io.BytesIO(decode_base64(text)), allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise error if isinstance(error, TraceError) else TraceError(f"not a .npy ({error}); {AGAIN}") from None
+        return npy_array(content)
+    except TraceError as error:
+        raise TraceError(f"{KEY}: {error}; {AGAIN}") from None
 
 
 def _from_lists(value: Any) -> np.ndarray:
     if not isinstance(value, list):
-        raise TraceError(f"{KEY} are {str(value)[:40]}, expected lists or base64 of a .npy")
+        raise TraceError(f"{KEY} are {shown(value)}, expected lists or base64 of a .npy")
     expected = _shape(value[0]) if value else None
     for token, chosen in enumerate(value):
         if expected is None or _shape(chosen) != expected:
-            raise TraceError(f"token {token} is {str(chosen)[:40]}, expected the same layers and top_k as token 0")
-    array = np.asarray(value)
-    if array.dtype.kind != "i":
-        raise TraceError(f"{KEY} have type {array.dtype}, expected whole numbers")
-    return array
+            raise TraceError(f"token {token} is {shown(chosen)}, expected the same layers and top_k as token 0")
+        strange = {type(expert) for row in chosen for expert in row} - {int}
+        if strange:
+            raise TraceError(f"token {token} is {shown(chosen)}, expected whole numbers")
+    try:
+        return np.asarray(value, np.int64)
+    except OverflowError:
+        raise TraceError(f"{KEY} hold an expert id of more than 64 bits; {AGAIN}") from None
 
 
 def _shape(token: Any) -> tuple[int, int] | None:

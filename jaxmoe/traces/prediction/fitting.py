@@ -37,11 +37,11 @@ def fit(
         "repeat last": RunningWindow(frequency, window=1),
         "running window": RunningWindow(frequency, window),
         "exponential average": MovingAverage(frequency, jnp.asarray(rate)),
-        "prefill load": PrefillLoad(frequency, prefill_prior),
+        "prefill load": PrefillLoad(frequency, jnp.asarray(prefill_prior)),
         "next token": next_token,
-        "prefill next token": PrefillHeatmap(next_token, prefill_prior),
+        "prefill next token": PrefillHeatmap(next_token, jnp.asarray(prefill_prior)),
         "next layer": next_layer,
-        "prefill next layer": PrefillHeatmap(next_layer, prefill_prior),
+        "prefill next layer": PrefillHeatmap(next_layer, jnp.asarray(prefill_prior)),
         "perfect": Perfect(trace.num_experts),
     }
 

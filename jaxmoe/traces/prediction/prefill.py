@@ -4,6 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxmoe.relax import as_number
 from jaxmoe.traces.prediction.frequency import counts
 from jaxmoe.traces.prediction.heatmaps import AbstractHeatmap
 from jaxmoe.traces.prediction.predictor import AbstractPredictor, History, State
@@ -13,7 +14,7 @@ class PrefillLoad(AbstractPredictor):
     """Choices counted over the request's prefill, and `prior` choices by the frequencies of a trace seen before."""
 
     frequency: Float[Array, "layer expert"]
-    prior: float = eqx.field(static=True)
+    prior: Float[Array, ""] = eqx.field(converter=as_number)
 
     def init(self, top_k: int) -> State:
         return jnp.zeros_like(self.frequency)
@@ -27,7 +28,7 @@ class PrefillHeatmap(AbstractPredictor):
     """Rows counted over the request's prefill, each with `prior` choices by the rows of a trace seen before."""
 
     heatmap: AbstractHeatmap
-    prior: float = eqx.field(static=True)
+    prior: Float[Array, ""] = eqx.field(converter=as_number)
 
     def init(self, top_k: int) -> State:
         return self.heatmap.init(top_k), jnp.zeros_like(self.heatmap.rows)

@@ -61,7 +61,7 @@ def _process(arrays: dict[str, np.ndarray]) -> GatingProcess:
         raise TraceError(f"is of version {version}, expected {VERSION}; fit the process again")
     _check(arrays)
     return GatingProcess(
-        preferences=Preferences(**{name: jnp.asarray(arrays[name], jnp.float32) for name in PREFERENCES}),
+        preferences=Preferences(**{name: jnp.asarray(np.asarray(arrays[name], np.float32)) for name in PREFERENCES}),
         requests=Requests(
             arrays["length"],
             arrays.get("prompt"),
@@ -78,8 +78,8 @@ def _process(arrays: dict[str, np.ndarray]) -> GatingProcess:
 def _check(arrays: dict[str, np.ndarray]) -> None:
     """Raise `TraceError` for an array that has not the type and shape it should have."""
     size = arrays["popularity"].shape
-    if len(size) != 2:
-        raise TraceError(f"popularity has shape {size}, expected [layer, expert]")
+    if len(size) != 2 or 0 in size:
+        raise TraceError(f"popularity has shape {size}, expected non-empty [layer, expert]")
     floats = dict.fromkeys(PREFERENCES, size) | dict.fromkeys(SQUARE, (*size, size[1])) | {"drift": ()}
     floats |= {"topics": (*arrays["topics"].shape[:1], *size), "phases": (2, *size)}
     floats |= {"first_tokens": (max(1, *arrays["first_tokens"].shape[:1]), *size)}
@@ -98,5 +98,5 @@ def _check(arrays: dict[str, np.ndarray]) -> None:
 def _facts(text: np.ndarray) -> dict[str, str]:
     try:
         return {str(name): str(fact) for name, fact in dict(json.loads(str(text))).items()}
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise TraceError(f"facts is {str(text)[:40]!r}, expected a JSON object") from None

@@ -114,3 +114,9 @@ def test_files_that_do_not_fit(folder, refuses, choices):
 def test_without_pyarrow(folder, refuses, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     refuses(folder, r"needs pyarrow; install jaxmoe\[traces\]")
+
+
+def test_columns_whose_names_are_not_text(folder, refuses):
+    file = folder / "20" / "layer_04.parquet"
+    file.write_bytes(file.read_bytes().replace(b"indices", b"indi\xffes"))
+    refuses(folder, "20/layer_04.parquet: (not readable as Parquet|has no column)")

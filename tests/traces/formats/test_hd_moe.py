@@ -36,3 +36,13 @@ def test_missing_choices_cannot_be_written(tmp_path, trace):
 def test_negative_ids_are_no_missing_choices(tmp_path, refuses):
     (tmp_path / "t.json").write_text('{"0": [[1, 0], [2, -1]]}')
     refuses(tmp_path / "t.json", "layer 0, token 1 chose expert -1")
+
+
+def test_choices_nested_deeper_than_can_be_shown(tmp_path, refuses):
+    (tmp_path / "t").write_text('{"1": [' + "[" * 900 + "]" * 900 + "]}")
+    refuses(tmp_path / "t", "layer 1, token 0 is .*expected whole numbers")
+
+
+def test_a_layer_number_of_more_digits_than_python_reads(tmp_path, refuses):
+    (tmp_path / "t").write_text('{"' + "9" * 5000 + '": [[0, 1]]}')
+    refuses(tmp_path / "t", "JSON has the key '9999.*expected only layer numbers")

@@ -107,3 +107,8 @@ def test_bad_payloads(tmp_path, refuses, content, message):
     known = Hints(5, 2, None, 5) if message.startswith("zeros") else None
     (tmp_path / "t").write_text(content if isinstance(content, str) else json.dumps(content))
     refuses(tmp_path / "t", message, *([known] if known else []))
+
+
+def test_a_start_that_no_response_has(tmp_path, choices, refuses):
+    (tmp_path / "t").write_text(json.dumps(response(choices, routed_experts_start_len=10**12)))
+    refuses(tmp_path / "t", "routed_experts_start_len is 1000000000000, expected at most 4194304 tokens")

@@ -1,6 +1,7 @@
 """TensorRT-LLM's expert statistics: counts, and choices where a version writes them."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -20,6 +21,14 @@ def safetensors(file, arrays):
         data += array.tobytes()
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def meta_of(num_experts, top_k):
+    return json.dumps({"num_experts": num_experts, "num_experts_per_token": top_k})
+
+
+def all_at_the_start(content):
+    return re.sub(rb"\[\d+, \d+\]", lambda span: b"[0, 40]".ljust(len(span[0])), content)
 
 
 META = {"num_experts": 5, "num_experts_per_token": 2}
@@ -110,7 +119,21 @@ def test_counts_of_another_size(counts, refuses):
     refuses(counts, r"rank0.safetensors: 50_3 has shape \(5,\), expected \(6,\)", Hints())
 
 
-@pytest.mark.parametrize("meta", ["", "[", "[]", "{}", '{"num_experts": 5}', '{"num_experts": "5"}'])
+@pytest.mark.parametrize(
+    "meta",
+    [
+        "",
+        "[",
+        "[]",
+        "{}",
+        '{"num_experts": 5}',
+        '{"num_experts": "5"}',
+        meta_of(-1, 2),
+        meta_of(5, -2),
+        meta_of(10**12, 2),
+        meta_of(5, 6),
+    ],
+)
 def test_bad_meta(counts, refuses, meta):
     (counts / "meta_info.json").write_text(meta)
     refuses(counts, "meta_info.json")
@@ -134,7 +157,10 @@ def test_files_that_are_missing(counts, refuses):
         (lambda content: b"\xff" * 8 + content[8:], "not a readable safetensors file"),
         (lambda content: content.replace(b'"I64"', b'"B16"'), "has type B16"),
         (lambda content: content.replace(b'"shape"', b'"shapf"'), "is described as"),
-        (lambda content: content.replace(b"[5]", b"[6]"), r"of shape \[6\] is at bytes"),
+        (lambda content: content.replace(b"[5]", b"-5 "), "is described as|not a readable"),
+        (lambda content: content.replace(b'"I64"', b"[[]] "), "is described as"),
+        (lambda content: all_at_the_start(content)[:-80], "arrays of 160 bytes in 80"),
+        (lambda content: content.replace(b"[5]", b"[6]"), r"shape \[6\] has 48 bytes, but there are 40"),
     ],
 )
 def test_damaged_arrays(counts, refuses, change, message):
@@ -162,3 +188,15 @@ def test_bad_choices(tokens, refuses, chosen, message):
 def test_choices_of_fewer_ranks(tokens, refuses):
     (tokens / "token_selected_experts_rank1.safetensors").unlink()
     refuses(tokens, "counts of 2 ranks, but choices of 1")
+
+
+def test_unsigned_counts_add_up(counts):
+    for rank in (0, 1):
+        file = counts / f"rank{rank}.safetensors"
+        file.write_bytes(file.read_bytes().replace(b'"I64"', b'"U64"'))
+    assert read_loads(counts).counts[0, 0].tolist() == [6, 17, 28, 39, 50]
+
+
+def test_ranks_far_beyond_the_first_are_told_at_once(counts, refuses):
+    (counts / "rank1.safetensors").rename(counts / "rank999999999999.safetensors")
+    refuses(counts, r"misses the files of ranks \[1, 2, 3, 4, 5, 6, 7, 8\] of 1000000000000")

@@ -33,6 +33,7 @@ from jaxmoe.traces.prediction import (
     top_of_rows,
     window_loads,
 )
+from jaxmoe.traces.prediction.prefill import PrefillHeatmap, PrefillLoad
 
 TOKENS, LAYERS, EXPERTS, TOP_K, PREFILL = 24, 3, 5, 2, 4
 RATE, WINDOW, PRIOR, PREFILL_PRIOR = 0.25, 3, 2.0, 5.0
@@ -304,3 +305,19 @@ def test_rates_and_rows_can_be_differentiated():
     learned = fitted(trace)
     assert eqx.filter_grad(loss)(learned["exponential average"]).rate != 0
     assert np.isfinite(eqx.filter_grad(loss)(learned["prefill next token"]).heatmap.rows).all()
+
+
+@pytest.mark.parametrize("kind", [PrefillLoad, PrefillHeatmap])
+def test_another_prior_compiles_nothing(kind):
+    traced = []
+
+    @eqx.filter_jit
+    def first_scores(predictor, tokens):
+        traced.append(predictor)
+        return scores(predictor, tokens)
+
+    trace = random_trace(0)
+    seen = fitted(trace)["next token"] if kind is PrefillHeatmap else jnp.full((LAYERS, EXPERTS), 1 / EXPERTS)
+    found = [first_scores(kind(seen, prior), history(trace, PREFILL)) for prior in (5.0, 50.0)]
+    assert len(traced) == 1
+    assert not np.allclose(*found)
