@@ -39,7 +39,8 @@ Plan = Annotated[
 ]
 Iterations = Annotated[int, typer.Option("--iterations", metavar="N", help="Iterations to run.", min=1)]
 Replays = Annotated[
-    int, typer.Option("--replay", metavar="N", help="Iterations that the event simulator replays.", min=1)
+    int | None,
+    typer.Option("--replay", metavar="N", help="Iterations that the event simulator replays; by default 3.", min=1),
 ]
 History = Annotated[
     Path | None,
@@ -56,7 +57,7 @@ def command(
     out: options.Out,
     plan: Plan = None,
     iterations: Iterations = 100,
-    replay: Replays = 3,
+    replay: Replays = None,
     trace: options.Trace = None,
     history: History = None,
     overrides: options.Overrides = None,
@@ -68,13 +69,13 @@ def command(
     with session(out, verbose) as (folder, interrupts), StageClock() as clock:
         with clock.stage("load"):
             check_target(timeline, None)
-            _check_replays(replay, iterations)
+            replays = _replays(replay, iterations)
             inputs = read_inputs(config, overrides, trace, layers)
             seen = None if history is None else read_inputs(config, overrides, history, layers).trace
             steps = iterations_of(inputs, iterations, seen)
             strategy = _plan(inputs, plan, steps.history)
         with progress_bars(interrupts.check) as report:
-            simulation = simulate(inputs, strategy, steps, replay, clock, report)
+            simulation = simulate(inputs, strategy, steps, replays, clock, report)
         with clock.stage("draw"):
             _draw(folder, inputs, simulation)
         if timeline is not None:
@@ -86,9 +87,11 @@ def command(
         print_warnings(_warnings(inputs, simulation))
 
 
-def _check_replays(replay: int, iterations: int) -> None:
-    if replay > iterations:
+def _replays(replay: int | None, iterations: int) -> int:
+    """How many iterations to replay: a few, or as asked for."""
+    if replay is not None and replay > iterations:
         raise OptionError(f"--replay is {replay}, expected at most --iterations, {iterations}")
+    return min(3, iterations) if replay is None else replay
 
 
 def _plan(inputs: Inputs, plan: str | None, history: GatingTrace) -> Strategy:
@@ -110,7 +113,7 @@ def _slowest(simulation: Simulation) -> ShownLayer:
 
 
 def _draw(folder: OutputFolder, inputs: Inputs, simulation: Simulation) -> None:
-    title = f"{inputs.scenario.name}: {len(inputs.layer_ids)} MoE layers of every iteration"
+    title = f"{inputs.scenario.name}: {len(inputs.layer_ids)} MoE layers, plan {simulation.strategy.name}"
     runs = simulation.runs
     seconds = {name: run.seconds for name, run in runs.items()}
     simulated = {name: run.simulated.sum(axis=1) for name, run in runs.items()}
@@ -151,7 +154,7 @@ def _exchanges(simulation: Simulation) -> str:
     counted = Counter(simulation.strategy.placement.exchange)
     if len(counted) == 1:
         return f"exchange {next(iter(counted))}"
-    return "exchanges " + ", ".join(f"{name} in {layers} layers" for name, layers in counted.items())
+    return "exchanges " + ", ".join(f"{name} x{layers}" for name, layers in counted.items())
 
 
 def _warnings(inputs: Inputs, simulation: Simulation) -> list[str]:

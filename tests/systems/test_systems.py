@@ -1,0 +1,91 @@
+"""Systems by name: what they are composed of, and the settings they refuse."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles import cases
+
+from jaxmoe.latency import Pipelined
+from jaxmoe.models import MoEModel
+from jaxmoe.policies import (
+    CrossLayer,
+    FixedAllowance,
+    MovingAverage,
+    PerfectForecast,
+    PreBroadcast,
+    StaticForecast,
+    StaticPlan,
+    WindowAllowance,
+)
+from jaxmoe.systems import SYSTEMS, Setting, UnsuitableSystemError, system_of
+from jaxmoe.traces import GatingTrace
+
+LAYERS, EXPERTS = 2, 4
+
+
+@pytest.fixture
+def setting() -> Setting:
+    """Tokens choose experts 0 and 1 three times, 2 and 3 once, in both layers."""
+    rng = np.random.default_rng(0)
+    experts = np.repeat([[[0, 1]], [[0, 1]], [[0, 1]], [[2, 3]]], LAYERS, axis=1)
+    return Setting(
+        share=np.stack([cases.random_share(rng, EXPERTS, 6) for _ in range(LAYERS)]),
+        mode="sharded",
+        model=cases.layer_model(cases.random_machine(rng, (2, 3))),
+        moe=MoEModel("small", 64, 128, EXPERTS, 2, (0, 1), 2),
+        weight_bytes_per_element=2.0,
+        history=GatingTrace(experts.astype(np.int16), EXPERTS, np.arange(LAYERS), np.array([0]), None, {}),
+    )
+
+
+def test_unknown_names_are_told_the_known_ones():
+    with pytest.raises(UnsuitableSystemError, match=r"'hdmoe', expected one of static, hd_moe"):
+        system_of("hdmoe")
+    assert [*SYSTEMS] == ["static", "hd_moe"]
+
+
+def test_static_is_the_plan(setting):
+    method = system_of("static").method(setting)
+    assert isinstance(method, StaticPlan)
+    np.testing.assert_allclose(method.share, setting.share, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("moving_average", MovingAverage),
+        ("static", StaticForecast),
+        ("perfect", PerfectForecast),
+        ("cross_layer", CrossLayer),
+    ],
+)
+def test_forecasts_by_name(setting, name, kind):
+    method = system_of("hd_moe", forecast=name, rate=0.25).method(setting)
+    assert isinstance(method, PreBroadcast)
+    assert type(method.forecast) is kind
+    if name in ("moving_average", "static"):
+        np.testing.assert_allclose(method.forecast.frequency[1], [0.375, 0.375, 0.125, 0.125])
+    if name == "moving_average":
+        assert float(method.forecast.rate) == 0.25
+
+
+def test_broadcast_and_window(setting):
+    fixed = system_of("hd_moe", experts=9).method(setting)
+    assert isinstance(fixed.allowance, FixedAllowance)
+    assert (fixed.limit, fixed.hidden) == (EXPERTS, True)  # there are no more experts
+    charged = system_of("hd_moe", window="last", broadcast="charged").method(setting)
+    assert not charged.hidden
+    assert isinstance(charged.allowance, WindowAllowance)
+    assert [float(size) for size in vars(charged.allowance).values()] == [64, 128, 2]
+    assert charged.flops_per_token_expert == jnp.asarray(cases.COSTS.flops_per_token_expert)
+
+
+def test_settings_that_do_not_suit(setting):
+    with pytest.raises(UnsuitableSystemError, match=r"plan is replicated; use a sharded plan"):
+        system_of("hd_moe").method(replace(setting, mode="replicated"))
+    cut = replace(setting, model=replace(setting.model, schedule=Pipelined(2)))
+    with pytest.raises(UnsuitableSystemError, match=r"use the schedule serial"):
+        system_of("hd_moe").method(cut)
+    assert isinstance(system_of("static").method(cut), StaticPlan)
