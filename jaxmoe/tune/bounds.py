@@ -59,7 +59,8 @@ def _layer_bound(problem: PlacementProblem, experts: np.ndarray, weight: Float[n
     alone = max(even, *(float(need.max() / load.rates[0]) for need, load in zip(needed, loads, strict=True)))
     held, room = (choices >= 0).sum(axis=1), np.cumsum(np.sort(problem.room)[::-1])
     others = np.searchsorted(room, held * (1 - 1e-6))
-    grid = np.append(np.geomspace(even, alone, GRID), np.inf)
+    # Measured products alone tell nothing of the least compute.
+    grid = np.append(np.geomspace(even, alone, GRID) if even > 0 else 0.0, np.inf)
     # Between two values of the grid, c is at least the lower and T at least that of the upper.
     totals = []
     reach = [np.cumsum(load.rates) for load in loads]

@@ -13,13 +13,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 
+from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import read_inputs
-from jaxmoe.latency import is_tensor_parallel, judge
-from jaxmoe.network import block_rings
-from jaxmoe.placement import read_plan
+from jaxmoe.experiment.strategies import given_plans
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -139,15 +137,12 @@ def load_rows(case: Case, summary: dict, runs: Runs) -> Iterator[dict]:
     layer = summary["layer_ids"][int(np.argmax(ratio(summary, "published")))]
     recorded = runs.shared / "traces" / case.traces / f"{case.tuned_on}.npz"
     inputs = read_inputs(SCENARIOS / case.scenario, None, recorded, str(layer))
-    for strategy, path in runs.plans(case).items():
-        plan = read_plan(path, inputs.moe.moe_layer_ids)
-        share = jnp.asarray(plan.share[[plan.layer_ids.index(layer)]])
-        ring = block_rings(inputs.shape, 1, both_ways=True) if is_tensor_parallel(share[0]) else None
-        busy = judge(inputs.model, share, inputs.evaluation_batches, ring)
-        loads = {"node": busy.node_time[0], "link": busy.dispatch_link_time[0] + busy.combine_link_time[0]}
+    for plan in given_plans([f"{name}={path}" for name, path in runs.plans(case).items()], inputs, taken=()):
+        busy = score(inputs, plan, inputs.evaluation_batches)
+        loads = {"node": busy.node_time[0], "link": busy.link_time[0]}
         for kind, times in loads.items():
             for index, seconds in enumerate(np.asarray(times)):
-                where = {"case": case.name, "layer": layer, "strategy": strategy, "kind": kind, "index": index}
+                where = {"case": case.name, "layer": layer, "strategy": plan.name, "kind": kind, "index": index}
                 yield where | {"seconds": f"{seconds:.6e}"}
 
 

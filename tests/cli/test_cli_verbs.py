@@ -144,22 +144,19 @@ SWITCH = (
 )
 
 
-@pytest.mark.parametrize("verb", ["tune", "evaluate", "validate"])
-def test_machines_that_are_no_meshes(run, scenario, tmp_path, verb):
+def test_machines_that_are_no_meshes(run, scenario, tmp_path):
     """A plan is tuned for such a machine, and every verb takes it."""
-    first = run("tune", scenario, "--set", f"hardware={SWITCH}", "--out", tmp_path / "tuned")
-    assert first.exit_code == 0, first.output
-    plan = tmp_path / "tuned" / "plan.npz"
+    change = ("--set", f"hardware={SWITCH}", "--set", "tuning.exchanges=[rings]", "--layers", "5")
+    plan = tmp_path / "tune" / "plan.npz"
+    for verb, given in (("tune", ()), ("evaluate", ("--plan", plan)), ("validate", ("--plan", plan))):
+        result = run(verb, scenario, *change, *given, "--out", tmp_path / verb)
+        assert result.exit_code == 0, result.output
+        assert summary_of(tmp_path / verb)["agreement"]["communication"]["mean_abs_error_percent"] < 20
+        assert "mesh_loads.png" not in names_in(tmp_path / verb)
     assert read_plan(plan).mesh_shape is None
-    given = ("--plan", f"mine={plan}", "--set", f"hardware={SWITCH}")
-    result = run(verb, scenario, *given, "--out", tmp_path / "run")
-    assert result.exit_code == 0, result.output
-    summary = summary_of(tmp_path / "run")
-    assert summary["agreement"]["communication"]["mean_abs_error_percent"] < 20
-    assert "mesh_loads.png" not in names_in(tmp_path / "run")
-    if verb == "evaluate":
-        assert summary["strategies"]["hybrid_complete"]["layers"][0]["exchange"] == "rings_2_both_ways"
-        assert max(summary["strategies"]["tp"]["layers"][0]["bottleneck_link"]) == 4  # the switch
+    strategies = summary_of(tmp_path / "evaluate")["strategies"]
+    assert strategies["hybrid_complete"]["layers"][0]["exchange"] == "rings_2_both_ways"
+    assert max(strategies["tp"]["layers"][0]["bottleneck_link"]) == 4  # the switch
 
 
 def test_a_plan_is_compared_under_the_exchange_that_it_states(run, scenario, tmp_path, out):
