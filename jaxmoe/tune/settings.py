@@ -31,7 +31,7 @@ class TunerSettings:
 
 
 PRODUCTS = 2e9  # [token, expert, node] entries that one step of descent, or one move of all batches, may have per layer
-STEP_PRODUCTS = 1.2e10  # the same for all steps of a search
+STEP_PRODUCTS = 5e9  # the same for all steps of a search
 
 
 def affordable(settings: TunerSettings, problem: "PlacementProblem") -> TunerSettings:
