@@ -26,7 +26,7 @@ class Machine(eqx.Module):
     @property
     def capacity(self) -> Float[Array, " node"] | None:
         """Weights that fit each node, B: its even part of its channel of the last level. `None` is no limit."""
-        if not self.memory:
+        level = self.memory[-1] if self.memory else None
+        if level is None or level.capacity is None:
             return None
-        level, capacity = self.memory[-1], self.memory[-1].capacity
-        return None if capacity is None else jnp.take(capacity / jnp.maximum(level.sharers, 1), level.channel)
+        return jnp.take(level.capacity / jnp.maximum(level.sharers, 1), level.channel)

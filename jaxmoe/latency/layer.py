@@ -4,6 +4,7 @@ Every function here is for one placement of one layer and one batch. `vmap` lift
 many machines: all numbers are arrays.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import equinox as eqx
@@ -80,6 +81,8 @@ class LayerModel(eqx.Module):
             return jax.tree.map(lambda leaf: leaf[None], self._priced(decisions, batch, reduction, support))
         if decisions.served is not None:
             raise ValueError("choices decided at run time are of whole batches; use a schedule without micro-batches")
+        # Where a token lives does not depend on how its batch is cut.
+        batch = replace(batch, source=batch.sources(self.machine.num_nodes))
         return jax.vmap(lambda part: self._priced(decisions, part, reduction, support))(micro_batches(batch, parts))
 
     def visits(self, decisions: Decisions, batch: Batch, support: AbstractSupport) -> Visits:

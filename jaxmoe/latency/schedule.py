@@ -100,8 +100,9 @@ class ScheduleError(ValueError):
 
 def schedule_of(name: str) -> AbstractSchedule:
     """The schedule of this name; `pipelined(4)` has four micro-batches. Raises `ScheduleError`."""
-    if name in ("serial", "overlap", "idle_links"):
-        return {"serial": Serial(), "overlap": Overlap(), "idle_links": IdleLinks()}[name]
+    plain: dict[str, AbstractSchedule] = {"serial": Serial(), "overlap": Overlap(), "idle_links": IdleLinks()}
+    if name in plain:
+        return plain[name]
     if found := re.fullmatch(r"pipelined\(([1-9]\d*)\)", name):
         return Pipelined(int(found[1]))
     raise ScheduleError(f"schedule is {name!r}, expected one of {', '.join(SCHEDULES)}, with a number for m")

@@ -1,5 +1,4 @@
-"""What the exchanges of `jaxmoe.placement.exchange` send: the flows of combine, by who visits what; dispatch mirrors
-them."""
+"""What the exchanges of `jaxmoe.placement.exchange` send: visits become flows of combine; dispatch mirrors them."""
 
 import abc
 from typing import Literal

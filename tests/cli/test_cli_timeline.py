@@ -49,6 +49,7 @@ def test_file_and_picture_of_the_slowest_layer(run, scenario, plan, out, target)
     assert facts == {
         "scenario": "small",
         "strategy": "mine",
+        "exchange": ["ring_both_ways", "lowest_host"][slowest],
         "layer_id": [3, 5][slowest],
         "batch": 0,
         "batch_tokens": 8,

@@ -97,10 +97,7 @@ def test_micro_batches_are_successive_tokens_each_with_stages_of_its_own(parts):
     model, share, batch = random_case(f"pipelined({parts})")
     serial = eqx.tree_at(lambda m: m.schedule, model, Serial())
     size = -(-TOKENS // parts)
-    alone = [
-        run(serial, share, jax.tree.map(lambda leaf, at=at: leaf[at : at + size], batch))
-        for at in range(0, TOKENS, size)
-    ]
+    alone = [run(serial, share, tokens_of(batch, slice(at, at + size))) for at in range(0, TOKENS, size)]
     layer = run(model, share, batch)
     stages = [[float(part.stages[name]) for part in alone] for name in ("dispatch", "compute", "combine")]
     stages = [stage + [0.0] * (parts - len(alone)) for stage in stages]

@@ -92,6 +92,28 @@ def test_presences_unite_as_independent_absences():
     assert float(hard.presence(hard.amount(one) + hard.amount(two))) == 1
 
 
+def test_parts_unite_as_independent_presences():
+    parts = jnp.asarray([[[0.5, 0.0, 1.0], [0.2, 0.0, 0.3]]])
+    for support in (HardSupport(), SoftSupport(0.1)):
+        np.testing.assert_allclose(support.union(parts), [[1 - 0.5 * 0.8, 0, 1]], rtol=1e-6)
+
+
+def test_soft_steps_tend_to_the_hard_one():
+    values = jnp.asarray([-0.5, -0.01, 0.01, 0.5])
+    assert HardSupport().step(values).tolist() == [0, 0, 1, 1]
+    gaps = [
+        float(jnp.abs(SoftSupport(width).step(values) - HardSupport().step(values)).max()) for width in (1, 0.1, 1e-3)
+    ]
+    assert gaps[2] < 1e-4 < gaps[1] < gaps[0] < 0.5
+    assert float(SoftSupport(0.1).step(jnp.zeros(()))) == 0.5
+
+
+def test_widths_may_differ_between_rows():
+    soft = SoftSupport(jnp.asarray([[[0.1]], [[0.2]], [[0.4]]]))
+    np.testing.assert_allclose(soft.of(jnp.asarray([2, 0])).width, [[[0.4]], [[0.1]]])
+    assert SoftSupport(0.3).of(jnp.asarray([2, 0])).width.shape == ()
+
+
 def test_soft_support_gradient_is_the_derivative_of_its_value(x64):
     soft = SoftSupport(0.2)
 

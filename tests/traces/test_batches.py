@@ -109,7 +109,7 @@ def with_weight(batch: Batch, weight: jax.Array) -> Batch:
     return eqx.tree_at(lambda b: b.weight, batch, weight)
 
 
-@pytest.mark.parametrize("rule", ["lowest", "fewest"])
+@pytest.mark.parametrize("rule", ["lowest_host", "fewest_hops"])
 def test_merged_batches_take_exactly_as_long(few_experts, rule):
     merged = merge_tokens(few_experts, 5)
     assert merged.experts.shape == (LAYERS, 20, 2)

@@ -1,0 +1,166 @@
+"""Model against event simulator: every exchange on every kind of network.
+
+Writes `agreement.csv`, a line for each case, and prints the agreement by group: `python studies/exchanges/study.py`.
+Networks can be chosen by name; their lines replace those of an earlier run.
+"""
+
+import csv
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmoe.des import Fabric, LayerDescription, fabric_of
+from jaxmoe.des.layer import replay_layer
+from jaxmoe.experiment.validation import agreement
+from jaxmoe.hardware import AbstractTopology, Die, Machine, Mesh, clusters, torus, wafers
+from jaxmoe.hardware.mesh import num_links
+from jaxmoe.latency import LayerCosts, LayerModel
+from jaxmoe.network import Congestion, build_exchange
+from jaxmoe.placement import expert_parallel_balanced
+from jaxmoe.placement.exchange import HOMES, exchange_of
+from jaxmoe.placement.strategies import filled_in_order
+from jaxmoe.traces import sample_batches, synthetic_trace
+
+TABLE = Path(__file__).parent / "agreement.csv"
+NODES, EXPERTS, TOP_K, HIDDEN, COLUMNS = 16, 16, 4, 2048, 1024
+BANDWIDTH, FLOPS, CHUNK = 50e9, 5e12, 1024.0  # B/s of a link, FLOP/s of a die, B
+VECTOR, WEIGHTS, WORK = 4.0 * HIDDEN, 12.0 * HIDDEN * COLUMNS, 6.0 * HIDDEN * COLUMNS  # B, B, FLOP per token, expert
+LATENCY, ENDPOINT = 2e-7, 1e-7  # s, where there are any
+TOKENS = (32, 128, 512)
+SEED = 3
+FIELDS = ("network", "latency_and_ports", "switching", "exchange", "tokens", "plan")
+TIMES = ("model_communication_s", "simulated_communication_s", "model_total_s", "simulated_total_s")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network with one way of switching; its fabric serves all exchanges."""
+
+    network: str
+    topology: AbstractTopology
+    slow: bool  # latency and ports
+    cut_through: bool
+    fabric: Fabric
+
+    def fields(self, exchange: str, tokens: int, plan: str) -> dict[str, object]:
+        switching = "cut_through" if self.cut_through else "store_and_forward"
+        return dict(zip(FIELDS, (self.network, self.slow, switching, exchange, tokens, plan), strict=True))
+
+
+NETWORKS: dict[str, Callable[[float], AbstractTopology]] = {
+    "mesh": lambda latency: Mesh(
+        jnp.full(num_links((4, 4)), BANDWIDTH, jnp.float32), jnp.full(num_links((4, 4)), latency), shape=(4, 4)
+    ),
+    "torus": lambda latency: torus((4, 4), BANDWIDTH, latency),
+    "wafers": lambda latency: wafers((2, 4), (2, 1), BANDWIDTH, latency, BANDWIDTH / 2, 3 * latency),
+    "clusters": lambda latency: clusters(4, 4, BANDWIDTH, latency, 2 * BANDWIDTH, 2 * latency),
+}
+
+
+def cases(network: str) -> Iterator[Case]:
+    """With and without latency and ports, stored and forwarded or cut through."""
+    for slow in (False, True):
+        topology = NETWORKS[network](LATENCY if slow else 0.0)
+        if slow:
+            port = jnp.full(NODES, BANDWIDTH, jnp.float32)
+            topology = replace(topology, injection_bandwidth=port, ejection_bandwidth=port, endpoint_latency=ENDPOINT)
+        for cut_through in (False, True):
+            yield Case(network, topology, slow, cut_through, fabric_of(topology, CHUNK, cut_through))
+
+
+def exchanges(topology: AbstractTopology) -> list[str]:
+    """All that suit the network."""
+    mesh = isinstance(topology, Mesh)
+    routes = ("", "_tree", "_cross_tree", "_split_tree") if mesh else ("", "_tree")
+    groups = ("rings_2x2", "rings_2x2_both_ways", "rings_1x4_both_ways") if mesh else ("rings_4", "rings_4_both_ways")
+    return [home + route for home in HOMES for route in routes] + ["reduce_scatter", "ring", "ring_both_ways", *groups]
+
+
+def plans(trace_experts: np.ndarray) -> dict[str, np.ndarray]:
+    """Whole experts by load, experts cut where a node is full, and experts over the whole machine."""
+    frequency = np.bincount(trace_experts.ravel(), minlength=EXPERTS).astype(float)
+    rng, even = np.random.default_rng(SEED), np.full(NODES, 1 / NODES)
+    order = rng.permutation(EXPERTS), rng.permutation(NODES)
+    return {
+        "ep": expert_parallel_balanced(frequency[None], NODES)[0],
+        "full_nodes": filled_in_order(frequency / frequency.sum(), even, *order).astype(np.float32),
+        "tp": np.full((EXPERTS, NODES), 1 / NODES, np.float32),
+    }
+
+
+def lines(case: Case) -> Iterator[dict[str, object]]:
+    """One line for each exchange, batch size and plan."""
+    trace = synthetic_trace(2048, range(1), EXPERTS, TOP_K, skew=0.6, coactivation=0.2, reuse=0.2, seed=0)
+    for exchange in exchanges(case.topology):
+        model, layer = model_of(case, exchange), description_of(case, exchange)
+        for tokens in TOKENS:
+            batch = jax.tree.map(lambda leaf: leaf[0, 0], sample_batches(trace, tokens, 1, SEED))
+            for plan, share in plans(trace.experts).items():
+                if plan == "tp" and tokens == TOKENS[-1] and not exchange.startswith("ring"):
+                    continue  # half a million messages, all alike
+                told, seen = (
+                    model(jnp.asarray(share), batch),
+                    replay_layer(layer, share, jax.tree.map(np.asarray, batch)),
+                )
+                simulated = seen.stages["dispatch"] + seen.stages["combine"]
+                times = (float(told.communication), simulated, float(told.total), seen.total_s)
+                yield case.fields(exchange, tokens, plan) | dict(zip(TIMES, times, strict=True))
+
+
+def model_of(case: Case, exchange: str) -> LayerModel:
+    numbers = (VECTOR, VECTOR, WEIGHTS, WORK, float(COLUMNS), 3.0)
+    return LayerModel(
+        machine=Machine(case.topology, Die(jnp.full(NODES, FLOPS, jnp.float32))),
+        costs=LayerCosts(*(jnp.asarray(number, jnp.float32) for number in numbers)),
+        time_model=Congestion(jnp.asarray(CHUNK, jnp.float32), case.cut_through),
+        exchange=build_exchange(exchange, case.topology),
+        mode="sharded",
+    )
+
+
+def description_of(case: Case, exchange: str) -> LayerDescription:
+    numbers = (VECTOR, VECTOR, WEIGHTS, WORK)
+    return LayerDescription(case.fabric, np.full(NODES, FLOPS), *numbers, "sharded", exchange_of(exchange))
+
+
+def summarise(rows: list[dict[str, str]], by: str | None = None) -> None:
+    """Print the agreement of totals and of communication, over all rows or by the values of a field."""
+    for value in dict.fromkeys(row[by] for row in rows) if by else ("all",):
+        chosen = [row for row in rows if by is None or row[by] == value]
+        text = f"{by or ''} {value}: {len(chosen)} cases"
+        for what in ("total", "communication"):
+            told, seen = (np.array([float(r[f"{who}_{what}_s"]) for r in chosen]) for who in ("model", "simulated"))
+            figures = agreement(told, seen)
+            text += f", {what} R2 {figures['r2']:.5f}, mean error {figures['mean_abs_error_percent']:.2f} %"
+        print(text)
+
+
+def main(chosen: list[str]) -> None:
+    kept = []
+    if TABLE.exists():
+        with TABLE.open(newline="") as file:
+            kept = [row for row in csv.DictReader(file) if row["network"] not in chosen]
+    made = [line for network in chosen for case in cases(network) for line in lines(case)]
+    aside = TABLE.with_suffix(".part")
+    with aside.open("w", newline="") as file:
+        writer = csv.DictWriter(file, (*FIELDS, *TIMES))
+        writer.writeheader()
+        writer.writerows([*kept, *made])
+    aside.replace(TABLE)
+    with TABLE.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    summarise(rows)
+    for field in FIELDS:
+        summarise(rows, field)
+
+
+if __name__ == "__main__":
+    unknown = set(sys.argv[1:]) - set(NETWORKS)
+    if unknown:
+        sys.exit(f"unknown networks {sorted(unknown)}, expected some of {', '.join(NETWORKS)}")
+    main(sys.argv[1:] or list(NETWORKS))
