@@ -79,16 +79,12 @@ class LayerCosts(eqx.Module):
 
 
 def lower(
-    decisions: Decisions,
-    exchange: AbstractExchange,
-    topology: AbstractTopology,
-    visits: Visits,
-    costs: LayerCosts,
+    exchange: AbstractExchange, topology: AbstractTopology, visits: Visits, costs: LayerCosts
 ) -> dict[str, Demand]:
-    """The demand of every stage: of the movement, if there is one, dispatch, compute and combine."""
+    """The demand of the stages that a batch passes: dispatch, compute and combine."""
     phases = exchange(topology, visits)
     copies = visits.weight @ visits.visited
-    stages: dict[str, Demand] = {
+    return {
         "dispatch": Traffic(phases[::-1], costs.dispatch_bytes, mirrored=True),
         "compute": Work(
             visits,
@@ -97,7 +93,8 @@ def lower(
         ),
         "combine": Traffic(phases, costs.combine_bytes),
     }
-    if decisions.movement is not None:
-        moved = decisions.movement.phases(decisions.stored)
-        stages["movement"] = Traffic(moved, costs.expert_bytes, mirrored=True)
-    return stages
+
+
+def lower_movement(movement: Movement, stored: Float[Array, "expert node"], costs: LayerCosts) -> Traffic:
+    """The demand of weights that travel from the nodes that store them, once for the whole batch."""
+    return Traffic(movement.phases(stored), costs.expert_bytes, mirrored=True)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from jaxmoe.hardware import Machine
 from jaxmoe.latency.compute import expert_seconds, roofline
-from jaxmoe.latency.demand import Decisions, Demand, LayerCosts, Traffic, Work, lower
+from jaxmoe.latency.demand import Decisions, Demand, LayerCosts, Traffic, Work, lower, lower_movement
 from jaxmoe.latency.schedule import AbstractSchedule, Serial
 from jaxmoe.latency.time import STAGES, LayerTime
 from jaxmoe.network import (
@@ -64,18 +64,26 @@ class LayerModel(eqx.Module):
         """Time of `batch` under all that was decided for it."""
         reduction = HardMax() if reduction is None else reduction
         support = HardSupport() if support is None else support
-        charged = decisions.movement is not None and not decisions.movement.hidden
+        times = self._scheduled(self._parts(decisions, batch, reduction, support), reduction)
+        if decisions.movement is None:
+            return times
+        traffic = lower_movement(decisions.movement, decisions.stored, self.costs)
+        seconds, busy = self._price(traffic, reduction, support)
+        total = times.total if decisions.movement.hidden else self._charged(times, seconds, busy["link"])
+        return LayerTime(times.stages | {"movement": seconds}, times.busy | {"movement": busy}, total)
+
+    def _parts(
+        self, decisions: Decisions, batch: Batch, reduction: AbstractReduction, support: AbstractSupport
+    ) -> LayerTime:
+        """Stages of every micro-batch, the leading axis."""
         parts = self.schedule.micro_batches
         if parts == 1:
-            times = self._priced(decisions, batch, reduction, support)
-            return self._scheduled(jax.tree.map(lambda leaf: leaf[None], times), reduction, charged)
+            return jax.tree.map(lambda leaf: leaf[None], self._priced(decisions, batch, reduction, support))
         if decisions.served is not None:
             raise ValueError("choices decided at run time are of whole batches; use a schedule without micro-batches")
         # Where a token lives does not depend on how its batch is cut.
         batch = replace(batch, source=batch.sources(self.machine.num_nodes))
-        split = micro_batches(batch, parts)
-        priced = jax.vmap(lambda part: self._priced(decisions, part, reduction, support))(split)
-        return self._scheduled(priced, reduction, charged)
+        return jax.vmap(lambda part: self._priced(decisions, part, reduction, support))(micro_batches(batch, parts))
 
     def visits(self, decisions: Decisions, batch: Batch, support: AbstractSupport) -> Visits:
         """Who computes what of a batch."""
@@ -90,7 +98,7 @@ class LayerModel(eqx.Module):
         """Stages and busy times of a batch or a part of one; the total is not known yet."""
         exchange = self.exchange if decisions.exchange is None else decisions.exchange
         visits = self.visits(decisions, batch, support)
-        stages = lower(decisions, exchange, self.machine.topology, visits, self.costs)
+        stages = lower(exchange, self.machine.topology, visits, self.costs)
         priced = {name: self._price(demand, reduction, support) for name, demand in stages.items()}
         seconds = {name: stage for name, (stage, _) in priced.items()}
         busy = {name: resources for name, (_, resources) in priced.items()}
@@ -128,24 +136,19 @@ class LayerModel(eqx.Module):
             phases.append(first)
         return phases
 
-    def _scheduled(self, parts: LayerTime, reduction: AbstractReduction, charged: bool) -> LayerTime:
-        """Micro-batches, the leading axis, as one layer: stages and busy times add up, the schedule has the total.
-
-        A movement is part of the total where it is `charged`.
-        """
+    def _scheduled(self, parts: LayerTime, reduction: AbstractReduction) -> LayerTime:
+        """Micro-batches, the leading axis, as one layer: stages and busy times add up, the schedule has the total."""
         dispatch, compute, combine = (parts.stages[name] for name in STAGES)
         total = self.schedule.total(dispatch, compute, combine, reduction)
         summed = jax.tree.map(lambda leaf: leaf.sum(axis=0), parts)
-        if charged:
-            total = self._with_movement(total, summed)
         return LayerTime(summed.stages, summed.busy, total)
 
-    def _with_movement(self, total: Float[Array, ""], summed: LayerTime) -> Float[Array, ""]:
+    def _charged(self, times: LayerTime, seconds: Float[Array, ""], link: Float[Array, " link"]) -> Float[Array, ""]:
         """The total with weights that travel before the stages, or beside them on idle links."""
         if not self.schedule.in_background:
-            return total + summed.stages["movement"]
-        busy = _added([summed.busy[name]["link"] for name in ("dispatch", "combine", "movement")])
-        return jnp.maximum(jnp.maximum(total, busy.max()), summed.stages["movement"])
+            return times.total + seconds
+        busy = _added([times.dispatch_link_time, times.combine_link_time, link])
+        return jnp.maximum(jnp.maximum(times.total, busy.max()), seconds)
 
 
 def _added(seconds: list[Float[Array, "*resource"]]) -> Float[Array, "*resource"]:

@@ -23,11 +23,12 @@ def plot_iterations(
     baseline, *others = seconds
     for name in seconds:
         style.check_lengths(name, seconds[name], baseline, seconds[baseline])
+    for name in simulated:
         style.check_lengths(f"replays of {name}", simulated[name], "replayed iterations", replayed)
     factor, unit = style.time_unit(max(float(np.max(times)) for times in seconds.values()))
     colours, markers = style.strategy_colours(seconds), style.strategy_markers(seconds)
     figure = style.new_figure(9.0, 6.2 if others else 4.4, title)
-    times, *rest = np.atleast_1d(figure.subplots(1 + bool(others), 1, sharex=True, squeeze=True))
+    times, *rest = figure.subplots(1 + bool(others), 1, sharex=True, squeeze=False)[:, 0]
     at = np.arange(len(seconds[baseline]))
     for name, values in seconds.items():
         times.plot(at, np.asarray(values) * factor, color=colours[name], linewidth=1.6, label=name)

@@ -106,6 +106,7 @@ def test_strategies_are_placed_by_the_history(run, scenario, out, tmp_path, monk
     ("given", "expected"),
     [
         (("--set", "system.name=moe"), ("system.name", "'static', 'hd_moe'")),
+        (("--set", "system={experts: 2}"), ("a key 'name'", "{name: hd_moe, ..}")),
         (("--set", "system={name: hd_moe, forecast: best}"), ("system.forecast", "moving_average")),
         (("--plan", "nowhere.npz"), ("nowhere.npz", "no such plan file", "ep_balanced")),
         (("--iterations", 2, "--replay", 3), ("--replay is 3", "2")),

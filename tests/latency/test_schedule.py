@@ -134,12 +134,24 @@ def busiest_link(layer) -> float:
     return float(sum(layer.busy[name]["link"] for name in ("dispatch", "combine", "movement")).max())
 
 
-@pytest.mark.parametrize("schedule", ["serial", "overlap", "pipelined(1)"])
+@pytest.mark.parametrize("schedule", ["serial", "overlap", "pipelined(1)", "pipelined(3)"])
 def test_a_movement_comes_before_the_stages(schedule):
     model, share, batch = random_case(schedule)
     layer, still = decide(model, moving(share, 1), batch), run(model, share, batch)
+    # Weights travel once, into however many parts the batch is cut.
+    whole = decide(random_case("serial")[0], moving(share, 1), batch)
+    assert float(layer.stages["movement"]) == pytest.approx(float(whole.stages["movement"]), rel=1e-6)
     assert float(layer.stages["movement"]) > 0
     assert float(layer.total) == pytest.approx(float(still.total) + float(layer.stages["movement"]), rel=1e-5)
+
+
+@pytest.mark.parametrize("schedule", ["serial", "overlap", "idle_links"])
+def test_a_hidden_movement_is_told_and_not_charged(schedule):
+    model, share, batch = random_case(schedule)
+    charged, still = moving(share, 1), run(model, share, batch)
+    layer = decide(model, Decisions(share, movement=Movement(charged.movement.destination, hidden=True)), batch)
+    assert float(layer.total) == pytest.approx(float(still.total), rel=1e-6)
+    assert layer.stages["movement"] == decide(model, charged, batch).stages["movement"]
 
 
 def test_a_movement_on_idle_links_is_free_until_a_link_has_no_idle_time_left():

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 from oracles import cases
 
-from jaxmoe.traces import Batch, GatingTrace, TraceError, merge_tokens, sample_batches, synthetic_trace
+from jaxmoe.traces import (
+    Batch,
+    GatingTrace,
+    TraceError,
+    merge_tokens,
+    sample_batches,
+    successive_batches,
+    synthetic_trace,
+)
 
 LAYERS, TOKENS = 2, 40
 
@@ -101,7 +109,7 @@ def with_weight(batch: Batch, weight: jax.Array) -> Batch:
     return eqx.tree_at(lambda b: b.weight, batch, weight)
 
 
-@pytest.mark.parametrize("rule", ["lowest", "fewest"])
+@pytest.mark.parametrize("rule", ["lowest_host", "fewest_hops"])
 def test_merged_batches_take_exactly_as_long(few_experts, rule):
     merged = merge_tokens(few_experts, 5)
     assert merged.experts.shape == (LAYERS, 20, 2)
@@ -154,3 +162,14 @@ def test_batches_of_many_experts_stay_as_they_are(numbered):
 def test_batches_with_missing_choices_stay_as_they_are(few_experts):
     lacking = eqx.tree_at(lambda b: b.experts, few_experts, few_experts.experts.at[0, 0, 0, 1].set(-1))
     assert merge_tokens(lacking, 5) is lacking
+
+
+def test_successive_batches_are_the_last_tokens_in_their_order(numbered):
+    batches = successive_batches(numbered, tokens=8, batches=3, seed=0)
+    expected = np.broadcast_to(np.arange(16, 40).reshape(3, 8), (LAYERS, 3, 8))
+    np.testing.assert_array_equal(tokens_of(batches), expected)
+    assert batches.draw.shape == (LAYERS, 3, 8, 2)
+    assert (batches.weight == 1).all()
+    assert len(np.unique(batches.token_draw)) > 40  # layers have draws of their own
+    assert successive_batches(numbered, tokens=8, batches=5, seed=0) is not None
+    assert successive_batches(numbered, tokens=8, batches=6, seed=0) is None
