@@ -119,9 +119,9 @@ def test_the_bound_holds_where_ports_limit(candidates, names):
 
 
 def memories() -> dict[str, tuple[MemoryLevel, ...]]:
-    own = node_memory(jnp.asarray([1e11, 2e11, 1.5e11, 3e11]))
+    own = node_memory(jnp.asarray([3e10, 6e10, 5e10, 9e10]))
     shared = MemoryLevel(
-        jnp.asarray([2e11, 4e11]), jnp.full(2, 1e-6), None, jnp.asarray([0, 0, 1, 1], jnp.int32), name="ddr"
+        jnp.asarray([6e10, 1.2e11]), jnp.full(2, 1e-6), None, jnp.asarray([0, 0, 1, 1], jnp.int32), name="ddr"
     )
     return {"own": own, "shared": (shared,), "both": (*own, shared)}
 
