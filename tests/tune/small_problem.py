@@ -15,7 +15,9 @@ from jaxmoe.traces import GatingTrace, synthetic_trace
 from jaxmoe.tune import PlacementProblem, TunerSettings
 
 SHAPE, NODES, EXPERTS, LAYERS, TOP_K, TOKENS = (2, 2), 4, 6, 2, 2, 24  # more kinds of token than tokens
-SETTINGS = TunerSettings(restarts=2, steps=50, refine_steps=200, refine_chains=2, refine_batches=8, hybrid_cuts=0, seed=5)
+SETTINGS = TunerSettings(
+    restarts=2, steps=50, refine_steps=200, refine_chains=2, refine_batches=8, hybrid_cuts=0, seed=5
+)
 
 
 def small_trace(seed: int = 0) -> GatingTrace:

@@ -157,9 +157,7 @@ def test_the_bound_holds_for_replicas(candidates):
 def test_the_bound_holds_under_other_time_models(candidates, name):
     for factor in (1e-2, 1.0, 30.0):
         problem = problem_of(factor, FEW)
-        model = dataclasses.replace(
-            problem.model, time_model=cases.TIME_MODELS[name](problem.model.machine.topology)
-        )
+        model = dataclasses.replace(problem.model, time_model=cases.TIME_MODELS[name](problem.model.machine.topology))
         assert_below_all(dataclasses.replace(problem, model=model), candidates, FEW)
 
 
