@@ -19,6 +19,7 @@ from jaxtyping import Float
 
 from jaxmoe.hardware.gemm import MeasuredGemm
 from jaxmoe.latency import IdleLinks, Serial
+from jaxmoe.network import Congestion, RingExchange
 from jaxmoe.traces import Batch
 from jaxmoe.tune.problem import HYBRIDS, PlacementProblem
 
@@ -40,7 +41,8 @@ def lower_bound(problem: PlacementProblem, batches: Batch) -> Float[np.ndarray, 
     """Bound on the mean total time of every layer over `batches` [layer, batch, token, ...] (or merged ones), s.
 
     It bounds the mean, whatever weight the problem gives to the tail. Latencies, chunks, start-up times and tiles are
-    left out: they only add.
+    left out: they only add. Communication is left out under time models without congestion, and where groups that ring
+    apart send each other nothing.
     """
     experts, weight = np.asarray(batches.experts), np.asarray(batches.weight, float)
     return np.array([_layer_bound(problem, experts[i], weight[i]) for i in range(len(experts))])
@@ -59,8 +61,8 @@ def _layer_bound(problem: PlacementProblem, experts: np.ndarray, weight: Float[n
     alone = max(even, *(float(need.max() / load.rates[0]) for need, load in zip(needed, loads, strict=True)))
     held, room = (choices >= 0).sum(axis=1), np.cumsum(np.sort(problem.room)[::-1])
     others = np.searchsorted(room, held * (1 - 1e-6))
-    # Measured products alone tell nothing of the least compute.
-    grid = np.append(np.geomspace(even, alone, GRID) if even > 0 else 0.0, np.inf)
+    # Where compute is not bounded, only memory keeps all experts of a token from one node.
+    grid = np.append(np.geomspace(even, alone, GRID) if even > 0 else np.zeros(1), np.inf)
     # Between two values of the grid, c is at least the lower and T at least that of the upper.
     totals = []
     reach = [np.cumsum(load.rates) for load in loads]
@@ -95,6 +97,8 @@ def _falling(rates: object) -> Float[np.ndarray, " server"]:
 def _communication(problem: PlacementProblem, others: np.ndarray, often: np.ndarray) -> float:
     """Least seconds of dispatch and combine when choices that occur `often` visit so many nodes beside the first."""
     topology, costs = problem.model.machine.topology, problem.model.costs
+    if not _loads_links(problem):
+        return 0.0
     hops = _least_hops(problem)
     both = float(costs.dispatch_bytes) + float(costs.combine_bytes)
     links = float(often @ hops[np.minimum(others, len(hops) - 1)]) / _sum(topology.link_bandwidth)
@@ -103,6 +107,13 @@ def _communication(problem: PlacementProblem, others: np.ndarray, often: np.ndar
     if not _only_unicasts(problem):  # a tree's home receives one vector for all
         sent = float(often @ (others > 0))
     return both * max([links, *(sent / port for port in ports)]) / float(topology.efficiency)
+
+
+def _loads_links(problem: PlacementProblem) -> bool:
+    """Whether every vector has to pass a link that it keeps busy for others."""
+    exchange = problem.model.exchange
+    parted = isinstance(exchange, RingExchange) and not exchange.between and np.ptp(np.asarray(exchange.group)) > 0
+    return isinstance(problem.model.time_model, Congestion) and not parted
 
 
 def _sum(values: object) -> float:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from oracles import cases
 
 from jaxmoe.placement import PlanError
-from jaxmoe.placement.rounding import fit_memory, keep_hosts, rebalance
+from jaxmoe.placement.rounding import fit_memory, fit_slots, keep_hosts, rebalance
 
 seeds = st.integers(0, 2**32 - 1)
 UNLIMITED = np.full(4, np.inf)
@@ -128,3 +128,40 @@ def test_a_plan_of_divided_experts_that_fits_is_kept():
 def test_more_experts_than_room_are_refused():
     with pytest.raises(PlanError, match="5 experts do not fit"):
         fit_memory(np.full((5, 4), 0.25), np.full(4, 1.2))
+
+
+def test_the_largest_shares_get_the_slots_by_hand():
+    # Expert 0 comes first and takes node 0, then expert 1 node 1; node 0 is then full, and 1 has a slot for expert 2.
+    share = np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]])
+    np.testing.assert_allclose(fit_slots(share, np.array([1.0, 2.9])), [[1, 0], [0, 1], [0, 1]])
+    # With a slot more on node 0 expert 2 moves there, and expert 1 (0.2) has no place left on it.
+    np.testing.assert_allclose(fit_slots(share, np.array([2.0, 1.0])), [[1, 0], [0, 1], [1, 0]])
+    # Four slots: the largest part that had none is 0.3 of expert 2 on node 1.
+    np.testing.assert_allclose(fit_slots(share, np.array([2.0, 2.0])), [[1, 0], [0, 1], [0.7, 0.3]])
+
+
+def test_replicas_that_fit_are_kept():
+    share = np.array([[0.5, 0.5, 0], [0, 0, 1], [0, 0.25, 0.75]])
+    np.testing.assert_allclose(fit_slots(share, np.full(3, np.inf)), share)
+    np.testing.assert_allclose(fit_slots(share, np.array([1.0, 2.0, 2.0])), share)
+
+
+@given(seeds, st.sampled_from([0, 3, 20]))
+def test_replicas_made_to_fit_fit_and_every_expert_has_a_host(seed, spare):
+    rng = np.random.default_rng(seed)
+    share = rng.dirichlet(np.full(4, 0.3), 7)
+    share[share < 0.05] = 0
+    share /= share.sum(axis=1, keepdims=True)
+    slots = 1 + rng.multinomial(3 + spare, np.full(4, 0.25))
+    room = slots + rng.uniform(0, 0.9, 4)
+    kept = fit_slots(share, room)
+    assert ((kept > 0).sum(axis=0) <= slots).all()
+    np.testing.assert_allclose(kept.sum(axis=1), 1, rtol=1e-9)
+    # Whoever has more than one host had a share at each of them.
+    several = (kept > 0).sum(axis=1) > 1
+    assert (share[several] > 0)[kept[several] > 0].all()
+
+
+def test_more_experts_than_slots_are_refused():
+    with pytest.raises(PlanError, match="5 experts do not fit 4 slots; raise the memory capacity"):
+        fit_slots(np.full((5, 4), 0.25), np.full(4, 1.9))

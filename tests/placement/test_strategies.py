@@ -1,11 +1,14 @@
 """The usual placements, worked by hand where they are small."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from jaxmoe.hardware import Mesh, ring
+from jaxmoe.hardware.mesh import num_links
 from jaxmoe.placement import (
     Placement,
     PlanError,
@@ -14,7 +17,7 @@ from jaxmoe.placement import (
     hybrid,
     tensor_parallel,
 )
-from jaxmoe.placement.strategies import filled_in_order
+from jaxmoe.placement.strategies import expert_parallel, filled_in_order, in_groups, replicated_by_load
 from jaxmoe.traces import read_trace
 
 
@@ -178,3 +181,55 @@ def test_filled_nodes_have_their_part_and_few_hosts(experts, nodes, seed):
     np.testing.assert_allclose(share.sum(axis=1), 1)
     np.testing.assert_allclose(frequency @ share, part, atol=1e-9)
     assert (share > 0).sum() <= experts + nodes - 1
+
+
+def mesh(x: int, y: int) -> Mesh:
+    links = num_links((x, y))
+    return Mesh(jnp.ones(links), jnp.zeros(links), shape=(x, y))
+
+
+def test_expert_parallelism_with_fewer_experts_than_nodes_uses_the_whole_machine():
+    halves = expert_parallel(np.ones((2, 2)), mesh(2, 4))
+    np.testing.assert_array_equal(halves[0] * 4, [[1, 1, 0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 0, 0, 1, 1]])
+    np.testing.assert_array_equal(halves[1], halves[0])
+    # Three experts on four nodes, no three rectangles: each has 4/3 nodes, in order.
+    thirds = [[0.75, 0.25, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 0.25, 0.75]]
+    for topology in (mesh(2, 2), ring(4, bandwidth=1.0, latency=0.0)):
+        np.testing.assert_allclose(expert_parallel(np.ones((1, 3)), topology)[0], thirds, rtol=1e-6)
+
+
+def test_expert_parallelism_with_enough_experts_is_the_balanced_one():
+    frequency = np.random.default_rng(0).random((2, 9))
+    np.testing.assert_array_equal(expert_parallel(frequency, mesh(2, 2)), expert_parallel_balanced(frequency, 4))
+
+
+def test_experts_are_dealt_to_groups_by_load_by_hand():
+    # 5 (e1) -> group 0, 4 (e2) -> group 1, 3 (e0) -> group 1, 1 (e3) -> group 0, each evenly on its three nodes.
+    share = in_groups(np.array([[3, 5, 4, 1]]), np.array([0, 1, 1, 0, 0, 1]))
+    one, other = np.array([1, 0, 0, 1, 1, 0]) / 3, np.array([0, 1, 1, 0, 0, 1]) / 3
+    np.testing.assert_allclose(share, [[other, one, other, one]], rtol=1e-6)
+
+
+def test_replicas_by_load_by_hand():
+    # Five slots for three experts: 6 -> 3 + 3, then the 3s tie and the first gets it: 2 + 2 + 2. Of load 3 the next
+    # expert comes first, on node 0; e0 goes to nodes 1 and 2 with a load of 2 each, then to 0, the least that has none.
+    share = replicated_by_load(np.array([[6.0, 3, 1]]), np.array([2, 2, 1]))
+    np.testing.assert_allclose(share, [[[1 / 3] * 3, [1, 0, 0], [0, 1, 0]]], rtol=1e-6)
+
+
+@given(frequencies, st.integers(0, 2**32 - 1))
+def test_replicas_fit_their_slots_and_every_expert_has_one(frequency, seed):
+    rng = np.random.default_rng(seed)
+    experts, nodes = frequency.shape[1], int(rng.integers(1, 7))
+    slots = rng.multinomial(experts + rng.integers(0, 10), np.full(nodes, 1 / nodes))
+    share = replicated_by_load(frequency, slots)
+    assert is_legal(share, (1, nodes))
+    held = share > 0
+    assert (held.sum(axis=1) <= slots).all()
+    assert held.any(axis=2).all()
+    np.testing.assert_allclose(share, held / held.sum(axis=2, keepdims=True), rtol=1e-6)  # served evenly
+
+
+def test_replicas_that_do_not_fit_are_refused():
+    with pytest.raises(PlanError, match="4 experts do not fit 3 slots; raise the memory capacity"):
+        replicated_by_load(np.ones((1, 4)), np.array([2, 1]))

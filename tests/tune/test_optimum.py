@@ -101,7 +101,7 @@ def test_a_whole_expert_per_node_where_tokens_choose_one_each_and_evenly():
     machine.flops[:] = 1e12
     tokens = cases.random_tokens(np.random.default_rng(0), 4, 4, TOP_K)
     tokens.experts[:] = np.stack([np.arange(4), np.full(4, -1)], axis=1)
-    tokens.gather_slot[:], tokens.weight[:] = 0, 3.0
+    tokens.weight[:] = 3.0
     found = optimum(problem_of(cases.layer_model(machine), 4, [tokens]), 0)
     np.testing.assert_allclose(found.seconds, 3 * cases.COSTS.flops_per_token_expert / 1e12, rtol=1e-6)
     np.testing.assert_array_equal(np.sort(found.share, axis=1), np.eye(4)[[3, 3, 3, 3]])
@@ -160,7 +160,7 @@ def replicated(problem: PlacementProblem) -> PlacementProblem:
 
 @pytest.mark.parametrize(
     ("change", "remedy"),
-    [(drawn, "batches="), (tailed, "p95_weight"), (ringed, "RingReduce"), (replicated, "sharded")],
+    [(drawn, "batches="), (tailed, "p95_weight"), (ringed, "use lowest_host or fewest_hops"), (replicated, "sharded")],
 )
 def test_other_problems_are_refused_with_the_remedy(change, remedy):
     problem = problem_of(cases.layer_model(machine_of((2, 2), 0)), 4)
@@ -180,8 +180,10 @@ def test_the_tables_cost_any_plan_as_the_model_does(ports):
 
 def test_links_that_are_alike_both_ways_have_one_stage():
     machine = machine_of((2, 2), 0)
-    different = layer_costs(problem_of(cases.layer_model(machine), 4), 0)
+    same_bytes = dataclasses.replace(cases.COSTS, dispatch_bytes=cases.COSTS.combine_bytes)
+    different = layer_costs(problem_of(cases.layer_model(machine, costs=same_bytes), 4), 0)
     machine.link_bandwidth[:], machine.link_latency[:] = 2e9, 0
-    alike = layer_costs(problem_of(cases.layer_model(machine), 4), 0)
-    assert different.pair_time.shape[2] == 2
+    alike = layer_costs(problem_of(cases.layer_model(machine, costs=same_bytes), 4), 0)
+    unequal = layer_costs(problem_of(cases.layer_model(machine), 4), 0)
+    assert different.pair_time.shape[2] == unequal.pair_time.shape[2] == 2
     assert alike.pair_time.shape[2] == 1

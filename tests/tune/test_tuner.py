@@ -76,8 +76,9 @@ def test_history_and_wall_times_are_told(tuned):
         "rounding",
         "rebalance",
         "refinement",
+        "hybrids",
         "scoring",
-        "tensor_parallel",
+        "strategies",
         "bound",
     }
     assert all(seconds >= 0 for seconds in tuned.seconds.values())

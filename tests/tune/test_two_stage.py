@@ -45,7 +45,7 @@ def test_both_stages_make_a_legal_plan_with_its_exact_cost(method):
     np.testing.assert_allclose(result.stages["searched"], total.mean(axis=1), rtol=1e-5)
     assert (result.bound <= result.stages["searched"]).all()
     assert result.stopped is None
-    assert set(result.seconds) == {"node balance", "link balance", "scoring", "tensor_parallel", "bound"}
+    assert set(result.seconds) == {"node balance", "link balance", "scoring", "strategies", "bound"}
     history = result.history["link balance"]
     assert history.step[0] == 0
     assert all(seconds.shape == (LAYERS,) for seconds in history.seconds)

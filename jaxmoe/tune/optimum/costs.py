@@ -184,11 +184,12 @@ def _of_pairs(
     model: LayerModel, shares: Float[Array, "set node"], token: Batch
 ) -> tuple[Float[Array, "set set2 stage resource"], Float[Array, "set set2 stage"]]:
     """What one token of two experts on two sets asks of the network in dispatch and combine, s."""
-    topology, size = model.machine.topology, model.costs.combine_bytes
+    topology, costs, price = model.machine.topology, model.costs, model.time_model
 
     def pair(first: Float[Array, " node"], other: Float[Array, " node"]):
         ((flows,),) = model.exchange(topology, sharded_visits(jnp.stack([first, other]), token, HardSupport()))
-        stages = model.time_model.of_mirrored(topology, flows, size), model.time_model.of_flows(topology, flows, size)
+        dispatch = price.of_mirrored(topology, flows, costs.dispatch_bytes)
+        stages = dispatch, price.of_flows(topology, flows, costs.combine_bytes)
         busy = jnp.stack([jnp.concatenate([stage.link_time, stage.port_time]) for stage in stages])
         return busy, jnp.stack([stage.path_delay for stage in stages])
 

@@ -1,0 +1,197 @@
+"""The last word: nothing returned is slower than a shipped strategy, and every layer names the exchange it is run
+with."""
+
+import dataclasses
+import itertools
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_problem import LAYERS, SETTINGS, SHAPE, small_model, small_problem, small_trace
+
+from jaxmoe.hardware import node_memory, ring
+from jaxmoe.latency import evaluate
+from jaxmoe.network import build_exchange
+from jaxmoe.placement import PlanError, expert_parallel_random
+from jaxmoe.placement.exchange import ExchangeError
+from jaxmoe.placement.shipped import shipped_strategies
+from jaxmoe.placement.strategies import expert_parallel
+from jaxmoe.tune import PlacementProblem, TuneResult, referee, tune
+from jaxmoe.tune.optimisers import OPTIMISERS
+from jaxmoe.tune.problem import DEFAULT_EXCHANGES, HYBRIDS
+from jaxmoe.tune.referee import Referee
+from jaxmoe.tune.settings import TunerSettings, affordable
+from jaxmoe.tune.stop import StopSwitch
+
+QUICK = {
+    "gradient": {"restarts": 2, "steps": 25, "refine_steps": 100, "refine_batches": 8, "hybrid_cuts": 1},
+    "milp-bayes": {"node_time_s": 0.3, "link_time_s": 0.3, "link_batches": 6, "link_method": "annealing"},
+    "anneal": {"chains": 2, "steps": 100, "batches": 8},
+    "greedy": {"batches": 8},
+    "random": {"plans": 32, "batches": 8},
+}
+
+
+@pytest.fixture(autouse=True)
+def few_batches(monkeypatch):
+    monkeypatch.setattr(referee, "SELECTION_BATCHES", (8, 8))
+    monkeypatch.setattr(referee, "REBALANCE_BATCHES", 32)
+
+
+def optimised(name: str, problem: PlacementProblem, seed: int = 3) -> TuneResult:
+    optimiser = OPTIMISERS[name]
+    return optimiser.run(problem, optimiser.settings(seed=seed, **QUICK[name]))
+
+
+def seconds_of(problem: PlacementProblem, share: np.ndarray, exchange: str, seed: int = 3) -> np.ndarray:
+    """Mean time of every layer on the selection batches under the exchange of this name, s."""
+    built = build_exchange(exchange, problem.model.machine.topology)
+    selection = Referee(problem, seed, StopSwitch()).selection
+    return np.asarray(evaluate(problem.model, jnp.asarray(share, jnp.float32), selection, built).total.mean(axis=1))
+
+
+def assert_nothing_that_ships_is_faster(result: TuneResult, problem: PlacementProblem) -> None:
+    gathers = tuple(name for name in ("lowest_host", *problem.exchanges) if not name.startswith("ring"))
+    for strategy in shipped_strategies(problem.frequency, problem.model.machine.topology, gathers, seed=3):
+        for name in strategy.exchanges:
+            may_be_chosen = name in (*gathers, *problem.exchanges) or HYBRIDS in problem.exchanges
+            if may_be_chosen and name != "ring":
+                assert (result.cost <= seconds_of(problem, strategy.share, name) * (1 + 1e-5)).all(), strategy.name
+
+
+def assert_told(result: TuneResult, problem: PlacementProblem) -> None:
+    """The exchange of every layer may be chosen, and under it the plan takes what the result says."""
+    for layer, name in enumerate(result.exchange):
+        hybrid = name.startswith("rings_") and HYBRIDS in problem.exchanges
+        assert hybrid or name in ("lowest_host", *problem.exchanges)
+        seconds = seconds_of(problem, result.share, name)[layer]
+        np.testing.assert_allclose(result.cost[layer], seconds, rtol=1e-5)
+        assert result.bound[layer] <= seconds
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_no_shipped_strategy_is_faster_than_what_is_returned(name):
+    problem = small_problem(link_factor=0.3)
+    result = optimised(name, problem)
+    assert_told(result, problem)
+    assert_nothing_that_ships_is_faster(result, problem)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("link_factor", [0.1, 1.0, 10.0])
+def test_no_shipped_strategy_is_faster_under_any_of_the_usual_exchanges(name, link_factor):
+    problem = small_problem(exchanges=DEFAULT_EXCHANGES, link_factor=link_factor)
+    result = optimised(name, problem)
+    assert_told(result, problem)
+    assert_nothing_that_ships_is_faster(result, problem)
+
+
+def halves_far_apart() -> PlacementProblem:
+    """Links along y are as good as free and those along x slow; nodes are all alike."""
+    problem = small_problem(trace_seed=2, exchanges=(HYBRIDS,), flops_factor=0.5)
+    topology, flops = problem.model.machine.topology, problem.model.machine.die.flops
+    x, y = SHAPE
+    along_x = np.arange(topology.num_links) < 2 * (x - 1) * y
+    where = lambda model: (  # noqa: E731
+        model.machine.topology.link_bandwidth,
+        model.machine.topology.link_latency,
+        model.machine.die.flops,
+    )
+    numbers = (
+        jnp.where(along_x, 2e9, 1e12),
+        jnp.zeros(topology.num_links),
+        jnp.full_like(flops, flops.mean()),
+    )
+    return dataclasses.replace(problem, model=eqx.tree_at(where, problem.model, numbers))
+
+
+def test_a_complete_hybrid_is_found_and_improved_where_it_is_best(monkeypatch):
+    monkeypatch.setattr(referee, "SELECTION_BATCHES", (64, 64))
+    problem = halves_far_apart()
+    settings = dataclasses.replace(SETTINGS, seed=3, steps=25, refine_batches=64, hybrid_cuts=1)
+    result = tune(problem, settings)
+    assert_told(result, problem)
+    assert result.exchange == ("rings_2x1_both_ways",) * LAYERS
+    assert (result.cost < result.stages["searched"]).all()
+    strategies = shipped_strategies(problem.frequency, problem.model.machine.topology, ("lowest_host",), seed=3)
+    dealt = next(each.share for each in strategies if each.exchanges == result.exchange[:1])
+    by_load = seconds_of(problem, dealt, result.exchange[0])
+    assert (result.cost <= by_load * (1 + 1e-6)).all()
+    assert (result.cost < 0.99 * by_load).any()
+    # Whatever an expert has in a half its two nodes have evenly.
+    np.testing.assert_allclose(result.share[..., [0, 2]], result.share[..., [1, 3]], rtol=1e-6)
+    # No dealing of whole experts is much better, of all there are.
+    halves = np.array([[1, 1, 0, 0], [0, 0, 1, 1]]) / 2
+    every = halves[np.array(list(itertools.product(range(2), repeat=6)))]
+    alike = [np.broadcast_to(plan, result.share.shape) for plan in every]
+    best = np.min([seconds_of(problem, share, result.exchange[0]) for share in alike], axis=0)
+    assert (result.cost <= best * 1.02).all()
+
+
+def test_where_memory_limits_nothing_is_slower_than_expert_parallelism():
+    problem = small_problem(exchanges=())
+    memory = node_memory(jnp.full(problem.num_nodes, 2e10))
+    machine = dataclasses.replace(problem.model.machine, memory=memory)
+    problem = dataclasses.replace(problem, model=dataclasses.replace(problem.model, machine=machine))
+    result = tune(problem, dataclasses.replace(SETTINGS, seed=3))
+    assert_told(result, problem)
+    topology = problem.model.machine.topology
+    for share in (expert_parallel(problem.frequency, topology), expert_parallel_random(LAYERS, 6, 4, seed=3)):
+        assert (result.cost <= seconds_of(problem, share, "lowest_host") * (1 + 1e-5)).all()
+    fresh = problem.draw(64, seed=999)
+    ours = evaluate(problem.model, jnp.asarray(result.share, jnp.float32), fresh).total.mean()
+    theirs = evaluate(problem.model, jnp.asarray(expert_parallel_random(LAYERS, 6, 4, 3)), fresh).total.mean()
+    assert ours < theirs
+
+
+@pytest.mark.parametrize(
+    ("exchanges", "message"),
+    [
+        (("magic",), "exchange is 'magic', expected one of lowest_host, .*reduce_scatter"),
+        (("rings_3x1",), "exchange rings_3x1: a 2x2 mesh cannot be cut"),
+        (("rings_3",), "exchange rings_3 needs equal groups of 4 nodes; use one of 1, 2, 4"),
+    ],
+)
+def test_exchanges_that_no_machine_or_not_this_one_has_are_refused(exchanges, message):
+    with pytest.raises(ExchangeError, match=message):
+        small_problem(exchanges=exchanges)
+
+
+def on_a_ring(exchanges: tuple[str, ...]) -> PlacementProblem:
+    model = small_model()
+    machine = dataclasses.replace(model.machine, topology=ring(4, bandwidth=1e9, latency=1e-7))
+    return PlacementProblem(dataclasses.replace(model, machine=machine), small_trace(), 24, exchanges=exchanges)
+
+
+def test_trees_of_a_mesh_alone_are_refused_elsewhere_unless_nobody_asked_for_them():
+    with pytest.raises(ExchangeError, match=r"corner_host_split_tree needs a mesh.*use corner_host_tree"):
+        on_a_ring(("corner_host_split_tree",))
+    assert "least_loaded_tree" in on_a_ring(DEFAULT_EXCHANGES).gathers
+    assert next(iter(on_a_ring(DEFAULT_EXCHANGES).gathers)) == "lowest_host"  # the model's own comes first
+
+
+def test_replicas_need_whole_slots():
+    model = dataclasses.replace(small_model(room=1.9), mode="replicated")
+    with pytest.raises(PlanError, match=r"need 6 times an expert's memory, all nodes together have room for 4"):
+        PlacementProblem(model, small_trace(), 24, exchanges=())
+
+
+def test_small_problems_are_searched_as_asked():
+    assert affordable(SETTINGS, small_problem()) == SETTINGS
+    assert affordable(TunerSettings(), small_problem()) == TunerSettings()
+
+
+def test_large_problems_are_searched_for_as_long_as_can_be_waited():
+    problem, settings = small_problem(), TunerSettings(hybrid_cuts=3, seed=7, learning_rate=0.3)
+    large = dataclasses.replace(problem, batch_tokens=10**6)  # batches are not drawn here
+    cut = affordable(settings, large)
+    assert cut.refine_steps < settings.refine_steps
+    assert cut.refine_batches < settings.refine_batches
+    for name, least in {"restarts": 2, "steps": 100, "batches_per_step": 2, "refine_steps": 100}.items():
+        assert least <= getattr(cut, name) <= getattr(settings, name)
+    kept = ("hybrid_cuts", "seed", "learning_rate", "refine_chains", "time_limit_s")
+    assert all(getattr(cut, name) == getattr(settings, name) for name in kept)
+    brief = affordable(TunerSettings(restarts=1, steps=2, refine_steps=2, batches_per_step=1), large)
+    assert (brief.restarts, brief.steps, brief.refine_steps, brief.batches_per_step) == (1, 2, 2, 1)  # never longer
