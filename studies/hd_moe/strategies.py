@@ -86,7 +86,9 @@ def _mean_compute(inputs: Inputs, plan: Strategy, tokens: int) -> float:
     """Eq. 1 with the trace's mean frequencies, s, mean over layers."""
     frequency = placement_problem(inputs).frequency
     work = tokens * inputs.moe.top_k * np.einsum("le,len->ln", frequency, plan.placement.share)
-    seconds = work * float(inputs.model.costs.flops_per_token_expert) / np.asarray(inputs.model.machine.die.flops, float)
+    seconds = (
+        work * float(inputs.model.costs.flops_per_token_expert) / np.asarray(inputs.model.machine.die.flops, float)
+    )
     return float(seconds.max(axis=1).mean())
 
 
