@@ -150,10 +150,10 @@ def draw_machines(rows: Rows, out: Path) -> None:
         image[y, x] = float(row["tuned_over_bound"])
         gain = 100 * (float(row["shipped_over_tuned"]) - 1)
         label = f"{image[y, x]:.2f}\n{gain:+.1f} %\n{row['limit']}"
-        dark = image[y, x] > 2.5
+        dark = image[y, x] > 1.7
         axes.text(x, y, label, ha="center", va="center", fontsize=7, color="white" if dark else style.INK)
     shown = axes.imshow(image, "cividis_r", norm=LogNorm(1.0, 4.0), aspect="auto")
-    labels(axes, [f"{batch}\n{MODELS[model]}" for model, batch in across], down)
+    labels(axes, [f"{batch}\n{MODELS[model].replace('-', chr(10), 1)}" for model, batch in across], down)
     axes.set_xlabel("tokens of a batch; model", fontsize=style.LABEL_SIZE)
     bar = figure.colorbar(shown, ax=axes, label="time over the bound", ticks=[1, 1.5, 2, 3, 4])
     bar.ax.set_yticklabels(["1", "1.5", "2", "3", "4"])

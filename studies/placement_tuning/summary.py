@@ -85,7 +85,7 @@ def best_exchanges(rows: list[Row]) -> str:
 
 
 def old_claim(rows: list[Row]) -> str:
-    """Published over tuned in hd_moe's own setting, and each under its best exchange; and what the exchange alone gave."""
+    """Published over tuned in hd_moe's own setting, and each under its best exchange."""
     lines = []
     published = [row for row in rows if row["strategy"] == "published"]
     for (case,), of in group((row for row in published if row["trees"] == "lowest_host"), "case").items():
