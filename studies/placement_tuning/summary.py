@@ -1,6 +1,6 @@
 """What the tables say, as the Markdown that README.md quotes.
 
-python studies/placement_tuning/summary.py
+python studies/placement_tuning/summary.py --readme
 """
 
 import argparse
@@ -14,6 +14,7 @@ from cases import CASES, HERE, RUNS
 
 Row = dict[str, str]
 STRATEGIES = ("published", "tp_both_ways", "tp", "hybrid_complete", "ep", "ep_balanced")
+MARK = "<!-- What follows is written by summary.py --readme. -->\n"
 CELL = ("TFLOPs_per_s", "GB_per_s", "batch_tokens", "latency_ns", "ports")
 
 
@@ -155,10 +156,17 @@ def text(folder: Path) -> str:
 
 
 def main() -> None:
-    """Print it."""
+    """Print it, or put it into README.md."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="of the tables of a trial")
-    print(text(RUNS / "quick" if parser.parse_args().quick else HERE))
+    parser.add_argument("--readme", action="store_true", help="put it at the end of README.md")
+    given = parser.parse_args()
+    if not given.readme:
+        print(text(RUNS / "quick" if given.quick else HERE))
+        return
+    readme = HERE / "README.md"
+    kept = readme.read_text().partition(MARK)[0]
+    readme.write_text(f"{kept}{MARK}\n{text(HERE)}\n")
 
 
 if __name__ == "__main__":
