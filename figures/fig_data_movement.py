@@ -29,6 +29,11 @@ MODELS = {
     "gpt-oss-20b/gpqa_main": "GPT-OSS-20B, GPQA",
     "mixtral-8x7b/reasoning": "Mixtral-8x7B, reasoning",
 }
+PHASES = {  # no trace here marks prefill: what stands in for it and for decode
+    "deepseek-v2-lite": "the first quarter of requests and the rest",
+    "gpt-oss-20b": "the first quarter of requests and the rest",
+    "mixtral-8x7b": "re-run context and new tokens of a turn",
+}
 MARK, MARK_TOGETHER = 0.2, 0.1
 WINDOW_TOKENS = 256  # of the study's node loads
 BATCH_TOKENS = (16, 32, 64, 128, 256, 512)
@@ -82,8 +87,8 @@ def draw_coverage(arrays: dict[str, np.ndarray]) -> None:
     plot_coverage(
         HERE / "data_movement_together_coverage.png",
         of(arrays, "together_curve"),
-        {},
-        "Pairs of experts that a token chose together, mean over layers",
+        of(arrays, "together_curve_independent"),
+        "Pairs of experts that a token chose together, mean over layers (by chance: products of their loads)",
         MARK_TOGETHER,
     )
 
@@ -106,7 +111,8 @@ def draw_by_layer(arrays: dict[str, np.ndarray]) -> None:
             layers,
             {name: padded(arrays[f"{trace}/spearman_{kind}"], len(layers)) for kind, name in names.items()},
             {name: padded(arrays[f"{trace}/spearman_{kind}_shuffled"], len(layers)) for kind, name in names.items()},
-            f"Heatmaps of context and of what follows: {title}",
+            f"Heatmaps of {PHASES[model]}: {title}",
+            PHASES[model],
         )
 
 

@@ -3,98 +3,192 @@
 python figures/fig_placement_tuning.py
 """
 
+import argparse
 import csv
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap, LogNorm
+from matplotlib.patches import Patch
 
-from jaxmoe.plotting import (
-    MeshPanel,
-    plot_breakdown,
-    plot_layer_latency,
-    plot_mesh_loads,
-    plot_model_vs_simulation,
-    plot_speedups,
-)
+from jaxmoe.plotting import GroupPanel, MeshPanel, plot_bar_panels, plot_mesh_loads, style
 
 HERE = Path(__file__).resolve().parent
 STUDY = HERE.parent / "studies" / "placement_tuning"
-TITLES = {
-    "mixtral_4x8": ("Mixtral-8x7B, 4x8 mesh, 5 TFLOP/s, 50 GB/s", (4, 8), "reasoning"),
-    "mixtral_4x4": ("Mixtral-8x7B, 4x4 mesh, 5 TFLOP/s, 50 GB/s", (4, 4), "reasoning"),
-    "deepseek_4x8": ("DeepSeek-V2-Lite, 4x8 mesh, 5 TFLOP/s, 50 GB/s", (4, 8), "summary"),
+MODELS = {
+    "mixtral-8x7b": "Mixtral",
+    "deepseek-v2-lite": "DeepSeek-V2-Lite",
+    "deepseek-v3": "DeepSeek-V3",
+    "qwen3-235b-a22b": "Qwen3-235B",
 }
-OVER = ("published", "tp", "tp_both_ways", "ep_balanced", "hybrid", "hybrid_ring")
-# Plain EP and gathered hybrids would hide the others.
-SHOWN = ("tp", "tp_both_ways", "hybrid_ring", "published", "tuned_gathered", "tuned")
+STRATEGIES = {
+    "published": "published plan",
+    "tp_both_ways": "TP, ring both ways",
+    "tp": "TP, best exchange",
+    "hybrid_complete": "complete hybrid",
+    "ep": "EP on the whole machine",
+    "tuned": "tuned",
+}
+SHORT = {
+    "tp_both_ways": "TP ring",
+    "tp_trees": "TP tree",
+    "hybrid_complete": "hybrid",
+    "ep": "EP",
+    "ep_balanced": "EP bal.",
+    "published": "publ.",
+    "tuned": "tuned",
+}
+TREES = {"yes": "all exchanges", "no": "no trees in the network"}
+Rows = list[dict[str, str]]
 
 
-def table(name: str) -> list[dict[str, str]]:
-    """A table of the study."""
-    with (STUDY / f"{name}.csv").open() as file:
+def table(folder: Path, name: str) -> Rows:
+    """A table of the study; nothing where it is not made yet."""
+    path = folder / f"{name}.csv"
+    if not path.is_file():
+        return []
+    with path.open() as file:
         return list(csv.DictReader(file))
 
 
-def by_strategy(case: str, trace: str, column: str) -> dict[str, np.ndarray]:
-    """A column of the layer table, [layer], for every strategy."""
-    values = defaultdict(list)
-    for row in table("layers"):
-        if (row["case"], row["trace"]) == (case, trace):
-            values[row["strategy"]].append(float(row[column]))
-    return {strategy: np.array(seconds) for strategy, seconds in values.items()}
+def distinct(rows: Rows, key: str) -> list[str]:
+    """Values of a column in the order in which they first occur."""
+    return list(dict.fromkeys(row[key] for row in rows))
 
 
-def draw_case(case: str) -> None:
-    """Speed-ups, latencies, breakdown and link loads of one case."""
-    title, shape, trace = TITLES[case]
-    totals = by_strategy(case, trace, "total_s")
-    rows = [r for r in table("layers") if (r["case"], r["trace"], r["strategy"]) == (case, trace, "tuned")]
-    layers = np.array([int(row["layer"]) for row in rows])
-    ratios = {name: totals[name] / totals["tuned"] for name in OVER}
-    plot_speedups(HERE / f"{case}_speedups.png", layers, ratios, f"Speed-up of the tuned placement: {title}")
-    shown = {name: totals[name] for name in SHOWN if name in totals}
-    plot_layer_latency(HERE / f"{case}_layers.png", layers, shown, f"Time per MoE layer: {title}")
-    stages = {name: by_strategy(case, trace, f"{name}_s") for name in ("dispatch", "compute", "combine")}
-    parts = {name: tuple(stages[stage][name] for stage in stages) for name in shown}
-    plot_breakdown(HERE / f"{case}_breakdown.png", parts, f"Where the time goes: {title}")
-    draw_loads(case, shape, title)
+def mean(rows: Rows, key: str, **values: str) -> float:
+    """Mean of a column over the rows that have these values; NaN without any."""
+    chosen = [float(row[key]) for row in rows if all(row[name] == value for name, value in values.items())]
+    return float(np.mean(chosen)) if chosen else float("nan")
 
 
-def draw_loads(case: str, shape: tuple[int, int], title: str) -> None:
-    """Node and link loads of the published and the tuned plan, side by side."""
-    busy = defaultdict(list)
-    rows = [row for row in table("loads") if row["case"] == case]
-    for row in rows:
-        busy[row["strategy"], row["kind"]].append(float(row["seconds"]))
+def case_title(case: str) -> str:
+    """A case over three lines."""
+    model, mesh, tflops, gbps, *latency = case.split("_")
+    hop = f", {int(latency[0][:-2]) / 1e3:g} µs/hop" if latency else ""
+    return f"{MODELS[model]}\n{mesh}{hop}\n{tflops[:-6]} TFLOP/s\n{gbps[:-4]} GB/s"
+
+
+def draw_main(rows: Rows, out: Path) -> None:
+    """Time of a layer by case: every strategy under its own best exchange, with trees and without."""
+    rows = [row for row in rows if row["trees"] in TREES]
+    cases = sorted(distinct(rows, "case"), key=lambda case: (len(case.split("_")), case))
     panels = [
-        MeshPanel(name, np.array(busy[name, "node"]), np.array(busy[name, "link"]))
-        for name in dict.fromkeys(row["strategy"] for row in rows)
+        GroupPanel(
+            title,
+            [case_title(case) for case in cases],
+            {
+                shown: np.array([mean(rows, "total_us", case=case, trees=trees, strategy=name) for case in cases])
+                for name, shown in STRATEGIES.items()
+            },
+            "time of a MoE layer [µs]",
+        )
+        for trees, title in TREES.items()
     ]
-    plot_mesh_loads(HERE / f"{case}_loads.png", shape, panels, f"Layer {rows[0]['layer']}: {title}")
+    title = "Every plan under its own best exchange, on unseen batches: mean over layers"
+    plot_bar_panels(out / "placement_tuning_main.png", panels, title, columns=1)
 
 
-def draw_agreement() -> None:
-    """Communication time predicted against simulated, all strategies, layers and batch sizes."""
-    rows = table("agreement")
-    model, simulated = (np.array([float(row[key]) for row in rows]) for key in ("model_s", "simulated_s"))
-    r2 = 1 - ((model - simulated) ** 2).sum() / ((simulated - simulated.mean()) ** 2).sum()
-    error = 100 * np.abs(model / simulated - 1).mean()
-    plot_model_vs_simulation(
-        HERE / "model_vs_simulation.png",
-        simulated,
-        model,
-        [row["strategy"] for row in rows],
-        "Dispatch and combine of one layer: model against event simulation",
-        f"{len(rows)} points\nR2 = {r2:.6f}\nmean absolute error {error:.2f} %",
-    )
+def draw_sensitivity(rows: Rows, out: Path) -> None:
+    """Who wins in each cell: rows are hop latency and ports, columns FLOP-to-bandwidth ratio and batch size."""
+    down = [(hop, ports) for hop in sorted(distinct(rows, "latency_ns"), key=int) for ports in distinct(rows, "ports")]
+    ratios = sorted({(row["TFLOPs_per_s"], row["GB_per_s"]) for row in rows}, key=lambda pair: float(pair[0]))
+    across = [(*ratio, tokens) for ratio in ratios for tokens in sorted(distinct(rows, "batch_tokens"), key=int)]
+    ranked = defaultdict(list)
+    for row in rows:
+        cell = (row["latency_ns"], row["ports"]), (row["TFLOPs_per_s"], row["GB_per_s"], row["batch_tokens"])
+        ranked[cell].append((float(row["total_us"]), row["strategy"]))
+    names = [name for name in SHORT if any(name == min(found)[1] for found in ranked.values())]
+    image = np.full((len(down), len(across)), np.nan)
+    figure = style.new_figure(2.6 + 1.05 * len(across), 2.2 + 0.48 * len(down), "Who wins a layer of Mixtral, 4x8 mesh")
+    axes = figure.subplots()
+    for (latency, columns), found in ranked.items():
+        y, x = down.index(latency), across.index(columns)
+        (best, name), (second, _), *_ = sorted(found)
+        image[y, x] = names.index(name)
+        label = f"{SHORT[name]}\n{best:.0f} µs, {100 * (second / best - 1):.0f} %"
+        axes.text(x, y, label, ha="center", va="center", fontsize=7.5, color=style.INK)
+    colours = list(style.strategy_colours(names).values())
+    axes.imshow(image, ListedColormap(colours), vmin=-0.5, vmax=len(names) - 0.5, aspect="auto", alpha=0.45)
+    labels(axes, [f"{tokens} tokens\n{f}/{b}" for f, b, tokens in across], hop_labels(down))
+    axes.set_xlabel("batch; TFLOP/s of a die / GB/s of a link", fontsize=style.LABEL_SIZE)
+    axes.set_ylabel("latency of a hop; limit of a node's port", fontsize=style.LABEL_SIZE)
+    patches = [Patch(color=colour, alpha=0.45, label=SHORT[name]) for name, colour in zip(names, colours, strict=True)]
+    note = "cells: the fastest strategy, its time, and how much longer the next one takes"
+    figure.legend(handles=patches, loc="outside lower center", ncols=len(names), frameon=False, title=note)
+    style.save(figure, out / "placement_tuning_sensitivity.png")
+
+
+def hop_labels(down: Sequence[tuple[str, str]]) -> list[str]:
+    """Rows of the map."""
+    return [f"{int(latency) / 1e3:g} µs; {ports}" for latency, ports in down]
+
+
+def labels(axes: Axes, across: Sequence[str], down: Sequence[str]) -> None:
+    """Ticks of a map of cells."""
+    axes.set_xticks(range(len(across)), across, fontsize=style.TICK_SIZE - 1)
+    axes.set_yticks(range(len(down)), down, fontsize=style.TICK_SIZE - 1)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def draw_machines(rows: Rows, out: Path) -> None:
+    """The tuned plan over its bound by machine, model and batch size; in cells also the gain over the best shipped."""
+    down = distinct(rows, "machine")
+    models = [model for model in MODELS if model in distinct(rows, "model")]
+    tokens = sorted(distinct(rows, "batch_tokens"), key=int)
+    across = [(model, batch) for model in models for batch in tokens]
+    image = np.full((len(down), len(across)), np.nan)
+    title = "Tuned plan over a bound on all plans, by machine, model and batch size"
+    figure = style.new_figure(3.6 + 0.95 * len(across), 2.2 + 0.55 * len(down), title)
+    axes = figure.subplots()
+    for row in rows:
+        y, x = down.index(row["machine"]), across.index((row["model"], row["batch_tokens"]))
+        image[y, x] = float(row["tuned_over_bound"])
+        gain = 100 * (float(row["shipped_over_tuned"]) - 1)
+        label = f"{image[y, x]:.2f}\n{gain:+.1f} %\n{row['limit']}"
+        dark = image[y, x] > 1.7
+        axes.text(x, y, label, ha="center", va="center", fontsize=7, color="white" if dark else style.INK)
+    shown = axes.imshow(image, "cividis_r", norm=LogNorm(1.0, 4.0), aspect="auto")
+    labels(axes, [f"{batch}\n{MODELS[model].replace('-', chr(10), 1)}" for model, batch in across], down)
+    axes.set_xlabel("tokens of a batch; model", fontsize=style.LABEL_SIZE)
+    bar = figure.colorbar(shown, ax=axes, label="time over the bound", ticks=[1, 1.5, 2, 3, 4])
+    bar.ax.set_yticklabels(["1", "1.5", "2", "3", "4"])
+    note = "cells: time over the bound, gain over the best shipped strategy, what limits the tuned plan"
+    figure.supxlabel(note, fontsize=style.TICK_SIZE)
+    style.save(figure, out / "placement_tuning_machines.png")
+
+
+def draw_loads(rows: Rows, out: Path) -> None:
+    """Node and link loads of the published and the tuned plan, each under its best exchange."""
+    busy = defaultdict(list)
+    for row in rows:
+        busy[row["strategy"], row["exchange"], row["kind"]].append(float(row["seconds"]))
+    panels = [
+        MeshPanel(f"{name}, {exchange}", np.array(busy[name, exchange, "node"]), np.array(busy[name, exchange, "link"]))
+        for name, exchange in dict.fromkeys((row["strategy"], row["exchange"]) for row in rows)
+    ]
+    title = f"Layer {rows[0]['layer']} of Mixtral-8x7B, 4x8 mesh, 5 TFLOP/s, 50 GB/s: busy nodes and links"
+    plot_mesh_loads(out / "mixtral_4x8_loads.png", (4, 8), panels, title)
 
 
 def main() -> None:
-    """Draw everything beside this file."""
-    for case in TITLES:
-        draw_case(case)
-    draw_agreement()
+    """Draw what there are tables for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tables", type=Path, default=STUDY, help="folder of the tables")
+    parser.add_argument("--out", type=Path, default=HERE, help="folder of the images")
+    given = parser.parse_args()
+    for name, draw in (
+        ("main", draw_main),
+        ("sensitivity", draw_sensitivity),
+        ("machines", draw_machines),
+        ("loads", draw_loads),
+    ):
+        if rows := table(given.tables, name):
+            draw(rows, given.out)
 
 
 if __name__ == "__main__":

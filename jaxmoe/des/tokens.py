@@ -74,9 +74,6 @@ def _check(
     if (np.asarray(batch.weight) != 1).any():
         raise ValueError("a simulated token is one token: every weight of the batch must be 1")
     home = layer.exchange.home if isinstance(layer.exchange, Gather) else None
-    named = np.take_along_axis(experts, np.asarray(batch.gather_slot)[:, None], axis=1)[:, 0]
-    if home == "lowest_host" and ((named < 0) & (experts >= 0).any(axis=1)).any():
-        raise ValueError("the gather slot of a token names no expert, so the token has no home")
     source = token_sources(batch, layer.num_nodes)
     if home == "token_home" and not ((source >= 0) & (source < layer.num_nodes)).all():
         raise ValueError(

@@ -84,12 +84,13 @@ class RingExchange(AbstractExchange):
         following = jax.nn.one_hot(self.successor, len(vectors), dtype=vectors.dtype)
         sending = jnp.diag((vectors > 0).astype(vectors.dtype))  # a ring that no token visits sends nothing
         if not self.both_ways:
-            return Flows(sending, following, vectors, rounds=self.size - 1)
+            return Flows(sending, following, vectors, chain=self.group, rounds=self.size - 1)
         back = jnp.where(self.size > 2, 0.5, 0.0)  # a ring of two has but one way
         return Flows(
             jnp.concatenate([sending, sending * (back > 0)]),
             jnp.concatenate([following, following.T]),
             jnp.concatenate([vectors * (1 - back), vectors * back]),
+            chain=jnp.concatenate([self.group, self.group + len(vectors)]),
             rounds=self.size - 1,
         )
 

@@ -8,8 +8,9 @@
 import abc
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.loads import crossed, flow_loads, link_loads, path_maxima, path_sums, tree_loads
@@ -118,7 +119,8 @@ class Congestion(AbstractTimeModel):
         else:
             from_node = flows.destination @ (latency + chunk * per_byte).T
         used = flows.source if flows.weight is None else flows.source * flows.weight[:, None]
-        return jnp.max(from_node * jnp.minimum(used, 1))
+        delays = from_node * jnp.minimum(used, 1)
+        return jnp.max(delays if flows.chain is None else _chain_means(delays.max(axis=1), flows.chain))
 
     def _chunk(self, message_bytes: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         return jnp.where(self.chunk_bytes > 0, jnp.minimum(self.chunk_bytes, message_bytes), message_bytes)
@@ -205,6 +207,13 @@ def never_constant(matrix: Float[Array, "node node2"], topology: AbstractTopolog
     once: `tests/network/test_constant_matrix.py` has the case. Latencies that are all 0 would be such a matrix.
     """
     return matrix + 1e-30 * jnp.asarray(topology.hop_counts(), matrix.dtype)
+
+
+def _chain_means(delays: Float[Array, " flow"], chain: Int[Array, " flow"]) -> Float[Array, " chain"]:
+    """Mean delay of the flows of every chain."""
+    chains = delays.shape[0]
+    count = jax.ops.segment_sum(jnp.ones_like(delays), chain, chains)
+    return jax.ops.segment_sum(delays, chain, chains) / jnp.maximum(count, 1)
 
 
 def _repeated(stage: StageTime, rounds: Float[Array, ""] | int) -> StageTime:

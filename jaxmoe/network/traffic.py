@@ -4,7 +4,7 @@ from typing import Literal
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxmoe.relax import AbstractReduction
 
@@ -18,7 +18,8 @@ class Flows(eqx.Module):
     A `tree` (or `cross_tree`, along the other order of directions) is the union of the paths of a flow to its one
     destination; routers add up what they pass on, so a link carries one message of each flow. There `source` is 1
     where a message starts, and the flow stands for `weight` such trees. Where a flow has several destinations,
-    `messages` says how many run from node to node, and so which paths are used.
+    `messages` says how many run from node to node, and so which paths are used. Flows of one `chain` wait for each
+    other round by round, so their delays add up along it: what counts is the chain's mean delay in every round.
     """
 
     source: Float[Array, "flow node"]
@@ -26,6 +27,7 @@ class Flows(eqx.Module):
     vectors: Float[Array, ""] | Float[Array, " flow"]
     weight: Float[Array, " flow"] | None = None
     messages: Float[Array, "node node2"] | None = None
+    chain: Int[Array, " flow"] | None = None
     rounds: Float[Array, ""] | int = 1
     route: Literal["unicast", "tree", "cross_tree"] = eqx.field(static=True, default="unicast")
 

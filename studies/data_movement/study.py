@@ -117,6 +117,7 @@ def pictured(trace: GatingTrace, counts: PairCounts, shuffled: PairCounts, summa
         "layer_curve": curve(every_pair(counts.layer_pairs)),
         "layer_curve_shuffled": curve(every_pair(shuffled.layer_pairs)),
         "together_curve": curve(pairs_above(counts.together)),
+        "together_curve_independent": curve(independent_pairs(counts.load)),
         "reuse": summary.figures["token_reuse"],
         "reuse_shuffled": summary.figures["token_reuse_baseline"],
         "spearman_token": agreement.token_heatmap,
@@ -126,6 +127,11 @@ def pictured(trace: GatingTrace, counts: PairCounts, shuffled: PairCounts, summa
         "node_ratio": node_load_ratio(trace, share, WINDOW_TOKENS)[:, layers // 2].astype(np.float32),
         "long_tail": long_tail(trace, BATCH_TOKENS, seed=SEED)[:, :, layers // 2],
     }
+
+
+def independent_pairs(load: np.ndarray) -> np.ndarray:
+    """Pairs i < j as often as experts of these loads, [layer, expert], would meet if each were chosen by itself."""
+    return pairs_above(load[:, :, None].astype(float) * load[:, None, :])
 
 
 def curve(events: np.ndarray) -> np.ndarray:

@@ -1,11 +1,11 @@
 """What lost: other relaxations, roundings and searches in the place of the tuner's own, on a few layers.
 
 Each alternative replaces one part of the tuner and leaves the rest as it is. They live here because the
-package keeps only what won.
+package keeps only what won. Results gather at the lowest-numbered host, the one exchange that may be chosen.
 """
 
 import argparse
-import sys
+import csv
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,8 +16,8 @@ import equinox as eqx
 import jax
 import numpy as np
 import scipy.sparse as sp
+from cases import CASES, HERE, ROOT, SCENARIOS, Case, Run
 from scipy.optimize import linprog
-from study import CASES, ROOT, SCENARIOS, Case, write_table
 
 from jaxmoe.experiment.inputs import Inputs, read_inputs
 from jaxmoe.experiment.tuning import placement_problem
@@ -26,7 +26,7 @@ from jaxmoe.relax import SoftSupport
 from jaxmoe.tune import History, TunerSettings, descent, tune, tuner
 from jaxmoe.tune.relaxation import random_plans
 
-LAYERS = {"mixtral_4x8": "0,7", "deepseek_4x8": "11,21"}  # an even and a skewed one
+LAYERS = {CASES[0]: "0,7", CASES[2]: "11,21"}  # an even and a skewed one
 SETTINGS = {"restarts": 4, "steps": 300, "batches_per_step": 4, "refine_steps": 500, "refine_batches": 32}
 
 
@@ -83,13 +83,19 @@ def _vertex(plan: np.ndarray) -> np.ndarray:
     return kept / kept.sum(axis=1, keepdims=True)
 
 
-def random_starts(run) -> tuple[np.ndarray, np.ndarray, History]:
+def random_starts(run, exchange) -> tuple[np.ndarray, np.ndarray, History]:
     """Random expert parallelism where the descent would have been."""
     layers, experts = run.problem.frequency.shape
     starts = [expert_parallel_random(layers, experts, run.problem.num_nodes, seed) for seed in range(4)]
     history = History()
     history.add(0, np.full(layers, np.nan))
     return np.stack(starts, axis=1).astype(float), history.seconds[-1], history
+
+
+def no_strategies(run) -> np.ndarray:
+    """No shipped strategy to start from, for it would hide what the searches find."""
+    layers, experts = run.problem.frequency.shape
+    return np.zeros((layers, 0, experts, run.problem.num_nodes))
 
 
 ALTERNATIVES: dict[str, tuple[dict, list]] = {
@@ -114,6 +120,7 @@ def rows(case: Case, inputs: Inputs) -> list[dict]:
     for name, (settings, patches) in ALTERNATIVES.items():
         jax.clear_caches()  # compiled code holds on to what was patched
         with ExitStack() as stack:
+            stack.enter_context(patch.object(tuner._Run, "shipped_starts", no_strategies))
             for target, attribute, replacement in patches:
                 stack.enter_context(patch.object(target, attribute, replacement))
             begun = time.perf_counter()
@@ -130,16 +137,15 @@ def main() -> None:
     """Run all alternatives and write alternatives.csv."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder of traces/")
-    shared = parser.parse_args().shared.resolve()
-    if not (shared / "traces").is_dir():
-        sys.exit(f"{shared}: no traces/ there; give the folder of the real traces with --shared")
+    run = Run(parser.parse_args().shared.resolve())
     made = []
-    for case in CASES:
-        if case.name not in LAYERS:
-            continue
-        recorded = shared / "traces" / case.traces / f"{case.tuned_on}.npz"
-        made += rows(case, read_inputs(SCENARIOS / case.scenario, None, recorded, LAYERS[case.name]))
-    write_table("alternatives", made)
+    for case, layers in LAYERS.items():
+        scenario = SCENARIOS / f"{case.name}.yaml"
+        made += rows(case, read_inputs(scenario, ["tuning.exchanges=[]"], run.trace(case.model), layers))
+    with (HERE / "alternatives.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, made[0].keys(), lineterminator="\n")
+        table.writeheader()
+        table.writerows(made)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,23 @@
-"""Tune placements of Mixtral and DeepSeek-V2-Lite on HD-MoE's machine and judge them; see README.md.
+"""Tuned placements and exchanges beside all others: three tables, made job by job; see README.md.
 
-Runs the commands of `jaxmoe` that a user would run, each into a folder of its own under `runs/`, then gathers
-the tables beside this file. A run whose summary is there already is not repeated: delete its folder to redo it.
+    python studies/placement_tuning/study.py --shared FOLDER
+
+A job appends its rows to its table in one write, and is not run again while they are there: a study that was stopped
+goes on where it was. Remove a job's rows to redo it.
 """
 
 import argparse
 import csv
-import json
-import subprocess
+import io
+import multiprocessing
+import os
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
+<<<<<<< HEAD
 import numpy as np
 
 from jaxmoe.experiment.evaluation import score
@@ -24,114 +29,74 @@ ROOT = HERE.parents[1]
 SCENARIOS = ROOT / "configs" / "scenarios" / "hd_moe"
 TIMES = ("compute_s", "dispatch_s", "combine_s", "total_s", "p95_total_s", "des_total_s", "des_model_total_s")
 BATCH_TOKENS = "32,128,512"
+=======
+import jax
+import machines
+import main_table
+import sensitivity
+from cases import HERE, ROOT, RUNS, Run
+
+TABLES: dict[str, tuple[Callable, tuple[str, ...]]] = {
+    "main": (main_table.jobs, main_table.COLUMNS),
+    "loads": (main_table.load_jobs, main_table.LOAD_COLUMNS),
+    "sensitivity": (sensitivity.jobs, sensitivity.COLUMNS),
+    "machines": (machines.jobs, machines.COLUMNS),
+}
+>>>>>>> h8
 
 
-@dataclass(frozen=True)
-class Case:
-    """One machine and model: the trace to tune on, other traces to judge on, and the published placement."""
-
-    name: str
-    scenario: str
-    traces: str  # folder of traces
-    tuned_on: str
-    others: tuple[str, ...]
-    published: str
+def table_path(name: str, run: Run) -> Path:
+    """Where a table is: beside this file, that of a trial in `runs/`."""
+    return (RUNS / "quick" if run.quick else HERE) / f"{name}.csv"
 
 
-MIXTRAL_TOPICS = ("coding", "math", "writing", "extraction", "humanities")
-CASES = (
-    Case(
-        "mixtral_4x8",
-        "mixtral-8x7b_4x8_5TFLOPs_50GBps.yaml",
-        "mixtral-8x7b",
-        "reasoning",
-        MIXTRAL_TOPICS,
-        "mixtral-8x7b_5.0tflops_50.0gbps_4x8.npz",
-    ),
-    Case(
-        "mixtral_4x4",
-        "mixtral-8x7b_4x4_5TFLOPs_50GBps.yaml",
-        "mixtral-8x7b",
-        "reasoning",
-        MIXTRAL_TOPICS,
-        "mixtral-8x7b_5.0tflops_50.0gbps_4x4.npz",
-    ),
-    Case(
-        "deepseek_4x8",
-        "deepseek-v2-lite_4x8_5TFLOPs_50GBps.yaml",
-        "deepseek-v2-lite",
-        "summary",
-        ("intent", "translation"),
-        "deepseek-v2-lite_5.0tflops_50.0gbps_4x8.npz",
-    ),
-)
+def finished(path: Path) -> set[str]:
+    """Jobs whose rows are in a table."""
+    if not path.is_file():
+        return set()
+    with path.open() as file:
+        return {row["job"] for row in csv.DictReader(file)}
 
 
-class Runs:
-    """Runs commands once each and reads what they wrote."""
-
-    def __init__(self, shared: Path) -> None:
-        self.shared = shared
-
-    def summary(self, verb: str, case: Case, trace: str, folder: str, *options: str) -> dict:
-        """The summary of one command, run now unless it is there."""
-        out = HERE / "runs" / folder
-        if not (out / "summary.json").is_file():
-            recorded = self.shared / "traces" / case.traces / f"{trace}.npz"
-            command = [sys.executable, "-m", "jaxmoe", verb, str(SCENARIOS / case.scenario), "--trace", str(recorded)]
-            print("+", " ".join(["jaxmoe", *command[3:], *options, "--out", str(out)]), flush=True)
-            subprocess.run([*command, *options, "--out", str(out)], check=True)
-        return json.loads((out / "summary.json").read_text())
-
-    def tuned(self, case: Case) -> dict:
-        published = self.shared / "reference" / "hd_moe" / case.published
-        return self.summary("tune", case, case.tuned_on, case.name, "--plan", f"published={published}")
-
-    def plans(self, case: Case) -> dict[str, Path]:
-        """The published plan and what tuning wrote: the tuned plan, and what gathers everywhere if that is another."""
-        run = HERE / "runs" / case.name
-        files = {"tuned_gathered": run / "plan_gathered.npz", "tuned": run / "plan.npz"}
-        published = {"published": self.shared / "reference" / "hd_moe" / case.published}
-        return published | {name: path for name, path in files.items() if path.is_file()}
-
-    def given(self, case: Case) -> list[str]:
-        return [word for name, path in self.plans(case).items() for word in ("--plan", f"{name}={path}")]
-
-    def judged(self, case: Case, trace: str) -> dict:
-        # The simulator is asked in `validated`; here one batch is enough.
-        fewer = ("--set", "validation.batches=1")
-        return self.summary("evaluate", case, trace, f"{case.name}_{trace}", *self.given(case), *fewer)
-
-    def validated(self, case: Case) -> dict:
-        sizes = ("--standard", "--batch-tokens", BATCH_TOKENS, "--set", "validation.batches=1")
-        return self.summary("validate", case, case.tuned_on, f"{case.name}_validation", *self.given(case), *sizes)
+def append(path: Path, columns: Sequence[str], rows: Sequence[dict]) -> None:
+    """Add the rows of a job at once; other processes may do the same at any time."""
+    text = io.StringIO()
+    csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("x") as file:
+            file.write(",".join(columns) + "\n")
+    except FileExistsError:
+        pass
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(descriptor, text.getvalue().encode())
+    finally:
+        os.close(descriptor)
 
 
-def layer_rows(case: Case, trace: str, summary: dict) -> Iterator[dict]:
-    """Every layer and strategy of one summary."""
-    for strategy, entry in summary["strategies"].items():
-        for layer in entry["layers"]:
-            times = {name: f"{layer[name]:.6e}" for name in TIMES}
-            yield {"case": case.name, "trace": trace, "strategy": strategy, "layer": layer["layer_id"]} | times
+def work(table: str, name: str, run: Run) -> float:
+    """Run a job and keep its rows. Returns the wall seconds."""
+    jax.config.update("jax_compilation_cache_dir", str(RUNS / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    begun = time.perf_counter()
+    jobs, columns = TABLES[table]
+    rows = jobs(run)[name]()
+    append(table_path(table, run), columns, [{"job": name} | row for row in rows])
+    return time.perf_counter() - begun
 
 
-def agreement_rows(case: Case, summary: dict) -> Iterator[dict]:
-    """Every strategy, batch size, layer and batch that model and simulator both timed."""
-    for strategy, entry in summary["strategies"].items():
-        for tokens, trial in entry["batch_tokens"].items():
-            for layer in trial["layers"]:
-                for batch in layer["batches"]:
-                    model, simulated = (batch[side] for side in ("model", "simulated"))
-                    yield {
-                        "case": case.name,
-                        "strategy": strategy,
-                        "tokens": tokens,
-                        "layer": layer["layer_id"],
-                        "model_s": f"{model['dispatch_s'] + model['combine_s']:.6e}",
-                        "simulated_s": f"{simulated['dispatch_s'] + simulated['combine_s']:.6e}",
-                    }
+def missing(run: Run, wanted: Sequence[str]) -> list[tuple[str, str]]:
+    """Tables and names of the jobs that are to be run: those whose name has any of the wanted parts."""
+    found = []
+    for table, (jobs, _) in TABLES.items():
+        there = finished(table_path(table, run))
+        names = (name for name in jobs(run) if not wanted or any(part in name for part in wanted))
+        found += [(table, name) for name in names if name not in there]
+    return found
 
 
+<<<<<<< HEAD
 def load_rows(case: Case, summary: dict, runs: Runs) -> Iterator[dict]:
     """How busy nodes and links are in the layer where tuning gained most over the published plan."""
     layer = summary["layer_ids"][int(np.argmax(ratio(summary, "published")))]
@@ -182,48 +147,48 @@ def write_table(name: str, rows: Iterable[dict]) -> None:
         table.writeheader()
         table.writerows(rows)
     aside.replace(HERE / f"{name}.csv")
+=======
+def run_all(jobs: Sequence[tuple[str, str]], run: Run, processes: int) -> None:
+    """Several at a time; a job that fails is named, and the others go on."""
+    failed = []
+    # In groups of their own, for Ctrl-C is not theirs: a search that it cuts short would pass for a whole one.
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=os.setpgrp) as pool:
+        running = {pool.submit(work, table, name, run): name for table, name in jobs}
+        try:
+            for done, job in enumerate(as_completed(running), start=1):
+                said = f"{job.result():.0f} s" if job.exception() is None else f"failed: {job.exception()}"
+                failed += [running[job]] if job.exception() is not None else []
+                print(f"{running[job]}: {said} ({done} of {len(jobs)})", flush=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+    if failed:
+        sys.exit(f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(failed)}")
+>>>>>>> h8
 
 
 def main() -> None:
-    """Run what is missing, then write all tables."""
+    """Run what is missing."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder of traces/ and reference/")
-    shared = parser.parse_args().shared.resolve()
-    if not (shared / "traces").is_dir():
-        sys.exit(f"{shared}: no traces/ there; give the folder of the real traces with --shared")
-    runs = Runs(shared)
-    tuned = [(case, runs.tuned(case)) for case in CASES]
-    judged = [(case, case.tuned_on, summary) for case, summary in tuned]
-    judged += [(case, trace, runs.judged(case, trace)) for case in CASES for trace in case.others]
-    validated = [(case, runs.validated(case)) for case in CASES]
-    write_table("layers", (row for given in judged for row in layer_rows(*given)))
-    write_table("speedups", (row for given in judged for row in claims(*given)))
-    write_table("agreement", (row for given in validated for row in agreement_rows(*given)))
-    write_table("loads", (row for given in tuned for row in load_rows(*given, runs)))
-    write_table("tuning", (row for given in tuned for row in tuning_rows(*given)))
-    report()
-
-
-def tuning_rows(case: Case, summary: dict) -> Iterator[dict]:
-    """What each step of the tuner reached, mean over layers, and how long it took."""
-    stages = {name: values["mean"] for name, values in summary["tuning"]["stages"].items()}
-    for stage, seconds in (stages | {"bound_s": summary["bound_s"]["mean"]}).items():
-        yield {"case": case.name, "what": stage, "mean_s": f"{seconds:.6e}"}
-    for stage, wall in summary["wall_s"]["stages"].items():
-        yield {"case": case.name, "what": f"wall {stage}", "mean_s": f"{wall['run_s'] + wall['compile_s']:.1f}"}
-
-
-def report() -> None:
-    """Print the tables that README.md quotes."""
-    for name in ("speedups", "tuning"):
-        print(f"\n{name}.csv\n" + (HERE / f"{name}.csv").read_text())
-    with (HERE / "agreement.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    model, simulated = (np.array([float(row[key]) for row in rows]) for key in ("model_s", "simulated_s"))
-    r2 = 1 - ((model - simulated) ** 2).sum() / ((simulated - simulated.mean()) ** 2).sum()
-    error = 100 * np.abs(model / simulated - 1)
-    figures = f"R2 {r2:.6f}, mean absolute error {error.mean():.2f} %, largest {error.max():.2f} %"
-    print(f"model against simulation: {len(rows)} points, {figures}")
+    parser.add_argument("--jobs", nargs="*", default=(), metavar="NAME", help="only jobs whose name has one of these")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="jobs at a time; all cores' number")
+    parser.add_argument("--layers-step", type=int, default=8, help="every so many layers are in the main table")
+    parser.add_argument("--quick", action="store_true", help="a trial of few steps and batches, its tables in runs/")
+    parser.add_argument("--list", action="store_true", help="print the names of the jobs that are missing, run none")
+    given = parser.parse_args()
+    shared = given.shared.resolve()
+    if not (shared / "traces").is_dir() or not (shared / "reference").is_dir():
+        sys.exit(f"{shared}: no traces/ and reference/ there; give their folder with --shared")
+    RUNS.mkdir(exist_ok=True)
+    run = Run(shared, given.layers_step, given.quick)
+    jobs = missing(run, given.jobs)
+    if given.list:
+        print("\n".join(name for _, name in jobs))
+        return
+    run_all(jobs, run, given.processes)
 
 
 if __name__ == "__main__":

@@ -304,7 +304,6 @@ def test_a_plan_is_replayed_layer_by_layer_and_batch_by_batch():
         ({"weight": jnp.array([1.0, 2.0, 1.0])}, "weight"),
         ({"experts": jnp.array([[0, 3], [0, 1], [0, 1]])}, "expert ids"),
         ({"experts": jnp.array([[0, -2], [0, 1], [0, 1]])}, "expert ids"),
-        ({"token_draw": jnp.array([0.0, 0.0, 0.5])}, "names no expert"),
     ],
 )
 def test_a_batch_that_cannot_be_simulated_is_refused(change, message):

@@ -12,8 +12,8 @@ import jaxmoe.des
 from jaxmoe.des import LayerDescription, Memory, fabric_of, replay_layer
 from jaxmoe.hardware import Die, Machine, Mesh, clusters, node_memory, torus, wafers
 from jaxmoe.hardware.mesh import num_links
-from jaxmoe.latency import LayerModel
-from jaxmoe.network import Congestion, FewestHops, LowestHost, block_rings
+from jaxmoe.latency import LayerCosts, LayerModel
+from jaxmoe.network import Congestion, build_exchange
 from jaxmoe.placement.exchange import Gather, Rings
 from jaxmoe.traces import Batch
 
@@ -72,17 +72,12 @@ def random_layer(
 
 
 def analytic_model(layer: LayerDescription, mesh: Mesh) -> LayerModel:
-    if isinstance(layer.exchange, Rings):
-        exchange = block_rings(mesh.shape, layer.exchange.count, layer.exchange.both_ways)
-    else:
-        exchange = LowestHost() if layer.exchange.home == "lowest_host" else FewestHops()
+    numbers = (layer.combine_bytes, layer.dispatch_bytes, layer.expert_bytes, layer.flops_per_token_expert, 1.0, 1.0)
     return LayerModel(
         machine=Machine(mesh, Die(jnp.asarray(layer.flops)), node_memory(jnp.asarray(layer.memory[0].bandwidth))),
-        message_bytes=jnp.asarray(layer.combine_bytes),
-        expert_bytes=jnp.asarray(layer.expert_bytes),
-        flops_per_token_expert=jnp.asarray(layer.flops_per_token_expert),
+        costs=LayerCosts(*(jnp.asarray(number) for number in numbers)),
         time_model=Congestion(jnp.asarray(layer.fabric.chunk_bytes)),
-        exchange=exchange,
+        exchange=build_exchange(layer.exchange, mesh),
         mode=layer.mode,
     )
 

@@ -22,14 +22,15 @@ def plot_stage_correlation(
     correlations: Mapping[str, np.ndarray],
     baselines: Mapping[str, np.ndarray],
     title: str,
+    phases: str = "prefill and decode",
 ) -> None:
-    """Spearman's correlation of prefill and decode, [layer] by name, with the bounds of strong and moderate.
+    """Spearman's correlation of two `phases`, [layer] by name, with the bounds of strong and moderate.
 
     A baseline of the same name is dashed: the same of two samples of one and the same thing, which is the most that
     can be expected.
     """
     figure, axes = _lines(layer_ids, correlations, baselines, title, "stretches dealt at random")
-    style.dress(axes, "layer", "Spearman's correlation of prefill and decode")
+    style.dress(axes, "layer", f"Spearman's correlation of\n{phases}")
     lowest = min(0.0, *(float(np.nanmin(values)) for values in (*correlations.values(), *baselines.values())))
     axes.set_ylim(max(lowest * 1.1, -1.0), 1.02)
     for bound, name in ((STRONG, "strong"), (MODERATE, "moderate")):

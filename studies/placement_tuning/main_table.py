@@ -1,0 +1,110 @@
+"""The main table: the tuned plan and every other one, each under its own best exchange, on unseen batches.
+
+Three times: with every named exchange, without trees in the network, and as hd_moe publishes it, where results gather
+at the lowest-numbered host and nothing else may be chosen.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from cases import CASES, MIXTRAL, Case, Run
+from scoring import QUICK, SEED, TREES, UNICASTS, Plan, Timed, under_best, usual_plans
+
+from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.experiment.tuning import placement_problem
+from jaxmoe.tune import PlacementProblem, TuneResult, tune
+from jaxmoe.tune.bounds import lower_bound
+from jaxmoe.tune.problem import DEFAULT_EXCHANGES, HYBRIDS
+
+COLUMNS = (
+    "job",
+    "case",
+    "layer",
+    "trees",
+    "strategy",
+    "plan",
+    "exchange",
+    "total_us",
+    "compute_us",
+    "communication_us",
+    "over_tuned",
+    "bound_us",
+    "wall_s",
+)
+LOAD_COLUMNS = ("job", "case", "layer", "strategy", "exchange", "kind", "index", "seconds")
+PUBLISHED_SETTING = "lowest_host"
+KINDS = {"yes": (*UNICASTS, *TREES), "no": UNICASTS, PUBLISHED_SETTING: (PUBLISHED_SETTING,)}
+LOADS_LAYER = 16
+
+
+def gathers_of(trees: str, quick: bool) -> tuple[str, ...]:
+    """The exchanges for any plan."""
+    return tuple(name for name in KINDS[trees] if not quick or name in QUICK)
+
+
+def problem_of(inputs: Inputs, trees: str, run: Run) -> PlacementProblem:
+    """The tuner may choose its default exchanges, and those under which any other plan is best on seen batches."""
+    problem = placement_problem(inputs)
+    if trees == PUBLISHED_SETTING:
+        return replace(problem, exchanges=())
+    gathers = gathers_of(trees, run.quick)
+    default = tuple(name for name in DEFAULT_EXCHANGES if name not in TREES or trees == "yes")
+    seen = problem.draw(inputs.scenario.evaluation.batches, SEED)
+    best = [under_best(inputs, plans, seen).exchange for plans in usual_plans(problem, gathers).values()]
+    others = (name for name in best if not name.startswith(HYBRIDS))
+    return replace(problem, exchanges=tuple(dict.fromkeys((*default, *others))))
+
+
+def compared(case: Case, inputs: Inputs, trees: str, run: Run) -> tuple[dict[str, Timed], PlacementProblem, TuneResult]:
+    """Every strategy under its best exchange, the tuned plan first."""
+    problem, gathers = problem_of(inputs, trees, run), gathers_of(trees, run.quick)
+    result = tune(problem, run.settings)
+    own = tuple(dict.fromkeys((*result.exchange, *gathers)))
+    plans = {"tuned": [Plan("tuned", result.share[0], own)]}
+    published = case.published_share(run, inputs)
+    if published is not None:
+        plans["published"] = [Plan("published", published, gathers)]
+    plans |= usual_plans(problem, gathers, rings=trees != PUBLISHED_SETTING)
+    return {name: under_best(inputs, some, inputs.evaluation_batches) for name, some in plans.items()}, problem, result
+
+
+def main_rows(case: Case, layer: int, trees: str, run: Run) -> Iterator[dict]:
+    """All strategies of one layer."""
+    begun, inputs = time.perf_counter(), case.inputs(run, layer)
+    found, problem, _ = compared(case, inputs, trees, run)
+    bound = float(lower_bound(problem, inputs.evaluation_batches)[0])
+    wall = time.perf_counter() - begun
+    for name, best in found.items():
+        row = {"case": case.name, "layer": layer, "trees": trees, "strategy": name, "plan": best.plan.name}
+        row |= best.columns | {"over_tuned": f"{best.seconds / found['tuned'].seconds:.5f}"}
+        yield row | {"bound_us": f"{1e6 * bound:.4f}", "wall_s": f"{wall:.1f}"}
+
+
+def load_rows(run: Run) -> Iterator[dict]:
+    """How long nodes compute and links are busy, under the published and the tuned plan and their best exchanges."""
+    case = CASES[0]
+    inputs = case.inputs(run, LOADS_LAYER)
+    found, _, _ = compared(case, inputs, "yes", run)
+    for name in ("published", "tuned"):
+        about = {"case": case.name, "layer": LOADS_LAYER, "strategy": name, "exchange": found[name].exchange}
+        busy = {"node": found[name].time.node_time[0], "link": found[name].time.link_time[0]}
+        for kind, times in busy.items():
+            for index, seconds in enumerate(times):
+                yield about | {"kind": kind, "index": index, "seconds": f"{seconds:.6e}"}
+
+
+def jobs(run: Run) -> dict[str, Callable[[], list[dict]]]:
+    """One for every case, layer and kind of exchanges."""
+    made = {}
+    for case in CASES:
+        # The published setting has no latency, and is for the cases that have a plan of their own.
+        own = case.published == f"{float(case.tflops)}tflops_{float(case.gbps)}gbps" and not case.latency_ns
+        for layer in case.layers(run.layers_step):
+            for trees in ("yes", "no", *([PUBLISHED_SETTING] if own else [])):
+                made[f"main_{case.name}_{layer}_{trees}"] = lambda at=(case, layer, trees): list(main_rows(*at, run))
+    return made
+
+
+def load_jobs(run: Run) -> dict[str, Callable[[], list[dict]]]:
+    return {f"loads_{MIXTRAL}": lambda: list(load_rows(run))}

@@ -1,0 +1,173 @@
+"""What the tables say, as the Markdown that README.md quotes.
+
+python studies/placement_tuning/summary.py --readme
+"""
+
+import argparse
+import csv
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from cases import CASES, HERE, RUNS
+
+Row = dict[str, str]
+STRATEGIES = ("published", "tp_both_ways", "tp", "hybrid_complete", "ep", "ep_balanced")
+MARK = "<!-- What follows is written by summary.py --readme. -->\n"
+CELL = ("TFLOPs_per_s", "GB_per_s", "batch_tokens", "latency_ns", "ports")
+
+
+def table(name: str, folder: Path = HERE) -> list[Row]:
+    """A table of the study, empty where it is not made yet."""
+    path = folder / f"{name}.csv"
+    if not path.is_file():
+        return []
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def group(rows: Iterable[Row], *keys: str) -> dict[tuple[str, ...], list[Row]]:
+    """Rows by the values of some columns, in the order in which these first occur."""
+    groups = defaultdict(list)
+    for row in rows:
+        groups[tuple(row[key] for key in keys)].append(row)
+    return dict(groups)
+
+
+def column(rows: Iterable[Row], key: str) -> np.ndarray:
+    """A column as numbers."""
+    return np.array([float(row[key]) for row in rows])
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def spread(values: np.ndarray) -> str:
+    """Mean and least of a ratio."""
+    return f"{values.mean():.3f} ({values.min():.3f})" if len(values) else "-"
+
+
+def exchanges(rows: Iterable[Row]) -> str:
+    """The exchanges that serve best, the usual one first."""
+    return ", ".join(name for name, _ in Counter(row["exchange"] for row in rows).most_common())
+
+
+def main_table(rows: list[Row], trees: str) -> str:
+    """Every case: the tuned plan's time and exchange, and the time of each other strategy over it."""
+    lines = []
+    for case in CASES:
+        chosen = [row for row in rows if (row["case"], row["trees"]) == (case.name, trees)]
+        if not chosen:
+            continue
+        by = {name: of for (name,), of in group(chosen, "strategy").items()}
+        tuned = column(by["tuned"], "total_us")
+        over = [spread(column(by.get(name, ()), "over_tuned")) for name in STRATEGIES]
+        bound = tuned / column(by["tuned"], "bound_us")
+        lines.append(
+            [case.name, len(tuned), f"{tuned.mean():.1f}", exchanges(by["tuned"]), *over, f"{bound.mean():.2f}"]
+        )
+    head = ["case", "layers", "tuned, us", "its exchange", *(f"over {name}" for name in STRATEGIES), "over the bound"]
+    return markdown(head, lines)
+
+
+def best_exchanges(rows: list[Row]) -> str:
+    """Under which exchange each strategy is best, over all cases and layers."""
+    return markdown(
+        ["trees", "strategy", "best exchange, in how many layers"],
+        (
+            [trees, name, ", ".join(f"{e} {n}" for e, n in Counter(r["exchange"] for r in of).most_common())]
+            for (trees, name), of in group(rows, "trees", "strategy").items()
+        ),
+    )
+
+
+def old_claim(rows: list[Row]) -> str:
+    """Published over tuned in hd_moe's own setting, and each under its best exchange."""
+    lines = []
+    published = [row for row in rows if row["strategy"] == "published"]
+    for (case,), of in group((row for row in published if row["trees"] == "lowest_host"), "case").items():
+        layers = {row["layer"] for row in of}
+        best = [r for r in published if (r["case"], r["trees"]) == (case, "yes") and r["layer"] in layers]
+        unicast = [r for r in published if (r["case"], r["trees"]) == (case, "no") and r["layer"] in layers]
+        gain = column(of, "total_us").mean() / column(best, "total_us").mean() if best else np.nan
+        ratios = (spread(column(some, "over_tuned")) for some in (of, unicast, best))
+        lines.append([case, *ratios, f"{gain:.2f}"])
+    head = ["case", "both at the lowest host", "both at their best, no trees", "both at their best"]
+    return markdown([*head, "published plan: lowest host over best exchange"], lines)
+
+
+def winners(rows: list[Row]) -> dict[tuple[str, ...], tuple[Row, Row]]:
+    """By cell of the sensitivity map: the fastest row, and the fastest of another strategy."""
+    found = {}
+    for cell, of in group(rows, *CELL).items():
+        first, second, *_ = sorted(of, key=lambda row: float(row["total_us"]))
+        found[cell] = (first, second)
+    return found
+
+
+def sensitivity(rows: list[Row]) -> str:
+    """How often each strategy wins, by hop latency."""
+    won = defaultdict(Counter)
+    for cell, (first, _) in winners(rows).items():
+        won[cell[CELL.index("latency_ns")]][first["strategy"]] += 1
+    names = sorted({name for counts in won.values() for name in counts})
+    lines = ([f"{float(latency) / 1e3:g}", *(counts[name] for name in names)] for latency, counts in won.items())
+    return markdown(["hop latency, us", *(f"{name} wins" for name in names)], lines)
+
+
+def machines(rows: list[Row]) -> str:
+    """Every machine, model and batch size."""
+    head = ["machine", "model", "tokens", "best shipped", "us", "tuned under", "us", "shipped / tuned", "bound, us"]
+    lines = (
+        [
+            *(row["machine"], row["model"], row["batch_tokens"]),
+            f"{row['shipped']}, {row['shipped_exchange']}",
+            *(f"{float(row['shipped_us']):.2f}", row["tuned_exchange"], f"{float(row['tuned_us']):.2f}"),
+            *(f"{float(row['shipped_over_tuned']):.3f}", f"{float(row['bound_us']):.2f}"),
+            *(f"{float(row['tuned_over_bound']):.2f}", row["limit"], f"{float(row['wall_s']):.0f}"),
+        ]
+        for row in sorted(rows, key=lambda r: (r["machine"], r["model"], int(r["batch_tokens"])))
+    )
+    return markdown([*head, "tuned / bound", "limit", "tuning, s"], lines)
+
+
+def least(rows: list[Row]) -> str:
+    """The smallest ratios: nothing may be below 1."""
+    lines = []
+    main = [row for row in rows if row["strategy"] != "tuned"]
+    for row in sorted(main, key=lambda r: float(r["over_tuned"]))[:5]:
+        lines.append([row["job"], row["strategy"], row["plan"], row["exchange"], row["over_tuned"]])
+    return markdown(["job", "strategy", "plan", "exchange", "over tuned"], lines)
+
+
+def text(folder: Path) -> str:
+    """All of it."""
+    main, cells, there = (table(name, folder) for name in ("main", "sensitivity", "machines"))
+    parts = [("The published claim", old_claim(main))]
+    parts += [("Main table, all exchanges: mean (least)", main_table(main, "yes"))]
+    parts += [("Main table, no trees in the network: mean (least)", main_table(main, "no"))]
+    parts += [("Best exchanges", best_exchanges(main)), ("Smallest ratios", least(main))]
+    parts += [("Who wins, cells of the map", sensitivity(cells)), ("Machines", machines(there))]
+    return "\n\n".join(f"### {title}\n\n{body}" for title, body in parts)
+
+
+def main() -> None:
+    """Print it, or put it into README.md."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="of the tables of a trial")
+    parser.add_argument("--readme", action="store_true", help="put it at the end of README.md")
+    given = parser.parse_args()
+    if not given.readme:
+        print(text(RUNS / "quick" if given.quick else HERE))
+        return
+    readme = HERE / "README.md"
+    kept = readme.read_text().partition(MARK)[0]
+    readme.write_text(f"{kept}{MARK}\n{text(HERE)}\n")
+
+
+if __name__ == "__main__":
+    main()
