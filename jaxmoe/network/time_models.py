@@ -120,7 +120,7 @@ class Congestion(AbstractTimeModel):
             from_node = flows.destination @ (latency + chunk * per_byte).T
         used = flows.source if flows.weight is None else flows.source * flows.weight[:, None]
         delays = from_node * jnp.minimum(used, 1)
-        return jnp.max(delays if flows.chain is None else _chain_means(delays.max(axis=1), flows.chain))
+        return jnp.max(delays if flows.chain is None else _per_round(delays.max(axis=1), flows.chain))
 
     def _chunk(self, message_bytes: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         return jnp.where(self.chunk_bytes > 0, jnp.minimum(self.chunk_bytes, message_bytes), message_bytes)
@@ -209,11 +209,12 @@ def never_constant(matrix: Float[Array, "node node2"], topology: AbstractTopolog
     return matrix + 1e-30 * jnp.asarray(topology.hop_counts(), matrix.dtype)
 
 
-def _chain_means(delays: Float[Array, " flow"], chain: Int[Array, " flow"]) -> Float[Array, " chain"]:
-    """Mean delay of the flows of every chain."""
+def _per_round(delays: Float[Array, " flow"], chain: Int[Array, " flow"]) -> Float[Array, " chain"]:
+    """Delay of every chain of R flows for each of its R - 1 rounds: what starts last passes all steps but one."""
     chains = delays.shape[0]
-    count = jax.ops.segment_sum(jnp.ones_like(delays), chain, chains)
-    return jax.ops.segment_sum(delays, chain, chains) / jnp.maximum(count, 1)
+    steps = jax.ops.segment_sum(jnp.ones_like(delays), chain, chains)
+    quickest = jnp.where(steps > 0, jax.ops.segment_min(delays, chain, chains), 0)
+    return (jax.ops.segment_sum(delays, chain, chains) - quickest) / jnp.maximum(steps - 1, 1)
 
 
 def _repeated(stage: StageTime, rounds: Float[Array, ""] | int) -> StageTime:

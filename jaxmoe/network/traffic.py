@@ -19,7 +19,7 @@ class Flows(eqx.Module):
     destination; routers add up what they pass on, so a link carries one message of each flow. There `source` is 1
     where a message starts, and the flow stands for `weight` such trees. Where a flow has several destinations,
     `messages` says how many run from node to node, and so which paths are used. Flows of one `chain` wait for each
-    other round by round, so their delays add up along it: what counts is the chain's mean delay in every round.
+    other round by round, so their delays add up along all of it but the quickest step.
     """
 
     source: Float[Array, "flow node"]

@@ -17,19 +17,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-<<<<<<< HEAD
-import numpy as np
-
-from jaxmoe.experiment.evaluation import score
-from jaxmoe.experiment.inputs import read_inputs
-from jaxmoe.experiment.strategies import given_plans
-
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-SCENARIOS = ROOT / "configs" / "scenarios" / "hd_moe"
-TIMES = ("compute_s", "dispatch_s", "combine_s", "total_s", "p95_total_s", "des_total_s", "des_model_total_s")
-BATCH_TOKENS = "32,128,512"
-=======
 import jax
 import machines
 import main_table
@@ -42,7 +29,6 @@ TABLES: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "sensitivity": (sensitivity.jobs, sensitivity.COLUMNS),
     "machines": (machines.jobs, machines.COLUMNS),
 }
->>>>>>> h8
 
 
 def table_path(name: str, run: Run) -> Path:
@@ -96,58 +82,6 @@ def missing(run: Run, wanted: Sequence[str]) -> list[tuple[str, str]]:
     return found
 
 
-<<<<<<< HEAD
-def load_rows(case: Case, summary: dict, runs: Runs) -> Iterator[dict]:
-    """How busy nodes and links are in the layer where tuning gained most over the published plan."""
-    layer = summary["layer_ids"][int(np.argmax(ratio(summary, "published")))]
-    recorded = runs.shared / "traces" / case.traces / f"{case.tuned_on}.npz"
-    inputs = read_inputs(SCENARIOS / case.scenario, None, recorded, str(layer))
-    for plan in given_plans([f"{name}={path}" for name, path in runs.plans(case).items()], inputs, taken=()):
-        busy = score(inputs, plan, inputs.evaluation_batches)
-        loads = {"node": busy.node_time[0], "link": busy.link_time[0]}
-        for kind, times in loads.items():
-            for index, seconds in enumerate(np.asarray(times)):
-                where = {"case": case.name, "layer": layer, "strategy": plan.name, "kind": kind, "index": index}
-                yield where | {"seconds": f"{seconds:.6e}"}
-
-
-def ratio(summary: dict, strategy: str, plan: str = "tuned") -> np.ndarray:
-    """Time of a strategy over that of a tuned plan, by layer."""
-    totals = {
-        name: np.array([layer["total_s"] for layer in summary["strategies"][name]["layers"]])
-        for name in (strategy, plan)
-    }
-    return totals[strategy] / totals[plan]
-
-
-def claims(case: Case, trace: str, summary: dict) -> Iterator[dict]:
-    """Speed-up of the tuned plan, and of the tuned plan that gathers everywhere, over every other strategy."""
-    plans = [plan for plan in ("tuned", "tuned_gathered") if plan in summary["strategies"]]
-    for plan in plans:
-        for strategy in (name for name in summary["strategies"] if name not in plans):
-            gains = ratio(summary, strategy, plan)
-            yield {
-                "case": case.name,
-                "trace": trace,
-                "plan": plan,
-                "over": strategy,
-                "mean": f"{gains.mean():.3f}",
-                "least": f"{gains.min():.3f}",
-                "layers_below_1": int((gains < 1).sum()),
-                "layers": len(gains),
-            }
-
-
-def write_table(name: str, rows: Iterable[dict]) -> None:
-    """Write a CSV beside this file, aside first."""
-    rows = list(rows)
-    aside = HERE / f"{name}.csv.part"
-    with aside.open("w", newline="") as file:
-        table = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-    aside.replace(HERE / f"{name}.csv")
-=======
 def run_all(jobs: Sequence[tuple[str, str]], run: Run, processes: int) -> None:
     """Several at a time; a job that fails is named, and the others go on."""
     failed = []
@@ -166,7 +100,6 @@ def run_all(jobs: Sequence[tuple[str, str]], run: Run, processes: int) -> None:
             raise
     if failed:
         sys.exit(f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(failed)}")
->>>>>>> h8
 
 
 def main() -> None:
