@@ -141,14 +141,17 @@ def draw_estimates() -> None:
                 gamma = f"gamma {float(kinds[kind]['gamma']):.2f}, " if r2 == "node_r2" else ""
                 within = select(table("gamma_by_batch"), model=model, kind=kind)
                 inside = np.median(column(within, "r2" if r2 == "node_r2" else "link_r2"))
-                labels[kind] = f"{kind}: {gamma}R2 {kinds[kind][r2]}; in one batch size {inside:.2f} (median)"
+                labels[kind] = f"{kind}: {gamma}R2 {float(kinds[kind][r2]):.4g} ({inside:.2f})"
             slopes = {kind: float(kinds[kind]["gamma"]) for kind in points} if r2 == "node_r2" else {"equal": 1.0}
             title = f"{MODELS[model]}: {name}\n(R2 of all kinds and batch sizes {kinds['all'][r2]})"
             panels.append(
                 ScatterPanel(title, points, f"{name} [µs]", "simulated combine [µs]", slopes, labels, logarithmic=True)
             )
     plot_scatter_panels(
-        HERE / "hd_moe_fig5.png", panels, "Fig. 5, communication: estimates against simulation", columns=2
+        HERE / "hd_moe_fig5.png",
+        panels,
+        "Fig. 5, communication: estimates against simulation (R2 in brackets: median within one batch size)",
+        columns=2,
     )
 
 
