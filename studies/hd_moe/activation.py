@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import numpy as np
-from cases import DEEPSEEK, LAYERS, MIXTRAL, QWEN, SEED, trace_file
+from cases import DEEPSEEK, LAYERS, MIXTRAL, SEED, trace_file
 
 from jaxmoe.traces import GatingTrace, read_trace
 from jaxmoe.traces.prediction import fit, history, ranks, recall, split_sequences
@@ -82,6 +82,4 @@ def _choices(trace: GatingTrace) -> np.ndarray:
     return made
 
 
-JOBS = {
-    f"activation_{model}": lambda shared, model=model: activation(model, shared) for model in (MIXTRAL, DEEPSEEK, QWEN)
-}
+JOBS = {f"activation_{model}": lambda shared, model=model: activation(model, shared) for model in (MIXTRAL, DEEPSEEK)}

@@ -7,7 +7,6 @@ it was. Delete `runs/` to start over. Then all tables are written beside this fi
 """
 
 import argparse
-import csv
 import json
 import multiprocessing
 import os
@@ -25,12 +24,12 @@ import small_cases
 import strategies
 import summary
 import tuners
-from cases import HERE, QWEN, ROOT, RUNS, trace_file
+from cases import QWEN, ROOT, RUNS, trace_file
 from jax.experimental.compilation_cache import compilation_cache
 
 # The gradient tuner has the machine to itself, for its wall time counts and it uses all cores. Of the others the long
 # ones come first, so that no process is left alone with one at the end. The last round needs the plans of those before.
-ALONE = tuners.ALONE
+ALONE = tuners.ALONE | tuners.EQUAL
 FIRST = tuners.JOBS | dynamic.JOBS | small_cases.JOBS | estimates.JOBS | activation.JOBS
 SECOND = tuners.LATER | strategies.LATER
 ALL = ALONE | FIRST | SECOND
@@ -43,6 +42,7 @@ TABLES = (
     "table_iii",
     "activation",
     "others",
+    "equal_time",
     "times",
     "loads",
 )
@@ -94,15 +94,6 @@ def seconds_of_jobs() -> list[dict]:
     return [{"job": name, "wall_s": f"{job['wall_s']:.1f}"} for name, job in kept.items()]
 
 
-def write_table(name: str, rows: list[dict]) -> None:
-    """A table beside this file."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    with (HERE / f"{name}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def main() -> None:
     """Run what is missing, then write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -120,7 +111,7 @@ def main() -> None:
     tables = gathered()
     tables |= summary.derived(tables, shared) | {"jobs": seconds_of_jobs()}
     for name, rows in tables.items():
-        write_table(name, rows)
+        summary.write_table(name, rows)
     print(f"{time.perf_counter() - begun:.0f} s for what was missing")
     print(summary.text(tables))
 

@@ -1,18 +1,34 @@
-"""What the tables say together: fits, ratios, whole-model times beside the published ones, and the claims as text."""
+"""What the tables say together: fits, ratios, whole-model times beside the published ones, and the claims as text.
 
+python studies/hd_moe/summary.py --shared FOLDER  # works out the derived tables anew, prints the claims
+"""
+
+import argparse
+import csv
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import published
-from cases import CASES, DEEPSEEK, MIXTRAL, QWEN
+from cases import CASES, DEEPSEEK, HERE, MIXTRAL, QWEN, ROOT
 
 from jaxmoe.tune.node_traffic import fit_gamma
 
 MOE_LAYERS = {MIXTRAL: 32, DEEPSEEK: 26, QWEN: 28}
 PAPER_RANGES = {"tp": (1.1, 1.8), "ep": (1.1, 1.5), "hybrid": (1.0, 1.4)}
-COUNTINGS = ("published", "one_byte", "equations")
+COUNTINGS = ("published", "one_byte", "mean_frequencies", "equations")
+# Fig. 10, 11 and 13, of whose bodies the text alone is at hand: what is compared, which part of the layer's time, and
+# what the text says of it.
+PAPER_STAGES = (
+    ("10", "total", "tp", "node", "1.0 to 3.0"),
+    ("10", "total", "ep", "node", "1.0 to 3.0"),
+    ("10", "total", "hybrid_ring", "node", "1.5"),
+    ("11", "compute", "ep", "node_link", "2.0 on average"),
+    ("13", "network", "tp", "node_link", "above 1"),
+    ("13", "network", "hybrid_ring", "node_link", "above 1"),
+    ("13", "network", "node", "node_link", "1.2 on average"),
+)
 PAPER_DYNAMIC = {"2": 1.15, "5": 1.25}
 KEY = ("model", "mesh", "TFLOPs_per_s", "GB_per_s")
 Tables = dict[str, list[dict]]
@@ -25,6 +41,10 @@ def derived(tables: Tables, shared: Path) -> Tables:
     whole = whole_model(tables["times"], fits)
     return {
         "gamma": gammas(tables["estimates"]),
+        "gamma_by_batch": gammas_by_batch(tables["estimates"]),
+        "gamma_milp": milp_gammas(tables["two_stages"]),
+        "stages": stages(tables["times"], rows),
+        "window": windows(tables["dynamic"]),
         "tuners": tuner_ratios([*tables["two_stages"], *tables["gradient"]]),
         "attention": [
             {"model": model, "weights_node_s": f"{fit.weights:.6e}", "context_node_s": f"{fit.context:.6e}"}
@@ -63,6 +83,84 @@ def gammas(rows: list[dict]) -> list[dict]:
                 {"model": model, "kind": kind, "points": len(points), "gamma": f"{fit.gamma:.4f}"}
                 | {"node_r2": f"{fit.r2:.4f}", "link_r2": f"{r2:.6f}"}
             )
+    return made
+
+
+def gammas_by_batch(rows: list[dict]) -> list[dict]:
+    """R2 of gamma x estimate within each batch size, whose points differ by the plan alone.
+
+    With the gamma fitted there, and with that of all batch sizes: pooled, points of small and of large batches lie far
+    apart, and any line through the origin explains most of that.
+    """
+    made = []
+    for (model, kind), of_kind in group(rows, "model", "kind").items():
+        pooled = fit_gamma(column(of_kind, "node_estimate_s"), column(of_kind, "simulated_s"))
+        for (tokens,), points in group(of_kind, "batch_tokens").items():
+            estimate, simulated = column(points, "node_estimate_s"), column(points, "simulated_s")
+            own, around = fit_gamma(estimate, simulated), np.sum((simulated - simulated.mean()) ** 2)
+            link = column(points, "link_model_s")
+            made.append(
+                {"model": model, "kind": kind, "batch_tokens": tokens, "points": len(points)}
+                | {"gamma": f"{own.gamma:.4f}", "r2": f"{own.r2:.4f}"}
+                | {"r2_of_pooled": f"{1 - np.sum((simulated - pooled.gamma * estimate) ** 2) / around:.4f}"}
+                | {"link_r2": f"{1 - np.sum((simulated - link) ** 2) / around:.6f}"}
+            )
+    return made
+
+
+def milp_gammas(rows: list[dict]) -> list[dict]:
+    """The fit that node balance was given in every case: full nodes, the batch size of the case."""
+    return [
+        dict(zip(KEY, key, strict=True)) | {"gamma": of_case[0]["gamma"], "r2": of_case[0]["gamma_r2"]}
+        for key, of_case in group(rows, *KEY).items()
+    ]
+
+
+def stages(times: list[dict], rows: list[published.Row]) -> list[dict]:
+    """Fig. 10, 11 and 13 on DeepSeek: a strategy's time over another's, all machines and batch sizes."""
+    ours = [row for row in times if row["model"] == DEEPSEEK]
+    named = {"tp": "tp", "ep": "ep", "hybrid_ring": "hybrid", "node_link": "node_link"}
+    made = []
+    for figure, what, above, below, paper in PAPER_STAGES:
+        row = {"figure": figure, "part": what, "time_of": above, "over": below, "paper": paper}
+        theirs = _published_ratios(rows, what, named.get(above), named.get(below))
+        row |= {"published_times": _spread(theirs) if len(theirs) else ""}
+        for counting in COUNTINGS:
+            by = {name: of for (name,), of in group((r for r in ours if r["counting"] == counting), "strategy").items()}
+            row[counting] = (
+                _spread(_part(by[above], what) / _part(by[below], what)) if {above, below} <= set(by) else ""
+            )
+        made.append(row)
+    return made
+
+
+def _part(rows: list[dict], what: str) -> np.ndarray:
+    if what == "network":
+        return column(rows, "dispatch_s") + column(rows, "combine_s")
+    return column(rows, f"{what}_s")
+
+
+def _published_ratios(rows: list[published.Row], what: str, above: str | None, below: str | None) -> np.ndarray:
+    """The same of the published whole-model times, where these have both strategies and the part."""
+    part = {"compute": "computation", "network": "communication"}.get(what)
+    if part is None or above is None or below is None:
+        return np.array([])
+    seen = {(r.mesh, r.tflops, r.gbps, r.batch, r.strategy): getattr(r, part) for r in rows if r.model == DEEPSEEK}
+    return np.array([seconds / seen[(*key[:-1], below)] for key, seconds in seen.items() if key[-1] == above])
+
+
+def _spread(values: np.ndarray) -> str:
+    return f"{values.mean():.2f} ({values.min():.2f}-{values.max():.2f})"
+
+
+def windows(rows: list[dict]) -> list[dict]:
+    """Fig. 15: how many experts fit the window of Eq. 17, by plan and topic, and in how many as many as broadcast."""
+    made = []
+    for (experts, model), chosen in group(rows, "experts", "model").items():
+        fits = column((one for (one, *_) in group(chosen, "plan", "topic").values()), "experts_in_window")
+        row = {"experts": experts, "model": model, "combinations": len(fits), "mean_fit": f"{fits.mean():.2f}"}
+        row |= {"least_fit": f"{fits.min():.2f}", "most_fit": f"{fits.max():.2f}"}
+        made.append(row | {"all_fit_in": int((fits >= float(experts)).sum())})
     return made
 
 
@@ -152,14 +250,52 @@ def text(tables: Tables) -> str:
     """The claims with what was measured, a line each."""
     return "\n".join(
         [
+            *_claim_lines(tables),
             *_range_lines(tables),
             *_estimate_lines(tables),
+            *_stage_lines(tables),
             *_tuner_lines(tables),
             *_gap_lines(tables),
             *_dynamic_lines(tables),
+            *_equal_time_lines(tables),
             f"all jobs, one after the other: {column(tables['jobs'], 'wall_s').sum():.0f} s",
         ]
     )
+
+
+def _claim_lines(tables: Tables) -> list[str]:
+    """The claim over TP, on the models whose traces are real."""
+    rows = [row for row in tables["published"] if row["over"] == "tp" and row["model"] != QWEN]
+    parts = [f"{counting} {column(rows, f'ours_{counting}').mean():.2f}" for counting in COUNTINGS]
+    return [f"HD-MoE over TP, whole model, mean by counting: {', '.join(parts)}"]
+
+
+def _stage_lines(tables: Tables) -> list[str]:
+    lines = [
+        f"Fig. {row['figure']}, {row['part']} of {row['time_of']} over {row['over']}: paper {row['paper']}, "
+        f"its published times {row['published_times'] or '-'}; "
+        + ", ".join(f"{counting} {row[counting]}" for counting in COUNTINGS)
+        for row in tables["stages"]
+    ]
+    r2 = {name: column(tables["gamma_by_batch"], name) for name in ("r2", "r2_of_pooled")}
+    below = {name: f"{(values < 0).sum()} of {len(values)}" for name, values in r2.items()}
+    milp = column(tables["gamma_milp"], "r2")
+    return [
+        *lines,
+        f"R2 of the node estimate within one kind of plan and batch size: median {np.median(r2['r2']):.2f}, below 0 in "
+        f"{below['r2']}; with the gamma of all sizes median {np.median(r2['r2_of_pooled']):.2f}, below 0 in "
+        f"{below['r2_of_pooled']}",
+        f"the fits that node balance was given: R2 {milp.min():.2f} to {milp.max():.2f}, "
+        f"below 0 in {(milp < 0).sum()} of {len(milp)}",
+    ]
+
+
+def _equal_time_lines(tables: Tables) -> list[str]:
+    return [
+        f"{' '.join(row[key] for key in KEY)}, {row['budget_s']} s: {row['optimiser']} "
+        f"{1e6 * float(row['gathered_s']):.1f} us after {row['runs']} runs in {row['wall_s']} s"
+        for row in tables.get("equal_time", [])
+    ]
 
 
 def _range_lines(tables: Tables) -> list[str]:
@@ -217,4 +353,39 @@ def _dynamic_lines(tables: Tables) -> list[str]:
             f"mean {gain.mean():.3f}, {gain.min():.3f}-{gain.max():.3f}; "
             f"simulator at most {100 * apart:.2f} points away"
         )
-    return lines
+    fitting = tables["window"]
+    total, fit = (sum(int(row[key]) for row in fitting) for key in ("combinations", "all_fit_in"))
+    return [*lines, f"the broadcasts fit their window in {fit} of {total} combinations of machine, plan and topic"]
+
+
+def read_table(name: str) -> list[dict]:
+    """A table beside this file."""
+    with (HERE / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def write_table(name: str, rows: list[dict]) -> None:
+    """A table beside this file; none without rows."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    if not rows:
+        return
+    with (HERE / f"{name}.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def main() -> None:
+    """Derive from the tables of the jobs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder of reference/")
+    shared = parser.parse_args().shared.resolve()
+    tables = {path.stem: read_table(path.stem) for path in sorted(HERE.glob("*.csv"))}
+    made = derived(tables, shared)
+    for name, rows in made.items():
+        write_table(name, rows)
+    print(text(tables | made))
+
+
+if __name__ == "__main__":
+    main()

@@ -75,6 +75,32 @@ def test_gamma_is_fitted_by_kind_and_over_all(study):
     assert found["all"]["points"] == 4
 
 
+def test_pooling_batch_sizes_makes_r2(study):
+    """Within a size the estimate says nothing: twice the estimate, half the time."""
+    _, summary = study
+    small = [estimate("a", 1, 2.0, 2.0), estimate("a", 2, 1.0, 1.0)]
+    large = [estimate("a", 100, 200.0, 200.0), estimate("a", 200, 100.0, 100.0)]
+    rows = [row | {"batch_tokens": size} for size, of in (("1", small), ("100", large)) for row in of]
+    first, second = summary.gammas_by_batch(rows)
+    # gamma (1 x 2 + 2 x 1) / (1 + 4) = 0.8, residuals 1.2 and -0.6, times 0.5 around their mean.
+    assert (first["gamma"], first["r2"]) == ("0.8000", f"{1 - (1.2**2 + 0.6**2) / 0.5:.4f}")
+    assert second["r2"] == first["r2"]
+    assert float(first["r2_of_pooled"]) == pytest.approx(-2.6, abs=1e-3)  # the large ones set the pooled gamma
+    assert float(first["link_r2"]) == 1
+
+
+def test_windows_count_plans_and_topics_once(study):
+    _, summary = study
+    about = {"experts": "2", "model": "m"}
+    rows = [
+        about | {"plan": plan, "topic": "t", "forecast": forecast, "experts_in_window": fits}
+        for plan, fits in (("p", "1.9"), ("q", "2.1"))
+        for forecast in ("perfect", "average")
+    ]
+    (row,) = summary.windows(rows)
+    assert (row["combinations"], row["all_fit_in"], row["mean_fit"]) == (2, 1, "2.00")
+
+
 def tuned(optimiser, seed, seconds, wall):
     key = {"model": "m", "mesh": "4x8", "TFLOPs_per_s": "5", "GB_per_s": "50", "layers": "8"}
     times = {"gathered_s": seconds, "returned_s": seconds / 2, "wall_s": wall, "bound_s": 0.5}

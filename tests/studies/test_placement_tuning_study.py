@@ -1,0 +1,94 @@
+"""What the study of placement tuning keeps and works out, on rows made up by hand."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("cases", "scoring", "main_table", "sensitivity", "machines", "study", "summary")
+
+
+@pytest.fixture(scope="module")
+def study():
+    """The modules of the study, which import each other by plain names."""
+    folder = str(ROOT / "studies" / "placement_tuning")
+    kept = {name: sys.modules.pop(name, None) for name in NAMES}
+    sys.path.insert(0, folder)
+    try:
+        import study
+        import summary
+
+        yield study, summary
+    finally:
+        sys.path.remove(folder)
+        for name in NAMES:
+            sys.modules.pop(name, None)
+            if kept[name] is not None:
+                sys.modules[name] = kept[name]
+
+
+def test_a_job_is_finished_once_its_rows_are_there(study, tmp_path):
+    runner, _ = study
+    path = tmp_path / "new" / "main.csv"
+    assert runner.finished(path) == set()
+    runner.append(path, ("job", "x"), [{"job": "a", "x": 1}, {"job": "a", "x": 2}])
+    runner.append(path, ("job", "x"), [{"job": "b", "x": "1,5"}])
+    assert path.read_text() == 'job,x\na,1\na,2\nb,"1,5"\n'
+    assert runner.finished(path) == {"a", "b"}
+
+
+def test_jobs_are_chosen_by_part_of_their_name(study, tmp_path):
+    runner, _ = study
+    run = sys.modules["cases"].Run(tmp_path, layers_step=8)
+    names = [name for _, name in runner.missing(run, ["sensitivity_5TFLOPs"])]
+    assert names == [f"sensitivity_5TFLOPs_{tokens}" for tokens in (32, 128, 1024)]
+
+
+def test_every_case_machine_and_cell_has_a_job(study, tmp_path):
+    runner, _ = study
+    run = sys.modules["cases"].Run(tmp_path, layers_step=8)
+    count = {table: len(jobs(run)) for table, (jobs, _) in runner.TABLES.items()}
+    # Ten cases of four layers, with and without trees; three of them once more in the published setting.
+    assert count["main"] == 10 * 4 * 2 + 3 * 4
+    assert count["machines"] == 10 * 4 * 3
+    assert count["sensitivity"] == 3 * 3
+
+
+def row(trees, strategy, over, exchange="tree", layer="0"):
+    case = sys.modules["cases"].CASES[0].name
+    about = {"job": "j", "case": case, "layer": layer, "trees": trees, "strategy": strategy, "plan": strategy}
+    return about | {"exchange": exchange, "total_us": str(100 * over), "over_tuned": str(over), "bound_us": "80"}
+
+
+def test_main_table_has_mean_and_least_of_ratios(study):
+    _, summary = study
+    rows = [row("yes", "tuned", 1.0), row("yes", "tuned", 1.0, "other", "8"), row("yes", "tuned", 1.0, "other", "16")]
+    rows += [row("yes", "published", 1.2), row("yes", "published", 1.4, layer="8"), row("no", "published", 9.0)]
+    line = summary.main_table(rows, "yes").splitlines()[2]
+    assert "| 3 | 100.0 | other, tree | 1.300 (1.200) | - |" in line
+    assert line.endswith("| 1.25 |")
+
+
+def test_the_old_claim_is_beside_the_best_exchanges(study):
+    _, summary = study
+    rows = [
+        row("lowest_host", "published", 1.5, "lowest_host"),
+        row("no", "published", 1.1),
+        row("yes", "published", 1.0),
+    ]
+    line = summary.old_claim(rows).splitlines()[2]
+    assert "| 1.500 (1.500) | 1.100 (1.100) | 1.000 (1.000) | 1.50 |" in line
+
+
+def test_cells_are_won_by_the_fastest(study):
+    _, summary = study
+    cell = {"TFLOPs_per_s": "5", "GB_per_s": "50", "batch_tokens": "128", "ports": "none"}
+    rows = [
+        cell | {"latency_ns": latency, "strategy": name, "total_us": us}
+        for latency, times in (("0", ("9", "10")), ("2000", ("30", "20")))
+        for name, us in zip(("tp_both_ways", "ep"), times, strict=True)
+    ]
+    lines = summary.sensitivity(rows).splitlines()
+    assert lines[0] == "| hop latency, us | ep wins | tp_both_ways wins |"
+    assert lines[2:] == ["| 0 | 0 | 1 |", "| 2 | 1 | 0 |"]
