@@ -41,7 +41,9 @@ def shipped_strategies(
         Shipped("ep_balanced", expert_parallel_balanced(frequency, nodes), any_plan),
         Shipped("ep", expert_parallel(frequency, topology), any_plan),
         *(
-            Shipped(f"hybrid_{rings.name[6:]}", in_groups(frequency, groups_of(rings, topology)), (rings.name,))
+            Shipped(
+                f"hybrid_{rings.name[6:]}", in_groups(frequency, groups_of(rings, topology)), (rings.name, *any_plan)
+            )
             for rings in complete_hybrids(topology, experts)
         ),
     ]

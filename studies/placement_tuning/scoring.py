@@ -66,7 +66,7 @@ def usual_plans(problem: PlacementProblem, gathers: Sequence[str], rings: bool =
     topology = problem.model.machine.topology
     shipped = shipped_strategies(problem.frequency, topology, tuple(gathers), SEED)
     plans = {each.name: Plan(each.name, each.share[0], each.exchanges) for each in shipped}
-    hybrids = [plan._replace(exchanges=(*plan.exchanges, *gathers)) for plan in plans.values() if "hybrid" in plan.name]
+    hybrids = [plan for plan in plans.values() if "hybrid" in plan.name]
     gathered = {name: [plans[name]] for name in ("ep", "ep_balanced")}
     if not rings:
         return {"tp": [plans["tp"]._replace(exchanges=tuple(gathers))], **gathered}

@@ -82,11 +82,15 @@ def missing(run: Run, wanted: Sequence[str]) -> list[tuple[str, str]]:
     return found
 
 
+JOBS_PER_PROCESS = 8  # compiled code is never freed; a fresh process reads what it needs from the cache
+
+
 def run_all(jobs: Sequence[tuple[str, str]], run: Run, processes: int) -> None:
     """Several at a time; a job that fails is named, and the others go on."""
     failed = []
     # In groups of their own, for Ctrl-C is not theirs: a search that it cuts short would pass for a whole one.
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=os.setpgrp) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, os.setpgrp, max_tasks_per_child=JOBS_PER_PROCESS) as pool:
         running = {pool.submit(work, table, name, run): name for table, name in jobs}
         try:
             for done, job in enumerate(as_completed(running), start=1):
