@@ -4,6 +4,7 @@ Plans that gather are searched under the exchange that serves them best. Every s
 batches, which the descent never sees.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +14,6 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxmoe.network import AbstractExchange, build_exchange
-from jaxmoe.placement.exchange import Rings
 from jaxmoe.placement.groups import groups_of
 from jaxmoe.placement.rounding import keep_hosts
 from jaxmoe.placement.shipped import complete_hybrids
@@ -46,7 +46,7 @@ def tune(problem: PlacementProblem, settings: TunerSettings, progress: Progress 
 class _Hybrid(NamedTuple):
     """Groups of a machine, and whole experts dealt to them: a plan over groups [layer, expert, place]."""
 
-    rings: Rings
+    name: str  # of the exchange
     group: np.ndarray  # [node]
     exchange: AbstractExchange
     plan: Plan
@@ -165,7 +165,7 @@ class _Run:
             plans, scores = self.referee.rebalance(plans, scores, hybrid.exchange, hybrid.group)
             spread = plans[:, 0] @ np.asarray(search.spread, float)
             fits = self.referee.fits(spread[:, None])[:, 0]
-            names = np.full(len(spread), hybrid.rings.name, object)
+            names = np.full(len(spread), hybrid.name, object)
             made.append(Ranked(spread, np.where(fits, scores[:, 0], np.inf), names))
         return made
 
@@ -175,12 +175,13 @@ class _Run:
         if HYBRIDS not in problem.exchanges or problem.model.mode == "replicated" or not self.settings.hybrid_cuts:
             return []
         named = {rings.name: rings for rings in complete_hybrids(topology, problem.trace.num_experts)}
-        seen = [ranked for name, ranked in self.referee.strategies.items() if name.startswith("hybrid_")]
+        seen = {name: ranked for name, ranked in self.referee.strategies.items() if name.startswith("hybrid_")}
         made = []
-        for ranked in sorted(seen, key=lambda ranked: ranked.seconds.mean())[: self.settings.hybrid_cuts]:
-            rings = named[ranked.exchange[0]]
-            group = groups_of(rings, topology)
-            made.append(_Hybrid(rings, group, build_exchange(rings, topology), _over_groups(ranked.plan, group)))
+        for name in sorted(seen, key=lambda name: seen[name].seconds.mean())[: self.settings.hybrid_cuts]:
+            group = groups_of(named[f"rings_{name.removeprefix('hybrid_')}"], topology)
+            exchange, _ = Counter(seen[name].exchange.tolist()).most_common(1)[0]
+            plan = _over_groups(seen[name].plan, group)
+            made.append(_Hybrid(exchange, group, build_exchange(exchange, topology), plan))
         return made
 
 
