@@ -32,7 +32,7 @@ class Comparison:
     under: dict[str, dict[str, np.ndarray]]  # mean s [layer] by exchange; none where not comparable
     replays: dict[str, Replay]
     replayed: dict[str, LayerTime]  # the model on the replayed batches alone, with the simulator's barriers
-    bound: np.ndarray | None  # s [layer]: no sharded plan that gathers does better on these batches
+    bound: np.ndarray | None  # s [layer]: nothing that tuning may return does better on these batches
 
     def best(self, name: str) -> Best:
         """Layer by layer: a strategy's own exchange, or, where it is comparable, a faster one that may be chosen."""

@@ -23,6 +23,7 @@ def placement_problem(inputs: Inputs) -> PlacementProblem:
         batch_tokens=inputs.scenario.workload.batch_tokens,
         consecutive=inputs.scenario.workload.sampling == "consecutive",
         p95_weight=inputs.scenario.tuning.p95_weight,
+        own_exchange=inputs.scenario.costs.exchange,
         exchanges=inputs.scenario.tuning.exchanges,
     )
 
@@ -47,11 +48,16 @@ def search(name: str, inputs: Inputs, problem: PlacementProblem, report: Report)
 
 
 def tuned_strategies(inputs: Inputs, result: TuneResult) -> list[Strategy]:
-    """The tuned plan; before it, where rings took over layers, the best that gathers everywhere."""
+    """The tuned plan; before it, where a strategy or hybrid took over layers, what the search itself ended with."""
     tuned = strategy(inputs, TUNED, result.share, result.exchange)
     other = (result.share != result.gathered).any(axis=(1, 2))
     other |= np.array(result.exchange) != np.array(result.gathered_exchange)
     if not other.any():
         return [tuned]
-    note = f"rings in {other.sum()} of {len(other)} layers, where no plan that gathers is faster"
-    return [strategy(inputs, GATHERED, result.gathered, result.gathered_exchange), replace(tuned, note=note)]
+    note = (
+        f"not what the search ended with in {other.sum()} of {len(other)} layers, where a strategy or hybrid is faster"
+    )
+    return [
+        strategy(inputs, GATHERED, result.gathered, result.gathered_exchange),
+        replace(tuned, note=tuned.note or note),
+    ]

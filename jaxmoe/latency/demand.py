@@ -19,10 +19,12 @@ class Movement(eqx.Module):
     hidden: bool = eqx.field(static=True, default=False)
 
     def phases(self, resident: Float[Array, "expert node"]) -> Phases:
-        """The mirror of the flows, in experts: from the destinations to the hosts."""
-        one = jnp.ones((), resident.dtype)
-        weight = jnp.ones(resident.shape[0], resident.dtype)
-        return ((Flows(self.destination, resident, one, weight, route="tree"),),)
+        """The mirror of the flows, in experts: from the destinations to the hosts, one for each expert and host."""
+        nodes = resident.shape[1]
+        part = resident.ravel()
+        receivers = jnp.repeat(self.destination, nodes, axis=0)
+        hosts = jnp.tile(jnp.eye(nodes, dtype=part.dtype), (resident.shape[0], 1))
+        return ((Flows(receivers, hosts, part, (part > 0).astype(part.dtype), route="tree"),),)
 
 
 class Decisions(eqx.Module):

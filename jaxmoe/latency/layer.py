@@ -69,7 +69,7 @@ class LayerModel(eqx.Module):
             return times
         traffic = lower_movement(decisions.movement, decisions.stored, self.costs)
         seconds, busy = self._price(traffic, reduction, support)
-        total = times.total if decisions.movement.hidden else self._charged(times, seconds, busy["link"])
+        total = times.total if decisions.movement.hidden else self._charged(times, seconds, busy["link"], reduction)
         return LayerTime(times.stages | {"movement": seconds}, times.busy | {"movement": busy}, total)
 
     def _parts(
@@ -143,12 +143,14 @@ class LayerModel(eqx.Module):
         summed = jax.tree.map(lambda leaf: leaf.sum(axis=0), parts)
         return LayerTime(summed.stages, summed.busy, total)
 
-    def _charged(self, times: LayerTime, seconds: Float[Array, ""], link: Float[Array, " link"]) -> Float[Array, ""]:
+    def _charged(
+        self, times: LayerTime, seconds: Float[Array, ""], link: Float[Array, " link"], reduction: AbstractReduction
+    ) -> Float[Array, ""]:
         """The total with weights that travel before the stages, or beside them on idle links."""
         if not self.schedule.in_background:
             return times.total + seconds
         busy = _added([times.dispatch_link_time, times.combine_link_time, link])
-        return jnp.maximum(jnp.maximum(times.total, busy.max()), seconds)
+        return jnp.maximum(jnp.maximum(times.total, reduction(busy)), seconds)
 
 
 def _added(seconds: list[Float[Array, "*resource"]]) -> Float[Array, "*resource"]:

@@ -56,8 +56,7 @@ def tree_loads(
         case Mesh(shape=shape, routing="yx"):
             return _transposed_tree_loads(shape, source, destination, weight)
         case Graph():
-            copies = jax.vmap(lambda start, stop: routed.link_loads(topology, jnp.outer(start, stop)))
-            return weight @ jnp.minimum(copies(source, destination), 1)
+            return routed.tree_loads(topology, source, destination, weight)
     raise _unknown(topology)
 
 

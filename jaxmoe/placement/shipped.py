@@ -52,7 +52,7 @@ def shipped_strategies(
 def shipped_replicas(
     frequency: Frequency, room: Float[np.ndarray, " node"], gathers: Sequence[str], seed: int
 ) -> list[Shipped]:
-    """Replicated strategies: whole experts, and where memory limits them replicas by load in all slots."""
+    """Replicated strategies: whole experts, and replicas by load in all slots that memory has."""
     layers, experts = frequency.shape
     any_plan, nodes = tuple(gathers), len(room)
     plans = [

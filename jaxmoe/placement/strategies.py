@@ -13,6 +13,8 @@ from jaxmoe.hardware import AbstractTopology, Mesh
 from jaxmoe.hardware.mesh import blocks
 from jaxmoe.placement.placement import PlanError
 
+ROUNDING = 1e-9  # of all work
+
 Shares = Float32[np.ndarray, "layer expert node"]
 Frequency = Real[np.ndarray, "layer expert"]
 
@@ -135,6 +137,7 @@ def filled_in_order(
     starts = np.maximum((work - frequency[experts])[:, None], room - node_part[nodes])
     overlap = np.empty((len(experts), len(nodes)))
     overlap[np.ix_(experts, nodes)] = np.maximum(ends - starts, 0)
+    overlap[overlap < ROUNDING] = 0  # borders that coincide but for rounding make no host
     return overlap / overlap.sum(axis=1, keepdims=True)
 
 

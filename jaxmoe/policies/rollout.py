@@ -57,6 +57,9 @@ def rollout(
     def price(decisions: Decisions, tokens: Batch) -> LayerTime:
         return _price(model, decisions, tokens, exchanges, reduction, support)
 
+    def exact(decisions: Decisions, tokens: Batch) -> LayerTime:
+        return _price(model, decisions, tokens, exchanges, reduction, None)
+
     def step(carry: tuple[State, LayerTime], tokens: Batch) -> tuple[tuple[State, LayerTime], tuple[LayerTime, Any]]:
         state, last = carry
         state, decisions = method.step(model.machine, state, tokens, last)
@@ -64,7 +67,7 @@ def rollout(
         return (state, times), (times, keep(decisions))
 
     start = method.init(model.machine)
-    before = _no_times(lambda last: step((start, last), first)[1][0], model, price, first)
+    before = _no_times(lambda last: step((start, last), first)[1][0], model, exact, first)
     (state, _), (times, kept) = jax.lax.scan(step, (start, before), in_turn)
     return state, times, kept
 

@@ -60,7 +60,7 @@ def _layer_bound(problem: PlacementProblem, experts: np.ndarray, weight: Float[n
     needed = [load.amount[chosen].sum(axis=1) for load in loads]
     alone = max(even, *(float(need.max() / load.rates[0]) for need, load in zip(needed, loads, strict=True)))
     held, room = (choices >= 0).sum(axis=1), np.cumsum(np.sort(problem.room)[::-1])
-    others = np.searchsorted(room, held * (1 - 1e-6))
+    others = np.searchsorted(room, held * (1 - 2e-5))
     # Where compute is not bounded, only memory keeps all experts of a token from one node.
     grid = np.append(np.geomspace(even, alone, GRID) if even > 0 else np.zeros(1), np.inf)
     # Between two values of the grid, c is at least the lower and T at least that of the upper.
@@ -124,8 +124,8 @@ def _least_hops(problem: PlacementProblem) -> Float[np.ndarray, " others"]:
     """Fewest links that vectors from so many other nodes pass in all."""
     if not _only_unicasts(problem):
         return np.arange(problem.num_nodes, dtype=float)  # merged on the way, each passes one link at least
-    nearest = np.sort(np.asarray(problem.model.machine.topology.hop_counts()), axis=1)
-    return nearest.cumsum(axis=1).min(axis=0).astype(float)
+    nearest = np.sort(np.asarray(problem.model.machine.topology.hop_counts()), axis=0)  # from others to each node
+    return nearest.cumsum(axis=0).min(axis=1).astype(float)
 
 
 def _only_unicasts(problem: PlacementProblem) -> bool:

@@ -12,7 +12,8 @@ from jaxmoe.hardware import AbstractTopology, Mesh
 from jaxmoe.latency import LayerModel
 from jaxmoe.network import AbstractExchange, GatherExchange, ReduceScatterExchange, build_exchange
 from jaxmoe.placement import PlanError
-from jaxmoe.placement.exchange import exchange_of
+from jaxmoe.placement.exchange import ExchangeError, exchange_of
+from jaxmoe.placement.shipped import complete_hybrids
 from jaxmoe.traces import Batch, GatingTrace, merge_tokens, sample_batches
 
 HYBRIDS = "rings"  # among exchanges: the complete hybrids of every cut of the machine
@@ -39,6 +40,7 @@ class PlacementProblem:
     p95_weight: float = 0.0
     batches: Batch | None = None
     exchanges: tuple[str, ...] = DEFAULT_EXCHANGES
+    own_exchange: str | None = None  # the name of the model's own, where that is a ring
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "exchanges", suited(self.exchanges, self.model.machine.topology))
@@ -48,9 +50,15 @@ class PlacementProblem:
                 f"the experts of a layer need {needed} times an expert's memory, all nodes together have room for "
                 f"{room:.4g}; raise the memory capacity, or use more nodes or fewer layers"
             )
+        hybrids = {rings.name for rings in complete_hybrids(self.model.machine.topology, needed)}
         for name in self.exchanges:
             if name != HYBRIDS:
                 build_exchange(name, self.model.machine.topology)  # raises ExchangeError
+            if name.startswith("rings_") and name not in hybrids:
+                raise ExchangeError(
+                    f"tuning chooses among complete hybrids, and {name} is none of a machine with {self.num_nodes} nodes "
+                    f"and {needed} experts; use {HYBRIDS} for all, or some of {', '.join(sorted(hybrids)) or 'none'}"
+                )
 
     @property
     def num_nodes(self) -> int:
@@ -84,15 +92,17 @@ class PlacementProblem:
     def gathers(self) -> dict[str, AbstractExchange]:
         """The exchanges that suit any plan, by name; the model's own comes first."""
         topology = self.model.machine.topology
-        named = {own_name(self.model): self.model.exchange}
+        own = self.own_exchange or own_name(self.model)
+        # What groups send each other is left out there: no plan may profit from it.
+        named = {} if own.endswith("_alone") else {own: self.model.exchange}
         for name in self.exchanges:
             if name != HYBRIDS and not name.startswith("ring"):
                 named.setdefault(name, build_exchange(name, topology))
-        return named
+        return named or {"lowest_host": build_exchange("lowest_host", topology)}
 
     def under(self, exchange: AbstractExchange) -> "PlacementProblem":
         """The same problem for a model whose own exchange is this one."""
-        return replace(self, model=replace(self.model, exchange=exchange))
+        return replace(self, model=replace(self.model, exchange=exchange), own_exchange=None)
 
     def draw(self, batches: int, seed: int) -> Batch:
         """So many fresh batches, leaves [layer, batch, ...]; given ones come round and round."""

@@ -30,8 +30,7 @@ class TunerSettings:
     time_limit_s: float | None = None
 
 
-PRODUCTS = 2e9  # [token, expert, node] entries that one step of descent, or one move of all batches, may have per layer
-STEP_PRODUCTS = 5e9  # the same for all steps of a search
+STEP_PRODUCTS = 5e9  # [token, expert, node] entries of all steps of a search, for each layer
 
 
 def affordable(settings: TunerSettings, problem: "PlacementProblem") -> TunerSettings:

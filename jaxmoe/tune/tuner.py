@@ -172,7 +172,8 @@ class _Run:
     def best_cuts(self) -> list[_Hybrid]:
         """The `hybrid_cuts` cuts that are best with experts dealt by load."""
         problem, topology = self.problem, self.problem.model.machine.topology
-        if HYBRIDS not in problem.exchanges or problem.model.mode == "replicated" or not self.settings.hybrid_cuts:
+        wanted = any(name == HYBRIDS or name.startswith("rings_") for name in problem.exchanges)
+        if problem.model.mode == "replicated" or not wanted:
             return []
         named = {rings.name: rings for rings in complete_hybrids(topology, problem.trace.num_experts)}
         seen = {name: ranked for name, ranked in self.referee.strategies.items() if name.startswith("hybrid_")}
