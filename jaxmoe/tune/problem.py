@@ -56,8 +56,8 @@ class PlacementProblem:
                 build_exchange(name, self.model.machine.topology)  # raises ExchangeError
             if name.startswith("rings_") and name not in hybrids:
                 raise ExchangeError(
-                    f"tuning chooses among complete hybrids, and {name} is none with {self.num_nodes} nodes and {needed} "
-                    f"experts; use {HYBRIDS} for all, or some of {', '.join(sorted(hybrids)) or 'none'}"
+                    f"tuning chooses among complete hybrids, and {name} is none with {self.num_nodes} nodes and "
+                    f"{needed} experts; use {HYBRIDS} for all, or some of {', '.join(sorted(hybrids)) or 'none'}"
                 )
 
     @property
