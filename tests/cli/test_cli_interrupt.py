@@ -23,7 +23,9 @@ def stopped_tuner(monkeypatch):
             share = np.broadcast_to(np.eye(4, dtype=np.float32), (2, 4, 4)).copy()
             stages = dict.fromkeys(("relaxed", "rounded", "rebalanced", "searched", "final"), times)
             history = {"descent": History([1], [times]), "refinement": History()}
-            return TuneResult(share, share, stages, times / 2, history, 0, {"descent": 0.1}, reason)
+            exchange = ("lowest_host",) * 2
+            seconds = {"descent": 0.1}
+            return TuneResult(share, exchange, share, exchange, stages, times / 2, history, 0, seconds, reason)
 
         monkeypatch.setattr(tune, "search", tuner)
 

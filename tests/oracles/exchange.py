@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -37,8 +37,11 @@ class Tree:
 
 @dataclass
 class Phase:
+    """Sends at once, `rounds` times over; in a chain, a list of their places, each waits for the one before it."""
+
     sends: list[Message | Tree]
     rounds: int = 1
+    chains: list[list[int]] = field(default_factory=list)
 
 
 @dataclass
@@ -129,16 +132,15 @@ def _ring_phases(name: str, topology: AbstractTopology, visits: list[tuple[set[i
     groups = node_groups(words[1], topology) if words[0] == "rings" else [list(range(topology.num_nodes))]
     size, both = len(groups[0]), "both" in words and len(groups[0]) > 2
     around: list[Message | Tree] = []
+    chains: list[list[int]] = []
     for members in groups:
         part = sum(weight for visited, weight in visits if visited & set(members)) / size
         neighbours = isinstance(topology, Mesh) and ("x" in words[1] if words[0] == "rings" else True)
         order = ring_order(topology.shape[1], members) if neighbours else members
-        for node, following in zip(order, order[1:] + order[:1], strict=True):
-            if part > 0 and both:
-                around += [Message(node, following, part / 2), Message(following, node, part / 2)]
-            elif part > 0:
-                around.append(Message(node, following, part))
-    phases = [Phase(around, size - 1)]
+        for way in ((order, order[::-1]) if both else (order,)) if part > 0 else ():
+            chains.append(list(range(len(around), len(around) + size)))
+            around += [Message(*step, part / (1 + both)) for step in zip(way, way[1:] + way[:1], strict=True)]
+    phases = [Phase(around, size - 1, chains)]
     if len(groups) > 1 and "alone" not in words:
         phases.append(Phase(_between(groups, visits)))
     return phases
@@ -201,8 +203,9 @@ def priced(
     walks = _Walks(topology, backwards)
     total, link_time, port_time = 0.0, np.zeros(topology.num_links), np.zeros(2 * topology.num_nodes)
     for phase in phases:
-        links, ports, longest = np.zeros(topology.num_links), np.zeros(2 * topology.num_nodes), 0.0
-        for send in phase.sends:
+        links, ports = np.zeros(topology.num_links), np.zeros(2 * topology.num_nodes)
+        delays = [0.0] * len(phase.sends)
+        for place, send in enumerate(phase.sends):
             used, sides, ends = walks.of(send)
             amount = vector_bytes * send.vectors * (send.count if isinstance(send, Message) else send.weight)
             for link in used:
@@ -211,10 +214,16 @@ def priced(
                 ports[port] += amount
             whole = isinstance(send, Message) and cut_through
             for pair in ends:
-                longest = max(longest, walks.delay(*pair, send, send.vectors * vector_bytes, chunk_bytes, whole))
+                delay = walks.delay(*pair, send, send.vectors * vector_bytes, chunk_bytes, whole)
+                delays[place] = max(delays[place], delay)
         links, ports = phase.rounds * links / walks.link_rate, phase.rounds * ports / walks.port_rate
         link_time, port_time = link_time + links, port_time + ports
-        total += max(links.max(initial=0), ports.max(initial=0)) + phase.rounds * longest
+        total += max(links.max(initial=0), ports.max(initial=0))
+        # What starts last in a chain passes all of its steps but one.
+        along = [
+            sum(delays[place] for place in chain) - min(delays[place] for place in chain) for chain in phase.chains
+        ]
+        total += max(along, default=phase.rounds * max(delays, default=0.0))
     limited = np.isfinite(walks.port_rate)
     return Stage(link_time, port_time[limited], total)
 

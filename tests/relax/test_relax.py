@@ -102,7 +102,7 @@ def test_soft_steps_tend_to_the_hard_one():
     values = jnp.asarray([-0.5, -0.01, 0.01, 0.5])
     assert HardSupport().step(values).tolist() == [0, 0, 1, 1]
     gaps = [
-        float(jnp.abs(SoftSupport(width).step(values) - HardSupport().step(values)).max()) for width in (1, 0.1, 1e-3)
+        float(jnp.abs(SoftSupport(width).step(values) - HardSupport().step(values)).max()) for width in (1.0, 0.1, 1e-3)
     ]
     assert gaps[2] < 1e-4 < gaps[1] < gaps[0] < 0.5
     assert float(SoftSupport(0.1).step(jnp.zeros(()))) == 0.5
