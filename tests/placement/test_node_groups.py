@@ -90,7 +90,8 @@ def test_every_strategy_is_legal_and_its_exchanges_can_be_built(topology):
         for name in strategy.exchanges:
             build_exchange(name, topology)
     for strategy in strategies[4:]:
-        (name,) = strategy.exchanges
+        name, *gathers = strategy.exchanges
+        assert gathers == ["least_loaded", "reduce_scatter"]
         group = np.asarray(build_exchange(name, topology).group)
         # An expert lives on all nodes of one group, evenly.
         for held in strategy.share.reshape(-1, topology.num_nodes):
