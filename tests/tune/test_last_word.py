@@ -116,7 +116,7 @@ def test_a_complete_hybrid_is_found_and_improved_where_it_is_best(monkeypatch):
     assert result.exchange == ("rings_2x1_both_ways",) * LAYERS
     assert (result.cost < result.stages["searched"]).all()
     strategies = shipped_strategies(problem.frequency, problem.model.machine.topology, ("lowest_host",), seed=3)
-    dealt = next(each.share for each in strategies if each.exchanges == result.exchange[:1])
+    dealt = next(each.share for each in strategies if each.exchanges[:1] == result.exchange[:1])
     by_load = seconds_of(problem, dealt, result.exchange[0])
     assert (result.cost <= by_load * (1 + 1e-6)).all()
     assert (result.cost < 0.99 * by_load).any()
