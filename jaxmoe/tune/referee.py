@@ -27,7 +27,8 @@ from jaxmoe.tune.stop import StopSwitch
 
 SELECTION_ENTRIES = 2**20  # entries [batch, token, node] of the batches that have the last word
 SELECTION_BATCHES = (8, 128)  # but at least and at most so many
-HYBRIDS_TRIED = 2  # complete hybrids that are tried under every exchange
+MANY_NODES = 64  # on more of them, time allows only ...
+HYBRIDS_TRIED = 2  # ... so many complete hybrids to be tried under every exchange
 REBALANCE_BATCHES = 256
 REBALANCE_ENTRIES = 2**16  # of the linear programme; larger ones take minutes
 
@@ -90,13 +91,12 @@ class Referee:
         """Every strategy that ships with jaxmoe and fits, by name, under its best exchange in every layer."""
         able = [strategy for strategy in self._strategies() if self.fits(strategy.share[:, None]).all()]
         named = {each.name: self._exchanges(each) for each in able}
-        # Of many hybrids, all run under their own rings, and the best few under any exchange.
+        # All hybrids run under their own rings; on machines with many nodes only the best few under any exchange.
         own = {name: {key: of[key] for key in of if key.startswith("rings_")} or of for name, of in named.items()}
         ranked = {each.name: self.under_best(each.share.astype(float), own[each.name]) for each in able}
-        tried = sorted(
-            (name for name in ranked if own[name] != named[name]), key=lambda name: ranked[name].seconds.mean()
-        )
-        for name in tried[:HYBRIDS_TRIED]:
+        hybrids = [name for name in ranked if own[name] != named[name]]
+        count = len(hybrids) if self.problem.num_nodes <= MANY_NODES else HYBRIDS_TRIED
+        for name in sorted(hybrids, key=lambda name: ranked[name].seconds.mean())[:count]:
             ranked[name] = least([ranked[name], self.under_best(ranked[name].plan, self.problem.gathers)])
         return ranked
 
