@@ -30,9 +30,9 @@ class TuneResult:
     """A legal plan, the exchange of every layer, what it takes, and how it came about: the same of every optimiser.
 
     `stages` holds the objective after each step of the way, s [layer], all on the same batches, unseen by the
-    search. The last two are `searched`, of the plan that the search ended with under the model's own exchange, and
-    `final`, under the best exchange, or of a strategy that is faster still. Those before are an optimiser's own. All
-    are exact but `relaxed`, of the relaxed model.
+    search. The last two are `searched`, of the plan that the search ended with, and `final`, which is less in layers
+    that a strategy or a complete hybrid serves faster. Both are under the best exchange, those before are an
+    optimiser's own. All are exact but `relaxed`, of the relaxed model.
     """
 
     share: np.ndarray  # [layer, expert, node]

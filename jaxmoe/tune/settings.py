@@ -23,7 +23,7 @@ class TunerSettings:
     budget_spread: float = 0.2  # how far a node's work may be from its even part, relatively
     refine_steps: int = 300  # moves of every chain of local search
     refine_chains: int = 2  # chains of every layer, from its best descents
-    refine_batches: int = 16  # that judge a move
+    refine_batches: int = 64  # that judge a move
     hybrid_cuts: int = 2  # cuts of the machine into groups whose complete hybrids are improved
     descent_tokens: int = 1024  # of a larger batch, descent sees so many
     seed: int = 0

@@ -29,7 +29,7 @@ from jaxmoe.tune.starts import random_starts
 from jaxmoe.tune.stop import StopSwitch
 
 LEAST_PART = 0.1  # of an expert's typical part on a node; less is rounded away
-REFINE_COLDNESS = (3e2, 1e4)  # 1 / temperature of local improvement, first and last, relative to a layer's time
+REFINE_COLDNESS = (3e3, 3e5)  # 1 / temperature of local improvement, first and last, relative to a layer's time
 
 
 def tune(problem: PlacementProblem, settings: TunerSettings, progress: Progress = silent) -> TuneResult:
@@ -135,15 +135,17 @@ class _Run:
         exchange: AbstractExchange,
         group: np.ndarray | None = None,
     ) -> tuple[Plans, Scores, History]:
-        """Chains of exact moves from every plan; each ends with the better of its first and its last plan."""
+        """Chains of exact moves from every plan; each ends with the better of its first and its last plan.
+
+        All moves see the same batches: with others for every segment, a chain would follow their differences.
+        """
         steps, history, key = self.settings.refine_steps, History(), jr.key(self.settings.seed)
-        shares = jnp.asarray(plans, jnp.float32)
+        shares, batches = jnp.asarray(plans, jnp.float32), self.referee.draw(self.settings.refine_batches, exchange)
         for first in range(0, steps, local_search.SEGMENT):
             if self.referee.stop.reason:
                 break
             progress = np.minimum((first + np.arange(local_search.SEGMENT)) / steps, 1)
             coldness = jnp.asarray(geometric(*REFINE_COLDNESS, progress), jnp.float32)
-            batches = self.referee.draw(self.settings.refine_batches, exchange)
             shares, costs = local_search.improve(search, shares, batches, coldness, jr.fold_in(key, first), exchange)
             history.add(first + local_search.SEGMENT, np.asarray(costs.min(axis=1)))
             self.referee.progress("refinement", min(first + local_search.SEGMENT, steps), steps)
@@ -159,10 +161,10 @@ class _Run:
             if self.referee.stop.reason:
                 break
             search = local_search.search_of(self.problem, hybrid.group)
-            plans = hybrid.plan[:, None]
+            plans = np.repeat(hybrid.plan[:, None], self.settings.refine_chains, axis=1)
             scores = self.referee.score_groups(plans, hybrid.group, hybrid.exchange)
             plans, scores, _ = self.refine(search, plans, scores, hybrid.exchange, hybrid.group)
-            plans, scores = self.referee.rebalance(plans, scores, hybrid.exchange, hybrid.group)
+            plans, scores = self.referee.rebalance(*best(plans, scores, 1), hybrid.exchange, hybrid.group)
             spread = plans[:, 0] @ np.asarray(search.spread, float)
             fits = self.referee.fits(spread[:, None])[:, 0]
             names = np.full(len(spread), hybrid.name, object)
