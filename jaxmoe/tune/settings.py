@@ -30,7 +30,7 @@ class TunerSettings:
     time_limit_s: float | None = None
 
 
-LARGE = 2e6  # [token, expert, node] entries of one batch, from which on one cut of the machine is improved
+LARGE = 4e6  # [token, expert, node] entries of one batch; beyond, hybrids are starts alone
 STEP_PRODUCTS = 5e9  # [token, expert, node] entries of all steps of a search, for each layer
 
 
@@ -50,7 +50,7 @@ def affordable(settings: TunerSettings, problem: "PlacementProblem") -> TunerSet
     moved = problem.batch_tokens * experts * problem.num_nodes
     refine_batches = fitting(settings.refine_batches, STEP_PRODUCTS / 500 / moved, 8)
     moves = fitting(settings.refine_steps, STEP_PRODUCTS / (moved * refine_batches * settings.refine_chains), 100)
-    cuts = min(settings.hybrid_cuts, 1) if moved > LARGE else settings.hybrid_cuts
+    cuts = 0 if moved > LARGE else settings.hybrid_cuts
     return replace(
         settings,
         hybrid_cuts=cuts,

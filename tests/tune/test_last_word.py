@@ -191,7 +191,7 @@ def test_large_problems_are_searched_for_as_long_as_can_be_waited():
     assert cut.refine_batches < settings.refine_batches
     for name, least in {"restarts": 2, "steps": 100, "batches_per_step": 2, "refine_steps": 100}.items():
         assert least <= getattr(cut, name) <= getattr(settings, name)
-    assert cut.hybrid_cuts == 1
+    assert cut.hybrid_cuts == 0
     kept = ("seed", "learning_rate", "refine_chains", "time_limit_s")
     assert all(getattr(cut, name) == getattr(settings, name) for name in kept)
     brief = affordable(TunerSettings(restarts=1, steps=2, refine_steps=2, batches_per_step=1), large)
