@@ -62,30 +62,28 @@ class RingExchange(AbstractExchange):
     """Ring reduce-scatter inside each of several equal groups of nodes, all at once; then between groups.
 
     Each of the R nodes of a ring sends 1/R of the vectors of the tokens that visit the ring, R - 1 times over. Eq. 4 of
-    hd_moe is the limit of many nodes: 4 B h / BW instead of (R-1)/R of it. Groups are arrays: all rings of a machine
-    compile to one function.
+    hd_moe is the limit of many nodes: 4 B h / BW instead of (R-1)/R of it. All is arrays: a machine's rings compile
+    to one function.
     """
 
     group: Int[Array, " node"]  # ring of a node
     successor: Int[Array, " node"]  # next node on the ring
     place: Int[Array, " node"]  # of a node in its group; nodes of equal place exchange slices
     size: Float[Array, ""]  # nodes of one ring
-    both_ways: bool = eqx.field(static=True, default=False)
-    between: bool = eqx.field(static=True, default=True)
+    both_ways: Float[Array, ""]  # 1: half of every part goes the other way round
+    between: Float[Array, ""]  # 1: groups send each other slices
 
     def __call__(self, topology: AbstractTopology, visits: Visits) -> Phases:
         nodes = self.group.shape[0]
         visiting = jax.ops.segment_max(visits.visited.T, self.group, nodes).T  # [token, group]
         visiting = jnp.maximum(visiting, 0)  # there are fewer groups than nodes
         around = self._around((visits.weight @ visiting)[self.group] / self.size)
-        return ((around,), (self._between(visiting, visits.weight),)) if self.between else ((around,),)
+        return (around,), (self._between(visiting, visits.weight),)
 
     def _around(self, vectors: Float[Array, " node"]) -> Flows:
         following = jax.nn.one_hot(self.successor, len(vectors), dtype=vectors.dtype)
         sending = jnp.diag((vectors > 0).astype(vectors.dtype))  # a ring that no token visits sends nothing
-        if not self.both_ways:
-            return Flows(sending, following, vectors, chain=self.group, rounds=self.size - 1)
-        back = jnp.where(self.size > 2, 0.5, 0.0)  # a ring of two has but one way
+        back = self.both_ways * jnp.where(self.size > 2, 0.5, 0.0)  # a ring of two has but one way
         return Flows(
             jnp.concatenate([sending, sending * (back > 0)]),
             jnp.concatenate([following, following.T]),
@@ -98,7 +96,7 @@ class RingExchange(AbstractExchange):
         """Slices of tokens that visit several groups, of which each keeps an equal part."""
         kept = visiting / jnp.maximum(visiting.sum(axis=1, keepdims=True), 1e-9)
         sent = visiting * weight[:, None]
-        alike = (self.place[:, None] == self.place).astype(weight.dtype)
+        alike = self.between * (self.place[:, None] == self.place)
         vectors = (sent.T @ kept)[self.group][:, self.group] * alike / self.size
         amount = vectors.sum(axis=1)
         return Flows(
@@ -139,6 +137,6 @@ def _ring_exchange(rings: Rings, topology: AbstractTopology) -> RingExchange:
         successor=jnp.asarray(successor, jnp.int32),
         place=jnp.asarray(place, jnp.int32),
         size=jnp.asarray(topology.num_nodes // rings.count, jnp.float32),
-        both_ways=rings.both_ways,
-        between=rings.between and rings.count > 1,
+        both_ways=jnp.asarray(rings.both_ways, jnp.float32),
+        between=jnp.asarray(rings.between and rings.count > 1, jnp.float32),
     )

@@ -112,7 +112,9 @@ def _communication(problem: PlacementProblem, others: np.ndarray, often: np.ndar
 def _loads_links(problem: PlacementProblem) -> bool:
     """Whether every vector has to pass a link that it keeps busy for others."""
     exchange = problem.model.exchange
-    parted = isinstance(exchange, RingExchange) and not exchange.between and np.ptp(np.asarray(exchange.group)) > 0
+    parted = (
+        isinstance(exchange, RingExchange) and not bool(exchange.between) and np.ptp(np.asarray(exchange.group)) > 0
+    )
     return isinstance(problem.model.time_model, Congestion) and not parted
 
 
