@@ -4,13 +4,16 @@ Combine is the way described; dispatch is its mirror: the same messages sent bac
 (hd_moe IV-C1). A stage is a list of transfers one after the other, with a barrier over all nodes between them.
 """
 
+from dataclasses import replace
+
 import numpy as np
 from jaxtyping import Bool, Int
 
 from jaxmoe.des.fabric import Fabric
 from jaxmoe.des.groups import ring_groups
 from jaxmoe.des.paths import Paths
-from jaxmoe.des.schedules import Send, ring_sends, transfers_of
+from jaxmoe.des.rows import rows_by
+from jaxmoe.des.schedules import ring_steps
 from jaxmoe.des.transfers import Transfers, messages
 from jaxmoe.des.trees import tree_transfers
 from jaxmoe.placement.exchange import Exchange, ExchangeError, Gather, ReduceScatter, Rings, Route, exchange_of
@@ -95,14 +98,20 @@ def _rings(exchange: Rings, fabric: Fabric, visited: Visited, size: float, mirro
     """Rings inside groups, then messages between groups; the mirror begins with the latter."""
     groups = ring_groups(exchange, fabric)
     visiting = np.asarray(visited[:, groups.members].any(axis=2))  # [token, group]
-    sends: list[Send] = []
+    sends = [(np.zeros(0), *ring_steps((), 0))]  # size, source, destination, awaited
+    first = 0
     for ring, vectors in zip(groups.rings.tolist(), visiting.sum(axis=0).tolist(), strict=True):
         # The mirror of a reduce-scatter is an all-gather that goes round the other way.
         order = ring[::-1] if mirrored else ring
         ways = [order, order[::-1]] if exchange.both_ways and len(ring) > 2 else [order]
         for way in ways if vectors else []:
-            sends += ring_sends(way, vectors * size / len(ring) / len(ways), first=len(sends))
-    parts = [transfers_of(sends, fabric.mirrored if mirrored else fabric.paths)]
+            steps = ring_steps(way, len(way) - 1, first)
+            sends.append((np.full(len(steps[0]), vectors * size / len(ring) / len(ways)), *steps))
+            first += len(steps[0])
+    amount, source, destination, awaited = (np.concatenate(column) for column in zip(*sends, strict=True))
+    laid = messages(fabric.mirrored if mirrored else fabric.paths, source, destination, amount)
+    waits = np.flatnonzero(awaited >= 0)
+    parts = [replace(laid, after=rows_by(waits, awaited[waits], len(laid)))]
     if exchange.between:
         parts.append(_laid(fabric, _between(groups.members, visiting, size), mirrored))
     return parts[::-1] if mirrored else parts

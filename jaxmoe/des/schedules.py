@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from jaxmoe.des.paths import Paths
 from jaxmoe.des.rows import rows_of
@@ -20,6 +20,7 @@ from jaxmoe.des.transfers import Transfers, add_transfers, messages
 from jaxmoe.hardware.mesh import blocks, link_ends, ring_order, xy_path, yx_path
 
 Routing = Literal["xy", "yx"]
+Ints = Int[np.ndarray, " send"]
 
 
 class Send(NamedTuple):
@@ -61,13 +62,16 @@ def ring_all_reduce_sends(order: Sequence[int], size: float, bidirectional: bool
 
 
 def _ring_steps(order: Sequence[int], size: float, steps: int, first: int) -> list[Send]:
-    nodes = len(order)
-    sends = []
-    for step in range(steps):
-        for place, node in enumerate(order):
-            received = first + (step - 1) * nodes + (place - 1) % nodes
-            sends.append(Send(node, order[(place + 1) % nodes], size, (received,) if step else ()))
-    return sends
+    sends = zip(*(ends.tolist() for ends in ring_steps(order, steps, first)), strict=True)
+    return [Send(node, to, size, (received,) if received >= 0 else ()) for node, to, received in sends]
+
+
+def ring_steps(order: Sequence[int], steps: int, first: int = 0) -> tuple[Ints, Ints, Ints]:
+    """Source and destination of a ring's sends, step by step, and which send brought what each passes on (-1: none)."""
+    nodes, ring = len(order), np.asarray(order, np.int64)
+    step, place = (index.ravel() for index in np.indices((steps, nodes)))
+    received = first + (step - 1) * nodes + (place - 1) % nodes
+    return ring[place], ring[(place + 1) % nodes], np.where(step > 0, received, -1)
 
 
 def block_rings(shape: tuple[int, int], count: int) -> list[list[int]]:

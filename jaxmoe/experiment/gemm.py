@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 import numpy as np
+import scipy  # reads its parts when they are first used
 from jaxtyping import Float, Int
-from scipy.interpolate import RegularGridInterpolator
 
 from jaxmoe.hardware.gemm import AbstractGemm, MeasuredGemm, TiledGemm
 from jaxmoe.latency import LayerModel
@@ -49,7 +49,7 @@ def _measured(gemm: MeasuredGemm, columns: float):
     for side, axis in enumerate(axes):
         if len(axis) == 1:
             axes[side], table = np.array([axis[0], axis[0] + 1]), np.repeat(table, 2, axis=side)
-    lookup = RegularGridInterpolator(tuple(axes), table)
+    lookup = scipy.interpolate.RegularGridInterpolator(tuple(axes), table)
 
     def timed(node: Nodes, tokens: Tokens, part: Parts) -> Seconds:
         points = [np.clip(value, axis[0], axis[-1]) for value, axis in zip((tokens, part * columns), axes, strict=True)]

@@ -140,7 +140,7 @@ def read_inputs(config: Path, overrides: Sequence[str] | None, trace: Path | Non
     layer_ids = _chosen_layers(layers, moe)
     if trace is None and isinstance(scenario.workload.trace, FileTrace):
         trace = Path(scenario.workload.trace.path)
-    gating = _drawn(scenario, moe) if trace is None else _recorded(trace, moe)
+    gating = _drawn(scenario, moe, layer_ids) if trace is None else _recorded(trace, moe)
     if scenario.workload.drop_repeats:
         gating = gating.without_repeats()
     source = _source(scenario) if trace is None else str(trace)
@@ -202,13 +202,14 @@ def _source(scenario: Scenario) -> str:
             return "synthetic"
 
 
-def _drawn(scenario: Scenario, moe: MoEModel) -> GatingTrace:
-    """The synthetic trace of the workload."""
+def _drawn(scenario: Scenario, moe: MoEModel, layer_ids: tuple[int, ...]) -> GatingTrace:
+    """The synthetic trace of the workload, with at least these layers of it."""
+    source = _source(scenario)
     match scenario.workload.trace:
         case ProcessTrace(path=path, tokens=tokens, seed=seed):
-            return _sampled(read_process(Path(path)), moe, tokens, seed, _source(scenario))
+            return _sampled(read_process(Path(path)).up_to(layer_ids), moe, tokens, seed, source)
         case PresetTrace(preset=name, tokens=tokens, seed=seed):
-            return _sampled(preset_process(name), moe, tokens, seed, _source(scenario))
+            return _sampled(preset_process(name).up_to(layer_ids), moe, tokens, seed, source)
         case trace:
             shape = {"layer_ids": moe.moe_layer_ids, "num_experts": moe.num_experts, "top_k": moe.top_k}
             return synthetic_trace(**(trace.model_dump(exclude={"kind"}) | shape))

@@ -52,6 +52,7 @@ class EvenParts(eqx.Module):
     dense: EvenPart
     shared: EvenPart
 
+    @eqx.filter_jit
     def __call__(self, tokens: Float[Array, ""]) -> BesideExperts:
         """Time of one step of `tokens` tokens, s. TBT is its total plus the times of the MoE layers."""
         parts = (self.attention, self.dense, self.shared)

@@ -1,9 +1,8 @@
 """From nearly legal shares to legal ones: which hosts an expert keeps, and how its work is then divided."""
 
 import numpy as np
-import scipy.sparse as sp
+import scipy  # reads its parts when they are first used
 from jaxtyping import Bool, Float
-from scipy.optimize import linprog
 
 from jaxmoe.placement.placement import PlanError
 
@@ -39,17 +38,19 @@ def rebalance(
     work = counts[:, expert] * seconds_per_token[node]
     scale = work.sum(axis=1).mean() / len(room)
     rows = (np.arange(batches)[:, None] * len(room) + node).ravel()
-    load = sp.csr_matrix(
+    load = scipy.sparse.csr_matrix(
         (work.ravel() / scale, (rows, np.tile(np.arange(hosts), batches))), (batches * len(room), hosts)
     )
-    slowest = sp.kron(sp.eye(batches), -np.ones((len(room), 1)))
+    slowest = scipy.sparse.kron(scipy.sparse.eye(batches), -np.ones((len(room), 1)))
     limited = np.flatnonzero(np.isfinite(room))
-    held = sp.csr_matrix((np.ones(hosts), (node, np.arange(hosts))), (len(room), hosts))[limited]
-    solution = linprog(
+    held = scipy.sparse.csr_matrix((np.ones(hosts), (node, np.arange(hosts))), (len(room), hosts))[limited]
+    solution = scipy.optimize.linprog(
         c=np.concatenate([np.zeros(hosts), np.full(batches, 1 / batches)]),
-        A_ub=sp.bmat([[load, slowest], [held, None]], format="csr") if limited.size else sp.hstack([load, slowest]),
+        A_ub=scipy.sparse.bmat([[load, slowest], [held, None]], format="csr")
+        if limited.size
+        else scipy.sparse.hstack([load, slowest]),
         b_ub=np.concatenate([np.zeros(batches * len(room)), room[limited] * SLACK]),
-        A_eq=sp.csr_matrix((np.ones(hosts), (expert, np.arange(hosts))), (len(support), hosts + batches)),
+        A_eq=scipy.sparse.csr_matrix((np.ones(hosts), (expert, np.arange(hosts))), (len(support), hosts + batches)),
         b_eq=np.ones(len(support)),
         method="highs",
     )
@@ -68,13 +69,13 @@ def fit_memory(
     A linear programme: of every share as much is kept as fits, and the least possible put elsewhere.
     """
     experts, nodes = share.shape
-    rows = sp.kron(sp.eye(experts), np.ones((1, nodes)))
-    columns = sp.kron(np.ones((1, experts)), sp.eye(nodes))
-    solution = linprog(
+    rows = scipy.sparse.kron(scipy.sparse.eye(experts), np.ones((1, nodes)))
+    columns = scipy.sparse.kron(np.ones((1, experts)), scipy.sparse.eye(nodes))
+    solution = scipy.optimize.linprog(
         c=np.repeat([0.0, 1.0], share.size),  # what stays is free, what moves is not
-        A_ub=sp.hstack([columns, columns], format="csr"),
+        A_ub=scipy.sparse.hstack([columns, columns], format="csr"),
         b_ub=np.minimum(room * SLACK, experts),
-        A_eq=sp.hstack([rows, rows], format="csr"),
+        A_eq=scipy.sparse.hstack([rows, rows], format="csr"),
         b_eq=np.ones(experts),
         bounds=np.stack([np.zeros(2 * share.size), np.append(share.ravel(), np.ones(share.size))], axis=1),
         method="highs",

@@ -9,6 +9,7 @@ goes on where it was. Remove a job's rows to redo it.
 import argparse
 import csv
 import io
+import itertools
 import multiprocessing
 import os
 import sys
@@ -29,6 +30,10 @@ TABLES: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "sensitivity": (sensitivity.jobs, sensitivity.COLUMNS),
     "machines": (machines.jobs, machines.COLUMNS),
 }
+
+
+KEPT_FOR = 8  # jobs: compiled functions are kept in memory so long, and read from the cache on disk after that
+DONE = itertools.count(1)  # jobs of this process
 
 
 def table_path(name: str, run: Run) -> Path:
@@ -69,6 +74,8 @@ def work(table: str, name: str, run: Run) -> float:
     jobs, columns = TABLES[table]
     rows = jobs(run)[name]()
     append(table_path(table, run), columns, [{"job": name} | row for row in rows])
+    if next(DONE) % KEPT_FOR == 0:
+        jax.clear_caches()
     return time.perf_counter() - begun
 
 
@@ -82,15 +89,12 @@ def missing(run: Run, wanted: Sequence[str]) -> list[tuple[str, str]]:
     return found
 
 
-JOBS_PER_PROCESS = 8  # compiled code is never freed; a fresh process reads what it needs from the cache
-
-
 def run_all(jobs: Sequence[tuple[str, str]], run: Run, processes: int) -> None:
     """Several at a time; a job that fails is named, and the others go on."""
     failed = []
     # In groups of their own, for Ctrl-C is not theirs: a search that it cuts short would pass for a whole one.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, os.setpgrp, max_tasks_per_child=JOBS_PER_PROCESS) as pool:
+    with ProcessPoolExecutor(processes, context, os.setpgrp) as pool:
         running = {pool.submit(work, table, name, run): name for table, name in jobs}
         try:
             for done, job in enumerate(as_completed(running), start=1):

@@ -1,8 +1,8 @@
 """How alike two sets of loads or heatmaps are: in the order of their values, and in which experts are hottest."""
 
 import numpy as np
+import scipy  # reads its parts when they are first used
 from jaxtyping import Float64, Int, Real
-from scipy.stats import rankdata
 
 Values = Real[np.ndarray, "*lead value"]
 
@@ -12,7 +12,7 @@ def spearman(one: Values, other: Values) -> Float64[np.ndarray, "*lead"]:
 
     The measure of the wafer-scale study (III-B3), where above 0.7 is called strong and up to 0.4 weak.
     """
-    ranks = [rankdata(values, axis=-1) for values in (one, other)]
+    ranks = [scipy.stats.rankdata(values, axis=-1) for values in (one, other)]
     a, b = (rank - rank.mean(axis=-1, keepdims=True) for rank in ranks)
     scale = np.sqrt((a * a).sum(axis=-1) * (b * b).sum(axis=-1))
     return np.divide((a * b).sum(axis=-1), scale, out=np.full(scale.shape, np.nan), where=scale > 0)

@@ -15,10 +15,12 @@ heatmaps as log-odds. The process is the distribution of largest entropy with gi
 in the order of choice. All of it is ours; no paper gives a generator.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.traces.synthesis.requests import Requests
@@ -50,6 +52,13 @@ class Preferences(eqx.Module):
         last = len(self.first_tokens) - 1
         first = jnp.where((position <= last)[:, None, None], self.first_tokens[jnp.minimum(position, last)], 0.0)
         return self.popularity[:, None] + jnp.swapaxes(self.topics[topic] + self.phases[phase] + first, 0, 1)
+
+    def first_layers(self, count: int) -> "Preferences":
+        """Those of the first layers alone."""
+        second = {"topics", "phases", "first_tokens"}  # whose second axis is the layer
+        parts = {part.name: np.asarray(getattr(self, part.name)) for part in fields(self)}
+        kept = {name: part[:, :count] if name in second else part[:count] for name, part in parts.items()}
+        return Preferences(**{name: jnp.asarray(part) for name, part in kept.items()})
 
 
 @dataclass(frozen=True)
@@ -92,3 +101,10 @@ class GatingProcess:
     @property
     def num_experts(self) -> int:
         return self.preferences.popularity.shape[1]
+
+    def up_to(self, layer_ids: Iterable[int]) -> "GatingProcess":
+        """The process without the layers above all of these: no choice depends on layers above it, so what is drawn
+        for those left stays the same. With a layer that it does not have, the whole process."""
+        there = {layer: row for row, layer in enumerate(self.layer_ids)}
+        count = 1 + max(there.get(layer, len(there) - 1) for layer in layer_ids)
+        return replace(self, preferences=self.preferences.first_layers(count), layer_ids=self.layer_ids[:count])

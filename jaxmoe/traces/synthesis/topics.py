@@ -1,7 +1,7 @@
 """Topics of a recorded trace: stretches of tokens with similar loads, found by clustering."""
 
 import numpy as np
-from scipy.cluster.vq import ClusterError, kmeans2
+import scipy  # reads its parts when they are first used
 
 from jaxmoe.traces.loads import tally
 from jaxmoe.traces.trace import GatingTrace
@@ -44,8 +44,8 @@ def _clustered(points: np.ndarray, clusters: int, seed: int) -> np.ndarray:
     for restart in range(RESTARTS):
         rng = np.random.default_rng((seed, restart))
         try:
-            centres, found = kmeans2(points, clusters, minit="++", missing="raise", rng=rng)
-        except ClusterError:  # a cluster has lost all its points
+            centres, found = scipy.cluster.vq.kmeans2(points, clusters, minit="++", missing="raise", rng=rng)
+        except scipy.cluster.vq.ClusterError:  # a cluster has lost all its points
             continue
         spread = float(((points - centres[found]) ** 2).sum())
         if spread < best:

@@ -152,3 +152,13 @@ def test_groups_are_kept_to(small):
     experts = sample_trace(limited, 500, seed=0).experts
     groups = (experts[..., None] // 2 == np.arange(4)).any(axis=2).sum(axis=2)
     assert groups.max() == 2
+
+
+def test_layers_above_those_wanted_may_be_left_out():
+    requests = oracle.same_requests(20, LENGTH, PROMPT, topics=(0, 1))
+    process = oracle.random_process(3, layers=4, experts=5, top_k=2, requests=requests, strength=0.4)
+    process = replace(process, layer_ids=(3, 5, 7, 9))
+    whole, part = sample_trace(process, 80, seed=2), sample_trace(process.up_to([5, 3]), 80, seed=2)
+    np.testing.assert_array_equal(part.layer_ids, [3, 5])
+    np.testing.assert_array_equal(part.experts, whole.experts[:, :2])
+    assert process.up_to([3, 4]).layer_ids == (3, 5, 7, 9)
