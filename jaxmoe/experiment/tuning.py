@@ -48,14 +48,14 @@ def search(name: str, inputs: Inputs, problem: PlacementProblem, report: Report)
 
 
 def tuned_strategies(inputs: Inputs, result: TuneResult) -> list[Strategy]:
-    """The tuned plan; before it, where a strategy or hybrid took over layers, what the search itself ended with."""
+    """The tuned plan; before it, where a strategy or hybrid took over layers, the plan that the search ended with."""
     tuned = strategy(inputs, TUNED, result.share, result.exchange)
     other = (result.share != result.gathered).any(axis=(1, 2))
     other |= np.array(result.exchange) != np.array(result.gathered_exchange)
     if not other.any():
         return [tuned]
     note = (
-        f"not what the search ended with in {other.sum()} of {len(other)} layers, where a strategy or hybrid is faster"
+        f"not what the search ended with in {other.sum()} of {len(other)} layers, where a strategy or hybrid is as fast"
     )
     return [
         strategy(inputs, GATHERED, result.gathered, result.gathered_exchange),

@@ -150,11 +150,17 @@ def _propose(
     return kept / kept.sum(axis=1, keepdims=True)
 
 
-def _score(search: Search, share: Share, batches: Batch, exchange: AbstractExchange | None = None) -> Float[Array, ""]:
-    """Exact objective of one plan of one layer, s; leaves of `batches` are [batch, ...], or merged rows."""
+def _seconds(
+    search: Search, share: Share, batches: Batch, exchange: AbstractExchange | None = None
+) -> Float[Array, " batch"]:
+    """Exact times of one plan of one layer, s; leaves of `batches` are [batch, ...], or merged rows."""
     nodes = share @ search.spread
-    seconds = over_batches(lambda batch: search.model(nodes, batch, exchange).total, batches, nodes.shape[1])
-    return objective(seconds, search.p95_weight)
+    return over_batches(lambda batch: search.model(nodes, batch, exchange).total, batches, nodes.shape[1])
+
+
+def _score(search: Search, share: Share, batches: Batch, exchange: AbstractExchange | None = None) -> Float[Array, ""]:
+    """Exact objective of one plan of one layer, s."""
+    return objective(_seconds(search, share, batches, exchange), search.p95_weight)
 
 
 @eqx.filter_jit
@@ -163,13 +169,15 @@ def score_all(
     shares: Float[Array, "layer expert node"],
     batches: Batch,
     exchange: AbstractExchange | None = None,
-) -> Float[Array, " layer"]:
-    """Exact objective of one plan of every layer, s; leaves of `batches` are [layer, batch, ...].
+) -> tuple[Float[Array, " layer"], Float[Array, "layer batch"]]:
+    """Exact objective of one plan of every layer, s, and the time of every batch; leaves of `batches` are
+    [layer, batch, ...].
 
     `exchange` defaults to the model's own.
     """
     # One layer at a time: all at once would take gigabytes on large meshes.
-    return jax.lax.map(lambda given: _score(search, given[0], given[1], exchange), (shares, batches))
+    seconds = jax.lax.map(lambda given: _seconds(search, given[0], given[1], exchange), (shares, batches))
+    return objective(seconds, search.p95_weight), seconds
 
 
 @eqx.filter_jit

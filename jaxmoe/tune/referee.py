@@ -1,7 +1,8 @@
 """What all optimisers have in common: fresh batches, exact scores on batches no search sees, and the last word.
 
 The last word compares what was searched, under every exchange that may be chosen, with every strategy that ships with
-jaxmoe: nothing returned is slower than any of them.
+jaxmoe: nothing returned is slower than any of them, and one of them is returned unless what was searched is faster by
+more than the choice of batches explains.
 """
 
 import time
@@ -12,7 +13,7 @@ from functools import cached_property
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement.rounding import fit_memory, fit_slots, rebalance
@@ -21,7 +22,7 @@ from jaxmoe.traces import Batch
 from jaxmoe.tune import local_search
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.problem import HYBRIDS, PlacementProblem
-from jaxmoe.tune.ranked import Plan, Plans, Ranked, Scores, better, least
+from jaxmoe.tune.ranked import Plan, Plans, Ranked, Scores, better, least, where_surely_faster
 from jaxmoe.tune.result import History, Progress, TuneResult, silent
 from jaxmoe.tune.stop import StopSwitch
 
@@ -72,19 +73,30 @@ class Referee:
 
     def score(self, plans: Plans, exchange: AbstractExchange | None = None) -> Scores:
         """Exact objective on the selection batches, s; under the model's own exchange unless told otherwise."""
-        shares = [jnp.asarray(share) for share in np.moveaxis(plans, 1, 0).astype(np.float32)]
+        return self._scored(self.search, plans, exchange)[0]
+
+    def score_groups(self, plans: Plans, group: np.ndarray, exchange: AbstractExchange | None) -> Scores:
+        """The same for plans over the groups of the machine."""
+        return self._scored(local_search.search_of(self.problem, group), plans, exchange)[0]
+
+    def _scored(
+        self, search: local_search.Search, plans: Plans, exchange: AbstractExchange | None
+    ) -> tuple[Scores, Float[np.ndarray, "layer candidate batch"]]:
+        """Objective and the times of the selection batches, s."""
         drawn = self.problem.merged(self.selection, exchange)
-        return np.stack(
-            [local_search.score_all(self.search, share, drawn, exchange) for share in shares], axis=1, dtype=float
-        )
+        shares = [jnp.asarray(share) for share in np.moveaxis(plans, 1, 0).astype(np.float32)]
+        scored = [local_search.score_all(search, share, drawn, exchange) for share in shares]
+        scores, batches = (np.stack(part, axis=1, dtype=float) for part in zip(*scored, strict=True))
+        return scores, batches
 
     def under_best(self, plan: Plan, exchanges: Mapping[str, AbstractExchange]) -> Ranked:
         """The plan with the best of these exchanges in every layer."""
-        plans = plan[:, None]
-        return least(
-            Ranked(plan, self.score(plans, exchange)[:, 0], np.full(len(plan), name, object))
-            for name, exchange in exchanges.items()
-        )
+
+        def under(name: str, exchange: AbstractExchange) -> Ranked:
+            scores, batches = self._scored(self.search, plan[:, None], exchange)
+            return Ranked(plan, scores[:, 0], np.full(len(plan), name, object), batches[:, 0])
+
+        return least(under(name, exchange) for name, exchange in exchanges.items())
 
     @cached_property
     def strategies(self) -> dict[str, Ranked]:
@@ -160,13 +172,6 @@ class Referee:
         """Room as it limits shares: replicas take a whole expert's room, however little they serve."""
         return room if self.problem.model.mode == "sharded" else np.full_like(room, np.inf)
 
-    def score_groups(self, plans: Plans, group: np.ndarray, exchange: AbstractExchange | None) -> Scores:
-        """Exact objective of plans over the groups of the machine, s."""
-        search = local_search.search_of(self.problem, group)
-        drawn = self.problem.merged(self.selection, exchange)
-        shares = [jnp.asarray(share) for share in np.moveaxis(plans, 1, 0).astype(np.float32)]
-        return np.stack([local_search.score_all(search, share, drawn, exchange) for share in shares], 1, dtype=float)
-
     def conclude(
         self,
         plan: Plan,
@@ -178,8 +183,11 @@ class Referee:
         with self.timed("scoring"):
             found = self.under_best(plan, self.problem.gathers)
         with self.timed("strategies"):
-            shipped = [] if self.shipped is None else [self.shipped]
-            final = least([found, *others, *shipped])
+            plans, known = [found, *others], self.shipped
+            if known is not None:
+                weight = self.problem.p95_weight
+                plans = [known, *(where_surely_faster(each, known, weight) for each in plans)]
+            final = least(plans)
         with self.timed("bound"):
             bound = lower_bound(self.problem, self.selection)
         return TuneResult(

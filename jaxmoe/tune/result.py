@@ -30,9 +30,9 @@ class TuneResult:
     """A legal plan, the exchange of every layer, what it takes, and how it came about: the same of every optimiser.
 
     `stages` holds the objective after each step of the way, s [layer], all on the same batches, unseen by the
-    search. The last two are `searched`, of the plan that the search ended with, and `final`, which is less in layers
-    that a strategy or a complete hybrid serves faster. Both are under the best exchange, those before are an
-    optimiser's own. All are exact but `relaxed`, of the relaxed model.
+    search. The last two are `searched`, of the plan that the search ended with, and `final`, of what is returned: in
+    layers where no search was faster by more than the choice of batches explains, the best shipped strategy. Both are
+    under the best exchange, those before are an optimiser's own. All are exact but `relaxed`, of the relaxed model.
     """
 
     share: np.ndarray  # [layer, expert, node]

@@ -164,11 +164,11 @@ class _Run:
             plans = np.repeat(hybrid.plan[:, None], self.settings.refine_chains, axis=1)
             scores = self.referee.score_groups(plans, hybrid.group, hybrid.exchange)
             plans, scores, _ = self.refine(search, plans, scores, hybrid.exchange, hybrid.group)
-            plans, scores = self.referee.rebalance(*best(plans, scores, 1), hybrid.exchange, hybrid.group)
+            plans, _ = self.referee.rebalance(*best(plans, scores, 1), hybrid.exchange, hybrid.group)
             spread = plans[:, 0] @ np.asarray(search.spread, float)
             fits = self.referee.fits(spread[:, None])[:, 0]
-            names = np.full(len(spread), hybrid.name, object)
-            made.append(Ranked(spread, np.where(fits, scores[:, 0], np.inf), names))
+            ranked = self.referee.under_best(spread, {hybrid.name: hybrid.exchange})
+            made.append(ranked._replace(seconds=np.where(fits, ranked.seconds, np.inf)))
         return made
 
     def best_cuts(self) -> list[_Hybrid]:

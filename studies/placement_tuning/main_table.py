@@ -1,5 +1,6 @@
 """The main table: the tuned plan and every other one, each under its own best exchange, on unseen batches.
 
+What is best, of exchanges and of ways to cut the machine, is found on batches that tuning may see, for all alike.
 Three times: with every named exchange, without trees in the network, and as hd_moe publishes it, where results gather
 at the lowest-numbered host and nothing else may be chosen.
 """
@@ -9,11 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from cases import CASES, MIXTRAL, Case, Run
-from scoring import QUICK, SEED, TREES, UNICASTS, Plan, Timed, under_best, usual_plans
+from scoring import QUICK, SEED, TREES, UNICASTS, Plan, Timed, timed, under_best, usual_plans
 
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.tuning import placement_problem
-from jaxmoe.tune import PlacementProblem, TuneResult, tune
+from jaxmoe.tune import PlacementProblem, tune
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.problem import DEFAULT_EXCHANGES, HYBRIDS
 
@@ -43,36 +44,41 @@ def gathers_of(trees: str, quick: bool) -> tuple[str, ...]:
     return tuple(name for name in KINDS[trees] if not quick or name in QUICK)
 
 
-def problem_of(inputs: Inputs, trees: str, run: Run) -> PlacementProblem:
-    """The tuner may choose its default exchanges, and those under which any other plan is best on seen batches."""
+def best_usual(case: Case, inputs: Inputs, trees: str, run: Run) -> dict[str, Timed]:
+    """All but the tuned plan, each strategy with the plan and the exchange that are best on batches to tune on."""
+    problem, gathers = placement_problem(inputs), gathers_of(trees, run.quick)
+    seen = problem.draw(inputs.scenario.evaluation.batches, SEED)
+    plans = usual_plans(problem, gathers, rings=trees != PUBLISHED_SETTING)
+    published = case.published_share(run, inputs)
+    if published is not None:
+        plans = {"published": [Plan("published", published, gathers)]} | plans
+    return {name: under_best(inputs, some, seen) for name, some in plans.items()}
+
+
+def problem_of(inputs: Inputs, trees: str, usual: dict[str, Timed]) -> PlacementProblem:
+    """The tuner may choose its default exchanges, and those under which any other plan is best."""
     problem = placement_problem(inputs)
     if trees == PUBLISHED_SETTING:
         return replace(problem, exchanges=())
-    gathers = gathers_of(trees, run.quick)
-    default = tuple(name for name in DEFAULT_EXCHANGES if name not in TREES or trees == "yes")
-    seen = problem.draw(inputs.scenario.evaluation.batches, SEED)
-    best = [under_best(inputs, plans, seen).exchange for plans in usual_plans(problem, gathers).values()]
-    others = (name for name in best if not name.startswith(HYBRIDS))
+    default = (name for name in DEFAULT_EXCHANGES if name not in TREES or trees == "yes")
+    others = (best.exchange for best in usual.values() if not best.exchange.startswith(HYBRIDS))
     return replace(problem, exchanges=tuple(dict.fromkeys((*default, *others))))
 
 
-def compared(case: Case, inputs: Inputs, trees: str, run: Run) -> tuple[dict[str, Timed], PlacementProblem, TuneResult]:
-    """Every strategy under its best exchange, the tuned plan first."""
-    problem, gathers = problem_of(inputs, trees, run), gathers_of(trees, run.quick)
+def compared(case: Case, inputs: Inputs, trees: str, run: Run) -> tuple[dict[str, Timed], PlacementProblem]:
+    """Every strategy on unseen batches, the tuned plan first."""
+    usual = best_usual(case, inputs, trees, run)
+    problem = problem_of(inputs, trees, usual)
     result = tune(problem, run.settings)
-    own = tuple(dict.fromkeys((*result.exchange, *gathers)))
-    plans = {"tuned": [Plan("tuned", result.share[0], own)]}
-    published = case.published_share(run, inputs)
-    if published is not None:
-        plans["published"] = [Plan("published", published, gathers)]
-    plans |= usual_plans(problem, gathers, rings=trees != PUBLISHED_SETTING)
-    return {name: under_best(inputs, some, inputs.evaluation_batches) for name, some in plans.items()}, problem, result
+    chosen = {"tuned": (Plan("tuned", result.share[0], result.exchange), result.exchange[0])}
+    chosen |= {name: (best.plan, best.exchange) for name, best in usual.items()}
+    return {name: timed(inputs, *one, inputs.evaluation_batches) for name, one in chosen.items()}, problem
 
 
 def main_rows(case: Case, layer: int, trees: str, run: Run) -> Iterator[dict]:
     """All strategies of one layer."""
     begun, inputs = time.perf_counter(), case.inputs(run, layer)
-    found, problem, _ = compared(case, inputs, trees, run)
+    found, problem = compared(case, inputs, trees, run)
     bound = float(lower_bound(problem, inputs.evaluation_batches)[0])
     wall = time.perf_counter() - begun
     for name, best in found.items():
@@ -85,7 +91,7 @@ def load_rows(run: Run) -> Iterator[dict]:
     """How long nodes compute and links are busy, under the published and the tuned plan and their best exchanges."""
     case = CASES[0]
     inputs = case.inputs(run, LOADS_LAYER)
-    found, _, _ = compared(case, inputs, "yes", run)
+    found, _ = compared(case, inputs, "yes", run)
     for name in ("published", "tuned"):
         about = {"case": case.name, "layer": LOADS_LAYER, "strategy": name, "exchange": found[name].exchange}
         busy = {"node": found[name].time.node_time[0], "link": found[name].time.link_time[0]}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 from cases import FIVE, MIXTRAL, RUNS, Case, Run
-from main_table import gathers_of, problem_of
+from main_table import best_usual, gathers_of, problem_of
 from scoring import TREES, Plan, under_best, usual_plans
 
 from jaxmoe.experiment.inputs import Inputs
@@ -41,7 +41,8 @@ def tuned_plan(case: Case, run: Run) -> Plan:
     """The plan tuned for the case's own machine, kept in `runs/`."""
     kept = RUNS / f"sensitivity{'_quick' if run.quick else ''}_{case.name}.npz"
     if not kept.is_file():
-        problem = problem_of(case.inputs(run, LAYER), "yes", run)
+        inputs = case.inputs(run, LAYER)
+        problem = problem_of(inputs, "yes", best_usual(case, inputs, "yes", run))
         result = tune(problem, run.settings)
         aside = kept.with_suffix(f".{os.getpid()}.npz")
         np.savez(aside, share=result.share[0], exchange=result.exchange[0])

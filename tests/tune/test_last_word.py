@@ -18,8 +18,10 @@ from jaxmoe.placement.exchange import ExchangeError
 from jaxmoe.placement.shipped import shipped_strategies
 from jaxmoe.placement.strategies import expert_parallel
 from jaxmoe.tune import PlacementProblem, TuneResult, referee, tune
+from jaxmoe.tune import ranked as ranking
 from jaxmoe.tune.optimisers import OPTIMISERS
 from jaxmoe.tune.problem import DEFAULT_EXCHANGES, HYBRIDS
+from jaxmoe.tune.ranked import Ranked, where_surely_faster
 from jaxmoe.tune.referee import Referee
 from jaxmoe.tune.settings import TunerSettings, affordable
 from jaxmoe.tune.stop import StopSwitch
@@ -86,6 +88,32 @@ def test_no_shipped_strategy_is_faster_under_any_of_the_usual_exchanges(name, li
     result = optimised(name, problem)
     assert_told(result, problem)
     assert_nothing_that_ships_is_faster(result, problem)
+
+
+def ranked(*seconds: float) -> Ranked:
+    """A plan of one layer whose batches take so long."""
+    batches = np.array([seconds])
+    return Ranked(np.zeros((1, 1, 1)), batches.mean(axis=1), np.array(["lowest_host"], object), batches)
+
+
+def test_a_gain_counts_from_twice_its_standard_error_on():
+    known = ranked(*[10.0] * 8)
+    # Gains 0, 0, 0, 0, 2, 2, 2, 2: mean 1, standard error 0.378.
+    sure = where_surely_faster(ranked(*[10.0] * 4, *[8.0] * 4), known, 0.0)
+    np.testing.assert_array_equal(sure.seconds, [9.0])
+    # Gains -2, -2, -2, 2, 2, 2, 2, 2: mean 0.5, standard error 0.73.
+    unsure = where_surely_faster(ranked(*[12.0] * 3, *[8.0] * 5), known, 0.0)
+    np.testing.assert_array_equal(unsure.seconds, [np.inf])
+    assert where_surely_faster(known, known, 0.0).seconds == np.inf
+
+
+def test_a_shipped_strategy_is_returned_where_what_was_searched_is_not_surely_faster(monkeypatch):
+    problem = small_problem(link_factor=0.3)
+    known = Referee(problem, 3, StopSwitch()).shipped
+    monkeypatch.setattr(ranking, "STANDARD_ERRORS", 1e9)
+    result = optimised("greedy", problem)
+    np.testing.assert_array_equal(result.share, known.plan)
+    np.testing.assert_allclose(result.cost, known.seconds)
 
 
 def halves_far_apart() -> PlacementProblem:

@@ -24,7 +24,7 @@ propose = jax.jit(local_search._propose)
 
 def scores_of(problem: PlacementProblem, shares: jax.Array, batches: Batch) -> np.ndarray:
     """Exact objective of every chain's plan, [layer, chain]."""
-    score = [local_search.score_all(search_of(problem), shares[:, chain], batches) for chain in range(CHAINS)]
+    score = [local_search.score_all(search_of(problem), shares[:, chain], batches)[0] for chain in range(CHAINS)]
     return np.stack(score, axis=1)
 
 
