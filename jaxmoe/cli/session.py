@@ -13,10 +13,20 @@ from jaxmoe.cli.output import OutputFolder
 from jaxmoe.config.base import ConfigError
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.placement import PlanError
+from jaxmoe.placement.exchange import ExchangeError
 from jaxmoe.systems import UnsuitableSystemError
 from jaxmoe.traces import TraceError
 
 BAD_INPUT = 2
+BAD_INPUT_ERRORS = (
+    ConfigError,
+    TraceError,
+    PlanError,
+    ExchangeError,
+    OptionError,
+    UnsuitableSystemError,
+    OSError,
+)
 
 
 def messages() -> Console:
@@ -35,7 +45,7 @@ def session(out: Path, verbose: bool) -> Iterator[tuple[OutputFolder, Interrupts
         with Interrupts() as interrupts, folder:
             yield folder, interrupts
             interrupts.check()
-    except (ConfigError, TraceError, PlanError, OptionError, UnsuitableSystemError, OSError) as error:
+    except BAD_INPUT_ERRORS as error:
         if verbose:
             messages().print_exception()
         messages().print(f"[bold red]error:[/] {escape(str(error))}")

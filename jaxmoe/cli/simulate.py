@@ -167,6 +167,11 @@ def _warnings(inputs: Inputs, simulation: Simulation) -> list[str]:
             f"the trace has {inputs.trace.num_tokens} tokens, fewer than the {needed} of all iterations: "
             "batches are drawn from all of it, and so are like each other"
         )
+    if steps.foresight:
+        notes.append(
+            "no tokens are left before the run, so the system was prepared on the tokens of the run itself; "
+            "give earlier ones with --history"
+        )
     if run.late > 0 and getattr(inputs.scenario.system, "broadcast", None) == "hidden":
         notes.append(
             f"{100 * run.late:.0f} % of the broadcasts take longer than the layer before, so they could not be hidden "

@@ -35,7 +35,7 @@ from jaxmoe.hardware.mesh import link_ends
 from jaxmoe.latency import EvenPart, EvenParts, LayerCosts, LayerModel, schedule_of
 from jaxmoe.network import AbstractExchange, Congestion, build_exchange
 from jaxmoe.placement.exchange import ExchangeError
-from jaxmoe.tune.problem import HYBRIDS, suited
+from jaxmoe.tune.problem import check_exchanges, suited
 from jaxmoe.tune.settings import TunerSettings
 from jaxmoe.units import GIGA, NANO, TERA
 
@@ -84,8 +84,10 @@ def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]
     )
     machine = build_machine(scenario.hardware, scenario.workload.batch_tokens, model.expert_size)
     for name in suited(scenario.tuning.exchanges, machine.topology):
-        if name != HYBRIDS:
-            _exchange("tuning.exchanges", name, machine.topology)
+        try:
+            check_exchanges((name,), machine.topology, model.num_experts)
+        except ExchangeError as error:
+            raise ConfigError(f"tuning.exchanges is {name!r}, which does not suit the machine: {error}") from None
     return LayerModel(
         machine=machine,
         costs=LayerCosts(

@@ -190,7 +190,7 @@ class Scenario(Section):
         description="the system that runs the plan as a mapping: {name: static} or {name: hd_moe, ..}",
     )
     tuning: TuningConfig = Field(default=TuningConfig(), description="the settings of the tuner as a mapping")
-    seed: Seed = Field(default=0, description="the seed of whatever has none of its own", examples=[0])
+    seed: Seed = Field(default=0, description="the default seed", examples=[0])
 
     @model_validator(mode="after")
     def _has_dies(self) -> "Scenario":
@@ -208,6 +208,14 @@ class Scenario(Section):
             if isinstance(hardware, MeshMachine):
                 expected = "a number of equal rectangles that cut the {}x{} mesh".format(*hardware.mesh_shape)
             raise RuleError(("strategies", "hybrid_regions"), regions, expected, f"Write one of {legal}")
+        return self
+
+    @model_validator(mode="after")
+    def _micro_batches_have_tokens(self) -> "Scenario":
+        tokens = self.workload.batch_tokens
+        if schedule_of(self.schedule).micro_batches > tokens:
+            most = f"at most as many micro-batches as workload.batch_tokens, {tokens}"
+            raise RuleError(("schedule",), self.schedule, most, "Lower the number or raise workload.batch_tokens")
         return self
 
     @model_validator(mode="after")

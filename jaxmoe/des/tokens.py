@@ -47,12 +47,22 @@ def plan_tokens(
     home = np.zeros(len(experts), np.int64)
     if isinstance(layer.exchange, Gather):
         home = homes_of(layer.exchange.home, batch, part > 0, layer.fabric.hops, layer.fabric.mesh_shape)
-    # Weights of the experts that any token uses are read.
-    used = share[np.unique(experts[(experts >= 0) & (served < 0)])]
-    held = (used if layer.mode == "sharded" else used > 0).sum(axis=0, dtype=float)
-    copies = np.unique(np.stack([experts[served >= 0], served[served >= 0]]), axis=1)[1]
-    held = held + np.bincount(copies, minlength=layer.num_nodes)
-    return TokenPlan(np.asarray((part > 0).any(axis=1)), home, part, served, held)
+    return TokenPlan(np.asarray((part > 0).any(axis=1)), home, part, served, _read(layer, share, experts, part, served))
+
+
+def _read(
+    layer: LayerDescription,
+    share: Float[np.ndarray, "expert node"],
+    experts: Int[np.ndarray, "token k"],
+    part: Float[np.ndarray, "token k node"],
+    served: Int[np.ndarray, "token k"],
+) -> Float[np.ndarray, " node"]:
+    """Weights that pass the memory, in experts: the parts of experts that any token uses, and whole copies."""
+    sliced = served < 0 if layer.mode == "sharded" else np.zeros_like(served, bool)
+    read = share[np.unique(experts[(experts >= 0) & sliced])].sum(axis=0, dtype=float)
+    token, choice, node = np.nonzero((part > 0) & ~sliced[..., None])
+    _, whole = np.unique(np.stack([experts[token, choice], node]), axis=1)
+    return read + np.bincount(whole, minlength=layer.num_nodes)
 
 
 def _drawn(share: Float[np.ndarray, "expert node"], batch: Batch) -> Float[np.ndarray, "token top_k node"]:

@@ -25,6 +25,7 @@ from jaxmoe.hardware.gemm import MeasuredGemm
 from jaxmoe.latency import LayerModel
 from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange, build_exchange
+from jaxmoe.placement.exchange import ALONE
 from jaxmoe.traces import (
     Batch,
     GatingTrace,
@@ -79,11 +80,12 @@ class Inputs:
     def exchanges(self) -> tuple[str, ...]:
         """Exchanges that may be chosen for any placement: the scenario's own, then those of `tuning.exchanges`.
 
-        Hybrids are left out: these rings suit placements that follow their groups.
+        Hybrids are left out: these rings suit placements that follow their groups. So are exchanges without the traffic
+        between groups.
         """
         others = suited(self.scenario.tuning.exchanges, self.model.machine.topology)
-        named = (name for name in others if not name.startswith(HYBRIDS))
-        return tuple(dict.fromkeys((self.scenario.costs.exchange, *named)))
+        named = (self.scenario.costs.exchange, *(name for name in others if not name.startswith(HYBRIDS)))
+        return tuple(dict.fromkeys(name for name in named if not name.endswith(ALONE)))
 
     @cached_property
     def _built(self) -> dict[str, AbstractExchange]:

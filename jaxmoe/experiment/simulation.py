@@ -28,6 +28,7 @@ class Iterations:
     batches: Batch
     successive: bool  # tokens of the trace in their order, else drawn from all of it
     history: GatingTrace
+    foresight: bool  # the history is of the same tokens
 
     @property
     def count(self) -> int:
@@ -109,9 +110,8 @@ def iterations_of(inputs: Inputs, count: int, history: GatingTrace | None = None
     first = trace.num_tokens - tokens * count
     if history is None:
         history = trace.select_tokens(np.arange(first)) if first >= tokens else trace
-    if batches is None:
-        return Iterations(sample_batches(trace, tokens, count, seed), False, history)
-    return Iterations(batches, True, history)
+    drawn = sample_batches(trace, tokens, count, seed) if batches is None else batches
+    return Iterations(drawn, batches is not None, history, foresight=history is trace)
 
 
 def simulate(

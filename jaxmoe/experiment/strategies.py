@@ -18,7 +18,7 @@ from jaxmoe.placement import (
     read_plan,
     tensor_parallel,
 )
-from jaxmoe.placement.exchange import ExchangeError, Rings
+from jaxmoe.placement.exchange import ALONE, ExchangeError, Rings
 from jaxmoe.placement.groups import groups_of
 from jaxmoe.placement.strategies import expert_parallel, in_groups
 from jaxmoe.traces import GatingTrace
@@ -50,7 +50,6 @@ def standard_strategies(inputs: Inputs) -> list[Strategy]:
     regions = region_rings(inputs)
     spread, regional = tensor_parallel(layers, experts, nodes), in_groups(counts, groups_of(regions, topology))
     alone = replace(regions, between=False)
-    note = "a ring inside each region as hd_moe counts it, without what the regions send each other"
     return [
         strategy(inputs, "tp", spread, "ring"),  # hd_moe Eq. 4: one way round
         strategy(inputs, "tp_both_ways", spread, "ring_both_ways"),
@@ -58,7 +57,7 @@ def standard_strategies(inputs: Inputs) -> list[Strategy]:
         strategy(inputs, "ep_balanced", expert_parallel_balanced(counts, nodes)),
         strategy(inputs, "ep", expert_parallel(counts, topology)),
         strategy(inputs, "hybrid", regional),
-        strategy(inputs, "hybrid_ring", regional, alone.name, note),
+        strategy(inputs, "hybrid_ring", regional, alone.name),
         strategy(inputs, "hybrid_complete", regional, replace(regions, both_ways=True).name),
     ]
 
@@ -69,9 +68,7 @@ def region_rings(inputs: Inputs) -> Rings:
     return Rings((count,) if inputs.shape is None else square_cut(inputs.shape, count))
 
 
-def strategy(
-    inputs: Inputs, name: str, share: np.ndarray, exchange: str | Sequence[str] | None = None, leaves_out: str = ""
-) -> Strategy:
+def strategy(inputs: Inputs, name: str, share: np.ndarray, exchange: str | Sequence[str] | None = None) -> Strategy:
     """Name sharded shares of this run's layers, and say whether they fit.
 
     `exchange` is of all layers or of each, by default the scenario's.
@@ -83,7 +80,10 @@ def strategy(
         check_fits(placement, float(inputs.model.costs.expert_bytes), inputs.capacity(len(inputs.layer_ids)))
     except PlanError as error:
         return Strategy(name, placement, fits=False, comparable=False, note=f"does not fit: {error}")
-    return Strategy(name, placement, comparable=not leaves_out, note=leaves_out)
+    if any(name.endswith(ALONE) for name in names):
+        note = "rings inside groups as hd_moe counts them, without what the groups send each other"
+        return Strategy(name, placement, comparable=False, note=note)
+    return Strategy(name, placement)
 
 
 def given_plans(

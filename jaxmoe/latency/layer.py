@@ -69,7 +69,7 @@ class LayerModel(eqx.Module):
             return times
         traffic = lower_movement(decisions.movement, decisions.stored, self.costs)
         seconds, busy = self._price(traffic, reduction, support)
-        total = times.total if decisions.movement.hidden else self._charged(times, seconds, busy["link"], reduction)
+        total = times.total if decisions.movement.hidden else self._charged(times, seconds, busy, reduction)
         return LayerTime(times.stages | {"movement": seconds}, times.busy | {"movement": busy}, total)
 
     def _parts(
@@ -88,6 +88,8 @@ class LayerModel(eqx.Module):
     def visits(self, decisions: Decisions, batch: Batch, support: AbstractSupport) -> Visits:
         """Who computes what of a batch."""
         if decisions.served is not None:
+            if self.mode == "replicated":
+                raise ValueError("choices decided at run time are of sharded placements; give one, or no `served`")
             return decided_visits(decisions.share, batch, decisions.served, support)
         visits = sharded_visits if self.mode == "sharded" else replicated_visits
         return visits(decisions.share, batch, support)
@@ -144,13 +146,18 @@ class LayerModel(eqx.Module):
         return LayerTime(summed.stages, summed.busy, total)
 
     def _charged(
-        self, times: LayerTime, seconds: Float[Array, ""], link: Float[Array, " link"], reduction: AbstractReduction
+        self,
+        times: LayerTime,
+        seconds: Float[Array, ""],
+        busy: dict[str, Float[Array, " resource"]],
+        reduction: AbstractReduction,
     ) -> Float[Array, ""]:
-        """The total with weights that travel before the stages, or beside them on idle links."""
+        """The total with weights that travel before the stages, or beside them on links and ports that are idle."""
         if not self.schedule.in_background:
             return times.total + seconds
-        busy = _added([times.dispatch_link_time, times.combine_link_time, link])
-        return jnp.maximum(jnp.maximum(times.total, reduction(busy)), seconds)
+        stages = (times.busy["dispatch"], times.busy["combine"], busy)
+        served = jnp.concatenate([_added([each[kind] for each in stages]) for kind in ("link", "port")])
+        return jnp.maximum(jnp.maximum(times.total, reduction(served)), seconds)
 
 
 def _added(seconds: list[Float[Array, "*resource"]]) -> Float[Array, "*resource"]:

@@ -67,12 +67,10 @@ def replicated_visits(share: Float[Array, "expert node"], batch: Batch, support:
     """Visits when every host has the whole expert and serves a part of its tokens.
 
     A token's draw u in [0, 1) picks the host whose slice of the cumulated shares holds u. A soft support blurs the
-    borders of slices, so that shares have a gradient.
+    borders of slices, so that shares have a gradient. A host reads an expert of which it serves any token.
     """
     served = _drawn(share, batch, support)
     rows = jnp.zeros_like(share).at[batch.experts].add(batch.weight[:, None, None] * served, mode="drop")
-    held = support.presence(support.amount(share))
-    chosen = jnp.minimum((batch.weight[:, None] * batch.choices(share.shape[0])).sum(axis=0), 1)
     return Visits(
         visited=support.union(served),
         named=None,
@@ -80,7 +78,7 @@ def replicated_visits(share: Float[Array, "expert node"], batch: Batch, support:
         work=rows.sum(axis=0),
         rows=rows,
         part=jnp.ones_like(share),
-        read=chosen @ held,
+        read=jnp.minimum(rows, 1).sum(axis=0),
         weight=batch.weight,
         draw=batch.token_draw,
         source=batch.sources(share.shape[1]),

@@ -92,6 +92,7 @@ class Rings:
 
 
 Exchange = Gather | ReduceScatter | Rings
+ALONE = "_alone"  # ends the names of rings that leave out what groups send each other
 
 KNOWN = (
     f"{', '.join(HOMES)}, each alone or with {', '.join('_' + route for route in ROUTES[1:])}; reduce_scatter; ring, "

@@ -12,7 +12,7 @@ from jaxmoe.hardware import AbstractTopology, Mesh
 from jaxmoe.latency import LayerModel
 from jaxmoe.network import AbstractExchange, GatherExchange, ReduceScatterExchange, build_exchange
 from jaxmoe.placement import PlanError
-from jaxmoe.placement.exchange import ExchangeError, exchange_of
+from jaxmoe.placement.exchange import ALONE, ExchangeError, exchange_of
 from jaxmoe.placement.shipped import complete_hybrids
 from jaxmoe.traces import Batch, GatingTrace, merge_tokens, sample_batches
 
@@ -50,15 +50,7 @@ class PlacementProblem:
                 f"the experts of a layer need {needed} times an expert's memory, all nodes together have room for "
                 f"{room:.4g}; raise the memory capacity, or use more nodes or fewer layers"
             )
-        hybrids = {rings.name for rings in complete_hybrids(self.model.machine.topology, needed)}
-        for name in self.exchanges:
-            if name != HYBRIDS:
-                build_exchange(name, self.model.machine.topology)  # raises ExchangeError
-            if name.startswith("rings_") and name not in hybrids:
-                raise ExchangeError(
-                    f"tuning chooses among complete hybrids, and {name} is none with {self.num_nodes} nodes and "
-                    f"{needed} experts; use {HYBRIDS} for all, or some of {', '.join(sorted(hybrids)) or 'none'}"
-                )
+        check_exchanges(self.exchanges, self.model.machine.topology, needed)
 
     @property
     def num_nodes(self) -> int:
@@ -94,7 +86,7 @@ class PlacementProblem:
         topology = self.model.machine.topology
         own = self.own_exchange or own_name(self.model)
         # What groups send each other is left out there: no plan may profit from it.
-        named = {} if own.endswith("_alone") else {own: self.model.exchange}
+        named = {} if own.endswith(ALONE) else {own: self.model.exchange}
         for name in self.exchanges:
             if name != HYBRIDS and not name.startswith("ring"):
                 named.setdefault(name, build_exchange(name, topology))
@@ -118,6 +110,21 @@ class PlacementProblem:
         if self.model.mode != "sharded" or by_draw or self.model.schedule.micro_batches > 1:
             return batches
         return merge_tokens(batches, self.trace.num_experts)
+
+
+def check_exchanges(exchanges: tuple[str, ...], topology: AbstractTopology, experts: int) -> None:
+    """Raise `ExchangeError` for one that is not known, does not suit the network, or that tuning may not choose."""
+    for name in exchanges:
+        if name != HYBRIDS:
+            build_exchange(name, topology)
+        if not name.startswith("rings_"):
+            continue
+        hybrids = {rings.name for rings in complete_hybrids(topology, experts)}
+        if name not in hybrids:
+            raise ExchangeError(
+                f"tuning chooses among complete hybrids, and {name} is none with {topology.num_nodes} nodes and "
+                f"{experts} experts; use {HYBRIDS} for all, or some of {', '.join(sorted(hybrids)) or 'none'}"
+            )
 
 
 def suited(exchanges: tuple[str, ...], topology: AbstractTopology) -> tuple[str, ...]:

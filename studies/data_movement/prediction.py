@@ -181,7 +181,7 @@ def write_summary(settings: Settings, rows: list[dict]) -> None:
         "settings": asdict(settings),
         "trials": [asdict(trial) for trial in TRIALS],
         "versions": {"jaxmoe": jaxmoe.__version__, "jax": jax.__version__, "numpy": np.__version__},
-        "device": jax.devices()[0].machine,
+        "device": jax.devices()[0].platform,
         "not_better_than_frequency": [{key: row[key] for key in keys} for row in not_better(rows)],
     }
     aside = HERE / "prediction.json.part"

@@ -48,6 +48,7 @@ def test_missing_scenario(run, tmp_path, out):
         ("hardware.link.bandwidth_GB_per_s=0", "is 0; expected a number greater than 0"),
         ("hardware.link.bandwith=5", "not a known key"),
         ("hardware.kind=tours", "hardware.kind is \"tours\"; expected one of 'mesh', 'wafers'"),
+        ("tuning.exchanges=[rings_2]", "tuning.exchanges is 'rings_2', which does not suit the machine"),
         ("costs.exchange=rings_3", "costs.exchange is 'rings_3', which does not suit the machine"),
         ("costs.exchange=near", 'costs.exchange is "near"; expected one of lowest_host'),
         ("costs.gather=fewest_hops", "Write exchange: fewest_hops"),

@@ -88,6 +88,7 @@ def test_successive_tokens_where_the_trace_is_long_enough(run, scenario, out):
     result = run("simulate", scenario, "--iterations", 9, "--replay", 1, "--out", out)
     assert (summary(out)["successive"], summary(out)["history_tokens"]) == (False, 64)
     assert "64 tokens, fewer than the 72" in result.stderr
+    assert "prepared on the tokens of the run itself" in result.stderr
 
 
 def test_strategies_are_placed_by_the_history(run, scenario, out, tmp_path, monkeypatch):

@@ -85,6 +85,16 @@ def test_every_strategy_is_scored_under_every_exchange_that_may_be_chosen(run, s
     assert all(name in result.stdout for name in ("ring_both_ways", "rings_2", "reduce_scatter"))
 
 
+def test_rings_that_leave_traffic_out_are_compared_with_nothing(run, scenario, out):
+    result = run("evaluate", scenario, "--set", "costs.exchange=rings_2_alone", "--out", out)
+    assert result.exit_code == 0, result.output
+    summary = summary_of(out)
+    assert "rings_2_alone" not in summary["exchanges"]
+    ep = summary["strategies"]["ep"]
+    assert (ep["comparable"], ep["under"]) == (False, {})
+    assert "without what the groups send each other" in ep["note"]
+
+
 def test_best_exchange_is_chosen_layer_by_layer(run, scenario, out):
     run("evaluate", scenario, "--out", out)
     own = summary_of(out)["strategies"]["hybrid"]

@@ -232,6 +232,7 @@ BAD_OVERRIDES = {
     "costs.dispatch_bytes_per_element=0": ["costs.dispatch_bytes_per_element is 0", "greater than 0", "in dispatch"],
     "costs.metadata_bytes_per_choice=-1": ["costs.metadata_bytes_per_choice is -1", "at least 0"],
     "schedule=pipelined(0)": ['schedule is "pipelined(0)"', "pipelined(m)"],
+    "schedule=pipelined(9999)": ['schedule is "pipelined(9999)"', "workload.batch_tokens", "Lower the number"],
     "tuning.seed=-1": ["tuning.seed is -1", "at least 0"],
     "seed=4294967296": ["seed is 4294967296", "less than 4.29497e+09"],
     "name=5": ["name is 5", "expected text", "a name for tables"],

@@ -115,9 +115,9 @@ def test_memory_can_be_the_slower():
     # Weights 100 * [0.5, 1, 0.25, 1.25], and 8 B in and out for each of [2, 2, 1, 2] visits, at 10 B/s.
     sharded = replay_layer(replace(LAYER, memory=own_memory(slow)), SHARE, BATCH)
     np.testing.assert_allclose(sharded.node_busy, [8.2, 13.2, 4.1, 15.7])
-    # Replicated: a host reads the whole of every expert in use, 100 * [1, 1, 1, 2], for visits [1, 2, 1, 1].
+    # Replicated: a host reads the whole of every expert that it serves, here one each, for visits [1, 2, 1, 1].
     replicated = replay_layer(replace(LAYER, mode="replicated", memory=own_memory(slow)), SHARE, BATCH)
-    np.testing.assert_allclose(replicated.node_busy, [11.6, 13.2, 11.6, 21.6])
+    np.testing.assert_allclose(replicated.node_busy, [11.6, 13.2, 11.6, 11.6])
     # An expert that no token uses is not read.
     unused = replay_layer(replace(LAYER, memory=own_memory(slow)), SHARE, make_batch([[1]], [0], [[0.0]]))
     np.testing.assert_allclose(unused.node_busy, [0, 11.6, 0, 0])

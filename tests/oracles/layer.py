@@ -89,18 +89,17 @@ def gather_messages(machine: NumpyMachine, share: np.ndarray, tokens: Tokens, mo
 def node_times(machine: NumpyMachine, share: np.ndarray, tokens: Tokens, costs: Costs, mode: str) -> np.ndarray:
     """Seconds every node computes: work over FLOP/s, or weights and activations over memory bandwidth."""
     work, moved = np.zeros(machine.num_nodes), np.zeros(machine.num_nodes)
-    used = {int(e) for row, w in zip(tokens.experts, tokens.weight, strict=True) for e in row if e >= 0 and w > 0}
+    read = set()  # (expert, node) whose weights pass the memory
     for token, weight in enumerate(tokens.weight):
         visits = visited_nodes(share, tokens, token, mode)
         for expert, hosts in zip(tokens.experts[token], visits, strict=True):
             for node in hosts:
                 work[node] += weight * (share[expert, node] if mode == "sharded" else 1)
+                read |= {(int(expert), node)} if weight > 0 else set()
         for node in {node for hosts in visits for node in hosts}:
             moved[node] += weight * (costs.dispatch_bytes + costs.combine_bytes)
-    for expert in used:
-        for node in range(machine.num_nodes):
-            held = share[expert, node] if mode == "sharded" else float(share[expert, node] > 0)
-            moved[node] += held * costs.expert_bytes
+    for expert, node in read:
+        moved[node] += (share[expert, node] if mode == "sharded" else 1) * costs.expert_bytes
     times = work * costs.flops_per_token_expert / machine.flops
     if machine.memory_bandwidth is not None:
         times = np.maximum(times, moved / machine.memory_bandwidth)
