@@ -39,4 +39,4 @@ def _top(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Options before the verb."""
+    """Global options."""

@@ -36,7 +36,7 @@ def messages() -> Console:
 
 @contextmanager
 def session(out: Path, verbose: bool) -> Iterator[tuple[OutputFolder, Interrupts]]:
-    """Run a verb in here: yields its output folder, and what to ask for Ctrl-C now and then.
+    """Run a verb in here: yields its output folder, and an object that checks for Ctrl-C.
 
     Ends with exit code 2 on bad input, 130 on Ctrl-C.
     """

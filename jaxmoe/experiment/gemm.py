@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
-import scipy  # reads its parts when they are first used
+import scipy  # imports its submodules when they are first used
 from jaxtyping import Float, Int
 
 from jaxmoe.hardware.gemm import AbstractGemm, MeasuredGemm, TiledGemm

@@ -24,7 +24,7 @@ from jaxmoe.placement.strategies import expert_parallel, in_groups
 from jaxmoe.traces import GatingTrace
 
 TUNED = "tuned"
-GATHERED = "tuned_gathered"  # what the search itself ended with, before strategies and hybrids had their say
+GATHERED = "tuned_gathered"  # what the search itself ended with, before the comparison with shipped strategies
 STANDARD = ("tp", "tp_both_ways", "ep_random", "ep_balanced", "ep", "hybrid", "hybrid_ring", "hybrid_complete")
 
 

@@ -210,7 +210,7 @@ def never_constant(matrix: Float[Array, "node node2"], topology: AbstractTopolog
 
 
 def _per_round(delays: Float[Array, " flow"], chain: Int[Array, " flow"]) -> Float[Array, " chain"]:
-    """Delay of every chain of R flows for each of its R - 1 rounds: what starts last passes all steps but one."""
+    """Delay of every chain of R flows for each of its R - 1 rounds: in all, that of all steps but the quickest."""
     chains = delays.shape[0]
     steps = jax.ops.segment_sum(jnp.ones_like(delays), chain, chains)
     quickest = jnp.where(steps > 0, jax.ops.segment_min(delays, chain, chains), 0)

@@ -1,7 +1,7 @@
 """From nearly legal shares to legal ones: which hosts an expert keeps, and how its work is then divided."""
 
 import numpy as np
-import scipy  # reads its parts when they are first used
+import scipy  # imports its submodules when they are first used
 from jaxtyping import Bool, Float
 
 from jaxmoe.placement.placement import PlanError

@@ -1,8 +1,8 @@
 """Local improvement of legal plans with the exact model: many short annealing chains, vmapped.
 
 A chain proposes a small change, scores it on a set of batches and takes it if it is better, or a little
-worse with a chance that falls. Batches are drawn afresh for every segment, so that a chain does not learn
-one set by heart. Plans stay legal throughout.
+worse with a chance that falls. All moves of a search see the same batches, so that what differs is the plan. Plans stay
+legal throughout.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from jaxmoe.network.prefix import prefix_sums
 from jaxmoe.traces import Batch, over_batches
 from jaxmoe.tune.problem import PlacementProblem, objective
 
-SEGMENT = 100  # moves between two looks at the clock; static, so that more moves compile nothing new
+SEGMENT = 100  # moves of a compiled call; the time limit is checked in between
 SMALLEST_SHARE = 5e-3  # a smaller part is not worth a message to its host
 
 
@@ -225,7 +225,7 @@ def improve(
         (share, cost), _ = jax.lax.scan(move, (share, jnp.full((), jnp.inf, share.dtype)), (lucks, coldness))
         return share, cost
 
-    # All luck at once: random bits inside the loop would take longer to compile than all the rest.
+    # Draw all random numbers up front: random bits inside the loop would take longer to compile than all the rest.
     lucks = jr.uniform(key, (*shares.shape[:2], coldness.shape[0], LUCK))
     over_chains = jax.vmap(chain, in_axes=(0, None, None, 0))
     return jax.vmap(over_chains)(shares, search.frequency, batches, lucks)

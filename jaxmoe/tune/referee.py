@@ -28,8 +28,8 @@ from jaxmoe.tune.stop import StopSwitch
 
 SELECTION_ENTRIES = 2**21  # entries [batch, token, node] of the batches that have the last word
 SELECTION_BATCHES = (8, 256)  # but at least and at most so many
-MANY_NODES = 64  # on more of them, time allows only ...
-HYBRIDS_TRIED = 2  # ... so many complete hybrids to be tried under every exchange
+MANY_NODES = 64  # above this, to save time,
+HYBRIDS_TRIED = 2  # complete hybrids alone are tried under every exchange
 REBALANCE_BATCHES = 256
 REBALANCE_ENTRIES = 2**16  # of the linear programme; larger ones take minutes
 

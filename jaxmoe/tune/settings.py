@@ -30,7 +30,7 @@ class TunerSettings:
     time_limit_s: float | None = None
 
 
-LARGE = 4e6  # [token, expert, node] entries of one batch; beyond, hybrids are starts alone
+LARGE = 4e6  # [token, expert, node] entries of one batch; above this, hybrids only start the search
 STEP_PRODUCTS = 5e9  # [token, expert, node] entries of all steps of a search, for each layer
 
 

@@ -15,6 +15,7 @@ from cases import CASES, HERE, RUNS
 Row = dict[str, str]
 STRATEGIES = ("published", "tp_both_ways", "tp", "hybrid_complete", "ep", "ep_balanced")
 MARK = "<!-- What follows is written by summary.py --readme. -->\n"
+GAIN = 1.001  # from which on a ratio is a gain
 CELL = ("TFLOPs_per_s", "GB_per_s", "batch_tokens", "latency_ns", "ports")
 
 
@@ -120,19 +121,33 @@ def sensitivity(rows: list[Row]) -> str:
 
 
 def machines(rows: list[Row]) -> str:
-    """Every machine, model and batch size."""
-    head = ["machine", "model", "tokens", "best shipped", "us", "tuned under", "us", "shipped / tuned", "bound, us"]
-    lines = (
-        [
-            *(row["machine"], row["model"], row["batch_tokens"]),
-            f"{row['shipped']}, {row['shipped_exchange']}",
-            *(f"{float(row['shipped_us']):.2f}", row["tuned_exchange"], f"{float(row['tuned_us']):.2f}"),
-            *(f"{float(row['shipped_over_tuned']):.3f}", f"{float(row['bound_us']):.2f}"),
-            *(f"{float(row['tuned_over_bound']):.2f}", row["limit"], f"{float(row['wall_s']):.0f}"),
-        ]
-        for row in sorted(rows, key=lambda r: (r["machine"], r["model"], int(r["batch_tokens"])))
-    )
-    return markdown([*head, "tuned / bound", "limit", "tuning, s"], lines)
+    """Every machine and model: by batch size the best shipped strategy over tuned, tuned over the bound, the limit."""
+    sizes = sorted({row["batch_tokens"] for row in rows}, key=int)
+    lines = []
+    for (machine, model), of in group(rows, "machine", "model").items():
+        by = {row["batch_tokens"]: row for row in of}
+        cells = (
+            f"{float(by[size]['shipped_over_tuned']):.3f}, {float(by[size]['tuned_over_bound']):.2f}, "
+            f"{by[size]['limit']}"
+            if size in by
+            else "-"
+            for size in sizes
+        )
+        lines.append([machine, model, *cells])
+    return markdown(["machine", "model", *(f"{size} tokens" for size in sizes)], lines)
+
+
+def over_machines(rows: list[Row]) -> str:
+    """By what limits the tuned plan: gains over the best shipped strategy, and distances from the bound."""
+    lines = []
+    for (limit,), of in group(rows, "limit").items():
+        gain, above = column(of, "shipped_over_tuned"), column(of, "tuned_over_bound")
+        far = above > 1.1
+        ratios = (f"{gain.min():.4f}", f"{gain.mean():.3f}", f"{gain.max():.3f}", f"{np.median(above):.2f}")
+        slowest = f"{column(of, 'wall_s').max():.0f}"
+        lines.append([limit, len(of), *ratios, far.sum(), (far & (gain > GAIN)).sum(), slowest])
+    head = ["limit", "cells", "least shipped / tuned", "mean", "largest", "median tuned / bound"]
+    return markdown([*head, "more than 10 % above the bound", "of these with a gain", "longest tuning, s"], lines)
 
 
 def least(rows: list[Row]) -> str:
@@ -151,7 +166,11 @@ def text(folder: Path) -> str:
     parts += [("Main table, all exchanges: mean (least)", main_table(main, "yes"))]
     parts += [("Main table, no trees in the network: mean (least)", main_table(main, "no"))]
     parts += [("Best exchanges", best_exchanges(main)), ("Smallest ratios", least(main))]
-    parts += [("Who wins, cells of the map", sensitivity(cells)), ("Machines", machines(there))]
+    parts += [
+        ("Who wins, cells of the map", sensitivity(cells)),
+        ("Machines, by what limits them", over_machines(there)),
+    ]
+    parts += [("Machines: shipped / tuned, tuned / bound, limit", machines(there))]
     return "\n\n".join(f"### {title}\n\n{body}" for title, body in parts)
 
 

@@ -1,7 +1,7 @@
 """How alike two sets of loads or heatmaps are: in the order of their values, and in which experts are hottest."""
 
 import numpy as np
-import scipy  # reads its parts when they are first used
+import scipy  # imports its submodules when they are first used
 from jaxtyping import Float64, Int, Real
 
 Values = Real[np.ndarray, "*lead value"]

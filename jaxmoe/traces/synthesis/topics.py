@@ -1,7 +1,7 @@
 """Topics of a recorded trace: stretches of tokens with similar loads, found by clustering."""
 
 import numpy as np
-import scipy  # reads its parts when they are first used
+import scipy  # imports its submodules when they are first used
 
 from jaxmoe.traces.loads import tally
 from jaxmoe.traces.trace import GatingTrace

@@ -141,7 +141,7 @@ def _checked(problem: PlacementProblem) -> Batch:
         ),
     ):
         if wrong:
-            raise PlanError(f"no optimum is sought here: {message}")
+            raise PlanError(f"optimum() does not support this problem: {message}")
     if problem.batches is None:
         raise PlanError("the optimum is of given batches; pass PlacementProblem(batches=...)")
     return problem.batches
