@@ -87,11 +87,12 @@ class Congestion(AbstractTimeModel):
     def _tree_stage(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
         """Each visited node's vector passes its port once, and what has become of them all passes that of the home.
 
-        Routers hold a chunk whole before they add it up, under either switching.
+        Routers hold a chunk whole before they add it up, under either switching. Bytes come last: dispatch and combine
+        along split trees then have the same loads in vectors, which the compiler sees and works out once.
         """
         assert flows.weight is not None
         cross = flows.route == "cross_tree"
-        weight, destination = flows.weight * flows.vectors * vector_bytes, flows.destination  # B
+        weight, destination = flows.weight * flows.vectors, flows.destination
         others = flows.source * (1 - destination)
         arriving = others.max(axis=1, keepdims=True) * destination
         stored = Congestion(self.chunk_bytes)
@@ -99,8 +100,8 @@ class Congestion(AbstractTimeModel):
             topology = crossed(topology)
         return StageTime(
             link_time=tree_loads(topology, flows.source, destination, weight)
-            / (topology.link_bandwidth * topology.efficiency),
-            port_time=port_times(topology, weight @ others, weight @ arriving),
+            * (vector_bytes / (topology.link_bandwidth * topology.efficiency)),
+            port_time=port_times(topology, weight @ others, weight @ arriving) * vector_bytes,
             pair_time=jnp.zeros(0, destination.dtype),
             path_delay=stored._longest_delay(topology, flows, vector_bytes),
         )

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.traces import MISSING, Batch, over_batches
 from jaxmoe.tune.local_search import Search
-from jaxmoe.tune.problem import PlacementProblem, objective
+from jaxmoe.tune.problem import BRIM, PlacementProblem, objective
 from jaxmoe.tune.referee import Referee
 from jaxmoe.tune.result import History, Progress, TuneResult, silent
 from jaxmoe.tune.stop import StopSwitch
@@ -108,7 +108,7 @@ def _costs(
         placed = share.at[expert].set(hosts)
         seconds = _seconds(search, placed, placed.sum(axis=1) > 0, batches, even)
         held = jnp.where(search.model.mode == "replicated", placed > 0, placed)
-        fits = (held.sum(axis=0) <= search.room * (1 + 1e-5)).all()
+        fits = (held.sum(axis=0) <= search.room * BRIM).all()
         return jnp.where(fits, objective(seconds, search.p95_weight), jnp.inf)
 
     return jax.lax.map(cost, candidates, batch_size=32)

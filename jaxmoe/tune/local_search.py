@@ -18,7 +18,7 @@ from jaxmoe.latency import LayerModel
 from jaxmoe.network import AbstractExchange
 from jaxmoe.network.prefix import prefix_sums
 from jaxmoe.traces import Batch, over_batches
-from jaxmoe.tune.problem import PlacementProblem, objective
+from jaxmoe.tune.problem import BRIM, PlacementProblem, objective
 
 SEGMENT = 100  # moves of a compiled call; the time limit is checked in between
 SMALLEST_SHARE = 5e-3  # a smaller part is not worth a message to its host
@@ -217,7 +217,7 @@ def improve(
             changed = jnp.where(jnp.isinf(cost), share, _propose(luck, share, frequency, search.hops, search.room))
             changed_cost = _score(search, changed, batches, exchange)
             held = jnp.where(replicated, changed > 0, changed)
-            fits = (held.sum(axis=0) <= search.room * (1 + 1e-5)).all()
+            fits = (held.sum(axis=0) <= search.room * BRIM).all()
             lucky = jnp.log1p(-luck[9]) < (cost - changed_cost) / changed_cost * cold
             taken = fits & ((changed_cost <= cost) | lucky)
             return (jnp.where(taken, changed, share), jnp.where(taken, changed_cost, cost)), None

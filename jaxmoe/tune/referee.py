@@ -21,7 +21,7 @@ from jaxmoe.placement.shipped import Shipped, shipped_replicas, shipped_strategi
 from jaxmoe.traces import Batch
 from jaxmoe.tune import local_search
 from jaxmoe.tune.bounds import lower_bound
-from jaxmoe.tune.problem import HYBRIDS, PlacementProblem
+from jaxmoe.tune.problem import BRIM, HYBRIDS, PlacementProblem
 from jaxmoe.tune.ranked import Plan, Plans, Ranked, Scores, better, least, where_surely_faster
 from jaxmoe.tune.result import History, Progress, TuneResult, silent
 from jaxmoe.tune.stop import StopSwitch
@@ -69,7 +69,7 @@ class Referee:
     def fits(self, plans: Plans) -> Bool[np.ndarray, "layer candidate"]:
         """Whether no node holds more than it has room for."""
         held = plans if self.problem.model.mode == "sharded" else plans > 0
-        return (held.sum(axis=2) <= self.problem.room * (1 + 1e-5)).all(axis=-1)
+        return (held.sum(axis=2) <= self.problem.room * BRIM).all(axis=-1)
 
     def score(self, plans: Plans, exchange: AbstractExchange | None = None) -> Scores:
         """Exact objective on the selection batches, s; under the model's own exchange unless told otherwise."""

@@ -14,7 +14,7 @@ from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.optimum.branch import explore, open_bound, plant
 from jaxmoe.tune.optimum.costs import Costs, as_sets, layer_costs
 from jaxmoe.tune.optimum.descent import descend
-from jaxmoe.tune.problem import PlacementProblem
+from jaxmoe.tune.problem import BRIM, PlacementProblem
 from jaxmoe.tune.stop import StopSwitch
 
 TOLERANCE = 2e-6  # relative; what is left open between plans that take next to the same time
@@ -68,7 +68,7 @@ def _legal(incumbent: np.ndarray | None, costs: Costs) -> np.ndarray | None:
     shape = (costs.demand.shape[1], len(costs.room))
     if incumbent.shape != shape:
         raise PlanError(f"the incumbent has shape {incumbent.shape}; give shares [expert, node] of shape {shape}")
-    overfull = incumbent.sum(axis=0) > costs.room * (1 + 1e-5)
+    overfull = incumbent.sum(axis=0) > costs.room * BRIM
     if overfull.any():
         node = int(np.argmax(overfull))
         raise PlanError(
