@@ -73,7 +73,7 @@ def case_title(case: str) -> str:
 
 
 def draw_main(rows: Rows, out: Path) -> None:
-    """Time of a layer by case: every strategy under its own best exchange, with trees and without."""
+    """Time over that of the tuned plan by case: every strategy under its own best exchange, with trees and without."""
     rows = [row for row in rows if row["trees"] in TREES]
     cases = sorted(distinct(rows, "case"), key=lambda case: (len(case.split("_")), case))
     panels = [
@@ -81,10 +81,10 @@ def draw_main(rows: Rows, out: Path) -> None:
             title,
             [case_title(case) for case in cases],
             {
-                shown: np.array([mean(rows, "total_us", case=case, trees=trees, strategy=name) for case in cases])
+                shown: np.array([mean(rows, "over_tuned", case=case, trees=trees, strategy=name) for case in cases])
                 for name, shown in STRATEGIES.items()
             },
-            "time of a MoE layer [µs]",
+            "time over that of the tuned plan",
         )
         for trees, title in TREES.items()
     ]
