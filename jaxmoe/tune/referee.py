@@ -201,4 +201,5 @@ class Referee:
             seed=self.seed,
             seconds=self.seconds,
             stopped=self.stop.reason,
+            shipped=known,
         )

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from jaxmoe.tune.ranked import Ranked
+
 Progress = Callable[[str, int, int], None]
 """Called with the stage, the steps done and the steps in all."""
 
@@ -45,6 +47,7 @@ class TuneResult:
     seed: int
     seconds: dict[str, float]  # wall time of every stage
     stopped: str | None  # why it ended early, or None
+    shipped: Ranked | None = None  # the best shipped strategy of every layer, if any fits
 
     @property
     def cost(self) -> np.ndarray:

@@ -22,10 +22,8 @@ from jaxmoe.placement.shipped import shipped_strategies
 from jaxmoe.traces import write_trace
 from jaxmoe.traces.synthesis import sample_trace
 from jaxmoe.traces.synthesis.presets import PRESETS
-from jaxmoe.tune import PlacementProblem, tune
+from jaxmoe.tune import PlacementProblem, TuneResult, tune
 from jaxmoe.tune.bounds import lower_bound
-from jaxmoe.tune.referee import Referee
-from jaxmoe.tune.stop import StopSwitch
 
 POWERS = ("", "_10TFLOPs_25GBps", "_2.5TFLOPs_75GBps")
 MACHINES = (*(f"nmp_{mesh}{power}" for mesh in ("4x4", "4x8", "8x8") for power in POWERS), "moentwine_4x8x8")
@@ -74,9 +72,9 @@ def inputs_of(machine: str, model: str, tokens: int, run: Run) -> Inputs:
     return read_inputs(base, [*chosen, *run.overrides(BATCHES[tokens])], trace, str(LAYERS[model]))
 
 
-def best_shipped(problem: PlacementProblem) -> Plan:
+def best_shipped(problem: PlacementProblem, result: TuneResult) -> Plan:
     """The strategy that ships with jaxmoe and is fastest on the batches that have the tuner's last word."""
-    found = Referee(problem, SEED, StopSwitch()).shipped
+    found = result.shipped
     if found is None:
         raise ValueError("no shipped strategy fits the memory; raise the machine's memory capacity")
     topology = problem.model.machine.topology
@@ -106,7 +104,7 @@ def rows(machine: str, model: str, tokens: int, run: Run) -> list[dict]:
     begun = time.perf_counter()
     result = tune(problem, run.settings)
     wall = time.perf_counter() - begun
-    shipped = best_shipped(problem)
+    shipped = best_shipped(problem, result)
     plans = (shipped, Plan("tuned", result.share[0], result.exchange))
     base, tuned = (timed(inputs, plan, plan.exchanges[0], inputs.evaluation_batches) for plan in plans)
     bound = float(lower_bound(problem, inputs.evaluation_batches)[0])
