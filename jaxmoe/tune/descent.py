@@ -1,4 +1,7 @@
-"""Gradient descent over relaxed placements: all layers and restarts in one vmapped run, in short segments."""
+"""Gradient descent over relaxed decisions: all layers and restarts in one vmapped run, in short segments.
+
+The tuner descends over placements, `TransportPlan`; any other parameters that become decisions descend alike.
+"""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,9 +17,9 @@ from jaxmoe.latency import LayerModel
 from jaxmoe.relax import SmoothMax, geometric
 from jaxmoe.traces import Batch
 from jaxmoe.tune.problem import PlacementProblem, objective
-from jaxmoe.tune.relaxation import TransportPlan, random_plans, soft_hosts
+from jaxmoe.tune.relaxation import AbstractParameters, random_plans, soft_hosts
 
-SEGMENT = 25  # steps between two looks at the clock; static, so that more steps compile nothing new
+SEGMENT = 25  # steps of a compiled call; the time limit is checked in between
 MEMORY_WEIGHT = 10.0  # relative time that a node filled twice over costs
 
 
@@ -44,7 +47,7 @@ class Landscape(NamedTuple):
 class Descent(NamedTuple):
     """State of the descent; leaves are [layer, restart, ...]."""
 
-    plans: TransportPlan
+    plans: AbstractParameters
     optimiser: optax.OptState
 
 
@@ -68,21 +71,27 @@ def landscape(problem: PlacementProblem, budget_spread: float, learning_rate: fl
 def start(problem: PlacementProblem, restarts: int, seed: int) -> Descent:
     """Random plans for every layer and restart."""
     layers, experts = problem.frequency.shape
-    plans = random_plans(seed, layers, restarts, experts, problem.num_nodes)
-    return Descent(plans, _fresh_optimisers(plans))
+    return start_from(random_plans(seed, layers, restarts, experts, problem.num_nodes))
+
+
+def start_from(parameters: AbstractParameters) -> Descent:
+    """Given parameters, whose leaves are [layer, restart, ...]."""
+    return Descent(parameters, _fresh_optimisers(parameters))
 
 
 @jax.jit
-def _fresh_optimisers(plans: TransportPlan) -> optax.OptState:
+def _fresh_optimisers(plans: AbstractParameters) -> optax.OptState:
     return jax.vmap(jax.vmap(optax.scale_by_adam().init))(plans)
 
 
 @eqx.filter_jit
-def relaxed_shares(land: Landscape, plans: TransportPlan, temperature: Float[Array, ""]) -> Float[Array, "l r e n"]:
+def relaxed_shares(
+    land: Landscape, plans: AbstractParameters, temperature: Float[Array, ""]
+) -> Float[Array, "layer restart expert node"]:
     """Shares of all plans [layer, restart] at a temperature."""
 
-    def share(plan: TransportPlan, frequency: Float[Array, " expert"]) -> Float[Array, "expert node"]:
-        return plan.share(frequency, land.node_part, temperature, land.budget_spread)
+    def share(plan: AbstractParameters, frequency: Float[Array, " expert"]) -> Float[Array, "expert node"]:
+        return plan.decisions(frequency, land.node_part, temperature, land.budget_spread).share
 
     return jax.vmap(lambda plans, frequency: jax.vmap(lambda plan: share(plan, frequency))(plans))(
         plans, land.frequency
@@ -90,15 +99,16 @@ def relaxed_shares(land: Landscape, plans: TransportPlan, temperature: Float[Arr
 
 
 def _objective(
-    plan: TransportPlan, land: Landscape, frequency: Float[Array, " expert"], batches: Batch, now: Annealed
+    plan: AbstractParameters, land: Landscape, frequency: Float[Array, " expert"], batches: Batch, now: Annealed
 ) -> Float[Array, ""]:
     """Relaxed time of one layer over the even compute time, mean over batches mixed with their 95th percentile."""
-    share = plan.share(frequency, land.node_part, now.temperature, land.budget_spread)
-    support = soft_hosts(frequency, share.shape[1], now.width)
+    decisions = plan.decisions(frequency, land.node_part, now.temperature, land.budget_spread)
+    stored = decisions.stored
+    support = soft_hosts(frequency, stored.shape[1], now.width)
     reduction = SmoothMax(now.max_temperature)
-    seconds = jax.vmap(lambda batch: land.model(share, batch, reduction=reduction, support=support).total)(batches)
+    seconds = jax.vmap(lambda batch: land.model.decided(decisions, batch, reduction, support).total)(batches)
     time = objective(seconds, land.p95_weight)
-    held = share if land.model.mode == "sharded" else support.presence(support.amount(share))
+    held = stored if land.model.mode == "sharded" else support.presence(support.amount(stored))
     overfull = jnp.maximum(held.sum(axis=0) / land.room - 1, 0)
     return time / land.scale + MEMORY_WEIGHT * jnp.sum(overfull**2)
 

@@ -6,6 +6,7 @@ descent is left with locality. As the temperature falls, W nears a vertex of the
 shares are not 0.
 """
 
+import abc
 from typing import Any
 
 import equinox as eqx
@@ -13,14 +14,32 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxmoe.latency import Decisions
 from jaxmoe.relax import SoftSupport, sinkhorn
 
 
-class TransportPlan(eqx.Module):
-    """Free parameters of one relaxed placement."""
+class AbstractParameters(eqx.Module):
+    """What descent changes, for one layer: any arrays, and how they become decisions."""
+
+    @abc.abstractmethod
+    def decisions(
+        self,
+        frequency: Float[Array, " expert"],
+        node_part: Float[Array, " node"],
+        temperature: Float[Array, ""],
+        budget_spread: Float[Array, ""],
+    ) -> Decisions:
+        """Relaxed decisions at a temperature; `node_part` is each node's part of all work if work were even."""
+
+
+class TransportPlan(AbstractParameters):
+    """A relaxed placement."""
 
     logits: Float[Array, "*lead expert node"]
     budget: Float[Array, "*lead node"]
+
+    def decisions(self, frequency, node_part, temperature, budget_spread):
+        return Decisions(self.share(frequency, node_part, temperature, budget_spread))
 
     def share(
         self,
