@@ -117,7 +117,10 @@ def draw_sensitivity(rows: Rows, out: Path) -> None:
     axes.set_xlabel("batch; TFLOP/s of a die / GB/s of a link", fontsize=style.LABEL_SIZE)
     axes.set_ylabel("latency of a hop; limit of a node's port", fontsize=style.LABEL_SIZE)
     patches = [Patch(color=colour, alpha=0.45, label=SHORT[name]) for name, colour in zip(names, colours, strict=True)]
-    note = "cells: the fastest strategy, its time, and how much longer the next one takes"
+    note = (
+        "cells: the fastest strategy, its time, and how much longer the next one takes; "
+        "tuned: without latency and port limits, 128 tokens"
+    )
     figure.legend(handles=patches, loc="outside lower center", ncols=len(names), frameon=False, title=note)
     style.save(figure, out / "placement_tuning_sensitivity.png")
 

@@ -30,8 +30,9 @@ class LayerDescription:
 
     `sharded`: a token visits every host of its experts. `replicated`: one host of each, picked by its draw.
     `memory` is listed from the nearest level on: weights pass every one, hidden vectors the first alone. Without
-    `gemm`, products take their FLOPs at the rate of the node. Raises `ExchangeError` for an exchange that does not
-    suit the network.
+    `gemm`, products take their FLOPs at the rate of the node. Of several micro-batches, successive tokens, the network
+    serves one stage at a time: dispatch 1, dispatch 2, combine 1, dispatch 3, combine 2, and so on. Raises
+    `ExchangeError` for an exchange that does not suit the network.
     """
 
     fabric: Fabric
@@ -44,9 +45,10 @@ class LayerDescription:
     exchange: Exchange = field(default_factory=Gather)
     memory: tuple[Memory, ...] = ()
     gemm: Gemm | None = None
+    micro_batches: int = 1  # in a pipeline of network and nodes
 
     def __post_init__(self) -> None:
-        # A run-time type checker may be absent, and a wrong word would otherwise choose a branch in silence.
+        # A run-time type checker may be absent, and an unknown mode would silently take a branch.
         if self.mode not in ("sharded", "replicated"):
             raise ValueError(f"mode is {self.mode!r}, expected 'sharded' or 'replicated'")
         if len(self.flops) != self.num_nodes:

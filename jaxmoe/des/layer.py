@@ -7,6 +7,7 @@ machine) and none of its formulas. Every time it reports is the end of a simulat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Float, Int
@@ -28,9 +29,10 @@ STAGES = ("dispatch", "compute", "combine")
 class LayerReplay:
     """Seconds a layer took, and seconds each resource was busy.
 
-    `stages`: dispatch and combine simulated alone, and compute, the slowest node. `total_s`: the whole layer with a
-    barrier between stages. `free_running_s`: without barriers, so a node computes as soon as its own inputs are
-    there, and sends as soon as it has computed. `link_busy` is of dispatch and of combine.
+    `stages`: dispatch and combine simulated alone, and compute, the slowest node; of all micro-batches together.
+    `total_s`: the whole layer with a barrier between stages. `free_running_s`: the whole batch without barriers, so a
+    node computes as soon as its own inputs are there, and sends as soon as it has computed. `link_busy` is of dispatch
+    and of combine.
     """
 
     stages: dict[str, float]
@@ -58,15 +60,23 @@ def replay_layer(
 
     `served` is what a runtime policy decided: the node that computes a choice alone; -1, as placed.
     """
-    work = _work(layer, share, batch, served)
-    alone = {"dispatch": _stage(layer, work.dispatch), "combine": _stage(layer, work.combine)}
-    whole, free = _layer(layer, work, barriers=True).run, _layer(layer, work, barriers=False).run
-    seconds = {"compute": float(whole.node_busy.max())} | {name: run.makespan for name, run in alone.items()}
+    parts = _parts(layer, share, batch, served)
+    work = parts[0] if len(parts) == 1 else _work(layer, share, batch, served)
+    dispatch = [_stage(layer, part.dispatch) for part in parts]
+    combine = [_stage(layer, part.combine) for part in parts]
+    whole, links = _layer(layer, parts).run, slice(layer.fabric.num_links)
     return LayerReplay(
-        stages={name: seconds[name] for name in STAGES},
+        stages={
+            "dispatch": sum(run.makespan for run in dispatch),
+            "compute": sum(float(part.seconds.max()) for part in parts),
+            "combine": sum(run.makespan for run in combine),
+        },
         total_s=whole.makespan,
-        free_running_s=free.makespan,
-        link_busy={name: run.link_busy[: layer.fabric.num_links] for name, run in alone.items()},
+        free_running_s=_without_barriers(layer, work).makespan,
+        link_busy={
+            name: np.sum([run.link_busy[links] for run in runs], axis=0)
+            for name, runs in (("dispatch", dispatch), ("combine", combine))
+        },
         node_busy=whole.node_busy,
     )
 
@@ -78,7 +88,7 @@ def layer_seconds(
     served: Int[np.ndarray, "token top_k"] | None = None,
 ) -> float:
     """`total_s` of `replay_layer` alone, of whose four simulations it needs one, s."""
-    return _layer(layer, _work(layer, share, batch, served), barriers=True).run.makespan
+    return _layer(layer, _parts(layer, share, batch, served)).run.makespan
 
 
 def record_layer(
@@ -88,7 +98,7 @@ def record_layer(
     served: Int[np.ndarray, "token top_k"] | None = None,
 ) -> RecordedLayer:
     """The simulation behind `total_s` of `replay_layer`, with what every link and node did when."""
-    return _layer(layer, _work(layer, share, batch, served), barriers=True, record=True)
+    return _layer(layer, _parts(layer, share, batch, served), record=True)
 
 
 def replay_plan(
@@ -143,6 +153,28 @@ def _work(
     )
 
 
+def _parts(
+    layer: LayerDescription,
+    share: Float[np.ndarray, "expert node"],
+    batch: Batch,
+    served: Int[np.ndarray, "token top_k"] | None,
+) -> list[_Work]:
+    """The work of every micro-batch: equally many successive tokens, the last ones maybe fewer or none."""
+    tokens = len(batch.weight)
+    size = -(-tokens // layer.micro_batches)
+    if size == tokens:
+        return [_work(layer, share, batch, served)]
+    # Where a token lives does not depend on how its batch is cut.
+    lives = np.asarray(batch.sources(layer.num_nodes))
+    batch = eqx.tree_at(lambda batch: batch.source, batch, lives, is_leaf=lambda leaf: leaf is None)
+    works = []
+    for first in range(0, tokens, size):
+        rows = slice(first, first + size)
+        part = jax.tree.map(lambda leaf, rows=rows: leaf[rows], batch)
+        works.append(_work(layer, share, part, None if served is None else served[rows]))
+    return works
+
+
 def _stage(layer: LayerDescription, parts: Sequence[Transfers]) -> Run:
     """One stage of communication, alone, every node ready at time 0."""
     graph = _graph(layer)
@@ -150,21 +182,44 @@ def _stage(layer: LayerDescription, parts: Sequence[Transfers]) -> Run:
     return _simulate(layer, graph)
 
 
-def _layer(layer: LayerDescription, work: _Work, barriers: bool, record: bool = False) -> RecordedLayer:
-    """The whole layer in one simulation. A barrier counts as part of the stage it ends."""
-    graph, nodes, ends = _graph(layer), np.arange(layer.num_nodes), []
-    inputs = _add_stage(graph, work.dispatch, ready=no_rows(layer.num_nodes))
-    if barriers:
-        inputs = _join(graph, inputs)
-    ends.append(graph.num_tasks)
-    ready = one_each(graph.computations(nodes, work.seconds, inputs))
-    if barriers:
-        ready = _join(graph, ready)
-    ends.append(graph.num_tasks)
-    _add_stage(graph, work.combine, ready)
-    ends.append(graph.num_tasks)
-    stage = np.repeat(STAGES, np.diff(ends, prepend=0)).tolist()
+def _layer(layer: LayerDescription, parts: Sequence[_Work], record: bool = False) -> RecordedLayer:
+    """The whole layer in one simulation, with a barrier after every stage, which counts as part of it.
+
+    The network serves one stage at a time, and a micro-batch computes when the one before has computed.
+    """
+    graph, nodes = _graph(layer), np.arange(layer.num_nodes)
+    network = computed = no_rows(layer.num_nodes)
+    waiting: list[tuple[_Work, Rows]] = []  # micro-batches to be combined, and when they have computed
+    stage: list[str] = []
+
+    def done(name: str, *tasks: Rows) -> Rows:
+        barrier = _join(graph, *tasks)
+        stage.extend([name] * (graph.num_tasks - len(stage)))
+        return barrier
+
+    def combine(network: Rows) -> Rows:
+        work, ready = waiting.pop(0)
+        ready = done("combine", network, ready)
+        return done("combine", ready, _add_stage(graph, work.combine, ready))
+
+    for work in parts:
+        network = done("dispatch", network, _add_stage(graph, work.dispatch, network))
+        ready = done("compute", network, computed)
+        computed = done("compute", one_each(graph.computations(nodes, work.seconds, ready)))
+        waiting.append((work, computed))
+        if len(waiting) > 1:
+            network = combine(network)
+    combine(network)
     return RecordedLayer(_simulate(layer, graph, record), stage)
+
+
+def _without_barriers(layer: LayerDescription, work: _Work) -> Run:
+    """The whole layer, in which every node goes on as soon as it can."""
+    graph = _graph(layer)
+    inputs = _add_stage(graph, work.dispatch, ready=no_rows(layer.num_nodes))
+    computed = graph.computations(np.arange(layer.num_nodes), work.seconds, inputs)
+    _add_stage(graph, work.combine, one_each(computed))
+    return _simulate(layer, graph)
 
 
 def _add_stage(graph: GraphBuilder, parts: Sequence[Transfers], ready: Rows) -> Rows:

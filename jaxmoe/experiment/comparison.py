@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxmoe.experiment.clock import Report, StageClock
-from jaxmoe.experiment.evaluation import Replay, has_barriers, replay, score
+from jaxmoe.experiment.evaluation import Replay, is_simulated, replay, score
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import TUNED, Strategy
 from jaxmoe.experiment.tuning import placement_problem
@@ -31,7 +31,7 @@ class Comparison:
     scores: dict[str, LayerTime]  # each under its own exchange
     under: dict[str, dict[str, np.ndarray]]  # mean s [layer] by exchange; none where not comparable
     replays: dict[str, Replay]
-    replayed: dict[str, LayerTime]  # the model on the replayed batches alone, with the simulator's barriers
+    replayed: dict[str, LayerTime]  # the model on the replayed batches alone, with the simulator's schedule
     bound: np.ndarray | None  # s [layer]: nothing that tuning may return does better on these batches
 
     def best(self, name: str) -> Best:
@@ -71,9 +71,9 @@ def _under_others(inputs: Inputs, strategy: Strategy) -> dict[str, np.ndarray]:
 
 
 def _replayed(inputs: Inputs, strategy: Strategy, seen: LayerTime) -> LayerTime:
-    if has_barriers(inputs):
+    if is_simulated(inputs):
         return seen.first_batches(inputs.scenario.validation.batches)
-    return score(inputs, strategy, inputs.validation_batches, barriers=True)
+    return score(inputs, strategy, inputs.validation_batches, as_simulated=True)
 
 
 def _bound(inputs: Inputs) -> np.ndarray | None:

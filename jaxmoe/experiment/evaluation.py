@@ -12,7 +12,7 @@ from jaxmoe.des import LayerDescription, LayerReplay, Memory, replay_plan
 from jaxmoe.experiment.gemm import simulated_gemm
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import Strategy
-from jaxmoe.latency import IdleLinks, LayerModel, LayerTime, Serial, evaluate
+from jaxmoe.latency import LayerTime, Overlap, Serial, evaluate
 from jaxmoe.latency.time import STAGES
 from jaxmoe.placement.exchange import exchange_of
 from jaxmoe.placement.placement import Mode
@@ -20,16 +20,17 @@ from jaxmoe.traces import Batch
 
 
 def score(
-    inputs: Inputs, strategy: Strategy, batches: Batch, exchange: str | None = None, barriers: bool = False
+    inputs: Inputs, strategy: Strategy, batches: Batch, exchange: str | None = None, as_simulated: bool = False
 ) -> LayerTime:
     """Exact times of a strategy, [layer, batch]; busy times are means over batches.
 
-    Every layer runs under its own exchange, or all under the one named. With `barriers` one stage follows the other,
-    whatever the scenario's schedule.
+    Every layer runs under its own exchange, or all under the one named. `as_simulated` is with the schedule that the
+    event simulator replays.
     """
     placement = strategy.placement
-    model = _with_barriers(inputs.model) if barriers else inputs.model
-    model = replace(model, mode=placement.mode)
+    model = replace(inputs.model, mode=placement.mode)
+    if as_simulated and not is_simulated(inputs):
+        model = replace(model, schedule=Serial())
     names = placement.exchange if exchange is None else (exchange,) * len(placement.share)
     parts, order = [], []
     for name in dict.fromkeys(names):
@@ -41,13 +42,9 @@ def score(
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *parts)
 
 
-def has_barriers(inputs: Inputs) -> bool:
-    """Whether the scenario's schedule runs one stage after the other, as the event simulator does."""
-    return isinstance(inputs.model.schedule, Serial | IdleLinks)
-
-
-def _with_barriers(model: LayerModel) -> LayerModel:
-    return replace(model, schedule=Serial())
+def is_simulated(inputs: Inputs) -> bool:
+    """Whether the event simulator replays the scenario's schedule; `overlap`, a limit, it replays as `serial`."""
+    return not isinstance(inputs.model.schedule, Overlap)
 
 
 @dataclass(frozen=True)
@@ -88,6 +85,7 @@ def describe(inputs: Inputs, mode: Mode, exchange: str) -> LayerDescription:
         exchange=exchange_of(exchange),
         memory=tuple(Memory(*map(np.asarray, level)) for level in levels),
         gemm=simulated_gemm(inputs.model),
+        micro_batches=inputs.model.schedule.micro_batches,
     )
 
 

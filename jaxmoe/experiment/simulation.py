@@ -167,7 +167,8 @@ def _simulated(
     placement = strategy.placement
     seconds = np.zeros((len(replayed), len(placement.share)))
     for done, (at, row) in enumerate(np.ndindex(seconds.shape), start=1):
-        layer = describe(inputs, placement.mode, placement.exchange[row])
+        # Stages are compared one after the other: run-time decisions are of whole batches.
+        layer = replace(describe(inputs, placement.mode, placement.exchange[row]), micro_batches=1)
         decided = None if served is None else served[at, row]
         batch = batch_at(iterations, row, replayed[at])
         seconds[at, row] = layer_seconds(layer, placement.share[row], batch, decided)

@@ -127,7 +127,7 @@ def _strategy(inputs: Inputs, comparison: Comparison, name: str) -> dict[str, An
 def _seconds(comparison: Comparison, name: str) -> dict[str, np.ndarray]:
     """Seconds of every layer under its own exchange, and in all under its best one.
 
-    `des_model_total_s` is the model on the batches that `des_total_s` replays, with the barriers of the simulator.
+    `des_model_total_s` is the model on the batches that `des_total_s` replays, with the simulator's schedule.
     """
     score = comparison.scores[name]
     return {

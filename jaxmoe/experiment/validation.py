@@ -36,7 +36,7 @@ def agreement(model_s: np.ndarray, simulated_s: np.ndarray) -> Figures:
 
 @dataclass(frozen=True)
 class Trial:
-    """One strategy at one batch size, in the model and in the simulator, both with barriers between the stages."""
+    """One strategy at one batch size, in the model and in the simulator, both with the same schedule."""
 
     strategy: Strategy
     tokens: int
@@ -52,7 +52,7 @@ def run_trial(inputs: Inputs, strategy: Strategy, tokens: int, clock: StageClock
     """Evaluate and replay a strategy on batches of so many tokens."""
     batches = inputs.first_batches(inputs.batches_of(tokens))
     with clock.stage("evaluate"):
-        model = score(inputs, strategy, batches, barriers=True)
+        model = score(inputs, strategy, batches, as_simulated=True)
     stage = f"simulate {strategy.name}, {tokens} tokens"
     with clock.stage("simulate"):
         simulated = replay(inputs, strategy, batches, lambda done, total: report(stage, done, total))

@@ -109,9 +109,18 @@ def test_best_exchange_is_chosen_layer_by_layer(run, scenario, out):
     )
 
 
-@pytest.mark.parametrize("schedule", ["overlap", "pipelined(2)"])
-def test_simulator_is_compared_with_a_model_that_has_its_barriers(run, scenario, out, schedule):
-    result = run("evaluate", scenario, "--set", f"schedule={schedule}", "--out", out)
+def test_a_schedule_is_simulated(run, scenario, out):
+    result = run("evaluate", scenario, "--set", "schedule=pipelined(2)", "--out", out)
+    assert result.exit_code == 0, result.output
+    summary = summary_of(out)["strategies"]
+    for name in ("tp", "ep_balanced"):
+        mean = summary[name]["mean"]
+        assert mean["total_s"] < (mean["dispatch_s"] + mean["compute_s"] + mean["combine_s"]) * (1 - 1e-6)
+        assert mean["des_total_s"] == pytest.approx(mean["des_model_total_s"], rel=0.03)
+
+
+def test_a_limit_is_simulated_stage_by_stage(run, scenario, out):
+    result = run("evaluate", scenario, "--set", "schedule=overlap", "--out", out)
     assert result.exit_code == 0, result.output
     mean = summary_of(out)["strategies"]["tp"]["mean"]
     stages = mean["dispatch_s"] + mean["compute_s"] + mean["combine_s"]

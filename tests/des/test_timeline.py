@@ -385,5 +385,5 @@ def test_what_does_not_belong_to_the_run_is_refused():
         timeline_events(recorded.run, fabric_of(Mesh(jnp.ones(14), jnp.ones(14), shape=(2, 3)), None), ends)
     with pytest.raises(ValueError, match="ends of 7 links"):
         timeline_events(recorded.run, fabric, ends[:7])
-    with pytest.raises(ValueError, match="1 stages for 14 tasks"):
+    with pytest.raises(ValueError, match=r"1 stages for \d+ tasks"):
         timeline_events(recorded.run, fabric, ends, ["dispatch"])

@@ -12,7 +12,7 @@ import jaxmoe.des
 from jaxmoe.des import LayerDescription, Memory, fabric_of, replay_layer
 from jaxmoe.hardware import Die, Machine, Mesh, clusters, node_memory, torus, wafers
 from jaxmoe.hardware.mesh import num_links
-from jaxmoe.latency import LayerCosts, LayerModel
+from jaxmoe.latency import LayerCosts, LayerModel, Pipelined
 from jaxmoe.network import Congestion, build_exchange
 from jaxmoe.placement.exchange import Gather, Rings
 from jaxmoe.traces import Batch
@@ -105,6 +105,48 @@ def test_the_analytic_model_is_borne_out(mode, gather, rings, both_ways):
     np.testing.assert_allclose(told.dispatch, seen.stages["dispatch"], rtol=0.02)
     np.testing.assert_allclose(told.combine, seen.stages["combine"], rtol=0.02)
     np.testing.assert_allclose(told.total, seen.total_s, rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "parts"),
+    [(Gather("least_loaded"), 2), (Gather("token_home", "tree"), 3), (Rings((1,), both_ways=True), 3)],
+)
+def test_pipelines_of_micro_batches_are_borne_out(exchange, parts):
+    layer, share, batch, mesh = random_layer("sharded", "lowest_host", None)
+    fast = dataclasses.replace(layer.memory[0], bandwidth=30 * layer.memory[0].bandwidth)  # stages of like length
+    layer = dataclasses.replace(layer, exchange=exchange, micro_batches=parts, flops=30 * layer.flops, memory=(fast,))
+    seen = replay_layer(layer, share, batch)
+    model = dataclasses.replace(analytic_model(layer, mesh), schedule=Pipelined(parts))
+    told = model(jnp.asarray(share), batch)
+    np.testing.assert_allclose(told.dispatch_link_time, seen.link_busy["dispatch"], rtol=1e-5)
+    np.testing.assert_allclose(told.node_time, seen.node_busy, rtol=1e-5)
+    for name, seconds in told.stages.items():
+        np.testing.assert_allclose(seconds, seen.stages[name], rtol=0.05)
+    np.testing.assert_allclose(told.total, seen.total_s, rtol=0.03)
+    # Stages of different micro-batches run at once.
+    assert seen.total_s < 0.97 * sum(seen.stages.values())
+
+
+def test_a_pipeline_by_hand():
+    # Two nodes, one expert on node 1, four tokens on node 0, 4 B/s: a micro-batch of two tokens takes 4 s each way and
+    # 6 s of compute. Network: D1 0-4, D2 4-8, C1 10-14, C2 16-20; nodes: 4-10, 10-16.
+    line = Mesh(jnp.full(2, 4.0), jnp.zeros(2), shape=(1, 2))
+    layer = LayerDescription(
+        fabric=fabric_of(line, chunk_bytes=None, cut_through=True),
+        flops=np.ones(2),
+        dispatch_bytes=8.0,
+        combine_bytes=8.0,
+        expert_bytes=1.0,
+        flops_per_token_expert=3.0,
+        mode="sharded",
+        exchange=Gather("token_home"),
+        micro_batches=2,
+    )
+    tokens = {"experts": jnp.zeros((4, 1), jnp.int32), "token_draw": jnp.zeros(4), "draw": jnp.zeros((4, 1))}
+    batch = Batch(**tokens, weight=jnp.ones(4), source=jnp.zeros(4, jnp.int32))
+    seen = replay_layer(layer, np.array([[0.0, 1.0]]), batch)
+    assert seen.stages == {"dispatch": 8, "compute": 12, "combine": 8}
+    assert seen.total_s == 20
 
 
 @pytest.mark.parametrize(
