@@ -13,6 +13,7 @@ from jaxmoe.des.layer import layer_seconds as layer_seconds
 from jaxmoe.des.layer import record_layer as record_layer
 from jaxmoe.des.layer import replay_layer as replay_layer
 from jaxmoe.des.layer import replay_plan as replay_plan
+from jaxmoe.des.movement import movement_seconds as movement_seconds
 from jaxmoe.des.schedules import Send as Send
 from jaxmoe.des.schedules import add_sends as add_sends
 from jaxmoe.des.schedules import ring_sends as ring_sends

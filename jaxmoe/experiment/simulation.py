@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxmoe.des import layer_seconds
+from jaxmoe.des import layer_seconds, movement_seconds
 from jaxmoe.experiment.clock import Report, StageClock
 from jaxmoe.experiment.evaluation import describe
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
@@ -39,14 +39,15 @@ class Iterations:
 class Run:
     """One system over all iterations: times [step, layer], experts broadcast [step, layer], and what was replayed.
 
-    `served` [replay, layer, token, top_k] is where choices were computed, `simulated` [replay, layer] in seconds; the
-    simulator leaves out movements.
+    `served` [replay, layer, token, top_k] is where choices were computed. `simulated` are seconds of the stages
+    together, and `moved` those of the movement alone, [replay, layer].
     """
 
     time: LayerTime
     broadcast: np.ndarray
     served: np.ndarray | None
     simulated: np.ndarray
+    moved: np.ndarray
 
     @property
     def seconds(self) -> np.ndarray:
@@ -136,17 +137,18 @@ def simulate(
         with clock.stage("rollout"):
             method = system.method(setting)
             _, time, kept = rollout(method, setting.model, iterations.batches, exchanges, keep=_kept)
-            time, (broadcast, served) = time.as_numpy(), jax.tree.map(np.asarray, kept)
+            time, (sent, served) = time.as_numpy(), jax.tree.map(np.asarray, kept)
         served = None if served is None else served[list(replayed)]
         report("roll out", len(runs) + 1, len(systems))
         with clock.stage("simulate"):
             simulated = _simulated(inputs, strategy, iterations, replayed, served, name, report)
-        runs[name] = Run(time, broadcast, served, simulated)
+            moved = _moved(inputs, strategy, sent[list(replayed)])
+        runs[name] = Run(time, sent.sum(axis=-1), served, simulated, moved)
     return Simulation(strategy, section.name, iterations, replayed, runs)
 
 
 def _kept(decisions: Decisions) -> tuple[Any, Any]:
-    return broadcast_experts(decisions).sum(axis=-1), decisions.served
+    return broadcast_experts(decisions), decisions.served
 
 
 def batch_at(iterations: Iterations, row: int, step: int) -> Batch:
@@ -176,6 +178,16 @@ def _simulated(
     return seconds
 
 
+def _moved(inputs: Inputs, strategy: Strategy, sent: np.ndarray) -> np.ndarray:
+    """Seconds of the broadcasts of experts `sent` [replay, layer, expert] in the event simulator, [replay, layer]."""
+    placement, seconds = strategy.placement, np.zeros(sent.shape[:2])
+    for at, row in np.argwhere(sent.any(axis=-1)):
+        layer = describe(inputs, placement.mode, placement.exchange[row])
+        everywhere = np.repeat(sent[at, row][:, None], inputs.num_nodes, axis=1)
+        seconds[at, row] = movement_seconds(layer, placement.share[row].astype(float), everywhere)
+    return seconds
+
+
 def simulation_report(simulation: Simulation) -> dict[str, Any]:
     """Everything in seconds; an iteration is all layers of the run together."""
     iterations, placement = simulation.iterations, simulation.strategy.placement
@@ -197,7 +209,7 @@ def simulation_report(simulation: Simulation) -> dict[str, Any]:
             "iterations": [*simulation.replayed],
             "model_speedup": modelled,
             "simulated_speedup": simulated,
-            "note": "stages of layers with barriers, without movements",
+            "note": "stages of layers with barriers; movements are replayed apart, with the network to themselves",
         },
         "runs": {name: _run_report(simulation, name) for name in simulation.runs},
     }
@@ -212,6 +224,8 @@ def _run_report(simulation: Simulation, name: str) -> dict[str, Any]:
         "experts_broadcast_per_layer": float(run.broadcast.mean()),
         "broadcasts_longer_than_the_layer_before": run.late,
         "simulated_s": run.simulated.sum(axis=1).tolist(),
+        "simulated_movement_s": run.moved.sum(axis=1).tolist(),
+        "model_movement_s": run.movement[list(simulation.replayed)].sum(axis=1).tolist(),
         "agreement": simulation.agreement(name),
     }
 

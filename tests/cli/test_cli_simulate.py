@@ -61,6 +61,9 @@ def test_the_simulator_bears_the_rollout_out(run, scenario, out):
         assert one["agreement"]["points"] == 8
         assert one["agreement"]["max_abs_error_percent"] < 3
         np.testing.assert_allclose(one["simulated_s"], one["total_s"], rtol=0.03)
+    moved = told["runs"]["hd_moe"]
+    assert min(moved["simulated_movement_s"]) > 0
+    np.testing.assert_allclose(moved["simulated_movement_s"], moved["model_movement_s"], rtol=0.05)
     modelled, simulated = told["replayed"]["model_speedup"], told["replayed"]["simulated_speedup"]
     assert simulated == pytest.approx(modelled, rel=0.03)
 

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 import jaxmoe.des
-from jaxmoe.des import LayerDescription, Memory, fabric_of, replay_layer
+from jaxmoe.des import LayerDescription, Memory, fabric_of, movement_seconds, replay_layer
 from jaxmoe.hardware import Die, Machine, Mesh, clusters, node_memory, torus, wafers
 from jaxmoe.hardware.mesh import num_links
 from jaxmoe.latency import LayerCosts, LayerModel, Pipelined
+from jaxmoe.latency.demand import Movement, lower_movement
 from jaxmoe.network import Congestion, build_exchange
 from jaxmoe.placement.exchange import Gather, Rings
+from jaxmoe.relax import HardMax
 from jaxmoe.traces import Batch
 
 SOURCES = sorted(Path(jaxmoe.des.__file__).parent.glob("*.py"))
@@ -147,6 +149,32 @@ def test_a_pipeline_by_hand():
     seen = replay_layer(layer, np.array([[0.0, 1.0]]), batch)
     assert seen.stages == {"dispatch": 8, "compute": 12, "combine": 8}
     assert seen.total_s == 20
+
+
+def test_movements_are_borne_out():
+    layer, share, _, mesh = random_layer("sharded", "lowest_host", None)
+    rng, costs = np.random.default_rng(1), analytic_model(layer, mesh).costs
+    destination = np.zeros(share.shape, bool)
+    destination[[1, 4]] = True
+    destination[6] = rng.random(share.shape[1]) < 0.4
+    seen = movement_seconds(layer, share.astype(float), destination)
+    traffic = lower_movement(Movement(jnp.asarray(destination, jnp.float32)), jnp.asarray(share), costs)
+    ((flows,),) = traffic.phases
+    told = Congestion(jnp.asarray(1e4)).of_mirrored(mesh, flows, traffic.unit)
+    np.testing.assert_allclose(told.total(HardMax()), seen, rtol=0.05)
+    assert movement_seconds(layer, share.astype(float), np.zeros(share.shape, bool)) == 0
+    # What an expert's own host is to have is there.
+    assert movement_seconds(layer, np.eye(8, 16), np.eye(8, 16, dtype=bool)) == 0
+
+
+def test_a_movement_by_hand():
+    # On a line of three, expert 0 lives half on node 0 and half on node 1, and goes to node 2: 0.5 B over two links and
+    # 0.5 B over one. At 1 B/s and in many chunks the last link carries both, first from node 1, then from node 0.
+    line = Mesh(jnp.ones(4), jnp.zeros(4), shape=(1, 3))
+    layer = LayerDescription(fabric_of(line, None, cut_through=False), np.ones(3), 1.0, 1.0, 1.0, 1.0, "sharded")
+    assert movement_seconds(layer, np.array([[0.5, 0.5, 0.0]]), np.array([[False, False, True]])) == pytest.approx(
+        1.0, rel=1e-2
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ TOTAL = np.array([[6.0, 7, 8], [8, 9, 10]])
 def made(movement=None, broadcast=None) -> Run:
     stages = STAGES if movement is None else STAGES | {"movement": np.array(movement, float)}
     sent = np.zeros((2, 3), int) if broadcast is None else np.array(broadcast)
-    return Run(LayerTime(stages, {}, TOTAL), sent, None, np.zeros((1, 3)))
+    return Run(LayerTime(stages, {}, TOTAL), sent, None, np.zeros((1, 3)), np.zeros((1, 3)))
 
 
 def test_iterations_and_stages():
