@@ -1,11 +1,14 @@
 """Decisions, and what they ask of the machine: the demand of every stage of a layer. No times yet."""
 
+from dataclasses import replace
+
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network import AbstractExchange, Flows, Phases, Visits
+from jaxmoe.traces.batches import Batch
 
 
 class Movement(eqx.Module):
@@ -32,7 +35,8 @@ class Decisions(eqx.Module):
 
     `share` says which node computes which part of every expert. `resident` says which node stores it, where that is
     another: the rest has to be moved. `served` names the node that computes a choice whole, -1 as the expert is shared.
-    Without an `exchange` the model's own is used.
+    Without an `exchange` the model's own is used. `experts` are the choices of a gate that changes them, and `source`
+    the nodes where tokens live, in place of the batch's own.
     """
 
     share: Float[Array, "*lead expert node"]
@@ -40,6 +44,14 @@ class Decisions(eqx.Module):
     served: Int[Array, "*lead token top_k"] | None = None
     resident: Float[Array, "*lead expert node"] | None = None
     movement: Movement | None = None
+    experts: Int[Array, "*lead token top_k"] | None = None
+    source: Int[Array, "*lead token"] | None = None
+
+    def tokens(self, batch: Batch) -> Batch:
+        """The batch with what was decided for its tokens."""
+        decided = {"experts": self.experts, "source": self.source}
+        given = {name: value for name, value in decided.items() if value is not None}
+        return replace(batch, **given) if given else batch
 
     @property
     def stored(self) -> Float[Array, "*lead expert node"]:

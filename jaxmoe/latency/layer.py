@@ -64,6 +64,7 @@ class LayerModel(eqx.Module):
         """Time of `batch` under all that was decided for it."""
         reduction = HardMax() if reduction is None else reduction
         support = HardSupport() if support is None else support
+        batch = decisions.tokens(batch)
         times = self._scheduled(self._parts(decisions, batch, reduction, support), reduction)
         if decisions.movement is None:
             return times

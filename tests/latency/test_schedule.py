@@ -1,5 +1,7 @@
 """Schedules against a simulation of the order that they document, and by hand."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -200,3 +202,15 @@ def test_exchanges_may_be_decided():
     expected = run(eqx.tree_at(lambda m: m.exchange, model, ring, is_leaf=lambda x: x is model.exchange), share, batch)
     assert float(decide(model, Decisions(share, ring), batch).total) == pytest.approx(float(expected.total), rel=1e-6)
     assert isinstance(schedule_of("pipelined(12)"), Pipelined)
+
+
+def test_choices_and_where_tokens_live_may_be_decided():
+    model, share, batch = random_case("serial")
+    home = build_exchange("token_home", model.machine.topology)
+    source = jnp.asarray(np.random.default_rng(5).integers(NODES, size=TOKENS), jnp.int32)
+    experts = (batch.experts + 1) % EXPERTS
+    changed = dataclasses.replace(batch, experts=experts, source=source)
+    expected, plain = decide(model, Decisions(share, home), changed), decide(model, Decisions(share, home), batch)
+    decided = decide(model, Decisions(share, home, experts=experts, source=source), batch)
+    assert float(decided.total) == pytest.approx(float(expected.total), rel=1e-6)
+    assert float(decided.total) != pytest.approx(float(plain.total), rel=1e-3)
