@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -15,17 +16,22 @@ class Movement(eqx.Module):
     """Weights that travel in a step: a multicast of every expert from the nodes that store it.
 
     `destination` is 1 where a node gets a copy. Each host sends its own part along the tree of paths. A `hidden`
-    movement has the links to itself while the layer before runs: its time is a stage, but no part of the total.
+    movement has the links to itself while the layer before runs: its time is a stage, but no part of the total. Where
+    at most so many experts move, `most` spares the flows of all others.
     """
 
     destination: Float[Array, "*lead expert node"]
     hidden: bool = eqx.field(static=True, default=False)
+    most: int | None = eqx.field(static=True, default=None)
 
     def phases(self, resident: Float[Array, "expert node"]) -> Phases:
         """The mirror of the flows, in experts: from the destinations to the hosts, one for each expert and host."""
-        nodes = resident.shape[1]
+        destination, nodes = self.destination, resident.shape[1]
+        if self.most is not None:
+            _, moved = jax.lax.top_k(destination.max(axis=1), self.most)
+            destination, resident = destination[moved], resident[moved]
         part = resident.ravel()
-        receivers = jnp.repeat(self.destination, nodes, axis=0)
+        receivers = jnp.repeat(destination, nodes, axis=0)
         hosts = jnp.tile(jnp.eye(nodes, dtype=part.dtype), (resident.shape[0], 1))
         return ((Flows(receivers, hosts, part, (part > 0).astype(part.dtype), route="tree"),),)
 

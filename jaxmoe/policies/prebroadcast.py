@@ -58,7 +58,7 @@ class PreBroadcast(AbstractMethod):
 
     def _to_all(self, share: Float[Array, "expert node"], broadcast: Bool[Array, " expert"]) -> Movement:
         destination = jnp.broadcast_to(broadcast[:, None], share.shape).astype(share.dtype)
-        return Movement(destination, self.hidden)
+        return Movement(destination, self.hidden, self.limit)
 
 
 def broadcast_experts(decisions: Decisions) -> Bool[Array, "*lead expert"]:

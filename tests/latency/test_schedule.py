@@ -214,3 +214,14 @@ def test_choices_and_where_tokens_live_may_be_decided():
     decided = decide(model, Decisions(share, home, experts=experts, source=source), batch)
     assert float(decided.total) == pytest.approx(float(expected.total), rel=1e-6)
     assert float(decided.total) != pytest.approx(float(plain.total), rel=1e-3)
+
+
+def test_few_experts_that_move_take_as_long_as_among_all():
+    model, share, batch = random_case("serial")
+    destination = jnp.zeros(share.shape).at[jnp.asarray([1, 3])].set(1.0)
+    one, other = (
+        decide(model, Decisions(share, movement=Movement(destination, most=most)), batch) for most in (None, 2)
+    )
+    assert float(one.stages["movement"]) > 0
+    np.testing.assert_allclose(one.stages["movement"], other.stages["movement"], rtol=1e-6)
+    np.testing.assert_allclose(one.busy["movement"]["link"], other.busy["movement"]["link"], rtol=1e-6)
