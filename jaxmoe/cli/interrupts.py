@@ -9,7 +9,7 @@ INTERRUPTED = 130  # the exit code that shells have for it: 128 + SIGINT
 
 
 class Interrupts:
-    """Entered, the first Ctrl-C waits for the next `check`; a second one strikes at once.
+    """Inside the block the first Ctrl-C waits for the next `check`; a second one raises at once.
 
     In the middle of JAX, an interrupt can crash the process, or get lost in a callback that ignores it.
     """

@@ -36,7 +36,11 @@ Optimiser = Annotated[
 ]
 TimeLimit = Annotated[
     float | None,
-    typer.Option("--time-limit", metavar="SECONDS", help="Take the best plan so far then: tuning.time_limit_s."),
+    typer.Option(
+        "--time-limit",
+        metavar="SECONDS",
+        help="Stop after this time and keep the best plan so far: tuning.time_limit_s.",
+    ),
 ]
 Plans = Annotated[
     list[str] | None,

@@ -80,7 +80,7 @@ def _agreement_text(figures: Figures) -> str:
 
 
 def _draw_mesh_loads(folder: OutputFolder, inputs: Inputs, shape: tuple[int, int], comparison: Comparison) -> None:
-    """Two plans side by side, in the layer in which they differ most; what gathers between them, if it is another."""
+    """Two plans in the layer in which they differ most, with the gathering plan between them if it differs."""
     before, after = _before_and_after(comparison)
     gain = comparison.scores[before].mean - comparison.scores[after].mean
     row = int(np.abs(gain).argmax())

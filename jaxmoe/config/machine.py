@@ -3,7 +3,7 @@
 Units are in the key names and decimal: GB is 1e9 B, TFLOP 1e12 FLOP.
 """
 
-# Units keep their case in key names: GB is no gb.
+# Units keep their case in key names: GB and gb differ.
 # ruff: noqa: N815
 
 import abc
@@ -106,7 +106,7 @@ class RouterConfig(Section):
     )
     efficiency: Portion = Field(
         default=1.0,
-        description="the part of their bandwidth that links and ports yield to many flows, above 0 and at most 1",
+        description="the fraction of bandwidth that links and ports yield under contention, above 0 and at most 1",
         examples=[0.9],
     )
 

@@ -1,6 +1,6 @@
 """Machines whose network is a 2D mesh: one mesh, or wafers joined to one."""
 
-# Units keep their case in key names: GB is no gb.
+# Units keep their case in key names: GB and gb differ.
 # ruff: noqa: N815
 
 import math

@@ -63,7 +63,7 @@ class TuningConfig(Section):
     )
     learning_rate: Positive = Field(
         default=DEFAULT.learning_rate,
-        description="the step size of the optimiser over the temperature",
+        description="the learning rate, relative to the temperature of the moment",
         examples=[0.05],
     )
     exchanges: Annotated[tuple[Annotated[str, AfterValidator(_known_or_hybrids)], ...], Field(strict=False)] = Field(
@@ -81,7 +81,7 @@ class TuningConfig(Section):
     )
     support_width: WidthAnnealing = Field(
         default=WidthAnnealing(),
-        description="the width of the soft gate that tells hosts as {start: .., stop: ..}",
+        description="the width of the soft host indicator as {start: .., stop: ..}",
     )
     max_temperature: MaxAnnealing = Field(
         default=MaxAnnealing(),

@@ -86,7 +86,7 @@ def simulate(
     if not ((link_bandwidth > 0).all() and (link_latency >= 0).all()):
         raise ValueError("every link needs a bandwidth above zero and a latency that is not negative")
     nodes = graph.num_nodes
-    # A node is a server of one second per second that delivers at once.
+    # A node serves seconds of work at rate 1, without delay.
     rate = np.concatenate([link_bandwidth, np.ones(nodes)])
     delay = np.concatenate([link_latency, np.zeros(nodes)])
     start, finish, busy, services = _event_loop(

@@ -2,8 +2,8 @@
 
 A schedule knows nodes but no links. `add_sends` lays it on the paths of a fabric.
 
-A send waits for what it passes on, and not for rounds. `first` is everywhere the index of the first of the sends
-in the schedule they become part of.
+A send waits for what it passes on, and not for rounds. `first` is everywhere the offset of the new sends in the
+whole schedule.
 """
 
 from collections.abc import Iterator, Sequence

@@ -142,7 +142,7 @@ def _port_kinds(fabric: Fabric) -> list[str]:
 def _sizes(services: Services, fabric: Fabric) -> Float[np.ndarray, " service"]:
     """What every service served: B, or s of computations.
 
-    It is told by how long the first server with a limit took for the chunk: cut-through may hold later ones longer.
+    Sizes follow from how long the first server with a limit took: cut-through may hold later ones longer.
     """
     speed = np.append(fabric.rate, 1.0)[np.minimum(services.server, len(fabric.rate))]
     unlimited = np.isinf(speed)

@@ -62,8 +62,8 @@ class RingExchange(AbstractExchange):
     """Ring reduce-scatter inside each of several equal groups of nodes, all at once; then between groups.
 
     Each of the R nodes of a ring sends 1/R of the vectors of the tokens that visit the ring, R - 1 times over. Eq. 4 of
-    hd_moe is the limit of many nodes: 4 B h / BW instead of (R-1)/R of it. All is arrays: a machine's rings compile
-    to one function.
+    hd_moe is the limit of many nodes: 4 B h / BW instead of (R-1)/R of it. All fields are arrays: one
+    compiled function serves all rings of a machine.
     """
 
     group: Int[Array, " node"]  # ring of a node

@@ -22,7 +22,7 @@ Route = Literal["unicast", "tree", "cross_tree", "split_tree"]
 HOMES: tuple[str, ...] = get_args(Home)
 ROUTES: tuple[str, ...] = get_args(Route)
 
-LOAD_WEIGHT = 32  # hops that a home with the mean number of tokens counts for, under `least_loaded`
+LOAD_WEIGHT = 32  # of load relative to hops under `least_loaded`: hops for a home with the mean number of tokens
 
 
 class ExchangeError(ValueError):

@@ -39,7 +39,7 @@ def anneal(problem: PlacementProblem, settings: AnnealSettings, progress: Progre
             shares = jnp.asarray(random_starts(referee, settings.chains, settings.seed), jnp.float32)
             kept, least = np.asarray(shares[:, 0], float), np.full(len(shares), np.inf)
             for first in range(0, settings.steps, local_search.SEGMENT):
-                # Chains that time will cut short cool with the time.
+                # Under a time limit cooling follows the time used.
                 cooled = np.clip((first + np.arange(local_search.SEGMENT)) / settings.steps, min(stop.used, 1), 1)
                 coldness = jnp.asarray(geometric(*settings.coldness, cooled), jnp.float32)
                 batches = referee.draw(settings.batches)

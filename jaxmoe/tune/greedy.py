@@ -2,7 +2,7 @@
 
 Candidates are the nodes nearest to each node, so many as any of a few sizes says, the expert divided evenly
 among them. A candidate is scored exactly on all experts placed so far. Compute counts as the even time at
-least: else the first experts would be spread over the whole machine, for want of the others.
+least: else the first experts would be spread over the whole machine, because no other is placed yet.
 """
 
 from dataclasses import dataclass

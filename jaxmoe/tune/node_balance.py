@@ -18,8 +18,7 @@ HiGHS gets help that leaves the optimum as it is, up to the ties below. The even
 compute alone, is known first. No better plan computes for longer than the even plan's objective leaves when the
 least communication is taken off, so a cluster holds only so much of a hot expert: P <= most Z with most < 1, and
 every expert has at least so many hosts. Plans of equal objective are told apart by their volume in all, which
-counts a hundredth of the largest. Ordering the clusters against their symmetry was tried and made every incumbent
-worse: HiGHS finds symmetries itself.
+counts a hundredth of the largest. HiGHS finds the clusters' symmetries itself.
 """
 
 import time

@@ -13,7 +13,7 @@ from jaxmoe.tune.result import History, Progress, TuneResult, silent
 from jaxmoe.tune.starts import random_starts
 from jaxmoe.tune.stop import StopSwitch
 
-SEGMENT = 32  # plans between two looks at the clock
+SEGMENT = 32  # plans of a compiled call; the time limit is checked in between
 
 
 @dataclass(frozen=True)

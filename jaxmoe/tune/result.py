@@ -1,4 +1,4 @@
-"""What every optimiser is told and hands over."""
+"""The progress callback and the result of every optimiser."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

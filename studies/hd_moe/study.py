@@ -66,7 +66,7 @@ def run(name: str, shared: Path) -> float:
 def run_missing(jobs: dict[str, Callable], shared: Path, processes: int) -> None:
     """Run the jobs whose rows are not there, several at a time."""
     missing = [name for name in jobs if not (RUNS / f"{name}.json").is_file()]
-    # In groups of their own, for Ctrl-C is not theirs: a search that it cuts short would pass for a whole one.
+    # Own process groups, so that Ctrl-C cannot cut a search short which is then kept as a whole one.
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=os.setpgrp) as pool:
         running = {pool.submit(run, name, shared): name for name in missing}
         try:

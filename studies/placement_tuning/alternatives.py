@@ -1,4 +1,4 @@
-"""What lost: other relaxations, roundings and searches in the place of the tuner's own, on a few layers.
+"""Ablations: other relaxations, roundings and searches in the place of the tuner's own, on a few layers.
 
 Each alternative replaces one part of the tuner and leaves the rest as it is. They live here because the
 package keeps only what won. Results gather at the lowest-numbered host, the one exchange that may be chosen.

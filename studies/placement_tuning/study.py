@@ -1,4 +1,4 @@
-"""Tuned placements and exchanges beside all others: three tables, made job by job; see README.md.
+"""Tuned placements and exchanges beside all others: four tables, made job by job; see README.md.
 
     python studies/placement_tuning/study.py --shared FOLDER
 
@@ -92,7 +92,7 @@ def missing(run: Run, wanted: Sequence[str]) -> list[tuple[str, str]]:
 def run_all(jobs: Sequence[tuple[str, str]], run: Run, processes: int) -> None:
     """Several at a time; a job that fails is named, and the others go on."""
     failed = []
-    # In groups of their own, for Ctrl-C is not theirs: a search that it cuts short would pass for a whole one.
+    # Own process groups, so that Ctrl-C cannot cut a search short which is then kept as a whole one.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, os.setpgrp) as pool:
         running = {pool.submit(work, table, name, run): name for table, name in jobs}

@@ -31,7 +31,7 @@ from jaxmoe.experiment.trace_statistics import expert_nodes
 from jaxmoe.traces import LoadCounts
 from jaxmoe.traces.statistics import by_layer
 
-MOST_COST = 1.1  # of a plan that still serves: the busiest node's load over that of a plan of its own
+MOST_COST = 1.1  # largest ratio of busiest-node loads, under A's plan over B's own, at which A's plan serves B
 
 First = Annotated[Path, typer.Argument(metavar="A", help="A trace or load counts.", show_default=False)]
 Second = Annotated[Path, typer.Argument(metavar="B", help="Another of the same model.", show_default=False)]

@@ -29,7 +29,7 @@ TRACES: dict[str, Format[GatingTrace]] = {
 
 
 def opened(path: Path) -> Source:
-    """A source that is something. Raises `TraceError` for what is empty, or one array only, and `OSError`."""
+    """Open a source. Raises `TraceError` for an empty one or a single array, and `OSError`."""
     source = Source(path)
     if path.is_dir():
         if not source.files:

@@ -1,4 +1,4 @@
-"""What every format offers: a look whether a source is of it, a reader and a writer."""
+"""What every format offers: a detector, a reader and a writer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -46,8 +46,8 @@ def fit_process(trace: GatingTrace, seed: int, report: Report = lambda *_: None)
 
     Preferences maximise the likelihood of the choices, with a normal prior of unit width on every preference but
     popularity. A drawn trace sees its own choices in place of recorded ones, and errors of one choice are handed
-    on to the next; so popularity, the strength of every layer's relations, and how much a choice speaks for itself
-    at the next token are then corrected until drawn traces have the recorded loads, coverage and reuse.
+    on to the next; so popularity, the strength of every layer's relations, and how much a token repeats the choices
+    of the one before are then corrected until drawn traces have the recorded loads, coverage and reuse.
     """
     trace = _with_short_requests(fitted_part(trace))
     topic = find_topics(trace, seed)

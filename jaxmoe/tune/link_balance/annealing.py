@@ -11,7 +11,7 @@ from jaxmoe.relax import geometric
 from jaxmoe.tune.link_balance.mapping import Best, Budget, Mapping, Question, scorer
 
 CHAINS = 4
-SEGMENT = 25  # swaps between two looks at the clock
+SEGMENT = 25  # swaps of a compiled call; the time limit is checked in between
 COLDNESS = (1e2, 3e3)  # 1 / temperature, first and last, relative to a layer's time
 
 

@@ -18,7 +18,7 @@ from jaxmoe.tune.link_balance.mapping import Best, Budget, Mapping, Question, sc
 from jaxmoe.tune.relaxation import soft_hosts
 
 RESTARTS = 4
-SEGMENT = 10  # steps between two looks at the clock
+SEGMENT = 10  # steps of a compiled call; the time limit is checked in between
 LEARNING_RATE = 0.1
 NOISE = 0.5  # of the first logits
 ENDS = {"temperature": (1.0, 0.05), "width": (0.3, 0.03), "max_temperature": (0.1, 0.02)}
