@@ -124,6 +124,7 @@ def machines(rows: list[Row]) -> str:
     """Every machine and model: by batch size the best shipped strategy over tuned, tuned over the bound, the limit."""
     sizes = sorted({row["batch_tokens"] for row in rows}, key=int)
     lines = []
+    rows = sorted(rows, key=lambda row: (row["machine"], row["model"]))
     for (machine, model), of in group(rows, "machine", "model").items():
         by = {row["batch_tokens"]: row for row in of}
         cells = (
