@@ -38,11 +38,14 @@ def test_a_job_is_finished_once_its_rows_are_there(study, tmp_path):
     assert runner.finished(path) == {"a", "b"}
 
 
-def test_jobs_are_chosen_by_part_of_their_name(study, tmp_path):
+def test_jobs_are_chosen_by_part_of_their_name(study, tmp_path, monkeypatch):
     runner, _ = study
+    monkeypatch.setattr(runner, "HERE", tmp_path)
     run = sys.modules["cases"].Run(tmp_path, layers_step=8)
     names = [name for _, name in runner.missing(run, ["sensitivity_5TFLOPs"])]
     assert names == [f"sensitivity_5TFLOPs_{tokens}" for tokens in (32, 128, 1024)]
+    (tmp_path / "sensitivity.csv").write_text("job\nsensitivity_5TFLOPs_32\n")
+    assert [name for _, name in runner.missing(run, ["sensitivity_5TFLOPs"])] == names[1:]
 
 
 def test_every_case_machine_and_cell_has_a_job(study, tmp_path):
