@@ -53,6 +53,9 @@ def test_the_result_is_a_legal_plan_with_its_exact_cost(name):
     np.testing.assert_allclose(result.stages["searched"], total.mean(axis=1), rtol=1e-5)
     assert (result.bound <= result.stages["searched"]).all()
     assert (result.bound <= result.cost).all()
+    # Every layer has what was searched, or the best shipped strategy, which is then at least nearly as fast.
+    assert ((result.cost == result.stages["searched"]) | (result.cost == result.shipped.seconds)).all()
+    assert (result.cost <= result.shipped.seconds).all()
     assert result.stopped is None
     assert result.seed == 3
     assert 0 < result.wall_s == pytest.approx(sum(result.seconds.values()))
