@@ -38,6 +38,7 @@ def plot_model_vs_simulation(
     _draw_agreement(axes, both.min() * factor / 1.5, both.max() * factor * 1.5)
     _draw_groups(axes, np.asarray(simulated_s) * factor, np.asarray(predicted_s) * factor, list(groups))
     style.dress(axes, f"{labels[0]} [{unit}]", f"{labels[1]} [{unit}]", grid="both")
+    axes.tick_params(axis="x", which="minor", rotation=60)  # labels of neighbours would overlap
     if annotation:
         _annotate(axes, annotation)
     axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1.0), fontsize=style.TICK_SIZE, frameon=False)
