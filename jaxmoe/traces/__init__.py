@@ -1,6 +1,7 @@
 """Gating traces: read, written, drawn from, made up."""
 
 from jaxmoe.traces.batches import Batch as Batch
+from jaxmoe.traces.batches import expert_counts as expert_counts
 from jaxmoe.traces.batches import merge_tokens as merge_tokens
 from jaxmoe.traces.batches import over_batches as over_batches
 from jaxmoe.traces.batches import sample_batches as sample_batches

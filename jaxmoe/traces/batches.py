@@ -53,6 +53,22 @@ class Batch(eqx.Module):
         return jax.nn.one_hot(self.experts, num_experts, dtype=self.weight.dtype).sum(axis=-2)
 
 
+def expert_counts(batch: Batch, num_experts: int) -> Float[np.ndarray, "*lead expert"]:
+    """Tokens of every batch that chose each expert, by their weight; nothing of the size [token, expert] is made.
+
+    Leaves of the batch are [*lead, token, ...], or those of `merge_tokens`, whose batches share their rows.
+    """
+    weight, experts = np.asarray(batch.weight, float), np.asarray(batch.experts)
+    if experts.ndim == weight.ndim:
+        experts = experts[..., None, :, :]
+    experts = np.broadcast_to(experts, (*weight.shape, experts.shape[-1]))
+    bins = num_experts + 1  # the first is for missing choices
+    place = experts + 1 + bins * np.arange(math.prod(weight.shape[:-1])).reshape(*weight.shape[:-1], 1, 1)
+    weights = np.broadcast_to(weight[..., None], experts.shape)
+    counted = np.bincount(place.ravel(), weights.ravel(), math.prod(weight.shape[:-1]) * bins)
+    return counted.reshape(*weight.shape[:-1], bins)[..., 1:]
+
+
 def micro_batches(batch: Batch, parts: int) -> Batch:
     """A batch cut into equal parts of successive tokens, the leading axis of every leaf.
 

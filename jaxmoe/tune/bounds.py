@@ -20,7 +20,7 @@ from jaxtyping import Float
 from jaxmoe.hardware.gemm import MeasuredGemm
 from jaxmoe.latency import IdleLinks, Serial
 from jaxmoe.network import Congestion, RingExchange
-from jaxmoe.traces import Batch
+from jaxmoe.traces import Batch, expert_counts
 from jaxmoe.tune.problem import HYBRIDS, PlacementProblem
 
 GRID = 512  # values of c between even work and one node for every token
@@ -45,15 +45,21 @@ def lower_bound(problem: PlacementProblem, batches: Batch) -> Float[np.ndarray, 
     apart send each other nothing.
     """
     experts, weight = np.asarray(batches.experts), np.asarray(batches.weight, float)
-    return np.array([_layer_bound(problem, experts[i], weight[i]) for i in range(len(experts))])
+    counts = expert_counts(batches, problem.trace.num_experts)
+    return np.array([_layer_bound(problem, *layer) for layer in zip(experts, weight, counts, strict=True)])
 
 
-def _layer_bound(problem: PlacementProblem, experts: np.ndarray, weight: Float[np.ndarray, "batch token"]) -> float:
+def _layer_bound(
+    problem: PlacementProblem,
+    experts: np.ndarray,
+    weight: Float[np.ndarray, "batch token"],
+    counts: Float[np.ndarray, "batch expert"],
+) -> float:
     rows = np.sort(np.broadcast_to(experts, (*weight.shape, experts.shape[-1])), axis=-1)
     choices, index = np.unique(rows.reshape(-1, rows.shape[-1]), axis=0, return_inverse=True)
     often = np.bincount(index.ravel(), weight.ravel()) / len(weight)  # mean tokens of a batch with this choice
     chosen = np.where(choices < 0, problem.trace.num_experts, choices)
-    loads = _loads(problem, rows, weight)
+    loads = _loads(problem, counts)
     even = max(load.even for load in loads)
     if problem.model.mode == "replicated":
         return even
@@ -74,12 +80,10 @@ def _layer_bound(problem: PlacementProblem, experts: np.ndarray, weight: Float[n
     return float(np.min(totals))
 
 
-def _loads(problem: PlacementProblem, rows: np.ndarray, weight: Float[np.ndarray, "batch token"]) -> list[_Load]:
+def _loads(problem: PlacementProblem, counts: Float[np.ndarray, "batch expert"]) -> list[_Load]:
     """FLOPs on dies, and weights on the channels of every memory level."""
-    machine, costs, experts = problem.model.machine, problem.model.costs, problem.trace.num_experts
-    count = np.zeros((len(weight), experts + 1))
-    np.add.at(count, (np.arange(len(weight))[:, None, None], np.where(rows < 0, experts, rows)), weight[..., None])
-    count[:, -1] = 0
+    machine, costs = problem.model.machine, problem.model.costs
+    count = np.pad(counts, ((0, 0), (0, 1)))
     measured = isinstance(machine.die.gemm, MeasuredGemm)  # its times may be below those of the stated rate
     flops = count.mean(axis=0) * float(costs.flops_per_token_expert) * (0.0 if measured else 1.0)
     loads = [_Load(flops, _falling(machine.die.flops))]

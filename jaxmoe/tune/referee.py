@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement.rounding import fit_memory, fit_slots, rebalance
 from jaxmoe.placement.shipped import Shipped, shipped_replicas, shipped_strategies
-from jaxmoe.traces import Batch
+from jaxmoe.traces import Batch, expert_counts
 from jaxmoe.tune import local_search
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.problem import BRIM, HYBRIDS, PlacementProblem
@@ -150,7 +150,7 @@ class Referee:
         if self.stop.reason:
             return plans, scores
         drawn = self.problem.draw(REBALANCE_BATCHES, next(self.seeds))
-        counts = np.asarray(drawn.choices(plans.shape[2]).sum(axis=2))
+        counts = expert_counts(drawn, plans.shape[2])
         room, rates = self.problem.room, np.asarray(self.problem.model.machine.die.flops, float)
         if group is not None:
             rates = np.bincount(group, rates, len(rates))

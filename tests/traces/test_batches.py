@@ -11,6 +11,7 @@ from jaxmoe.traces import (
     Batch,
     GatingTrace,
     TraceError,
+    expert_counts,
     merge_tokens,
     sample_batches,
     successive_batches,
@@ -141,6 +142,8 @@ def test_merging_keeps_every_count(few_experts):
     merged = merge_tokens(few_experts, 5)
     chosen = np.asarray(few_experts.choices(5)).sum(axis=2)  # [layer, batch, expert]
     np.testing.assert_array_equal(np.einsum("lbr,lre->lbe", merged.weight, merged.choices(5)), chosen)
+    np.testing.assert_array_equal(expert_counts(few_experts, 5), chosen)
+    np.testing.assert_array_equal(expert_counts(merged, 5), chosen)
     gathered = (np.asarray(few_experts.gather_expert)[..., None] == np.arange(5)).sum(axis=2)
     named = np.asarray(merged.gather_expert)[..., None] == np.arange(5)
     np.testing.assert_array_equal(np.einsum("lbr,lre->lbe", merged.weight, named), gathered)
@@ -162,6 +165,7 @@ def test_batches_of_many_experts_stay_as_they_are(numbered):
 def test_batches_with_missing_choices_stay_as_they_are(few_experts):
     lacking = eqx.tree_at(lambda b: b.experts, few_experts, few_experts.experts.at[0, 0, 0, 1].set(-1))
     assert merge_tokens(lacking, 5) is lacking
+    np.testing.assert_array_equal(expert_counts(lacking, 5), np.asarray(lacking.choices(5)).sum(axis=2))
 
 
 def test_successive_batches_are_the_last_tokens_in_their_order(numbered):
