@@ -18,11 +18,12 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxmoe.hardware.gemm import MeasuredGemm
-from jaxmoe.latency import IdleLinks, Serial
+from jaxmoe.latency import IdleLinks, LayerModel, Serial
 from jaxmoe.network import Congestion, RingExchange
 from jaxmoe.traces import Batch, expert_counts
 from jaxmoe.tune.problem import HYBRIDS, PlacementProblem
 
+BISECTIONS = 50
 GRID = 512  # values of c between even work and one node for every token
 
 
@@ -111,6 +112,39 @@ def _communication(problem: PlacementProblem, others: np.ndarray, often: np.ndar
     if not _only_unicasts(problem):  # a tree's home receives one vector for all
         sent = float(often @ (others > 0))
     return both * max([links, *(sent / port for port in ports)]) / float(topology.efficiency)
+
+
+def exchange_bound(
+    model: LayerModel, share: Float[np.ndarray, "expert node"], batches: Batch
+) -> Float[np.ndarray, " batch"]:
+    """Communication time of a sharded plan that no exchange beats, s; leaves of `batches` are [batch, token, ...].
+
+    Every node that a token visits sends its part of the result on, over its own links, and all tokens together keep no
+    more than one vector each: where `v` tokens visit a node whose links carry `r` vectors in a second, the most loaded
+    links are busy for L seconds with sum(max(v - L r, 0)) at most the number of tokens. Dispatch likewise.
+    """
+    topology, costs, nodes = model.machine.topology, model.costs, model.machine.num_nodes
+    experts, weight = np.asarray(batches.experts), np.asarray(batches.weight, float)
+    held = np.append(share > 0, np.zeros((1, nodes), bool), axis=0)  # -1 chooses none
+    visits = np.stack([w @ held[chosen].any(axis=1) for chosen, w in zip(experts, weight, strict=True)])
+    rates = np.asarray(topology.link_bandwidth, float) * float(topology.efficiency)
+    seconds = np.zeros(len(weight))
+    for end, size in zip(topology.link_ends.T, (costs.combine_bytes, costs.dispatch_bytes), strict=True):
+        carried = np.bincount(end, rates, nodes)[:nodes]  # the last ends may be switches
+        seconds += _least_busy(visits, carried / float(size), weight.sum(axis=1))
+    return seconds
+
+
+def _least_busy(
+    visits: Float[np.ndarray, "batch node"], carried: Float[np.ndarray, " node"], kept: Float[np.ndarray, " batch"]
+) -> Float[np.ndarray, " batch"]:
+    """Least L with sum(max(visits - L carried, 0)) at most `kept`, by bisection from below."""
+    low, high = np.zeros(len(visits)), (visits / carried).max(axis=1)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        enough = np.maximum(visits - middle[:, None] * carried, 0).sum(axis=1) <= kept
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return low
 
 
 def _loads_links(problem: PlacementProblem) -> bool:

@@ -40,6 +40,10 @@ class Run:
         judged = 4 if self.quick else batches
         return [f"evaluation.batches={judged}", "validation.batches=1"]
 
+    def table(self, name: str) -> Path:
+        """Where a table is: beside this file, that of a trial in `runs/`."""
+        return (RUNS / "quick" if self.quick else HERE) / f"{name}.csv"
+
     def trace(self, model: str) -> Path:
         """The recorded trace that plans of a model are tuned and judged on, on different batches."""
         return self.shared / "traces" / model / f"{TRACES[model]}.npz"

@@ -1,4 +1,4 @@
-"""Tuned placements and exchanges beside all others: four tables, made job by job; see README.md.
+"""Tuned placements and exchanges beside all others: five tables, made job by job; see README.md.
 
     python studies/placement_tuning/study.py --shared FOLDER
 
@@ -18,27 +18,24 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
+import gaps
 import jax
 import machines
 import main_table
 import sensitivity
-from cases import HERE, ROOT, RUNS, Run
+from cases import ROOT, RUNS, Run
 
 TABLES: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "main": (main_table.jobs, main_table.COLUMNS),
     "loads": (main_table.load_jobs, main_table.LOAD_COLUMNS),
     "sensitivity": (sensitivity.jobs, sensitivity.COLUMNS),
     "machines": (machines.jobs, machines.COLUMNS),
+    "gaps": (gaps.jobs, gaps.COLUMNS),
 }
 
 
 KEPT_FOR = 8  # jobs: compiled functions are kept in memory so long, and read from the cache on disk after that
 DONE = itertools.count(1)  # jobs of this process
-
-
-def table_path(name: str, run: Run) -> Path:
-    """Where a table is: beside this file, that of a trial in `runs/`."""
-    return (RUNS / "quick" if run.quick else HERE) / f"{name}.csv"
 
 
 def finished(path: Path) -> set[str]:
@@ -73,7 +70,7 @@ def work(table: str, name: str, run: Run) -> float:
     begun = time.perf_counter()
     jobs, columns = TABLES[table]
     rows = jobs(run)[name]()
-    append(table_path(table, run), columns, [{"job": name} | row for row in rows])
+    append(run.table(table), columns, [{"job": name} | row for row in rows])
     if next(DONE) % KEPT_FOR == 0:
         jax.clear_caches()
     return time.perf_counter() - begun
@@ -83,7 +80,7 @@ def missing(run: Run, wanted: Sequence[str]) -> list[tuple[str, str]]:
     """Tables and names of the jobs that are to be run: those whose name has any of the wanted parts."""
     found = []
     for table, (jobs, _) in TABLES.items():
-        there = finished(table_path(table, run))
+        there = finished(run.table(table))
         names = (name for name in jobs(run) if not wanted or any(part in name for part in wanted))
         found += [(table, name) for name in names if name not in there]
     return found

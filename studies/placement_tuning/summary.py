@@ -151,6 +151,30 @@ def over_machines(rows: list[Row]) -> str:
     return markdown([*head, "more than 10 % above the bound", "of these with a gain", "longest tuning, s"], lines)
 
 
+def gaps(rows: list[Row], cells: list[Row]) -> str:
+    """Cells far above the bound: the tuned plan beside deals of experts to more and more groups.
+
+    `TP` and the best other deal as compute + communication. The last but one column is the fastest of all deals if each
+    had an exchange as good as no exchange can be.
+    """
+    tuned = {(row["machine"], row["model"], row["batch_tokens"]): row for row in cells}
+    lines = []
+    for cell, of in group(rows, "machine", "model", "batch_tokens").items():
+        whole, *others = sorted(of, key=lambda row: int(row["groups"]))
+        other = min(others, key=lambda row: float(row["total_us"]))
+        about = tuned[cell]
+        parts = [f"{float(row['compute_us']):.1f} + {float(row['communication_us']):.1f}" for row in (whole, other)]
+        least = min(float(row["least_total_us"]) for row in of)
+        lines.append(
+            [*cell, about["bound_us"], about["tuned_us"], about["shipped_over_tuned"], parts[0]]
+            + [f"{float(whole['least_total_us']) / float(whole['total_us']):.2f}", other["groups"], parts[1]]
+            + [f"{least:.1f}", f"{least / float(about['bound_us']):.2f}"]
+        )
+    head = ["machine", "model", "tokens", "bound, us", "tuned, us", "shipped / tuned", "TP, us", "TP: least / total"]
+    head += ["best other: groups", "us", "any deal, any exchange: at least, us", "over the bound"]
+    return markdown(head, lines)
+
+
 def least(rows: list[Row]) -> str:
     """The smallest ratios: nothing may be below 1."""
     lines = []
@@ -172,6 +196,7 @@ def text(folder: Path) -> str:
         ("Machines, by what limits them", over_machines(there)),
     ]
     parts += [("Machines: shipped / tuned, tuned / bound, limit", machines(there))]
+    parts += [("Cells far above the bound", gaps(table("gaps", folder), there))]
     return "\n\n".join(f"### {title}\n\n{body}" for title, body in parts)
 
 

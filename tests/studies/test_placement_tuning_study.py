@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("cases", "scoring", "main_table", "sensitivity", "machines", "study", "summary")
+NAMES = ("cases", "scoring", "main_table", "sensitivity", "machines", "gaps", "study", "summary")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_a_job_is_finished_once_its_rows_are_there(study, tmp_path):
 
 def test_jobs_are_chosen_by_part_of_their_name(study, tmp_path, monkeypatch):
     runner, _ = study
-    monkeypatch.setattr(runner, "HERE", tmp_path)
+    monkeypatch.setattr(sys.modules["cases"], "HERE", tmp_path)
     run = sys.modules["cases"].Run(tmp_path, layers_step=8)
     names = [name for _, name in runner.missing(run, ["sensitivity_5TFLOPs"])]
     assert names == [f"sensitivity_5TFLOPs_{tokens}" for tokens in (32, 128, 1024)]

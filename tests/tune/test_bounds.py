@@ -17,7 +17,7 @@ from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement.exchange import HOMES, ROUTES
 from jaxmoe.traces import Batch, synthetic_trace
 from jaxmoe.tune import PlacementProblem
-from jaxmoe.tune.bounds import lower_bound
+from jaxmoe.tune.bounds import exchange_bound, lower_bound
 from jaxmoe.tune.problem import HYBRIDS
 
 EXPERTS, NODES, TOP_K, TOKENS, BATCHES = 4, 4, 2, 10, 4  # 12 kinds of token: batches stay unmerged
@@ -221,3 +221,38 @@ def test_layers_are_bounded_each_for_itself():
     apart = [lower_bound(problem, one)[0] for one in batches]
     np.testing.assert_array_equal(lower_bound(problem, both), apart)
     assert apart[0] != apart[1]
+
+
+@eqx.filter_jit
+def communication_of(model: LayerModel, plans: jax.Array, batches: Batch, exchange: AbstractExchange) -> jax.Array:
+    """Communication time of every plan and batch."""
+    times = jax.vmap(jax.vmap(lambda plan, batch: model(plan, batch, exchange).communication, (None, 0)), (0, None))
+    return times(plans, batches)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_exchange_makes_a_plan_communicate_less_than_its_bound(candidates, seed):
+    problem = problem_of(seed=seed)
+    batches = jax.tree.map(lambda leaf: leaf[0], problem.draw(BATCHES, 0))
+    chosen = candidates[[0, 27, 100, 300, 301, 303, 512, 515]]  # of every kind; the last but one is TP
+    names, topology = (*HOMES, *TREES, "reduce_scatter"), problem.model.machine.topology
+    exchanges = [build_exchange(name, topology) for name in names]
+    least = np.min([communication_of(problem.model, jnp.asarray(chosen), batches, each) for each in exchanges], axis=0)
+    bounds = np.stack([exchange_bound(problem.model, plan, batches) for plan in chosen])
+    assert (bounds <= least * (1 + 1e-6)).all()
+    # It is worth something: most where all nodes are visited, though links differ up to four times.
+    assert (bounds.sum(axis=1) >= 0.15 * least.sum(axis=1)).all()
+    assert bounds[6].sum() > 0.4 * least[6].sum()
+
+
+def test_all_dies_of_a_mesh_wait_for_the_corners():
+    # Each of 128 tokens needs a part from all 16 dies: at best the four corners keep a quarter of the tokens each, and
+    # send the rest over two links.
+    machine = cases.random_machine(np.random.default_rng(0), (4, 4))
+    machine.link_bandwidth[:] = 1e9
+    model = cases.layer_model(machine)
+    experts = jnp.zeros((1, 128, 1), jnp.int32)
+    batch = Batch(experts, jnp.zeros((1, 128)), jnp.zeros((1, 128, 1)), jnp.ones((1, 128)))
+    seconds = 0.75 / 2 * 128 * (float(model.costs.combine_bytes) + float(model.costs.dispatch_bytes)) / 1e9
+    np.testing.assert_allclose(exchange_bound(model, np.full((1, 16), 1 / 16), batch), seconds, rtol=1e-6)
+    np.testing.assert_allclose(exchange_bound(model, np.eye(16)[:1], batch), 0, atol=1e-15)

@@ -1,0 +1,86 @@
+"""Why no plan is nearer to the bound, where `machines.csv` has one that is more than 10 % above it.
+
+The bound divides work evenly and lets each token visit as few dies as that needs. No plan does both: spread over all
+dies, work is even and every token visits every die; the fewer dies hold an expert, the more the loads of batches
+differ. For every number of groups that experts may be dealt to there is a row, from tensor parallelism (one group) to
+expert parallelism: the best cut under its best exchange, and what no exchange could better. All are judged with
+hindsight, on the batches that judge the tuned plan.
+"""
+
+import csv
+from collections.abc import Callable
+from itertools import groupby
+
+import jax
+import numpy as np
+from cases import Run
+from machines import inputs_of
+from scoring import MICRO, SEED, Plan, Timed, under_best
+
+from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.experiment.tuning import placement_problem
+from jaxmoe.hardware import Mesh
+from jaxmoe.placement.shipped import shipped_strategies
+from jaxmoe.tune.bounds import exchange_bound
+
+FAR = 1.1  # tuned / bound
+EXCHANGES = ("reduce_scatter", "least_loaded")
+TREES = tuple(f"{home}_split_tree" for home in ("corner_host", "least_loaded", "random_host", "token_home"))
+MANY_NODES = 64  # above this only the trees towards corners
+COLUMNS = (
+    "job",
+    "machine",
+    "model",
+    "batch_tokens",
+    "groups",
+    "plan",
+    "exchange",
+    "compute_us",
+    "communication_us",
+    "total_us",
+    "least_total_us",
+)
+
+
+def far_cells(run: Run) -> list[dict[str, str]]:
+    """Rows of `machines.csv` that are far above the bound."""
+    path = run.table("machines")
+    if not path.is_file():
+        return []
+    with path.open() as file:
+        return [row for row in csv.DictReader(file) if float(row["tuned_over_bound"]) > FAR]
+
+
+def plans_of(inputs: Inputs) -> list[tuple[int, Plan]]:
+    """Every shipped plan, with the number of groups that it deals experts to, fewest first."""
+    problem = placement_problem(inputs)
+    topology = problem.model.machine.topology
+    trees = TREES[: 1 if topology.num_nodes > MANY_NODES else None] if isinstance(topology, Mesh) else ()
+    plans = [
+        (len(np.unique(each.share[0] > 0, axis=0)), Plan(each.name, each.share[0], each.exchanges))
+        for each in shipped_strategies(problem.frequency, topology, (*EXCHANGES, *trees), SEED)
+    ]
+    return sorted(plans, key=lambda given: given[0])
+
+
+def least_total(inputs: Inputs, best: Timed) -> float:
+    """Mean seconds of the plan's compute and of what no exchange could better."""
+    batches = jax.tree.map(lambda leaf: leaf[0], inputs.evaluation_batches)
+    return float(best.time.compute.mean() + exchange_bound(inputs.model, best.plan.share, batches).mean())
+
+
+def rows(machine: str, model: str, tokens: int, run: Run) -> list[dict]:
+    """One row for every number of groups."""
+    inputs = inputs_of(machine, model, tokens, run)
+    made = []
+    for groups, plans in groupby(plans_of(inputs), key=lambda given: given[0]):
+        best = under_best(inputs, [plan for _, plan in plans], inputs.evaluation_batches)
+        row = {"machine": machine, "model": model, "batch_tokens": tokens, "groups": groups, "plan": best.plan.name}
+        made.append(row | best.columns | {"least_total_us": f"{MICRO * least_total(inputs, best):.4f}"})
+    return made
+
+
+def jobs(run: Run) -> dict[str, Callable[[], list[dict]]]:
+    """One for every cell that is far above the bound."""
+    cells = [(row["machine"], row["model"], int(row["batch_tokens"])) for row in far_cells(run)]
+    return {"gaps_" + "_".join(map(str, cell)): lambda at=cell: rows(*at, run) for cell in cells}
