@@ -5,6 +5,7 @@ python figures/fig_placement_tuning.py
 
 import argparse
 import csv
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,6 +43,7 @@ SHORT = {
     "tuned": "tuned",
 }
 TREES = {"yes": "all exchanges", "no": "no trees in the network"}
+FAR_MACHINE = "nmp_8x8_10TFLOPs_25GBps"  # whose cells are farthest from the bound
 Rows = list[dict[str, str]]
 
 
@@ -165,6 +167,48 @@ def draw_machines(rows: Rows, out: Path) -> None:
     style.save(figure, out / "placement_tuning_machines.png")
 
 
+def draw_gaps(rows: Rows, machines: Rows, out: Path) -> None:
+    """Compute and communication by the number of groups that experts are dealt to, on the machine farthest off."""
+    chosen = [row for row in rows if row["machine"] == FAR_MACHINE]
+    sizes, models = distinct(chosen, "batch_tokens"), [model for model in MODELS if model in distinct(chosen, "model")]
+    title = f"Why no plan is nearer to the bound, {FAR_MACHINE}: even work or few visits, not both"
+    figure = style.new_figure(1.5 + 3.1 * len(models), 1.6 + 2.6 * len(sizes), title)
+    panels = figure.subplots(len(sizes), len(models), squeeze=False)
+    for axes, (tokens, model) in zip(panels.flat, itertools.product(sizes, models), strict=True):
+        cell = {"machine": FAR_MACHINE, "model": model, "batch_tokens": tokens}
+        draw_gap(axes, *([row for row in table if cell.items() <= row.items()] for table in (chosen, machines)))
+        axes.set_title(f"{MODELS[model]}, {tokens} tokens", fontsize=style.LABEL_SIZE)
+    for axes in panels[-1]:
+        axes.set_xlabel("groups that experts are dealt to", fontsize=style.LABEL_SIZE)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("time of a layer, µs", fontsize=style.LABEL_SIZE)
+    handles, names = max((axes.get_legend_handles_labels() for axes in panels.flat), key=lambda each: len(each[0]))
+    figure.legend(handles, names, loc="outside lower center", ncols=5, frameon=False, fontsize=style.TICK_SIZE)
+    style.save(figure, out / "placement_tuning_gaps.png")
+
+
+def draw_gap(axes: Axes, rows: Rows, machines: Rows) -> None:
+    """One cell; nothing where it is not far from its bound."""
+    if not rows:
+        axes.text(0.5, 0.5, "within 10 %\nof the bound", ha="center", va="center", transform=axes.transAxes)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        return
+    at = np.arange(len(rows))
+    compute, comm, least = (
+        np.array([float(row[key]) for row in rows]) for key in ("compute_us", "communication_us", "least_total_us")
+    )
+    colours = list(style.strategy_colours(["compute", "communication"]).values())
+    axes.bar(at, compute, color=colours[0], label="compute")
+    axes.bar(at, comm, bottom=compute, color=colours[1], label="communication, best exchange")
+    axes.scatter(at, least, marker="_", s=120, color=style.INK, label="no exchange is faster than this", zorder=3)
+    (machine,) = machines
+    axes.axhline(float(machine["tuned_us"]), color=style.INK, linewidth=1, label="tuned plan")
+    axes.axhline(float(machine["bound_us"]), color=style.INK, linewidth=1, linestyle=":", label="bound on all plans")
+    axes.set_xticks(at, [row["groups"] for row in rows], fontsize=style.TICK_SIZE - 1)
+    axes.tick_params(labelsize=style.TICK_SIZE - 1)
+
+
 def draw_loads(rows: Rows, out: Path) -> None:
     """Node and link loads of the published and the tuned plan, each under its best exchange."""
     busy = defaultdict(list)
@@ -192,6 +236,8 @@ def main() -> None:
     ):
         if rows := table(given.tables, name):
             draw(rows, given.out)
+    if rows := table(given.tables, "gaps"):
+        draw_gaps(rows, table(given.tables, "machines"), given.out)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.tuning import placement_problem
 from jaxmoe.tune import PlacementProblem, tune
 from jaxmoe.tune.bounds import lower_bound
-from jaxmoe.tune.problem import DEFAULT_EXCHANGES, HYBRIDS
+from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS
 
 COLUMNS = (
     "job",

@@ -165,11 +165,10 @@ def gaps(rows: list[Row], cells: list[Row]) -> str:
         about = tuned[cell]
         parts = [f"{float(row['compute_us']):.1f} + {float(row['communication_us']):.1f}" for row in (whole, other)]
         least = min(float(row["least_total_us"]) for row in of)
-        lines.append(
-            [*cell, about["bound_us"], about["tuned_us"], about["shipped_over_tuned"], parts[0]]
-            + [f"{float(whole['least_total_us']) / float(whole['total_us']):.2f}", other["groups"], parts[1]]
-            + [f"{least:.1f}", f"{least / float(about['bound_us']):.2f}"]
-        )
+        nearest = f"{float(whole['least_total_us']) / float(whole['total_us']):.2f}"
+        bound = (f"{least:.1f}", f"{least / float(about['bound_us']):.2f}")
+        first = (about["bound_us"], about["tuned_us"], about["shipped_over_tuned"])
+        lines.append([*cell, *first, parts[0], nearest, other["groups"], parts[1], *bound])
     head = ["machine", "model", "tokens", "bound, us", "tuned, us", "shipped / tuned", "TP, us", "TP: least / total"]
     head += ["best other: groups", "us", "any deal, any exchange: at least, us", "over the bound"]
     return markdown(head, lines)
