@@ -13,7 +13,7 @@ import jaxmoe
 ROOT = Path(jaxmoe.__file__).parent
 STUDIES = [path for folder in ("studies", "figures") for path in sorted((ROOT.parent / folder).rglob("*.py"))]
 
-DESCRIPTIONS = {"units", "relax", "hardware", "models", "traces"}
+DESCRIPTIONS = {"errors", "units", "relax", "hardware", "models", "traces"}
 TRAFFIC = DESCRIPTIONS | {"placement"}
 TIMES = TRAFFIC | {"network", "roofline"}
 SEARCHES = TIMES | {"latency"}
@@ -23,11 +23,12 @@ RUNS = METHODS | {"systems", "des", "config"}
 # Beside itself, each package may import these. "" is the top: `__init__`, which only hands on, and `__main__`.
 ALLOWED = {
     "": METHODS | {"cli"},
+    "errors": set(),
     "units": set(),
     "relax": set(),
-    "hardware": {"units", "relax"},
-    "models": {"units", "relax"},
-    "traces": {"units", "relax"},
+    "hardware": {"errors", "units", "relax"},
+    "models": {"errors", "units", "relax"},
+    "traces": {"errors", "units", "relax"},
     "placement": DESCRIPTIONS,
     "network": TRAFFIC,
     "roofline": TRAFFIC,
@@ -35,9 +36,19 @@ ALLOWED = {
     "tune": SEARCHES,
     "policies": SEARCHES,
     "systems": METHODS,
-    "des": {"units", "hardware", "models", "traces", "placement"},
+    "des": {"errors", "units", "hardware", "models", "traces", "placement"},
     "plotting": {"hardware"},
-    "config": {"units", "hardware", "models", "placement", "network", "latency", "tune", "systems"},  # for settings
+    "config": {
+        "errors",
+        "units",
+        "hardware",
+        "models",
+        "placement",
+        "network",
+        "latency",
+        "tune",
+        "systems",
+    },  # for settings
     "experiment": RUNS,
     "sweep": RUNS | {"experiment"},
     "cli": RUNS | {"experiment", "sweep", "plotting"},

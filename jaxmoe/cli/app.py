@@ -1,16 +1,17 @@
-"""The application: gathers the verbs."""
+"""The application: every verb with its options. What a verb does is in the module of its name, loaded when it runs."""
 
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from jaxmoe.cli.evaluate import command as evaluate
-from jaxmoe.cli.network import command as network
-from jaxmoe.cli.simulate import command as simulate
-from jaxmoe.cli.trace.app import app as trace
-from jaxmoe.cli.tune import command as tune
-from jaxmoe.cli.validate import command as validate
+from jaxmoe.cli import options
+from jaxmoe.cli.session import session
+from jaxmoe.config import load_scenario
 
 app = typer.Typer(
     add_completion=False,
@@ -18,12 +19,179 @@ app = typer.Typer(
     no_args_is_help=True,
     help="How long Mixture-of-Experts layers take on meshes of chips, and where their experts should live.",
 )
-app.command("tune")(tune)
-app.command("evaluate")(evaluate)
-app.command("validate")(validate)
-app.command("simulate")(simulate)
-app.command("network")(network)
-app.add_typer(trace, name="trace")
+trace_app = typer.Typer(no_args_is_help=True, help="What traces and load counts tell, and how they compare.")
+app.add_typer(trace_app, name="trace")
+
+
+def runs(module: str) -> Callable[[Callable], Callable]:
+    """Give a signature the body `run(folder, interrupts, ...)` of a module of this package.
+
+    A scenario is read first: a wrong key is told before JAX is loaded.
+    """
+
+    def with_body(signature: Callable) -> Callable:
+        @wraps(signature)
+        def command(out: Path, verbose: bool, **given: Any) -> None:
+            with session(out, verbose) as (folder, interrupts):
+                if "layers" in given:
+                    load_scenario(given["config"], given["overrides"] or ())
+                import_module(f"jaxmoe.cli.{module}").run(folder, interrupts, **given)
+
+        return command
+
+    return with_body
+
+
+@app.command()
+@runs("tune")
+def tune(
+    config: options.Config,
+    out: options.Out,
+    trace: options.Trace = None,
+    plan: options.Plans = None,
+    overrides: options.Overrides = None,
+    layers: options.Layers = None,
+    optimiser: options.Optimiser = "gradient",
+    time_limit: options.TimeLimit = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Search for a placement, by gradient descent or otherwise, and judge it beside the usual ones and given plans.
+
+    Ctrl-C ends the search and keeps the best plan so far; a second one gives up.
+    """
+
+
+@app.command()
+@runs("evaluate")
+def evaluate(
+    config: options.Config,
+    out: options.Out,
+    trace: options.Trace = None,
+    plan: options.Plans = None,
+    overrides: options.Overrides = None,
+    layers: options.Layers = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Judge the usual placements, and given plans, on batches drawn from the trace."""
+
+
+@app.command()
+@runs("validate")
+def validate(
+    config: options.Config,
+    out: options.Out,
+    plan: options.Plans = None,
+    standard: options.Standard = False,
+    batch_tokens: options.BatchTokens = None,
+    trace: options.Trace = None,
+    overrides: options.Overrides = None,
+    layers: options.Layers = None,
+    timeline: options.Timeline = None,
+    timeline_of: options.TimelineOf = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Replay plans in the event simulator, and tell how far the model is off."""
+
+
+@app.command()
+@runs("simulate")
+def simulate(
+    config: options.Config,
+    out: options.Out,
+    plan: options.StartPlan = None,
+    iterations: options.Iterations = 100,
+    replay: options.Replays = None,
+    trace: options.Trace = None,
+    history: options.History = None,
+    overrides: options.Overrides = None,
+    layers: options.Layers = None,
+    timeline: options.Timeline = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Run a system over iterations, and tell what it gains over its plan left alone."""
+
+
+@app.command()
+@runs("network")
+def network(
+    config: options.Hardware,
+    traffic: options.Traffic,
+    out: options.Out,
+    overrides: options.HardwareOverrides = None,
+    order: options.Order = None,
+    seed: options.Seed = 0,
+    show: options.Show = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Tell how long given traffic takes on a network of any kind, and which link or port limits it."""
+
+
+@trace_app.command()
+@runs("trace.stats")
+def stats(
+    files: options.TraceFiles,
+    out: options.Out,
+    seed: options.Seed = 0,
+    model: options.TraceModel = None,
+    placement: options.TracePlan = None,
+    nodes: options.Nodes = None,
+    window: options.Window = 256,
+    verbose: options.Verbose = False,
+) -> None:
+    """Tell loads, pairs of experts over tokens and layers, reuse, and what they would be by chance."""
+
+
+@trace_app.command()
+@runs("trace.compare")
+def compare(
+    first: options.FirstTrace,
+    second: options.SecondTrace,
+    out: options.Out,
+    model: options.TraceModel = None,
+    nodes: options.Nodes = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Tell how alike two traces are, and whether a plan tuned on A serves B."""
+
+
+@trace_app.command()
+@runs("trace.convert")
+def convert(
+    source: options.Source,
+    to: options.To,
+    out: options.Out,
+    model: options.TraceModel = None,
+    num_experts: options.NumExperts = None,
+    top_k: options.TopK = None,
+    layer_ids: options.LayerIds = None,
+    num_layers: options.NumLayers = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Write a trace or load counts of any format in another one, and tell what was read."""
+
+
+@trace_app.command()
+@runs("trace.fit")
+def fit(
+    file: options.RecordedTrace,
+    out: options.Out,
+    model: options.TraceModel = None,
+    seed: options.Seed = 0,
+    verbose: options.Verbose = False,
+) -> None:
+    """Fit a generator to a trace, write it as process.npz, and compare a trace of it with the recorded one."""
+
+
+@trace_app.command()
+@runs("trace.synth")
+def synth(
+    process: options.Process,
+    out: options.Out,
+    tokens: options.Tokens = 8192,
+    seed: options.Seed = 0,
+    verbose: options.Verbose = False,
+) -> None:
+    """Draw a synthetic trace and write it as trace.npz, in pieces: its length is not bounded by memory."""
 
 
 def _print_version(wanted: bool) -> bool:

@@ -1,9 +1,11 @@
 """`jaxmoe evaluate`: the usual placements and given plans, side by side."""
 
-from jaxmoe.cli import options
+from pathlib import Path
+
+from jaxmoe.cli.interrupts import Interrupts
+from jaxmoe.cli.output import OutputFolder
 from jaxmoe.cli.pictures import draw_comparison
 from jaxmoe.cli.progress import progress_bars
-from jaxmoe.cli.session import session
 from jaxmoe.cli.tables import comparison_warnings, print_comparison, print_warnings
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.comparison import compare
@@ -12,17 +14,17 @@ from jaxmoe.experiment.strategies import given_plans, standard_strategies
 from jaxmoe.experiment.summary import comparison_report, provenance
 
 
-def command(
-    config: options.Config,
-    out: options.Out,
-    trace: options.Trace = None,
-    plan: options.Plans = None,
-    overrides: options.Overrides = None,
-    layers: options.Layers = None,
-    verbose: options.Verbose = False,
+def run(
+    folder: OutputFolder,
+    interrupts: Interrupts,
+    config: Path,
+    trace: Path | None,
+    plan: list[str] | None,
+    overrides: list[str] | None,
+    layers: str | None,
 ) -> None:
     """Judge the usual placements, and given plans, on batches drawn from the trace."""
-    with session(out, verbose) as (folder, interrupts), StageClock() as clock:
+    with StageClock() as clock:
         with clock.stage("load"):
             inputs = read_inputs(config, overrides, trace, layers)
             strategies = [*standard_strategies(inputs), *given_plans(plan, inputs)]

@@ -3,8 +3,6 @@
 import os
 import sys
 
-import jax
-
 from jaxmoe.cli.app import app
 from jaxmoe.cli.interrupts import INTERRUPTED
 
@@ -12,7 +10,7 @@ from jaxmoe.cli.interrupts import INTERRUPTED
 def main() -> None:
     """Run the command line of this process."""
     # GPUs multiply float32 matrices with 10-bit mantissas unless told otherwise: an error of 1e-3.
-    jax.config.update("jax_default_matmul_precision", "highest")
+    os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
     try:
         app()
     except SystemExit as end:

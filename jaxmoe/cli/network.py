@@ -3,16 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
-import typer
 
-from jaxmoe.cli import options
+from jaxmoe.cli.interrupts import Interrupts
 from jaxmoe.cli.network_pictures import draw_agreement, draw_matrix
 from jaxmoe.cli.network_report import Findings, network_report, print_findings
+from jaxmoe.cli.output import OutputFolder
 from jaxmoe.cli.progress import progress_bars
-from jaxmoe.cli.session import session
 from jaxmoe.config import HardwareConfig, build_time_model, build_topology, load_hardware, resolved
 from jaxmoe.des import fabric_of
 from jaxmoe.des.traffic import Order
@@ -23,37 +22,6 @@ from jaxmoe.experiment.traffic import Matrices, loads_of, predict, read_matrices
 from jaxmoe.hardware import AbstractTopology
 
 MOST_CHUNKS = 10_000_000  # of one matrix, that the simulator can hold
-
-Hardware = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="The description of a machine, a YAML file.", show_default=False)
-]
-Traffic = Annotated[
-    Path,
-    typer.Option(
-        "--traffic",
-        metavar="FILE",
-        help="An npz of matrices [N, N], bytes from source (row) to destination (column), under any names.",
-        show_default=False,
-    ),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a value of the machine. May be repeated."),
-]
-OrderName = Annotated[
-    str | None,
-    typer.Option(
-        "--order",
-        metavar="|".join(get_args(Order)),
-        help="How the simulator orders a source's messages: to the next nodes first, to node 0 first, or by chance. "
-        "By default chance with cut-through, where packets mix, and the next nodes with store-and-forward.",
-    ),
-]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The seed of the shuffled order.")]
-Show = Annotated[
-    str | None,
-    typer.Option("--show", metavar="NAME", help="The matrix to draw; without it the one that takes longest."),
-]
 
 
 @dataclass(frozen=True)
@@ -67,18 +35,18 @@ class Task:
     seed: int
 
 
-def command(
-    config: Hardware,
-    traffic: Traffic,
-    out: options.Out,
-    overrides: Overrides = None,
-    order: OrderName = None,
-    seed: Seed = 0,
-    show: Show = None,
-    verbose: options.Verbose = False,
+def run(
+    folder: OutputFolder,
+    interrupts: Interrupts,
+    config: Path,
+    traffic: Path,
+    overrides: list[str] | None,
+    order: str | None,
+    seed: int,
+    show: str | None,
 ) -> None:
     """Tell how long given traffic takes on a network of any kind, and which link or port limits it."""
-    with session(out, verbose) as (folder, interrupts), StageClock() as clock:
+    with StageClock() as clock:
         with clock.stage("load"):
             task = _read(config, overrides, traffic, order, seed)
             if show is not None and show not in task.matrices:

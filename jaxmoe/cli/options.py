@@ -1,4 +1,4 @@
-"""Arguments and options that verbs share."""
+"""Arguments and options of the verbs. Choices are written out here: the command line answers before JAX is loaded."""
 
 from pathlib import Path
 from typing import Annotated
@@ -62,4 +62,123 @@ TimelineOf = Annotated[
         help="What --timeline shows; by default the slowest layer of the first plan.",
     ),
 ]
+Iterations = Annotated[int, typer.Option("--iterations", metavar="N", help="Iterations to run.", min=1)]
+Replays = Annotated[
+    int | None,
+    typer.Option("--replay", metavar="N", help="Iterations that the event simulator replays; by default 3.", min=1),
+]
+StartPlan = Annotated[
+    str | None,
+    typer.Option("--plan", metavar="FILE|STRATEGY", help="The plan that the system starts from, for system.plan."),
+]
+History = Annotated[
+    Path | None,
+    typer.Option(
+        "--history",
+        metavar="FILE",
+        help="A trace that forecasts and strategies are fitted on; by default what comes before the run.",
+    ),
+]
+BatchTokens = Annotated[
+    str | None,
+    typer.Option("--batch-tokens", metavar="N,N,..", help="Sizes of batch in place of workload.batch_tokens."),
+]
+Standard = Annotated[bool, typer.Option("--standard", help="Replay the usual placements as well.")]
+Hardware = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="The description of a machine, a YAML file.", show_default=False)
+]
+HardwareOverrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a value of the machine. May be repeated."),
+]
+Traffic = Annotated[
+    Path,
+    typer.Option(
+        "--traffic",
+        metavar="FILE",
+        help="An npz of matrices [N, N], bytes from source (row) to destination (column), under any names.",
+        show_default=False,
+    ),
+]
+Order = Annotated[
+    str | None,
+    typer.Option(
+        "--order",
+        metavar="staggered|by_destination|shuffled",
+        help="How the simulator orders a source's messages: to the next nodes first, to node 0 first, or by chance. "
+        "By default chance with cut-through, where packets mix, and the next nodes with store-and-forward.",
+    ),
+]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", min=0, max=2**32 - 1, help="The seed of all that is drawn by chance.")
+]
+Show = Annotated[
+    str | None,
+    typer.Option("--show", metavar="NAME", help="The matrix to draw; without it the one that takes longest."),
+]
+TraceFiles = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE...",
+        help="Traces or load counts of any kind. Several are taken for topics of one model.",
+        show_default=False,
+    ),
+]
+TracePlan = Annotated[
+    Path | None,
+    typer.Option(
+        "--placement",
+        metavar="PLAN.npz",
+        help="The plan whose nodes to load. Without it, whole experts in equal runs over --nodes nodes.",
+        show_default=False,
+    ),
+]
+Nodes = Annotated[
+    int | None,
+    typer.Option(
+        "--nodes",
+        metavar="N",
+        min=1,
+        help="Nodes that share the experts; by default 8, or as many as get two experts each.",
+        show_default=False,
+    ),
+]
+Window = Annotated[
+    int, typer.Option("--window", metavar="TOKENS", min=1, help="Tokens of a window, or a batch, that loads the nodes.")
+]
+FirstTrace = Annotated[Path, typer.Argument(metavar="A", help="A trace or load counts.", show_default=False)]
+SecondTrace = Annotated[Path, typer.Argument(metavar="B", help="Another of the same model.", show_default=False)]
+RecordedTrace = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A recorded trace of any format.", show_default=False)
+]
+Source = Annotated[
+    Path, typer.Argument(metavar="SOURCE", help="A file or a folder; its content says of what.", show_default=False)
+]
+To = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="npz|tensorrt_llm|flame_moe|megatron|hd_moe|data_movement|vllm|sglang",
+        help="The format to write.",
+        show_default=False,
+    ),
+]
+NumExperts = Annotated[int | None, typer.Option("--num-experts", metavar="N", min=1, help="Routed experts of a layer.")]
+TopK = Annotated[int | None, typer.Option("--top-k", metavar="N", min=1, help="Experts that a token chooses.")]
+LayerIds = Annotated[
+    str | None,
+    typer.Option("--layer-ids", metavar="N,N,..", help="Layers with experts, as numbered in the full model."),
+]
+NumLayers = Annotated[
+    int | None, typer.Option("--num-layers", metavar="N", min=1, help="All layers of the model, dense ones counted.")
+]
+Process = Annotated[
+    str,
+    typer.Argument(
+        metavar="PROCESS",
+        help="A process.npz of jaxmoe trace fit, or a preset: deepseek-v3, qwen3-235b-a22b, llama-4-maverick, kimi-k2.",
+        show_default=False,
+    ),
+]
+Tokens = Annotated[int, typer.Option("--tokens", metavar="N", min=1, help="The number of tokens to draw.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]

@@ -10,23 +10,9 @@ from rich.markup import escape
 
 from jaxmoe.cli.interrupts import INTERRUPTED, Interrupts
 from jaxmoe.cli.output import OutputFolder
-from jaxmoe.config.base import ConfigError
-from jaxmoe.experiment.inputs import OptionError
-from jaxmoe.placement import PlanError
-from jaxmoe.placement.exchange import ExchangeError
-from jaxmoe.systems import UnsuitableSystemError
-from jaxmoe.traces import TraceError
+from jaxmoe.errors import InputError
 
 BAD_INPUT = 2
-BAD_INPUT_ERRORS = (
-    ConfigError,
-    TraceError,
-    PlanError,
-    ExchangeError,
-    OptionError,
-    UnsuitableSystemError,
-    OSError,
-)
 
 
 def messages() -> Console:
@@ -45,7 +31,7 @@ def session(out: Path, verbose: bool) -> Iterator[tuple[OutputFolder, Interrupts
         with Interrupts() as interrupts, folder:
             yield folder, interrupts
             interrupts.check()
-    except BAD_INPUT_ERRORS as error:
+    except (InputError, OSError) as error:
         if verbose:
             messages().print_exception()
         messages().print(f"[bold red]error:[/] {escape(str(error))}")

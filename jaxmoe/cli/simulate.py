@@ -2,17 +2,14 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-import typer
 from rich.markup import escape
 from rich.table import Table
 
-from jaxmoe.cli import options
+from jaxmoe.cli.interrupts import Interrupts
 from jaxmoe.cli.output import OutputFolder
 from jaxmoe.cli.progress import progress_bars
-from jaxmoe.cli.session import session
 from jaxmoe.cli.tables import print_table, print_warnings
 from jaxmoe.cli.timeline import ShownLayer, check_target, write_layer
 from jaxmoe.experiment.clock import StageClock
@@ -33,40 +30,22 @@ from jaxmoe.plotting import plot_iterations
 from jaxmoe.plotting.style import time_unit
 from jaxmoe.traces import GatingTrace
 
-Plan = Annotated[
-    str | None,
-    typer.Option("--plan", metavar="FILE|STRATEGY", help="The plan that the system starts from, for system.plan."),
-]
-Iterations = Annotated[int, typer.Option("--iterations", metavar="N", help="Iterations to run.", min=1)]
-Replays = Annotated[
-    int | None,
-    typer.Option("--replay", metavar="N", help="Iterations that the event simulator replays; by default 3.", min=1),
-]
-History = Annotated[
-    Path | None,
-    typer.Option(
-        "--history",
-        metavar="FILE",
-        help="A trace that forecasts and strategies are fitted on; by default what comes before the run.",
-    ),
-]
 
-
-def command(
-    config: options.Config,
-    out: options.Out,
-    plan: Plan = None,
-    iterations: Iterations = 100,
-    replay: Replays = None,
-    trace: options.Trace = None,
-    history: History = None,
-    overrides: options.Overrides = None,
-    layers: options.Layers = None,
-    timeline: options.Timeline = None,
-    verbose: options.Verbose = False,
+def run(
+    folder: OutputFolder,
+    interrupts: Interrupts,
+    config: Path,
+    plan: str | None,
+    iterations: int,
+    replay: int | None,
+    trace: Path | None,
+    history: Path | None,
+    overrides: list[str] | None,
+    layers: str | None,
+    timeline: Path | None,
 ) -> None:
     """Run a system over iterations, and tell what it gains over its plan left alone."""
-    with session(out, verbose) as (folder, interrupts), StageClock() as clock:
+    with StageClock() as clock:
         with clock.stage("load"):
             check_target(timeline, None)
             replays = _replays(replay, iterations)

@@ -1,15 +1,14 @@
 """`jaxmoe tune`: find a placement, then judge it beside the usual ones."""
 
 from importlib.metadata import version
+from pathlib import Path
 
 import typer
 
-from jaxmoe.cli import options
-from jaxmoe.cli.interrupts import INTERRUPTED
+from jaxmoe.cli.interrupts import INTERRUPTED, Interrupts
 from jaxmoe.cli.output import OutputFolder
 from jaxmoe.cli.pictures import draw_comparison, draw_tuning
 from jaxmoe.cli.progress import progress_bars
-from jaxmoe.cli.session import session
 from jaxmoe.cli.tables import comparison_warnings, print_comparison, print_warnings
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.comparison import compare
@@ -21,22 +20,22 @@ from jaxmoe.placement import write_plan
 from jaxmoe.tune import TuneResult
 
 
-def command(
-    config: options.Config,
-    out: options.Out,
-    trace: options.Trace = None,
-    plan: options.Plans = None,
-    overrides: options.Overrides = None,
-    layers: options.Layers = None,
-    optimiser: options.Optimiser = "gradient",
-    time_limit: options.TimeLimit = None,
-    verbose: options.Verbose = False,
+def run(
+    folder: OutputFolder,
+    interrupts: Interrupts,
+    config: Path,
+    trace: Path | None,
+    plan: list[str] | None,
+    overrides: list[str] | None,
+    layers: str | None,
+    optimiser: str,
+    time_limit: float | None,
 ) -> None:
     """Search for a placement, by gradient descent or otherwise, and judge it beside the usual ones and given plans.
 
     Ctrl-C ends the search and keeps the best plan so far; a second one gives up.
     """
-    with session(out, verbose) as (folder, interrupts), StageClock() as clock:
+    with StageClock() as clock:
         with clock.stage("load"):
             check_optimiser(optimiser)
             limit = [] if time_limit is None else [f"tuning.time_limit_s={time_limit}"]

@@ -1,14 +1,11 @@
 """`jaxmoe validate`: the analytic model against the event simulator, batch by batch."""
 
-from typing import Annotated
+from pathlib import Path
 
-import typer
-
-from jaxmoe.cli import options
+from jaxmoe.cli.interrupts import Interrupts
 from jaxmoe.cli.output import OutputFolder
 from jaxmoe.cli.pictures import draw_scatter
 from jaxmoe.cli.progress import progress_bars
-from jaxmoe.cli.session import session
 from jaxmoe.cli.tables import print_agreement
 from jaxmoe.cli.timeline import check_target, chosen_layer, write_timeline
 from jaxmoe.experiment.clock import StageClock
@@ -17,28 +14,22 @@ from jaxmoe.experiment.strategies import given_plans, standard_strategies
 from jaxmoe.experiment.summary import provenance
 from jaxmoe.experiment.validation import Trial, run_trial, validation_report
 
-BatchTokens = Annotated[
-    str | None,
-    typer.Option("--batch-tokens", metavar="N,N,..", help="Sizes of batch in place of workload.batch_tokens."),
-]
-Standard = Annotated[bool, typer.Option("--standard", help="Replay the usual placements as well.")]
 
-
-def command(
-    config: options.Config,
-    out: options.Out,
-    plan: options.Plans = None,
-    standard: Standard = False,
-    batch_tokens: BatchTokens = None,
-    trace: options.Trace = None,
-    overrides: options.Overrides = None,
-    layers: options.Layers = None,
-    timeline: options.Timeline = None,
-    timeline_of: options.TimelineOf = None,
-    verbose: options.Verbose = False,
+def run(
+    folder: OutputFolder,
+    interrupts: Interrupts,
+    config: Path,
+    plan: list[str] | None,
+    standard: bool,
+    batch_tokens: str | None,
+    trace: Path | None,
+    overrides: list[str] | None,
+    layers: str | None,
+    timeline: Path | None,
+    timeline_of: str | None,
 ) -> None:
     """Replay plans in the event simulator, and tell how far the model is off."""
-    with session(out, verbose) as (folder, interrupts), StageClock() as clock:
+    with StageClock() as clock:
         with clock.stage("load"):
             check_target(timeline, timeline_of)
             inputs = read_inputs(config, overrides, trace, layers)

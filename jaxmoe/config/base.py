@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from jaxmoe.errors import InputError
+
 
 class Section(BaseModel):
     """A mapping of a configuration file: immutable, without unknown keys, and without silent conversions.
@@ -15,7 +17,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class ConfigError(ValueError):
+class ConfigError(InputError):
     """A configuration that cannot be used. The message names the place, the value and the remedy."""
 
 

@@ -5,7 +5,7 @@
 
 import math
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -13,8 +13,10 @@ from pydantic import Field, model_validator
 
 from jaxmoe.config.base import Rate, RuleError, Section, pair_of
 from jaxmoe.config.machine import MOST_NODES, Latency, Machine
-from jaxmoe.hardware import Graph, TopologyError, build_graph
 from jaxmoe.units import GIGA, NANO
+
+if TYPE_CHECKING:
+    from jaxmoe.hardware import Graph
 
 Vertex = Annotated[int, Field(ge=0)]
 # Strict mode would refuse the lists that YAML gives; their entries stay strict.
@@ -104,6 +106,8 @@ class GraphConfig(Machine):
 
     @model_validator(mode="after")
     def _makes_one_network(self) -> "GraphConfig":
+        from jaxmoe.hardware import TopologyError  # with JAX, only where a graph is given
+
         try:
             as_graph(self)
         except TopologyError as error:
@@ -137,8 +141,10 @@ class GraphConfig(Machine):
             raise RuleError((*where, "to"), link.destination, "another end than from", "Name the two ends of the link")
 
 
-def as_graph(config: GraphConfig) -> Graph:
+def as_graph(config: GraphConfig) -> "Graph":
     """The network in B/s and s. Raises `TopologyError` where it is not one."""
+    from jaxmoe.hardware import build_graph
+
     directed = [(ends, link) for link in config.links for ends in link.directions]
     return build_graph(
         config.nodes,

@@ -11,9 +11,7 @@ from jaxmoe.config.model import ModelConfig
 from jaxmoe.config.networks import HardwareConfig
 from jaxmoe.config.system import StaticConfig, SystemConfig
 from jaxmoe.config.tuning import TuningConfig
-from jaxmoe.hardware.mesh import square_cut
-from jaxmoe.latency import ScheduleError, schedule_of
-from jaxmoe.latency.schedule import SCHEDULES
+from jaxmoe.hardware.cuts import square_cut
 
 
 class FileTrace(Section):
@@ -156,12 +154,22 @@ class ValidationConfig(Section):
 
 
 def _schedule(name: str) -> str:
+    from jaxmoe.latency.schedule import SCHEDULES, ScheduleError, schedule_of  # with JAX, only where one is named
+
     try:
         schedule_of(name)
     except ScheduleError:
         known = f"one of {', '.join(SCHEDULES)}, with a number for m"
         raise RuleError((), name, known, "Write one of them, for example pipelined(2)") from None
     return name
+
+
+def _micro_batches(schedule: str) -> int:
+    if schedule == "serial":
+        return 1
+    from jaxmoe.latency.schedule import schedule_of
+
+    return schedule_of(schedule).micro_batches
 
 
 class Scenario(Section):
@@ -213,7 +221,7 @@ class Scenario(Section):
     @model_validator(mode="after")
     def _micro_batches_have_tokens(self) -> "Scenario":
         tokens = self.workload.batch_tokens
-        if schedule_of(self.schedule).micro_batches > tokens:
+        if _micro_batches(self.schedule) > tokens:
             most = f"at most as many micro-batches as workload.batch_tokens, {tokens}"
             raise RuleError(("schedule",), self.schedule, most, "Lower the number or raise workload.batch_tokens")
         return self

@@ -5,9 +5,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from jaxmoe.config.base import Count, Fraction, Name, Positive, Section
-from jaxmoe.systems import HDMoE
-
-DEFAULT = HDMoE()
 
 
 class PlannedSystem(Section):
@@ -31,28 +28,28 @@ class HDMoEConfig(PlannedSystem):
 
     name: Literal["hd_moe"] = Field(description="the name of the system", examples=["hd_moe"])
     forecast: Literal["moving_average", "static", "perfect", "cross_layer"] = Field(
-        default=DEFAULT.forecast, description="what expert loads are forecast from", examples=["moving_average"]
+        default="moving_average", description="what expert loads are forecast from", examples=["moving_average"]
     )
     rate: Fraction = Field(
-        default=DEFAULT.rate, description="the weight of the latest iteration in the moving average", examples=[0.5]
+        default=0.5, description="the weight of the latest iteration in the moving average", examples=[0.5]
     )
     prior: Positive = Field(
-        default=DEFAULT.prior,
+        default=10.0,
         description="the number of choices by the frequencies that every row of cross_layer starts with",
         examples=[10],
     )
     experts: Count = Field(
-        default=DEFAULT.experts,
+        default=2,
         description="the number of experts of a layer that are broadcast, with window: last the most",
         examples=[2],
     )
     window: Literal["fixed", "last"] = Field(
-        default=DEFAULT.window,
+        default="fixed",
         description="whether as many are broadcast as `experts` says, or as fit the time of the layer before",
         examples=["last"],
     )
     broadcast: Literal["hidden", "charged"] = Field(
-        default=DEFAULT.broadcast,
+        default="hidden",
         description="whether the broadcast has the links to itself during the layer before, or the schedule charges it",
         examples=["charged"],
     )

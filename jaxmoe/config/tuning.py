@@ -6,8 +6,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from jaxmoe.config.base import Count, NonNegative, Positive, RuleError, Section, Seed
 from jaxmoe.config.exchanges import check_known
-from jaxmoe.tune.problem import DEFAULT_EXCHANGES, HYBRIDS
-from jaxmoe.tune.settings import TunerSettings
+from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS, TunerSettings
 
 DEFAULT = TunerSettings()
 

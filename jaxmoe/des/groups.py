@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxmoe.des.fabric import Fabric
-from jaxmoe.hardware.mesh import ring_order
+from jaxmoe.hardware.cuts import ring_order
 from jaxmoe.placement.exchange import ExchangeError, Rings
 
 

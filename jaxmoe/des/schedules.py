@@ -17,7 +17,8 @@ from jaxmoe.des.paths import Paths
 from jaxmoe.des.rows import rows_of
 from jaxmoe.des.tasks import GraphBuilder, chunk_sizes
 from jaxmoe.des.transfers import Transfers, add_transfers, messages
-from jaxmoe.hardware.mesh import blocks, link_ends, ring_order, xy_path, yx_path
+from jaxmoe.hardware.cuts import blocks, ring_order
+from jaxmoe.hardware.mesh import link_ends, xy_path, yx_path
 
 Routing = Literal["xy", "yx"]
 Ints = Int[np.ndarray, " send"]

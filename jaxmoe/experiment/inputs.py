@@ -20,6 +20,7 @@ from jaxmoe.config import (
     load_scenario,
 )
 from jaxmoe.des import Fabric, fabric_of
+from jaxmoe.errors import InputError
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.gemm import MeasuredGemm
 from jaxmoe.latency import LayerModel
@@ -38,7 +39,8 @@ from jaxmoe.traces import (
     synthetic_trace,
 )
 from jaxmoe.traces.synthesis import GatingProcess, preset_process, read_process, sample_trace
-from jaxmoe.tune.problem import HYBRIDS, suited
+from jaxmoe.tune.problem import suited
+from jaxmoe.tune.settings import HYBRIDS
 
 # Batches for tuning are drawn with seeds below 2**62. Those that judge come from seeds beyond, so no plan is
 # ever judged on the batches it was tuned on, whatever seeds the scenario states.
@@ -48,7 +50,7 @@ EVALUATION_SEEDS = 2**64
 Source = GatingTrace | LoadCounts
 
 
-class OptionError(ValueError):
+class OptionError(InputError):
     """Something that a run is asked for and cannot be done, with the reason and the remedy."""
 
 

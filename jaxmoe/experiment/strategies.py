@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxmoe.experiment.inputs import Inputs, OptionError
-from jaxmoe.hardware.mesh import square_cut
+from jaxmoe.hardware.cuts import square_cut
 from jaxmoe.latency import is_tensor_parallel
 from jaxmoe.placement import (
     Placement,

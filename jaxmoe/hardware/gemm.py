@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxmoe.errors import InputError
 
-class GemmError(ValueError):
+
+class GemmError(InputError):
     """Measured times that cannot be used, with the reason and the remedy."""
 
 

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxmoe.errors import InputError
 from jaxmoe.hardware.topology import AbstractTopology
 
 
-class TopologyError(ValueError):
+class TopologyError(InputError):
     """A network that cannot be: disconnected, a path over a missing link, a bandwidth that is not positive."""
 
 

@@ -17,6 +17,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxmoe.errors import InputError
 from jaxmoe.relax import AbstractReduction
 
 Seconds = Float[Array, ""]
@@ -94,7 +95,7 @@ class IdleLinks(AbstractSchedule):
 SCHEDULES = ("serial", "overlap", "pipelined(m)", "idle_links")
 
 
-class ScheduleError(ValueError):
+class ScheduleError(InputError):
     """A schedule that is not known, with the known ones."""
 
 

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+from jaxmoe.errors import InputError
 from jaxmoe.models.attention import Attention
 
 
-class ModelError(ValueError):
+class ModelError(InputError):
     """A model that is not described, or not as needed. The message names the place, the value and the remedy."""
 
 

@@ -1,38 +1,5 @@
 """From tokens to traffic, from traffic to link loads, from link loads to communication time."""
 
-from jaxmoe.network.collectives import ChunkedBroadcast as ChunkedBroadcast
-from jaxmoe.network.collectives import Multicasts as Multicasts
-from jaxmoe.network.collectives import Rounds as Rounds
-from jaxmoe.network.collectives import all_to_all as all_to_all
-from jaxmoe.network.collectives import collective_time as collective_time
-from jaxmoe.network.collectives import entwined_ring_all_gather as entwined_ring_all_gather
-from jaxmoe.network.collectives import entwined_ring_all_reduce as entwined_ring_all_reduce
-from jaxmoe.network.collectives import entwined_ring_reduce_scatter as entwined_ring_reduce_scatter
-from jaxmoe.network.collectives import entwined_rings as entwined_rings
-from jaxmoe.network.collectives import hierarchical_entwined_rings as hierarchical_entwined_rings
-from jaxmoe.network.collectives import multicast_loads as multicast_loads
-from jaxmoe.network.collectives import multicast_stage as multicast_stage
-from jaxmoe.network.collectives import ring_all_gather as ring_all_gather
-from jaxmoe.network.collectives import ring_all_reduce as ring_all_reduce
-from jaxmoe.network.collectives import ring_reduce_scatter as ring_reduce_scatter
-from jaxmoe.network.exchange import AbstractExchange as AbstractExchange
-from jaxmoe.network.exchange import GatherExchange as GatherExchange
-from jaxmoe.network.exchange import ReduceScatterExchange as ReduceScatterExchange
-from jaxmoe.network.exchange import RingExchange as RingExchange
-from jaxmoe.network.exchange import build_exchange as build_exchange
-from jaxmoe.network.loads import link_loads as link_loads
-from jaxmoe.network.loads import path_sums as path_sums
-from jaxmoe.network.time_models import AbstractTimeModel as AbstractTimeModel
-from jaxmoe.network.time_models import AlphaBeta as AlphaBeta
-from jaxmoe.network.time_models import Congestion as Congestion
-from jaxmoe.network.time_models import Uncongested as Uncongested
-from jaxmoe.network.time_models import alpha_beta as alpha_beta
-from jaxmoe.network.traffic import Flows as Flows
-from jaxmoe.network.traffic import Phases as Phases
-from jaxmoe.network.traffic import StageTime as StageTime
-from jaxmoe.network.visits import PLACED as PLACED
-from jaxmoe.network.visits import Visits as Visits
-from jaxmoe.network.visits import decided_visits as decided_visits
-from jaxmoe.network.visits import kept as kept
-from jaxmoe.network.visits import replicated_visits as replicated_visits
-from jaxmoe.network.visits import sharded_visits as sharded_visits
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -17,6 +17,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from jaxmoe.errors import InputError
+
 Home = Literal["lowest_host", "random_host", "fewest_hops", "least_loaded", "corner_host", "token_home"]
 Route = Literal["unicast", "tree", "cross_tree", "split_tree"]
 HOMES: tuple[str, ...] = get_args(Home)
@@ -25,7 +27,7 @@ ROUTES: tuple[str, ...] = get_args(Route)
 LOAD_WEIGHT = 32  # of load relative to hops under `least_loaded`: hops for a home with the mean number of tokens
 
 
-class ExchangeError(ValueError):
+class ExchangeError(InputError):
     """An exchange that is not known or does not suit the machine, with the reason and the remedy."""
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from jaxmoe.hardware import AbstractTopology, Mesh
-from jaxmoe.hardware.mesh import cut_blocks, ring_order
+from jaxmoe.hardware.cuts import cut_blocks, ring_order
 from jaxmoe.placement.exchange import ExchangeError, Rings
 
 

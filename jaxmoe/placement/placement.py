@@ -5,13 +5,14 @@ from typing import Literal
 
 import numpy as np
 
+from jaxmoe.errors import InputError
 from jaxmoe.placement.exchange import ExchangeError, exchange_of
 from jaxmoe.units import GIGA
 
 Mode = Literal["sharded", "replicated"]
 
 
-class PlanError(ValueError):
+class PlanError(InputError):
     """A placement that cannot be used, with the reason and the remedy."""
 
 

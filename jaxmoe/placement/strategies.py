@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int, Real
 
 from jaxmoe.hardware import AbstractTopology, Mesh
-from jaxmoe.hardware.mesh import blocks
+from jaxmoe.hardware.cuts import blocks
 from jaxmoe.placement.placement import PlanError
 
 ROUNDING = 1e-9  # of all work
@@ -49,7 +49,7 @@ def expert_parallel_balanced(frequency: Frequency, nodes: int) -> Shares:
 def hybrid(frequency: Frequency, shape: tuple[int, int], regions: int) -> Shares:
     """Hybrid TP-EP with compute balance (hd_moe V-A2).
 
-    The mesh is cut into `regions` equal rectangles (`hardware.mesh.blocks`). Every expert lives in one of
+    The mesh is cut into `regions` equal rectangles (`hardware.cuts.blocks`). Every expert lives in one of
     them, chosen as in `expert_parallel_balanced`, and is shared evenly by its nodes. Raises `ValueError`
     when the mesh cannot be cut so, and `PlanError` for frequencies as above.
     """

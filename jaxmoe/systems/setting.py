@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from jaxmoe.errors import InputError
 from jaxmoe.latency import LayerModel
 from jaxmoe.models import MoEModel
 from jaxmoe.placement.placement import Mode
@@ -25,7 +26,7 @@ class Setting:
     history: GatingTrace  # the layers of the plan
 
 
-class UnsuitableSystemError(ValueError):
+class UnsuitableSystemError(InputError):
     """A system that is not known, or does not suit its setting. The message has the reason and the remedy."""
 
 

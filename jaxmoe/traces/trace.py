@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxmoe.errors import InputError
 from jaxmoe.traces.chunks import chunks, release, take
 
 MAX_EXPERTS = 2**15  # ids are int16
@@ -17,7 +18,7 @@ PREFILL, DECODE = 0, 1
 PER_TOKEN = ("experts", "weights", "logits", "is_repeat", "phase")  # arrays whose first axis is tokens
 
 
-class TraceError(ValueError):
+class TraceError(InputError):
     """A trace that cannot be used, with the reason and the remedy."""
 
 

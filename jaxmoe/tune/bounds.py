@@ -21,7 +21,8 @@ from jaxmoe.hardware.gemm import MeasuredGemm
 from jaxmoe.latency import IdleLinks, LayerModel, Serial
 from jaxmoe.network import Congestion, RingExchange
 from jaxmoe.traces import Batch, expert_counts
-from jaxmoe.tune.problem import HYBRIDS, PlacementProblem
+from jaxmoe.tune.problem import PlacementProblem
+from jaxmoe.tune.settings import HYBRIDS
 
 BISECTIONS = 50
 GRID = 512  # values of c between even work and one node for every token

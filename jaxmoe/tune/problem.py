@@ -15,9 +15,8 @@ from jaxmoe.placement import PlanError
 from jaxmoe.placement.exchange import ALONE, ExchangeError, exchange_of
 from jaxmoe.placement.shipped import complete_hybrids
 from jaxmoe.traces import Batch, GatingTrace, merge_tokens, sample_batches
+from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS
 
-HYBRIDS = "rings"  # among exchanges: the complete hybrids of every cut of the machine
-DEFAULT_EXCHANGES = ("least_loaded", "reduce_scatter", "corner_host_split_tree", "ring_both_ways", HYBRIDS)
 BRIM = 1 + 1e-5  # shares are float32: a node filled to the brim may seem overfull by so much
 BY_SLOT = ("lowest_host", "fewest_hops")  # homes that equal tokens share, so that these may be merged
 

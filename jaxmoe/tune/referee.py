@@ -21,9 +21,10 @@ from jaxmoe.placement.shipped import Shipped, shipped_replicas, shipped_strategi
 from jaxmoe.traces import Batch, expert_counts
 from jaxmoe.tune import local_search
 from jaxmoe.tune.bounds import lower_bound
-from jaxmoe.tune.problem import BRIM, HYBRIDS, PlacementProblem
+from jaxmoe.tune.problem import BRIM, PlacementProblem
 from jaxmoe.tune.ranked import Plan, Plans, Ranked, Scores, better, least, where_surely_faster
 from jaxmoe.tune.result import History, Progress, TuneResult, silent
+from jaxmoe.tune.settings import HYBRIDS
 from jaxmoe.tune.stop import StopSwitch
 
 SELECTION_ENTRIES = 2**21  # entries [batch, token, node] of the batches that have the last word

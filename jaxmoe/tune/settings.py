@@ -1,4 +1,4 @@
-"""How long and how wide the gradient tuner searches."""
+"""How long and how wide the gradient tuner searches, and among which exchanges."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -7,6 +7,9 @@ import numpy as np
 
 if TYPE_CHECKING:
     from jaxmoe.tune.problem import PlacementProblem
+
+HYBRIDS = "rings"  # among exchanges: the complete hybrids of every cut of the machine
+DEFAULT_EXCHANGES = ("least_loaded", "reduce_scatter", "corner_host_split_tree", "ring_both_ways", HYBRIDS)
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from jaxmoe.placement.rounding import keep_hosts
 from jaxmoe.placement.shipped import complete_hybrids
 from jaxmoe.relax import geometric
 from jaxmoe.tune import descent, local_search
-from jaxmoe.tune.problem import HYBRIDS, PlacementProblem
+from jaxmoe.tune.problem import PlacementProblem
 from jaxmoe.tune.ranked import Plan, Plans, Ranked, Scores, best, better
 from jaxmoe.tune.referee import Referee
 from jaxmoe.tune.relaxation import typical_part
 from jaxmoe.tune.result import History, Progress, TuneResult, silent
-from jaxmoe.tune.settings import TunerSettings, affordable
+from jaxmoe.tune.settings import HYBRIDS, TunerSettings, affordable
 from jaxmoe.tune.starts import random_starts
 from jaxmoe.tune.stop import StopSwitch
 

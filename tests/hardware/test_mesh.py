@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxmoe.hardware import Mesh
-from jaxmoe.hardware.mesh import blocks, hop_counts, link_ends, num_links, reverse_links, ring_order, xy_path
+from jaxmoe.hardware.cuts import blocks, ring_order
+from jaxmoe.hardware.mesh import hop_counts, link_ends, num_links, reverse_links, xy_path
 
 shapes = st.tuples(st.integers(1, 5), st.integers(1, 6))
 

@@ -18,7 +18,7 @@ from jaxmoe.placement.exchange import HOMES, ROUTES
 from jaxmoe.traces import Batch, synthetic_trace
 from jaxmoe.tune import PlacementProblem
 from jaxmoe.tune.bounds import exchange_bound, lower_bound
-from jaxmoe.tune.problem import HYBRIDS
+from jaxmoe.tune.settings import HYBRIDS
 
 EXPERTS, NODES, TOP_K, TOKENS, BATCHES = 4, 4, 2, 10, 4  # 12 kinds of token: batches stay unmerged
 FACTORS = (1e-2, 1.0, 30.0, 1e3)  # of link bandwidth: from slow links to fast ones

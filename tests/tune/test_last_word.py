@@ -20,10 +20,9 @@ from jaxmoe.placement.strategies import expert_parallel
 from jaxmoe.tune import PlacementProblem, TuneResult, referee, tune
 from jaxmoe.tune import ranked as ranking
 from jaxmoe.tune.optimisers import OPTIMISERS
-from jaxmoe.tune.problem import DEFAULT_EXCHANGES, HYBRIDS
 from jaxmoe.tune.ranked import Ranked, where_surely_faster
 from jaxmoe.tune.referee import Referee
-from jaxmoe.tune.settings import TunerSettings, affordable
+from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS, TunerSettings, affordable
 from jaxmoe.tune.stop import StopSwitch
 
 QUICK = {

@@ -2,19 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from jaxmoe.cli import options
+from jaxmoe.cli.interrupts import Interrupts
+from jaxmoe.cli.output import OutputFolder
 from jaxmoe.cli.progress import progress_bars
-from jaxmoe.cli.session import session
 from jaxmoe.cli.tables import print_table
 from jaxmoe.cli.trace.pictures import draw_comparison
-from jaxmoe.cli.trace.stats import Nodes
 from jaxmoe.cli.trace.stats_report import source_report
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import OptionError, Source, read_file
@@ -33,20 +32,17 @@ from jaxmoe.traces.statistics import by_layer
 
 MOST_COST = 1.1  # largest ratio of busiest-node loads, under A's plan over B's own, at which A's plan serves B
 
-First = Annotated[Path, typer.Argument(metavar="A", help="A trace or load counts.", show_default=False)]
-Second = Annotated[Path, typer.Argument(metavar="B", help="Another of the same model.", show_default=False)]
 
-
-def command(
-    first: First,
-    second: Second,
-    out: options.Out,
-    model: options.TraceModel = None,
-    nodes: Nodes = None,
-    verbose: options.Verbose = False,
+def run(
+    folder: OutputFolder,
+    interrupts: Interrupts,
+    first: Path,
+    second: Path,
+    model: str | None,
+    nodes: int | None,
 ) -> None:
     """Tell how alike two traces are, and whether a plan tuned on A serves B."""
-    with session(out, verbose) as (folder, interrupts), StageClock() as clock:
+    with StageClock() as clock:
         with clock.stage("load"):
             one, other = read_file(first, model), read_file(second, model)
             layer_ids = _common_layers(f"{first}", one, f"{second}", other)

@@ -1,15 +1,14 @@
 """`jaxmoe trace convert`: a trace or load counts of any format, written in another one."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 from rich.markup import escape
 from rich.table import Table
 
-from jaxmoe.cli import options
-from jaxmoe.cli.session import session
+from jaxmoe.cli.interrupts import Interrupts
+from jaxmoe.cli.output import OutputFolder
 from jaxmoe.cli.tables import print_table, print_warnings
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import OptionError, hints_of
@@ -19,34 +18,20 @@ from jaxmoe.traces.chunks import chunks, release
 from jaxmoe.traces.files import suffix_of
 from jaxmoe.traces.formats import TRACES
 
-SourcePath = Annotated[
-    Path, typer.Argument(metavar="SOURCE", help="A file or a folder; its content says of what.", show_default=False)
-]
-To = Annotated[str, typer.Option("--to", metavar="|".join(TRACES), help="The format to write.", show_default=False)]
-NumExperts = Annotated[int | None, typer.Option("--num-experts", metavar="N", min=1, help="Routed experts of a layer.")]
-TopK = Annotated[int | None, typer.Option("--top-k", metavar="N", min=1, help="Experts that a token chooses.")]
-LayerIds = Annotated[
-    str | None,
-    typer.Option("--layer-ids", metavar="N,N,..", help="Layers with experts, as numbered in the full model."),
-]
-NumLayers = Annotated[
-    int | None, typer.Option("--num-layers", metavar="N", min=1, help="All layers of the model, dense ones counted.")
-]
 
-
-def command(
-    source: SourcePath,
-    to: To,
-    out: options.Out,
-    model: options.TraceModel = None,
-    num_experts: NumExperts = None,
-    top_k: TopK = None,
-    layer_ids: LayerIds = None,
-    num_layers: NumLayers = None,
-    verbose: options.Verbose = False,
+def run(
+    folder: OutputFolder,
+    interrupts: Interrupts,
+    source: Path,
+    to: str,
+    model: str | None,
+    num_experts: int | None,
+    top_k: int | None,
+    layer_ids: str | None,
+    num_layers: int | None,
 ) -> None:
     """Write a trace or load counts of any format in another one, and tell what was read."""
-    with session(out, verbose) as (folder, _), StageClock() as clock:
+    with StageClock() as clock:
         with clock.stage("read"):
             if to not in TRACES:
                 raise OptionError(f"--to is {to!r}, expected one of {', '.join(TRACES)}")

@@ -2,14 +2,13 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.table import Table
 
-from jaxmoe.cli import options
+from jaxmoe.cli.interrupts import Interrupts
+from jaxmoe.cli.output import OutputFolder
 from jaxmoe.cli.progress import progress_bars
-from jaxmoe.cli.session import session
 from jaxmoe.cli.tables import print_table
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import hints_of
@@ -22,21 +21,16 @@ from jaxmoe.traces.synthesis.fidelity import AIMS, Likeness, likeness
 # Far from the seeds that fitting draws with: what is shown is a trace that it has not seen.
 SHOWN_SEED = 1_000_000
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="A recorded trace of any format.", show_default=False)]
-Seed = Annotated[
-    int, typer.Option("--seed", metavar="N", min=0, max=2**32 - 1, help="The seed of fitting and of the traces shown.")
-]
 
-
-def command(
-    file: File,
-    out: options.Out,
-    model: options.TraceModel = None,
-    seed: Seed = 0,
-    verbose: options.Verbose = False,
+def run(
+    folder: OutputFolder,
+    interrupts: Interrupts,
+    file: Path,
+    model: str | None,
+    seed: int,
 ) -> None:
     """Fit a generator to a trace, write it as process.npz, and compare a trace of it with the recorded one."""
-    with session(out, verbose) as (folder, interrupts), StageClock() as clock:
+    with StageClock() as clock:
         with clock.stage("load"):
             trace = read_trace(file, hints=hints_of(model))
         with progress_bars(interrupts.check) as report:

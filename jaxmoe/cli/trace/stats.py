@@ -1,13 +1,10 @@
 """`jaxmoe trace stats`: what traces and load counts tell about their model, by layer and on average."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from jaxmoe.cli import options
+from jaxmoe.cli.interrupts import Interrupts
+from jaxmoe.cli.output import OutputFolder
 from jaxmoe.cli.progress import progress_bars
-from jaxmoe.cli.session import session
 from jaxmoe.cli.trace.pictures import draw_statistics
 from jaxmoe.cli.trace.stats_report import print_statistics, statistics_report, write_table
 from jaxmoe.experiment.clock import StageClock
@@ -16,51 +13,19 @@ from jaxmoe.experiment.summary import surroundings
 from jaxmoe.experiment.trace_statistics import find, find_topics, node_plan
 from jaxmoe.placement import Placement, read_plan
 
-Files = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="FILE...",
-        help="Traces or load counts of any kind. Several are taken for topics of one model.",
-        show_default=False,
-    ),
-]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The seed of shuffles and drawn batches.")]
-Plan = Annotated[
-    Path | None,
-    typer.Option(
-        "--placement",
-        metavar="PLAN.npz",
-        help="The plan whose nodes to load. Without it, whole experts in equal runs over --nodes nodes.",
-        show_default=False,
-    ),
-]
-Nodes = Annotated[
-    int | None,
-    typer.Option(
-        "--nodes",
-        metavar="N",
-        min=1,
-        help="Nodes that share the experts; by default 8, or as many as get two experts each.",
-        show_default=False,
-    ),
-]
-Window = Annotated[
-    int, typer.Option("--window", metavar="TOKENS", min=1, help="Tokens of a window, or a batch, that loads the nodes.")
-]
 
-
-def command(
-    files: Files,
-    out: options.Out,
-    seed: Seed = 0,
-    model: options.TraceModel = None,
-    placement: Plan = None,
-    nodes: Nodes = None,
-    window: Window = 256,
-    verbose: options.Verbose = False,
+def run(
+    folder: OutputFolder,
+    interrupts: Interrupts,
+    files: list[Path],
+    seed: int,
+    model: str | None,
+    placement: Path | None,
+    nodes: int | None,
+    window: int,
 ) -> None:
     """Tell loads, pairs of experts over tokens and layers, reuse, and what they would be by chance."""
-    with session(out, verbose) as (folder, interrupts), StageClock() as clock:
+    with StageClock() as clock:
         with clock.stage("load"):
             sources = read_files(files, model)
             plan = _plan(placement, nodes)

@@ -2,35 +2,26 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from jaxmoe.cli import options
+from jaxmoe.cli.interrupts import Interrupts
+from jaxmoe.cli.output import OutputFolder
 from jaxmoe.cli.progress import progress_bars
-from jaxmoe.cli.session import messages, session
+from jaxmoe.cli.session import messages
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.traces.formats.npz import write_trace_in_parts
 from jaxmoe.traces.synthesis import PRESETS, GatingProcess, preset_process, read_process, sample_parts
 
-Source = Annotated[
-    str,
-    typer.Argument(
-        metavar="PROCESS",
-        help=f"A process.npz of jaxmoe trace fit, or a preset: {', '.join(PRESETS)}.",
-        show_default=False,
-    ),
-]
-Tokens = Annotated[int, typer.Option("--tokens", metavar="N", min=1, help="The number of tokens to draw.")]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, max=2**32 - 1, help="The seed of what is drawn.")]
 
-
-def command(
-    process: Source, out: options.Out, tokens: Tokens = 8192, seed: Seed = 0, verbose: options.Verbose = False
+def run(
+    folder: OutputFolder,
+    interrupts: Interrupts,
+    process: str,
+    tokens: int,
+    seed: int,
 ) -> None:
     """Draw a synthetic trace and write it as trace.npz, in pieces: its length is not bounded by memory."""
-    with session(out, verbose) as (folder, interrupts), StageClock() as clock:
+    with StageClock() as clock:
         with clock.stage("load"):
             generator = _process(process)
             deal = generator.requests.deal(tokens, seed)

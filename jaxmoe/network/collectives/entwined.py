@@ -12,14 +12,14 @@ before. Then no directed link ever has two messages: those that move the same wa
 nodes and keep their distance, and a node starts at most one each way. Messages that have arrived wait for the end
 of the step. That matters only for domains that are not square: the event simulator, which has no rounds, takes less
 there. Also taken: halves of every part go round both ways ("packages are sent bi-directionally"), and rings run
-round the grid of domains as `hardware.mesh.ring_order` does, where the paper shows only a grid of 2x2.
+round the grid of domains as `hardware.cuts.ring_order` does, where the paper shows only a grid of 2x2.
 """
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.hardware.mesh import ring_order
+from jaxmoe.hardware.cuts import ring_order
 from jaxmoe.network.collectives.rings import ring_ways, twice
 from jaxmoe.network.collectives.rounds import Rounds
 

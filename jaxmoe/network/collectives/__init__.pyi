@@ -1,0 +1,15 @@
+from .broadcast import ChunkedBroadcast as ChunkedBroadcast
+from .entwined import entwined_ring_all_gather as entwined_ring_all_gather
+from .entwined import entwined_ring_all_reduce as entwined_ring_all_reduce
+from .entwined import entwined_ring_reduce_scatter as entwined_ring_reduce_scatter
+from .entwined import entwined_rings as entwined_rings
+from .entwined import hierarchical_entwined_rings as hierarchical_entwined_rings
+from .multicast import Multicasts as Multicasts
+from .multicast import multicast_loads as multicast_loads
+from .multicast import multicast_stage as multicast_stage
+from .rings import ring_all_gather as ring_all_gather
+from .rings import ring_all_reduce as ring_all_reduce
+from .rings import ring_reduce_scatter as ring_reduce_scatter
+from .rounds import Rounds as Rounds
+from .rounds import all_to_all as all_to_all
+from .rounds import collective_time as collective_time

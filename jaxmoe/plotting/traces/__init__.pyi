@@ -1,0 +1,11 @@
+from .by_layer import plot_reuse as plot_reuse
+from .by_layer import plot_stage_correlation as plot_stage_correlation
+from .comparison import plot_trace_comparison as plot_trace_comparison
+from .coverage import plot_coverage as plot_coverage
+from .heatmaps import plot_coactivation as plot_coactivation
+from .heatmaps import plot_conditional as plot_conditional
+from .loads import plot_expert_load as plot_expert_load
+from .loads import plot_long_tail as plot_long_tail
+from .over_time import plot_node_load as plot_node_load
+from .recall import plot_recall as plot_recall
+from .topics import plot_top_experts as plot_top_experts

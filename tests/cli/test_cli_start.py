@@ -1,0 +1,61 @@
+"""The command line answers before JAX is loaded, and what it then has written out by hand is what there is."""
+
+import subprocess
+import sys
+from dataclasses import asdict
+from typing import get_args
+
+import pytest
+
+from jaxmoe.config.system import HDMoEConfig
+from jaxmoe.des.traffic import Order
+from jaxmoe.systems import HDMoE
+from jaxmoe.traces.formats import TRACES
+from jaxmoe.traces.synthesis import PRESETS
+from jaxmoe.tune.optimisers import OPTIMISERS
+
+SCRIPT = """
+import sys
+from jaxmoe.cli.app import app
+try:
+    app(sys.argv[1:])
+except SystemExit as end:
+    print(end.code, sorted({"jax", "matplotlib", "numba", "scipy"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--help",), "0 []"),
+        (("trace", "--help"), "0 []"),
+        (("tune", "--help"), "0 []"),
+        (("tune", "configs/scenarios/quickstart.yaml", "--set", "modell=1", "--out", "results"), "2 []"),
+        (("evaluate", "no_such.yaml", "--out", "results"), "2 []"),
+    ],
+)
+def test_help_and_wrong_keys_are_told_without_jax(arguments, expected, pytestconfig):
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, cwd=pytestconfig.rootpath
+    )
+    assert done.stdout.splitlines()[-1] == expected, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "choices"),
+    [
+        (("network",), get_args(Order)),
+        (("trace", "convert"), TRACES),
+        (("trace", "synth"), PRESETS),
+        (("tune",), OPTIMISERS),
+    ],
+)
+def test_help_lists_every_choice(run, arguments, choices, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    shown = run(*arguments, "--help").output
+    assert [choice for choice in choices if choice not in shown] == []
+
+
+def test_a_scenario_has_the_defaults_of_the_system_itself():
+    given = HDMoEConfig(name="hd_moe").model_dump()
+    assert {key: given[key] for key in asdict(HDMoE())} == asdict(HDMoE())
