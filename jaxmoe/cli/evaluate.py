@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-from jaxmoe.cli.interrupts import Interrupts
-from jaxmoe.cli.output import OutputFolder
 from jaxmoe.cli.pictures import draw_comparison
-from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.tables import comparison_warnings, print_comparison, print_warnings
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.comparison import compare

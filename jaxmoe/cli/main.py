@@ -4,7 +4,7 @@ import os
 import sys
 
 from jaxmoe.cli.app import app
-from jaxmoe.cli.interrupts import INTERRUPTED
+from jaxmoe.cli.session import INTERRUPTED
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jaxmoe.cli.output import OutputFolder
+from jaxmoe.cli.session import OutputFolder
 from jaxmoe.experiment.comparison import Comparison
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import GATHERED, STANDARD, TUNED

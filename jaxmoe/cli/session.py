@@ -1,16 +1,124 @@
-"""What surrounds every verb: the output folder, one clear message for bad input, and exit codes."""
+"""What surrounds every verb: the output folder, progress, Ctrl-C, one clear message for bad input, and exit codes."""
 
+import json
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from jaxmoe.cli.interrupts import INTERRUPTED, Interrupts
-from jaxmoe.cli.output import OutputFolder
 from jaxmoe.errors import InputError
+
+if TYPE_CHECKING:
+    from jaxmoe.experiment.clock import Report
+from collections.abc import Callable
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+INTERRUPTED = 130  # the exit code that shells have for it: 128 + SIGINT
+
+
+class Interrupts:
+    """Inside the block the first Ctrl-C waits for the next `check`; a second one raises at once.
+
+    In the middle of JAX, an interrupt can crash the process, or get lost in a callback that ignores it.
+    """
+
+    def __init__(self) -> None:
+        self._pending = False
+        self._previous: Any = None
+
+    def check(self) -> None:
+        """Raise `KeyboardInterrupt` where one is waiting."""
+        if self._pending:
+            self._pending = False
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> "Interrupts":
+        # Only the main thread may handle signals, and a process that was told to ignore Ctrl-C goes on doing so.
+        if threading.current_thread() is threading.main_thread():
+            current = signal.getsignal(signal.SIGINT)
+            if current is not signal.SIG_IGN:
+                self._previous = signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._pending:
+            raise KeyboardInterrupt
+        self._pending = True
+
+
+class OutputFolder:
+    """A writable folder; raises `OSError` on entry where there can be none.
+
+    What was made for it and is still empty on leaving is removed, so a failed run leaves no trace.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._made: list[Path] = []
+        self._files: list[Path] = []
+
+    def __enter__(self) -> "OutputFolder":
+        missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._made = missing
+            self._probe()
+        except OSError as error:
+            self._remove_empty()
+            reason = "it is a file" if self.path.is_file() else error.strerror or str(error)
+            raise OSError(f"--out: cannot write to the folder {self.path}: {reason}; give another one") from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._remove_empty()
+
+    @property
+    def written(self) -> list[str]:
+        """Names of the files that this run has written."""
+        return [file.name for file in self._files if file.exists()]
+
+    def target(self, name: str) -> Path:
+        """Where to write the file of this name; whoever writes it does so aside and then renames."""
+        self._files.append(self.path / name)
+        return self._files[-1]
+
+    def write_json(self, name: str, data: dict[str, Any]) -> None:
+        """Write a JSON file whole or not at all."""
+        text = json.dumps(data, indent=1, allow_nan=False)
+        aside = self.path / f"{name}.part"
+        try:
+            aside.write_text(text + "\n", encoding="utf-8")
+            aside.replace(self.target(name))
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def _probe(self) -> None:
+        probe = self.path / f".probe-{os.getpid()}"
+        try:
+            probe.touch()
+        finally:
+            probe.unlink(missing_ok=True)
+
+    def _remove_empty(self) -> None:
+        for folder in self._made:
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
 
 BAD_INPUT = 2
 
@@ -40,3 +148,20 @@ def session(out: Path, verbose: bool) -> Iterator[tuple[OutputFolder, Interrupts
         kept = f"complete in {folder.path}: {', '.join(folder.written)}" if folder.written else "nothing was written"
         messages().print(f"[bold red]interrupted;[/] {escape(kept)}")
         raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def progress_bars(check: Callable[[], None]) -> Iterator["Report"]:
+    """One bar for each stage that is reported; they go when all is done. Every report calls `check` as well."""
+    console = messages()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+
+        def report(stage: str, done: int, total: int) -> None:
+            check()
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield report

@@ -7,9 +7,7 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from jaxmoe.cli.interrupts import Interrupts
-from jaxmoe.cli.output import OutputFolder
-from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.tables import print_table, print_warnings
 from jaxmoe.cli.timeline import ShownLayer, check_target, write_layer
 from jaxmoe.experiment.clock import StageClock

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import typer
 
-from jaxmoe.cli.interrupts import INTERRUPTED, Interrupts
-from jaxmoe.cli.output import OutputFolder
 from jaxmoe.cli.pictures import draw_comparison, draw_tuning
-from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.session import INTERRUPTED, Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.tables import comparison_warnings, print_comparison, print_warnings
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.comparison import compare

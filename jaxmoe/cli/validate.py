@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-from jaxmoe.cli.interrupts import Interrupts
-from jaxmoe.cli.output import OutputFolder
 from jaxmoe.cli.pictures import draw_scatter
-from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.tables import print_agreement
 from jaxmoe.cli.timeline import check_target, chosen_layer, write_timeline
 from jaxmoe.experiment.clock import StageClock

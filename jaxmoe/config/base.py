@@ -1,10 +1,11 @@
-"""What every section of a configuration file has in common."""
+"""What every section of a configuration file has in common, and names of exchanges in it."""
 
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from jaxmoe.errors import InputError
+from jaxmoe.placement.exchange import KNOWN, ExchangeError, exchange_of
 
 
 class Section(BaseModel):
@@ -64,3 +65,15 @@ def pair_of(what: str, example: str) -> BeforeValidator:
         return tuple(value)
 
     return BeforeValidator(as_pair)
+
+
+def check_known(name: str) -> str:
+    """The name of an exchange; whether it suits the machine is found when that is built."""
+    try:
+        exchange_of(name)
+    except ExchangeError:
+        raise RuleError((), name, f"one of {KNOWN}", "Write one of them") from None
+    return name
+
+
+ExchangeName = Annotated[str, AfterValidator(check_known)]

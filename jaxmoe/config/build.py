@@ -11,9 +11,8 @@ from jaxtyping import Array, Float
 from jaxmoe.config.base import ConfigError
 from jaxmoe.config.graph import GraphConfig, as_graph
 from jaxmoe.config.machine import DieConfig, LinkConfig, MeasuredGemmConfig, MemoryConfig
-from jaxmoe.config.meshes import MeshConfig, WafersConfig
 from jaxmoe.config.model import build_model
-from jaxmoe.config.networks import ClustersConfig, HardwareConfig, TorusConfig, UniformConfig
+from jaxmoe.config.networks import ClustersConfig, HardwareConfig, MeshConfig, TorusConfig, UniformConfig, WafersConfig
 from jaxmoe.config.schema import Scenario
 from jaxmoe.config.tuning import TuningConfig
 from jaxmoe.hardware import (

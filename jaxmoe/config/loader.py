@@ -1,22 +1,113 @@
-"""From a YAML file, the files it names and `--set` overrides to a validated description."""
+"""From YAML files and overrides to a validated description. YAML is plain data here, with numbers such as 5e9."""
 
 import difflib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from jaxmoe.config.base import ConfigError, Section
-from jaxmoe.config.draft import Draft, Source
-from jaxmoe.config.explain import explain
+from jaxmoe.config.explain import Draft, Source, explain
 from jaxmoe.config.model import ModelConfig, describe_model
 from jaxmoe.config.networks import HardwareConfig
 from jaxmoe.config.schema import Scenario
-from jaxmoe.config.yaml_text import label_of, parse_yaml, read_mapping
 from jaxmoe.models import ModelError
 from jaxmoe.models.hugging_face import from_hugging_face, name_of, read_json
+
+MOST_VALUES = 100_000  # of a file
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader without its two silent traps."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        # The safe loader keeps the last of equal keys and takes a bare `on` as the key True.
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key.tag != "tag:yaml.org,2002:str":
+                problem = f"the key {getattr(key, 'value', '')!r} is not text; put it in quotes"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            if key.value in seen:
+                problem = f"the key {key.value!r} is there twice; keep one of them"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            seen.add(key.value)
+        return node
+
+
+# YAML 1.1 wants a dot and a sign in the exponent: it takes 5e9 and 1e-3 as text.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"), list("-+.0123456789")
+)
+
+
+def parse_yaml(text: str, label: str) -> object:
+    """The data of one YAML document. `label` names its source in errors."""
+    try:
+        data = yaml.load(text, Loader=_Loader)  # _Loader is a SafeLoader
+        if _values(data, {}) > MOST_VALUES:
+            raise ValueError(f"aliases make it more than {MOST_VALUES} values")
+        return data
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{label}, line {mark.line + 1}, column {mark.column + 1}" if mark else label
+        what = error.problem or error.context
+        raise ConfigError(f"{where}: not valid YAML: {what}. Correct the text there.") from error
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        raise ConfigError(f"{label}: not valid YAML: {error}. Correct the text.") from error
+    except (KeyError, IndexError, AttributeError, TypeError) as error:  # as the loader takes what it cannot convert
+        raise ConfigError(f"{label}: not valid YAML: a value does not fit its tag. Leave out tags with !!.") from error
+
+
+def _values(data: object, known: dict[int, int]) -> int:
+    """How many values data has, aliases written out; `known` by the identity of what holds others."""
+    if not isinstance(data, dict | list | tuple | set):
+        return 1
+    if id(data) not in known:
+        known[id(data)] = 0
+        known[id(data)] = 1 + sum(
+            _values(value, known) for value in (data.values() if isinstance(data, dict) else data)
+        )
+    if known[id(data)] == 0:
+        raise ValueError("an alias is inside of what it stands for")
+    return known[id(data)]
+
+
+def read_mapping(path: Path) -> dict[str, object]:
+    """The mapping in a YAML file, given by its absolute path."""
+    label = label_of(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{label}: no such file. {_nearby(path)}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{label}: cannot be read: {reason}. Give the path of a YAML file.") from error
+    data = parse_yaml(text, label)
+    if not isinstance(data, dict):
+        got = "empty" if data is None else f"a {type(data).__name__}"
+        raise ConfigError(f"{label}: the file is {got}; expected a mapping. Write one 'key: value' on each line.")
+    return data
+
+
+def label_of(path: Path) -> str:
+    """An absolute path as a user would write it: from the working folder where it lies inside."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def _nearby(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"There is no folder {label_of(path.parent)} either; check the path."
+    names = sorted(file.name for file in path.parent.glob("*.yaml"))
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
+    return f"Did you mean {close[0]}?" if close else f"YAML files there: {', '.join(names) or 'none'}."
+
 
 # Keys of a scenario that may name a file, and the folder it is in.
 FOLDERS = {"hardware": "hardware", "model": "models", "workload": "workloads"}

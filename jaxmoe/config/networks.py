@@ -1,14 +1,121 @@
-"""Machines of every kind, told apart by `kind`; a file without it describes a mesh."""
+"""Machines by the kind of their network: meshes, wafers joined to one, and all others."""
+
+# Units keep their case in key names: GB and gb differ.
+# ruff: noqa: N815
 
 import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from jaxmoe.config.base import Count, RuleError
+from jaxmoe.config.base import Count, Rate, RuleError, Section, pair_of
 from jaxmoe.config.graph import GraphConfig
-from jaxmoe.config.machine import DEFAULT_KIND, MOST_NODES, LinkConfig, Machine
-from jaxmoe.config.meshes import MeshConfig, Shape, WafersConfig, check_has_links
+from jaxmoe.config.machine import DEFAULT_KIND, MOST_NODES, Latency, LinkConfig, Machine
+
+LONGEST_SIDE = 64
+
+Side = Annotated[int, Field(ge=1, le=LONGEST_SIDE)]
+Shape = Annotated[tuple[Side, Side], pair_of("whole numbers", "[4, 8]")]
+Coordinate = Annotated[int, Field(ge=0, le=LONGEST_SIDE - 1)]
+Node = Annotated[tuple[Coordinate, Coordinate], pair_of("whole numbers", "[4, 8]")]
+
+
+def check_has_links(shape: tuple[int, int], *keys: str) -> None:
+    """Refuse a single node, which is what the value at these keys comes to."""
+    if shape == (1, 1):
+        raise RuleError(keys, [1, 1], "at least two nodes", "Write larger sides, for example [4, 8]")
+
+
+class LinkOverride(Section):
+    """One directed link that differs from the others."""
+
+    source: Node = Field(alias="from", description="the node [x, y] at which the link starts", examples=[[0, 0]])
+    destination: Node = Field(alias="to", description="the node [x, y] at which the link ends", examples=[[0, 1]])
+    bandwidth_GB_per_s: Rate | None = Field(
+        default=None, description="the bandwidth of this link in GB/s, or null for that of the others", examples=[25]
+    )
+    latency_ns: Latency | None = Field(
+        default=None, description="the latency of this link in ns, or null for that of the others", examples=[100]
+    )
+
+
+class MeshMachine(Machine):
+    """What all meshes have. Packets go along x first and then along y, or with `yx` the other way round."""
+
+    link: LinkConfig = Field(description="the bandwidth and latency of the links as a mapping")
+    routing: Literal["xy", "yx"] = Field(
+        default="xy", description="the order of directions in which packets go", examples=["xy"]
+    )
+
+
+class MeshConfig(MeshMachine):
+    """A 2D mesh of equal nodes."""
+
+    kind: Literal["mesh"] = Field(default="mesh", description="the kind of network", examples=["mesh"])
+    mesh_shape: Shape = Field(description="the two sides of the mesh, 1 to 64 nodes each", examples=[[4, 8]])
+    # Strict mode would refuse the list that YAML gives; the entries stay strict.
+    links: Annotated[tuple[LinkOverride, ...], Field(strict=False)] = Field(
+        default=(), description="the links that differ from the others as a list of mappings"
+    )
+
+    @property
+    def num_nodes(self) -> int:
+        return math.prod(self.mesh_shape)
+
+    @model_validator(mode="after")
+    def _has_links(self) -> "MeshConfig":
+        check_has_links(self.mesh_shape, "mesh_shape")
+        return self
+
+    @model_validator(mode="after")
+    def _overrides_name_links(self) -> "MeshConfig":
+        seen = set()
+        for index, link in enumerate(self.links):
+            where: tuple[str | int, ...] = ("links", index)
+            self._check_ends(where, link)
+            if (link.source, link.destination) in seen:
+                ends = [list(link.source), list(link.destination)]
+                raise RuleError(where, ends, "each link once", "Merge the two entries for this link")
+            seen.add((link.source, link.destination))
+        return self
+
+    def _check_ends(self, where: tuple[str | int, ...], link: LinkOverride) -> None:
+        x, y = self.mesh_shape
+        for key, node in (("from", link.source), ("to", link.destination)):
+            if node[0] >= x or node[1] >= y:
+                inside = f"a node [x, y] of the {x}x{y} mesh"
+                raise RuleError((*where, key), list(node), inside, f"Write x below {x} and y below {y}")
+        distance = abs(link.source[0] - link.destination[0]) + abs(link.source[1] - link.destination[1])
+        if distance != 1:
+            beside = f"a neighbour of {list(link.source)}"
+            raise RuleError((*where, "to"), list(link.destination), beside, "Name the two ends of one link")
+
+
+class WafersConfig(MeshMachine):
+    """A grid of wafers joined at their borders: one mesh, whose links across a border have numbers of their own."""
+
+    kind: Literal["wafers"] = Field(description="the kind of network", examples=["wafers"])
+    wafer_shape: Shape = Field(description="the two sides of one wafer, 1 to 64 nodes each", examples=[[8, 8]])
+    grid: Shape = Field(description="how many wafers there are along x and along y", examples=[[2, 2]])
+    border: LinkConfig = Field(description="the bandwidth and latency of the links across a border as a mapping")
+
+    @property
+    def mesh_shape(self) -> tuple[int, int]:
+        """The sides of the whole mesh."""
+        return self.wafer_shape[0] * self.grid[0], self.wafer_shape[1] * self.grid[1]
+
+    @property
+    def num_nodes(self) -> int:
+        return math.prod(self.mesh_shape)
+
+    @model_validator(mode="after")
+    def _is_a_mesh(self) -> "WafersConfig":
+        check_has_links(self.mesh_shape, "wafer_shape")
+        if max(self.mesh_shape) > LONGEST_SIDE:
+            x, y = self.mesh_shape
+            most = f"wafers that make at most {LONGEST_SIDE} nodes along a side (these make {x}x{y})"
+            raise RuleError(("grid",), list(self.grid), most, "Lower grid or wafer_shape")
+        return self
 
 
 class TorusConfig(Machine):

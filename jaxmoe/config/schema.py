@@ -4,13 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from jaxmoe.config.base import Count, Fraction, Name, NonNegative, Positive, RuleError, Section, Seed
-from jaxmoe.config.exchanges import ExchangeName
-from jaxmoe.config.meshes import MeshMachine
+from jaxmoe.config.base import Count, ExchangeName, Fraction, Name, NonNegative, Positive, RuleError, Section, Seed
 from jaxmoe.config.model import ModelConfig
-from jaxmoe.config.networks import HardwareConfig
-from jaxmoe.config.system import StaticConfig, SystemConfig
-from jaxmoe.config.tuning import TuningConfig
+from jaxmoe.config.networks import HardwareConfig, MeshMachine
+from jaxmoe.config.tuning import StaticConfig, SystemConfig, TuningConfig
 from jaxmoe.hardware.cuts import square_cut
 
 

@@ -8,10 +8,10 @@ from .fabric import fabric_of as fabric_of
 from .layer import LayerReplay as LayerReplay
 from .layer import RecordedLayer as RecordedLayer
 from .layer import layer_seconds as layer_seconds
+from .layer import movement_seconds as movement_seconds
 from .layer import record_layer as record_layer
 from .layer import replay_layer as replay_layer
 from .layer import replay_plan as replay_plan
-from .movement import movement_seconds as movement_seconds
 from .schedules import Send as Send
 from .schedules import add_sends as add_sends
 from .schedules import ring_sends as ring_sends

@@ -1,13 +1,141 @@
 """The network as the simulator sees it: servers with rates and latencies, and the servers of every path."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import chain
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxmoe.des.paths import Paths, mesh_paths, paths_of
-from jaxmoe.hardware import AbstractTopology, Mesh
+from jaxmoe.hardware import AbstractTopology, Graph, Mesh
+from jaxmoe.hardware.mesh import hop_counts, link_ends
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Row `i` is `items[start[i] : start[i + 1]]`."""
+
+    start: Int[np.ndarray, " starts"]  # one more than rows
+    items: Int[np.ndarray, " item"]
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+    def __getitem__(self, row: int) -> tuple[int, ...]:
+        return tuple(self.items[self.start[row] : self.start[row + 1]].tolist())
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " row"]:
+        return np.diff(self.start)
+
+    @property
+    def owner(self) -> Int[np.ndarray, " item"]:
+        """The row of every item."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    def take(self, rows: Int[np.ndarray, " taken"]) -> "Rows":
+        """These rows, in this order."""
+        lengths = self.lengths[rows]
+        start = _starts(lengths)
+        return Rows(start, self.items[np.repeat(self.start[rows] - start[:-1], lengths) + np.arange(start[-1])])
+
+
+def rows_of(lists: Sequence[Sequence[int]]) -> Rows:
+    """The rows of plain lists."""
+    start = _starts(np.array([len(row) for row in lists], np.int64))
+    return Rows(start, np.fromiter(chain.from_iterable(lists), np.int64, count=int(start[-1])))
+
+
+def one_each(items: Int[np.ndarray, " row"]) -> Rows:
+    """Rows of one item."""
+    return Rows(np.arange(len(items) + 1), items)
+
+
+def rows_by(owner: Int[np.ndarray, " item"], items: Int[np.ndarray, " item"], count: int) -> Rows:
+    """`count` rows from their items in any order, each with the row it is in; a row keeps the order of its items."""
+    return Rows(_starts(np.bincount(owner, minlength=count)), items[np.argsort(owner, kind="stable")])
+
+
+def joined(parts: Iterable[Rows]) -> Rows:
+    """The rows of all parts, one part after the other."""
+    known = list(parts)
+    start = _starts(np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in known)]))
+    return Rows(start, np.concatenate([np.zeros(0, np.int64), *(part.items for part in known)]))
+
+
+def _starts(lengths: Int[np.ndarray, " row"]) -> Int[np.ndarray, "row+1"]:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Paths:
+    """What a message passes from every node to every other; nothing from a node to itself."""
+
+    num_nodes: int
+    rows: Rows  # that of source * num_nodes + destination
+
+    def __getitem__(self, pair: tuple[int, int]) -> tuple[int, ...]:
+        """The path from one node to another."""
+        return self.rows[pair[0] * self.num_nodes + pair[1]]
+
+    def between(self, source: Int[np.ndarray, " message"], destination: Int[np.ndarray, " message"]) -> Rows:
+        """The paths of messages."""
+        return self.rows.take(source * self.num_nodes + destination)
+
+    @property
+    def hops(self) -> Int[np.ndarray, "node node2"]:
+        """Length of every path."""
+        return self.rows.lengths.reshape(self.num_nodes, self.num_nodes)
+
+    def mirrored(self, opposite: Int[np.ndarray, " link"]) -> "Paths":
+        """From d to s, the path from s to d walked backwards over the `opposite` of every link."""
+        source, destination = np.divmod(self.rows.owner[::-1], self.num_nodes)
+        back = rows_by(destination * self.num_nodes + source, opposite[self.rows.items[::-1]], len(self.rows))
+        return Paths(self.num_nodes, back)
+
+    def with_ports(self, injection: int | None, ejection: int | None) -> "Paths":
+        """Paths of messages that pass a port of their source and one of their destination; their first numbers."""
+        nodes = self.num_nodes
+        source, destination = np.divmod(np.arange(nodes**2), nodes)
+        away = np.flatnonzero(source != destination)
+        owner, items = [self.rows.owner], [self.rows.items]
+        if injection is not None:
+            owner, items = [away, *owner], [injection + source[away], *items]
+        if ejection is not None:
+            owner, items = [*owner, away], [*items, ejection + destination[away]]
+        return Paths(nodes, rows_by(np.concatenate(owner), np.concatenate(items), nodes**2))
+
+
+def paths_of(topology: AbstractTopology) -> Paths:
+    """The links of every path."""
+    if isinstance(topology, Mesh):
+        return mesh_paths(topology.shape, topology.routing)
+    if isinstance(topology, Graph):
+        pair, link = np.asarray(topology.hop_pair), np.asarray(topology.hop_link, np.int64)
+        return Paths(topology.num_nodes, rows_by(pair, link, topology.num_nodes**2))
+    return Paths(topology.num_nodes, rows_of([*chain.from_iterable(topology.paths())]))
+
+
+@lru_cache(maxsize=8)
+def mesh_paths(shape: tuple[int, int], routing: str) -> Paths:
+    """Paths along x first and then along y, or with routing `yx` the other way round; all take a step at a time."""
+    nodes = shape[0] * shape[1]
+    ends = link_ends(shape)
+    link = np.zeros((nodes, nodes), np.int64)
+    link[ends[:, 0], ends[:, 1]] = np.arange(len(ends))
+    pair = np.arange(nodes**2)
+    (x, y), (to_x, to_y) = (np.divmod(node, shape[1]) for node in np.divmod(pair, nodes))
+    owner, items = [pair[:0]], [pair[:0]]
+    for _ in range(int(hop_counts(shape).max(initial=0))):
+        along_x = (x != to_x) & ((y == to_y) | (routing == "xy"))
+        next_x = np.where(along_x, x + np.sign(to_x - x), x)
+        next_y = np.where(along_x, y, y + np.sign(to_y - y))
+        moves = np.flatnonzero((next_x != x) | (next_y != y))
+        owner.append(moves)
+        items.append(link[(x * shape[1] + y)[moves], (next_x * shape[1] + next_y)[moves]])
+        x, y = next_x, next_y
+    return Paths(nodes, rows_by(np.concatenate(owner), np.concatenate(items), nodes**2))
 
 
 @dataclass(frozen=True)

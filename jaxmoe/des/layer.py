@@ -2,24 +2,25 @@
 
 An independent witness of the analytic model: it shares its inputs (shares, tokens, the description of the
 machine) and none of its formulas. Every time it reports is the end of a simulated task graph.
+
+Each part travels along the tree of paths from its node, copied by the routers where paths part.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from jaxmoe.des.compute import node_seconds
 from jaxmoe.des.description import LayerDescription
 from jaxmoe.des.engine import Run, simulate
 from jaxmoe.des.exchanges import stage_transfers
-from jaxmoe.des.rows import Rows, one_each
-from jaxmoe.des.tasks import GraphBuilder
-from jaxmoe.des.tokens import plan_tokens
-from jaxmoe.des.transfers import Transfers, add_transfers, no_rows
+from jaxmoe.des.fabric import Rows, one_each
+from jaxmoe.des.tasks import GraphBuilder, Transfers, add_transfers, no_rows
+from jaxmoe.des.tokens import node_seconds, plan_tokens
+from jaxmoe.des.trees import tree_transfers
 from jaxmoe.traces import Batch
 
 STAGES = ("dispatch", "compute", "combine")
@@ -245,3 +246,26 @@ def _graph(layer: LayerDescription) -> GraphBuilder:
 def _simulate(layer: LayerDescription, graph: GraphBuilder, record: bool = False) -> Run:
     fabric = layer.fabric
     return simulate(graph.build(), fabric.rate, fabric.latency, cut_through=fabric.cut_through, record=record)
+
+
+MOST_CHUNKS = 1000  # of a part: weights in chunks of a token's size would be millions of tasks
+
+
+def movement_seconds(
+    layer: LayerDescription,
+    stored: Float[np.ndarray, "expert node"],
+    destination: Bool[np.ndarray, "expert node"],
+) -> float:
+    """Seconds until all parts have arrived, with nothing else on the network. `stored` are parts of whole experts."""
+    parts = [(e, n) for e, n in np.argwhere(stored > 0) if np.delete(destination[e], n).any()]
+    if not parts:
+        return 0.0
+    largest = max(stored[part] for part in parts) * layer.expert_bytes
+    chunk = max(layer.fabric.chunk_bytes or largest, largest / MOST_CHUNKS)
+    fabric, nodes = replace(layer.fabric, chunk_bytes=chunk), layer.num_nodes
+    graph, ready = GraphBuilder(len(fabric.rate), nodes, chunk), no_rows(nodes)
+    for expert, node in parts:
+        size = float(stored[expert, node]) * layer.expert_bytes
+        receivers, sender = destination[expert][None], np.array([node])
+        add_transfers(graph, tree_transfers(fabric, [fabric.routes], receivers, sender, size, mirrored=True), ready)
+    return simulate(graph.build(), fabric.rate, fabric.latency, cut_through=fabric.cut_through).makespan

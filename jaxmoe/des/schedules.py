@@ -13,10 +13,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxmoe.des.paths import Paths
-from jaxmoe.des.rows import rows_of
-from jaxmoe.des.tasks import GraphBuilder, chunk_sizes
-from jaxmoe.des.transfers import Transfers, add_transfers, messages
+from jaxmoe.des.fabric import Paths, rows_of
+from jaxmoe.des.tasks import GraphBuilder, Transfers, add_transfers, chunk_sizes, messages
 from jaxmoe.hardware.cuts import blocks, ring_order
 from jaxmoe.hardware.mesh import link_ends, xy_path, yx_path
 

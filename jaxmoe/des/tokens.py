@@ -1,13 +1,12 @@
-"""Where the tokens of one batch are computed and come together, worked out from shares and draws."""
+"""Where tokens of a batch are computed and come together, worked out one by one; and how long nodes compute."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxmoe.des.description import LayerDescription
-from jaxmoe.des.homes import homes_of, token_sources
-from jaxmoe.placement.exchange import Gather
+from jaxmoe.des.description import Gemm, LayerDescription
+from jaxmoe.placement.exchange import LOAD_WEIGHT, Gather, Home
 from jaxmoe.traces import Batch
 
 
@@ -100,3 +99,87 @@ def _check_served(layer: LayerDescription, experts: Int[np.ndarray, "token k"], 
         raise ValueError("served names a node for a choice that names no expert; expected -1 there")
     if layer.mode != "sharded" and (served >= 0).any():
         raise ValueError(f"served names nodes in a {layer.mode} placement; a policy decides on sharded ones alone")
+
+
+def homes_of(
+    home: Home,
+    batch: Batch,
+    hosts: Bool[np.ndarray, "token top_k node"],
+    hops: Int[np.ndarray, "node node2"],
+    mesh_shape: tuple[int, int] | None = None,
+) -> Int[np.ndarray, " token"]:
+    """The home of every token; of one that visits no node it is of no meaning. `hosts` are those of its choices."""
+    visited = np.asarray(hosts.any(axis=1))
+    tokens, nodes = visited.shape
+    if home == "lowest_host":
+        return hosts[np.arange(tokens), np.asarray(batch.gather_slot)].argmax(axis=1)
+    if home == "random_host":
+        draw, count = np.asarray(batch.token_draw), visited.sum(axis=1)
+        index = np.minimum((draw * count.astype(draw.dtype)).astype(int), count - 1)
+        return (np.cumsum(visited, axis=1) > index[:, None]).argmax(axis=1)
+    if home == "fewest_hops":
+        return np.where(visited, visited @ hops, np.inf).argmin(axis=1)
+    if home == "least_loaded":
+        return _least_loaded(visited, visited @ hops)
+    if home == "corner_host":
+        corners = _corners(mesh_shape, nodes)
+        near = hops[[corners[token % len(corners)] for token in range(tokens)]]
+        return np.where(visited, near, np.inf).argmin(axis=1)
+    return token_sources(batch, nodes)
+
+
+def _corners(mesh_shape: tuple[int, int] | None, nodes: int) -> list[int]:
+    """The corners of a mesh in the order of their numbers; all nodes of another network."""
+    if mesh_shape is None:
+        return list(range(nodes))
+    x, y = mesh_shape
+    return sorted({row * y + column for row in (0, x - 1) for column in (0, y - 1)})
+
+
+def token_sources(batch: Batch, nodes: int) -> Int[np.ndarray, " token"]:
+    """The node where every token lives: as the batch says, or by their order in equal runs."""
+    if batch.source is not None:
+        return np.asarray(batch.source)
+    tokens = len(batch.experts)
+    return np.arange(tokens) * nodes // tokens
+
+
+def _least_loaded(
+    visited: Bool[np.ndarray, "token node"], hops_in_all: Int[np.ndarray, "token node"]
+) -> Int[np.ndarray, " token"]:
+    """Hops in all, and so many more for every token that a node is already home to; tokens in their order."""
+    tokens, nodes = visited.shape
+    home, count = np.zeros(tokens, np.int64), np.zeros(nodes, np.int64)
+    for token in np.flatnonzero(visited.any(axis=1)):
+        cost = hops_in_all[token] * tokens + LOAD_WEIGHT * nodes * count
+        home[token] = np.where(visited[token], cost, np.iinfo(np.int64).max).argmin()
+        count[home[token]] += 1
+    return home
+
+
+def node_seconds(layer: LayerDescription, plan: TokenPlan, batch: Batch) -> Float[np.ndarray, " node"]:
+    """A node is done when its products are, and when each of its channels has served all that use it."""
+    if layer.gemm is None:
+        seconds = plan.part.sum(axis=(0, 1)) * layer.flops_per_token_expert / layer.flops
+    else:
+        seconds = _gemm_seconds(layer.gemm, plan, np.asarray(batch.experts), layer.mode == "sharded")
+    weights = plan.experts_read * layer.expert_bytes
+    vectors = plan.visited.sum(axis=0) * (layer.dispatch_bytes + layer.combine_bytes)
+    for depth, level in enumerate(layer.memory):
+        asked = weights if depth else weights + vectors
+        served = np.bincount(level.channel, asked, len(level.bandwidth))
+        channel = np.where(served > 0, level.latency + served / level.bandwidth, 0.0)
+        seconds = np.maximum(seconds, channel[level.channel])
+    return seconds
+
+
+def _gemm_seconds(
+    gemm: Gemm, plan: TokenPlan, experts: Int[np.ndarray, "token top_k"], sharded: bool
+) -> Float[np.ndarray, " node"]:
+    """The products of every expert on every node one after the other; a whole copy is apart from what is placed."""
+    token, choice, node = np.nonzero(plan.part)
+    is_copy = plan.served[token, choice] >= 0
+    part = np.where(is_copy | (not sharded), 1.0, plan.part[token, choice, node])
+    products = np.stack([node, experts[token, choice], is_copy])
+    (node, _, _), first, tokens = np.unique(products, axis=1, return_index=True, return_counts=True)
+    return np.bincount(node, gemm(node, tokens, part[first]), plan.part.shape[2])

@@ -8,8 +8,7 @@ from jaxtyping import Float
 
 from jaxmoe.des.engine import Run, simulate
 from jaxmoe.des.fabric import Fabric
-from jaxmoe.des.tasks import GraphBuilder
-from jaxmoe.des.transfers import add_transfers, messages, no_rows
+from jaxmoe.des.tasks import GraphBuilder, add_transfers, messages, no_rows
 
 Order = Literal["staggered", "by_destination", "shuffled"]
 

@@ -15,11 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxmoe.des.fabric import Fabric
-from jaxmoe.des.paths import Paths
-from jaxmoe.des.rows import rows_by
-from jaxmoe.des.tasks import chunk_sizes
-from jaxmoe.des.transfers import Transfers
+from jaxmoe.des.fabric import Fabric, Paths, rows_by
+from jaxmoe.des.tasks import Transfers, chunk_sizes
 from jaxmoe.placement.exchange import ExchangeError
 
 LINK, ENTRY, EXIT = range(3)

@@ -10,7 +10,6 @@ from .evaluation import score as score
 from .inputs import Inputs as Inputs
 from .inputs import OptionError as OptionError
 from .inputs import read_inputs as read_inputs
-from .node_traffic import fitted_gamma as fitted_gamma
 from .strategies import Strategy as Strategy
 from .strategies import given_plans as given_plans
 from .strategies import region_rings as region_rings
@@ -23,5 +22,6 @@ from .tuning import search as search
 from .tuning import tuned_strategies as tuned_strategies
 from .validation import Trial as Trial
 from .validation import agreement as agreement
+from .validation import fitted_gamma as fitted_gamma
 from .validation import run_trial as run_trial
 from .validation import validation_report as validation_report

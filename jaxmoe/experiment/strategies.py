@@ -19,8 +19,7 @@ from jaxmoe.placement import (
     tensor_parallel,
 )
 from jaxmoe.placement.exchange import ALONE, ExchangeError, Rings
-from jaxmoe.placement.groups import groups_of
-from jaxmoe.placement.strategies import expert_parallel, in_groups
+from jaxmoe.placement.strategies import expert_parallel, groups_of, in_groups
 from jaxmoe.traces import GatingTrace
 
 TUNED = "tuned"

@@ -8,8 +8,8 @@ import numpy as np
 from jaxmoe.config import build_tuner_settings
 from jaxmoe.experiment.clock import Report
 from jaxmoe.experiment.inputs import Inputs, OptionError
-from jaxmoe.experiment.node_traffic import fitted_gamma
 from jaxmoe.experiment.strategies import GATHERED, TUNED, Strategy, strategy
+from jaxmoe.experiment.validation import fitted_gamma
 from jaxmoe.tune import PlacementProblem, TuneResult, TunerSettings
 from jaxmoe.tune.optimisers import OPTIMISERS
 from jaxmoe.tune.two_stage import TwoStageSettings

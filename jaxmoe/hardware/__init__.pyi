@@ -1,11 +1,10 @@
-from .bisection import bisection_bandwidth as bisection_bandwidth
-from .die import Die as Die
 from .graph import Graph as Graph
 from .graph import TopologyError as TopologyError
 from .graph import build_graph as build_graph
+from .machine import Die as Die
 from .machine import Machine as Machine
-from .memory import MemoryLevel as MemoryLevel
-from .memory import node_memory as node_memory
+from .machine import MemoryLevel as MemoryLevel
+from .machine import node_memory as node_memory
 from .mesh import Mesh as Mesh
 from .networks import clusters as clusters
 from .networks import fully_connected as fully_connected
@@ -14,3 +13,4 @@ from .networks import switch as switch
 from .networks import torus as torus
 from .networks import wafers as wafers
 from .topology import AbstractTopology as AbstractTopology
+from .topology import bisection_bandwidth as bisection_bandwidth

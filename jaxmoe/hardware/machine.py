@@ -1,12 +1,63 @@
-"""The machine: dies, the network between them, and the memory they compute from."""
+"""A machine: its network, its dies, and the levels of their memory."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Float, Int
 
-from jaxmoe.hardware.die import Die
-from jaxmoe.hardware.memory import MemoryLevel
+from jaxmoe.hardware.gemm import AbstractGemm
 from jaxmoe.hardware.topology import AbstractTopology
+
+
+class Die(eqx.Module):
+    """Compute of the nodes. Each number is per node, so nodes may differ.
+
+    Without `gemm` every product runs at the full rate, whatever its shape.
+    """
+
+    flops: Float[Array, " node"]  # achievable FLOP/s
+    gemm: AbstractGemm | None = None
+
+
+class MemoryLevel(eqx.Module):
+    """One level of memory: a cache, the HBM of a die, or DDR that dies share. All are of this one type.
+
+    A node reads and writes through one channel; several nodes may have the same one. `latency` is paid once by each
+    stage that uses a channel. `capacity` is `None` where the level holds whatever is asked of it.
+    """
+
+    bandwidth: Float[Array, " channel"]  # B/s
+    latency: Float[Array, " channel"]  # s
+    capacity: Float[Array, " channel"] | None  # B
+    channel: Int[Array, " node"]  # the channel that a node uses
+    name: str = eqx.field(static=True, default="memory")
+
+    @property
+    def sharers(self) -> Float[Array, " channel"]:
+        """Nodes that use each channel."""
+        return self._by_channel(jnp.ones(self.channel.shape, self.bandwidth.dtype))
+
+    def seconds(self, moved: Float[Array, " node"]) -> Float[Array, " channel"]:
+        """How long every channel takes to move what its nodes ask for, B [node]; an unused one takes no time."""
+        total = self._by_channel(moved)
+        return jnp.where(total > 0, self.latency + total / self.bandwidth, 0)
+
+    def _by_channel(self, values: Float[Array, " node"]) -> Float[Array, " channel"]:
+        return jax.ops.segment_sum(values, self.channel, self.bandwidth.shape[0])
+
+
+def node_memory(
+    bandwidth: Float[Array, " node"] | None, capacity: Float[Array, " node"] | None = None, name: str = "memory"
+) -> tuple[MemoryLevel, ...]:
+    """A level with a channel for each node, B/s and B; no level where neither is limited."""
+    given = capacity if bandwidth is None else bandwidth
+    if given is None:
+        return ()
+    endless = jnp.full(given.shape, jnp.inf, given.dtype)
+    nodes = jnp.asarray(np.arange(given.shape[0], dtype=np.int32))
+    rate = endless if bandwidth is None else bandwidth
+    return (MemoryLevel(rate, jnp.zeros_like(rate), capacity, nodes, name),)
 
 
 class Machine(eqx.Module):

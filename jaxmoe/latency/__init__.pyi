@@ -1,11 +1,14 @@
-from .compute import expert_seconds as expert_seconds
 from .demand import Decisions as Decisions
 from .demand import LayerCosts as LayerCosts
 from .demand import Movement as Movement
+from .demand import expert_seconds as expert_seconds
 from .demand import lower as lower
-from .evaluation import evaluate as evaluate
-from .evaluation import is_tensor_parallel as is_tensor_parallel
+from .layer import BesideExperts as BesideExperts
+from .layer import EvenPart as EvenPart
+from .layer import EvenParts as EvenParts
 from .layer import LayerModel as LayerModel
+from .layer import evaluate as evaluate
+from .layer import is_tensor_parallel as is_tensor_parallel
 from .schedule import AbstractSchedule as AbstractSchedule
 from .schedule import IdleLinks as IdleLinks
 from .schedule import Overlap as Overlap
@@ -14,6 +17,3 @@ from .schedule import ScheduleError as ScheduleError
 from .schedule import Serial as Serial
 from .schedule import schedule_of as schedule_of
 from .time import LayerTime as LayerTime
-from .whole import BesideExperts as BesideExperts
-from .whole import EvenPart as EvenPart
-from .whole import EvenParts as EvenParts

@@ -1,20 +1,35 @@
-"""One MoE layer on one machine: decisions are lowered to stages of demand, and these are priced.
+"""One MoE layer on one machine, batches of it, and what a model has beside its experts.
 
 Every function here is for one placement of one layer and one batch. `vmap` lifts it to many of each, and to
 many machines: all numbers are arrays.
+
+hd_moe reports whole-model times and does not say how attention is mapped, how long its context is, or how fast a
+node's memory is. Assumed here: attention, dense FFNs and shared experts are divided evenly among all nodes (tensor
+parallelism), a step decodes one token of every request, and what the nodes would have to send each other meanwhile
+is left out, for the published whole-model times do not depend on the links but through the MoE layers.
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import Machine
-from jaxmoe.latency.compute import expert_seconds, roofline
-from jaxmoe.latency.demand import Decisions, Demand, LayerCosts, Traffic, Work, lower, lower_movement
+from jaxmoe.latency.demand import (
+    Decisions,
+    Demand,
+    LayerCosts,
+    Traffic,
+    Work,
+    expert_seconds,
+    lower,
+    lower_movement,
+    roofline,
+)
 from jaxmoe.latency.schedule import AbstractSchedule, Serial
 from jaxmoe.latency.time import STAGES, LayerTime
 from jaxmoe.network import (
@@ -163,3 +178,74 @@ class LayerModel(eqx.Module):
 
 def _added(seconds: list[Float[Array, "*resource"]]) -> Float[Array, "*resource"]:
     return jnp.stack(seconds).sum(axis=0)
+
+
+@eqx.filter_jit
+def evaluate(
+    model: LayerModel,
+    share: Float[Array, "layer expert node"],
+    batches: Batch,
+    exchange: AbstractExchange | None = None,
+    served: Int[Array, "layer batch token top_k"] | None = None,
+) -> LayerTime:
+    """Exact times of a placement, on batches whose leaves are [layer, batch, ...]; `served` is as in `Decisions`.
+
+    Stages and totals are [layer, batch], busy times [layer, resource], means over batches.
+    """
+
+    def layer(share: Float[Array, "expert node"], batches: Batch, served: Array | None) -> LayerTime:
+        def one(batch: Batch, served: Array | None) -> LayerTime:
+            return model.decided(Decisions(share, exchange, served), batch)
+
+        times = jax.vmap(one)(batches, served)
+        return eqx.tree_at(lambda t: t.busy, times, jax.tree.map(lambda leaf: leaf.mean(axis=0), times.busy))
+
+    return jax.lax.map(lambda given: layer(*given), (share, batches, served))
+
+
+def is_tensor_parallel(share: np.ndarray) -> bool:
+    """Whether every expert is spread evenly over the whole machine, so that a ring can reduce (hd_moe Eq. 4)."""
+    return bool(np.allclose(share, 1 / share.shape[-1], rtol=1e-4))
+
+
+class EvenPart(eqx.Module):
+    """A part of the model that all nodes share evenly, all its layers together."""
+
+    flops_per_token: Float[Array, ""]
+    weight_bytes: Float[Array, ""]  # read once a step
+    bytes_per_token: Float[Array, ""]  # read for every token: the context's keys and values
+
+    def seconds(self, machine: Machine, tokens: Float[Array, ""]) -> Float[Array, ""]:
+        """Time of one step of `tokens` tokens: that of the slowest node, s."""
+        nodes = machine.num_nodes
+        moved = (self.weight_bytes + self.bytes_per_token * tokens) / nodes
+        even = jnp.broadcast_to(tokens / nodes, (nodes,))
+        seconds = even * self.flops_per_token / machine.die.flops
+        return roofline(machine, seconds, jnp.broadcast_to(moved, (nodes,)), jnp.zeros(nodes)).max()
+
+
+class BesideExperts(NamedTuple):
+    """Seconds of one step beside the routed experts."""
+
+    attention: Float[Array, ""]
+    dense: Float[Array, ""]  # FFNs of dense layers
+    shared: Float[Array, ""]  # shared experts
+
+    @property
+    def total(self) -> Float[Array, ""]:
+        return self.attention + self.dense + self.shared
+
+
+class EvenParts(eqx.Module):
+    """Attention, dense FFNs and shared experts of a model on a machine."""
+
+    machine: Machine
+    attention: EvenPart
+    dense: EvenPart
+    shared: EvenPart
+
+    @eqx.filter_jit
+    def __call__(self, tokens: Float[Array, ""]) -> BesideExperts:
+        """Time of one step of `tokens` tokens, s. TBT is its total plus the times of the MoE layers."""
+        parts = (self.attention, self.dense, self.shared)
+        return BesideExperts(*(part.seconds(self.machine, tokens) for part in parts))

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxmoe.models.attention import Attention, GroupedQueryAttention, LatentAttention
-from jaxmoe.models.moe import ModelError, MoEModel, SharedExperts
+from jaxmoe.models.moe import Attention, GroupedQueryAttention, LatentAttention, ModelError, MoEModel, SharedExperts
 
 MOST_LAYERS = 10_000  # a hundred times what models have
 REMEDY = "use the config.json that was published with the model"

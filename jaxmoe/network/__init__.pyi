@@ -14,9 +14,12 @@ from .collectives import ring_all_gather as ring_all_gather
 from .collectives import ring_all_reduce as ring_all_reduce
 from .collectives import ring_reduce_scatter as ring_reduce_scatter
 from .exchange import AbstractExchange as AbstractExchange
+from .exchange import Flows as Flows
 from .exchange import GatherExchange as GatherExchange
+from .exchange import Phases as Phases
 from .exchange import ReduceScatterExchange as ReduceScatterExchange
 from .exchange import RingExchange as RingExchange
+from .exchange import StageTime as StageTime
 from .exchange import build_exchange as build_exchange
 from .loads import link_loads as link_loads
 from .loads import path_sums as path_sums
@@ -25,9 +28,6 @@ from .time_models import AlphaBeta as AlphaBeta
 from .time_models import Congestion as Congestion
 from .time_models import Uncongested as Uncongested
 from .time_models import alpha_beta as alpha_beta
-from .traffic import Flows as Flows
-from .traffic import Phases as Phases
-from .traffic import StageTime as StageTime
 from .visits import PLACED as PLACED
 from .visits import Visits as Visits
 from .visits import decided_visits as decided_visits

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
+from jaxmoe.network.exchange import Flows, StageTime
 from jaxmoe.network.loads import crossed, flow_loads, link_loads, path_maxima, path_sums, tree_loads
-from jaxmoe.network.traffic import Flows, StageTime
 
 
 class AbstractTimeModel(eqx.Module):

@@ -1,16 +1,37 @@
-"""Loads of the directed links of a mesh under XY paths, by prefix sums: no links x pairs matrix.
+"""Loads of links under XY paths, by running sums along rows and columns.
 
 A packet moves along x in the row of its source, then along y in the column of its destination. So all that
 links need to know is how much moves from x to x in every row and from y to y in every column. On such a
 line, the load of a link is the load of the one before it, plus what starts there, minus what has ended.
 """
 
+import math
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxmoe.network.prefix import prefix_sums
+WHOLE = 64  # positions up to which one product is faster than two smaller ones
+
+
+def prefix_sums(values: Float[Array, "*lead position"]) -> Float[Array, "*lead position"]:
+    """Sums of the last axis up to and with each position: within blocks, plus all blocks before."""
+    size = values.shape[-1]
+    block = max(part for part in range(1, math.isqrt(size) + 1) if size % part == 0)
+    if size == 1:
+        return values
+    if size <= WHOLE or block == 1:  # a prime number of positions has no blocks
+        return values @ _triangle(size, 0, values.dtype)
+    parts = values.reshape(*values.shape[:-1], size // block, block)
+    within = parts @ _triangle(block, 0, values.dtype)
+    before = within[..., -1] @ _triangle(size // block, 1, values.dtype)
+    return (within + before[..., None]).reshape(values.shape)
+
+
+def _triangle(size: int, diagonal: int, dtype: jnp.dtype) -> Float[Array, "position position"]:
+    """Ones above a diagonal."""
+    return jnp.asarray(np.triu(np.ones((size, size)), diagonal), dtype)
 
 
 class LineTraffic(eqx.Module):

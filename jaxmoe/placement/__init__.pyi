@@ -1,8 +1,8 @@
-from .files import read_plan as read_plan
-from .files import write_plan as write_plan
 from .placement import Placement as Placement
 from .placement import PlanError as PlanError
 from .placement import check_fits as check_fits
+from .placement import read_plan as read_plan
+from .placement import write_plan as write_plan
 from .strategies import expert_parallel_balanced as expert_parallel_balanced
 from .strategies import expert_parallel_random as expert_parallel_random
 from .strategies import hybrid as hybrid

@@ -1,17 +1,56 @@
-"""The usual placements to compare with: shares float32 [layer, expert, node], meant as sharded.
+"""The strategies that ship with jaxmoe: equal groups of nodes, shares dealt to them, exchanges they may have.
 
 The four baselines of hd_moe V-A2: tensor parallelism, expert parallelism dealt at random or balanced by
 load, and the hybrid of both. None of them looks at memory; `check_fits` does.
 """
 
 import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Float32, Int, Real
 
 from jaxmoe.hardware import AbstractTopology, Mesh
-from jaxmoe.hardware.cuts import blocks
+from jaxmoe.hardware.cuts import blocks, cut_blocks, ring_order
+from jaxmoe.placement.exchange import ExchangeError, Rings
 from jaxmoe.placement.placement import PlanError
+
+
+def groups_of(rings: Rings, topology: AbstractTopology) -> np.ndarray:
+    """Group of every node, int [node]: rectangles of a mesh, or successive nodes of any machine.
+
+    Raises `ExchangeError` where the groups do not divide the machine.
+    """
+    nodes = topology.num_nodes
+    if len(rings.groups) == 2:
+        if not isinstance(topology, Mesh):
+            raise ExchangeError(
+                f"exchange {rings.name} cuts a mesh into rectangles, and the network is a {type(topology).__name__}; "
+                f"use rings_{rings.count}"
+            )
+        try:
+            return cut_blocks(topology.shape, (rings.groups[0], rings.groups[1]))
+        except ValueError as error:
+            raise ExchangeError(f"exchange {rings.name}: {error}") from None
+    if nodes % rings.count:
+        legal = ", ".join(str(count) for count in range(1, nodes + 1) if nodes % count == 0)
+        raise ExchangeError(f"exchange {rings.name} needs equal groups of {nodes} nodes; use one of {legal}")
+    return np.arange(nodes) // (nodes // rings.count)
+
+
+def ring_orders(rings: Rings, topology: AbstractTopology) -> np.ndarray:
+    """The nodes of every group in ring order, int [group, place on the ring].
+
+    In a rectangle of a mesh neighbours on the ring are neighbours in the mesh, where such a cycle exists; in other
+    groups nodes come in the order of their numbers.
+    """
+    group = groups_of(rings, topology)
+    members = [np.flatnonzero(group == index) for index in range(rings.count)]
+    if isinstance(topology, Mesh) and (len(rings.groups) == 2 or rings.count == 1):
+        return np.stack([ring_order(topology.shape, nodes) for nodes in members])
+    return np.stack(members)
+
 
 ROUNDING = 1e-9  # of all work
 
@@ -156,3 +195,60 @@ def _balanced_layer(frequency: np.ndarray, bins: int) -> np.ndarray:
         work, experts, hosts[expert] = least[0]
         heapq.heapreplace(least, (work + frequency[expert], experts + 1, int(hosts[expert])))
     return hosts
+
+
+class Shipped(NamedTuple):
+    """A strategy by name: shares [layer, expert, node], meant as sharded, and names of exchanges."""
+
+    name: str
+    share: Shares
+    exchanges: tuple[str, ...]
+
+
+def shipped_strategies(
+    frequency: Frequency, topology: AbstractTopology, gathers: Sequence[str], seed: int
+) -> list[Shipped]:
+    """Tensor parallelism, expert parallelism three ways, and every complete hybrid; `gathers` are for any plan."""
+    layers, experts = frequency.shape
+    nodes, any_plan = topology.num_nodes, tuple(gathers)
+    return [
+        Shipped("tp", tensor_parallel(layers, experts, nodes), ("ring_both_ways", "ring", *any_plan)),
+        Shipped("ep_random", expert_parallel_random(layers, experts, nodes, seed), any_plan),
+        Shipped("ep_balanced", expert_parallel_balanced(frequency, nodes), any_plan),
+        Shipped("ep", expert_parallel(frequency, topology), any_plan),
+        *(
+            Shipped(
+                f"hybrid_{rings.name[6:]}", in_groups(frequency, groups_of(rings, topology)), (rings.name, *any_plan)
+            )
+            for rings in complete_hybrids(topology, experts)
+        ),
+    ]
+
+
+def shipped_replicas(
+    frequency: Frequency, room: Float[np.ndarray, " node"], gathers: Sequence[str], seed: int
+) -> list[Shipped]:
+    """Replicated strategies: whole experts, and replicas by load in all slots that memory has."""
+    layers, experts = frequency.shape
+    any_plan, nodes = tuple(gathers), len(room)
+    plans = [
+        Shipped("ep_random", expert_parallel_random(layers, experts, nodes, seed), any_plan),
+        Shipped("ep_balanced", expert_parallel_balanced(frequency, nodes), any_plan),
+    ]
+    slots = np.minimum(room, experts).astype(int)
+    return [*plans, Shipped("replicated_by_load", replicated_by_load(frequency, slots), any_plan)]
+
+
+def complete_hybrids(topology: AbstractTopology, experts: int) -> list[Rings]:
+    """Rings both ways inside equal groups of two nodes or more, of which there are two or more, but not more than
+    experts.
+
+    On a mesh groups are rectangles cut along x and along y, else successive nodes.
+    """
+    if isinstance(topology, Mesh):
+        x, y = topology.shape
+        cuts: list[tuple[int, ...]] = [(a, b) for a in range(1, x + 1) for b in range(1, y + 1) if not (x % a or y % b)]
+    else:
+        cuts = [(count,) for count in range(1, topology.num_nodes + 1) if topology.num_nodes % count == 0]
+    rings = [Rings(cut, both_ways=True) for cut in cuts]
+    return [ring for ring in rings if 2 <= ring.count <= min(experts, topology.num_nodes // 2)]

@@ -1,13 +1,25 @@
-"""The largest of many numbers, exactly or smoothly."""
+"""Smooth stand-ins for hard operations: maxima, and which hosts count.
+
+Both supports turn shares into *amounts* that add up, and sums of amounts into the presence of at least
+one. Hard: amount = 1 where share > 0, presence = min(sum, 1). Soft: amount = share / width, presence =
+1 - exp(-sum). As the width goes to 0 the soft presence goes to the hard one. So does the soft step to the hard one.
+"""
 
 import abc
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from jaxmoe.relax.number import as_number
+
+def as_number(value: Array | float) -> Array:
+    """A Python float as a 0-d array of the default precision; arrays as they are.
+
+    Equinox compiles a module's floats into a function, and would compile it anew for each value. Use it as
+    `eqx.field(converter=...)`. The array promotes as a float does.
+    """
+    return jnp.asarray(value) if isinstance(value, float) else value
 
 
 class AbstractReduction(eqx.Module):
@@ -40,3 +52,61 @@ class SmoothMax(AbstractReduction):
         scale = self.temperature * jnp.where(busy, largest, 1)
         smooth = scale * jax.nn.logsumexp(values / scale, axis=-1, keepdims=True)
         return jnp.where(busy, smooth, 0)[..., 0]
+
+
+class AbstractSupport(eqx.Module):
+    """How shares become presence in [0, 1]."""
+
+    @abc.abstractmethod
+    def amount(self, share: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Additive amount of presence of each share."""
+
+    @abc.abstractmethod
+    def presence(self, amount: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Presence in [0, 1] of a sum of amounts."""
+
+    @abc.abstractmethod
+    def step(self, value: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """1 where the value is above 0, else 0."""
+
+    @abc.abstractmethod
+    def of(self, rows: Int[Array, "*rows"]) -> "AbstractSupport":
+        """The support for values picked by row, where it differs between rows of shares."""
+
+    def union(self, parts: Float[Array, "token part node"]) -> Float[Array, "token node"]:
+        """Presence of any of several parts in [0, 1], which are taken to be independent of each other."""
+        return 1 - jnp.prod(1 - parts, axis=1)
+
+
+class HardSupport(AbstractSupport):
+    """Present where the share is above zero."""
+
+    def amount(self, share: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        return (share > 0).astype(share.dtype)
+
+    def presence(self, amount: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        return jnp.minimum(amount, 1)
+
+    def step(self, value: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        return (value > 0).astype(value.dtype)
+
+    def of(self, rows: Int[Array, "*rows"]) -> "HardSupport":
+        return self
+
+
+class SoftSupport(AbstractSupport):
+    """Present to the degree 1 - exp(-share / width); the width broadcasts against the shares."""
+
+    width: Float[Array, "..."] = eqx.field(converter=as_number)
+
+    def amount(self, share: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        return share / self.width
+
+    def presence(self, amount: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        return -jnp.expm1(-amount)
+
+    def step(self, value: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        return jax.nn.sigmoid(value / self.width)
+
+    def of(self, rows: Int[Array, "*rows"]) -> "SoftSupport":
+        return SoftSupport(self.width[rows]) if self.width.ndim else self

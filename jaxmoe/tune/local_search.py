@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxmoe.latency import LayerModel
 from jaxmoe.network import AbstractExchange
-from jaxmoe.network.prefix import prefix_sums
+from jaxmoe.network.xy import prefix_sums
 from jaxmoe.traces import Batch, over_batches
 from jaxmoe.tune.problem import BRIM, PlacementProblem, objective
 

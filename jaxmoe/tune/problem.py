@@ -13,7 +13,7 @@ from jaxmoe.latency import LayerModel
 from jaxmoe.network import AbstractExchange, GatherExchange, ReduceScatterExchange, build_exchange
 from jaxmoe.placement import PlanError
 from jaxmoe.placement.exchange import ALONE, ExchangeError, exchange_of
-from jaxmoe.placement.shipped import complete_hybrids
+from jaxmoe.placement.strategies import complete_hybrids
 from jaxmoe.traces import Batch, GatingTrace, merge_tokens, sample_batches
 from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS
 

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement.rounding import fit_memory, fit_slots, rebalance
-from jaxmoe.placement.shipped import Shipped, shipped_replicas, shipped_strategies
+from jaxmoe.placement.strategies import Shipped, shipped_replicas, shipped_strategies
 from jaxmoe.traces import Batch, expert_counts
 from jaxmoe.tune import local_search
 from jaxmoe.tune.bounds import lower_bound

@@ -14,9 +14,8 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxmoe.network import AbstractExchange, build_exchange
-from jaxmoe.placement.groups import groups_of
 from jaxmoe.placement.rounding import keep_hosts
-from jaxmoe.placement.shipped import complete_hybrids
+from jaxmoe.placement.strategies import complete_hybrids, groups_of
 from jaxmoe.relax import geometric
 from jaxmoe.tune import descent, local_search
 from jaxmoe.tune.problem import PlacementProblem

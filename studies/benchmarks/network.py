@@ -17,7 +17,7 @@ import numpy as np
 from throughput import compiled, machine, rate
 
 from jaxmoe.des import Fabric, GraphBuilder, TaskGraph, fabric_of, simulate
-from jaxmoe.des.transfers import add_transfers, messages, no_rows
+from jaxmoe.des.tasks import add_transfers, messages, no_rows
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.mesh import num_links
 from jaxmoe.network import Congestion

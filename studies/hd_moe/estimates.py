@@ -8,7 +8,7 @@ from cases import BATCH_SIZES, DEEPSEEK, MIXTRAL, Case, inputs_of
 
 from jaxmoe.des import GraphBuilder, add_sends, fabric_of, simulate
 from jaxmoe.des.schedules import ring_all_reduce_sends
-from jaxmoe.experiment.node_traffic import node_traffic
+from jaxmoe.experiment.validation import node_traffic
 from jaxmoe.hardware import ring
 from jaxmoe.network import Congestion, collective_time, ring_all_reduce
 from jaxmoe.relax import HardMax

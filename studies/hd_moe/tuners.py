@@ -13,8 +13,8 @@ import numpy as np
 from cases import CASES, DEEPSEEK, LAYERS, MIXTRAL, QWEN, RUNS, Case, inputs_of
 
 from jaxmoe.experiment.inputs import Inputs
-from jaxmoe.experiment.node_traffic import fitted_gamma
 from jaxmoe.experiment.tuning import placement_problem
+from jaxmoe.experiment.validation import fitted_gamma
 from jaxmoe.latency import evaluate
 from jaxmoe.placement import read_plan
 from jaxmoe.tune import TuneResult, TunerSettings, tune

@@ -20,7 +20,7 @@ from scoring import MICRO, SEED, Plan, Timed, under_best
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.tuning import placement_problem
 from jaxmoe.hardware import Mesh
-from jaxmoe.placement.shipped import shipped_strategies
+from jaxmoe.placement.strategies import shipped_strategies
 from jaxmoe.tune.bounds import exchange_bound
 
 FAR = 1.1  # tuned / bound

@@ -18,7 +18,7 @@ from scoring import SEED, Plan, Timed, timed
 from jaxmoe.experiment.inputs import Inputs, read_inputs
 from jaxmoe.experiment.tuning import placement_problem
 from jaxmoe.latency import LayerModel, LayerTime
-from jaxmoe.placement.shipped import shipped_strategies
+from jaxmoe.placement.strategies import shipped_strategies
 from jaxmoe.traces import write_trace
 from jaxmoe.traces.synthesis import sample_trace
 from jaxmoe.traces.synthesis.presets import PRESETS

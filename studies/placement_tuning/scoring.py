@@ -9,7 +9,7 @@ import numpy as np
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.latency import LayerTime, evaluate
 from jaxmoe.placement.exchange import HOMES, ROUTES
-from jaxmoe.placement.shipped import shipped_strategies
+from jaxmoe.placement.strategies import shipped_strategies
 from jaxmoe.traces import Batch
 from jaxmoe.tune import PlacementProblem
 

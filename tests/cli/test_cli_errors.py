@@ -191,7 +191,7 @@ def test_output_folder_that_is_not_writable(run, scenario, out, monkeypatch):
     def refuse(self, *_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("jaxmoe.cli.output.Path.touch", refuse)
+    monkeypatch.setattr("jaxmoe.cli.session.Path.touch", refuse)
     refused(run("evaluate", scenario, "--out", out), out, "--out", "Permission denied")
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxmoe.cli import evaluate, tune
-from jaxmoe.cli.interrupts import Interrupts
+from jaxmoe.cli.session import Interrupts
 from jaxmoe.placement import read_plan
 from jaxmoe.tune import History, TuneResult
 

@@ -23,9 +23,9 @@ from jaxmoe.config import (
     resolved,
 )
 from jaxmoe.config.base import Section
+from jaxmoe.config.loader import read_mapping
 from jaxmoe.config.schema import ModelConfig, WorkloadConfig
 from jaxmoe.config.tuning import TuningConfig
-from jaxmoe.config.yaml_text import read_mapping
 from jaxmoe.des import fabric_of, replay_traffic
 from jaxmoe.relax import HardMax
 from jaxmoe.tune import TunerSettings

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmoe.des.homes import homes_of, token_sources
+from jaxmoe.des.tokens import homes_of, token_sources
 from jaxmoe.hardware.mesh import hop_counts
 from jaxmoe.placement.exchange import LOAD_WEIGHT
 from jaxmoe.traces import Batch

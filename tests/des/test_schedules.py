@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxmoe.des import GraphBuilder, Send, add_sends, fabric_of, replay_traffic, ring_sends, simulate
-from jaxmoe.des.paths import Paths
-from jaxmoe.des.rows import rows_of
+from jaxmoe.des.fabric import Paths, rows_of
 from jaxmoe.des.schedules import (
     all_to_all_sends,
     entwined_ring_sends,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxmoe.experiment.inputs import read_inputs
-from jaxmoe.experiment.node_traffic import BALANCED, fitted_gamma, node_traffic, random_plans
+from jaxmoe.experiment.validation import BALANCED, fitted_gamma, node_traffic, random_plans
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from jaxmoe.hardware import Die, Machine, fully_connected, node_memory
 from jaxmoe.latency import EvenPart, EvenParts
-from jaxmoe.models.attention import GroupedQueryAttention, LatentAttention
+from jaxmoe.models.moe import GroupedQueryAttention, LatentAttention
 
 
 def part(flops: float, weights: float = 0.0, per_token: float = 0.0) -> EvenPart:

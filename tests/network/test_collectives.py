@@ -33,8 +33,7 @@ from jaxmoe.network import (
     ring_all_reduce,
     ring_reduce_scatter,
 )
-from jaxmoe.network.collectives.entwined import nodes_passed
-from jaxmoe.network.collectives.rings import ring_ways
+from jaxmoe.network.collectives import nodes_passed, ring_ways
 from jaxmoe.relax import HardMax, SmoothMax
 
 SIZE, BANDWIDTH, LATENCY = 1.2e6, 50e9, 1e-6

@@ -13,7 +13,7 @@ from oracles.layer import Tokens
 from oracles.topologies import NETWORKS, mesh
 
 from jaxmoe.network import Visits, replicated_visits, sharded_visits
-from jaxmoe.network.homes import homes
+from jaxmoe.network.visits import homes
 from jaxmoe.relax import HardSupport
 
 VISITS = {"sharded": sharded_visits, "replicated": replicated_visits}

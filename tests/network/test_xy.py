@@ -13,7 +13,7 @@ from oracles import network as oracle
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.mesh import hop_counts, num_links
 from jaxmoe.network.loads import link_loads, path_maxima, path_sums
-from jaxmoe.network.prefix import prefix_sums
+from jaxmoe.network.xy import prefix_sums
 
 SHAPES = [(1, 2), (2, 1), (1, 6), (5, 1), (2, 2), (3, 4), (5, 6)]
 

@@ -9,8 +9,7 @@ from jaxmoe.hardware.mesh import hop_counts, num_links
 from jaxmoe.network import build_exchange
 from jaxmoe.placement import Placement
 from jaxmoe.placement.exchange import ExchangeError, Rings
-from jaxmoe.placement.groups import groups_of, ring_orders
-from jaxmoe.placement.shipped import complete_hybrids, shipped_replicas, shipped_strategies
+from jaxmoe.placement.strategies import complete_hybrids, groups_of, ring_orders, shipped_replicas, shipped_strategies
 
 
 def mesh(x: int, y: int) -> Mesh:

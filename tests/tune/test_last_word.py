@@ -15,8 +15,7 @@ from jaxmoe.latency import evaluate
 from jaxmoe.network import build_exchange
 from jaxmoe.placement import PlanError, expert_parallel_random
 from jaxmoe.placement.exchange import ExchangeError
-from jaxmoe.placement.shipped import shipped_strategies
-from jaxmoe.placement.strategies import expert_parallel
+from jaxmoe.placement.strategies import expert_parallel, shipped_strategies
 from jaxmoe.tune import PlacementProblem, TuneResult, referee, tune
 from jaxmoe.tune import ranked as ranking
 from jaxmoe.tune.optimisers import OPTIMISERS

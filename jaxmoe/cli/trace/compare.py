@@ -9,24 +9,22 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from jaxmoe.cli.interrupts import Interrupts
-from jaxmoe.cli.output import OutputFolder
-from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.tables import print_table
 from jaxmoe.cli.trace.pictures import draw_comparison
-from jaxmoe.cli.trace.stats_report import source_report
+from jaxmoe.cli.trace.stats import source_report
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import OptionError, Source, read_file
 from jaxmoe.experiment.summary import surroundings
-from jaxmoe.experiment.trace_likeness import (
+from jaxmoe.experiment.trace_statistics import (
     count,
+    expert_nodes,
     global_figures,
     likeness_of_loads,
     likeness_of_pairs,
     own_means,
     service,
 )
-from jaxmoe.experiment.trace_statistics import expert_nodes
 from jaxmoe.traces import LoadCounts
 from jaxmoe.traces.statistics import by_layer
 

@@ -7,8 +7,7 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from jaxmoe.cli.interrupts import Interrupts
-from jaxmoe.cli.output import OutputFolder
+from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.cli.tables import print_table, print_warnings
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import OptionError, hints_of

@@ -6,9 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from jaxmoe.cli.interrupts import Interrupts
-from jaxmoe.cli.output import OutputFolder
-from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.tables import print_table
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import hints_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxmoe.cli.output import OutputFolder
+from jaxmoe.cli.session import OutputFolder
 from jaxmoe.experiment.trace_statistics import Findings, LongTail, NodeLoads, top_count
 from jaxmoe.plotting import (
     plot_coactivation,

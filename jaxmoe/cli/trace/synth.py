@@ -3,10 +3,7 @@
 from functools import partial
 from pathlib import Path
 
-from jaxmoe.cli.interrupts import Interrupts
-from jaxmoe.cli.output import OutputFolder
-from jaxmoe.cli.progress import progress_bars
-from jaxmoe.cli.session import messages
+from jaxmoe.cli.session import Interrupts, OutputFolder, messages, progress_bars
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.traces.formats.npz import write_trace_in_parts

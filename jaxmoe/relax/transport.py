@@ -1,7 +1,8 @@
-"""Entropic transport between two margins, in the log domain."""
+"""The transport plan of Sinkhorn iterations, and geometric annealing."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 
@@ -26,3 +27,11 @@ def sinkhorn(
     column, _ = jax.lax.scan(step, jnp.zeros_like(log_column), None, length=iterations)
     row = log_row - jax.nn.logsumexp(logits + column, axis=1)
     return jnp.exp(logits + row[:, None] + column)
+
+
+Progress = Float[np.ndarray, "..."] | float
+
+
+def geometric(start: float, stop: float, progress: Progress) -> Progress:
+    """From `start` at progress 0 to `stop` at progress 1, by equal ratios."""
+    return start * (stop / start) ** progress

@@ -1,0 +1,287 @@
+"""Collectives as traffic, as time and as schedules: all-to-all, rings, entwined rings, multicast, chunked broadcast.
+
+Each of the R members of a ring has a buffer of `size` bytes, cut in R parts. In every one of R - 1 rounds all
+members send one part to the next. That is the textbook time, (R - 1) (size / R / bandwidth + latency), and
+hd_moe Eq. 4 is its limit of many nodes without latency. With `bidirectional` half of every part goes round the
+other way at the same time; a ring of two has but one way.
+
+The mesh is tiled by full token domains, rectangles with one node of every group. A group is what has the same
+place in all domains, so its ring steps from domain to domain: two hops at a time where domains are 2x2 (Fig. 8d).
+All groups do so at once, and their paths overlap.
+
+The paper says that transfers are "time-staggered, so there is no link conflict", that "two-hop doubles the
+all-reduce latency", and that links between domains are always busy while the others "work for one cycle and then
+remain idle for the next" (IV-B2, V-A). It does not say how. Taken here: all messages move one hop a round, a step
+has as many rounds as its longest path has hops, and nodes in between pass on what they received in the round
+before. Then no directed link ever has two messages: those that move the same way along a line started at different
+nodes and keep their distance, and a node starts at most one each way. Messages that have arrived wait for the end
+of the step. That matters only for domains that are not square: the event simulator, which has no rounds, takes less
+there. Also taken: halves of every part go round both ways ("packages are sent bi-directionally"), and rings run
+round the grid of domains as `hardware.cuts.ring_order` does, where the paper shows only a grid of 2x2.
+
+A link carries the message once, however many destinations lie beyond it; routers make the copies.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxmoe.hardware import AbstractTopology
+from jaxmoe.hardware.cuts import ring_order
+from jaxmoe.network.exchange import StageTime
+from jaxmoe.network.loads import flow_loads
+from jaxmoe.network.time_models import AbstractTimeModel, Congestion, port_times
+from jaxmoe.relax import AbstractReduction
+
+
+class Rounds(eqx.Module):
+    """Traffic of every round in B, [round, source, destination].
+
+    Rounds that are equal may be given once, with their number in `repeats`, whatever comes between them.
+    """
+
+    traffic: Float[Array, "round node node2"]
+    repeats: Float[Array, " round"]
+
+    def then(self, other: "Rounds") -> "Rounds":
+        """These rounds, and the others after them."""
+        return jax.tree.map(lambda *both: jnp.concatenate(both), self, other)
+
+    def total_traffic(self) -> Float[Array, "node node2"]:
+        """Bytes of all rounds together."""
+        return jnp.einsum("r,rsd->sd", self.repeats, self.traffic)
+
+
+def all_to_all(traffic: Float[Array, "node node2"]) -> Rounds:
+    """Everyone sends to everyone at once, traffic[s, d] bytes from s to d; the diagonal is free."""
+    return Rounds(traffic[None], jnp.ones(1, traffic.dtype))
+
+
+def collective_time(
+    time_model: AbstractTimeModel, topology: AbstractTopology, rounds: Rounds, reduction: AbstractReduction
+) -> Float[Array, ""]:
+    """Seconds of all rounds, one after the other, each as the time model has it."""
+    seconds = jax.vmap(lambda traffic: time_model(topology, traffic).total(reduction))(rounds.traffic)
+    return jnp.sum(rounds.repeats * seconds)
+
+
+Order = Int[np.ndarray | Array, "*rings place"]  # nodes in the order of their ring, [place] or [ring, place]
+Size = Float[Array, "*#rings"] | float  # B; one number, or one for each ring
+
+
+def ring_reduce_scatter(orders: Order, size: Size, num_nodes: int, bidirectional: bool = False) -> Rounds:
+    """Every member ends with the sum of one part of all buffers of its ring."""
+    members, ways = orders.shape[-1], ring_ways(orders, bidirectional)
+    part = jnp.asarray(size, float)[..., None] / (members * len(ways))
+    traffic = jnp.zeros((1, num_nodes, num_nodes), part.dtype)
+    for sender, receiver in ways:
+        traffic = traffic.at[0, sender, receiver].add(part)
+    return Rounds(traffic, jnp.full(1, members - 1, part.dtype))
+
+
+def ring_all_gather(orders: Order, size: Size, num_nodes: int, bidirectional: bool = False) -> Rounds:
+    """Every member starts with one part of the buffer, and ends with all: the same messages as reduce-scatter."""
+    return ring_reduce_scatter(orders, size, num_nodes, bidirectional)
+
+
+def ring_all_reduce(orders: Order, size: Size, num_nodes: int, bidirectional: bool = False) -> Rounds:
+    """Reduce-scatter, then all-gather: every member ends with the sum of all buffers of its ring."""
+    return twice(ring_reduce_scatter(orders, size, num_nodes, bidirectional))
+
+
+def twice(rounds: Rounds) -> Rounds:
+    """All rounds once more: an all-gather sends what a reduce-scatter sends."""
+    return Rounds(rounds.traffic, 2 * rounds.repeats)
+
+
+def ring_ways(orders: Order, bidirectional: bool) -> list[tuple[Order, Order]]:
+    """Senders and receivers of a step, upwards and, if it is another way, downwards."""
+    members = orders.shape[-1]
+    onwards = (orders, orders[..., np.arange(1, members + 1) % members])
+    return [onwards, onwards[::-1]] if bidirectional and members > 2 else [onwards]
+
+
+Shape = tuple[int, int]
+Bytes = Float[Array, ""] | float
+
+
+def entwined_rings(shape: Shape, domain: Shape, wafer: Shape | None = None) -> Int[np.ndarray, "ring place"]:
+    """The groups of a mesh with domains of shape `domain`, in ring order; of each wafer for itself if given.
+
+    Raises `ValueError` unless domains tile a wafer and wafers the mesh, and unless the grid of domains has a ring
+    of neighbours: a single domain, two of them, or two sides longer than one of which one is even.
+    """
+    wafer = wafer or shape
+    if any(mesh % side or side % step for mesh, side, step in zip(shape, wafer, domain, strict=True)):
+        raise ValueError(f"domains of {domain} must tile wafers of {wafer}, and these the mesh of {shape}")
+    grid = wafer[0] // domain[0], wafer[1] // domain[1]
+    members = grid[0] * grid[1]
+    if members > 2 and (min(grid) == 1 or members % 2):
+        raise ValueError(
+            f"a grid of {grid[0]}x{grid[1]} domains has no ring of neighbours; "
+            "choose domains of which an even number fits along one side, and more than one along the other"
+        )
+    x, y = np.unravel_index(np.arange(shape[0] * shape[1]), shape)
+    place = (x // wafer[0], y // wafer[1], x % domain[0], y % domain[1])
+    group = np.ravel_multi_index(place, (shape[0] // wafer[0], shape[1] // wafer[1], *domain))
+    return np.stack([ring_order(shape, np.flatnonzero(group == index)) for index in range(group.max() + 1)])
+
+
+def entwined_ring_reduce_scatter(
+    shape: Shape, domain: Shape, size: Bytes, bidirectional: bool = True, wafer: Shape | None = None
+) -> Rounds:
+    """Reduce-scatter of every group at once; each of its R nodes has a buffer of `size` bytes and keeps 1/R."""
+    rings = entwined_rings(shape, domain, wafer)
+    return _pass(shape, rings, size / rings.shape[1], bidirectional)
+
+
+def entwined_ring_all_gather(
+    shape: Shape, domain: Shape, size: Bytes, bidirectional: bool = True, wafer: Shape | None = None
+) -> Rounds:
+    """All-gather of every group at once, each of its R nodes with 1/R of `size` bytes: the same messages."""
+    return entwined_ring_reduce_scatter(shape, domain, size, bidirectional, wafer)
+
+
+def entwined_ring_all_reduce(
+    shape: Shape, domain: Shape, size: Bytes, bidirectional: bool = True, wafer: Shape | None = None
+) -> Rounds:
+    """All-reduce of every group at once, over buffers of `size` bytes: reduce-scatter, then all-gather."""
+    return twice(entwined_ring_reduce_scatter(shape, domain, size, bidirectional, wafer))
+
+
+def hierarchical_entwined_rings(
+    shape: Shape, wafer: Shape, domain: Shape, size: Bytes, bidirectional: bool = True
+) -> Rounds:
+    """Reduce-scatter inside every wafer, then all-gather between wafers (moentwine IV-B4, HER-Mapping).
+
+    Groups stay inside a wafer. After the reduce-scatter each node has 1/R of the `size` bytes of its group, and
+    the wafer as a whole is one domain. So the nodes of equal place on all wafers gather their parts in entwined
+    rings whose domains are the wafers, with steps of a wafer's side.
+    """
+    scattered = entwined_rings(shape, domain, wafer)
+    part = size / scattered.shape[1]
+    gathered = entwined_rings(shape, wafer)
+    return _pass(shape, scattered, part, bidirectional).then(_pass(shape, gathered, part, bidirectional))
+
+
+def _pass(shape: Shape, rings: Int[np.ndarray, "ring place"], part: Bytes, bidirectional: bool) -> Rounds:
+    """Once round all rings, every node sending `part` bytes a step, hop by hop."""
+    ways = ring_ways(rings, bidirectional)
+    amount = jnp.asarray(part, float) / len(ways)
+    moves = [nodes_passed(shape, np.asarray(sender), np.asarray(receiver)) for sender, receiver in ways]
+    hops, nodes = len(moves[0]) - 1, shape[0] * shape[1]
+    traffic = jnp.zeros((hops, nodes, nodes), amount.dtype)
+    for at in moves:
+        underway = at[:-1] != at[1:]
+        traffic = traffic.at[np.nonzero(underway)[0], at[:-1][underway], at[1:][underway]].add(amount)
+    return Rounds(traffic, jnp.full(hops, rings.shape[1] - 1, amount.dtype))
+
+
+def nodes_passed(
+    shape: Shape, source: Int[np.ndarray, "*message"], destination: Int[np.ndarray, "*message"]
+) -> Int[np.ndarray, "moment *message"]:
+    """Where messages on XY paths are at first and after every hop; those that have arrived stay there."""
+    start, stop = (np.stack(np.unravel_index(nodes, shape)) for nodes in (source, destination))
+    way = stop - start  # along x, along y
+    length = np.abs(way)
+    hop = np.arange(length.sum(axis=0).max() + 1).reshape(-1, *[1] * source.ndim)
+    x = start[0] + np.sign(way[0]) * np.minimum(hop, length[0])
+    y = start[1] + np.sign(way[1]) * np.clip(hop - length[0], 0, length[1])
+    return np.ravel_multi_index((x, y), shape)
+
+
+class Multicasts(eqx.Module):
+    """Messages sent at once, each from one node to every node where `destinations` is 1; itself is free.
+
+    Entries of `destinations` may lie between 0 and 1 when relaxed. Sizes in B.
+    """
+
+    source: Int[Array, " multicast"]
+    destinations: Float[Array, "multicast node"]
+    size: Float[Array, " multicast"]
+
+
+def multicast_loads(topology: AbstractTopology, multicasts: Multicasts) -> Float[Array, " link"]:
+    """Bytes that every directed link carries."""
+    sender = _sender(topology, multicasts)
+    copies = jax.vmap(lambda source, to: flow_loads(topology, source[None], to[None]))(sender, multicasts.destinations)
+    return multicasts.size @ jnp.minimum(copies, 1)
+
+
+def multicast_stage(time_model: Congestion, topology: AbstractTopology, multicasts: Multicasts) -> StageTime:
+    """Time of multicasts under congestion: the busiest link or port, and the delay of the longest path.
+
+    A port of the sender is used once for a message. The other time models know no links: for them a multicast is
+    its pairs.
+    """
+    sender = _sender(topology, multicasts)
+    to = multicasts.destinations * (1 - sender)
+    # Delays grow with the message, so the largest from node to node has the longest.
+    nodes = topology.num_nodes
+    largest = jnp.zeros((nodes, nodes), to.dtype).at[multicasts.source].max(multicasts.size[:, None] * to)
+    sent = (multicasts.size * jnp.minimum(to.sum(axis=1), 1)) @ sender
+    return StageTime(
+        link_time=multicast_loads(topology, multicasts) / (topology.link_bandwidth * topology.efficiency),
+        port_time=port_times(topology, sent, multicasts.size @ to),
+        pair_time=jnp.zeros(0, to.dtype),
+        path_delay=time_model(topology, largest).path_delay,
+    )
+
+
+def _sender(topology: AbstractTopology, multicasts: Multicasts) -> Float[Array, "multicast node"]:
+    return jax.nn.one_hot(multicasts.source, topology.num_nodes, dtype=multicasts.destinations.dtype)
+
+
+def _number(value: Float[Array, ""] | float) -> Float[Array, ""]:
+    return jnp.asarray(value, float)
+
+
+class ChunkedBroadcast(eqx.Module):
+    """An expert of hidden x intermediate elements, sent to all of D nodes in chunks of c elements.
+
+    `alpha` is the latency of a chunk and hop, s; `beta` is s per element; a chunk takes alpha + beta c for a hop.
+    Chunks follow each other over 2 sqrt(D) hops, the way across a square mesh: all in all 2 sqrt(D) +
+    hidden intermediate / c such times. A pipeline over that many hops takes one less, and the mesh is but
+    2 (sqrt(D) - 1) hops wide, so Eq. 16 is three times of a chunk above the exact one.
+
+    `iterations` is k, how many experts are broadcast within the runtime window. It stands in Eq. 17 and 18 but not
+    in Eq. 14 and 15. Both are the least value of Eq. 16 and its place if beta k stands for beta in Eq. 15, as if k
+    broadcasts shared every link while their latencies overlapped; so it is taken here. (Experts in one stream, with
+    k hidden intermediate in both equations, have the time of Eq. 17 too, but their best chunk is k times that of
+    Eq. 18.) With k = 1 all agree as printed. The paper counts hidden x intermediate elements of an expert, where a
+    gated one has three times as many.
+    """
+
+    alpha: Float[Array, ""] = eqx.field(converter=_number)
+    beta: Float[Array, ""] = eqx.field(converter=_number)
+    nodes: Float[Array, ""] = eqx.field(converter=_number)
+    hidden: Float[Array, ""] = eqx.field(converter=_number)
+    intermediate: Float[Array, ""] = eqx.field(converter=_number)
+    iterations: Float[Array, ""] = eqx.field(default=1.0, converter=_number)
+
+    def latency(self, chunk: Float[Array, "*chunks"]) -> Float[Array, "*chunks"]:
+        """Eq. 14, s, of chunks of so many elements."""
+        return self.alpha * (2 * jnp.sqrt(self.nodes) + self._elements() / chunk)
+
+    def bandwidth(self, chunk: Float[Array, "*chunks"]) -> Float[Array, "*chunks"]:
+        """Eq. 15 with k, s."""
+        return self.beta * self.iterations * (self._elements() + 2 * chunk * jnp.sqrt(self.nodes))
+
+    def time(self, chunk: Float[Array, "*chunks"]) -> Float[Array, "*chunks"]:
+        """Eq. 16, s."""
+        return self.latency(chunk) + self.bandwidth(chunk)
+
+    def least_time(self) -> Float[Array, ""]:
+        """Eq. 17, s."""
+        root, slow = jnp.sqrt(self.nodes), self.beta * self.iterations
+        shared = jnp.sqrt(2 * root * slow * self.alpha * self._elements())
+        return self._elements() * slow + 2 * self.alpha * root + 2 * shared
+
+    def best_chunk(self) -> Float[Array, ""]:
+        """Eq. 18, elements."""
+        return jnp.sqrt(self.alpha * self._elements() / (2 * self.beta * self.iterations * jnp.sqrt(self.nodes)))
+
+    def _elements(self) -> Float[Array, ""]:
+        return self.hidden * self.intermediate
