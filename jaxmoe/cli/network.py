@@ -23,8 +23,7 @@ from jaxmoe.experiment.traffic import Loads, Matrices, Prediction, loads_of, pre
 from jaxmoe.experiment.validation import agreement
 from jaxmoe.hardware import AbstractTopology, Mesh, bisection_bandwidth
 from jaxmoe.plotting import MeshPanel, plot_mesh_loads, plot_network, plot_traffic
-from jaxmoe.plotting.scales import LINK_BYTES, NODE_BYTES, Measure
-from jaxmoe.plotting.style import PALETTE, byte_unit, digits, time_unit
+from jaxmoe.plotting.style import LINK_BYTES, NODE_BYTES, PALETTE, Measure, byte_unit, digits, time_unit
 
 MOST_ROWS, SHOWN_ROWS = 40, 20
 

@@ -17,7 +17,7 @@ from jaxmoe.latency import LayerTime, evaluate
 from jaxmoe.placement import expert_parallel_random
 from jaxmoe.placement.strategies import filled_in_order
 from jaxmoe.traces import sample_batches
-from jaxmoe.tune.node_traffic import GammaFit, fit_gamma, node_estimates
+from jaxmoe.tune.node_balance import GammaFit, fit_gamma, node_estimates
 
 Figures = dict[str, float | int | None]
 STAGES = ("dispatch", "compute", "combine", "total")

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxmoe.errors import InputError
 from jaxmoe.placement.exchange import ExchangeError, exchange_of
-from jaxmoe.traces.formats.zipped import read_arrays
+from jaxmoe.traces.formats.arrays import read_arrays
 from jaxmoe.traces.trace import TraceError
 from jaxmoe.units import GIGA
 

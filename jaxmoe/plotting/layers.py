@@ -1,4 +1,4 @@
-"""Strategies compared layer by layer, and what their time is made of."""
+"""Times by layer, by step of a search, and by iteration."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -123,3 +123,91 @@ def _stack(axes: Axes, names: list[str], times: np.ndarray) -> None:
     axes.set_yticks(row, names)
     axes.set_ylim(len(names) - 0.5, -0.5)  # the first strategy on top
     axes.set_xlim(0, float(left.max()) * 1.1 or 1.0)
+
+
+_DASHES = ((0, (6, 2)), (0, (4, 1.5, 1, 1.5)), (0, (2, 1.5)), (0, (1, 1.2)))
+_STAGE_COLOURS = ("#D55E00", "#CC79A7", "#009E73", "#56B4E9", "#E69F00")
+
+
+def plot_convergence(
+    path: Path,
+    history: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    stages: Mapping[str, float],
+    bound: float,
+    title: str,
+) -> None:
+    """Seconds by step, one panel for each stage of `history` (step, best value so far or of late).
+
+    `stages` are exact values after each stage (rounded, repaired, ...) and `bound` a lower bound, drawn as
+    horizontal lines with their values in the legend.
+    """
+    style.check_not_empty("history", list(history))
+    for stage, (step, seconds) in history.items():
+        style.check_not_empty(f"steps of {stage}", step)
+        style.check_lengths(f"values of {stage}", seconds, f"steps of {stage}", step)
+    factor, unit = style.time_unit(
+        max([*(float(np.max(seconds)) for _, seconds in history.values()), *stages.values()])
+    )
+    figure = style.new_figure(5.0 + 2.5 * len(history), 4.8, title)
+    panels = list(figure.subplots(1, len(history), sharey=True, squeeze=False)[0])
+    for axes, (stage, (step, seconds)), label in zip(
+        panels, history.items(), [f"time of the layer [{unit}]", *[""] * len(history)], strict=False
+    ):
+        axes.plot(step, np.asarray(seconds) * factor, color=style.INK, linewidth=1.8, label="minimised value")
+        style.dress(axes, f"step of the {stage}", label)
+        _draw_levels(axes, stages, bound, factor, unit)
+    style.legend_below(figure, panels, columns=3)
+    style.save(figure, path)
+
+
+def _draw_levels(axes: Axes, stages: Mapping[str, float], bound: float, factor: float, unit: str) -> None:
+    for index, (name, value) in enumerate(stages.items()):
+        axes.axhline(
+            value * factor,
+            color=_STAGE_COLOURS[index % len(_STAGE_COLOURS)],
+            linestyle=_DASHES[index % len(_DASHES)],
+            linewidth=1.5,
+            label=f"{name}: {value * factor:.4g} {unit}",
+            zorder=1.5,
+        )
+    axes.axhline(bound * factor, color=style.GUIDE, linewidth=1.2, label=f"lower bound: {bound * factor:.4g} {unit}")
+    axes.axhspan(0, bound * factor, color="#efefef", zorder=0)
+    axes.set_ylim(bottom=0)
+
+
+def plot_iterations(
+    path: Path,
+    seconds: Mapping[str, np.ndarray],
+    simulated: Mapping[str, np.ndarray],
+    replayed: np.ndarray,
+    title: str,
+) -> None:
+    """Seconds of every iteration, [iteration] by name, as lines; those of the `replayed` ones in the simulator as dots.
+
+    The first name is the baseline: where there are others, a second panel has its time over theirs.
+    """
+    style.check_not_empty("runs", seconds)
+    baseline, *others = seconds
+    for name in seconds:
+        style.check_lengths(name, seconds[name], baseline, seconds[baseline])
+    for name in simulated:
+        style.check_lengths(f"replays of {name}", simulated[name], "replayed iterations", replayed)
+    factor, unit = style.time_unit(max(float(np.max(times)) for times in seconds.values()))
+    colours, markers = style.strategy_colours(seconds), style.strategy_markers(seconds)
+    figure = style.new_figure(9.0, 6.2 if others else 4.4, title)
+    times, *rest = figure.subplots(1 + bool(others), 1, sharex=True, squeeze=False)[:, 0]
+    at = np.arange(len(seconds[baseline]))
+    for name, values in seconds.items():
+        times.plot(at, np.asarray(values) * factor, color=colours[name], linewidth=1.6, label=name)
+        look = {"color": colours[name], "marker": markers[name], "edgecolors": style.INK, "s": 46, "zorder": 3}
+        times.scatter(replayed, np.asarray(simulated[name]) * factor, label=f"{name}, event simulator", **look)
+    times.set_ylim(bottom=0)
+    for axes in rest:
+        axes.axhline(1, color=style.GUIDE, linewidth=1.4, linestyle="--", zorder=1)
+        for name in others:
+            axes.plot(at, np.asarray(seconds[baseline]) / seconds[name], color=colours[name], linewidth=1.6)
+        style.dress(axes, "iteration", f"speed-up over {baseline}")
+    style.dress(times, "" if rest else "iteration", f"time of an iteration [{unit}]")
+    style.whole_number_ticks((rest or [times])[0], at)
+    style.legend_below(figure, [times], columns=4)
+    style.save(figure, path)

@@ -11,8 +11,8 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from jaxmoe.hardware.mesh import link_ends, num_links
-from jaxmoe.plotting import scales, style
-from jaxmoe.plotting.scales import LINK_TIME, NODE_TIME, Measure
+from jaxmoe.plotting import style
+from jaxmoe.plotting.style import LINK_TIME, NODE_TIME, Measure
 
 # In mesh units: neighbours are 1 apart.
 NODE_SIDE = 0.46
@@ -47,8 +47,8 @@ def plot_mesh_loads(
     style.check_not_empty("panels", panels)
     for panel in panels:
         _check(shape, panel)
-    node_scale = scales.scale_of([panel.node_value for panel in panels])
-    link_scale = scales.scale_of([panel.link_value for panel in panels])
+    node_scale = style.scale_of([panel.node_value for panel in panels])
+    link_scale = style.scale_of([panel.link_value for panel in panels])
     figure, grid = _layout(shape, len(panels), title)
     for axes, panel in zip(grid, panels, strict=False):
         _draw_panel(axes, shape, panel, node_scale, link_scale)
@@ -56,8 +56,8 @@ def plot_mesh_loads(
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
     if num_links(shape):
-        scales.colourbar(figure, grid, link_scale, scales.link_colours(), measures[1])
-    scales.colourbar(figure, grid, node_scale, scales.node_colours(), measures[0])
+        style.colourbar(figure, grid, link_scale, style.link_colours(), measures[1])
+    style.colourbar(figure, grid, node_scale, style.node_colours(), measures[0])
     style.save(figure, path)
 
 
@@ -92,9 +92,9 @@ def _draw_panel(
         PolyCollection(
             list(corners),
             array=panel.node_value,
-            cmap=scales.node_colours(),
+            cmap=style.node_colours(),
             norm=node_scale,
-            edgecolors=scales.edges(panel.node_value, "#ffffff00"),
+            edgecolors=style.edges(panel.node_value, "#ffffff00"),
             linewidths=2.4,
             zorder=2,
         )
@@ -105,10 +105,10 @@ def _draw_panel(
             PolyCollection(
                 list(_arrows(shape, np.asarray(width))),
                 array=panel.link_value,
-                cmap=scales.link_colours(),
+                cmap=style.link_colours(),
                 norm=link_scale,
-                edgecolors=scales.edges(panel.link_value, "#9a9a9a"),
-                linewidths=np.where(scales.is_busiest(panel.link_value), 2.0, 0.3),
+                edgecolors=style.edges(panel.link_value, "#9a9a9a"),
+                linewidths=np.where(style.is_busiest(panel.link_value), 2.0, 0.3),
                 zorder=3,
             )
         )

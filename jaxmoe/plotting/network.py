@@ -1,4 +1,4 @@
-"""A network of any form: its nodes, switches and directed links, and what they carry."""
+"""A traffic matrix as a heat map."""
 
 from pathlib import Path
 
@@ -6,11 +6,37 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from jaxmoe.plotting import scales, style
-from jaxmoe.plotting.lanes import arrows, bends
+from jaxmoe.plotting import style
 from jaxmoe.plotting.mesh_loads import NODE_SIDE, THICKEST, THINNEST
-from jaxmoe.plotting.scales import LINK_BYTES, NODE_BYTES, Measure
+from jaxmoe.plotting.style import LINK_BYTES, NODE_BYTES, Measure
+from jaxmoe.plotting.timeline import arrows, bends
+
+SENT = Measure("bytes from source to destination", style.byte_unit)
+NOTHING = "white"
+
+
+def plot_traffic(path: Path, traffic_B: np.ndarray, title: str) -> None:
+    """Bytes from every source, a row, to every destination, a column. Pairs that send nothing stay white.
+
+    What a node sends itself is left out.
+    """
+    if np.ndim(traffic_B) != 2 or len(set(np.shape(traffic_B))) != 1:
+        raise ValueError(f"traffic_B has shape {np.shape(traffic_B)}, expected one row and one column for each node")
+    style.check_not_empty("traffic_B", traffic_B)
+    away = np.where(np.eye(len(traffic_B), dtype=bool), 0.0, traffic_B)
+    scale, colours = style.scale_of([away]), style.link_colours().with_extremes(bad=NOTHING)
+    figure = style.new_figure(7.4, 6.2, title, layout="compressed")
+    axes = figure.subplots()
+    axes.imshow(np.ma.masked_equal(away, 0), cmap=colours, norm=scale, interpolation="nearest")
+    style.dress(axes, "destination node", "source node")
+    axes.grid(visible=False)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=10, integer=True))
+    style.colourbar(figure, [axes], scale, colours, SENT)
+    style.save(figure, path)
+
 
 FLATTEST = 3.5  # sides of a picture; flatter networks are stretched
 PLAIN_LINK, PLAIN_NODE, SWITCH = "#7a7a7a", "#9ecae1", "#d9d9d9"
@@ -46,11 +72,11 @@ def plot_network(
     if cell >= READABLE:
         _number_vertices(axes, points, node_value)
     for value, colours, measure in (
-        (link_value, scales.link_colours(), measures[1]),
-        (node_value, scales.node_colours(), measures[0]),
+        (link_value, style.link_colours(), measures[1]),
+        (node_value, style.node_colours(), measures[0]),
     ):
         if value is not None and len(value):
-            scales.colourbar(figure, [axes], scales.scale_of([value]), colours, measure)
+            style.colourbar(figure, [axes], style.scale_of([value]), colours, measure)
     _describe(axes, nodes, len(positions), ends, (node_value, link_value), measures)
     style.save(figure, path)
 
@@ -106,16 +132,16 @@ def _draw_links(axes: Axes, ends: np.ndarray, points: np.ndarray, value: np.ndar
         axes.add_collection(PolyCollection(plain, facecolors=PLAIN_LINK))
         return
     order = np.lexsort([value, ~bends(ends, points)])  # bent ones pass below, the busiest on top
-    scale, value = scales.scale_of([value]), value[order]
+    scale, value = style.scale_of([value]), value[order]
     width = THINNEST + (THICKEST - THINNEST) * np.asarray(scale(value))
     axes.add_collection(
         PolyCollection(
             arrows(ends[order], points, width),
             array=value,
-            cmap=scales.link_colours(),
+            cmap=style.link_colours(),
             norm=scale,
-            edgecolors=scales.edges(value, "#9a9a9a"),
-            linewidths=np.where(scales.is_busiest(value), 2.0, 0.3),
+            edgecolors=style.edges(value, "#9a9a9a"),
+            linewidths=np.where(style.is_busiest(value), 2.0, 0.3),
             zorder=3,
         )
     )
@@ -130,9 +156,9 @@ def _draw_nodes(axes: Axes, points: np.ndarray, value: np.ndarray | None) -> Non
         PolyCollection(
             squares,
             array=value,
-            cmap=scales.node_colours(),
-            norm=scales.scale_of([value]),
-            edgecolors=scales.edges(value, "#ffffff00"),
+            cmap=style.node_colours(),
+            norm=style.scale_of([value]),
+            edgecolors=style.edges(value, "#ffffff00"),
             linewidths=2.4,
             zorder=2,
         )
@@ -148,7 +174,7 @@ def _draw_switches(axes: Axes, points: np.ndarray) -> None:
 def _number_vertices(axes: Axes, points: np.ndarray, value: np.ndarray | None) -> None:
     dark = np.zeros(len(points), bool)
     if value is not None:
-        dark[: len(value)] = np.asarray(scales.scale_of([value])(value)) > 0.5
+        dark[: len(value)] = np.asarray(style.scale_of([value])(value)) > 0.5
     for vertex, (right, down) in enumerate(points):
         colour = "white" if dark[vertex] else style.INK
         axes.text(right, down, str(vertex), ha="center", va="center", fontsize=7.5, color=colour, zorder=4)

@@ -1,19 +1,19 @@
 """Methods: what is decided anew in every step, as init/step pairs on pytrees, and their rollout over steps."""
 
-from jaxmoe.policies.dispatch import serve as serve
 from jaxmoe.policies.forecast import AbstractForecast as AbstractForecast
 from jaxmoe.policies.forecast import CrossLayer as CrossLayer
 from jaxmoe.policies.forecast import MovingAverage as MovingAverage
 from jaxmoe.policies.forecast import PerfectForecast as PerfectForecast
 from jaxmoe.policies.forecast import StaticForecast as StaticForecast
 from jaxmoe.policies.method import AbstractMethod as AbstractMethod
+from jaxmoe.policies.method import LayerExchanges as LayerExchanges
 from jaxmoe.policies.method import StaticPlan as StaticPlan
+from jaxmoe.policies.method import rollout as rollout
+from jaxmoe.policies.prebroadcast import AbstractAllowance as AbstractAllowance
+from jaxmoe.policies.prebroadcast import FixedAllowance as FixedAllowance
 from jaxmoe.policies.prebroadcast import PreBroadcast as PreBroadcast
+from jaxmoe.policies.prebroadcast import WindowAllowance as WindowAllowance
 from jaxmoe.policies.prebroadcast import broadcast_experts as broadcast_experts
-from jaxmoe.policies.priority import choose_experts as choose_experts
-from jaxmoe.policies.rollout import LayerExchanges as LayerExchanges
-from jaxmoe.policies.rollout import rollout as rollout
-from jaxmoe.policies.window import AbstractAllowance as AbstractAllowance
-from jaxmoe.policies.window import FixedAllowance as FixedAllowance
-from jaxmoe.policies.window import WindowAllowance as WindowAllowance
-from jaxmoe.policies.window import experts_in_window as experts_in_window
+from jaxmoe.policies.prebroadcast import choose_experts as choose_experts
+from jaxmoe.policies.prebroadcast import experts_in_window as experts_in_window
+from jaxmoe.policies.prebroadcast import serve as serve

@@ -1,4 +1,7 @@
-"""The dynamic placement of hd_moe IV-D: broadcast the experts expected to congest, serve their tokens anywhere."""
+"""Which experts to broadcast ahead of a layer: hd_moe IV-D1."""
+
+import abc
+from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -7,12 +10,122 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.hardware import Machine
 from jaxmoe.latency import Decisions, LayerTime, Movement
-from jaxmoe.policies.dispatch import serve
+from jaxmoe.network import PLACED, ChunkedBroadcast, kept, sharded_visits
 from jaxmoe.policies.forecast import AbstractForecast
 from jaxmoe.policies.method import AbstractMethod, State
-from jaxmoe.policies.priority import choose_experts
-from jaxmoe.policies.window import AbstractAllowance
+from jaxmoe.relax import HardSupport
 from jaxmoe.traces.batches import Batch
+from jaxmoe.traces.trace import MISSING
+
+
+def choose_experts(
+    share: Float[Array, "expert node"],
+    forecast: Float[Array, " expert"],
+    seconds_each: Float[Array, " node"],
+    allowed: Int[Array, ""],
+    limit: int,
+) -> Bool[Array, " expert"]:
+    """Mark experts, one after the other: on the most congested node, the one with the highest priority (Eq. 13).
+
+    `forecast` is in tokens, `seconds_each` what a node takes for one of them, so that 2 h IS / comp of the paper is
+    one number per node. At most `allowed` experts are marked, and at most `limit`, which is static. Nodes and
+    experts of lower numbers come first among equals. No expert is marked that is not expected to do any work.
+
+    A broadcast expert is taken to add the same seconds to every node: dispatch sends its tokens where there is least
+    to do, and at best makes all nodes end together. So the most congested node is that of the most work still placed.
+    """
+    priority = share * forecast[:, None] * seconds_each
+
+    def mark(broadcast: Bool[Array, " expert"], turn: Int[Array, ""]) -> tuple[Bool[Array, " expert"], None]:
+        placed = jnp.where(broadcast[:, None], 0, priority)
+        on_busiest = placed[:, jnp.argmax(placed.sum(axis=0))]
+        best = jnp.argmax(on_busiest)
+        useful = (turn < allowed) & (on_busiest[best] > 0)
+        return broadcast | (useful & (jnp.arange(forecast.size) == best)), None
+
+    return jax.lax.scan(mark, jnp.zeros(forecast.shape, bool), jnp.arange(limit))[0]
+
+
+def serve(
+    share: Float[Array, "expert node"],
+    batch: Batch,
+    broadcast: Bool[Array, " expert"],
+    seconds_each: Float[Array, " node"],
+) -> Int[Array, "token top_k"]:
+    """Node that serves each choice of a broadcast expert; -1 for all others.
+
+    A token is served at a host of any of its experts, so it visits no node that it does not visit without the
+    policy. Of these nodes the one with the least to do takes it, in seconds, the lowest-numbered of equals. At first
+    nodes have the work of all experts that are not broadcast; tokens then come in their order, and each token's
+    choices in theirs. `seconds_each` is what a node takes for one choice. Shares are of sharded placements; a row of
+    weight w counts as w tokens served together.
+    """
+    moved = broadcast[batch.experts] & (batch.experts != MISSING)
+    placed = sharded_visits(share, kept(batch, ~moved), HardSupport())
+    candidates = sharded_visits(share, batch, HardSupport()).visited > 0
+    nodes = jnp.arange(share.shape[1])
+
+    def token(work: Float[Array, " node"], given: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        candidates, moved, weight = given
+
+        def choice(work: Float[Array, " node"], moved: Bool[Array, ""]) -> tuple[Array, Array]:
+            node = jnp.argmin(jnp.where(candidates, work * seconds_each, jnp.inf))
+            return work + weight * (moved & (nodes == node)), jnp.where(moved, node, PLACED)
+
+        return jax.lax.scan(choice, work, moved, unroll=True)
+
+    return jax.lax.scan(token, placed.work, (candidates, moved, batch.weight))[1]
+
+
+class AbstractAllowance(eqx.Module):
+    """Says before a step how many experts every layer may have broadcast."""
+
+    @abc.abstractmethod
+    def __call__(self, machine: Machine, last: LayerTime, limit: int) -> Int[Array, " layer"]:
+        """At most `limit`, from the times [layer] of the step before."""
+
+
+class FixedAllowance(AbstractAllowance):
+    """The same number in every step, of all layers or of each."""
+
+    experts: Int[Array, "*layer"]
+
+    def __call__(self, machine: Machine, last: LayerTime, limit: int) -> Int[Array, " layer"]:
+        return jnp.minimum(jnp.broadcast_to(self.experts, last.total.shape), limit)
+
+
+class WindowAllowance(AbstractAllowance):
+    """As many as fit the time of the layer before (hd_moe IV-D1, Eq. 17), as the step before tells it.
+
+    The window of the first layer is the last layer of the step before; there is none before the first step. Chunks pass
+    the slowest link. The paper counts hidden x intermediate elements of an expert.
+    """
+
+    hidden: Float[Array, ""]
+    intermediate: Float[Array, ""]
+    element_bytes: Float[Array, ""]
+
+    def __call__(self, machine: Machine, last: LayerTime, limit: int) -> Int[Array, " layer"]:
+        topology = machine.topology
+        broadcast = ChunkedBroadcast(
+            alpha=topology.link_latency.max(),
+            beta=self.element_bytes / (topology.link_bandwidth.min() * topology.efficiency),
+            nodes=jnp.asarray(float(topology.num_nodes)),
+            hidden=self.hidden,
+            intermediate=self.intermediate,
+        )
+        return experts_in_window(broadcast, jnp.roll(last.total, 1), limit)
+
+
+def experts_in_window(
+    broadcast: ChunkedBroadcast, window: Float[Array, "*windows"], limit: int
+) -> Int[Array, "*windows"]:
+    """The largest k, up to `limit`, whose broadcast at its best chunk size takes no longer than the window, in s.
+
+    As in the paper, the broadcast has the links to itself: what the layer before sends is not counted.
+    """
+    seconds = jax.vmap(lambda k: replace(broadcast, iterations=k).least_time())(jnp.arange(1.0, limit + 1))
+    return (seconds <= window[..., None]).sum(axis=-1)
 
 
 class PreBroadcast(AbstractMethod):

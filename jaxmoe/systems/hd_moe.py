@@ -19,7 +19,7 @@ from jaxmoe.policies import (
 )
 from jaxmoe.systems.setting import AbstractSystem, Setting, UnsuitableSystemError
 from jaxmoe.traces.prediction import NextLayer
-from jaxmoe.traces.prediction.frequency import shares
+from jaxmoe.traces.prediction.predictor import shares
 from jaxmoe.traces.statistics.counting import count_pairs
 
 Forecast = Literal["moving_average", "static", "perfect", "cross_layer"]

@@ -10,13 +10,13 @@ from .files import read_loads as read_loads
 from .files import read_trace as read_trace
 from .files import write_as as write_as
 from .files import write_trace as write_trace
-from .formats.hints import Hints as Hints
 from .formats.npz import write_trace_in_parts as write_trace_in_parts
-from .loads import LoadCounts as LoadCounts
-from .loads import load_counts as load_counts
+from .formats.source import Hints as Hints
 from .synthetic import synthetic_trace as synthetic_trace
 from .trace import DECODE as DECODE
 from .trace import MISSING as MISSING
 from .trace import PREFILL as PREFILL
 from .trace import GatingTrace as GatingTrace
+from .trace import LoadCounts as LoadCounts
 from .trace import TraceError as TraceError
+from .trace import load_counts as load_counts

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.traces.chunks import take
-from jaxmoe.traces.trace import GatingTrace, TraceError
+from jaxmoe.traces.trace import GatingTrace, TraceError, take
 
 
 class Batch(eqx.Module):

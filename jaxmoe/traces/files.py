@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxmoe.traces.formats import LOADS, TRACES, loads_format, opened, trace_format
-from jaxmoe.traces.formats.format import not_held
-from jaxmoe.traces.formats.hints import Hints
-from jaxmoe.traces.loads import LoadCounts, load_counts
-from jaxmoe.traces.trace import GatingTrace, TraceError
+from jaxmoe.traces.formats.source import Hints, not_held
+from jaxmoe.traces.trace import GatingTrace, LoadCounts, TraceError, load_counts
 
 
 @dataclass(frozen=True)

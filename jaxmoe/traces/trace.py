@@ -1,6 +1,8 @@
-"""A gating trace: which experts the tokens of a model really chose."""
+"""Gating traces and load counts as arrays, and walking through large ones in chunks."""
 
-from collections.abc import Sequence
+import math
+import mmap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from typing import Any
@@ -8,7 +10,45 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.errors import InputError
-from jaxmoe.traces.chunks import chunks, release, take
+
+CHUNK_BYTES = 2**26
+ROWS_AT_ONCE = 128
+
+
+def chunks(shape: tuple[int, ...], itemsize: int, most_bytes: int = CHUNK_BYTES) -> Iterator[slice]:
+    """Slices of the first axis of an array of this shape that cover it in order, about `most_bytes` each."""
+    rows = max(1, most_bytes // max(1, math.prod(shape[1:]) * itemsize))
+    for start in range(0, shape[0], rows):
+        yield slice(start, min(start + rows, shape[0]))
+
+
+def take(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Rows of an array, given by index.
+
+    Those of an array that is mapped from a file are copied a few at a time: the system may map megabytes with each.
+    """
+    if not _mapping(array):
+        return array[rows]
+    taken = np.empty((len(rows), *array.shape[1:]), array.dtype)
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        part = slice(start, start + ROWS_AT_ONCE)
+        taken[part] = array[rows[part]]
+        release(array)
+    return taken
+
+
+def release(*arrays: np.ndarray | None) -> None:
+    """Let go of the memory of what was read from arrays that are mapped from a file; they can be read again."""
+    for array in arrays:
+        if mapping := _mapping(array):
+            mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def _mapping(array: np.ndarray | None) -> mmap.mmap | None:
+    """The mapping of an array that is mapped from a file."""
+    mapping = getattr(array, "_mmap", None)
+    return mapping if isinstance(mapping, mmap.mmap) else None
+
 
 MAX_EXPERTS = 2**15  # ids are int16
 CHECKED_BYTES = 2**22  # at a time: what stays in the cache
@@ -189,3 +229,71 @@ def _chosen_twice(experts: np.ndarray) -> np.ndarray:
     for one, other in combinations(columns, 2):
         twice |= (one == other) & (one != MISSING)
     return twice
+
+
+@dataclass(frozen=True)
+class LoadCounts:
+    """Tokens routed to each expert. Raises `TraceError` when the parts do not fit together.
+
+    `counts` int64 [window, layer, expert], where a window is a stretch of time, a request or a topic, named by
+    `window_name`; `layer_ids` the layers' numbers in the full model, int [layer]; `top_k` experts chosen per
+    token, `None` where the source does not say; `facts` are strings about the source.
+    """
+
+    counts: np.ndarray
+    layer_ids: np.ndarray
+    top_k: int | None
+    window_name: tuple[str, ...]
+    facts: dict[str, str]
+
+    def __post_init__(self) -> None:
+        counts, ids = self.counts, self.layer_ids
+        if counts.dtype.kind not in "iu":
+            raise TraceError(f"counts has type {counts.dtype}, expected whole numbers")
+        if counts.ndim != 3 or 0 in counts.shape:
+            raise TraceError(f"counts has shape {counts.shape}, expected non-empty [window, layer, expert]")
+        if counts.shape[2] > MAX_EXPERTS:
+            raise TraceError(f"counts is of {counts.shape[2]} experts, expected at most {MAX_EXPERTS}")
+        if ids.dtype.kind not in "iu" or ids.shape != counts.shape[1:2] or len(set(ids.tolist())) < ids.size:
+            raise TraceError(
+                f"layer_ids is {ids.dtype} of shape {ids.shape}, expected {counts.shape[1]} different whole numbers"
+            )
+        if counts.dtype.kind == "i" and counts.min() < 0:
+            window, layer, expert = np.argwhere(counts < 0)[0]
+            raise TraceError(f"counts of layer {ids[layer]}, expert {expert}, window {window} are negative")
+        if self.top_k is not None and not 1 <= self.top_k <= counts.shape[2]:
+            raise TraceError(f"top_k is {self.top_k}, expected 1 to {counts.shape[2]}, the experts")
+        if len(self.window_name) != counts.shape[0]:
+            raise TraceError(f"window_name has {len(self.window_name)} names for {counts.shape[0]} windows")
+        object.__setattr__(self, "counts", counts.astype(np.int64, copy=False))
+
+    @property
+    def num_experts(self) -> int:
+        return self.counts.shape[2]
+
+    def total(self) -> "LoadCounts":
+        """All windows as one."""
+        return replace(self, counts=self.counts.sum(axis=0, keepdims=True), window_name=("all",))
+
+
+def load_counts(trace: GatingTrace) -> LoadCounts:
+    """The loads of a trace, one window. Missing choices count for no expert."""
+    counts = np.zeros((trace.experts.shape[1], trace.num_experts), np.int64)
+    for part in chunks(trace.experts.shape, 16):
+        counts += tally(trace.experts[part], trace.num_experts)
+        release(trace.experts)
+    return LoadCounts(
+        counts=counts[None],
+        layer_ids=trace.layer_ids,
+        top_k=trace.top_k,
+        window_name=("all",),
+        facts=trace.facts,
+    )
+
+
+def tally(experts: np.ndarray, num_experts: int) -> np.ndarray:
+    """How often each expert was chosen, int64 [layer, expert], in choices int [token, layer, top_k]."""
+    layers = experts.shape[1]
+    place = experts.astype(np.int64) + 1 + np.arange(layers)[:, None] * (num_experts + 1)
+    # The first slot of a layer is for missing choices.
+    return np.bincount(place.ravel(), minlength=layers * (num_experts + 1)).reshape(layers, -1)[:, 1:]

@@ -18,7 +18,7 @@ from jaxmoe.tune.local_search import Search
 from jaxmoe.tune.problem import BRIM, PlacementProblem, objective
 from jaxmoe.tune.referee import Referee
 from jaxmoe.tune.result import History, Progress, TuneResult, silent
-from jaxmoe.tune.stop import StopSwitch
+from jaxmoe.tune.settings import StopSwitch
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # hosts of one expert
 LARGEST = 2.0  # most hosts of an expert, relative to how many nodes its work would fill

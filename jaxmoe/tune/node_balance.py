@@ -19,6 +19,9 @@ compute alone, is known first. No better plan computes for longer than the even 
 least communication is taken off, so a cluster holds only so much of a hot expert: P <= most Z with most < 1, and
 every expert has at least so many hosts. Plans of equal objective are told apart by their volume in all, which
 counts a hundredth of the largest. HiGHS finds the clusters' symmetries itself.
+
+Eq. 2 prints a product over a token's experts; the text below it says that a node counts when *any* of them lives
+there, and that is what is counted here. The estimate knows nothing of paths: `gamma` scales it to simulated time.
 """
 
 import time
@@ -29,15 +32,21 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
-from jaxtyping import Float
+from jaxtyping import Array, Float
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 
+from jaxmoe.latency import LayerModel
+from jaxmoe.network import sharded_visits
 from jaxmoe.placement.rounding import SLACK, SMALLEST_SHARE, rebalance
-from jaxmoe.tune.node_traffic import mean_bandwidth
+from jaxmoe.relax import HardSupport
+from jaxmoe.traces import Batch
 from jaxmoe.tune.problem import PlacementProblem
-from jaxmoe.tune.stop import StopSwitch
+from jaxmoe.tune.settings import StopSwitch
 
 LOOK_S = 0.05  # between two looks at the stop switch
 TIE_WEIGHT = 0.01  # of the clusters' mean volume beside the largest
@@ -242,3 +251,57 @@ def _status(solved: OptimizeResult | None, stop: StopSwitch) -> str:
     if solved is None:
         return stop.reason or "interrupted"
     return {0: "optimal", 1: "time limit"}.get(solved.status, solved.message)
+
+
+@dataclass(frozen=True)
+class GammaFit:
+    """How simulated time follows the estimate: `gamma` times it, with the coefficient of determination `r2`."""
+
+    gamma: float
+    r2: float
+
+
+def mean_bandwidth(model: LayerModel) -> Float[Array, ""]:
+    """BW of Eq. 2 where links differ: their mean, B/s."""
+    return jnp.mean(model.machine.topology.link_bandwidth)
+
+
+def node_estimate(
+    model: LayerModel, share: Float[Array, "expert node"], batch: Batch, bandwidth: Float[Array, ""] | float
+) -> Float[Array, ""]:
+    """Estimated seconds of one stage, dispatch or combine, for a sharded plan (hd_moe Eq. 2).
+
+    The largest volume of any node over `bandwidth`, B/s: a hidden vector for every token any of whose experts is
+    there.
+    """
+    visits = sharded_visits(share, batch, HardSupport())
+    return jnp.max(visits.weight @ visits.visited) * model.costs.combine_bytes / bandwidth
+
+
+@eqx.filter_jit
+def node_estimates(
+    model: LayerModel,
+    shares: Float[Array, "plan expert node"],
+    batches: Batch,
+    bandwidth: Float[Array, ""] | float | None = None,
+) -> Float[Array, "plan batch"]:
+    """The estimate for every plan of a layer and every batch, leaves [batch, ...]; links' mean bandwidth by default."""
+    rate = mean_bandwidth(model) if bandwidth is None else bandwidth
+    return jax.lax.map(lambda share: jax.vmap(lambda batch: node_estimate(model, share, batch, rate))(batches), shares)
+
+
+def fit_gamma(estimates: Float[np.ndarray, "*cases"], simulated: Float[np.ndarray, "*cases"]) -> GammaFit:
+    """Least squares through the origin, simulated = gamma * estimate, both in s (hd_moe Eq. 3).
+
+    `r2` is 1 - sum of squared residuals / sum of squared deviations of `simulated` from its mean. Without an
+    intercept it may be below 0. Raises `ValueError` where nothing can be fitted.
+    """
+    x, y = np.ravel(estimates).astype(float), np.ravel(simulated).astype(float)
+    if not np.any(x) or np.ptp(y) == 0:
+        raise ValueError(
+            f"gamma cannot be fitted to {x.size} cases with estimates up to {x.max(initial=0):.3g} s and simulated "
+            f"times from {y.min(initial=np.inf):.3g} to {y.max(initial=0):.3g} s; give times of plans that differ and "
+            "communicate"
+        )
+    gamma = float(x @ y / (x @ x))
+    return GammaFit(gamma, 1 - float(np.sum((y - gamma * x) ** 2) / np.sum((y - y.mean()) ** 2)))

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxmoe.tune.annealing import AnnealSettings, anneal
 from jaxmoe.tune.greedy import GreedySettings, greedy
-from jaxmoe.tune.random_search import RandomSettings, random_search
+from jaxmoe.tune.random_search import AnnealSettings, RandomSettings, anneal, random_search
 from jaxmoe.tune.result import TuneResult
 from jaxmoe.tune.settings import TunerSettings
 from jaxmoe.tune.tuner import tune

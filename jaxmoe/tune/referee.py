@@ -22,10 +22,20 @@ from jaxmoe.traces import Batch, expert_counts
 from jaxmoe.tune import local_search
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.problem import BRIM, PlacementProblem
-from jaxmoe.tune.ranked import Plan, Plans, Ranked, Scores, better, least, where_surely_faster
-from jaxmoe.tune.result import History, Progress, TuneResult, silent
-from jaxmoe.tune.settings import HYBRIDS
-from jaxmoe.tune.stop import StopSwitch
+from jaxmoe.tune.result import (
+    History,
+    Plan,
+    Plans,
+    Progress,
+    Ranked,
+    Scores,
+    TuneResult,
+    better,
+    least,
+    silent,
+    where_surely_faster,
+)
+from jaxmoe.tune.settings import HYBRIDS, StopSwitch
 
 SELECTION_ENTRIES = 2**21  # entries [batch, token, node] of the batches that have the last word
 SELECTION_BATCHES = (8, 256)  # but at least and at most so many

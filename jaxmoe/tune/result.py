@@ -1,11 +1,69 @@
-"""The progress callback and the result of every optimiser."""
+"""What a search returns, and plans ranked with the exchange that serves each layer best."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Shaped
 
-from jaxmoe.tune.ranked import Ranked
+from jaxmoe.tune.problem import objective
+
+Plan = Float[np.ndarray, "layer expert node"]
+Plans = Float[np.ndarray, "layer candidate expert node"]
+Scores = Float[np.ndarray, "layer candidate"]
+
+
+STANDARD_ERRORS = 2  # of a gain that counts
+GROUPS = 8  # of batches, from whose gains the standard error is estimated
+
+
+class Ranked(NamedTuple):
+    """A plan, its objective, s, the name of its exchange, and the times of the batches, layer by layer."""
+
+    plan: Plan
+    seconds: Float[np.ndarray, " layer"]
+    exchange: Shaped[np.ndarray, " layer"]  # str
+    batches: Float[np.ndarray, "layer batch"]  # s
+
+
+def least(ranked: Iterable[Ranked]) -> Ranked:
+    """The fastest of several in every layer; among equals the first."""
+    given = list(ranked)
+    chosen = np.stack([each.seconds for each in given]).argmin(axis=0)
+    row = np.arange(len(chosen))
+    return Ranked(*(np.stack(parts)[chosen, row] for parts in zip(*given, strict=True)))
+
+
+def where_surely_faster(plan: Ranked, known: Ranked, p95_weight: float) -> Ranked:
+    """The plan, but of infinite time in layers where its gain over a known one may be chance.
+
+    The gain is the mean over groups of batches, and has to be at least twice its standard error.
+    """
+
+    def grouped(seconds: Float[np.ndarray, "layer batch"]) -> Float[np.ndarray, "layer group"]:
+        count = seconds.shape[1] // GROUPS * GROUPS
+        return np.asarray(objective(jnp.asarray(seconds[:, :count].reshape(len(seconds), GROUPS, -1)), p95_weight))
+
+    gains = grouped(known.batches) - grouped(plan.batches)
+    sure = gains.mean(axis=1) > STANDARD_ERRORS * gains.std(axis=1, ddof=1) / np.sqrt(GROUPS)
+    return plan._replace(seconds=np.where(sure, plan.seconds, np.inf))
+
+
+def better(plans: Plans, scores: Scores, others: Plans, other_scores: Scores) -> tuple[Plans, Scores]:
+    """The better of two plans, candidate by candidate."""
+    less = other_scores < scores
+    return np.where(less[..., None, None], others, plans), np.where(less, other_scores, scores)
+
+
+def best(
+    plans: Plans, scores: Scores, count: int
+) -> tuple[Float[np.ndarray, "layer best expert node"], Float[np.ndarray, "layer best"]]:
+    """The best candidates of every layer, best first."""
+    order = np.argsort(scores, axis=1, kind="stable")[:, :count]
+    return np.take_along_axis(plans, order[..., None, None], axis=1), np.take_along_axis(scores, order, axis=1)
+
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage, the steps done and the steps in all."""

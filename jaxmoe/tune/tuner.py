@@ -18,14 +18,12 @@ from jaxmoe.placement.rounding import keep_hosts
 from jaxmoe.placement.strategies import complete_hybrids, groups_of
 from jaxmoe.relax import geometric
 from jaxmoe.tune import descent, local_search
+from jaxmoe.tune.descent import typical_part
 from jaxmoe.tune.problem import PlacementProblem
-from jaxmoe.tune.ranked import Plan, Plans, Ranked, Scores, best, better
+from jaxmoe.tune.random_search import random_starts
 from jaxmoe.tune.referee import Referee
-from jaxmoe.tune.relaxation import typical_part
-from jaxmoe.tune.result import History, Progress, TuneResult, silent
-from jaxmoe.tune.settings import HYBRIDS, TunerSettings, affordable
-from jaxmoe.tune.starts import random_starts
-from jaxmoe.tune.stop import StopSwitch
+from jaxmoe.tune.result import History, Plan, Plans, Progress, Ranked, Scores, TuneResult, best, better, silent
+from jaxmoe.tune.settings import HYBRIDS, StopSwitch, TunerSettings, affordable
 
 LEAST_PART = 0.1  # of an expert's typical part on a node; less is rounded away
 REFINE_COLDNESS = (3e3, 3e5)  # 1 / temperature of local improvement, first and last, relative to a layer's time

@@ -16,7 +16,7 @@ from jaxmoe.tune.node_balance import NodeBalance, node_balance
 from jaxmoe.tune.problem import PlacementProblem
 from jaxmoe.tune.referee import Referee
 from jaxmoe.tune.result import History, Progress, TuneResult, silent
-from jaxmoe.tune.stop import StopSwitch
+from jaxmoe.tune.settings import StopSwitch
 
 NODE_PART = 0.75  # of a layer's time under a time limit of the whole run
 USED_PART = 0.9  # of the time left that is given out: a solver cut off by the limit itself would lose its plan

@@ -6,7 +6,6 @@ import numpy as np
 
 from jaxmoe.placement import expert_parallel_balanced
 from jaxmoe.traces import DECODE, PREFILL, GatingTrace, load_counts
-from jaxmoe.traces.loads import tally
 from jaxmoe.traces.statistics import (
     PairCounts,
     Summary,
@@ -18,6 +17,7 @@ from jaxmoe.traces.statistics import (
     spearman,
     topics_of_files,
 )
+from jaxmoe.traces.trace import tally
 
 BATCH_TOKENS = (16, 128)
 COPIED = 0.1  # of the experts, the most popular ones, get a copy on every node

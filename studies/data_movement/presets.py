@@ -11,8 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from jaxmoe.traces.statistics import count_pairs
-from jaxmoe.traces.statistics.balance import max_over_mean
-from jaxmoe.traces.statistics.coverage import coverage, every_pair, pairs_above
+from jaxmoe.traces.statistics.concentration import coverage, every_pair, max_over_mean, pairs_above
 from jaxmoe.traces.synthesis import PRESETS, sample_trace
 from jaxmoe.traces.synthesis.presets import Preset
 

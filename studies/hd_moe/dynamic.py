@@ -27,7 +27,7 @@ from jaxmoe.policies import (
 )
 from jaxmoe.traces import Batch, read_trace, sample_batches
 from jaxmoe.traces.prediction import NextLayer
-from jaxmoe.traces.prediction.frequency import shares as as_shares
+from jaxmoe.traces.prediction.predictor import shares as as_shares
 from jaxmoe.traces.statistics.counting import count_pairs
 from jaxmoe.tune import TunerSettings, tune
 

@@ -13,7 +13,7 @@ import numpy as np
 import published
 from cases import CASES, DEEPSEEK, HERE, MIXTRAL, QWEN, ROOT
 
-from jaxmoe.tune.node_traffic import fit_gamma
+from jaxmoe.tune.node_balance import fit_gamma
 
 MOE_LAYERS = {MIXTRAL: 32, DEEPSEEK: 26, QWEN: 28}
 PAPER_RANGES = {"tp": (1.1, 1.8), "ep": (1.1, 1.5), "hybrid": (1.0, 1.4)}

@@ -24,7 +24,7 @@ from jaxmoe.experiment.tuning import placement_problem
 from jaxmoe.placement.strategies import expert_parallel_random
 from jaxmoe.relax import SoftSupport
 from jaxmoe.tune import History, TunerSettings, descent, tune, tuner
-from jaxmoe.tune.relaxation import random_plans
+from jaxmoe.tune.descent import random_plans
 
 LAYERS = {CASES[0]: "0,7", CASES[2]: "11,21"}  # an even and a skewed one
 SETTINGS = {"restarts": 4, "steps": 300, "batches_per_step": 4, "refine_steps": 500, "refine_batches": 32}

@@ -6,8 +6,8 @@ from matplotlib.image import imread
 
 from jaxmoe.hardware import clusters, fully_connected, ring, switch, torus
 from jaxmoe.plotting import plot_network, plot_traffic, style
-from jaxmoe.plotting.lanes import arrows, bends
 from jaxmoe.plotting.network import _spread
+from jaxmoe.plotting.timeline import arrows, bends
 
 NETWORKS = {
     "torus": torus((3, 4), 1.0, 0.0),

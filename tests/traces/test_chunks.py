@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxmoe.traces.chunks import ROWS_AT_ONCE, chunks, release, take
+from jaxmoe.traces.trace import ROWS_AT_ONCE, chunks, release, take
 
 
 @pytest.fixture(params=["in memory", "mapped"])

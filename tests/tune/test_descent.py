@@ -10,7 +10,7 @@ from small_problem import EXPERTS, LAYERS, NODES, SETTINGS, TOKENS, TOP_K, compi
 from jaxmoe.latency import Decisions
 from jaxmoe.latency.demand import Movement
 from jaxmoe.tune import descent
-from jaxmoe.tune.relaxation import AbstractParameters, TransportPlan, random_plans
+from jaxmoe.tune.descent import AbstractParameters, TransportPlan, random_plans
 
 STEADY = {"temperature": (0.3, 0.3), "width": (0.3, 0.3), "max_temperature": (0.05, 0.05)}
 

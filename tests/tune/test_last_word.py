@@ -17,12 +17,11 @@ from jaxmoe.placement import PlanError, expert_parallel_random
 from jaxmoe.placement.exchange import ExchangeError
 from jaxmoe.placement.strategies import expert_parallel, shipped_strategies
 from jaxmoe.tune import PlacementProblem, TuneResult, referee, tune
-from jaxmoe.tune import ranked as ranking
+from jaxmoe.tune import result as ranking
 from jaxmoe.tune.optimisers import OPTIMISERS
-from jaxmoe.tune.ranked import Ranked, where_surely_faster
 from jaxmoe.tune.referee import Referee
-from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS, TunerSettings, affordable
-from jaxmoe.tune.stop import StopSwitch
+from jaxmoe.tune.result import Ranked, where_surely_faster
+from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS, StopSwitch, TunerSettings, affordable
 
 QUICK = {
     "gradient": {"restarts": 2, "steps": 25, "refine_steps": 100, "refine_batches": 8, "hybrid_cuts": 1},

@@ -14,7 +14,7 @@ from jaxmoe.latency import evaluate
 from jaxmoe.traces import Batch
 from jaxmoe.tune.link_balance import METHODS, Budget, Question, bayesian, question_of
 from jaxmoe.tune.link_balance.mapping import Best, scorer
-from jaxmoe.tune.stop import StopSwitch
+from jaxmoe.tune.settings import StopSwitch
 
 TRIALS = {"bayesian": 96, "annealing": 300, "sinkhorn": 100}
 ALL_ORDERS = np.array(list(itertools.permutations(range(NODES))))

@@ -22,7 +22,7 @@ from jaxmoe.placement.rounding import rebalance
 from jaxmoe.traces import GatingTrace
 from jaxmoe.tune import PlacementProblem, node_balance
 from jaxmoe.tune.node_balance import NodeBalance
-from jaxmoe.tune.stop import StopSwitch
+from jaxmoe.tune.settings import StopSwitch
 
 balance = node_balance.node_balance
 

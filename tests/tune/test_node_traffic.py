@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oracles import cases
 from small_problem import EXPERTS, NODES, TOP_K, compilations, random_shares, small_model, small_problem
 
-from jaxmoe.tune.node_traffic import fit_gamma, mean_bandwidth, node_estimate, node_estimates
+from jaxmoe.tune.node_balance import fit_gamma, mean_bandwidth, node_estimate, node_estimates
 
 
 def looped_estimate(share, tokens, message_bytes, bandwidth) -> float:

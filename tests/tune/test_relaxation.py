@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from small_problem import EXPERTS, LAYERS, NODES, small_model, small_problem
 
 from jaxmoe.relax import SmoothMax
-from jaxmoe.tune.relaxation import TransportPlan, random_plans, soft_hosts, typical_part
+from jaxmoe.tune.descent import TransportPlan, random_plans, soft_hosts, typical_part
 
 seeds = st.integers(0, 2**32 - 1)
 shares_of = jax.jit(TransportPlan.share)

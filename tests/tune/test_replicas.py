@@ -15,9 +15,9 @@ from jaxmoe.latency import LayerTime, evaluate
 from jaxmoe.placement.strategies import replicated_by_load
 from jaxmoe.traces import read_trace
 from jaxmoe.tune import PlacementProblem, TunerSettings, descent, referee, tune
+from jaxmoe.tune.descent import TransportPlan
 from jaxmoe.tune.referee import Referee
-from jaxmoe.tune.relaxation import TransportPlan
-from jaxmoe.tune.stop import StopSwitch
+from jaxmoe.tune.settings import StopSwitch
 from jaxmoe.tune.tuner import _Run
 
 SHAPE, SLOTS, TOKENS = (2, 4), 10, 256

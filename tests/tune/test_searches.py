@@ -11,12 +11,10 @@ from small_problem import LAYERS, NODES, small_problem
 
 from jaxmoe.latency import evaluate
 from jaxmoe.tune import PlacementProblem, TuneResult, referee
-from jaxmoe.tune.annealing import AnnealSettings, anneal
 from jaxmoe.tune.greedy import GreedySettings, greedy
-from jaxmoe.tune.random_search import RandomSettings, random_search
+from jaxmoe.tune.random_search import AnnealSettings, RandomSettings, anneal, random_search, random_starts
 from jaxmoe.tune.referee import Referee
-from jaxmoe.tune.starts import random_starts
-from jaxmoe.tune.stop import StopSwitch
+from jaxmoe.tune.settings import StopSwitch
 
 SEARCHES = {
     "anneal": (anneal, AnnealSettings(chains=2, steps=200, batches=8, seed=3)),

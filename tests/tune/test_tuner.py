@@ -17,7 +17,7 @@ from jaxmoe.placement import Placement, PlanError, check_fits, expert_parallel_r
 from jaxmoe.tune import PlacementProblem, TuneResult, referee, tune
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.referee import Referee
-from jaxmoe.tune.stop import StopSwitch
+from jaxmoe.tune.settings import StopSwitch
 
 
 def few_batches_in(patch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from jaxmoe.tune.link_balance import METHODS
 from jaxmoe.tune.node_balance import node_balance
 from jaxmoe.tune.referee import Referee
 from jaxmoe.tune.result import History
-from jaxmoe.tune.stop import StopSwitch
+from jaxmoe.tune.settings import StopSwitch
 from jaxmoe.tune.two_stage import TwoStageSettings, together, two_stage
 
 SETTINGS = TwoStageSettings(node_time_s=0.5, link_time_s=0.3, link_batches=6, seed=5)

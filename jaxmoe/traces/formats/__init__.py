@@ -13,10 +13,8 @@ from jaxmoe.traces.formats import (
     tensorrt_llm,
     vllm,
 )
-from jaxmoe.traces.formats.format import Format
-from jaxmoe.traces.formats.source import Source
-from jaxmoe.traces.loads import LoadCounts
-from jaxmoe.traces.trace import GatingTrace, TraceError
+from jaxmoe.traces.formats.source import Format, Source
+from jaxmoe.traces.trace import GatingTrace, LoadCounts, TraceError
 
 LOADS: dict[str, Format[LoadCounts]] = {
     module.LOAD_COUNTS.name: module.LOAD_COUNTS for module in (npz, sglang_recorder, tensorrt_llm)

@@ -15,12 +15,20 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.traces.formats.aside import whole
-from jaxmoe.traces.formats.choices import choices_of, layer_number, stacked_layers
-from jaxmoe.traces.formats.format import Format, check_whole
+from jaxmoe.traces.formats.choices import (
+    Recorded,
+    choices_of,
+    joined,
+    layer_number,
+    names,
+    naming,
+    parted,
+    phases,
+    prefill_lengths,
+    stacked_layers,
+)
 from jaxmoe.traces.formats.hd_moe import is_layers
-from jaxmoe.traces.formats.hints import Hints
-from jaxmoe.traces.formats.sequences import Recorded, joined, names, naming, parted, phases, prefill_lengths
-from jaxmoe.traces.formats.source import AGAIN, Source, json_values, shown
+from jaxmoe.traces.formats.source import AGAIN, Format, Hints, Source, check_whole, json_values, shown
 from jaxmoe.traces.trace import GatingTrace, TraceError
 
 FOLDERS = 4  # org, model, benchmark, subject

@@ -16,11 +16,8 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.traces.formats.aside import whole
-from jaxmoe.traces.formats.choices import check_not_negative, stacked_layers
-from jaxmoe.traces.formats.format import Format, check_whole
-from jaxmoe.traces.formats.hints import Hints
-from jaxmoe.traces.formats.sequences import Recorded, joined, names, naming, parted
-from jaxmoe.traces.formats.source import AGAIN, Source
+from jaxmoe.traces.formats.choices import Recorded, check_not_negative, joined, names, naming, parted, stacked_layers
+from jaxmoe.traces.formats.source import AGAIN, Format, Hints, Source, check_whole
 from jaxmoe.traces.trace import GatingTrace, TraceError
 
 _LAYER = re.compile(r"layer[_-]?(\d+)", re.IGNORECASE)

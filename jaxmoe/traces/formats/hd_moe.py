@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxmoe.traces.formats.aside import whole
-from jaxmoe.traces.formats.choices import choices_of, layer_number, stacked_layers
-from jaxmoe.traces.formats.format import Format, check_whole
-from jaxmoe.traces.formats.hints import Hints
-from jaxmoe.traces.formats.sequences import Recorded, joined
-from jaxmoe.traces.formats.source import Source
+from jaxmoe.traces.formats.choices import Recorded, choices_of, joined, layer_number, stacked_layers
+from jaxmoe.traces.formats.source import Format, Hints, Source, check_whole
 from jaxmoe.traces.trace import GatingTrace, TraceError
 
 

@@ -19,12 +19,8 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.traces.formats.aside import whole
-from jaxmoe.traces.formats.choices import choices_of, stacked_layers
-from jaxmoe.traces.formats.format import Format, check_whole
-from jaxmoe.traces.formats.hints import Hints
-from jaxmoe.traces.formats.ranks import by_rank
-from jaxmoe.traces.formats.sequences import Recorded, joined, names, naming, parted
-from jaxmoe.traces.formats.source import AGAIN, Source, shown
+from jaxmoe.traces.formats.choices import Recorded, by_rank, choices_of, joined, names, naming, parted, stacked_layers
+from jaxmoe.traces.formats.source import AGAIN, Format, Hints, Source, check_whole, shown
 from jaxmoe.traces.trace import GatingTrace, TraceError
 
 FILES = r"router_trace_rank(\d+)\.jsonl"

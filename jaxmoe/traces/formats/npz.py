@@ -18,14 +18,10 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from jaxmoe.traces.chunks import chunks, release
+from jaxmoe.traces.formats.arrays import member_names, read_arrays, write_member
 from jaxmoe.traces.formats.aside import whole
-from jaxmoe.traces.formats.format import Format
-from jaxmoe.traces.formats.hints import Hints
-from jaxmoe.traces.formats.source import Source
-from jaxmoe.traces.formats.zipped import member_names, read_arrays, write_member
-from jaxmoe.traces.loads import LoadCounts
-from jaxmoe.traces.trace import GatingTrace, TraceError
+from jaxmoe.traces.formats.source import Format, Hints, Source
+from jaxmoe.traces.trace import GatingTrace, LoadCounts, TraceError, chunks, release
 
 REQUIRED = ("experts", "num_experts", "layer_ids", "seq_start")
 OPTIONAL = ("is_repeat", "phase", "seq_name", "weights", "logits")

@@ -16,13 +16,19 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.traces.formats.aside import whole
-from jaxmoe.traces.formats.choices import check_rows
-from jaxmoe.traces.formats.dense import expert_layers, with_dense
-from jaxmoe.traces.formats.format import Format, check_whole
-from jaxmoe.traces.formats.hints import Hints, lacks
-from jaxmoe.traces.formats.responses import KEY, START_KEY, Payload, payloads, phase_of
-from jaxmoe.traces.formats.sequences import Recorded, joined, names, naming, parted, prefill_lengths
-from jaxmoe.traces.formats.source import Source, decode_base64
+from jaxmoe.traces.formats.choices import (
+    Recorded,
+    check_rows,
+    expert_layers,
+    joined,
+    names,
+    naming,
+    parted,
+    prefill_lengths,
+    with_dense,
+)
+from jaxmoe.traces.formats.source import Format, Hints, Source, check_whole, decode_base64, lacks
+from jaxmoe.traces.formats.vllm import KEY, START_KEY, Payload, payloads, phase_of
 from jaxmoe.traces.trace import MISSING, GatingTrace, TraceError
 
 MOST_TOKENS = 2**22  # of a response that have no row

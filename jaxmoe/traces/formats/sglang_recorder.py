@@ -11,15 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from jaxmoe.traces.formats.arrays import member_names
 from jaxmoe.traces.formats.aside import whole
-from jaxmoe.traces.formats.dense import expert_layers, with_dense
-from jaxmoe.traces.formats.format import Format
-from jaxmoe.traces.formats.hints import Hints
-from jaxmoe.traces.formats.sequences import naming
-from jaxmoe.traces.formats.source import AGAIN, Source
-from jaxmoe.traces.formats.zipped import member_names
-from jaxmoe.traces.loads import LoadCounts
-from jaxmoe.traces.trace import TraceError
+from jaxmoe.traces.formats.choices import expert_layers, naming, with_dense
+from jaxmoe.traces.formats.source import AGAIN, Format, Hints, Source
+from jaxmoe.traces.trace import LoadCounts, TraceError
 
 
 def _matches(source: Source) -> bool:

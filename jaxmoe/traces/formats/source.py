@@ -1,16 +1,47 @@
-"""Where a trace is read from: a file or a folder, looked at once for all formats."""
+"""What every format has in common: a source on disk, what the user says of it, and how it is read and written."""
 
 import binascii
 import json
 import re
 import reprlib
 from base64 import b64decode
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from jaxmoe.traces.trace import TraceError
+import numpy as np
+
+from jaxmoe.traces.trace import MISSING, GatingTrace, LoadCounts, TraceError
+
+
+@dataclass(frozen=True)
+class Hints:
+    """Facts about the model, used where a file does not state them; `None` is not known.
+
+    `layer_ids` are the layers with routed experts as numbered in the full model, which has `num_layers` layers,
+    dense ones counted. `num_experts` must agree with a file that states it.
+    """
+
+    num_experts: int | None = None
+    top_k: int | None = None
+    layer_ids: tuple[int, ...] | None = None
+    num_layers: int | None = None
+
+    def agreed_experts(self, stated: int | None) -> int | None:
+        """The number of experts that file and caller agree on, `None` when neither knows."""
+        if None not in (stated, self.num_experts) and stated != self.num_experts:
+            raise TraceError(
+                f"is of a model with {stated} experts, not {self.num_experts}; use a trace of the same model"
+            )
+        return self.num_experts if stated is None else stated
+
+
+def lacks(what: str, option: str) -> TraceError:
+    """The error for a hint that a file cannot be read without."""
+    return TraceError(f"does not state {what}; give {option}, or --model")
+
 
 AGAIN = "the file is damaged or of another kind; get it again"
 MOST_DIGITS = 9  # of a number in a name: more are no layer, iteration or rank
@@ -107,3 +138,42 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key in keys if keys.count(key) > 1)
         raise TraceError(f"JSON has the key {shown(twice)} twice; keep one of them")
     return dict(pairs)
+
+
+Content = TypeVar("Content", GatingTrace, LoadCounts)
+
+
+@dataclass(frozen=True)
+class Format(Generic[Content]):
+    """A kind of file or folder. `read` raises `TraceError` without the source's name, and `OSError`.
+
+    `write` puts the content at a path where nothing is yet, and returns notes on what it had to change. It
+    raises `TraceError` for what the format cannot tell. `holds` are the optional parts of a trace that come
+    back; a format of files gives them the `suffix`, a format of folders has none.
+    """
+
+    name: str
+    matches: Callable[[Source], bool]
+    read: Callable[[Source, Hints], Content]
+    write: Callable[[Path, Content], list[str]]
+    suffix: str = ""
+    holds: frozenset[str] = frozenset()
+
+
+def not_held(trace: GatingTrace, holds: frozenset[str]) -> list[str]:
+    """Notes on the parts of a trace that a format has no place for."""
+    given = [
+        name for name in ("weights", "logits", "phase", "is_repeat", "seq_name") if getattr(trace, name) is not None
+    ]
+    given += ["seq_start"] if len(trace.seq_start) > 1 else []
+    return [f"{name} is left out" for name in given if name not in holds]
+
+
+def check_whole(trace: GatingTrace, name: str) -> None:
+    """Raise `TraceError` for the first missing choice, which the format cannot tell."""
+    if (trace.experts == MISSING).any():
+        token, layer, _ = np.argwhere(trace.experts == MISSING)[0]
+        raise TraceError(
+            f"layer {trace.layer_ids[layer]}, token {token} misses a choice, which {name} has no place for; "
+            "leave out tokens with missing choices, or write npz"
+        )

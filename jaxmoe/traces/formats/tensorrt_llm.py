@@ -15,16 +15,20 @@ from typing import Any
 
 import numpy as np
 
+from jaxmoe.traces.formats.arrays import read_safetensors, write_safetensors
 from jaxmoe.traces.formats.aside import whole
-from jaxmoe.traces.formats.choices import check_not_negative, stacked_layers
-from jaxmoe.traces.formats.format import Format, check_whole
-from jaxmoe.traces.formats.hints import Hints
-from jaxmoe.traces.formats.ranks import by_rank
-from jaxmoe.traces.formats.safetensors import read_safetensors, write_safetensors
-from jaxmoe.traces.formats.sequences import Recorded, joined, names, naming, parted
-from jaxmoe.traces.formats.source import AGAIN, MOST_DIGITS, Source, parse_json, shown
-from jaxmoe.traces.loads import LoadCounts, load_counts
-from jaxmoe.traces.trace import MAX_EXPERTS, GatingTrace, TraceError
+from jaxmoe.traces.formats.choices import (
+    Recorded,
+    by_rank,
+    check_not_negative,
+    joined,
+    names,
+    naming,
+    parted,
+    stacked_layers,
+)
+from jaxmoe.traces.formats.source import AGAIN, MOST_DIGITS, Format, Hints, Source, check_whole, parse_json, shown
+from jaxmoe.traces.trace import MAX_EXPERTS, GatingTrace, LoadCounts, TraceError, load_counts
 
 META = "meta_info.json"
 COUNTS = r"rank(\d+)\.safetensors"

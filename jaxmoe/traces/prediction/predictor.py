@@ -1,4 +1,8 @@
-"""What predictors have in common: a state that remembers a request, and a step from token to token."""
+"""Predictors of the next choices: by frequency, by the layer before, by the prefill.
+
+The data-driven predictor of "wafer_scale_moe_data_movement", section IV-D5 and Fig. 10(b), and its relations
+of Fig. 4 (layer to layer) and Fig. 5 (token to token).
+"""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -10,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxmoe.traces.trace import PREFILL, GatingTrace
+from jaxmoe.relax import as_number
+from jaxmoe.traces.statistics.counting import PairCounts
+from jaxmoe.traces.trace import MISSING, PREFILL, GatingTrace
 
 State = Any  # a pytree of arrays, of the predictor's own kind
 Seen = TypeVar("Seen")
@@ -82,3 +88,174 @@ def replay(
 def scores(predictor: AbstractPredictor, tokens: History) -> Float[Array, "token layer expert"]:
     """The scores made for every token, each before it was known."""
     return replay(predictor, predictor.init(tokens.experts.shape[-1]), tokens, lambda scores, _: scores)[1]
+
+
+def shares(load: np.ndarray) -> Float[Array, "layer expert"]:
+    """Each expert's share of its layer's load [layer, expert]; even where nothing was counted."""
+    total = load.sum(axis=-1, keepdims=True)
+    return jnp.asarray(np.where(total > 0, load / np.maximum(total, 1), 1 / load.shape[-1]), jnp.float32)
+
+
+def counts(experts: Int[Array, "layer top_k"], num_experts: int) -> Float[Array, "layer expert"]:
+    """How often a token chose each expert, 0 or 1. Missing choices count for none."""
+    return jax.nn.one_hot(experts, num_experts).sum(axis=-2)
+
+
+class Frequency(AbstractPredictor):
+    """The shares of a trace seen before, whatever the request does: what any other predictor has to beat."""
+
+    frequency: Float[Array, "layer expert"]
+
+    def init(self, top_k: int) -> State:
+        return ()
+
+    def step(self, state: State, token: History) -> tuple[State, Float[Array, "layer expert"]]:
+        return state, self.frequency
+
+
+class MovingAverage(AbstractPredictor):
+    """Exponential moving average of the request's choices, from the shares of a trace seen before.
+
+    After each token, average <- (1 - rate) average + rate (its choices as shares); a token all of whose choices
+    are missing changes nothing.
+    """
+
+    frequency: Float[Array, "layer expert"]
+    rate: Float[Array, ""]  # 0 to 1; about 2 / (tokens remembered + 1)
+
+    def init(self, top_k: int) -> State:
+        return self.frequency
+
+    def step(self, state: State, token: History) -> tuple[State, Float[Array, "layer expert"]]:
+        chosen = counts(token.experts, self.frequency.shape[-1])
+        known = chosen.sum(axis=-1, keepdims=True)
+        latest = jnp.where(known > 0, chosen / jnp.maximum(known, 1), state)
+        return state + self.rate * (latest - state), state
+
+
+class RunningWindow(AbstractPredictor):
+    """Choices counted over the last `window` tokens of the request; equal counts are ranked by frequency.
+
+    A window of one token is the naive prediction that the last choice is repeated.
+    """
+
+    frequency: Float[Array, "layer expert"]
+    window: int = eqx.field(static=True)
+
+    def init(self, top_k: int) -> State:
+        layers = self.frequency.shape[0]
+        recent = jnp.full((self.window, layers, top_k), -1, jnp.int32)
+        return recent, jnp.zeros_like(self.frequency), jnp.zeros((), jnp.int32)
+
+    def step(self, state: State, token: History) -> tuple[State, Float[Array, "layer expert"]]:
+        recent, counted, oldest = state
+        num_experts = self.frequency.shape[-1]
+        after = counted + counts(token.experts, num_experts) - counts(recent[oldest], num_experts)
+        # Shares are at most 1, as much as one choice counts: halved, they only tell equal counts apart.
+        return (recent.at[oldest].set(token.experts), after, (oldest + 1) % self.window), counted + self.frequency / 2
+
+
+Rows = TypeVar("Rows", bound="AbstractHeatmap")
+
+
+class AbstractHeatmap(AbstractPredictor):
+    """The sum of the rows of the given experts.
+
+    A row is the share of each expert among the choices that followed. The last row, that of a missing expert
+    (index -1), holds the shares among all choices: what is predicted where nothing is given.
+    """
+
+    rows: Float[Array, "layer given expert"]  # one more given than experts
+
+    def init(self, top_k: int) -> State:
+        return jnp.full((self.rows.shape[0], top_k), MISSING, jnp.int32)
+
+    def step(self, state: State, token: History) -> tuple[State, Float[Array, "layer expert"]]:
+        layer = jnp.arange(self.rows.shape[0])[:, None]
+        return token.experts, self.rows[layer, self.given(state, token)].sum(axis=1)
+
+    @abstractmethod
+    def given(self, last: Int[Array, "layer top_k"], token: History) -> Int[Array, "layer top_k"]:
+        """The experts whose rows are looked up, from the last token's choices and this one's."""
+
+
+class NextToken(AbstractHeatmap):
+    """Given: what the token before chose in the same layer."""
+
+    @classmethod
+    def from_counts(cls, counts: PairCounts, prior: float) -> "NextToken":
+        """Fitted to counted pairs; see `conditional_rows` for `prior`."""
+        frequency = shares(counts.load)
+        return cls(conditional_rows(jnp.asarray(counts.token_pairs, jnp.float32), frequency, prior))
+
+    def given(self, last: Int[Array, "layer top_k"], token: History) -> Int[Array, "layer top_k"]:
+        return last
+
+
+class NextLayer(AbstractHeatmap):
+    """Given: what the same token chose in the layer before. Nothing is given in the first layer."""
+
+    @classmethod
+    def from_counts(cls, counts: PairCounts, prior: float) -> "NextLayer":
+        """Fitted to counted pairs; see `conditional_rows` for `prior`."""
+        frequency = shares(counts.load)
+        pairs = np.concatenate([np.zeros_like(counts.token_pairs[:1]), counts.layer_pairs])
+        return cls(conditional_rows(jnp.asarray(pairs, jnp.float32), frequency, prior))
+
+    def given(self, last: Int[Array, "layer top_k"], token: History) -> Int[Array, "layer top_k"]:
+        return jnp.concatenate([jnp.full_like(token.experts[:1], MISSING), token.experts[:-1]])
+
+
+def conditional_rows(
+    pairs: Float[Array, "layer expert expert"], frequency: Float[Array, "layer expert"], prior: float
+) -> Float[Array, "layer given expert"]:
+    """The rows of a heatmap, each with a sum of 1, from how often expert j followed expert i, `pairs[layer, i, j]`.
+
+    `prior` (> 0) is the number of choices by the frequencies that are added to each row, so that an expert
+    rarely seen does not predict from chance.
+    """
+    weighed = pairs + prior * frequency[:, None]
+    rows = weighed / weighed.sum(axis=-1, keepdims=True)
+    return jnp.concatenate([rows, frequency[:, None]], axis=1)
+
+
+def top_of_rows(heatmap: Rows, n: int) -> Rows:
+    """The paper's rule: a row names its top `n` experts. Scores become votes, and the predicted set is `scores > 0`."""
+    place = jnp.argsort(jnp.argsort(-heatmap.rows, axis=-1), axis=-1)
+    return eqx.tree_at(lambda heatmap: heatmap.rows, heatmap, (place < n).astype(jnp.float32))
+
+
+class PrefillLoad(AbstractPredictor):
+    """Choices counted over the request's prefill, and `prior` choices by the frequencies of a trace seen before."""
+
+    frequency: Float[Array, "layer expert"]
+    prior: Float[Array, ""] = eqx.field(converter=as_number)
+
+    def init(self, top_k: int) -> State:
+        return jnp.zeros_like(self.frequency)
+
+    def step(self, state: State, token: History) -> tuple[State, Float[Array, "layer expert"]]:
+        after = state + token.prefill * counts(token.experts, self.frequency.shape[-1])
+        return after, state + self.prior * self.frequency
+
+
+class PrefillHeatmap(AbstractPredictor):
+    """Rows counted over the request's prefill, each with `prior` choices by the rows of a trace seen before."""
+
+    heatmap: AbstractHeatmap
+    prior: Float[Array, ""] = eqx.field(converter=as_number)
+
+    def init(self, top_k: int) -> State:
+        return self.heatmap.init(top_k), jnp.zeros_like(self.heatmap.rows)
+
+    def step(self, state: State, token: History) -> tuple[State, Float[Array, "layer expert"]]:
+        last, pairs = state
+        given = self.heatmap.given(last, token)
+        layer = jnp.arange(len(given))[:, None]
+        rows = pairs[layer, given] + self.prior * self.heatmap.rows[layer, given]
+        predicted = (rows / rows.sum(axis=-1, keepdims=True)).sum(axis=1)
+        # Missing choices fall outside and are dropped. As everywhere, what is given but missing has the last row.
+        num_experts = predicted.shape[-1]
+        chosen = jnp.where(token.experts < 0, num_experts, token.experts)
+        counted = pairs.at[layer[..., None], given[:, :, None], chosen[:, None]].add(token.prefill, mode="drop")
+        return (token.experts, counted), predicted

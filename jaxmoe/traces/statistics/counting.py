@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Int32, Int64
 
-from jaxmoe.traces.chunks import chunks, release
-from jaxmoe.traces.trace import MISSING, GatingTrace
+from jaxmoe.traces.trace import MISSING, GatingTrace, chunks, release
 
 CHUNK_TOKENS = 2**14  # enough for the sums of a chunk to take far longer than the handling of its tables
 

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from jaxmoe.traces.loads import LoadCounts
-from jaxmoe.traces.statistics import balance
+from jaxmoe.traces.statistics import concentration
+from jaxmoe.traces.statistics.concentration import coverage, even_loads, every_pair, pairs_above
 from jaxmoe.traces.statistics.counting import PairCounts
-from jaxmoe.traces.statistics.coverage import coverage, every_pair, pairs_above
-from jaxmoe.traces.statistics.even import even_loads
+from jaxmoe.traces.trace import LoadCounts
 
 Figures = dict[str, Float64[np.ndarray, " layer"]]
 
@@ -81,7 +80,7 @@ def summarise_loads(loads: LoadCounts, seed: int) -> Summary:
 
 def load_figures(load: Int64[np.ndarray, "layer expert"]) -> Figures:
     """The figures of a `Summary` that loads alone have, without baselines."""
-    return {"load_max_over_mean": balance.max_over_mean(load), "load_cv": balance.cv(load)}
+    return {"load_max_over_mean": concentration.max_over_mean(load), "load_cv": concentration.cv(load)}
 
 
 def pair_figures(counts: PairCounts) -> Figures:

@@ -8,10 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmoe.traces.formats.arrays import read_arrays
 from jaxmoe.traces.formats.aside import whole
-from jaxmoe.traces.formats.zipped import read_arrays
-from jaxmoe.traces.synthesis.process import GatingProcess, Preferences
-from jaxmoe.traces.synthesis.requests import Requests
+from jaxmoe.traces.synthesis.process import GatingProcess, Preferences, Requests
 from jaxmoe.traces.trace import TraceError
 
 VERSION = 1

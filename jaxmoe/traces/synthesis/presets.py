@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.traces.synthesis.process import GatingProcess, Preferences
-from jaxmoe.traces.synthesis.requests import Requests
+from jaxmoe.traces.synthesis.process import GatingProcess, Preferences, Requests
 from jaxmoe.traces.trace import TraceError
 
 REQUESTS, WINDOW = 256, 64

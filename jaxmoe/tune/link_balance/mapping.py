@@ -16,7 +16,7 @@ from jaxmoe.relax import AbstractReduction, AbstractSupport
 from jaxmoe.traces import Batch, over_batches
 from jaxmoe.tune.problem import PlacementProblem, objective
 from jaxmoe.tune.result import History
-from jaxmoe.tune.stop import StopSwitch
+from jaxmoe.tune.settings import StopSwitch
 
 Order = Int[np.ndarray, " node"]
 

@@ -11,11 +11,10 @@ from jaxtyping import Float
 
 from jaxmoe.placement import PlanError
 from jaxmoe.tune.bounds import lower_bound
-from jaxmoe.tune.optimum.branch import explore, open_bound, plant
+from jaxmoe.tune.optimum.branch import descend, explore, open_bound, plant
 from jaxmoe.tune.optimum.costs import Costs, as_sets, layer_costs
-from jaxmoe.tune.optimum.descent import descend
 from jaxmoe.tune.problem import BRIM, PlacementProblem
-from jaxmoe.tune.stop import StopSwitch
+from jaxmoe.tune.settings import StopSwitch
 
 TOLERANCE = 2e-6  # relative; what is left open between plans that take next to the same time
 STARTS = 30  # descents from random sets before the search, so that it begins with a good plan

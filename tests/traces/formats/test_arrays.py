@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxmoe.traces import TraceError
-from jaxmoe.traces.formats.arrays import npy_array
-from jaxmoe.traces.formats.zipped import read_arrays
+from jaxmoe.traces.formats.arrays import npy_array, read_arrays
 
 
 def npy(header: str | bytes, data: bytes = b"", version: bytes = b"\x01\x00") -> bytes:

@@ -21,7 +21,7 @@ from jaxmoe.traces import (
     write_trace,
 )
 from jaxmoe.traces import write_trace_in_parts as in_parts
-from jaxmoe.traces.formats import npz, zipped
+from jaxmoe.traces.formats import arrays, npz
 
 
 def full(choices, **changed) -> GatingTrace:
@@ -121,7 +121,7 @@ def test_large_compressed_arrays_are_mapped_from_a_temporary_file(tmp_path, choi
     assert_equal(back, full(choices))
 
 
-@pytest.mark.parametrize("limit", [16, zipped.UNPACKED_BYTES])
+@pytest.mark.parametrize("limit", [16, arrays.UNPACKED_BYTES])
 def test_damaged_data_are_noticed(tmp_path, choices, refuses, monkeypatch, limit):
     monkeypatch.setattr(zipped, "UNPACKED_BYTES", limit)
     np.savez(tmp_path / "t.npz", experts=choices, num_experts=5)
@@ -144,9 +144,10 @@ SMALL_MEMORY = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from jaxmoe.traces import chunks, load_counts, read_trace, write_trace_in_parts
+from jaxmoe.traces import load_counts, read_trace, write_trace_in_parts
+from jaxmoe.traces import trace
 
-chunks.chunks.__defaults__ = (2**21,)
+trace.chunks.__defaults__ = (2**21,)
 tokens, path = 50_000, Path(sys.argv[1])
 part = np.broadcast_to(np.arange(8, dtype=np.int16), (2_500, 60, 8))
 arguments = dict(num_tokens=tokens, num_experts=16, top_k=8, layer_ids=range(60), facts={})

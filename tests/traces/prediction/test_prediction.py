@@ -33,7 +33,7 @@ from jaxmoe.traces.prediction import (
     top_of_rows,
     window_loads,
 )
-from jaxmoe.traces.prediction.prefill import PrefillHeatmap, PrefillLoad
+from jaxmoe.traces.prediction.predictor import PrefillHeatmap, PrefillLoad
 
 TOKENS, LAYERS, EXPERTS, TOP_K, PREFILL = 24, 3, 5, 2, 4
 RATE, WINDOW, PRIOR, PREFILL_PRIOR = 0.25, 3, 2.0, 5.0

@@ -108,7 +108,7 @@ def test_nodes_of_windows_are_loops_over_tokens(seed):
 def test_windows_that_do_not_fit_into_memory_together(monkeypatch):
     trace, share = oracle.random_trace(1), random_shares(1)
     expected = node_load_ratio(trace, share, 5)
-    monkeypatch.setattr("jaxmoe.traces.statistics.nodes.CHUNK_TOKENS", 15)
+    monkeypatch.setattr("jaxmoe.traces.statistics.topics.CHUNK_TOKENS", 15)
     np.testing.assert_allclose(node_load_ratio(trace, share, 5), expected, rtol=1e-6)
 
 

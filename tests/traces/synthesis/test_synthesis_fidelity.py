@@ -5,10 +5,10 @@ import pytest
 from oracles import synthesis as oracle
 
 from jaxmoe.traces import GatingTrace, synthetic_trace
-from jaxmoe.traces.loads import tally
-from jaxmoe.traces.statistics.balance import cv
+from jaxmoe.traces.statistics.concentration import cv
 from jaxmoe.traces.synthesis import sample_trace, zipf_trace
 from jaxmoe.traces.synthesis.fidelity import AIMS, Aim, likeness
+from jaxmoe.traces.trace import tally
 
 
 @pytest.fixture(scope="module")

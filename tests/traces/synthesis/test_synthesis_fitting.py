@@ -9,10 +9,10 @@ import pytest
 from oracles import synthesis as oracle
 
 from jaxmoe.traces import GatingTrace, read_trace, synthetic_trace
-from jaxmoe.traces.loads import tally
 from jaxmoe.traces.statistics import count_pairs, kl
 from jaxmoe.traces.synthesis import fit_process, fitting, sample_trace
 from jaxmoe.traces.synthesis.fidelity import AIMS, likeness
+from jaxmoe.traces.trace import tally
 
 REQUESTS, LENGTH, PROMPT = 32, 128, 40
 TOKENS = REQUESTS * LENGTH

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import synthesis as oracle
 
-from jaxmoe.traces.synthesis.likelihood import Choices, log_likelihood
+from jaxmoe.traces.synthesis.fitting import Choices, log_likelihood
 
 TOKENS, LAYERS, EXPERTS, TOP_K, TOPICS = 5, 3, 4, 3, 2
 likelihood = jax.jit(log_likelihood)

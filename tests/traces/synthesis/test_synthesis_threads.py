@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from jaxmoe.traces.synthesis.threads import in_order
+from jaxmoe.traces.synthesis.sampling import in_order
 
 
 def test_results_come_in_order_whichever_job_is_done_first():

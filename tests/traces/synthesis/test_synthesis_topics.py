@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from jaxmoe.traces import GatingTrace
-from jaxmoe.traces.synthesis.topics import MOST_TOPICS, WINDOW, find_topics
+from jaxmoe.traces.synthesis.process import MOST_TOPICS, WINDOW, find_topics
 
 
 def planted(topic, seq_start=(0,), seed=0):
