@@ -113,8 +113,8 @@ def test_fortran_order_is_kept(tmp_path, choices):
 
 
 def test_large_compressed_arrays_are_mapped_from_a_temporary_file(tmp_path, choices, monkeypatch):
-    monkeypatch.setattr(zipped, "UNPACKED_BYTES", 16)
-    monkeypatch.setattr(zipped, "PIECE_BYTES", 7)
+    monkeypatch.setattr(arrays, "UNPACKED_BYTES", 16)
+    monkeypatch.setattr(arrays, "PIECE_BYTES", 7)
     write_trace(tmp_path / "t.npz", full(choices))
     back = read_trace(tmp_path / "t.npz")
     assert isinstance(back.experts, np.memmap)
@@ -123,7 +123,7 @@ def test_large_compressed_arrays_are_mapped_from_a_temporary_file(tmp_path, choi
 
 @pytest.mark.parametrize("limit", [16, arrays.UNPACKED_BYTES])
 def test_damaged_data_are_noticed(tmp_path, choices, refuses, monkeypatch, limit):
-    monkeypatch.setattr(zipped, "UNPACKED_BYTES", limit)
+    monkeypatch.setattr(arrays, "UNPACKED_BYTES", limit)
     np.savez(tmp_path / "t.npz", experts=choices, num_experts=5)
     data = bytearray((tmp_path / "t.npz").read_bytes())
     data[data.index(choices.tobytes())] ^= 1
