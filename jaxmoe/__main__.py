@@ -1,6 +1,6 @@
 """`python -m jaxmoe` is the command `jaxmoe`."""
 
-from jaxmoe.cli.main import main
+from jaxmoe.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -1,5 +1,7 @@
 """The application: every verb with its options. What a verb does is in the module of its name, loaded when it runs."""
 
+import os
+import sys
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
@@ -10,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from jaxmoe.cli import options
-from jaxmoe.cli.session import session
+from jaxmoe.cli.session import INTERRUPTED, session
 from jaxmoe.config import load_scenario
 
 app = typer.Typer(
@@ -208,3 +210,18 @@ def _top(
     ] = False,
 ) -> None:
     """Global options."""
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    # GPUs multiply float32 matrices with 10-bit mantissas unless told otherwise: an error of 1e-3.
+    os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
+    try:
+        app()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            # All files are closed by now. A compilation cut short can crash the shutdown of the interpreter.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
+        raise

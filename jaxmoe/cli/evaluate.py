@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from jaxmoe.cli.pictures import draw_comparison
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
-from jaxmoe.cli.tables import comparison_warnings, print_comparison, print_warnings
+from jaxmoe.cli.show import comparison_warnings, draw_comparison, print_comparison, print_warnings
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.comparison import compare
 from jaxmoe.experiment.inputs import read_inputs

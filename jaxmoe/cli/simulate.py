@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
-from jaxmoe.cli.tables import print_table, print_warnings
+from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.cli.timeline import ShownLayer, check_target, write_layer
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import Inputs, OptionError, read_inputs

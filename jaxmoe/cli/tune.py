@@ -5,15 +5,13 @@ from pathlib import Path
 
 import typer
 
-from jaxmoe.cli.pictures import draw_comparison, draw_tuning
 from jaxmoe.cli.session import INTERRUPTED, Interrupts, OutputFolder, progress_bars
-from jaxmoe.cli.tables import comparison_warnings, print_comparison, print_warnings
+from jaxmoe.cli.show import comparison_warnings, draw_comparison, draw_tuning, print_comparison, print_warnings
 from jaxmoe.experiment.clock import StageClock
-from jaxmoe.experiment.comparison import compare
+from jaxmoe.experiment.comparison import check_optimiser, compare, placement_problem, search, tuned_strategies
 from jaxmoe.experiment.inputs import Inputs, read_inputs
 from jaxmoe.experiment.strategies import GATHERED, STANDARD, TUNED, Strategy, given_plans, standard_strategies
 from jaxmoe.experiment.summary import comparison_report, provenance, tuning_report
-from jaxmoe.experiment.tuning import check_optimiser, placement_problem, search, tuned_strategies
 from jaxmoe.placement import write_plan
 from jaxmoe.tune import TuneResult
 

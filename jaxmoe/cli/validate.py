@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from jaxmoe.cli.pictures import draw_scatter
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
-from jaxmoe.cli.tables import print_agreement
+from jaxmoe.cli.show import draw_scatter, print_agreement
 from jaxmoe.cli.timeline import check_target, chosen_layer, write_timeline
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import Inputs, OptionError, read_inputs

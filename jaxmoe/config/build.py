@@ -29,8 +29,8 @@ from jaxmoe.hardware import (
     torus,
     wafers,
 )
-from jaxmoe.hardware.gemm import AbstractGemm, GemmError, TiledGemm, read_gemm_table
-from jaxmoe.hardware.mesh import link_ends
+from jaxmoe.hardware.machine import AbstractGemm, GemmError, TiledGemm, read_gemm_table
+from jaxmoe.hardware.networks import link_ends
 from jaxmoe.latency import EvenPart, EvenParts, LayerCosts, LayerModel, schedule_of
 from jaxmoe.network import AbstractExchange, Congestion, build_exchange
 from jaxmoe.placement.exchange import ExchangeError

@@ -1,15 +1,16 @@
-"""What the simulator needs to know of a machine and of one MoE layer on it: plain numbers and NumPy arrays."""
+"""What is replayed: a layer, where its tokens are computed and come together, and how long nodes compute."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from jaxmoe.des.exchanges import check_exchange
 from jaxmoe.des.fabric import Fabric
-from jaxmoe.placement.exchange import Exchange, Gather
+from jaxmoe.placement.exchange import LOAD_WEIGHT, Exchange, Gather, Home
+from jaxmoe.traces import Batch
 
 Gemm = Callable[[Int[np.ndarray, " gemm"], Int[np.ndarray, " gemm"], Float[np.ndarray, " gemm"]], np.ndarray]
 """Seconds of the products of one expert on a node, each from the node, its tokens, and the part of the expert there."""
@@ -61,3 +62,178 @@ class LayerDescription:
     @property
     def num_nodes(self) -> int:
         return self.fabric.num_nodes
+
+
+@dataclass(frozen=True)
+class TokenPlan:
+    """What a batch asks of the network and of the nodes.
+
+    `home` is where a gather brings a token's results, of no meaning for other exchanges and for a token that visits
+    no node. `part` is how much of every choice a node computes, and `served` the node that does it alone, or -1.
+    """
+
+    visited: Bool[np.ndarray, "token node"]
+    home: Int[np.ndarray, " token"]
+    part: Float[np.ndarray, "token top_k node"]
+    served: Int[np.ndarray, "token top_k"]
+    experts_read: Float[np.ndarray, " node"]  # weights that pass the memory, in experts
+
+
+def plan_tokens(
+    layer: LayerDescription,
+    share: Float[np.ndarray, "expert node"],
+    batch: Batch,
+    served: Int[np.ndarray, "token top_k"] | None = None,
+) -> TokenPlan:
+    """Apply the placement `share` to a batch of one layer, and what a policy decided for it.
+
+    `served` names the node that computes a choice alone, from a whole copy of the expert; -1: as placed.
+    """
+    experts = np.asarray(batch.experts)
+    served = np.full_like(experts, -1) if served is None else served
+    _check(layer, share, batch, experts)
+    _check_served(layer, experts, served)
+    share = share.astype(np.float64)
+    chosen = (experts >= 0)[..., None]
+    part = share[experts] * chosen if layer.mode == "sharded" else _drawn(share, batch) * chosen
+    part = np.where(served[..., None] < 0, part, served[..., None] == np.arange(layer.num_nodes))
+    home = np.zeros(len(experts), np.int64)
+    if isinstance(layer.exchange, Gather):
+        home = homes_of(layer.exchange.home, batch, part > 0, layer.fabric.hops, layer.fabric.mesh_shape)
+    return TokenPlan(np.asarray((part > 0).any(axis=1)), home, part, served, _read(layer, share, experts, part, served))
+
+
+def _read(
+    layer: LayerDescription,
+    share: Float[np.ndarray, "expert node"],
+    experts: Int[np.ndarray, "token k"],
+    part: Float[np.ndarray, "token k node"],
+    served: Int[np.ndarray, "token k"],
+) -> Float[np.ndarray, " node"]:
+    """Weights that pass the memory, in experts: the parts of experts that any token uses, and whole copies."""
+    sliced = served < 0 if layer.mode == "sharded" else np.zeros_like(served, bool)
+    read = share[np.unique(experts[(experts >= 0) & sliced])].sum(axis=0, dtype=float)
+    token, choice, node = np.nonzero((part > 0) & ~sliced[..., None])
+    _, whole = np.unique(np.stack([experts[token, choice], node]), axis=1)
+    return read + np.bincount(whole, minlength=layer.num_nodes)
+
+
+def _drawn(share: Float[np.ndarray, "expert node"], batch: Batch) -> Float[np.ndarray, "token top_k node"]:
+    """1 at the host whose slice [lower, upper) of the cumulated shares, scaled to 1, holds the token's draw."""
+    upper = np.cumsum(share, axis=1)
+    upper = upper / upper[:, -1:]
+    lower = np.concatenate([np.zeros_like(upper[:, :1]), upper[:, :-1]], axis=1)
+    experts, draw = np.asarray(batch.experts), np.asarray(batch.draw).astype(np.float64)[..., None]
+    return ((lower[experts] <= draw) & (draw < upper[experts])).astype(np.float64)
+
+
+def _check(
+    layer: LayerDescription, share: Float[np.ndarray, "expert node"], batch: Batch, experts: Int[np.ndarray, "token k"]
+) -> None:
+    if share.shape[1] != layer.num_nodes:
+        raise ValueError(f"share is for {share.shape[1]} nodes but the network has {layer.num_nodes}")
+    if experts.min(initial=0) < -1 or experts.max(initial=0) >= len(share):
+        raise ValueError(f"expert ids span {experts.min()}..{experts.max()}, expected -1..{len(share) - 1}")
+    if (np.asarray(batch.weight) != 1).any():
+        raise ValueError("a simulated token is one token: every weight of the batch must be 1")
+    home = layer.exchange.home if isinstance(layer.exchange, Gather) else None
+    source = token_sources(batch, layer.num_nodes)
+    if home == "token_home" and not ((source >= 0) & (source < layer.num_nodes)).all():
+        raise ValueError(
+            f"tokens live at nodes {source.min()}..{source.max()}, expected source to name 0..{layer.num_nodes - 1}"
+        )
+
+
+def _check_served(layer: LayerDescription, experts: Int[np.ndarray, "token k"], served: Int[np.ndarray, "..."]) -> None:
+    if served.shape != experts.shape:
+        raise ValueError(f"served has shape {served.shape}, expected one node for each choice, {experts.shape}")
+    if served.min(initial=-1) < -1 or served.max(initial=-1) >= layer.num_nodes:
+        raise ValueError(f"served nodes span {served.min()}..{served.max()}, expected -1..{layer.num_nodes - 1}")
+    if (served[experts < 0] >= 0).any():
+        raise ValueError("served names a node for a choice that names no expert; expected -1 there")
+    if layer.mode != "sharded" and (served >= 0).any():
+        raise ValueError(f"served names nodes in a {layer.mode} placement; a policy decides on sharded ones alone")
+
+
+def homes_of(
+    home: Home,
+    batch: Batch,
+    hosts: Bool[np.ndarray, "token top_k node"],
+    hops: Int[np.ndarray, "node node2"],
+    mesh_shape: tuple[int, int] | None = None,
+) -> Int[np.ndarray, " token"]:
+    """The home of every token; of one that visits no node it is of no meaning. `hosts` are those of its choices."""
+    visited = np.asarray(hosts.any(axis=1))
+    tokens, nodes = visited.shape
+    if home == "lowest_host":
+        return hosts[np.arange(tokens), np.asarray(batch.gather_slot)].argmax(axis=1)
+    if home == "random_host":
+        draw, count = np.asarray(batch.token_draw), visited.sum(axis=1)
+        index = np.minimum((draw * count.astype(draw.dtype)).astype(int), count - 1)
+        return (np.cumsum(visited, axis=1) > index[:, None]).argmax(axis=1)
+    if home == "fewest_hops":
+        return np.where(visited, visited @ hops, np.inf).argmin(axis=1)
+    if home == "least_loaded":
+        return _least_loaded(visited, visited @ hops)
+    if home == "corner_host":
+        corners = _corners(mesh_shape, nodes)
+        near = hops[[corners[token % len(corners)] for token in range(tokens)]]
+        return np.where(visited, near, np.inf).argmin(axis=1)
+    return token_sources(batch, nodes)
+
+
+def _corners(mesh_shape: tuple[int, int] | None, nodes: int) -> list[int]:
+    """The corners of a mesh in the order of their numbers; all nodes of another network."""
+    if mesh_shape is None:
+        return list(range(nodes))
+    x, y = mesh_shape
+    return sorted({row * y + column for row in (0, x - 1) for column in (0, y - 1)})
+
+
+def token_sources(batch: Batch, nodes: int) -> Int[np.ndarray, " token"]:
+    """The node where every token lives: as the batch says, or by their order in equal runs."""
+    if batch.source is not None:
+        return np.asarray(batch.source)
+    tokens = len(batch.experts)
+    return np.arange(tokens) * nodes // tokens
+
+
+def _least_loaded(
+    visited: Bool[np.ndarray, "token node"], hops_in_all: Int[np.ndarray, "token node"]
+) -> Int[np.ndarray, " token"]:
+    """Hops in all, and so many more for every token that a node is already home to; tokens in their order."""
+    tokens, nodes = visited.shape
+    home, count = np.zeros(tokens, np.int64), np.zeros(nodes, np.int64)
+    for token in np.flatnonzero(visited.any(axis=1)):
+        cost = hops_in_all[token] * tokens + LOAD_WEIGHT * nodes * count
+        home[token] = np.where(visited[token], cost, np.iinfo(np.int64).max).argmin()
+        count[home[token]] += 1
+    return home
+
+
+def node_seconds(layer: LayerDescription, plan: TokenPlan, batch: Batch) -> Float[np.ndarray, " node"]:
+    """A node is done when its products are, and when each of its channels has served all that use it."""
+    if layer.gemm is None:
+        seconds = plan.part.sum(axis=(0, 1)) * layer.flops_per_token_expert / layer.flops
+    else:
+        seconds = _gemm_seconds(layer.gemm, plan, np.asarray(batch.experts), layer.mode == "sharded")
+    weights = plan.experts_read * layer.expert_bytes
+    vectors = plan.visited.sum(axis=0) * (layer.dispatch_bytes + layer.combine_bytes)
+    for depth, level in enumerate(layer.memory):
+        asked = weights if depth else weights + vectors
+        served = np.bincount(level.channel, asked, len(level.bandwidth))
+        channel = np.where(served > 0, level.latency + served / level.bandwidth, 0.0)
+        seconds = np.maximum(seconds, channel[level.channel])
+    return seconds
+
+
+def _gemm_seconds(
+    gemm: Gemm, plan: TokenPlan, experts: Int[np.ndarray, "token top_k"], sharded: bool
+) -> Float[np.ndarray, " node"]:
+    """The products of every expert on every node one after the other; a whole copy is apart from what is placed."""
+    token, choice, node = np.nonzero(plan.part)
+    is_copy = plan.served[token, choice] >= 0
+    part = np.where(is_copy | (not sharded), 1.0, plan.part[token, choice, node])
+    products = np.stack([node, experts[token, choice], is_copy])
+    (node, _, _), first, tokens = np.unique(products, axis=1, return_index=True, return_counts=True)
+    return np.bincount(node, gemm(node, tokens, part[first]), plan.part.shape[2])

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxmoe.hardware import AbstractTopology, Graph, Mesh
-from jaxmoe.hardware.mesh import hop_counts, link_ends
+from jaxmoe.hardware.networks import hop_counts, link_ends
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,11 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxmoe.des.description import LayerDescription
+from jaxmoe.des.description import LayerDescription, node_seconds, plan_tokens
 from jaxmoe.des.engine import Run, simulate
 from jaxmoe.des.exchanges import stage_transfers
 from jaxmoe.des.fabric import Rows, one_each
 from jaxmoe.des.tasks import GraphBuilder, Transfers, add_transfers, no_rows
-from jaxmoe.des.tokens import node_seconds, plan_tokens
 from jaxmoe.des.trees import tree_transfers
 from jaxmoe.traces import Batch
 

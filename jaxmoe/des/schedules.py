@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from jaxmoe.des.fabric import Paths, rows_of
 from jaxmoe.des.tasks import GraphBuilder, Transfers, add_transfers, chunk_sizes, messages
 from jaxmoe.hardware.cuts import blocks, ring_order
-from jaxmoe.hardware.mesh import link_ends, xy_path, yx_path
+from jaxmoe.hardware.networks import link_ends, xy_path, yx_path
 
 Routing = Literal["xy", "yx"]
 Ints = Int[np.ndarray, " send"]

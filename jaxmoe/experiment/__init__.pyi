@@ -3,6 +3,9 @@ from .clock import StageClock as StageClock
 from .comparison import Best as Best
 from .comparison import Comparison as Comparison
 from .comparison import compare as compare
+from .comparison import placement_problem as placement_problem
+from .comparison import search as search
+from .comparison import tuned_strategies as tuned_strategies
 from .evaluation import Replay as Replay
 from .evaluation import describe as describe
 from .evaluation import replay as replay
@@ -17,9 +20,6 @@ from .strategies import standard_strategies as standard_strategies
 from .strategies import strategy as strategy
 from .summary import comparison_report as comparison_report
 from .summary import provenance as provenance
-from .tuning import placement_problem as placement_problem
-from .tuning import search as search
-from .tuning import tuned_strategies as tuned_strategies
 from .validation import Trial as Trial
 from .validation import agreement as agreement
 from .validation import fitted_gamma as fitted_gamma

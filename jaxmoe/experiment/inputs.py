@@ -22,7 +22,7 @@ from jaxmoe.config import (
 from jaxmoe.des import Fabric, fabric_of
 from jaxmoe.errors import InputError
 from jaxmoe.hardware import Mesh
-from jaxmoe.hardware.gemm import MeasuredGemm
+from jaxmoe.hardware.machine import MeasuredGemm
 from jaxmoe.latency import LayerModel
 from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange, build_exchange

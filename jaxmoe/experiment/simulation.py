@@ -13,7 +13,7 @@ from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.experiment.validation import Figures, agreement
 from jaxmoe.latency import Decisions, LayerTime
-from jaxmoe.latency.time import STAGES
+from jaxmoe.latency.schedule import STAGES
 from jaxmoe.policies import LayerExchanges, broadcast_experts, rollout
 from jaxmoe.systems import Setting, system_of
 from jaxmoe.traces import Batch, GatingTrace, sample_batches, successive_batches

@@ -5,7 +5,7 @@ from .machine import Die as Die
 from .machine import Machine as Machine
 from .machine import MemoryLevel as MemoryLevel
 from .machine import node_memory as node_memory
-from .mesh import Mesh as Mesh
+from .networks import Mesh as Mesh
 from .networks import clusters as clusters
 from .networks import fully_connected as fully_connected
 from .networks import ring as ring

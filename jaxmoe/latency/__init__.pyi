@@ -11,9 +11,9 @@ from .layer import evaluate as evaluate
 from .layer import is_tensor_parallel as is_tensor_parallel
 from .schedule import AbstractSchedule as AbstractSchedule
 from .schedule import IdleLinks as IdleLinks
+from .schedule import LayerTime as LayerTime
 from .schedule import Overlap as Overlap
 from .schedule import Pipelined as Pipelined
 from .schedule import ScheduleError as ScheduleError
 from .schedule import Serial as Serial
 from .schedule import schedule_of as schedule_of
-from .time import LayerTime as LayerTime

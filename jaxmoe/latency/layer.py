@@ -30,8 +30,7 @@ from jaxmoe.latency.demand import (
     lower_movement,
     roofline,
 )
-from jaxmoe.latency.schedule import AbstractSchedule, Serial
-from jaxmoe.latency.time import STAGES, LayerTime
+from jaxmoe.latency.schedule import STAGES, AbstractSchedule, LayerTime, Serial
 from jaxmoe.network import (
     AbstractExchange,
     AbstractTimeModel,

@@ -1,4 +1,4 @@
-"""Loads of links and sums along paths, on any network.
+"""Loads of links, on every kind of network.
 
 Both are one linear map A, links x pairs, and its transpose: loads = A traffic, path sums = A' per_link. A mesh
 works them out by prefix sums, a graph by sums over its hops; neither builds A. A YX path is the XY path of the
@@ -12,8 +12,41 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxmoe.hardware import AbstractTopology, Graph, Mesh
-from jaxmoe.network import routed, xy
+from jaxmoe.network import xy
 from jaxmoe.placement.exchange import ExchangeError
+
+
+def _routed_link_loads(graph: Graph, traffic: Float[Array, "node node2"]) -> Float[Array, " link"]:
+    """What every directed link carries, in the unit of `traffic` [source, destination]."""
+    return jax.ops.segment_sum(traffic.ravel()[graph.hop_pair], graph.hop_link, graph.num_links)
+
+
+def _routed_tree_loads(
+    graph: Graph,
+    source: Float[Array, "flow node"],
+    destination: Float[Array, "flow node"],
+    weight: Float[Array, " flow"],
+) -> Float[Array, " link"]:
+    """Loads of trees: in flow f every node with a source of 1 sends one vector to the destination, merged on the way.
+
+    `destination` is 1 at one node of a flow, or a distribution over nodes, each with a tree of its own.
+    """
+    nodes, links = graph.num_nodes, graph.num_links
+    start, stop = graph.hop_pair // nodes, graph.hop_pair % nodes
+
+    def tree(given: tuple[Float[Array, " node"], Float[Array, " node"]]) -> Float[Array, " link"]:
+        source, destination = given
+        passing = jax.ops.segment_sum(source[start], stop * links + graph.hop_link, nodes * links)
+        return destination @ jnp.minimum(passing, 1).reshape(nodes, links)
+
+    return weight @ jax.lax.map(tree, (source, destination), batch_size=16)
+
+
+def _routed_path_maxima(graph: Graph, per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:
+    """Largest value of a non-negative per-link quantity along every path; 0 for a node to itself."""
+    pairs = graph.num_nodes**2
+    largest = jax.ops.segment_max(per_link[graph.hop_link], graph.hop_pair, pairs, indices_are_sorted=True)
+    return jnp.maximum(largest, 0).reshape(graph.num_nodes, graph.num_nodes)
 
 
 def link_loads(topology: AbstractTopology, traffic: Float[Array, "node node2"]) -> Float[Array, " link"]:
@@ -24,7 +57,7 @@ def link_loads(topology: AbstractTopology, traffic: Float[Array, "node node2"]) 
         case Mesh(routing="yx"):
             return xy.link_loads(topology.shape, traffic.T)[topology.reverse_links]
         case Graph():
-            return routed.link_loads(topology, traffic)
+            return _routed_link_loads(topology, traffic)
     raise _unknown(topology)
 
 
@@ -56,7 +89,7 @@ def tree_loads(
         case Mesh(shape=shape, routing="yx"):
             return _transposed_tree_loads(shape, source, destination, weight)
         case Graph():
-            return routed.tree_loads(topology, source, destination, weight)
+            return _routed_tree_loads(topology, source, destination, weight)
     raise _unknown(topology)
 
 
@@ -108,7 +141,7 @@ def path_maxima(topology: AbstractTopology, per_link: Float[Array, " link"]) -> 
         case Mesh(routing="yx"):
             return xy.path_maxima(topology.shape, per_link[topology.reverse_links]).T
         case Graph():
-            return routed.path_maxima(topology, per_link)
+            return _routed_path_maxima(topology, per_link)
     raise _unknown(topology)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.hardware.mesh import corner_nodes
+from jaxmoe.hardware.networks import corner_nodes
 from jaxmoe.network.xy import prefix_sums
 from jaxmoe.placement.exchange import LOAD_WEIGHT
 from jaxmoe.relax import AbstractSupport

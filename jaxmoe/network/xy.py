@@ -41,7 +41,7 @@ class LineTraffic(eqx.Module):
     along_y: Float[Array, "y_from x y_to"]  # in the column of the destination
 
     def link_loads(self) -> Float[Array, " link"]:
-        """What every directed link carries, numbered as in `jaxmoe.hardware.mesh` (XY paths: hd_moe IV-B2)."""
+        """What every directed link carries, numbered as in `jaxmoe.hardware.networks` (XY paths: hd_moe IV-B2)."""
         plus_x, minus_x = _line_loads(self.along_x)
         plus_y, minus_y = _line_loads(self.along_y)
         return jnp.concatenate([plus_x.ravel(), minus_x.ravel(), plus_y.T.ravel(), minus_y.T.ravel()])

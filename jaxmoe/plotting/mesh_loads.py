@@ -10,7 +10,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from jaxmoe.hardware.mesh import link_ends, num_links
+from jaxmoe.hardware.networks import link_ends, num_links
 from jaxmoe.plotting import style
 from jaxmoe.plotting.style import LINK_TIME, NODE_TIME, Measure
 
@@ -27,7 +27,7 @@ class MeshPanel:
 
     title: str
     node_value: np.ndarray  # [node]
-    link_value: np.ndarray  # [link], numbered as in `jaxmoe.hardware.mesh`
+    link_value: np.ndarray  # [link], numbered as in `jaxmoe.hardware.networks`
 
 
 def plot_mesh_loads(

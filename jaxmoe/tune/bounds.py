@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from jaxmoe.hardware.gemm import MeasuredGemm
+from jaxmoe.hardware.machine import MeasuredGemm
 from jaxmoe.latency import IdleLinks, LayerModel, Serial
 from jaxmoe.network import Congestion, RingExchange
 from jaxmoe.traces import Batch, expert_counts

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxmoe.tune.greedy import GreedySettings, greedy
-from jaxmoe.tune.random_search import AnnealSettings, RandomSettings, anneal, random_search
-from jaxmoe.tune.result import TuneResult
+from jaxmoe.tune.greedy import AnnealSettings, GreedySettings, RandomSettings, anneal, greedy, random_search
+from jaxmoe.tune.problem import TuneResult
 from jaxmoe.tune.settings import TunerSettings
 from jaxmoe.tune.tuner import tune
 from jaxmoe.tune.two_stage import TwoStageSettings, two_stage

@@ -21,9 +21,10 @@ from jaxmoe.placement.strategies import Shipped, shipped_replicas, shipped_strat
 from jaxmoe.traces import Batch, expert_counts
 from jaxmoe.tune import local_search
 from jaxmoe.tune.bounds import lower_bound
-from jaxmoe.tune.problem import BRIM, PlacementProblem
-from jaxmoe.tune.result import (
+from jaxmoe.tune.problem import (
+    BRIM,
     History,
+    PlacementProblem,
     Plan,
     Plans,
     Progress,

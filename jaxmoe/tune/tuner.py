@@ -19,10 +19,21 @@ from jaxmoe.placement.strategies import complete_hybrids, groups_of
 from jaxmoe.relax import geometric
 from jaxmoe.tune import descent, local_search
 from jaxmoe.tune.descent import typical_part
-from jaxmoe.tune.problem import PlacementProblem
-from jaxmoe.tune.random_search import random_starts
+from jaxmoe.tune.greedy import random_starts
+from jaxmoe.tune.problem import (
+    History,
+    PlacementProblem,
+    Plan,
+    Plans,
+    Progress,
+    Ranked,
+    Scores,
+    TuneResult,
+    best,
+    better,
+    silent,
+)
 from jaxmoe.tune.referee import Referee
-from jaxmoe.tune.result import History, Plan, Plans, Progress, Ranked, Scores, TuneResult, best, better, silent
 from jaxmoe.tune.settings import HYBRIDS, StopSwitch, TunerSettings, affordable
 
 LEAST_PART = 0.1  # of an expert's typical part on a node; less is rounded away

@@ -19,7 +19,7 @@ from throughput import compiled, machine, rate
 from jaxmoe.des import Fabric, GraphBuilder, TaskGraph, fabric_of, simulate
 from jaxmoe.des.tasks import add_transfers, messages, no_rows
 from jaxmoe.hardware import Mesh
-from jaxmoe.hardware.mesh import num_links
+from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import Congestion
 from jaxmoe.relax import HardMax
 

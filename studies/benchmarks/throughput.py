@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.hardware import Die, Machine, Mesh
-from jaxmoe.hardware.mesh import link_ends, num_links, xy_path
+from jaxmoe.hardware.networks import link_ends, num_links, xy_path
 from jaxmoe.latency import LayerCosts, LayerModel
 from jaxmoe.network import Congestion, build_exchange
 from jaxmoe.relax import SmoothMax, SoftSupport

@@ -18,7 +18,7 @@ from jaxmoe.des import Fabric, LayerDescription, fabric_of
 from jaxmoe.des.layer import replay_layer
 from jaxmoe.experiment.validation import agreement
 from jaxmoe.hardware import AbstractTopology, Die, Machine, Mesh, clusters, torus, wafers
-from jaxmoe.hardware.mesh import num_links
+from jaxmoe.hardware.networks import num_links
 from jaxmoe.latency import LayerCosts, LayerModel
 from jaxmoe.network import Congestion, build_exchange
 from jaxmoe.placement import expert_parallel_balanced

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax.numpy as jnp
 from cases import MIXTRAL, SEED, Case, inputs_of
 
-from jaxmoe.experiment.tuning import placement_problem
+from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.latency import evaluate
 from jaxmoe.tune import PlacementProblem, TunerSettings, tune
 from jaxmoe.tune.bounds import lower_bound

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from cases import CASES, DEEPSEEK, LAYERS, MIXTRAL, QWEN, RUNS, Case, inputs_of
 
+from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import Inputs
-from jaxmoe.experiment.tuning import placement_problem
 from jaxmoe.experiment.validation import fitted_gamma
 from jaxmoe.latency import evaluate
 from jaxmoe.placement import read_plan

@@ -16,7 +16,7 @@ from booksim import predict
 from jaxmoe.des import Fabric, GraphBuilder, add_sends, fabric_of, replay_traffic, simulate
 from jaxmoe.des.schedules import ring_all_reduce_sends
 from jaxmoe.hardware import AbstractTopology, Graph, Mesh, fully_connected, ring, switch
-from jaxmoe.hardware.mesh import num_links
+from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import Congestion
 
 GIBI_PER_NANO = 2**30 * 1e-9  # GiB/s in B/ns

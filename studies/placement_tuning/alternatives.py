@@ -19,8 +19,8 @@ import scipy.sparse as sp
 from cases import CASES, HERE, ROOT, SCENARIOS, Case, Run
 from scipy.optimize import linprog
 
+from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import Inputs, read_inputs
-from jaxmoe.experiment.tuning import placement_problem
 from jaxmoe.placement.strategies import expert_parallel_random
 from jaxmoe.relax import SoftSupport
 from jaxmoe.tune import History, TunerSettings, descent, tune, tuner

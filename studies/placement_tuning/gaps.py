@@ -17,8 +17,8 @@ from cases import Run
 from machines import inputs_of
 from scoring import MICRO, SEED, Plan, Timed, under_best
 
+from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import Inputs
-from jaxmoe.experiment.tuning import placement_problem
 from jaxmoe.hardware import Mesh
 from jaxmoe.placement.strategies import shipped_strategies
 from jaxmoe.tune.bounds import exchange_bound

@@ -12,8 +12,8 @@ from dataclasses import replace
 from cases import CASES, MIXTRAL, Case, Run
 from scoring import QUICK, SEED, TREES, UNICASTS, Plan, Timed, timed, under_best, usual_plans
 
+from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import Inputs
-from jaxmoe.experiment.tuning import placement_problem
 from jaxmoe.tune import PlacementProblem, tune
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS

@@ -12,8 +12,8 @@ from cases import FIVE, MIXTRAL, RUNS, Case, Run
 from main_table import best_usual, gathers_of, problem_of
 from scoring import TREES, Plan, under_best, usual_plans
 
+from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import Inputs
-from jaxmoe.experiment.tuning import placement_problem
 from jaxmoe.tune import tune
 
 LAYER, BATCHES = 16, 16

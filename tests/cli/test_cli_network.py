@@ -7,7 +7,7 @@ import pytest
 
 from jaxmoe.cli import network
 from jaxmoe.experiment import traffic as traffic_module
-from jaxmoe.hardware.mesh import xy_path
+from jaxmoe.hardware.networks import xy_path
 
 SECTIONS = """
 link: {bandwidth_GB_per_s: 2, latency_ns: 100}

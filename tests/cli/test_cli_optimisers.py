@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 
-from jaxmoe.experiment import tuning
+from jaxmoe.experiment import comparison
 from jaxmoe.placement import read_plan
 from jaxmoe.tune.optimisers import OPTIMISERS
 from jaxmoe.tune.two_stage import TwoStageSettings
@@ -17,7 +17,7 @@ from jaxmoe.tune.two_stage import TwoStageSettings
 def quick_two_stage(monkeypatch):
     """Node and link balance in fractions of a second; the others are quick on four experts."""
     quick = OPTIMISERS["milp-bayes"]._replace(settings=lambda **given: TwoStageSettings(0.0, 2.0, 0.5, **given))
-    monkeypatch.setitem(tuning.OPTIMISERS, "milp-bayes", quick)
+    monkeypatch.setitem(comparison.OPTIMISERS, "milp-bayes", quick)
 
 
 def summary_of(out):
@@ -47,7 +47,7 @@ def test_a_time_limit_ends_it_with_a_plan(run, scenario, out, name):
 
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_ctrl_c_ends_it_with_a_plan(run, scenario, out, name, monkeypatch):
-    real = tuning.OPTIMISERS[name]
+    real = comparison.OPTIMISERS[name]
 
     def interrupted(problem, settings, progress):
         pressed = []
@@ -59,7 +59,7 @@ def test_ctrl_c_ends_it_with_a_plan(run, scenario, out, name, monkeypatch):
 
         return real.run(problem, settings, press)
 
-    monkeypatch.setitem(tuning.OPTIMISERS, name, real._replace(run=interrupted))
+    monkeypatch.setitem(comparison.OPTIMISERS, name, real._replace(run=interrupted))
     result = run("tune", scenario, "--optimiser", name, "--out", out)
     assert result.exit_code == 130, result.output
     assert "stopped early (interrupted); the best plan so far" in result.stderr
@@ -76,7 +76,7 @@ def test_an_unknown_name_lists_the_choices(run, scenario, out):
 def test_a_time_limit_that_is_none_is_refused(run, scenario, out):
     result = run("tune", scenario, "--time-limit", "-1", "--out", out)
     assert result.exit_code == 2
-    assert "tuning.time_limit_s is -1" in result.stderr
+    assert "comparison.time_limit_s is -1" in result.stderr
     assert not out.parent.exists()
 
 

@@ -9,7 +9,7 @@ import pytest
 from jaxmoe.des import LayerDescription, fabric_of, replay_layer
 from jaxmoe.des.exchanges import ring_groups, stage_transfers
 from jaxmoe.hardware import AbstractTopology, Mesh, clusters, fully_connected, ring, switch, torus, wafers
-from jaxmoe.hardware.mesh import num_links
+from jaxmoe.hardware.networks import num_links
 from jaxmoe.placement.exchange import HOMES, ROUTES, ExchangeError, Gather, ReduceScatter, Rings, exchange_of
 
 from .test_layer import make_batch

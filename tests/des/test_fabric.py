@@ -7,7 +7,7 @@ import pytest
 
 from jaxmoe.des import fabric_of
 from jaxmoe.hardware import Mesh, clusters, ring, torus
-from jaxmoe.hardware.mesh import num_links
+from jaxmoe.hardware.networks import num_links
 
 
 def mesh_of(shape, **numbers):

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmoe.des.tokens import homes_of, token_sources
-from jaxmoe.hardware.mesh import hop_counts
+from jaxmoe.des.description import homes_of, token_sources
+from jaxmoe.hardware.networks import hop_counts
 from jaxmoe.placement.exchange import LOAD_WEIGHT
 from jaxmoe.traces import Batch
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxmoe.des import LayerDescription, Memory, fabric_of, layer_seconds, replay_layer, replay_plan
 from jaxmoe.hardware import Mesh
-from jaxmoe.hardware.mesh import num_links, xy_path
+from jaxmoe.hardware.networks import num_links, xy_path
 from jaxmoe.placement.exchange import Gather, Rings, exchange_of
 from jaxmoe.traces import Batch
 

@@ -18,7 +18,7 @@ from jaxmoe.des.schedules import (
     tree_sends,
 )
 from jaxmoe.hardware import Mesh
-from jaxmoe.hardware.mesh import hop_counts, num_links
+from jaxmoe.hardware.networks import hop_counts, num_links
 
 seeds = st.integers(0, 2**32 - 1)
 

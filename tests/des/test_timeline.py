@@ -21,7 +21,7 @@ from jaxmoe.des import (
 )
 from jaxmoe.des.timeline import run_slices, server_rows
 from jaxmoe.hardware import Mesh, clusters
-from jaxmoe.hardware.mesh import link_ends, num_links
+from jaxmoe.hardware.networks import link_ends, num_links
 from jaxmoe.placement.exchange import exchange_of
 
 from .test_layer import BATCH, LAYER, SHAPE, SHARE, random_case

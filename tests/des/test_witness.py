@@ -11,7 +11,7 @@ import pytest
 import jaxmoe.des
 from jaxmoe.des import LayerDescription, Memory, fabric_of, movement_seconds, replay_layer
 from jaxmoe.hardware import Die, Machine, Mesh, clusters, node_memory, torus, wafers
-from jaxmoe.hardware.mesh import num_links
+from jaxmoe.hardware.networks import num_links
 from jaxmoe.latency import LayerCosts, LayerModel, Pipelined
 from jaxmoe.latency.demand import Movement, lower_movement
 from jaxmoe.network import Congestion, build_exchange

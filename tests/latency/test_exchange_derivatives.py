@@ -14,7 +14,7 @@ from oracles import cases
 from oracles.derivatives import check_slopes
 
 from jaxmoe.hardware import MemoryLevel
-from jaxmoe.hardware.gemm import TiledGemm
+from jaxmoe.hardware.machine import TiledGemm
 from jaxmoe.latency import LayerModel
 from jaxmoe.relax import HardMax, SmoothMax, SoftSupport
 

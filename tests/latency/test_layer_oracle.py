@@ -11,7 +11,7 @@ from oracles import exchange as oracle
 from oracles.layer import Tokens
 from oracles.network import NumpyMachine
 
-from jaxmoe.hardware.mesh import num_links
+from jaxmoe.hardware.networks import num_links
 from jaxmoe.latency import Decisions
 from jaxmoe.network import build_exchange
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jaxmoe.des import GraphBuilder, add_sends, fabric_of, simulate
 from jaxmoe.des import schedules as des
 from jaxmoe.hardware import Mesh, clusters, fully_connected, ring, torus
-from jaxmoe.hardware.mesh import hop_counts, link_ends, num_links
+from jaxmoe.hardware.networks import hop_counts, link_ends, num_links
 from jaxmoe.network import (
     Congestion,
     Multicasts,

@@ -9,7 +9,7 @@ from oracles import network as oracle
 from oracles.cases import congestion, mirrored_congestion
 
 from jaxmoe.hardware import Mesh
-from jaxmoe.hardware.mesh import num_links, xy_path
+from jaxmoe.hardware.networks import num_links, xy_path
 from jaxmoe.network import Congestion, Flows
 from jaxmoe.relax import HardMax
 

@@ -10,7 +10,7 @@ from oracles import layer as oracle
 from oracles.cases import congestion, mirrored_congestion
 
 from jaxmoe.hardware import Mesh, ring
-from jaxmoe.hardware.mesh import hop_counts, link_ends, num_links
+from jaxmoe.hardware.networks import hop_counts, link_ends, num_links
 from jaxmoe.network import Flows, Visits, build_exchange, replicated_visits, sharded_visits
 from jaxmoe.placement.exchange import exchange_of
 from jaxmoe.relax import HardMax, HardSupport

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oracles import network as oracle
 
 from jaxmoe.hardware import Mesh
-from jaxmoe.hardware.mesh import hop_counts, num_links
+from jaxmoe.hardware.networks import hop_counts, num_links
 from jaxmoe.network.loads import link_loads, path_maxima, path_sums
 from jaxmoe.network.xy import prefix_sums
 

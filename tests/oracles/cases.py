@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.hardware import AbstractTopology, Die, Machine, node_memory
-from jaxmoe.hardware.mesh import num_links
+from jaxmoe.hardware.networks import num_links
 from jaxmoe.latency import LayerCosts, LayerModel
 from jaxmoe.network import (
     AbstractTimeModel,

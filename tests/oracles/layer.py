@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxmoe.hardware.mesh import hop_counts
+from jaxmoe.hardware.networks import hop_counts
 from oracles.network import NumpyMachine
 
 

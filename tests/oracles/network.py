@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.hardware import Mesh
-from jaxmoe.hardware.mesh import link_ends, num_links, xy_path
+from jaxmoe.hardware.networks import link_ends, num_links, xy_path
 
 
 @dataclass

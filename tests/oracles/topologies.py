@@ -17,7 +17,7 @@ from jaxmoe.hardware import (
     torus,
     wafers,
 )
-from jaxmoe.hardware.mesh import num_links
+from jaxmoe.hardware.networks import num_links
 
 
 def mesh(shape: tuple[int, int], bandwidth: float = 1.0, latency: float = 0.0, **options) -> Mesh:

@@ -12,7 +12,7 @@ from scipy.optimize import minimize_scalar
 from jaxmoe.des import GraphBuilder, add_sends, fabric_of, simulate
 from jaxmoe.des.schedules import multicast_tree, tree_sends
 from jaxmoe.hardware import Mesh
-from jaxmoe.hardware.mesh import num_links
+from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import ChunkedBroadcast, Congestion, Multicasts, multicast_stage
 from jaxmoe.relax import HardMax
 

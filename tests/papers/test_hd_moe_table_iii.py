@@ -24,7 +24,7 @@ import pytest
 from jaxmoe.des import GraphBuilder, add_sends, fabric_of, simulate
 from jaxmoe.des.schedules import block_rings, ring_all_reduce_sends
 from jaxmoe.hardware import Mesh, ring
-from jaxmoe.hardware.mesh import num_links
+from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import Congestion, collective_time, ring_all_reduce, ring_reduce_scatter
 from jaxmoe.relax import HardMax
 

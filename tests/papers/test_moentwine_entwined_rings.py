@@ -9,7 +9,7 @@ import pytest
 from jaxmoe.des import GraphBuilder, add_sends, fabric_of, simulate
 from jaxmoe.des import schedules as des
 from jaxmoe.hardware import Mesh, wafers
-from jaxmoe.hardware.mesh import link_ends, num_links
+from jaxmoe.hardware.networks import link_ends, num_links
 from jaxmoe.network import (
     Congestion,
     Uncongested,

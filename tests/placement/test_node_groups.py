@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxmoe.hardware import Mesh, ring
-from jaxmoe.hardware.mesh import hop_counts, num_links
+from jaxmoe.hardware.networks import hop_counts, num_links
 from jaxmoe.network import build_exchange
 from jaxmoe.placement import Placement
 from jaxmoe.placement.exchange import ExchangeError, Rings

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from jaxmoe.hardware import Mesh, ring
-from jaxmoe.hardware.mesh import num_links
+from jaxmoe.hardware.networks import num_links
 from jaxmoe.placement import (
     Placement,
     PlanError,

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from jaxmoe.hardware.mesh import num_links, reverse_links
+from jaxmoe.hardware.networks import num_links, reverse_links
 from jaxmoe.plotting import (
     MeshPanel,
     mesh_loads,

@@ -7,7 +7,7 @@ from matplotlib.image import imread
 
 from jaxmoe import plotting
 from jaxmoe.plotting import style
-from jaxmoe.plotting.traces.heatmaps import _scale
+from jaxmoe.plotting.trace_heatmaps import _scale
 
 rng = np.random.default_rng(0)
 SIZES = [(1, 1, 1), (32, 8, 1), (58, 256, 8)]  # layers, experts, top_k

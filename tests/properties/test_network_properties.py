@@ -14,7 +14,7 @@ from oracles import layer as oracle
 from oracles.cases import congestion, mirrored_congestion
 from oracles.topologies import NETWORKS, random_traffic, with_random_numbers
 
-from jaxmoe.hardware.mesh import link_ends
+from jaxmoe.hardware.networks import link_ends
 from jaxmoe.relax import HardMax
 
 SHAPE, EXPERTS, TOKENS, TOP_K = (3, 4), 6, 10, 2

@@ -11,7 +11,7 @@ import pytest
 from oracles import cases
 
 from jaxmoe.hardware import Die, MemoryLevel, node_memory
-from jaxmoe.hardware.gemm import MeasuredGemm
+from jaxmoe.hardware.machine import MeasuredGemm
 from jaxmoe.latency import LayerModel, schedule_of
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement.exchange import HOMES, ROUTES

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_problem import EXPERTS, LAYERS, NODES, SHAPE, compilations, random_shares, small_problem
 
-from jaxmoe.hardware.mesh import hop_counts
+from jaxmoe.hardware.networks import hop_counts
 from jaxmoe.latency import evaluate
 from jaxmoe.traces import Batch, merge_tokens
 from jaxmoe.tune import PlacementProblem, local_search

@@ -11,8 +11,15 @@ from small_problem import LAYERS, NODES, small_problem
 
 from jaxmoe.latency import evaluate
 from jaxmoe.tune import PlacementProblem, TuneResult, referee
-from jaxmoe.tune.greedy import GreedySettings, greedy
-from jaxmoe.tune.random_search import AnnealSettings, RandomSettings, anneal, random_search, random_starts
+from jaxmoe.tune.greedy import (
+    AnnealSettings,
+    GreedySettings,
+    RandomSettings,
+    anneal,
+    greedy,
+    random_search,
+    random_starts,
+)
 from jaxmoe.tune.referee import Referee
 from jaxmoe.tune.settings import StopSwitch
 

@@ -14,8 +14,8 @@ from jaxmoe.latency import evaluate
 from jaxmoe.tune import PlacementProblem, TuneResult, referee
 from jaxmoe.tune.link_balance import METHODS
 from jaxmoe.tune.node_balance import node_balance
+from jaxmoe.tune.problem import History
 from jaxmoe.tune.referee import Referee
-from jaxmoe.tune.result import History
 from jaxmoe.tune.settings import StopSwitch
 from jaxmoe.tune.two_stage import TwoStageSettings, together, two_stage
 

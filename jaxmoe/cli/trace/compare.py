@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
-from jaxmoe.cli.tables import print_table
+from jaxmoe.cli.show import print_table
 from jaxmoe.cli.trace.pictures import draw_comparison
 from jaxmoe.cli.trace.stats import source_report
 from jaxmoe.experiment.clock import StageClock

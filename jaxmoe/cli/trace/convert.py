@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from jaxmoe.cli.session import Interrupts, OutputFolder
-from jaxmoe.cli.tables import print_table, print_warnings
+from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import OptionError, hints_of
 from jaxmoe.experiment.summary import surroundings

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
-from jaxmoe.cli.tables import print_table
+from jaxmoe.cli.show import print_table
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import hints_of
 from jaxmoe.experiment.summary import surroundings

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
-from jaxmoe.cli.tables import print_table
+from jaxmoe.cli.show import print_table
 from jaxmoe.cli.trace.pictures import draw_statistics
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import OptionError, Source, read_files

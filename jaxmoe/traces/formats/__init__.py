@@ -9,7 +9,6 @@ from jaxmoe.traces.formats import (
     megatron,
     npz,
     sglang,
-    sglang_recorder,
     tensorrt_llm,
     vllm,
 )
@@ -17,7 +16,7 @@ from jaxmoe.traces.formats.source import Format, Source
 from jaxmoe.traces.trace import GatingTrace, LoadCounts, TraceError
 
 LOADS: dict[str, Format[LoadCounts]] = {
-    module.LOAD_COUNTS.name: module.LOAD_COUNTS for module in (npz, sglang_recorder, tensorrt_llm)
+    module.LOAD_COUNTS.name: module.LOAD_COUNTS for module in (npz, sglang, tensorrt_llm)
 }
 # Formats of JSON come last: looking at them reads the file.
 TRACES: dict[str, Format[GatingTrace]] = {

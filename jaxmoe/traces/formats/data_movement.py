@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxmoe.traces.formats.aside import whole
+from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.choices import (
     Recorded,
     choices_of,
@@ -114,7 +114,7 @@ def _write(path: Path, trace: GatingTrace) -> list[str]:
     prefill = prefill_lengths(trace, "data_movement")
     model, dataset = trace.facts.get("model", "unknown"), trace.facts.get("dataset", "unknown")
     folder = Path(*_two(model), *_two(dataset))
-    with whole(path) as aside:
+    with atomic_write(path) as aside:
         for number, (name, part) in enumerate(zip(names(trace), parted(trace), strict=True)):
             file = aside / folder / f"{number:05d}_{_file_name(name)}.json"
             file.parent.mkdir(parents=True, exist_ok=True)

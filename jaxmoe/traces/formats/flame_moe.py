@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxmoe.traces.formats.aside import whole
+from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.choices import Recorded, check_not_negative, joined, names, naming, parted, stacked_layers
 from jaxmoe.traces.formats.source import AGAIN, Format, Hints, Source, check_whole
 from jaxmoe.traces.trace import GatingTrace, TraceError
@@ -125,7 +125,7 @@ def _write(path: Path, trace: GatingTrace) -> list[str]:
     arrow, parquet = _pyarrow()
     numbers = _iteration_numbers(trace)
     scores = None if trace.weights is None else trace.weights.astype(np.float16)
-    with whole(path) as aside:
+    with atomic_write(path) as aside:
         for number, part in zip(numbers, parted(trace), strict=True):
             folder = aside / f"iter_{number:07d}"
             folder.mkdir(parents=True)

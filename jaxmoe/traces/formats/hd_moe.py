@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jaxmoe.traces.formats.aside import whole
+from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.choices import Recorded, choices_of, joined, layer_number, stacked_layers
 from jaxmoe.traces.formats.source import Format, Hints, Source, check_whole
 from jaxmoe.traces.trace import GatingTrace, TraceError
@@ -35,7 +35,7 @@ def _read(source: Source, hints: Hints) -> GatingTrace:
 def _write(path: Path, trace: GatingTrace) -> list[str]:
     check_whole(trace, "hd_moe")
     layers = {str(layer): trace.experts[:, row].tolist() for row, layer in enumerate(trace.layer_ids.tolist())}
-    with whole(path) as aside:
+    with atomic_write(path) as aside:
         aside.write_text(json.dumps(layers), encoding="utf-8")
     return []
 

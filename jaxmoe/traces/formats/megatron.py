@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxmoe.traces.formats.aside import whole
+from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.choices import Recorded, by_rank, choices_of, joined, names, naming, parted, stacked_layers
 from jaxmoe.traces.formats.source import AGAIN, Format, Hints, Source, check_whole, shown
 from jaxmoe.traces.trace import GatingTrace, TraceError
@@ -155,7 +155,7 @@ def _write(path: Path, trace: GatingTrace) -> list[str]:
     check_whole(trace, "megatron")
     logits = trace.logits
     rounded = None if logits is None else _bfloat16(logits)
-    with whole(path) as aside:
+    with atomic_write(path) as aside:
         aside.mkdir()
         for rank, part in enumerate(parted(trace)):
             lines = [_record(trace, rank, row, part) for row in range(len(trace.layer_ids))]

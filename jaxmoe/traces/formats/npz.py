@@ -18,8 +18,8 @@ from zipfile import ZipFile
 
 import numpy as np
 
+from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.arrays import member_names, read_arrays, write_member
-from jaxmoe.traces.formats.aside import whole
 from jaxmoe.traces.formats.source import Format, Hints, Source
 from jaxmoe.traces.trace import GatingTrace, LoadCounts, TraceError, chunks, release
 
@@ -60,7 +60,7 @@ def write_trace_in_parts(
     entries = _entries(frame) | {"layer_ids": np.asarray(layer_ids)}
     del entries["experts"]
     shape = (num_tokens, len(layer_ids), top_k)
-    with whole(path) as aside, ZipFile(aside, "w") as archive:
+    with atomic_write(path) as aside, ZipFile(aside, "w") as archive:
         for name, array in entries.items():
             write_member(archive, name, array.shape, array.dtype, [array])
         write_member(archive, "experts", shape, np.int16, _checked(parts, shape, num_experts, np.asarray(layer_ids)))
@@ -205,7 +205,7 @@ def _write_loads(path: Path, loads: LoadCounts) -> list[str]:
 
 
 def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    with whole(path) as aside, aside.open("wb") as file:
+    with atomic_write(path) as aside, aside.open("wb") as file:
         if sum(array.nbytes for array in arrays.values()) <= COMPRESSED_BYTES:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # no array is called allow_pickle
         else:

@@ -1,4 +1,8 @@
-"""The routed experts that SGLang returns (https://docs.sglang.io, --enable-return-routed-experts).
+"""SGLang: routed experts of responses, and the counts of its recorder.
+
+A `.pt` file, or a folder of them by time, with `logical_count` [step, layer, expert]. There is a row for every layer
+of the model, zeros in dense ones; the layers with experts are those with counts, or come from a hint. Every step is
+a window. Reading and writing need PyTorch, the extra jaxmoe[torch]; nothing but tensors is ever unpickled.
 
 Base64 of int32 ids [token, layer, top_k] in `routed_experts` of `meta_info` or `sgl_ext`, in responses or bare.
 There is a row for every layer of the model, zeros in dense ones, and no shape: the number of layers and top_k come
@@ -10,12 +14,14 @@ Written are JSON lines, a response for each sequence, with rows up to the last l
 
 import base64
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxmoe.traces.formats.aside import whole
+from jaxmoe.files import atomic_write
+from jaxmoe.traces.formats.arrays import member_names
 from jaxmoe.traces.formats.choices import (
     Recorded,
     check_rows,
@@ -27,9 +33,70 @@ from jaxmoe.traces.formats.choices import (
     prefill_lengths,
     with_dense,
 )
-from jaxmoe.traces.formats.source import Format, Hints, Source, check_whole, decode_base64, lacks
+from jaxmoe.traces.formats.source import AGAIN, Format, Hints, Source, check_whole, decode_base64, lacks
 from jaxmoe.traces.formats.vllm import KEY, START_KEY, Payload, payloads, phase_of
-from jaxmoe.traces.trace import MISSING, GatingTrace, TraceError
+from jaxmoe.traces.trace import MISSING, GatingTrace, LoadCounts, TraceError
+
+
+def _matches_recorder(source: Source) -> bool:
+    if source.path.is_dir():
+        return any(name.endswith(".pt") for name in source.files)
+    return source.head.startswith(b"PK") and any(name.endswith("data.pkl") for name in member_names(source.path))
+
+
+def _read_recorder(source: Source, hints: Hints) -> LoadCounts:
+    steps = []
+    for name, file in source.files.items():
+        if name.endswith(".pt") or not source.path.is_dir():
+            with naming(name if source.path.is_dir() else ""):
+                steps.append(_counts(file))
+                if steps[-1].shape[1:] != steps[0].shape[1:]:
+                    raise TraceError(f"has layers and experts {steps[-1].shape[1:]}, the others {steps[0].shape[1:]}")
+    counts = np.concatenate(steps)
+    hints.agreed_experts(counts.shape[2])
+    layers = expert_layers(np.asarray(counts.any(axis=(0, 2))), hints)
+    windows = tuple(f"step {number}" for number in range(len(counts)))
+    return LoadCounts(counts[:, layers], np.asarray(layers), hints.top_k, windows, {"source": source.path.name})
+
+
+def _counts(file: Path) -> np.ndarray:
+    """The counts in one dump, [step, layer, expert]."""
+    torch = _torch()
+    try:
+        dump = torch.load(file, map_location="cpu", weights_only=True)
+    # What a damaged file raises depends on where it is damaged.
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, KeyError, ValueError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TraceError(f"not a dump of tensors ({reason}); {AGAIN}") from None
+    if not isinstance(dump, dict) or "logical_count" not in dump:
+        held = sorted(map(str, dump)) if isinstance(dump, dict) else type(dump).__name__
+        raise TraceError(f"has no logical_count but {held}; record with --expert-distribution-recorder-mode stat")
+    counts = dump["logical_count"]
+    if not isinstance(counts, torch.Tensor) or counts.ndim != 3 or 0 in counts.shape or counts.is_floating_point():
+        shape = tuple(counts.shape) if isinstance(counts, torch.Tensor) else type(counts).__name__
+        raise TraceError(f"logical_count is {shape}, expected whole numbers [step, layer, expert]; {AGAIN}")
+    return counts.numpy()
+
+
+def _torch() -> Any:
+    try:
+        import torch  # not a dependency of the package
+    except ImportError:
+        raise TraceError("dumps of tensors need PyTorch; install jaxmoe[torch]") from None
+    return torch
+
+
+def _write_recorder(path: Path, loads: LoadCounts) -> list[str]:
+    torch = _torch()
+    counts = with_dense(loads.counts, loads.layer_ids.tolist())
+    with atomic_write(path) as aside:
+        torch.save({"rank": 0, "logical_count": torch.from_numpy(counts)}, aside)
+    unnamed = tuple(f"step {number}" for number in range(len(counts))) == loads.window_name
+    return ([] if unnamed else ["window_name is left out"]) + ["top_k is left out"] * (loads.top_k is not None)
+
+
+LOAD_COUNTS = Format("sglang", _matches_recorder, _read_recorder, _write_recorder, suffix=".pt")
+
 
 MOST_TOKENS = 2**22  # of a response that have no row
 
@@ -89,7 +156,7 @@ def _write(path: Path, trace: GatingTrace) -> list[str]:
     recorded = [slice(part.start + start, part.stop) for part, start in zip(parted(trace), starts, strict=True)]
     for part in recorded:
         check_whole(trace.select_tokens(np.arange(part.start, part.stop)), "sglang but at the start of a sequence")
-    with whole(path) as aside, aside.open("w", encoding="utf-8") as file:
+    with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
         for number, (name, part, start) in enumerate(zip(names(trace), recorded, starts, strict=True)):
             rows = with_dense(trace.experts[part].astype("<i4"), trace.layer_ids.tolist())
             meta: dict[str, Any] = {KEY: base64.b64encode(rows.tobytes()).decode(), START_KEY: start}

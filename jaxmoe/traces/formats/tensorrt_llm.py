@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.arrays import read_safetensors, write_safetensors
-from jaxmoe.traces.formats.aside import whole
 from jaxmoe.traces.formats.choices import (
     Recorded,
     by_rank,
@@ -141,7 +141,7 @@ def _sequence(name: str, arrays: Arrays, top_k: int) -> Recorded:
 
 def _write(path: Path, trace: GatingTrace) -> list[str]:
     check_whole(trace, "tensorrt_llm")
-    with whole(path) as aside:
+    with atomic_write(path) as aside:
         aside.mkdir()
         _write_meta(aside, trace.num_experts, trace.top_k)
         for rank, part in enumerate(parted(trace)):
@@ -158,7 +158,7 @@ def _write(path: Path, trace: GatingTrace) -> list[str]:
 def _write_loads(path: Path, loads: LoadCounts) -> list[str]:
     if loads.top_k is None:
         raise TraceError("top_k is not known, which tensorrt_llm states; give --top-k, or --model")
-    with whole(path) as aside:
+    with atomic_write(path) as aside:
         aside.mkdir()
         _write_meta(aside, loads.num_experts, loads.top_k)
         write_safetensors(

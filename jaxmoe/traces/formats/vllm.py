@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.arrays import npy_array
-from jaxmoe.traces.formats.aside import whole
 from jaxmoe.traces.formats.choices import Recorded, check_rows, joined, names, naming, parted, phases, prefill_lengths
 from jaxmoe.traces.formats.source import AGAIN, Format, Hints, Source, check_whole, decode_base64, lacks, shown
 from jaxmoe.traces.trace import GatingTrace, TraceError
@@ -212,7 +212,7 @@ def _write(path: Path, trace: GatingTrace) -> list[str]:
     check_whole(trace, "vllm")
     prefill = prefill_lengths(trace, "vllm")
     model = trace.facts.get("model", "unknown")
-    with whole(path) as aside, aside.open("w", encoding="utf-8") as file:
+    with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
         for number, (name, part) in enumerate(zip(names(trace), parted(trace), strict=True)):
             array = io.BytesIO()
             np.lib.format.write_array(array, trace.experts[part], allow_pickle=False)

@@ -1,6 +1,4 @@
 from .fidelity import zipf_trace as zipf_trace
-from .files import read_process as read_process
-from .files import write_process as write_process
 from .fitting import fit_process as fit_process
 from .fitting import fitted_part as fitted_part
 from .presets import PRESETS as PRESETS
@@ -8,5 +6,7 @@ from .presets import preset_process as preset_process
 from .process import GatingProcess as GatingProcess
 from .process import Preferences as Preferences
 from .process import Requests as Requests
+from .process import read_process as read_process
+from .process import write_process as write_process
 from .sampling import sample_parts as sample_parts
 from .sampling import sample_trace as sample_trace

@@ -14,8 +14,7 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.latency import LayerModel
 from jaxmoe.relax import AbstractReduction, AbstractSupport
 from jaxmoe.traces import Batch, over_batches
-from jaxmoe.tune.problem import PlacementProblem, objective
-from jaxmoe.tune.result import History
+from jaxmoe.tune.problem import History, PlacementProblem, objective
 from jaxmoe.tune.settings import StopSwitch
 
 Order = Int[np.ndarray, " node"]

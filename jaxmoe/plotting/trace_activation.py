@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from jaxmoe.plotting import style
-from jaxmoe.plotting.traces.heatmaps import NOTHING
+from jaxmoe.plotting.trace_heatmaps import NOTHING
 
 SPAN = 0.86  # of an expert's place, the bars of all layers together
 

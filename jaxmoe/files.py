@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Yields where to write a file or a folder; on leaving it takes the place of an older one of that name."""
     aside, older = path.with_name(path.name + ".part"), path.with_name(path.name + ".old")
     _remove(aside)
