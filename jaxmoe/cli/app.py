@@ -25,8 +25,8 @@ trace_app = typer.Typer(no_args_is_help=True, help="What traces and load counts 
 app.add_typer(trace_app, name="trace")
 
 
-def runs(module: str) -> Callable[[Callable], Callable]:
-    """Give a signature the body `run(folder, interrupts, ...)` of a module of this package.
+def runs(module: str, function: str = "run") -> Callable[[Callable], Callable]:
+    """Give a signature the body `function(folder, interrupts, ...)` of a module of this package.
 
     A scenario is read first: a wrong key is told before JAX is loaded.
     """
@@ -37,7 +37,8 @@ def runs(module: str) -> Callable[[Callable], Callable]:
             with session(out, verbose) as (folder, interrupts):
                 if "layers" in given:
                     load_scenario(given["config"], given["overrides"] or ())
-                import_module(f"jaxmoe.cli.{module}").run(folder, interrupts, **given)
+                body = getattr(import_module(f"jaxmoe.cli.{module}"), function)
+                body(folder, interrupts, **given)
 
         return command
 
@@ -173,7 +174,7 @@ def convert(
 
 
 @trace_app.command()
-@runs("trace.fit")
+@runs("trace.synthesis", "fit")
 def fit(
     file: options.RecordedTrace,
     out: options.Out,
@@ -185,7 +186,7 @@ def fit(
 
 
 @trace_app.command()
-@runs("trace.synth")
+@runs("trace.synthesis", "synth")
 def synth(
     process: options.Process,
     out: options.Out,

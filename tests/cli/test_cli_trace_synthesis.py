@@ -154,7 +154,7 @@ def test_a_failure_half_way_leaves_nothing_behind(run, process, out, monkeypatch
     def fail(*_, **__):
         yield np.zeros((10, 2, 2), np.int16)
 
-    monkeypatch.setattr("jaxmoe.cli.trace.synth.sample_parts", fail)
+    monkeypatch.setattr("jaxmoe.cli.trace.synthesis.sample_parts", fail)
     refused(run("trace", "synth", process, "--out", out), out, "twice")
 
 

@@ -1,4 +1,4 @@
-"""`jaxmoe trace fit`: a generator of traces like a recorded one, and how like it they are."""
+"""`jaxmoe trace fit` and `synth`: a generator of traces like a recorded one, how like it they are, and traces drawn."""
 
 from functools import partial
 from pathlib import Path
@@ -6,21 +6,33 @@ from typing import Any
 
 from rich.table import Table
 
-from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
+from jaxmoe.cli.session import Interrupts, OutputFolder, messages, progress_bars
 from jaxmoe.cli.show import print_table
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import hints_of
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.plotting import plot_trace_comparison
 from jaxmoe.traces import read_trace
-from jaxmoe.traces.synthesis import fit_process, fitted_part, sample_trace, write_process, zipf_trace
+from jaxmoe.traces.formats.npz import write_trace_in_parts
+from jaxmoe.traces.synthesis import (
+    PRESETS,
+    GatingProcess,
+    fit_process,
+    fitted_part,
+    preset_process,
+    read_process,
+    sample_parts,
+    sample_trace,
+    write_process,
+    zipf_trace,
+)
 from jaxmoe.traces.synthesis.fidelity import AIMS, Likeness, likeness
 
 # Far from the seeds that fitting draws with: what is shown is a trace that it has not seen.
 SHOWN_SEED = 1_000_000
 
 
-def run(
+def fit(
     folder: OutputFolder,
     interrupts: Interrupts,
     file: Path,
@@ -95,3 +107,51 @@ def print_likeness(found: dict[str, Likeness], title: str) -> None:
             met = "yes" if aim.met(recorded[name], found["synthetic"].figures[name]) else "no"
             table.add_row(name, *(f"{value:.4f}" for value in values), str(aim), met)
     print_table(table)
+
+
+def synth(
+    folder: OutputFolder,
+    interrupts: Interrupts,
+    process: str,
+    tokens: int,
+    seed: int,
+) -> None:
+    """Draw a synthetic trace and write it as trace.npz, in pieces: its length is not bounded by memory."""
+    with StageClock() as clock:
+        with clock.stage("load"):
+            generator = _process(process)
+            deal = generator.requests.deal(tokens, seed)
+        with progress_bars(interrupts.check) as report, clock.stage("draw"):
+            parts = sample_parts(generator, deal, seed, partial(report, "draw"))
+            write_trace_in_parts(
+                folder.target("trace.npz"),
+                parts,
+                num_tokens=tokens,
+                num_experts=generator.num_experts,
+                layer_ids=generator.layer_ids,
+                top_k=generator.top_k,
+                seq_start=deal.seq_start,
+                phase=deal.phases(),
+                facts=generator.facts,
+            )
+        summary = {
+            "command": "trace synth",
+            "seed": seed,
+            **surroundings(),
+            "process": {"source": process, "facts": generator.facts},
+            "trace": {
+                "tokens": tokens,
+                "layers": len(generator.layer_ids),
+                "num_experts": generator.num_experts,
+                "top_k": generator.top_k,
+                "requests": len(deal.length),
+            },
+        }
+        folder.write_json("summary.json", summary | {"wall_s": clock.report()})
+        messages().print(f"{tokens} tokens of {len(generator.layer_ids)} layers in {folder.path / 'trace.npz'}")
+
+
+def _process(source: str) -> GatingProcess:
+    if source in PRESETS or not Path(source).exists():
+        return preset_process(source)
+    return read_process(Path(source))
