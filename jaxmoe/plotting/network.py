@@ -1,4 +1,4 @@
-"""A traffic matrix as a heat map."""
+"""Networks drawn: a traffic matrix as a heat map, and links of any network by how busy they are."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Outlines of the arrows that stand for directed links between vertices anywhere in the plane."""
+"""Timelines of replayed layers, and the outlines of arrows that stand for directed links."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

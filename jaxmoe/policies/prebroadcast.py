@@ -1,4 +1,4 @@
-"""Which experts to broadcast ahead of a layer: hd_moe IV-D1."""
+"""Pre-broadcast of hd_moe IV-D: which experts, in which window of time, and where their tokens then go."""
 
 import abc
 from dataclasses import replace

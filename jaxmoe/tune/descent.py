@@ -1,4 +1,4 @@
-"""Relaxed placements: shares as a transport plan between experts and nodes.
+"""Gradient descent over relaxed placements, transport plans between experts and nodes, in short segments.
 
 Work W[e, n] = Sinkhorn(logits / temperature) has the experts' frequencies as row sums and a learned, nearly
 even budget of the nodes as column sums; share = W / frequency. So work is balanced by construction and

@@ -1,4 +1,4 @@
-"""How long and how wide the gradient tuner searches, and among which exchanges."""
+"""How long, how wide and among which exchanges the gradient tuner searches, and what stops it."""
 
 import math
 import signal

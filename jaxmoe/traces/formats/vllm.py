@@ -1,4 +1,4 @@
-"""Responses of inference servers that tell which experts every token chose, as JSON or JSON lines.
+"""Responses of inference servers (vLLM and others) that tell which experts every token chose, as JSON.
 
 Where the choices are differs between servers and versions: in a choice of the response, in its `meta_info`,
 `sgl_ext` or `sglext`, or bare. A token that was not run has no row, so the last one of a response has none.

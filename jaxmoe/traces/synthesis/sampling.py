@@ -1,4 +1,4 @@
-"""Jobs in threads: a few ahead of whoever takes their results, which come in order.
+"""Traces of any length drawn from a process, in parts, with a few threads ahead.
 
 The K choices of a token are the first K arrivals of a race in which expert e arrives after an exponential time of
 rate exp(log-weight). After each arrival the rates change by what co-activation adds; as exponential times have no

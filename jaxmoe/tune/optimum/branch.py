@@ -1,4 +1,4 @@
-"""Good supports to begin with: one expert at a time moves to its best set of nodes, until none gains.
+"""Branch and bound over supports, from good ones that moves of single experts lead to.
 
 The bound counts what is certain: of the network, the tokens between experts that have their place, and of every
 other expert the least that any set still open to it would add, link by link; of compute, the work of every set of
