@@ -13,7 +13,7 @@ import jaxmoe
 ROOT = Path(jaxmoe.__file__).parent
 STUDIES = [path for folder in ("studies", "figures") for path in sorted((ROOT.parent / folder).rglob("*.py"))]
 
-DESCRIPTIONS = {"errors", "units", "relax", "hardware", "models", "traces"}
+DESCRIPTIONS = {"errors", "files", "units", "relax", "hardware", "models", "traces"}
 TRAFFIC = DESCRIPTIONS | {"placement"}
 TIMES = TRAFFIC | {"network", "roofline"}
 SEARCHES = TIMES | {"latency"}
@@ -24,11 +24,12 @@ RUNS = METHODS | {"systems", "des", "config"}
 ALLOWED = {
     "": METHODS | {"cli"},
     "errors": set(),
+    "files": set(),
     "units": set(),
     "relax": set(),
     "hardware": {"errors", "units", "relax"},
     "models": {"errors", "units", "relax"},
-    "traces": {"errors", "units", "relax"},
+    "traces": {"errors", "files", "units", "relax"},
     "placement": DESCRIPTIONS,
     "network": TRAFFIC,
     "roofline": TRAFFIC,

@@ -89,20 +89,10 @@ def simulate(
     # A node serves seconds of work at rate 1, without delay.
     rate = np.concatenate([link_bandwidth, np.ones(nodes)])
     delay = np.concatenate([link_latency, np.zeros(nodes)])
-    start, finish, busy, services = _event_loop(
-        graph.chunks,
-        graph.chunk_size,
-        graph.last_size,
-        graph.predecessors,
-        graph.path_start,
-        graph.path,
-        graph.successor_start,
-        graph.successor,
-        rate,
-        delay,
-        cut_through,
-        graph.chunk_hops if record else 0,
-    )
+    arrays = (graph.chunks, graph.chunk_size, graph.last_size, graph.predecessors)
+    arrays += (graph.path_start, graph.path, graph.successor_start, graph.successor)
+    recorded = graph.chunk_hops if record else 0
+    start, finish, busy, services = _event_loop(arrays, rate, delay, cut_through, recorded)
     links = graph.num_links
     return Run(start, finish, busy[:links], busy[links:], Services(*services) if record else None)
 
@@ -158,56 +148,49 @@ def _first_event(task, first_chunk):
 
 @njit(cache=True)
 @no_type_check
-def _event_loop(
-    chunks,
-    chunk_size,
-    last_size,
-    predecessors,
-    path_start,
-    path,
-    successor_start,
-    successor,
-    rate,
-    delay,
-    cut_through,
-    recorded,
-):
-    """Start and finish of every task, busy time of every server, and the fields of `Services`.
+def _release(times, codes, size, now, followers, waits, first_chunk):
+    """Tell tasks that one they wait for is done; those that wait for no more begin. Returns the heap's new size."""
+    for task in followers:
+        waits[task] -= 1
+        if waits[task] == 0:
+            size = _push(times, codes, size, now, _first_event(task, first_chunk))
+    return size
 
-    `recorded` is the number of services there will be, or 0 to keep none.
 
-    An event is a time and a code: below `tasks` the completion of that task, from there on the arrival of chunk
-    `code - tasks`, counted over all tasks. Comparing codes compares (kind, task, chunk).
+# An event is a time and a code: below `tasks` the completion of that task, from there on the arrival of chunk
+# `code - tasks`, counted over all tasks. Comparing codes compares (kind, task, chunk).
+#
+# One event for each chunk and hop is enough: arrivals are taken in order, so a queue is told by the time at
+# which the server will have served all that has arrived. With cut-through the tail needs no event of its own:
+# when the head is taken, it is known when the tail will leave, and so when it reaches the next server.
+#
+# The chunks of a released task enter the heap one by one, each when the one before it is taken. All stand at
+# the first server from the time of release, so a chunk could not have been taken before the one ahead of it,
+# and the order is the same. It stays so at every server, as chunks of a task that arrive together are taken in
+# turn: they never overtake each other, and the delivery of the last completes the task. Nothing here depends
+# on how much of a chunk must have arrived before it moves on, so all of it holds for cut-through too.
 
-    One event for each chunk and hop is enough: arrivals are taken in order, so a queue is told by the time at
-    which the server will have served all that has arrived. With cut-through the tail needs no event of its own:
-    when the head is taken, it is known when the tail will leave, and so when it reaches the next server.
 
-    The chunks of a released task enter the heap one by one, each when the one before it is taken. All stand at
-    the first server from the time of release, so a chunk could not have been taken before the one ahead of it,
-    and the order is the same. It stays so at every server, as chunks of a task that arrive together are taken in
-    turn: they never overtake each other, and the delivery of the last completes the task. Nothing here depends
-    on how much of a chunk must have arrived before it moves on, so all of it holds for cut-through too.
-    """
+@njit(cache=True)
+@no_type_check
+def _event_loop(graph, rate, delay, cut_through, recorded):
+    """Start and finish of every task, busy time of every server, and the fields of `Services`, of which `recorded`."""
+    chunks, chunk_size, last_size, predecessors, path_start, path, successor_start, successor = graph
     tasks = len(chunks)
     first_chunk = np.zeros(tasks + 1, np.int64)
     first_chunk[1:] = np.cumsum(chunks)
     task_of = np.repeat(np.arange(tasks), chunks)
     hop = path_start[task_of]  # where on the path each chunk is
     waits = predecessors.copy()
-    start, finish = np.zeros(tasks), np.zeros(tasks)
-    free, busy = np.zeros(len(rate)), np.zeros(len(rate))
+    start, finish, free, busy = np.zeros(tasks), np.zeros(tasks), np.zeros(len(rate)), np.zeros(len(rate))
     tail = np.zeros(len(task_of) if cut_through else 0)  # when the tail of each chunk reaches its server
-    served_task, served_server = np.empty(recorded, np.int64), np.empty(recorded, np.int64)
-    served_chunk = np.empty(recorded, np.int64)
-    served_begin, served_end = np.empty(recorded), np.empty(recorded)
-    served = 0
+    # task, server and chunk of each service, and when it began and ended
+    numbers, moments, served = np.empty((3, recorded), np.int64), np.empty((2, recorded)), 0
     # At most one event is pending for every chunk, and one for every task.
     times, codes = np.empty(tasks + len(task_of)), np.empty(tasks + len(task_of), np.int64)
     size = 0
-    for task in range(tasks):
-        if waits[task] == 0:
-            size = _push(times, codes, size, 0.0, _first_event(task, first_chunk))
+    for task in np.flatnonzero(waits == 0):
+        size = _push(times, codes, size, 0.0, _first_event(task, first_chunk))
     while size > 0:
         now, code = times[0], codes[0]
         size = _drop_first(times, codes, size)
@@ -215,10 +198,8 @@ def _event_loop(
             finish[code] = now
             if chunks[code] == 0:
                 start[code] = now
-            for follower in successor[successor_start[code] : successor_start[code + 1]]:
-                waits[follower] -= 1
-                if waits[follower] == 0:
-                    size = _push(times, codes, size, now, _first_event(follower, first_chunk))
+            followers = successor[successor_start[code] : successor_start[code + 1]]
+            size = _release(times, codes, size, now, followers, waits, first_chunk)
             continue
         chunk = code - tasks
         task = task_of[chunk]
@@ -234,9 +215,8 @@ def _event_loop(
             free[server] = leave
         busy[server] += service
         if recorded > 0:
-            served_task[served], served_server[served] = task, server
-            served_chunk[served] = chunk - first_chunk[task]
-            served_begin[served], served_end[served] = begin, leave
+            numbers[0, served], numbers[1, served], numbers[2, served] = task, server, chunk - first_chunk[task]
+            moments[0, served], moments[1, served] = begin, leave
             served += 1
         if hop[chunk] == path_start[task]:
             if chunk == first_chunk[task]:
@@ -248,4 +228,4 @@ def _event_loop(
             size = _push(times, codes, size, (begin if cut_through else leave) + delay[server], code)
         elif is_last:
             size = _push(times, codes, size, leave + delay[server], task)
-    return start, finish, busy, (served_task, served_server, served_chunk, served_begin, served_end)
+    return start, finish, busy, (numbers[0], numbers[1], numbers[2], moments[0], moments[1])

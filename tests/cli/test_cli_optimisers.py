@@ -76,12 +76,12 @@ def test_an_unknown_name_lists_the_choices(run, scenario, out):
 def test_a_time_limit_that_is_none_is_refused(run, scenario, out):
     result = run("tune", scenario, "--time-limit", "-1", "--out", out)
     assert result.exit_code == 2
-    assert "comparison.time_limit_s is -1" in result.stderr
+    assert "tuning.time_limit_s is -1" in result.stderr
     assert not out.parent.exists()
 
 
 def test_bayesian_search_says_how_to_get_it(run, scenario, out, monkeypatch):
-    monkeypatch.setattr(tuning, "find_spec", lambda name: None)
+    monkeypatch.setattr(comparison, "find_spec", lambda name: None)
     result = run("tune", scenario, "--optimiser", "milp-bayes", "--out", out)
     assert result.exit_code == 2
     assert "pip install 'jaxmoe[bayes]'" in result.stderr
