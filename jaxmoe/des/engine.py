@@ -89,10 +89,10 @@ def simulate(
     # A node serves seconds of work at rate 1, without delay.
     rate = np.concatenate([link_bandwidth, np.ones(nodes)])
     delay = np.concatenate([link_latency, np.zeros(nodes)])
-    arrays = (graph.chunks, graph.chunk_size, graph.last_size, graph.predecessors)
-    arrays += (graph.path_start, graph.path, graph.successor_start, graph.successor)
+    work = (graph.chunks, graph.chunk_size, graph.last_size, graph.predecessors)
+    order = (graph.path_start, graph.path, graph.successor_start, graph.successor)
     recorded = graph.chunk_hops if record else 0
-    start, finish, busy, services = _event_loop(arrays, rate, delay, cut_through, recorded)
+    start, finish, busy, services = _event_loop((*work, *order), rate, delay, cut_through, recorded)
     links = graph.num_links
     return Run(start, finish, busy[:links], busy[links:], Services(*services) if record else None)
 
