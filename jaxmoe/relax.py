@@ -1,9 +1,4 @@
-"""Smooth stand-ins for hard operations: maxima, which hosts count, transport plans; and geometric annealing.
-
-Both supports turn shares into *amounts* that add up, and sums of amounts into the presence of at least
-one. Hard: amount = 1 where share > 0, presence = min(sum, 1). Soft: amount = share / width, presence =
-1 - exp(-sum). As the width goes to 0 the soft presence goes to the hard one. So does the soft step to the hard one.
-"""
+"""Smooth stand-ins for hard operations: maxima, which hosts count, transport plans; and geometric annealing."""
 
 import abc
 
@@ -13,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+# Numbers that a compiled function takes as arguments.
+
 
 def as_number(value: Array | float) -> Array:
     """A Python float as a 0-d array of the default precision; arrays as they are.
@@ -21,6 +18,9 @@ def as_number(value: Array | float) -> Array:
     `eqx.field(converter=...)`. The array promotes as a float does.
     """
     return jnp.asarray(value) if isinstance(value, float) else value
+
+
+# The largest of many numbers, exactly or smoothly.
 
 
 class AbstractReduction(eqx.Module):
@@ -53,6 +53,13 @@ class SmoothMax(AbstractReduction):
         scale = self.temperature * jnp.where(busy, largest, 1)
         smooth = scale * jax.nn.logsumexp(values / scale, axis=-1, keepdims=True)
         return jnp.where(busy, smooth, 0)[..., 0]
+
+
+# Whether a share counts as present, exactly or smoothly, and how presences unite.
+#
+# Both supports turn shares into *amounts* that add up, and sums of amounts into the presence of at least one. Hard:
+# amount = 1 where share > 0, presence = min(sum, 1). Soft: amount = share / width, presence = 1 - exp(-sum). As the
+# width goes to 0 the soft presence goes to the hard one. So does the soft step to the hard one.
 
 
 class AbstractSupport(eqx.Module):
@@ -113,6 +120,9 @@ class SoftSupport(AbstractSupport):
         return SoftSupport(self.width[rows]) if self.width.ndim else self
 
 
+# Entropic transport between two margins, in the log domain.
+
+
 def sinkhorn(
     logits: Float[Array, "row column"],
     row_sum: Float[Array, " row"],
@@ -135,6 +145,8 @@ def sinkhorn(
     row = log_row - jax.nn.logsumexp(logits + column, axis=1)
     return jnp.exp(logits + row[:, None] + column)
 
+
+# Annealing schedules.
 
 Progress = Float[np.ndarray, "..."] | float
 

@@ -27,6 +27,9 @@ from jaxmoe.plotting.style import LINK_BYTES, NODE_BYTES, PALETTE, Measure, byte
 MOST_ROWS, SHOWN_ROWS = 40, 20
 
 
+# What `jaxmoe network` tells: the summary for programs and the table for people. Times are seconds.
+
+
 @dataclass(frozen=True)
 class Findings:
     """What was found of every matrix, in the order of `names`."""
@@ -128,6 +131,8 @@ def _difference(model: float, simulated: float) -> str:
 def _left_out(count: int) -> str | None:
     return f"and {count} more, which take less time; summary.json has them all" if count else None
 
+
+# The figures of `jaxmoe network`.
 
 FEWEST_POINTS = 3  # of a scatter that shows anything
 SECONDS = Measure("completion", time_unit)

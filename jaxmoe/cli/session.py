@@ -22,6 +22,8 @@ from collections.abc import Callable
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+# Ctrl-C at safe places only.
+
 INTERRUPTED = 130  # the exit code that shells have for it: 128 + SIGINT
 
 
@@ -57,6 +59,9 @@ class Interrupts:
         if self._pending:
             raise KeyboardInterrupt
         self._pending = True
+
+
+# The folder that results go to.
 
 
 class OutputFolder:
@@ -148,6 +153,9 @@ def session(out: Path, verbose: bool) -> Iterator[tuple[OutputFolder, Interrupts
         kept = f"complete in {folder.path}: {', '.join(folder.written)}" if folder.written else "nothing was written"
         messages().print(f"[bold red]interrupted;[/] {escape(kept)}")
         raise typer.Exit(INTERRUPTED) from None
+
+
+# Progress bars on a terminal, silence elsewhere.
 
 
 @contextmanager

@@ -25,6 +25,8 @@ from jaxmoe.plotting import (
 from jaxmoe.plotting.style import time_unit
 from jaxmoe.tune import History, TuneResult
 
+# Tables for people, on standard output.
+
 WIDTH = 180  # where there is no terminal to tell
 
 
@@ -144,6 +146,9 @@ def print_table(table: Table) -> None:
         # Redirected output would be squeezed into 80 columns.
         console = Console(highlight=False, width=WIDTH)
     console.print(table)
+
+
+# The figures of a run, drawn from a comparison.
 
 
 def draw_comparison(folder: OutputFolder, inputs: Inputs, comparison: Comparison) -> None:

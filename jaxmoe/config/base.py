@@ -67,6 +67,9 @@ def pair_of(what: str, example: str) -> BeforeValidator:
     return BeforeValidator(as_pair)
 
 
+# Names of exchanges in configuration files.
+
+
 def check_known(name: str) -> str:
     """The name of an exchange; whether it suits the machine is found when that is built."""
     try:

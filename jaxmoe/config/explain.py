@@ -14,6 +14,8 @@ from pydantic_core import ErrorDetails
 from jaxmoe.config.base import ConfigError, RuleError, Section
 from jaxmoe.config.machine import DEFAULT_KIND
 
+# Configuration data before validation, with a memory of where every part of it was written.
+
 Keys = tuple[str | int, ...]
 
 
@@ -68,6 +70,8 @@ class Draft:
         source = self.source(keys)
         return f"{source.label}: {'.'.join(map(str, keys[source.depth :]))}"
 
+
+# Turns what pydantic found into messages for people: place, value, what was expected, and the remedy.
 
 MOST_LINES = 5
 

@@ -18,6 +18,8 @@ from jaxmoe.config.schema import Scenario
 from jaxmoe.models import ModelError
 from jaxmoe.models.hugging_face import from_hugging_face, name_of, read_json
 
+# YAML as configuration needs it: plain data, text keys, no key twice, and numbers such as 5e9.
+
 MOST_VALUES = 100_000  # of a file
 
 
@@ -108,6 +110,8 @@ def _nearby(path: Path) -> str:
     close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
     return f"Did you mean {close[0]}?" if close else f"YAML files there: {', '.join(names) or 'none'}."
 
+
+# From a YAML file, the files it names and `--set` overrides to a validated description.
 
 # Keys of a scenario that may name a file, and the folder it is in.
 FOLDERS = {"hardware": "hardware", "model": "models", "workload": "workloads"}

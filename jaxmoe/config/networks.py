@@ -118,6 +118,9 @@ class WafersConfig(MeshMachine):
         return self
 
 
+# Machines of every kind, told apart by `kind`; a file without it describes a mesh.
+
+
 class TorusConfig(Machine):
     """A mesh whose rows and columns are rings."""
 

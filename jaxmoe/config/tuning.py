@@ -7,6 +7,8 @@ from pydantic import AfterValidator, Field, model_validator
 from jaxmoe.config.base import Count, Fraction, Name, NonNegative, Positive, RuleError, Section, Seed, check_known
 from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS, TunerSettings
 
+# Which system runs a plan, and its settings: a section for each, told by its name.
+
 
 class PlannedSystem(Section):
     """What all systems start from."""

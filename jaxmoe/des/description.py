@@ -12,6 +12,8 @@ from jaxmoe.des.fabric import Fabric
 from jaxmoe.placement.exchange import LOAD_WEIGHT, Exchange, Gather, Home
 from jaxmoe.traces import Batch
 
+# What the simulator needs to know of a machine and of one MoE layer on it: plain numbers and NumPy arrays.
+
 Gemm = Callable[[Int[np.ndarray, " gemm"], Int[np.ndarray, " gemm"], Float[np.ndarray, " gemm"]], np.ndarray]
 """Seconds of the products of one expert on a node, each from the node, its tokens, and the part of the expert there."""
 
@@ -62,6 +64,9 @@ class LayerDescription:
     @property
     def num_nodes(self) -> int:
         return self.fabric.num_nodes
+
+
+# Where the tokens of one batch are computed and come together, worked out from shares and draws.
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,9 @@ def _check_served(layer: LayerDescription, experts: Int[np.ndarray, "token k"], 
         raise ValueError(f"served names nodes in a {layer.mode} placement; a policy decides on sharded ones alone")
 
 
+# Where the results of a token meet: its home, worked out token by token.
+
+
 def homes_of(
     home: Home,
     batch: Batch,
@@ -209,6 +217,9 @@ def _least_loaded(
         home[token] = np.where(visited[token], cost, np.iinfo(np.int64).max).argmin()
         count[home[token]] += 1
     return home
+
+
+# How long every node computes: its products, and what its memory channels have to bring for them.
 
 
 def node_seconds(layer: LayerDescription, plan: TokenPlan, batch: Batch) -> Float[np.ndarray, " node"]:

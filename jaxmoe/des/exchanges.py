@@ -1,8 +1,4 @@
-"""Exchanges as the simulator carries them out, with equal groups of nodes and the rings inside them.
-
-Combine is the way described; dispatch is its mirror: the same messages sent back over the same links reversed
-(hd_moe IV-C1). A stage is a list of transfers one after the other, with a barrier over all nodes between them.
-"""
+"""Exchanges as the simulator carries them out, with equal groups of nodes and the rings inside them."""
 
 from dataclasses import dataclass, replace
 
@@ -71,6 +67,11 @@ def _divisors(number: int) -> str:
     *most, last = [str(size) for size in range(1, number + 1) if number % size == 0]
     return f"{', '.join(most)} or {last}" if most else last
 
+
+# The exchanges carried out: which transfers dispatch and combine of a batch consist of.
+#
+# Combine is the way described; dispatch is its mirror: the same messages sent back over the same links reversed
+# (hd_moe IV-C1). A stage is a list of transfers one after the other, with a barrier over all nodes between them.
 
 Visited = Bool[np.ndarray, "token node"]
 Messages = tuple[np.ndarray, np.ndarray, np.ndarray]

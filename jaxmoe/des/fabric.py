@@ -11,6 +11,8 @@ from jaxtyping import Float, Int
 from jaxmoe.hardware import AbstractTopology, Graph, Mesh
 from jaxmoe.hardware.networks import hop_counts, link_ends
 
+# Lists of numbers of different lengths, one after the other: paths, and what tasks wait for.
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -66,6 +68,9 @@ def joined(parts: Iterable[Rows]) -> Rows:
 
 def _starts(lengths: Int[np.ndarray, " row"]) -> Int[np.ndarray, "row+1"]:
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+# Paths between all nodes of a network as flat lists, which a layer of many messages is laid on at once.
 
 
 @dataclass(frozen=True)

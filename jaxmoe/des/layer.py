@@ -2,8 +2,6 @@
 
 An independent witness of the analytic model: it shares its inputs (shares, tokens, the description of the
 machine) and none of its formulas. Every time it reports is the end of a simulated task graph.
-
-Each part travels along the tree of paths from its node, copied by the routers where paths part.
 """
 
 from collections.abc import Callable, Sequence
@@ -246,6 +244,10 @@ def _simulate(layer: LayerDescription, graph: GraphBuilder, record: bool = False
     fabric = layer.fabric
     return simulate(graph.build(), fabric.rate, fabric.latency, cut_through=fabric.cut_through, record=record)
 
+
+# Weights on their way, simulated: parts of experts, from the nodes that store them to all that are to have the expert.
+#
+# Each part travels along the tree of paths from its node, copied by the routers where paths part.
 
 MOST_CHUNKS = 1000  # of a part: weights in chunks of a token's size would be millions of tasks
 

@@ -1,13 +1,4 @@
-"""What the simulator runs: transfers and other tasks, and what each waits for, as lists of different lengths.
-
-A task is an amount of work that passes through servers one after the other, in chunks:
-
-- a *transfer* takes bytes over the links of a path, in chunks of at most `chunk_bytes`, the last one the rest;
-- a *computation* keeps one node busy for some seconds, in one piece;
-- a *barrier* has no server: it is done when everything it waits for is done. So is a transfer with no path.
-
-Servers are numbered: the links first, then the nodes. Any topology will do: a path is a list of link numbers.
-"""
+"""What the simulator runs: transfers and other tasks, and what each waits for, as lists of different lengths."""
 
 import math
 from collections.abc import Sequence
@@ -18,6 +9,16 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jaxmoe.des.fabric import Paths, Rows, joined, one_each, rows_by, rows_of
+
+# Tasks and what they wait for, as flat arrays for the event loop. Knows no topology and no collective.
+#
+# A task is an amount of work that passes through servers one after the other, in chunks:
+#
+# - a *transfer* takes bytes over the links of a path, in chunks of at most `chunk_bytes`, the last one the rest;
+# - a *computation* keeps one node busy for some seconds, in one piece;
+# - a *barrier* has no server: it is done when everything it waits for is done. So is a transfer with no path.
+#
+# Servers are numbered: the links first, then the nodes. Any topology will do: a path is a list of link numbers.
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,9 @@ class GraphBuilder:
         passing = paths.owner
         for task in passing[~whole[passing] & ((paths.items < 0) | (paths.items >= self._num_links))][:1].tolist():
             raise ValueError(f"path {list(paths[task])} leaves the links 0..{self._num_links - 1}")
+
+
+# Transfers of one stage as arrays: what they pass, whose readiness and which others they wait for.
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.optimisers import OPTIMISERS
 from jaxmoe.tune.two_stage import TwoStageSettings
 
+# From inputs to a tuned plan: the problem, the optimiser by its name with its settings for one run, the result.
+
 
 def placement_problem(inputs: Inputs) -> PlacementProblem:
     """What a tuner is asked. Raises `PlanError` where no placement fits."""
@@ -65,6 +67,10 @@ def tuned_strategies(inputs: Inputs, result: TuneResult) -> list[Strategy]:
         strategy(inputs, GATHERED, result.gathered, result.gathered_exchange),
         replace(tuned, note=tuned.note or note),
     ]
+
+
+# Strategies side by side: evaluated on all evaluation batches, each under its own exchange and under every other one,
+# and replayed on the first of these batches.
 
 
 @dataclass(frozen=True)

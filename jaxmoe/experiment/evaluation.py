@@ -20,6 +20,8 @@ from jaxmoe.placement.exchange import exchange_of
 from jaxmoe.placement.placement import Mode
 from jaxmoe.traces import Batch
 
+# How long products take, told to the event simulator in plain NumPy: it shares no formula with the model.
+
 Nodes = Int[np.ndarray, " gemm"]
 Tokens = Int[np.ndarray, " gemm"]
 Parts = Float[np.ndarray, " gemm"]

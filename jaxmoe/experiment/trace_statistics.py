@@ -169,6 +169,9 @@ def _loads(source: Source) -> LoadCounts:
     return source if isinstance(source, LoadCounts) else load_counts(source)
 
 
+# How alike two traces of one model are, in figures by layer.
+
+
 def count(name: str, source: Source, report: Report) -> tuple[np.ndarray, PairCounts | None]:
     """Loads [layer, expert], and counts of pairs where there are any to count."""
     if isinstance(source, LoadCounts):

@@ -111,6 +111,8 @@ def trials_agreement(trials: list[Trial]) -> dict[str, Figures]:
     }
 
 
+# How the event simulator's communication follows hd_moe's linear node estimate: gamma of Eq. 3, fitted (Fig. 5).
+
 PLANS = 8  # of each kind
 BALANCED = "full nodes"  # the kind that node balance makes, and gamma is for
 SEED = 0

@@ -13,6 +13,8 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.errors import InputError
 from jaxmoe.hardware.topology import AbstractTopology
 
+# How well a die multiplies matrices: what an expert's FFN takes beyond its FLOPs.
+
 
 class GemmError(InputError):
     """Measured times that cannot be used, with the reason and the remedy."""
@@ -141,6 +143,9 @@ def _interpolated(
     return low * (1 - u) + high * u
 
 
+# One die (tile) of the machine: how fast it computes.
+
+
 class Die(eqx.Module):
     """Compute of the nodes. Each number is per node, so nodes may differ.
 
@@ -149,6 +154,9 @@ class Die(eqx.Module):
 
     flops: Float[Array, " node"]  # achievable FLOP/s
     gemm: AbstractGemm | None = None
+
+
+# Memory levels: what a node computes from, and the channels that it shares with others.
 
 
 class MemoryLevel(eqx.Module):
@@ -189,6 +197,9 @@ def node_memory(
     nodes = jnp.asarray(np.arange(given.shape[0], dtype=np.int32))
     rate = endless if bandwidth is None else bandwidth
     return (MemoryLevel(rate, jnp.zeros_like(rate), capacity, nodes, name),)
+
+
+# The machine: dies, the network between them, and the memory they compute from.
 
 
 class Machine(eqx.Module):

@@ -1,11 +1,4 @@
-"""Regular networks: meshes, wafers, tori, rings, switches, clusters. Descriptions only, no loads and no times.
-
-Node (x, y) has index `x * Y + y`. Directed links are numbered in four blocks, each in row-major order
-of the lower node: `+x` from (x, y) to (x+1, y), `-x` back, `+y` from (x, y) to (x, y+1), `-y` back.
-A packet moves along x first, then along y, unless the mesh says otherwise.
-
-Bandwidths in B/s and latencies in s, of one directed link.
-"""
+"""Regular networks: meshes, wafers, tori, rings, switches, clusters. Descriptions only, no loads and no times."""
 
 import math
 from functools import lru_cache
@@ -18,6 +11,12 @@ from jaxtyping import Float, Int
 
 from jaxmoe.hardware.graph import Graph, TopologyError, build_graph
 from jaxmoe.hardware.topology import AbstractTopology
+
+# A 2D mesh: its nodes, its directed links and its XY paths. A description only, no loads and no times.
+#
+# Node (x, y) has index `x * Y + y`. Directed links are numbered in four blocks, each in row-major order of the lower
+# node: `+x` from (x, y) to (x+1, y), `-x` back, `+y` from (x, y) to (x, y+1), `-y` back. A packet moves along x first,
+# then along y, unless the mesh says otherwise.
 
 
 class Mesh(AbstractTopology):
@@ -114,6 +113,11 @@ def corner_nodes(topology: AbstractTopology) -> np.ndarray:
         return np.arange(topology.num_nodes)
     x, y = topology.shape
     return np.unique([0, y - 1, (x - 1) * y, x * y - 1])
+
+
+# The networks that the papers use, besides the mesh: wafers, torus, ring, switch, clusters, all to all.
+#
+# Bandwidths in B/s and latencies in s, of one directed link.
 
 
 def wafers(

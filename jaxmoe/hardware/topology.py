@@ -83,6 +83,9 @@ class AbstractTopology(eqx.Module):
         )
 
 
+# How much a network can move between its halves.
+
+
 def bisection_bandwidth(topology: AbstractTopology) -> float:
     """The least bandwidth from one half of the nodes to the other, in B/s, one direction; 0 for a lone node.
 

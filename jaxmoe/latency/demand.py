@@ -12,6 +12,8 @@ from jaxmoe.network import AbstractExchange, Flows, Phases, Visits
 from jaxmoe.relax import AbstractSupport
 from jaxmoe.traces.batches import Batch
 
+# How long nodes compute: FLOPs over rate, GEMM by GEMM where the die says how well it does them, and memory.
+
 
 def roofline(
     machine: Machine,
@@ -45,6 +47,9 @@ def expert_seconds(
     present = support.presence(support.amount(visits.part)) * jnp.minimum(visits.rows, 1)
     each = machine.die.gemm.seconds(visits.rows, visits.part, present, flops / flops_per_token_expert, columns, gemms)
     return each.sum(axis=0)
+
+
+# Decisions, and what they ask of the machine: the demand of every stage of a layer. No times yet.
 
 
 class Movement(eqx.Module):

@@ -1,13 +1,4 @@
-"""One MoE layer on one machine, batches of it, and what a model has beside its experts.
-
-Every function here is for one placement of one layer and one batch. `vmap` lifts it to many of each, and to
-many machines: all numbers are arrays.
-
-hd_moe reports whole-model times and does not say how attention is mapped, how long its context is, or how fast a
-node's memory is. Assumed here: attention, dense FFNs and shared experts are divided evenly among all nodes (tensor
-parallelism), a step decodes one token of every request, and what the nodes would have to send each other meanwhile
-is left out, for the published whole-model times do not depend on the links but through the MoE layers.
-"""
+"""One MoE layer on one machine, batches of it, and what a model has beside its experts."""
 
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -42,6 +33,11 @@ from jaxmoe.network import (
 )
 from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax, HardSupport
 from jaxmoe.traces.batches import Batch, micro_batches
+
+# One MoE layer on one machine: decisions are lowered to stages of demand, and these are priced.
+#
+# Every function here is for one placement of one layer and one batch. `vmap` lifts it to many of each, and to many
+# machines: all numbers are arrays.
 
 
 class LayerModel(eqx.Module):
@@ -179,6 +175,9 @@ def _added(seconds: list[Float[Array, "*resource"]]) -> Float[Array, "*resource"
     return jnp.stack(seconds).sum(axis=0)
 
 
+# Judging placements on many batches: seconds of every layer and batch, and how busy resources are on average.
+
+
 @eqx.filter_jit
 def evaluate(
     model: LayerModel,
@@ -205,6 +204,14 @@ def evaluate(
 def is_tensor_parallel(share: np.ndarray) -> bool:
     """Whether every expert is spread evenly over the whole machine, so that a ring can reduce (hd_moe Eq. 4)."""
     return bool(np.allclose(share, 1 / share.shape[-1], rtol=1e-4))
+
+
+# The time between two tokens: the MoE layers, and what every token passes beside the routed experts.
+#
+# hd_moe reports whole-model times and does not say how attention is mapped, how long its context is, or how fast a
+# node's memory is. Assumed here: attention, dense FFNs and shared experts are divided evenly among all nodes (tensor
+# parallelism), a step decodes one token of every request, and what the nodes would have to send each other meanwhile
+# is left out, for the published whole-model times do not depend on the links but through the MoE layers.
 
 
 class EvenPart(eqx.Module):

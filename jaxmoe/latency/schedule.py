@@ -1,16 +1,4 @@
-"""How stages combine, and the time of a layer that comes of it.
-
-One type for the model and the event simulator.
-
-- `Serial`: one after the other, t = t_comp + 2 t_comm (hd_moe Eq. 12).
-- `Overlap`: communication and compute of different work at once, so the longer of them counts: the limit of many
-  micro-batches, or of two batches that take turns.
-- `Pipelined`: the batch in `m` micro-batches of successive tokens. The network serves one stage at a time, in the
-  order dispatch 1, dispatch 2, combine 1, dispatch 3, combine 2, ...; a micro-batch computes when it is dispatched
-  and the one before has computed.
-- `IdleLinks`: stages as in `Serial`, while a background movement uses what they leave idle of every link: the layer
-  takes longer only where a link has no idle time left. In the other rules a movement comes before the stages.
-"""
+"""How stages combine, and the time of a layer that comes of it."""
 
 import abc
 import re
@@ -24,6 +12,10 @@ from jaxtyping import Array, Float
 
 from jaxmoe.errors import InputError
 from jaxmoe.relax import AbstractReduction
+
+# What a layer takes: seconds of every stage by name, busy seconds of every resource, and the total.
+#
+# One type for the model and the event simulator.
 
 STAGES = ("dispatch", "compute", "combine")  # in the order in which a layer has them
 
@@ -92,6 +84,17 @@ class LayerTime(eqx.Module):
         """The same as float64 NumPy arrays."""
         return jax.tree.map(lambda leaf: np.asarray(leaf, float), self)
 
+
+# How the stages of a layer combine to its time: one named rule each.
+#
+# - `Serial`: one after the other, t = t_comp + 2 t_comm (hd_moe Eq. 12).
+# - `Overlap`: communication and compute of different work at once, so the longer of them counts: the limit of many
+#   micro-batches, or of two batches that take turns.
+# - `Pipelined`: the batch in `m` micro-batches of successive tokens. The network serves one stage at a time, in the
+#   order dispatch 1, dispatch 2, combine 1, dispatch 3, combine 2, ...; a micro-batch computes when it is dispatched
+#   and the one before has computed.
+# - `IdleLinks`: stages as in `Serial`, while a background movement uses what they leave idle of every link: the layer
+#   takes longer only where a link has no idle time left. In the other rules a movement comes before the stages.
 
 Seconds = Float[Array, ""]
 

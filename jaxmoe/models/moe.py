@@ -72,6 +72,9 @@ class LatentAttention:
 Attention = GroupedQueryAttention | LatentAttention
 
 
+# What a Mixture-of-Experts model is made of: its layers, experts, attention and vocabulary, as sizes.
+
+
 class ModelError(InputError):
     """A model that is not described, or not as needed. The message names the place, the value and the remedy."""
 

@@ -1,26 +1,4 @@
-"""Collectives as traffic, as time and as schedules: all-to-all, rings, entwined rings, multicast, chunked broadcast.
-
-Each of the R members of a ring has a buffer of `size` bytes, cut in R parts. In every one of R - 1 rounds all
-members send one part to the next. That is the textbook time, (R - 1) (size / R / bandwidth + latency), and
-hd_moe Eq. 4 is its limit of many nodes without latency. With `bidirectional` half of every part goes round the
-other way at the same time; a ring of two has but one way.
-
-The mesh is tiled by full token domains, rectangles with one node of every group. A group is what has the same
-place in all domains, so its ring steps from domain to domain: two hops at a time where domains are 2x2 (Fig. 8d).
-All groups do so at once, and their paths overlap.
-
-The paper says that transfers are "time-staggered, so there is no link conflict", that "two-hop doubles the
-all-reduce latency", and that links between domains are always busy while the others "work for one cycle and then
-remain idle for the next" (IV-B2, V-A). It does not say how. Taken here: all messages move one hop a round, a step
-has as many rounds as its longest path has hops, and nodes in between pass on what they received in the round
-before. Then no directed link ever has two messages: those that move the same way along a line started at different
-nodes and keep their distance, and a node starts at most one each way. Messages that have arrived wait for the end
-of the step. That matters only for domains that are not square: the event simulator, which has no rounds, takes less
-there. Also taken: halves of every part go round both ways ("packages are sent bi-directionally"), and rings run
-round the grid of domains as `hardware.cuts.ring_order` does, where the paper shows only a grid of 2x2.
-
-A link carries the message once, however many destinations lie beyond it; routers make the copies.
-"""
+"""Collectives as traffic, as time and as schedules: all-to-all, rings, entwined rings, multicast, chunked broadcast."""
 
 import equinox as eqx
 import jax
@@ -34,6 +12,8 @@ from jaxmoe.network.exchange import StageTime
 from jaxmoe.network.loads import flow_loads
 from jaxmoe.network.time_models import AbstractTimeModel, Congestion, port_times
 from jaxmoe.relax import AbstractReduction
+
+# A collective as rounds of traffic, and how long it takes: a round begins when the one before it has ended.
 
 
 class Rounds(eqx.Module):
@@ -66,6 +46,13 @@ def collective_time(
     seconds = jax.vmap(lambda traffic: time_model(topology, traffic).total(reduction))(rounds.traffic)
     return jnp.sum(rounds.repeats * seconds)
 
+
+# Reduce-scatter, all-gather and all-reduce round rings, one ring or several equal ones at once.
+#
+# Each of the R members of a ring has a buffer of `size` bytes, cut in R parts. In every one of R - 1 rounds all
+# members send one part to the next. That is the textbook time, (R - 1) (size / R / bandwidth + latency), and hd_moe
+# Eq. 4 is its limit of many nodes without latency. With `bidirectional` half of every part goes round the other way at
+# the same time; a ring of two has but one way.
 
 Order = Int[np.ndarray | Array, "*rings place"]  # nodes in the order of their ring, [place] or [ring, place]
 Size = Float[Array, "*#rings"] | float  # B; one number, or one for each ring
@@ -102,6 +89,22 @@ def ring_ways(orders: Order, bidirectional: bool) -> list[tuple[Order, Order]]:
     onwards = (orders, orders[..., np.arange(1, members + 1) % members])
     return [onwards, onwards[::-1]] if bidirectional and members > 2 else [onwards]
 
+
+# Entwined rings: tensor-parallel groups woven into each other on a mesh (moentwine IV-B).
+#
+# The mesh is tiled by full token domains, rectangles with one node of every group. A group is what has the same place
+# in all domains, so its ring steps from domain to domain: two hops at a time where domains are 2x2 (Fig. 8d). All
+# groups do so at once, and their paths overlap.
+#
+# The paper says that transfers are "time-staggered, so there is no link conflict", that "two-hop doubles the all-
+# reduce latency", and that links between domains are always busy while the others "work for one cycle and then remain
+# idle for the next" (IV-B2, V-A). It does not say how. Taken here: all messages move one hop a round, a step has as
+# many rounds as its longest path has hops, and nodes in between pass on what they received in the round before. Then
+# no directed link ever has two messages: those that move the same way along a line started at different nodes and keep
+# their distance, and a node starts at most one each way. Messages that have arrived wait for the end of the step. That
+# matters only for domains that are not square: the event simulator, which has no rounds, takes less there. Also taken:
+# halves of every part go round both ways ("packages are sent bi-directionally"), and rings run round the grid of
+# domains as `hardware.cuts.ring_order` does, where the paper shows only a grid of 2x2.
 
 Shape = tuple[int, int]
 Bytes = Float[Array, ""] | float
@@ -192,6 +195,11 @@ def nodes_passed(
     return np.ravel_multi_index((x, y), shape)
 
 
+# Multicast: one message to several nodes along the union of its paths, XY trees on a mesh.
+#
+# A link carries the message once, however many destinations lie beyond it; routers make the copies.
+
+
 class Multicasts(eqx.Module):
     """Messages sent at once, each from one node to every node where `destinations` is 1; itself is free.
 
@@ -232,6 +240,9 @@ def multicast_stage(time_model: Congestion, topology: AbstractTopology, multicas
 
 def _sender(topology: AbstractTopology, multicasts: Multicasts) -> Float[Array, "multicast node"]:
     return jax.nn.one_hot(multicasts.source, topology.num_nodes, dtype=multicasts.destinations.dtype)
+
+
+# The pre-broadcast of an expert in chunks, as hd_moe IV-D2 has it: Eq. 14 to 18.
 
 
 def _number(value: Float[Array, ""] | float) -> Float[Array, ""]:

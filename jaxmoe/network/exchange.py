@@ -15,6 +15,8 @@ from jaxmoe.placement.exchange import Exchange, ExchangeError, Gather, ReduceSca
 from jaxmoe.placement.strategies import groups_of, ring_orders
 from jaxmoe.relax import AbstractReduction
 
+# What a stage of communication sends, and how long the parts of the network take over it.
+
 
 class Flows(eqx.Module):
     """Traffic as a sum of flows: flow f sends source[f, n] * destination[f, m] messages from n to m.
@@ -68,6 +70,9 @@ class StageTime(eqx.Module):
             self.pair_time + other.pair_time,
             jnp.maximum(self.path_delay, other.path_delay),
         )
+
+
+# What the exchanges of `jaxmoe.placement.exchange` send: visits become flows of combine; dispatch mirrors them.
 
 
 class AbstractExchange(eqx.Module):

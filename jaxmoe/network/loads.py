@@ -1,4 +1,4 @@
-"""Loads of links, on every kind of network.
+"""Loads of links and sums along paths, on any network.
 
 Both are one linear map A, links x pairs, and its transpose: loads = A traffic, path sums = A' per_link. A mesh
 works them out by prefix sums, a graph by sums over its hops; neither builds A. A YX path is the XY path of the

@@ -1,11 +1,4 @@
-"""Which nodes the tokens of a batch visit, and where their results meet: homes by the rule of the exchange.
-
-Sharded: a token visits every host of its experts. Replicated: it visits one host of each of its experts, the one its
-recorded draw picks in proportion to the shares. A choice that was decided at run time is computed whole at one node.
-Copies to one node are sent once.
-
-Gradients see the chosen home as given, but for `lowest_host`, whose relaxed home is a distribution.
-"""
+"""Which nodes the tokens of a batch visit, and where their results meet: homes by the rule of the exchange."""
 
 import equinox as eqx
 import jax
@@ -19,6 +12,12 @@ from jaxmoe.network.xy import prefix_sums
 from jaxmoe.placement.exchange import LOAD_WEIGHT
 from jaxmoe.relax import AbstractSupport
 from jaxmoe.traces.batches import Batch
+
+# Who computes what: the nodes that a token visits, and the tokens that a node has of every expert.
+#
+# Sharded: a token visits every host of its experts. Replicated: it visits one host of each of its experts, the one its
+# recorded draw picks in proportion to the shares. A choice that was decided at run time is computed whole at one node.
+# Copies to one node are sent once.
 
 PLACED = -1  # computed where the expert is placed
 
@@ -137,6 +136,11 @@ def decided_visits(
 def kept(batch: Batch, chosen: Array) -> Batch:
     """The batch with only the marked choices; the others are missing."""
     return eqx.tree_at(lambda b: b.experts, batch, jnp.where(chosen, batch.experts, -1))
+
+
+# Where the results of a token meet: the home rules of `jaxmoe.placement.exchange.Gather`, on many tokens at once.
+#
+# Gradients see the chosen home as given, but for `lowest_host`, whose relaxed home is a distribution.
 
 
 def homes(rule: str, topology: AbstractTopology, visits: Visits) -> Float[Array, "token node"]:

@@ -1,9 +1,4 @@
-"""Loads of links under XY paths, by running sums along rows and columns.
-
-A packet moves along x in the row of its source, then along y in the column of its destination. So all that
-links need to know is how much moves from x to x in every row and from y to y in every column. On such a
-line, the load of a link is the load of the one before it, plus what starts there, minus what has ended.
-"""
+"""Loads of links under XY paths, by running sums along rows and columns."""
 
 import math
 
@@ -11,6 +6,8 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+
+# Running sums by triangular products: several times faster than `jnp.cumsum` on CPUs.
 
 WHOLE = 64  # positions up to which one product is faster than two smaller ones
 
@@ -32,6 +29,13 @@ def prefix_sums(values: Float[Array, "*lead position"]) -> Float[Array, "*lead p
 def _triangle(size: int, diagonal: int, dtype: jnp.dtype) -> Float[Array, "position position"]:
     """Ones above a diagonal."""
     return jnp.asarray(np.triu(np.ones((size, size)), diagonal), dtype)
+
+
+# Loads of the directed links of a mesh under XY paths, by prefix sums: no links x pairs matrix.
+#
+# A packet moves along x in the row of its source, then along y in the column of its destination. So all that links
+# need to know is how much moves from x to x in every row and from y to y in every column. On such a line, the load of
+# a link is the load of the one before it, plus what starts there, minus what has ended.
 
 
 class LineTraffic(eqx.Module):

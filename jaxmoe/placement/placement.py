@@ -94,6 +94,9 @@ def check_fits(placement: Placement, expert_bytes: float, capacity: np.ndarray |
         )
 
 
+# Plan files: `plan.npz` with share, mode, exchange, layer_ids and meta, and of a mesh its mesh_shape.
+
+
 def write_plan(path: Path, placement: Placement) -> None:
     """Write a placement; an older file of that name is replaced at once, or not at all."""
     arrays: dict[str, Any] = {

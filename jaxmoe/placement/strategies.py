@@ -1,8 +1,4 @@
-"""The strategies that ship with jaxmoe: equal groups of nodes, shares dealt to them, exchanges they may have.
-
-The four baselines of hd_moe V-A2: tensor parallelism, expert parallelism dealt at random or balanced by
-load, and the hybrid of both. None of them looks at memory; `check_fits` does.
-"""
+"""The strategies that ship with jaxmoe: equal groups of nodes, shares dealt to them, exchanges they may have."""
 
 import heapq
 from collections.abc import Sequence
@@ -15,6 +11,8 @@ from jaxmoe.hardware import AbstractTopology, Mesh
 from jaxmoe.hardware.cuts import blocks, cut_blocks, ring_order
 from jaxmoe.placement.exchange import ExchangeError, Rings
 from jaxmoe.placement.placement import PlanError
+
+# Equal groups of the nodes of a machine, and rings through them.
 
 
 def groups_of(rings: Rings, topology: AbstractTopology) -> np.ndarray:
@@ -51,6 +49,11 @@ def ring_orders(rings: Rings, topology: AbstractTopology) -> np.ndarray:
         return np.stack([ring_order(topology.shape, nodes) for nodes in members])
     return np.stack(members)
 
+
+# The usual placements to compare with: shares float32 [layer, expert, node], meant as sharded.
+#
+# The four baselines of hd_moe V-A2: tensor parallelism, expert parallelism dealt at random or balanced by load, and
+# the hybrid of both. None of them looks at memory; `check_fits` does.
 
 ROUNDING = 1e-9  # of all work
 

@@ -8,6 +8,8 @@ from matplotlib.axes import Axes
 
 from jaxmoe.plotting import style
 
+# Strategies compared layer by layer, and what their time is made of.
+
 PARTS = {"dispatch": "#56B4E9", "compute": "#4d4d4d", "combine": "#E69F00"}
 
 
@@ -125,6 +127,8 @@ def _stack(axes: Axes, names: list[str], times: np.ndarray) -> None:
     axes.set_xlim(0, float(left.max()) * 1.1 or 1.0)
 
 
+# How an optimiser came to its plan: what it minimised step by step, and what its plan took after each stage.
+
 _DASHES = ((0, (6, 2)), (0, (4, 1.5, 1, 1.5)), (0, (2, 1.5)), (0, (1, 1.2)))
 _STAGE_COLOURS = ("#D55E00", "#CC79A7", "#009E73", "#56B4E9", "#E69F00")
 
@@ -173,6 +177,9 @@ def _draw_levels(axes: Axes, stages: Mapping[str, float], bound: float, factor: 
     axes.axhline(bound * factor, color=style.GUIDE, linewidth=1.2, label=f"lower bound: {bound * factor:.4g} {unit}")
     axes.axhspan(0, bound * factor, color="#efefef", zorder=0)
     axes.set_ylim(bottom=0)
+
+
+# The time of every iteration of a run, and how much faster a system is than the static plan.
 
 
 def plot_iterations(

@@ -13,6 +13,8 @@ from jaxmoe.plotting.mesh_loads import NODE_SIDE, THICKEST, THINNEST
 from jaxmoe.plotting.style import LINK_BYTES, NODE_BYTES, Measure
 from jaxmoe.plotting.timeline import arrows, bends
 
+# A traffic matrix as a heat map.
+
 SENT = Measure("bytes from source to destination", style.byte_unit)
 NOTHING = "white"
 
@@ -37,6 +39,8 @@ def plot_traffic(path: Path, traffic_B: np.ndarray, title: str) -> None:
     style.colourbar(figure, [axes], scale, colours, SENT)
     style.save(figure, path)
 
+
+# A network of any form: its nodes, switches and directed links, and what they carry.
 
 FLATTEST = 3.5  # sides of a picture; flatter networks are stretched
 PLAIN_LINK, PLAIN_NODE, SWITCH = "#7a7a7a", "#9ecae1", "#d9d9d9"

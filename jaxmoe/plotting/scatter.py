@@ -1,7 +1,4 @@
-"""Scatter plots: model against simulation, one or several panels.
-
-After Fig. 5 of "hd_moe".
-"""
+"""Scatter plots: model against simulation, one or several panels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from jaxmoe.plotting import style
+
+# The model against the event simulation, point by point.
 
 BAND = 0.1
 
@@ -81,6 +80,10 @@ def _annotate(axes: Axes, text: str) -> None:
         0.03, 0.97, text, transform=axes.transAxes, va="top", fontsize=style.LABEL_SIZE, color=style.INK, bbox=box
     )
 
+
+# Two measures of the same cases against each other, in panels with lines through the origin.
+#
+# After Fig. 5 of "hd_moe".
 
 SIDE = 3.9  # inches of a panel
 LINE = 0.2  # inches of an entry of its legend

@@ -177,6 +177,8 @@ def save(figure: Figure, path: Path) -> None:
         aside.unlink(missing_ok=True)
 
 
+# What colours stand for in pictures of networks: a measure with its unit, from zero to the largest value.
+
 MARK = "#00E5FF"  # in neither colour map
 
 

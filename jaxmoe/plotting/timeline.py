@@ -13,6 +13,8 @@ from jaxmoe.plotting import style
 from jaxmoe.plotting.layers import PARTS
 from jaxmoe.plotting.mesh_loads import HEAD_LENGTH, LANE_OFFSET, NODE_SIDE
 
+# Outlines of the arrows that stand for directed links between vertices anywhere in the plane.
+
 GAP = 0.03  # between a vertex and its arrows
 BEND = 0.34  # how far a link that would run over other vertices keeps off them
 CLIMB = 0.6  # over which length it gets there
@@ -81,6 +83,8 @@ def _outline(line: Float[np.ndarray, "point 2"], width: float) -> Float[np.ndarr
     tip = np.stack([middle[-1] + barb * right[-1], line[-1], middle[-1] - barb * right[-1]])
     return np.concatenate([middle + half * right, tip, (middle - half * right)[::-1]])
 
+
+# What links and nodes do over time, as a chart of bars.
 
 BAR = 0.72  # height, where rows are 1 apart
 TOUCHING = 1e-6  # µs

@@ -1,7 +1,4 @@
-"""Curves of traces: coverage, recall, over time and by layer.
-
-After Fig. 6(e, f) of "wafer_scale_moe_data_movement" and Fig. 3(b) of "hd_moe".
-"""
+"""Curves of traces: coverage, recall, over time and by layer."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from jaxmoe.plotting import style
+
+# How few pairs of experts make up how much: Fig. 4(c), 5(d) and 8(c) of "wafer_scale_moe_data_movement".
 
 
 def plot_coverage(
@@ -60,6 +59,8 @@ def _at(part: float, curve: np.ndarray) -> float:
     return float(np.interp(part, _parts(curve), curve))
 
 
+# How many of the chosen experts were predicted: Fig. 3(d) of "hd_moe".
+
 LIMITS = ("random", "perfect")
 
 
@@ -104,6 +105,8 @@ def plot_recall(path: Path, sizes: np.ndarray, recall: Mapping[str, np.ndarray],
     style.save(figure, path)
 
 
+# Loads of nodes as tokens pass: Fig. 12 of "moentwine".
+
 NAMED = 8  # lines that can be told apart
 
 
@@ -145,6 +148,11 @@ def plot_node_load(
 
 
 STRONG, MODERATE = 0.7, 0.4  # bounds of Spearman's correlation, as the paper has them
+
+
+# Measures of every layer beside what they would be by chance.
+#
+# After Fig. 6(e, f) of "wafer_scale_moe_data_movement" and Fig. 3(b) of "hd_moe".
 
 
 def plot_stage_correlation(

@@ -1,10 +1,4 @@
-"""Heat maps of traces: pairs of experts, topics, loads.
-
-After Fig. 4, 5, 6(a-d) and 8(a, b) of "wafer_scale_moe_data_movement" and Fig. 3(c) of "hd_moe".
-
-After Fig. 7(a) of "wafer_scale_moe_data_movement", Fig. 3(a) of "hd_moe" and Fig. 2(b, c) of
-"expert_streaming_fse_dp".
-"""
+"""Heat maps of traces: pairs of experts, topics, loads."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
 from jaxmoe.plotting import style
+
+# Relations between experts as maps: what follows what, and what is chosen together.
+#
+# After Fig. 4, 5, 6(a-d) and 8(a, b) of "wafer_scale_moe_data_movement" and Fig. 3(c) of "hd_moe".
 
 ABOVE = 0.998  # of the cells, those above this quantile share the brightest colour
 NOTHING = "#b5b5b5"
@@ -93,6 +91,8 @@ def _colourbar(
     bar.ax.tick_params(labelsize=style.TICK_SIZE)
 
 
+# Which experts a topic makes popular: Fig. 7(b, c) of "wafer_scale_moe_data_movement".
+
 OTHERS = "white"
 MOST_SLANTED = 15  # topics whose names can stand beside each other
 
@@ -129,6 +129,12 @@ def plot_top_experts(path: Path, load_by_topic: Mapping[str, np.ndarray], title:
     bar.set_label("load over the topic's mean", fontsize=style.LABEL_SIZE)
     bar.ax.tick_params(labelsize=style.TICK_SIZE)
     style.save(figure, path)
+
+
+# Loads of experts: uneven in every layer, and the more so, the fewer tokens run together.
+#
+# After Fig. 7(a) of "wafer_scale_moe_data_movement", Fig. 3(a) of "hd_moe" and Fig. 2(b, c) of
+# "expert_streaming_fse_dp".
 
 
 def plot_expert_load(path: Path, layer_ids: np.ndarray, load: np.ndarray, title: str) -> None:

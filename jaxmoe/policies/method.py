@@ -17,6 +17,8 @@ from jaxmoe.network import AbstractExchange
 from jaxmoe.relax import AbstractReduction, AbstractSupport
 from jaxmoe.traces.batches import Batch
 
+# What methods have in common: a state, a step from iteration to iteration, and what a step decides.
+
 State = Any  # a pytree of arrays, of the method's own kind
 
 
@@ -50,6 +52,9 @@ class StaticPlan(AbstractMethod):
 
     def step(self, machine: Machine, state: State, tokens: Batch, last: LayerTime) -> tuple[State, Decisions]:
         return state, Decisions(self.share)
+
+
+# A method run over steps: it decides, what it decided is priced, and it sees the times when it decides again.
 
 
 class LayerExchanges(eqx.Module):

@@ -17,6 +17,8 @@ from jaxmoe.relax import HardSupport
 from jaxmoe.traces.batches import Batch
 from jaxmoe.traces.trace import MISSING
 
+# Which experts to broadcast ahead of a layer: hd_moe IV-D1.
+
 
 def choose_experts(
     share: Float[Array, "expert node"],
@@ -44,6 +46,9 @@ def choose_experts(
         return broadcast | (useful & (jnp.arange(forecast.size) == best)), None
 
     return jax.lax.scan(mark, jnp.zeros(forecast.shape, bool), jnp.arange(limit))[0]
+
+
+# Where the tokens of broadcast experts go: the communication-efficient dispatch of hd_moe IV-D3.
 
 
 def serve(
@@ -75,6 +80,9 @@ def serve(
         return jax.lax.scan(choice, work, moved, unroll=True)
 
     return jax.lax.scan(token, placed.work, (candidates, moved, batch.weight))[1]
+
+
+# How many experts a layer may have broadcast ahead of it: a number, or as many as the layer before leaves time for.
 
 
 class AbstractAllowance(eqx.Module):
@@ -126,6 +134,9 @@ def experts_in_window(
     """
     seconds = jax.vmap(lambda k: replace(broadcast, iterations=k).least_time())(jnp.arange(1.0, limit + 1))
     return (seconds <= window[..., None]).sum(axis=-1)
+
+
+# The dynamic placement of hd_moe IV-D: broadcast the experts expected to congest, serve their tokens anywhere.
 
 
 class PreBroadcast(AbstractMethod):

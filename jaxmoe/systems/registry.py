@@ -9,6 +9,8 @@ from jaxmoe.policies import AbstractMethod, StaticPlan
 from jaxmoe.systems.hd_moe import HDMoE
 from jaxmoe.systems.setting import AbstractSystem, Setting, UnsuitableSystemError
 
+# The plan as it is, in every iteration: what other systems are compared with.
+
 
 @dataclass(frozen=True)
 class Static(AbstractSystem):

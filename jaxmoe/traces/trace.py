@@ -11,6 +11,8 @@ import numpy as np
 
 from jaxmoe.errors import InputError
 
+# Going through arrays of any size in bounded memory, a run of tokens at a time.
+
 CHUNK_BYTES = 2**26
 ROWS_AT_ONCE = 128
 
@@ -49,6 +51,8 @@ def _mapping(array: np.ndarray | None) -> mmap.mmap | None:
     mapping = getattr(array, "_mmap", None)
     return mapping if isinstance(mapping, mmap.mmap) else None
 
+
+# A gating trace: which experts the tokens of a model really chose.
 
 MAX_EXPERTS = 2**15  # ids are int16
 CHECKED_BYTES = 2**22  # at a time: what stays in the cache
@@ -229,6 +233,9 @@ def _chosen_twice(experts: np.ndarray) -> np.ndarray:
     for one, other in combinations(columns, 2):
         twice |= (one == other) & (one != MISSING)
     return twice
+
+
+# Load counts: how many tokens were routed to every expert, where their order is not known.
 
 
 @dataclass(frozen=True)

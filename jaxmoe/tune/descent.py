@@ -1,12 +1,4 @@
-"""Gradient descent over relaxed placements, transport plans between experts and nodes, in short segments.
-
-Work W[e, n] = Sinkhorn(logits / temperature) has the experts' frequencies as row sums and a learned, nearly
-even budget of the nodes as column sums; share = W / frequency. So work is balanced by construction and
-descent is left with locality. As the temperature falls, W nears a vertex of the transport polytope: few
-shares are not 0.
-
-The tuner descends over placements, `TransportPlan`; any other parameters that become decisions descend alike.
-"""
+"""Gradient descent over relaxed placements, transport plans between experts and nodes, in short segments."""
 
 import abc
 from dataclasses import replace
@@ -23,6 +15,12 @@ from jaxmoe.latency import Decisions, LayerModel
 from jaxmoe.relax import SmoothMax, SoftSupport, geometric, sinkhorn
 from jaxmoe.traces import Batch
 from jaxmoe.tune.problem import PlacementProblem, objective
+
+# Relaxed placements: shares as a transport plan between experts and nodes.
+#
+# Work W[e, n] = Sinkhorn(logits / temperature) has the experts' frequencies as row sums and a learned, nearly even
+# budget of the nodes as column sums; share = W / frequency. So work is balanced by construction and descent is left
+# with locality. As the temperature falls, W nears a vertex of the transport polytope: few shares are not 0.
 
 
 class AbstractParameters(eqx.Module):
@@ -86,6 +84,10 @@ def soft_hosts(frequency: Float[Array, " expert"], nodes: int, width: Float[Arra
     """
     return SoftSupport(width * typical_part(frequency, nodes)[:, None])
 
+
+# Gradient descent over relaxed decisions: all layers and restarts in one vmapped run, in short segments.
+#
+# The tuner descends over placements, `TransportPlan`; any other parameters that become decisions descend alike.
 
 SEGMENT = 25  # steps of a compiled call; the time limit is checked in between
 MEMORY_WEIGHT = 10.0  # relative time that a node filled twice over costs

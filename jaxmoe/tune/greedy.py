@@ -1,11 +1,4 @@
-"""Searches without gradients: greedy, random plans, and simulated annealing.
-
-Candidates are the nodes nearest to each node, so many as any of a few sizes says, the expert divided evenly
-among them. A candidate is scored exactly on all experts placed so far. Compute counts as the even time at
-least: else the first experts would be spread over the whole machine, because no other is placed yet.
-
-The moves are those of local search; here they start warm and from plans without preference.
-"""
+"""Searches without gradients: greedy, random plans, and simulated annealing."""
 
 from dataclasses import dataclass
 
@@ -24,6 +17,12 @@ from jaxmoe.tune.local_search import Search
 from jaxmoe.tune.problem import BRIM, History, PlacementProblem, Plans, Progress, TuneResult, best, objective, silent
 from jaxmoe.tune.referee import Referee
 from jaxmoe.tune.settings import StopSwitch
+
+# Greedy construction: experts in order of falling load each take the hosts that cost the least at that moment.
+#
+# Candidates are the nodes nearest to each node, so many as any of a few sizes says, the expert divided evenly among
+# them. A candidate is scored exactly on all experts placed so far. Compute counts as the even time at least: else the
+# first experts would be spread over the whole machine, because no other is placed yet.
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # hosts of one expert
 LARGEST = 2.0  # most hosts of an expert, relative to how many nodes its work would fill
@@ -137,6 +136,9 @@ def _seconds(
     return over_batches(seconds, eqx.tree_at(lambda batch: batch.experts, batches, known))
 
 
+# Where searches start: legal plans without preference, every node with its even part of the work.
+
+
 def random_starts(referee: Referee, candidates: int, seed: int) -> Plans:
     """Plans that fill nodes in random order with experts in random order; the same seed gives the same plans."""
     rng = np.random.default_rng([seed, 2])
@@ -149,6 +151,8 @@ def random_starts(referee: Referee, candidates: int, seed: int) -> Plans:
 
     return referee.legal(np.stack([[plan(layer) for _ in range(candidates)] for layer in problem.frequency]))
 
+
+# The best of many random plans: what any search has to beat.
 
 SEGMENT = 32  # plans of a compiled call; the time limit is checked in between
 
@@ -181,6 +185,11 @@ def random_search(problem: PlacementProblem, settings: RandomSettings, progress:
                 if stop.reason:
                     break
         return referee.conclude(kept[:, 0], {}, {"random search": history})
+
+
+# Simulated annealing over legal plans with the exact model: all layers and chains in one vmapped run.
+#
+# The moves are those of local search; here they start warm and from plans without preference.
 
 
 @dataclass(frozen=True)

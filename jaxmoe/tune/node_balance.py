@@ -19,9 +19,6 @@ compute alone, is known first. No better plan computes for longer than the even 
 least communication is taken off, so a cluster holds only so much of a hot expert: P <= most Z with most < 1, and
 every expert has at least so many hosts. Plans of equal objective are told apart by their volume in all, which
 counts a hundredth of the largest. HiGHS finds the clusters' symmetries itself.
-
-Eq. 2 prints a product over a token's experts; the text below it says that a node counts when *any* of them lives
-there, and that is what is counted here. The estimate knows nothing of paths: `gamma` scales it to simulated time.
 """
 
 import time
@@ -251,6 +248,12 @@ def _status(solved: OptimizeResult | None, stop: StopSwitch) -> str:
     if solved is None:
         return stop.reason or "interrupted"
     return {0: "optimal", 1: "time limit"}.get(solved.status, solved.message)
+
+
+# hd_moe's linear estimate of communication: what the busiest node sends, over one link's bandwidth (Eq. 2, 3).
+#
+# Eq. 2 prints a product over a token's experts; the text below it says that a node counts when *any* of them lives
+# there, and that is what is counted here. The estimate knows nothing of paths: `gamma` scales it to simulated time.
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,8 @@ def objective(seconds: Float[Array, "*lead batch"], p95_weight: Float[Array, ""]
     return mean + p95_weight * (jnp.quantile(seconds, 0.95, axis=-1) - mean)
 
 
+# Plans with the exchange that serves each layer best, and what that takes.
+
 Plan = Float[np.ndarray, "layer expert node"]
 Plans = Float[np.ndarray, "layer candidate expert node"]
 Scores = Float[np.ndarray, "layer candidate"]
@@ -207,6 +209,8 @@ def best(
     order = np.argsort(scores, axis=1, kind="stable")[:, :count]
     return np.take_along_axis(plans, order[..., None, None], axis=1), np.take_along_axis(scores, order, axis=1)
 
+
+# The progress callback and the result of every optimiser.
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage, the steps done and the steps in all."""

@@ -70,6 +70,9 @@ def affordable(settings: TunerSettings, problem: "PlacementProblem") -> TunerSet
     )
 
 
+# When to stop early: time is up, or the user pressed Ctrl-C.
+
+
 class StopSwitch:
     """Asks long work to end at its next look. Inside the `with` block the first Ctrl-C sets it; a second one raises."""
 

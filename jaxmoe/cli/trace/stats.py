@@ -21,6 +21,8 @@ from jaxmoe.placement import Placement, read_plan
 from jaxmoe.traces import LoadCounts
 from jaxmoe.traces.statistics import PhaseAgreement, Summary, Topics, by_layer, global_cv
 
+# What `jaxmoe trace stats` tells: the summary for programs, a table of every layer, and one for people.
+
 BASELINE = "_baseline"
 
 

@@ -1,11 +1,4 @@
-"""Arrays in files, mapped from disk where they are large: npz, npy, safetensors.
-
-A member that is stored uncompressed is mapped in place; a large compressed one is unpacked to a temporary file
-that has no name (see the environment variable TMPDIR) and mapped there.
-
-Of .npy, versions 1 and 2 are read, which NumPy writes for numbers and text; pickled objects never are. The
-`TraceError` of this module names no remedy: the caller knows what the bytes were to be.
-"""
+"""Arrays in files, mapped from disk where they are large: npz, npy, safetensors."""
 
 import ast
 import io
@@ -28,6 +21,11 @@ import numpy as np
 from jaxmoe.traces.formats.choices import naming
 from jaxmoe.traces.formats.source import AGAIN, parse_json, shown
 from jaxmoe.traces.trace import TraceError
+
+# Arrays in zip files, read and written in bounded memory.
+#
+# A member that is stored uncompressed is mapped in place; a large compressed one is unpacked to a temporary file that
+# has no name (see the environment variable TMPDIR) and mapped there.
 
 UNPACKED_BYTES = 2**28  # compressed members up to this size are unpacked in memory
 PIECE_BYTES = 2**24
@@ -122,6 +120,11 @@ def _mapped(file: IO[bytes], end: int, least_axes: int) -> np.ndarray | None:
     return np.memmap(file, header.dtype, "r", file.tell(), header.shape, header.order)
 
 
+# Arrays in files. What a header claims is held against the bytes that are there before anything is allocated.
+#
+# Of .npy, versions 1 and 2 are read, which NumPy writes for numbers and text; pickled objects never are. The
+# `TraceError` of this module names no remedy: the caller knows what the bytes were to be.
+
 MAGIC = b"\x93NUMPY"
 MOST_HEADER_BYTES = 2**14
 MOST_AXES = 8
@@ -199,6 +202,8 @@ def _header(fields: Any) -> Header:
         raise ValueError
     return Header(dtype, tuple(shape), "F" if fields["fortran_order"] else "C")
 
+
+# Files of named arrays in the safetensors format: an 8-byte length, a JSON header, raw data.
 
 TYPES = {"BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8"}
 TYPES |= {"I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8"}

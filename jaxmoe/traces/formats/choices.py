@@ -13,6 +13,8 @@ import numpy as np
 from jaxmoe.traces.formats.source import AGAIN, MOST_DIGITS, Hints, Source, shown
 from jaxmoe.traces.trace import DECODE, PREFILL, GatingTrace, TraceError
 
+# Lists of expert ids as arrays, and the first of them that does not fit.
+
 
 def choices_of(place: str, tokens: Any) -> np.ndarray:
     """A list over tokens of lists of expert ids as int64 [token, top_k]; `place` names it in a `TraceError`."""
@@ -73,6 +75,9 @@ def _name_misfit(place: str, tokens: list[Any], fits: list[bool], expected: str)
         raise TraceError(f"{place}, token {token} is {shown(tokens[token])}, expected {expected}")
 
 
+# Which rows are layers with experts, in sources that have a row for every layer and zeros in dense ones.
+
+
 def expert_layers(used: np.ndarray, hints: Hints) -> list[int]:
     """The layers with experts, given which rows have anything but zeros, bool [layer].
 
@@ -100,6 +105,9 @@ def with_dense(rows: np.ndarray, layer_ids: Sequence[int]) -> np.ndarray:
     return full
 
 
+# Folders with a file for each rank.
+
+
 def by_rank(source: Source, pattern: str) -> list[tuple[str, Path]]:
     """Files whose name in the folder matches, the rank in the first group, by rank.
 
@@ -110,6 +118,9 @@ def by_rank(source: Source, pattern: str) -> list[tuple[str, Path]]:
         missing = islice((rank for rank in range(max(ranks)) if rank not in ranks), 8)
         raise TraceError(f"misses the files of ranks {list(missing)} of {max(ranks) + 1}; get them, too")
     return [ranks[rank] for rank in sorted(ranks)]
+
+
+# A trace put together of sequences, and taken apart into them.
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,4 @@
-"""SGLang: routed experts of responses, and the counts of its recorder.
-
-A `.pt` file, or a folder of them by time, with `logical_count` [step, layer, expert]. There is a row for every layer
-of the model, zeros in dense ones; the layers with experts are those with counts, or come from a hint. Every step is
-a window. Reading and writing need PyTorch, the extra jaxmoe[torch]; nothing but tensors is ever unpickled.
-
-Base64 of int32 ids [token, layer, top_k] in `routed_experts` of `meta_info` or `sgl_ext`, in responses or bare.
-There is a row for every layer of the model, zeros in dense ones, and no shape: the number of layers and top_k come
-from hints, and where top_k is 1 the layers with experts, too. `routed_experts_start_len` tokens at the start of a
-sequence were left out; they are read as missing choices. The number of experts without a hint is the largest id + 1.
-
-Written are JSON lines, a response for each sequence, with rows up to the last layer that has experts.
-"""
+"""SGLang: routed experts of responses, and the counts of its recorder."""
 
 import base64
 import json
@@ -98,7 +86,23 @@ def _write_recorder(path: Path, loads: LoadCounts) -> list[str]:
 LOAD_COUNTS = Format("sglang", _matches_recorder, _read_recorder, _write_recorder, suffix=".pt")
 
 
+# The routed experts that SGLang returns (https://docs.sglang.io, --enable-return-routed-experts).
+#
+# Base64 of int32 ids [token, layer, top_k] in `routed_experts` of `meta_info` or `sgl_ext`, in responses or bare.
+# There is a row for every layer of the model, zeros in dense ones, and no shape: the number of layers and top_k come
+# from hints, and where top_k is 1 the layers with experts, too. `routed_experts_start_len` tokens at the start of a
+# sequence were left out; they are read as missing choices. The number of experts without a hint is the largest id + 1.
+#
+# Written are JSON lines, a response for each sequence, with rows up to the last layer that has experts.
+
 MOST_TOKENS = 2**22  # of a response that have no row
+
+
+# Dumps of SGLang's expert distribution recorder in mode stat (--expert-distribution-recorder-mode).
+#
+# A `.pt` file, or a folder of them by time, with `logical_count` [step, layer, expert]. There is a row for every layer
+# of the model, zeros in dense ones; the layers with experts are those with counts, or come from a hint. Every step is
+# a window. Reading and writing need PyTorch, the extra jaxmoe[torch]; nothing but tensors is ever unpickled.
 
 
 def _matches(source: Source) -> bool:

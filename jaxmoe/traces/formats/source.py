@@ -15,6 +15,8 @@ import numpy as np
 
 from jaxmoe.traces.trace import MISSING, GatingTrace, LoadCounts, TraceError
 
+# What a file may leave open about the model that its trace is of.
+
 
 @dataclass(frozen=True)
 class Hints:
@@ -42,6 +44,8 @@ def lacks(what: str, option: str) -> TraceError:
     """The error for a hint that a file cannot be read without."""
     return TraceError(f"does not state {what}; give {option}, or --model")
 
+
+# Where a trace is read from: a file or a folder, looked at once for all formats.
 
 AGAIN = "the file is damaged or of another kind; get it again"
 MOST_DIGITS = 9  # of a number in a name: more are no layer, iteration or rank
@@ -139,6 +143,8 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         raise TraceError(f"JSON has the key {shown(twice)} twice; keep one of them")
     return dict(pairs)
 
+
+# What every format offers: a detector, a reader and a writer.
 
 Content = TypeVar("Content", GatingTrace, LoadCounts)
 

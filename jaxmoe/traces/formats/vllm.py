@@ -1,13 +1,4 @@
-"""Responses of inference servers (vLLM and others) that tell which experts every token chose, as JSON.
-
-Where the choices are differs between servers and versions: in a choice of the response, in its `meta_info`,
-`sgl_ext` or `sglext`, or bare. A token that was not run has no row, so the last one of a response has none.
-
-Expert ids [token, MoE layer, top_k], int16 as base64 of a .npy, or nested lists: a bare payload, or responses with
-`routed_experts` in their choices and, in some versions, `prompt_routed_experts`. The rows are of MoE layers only,
-in order, so `layer_ids` must come from a hint. It has neither missing choices nor the number of experts, which
-without a hint is the largest id + 1. Written are JSON lines, a response for each sequence.
-"""
+"""Responses of inference servers (vLLM and others) that tell which experts every token chose, as JSON."""
 
 import base64
 import io
@@ -25,6 +16,11 @@ from jaxmoe.traces.formats.source import AGAIN, Format, Hints, Source, check_who
 from jaxmoe.traces.trace import GatingTrace, TraceError
 
 KEY, PROMPT_KEY, START_KEY = "routed_experts", "prompt_routed_experts", "routed_experts_start_len"
+# Responses of inference servers that tell which experts every token chose, as JSON or JSON lines.
+#
+# Where the choices are differs between servers and versions: in a choice of the response, in its `meta_info`,
+# `sgl_ext` or `sglext`, or bare. A token that was not run has no row, so the last one of a response has none.
+
 _HOLDERS = ("meta_info", "sgl_ext", "sglext")
 
 
@@ -120,6 +116,13 @@ def _of_holder(place: str, record: dict[str, Any], choice: Any) -> Payload | Non
 
 _FACTS = ("id", START_KEY, "prompt_tokens", "completion_tokens")
 
+
+# The routed experts that vLLM returns (https://docs.vllm.ai, --enable-return-routed-experts).
+#
+# Expert ids [token, MoE layer, top_k], int16 as base64 of a .npy, or nested lists: a bare payload, or responses with
+# `routed_experts` in their choices and, in some versions, `prompt_routed_experts`. The rows are of MoE layers only, in
+# order, so `layer_ids` must come from a hint. It has neither missing choices nor the number of experts, which without
+# a hint is the largest id + 1. Written are JSON lines, a response for each sequence.
 
 NPY = base64.b64encode(b"\x93NUMPY").decode()  # how base64 of every .npy starts
 

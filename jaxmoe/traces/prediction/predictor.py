@@ -1,8 +1,4 @@
-"""Predictors of the next choices: by frequency, by the layer before, by the prefill.
-
-The data-driven predictor of "wafer_scale_moe_data_movement", section IV-D5 and Fig. 10(b), and its relations
-of Fig. 4 (layer to layer) and Fig. 5 (token to token).
-"""
+"""Predictors of the next choices: by frequency, by the layer before, by the prefill."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -17,6 +13,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxmoe.relax import as_number
 from jaxmoe.traces.statistics.counting import PairCounts
 from jaxmoe.traces.trace import MISSING, PREFILL, GatingTrace
+
+# What predictors have in common: a state that remembers a request, and a step from token to token.
 
 State = Any  # a pytree of arrays, of the predictor's own kind
 Seen = TypeVar("Seen")
@@ -90,6 +88,9 @@ def scores(predictor: AbstractPredictor, tokens: History) -> Float[Array, "token
     return replay(predictor, predictor.init(tokens.experts.shape[-1]), tokens, lambda scores, _: scores)[1]
 
 
+# Prediction from how often experts were chosen: ever, lately, or in the last tokens.
+
+
 def shares(load: np.ndarray) -> Float[Array, "layer expert"]:
     """Each expert's share of its layer's load [layer, expert]; even where nothing was counted."""
     total = load.sum(axis=-1, keepdims=True)
@@ -154,6 +155,11 @@ class RunningWindow(AbstractPredictor):
         # Shares are at most 1, as much as one choice counts: halved, they only tell equal counts apart.
         return (recent.at[oldest].set(token.experts), after, (oldest + 1) % self.window), counted + self.frequency / 2
 
+
+# Prediction from conditional probabilities: of the next token, or layer, given the experts just chosen.
+#
+# The data-driven predictor of "wafer_scale_moe_data_movement", section IV-D5 and Fig. 10(b), and its relations of Fig.
+# 4 (layer to layer) and Fig. 5 (token to token).
 
 Rows = TypeVar("Rows", bound="AbstractHeatmap")
 
@@ -223,6 +229,9 @@ def top_of_rows(heatmap: Rows, n: int) -> Rows:
     """The paper's rule: a row names its top `n` experts. Scores become votes, and the predicted set is `scores > 0`."""
     place = jnp.argsort(jnp.argsort(-heatmap.rows, axis=-1), axis=-1)
     return eqx.tree_at(lambda heatmap: heatmap.rows, heatmap, (place < n).astype(jnp.float32))
+
+
+# Prediction of a request's decode from its own prefill: Insight 1 of "wafer_scale_moe_data_movement", III-B4.
 
 
 class PrefillLoad(AbstractPredictor):

@@ -25,6 +25,8 @@ from jaxmoe.traces.prediction.predictor import (
 from jaxmoe.traces.statistics.counting import count_pairs
 from jaxmoe.traces.trace import MISSING, GatingTrace, TraceError
 
+# How good predictions are: recall of the experts chosen, and error of the loads they add up to.
+
 
 @eqx.filter_jit
 def ranks(predictor: AbstractPredictor, tokens: History) -> Int[Array, "token layer top_k"]:
@@ -140,6 +142,9 @@ def _ranks_of(scores: Float[Array, "layer expert"], experts: Int[Array, "layer t
     return jnp.where(experts == MISSING, MISSING, place)
 
 
+# The best and the worst that prediction can be.
+
+
 class Perfect(AbstractPredictor):
     """Knows what will be chosen. The one predictor that looks ahead."""
 
@@ -164,6 +169,9 @@ class Random(AbstractPredictor):
     def step(self, state: State, token: History) -> tuple[State, Float[Array, "layer expert"]]:
         shape = (token.experts.shape[0], self.num_experts)
         return state + 1, jax.random.uniform(jax.random.fold_in(self.key, state), shape)
+
+
+# All predictors fitted to one trace, and traces cut in two to fit on one part and score on the other.
 
 
 def fit(

@@ -1,9 +1,4 @@
-"""How unequal the loads of experts are, each figure beside what it would be by chance.
-
-Loads may be of experts or of nodes, in any unit. A figure is NaN where there is no load at all.
-
-`load` counts tokens of each expert, [layer, expert]. The global figures add up experts of equal number over layers.
-"""
+"""How unequal the loads of experts are, each figure beside what it would be by chance."""
 
 from collections.abc import Sequence
 
@@ -39,6 +34,9 @@ def cv(load: Load) -> Figure:
     return np.divide(load.std(axis=-1, dtype=np.float64), mean, out=np.full(mean.shape, np.nan), where=mean > 0)
 
 
+# What loads are when nothing but chance makes them unequal.
+
+
 def even_loads(
     choices: Int64[np.ndarray, " layer"], num_experts: int, top_k: int, seed: int
 ) -> Int64[np.ndarray, "layer expert"]:
@@ -63,6 +61,8 @@ def even_loads(
         tokens[:, :-1] += taken[:, 1:]
     return loads
 
+
+# How much of what happens falls on the most frequent pairs of experts (wafer-scale study, Fig. 4c, 5d, 8c).
 
 Events = Real[np.ndarray, "*lead pair"]
 
@@ -108,6 +108,8 @@ def coverage_of(chosen: Events, events: Events, share: float) -> Float64[np.ndar
     return np.divide(covered, total, out=np.full(total.shape, np.nan), where=total > 0)
 
 
+# The long tail: few experts with many tokens, many experts with few (expert streaming, Fig. 2b, c).
+
 BATCH_TOKENS = (16, 32, 64, 128, 256, 512)
 
 
@@ -122,6 +124,14 @@ def long_tail(
     runs = [-np.sort(-loads, axis=-1) for loads in drawn_loads(trace, sizes, batches, seed)]
     return np.swapaxes(np.concatenate(runs), 0, 1)
 
+
+# How unequal loads are. The field has three figures for the largest load; each goes by its own name here.
+#
+# Loads may be of experts or of nodes, in any unit. A figure is NaN where there is no load at all.
+
+# The metrics of camoe (A.4): how selective a whole model is, and how far its routing has shifted.
+#
+# `load` counts tokens of each expert, [layer, expert]. The global figures add up experts of equal number over layers.
 
 LayerLoad = Real[np.ndarray, "layer expert"]
 

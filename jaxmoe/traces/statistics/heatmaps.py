@@ -10,6 +10,8 @@ from jaxtyping import Float64, Int, Real
 from jaxmoe.traces.statistics.counting import CHUNK_TOKENS, Report, count_pairs
 from jaxmoe.traces.trace import DECODE, PREFILL, GatingTrace, TraceError
 
+# Which expert comes with which: heatmaps of counts, one for each layer.
+
 Table = Real[np.ndarray, "layer expert expert"]
 Heatmap = Float64[np.ndarray, "layer expert expert"]
 
@@ -48,6 +50,8 @@ def coactivation(together: Table) -> Heatmap:
 def _both_ways(together: Table) -> Table:
     return together + np.swapaxes(together, 1, 2)
 
+
+# How alike two sets of loads or heatmaps are: in the order of their values, and in which experts are hottest.
 
 Values = Real[np.ndarray, "*lead value"]
 
@@ -88,6 +92,8 @@ def jaccard(one: Int[np.ndarray, "*lead top"], other: Int[np.ndarray, "*lead top
     common = common_fraction(one, other)
     return common / (2 - common)
 
+
+# Whether experts that a prompt chose are those that the answer chooses (wafer-scale study, Ob3, Fig. 6).
 
 BLOCK_TOKENS = 64  # long enough that few steps lead from block to block
 

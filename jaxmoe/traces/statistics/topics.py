@@ -1,7 +1,4 @@
-"""What topics, nodes and groups of experts have of the load.
-
-A topic is what sequences of one name, load counts of one window, or whole traces have in common.
-"""
+"""What topics, nodes and groups of experts have of the load."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +12,8 @@ from jaxtyping import Array, Float, Float32, Float64, Int, Int32, Int64
 from jaxmoe.traces.statistics.counting import CHUNK_TOKENS
 from jaxmoe.traces.statistics.heatmaps import common_fraction, hottest
 from jaxmoe.traces.trace import MISSING, GatingTrace, LoadCounts, TraceError, chunks, release, take
+
+# Loads of groups of tokens: windows, batches, topics.
 
 
 def loads_of_groups(
@@ -52,6 +51,9 @@ def group_loads(
     return counts[:-1].reshape(groups, layers, num_experts)
 
 
+# Batches of tokens drawn from a trace, as their loads.
+
+
 def drawn_loads(
     trace: GatingTrace, sizes: Sequence[int], batches: int, seed: int
 ) -> Iterator[Int32[np.ndarray, "batch size layer expert"]]:
@@ -80,6 +82,8 @@ def _draw(rng: np.random.Generator, tokens: int, count: int) -> np.ndarray:
     """`count` of `tokens` tokens in random order, without a list of all of them."""
     return rng.choice(tokens, count, replace=False, shuffle=True)
 
+
+# What the nodes of a placement get to do over time, and in batches.
 
 Shares = Float[np.ndarray, "layer expert node"]
 
@@ -154,6 +158,10 @@ def _ratio(
     load = jnp.einsum("wle,len->wln", loads.astype(share.dtype), share)
     return load / load.mean(axis=-1, keepdims=True)
 
+
+# Which experts are popular with which topic (wafer-scale study, Ob4, Fig. 7): loads by topic and their overlap.
+#
+# A topic is what sequences of one name, load counts of one window, or whole traces have in common.
 
 TOP_EXPERTS = 10  # as the study shows them
 

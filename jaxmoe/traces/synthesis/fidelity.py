@@ -19,6 +19,8 @@ from jaxmoe.traces.statistics.concentration import cv
 from jaxmoe.traces.synthetic import synthetic_trace
 from jaxmoe.traces.trace import GatingTrace, tally
 
+# What a generator without any structure but skew makes of a trace: the baseline that a fit has to beat.
+
 HALVINGS = 12
 MOST_SKEW = 4.0
 TRIED_TOKENS = 8192
@@ -47,6 +49,8 @@ def _drawn(trace: GatingTrace, tokens: int, skew: float, seed: int) -> GatingTra
         seed=seed,
     )
 
+
+# How far a drawn trace has the figures of the recorded one.
 
 BATCH_TOKENS = 128
 NODES = 8

@@ -16,6 +16,8 @@ from jaxmoe.traces.synthesis.process import WINDOW, GatingProcess, Preferences, 
 from jaxmoe.traces.synthesis.sampling import sample_trace
 from jaxmoe.traces.trace import MISSING, PREFILL, GatingTrace, tally
 
+# How likely recorded choices are under preferences, which is what fitting maximises.
+
 FAR = 1e9  # below every log-weight: an expert that is out of the race
 
 
@@ -57,6 +59,8 @@ def _added(
     rows = table[layer, jnp.maximum(chosen, 0)]
     return jnp.where((chosen != MISSING)[..., None], rows, 0.0).sum(axis=2)
 
+
+# Fitting a process to a recorded trace: likelihood first, then the few figures that drawing alone gets wrong.
 
 STEPS = 300
 STEPS_PER_CALL = 50

@@ -1,19 +1,4 @@
-"""A process that draws gating like that of a model: requests, topics, preferences of tokens; and its files.
-
-In every layer a token chooses K different experts one after the other, each with a probability that goes as the
-expert's weight among those not yet chosen. The logarithm of a weight is a sum of
-
-- how popular the expert is in that layer,
-- how the topic of the moment favours it, the phase (prefill or decode), and, for the first tokens of a request, their
-  position (many requests begin with the same words),
-- what each expert that the token chose in the layer before adds (cross-layer relation, Ob1),
-- what each expert that the token before chose in this layer adds (cross-token relation, Ob2),
-- what each expert that the token has already chosen in this layer adds (co-activation, Ob5).
-
-Ob1 to Ob5 are the observations of the wafer-scale study of data movement (III), and the last three terms are its
-heatmaps as log-odds. The process is the distribution of largest entropy with given popularity and pair relations,
-in the order of choice. All of it is ours; no paper gives a generator.
-"""
+"""A process that draws gating like that of a model: requests, topics, preferences of tokens; and its files."""
 
 import json
 from collections.abc import Iterable
@@ -30,6 +15,8 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.arrays import read_arrays
 from jaxmoe.traces.trace import DECODE, MAX_EXPERTS, PREFILL, GatingTrace, TraceError, tally
+
+# What requests look like: how long they are, how much of them is prompt, and how their topic moves.
 
 
 @dataclass(frozen=True)
@@ -112,6 +99,8 @@ class Deal:
         return self.phase(request, np.arange(len(request)) - self.seq_start[request])
 
 
+# Topics of a recorded trace: stretches of tokens with similar loads, found by clustering.
+
 WINDOW = 64  # tokens: long enough for loads to show, short enough for a topic to change inside a request
 MOST_TOPICS = 16
 STRETCHES_PER_TOPIC = 8
@@ -157,6 +146,23 @@ def _clustered(points: np.ndarray, clusters: int, seed: int) -> np.ndarray:
         if spread < best:
             best, labels = spread, found
     return labels
+
+
+# A random process that chooses experts: what a generator of gating is made of.
+#
+# In every layer a token chooses K different experts one after the other, each with a probability that goes as the
+# expert's weight among those not yet chosen. The logarithm of a weight is a sum of
+#
+# - how popular the expert is in that layer,
+# - how the topic of the moment favours it, the phase (prefill or decode), and, for the first tokens of a request, their
+#   position (many requests begin with the same words),
+# - what each expert that the token chose in the layer before adds (cross-layer relation, Ob1),
+# - what each expert that the token before chose in this layer adds (cross-token relation, Ob2),
+# - what each expert that the token has already chosen in this layer adds (co-activation, Ob5).
+#
+# Ob1 to Ob5 are the observations of the wafer-scale study of data movement (III), and the last three terms are its
+# heatmaps as log-odds. The process is the distribution of largest entropy with given popularity and pair relations, in
+# the order of choice. All of it is ours; no paper gives a generator.
 
 
 class Preferences(eqx.Module):
@@ -241,6 +247,8 @@ class GatingProcess:
         count = 1 + max(there.get(layer, len(there) - 1) for layer in layer_ids)
         return replace(self, preferences=self.preferences.first_layers(count), layer_ids=self.layer_ids[:count])
 
+
+# Files of processes: `process.npz`, the arrays of a `GatingProcess` under their own names.
 
 VERSION = 1
 PREFERENCES = tuple(field.name for field in fields(Preferences))

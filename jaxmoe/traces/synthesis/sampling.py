@@ -1,10 +1,4 @@
-"""Traces of any length drawn from a process, in parts, with a few threads ahead.
-
-The K choices of a token are the first K arrivals of a race in which expert e arrives after an exponential time of
-rate exp(log-weight). After each arrival the rates change by what co-activation adds; as exponential times have no
-memory, what is left of each only has to be stretched. So one draw per expert gives an exact sample without
-replacement.
-"""
+"""Traces of any length drawn from a process, in parts, with a few threads ahead."""
 
 import os
 from collections import deque
@@ -21,6 +15,8 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxmoe.traces.synthesis.process import Deal, GatingProcess, Preferences
 from jaxmoe.traces.trace import GatingTrace
+
+# Jobs in threads: a few ahead of whoever takes their results, which come in order.
 
 TICK = 0.1  # seconds between reports
 
@@ -66,6 +62,13 @@ def in_order(
         stop.set()
         pool.shutdown(cancel_futures=True)
 
+
+# Drawing traces from a process: requests side by side, tokens one after the other, layers from below.
+#
+# The K choices of a token are the first K arrivals of a race in which expert e arrives after an exponential time of
+# rate exp(log-weight). After each arrival the rates change by what co-activation adds; as exponential times have no
+# memory, what is left of each only has to be stretched. So one draw per expert gives an exact sample without
+# replacement.
 
 LANES = 256  # requests side by side: enough to fill the arithmetic units of a few cores
 SEGMENT = 32  # tokens of each lane in one call

@@ -1,12 +1,4 @@
-"""Three searches for the mapping: annealing, Bayesian, and a relaxed permutation.
-
-Every cluster has a key in [0, 1]; the order of the keys is the order of the clusters. So every point is a legal
-mapping, and a small change of a key moves one cluster a few nodes. The estimators are of all keys jointly: one for
-each key alone was slower and found less. Needs optuna.
-
-Permutation = Sinkhorn(logits / temperature) with every margin 1. Shares times it are the plan of the relaxed model;
-as the temperature falls the matrix nears a permutation, to which it is rounded by linear assignment.
-"""
+"""Three searches for the mapping: annealing, Bayesian, and a relaxed permutation."""
 
 import warnings
 from collections.abc import Callable
@@ -25,6 +17,8 @@ from scipy.optimize import linear_sum_assignment
 from jaxmoe.relax import SmoothMax, geometric, sinkhorn
 from jaxmoe.tune.descent import soft_hosts
 from jaxmoe.tune.link_balance.mapping import Best, Budget, Mapping, Question, scorer
+
+# Simulated annealing of the mapping: many chains that swap two clusters, scored by the exact model.
 
 CHAINS = 4
 SWAPS = 25  # swaps of a compiled call; the time limit is checked in between
@@ -85,6 +79,12 @@ def _anneal(question: Question, chains: _Chains, coldness: Float[Array, ""], key
     return chains
 
 
+# Bayesian optimisation of the mapping (hd_moe IV-C2): tree-structured Parzen estimators over random keys.
+#
+# Every cluster has a key in [0, 1]; the order of the keys is the order of the clusters. So every point is a legal
+# mapping, and a small change of a key moves one cluster a few nodes. The estimators are of all keys jointly: one for
+# each key alone was slower and found less. Needs optuna.
+
 GROUP = 8  # orders asked for, then scored in one go
 STARTUP_TRIALS = 32  # random ones, before the estimators have something to go by
 
@@ -134,6 +134,11 @@ def _optuna() -> ModuleType:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
+
+# The mapping by gradient descent: a doubly stochastic matrix in the place of the permutation.
+#
+# Permutation = Sinkhorn(logits / temperature) with every margin 1. Shares times it are the plan of the relaxed model;
+# as the temperature falls the matrix nears a permutation, to which it is rounded by linear assignment.
 
 RESTARTS = 4
 STEPS = 10  # steps of a compiled call; the time limit is checked in between

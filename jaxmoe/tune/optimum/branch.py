@@ -1,12 +1,4 @@
-"""Branch and bound over supports, from good ones that moves of single experts lead to.
-
-The bound counts what is certain: of the network, the tokens between experts that have their place, and of every
-other expert the least that any set still open to it would add, link by link; of compute, the work of every set of
-nodes that experts cannot leave. Pairs of which neither has a place are counted by halves, half for either, each at
-the least that the other makes possible. A set that would take an expert past the best plan known is closed to it,
-and the expert with the fewest open sets is placed next. No symmetry is assumed: gathering at the lowest-numbered
-host leaves none.
-"""
+"""Branch and bound over supports, from good ones that moves of single experts lead to."""
 
 from typing import NamedTuple, no_type_check
 
@@ -16,6 +8,8 @@ from numba import njit
 
 from jaxmoe.placement.rounding import SLACK
 from jaxmoe.tune.optimum.costs import Costs, Sets
+
+# Good supports to begin with: one expert at a time moves to its best set of nodes, until none gains.
 
 
 def descend(costs: Costs, sets: Sets) -> Sets:
@@ -52,6 +46,16 @@ def _responses(costs: Costs, sets: Sets, expert: int, contained: np.ndarray) -> 
     seconds = communication + costs.compute((within / costs.supply).max(axis=-1))
     seconds[0] = np.inf
     return seconds
+
+
+# Branch and bound over the sets of nodes that experts live on, one expert after the other.
+#
+# The bound counts what is certain: of the network, the tokens between experts that have their place, and of every
+# other expert the least that any set still open to it would add, link by link; of compute, the work of every set of
+# nodes that experts cannot leave. Pairs of which neither has a place are counted by halves, half for either, each at
+# the least that the other makes possible. A set that would take an expert past the best plan known is closed to it,
+# and the expert with the fewest open sets is placed next. No symmetry is assumed: gathering at the lowest-numbered
+# host leaves none.
 
 
 class Tables(NamedTuple):
