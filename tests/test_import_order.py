@@ -38,7 +38,7 @@ ALLOWED = {
     "policies": SEARCHES,
     "systems": METHODS,
     "des": {"errors", "units", "hardware", "models", "traces", "placement"},
-    "plotting": {"hardware"},
+    "plotting": {"files", "hardware"},
     "config": {
         "errors",
         "units",

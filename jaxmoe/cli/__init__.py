@@ -1,1 +1,1 @@
-"""The command `jaxmoe`: every verb is one module, named after it, with a function `command`."""
+"""The command `jaxmoe`: `app` has the verbs with their options, a module for each what it does."""

@@ -25,17 +25,17 @@ trace_app = typer.Typer(no_args_is_help=True, help="What traces and load counts 
 app.add_typer(trace_app, name="trace")
 
 
-def runs(module: str, function: str = "run") -> Callable[[Callable], Callable]:
+def runs(module: str, function: str = "run", scenario: bool = False) -> Callable[[Callable], Callable]:
     """Give a signature the body `function(folder, interrupts, ...)` of a module of this package.
 
-    A scenario is read first: a wrong key is told before JAX is loaded.
+    Of a `scenario` a wrong key is told before JAX is loaded; what is no file, such as a pipe, can be read but once.
     """
 
     def with_body(signature: Callable) -> Callable:
         @wraps(signature)
         def command(out: Path, verbose: bool, **given: Any) -> None:
             with session(out, verbose) as (folder, interrupts):
-                if "layers" in given:
+                if scenario and not _is_pipe(given["config"]):
                     load_scenario(given["config"], given["overrides"] or ())
                 body = getattr(import_module(f"jaxmoe.cli.{module}"), function)
                 body(folder, interrupts, **given)
@@ -46,7 +46,7 @@ def runs(module: str, function: str = "run") -> Callable[[Callable], Callable]:
 
 
 @app.command()
-@runs("tune")
+@runs("tune", scenario=True)
 def tune(
     config: options.Config,
     out: options.Out,
@@ -65,7 +65,7 @@ def tune(
 
 
 @app.command()
-@runs("evaluate")
+@runs("evaluate", scenario=True)
 def evaluate(
     config: options.Config,
     out: options.Out,
@@ -79,7 +79,7 @@ def evaluate(
 
 
 @app.command()
-@runs("validate")
+@runs("validate", scenario=True)
 def validate(
     config: options.Config,
     out: options.Out,
@@ -97,7 +97,7 @@ def validate(
 
 
 @app.command()
-@runs("simulate")
+@runs("simulate", scenario=True)
 def simulate(
     config: options.Config,
     out: options.Out,
@@ -197,6 +197,10 @@ def synth(
     """Draw a synthetic trace and write it as trace.npz, in pieces: its length is not bounded by memory."""
 
 
+def _is_pipe(path: Path) -> bool:
+    return path.exists() and not path.is_file()
+
+
 def _print_version(wanted: bool) -> bool:
     if wanted:
         typer.echo(f"jaxmoe {version('jaxmoe')}")
@@ -216,7 +220,7 @@ def _top(
 def main() -> None:
     """Run the command line of this process."""
     # GPUs multiply float32 matrices with 10-bit mantissas unless told otherwise: an error of 1e-3.
-    os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
+    os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
     try:
         app()
     except SystemExit as end:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from jaxmoe.errors import InputError
+from jaxmoe.files import atomic_write
 
 if TYPE_CHECKING:
     from jaxmoe.experiment.clock import Report
@@ -105,12 +106,8 @@ class OutputFolder:
     def write_json(self, name: str, data: dict[str, Any]) -> None:
         """Write a JSON file whole or not at all."""
         text = json.dumps(data, indent=1, allow_nan=False)
-        aside = self.path / f"{name}.part"
-        try:
+        with atomic_write(self.target(name)) as aside:
             aside.write_text(text + "\n", encoding="utf-8")
-            aside.replace(self.target(name))
-        finally:
-            aside.unlink(missing_ok=True)
 
     def _probe(self) -> None:
         probe = self.path / f".probe-{os.getpid()}"

@@ -17,6 +17,7 @@ from jaxmoe.experiment.evaluation import describe
 from jaxmoe.experiment.inputs import Inputs, OptionError
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.experiment.validation import Trial
+from jaxmoe.files import atomic_write
 from jaxmoe.placement import Placement
 from jaxmoe.plotting import GanttRow, plot_gantt
 from jaxmoe.traces import Batch
@@ -119,12 +120,8 @@ def _facts(inputs: Inputs, shown: ShownLayer, recorded: RecordedLayer) -> dict[s
 def _write(path: Path, events: list[dict[str, Any]], facts: dict[str, Any]) -> None:
     """Write the file whole or not at all."""
     trace = {"displayTimeUnit": "ns", "otherData": facts, "traceEvents": events}
-    aside = _aside(path)
-    try:
+    with atomic_write(path) as aside:
         aside.write_text(json.dumps(trace, allow_nan=False, separators=(",", ":")) + "\n", encoding="utf-8")
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _aside(path: Path) -> Path:

@@ -174,7 +174,7 @@ def _release(times, codes, size, now, followers, waits, first_chunk):
 @njit(cache=True)
 @no_type_check
 def _event_loop(graph, rate, delay, cut_through, recorded):
-    """Start and finish of every task, busy time of every server, and the fields of `Services`, of which `recorded`."""
+    """Start and finish of every task, busy time of every server, and the fields of `recorded` services (0: none)."""
     chunks, chunk_size, last_size, predecessors, path_start, path, successor_start, successor = graph
     tasks = len(chunks)
     first_chunk = np.zeros(tasks + 1, np.int64)

@@ -35,7 +35,7 @@ def placement_problem(inputs: Inputs) -> PlacementProblem:
 
 
 def check_optimiser(name: str) -> None:
-    """Raise `OptionError` for a name that is none of theirs, or an optimiser that lacks a package."""
+    """Raise `OptionError` for a name that is an unknown optimiser, or an optimiser that lacks a package."""
     if name not in OPTIMISERS:
         raise OptionError(f"--optimiser is {name!r}, expected one of {', '.join(OPTIMISERS)}")
     if name == "milp-bayes" and find_spec("optuna") is None:
@@ -43,7 +43,10 @@ def check_optimiser(name: str) -> None:
 
 
 def search(name: str, inputs: Inputs, problem: PlacementProblem, report: Report) -> TuneResult:
-    """Run it. The scenario's `tuning` has the seed and time limit of all, and what else the gradient tuner takes."""
+    """Run the optimiser of this name.
+
+    The scenario's `tuning` has the seed and time limit of all, and what else the gradient tuner takes.
+    """
     optimiser, tuning = OPTIMISERS[name], inputs.scenario.tuning
     if optimiser.settings is TunerSettings:
         return optimiser.run(problem, build_tuner_settings(tuning), report)

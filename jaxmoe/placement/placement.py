@@ -8,6 +8,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 
 from jaxmoe.errors import InputError
+from jaxmoe.files import atomic_write
 from jaxmoe.placement.exchange import ExchangeError, exchange_of
 from jaxmoe.traces.formats.arrays import read_arrays
 from jaxmoe.traces.trace import TraceError
@@ -98,7 +99,10 @@ def check_fits(placement: Placement, expert_bytes: float, capacity: np.ndarray |
 
 
 def write_plan(path: Path, placement: Placement) -> None:
-    """Write a placement; an older file of that name is replaced at once, or not at all."""
+    """Write a placement as `plan.npz`: share, mode, exchange, layer_ids, meta, and of a mesh its mesh_shape.
+
+    An older file of that name is replaced at once, or not at all.
+    """
     arrays: dict[str, Any] = {
         "share": placement.share.astype(np.float32),
         "mode": np.asarray(placement.mode),
@@ -108,13 +112,8 @@ def write_plan(path: Path, placement: Placement) -> None:
     }
     if placement.mesh_shape is not None:
         arrays["mesh_shape"] = np.asarray(placement.mesh_shape)
-    aside = path.with_name(path.name + ".part")
-    try:
-        with aside.open("wb") as file:
-            np.savez_compressed(file, **arrays)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with atomic_write(path) as aside, aside.open("wb") as file:
+        np.savez_compressed(file, **arrays)
 
 
 def read_plan(path: Path, default_layer_ids: tuple[int, ...] = ()) -> Placement:

@@ -18,6 +18,8 @@ from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from jaxmoe.files import atomic_write
+
 DPI = 160
 TITLE_SIZE = 13
 CHARACTER_WIDTH = 0.107  # of the title, inches
@@ -168,13 +170,9 @@ def legend_below(figure: Figure, panels: Sequence[Axes], columns: int = 5) -> No
 
 def save(figure: Figure, path: Path) -> None:
     """Write the figure as PNG; an older file of that name is replaced at once, or not at all."""
-    aside = path.with_name(path.name + ".part")
-    try:
+    with atomic_write(path) as aside:
         # Without the name of the drawing library and its version, the same data give the same bytes.
         figure.savefig(aside, format="png", dpi=DPI, metadata={"Software": None}, bbox_inches="tight", pad_inches=0.12)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 # What colours stand for in pictures of networks: a measure with its unit, from zero to the largest value.

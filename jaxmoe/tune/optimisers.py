@@ -11,19 +11,16 @@ from jaxmoe.tune.two_stage import TwoStageSettings, two_stage
 
 
 class Optimiser(NamedTuple):
-    """How to run an optimiser, what its settings are, and what it does, in a line for people."""
+    """How to run an optimiser, and what its settings are."""
 
     run: Callable[..., TuneResult]
     settings: type[Any]  # a dataclass with `seed` and `time_limit_s` among its fields
-    about: str
 
 
 OPTIMISERS = {
-    "gradient": Optimiser(tune, TunerSettings, "gradient descent over relaxed placements, rounded and refined"),
-    "milp-bayes": Optimiser(
-        two_stage, TwoStageSettings, "HD-MoE's node balance by MILP, then mapping by Bayesian search"
-    ),
-    "anneal": Optimiser(anneal, AnnealSettings, "simulated annealing with the exact model"),
-    "greedy": Optimiser(greedy, GreedySettings, "expert after expert to the hosts that cost the least"),
-    "random": Optimiser(random_search, RandomSettings, "the best of many random balanced plans"),
+    "gradient": Optimiser(tune, TunerSettings),
+    "milp-bayes": Optimiser(two_stage, TwoStageSettings),
+    "anneal": Optimiser(anneal, AnnealSettings),
+    "greedy": Optimiser(greedy, GreedySettings),
+    "random": Optimiser(random_search, RandomSettings),
 }

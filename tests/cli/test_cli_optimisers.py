@@ -24,7 +24,14 @@ def summary_of(out):
     return json.loads((out / "summary.json").read_text())
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
+# One by gradient, one of the others; the rest are as alike as their commands.
+EVERYDAY = {"gradient", "greedy"}
+EVERY_OPTIMISER = pytest.mark.parametrize(
+    "name", [name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMISERS]
+)
+
+
+@EVERY_OPTIMISER
 def test_it_writes_a_legal_plan(run, scenario, out, name):
     result = run("tune", scenario, "--optimiser", name, "--layers", "5", "--time-limit", "20", "--out", out)
     assert result.exit_code == 0, result.output
@@ -37,7 +44,7 @@ def test_it_writes_a_legal_plan(run, scenario, out, name):
     assert summary["tuning"]["gap"] >= -1e-6
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
+@EVERY_OPTIMISER
 def test_a_time_limit_ends_it_with_a_plan(run, scenario, out, name):
     result = run("tune", scenario, "--optimiser", name, "--time-limit", "0.001", "--out", out)
     assert result.exit_code == 0, result.output
@@ -45,7 +52,7 @@ def test_a_time_limit_ends_it_with_a_plan(run, scenario, out, name):
     assert read_plan(out / "plan.npz").share.shape == (2, 4, 4)
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
+@EVERY_OPTIMISER
 def test_ctrl_c_ends_it_with_a_plan(run, scenario, out, name, monkeypatch):
     real = comparison.OPTIMISERS[name]
 

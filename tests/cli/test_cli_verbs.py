@@ -95,6 +95,7 @@ def test_rings_that_leave_traffic_out_are_compared_with_nothing(run, scenario, o
     assert "without what the groups send each other" in ep["note"]
 
 
+@pytest.mark.slow
 def test_best_exchange_is_chosen_layer_by_layer(run, scenario, out):
     run("evaluate", scenario, "--out", out)
     own = summary_of(out)["strategies"]["hybrid"]
@@ -137,9 +138,11 @@ CACHE = "[{name: cache, bandwidth_GB_per_s: 100}, {name: ddr, bandwidth_GB_per_s
     "change",
     [
         f"hardware.memory={CACHE}",
-        "hardware.die.gemm={kind: tiled, tile_tokens: 4, tile_columns: 24, startup_ns: 90}",
+        pytest.param(
+            "hardware.die.gemm={kind: tiled, tile_tokens: 4, tile_columns: 24, startup_ns: 90}", marks=pytest.mark.slow
+        ),
         "hardware.die.gemm={kind: measured, path: times.csv}",
-        "costs.metadata_bytes_per_choice=100",
+        pytest.param("costs.metadata_bytes_per_choice=100", marks=pytest.mark.slow),
     ],
 )
 def test_model_and_simulator_agree_on_all_that_dies_may_be(run, scenario, out, tmp_path, monkeypatch, change):
@@ -258,7 +261,7 @@ WAFERS += "link: {bandwidth_GB_per_s: 10}, border: {bandwidth_GB_per_s: 2}, rout
 
 
 @pytest.mark.parametrize("change", ["hardware.routing=yx", f"hardware={WAFERS}"])
-@pytest.mark.parametrize("verb", ["tune", "evaluate", "validate"])
+@pytest.mark.parametrize("verb", [pytest.param("tune", marks=pytest.mark.slow), "evaluate", "validate"])
 def test_every_mesh_is_tuned_for_judged_and_replayed(run, scenario, plan, out, verb, change):
     result = run(verb, scenario, "--plan", plan, "--set", change, "--out", out)
     assert result.exit_code == 0, result.output

@@ -108,7 +108,7 @@ def random_layer(seed: int, rule: str = "lowest_host", memory: bool = False):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("memory", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_broadcasting_nothing_is_the_static_placement(rule, memory):
     model, method, batches = random_layer(0, rule, memory)
     method = dataclasses.replace(method, allowance=FixedAllowance(jnp.asarray(0)))

@@ -60,11 +60,6 @@ def draw_comparison(
     _draw_side_by_side(folder.target("comparison.png"), figures, "A and B, mean over layers")
 
 
-def draw_likeness(folder: OutputFolder, name: str, figures: Mapping[str, Mapping[str, float]]) -> None:
-    """Figures by name of a recorded trace, and then of made-up ones."""
-    _draw_side_by_side(folder.target("likeness.png"), figures, f"{name}: recorded and drawn")
-
-
 def _draw_side_by_side(path: Path, figures: Mapping[str, Mapping[str, float | None]], title: str) -> None:
     """The figures that all traces have."""
     first = next(iter(figures.values()))

@@ -17,6 +17,7 @@ from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import OptionError, Source, read_files
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.experiment.trace_statistics import Findings, LongTail, NodeLoads, find, find_topics, node_plan, top_count
+from jaxmoe.files import atomic_write
 from jaxmoe.placement import Placement, read_plan
 from jaxmoe.traces import LoadCounts
 from jaxmoe.traces.statistics import PhaseAgreement, Summary, Topics, by_layer, global_cv
@@ -46,15 +47,10 @@ def write_table(folder: OutputFolder, name: str, findings: Mapping[str, Findings
     """A CSV of every layer of every file, whole or not at all."""
     rows = [{"file": name} | row for name, found in findings.items() for row in found.summary.report()["layers"]]
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    aside = folder.path / f"{name}.part"
-    try:
-        with aside.open("w", newline="", encoding="utf-8") as file:
-            table = csv.DictWriter(file, columns, lineterminator="\n")
-            table.writeheader()
-            table.writerows(rows)
-        aside.replace(folder.target(name))
-    finally:
-        aside.unlink(missing_ok=True)
+    with atomic_write(folder.target(name)) as aside, aside.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, columns, lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
 
 
 def source_report(source: Source) -> dict[str, Any]:
