@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -13,18 +13,15 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from jaxmoe.errors import InputError
 from jaxmoe.files import atomic_write
 
 if TYPE_CHECKING:
     from jaxmoe.experiment.clock import Report
-from collections.abc import Callable
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-
-# Ctrl-C at safe places only.
-
+BAD_INPUT = 2
 INTERRUPTED = 130  # the exit code that shells have for it: 128 + SIGINT
 
 
@@ -120,9 +117,6 @@ class OutputFolder:
         for folder in self._made:
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
-
-
-BAD_INPUT = 2
 
 
 def messages() -> Console:

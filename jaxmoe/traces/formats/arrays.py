@@ -70,7 +70,7 @@ def _readable(path: Path) -> Iterator[ZipFile]:
 
 
 def _array(path: Path, archive: ZipFile, info: ZipInfo) -> np.ndarray:
-    _check_claim(path, info)
+    _check_member(path, info)
     if info.compress_type == ZIP_STORED:
         with archive.open(info) as member, path.open("rb") as file:
             file.seek(_start(file, info))
@@ -94,7 +94,7 @@ def _array(path: Path, archive: ZipFile, info: ZipInfo) -> np.ndarray:
             return array
 
 
-def _check_claim(path: Path, info: ZipInfo) -> None:
+def _check_member(path: Path, info: ZipInfo) -> None:
     """Raise `ValueError` for a member of more bytes than can be in the file."""
     growth = {ZIP_STORED: 1, ZIP_DEFLATED: DEFLATE_GROWTH}.get(info.compress_type)
     if growth is None:
@@ -205,8 +205,8 @@ def _header(fields: Any) -> Header:
 
 # Files of named arrays in the safetensors format: an 8-byte length, a JSON header, raw data.
 
-TYPES = {"BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8"}
-TYPES |= {"I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
+SAFETENSORS_TYPES = {"BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4"}
+SAFETENSORS_TYPES |= {"U64": "<u8", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
@@ -228,7 +228,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def write_safetensors(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    codes = {np.dtype(kind): code for code, kind in TYPES.items()}
+    codes = {np.dtype(kind): code for code, kind in SAFETENSORS_TYPES.items()}
     header, end = {}, 0
     for name, array in arrays.items():
         span = [end, end := end + array.nbytes]
@@ -247,9 +247,9 @@ def _tensor(name: str, entry: Any, data: memoryview) -> np.ndarray:
         numbers = False
     if not numbers:
         raise TraceError(f"{name} is described as {shown(entry)}; {AGAIN}")
-    if kind not in TYPES:
-        raise TraceError(f"{name} has type {kind}, expected one of {', '.join(TYPES)}")
+    if kind not in SAFETENSORS_TYPES:
+        raise TraceError(f"{name} has type {kind}, expected one of {', '.join(SAFETENSORS_TYPES)}")
     if not begin <= end <= len(data):
         raise TraceError(f"{name} of shape {shown(shape)} is at bytes {begin} to {end} of {len(data)}; {AGAIN}")
     with naming(name):
-        return array_in(data[begin:end], Header(np.dtype(TYPES[kind]), tuple(shape), "C"))
+        return array_in(data[begin:end], Header(np.dtype(SAFETENSORS_TYPES[kind]), tuple(shape), "C"))

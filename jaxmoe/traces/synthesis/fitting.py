@@ -18,7 +18,7 @@ from jaxmoe.traces.trace import MISSING, PREFILL, GatingTrace, tally
 
 # How likely recorded choices are under preferences, which is what fitting maximises.
 
-FAR = 1e9  # below every log-weight: an expert that is out of the race
+OUT = 1e9  # below every log-weight: an expert that is out of the race
 
 
 class Choices(eqx.Module):
@@ -43,7 +43,7 @@ def log_likelihood(preferences: Preferences, choices: Choices) -> Float[Array, "
     log_weights += jnp.where(opens, preferences.opening, _added(preferences.from_token, choices.before))
     total, taken = jnp.zeros(()), jnp.zeros(log_weights.shape, bool)
     for chosen in jnp.moveaxis(choices.experts, 2, 0)[..., None]:
-        normaliser = jax.nn.logsumexp(jnp.where(taken, -FAR, log_weights), axis=-1, keepdims=True)
+        normaliser = jax.nn.logsumexp(jnp.where(taken, -OUT, log_weights), axis=-1, keepdims=True)
         log_weight = jnp.take_along_axis(log_weights, jnp.maximum(chosen, 0), axis=-1)
         total += jnp.where(chosen != MISSING, log_weight - normaliser, 0.0).sum()
         taken |= chosen == jnp.arange(log_weights.shape[2])

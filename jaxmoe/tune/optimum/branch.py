@@ -179,7 +179,7 @@ def explore(tables, tree, best, nodes):
         tree.place[expert] = tree.child[level, tried]
         if level == experts - 1:
             return True
-        _descend(tables, tree, level, expert, tree.child[level, tried])
+        _place(tables, tree, level, expert, tree.child[level, tried])
         tree.level[0] += 1
         tree.entered[0] = 0
     return False
@@ -282,7 +282,7 @@ def _mean_compute(tables, within, level, slowest, expert, hosts):
 
 @njit(cache=True)
 @no_type_check
-def _descend(tables, tree, level, placed, hosts):
+def _place(tables, tree, level, placed, hosts):
     """Fill the next level, where one more expert has its place."""
     experts, sets = tree.allowed.shape[1:]
     runs, resources = tree.certain.shape[1:]
