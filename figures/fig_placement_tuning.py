@@ -43,7 +43,7 @@ SHORT = {
     "tuned": "tuned",
 }
 TREES = {"yes": "all exchanges", "no": "no trees in the network"}
-FAR_MACHINE = "nmp_8x8_10TFLOPs_25GBps"  # whose cells are farthest from the bound
+FAR_MACHINE = "nmp_8x8_10TFLOPs_25GBps"  # with the most cells that are far from the bound
 Rows = list[dict[str, str]]
 
 
@@ -168,15 +168,20 @@ def draw_machines(rows: Rows, out: Path) -> None:
 
 
 def draw_gaps(rows: Rows, machines: Rows, out: Path) -> None:
-    """Compute and communication by the number of groups that experts are dealt to, on the machine farthest off."""
+    """Compute and communication by the number of groups that experts are dealt to, on one machine."""
     chosen = [row for row in rows if row["machine"] == FAR_MACHINE]
-    sizes, models = distinct(chosen, "batch_tokens"), [model for model in MODELS if model in distinct(chosen, "model")]
-    title = f"Why no plan is nearer to the bound, {FAR_MACHINE}: even work or few visits, not both"
+    if not chosen:
+        return
+    sizes, models = (
+        sorted(distinct(chosen, "batch_tokens"), key=int),
+        [model for model in MODELS if model in distinct(chosen, "model")],
+    )
+    title = f"Shipped deals of experts on {FAR_MACHINE}: even work or few visits, not both"
     figure = style.new_figure(1.5 + 3.1 * len(models), 1.6 + 2.6 * len(sizes), title)
     panels = figure.subplots(len(sizes), len(models), squeeze=False)
     for axes, (tokens, model) in zip(panels.flat, itertools.product(sizes, models), strict=True):
         cell = {"machine": FAR_MACHINE, "model": model, "batch_tokens": tokens}
-        draw_gap(axes, *([row for row in table if cell.items() <= row.items()] for table in (chosen, machines)))
+        draw_gap(axes, *([row for row in of if cell.items() <= row.items()] for of in (chosen, machines)))
         axes.set_title(f"{MODELS[model]}, {tokens} tokens", fontsize=style.LABEL_SIZE)
     for axes in panels[-1]:
         axes.set_xlabel("groups that experts are dealt to", fontsize=style.LABEL_SIZE)
@@ -201,7 +206,7 @@ def draw_gap(axes: Axes, rows: Rows, machines: Rows) -> None:
     colours = list(style.strategy_colours(["compute", "communication"]).values())
     axes.bar(at, compute, color=colours[0], label="compute")
     axes.bar(at, comm, bottom=compute, color=colours[1], label="communication, best exchange")
-    axes.scatter(at, least, marker="_", s=120, color=style.INK, label="no exchange is faster than this", zorder=3)
+    axes.scatter(at, least, marker="_", s=120, color=style.INK, label="if the exchange reached its bound", zorder=3)
     (machine,) = machines
     axes.axhline(float(machine["tuned_us"]), color=style.INK, linewidth=1, label="tuned plan")
     axes.axhline(float(machine["bound_us"]), color=style.INK, linewidth=1, linestyle=":", label="bound on all plans")

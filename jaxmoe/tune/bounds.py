@@ -118,21 +118,29 @@ def _communication(problem: PlacementProblem, others: np.ndarray, often: np.ndar
 def exchange_bound(
     model: LayerModel, share: Float[np.ndarray, "expert node"], batches: Batch
 ) -> Float[np.ndarray, " batch"]:
-    """Communication time of a sharded plan that no exchange beats, s; leaves of `batches` are [batch, token, ...].
+    """Communication time of a sharded plan that no exchange beats, s, for drawn or merged batches of one layer.
+
+    It holds for the congestion model and choices computed where they are placed; not for `_alone` rings, which leave
+    traffic out. Raises `ValueError` for replicas and other time models.
 
     Every node that a token visits sends its part of the result on, over its own links, and all tokens together keep no
     more than one vector each: where `v` tokens visit a node whose links carry `r` vectors in a second, the most loaded
     links are busy for L seconds with sum(max(v - L r, 0)) at most the number of tokens. Dispatch likewise.
     """
+    if model.mode != "sharded" or not isinstance(model.time_model, Congestion):
+        raise ValueError("exchange_bound is of sharded plans under the congestion model")
     topology, costs, nodes = model.machine.topology, model.costs, model.machine.num_nodes
-    experts, weight = np.asarray(batches.experts), np.asarray(batches.weight, float)
+    weight = np.asarray(batches.weight, float)
+    experts = np.broadcast_to(batches.experts, (*weight.shape, batches.experts.shape[-1]))
     held = np.append(share > 0, np.zeros((1, nodes), bool), axis=0)  # -1 chooses none
-    visits = np.stack([w @ held[chosen].any(axis=1) for chosen, w in zip(experts, weight, strict=True)])
+    visited = [held[chosen].any(axis=1) for chosen in experts]  # of every batch, [token, node]
+    visits = np.stack([w @ of for w, of in zip(weight, visited, strict=True)])
+    kept = np.array([w @ of.any(axis=1) for w, of in zip(weight, visited, strict=True)])
     rates = np.asarray(topology.link_bandwidth, float) * float(topology.efficiency)
     seconds = np.zeros(len(weight))
     for end, size in zip(topology.link_ends.T, (costs.combine_bytes, costs.dispatch_bytes), strict=True):
         carried = np.bincount(end, rates, nodes)[:nodes]  # the last ends may be switches
-        seconds += _least_busy(visits, carried / float(size), weight.sum(axis=1))
+        seconds += _least_busy(visits, carried / float(size), kept)
     return seconds
 
 
@@ -140,7 +148,8 @@ def _least_busy(
     visits: Float[np.ndarray, "batch node"], carried: Float[np.ndarray, " node"], kept: Float[np.ndarray, " batch"]
 ) -> Float[np.ndarray, " batch"]:
     """Least L with sum(max(visits - L carried, 0)) at most `kept`, by bisection from below."""
-    low, high = np.zeros(len(visits)), (visits / carried).max(axis=1)
+    alone = np.divide(visits, carried, out=np.zeros_like(visits), where=carried > 0)  # a lone node has no links
+    low, high = np.zeros(len(visits)), alone.max(axis=1)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         enough = np.maximum(visits - middle[:, None] * carried, 0).sum(axis=1) <= kept

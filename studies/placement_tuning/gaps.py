@@ -1,10 +1,10 @@
 """Why no plan is nearer to the bound, where `machines.csv` has one that is more than 10 % above it.
 
-The bound divides work evenly and lets each token visit as few dies as that needs. No plan does both: spread over all
-dies, work is even and every token visits every die; the fewer dies hold an expert, the more the loads of batches
-differ. For every number of groups that experts may be dealt to there is a row, from tensor parallelism (one group) to
-expert parallelism: the best cut under its best exchange, and what no exchange could better. All are judged with
-hindsight, on the batches that judge the tuned plan.
+The bound divides work evenly and lets each token visit as few dies as that needs. No shipped deal of experts does
+both: spread over all dies, work is even and every token visits every die; the fewer dies hold an expert, the more the
+loads of batches differ. For every number of groups that experts may be dealt to there is a row, from tensor parallelism
+(one group) to expert parallelism: the best cut under its best exchange of those below, and the least that any exchange
+could take for that plan. All are judged with hindsight, on the batches that judge the tuned plan.
 """
 
 import csv
@@ -64,7 +64,7 @@ def plans_of(inputs: Inputs) -> list[tuple[int, Plan]]:
 
 
 def least_total(inputs: Inputs, best: Timed) -> float:
-    """Mean seconds of the plan's compute and of what no exchange could better."""
+    """Mean seconds of the plan's compute and of the least that any exchange could take."""
     batches = jax.tree.map(lambda leaf: leaf[0], inputs.evaluation_batches)
     return float(best.time.compute.mean() + exchange_bound(inputs.model, best.plan.share, batches).mean())
 

@@ -127,6 +127,8 @@ def main() -> None:
         print("\n".join(name for _, name in jobs))
         return
     run_all(jobs, run, given.processes)
+    if late := [job for job in missing(run, given.jobs) if job not in jobs]:  # cells that turned out to be far off
+        run_all(late, run, given.processes)
 
 
 if __name__ == "__main__":

@@ -154,8 +154,8 @@ def over_machines(rows: list[Row]) -> str:
 def gaps(rows: list[Row], cells: list[Row]) -> str:
     """Cells far above the bound: the tuned plan beside deals of experts to more and more groups.
 
-    `TP` and the best other deal as compute + communication. The last but one column is the fastest of all deals if each
-    had an exchange as good as no exchange can be.
+    `TP` and the best other deal as compute + communication. The last but one column is the fastest of these deals if
+    the exchange of each reached its bound.
     """
     tuned = {(row["machine"], row["model"], row["batch_tokens"]): row for row in cells}
     lines = []
@@ -170,7 +170,7 @@ def gaps(rows: list[Row], cells: list[Row]) -> str:
         first = (about["bound_us"], about["tuned_us"], about["shipped_over_tuned"])
         lines.append([*cell, *first, parts[0], nearest, other["groups"], parts[1], *bound])
     head = ["machine", "model", "tokens", "bound, us", "tuned, us", "shipped / tuned", "TP, us", "TP: least / total"]
-    head += ["best other: groups", "us", "any deal, any exchange: at least, us", "over the bound"]
+    head += ["best other: groups", "us", "these deals, any exchange: at least, us", "that / bound"]
     return markdown(head, lines)
 
 

@@ -235,7 +235,7 @@ def test_no_exchange_makes_a_plan_communicate_less_than_its_bound(candidates, se
     problem = problem_of(seed=seed)
     batches = jax.tree.map(lambda leaf: leaf[0], problem.draw(BATCHES, 0))
     chosen = candidates[[0, 27, 100, 300, 301, 303, 512, 515]]  # of every kind; the last but one is TP
-    names, topology = (*HOMES, *TREES, "reduce_scatter"), problem.model.machine.topology
+    names, topology = (*HOMES, *MERGING, "token_home_split_tree"), problem.model.machine.topology
     exchanges = [build_exchange(name, topology) for name in names]
     least = np.min([communication_of(problem.model, jnp.asarray(chosen), batches, each) for each in exchanges], axis=0)
     bounds = np.stack([exchange_bound(problem.model, plan, batches) for plan in chosen])
@@ -256,3 +256,7 @@ def test_all_dies_of_a_mesh_wait_for_the_corners():
     seconds = 0.75 / 2 * 128 * (float(model.costs.combine_bytes) + float(model.costs.dispatch_bytes)) / 1e9
     np.testing.assert_allclose(exchange_bound(model, np.full((1, 16), 1 / 16), batch), seconds, rtol=1e-6)
     np.testing.assert_allclose(exchange_bound(model, np.eye(16)[:1], batch), 0, atol=1e-15)
+    heavy = dataclasses.replace(batch, experts=experts.at[0, 64:].set(-1), weight=jnp.full((1, 128), 2.0))
+    np.testing.assert_allclose(exchange_bound(model, np.full((1, 16), 1 / 16), heavy), seconds, rtol=1e-6)
+    with pytest.raises(ValueError, match="sharded"):
+        exchange_bound(dataclasses.replace(model, mode="replicated"), np.eye(16)[:1], batch)
