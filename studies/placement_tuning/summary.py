@@ -15,6 +15,7 @@ from cases import CASES, HERE, RUNS
 Row = dict[str, str]
 STRATEGIES = ("published", "tp_both_ways", "tp", "hybrid_complete", "ep", "ep_balanced")
 MARK = "<!-- What follows is written by summary.py --readme. -->\n"
+FAR = 1.1  # tuned / bound, from which on a cell is far from its bound
 GAIN = 1.001  # from which on a ratio is a gain
 CELL = ("TFLOPs_per_s", "GB_per_s", "batch_tokens", "latency_ns", "ports")
 
@@ -143,7 +144,7 @@ def over_machines(rows: list[Row]) -> str:
     lines = []
     for (limit,), of in group(rows, "limit").items():
         gain, above = column(of, "shipped_over_tuned"), column(of, "tuned_over_bound")
-        far = above > 1.1
+        far = above > FAR
         ratios = (f"{gain.min():.4f}", f"{gain.mean():.3f}", f"{gain.max():.3f}", f"{np.median(above):.2f}")
         slowest = f"{column(of, 'wall_s').max():.0f}"
         lines.append([limit, len(of), *ratios, far.sum(), (far & (gain > GAIN)).sum(), slowest])
@@ -174,6 +175,59 @@ def gaps(rows: list[Row], cells: list[Row]) -> str:
     return markdown(head, lines)
 
 
+def gap_counts(rows: list[Row], cells: list[Row]) -> str:
+    """How many cells are far from the bound, and what the deals of `gaps.csv` say of them."""
+    far = [row for row in cells if float(row["tuned_over_bound"]) > FAR]
+    deals = group(rows, "machine", "model", "batch_tokens")
+    gains, best, reach, even = [], [], [], []
+    for row in far:
+        of = deals[row["machine"], row["model"], row["batch_tokens"]]
+        totals = column(of, "total_us")
+        gains.append(float(row["shipped_over_tuned"]))
+        best.append((totals.min() / float(row["shipped_us"]), totals.min() / float(row["tuned_us"])))
+        reach.append(float(row["tuned_us"]) / column(of, "least_total_us").min())
+        even.append(of[int(totals.argmin())]["groups"] == "1")
+    gain, (shipped, tuned), above = np.array(gains) > GAIN, np.array(best).T, np.array(reach)
+    whole = [row for row in rows if row["groups"] == "1"]
+    tp = [row for row in cells if row["shipped"] == "tp"]
+    lines = [
+        ("cells; more than 10 % above the bound", f"{len(cells)}; {len(far)}"),
+        ("best shipped is TP; of these within 10 % of the bound; of these returned", _of_tp(tp)),
+        ("far cells with a gain; without", f"{gain.sum()}; {(~gain).sum()}"),
+        (
+            "far cells where a deal is faster than the best shipped of the table; than the tuned plan",
+            _faster(shipped, tuned),
+        ),
+        ("tuned over the best deal: gain at most; loss at most", f"{tuned.max():.3f}; {tuned.min():.3f}"),
+        ("without a gain: TP is the best deal", (~gain & np.array(even)).sum()),
+        (
+            "without a gain: tuned within 10 % of all deals if exchanges reached their bounds",
+            (~gain & (above < FAR)).sum(),
+        ),
+        ("without a gain: the others, tuned over that", _list(above[~gain & (above >= FAR)])),
+        ("with a gain: more than 10 % above that", _list(above[gain & (above >= FAR)])),
+        ("TP: total over what any exchange could make of it, at most", f"{_over_least(whole):.3f}"),
+    ]
+    return markdown(["what", "cells or ratio"], lines)
+
+
+def _of_tp(rows: list[Row]) -> str:
+    near = (column(rows, "tuned_over_bound") <= FAR).sum()
+    return f"{len(rows)}; {near}; {(column(rows, 'shipped_over_tuned') == 1).sum()}"
+
+
+def _faster(shipped: np.ndarray, tuned: np.ndarray) -> str:
+    return f"{(shipped < 1 - 1e-4).sum()}; {(tuned < 1 - 1e-4).sum()}"
+
+
+def _list(values: np.ndarray) -> str:
+    return ", ".join(f"{value:.2f}" for value in np.sort(values)) or "-"
+
+
+def _over_least(rows: list[Row]) -> float:
+    return float((column(rows, "total_us") / column(rows, "least_total_us")).max())
+
+
 def least(rows: list[Row]) -> str:
     """The smallest ratios: nothing may be below 1."""
     lines = []
@@ -195,7 +249,9 @@ def text(folder: Path) -> str:
         ("Machines, by what limits them", over_machines(there)),
     ]
     parts += [("Machines: shipped / tuned, tuned / bound, limit", machines(there))]
-    parts += [("Cells far above the bound", gaps(table("gaps", folder), there))]
+    if deals := table("gaps", folder):
+        parts += [("Cells far above the bound, counted", gap_counts(deals, there))]
+        parts += [("Cells far above the bound", gaps(deals, there))]
     return "\n\n".join(f"### {title}\n\n{body}" for title, body in parts)
 
 

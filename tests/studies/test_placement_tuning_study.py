@@ -95,3 +95,40 @@ def test_cells_are_won_by_the_fastest(study):
     lines = summary.sensitivity(rows).splitlines()
     assert lines[0] == "| hop latency, us | ep wins | tp_both_ways wins |"
     assert lines[2:] == ["| 0 | 0 | 1 |", "| 2 | 1 | 0 |"]
+
+
+def cell(model, shipped, tuned, bound):
+    times = {"shipped_over_tuned": f"{shipped / tuned}", "tuned_over_bound": f"{tuned / bound}", "bound_us": str(bound)}
+    about = {"machine": "m", "model": model, "batch_tokens": "128", "shipped": "tp"}
+    return about | {"shipped_us": str(shipped), "tuned_us": str(tuned)} | times
+
+
+def deal(model, groups, compute, communication, least):
+    about = {"machine": "m", "model": model, "batch_tokens": "128", "groups": groups, "compute_us": str(compute)}
+    total = {"total_us": str(compute + communication), "least_total_us": str(least)}
+    return about | {"communication_us": str(communication)} | total
+
+
+def test_cells_far_from_the_bound_are_counted_by_what_the_deals_say(study):
+    _, summary = study
+    cells = [cell("near", 105, 105, 100), cell("a", 120, 120, 100), cell("b", 150, 125, 100), cell("c", 130, 130, 100)]
+    deals = [deal("a", "1", 100, 20, 118), deal("a", "4", 110, 15, 119)]  # TP is best, and near its own least
+    deals += [deal("b", "1", 100, 50, 149), deal("b", "4", 110, 30, 120)]  # tuned beats them all
+    deals += [deal("c", "1", 100, 40, 130), deal("c", "4", 105, 20, 110)]  # another exchange beats the tuned plan
+    counted = summary.gap_counts(deals, cells)
+    for line in (
+        "| cells; more than 10 % above the bound | 4; 3 |",
+        "| best shipped is TP; of these within 10 % of the bound; of these returned | 4; 1; 3 |",
+        "| far cells with a gain; without | 1; 2 |",
+        "faster than the best shipped of the table; than the tuned plan | 2; 1 |",
+        "| tuned over the best deal: gain at most; loss at most | 1.120; 0.962 |",
+        "| without a gain: TP is the best deal | 1 |",
+        "reached their bounds | 1 |",
+        "| without a gain: the others, tuned over that | 1.18 |",
+        "| with a gain: more than 10 % above that | - |",
+        "at most | 1.077 |",
+    ):
+        assert line in counted
+    assert "| m | b | 128 | 100 | 125 | 1.2 | 100.0 + 50.0 | 0.99 | 4 | 110.0 + 30.0 | 120.0 | 1.20 |" in summary.gaps(
+        deals, cells
+    )
