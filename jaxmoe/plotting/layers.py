@@ -86,18 +86,7 @@ def _draw_lines(
     colours, markers = style.strategy_colours(names), style.strategy_markers(names)
     size = float(np.clip(160 / len(layer_ids), 2.6, 6.5))
     for name, (label, values) in zip(names, series.items(), strict=True):
-        axes.plot(
-            layer_ids,
-            values,
-            label=label,
-            color=colours[name],
-            marker=markers[name],
-            markersize=size,
-            markeredgecolor="white",
-            markeredgewidth=0.4,
-            linewidth=1.5,
-            alpha=0.95,
-        )
+        style.marked_line(axes, layer_ids, values, label, colours[name], markers[name], size)
     style.whole_number_ticks(axes, layer_ids)
     axes.margins(x=0.02 if len(layer_ids) > 1 else 0.5)
 

@@ -17,6 +17,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike
 
 from jaxmoe.files import atomic_write
 
@@ -141,6 +142,14 @@ def dress(axes: Axes, xlabel: str, ylabel: str, grid: str = "y") -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
     axes.grid(axis=grid, color="#e3e3e3", linewidth=0.8)  # type: ignore[arg-type]
+
+
+def marked_line(
+    axes: Axes, x: ArrayLike, y: ArrayLike, label: str, colour: str, marker: str, size: float = 6.0, width: float = 1.5
+) -> None:
+    """A line with a marker at every point, as all strategies and traces are drawn."""
+    (line,) = axes.plot(np.asarray(x), np.asarray(y), label=label, color=colour, marker=marker, linewidth=width)
+    line.set(markersize=size, markeredgecolor="white", markeredgewidth=0.4)
 
 
 def whole_number_ticks(axes: Axes, values: np.ndarray) -> None:

@@ -76,17 +76,7 @@ def _draw_frequency(axes: Axes, frequency: Mapping[str, np.ndarray]) -> None:
 def _draw_lines(axes: Axes, layer_ids: np.ndarray, series: Mapping[str, np.ndarray]) -> None:
     colours, markers = style.strategy_colours(series), style.strategy_markers(series)
     for name, values in series.items():
-        axes.plot(
-            layer_ids,
-            values,
-            label=name,
-            color=colours[name],
-            marker=markers[name],
-            markersize=5,
-            markeredgecolor="white",
-            markeredgewidth=0.4,
-            linewidth=1.5,
-        )
+        style.marked_line(axes, layer_ids, values, name, colours[name], markers[name], 5.0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, min_n_ticks=1))
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))

@@ -86,17 +86,7 @@ def plot_recall(path: Path, sizes: np.ndarray, recall: Mapping[str, np.ndarray],
                 name, (sizes[-1], recall[name][-1]), (4, 0), textcoords="offset points", fontsize=style.TICK_SIZE
             )
         else:
-            axes.plot(
-                sizes,
-                recall[name],
-                label=name,
-                color=colours[name],
-                marker=markers[name],
-                markersize=6,
-                markeredgecolor="white",
-                markeredgewidth=0.4,
-                linewidth=1.6,
-            )
+            style.marked_line(axes, sizes, recall[name], name, colours[name], markers[name], width=1.6)
     style.dress(axes, "experts predicted for a token and layer, n", "recall of the chosen experts", grid="both")
     style.whole_number_ticks(axes, np.asarray(sizes))
     axes.set_ylim(0, 1.08)
@@ -212,17 +202,7 @@ def _lines(
     axes = figure.subplots()
     colours, markers = style.strategy_colours(series), style.strategy_markers(series)
     for name, values in series.items():
-        axes.plot(
-            layer_ids,
-            values,
-            label=name,
-            color=colours[name],
-            marker=markers[name],
-            markersize=6,
-            markeredgecolor="white",
-            markeredgewidth=0.4,
-            linewidth=1.6,
-        )
+        style.marked_line(axes, layer_ids, values, name, colours[name], markers[name], width=1.6)
         if name in baselines:
             axes.plot(
                 layer_ids,
