@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology, Mesh
+from jaxmoe.network.node_choice import NodeChoice, as_weights
 from jaxmoe.network.visits import Visits, homes
 from jaxmoe.placement.exchange import Exchange, ExchangeError, Gather, ReduceScatter, Rings, exchange_of
 from jaxmoe.placement.strategies import groups_of, ring_orders
@@ -19,10 +20,11 @@ from jaxmoe.relax import AbstractReduction
 
 
 class Flows(eqx.Module):
-    """Traffic as a sum of flows: flow f sends source[f, n] * destination[f, m] messages from n to m.
+    """Traffic as a sum of flows: flow f sends source[f, n] messages from n to its destination.
 
-    A message is of `vectors` hidden vectors, one number or one for each flow. Rows of `destination` sum to 1.
-    What a node sends itself is free. The flows run `rounds` times, one after the other.
+    That is one node, or all of them in parts that sum to 1: source[f, n] * destination[f, m] messages from n to m. A
+    message is of `vectors` hidden vectors, one number or one for each flow. What a node sends itself is free. The
+    flows run `rounds` times, one after the other.
 
     A `tree` (or `cross_tree`, along the other order of directions) is the union of the paths of a flow to its one
     destination; routers add up what they pass on, so a link carries one message of each flow. There `source` is 1
@@ -32,7 +34,7 @@ class Flows(eqx.Module):
     """
 
     source: Float[Array, "flow node"]
-    destination: Float[Array, "flow node"]
+    destination: NodeChoice
     vectors: Float[Array, ""] | Float[Array, " flow"]
     weight: Float[Array, " flow"] | None = None
     messages: Float[Array, "node node2"] | None = None
@@ -43,7 +45,11 @@ class Flows(eqx.Module):
     def traffic(self, vector_bytes: Float[Array, ""]) -> Float[Array, "node node2"]:
         """Bytes of one round, [source, destination]; those of a tree as if they were unicasts."""
         sent = self.source if self.weight is None else self.source * self.weight[:, None]
-        return (sent * self.vectors[..., None] * vector_bytes).T @ self.destination
+        return (sent * self.vectors[..., None] * vector_bytes).T @ self.parts()
+
+    def parts(self) -> Float[Array, "flow node"]:
+        """The part of what a flow sends that goes to every node."""
+        return as_weights(self.destination, self.source.shape[1], self.source.dtype)
 
 
 Phases = tuple[tuple[Flows, ...], ...]
@@ -93,7 +99,7 @@ class GatherExchange(AbstractExchange):
         one = jnp.ones((), visits.visited.dtype)
         if route == "unicast" and rule == "lowest_host" and visits.named is not None:
             # Tokens with one home make one flow: far fewer flows than tokens.
-            messages = (visits.named * visits.weight[:, None]).T @ visits.visited
+            messages = (visits.visited.T @ (visits.named * visits.weight[:, None])).T
             return ((Flows(messages, visits.home, one),),)
         home = homes(rule, topology, visits)
         if route == "unicast":

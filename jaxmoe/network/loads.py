@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from jaxmoe.hardware import AbstractTopology, Graph, Mesh
 from jaxmoe.network import xy
+from jaxmoe.network.node_choice import NodeChoice, as_weights
 from jaxmoe.placement.exchange import ExchangeError
 
 
@@ -62,15 +63,15 @@ def link_loads(topology: AbstractTopology, traffic: Float[Array, "node node2"]) 
 
 
 def flow_loads(
-    topology: AbstractTopology, source: Float[Array, "flow node"], destination: Float[Array, "flow node"]
+    topology: AbstractTopology, source: Float[Array, "flow node"], destination: NodeChoice
 ) -> Float[Array, " link"]:
-    """Loads of flows that send source[f, n] * destination[f, m] from node n to node m."""
-    match topology:
-        case Mesh(routing="xy"):
-            return xy.flow_traffic(topology.shape, source, destination).link_loads()
-        case Mesh(routing="yx"):
-            return xy.flow_traffic(topology.shape, destination, source).link_loads()[topology.reverse_links]
-    return link_loads(topology, source.T @ destination)
+    """Loads of flows that send source[f, n] from node n to the flow's node, or to all in the parts given."""
+    if isinstance(topology, Mesh) and topology.routing == "xy":
+        return xy.flow_traffic(topology.shape, source, destination).link_loads()
+    parts = as_weights(destination, topology.num_nodes, source.dtype)
+    if isinstance(topology, Mesh):
+        return xy.flow_traffic(topology.shape, parts, source).link_loads()[topology.reverse_links]
+    return link_loads(topology, source.T @ parts)
 
 
 def tree_loads(

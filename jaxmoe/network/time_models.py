@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.exchange import Flows, StageTime
 from jaxmoe.network.loads import crossed, flow_loads, link_loads, path_maxima, path_sums, tree_loads
+from jaxmoe.network.node_choice import at_nodes
 
 
 class AbstractTimeModel(eqx.Module):
@@ -71,13 +72,13 @@ class Congestion(AbstractTimeModel):
 
     def _unicast_stage(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
         sent, vectors = _sent(flows)
-        unit, destination = vectors * vector_bytes, flows.destination  # B
+        unit, parts = vectors * vector_bytes, flows.parts()  # B
         away = (
-            (sent * (1 - destination)).sum(axis=0),
-            (destination * (sent.sum(axis=1, keepdims=True) - sent)).sum(axis=0),
+            (sent * (1 - parts)).sum(axis=0),
+            (parts * (sent.sum(axis=1, keepdims=True) - sent)).sum(axis=0),
         )
         return StageTime(
-            link_time=flow_loads(topology, sent, destination)
+            link_time=flow_loads(topology, sent, flows.destination)
             * (unit / (topology.link_bandwidth * topology.efficiency)),
             port_time=port_times(topology, *away) * unit,
             pair_time=jnp.zeros(0, sent.dtype),
@@ -92,7 +93,7 @@ class Congestion(AbstractTimeModel):
         """
         assert flows.weight is not None
         cross = flows.route == "cross_tree"
-        weight, destination = flows.weight * flows.vectors, flows.destination
+        weight, destination = flows.weight * flows.vectors, flows.parts()
         others = flows.source * (1 - destination)
         arriving = others.max(axis=1, keepdims=True) * destination
         stored = Congestion(self.chunk_bytes)
@@ -116,9 +117,10 @@ class Congestion(AbstractTimeModel):
             return jnp.max(delay * jnp.minimum(flows.messages, 1) * away_from_self(topology, delay.dtype))
         chunk = self._chunk(flows.vectors * vector_bytes)
         if chunk.ndim:  # one of each flow: sums of products apart, for a matrix of delays of each would be large
-            from_node = flows.destination @ latency.T + chunk[:, None] * (flows.destination @ per_byte.T)
+            from_node = at_nodes(flows.destination, latency.T)
+            from_node += chunk[:, None] * at_nodes(flows.destination, per_byte.T)
         else:
-            from_node = flows.destination @ (latency + chunk * per_byte).T
+            from_node = at_nodes(flows.destination, (latency + chunk * per_byte).T)
         used = flows.source if flows.weight is None else flows.source * flows.weight[:, None]
         delays = from_node * jnp.minimum(used, 1)
         return jnp.max(delays if flows.chain is None else _per_round(delays.max(axis=1), flows.chain))

@@ -8,9 +8,10 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.hardware.networks import corner_nodes
+from jaxmoe.network.node_choice import NodeChoice, as_weights
 from jaxmoe.network.xy import prefix_sums
 from jaxmoe.placement.exchange import LOAD_WEIGHT
-from jaxmoe.relax import AbstractSupport
+from jaxmoe.relax import AbstractSupport, HardSupport
 from jaxmoe.traces.batches import Batch
 
 # Who computes what: the nodes that a token visits, and the tokens that a node has of every expert.
@@ -25,13 +26,13 @@ PLACED = -1  # computed where the expert is placed
 class Visits(eqx.Module):
     """What a batch asks of the nodes. Entries are 0 or 1, or between when relaxed.
 
-    The lowest host of the choice that a token's draw names is row `h` of `home` where `named[token, h]` is 1, or
-    `home[token]` itself where `named` is None.
+    The lowest host of the choice that a token's draw names is that of row `h` of `home` where `named[token, h]` is 1,
+    or of the token's own row where `named` is None.
     """
 
     visited: Float[Array, "token node"]
     named: Float[Array, "token home"] | None
-    home: Float[Array, "home node"]
+    home: NodeChoice
     work: Float[Array, " node"]  # token-expert products
     rows: Float[Array, "expert node"]  # tokens of each expert at each node, and ...
     part: Float[Array, "expert node"]  # ... the part of the expert's columns that it applies to them
@@ -40,23 +41,30 @@ class Visits(eqx.Module):
     draw: Float[Array, " token"]
     source: Int[Array, " token"]  # node where the token lives
 
-    def lowest_host(self) -> Float[Array, "token node"]:
+    def lowest_host(self) -> NodeChoice:
         """The lowest host of the named choice of every token."""
-        return self.home if self.named is None else self.named @ self.home
+        return _of_tokens(self.named, self.home)
+
+
+def _of_tokens(named: Float[Array, "token home"] | None, home: NodeChoice) -> NodeChoice:
+    """The home of every token; `named` and `home` are as in `Visits`."""
+    if named is None:
+        return home
+    found = named @ home.astype(named.dtype)
+    return found if home.ndim == 2 else found.astype(jnp.int32)
 
 
 def sharded_visits(share: Float[Array, "expert node"], batch: Batch, support: AbstractSupport) -> Visits:
     """Visits when every host of an expert holds a part of its weights."""
-    choice = batch.choices(share.shape[0])
-    amount = support.amount(share)
-    # First host in index order: presence up to and with a node, less presence before it.
-    reached = prefix_sums(amount)
-    present = support.presence(reached)
+    choice, amount = batch.choices(share.shape[0]), support.amount(share)
     chosen = (batch.weight[:, None] * choice).sum(axis=0)
+    named, home = _lowest_hosts(share, batch, support)
+    # The same product; the next one wants it as it stands there.
+    visited = choice @ amount if named is None else (amount.T @ choice.T).T
     return Visits(
-        visited=support.presence(choice @ amount),
-        named=jax.nn.one_hot(batch.gather_expert, share.shape[0], dtype=share.dtype),
-        home=(present - support.presence(reached - amount)) / present[:, -1:],
+        visited=support.presence(visited),
+        named=named,
+        home=home,
         work=chosen @ share,
         rows=jnp.broadcast_to(chosen[:, None], share.shape),
         part=share,
@@ -66,6 +74,24 @@ def sharded_visits(share: Float[Array, "expert node"], batch: Batch, support: Ab
         draw=batch.token_draw,
         source=batch.sources(share.shape[1]),
     )
+
+
+def _lowest_hosts(
+    share: Float[Array, "expert node"], batch: Batch, support: AbstractSupport
+) -> tuple[Float[Array, "token expert"] | None, NodeChoice]:
+    """`named` and `home` of sharded visits: the lowest host of every expert, or at once that of every token."""
+    experts, nodes = share.shape
+    named = jax.nn.one_hot(batch.gather_expert, experts, dtype=share.dtype)
+    if isinstance(support, HardSupport):
+        # In floats: reductions of integers are slow on CPUs.
+        lowest = jnp.min(jnp.where(share > 0, jnp.arange(nodes, dtype=share.dtype), nodes), axis=1).astype(jnp.int32)
+        # As many flows as experts or as tokens: the fewer, the faster.
+        return (named, lowest) if len(named) > experts else (None, lowest[batch.gather_expert])
+    # Presence up to and with a node, less presence before it.
+    amount = support.amount(share)
+    reached = prefix_sums(amount)
+    present = support.presence(reached)
+    return named, (present - support.presence(reached - amount)) / present[:, -1:]
 
 
 def replicated_visits(share: Float[Array, "expert node"], batch: Batch, support: AbstractSupport) -> Visits:
@@ -115,7 +141,7 @@ def decided_visits(
     placed = sharded_visits(share, kept(batch, served == PLACED), support)
     at = jax.nn.one_hot(served, share.shape[1], dtype=share.dtype)  # [token, top_k, node]; 0 where as placed
     named = jnp.take_along_axis(at, batch.gather_slot[:, None, None], axis=1)[:, 0]
-    lowest = jax.nn.one_hot(batch.gather_expert, share.shape[0], dtype=share.dtype) @ placed.home
+    lowest = as_weights(_of_tokens(*_lowest_hosts(share, batch, support)), share.shape[1], share.dtype)
     # Choices as placed have no cell, and so are dropped.
     node = jnp.where(served == PLACED, share.shape[1], served)
     tokens = jnp.zeros_like(share).at[batch.experts, node].add(batch.weight[:, None], mode="drop")
@@ -143,30 +169,30 @@ def kept(batch: Batch, chosen: Array) -> Batch:
 # Gradients see the chosen home as given, but for `lowest_host`, whose relaxed home is a distribution.
 
 
-def homes(rule: str, topology: AbstractTopology, visits: Visits) -> Float[Array, "token node"]:
-    """1 at the home of every token."""
+def homes(rule: str, topology: AbstractTopology, visits: Visits) -> NodeChoice:
+    """The home of every token."""
     return {
         "lowest_host": lambda: visits.lowest_host(),
         "random_host": lambda: _random_host(visits),
         "fewest_hops": lambda: _fewest_hops(topology, visits),
         "least_loaded": lambda: _least_loaded(topology, visits),
         "corner_host": lambda: _corner_host(topology, visits),
-        "token_home": lambda: jax.nn.one_hot(visits.source, topology.num_nodes, dtype=visits.visited.dtype),
+        "token_home": lambda: visits.source,
     }[rule]()
 
 
-def _random_host(visits: Visits) -> Float[Array, "token node"]:
+def _random_host(visits: Visits) -> Int[Array, " token"]:
     """The visited node in whose part of the running count the token's draw falls."""
     reached = prefix_sums(visits.visited)
     beyond = visits.draw[:, None] * reached[:, -1:] < reached
-    return _one_hot(jnp.argmax(beyond, axis=1), visits)
+    return jnp.argmax(beyond, axis=1)
 
 
-def _fewest_hops(topology: AbstractTopology, visits: Visits) -> Float[Array, "token node"]:
-    return _one_hot(jnp.argmin(_hops_in_all(topology, visits), axis=1), visits)
+def _fewest_hops(topology: AbstractTopology, visits: Visits) -> Int[Array, " token"]:
+    return jnp.argmin(_hops_in_all(topology, visits), axis=1)
 
 
-def _least_loaded(topology: AbstractTopology, visits: Visits) -> Float[Array, "token node"]:
+def _least_loaded(topology: AbstractTopology, visits: Visits) -> Int[Array, " token"]:
     """Token by token: few hops, and few tokens so far. Whole numbers, so that equals are equal."""
     weight = visits.weight * (visits.visited.max(axis=1) > 0)  # a token without choices is nowhere
     cost = _hops_in_all(topology, visits, beyond=LOAD_WEIGHT * topology.num_nodes) * weight.sum()
@@ -179,21 +205,17 @@ def _least_loaded(topology: AbstractTopology, visits: Visits) -> Float[Array, "t
 
     nodes = jnp.zeros(topology.num_nodes, cost.dtype)
     _, home = jax.lax.scan(choose, nodes, jax.lax.stop_gradient((cost, weight)))
-    return _one_hot(home, visits)
+    return home
 
 
-def _corner_host(topology: AbstractTopology, visits: Visits) -> Float[Array, "token node"]:
+def _corner_host(topology: AbstractTopology, visits: Visits) -> Int[Array, " token"]:
     corners = np.resize(corner_nodes(topology), visits.visited.shape[0])
     hops = jnp.asarray(topology.hop_counts(), visits.visited.dtype)
     beyond = hops.max() * 2
-    return _one_hot(jnp.argmin(hops[corners] + (1 - visits.visited) * beyond, axis=1), visits)
+    return jnp.argmin(hops[corners] + (1 - visits.visited) * beyond, axis=1)
 
 
 def _hops_in_all(topology: AbstractTopology, visits: Visits, beyond: int = 0) -> Float[Array, "token node"]:
     """From every node to all that the token visits; for a node that it does not, more than any of these + `beyond`."""
     hops = jnp.asarray(topology.hop_counts(), visits.visited.dtype)
     return visits.visited @ hops + (1 - visits.visited) * (hops.max() * topology.num_nodes + beyond)
-
-
-def _one_hot(node: Array, visits: Visits) -> Float[Array, "token node"]:
-    return jax.nn.one_hot(node, visits.visited.shape[1], dtype=visits.visited.dtype)

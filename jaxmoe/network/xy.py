@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxmoe.network.node_choice import NodeChoice, as_weights, at_nodes
+
 # Running sums by triangular products: several times faster than `jnp.cumsum` on CPUs.
 
 WHOLE = 64  # positions up to which one product is faster than two smaller ones
@@ -67,15 +69,23 @@ def _line_loads(
 def flow_traffic(
     shape: tuple[int, int],
     source: Float[Array, "flow node"],
-    destination: Float[Array, "flow node"],
+    destination: NodeChoice,
 ) -> LineTraffic:
-    """Traffic of flows that send source[f, n] * destination[f, m] from node n to node m."""
+    """Traffic of flows that send source[f, n] from node n to the flow's node, or to all in the parts given."""
     x, y = shape
-    start, stop = source.reshape(-1, x, y), destination.reshape(-1, x, y)
+    # Sums over a side by products, and the narrow factor first: several times faster on CPUs.
+    stop_x = at_nodes(destination, _side(shape, 0, source.dtype))
+    start_y = source @ _side(shape, 1, source.dtype)
     return LineTraffic(
-        along_x=(source.T @ stop.sum(axis=2)).reshape(x, y, x),
-        along_y=(start.sum(axis=1).T @ destination).reshape(y, x, y),
+        along_x=jnp.moveaxis((stop_x.T @ source).reshape(x, x, y), 0, 2),
+        along_y=(start_y.T @ as_weights(destination, x * y, source.dtype)).reshape(y, x, y),
     )
+
+
+def _side(shape: tuple[int, int], axis: int, dtype: jnp.dtype) -> Float[Array, "node position"]:
+    """1 where a node has a position on a side of the mesh."""
+    position = np.indices(shape)[axis].ravel()
+    return jnp.asarray(position[:, None] == np.arange(shape[axis]), dtype)
 
 
 def link_loads(shape: tuple[int, int], traffic: Float[Array, "node node2"]) -> Float[Array, " link"]:

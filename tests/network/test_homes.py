@@ -13,6 +13,7 @@ from oracles.layer import Tokens
 from oracles.topologies import NETWORKS, mesh
 
 from jaxmoe.network import Visits, replicated_visits, sharded_visits
+from jaxmoe.network.node_choice import as_weights
 from jaxmoe.network.visits import homes
 from jaxmoe.relax import HardSupport
 
@@ -20,10 +21,15 @@ VISITS = {"sharded": sharded_visits, "replicated": replicated_visits}
 EXPERTS, TOKENS, TOP_K = 5, 24, 3
 
 
+def home_weights(rule, topology, visits) -> jax.Array:
+    """1 at the home of every token."""
+    return as_weights(homes(rule, topology, visits), topology.num_nodes, jnp.float32)
+
+
 @eqx.filter_jit
 def measured(topology, share, batch, mode) -> dict[str, jax.Array]:
     visits = VISITS[mode](share, batch, HardSupport())
-    return {rule: homes(rule, topology, visits) for rule in oracle.HOMES}
+    return {rule: home_weights(rule, topology, visits) for rule in oracle.HOMES}
 
 
 def check(topology, share: np.ndarray, tokens: Tokens, mode: str) -> None:
@@ -62,7 +68,7 @@ def visits_of(visited, draw=0.0, weight=1.0) -> Visits:
 
 @eqx.filter_jit
 def found(rule, topology, visits):
-    return homes(rule, topology, visits).argmax(axis=1)
+    return home_weights(rule, topology, visits).argmax(axis=1)
 
 
 def test_a_random_host_is_that_of_the_draw_times_their_number():
