@@ -145,12 +145,12 @@ class RingExchange(AbstractExchange):
         return (around,), (self._between(visiting, visits.weight),)
 
     def _around(self, vectors: Float[Array, " node"]) -> Flows:
-        following = jax.nn.one_hot(self.successor, len(vectors), dtype=vectors.dtype)
+        preceding = jnp.zeros_like(self.successor).at[self.successor].set(jnp.arange(len(vectors), dtype=jnp.int32))
         sending = jnp.diag((vectors > 0).astype(vectors.dtype))  # a ring that no token visits sends nothing
         back = self.both_ways * jnp.where(self.size > 2, 0.5, 0.0)  # a ring of two has but one way
         return Flows(
             jnp.concatenate([sending, sending * (back > 0)]),
-            jnp.concatenate([following, following.T]),
+            jnp.concatenate([self.successor, preceding]),
             jnp.concatenate([vectors * (1 - back), vectors * back]),
             chain=jnp.concatenate([self.group, self.group + len(vectors)]),
             rounds=self.size - 1,

@@ -77,7 +77,7 @@ def flow_loads(
 def tree_loads(
     topology: AbstractTopology,
     source: Float[Array, "flow node"],
-    destination: Float[Array, "flow node"],
+    destination: NodeChoice,
     weight: Float[Array, " flow"],
 ) -> Float[Array, " link"]:
     """Loads of trees towards one destination each, in which a link carries one vector of every flow.
@@ -85,12 +85,11 @@ def tree_loads(
     A tree is the union of the network's paths from the sources to the destination.
     """
     match topology:
-        case Mesh(shape=shape, routing="xy"):
-            return xy.tree_loads(shape, source, destination, weight)
-        case Mesh(shape=shape, routing="yx"):
-            return _transposed_tree_loads(shape, source, destination, weight)
+        case Mesh(shape=shape, routing=routing):
+            return xy.tree_loads(shape, source, destination, weight, crossed=routing == "yx")
         case Graph():
-            return _routed_tree_loads(topology, source, destination, weight)
+            towards = as_weights(destination, topology.num_nodes, source.dtype)
+            return _routed_tree_loads(topology, source, towards, weight)
     raise _unknown(topology)
 
 
@@ -102,29 +101,6 @@ def crossed(topology: AbstractTopology) -> Mesh:
             "use tree, or unicasts"
         )
     return replace(topology, routing="yx" if topology.routing == "xy" else "xy")
-
-
-def _transposed_tree_loads(
-    shape: tuple[int, int],
-    source: Float[Array, "flow node"],
-    destination: Float[Array, "flow node"],
-    weight: Float[Array, " flow"],
-) -> Float[Array, " link"]:
-    """Loads of YX trees: those of XY trees on the mesh whose sides have changed places."""
-    x, y = shape
-
-    def turned(values: Float[Array, "flow node"]) -> Float[Array, "flow node"]:
-        return jnp.swapaxes(values.reshape(-1, x, y), 1, 2).reshape(values.shape)
-
-    loads = xy.tree_loads((y, x), turned(source), turned(destination), weight)
-    across, along = (x - 1) * y, x * (y - 1)
-    up_y, down_y, up_x, down_x = jnp.split(loads, [along, 2 * along, 2 * along + across])
-    return jnp.concatenate(
-        [
-            *(part.reshape(y, x - 1).T.ravel() for part in (up_x, down_x)),
-            *(part.reshape(y - 1, x).T.ravel() for part in (up_y, down_y)),
-        ]
-    )
 
 
 def path_sums(topology: AbstractTopology, per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:

@@ -93,17 +93,17 @@ class Congestion(AbstractTimeModel):
         """
         assert flows.weight is not None
         cross = flows.route == "cross_tree"
-        weight, destination = flows.weight * flows.vectors, flows.parts()
-        others = flows.source * (1 - destination)
-        arriving = others.max(axis=1, keepdims=True) * destination
+        weight, parts = flows.weight * flows.vectors, flows.parts()
+        others = flows.source * (1 - parts)
+        arriving = others.max(axis=1, keepdims=True) * parts
         stored = Congestion(self.chunk_bytes)
         if cross:
             topology = crossed(topology)
         return StageTime(
-            link_time=tree_loads(topology, flows.source, destination, weight)
+            link_time=tree_loads(topology, flows.source, flows.destination, weight)
             * (vector_bytes / (topology.link_bandwidth * topology.efficiency)),
             port_time=port_times(topology, weight @ others, weight @ arriving) * vector_bytes,
-            pair_time=jnp.zeros(0, destination.dtype),
+            pair_time=jnp.zeros(0, parts.dtype),
             path_delay=stored._longest_delay(topology, flows, vector_bytes),
         )
 

@@ -4,7 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.hardware.networks import corner_nodes
@@ -80,11 +80,10 @@ def _lowest_hosts(
     share: Float[Array, "expert node"], batch: Batch, support: AbstractSupport
 ) -> tuple[Float[Array, "token expert"] | None, NodeChoice]:
     """`named` and `home` of sharded visits: the lowest host of every expert, or at once that of every token."""
-    experts, nodes = share.shape
+    experts = share.shape[0]
     named = jax.nn.one_hot(batch.gather_expert, experts, dtype=share.dtype)
     if isinstance(support, HardSupport):
-        # In floats: reductions of integers are slow on CPUs.
-        lowest = jnp.min(jnp.where(share > 0, jnp.arange(nodes, dtype=share.dtype), nodes), axis=1).astype(jnp.int32)
+        lowest = _first(share > 0)
         # As many flows as experts or as tokens: the fewer, the faster.
         return (named, lowest) if len(named) > experts else (None, lowest[batch.gather_expert])
     # Presence up to and with a node, less presence before it.
@@ -185,11 +184,11 @@ def _random_host(visits: Visits) -> Int[Array, " token"]:
     """The visited node in whose part of the running count the token's draw falls."""
     reached = prefix_sums(visits.visited)
     beyond = visits.draw[:, None] * reached[:, -1:] < reached
-    return jnp.argmax(beyond, axis=1)
+    return _first(beyond)
 
 
 def _fewest_hops(topology: AbstractTopology, visits: Visits) -> Int[Array, " token"]:
-    return jnp.argmin(_hops_in_all(topology, visits), axis=1)
+    return _least(_hops_in_all(topology, visits))
 
 
 def _least_loaded(topology: AbstractTopology, visits: Visits) -> Int[Array, " token"]:
@@ -200,7 +199,7 @@ def _least_loaded(topology: AbstractTopology, visits: Visits) -> Int[Array, " to
 
     def choose(count: Float[Array, " node"], given: tuple[Array, Array]) -> tuple[Array, Array]:
         cost, weight = given
-        home = jnp.argmin(cost + per_token * count)
+        home = _least(cost + per_token * count)
         return count.at[home].add(weight), home
 
     nodes = jnp.zeros(topology.num_nodes, cost.dtype)
@@ -212,10 +211,22 @@ def _corner_host(topology: AbstractTopology, visits: Visits) -> Int[Array, " tok
     corners = np.resize(corner_nodes(topology), visits.visited.shape[0])
     hops = jnp.asarray(topology.hop_counts(), visits.visited.dtype)
     beyond = hops.max() * 2
-    return jnp.argmin(hops[corners] + (1 - visits.visited) * beyond, axis=1)
+    return _least(hops[corners] + (1 - visits.visited) * beyond)
 
 
 def _hops_in_all(topology: AbstractTopology, visits: Visits, beyond: int = 0) -> Float[Array, "token node"]:
     """From every node to all that the token visits; for a node that it does not, more than any of these + `beyond`."""
     hops = jnp.asarray(topology.hop_counts(), visits.visited.dtype)
     return visits.visited @ hops + (1 - visits.visited) * (hops.max() * topology.num_nodes + beyond)
+
+
+def _least(values: Float[Array, "*lead node"]) -> Int[Array, "*lead"]:
+    """The first node with the least value: `argmin`, which is slow on CPUs."""
+    return _first(values <= values.min(axis=-1, keepdims=True))
+
+
+def _first(there: Bool[Array, "*lead node"]) -> Int[Array, "*lead"]:
+    """The first node where it is so, the last one if nowhere. In floats: so are reductions fast on CPUs."""
+    nodes = there.shape[-1]
+    number = jnp.arange(nodes, dtype=jnp.float32)
+    return jnp.min(jnp.where(there, number, nodes - 1), axis=-1).astype(jnp.int32)

@@ -1,8 +1,10 @@
 """Loads of links under XY paths, by running sums along rows and columns."""
 
+import itertools
 import math
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -98,50 +100,61 @@ def link_loads(shape: tuple[int, int], traffic: Float[Array, "node node2"]) -> F
 def tree_loads(
     shape: tuple[int, int],
     source: Float[Array, "flow node"],
-    destination: Float[Array, "flow node"],
+    destination: NodeChoice,
     weight: Float[Array, " flow"],
+    crossed: bool = False,
 ) -> Float[Array, " link"]:
     """Loads of trees: in flow f every node with a source of 1 sends one vector to the destination, merged on the way.
 
     The tree is the union of XY paths: a row has one vector beyond the first source in it, the column of the destination
     one beyond the first row with any source. So running maxima of the sources along rows and columns are all it
-    takes; there is no loop over flows. `destination` is 1 at one node of a flow, or relaxed a distribution over nodes.
+    takes; there is no loop over flows. Relaxed, a flow goes to several nodes in parts. Crossed trees are unions of YX
+    paths: those of XY paths on the mesh whose sides have changed places.
     """
-    x, y = shape
-    start, stop = source.reshape(-1, x, y), destination.reshape(-1, x, y) * weight[:, None, None]
-    row_stop = stop.sum(axis=2)  # [flow, x]
-    along_x = [jnp.einsum("fsy,fs->sy", *pair) for pair in zip(_reached(start, 1), _awaited(row_stop), strict=True)]
-    rows = start.max(axis=1)[:, None, :]  # whether a row has anything to bring to the column
-    along_y = [
-        jnp.einsum("fs,fxs->xs", reached[:, 0], awaited)
-        for reached, awaited in zip(_reached(rows, 2), _awaited(stop), strict=True)
-    ]
+    # Flows last: of what is computed one by one, long stretches are alike.
+    start = source.T.reshape(*shape, -1)
+    towards = as_weights(destination, source.shape[1], source.dtype) * weight[:, None]
+    if not crossed:
+        along_x, along_y = _tree_loads(start, towards)
+    else:
+        turned = jnp.swapaxes(towards.reshape(-1, *shape), 1, 2).reshape(towards.shape)
+        along_y, along_x = _tree_loads(jnp.swapaxes(start, 0, 1), turned)
+        along_x, along_y = ([load.T for load in loads] for loads in (along_x, along_y))
     return jnp.concatenate([load.ravel() for load in (*along_x, *along_y)])
 
 
-def _reached(
-    source: Float[Array, "flow x y"], axis: int
-) -> tuple[Float[Array, "flow x2 y2"], Float[Array, "flow x2 y2"]]:
-    """Whether any source lies at or before a segment of the axis, upwards and then downwards."""
-    lines = jnp.moveaxis(source, axis, 0)
-
-    def running(lines: Float[Array, "position flow lane"]) -> list[Float[Array, "flow lane"]]:
-        largest = [lines[0]]
-        for line in lines[1:-1]:
-            largest.append(jnp.maximum(largest[-1], line))
-        return largest[: len(lines) - 1]
-
-    up, down = running(lines), running(lines[::-1])[::-1]
-    empty = jnp.zeros((0, *lines.shape[1:]), lines.dtype)
-    return tuple(jnp.moveaxis(jnp.stack(way) if way else empty, 0, axis) for way in (up, down))  # type: ignore[return-value]
+Loads = list[Float[Array, "_ _"]]
 
 
-def _awaited(
-    destination: Float[Array, "*lead position"],
-) -> tuple[Float[Array, "*lead segment"], Float[Array, "*lead segment"]]:
-    """How much of the destination lies beyond a segment of the last axis, upwards and then downwards."""
-    before = prefix_sums(destination)
-    return before[..., -1:] - before[..., :-1], before[..., :-1]
+def _tree_loads(start: Float[Array, "x y flow"], towards: Float[Array, "flow node"]) -> tuple[Loads, Loads]:
+    """Loads of links along x, upwards and downwards, and of those along y."""
+    rows = start.max(axis=0)[:, None]  # whether a row has anything to bring to the column
+    along_x = _segment_loads(start, towards @ _side(start.shape[:2], 0, towards.dtype))
+    along_y = _segment_loads(rows, towards)
+    return [load[:, :, 0] for load in along_x], [load[:, 0].T for load in along_y]
+
+
+def _segment_loads(
+    start: Float[Array, "position lane flow"], stop: Float[Array, "flow stop"]
+) -> tuple[Float[Array, "segment lane line"], Float[Array, "segment lane line"]]:
+    """Loads of the segments between successive positions, upwards and downwards; stops are positions of several lines.
+
+    A flow loads a segment by what of it stops beyond, if anything starts before.
+    """
+    size, lanes, flows = start.shape
+    if size == 1:
+        none = jnp.zeros((0, lanes, stop.shape[1]), stop.dtype)
+        return none, none
+    at = jax.lax.split(start, [1] * size, 0)  # its derivative is one pass, that of slices one for each
+
+    def loads(reached: list[Float[Array, "1 lane flow"]], beyond: np.ndarray) -> Float[Array, "segment lane line"]:
+        crossing = jnp.concatenate(reached).reshape(-1, flows) @ stop
+        return (crossing.reshape(size - 1, lanes, -1, size) * beyond[:, None, None]).sum(axis=3)
+
+    up = list(itertools.accumulate(at[:-1], jnp.maximum))
+    down = list(itertools.accumulate(at[:0:-1], jnp.maximum))[::-1]
+    segment, position = np.ogrid[: size - 1, :size]
+    return loads(up, position > segment), loads(down, position <= segment)
 
 
 def path_maxima(shape: tuple[int, int], per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:
