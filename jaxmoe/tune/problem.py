@@ -133,8 +133,9 @@ def suited(exchanges: tuple[str, ...], topology: AbstractTopology) -> tuple[str,
     """The default exchanges as the network can have them; any others as they are."""
     if exchanges != DEFAULT_EXCHANGES or isinstance(topology, Mesh):
         return exchanges
-    trees = {"corner_host_split_tree": "least_loaded_tree"}
-    return tuple(trees.get(name, name) for name in exchanges)
+    alike = {"corner_host_split_tree": "least_loaded_tree", "least_loaded_split_tree": "least_loaded_tree"}
+    alike["random_host_split_tree"] = "random_host_tree"
+    return tuple(dict.fromkeys(alike.get(name, name) for name in exchanges))
 
 
 def own_name(model: LayerModel) -> str:
