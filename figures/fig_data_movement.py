@@ -3,10 +3,10 @@
 python figures/fig_data_movement.py
 """
 
-import csv
 from pathlib import Path
 
 import numpy as np
+from tables import STUDIES, Rows, read_table
 
 from jaxmoe.plotting import (
     plot_coactivation,
@@ -23,7 +23,7 @@ from jaxmoe.plotting import (
 )
 
 HERE = Path(__file__).resolve().parent
-STUDY = HERE.parent / "studies" / "data_movement"
+STUDY = STUDIES / "data_movement"
 MODELS = {
     "deepseek-v2-lite/summary": "DeepSeek-V2-Lite, summaries",
     "gpt-oss-20b/gpqa_main": "GPT-OSS-20B, GPQA",
@@ -40,10 +40,9 @@ BATCH_TOKENS = (16, 32, 64, 128, 256, 512)
 TOPIC_LAYER = 12  # a layer in the middle, where topics differ most
 
 
-def table(name: str) -> list[dict[str, str]]:
+def table(name: str) -> Rows:
     """A table of the study."""
-    with (STUDY / f"{name}.csv").open() as file:
-        return list(csv.DictReader(file))
+    return read_table(STUDY / f"{name}.csv")
 
 
 def of(arrays: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:

@@ -4,15 +4,14 @@ python figures/fig_exchanges.py
 """
 
 import argparse
-import csv
 from pathlib import Path
 
 import numpy as np
+from tables import STUDIES, Rows, column, distinct, read_table, select
 
 from jaxmoe.plotting import ScatterPanel, plot_scatter_panels
 
 HERE = Path(__file__).resolve().parent
-STUDY = HERE.parent / "studies" / "exchanges"
 MICRO = 1e6
 TITLES = {"mesh": "4x4 mesh", "torus": "4x4 torus", "wafers": "two 2x4 wafers", "clusters": "four clusters of four"}
 
@@ -26,12 +25,10 @@ def family(exchange: str) -> str:
     return "reduce-scatter" if exchange == "reduce_scatter" else "gather by unicasts"
 
 
-def panel(network: str, rows: list[dict[str, str]]) -> ScatterPanel:
+def panel(network: str, rows: Rows) -> ScatterPanel:
     """All cases of a network."""
     kinds = np.array([family(row["exchange"]) for row in rows])
-    seen, told = (
-        MICRO * np.array([float(row[f"{who}_communication_s"]) for row in rows]) for who in ("simulated", "model")
-    )
+    seen, told = (MICRO * column(rows, f"{who}_communication_s") for who in ("simulated", "model"))
     points = {kind: (seen[kinds == kind], told[kinds == kind]) for kind in dict.fromkeys(kinds)}
     error = 100 * np.abs(told / seen - 1).mean()
     title = f"{TITLES[network]}: {len(rows)} cases, mean error {error:.1f} %"
@@ -43,10 +40,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the image")
     out = parser.parse_args().out
-    with (STUDY / "agreement.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    networks = dict.fromkeys(row["network"] for row in rows)
-    panels = [panel(name, [row for row in rows if row["network"] == name]) for name in networks]
+    rows = read_table(STUDIES / "exchanges" / "agreement.csv")
+    panels = [panel(name, select(rows, network=name)) for name in distinct(rows, "network")]
     plot_scatter_panels(out / "exchanges.png", panels, "Dispatch and combine of a layer, all exchanges", columns=2)
 
 

@@ -3,15 +3,15 @@
 python figures/fig_network_validation.py
 """
 
-import csv
 from pathlib import Path
 
 import numpy as np
+from tables import STUDIES, Rows, column, read_table
 
 from jaxmoe.plotting import plot_model_vs_simulation, style
 
 HERE = Path(__file__).resolve().parent
-STUDY = HERE.parent / "studies" / "network_validation"
+STUDY = STUDIES / "network_validation"
 WAYS = {"model": "analytic model", "des": "event simulator"}
 PANELS = {
     "vc4s2_shuffle": "router with crossbar speedup 2",
@@ -20,17 +20,14 @@ PANELS = {
 }
 
 
-def table(name: str) -> list[dict[str, str]]:
+def table(name: str) -> Rows:
     """A table of the study."""
-    with (STUDY / f"{name}.csv").open() as file:
-        return list(csv.DictReader(file))
+    return read_table(STUDY / f"{name}.csv")
 
 
-def draw_scatter(
-    name: str, rows: list[dict[str, str]], side: str, title: str, reference: str, unit: str, group: str = "class"
-) -> None:
+def draw_scatter(name: str, rows: Rows, side: str, title: str, reference: str, unit: str, group: str = "class") -> None:
     """Every record: the reference's completion, and ours."""
-    measured, told = (np.array([float(row[key]) for row in rows]) for key in ("measured", side))
+    measured, told = (column(rows, key) for key in ("measured", side))
     error = 100 * np.abs(told / measured - 1)
     r2 = 1 - ((told - measured) ** 2).sum() / ((measured - measured.mean()) ** 2).sum()
     plot_model_vs_simulation(

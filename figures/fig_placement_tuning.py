@@ -4,7 +4,6 @@ python figures/fig_placement_tuning.py
 """
 
 import argparse
-import csv
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,11 +13,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.patches import Patch
+from tables import STUDIES, Rows, column, distinct, read_table, select
 
 from jaxmoe.plotting import GroupPanel, MeshPanel, plot_bar_panels, plot_mesh_loads, style
 
 HERE = Path(__file__).resolve().parent
-STUDY = HERE.parent / "studies" / "placement_tuning"
+STUDY = STUDIES / "placement_tuning"
 MODELS = {
     "mixtral-8x7b": "Mixtral",
     "deepseek-v2-lite": "DeepSeek-V2-Lite",
@@ -44,27 +44,12 @@ SHORT = {
 }
 TREES = {"yes": "all exchanges", "no": "no trees in the network"}
 FAR_MACHINE = "nmp_8x8_10TFLOPs_25GBps"  # with the most cells that are far from the bound
-Rows = list[dict[str, str]]
-
-
-def table(folder: Path, name: str) -> Rows:
-    """A table of the study; nothing where it is not made yet."""
-    path = folder / f"{name}.csv"
-    if not path.is_file():
-        return []
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
-
-def distinct(rows: Rows, key: str) -> list[str]:
-    """Values of a column in the order in which they first occur."""
-    return list(dict.fromkeys(row[key] for row in rows))
 
 
 def mean(rows: Rows, key: str, **values: str) -> float:
     """Mean of a column over the rows that have these values; NaN without any."""
-    chosen = [float(row[key]) for row in rows if all(row[name] == value for name, value in values.items())]
-    return float(np.mean(chosen)) if chosen else float("nan")
+    chosen = column(select(rows, **values), key)
+    return float(chosen.mean()) if len(chosen) else float("nan")
 
 
 def case_title(case: str) -> str:
@@ -200,9 +185,7 @@ def draw_gap(axes: Axes, rows: Rows, machines: Rows) -> None:
         axes.set_yticks([])
         return
     at = np.arange(len(rows))
-    compute, comm, least = (
-        np.array([float(row[key]) for row in rows]) for key in ("compute_us", "communication_us", "least_total_us")
-    )
+    compute, comm, least = (column(rows, key) for key in ("compute_us", "communication_us", "least_total_us"))
     colours = list(style.strategy_colours(["compute", "communication"]).values())
     axes.bar(at, compute, color=colours[0], label="compute")
     axes.bar(at, comm, bottom=compute, color=colours[1], label="communication, best exchange")
@@ -239,10 +222,10 @@ def main() -> None:
         ("machines", draw_machines),
         ("loads", draw_loads),
     ):
-        if rows := table(given.tables, name):
+        if rows := read_table(given.tables / f"{name}.csv"):
             draw(rows, given.out)
-    if rows := table(given.tables, "gaps"):
-        draw_gaps(rows, table(given.tables, "machines"), given.out)
+    if rows := read_table(given.tables / "gaps.csv"):
+        draw_gaps(rows, read_table(given.tables / "machines.csv"), given.out)
 
 
 if __name__ == "__main__":

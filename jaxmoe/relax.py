@@ -1,4 +1,4 @@
-"""Smooth stand-ins for hard operations: maxima, which hosts count, transport plans; and geometric annealing."""
+"""Smooth stand-ins for hard operations: maxima, which hosts count, one of many, transport plans; and annealing."""
 
 import abc
 
@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 # Numbers that a compiled function takes as arguments.
@@ -118,6 +119,26 @@ class SoftSupport(AbstractSupport):
 
     def of(self, rows: Int[Array, "*rows"]) -> "SoftSupport":
         return SoftSupport(self.width[rows]) if self.width.ndim else self
+
+
+# One of several options for each row: its number, or relaxed a distribution over all of them. What is looked up by
+# number is not multiplied by a matrix of ones and zeros: on CPUs that takes several times as long.
+
+OneOf = Int[Array, " _"] | Float[Array, "_ option"]  # [row] or [row, option]
+
+
+def as_weights(one: OneOf, options: int, dtype: DTypeLike) -> Float[Array, "row option"]:
+    """1 at the option of every row; a distribution as it is."""
+    return one if one.ndim == 2 else jax.nn.one_hot(one, options, dtype=dtype)
+
+
+def look_up(one: OneOf, table: Float[Array, "option column"]) -> Float[Array, "row column"]:
+    """The table's row of every option; under a distribution their mean."""
+    if one.ndim == 2:
+        return one @ table
+    # The product changes nothing. Without it, XLA works out what is in the table again at every look.
+    kept = jnp.matmul(jnp.eye(len(table), dtype=table.dtype), table, precision=jax.lax.Precision.HIGHEST)
+    return kept.at[one].get(mode="clip")
 
 
 # Entropic transport between two margins, in the log domain.

@@ -10,11 +10,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology, Mesh
-from jaxmoe.network.node_choice import NodeChoice, as_weights
 from jaxmoe.network.visits import Visits, homes
 from jaxmoe.placement.exchange import Exchange, ExchangeError, Gather, ReduceScatter, Rings, exchange_of
 from jaxmoe.placement.strategies import groups_of, ring_orders
-from jaxmoe.relax import AbstractReduction
+from jaxmoe.relax import AbstractReduction, OneOf, as_weights
 
 # What a stage of communication sends, and how long the parts of the network take over it.
 
@@ -34,7 +33,7 @@ class Flows(eqx.Module):
     """
 
     source: Float[Array, "flow node"]
-    destination: NodeChoice
+    destination: OneOf
     vectors: Float[Array, ""] | Float[Array, " flow"]
     weight: Float[Array, " flow"] | None = None
     messages: Float[Array, "node node2"] | None = None

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float
 
 from jaxmoe.hardware import AbstractTopology, Graph, Mesh
 from jaxmoe.network import xy
-from jaxmoe.network.node_choice import NodeChoice, as_weights
 from jaxmoe.placement.exchange import ExchangeError
+from jaxmoe.relax import OneOf, as_weights
 
 
 def _routed_link_loads(graph: Graph, traffic: Float[Array, "node node2"]) -> Float[Array, " link"]:
@@ -63,7 +63,7 @@ def link_loads(topology: AbstractTopology, traffic: Float[Array, "node node2"]) 
 
 
 def flow_loads(
-    topology: AbstractTopology, source: Float[Array, "flow node"], destination: NodeChoice
+    topology: AbstractTopology, source: Float[Array, "flow node"], destination: OneOf
 ) -> Float[Array, " link"]:
     """Loads of flows that send source[f, n] from node n to the flow's node, or to all in the parts given."""
     if isinstance(topology, Mesh) and topology.routing == "xy":
@@ -77,7 +77,7 @@ def flow_loads(
 def tree_loads(
     topology: AbstractTopology,
     source: Float[Array, "flow node"],
-    destination: NodeChoice,
+    destination: OneOf,
     weight: Float[Array, " flow"],
 ) -> Float[Array, " link"]:
     """Loads of trees towards one destination each, in which a link carries one vector of every flow.

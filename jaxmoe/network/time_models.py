@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.exchange import Flows, StageTime
 from jaxmoe.network.loads import crossed, flow_loads, link_loads, path_maxima, path_sums, tree_loads
-from jaxmoe.network.node_choice import at_nodes
+from jaxmoe.relax import look_up
 
 
 class AbstractTimeModel(eqx.Module):
@@ -117,10 +117,10 @@ class Congestion(AbstractTimeModel):
             return jnp.max(delay * jnp.minimum(flows.messages, 1) * away_from_self(topology, delay.dtype))
         chunk = self._chunk(flows.vectors * vector_bytes)
         if chunk.ndim:  # one of each flow: sums of products apart, for a matrix of delays of each would be large
-            from_node = at_nodes(flows.destination, latency.T)
-            from_node += chunk[:, None] * at_nodes(flows.destination, per_byte.T)
+            from_node = look_up(flows.destination, latency.T)
+            from_node += chunk[:, None] * look_up(flows.destination, per_byte.T)
         else:
-            from_node = at_nodes(flows.destination, (latency + chunk * per_byte).T)
+            from_node = look_up(flows.destination, (latency + chunk * per_byte).T)
         used = flows.source if flows.weight is None else flows.source * flows.weight[:, None]
         delays = from_node * jnp.minimum(used, 1)
         return jnp.max(delays if flows.chain is None else _per_round(delays.max(axis=1), flows.chain))

@@ -8,10 +8,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.hardware.networks import corner_nodes
-from jaxmoe.network.node_choice import NodeChoice, as_weights
 from jaxmoe.network.xy import prefix_sums
 from jaxmoe.placement.exchange import LOAD_WEIGHT
-from jaxmoe.relax import AbstractSupport, HardSupport
+from jaxmoe.relax import AbstractSupport, HardSupport, OneOf, as_weights
 from jaxmoe.traces.batches import Batch
 
 # Who computes what: the nodes that a token visits, and the tokens that a node has of every expert.
@@ -32,7 +31,7 @@ class Visits(eqx.Module):
 
     visited: Float[Array, "token node"]
     named: Float[Array, "token home"] | None
-    home: NodeChoice
+    home: OneOf
     work: Float[Array, " node"]  # token-expert products
     rows: Float[Array, "expert node"]  # tokens of each expert at each node, and ...
     part: Float[Array, "expert node"]  # ... the part of the expert's columns that it applies to them
@@ -41,12 +40,12 @@ class Visits(eqx.Module):
     draw: Float[Array, " token"]
     source: Int[Array, " token"]  # node where the token lives
 
-    def lowest_host(self) -> NodeChoice:
+    def lowest_host(self) -> OneOf:
         """The lowest host of the named choice of every token."""
         return _of_tokens(self.named, self.home)
 
 
-def _of_tokens(named: Float[Array, "token home"] | None, home: NodeChoice) -> NodeChoice:
+def _of_tokens(named: Float[Array, "token home"] | None, home: OneOf) -> OneOf:
     """The home of every token; `named` and `home` are as in `Visits`."""
     if named is None:
         return home
@@ -78,7 +77,7 @@ def sharded_visits(share: Float[Array, "expert node"], batch: Batch, support: Ab
 
 def _lowest_hosts(
     share: Float[Array, "expert node"], batch: Batch, support: AbstractSupport
-) -> tuple[Float[Array, "token expert"] | None, NodeChoice]:
+) -> tuple[Float[Array, "token expert"] | None, OneOf]:
     """`named` and `home` of sharded visits: the lowest host of every expert, or at once that of every token."""
     experts = share.shape[0]
     named = jax.nn.one_hot(batch.gather_expert, experts, dtype=share.dtype)
@@ -168,7 +167,7 @@ def kept(batch: Batch, chosen: Array) -> Batch:
 # Gradients see the chosen home as given, but for `lowest_host`, whose relaxed home is a distribution.
 
 
-def homes(rule: str, topology: AbstractTopology, visits: Visits) -> NodeChoice:
+def homes(rule: str, topology: AbstractTopology, visits: Visits) -> OneOf:
     """The home of every token."""
     return {
         "lowest_host": lambda: visits.lowest_host(),

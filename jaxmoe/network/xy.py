@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxmoe.network.node_choice import NodeChoice, as_weights, at_nodes
+from jaxmoe.relax import OneOf, as_weights, look_up
 
 # Running sums by triangular products: several times faster than `jnp.cumsum` on CPUs.
 
@@ -71,12 +71,12 @@ def _line_loads(
 def flow_traffic(
     shape: tuple[int, int],
     source: Float[Array, "flow node"],
-    destination: NodeChoice,
+    destination: OneOf,
 ) -> LineTraffic:
     """Traffic of flows that send source[f, n] from node n to the flow's node, or to all in the parts given."""
     x, y = shape
     # Sums over a side by products, and the narrow factor first: several times faster on CPUs.
-    stop_x = at_nodes(destination, _side(shape, 0, source.dtype))
+    stop_x = look_up(destination, _side(shape, 0, source.dtype))
     start_y = source @ _side(shape, 1, source.dtype)
     return LineTraffic(
         along_x=jnp.moveaxis((stop_x.T @ source).reshape(x, x, y), 0, 2),
@@ -100,7 +100,7 @@ def link_loads(shape: tuple[int, int], traffic: Float[Array, "node node2"]) -> F
 def tree_loads(
     shape: tuple[int, int],
     source: Float[Array, "flow node"],
-    destination: NodeChoice,
+    destination: OneOf,
     weight: Float[Array, " flow"],
     crossed: bool = False,
 ) -> Float[Array, " link"]:

@@ -13,9 +13,8 @@ from oracles.layer import Tokens
 from oracles.topologies import NETWORKS, mesh
 
 from jaxmoe.network import Visits, replicated_visits, sharded_visits
-from jaxmoe.network.node_choice import as_weights
 from jaxmoe.network.visits import homes
-from jaxmoe.relax import HardSupport
+from jaxmoe.relax import HardSupport, as_weights
 
 VISITS = {"sharded": sharded_visits, "replicated": replicated_visits}
 EXPERTS, TOKENS, TOP_K = 5, 24, 3

@@ -12,9 +12,8 @@ from oracles.layer import Tokens
 from small_dynamic import EXPERTS, NODES, TOKENS, TOP_K, Case, random_case
 
 from jaxmoe.network import decided_visits, sharded_visits
-from jaxmoe.network.node_choice import as_weights
 from jaxmoe.policies import serve
-from jaxmoe.relax import HardSupport
+from jaxmoe.relax import HardSupport, as_weights
 
 run = eqx.filter_jit(serve)
 visits_of = eqx.filter_jit(lambda share, batch, served: decided_visits(share, batch, served, HardSupport()))

@@ -9,8 +9,7 @@ from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import Congestion, Flows
 from jaxmoe.network.loads import flow_loads
-from jaxmoe.network.node_choice import as_weights, at_nodes
-from jaxmoe.relax import HardMax
+from jaxmoe.relax import HardMax, as_weights, look_up
 
 NODES = jnp.asarray([3, 0, 3, 5])
 SHAPE = (2, 3)
@@ -32,13 +31,13 @@ def test_weights_of_numbers_by_hand():
 
 def test_rows_are_those_of_the_table_to_the_last_bit():
     table = jnp.asarray(np.random.default_rng(0).normal(size=(6, 5)) * 1e-9, jnp.float32)
-    found = jax.jit(at_nodes)(NODES, table)
+    found = jax.jit(look_up)(NODES, table)
     np.testing.assert_array_equal(found, np.asarray(table)[np.asarray(NODES)])
-    np.testing.assert_allclose(at_nodes(as_weights(NODES, 6, jnp.float32), table), found, rtol=1e-6)
+    np.testing.assert_allclose(look_up(as_weights(NODES, 6, jnp.float32), table), found, rtol=1e-6)
 
 
 def test_a_tables_gradient_is_how_often_a_row_was_looked_up():
-    gradient = jax.grad(lambda table: at_nodes(NODES, table).sum())(jnp.zeros((6, 2)))
+    gradient = jax.grad(lambda table: look_up(NODES, table).sum())(jnp.zeros((6, 2)))
     np.testing.assert_array_equal(gradient[:, 0], [1, 0, 0, 2, 0, 1])
 
 

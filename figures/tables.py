@@ -1,0 +1,35 @@
+"""Tables of the studies as the figures read them: rows of text, and their columns as numbers."""
+
+import csv
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+STUDIES = Path(__file__).resolve().parent.parent / "studies"
+Rows = list[dict[str, str]]
+
+
+@cache
+def read_table(path: Path) -> Rows:
+    """A table; nothing where it is not made yet."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def select(rows: Iterable[dict[str, str]], **values: str) -> Rows:
+    """Rows that have these values."""
+    return [row for row in rows if all(row[key] == value for key, value in values.items())]
+
+
+def column(rows: Iterable[dict[str, str]], key: str) -> np.ndarray:
+    """A column as numbers, NaN where nothing stands."""
+    return np.array([float(row[key] or "nan") for row in rows])
+
+
+def distinct(rows: Iterable[dict[str, str]], key: str) -> list[str]:
+    """Values of a column in the order in which they first occur."""
+    return list(dict.fromkeys(row[key] for row in rows))
