@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
@@ -40,8 +41,9 @@ from jaxmoe.tune.settings import HYBRIDS, StopSwitch
 
 SELECTION_ENTRIES = 2**21  # entries [batch, token, node] of the batches that have the last word
 SELECTION_BATCHES = (8, 256)  # but at least and at most so many
-MANY_NODES = 64  # above this, to save time,
-HYBRIDS_TRIED = 2  # complete hybrids alone are tried under every exchange
+MANY_NODES = 64  # above this, to save time, a look at
+LOOK_BATCHES = 2  # batches says which
+HYBRIDS_TRIED = 2  # complete hybrids are tried under every exchange
 REBALANCE_BATCHES = 256
 REBALANCE_ENTRIES = 2**16  # of the linear programme; larger ones take minutes
 
@@ -92,21 +94,21 @@ class Referee:
         return self._scored(local_search.search_of(self.problem, group), plans, exchange)[0]
 
     def _scored(
-        self, search: local_search.Search, plans: Plans, exchange: AbstractExchange | None
+        self, search: local_search.Search, plans: Plans, exchange: AbstractExchange | None, batches: int | None = None
     ) -> tuple[Scores, Float[np.ndarray, "layer candidate batch"]]:
-        """Objective and the times of the selection batches, s."""
-        drawn = self.problem.merged(self.selection, exchange)
+        """Objective and the times of the selection batches, or the first so many of them, s."""
+        drawn = self.problem.merged(jax.tree.map(lambda leaf: leaf[:, :batches], self.selection), exchange)
         shares = [jnp.asarray(share) for share in np.moveaxis(plans, 1, 0).astype(np.float32)]
         scored = [local_search.score_all(search, share, drawn, exchange) for share in shares]
         scores, batches = (np.stack(part, axis=1, dtype=float) for part in zip(*scored, strict=True))
         return scores, batches
 
-    def under_best(self, plan: Plan, exchanges: Mapping[str, AbstractExchange]) -> Ranked:
-        """The plan with the best of these exchanges in every layer."""
+    def under_best(self, plan: Plan, exchanges: Mapping[str, AbstractExchange], batches: int | None = None) -> Ranked:
+        """The plan with the best of these exchanges in every layer, on all selection batches or the first so many."""
 
         def under(name: str, exchange: AbstractExchange) -> Ranked:
-            scores, batches = self._scored(self.search, plan[:, None], exchange)
-            return Ranked(plan, scores[:, 0], np.full(len(plan), name, object), batches[:, 0])
+            scores, seconds = self._scored(self.search, plan[:, None], exchange, batches)
+            return Ranked(plan, scores[:, 0], np.full(len(plan), name, object), seconds[:, 0])
 
         return least(under(name, exchange) for name, exchange in exchanges.items())
 
@@ -119,9 +121,12 @@ class Referee:
         own = {name: {key: of[key] for key in of if key.startswith("rings_")} or of for name, of in named.items()}
         ranked = {each.name: self.under_best(each.share.astype(float), own[each.name]) for each in able}
         hybrids = [name for name in ranked if own[name] != named[name]]
-        count = len(hybrids) if self.problem.num_nodes <= MANY_NODES else HYBRIDS_TRIED
-        for name in sorted(hybrids, key=lambda name: ranked[name].seconds.mean())[:count]:
-            ranked[name] = least([ranked[name], self.under_best(ranked[name].plan, self.problem.gathers)])
+        gathers = self.problem.gathers
+        if self.problem.num_nodes > MANY_NODES:
+            seen = {name: self.under_best(ranked[name].plan, gathers, LOOK_BATCHES).seconds.mean() for name in hybrids}
+            hybrids = sorted(hybrids, key=seen.__getitem__)[:HYBRIDS_TRIED]
+        for name in hybrids:
+            ranked[name] = least([ranked[name], self.under_best(ranked[name].plan, gathers)])
         return ranked
 
     @property
