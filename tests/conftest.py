@@ -20,7 +20,9 @@ model: {hidden_size: 64, expert_size: 128, num_experts: 4, top_k: 2, moe_layer_i
 workload: {batch_tokens: 8, trace: {kind: synthetic, tokens: 64}}
 evaluation: {batches: 5}
 validation: {batches: 2}
-tuning: {exchanges: [reduce_scatter, ring_both_ways, rings], restarts: 2, steps: 2, refine_steps: 2, refine_chains: 1, refine_batches: 2, batches_per_step: 1}
+tuning:
+  {exchanges: [reduce_scatter, ring_both_ways, rings], restarts: 2, steps: 2, batches_per_step: 1,
+   refine_steps: 2, refine_chains: 1, refine_batches: 2}
 """
 
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax"))

@@ -128,8 +128,9 @@ Loads = list[Float[Array, "_ _"]]
 
 def _tree_loads(start: Float[Array, "x y flow"], towards: Float[Array, "flow node"]) -> tuple[Loads, Loads]:
     """Loads of links along x, upwards and downwards, and of those along y."""
+    x, y, _ = start.shape
     rows = start.max(axis=0)[:, None]  # whether a row has anything to bring to the column
-    along_x = _segment_loads(start, towards @ _side(start.shape[:2], 0, towards.dtype))
+    along_x = _segment_loads(start, towards @ _side((x, y), 0, towards.dtype))
     along_y = _segment_loads(rows, towards)
     return [load[:, :, 0] for load in along_x], [load[:, 0].T for load in along_y]
 

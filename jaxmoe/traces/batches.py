@@ -1,5 +1,6 @@
 """Batches of tokens drawn from a trace, as arrays for the model and the event simulator alike."""
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -52,7 +53,9 @@ class Batch(eqx.Module):
         """How often each token chose each expert: 0 or 1."""
         # Choice by choice: a sum over an inner axis takes many times as long.
         columns = jnp.moveaxis(self.experts, -1, 0)
-        return sum(jax.nn.one_hot(column, num_experts, dtype=self.weight.dtype) for column in columns)
+        return functools.reduce(
+            jnp.add, (jax.nn.one_hot(column, num_experts, dtype=self.weight.dtype) for column in columns)
+        )
 
 
 def expert_counts(batch: Batch, num_experts: int) -> Float[np.ndarray, "*lead expert"]:

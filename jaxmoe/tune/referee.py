@@ -100,8 +100,8 @@ class Referee:
         drawn = self.problem.merged(jax.tree.map(lambda leaf: leaf[:, :batches], self.selection), exchange)
         shares = [jnp.asarray(share) for share in np.moveaxis(plans, 1, 0).astype(np.float32)]
         scored = [local_search.score_all(search, share, drawn, exchange) for share in shares]
-        scores, batches = (np.stack(part, axis=1, dtype=float) for part in zip(*scored, strict=True))
-        return scores, batches
+        scores, seconds = (np.stack(part, axis=1, dtype=float) for part in zip(*scored, strict=True))
+        return scores, seconds
 
     def under_best(self, plan: Plan, exchanges: Mapping[str, AbstractExchange], batches: int | None = None) -> Ranked:
         """The plan with the best of these exchanges in every layer, on all selection batches or the first so many."""

@@ -2,6 +2,7 @@
 
 Every plan is scored on one batch. Compilation is timed apart; runs are warmed up, block until ready, and the
 best of several is taken, since other work on the machine can only slow a run down. NumPy is timed in between.
+Parts of a forward evaluation are timed one by one, as functions of their own.
 """
 
 import csv
@@ -20,8 +21,9 @@ import numpy as np
 from jaxmoe.hardware import Die, Machine, Mesh
 from jaxmoe.hardware.networks import link_ends, num_links, xy_path
 from jaxmoe.latency import LayerCosts, LayerModel
-from jaxmoe.network import Congestion, build_exchange
-from jaxmoe.relax import SmoothMax, SoftSupport
+from jaxmoe.latency.demand import expert_seconds
+from jaxmoe.network import Congestion, Flows, Visits, build_exchange, sharded_visits
+from jaxmoe.relax import HardMax, HardSupport, SmoothMax, SoftSupport
 from jaxmoe.traces import Batch, sample_batches, synthetic_trace
 
 HERE = Path(__file__).resolve().parent
@@ -46,7 +48,7 @@ class Size:
 
 
 SIZES = (
-    Size((4, 8), 64, 6, 128, 512),
+    Size((4, 8), 64, 6, 128, 256),
     Size((4, 4), 8, 2, 128, 512),
     Size((8, 8), 128, 8, 128, 64),
     Size((16, 16), 256, 8, 128, 16),
@@ -100,6 +102,31 @@ def with_gradient(model: LayerModel, shares: jax.Array, batch: Batch) -> tuple[j
     """Relaxed total time of every plan and its gradient with respect to the shares."""
     soft = {"reduction": SmoothMax(jnp.asarray(0.05)), "support": SoftSupport(jnp.asarray(0.1))}
     return jax.vmap(jax.value_and_grad(lambda share: model(share, batch, **soft).total))(shares)
+
+
+def parts_of(model: LayerModel, shares: jax.Array, batch: Batch) -> dict[str, tuple[Callable, tuple]]:
+    """The steps of a forward evaluation, as functions of all plans and what they are given."""
+    machine, costs = model.machine, model.costs
+    visits = eqx.filter_jit(jax.vmap(lambda share: sharded_visits(share, batch, HardSupport())))
+    visited = visits(shares)
+    phases = eqx.filter_jit(jax.vmap(lambda each: model.exchange(machine.topology, each)))
+    ((flows,),) = phases(visited)
+
+    def both_ways(each: Flows) -> jax.Array:
+        sent = model.time_model.of_flows(machine.topology, each, costs.combine_bytes)
+        back = model.time_model.of_mirrored(machine.topology, each, costs.dispatch_bytes)
+        return sent.total(HardMax()) + back.total(HardMax())
+
+    def compute(each: Visits) -> jax.Array:
+        numbers = (costs.flops_per_token_expert, costs.columns, costs.gemms)
+        return expert_seconds(machine, each, *numbers, HardSupport()).max()
+
+    return {
+        "visits": (visits, (shares,)),
+        "flows": (phases, (visited,)),
+        "links_and_delays": (eqx.filter_jit(jax.vmap(both_ways)), (flows,)),
+        "compute": (eqx.filter_jit(jax.vmap(compute)), (visited,)),
+    }
 
 
 class NumpyModel:
@@ -161,6 +188,7 @@ def measure(size: Size) -> dict[str, object]:
     gradient, gradient_compile_s = compiled(with_gradient, model, jnp.asarray(shares[:fewer]), batch)
     few = shares[:8]
     np.testing.assert_allclose(np.asarray(ahead())[:8], [numpy_model(share) for share in few], rtol=1e-4)
+    parts = {name: compiled(function, *given)[0] for name, (function, given) in parts_of(model, *arguments[1:]).items()}
     numpy_rate = rate(lambda: [numpy_model(share) for share in few], len(few))
     forward_rate, gradient_rate = rate(ahead, size.plans), rate(gradient, fewer)
     return {
@@ -175,6 +203,7 @@ def measure(size: Size) -> dict[str, object]:
         "forward_over_numpy": f"{forward_rate / numpy_rate:.1f}",
         "forward_compile_s": f"{compile_s:.2f}",
         "gradient_compile_s": f"{gradient_compile_s:.2f}",
+        **{f"{name}_us": f"{1e6 / rate(run, size.plans):.2f}" for name, run in parts.items()},
     }
 
 

@@ -26,7 +26,6 @@ from jaxmoe.tune.bounds import exchange_bound
 FAR = 1.1  # tuned / bound
 EXCHANGES = ("reduce_scatter", "least_loaded")
 TREES = tuple(f"{home}_split_tree" for home in ("corner_host", "least_loaded", "random_host", "token_home"))
-MANY_NODES = 64  # above this only the trees towards corners
 COLUMNS = (
     "job",
     "machine",
@@ -55,7 +54,7 @@ def plans_of(inputs: Inputs) -> list[tuple[int, Plan]]:
     """Every shipped plan, with the number of groups that it deals experts to, fewest first."""
     problem = placement_problem(inputs)
     topology = problem.model.machine.topology
-    trees = TREES[: 1 if topology.num_nodes > MANY_NODES else None] if isinstance(topology, Mesh) else ()
+    trees = TREES if isinstance(topology, Mesh) else ()
     plans = [
         (len(np.unique(each.share[0] > 0, axis=0)), Plan(each.name, each.share[0], each.exchanges))
         for each in shipped_strategies(problem.frequency, topology, (*EXCHANGES, *trees), SEED)
