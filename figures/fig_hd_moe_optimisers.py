@@ -90,10 +90,8 @@ def draw_others() -> None:
 
 
 def draw_equal_time() -> None:
-    """What every optimiser has found after the same wall time, case by case; nothing where it is not measured yet."""
+    """What every optimiser has found after the same wall time, case by case."""
     rows, panels = table("equal_time"), []
-    if not rows:
-        return
     for model in distinct(rows, "model"):
         chosen = select(rows, model=model)
         budgets = distinct(chosen, "budget_s")

@@ -189,7 +189,9 @@ def draw_gap(axes: Axes, rows: Rows, machines: Rows) -> None:
     colours = list(style.strategy_colours(["compute", "communication"]).values())
     axes.bar(at, compute, color=colours[0], label="compute")
     axes.bar(at, comm, bottom=compute, color=colours[1], label="communication, best exchange")
-    axes.scatter(at, least, marker="_", s=120, color=style.INK, label="if the exchange reached its bound", zorder=3)
+    axes.scatter(
+        at, least, marker="_", s=120, color=style.INK, label="least of all such deals under any exchange", zorder=3
+    )
     (machine,) = machines
     axes.axhline(float(machine["tuned_us"]), color=style.INK, linewidth=1, label="tuned plan")
     axes.axhline(float(machine["bound_us"]), color=style.INK, linewidth=1, linestyle=":", label="bound on all plans")
@@ -222,9 +224,9 @@ def main() -> None:
         ("machines", draw_machines),
         ("loads", draw_loads),
     ):
-        if rows := read_table(given.tables / f"{name}.csv"):
+        if rows := read_table(given.tables / f"{name}.csv", missing_ok=True):
             draw(rows, given.out)
-    if rows := read_table(given.tables / "gaps.csv"):
+    if rows := read_table(given.tables / "gaps.csv", missing_ok=True):
         draw_gaps(rows, read_table(given.tables / "machines.csv"), given.out)
 
 

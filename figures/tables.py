@@ -12,9 +12,9 @@ Rows = list[dict[str, str]]
 
 
 @cache
-def read_table(path: Path) -> Rows:
-    """A table; nothing where it is not made yet."""
-    if not path.is_file():
+def read_table(path: Path, missing_ok: bool = False) -> Rows:
+    """A table. One that is not made yet is an error, or none with `missing_ok`."""
+    if missing_ok and not path.is_file():
         return []
     with path.open(newline="") as file:
         return list(csv.DictReader(file))

@@ -97,7 +97,7 @@ class GatherExchange(AbstractExchange):
         rule, route = self.description.home, self.description.route
         one = jnp.ones((), visits.visited.dtype)
         if route == "unicast" and rule == "lowest_host" and visits.named is not None:
-            # Tokens with one home make one flow: far fewer flows than tokens.
+            # Tokens with one home make one flow: mostly far fewer flows than tokens.
             messages = (visits.visited.T @ (visits.named * visits.weight[:, None])).T
             return ((Flows(messages, visits.home, one),),)
         home = homes(rule, topology, visits)

@@ -10,7 +10,7 @@ from jaxmoe.hardware import AbstractTopology
 from jaxmoe.hardware.networks import corner_nodes
 from jaxmoe.network.xy import prefix_sums
 from jaxmoe.placement.exchange import LOAD_WEIGHT
-from jaxmoe.relax import AbstractSupport, HardSupport, OneOf, as_weights
+from jaxmoe.relax import AbstractSupport, HardSupport, OneOf, as_weights, is_number
 from jaxmoe.traces.batches import Batch
 
 # Who computes what: the nodes that a token visits, and the tokens that a node has of every expert.
@@ -23,10 +23,11 @@ PLACED = -1  # computed where the expert is placed
 
 
 class Visits(eqx.Module):
-    """What a batch asks of the nodes. Entries are 0 or 1, or between when relaxed.
+    """What a batch asks of the nodes. `visited` and `named` are 0 or 1, or between when relaxed.
 
     The lowest host of the choice that a token's draw names is that of row `h` of `home` where `named[token, h]` is 1,
-    or of the token's own row where `named` is None.
+    or of the token's own row where `named` is None. `home` has numbers of nodes for exact visits of experts as placed,
+    else weights of nodes.
     """
 
     visited: Float[Array, "token node"]
@@ -49,8 +50,9 @@ def _of_tokens(named: Float[Array, "token home"] | None, home: OneOf) -> OneOf:
     """The home of every token; `named` and `home` are as in `Visits`."""
     if named is None:
         return home
-    found = named @ home.astype(named.dtype)
-    return found if home.ndim == 2 else found.astype(jnp.int32)
+    # Numbers of nodes must not be rounded on the way.
+    found = jnp.matmul(named, home.astype(named.dtype), precision=jax.lax.Precision.HIGHEST)
+    return found.astype(jnp.int32) if is_number(home) else found
 
 
 def sharded_visits(share: Float[Array, "expert node"], batch: Batch, support: AbstractSupport) -> Visits:
@@ -58,7 +60,7 @@ def sharded_visits(share: Float[Array, "expert node"], batch: Batch, support: Ab
     choice, amount = batch.choices(share.shape[0]), support.amount(share)
     chosen = (batch.weight[:, None] * choice).sum(axis=0)
     named, home = _lowest_hosts(share, batch, support)
-    # The same product; the next one wants it as it stands there.
+    # The same product: [node, token] in memory where `GatherExchange` adds up tokens of a home, else [token, node].
     visited = choice @ amount if named is None else (amount.T @ choice.T).T
     return Visits(
         visited=support.presence(visited),
@@ -79,12 +81,14 @@ def _lowest_hosts(
     share: Float[Array, "expert node"], batch: Batch, support: AbstractSupport
 ) -> tuple[Float[Array, "token expert"] | None, OneOf]:
     """`named` and `home` of sharded visits: the lowest host of every expert, or at once that of every token."""
-    experts = share.shape[0]
+    experts, exact = share.shape[0], isinstance(support, HardSupport)
+    lowest = _first(share > 0)  # every expert has a share somewhere
+    # As many flows as experts or as tokens: the fewer, the faster.
+    if exact and batch.weight.shape[0] <= experts:
+        return None, lowest[batch.gather_expert]
     named = jax.nn.one_hot(batch.gather_expert, experts, dtype=share.dtype)
-    if isinstance(support, HardSupport):
-        lowest = _first(share > 0)
-        # As many flows as experts or as tokens: the fewer, the faster.
-        return (named, lowest) if len(named) > experts else (None, lowest[batch.gather_expert])
+    if exact:
+        return named, lowest
     # Presence up to and with a node, less presence before it.
     amount = support.amount(share)
     reached = prefix_sums(amount)

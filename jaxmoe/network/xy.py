@@ -138,9 +138,10 @@ def _tree_loads(start: Float[Array, "x y flow"], towards: Float[Array, "flow nod
 def _segment_loads(
     start: Float[Array, "position lane flow"], stop: Float[Array, "flow stop"]
 ) -> tuple[Float[Array, "segment lane line"], Float[Array, "segment lane line"]]:
-    """Loads of the segments between successive positions, upwards and downwards; stops are positions of several lines.
+    """Loads of the segments between successive positions, upwards and downwards.
 
-    A flow loads a segment by what of it stops beyond, if anything starts before.
+    A flow loads a segment by what of it stops beyond, if anything starts before. `stop` has the positions of one line
+    after those of another.
     """
     size, lanes, flows = start.shape
     if size == 1:

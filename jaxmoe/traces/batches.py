@@ -34,8 +34,9 @@ class Batch(eqx.Module):
         present = self.experts >= 0
         count = present.sum(axis=-1)
         rank = jnp.minimum((self.token_draw * count).astype(jnp.int32), count - 1)
-        before = jnp.matmul(present.astype(jnp.int32), np.triu(np.ones((present.shape[-1],) * 2, np.int32)))
-        return jnp.argmax(before > rank[..., None], axis=-1)
+        # A running count, which is slow on CPUs, as a product.
+        reached = jnp.matmul(present.astype(jnp.int32), np.triu(np.ones((present.shape[-1],) * 2, np.int32)))
+        return jnp.argmax(reached > rank[..., None], axis=-1)
 
     def sources(self, nodes: int) -> Int[Array, "*lead token"]:
         """The node where every token lives: as given, or successive tokens on successive nodes, evenly."""

@@ -32,7 +32,7 @@ class PlacementProblem:
     leaves [layer, batch, ...], these alone count, in place of the drawn ones.
 
     `exchanges` are the names that may be chosen beside the model's own, `rings` for all complete hybrids. Where only a
-    mesh has the trees of the default ones, other networks get `least_loaded_tree`.
+    mesh has the split trees of the default ones, other networks get `least_loaded_tree` and `random_host_tree`.
     """
 
     model: LayerModel

@@ -41,9 +41,9 @@ from jaxmoe.tune.settings import HYBRIDS, StopSwitch
 
 SELECTION_ENTRIES = 2**21  # entries [batch, token, node] of the batches that have the last word
 SELECTION_BATCHES = (8, 256)  # but at least and at most so many
-MANY_NODES = 64  # above this, to save time, a look at
-LOOK_BATCHES = 2  # batches says which
-HYBRIDS_TRIED = 2  # complete hybrids are tried under every exchange
+MANY_NODES = 64  # above this not all complete hybrids are tried under every exchange, to save time
+HYBRIDS_TRIED = 2  # so many are: those that are fastest on
+LOOK_BATCHES = 2  # so many batches
 REBALANCE_BATCHES = 256
 REBALANCE_ENTRIES = 2**16  # of the linear programme; larger ones take minutes
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 HYBRIDS = "rings"  # among exchanges: the complete hybrids of every cut of the machine
-TREES = ("corner_host_split_tree", "least_loaded_split_tree", "random_host_split_tree")
-DEFAULT_EXCHANGES = ("least_loaded", "reduce_scatter", *TREES, "ring_both_ways", HYBRIDS)
+SPLIT_TREES = ("corner_host_split_tree", "least_loaded_split_tree", "random_host_split_tree")
+DEFAULT_EXCHANGES = ("least_loaded", "reduce_scatter", *SPLIT_TREES, "ring_both_ways", HYBRIDS)
 
 
 @dataclass(frozen=True)

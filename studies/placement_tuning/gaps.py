@@ -3,8 +3,8 @@
 The bound divides work evenly and lets each token visit as few dies as that needs. No shipped deal of experts does
 both: spread over all dies, work is even and every token visits every die; the fewer dies hold an expert, the more the
 loads of batches differ. For every number of groups that experts may be dealt to there is a row, from tensor parallelism
-(one group) to expert parallelism: the best cut under its best exchange of those below, and the least that any exchange
-could take for that plan. All are judged with hindsight, on the batches that judge the tuned plan.
+(one group) to expert parallelism: the best cut under its best exchange of those below, and the least that any cut into
+so many groups could take under any exchange. All are judged with hindsight, on the batches that judge the tuned plan.
 """
 
 import csv
