@@ -22,7 +22,7 @@ from jaxmoe.hardware import Die, Machine, Mesh
 from jaxmoe.hardware.networks import link_ends, num_links, xy_path
 from jaxmoe.latency import LayerCosts, LayerModel
 from jaxmoe.latency.demand import expert_seconds
-from jaxmoe.network import Congestion, Flows, Visits, build_exchange, sharded_visits
+from jaxmoe.network import Congestion, Visits, build_exchange, sharded_visits
 from jaxmoe.relax import HardMax, HardSupport, SmoothMax, SoftSupport
 from jaxmoe.traces import Batch, sample_batches, synthetic_trace
 
@@ -109,12 +109,11 @@ def parts_of(model: LayerModel, shares: jax.Array, batch: Batch) -> dict[str, tu
     machine, costs = model.machine, model.costs
     visits = eqx.filter_jit(jax.vmap(lambda share: sharded_visits(share, batch, HardSupport())))
     visited = visits(shares)
-    phases = eqx.filter_jit(jax.vmap(lambda each: model.exchange(machine.topology, each)))
-    ((flows,),) = phases(visited)
 
-    def both_ways(each: Flows) -> jax.Array:
-        sent = model.time_model.of_flows(machine.topology, each, costs.combine_bytes)
-        back = model.time_model.of_mirrored(machine.topology, each, costs.dispatch_bytes)
+    def network(each: Visits) -> jax.Array:
+        ((flows,),) = model.exchange(machine.topology, each)
+        sent = model.time_model.of_flows(machine.topology, flows, costs.combine_bytes)
+        back = model.time_model.of_mirrored(machine.topology, flows, costs.dispatch_bytes)
         return sent.total(HardMax()) + back.total(HardMax())
 
     def compute(each: Visits) -> jax.Array:
@@ -123,8 +122,7 @@ def parts_of(model: LayerModel, shares: jax.Array, batch: Batch) -> dict[str, tu
 
     return {
         "visits": (visits, (shares,)),
-        "flows": (phases, (visited,)),
-        "links_and_delays": (eqx.filter_jit(jax.vmap(both_ways)), (flows,)),
+        "network": (eqx.filter_jit(jax.vmap(network)), (visited,)),
         "compute": (eqx.filter_jit(jax.vmap(compute)), (visited,)),
     }
 
