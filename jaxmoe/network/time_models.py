@@ -121,9 +121,10 @@ class Congestion(AbstractTimeModel):
             from_node += chunk[:, None] * look_up(flows.destination, per_byte.T)
         else:
             from_node = look_up(flows.destination, (latency + chunk * per_byte).T)
-        used = flows.source if flows.weight is None else flows.source * flows.weight[:, None]
-        delays = from_node * jnp.minimum(used, 1)
-        return jnp.max(delays if flows.chain is None else _per_round(delays.max(axis=1), flows.chain))
+        delays = (from_node * jnp.minimum(flows.source, 1)).max(axis=1)
+        if flows.weight is not None:
+            delays *= jnp.minimum(flows.weight, 1)
+        return jnp.max(delays if flows.chain is None else _per_round(delays, flows.chain))
 
     def _chunk(self, message_bytes: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         return jnp.where(self.chunk_bytes > 0, jnp.minimum(self.chunk_bytes, message_bytes), message_bytes)

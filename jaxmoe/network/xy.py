@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.relax import OneOf, as_weights, look_up
 
@@ -109,16 +109,15 @@ def tree_loads(
     The tree is the union of XY paths: a row has one vector beyond the first source in it, the column of the destination
     one beyond the first row with any source. So running maxima of the sources along rows and columns are all it
     takes; there is no loop over flows. Relaxed, a flow goes to several nodes in parts. Crossed trees are unions of YX
-    paths: those of XY paths on the mesh whose sides have changed places.
+    paths: those of XY paths on the mesh whose sides have changed places. Weights come last, so that batches of the same
+    flows that differ in weight share the rest.
     """
     # Flows last: of what is computed one by one, long stretches are alike.
     start = source.T.reshape(*shape, -1)
-    towards = as_weights(destination, source.shape[1], source.dtype) * weight[:, None]
     if not crossed:
-        along_x, along_y = _tree_loads(start, towards)
+        along_x, along_y = _tree_loads(start, destination, weight, np.indices(shape))
     else:
-        turned = jnp.swapaxes(towards.reshape(-1, *shape), 1, 2).reshape(towards.shape)
-        along_y, along_x = _tree_loads(jnp.swapaxes(start, 0, 1), turned)
+        along_y, along_x = _tree_loads(jnp.swapaxes(start, 0, 1), destination, weight, np.indices(shape)[::-1])
         along_x, along_y = ([load.T for load in loads] for loads in (along_x, along_y))
     return jnp.concatenate([load.ravel() for load in (*along_x, *along_y)])
 
@@ -126,37 +125,47 @@ def tree_loads(
 Loads = list[Float[Array, "_ _"]]
 
 
-def _tree_loads(start: Float[Array, "x y flow"], towards: Float[Array, "flow node"]) -> tuple[Loads, Loads]:
-    """Loads of links along x, upwards and downwards, and of those along y."""
-    x, y, _ = start.shape
-    rows = start.max(axis=0)[:, None]  # whether a row has anything to bring to the column
-    along_x = _segment_loads(start, towards @ _side((x, y), 0, towards.dtype))
-    along_y = _segment_loads(rows, towards)
-    return [load[:, :, 0] for load in along_x], [load[:, 0].T for load in along_y]
+def _tree_loads(
+    start: Float[Array, "x y flow"],
+    destination: OneOf,
+    weight: Float[Array, " flow"],
+    position: Int[np.ndarray, "2 _ _"],
+) -> tuple[Loads, Loads]:
+    """Loads of links along x, upwards and downwards, and of those along y; `position` has x and y of every node."""
+    x, y = position.reshape(2, -1, 1)
+    columns, rows, _ = start.shape
+    beyond_x, beyond_y = x > np.arange(columns - 1), y > np.arange(rows - 1)  # [node, segment]
+    column = x == np.arange(columns)
+    brought = start.max(axis=0)[:, None]  # whether a row has anything to bring to the column
+    along_x = _segment_loads(start, destination, weight, beyond_x[:, :, None])
+    along_y = _segment_loads(brought, destination, weight, beyond_y[:, :, None], column[:, None])
+    return along_x, [load.T for load in along_y]
 
 
 def _segment_loads(
-    start: Float[Array, "position lane flow"], stop: Float[Array, "flow stop"]
-) -> tuple[Float[Array, "segment lane line"], Float[Array, "segment lane line"]]:
+    start: Float[Array, "position lane flow"],
+    destination: OneOf,
+    weight: Float[Array, " flow"],
+    beyond: Bool[np.ndarray, "node segment 1"],
+    line: Bool[np.ndarray, "node 1 line"] | bool = True,
+) -> Loads:
     """Loads of the segments between successive positions, upwards and downwards.
 
-    A flow loads a segment by what of it stops beyond, if anything starts before. `stop` has the positions of one line
-    after those of another.
+    A flow loads a segment by what of it stops beyond, if anything starts before. All lanes stop alike, or a single one
+    stops on several lines.
     """
-    size, lanes, flows = start.shape
-    if size == 1:
-        none = jnp.zeros((0, lanes, stop.shape[1]), stop.dtype)
-        return none, none
+    size, _, flows = start.shape
     at = jax.lax.split(start, [1] * size, 0)  # its derivative is one pass, that of slices one for each
 
-    def loads(reached: list[Float[Array, "1 lane flow"]], beyond: np.ndarray) -> Float[Array, "segment lane line"]:
-        crossing = jnp.concatenate(reached).reshape(-1, flows) @ stop
-        return (crossing.reshape(size - 1, lanes, -1, size) * beyond[:, None, None]).sum(axis=3)
+    def loads(reached: list[Float[Array, "1 lane flow"]], stopping: Bool[np.ndarray, "node segment _"]):
+        table = jnp.asarray(stopping.reshape(len(stopping), -1), start.dtype)
+        stops = look_up(destination, table).T.reshape(*stopping.shape[1:], flows)
+        crossing = jnp.concatenate(reached) if reached else jnp.zeros((0, *start.shape[1:]), start.dtype)
+        return (crossing * stops) @ weight
 
     up = list(itertools.accumulate(at[:-1], jnp.maximum))
     down = list(itertools.accumulate(at[:0:-1], jnp.maximum))[::-1]
-    segment, position = np.ogrid[: size - 1, :size]
-    return loads(up, position > segment), loads(down, position <= segment)
+    return [loads(up, beyond & line), loads(down, ~beyond & line)]
 
 
 def path_maxima(shape: tuple[int, int], per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from jaxmoe.placement.placement import PlanError
 
 SMALLEST_SHARE = 1e-6  # below this an expert has no part worth sending tokens to
+EVEN = 1e-3  # so little over even work is even
 SLACK = 1 + 1e-6  # capacities are float32: a node filled to the brim may seem overfull by rounding
 
 
@@ -17,6 +18,16 @@ def keep_hosts(
     largest = share.max(axis=-1, keepdims=True)
     kept = np.where((share >= least_part[..., None]) | (share == largest), share, 0)
     return kept / kept.sum(axis=-1, keepdims=True)
+
+
+def is_even(
+    share: Float[np.ndarray, "expert node"],
+    counts: Float[np.ndarray, "batch expert"],
+    seconds_per_token: Float[np.ndarray, " node"],
+) -> bool:
+    """Whether the slowest node takes hardly longer than if work were even: nothing is gained by dividing it anew."""
+    slowest = ((counts @ share) * seconds_per_token).max(axis=1).mean()
+    return bool(slowest <= counts.sum(axis=1).mean() / (1 / seconds_per_token).sum() * (1 + EVEN))
 
 
 def rebalance(

@@ -157,29 +157,40 @@ def _picked_batches(trace: GatingTrace, picked: np.ndarray, rng: np.random.Gener
     )
 
 
-def merge_tokens(batches: Batch, num_experts: int) -> Batch:
-    """The same batches with equal tokens merged, where that leaves fewer rows; else as they are.
+ROWS_PER_TOKEN = 4  # merged batches share the work of their rows, so these may be more than the tokens of one
 
-    With few experts there are few kinds of token: 8 experts of which 2 are chosen make 28 choices, and 56
-    with the gather slot. Merged, all batches of a layer share their rows [layer, row, top_k] and differ in
-    weight [layer, batch, row] alone. What a draw says beyond the slot is lost: merged batches are for sharded
-    placements, and for exchanges that go by the slot alone.
+
+def merge_tokens(batches: Batch, num_experts: int, by_slot: bool = True, turns: int = 1) -> Batch:
+    """The same batches with equal tokens merged, where there are few kinds of token; else as they are.
+
+    With few experts there are few kinds: 8 experts of which 2 are chosen make 28 choices. Where it matters which
+    choice a token's draw names (`by_slot`), these are 56; where the token's place in its batch matters, modulo `turns`,
+    there are as many times more, and the row of a kind has that place too. Merged, all batches of a layer share their
+    rows [layer, row, top_k] and differ in weight [layer, batch, row] alone, so that what does not depend on the weight
+    is worked out once for all of them. What a draw says beyond the slot is lost: merged batches are for sharded
+    placements, and for exchanges that go by slot and place alone.
     """
-    layers, _, tokens, top_k = batches.experts.shape
-    experts, slot = np.asarray(batches.experts), np.asarray(batches.gather_slot)
-    if math.comb(num_experts, top_k) * top_k >= tokens or (experts < 0).any():
+    layers, count, tokens, top_k = batches.experts.shape
+    experts = np.asarray(batches.experts)
+    slots = top_k if by_slot else 1
+    size = math.comb(num_experts, top_k) * slots * turns
+    if size > ROWS_PER_TOKEN * tokens or num_experts**top_k >= 2**62 or (experts < 0).any():
         return batches
-    rows = np.repeat(list(itertools.combinations(range(num_experts), top_k)), top_k, axis=0)
-    slots = np.arange(len(rows)) % top_k
-    gathers = np.take_along_axis(experts, slot[..., None], axis=-1)[..., 0]
-    # A kind of token in one number: its experts as bits, then the one that gathers.
-    kind = (1 << rows).sum(axis=1) * num_experts + rows[np.arange(len(rows)), slots]
-    order = np.argsort(kind)
-    row = order[np.searchsorted(kind[order], (1 << experts.astype(np.int64)).sum(axis=-1) * num_experts + gathers)]
-    weight = (row[..., None] == np.arange(len(rows))).sum(axis=2)
+    kinds = np.array(list(itertools.combinations(range(num_experts), top_k)))
+    # A choice as one number: its experts as digits, the highest first. Combinations come in that very order.
+    digit = num_experts ** np.arange(top_k)[::-1]
+    row = np.searchsorted(kinds @ digit, np.sort(experts.astype(np.int64)) @ digit)
+    if by_slot:
+        gathers = np.asarray(batches.gather_expert)[..., None]
+        row = row * slots + (experts < gathers).sum(axis=-1)
+    row = row * turns + np.arange(tokens) % turns
+    place = row + size * np.arange(layers * count).reshape(layers, count, 1)
+    weight = np.bincount(place.ravel(), np.asarray(batches.weight).ravel(), layers * count * size)
+    rows = np.repeat(kinds, slots * turns, axis=0).astype(np.int32)
+    token_draw = (np.arange(size) // turns % slots + 0.5) / top_k
     return Batch(
-        experts=jnp.asarray(np.broadcast_to(rows.astype(np.int32), (layers, *rows.shape))),
-        token_draw=jnp.asarray(np.broadcast_to(((slots + 0.5) / top_k).astype(np.float32), (layers, len(rows)))),
+        experts=jnp.asarray(np.broadcast_to(rows, (layers, *rows.shape))),
+        token_draw=jnp.asarray(np.broadcast_to(token_draw.astype(np.float32), (layers, size))),
         draw=jnp.asarray(np.zeros((layers, *rows.shape), np.float32)),
-        weight=jnp.asarray(weight.astype(np.float32)),
+        weight=jnp.asarray(weight.reshape(layers, count, size).astype(np.float32)),
     )

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from jaxmoe.latency import Decisions, LayerModel
 from jaxmoe.relax import SmoothMax, SoftSupport, geometric, sinkhorn
-from jaxmoe.traces import Batch
+from jaxmoe.traces import Batch, over_batches
 from jaxmoe.tune.problem import PlacementProblem, objective
 
 # Relaxed placements: shares as a transport plan between experts and nodes.
@@ -176,7 +176,9 @@ def _objective(
     stored = decisions.stored
     support = soft_hosts(frequency, stored.shape[1], now.width)
     reduction = SmoothMax(now.max_temperature)
-    seconds = jax.vmap(lambda batch: land.model.decided(decisions, batch, reduction, support).total)(batches)
+    seconds = over_batches(
+        lambda batch: land.model.decided(decisions, batch, reduction, support).total, batches, stored.shape[1]
+    )
     time = objective(seconds, land.p95_weight)
     held = stored if land.model.mode == "sharded" else support.presence(support.amount(stored))
     overfull = jnp.maximum(held.sum(axis=0) / land.room - 1, 0)
@@ -214,7 +216,7 @@ def schedule(first: int, steps: int, ends: dict[str, tuple[float, float]]) -> An
 
 
 def segment_batches(problem: PlacementProblem, batches_per_step: int, seed: int, tokens: int | None = None) -> Batch:
-    """Fresh batches for one segment, leaves [step, layer, batch, ...].
+    """Fresh batches for one segment, leaves [step, layer, batch, ...], or [step, layer, row, ...] of merged ones.
 
     Of large batches the first so many `tokens` stand for all.
     """
@@ -223,11 +225,18 @@ def segment_batches(problem: PlacementProblem, batches_per_step: int, seed: int,
         scale = drawn.weight.shape[-1] / tokens
         drawn = jax.tree.map(lambda leaf: leaf[:, :, :tokens], drawn)
         drawn = replace(drawn, weight=drawn.weight * scale)
-    return _by_step(drawn)
+    return _by_step(problem.merged(drawn))
 
 
 @jax.jit
 def _by_step(drawn: Batch) -> Batch:
-    """Batches [layer, all steps' batches, ...] as [step, layer, batch, ...]."""
-    split = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0], SEGMENT, -1, *leaf.shape[2:]), drawn)
-    return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), split)
+    """Batches [layer, all steps' batches, ...] as [step, layer, batch, ...]; rows that all share come with each."""
+    merged = drawn.experts.ndim == drawn.weight.ndim
+
+    def split(leaf: Array) -> Array:
+        if merged:
+            return jnp.broadcast_to(leaf, (SEGMENT, *leaf.shape))
+        return jnp.moveaxis(leaf.reshape(leaf.shape[0], SEGMENT, -1, *leaf.shape[2:]), 1, 0)
+
+    weight = drawn.weight.reshape(drawn.weight.shape[0], SEGMENT, -1, drawn.weight.shape[-1])
+    return replace(jax.tree.map(split, drawn), weight=jnp.moveaxis(weight, 1, 0))

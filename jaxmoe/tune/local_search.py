@@ -164,20 +164,18 @@ def _score(search: Search, share: Share, batches: Batch, exchange: AbstractExcha
 
 
 @eqx.filter_jit
-def score_all(
+def seconds_of_all(
     search: Search,
     shares: Float[Array, "layer expert node"],
     batches: Batch,
     exchange: AbstractExchange | None = None,
-) -> tuple[Float[Array, " layer"], Float[Array, "layer batch"]]:
-    """Exact objective of one plan of every layer, s, and the time of every batch; leaves of `batches` are
-    [layer, batch, ...].
+) -> Float[Array, "layer batch"]:
+    """Exact times of one plan of every layer, s; leaves of `batches` are [layer, batch, ...].
 
     `exchange` defaults to the model's own.
     """
     # One layer at a time: all at once would take gigabytes on large meshes.
-    seconds = jax.lax.map(lambda given: _seconds(search, given[0], given[1], exchange), (shares, batches))
-    return objective(seconds, search.p95_weight), seconds
+    return jax.lax.map(lambda given: _seconds(search, given[0], given[1], exchange), (shares, batches))
 
 
 @eqx.filter_jit

@@ -5,8 +5,11 @@ jaxmoe: nothing returned is slower than any of them, and one of them is returned
 more than the choice of batches explains.
 """
 
+import itertools
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +20,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jaxmoe.network import AbstractExchange, build_exchange
-from jaxmoe.placement.rounding import fit_memory, fit_slots, rebalance
+from jaxmoe.placement.rounding import fit_memory, fit_slots, is_even, rebalance
 from jaxmoe.placement.strategies import Shipped, shipped_replicas, shipped_strategies
 from jaxmoe.traces import Batch, expert_counts
 from jaxmoe.tune import local_search
@@ -34,6 +37,7 @@ from jaxmoe.tune.problem import (
     TuneResult,
     better,
     least,
+    objective,
     silent,
     where_surely_faster,
 )
@@ -44,7 +48,8 @@ SELECTION_BATCHES = (8, 256)  # but at least and at most so many
 MANY_NODES = 64  # above this not all complete hybrids are tried under every exchange, to save time
 HYBRIDS_TRIED = 2  # so many are: those that are fastest on
 LOOK_BATCHES = 2  # so many batches
-REBALANCE_BATCHES = 256
+REBALANCE_BATCHES = 128
+LEAST_BATCHES = 4
 REBALANCE_ENTRIES = 2**16  # of the linear programme; larger ones take minutes
 
 
@@ -97,11 +102,15 @@ class Referee:
         self, search: local_search.Search, plans: Plans, exchange: AbstractExchange | None, batches: int | None = None
     ) -> tuple[Scores, Float[np.ndarray, "layer candidate batch"]]:
         """Objective and the times of the selection batches, or the first so many of them, s."""
-        drawn = self.problem.merged(jax.tree.map(lambda leaf: leaf[:, :batches], self.selection), exchange)
+        count = self.selection.weight.shape[1] if batches is None else batches
+        # With many nodes it takes longer to compile than to score: all batches a look's number at a time.
+        at_once = LOOK_BATCHES if self.problem.num_nodes > MANY_NODES else count
+        spans = [slice(first, first + at_once) for first in range(0, count, at_once)]
+        drawn = [self.problem.merged(_part(self.selection, span), exchange) for span in spans]
         shares = [jnp.asarray(share) for share in np.moveaxis(plans, 1, 0).astype(np.float32)]
-        scored = [local_search.score_all(search, share, drawn, exchange) for share in shares]
-        scores, seconds = (np.stack(part, axis=1, dtype=float) for part in zip(*scored, strict=True))
-        return scores, seconds
+        scored = [[local_search.seconds_of_all(search, share, part, exchange) for part in drawn] for share in shares]
+        seconds = np.stack([np.concatenate(of_one, axis=1, dtype=float) for of_one in scored], axis=1)
+        return np.asarray(objective(jnp.asarray(seconds), self.problem.p95_weight), float), seconds
 
     def under_best(self, plan: Plan, exchanges: Mapping[str, AbstractExchange], batches: int | None = None) -> Ranked:
         """The plan with the best of these exchanges in every layer, on all selection batches or the first so many."""
@@ -174,16 +183,22 @@ class Referee:
             room = np.bincount(group, np.minimum(room, 1e9), len(room))
         seconds = np.where(rates > 0, float(self.problem.model.costs.flops_per_token_expert) / np.maximum(rates, 1), 1)
         balanced = np.array(plans)
-        for layer in range(len(plans)):
-            for candidate in range(plans.shape[1]):
-                support = plans[layer, candidate] > 0
-                affordable = REBALANCE_ENTRIES // max(int(support.sum()), plans.shape[3])
-                if affordable >= 4:
-                    some = counts[layer, :affordable]
-                    balanced[layer, candidate] = rebalance(support, some, seconds, self._divisible(room))
-            self.progress("rebalance", layer + 1, len(plans))
+
+        def divided(layer: int, candidate: int) -> None:
+            plan, some = plans[layer, candidate], counts[layer, : self._affordable(plans[layer, candidate])]
+            if len(some) >= LEAST_BATCHES and not is_even(plan, some, seconds):
+                balanced[layer, candidate] = rebalance(plan > 0, some, seconds, self._divisible(room))
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # the solver runs outside Python's lock
+            every = list(itertools.product(range(plans.shape[0]), range(plans.shape[1])))
+            for done, _ in enumerate(pool.map(divided, *zip(*every, strict=True)), start=1):
+                self.progress("rebalance", done, len(every))
         scored = self.score(balanced, exchange) if group is None else self.score_groups(balanced, group, exchange)
         return better(plans, scores, balanced, np.where(self.fits(balanced) | (group is not None), scored, np.inf))
+
+    def _affordable(self, plan: Float[np.ndarray, "expert node"]) -> int:
+        """How many batches a linear programme of the plan's hosts may have."""
+        return REBALANCE_ENTRIES // max(int((plan > 0).sum()), plan.shape[1])
 
     def _divisible(self, room: np.ndarray) -> np.ndarray:
         """Room as it limits shares: replicas take a whole expert's room, however little they serve."""
@@ -220,3 +235,8 @@ class Referee:
             stopped=self.stop.reason,
             shipped=known,
         )
+
+
+def _part(batches: Batch, span: slice) -> Batch:
+    """Some of drawn batches, leaves [layer, batch, ...]."""
+    return jax.tree.map(lambda leaf: leaf[:, span], batches)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from oracles import cases
 
 from jaxmoe.placement import PlanError
-from jaxmoe.placement.rounding import fit_memory, fit_slots, keep_hosts, rebalance
+from jaxmoe.placement.rounding import fit_memory, fit_slots, is_even, keep_hosts, rebalance
 
 seeds = st.integers(0, 2**32 - 1)
 UNLIMITED = np.full(4, np.inf)
@@ -165,3 +165,10 @@ def test_replicas_made_to_fit_fit_and_every_expert_has_a_host(seed, spare):
 def test_more_experts_than_slots_are_refused():
     with pytest.raises(PlanError, match="5 experts do not fit 4 slots; raise the memory capacity"):
         fit_slots(np.full((5, 4), 0.25), np.full(4, 1.9))
+
+
+def test_work_is_even_where_dividing_it_anew_gains_nothing():
+    counts, seconds = np.array([[4.0, 2.0], [0.0, 6.0]]), np.array([1.0, 2.0])
+    ideal = np.array([[2 / 3, 1 / 3]] * 2)  # every batch: two thirds of the work on the node that is twice as fast
+    assert is_even(ideal, counts, seconds)
+    assert not is_even(np.eye(2), counts, seconds)

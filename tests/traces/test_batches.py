@@ -149,12 +149,28 @@ def test_merging_keeps_every_count(few_experts):
     np.testing.assert_array_equal(np.einsum("lbr,lre->lbe", merged.weight, named), gathered)
 
 
-def test_batches_are_merged_only_where_that_leaves_fewer_rows():
-    # 4 experts of which 2 are chosen make 6 choices, 12 with the gather slot.
+def test_batches_are_merged_only_where_there_are_few_kinds_of_token():
+    # 4 experts of which 2 are chosen make 6 choices, 12 with the gather slot: as many as four times three tokens.
     trace = synthetic_trace(100, [0], 4, 2, skew=0.5, coactivation=0.0, reuse=0.0, seed=0)
-    at_even, above = (sample_batches(trace, tokens, 3, seed=0) for tokens in (12, 13))
-    assert merge_tokens(at_even, 4) is at_even
-    assert merge_tokens(above, 4).experts.shape == (1, 12, 2)
+    too_few, enough = (sample_batches(trace, tokens, 3, seed=0) for tokens in (2, 3))
+    assert merge_tokens(too_few, 4) is too_few
+    assert merge_tokens(enough, 4).experts.shape == (1, 12, 2)
+    assert merge_tokens(too_few, 4, by_slot=False).experts.shape == (1, 6, 2)
+
+
+def test_merged_rows_keep_the_place_of_their_tokens_in_the_batch(few_experts):
+    turns = 4
+    merged = merge_tokens(few_experts, 5, by_slot=False, turns=turns)
+    assert merged.experts.shape == (LAYERS, 10 * turns, 2)
+    sets = np.sort(np.asarray(few_experts.experts), axis=-1)  # [layer, batch, token, top_k]
+    for row, kind in enumerate(np.asarray(merged.experts[0])):
+        there = (sets[:, :, row % turns :: turns] == np.sort(kind)).all(axis=-1).sum(axis=-1)
+        np.testing.assert_array_equal(merged.weight[:, :, row], there)
+
+
+def test_merging_adds_up_weights(few_experts):
+    heavy = with_weight(few_experts, 3 * few_experts.weight)
+    np.testing.assert_array_equal(merge_tokens(heavy, 5).weight, 3 * merge_tokens(few_experts, 5).weight)
 
 
 def test_batches_of_many_experts_stay_as_they_are(numbered):

@@ -9,7 +9,8 @@ from small_problem import EXPERTS, LAYERS, NODES, SETTINGS, TOKENS, TOP_K, compi
 
 from jaxmoe.latency import Decisions
 from jaxmoe.latency.demand import Movement
-from jaxmoe.tune import descent
+from jaxmoe.network import build_exchange
+from jaxmoe.tune import PlacementProblem, descent
 from jaxmoe.tune.descent import AbstractParameters, TransportPlan, random_plans
 
 STEADY = {"temperature": (0.3, 0.3), "width": (0.3, 0.3), "max_temperature": (0.05, 0.05)}
@@ -26,14 +27,33 @@ def test_annealed_values_run_from_end_to_end_over_all_segments():
     np.testing.assert_allclose(descent.schedule(75, 50, ends).temperature, 0.01, rtol=1e-5)
 
 
-def test_every_step_has_its_own_batches_of_the_problem():
+def under(name: str) -> PlacementProblem:
     problem = small_problem()
+    return problem.under(build_exchange(name, problem.model.machine.topology))
+
+
+def test_every_step_has_its_own_batches_of_the_problem():
+    problem = under("random_host")
     batches = descent.segment_batches(problem, 2, seed=7)
     drawn = problem.draw(2 * descent.SEGMENT, 7)
     assert batches.experts.shape[:3] == (descent.SEGMENT, LAYERS, 2)
     for step in (0, 3):
         np.testing.assert_array_equal(batches.experts[step], drawn.experts[:, 2 * step : 2 * step + 2])
     assert not np.array_equal(batches.experts[0], batches.experts[1])
+
+
+@pytest.mark.parametrize("name", ["lowest_host", "corner_host_split_tree"])
+def test_merged_batches_descend_alike(name):
+    problem = under(name)
+    merged = descent.segment_batches(problem, 2, seed=7)
+    apart = descent._by_step(problem.draw(2 * descent.SEGMENT, 7))
+    assert merged.weight.shape[:3] == (descent.SEGMENT, LAYERS, 2)
+    assert merged.experts.ndim < apart.experts.ndim
+    land, start = descent.landscape(problem, 0.2, 0.05), descent.start(problem, SETTINGS.restarts, seed=0)
+    schedule = descent.schedule(0, 50, STEADY)
+    (_, together), (_, separate) = (descent.descend(land, start, batches, schedule) for batches in (merged, apart))
+    np.testing.assert_allclose(together[0], separate[0], rtol=1e-5)
+    np.testing.assert_allclose(together, separate, rtol=1e-2)  # small differences grow step by step
 
 
 def repeated(problem, seed=0):

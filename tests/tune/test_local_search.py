@@ -11,7 +11,8 @@ from small_problem import EXPERTS, LAYERS, NODES, SHAPE, compilations, random_sh
 
 from jaxmoe.hardware.networks import hop_counts
 from jaxmoe.latency import evaluate
-from jaxmoe.traces import Batch, merge_tokens
+from jaxmoe.network import build_exchange
+from jaxmoe.traces import Batch
 from jaxmoe.tune import PlacementProblem, local_search
 from jaxmoe.tune.local_search import search_of
 from jaxmoe.tune.problem import objective
@@ -24,8 +25,8 @@ propose = jax.jit(local_search._propose)
 
 def scores_of(problem: PlacementProblem, shares: jax.Array, batches: Batch) -> np.ndarray:
     """Exact objective of every chain's plan, [layer, chain]."""
-    score = [local_search.score_all(search_of(problem), shares[:, chain], batches)[0] for chain in range(CHAINS)]
-    return np.stack(score, axis=1)
+    seconds = [local_search.seconds_of_all(search_of(problem), shares[:, chain], batches) for chain in range(CHAINS)]
+    return np.asarray(objective(jnp.stack(seconds, axis=1), problem.p95_weight))
 
 
 def plans(seed: int = 0) -> jax.Array:
@@ -115,13 +116,25 @@ def test_a_score_is_the_exact_time(p95_weight):
         np.testing.assert_allclose(scores[:, chain], objective(total, p95_weight), rtol=1e-5)
 
 
-def test_merged_batches_score_the_same():
-    problem = small_problem(tokens=40)  # 30 kinds of token
+@pytest.mark.parametrize(
+    "name", ["lowest_host", "fewest_hops_tree", "corner_host_split_tree", "reduce_scatter", "ring_both_ways"]
+)
+def test_merged_batches_score_the_same(name):
+    problem = small_problem(tokens=40)
+    problem = problem.under(build_exchange(name, problem.model.machine.topology))
     batches = problem.draw(8, seed=3)
-    merged = merge_tokens(batches, EXPERTS)
+    merged = problem.merged(batches)
     assert merged.experts.ndim < batches.experts.ndim
     apart, together = (scores_of(problem, plans(), given) for given in (batches, merged))
     np.testing.assert_allclose(together, apart, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["random_host_tree", "least_loaded", "token_home"])
+def test_batches_stay_apart_where_equal_tokens_have_different_homes(name):
+    problem = small_problem(tokens=40)
+    problem = problem.under(build_exchange(name, problem.model.machine.topology))
+    batches = problem.draw(2, seed=3)
+    assert problem.merged(batches) is batches
 
 
 def run(problem: PlacementProblem, coldness: float, batches: Batch, key: int = 0, seed: int = 0):
@@ -188,9 +201,9 @@ def test_no_number_compiles_the_search_anew():
     ]
     for search, *inputs in cases[:1]:
         local_search.improve(search, *inputs)
-        local_search.score_all(search, inputs[0][:, 0], inputs[1])
+        local_search.seconds_of_all(search, inputs[0][:, 0], inputs[1])
     with compilations() as compiled:
         for search, *inputs in cases[1:]:
             local_search.improve(search, *inputs)
-            local_search.score_all(search, inputs[0][:, 0], inputs[1])
+            local_search.seconds_of_all(search, inputs[0][:, 0], inputs[1])
         assert compiled == []
