@@ -92,7 +92,8 @@ def score(
     for name in dict.fromkeys(names):
         rows = np.flatnonzero([name == other for other in names])
         share, drawn = jnp.asarray(placement.share[rows]), jax.tree.map(lambda leaf, at=rows: leaf[at], batches)
-        parts.append(evaluate(model, share, drawn, inputs.exchange(name)).as_numpy())
+        merged = model.merged(drawn, inputs.moe.num_experts, inputs.exchange(name))
+        parts.append(evaluate(model, share, merged, inputs.exchange(name)).as_numpy())
         order.append(rows)
     back = np.argsort(np.concatenate(order))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *parts)

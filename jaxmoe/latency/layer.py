@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import Machine
+from jaxmoe.hardware.networks import corner_nodes
 from jaxmoe.latency.demand import (
     Decisions,
     Demand,
@@ -25,6 +26,7 @@ from jaxmoe.latency.schedule import STAGES, AbstractSchedule, LayerTime, Serial
 from jaxmoe.network import (
     AbstractExchange,
     AbstractTimeModel,
+    GatherExchange,
     StageTime,
     Visits,
     decided_visits,
@@ -32,12 +34,16 @@ from jaxmoe.network import (
     sharded_visits,
 )
 from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax, HardSupport
-from jaxmoe.traces.batches import Batch, micro_batches
+from jaxmoe.traces.batches import Batch, merge_tokens, micro_batches, over_batches
 
 # One MoE layer on one machine: decisions are lowered to stages of demand, and these are priced.
 #
 # Every function here is for one placement of one layer and one batch. `vmap` lifts it to many of each, and to many
 # machines: all numbers are arrays.
+
+
+BY_SLOT = ("lowest_host",)  # homes that go by the choice that a token's draw names
+BY_DRAW = ("random_host", "least_loaded", "token_home")  # homes that equal tokens do not share, so they stay apart
 
 
 class LayerModel(eqx.Module):
@@ -82,6 +88,18 @@ class LayerModel(eqx.Module):
         seconds, busy = self._price(traffic, reduction, support)
         total = times.total if decisions.movement.hidden else self._charged(times, seconds, busy, reduction)
         return LayerTime(times.stages | {"movement": seconds}, times.busy | {"movement": busy}, total)
+
+    def merged(self, batches: Batch, num_experts: int, exchange: AbstractExchange | None = None) -> Batch:
+        """Drawn batches with equal tokens merged, where placement and exchange treat equal tokens alike.
+
+        `exchange` defaults to the model's own; see `jaxmoe.traces.merge_tokens`.
+        """
+        exchange = self.exchange if exchange is None else exchange
+        home = exchange.description.home if isinstance(exchange, GatherExchange) else None
+        if self.mode != "sharded" or home in BY_DRAW or self.schedule.micro_batches > 1:
+            return batches
+        turns = len(corner_nodes(self.machine.topology)) if home == "corner_host" else 1
+        return merge_tokens(batches, num_experts, home in BY_SLOT, turns)
 
     def _parts(
         self, decisions: Decisions, batch: Batch, reduction: AbstractReduction, support: AbstractSupport
@@ -186,16 +204,20 @@ def evaluate(
     exchange: AbstractExchange | None = None,
     served: Int[Array, "layer batch token top_k"] | None = None,
 ) -> LayerTime:
-    """Exact times of a placement, on batches whose leaves are [layer, batch, ...]; `served` is as in `Decisions`.
+    """Exact times of a placement, on drawn or merged batches, leaves [layer, batch, ...].
 
-    Stages and totals are [layer, batch], busy times [layer, resource], means over batches.
+    Stages and totals are [layer, batch], busy times [layer, resource], means over batches. `served` is as in
+    `Decisions`, for drawn batches.
     """
 
     def layer(share: Float[Array, "expert node"], batches: Batch, served: Array | None) -> LayerTime:
         def one(batch: Batch, served: Array | None) -> LayerTime:
             return model.decided(Decisions(share, exchange, served), batch)
 
-        times = jax.vmap(one)(batches, served)
+        if served is None:
+            times = over_batches(lambda batch: one(batch, None), batches, share.shape[1])
+        else:
+            times = jax.vmap(one)(batches, served)
         return eqx.tree_at(lambda t: t.busy, times, jax.tree.map(lambda leaf: leaf.mean(axis=0), times.busy))
 
     return jax.lax.map(lambda given: layer(*given), (share, batches, served))

@@ -5,6 +5,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import equinox as eqx
 import jax
@@ -91,10 +92,11 @@ def micro_batches(batch: Batch, parts: int) -> Batch:
     return replace(jax.tree.map(cut, batch), weight=weight)
 
 
+Result = TypeVar("Result")  # an array, or a tree of arrays
 LARGEST_CHUNK = 2**22  # entries [token, node] of the batches that are computed at once
 
 
-def over_batches(function: Callable[[Batch], Array], batches: Batch, nodes: int = 1) -> Array:
+def over_batches(function: Callable[[Batch], Result], batches: Batch, nodes: int = 1) -> Result:
     """`vmap` of a function of one batch over the batches of a layer, [batch, ...]: drawn ones or merged ones.
 
     Batches with many tokens for so many `nodes` go a few at a time, which takes less memory and no more time.
@@ -104,7 +106,7 @@ def over_batches(function: Callable[[Batch], Array], batches: Batch, nodes: int 
     if batches.experts.ndim > batches.weight.ndim:
         return jax.vmap(function)(batches) if at_once >= count else jax.lax.map(function, batches, batch_size=at_once)
 
-    def merged(weight: Array) -> Array:  # all batches share their rows
+    def merged(weight: Array) -> Result:  # all batches share their rows
         return function(replace(batches, weight=weight))
 
     return jax.vmap(merged)(batches.weight)

@@ -11,18 +11,15 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 
 from jaxmoe.hardware import AbstractTopology, Mesh
-from jaxmoe.hardware.networks import corner_nodes
 from jaxmoe.latency import LayerModel
 from jaxmoe.network import AbstractExchange, GatherExchange, ReduceScatterExchange, build_exchange
 from jaxmoe.placement import PlanError
 from jaxmoe.placement.exchange import ALONE, ExchangeError, exchange_of
 from jaxmoe.placement.strategies import complete_hybrids
-from jaxmoe.traces import Batch, GatingTrace, merge_tokens, sample_batches
+from jaxmoe.traces import Batch, GatingTrace, sample_batches
 from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS
 
 BRIM = 1 + 1e-5  # shares are float32: a node filled to the brim may seem overfull by so much
-BY_SLOT = ("lowest_host",)  # homes that go by the choice that a token's draw names
-BY_DRAW = ("random_host", "least_loaded", "token_home")  # homes that equal tokens do not share, so they stay apart
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ class PlacementProblem:
         smoothed = np.maximum(count, 0.1)
         return smoothed / smoothed.sum(axis=1, keepdims=True)
 
-    @property
+    @cached_property
     def gathers(self) -> dict[str, AbstractExchange]:
         """The exchanges that suit any plan, by name; the model's own comes first."""
         topology = self.model.machine.topology
@@ -109,12 +106,7 @@ class PlacementProblem:
 
     def merged(self, batches: Batch, exchange: AbstractExchange | None = None) -> Batch:
         """The batches with equal tokens merged, where placement and exchange treat equal tokens alike."""
-        exchange = self.model.exchange if exchange is None else exchange
-        home = exchange.description.home if isinstance(exchange, GatherExchange) else None
-        if self.model.mode != "sharded" or home in BY_DRAW or self.model.schedule.micro_batches > 1:
-            return batches
-        turns = len(corner_nodes(self.model.machine.topology)) if home == "corner_host" else 1
-        return merge_tokens(batches, self.trace.num_experts, home in BY_SLOT, turns)
+        return self.model.merged(batches, self.trace.num_experts, exchange)
 
 
 def check_exchanges(exchanges: tuple[str, ...], topology: AbstractTopology, experts: int) -> None:

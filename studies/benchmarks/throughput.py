@@ -214,15 +214,18 @@ def machine() -> str:
 
 
 def main() -> None:
-    """Measure all sizes, print the table and write it."""
-    rows = [measure(size) for size in SIZES]
-    for row in rows:
-        print(row)
-    print(machine())
-    with (HERE / "throughput.csv").open("w", newline="") as file:
-        table = csv.DictWriter(file, [*rows[0], "machine"], lineterminator="\n")
+    """Measure all sizes, print the table and write it: `throughput.csv`, on a GPU `throughput_gpu.csv`."""
+    print(machine(), flush=True)
+    rows = []
+    for size in SIZES:
+        rows.append(measure(size) | {"machine": machine()})
+        print(rows[-1], flush=True)
+    device = jax.devices()[0].platform
+    name = "throughput" if device == "cpu" else f"throughput_{device}"
+    with (HERE / f"{name}.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, rows[0], lineterminator="\n")
         table.writeheader()
-        table.writerows(row | {"machine": machine()} for row in rows)
+        table.writerows(rows)
 
 
 if __name__ == "__main__":
