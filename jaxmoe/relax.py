@@ -24,6 +24,24 @@ def as_number(value: Array | float) -> Array:
 # The largest of many numbers, exactly or smoothly.
 
 
+@jax.custom_jvp
+def largest(values: Float[Array, "*batch items"]) -> Float[Array, "*batch"]:
+    """The largest of the last axis, 0 at least. Its derivative is shared by all that equal it but for rounding.
+
+    That of `jnp.max` asks which values equal the maximum. A compiler that works these out anew, and rounds otherwise,
+    finds none: it then divides by zero (seen on GPUs in double precision).
+    """
+    return jnp.max(values, axis=-1, initial=0)
+
+
+@largest.defjvp
+def _largest_jvp(primals, tangents):
+    (values,), (changes,) = primals, tangents
+    found = largest(values)
+    alike = (values >= found[..., None] * (1 - 8 * jnp.finfo(values.dtype).eps)).astype(values.dtype)
+    return found, (alike * changes).sum(axis=-1) / jnp.maximum(alike.sum(axis=-1), 1)
+
+
 class AbstractReduction(eqx.Module):
     """Reduces the last axis to its largest value or to a smooth bound of it."""
 
@@ -36,7 +54,7 @@ class HardMax(AbstractReduction):
     """The maximum itself."""
 
     def __call__(self, values: Float[Array, "*batch items"]) -> Float[Array, "*batch"]:
-        return jnp.max(values, axis=-1, initial=0)
+        return largest(values)
 
 
 class SmoothMax(AbstractReduction):
@@ -49,9 +67,9 @@ class SmoothMax(AbstractReduction):
     temperature: Float[Array, ""] = eqx.field(converter=as_number)
 
     def __call__(self, values: Float[Array, "*batch items"]) -> Float[Array, "*batch"]:
-        largest = jnp.max(values, axis=-1, keepdims=True, initial=0)
-        busy = largest > 0
-        scale = self.temperature * jnp.where(busy, largest, 1)
+        most = largest(values)[..., None]
+        busy = most > 0
+        scale = self.temperature * jnp.where(busy, most, 1)
         smooth = scale * jax.nn.logsumexp(values / scale, axis=-1, keepdims=True)
         return jnp.where(busy, smooth, 0)[..., 0]
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.exchange import Flows, StageTime
 from jaxmoe.network.loads import crossed, flow_loads, link_loads, path_maxima, path_sums, tree_loads
-from jaxmoe.relax import look_up
+from jaxmoe.relax import largest, look_up
 
 
 class AbstractTimeModel(eqx.Module):
@@ -59,7 +59,7 @@ class Congestion(AbstractTimeModel):
             link_time=link_loads(topology, away) / (topology.link_bandwidth * topology.efficiency),
             port_time=port_times(topology, away.sum(axis=1), away.sum(axis=0)),
             pair_time=jnp.zeros(0, traffic.dtype),
-            path_delay=jnp.max(jnp.where(away > 0, delay, 0)),
+            path_delay=largest(jnp.where(away > 0, delay, 0).ravel()),
         )
 
     def of_flows(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
@@ -95,7 +95,7 @@ class Congestion(AbstractTimeModel):
         cross = flows.route == "cross_tree"
         weight, parts = flows.weight * flows.vectors, flows.parts()
         others = flows.source * (1 - parts)
-        arriving = others.max(axis=1, keepdims=True) * parts
+        arriving = largest(others)[:, None] * parts
         stored = Congestion(self.chunk_bytes)
         if cross:
             topology = crossed(topology)
@@ -114,17 +114,17 @@ class Congestion(AbstractTimeModel):
         if flows.messages is not None:
             size = flows.traffic(vector_bytes) / jnp.maximum(flows.messages, 1e-9)  # the mean of a pair
             delay = latency + self._chunk(size) * per_byte
-            return jnp.max(delay * jnp.minimum(flows.messages, 1) * away_from_self(topology, delay.dtype))
+            return largest((delay * jnp.minimum(flows.messages, 1) * away_from_self(topology, delay.dtype)).ravel())
         chunk = self._chunk(flows.vectors * vector_bytes)
         if chunk.ndim:  # one of each flow: sums of products apart, for a matrix of delays of each would be large
             from_node = look_up(flows.destination, latency.T)
             from_node += chunk[:, None] * look_up(flows.destination, per_byte.T)
         else:
             from_node = look_up(flows.destination, (latency + chunk * per_byte).T)
-        delays = (from_node * jnp.minimum(flows.source, 1)).max(axis=1)
+        delays = largest(from_node * jnp.minimum(flows.source, 1))
         if flows.weight is not None:
             delays *= jnp.minimum(flows.weight, 1)
-        return jnp.max(delays if flows.chain is None else _per_round(delays, flows.chain))
+        return largest(delays if flows.chain is None else _per_round(delays, flows.chain))
 
     def _chunk(self, message_bytes: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         return jnp.where(self.chunk_bytes > 0, jnp.minimum(self.chunk_bytes, message_bytes), message_bytes)

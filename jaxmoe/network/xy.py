@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -135,15 +136,29 @@ def _tree_loads(
     x, y = position.reshape(2, -1, 1)
     columns, rows, _ = start.shape
     beyond_x, beyond_y = x > np.arange(columns - 1), y > np.arange(rows - 1)  # [node, segment]
+    in_rows = _reached(start)
+    brought = in_rows.up[-1][0][:, None]  # whether a row has anything to bring to the column
+    along_x = _segment_loads(in_rows, destination, weight, beyond_x[:, :, None])
     column = x == np.arange(columns)
-    brought = start.max(axis=0)[:, None]  # whether a row has anything to bring to the column
-    along_x = _segment_loads(start, destination, weight, beyond_x[:, :, None])
-    along_y = _segment_loads(brought, destination, weight, beyond_y[:, :, None], column[:, None])
+    along_y = _segment_loads(_reached(brought), destination, weight, beyond_y[:, :, None], column[:, None])
     return along_x, [load.T for load in along_y]
 
 
+class _Reached(NamedTuple):
+    """Running maxima over successive positions, upwards and downwards: each up to and with its position."""
+
+    up: list[Float[Array, "1 lane flow"]]
+    down: list[Float[Array, "1 lane flow"]]
+
+
+def _reached(start: Float[Array, "position lane flow"]) -> _Reached:
+    at = jax.lax.split(start, [1] * len(start), 0)  # its derivative is one pass, that of slices one for each
+    down = list(itertools.accumulate(at[::-1], jnp.maximum))[::-1]
+    return _Reached(list(itertools.accumulate(at, jnp.maximum)), down)
+
+
 def _segment_loads(
-    start: Float[Array, "position lane flow"],
+    reached: _Reached,
     destination: OneOf,
     weight: Float[Array, " flow"],
     beyond: Bool[np.ndarray, "node segment 1"],
@@ -154,18 +169,14 @@ def _segment_loads(
     A flow loads a segment by what of it stops beyond, if anything starts before. All lanes stop alike, or a single one
     stops on several lines.
     """
-    size, _, flows = start.shape
-    at = jax.lax.split(start, [1] * size, 0)  # its derivative is one pass, that of slices one for each
 
-    def loads(reached: list[Float[Array, "1 lane flow"]], stopping: Bool[np.ndarray, "node segment _"]):
-        table = jnp.asarray(stopping.reshape(len(stopping), -1), start.dtype)
-        stops = look_up(destination, table).T.reshape(*stopping.shape[1:], flows)
-        crossing = jnp.concatenate(reached) if reached else jnp.zeros((0, *start.shape[1:]), start.dtype)
+    def loads(started: list[Float[Array, "1 lane flow"]], stopping: Bool[np.ndarray, "node segment _"]):
+        table = jnp.asarray(stopping.reshape(len(stopping), -1), weight.dtype)
+        stops = look_up(destination, table).T.reshape(*stopping.shape[1:], len(weight))
+        crossing = jnp.concatenate(started) if started else jnp.zeros((0, *reached.up[0].shape[1:]), weight.dtype)
         return (crossing * stops) @ weight
 
-    up = list(itertools.accumulate(at[:-1], jnp.maximum))
-    down = list(itertools.accumulate(at[:0:-1], jnp.maximum))[::-1]
-    return [loads(up, beyond & line), loads(down, ~beyond & line)]
+    return [loads(reached.up[:-1], beyond & line), loads(reached.down[1:], ~beyond & line)]
 
 
 def path_maxima(shape: tuple[int, int], per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:

@@ -98,6 +98,7 @@ def test_trace_of_another_model(run, scenario, tmp_path, out, trace, expected):
     refused(run("tune", scenario, "--trace", tmp_path / "t.npz", "--out", out), out, "t.npz", *expected)
 
 
+@pytest.mark.slow
 def test_trace_of_more_layers_is_taken(run, scenario, tmp_path, out):
     write_trace(tmp_path / "t.npz", a_trace(layers=(1, 3, 5, 7)))
     assert run("evaluate", scenario, "--trace", tmp_path / "t.npz", "--out", out).exit_code == 0

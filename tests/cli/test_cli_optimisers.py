@@ -24,8 +24,8 @@ def summary_of(out):
     return json.loads((out / "summary.json").read_text())
 
 
-# One by gradient, one of the others; the rest are as alike as their commands.
-EVERYDAY = {"gradient", "greedy"}
+# The rest are as alike as their commands; the gradient tuner's are in test_cli_verbs.py and test_cli_interrupt.py too.
+EVERYDAY = {"greedy"}
 EVERY_OPTIMISER = pytest.mark.parametrize(
     "name", [name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMISERS]
 )

@@ -50,6 +50,7 @@ def test_a_system_beside_its_plan(run, scenario, plan, out, tmp_path):
     assert target.with_suffix(".png").exists()
 
 
+@pytest.mark.slow
 def test_the_simulator_bears_the_rollout_out(run, scenario, out):
     # Chunks as short as this leave little to wait for, so the busiest link is busy throughout.
     small = ("--set", "hardware.router.chunk_B=1")

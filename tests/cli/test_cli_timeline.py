@@ -71,7 +71,7 @@ def test_without_a_plan_the_first_usual_one_is_shown(run, scenario, out, target)
     assert read(target)["otherData"]["strategy"] == "tp"
 
 
-@pytest.mark.parametrize(("layer", "row"), [(3, 0), (5, 1)])
+@pytest.mark.parametrize(("layer", "row"), [pytest.param(3, 0, marks=pytest.mark.slow), (5, 1)])
 def test_any_layer_can_be_chosen(run, scenario, plan, out, target, layer, row):
     given = ("--standard", "--plan", f"a:b={plan}")
     for name in ("ep_balanced", "a:b"):
@@ -104,6 +104,7 @@ def test_timeline_among_the_results(run, scenario, plan, out):
     assert {"layer.json", "layer.png", "summary.json"} <= {file.name for file in out.iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["router.switching=cut_through", "ports.ejection_GB_per_s=5"])
 def test_every_kind_of_network_has_a_timeline(run, scenario, plan, out, target, change):
     given = ("--plan", plan, "--set", f"hardware.{change}")

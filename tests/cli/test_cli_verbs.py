@@ -120,6 +120,7 @@ def test_a_schedule_is_simulated(run, scenario, out):
         assert mean["des_total_s"] == pytest.approx(mean["des_model_total_s"], rel=0.03)
 
 
+@pytest.mark.slow
 def test_a_limit_is_simulated_stage_by_stage(run, scenario, out):
     result = run("evaluate", scenario, "--set", "schedule=overlap", "--out", out)
     assert result.exit_code == 0, result.output
@@ -141,7 +142,7 @@ CACHE = "[{name: cache, bandwidth_GB_per_s: 100}, {name: ddr, bandwidth_GB_per_s
         pytest.param(
             "hardware.die.gemm={kind: tiled, tile_tokens: 4, tile_columns: 24, startup_ns: 90}", marks=pytest.mark.slow
         ),
-        "hardware.die.gemm={kind: measured, path: times.csv}",
+        pytest.param("hardware.die.gemm={kind: measured, path: times.csv}", marks=pytest.mark.slow),
         pytest.param("costs.metadata_bytes_per_choice=100", marks=pytest.mark.slow),
     ],
 )
@@ -166,6 +167,7 @@ SWITCH = (
 )
 
 
+@pytest.mark.slow
 def test_machines_that_are_no_meshes(run, scenario, tmp_path):
     """A plan is tuned for such a machine, and every verb takes it."""
     change = ("--set", f"hardware={SWITCH}", "--set", "tuning.exchanges=[rings]", "--layers", "5")
@@ -204,6 +206,7 @@ def test_the_name_of_a_usual_strategy_stands_for_a_plan(run, scenario, tmp_path)
         assert [*summary_of(tmp_path / verb)["strategies"]] == expected
 
 
+@pytest.mark.slow
 def test_evaluate_gives_the_same_figures_again(run, scenario, tmp_path):
     summaries = []
     for folder in (tmp_path / "one", tmp_path / "two"):
@@ -229,7 +232,7 @@ def test_layers_and_overrides_choose_what_is_run(run, scenario, plan, out):
     assert summary["seed"] == 7
 
 
-@pytest.mark.parametrize(("capacity_kB", "fits"), [(200, True), (150, False)])
+@pytest.mark.parametrize(("capacity_kB", "fits"), [pytest.param(200, True, marks=pytest.mark.slow), (150, False)])
 def test_one_layer_gets_its_part_of_the_memory_only(run, scenario, out, capacity_kB, fits):
     # Tensor parallelism puts an expert's 98.3 kB on every node, in each of the model's two layers.
     capacity = f"hardware.die.memory_capacity_GB={capacity_kB * 1e-6}"
@@ -247,6 +250,7 @@ def test_strategy_that_does_not_fit_stays_in_the_table(run, scenario, out):
     assert "needs" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["router.switching=cut_through", "router.chunk_B=null", "ports.ejection_GB_per_s=5"])
 def test_every_kind_of_network_is_replayed(run, scenario, out, change):
     result = run("evaluate", scenario, "--set", f"hardware.{change}", "--out", out)
@@ -260,7 +264,7 @@ WAFERS = "{kind: wafers, wafer_shape: [1, 2], grid: [2, 1], die: {compute_TFLOPs
 WAFERS += "link: {bandwidth_GB_per_s: 10}, border: {bandwidth_GB_per_s: 2}, router: {chunk_B: 64}}"
 
 
-@pytest.mark.parametrize("change", ["hardware.routing=yx", f"hardware={WAFERS}"])
+@pytest.mark.parametrize("change", [pytest.param("hardware.routing=yx", marks=pytest.mark.slow), f"hardware={WAFERS}"])
 @pytest.mark.parametrize("verb", [pytest.param("tune", marks=pytest.mark.slow), "evaluate", "validate"])
 def test_every_mesh_is_tuned_for_judged_and_replayed(run, scenario, plan, out, verb, change):
     result = run(verb, scenario, "--plan", plan, "--set", change, "--out", out)
@@ -332,6 +336,7 @@ def test_module_runs_as_the_command():
     assert done.stdout.startswith("jaxmoe ")
 
 
+@pytest.mark.slow
 def test_whole_model_times_are_told_where_the_model_gives_what_they_need(run, scenario, out, configs):
     model = configs / "models" / "mixtral-8x7b.yaml"
     result = run("evaluate", scenario, "--set", f"model={model}", "--layers", "0,16", "--out", out)

@@ -107,7 +107,7 @@ def random_layer(seed: int, rule: str = "lowest_host", memory: bool = False):
     return model, method, skewed_batches(rng, LAYERS, BATCHES)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [RULES[0], *(pytest.param(rule, marks=pytest.mark.slow) for rule in RULES[1:])])
 @pytest.mark.parametrize("memory", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_broadcasting_nothing_is_the_static_placement(rule, memory):
     model, method, batches = random_layer(0, rule, memory)
@@ -150,7 +150,7 @@ def describe(model, rule: str) -> LayerDescription:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("memory", [False, True])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_model_is_borne_out(seed, memory, rule):
     model, method, batches = random_layer(seed, rule, memory)
     _, served = decided(method, model, batches)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmoe.relax import HardMax, HardSupport, SmoothMax, SoftSupport, geometric, sinkhorn
+from jaxmoe.relax import HardMax, HardSupport, SmoothMax, SoftSupport, geometric, largest, sinkhorn
 
 
 @pytest.fixture
@@ -62,6 +62,13 @@ def test_smooth_max_gradient_is_the_derivative_of_its_value(x64):
 def test_the_maximum_of_nothing_is_zero(reduction):
     assert float(reduction(jnp.zeros(0))) == 0
     np.testing.assert_array_equal(reduction(jnp.zeros((2, 0))), [0, 0])
+
+
+def test_the_derivative_of_the_largest_is_shared_by_equals_though_rounded_differently():
+    values = jnp.asarray([[1.0, 3.0, 2.0], [3.0, 3.0 * (1 - 1e-7), 1.0], [0.0, 0.0, 0.0]])
+    slopes = jax.vmap(jax.grad(largest))(values)
+    np.testing.assert_allclose(slopes, [[0, 1, 0], [0.5, 0.5, 0], [1 / 3] * 3], rtol=1e-6)
+    np.testing.assert_array_equal(largest(values), values.max(axis=1))
 
 
 def test_smooth_max_reduces_the_last_axis_only():
