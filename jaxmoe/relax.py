@@ -38,8 +38,8 @@ def largest(values: Float[Array, "*batch items"]) -> Float[Array, "*batch"]:
 def _largest_jvp(primals, tangents):
     (values,), (changes,) = primals, tangents
     found = largest(values)
-    alike = (values >= found[..., None] * (1 - 8 * jnp.finfo(values.dtype).eps)).astype(values.dtype)
-    return found, (alike * changes).sum(axis=-1) / jnp.maximum(alike.sum(axis=-1), 1)
+    alike = (values >= found[..., None] * (1 - 8 * jnp.finfo(values.dtype).eps)) | jnp.isnan(values)
+    return found, jnp.where(alike, changes, 0).sum(axis=-1) / jnp.maximum(alike.sum(axis=-1), 1)
 
 
 class AbstractReduction(eqx.Module):

@@ -27,13 +27,16 @@ from jaxmoe.network import (
     AbstractExchange,
     AbstractTimeModel,
     GatherExchange,
+    ReduceScatterExchange,
+    RingExchange,
     StageTime,
     Visits,
     decided_visits,
     replicated_visits,
     sharded_visits,
 )
-from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax, HardSupport
+from jaxmoe.placement.exchange import Gather
+from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax, HardSupport, largest
 from jaxmoe.traces.batches import Batch, merge_tokens, micro_batches, over_batches
 
 # One MoE layer on one machine: decisions are lowered to stages of demand, and these are priced.
@@ -42,8 +45,15 @@ from jaxmoe.traces.batches import Batch, merge_tokens, micro_batches, over_batch
 # machines: all numbers are arrays.
 
 
-BY_SLOT = ("lowest_host",)  # homes that go by the choice that a token's draw names
-BY_DRAW = ("random_host", "least_loaded", "token_home")  # homes that equal tokens do not share, so they stay apart
+SHARING = 4  # rows per token up to which merged batches pay, where they share the work of their rows
+
+
+class Merging(NamedTuple):
+    """When tokens of the same experts are alike; see `jaxmoe.traces.merge_tokens`."""
+
+    by_slot: bool = False
+    turns: int = 1
+    rows_per_token: int = 1
 
 
 class LayerModel(eqx.Module):
@@ -92,14 +102,23 @@ class LayerModel(eqx.Module):
     def merged(self, batches: Batch, num_experts: int, exchange: AbstractExchange | None = None) -> Batch:
         """Drawn batches with equal tokens merged, where placement and exchange treat equal tokens alike.
 
-        `exchange` defaults to the model's own; see `jaxmoe.traces.merge_tokens`.
+        `exchange` defaults to the model's own.
         """
-        exchange = self.exchange if exchange is None else exchange
-        home = exchange.description.home if isinstance(exchange, GatherExchange) else None
-        if self.mode != "sharded" or home in BY_DRAW or self.schedule.micro_batches > 1:
-            return batches
-        turns = len(corner_nodes(self.machine.topology)) if home == "corner_host" else 1
-        return merge_tokens(batches, num_experts, home in BY_SLOT, turns)
+        merging = self.merging(exchange, batches.weight.shape[1])
+        return batches if merging is None else merge_tokens(batches, num_experts, *merging)
+
+    def merging(self, exchange: AbstractExchange | None, count: int) -> Merging | None:
+        """How tokens of so many batches may be merged under an exchange, `None` where they have to stay apart."""
+        if self.mode != "sharded" or self.schedule.micro_batches > 1:
+            return None
+        match self.exchange if exchange is None else exchange:
+            case GatherExchange(description=Gather("lowest_host" | "fewest_hops" | "corner_host" as home, route)):
+                turns = len(corner_nodes(self.machine.topology)) if home == "corner_host" else 1
+                # Trees apply weights last, so batches share what comes before.
+                return Merging(home == "lowest_host", turns, 1 if route == "unicast" else min(SHARING, count))
+            case ReduceScatterExchange() | RingExchange():
+                return Merging()
+        return None
 
     def _parts(
         self, decisions: Decisions, batch: Batch, reduction: AbstractReduction, support: AbstractSupport
@@ -204,7 +223,7 @@ def evaluate(
     exchange: AbstractExchange | None = None,
     served: Int[Array, "layer batch token top_k"] | None = None,
 ) -> LayerTime:
-    """Exact times of a placement, on drawn or merged batches, leaves [layer, batch, ...].
+    """Exact times of a placement, on drawn batches, leaves [layer, batch, ...], or merged ones.
 
     Stages and totals are [layer, batch], busy times [layer, resource], means over batches. `served` is as in
     `Decisions`, for drawn batches.
@@ -249,7 +268,7 @@ class EvenPart(eqx.Module):
         moved = (self.weight_bytes + self.bytes_per_token * tokens) / nodes
         even = jnp.broadcast_to(tokens / nodes, (nodes,))
         seconds = even * self.flops_per_token / machine.die.flops
-        return roofline(machine, seconds, jnp.broadcast_to(moved, (nodes,)), jnp.zeros(nodes)).max()
+        return largest(roofline(machine, seconds, jnp.broadcast_to(moved, (nodes,)), jnp.zeros(nodes)))
 
 
 class BesideExperts(NamedTuple):

@@ -27,7 +27,7 @@ class Flows(eqx.Module):
 
     A `tree` (or `cross_tree`, along the other order of directions) is the union of the paths of a flow to its one
     destination; routers add up what they pass on, so a link carries one message of each flow. There `source` is 1
-    where a message starts, and the flow stands for `weight` such trees. Where a flow has several destinations,
+    where a message starts. A flow with a `weight` stands for so many alike. Where a flow has several destinations,
     `messages` says how many run from node to node, and so which paths are used. Flows of one `chain` wait for each
     other round by round, so their delays add up along all of it but the quickest step.
     """
@@ -102,7 +102,7 @@ class GatherExchange(AbstractExchange):
             return ((Flows(messages, visits.home, one),),)
         home = homes(rule, topology, visits)
         if route == "unicast":
-            return ((Flows(visits.visited * visits.weight[:, None], home, one),),)
+            return ((Flows(visits.visited, home, one, visits.weight),),)
         if route == "split_tree":
             return (tuple(Flows(visits.visited, home, one / 2, visits.weight, route=way) for way in BOTH_TREES),)
         return ((Flows(visits.visited, home, one, visits.weight, route=route),),)

@@ -235,9 +235,10 @@ def _sent(flows: Flows) -> tuple[Float[Array, "flow node"], Float[Array, ""]]:
 
     Loads are linear, so a size that all messages share is left for the end: it spares a pass over all flows.
     """
+    sent = flows.source if flows.weight is None else flows.source * flows.weight[:, None]
     if flows.vectors.ndim:
-        return flows.source * flows.vectors[:, None], jnp.ones((), flows.source.dtype)
-    return flows.source, flows.vectors
+        return sent * flows.vectors[:, None], jnp.ones((), sent.dtype)
+    return sent, flows.vectors
 
 
 def port_times(

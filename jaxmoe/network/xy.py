@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxmoe.relax import OneOf, as_weights, look_up
+from jaxmoe.relax import OneOf, as_weights, largest, look_up
 
 # Running sums by triangular products: several times faster than `jnp.cumsum` on CPUs.
 
@@ -197,4 +197,4 @@ def _line_maxima(
     start, stop, segment = np.ogrid[: up.shape[1] + 1, : up.shape[1] + 1, : up.shape[1]]
     going_up, going_down = (start <= segment) & (segment < stop), (stop <= segment) & (segment < start)
     values = jnp.where(going_up, up[:, None, None, :], 0) + jnp.where(going_down, down[:, None, None, :], 0)
-    return jnp.max(values, axis=-1, initial=0)
+    return largest(values)

@@ -25,7 +25,7 @@ def is_even(
     counts: Float[np.ndarray, "batch expert"],
     seconds_per_token: Float[np.ndarray, " node"],
 ) -> bool:
-    """Whether the slowest node takes hardly longer than if work were even: nothing is gained by dividing it anew."""
+    """Whether the slowest node takes a thousandth longer at most than if work were even."""
     slowest = ((counts @ share) * seconds_per_token).max(axis=1).mean()
     return bool(slowest <= counts.sum(axis=1).mean() / (1 / seconds_per_token).sum() * (1 + EVEN))
 

@@ -93,23 +93,31 @@ def micro_batches(batch: Batch, parts: int) -> Batch:
 
 
 Result = TypeVar("Result")  # an array, or a tree of arrays
+Given = TypeVar("Given")
 LARGEST_CHUNK = 2**22  # entries [token, node] of the batches that are computed at once
 
 
 def over_batches(function: Callable[[Batch], Result], batches: Batch, nodes: int = 1) -> Result:
-    """`vmap` of a function of one batch over the batches of a layer, [batch, ...]: drawn ones or merged ones.
+    """`vmap` of a function of one batch over the batches of a layer: drawn ones [batch, ...], or merged ones.
 
     Batches with many tokens for so many `nodes` go a few at a time, which takes less memory and no more time.
     """
     count, tokens = batches.weight.shape
-    at_once = max(LARGEST_CHUNK // (tokens * nodes), 1)
+    fitting = max(LARGEST_CHUNK // (tokens * nodes), 1)
+    at_once = max(part for part in range(1, min(fitting, count) + 1) if count % part == 0)
     if batches.experts.ndim > batches.weight.ndim:
-        return jax.vmap(function)(batches) if at_once >= count else jax.lax.map(function, batches, batch_size=at_once)
+        return _in_chunks(function, batches, count, at_once)
+    # Merged batches share their rows.
+    return _in_chunks(lambda weight: function(replace(batches, weight=weight)), batches.weight, count, at_once)
 
-    def merged(weight: Array) -> Result:  # all batches share their rows
-        return function(replace(batches, weight=weight))
 
-    return jax.vmap(merged)(batches.weight)
+def _in_chunks(function: Callable[[Given], Result], given: Given, count: int, at_once: int) -> Result:
+    """`vmap` over the leading axis, a part of it at a time. `lax.map` in batches does not take empty results."""
+    if at_once == count:
+        return jax.vmap(function)(given)
+    chunks = jax.tree.map(lambda leaf: leaf.reshape(count // at_once, at_once, *leaf.shape[1:]), given)
+    mapped = jax.lax.map(jax.vmap(function), chunks)
+    return jax.tree.map(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), mapped)
 
 
 def sample_batches(trace: GatingTrace, tokens: int, batches: int, seed: int, consecutive: bool = False) -> Batch:
@@ -159,24 +167,25 @@ def _picked_batches(trace: GatingTrace, picked: np.ndarray, rng: np.random.Gener
     )
 
 
-ROWS_PER_TOKEN = 4  # merged batches share the work of their rows, so these may be more than the tokens of one
-
-
-def merge_tokens(batches: Batch, num_experts: int, by_slot: bool = True, turns: int = 1) -> Batch:
+def merge_tokens(
+    batches: Batch, num_experts: int, by_slot: bool = True, turns: int = 1, rows_per_token: int = 1
+) -> Batch:
     """The same batches with equal tokens merged, where there are few kinds of token; else as they are.
 
     With few experts there are few kinds: 8 experts of which 2 are chosen make 28 choices. Where it matters which
     choice a token's draw names (`by_slot`), these are 56; where the token's place in its batch matters, modulo `turns`,
     there are as many times more, and the row of a kind has that place too. Merged, all batches of a layer share their
     rows [layer, row, top_k] and differ in weight [layer, batch, row] alone, so that what does not depend on the weight
-    is worked out once for all of them. What a draw says beyond the slot is lost: merged batches are for sharded
-    placements, and for exchanges that go by slot and place alone.
+    is worked out once for all of them. There may be so many rows for each token of a batch. What a draw says beyond the
+    slot is lost: merged batches are for sharded placements, and for exchanges that go by slot and place alone.
     """
+    if batches.experts.ndim == batches.weight.ndim:
+        return batches  # they are merged already
     layers, count, tokens, top_k = batches.experts.shape
     experts = np.asarray(batches.experts)
     slots = top_k if by_slot else 1
     size = math.comb(num_experts, top_k) * slots * turns
-    if size > ROWS_PER_TOKEN * tokens or num_experts**top_k >= 2**62 or (experts < 0).any():
+    if size > rows_per_token * tokens or num_experts**top_k >= 2**62 or (experts < 0).any():
         return batches
     kinds = np.array(list(itertools.combinations(range(num_experts), top_k)))
     # A choice as one number: its experts as digits, the highest first. Combinations come in that very order.

@@ -189,7 +189,7 @@ def _objective(
 def descend(
     land: Landscape, state: Descent, batches: Batch, schedule: Annealed
 ) -> tuple[Descent, Float[Array, "step layer restart"]]:
-    """One segment of descent; leaves of `batches` are [step, layer, batch, ...]. Returns the objective, s."""
+    """One segment of descent on `batches` as `segment_batches` has them. Returns the objective, s."""
 
     def update(plan, optimiser, frequency, batches, now):
         value, gradient = jax.value_and_grad(_objective)(plan, land, frequency, batches, now)
@@ -216,7 +216,7 @@ def schedule(first: int, steps: int, ends: dict[str, tuple[float, float]]) -> An
 
 
 def segment_batches(problem: PlacementProblem, batches_per_step: int, seed: int, tokens: int | None = None) -> Batch:
-    """Fresh batches for one segment, leaves [step, layer, batch, ...], or [step, layer, row, ...] of merged ones.
+    """Fresh batches for one segment, leaves [step, layer, batch, ...]; merged ones share rows [step, layer, row, ...].
 
     Of large batches the first so many `tokens` stand for all.
     """

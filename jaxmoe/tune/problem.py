@@ -16,7 +16,7 @@ from jaxmoe.network import AbstractExchange, GatherExchange, ReduceScatterExchan
 from jaxmoe.placement import PlanError
 from jaxmoe.placement.exchange import ALONE, ExchangeError, exchange_of
 from jaxmoe.placement.strategies import complete_hybrids
-from jaxmoe.traces import Batch, GatingTrace, sample_batches
+from jaxmoe.traces import Batch, GatingTrace, expert_counts, sample_batches
 from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS
 
 BRIM = 1 + 1e-5  # shares are float32: a node filled to the brim may seem overfull by so much
@@ -76,8 +76,11 @@ class PlacementProblem:
         Experts that the trace never chose count as chosen a tenth of a time: they need a place too.
         """
         experts = self.trace.num_experts
-        chosen = np.moveaxis(self.trace.experts, 1, 0) if self.batches is None else np.asarray(self.batches.experts)
-        count = np.stack([np.bincount(layer[layer >= 0].ravel(), minlength=experts) for layer in chosen])
+        if self.batches is None:
+            chosen = np.moveaxis(self.trace.experts, 1, 0)
+            count = np.stack([np.bincount(layer[layer >= 0].ravel(), minlength=experts) for layer in chosen])
+        else:
+            count = expert_counts(self.batches, experts).sum(axis=1)
         smoothed = np.maximum(count, 0.1)
         return smoothed / smoothed.sum(axis=1, keepdims=True)
 
@@ -101,6 +104,8 @@ class PlacementProblem:
         """So many fresh batches, leaves [layer, batch, ...]; given ones come round and round."""
         if self.batches is not None:
             order = np.arange(batches) % self.batches.weight.shape[1]
+            if self.batches.experts.ndim == self.batches.weight.ndim:  # merged ones share their rows
+                return replace(self.batches, weight=self.batches.weight[:, order])
             return jax.tree.map(lambda leaf: leaf[:, order], self.batches)
         return sample_batches(self.trace, self.batch_tokens, batches, seed, self.consecutive)
 

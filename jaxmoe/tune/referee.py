@@ -48,8 +48,8 @@ SELECTION_BATCHES = (8, 256)  # but at least and at most so many
 MANY_NODES = 64  # above this not all complete hybrids are tried under every exchange, to save time
 HYBRIDS_TRIED = 2  # so many are: those that are fastest on
 LOOK_BATCHES = 2  # so many batches
-REBALANCE_BATCHES = 128
-LEAST_BATCHES = 4
+REBALANCE_BATCHES = 128  # over which work is divided anew, or as many as the linear programme may have
+LEAST_BATCHES = 4  # over fewer, work is not divided anew
 REBALANCE_ENTRIES = 2**16  # of the linear programme; larger ones take minutes
 
 
@@ -71,7 +71,11 @@ class Referee:
         source = np.random.default_rng([self.seed, 1])
         self.seeds = iter(lambda: int(source.integers(2**62)), None)
         affordable = SELECTION_ENTRIES // (self.problem.batch_tokens * self.problem.num_nodes)
-        self.selection = self.problem.draw(int(np.clip(affordable, *SELECTION_BATCHES)), next(self.seeds))
+        count = int(np.clip(affordable, *SELECTION_BATCHES))
+        # With many nodes compiling takes longer than scoring, so all batches go as many at a time as in a look.
+        self._at_once = LOOK_BATCHES if self.problem.num_nodes > MANY_NODES else count
+        self.selection = self.problem.draw(count // self._at_once * self._at_once, next(self.seeds))
+        self._merged: dict[tuple, Batch] = {}
         self.search = local_search.search_of(self.problem)
 
     @contextmanager
@@ -103,14 +107,19 @@ class Referee:
     ) -> tuple[Scores, Float[np.ndarray, "layer candidate batch"]]:
         """Objective and the times of the selection batches, or the first so many of them, s."""
         count = self.selection.weight.shape[1] if batches is None else batches
-        # With many nodes it takes longer to compile than to score: all batches a look's number at a time.
-        at_once = LOOK_BATCHES if self.problem.num_nodes > MANY_NODES else count
-        spans = [slice(first, first + at_once) for first in range(0, count, at_once)]
-        drawn = [self.problem.merged(_part(self.selection, span), exchange) for span in spans]
+        drawn = [self._selected(first, exchange) for first in range(0, count, self._at_once)]
         shares = [jnp.asarray(share) for share in np.moveaxis(plans, 1, 0).astype(np.float32)]
         scored = [[local_search.seconds_of_all(search, share, part, exchange) for part in drawn] for share in shares]
         seconds = np.stack([np.concatenate(of_one, axis=1, dtype=float) for of_one in scored], axis=1)
         return np.asarray(objective(jnp.asarray(seconds), self.problem.p95_weight), float), seconds
+
+    def _selected(self, first: int, exchange: AbstractExchange | None) -> Batch:
+        """Some selection batches from the first on, merged where that pays under the exchange."""
+        key = first, self.problem.model.merging(exchange, self._at_once)
+        if key not in self._merged:
+            part = jax.tree.map(lambda leaf: leaf[:, first : first + self._at_once], self.selection)
+            self._merged[key] = self.problem.merged(part, exchange)
+        return self._merged[key]
 
     def under_best(self, plan: Plan, exchanges: Mapping[str, AbstractExchange], batches: int | None = None) -> Ranked:
         """The plan with the best of these exchanges in every layer, on all selection batches or the first so many."""
@@ -186,10 +195,10 @@ class Referee:
 
         def divided(layer: int, candidate: int) -> None:
             plan, some = plans[layer, candidate], counts[layer, : self._affordable(plans[layer, candidate])]
-            if len(some) >= LEAST_BATCHES and not is_even(plan, some, seconds):
+            if len(some) >= LEAST_BATCHES and not is_even(plan, some, seconds) and not self.stop.reason:
                 balanced[layer, candidate] = rebalance(plan > 0, some, seconds, self._divisible(room))
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # the solver runs outside Python's lock
+        with ThreadPoolExecutor(_cores()) as pool:  # the solver runs outside Python's lock
             every = list(itertools.product(range(plans.shape[0]), range(plans.shape[1])))
             for done, _ in enumerate(pool.map(divided, *zip(*every, strict=True)), start=1):
                 self.progress("rebalance", done, len(every))
@@ -237,6 +246,6 @@ class Referee:
         )
 
 
-def _part(batches: Batch, span: slice) -> Batch:
-    """Some of drawn batches, leaves [layer, batch, ...]."""
-    return jax.tree.map(lambda leaf: leaf[:, span], batches)
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -30,7 +30,7 @@ def test_visits_and_messages_equal_the_loops(mode, rule):
         assert set(np.flatnonzero(visits.visited[token])) == reached
     ((flows,),) = build_exchange(rule, machine.topology)(machine.topology, visits)
     expected = oracle.gather_messages(machine, share, tokens, mode, rule)
-    np.testing.assert_allclose(flows.source.T @ flows.parts(), expected, rtol=1e-6)
+    np.testing.assert_allclose(flows.traffic(jnp.asarray(1.0)), expected, rtol=1e-6)
 
 
 def test_every_token_is_served_once_per_expert_even_on_the_edge_of_a_slice():

@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 from oracles import cases
 
+import jaxmoe.traces.batches as batches_module
+from jaxmoe.latency import evaluate
 from jaxmoe.traces import (
     Batch,
     GatingTrace,
     TraceError,
     expert_counts,
     merge_tokens,
+    over_batches,
     sample_batches,
     successive_batches,
     synthetic_trace,
@@ -138,6 +141,20 @@ def test_merged_batches_take_exactly_as_long(few_experts, rule):
     np.testing.assert_allclose(other.combine_link_time, one.combine_link_time, rtol=1e-5, atol=1e-12)
 
 
+@pytest.mark.parametrize("shape", [(1, 3), (3, 3)])
+def test_tokens_merged_by_corner_take_exactly_as_long(few_experts, shape):
+    rng = np.random.default_rng(3)
+    nodes = shape[0] * shape[1]
+    model = cases.layer_model(cases.random_machine(rng, shape, ports=True), rule="corner_host_tree")
+    share = np.stack([cases.random_share(rng, 5, nodes) for _ in range(LAYERS)]).astype(np.float32)
+    merged = model.merged(few_experts, 5)
+    assert merged.experts.shape == (LAYERS, 10 * min(nodes - 1, 4), 2)  # ten kinds, two or four corners
+    apart, together = (evaluate(model, jnp.asarray(share), given) for given in (few_experts, merged))
+    np.testing.assert_allclose(together.total, apart.total, rtol=1e-5)
+    for stage in ("dispatch", "combine"):
+        np.testing.assert_allclose(together.busy[stage]["link"], apart.busy[stage]["link"], rtol=1e-5, atol=1e-12)
+
+
 def test_merging_keeps_every_count(few_experts):
     merged = merge_tokens(few_experts, 5)
     chosen = np.asarray(few_experts.choices(5)).sum(axis=2)  # [layer, batch, expert]
@@ -150,17 +167,40 @@ def test_merging_keeps_every_count(few_experts):
 
 
 def test_batches_are_merged_only_where_there_are_few_kinds_of_token():
-    # 4 experts of which 2 are chosen make 6 choices, 12 with the gather slot: as many as four times three tokens.
+    # 4 experts of which 2 are chosen make 6 choices, 12 with the gather slot.
     trace = synthetic_trace(100, [0], 4, 2, skew=0.5, coactivation=0.0, reuse=0.0, seed=0)
-    too_few, enough = (sample_batches(trace, tokens, 3, seed=0) for tokens in (2, 3))
+    too_few, enough = (sample_batches(trace, tokens, 3, seed=0) for tokens in (11, 12))
     assert merge_tokens(too_few, 4) is too_few
     assert merge_tokens(enough, 4).experts.shape == (1, 12, 2)
     assert merge_tokens(too_few, 4, by_slot=False).experts.shape == (1, 6, 2)
+    assert merge_tokens(too_few, 4, rows_per_token=2).experts.shape == (1, 12, 2)
+
+
+def test_merged_batches_stay_as_they_are(few_experts):
+    merged = merge_tokens(few_experts, 5)
+    assert merge_tokens(merged, 5) is merged
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 5])
+def test_batches_go_a_few_at_a_time_where_they_are_large(few_experts, at_once, monkeypatch):
+    layer = jax.tree.map(lambda leaf: leaf[0], few_experts)  # 6 batches of 32 tokens
+    merged = jax.tree.map(lambda leaf: leaf[0], merge_tokens(few_experts, 5))
+
+    def measured(batch: Batch) -> tuple[jax.Array, jax.Array]:
+        return batch.weight @ batch.choices(5), jnp.zeros(0)  # such as ports that are not there
+
+    for given in (layer, merged):
+        whole = over_batches(measured, given)
+        monkeypatch.setattr(batches_module, "LARGEST_CHUNK", at_once * given.weight.shape[1])
+        parts = over_batches(measured, given)
+        monkeypatch.undo()
+        np.testing.assert_allclose(parts[0], whole[0])
+        assert parts[1].shape == whole[1].shape == (6, 0)
 
 
 def test_merged_rows_keep_the_place_of_their_tokens_in_the_batch(few_experts):
     turns = 4
-    merged = merge_tokens(few_experts, 5, by_slot=False, turns=turns)
+    merged = merge_tokens(few_experts, 5, by_slot=False, turns=turns, rows_per_token=2)
     assert merged.experts.shape == (LAYERS, 10 * turns, 2)
     sets = np.sort(np.asarray(few_experts.experts), axis=-1)  # [layer, batch, token, top_k]
     for row, kind in enumerate(np.asarray(merged.experts[0])):

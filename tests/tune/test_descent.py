@@ -27,8 +27,8 @@ def test_annealed_values_run_from_end_to_end_over_all_segments():
     np.testing.assert_allclose(descent.schedule(75, 50, ends).temperature, 0.01, rtol=1e-5)
 
 
-def under(name: str) -> PlacementProblem:
-    problem = small_problem()
+def under(name: str, tokens: int = TOKENS) -> PlacementProblem:
+    problem = small_problem(tokens=tokens)
     return problem.under(build_exchange(name, problem.model.machine.topology))
 
 
@@ -42,9 +42,9 @@ def test_every_step_has_its_own_batches_of_the_problem():
     assert not np.array_equal(batches.experts[0], batches.experts[1])
 
 
-@pytest.mark.parametrize("name", ["lowest_host", "corner_host_split_tree"])
+@pytest.mark.parametrize("name", ["lowest_host", "fewest_hops", "corner_host", "corner_host_split_tree"])
 def test_merged_batches_descend_alike(name):
-    problem = under(name)
+    problem = under(name, tokens=64)
     merged = descent.segment_batches(problem, 2, seed=7)
     apart = descent._by_step(problem.draw(2 * descent.SEGMENT, 7))
     assert merged.weight.shape[:3] == (descent.SEGMENT, LAYERS, 2)

@@ -155,6 +155,7 @@ def test_a_complete_hybrid_is_found_and_improved_where_it_is_best(monkeypatch):
     assert (result.cost <= best * 1.02).all()
 
 
+@pytest.mark.slow
 def test_where_memory_limits_nothing_is_slower_than_expert_parallelism():
     problem = small_problem(exchanges=())
     memory = node_memory(jnp.full(problem.num_nodes, 2e10))

@@ -41,7 +41,9 @@ def max_over_mean(times: LayerTime) -> float:
     return float(times.compute.mean() / times.node_time.mean())
 
 
-@pytest.mark.parametrize("memory_bandwidth", [None, 3e12], ids=["compute", "memory"])
+@pytest.mark.parametrize(
+    "memory_bandwidth", [None, pytest.param(3e12, marks=pytest.mark.slow)], ids=["compute", "memory"]
+)
 def test_tuned_replicas_of_real_loads_are_as_balanced_as_those_by_load(shared, monkeypatch, memory_bandwidth):
     monkeypatch.setattr(referee, "SELECTION_BATCHES", (32, 32))
     problem = real_problem(shared, memory_bandwidth)

@@ -236,3 +236,29 @@ def even_problem(**machine) -> PlacementProblem:
     alike = [jnp.full_like(number, number.mean()) for number in numbers]
     where = lambda model: (model.machine.die.flops, model.machine.topology.link_bandwidth)  # noqa: E731
     return dataclasses.replace(problem, model=eqx.tree_at(where, problem.model, alike))
+
+
+def test_batches_scored_a_few_at_a_time_score_the_same(monkeypatch):
+    problem = small_problem(p95_weight=0.5)
+    plans = expert_parallel_random(LAYERS, problem.trace.num_experts, problem.num_nodes, 0)[:, None].astype(float)
+    together = Referee(problem, 0, StopSwitch()).score(plans)
+    monkeypatch.setattr(referee, "MANY_NODES", 1)
+    np.testing.assert_allclose(Referee(problem, 0, StopSwitch()).score(plans), together, rtol=1e-5)
+
+
+def test_uneven_work_is_divided_anew_and_even_work_is_not(monkeypatch):
+    run, asked = Referee(even_problem(), 0, StopSwitch()), []
+
+    def divided(support, *given):
+        asked.append(support)
+        raise PlanError("too many experts")
+
+    monkeypatch.setattr(referee, "rebalance", divided)
+    even = np.full((LAYERS, 1, run.problem.trace.num_experts, run.problem.num_nodes), 1 / run.problem.num_nodes)
+    kept, _ = run.rebalance(even, run.score(even))
+    np.testing.assert_array_equal(kept, even)
+    assert asked == []
+    uneven = np.zeros_like(even)
+    uneven[..., 0] = 1
+    with pytest.raises(PlanError, match="too many experts"):
+        run.rebalance(uneven, run.score(uneven))
