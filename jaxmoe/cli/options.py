@@ -181,4 +181,15 @@ Process = Annotated[
     ),
 ]
 Tokens = Annotated[int, typer.Option("--tokens", metavar="N", min=1, help="The number of tokens to draw.")]
+StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="The study, a YAML file.", show_default=False)]
+Memory = Annotated[
+    float | None,
+    typer.Option(
+        "--memory",
+        metavar="GB",
+        min=1e-6,
+        help="What the points that are evaluated at once may take; by default a quarter of the memory.",
+        show_default=False,
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]
