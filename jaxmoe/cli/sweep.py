@@ -56,11 +56,11 @@ def _print_sweep(study: Study, sweep: Sweep) -> None:
     """How it went, and the best point by the first metric."""
     first = study.config.metrics[0]
     table = Table(title=escape(f"{study.config.name}: {len(sweep.points)} points"))
-    for column in ("computed now", "groups", "compiled", "of these for memory", "points/s"):
+    for column in ("computed now", "groups", "compiled", "of these too large", "points/s"):
         table.add_column(column, justify="right")
     table.add_column(f"best by {first}")
     rate = f"{sweep.computed / sweep.seconds:.0f}" if sweep.computed else "-"
-    counts = (sweep.computed, sweep.groups, sweep.compiles, sweep.probes)
+    counts = (sweep.computed, sweep.groups, sweep.compiles, sweep.too_large)
     table.add_row(*map(str, counts), rate, _told(study, sweep, first))
     print_table(table)
 
@@ -88,7 +88,7 @@ def _summary(study: Study, sweep: Sweep) -> dict[str, Any]:
         "computed": sweep.computed,
         "groups": sweep.groups,
         "compiles": sweep.compiles,
-        "probes": sweep.probes,
+        "compiles_too_large": sweep.too_large,
         "devices": sweep.devices,
         "wall_s": {"setup": sweep.setup_s, "evaluate": sweep.seconds},
         "best": {name: sweep.best(name) for name in study.config.metrics},

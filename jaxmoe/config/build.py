@@ -197,7 +197,8 @@ def _mesh(hardware: MeshConfig) -> Mesh:
     x, y = hardware.mesh_shape
     index = {(int(a), int(b)): i for i, (a, b) in enumerate(link_ends((x, y)))}
     bandwidth, latency = (jnp.full(len(index), number, jnp.float32) for number in _numbers(hardware.link))
-    own_bandwidth, own_latency = {}, {}
+    own_bandwidth: dict[int, Number] = {}
+    own_latency: dict[int, Number] = {}
     for link in hardware.links:
         at = index[link.source[0] * y + link.source[1], link.destination[0] * y + link.destination[1]]
         if link.bandwidth_GB_per_s is not None:

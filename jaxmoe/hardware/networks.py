@@ -234,8 +234,8 @@ def _uniform(
     nodes: int, ends: list[tuple[int, int]], bandwidth: Number, latency: Number, positions, routes=None
 ) -> Graph:
     """A graph whose links are all alike."""
-    alike = (jnp.full(len(ends), number, jnp.float32) for number in (bandwidth, latency))
-    return build_graph(nodes, ends, *alike, positions, routes)
+    rates, delays = (jnp.full(len(ends), number, jnp.float32) for number in (bandwidth, latency))
+    return build_graph(nodes, ends, rates, delays, positions, routes)
 
 
 def _either(first: Bool[np.ndarray, " link"], one: Number, other: Number) -> Float[Array, " link"]:

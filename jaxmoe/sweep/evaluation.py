@@ -17,8 +17,7 @@ from jaxmoe.sweep.groups import Group, Setting
 from jaxmoe.sweep.metrics import METRICS, busy_by_kind
 from jaxmoe.traces import Batch
 
-PROBE = 16  # points that a first compilation has, to ask how much memory they take
-MOST = 1024  # points of a chunk: as many as are lost at most when a sweep is killed
+MOST = 2048  # points of a chunk: as many as are lost at most when a sweep is killed
 PART_OF_MEMORY = 0.25  # of the machine's, where no limit is given
 
 
@@ -34,14 +33,15 @@ class Given(NamedTuple):
 class Measured(NamedTuple):
     """Metrics in the order of `METRICS`, and which resource is busiest: an index into all kinds in turn."""
 
-    metrics: Float[Array, "*point metric"]
-    busiest: Int[Array, "*point"]
+    metrics: Float[Array | np.ndarray, "*point metric"]
+    busiest: Int[Array | np.ndarray, "*point"]
 
 
 def given(group: Group) -> Given:
     """The arguments of a group."""
     setting, strategy = group.setting, group.strategy
-    assert setting is not None and strategy is not None
+    assert setting is not None
+    assert strategy is not None
     inputs = setting.inputs
     share = jnp.asarray(strategy.placement.share)
     return Given(inputs.model, share, setting.batches, inputs.exchange(group.exchange))
@@ -77,14 +77,14 @@ Compiled = Callable[..., Any]
 class Engine:
     """Compiles and evaluates. Groups of one setting, exchange and shape share what is compiled.
 
-    `memory_bytes` is what a chunk may take in all. `compiles` counts compilations, `probes` those of them that only
-    told how much memory a chunk takes.
+    `memory_bytes` is what a chunk may take in all. `compiles` counts compilations, `too_large` those of them whose
+    chunks would have taken more.
     """
 
     memory_bytes: float = 0.0
     most: int = MOST
     compiles: int = 0
-    probes: int = 0
+    too_large: int = 0
     _compiled: dict[tuple, tuple[Compiled, int]] = field(default_factory=dict)
     _setting: Setting | None = None
 
@@ -96,12 +96,12 @@ class Engine:
         if not self.memory_bytes:
             self.memory_bytes = PART_OF_MEMORY * _memory()
 
-    def chunks(self, group: Group, points: int | None = None) -> Iterator[tuple[slice, Measured]]:
-        """Which points of a group, and their metrics in NumPy. `points` is how many the largest such group has."""
+    def chunks(self, group: Group) -> Iterator[tuple[slice, Measured]]:
+        """Which points of a group, and their metrics in NumPy."""
         setting, common, numbers = group.setting, given(group), group.numbers.astype(np.float32)
         assert setting is not None
         common = jax.device_put(common, self._same)
-        function, size = self._function(setting, group, common, max(len(numbers), points or 0))
+        function, size = self._function(setting, group, common)
         for start in range(0, len(numbers), size):
             rows = numbers[start : start + size]
             padded = np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), axis=0)])
@@ -109,7 +109,7 @@ class Engine:
             part = slice(start, start + len(rows))
             yield part, Measured(*(np.asarray(leaf)[: len(rows)] for leaf in measured))
 
-    def _function(self, setting: Setting, group: Group, common: Given, points: int) -> tuple[Compiled, int]:
+    def _function(self, setting: Setting, group: Group, common: Given) -> tuple[Compiled, int]:
         """What evaluates a chunk, and the points of one."""
         if setting is not self._setting:
             self._compiled.clear()  # points come setting by setting
@@ -117,25 +117,28 @@ class Engine:
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(common))
         key = (group.exchange, shapes)
         if key not in self._compiled:
-            self._compiled[key] = self._compile_to_fit(setting, common, points)
+            self._compiled[key] = self._compile_to_fit(setting, common, len(group.points))
         return self._compiled[key]
 
     def _compile_to_fit(self, setting: Setting, common: Given, points: int) -> tuple[Compiled, int]:
-        """Compile for a few points, ask what memory these take, then for as many as the limit allows."""
-        wanted = self._even(min(points, self.most))
-        size = min(self._even(PROBE), wanted)
-        compiled, taken = self._compile(setting, common, size)
-        # All memory counted as that of points: fixed parts make this an upper bound, which the limit is kept with.
-        fitting = int(size * self.memory_bytes / taken)
-        if size == wanted or fitting < 2 * size:
-            return compiled, size
-        self.probes += 1
-        size = self._even(min(wanted, fitting), up=fitting >= wanted)
-        return self._compile(setting, common, size)[0], size
+        """Compile for a chunk and ask what memory it takes; where that is too much, for as many as the limit allows.
 
-    def _even(self, points: int, up: bool = True) -> int:
+        What even the least chunk takes is taken.
+        """
+        parts = -(-points // self.most)
+        size = self._even(-(-points // parts))
+        compiled, taken = self._compile(setting, common, size)
+        while taken > self.memory_bytes and size > self.devices:
+            self.too_large += 1
+            # Memory grows with points but for a fixed part, so this may have to be done again.
+            fitting = int(size * self.memory_bytes / taken) // self.devices
+            size = max(min(fitting, size // self.devices - 1), 1) * self.devices
+            compiled, taken = self._compile(setting, common, size)
+        return compiled, size
+
+    def _even(self, points: int) -> int:
         """The next number of points that all devices share evenly."""
-        return max((points + (self.devices - 1) * up) // self.devices, 1) * self.devices
+        return -(-points // self.devices) * self.devices
 
     def _compile(self, setting: Setting, common: Given, points: int) -> tuple[Compiled, float]:
         """A function of numbers [point, key] and what is given, and the bytes that it takes on all devices."""
@@ -147,7 +150,7 @@ class Engine:
         jitted = jax.jit(chunk, in_shardings=(self._spread, self._same), out_shardings=self._spread)
         compiled = jitted.lower(shape, common).compile()
         self.compiles += 1
-        sizes = compiled.memory_analysis()
+        sizes: Any = compiled.memory_analysis()
         taken = sizes.temp_size_in_bytes + sizes.argument_size_in_bytes + sizes.output_size_in_bytes
         return compiled, float(taken * self.devices)
 

@@ -88,7 +88,7 @@ class Expression:
             case ast.Name() | ast.Attribute():
                 return values[_dotted(node, self.text)]
             case ast.Subscript(value=inner, slice=ast.Constant(value=index)):
-                return self._value(inner, values)[index]  # type: ignore[index]
+                return self._value(inner, values)[index]
             case ast.BinOp(op=op, left=left, right=right):
                 return _applied(op, self._value(left, values), self._value(right, values))
             case ast.UnaryOp(op=op, operand=operand):

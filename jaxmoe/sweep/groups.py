@@ -187,7 +187,9 @@ def _tried(scenario: Scenario, keys: tuple[str, ...], layers: str | None) -> Set
     """The setting, `None` where it depends on these keys. Raises `InputError` where there is none at all."""
     if not keys:
         inputs = inputs_of(scenario, layers=layers)
-        return _with_drawn(inputs, inputs.model, (), {s.name: s for s in standard_strategies(inputs)})
+        strategies = {strategy.name: strategy for strategy in standard_strategies(inputs)}
+        nothing = (False,) * len(jax.tree.leaves(inputs.model))
+        return Setting(inputs, inputs.evaluation_batches, strategies, (), nothing)
     kept: list[tuple[Inputs, dict[str, Strategy]]] = []
 
     def draw(numbers: Numbers) -> Float[Array, ""]:
@@ -209,22 +211,11 @@ def _tried(scenario: Scenario, keys: tuple[str, ...], layers: str | None) -> Set
     drawn = jax.tree.leaves((inputs.evaluation_batches, [s.placement.share for s in strategies.values()]))
     if any(map(_is_traced, drawn)):
         return None
-    return _with_drawn(inputs, build_layer_model(scenario, "sharded"), keys, strategies, scenario)
-
-
-def _with_drawn(
-    inputs: Inputs,
-    model: LayerModel,
-    keys: tuple[str, ...],
-    strategies: dict[str, Strategy],
-    scenario: Scenario | None = None,
-) -> Setting:
-    """The setting of what was drawn, without a trace of how its numbers were found."""
     traced = tuple(map(_is_traced, jax.tree.leaves(inputs.model)))
     batches = inputs.evaluation_batches
-    return Setting(
-        replace(inputs, scenario=scenario or inputs.scenario, model=model), batches, strategies, keys, traced
-    )
+    # From here on without a trace of how the numbers were found.
+    inputs = replace(inputs, scenario=scenario, model=build_layer_model(scenario, "sharded"))
+    return Setting(inputs, batches, strategies, keys, traced)
 
 
 def _is_traced(leaf: Any) -> bool:

@@ -87,10 +87,10 @@ class Space:
         for values in self._combined():
             view = _View(self, dict(values))
             for key, expression in self.derived.items():
-                view.values[key] = _rounded(expression(view), self._whole.get(key, False))
+                view.known[key] = _rounded(expression(view), self._whole.get(key, False))
             if all(bool(condition(view)) for condition in self.conditions):
                 given = {key: self.study.config.set.get(key, default) for key, default in DEFAULTS.items()}
-                point = Point(given | view.values)
+                point = Point(given | view.known)
                 found.setdefault(point.hash, point)
         if not found:
             told = "; ".join(condition.text for condition in self.conditions)
@@ -185,16 +185,16 @@ class _View(Mapping[str, Any]):
     """Values of a point, and behind them those of its scenario."""
 
     def __init__(self, space: Space, values: Values) -> None:
-        self.space, self.values = space, values
+        self.space, self.known = space, values
 
     def __getitem__(self, key: str) -> Any:
-        return self.values[key] if key in self.values else self.space.outside(self.values, key)
+        return self.known[key] if key in self.known else self.space.outside(self.known, key)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.values)
+        return iter(self.known)
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.known)
 
 
 def is_parameter(key: str) -> bool:

@@ -25,7 +25,7 @@ class Sweep:
     computed: int  # points of this run
     groups: int
     compiles: int
-    probes: int  # compilations among them that only told how much memory a chunk takes
+    too_large: int  # compilations among them whose chunks would have taken too much memory
     devices: int
     seconds: float  # in which points were evaluated, compilation included
     setup_s: float
@@ -67,7 +67,7 @@ def run_sweep(study: Study, folder: Path, progress: Progress, memory_bytes: floa
         computed=len(missing),
         groups=len(groups),
         compiles=engine.compiles,
-        probes=engine.probes,
+        too_large=engine.too_large,
         devices=engine.devices,
         seconds=time.perf_counter() - start,
         setup_s=setup_s,
