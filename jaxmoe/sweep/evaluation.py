@@ -82,7 +82,7 @@ class Engine:
     """
 
     memory_bytes: float = 0.0
-    most: int = MOST
+    most: int = field(default_factory=lambda: MOST)
     compiles: int = 0
     too_large: int = 0
     _compiled: dict[tuple, tuple[Compiled, int]] = field(default_factory=dict)

@@ -6,6 +6,7 @@ as a size, as a seed or to decide something fails at once, and the key then defi
 """
 
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxmoe.config import Scenario, Section, build_layer_model
+from jaxmoe.config import ConfigError, Scenario, Section, build_layer_model
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.strategies import Strategy, standard_strategies
@@ -53,13 +54,15 @@ class Group:
     setting: Setting | None = None
     strategy: Strategy | None = None
     reason: str = ""
+    invalid: bool = False  # whether no scenario may have such values
 
     @property
     def numbers(self) -> Float[np.ndarray, "point key"]:
         """The numbers of every point, as the scenario has them."""
         assert self.setting is not None
         keys = self.setting.keys
-        return np.array([[point.values[key] for key in keys] for point in self.points], float).reshape(-1, len(keys))
+        rows = [[point.values[key] for key in keys] for point in self.points]
+        return np.array(rows, float).reshape(len(rows), len(keys))
 
     @property
     def exchange(self) -> str:
@@ -129,14 +132,30 @@ def groups_of(space: Space, points: Sequence[Point], report: Callable[[int, int]
         groups.append(_group(members, settings[structure]))
         done += len(members)
         report(done, len(points))
+    _check_values(space, groups)
+    return groups
+
+
+def _check_values(space: Space, groups: list[Group]) -> None:
+    """Raise `SweepError` where a value of an axis does in no point, or no point can be set up at all."""
     if all(group.setting is None for group in groups):
         raise SweepError(groups[0].reason)
-    return groups
+    for key in space.study.config.axes:
+        valid = {_text(group, key) for group in groups if not group.invalid}
+        for group in groups:
+            if group.invalid and _text(group, key) not in valid:
+                raise SweepError(group.reason)
+
+
+def _text(group: Group, key: str) -> str:
+    """What all points of a group have at a key that is no number of theirs; of numbers, nothing."""
+    value = group.points[0].values.get(key)
+    return "" if is_number(value) else json.dumps(value)
 
 
 def _group(points: list[Point], setting: Setting | InputError) -> Group:
     if isinstance(setting, InputError):
-        return Group(points, reason=str(setting))
+        return Group(points, reason=str(setting), invalid=isinstance(setting, ConfigError))
     values = points[0].values
     strategy = setting.strategies[values["strategy"]]
     if values["exchange"] != OWN:
@@ -202,8 +221,9 @@ def _tried(scenario: Scenario, keys: tuple[str, ...], layers: str | None) -> Set
     values = jnp.asarray([number_at(scenario, key) for key in keys], jnp.float32)
     # `vmap` traces what depends on the numbers and nothing else: all the rest is computed here and now.
     try:
-        jax.vmap(draw)(jnp.stack([values, values]))
-    except (TypeError, ValueError, AttributeError, IndexError, jax.errors.JAXTypeError) as error:
+        with warnings.catch_warnings(action="ignore"):  # pydantic's, of what is no plain number any more
+            jax.vmap(draw)(jnp.stack([values, values]))
+    except Exception as error:  # whatever it is that a traced number cannot do; without one, it is raised
         if isinstance(error, InputError):
             _tried(scenario, (), layers)  # raises the same where the number itself is not to blame
         return None

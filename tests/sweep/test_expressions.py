@@ -34,7 +34,19 @@ def test_keys_are_those_that_are_named():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "a +", "__import__('os')", "a.b()", "[a]", "a if a else b", "lambda: a", "open('x')", "a[b]", "a // 2", "f'{a}'"],
+    [
+        "",
+        "a +",
+        "__import__('os')",
+        "a.b()",
+        "[a]",
+        "a if a else b",
+        "lambda: a",
+        "open('x')",
+        "a[b]",
+        "a // 2",
+        "f'{a}'",
+    ],
 )
 def test_what_is_no_such_expression_is_refused(text):
     with pytest.raises(ExpressionError, match=r"write numbers|not an expression"):
