@@ -143,6 +143,9 @@ def network(
 def sweep(
     config: options.StudyFile,
     out: options.Out,
+    explain: options.Explain = None,
+    pareto: options.Pareto = None,
+    elasticities: options.Elasticities = False,
     memory: options.Memory = None,
     verbose: options.Verbose = False,
 ) -> None:

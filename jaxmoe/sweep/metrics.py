@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -10,6 +11,7 @@ from jaxmoe.latency import LayerTime
 from jaxmoe.latency.schedule import STAGES
 
 Scalar = Float[Array, ""]
+Row = dict[str, Any]  # a point with its metrics, by column
 
 
 @dataclass(frozen=True)

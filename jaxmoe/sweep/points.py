@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -112,6 +113,10 @@ class Space:
                 raise SweepError(f"{self.label}: {key!r} in an expression is no axis and no key; {guess}correct it")
             node = node[part]
         return node
+
+    def behind(self, point: Point, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Numbers, and behind them the values of a point, and behind these its scenario."""
+        return ChainMap(dict(numbers), _View(self, point.values))  # type: ignore[arg-type]
 
     @cached_property
     def _whole(self) -> dict[str, bool]:

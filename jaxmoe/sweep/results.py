@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.files import atomic_write
+from jaxmoe.sweep.answers import Elasticities
 from jaxmoe.sweep.groups import Group
-from jaxmoe.sweep.metrics import METRICS
+from jaxmoe.sweep.metrics import METRICS, Row
 from jaxmoe.sweep.points import OWN, Point, Space, SweepError, is_number
 
-POINTS, MANIFEST, STUDY = "points", "manifest.json", "study.yaml"
+POINTS, MANIFEST, STUDY, ELASTICITIES = "points", "manifest.json", "study.yaml", "elasticities.parquet"
 COLUMNS = tuple(metric.column for metric in METRICS.values())
-
-Row = dict[str, Any]
 
 
 def check_installed() -> None:
@@ -76,6 +75,22 @@ class Results:
             os.replace(aside, self.folder / POINTS / f"{name}.parquet")
         finally:
             aside.unlink(missing_ok=True)
+
+    def write_elasticities(self, answers: Sequence[Elasticities]) -> None:
+        """Write `elasticities.parquet`: a row for each point, metric and number, in place of an older one."""
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        columns: dict[str, list[Any]] = {"hash": [], "metric": [], "key": [], "elasticity": []}
+        for answer in answers:
+            for point, table in zip(answer.points, answer.values, strict=True):
+                for metric, row in zip(METRICS, table, strict=True):
+                    columns["hash"] += [point.hash] * len(row)
+                    columns["metric"] += [metric] * len(row)
+                    columns["key"] += answer.keys
+                    columns["elasticity"] += row.tolist()
+        with atomic_write(self.folder / ELASTICITIES) as aside:
+            parquet.write_table(pa.table(columns), aside)
 
     def _check_study(self) -> None:
         for leftover in self.folder.glob(".*.parquet.part"):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from jaxmoe.sweep.evaluation import Engine, given, resources
 from jaxmoe.sweep.groups import Group, groups_of
-from jaxmoe.sweep.metrics import METRICS
+from jaxmoe.sweep.metrics import METRICS, Row
 from jaxmoe.sweep.points import Point, Space
-from jaxmoe.sweep.results import Results, Row, check_installed, row_of, text_columns, with_metrics
+from jaxmoe.sweep.results import Results, check_installed, row_of, text_columns, with_metrics
 from jaxmoe.sweep.study import Study
 
 Progress = Callable[[int, int], None]
@@ -20,6 +20,7 @@ Progress = Callable[[int, int], None]
 class Sweep:
     """What came out. `rows` are those of the study's points, in their order; seconds are of this run."""
 
+    space: Space
     points: list[Point]
     rows: list[Row]
     computed: int  # points of this run
@@ -62,6 +63,7 @@ def run_sweep(study: Study, folder: Path, progress: Progress, memory_bytes: floa
             done += len(chunk)
             progress(done, len(missing))
     return Sweep(
+        space=space,
         points=points,
         rows=[rows[point.hash] for point in points],
         computed=len(missing),

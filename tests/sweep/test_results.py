@@ -119,7 +119,9 @@ def test_a_damaged_file_is_set_aside_and_computed_anew(sweep, tmp_path, damage):
     done = sweep(axes=AXES)
     assert done.computed in (6, 7)
     assert (tmp_path / "out" / f"{victim.name}.damaged").exists()
-    assert done.notes == [f"{victim.name}.damaged could not be read: it was set aside, and its points were computed anew"]
+    assert done.notes == [
+        f"{victim.name}.damaged could not be read: it was set aside, and its points were computed anew"
+    ]
     assert {key: row["total_s"] for key, row in read(tmp_path / "out").items()} == pytest.approx(before, rel=1e-6)
 
 
