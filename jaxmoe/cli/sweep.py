@@ -189,7 +189,7 @@ def _spread(values: np.ndarray) -> str:
     finite = values[np.isfinite(values)]
     if not finite.size:
         return "-"
-    middle, low, high = np.quantile(finite, [0.5, 0.05, 0.95]) + 0.0  # no minus before a zero
+    middle, low, high = np.quantile(finite, [0.5, 0.05, 0.95]).round(2) + 0.0  # no minus before a zero
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
