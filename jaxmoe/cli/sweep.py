@@ -49,20 +49,18 @@ def run(
         check_metrics(names)
     with _bar(interrupts) as report:
         sweep = run_sweep(study, folder.path, report, (memory or 0.0) * GIGA)
-    summary = _summary(study, sweep)
-    _print_sweep(study, sweep)
-    if len(sweep.rows) > len(won := winners(sweep.points, sweep.rows, study.config.metrics[0])):
-        summary["wins"] = _wins(won)
-        _print_wins(study, summary["wins"], len(won))
-    if names:
-        summary["pareto"] = front(sweep.rows, names)
-        _print_front(study, summary["pareto"], names)
+        answers = worth(sweep.space, sweep.points, report) if elasticities else []
     if elasticities:
-        with _bar(interrupts) as report:
-            answers = worth(sweep.space, sweep.points, report)
         Results(folder.path, sweep.space).write_elasticities(answers)
+    best, chosen = winners(sweep.points, sweep.rows, study.config.metrics[0]), front(sweep.rows, names) if names else []
+    folder.write_json("summary.json", _summary(study, sweep) | {"wins": _wins(best), "pareto": chosen})
+    _print_sweep(study, sweep)
+    if len({point.values["strategy"] for point in sweep.points}) > 1:
+        _print_wins(study, _wins(best), len(best))
+    if names:
+        _print_front(study, chosen, names)
+    if elasticities:
         _print_worth(study, answers)
-    folder.write_json("summary.json", summary)
     print_warnings(sweep.notes)
 
 

@@ -60,14 +60,13 @@ def metrics_at(setting: Setting, numbers: Float[Array, " key"], common: Given) -
     return Measured(jnp.stack([metric.of(times) for metric in METRICS.values()]), busy.argmax())
 
 
-def resources(setting: Setting, common: Given) -> list[tuple[str, int]]:
+def resources(setting: Setting) -> list[tuple[str, int]]:
     """Kind and index of every resource, in the order that `Measured.busiest` counts them."""
-    shapes = jax.eval_shape(lambda numbers: busy_by_kind(times_at(setting, numbers, common)), _some(setting))
-    return [(kind, index) for kind, shape in sorted(shapes.items()) for index in range(shape.shape[0])]
-
-
-def _some(setting: Setting) -> Float[Array, " key"]:
-    return jnp.ones(len(setting.keys), jnp.float32)
+    topology = setting.inputs.model.machine.topology
+    limits = (topology.injection_bandwidth, topology.ejection_bandwidth)
+    ports = sum(topology.num_nodes for limit in limits if limit is not None)
+    counts = {"link": topology.num_links, "node": topology.num_nodes, "port": ports}
+    return [(kind, index) for kind, count in counts.items() for index in range(count)]
 
 
 Compiled = Callable[..., Any]
@@ -130,8 +129,8 @@ class Engine:
         compiled, taken = self._compile(setting, common, size)
         while taken > self.memory_bytes and size > self.devices:
             self.too_large += 1
-            # Memory grows with points but for a fixed part, so this may have to be done again.
-            fitting = int(size * self.memory_bytes / taken) // self.devices
+            # Memory grows with points but for a fixed part: a little less at once spares another attempt.
+            fitting = int(0.9 * size * self.memory_bytes / taken) // self.devices
             size = max(min(fitting, size // self.devices - 1), 1) * self.devices
             compiled, taken = self._compile(setting, common, size)
         return compiled, size

@@ -1,11 +1,11 @@
 """A sweep from study to results: what is missing is computed, chunk by chunk."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxmoe.sweep.evaluation import Engine, given, resources
+from jaxmoe.sweep.evaluation import Engine, resources
 from jaxmoe.sweep.groups import Group, groups_of
 from jaxmoe.sweep.metrics import METRICS, Row
 from jaxmoe.sweep.points import Point, Space
@@ -77,12 +77,12 @@ def run_sweep(study: Study, folder: Path, progress: Progress, memory_bytes: floa
     )
 
 
-def _chunks(engine: Engine, group: Group, text: frozenset[str]):
+def _chunks(engine: Engine, group: Group, text: frozenset[str]) -> Iterator[list[Row]]:
     """Rows of a group, a chunk at a time."""
     if group.setting is None:
         yield [row_of(point, group, text) for point in group.points]
         return
-    busy = resources(group.setting, given(group))
+    busy = resources(group.setting)
     for part, measured in engine.chunks(group):
         yield [
             with_metrics(row_of(point, group, text), metrics, busy[int(busiest)])

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import CHUNK, DIE, LINK
@@ -14,9 +15,9 @@ from jaxmoe.config import ConfigError
 from jaxmoe.experiment import score, standard_strategies
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.sweep import SweepError
-from jaxmoe.sweep.evaluation import Engine, given, resources
+from jaxmoe.sweep.evaluation import Engine, given, resources, times_at
 from jaxmoe.sweep.groups import groups_of
-from jaxmoe.sweep.metrics import METRICS
+from jaxmoe.sweep.metrics import METRICS, busy_by_kind
 from jaxmoe.sweep.study import METRICS as NAMES
 
 LATENCY, MEMORY = "hardware.link.latency_ns", "hardware.die.memory_bandwidth_GB_per_s"
@@ -202,14 +203,20 @@ def test_a_memory_limit_makes_chunks_smaller(space):
     assert least <= taken / 3
 
 
-def test_the_busiest_resource_is_named(sweep, space):
-    sections = {"axes": {LINK: [0.001, 1e6], "strategy": ["ep_balanced"]}}
-    slow, fast = sweep(**sections).rows
+def test_the_busiest_resource_is_named(sweep):
+    slow, fast = sweep(axes={LINK: [0.001, 1e6], "strategy": ["ep_balanced"]}).rows
     assert (slow["busiest_kind"], fast["busiest_kind"]) == ("link", "node")
-    made = space(**sections)
+    (narrow,) = sweep(axes={"hardware.ports.ejection_GB_per_s": [0.001], "strategy": ["ep_balanced"]}).rows
+    assert narrow["busiest_kind"] == "port"
+    assert narrow["busiest_index"] in range(4)
+
+
+@pytest.mark.parametrize("ports", [{}, {"ejection_GB_per_s": 2}, {"injection_GB_per_s": 1, "ejection_GB_per_s": 2}])
+def test_resources_are_counted_as_the_model_has_them(space, ports):
+    made = space(axes={LINK: [1]}, set={"hardware.ports": ports})
     (group,) = groups_of(made, made.points(), lambda done, total: None)
-    kinds = [kind for kind, _ in resources(group.setting, given(group))]
-    assert kinds == ["link"] * 8 + ["node"] * 4
+    busy = busy_by_kind(times_at(group.setting, jnp.ones(1, jnp.float32), given(group)))
+    assert resources(group.setting) == [(kind, at) for kind, seconds in busy.items() for at in range(len(seconds))]
 
 
 SCRIPT = """
