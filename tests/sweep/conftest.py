@@ -8,12 +8,6 @@ import yaml
 
 from jaxmoe.sweep import Space, Sweep, read_study, run_sweep
 
-LINK, DIE, CHUNK = (
-    "hardware.link.bandwidth_GB_per_s",
-    "hardware.die.compute_TFLOPs_per_s",
-    "hardware.router.chunk_B",
-)
-
 
 @pytest.fixture
 def study(scenario: Path, tmp_path: Path) -> Callable[..., Path]:

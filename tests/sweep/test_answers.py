@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from conftest import CHUNK, DIE, LINK
 from hypothesis import given
 from hypothesis import strategies as st
+from sweep_keys import CHUNK, DIE, LINK
 
 from jaxmoe.sweep import SweepError
 from jaxmoe.sweep.answers import elasticities, is_efficient, pareto, winners
@@ -52,22 +52,23 @@ def test_who_wins_where(sweep):
 
 def test_elasticities_are_finite_differences(space, sweep):
     numbers = {LINK: 7.0, DIE: 0.7, LATENCY: 40.0, CHUNK: 33}
-    axes = {key: [value] for key, value in numbers.items()} | {"strategy": ["tp", "ep_balanced"]}
-    made = space(axes=axes)
+    steps = {LINK: 0.07, DIE: 0.007, LATENCY: 0.4, CHUNK: 1}
+    both = {"strategy": ["tp", "ep_balanced"]}
+    made = space(axes={key: [value] for key, value in numbers.items()} | both)
     answers = elasticities(made, made.points(), quiet)
-    step = 0.01
-    for key in numbers:
-        whole = key == CHUNK
-        ends = [numbers[key] - 1, numbers[key] + 1] if whole else [numbers[key] * (1 - step), numbers[key] * (1 + step)]
-        rows = sweep(axes=axes | {key: ends}).rows
-        for answer in answers:
-            strategy = answer.points[0].values["strategy"]
-            low, high = (row for row in rows if row["strategy"] == strategy)
-            slope = answer.values[0, :, answer.keys.index(key)]
-            for at, name in enumerate(NAMES):
-                column = METRICS[name].column
-                difference = (np.log(high[column]) - np.log(low[column])) / (np.log(ends[1]) - np.log(ends[0]))
-                assert slope[at] == pytest.approx(difference, rel=0.01, abs=2e-4), (key, name)
+    # One number at a time is a step below, then a step above.
+    ends = [(key, sign) for key in numbers for sign in (-1, 1)]
+    beside = {key: [value + sign * steps[key] * (key == at) for at, sign in ends] for key, value in numbers.items()}
+    beside[CHUNK] = [int(value) for value in beside[CHUNK]]
+    rows = sweep(axes=beside | both, zip=[list(numbers)]).rows
+    for answer in answers:
+        strategy = answer.points[0].values["strategy"]
+        own = [row for row in rows if row["strategy"] == strategy]
+        for key, low, high in zip(numbers, own[::2], own[1::2], strict=True):
+            for at, metric in enumerate(METRICS.values()):
+                change = np.log(high[metric.column] / low[metric.column]) / np.log(high[key] / low[key])
+                slope = answer.values[0, at, answer.keys.index(key)]
+                assert slope == pytest.approx(change, rel=0.01, abs=2e-4), (key, metric.column)
 
 
 def test_elasticities_by_hand(space):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import CHUNK, DIE, LINK
+from sweep_keys import CHUNK, DIE, LINK
 
 from jaxmoe.config import ConfigError
 from jaxmoe.errors import InputError

@@ -4,12 +4,12 @@ import json
 
 import pyarrow as pa
 import pytest
-from conftest import DIE, LINK
 from pyarrow import dataset, parquet
+from sweep_keys import DIE, LINK
 
 from jaxmoe.sweep import SweepError, evaluation, read_study, run_sweep
 
-AXES = {LINK: {"from": 1, "to": 20, "points": 20}, "strategy": ["tp", "ep_balanced"]}
+AXES = {LINK: {"from": 1, "to": 20, "points": 20}, "strategy": ["ep_random", "ep_balanced"]}
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def test_rows_have_every_number_metrics_and_versions(sweep, tmp_path):
     rows = read(tmp_path / "out")
     assert len(rows) == 40
     first = rows[done.points[0].hash]
-    assert (first[LINK], first[DIE], first["strategy"], first["exchange"]) == (1.0, 0.1, "tp", "ring")
+    assert (first[LINK], first[DIE], first["strategy"], first["exchange"]) == (1.0, 0.1, "ep_random", "lowest_host")
     assert first["jaxmoe_version"]
     table = parquet.read_table(next((tmp_path / "out" / "points").glob("*.parquet")))
     assert table.schema.field(LINK).type == pa.float64()

@@ -8,8 +8,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CHUNK, DIE, LINK
 from pyarrow import dataset
+from sweep_keys import CHUNK, DIE, LINK
 
 from jaxmoe.config import ConfigError
 from jaxmoe.experiment import score, standard_strategies
@@ -63,7 +63,11 @@ def test_names_of_metrics_are_those_of_studies():
         ({"schedule": "overlap", "hardware.ports.injection_GB_per_s": 8}, ["tp_both_ways"]),
         ({"hardware.die.gemm": {"kind": "tiled", "tile_tokens": 4, "tile_columns": 64, "startup_ns": 50}}, ["hybrid"]),
         ({"hardware.memory": [{"name": "hbm", "bandwidth_GB_per_s": 10, "nodes_per_channel": 2}]}, ["ep_random"]),
-        ({"hardware.links": [{"from": [0, 0], "to": [0, 1], "bandwidth_GB_per_s": 1}]}, ["ep"]),
+        pytest.param(
+            {"hardware.links": [{"from": [0, 0], "to": [0, 1], "bandwidth_GB_per_s": 1}]},
+            ["ep"],
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["plain", "pipelined", "ports", "tiles", "channels", "links"],
 )
@@ -81,11 +85,11 @@ def test_equal_to_evaluation_one_by_one(space, sweep, changes, strategies):
     "hardware",
     [
         {"kind": "torus", "mesh_shape": [2, 2]},
-        {"kind": "switch", "nodes": 4},
+        pytest.param({"kind": "switch", "nodes": 4}, marks=pytest.mark.slow),
         {"kind": "clusters", "clusters": 2, "nodes_per_cluster": 2, "uplink": {"bandwidth_GB_per_s": 3}},
         {"kind": "wafers", "wafer_shape": [2, 1], "grid": [1, 2], "border": {"bandwidth_GB_per_s": 3}},
     ],
-    ids=lambda hardware: hardware["kind"],
+    ids=["torus", "switch", "clusters", "wafers"],
 )
 def test_numbers_are_numbers_on_every_network(space, sweep, hardware):
     whole = hardware | {"die": {"compute_TFLOPs_per_s": 1}, "link": {"bandwidth_GB_per_s": 10}}
@@ -131,6 +135,7 @@ def test_memory_capacity_decides_what_fits(sweep):
     assert done.best("total")["hardware.die.memory_capacity_GB"] == 1
 
 
+@pytest.mark.slow
 def test_machines_models_and_schedules_by_name(configs, sweep):
     done = sweep(
         scenario=str(configs / "scenarios" / "quickstart.yaml"),
@@ -211,7 +216,7 @@ def test_the_busiest_resource_is_named(sweep):
     assert narrow["busiest_index"] in range(4)
 
 
-@pytest.mark.parametrize("ports", [{}, {"ejection_GB_per_s": 2}, {"injection_GB_per_s": 1, "ejection_GB_per_s": 2}])
+@pytest.mark.parametrize("ports", [{}, {"injection_GB_per_s": 1, "ejection_GB_per_s": 2}])
 def test_resources_are_counted_as_the_model_has_them(space, ports):
     made = space(axes={LINK: [1]}, set={"hardware.ports": ports})
     (group,) = groups_of(made, made.points(), lambda done, total: None)
