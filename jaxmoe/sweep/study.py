@@ -1,6 +1,5 @@
 """A study as a user describes it: a scenario, axes over anything in it, how to sample them, and what to measure."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -209,10 +208,6 @@ class Study:
     def layers(self) -> str | None:
         """As `--layers` has it."""
         return None if self.config.layers is None else ",".join(map(str, self.config.layers))
-
-    @property
-    def derived(self) -> dict[str, Callable[[Any], Any]]:
-        return {key: Expression(str(text)) for key, text in self.config.derived.items()}
 
 
 def read_study(path: Path) -> Study:
