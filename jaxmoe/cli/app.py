@@ -14,6 +14,7 @@ import typer
 from jaxmoe.cli import options
 from jaxmoe.cli.session import INTERRUPTED, session
 from jaxmoe.config import load_scenario
+from jaxmoe.sweep.study import read_study
 
 app = typer.Typer(
     add_completion=False,
@@ -25,16 +26,24 @@ trace_app = typer.Typer(no_args_is_help=True, help="What traces and load counts 
 app.add_typer(trace_app, name="trace")
 
 
-def runs(module: str, function: str = "run", scenario: bool = False) -> Callable[[Callable], Callable]:
+def runs(
+    module: str,
+    function: str = "run",
+    scenario: bool = False,
+    check: Callable[[Path], object] | None = None,
+) -> Callable[[Callable], Callable]:
     """Give a signature the body `function(folder, interrupts, ...)` of a module of this package.
 
-    Of a `scenario` a wrong key is told before JAX is loaded; what is no file, such as a pipe, can be read but once.
+    Of a `scenario`, or what `check` reads, a wrong key is told before JAX is loaded; what is no file, such as a pipe,
+    can be read but once.
     """
 
     def with_body(signature: Callable) -> Callable:
         @wraps(signature)
         def command(out: Path, verbose: bool, **given: Any) -> None:
             with session(out, verbose) as (folder, interrupts):
+                if check is not None and not _is_pipe(given["config"]):
+                    check(given["config"])
                 if scenario and not _is_pipe(given["config"]):
                     load_scenario(given["config"], given["overrides"] or ())
                 body = getattr(import_module(f"jaxmoe.cli.{module}"), function)
@@ -127,6 +136,20 @@ def network(
     verbose: options.Verbose = False,
 ) -> None:
     """Tell how long given traffic takes on a network of any kind, and which link or port limits it."""
+
+
+@app.command()
+@runs("sweep", check=read_study)
+def sweep(
+    config: options.StudyFile,
+    out: options.Out,
+    explain: options.Explain = None,
+    pareto: options.Pareto = None,
+    elasticities: options.Elasticities = False,
+    memory: options.Memory = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Evaluate a study of many machines, models and strategies; a sweep that was stopped goes on where it was."""
 
 
 @trace_app.command()

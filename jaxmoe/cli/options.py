@@ -181,4 +181,32 @@ Process = Annotated[
     ),
 ]
 Tokens = Annotated[int, typer.Option("--tokens", metavar="N", min=1, help="The number of tokens to draw.")]
+StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="The study, a YAML file.", show_default=False)]
+Explain = Annotated[
+    str | None,
+    typer.Option(
+        "--explain",
+        metavar="POINT",
+        help="Tell why one point, by its hash or row number, is as fast as it is, in place of the sweep.",
+        show_default=False,
+    ),
+]
+Pareto = Annotated[
+    str | None,
+    typer.Option("--pareto", metavar="A,B[,C]", help="Show the Pareto front of metrics.", show_default=False),
+]
+Elasticities = Annotated[
+    bool,
+    typer.Option("--elasticities", help="Tell by how many % every metric changes with 1 % of each number."),
+]
+Memory = Annotated[
+    float | None,
+    typer.Option(
+        "--memory",
+        metavar="GB",
+        min=1e-6,
+        help="What the points that are evaluated at once may take; by default a quarter of the memory.",
+        show_default=False,
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]

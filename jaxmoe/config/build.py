@@ -1,4 +1,7 @@
-"""From the validated description to what computes: SI units, float32 arrays. Configuration ends here."""
+"""From the validated description to what computes: SI units, float32 arrays. Configuration ends here.
+
+Numbers of a description may be traced by JAX: a machine is then a function of them that `vmap` and `grad` work on.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +42,8 @@ from jaxmoe.tune.settings import TunerSettings
 from jaxmoe.units import GIGA, NANO, TERA
 
 UNIFORM = {"ring": ring, "switch": switch, "fully_connected": fully_connected}
+Number = int | float | Float[Array, ""]  # an array where JAX traces it
+
 FFN_FLOPS = {"2hi": 2, "6hi": 6}  # times hidden size times expert size
 
 
@@ -70,7 +75,8 @@ def build_topology(hardware: HardwareConfig) -> AbstractTopology:
 def build_time_model(hardware: HardwareConfig) -> Congestion:
     """The congestion model with the router's switching and chunks."""
     router = hardware.router
-    return Congestion(_number(router.chunk_B or 0), cut_through=router.switching == "cut_through")
+    chunk = 0 if router.chunk_B is None else router.chunk_B
+    return Congestion(_number(chunk), cut_through=router.switching == "cut_through")
 
 
 def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]) -> LayerModel:
@@ -119,7 +125,7 @@ def build_even_parts(scenario: Scenario) -> EvenParts:
     model, costs = build_model(scenario.model), scenario.costs
     context, width = scenario.workload.context_tokens, costs.weight_bytes_per_element
 
-    def ffn(parameters: int) -> EvenPart:
+    def ffn(parameters: Number) -> EvenPart:
         flops = parameters / 3 * FFN_FLOPS[costs.ffn_flops]  # a gated FFN is three matrices
         return EvenPart(_number(flops), _number(parameters * width), _number(0))
 
@@ -190,32 +196,39 @@ def _mesh(hardware: MeshConfig) -> Mesh:
     """All links alike, but for those that have numbers of their own."""
     x, y = hardware.mesh_shape
     index = {(int(a), int(b)): i for i, (a, b) in enumerate(link_ends((x, y)))}
-    bandwidth, latency = (np.full(len(index), number) for number in _numbers(hardware.link))
+    bandwidth, latency = (jnp.full(len(index), number, jnp.float32) for number in _numbers(hardware.link))
+    own_bandwidth: dict[int, Number] = {}
+    own_latency: dict[int, Number] = {}
     for link in hardware.links:
         at = index[link.source[0] * y + link.source[1], link.destination[0] * y + link.destination[1]]
         if link.bandwidth_GB_per_s is not None:
-            bandwidth[at] = link.bandwidth_GB_per_s * GIGA
+            own_bandwidth[at] = link.bandwidth_GB_per_s * GIGA
         if link.latency_ns is not None:
-            latency[at] = link.latency_ns * NANO
+            own_latency[at] = link.latency_ns * NANO
     return Mesh(
-        jnp.asarray(bandwidth, jnp.float32),
-        jnp.asarray(latency, jnp.float32),
+        _with_own(bandwidth, own_bandwidth),
+        _with_own(latency, own_latency),
         shape=hardware.mesh_shape,
         routing=hardware.routing,
     )
 
 
-def _numbers(link: LinkConfig) -> tuple[float, float]:
+def _with_own(common: Float[Array, " link"], own: dict[int, Number]) -> Float[Array, " link"]:
+    """The numbers of all links, with those that single links have of their own, by index."""
+    return common.at[np.array([*own])].set(jnp.asarray([*own.values()], jnp.float32)) if own else common
+
+
+def _numbers(link: LinkConfig) -> tuple[Number, Number]:
     """Bandwidth in B/s and latency in s."""
     return link.bandwidth_GB_per_s * GIGA, link.latency_ns * NANO
 
 
-def _per_node(value: float | None, unit: float, count: int) -> Float[Array, " each"] | None:
+def _per_node(value: Number | None, unit: float, count: int) -> Float[Array, " each"] | None:
     return None if value is None else jnp.full(count, value * unit, jnp.float32)
 
 
-def _number(value: float | int) -> Float[Array, ""]:
-    return jnp.asarray(float(value), jnp.float32)
+def _number(value: Number) -> Float[Array, ""]:
+    return jnp.asarray(value, jnp.float32)
 
 
 def build_tuner_settings(tuning: TuningConfig) -> TunerSettings:

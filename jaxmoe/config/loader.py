@@ -3,9 +3,9 @@
 import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -119,6 +119,7 @@ FOLDERS = {"hardware": "hardware", "model": "models", "workload": "workloads"}
 # Keys of paths to files, which start where they were written.
 PATHS = (("workload", "trace", "path"), ("hardware", "die", "gemm", "path"))
 
+SomeSection = TypeVar("SomeSection", bound=Section)
 Override = tuple[tuple[str, ...], object]
 
 
@@ -135,13 +136,22 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     order is as given. So `hardware=nmp_8x8` swaps the file, `hardware.link.bandwidth_GB_per_s=75` reaches
     into it, and both together do so in either order.
     """
-    path = _normal(path)
+    return _with_overrides(_normal(path), _parse_overrides(overrides), Source("--set", Path.cwd()))
+
+
+def load_scenario_with(path: str | Path, values: Mapping[str, object], source: Source) -> Scenario:
+    """The same with values by dotted key that `source` states, for its errors and its relative paths."""
+    given = [(tuple(key.split(".")), value) for key, value in values.items()]
+    return _with_overrides(_normal(path), sorted(given, key=lambda override: len(override[0])), source)
+
+
+def _with_overrides(path: Path, overrides: list[Override], source: Source) -> Scenario:
+    """The scenario with overrides, shorter key paths first."""
     draft = _read(path)
-    parsed = _parse_overrides(overrides)
-    _apply(draft, [override for override in parsed if len(override[0]) == 1])
+    _apply(draft, [override for override in overrides if len(override[0]) == 1], source)
     for key, folder in FOLDERS.items():
         _resolve(draft, key, folder, path)
-    _apply(draft, [override for override in parsed if len(override[0]) > 1])
+    _apply(draft, [override for override in overrides if len(override[0]) > 1], source)
     for keys in PATHS:
         _anchor(draft, keys)
     if str(draft.get("system", "plan")).endswith(".npz"):  # else it is the name of a strategy
@@ -152,9 +162,14 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
 def load_hardware(path: str | Path, overrides: Sequence[str] = ()) -> HardwareConfig:
     """The machine in a YAML file of its own; overrides as in `load_scenario`, from the top of this file."""
     draft = _read(_normal(path))
-    _apply(draft, _parse_overrides(overrides))
+    _apply(draft, _parse_overrides(overrides), Source("--set", Path.cwd()))
     _anchor(draft, ("die", "gemm", "path"))
     return _validate(HardwareConfig, draft)
+
+
+def load_section(schema: type[SomeSection], path: str | Path) -> SomeSection:
+    """A YAML file of another kind, such as the study of a sweep. Raises `ConfigError`."""
+    return _validate(schema, _read(_normal(path)))
 
 
 def load_model(name: str, option: str) -> ModelConfig:
@@ -210,8 +225,7 @@ def _parse_override(text: str) -> Override:
     return keys, parse_yaml(value, f"--set {path.strip()}")
 
 
-def _apply(draft: Draft, overrides: list[Override]) -> None:
-    source = Source("--set", Path.cwd())
+def _apply(draft: Draft, overrides: list[Override], source: Source) -> None:
     for keys, value in overrides:
         draft.put(keys, value, source)
 

@@ -12,6 +12,7 @@ from .evaluation import replay as replay
 from .evaluation import score as score
 from .inputs import Inputs as Inputs
 from .inputs import OptionError as OptionError
+from .inputs import inputs_of as inputs_of
 from .inputs import read_inputs as read_inputs
 from .strategies import Strategy as Strategy
 from .strategies import given_plans as given_plans

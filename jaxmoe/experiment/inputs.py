@@ -139,7 +139,11 @@ class Inputs:
 
 def read_inputs(config: Path, overrides: Sequence[str] | None, trace: Path | None, layers: str | None) -> Inputs:
     """Read and check everything but plans. Raises `ConfigError`, `TraceError` or `OptionError`."""
-    scenario = load_scenario(config, overrides or ())
+    return inputs_of(load_scenario(config, overrides or ()), trace, layers)
+
+
+def inputs_of(scenario: Scenario, trace: Path | None = None, layers: str | None = None) -> Inputs:
+    """The same from a scenario. Its numbers may be traced by JAX where only the machine and its costs need them."""
     moe = build_model(scenario.model)
     layer_ids = _chosen_layers(layers, moe)
     if trace is None and isinstance(scenario.workload.trace, FileTrace):

@@ -75,8 +75,10 @@ def strategy(inputs: Inputs, name: str, share: np.ndarray, exchange: str | Seque
     chosen = inputs.scenario.costs.exchange if exchange is None else exchange
     names = (chosen,) * len(share) if isinstance(chosen, str) else tuple(chosen)
     placement = Placement(share.astype(np.float32), inputs.shape, "sharded", inputs.layer_ids, exchange=names)
+    capacity = inputs.capacity(len(inputs.layer_ids))
     try:
-        check_fits(placement, float(inputs.model.costs.expert_bytes), inputs.capacity(len(inputs.layer_ids)))
+        if capacity is not None:
+            check_fits(placement, float(inputs.model.costs.expert_bytes), capacity)
     except PlanError as error:
         return Strategy(name, placement, fits=False, comparable=False, note=f"does not fit: {error}")
     if any(name.endswith(ALONE) for name in names):

@@ -65,20 +65,22 @@ class Graph(AbstractTopology):
 def build_graph(
     num_nodes: int,
     ends: Sequence[tuple[int, int]],
-    link_bandwidth: Sequence[float] | Float[np.ndarray, " link"],
-    link_latency: Sequence[float] | Float[np.ndarray, " link"],
+    link_bandwidth: Sequence[float | Float[Array, ""]] | Float[np.ndarray | Array, " link"],
+    link_latency: Sequence[float | Float[Array, ""]] | Float[np.ndarray | Array, " link"],
     positions: Float[np.ndarray, "vertex 2"],
     routes: Mapping[tuple[int, int], Sequence[int]] | None = None,
 ) -> Graph:
     """A graph of directed links `ends` [(from, to)], in B/s and s; each must have one that runs the other way.
 
     `routes` gives the vertices of the path from one node to another, both included; pairs that it does not
-    name take a path of the fewest hops, over the lowest-numbered vertices of equals. Raises `TopologyError`.
+    name take a path of the fewest hops, over the lowest-numbered vertices of equals. Raises `TopologyError`, but not
+    for numbers that JAX traces.
     """
     given: Mapping[tuple[int, int], Sequence[int]] = routes or {}
     _check_nodes(num_nodes, len(positions), given)
     index = _index_links(ends, len(positions), num_nodes)
-    _check_numbers(ends, np.asarray(link_bandwidth, float), np.asarray(link_latency, float))
+    if not any(isinstance(number, jax.core.Tracer) for number in jax.tree.leaves((link_bandwidth, link_latency))):
+        _check_numbers(ends, np.asarray(link_bandwidth, float), np.asarray(link_latency, float))
     hop_link: list[int] = []
     hop_pair: list[int] = []
     for source in range(num_nodes):

@@ -7,7 +7,7 @@ from typing import Literal
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.hardware.graph import Graph, TopologyError, build_graph
 from jaxmoe.hardware.topology import AbstractTopology
@@ -119,14 +119,16 @@ def corner_nodes(topology: AbstractTopology) -> np.ndarray:
 #
 # Bandwidths in B/s and latencies in s, of one directed link.
 
+Number = int | float | Float[Array, ""]  # an array where JAX traces it
+
 
 def wafers(
     wafer_shape: tuple[int, int],
     grid: tuple[int, int],
-    bandwidth: float,
-    latency: float,
-    border_bandwidth: float,
-    border_latency: float,
+    bandwidth: Number,
+    latency: Number,
+    border_bandwidth: Number,
+    border_latency: Number,
 ) -> Mesh:
     """A grid of wafers joined at their borders: one mesh whose links across a border have numbers of their own.
 
@@ -138,13 +140,13 @@ def wafers(
     start, end = link_ends(shape).T
     across = wafer[start] != wafer[end]
     return Mesh(
-        jnp.asarray(np.where(across, border_bandwidth, bandwidth), jnp.float32),
-        jnp.asarray(np.where(across, border_latency, latency), jnp.float32),
+        _either(across, border_bandwidth, bandwidth),
+        _either(across, border_latency, latency),
         shape=shape,
     )
 
 
-def ring(num_nodes: int, bandwidth: float, latency: float) -> Graph:
+def ring(num_nodes: int, bandwidth: Number, latency: Number) -> Graph:
     """A ring with links both ways. Messages go the shorter way; where both are as long, upwards."""
     ends = _both_ways([(node, (node + 1) % num_nodes) for node in range(num_nodes)]) if num_nodes > 1 else []
     routes = {
@@ -155,7 +157,7 @@ def ring(num_nodes: int, bandwidth: float, latency: float) -> Graph:
     return _uniform(num_nodes, ends, bandwidth, latency, _circle(num_nodes), routes)
 
 
-def torus(shape: tuple[int, int], bandwidth: float, latency: float) -> Graph:
+def torus(shape: tuple[int, int], bandwidth: Number, latency: Number) -> Graph:
     """A mesh whose rows and columns are rings. Along x first, then along y, each the shorter way."""
     x, y = shape
     node = np.arange(x * y).reshape(shape)
@@ -173,14 +175,14 @@ def torus(shape: tuple[int, int], bandwidth: float, latency: float) -> Graph:
     return _uniform(x * y, _both_ways(forward), bandwidth, latency, positions, routes)
 
 
-def switch(num_nodes: int, bandwidth: float, latency: float) -> Graph:
+def switch(num_nodes: int, bandwidth: Number, latency: Number) -> Graph:
     """Nodes around one switch: two links between any two of them (NVL72 is a switch of 72)."""
     ends = _both_ways([(node, num_nodes) for node in range(num_nodes)])
     positions = np.concatenate([_circle(num_nodes), np.zeros((1, 2))])
     return _uniform(num_nodes, ends, bandwidth, latency, positions)
 
 
-def fully_connected(num_nodes: int, bandwidth: float, latency: float) -> Graph:
+def fully_connected(num_nodes: int, bandwidth: Number, latency: Number) -> Graph:
     """A link from every node to every other."""
     ends = [(a, b) for a in range(num_nodes) for b in range(num_nodes) if a != b]
     return _uniform(num_nodes, ends, bandwidth, latency, _circle(num_nodes))
@@ -189,10 +191,10 @@ def fully_connected(num_nodes: int, bandwidth: float, latency: float) -> Graph:
 def clusters(
     count: int,
     size: int,
-    bandwidth: float,
-    latency: float,
-    uplink_bandwidth: float,
-    uplink_latency: float,
+    bandwidth: Number,
+    latency: Number,
+    uplink_bandwidth: Number,
+    uplink_latency: Number,
     spines: int = 1,
 ) -> Graph:
     """`count` switches with `size` nodes each, every one of them linked to every one of `spines` switches above.
@@ -224,15 +226,21 @@ def clusters(
     )
     if count == 1:
         positions = positions[: nodes + 1]
-    numbers = (np.where(is_uplink, uplink_bandwidth, bandwidth), np.where(is_uplink, uplink_latency, latency))
+    numbers = (_either(is_uplink, uplink_bandwidth, bandwidth), _either(is_uplink, uplink_latency, latency))
     return build_graph(nodes, ends, *numbers, positions, routes)
 
 
 def _uniform(
-    nodes: int, ends: list[tuple[int, int]], bandwidth: float, latency: float, positions, routes=None
+    nodes: int, ends: list[tuple[int, int]], bandwidth: Number, latency: Number, positions, routes=None
 ) -> Graph:
     """A graph whose links are all alike."""
-    return build_graph(nodes, ends, np.full(len(ends), bandwidth), np.full(len(ends), latency), positions, routes)
+    rates, delays = (jnp.full(len(ends), number, jnp.float32) for number in (bandwidth, latency))
+    return build_graph(nodes, ends, rates, delays, positions, routes)
+
+
+def _either(first: Bool[np.ndarray, " link"], one: Number, other: Number) -> Float[Array, " link"]:
+    """One number for the links that are `first`, and another for the rest."""
+    return jnp.where(first, jnp.asarray(one, jnp.float32), jnp.asarray(other, jnp.float32))
 
 
 def _both_ways(ends: list[tuple[int, int]]) -> list[tuple[int, int]]:

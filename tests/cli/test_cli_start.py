@@ -32,6 +32,8 @@ except SystemExit as end:
         (("tune", "--help"), "0 []"),
         (("tune", "configs/scenarios/quickstart.yaml", "--set", "modell=1", "--out", "results"), "2 []"),
         (("evaluate", "no_such.yaml", "--out", "results"), "2 []"),
+        (("sweep", "no_such.yaml", "--out", "results"), "2 []"),
+        (("sweep", "configs/scenarios/quickstart.yaml", "--out", "results"), "2 []"),
     ],
 )
 def test_help_and_wrong_keys_are_told_without_jax(arguments, expected, pytestconfig):

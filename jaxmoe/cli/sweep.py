@@ -1,0 +1,235 @@
+"""`jaxmoe sweep`: all points of a study, and what they tell."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from jaxmoe.cli.session import Interrupts, OutputFolder, messages
+from jaxmoe.cli.show import print_table, print_warnings
+from jaxmoe.experiment.summary import surroundings
+from jaxmoe.plotting.style import time_unit
+from jaxmoe.sweep.answers import Elasticities, Winner, check_metrics, winners
+from jaxmoe.sweep.answers import elasticities as worth
+from jaxmoe.sweep.answers import pareto as front
+from jaxmoe.sweep.explanation import Explanation, explained, find_point
+from jaxmoe.sweep.metrics import METRICS, Row
+from jaxmoe.sweep.points import Space
+from jaxmoe.sweep.results import Results
+from jaxmoe.sweep.run import Progress as Report
+from jaxmoe.sweep.run import Sweep, run_sweep
+from jaxmoe.sweep.study import Study, read_study
+from jaxmoe.units import GIGA
+
+
+def run(
+    folder: OutputFolder,
+    interrupts: Interrupts,
+    config: Path,
+    explain: str | None,
+    pareto: str | None,
+    elasticities: bool,
+    memory: float | None,
+) -> None:
+    """Compute the points that the folder lacks, and tell what came out. Or explain a single point."""
+    study = read_study(config)
+    if explain is not None:
+        space = Space(study)
+        told = explained(space, find_point(space.points(), explain))
+        folder.write_json(f"explain-{told.point.hash}.json", _explanation(told))
+        _print_explanation(told)
+        return
+    names = pareto.split(",") if pareto else []
+    if names:
+        check_metrics(names)
+    with _bar(interrupts) as report:
+        sweep = run_sweep(study, folder.path, report, (memory or 0.0) * GIGA)
+        answers = worth(sweep.space, sweep.points, report) if elasticities else []
+    if elasticities:
+        Results(folder.path, sweep.space).write_elasticities(answers)
+    best, chosen = winners(sweep.points, sweep.rows, study.config.metrics[0]), front(sweep.rows, names) if names else []
+    folder.write_json("summary.json", _summary(study, sweep) | {"wins": _wins(best), "pareto": chosen})
+    _print_sweep(study, sweep)
+    if len({point.values["strategy"] for point in sweep.points}) > 1:
+        _print_wins(study, _wins(best), len(best))
+    if names:
+        _print_front(study, chosen, names)
+    if elasticities:
+        _print_worth(study, answers)
+    print_warnings(sweep.notes)
+
+
+@contextmanager
+def _bar(interrupts: Interrupts) -> Iterator[Report]:
+    """Points done, their rate and the time left, on a terminal; every report checks for Ctrl-C."""
+    console = messages()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task("points", total=None, rate="")
+
+        def report(done: int, total: int) -> None:
+            interrupts.check()
+            speed = bars.tasks[0].speed
+            bars.update(task, completed=done, total=total, rate="" if not speed else f"{speed:.0f} points/s")
+
+        yield report
+
+
+def _print_sweep(study: Study, sweep: Sweep) -> None:
+    """How it went, and the best point by the first metric."""
+    first = study.config.metrics[0]
+    table = Table(title=escape(f"{study.config.name}: {len(sweep.points)} points"))
+    for column in ("computed now", "groups", "compiled", "of these too large", "points/s"):
+        table.add_column(column, justify="right")
+    table.add_column(f"best by {first}")
+    rate = f"{sweep.computed / sweep.seconds:.0f}" if sweep.computed else "-"
+    counts = (sweep.computed, sweep.groups, sweep.compiles, sweep.too_large)
+    table.add_row(*map(str, counts), rate, _told(study, sweep, first))
+    print_table(table)
+
+
+def _told(study: Study, sweep: Sweep, name: str) -> str:
+    """The best point: its hash, its values and its metrics."""
+    best = sweep.best(name)
+    if best is None:
+        return "none can be compared"
+    shown = ("hash", *sweep.points[0].values, *(METRICS[metric].column for metric in study.config.metrics))
+    return escape("\n".join(f"{key} {_short(best.get(key))}" for key in shown if best.get(key) is not None))
+
+
+def _short(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def _summary(study: Study, sweep: Sweep) -> dict[str, Any]:
+    """For programs; times are seconds."""
+    return {
+        "command": "sweep",
+        "study": study.config.model_dump(mode="json", by_alias=True),
+        **surroundings(),
+        "points": len(sweep.points),
+        "computed": sweep.computed,
+        "groups": sweep.groups,
+        "compiles": sweep.compiles,
+        "compiles_too_large": sweep.too_large,
+        "devices": sweep.devices,
+        "wall_s": {"setup": sweep.setup_s, "evaluate": sweep.seconds},
+        "best": {name: sweep.best(name) for name in study.config.metrics},
+        "notes": sweep.notes,
+    }
+
+
+# Answers: who wins where, the Pareto front, what numbers are worth, why a point is as fast as it is.
+
+MOST_ROWS = 20  # of a table; the files have all
+
+
+def _wins(won: list[Winner]) -> dict[str, dict[str, Any]]:
+    """By strategy: the cases that it wins, and how far the next strategy is behind there."""
+    wins = {}
+    for name in sorted({winner.row["strategy"] for winner in won}):
+        behind = [winner.behind for winner in won if winner.row["strategy"] == name]
+        finite = [each for each in behind if np.isfinite(each)]
+        wins[name] = {"cases": len(behind), "median_behind": float(np.median(finite)) if finite else None}
+    return wins
+
+
+def _print_wins(study: Study, wins: dict[str, dict[str, Any]], cases: int) -> None:
+    table = Table(title=escape(f"best strategy by {study.config.metrics[0]}, {cases} cases"))
+    table.add_column("strategy", no_wrap=True)
+    for column in ("wins", "next strategy behind by\n(median), %"):
+        table.add_column(column, justify="right")
+    for name, told in sorted(wins.items(), key=lambda item: -item[1]["cases"]):
+        behind = "-" if told["median_behind"] is None else f"{100 * told['median_behind']:.1f}"
+        table.add_row(name, str(told["cases"]), behind)
+    print_table(table)
+
+
+def _print_front(study: Study, rows: list[Row], names: list[str]) -> None:
+    keys = [key for key in study.config.axes if key not in ("strategy", "exchange")]
+    shown = ["hash", *(METRICS[name].column for name in names), "strategy", "exchange", *keys]
+    more = f", the first {MOST_ROWS}" if len(rows) > MOST_ROWS else ""
+    table = Table(title=escape(f"Pareto front of {' and '.join(names)}: {len(rows)} points{more}"))
+    for column in shown:
+        table.add_column(escape(column.rpartition(".")[2]), no_wrap=column == "hash")
+    for row in rows[:MOST_ROWS]:
+        table.add_row(*(escape(_short(row.get(column))) for column in shown))
+    print_table(table)
+
+
+def _print_worth(study: Study, answers: list[Elasticities]) -> None:
+    """The median elasticity of every metric over points, with the 5th and 95th percentile."""
+    table = Table(title="1 % more is so many % more of a metric: median over points (5th to 95th percentile)")
+    table.add_column("number", no_wrap=True)
+    for name in study.config.metrics:
+        table.add_column(name, justify="right")
+    for key in dict.fromkeys(key for answer in answers for key in answer.keys):
+        having = [answer for answer in answers if key in answer.keys]
+        values = np.concatenate([answer.values[:, :, answer.keys.index(key)] for answer in having])
+        at = [list(METRICS).index(name) for name in study.config.metrics]
+        table.add_row(escape(key), *(_spread(values[:, index]) for index in at))
+    print_table(table)
+
+
+def _spread(values: np.ndarray) -> str:
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return "-"
+    middle, low, high = np.quantile(finite, [0.5, 0.05, 0.95]).round(2) + 0.0  # no minus before a zero
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _explanation(told: Explanation) -> dict[str, Any]:
+    """For programs; times are seconds."""
+    return {
+        "hash": told.point.hash,
+        "values": told.point.values,
+        "exchange": told.exchange,
+        "total_s": told.total,
+        "bound_s": told.bound,
+        "note": told.note,
+        "stages": {
+            stage: {"time_s": time, "busiest": told.busiest(stage).place, "beside_s": told.beside(stage)}
+            for stage, time in told.stages.items()
+        },
+        "resources": [
+            {"kind": each.kind, "index": each.index, "place": each.place, "busy_s": each.busy, "total_s": each.total}
+            for each in told.resources
+        ],
+    }
+
+
+def _print_explanation(told: Explanation) -> None:
+    """The busiest resources of every kind, then stages, total and bound."""
+    factor, unit = time_unit(told.total)
+    title = f"{told.point.hash}: {told.point.values['strategy']} under {told.exchange} [{unit}]"
+    table = Table(title=escape(title))
+    table.add_column("busy", no_wrap=True)
+    for column in (*told.stages, "all stages"):
+        table.add_column(column, justify="right")
+    kinds = dict.fromkeys(resource.kind for resource in told.resources)
+    for kind in kinds:
+        of_kind = [resource for resource in told.resources if resource.kind == kind]
+        for resource in of_kind[:3]:
+            busy = [*(resource.busy.get(stage, 0.0) for stage in told.stages), resource.total]
+            table.add_row(resource.place, *(f"{seconds * factor:.4g}" for seconds in busy))
+        table.add_row(f"... {len(of_kind)} of this kind", *[""] * (len(told.stages) + 1), end_section=True)
+    beside = [told.beside(stage) for stage in told.stages]
+    table.add_row("beside the busiest: delays", *(f"{seconds * factor:.4g}" for seconds in beside), "")
+    table.add_row("time", *(f"{seconds * factor:.4g}" for seconds in (*told.stages.values(), told.total)))
+    bound = "none" if told.bound is None else f"{told.bound * factor:.4g} ({told.total / told.bound:.2f} times)"
+    table.add_row("lower bound", *[""] * len(told.stages), bound)
+    print_table(table)
+    print_warnings([told.note] if told.note else [])

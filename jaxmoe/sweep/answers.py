@@ -1,0 +1,160 @@
+"""What a sweep tells: Pareto fronts, who wins where, and how much each number is worth, by gradients."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from jaxmoe.sweep.evaluation import Given, given, metrics_at
+from jaxmoe.sweep.groups import Group, groups_of
+from jaxmoe.sweep.metrics import METRICS, Row
+from jaxmoe.sweep.points import DEFAULTS, Point, Space, SweepError, is_number
+from jaxmoe.sweep.study import METRICS as NAMES
+
+# Pareto front: what no other point beats in all metrics.
+
+
+def pareto(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
+    """Rows that no other one is as good as in all metrics and better in one, by the first metric.
+
+    Rows without these metrics, or that cannot be compared, are left out. Raises `SweepError` for other than two or
+    three known metrics.
+    """
+    check_metrics(names)
+    able = [row for row in rows if row["comparable"] and all(row[METRICS[name].column] is not None for name in names)]
+    if not able:
+        return []
+    costs = np.array([[_cost(row, name) for name in names] for row in able])
+    chosen = [able[index] for index in np.flatnonzero(is_efficient(costs))]
+    return sorted(chosen, key=lambda row: _cost(row, names[0]))
+
+
+def check_metrics(names: Sequence[str]) -> None:
+    """Raise `SweepError` for other than two or three different known metrics."""
+    known = f"two or three of {', '.join(NAMES)}"
+    if not 2 <= len(names) <= 3 or len(set(names)) < len(names) or not set(names) <= set(NAMES):
+        raise SweepError(f"--pareto is {','.join(names)!r}; expected {known}, separated by commas")
+
+
+def _cost(row: Row, name: str) -> float:
+    metric = METRICS[name]
+    return row[metric.column] if metric.lower_is_better else -row[metric.column]
+
+
+def is_efficient(costs: Float[np.ndarray, "point metric"]) -> Bool[np.ndarray, " point"]:
+    """Whether nothing is at least as low in all metrics and lower in one. Equal points are all efficient."""
+    order = np.lexsort(costs.T[::-1])  # by the first metric: whatever beats a point comes before it
+    front: list[int] = []
+    for index in order:
+        kept = costs[front]
+        if not ((kept <= costs[index]).all(axis=1) & (kept < costs[index]).any(axis=1)).any():
+            front.append(int(index))
+    efficient = np.zeros(len(costs), bool)
+    efficient[front] = True
+    return efficient
+
+
+# Who wins where: points that are the same but for strategy and exchange.
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The fastest of the rows that differ in strategy and exchange alone, and how far the next strategy is behind."""
+
+    row: Row
+    behind: float  # 0.1: the best other strategy takes 10 % longer; infinite where there is none
+
+
+def winners(points: Sequence[Point], rows: Sequence[Row], name: str = "total") -> list[Winner]:
+    """The winner of every combination of values but strategy and exchange, by a metric, in their order."""
+    cases: dict[str, list[Row]] = {}
+    for point, row in zip(points, rows, strict=True):
+        if row["comparable"] and row[METRICS[name].column] is not None:
+            case = repr(sorted((key, value) for key, value in point.values.items() if key not in DEFAULTS))
+            cases.setdefault(case, []).append(row)
+    return [_winner(case, name) for case in cases.values()]
+
+
+def _winner(rows: list[Row], name: str) -> Winner:
+    best = min(rows, key=lambda row: _cost(row, name))
+    others = [_cost(row, name) for row in rows if row["strategy"] != best["strategy"]]
+    own = _cost(best, name)
+    return Winner(best, abs(min(others) / own - 1) if others and own else np.inf)
+
+
+# How much each number is worth: elasticities, d log metric / d log number.
+
+TOGETHER = 16  # points whose derivatives are worked out at once
+
+
+@dataclass(frozen=True)
+class Elasticities:
+    """By point, metric and key: 1 % more of the number is so many per cent more of the metric.
+
+    Metrics are in the order of `METRICS`; NaN where one is 0. Keys are the axes that are numbers of the model, or that
+    such numbers are derived from.
+    """
+
+    points: list[Point]
+    keys: tuple[str, ...]
+    values: Float[np.ndarray, "point metric key"]
+
+
+def elasticities(space: Space, points: Sequence[Point], progress: Callable[[int, int], None]) -> list[Elasticities]:
+    """Elasticities of all metrics at these points, group by group. Raises `SweepError` where no axis is a number."""
+    done, answers = 0, []
+    for group in groups_of(space, points, lambda done, total: progress(0, len(points))):
+        if group.setting is not None and _axes(space, group):
+            answers.append(_of_group(space, group))
+        done += len(group.points)
+        progress(done, len(points))
+    if not answers:
+        raise SweepError(f"{space.label}: no axis is a number of the model; elasticities need one, as a bandwidth is")
+    return answers
+
+
+def _axes(space: Space, group: Group) -> tuple[str, ...]:
+    """Axes that are numbers; others are derived from them."""
+    assert group.setting is not None
+    return tuple(
+        key
+        for key, value in group.points[0].values.items()
+        if key not in space.derived and (key in group.setting.keys or (key in space.parameters and is_number(value)))
+    )
+
+
+def _of_group(space: Space, group: Group) -> Elasticities:
+    setting, axes = group.setting, _axes(space, group)
+    assert setting is not None
+    fixed = tuple(key for key in setting.keys if key not in axes)
+
+    def measured(
+        values: Float[Array, " axis"], rest: Float[Array, " fixed"], common: Given
+    ) -> tuple[Float[Array, " metric"], Float[Array, " metric"]]:
+        numbers = dict(zip((*axes, *fixed), (*values, *rest), strict=True))
+        for key, expression in space.derived.items():
+            if key in setting.keys or key in space.parameters:
+                numbers[key] = jnp.asarray(expression(space.behind(group.points[0], numbers)), jnp.float32)
+        metrics = jnp.asarray(metrics_at(setting, jnp.stack([numbers[key] for key in setting.keys]), common).metrics)
+        return metrics, metrics
+
+    @jax.jit
+    def relative(
+        values: Float[Array, "point axis"], rest: Float[Array, "point fixed"], common: Given
+    ) -> Float[Array, "point metric axis"]:
+        def one(given: tuple[Array, Array]) -> Float[Array, "metric axis"]:
+            slopes, metrics = jax.jacfwd(measured, has_aux=True)(*given, common)
+            return slopes * given[0] / jnp.where(metrics == 0, jnp.nan, metrics)[:, None]
+
+        return jax.lax.map(one, (values, rest), batch_size=TOGETHER)
+
+    values, rest = (_table(group.points, keys) for keys in (axes, fixed))
+    return Elasticities(group.points, axes, np.asarray(relative(values, rest, given(group)), float))
+
+
+def _table(points: Sequence[Point], keys: Sequence[str]) -> Float[Array, "point key"]:
+    rows = [[float(point.values[key]) for key in keys] for point in points]
+    return jnp.asarray(np.array(rows, np.float32).reshape(len(rows), len(keys)))

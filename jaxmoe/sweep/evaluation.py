@@ -1,0 +1,162 @@
+"""Groups of points evaluated in chunks: one compiled function of the numbers, over all local devices."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from jaxmoe.latency import LayerModel, LayerTime, evaluate
+from jaxmoe.network import AbstractExchange
+from jaxmoe.sweep.groups import Group, Setting
+from jaxmoe.sweep.metrics import METRICS, busy_by_kind
+from jaxmoe.traces import Batch
+
+MOST = 2048  # points of a chunk: as many as are lost at most when a sweep is killed
+PART_OF_MEMORY = 0.25  # of the machine's, where no limit is given
+
+
+class Given(NamedTuple):
+    """What all points of a group have in common, as arguments: constants of their own would be compiled in."""
+
+    model: LayerModel
+    share: Float[Array, "layer expert node"]
+    batches: Batch
+    exchange: AbstractExchange
+
+
+class Measured(NamedTuple):
+    """Metrics in the order of `METRICS`, and which resource is busiest: an index into all kinds in turn."""
+
+    metrics: Float[Array | np.ndarray, "*point metric"]
+    busiest: Int[Array | np.ndarray, "*point"]
+
+
+def given(group: Group) -> Given:
+    """The arguments of a group."""
+    setting, strategy = group.setting, group.strategy
+    assert setting is not None
+    assert strategy is not None
+    inputs = setting.inputs
+    share = jnp.asarray(strategy.placement.share)
+    return Given(inputs.model, share, setting.batches, inputs.exchange(group.exchange))
+
+
+def times_at(setting: Setting, numbers: Float[Array, " key"], common: Given) -> LayerTime:
+    """Exact times of one point, [layer, batch] and [layer, resource]."""
+    model = setting.model(numbers, common.model)
+    return evaluate(model, common.share, common.batches, common.exchange)
+
+
+def metrics_at(setting: Setting, numbers: Float[Array, " key"], common: Given) -> Measured:
+    """All metrics of one point."""
+    times = times_at(setting, numbers, common)
+    busy = jnp.concatenate([*busy_by_kind(times).values()])
+    return Measured(jnp.stack([metric.of(times) for metric in METRICS.values()]), busy.argmax())
+
+
+def resources(setting: Setting) -> list[tuple[str, int]]:
+    """Kind and index of every resource, in the order that `Measured.busiest` counts them."""
+    topology = setting.inputs.model.machine.topology
+    limits = (topology.injection_bandwidth, topology.ejection_bandwidth)
+    ports = sum(topology.num_nodes for limit in limits if limit is not None)
+    counts = {"link": topology.num_links, "node": topology.num_nodes, "port": ports}
+    return [(kind, index) for kind, count in counts.items() for index in range(count)]
+
+
+Compiled = Callable[..., Any]
+
+
+@dataclass
+class Engine:
+    """Compiles and evaluates. Groups of one setting, exchange and shape share what is compiled.
+
+    `memory_bytes` is what a chunk may take in all. `compiles` counts compilations, `too_large` those of them whose
+    chunks would have taken more.
+    """
+
+    memory_bytes: float = 0.0
+    most: int = field(default_factory=lambda: MOST)
+    compiles: int = 0
+    too_large: int = 0
+    _compiled: dict[tuple, tuple[Compiled, int]] = field(default_factory=dict)
+    _setting: Setting | None = None
+
+    def __post_init__(self) -> None:
+        devices = np.array(jax.local_devices())
+        self.devices = len(devices)
+        mesh = Mesh(devices, ("point",))
+        self._spread, self._same = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("point",), ()))
+        if not self.memory_bytes:
+            self.memory_bytes = PART_OF_MEMORY * _memory()
+
+    def chunks(self, group: Group) -> Iterator[tuple[slice, Measured]]:
+        """Which points of a group, and their metrics in NumPy."""
+        setting, common, numbers = group.setting, given(group), group.numbers.astype(np.float32)
+        assert setting is not None
+        common = jax.device_put(common, self._same)
+        function, size = self._function(setting, group, common)
+        for start in range(0, len(numbers), size):
+            rows = numbers[start : start + size]
+            padded = np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), axis=0)])
+            measured = function(jax.device_put(padded, self._spread), common)
+            part = slice(start, start + len(rows))
+            yield part, Measured(*(np.asarray(leaf)[: len(rows)] for leaf in measured))
+
+    def _function(self, setting: Setting, group: Group, common: Given) -> tuple[Compiled, int]:
+        """What evaluates a chunk, and the points of one."""
+        if setting is not self._setting:
+            self._compiled.clear()  # points come setting by setting
+            self._setting = setting
+        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(common))
+        key = (group.exchange, shapes)
+        if key not in self._compiled:
+            self._compiled[key] = self._compile_to_fit(setting, common, len(group.points))
+        return self._compiled[key]
+
+    def _compile_to_fit(self, setting: Setting, common: Given, points: int) -> tuple[Compiled, int]:
+        """Compile for a chunk and ask what memory it takes; where that is too much, for as many as the limit allows.
+
+        What even the least chunk takes is taken.
+        """
+        parts = -(-points // self.most)
+        size = self._even(-(-points // parts))
+        compiled, taken = self._compile(setting, common, size)
+        while taken > self.memory_bytes and size > self.devices:
+            self.too_large += 1
+            # Memory grows with points but for a fixed part: a little less at once spares another attempt.
+            fitting = int(0.9 * size * self.memory_bytes / taken) // self.devices
+            size = max(min(fitting, size // self.devices - 1), 1) * self.devices
+            compiled, taken = self._compile(setting, common, size)
+        return compiled, size
+
+    def _even(self, points: int) -> int:
+        """The next number of points that all devices share evenly."""
+        return -(-points // self.devices) * self.devices
+
+    def _compile(self, setting: Setting, common: Given, points: int) -> tuple[Compiled, float]:
+        """A function of numbers [point, key] and what is given, and the bytes that it takes on all devices."""
+
+        def chunk(numbers: Float[Array, "point key"], common: Given) -> Measured:
+            return jax.vmap(lambda each: metrics_at(setting, each, common))(numbers)
+
+        shape = jax.ShapeDtypeStruct((points, len(setting.keys)), jnp.float32)
+        jitted = jax.jit(chunk, in_shardings=(self._spread, self._same), out_shardings=self._spread)
+        compiled = jitted.lower(shape, common).compile()
+        self.compiles += 1
+        sizes: Any = compiled.memory_analysis()
+        taken = sizes.temp_size_in_bytes + sizes.argument_size_in_bytes + sizes.output_size_in_bytes
+        return compiled, float(taken * self.devices)
+
+
+def _memory() -> float:
+    """Memory of the devices, or of the machine where they share its own, B."""
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    if all("bytes_limit" in each for each in stats):
+        return float(sum(each["bytes_limit"] for each in stats))
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

@@ -1,0 +1,113 @@
+"""Why a point is as fast as it is: how long every stage keeps every resource busy, and the bound."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxmoe.experiment.comparison import placement_problem
+from jaxmoe.experiment.evaluation import score
+from jaxmoe.experiment.inputs import Inputs, inputs_of
+from jaxmoe.experiment.strategies import Strategy, standard_strategies
+from jaxmoe.latency import LayerTime
+from jaxmoe.latency.schedule import STAGES
+from jaxmoe.placement import PlanError
+from jaxmoe.sweep.points import OWN, Point, Space, SweepError
+from jaxmoe.tune.bounds import lower_bound
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A node, link or port, and how long every stage keeps it busy, s: means over layers and batches."""
+
+    kind: str
+    index: int
+    place: str  # for people
+    busy: dict[str, float]  # by stage
+
+    @property
+    def total(self) -> float:
+        return sum(self.busy.values())
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Times of a point, s, as means over layers and batches."""
+
+    point: Point
+    exchange: str
+    stages: dict[str, float]
+    total: float
+    resources: list[Resource]  # the busiest first
+    bound: float | None  # nothing that tuning may return does better; `None` where no placement fits
+    note: str
+
+    def busiest(self, stage: str) -> Resource:
+        """The resource that a stage keeps busy longest."""
+        return max(self.resources, key=lambda resource: resource.busy.get(stage, 0.0))
+
+    def beside(self, stage: str) -> float:
+        """What a stage takes beyond its busiest resource: delays of paths, and batches limited by another resource."""
+        return self.stages[stage] - self.busiest(stage).busy[stage]
+
+
+def find_point(points: Sequence[Point], text: str) -> Point:
+    """The point of a hash, the beginning of one, or a row number of the study's points from 0. Raises `SweepError`."""
+    if text.isdecimal() and int(text) < len(points):
+        return points[int(text)]
+    same = [point for point in points if point.hash.startswith(text)]
+    if len(same) == 1:
+        return same[0]
+    expected = f"a hash of the results, or a row number from 0 to {len(points) - 1}"
+    raise SweepError(f"--explain is {text!r}; expected {expected}")
+
+
+def explained(space: Space, point: Point) -> Explanation:
+    """Evaluate a point by itself. Raises `InputError` where it cannot be."""
+    inputs = inputs_of(space.scenario(point.values), layers=space.study.layers)
+    strategy = next(usual for usual in standard_strategies(inputs) if usual.name == point.values["strategy"])
+    exchange = point.values["exchange"]
+    name = strategy.placement.exchange[0] if exchange == OWN else exchange
+    times = score(inputs, strategy, inputs.evaluation_batches, name)
+    return Explanation(
+        point=point,
+        exchange=name,
+        stages={stage: float(times.stages[stage].mean()) for stage in STAGES},
+        total=float(times.mean.mean()),
+        resources=_resources(inputs, times),
+        bound=_bound(inputs, strategy),
+        note=strategy.note,
+    )
+
+
+def _resources(inputs: Inputs, times: LayerTime) -> list[Resource]:
+    """Every resource with its busy seconds, the busiest first."""
+    ends = np.asarray(inputs.model.machine.topology.link_ends)
+    found: dict[tuple[str, int], dict[str, float]] = {}
+    for stage, kinds in times.busy.items():
+        for kind, seconds in kinds.items():
+            for index, value in enumerate(seconds.mean(axis=0)):
+                found.setdefault((kind, index), {})[stage] = float(value)
+    nodes, first = inputs.num_nodes, inputs.model.machine.topology.injection_bandwidth is not None
+
+    def place(kind: str, index: int) -> str:
+        if kind == "link":
+            return f"link {ends[index][0]} to {ends[index][1]}"
+        if kind == "port":
+            sends = first and index < nodes
+            return f"{'injection' if sends else 'ejection'} port of node {index % nodes}"
+        return f"node {index}"
+
+    resources = [Resource(kind, index, place(kind, index), busy) for (kind, index), busy in found.items()]
+    return sorted(resources, key=lambda resource: -resource.total)
+
+
+def _bound(inputs: Inputs, strategy: Strategy) -> float | None:
+    """The lower bound, which says nothing of accountings that leave traffic out."""
+    if strategy.fits and not strategy.comparable:
+        return None
+    try:
+        problem = placement_problem(inputs)
+    except PlanError:
+        return None
+    return float(lower_bound(problem, inputs.evaluation_batches).mean())

@@ -1,0 +1,131 @@
+"""Small arithmetic expressions over the keys of a scenario, such as `total / hardware.mesh_shape[0]`."""
+
+import ast
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from jaxmoe.errors import InputError
+
+BINARY: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}
+COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+KNOWN = "numbers, quoted text, keys, + - * / **, min(), max(), comparisons, and, or, not, in brackets"
+LARGEST_POWER = 1000  # of whole numbers, whose powers could be endless
+
+
+class ExpressionError(InputError):
+    """An expression that cannot be read or has no value. The message has the expression."""
+
+
+class Expression:
+    """An expression that was read from text. Its `keys` are those that it names, dots and all."""
+
+    def __init__(self, text: str) -> None:
+        """Raises `ExpressionError` where the text is no such expression."""
+        self.text = text
+        try:
+            self._tree = ast.parse(text.strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            raise ExpressionError(f"{text!r} is not an expression; write {KNOWN}") from None
+        self.keys = tuple(dict.fromkeys(self._read(self._tree)))
+
+    def _read(self, node: ast.AST) -> Iterator[str]:
+        """Keys below a node, all of which is checked."""
+        match node:
+            case ast.Constant(value=bool() | int() | float() | str()):
+                return
+            case ast.Name() | ast.Attribute():
+                yield _dotted(node, self.text)
+                return
+            case ast.Subscript(value=inner, slice=ast.Constant(value=int())):
+                parts = [inner]
+            case ast.BinOp(op=op, left=left, right=right) if type(op) in BINARY:
+                parts = [left, right]
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd() | ast.Not(), operand=operand):
+                parts = [operand]
+            case ast.BoolOp(values=values):
+                parts = values
+            case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in COMPARISONS for op in ops):
+                parts = [left, *others]
+            case ast.Call(func=ast.Name(id="min" | "max"), args=arguments, keywords=[]) if arguments:
+                parts = arguments
+            case _:
+                raise ExpressionError(f"{self.text!r} has {ast.unparse(node)!r} in it; write {KNOWN}")
+        for part in parts:
+            yield from self._read(part)
+
+    def __call__(self, values: Mapping[str, Any]) -> Any:
+        """Its value, from values by key; numbers may be traced by JAX, but for what is compared.
+
+        Raises `ExpressionError` where there is none, as for a division by zero.
+        """
+        try:
+            value = self._value(self._tree, values)
+        except (ArithmeticError, TypeError, IndexError) as error:
+            given = ", ".join(f"{key} = {values[key]!r}" for key in self.keys)
+            raise ExpressionError(f"{self.text!r} has no value ({error}) where {given}; correct it") from None
+        if isinstance(value, complex):
+            raise ExpressionError(f"{self.text!r} is a complex number, {value}; correct it")
+        return value
+
+    def _value(self, node: ast.AST, values: Mapping[str, Any]) -> Any:
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Name() | ast.Attribute():
+                return values[_dotted(node, self.text)]
+            case ast.Subscript(value=inner, slice=ast.Constant(value=index)):
+                return self._value(inner, values)[index]
+            case ast.BinOp(op=op, left=left, right=right):
+                return _applied(op, self._value(left, values), self._value(right, values))
+            case ast.UnaryOp(op=op, operand=operand):
+                value = self._value(operand, values)
+                return (not value) if isinstance(op, ast.Not) else -value if isinstance(op, ast.USub) else +value
+            case ast.BoolOp(op=op, values=parts):
+                each = (bool(self._value(part, values)) for part in parts)
+                return all(each) if isinstance(op, ast.And) else any(each)
+            case ast.Compare(left=left, ops=ops, comparators=others):
+                chain = [self._value(part, values) for part in (left, *others)]
+                return all(COMPARISONS[type(op)](a, b) for op, a, b in zip(ops, chain[:-1], chain[1:], strict=True))
+            case ast.Call(func=ast.Name(id=name), args=arguments):
+                return _extreme(name, [self._value(argument, values) for argument in arguments])
+        raise AssertionError(node)  # reading it refused all else
+
+
+def _dotted(node: ast.AST, text: str) -> str:
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=inner, attr=name):
+            return f"{_dotted(inner, text)}.{name}"
+    raise ExpressionError(f"{text!r} has {ast.unparse(node)!r} in it; write {KNOWN}")
+
+
+def _applied(op: ast.operator, left: Any, right: Any) -> Any:
+    if isinstance(op, ast.Pow) and isinstance(left, int) and isinstance(right, int) and abs(right) > LARGEST_POWER:
+        raise ArithmeticError(f"the power {right} is above {LARGEST_POWER}")
+    if isinstance(left, str) or isinstance(right, str):
+        raise TypeError("text is no number")
+    return BINARY[type(op)](left, right)
+
+
+def _extreme(name: str, values: list[Any]) -> Any:
+    if not all(isinstance(value, int | float) for value in values):
+        import jax.numpy as jnp  # an expression is read before JAX is loaded
+
+        stacked = jnp.stack([jnp.asarray(value, jnp.float32) for value in values])
+        return stacked.min() if name == "min" else stacked.max()
+    return min(values) if name == "min" else max(values)

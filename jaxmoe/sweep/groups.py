@@ -1,0 +1,268 @@
+"""Points of one structure: which of their keys are plain numbers, and all that is drawn once for them.
+
+A key is a number of the model where everything else about a run is the same whatever its value: the trace, the
+batches, the placements. That is found by trying: the run is set up with the key's value traced by JAX. Whatever uses it
+as a size, as a seed or to decide something fails at once, and the key then defines groups.
+"""
+
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxmoe.config import ConfigError, Scenario, Section, build_layer_model
+from jaxmoe.errors import InputError
+from jaxmoe.experiment.inputs import Inputs, inputs_of
+from jaxmoe.experiment.strategies import Strategy, standard_strategies
+from jaxmoe.latency import LayerModel
+from jaxmoe.placement.exchange import ExchangeError
+from jaxmoe.sweep.points import DEFAULTS, OWN, Point, Space, SweepError, Values, is_number
+from jaxmoe.traces import Batch
+
+Numbers = Float[Array, " key"]
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What points have in common that differ in numbers, strategy and exchange alone."""
+
+    inputs: Inputs  # at the first of these points
+    batches: Batch  # [layer, batch, ...]
+    strategies: dict[str, Strategy]
+    keys: tuple[str, ...]  # the numbers
+    traced: tuple[bool, ...]  # which leaves of the model depend on them
+
+    def model(self, numbers: Numbers, fixed: LayerModel) -> LayerModel:
+        """The model as a function of the numbers; leaves that do not depend on them are those of `fixed`."""
+        scenario = with_numbers(self.inputs.scenario, dict(zip(self.keys, numbers, strict=True)))
+        leaves, structure = jax.tree.flatten(build_layer_model(scenario, "sharded"))
+        pairs = zip(self.traced, leaves, jax.tree.leaves(fixed), strict=True)
+        return jax.tree.unflatten(structure, [own if traced else given for traced, own, given in pairs])
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Points that differ in numbers alone. Where no model could be set up, `reason` says why."""
+
+    points: list[Point]
+    setting: Setting | None = None
+    strategy: Strategy | None = None
+    reason: str = ""
+    invalid: bool = False  # whether no scenario may have such values
+
+    @property
+    def numbers(self) -> Float[np.ndarray, "point key"]:
+        """The numbers of every point, as the scenario has them."""
+        assert self.setting is not None
+        keys = self.setting.keys
+        rows = [[point.values[key] for key in keys] for point in self.points]
+        return np.array(rows, float).reshape(len(rows), len(keys))
+
+    @property
+    def exchange(self) -> str:
+        """The exchange of all layers."""
+        assert self.strategy is not None
+        return self.strategy.placement.exchange[0]
+
+
+@dataclass
+class Grouping:
+    """Sorts points into groups, and remembers which keys turned out to be no numbers."""
+
+    space: Space
+    structural: set[str] = field(default_factory=set)
+
+    def sorted(self, points: Sequence[Point]) -> list[list[Point]]:
+        """Points by all but their numbers, those that share a setting next to each other."""
+        groups: dict[str, dict[str, list[Point]]] = {}
+        for point in points:
+            structure, method = self._structure(point.values)
+            groups.setdefault(structure, {}).setdefault(method, []).append(point)
+        return [group for methods in groups.values() for group in methods.values()]
+
+    def _structure(self, values: Values) -> tuple[str, str]:
+        """Texts that are equal for points of one setting, and for those of one strategy and exchange in it."""
+        rest = {
+            key: "a number" if self._may_be_number(key, value) else [value]
+            for key, value in values.items()
+            if key not in DEFAULTS
+        }
+        return json.dumps(rest, sort_keys=True), json.dumps([values[key] for key in DEFAULTS])
+
+    def _may_be_number(self, key: str, value: Any) -> bool:
+        return is_number(value) and key not in self.structural
+
+    def numbers(self, values: Values) -> tuple[str, ...]:
+        """Keys of a point that may be numbers of the model."""
+        return tuple(
+            key
+            for key, value in values.items()
+            if key not in self.space.parameters and key not in DEFAULTS and self._may_be_number(key, value)
+        )
+
+
+def groups_of(space: Space, points: Sequence[Point], report: Callable[[int, int], None]) -> list[Group]:
+    """All points in groups, each with its setting. Raises `InputError` where none can be set up.
+
+    `report` is called with the points done and those in all.
+    """
+    grouping, groups, done = Grouping(space), [], 0
+    waiting = [[*points]]
+    settings: dict[str, Setting | InputError] = {}
+    while waiting:
+        members = waiting.pop()
+        parts = grouping.sorted(members)
+        if len(parts) > 1:
+            waiting += parts[::-1]
+            continue
+        before = len(grouping.structural)
+        structure = grouping._structure(members[0].values)[0]
+        if structure not in settings:
+            settings[structure] = _setting(space, grouping, members)
+        if len(grouping.structural) > before:
+            settings.clear()  # the texts of all others changed as well
+            waiting.append(members)
+            continue
+        groups.append(_group(members, settings[structure]))
+        done += len(members)
+        report(done, len(points))
+    _check_values(space, groups)
+    return groups
+
+
+def _check_values(space: Space, groups: list[Group]) -> None:
+    """Raise `SweepError` where a value of an axis does in no point, or no point can be set up at all."""
+    if all(group.setting is None for group in groups):
+        raise SweepError(groups[0].reason)
+    for key in space.study.config.axes:
+        valid = {_text(group, key) for group in groups if not group.invalid}
+        for group in groups:
+            if group.invalid and _text(group, key) not in valid:
+                raise SweepError(group.reason)
+
+
+def _text(group: Group, key: str) -> str:
+    """What all points of a group have at a key that is no number of theirs; of numbers, nothing."""
+    value = group.points[0].values.get(key)
+    return "" if is_number(value) else json.dumps(value)
+
+
+def _group(points: list[Point], setting: Setting | InputError) -> Group:
+    if isinstance(setting, InputError):
+        return Group(points, reason=str(setting), invalid=isinstance(setting, ConfigError))
+    values = points[0].values
+    strategy = setting.strategies[values["strategy"]]
+    if values["exchange"] != OWN:
+        try:
+            setting.inputs.exchange(values["exchange"])
+        except ExchangeError as error:
+            return Group(points, reason=str(error))
+        layers = len(strategy.placement.share)
+        strategy = replace(strategy, placement=replace(strategy.placement, exchange=(values["exchange"],) * layers))
+    return Group(points, setting, strategy)
+
+
+def _setting(space: Space, grouping: Grouping, members: list[Point]) -> Setting | InputError:
+    """What the points have in common, or why they cannot be set up.
+
+    Adds keys that turn out to be no numbers to those that define groups; what it returns is then of no use. Raises
+    `ConfigError` for a number that no scenario may have.
+    """
+    first = members[0].values
+    keys = grouping.numbers(first)
+    try:
+        scenario = space.scenario(first)
+    except InputError as error:
+        return error
+    _check_numbers(space, members, keys)
+    try:
+        setting = _tried(scenario, keys, space.study.layers)
+        if setting is None:
+            wrong = {key for key in keys if _tried(scenario, (key,), space.study.layers) is None}
+            # Each for itself may do where all together do not; then none is a number.
+            grouping.structural |= wrong or set(keys)
+            return SweepError("to be set up anew")
+    except InputError as error:
+        return error
+    return setting
+
+
+def _check_numbers(space: Space, members: list[Point], keys: tuple[str, ...]) -> None:
+    """Load the scenarios where numbers are least and largest: limits of a key are intervals. Raises `ConfigError`."""
+    for key in keys:
+        by_value = sorted(members, key=lambda point: point.values[key])
+        broken = [point for point in members if not isinstance(point.values[key], int)]
+        for point in (by_value[0], by_value[-1], *broken[:1]):  # a whole number alone may be too narrow
+            space.scenario(point.values)
+
+
+def _tried(scenario: Scenario, keys: tuple[str, ...], layers: str | None) -> Setting | None:
+    """The setting, `None` where it depends on these keys. Raises `InputError` where there is none at all."""
+    if not keys:
+        inputs = inputs_of(scenario, layers=layers)
+        strategies = {strategy.name: strategy for strategy in standard_strategies(inputs)}
+        nothing = (False,) * len(jax.tree.leaves(inputs.model))
+        return Setting(inputs, inputs.evaluation_batches, strategies, (), nothing)
+    kept: list[tuple[Inputs, dict[str, Strategy]]] = []
+
+    def draw(numbers: Numbers) -> Float[Array, ""]:
+        inputs = inputs_of(with_numbers(scenario, dict(zip(keys, numbers, strict=True))), layers=layers)
+        strategies = {strategy.name: strategy for strategy in standard_strategies(inputs)}
+        _ = inputs.evaluation_batches
+        kept.append((inputs, strategies))
+        return jnp.zeros(())
+
+    values = jnp.asarray([number_at(scenario, key) for key in keys], jnp.float32)
+    # `vmap` traces what depends on the numbers and nothing else: all the rest is computed here and now.
+    try:
+        with warnings.catch_warnings(action="ignore"):  # pydantic's, of what is no plain number any more
+            jax.vmap(draw)(jnp.stack([values, values]))
+    except Exception as error:  # whatever it is that a traced number cannot do; without one, it is raised
+        if isinstance(error, InputError):
+            _tried(scenario, (), layers)  # raises the same where the number itself is not to blame
+        return None
+    ((inputs, strategies),) = kept
+    drawn = jax.tree.leaves((inputs.evaluation_batches, [s.placement.share for s in strategies.values()]))
+    if any(map(_is_traced, drawn)):
+        return None
+    traced = tuple(map(_is_traced, jax.tree.leaves(inputs.model)))
+    batches = inputs.evaluation_batches
+    # From here on without a trace of how the numbers were found.
+    inputs = replace(inputs, scenario=scenario, model=build_layer_model(scenario, "sharded"))
+    return Setting(inputs, batches, strategies, keys, traced)
+
+
+def _is_traced(leaf: Any) -> bool:
+    return isinstance(leaf, jax.core.Tracer)
+
+
+# Numbers of a scenario by dotted key.
+
+
+def with_numbers(section: Any, numbers: Mapping[str, Any]) -> Any:
+    """The scenario with other numbers, which are not validated and may be traced by JAX."""
+    below: dict[str, dict[str, Any]] = {}
+    update: dict[str, Any] = {}
+    for key, value in numbers.items():
+        name, _, rest = key.partition(".")
+        if rest:
+            below.setdefault(name, {})[rest] = value
+        else:
+            update[name] = value
+    for name, inner in below.items():
+        update[name] = with_numbers(getattr(section, name), inner)
+    return section.model_copy(update=update)
+
+
+def number_at(section: Section, key: str) -> float:
+    """The number that a scenario has at a dotted key."""
+    node: Any = section
+    for name in key.split("."):
+        node = getattr(node, name)
+    return float(node)

@@ -1,0 +1,229 @@
+"""From axes to points: every combination of lists, numbers drawn from ranges, derived keys, conditions."""
+
+import hashlib
+import itertools
+import json
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from typing import Any, get_args
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxmoe.config import Scenario, Section, load_scenario_with, resolved
+from jaxmoe.config.explain import Source
+from jaxmoe.config.loader import label_of
+from jaxmoe.errors import InputError
+from jaxmoe.experiment.strategies import STANDARD
+from jaxmoe.placement.exchange import ExchangeError, exchange_of
+from jaxmoe.sweep.expressions import Expression
+from jaxmoe.sweep.study import RangeConfig, Study, axis_of
+
+OWN = "own"  # the exchange that a strategy has where none is named
+DEFAULTS = {"strategy": "ep_balanced", "exchange": OWN}
+
+Values = dict[str, Any]
+
+
+class SweepError(InputError):
+    """A study that cannot be carried out. The message names the key, the value and the remedy."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Values by key: of the axes, of what is derived from them, and always strategy and exchange."""
+
+    values: Values
+
+    @cached_property
+    def hash(self) -> str:
+        """The same for equal values, whatever the study."""
+        text = json.dumps({key: _plain(value) for key, value in self.values.items()}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """10 and 10.0 are one number."""
+    return float(value) if is_number(value) else value
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class Space:
+    """The points of a study, and scenarios at them."""
+
+    def __init__(self, study: Study) -> None:
+        self.study = study
+        self.label = label_of(study.path)
+        self._source = Source(self.label, study.path.parent)
+        self._loaded: dict[str, dict[str, Any]] = {}
+        config = study.config
+        self.derived = {key: Expression(str(text)) for key, text in config.derived.items()}
+        self.conditions = [Expression(text) for text in config.where]
+        self.fixed = {key: value for key, value in config.set.items() if key not in DEFAULTS}
+        used = {key for expression in (*self.derived.values(), *self.conditions) for key in expression.keys}
+        self.parameters = {key for key in (*config.axes, *self.derived) if is_parameter(key) and key in used}
+        self.base = self.scenario({})
+
+    @property
+    def identity(self) -> str:
+        """The same for studies whose points may lie in one folder: equal but for axes, conditions and metrics."""
+        text = json.dumps([resolved(self.base), self.study.config.layers], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def scenario(self, values: Mapping[str, Any]) -> Scenario:
+        """The base scenario with the values of a point. Raises `ConfigError`."""
+        own = {key: value for key, value in values.items() if key not in DEFAULTS and key not in self.parameters}
+        return load_scenario_with(self.study.scenario, self.fixed | own, self._source)
+
+    def points(self) -> list[Point]:
+        """All points, each once. Raises `SweepError` where there is none, and for strategies that are not known."""
+        self._check_names()
+        found: dict[str, Point] = {}
+        for values in self._combined():
+            view = _View(self, dict(values))
+            for key, expression in self.derived.items():
+                view.known[key] = _rounded(expression(view), self._whole.get(key, False))
+            if all(bool(condition(view)) for condition in self.conditions):
+                given = {key: self.study.config.set.get(key, default) for key, default in DEFAULTS.items()}
+                point = Point(given | view.known)
+                found.setdefault(point.hash, point)
+        if not found:
+            told = "; ".join(condition.text for condition in self.conditions)
+            raise SweepError(f"{self.label}: where leaves no point ({told}); relax a condition or widen the axes")
+        return list(found.values())
+
+    def outside(self, values: Mapping[str, Any], key: str) -> Any:
+        """What the scenario of a point has at a key that is no axis. Raises `SweepError` for an unknown one."""
+        named = {name: value for name, value in values.items() if not is_number(value) and name not in self.derived}
+        cached = json.dumps(named, sort_keys=True, default=str)
+        if cached not in self._loaded:
+            self._loaded[cached] = resolved(self.scenario(named))
+        node: Any = self._loaded[cached]
+        for part in key.split("."):
+            if not isinstance(node, dict) or part not in node:
+                known = [*self.study.config.axes, *self.derived, *(node if isinstance(node, dict) else ())]
+                close = get_close_matches(key, known, n=1) or get_close_matches(part, known, n=1)
+                guess = f"did you mean {close[0]}? " if close else ""
+                raise SweepError(f"{self.label}: {key!r} in an expression is no axis and no key; {guess}correct it")
+            node = node[part]
+        return node
+
+    def behind(self, point: Point, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Numbers, and behind them the values of a point, and behind these its scenario."""
+        return ChainMap(dict(numbers), _View(self, point.values))  # type: ignore[arg-type]
+
+    @cached_property
+    def _whole(self) -> dict[str, bool]:
+        """Whether a key takes whole numbers alone."""
+        return {key: takes_whole_numbers(self.base, key) for key in (*self.study.config.axes, *self.derived)}
+
+    def _check_names(self) -> None:
+        config = self.study.config
+        for key, known in (("strategy", STANDARD), ("exchange", None)):
+            axis = config.axes.get(key)
+            for value in axis if isinstance(axis, list) else [config.set.get(key, DEFAULTS[key])]:
+                try:
+                    right = value in known if known else value == OWN or bool(exchange_of(value))
+                except (ExchangeError, TypeError):
+                    right = False
+                if not right:
+                    expected = f"one of {', '.join(known)}" if known else f"{OWN} or the name of an exchange"
+                    raise SweepError(f"{self.label}: {key} has {value!r}; expected {expected}")
+
+    def _combined(self) -> Iterator[Values]:
+        """The grid of lists, times what is drawn from ranges."""
+        config = self.study.config
+        zipped = [list(keys) for keys in config.zip]
+        alone = [[key] for key in config.axes if not any(key in keys for keys in zipped)]
+        order = list(config.axes)
+        units = sorted([*zipped, *alone], key=lambda keys: min(order.index(key) for key in keys))
+        axes = {key: axis_of(value, ("axes", key)) for key, value in config.axes.items()}
+        drawn = [keys for keys in units if config.sample.count and all(_is_range(axes[key]) for key in keys)]
+        lists = [[*self._rows(axes, keys)] for keys in units if keys not in drawn]
+        draws = [{}] if not drawn else self._drawn(axes, drawn)
+        for parts in itertools.product(*lists, draws):
+            yield {key: value for part in parts for key, value in part.items()}
+
+    def _rows(self, axes: dict[str, Any], keys: list[str]) -> Iterator[Values]:
+        """The values of axes that go together."""
+        columns = []
+        for key in keys:
+            axis = axes[key]
+            if isinstance(axis, RangeConfig):
+                assert axis.points is not None  # else the study would have been refused
+                numbers = axis.at(np.linspace(0, 1, axis.points))
+                columns.append([_rounded(float(number), self._whole[key]) for number in numbers])
+            else:
+                columns.append(axis)
+        for row in zip(*columns, strict=True):
+            yield dict(zip(keys, row, strict=True))
+
+    def _drawn(self, axes: dict[str, Any], units: list[list[str]]) -> list[Values]:
+        """Numbers of ranges drawn together; those that are zipped share one coordinate."""
+        part = self._unit_cube(len(units))
+        columns = {
+            key: [_rounded(float(number), self._whole[key]) for number in axes[key].at(part[:, at])]
+            for at, keys in enumerate(units)
+            for key in keys
+        }
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def _unit_cube(self, dimensions: int) -> Float[np.ndarray, "point dimension"]:
+        from scipy.stats import qmc  # takes long to import
+
+        sample = self.study.config.sample
+        if sample.latin_hypercube:
+            return qmc.LatinHypercube(dimensions, rng=sample.seed).random(sample.latin_hypercube)
+        assert sample.sobol is not None
+        # Balance needs a power of two; of a longer sequence the first points are the best.
+        power = int(np.ceil(np.log2(sample.sobol)))
+        return qmc.Sobol(dimensions, rng=sample.seed).random_base2(power)[: sample.sobol]
+
+
+class _View(Mapping[str, Any]):
+    """Values of a point, and behind them those of its scenario."""
+
+    def __init__(self, space: Space, values: Values) -> None:
+        self.space, self.known = space, values
+
+    def __getitem__(self, key: str) -> Any:
+        return self.known[key] if key in self.known else self.space.outside(self.known, key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.known)
+
+    def __len__(self) -> int:
+        return len(self.known)
+
+
+def is_parameter(key: str) -> bool:
+    """Whether a key may be a variable of the study's own: no dots, and nothing that a scenario has."""
+    return "." not in key and key not in Scenario.model_fields and key not in DEFAULTS
+
+
+def takes_whole_numbers(section: Section, key: str) -> bool:
+    """Whether the field at a dotted key of a scenario is a whole number."""
+    *path, last = key.split(".")
+    node: Any = section
+    for part in path:
+        node = getattr(node, part, None)
+    field = type(node).model_fields.get(last) if isinstance(node, Section) else None
+    if field is None:
+        return False
+    kinds = {field.annotation, *get_args(field.annotation)}
+    kinds |= {part for kind in kinds for part in get_args(kind)}  # inside Annotated
+    return int in kinds and float not in kinds
+
+
+def _rounded(value: Any, whole: bool) -> Any:
+    return round(value) if whole and isinstance(value, float) else value
+
+
+def _is_range(axis: Any) -> bool:
+    return isinstance(axis, RangeConfig)

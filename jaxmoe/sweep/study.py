@@ -1,0 +1,216 @@
+"""A study as a user describes it: a scenario, axes over anything in it, how to sample them, and what to measure."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from jaxtyping import Float
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+
+from jaxmoe.config import RuleError, Section, load_section
+from jaxmoe.sweep.expressions import Expression, ExpressionError
+
+# `jaxmoe.sweep.metrics` says what each is; a study is read before JAX is loaded.
+METRICS = ("total", "p95", "dispatch", "compute", "combine", "utilisation", "communication_share", "busiest")
+
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+class RangeConfig(Section):
+    """Numbers from one end to the other."""
+
+    start: float = Field(alias="from", description="the first number", examples=[10])
+    stop: float = Field(alias="to", description="the last number", examples=[100])
+    points: Count | None = Field(default=None, description="how many numbers a grid has", examples=[5])
+    scale: Literal["linear", "log"] = Field(
+        default="linear", description="whether equal steps are differences or ratios", examples=["log"]
+    )
+
+    @model_validator(mode="after")
+    def _has_a_logarithm(self) -> "RangeConfig":
+        if self.scale == "log" and min(self.start, self.stop) <= 0:
+            raise RuleError(("scale",), self.scale, "linear where an end is not above 0", "Raise the end")
+        return self
+
+    def at(self, part: Float[np.ndarray, " point"]) -> Float[np.ndarray, " point"]:
+        """The numbers at parts of the way, 0 to 1."""
+        if self.scale == "log":
+            values = self.start * (self.stop / self.start) ** part
+        else:
+            values = self.start + (self.stop - self.start) * part
+        ends = np.where(part == 0, self.start, np.where(part == 1, self.stop, values))  # as written, not rounded
+        return ends.astype(float)
+
+
+class SampleConfig(Section):
+    """How points are picked: a grid of all values, or so many numbers at once from all ranges."""
+
+    latin_hypercube: Count | None = Field(
+        default=None, description="how many points of a Latin hypercube to draw from the ranges", examples=[1000]
+    )
+    sobol: Count | None = Field(
+        default=None,
+        description="how many points of a scrambled Sobol sequence to draw from the ranges",
+        examples=[1024],
+    )
+    seed: Seed = Field(default=0, description="the seed of what is drawn", examples=[0])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _grid_is_no_drawing(cls, value: Any) -> Any:
+        if value == "grid":
+            return {}
+        if isinstance(value, str):
+            raise RuleError((), value, "grid, {latin_hypercube: N} or {sobol: N}", "Write one of them")
+        return value
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> "SampleConfig":
+        if self.latin_hypercube and self.sobol:
+            raise RuleError(("sobol",), self.sobol, "no value beside latin_hypercube", "Keep one of the two")
+        return self
+
+    @property
+    def count(self) -> int | None:
+        """Points drawn from the ranges; `None` for a grid."""
+        return self.latin_hypercube or self.sobol
+
+
+# Strict mode would refuse the list that YAML gives; the entries stay strict.
+Texts = Annotated[tuple[str, ...], Field(strict=False)]
+
+
+class StudyConfig(Section):
+    """The content of a study file."""
+
+    name: str = Field(default="unnamed", description="a name for tables", examples=["mesh_machines"])
+    scenario: str = Field(
+        min_length=1, description="the path of the base scenario, from the study file", examples=["quickstart.yaml"]
+    )
+    layers: Annotated[tuple[int, ...], Field(strict=False)] | None = Field(
+        default=None, description="the layers to time, as numbered in the full model, or null for all", examples=[[3]]
+    )
+    set: dict[str, Any] = Field(default={}, description="fixed values by dotted key of the scenario as a mapping")
+    axes: dict[str, Any] = Field(
+        description="the values of every axis, by dotted key of the scenario, strategy or exchange, as a mapping; each "
+        "a list or {from: .., to: .., points: .., scale: linear|log}"
+    )
+    sample: SampleConfig = Field(
+        default=SampleConfig(),
+        description="how points are picked: grid, {latin_hypercube: N, seed: 0} or {sobol: N, seed: 0}; ranges are "
+        "drawn, lists stay a grid",
+    )
+    zip: Annotated[tuple[Texts, ...], Field(strict=False)] = Field(
+        default=(), description="the groups of axes that go together as a list of lists of keys"
+    )
+    derived: dict[str, str | int | float] = Field(
+        default={}, description="further keys as a mapping to expressions over keys", examples=["total / 4"]
+    )
+    where: Texts = Field(default=(), description="the conditions on points as a list of expressions over keys")
+    metrics: Texts = Field(default=METRICS, min_length=1, description=f"the metrics as a list of {', '.join(METRICS)}")
+
+    @model_validator(mode="after")
+    def _axes_have_values(self) -> "StudyConfig":
+        if not self.axes:
+            raise RuleError(("axes",), self.axes, "at least one axis", "Write for example strategy: [tp, ep_balanced]")
+        for key, value in self.axes.items():
+            axis_of(value, ("axes", key))
+            if key in self.set or key in self.derived:
+                other = "set" if key in self.set else "derived"
+                raise RuleError((other, key), getattr(self, other)[key], "no key of axes", "Remove it here or there")
+        return self
+
+    @model_validator(mode="after")
+    def _expressions_can_be_read(self) -> "StudyConfig":
+        for key, text in self.derived.items():
+            _check_expression(("derived", key), str(text))
+        for index, text in enumerate(self.where):
+            _check_expression(("where", index), text)
+        return self
+
+    @model_validator(mode="after")
+    def _zipped_axes_fit(self) -> "StudyConfig":
+        seen: list[str] = []
+        for index, keys in enumerate(self.zip):
+            for key in keys:
+                if key not in self.axes or key in seen:
+                    expected = f"axes, each once: {', '.join(self.axes)}"
+                    raise RuleError(("zip", index), list(keys), expected, f"Correct {key!r}")
+                seen.append(key)
+            axes = {key: axis_of(self.axes[key], ("axes", key)) for key in keys}
+            if self.sample.count and all(isinstance(axis, RangeConfig) for axis in axes.values()):
+                continue  # one draw serves them all
+            sizes = {key: axis.points if isinstance(axis, RangeConfig) else len(axis) for key, axis in axes.items()}
+            if len(set(sizes.values())) > 1:
+                told = ", ".join(f"{key} has {size}" for key, size in sizes.items())
+                raise RuleError(("zip", index), list(keys), f"axes of one length ({told})", "Even them out")
+        return self
+
+    @model_validator(mode="after")
+    def _ranges_are_drawn_or_have_points(self) -> "StudyConfig":
+        zipped_with_lists = {
+            key for keys in self.zip for key in keys if any(isinstance(self.axes[other], list) for other in keys)
+        }
+        for key, value in self.axes.items():
+            axis = axis_of(value, ("axes", key))
+            drawn = self.sample.count and key not in zipped_with_lists
+            if isinstance(axis, RangeConfig) and axis.points is None and not drawn:
+                raise RuleError(("axes", key), value, "points beside from and to", "Write for example points: 5")
+        return self
+
+    @model_validator(mode="after")
+    def _metrics_are_known(self) -> "StudyConfig":
+        for index, name in enumerate(self.metrics):
+            if name not in METRICS:
+                raise RuleError(("metrics", index), name, f"one of {', '.join(METRICS)}", "Write one of them")
+        return self
+
+
+def axis_of(value: Any, keys: tuple[str | int, ...]) -> RangeConfig | list[Any]:
+    """The values of an axis. Raises `RuleError`."""
+    if isinstance(value, list) and value:
+        return value
+    if not isinstance(value, dict):
+        expected = "a list with at least one value, or {from: .., to: .., points: ..}"
+        raise RuleError(keys, value, expected, "Write for example [1, 2, 4]")
+    try:
+        return TypeAdapter(RangeConfig).validate_python(value)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        rule = problem.get("ctx", {}).get("error")
+        reason = f"{rule.expected}" if isinstance(rule, RuleError) else problem["msg"]
+        where = ".".join(str(part) for part in problem["loc"])
+        expected = f"{{from: .., to: .., points: .., scale: linear|log}} ({where or 'scale'}: {reason})"
+        raise RuleError(keys, value, expected, "Correct it") from None
+
+
+def _check_expression(keys: tuple[str | int, ...], text: str) -> None:
+    try:
+        Expression(text)
+    except ExpressionError as error:
+        raise RuleError(keys, text, f"an expression ({error})", "Correct it") from None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study file that was read. `scenario` is an absolute path."""
+
+    path: Path
+    config: StudyConfig
+
+    @property
+    def scenario(self) -> Path:
+        return self.path.parent / Path(self.config.scenario).expanduser()
+
+    @property
+    def layers(self) -> str | None:
+        """As `--layers` has it."""
+        return None if self.config.layers is None else ",".join(map(str, self.config.layers))
+
+
+def read_study(path: Path) -> Study:
+    """The study in a YAML file. Raises `ConfigError`."""
+    absolute = path.absolute()
+    return Study(absolute, load_section(StudyConfig, absolute))

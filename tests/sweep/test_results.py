@@ -1,0 +1,144 @@
+"""Results in a folder: resumed, extended, refused, and repaired."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from pyarrow import dataset, parquet
+from sweep_keys import DIE, LINK
+
+from jaxmoe.sweep import SweepError, evaluation, read_study, run_sweep
+
+AXES = {LINK: {"from": 1, "to": 20, "points": 20}, "strategy": ["ep_random", "ep_balanced"]}
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch):
+    monkeypatch.setattr(evaluation, "MOST", 8)
+
+
+def read(folder):
+    """All rows by hash, as any reader of Parquet sees them."""
+    rows = dataset.dataset(folder / "points").to_table().to_pylist()
+    assert len({row["hash"] for row in rows}) == len(rows)
+    return {row["hash"]: row for row in rows}
+
+
+class StopError(Exception):
+    """Stands for a kill."""
+
+
+def test_rows_have_every_number_metrics_and_versions(sweep, tmp_path):
+    done = sweep(axes=AXES, derived={DIE: f"{LINK} / 10"})
+    rows = read(tmp_path / "out")
+    assert len(rows) == 40
+    first = rows[done.points[0].hash]
+    assert (first[LINK], first[DIE], first["strategy"], first["exchange"]) == (1.0, 0.1, "ep_random", "lowest_host")
+    assert first["jaxmoe_version"]
+    table = parquet.read_table(next((tmp_path / "out" / "points").glob("*.parquet")))
+    assert table.schema.field(LINK).type == pa.float64()
+    assert "jax" in json.loads(table.schema.metadata[b"versions"])
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["metrics"][0] == "total_s"
+    assert (tmp_path / "out" / "study.yaml").read_bytes() == (tmp_path / "study.yaml").read_bytes()
+
+
+def test_a_stopped_sweep_goes_on_and_ends_as_if_never_stopped(study, sweep, tmp_path):
+    path, folder = study(axes=AXES), tmp_path / "stopped"
+    folder.mkdir()
+
+    def stop_after_a_chunk(done, total):
+        if done:
+            raise StopError
+
+    for chunks in (1, 2):
+        with pytest.raises(StopError):
+            run_sweep(read_study(path), folder, stop_after_a_chunk)
+        assert len(list((folder / "points").iterdir())) == chunks
+    there = len(read(folder))
+    assert 0 < there < 20
+    last = run_sweep(read_study(path), folder, lambda done, total: None)
+    assert last.computed == 40 - there
+    again = run_sweep(read_study(path), folder, lambda done, total: None)
+    assert (again.computed, again.compiles) == (0, 0)
+    whole = {row["hash"]: row for row in sweep(axes=AXES).rows}
+    rows = read(folder)
+    assert rows.keys() == whole.keys()
+    for key, row in rows.items():
+        assert row["total_s"] == pytest.approx(whole[key]["total_s"], rel=1e-6)
+        assert {k: v for k, v in row.items() if not isinstance(v, float)} == {
+            k: v for k, v in whole[key].items() if not isinstance(v, float)
+        }
+
+
+def test_a_changed_study_adds_what_is_missing(sweep, tmp_path):
+    sweep(axes={LINK: [1, 2], "strategy": ["tp"]})
+    more = sweep(axes={LINK: [2, 3], "strategy": ["tp", "ep"]}, metrics=["p95"])
+    assert (len(more.points), more.computed) == (4, 3)
+    further = sweep(axes={LINK: [2, 3], DIE: [1, 3], "strategy": ["tp"]})
+    assert further.computed == 4
+    assert len(read(tmp_path / "out")) == 9
+
+
+def test_results_of_another_study_are_refused(sweep, tmp_path):
+    sweep(axes=AXES)
+    for other in ({"set": {"workload.batch_tokens": 4}}, {"layers": [3]}):
+        with pytest.raises(SweepError, match="results of another study"):
+            sweep(axes=AXES, **other)
+
+
+def test_a_folder_of_something_else_is_refused(sweep, tmp_path):
+    (tmp_path / "out" / "points").mkdir(parents=True)
+    (tmp_path / "out" / "points" / "x.parquet").touch()
+    with pytest.raises(SweepError, match="files of something else"):
+        sweep(axes=AXES)
+    (tmp_path / "out" / "manifest.json").write_text("{}")
+    with pytest.raises(SweepError, match="is not that of a sweep"):
+        sweep(axes=AXES)
+
+
+def test_a_column_keeps_its_type(sweep):
+    sweep(axes={"hardware.die.memory_bandwidth_GB_per_s": [None, 10]})
+    sweep(axes={"hardware.die.memory_bandwidth_GB_per_s": [20]})
+    with pytest.raises(SweepError, match="there are results with numbers at"):
+        sweep(axes={"hardware.die.memory_bandwidth_GB_per_s": [10, "much"]})
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "other"])
+def test_a_damaged_file_is_set_aside_and_computed_anew(sweep, tmp_path, damage):
+    before = {row["hash"]: row["total_s"] for row in sweep(axes=AXES).rows}
+    victim = sorted((tmp_path / "out" / "points").glob("*.parquet"))[2]
+    data = bytearray(victim.read_bytes())
+    if damage == "cut":
+        victim.write_bytes(data[:-100])
+    elif damage == "flipped":
+        data[60] ^= 0xFF
+        victim.write_bytes(data)
+    else:
+        parquet.write_table(pa.table({"hash": ["x"]}), victim)
+    done = sweep(axes=AXES)
+    assert done.computed in (6, 7)
+    assert (tmp_path / "out" / f"{victim.name}.damaged").exists()
+    assert done.notes == [
+        f"{victim.name}.damaged could not be read: it was set aside, and its points were computed anew"
+    ]
+    assert {key: row["total_s"] for key, row in read(tmp_path / "out").items()} == pytest.approx(before, rel=1e-6)
+
+
+def test_a_failed_write_leaves_nothing_behind(sweep, tmp_path, monkeypatch):
+    def full(table, where, **options):
+        where.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(parquet, "write_table", full)
+    with pytest.raises(OSError, match="No space left"):
+        sweep(axes=AXES)
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == ["manifest.json", "points", "study.yaml"]
+
+
+def test_what_a_kill_left_aside_goes(sweep, tmp_path):
+    sweep(axes={LINK: [1]})
+    left = tmp_path / "out" / ".abc.parquet.part"
+    left.write_bytes(b"half")
+    sweep(axes={LINK: [1]})
+    assert not left.exists()
