@@ -81,6 +81,11 @@ class Space:
         own = {key: value for key, value in values.items() if key not in DEFAULTS and key not in self.parameters}
         return load_scenario_with(self.study.scenario, self.fixed | own, self._source)
 
+    def is_drawn(self, key: str) -> bool:
+        """Whether the numbers of an axis are drawn from a range, and not listed."""
+        config = self.study.config
+        return config.sample.count is not None and isinstance(config.axes[key], dict)
+
     def points(self) -> list[Point]:
         """All points, each once. Raises `SweepError` where there is none, and for strategies that are not known."""
         self._check_names()

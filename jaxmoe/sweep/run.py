@@ -52,7 +52,8 @@ def run_sweep(study: Study, folder: Path, progress: Progress, memory_bytes: floa
     rows = results.open()
     missing = [point for point in points if point.hash not in rows]
     text = text_columns(points, [*rows.values()])
-    groups = groups_of(space, missing, lambda done, total: progress(0, len(missing))) if missing else []
+    known = [point for point in points if point.hash in rows]
+    groups = groups_of(space, missing, lambda done, total: progress(0, len(missing)), known) if missing else []
     results.begin()
     setup_s, start, done = time.perf_counter() - start, time.perf_counter(), 0
     engine = Engine(memory_bytes)
