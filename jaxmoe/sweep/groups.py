@@ -26,6 +26,7 @@ from jaxmoe.sweep.points import DEFAULTS, OWN, Point, Space, SweepError, Values,
 from jaxmoe.traces import Batch
 
 Numbers = Float[Array, " key"]
+MOST_TRIED = 32  # points in which a value of points that cannot be is tried
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,19 +174,28 @@ def _parted(members: list[Point], setting: Setting | None, refused: dict[int, In
 def _check_values(space: Space, groups: list[Group], known: Sequence[Point]) -> None:
     """Raise `SweepError` where a value of an axis does in no point, or no point can be set up at all.
 
-    A number that was drawn has but one point: it may be wrong beside others, unless all that do are to one side of it.
+    A value that is in points alone that cannot be, as drawn ones are in but one, may do in the place of another's.
     """
     if not known and all(group.setting is None for group in groups):
         raise SweepError(groups[0].reason)
     fine = [*known, *(point for group in groups if not group.invalid for point in group.points)]
+    some = fine[:: max(len(fine) // MOST_TRIED, 1)]
     for key in space.study.config.axes:
         valid = {_text(point, key) for point in fine}
-        numbers = [point.values[key] for point in fine if is_number(point.values[key])]
         for group in groups:
             for point in group.points if group.invalid else ():
-                between = space.is_drawn(key) and numbers and min(numbers) < point.values[key] < max(numbers)
-                if _text(point, key) not in valid and not between:
+                text, value = _text(point, key), point.values[key]
+                if text not in valid and not any(_loads(space, other.values | {key: value}) for other in some):
                     raise SweepError(group.reason)
+                valid.add(text)
+
+
+def _loads(space: Space, values: Values) -> bool:
+    try:
+        space.scenario(values)
+    except InputError:
+        return False
+    return True
 
 
 def _text(point: Point, key: str) -> Any:
