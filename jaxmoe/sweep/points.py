@@ -21,10 +21,16 @@ from jaxmoe.errors import InputError
 from jaxmoe.experiment.strategies import STANDARD
 from jaxmoe.placement.exchange import ExchangeError, exchange_of
 from jaxmoe.sweep.expressions import Expression
-from jaxmoe.sweep.study import RangeConfig, Study, axis_of
+from jaxmoe.sweep.metrics import METRICS
+from jaxmoe.sweep.study import RangeConfig, Study, axis_of, in_order
 
 OWN = "own"  # the exchange that a strategy has where none is named
 DEFAULTS = {"strategy": "ep_balanced", "exchange": OWN}
+
+# Columns of the results that are of no key.
+RESERVED = {"hash", "note", "comparable", "busiest_kind", "busiest_index", "jaxmoe_version"} | {
+    metric.column for metric in METRICS.values()
+}
 
 Values = dict[str, Any]
 
@@ -73,12 +79,21 @@ class Space:
         self._loaded: dict[str, dict[str, Any]] = {}
         self._contents: dict[str, str] = {}
         config = study.config
-        self.derived = {key: Expression(str(text)) for key, text in config.derived.items()}
+        derived = [(key, config.derived[key]) for key in in_order(config.derived)]
+        self.derived = {key: Expression(str(text)) for key, text in derived}
         self.conditions = [Expression(text) for text in config.where]
         self.fixed = {key: value for key, value in config.set.items() if key not in DEFAULTS}
         used = {key for expression in (*self.derived.values(), *self.conditions) for key in expression.keys}
         self.parameters = {key for key in (*config.axes, *self.derived) if is_parameter(key) and key in used}
+        self._check_variables(used)
         self.base = self.scenario({})
+
+    def _check_variables(self, used: set[str]) -> None:
+        for key in sorted(self.parameters & RESERVED):
+            raise SweepError(f"{self.label}: {key} is a column of the results; give the variable another name")
+        for key, value in self.fixed.items():
+            if is_parameter(key) and key in used:
+                raise SweepError(f"{self.label}: set has {key}: {value}, a variable; write it under derived instead")
 
     @property
     def identity(self) -> str:
