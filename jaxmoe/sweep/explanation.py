@@ -12,7 +12,8 @@ from jaxmoe.experiment.strategies import Strategy, standard_strategies
 from jaxmoe.latency import LayerTime
 from jaxmoe.latency.schedule import STAGES
 from jaxmoe.placement import PlanError
-from jaxmoe.sweep.points import OWN, Point, Space, SweepError
+from jaxmoe.sweep.groups import with_exchange
+from jaxmoe.sweep.points import Point, Space, SweepError
 from jaxmoe.tune.bounds import lower_bound
 
 
@@ -65,9 +66,9 @@ def find_point(points: Sequence[Point], text: str) -> Point:
 def explained(space: Space, point: Point) -> Explanation:
     """Evaluate a point by itself. Raises `InputError` where it cannot be."""
     inputs = inputs_of(space.scenario(point.values), layers=space.study.layers)
-    strategy = next(usual for usual in standard_strategies(inputs) if usual.name == point.values["strategy"])
-    exchange = point.values["exchange"]
-    name = strategy.placement.exchange[0] if exchange == OWN else exchange
+    usual = next(usual for usual in standard_strategies(inputs) if usual.name == point.values["strategy"])
+    strategy = with_exchange(inputs, usual, point.values["exchange"])
+    name = strategy.placement.exchange[0]
     times = score(inputs, strategy, inputs.evaluation_batches, name)
     return Explanation(
         point=point,

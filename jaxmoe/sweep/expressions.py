@@ -1,6 +1,7 @@
 """Small arithmetic expressions over the keys of a scenario, such as `total / hardware.mesh_shape[0]`."""
 
 import ast
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -23,7 +24,8 @@ COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], bool]] = {
     ast.GtE: operator.ge,
 }
 KNOWN = "numbers, quoted text, keys, + - * / **, min(), max(), comparisons, and, or, not, in brackets"
-LARGEST_POWER = 1000  # of whole numbers, whose powers could be endless
+LARGEST_WHOLE = 2.0**53  # beyond it whole numbers become floats, for powers could be endless
+LONGEST = 60  # characters of what errors show
 
 
 class ExpressionError(InputError):
@@ -39,13 +41,13 @@ class Expression:
         try:
             self._tree = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            raise ExpressionError(f"{text!r} is not an expression; write {KNOWN}") from None
+            raise ExpressionError(f"{_short(text)} is not an expression; write {KNOWN}") from None
         self.keys = tuple(dict.fromkeys(self._read(self._tree)))
 
     def _read(self, node: ast.AST) -> Iterator[str]:
         """Keys below a node, all of which is checked."""
         match node:
-            case ast.Constant(value=bool() | int() | float() | str()):
+            case ast.Constant(value=bool() | int() | float() | str() | None) | ast.Name(id="null"):
                 return
             case ast.Name() | ast.Attribute():
                 yield _dotted(node, self.text)
@@ -63,7 +65,7 @@ class Expression:
             case ast.Call(func=ast.Name(id="min" | "max"), args=arguments, keywords=[]) if arguments:
                 parts = arguments
             case _:
-                raise ExpressionError(f"{self.text!r} has {ast.unparse(node)!r} in it; write {KNOWN}")
+                raise ExpressionError(f"{_short(self.text)} has {_short(ast.unparse(node))} in it; write {KNOWN}")
         for part in parts:
             yield from self._read(part)
 
@@ -75,20 +77,25 @@ class Expression:
         try:
             value = self._value(self._tree, values)
         except (ArithmeticError, TypeError, IndexError) as error:
-            given = ", ".join(f"{key} = {values[key]!r}" for key in self.keys)
-            raise ExpressionError(f"{self.text!r} has no value ({error}) where {given}; correct it") from None
-        if isinstance(value, complex):
-            raise ExpressionError(f"{self.text!r} is a complex number, {value}; correct it")
+            given = ", ".join(f"{key} = {_short(values[key])}" for key in self.keys)
+            raise ExpressionError(f"{_short(self.text)} has no value ({error}) where {given}; correct it") from None
+        if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
+            raise ExpressionError(f"{_short(self.text)} is {value}, no finite number; correct it")
         return value
 
     def _value(self, node: ast.AST, values: Mapping[str, Any]) -> Any:
         match node:
             case ast.Constant(value=value):
                 return value
+            case ast.Name(id="null"):
+                return None
             case ast.Name() | ast.Attribute():
                 return values[_dotted(node, self.text)]
             case ast.Subscript(value=inner, slice=ast.Constant(value=index)):
-                return self._value(inner, values)[index]
+                whole = self._value(inner, values)
+                if not isinstance(whole, list | tuple):
+                    raise TypeError(f"{_short(whole)} is no list")
+                return whole[index]
             case ast.BinOp(op=op, left=left, right=right):
                 return _applied(op, self._value(left, values), self._value(right, values))
             case ast.UnaryOp(op=op, operand=operand):
@@ -111,18 +118,31 @@ def _dotted(node: ast.AST, text: str) -> str:
             return name
         case ast.Attribute(value=inner, attr=name):
             return f"{_dotted(inner, text)}.{name}"
-    raise ExpressionError(f"{text!r} has {ast.unparse(node)!r} in it; write {KNOWN}")
+    raise ExpressionError(f"{_short(text)} has {_short(ast.unparse(node))} in it; write {KNOWN}")
 
 
 def _applied(op: ast.operator, left: Any, right: Any) -> Any:
-    if isinstance(op, ast.Pow) and isinstance(left, int) and isinstance(right, int) and abs(right) > LARGEST_POWER:
-        raise ArithmeticError(f"the power {right} is above {LARGEST_POWER}")
-    if isinstance(left, str) or isinstance(right, str):
-        raise TypeError("text is no number")
+    _check_numbers(left, right)
+    if isinstance(left, int) and isinstance(right, int):
+        rough = BINARY[type(op)](float(left), float(right))  # too large a number is an error here, and at once
+        if isinstance(rough, complex) or abs(rough) > LARGEST_WHOLE:
+            return rough
     return BINARY[type(op)](left, right)
 
 
+def _check_numbers(*values: Any) -> None:
+    for value in values:
+        if value is None or isinstance(value, str | list | tuple | dict):
+            raise TypeError(f"{_short(value)} is no number")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+
+
 def _extreme(name: str, values: list[Any]) -> Any:
+    _check_numbers(*values)
     if not all(isinstance(value, int | float) for value in values):
         import jax.numpy as jnp  # an expression is read before JAX is loaded
 

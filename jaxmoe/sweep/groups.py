@@ -19,13 +19,14 @@ from jaxtyping import Array, Float
 from jaxmoe.config import ConfigError, Scenario, Section, build_layer_model
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.inputs import Inputs, inputs_of
-from jaxmoe.experiment.strategies import Strategy, standard_strategies
+from jaxmoe.experiment.strategies import Strategy, standard_strategies, strategy
 from jaxmoe.latency import LayerModel
 from jaxmoe.placement.exchange import ExchangeError
 from jaxmoe.sweep.points import DEFAULTS, OWN, Point, Space, SweepError, Values, is_number
 from jaxmoe.traces import Batch
 
 Numbers = Float[Array, " key"]
+MOST_TRIED = 32  # points in which a value of points that cannot be is tried
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +78,7 @@ class Grouping:
 
     space: Space
     structural: set[str] = field(default_factory=set)
+    refusals: dict[str, InputError | None] = field(default_factory=dict)  # by the text of a scenario's values
 
     def sorted(self, points: Sequence[Point]) -> list[list[Point]]:
         """Points by all but their numbers, those that share a setting next to each other."""
@@ -106,15 +108,29 @@ class Grouping:
             if key not in self.space.parameters and key not in DEFAULTS and self._may_be_number(key, value)
         )
 
+    def refusal(self, point: Point) -> InputError | None:
+        """Why no scenario may have these values, loaded once for all strategies and exchanges."""
+        text = _scenario_text(point)
+        if text not in self.refusals:
+            try:
+                self.space.scenario(point.values)
+                self.refusals[text] = None
+            except InputError as error:
+                self.refusals[text] = error
+        return self.refusals[text]
 
-def groups_of(space: Space, points: Sequence[Point], report: Callable[[int, int], None]) -> list[Group]:
+
+def groups_of(
+    space: Space, points: Sequence[Point], report: Callable[[int, int], None], known: Sequence[Point] = ()
+) -> list[Group]:
     """All points in groups, each with its setting. Raises `InputError` where none can be set up.
 
-    `report` is called with the points done and those in all.
+    `report` is called with the points done and those in all. `known` are further points of the study, whose rows are
+    there: their values are in order.
     """
     grouping, groups, done = Grouping(space), [], 0
     waiting = [[*points]]
-    settings: dict[str, Setting | InputError] = {}
+    settings: dict[str, Setting] = {}
     while waiting:
         members = waiting.pop()
         parts = grouping.sorted(members)
@@ -123,83 +139,143 @@ def groups_of(space: Space, points: Sequence[Point], report: Callable[[int, int]
             continue
         before = len(grouping.structural)
         structure = grouping._structure(members[0].values)[0]
+        refused: dict[int, InputError] = {}
         if structure not in settings:
-            settings[structure] = _setting(space, grouping, members)
-        if len(grouping.structural) > before:
-            settings.clear()  # the texts of all others changed as well
-            waiting.append(members)
-            continue
-        groups.append(_group(members, settings[structure]))
+            found = _setting(grouping, members)
+            if len(grouping.structural) > before:
+                settings.clear()  # the texts of all others changed as well
+                waiting.append(members)
+                continue
+            if isinstance(found, Setting):
+                settings[structure] = found
+            else:
+                refused = found
+        refused = refused or _refused_numbers(grouping, members)
+        groups += _parted(members, settings.get(structure), refused)
         done += len(members)
         report(done, len(points))
-    _check_values(space, groups)
+    _check_values(space, groups, known)
     return groups
 
 
-def _check_values(space: Space, groups: list[Group]) -> None:
-    """Raise `SweepError` where a value of an axis does in no point, or no point can be set up at all."""
-    if all(group.setting is None for group in groups):
-        raise SweepError(groups[0].reason)
-    for key in space.study.config.axes:
-        valid = {_text(group, key) for group in groups if not group.invalid}
-        for group in groups:
-            if group.invalid and _text(group, key) not in valid:
-                raise SweepError(group.reason)
+def _parted(members: list[Point], setting: Setting | None, refused: dict[int, InputError]) -> list[Group]:
+    """Points that can be set up in one group, and a group for each reason why others, by their place, cannot."""
+    able = [point for at, point in enumerate(members) if at not in refused]
+    by_reason: dict[str, list[int]] = {}
+    for at, error in refused.items():
+        by_reason.setdefault(str(error), []).append(at)
+    groups = [_group(able, setting)] if able and setting is not None else []
+    return groups + [
+        Group([members[at] for at in places], reason=reason, invalid=isinstance(refused[places[0]], ConfigError))
+        for reason, places in by_reason.items()
+    ]
 
 
-def _text(group: Group, key: str) -> str:
-    """What all points of a group have at a key that is no number of theirs; of numbers, nothing."""
-    value = group.points[0].values.get(key)
-    return "" if is_number(value) else json.dumps(value)
+def _check_values(space: Space, groups: list[Group], known: Sequence[Point]) -> None:
+    """Raise `SweepError` where a value of an axis does in no point, or no point can be set up at all.
 
-
-def _group(points: list[Point], setting: Setting | InputError) -> Group:
-    if isinstance(setting, InputError):
-        return Group(points, reason=str(setting), invalid=isinstance(setting, ConfigError))
-    values = points[0].values
-    strategy = setting.strategies[values["strategy"]]
-    if values["exchange"] != OWN:
-        try:
-            setting.inputs.exchange(values["exchange"])
-        except ExchangeError as error:
-            return Group(points, reason=str(error))
-        layers = len(strategy.placement.share)
-        strategy = replace(strategy, placement=replace(strategy.placement, exchange=(values["exchange"],) * layers))
-    return Group(points, setting, strategy)
-
-
-def _setting(space: Space, grouping: Grouping, members: list[Point]) -> Setting | InputError:
-    """What the points have in common, or why they cannot be set up.
-
-    Adds keys that turn out to be no numbers to those that define groups; what it returns is then of no use. Raises
-    `ConfigError` for a number that no scenario may have.
+    A value that is in points alone that cannot be, as drawn ones are in but one, may do in the place of another's.
     """
-    first = members[0].values
-    keys = grouping.numbers(first)
-    try:
-        scenario = space.scenario(first)
-    except InputError as error:
-        return error
-    _check_numbers(space, members, keys)
-    try:
-        setting = _tried(scenario, keys, space.study.layers)
-        if setting is None:
-            wrong = {key for key in keys if _tried(scenario, (key,), space.study.layers) is None}
-            # Each for itself may do where all together do not; then none is a number.
-            grouping.structural |= wrong or set(keys)
-            return SweepError("to be set up anew")
-    except InputError as error:
-        return error
-    return setting
+    if not known and all(group.setting is None for group in groups):
+        raise SweepError(groups[0].reason)
+    fine = [*known, *(point for group in groups if not group.invalid for point in group.points)]
+    some = fine[:: max(len(fine) // MOST_TRIED, 1)]
+    for key in space.study.config.axes:
+        valid = {_text(point, key) for point in fine}
+        for group in groups:
+            for point in group.points if group.invalid else ():
+                text, value = _text(point, key), point.values[key]
+                if text not in valid and not any(_loads(space, other.values | {key: value}) for other in some):
+                    raise SweepError(group.reason)
+                valid.add(text)
 
 
-def _check_numbers(space: Space, members: list[Point], keys: tuple[str, ...]) -> None:
-    """Load the scenarios where numbers are least and largest: limits of a key are intervals. Raises `ConfigError`."""
+def _loads(space: Space, values: Values) -> bool:
+    try:
+        space.scenario(values)
+    except InputError:
+        return False
+    return True
+
+
+def _text(point: Point, key: str) -> Any:
+    """Equal for equal values, 10 and 10.0 among them."""
+    value = point.values[key]
+    return value if is_number(value) else json.dumps(value)
+
+
+def _group(points: list[Point], setting: Setting) -> Group:
+    name, exchange = points[0].values["strategy"], points[0].values["exchange"]
+    try:
+        return Group(points, setting, with_exchange(setting.inputs, setting.strategies[name], exchange))
+    except ExchangeError as error:
+        return Group(points, reason=str(error))
+
+
+def with_exchange(inputs: Inputs, usual: Strategy, exchange: str) -> Strategy:
+    """A usual strategy under an exchange, which may be its own. Raises `ExchangeError` where it does not suit."""
+    if exchange == OWN:
+        return usual
+    inputs.exchange(exchange)
+    return strategy(inputs, usual.name, usual.placement.share, exchange)
+
+
+def _setting(grouping: Grouping, members: list[Point]) -> Setting | dict[int, InputError]:
+    """What the points have in common, or why each of them, by its place, cannot be set up.
+
+    Adds keys that turn out to be no numbers to those that define groups; what it returns is then of no use.
+    """
+    keys, layers = grouping.numbers(members[0].values), grouping.space.study.layers
+    errors: dict[int, InputError] = {}
+    ends = _ends(members, keys)
+    for at in (*ends, *(at for at in range(len(members)) if at not in ends)):
+        if len(errors) == len(ends) and len({str(error) for error in errors.values()}) == 1:
+            return dict.fromkeys(range(len(members)), errors[0])  # whatever the numbers are
+        text = _scenario_text(members[at])
+        if refusal := grouping.refusals.get(text):
+            errors[at] = refusal
+            continue
+        try:
+            scenario = grouping.space.scenario(members[at].values)
+            setting = _tried(scenario, keys, layers)
+            if setting is None:
+                wrong = {key for key in keys if _tried(scenario, (key,), layers) is None}
+                # Each for itself may do where all together do not; then none is a number.
+                grouping.structural |= wrong or set(keys)
+                return {}
+            return setting
+        except InputError as error:
+            errors[at] = grouping.refusals[text] = error
+    return errors
+
+
+def _scenario_text(point: Point) -> str:
+    """Equal for points of one scenario, whatever their strategy and exchange."""
+    return json.dumps({key: value for key, value in point.values.items() if key not in DEFAULTS})
+
+
+def _refused_numbers(grouping: Grouping, members: list[Point]) -> dict[int, InputError]:
+    """Points, by their place, with numbers that no scenario may have.
+
+    Limits of a key are intervals: all points are tried only where one at an end is refused.
+    """
+    keys = grouping.numbers(members[0].values)
+    if not any(grouping.refusal(members[at]) for at in _ends(members, keys)):
+        return {}
+    refusals = ((at, grouping.refusal(point)) for at, point in enumerate(members))
+    return {at: error for at, error in refusals if error is not None}
+
+
+def _ends(members: list[Point], keys: tuple[str, ...]) -> list[int]:
+    """The first point, and places where a number is least, largest, or the first to be no whole one."""
+    ends = [0]
     for key in keys:
-        by_value = sorted(members, key=lambda point: point.values[key])
-        broken = [point for point in members if not isinstance(point.values[key], int)]
-        for point in (by_value[0], by_value[-1], *broken[:1]):  # a whole number alone may be too narrow
-            space.scenario(point.values)
+        numbers = [point.values[key] for point in members]
+        broken = [at for at, number in enumerate(numbers) if not isinstance(number, int)]
+        places = range(len(members))
+        # a whole number alone may be too narrow
+        ends += [min(places, key=numbers.__getitem__), max(places, key=numbers.__getitem__), *broken[:1]]
+    return list(dict.fromkeys(ends))
 
 
 def _tried(scenario: Scenario, keys: tuple[str, ...], layers: str | None) -> Setting | None:

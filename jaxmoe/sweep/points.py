@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -15,15 +16,21 @@ from jaxtyping import Float
 
 from jaxmoe.config import Scenario, Section, load_scenario_with, resolved
 from jaxmoe.config.explain import Source
-from jaxmoe.config.loader import label_of
+from jaxmoe.config.loader import FOLDERS, PATHS, label_of
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.strategies import STANDARD
 from jaxmoe.placement.exchange import ExchangeError, exchange_of
 from jaxmoe.sweep.expressions import Expression
-from jaxmoe.sweep.study import RangeConfig, Study, axis_of
+from jaxmoe.sweep.metrics import METRICS
+from jaxmoe.sweep.study import RangeConfig, Study, axis_of, in_order
 
 OWN = "own"  # the exchange that a strategy has where none is named
 DEFAULTS = {"strategy": "ep_balanced", "exchange": OWN}
+
+# Columns of the results that are of no key.
+RESERVED = {"hash", "note", "comparable", "busiest_kind", "busiest_index", "jaxmoe_version"} | {
+    metric.column for metric in METRICS.values()
+}
 
 Values = dict[str, Any]
 
@@ -34,15 +41,23 @@ class SweepError(InputError):
 
 @dataclass(frozen=True)
 class Point:
-    """Values by key: of the axes, of what is derived from them, and always strategy and exchange."""
+    """Values by key: of the axes, of what is derived from them, and always strategy and exchange.
+
+    `content` is a digest of what the files hold that are named there.
+    """
 
     values: Values
+    content: str = ""
 
     @cached_property
     def hash(self) -> str:
-        """The same for equal values, whatever the study."""
+        """The same for equal values and content, whatever the study."""
         text = json.dumps({key: _plain(value) for key, value in self.values.items()}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return _digest(text + self.content)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _plain(value: Any) -> Any:
@@ -62,24 +77,52 @@ class Space:
         self.label = label_of(study.path)
         self._source = Source(self.label, study.path.parent)
         self._loaded: dict[str, dict[str, Any]] = {}
+        self._contents: dict[str, str] = {}
         config = study.config
-        self.derived = {key: Expression(str(text)) for key, text in config.derived.items()}
+        derived = [(key, config.derived[key]) for key in in_order(config.derived)]
+        self.derived = {key: Expression(str(text)) for key, text in derived}
         self.conditions = [Expression(text) for text in config.where]
         self.fixed = {key: value for key, value in config.set.items() if key not in DEFAULTS}
         used = {key for expression in (*self.derived.values(), *self.conditions) for key in expression.keys}
         self.parameters = {key for key in (*config.axes, *self.derived) if is_parameter(key) and key in used}
+        self._check_variables(used)
         self.base = self.scenario({})
+
+    def _check_variables(self, used: set[str]) -> None:
+        for key in sorted(self.parameters & RESERVED):
+            raise SweepError(f"{self.label}: {key} is a column of the results; give the variable another name")
+        for key, value in self.fixed.items():
+            if is_parameter(key) and key in used:
+                raise SweepError(f"{self.label}: set has {key}: {value}, a variable; write it under derived instead")
 
     @property
     def identity(self) -> str:
         """The same for studies whose points may lie in one folder: equal but for axes, conditions and metrics."""
-        text = json.dumps([resolved(self.base), self.study.config.layers], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        files = _files(resolved(self.base))
+        text = json.dumps([resolved(self.base), self.study.config.layers, *([files] if files else [])], sort_keys=True)
+        return _digest(text)
 
     def scenario(self, values: Mapping[str, Any]) -> Scenario:
         """The base scenario with the values of a point. Raises `ConfigError`."""
         own = {key: value for key, value in values.items() if key not in DEFAULTS and key not in self.parameters}
         return load_scenario_with(self.study.scenario, self.fixed | own, self._source)
+
+    def content(self, values: Values) -> str:
+        """A digest of what the files hold that a point's values name; nothing where they name none."""
+        named = {key: value for key, value in values.items() if key.split(".")[0] in FOLDERS and not is_number(value)}
+        cached = json.dumps(named, sort_keys=True)
+        if cached not in self._contents:
+            self._contents[cached] = self._content(named) if named else ""
+        return self._contents[cached]
+
+    def _content(self, named: Values) -> str:
+        try:
+            whole = resolved(self.scenario(named))
+        except InputError:  # told when the point is set up; with another file it is another point
+            return ""
+        sections = {key: whole[key] for key, value in named.items() if key in FOLDERS and isinstance(value, str)}
+        files = {key: digest for key, digest in _files(whole).items() if any(_is_below(key, name) for name in named)}
+        return json.dumps([sections, files], sort_keys=True) if sections or files else ""
 
     def points(self) -> list[Point]:
         """All points, each once. Raises `SweepError` where there is none, and for strategies that are not known."""
@@ -91,7 +134,7 @@ class Space:
                 view.known[key] = _rounded(expression(view), self._whole.get(key, False))
             if all(bool(condition(view)) for condition in self.conditions):
                 given = {key: self.study.config.set.get(key, default) for key, default in DEFAULTS.items()}
-                point = Point(given | view.known)
+                point = Point(given | view.known, self.content(view.known))
                 found.setdefault(point.hash, point)
         if not found:
             told = "; ".join(condition.text for condition in self.conditions)
@@ -205,6 +248,22 @@ class _View(Mapping[str, Any]):
 def is_parameter(key: str) -> bool:
     """Whether a key may be a variable of the study's own: no dots, and nothing that a scenario has."""
     return "." not in key and key not in Scenario.model_fields and key not in DEFAULTS
+
+
+def _files(whole: Values) -> dict[str, str]:
+    """Digests of the files that a resolved scenario has paths of, by dotted key."""
+    digests: dict[str, str] = {}
+    for keys in PATHS:
+        node: Any = whole
+        for key in keys:
+            node = node.get(key) if isinstance(node, dict) else None
+        if isinstance(node, str) and Path(node).is_file():
+            digests[".".join(keys)] = hashlib.sha256(Path(node).read_bytes()).hexdigest()[:16]
+    return digests
+
+
+def _is_below(key: str, section: str) -> bool:
+    return key == section or key.startswith(f"{section}.")
 
 
 def takes_whole_numbers(section: Section, key: str) -> bool:

@@ -1,8 +1,10 @@
 """A sweep from study to results: what is missing is computed, chunk by chunk."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from jaxmoe.sweep.evaluation import Engine, resources
@@ -52,7 +54,8 @@ def run_sweep(study: Study, folder: Path, progress: Progress, memory_bytes: floa
     rows = results.open()
     missing = [point for point in points if point.hash not in rows]
     text = text_columns(points, [*rows.values()])
-    groups = groups_of(space, missing, lambda done, total: progress(0, len(missing))) if missing else []
+    known = [point for point in points if point.hash in rows]
+    groups = groups_of(space, missing, lambda done, total: progress(0, len(missing)), known) if missing else []
     results.begin()
     setup_s, start, done = time.perf_counter() - start, time.perf_counter(), 0
     engine = Engine(memory_bytes)
@@ -91,9 +94,15 @@ def _chunks(engine: Engine, group: Group, text: frozenset[str]) -> Iterator[list
 
 
 def _notes(results: Results, rows: list[Row]) -> list[str]:
-    """What a reader has to know: files set aside, and points without metrics or not to be compared."""
+    """What a reader has to know: files set aside, rows of other versions, points without metrics or not comparable."""
     notes = [
         f"{name} could not be read: it was set aside, and its points were computed anew" for name in results.damaged
+    ]
+    now = version("jaxmoe")
+    older = Counter(row["jaxmoe_version"] for row in rows if row["jaxmoe_version"] != now)
+    notes += [
+        f"{count} points were computed by jaxmoe {made}, this is {now}: for equal footing give another folder"
+        for made, count in older.items()
     ]
     said: dict[str, int] = {}
     for row in rows:

@@ -1,6 +1,9 @@
 """A study as a user describes it: a scenario, axes over anything in it, how to sample them, and what to measure."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -128,12 +131,35 @@ class StudyConfig(Section):
             _check_expression(("derived", key), str(text))
         for index, text in enumerate(self.where):
             _check_expression(("where", index), text)
+        try:
+            in_order(self.derived)
+        except CycleError as error:
+            told = " -> ".join(error.args[1])
+            raise RuleError(("derived",), told, "no key that needs itself", "Write one of them without it") from None
+        return self
+
+    @model_validator(mode="after")
+    def _values_are_plain(self) -> "StudyConfig":
+        for name, values in (("axes", self.axes), ("set", self.set)):
+            for key, value in values.items():
+                try:
+                    json.dumps(value)
+                except TypeError:
+                    expected = "numbers, text, true, false, null, lists and mappings"
+                    raise RuleError((name, key), str(value), expected, "Put a date in quotes") from None
+        for key in ("strategy", "exchange"):
+            if key in self.derived:
+                raise RuleError(("derived", key), self.derived[key], "no name that is computed", "Make it an axis")
+            if isinstance(self.axes.get(key), dict):
+                raise RuleError(("axes", key), self.axes[key], "a list of names", "Write for example [own]")
         return self
 
     @model_validator(mode="after")
     def _zipped_axes_fit(self) -> "StudyConfig":
         seen: list[str] = []
         for index, keys in enumerate(self.zip):
+            if not keys:
+                raise RuleError(("zip", index), [], "at least two axes", "Name them or remove it")
             for key in keys:
                 if key not in self.axes or key in seen:
                     expected = f"axes, each once: {', '.join(self.axes)}"
@@ -153,6 +179,10 @@ class StudyConfig(Section):
         zipped_with_lists = {
             key for keys in self.zip for key in keys if any(isinstance(self.axes[other], list) for other in keys)
         }
+        ranges = [key for key, value in self.axes.items() if isinstance(value, dict) and key not in zipped_with_lists]
+        if self.sample.count and not ranges:
+            told, remedy = "a range among the axes to draw from", "Write {from: .., to: ..}, or leave sample out"
+            raise RuleError(("sample",), self.sample.model_dump(exclude_none=True), told, remedy)
         for key, value in self.axes.items():
             axis = axis_of(value, ("axes", key))
             drawn = self.sample.count and key not in zipped_with_lists
@@ -184,6 +214,12 @@ def axis_of(value: Any, keys: tuple[str | int, ...]) -> RangeConfig | list[Any]:
         where = ".".join(str(part) for part in problem["loc"])
         expected = f"{{from: .., to: .., points: .., scale: linear|log}} ({where or 'scale'}: {reason})"
         raise RuleError(keys, value, expected, "Correct it") from None
+
+
+def in_order(derived: Mapping[str, str | int | float]) -> list[str]:
+    """Derived keys, each after those that it needs. Raises `CycleError` where they need each other."""
+    needs = {key: [other for other in Expression(str(text)).keys if other in derived] for key, text in derived.items()}
+    return list(TopologicalSorter(needs).static_order())
 
 
 def _check_expression(keys: tuple[str | int, ...], text: str) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from jaxmoe.sweep.expressions import Expression, ExpressionError
 
-VALUES = {"a": 3, "b.c": 4.0, "shape": [2, 8], "name": "tp"}
+VALUES = {"a": 3, "b.c": 4.0, "shape": [2, 8], "name": "tp", "nothing": None, "die": {"x": 1}}
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,7 @@ VALUES = {"a": 3, "b.c": 4.0, "shape": [2, 8], "name": "tp"}
         ("name == 'tp' or a == 0", True),
         ("name != 'tp'", False),
         ("1e3", 1000),
+        ("nothing == null and nothing == None and a != null", True),
     ],
 )
 def test_value_by_hand(text, value):
@@ -57,6 +58,25 @@ def test_what_is_no_such_expression_is_refused(text):
 def test_without_a_value(text):
     with pytest.raises(ExpressionError):
         Expression(text)(VALUES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "die[0]",
+        "a ** 900",
+        "1e308 * 10",
+        "((9 ** 1000) ** 1000) ** 1000",
+        "shape * 1000000",
+        "min(shape, 3)",
+        "nothing + 1",
+        " + ".join(["name"] * 99),
+    ],
+)
+def test_what_is_too_large_or_no_number_is_one_short_error(text):
+    with pytest.raises(ExpressionError) as error:
+        Expression(text)(VALUES)
+    assert len(str(error.value)) < 200
 
 
 @given(st.floats(0.1, 10), st.floats(0.1, 10))

@@ -1,5 +1,7 @@
 """From axes to points, counted and worked out by hand."""
 
+from datetime import date
+
 import numpy as np
 import pytest
 from sweep_keys import CHUNK, DIE, LINK
@@ -75,6 +77,15 @@ def test_derived_keys_and_conditions(space):
     assert made.scenario(made.points()[0].values).hardware.link.bandwidth_GB_per_s == 40
 
 
+def test_derived_keys_are_worked_out_in_the_order_of_their_needs(space):
+    one, other = {DIE: f"{LINK} / 10"}, {LINK: "total / 2"}
+    values = [
+        [(p.values[LINK], p.values[DIE]) for p in space(axes={"total": [40, 80]}, derived=derived).points()]
+        for derived in (one | other, other | one)
+    ]
+    assert values[0] == values[1] == [(20, 2), (40, 4)]
+
+
 def test_conditions_see_the_scenario_of_the_point(space):
     made = space(
         axes={"hardware.mesh_shape": [[2, 2], [2, 4], [4, 4]]},
@@ -106,6 +117,13 @@ def test_hashes_are_of_values(space):
         ({"axes": {LINK: [1]}, "zip": [[LINK, DIE]]}, f"Correct '{DIE}'"),
         ({"axes": {LINK: [1]}, "where": ["1 +"]}, "where.0"),
         ({"axes": {LINK: [1]}, "set": {LINK: 2}}, "Remove it here or there"),
+        ({"axes": {LINK: [1]}, "zip": [[]]}, "at least two axes"),
+        ({"axes": {"strategy": {"from": 1, "to": 2, "points": 2}}}, "a list of names"),
+        ({"axes": {LINK: [1]}, "derived": {"exchange": "'own'"}}, "Make it an axis"),
+        ({"axes": {LINK: [date(2026, 1, 1)]}}, "Put a date in quotes"),
+        ({"axes": {LINK: [1]}, "sample": {"sobol": 4}}, "a range among the axes"),
+        ({"axes": {LINK: [1]}, "derived": {"a": "a + 1"}}, "no key that needs itself"),
+        ({"axes": {LINK: [1]}, "derived": {"a": "b", "b": "2 * a"}}, "no key that needs itself"),
     ],
 )
 def test_a_study_that_cannot_be_is_one_clear_error(space, sections, told):
@@ -122,6 +140,8 @@ def test_a_study_that_cannot_be_is_one_clear_error(space, sections, told):
         ({"axes": {LINK: [1, 2]}, "where": [f"{LINK} > 5"]}, "where leaves no point"),
         ({"axes": {"strategy": ["tp", "sp"]}}, "strategy has 'sp'; expected one of tp, "),
         ({"axes": {"exchange": ["ringg"]}}, "exchange has 'ringg'"),
+        ({"axes": {"note": [1]}, "derived": {LINK: "note"}}, "note is a column of the results"),
+        ({"axes": {LINK: [1]}, "set": {"budget": 100}, "where": ["budget > 1"]}, "write it under derived"),
         ({"axes": {LINK: [1]}, "where": ["hardware.link.bandwith_GB_per_s > 0"]}, "did you mean " + LINK),
     ],
 )

@@ -142,3 +142,45 @@ def test_what_a_kill_left_aside_goes(sweep, tmp_path):
     left.write_bytes(b"half")
     sweep(axes={LINK: [1]})
     assert not left.exists()
+
+
+MACHINE = "mesh_shape: [2, 2]\ndie: {compute_TFLOPs_per_s: 1}\nlink: {bandwidth_GB_per_s: "
+
+
+def test_a_changed_file_behind_a_name_is_computed_anew(sweep, scenario):
+    folder = scenario.parent / "hardware"
+    folder.mkdir()
+    (folder / "one.yaml").write_text(MACHINE + "10}\n")
+    (folder / "two.yaml").write_text(MACHINE + "20}\n")
+    axes = {"hardware": ["one", "two"]}
+    before = sweep(axes=axes)
+    assert sweep(axes=axes).computed == 0
+    (folder / "one.yaml").write_text(MACHINE + "1}\n")
+    after = sweep(axes=axes)
+    assert after.computed == 1
+    assert after.rows[0]["dispatch_s"] > 2 * before.rows[0]["dispatch_s"]
+    assert after.rows[1] == before.rows[1]
+
+
+def made(space):
+    return space.identity, space.points()[0].hash
+
+
+@pytest.mark.parametrize("where", ["axes", "set"])
+def test_a_changed_table_of_times_is_noticed(space, tmp_path, where):
+    table = tmp_path / "gemm.csv"
+    gemm = {"kind": "measured", "path": str(table)}
+    key = "hardware.die.gemm"
+    sections = {"axes": {LINK: [1]}, "set": {key: gemm}} if where == "set" else {"axes": {key: [gemm]}}
+    table.write_text("tokens,columns,seconds\n1,128,1e-6\n")
+    first, again = (made(space(**sections)) for _ in range(2))
+    assert first == again
+    table.write_text("tokens,columns,seconds\n1,128,2e-6\n")
+    identity, point = made(space(**sections))
+    assert (identity != first[0], point != first[1]) == (where == "set", where == "axes")
+
+
+def test_rows_of_another_version_are_told(sweep, monkeypatch):
+    sweep(axes={LINK: [1]})
+    monkeypatch.setattr("jaxmoe.sweep.run.version", lambda name: "99")
+    assert any("this is 99" in note for note in sweep(axes={LINK: [1]}).notes)
