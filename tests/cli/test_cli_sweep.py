@@ -54,6 +54,18 @@ def test_a_sweep_writes_points_and_tells_what_came_out(run, study, out):
     assert json.loads((out / "summary.json").read_text())["computed"] == 0, again.output
 
 
+def test_without_a_slope_there_are_no_elasticities_but_all_else(run, study, out):
+    out.mkdir(parents=True)
+    (out / "elasticities.parquet").touch()
+    given = study(axes={"f": [1, 2], "strategy": ["tp"]}, derived={LINK: "10 + (f > 1) * f"})
+    result = run("sweep", given, "--out", out, "--pareto", "total, p95", "--elasticities")
+    assert result.exit_code == 0, result.output
+    assert {file.name for file in out.iterdir()} == {"points", "study.yaml", "manifest.json", "summary.json"}
+    assert "best by total" in result.stdout
+    assert result.stderr.count("no elasticities:") == 1
+    assert "Traced" not in result.stderr
+
+
 def test_a_point_is_explained(run, study, out):
     run("sweep", study(), "--out", out)
     row = rows_in(out)[0]

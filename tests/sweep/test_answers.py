@@ -88,6 +88,24 @@ def test_elasticities_pass_through_derived_keys(space):
     assert answer.values[0, NAMES.index("dispatch"), 0] == pytest.approx(-1, rel=1e-4)
 
 
+def test_elasticities_leave_out_what_changes_structure(space):
+    """`tokens` makes groups as well as a bandwidth, here through two keys in turn."""
+    made = space(
+        axes={"tokens": [4], "rate": [2.0], LINK: [3.0], "strategy": ["tp"]},
+        derived={"twice": "tokens * 2", "workload.batch_tokens": "twice", DIE: "rate * tokens"},
+    )
+    (answer,) = elasticities(made, made.points(), quiet)
+    assert answer.keys == ("rate", LINK)
+    assert answer.values[0, NAMES.index("compute"), 0] == pytest.approx(-1, rel=1e-4)
+
+
+def test_elasticities_of_a_number_that_decides_are_one_clear_error(space):
+    made = space(axes={"f": [2.0], "strategy": ["tp"]}, derived={LINK: "10 + (f > 1) * f"})
+    with pytest.raises(SweepError, match="decides by numbers and has no slope") as caught:
+        elasticities(made, made.points(), quiet)
+    assert "\n" not in str(caught.value)
+
+
 def test_elasticities_need_a_number(space):
     made = space(axes={"strategy": ["tp"]})
     with pytest.raises(SweepError, match="no axis is a number"):
