@@ -195,6 +195,18 @@ def test_chunks_of_any_size_give_the_same(space):
     np.testing.assert_array_equal(np.concatenate([m.busiest for _, m in parts]), one.busiest)
 
 
+def test_a_small_group_makes_no_small_chunks_of_a_large_one(space):
+    made = space(
+        axes={"strategy": ["ep_random", "ep_balanced", "ep"], LINK: {"from": 1, "to": 60, "points": 60}},
+        where=[f"strategy != 'ep_random' or {LINK} < 3"],
+    )
+    engine = Engine()
+    groups = groups_of(made, made.points(), lambda done, total: None)
+    assert [len(group.points) for group in groups] == [2, 60, 60]
+    assert [len([*engine.chunks(group)]) for group in groups] == [1, 1, 1]
+    assert engine.compiles == 2
+
+
 def test_a_memory_limit_makes_chunks_smaller(space):
     made = space(axes={LINK: {"from": 1, "to": 50, "points": 200}, "strategy": ["ep_balanced"]})
     (group,) = groups_of(made, made.points(), lambda done, total: None)
