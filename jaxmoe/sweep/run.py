@@ -53,12 +53,12 @@ def run_sweep(study: Study, folder: Path, progress: Progress, memory_bytes: floa
     missing = [point for point in points if point.hash not in rows]
     text = text_columns(points, [*rows.values()])
     groups = groups_of(space, missing, lambda done, total: progress(0, len(missing))) if missing else []
-    results.begin()
+    results.begin(points, text)
     setup_s, start, done = time.perf_counter() - start, time.perf_counter(), 0
     engine = Engine(memory_bytes)
     for group in groups:
         for chunk in _chunks(engine, group, text):
-            results.write(chunk, text)
+            results.write(chunk)
             rows |= {row["hash"]: row for row in chunk}
             done += len(chunk)
             progress(done, len(missing))
@@ -99,4 +99,4 @@ def _notes(results: Results, rows: list[Row]) -> list[str]:
     for row in rows:
         if row["note"]:
             said[row["note"]] = said.get(row["note"], 0) + 1
-    return notes + [f"{count} points: {note}" for note, count in said.items()]
+    return notes + [f"{count} {'point' if count == 1 else 'points'}: {note}" for note, count in said.items()]
