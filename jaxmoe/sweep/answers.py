@@ -1,5 +1,6 @@
 """What a sweep tells: Pareto fronts, who wins where, and how much each number is worth, by gradients."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 from jaxmoe.sweep.evaluation import Given, given, metrics_at
 from jaxmoe.sweep.expressions import ExpressionError
 from jaxmoe.sweep.groups import Group, groups_of
-from jaxmoe.sweep.metrics import METRICS, Row
+from jaxmoe.sweep.metrics import METRICS, Row, is_finite
 from jaxmoe.sweep.points import DEFAULTS, Point, Space, SweepError, is_number
 from jaxmoe.sweep.study import METRICS as NAMES
 
@@ -22,11 +23,12 @@ from jaxmoe.sweep.study import METRICS as NAMES
 def pareto(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
     """Rows that no other one is as good as in all metrics and better in one, by the first metric.
 
-    Rows without these metrics, or that cannot be compared, are left out. Raises `SweepError` for other than two or
-    three known metrics.
+    Rows without these metrics as finite numbers, or that cannot be compared, are left out. Raises `SweepError` for
+    other than two or three known metrics.
     """
     check_metrics(names)
-    able = [row for row in rows if row["comparable"] and all(row[METRICS[name].column] is not None for name in names)]
+    columns = [METRICS[name].column for name in names]
+    able = [row for row in rows if row["comparable"] and all(is_finite(row[column]) for column in columns)]
     if not able:
         return []
     costs = np.array([[_cost(row, name) for name in names] for row in able])
@@ -47,16 +49,27 @@ def _cost(row: Row, name: str) -> float:
 
 
 def is_efficient(costs: Float[np.ndarray, "point metric"]) -> Bool[np.ndarray, " point"]:
-    """Whether nothing is at least as low in all metrics and lower in one. Equal points are all efficient."""
-    order = np.lexsort(costs.T[::-1])  # by the first metric: whatever beats a point comes before it
-    front: list[int] = []
-    for index in order:
-        kept = costs[front]
-        if not ((kept <= costs[index]).all(axis=1) & (kept < costs[index]).any(axis=1)).any():
-            front.append(int(index))
-    efficient = np.zeros(len(costs), bool)
-    efficient[front] = True
-    return efficient
+    """Whether nothing is at least as low in all metrics and lower in one. Equal points are all efficient.
+
+    Of two or three metrics.
+    """
+    unique, which = np.unique(
+        costs, axis=0, return_inverse=True
+    )  # by the first metric: what beats a point is before it
+    efficient = np.zeros(len(unique), bool)
+    # Of what came before, the lowest by the two other metrics: stairs that rise in one and fall in the other.
+    stairs: list[tuple[float, float]] = []
+    for index, (_, second, *rest) in enumerate(unique.tolist()):
+        third = rest[0] if rest else 0.0
+        at = bisect_right(stairs, (second, np.inf))
+        if at and stairs[at - 1][1] <= third:
+            continue
+        efficient[index] = True
+        start = end = bisect_left(stairs, (second, third))
+        while end < len(stairs) and stairs[end][1] >= third:
+            end += 1
+        stairs[start:end] = [(second, third)]
+    return efficient[which.ravel()]
 
 
 # Who wins where: points that are the same but for strategy and exchange.
@@ -74,7 +87,7 @@ def winners(points: Sequence[Point], rows: Sequence[Row], name: str = "total") -
     """The winner of every combination of values but strategy and exchange, by a metric, in their order."""
     cases: dict[str, list[Row]] = {}
     for point, row in zip(points, rows, strict=True):
-        if row["comparable"] and row[METRICS[name].column] is not None:
+        if row["comparable"] and is_finite(row[METRICS[name].column]):
             case = repr(sorted((key, value) for key, value in point.values.items() if key not in DEFAULTS))
             cases.setdefault(case, []).append(row)
     return [_winner(case, name) for case in cases.values()]

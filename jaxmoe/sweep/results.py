@@ -3,9 +3,11 @@
 All files have the same columns of the same types, so that the folder can be read as one dataset.
 """
 
+import fcntl
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
@@ -31,6 +33,24 @@ def check_installed() -> None:
     """Raise `SweepError` where the package that writes results is missing."""
     if find_spec("pyarrow") is None:
         raise SweepError("jaxmoe sweep needs pyarrow; install it with: pip install 'jaxmoe[sweep]'")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other sweeps out of a folder, for as long as this process lives at most. Raises `SweepError` in theirs."""
+    handle = os.open(folder, os.O_RDONLY)  # the folder itself: no file to be left behind
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SweepError(
+                f"--out: another sweep is writing to {folder}; wait for it to end or give another folder"
+            ) from None
+        except OSError:
+            pass  # some file systems have no locks
+        yield
+    finally:
+        os.close(handle)
 
 
 @dataclass

@@ -1,5 +1,7 @@
 """Fronts, winners, elasticities and explanations, against plain loops, finite differences and the rows."""
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,11 +21,29 @@ def quiet(done, total):
     pass
 
 
-@given(st.lists(st.tuples(*[st.integers(0, 6)] * 3), min_size=1, max_size=30))
+@given(st.one_of(st.lists(st.tuples(*[st.integers(0, 6)] * count), min_size=1, max_size=30) for count in (2, 3)))
 def test_the_front_is_what_nothing_beats(costs):
     table = np.array(costs, float)
     beaten = [any((a <= b).all() and (a < b).any() for a in table) for b in table]
     assert is_efficient(table).tolist() == [not each for each in beaten]
+
+
+@pytest.mark.parametrize("metrics", [2, 3])
+def test_a_front_of_all_points_takes_moments(metrics):
+    first = np.arange(50_000.0)
+    costs = np.stack([first, -first, np.random.default_rng(0).normal(size=first.size)][:metrics], axis=1)
+    start = time.perf_counter()
+    assert is_efficient(costs).all()
+    assert time.perf_counter() - start < 3
+
+
+def test_points_without_finite_metrics_are_on_no_front_and_win_nothing(sweep):
+    done = sweep(axes={LINK: [1, 2], "strategy": ["tp", "ep_balanced"]})
+    done.rows[0]["total_s"] = float("nan")
+    done.rows[1]["total_s"] = float("inf")
+    assert all(np.isfinite(row["total_s"]) for row in pareto(done.rows, ["total", "p95"]))
+    assert done.best("total") == min(done.rows[2:], key=lambda row: row["total_s"])
+    assert all(np.isfinite(winner.row["total_s"]) for winner in winners(done.points, done.rows))
 
 
 def test_the_front_of_a_sweep(sweep):

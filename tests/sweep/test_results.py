@@ -10,7 +10,7 @@ from sweep_keys import DIE, LINK
 
 from jaxmoe.sweep import SweepError, evaluation, read_study, run_sweep
 from jaxmoe.sweep.groups import Group
-from jaxmoe.sweep.results import TEXT, row_of
+from jaxmoe.sweep.results import TEXT, locked, row_of
 
 GEMM = {"kind": "tiled", "tile_tokens": 4, "tile_columns": 64, "startup_ns": 50}
 
@@ -128,6 +128,15 @@ def test_a_file_that_may_not_be_read_is_no_damage(sweep, tmp_path, monkeypatch):
         with pytest.raises(SweepError, match=r"cannot read .*: Too many open files; put that right"):
             sweep(axes={LINK: [1]})
     assert sweep(axes={LINK: [1]}).computed == 0
+
+
+def test_one_sweep_at_a_time_in_a_folder(tmp_path):
+    with locked(tmp_path):
+        with pytest.raises(SweepError, match="another sweep is writing to"), locked(tmp_path):
+            pass
+        assert not list(tmp_path.iterdir())
+    with locked(tmp_path):
+        pass
 
 
 def test_the_version_is_looked_up_once(space):
