@@ -60,6 +60,7 @@ class Results:
     folder: Path
     space: Space
     damaged: list[str] = field(default_factory=list)
+    there: list[Row] = field(default_factory=list)  # all rows that `open` has found
     _schemas: dict[Path, Any] = field(default_factory=dict)  # of the files that are there
     _incomplete: dict[Path, set[str]] = field(default_factory=dict)  # hashes of rows that lack some metrics
     _schema: Any = None  # of all files from `begin` on
@@ -73,6 +74,7 @@ class Results:
         rows: dict[str, Row] = {}
         for path in sorted((self.folder / POINTS).glob("*.parquet")):
             read = {row["hash"]: row for row in self._read(path)}
+            self.there += read.values()
             self._incomplete[path] = {key for key, row in read.items() if _is_incomplete(row)}
             rows |= {key: row for key, row in read.items() if key not in self._incomplete[path]}
         return rows

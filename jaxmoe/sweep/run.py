@@ -51,7 +51,7 @@ def run_sweep(study: Study, folder: Path, progress: Progress, memory_bytes: floa
     results = Results(folder, space)
     rows = results.open()
     missing = [point for point in points if point.hash not in rows]
-    text = text_columns(points, [*rows.values()])
+    text = text_columns(points, results.there)
     groups = groups_of(space, missing, lambda done, total: progress(0, len(missing))) if missing else []
     results.begin(points, text)
     setup_s, start, done = time.perf_counter() - start, time.perf_counter(), 0

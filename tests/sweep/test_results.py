@@ -117,6 +117,14 @@ def test_a_metric_that_an_older_version_lacks_is_computed(sweep, tmp_path):
     assert all(row["busiest_s"] for row in read(tmp_path / "out").values())
 
 
+def test_text_in_rows_without_a_metric_stays(sweep, tmp_path):
+    sweep(axes={"hardware.die.gemm": [GEMM]})
+    (victim,) = (tmp_path / "out" / "points").glob("*.parquet")
+    parquet.write_table(parquet.read_table(victim).drop_columns(["busiest_s"]), victim)
+    sweep(axes={LINK: [2]})
+    assert sorted(row["hardware.die.gemm"] or "" for row in read(tmp_path / "out").values()) == ["", json.dumps(GEMM)]
+
+
 def test_a_file_that_may_not_be_read_is_no_damage(sweep, tmp_path, monkeypatch):
     sweep(axes={LINK: [1]})
 
