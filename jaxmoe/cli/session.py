@@ -70,6 +70,7 @@ class OutputFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.to_go_on = ""  # what to do after Ctrl-C, where a run can go on from what is written
         self._made: list[Path] = []
         self._files: list[Path] = []
 
@@ -142,6 +143,7 @@ def session(out: Path, verbose: bool) -> Iterator[tuple[OutputFolder, Interrupts
         raise typer.Exit(BAD_INPUT) from None
     except KeyboardInterrupt:
         kept = f"complete in {folder.path}: {', '.join(folder.written)}" if folder.written else "nothing was written"
+        kept += f"; {folder.to_go_on}" if folder.written and folder.to_go_on else ""
         messages().print(f"[bold red]interrupted;[/] {escape(kept)}")
         raise typer.Exit(INTERRUPTED) from None
 

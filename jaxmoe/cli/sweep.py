@@ -19,8 +19,8 @@ from jaxmoe.sweep.answers import elasticities as worth
 from jaxmoe.sweep.answers import pareto as front
 from jaxmoe.sweep.explanation import Explanation, explained, find_point
 from jaxmoe.sweep.metrics import METRICS, Row
-from jaxmoe.sweep.points import Space
-from jaxmoe.sweep.results import Results
+from jaxmoe.sweep.points import Space, SweepError
+from jaxmoe.sweep.results import ELASTICITIES, MANIFEST, POINTS, STUDY, Results, locked
 from jaxmoe.sweep.run import Progress as Report
 from jaxmoe.sweep.run import Sweep, run_sweep
 from jaxmoe.sweep.study import Study, read_study
@@ -44,24 +44,45 @@ def run(
         folder.write_json(f"explain-{told.point.hash}.json", _explanation(told))
         _print_explanation(told)
         return
-    names = pareto.split(",") if pareto else []
+    names = [name.strip() for name in pareto.split(",")] if pareto else []
     if names:
         check_metrics(names)
-    with _bar(interrupts) as report:
-        sweep = run_sweep(study, folder.path, report, (memory or 0.0) * GIGA)
-        answers = worth(sweep.space, sweep.points, report) if elasticities else []
-    if elasticities:
-        Results(folder.path, sweep.space).write_elasticities(answers)
+    for name in (POINTS, MANIFEST, STUDY):
+        folder.target(name)
+    folder.to_go_on = "run again to go on"
+    with locked(folder.path):
+        with _bar(interrupts) as report:
+            sweep = run_sweep(study, folder.path, report, (memory or 0.0) * GIGA)
+        _tell(study, sweep, folder, names)
+        if elasticities:
+            _elasticities(study, sweep, folder, interrupts)
+
+
+def _tell(study: Study, sweep: Sweep, folder: OutputFolder, names: list[str]) -> None:
+    """Write and print what came out; `names` are metrics of a Pareto front."""
     best, chosen = winners(sweep.points, sweep.rows, study.config.metrics[0]), front(sweep.rows, names) if names else []
-    folder.write_json("summary.json", _summary(study, sweep) | {"wins": _wins(best), "pareto": chosen})
+    summary = _summary(study, sweep) | {"wins": _wins(best), "pareto": chosen}
+    folder.write_json("summary.json", _finite(summary))
     _print_sweep(study, sweep)
     if len({point.values["strategy"] for point in sweep.points}) > 1:
         _print_wins(study, _wins(best), len(best))
     if names:
         _print_front(study, chosen, names)
-    if elasticities:
-        _print_worth(study, answers)
     print_warnings(sweep.notes)
+
+
+def _elasticities(study: Study, sweep: Sweep, folder: OutputFolder, interrupts: Interrupts) -> None:
+    """Write and print elasticities, or say why there are none: the rest of the sweep is sound without them."""
+    target = folder.target(ELASTICITIES)
+    try:
+        with _bar(interrupts) as report:
+            answers = worth(sweep.space, sweep.points, report)
+    except SweepError as error:
+        target.unlink(missing_ok=True)  # of an earlier run
+        print_warnings([f"no elasticities: {error}"])
+        return
+    Results(folder.path, sweep.space).write_elasticities(answers)
+    _print_worth(study, answers)
 
 
 @contextmanager
@@ -129,6 +150,15 @@ def _summary(study: Study, sweep: Sweep) -> dict[str, Any]:
         "best": {name: sweep.best(name) for name in study.config.metrics},
         "notes": sweep.notes,
     }
+
+
+def _finite(value: Any) -> Any:
+    """For JSON, which has no infinite numbers and no NaN: null in their place."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 # Answers: who wins where, the Pareto front, what numbers are worth, why a point is as fast as it is.

@@ -1,7 +1,9 @@
 """What a sweep tells: Pareto fronts, who wins where, and how much each number is worth, by gradients."""
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +11,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxmoe.sweep.evaluation import Given, given, metrics_at
+from jaxmoe.sweep.expressions import ExpressionError
 from jaxmoe.sweep.groups import Group, groups_of
-from jaxmoe.sweep.metrics import METRICS, Row
+from jaxmoe.sweep.metrics import METRICS, Row, is_finite
 from jaxmoe.sweep.points import DEFAULTS, Point, Space, SweepError, is_number
 from jaxmoe.sweep.study import METRICS as NAMES
 
@@ -20,11 +23,12 @@ from jaxmoe.sweep.study import METRICS as NAMES
 def pareto(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
     """Rows that no other one is as good as in all metrics and better in one, by the first metric.
 
-    Rows without these metrics, or that cannot be compared, are left out. Raises `SweepError` for other than two or
-    three known metrics.
+    Rows without these metrics as finite numbers, or that cannot be compared, are left out. Raises `SweepError` for
+    other than two or three known metrics.
     """
     check_metrics(names)
-    able = [row for row in rows if row["comparable"] and all(row[METRICS[name].column] is not None for name in names)]
+    columns = [METRICS[name].column for name in names]
+    able = [row for row in rows if row["comparable"] and all(is_finite(row[column]) for column in columns)]
     if not able:
         return []
     costs = np.array([[_cost(row, name) for name in names] for row in able])
@@ -45,16 +49,27 @@ def _cost(row: Row, name: str) -> float:
 
 
 def is_efficient(costs: Float[np.ndarray, "point metric"]) -> Bool[np.ndarray, " point"]:
-    """Whether nothing is at least as low in all metrics and lower in one. Equal points are all efficient."""
-    order = np.lexsort(costs.T[::-1])  # by the first metric: whatever beats a point comes before it
-    front: list[int] = []
-    for index in order:
-        kept = costs[front]
-        if not ((kept <= costs[index]).all(axis=1) & (kept < costs[index]).any(axis=1)).any():
-            front.append(int(index))
-    efficient = np.zeros(len(costs), bool)
-    efficient[front] = True
-    return efficient
+    """Whether nothing is at least as low in all metrics and lower in one. Equal points are all efficient.
+
+    Of two or three metrics.
+    """
+    unique, which = np.unique(
+        costs, axis=0, return_inverse=True
+    )  # by the first metric: what beats a point is before it
+    efficient = np.zeros(len(unique), bool)
+    # Of what came before, the lowest by the two other metrics: stairs that rise in one and fall in the other.
+    stairs: list[tuple[float, float]] = []
+    for index, (_, second, *rest) in enumerate(unique.tolist()):
+        third = rest[0] if rest else 0.0
+        at = bisect_right(stairs, (second, np.inf))
+        if at and stairs[at - 1][1] <= third:
+            continue
+        efficient[index] = True
+        start = end = bisect_left(stairs, (second, third))
+        while end < len(stairs) and stairs[end][1] >= third:
+            end += 1
+        stairs[start:end] = [(second, third)]
+    return efficient[which.ravel()]
 
 
 # Who wins where: points that are the same but for strategy and exchange.
@@ -72,7 +87,7 @@ def winners(points: Sequence[Point], rows: Sequence[Row], name: str = "total") -
     """The winner of every combination of values but strategy and exchange, by a metric, in their order."""
     cases: dict[str, list[Row]] = {}
     for point, row in zip(points, rows, strict=True):
-        if row["comparable"] and row[METRICS[name].column] is not None:
+        if row["comparable"] and is_finite(row[METRICS[name].column]):
             case = repr(sorted((key, value) for key, value in point.values.items() if key not in DEFAULTS))
             cases.setdefault(case, []).append(row)
     return [_winner(case, name) for case in cases.values()]
@@ -104,7 +119,10 @@ class Elasticities:
 
 
 def elasticities(space: Space, points: Sequence[Point], progress: Callable[[int, int], None]) -> list[Elasticities]:
-    """Elasticities of all metrics at these points, group by group. Raises `SweepError` where no axis is a number."""
+    """Elasticities of all metrics at these points, group by group.
+
+    Raises `SweepError` where no axis is a number, or a number that is derived from one has no slope.
+    """
     done, answers = 0, []
     for group in groups_of(space, points, lambda done, total: progress(0, len(points))):
         if group.setting is not None and _axes(space, group):
@@ -117,27 +135,44 @@ def elasticities(space: Space, points: Sequence[Point], progress: Callable[[int,
 
 
 def _axes(space: Space, group: Group) -> tuple[str, ...]:
-    """Axes that are numbers; others are derived from them."""
+    """Axes that change numbers of the model and nothing else, be it through keys that are derived from them."""
     assert group.setting is not None
-    return tuple(
-        key
-        for key, value in group.points[0].values.items()
-        if key not in space.derived and (key in group.setting.keys or (key in space.parameters and is_number(value)))
-    )
+    free = {*group.setting.keys, *space.parameters}
+    structural = set().union(*(_behind(space, key) for key in space.derived if key not in free))
+    return tuple(key for key in _given(space, group) if key in free and key not in structural)
+
+
+def _given(space: Space, group: Group) -> tuple[str, ...]:
+    """Numbers of the group's points that are not derived from others."""
+    return tuple(key for key, value in group.points[0].values.items() if key not in space.derived and is_number(value))
+
+
+def _behind(space: Space, key: str) -> set[str]:
+    """All keys that a derived key depends on."""
+    found: set[str] = set()
+    waiting = [key]
+    while waiting:
+        expression = space.derived.get(waiting.pop())
+        new = set(expression.keys) - found if expression else set()
+        found |= new
+        waiting += new
+    return found
 
 
 def _of_group(space: Space, group: Group) -> Elasticities:
     setting, axes = group.setting, _axes(space, group)
     assert setting is not None
-    fixed = tuple(key for key in setting.keys if key not in axes)
+    fixed = tuple(key for key in _given(space, group) if key not in axes)
+    numbers_of_model = [key for key in space.derived if key in setting.keys]
+    needed = set(numbers_of_model).union(*(_behind(space, key) for key in numbers_of_model))
 
     def measured(
         values: Float[Array, " axis"], rest: Float[Array, " fixed"], common: Given
     ) -> tuple[Float[Array, " metric"], Float[Array, " metric"]]:
         numbers = dict(zip((*axes, *fixed), (*values, *rest), strict=True))
-        for key, expression in space.derived.items():
-            if key in setting.keys or key in space.parameters:
-                numbers[key] = jnp.asarray(expression(space.behind(group.points[0], numbers)), jnp.float32)
+        for key in space.derived:
+            if key in needed and is_number(group.points[0].values[key]):
+                numbers[key] = _derived(space, group, key, numbers)
         metrics = jnp.asarray(metrics_at(setting, jnp.stack([numbers[key] for key in setting.keys]), common).metrics)
         return metrics, metrics
 
@@ -153,6 +188,18 @@ def _of_group(space: Space, group: Group) -> Elasticities:
 
     values, rest = (_table(group.points, keys) for keys in (axes, fixed))
     return Elasticities(group.points, axes, np.asarray(relative(values, rest, given(group)), float))
+
+
+def _derived(space: Space, group: Group, key: str, numbers: Mapping[str, Any]) -> Float[Array, ""]:
+    """A derived number at traced ones. Raises `SweepError` where it compares them: then it may jump."""
+    expression = space.derived[key]
+    try:
+        return jnp.asarray(expression(space.behind(group.points[0], numbers)), jnp.float32)
+    except (ExpressionError, jax.errors.ConcretizationTypeError):
+        raise SweepError(
+            f"{space.label}: derived.{key} is {expression.text!r}, which decides by numbers and has no slope; for "
+            "elasticities, write it without comparisons"
+        ) from None
 
 
 def _table(points: Sequence[Point], keys: Sequence[str]) -> Float[Array, "point key"]:

@@ -19,6 +19,7 @@ from jaxmoe.traces import Batch
 
 MOST = 2048  # points of a chunk: as many as are lost at most when a sweep is killed
 PART_OF_MEMORY = 0.25  # of the machine's, where no limit is given
+FAR = 4  # a chunk of so many times the points that are wanted, or so many times fewer, is not worth a compilation
 
 
 class Given(NamedTuple):
@@ -74,7 +75,7 @@ Compiled = Callable[..., Any]
 
 @dataclass
 class Engine:
-    """Compiles and evaluates. Groups of one setting, exchange and shape share what is compiled.
+    """Compiles and evaluates. Groups of one setting, exchange, shape and about one size share what is compiled.
 
     `memory_bytes` is what a chunk may take in all. `compiles` counts compilations, `too_large` those of them whose
     chunks would have taken more.
@@ -84,7 +85,8 @@ class Engine:
     most: int = field(default_factory=lambda: MOST)
     compiles: int = 0
     too_large: int = 0
-    _compiled: dict[tuple, tuple[Compiled, int]] = field(default_factory=dict)
+    _compiled: dict[tuple, list[tuple[Compiled, int]]] = field(default_factory=dict)
+    _fitting: dict[tuple, int] = field(default_factory=dict)  # points of a chunk, where memory limits them
     _setting: Setting | None = None
 
     def __post_init__(self) -> None:
@@ -112,20 +114,27 @@ class Engine:
         """What evaluates a chunk, and the points of one."""
         if setting is not self._setting:
             self._compiled.clear()  # points come setting by setting
+            self._fitting.clear()
             self._setting = setting
         shapes = tuple(leaf.shape for leaf in jax.tree.leaves(common))
         key = (group.exchange, shapes)
-        if key not in self._compiled:
-            self._compiled[key] = self._compile_to_fit(setting, common, len(group.points))
-        return self._compiled[key]
+        parts = -(-len(group.points) // self.most)
+        wanted = self._even(-(-len(group.points) // parts))
+        wanted = min(wanted, self._fitting.get(key, wanted))
+        known = self._compiled.setdefault(key, [])
+        for compiled, size in known:
+            if wanted <= FAR * size and size <= FAR * wanted:
+                return compiled, size
+        known.append(self._compile_to_fit(setting, common, wanted))
+        if known[-1][1] < wanted:
+            self._fitting[key] = known[-1][1]
+        return known[-1]
 
-    def _compile_to_fit(self, setting: Setting, common: Given, points: int) -> tuple[Compiled, int]:
+    def _compile_to_fit(self, setting: Setting, common: Given, size: int) -> tuple[Compiled, int]:
         """Compile for a chunk and ask what memory it takes; where that is too much, for as many as the limit allows.
 
         What even the least chunk takes is taken.
         """
-        parts = -(-points // self.most)
-        size = self._even(-(-points // parts))
         compiled, taken = self._compile(setting, common, size)
         while taken > self.memory_bytes and size > self.devices:
             self.too_large += 1

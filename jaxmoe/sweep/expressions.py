@@ -93,8 +93,8 @@ class Expression:
                 return values[_dotted(node, self.text)]
             case ast.Subscript(value=inner, slice=ast.Constant(value=index)):
                 whole = self._value(inner, values)
-                if not isinstance(whole, list | tuple):
-                    raise TypeError(f"{_short(whole)} is no list")
+                if not isinstance(whole, list | tuple) or not isinstance(index, int):
+                    raise TypeError(f"{_short(whole)} is no list that {_short(index)} is a place in")
                 return whole[index]
             case ast.BinOp(op=op, left=left, right=right):
                 return _applied(op, self._value(left, values), self._value(right, values))

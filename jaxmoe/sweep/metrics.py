@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import jax.numpy as jnp
@@ -40,6 +41,11 @@ METRICS = {
     # Seconds of the resource that is busy longest in a layer; which one it is comes with it.
     "busiest": Metric("busiest_s", lambda times: jnp.concatenate([*busy_by_kind(times).values()]).max()),
 }
+
+
+def is_finite(value: float | None) -> bool:
+    """Whether a row has a number there that others can be compared with."""
+    return value is not None and isfinite(value)
 
 
 def busy_by_kind(times: LayerTime) -> dict[str, Float[Array, " resource"]]:

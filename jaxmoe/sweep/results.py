@@ -1,9 +1,15 @@
-"""Results of a sweep in a folder: a Parquet file for each chunk, there whole or not at all, and what study it is of."""
+"""Results of a sweep in a folder: a Parquet file for each chunk, there whole or not at all, and what study it is of.
 
+All files have the same columns of the same types, so that the folder can be read as one dataset.
+"""
+
+import fcntl
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -20,12 +26,31 @@ from jaxmoe.sweep.points import OWN, Point, Space, SweepError, is_number
 
 POINTS, MANIFEST, STUDY, ELASTICITIES = "points", "manifest.json", "study.yaml", "elasticities.parquet"
 COLUMNS = tuple(metric.column for metric in METRICS.values())
+AFTER = ("busiest_kind", "busiest_index", "comparable", "note", "jaxmoe_version")  # columns after those of metrics
 
 
 def check_installed() -> None:
     """Raise `SweepError` where the package that writes results is missing."""
     if find_spec("pyarrow") is None:
         raise SweepError("jaxmoe sweep needs pyarrow; install it with: pip install 'jaxmoe[sweep]'")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other sweeps out of a folder, for as long as this process lives at most. Raises `SweepError` in theirs."""
+    handle = os.open(folder, os.O_RDONLY)  # the folder itself: no file to be left behind
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SweepError(
+                f"--out: another sweep is writing to {folder}; wait for it to end or give another folder"
+            ) from None
+        except OSError:
+            pass  # some file systems have no locks
+        yield
+    finally:
+        os.close(handle)
 
 
 @dataclass
@@ -35,18 +60,41 @@ class Results:
     folder: Path
     space: Space
     damaged: list[str] = field(default_factory=list)
+    there: list[Row] = field(default_factory=list)  # all rows that `open` has found
+    _schemas: dict[Path, Any] = field(default_factory=dict)  # of the files that are there
+    _incomplete: dict[Path, set[str]] = field(default_factory=dict)  # hashes of rows that lack some metrics
+    _schema: Any = None  # of all files from `begin` on
 
     def open(self) -> dict[str, Row]:
-        """Rows that are there, by hash. Raises `SweepError` where they are of another study."""
+        """Rows that are there, by hash, without those that an older version has left without some metric.
+
+        Raises `SweepError` where they are of another study.
+        """
         self._check_study()
         rows: dict[str, Row] = {}
         for path in sorted((self.folder / POINTS).glob("*.parquet")):
-            rows |= {row["hash"]: row for row in self._read(path)}
+            read = {row["hash"]: row for row in self._read(path)}
+            self.there += read.values()
+            self._incomplete[path] = {key for key, row in read.items() if _is_incomplete(row)}
+            rows |= {key: row for key, row in read.items() if key not in self._incomplete[path]}
         return rows
 
-    def begin(self) -> None:
-        """Write down what study the folder is of. Before the first chunk."""
+    def begin(self, points: Sequence[Point], text: frozenset[str]) -> None:
+        """Write down what study the folder is of, and give files that are there the columns of all. Before `write`.
+
+        `text` names columns of text.
+        """
+        import pyarrow as pa
+
         (self.folder / POINTS).mkdir(exist_ok=True)
+        there = [name for schema in self._schemas.values() for name in schema.names]
+        new = ["hash", *(key for point in points for key in point.values), *COLUMNS, *AFTER]
+        self._schema = pa.schema([(name, _kind(name, text)) for name in dict.fromkeys([*there, *new])])
+        wanted = {point.hash for point in points}
+        for path, schema in self._schemas.items():
+            dropped = self._incomplete[path] & wanted
+            if dropped or not schema.equals(self._schema):
+                self._conform(path, dropped)
         with atomic_write(self.folder / STUDY) as aside:
             aside.write_bytes(self.space.study.path.read_bytes())
         manifest = {
@@ -59,20 +107,43 @@ class Results:
         with atomic_write(self.folder / MANIFEST) as aside:
             aside.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
-    def write(self, rows: Sequence[Row], text: frozenset[str]) -> None:
-        """Write rows as one file. Those of the same points take the place of each other. `text` names columns."""
+    def write(self, rows: Sequence[Row]) -> None:
+        """Write rows as one file. Those of the same points take the place of each other."""
+        import pyarrow as pa
+
+        columns = [pa.array([row.get(column.name) for row in rows], type=column.type) for column in self._schema]
+        table = pa.table(columns, schema=self._schema).replace_schema_metadata({"versions": json.dumps(versions())})
+        name = sha256("".join(row["hash"] for row in rows).encode()).hexdigest()[:16]
+        self._replace(self.folder / POINTS / f"{name}.parquet", table)
+
+    def _conform(self, path: Path, dropped: set[str]) -> None:
+        """Give a file the columns of all, without rows that are about to be computed anew."""
         import pyarrow as pa
         from pyarrow import parquet
 
-        fields = [(name, _kind(name, text)) for name in rows[0]]
-        table = pa.table({name: pa.array([row[name] for row in rows], type=kind) for name, kind in fields})
-        table = table.replace_schema_metadata({"versions": json.dumps(versions())})
-        name = sha256("".join(row["hash"] for row in rows).encode()).hexdigest()[:16]
+        with parquet.ParquetFile(path) as file:
+            table = file.read()
+        table = table.filter(pa.array([key not in dropped for key in table.column("hash").to_pylist()], pa.bool_()))
+        columns = [
+            table.column(column.name).cast(column.type)
+            if column.name in table.column_names
+            else pa.nulls(len(table), column.type)
+            for column in self._schema
+        ]
+        kept = pa.table(columns, schema=self._schema).replace_schema_metadata(table.schema.metadata)
+        if len(kept):
+            self._replace(path, kept)
+        else:
+            path.unlink()
+
+    def _replace(self, path: Path, table: Any) -> None:
+        from pyarrow import parquet
+
         # Aside is outside of the folder that others read whole.
-        aside = self.folder / f".{name}.parquet.part"
+        aside = self.folder / f".{path.name}.part"
         try:
             parquet.write_table(table, aside, write_page_checksum=True)
-            os.replace(aside, self.folder / POINTS / f"{name}.parquet")
+            os.replace(aside, path)
         finally:
             aside.unlink(missing_ok=True)
 
@@ -119,14 +190,24 @@ class Results:
             # The file alone: pyarrow would take parts of the path for columns.
             with parquet.ParquetFile(path, page_checksum_verification=True) as file:
                 table = file.read()
-            if not {"hash", *COLUMNS} <= set(table.column_names):
+            if not {"hash", *AFTER} <= set(table.column_names):
                 raise pa.ArrowInvalid("columns are missing")
-            return table.to_pylist()
-        except (pa.ArrowException, OSError):
+            rows = table.to_pylist()
+            self._schemas[path] = table.schema
+            return rows
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # the system's, while damage has no number
+                reason = os.strerror(error.errno)
+                raise SweepError(f"--out: cannot read {path}: {reason}; put that right and run again") from None
             aside = self.folder / f"{path.name}.damaged"
             os.replace(path, aside)
             self.damaged.append(aside.name)
             return []
+
+
+def _is_incomplete(row: Row) -> bool:
+    """Whether a row has some metrics alone. Those of a case that cannot be have none."""
+    return len({row.get(column) is None for column in COLUMNS}) > 1
 
 
 def _kind(name: str, text: frozenset[str]) -> Any:
@@ -172,7 +253,7 @@ def row_of(point: Point, group: Group, text: frozenset[str]) -> Row:
         "busiest_index": None,
         "comparable": strategy is not None and strategy.comparable,
         "note": group.reason if strategy is None else strategy.note,
-        "jaxmoe_version": version("jaxmoe"),
+        "jaxmoe_version": _version("jaxmoe"),
     }
 
 
@@ -189,6 +270,9 @@ def _cell(value: Any, is_text: bool) -> Any:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+_version = cache(version)
+
+
 def versions() -> dict[str, str]:
     """Of what computed a row."""
-    return {name: version(name) for name in ("jaxmoe", "jax", "jaxlib", "numpy")}
+    return {name: _version(name) for name in ("jaxmoe", "jax", "jaxlib", "numpy")}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxmoe.sweep.evaluation import Engine, resources
 from jaxmoe.sweep.groups import Group, groups_of
-from jaxmoe.sweep.metrics import METRICS, Row
+from jaxmoe.sweep.metrics import METRICS, Row, is_finite
 from jaxmoe.sweep.points import Point, Space
 from jaxmoe.sweep.results import Results, check_installed, row_of, text_columns, with_metrics
 from jaxmoe.sweep.study import Study
@@ -37,7 +37,7 @@ class Sweep:
     def best(self, name: str) -> Row | None:
         """The best point by a metric among those that can be compared; `None` where there is none."""
         metric = METRICS[name]
-        able = [row for row in self.rows if row["comparable"] and row[metric.column] is not None]
+        able = [row for row in self.rows if row["comparable"] and is_finite(row[metric.column])]
         return (min if metric.lower_is_better else max)(able, key=lambda row: row[metric.column], default=None)
 
 
@@ -53,15 +53,15 @@ def run_sweep(study: Study, folder: Path, progress: Progress, memory_bytes: floa
     results = Results(folder, space)
     rows = results.open()
     missing = [point for point in points if point.hash not in rows]
-    text = text_columns(points, [*rows.values()])
+    text = text_columns(points, results.there)
     known = [point for point in points if point.hash in rows]
     groups = groups_of(space, missing, lambda done, total: progress(0, len(missing)), known) if missing else []
-    results.begin()
+    results.begin(points, text)
     setup_s, start, done = time.perf_counter() - start, time.perf_counter(), 0
     engine = Engine(memory_bytes)
     for group in groups:
         for chunk in _chunks(engine, group, text):
-            results.write(chunk, text)
+            results.write(chunk)
             rows |= {row["hash"]: row for row in chunk}
             done += len(chunk)
             progress(done, len(missing))
@@ -108,4 +108,4 @@ def _notes(results: Results, rows: list[Row]) -> list[str]:
     for row in rows:
         if row["note"]:
             said[row["note"]] = said.get(row["note"], 0) + 1
-    return notes + [f"{count} points: {note}" for note, count in said.items()]
+    return notes + [f"{count} {'point' if count == 1 else 'points'}: {note}" for note, count in said.items()]

@@ -5,14 +5,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 import yaml
 from pyarrow import dataset, parquet
 
 from jaxmoe.cli.session import Interrupts
 from jaxmoe.sweep import evaluation
+from jaxmoe.sweep.metrics import METRICS
+from jaxmoe.sweep.results import locked
 
 LINK, DIE = "hardware.link.bandwidth_GB_per_s", "hardware.die.compute_TFLOPs_per_s"
 AXES = {LINK: [2, 8], DIE: [1, 2], "strategy": ["tp", "ep_balanced"]}
@@ -52,6 +56,18 @@ def test_a_sweep_writes_points_and_tells_what_came_out(run, study, out):
 
     again = run("sweep", study(), "--out", out)
     assert json.loads((out / "summary.json").read_text())["computed"] == 0, again.output
+
+
+def test_without_a_slope_there_are_no_elasticities_but_all_else(run, study, out):
+    out.mkdir(parents=True)
+    (out / "elasticities.parquet").touch()
+    given = study(axes={"f": [1, 2], "strategy": ["tp"]}, derived={LINK: "10 + (f > 1) * f"})
+    result = run("sweep", given, "--out", out, "--pareto", "total, p95", "--elasticities")
+    assert result.exit_code == 0, result.output
+    assert {file.name for file in out.iterdir()} == {"points", "study.yaml", "manifest.json", "summary.json"}
+    assert "best by total" in result.stdout
+    assert result.stderr.count("no elasticities:") == 1
+    assert "Traced" not in result.stderr
 
 
 def test_a_point_is_explained(run, study, out):
@@ -94,6 +110,30 @@ def test_results_of_another_study(run, study, out):
     assert "holds results of another study" in result.stderr
 
 
+def test_ctrl_c_before_anything_is_written_says_so(run, study, out, monkeypatch):
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Interrupts, "check", interrupt)
+    result = run("sweep", study(), "--out", out)
+    assert result.stderr.strip() == "interrupted; nothing was written"
+
+
+def test_two_sweeps_at_once_are_one_clear_error(run, study, out):
+    out.mkdir(parents=True)
+    with locked(out):
+        result = run("sweep", study(), "--out", out)
+    assert result.exit_code == 2
+    assert "another sweep is writing to" in result.stderr
+
+
+def test_metrics_that_are_no_numbers_make_a_summary_all_the_same(run, study, out, monkeypatch):
+    monkeypatch.setitem(METRICS, "p95", replace(METRICS["p95"], of=lambda times: times.p95.mean() * jnp.nan))
+    result = run("sweep", study(), "--out", out)
+    assert result.exit_code == 0, result.output
+    assert json.loads((out / "summary.json").read_text())["best"]["total"]["p95_s"] is None
+
+
 def test_ctrl_c_keeps_whole_chunks(run, study, out, monkeypatch):
     monkeypatch.setattr(evaluation, "MOST", 2)
     checks = []
@@ -106,6 +146,7 @@ def test_ctrl_c_keeps_whole_chunks(run, study, out, monkeypatch):
     monkeypatch.setattr(Interrupts, "check", interrupt)
     result = run("sweep", study(), "--out", out)
     assert result.exit_code == 130
+    assert f"complete in {out}: points, manifest.json, study.yaml; run again to go on" in result.stderr
     assert checks
     assert len(rows_in(out)) == 2
     assert not list(out.glob(".*"))

@@ -1,5 +1,7 @@
 """Fronts, winners, elasticities and explanations, against plain loops, finite differences and the rows."""
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,11 +21,29 @@ def quiet(done, total):
     pass
 
 
-@given(st.lists(st.tuples(*[st.integers(0, 6)] * 3), min_size=1, max_size=30))
+@given(st.one_of(st.lists(st.tuples(*[st.integers(0, 6)] * count), min_size=1, max_size=30) for count in (2, 3)))
 def test_the_front_is_what_nothing_beats(costs):
     table = np.array(costs, float)
     beaten = [any((a <= b).all() and (a < b).any() for a in table) for b in table]
     assert is_efficient(table).tolist() == [not each for each in beaten]
+
+
+@pytest.mark.parametrize("metrics", [2, 3])
+def test_a_front_of_all_points_takes_moments(metrics):
+    first = np.arange(50_000.0)
+    costs = np.stack([first, -first, np.random.default_rng(0).normal(size=first.size)][:metrics], axis=1)
+    start = time.perf_counter()
+    assert is_efficient(costs).all()
+    assert time.perf_counter() - start < 3
+
+
+def test_points_without_finite_metrics_are_on_no_front_and_win_nothing(sweep):
+    done = sweep(axes={LINK: [1, 2], "strategy": ["tp", "ep_balanced"]})
+    done.rows[0]["total_s"] = float("nan")
+    done.rows[1]["total_s"] = float("inf")
+    assert all(np.isfinite(row["total_s"]) for row in pareto(done.rows, ["total", "p95"]))
+    assert done.best("total") == min(done.rows[2:], key=lambda row: row["total_s"])
+    assert all(np.isfinite(winner.row["total_s"]) for winner in winners(done.points, done.rows))
 
 
 def test_the_front_of_a_sweep(sweep):
@@ -86,6 +106,24 @@ def test_elasticities_pass_through_derived_keys(space):
     assert answer.keys == ("total",)
     assert answer.values[0, NAMES.index("compute"), 0] == pytest.approx(-2, rel=1e-4)
     assert answer.values[0, NAMES.index("dispatch"), 0] == pytest.approx(-1, rel=1e-4)
+
+
+def test_elasticities_leave_out_what_changes_structure(space):
+    """`tokens` makes groups as well as a bandwidth, here through two keys in turn."""
+    made = space(
+        axes={"tokens": [4], "rate": [2.0], LINK: [3.0], "strategy": ["tp"]},
+        derived={"twice": "tokens * 2", "workload.batch_tokens": "twice", DIE: "rate * tokens"},
+    )
+    (answer,) = elasticities(made, made.points(), quiet)
+    assert answer.keys == ("rate", LINK)
+    assert answer.values[0, NAMES.index("compute"), 0] == pytest.approx(-1, rel=1e-4)
+
+
+def test_elasticities_of_a_number_that_decides_are_one_clear_error(space):
+    made = space(axes={"f": [2.0], "strategy": ["tp"]}, derived={LINK: "10 + (f > 1) * f"})
+    with pytest.raises(SweepError, match="decides by numbers and has no slope") as caught:
+        elasticities(made, made.points(), quiet)
+    assert "\n" not in str(caught.value)
 
 
 def test_elasticities_need_a_number(space):

@@ -1,6 +1,7 @@
 """Results in a folder: resumed, extended, refused, and repaired."""
 
 import json
+import time
 
 import pyarrow as pa
 import pytest
@@ -8,6 +9,10 @@ from pyarrow import dataset, parquet
 from sweep_keys import DIE, LINK
 
 from jaxmoe.sweep import SweepError, evaluation, read_study, run_sweep
+from jaxmoe.sweep.groups import Group
+from jaxmoe.sweep.results import TEXT, locked, row_of
+
+GEMM = {"kind": "tiled", "tile_tokens": 4, "tile_columns": 64, "startup_ns": 50}
 
 AXES = {LINK: {"from": 1, "to": 20, "points": 20}, "strategy": ["ep_random", "ep_balanced"]}
 
@@ -78,6 +83,78 @@ def test_a_changed_study_adds_what_is_missing(sweep, tmp_path):
     further = sweep(axes={LINK: [2, 3], DIE: [1, 3], "strategy": ["tp"]})
     assert further.computed == 4
     assert len(read(tmp_path / "out")) == 9
+
+
+def test_a_grown_study_can_be_read_as_one_dataset(sweep, tmp_path):
+    """New columns, and one of nothing that becomes text: every file has them all."""
+    memory = "hardware.die.memory_bandwidth_GB_per_s"
+    one = sweep(axes={LINK: [1], "hardware.die.gemm": [None]})
+    two = sweep(axes={DIE: [2], "hardware.die.gemm": [GEMM]})
+    three = sweep(axes={LINK: [1], memory: [None, 3], "strategy": ["tp"]})
+    for file in (tmp_path / "out" / "points").iterdir():
+        schema = parquet.read_schema(file)
+        assert {LINK, DIE, memory, "hardware.die.gemm"} <= set(schema.names)
+        assert schema.field("hardware.die.gemm").type == pa.string()
+        assert b"versions" in schema.metadata
+    rows = read(tmp_path / "out")
+    assert len(rows) == 4
+    for done in (one, two, three):
+        for row in done.rows:
+            assert rows[row["hash"]] == dict.fromkeys(rows[row["hash"]]) | row
+    assert sweep(axes={LINK: [1], memory: [None, 3], "strategy": ["tp"]}).computed == 0
+
+
+def test_a_metric_that_an_older_version_lacks_is_computed(sweep, tmp_path):
+    """Without a word of damage, and rows of points that are not in the study stay."""
+    sweep(axes={LINK: [1, 2], "strategy": ["tp"]})
+    (victim,) = (tmp_path / "out" / "points").glob("*.parquet")
+    parquet.write_table(parquet.read_table(victim).drop_columns(["busiest_s"]), victim)
+    done = sweep(axes={LINK: [2, 3], "strategy": ["tp"]})
+    assert (done.computed, done.notes) == (2, [])
+    rows = read(tmp_path / "out")
+    assert sorted((row[LINK], row["busiest_s"] is None) for row in rows.values()) == [(1, True), (2, False), (3, False)]
+    assert sweep(axes={LINK: [1, 2], "strategy": ["tp"]}).computed == 1
+    assert all(row["busiest_s"] for row in read(tmp_path / "out").values())
+
+
+def test_text_in_rows_without_a_metric_stays(sweep, tmp_path):
+    sweep(axes={"hardware.die.gemm": [GEMM]})
+    (victim,) = (tmp_path / "out" / "points").glob("*.parquet")
+    parquet.write_table(parquet.read_table(victim).drop_columns(["busiest_s"]), victim)
+    sweep(axes={LINK: [2]})
+    assert sorted(row["hardware.die.gemm"] or "" for row in read(tmp_path / "out").values()) == ["", json.dumps(GEMM)]
+
+
+def test_a_file_that_may_not_be_read_is_no_damage(sweep, tmp_path, monkeypatch):
+    sweep(axes={LINK: [1]})
+
+    def refuse(*arguments, **options):
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parquet, "ParquetFile", refuse)
+        with pytest.raises(SweepError, match=r"cannot read .*: Too many open files; put that right"):
+            sweep(axes={LINK: [1]})
+    assert sweep(axes={LINK: [1]}).computed == 0
+
+
+def test_one_sweep_at_a_time_in_a_folder(tmp_path):
+    with locked(tmp_path):
+        with pytest.raises(SweepError, match="another sweep is writing to"), locked(tmp_path):
+            pass
+        assert not list(tmp_path.iterdir())
+    with locked(tmp_path):
+        pass
+
+
+def test_the_version_is_looked_up_once(space):
+    """A row is a few microseconds' work."""
+    (point,) = space(axes={LINK: [1]}).points()
+    group = Group([point], reason="none")
+    start = time.perf_counter()
+    for _ in range(2000):
+        row_of(point, group, TEXT)
+    assert time.perf_counter() - start < 0.2
 
 
 def test_results_of_another_study_are_refused(sweep, tmp_path):

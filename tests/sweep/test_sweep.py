@@ -159,7 +159,7 @@ def test_a_case_that_cannot_be_has_a_reason(sweep):
     assert [row["total_s"] is None for row in done.rows] == [False, False, False, False, True, True]
     assert "needs a mesh" in told[4]
     assert "use rings_2" in told[5]
-    assert any("1 point" in note and "needs a mesh" in note for note in done.notes)
+    assert any(note.startswith("1 point: ") and "needs a mesh" in note for note in done.notes)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +193,18 @@ def test_chunks_of_any_size_give_the_same(space):
     assert whole.compiles == small.compiles == 1
     np.testing.assert_allclose(np.concatenate([m.metrics for _, m in parts]), one.metrics, rtol=1e-6)
     np.testing.assert_array_equal(np.concatenate([m.busiest for _, m in parts]), one.busiest)
+
+
+def test_a_small_group_makes_no_small_chunks_of_a_large_one(space):
+    made = space(
+        axes={"strategy": ["ep_random", "ep_balanced", "ep"], LINK: {"from": 1, "to": 60, "points": 60}},
+        where=[f"strategy != 'ep_random' or {LINK} < 3"],
+    )
+    engine = Engine()
+    groups = groups_of(made, made.points(), lambda done, total: None)
+    assert [len(group.points) for group in groups] == [2, 60, 60]
+    assert [len([*engine.chunks(group)]) for group in groups] == [1, 1, 1]
+    assert engine.compiles == 2
 
 
 def test_a_memory_limit_makes_chunks_smaller(space):
