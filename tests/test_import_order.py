@@ -13,7 +13,7 @@ import jaxmoe
 ROOT = Path(jaxmoe.__file__).parent
 STUDIES = [path for folder in ("studies", "figures") for path in sorted((ROOT.parent / folder).rglob("*.py"))]
 
-DESCRIPTIONS = {"errors", "files", "units", "relax", "hardware", "models", "traces"}
+DESCRIPTIONS = {"errors", "files", "threads", "units", "relax", "hardware", "models", "traces"}
 TRAFFIC = DESCRIPTIONS | {"placement"}
 TIMES = TRAFFIC | {"network", "roofline"}
 SEARCHES = TIMES | {"latency"}
@@ -25,11 +25,12 @@ ALLOWED = {
     "": METHODS | {"cli"},
     "errors": set(),
     "files": set(),
+    "threads": set(),
     "units": set(),
     "relax": set(),
     "hardware": {"errors", "units", "relax"},
     "models": {"errors", "units", "relax"},
-    "traces": {"errors", "files", "units", "relax"},
+    "traces": {"errors", "files", "threads", "units", "relax"},
     "placement": DESCRIPTIONS,
     "network": TRAFFIC,
     "roofline": TRAFFIC,

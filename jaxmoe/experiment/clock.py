@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 
 import jax.monitoring
 
@@ -13,23 +14,25 @@ COMPILING = "/jax/core/compile/"  # tracing, lowering and compiling all report u
 
 
 class CompileTime:
-    """Adds up when JAX was compiling. Tracing one function inside another is counted once."""
+    """Adds up when JAX was compiling. One function inside another, or beside it on a thread, is counted once."""
 
     def __init__(self) -> None:
         self._spans: list[tuple[float, float]] = []
+        self._lock = Lock()
 
     def on_event(self, event: str, duration_secs: float, **_: object) -> None:
         """Take note of something that has just ended."""
         if not event.startswith(COMPILING):
             return
-        end = time.perf_counter()
-        start = end - duration_secs
-        # What is inside the new span ended before it, so it is at the end of the list.
-        while self._spans and self._spans[-1][0] >= start:
-            self._spans.pop()
-        if self._spans:
-            start = max(start, self._spans[-1][1])
-        self._spans.append((start, end))
+        with self._lock:
+            end = time.perf_counter()
+            start = end - duration_secs
+            # What is inside the new span ended before it, so it is at the end of the list.
+            while self._spans and self._spans[-1][0] >= start:
+                self._spans.pop()
+            if self._spans:
+                start = max(start, self._spans[-1][1])
+            self._spans.append((start, end))
 
     @property
     def seconds(self) -> float:

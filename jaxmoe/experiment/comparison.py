@@ -13,6 +13,7 @@ from jaxmoe.experiment.strategies import GATHERED, TUNED, Strategy, strategy
 from jaxmoe.experiment.validation import fitted_gamma
 from jaxmoe.latency import LayerTime
 from jaxmoe.placement import PlanError
+from jaxmoe.threads import side_by_side
 from jaxmoe.tune import PlacementProblem, TuneResult, TunerSettings
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.optimisers import OPTIMISERS
@@ -110,12 +111,8 @@ class Comparison:
 
 def compare(inputs: Inputs, strategies: list[Strategy], clock: StageClock, report: Report) -> Comparison:
     """Evaluate and replay every strategy."""
-    scores, under = {}, {}
     with clock.stage("evaluate"):
-        for done, strategy in enumerate(strategies, start=1):
-            scores[strategy.name] = score(inputs, strategy, inputs.evaluation_batches)
-            under[strategy.name] = _under_others(inputs, strategy)
-            report("evaluate strategies", done, len(strategies))
+        scores, under = _evaluated(inputs, strategies, report)
     with clock.stage("bound"):
         bound = _bound(inputs)
     with clock.stage("simulate"):
@@ -124,11 +121,38 @@ def compare(inputs: Inputs, strategies: list[Strategy], clock: StageClock, repor
     return Comparison({s.name: s for s in strategies}, scores, under, replays, replayed, bound)
 
 
-def _under_others(inputs: Inputs, strategy: Strategy) -> dict[str, np.ndarray]:
-    """Mean seconds of a strategy under every exchange that may be chosen, [layer]."""
-    if not strategy.comparable:
-        return {}
-    return {name: score(inputs, strategy, inputs.evaluation_batches, name).mean for name in inputs.exchanges}
+def _evaluated(
+    inputs: Inputs, strategies: list[Strategy], report: Report
+) -> tuple[dict[str, LayerTime], dict[str, dict[str, np.ndarray]]]:
+    """Every strategy under its own exchange, and the mean seconds [layer] under every other one that may be chosen.
+
+    Exchanges go side by side, for most of the time is compiling, and all strategies share what one has compiled.
+    """
+    batches, own = inputs.evaluation_batches, {each.name: _uniform(each.placement.exchange) for each in strategies}
+    wanted: dict[str | tuple[str, ...], list[Strategy]] = {}
+    for each in strategies:
+        for exchange in dict.fromkeys((own[each.name], *(inputs.exchanges if each.comparable else ()))):
+            wanted.setdefault(exchange, []).append(each)
+
+    def under(exchange: str | tuple[str, ...]) -> dict[str, LayerTime]:
+        named = exchange if isinstance(exchange, str) else None
+        return {each.name: score(inputs, each, batches, named) for each in wanted[exchange]}
+
+    seen: dict[str | tuple[str, ...], dict[str, LayerTime]] = {}
+    for exchange, times in zip(wanted, side_by_side(under, wanted), strict=True):
+        seen[exchange] = times
+        report("evaluate strategies", len(seen), len(wanted))
+    scores = {each.name: seen[own[each.name]][each.name] for each in strategies}
+    others = {
+        each.name: {name: seen[name][each.name].mean for name in inputs.exchanges} if each.comparable else {}
+        for each in strategies
+    }
+    return scores, others
+
+
+def _uniform(exchange: tuple[str, ...]) -> str | tuple[str, ...]:
+    """The exchange of all layers, or that of every layer where they differ."""
+    return exchange[0] if len(set(exchange)) == 1 else exchange
 
 
 def _replayed(inputs: Inputs, strategy: Strategy, seen: LayerTime) -> LayerTime:

@@ -6,13 +6,12 @@ more than the choice of batches explains.
 """
 
 import itertools
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from threading import Lock
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from jaxtyping import Bool, Float
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement.rounding import fit_memory, fit_slots, is_even, rebalance
 from jaxmoe.placement.strategies import Shipped, shipped_replicas, shipped_strategies
+from jaxmoe.threads import side_by_side
 from jaxmoe.traces import Batch, expert_counts
 from jaxmoe.tune import local_search
 from jaxmoe.tune.bounds import lower_bound
@@ -76,6 +76,7 @@ class Referee:
         self._at_once = LOOK_BATCHES if self.problem.num_nodes > MANY_NODES else count
         self.selection = self.problem.draw(count // self._at_once * self._at_once, next(self.seeds))
         self._merged: dict[tuple, Batch] = {}
+        self._merging = Lock()
         self.search = local_search.search_of(self.problem)
 
     @contextmanager
@@ -116,19 +117,20 @@ class Referee:
     def _selected(self, first: int, exchange: AbstractExchange | None) -> Batch:
         """Some selection batches from the first on, merged where that pays under the exchange."""
         key = first, self.problem.model.merging(exchange, self._at_once)
-        if key not in self._merged:
-            part = jax.tree.map(lambda leaf: leaf[:, first : first + self._at_once], self.selection)
-            self._merged[key] = self.problem.merged(part, exchange)
-        return self._merged[key]
+        with self._merging:
+            if key not in self._merged:
+                part = jax.tree.map(lambda leaf: leaf[:, first : first + self._at_once], self.selection)
+                self._merged[key] = self.problem.merged(part, exchange)
+            return self._merged[key]
 
     def under_best(self, plan: Plan, exchanges: Mapping[str, AbstractExchange], batches: int | None = None) -> Ranked:
         """The plan with the best of these exchanges in every layer, on all selection batches or the first so many."""
 
-        def under(name: str, exchange: AbstractExchange) -> Ranked:
-            scores, seconds = self._scored(self.search, plan[:, None], exchange, batches)
+        def under(name: str) -> Ranked:
+            scores, seconds = self._scored(self.search, plan[:, None], exchanges[name], batches)
             return Ranked(plan, scores[:, 0], np.full(len(plan), name, object), seconds[:, 0])
 
-        return least(under(name, exchange) for name, exchange in exchanges.items())
+        return least(side_by_side(under, exchanges))
 
     @cached_property
     def strategies(self) -> dict[str, Ranked]:
@@ -193,15 +195,15 @@ class Referee:
         seconds = np.where(rates > 0, float(self.problem.model.costs.flops_per_token_expert) / np.maximum(rates, 1), 1)
         balanced = np.array(plans)
 
-        def divided(layer: int, candidate: int) -> None:
+        def divided(at: tuple[int, int]) -> None:
+            layer, candidate = at
             plan, some = plans[layer, candidate], counts[layer, : self._affordable(plans[layer, candidate])]
             if len(some) >= LEAST_BATCHES and not is_even(plan, some, seconds) and not self.stop.reason:
                 balanced[layer, candidate] = rebalance(plan > 0, some, seconds, self._divisible(room))
 
-        with ThreadPoolExecutor(_cores()) as pool:  # the solver runs outside Python's lock
-            every = list(itertools.product(range(plans.shape[0]), range(plans.shape[1])))
-            for done, _ in enumerate(pool.map(divided, *zip(*every, strict=True)), start=1):
-                self.progress("rebalance", done, len(every))
+        every = list(itertools.product(range(plans.shape[0]), range(plans.shape[1])))
+        for done, _ in enumerate(side_by_side(divided, every), start=1):
+            self.progress("rebalance", done, len(every))
         scored = self.score(balanced, exchange) if group is None else self.score_groups(balanced, group, exchange)
         return better(plans, scores, balanced, np.where(self.fits(balanced) | (group is not None), scored, np.inf))
 
@@ -244,8 +246,3 @@ class Referee:
             stopped=self.stop.reason,
             shipped=known,
         )
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

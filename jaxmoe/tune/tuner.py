@@ -17,6 +17,7 @@ from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement.rounding import keep_hosts
 from jaxmoe.placement.strategies import complete_hybrids, groups_of
 from jaxmoe.relax import geometric
+from jaxmoe.threads import side_by_side
 from jaxmoe.tune import descent, local_search
 from jaxmoe.tune.descent import typical_part
 from jaxmoe.tune.greedy import random_starts
@@ -96,7 +97,8 @@ class _Run:
         """The exchange for plans that gather: the best for plans without preference."""
         gathers = self.problem.gathers
         start = random_starts(self.referee, 1, self.settings.seed)
-        seconds = {name: self.referee.score(start, each).mean() for name, each in gathers.items()}
+        scores = side_by_side(lambda each: self.referee.score(start, each).mean(), gathers.values())
+        seconds = dict(zip(gathers, scores, strict=True))
         return gathers[min(seconds, key=seconds.__getitem__)]
 
     def shipped_starts(self) -> Plans:

@@ -1,6 +1,5 @@
 """Traces of any length drawn from a process, in parts, with a few threads ahead."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
+from jaxmoe.threads import cores
 from jaxmoe.traces.synthesis.process import Deal, GatingProcess, Preferences
 from jaxmoe.traces.trace import GatingTrace
 
@@ -100,7 +100,7 @@ def sample_parts(process: GatingProcess, deal: Deal, seed: int, report: Report |
     What a request gets depends on the seed, its place in the deal and its own tokens alone. One thread for each core
     draws: a program runs on one of them, for all but the largest models.
     """
-    workers, tokens = os.cpu_count() or 1, int(deal.length.sum())
+    workers, tokens = cores(), int(deal.length.sum())
     number = (np.cumsum(deal.length) - 1) // min(WAVE_TOKENS, -(-tokens // workers))
     waves = np.split(np.arange(len(deal.length)), np.flatnonzero(np.diff(number)) + 1)
     jobs = [partial(_sample_wave, process, deal, wave, seed) for wave in waves]
