@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -24,3 +25,10 @@ def side_by_side(function: Callable[[Item], Result], items: Iterable[Item]) -> I
         yield from pool.map(function, items)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def beside(function: Callable[[], Result]) -> Iterator[Future[Result]]:
+    """What the function makes on another thread while the block runs; leaving the block waits for it."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(function)

@@ -17,7 +17,7 @@ from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement.rounding import keep_hosts
 from jaxmoe.placement.strategies import complete_hybrids, groups_of
 from jaxmoe.relax import geometric
-from jaxmoe.threads import side_by_side
+from jaxmoe.threads import beside, side_by_side
 from jaxmoe.tune import descent, local_search
 from jaxmoe.tune.descent import typical_part
 from jaxmoe.tune.greedy import random_starts
@@ -76,10 +76,11 @@ class _Run:
         referee, stages = self.referee, {}
         with referee.timed("strategies"):
             exchange = self.gathering()
-        with referee.timed("descent"):
+        # Compiling the descent leaves a core to the strategies, which it does not wait for.
+        with referee.timed("descent"), beside(self.shipped_starts) as shipped:
             relaxed, stages["relaxed"], descended = self.descend(exchange)
         with referee.timed("rounding"):
-            plans = np.concatenate([self.round(relaxed), self.shipped_starts()], axis=1)
+            plans = np.concatenate([self.round(relaxed), shipped.result()], axis=1)
             scores = referee.score(plans, exchange)
             stages["rounded"] = scores.min(axis=1)
             plans, scores = best(plans, scores, self.settings.refine_chains)
