@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy  # imports its submodules when they are first used
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxmoe.des import LayerDescription, LayerReplay, Memory, replay_plan
 from jaxmoe.experiment.inputs import Inputs
@@ -16,6 +17,7 @@ from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.hardware.machine import AbstractGemm, MeasuredGemm, TiledGemm
 from jaxmoe.latency import LayerModel, LayerTime, Overlap, Serial, evaluate
 from jaxmoe.latency.schedule import STAGES
+from jaxmoe.network import AbstractExchange
 from jaxmoe.placement.exchange import exchange_of
 from jaxmoe.placement.placement import Mode
 from jaxmoe.traces import Batch
@@ -75,6 +77,16 @@ def _unknown(gemm: AbstractGemm):
     raise TypeError(f"the event simulator does not know {type(gemm).__name__}; tell it how long such products take")
 
 
+SHORT = 2**21  # entries [layer, batch, token, node]; fewer are evaluated sooner than XLA optimises code for them
+
+
+@eqx.filter_jit(compiler_options={"xla_backend_optimization_level": 0})  # type: ignore[call-overload]  # an option of JAX
+def _evaluate_soon(
+    model: LayerModel, share: Float[Array, "layer expert node"], batches: Batch, exchange: AbstractExchange
+) -> LayerTime:
+    return evaluate(model, share, batches, exchange)
+
+
 def score(
     inputs: Inputs, strategy: Strategy, batches: Batch, exchange: str | None = None, as_simulated: bool = False
 ) -> LayerTime:
@@ -93,7 +105,8 @@ def score(
         rows = np.flatnonzero([name == other for other in names])
         share, drawn = jnp.asarray(placement.share[rows]), jax.tree.map(lambda leaf, at=rows: leaf[at], batches)
         merged = model.merged(drawn, inputs.moe.num_experts, inputs.exchange(name))
-        parts.append(evaluate(model, share, merged, inputs.exchange(name)).as_numpy())
+        short = merged.weight.size * share.shape[2] <= SHORT
+        parts.append((_evaluate_soon if short else evaluate)(model, share, merged, inputs.exchange(name)).as_numpy())
         order.append(rows)
     back = np.argsort(np.concatenate(order))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *parts)
