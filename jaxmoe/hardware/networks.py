@@ -135,15 +135,21 @@ def wafers(
     Nodes are numbered over the whole mesh (moentwine: 2x2 wafers of 8x8, 8 TB/s inside, 9 TB/s across).
     """
     shape = (wafer_shape[0] * grid[0], wafer_shape[1] * grid[1])
-    x, y = np.unravel_index(np.arange(shape[0] * shape[1]), shape)
-    wafer = x // wafer_shape[0] * grid[1] + y // wafer_shape[1]
-    start, end = link_ends(shape).T
-    across = wafer[start] != wafer[end]
+    across = border_links(wafer_shape, grid)
     return Mesh(
         _either(across, border_bandwidth, bandwidth),
         _either(across, border_latency, latency),
         shape=shape,
     )
+
+
+def border_links(wafer_shape: tuple[int, int], grid: tuple[int, int]) -> Bool[np.ndarray, " link"]:
+    """Which links of a grid of wafers cross a border."""
+    shape = (wafer_shape[0] * grid[0], wafer_shape[1] * grid[1])
+    x, y = np.unravel_index(np.arange(shape[0] * shape[1]), shape)
+    wafer = x // wafer_shape[0] * grid[1] + y // wafer_shape[1]
+    start, end = link_ends(shape).T
+    return wafer[start] != wafer[end]
 
 
 def ring(num_nodes: int, bandwidth: Number, latency: Number) -> Graph:
