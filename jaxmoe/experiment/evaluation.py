@@ -174,5 +174,5 @@ def _energy(machine: Machine, seen: LayerReplay) -> Joules:
         return {}
     known = jax.tree.map(lambda leaf: np.asarray(leaf, float), machine.energy)
     moved = [(level.name, moved) for level, moved in zip(machine.memory, seen.memory_bytes, strict=True)]
-    idle = known.of_time(seen.total_s, machine.num_nodes)
+    idle = known.of_time(np.asarray(seen.total_s), machine.num_nodes)
     return added([known.of_links(seen.link_bytes), known.of_nodes(seen.flops, moved), idle])

@@ -4,12 +4,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
+import numpy as np
 from jaxtyping import Array, Float
 
 COMPUTE, IDLE = "compute", "idle"
 
 Joules = dict[str, Any]
 """Energy by resource, J [*lead]: `compute`, levels of memory, kinds of link, `idle`."""
+
+
+Numbers = Array | np.ndarray  # of the model, or of the event simulator
 
 
 class Energy(eqx.Module):
@@ -23,17 +27,17 @@ class Energy(eqx.Module):
     links: Mapping[str, Float[Array, " link"]] = eqx.field(default_factory=dict)  # J/B, by kind; 0 at other kinds
     idle: Float[Array, ""] | None = None  # W of each node
 
-    def of_links(self, carried: Float[Array, " link"]) -> Joules:
+    def of_links(self, carried: Float[Numbers, " link"]) -> Joules:
         """Energy of the bytes that every link carries, by kind of link, J."""
         return {kind: each @ carried for kind, each in self.links.items()}
 
-    def of_nodes(self, flops: Float[Array, " node"], moved: Sequence[tuple[str, Float[Array, " node"]]]) -> Joules:
+    def of_nodes(self, flops: Float[Numbers, " node"], moved: Sequence[tuple[str, Float[Numbers, " node"]]]) -> Joules:
         """Energy of FLOPs, and of the bytes that the nodes move to and from every level of memory by name, J."""
         parts = {} if self.compute is None else {COMPUTE: self.compute * flops.sum()}
         named = ({memory_part(name): self.memory[name] * each.sum()} for name, each in moved if name in self.memory)
         return added([parts, *named])
 
-    def of_time(self, seconds: Float[Array, "*lead"], nodes: int) -> Joules:
+    def of_time(self, seconds: Float[Numbers, "*lead"], nodes: int) -> Joules:
         """Energy that all nodes take in so many seconds, busy or not, J."""
         return {} if self.idle is None else {IDLE: self.idle * seconds * nodes}
 
