@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from jaxmoe.config.graph import GraphConfig
 from jaxmoe.config.networks import ClustersConfig, HardwareConfig, MeshConfig, WafersConfig
 from jaxmoe.hardware import AbstractTopology, Energy
-from jaxmoe.hardware.networks import border_links, link_ends
+from jaxmoe.hardware.networks import border_links, link_ends, uplinks
 from jaxmoe.units import GIGA, PICO
 
 MEMORY = "memory"  # the name of the level that the die tells of
@@ -98,7 +98,7 @@ def _stated(hardware: HardwareConfig, topology: AbstractTopology, key: str) -> I
         special = border_links(hardware.wafer_shape, hardware.grid)
         yield "border", np.flatnonzero(special), getattr(hardware.border, key)
     if isinstance(hardware, ClustersConfig):
-        special = topology.link_ends.min(axis=1) >= topology.num_nodes
+        special = uplinks(hardware.clusters, hardware.nodes_per_cluster, hardware.spines)
         yield "uplink", np.flatnonzero(special), getattr(hardware.uplink, key)
     yield "link", np.flatnonzero(~special), getattr(hardware.link, key)
     if isinstance(hardware, MeshConfig):

@@ -12,7 +12,6 @@ COMPUTE, IDLE = "compute", "idle"
 Joules = dict[str, Any]
 """Energy by resource, J [*lead]: `compute`, levels of memory, kinds of link, `idle`."""
 
-
 Numbers = Array | np.ndarray  # of the model, or of the event simulator
 
 

@@ -215,7 +215,6 @@ def clusters(
     down = [(node, int(leaf[node // size])) for node in range(nodes)]
     up = [(int(lower), int(upper)) for lower in leaf for upper in spine] if count > 1 else []
     ends = _both_ways(down + up)
-    is_uplink = np.array([min(pair) >= nodes for pair in ends])
     routes = {
         (s, d): [s, int(leaf[s // size]), int(spine[(s + d) % spines]), int(leaf[d // size]), d]
         for s in range(nodes)
@@ -232,8 +231,14 @@ def clusters(
     )
     if count == 1:
         positions = positions[: nodes + 1]
+    is_uplink = uplinks(count, size, spines)
     numbers = (_either(is_uplink, uplink_bandwidth, bandwidth), _either(is_uplink, uplink_latency, latency))
     return build_graph(nodes, ends, *numbers, positions, routes)
+
+
+def uplinks(count: int, size: int, spines: int) -> Bool[np.ndarray, " link"]:
+    """Which links of clusters join switches: up after those of nodes, and the same again for the way back."""
+    return np.tile(np.repeat([False, True], [count * size, count * spines if count > 1 else 0]), 2)
 
 
 def _uniform(

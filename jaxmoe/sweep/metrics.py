@@ -1,6 +1,6 @@
 """What a sweep measures of a point, by name: means over layers and batches, as `jaxmoe evaluate` has them.
 
-Energy, area and price are NaN where the machine does not state them.
+Energy, area and price are NaN where the machine does not state them, and empty in the results.
 """
 
 from collections.abc import Callable

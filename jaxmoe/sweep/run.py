@@ -129,6 +129,8 @@ def _notes(results: Results, points: list[Point], known: Mapping[str, Row], want
         f"{count} points were computed by jaxmoe {made}, this is {now}: for equal footing give another folder"
         for made, count in older.items()
     ]
+    if any(METRICS[name].part == "energy" for name in wanted):
+        notes += _unstated(results.space, points)
     said: dict[str, int] = {}
     for metric in (METRICS[name] for name in wanted):
         without = sum(is_finite(row["total_s"]) and not is_finite(row[metric.column]) for row in rows)
@@ -137,8 +139,6 @@ def _notes(results: Results, points: list[Point], known: Mapping[str, Row], want
     for row in rows:
         if row["note"]:
             said[row["note"]] = said.get(row["note"], 0) + 1
-    if any(METRICS[name].part == "energy" for name in wanted):
-        notes += _unstated(results.space, points)
     return notes + [f"{count} {'point' if count == 1 else 'points'}: {note}" for note, count in said.items()]
 
 

@@ -29,7 +29,7 @@ def test_energies_are_those_of_an_evaluation_and_prices_are_plain(space, sweep):
         assert row["energy_J"] == pytest.approx(energy, rel=1e-5)
         assert row["energy_per_token_J"] == pytest.approx(energy / 8, rel=1e-5)  # tokens of a batch
         assert row["machine_price"] == pytest.approx(4 * (7 + 2 * row[DIE]))  # four dies
-        assert np.isnan(row["area_mm2"])
+        assert row["area_mm2"] is None
     assert done.best("energy")[BYTE] == 5
     front = pareto(done.rows, ["total", "price"])
     assert {row[DIE] for row in front} == {1, 2}
@@ -57,6 +57,28 @@ def test_a_metric_that_no_machine_states_is_one_clear_error(sweep, name, part):
 def test_a_metric_that_some_machines_state_is_a_note_for_the_others(sweep):
     done = sweep(axes={BYTE: [None, 5.0], "strategy": ["tp"]}, metrics=["total", "energy"])
     without, having = done.rows
-    assert np.isnan(without["energy_J"])
+    assert without["energy_J"] is None
     assert having["energy_J"] > 0
     assert "1 point: no energy_J, for the machine states no energy" in done.notes
+
+
+@pytest.mark.parametrize(
+    ("hardware", "kind"),
+    [
+        ({"kind": "clusters", "clusters": 2, "nodes_per_cluster": 2, "uplink": {"bandwidth_GB_per_s": 3}}, "uplink"),
+        pytest.param(
+            {"kind": "wafers", "wafer_shape": [2, 1], "grid": [1, 2], "border": {"bandwidth_GB_per_s": 3}},
+            "border",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["clusters", "wafers"],
+)
+def test_energies_of_every_kind_of_link_are_numbers(sweep, hardware, kind):
+    """Twice the energy of a byte is twice the energy, for nothing else is stated."""
+    whole = hardware | {"die": {"compute_TFLOPs_per_s": 1}, "link": {"bandwidth_GB_per_s": 10}}
+    key = f"hardware.{kind}.energy_pJ_per_B"
+    done = sweep(axes={"hardware": [whole], key: [2.0, 4.0], "strategy": ["tp"]}, metrics=["energy"])
+    assert done.groups == 1
+    first, second = (row["energy_J"] for row in done.rows)
+    assert second == pytest.approx(2 * first) != 0
