@@ -156,6 +156,8 @@ class Results:
         for answer in answers:
             for point, table in zip(answer.points, answer.values, strict=True):
                 for metric, row in zip(METRICS, table, strict=True):
+                    if METRICS[metric].part is not None and np.isnan(row).all():
+                        continue  # the machine does not state it
                     columns["hash"] += [point.hash] * len(row)
                     columns["metric"] += [metric] * len(row)
                     columns["key"] += answer.keys

@@ -88,7 +88,7 @@ def test_a_point_is_explained(run, study, out):
         ({"axes": {"hardware.link.bandwith_GB_per_s": [1]}}, [], "Did you mean bandwidth_GB_per_s?"),
         ({"axes": {LINK: []}}, [], "at least one value"),
         ({"where": [f"{LINK} > 100"]}, [], "where leaves no point"),
-        ({"metrics": ["energy"]}, [], "expected one of total, p95"),
+        ({"metrics": ["watts"]}, [], "expected one of total, p95"),
         ({}, ["--pareto", "total"], "expected two or three of total"),
         ({}, ["--explain", "nothing"], "a row number from 0 to 7"),
         ({"scenario": "none.yaml"}, [], "no such file"),

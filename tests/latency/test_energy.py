@@ -14,6 +14,7 @@ from oracles import cases
 from jaxmoe.hardware import Die, Energy, Machine, Mesh, node_memory
 from jaxmoe.latency import Decisions, LayerCosts, LayerModel, LayerTime, Movement, Pipelined, evaluate
 from jaxmoe.network import Congestion, Uncongested, alpha_beta, build_exchange
+from jaxmoe.policies import StaticPlan, rollout
 from jaxmoe.relax import SmoothMax, SoftSupport
 from jaxmoe.traces import Batch
 
@@ -164,3 +165,10 @@ def test_many_batches_at_once():
     alone = run(model, share, jax.tree.map(lambda leaf: leaf[0, 1], leaves)).total_energy
     assert float(times.total_energy[0, 1]) == pytest.approx(float(alone), rel=1e-5)
     assert times.first_batches(1).total_energy.shape == (1, 1)
+
+
+def test_a_rollout_has_the_energy_of_every_step():
+    model, steps = two_nodes(), jax.tree.map(lambda leaf: jnp.stack([leaf, leaf, leaf])[None], ONE_TOKEN)
+    _, times, _ = rollout(StaticPlan(jnp.eye(2)[None]), model, steps)
+    assert times.total_energy.shape == (3, 1)
+    np.testing.assert_allclose(times.total_energy, float(run(model, jnp.eye(2), ONE_TOKEN).total_energy), rtol=1e-6)
