@@ -3,3 +3,4 @@
 GIGA = 1e9
 TERA = 1e12
 NANO = 1e-9
+PICO = 1e-12

@@ -84,7 +84,10 @@ def evaluate(
     layers: options.Layers = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Judge the usual placements, and given plans, on batches drawn from the trace."""
+    """Judge the usual placements, and given plans, on batches drawn from the trace.
+
+    Energies are told where the machine states them, as in hardware.link.energy_pJ_per_B or hardware.die.idle_W.
+    """
 
 
 @app.command()

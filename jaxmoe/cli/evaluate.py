@@ -31,5 +31,6 @@ def run(
             draw_comparison(folder, inputs, comparison)
         summary = provenance("evaluate", inputs) | comparison_report(inputs, comparison)
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
-        print_comparison(comparison, f"{inputs.scenario.name}: mean over {len(inputs.layer_ids)} layers")
-        print_warnings(comparison_warnings(comparison))
+        title, scenario = f"{inputs.scenario.name}: mean over {len(inputs.layer_ids)} layers", inputs.scenario
+        print_comparison(comparison, title, scenario.workload.batch_tokens)
+        print_warnings(comparison_warnings(comparison, scenario.hardware))

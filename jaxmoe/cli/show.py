@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from jaxmoe.cli.session import OutputFolder, messages
+from jaxmoe.config import HardwareConfig, unstated_energy
 from jaxmoe.experiment.comparison import Comparison
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import GATHERED, STANDARD, TUNED
@@ -22,7 +23,7 @@ from jaxmoe.plotting import (
     plot_model_vs_simulation,
     plot_speedups,
 )
-from jaxmoe.plotting.style import time_unit
+from jaxmoe.plotting.style import energy_unit, time_unit
 from jaxmoe.tune import History, TuneResult
 
 # Tables for people, on standard output.
@@ -30,8 +31,8 @@ from jaxmoe.tune import History, TuneResult
 WIDTH = 180  # where there is no terminal to tell
 
 
-def print_comparison(comparison: Comparison, title: str) -> None:
-    """Mean over layers of every strategy."""
+def print_comparison(comparison: Comparison, title: str, batch_tokens: int) -> None:
+    """Mean over layers of every strategy, and energy where the machine states any."""
     factor, unit = time_unit(max(float(score.mean.mean()) for score in comparison.scores.values()))
     table = Table(title=f"{title} [{unit}]".replace("[", r"\["))
     table.add_column("strategy", no_wrap=True)
@@ -40,6 +41,10 @@ def print_comparison(comparison: Comparison, title: str) -> None:
         table.add_column(column, justify="right")
     table.add_column("best exchange")
     table.add_column("total under\nthe best", justify="right")
+    energy = _energy_per_token(comparison, batch_tokens)
+    if energy:
+        joules, energy_name = energy_unit(max(energy.values()))
+        table.add_column(f"energy of a token\n{energy_name}", justify="right")
     tuned = TUNED in comparison.scores
     if tuned:
         table.add_column("tuned faster by\nmean (least)", justify="right")
@@ -47,9 +52,19 @@ def print_comparison(comparison: Comparison, title: str) -> None:
         own = exchange_names(comparison.strategies[name].placement.exchange)
         row = [f"{seconds * factor:.4g}" for seconds in _means(comparison, name)]
         simulated, best = _simulated(comparison, name, factor), _best(comparison, name, factor)
+        spent = [f"{energy[name] * joules:.4g}"] if energy else []
         gain = [_gain(comparison, name)] if tuned else []
-        table.add_row(_marked(comparison, name), own, *row, simulated, *best, *gain)
+        table.add_row(_marked(comparison, name), own, *row, simulated, *best, *spent, *gain)
     print_table(table)
+
+
+def _energy_per_token(comparison: Comparison, batch_tokens: int) -> dict[str, float]:
+    """J of a layer for each token, by strategy under its own exchange; empty where the machine states no energy."""
+    return {
+        name: float(score.total_energy.mean()) / batch_tokens
+        for name, score in comparison.scores.items()
+        if score.energy
+    }
 
 
 def exchange_names(names: Sequence[str]) -> str:
@@ -64,9 +79,12 @@ def print_warnings(lines: Iterable[str]) -> None:
         messages().print(f"[yellow]note:[/] {escape(line)}")
 
 
-def comparison_warnings(comparison: Comparison) -> list[str]:
-    """Notes on strategies, and every strategy that is faster than the tuned plan somewhere."""
+def comparison_warnings(comparison: Comparison, hardware: HardwareConfig) -> list[str]:
+    """Notes on strategies and on energy, and every strategy that is faster than the tuned plan somewhere."""
     notes = [f"{name}: {strategy.note}" for name, strategy in comparison.strategies.items() if strategy.note]
+    unstated = unstated_energy(hardware)
+    if unstated and any(score.energy for score in comparison.scores.values()):
+        notes.append(f"energy counts nothing for what the machine does not state: {', '.join(unstated)}")
     if TUNED in comparison.scores:
         for name in comparison.scores:
             ahead = comparison.speedup(name) < 1

@@ -52,7 +52,7 @@ def run(
     folder.to_go_on = "run again to go on"
     with locked(folder.path):
         with _bar(interrupts) as report:
-            sweep = run_sweep(study, folder.path, report, (memory or 0.0) * GIGA)
+            sweep = run_sweep(study, folder.path, report, (memory or 0.0) * GIGA, names)
         _tell(study, sweep, folder, names)
         if elasticities:
             _elasticities(study, sweep, folder, interrupts)

@@ -52,8 +52,9 @@ def run(
         summary = provenance("tune", inputs) | comparison_report(inputs, comparison)
         summary |= {"tuning": {"optimiser": optimiser} | tuning_report(result, comparison), "wall_s": clock.report()}
         folder.write_json("summary.json", summary)
-        print_comparison(comparison, f"{inputs.scenario.name}: mean over {len(inputs.layer_ids)} layers")
-        print_warnings(comparison_warnings(comparison))
+        title, scenario = f"{inputs.scenario.name}: mean over {len(inputs.layer_ids)} layers", inputs.scenario
+        print_comparison(comparison, title, scenario.workload.batch_tokens)
+        print_warnings(comparison_warnings(comparison, scenario.hardware))
         if result.stopped == "interrupted":
             raise typer.Exit(INTERRUPTED)
 

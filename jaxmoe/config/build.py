@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxmoe.config.base import ConfigError
+from jaxmoe.config.energy import build_energy, whole_machine
 from jaxmoe.config.graph import GraphConfig, as_graph
 from jaxmoe.config.machine import DieConfig, LinkConfig, MeasuredGemmConfig, MemoryConfig
 from jaxmoe.config.model import build_model
@@ -48,7 +49,7 @@ FFN_FLOPS = {"2hi": 2, "6hi": 6}  # times hidden size times expert size
 
 
 def build_machine(hardware: HardwareConfig, tokens: int = 1, columns: int = 1) -> Machine:
-    """The network, its dies and memory: B/s, s, FLOP/s and B per link, node or channel.
+    """The network, its dies and memory: B/s, s, FLOP/s and B per link, node or channel; its energy, area and price.
 
     Measured products have to reach so many tokens and columns of an expert. Raises `ConfigError` where they do not,
     and without dies.
@@ -57,7 +58,14 @@ def build_machine(hardware: HardwareConfig, tokens: int = 1, columns: int = 1) -
     if die is None:
         raise ConfigError(f"{hardware.name}: die is null; expected the compute and memory of a node as a mapping")
     flops = jnp.full(topology.num_nodes, die.compute_TFLOPs_per_s * TERA, jnp.float32)
-    return Machine(topology, Die(flops, _gemm(die, tokens, columns)), _memory(hardware, die))
+    return Machine(
+        topology,
+        Die(flops, _gemm(die, tokens, columns)),
+        _memory(hardware, die),
+        energy=build_energy(hardware, topology),
+        area=whole_machine(hardware, topology, "area_mm2"),
+        price=whole_machine(hardware, topology, "price"),
+    )
 
 
 def build_topology(hardware: HardwareConfig) -> AbstractTopology:

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import Field, model_validator
 
-from jaxmoe.config.base import Rate, RuleError, Section, pair_of
-from jaxmoe.config.machine import MOST_NODES, Latency, Machine
+from jaxmoe.config.base import Rate, RuleError, pair_of
+from jaxmoe.config.machine import MOST_NODES, Latency, LinkTakes, Machine
 from jaxmoe.units import GIGA, NANO
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ Path = Annotated[tuple[Vertex, ...], Field(strict=False)]
 Position = Annotated[tuple[float, float], pair_of("numbers", "[0, 1.5]")]
 
 
-class GraphLink(Section):
+class GraphLink(LinkTakes):
     """A link both ways, or with `one_way` only from its start to its end."""
 
     source: Vertex = Field(alias="from", description="the node or switch at which the link starts", examples=[0])

@@ -17,6 +17,7 @@ DEFAULT_KIND = "mesh"  # of files that name none
 MOST_NODES = 512  # of networks whose paths between all pairs are kept
 
 Latency = Annotated[float, Field(ge=0, le=1e12)]
+Amount = Annotated[float, Field(ge=0, le=1e12)]  # of energy, power, area or money
 
 
 class TiledGemmConfig(Section):
@@ -52,6 +53,46 @@ class DieConfig(Section):
         description="how well a die multiplies matrices as {kind: tiled, tile_tokens: .., tile_columns: ..} or "
         "{kind: measured, path: ..}, or null for its full rate at every shape",
     )
+    energy_pJ_per_FLOP: Amount | None = Field(
+        default=None, description="the energy of a FLOP in pJ, or null where not known", examples=[0.5]
+    )
+    idle_W: Amount | None = Field(
+        default=None,
+        description="the power of one node at all times, busy or not, in W, or null where not known",
+        examples=[20],
+    )
+    memory_energy_pJ_per_B: Amount | None = Field(
+        default=None, description="the energy of a byte to or from memory in pJ, or null where not known", examples=[30]
+    )
+    area_mm2: Amount | None = Field(
+        default=None,
+        description="the area of one node in mm2, without what its rates below add, or null where not known",
+        examples=[100],
+    )
+    area_mm2_per_TFLOPs_per_s: Amount | None = Field(
+        default=None, description="the area that each TFLOP/s of a node takes in mm2, or null for none", examples=[2]
+    )
+    memory_area_mm2_per_GB_per_s: Amount | None = Field(
+        default=None, description="the area that each GB/s of memory bandwidth takes in mm2, or null for none"
+    )
+    memory_area_mm2_per_GB: Amount | None = Field(
+        default=None, description="the area that each GB of memory takes in mm2, or null for none"
+    )
+    price: Amount | None = Field(
+        default=None,
+        description="the price of one node, in a currency of your choice, without what its rates below add, or null "
+        "where not known",
+        examples=[100],
+    )
+    price_per_TFLOPs_per_s: Amount | None = Field(
+        default=None, description="the price of each TFLOP/s of a node, or null for none", examples=[5]
+    )
+    memory_price_per_GB_per_s: Amount | None = Field(
+        default=None, description="the price of each GB/s of memory bandwidth, or null for none", examples=[0.1]
+    )
+    memory_price_per_GB: Amount | None = Field(
+        default=None, description="the price of each GB of memory, or null for none", examples=[10]
+    )
 
 
 class MemoryConfig(Section):
@@ -67,12 +108,59 @@ class MemoryConfig(Section):
         description="the memory behind one channel in GB, or null for no limit; weights have to fit the last level",
         examples=[16],
     )
+    energy_pJ_per_B: Amount | None = Field(
+        default=None, description="the energy of a byte to or from this level in pJ, or null where not known"
+    )
+    area_mm2_per_GB_per_s: Amount | None = Field(
+        default=None, description="the area that each GB/s of a channel takes in mm2, or null for none"
+    )
+    area_mm2_per_GB: Amount | None = Field(
+        default=None, description="the area that each GB behind a channel takes in mm2, or null for none"
+    )
+    price_per_GB_per_s: Amount | None = Field(
+        default=None, description="the price of each GB/s of a channel, or null for none"
+    )
+    price_per_GB: Amount | None = Field(
+        default=None, description="the price of each GB behind a channel, or null for none"
+    )
     nodes_per_channel: Count = Field(
         default=1, description="the number of successive nodes that share a channel", examples=[2]
     )
 
+    @model_validator(mode="after")
+    def _capacity_is_there(self) -> "MemoryConfig":
+        capacity = ("capacity_GB", self.capacity_GB)
+        _check_needed(self, {"area_mm2_per_GB": capacity, "price_per_GB": capacity})
+        return self
 
-class LinkConfig(Section):
+
+def _check_needed(section: Section, needed: dict[str, tuple[str, float | None]], *where: str) -> None:
+    """Refuse a number for each unit of something that is not stated; `needed` has its key and value."""
+    for key, (other, value) in needed.items():
+        if getattr(section, key) is not None and value is None:
+            expected = f"no value where {other} is null"
+            raise RuleError((*where, key), getattr(section, key), expected, f"Write {other} as well, or remove it")
+
+
+class LinkTakes(Section):
+    """What a directed link takes beside time."""
+
+    energy_pJ_per_B: Amount | None = Field(
+        default=None,
+        description="the energy of a byte over one such link, one hop, in pJ, or null where not known",
+        examples=[4],
+    )
+    area_mm2_per_GB_per_s: Amount | None = Field(
+        default=None,
+        description="the area that each GB/s of one such link takes in mm2, both ends together, or null for none",
+        examples=[0.01],
+    )
+    price_per_GB_per_s: Amount | None = Field(
+        default=None, description="the price of each GB/s of one such link, or null for none", examples=[0.5]
+    )
+
+
+class LinkConfig(LinkTakes):
     """Directed links that are all alike."""
 
     bandwidth_GB_per_s: Rate = Field(description="the bandwidth of one directed link in GB/s", examples=[50])
@@ -137,11 +225,34 @@ class Machine(Section):
     @model_validator(mode="after")
     def _memory_is_told_once(self) -> "Machine":
         if self.memory and self.die is not None:
-            for key in ("memory_bandwidth_GB_per_s", "memory_capacity_GB"):
+            for key in type(self.die).model_fields:
                 value = getattr(self.die, key)
-                if value is not None:
+                if key.startswith("memory_") and value is not None:
                     remedy = "Remove it, or the list of levels at memory"
                     raise RuleError(("die", key), value, "no value beside memory, which has its levels", remedy)
+        return self
+
+    @model_validator(mode="after")
+    def _memory_of_dies_is_there(self) -> "Machine":
+        if self.die is None:
+            return self
+        rate, capacity = self.die.memory_bandwidth_GB_per_s, self.die.memory_capacity_GB
+        needed = {
+            "memory_energy_pJ_per_B": ("memory_bandwidth_GB_per_s", capacity if rate is None else rate),
+            "memory_area_mm2_per_GB_per_s": ("memory_bandwidth_GB_per_s", rate),
+            "memory_price_per_GB_per_s": ("memory_bandwidth_GB_per_s", rate),
+            "memory_area_mm2_per_GB": ("memory_capacity_GB", capacity),
+            "memory_price_per_GB": ("memory_capacity_GB", capacity),
+        }
+        _check_needed(self.die, needed, "die")
+        return self
+
+    @model_validator(mode="after")
+    def _levels_have_names_of_their_own(self) -> "Machine":
+        names = [level.name for level in self.memory]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise RuleError(("memory", index, "name"), name, "a name that no other level has", "Rename one of them")
         return self
 
     @model_validator(mode="after")

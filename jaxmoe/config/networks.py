@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from jaxmoe.config.base import Count, Rate, RuleError, Section, pair_of
 from jaxmoe.config.graph import GraphConfig
-from jaxmoe.config.machine import DEFAULT_KIND, MOST_NODES, Latency, LinkConfig, Machine
+from jaxmoe.config.machine import DEFAULT_KIND, MOST_NODES, Amount, Latency, LinkConfig, Machine
 
 LONGEST_SIDE = 64
 
@@ -36,6 +36,11 @@ class LinkOverride(Section):
     )
     latency_ns: Latency | None = Field(
         default=None, description="the latency of this link in ns, or null for that of the others", examples=[100]
+    )
+    energy_pJ_per_B: Amount | None = Field(
+        default=None,
+        description="the energy of a byte over this link in pJ, or null for that of the others",
+        examples=[8],
     )
 
 

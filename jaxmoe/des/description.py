@@ -225,17 +225,27 @@ def _least_loaded(
 def node_seconds(layer: LayerDescription, plan: TokenPlan, batch: Batch) -> Float[np.ndarray, " node"]:
     """A node is done when its products are, and when each of its channels has served all that use it."""
     if layer.gemm is None:
-        seconds = plan.part.sum(axis=(0, 1)) * layer.flops_per_token_expert / layer.flops
+        seconds = node_flops(layer, plan) / layer.flops
     else:
         seconds = _gemm_seconds(layer.gemm, plan, np.asarray(batch.experts), layer.mode == "sharded")
-    weights = plan.experts_read * layer.expert_bytes
-    vectors = plan.visited.sum(axis=0) * (layer.dispatch_bytes + layer.combine_bytes)
-    for depth, level in enumerate(layer.memory):
-        asked = weights if depth else weights + vectors
+    for level, asked in zip(layer.memory, node_bytes(layer, plan), strict=True):
         served = np.bincount(level.channel, asked, len(level.bandwidth))
         channel = np.where(served > 0, level.latency + served / level.bandwidth, 0.0)
         seconds = np.maximum(seconds, channel[level.channel])
     return seconds
+
+
+def node_flops(layer: LayerDescription, plan: TokenPlan) -> Float[np.ndarray, " node"]:
+    """FLOPs of every node, without what tiles are filled up with."""
+    return plan.part.sum(axis=(0, 1)) * layer.flops_per_token_expert
+
+
+def node_bytes(layer: LayerDescription, plan: TokenPlan) -> Float[np.ndarray, "level node"]:
+    """Bytes that every node moves to and from each level: weights pass all of them, hidden vectors the nearest."""
+    weights = plan.experts_read * layer.expert_bytes
+    vectors = plan.visited.sum(axis=0) * (layer.dispatch_bytes + layer.combine_bytes)
+    moved = [weights if depth else weights + vectors for depth, _ in enumerate(layer.memory)]
+    return np.array(moved, float).reshape(len(moved), layer.num_nodes)
 
 
 def _gemm_seconds(

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxmoe.des.description import LayerDescription, node_seconds, plan_tokens
+from jaxmoe.des.description import LayerDescription, node_bytes, node_flops, node_seconds, plan_tokens
 from jaxmoe.des.engine import Run, simulate
 from jaxmoe.des.exchanges import stage_transfers
 from jaxmoe.des.fabric import Rows, one_each
@@ -30,7 +30,8 @@ class LayerReplay:
     `stages`: dispatch and combine simulated alone, and compute, the slowest node; of all micro-batches together.
     `total_s`: the whole layer with a barrier between stages. `free_running_s`: the whole batch without barriers, so a
     node computes as soon as its own inputs are there, and sends as soon as it has computed. `link_busy` is of dispatch
-    and of combine.
+    and of combine. What energy is spent on is counted as well: bytes that every link carries in both, and FLOPs and
+    bytes of every memory level of every node.
     """
 
     stages: dict[str, float]
@@ -38,6 +39,9 @@ class LayerReplay:
     free_running_s: float
     link_busy: dict[str, Float[np.ndarray, " link"]]
     node_busy: Float[np.ndarray, " node"]
+    link_bytes: Float[np.ndarray, " link"]
+    flops: Float[np.ndarray, " node"]
+    memory_bytes: Float[np.ndarray, "level node"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,10 @@ def replay_layer(
     dispatch = [_stage(layer, part.dispatch) for part in parts]
     combine = [_stage(layer, part.combine) for part in parts]
     whole, links = _layer(layer, parts).run, slice(layer.fabric.num_links)
+    link_busy = {
+        name: np.sum([run.link_busy[links] for run in runs], axis=0)
+        for name, runs in (("dispatch", dispatch), ("combine", combine))
+    }
     return LayerReplay(
         stages={
             "dispatch": sum(run.makespan for run in dispatch),
@@ -71,11 +79,11 @@ def replay_layer(
         },
         total_s=whole.makespan,
         free_running_s=_without_barriers(layer, work).makespan,
-        link_busy={
-            name: np.sum([run.link_busy[links] for run in runs], axis=0)
-            for name, runs in (("dispatch", dispatch), ("combine", combine))
-        },
+        link_busy=link_busy,
         node_busy=whole.node_busy,
+        link_bytes=np.sum([*link_busy.values()], axis=0) * layer.fabric.rate[links],
+        flops=np.sum([part.flops for part in parts], axis=0),
+        memory_bytes=np.sum([part.memory_bytes for part in parts], axis=0),
     )
 
 
@@ -126,11 +134,13 @@ def replay_plan(
 
 @dataclass(frozen=True)
 class _Work:
-    """What a batch makes the machine do: transfers of both stages in parts, and seconds of every node."""
+    """What a batch makes the machine do: transfers of both stages in parts, and seconds of every node with its work."""
 
     dispatch: list[Transfers]
     seconds: Float[np.ndarray, " node"]
     combine: list[Transfers]
+    flops: Float[np.ndarray, " node"]
+    memory_bytes: Float[np.ndarray, "level node"]
 
 
 def _work(
@@ -148,6 +158,8 @@ def _work(
         dispatch=transfers(layer.dispatch_bytes, mirrored=True),
         seconds=node_seconds(layer, plan, batch),
         combine=transfers(layer.combine_bytes, mirrored=False),
+        flops=node_flops(layer, plan),
+        memory_bytes=node_bytes(layer, plan),
     )
 
 

@@ -14,6 +14,8 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.des import LayerDescription, LayerReplay, Memory, replay_plan
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import Strategy
+from jaxmoe.hardware import Machine
+from jaxmoe.hardware.energy import Joules, added
 from jaxmoe.hardware.machine import AbstractGemm, MeasuredGemm, TiledGemm
 from jaxmoe.latency import LayerModel, LayerTime, Overlap, Serial, evaluate
 from jaxmoe.latency.schedule import STAGES
@@ -137,7 +139,7 @@ def replay(inputs: Inputs, strategy: Strategy, batches: Batch, report: Callable[
         rows.append(replay_plan(layer, placement.share[row : row + 1], batch)[0])
         report(row + 1, len(placement.exchange))
     free = np.array([[seen.free_running_s for seen in row] for row in rows])
-    return Replay(_layer_time(rows), free)
+    return Replay(_layer_time(rows, inputs.model.machine), free)
 
 
 def describe(inputs: Inputs, mode: Mode, exchange: str) -> LayerDescription:
@@ -159,8 +161,8 @@ def describe(inputs: Inputs, mode: Mode, exchange: str) -> LayerDescription:
     )
 
 
-def _layer_time(rows: list[list[LayerReplay]]) -> LayerTime:
-    """Replays [layer][batch] as arrays."""
+def _layer_time(rows: list[list[LayerReplay]], machine: Machine) -> LayerTime:
+    """Replays [layer][batch] as arrays, with the energy of what the simulator has counted."""
 
     def each(value: Callable[[LayerReplay], Any]) -> np.ndarray:
         return np.array([[value(seen) for seen in row] for row in rows], float)
@@ -174,4 +176,16 @@ def _layer_time(rows: list[list[LayerReplay]]) -> LayerTime:
     nodes = {"node": each(lambda seen: seen.node_busy).mean(axis=1)}
     stages: dict[str, Any] = {name: of_stage(name) for name in STAGES}
     busy: dict[str, Any] = {"dispatch": links("dispatch"), "compute": nodes, "combine": links("combine")}
-    return LayerTime(stages, busy, each(lambda seen: seen.total_s))
+    energy = [[_energy(machine, seen) for seen in row] for row in rows]
+    parts = {name: np.array([[each[name] for each in row] for row in energy]) for name in energy[0][0]}
+    return LayerTime(stages, busy, each(lambda seen: seen.total_s), parts)
+
+
+def _energy(machine: Machine, seen: LayerReplay) -> Joules:
+    """Energy of what the simulator has counted, J."""
+    if machine.energy is None:
+        return {}
+    known = jax.tree.map(lambda leaf: np.asarray(leaf, float), machine.energy)
+    moved = [(level.name, moved) for level, moved in zip(machine.memory, seen.memory_bytes, strict=True)]
+    idle = known.of_time(np.asarray(seen.total_s), machine.num_nodes)
+    return added([known.of_links(seen.link_bytes), known.of_nodes(seen.flops, moved), idle])

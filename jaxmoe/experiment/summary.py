@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.config import build_even_parts, resolved
+from jaxmoe.config import build_even_parts, resolved, unstated_energy
 from jaxmoe.experiment.comparison import Comparison
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
 from jaxmoe.experiment.strategies import TUNED
@@ -115,6 +115,7 @@ def _strategy(inputs: Inputs, comparison: Comparison, name: str) -> dict[str, An
         "mode": strategy.placement.mode,
         "mean": {key: float(values.mean()) for key, values in seconds.items()},
         "under": {exchange: float(mean.mean()) for exchange, mean in comparison.under[name].items()},
+        "energy": _energy(inputs, comparison, name),
         "layers": [
             {"layer_id": layer, "exchange": strategy.placement.exchange[row], "best_exchange": best.exchange[row]}
             | {key: float(values[row]) for key, values in seconds.items()}
@@ -139,6 +140,29 @@ def _seconds(comparison: Comparison, name: str) -> dict[str, np.ndarray]:
         "best_total_s": comparison.best(name).mean,
         "des_total_s": comparison.replays[name].time.mean,
         "des_model_total_s": comparison.replayed[name].mean,
+    }
+
+
+def _energy(inputs: Inputs, comparison: Comparison, name: str) -> dict[str, Any] | None:
+    """J of a layer and its batch under the strategy's own exchange; `None` where the machine states no energy.
+
+    `des_model_total_J` is the model on the batches that `des_total_J` replays, with the simulator's schedule.
+    """
+    score, tokens = comparison.scores[name], inputs.scenario.workload.batch_tokens
+    if not score.energy:
+        return None
+    total, layers = float(score.total_energy.mean()), score.total_energy.mean(axis=1)
+    return {
+        "total_J": total,
+        "per_token_J": total / tokens,
+        "by_resource_J": {resource: float(joules.mean()) for resource, joules in score.energy.items()},
+        "des_total_J": float(comparison.replays[name].time.total_energy.mean()),
+        "des_model_total_J": float(comparison.replayed[name].total_energy.mean()),
+        "not_stated": unstated_energy(inputs.scenario.hardware),
+        "layers": [
+            {"layer_id": layer, "total_J": float(joules)}
+            for layer, joules in zip(inputs.layer_ids, layers, strict=True)
+        ],
     }
 
 

@@ -1,3 +1,4 @@
+from .energy import Energy as Energy
 from .graph import Graph as Graph
 from .graph import TopologyError as TopologyError
 from .graph import build_graph as build_graph

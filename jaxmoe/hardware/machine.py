@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.errors import InputError
+from jaxmoe.hardware.energy import Energy
 from jaxmoe.hardware.topology import AbstractTopology
 
 # How well a die multiplies matrices: what an expert's FFN takes beyond its FLOPs.
@@ -205,12 +206,16 @@ def node_memory(
 class Machine(eqx.Module):
     """A network, the dies at its nodes, and memory levels from the nearest to the one that holds the weights.
 
-    Weights pass every level on their way to a die; hidden vectors move in and out of the nearest alone.
+    Weights pass every level on their way to a die; hidden vectors move in and out of the nearest alone. Energy, area
+    and price are `None` where nothing is known of them.
     """
 
     topology: AbstractTopology
     die: Die
     memory: tuple[MemoryLevel, ...] = ()
+    energy: Energy | None = None
+    area: Float[Array, ""] | None = None  # mm2 of the whole machine
+    price: Float[Array, ""] | None = None  # of the whole machine, in its description's currency
 
     @property
     def num_nodes(self) -> int:

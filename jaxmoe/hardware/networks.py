@@ -135,15 +135,21 @@ def wafers(
     Nodes are numbered over the whole mesh (moentwine: 2x2 wafers of 8x8, 8 TB/s inside, 9 TB/s across).
     """
     shape = (wafer_shape[0] * grid[0], wafer_shape[1] * grid[1])
-    x, y = np.unravel_index(np.arange(shape[0] * shape[1]), shape)
-    wafer = x // wafer_shape[0] * grid[1] + y // wafer_shape[1]
-    start, end = link_ends(shape).T
-    across = wafer[start] != wafer[end]
+    across = border_links(wafer_shape, grid)
     return Mesh(
         _either(across, border_bandwidth, bandwidth),
         _either(across, border_latency, latency),
         shape=shape,
     )
+
+
+def border_links(wafer_shape: tuple[int, int], grid: tuple[int, int]) -> Bool[np.ndarray, " link"]:
+    """Which links of a grid of wafers cross a border."""
+    shape = (wafer_shape[0] * grid[0], wafer_shape[1] * grid[1])
+    x, y = np.unravel_index(np.arange(shape[0] * shape[1]), shape)
+    wafer = x // wafer_shape[0] * grid[1] + y // wafer_shape[1]
+    start, end = link_ends(shape).T
+    return wafer[start] != wafer[end]
 
 
 def ring(num_nodes: int, bandwidth: Number, latency: Number) -> Graph:
@@ -209,7 +215,6 @@ def clusters(
     down = [(node, int(leaf[node // size])) for node in range(nodes)]
     up = [(int(lower), int(upper)) for lower in leaf for upper in spine] if count > 1 else []
     ends = _both_ways(down + up)
-    is_uplink = np.array([min(pair) >= nodes for pair in ends])
     routes = {
         (s, d): [s, int(leaf[s // size]), int(spine[(s + d) % spines]), int(leaf[d // size]), d]
         for s in range(nodes)
@@ -226,8 +231,14 @@ def clusters(
     )
     if count == 1:
         positions = positions[: nodes + 1]
+    is_uplink = uplinks(count, size, spines)
     numbers = (_either(is_uplink, uplink_bandwidth, bandwidth), _either(is_uplink, uplink_latency, latency))
     return build_graph(nodes, ends, *numbers, positions, routes)
+
+
+def uplinks(count: int, size: int, spines: int) -> Bool[np.ndarray, " link"]:
+    """Which links of clusters join switches: up after those of nodes, and the same again for the way back."""
+    return np.tile(np.repeat([False, True], [count * size, count * spines if count > 1 else 0]), 2)
 
 
 def _uniform(

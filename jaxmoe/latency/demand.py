@@ -26,10 +26,16 @@ def roofline(
     `weights`, B, pass every memory level on their way to the die, `vectors`, B, the nearest alone. A node waits for all
     that its channel moves, for whichever node.
     """
-    for depth, level in enumerate(machine.memory):
-        moved = weights + vectors if depth == 0 else weights
+    for level, moved in zip(machine.memory, moved_bytes(machine, weights, vectors), strict=True):
         seconds = jnp.maximum(seconds, level.seconds(moved)[level.channel])
     return seconds
+
+
+def moved_bytes(
+    machine: Machine, weights: Float[Array, " node"], vectors: Float[Array, " node"]
+) -> list[Float[Array, " node"]]:
+    """Bytes that every node moves to and from each level of memory; arguments as for `roofline`."""
+    return [weights + vectors if depth == 0 else weights for depth, _ in enumerate(machine.memory)]
 
 
 def expert_seconds(
@@ -43,10 +49,15 @@ def expert_seconds(
     """Seconds that every node multiplies matrices for the experts of a batch (hd_moe Eq. 1)."""
     flops = machine.die.flops
     if machine.die.gemm is None:
-        return visits.work * flops_per_token_expert / flops
+        return expert_flops(visits, flops_per_token_expert) / flops
     present = support.presence(support.amount(visits.part)) * jnp.minimum(visits.rows, 1)
     each = machine.die.gemm.seconds(visits.rows, visits.part, present, flops / flops_per_token_expert, columns, gemms)
     return each.sum(axis=0)
+
+
+def expert_flops(visits: Visits, flops_per_token_expert: Float[Array, ""]) -> Float[Array, " node"]:
+    """FLOPs of every node for the experts of a batch, without what tiles are filled up with."""
+    return visits.work * flops_per_token_expert
 
 
 # Decisions, and what they ask of the machine: the demand of every stage of a layer. No times yet.

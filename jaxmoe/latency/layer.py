@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.hardware import Machine
+from jaxmoe.hardware import Energy, Machine
+from jaxmoe.hardware.energy import Joules, added
 from jaxmoe.hardware.networks import corner_nodes
 from jaxmoe.latency.demand import (
     Decisions,
@@ -17,9 +18,11 @@ from jaxmoe.latency.demand import (
     LayerCosts,
     Traffic,
     Work,
+    expert_flops,
     expert_seconds,
     lower,
     lower_movement,
+    moved_bytes,
     roofline,
 )
 from jaxmoe.latency.schedule import STAGES, AbstractSchedule, LayerTime, Serial
@@ -54,6 +57,14 @@ class Merging(NamedTuple):
     by_slot: bool = False
     turns: int = 1
     rows_per_token: int = 1
+
+
+class Priced(NamedTuple):
+    """A stage: its seconds, busy seconds of its resources by kind, and energy by resource, J."""
+
+    seconds: Float[Array, ""]
+    busy: dict[str, Float[Array, " resource"]]
+    energy: Joules
 
 
 class LayerModel(eqx.Module):
@@ -93,11 +104,12 @@ class LayerModel(eqx.Module):
         batch = decisions.tokens(batch)
         times = self._scheduled(self._parts(decisions, batch, reduction, support), reduction)
         if decisions.movement is None:
-            return times
+            return self._with_idle(times)
         traffic = lower_movement(decisions.movement, decisions.stored, self.costs)
-        seconds, busy = self._price(traffic, reduction, support)
+        seconds, busy, energy = self._price(traffic, reduction, support)
         total = times.total if decisions.movement.hidden else self._charged(times, seconds, busy, reduction)
-        return LayerTime(times.stages | {"movement": seconds}, times.busy | {"movement": busy}, total)
+        stages, resources = times.stages | {"movement": seconds}, times.busy | {"movement": busy}
+        return self._with_idle(LayerTime(stages, resources, total, added([times.energy, energy])))
 
     def merged(self, batches: Batch, num_experts: int, exchange: AbstractExchange | None = None) -> Batch:
         """Drawn batches with equal tokens merged, where placement and exchange treat equal tokens alike.
@@ -150,26 +162,29 @@ class LayerModel(eqx.Module):
         visits = self.visits(decisions, batch, support)
         stages = lower(exchange, self.machine.topology, visits, self.costs)
         priced = {name: self._price(demand, reduction, support) for name, demand in stages.items()}
-        seconds = {name: stage for name, (stage, _) in priced.items()}
-        busy = {name: resources for name, (_, resources) in priced.items()}
-        return LayerTime(seconds, busy, jnp.zeros_like(seconds["compute"]))
+        seconds = {name: stage.seconds for name, stage in priced.items()}
+        busy = {name: stage.busy for name, stage in priced.items()}
+        energy = added(stage.energy for stage in priced.values())
+        return LayerTime(seconds, busy, jnp.zeros_like(seconds["compute"]), energy)
 
-    def _price(
-        self, demand: Demand, reduction: AbstractReduction, support: AbstractSupport
-    ) -> tuple[Float[Array, ""], dict[str, Float[Array, " resource"]]]:
-        """Seconds of a stage, and busy seconds of its resources by kind."""
+    def _price(self, demand: Demand, reduction: AbstractReduction, support: AbstractSupport) -> Priced:
+        """What a stage takes. Energy counts the very bytes and FLOPs that the time does."""
+        machine, known = self.machine, self.machine.energy or Energy()
         match demand:
             case Traffic():
                 phases = self._phase_times(demand)
-                return _added([phase.total(reduction) for phase in phases]), {
+                busy = {
                     "link": _added([phase.link_time for phase in phases]),
                     "port": _added([phase.port_time for phase in phases]),
                 }
-            case Work():
-                node = roofline(
-                    self.machine, self._expert_seconds(demand.visits, support), demand.weights, demand.vectors
-                )
-                return reduction(node), {"node": node}
+                carried = _added([phase.link_bytes for phase in phases])
+                return Priced(_added([phase.total(reduction) for phase in phases]), busy, known.of_links(carried))
+            case Work(visits=visits, weights=weights, vectors=vectors):
+                node = roofline(machine, self._expert_seconds(visits, support), weights, vectors)
+                moved = zip(machine.memory, moved_bytes(machine, weights, vectors), strict=True)
+                flops = expert_flops(visits, self.costs.flops_per_token_expert)
+                energy = known.of_nodes(flops, [(level.name, each) for level, each in moved])
+                return Priced(reduction(node), {"node": node}, energy)
 
     def _expert_seconds(self, visits: Visits, support: AbstractSupport) -> Float[Array, " node"]:
         costs = self.costs
@@ -191,7 +206,14 @@ class LayerModel(eqx.Module):
         dispatch, compute, combine = (parts.stages[name] for name in STAGES)
         total = self.schedule.total(dispatch, compute, combine, reduction)
         summed = jax.tree.map(lambda leaf: leaf.sum(axis=0), parts)
-        return LayerTime(summed.stages, summed.busy, total)
+        return LayerTime(summed.stages, summed.busy, total, summed.energy)
+
+    def _with_idle(self, times: LayerTime) -> LayerTime:
+        """The times with the energy that nodes take all the time, for which the total has to be known."""
+        if self.machine.energy is None:
+            return times
+        idle = self.machine.energy.of_time(times.total, self.machine.num_nodes)
+        return replace(times, energy=times.energy | idle)
 
     def _charged(
         self,

@@ -24,12 +24,21 @@ class LayerTime(eqx.Module):
     """Seconds. `vmap` adds leading axes to everything, such as layers and batches; arrays are of JAX or NumPy.
 
     `busy[stage][kind]` is how long every resource of a kind is busy in a stage: `node` for compute and memory, `link`
-    and `port` for the network.
+    and `port` for the network. `energy` is of what the machine states: `compute`, levels of memory, kinds of link,
+    `idle`.
     """
 
     stages: dict[str, Any]  # [*lead]
     busy: dict[str, dict[str, Any]]  # [*lead, resource]
     total: Any  # [*lead]
+    energy: dict[str, Any] = eqx.field(default_factory=dict)  # J by resource, [*lead]
+
+    @property
+    def total_energy(self) -> Any:
+        """J of all resources, [*lead]. Raises `ValueError` where the machine states no energy."""
+        if not self.energy:
+            raise ValueError("the machine states no energy; give it an Energy")
+        return sum(self.energy.values())
 
     @property
     def dispatch(self) -> Any:
@@ -78,7 +87,8 @@ class LayerTime(eqx.Module):
     def first_batches(self, count: int) -> "LayerTime":
         """Times [layer, batch] of the first batches; busy times that are means over batches stay as they are."""
         stages = {name: seconds[..., :count] for name, seconds in self.stages.items()}
-        return LayerTime(stages, self.busy, self.total[..., :count])
+        energy = {name: joules[..., :count] for name, joules in self.energy.items()}
+        return LayerTime(stages, self.busy, self.total[..., :count], energy)
 
     def as_numpy(self) -> "LayerTime":
         """The same as float64 NumPy arrays."""

@@ -230,11 +230,13 @@ def multicast_stage(time_model: Congestion, topology: AbstractTopology, multicas
     nodes = topology.num_nodes
     largest = jnp.zeros((nodes, nodes), to.dtype).at[multicasts.source].max(multicasts.size[:, None] * to)
     sent = (multicasts.size * jnp.minimum(to.sum(axis=1), 1)) @ sender
+    loads = multicast_loads(topology, multicasts)
     return StageTime(
-        link_time=multicast_loads(topology, multicasts) / (topology.link_bandwidth * topology.efficiency),
+        link_time=loads / (topology.link_bandwidth * topology.efficiency),
         port_time=port_times(topology, sent, multicasts.size @ to),
         pair_time=jnp.zeros(0, to.dtype),
         path_delay=time_model(topology, largest).path_delay,
+        link_bytes=loads,
     )
 
 

@@ -56,12 +56,16 @@ Phases = tuple[tuple[Flows, ...], ...]
 
 
 class StageTime(eqx.Module):
-    """How long one stage keeps each resource, s. A time model fills in what it knows of, and leaves the rest empty."""
+    """How long one stage keeps each resource, s. A time model fills in what it knows of, and leaves the rest empty.
+
+    Bytes of links are there whatever the time model.
+    """
 
     link_time: Float[Array, " link"]  # load over bandwidth
     port_time: Float[Array, " port"]  # ports that send, then ports that receive; empty without port limits
     pair_time: Float[Array, " pair"]  # messages of a pair of nodes as if they were alone
     path_delay: Float[Array, ""]  # delay of the longest path used, on top of all of these
+    link_bytes: Float[Array, " link"]  # B that every link carries; no time
 
     def total(self, reduction: AbstractReduction) -> Float[Array, ""]:
         """Time of the stage, s."""
@@ -74,6 +78,7 @@ class StageTime(eqx.Module):
             self.port_time + other.port_time,
             self.pair_time + other.pair_time,
             jnp.maximum(self.path_delay, other.path_delay),
+            self.link_bytes + other.link_bytes,
         )
 
 

@@ -32,11 +32,12 @@ class AbstractTimeModel(eqx.Module):
     def of_mirrored(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
         """The same messages sent back: from destination to source, over the same links reversed (hd_moe IV-C1)."""
         stage = self.of_flows(topology.reversed(), flows, vector_bytes)
-        link_time = stage.link_time[topology.reverse_links]
+        link_time, link_bytes = (each[topology.reverse_links] for each in (stage.link_time, stage.link_bytes))
         # The ports that send stand second, as those that receive in the reversed network.
         sending = 0 if topology.injection_bandwidth is None else topology.num_nodes
         port_time = jnp.roll(stage.port_time, sending)
-        return eqx.tree_at(lambda s: (s.link_time, s.port_time), stage, (link_time, port_time))
+        changed = (link_time, link_bytes, port_time)
+        return eqx.tree_at(lambda s: (s.link_time, s.link_bytes, s.port_time), stage, changed)
 
 
 class Congestion(AbstractTimeModel):
@@ -55,11 +56,13 @@ class Congestion(AbstractTimeModel):
         away = traffic * away_from_self(topology, traffic.dtype)
         latency, per_byte = self._delays(topology)
         delay = latency + self._chunk(away) * per_byte
+        loads = link_loads(topology, away)
         return StageTime(
-            link_time=link_loads(topology, away) / (topology.link_bandwidth * topology.efficiency),
+            link_time=loads / (topology.link_bandwidth * topology.efficiency),
             port_time=port_times(topology, away.sum(axis=1), away.sum(axis=0)),
             pair_time=jnp.zeros(0, traffic.dtype),
             path_delay=largest(jnp.where(away > 0, delay, 0).ravel()),
+            link_bytes=loads,
         )
 
     def of_flows(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
@@ -77,12 +80,13 @@ class Congestion(AbstractTimeModel):
             (sent * (1 - parts)).sum(axis=0),
             (parts * (sent.sum(axis=1, keepdims=True) - sent)).sum(axis=0),
         )
+        loads = flow_loads(topology, sent, flows.destination)
         return StageTime(
-            link_time=flow_loads(topology, sent, flows.destination)
-            * (unit / (topology.link_bandwidth * topology.efficiency)),
+            link_time=loads * (unit / (topology.link_bandwidth * topology.efficiency)),
             port_time=port_times(topology, *away) * unit,
             pair_time=jnp.zeros(0, sent.dtype),
             path_delay=self._longest_delay(topology, flows, vector_bytes),
+            link_bytes=loads * unit,
         )
 
     def _tree_stage(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
@@ -99,12 +103,13 @@ class Congestion(AbstractTimeModel):
         stored = Congestion(self.chunk_bytes)
         if cross:
             topology = crossed(topology)
+        loads = tree_loads(topology, flows.source, flows.destination, weight)
         return StageTime(
-            link_time=tree_loads(topology, flows.source, flows.destination, weight)
-            * (vector_bytes / (topology.link_bandwidth * topology.efficiency)),
+            link_time=loads * (vector_bytes / (topology.link_bandwidth * topology.efficiency)),
             port_time=port_times(topology, weight @ others, weight @ arriving) * vector_bytes,
             pair_time=jnp.zeros(0, parts.dtype),
             path_delay=stored._longest_delay(topology, flows, vector_bytes),
+            link_bytes=loads * vector_bytes,
         )
 
     def _longest_delay(
@@ -196,6 +201,7 @@ def _pairwise(
         port_time=jnp.zeros(0, traffic.dtype),
         pair_time=seconds.ravel(),
         path_delay=jnp.zeros((), traffic.dtype),
+        link_bytes=link_loads(topology, away),
     )
 
 
@@ -224,9 +230,9 @@ def _per_round(delays: Float[Array, " flow"], chain: Int[Array, " flow"]) -> Flo
 def _repeated(stage: StageTime, rounds: Float[Array, ""] | int) -> StageTime:
     """The same stage several times, one after the other."""
     return eqx.tree_at(
-        lambda s: (s.link_time, s.port_time, s.pair_time, s.path_delay),
+        lambda s: (s.link_time, s.port_time, s.pair_time, s.path_delay, s.link_bytes),
         stage,
-        replace_fn=lambda seconds: rounds * seconds,
+        replace_fn=lambda amount: rounds * amount,
     )
 
 

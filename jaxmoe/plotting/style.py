@@ -101,6 +101,14 @@ def time_unit(largest_s: float) -> tuple[float, str]:
     return (1e9, "ns") if largest_s > 0 else (1e6, "µs")
 
 
+def energy_unit(largest_J: float) -> tuple[float, str]:
+    """Units per joule and the name of the unit that shows energies up to `largest_J` as handy numbers."""
+    for factor, name in ((1.0, "J"), (1e3, "mJ"), (1e6, "µJ"), (1e9, "nJ")):
+        if largest_J * factor >= 1:
+            return factor, name
+    return 1e12, "pJ"
+
+
 def byte_unit(largest_B: float) -> tuple[float, str]:
     """Units per byte and the name of the unit that shows sizes up to `largest_B` as handy numbers."""
     for factor, name in ((1e-12, "TB"), (1e-9, "GB"), (1e-6, "MB"), (1e-3, "kB")):

@@ -11,10 +11,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.latency import LayerModel, LayerTime, evaluate
+from jaxmoe.latency import LayerModel, evaluate
 from jaxmoe.network import AbstractExchange
 from jaxmoe.sweep.groups import Group, Setting
-from jaxmoe.sweep.metrics import METRICS, busy_by_kind
+from jaxmoe.sweep.metrics import METRICS, Outcome, busy_by_kind
 from jaxmoe.traces import Batch
 
 MOST = 2048  # points of a chunk: as many as are lost at most when a sweep is killed
@@ -48,17 +48,18 @@ def given(group: Group) -> Given:
     return Given(inputs.model, share, setting.batches, inputs.exchange(group.exchange))
 
 
-def times_at(setting: Setting, numbers: Float[Array, " key"], common: Given) -> LayerTime:
-    """Exact times of one point, [layer, batch] and [layer, resource]."""
+def outcome_at(setting: Setting, numbers: Float[Array, " key"], common: Given) -> Outcome:
+    """Exact times of one point, [layer, batch] and [layer, resource], and its machine."""
     model = setting.model(numbers, common.model)
-    return evaluate(model, common.share, common.batches, common.exchange)
+    times = evaluate(model, common.share, common.batches, common.exchange)
+    return Outcome(times, model.machine, common.batches.weight.sum(axis=-1).mean())
 
 
 def metrics_at(setting: Setting, numbers: Float[Array, " key"], common: Given) -> Measured:
     """All metrics of one point."""
-    times = times_at(setting, numbers, common)
-    busy = jnp.concatenate([*busy_by_kind(times).values()])
-    return Measured(jnp.stack([metric.of(times) for metric in METRICS.values()]), busy.argmax())
+    outcome = outcome_at(setting, numbers, common)
+    busy = jnp.concatenate([*busy_by_kind(outcome.times).values()])
+    return Measured(jnp.stack([metric(outcome) for metric in METRICS.values()]), busy.argmax())
 
 
 def resources(setting: Setting) -> list[tuple[str, int]]:

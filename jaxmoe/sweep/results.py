@@ -156,6 +156,8 @@ class Results:
         for answer in answers:
             for point, table in zip(answer.points, answer.values, strict=True):
                 for metric, row in zip(METRICS, table, strict=True):
+                    if METRICS[metric].part is not None and np.isnan(row).all():
+                        continue  # the machine does not state it
                     columns["hash"] += [point.hash] * len(row)
                     columns["metric"] += [metric] * len(row)
                     columns["key"] += answer.keys
@@ -206,8 +208,10 @@ class Results:
 
 
 def _is_incomplete(row: Row) -> bool:
-    """Whether a row has some metrics alone. Those of a case that cannot be have none."""
-    return len({row.get(column) is None for column in COLUMNS}) > 1
+    """Whether a row has some metrics alone. Those of a case that cannot be have none; not every machine has all."""
+    if not {*COLUMNS} <= row.keys():
+        return any(row.get(column) is not None for column in COLUMNS)
+    return len({row[metric.column] is None for metric in METRICS.values() if metric.part is None}) > 1
 
 
 def _kind(name: str, text: frozenset[str]) -> Any:
@@ -258,8 +262,11 @@ def row_of(point: Point, group: Group, text: frozenset[str]) -> Row:
 
 
 def with_metrics(row: Row, metrics: np.ndarray, busiest: tuple[str, int]) -> Row:
-    """The row with what was measured, in the order of `METRICS`."""
-    numbers = dict(zip(COLUMNS, map(float, metrics), strict=True))
+    """The row with what was measured, in the order of `METRICS`; without what the machine does not state."""
+    numbers = {
+        metric.column: None if metric.part is not None and np.isnan(value) else float(value)
+        for metric, value in zip(METRICS.values(), metrics, strict=True)
+    }
     return row | numbers | {"busiest_kind": busiest[0], "busiest_index": busiest[1]}
 
 

@@ -15,7 +15,9 @@ from jaxmoe.config import RuleError, Section, load_section
 from jaxmoe.sweep.expressions import Expression, ExpressionError
 
 # `jaxmoe.sweep.metrics` says what each is; a study is read before JAX is loaded.
-METRICS = ("total", "p95", "dispatch", "compute", "combine", "utilisation", "communication_share", "busiest")
+ALWAYS = ("total", "p95", "dispatch", "compute", "combine", "utilisation", "communication_share", "busiest")
+STATED = ("energy", "energy_per_token", "area", "price")  # of machines that state them
+METRICS = ALWAYS + STATED
 
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -112,7 +114,7 @@ class StudyConfig(Section):
         default={}, description="further keys as a mapping to expressions over keys", examples=["total / 4"]
     )
     where: Texts = Field(default=(), description="the conditions on points as a list of expressions over keys")
-    metrics: Texts = Field(default=METRICS, min_length=1, description=f"the metrics as a list of {', '.join(METRICS)}")
+    metrics: Texts = Field(default=ALWAYS, min_length=1, description=f"the metrics as a list of {', '.join(METRICS)}")
 
     @model_validator(mode="after")
     def _axes_have_values(self) -> "StudyConfig":

@@ -88,7 +88,7 @@ def test_a_point_is_explained(run, study, out):
         ({"axes": {"hardware.link.bandwith_GB_per_s": [1]}}, [], "Did you mean bandwidth_GB_per_s?"),
         ({"axes": {LINK: []}}, [], "at least one value"),
         ({"where": [f"{LINK} > 100"]}, [], "where leaves no point"),
-        ({"metrics": ["energy"]}, [], "expected one of total, p95"),
+        ({"metrics": ["watts"]}, [], "expected one of total, p95"),
         ({}, ["--pareto", "total"], "expected two or three of total"),
         ({}, ["--explain", "nothing"], "a row number from 0 to 7"),
         ({"scenario": "none.yaml"}, [], "no such file"),
@@ -128,7 +128,7 @@ def test_two_sweeps_at_once_are_one_clear_error(run, study, out):
 
 
 def test_metrics_that_are_no_numbers_make_a_summary_all_the_same(run, study, out, monkeypatch):
-    monkeypatch.setitem(METRICS, "p95", replace(METRICS["p95"], of=lambda times: times.p95.mean() * jnp.nan))
+    monkeypatch.setitem(METRICS, "p95", replace(METRICS["p95"], of=lambda seen: seen.times.p95.mean() * jnp.nan))
     result = run("sweep", study(), "--out", out)
     assert result.exit_code == 0, result.output
     assert json.loads((out / "summary.json").read_text())["best"]["total"]["p95_s"] is None

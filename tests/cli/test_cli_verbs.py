@@ -44,6 +44,8 @@ def test_evaluate_writes_summary_table_and_pictures(run, scenario, plan, out):
         assert strategy["mean"].keys() == SECONDS
         assert [layer["layer_id"] for layer in strategy["layers"]] == [3, 5]
         assert all(layer.keys() == SECONDS | ABOUT for layer in strategy["layers"])
+        assert strategy["energy"] is None  # the machine states none
+    assert "energy" not in result.output
 
 
 def test_figures_of_a_summary_hang_together(run, scenario, plan, out):

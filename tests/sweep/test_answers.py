@@ -70,17 +70,27 @@ def test_who_wins_where(sweep):
         assert winner.behind == pytest.approx(min(others) / winner.row["total_s"] - 1)
 
 
+# What a machine states for metrics of its energy, area and price.
+STATED = {
+    "hardware.die.idle_W": 5,
+    "hardware.link.energy_pJ_per_B": 400,
+    "hardware.link.area_mm2_per_GB_per_s": 2,
+    "hardware.die.price_per_TFLOPs_per_s": 30,
+    "hardware.die.price": 10,
+}
+
+
 def test_elasticities_are_finite_differences(space, sweep):
     numbers = {LINK: 7.0, DIE: 0.7, LATENCY: 40.0, CHUNK: 33}
     steps = {LINK: 0.07, DIE: 0.007, LATENCY: 0.4, CHUNK: 1}
     both = {"strategy": ["tp", "ep_balanced"]}
-    made = space(axes={key: [value] for key, value in numbers.items()} | both)
+    made = space(axes={key: [value] for key, value in numbers.items()} | both, set=STATED)
     answers = elasticities(made, made.points(), quiet)
     # One number at a time is a step below, then a step above.
     ends = [(key, sign) for key in numbers for sign in (-1, 1)]
     beside = {key: [value + sign * steps[key] * (key == at) for at, sign in ends] for key, value in numbers.items()}
     beside[CHUNK] = [int(value) for value in beside[CHUNK]]
-    rows = sweep(axes=beside | both, zip=[list(numbers)]).rows
+    rows = sweep(axes=beside | both, zip=[list(numbers)], set=STATED).rows
     for answer in answers:
         strategy = answer.points[0].values["strategy"]
         own = [row for row in rows if row["strategy"] == strategy]

@@ -15,7 +15,7 @@ from jaxmoe.config import ConfigError
 from jaxmoe.experiment import score, standard_strategies
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.sweep import SweepError
-from jaxmoe.sweep.evaluation import Engine, given, resources, times_at
+from jaxmoe.sweep.evaluation import Engine, given, outcome_at, resources
 from jaxmoe.sweep.groups import groups_of
 from jaxmoe.sweep.metrics import METRICS, busy_by_kind
 from jaxmoe.sweep.study import METRICS as NAMES
@@ -232,7 +232,7 @@ def test_the_busiest_resource_is_named(sweep):
 def test_resources_are_counted_as_the_model_has_them(space, ports):
     made = space(axes={LINK: [1]}, set={"hardware.ports": ports})
     (group,) = groups_of(made, made.points(), lambda done, total: None)
-    busy = busy_by_kind(times_at(group.setting, jnp.ones(1, jnp.float32), given(group)))
+    busy = busy_by_kind(outcome_at(group.setting, jnp.ones(1, jnp.float32), given(group)).times)
     assert resources(group.setting) == [(kind, at) for kind, seconds in busy.items() for at in range(len(seconds))]
 
 

@@ -1,0 +1,112 @@
+"""What a machine takes beside time, from its description: energy of all that it does, and its area and price.
+
+Area and price are linear: a part for every node, and a part for every TFLOP/s, GB/s and GB. Each counts what is stated
+and nothing else.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxmoe.config.graph import GraphConfig
+from jaxmoe.config.networks import ClustersConfig, HardwareConfig, MeshConfig, WafersConfig
+from jaxmoe.hardware import AbstractTopology, Energy
+from jaxmoe.hardware.networks import border_links, link_ends, uplinks
+from jaxmoe.units import GIGA, PICO
+
+MEMORY = "memory"  # the name of the level that the die tells of
+LINK_OR_LEVEL = "energy_pJ_per_B"
+
+
+def build_energy(hardware: HardwareConfig, topology: AbstractTopology) -> Energy | None:
+    """Energies in J/FLOP, J/B and W; `None` where nothing is stated."""
+    die = hardware.die
+    assert die is not None
+    memory = {level.name: level.energy_pJ_per_B for level in hardware.memory} or {MEMORY: die.memory_energy_pJ_per_B}
+    energy = Energy(
+        compute=_number(die.energy_pJ_per_FLOP, PICO),
+        memory={name: jnp.asarray(each * PICO, jnp.float32) for name, each in memory.items() if each is not None},
+        links={kind: each * PICO for kind, each in _per_link(hardware, topology, "energy_pJ_per_B").items()},
+        idle=_number(die.idle_W, 1.0),
+    )
+    known = (energy.compute, energy.idle)
+    return energy if energy.memory or energy.links or any(each is not None for each in known) else None
+
+
+def unstated_energy(hardware: HardwareConfig) -> list[str]:
+    """Keys of the machine under which an energy is not stated, and so counts nothing."""
+    die = hardware.die
+    stated = {f"die.{key}": getattr(die, key, None) for key in ("energy_pJ_per_FLOP", "idle_W")}
+    stated |= {f"memory.{level.name}.{LINK_OR_LEVEL}": level.energy_pJ_per_B for level in hardware.memory}
+    if not hardware.memory:
+        stated["die.memory_energy_pJ_per_B"] = getattr(die, "memory_energy_pJ_per_B", None)
+    for kind in ("link", "border", "uplink"):
+        if section := getattr(hardware, kind, None):
+            stated[f"{kind}.{LINK_OR_LEVEL}"] = section.energy_pJ_per_B
+    unstated = [key for key, value in stated.items() if value is None]
+    if isinstance(hardware, GraphConfig) and any(link.energy_pJ_per_B is None for link in hardware.links):
+        unstated.append(f"links.{LINK_OR_LEVEL}")
+    return unstated
+
+
+def whole_machine(
+    hardware: HardwareConfig, topology: AbstractTopology, amount: Literal["area_mm2", "price"]
+) -> Float[Array, ""] | None:
+    """Area in mm2, or price, of all nodes, memory channels and links together; `None` where nothing is stated."""
+    bandwidth = topology.link_bandwidth / GIGA
+    links = [each @ bandwidth for each in _per_link(hardware, topology, f"{amount}_per_GB_per_s").values()]
+    others = [units * each for units, each in _rates(hardware, amount) if units is not None and each is not None]
+    return jnp.asarray(sum([*links, *others]), jnp.float32) if links or others else None
+
+
+def _rates(hardware: HardwareConfig, amount: str) -> Iterator[tuple[Any, Any]]:
+    """How much there is of everything but links, and what each of it takes; `None` where not stated."""
+    die, nodes = hardware.die, hardware.num_nodes
+    yield nodes, getattr(die, amount)
+    yield nodes * die.compute_TFLOPs_per_s, getattr(die, f"{amount}_per_TFLOPs_per_s")  # type: ignore[union-attr]
+    levels: list[tuple[int, Any, str]]
+    levels = [(nodes // level.nodes_per_channel, level, "") for level in hardware.memory] or [(nodes, die, "memory_")]
+    for channels, level, prefix in levels:
+        for key, unit in (("bandwidth_GB_per_s", "GB_per_s"), ("capacity_GB", "GB")):
+            each = getattr(level, f"{prefix}{key}")
+            yield None if each is None else channels * each, getattr(level, f"{prefix}{amount}_per_{unit}")
+
+
+def _per_link(hardware: HardwareConfig, topology: AbstractTopology, key: str) -> dict[str, Float[Array, " link"]]:
+    """What is stated under a key of links, by kind: on all links of the kind, and 0 on all others."""
+    found: dict[str, Float[Array, " link"]] = {}
+    for kind, where, value in _stated(hardware, topology, key):
+        if value is not None:
+            before = found.get(kind, jnp.zeros(topology.num_links, jnp.float32))
+            found[kind] = before.at[where].set(value)
+    return found
+
+
+def _stated(hardware: HardwareConfig, topology: AbstractTopology, key: str) -> Iterator[tuple[str, np.ndarray, Any]]:
+    """Kind, numbers of links and value, the more special ones later."""
+    if isinstance(hardware, GraphConfig):
+        own = [getattr(link, key) for link in hardware.links for _ in link.directions]
+        known = any(value is not None for value in own)
+        values = jnp.asarray([0.0 if value is None else value for value in own], jnp.float32) if known else None
+        yield "link", np.arange(topology.num_links), values
+        return
+    special = np.zeros(topology.num_links, bool)
+    if isinstance(hardware, WafersConfig):
+        special = border_links(hardware.wafer_shape, hardware.grid)
+        yield "border", np.flatnonzero(special), getattr(hardware.border, key)
+    if isinstance(hardware, ClustersConfig):
+        special = uplinks(hardware.clusters, hardware.nodes_per_cluster, hardware.spines)
+        yield "uplink", np.flatnonzero(special), getattr(hardware.uplink, key)
+    yield "link", np.flatnonzero(~special), getattr(hardware.link, key)
+    if isinstance(hardware, MeshConfig):
+        ends = link_ends(hardware.mesh_shape)
+        for link in hardware.links:
+            start, end = (node[0] * hardware.mesh_shape[1] + node[1] for node in (link.source, link.destination))
+            yield "link", np.flatnonzero((ends == (start, end)).all(axis=1)), getattr(link, key, None)
+
+
+def _number(value: Any, unit: float) -> Float[Array, ""] | None:
+    return None if value is None else jnp.asarray(value * unit, jnp.float32)
