@@ -1,7 +1,7 @@
 """Gradient descent of many machines at once: augmented Lagrangian, Adam inside a box, an annealed smooth maximum.
 
 A constraint c <= 0 with a multiplier m and a penalty p adds (max(0, m + p c)^2 - m^2) / 2p to what is minimised, and m
-becomes max(0, m + p c) every few steps (Hestenes 1969, Powell 1969, Rockafellar 1973); an equality goes without the max.
+becomes max(0, m + p c) every few steps (Hestenes 1969, Powell 1969, Rockafellar 1973). Equalities go without the max.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,15 +15,15 @@ from jaxtyping import Array, Float
 from scipy.optimize import least_squares
 from scipy.stats import qmc
 
-from jaxmoe.codesign.problem import Family, HardwareProblem, of_design
+from jaxmoe.codesign.problem import Arguments, Family, HardwareProblem, by_design
 from jaxmoe.relax import SmoothMax, geometric
-from jaxmoe.sweep.evaluation import Given
 from jaxmoe.sweep.points import SweepError
 from jaxmoe.tune.descent import SEGMENT
 
 LEARNING_RATE = (0.1, 0.005)  # of a variable's range, first and last
 MAX_TEMPERATURE = (0.1, 0.002)  # of the smooth maximum, relative, first and last
 PENALTY = 10.0  # of an excess squared, relative, on the logarithm of the objective
+FOLLOWED = 0.05  # excess that multipliers follow at most
 EVERY = 5  # steps after which multipliers follow
 MET = 1e-3  # excess up to which a constraint counts as met
 
@@ -116,8 +116,11 @@ def augmented(
 def followed(
     excess: Float[Array, " constraint"], multipliers: Float[Array, " constraint"], equal: np.ndarray
 ) -> Float[Array, " constraint"]:
-    """The multipliers after the next update."""
-    pushed = multipliers + PENALTY * excess
+    """The multipliers after the next update.
+
+    Early steps break constraints by much: what that added, it would take long to take away again.
+    """
+    pushed = multipliers + PENALTY * jnp.clip(excess, -FOLLOWED, FOLLOWED)
     return jnp.where(equal, pushed, jnp.maximum(pushed, 0))
 
 
@@ -169,7 +172,7 @@ def descend(problem: HardwareProblem, starts: Sequence[np.ndarray], report: Prog
 
     @jax.jit
     def segment(
-        walks: tuple[Walk, ...], given: tuple[tuple[tuple[Given, ...], ...], ...], moments: Moment
+        walks: tuple[Walk, ...], given: tuple[Arguments, ...], moments: Moment
     ) -> tuple[tuple[Walk, ...], tuple[Float[Array, "step design start"], ...]]:
         run = [_segment(problem, *each, moments) for each in zip(families, walks, given, strict=True)]
         return tuple(walk for walk, _ in run), tuple(values for _, values in run)
@@ -187,16 +190,16 @@ def descend(problem: HardwareProblem, starts: Sequence[np.ndarray], report: Prog
 
 
 def _segment(
-    problem: HardwareProblem, family: Family, walk: Walk, given: tuple[tuple[Given, ...], ...], moments: Moment
+    problem: HardwareProblem, family: Family, walk: Walk, given: Arguments, moments: Moment
 ) -> tuple[Walk, Float[Array, "step design start"]]:
     def step(walk: Walk, now: Moment) -> tuple[Walk, Float[Array, "design start"]]:
-        def one(walk: Walk, given: tuple[tuple[Given, ...], ...]) -> tuple[Walk, Float[Array, ""]]:
+        def one(walk: Walk, given: Arguments) -> tuple[Walk, Float[Array, ""]]:
             def objective(at: Any) -> Float[Array, ""]:
                 return problem.objective(family, given, at["position"], SmoothMax(now.max_temperature))
 
             return moved(problem, walk, now, objective, {"position": 1.0})
 
         over_starts = jax.vmap(one, in_axes=(0, None))
-        return jax.vmap(over_starts, in_axes=(0, of_design(given, 0)))(walk, given)
+        return jax.vmap(over_starts, in_axes=(0, by_design(given)))(walk, given)
 
     return jax.lax.scan(step, walk, moments)

@@ -2,7 +2,7 @@
 
 Times are maxima, so at an optimum there is often a kink: no single slope vanishes there, a mean of the slopes around it
 does. The bundle keeps them as cuts; a linear programme finds the step that the highest of them promises most for, and
-its step is taken where the exact model confirms it (sequential linear programming with an exact penalty; bundle methods,
+that is taken where the exact model confirms it (sequential linear programming with an exact penalty; bundle methods,
 Lemarechal 1975). Where all is convex in the logarithms of the numbers, as for times and costs that are sums and maxima
 of products of powers, what it ends at is the best of all machines.
 """
@@ -19,15 +19,14 @@ from jaxtyping import Array, Float
 from scipy.optimize import linprog
 
 from jaxmoe.codesign.descent import MET, Progress, to_feasible, violation
-from jaxmoe.codesign.problem import Family, HardwareProblem, of_design
-from jaxmoe.sweep.evaluation import Given
+from jaxmoe.codesign.problem import Arguments, Family, HardwareProblem, by_design
 
 ROUNDS = 60  # at most
 REGION = 0.1  # of a variable's range: the first trust region
 LEAST_REGION = 5e-4
 WEIGHT = 20.0  # of what constraints are broken by: above all multipliers, or it is raised
 NEAR = 2e-3  # slopes so near, in parts of a variable's range, count for stationarity
-STATIONARY = 1e-3  # what is left of the slope, per range of a variable, up to which a point is stationary
+STATIONARY = 2e-3  # what is left of the slope, per range of a variable, up to which a point is stationary
 CONFIRMED = 0.1  # of what a step promises
 
 
@@ -61,11 +60,11 @@ class Exact:
 
         return both
 
-    def _family(self, family: Family, positions: Array, given: tuple[tuple[Given, ...], ...]) -> tuple[Array, Array]:
-        def one(position: Array, given: tuple[tuple[Given, ...], ...]) -> tuple[Array, Array]:
+    def _family(self, family: Family, positions: Array, given: Arguments) -> tuple[Array, Array]:
+        def one(position: Array, given: Arguments) -> tuple[Array, Array]:
             return jax.value_and_grad(lambda at: self.problem.objective(family, given, at, None))(position)
 
-        return jax.vmap(one, in_axes=(0, of_design(given, 0)))(positions, given)
+        return jax.vmap(one, in_axes=(0, by_design(given)))(positions, given)
 
 
 class Cut(NamedTuple):
@@ -167,7 +166,8 @@ def stationarity(
     gradient = np.array([cut.slope for cut in cuts]).reshape(n, d).T
     left = np.concatenate([gradient, slopes.T, -np.eye(d), np.eye(d)], axis=1)
     rows = np.concatenate([np.c_[left, -np.ones(d)], np.c_[-left, -np.ones(d)]])
-    free = [(None if equal else 0, None if is_active else 0) for equal, is_active in zip(problem.equal, active, strict=True)]
+    ends = zip(problem.equal, active, strict=True)
+    free = [(None if equal else 0, None if is_active else 0) for equal, is_active in ends]
     low, high = [(0, None if part <= NEAR else 0) for part in at], [(0, None if part >= 1 - NEAR else 0) for part in at]
     sums = np.concatenate([np.ones(n), np.zeros(c + 2 * d + 1)])[None]
     cost = np.concatenate([np.zeros(n + c + 2 * d), [1.0]])
@@ -208,10 +208,8 @@ def polish(exact: Exact, starts: Float[np.ndarray, "design variable"], report: P
 
 
 def best_starts(
-    exact: Exact, positions: Float[np.ndarray, "design start variable"], report: Progress
+    exact: Exact, positions: Float[np.ndarray, "design start variable"]
 ) -> tuple[Float[np.ndarray, "design variable"], Float[np.ndarray, "design start"]]:
-    """The best start of every design that meets the constraints, and the exact objectives of all."""
+    """The best start of every design, and the exact objectives of all."""
     values = np.stack([exact(positions[:, index])[0] for index in range(positions.shape[1])], axis=1)
     return positions[np.arange(len(positions)), values.argmin(axis=1)], values
-
-

@@ -33,6 +33,9 @@ class Part(NamedTuple):
     rows: tuple[int, ...]
 
 
+Arguments = tuple[tuple[Given, ...], ...]  # by size of batch and part
+
+
 class Family(NamedTuple):
     """Designs that are timed by one function: strategies under one exchange, or a tuned plan.
 
@@ -42,7 +45,7 @@ class Family(NamedTuple):
 
     names: tuple[str, ...]
     parts: tuple[tuple[Part, ...], ...]
-    given: tuple[tuple[Given, ...], ...]
+    given: Arguments
 
 
 def family_of(strategies: Sequence[Strategy], settings: Sequence[Setting]) -> Family:
@@ -50,7 +53,8 @@ def family_of(strategies: Sequence[Strategy], settings: Sequence[Setting]) -> Fa
     names = strategies[0].placement.exchange
     parts, given = [], []
     for setting in settings:
-        chosen = [Part(setting, name, tuple(np.flatnonzero([name == n for n in names]))) for name in dict.fromkeys(names)]
+        rows = {name: tuple(at for at, other in enumerate(names) if other == name) for name in dict.fromkeys(names)}
+        chosen = [Part(setting, name, where) for name, where in rows.items()]
         parts.append(tuple(chosen))
         given.append(tuple(_given(part, strategies) for part in chosen))
     return Family(tuple(strategy.name for strategy in strategies), tuple(parts), tuple(given))
@@ -158,9 +162,13 @@ class HardwareProblem:
     def limit(self, constraint: Constraint) -> float | None:
         """The side that is the same for all machines, the right one first; `None` where there is none."""
         for side in (constraint.right, constraint.left):
-            if not {*side.keys} & {*self.keys, *self.derived}:
+            if not self.varies(side):
                 return float(self.value(side, {}))
         return None
+
+    def varies(self, side: Expression) -> bool:
+        """Whether an expression names a variable or what is derived."""
+        return bool({*side.keys} & {*self.keys, *self.derived})
 
     def excess(self, position: Position) -> Float[Array, " constraint"]:
         """By how much every constraint is broken, relative to `scales`: 0 where it holds just so, below it has slack.
@@ -190,9 +198,13 @@ class HardwareProblem:
         return both
 
     def objective(
-        self, family: Family, given: tuple[tuple[Given, ...], ...], position: Position, reduction: AbstractReduction | None
+        self,
+        family: Family,
+        given: Arguments,
+        position: Position,
+        reduction: AbstractReduction | None,
     ) -> Float[Array, ""]:
-        """What is minimised for one design, whose shares `given` has: the logarithm of the metric, mean over sizes of
+        """What is minimised for one design with the shares in `given`: the logarithm of the metric, mean over sizes of
         batch; negative where higher is better. Exact without a `reduction`.
         """
         metric, numbers = METRICS[self.space.objective], self.numbers(position)
@@ -219,9 +231,10 @@ def model_numbers(setting: Setting, numbers: Mapping[str, Any]) -> Float[Array, 
     return jnp.stack([jnp.asarray(numbers[key], jnp.float32) for key in setting.keys])
 
 
-def of_design(given: tuple[tuple[Given, ...], ...], axes: int | None) -> Any:
+def by_design(given: Arguments) -> Any:
     """`in_axes` of `vmap` over the designs of a family: shares alone differ."""
-    return jax.tree.map(lambda each: Given(None, axes, None, None), given, is_leaf=lambda each: isinstance(each, Given))
+    axes: Any = (None, 0, None, None)
+    return tuple(tuple(Given(*axes) for _ in parts) for parts in given)
 
 
 def _all_layers(times: list[LayerTime]) -> LayerTime:
@@ -298,7 +311,7 @@ def _check_keys(space: HardwareSpace, sweep: Space) -> None:
 
 
 def _check_numbers(space: HardwareSpace, sweep: Space, setting: Setting) -> None:
-    """Raise `SweepError` for a key that is more than a number of the model: a size, a seed, or what decides something."""
+    """Raise `SweepError` for a key that is more than a number of the model: a size, a seed, what decides something."""
     for key in (*space.variables, *space.derived):
         if not is_parameter(key) and key not in setting.keys:
             raise SweepError(
@@ -314,5 +327,3 @@ def _comparable(sweep: Space, strategy: Strategy, named: bool) -> Strategy | Non
     if named:
         raise SweepError(f"{sweep.label}: placement names {strategy.name}, which is not comparable ({strategy.note})")
     return None
-
-
