@@ -20,14 +20,18 @@ from jaxmoe.relax import SmoothMax, geometric
 from jaxmoe.sweep.points import SweepError
 from jaxmoe.tune.descent import SEGMENT
 
-LEARNING_RATE = (0.1, 0.005)  # of a variable's range, first and last
+LEARNING_RATE = (0.1, 0.001)  # of a variable's range, first and last
 MAX_TEMPERATURE = (0.1, 0.002)  # of the smooth maximum, relative, first and last
-PENALTY = 10.0  # of an excess squared, relative, on the logarithm of the objective
-FOLLOWED = 0.05  # excess that multipliers follow at most
+PENALTY = 4.0  # of an excess squared, relative, on the logarithm of the objective
+FOLLOWED = 0.1  # excess that multipliers follow at most
 EVERY = 5  # steps after which multipliers follow
 MET = 1e-3  # excess up to which a constraint counts as met
 
-ADAM = optax.scale_by_adam(b2=0.95)  # a descent is short: slopes of its beginning must not slow down its end
+# Multipliers change the slopes: of numbers, Adam remembers few. A plan sees other batches at every step.
+ADAM = optax.multi_transform(
+    {"position": optax.scale_by_adam(b1=0.5, b2=0.8), "plan": optax.scale_by_adam()},
+    lambda at: {name: name for name in at},
+)
 
 Progress = Callable[[str, int, int], None]
 

@@ -113,7 +113,7 @@ class Bundle:
     @property
     def is_done(self) -> bool:
         met = violation(self.problem, self.excess).max(initial=0) < MET / 100
-        return met and self.found is not None and self.found.residual < STATIONARY
+        return bool(met and self.found is not None and self.found.residual < STATIONARY)
 
     def seen(self, at: np.ndarray, value: float, slope: np.ndarray) -> None:
         """Take note of the exact objective at a tried position, and go there where it is better."""

@@ -125,12 +125,12 @@ class HardwareProblem:
         """An expression at numbers by key, which JAX may trace. Raises `SweepError` where it decides by them."""
         try:
             return expression(self.sweep.behind(self.base, numbers))
-        except jax.errors.ConcretizationTypeError:
-            raise SweepError(
-                f"{self.sweep.label}: {expression.text!r} decides by numbers that descend, so it has no slope; write "
-                "it without comparisons, and, or, not"
-            ) from None
         except ExpressionError as error:
+            if isinstance(error.__context__, jax.errors.ConcretizationTypeError):
+                raise SweepError(
+                    f"{self.sweep.label}: {expression.text!r} decides by numbers that descend, so it has no slope; "
+                    "write it without comparisons, and, or, not"
+                ) from None
             raise SweepError(f"{self.sweep.label}: {error}") from None
 
     def position(self, numbers: Mapping[str, float]) -> np.ndarray:
