@@ -137,9 +137,11 @@ def rounded(inputs: Inputs, relaxed: np.ndarray, report: hardware.Progress) -> t
     """Relaxed plans [layer, start, expert, node] rounded, improved and compared by the tuner at a machine's numbers.
 
     Returns its result, and what it found as strategies: the plan, what the search ended with where that is another,
-    and the best shipped strategies.
+    and the best shipped strategies. Ctrl-C raises `KeyboardInterrupt` when the tuner has ended.
     """
     result = tune(placement_problem(inputs), build_tuner_settings(inputs.scenario.tuning), report, relaxed)
+    if result.stopped == "interrupted":
+        raise KeyboardInterrupt
     found = tuned_strategies(inputs, result)
     if result.shipped is not None:
         found.append(strategy(inputs, SHIPPED, result.shipped.plan, result.shipped.exchange.tolist()))

@@ -117,7 +117,8 @@ class Bundle:
 
     def seen(self, at: np.ndarray, value: float, slope: np.ndarray) -> None:
         """Take note of the exact objective at a tried position, and go there where it is better."""
-        self.cuts.append(Cut(at, value, slope))
+        if np.isfinite(value):
+            self.cuts.append(Cut(at, value, slope))
         excess, slopes = self._constraints(at)
         merit = value + self.weight * violation(self.problem, excess).sum()
         gain = self.merit - merit
@@ -127,6 +128,8 @@ class Bundle:
         else:
             self.region = max(self.region / 2, LEAST_REGION)
         self.found = stationarity(self.problem, self.at, self.near(NEAR), self.excess, self.slopes)
+        if np.isfinite(self.found.residual):
+            self.weight = max(self.weight, 2 * np.abs(self.found.multipliers).max(initial=0))
 
     def near(self, radius: float) -> list[Cut]:
         return [cut for cut in self.cuts if np.abs(cut.at - self.at).max() <= radius]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -133,15 +134,6 @@ class HardwareProblem:
                 ) from None
             raise SweepError(f"{self.sweep.label}: {error}") from None
 
-    def position(self, numbers: Mapping[str, float]) -> np.ndarray:
-        """Where numbers lie inside the bounds, float [variable]."""
-        made = []
-        for key, bounds in self.space.variables.items():
-            low, high, value = bounds.start, bounds.stop, numbers[key]
-            log = bounds.scale == "log"
-            made.append(np.log(value / low) / np.log(high / low) if log else (value - low) / (high - low))
-        return np.clip(np.array(made), 0.0, 1.0)
-
     def sides(self, constraint: Constraint, numbers: Mapping[str, Any]) -> tuple[Any, Any]:
         """Both sides of a constraint at numbers by key."""
         return self.value(constraint.left, numbers), self.value(constraint.right, numbers)
@@ -245,7 +237,7 @@ def _all_layers(times: list[LayerTime]) -> LayerTime:
 
 
 def hardware_problem(
-    file: SpaceFile, scenario: Any, fixed: Mapping[str, Any], layers: Sequence[int] | None
+    file: SpaceFile, scenario: Path, fixed: Mapping[str, Any], layers: Sequence[int] | None
 ) -> HardwareProblem:
     """The problem of a space on the scenario at a path, with fixed values by dotted key.
 
@@ -276,7 +268,7 @@ def hardware_problem(
 
 
 def _study(
-    file: SpaceFile, scenario: Any, fixed: Mapping[str, Any], layers: Sequence[int] | None, names: Sequence[str]
+    file: SpaceFile, scenario: Path, fixed: Mapping[str, Any], layers: Sequence[int] | None, names: Sequence[str]
 ) -> Study:
     """A study of the two machines at the ends of all bounds. What constraints alone need is left out."""
     space = file.space
@@ -291,7 +283,7 @@ def _study(
             raise SweepError(f"--set {key}: {file.path.name} has it as a variable or derived; remove it in one of them")
     config = StudyConfig(
         name=space.name,
-        scenario=str(scenario),
+        scenario=str(scenario.absolute()),
         layers=None if layers is None else tuple(layers),
         set=dict(fixed),
         axes=axes,

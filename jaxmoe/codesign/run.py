@@ -109,7 +109,8 @@ class _Search:
             best, candidates = self._scored(index)
         self.evaluations["exact"] = sum(exact.evaluations for exact in self.exacts)
         metrics = {name: np.vectorize(problem.metric)(values) for name, values in self.history.items()}
-        return HardwareResult(problem, best, candidates, starts, ended, metrics, self.evaluations, tuning, _notes(best))
+        notes = _notes(best, tuning)
+        return HardwareResult(problem, best, candidates, starts, ended, metrics, self.evaluations, tuning, notes)
 
     def _usual(self) -> tuple[np.ndarray, np.ndarray]:
         """Descend over machines of every strategy. Returns exact metrics of all starts, and of where they ended."""
@@ -243,12 +244,14 @@ def _constraints(problem: HardwareProblem, numbers: dict[str, float], optimum: O
     return met
 
 
-def _notes(best: Machine) -> list[str]:
+def _notes(best: Machine, tuning: TuneResult | None) -> list[str]:
     """What a reader has to know. Raises `SweepError` where a constraint is not met."""
     broken = [met.constraint.text for met in best.constraints if met.excess > MET]
     if broken:
         raise SweepError(f"the search ended where {' and '.join(map(repr, broken))} does not hold; use more starts")
     notes = [best.strategy.note] if best.strategy.note else []
+    if tuning is not None and tuning.stopped:
+        notes.append(f"the search for a placement stopped early ({tuning.stopped})")
     if best.residual > 10 * STATIONARY:
         notes.append(f"not quite an optimum: slopes leave {best.residual:.2g} per range of a variable; more steps")
     return notes

@@ -65,9 +65,7 @@ class _Hybrid(NamedTuple):
 
 def gathering(problem: PlacementProblem, seed: int) -> str:
     """The name of the exchange that plans without preference are fastest under: the one to descend under."""
-    with StopSwitch() as stop:
-        run = _Run(Referee(problem, seed, stop), TunerSettings(seed=seed))
-        chosen = run.gathering()
+    chosen = _Run(Referee(problem, seed, StopSwitch()), TunerSettings(seed=seed)).gathering()
     return next(name for name, exchange in problem.gathers.items() if exchange is chosen)
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmoe.codesign.descent import descend, feasible_starts, to_feasible, violation
+from jaxmoe.codesign.descent import feasible_starts
 from jaxmoe.codesign.polish import Cut, Exact, polish, stationarity
 from jaxmoe.codesign.problem import hardware_problem
 from jaxmoe.codesign.run import tune_hardware
@@ -18,7 +18,7 @@ from jaxmoe.sweep import SweepError
 LINK, DIE = "hardware.link.bandwidth_GB_per_s", "hardware.die.compute_TFLOPs_per_s"
 BOUNDS = {DIE: {"from": 0.01, "to": 10, "scale": "log"}, LINK: {"from": 0.1, "to": 100, "scale": "log"}}
 PRICE = f"3 * {DIE} + 0.2 * {LINK}"
-QUICK = {"placement": ["ep_balanced"], "starts": 4, "steps": 25}
+QUICK = {"placement": ["ep_balanced"], "starts": 4, "steps": 50}
 
 
 def quiet(stage, done, total):
@@ -54,10 +54,11 @@ def test_the_optimum_and_what_the_limit_is_worth_are_those_worked_out_by_hand(pr
     assert met.elasticity == pytest.approx(-1, abs=0.01)
     assert met.left == pytest.approx(limit, rel=1e-4)
     assert result.best.residual < 5e-3
-    # No worse than any start, and counted honestly.
+    # No worse than any start, descent alone ends near it, and counted honestly.
     assert result.best.metric <= result.starts.min() * (1 + 1e-6)
     assert result.best.metric <= result.ended.min() * (1 + 1e-6)
-    assert result.evaluations["descend"] == 2 * 4 * 25
+    assert np.median(result.ended) <= 1.01 * result.best.metric < 0.9 * np.median(result.starts)
+    assert result.evaluations["descend"] == 2 * 4 * 50
 
 
 def test_an_equality_and_a_floor_have_the_multipliers_worked_out_by_hand(problem):
@@ -81,20 +82,23 @@ def test_without_constraints_the_bounds_are_the_optimum(problem):
     assert best.stationarity.residual < 2e-3
 
 
-@pytest.mark.parametrize("reduction", [None, SmoothMax(jnp.asarray(0.05))], ids=["exact", "relaxed"])
-def test_slopes_are_finite_differences_through_the_keys(problem, reduction):
+def test_slopes_are_finite_differences_through_the_keys(problem):
     made = problem(
         variables={"half": {"from": 1, "to": 50}, DIE: BOUNDS[DIE]}, derived={LINK: "half * 2"}, placement=["tp"]
     )
     (family,) = made.families
-    given = jax.tree.map(lambda leaf: leaf, family.given)
-    one = tuple(tuple(each._replace(share=each.share[0]) for each in parts) for parts in given)
-    value = jax.jit(lambda at: made.objective(family, one, at, reduction))
+    one = tuple(tuple(each._replace(share=each.share[0]) for each in parts) for parts in family.given)
+
+    @jax.jit
+    def both(at):
+        """Exact and relaxed."""
+        return jnp.stack([made.objective(family, one, at, each) for each in (None, SmoothMax(jnp.asarray(0.05)))])
+
     at, step = jnp.array([0.3, 0.6]), 0.01
-    slope = jax.jit(jax.grad(lambda at: made.objective(family, one, at, reduction)))(at)
+    slopes = jax.jit(jax.jacfwd(both))(at)
     for index in range(2):
-        ahead, behind = (value(at.at[index].add(sign * step)) for sign in (1, -1))
-        assert float(slope[index]) == pytest.approx(float(ahead - behind) / (2 * step), rel=0.01, abs=1e-4)
+        ahead, behind = (both(at.at[index].add(sign * step)) for sign in (1, -1))
+        np.testing.assert_allclose(slopes[:, index], (ahead - behind) / (2 * step), rtol=0.01, atol=1e-4)
 
 
 def test_the_objective_of_several_sizes_is_their_geometric_mean(problem):
@@ -144,19 +148,6 @@ def test_what_is_no_optimum_is_known_for_none(kinked):
     value, slope = kinked(at[None])
     excess, slopes = (each[0] for each in kinked.problem.excess_and_slope(at[None]))
     assert stationarity(kinked.problem, at, [Cut(at, value[0], slope[0])], excess, slopes).residual > 1
-
-
-def test_descent_ends_near_where_constraints_hold_and_below_where_it_began(problem):
-    made = problem(variables=BOUNDS, constraints=[f"{PRICE} <= 1.5"], placement=["ep_balanced"], starts=8, steps=50)
-    starts = feasible_starts(made, 8)
-    assert violation(made, made.excess_and_slope(starts)[0]).max() < 1e-5
-    ended = descend(made, [starts[None]], quiet).positions[0][0]
-    assert np.median(violation(made, made.excess_and_slope(ended)[0])) < 0.005
-    ended = np.stack([to_feasible(made, each) for each in ended])
-    exact = Exact(made, made.families)
-    before, after = (np.array([exact(each[None])[0][0] for each in some]) for some in (starts, ended))
-    assert np.mean(after) < np.mean(before)
-    assert after.min() < before.min()
 
 
 # What cannot be descended over.
