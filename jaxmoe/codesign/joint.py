@@ -113,7 +113,7 @@ def _segment(problem: HardwareProblem) -> Any:
             drawn, moment, now = each
             # As in the tuner, a plan's steps shrink with its temperature, not with those of the machine.
             rate = given.land.learning_rate * now.temperature / moment.rate
-            rates = {"position": jnp.ones(()), "plan": TransportPlan(rate, rate)}
+            rates = {"position": jnp.ones(()), "plan": jax.tree.map(lambda leaf: rate, walk.at["plan"])}
             return jax.vmap(
                 lambda one: hardware.moved(problem, one, moment, lambda at: objective(at, given, drawn, now), rates)
             )(walk)

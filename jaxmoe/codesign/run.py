@@ -199,7 +199,7 @@ class _Search:
         metric = METRICS[problem.space.objective]
         value = float(np.exp(np.mean([np.log(float(metric.of(each))) for each in times])))
         scenarios = tuple(each.scenario for each in inputs)
-        met = _constraints(problem, numbers, optimum, value)
+        met = met_constraints(problem, numbers, optimum, value)
         best = Machine(numbers, scenarios, strategy, times, value, met, optimum.stationarity.residual)
         here = self._at(optimum.position)
         candidates = [
@@ -226,7 +226,7 @@ def _inputs(problem: HardwareProblem, numbers: dict[str, float]) -> list[Inputs]
     return [inputs_of(scenario, layers=layers) for scenario in scenarios]
 
 
-def _constraints(problem: HardwareProblem, numbers: dict[str, float], optimum: Optimum, metric: float) -> list[Met]:
+def met_constraints(problem: HardwareProblem, numbers: dict[str, float], optimum: Optimum, metric: float) -> list[Met]:
     """Every constraint at the numbers as written, with what its limit is worth."""
     met, sign = [], 1 if METRICS[problem.space.objective].lower_is_better else -1
     multipliers = optimum.stationarity.multipliers

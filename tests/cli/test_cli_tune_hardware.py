@@ -5,6 +5,9 @@ import json
 import pytest
 import yaml
 
+from jaxmoe.experiment.evaluation import score
+from jaxmoe.experiment.inputs import read_inputs
+from jaxmoe.experiment.strategies import standard_strategies
 from jaxmoe.placement import read_plan
 
 LINK, DIE = "hardware.link.bandwidth_GB_per_s", "hardware.die.compute_TFLOPs_per_s"
@@ -30,30 +33,43 @@ def space(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("placement", [["tp", "ep_balanced"], "tuned"], ids=["usual", "tuned"])
-def test_the_machine_that_is_written_is_as_fast_as_is_told(run, scenario, space, out, placement):
-    result = run("tune", scenario, "--hardware", space(placement=placement), "--layers", "3", "--out", out)
+def test_the_machine_that_is_written_is_as_fast_as_is_told(run, scenario, space, out):
+    result = run("tune", scenario, "--hardware", space(placement="ep_balanced"), "--layers", "3", "--out", out)
     assert result.exit_code == 0, result.output
     summary = json.loads((out / "summary.json").read_text())
     (told,) = summary["sizes"]
-    assert summary["objective"]["total_s"] == pytest.approx(told["total_s"])
-    for each in summary["candidates"]:  # no design is faster there
-        assert told["total_s"] <= each["here_total_s"] * (1 + 1e-5)
     (met,) = summary["constraints"]
     assert met["left"] <= 1.5 * 1.001
     assert summary["derived"]["price"] == pytest.approx(met["left"])
     assert met["total_s_per_unit_of_limit"] < 0
-    assert {"starts.png", "scenario.yaml"} <= {file.name for file in out.iterdir()}
+    assert {file.name for file in out.iterdir()} == {"starts.png", "scenario.yaml", "summary.json"}
     assert "1 more adds" in result.stdout
 
-    name, plan = summary["strategy"]["name"], []
+    inputs = read_inputs(out / "scenario.yaml", None, None, "3")
+    strategy = next(each for each in standard_strategies(inputs) if each.name == "ep_balanced")
+    again = score(inputs, strategy, inputs.evaluation_batches).mean.mean()
+    assert [summary["objective"]["total_s"], told["total_s"]] == pytest.approx([again, again], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_tuned_placement_is_no_slower_than_any_strategy_and_evaluates_to_the_same(run, scenario, space, out):
+    result = run("tune", scenario, "--hardware", space(placement="tuned"), "--layers", "3", "--out", out)
+    assert result.exit_code == 0, result.output
+    summary = json.loads((out / "summary.json").read_text())
+    seconds, name = summary["objective"]["total_s"], summary["strategy"]["name"]
+    assert {"tuned", "shipped", "tp", "ep_balanced"} <= {each["name"] for each in summary["candidates"]}
+    for each in summary["candidates"]:
+        assert seconds <= each["here_total_s"] * (1 + 1e-5)
+        assert seconds <= each["own_total_s"] * (1 + 1e-5)
+
+    plan = []
     if (out / "plan.npz").exists():
         assert read_plan(out / "plan.npz").layer_ids == (3,)
         plan = ["--plan", f"{name}={out / 'plan.npz'}"]
     again = out / "again"
     assert run("evaluate", out / "scenario.yaml", *plan, "--layers", "3", "--out", again).exit_code == 0
     evaluated = json.loads((again / "summary.json").read_text())["strategies"][name]["mean"]["total_s"]
-    assert evaluated == pytest.approx(told["total_s"], rel=1e-6)
+    assert evaluated == pytest.approx(seconds, rel=1e-6)
 
 
 @pytest.mark.parametrize(
