@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
+from matplotlib.ticker import LogFormatter
 
 from jaxmoe.plotting import style
 
@@ -21,6 +22,8 @@ def plot_starts(path: Path, history: Float[np.ndarray, "step start"], best: floa
     told = f"best, exact, constraints met: {best * factor:.4g} {unit}".strip()
     axes.axhline(best * factor, color=style.PALETTE[1], linestyle="--", linewidth=1.8, label=told)
     axes.set_yscale("log")
+    for formatted in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        formatted(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
     style.dress(axes, "step", f"{name} [{unit}]" if unit else name, grid="both")
     style.legend_below(figure, [axes], columns=2)
     style.save(figure, path)
