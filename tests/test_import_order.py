@@ -53,7 +53,8 @@ ALLOWED = {
     },  # for settings
     "experiment": RUNS,
     "sweep": RUNS | {"experiment"},
-    "cli": RUNS | {"experiment", "sweep", "plotting"},
+    "codesign": RUNS | {"experiment", "sweep"},
+    "cli": RUNS | {"experiment", "sweep", "codesign", "plotting"},
 }
 
 

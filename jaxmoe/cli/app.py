@@ -13,6 +13,7 @@ import typer
 
 from jaxmoe.cli import options
 from jaxmoe.cli.session import INTERRUPTED, session
+from jaxmoe.codesign.space import read_space
 from jaxmoe.config import load_scenario
 from jaxmoe.sweep.study import read_study
 
@@ -46,6 +47,8 @@ def runs(
                     check(given["config"])
                 if scenario and not _is_pipe(given["config"]):
                     load_scenario(given["config"], given["overrides"] or ())
+                if given.get("hardware") is not None:
+                    read_space(given["hardware"])
                 body = getattr(import_module(f"jaxmoe.cli.{module}"), function)
                 body(folder, interrupts, **given)
 
@@ -65,10 +68,12 @@ def tune(
     layers: options.Layers = None,
     optimiser: options.Optimiser = "gradient",
     time_limit: options.TimeLimit = None,
+    hardware: options.HardwareSpace = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Search for a placement, by gradient descent or otherwise, and judge it beside the usual ones and given plans.
 
+    With --hardware, search for numbers of the machine under constraints, alone or together with the placement.
     Ctrl-C ends the search and keeps the best plan so far; a second one gives up.
     """
 

@@ -34,6 +34,17 @@ Optimiser = Annotated[
     str,
     typer.Option("--optimiser", metavar="NAME", help="gradient, milp-bayes, anneal, greedy or random."),
 ]
+HardwareSpace = Annotated[
+    Path | None,
+    typer.Option(
+        "--hardware",
+        metavar="SPACE.yaml",
+        help="Choose numbers of the machine as well: variables: {KEY: {from: .., to: .., scale: log}}, constraints: "
+        "[EXPRESSION <= LIMIT], objective: total|p95|.., placement: usual|tuned|[NAMES], starts: 64, steps: 50, "
+        "seed: 0. Writes the best machine as scenario.yaml, and what each limit is worth.",
+        show_default=False,
+    ),
+]
 TimeLimit = Annotated[
     float | None,
     typer.Option(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import typer
 
+from jaxmoe.cli import tune_hardware
 from jaxmoe.cli.session import INTERRUPTED, Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.show import comparison_warnings, draw_comparison, draw_tuning, print_comparison, print_warnings
 from jaxmoe.experiment.clock import StageClock
@@ -26,11 +27,17 @@ def run(
     layers: str | None,
     optimiser: str,
     time_limit: float | None,
+    hardware: Path | None,
 ) -> None:
     """Search for a placement, by gradient descent or otherwise, and judge it beside the usual ones and given plans.
 
-    Ctrl-C ends the search and keeps the best plan so far; a second one gives up.
+    Ctrl-C ends the search and keeps the best plan so far; a second one gives up. With a file for `hardware`, numbers
+    of the machine are searched for.
     """
+    if hardware is not None:
+        refused = {"--plan": plan, "--optimiser": optimiser != "gradient", "--time-limit": time_limit}
+        tune_hardware.run(folder, interrupts, config, hardware, trace, overrides, layers, refused)
+        return
     with StageClock() as clock:
         with clock.stage("load"):
             check_optimiser(optimiser)

@@ -214,6 +214,11 @@ def _parse_overrides(overrides: Sequence[str]) -> list[Override]:
     return sorted(parsed, key=lambda override: len(override[0]))
 
 
+def override_values(overrides: Sequence[str]) -> dict[str, object]:
+    """The values of texts `key.path=value`, by dotted key. Raises `ConfigError`."""
+    return {".".join(keys): value for keys, value in _parse_overrides(overrides)}
+
+
 def _parse_override(text: str) -> Override:
     path, equals, value = text.partition("=")
     keys = tuple(key.strip() for key in path.split("."))

@@ -244,8 +244,9 @@ def evaluate(
     batches: Batch,
     exchange: AbstractExchange | None = None,
     served: Int[Array, "layer batch token top_k"] | None = None,
+    reduction: AbstractReduction | None = None,
 ) -> LayerTime:
-    """Exact times of a placement, on drawn batches, leaves [layer, batch, ...], or merged ones.
+    """Times of a placement, on drawn batches, leaves [layer, batch, ...], or merged ones. Exact without a `reduction`.
 
     Stages and totals are [layer, batch], busy times [layer, resource], means over batches. `served` is as in
     `Decisions`, for drawn batches.
@@ -253,7 +254,7 @@ def evaluate(
 
     def layer(share: Float[Array, "expert node"], batches: Batch, served: Array | None) -> LayerTime:
         def one(batch: Batch, served: Array | None) -> LayerTime:
-            return model.decided(Decisions(share, exchange, served), batch)
+            return model.decided(Decisions(share, exchange, served), batch, reduction)
 
         if served is None:
             times = over_batches(lambda batch: one(batch, None), batches, share.shape[1])

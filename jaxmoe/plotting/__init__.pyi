@@ -13,6 +13,7 @@ from .network import plot_traffic as plot_traffic
 from .scatter import ScatterPanel as ScatterPanel
 from .scatter import plot_model_vs_simulation as plot_model_vs_simulation
 from .scatter import plot_scatter_panels as plot_scatter_panels
+from .starts import plot_starts as plot_starts
 from .timeline import GanttRow as GanttRow
 from .timeline import plot_gantt as plot_gantt
 from .trace_activation import plot_activation as plot_activation

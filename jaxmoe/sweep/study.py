@@ -130,9 +130,9 @@ class StudyConfig(Section):
     @model_validator(mode="after")
     def _expressions_can_be_read(self) -> "StudyConfig":
         for key, text in self.derived.items():
-            _check_expression(("derived", key), str(text))
+            check_expression(("derived", key), str(text))
         for index, text in enumerate(self.where):
-            _check_expression(("where", index), text)
+            check_expression(("where", index), text)
         try:
             in_order(self.derived)
         except CycleError as error:
@@ -224,7 +224,8 @@ def in_order(derived: Mapping[str, str | int | float]) -> list[str]:
     return list(TopologicalSorter(needs).static_order())
 
 
-def _check_expression(keys: tuple[str | int, ...], text: str) -> None:
+def check_expression(keys: tuple[str | int, ...], text: str) -> None:
+    """Raise `RuleError` for what is no expression."""
     try:
         Expression(text)
     except ExpressionError as error:

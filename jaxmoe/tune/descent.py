@@ -168,7 +168,7 @@ def relaxed_shares(
     )
 
 
-def _objective(
+def relaxed_objective(
     plan: AbstractParameters, land: Landscape, frequency: Float[Array, " expert"], batches: Batch, now: Annealed
 ) -> Float[Array, ""]:
     """Relaxed time of one layer over the even compute time, mean over batches mixed with their 95th percentile."""
@@ -192,7 +192,7 @@ def descend(
     """One segment of descent on `batches` as `segment_batches` has them. Returns the objective, s."""
 
     def update(plan, optimiser, frequency, batches, now):
-        value, gradient = jax.value_and_grad(_objective)(plan, land, frequency, batches, now)
+        value, gradient = jax.value_and_grad(relaxed_objective)(plan, land, frequency, batches, now)
         direction, optimiser = optax.scale_by_adam().update(gradient, optimiser)
         # The plan depends on logits / temperature: steps that shrink with the temperature stay as long for it.
         rate = land.learning_rate * now.temperature

@@ -41,15 +41,18 @@ LEAST_PART = 0.1  # of an expert's typical part on a node; less is rounded away
 REFINE_COLDNESS = (3e3, 3e5)  # 1 / temperature of local improvement, first and last, relative to a layer's time
 
 
-def tune(problem: PlacementProblem, settings: TunerSettings, progress: Progress = silent) -> TuneResult:
+def tune(
+    problem: PlacementProblem, settings: TunerSettings, progress: Progress = silent, relaxed: Plans | None = None
+) -> TuneResult:
     """Find a good legal placement of every layer, and the exchange to run it under.
 
+    `relaxed` are plans that another descent ended with, in place of one here: they are rounded and improved.
     Ctrl-C or the time limit ends the stage under way; what follows is cut to rounding and scoring, and the
     result says why it stopped. The same problem and settings give the same plan, unless stopped.
     """
     with StopSwitch(settings.time_limit_s) as stop:
         referee = Referee(problem, settings.seed, stop, progress)
-        return _Run(referee, affordable(settings, problem)).result()
+        return _Run(referee, affordable(settings, problem)).result(relaxed)
 
 
 class _Hybrid(NamedTuple):
@@ -59,6 +62,12 @@ class _Hybrid(NamedTuple):
     group: np.ndarray  # [node]
     exchange: AbstractExchange
     plan: Plan
+
+
+def gathering(problem: PlacementProblem, seed: int) -> str:
+    """The name of the exchange that plans without preference are fastest under: the one to descend under."""
+    chosen = _Run(Referee(problem, seed, StopSwitch()), TunerSettings(seed=seed)).gathering()
+    return next(name for name, exchange in problem.gathers.items() if exchange is chosen)
 
 
 @dataclass
@@ -72,13 +81,14 @@ class _Run:
     def problem(self) -> PlacementProblem:
         return self.referee.problem
 
-    def result(self) -> TuneResult:
-        referee, stages = self.referee, {}
+    def result(self, relaxed: Plans | None) -> TuneResult:
+        referee, stages, history = self.referee, {}, {}
         with referee.timed("strategies"):
             exchange = self.gathering()
         # Compiling the descent leaves a core to the strategies, which it does not wait for.
         with referee.timed("descent"), beside(self.shipped_starts) as shipped:
-            relaxed, stages["relaxed"], descended = self.descend(exchange)
+            if relaxed is None:
+                relaxed, stages["relaxed"], history["descent"] = self.descend(exchange)
         with referee.timed("rounding"):
             plans = np.concatenate([self.round(relaxed), shipped.result()], axis=1)
             scores = referee.score(plans, exchange)
@@ -88,11 +98,11 @@ class _Run:
             plans, scores = referee.rebalance(plans, scores, exchange)
             stages["rebalanced"] = scores.min(axis=1)
         with referee.timed("refinement"):
-            plans, scores, refined = self.refine(referee.search, plans, scores, exchange)
+            plans, scores, history["refinement"] = self.refine(referee.search, plans, scores, exchange)
             plans, scores = referee.rebalance(*best(plans, scores, 1), exchange)
         with referee.timed("hybrids"):
             hybrids = self.hybrids()
-        return referee.conclude(plans[:, 0], stages, {"descent": descended, "refinement": refined}, hybrids)
+        return referee.conclude(plans[:, 0], stages, history, hybrids)
 
     def gathering(self) -> AbstractExchange:
         """The exchange for plans that gather: the best for plans without preference."""

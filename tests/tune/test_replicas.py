@@ -93,7 +93,7 @@ def test_the_gradient_of_relaxed_replicas_is_that_of_finite_differences(rule):
         @jax.jit
         def objective(logits):
             moved = TransportPlan(logits, plan.budget)
-            return descent._objective(moved, land, land.frequency[0], batches, now)
+            return descent.relaxed_objective(moved, land, land.frequency[0], batches, now)
 
         gradient = np.asarray(jax.grad(objective)(plan.logits))
         assert np.abs(gradient).max() > 1e-3

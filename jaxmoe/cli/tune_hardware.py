@@ -1,0 +1,226 @@
+"""`jaxmoe tune --hardware`: the best numbers of a machine under constraints, and what each limit is worth."""
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from rich.markup import escape
+from rich.table import Table
+
+from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
+from jaxmoe.cli.show import print_table, print_warnings
+from jaxmoe.codesign.descent import MET
+from jaxmoe.codesign.problem import hardware_problem
+from jaxmoe.codesign.run import HardwareResult, Met, tune_hardware
+from jaxmoe.codesign.space import read_space
+from jaxmoe.config import Scenario, resolved
+from jaxmoe.config.loader import override_values
+from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.inputs import OptionError
+from jaxmoe.experiment.strategies import STANDARD
+from jaxmoe.experiment.summary import per_layer, surroundings
+from jaxmoe.files import atomic_write
+from jaxmoe.latency import LayerTime
+from jaxmoe.placement import write_plan
+from jaxmoe.plotting import plot_starts
+from jaxmoe.plotting.style import time_unit
+from jaxmoe.sweep.metrics import METRICS
+
+SCENARIO, PLAN = "scenario.yaml", "plan.npz"
+
+
+def run(
+    folder: OutputFolder,
+    interrupts: Interrupts,
+    config: Path,
+    space: Path,
+    trace: Path | None,
+    overrides: list[str] | None,
+    layers: str | None,
+    refused: Mapping[str, Any],
+) -> None:
+    """Descend over the space, and write the best machine as a scenario of its own, with its plan where that is tuned.
+
+    Ctrl-C gives up: a machine that is half found is none.
+    """
+    for option, given in refused.items():
+        if given:
+            raise OptionError(f"{option} does not go with --hardware; leave one of the two out")
+    with StageClock() as clock:
+        with clock.stage("load"):
+            fixed = override_values(overrides or ())
+            if trace is not None:
+                fixed["workload.trace"] = {"kind": "file", "path": str(trace.absolute())}
+            problem = hardware_problem(read_space(space), config.absolute(), fixed, _layers(layers))
+        with progress_bars(interrupts.check) as report:
+            result = tune_hardware(problem, report, clock)
+        files = _write(folder, result)
+        with clock.stage("draw"):
+            _draw(folder, result)
+        command = _command(folder, result, files, layers)
+        folder.write_json("summary.json", _summary(result, command) | {"wall_s": clock.report()})
+        _print(result, command)
+
+
+def _layers(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise OptionError(f"--layers is {text!r}, expected layer numbers such as 0,8,16") from None
+
+
+def _write(folder: OutputFolder, result: HardwareResult) -> list[str]:
+    """The best machine as a scenario, and the plan that runs there where it is no usual strategy."""
+    with atomic_write(folder.target(SCENARIO)) as aside:
+        text = yaml.safe_dump(resolved(result.best.scenarios[0]), sort_keys=False)
+        aside.write_text(text, encoding="utf-8")
+    strategy = result.best.strategy
+    if strategy.name in STANDARD:
+        (folder.path / PLAN).unlink(missing_ok=True)  # of an earlier run
+        return [SCENARIO]
+    strategy.placement.meta.update(scenario=result.best.scenarios[0].name, version=version("jaxmoe"))
+    write_plan(folder.target(PLAN), strategy.placement)
+    return [SCENARIO, PLAN]
+
+
+def _command(folder: OutputFolder, result: HardwareResult, files: list[str], layers: str | None) -> str:
+    """What evaluates the best machine anew."""
+    plan = f" --plan {result.best.strategy.name}={folder.path / PLAN}" if PLAN in files else ""
+    chosen = f" --layers {layers}" if layers else ""
+    return f"jaxmoe evaluate {folder.path / SCENARIO}{plan}{chosen} --out {folder.path / 'evaluated'}"
+
+
+def _draw(folder: OutputFolder, result: HardwareResult) -> None:
+    history = result.history.get("descend with placement", result.history["descend"])
+    metric = METRICS[result.problem.space.objective].column
+    plot_starts(
+        folder.target("starts.png"), history, result.best.metric, metric, f"{len(history[0])} starts of {_name(result)}"
+    )
+
+
+def _name(result: HardwareResult) -> str:
+    return f"{result.problem.space.name} on {result.best.scenarios[0].name}"
+
+
+# For programs.
+
+
+def _summary(result: HardwareResult, command: str) -> dict[str, Any]:
+    """Times are seconds; constraints have the units of their expressions."""
+    problem, best = result.problem, result.best
+    column = METRICS[problem.space.objective].column
+    return {
+        "command": "tune --hardware",
+        "space": problem.space.model_dump(mode="json", by_alias=True),
+        "scenario": resolved(best.scenarios[0]),
+        "layer_ids": list(best.strategy.placement.layer_ids),
+        "seed": problem.space.seed,
+        **surroundings(),
+        "numbers": {key: best.numbers[key] for key in problem.keys},
+        "derived": {key: best.numbers[key] for key in problem.derived},
+        "objective": {"metric": problem.space.objective, column: best.metric},
+        "sizes": [_size(*each) for each in zip(best.scenarios, best.times, strict=True)],
+        "strategy": {"name": best.strategy.name, "exchange": list(best.strategy.placement.exchange)},
+        "constraints": [_constraint(met, column) for met in best.constraints],
+        "stationarity": {"residual_per_range": best.residual},
+        "candidates": [
+            {"name": each.name, f"own_{column}": _finite(each.own), f"here_{column}": _finite(each.here)}
+            | {"residual_per_range": _finite(each.residual)}
+            for each in result.candidates
+        ],
+        "starts": {f"first_{column}": _list(result.starts), f"last_{column}": _list(result.ended)},
+        "evaluations": result.evaluations | {"all": sum(result.evaluations.values())},
+        "tuning": None
+        if result.tuning is None
+        else {"stages": {f"{name}_s": per_layer(each) for name, each in result.tuning.stages.items()}},
+        "evaluate": command,
+        "notes": result.notes,
+    }
+
+
+def _size(scenario: Scenario, times: LayerTime) -> dict[str, Any]:
+    stages = {f"{name}_s": float(seconds.mean()) for name, seconds in times.stages.items()}
+    means = {"total_s": float(times.mean.mean()), "p95_s": float(times.p95.mean())}
+    return {"batch_tokens": scenario.workload.batch_tokens, **stages, **means}
+
+
+def _constraint(met: Met, column: str) -> dict[str, Any]:
+    return {
+        "constraint": met.constraint.text,
+        "left": met.left,
+        "right": met.right,
+        "slack": met.slack,
+        "relative_excess": met.excess,
+        f"{column}_per_unit_of_limit": met.worth,
+        "percent_per_percent_of_limit": met.elasticity,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _list(values: np.ndarray) -> list[float | None]:
+    return [_finite(value) for value in values]
+
+
+# For people.
+
+
+def _shown(result: HardwareResult) -> tuple[float, str]:
+    """Factor and unit of the metric for people."""
+    column = METRICS[result.problem.space.objective].column
+    return time_unit(result.best.metric) if column.endswith("_s") else (1.0, "")
+
+
+def _print(result: HardwareResult, command: str) -> None:
+    _print_numbers(result)
+    if result.best.constraints:
+        _print_constraints(result)
+    _print_candidates(result)
+    counts = ", ".join(f"{count} to {name}" for name, count in result.evaluations.items())
+    print_warnings([*result.notes, f"machines timed, forward and backward each as one: {counts}", f"again: {command}"])
+
+
+def _print_numbers(result: HardwareResult) -> None:
+    problem, (factor, unit) = result.problem, _shown(result)
+    told = f"{problem.space.objective} {result.best.metric * factor:.5g} {unit}".strip()
+    table = Table(title=escape(f"{_name(result)}: {told} with {result.best.strategy.name}"))
+    table.add_column("number", no_wrap=True)
+    for column in ("best", "from", "to"):
+        table.add_column(column, justify="right")
+    for key, bounds in problem.space.variables.items():
+        table.add_row(escape(key), *(f"{value:.5g}" for value in (result.best.numbers[key], bounds.start, bounds.stop)))
+    for key in problem.derived:
+        table.add_row(escape(key), f"{result.best.numbers[key]:.5g}", "derived", "")
+    print_table(table)
+
+
+def _print_constraints(result: HardwareResult) -> None:
+    factor, unit = _shown(result)
+    table = Table(title=f"constraints, and what 1 more of the limit adds to {result.problem.space.objective}")
+    table.add_column("constraint")
+    for column in ("left", "right", "slack", f"1 more adds, {unit or '1'}", "1 % more adds, %"):
+        table.add_column(column, justify="right")
+    for met in result.best.constraints:
+        slack = "none" if abs(met.excess) < MET else f"{met.slack:.4g}"
+        worth = [f"{value:.4g}" for value in (met.worth * factor, met.elasticity)]
+        table.add_row(escape(met.constraint.text), f"{met.left:.5g}", f"{met.right:.5g}", slack, *worth)
+    print_table(table)
+
+
+def _print_candidates(result: HardwareResult) -> None:
+    """Every design: the best that it does on a machine of its own, and what it does on the best of all."""
+    factor, unit = _shown(result)
+    table = Table(title=f"designs, {result.problem.space.objective} {unit}".strip())
+    table.add_column("design", no_wrap=True)
+    for column in ("on its own best machine", "on this machine", "slope left, per range"):
+        table.add_column(column, justify="right")
+    for each in sorted(result.candidates, key=lambda each: each.own):
+        table.add_row(each.name, f"{each.own * factor:.5g}", f"{each.here * factor:.5g}", f"{each.residual:.1g}")
+    print_table(table)

@@ -1,0 +1,257 @@
+"""From a space to its best machine: descend, polish, tune the placement where that is asked for, score exactly."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxmoe.codesign import joint
+from jaxmoe.codesign.descent import MET, Progress, descend, feasible_starts, to_feasible, violation
+from jaxmoe.codesign.polish import STATIONARY, Exact, Optimum, best_starts, polish
+from jaxmoe.codesign.problem import SIZES, HardwareProblem, family_of
+from jaxmoe.codesign.space import TUNED, Constraint
+from jaxmoe.config import Scenario
+from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.evaluation import score
+from jaxmoe.experiment.inputs import Inputs, inputs_of
+from jaxmoe.experiment.strategies import Strategy
+from jaxmoe.latency import LayerTime
+from jaxmoe.sweep.metrics import METRICS
+from jaxmoe.sweep.points import SweepError
+from jaxmoe.tune import TuneResult
+
+DIGITS = 7  # of the numbers that are reported: those that are scored
+SAME = 1e-6  # relative: times are float32
+MOST_AGAIN = 4  # times that all designs are polished from the best machine
+
+
+class Met(NamedTuple):
+    """A constraint at the best machine. `worth` is the change of the metric per unit of the limit."""
+
+    constraint: Constraint
+    left: float
+    right: float
+    excess: float  # relative; what an equality is off, at least 0
+    worth: float
+    elasticity: float  # % of the metric for 1 % of the limit
+
+    @property
+    def slack(self) -> float:
+        """How far the left side may still move, in its unit."""
+        return abs(self.right - self.left) * (1 if self.excess <= 0 else -1)
+
+
+class Candidate(NamedTuple):
+    """A design: its metric at its own best machine, and at the best machine of all."""
+
+    name: str
+    own: float
+    here: float
+    residual: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The best machine and the design that runs on it, scored by the exact model at the numbers as written."""
+
+    numbers: dict[str, float]  # variables and what is derived from them, by key
+    scenarios: tuple[Scenario, ...]  # one for every size of batch
+    strategy: Strategy
+    times: tuple[LayerTime, ...]
+    metric: float  # SI units, geometric mean over sizes of batch
+    constraints: list[Met]
+    residual: float
+
+
+@dataclass(frozen=True)
+class HardwareResult:
+    """What came out.
+
+    `starts` are exact metrics of the machines that descent began with, `ended` those where it ended, moved to meet
+    the constraints. `evaluations` counts machines timed, forward and backward each as one.
+    """
+
+    problem: HardwareProblem
+    best: Machine
+    candidates: list[Candidate]
+    starts: Float[np.ndarray, " start"]
+    ended: Float[np.ndarray, " start"]
+    history: dict[str, Float[np.ndarray, "step start"]]  # the relaxed metric
+    evaluations: dict[str, int]
+    tuning: TuneResult | None
+    notes: list[str]
+
+
+@dataclass
+class _Search:
+    """One run."""
+
+    problem: HardwareProblem
+    report: Progress
+    clock: StageClock
+    exacts: list[Exact] = field(default_factory=list)
+    optima: list[Optimum] = field(default_factory=list)
+    designs: list[Strategy] = field(default_factory=list)
+    history: dict[str, np.ndarray] = field(default_factory=dict)
+    evaluations: dict[str, int] = field(default_factory=dict)
+
+    def result(self) -> HardwareResult:
+        problem, tuning = self.problem, None
+        with self.clock.stage("descend"):
+            starts, ended = self._usual()
+        if problem.space.placement == TUNED:
+            tuning = self._joint()
+        with self.clock.stage("polish"):
+            index = self._settled()
+        with self.clock.stage("score"):
+            best, candidates = self._scored(index)
+        self.evaluations["exact"] = sum(exact.evaluations for exact in self.exacts)
+        metrics = {name: np.vectorize(problem.metric)(values) for name, values in self.history.items()}
+        notes = _notes(best, tuning)
+        return HardwareResult(problem, best, candidates, starts, ended, metrics, self.evaluations, tuning, notes)
+
+    def _usual(self) -> tuple[np.ndarray, np.ndarray]:
+        """Descend over machines of every strategy. Returns exact metrics of all starts, and of where they ended."""
+        problem, families = self.problem, self.problem.families
+        names = [name for family in families for name in family.names]
+        by_name = {strategy.name: strategy for strategy in problem.strategies}
+        count = -(-problem.space.starts // len(names))  # of every strategy
+        starts = feasible_starts(problem, count * len(names)).reshape(count, len(names), -1).swapaxes(0, 1)
+        ends = np.cumsum([len(family.names) for family in families])[:-1]
+        descended = descend(problem, np.split(starts, ends), self.report)
+        self.history["descend"] = descended.history
+        sizes = len(problem.settings)
+        self.evaluations["descend"] = 2 * descended.history.size * sizes
+        exact = Exact(problem, families)
+        first, before = best_starts(exact, starts)
+        ended = np.concatenate(descended.positions)
+        ended = np.stack([[to_feasible(problem, each) for each in row] for row in ended])
+        last, after = best_starts(exact, self._met(ended, starts))
+        better = after.min(axis=1) <= before.min(axis=1)
+        self.designs += [by_name[name] for name in names]
+        self.exacts.append(exact)
+        self.optima += polish(exact, np.where(better[:, None], last, first), self.report)
+        return np.vectorize(problem.metric)(before).ravel(), np.vectorize(problem.metric)(after).ravel()
+
+    def _met(self, positions: np.ndarray, others: np.ndarray) -> np.ndarray:
+        """Positions, or the others where constraints could not be met near the first."""
+        excess = self.problem.excess_and_slope(positions.reshape(-1, positions.shape[-1]))[0]
+        broken = violation(self.problem, excess).max(axis=1, initial=0).reshape(positions.shape[:2])
+        return np.where((broken <= MET)[..., None], positions, others)
+
+    def _joint(self) -> TuneResult:
+        """Descend over machines and placements together, then round the plan at the best machine."""
+        problem, usual = self.problem, min(self.optima, key=lambda optimum: optimum.value)
+        with self.clock.stage("descend with placement"):
+            inputs = _inputs(problem, self._numbers(usual.position))[0]
+            starts = feasible_starts(problem, problem.space.starts)
+            starts[0] = usual.position
+            found = joint.descend(problem, inputs, starts, self.report)
+            self.history["descend with placement"] = found.history
+            self.evaluations["descend with placement"] = 2 * found.history.size
+        with self.clock.stage("tune"):
+            order = np.argsort(found.history[-joint.SEGMENT :].mean(axis=0))
+            position = to_feasible(problem, found.positions[order[0]])
+            if violation(problem, problem.excess_and_slope(position[None])[0]).max(initial=0) > MET:
+                position = usual.position
+            inputs = _inputs(problem, self._numbers(position))[0]
+            kept = order[: inputs.scenario.tuning.restarts]
+            tuning, plans = joint.rounded(inputs, found.shares[:, kept], self.report)
+        with self.clock.stage("polish"):
+            families = [family_of([plan], problem.settings) for plan in plans]
+            exact = Exact(problem, families)
+            self.designs += plans
+            self.exacts.append(exact)
+            # A plan of a machine that is slow at first may be the best where another is.
+            several = np.stack([[position, usual.position]] * len(plans))
+            self.optima += polish(exact, best_starts(exact, several)[0], self.report)
+        return tuning
+
+    def _numbers(self, position: np.ndarray) -> dict[str, float]:
+        """Variables with as many digits as are written, and what is derived from them."""
+        plain = self.problem.numbers([float(part) for part in position])
+        return self.problem.with_derived({key: float(f"{plain[key]:.{DIGITS}g}") for key in self.problem.keys})
+
+    def _settled(self) -> int:
+        """The index of the best design, on whose machine no other one is faster."""
+        for _ in range(MOST_AGAIN):
+            best = int(np.argmin([optimum.value for optimum in self.optima]))
+            here = self._at(self.optima[best].position)
+            if here.min() > self.optima[best].value - SAME:
+                break
+            at, polished = self.optima[best].position, []
+            for exact in self.exacts:
+                polished += polish(exact, np.tile(at, (len(exact.names), 1)), self.report)
+            self.optima = [min(pair, key=lambda each: each.value) for pair in zip(self.optima, polished, strict=True)]
+        return int(np.argmin([optimum.value for optimum in self.optima]))
+
+    def _at(self, position: np.ndarray) -> np.ndarray:
+        """What is minimised of every design on one machine."""
+        return np.concatenate([exact(np.tile(position, (len(exact.names), 1)))[0] for exact in self.exacts])
+
+    def _scored(self, index: int) -> tuple[Machine, list[Candidate]]:
+        problem, optimum, strategy = self.problem, self.optima[index], self.designs[index]
+        numbers = self._numbers(optimum.position)
+        inputs = _inputs(problem, numbers)
+        times = tuple(score(each, strategy, each.evaluation_batches) for each in inputs)
+        metric = METRICS[problem.space.objective]
+        value = float(np.exp(np.mean([np.log(float(metric.of(each))) for each in times])))
+        scenarios = tuple(each.scenario for each in inputs)
+        met = met_constraints(problem, numbers, optimum, value)
+        best = Machine(numbers, scenarios, strategy, times, value, met, optimum.stationarity.residual)
+        here = self._at(optimum.position)
+        candidates = [
+            Candidate(design.name, problem.metric(each.value), problem.metric(at), each.stationarity.residual)
+            for design, each, at in zip(self.designs, self.optima, here, strict=True)
+        ]
+        return best, candidates
+
+
+def tune_hardware(problem: HardwareProblem, report: Progress, clock: StageClock) -> HardwareResult:
+    """The best machine of a space, with the placement that runs on it. Raises `SweepError` where none is feasible.
+
+    The result is scored by the exact model, and no design that was tried is faster there.
+    """
+    return _Search(problem, report, clock).result()
+
+
+def _inputs(problem: HardwareProblem, numbers: dict[str, float]) -> list[Inputs]:
+    """A run on the machine of these numbers, for every size of batch."""
+    sizes: Sequence[int | None] = problem.space.batch_tokens or (None,)
+    own = {key: value for key, value in numbers.items() if key in problem.sweep.derived or key in problem.keys}
+    layers = problem.sweep.study.layers
+    scenarios = [problem.sweep.scenario(own | ({SIZES: size} if size else {})) for size in sizes]
+    return [inputs_of(scenario, layers=layers) for scenario in scenarios]
+
+
+def met_constraints(problem: HardwareProblem, numbers: dict[str, float], optimum: Optimum, metric: float) -> list[Met]:
+    """Every constraint at the numbers as written, with what its limit is worth."""
+    met, sign = [], 1 if METRICS[problem.space.objective].lower_is_better else -1
+    multipliers = optimum.stationarity.multipliers
+    for constraint, scale, multiplier in zip(problem.constraints, problem.scales, multipliers, strict=True):
+        left, right = (float(side) for side in problem.sides(constraint, numbers))
+        gap = right - left if constraint.relation == ">=" else left - right
+        limit = problem.limit(constraint)
+        is_left = limit is not None and problem.varies(constraint.right)
+        # Raising the right side of <= loosens it, as lowering that of >= does.
+        worth = sign * metric * float(multiplier) / float(scale) * (1 if constraint.relation == ">=" else -1)
+        worth = -worth if is_left else worth
+        elasticity = worth * (limit or 0.0) / metric
+        excess = abs(gap) if constraint.relation == "==" else gap
+        met.append(Met(constraint, left, right, float(excess / scale), worth, elasticity))
+    return met
+
+
+def _notes(best: Machine, tuning: TuneResult | None) -> list[str]:
+    """What a reader has to know. Raises `SweepError` where a constraint is not met."""
+    broken = [met.constraint.text for met in best.constraints if met.excess > MET]
+    if broken:
+        raise SweepError(f"the search ended where {' and '.join(map(repr, broken))} does not hold; use more starts")
+    notes = [best.strategy.note] if best.strategy.note else []
+    if tuning is not None and tuning.stopped:
+        notes.append(f"the search for a placement stopped early ({tuning.stopped})")
+    if best.residual > 10 * STATIONARY:
+        notes.append(f"not quite an optimum: slopes leave {best.residual:.2g} per range of a variable; more steps")
+    return notes

@@ -1,0 +1,144 @@
+"""A hardware space as a user describes it: numbers within bounds, constraints, and what is minimised.
+
+    variables:
+      hardware.die.compute_TFLOPs_per_s: {from: 1, to: 100, scale: log}
+      hardware.link.bandwidth_GB_per_s: {from: 10, to: 1000, scale: log}
+    derived: {area: 0.5 * hardware.die.compute_TFLOPs_per_s + 0.02 * hardware.link.bandwidth_GB_per_s}
+    constraints: [area <= 20]
+    objective: total
+    placement: usual
+    starts: 64
+
+All that names a key may name any key of the scenario, a variable or a derived value.
+"""
+
+import ast
+from dataclasses import dataclass
+from graphlib import CycleError
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from jaxmoe.config import RuleError, Section, load_section
+from jaxmoe.sweep.expressions import Expression, ExpressionError
+from jaxmoe.sweep.study import METRICS, Count, RangeConfig, Seed, Texts, check_expression, in_order
+
+USUAL, TUNED = "usual", "tuned"  # placements: all usual strategies; one that descends together with the machine
+Relation = Literal["<=", ">=", "=="]
+RELATIONS: dict[type[ast.cmpop], Relation] = {ast.LtE: "<=", ast.GtE: ">=", ast.Eq: "=="}
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """An expression, a relation and another expression."""
+
+    text: str
+    left: Expression
+    relation: Relation
+    right: Expression
+
+
+def read_constraint(text: str) -> Constraint:
+    """Raises `ExpressionError` where the text compares no two expressions by <=, >= or ==."""
+    Expression(text)
+    match ast.parse(text.strip(), mode="eval").body:
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in RELATIONS:
+            sides = [Expression(ast.unparse(side)) for side in (left, right)]
+            return Constraint(text, sides[0], RELATIONS[type(op)], sides[1])
+    raise ExpressionError(f"{text!r} is no constraint; write two expressions with one <=, >= or == between them")
+
+
+class HardwareSpace(Section):
+    """The content of the file that `--hardware` names."""
+
+    name: str = Field(default="unnamed", description="a name for tables", examples=["mesh_under_20mm2"])
+    variables: dict[str, RangeConfig] = Field(
+        min_length=1,
+        description="the numbers to choose, by dotted key of the scenario or a name of their own, as a mapping to "
+        "{from: .., to: .., scale: linear|log}",
+    )
+    derived: dict[str, str | int | float] = Field(
+        default={}, description="further keys as a mapping to expressions over keys", examples=["total / 4"]
+    )
+    constraints: Texts = Field(
+        default=(),
+        description="the constraints as a list of expressions with <=, >= or ==",
+        examples=[["hardware.die.compute_TFLOPs_per_s * 0.5 <= 20"]],
+    )
+    objective: str = Field(default="total", description=f"one of {', '.join(METRICS)}", examples=["p95"])
+    batch_tokens: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)] | None = Field(
+        default=None,
+        description="batch sizes whose geometric mean counts as a list, or null for the scenario's",
+        examples=[[128, 1024]],
+    )
+    placement: str | Texts = Field(
+        default=USUAL,
+        description=f"{USUAL} for all usual strategies, {TUNED} to search for a placement as well, or names of "
+        "strategies as a list",
+        examples=[TUNED],
+    )
+    starts: Count = Field(default=64, description="how many machines descend at once", examples=[64])
+    steps: Count = Field(
+        default=50, description="how many steps of gradient descent each takes, in whole segments of 25", examples=[50]
+    )
+    seed: Seed = Field(default=0, description="the seed of the starts", examples=[0])
+
+    @model_validator(mode="after")
+    def _variables_have_room(self) -> "HardwareSpace":
+        for key, bounds in self.variables.items():
+            if not bounds.start < bounds.stop:
+                told = f"a number above from, {bounds.start:g}"
+                raise RuleError(("variables", key, "to"), bounds.stop, told, "Exchange the two, or set it with --set")
+            if bounds.points is not None:
+                told, remedy = "no points: descent takes any number in between", "Remove it"
+                raise RuleError(("variables", key, "points"), bounds.points, told, remedy)
+            if key in self.derived:
+                raise RuleError(("derived", key), self.derived[key], "no key of variables", "Remove it here or there")
+        return self
+
+    @model_validator(mode="after")
+    def _expressions_can_be_read(self) -> "HardwareSpace":
+        for key, text in self.derived.items():
+            check_expression(("derived", key), str(text))
+        try:
+            in_order(self.derived)
+        except CycleError as error:
+            told = " -> ".join(error.args[1])
+            raise RuleError(("derived",), told, "no key that needs itself", "Write one of them without it") from None
+        for index, text in enumerate(self.constraints):
+            try:
+                read_constraint(text)
+            except ExpressionError as error:
+                raise RuleError(("constraints", index), text, f"a constraint ({error})", "Correct it") from None
+        return self
+
+    @model_validator(mode="after")
+    def _objective_has_a_slope(self) -> "HardwareSpace":
+        if self.objective not in METRICS:
+            raise RuleError(("objective",), self.objective, f"one of {', '.join(METRICS)}", "Write one of them")
+        if self.placement == TUNED and (self.objective not in ("total", "p95") or self.batch_tokens is not None):
+            told = "usual or names of strategies beside batch_tokens, or an objective other than total and p95"
+            raise RuleError(("placement",), self.placement, told, "A placement is tuned for one size of batch")
+        return self
+
+    @property
+    def strategies(self) -> tuple[str, ...] | None:
+        """Names of the strategies that are tried; `None` for all usual ones."""
+        if self.placement in (USUAL, TUNED):
+            return None
+        return (self.placement,) if isinstance(self.placement, str) else self.placement
+
+
+@dataclass(frozen=True)
+class SpaceFile:
+    """A space that was read, and its absolute path."""
+
+    path: Path
+    space: HardwareSpace
+
+
+def read_space(path: Path) -> SpaceFile:
+    """The space in a YAML file. Raises `ConfigError`."""
+    absolute = path.absolute()
+    return SpaceFile(absolute, load_section(HardwareSpace, absolute))

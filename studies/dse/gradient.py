@@ -1,0 +1,75 @@
+"""Gradient against grid: the fastest machine for a cost, by a sweep and by descent. See README.md."""
+
+import argparse
+import csv
+import time
+from pathlib import Path
+
+from jaxmoe.codesign import read_space
+from jaxmoe.codesign.problem import hardware_problem
+from jaxmoe.codesign.run import tune_hardware
+from jaxmoe.experiment.clock import StageClock
+from jaxmoe.files import atomic_write
+from jaxmoe.sweep import read_study, run_sweep
+from jaxmoe.sweep.expressions import Expression
+
+HERE = Path(__file__).parent
+SPACES = {"gradient": "budget_space.yaml", "gradient, with placement": "budget_space_tuned.yaml"}
+COLUMNS = ("method", "starts", "machines_timed", "total_us", "cost", "strategy", "residual", "us_per_unit_of_cost")
+
+
+def grid(folder: Path, keys: tuple[str, ...], cost: str) -> dict[str, object]:
+    """The best point of the grid; a run that was stopped goes on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    sweep = run_sweep(read_study(HERE / "budget_grid.yaml"), folder, lambda done, total: None)
+    best = sweep.best("total")
+    assert best is not None
+    return {
+        "method": "grid",
+        "machines_timed": len(sweep.points),
+        "total_us": best["total_s"] * 1e6,
+        "cost": Expression(cost)(best),
+        "strategy": best["strategy"],
+        "seconds": time.perf_counter() - start,
+    } | {key: best[key] for key in keys}
+
+
+def gradient(name: str, file: str) -> dict[str, object]:
+    """The best machine by descent, without a word on the grid."""
+    start = time.perf_counter()
+    problem = hardware_problem(read_space(HERE / file), HERE / "mesh_4x4.yaml", {}, [3])
+    with StageClock() as clock:
+        result = tune_hardware(problem, lambda stage, done, total: None, clock)
+    (budget,) = result.best.constraints
+    return {
+        "method": name,
+        "starts": problem.space.starts,
+        "machines_timed": sum(result.evaluations.values()),
+        "total_us": result.best.metric * 1e6,
+        "cost": budget.left,
+        "strategy": result.best.strategy.name,
+        "residual": result.best.residual,
+        "us_per_unit_of_cost": budget.worth * 1e6,
+        "seconds": time.perf_counter() - start,
+    } | {key: result.best.numbers[key] for key in problem.keys}
+
+
+def main() -> None:
+    """Write gradient.csv; the grid's folder keeps its points."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--grid", type=Path, default=Path("runs/budget_grid"), help="the folder of the sweep")
+    given = parser.parse_args()
+    space = read_space(HERE / "budget_space.yaml").space
+    rows = [gradient(name, file) for name, file in SPACES.items()]
+    rows.append(grid(given.grid.absolute(), tuple(space.variables), str(space.derived["cost"])))
+    with atomic_write(HERE / "gradient.csv") as aside, aside.open("w", newline="") as text:
+        table = csv.DictWriter(text, [*COLUMNS, *space.variables, "seconds"], lineterminator="\n")
+        table.writeheader()
+        table.writerows({key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()} for row in rows)
+    for row in rows:
+        print(row)
+
+
+if __name__ == "__main__":
+    main()
