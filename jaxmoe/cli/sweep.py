@@ -12,15 +12,16 @@ from rich.table import Table
 
 from jaxmoe.cli.session import Interrupts, OutputFolder, messages
 from jaxmoe.cli.show import print_table, print_warnings
+from jaxmoe.cli.sweep_answers import draw_map, map_axes, print_limits, tell_effects
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.plotting.style import time_unit
-from jaxmoe.sweep.answers import Elasticities, Winner, check_metrics, winners
+from jaxmoe.sweep.answers import Elasticities, Winner, check_metrics, limits, winners
 from jaxmoe.sweep.answers import elasticities as worth
 from jaxmoe.sweep.answers import pareto as front
 from jaxmoe.sweep.explanation import Explanation, explained, find_point
 from jaxmoe.sweep.metrics import METRICS, Row
 from jaxmoe.sweep.points import Space, SweepError
-from jaxmoe.sweep.results import ELASTICITIES, MANIFEST, POINTS, STUDY, Results, locked
+from jaxmoe.sweep.results import ELASTICITIES, MANIFEST, POINTS, STUDY, Results, locked, writing
 from jaxmoe.sweep.run import Progress as Report
 from jaxmoe.sweep.run import Sweep, run_sweep
 from jaxmoe.sweep.study import Study, read_study
@@ -34,7 +35,10 @@ def run(
     explain: str | None,
     pareto: str | None,
     elasticities: bool,
+    effects: bool,
+    wins_map: str | None,
     memory: float | None,
+    ray: str | None,
 ) -> None:
     """Compute the points that the folder lacks, and tell what came out. Or explain a single point."""
     study = read_study(config)
@@ -47,28 +51,36 @@ def run(
     names = [name.strip() for name in pareto.split(",")] if pareto else []
     if names:
         check_metrics(names)
+    axes = map_axes(study, wins_map) if wins_map else None
     for name in (POINTS, MANIFEST, STUDY):
         folder.target(name)
     folder.to_go_on = "run again to go on"
     with locked(folder.path):
         with _bar(interrupts) as report:
-            sweep = run_sweep(study, folder.path, report, (memory or 0.0) * GIGA)
-        _tell(study, sweep, folder, names)
+            sweep = run_sweep(study, folder.path, report, (memory or 0.0) * GIGA, ray)
+        _tell(study, sweep, folder, names, effects, axes)
         if elasticities:
             _elasticities(study, sweep, folder, interrupts)
 
 
-def _tell(study: Study, sweep: Sweep, folder: OutputFolder, names: list[str]) -> None:
-    """Write and print what came out; `names` are metrics of a Pareto front."""
+def _tell(
+    study: Study, sweep: Sweep, folder: OutputFolder, names: list[str], effects: bool, axes: tuple[str, str] | None
+) -> None:
+    """Write and print what came out; `names` are metrics of a Pareto front, `axes` those of a map of winners."""
     best, chosen = winners(sweep.points, sweep.rows, study.config.metrics[0]), front(sweep.rows, names) if names else []
-    summary = _summary(study, sweep) | {"wins": _wins(best), "pareto": chosen}
-    folder.write_json("summary.json", _finite(summary))
     _print_sweep(study, sweep)
     if len({point.values["strategy"] for point in sweep.points}) > 1:
         _print_wins(study, _wins(best), len(best))
     if names:
         _print_front(study, chosen, names)
+    print_limits(limits(sweep.rows))
+    summary = _summary(study, sweep) | {"wins": _wins(best), "pareto": chosen, "limits": limits(sweep.rows)}
+    summary |= {"effects": tell_effects(study, sweep)} if effects else {}
     print_warnings(sweep.notes)
+    with writing(folder.path):
+        folder.write_json("summary.json", _finite(summary))
+        if axes:
+            draw_map(study, axes, best, folder.target("map.png"))
 
 
 def _elasticities(study: Study, sweep: Sweep, folder: OutputFolder, interrupts: Interrupts) -> None:
@@ -81,7 +93,8 @@ def _elasticities(study: Study, sweep: Sweep, folder: OutputFolder, interrupts: 
         target.unlink(missing_ok=True)  # of an earlier run
         print_warnings([f"no elasticities: {error}"])
         return
-    Results(folder.path, sweep.space).write_elasticities(answers)
+    with writing(folder.path):
+        Results(folder.path, sweep.space).write_elasticities(answers)
     _print_worth(study, answers)
 
 

@@ -1,6 +1,7 @@
 """What a sweep tells: Pareto fronts, who wins where, and how much each number is worth, by gradients."""
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,15 @@ def _winner(rows: list[Row], name: str) -> Winner:
     others = [_cost(row, name) for row in rows if row["strategy"] != best["strategy"]]
     own = _cost(best, name)
     return Winner(best, abs(min(others) / own - 1) if others and own else np.inf)
+
+
+def limits(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
+    """By strategy, at how many points each kind of resource is the busiest."""
+    counts: dict[str, Counter[str]] = {}
+    for row in rows:
+        if row["busiest_kind"] is not None:
+            counts.setdefault(row["strategy"], Counter())[row["busiest_kind"]] += 1
+    return {strategy: dict(of) for strategy, of in counts.items()}
 
 
 # How much each number is worth: elasticities, d log metric / d log number.

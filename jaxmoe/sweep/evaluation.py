@@ -1,7 +1,7 @@
 """Groups of points evaluated in chunks: one compiled function of the numbers, over all local devices."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -36,6 +36,10 @@ class Measured(NamedTuple):
 
     metrics: Float[Array | np.ndarray, "*point metric"]
     busiest: Int[Array | np.ndarray, "*point"]
+
+
+Evaluated = tuple[Group, slice, Measured | None]
+"""A group, which of its points, and their metrics in NumPy; `None` where it could not be set up."""
 
 
 def given(group: Group) -> Given:
@@ -96,6 +100,17 @@ class Engine:
         self._spread, self._same = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("point",), ()))
         if not self.memory_bytes:
             self.memory_bytes = PART_OF_MEMORY * _memory()
+
+    def evaluated(self, groups: Iterable[Group]) -> Iterator[Evaluated]:
+        """All points of these groups."""
+        for group in groups:
+            if group.setting is None:
+                yield group, slice(None), None
+            else:
+                yield from ((group, part, measured) for part, measured in self.chunks(group))
+
+    def close(self) -> None:
+        """Nothing is held but memory."""
 
     def chunks(self, group: Group) -> Iterator[tuple[slice, Measured]]:
         """Which points of a group, and their metrics in NumPy."""

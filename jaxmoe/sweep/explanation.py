@@ -12,7 +12,7 @@ from jaxmoe.experiment.strategies import Strategy, standard_strategies
 from jaxmoe.latency import LayerTime
 from jaxmoe.latency.schedule import STAGES
 from jaxmoe.placement import PlanError
-from jaxmoe.sweep.groups import with_exchange
+from jaxmoe.sweep.groups import check_layers, with_exchange
 from jaxmoe.sweep.points import Point, Space, SweepError
 from jaxmoe.tune.bounds import lower_bound
 
@@ -65,7 +65,9 @@ def find_point(points: Sequence[Point], text: str) -> Point:
 
 def explained(space: Space, point: Point) -> Explanation:
     """Evaluate a point by itself. Raises `InputError` where it cannot be."""
-    inputs = inputs_of(space.scenario(point.values), layers=space.study.layers)
+    scenario = space.scenario(point.values)
+    check_layers(space, scenario)
+    inputs = inputs_of(scenario, layers=space.study.layers)
     usual = next(usual for usual in standard_strategies(inputs) if usual.name == point.values["strategy"])
     strategy = with_exchange(inputs, usual, point.values["exchange"])
     name = strategy.placement.exchange[0]

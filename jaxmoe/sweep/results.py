@@ -1,13 +1,17 @@
 """Results of a sweep in a folder: a Parquet file for each chunk, there whole or not at all, and what study it is of.
 
-All files have the same columns of the same types, so that the folder can be read as one dataset.
+All files have the same columns of the same types, so that the folder can be read as one dataset. `point` is the same
+for equal values and `hash` for equal values and files that these name: where such a file has changed, rows of before go
+when the point is wanted again, so that a point has one row.
 """
 
+import errno
 import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
@@ -35,9 +39,29 @@ def check_installed() -> None:
         raise SweepError("jaxmoe sweep needs pyarrow; install it with: pip install 'jaxmoe[sweep]'")
 
 
+_held: ContextVar[frozenset[Path]] = ContextVar("_held", default=frozenset())  # folders locked around here
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other sweeps out of a folder, for as long as this process lives at most. Raises `SweepError` in theirs."""
+    """Keep other sweeps out of a folder, for as long as this process lives at most. Raises `SweepError` in theirs.
+
+    What is inside may lock the folder again.
+    """
+    place = folder.resolve()
+    if place in _held.get():
+        yield
+        return
+    token = _held.set(_held.get() | {place})
+    try:
+        with _flocked(folder):
+            yield
+    finally:
+        _held.reset(token)
+
+
+@contextmanager
+def _flocked(folder: Path) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY)  # the folder itself: no file to be left behind
     try:
         try:
@@ -53,6 +77,21 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raise `SweepError` where the system cannot write what is written inside: its own error names no folder."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        remedy = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "put that right"
+        raise SweepError(
+            f"--out: cannot write to {folder}: {os.strerror(error.errno)}; {remedy} and run again: points that are "
+            "complete there stay"
+        ) from error
+
+
 @dataclass
 class Results:
     """The results of a study in a folder. `damaged` names files that could not be read and were set aside."""
@@ -60,9 +99,8 @@ class Results:
     folder: Path
     space: Space
     damaged: list[str] = field(default_factory=list)
-    there: list[Row] = field(default_factory=list)  # all rows that `open` has found
+    _rows: dict[Path, dict[str, Row]] = field(default_factory=dict)  # that `open` has found, by hash
     _schemas: dict[Path, Any] = field(default_factory=dict)  # of the files that are there
-    _incomplete: dict[Path, set[str]] = field(default_factory=dict)  # hashes of rows that lack some metrics
     _schema: Any = None  # of all files from `begin` on
 
     def open(self) -> dict[str, Row]:
@@ -73,26 +111,33 @@ class Results:
         self._check_study()
         rows: dict[str, Row] = {}
         for path in sorted((self.folder / POINTS).glob("*.parquet")):
-            read = {row["hash"]: row for row in self._read(path)}
-            self.there += read.values()
-            self._incomplete[path] = {key for key, row in read.items() if _is_incomplete(row)}
-            rows |= {key: row for key, row in read.items() if key not in self._incomplete[path]}
+            self._rows[path] = {row["hash"]: row for row in self._read(path)}
+            rows |= {key: row for key, row in self._rows[path].items() if not _is_incomplete(row)}
         return rows
+
+    @property
+    def there(self) -> list[Row]:
+        """All rows that `open` has found."""
+        return [row for rows in self._rows.values() for row in rows.values()]
 
     def begin(self, points: Sequence[Point], text: frozenset[str]) -> None:
         """Write down what study the folder is of, and give files that are there the columns of all. Before `write`.
 
-        `text` names columns of text.
+        Rows that are to be computed anew go. `text` names columns of text.
         """
         import pyarrow as pa
 
         (self.folder / POINTS).mkdir(exist_ok=True)
         there = [name for schema in self._schemas.values() for name in schema.names]
-        new = ["hash", *(key for point in points for key in point.values), *COLUMNS, *AFTER]
+        new = ["hash", "point", *(key for point in points for key in point.values), *COLUMNS, *AFTER]
         self._schema = pa.schema([(name, _kind(name, text)) for name in dict.fromkeys([*there, *new])])
-        wanted = {point.hash for point in points}
+        hashes, wanted = {point.hash for point in points}, {point.values_hash: point.hash for point in points}
         for path, schema in self._schemas.items():
-            dropped = self._incomplete[path] & wanted
+            dropped = {
+                key
+                for key, row in self._rows[path].items()
+                if (key in hashes and _is_incomplete(row)) or wanted.get(row.get("point") or "", key) != key
+            }
             if dropped or not schema.equals(self._schema):
                 self._conform(path, dropped)
         with atomic_write(self.folder / STUDY) as aside:
@@ -218,7 +263,7 @@ def _kind(name: str, text: frozenset[str]) -> Any:
     return {"busiest_index": pa.int64(), "comparable": pa.bool_()}.get(name, pa.float64())
 
 
-TEXT = frozenset({"hash", "strategy", "exchange", "busiest_kind", "note", "jaxmoe_version"})
+TEXT = frozenset({"hash", "point", "strategy", "exchange", "busiest_kind", "note", "jaxmoe_version"})
 
 
 def text_columns(points: Sequence[Point], rows: Sequence[Row]) -> frozenset[str]:
@@ -247,6 +292,7 @@ def row_of(point: Point, group: Group, text: frozenset[str]) -> Row:
     strategy = group.strategy
     return {
         "hash": point.hash,
+        "point": point.values_hash,
         **values,
         **dict.fromkeys(COLUMNS),
         "busiest_kind": None,

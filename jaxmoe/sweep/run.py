@@ -3,15 +3,18 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
-from jaxmoe.sweep.evaluation import Engine, resources
+from jaxmoe.sweep.cluster import Cluster
+from jaxmoe.sweep.evaluation import Engine, Measured, resources
 from jaxmoe.sweep.groups import Group, groups_of
 from jaxmoe.sweep.metrics import METRICS, Row, is_finite
 from jaxmoe.sweep.points import Point, Space
-from jaxmoe.sweep.results import Results, check_installed, row_of, text_columns, with_metrics
+from jaxmoe.sweep.results import Results, check_installed, locked, row_of, text_columns, with_metrics, writing
 from jaxmoe.sweep.study import Study
 
 Progress = Callable[[int, int], None]
@@ -41,12 +44,20 @@ class Sweep:
         return (min if metric.lower_is_better else max)(able, key=lambda row: row[metric.column], default=None)
 
 
-def run_sweep(study: Study, folder: Path, progress: Progress, memory_bytes: float = 0.0) -> Sweep:
-    """Compute the points of a study that the folder lacks. Raises `InputError`.
+def run_sweep(
+    study: Study, folder: Path, progress: Progress, memory_bytes: float = 0.0, ray: str | None = None
+) -> Sweep:
+    """Compute the points of a study that the folder lacks. Raises `InputError`, also where another sweep writes there.
 
-    `memory_bytes` limits what a chunk takes; 0 is a part of the machine's memory.
+    `memory_bytes` limits what a chunk takes; 0 is a part of the machine's memory. `ray` is the address of a Ray cluster
+    that evaluates chunks, or "local" for one of this machine; without it, this process does.
     """
     check_installed()
+    with locked(folder):
+        return _run(study, folder, progress, memory_bytes, ray)
+
+
+def _run(study: Study, folder: Path, progress: Progress, memory_bytes: float, ray: str | None) -> Sweep:
     start = time.perf_counter()
     space = Space(study)
     points = space.points()
@@ -55,22 +66,31 @@ def run_sweep(study: Study, folder: Path, progress: Progress, memory_bytes: floa
     missing = [point for point in points if point.hash not in rows]
     text = text_columns(points, results.there)
     known = [point for point in points if point.hash in rows]
-    groups = groups_of(space, missing, lambda done, total: progress(0, len(missing)), known) if missing else []
-    results.begin(points, text)
-    setup_s, start, done = time.perf_counter() - start, time.perf_counter(), 0
-    engine = Engine(memory_bytes)
-    for group in groups:
-        for chunk in _chunks(engine, group, text):
-            results.write(chunk)
+    done = 0
+
+    def check(*_: int) -> None:
+        progress(done, len(missing))
+
+    groups = _Counted(groups_of(space, missing, check, known))
+    first = next(groups, None)  # what nothing can be set up of leaves no files
+    with writing(folder):
+        results.begin(points, text)
+    setup_s, start = time.perf_counter() - start, time.perf_counter()
+    engine = Cluster(ray, memory_bytes, check) if ray and missing else Engine(memory_bytes)
+    with closing(engine):
+        for group, part, measured in engine.evaluated(chain([first] if first else [], groups)):
+            chunk = _chunk(group, part, measured, text)
+            with writing(folder):
+                results.write(chunk)
             rows |= {row["hash"]: row for row in chunk}
             done += len(chunk)
-            progress(done, len(missing))
+            check()
     return Sweep(
         space=space,
         points=points,
         rows=[rows[point.hash] for point in points],
         computed=len(missing),
-        groups=len(groups),
+        groups=groups.count,
         compiles=engine.compiles,
         too_large=engine.too_large,
         devices=engine.devices,
@@ -80,17 +100,28 @@ def run_sweep(study: Study, folder: Path, progress: Progress, memory_bytes: floa
     )
 
 
-def _chunks(engine: Engine, group: Group, text: frozenset[str]) -> Iterator[list[Row]]:
-    """Rows of a group, a chunk at a time."""
-    if group.setting is None:
-        yield [row_of(point, group, text) for point in group.points]
-        return
+class _Counted(Iterator[Group]):
+    """Groups, and how many have been asked for."""
+
+    def __init__(self, groups: Iterator[Group]) -> None:
+        self.groups, self.count = groups, 0
+
+    def __next__(self) -> Group:
+        group = next(self.groups)
+        self.count += 1
+        return group
+
+
+def _chunk(group: Group, part: slice, measured: Measured | None, text: frozenset[str]) -> list[Row]:
+    """Rows of a part of a group."""
+    rows = [row_of(point, group, text) for point in group.points[part]]
+    if measured is None:
+        return rows
+    assert group.setting is not None
     busy = resources(group.setting)
-    for part, measured in engine.chunks(group):
-        yield [
-            with_metrics(row_of(point, group, text), metrics, busy[int(busiest)])
-            for point, metrics, busiest in zip(group.points[part], *measured, strict=True)
-        ]
+    return [
+        with_metrics(row, metrics, busy[int(busiest)]) for row, metrics, busiest in zip(rows, *measured, strict=True)
+    ]
 
 
 def _notes(results: Results, rows: list[Row]) -> list[str]:

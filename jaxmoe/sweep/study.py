@@ -46,6 +46,13 @@ class RangeConfig(Section):
         ends = np.where(part == 0, self.start, np.where(part == 1, self.stop, values))  # as written, not rounded
         return ends.astype(float)
 
+    def parts(self, numbers: Float[np.ndarray, " point"]) -> Float[np.ndarray, " point"]:
+        """Where numbers are on the way, 0 to 1; all at 0 where both ends are one."""
+        ends = np.array([self.start, self.stop])
+        if self.scale == "log":
+            ends, numbers = np.log(ends), np.log(numbers)
+        return (numbers - ends[0]) / ((ends[1] - ends[0]) or 1.0)
+
 
 class SampleConfig(Section):
     """How points are picked: a grid of all values, or so many numbers at once from all ranges."""

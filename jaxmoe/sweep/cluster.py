@@ -1,0 +1,139 @@
+"""Chunks evaluated on the hosts of a Ray cluster. Which host has a chunk, and that it is evaluated again where a host
+was lost, is Ray's doing; files are written by this process alone, so that nothing is there twice.
+"""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import jax
+
+from jaxmoe.sweep import evaluation
+from jaxmoe.sweep.evaluation import Engine, Evaluated, Measured
+from jaxmoe.sweep.groups import Group
+from jaxmoe.sweep.points import SweepError
+from jaxmoe.sweep.setting import Setting
+
+AHEAD = 2  # chunks handed out for each worker: one to evaluate, one to follow
+WAIT_S = 1.0  # between two looks for Ctrl-C
+
+Answer = tuple[list[tuple[slice, Measured]], int, int, str]
+"""Parts of a chunk and their metrics, compilations, those of them that were too large, and the node."""
+
+
+class Cluster:
+    """Evaluates as `Engine` does, on all hosts of a cluster, each worker with devices of its own: a GPU, or a core.
+
+    `compiles` counts the compilations of all workers, `chunks` the chunks by the node that evaluated them.
+    `memory_bytes` limits what a chunk takes on its worker; 0 is a part of the memory of its host, over its cores.
+    Raises `SweepError` where there is no cluster at the address, or `ray` is missing.
+    """
+
+    def __init__(self, address: str, memory_bytes: float, check: Callable[[], None]) -> None:
+        if find_spec("ray") is None:
+            raise SweepError("--ray needs ray; install it with: pip install 'jaxmoe[ray]'")
+        import ray
+
+        self.memory_bytes, self._check, self._own = memory_bytes, check, not ray.is_initialized()
+        self.compiles = self.too_large = 0
+        self.chunks: Counter[str] = Counter()
+        if self._own:
+            try:
+                ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise SweepError(
+                    f"--ray {address}: no cluster answers there ({str(error).splitlines()[0]}); start one with `ray "
+                    "start --head`, or use --ray local"
+                ) from None
+        there = ray.cluster_resources()
+        self.devices = int(there.get("GPU", 0)) or int(there.get("CPU", 1))
+        gpus = 1 if there.get("GPU") else 0
+        self._evaluate = ray.remote(num_cpus=1, num_gpus=gpus)(_evaluate).remote
+
+    def evaluated(self, groups: Iterable[Group]) -> Iterator[Evaluated]:
+        """All points of these groups, in the order in which they are ready. Raises `SweepError` where Ray gives up."""
+        import ray
+
+        handed: dict[Any, tuple[Group, slice]] = {}
+        setting, shared = None, None
+        precision = jax.config.values["jax_default_matmul_precision"]  # of float32 products, set by the command
+        for group in groups:
+            if group.setting is None:
+                yield group, slice(None), None
+                continue
+            if setting is not group.setting:
+                setting, shared = group.setting, ray.put(group.setting)
+            for part in _parts(len(group.points), evaluation.MOST):
+                while len(handed) >= AHEAD * self.devices:
+                    yield from self._ready(handed)
+                chunk = replace(group, points=group.points[part], setting=None)
+                # In a list, a reference is handed on as it is: only a worker that lacks the setting fetches it.
+                task = self._evaluate([shared], chunk, self.memory_bytes, precision)
+                handed[task] = group, part
+        while handed:
+            yield from self._ready(handed)
+
+    def close(self) -> None:
+        """Leave the cluster; one that was started for this end ends."""
+        import ray
+
+        if self._own:
+            ray.shutdown()
+
+    def _ready(self, handed: dict[Any, tuple[Group, slice]]) -> Iterator[Evaluated]:
+        """What is ready of the chunks handed out, after some time."""
+        import ray
+
+        self._check()
+        for task in ray.wait([*handed], timeout=WAIT_S)[0]:
+            group, part = handed.pop(task)
+            try:
+                parts, compiles, too_large, node = ray.get(task)
+            except ray.exceptions.RayError as error:
+                told = str(error).strip().splitlines()[-1]
+                raise SweepError(f"--ray: a chunk could not be evaluated: {told}; run again to go on") from error
+            self.compiles += compiles
+            self.too_large += too_large
+            self.chunks[node] += 1
+            for inner, measured in parts:
+                yield group, slice(part.start + inner.start, part.start + inner.stop), measured
+
+
+def _parts(points: int, most: int) -> Iterator[slice]:
+    """Even parts of so many points."""
+    count = -(-points // most)
+    size = -(-points // count)
+    return (slice(start, min(start + size, points)) for start in range(0, points, size))
+
+
+# In a worker.
+
+_setting: tuple[str, Setting] | None = None  # the last, by the name of its reference
+
+
+@cache
+def _engine(memory_bytes: float) -> Engine:
+    engine = Engine(memory_bytes)
+    if not memory_bytes and jax.default_backend() == "cpu":
+        engine.memory_bytes /= os.cpu_count() or 1  # as many workers share it
+    return engine
+
+
+def _evaluate(shared: list[Any], chunk: Group, memory_bytes: float, precision: str | None) -> Answer:
+    import ray
+
+    global _setting
+    (reference,) = shared
+    if _setting is None or _setting[0] != reference.hex():
+        _setting = reference.hex(), ray.get(reference)
+    engine = _engine(memory_bytes)
+    before = engine.compiles, engine.too_large
+    with jax.default_matmul_precision(precision):
+        parts = [*engine.chunks(replace(chunk, setting=_setting[1]))]
+    node = ray.get_runtime_context().get_node_id()
+    return parts, engine.compiles - before[0], engine.too_large - before[1], node
