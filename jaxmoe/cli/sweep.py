@@ -15,11 +15,11 @@ from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.cli.sweep_answers import draw_map, map_axes, print_limits, tell_effects
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.plotting.style import time_unit
-from jaxmoe.sweep.answers import Elasticities, Winner, check_metrics, limits, winners
+from jaxmoe.sweep.answers import Elasticities, Winner, check_metrics, check_searched, limits, winners
 from jaxmoe.sweep.answers import elasticities as worth
 from jaxmoe.sweep.answers import pareto as front
 from jaxmoe.sweep.explanation import Explanation, explained, find_point
-from jaxmoe.sweep.metrics import METRICS, Row
+from jaxmoe.sweep.metrics import COLUMNS, METRICS, Row
 from jaxmoe.sweep.points import Space, SweepError
 from jaxmoe.sweep.results import ELASTICITIES, MANIFEST, POINTS, STUDY, Results, locked, writing
 from jaxmoe.sweep.run import Progress as Report
@@ -51,6 +51,7 @@ def run(
     names = [name.strip() for name in pareto.split(",")] if pareto else []
     if names:
         check_metrics(names)
+        check_searched(study, names)
     axes = map_axes(study, wins_map) if wins_map else None
     for name in (POINTS, MANIFEST, STUDY):
         folder.target(name)
@@ -139,7 +140,7 @@ def _told(study: Study, sweep: Sweep, name: str) -> str:
     best = sweep.best(name)
     if best is None:
         return "none can be compared"
-    shown = ("hash", *sweep.points[0].values, *(METRICS[metric].column for metric in study.config.metrics))
+    shown = ("hash", *sweep.points[0].values, *(COLUMNS[metric] for metric in study.config.metrics))
     return escape("\n".join(f"{key} {_short(best.get(key))}" for key in shown if best.get(key) is not None))
 
 
@@ -202,7 +203,7 @@ def _print_wins(study: Study, wins: dict[str, dict[str, Any]], cases: int) -> No
 
 def _print_front(study: Study, rows: list[Row], names: list[str]) -> None:
     keys = [key for key in study.config.axes if key not in ("strategy", "exchange")]
-    shown = ["hash", *(METRICS[name].column for name in names), "strategy", "exchange", *keys]
+    shown = ["hash", *(COLUMNS[name] for name in names), "strategy", "exchange", *keys]
     more = f", the first {MOST_ROWS}" if len(rows) > MOST_ROWS else ""
     table = Table(title=escape(f"Pareto front of {' and '.join(names)}: {len(rows)} points{more}"))
     for column in shown:
@@ -216,12 +217,13 @@ def _print_worth(study: Study, answers: list[Elasticities]) -> None:
     """The median elasticity of every metric over points, with the 5th and 95th percentile."""
     table = Table(title="1 % more is so many % more of a metric: median over points (5th to 95th percentile)")
     table.add_column("number", no_wrap=True)
-    for name in study.config.metrics:
+    metrics = [name for name in study.config.metrics if name in METRICS]
+    for name in metrics:
         table.add_column(name, justify="right")
     for key in dict.fromkeys(key for answer in answers for key in answer.keys):
         having = [answer for answer in answers if key in answer.keys]
         values = np.concatenate([answer.values[:, :, answer.keys.index(key)] for answer in having])
-        at = [list(METRICS).index(name) for name in study.config.metrics]
+        at = [list(METRICS).index(name) for name in metrics]
         table.add_row(escape(key), *(_spread(values[:, index]) for index in at))
     print_table(table)
 

@@ -122,7 +122,7 @@ def draw_map(study: Study, axes: tuple[str, str], won: Sequence[Winner], path: P
         [winner.row["strategy"] for winner in won],
         (label_of(axes[0]), label_of(axes[1])),
         (_is_logarithmic(study, axes[0], x), _is_logarithmic(study, axes[1], y)),
-        f"{study.config.name}: fastest strategy by {study.config.metrics[0]}{beside}",
+        f"{study.config.name}: best strategy by {study.config.metrics[0]}{beside}",
     )
 
 

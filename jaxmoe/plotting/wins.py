@@ -72,7 +72,7 @@ def _tiles(
         there = np.ma.masked_where(winners != index, np.ones(winners.shape))
         hatch = HATCHES[index % len(HATCHES)]
         axes.pcolor(*edges, there, cmap=ListedColormap([colours[name]]), hatch=hatch, edgecolor="white", linewidth=0)
-        axes.scatter([], [], marker="s", s=60, color=colours[name], label=name)
+        axes.fill([], [], facecolor=colours[name], hatch=hatch, edgecolor="white", linewidth=0, label=name)
 
 
 def _edges(values: np.ndarray, logarithmic: bool) -> np.ndarray:

@@ -34,12 +34,13 @@ class Cluster:
     Raises `SweepError` where there is no cluster at the address, or `ray` is missing.
     """
 
-    def __init__(self, address: str, memory_bytes: float, check: Callable[[], None]) -> None:
+    def __init__(self, address: str, memory_bytes: float, searched: tuple[str, ...], check: Callable[[], None]) -> None:
         if find_spec("ray") is None:
             raise SweepError("--ray needs ray; install it with: pip install 'jaxmoe[ray]'")
         import ray
 
-        self.memory_bytes, self._check, self._own = memory_bytes, check, not ray.is_initialized()
+        self.memory_bytes, self.searched = memory_bytes, searched
+        self._check, self._own = check, not ray.is_initialized()
         self.compiles = self.too_large = 0
         self.chunks: Counter[str] = Counter()
         if self._own:
@@ -73,7 +74,7 @@ class Cluster:
                     yield from self._ready(handed)
                 chunk = replace(group, points=group.points[part], setting=None)
                 # In a list, a reference is handed on as it is: only a worker that lacks the setting fetches it.
-                task = self._evaluate([shared], chunk, self.memory_bytes, precision)
+                task = self._evaluate([shared], chunk, self.memory_bytes, self.searched, precision)
                 handed[task] = group, part
         while handed:
             yield from self._ready(handed)
@@ -117,21 +118,23 @@ _setting: tuple[str, Setting] | None = None  # the last, by the name of its refe
 
 
 @cache
-def _engine(memory_bytes: float) -> Engine:
-    engine = Engine(memory_bytes)
+def _engine(memory_bytes: float, searched: tuple[str, ...]) -> Engine:
+    engine = Engine(memory_bytes, searched)
     if not memory_bytes and jax.default_backend() == "cpu":
         engine.memory_bytes /= os.cpu_count() or 1  # as many workers share it
     return engine
 
 
-def _evaluate(shared: list[Any], chunk: Group, memory_bytes: float, precision: str | None) -> Answer:
+def _evaluate(
+    shared: list[Any], chunk: Group, memory_bytes: float, searched: tuple[str, ...], precision: str | None
+) -> Answer:
     import ray
 
     global _setting
     (reference,) = shared
     if _setting is None or _setting[0] != reference.hex():
         _setting = reference.hex(), ray.get(reference)
-    engine = _engine(memory_bytes)
+    engine = _engine(memory_bytes, searched)
     before = engine.compiles, engine.too_large
     with jax.default_matmul_precision(precision):
         parts = [*engine.chunks(replace(chunk, setting=_setting[1]))]

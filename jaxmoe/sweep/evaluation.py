@@ -1,7 +1,7 @@
 """Groups of points evaluated in chunks: one compiled function of the numbers, over all local devices."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from jaxmoe.latency import LayerModel, LayerTime, evaluate
 from jaxmoe.network import AbstractExchange
 from jaxmoe.sweep.groups import Group, Setting
 from jaxmoe.sweep.metrics import METRICS, busy_by_kind
+from jaxmoe.sweep.searches import Searches
 from jaxmoe.traces import Batch
 
 MOST = 2048  # points of a chunk: as many as are lost at most when a sweep is killed
@@ -36,6 +37,7 @@ class Measured(NamedTuple):
 
     metrics: Float[Array | np.ndarray, "*point metric"]
     busiest: Int[Array | np.ndarray, "*point"]
+    found: Sequence[Mapping[str, float]] = ()  # of every point, by searches
 
 
 Evaluated = tuple[Group, slice, Measured | None]
@@ -81,17 +83,19 @@ Compiled = Callable[..., Any]
 class Engine:
     """Compiles and evaluates. Groups of one setting, exchange, shape and about one size share what is compiled.
 
-    `memory_bytes` is what a chunk may take in all. `compiles` counts compilations, `too_large` those of them whose
-    chunks would have taken more.
+    `memory_bytes` is what a chunk may take in all, `searched` names metrics that take a search. `compiles` counts
+    compilations, `too_large` those of them whose chunks would have taken more memory.
     """
 
     memory_bytes: float = 0.0
+    searched: tuple[str, ...] = ()
     most: int = field(default_factory=lambda: MOST)
     compiles: int = 0
     too_large: int = 0
     _compiled: dict[tuple, list[tuple[Compiled, int]]] = field(default_factory=dict)
     _fitting: dict[tuple, int] = field(default_factory=dict)  # points of a chunk, where memory limits them
     _setting: Setting | None = None
+    _searches: Searches = field(default_factory=Searches)
 
     def __post_init__(self) -> None:
         devices = np.array(jax.local_devices())
@@ -114,7 +118,8 @@ class Engine:
 
     def chunks(self, group: Group) -> Iterator[tuple[slice, Measured]]:
         """Which points of a group, and their metrics in NumPy."""
-        setting, common, numbers = group.setting, given(group), group.numbers.astype(np.float32)
+        setting, common, exact = group.setting, given(group), group.numbers
+        numbers = exact.astype(np.float32)
         assert setting is not None
         common = jax.device_put(common, self._same)
         function, size = self._function(setting, group, common)
@@ -123,7 +128,9 @@ class Engine:
             padded = np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), axis=0)])
             measured = function(jax.device_put(padded, self._spread), common)
             part = slice(start, start + len(rows))
-            yield part, Measured(*(np.asarray(leaf)[: len(rows)] for leaf in measured))
+            metrics, busiest = (np.asarray(leaf)[: len(rows)] for leaf in measured[:2])
+            found = self._searches.found(group, exact[part], self.searched)
+            yield part, Measured(metrics, busiest, found)
 
     def _function(self, setting: Setting, group: Group, common: Given) -> tuple[Compiled, int]:
         """What evaluates a chunk, and the points of one."""

@@ -9,7 +9,7 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -25,11 +25,12 @@ import numpy as np
 from jaxmoe.files import atomic_write
 from jaxmoe.sweep.answers import Elasticities
 from jaxmoe.sweep.groups import Group
-from jaxmoe.sweep.metrics import METRICS, Row
+from jaxmoe.sweep.metrics import METRICS, SEARCHED, Row
 from jaxmoe.sweep.points import OWN, Point, Space, SweepError, is_number
 
 POINTS, MANIFEST, STUDY, ELASTICITIES = "points", "manifest.json", "study.yaml", "elasticities.parquet"
-COLUMNS = tuple(metric.column for metric in METRICS.values())
+MEASURED = tuple(metric.column for metric in METRICS.values())
+ALL = (*MEASURED, *SEARCHED.values())
 AFTER = ("busiest_kind", "busiest_index", "comparable", "note", "jaxmoe_version")  # columns after those of metrics
 
 
@@ -100,6 +101,8 @@ class Results:
     space: Space
     damaged: list[str] = field(default_factory=list)
     _rows: dict[Path, dict[str, Row]] = field(default_factory=dict)  # that `open` has found, by hash
+    _complete: set[str] = field(default_factory=set)  # hashes of rows with all that is wanted
+    _found: dict[str, Row] = field(default_factory=dict)  # by searches, by hash
     _schemas: dict[Path, Any] = field(default_factory=dict)  # of the files that are there
     _schema: Any = None  # of all files from `begin` on
 
@@ -112,7 +115,12 @@ class Results:
         rows: dict[str, Row] = {}
         for path in sorted((self.folder / POINTS).glob("*.parquet")):
             self._rows[path] = {row["hash"]: row for row in self._read(path)}
-            rows |= {key: row for key, row in self._rows[path].items() if not _is_incomplete(row)}
+            rows |= {key: row for key, row in self._rows[path].items() if not self._is_incomplete(row)}
+        self._complete = {*rows}
+        self._found = {
+            row["hash"]: {column: row[column] for column in SEARCHED.values() if row.get(column) is not None}
+            for row in self.there
+        }
         return rows
 
     @property
@@ -123,20 +131,21 @@ class Results:
     def begin(self, points: Sequence[Point], text: frozenset[str]) -> None:
         """Write down what study the folder is of, and give files that are there the columns of all. Before `write`.
 
-        Rows that are to be computed anew go. `text` names columns of text.
+        Rows that others have taken the place of go. `text` names columns of text.
         """
         import pyarrow as pa
 
         (self.folder / POINTS).mkdir(exist_ok=True)
         there = [name for schema in self._schemas.values() for name in schema.names]
-        new = ["hash", "point", *(key for point in points for key in point.values), *COLUMNS, *AFTER]
+        new = ["hash", "point", *(key for point in points for key in point.values), *ALL, *AFTER]
         self._schema = pa.schema([(name, _kind(name, text)) for name in dict.fromkeys([*there, *new])])
-        hashes, wanted = {point.hash for point in points}, {point.values_hash: point.hash for point in points}
+        wanted = {point.values_hash: point.hash for point in points}
         for path, schema in self._schemas.items():
             dropped = {
                 key
                 for key, row in self._rows[path].items()
-                if (key in hashes and _is_incomplete(row)) or wanted.get(row.get("point") or "", key) != key
+                if (key in self._complete and self._is_incomplete(row))  # of before, where a kill came between
+                or wanted.get(row.get("point") or "", key) != key
             }
             if dropped or not schema.equals(self._schema):
                 self._conform(path, dropped)
@@ -146,23 +155,41 @@ class Results:
             "study": self.space.study.config.name,
             "base": str(self.space.study.scenario),
             "identity": self.space.identity,
-            "metrics": list(COLUMNS),
+            "metrics": list(ALL),
             "versions": versions(),
         }
         with atomic_write(self.folder / MANIFEST) as aside:
             aside.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Write rows as one file. Those of the same points take the place of each other."""
+        """Write rows as one file; then rows of the same points go that were there and lack something."""
         import pyarrow as pa
 
         columns = [pa.array([row.get(column.name) for row in rows], type=column.type) for column in self._schema]
         table = pa.table(columns, schema=self._schema).replace_schema_metadata({"versions": json.dumps(versions())})
         name = sha256("".join(row["hash"] for row in rows).encode()).hexdigest()[:16]
-        self._replace(self.folder / POINTS / f"{name}.parquet", table)
+        path = self.folder / POINTS / f"{name}.parquet"
+        self._replace(path, table)
+        written = {row["hash"] for row in rows}
+        for other, there in self._rows.items():
+            again = written & there.keys() if other != path else set()
+            if again:
+                self._conform(other, again)
+                for key in again:
+                    del there[key]
+
+    def with_earlier(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows, with what searches have found before and this study does not ask for."""
+        return [row | {c: v for c, v in self._found.get(row["hash"], {}).items() if row[c] is None} for row in rows]
+
+    def _is_incomplete(self, row: Row) -> bool:
+        """Whether a row has some metrics, but not all that are wanted. Those of a case that cannot be have none."""
+        wanted = (*MEASURED, *(SEARCHED[name] for name in self.space.study.searched))
+        some = any(row.get(column) is not None for column in MEASURED)
+        return some and any(row.get(column) is None for column in wanted)
 
     def _conform(self, path: Path, dropped: set[str]) -> None:
-        """Give a file the columns of all, without rows that are about to be computed anew."""
+        """Give a file the columns of all, without some rows."""
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -250,11 +277,6 @@ class Results:
             return []
 
 
-def _is_incomplete(row: Row) -> bool:
-    """Whether a row has some metrics alone. Those of a case that cannot be have none."""
-    return len({row.get(column) is None for column in COLUMNS}) > 1
-
-
 def _kind(name: str, text: frozenset[str]) -> Any:
     import pyarrow as pa
 
@@ -294,7 +316,7 @@ def row_of(point: Point, group: Group, text: frozenset[str]) -> Row:
         "hash": point.hash,
         "point": point.values_hash,
         **values,
-        **dict.fromkeys(COLUMNS),
+        **dict.fromkeys(ALL),
         "busiest_kind": None,
         "busiest_index": None,
         "comparable": strategy is not None and strategy.comparable,
@@ -303,9 +325,9 @@ def row_of(point: Point, group: Group, text: frozenset[str]) -> Row:
     }
 
 
-def with_metrics(row: Row, metrics: np.ndarray, busiest: tuple[str, int]) -> Row:
-    """The row with what was measured, in the order of `METRICS`."""
-    numbers = dict(zip(COLUMNS, map(float, metrics), strict=True))
+def with_metrics(row: Row, metrics: np.ndarray, busiest: tuple[str, int], found: Mapping[str, float]) -> Row:
+    """The row with what was measured, in the order of `METRICS`, and what searches have `found`, by name."""
+    numbers = dict(zip(MEASURED, map(float, metrics), strict=True)) | {SEARCHED[name]: found[name] for name in found}
     return row | numbers | {"busiest_kind": busiest[0], "busiest_index": busiest[1]}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from jaxmoe.sweep.cluster import Cluster
 from jaxmoe.sweep.evaluation import Engine, Measured, resources
 from jaxmoe.sweep.groups import Group, groups_of
-from jaxmoe.sweep.metrics import METRICS, Row, is_finite
+from jaxmoe.sweep.metrics import COLUMNS, Row, cost, is_finite
 from jaxmoe.sweep.points import Point, Space
 from jaxmoe.sweep.results import Results, check_installed, locked, row_of, text_columns, with_metrics, writing
 from jaxmoe.sweep.study import Study
@@ -39,9 +39,8 @@ class Sweep:
 
     def best(self, name: str) -> Row | None:
         """The best point by a metric among those that can be compared; `None` where there is none."""
-        metric = METRICS[name]
-        able = [row for row in self.rows if row["comparable"] and is_finite(row[metric.column])]
-        return (min if metric.lower_is_better else max)(able, key=lambda row: row[metric.column], default=None)
+        able = [row for row in self.rows if row["comparable"] and is_finite(row[COLUMNS[name]])]
+        return min(able, key=lambda row: cost(row, name), default=None)
 
 
 def run_sweep(
@@ -76,10 +75,11 @@ def _run(study: Study, folder: Path, progress: Progress, memory_bytes: float, ra
     with writing(folder):
         results.begin(points, text)
     setup_s, start = time.perf_counter() - start, time.perf_counter()
-    engine = Cluster(ray, memory_bytes, check) if ray and missing else Engine(memory_bytes)
+    given = memory_bytes, study.searched
+    engine = Cluster(ray, *given, check) if ray and missing else Engine(*given)
     with closing(engine):
         for group, part, measured in engine.evaluated(chain([first] if first else [], groups)):
-            chunk = _chunk(group, part, measured, text)
+            chunk = results.with_earlier(_chunk(group, part, measured, text))
             with writing(folder):
                 results.write(chunk)
             rows |= {row["hash"]: row for row in chunk}
@@ -120,7 +120,8 @@ def _chunk(group: Group, part: slice, measured: Measured | None, text: frozenset
     assert group.setting is not None
     busy = resources(group.setting)
     return [
-        with_metrics(row, metrics, busy[int(busiest)]) for row, metrics, busiest in zip(rows, *measured, strict=True)
+        with_metrics(row, metrics, busy[int(busiest)], found)
+        for row, metrics, busiest, found in zip(rows, *measured, strict=True)
     ]
 
 

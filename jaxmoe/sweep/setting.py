@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxmoe.config import Scenario, Section, build_layer_model
@@ -40,6 +41,13 @@ class Setting:
         leaves, structure = jax.tree.flatten(build_layer_model(scenario, "sharded"))
         pairs = zip(self.traced, leaves, jax.tree.leaves(fixed), strict=True)
         return jax.tree.unflatten(structure, [own if traced else given for traced, own, given in pairs])
+
+    def at(self, numbers: Float[np.ndarray, " key"]) -> Inputs:
+        """The inputs at other numbers."""
+        scenario = with_numbers(self.inputs.scenario, dict(zip(self.keys, numbers.tolist(), strict=True)))
+        return replace(
+            self.inputs, scenario=scenario, model=self.model(jnp.asarray(numbers, jnp.float32), self.inputs.model)
+        )
 
 
 def setting_of(scenario: Scenario, keys: tuple[str, ...], layers: str | None) -> Setting | None:
@@ -74,8 +82,9 @@ def setting_of(scenario: Scenario, keys: tuple[str, ...], layers: str | None) ->
     traced = tuple(map(_is_traced, jax.tree.leaves(inputs.model)))
     batches = inputs.evaluation_batches
     # From here on without a trace of how the numbers were found.
-    inputs = replace(inputs, scenario=scenario, model=build_layer_model(scenario, "sharded"))
-    return Setting(inputs, batches, strategies, keys, traced)
+    setting = Setting(inputs, batches, strategies, keys, traced)
+    numbers = jnp.asarray([number_at(scenario, key) for key in keys], jnp.float32)
+    return replace(setting, inputs=replace(inputs, scenario=scenario, model=setting.model(numbers, inputs.model)))
 
 
 def _is_traced(leaf: Any) -> bool:

@@ -15,7 +15,9 @@ from jaxmoe.config import RuleError, Section, load_section
 from jaxmoe.sweep.expressions import Expression, ExpressionError
 
 # `jaxmoe.sweep.metrics` says what each is; a study is read before JAX is loaded.
+SEARCHED = ("bound", "tuned")  # computed where a study names them: they take a search for every machine
 METRICS = ("total", "p95", "dispatch", "compute", "combine", "utilisation", "communication_share", "busiest")
+KNOWN = METRICS + SEARCHED
 
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -119,7 +121,7 @@ class StudyConfig(Section):
         default={}, description="further keys as a mapping to expressions over keys", examples=["total / 4"]
     )
     where: Texts = Field(default=(), description="the conditions on points as a list of expressions over keys")
-    metrics: Texts = Field(default=METRICS, min_length=1, description=f"the metrics as a list of {', '.join(METRICS)}")
+    metrics: Texts = Field(default=METRICS, min_length=1, description=f"the metrics as a list of {', '.join(KNOWN)}")
 
     @model_validator(mode="after")
     def _axes_have_values(self) -> "StudyConfig":
@@ -200,8 +202,8 @@ class StudyConfig(Section):
     @model_validator(mode="after")
     def _metrics_are_known(self) -> "StudyConfig":
         for index, name in enumerate(self.metrics):
-            if name not in METRICS:
-                raise RuleError(("metrics", index), name, f"one of {', '.join(METRICS)}", "Write one of them")
+            if name not in KNOWN:
+                raise RuleError(("metrics", index), name, f"one of {', '.join(KNOWN)}", "Write one of them")
         return self
 
 
@@ -246,6 +248,11 @@ class Study:
     @property
     def scenario(self) -> Path:
         return self.path.parent / Path(self.config.scenario).expanduser()
+
+    @property
+    def searched(self) -> tuple[str, ...]:
+        """Those of its metrics that take a search."""
+        return tuple(name for name in SEARCHED if name in self.config.metrics)
 
     @property
     def layers(self) -> str | None:

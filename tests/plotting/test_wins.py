@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from matplotlib.collections import PathCollection, PolyQuadMesh
+from matplotlib.collections import PolyQuadMesh
 
 from jaxmoe.plotting import plot_wins, style, wins
 
@@ -23,7 +23,7 @@ def drawn(monkeypatch, tmp_path):
 def tiles(axes):
     """How many tiles each winner has."""
     meshes = [each for each in axes.collections if isinstance(each, PolyQuadMesh)]
-    names = [each.get_label() for each in axes.collections if isinstance(each, PathCollection)]
+    names = [each.get_label() for each in axes.patches]
     return dict(zip(names, [each.get_array().count() for each in meshes], strict=True))
 
 

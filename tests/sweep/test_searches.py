@@ -1,0 +1,52 @@
+"""Metrics that take a search: the bound of every point, and what a short tuning reaches."""
+
+import numpy as np
+import pytest
+from pyarrow import dataset
+from sweep_keys import DIE, LINK
+
+from jaxmoe.experiment.comparison import placement_problem
+from jaxmoe.experiment.inputs import inputs_of
+from jaxmoe.sweep import SweepError, read_study
+from jaxmoe.sweep.answers import check_searched
+from jaxmoe.tune.bounds import lower_bound
+
+CAPACITY = "hardware.die.memory_capacity_GB"
+METRICS = ["total", "bound"]
+
+
+def test_the_bound_of_a_point_is_that_of_its_machine(space, sweep):
+    """As from a scenario by itself, below every time; rings alone leave traffic out, of which it says nothing."""
+    sections = {
+        "axes": {LINK: [1, 20], DIE: [0.5, 2], "strategy": ["tp", "ep_balanced", "hybrid_ring"]},
+        "set": {CAPACITY: 0.001},
+        "layers": [3],
+        "metrics": METRICS,
+    }
+    made, done = space(**sections), sweep(**sections)
+    for point, row in zip(done.points, done.rows, strict=True):
+        if point.values["strategy"] == "hybrid_ring":
+            assert np.isnan(row["bound_s"])
+            continue
+        inputs = inputs_of(made.scenario(point.values), layers="3")
+        problem = placement_problem(inputs).under(inputs.exchange(row["exchange"]))
+        assert row["bound_s"] == pytest.approx(lower_bound(problem, inputs.evaluation_batches).mean(), rel=1e-5)
+        assert 0 < row["bound_s"] <= row["total_s"] * (1 + 1e-5)
+    assert done.best("bound")["bound_s"] == min(row["bound_s"] for row in done.rows)
+
+
+def test_a_search_that_is_asked_for_later_is_added_and_stays(sweep, study, tmp_path):
+    """Rows with it take the place of those without as they are written; without being asked for, it stays."""
+    axes = {LINK: [1, 20, 30], "strategy": ["tp"]}
+    assert all(row["bound_s"] is None for row in sweep(axes=axes).rows)
+    assert sweep(axes=axes, metrics=METRICS).computed == 3
+    assert sweep(axes=axes, metrics=METRICS).computed == 0
+    assert sweep(axes=axes).computed == 0
+    rows = dataset.dataset(tmp_path / "out" / "points").to_table().to_pylist()
+    assert len(rows) == 3
+    assert all(row["bound_s"] > 0 for row in rows)
+
+
+def test_a_search_that_the_study_does_not_ask_for_cannot_be_on_a_front(study):
+    with pytest.raises(SweepError, match=r"--pareto names bound, which .*study.yaml does not ask for"):
+        check_searched(read_study(study(axes={LINK: [1]})), ["total", "bound"])
