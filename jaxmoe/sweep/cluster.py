@@ -13,8 +13,7 @@ from typing import Any
 
 import jax
 
-from jaxmoe.sweep import evaluation
-from jaxmoe.sweep.evaluation import Engine, Evaluated, Measured
+from jaxmoe.sweep.evaluation import Engine, Evaluated, Measured, most_points
 from jaxmoe.sweep.groups import Group
 from jaxmoe.sweep.points import SweepError
 from jaxmoe.sweep.setting import Setting
@@ -69,7 +68,7 @@ class Cluster:
                 continue
             if setting is not group.setting:
                 setting, shared = group.setting, ray.put(group.setting)
-            for part in _parts(len(group.points), evaluation.MOST):
+            for part in _parts(len(group.points), most_points(self.searched)):
                 while len(handed) >= AHEAD * self.devices:
                     yield from self._ready(handed)
                 chunk = replace(group, points=group.points[part], setting=None)

@@ -19,8 +19,14 @@ from jaxmoe.sweep.searches import Searches
 from jaxmoe.traces import Batch
 
 MOST = 2048  # points of a chunk: as many as are lost at most when a sweep is killed
+MOST_SEARCHED = 64  # where metrics take a search for every one of them
 PART_OF_MEMORY = 0.25  # of the machine's, where no limit is given
 FAR = 4  # a chunk of so many times the points that are wanted, or so many times fewer, is not worth a compilation
+
+
+def most_points(searched: Sequence[str]) -> int:
+    """Points of a chunk with these metrics that take a search."""
+    return min(MOST, MOST_SEARCHED) if searched else MOST
 
 
 class Given(NamedTuple):
@@ -89,7 +95,7 @@ class Engine:
 
     memory_bytes: float = 0.0
     searched: tuple[str, ...] = ()
-    most: int = field(default_factory=lambda: MOST)
+    most: int = 0  # points of a chunk; by default as many as may be lost
     compiles: int = 0
     too_large: int = 0
     _compiled: dict[tuple, list[tuple[Compiled, int]]] = field(default_factory=dict)
@@ -98,6 +104,7 @@ class Engine:
     _searches: Searches = field(default_factory=Searches)
 
     def __post_init__(self) -> None:
+        self.most = self.most or most_points(self.searched)
         devices = np.array(jax.local_devices())
         self.devices = len(devices)
         mesh = Mesh(devices, ("point",))

@@ -12,6 +12,7 @@ from jaxmoe.network import AbstractExchange
 from jaxmoe.placement import PlanError
 from jaxmoe.sweep.groups import Group
 from jaxmoe.sweep.setting import Setting
+from jaxmoe.sweep.tuning import tuned
 from jaxmoe.traces import Batch
 from jaxmoe.tune.bounds import lower_bound
 
@@ -44,15 +45,26 @@ class Searches:
         if group.setting is not self._setting:
             self._setting = group.setting
             self._kept.clear()
+        if "tuned" in names:
+            self._tune(group.setting, numbers)
         return [{name: self._one(name, group, row) for name in names} for row in numbers]
 
+    def _tune(self, setting: Setting | None, numbers: Float[np.ndarray, "point key"]) -> None:
+        """All machines among these that have not been tuned yet."""
+        assert setting is not None
+        new = numbers[np.array([("tuned", *row) not in self._kept for row in numbers], bool)]
+        for row, seconds in zip(new, tuned(setting, new), strict=True):
+            self._kept["tuned", *row] = float(seconds)
+
     def _one(self, name: str, group: Group, numbers: Float[np.ndarray, " key"]) -> float:
-        assert group.setting is not None
-        assert group.strategy is not None
-        key = name, group.exchange, group.strategy.comparable, tuple(numbers)
+        if name == "tuned":
+            return self._kept["tuned", *numbers]
+        setting, strategy = group.setting, group.strategy
+        assert setting is not None
+        assert strategy is not None
+        key = name, group.exchange, strategy.fits, strategy.comparable, *numbers
         if key not in self._kept:
-            setting = group.setting
             exchange = setting.inputs.exchange(group.exchange)
-            found = bound_of(setting.at(numbers), group.strategy, exchange, setting.batches)
+            found = bound_of(setting.at(numbers), strategy, exchange, setting.batches)
             self._kept[key] = np.nan if found is None else found
         return self._kept[key]

@@ -5,6 +5,7 @@ import pytest
 from pyarrow import dataset
 from sweep_keys import DIE, LINK
 
+from jaxmoe.experiment import score, standard_strategies
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.sweep import SweepError, read_study
@@ -50,3 +51,38 @@ def test_a_search_that_is_asked_for_later_is_added_and_stays(sweep, study, tmp_p
 def test_a_search_that_the_study_does_not_ask_for_cannot_be_on_a_front(study):
     with pytest.raises(SweepError, match=r"--pareto names bound, which .*study.yaml does not ask for"):
         check_searched(read_study(study(axes={LINK: [1]})), ["total", "bound"])
+
+
+@pytest.mark.slow
+def test_tuned_times_are_between_the_bound_and_what_ships(space, sweep):
+    """The same for all strategies of a machine, one block or two; somewhere faster than all that ships."""
+    axes = {
+        LINK: {"from": 0.5, "to": 40, "points": 5, "scale": "log"},
+        DIE: [0.2, 2],
+        "strategy": ["tp", "ep_balanced"],
+    }
+    changes = {"workload.trace.skew": 1.2, "model.num_experts": 8}
+    sections = {"axes": axes, "set": changes, "layers": [3], "metrics": ["total", "tuned"]}
+    made, done = space(**sections), sweep(**sections)
+    gains = []
+    for machine in range(0, len(done.rows), 2):
+        rows = done.rows[machine : machine + 2]
+        assert rows[0]["tuned_s"] == rows[1]["tuned_s"]
+        inputs = inputs_of(made.scenario(done.points[machine].values), layers="3")
+        bound = lower_bound(placement_problem(inputs), inputs.evaluation_batches).mean()
+        shipped = min(
+            score(inputs, strategy, inputs.evaluation_batches, name).mean.mean()
+            for strategy in standard_strategies(inputs)
+            for name in (None, *inputs.exchanges)
+            if strategy.comparable
+        )
+        assert bound * (1 - 1e-5) <= rows[0]["tuned_s"] <= shipped * (1 + 1e-5)
+        gains.append(shipped / rows[0]["tuned_s"])
+    assert max(gains) > 1.01
+
+
+@pytest.mark.slow
+def test_without_room_for_the_experts_nothing_is_tuned(sweep):
+    done = sweep(axes={LINK: [1, 2]}, set={CAPACITY: 1e-4}, metrics=["total", "tuned"])
+    assert all(np.isnan(row["tuned_s"]) for row in done.rows)
+    assert sweep(axes={LINK: [1, 2]}, set={CAPACITY: 1e-4}, metrics=["total", "tuned"]).computed == 0
