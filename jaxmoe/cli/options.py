@@ -229,8 +229,8 @@ Ray = Annotated[
     typer.Option(
         "--ray",
         metavar="ADDRESS|local",
-        help="Evaluate on all hosts of the Ray cluster at this address, each with its own devices; local starts one on "
-        "this machine. Needs pip install '.[ray]', of the same versions on all hosts.",
+        help="Evaluate on all hosts of the Ray cluster at HOST:PORT, each with its own devices; auto is the cluster that "
+        "this machine is in, local starts one here. Needs pip install '.[ray]', of the same versions on all hosts.",
         show_default=False,
     ),
 ]

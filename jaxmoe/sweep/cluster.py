@@ -4,6 +4,8 @@ was lost, is Ray's doing; files are written by this process alone, so that nothi
 
 import logging
 import os
+import socket
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -18,6 +20,7 @@ from jaxmoe.sweep.groups import Group
 from jaxmoe.sweep.points import SweepError
 from jaxmoe.sweep.setting import Setting
 
+CONNECT_S = 5.0
 AHEAD = 2  # chunks handed out for each worker: one to evaluate, one to follow
 WAIT_S = 1.0  # between two looks for Ctrl-C
 
@@ -25,17 +28,48 @@ Answer = tuple[list[tuple[slice, Measured]], int, int, str]
 """Parts of a chunk and their metrics, compilations, those of them that were too large, and the node."""
 
 
+def check_address(address: str) -> None:
+    """Raise `SweepError` where `ray` is missing, or nothing listens at the address: Ray would try for minutes."""
+    if find_spec("ray") is None:
+        raise SweepError("--ray needs ray; install it with: pip install 'jaxmoe[ray]'")
+    if address in ("local", "auto"):
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        raise SweepError(f"--ray is {address!r}; expected local, auto for the cluster of this machine, or HOST:PORT")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise _unreachable(address, error) from None
+
+
+def _join(address: str) -> None:
+    import ray
+
+    try:
+        # JAX warns of the processes that Ray starts; they run another programme at once.
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise _unreachable(address, error) from None
+
+
+def _unreachable(address: str, error: Exception) -> SweepError:
+    told = (str(error).splitlines() or [type(error).__name__])[0]
+    return SweepError(
+        f"--ray {address}: no cluster answers there ({told}); start one with `ray start --head`, or use --ray local"
+    )
+
+
 class Cluster:
     """Evaluates as `Engine` does, on all hosts of a cluster, each worker with devices of its own: a GPU, or a core.
 
     `compiles` counts the compilations of all workers, `chunks` the chunks by the node that evaluated them.
     `memory_bytes` limits what a chunk takes on its worker; 0 is a part of the memory of its host, over its cores.
-    Raises `SweepError` where there is no cluster at the address, or `ray` is missing.
+    Raises `SweepError` where there is no cluster at the address.
     """
 
     def __init__(self, address: str, memory_bytes: float, searched: tuple[str, ...], check: Callable[[], None]) -> None:
-        if find_spec("ray") is None:
-            raise SweepError("--ray needs ray; install it with: pip install 'jaxmoe[ray]'")
         import ray
 
         self.memory_bytes, self.searched = memory_bytes, searched
@@ -43,13 +77,7 @@ class Cluster:
         self.compiles = self.too_large = 0
         self.chunks: Counter[str] = Counter()
         if self._own:
-            try:
-                ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                raise SweepError(
-                    f"--ray {address}: no cluster answers there ({str(error).splitlines()[0]}); start one with `ray "
-                    "start --head`, or use --ray local"
-                ) from None
+            _join(address)
         there = ray.cluster_resources()
         self.devices = int(there.get("GPU", 0)) or int(there.get("CPU", 1))
         gpus = 1 if there.get("GPU") else 0

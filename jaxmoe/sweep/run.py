@@ -9,7 +9,7 @@ from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 
-from jaxmoe.sweep.cluster import Cluster
+from jaxmoe.sweep.cluster import Cluster, check_address
 from jaxmoe.sweep.evaluation import Engine, Measured, resources
 from jaxmoe.sweep.groups import Group, groups_of
 from jaxmoe.sweep.metrics import COLUMNS, Row, cost, is_finite
@@ -52,6 +52,8 @@ def run_sweep(
     that evaluates chunks, or "local" for one of this machine; without it, this process does.
     """
     check_installed()
+    if ray:
+        check_address(ray)
     with locked(folder):
         return _run(study, folder, progress, memory_bytes, ray)
 

@@ -75,3 +75,15 @@ def test_without_ray_it_says_what_to_install(study, tmp_path, monkeypatch):
     monkeypatch.setattr("jaxmoe.sweep.cluster.find_spec", lambda name: None)
     with pytest.raises(SweepError, match=r"--ray needs ray; install it with: pip install 'jaxmoe\[ray\]'"):
         run_sweep(read_study(study(axes={LINK: [1]})), tmp_path, lambda done, total: None, ray="local")
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [("nowhere", "expected local, auto"), ("127.0.0.1:1", "no cluster answers there"), ("h:99999999", "no cluster")],
+)
+def test_an_address_without_a_cluster_is_one_error_in_moments(study, tmp_path, monkeypatch, address, told):
+    monkeypatch.setattr("jaxmoe.sweep.cluster.find_spec", lambda name: True)
+    with pytest.raises(SweepError, match=told) as error:
+        run_sweep(read_study(study(axes={LINK: [1]})), tmp_path, lambda done, total: None, ray=address)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.glob("points"))
