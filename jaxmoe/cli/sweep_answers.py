@@ -109,9 +109,11 @@ def _is_numeric(axis: Any) -> bool:
 
 
 def draw_map(study: Study, axes: tuple[str, str], won: Sequence[Winner], path: Path) -> None:
-    """Write the map of winners by the first metric. Raises `SweepError` where no points can be compared."""
+    """Write the map of winners by the first metric, or say why there is none: the rest of the sweep is sound."""
     if not won:
-        raise SweepError(f"--map: no points have {study.config.metrics[0]} and can be compared")
+        path.unlink(missing_ok=True)  # of an earlier run
+        print_warnings([f"no map: no points have {study.config.metrics[0]} and can be compared"])
+        return
     x, y = (np.array([winner.row[key] for winner in won], float) for key in axes)
     others = [key for key in study.config.axes if key not in (*axes, "strategy", "exchange")]
     beside = f", over {len(others)} further {'axis' if len(others) == 1 else 'axes'}" if others else ""

@@ -9,12 +9,13 @@ from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 
+from jaxmoe.sweep.access import locked, writing
 from jaxmoe.sweep.cluster import Cluster, check_address
 from jaxmoe.sweep.evaluation import Engine, Measured, resources
 from jaxmoe.sweep.groups import Group, groups_of
 from jaxmoe.sweep.metrics import COLUMNS, Row, cost, is_finite
 from jaxmoe.sweep.points import Point, Space
-from jaxmoe.sweep.results import Results, check_installed, locked, row_of, text_columns, with_metrics, writing
+from jaxmoe.sweep.results import Results, check_installed, row_of, text_columns, with_metrics
 from jaxmoe.sweep.study import Study
 
 Progress = Callable[[int, int], None]

@@ -10,8 +10,9 @@ from pyarrow import dataset, parquet
 from sweep_keys import DIE, LINK
 
 from jaxmoe.sweep import SweepError, evaluation, read_study, run_sweep
+from jaxmoe.sweep.access import locked
 from jaxmoe.sweep.groups import Group
-from jaxmoe.sweep.results import TEXT, locked, row_of
+from jaxmoe.sweep.results import TEXT, row_of
 
 GEMM = {"kind": "tiled", "tile_tokens": 4, "tile_columns": 64, "startup_ns": 50}
 

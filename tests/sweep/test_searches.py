@@ -19,7 +19,7 @@ METRICS = ["total", "bound"]
 def test_the_bound_of_a_point_is_that_of_its_machine(space, sweep):
     """As from a scenario by itself, below every time; rings alone leave traffic out, of which it says nothing."""
     sections = {
-        "axes": {LINK: [1, 20], DIE: [0.5, 2], "strategy": ["tp", "ep_balanced", "hybrid_ring"]},
+        "axes": {LINK: [1, 20], "strategy": ["ep_balanced", "hybrid_ring"]},
         "set": {CAPACITY: 0.001},
         "layers": [3],
         "metrics": METRICS,
@@ -45,6 +45,20 @@ def test_a_search_that_is_asked_for_later_is_added_and_stays(sweep, study, tmp_p
     assert sweep(axes=axes).computed == 0
     rows = dataset.dataset(tmp_path / "out" / "points").to_table().to_pylist()
     assert len(rows) == 3
+    assert all(row["bound_s"] > 0 for row in rows)
+
+
+def test_a_kill_between_new_rows_and_the_end_of_old_ones_leaves_none_twice(sweep, tmp_path):
+    axes, points = {LINK: [1, 20], "strategy": ["tp"]}, tmp_path / "out" / "points"
+    sweep(axes=axes)
+    (old,) = points.iterdir()
+    kept = old.read_bytes()
+    sweep(axes=axes | {DIE: [1]}, metrics=METRICS)  # other points, in another file
+    sweep(axes=axes, metrics=METRICS)
+    (points / "0000.parquet").write_bytes(kept)
+    assert sweep(axes=axes, metrics=METRICS).computed == 0
+    rows = dataset.dataset(points).to_table().to_pylist()
+    assert len({row["hash"] for row in rows}) == len(rows) == 4
     assert all(row["bound_s"] > 0 for row in rows)
 
 
