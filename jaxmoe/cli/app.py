@@ -154,7 +154,10 @@ def sweep(
     explain: options.Explain = None,
     pareto: options.Pareto = None,
     elasticities: options.Elasticities = False,
+    effects: options.Effects = False,
+    wins_map: options.Map = None,
     memory: options.Memory = None,
+    ray: options.Ray = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Evaluate a study of many machines, models and strategies; a sweep that was stopped goes on where it was."""

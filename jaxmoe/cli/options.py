@@ -210,6 +210,21 @@ Elasticities = Annotated[
     bool,
     typer.Option("--elasticities", help="Tell by how many % every metric changes with 1 % of each number."),
 ]
+Effects = Annotated[
+    bool,
+    typer.Option(
+        "--effects", help="Tell which part of every metric's variance each axis explains, alone and with another one."
+    ),
+]
+Map = Annotated[
+    str | None,
+    typer.Option(
+        "--map",
+        metavar="X,Y",
+        help="Draw which strategy wins where over two axes of numbers, as map.png.",
+        show_default=False,
+    ),
+]
 Memory = Annotated[
     float | None,
     typer.Option(
@@ -217,6 +232,16 @@ Memory = Annotated[
         metavar="GB",
         min=1e-6,
         help="What the points that are evaluated at once may take; by default a quarter of the memory.",
+        show_default=False,
+    ),
+]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS|local",
+        help="Evaluate on all hosts of the Ray cluster at HOST:PORT, each with its own devices; auto is the one that "
+        "this machine is in, local starts one here. Needs pip install '.[ray]', of the same versions on all hosts.",
         show_default=False,
     ),
 ]

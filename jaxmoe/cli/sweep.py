@@ -12,15 +12,17 @@ from rich.table import Table
 
 from jaxmoe.cli.session import Interrupts, OutputFolder, messages
 from jaxmoe.cli.show import print_table, print_warnings
+from jaxmoe.cli.sweep_answers import draw_map, map_axes, print_limits, tell_effects
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.plotting.style import time_unit
-from jaxmoe.sweep.answers import Elasticities, Winner, check_metrics, winners
+from jaxmoe.sweep.access import locked, writing
+from jaxmoe.sweep.answers import Elasticities, Winner, check_metrics, check_searched, limits, winners
 from jaxmoe.sweep.answers import elasticities as worth
 from jaxmoe.sweep.answers import pareto as front
 from jaxmoe.sweep.explanation import Explanation, explained, find_point
-from jaxmoe.sweep.metrics import METRICS, Row
+from jaxmoe.sweep.metrics import COLUMNS, METRICS, Row
 from jaxmoe.sweep.points import Space, SweepError
-from jaxmoe.sweep.results import ELASTICITIES, MANIFEST, POINTS, STUDY, Results, locked
+from jaxmoe.sweep.results import ELASTICITIES, MANIFEST, POINTS, STUDY, Results
 from jaxmoe.sweep.run import Progress as Report
 from jaxmoe.sweep.run import Sweep, run_sweep
 from jaxmoe.sweep.study import Study, read_study
@@ -34,7 +36,10 @@ def run(
     explain: str | None,
     pareto: str | None,
     elasticities: bool,
+    effects: bool,
+    wins_map: str | None,
     memory: float | None,
+    ray: str | None,
 ) -> None:
     """Compute the points that the folder lacks, and tell what came out. Or explain a single point."""
     study = read_study(config)
@@ -47,28 +52,37 @@ def run(
     names = [name.strip() for name in pareto.split(",")] if pareto else []
     if names:
         check_metrics(names)
+        check_searched(study, names)
+    axes = map_axes(study, wins_map) if wins_map else None
     for name in (POINTS, MANIFEST, STUDY):
         folder.target(name)
     folder.to_go_on = "run again to go on"
     with locked(folder.path):
         with _bar(interrupts) as report:
-            sweep = run_sweep(study, folder.path, report, (memory or 0.0) * GIGA, names)
-        _tell(study, sweep, folder, names)
+            sweep = run_sweep(study, folder.path, report, (memory or 0.0) * GIGA, names, ray)
+        _tell(study, sweep, folder, names, effects, axes)
         if elasticities:
             _elasticities(study, sweep, folder, interrupts)
 
 
-def _tell(study: Study, sweep: Sweep, folder: OutputFolder, names: list[str]) -> None:
-    """Write and print what came out; `names` are metrics of a Pareto front."""
+def _tell(
+    study: Study, sweep: Sweep, folder: OutputFolder, names: list[str], effects: bool, axes: tuple[str, str] | None
+) -> None:
+    """Write and print what came out; `names` are metrics of a Pareto front, `axes` those of a map of winners."""
     best, chosen = winners(sweep.points, sweep.rows, study.config.metrics[0]), front(sweep.rows, names) if names else []
-    summary = _summary(study, sweep) | {"wins": _wins(best), "pareto": chosen}
-    folder.write_json("summary.json", _finite(summary))
     _print_sweep(study, sweep)
     if len({point.values["strategy"] for point in sweep.points}) > 1:
         _print_wins(study, _wins(best), len(best))
     if names:
         _print_front(study, chosen, names)
+    print_limits(limits(sweep.rows))
+    summary = _summary(study, sweep) | {"wins": _wins(best), "pareto": chosen, "limits": limits(sweep.rows)}
+    summary |= {"effects": tell_effects(study, sweep)} if effects else {}
     print_warnings(sweep.notes)
+    with writing(folder.path):
+        folder.write_json("summary.json", _finite(summary))
+        if axes:
+            draw_map(study, axes, best, folder.target("map.png"))
 
 
 def _elasticities(study: Study, sweep: Sweep, folder: OutputFolder, interrupts: Interrupts) -> None:
@@ -81,7 +95,8 @@ def _elasticities(study: Study, sweep: Sweep, folder: OutputFolder, interrupts: 
         target.unlink(missing_ok=True)  # of an earlier run
         print_warnings([f"no elasticities: {error}"])
         return
-    Results(folder.path, sweep.space).write_elasticities(answers)
+    with writing(folder.path):
+        Results(folder.path, sweep.space).write_elasticities(answers)
     _print_worth(study, answers)
 
 
@@ -126,7 +141,7 @@ def _told(study: Study, sweep: Sweep, name: str) -> str:
     best = sweep.best(name)
     if best is None:
         return "none can be compared"
-    shown = ("hash", *sweep.points[0].values, *(METRICS[metric].column for metric in study.config.metrics))
+    shown = ("hash", *sweep.points[0].values, *(COLUMNS[metric] for metric in study.config.metrics))
     return escape("\n".join(f"{key} {_short(best.get(key))}" for key in shown if best.get(key) is not None))
 
 
@@ -189,7 +204,7 @@ def _print_wins(study: Study, wins: dict[str, dict[str, Any]], cases: int) -> No
 
 def _print_front(study: Study, rows: list[Row], names: list[str]) -> None:
     keys = [key for key in study.config.axes if key not in ("strategy", "exchange")]
-    shown = ["hash", *(METRICS[name].column for name in names), "strategy", "exchange", *keys]
+    shown = ["hash", *(COLUMNS[name] for name in names), "strategy", "exchange", *keys]
     more = f", the first {MOST_ROWS}" if len(rows) > MOST_ROWS else ""
     table = Table(title=escape(f"Pareto front of {' and '.join(names)}: {len(rows)} points{more}"))
     for column in shown:
@@ -203,12 +218,13 @@ def _print_worth(study: Study, answers: list[Elasticities]) -> None:
     """The median elasticity of every metric over points, with the 5th and 95th percentile."""
     table = Table(title="1 % more is so many % more of a metric: median over points (5th to 95th percentile)")
     table.add_column("number", no_wrap=True)
-    for name in study.config.metrics:
+    metrics = [name for name in study.config.metrics if name in METRICS]
+    for name in metrics:
         table.add_column(name, justify="right")
     for key in dict.fromkeys(key for answer in answers for key in answer.keys):
         having = [answer for answer in answers if key in answer.keys]
         values = np.concatenate([answer.values[:, :, answer.keys.index(key)] for answer in having])
-        at = [list(METRICS).index(name) for name in study.config.metrics]
+        at = [list(METRICS).index(name) for name in metrics]
         table.add_row(escape(key), *(_spread(values[:, index]) for index in at))
     print_table(table)
 

@@ -13,13 +13,15 @@ from jaxtyping import Array, Float
 
 from jaxmoe.codesign.space import Constraint, HardwareSpace, SpaceFile, read_constraint
 from jaxmoe.experiment.strategies import STANDARD, Strategy
-from jaxmoe.latency import LayerTime, evaluate
+from jaxmoe.latency import LayerTime
 from jaxmoe.relax import AbstractReduction
-from jaxmoe.sweep.evaluation import Given
+from jaxmoe.sweep.evaluation import Given, outcome_at
 from jaxmoe.sweep.expressions import Expression, ExpressionError
-from jaxmoe.sweep.groups import Setting, groups_of
-from jaxmoe.sweep.metrics import METRICS
+from jaxmoe.sweep.groups import groups_of
+from jaxmoe.sweep.metrics import METRICS, Outcome
 from jaxmoe.sweep.points import Point, Space, SweepError, is_parameter, takes_whole_numbers
+from jaxmoe.sweep.run import check_stated
+from jaxmoe.sweep.setting import Setting
 from jaxmoe.sweep.study import Study, StudyConfig, in_order
 
 SIZES = "workload.batch_tokens"
@@ -202,16 +204,16 @@ class HardwareProblem:
         metric, numbers = METRICS[self.space.objective], self.numbers(position)
         logs = []
         for parts, each in zip(family.parts, given, strict=True):
-            times = [self._times(part, one, numbers, reduction) for part, one in zip(parts, each, strict=True)]
-            logs.append(jnp.log(metric.of(_all_layers(times))))
+            seen = [self._outcome(part, one, numbers, reduction) for part, one in zip(parts, each, strict=True)]
+            together = seen[0]._replace(times=_all_layers([one.times for one in seen]))
+            logs.append(jnp.log(metric(together)))
         mean = jnp.stack(logs).mean()
         return mean if metric.lower_is_better else -mean
 
-    def _times(
+    def _outcome(
         self, part: Part, given: Given, numbers: Mapping[str, Any], reduction: AbstractReduction | None
-    ) -> LayerTime:
-        model = part.setting.model(model_numbers(part.setting, numbers), given.model)
-        return evaluate(model, given.share, given.batches, given.exchange, reduction=reduction)
+    ) -> Outcome:
+        return outcome_at(part.setting, model_numbers(part.setting, numbers), given, reduction)
 
     def metric(self, objective: float) -> float:
         """The metric itself, SI units, from what is minimised."""
@@ -247,6 +249,7 @@ def hardware_problem(
     sweep = Space(_study(file, scenario, fixed, layers, names))
     _check_keys(file.space, sweep)
     points = sweep.points()
+    check_stated(sweep, [file.space.objective], points)
     groups = groups_of(sweep, points, lambda done, total: None)
     settings: dict[Any, Setting] = {}
     for group in groups:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -18,7 +19,7 @@ from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.latency import LayerTime
-from jaxmoe.sweep.metrics import METRICS
+from jaxmoe.sweep.metrics import METRICS, Outcome
 from jaxmoe.sweep.points import SweepError
 from jaxmoe.tune import TuneResult
 
@@ -197,7 +198,11 @@ class _Search:
         inputs = _inputs(problem, numbers)
         times = tuple(score(each, strategy, each.evaluation_batches) for each in inputs)
         metric = METRICS[problem.space.objective]
-        value = float(np.exp(np.mean([np.log(float(metric.of(each))) for each in times])))
+        seen = [
+            Outcome(each, one.model.machine, jnp.asarray(one.scenario.workload.batch_tokens, jnp.float32))
+            for each, one in zip(times, inputs, strict=True)
+        ]
+        value = float(np.exp(np.mean([np.log(float(metric(each))) for each in seen])))
         scenarios = tuple(each.scenario for each in inputs)
         met = met_constraints(problem, numbers, optimum, value)
         best = Machine(numbers, scenarios, strategy, times, value, met, optimum.stationarity.residual)

@@ -28,3 +28,4 @@ from .trace_heatmaps import plot_conditional as plot_conditional
 from .trace_heatmaps import plot_expert_load as plot_expert_load
 from .trace_heatmaps import plot_long_tail as plot_long_tail
 from .trace_heatmaps import plot_top_experts as plot_top_experts
+from .wins import plot_wins as plot_wins

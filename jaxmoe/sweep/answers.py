@@ -1,6 +1,7 @@
 """What a sweep tells: Pareto fronts, who wins where, and how much each number is worth, by gradients."""
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,10 @@ from jaxtyping import Array, Bool, Float
 from jaxmoe.sweep.evaluation import Given, given, metrics_at
 from jaxmoe.sweep.expressions import ExpressionError
 from jaxmoe.sweep.groups import Group, groups_of
-from jaxmoe.sweep.metrics import METRICS, Row, is_finite
+from jaxmoe.sweep.metrics import COLUMNS, SEARCHED, Row, cost, is_finite
 from jaxmoe.sweep.points import DEFAULTS, Point, Space, SweepError, is_number
-from jaxmoe.sweep.study import METRICS as NAMES
+from jaxmoe.sweep.study import KNOWN as NAMES
+from jaxmoe.sweep.study import Study
 
 # Pareto front: what no other point beats in all metrics.
 
@@ -27,13 +29,13 @@ def pareto(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
     other than two or three known metrics.
     """
     check_metrics(names)
-    columns = [METRICS[name].column for name in names]
+    columns = [COLUMNS[name] for name in names]
     able = [row for row in rows if row["comparable"] and all(is_finite(row[column]) for column in columns)]
     if not able:
         return []
-    costs = np.array([[_cost(row, name) for name in names] for row in able])
+    costs = np.array([[cost(row, name) for name in names] for row in able])
     chosen = [able[index] for index in np.flatnonzero(is_efficient(costs))]
-    return sorted(chosen, key=lambda row: _cost(row, names[0]))
+    return sorted(chosen, key=lambda row: cost(row, names[0]))
 
 
 def check_metrics(names: Sequence[str]) -> None:
@@ -43,9 +45,11 @@ def check_metrics(names: Sequence[str]) -> None:
         raise SweepError(f"--pareto is {','.join(names)!r}; expected {known}, separated by commas")
 
 
-def _cost(row: Row, name: str) -> float:
-    metric = METRICS[name]
-    return row[metric.column] if metric.lower_is_better else -row[metric.column]
+def check_searched(study: Study, names: Sequence[str]) -> None:
+    """Raise `SweepError` for a metric that takes a search and that the study does not name."""
+    for name in names:
+        if name in SEARCHED and name not in study.searched:
+            raise SweepError(f"--pareto names {name}, which {study.path} does not ask for; add it to metrics there")
 
 
 def is_efficient(costs: Float[np.ndarray, "point metric"]) -> Bool[np.ndarray, " point"]:
@@ -87,17 +91,26 @@ def winners(points: Sequence[Point], rows: Sequence[Row], name: str = "total") -
     """The winner of every combination of values but strategy and exchange, by a metric, in their order."""
     cases: dict[str, list[Row]] = {}
     for point, row in zip(points, rows, strict=True):
-        if row["comparable"] and is_finite(row[METRICS[name].column]):
+        if row["comparable"] and is_finite(row[COLUMNS[name]]):
             case = repr(sorted((key, value) for key, value in point.values.items() if key not in DEFAULTS))
             cases.setdefault(case, []).append(row)
     return [_winner(case, name) for case in cases.values()]
 
 
 def _winner(rows: list[Row], name: str) -> Winner:
-    best = min(rows, key=lambda row: _cost(row, name))
-    others = [_cost(row, name) for row in rows if row["strategy"] != best["strategy"]]
-    own = _cost(best, name)
+    best = min(rows, key=lambda row: cost(row, name))
+    others = [cost(row, name) for row in rows if row["strategy"] != best["strategy"]]
+    own = cost(best, name)
     return Winner(best, abs(min(others) / own - 1) if others and own else np.inf)
+
+
+def limits(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
+    """By strategy, at how many points each kind of resource is the busiest."""
+    counts: dict[str, Counter[str]] = {}
+    for row in rows:
+        if row["busiest_kind"] is not None:
+            counts.setdefault(row["strategy"], Counter())[row["busiest_kind"]] += 1
+    return {strategy: dict(of) for strategy, of in counts.items()}
 
 
 # How much each number is worth: elasticities, d log metric / d log number.

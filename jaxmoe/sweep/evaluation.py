@@ -1,7 +1,7 @@
 """Groups of points evaluated in chunks: one compiled function of the numbers, over all local devices."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,13 +13,22 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.latency import LayerModel, evaluate
 from jaxmoe.network import AbstractExchange
-from jaxmoe.sweep.groups import Group, Setting
+from jaxmoe.relax import AbstractReduction
+from jaxmoe.sweep.groups import Group
 from jaxmoe.sweep.metrics import METRICS, Outcome, busy_by_kind
+from jaxmoe.sweep.searches import Searches
+from jaxmoe.sweep.setting import Setting
 from jaxmoe.traces import Batch
 
 MOST = 2048  # points of a chunk: as many as are lost at most when a sweep is killed
+MOST_SEARCHED = 64  # where metrics take a search for every one of them
 PART_OF_MEMORY = 0.25  # of the machine's, where no limit is given
 FAR = 4  # a chunk of so many times the points that are wanted, or so many times fewer, is not worth a compilation
+
+
+def most_points(searched: Sequence[str]) -> int:
+    """Points of a chunk with these metrics that take a search."""
+    return min(MOST, MOST_SEARCHED) if searched else MOST
 
 
 class Given(NamedTuple):
@@ -36,6 +45,11 @@ class Measured(NamedTuple):
 
     metrics: Float[Array | np.ndarray, "*point metric"]
     busiest: Int[Array | np.ndarray, "*point"]
+    found: Sequence[Mapping[str, float]] = ()  # of every point, by searches
+
+
+Evaluated = tuple[Group, slice, Measured | None]
+"""A group, which of its points, and their metrics in NumPy; `None` where it could not be set up."""
 
 
 def given(group: Group) -> Given:
@@ -48,10 +62,12 @@ def given(group: Group) -> Given:
     return Given(inputs.model, share, setting.batches, inputs.exchange(group.exchange))
 
 
-def outcome_at(setting: Setting, numbers: Float[Array, " key"], common: Given) -> Outcome:
-    """Exact times of one point, [layer, batch] and [layer, resource], and its machine."""
+def outcome_at(
+    setting: Setting, numbers: Float[Array, " key"], common: Given, reduction: AbstractReduction | None = None
+) -> Outcome:
+    """Times of one point, [layer, batch] and [layer, resource], exact without a `reduction`; and its machine."""
     model = setting.model(numbers, common.model)
-    times = evaluate(model, common.share, common.batches, common.exchange)
+    times = evaluate(model, common.share, common.batches, common.exchange, reduction=reduction)
     return Outcome(times, model.machine, common.batches.weight.sum(axis=-1).mean())
 
 
@@ -78,19 +94,22 @@ Compiled = Callable[..., Any]
 class Engine:
     """Compiles and evaluates. Groups of one setting, exchange, shape and about one size share what is compiled.
 
-    `memory_bytes` is what a chunk may take in all. `compiles` counts compilations, `too_large` those of them whose
-    chunks would have taken more.
+    `memory_bytes` is what a chunk may take in all, `searched` names metrics that take a search. `compiles` counts
+    compilations, `too_large` those of them whose chunks would have taken more memory.
     """
 
     memory_bytes: float = 0.0
-    most: int = field(default_factory=lambda: MOST)
+    searched: tuple[str, ...] = ()
+    most: int = 0  # points of a chunk; by default as many as may be lost
     compiles: int = 0
     too_large: int = 0
     _compiled: dict[tuple, list[tuple[Compiled, int]]] = field(default_factory=dict)
     _fitting: dict[tuple, int] = field(default_factory=dict)  # points of a chunk, where memory limits them
     _setting: Setting | None = None
+    _searches: Searches = field(default_factory=Searches)
 
     def __post_init__(self) -> None:
+        self.most = self.most or most_points(self.searched)
         devices = np.array(jax.local_devices())
         self.devices = len(devices)
         mesh = Mesh(devices, ("point",))
@@ -98,9 +117,21 @@ class Engine:
         if not self.memory_bytes:
             self.memory_bytes = PART_OF_MEMORY * _memory()
 
+    def evaluated(self, groups: Iterable[Group]) -> Iterator[Evaluated]:
+        """All points of these groups."""
+        for group in groups:
+            if group.setting is None:
+                yield group, slice(None), None
+            else:
+                yield from ((group, part, measured) for part, measured in self.chunks(group))
+
+    def close(self) -> None:
+        """Nothing is held but memory."""
+
     def chunks(self, group: Group) -> Iterator[tuple[slice, Measured]]:
         """Which points of a group, and their metrics in NumPy."""
-        setting, common, numbers = group.setting, given(group), group.numbers.astype(np.float32)
+        setting, common, exact = group.setting, given(group), group.numbers
+        numbers = exact.astype(np.float32)
         assert setting is not None
         common = jax.device_put(common, self._same)
         function, size = self._function(setting, group, common)
@@ -109,7 +140,9 @@ class Engine:
             padded = np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), axis=0)])
             measured = function(jax.device_put(padded, self._spread), common)
             part = slice(start, start + len(rows))
-            yield part, Measured(*(np.asarray(leaf)[: len(rows)] for leaf in measured))
+            metrics, busiest = (np.asarray(leaf)[: len(rows)] for leaf in measured[:2])
+            found = self._searches.found(group, exact[part], self.searched)
+            yield part, Measured(metrics, busiest, found)
 
     def _function(self, setting: Setting, group: Group, common: Given) -> tuple[Compiled, int]:
         """What evaluates a chunk, and the points of one."""

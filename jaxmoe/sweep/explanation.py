@@ -5,16 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import Inputs, inputs_of
-from jaxmoe.experiment.strategies import Strategy, standard_strategies
+from jaxmoe.experiment.strategies import standard_strategies
 from jaxmoe.latency import LayerTime
 from jaxmoe.latency.schedule import STAGES
-from jaxmoe.placement import PlanError
-from jaxmoe.sweep.groups import with_exchange
+from jaxmoe.sweep.groups import check_layers, with_exchange
 from jaxmoe.sweep.points import Point, Space, SweepError
-from jaxmoe.tune.bounds import lower_bound
+from jaxmoe.sweep.searches import bound_of
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,9 @@ def find_point(points: Sequence[Point], text: str) -> Point:
 
 def explained(space: Space, point: Point) -> Explanation:
     """Evaluate a point by itself. Raises `InputError` where it cannot be."""
-    inputs = inputs_of(space.scenario(point.values), layers=space.study.layers)
+    scenario = space.scenario(point.values)
+    check_layers(space, scenario)
+    inputs = inputs_of(scenario, layers=space.study.layers)
     usual = next(usual for usual in standard_strategies(inputs) if usual.name == point.values["strategy"])
     strategy = with_exchange(inputs, usual, point.values["exchange"])
     name = strategy.placement.exchange[0]
@@ -76,7 +76,7 @@ def explained(space: Space, point: Point) -> Explanation:
         stages={stage: float(times.stages[stage].mean()) for stage in STAGES},
         total=float(times.mean.mean()),
         resources=_resources(inputs, times),
-        bound=_bound(inputs, strategy),
+        bound=bound_of(inputs, strategy, inputs.exchange(name), inputs.evaluation_batches),
         note=strategy.note,
     )
 
@@ -101,14 +101,3 @@ def _resources(inputs: Inputs, times: LayerTime) -> list[Resource]:
 
     resources = [Resource(kind, index, place(kind, index), busy) for (kind, index), busy in found.items()]
     return sorted(resources, key=lambda resource: -resource.total)
-
-
-def _bound(inputs: Inputs, strategy: Strategy) -> float | None:
-    """The lower bound, which says nothing of accountings that leave traffic out."""
-    if strategy.fits and not strategy.comparable:
-        return None
-    try:
-        problem = placement_problem(inputs)
-    except PlanError:
-        return None
-    return float(lower_bound(problem, inputs.evaluation_batches).mean())

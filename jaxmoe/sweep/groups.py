@@ -1,50 +1,22 @@
-"""Points of one structure: which of their keys are plain numbers, and all that is drawn once for them.
-
-A key is a number of the model where everything else about a run is the same whatever its value: the trace, the
-batches, the placements. That is found by trying: the run is set up with the key's value traced by JAX. Whatever uses it
-as a size, as a seed or to decide something fails at once, and the key then defines groups.
-"""
+"""Points in groups: those of one structure, strategy and exchange, with all that is drawn once for them."""
 
 import json
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from jaxmoe.config import ConfigError, Scenario, Section, build_layer_model
+from jaxmoe.config import Scenario, build_model
 from jaxmoe.errors import InputError
-from jaxmoe.experiment.inputs import Inputs, inputs_of
-from jaxmoe.experiment.strategies import Strategy, standard_strategies, strategy
-from jaxmoe.latency import LayerModel
+from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.experiment.strategies import Strategy, strategy
 from jaxmoe.placement.exchange import ExchangeError
 from jaxmoe.sweep.points import DEFAULTS, OWN, Point, Space, SweepError, Values, is_number
-from jaxmoe.traces import Batch
+from jaxmoe.sweep.setting import Setting, setting_of
 
-Numbers = Float[Array, " key"]
 MOST_TRIED = 32  # points in which a value of points that cannot be is tried
-
-
-@dataclass(frozen=True, eq=False)
-class Setting:
-    """What points have in common that differ in numbers, strategy and exchange alone."""
-
-    inputs: Inputs  # at the first of these points
-    batches: Batch  # [layer, batch, ...]
-    strategies: dict[str, Strategy]
-    keys: tuple[str, ...]  # the numbers
-    traced: tuple[bool, ...]  # which leaves of the model depend on them
-
-    def model(self, numbers: Numbers, fixed: LayerModel) -> LayerModel:
-        """The model as a function of the numbers; leaves that do not depend on them are those of `fixed`."""
-        scenario = with_numbers(self.inputs.scenario, dict(zip(self.keys, numbers, strict=True)))
-        leaves, structure = jax.tree.flatten(build_layer_model(scenario, "sharded"))
-        pairs = zip(self.traced, leaves, jax.tree.leaves(fixed), strict=True)
-        return jax.tree.unflatten(structure, [own if traced else given for traced, own, given in pairs])
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +27,6 @@ class Group:
     setting: Setting | None = None
     strategy: Strategy | None = None
     reason: str = ""
-    invalid: bool = False  # whether no scenario may have such values
 
     @property
     def numbers(self) -> Float[np.ndarray, "point key"]:
@@ -84,11 +55,11 @@ class Grouping:
         """Points by all but their numbers, those that share a setting next to each other."""
         groups: dict[str, dict[str, list[Point]]] = {}
         for point in points:
-            structure, method = self._structure(point.values)
+            structure, method = self.structure(point.values)
             groups.setdefault(structure, {}).setdefault(method, []).append(point)
         return [group for methods in groups.values() for group in methods.values()]
 
-    def _structure(self, values: Values) -> tuple[str, str]:
+    def structure(self, values: Values) -> tuple[str, str]:
         """Texts that are equal for points of one setting, and for those of one strategy and exchange in it."""
         rest = {
             key: "a number" if self._may_be_number(key, value) else [value]
@@ -122,40 +93,44 @@ class Grouping:
 
 def groups_of(
     space: Space, points: Sequence[Point], report: Callable[[int, int], None], known: Sequence[Point] = ()
-) -> list[Group]:
-    """All points in groups, each with its setting. Raises `InputError` where none can be set up.
+) -> Iterator[Group]:
+    """All points in groups, those of a setting after each other; a setting is drawn when its first group is asked for.
 
+    Raises `SweepError` at once for a value that no point may have, and with the first group where none can be set up.
     `report` is called with the points done and those in all. `known` are further points of the study, whose rows are
     there: their values are in order.
     """
-    grouping, groups, done = Grouping(space), [], 0
-    waiting = [[*points]]
-    settings: dict[str, Setting] = {}
+    grouping = Grouping(space)
+    _check_values(grouping, points, known)
+    return _set_up(grouping, points, report, bool(known))
+
+
+def _set_up(
+    grouping: Grouping, points: Sequence[Point], report: Callable[[int, int], None], able: bool
+) -> Iterator[Group]:
+    """The groups. Those without a setting wait for the first that has one, unless points are known to be `able`."""
+    waiting, held, done = grouping.sorted(points)[::-1], list[Group](), 0
+    last: tuple[str, Setting] | None = None  # and the structure that it is of
     while waiting:
         members = waiting.pop()
-        parts = grouping.sorted(members)
-        if len(parts) > 1:
-            waiting += parts[::-1]
+        before, structure = len(grouping.structural), grouping.structure(members[0].values)[0]
+        found = last[1] if last and last[0] == structure else _setting(grouping, members)
+        if len(grouping.structural) > before:
+            # The structures of all others changed as well.
+            rest = [*members, *(point for part in waiting[::-1] for point in part)]
+            waiting, last = grouping.sorted(rest)[::-1], None
             continue
-        before = len(grouping.structural)
-        structure = grouping._structure(members[0].values)[0]
-        refused: dict[int, InputError] = {}
-        if structure not in settings:
-            found = _setting(grouping, members)
-            if len(grouping.structural) > before:
-                settings.clear()  # the texts of all others changed as well
-                waiting.append(members)
-                continue
-            if isinstance(found, Setting):
-                settings[structure] = found
-            else:
-                refused = found
-        refused = refused or _refused_numbers(grouping, members)
-        groups += _parted(members, settings.get(structure), refused)
+        setting, refused = (found, {}) if isinstance(found, Setting) else (None, found)
+        last = last if setting is None else (structure, setting)
+        held += _parted(members, setting, refused or _refused_numbers(grouping, members))
         done += len(members)
         report(done, len(points))
-    _check_values(space, groups, known)
-    return groups
+        able = able or any(group.setting is not None for group in held)
+        if able:
+            yield from held
+            held.clear()
+    if held:
+        raise SweepError(held[0].reason)
 
 
 def _parted(members: list[Point], setting: Setting | None, refused: dict[int, InputError]) -> list[Group]:
@@ -165,29 +140,27 @@ def _parted(members: list[Point], setting: Setting | None, refused: dict[int, In
     for at, error in refused.items():
         by_reason.setdefault(str(error), []).append(at)
     groups = [_group(able, setting)] if able and setting is not None else []
-    return groups + [
-        Group([members[at] for at in places], reason=reason, invalid=isinstance(refused[places[0]], ConfigError))
-        for reason, places in by_reason.items()
-    ]
+    return groups + [Group([members[at] for at in places], reason=reason) for reason, places in by_reason.items()]
 
 
-def _check_values(space: Space, groups: list[Group], known: Sequence[Point]) -> None:
-    """Raise `SweepError` where a value of an axis does in no point, or no point can be set up at all.
+def _check_values(grouping: Grouping, points: Sequence[Point], known: Sequence[Point]) -> None:
+    """Raise `SweepError` where a value of an axis does in no point.
 
     A value that is in points alone that cannot be, as drawn ones are in but one, may do in the place of another's.
     """
-    if not known and all(group.setting is None for group in groups):
-        raise SweepError(groups[0].reason)
-    fine = [*known, *(point for group in groups if not group.invalid for point in group.points)]
+    space, refused, fine = grouping.space, list[tuple[Point, InputError]](), [*known]
+    for members in grouping.sorted(points):
+        errors = _refused_numbers(grouping, members)
+        refused += [(members[at], error) for at, error in errors.items()]
+        fine += [point for at, point in enumerate(members) if at not in errors]
     some = fine[:: max(len(fine) // MOST_TRIED, 1)]
-    for key in space.study.config.axes:
+    for key in space.study.config.axes if refused else ():
         valid = {_text(point, key) for point in fine}
-        for group in groups:
-            for point in group.points if group.invalid else ():
-                text, value = _text(point, key), point.values[key]
-                if text not in valid and not any(_loads(space, other.values | {key: value}) for other in some):
-                    raise SweepError(group.reason)
-                valid.add(text)
+        for point, error in refused:
+            text, value = _text(point, key), point.values[key]
+            if text not in valid and not any(_loads(space, other.values | {key: value}) for other in some):
+                raise SweepError(str(error))
+            valid.add(text)
 
 
 def _loads(space: Space, values: Values) -> bool:
@@ -237,9 +210,10 @@ def _setting(grouping: Grouping, members: list[Point]) -> Setting | dict[int, In
             continue
         try:
             scenario = grouping.space.scenario(members[at].values)
-            setting = _tried(scenario, keys, layers)
+            check_layers(grouping.space, scenario)
+            setting = setting_of(scenario, keys, layers)
             if setting is None:
-                wrong = {key for key in keys if _tried(scenario, (key,), layers) is None}
+                wrong = {key for key in keys if setting_of(scenario, (key,), layers) is None}
                 # Each for itself may do where all together do not; then none is a number.
                 grouping.structural |= wrong or set(keys)
                 return {}
@@ -247,6 +221,16 @@ def _setting(grouping: Grouping, members: list[Point]) -> Setting | dict[int, In
         except InputError as error:
             errors[at] = grouping.refusals[text] = error
     return errors
+
+
+def check_layers(space: Space, scenario: Scenario) -> None:
+    """Raise `SweepError` where the model lacks a layer that the study names."""
+    model = build_model(scenario.model)
+    if unknown := [layer for layer in space.study.config.layers or () if layer not in model.moe_layer_ids]:
+        raise SweepError(
+            f"{space.label}: layers has {unknown}, but {model.name} has experts in layers "
+            f"{list(model.moe_layer_ids)}; name some of these, or leave layers out for all"
+        )
 
 
 def _scenario_text(point: Point) -> str:
@@ -276,69 +260,3 @@ def _ends(members: list[Point], keys: tuple[str, ...]) -> list[int]:
         # a whole number alone may be too narrow
         ends += [min(places, key=numbers.__getitem__), max(places, key=numbers.__getitem__), *broken[:1]]
     return list(dict.fromkeys(ends))
-
-
-def _tried(scenario: Scenario, keys: tuple[str, ...], layers: str | None) -> Setting | None:
-    """The setting, `None` where it depends on these keys. Raises `InputError` where there is none at all."""
-    if not keys:
-        inputs = inputs_of(scenario, layers=layers)
-        strategies = {strategy.name: strategy for strategy in standard_strategies(inputs)}
-        nothing = (False,) * len(jax.tree.leaves(inputs.model))
-        return Setting(inputs, inputs.evaluation_batches, strategies, (), nothing)
-    kept: list[tuple[Inputs, dict[str, Strategy]]] = []
-
-    def draw(numbers: Numbers) -> Float[Array, ""]:
-        inputs = inputs_of(with_numbers(scenario, dict(zip(keys, numbers, strict=True))), layers=layers)
-        strategies = {strategy.name: strategy for strategy in standard_strategies(inputs)}
-        _ = inputs.evaluation_batches
-        kept.append((inputs, strategies))
-        return jnp.zeros(())
-
-    values = jnp.asarray([number_at(scenario, key) for key in keys], jnp.float32)
-    # `vmap` traces what depends on the numbers and nothing else: all the rest is computed here and now.
-    try:
-        with warnings.catch_warnings(action="ignore"):  # pydantic's, of what is no plain number any more
-            jax.vmap(draw)(jnp.stack([values, values]))
-    except Exception as error:  # whatever it is that a traced number cannot do; without one, it is raised
-        if isinstance(error, InputError):
-            _tried(scenario, (), layers)  # raises the same where the number itself is not to blame
-        return None
-    ((inputs, strategies),) = kept
-    drawn = jax.tree.leaves((inputs.evaluation_batches, [s.placement.share for s in strategies.values()]))
-    if any(map(_is_traced, drawn)):
-        return None
-    traced = tuple(map(_is_traced, jax.tree.leaves(inputs.model)))
-    batches = inputs.evaluation_batches
-    # From here on without a trace of how the numbers were found.
-    inputs = replace(inputs, scenario=scenario, model=build_layer_model(scenario, "sharded"))
-    return Setting(inputs, batches, strategies, keys, traced)
-
-
-def _is_traced(leaf: Any) -> bool:
-    return isinstance(leaf, jax.core.Tracer)
-
-
-# Numbers of a scenario by dotted key.
-
-
-def with_numbers(section: Any, numbers: Mapping[str, Any]) -> Any:
-    """The scenario with other numbers, which are not validated and may be traced by JAX."""
-    below: dict[str, dict[str, Any]] = {}
-    update: dict[str, Any] = {}
-    for key, value in numbers.items():
-        name, _, rest = key.partition(".")
-        if rest:
-            below.setdefault(name, {})[rest] = value
-        else:
-            update[name] = value
-    for name, inner in below.items():
-        update[name] = with_numbers(getattr(section, name), inner)
-    return section.model_copy(update=update)
-
-
-def number_at(section: Section, key: str) -> float:
-    """The number that a scenario has at a dotted key."""
-    node: Any = section
-    for name in key.split("."):
-        node = getattr(node, name)
-    return float(node)

@@ -70,6 +70,17 @@ METRICS = {
     "price": Metric("machine_price", lambda seen: seen.machine.price, part="price"),
 }
 
+# What `jaxmoe.sweep.searches` finds, by name and column: the least time that anything tuning may return takes, and what
+# a short tuning reaches.
+SEARCHED = {"bound": "bound_s", "tuned": "tuned_s"}
+COLUMNS = {name: metric.column for name, metric in METRICS.items()} | SEARCHED
+
+
+def cost(row: Row, name: str) -> float:
+    """The metric of a row, so that lower is better."""
+    value = row[COLUMNS[name]]
+    return value if name in SEARCHED or METRICS[name].lower_is_better else -value
+
 
 def is_finite(value: float | None) -> bool:
     """Whether a row has a number there that others can be compared with."""

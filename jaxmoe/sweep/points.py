@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,9 +29,11 @@ OWN = "own"  # the exchange that a strategy has where none is named
 DEFAULTS = {"strategy": "ep_balanced", "exchange": OWN}
 
 # Columns of the results that are of no key.
-RESERVED = {"hash", "note", "comparable", "busiest_kind", "busiest_index", "jaxmoe_version"} | {
+RESERVED = {"hash", "point", "note", "comparable", "busiest_kind", "busiest_index", "jaxmoe_version"} | {
     metric.column for metric in METRICS.values()
 }
+
+MOST_POINTS = 5_000_000  # before conditions; each takes about a kilobyte
 
 Values = dict[str, Any]
 
@@ -52,8 +55,16 @@ class Point:
     @cached_property
     def hash(self) -> str:
         """The same for equal values and content, whatever the study."""
-        text = json.dumps({key: _plain(value) for key, value in self.values.items()}, sort_keys=True)
-        return _digest(text + self.content)
+        return _digest(self._text + self.content)
+
+    @cached_property
+    def values_hash(self) -> str:
+        """The same for equal values, also where a file that they name has changed."""
+        return _digest(self._text)
+
+    @property
+    def _text(self) -> str:
+        return json.dumps({key: _plain(value) for key, value in self.values.items()}, sort_keys=True)
 
 
 def _digest(text: str) -> str:
@@ -179,25 +190,53 @@ class Space:
                     expected = f"one of {', '.join(known)}" if known else f"{OWN} or the name of an exchange"
                     raise SweepError(f"{self.label}: {key} has {value!r}; expected {expected}")
 
+    def units(self) -> list[tuple[list[str], bool]]:
+        """Axes that go together, in their order, and whether numbers are drawn for them."""
+        config, order = self.study.config, list(self.study.config.axes)
+        zipped = [list(keys) for keys in config.zip]
+        alone = [[key] for key in order if not any(key in keys for keys in zipped)]
+        units = sorted([*zipped, *alone], key=lambda keys: min(order.index(key) for key in keys))
+        drawn = config.sample.count is not None
+        return [(keys, drawn and all(_is_range(self._axes[key]) for key in keys)) for keys in units]
+
+    def place(self, key: str, numbers: Float[np.ndarray, " point"]) -> Float[np.ndarray, " point"]:
+        """Where numbers are on the range of an axis, 0 to 1."""
+        return self._range(key).parts(numbers)
+
+    def _range(self, key: str) -> RangeConfig:
+        axis = self._axes[key]
+        assert isinstance(axis, RangeConfig)
+        return axis
+
+    @cached_property
+    def _axes(self) -> dict[str, RangeConfig | list[Any]]:
+        return {key: axis_of(value, ("axes", key)) for key, value in self.study.config.axes.items()}
+
     def _combined(self) -> Iterator[Values]:
         """The grid of lists, times what is drawn from ranges."""
-        config = self.study.config
-        zipped = [list(keys) for keys in config.zip]
-        alone = [[key] for key in config.axes if not any(key in keys for keys in zipped)]
-        order = list(config.axes)
-        units = sorted([*zipped, *alone], key=lambda keys: min(order.index(key) for key in keys))
-        axes = {key: axis_of(value, ("axes", key)) for key, value in config.axes.items()}
-        drawn = [keys for keys in units if config.sample.count and all(_is_range(axes[key]) for key in keys)]
-        lists = [[*self._rows(axes, keys)] for keys in units if keys not in drawn]
-        draws = [{}] if not drawn else self._drawn(axes, drawn)
+        drawn = [keys for keys, drawn in self.units() if drawn]
+        fixed = [keys for keys, drawn in self.units() if not drawn]
+        self._check_number([_length(self._axes[keys[0]]) for keys in fixed], bool(drawn))
+        lists = [[*self._rows(keys)] for keys in fixed]
+        draws = [{}] if not drawn else self._drawn(drawn)
         for parts in itertools.product(*lists, draws):
             yield {key: value for part in parts for key, value in part.items()}
 
-    def _rows(self, axes: dict[str, Any], keys: list[str]) -> Iterator[Values]:
+    def _check_number(self, lengths: list[int | None], draws: bool) -> None:
+        """Raise `SweepError` for more points than `MOST_POINTS`, before there are any."""
+        drawn = [self.study.config.sample.count or 1] if draws else []
+        count = prod(length or 1 for length in [*lengths, *drawn])
+        if count > MOST_POINTS:
+            raise SweepError(
+                f"{self.label}: axes make {count:,} points, more than the {MOST_POINTS:,} that a sweep may have; "
+                "shorten axes, zip some of them, or draw fewer from ranges with sample: {sobol: N}"
+            )
+
+    def _rows(self, keys: list[str]) -> Iterator[Values]:
         """The values of axes that go together."""
         columns = []
         for key in keys:
-            axis = axes[key]
+            axis = self._axes[key]
             if isinstance(axis, RangeConfig):
                 assert axis.points is not None  # else the study would have been refused
                 numbers = axis.at(np.linspace(0, 1, axis.points))
@@ -207,11 +246,11 @@ class Space:
         for row in zip(*columns, strict=True):
             yield dict(zip(keys, row, strict=True))
 
-    def _drawn(self, axes: dict[str, Any], units: list[list[str]]) -> list[Values]:
+    def _drawn(self, units: list[list[str]]) -> list[Values]:
         """Numbers of ranges drawn together; those that are zipped share one coordinate."""
         part = self._unit_cube(len(units))
         columns = {
-            key: [_rounded(float(number), self._whole[key]) for number in axes[key].at(part[:, at])]
+            key: [_rounded(float(number), self._whole[key]) for number in self._range(key).at(part[:, at])]
             for at, keys in enumerate(units)
             for key in keys
         }
@@ -282,6 +321,10 @@ def takes_whole_numbers(section: Section, key: str) -> bool:
 
 def _rounded(value: Any, whole: bool) -> Any:
     return round(value) if whole and isinstance(value, float) else value
+
+
+def _length(axis: RangeConfig | list[Any]) -> int | None:
+    return axis.points if isinstance(axis, RangeConfig) else len(axis)
 
 
 def _is_range(axis: Any) -> bool:

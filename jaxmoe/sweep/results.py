@@ -1,13 +1,13 @@
 """Results of a sweep in a folder: a Parquet file for each chunk, there whole or not at all, and what study it is of.
 
-All files have the same columns of the same types, so that the folder can be read as one dataset.
+All files have the same columns of the same types, so that the folder can be read as one dataset. `point` is the same
+for equal values and `hash` for equal values and files that these name: where such a file has changed, rows of before go
+when the point is wanted again, so that a point has one row.
 """
 
-import fcntl
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
@@ -21,11 +21,12 @@ import numpy as np
 from jaxmoe.files import atomic_write
 from jaxmoe.sweep.answers import Elasticities
 from jaxmoe.sweep.groups import Group
-from jaxmoe.sweep.metrics import METRICS, Row
+from jaxmoe.sweep.metrics import METRICS, SEARCHED, Row
 from jaxmoe.sweep.points import OWN, Point, Space, SweepError, is_number
 
 POINTS, MANIFEST, STUDY, ELASTICITIES = "points", "manifest.json", "study.yaml", "elasticities.parquet"
-COLUMNS = tuple(metric.column for metric in METRICS.values())
+MEASURED = tuple(metric.column for metric in METRICS.values())
+ALL = (*MEASURED, *SEARCHED.values())
 AFTER = ("busiest_kind", "busiest_index", "comparable", "note", "jaxmoe_version")  # columns after those of metrics
 
 
@@ -35,24 +36,6 @@ def check_installed() -> None:
         raise SweepError("jaxmoe sweep needs pyarrow; install it with: pip install 'jaxmoe[sweep]'")
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other sweeps out of a folder, for as long as this process lives at most. Raises `SweepError` in theirs."""
-    handle = os.open(folder, os.O_RDONLY)  # the folder itself: no file to be left behind
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SweepError(
-                f"--out: another sweep is writing to {folder}; wait for it to end or give another folder"
-            ) from None
-        except OSError:
-            pass  # some file systems have no locks
-        yield
-    finally:
-        os.close(handle)
-
-
 @dataclass
 class Results:
     """The results of a study in a folder. `damaged` names files that could not be read and were set aside."""
@@ -60,9 +43,10 @@ class Results:
     folder: Path
     space: Space
     damaged: list[str] = field(default_factory=list)
-    there: list[Row] = field(default_factory=list)  # all rows that `open` has found
+    _rows: dict[Path, dict[str, Row]] = field(default_factory=dict)  # that `open` has found, by hash
+    _complete: set[str] = field(default_factory=set)  # hashes of rows with all that is wanted
+    _found: dict[str, Row] = field(default_factory=dict)  # by searches, by hash
     _schemas: dict[Path, Any] = field(default_factory=dict)  # of the files that are there
-    _incomplete: dict[Path, set[str]] = field(default_factory=dict)  # hashes of rows that lack some metrics
     _schema: Any = None  # of all files from `begin` on
 
     def open(self) -> dict[str, Row]:
@@ -73,26 +57,39 @@ class Results:
         self._check_study()
         rows: dict[str, Row] = {}
         for path in sorted((self.folder / POINTS).glob("*.parquet")):
-            read = {row["hash"]: row for row in self._read(path)}
-            self.there += read.values()
-            self._incomplete[path] = {key for key, row in read.items() if _is_incomplete(row)}
-            rows |= {key: row for key, row in read.items() if key not in self._incomplete[path]}
+            self._rows[path] = {row["hash"]: row for row in self._read(path)}
+            rows |= {key: row for key, row in self._rows[path].items() if not self._is_incomplete(row)}
+        self._complete = {*rows}
+        self._found = {
+            row["hash"]: {column: row[column] for column in SEARCHED.values() if row.get(column) is not None}
+            for row in self.there
+        }
         return rows
+
+    @property
+    def there(self) -> list[Row]:
+        """All rows that `open` has found."""
+        return [row for rows in self._rows.values() for row in rows.values()]
 
     def begin(self, points: Sequence[Point], text: frozenset[str]) -> None:
         """Write down what study the folder is of, and give files that are there the columns of all. Before `write`.
 
-        `text` names columns of text.
+        Rows that others have taken the place of go. `text` names columns of text.
         """
         import pyarrow as pa
 
         (self.folder / POINTS).mkdir(exist_ok=True)
         there = [name for schema in self._schemas.values() for name in schema.names]
-        new = ["hash", *(key for point in points for key in point.values), *COLUMNS, *AFTER]
+        new = ["hash", "point", *(key for point in points for key in point.values), *ALL, *AFTER]
         self._schema = pa.schema([(name, _kind(name, text)) for name in dict.fromkeys([*there, *new])])
-        wanted = {point.hash for point in points}
+        wanted = {point.values_hash: point.hash for point in points}
         for path, schema in self._schemas.items():
-            dropped = self._incomplete[path] & wanted
+            dropped = {
+                key
+                for key, row in self._rows[path].items()
+                if (key in self._complete and self._is_incomplete(row))  # of before, where a kill came between
+                or wanted.get(row.get("point") or "", key) != key
+            }
             if dropped or not schema.equals(self._schema):
                 self._conform(path, dropped)
         with atomic_write(self.folder / STUDY) as aside:
@@ -101,23 +98,45 @@ class Results:
             "study": self.space.study.config.name,
             "base": str(self.space.study.scenario),
             "identity": self.space.identity,
-            "metrics": list(COLUMNS),
+            "metrics": list(ALL),
             "versions": versions(),
         }
         with atomic_write(self.folder / MANIFEST) as aside:
             aside.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Write rows as one file. Those of the same points take the place of each other."""
+        """Write rows as one file; then rows of the same points go that were there and lack something."""
         import pyarrow as pa
 
         columns = [pa.array([row.get(column.name) for row in rows], type=column.type) for column in self._schema]
         table = pa.table(columns, schema=self._schema).replace_schema_metadata({"versions": json.dumps(versions())})
         name = sha256("".join(row["hash"] for row in rows).encode()).hexdigest()[:16]
-        self._replace(self.folder / POINTS / f"{name}.parquet", table)
+        path = self.folder / POINTS / f"{name}.parquet"
+        self._replace(path, table)
+        written = {row["hash"] for row in rows}
+        for other, there in self._rows.items():
+            again = written & there.keys() if other != path else set()
+            if again:
+                self._conform(other, again)
+                for key in again:
+                    del there[key]
+
+    def with_earlier(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows, with what searches have found before and this study does not ask for."""
+        return [row | {c: v for c, v in self._found.get(row["hash"], {}).items() if row[c] is None} for row in rows]
+
+    def _is_incomplete(self, row: Row) -> bool:
+        """Whether a row has some metrics, but not all that are wanted. Those of a case that cannot be have none.
+
+        Not every machine states what all metrics need.
+        """
+        always = tuple(metric.column for metric in METRICS.values() if metric.part is None)
+        wanted = (*always, *(SEARCHED[name] for name in self.space.study.searched))
+        some = any(row.get(column) is not None for column in always)
+        return some and (not {*MEASURED} <= row.keys() or any(row.get(column) is None for column in wanted))
 
     def _conform(self, path: Path, dropped: set[str]) -> None:
-        """Give a file the columns of all, without rows that are about to be computed anew."""
+        """Give a file the columns of all, without some rows."""
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -207,13 +226,6 @@ class Results:
             return []
 
 
-def _is_incomplete(row: Row) -> bool:
-    """Whether a row has some metrics alone. Those of a case that cannot be have none; not every machine has all."""
-    if not {*COLUMNS} <= row.keys():
-        return any(row.get(column) is not None for column in COLUMNS)
-    return len({row[metric.column] is None for metric in METRICS.values() if metric.part is None}) > 1
-
-
 def _kind(name: str, text: frozenset[str]) -> Any:
     import pyarrow as pa
 
@@ -222,7 +234,7 @@ def _kind(name: str, text: frozenset[str]) -> Any:
     return {"busiest_index": pa.int64(), "comparable": pa.bool_()}.get(name, pa.float64())
 
 
-TEXT = frozenset({"hash", "strategy", "exchange", "busiest_kind", "note", "jaxmoe_version"})
+TEXT = frozenset({"hash", "point", "strategy", "exchange", "busiest_kind", "note", "jaxmoe_version"})
 
 
 def text_columns(points: Sequence[Point], rows: Sequence[Row]) -> frozenset[str]:
@@ -251,8 +263,9 @@ def row_of(point: Point, group: Group, text: frozenset[str]) -> Row:
     strategy = group.strategy
     return {
         "hash": point.hash,
+        "point": point.values_hash,
         **values,
-        **dict.fromkeys(COLUMNS),
+        **dict.fromkeys(ALL),
         "busiest_kind": None,
         "busiest_index": None,
         "comparable": strategy is not None and strategy.comparable,
@@ -261,12 +274,16 @@ def row_of(point: Point, group: Group, text: frozenset[str]) -> Row:
     }
 
 
-def with_metrics(row: Row, metrics: np.ndarray, busiest: tuple[str, int]) -> Row:
-    """The row with what was measured, in the order of `METRICS`; without what the machine does not state."""
+def with_metrics(row: Row, metrics: np.ndarray, busiest: tuple[str, int], found: Mapping[str, float]) -> Row:
+    """The row with what was measured, in the order of `METRICS`, and what searches have `found`, by name.
+
+    What the machine does not state is left out.
+    """
     numbers = {
         metric.column: None if metric.part is not None and np.isnan(value) else float(value)
         for metric, value in zip(METRICS.values(), metrics, strict=True)
     }
+    numbers |= {SEARCHED[name]: found[name] for name in found}
     return row | numbers | {"busiest_kind": busiest[0], "busiest_index": busiest[1]}
 
 

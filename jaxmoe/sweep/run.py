@@ -3,15 +3,19 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
-from jaxmoe.config import unstated_energy
+from jaxmoe.config import HardwareConfig, build_machine, unstated_energy
 from jaxmoe.errors import InputError
-from jaxmoe.sweep.evaluation import Engine, resources
+from jaxmoe.sweep.access import locked, writing
+from jaxmoe.sweep.cluster import Cluster, check_address
+from jaxmoe.sweep.evaluation import Engine, Measured, resources
 from jaxmoe.sweep.groups import Group, groups_of
-from jaxmoe.sweep.metrics import METRICS, Row, is_finite
+from jaxmoe.sweep.metrics import COLUMNS, METRICS, Row, cost, is_finite
 from jaxmoe.sweep.points import Point, Space, SweepError
 from jaxmoe.sweep.results import Results, check_installed, row_of, text_columns, with_metrics
 from jaxmoe.sweep.study import Study
@@ -38,20 +42,34 @@ class Sweep:
 
     def best(self, name: str) -> Row | None:
         """The best point by a metric among those that can be compared; `None` where there is none."""
-        metric = METRICS[name]
-        able = [row for row in self.rows if row["comparable"] and is_finite(row[metric.column])]
-        return (min if metric.lower_is_better else max)(able, key=lambda row: row[metric.column], default=None)
+        able = [row for row in self.rows if row["comparable"] and is_finite(row[COLUMNS[name]])]
+        return min(able, key=lambda row: cost(row, name), default=None)
 
 
 def run_sweep(
-    study: Study, folder: Path, progress: Progress, memory_bytes: float = 0.0, names: Sequence[str] = ()
+    study: Study,
+    folder: Path,
+    progress: Progress,
+    memory_bytes: float = 0.0,
+    names: Sequence[str] = (),
+    ray: str | None = None,
 ) -> Sweep:
-    """Compute the points of a study that the folder lacks. Raises `InputError`.
+    """Compute the points of a study that the folder lacks. Raises `InputError`, also where another sweep writes there.
 
     `memory_bytes` limits what a chunk takes; 0 is a part of the machine's memory. `names` are metrics that are wanted
-    beside the study's own: of all of them, some machine has to state what they need.
+    beside the study's own: of all of them, some machine has to state what they need. `ray` is the address of a Ray
+    cluster that evaluates chunks, or "local" for one of this machine; without it, this process does.
     """
     check_installed()
+    if ray:
+        check_address(ray)
+    with locked(folder):
+        return _run(study, folder, progress, memory_bytes, names, ray)
+
+
+def _run(
+    study: Study, folder: Path, progress: Progress, memory_bytes: float, names: Sequence[str], ray: str | None
+) -> Sweep:
     start = time.perf_counter()
     space = Space(study)
     points = space.points()
@@ -60,24 +78,34 @@ def run_sweep(
     missing = [point for point in points if point.hash not in rows]
     text = text_columns(points, results.there)
     known = [point for point in points if point.hash in rows]
-    groups = groups_of(space, missing, lambda done, total: progress(0, len(missing)), known) if missing else []
     wanted = tuple(dict.fromkeys((*study.config.metrics, *names)))
-    _check_stated(space, wanted, groups, [rows[point.hash] for point in known])
-    results.begin(points, text)
-    setup_s, start, done = time.perf_counter() - start, time.perf_counter(), 0
-    engine = Engine(memory_bytes)
-    for group in groups:
-        for chunk in _chunks(engine, group, text):
-            results.write(chunk)
+    check_stated(space, wanted, points)
+    done = 0
+
+    def check(*_: int) -> None:
+        progress(done, len(missing))
+
+    groups = _Counted(groups_of(space, missing, check, known))
+    first = next(groups, None)  # what nothing can be set up of leaves no files
+    with writing(folder):
+        results.begin(points, text)
+    setup_s, start = time.perf_counter() - start, time.perf_counter()
+    given = memory_bytes, study.searched
+    engine = Cluster(ray, *given, check) if ray and missing else Engine(*given)
+    with closing(engine):
+        for group, part, measured in engine.evaluated(chain([first] if first else [], groups)):
+            chunk = results.with_earlier(_chunk(group, part, measured, text))
+            with writing(folder):
+                results.write(chunk)
             rows |= {row["hash"]: row for row in chunk}
             done += len(chunk)
-            progress(done, len(missing))
+            check()
     return Sweep(
         space=space,
         points=points,
         rows=[rows[point.hash] for point in points],
         computed=len(missing),
-        groups=len(groups),
+        groups=groups.count,
         compiles=engine.compiles,
         too_large=engine.too_large,
         devices=engine.devices,
@@ -87,34 +115,55 @@ def run_sweep(
     )
 
 
-def _chunks(engine: Engine, group: Group, text: frozenset[str]) -> Iterator[list[Row]]:
-    """Rows of a group, a chunk at a time."""
-    if group.setting is None:
-        yield [row_of(point, group, text) for point in group.points]
-        return
+class _Counted(Iterator[Group]):
+    """Groups, and how many have been asked for."""
+
+    def __init__(self, groups: Iterator[Group]) -> None:
+        self.groups, self.count = groups, 0
+
+    def __next__(self) -> Group:
+        group = next(self.groups)
+        self.count += 1
+        return group
+
+
+def _chunk(group: Group, part: slice, measured: Measured | None, text: frozenset[str]) -> list[Row]:
+    """Rows of a part of a group."""
+    rows = [row_of(point, group, text) for point in group.points[part]]
+    if measured is None:
+        return rows
+    assert group.setting is not None
     busy = resources(group.setting)
-    for part, measured in engine.chunks(group):
-        yield [
-            with_metrics(row_of(point, group, text), metrics, busy[int(busiest)])
-            for point, metrics, busiest in zip(group.points[part], *measured, strict=True)
-        ]
+    return [
+        with_metrics(row, metrics, busy[int(busiest)], found)
+        for row, metrics, busiest, found in zip(rows, *measured, strict=True)
+    ]
 
 
 EXAMPLES = {"energy": "link.energy_pJ_per_B", "area": "die.area_mm2", "price": "die.price"}  # of what to state
 
 
-def _check_stated(space: Space, wanted: Sequence[str], groups: list[Group], rows: list[Row]) -> None:
-    """Raise `SweepError` for a metric that is wanted and that no machine of the study states; `rows` are known ones."""
-    machines = [group.setting.inputs.model.machine for group in groups if group.setting is not None]
-    for name in wanted:
-        metric = METRICS[name]
-        known = any(is_finite(row[metric.column]) for row in rows)
-        if metric.part is None or known or any(map(metric.is_stated, machines)):
-            continue
-        raise SweepError(
-            f"{space.label}: the metric {name} is wanted, but no machine of the study states any {metric.part}; write "
-            f"for example hardware.{EXAMPLES[metric.part]} under set, or leave {name} out"
-        )
+def check_stated(space: Space, wanted: Sequence[str], points: Sequence[Point]) -> None:
+    """Raise `SweepError` for a metric that is wanted and that no machine of the study states."""
+    parts = {name: METRICS[name].part for name in wanted if name in METRICS and METRICS[name].part}
+    machines = [build_machine(hardware) for hardware in _machines(space, points)] if parts else []
+    for name, part in parts.items():
+        if machines and not any(map(METRICS[name].is_stated, machines)):
+            raise SweepError(
+                f"{space.label}: the metric {name} is wanted, but no machine of the study states any {part}; write "
+                f"for example hardware.{EXAMPLES[str(part)]} under set, or leave {name} out"
+            )
+
+
+def _machines(space: Space, points: Sequence[Point]) -> list[HardwareConfig]:
+    """One machine for each that `hardware` names; none for points that cannot be, whose own notes say why."""
+    found: dict[str, HardwareConfig] = {}
+    for point in points:
+        name = repr(point.values.get("hardware"))
+        if name not in found:
+            with suppress(InputError):
+                found[name] = space.scenario(point.values).hardware
+    return [*found.values()]
 
 
 def _notes(results: Results, points: list[Point], known: Mapping[str, Row], wanted: Sequence[str]) -> list[str]:
@@ -129,10 +178,10 @@ def _notes(results: Results, points: list[Point], known: Mapping[str, Row], want
         f"{count} points were computed by jaxmoe {made}, this is {now}: for equal footing give another folder"
         for made, count in older.items()
     ]
-    if any(METRICS[name].part == "energy" for name in wanted):
+    if any(name in METRICS and METRICS[name].part == "energy" for name in wanted):
         notes += _unstated(results.space, points)
     said: dict[str, int] = {}
-    for metric in (METRICS[name] for name in wanted):
+    for metric in (METRICS[name] for name in wanted if name in METRICS):
         without = sum(is_finite(row["total_s"]) and not is_finite(row[metric.column]) for row in rows)
         if without and metric.part is not None:
             said[f"no {metric.column}, for the machine states no {metric.part}"] = without
@@ -143,11 +192,6 @@ def _notes(results: Results, points: list[Point], known: Mapping[str, Row], want
 
 
 def _unstated(space: Space, points: Sequence[Point]) -> list[str]:
-    """A note on what energies leave out, machine by machine as `hardware` names them."""
-    keys: set[str] = set()
-    for point in {repr(point.values.get("hardware")): point for point in points}.values():
-        try:
-            keys |= {*unstated_energy(space.scenario(point.values).hardware)}
-        except InputError:  # a point that cannot be, whose own note says why
-            continue
+    """A note on what energies leave out, on any machine."""
+    keys = {key for hardware in _machines(space, points) for key in unstated_energy(hardware)}
     return [f"energy counts nothing for what machines do not state: {', '.join(sorted(keys))}"] if keys else []

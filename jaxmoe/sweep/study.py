@@ -15,9 +15,11 @@ from jaxmoe.config import RuleError, Section, load_section
 from jaxmoe.sweep.expressions import Expression, ExpressionError
 
 # `jaxmoe.sweep.metrics` says what each is; a study is read before JAX is loaded.
+SEARCHED = ("bound", "tuned")  # computed where a study names them: they take a search for every machine
 ALWAYS = ("total", "p95", "dispatch", "compute", "combine", "utilisation", "communication_share", "busiest")
 STATED = ("energy", "energy_per_token", "area", "price")  # of machines that state them
 METRICS = ALWAYS + STATED
+KNOWN = METRICS + SEARCHED
 
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -47,6 +49,13 @@ class RangeConfig(Section):
             values = self.start + (self.stop - self.start) * part
         ends = np.where(part == 0, self.start, np.where(part == 1, self.stop, values))  # as written, not rounded
         return ends.astype(float)
+
+    def parts(self, numbers: Float[np.ndarray, " point"]) -> Float[np.ndarray, " point"]:
+        """Where numbers are on the way, 0 to 1; all at 0 where both ends are one."""
+        ends = np.array([self.start, self.stop])
+        if self.scale == "log":
+            ends, numbers = np.log(ends), np.log(numbers)
+        return (numbers - ends[0]) / ((ends[1] - ends[0]) or 1.0)
 
 
 class SampleConfig(Section):
@@ -114,7 +123,7 @@ class StudyConfig(Section):
         default={}, description="further keys as a mapping to expressions over keys", examples=["total / 4"]
     )
     where: Texts = Field(default=(), description="the conditions on points as a list of expressions over keys")
-    metrics: Texts = Field(default=ALWAYS, min_length=1, description=f"the metrics as a list of {', '.join(METRICS)}")
+    metrics: Texts = Field(default=ALWAYS, min_length=1, description=f"the metrics as a list of {', '.join(KNOWN)}")
 
     @model_validator(mode="after")
     def _axes_have_values(self) -> "StudyConfig":
@@ -195,8 +204,8 @@ class StudyConfig(Section):
     @model_validator(mode="after")
     def _metrics_are_known(self) -> "StudyConfig":
         for index, name in enumerate(self.metrics):
-            if name not in METRICS:
-                raise RuleError(("metrics", index), name, f"one of {', '.join(METRICS)}", "Write one of them")
+            if name not in KNOWN:
+                raise RuleError(("metrics", index), name, f"one of {', '.join(KNOWN)}", "Write one of them")
         return self
 
 
@@ -242,6 +251,11 @@ class Study:
     @property
     def scenario(self) -> Path:
         return self.path.parent / Path(self.config.scenario).expanduser()
+
+    @property
+    def searched(self) -> tuple[str, ...]:
+        """Those of its metrics that take a search."""
+        return tuple(name for name in SEARCHED if name in self.config.metrics)
 
     @property
     def layers(self) -> str | None:

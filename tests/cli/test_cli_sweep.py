@@ -1,22 +1,20 @@
-"""`jaxmoe sweep`: what it writes and says, one clear error for bad input, and what a kill leaves."""
+"""`jaxmoe sweep`: what it writes and says, one clear error for bad input, and what Ctrl-C leaves."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import yaml
 from pyarrow import dataset, parquet
 
 from jaxmoe.cli.session import Interrupts
+from jaxmoe.cli.sweep_answers import label_of
 from jaxmoe.sweep import evaluation
+from jaxmoe.sweep.access import locked
 from jaxmoe.sweep.metrics import METRICS
-from jaxmoe.sweep.results import locked
 
 LINK, DIE = "hardware.link.bandwidth_GB_per_s", "hardware.die.compute_TFLOPs_per_s"
 AXES = {LINK: [2, 8], DIE: [1, 2], "strategy": ["tp", "ep_balanced"]}
@@ -58,6 +56,24 @@ def test_a_sweep_writes_points_and_tells_what_came_out(run, study, out):
     assert json.loads((out / "summary.json").read_text())["computed"] == 0, again.output
 
 
+def test_effects_and_a_map(run, study, out):
+    """Two rates and two strategies, which change the logarithm of the time to compute by amounts that add up."""
+    result = run("sweep", study(), "--out", out, "--effects", "--map", f"{LINK},compute_TFLOPs_per_s")
+    assert result.exit_code == 0, result.output
+    assert (out / "map.png").read_bytes().startswith(b"\x89PNG")
+    summary = json.loads((out / "summary.json").read_text())
+    compute = summary["effects"]["compute"]
+    assert compute["points"] == 8
+    assert compute["main"][LINK] == pytest.approx(0, abs=1e-9)
+    logs = {(row["strategy"], row[DIE]): np.log(row["compute_s"]) for row in rows_in(out)}
+    rate, strategy = (logs["tp", 1] - logs["tp", 2]) ** 2, (logs["tp", 1] - logs["ep_balanced", 1]) ** 2
+    assert compute["main"][DIE] == pytest.approx(rate / (rate + strategy), rel=1e-4)
+    assert compute["total"]["strategy"] == pytest.approx(strategy / (rate + strategy), rel=1e-4)
+    assert sum(sum(of.values()) for of in summary["limits"].values()) == 8
+    for told in ("variance", "points by"):
+        assert told in result.stdout
+
+
 def test_without_a_slope_there_are_no_elasticities_but_all_else(run, study, out):
     out.mkdir(parents=True)
     (out / "elasticities.parquet").touch()
@@ -90,6 +106,8 @@ def test_a_point_is_explained(run, study, out):
         ({"where": [f"{LINK} > 100"]}, [], "where leaves no point"),
         ({"metrics": ["watts"]}, [], "expected one of total, p95"),
         ({}, ["--pareto", "total"], "expected two or three of total"),
+        ({}, ["--map", LINK], "expected two axes of numbers, separated by a comma: hardware.link"),
+        ({}, ["--map", "strategy,bandwidth_GB_per_s"], "expected two axes of numbers"),
         ({}, ["--explain", "nothing"], "a row number from 0 to 7"),
         ({"scenario": "none.yaml"}, [], "no such file"),
     ],
@@ -121,8 +139,11 @@ def test_ctrl_c_before_anything_is_written_says_so(run, study, out, monkeypatch)
 
 def test_two_sweeps_at_once_are_one_clear_error(run, study, out):
     out.mkdir(parents=True)
-    with locked(out):
+    with ThreadPoolExecutor(1) as other:
+        holder = locked(out)
+        other.submit(holder.__enter__).result()
         result = run("sweep", study(), "--out", out)
+        other.submit(holder.__exit__, None, None, None).result()
     assert result.exit_code == 2
     assert "another sweep is writing to" in result.stderr
 
@@ -152,39 +173,15 @@ def test_ctrl_c_keeps_whole_chunks(run, study, out, monkeypatch):
     assert not list(out.glob(".*"))
 
 
-SCRIPT = """
-import sys
-from jaxmoe.cli.app import app
-from jaxmoe.sweep import evaluation
-evaluation.MOST = 10
-app(sys.argv[1:])
-"""
-
-
-@pytest.mark.slow
-def test_kills_lose_no_chunk_but_the_last(study, tmp_path):
-    """kill -9 at five moments; what it ends with is what an undisturbed sweep has."""
-    path = study(axes={LINK: {"from": 1, "to": 9, "points": 400}, "strategy": ["tp", "ep_balanced"]})
-    out, whole = tmp_path / "killed", tmp_path / "whole"
-    command = [sys.executable, "-c", SCRIPT, "sweep", str(path), "--out"]
-    assert subprocess.run([*command, str(whole)], capture_output=True, check=False).returncode == 0
-    seen = 0
-    for chunks in (1, 5, 12, 30, 55):
-        process = subprocess.Popen([*command, str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while process.poll() is None and len(files(out)) < chunks:
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert len(files(out)) >= max(seen, min(chunks, 80))
-        seen = len(files(out))
-    assert subprocess.run([*command, str(out)], capture_output=True, check=False).returncode == 0
-    one, other = ({row["hash"]: row for row in rows_in(folder)} for folder in (whole, out))
-    assert len(rows_in(out)) == len(one) == 800
-    assert one.keys() == other.keys()
-    for key, row in one.items():
-        assert other[key]["total_s"] == pytest.approx(row["total_s"], rel=1e-6)
-    assert not list(out.glob(".*"))
-
-
-def files(out: Path) -> list[Path]:
-    return list((out / "points").glob("*.parquet"))
+@pytest.mark.parametrize(
+    ("key", "label"),
+    [
+        ("hardware.link.bandwidth_GB_per_s", "link bandwidth [GB/s]"),
+        ("hardware.die.compute_TFLOPs_per_s", "die compute [TFLOP/s]"),
+        ("hardware.link.latency_ns", "link latency [ns]"),
+        ("workload.batch_tokens", "workload batch tokens"),
+        ("total_GB_per_s", "total [GB/s]"),
+    ],
+)
+def test_axes_have_units(key, label):
+    assert label_of(key) == label

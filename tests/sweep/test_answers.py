@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sweep_keys import CHUNK, DIE, LINK
 
 from jaxmoe.sweep import SweepError
-from jaxmoe.sweep.answers import elasticities, is_efficient, pareto, winners
+from jaxmoe.sweep.answers import elasticities, is_efficient, limits, pareto, winners
 from jaxmoe.sweep.explanation import explained, find_point
 from jaxmoe.sweep.metrics import METRICS
 
@@ -68,6 +68,12 @@ def test_who_wins_where(sweep):
         assert winner.row["total_s"] == min(row["total_s"] for row in here)
         others = [row["total_s"] for row in here if row["strategy"] != winner.row["strategy"]]
         assert winner.behind == pytest.approx(min(others) / winner.row["total_s"] - 1)
+
+
+def test_what_limits_points_is_counted_by_strategy():
+    rows = [("tp", "node"), ("tp", "link"), ("ep", "link"), ("tp", "node"), ("ep", None)]
+    told = limits([{"strategy": strategy, "busiest_kind": kind} for strategy, kind in rows])
+    assert told == {"tp": {"node": 2, "link": 1}, "ep": {"link": 1}}
 
 
 # What a machine states for metrics of its energy, area and price.

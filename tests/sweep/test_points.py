@@ -151,6 +151,26 @@ def test_points_that_cannot_be(space, sections, told):
     assert told in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        ({"axes": {LINK: {"from": 1, "to": 2, "points": 10**9}, DIE: [1, 2]}}, "2,000,000,000 points"),
+        ({"axes": {LINK: {"from": 1, "to": 2}}, "sample": {"sobol": 10**12}}, "1,000,000,000,000 points"),
+        ({"axes": {key: [*range(1, 2001)] for key in (LINK, DIE)}, "zip": []}, "4,000,000 points"),
+    ],
+)
+def test_more_points_than_there_may_be_are_told_before_there_are_any(space, monkeypatch, sections, told):
+    monkeypatch.setattr("jaxmoe.sweep.points.MOST_POINTS", 3_999_999)
+    with pytest.raises(SweepError, match=f"axes make {told}, more than the 3,999,999 .*; shorten axes"):
+        space(**sections).points()
+
+
+def test_zipped_axes_count_once(space, monkeypatch):
+    monkeypatch.setattr("jaxmoe.sweep.points.MOST_POINTS", 6)
+    axes = {LINK: [1, 2, 3], DIE: [1, 2, 3], "strategy": ["tp", "ep"]}
+    assert len(space(axes=axes, zip=[[LINK, DIE]]).points()) == 6
+
+
 def test_the_base_is_checked(study, space):
     with pytest.raises(InputError, match="no such file"):
         space(scenario="none.yaml", axes={LINK: [1]})

@@ -101,3 +101,9 @@ def test_an_exchange_decides_what_can_be_compared(sweep):
     assert "without what the groups send each other" in rows["hybrid", "rings_1x2_alone"]["note"]
     assert not rows["hybrid_ring", "rings_1x2_both_ways"]["note"]
     assert rows["hybrid", "rings_1x2_alone"]["hash"] != done.best("total")["hash"]
+
+
+def test_layers_that_a_model_lacks_name_the_key_of_the_study(study, sweep, tmp_path):
+    with pytest.raises(SweepError, match=r"study.yaml: layers has \[99\], but .* in layers \[3, 5\]; name some of"):
+        sweep(axes={LINK: [1]}, layers=[3, 99])
+    assert not list((tmp_path / "out").iterdir())

@@ -2,6 +2,7 @@
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -9,8 +10,9 @@ from pyarrow import dataset, parquet
 from sweep_keys import DIE, LINK
 
 from jaxmoe.sweep import SweepError, evaluation, read_study, run_sweep
+from jaxmoe.sweep.access import locked
 from jaxmoe.sweep.groups import Group
-from jaxmoe.sweep.results import TEXT, locked, row_of
+from jaxmoe.sweep.results import TEXT, row_of
 
 GEMM = {"kind": "tiled", "tile_tokens": 4, "tile_columns": 64, "startup_ns": 50}
 
@@ -138,13 +140,15 @@ def test_a_file_that_may_not_be_read_is_no_damage(sweep, tmp_path, monkeypatch):
     assert sweep(axes={LINK: [1]}).computed == 0
 
 
-def test_one_sweep_at_a_time_in_a_folder(tmp_path):
-    with locked(tmp_path):
-        with pytest.raises(SweepError, match="another sweep is writing to"), locked(tmp_path):
-            pass
-        assert not list(tmp_path.iterdir())
-    with locked(tmp_path):
-        pass
+def test_one_sweep_at_a_time_in_a_folder(study, tmp_path):
+    """The command and Python alike. What holds the lock may take it again."""
+    path, other = study(axes={LINK: [1]}), ThreadPoolExecutor(1)
+    with locked(tmp_path), locked(tmp_path):
+        running = other.submit(run_sweep, read_study(path), tmp_path, lambda done, total: None)
+        with pytest.raises(SweepError, match="another sweep is writing to"):
+            running.result()
+        assert not list(tmp_path.glob("*points*"))
+    assert other.submit(run_sweep, read_study(path), tmp_path, lambda done, total: None).result().computed == 1
 
 
 def test_the_version_is_looked_up_once(space):
@@ -208,7 +212,7 @@ def test_a_failed_write_leaves_nothing_behind(sweep, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(parquet, "write_table", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(SweepError, match=r"cannot write to .*out: No space left on device; make room and run again"):
         sweep(axes=AXES)
     assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == ["manifest.json", "points", "study.yaml"]
 
@@ -224,7 +228,7 @@ def test_what_a_kill_left_aside_goes(sweep, tmp_path):
 MACHINE = "mesh_shape: [2, 2]\ndie: {compute_TFLOPs_per_s: 1}\nlink: {bandwidth_GB_per_s: "
 
 
-def test_a_changed_file_behind_a_name_is_computed_anew(sweep, scenario):
+def test_a_changed_file_behind_a_name_is_computed_anew(sweep, scenario, tmp_path):
     folder = scenario.parent / "hardware"
     folder.mkdir()
     (folder / "one.yaml").write_text(MACHINE + "10}\n")
@@ -235,6 +239,10 @@ def test_a_changed_file_behind_a_name_is_computed_anew(sweep, scenario):
     (folder / "one.yaml").write_text(MACHINE + "1}\n")
     after = sweep(axes=axes)
     assert after.computed == 1
+    rows = read(tmp_path / "out")
+    assert rows.keys() == {point.hash for point in after.points}  # what the file said before is gone
+    assert rows.keys() != {point.hash for point in before.points}
+    assert [row["point"] for row in after.rows] == [row["point"] for row in before.rows]
     assert after.rows[0]["dispatch_s"] > 2 * before.rows[0]["dispatch_s"]
     assert after.rows[1] == before.rows[1]
 

@@ -15,9 +15,11 @@ from jaxmoe.config import ConfigError
 from jaxmoe.experiment import score, standard_strategies
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.sweep import SweepError
+from jaxmoe.sweep import groups as groups_module
 from jaxmoe.sweep.evaluation import Engine, given, outcome_at, resources
 from jaxmoe.sweep.groups import groups_of
 from jaxmoe.sweep.metrics import METRICS, busy_by_kind
+from jaxmoe.sweep.setting import setting_of
 from jaxmoe.sweep.study import METRICS as NAMES
 
 LATENCY, MEMORY = "hardware.link.latency_ns", "hardware.die.memory_bandwidth_GB_per_s"
@@ -120,11 +122,27 @@ def test_what_decides_or_sizes_something_makes_groups(space):
             "evaluation.seed": [1],
         }
     )
-    groups = groups_of(made, made.points(), lambda done, total: None)
+    groups = [*groups_of(made, made.points(), lambda done, total: None)]
     assert all(group.setting is not None for group in groups)
     assert len(groups) == 2 * 2 * 2  # tokens, skew, whether memory has a limit
     kinds = {group.setting.keys for group in groups}
     assert kinds == {(LINK, CHUNK), (LINK, CHUNK, MEMORY)}
+
+
+def test_settings_are_drawn_as_they_are_needed(space, monkeypatch):
+    """Three settings, of two strategies each."""
+    drawn = []
+
+    def counted(scenario, keys, layers):
+        drawn.append(scenario.workload.batch_tokens)
+        return setting_of(scenario, keys, layers)
+
+    monkeypatch.setattr(groups_module, "setting_of", counted)
+    made = space(axes={"workload.batch_tokens": [8, 4, 2], LINK: [1, 2], "strategy": ["tp", "ep"]})
+    ahead = []
+    for group in groups_of(made, made.points(), lambda done, total: None):
+        ahead.append((group.points[0].values["workload.batch_tokens"], list(dict.fromkeys(drawn))))
+    assert [(tokens, len(seen)) for tokens, seen in ahead] == [(8, 1), (8, 1), (4, 2), (4, 2), (2, 3), (2, 3)]
 
 
 def test_memory_capacity_decides_what_fits(sweep):
@@ -201,7 +219,7 @@ def test_a_small_group_makes_no_small_chunks_of_a_large_one(space):
         where=[f"strategy != 'ep_random' or {LINK} < 3"],
     )
     engine = Engine()
-    groups = groups_of(made, made.points(), lambda done, total: None)
+    groups = [*groups_of(made, made.points(), lambda done, total: None)]
     assert [len(group.points) for group in groups] == [2, 60, 60]
     assert [len([*engine.chunks(group)]) for group in groups] == [1, 1, 1]
     assert engine.compiles == 2

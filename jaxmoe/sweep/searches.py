@@ -1,0 +1,70 @@
+"""Metrics that take a search for every machine: the lower bound, and what a short tuning reaches."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxmoe.experiment.comparison import placement_problem
+from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.experiment.strategies import Strategy
+from jaxmoe.network import AbstractExchange
+from jaxmoe.placement import PlanError
+from jaxmoe.sweep.groups import Group
+from jaxmoe.sweep.setting import Setting
+from jaxmoe.sweep.tuning import tuned
+from jaxmoe.traces import Batch
+from jaxmoe.tune.bounds import lower_bound
+
+
+def bound_of(inputs: Inputs, strategy: Strategy, exchange: AbstractExchange, batches: Batch) -> float | None:
+    """A time that no placement beats, under this exchange or any that tuning may choose, s: a mean over layers.
+
+    `None` where no placement fits, and for accountings that leave traffic out, of which it says nothing.
+    """
+    if strategy.fits and not strategy.comparable:
+        return None
+    try:
+        problem = placement_problem(inputs).under(exchange)
+    except PlanError:
+        return None
+    return float(lower_bound(problem, batches).mean())
+
+
+@dataclass
+class Searches:
+    """What searches find for points of one setting after another; what strategies have in common is found once."""
+
+    _setting: Setting | None = None
+    _kept: dict[tuple, float] = field(default_factory=dict)
+
+    def found(
+        self, group: Group, numbers: Float[np.ndarray, "point key"], names: tuple[str, ...]
+    ) -> list[dict[str, float]]:
+        """These metrics of points of a group, by name, s; NaN where there is none."""
+        if group.setting is not self._setting:
+            self._setting = group.setting
+            self._kept.clear()
+        if "tuned" in names:
+            self._tune(group.setting, numbers)
+        return [{name: self._one(name, group, row) for name in names} for row in numbers]
+
+    def _tune(self, setting: Setting | None, numbers: Float[np.ndarray, "point key"]) -> None:
+        """All machines among these that have not been tuned yet."""
+        assert setting is not None
+        new = numbers[np.array([("tuned", *row) not in self._kept for row in numbers], bool)]
+        for row, seconds in zip(new, tuned(setting, new), strict=True):
+            self._kept["tuned", *row] = float(seconds)
+
+    def _one(self, name: str, group: Group, numbers: Float[np.ndarray, " key"]) -> float:
+        if name == "tuned":
+            return self._kept["tuned", *numbers]
+        setting, strategy = group.setting, group.strategy
+        assert setting is not None
+        assert strategy is not None
+        key = name, group.exchange, strategy.fits, strategy.comparable, *numbers
+        if key not in self._kept:
+            exchange = setting.inputs.exchange(group.exchange)
+            found = bound_of(setting.at(numbers), strategy, exchange, setting.batches)
+            self._kept[key] = np.nan if found is None else found
+        return self._kept[key]
