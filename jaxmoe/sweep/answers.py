@@ -43,6 +43,12 @@ def check_metrics(names: Sequence[str]) -> None:
         raise SweepError(f"--pareto is {','.join(names)!r}; expected {known}, separated by commas")
 
 
+def best(rows: Sequence[Row], name: str) -> Row | None:
+    """The best row by a metric among those that can be compared; `None` where there is none."""
+    able = [row for row in rows if row["comparable"] and is_finite(row[METRICS[name].column])]
+    return min(able, key=lambda row: _cost(row, name), default=None)
+
+
 def _cost(row: Row, name: str) -> float:
     metric = METRICS[name]
     return row[metric.column] if metric.lower_is_better else -row[metric.column]

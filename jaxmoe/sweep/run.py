@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from jaxmoe.sweep.answers import best
 from jaxmoe.sweep.evaluation import Engine, resources
 from jaxmoe.sweep.groups import Group, groups_of
-from jaxmoe.sweep.metrics import METRICS, Row, is_finite
+from jaxmoe.sweep.metrics import Row
 from jaxmoe.sweep.points import Point, Space
 from jaxmoe.sweep.results import Results, check_installed, row_of, text_columns, with_metrics
 from jaxmoe.sweep.study import Study
@@ -36,9 +37,7 @@ class Sweep:
 
     def best(self, name: str) -> Row | None:
         """The best point by a metric among those that can be compared; `None` where there is none."""
-        metric = METRICS[name]
-        able = [row for row in self.rows if row["comparable"] and is_finite(row[metric.column])]
-        return (min if metric.lower_is_better else max)(able, key=lambda row: row[metric.column], default=None)
+        return best(self.rows, name)
 
 
 def run_sweep(study: Study, folder: Path, progress: Progress, memory_bytes: float = 0.0) -> Sweep:
