@@ -10,7 +10,7 @@ from jaxmoe.sweep.answers import Winner, best
 from jaxmoe.sweep.folder import SweepFolder
 from jaxmoe.sweep.metrics import METRICS, is_finite
 
-DRAWN = 4000  # points, and cases
+DRAWN = 1500  # points, and cases: parallel coordinates of more take seconds where no GPU draws them
 MOST_METRICS = 4
 SEED = 0
 

@@ -31,6 +31,7 @@ class Figure:
     data: Mapping[str, Any]
     kind: str = "plain"
     height: int = 360  # CSS pixels
+    wide: bool = False  # takes the width of the page, while others stand side by side
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def figure(data: Sequence[Mapping[str, Any]], **layout: Any) -> dict[str, Any]:
         "font": {"family": "system-ui, sans-serif", "size": 12, "color": INK},
         "margin": {"l": 56, "r": 16, "t": 8, "b": 48},
         "hoverlabel": {"font": {"family": "system-ui, sans-serif", "size": 12}},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
         "colorway": list(PALETTE),
         "dragmode": False,
     }

@@ -14,7 +14,7 @@ from jaxmoe.plotting.report.blocks import Figure, ReportError, figure, rounded
 from jaxmoe.plotting.style import LINK_BYTES, LINK_TIME, NODE_BYTES, NODE_TIME
 
 MOST_NUMBERS = 1_000_000  # in the page; of more, evenly spaced frames are shown
-LANE = 0.13  # how far a link is drawn beside the line that joins its ends, to its right; of the least distance
+LANE = 0.14  # how far a link is drawn beside the line that joins its ends, to its right; of the least distance
 VIRIDIS, MAGMA = "Viridis", "Magma"
 
 
@@ -97,7 +97,7 @@ def loads_block(loads: MachineLoads, shown: list[str]) -> Figure:
         "Squares are nodes, arrows are directed links; the darker, the busier. The busiest of each are outlined. One "
         f"scale for all that the slider shows.{left_out}"
     )
-    return Figure("Load of nodes and links", caption, data, kind="loads", height=420)
+    return Figure("Load of nodes and links", caption, data, kind="loads", height=420, wide=True)
 
 
 def _machine(loads: MachineLoads, titles: list[tuple[str, str]]) -> dict[str, Any]:

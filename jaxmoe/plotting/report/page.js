@@ -3,7 +3,8 @@
 
 const CONFIG = {displaylogo: false, responsive: true, plotlyServerURL: "", showTips: false,
   modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d", "toggleSpikelines"]};
-const FADED = "#c9c9c9";
+const FADED = "#dedede";
+const MARK = "#00E5FF";  // outlines the busiest
 
 const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const copy = (value) => JSON.parse(JSON.stringify(value));
@@ -39,13 +40,13 @@ async function drawLoads(data, {controls, plots, plot}) {
     const canvas = panel ? make("div", {className: "plot"}) : plot;
     const heading = make("div", {className: "controls"});
     choice(heading, "shown", data.names, chosen[panel], (index) => { chosen[panel] = index; update(); });
-    plots.append(make("div", {}, heading, canvas));
+    plots.append(make("div", {className: "panel"}, heading, canvas));
     return canvas;
   });
   const largest = (values) => Math.max(...chosen.map((name) => values[name].flat().reduce((a, b) => Math.max(a, b), 0))) || 1;
-  const marks = (values) => {
-    const top = Math.max(...values);
-    return values.map((value) => (top > 0 && value === top ? "#00E5FF" : "#9a9a9a"));
+  const marks = (values, marked, usual) => {
+    const top = values.indexOf(Math.max(...values));
+    return values.map((value, at) => (at === top && value > 0 ? marked : usual));
   };
   const update = () => Promise.all(panels.map((panel, at) => {
     const name = chosen[at], node = data.node[name][frame], link = data.link[name][frame];
@@ -53,10 +54,9 @@ async function drawLoads(data, {controls, plots, plot}) {
     const unit = Math.min(panel.clientWidth / data.extent[0], panel.clientHeight / data.extent[1]) * 0.85 * data.spacing;
     return Plotly.restyle(panel, {
       "marker.color": [node, link], "marker.cmax": [nodeMax, linkMax],
-      "marker.size": [Math.max(unit * 0.48, 5), link.map((value) => Math.max(unit * (0.12 + 0.14 * value / linkMax), 4))],
-      "marker.line.color": [marks(node), marks(link)],
-      "marker.line.width": [marks(node).map((colour) => (colour === "#00E5FF" ? 3 : 0)),
-        marks(link).map((colour) => (colour === "#00E5FF" ? 2 : 0.3))],
+      "marker.size": [Math.max(unit * 0.48, 5), link.map((value) => Math.max(unit * (0.1 + 0.08 * value / linkMax), 4))],
+      "marker.line.color": [marks(node, MARK, "#fff"), marks(link, MARK, "#9a9a9a")],
+      "marker.line.width": [marks(node, 3, 0), marks(link, 2, 0.3)],
     }, [1, 2]);
   }));
   const fit = (panel) => { panel.style.height = `${Math.round(Math.min(Math.max(panel.clientWidth * data.extent[1] / data.extent[0], 150), 560) + 110)}px`; };
@@ -123,11 +123,12 @@ async function drawMap(data, {controls, plot}) {
 const hasWebGL = () => Boolean(document.createElement("canvas").getContext("webgl"));
 
 // A plane of two metrics and parallel coordinates, which show the same selection.
-async function drawLinked(data, {figure, controls, plots, plot}) {
+async function drawLinked(data, {figure, controls, plots, plot, later}) {
   const count = data.hash.length, all = [...Array(count).keys()];
-  const pair = [data.metrics[0].name, data.metrics[Math.min(1, data.metrics.length - 1)].name];
+  const pair = data.first.slice();
   const lines = make("div", {className: "plot parallel"}), status = make("output", {className: "selected"});
   let boxed = null, brushed = null;  // rows selected in the plane, and along axes; null is all
+  let painted = null;  // those in the plane that the lines have their colours for; ranges along axes fade by themselves
 
   const metric = (name) => data.columns[data.metrics.find((each) => each.name === name).column];
   const own = data.strategies.names.map((_, at) => all.filter((row) => data.strategies.values[row] === at));
@@ -161,17 +162,21 @@ async function drawLinked(data, {figure, controls, plots, plot}) {
     return {tickvals: marks, ticktext: marks.map((mark) => String(Number((10 ** mark).toPrecision(2))))};
   };
   const steps = [FADED, ...data.colours], scale = steps.flatMap((colour, at) => [[at / steps.length, colour], [(at + 1) / steps.length, colour]]);
+  const side = (column) => Math.max(44, 24 + 6 * Math.max(...(column.names ?? []).map((name) => name.length)));
   const broken = (label) => safe(label).replace(/ \[/, "<br>[");
-  const colour = (shown) => data.strategies.values.map((strategy, row) => (shown.has(row) ? strategy + 1 : 0));
+  const colour = () => data.strategies.values.map((strategy, row) => (!painted || painted.has(row) ? strategy + 1 : 0));
+  async function drawLines() {
+    await Plotly.newPlot(lines, [{type: "parcoords", labelfont: {size: 11}, rangefont: {size: 1, color: "rgba(0,0,0,0)"},
+      dimensions: data.columns.map((column) => ({label: broken(column.label), values: height(column), ...ticks(column)})),
+      line: {color: colour(), colorscale: scale, cmin: -0.5, cmax: steps.length - 0.5},
+      unselected: {line: {color: FADED, opacity: 0.15}}}],
+    {...copy(data.figure.layout), margin: {l: side(data.columns[0]), r: side(data.columns.at(-1)), t: 56, b: 24}}, CONFIG);
+    lines.on("plotly_restyle", brush);
+  }
   if (hasWebGL()) {
     lines.style.minWidth = `${120 * data.columns.length}px`;
     plots.append(make("div", {className: "wide"}, lines));
-    await Plotly.newPlot(lines, [{type: "parcoords", labelfont: {size: 11}, rangefont: {size: 1, color: "rgba(0,0,0,0)"},
-      dimensions: data.columns.map((column) => ({label: broken(column.label), values: height(column), ...ticks(column)})),
-      line: {color: colour(new Set(all)), colorscale: scale, cmin: -0.5, cmax: steps.length - 0.5},
-      unselected: {line: {color: FADED, opacity: 0.15}}}],
-    {...copy(data.figure.layout), margin: {l: 70, r: 50, t: 56, b: 24}}, CONFIG);
-    lines.on("plotly_restyle", brush);
+    later(drawLines);  // it may take seconds where no GPU draws
   } else {
     plots.append(make("p", {textContent: "Parallel coordinates need WebGL, which this browser does not have."}));
   }
@@ -214,7 +219,9 @@ async function drawLinked(data, {figure, controls, plots, plot}) {
       }))));
     await Plotly.restyle(plot, {selectedpoints: own.map((mine) => (everything ? null : mine.flatMap((row, at) => (shown.has(row) ? [at] : []))))},
       own.map((_, at) => at));
-    if (lines.data) await Plotly.restyle(lines, {"line.color": [colour(shown)]});
+    if (painted === boxed) return;
+    painted = boxed;
+    if (lines.data) await Plotly.restyle(lines, {"line.color": [colour()]});
   }
 
   ["across", "up"].forEach((label, axis) => choice(controls, label, data.metrics.map((each) => each.name),
@@ -257,16 +264,22 @@ const DRAWN_BY = {plain: drawPlain, loads: drawLoads, map: drawMap, linked: draw
 
 (async () => {
   const data = JSON.parse(document.getElementById("figures").textContent);
-  for (const [key, each] of Object.entries(data)) {
-    const figure = document.getElementById(key), plots = figure.querySelector(".plots");
-    const parts = {figure, plots, controls: figure.querySelector(".controls"), plot: plots.querySelector(".plot")};
+  const last = [];
+  const attempt = async (key, figure, draw) => {
     await new Promise((done) => setTimeout(done));  // the page answers between figures
     try {
-      await DRAWN_BY[each.kind](each, parts);
+      await draw();
     } catch (error) {
       console.error(key, error);
       figure.append(make("p", {className: "note", textContent: `This figure could not be drawn: ${error}`}));
     }
+  };
+  for (const [key, each] of Object.entries(data)) {
+    const figure = document.getElementById(key), plots = figure.querySelector(".plots");
+    const later = (draw) => last.push(() => attempt(key, figure, draw));
+    const parts = {figure, plots, later, controls: figure.querySelector(".controls"), plot: plots.querySelector(".plot")};
+    await attempt(key, figure, () => DRAWN_BY[each.kind](each, parts));
   }
+  for (const draw of last) await draw();
   document.body.dataset.drawn = "yes";
 })();

@@ -83,16 +83,18 @@ def _contents(page: Page) -> str:
 
 def _section(number: int, heading: str, blocks: Sequence[Block], drawn: dict[str, Any]) -> str:
     """A section; its figures' data go to `drawn`, by key."""
-    inside = "".join(_block(block, drawn) for block in blocks)
+    narrow = [block for block in blocks if isinstance(block, Figure) and not block.wide]
+    alone = narrow[-1:] if len(narrow) % 2 else []  # two stand side by side where there is room
+    inside = "".join(_block(block, drawn, any(block is each for each in alone)) for block in blocks)
     return f'<section id="section-{number}"><h2>{escape(heading)}</h2>{inside}</section>'
 
 
-def _block(block: Block, drawn: dict[str, Any]) -> str:
+def _block(block: Block, drawn: dict[str, Any], alone: bool) -> str:
     if isinstance(block, Figure):
         key = f"figure-{len(drawn)}"
         drawn[key] = {"kind": block.kind, **block.data}
         return (
-            f'<figure id="{key}" data-kind="{escape(block.kind)}"><h3>{escape(block.title)}</h3>'
+            f'<figure id="{key}" class="{"whole" if block.wide or alone else "half"}"><h3>{escape(block.title)}</h3>'
             f'<div class="controls"></div><div class="plots"><div class="plot" style="height:{block.height}px"></div>'
             f"</div><figcaption>{escape(block.caption)}</figcaption></figure>"
         )

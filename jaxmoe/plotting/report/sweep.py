@@ -76,15 +76,18 @@ def label_of(key: str, others: Sequence[str] = ()) -> str:
     return f"{name} [{measure}]" if measure else name
 
 
-def column(rows: Sequence[Row], key: str, label: str) -> dict[str, Any]:
-    """Values of a column for the page: `values`, `label`, and either `names` that they index or the `scale`."""
+def column(rows: Sequence[Row], key: str, label: str, is_time: bool = False) -> dict[str, Any]:
+    """Values of a column for the page: `values`, `label`, and either `names` that they index or the `scale`.
+
+    Times are given in seconds, and shown in a unit that suits them.
+    """
     values = [row.get(key) for row in rows]
     if not all(isinstance(value, int | float) or value is None for value in values):
         names = sorted({_name(value) for value in values})
         index = {name: at for at, name in enumerate(names)}
         return {"label": label, "names": names, "values": [index[_name(value)] for value in values]}
     numbers = [float(value) if value is not None and isfinite(value) else None for value in values]
-    if key.endswith("_s"):
+    if is_time:
         factor, unit = time_unit(max((number for number in numbers if number is not None), default=0.0))
         label = f"{label.partition(' [')[0]} [{unit}]"
         numbers = [None if number is None else number * factor for number in numbers]
@@ -98,7 +101,8 @@ def _name(value: Any) -> str:
 
 
 def _columns(data: SweepData, rows: Sequence[Row], keys: Sequence[str]) -> list[dict[str, Any]]:
-    return [column(rows, key, label_of(key, keys)) for key in keys]
+    times = {key for key in data.metrics.values() if key.endswith("_s")}
+    return [column(rows, key, label_of(key, keys), key in times) for key in keys]
 
 
 # Tables.
@@ -152,7 +156,9 @@ def _wins_table(data: SweepData) -> Table:
 def _linked(data: SweepData) -> Figure:
     """Parallel coordinates and a plane of two metrics, with one selection; `page.js` draws both."""
     metrics = [name for name in data.metrics if any(name in pair for pair in data.fronts)]
-    keys = [*(key for key in data.axes if key != "strategy"), *(data.metrics[name] for name in metrics)]
+    exchanges = {(row["strategy"], row["exchange"]) for row in data.rows}
+    told = {"strategy", "exchange"} if len(exchanges) == len({name for name, _ in exchanges}) else {"strategy"}
+    keys = [*(key for key in data.axes if key not in told), *(data.metrics[name] for name in metrics)]
     shown = [*keys[: MOST_AXES - len(metrics)], *keys[-len(metrics) :]] if len(keys) > MOST_AXES else keys
     strategies = column(data.rows, "strategy", "strategy")
     colours = strategy_colours(strategies["names"])
@@ -161,6 +167,7 @@ def _linked(data: SweepData) -> Figure:
     block = {
         "figure": plane,
         "columns": [columns[key] for key in shown],
+        "first": list(max(data.fronts, key=lambda pair: len(data.fronts[pair]))),  # the plane shown first
         "metrics": [{"name": name, "column": shown.index(data.metrics[name])} for name in metrics],
         "strategies": strategies,
         "colours": [colours[name] for name in strategies["names"]],
@@ -173,7 +180,7 @@ def _linked(data: SweepData) -> Figure:
         "A click on a dragged range, or a double click in the plane, gives it up. The line is the Pareto front of the "
         "two metrics."
     )
-    return Figure("Select in one, see in the other", caption, block, kind="linked", height=460)
+    return Figure("Select in one, see in the other", caption, block, kind="linked", height=460, wide=True)
 
 
 def _map(data: SweepData) -> list[Block]:
@@ -236,9 +243,9 @@ def _worth(data: SweepData) -> Figure:
     }
     shown = figure(
         [trace],
-        xaxis=axis("change of the metric for 1 % more [%]"),
+        xaxis=axis("metric changes by [%]"),
         yaxis=axis("", autorange="reversed", gridcolor="rgba(0,0,0,0)"),
     )
     options = choices("metric", ((name, bars(of)) for name, of in data.worth.items()))
-    caption = "Median over points; the lines are from the 5th to the 95th percentile."
+    caption = "For 1 % more of the number: median over points; the lines are from the 5th to the 95th percentile."
     return Figure("Elasticities", caption, {"figure": shown, "choices": options}, height=110 + 44 * len(keys))
