@@ -34,13 +34,16 @@ class Figure:
     wide: bool = False  # takes the width of the page, while others stand side by side
 
 
+Cell = str | int | float | None
+
+
 @dataclass(frozen=True)
 class Table:
     """A table that sorts by a click on a heading. Cells are text, numbers, or `None` where there is nothing."""
 
     title: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[str | float | None]]
+    rows: Sequence[Sequence[Cell]]
     caption: str = ""
 
 

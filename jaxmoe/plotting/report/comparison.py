@@ -9,6 +9,7 @@ import numpy as np
 from jaxmoe.plotting.report.blocks import (
     STAGE_COLOURS,
     Block,
+    Cell,
     Figure,
     Note,
     Table,
@@ -236,7 +237,7 @@ def _tuning(tuning: Mapping[str, Any], factor: float, unit: str) -> list[Block]:
     """The search, and what its stages ended with."""
     stages = {name.removesuffix("_s"): of["mean"] * factor for name, of in tuning["stages"].items()}
     bound = tuning["bound_s"]["mean"] * factor
-    rows: list[list[str | float | None]] = [[name, seconds, seconds / bound] for name, seconds in stages.items()]
+    rows: list[list[Cell]] = [[name, seconds, seconds / bound] for name, seconds in stages.items()]
     table = Table(
         f"Optimiser {tuning['optimiser']}, times in {unit}",
         ["stage", "time of a layer", "times the lower bound"],

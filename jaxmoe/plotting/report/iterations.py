@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxmoe.plotting.report.blocks import STAGE_COLOURS, Block, Figure, Note, Table, axis, figure, seconds_unit
+from jaxmoe.plotting.report.blocks import STAGE_COLOURS, Block, Cell, Figure, Note, Table, axis, figure, seconds_unit
 from jaxmoe.plotting.style import strategy_colours
 
 STAGES = tuple(STAGE_COLOURS)
@@ -14,7 +14,7 @@ def iterations_blocks(summary: Mapping[str, Any]) -> dict[str, list[Block]]:
     runs, replayed = summary["runs"], summary["replayed"]
     factor, unit = seconds_unit(run["mean"]["total_s"] for run in runs.values())
     static = sum(runs["static"]["total_s"])
-    rows: list[list[str | float | None]] = []
+    rows: list[list[Cell]] = []
     for name, run in runs.items():
         times = [run["mean"][f"{stage}_s"] * factor for stage in (*STAGES, "total")]
         speedup = static / sum(run["total_s"])

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxmoe.plotting.report.blocks import Block, Table, seconds_unit
+from jaxmoe.plotting.report.blocks import Block, Cell, Table, seconds_unit
 from jaxmoe.plotting.report.validation import agreement_figure
 from jaxmoe.plotting.style import byte_unit
 
@@ -27,7 +27,7 @@ def _table(matrices: Mapping[str, Mapping[str, Any]]) -> Table:
     factor, unit = seconds_unit(max(of["completion_s"].values()) for of in matrices.values())
     per_byte, size = byte_unit(max(of["bytes"] for of in matrices.values()))
     models = list(matrices[slowest[0]]["completion_s"])
-    rows: list[list[str | float | None]] = [
+    rows: list[list[Cell]] = [
         [
             name,
             *(matrices[name]["completion_s"][model] * factor for model in models),

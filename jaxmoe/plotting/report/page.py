@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxmoe.files import atomic_write
-from jaxmoe.plotting.report.blocks import Block, Figure, Folded, ReportError, Table
+from jaxmoe.plotting.report.blocks import Block, Cell, Figure, Folded, ReportError, Table
 from jaxmoe.plotting.style import digits
 
 # Nothing may be loaded, whatever a figure asks for. Plotly's parallel coordinates compile code of their own.
@@ -118,11 +118,12 @@ def _table(table: Table) -> str:
     return f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
-def _cells(row: Sequence[str | float | None]) -> Iterator[str]:
+def _cells(row: Sequence[Cell]) -> Iterator[str]:
     for value in row:
         if value is None:
             yield "<td class='number'>-</td>"
         elif isinstance(value, str):
             yield f"<td>{escape(value)}</td>"
         else:
-            yield f'<td class="number" data-value="{float(value)!r}">{digits(value, 4)}</td>'
+            shown = str(value) if isinstance(value, int) else digits(value, 4)
+            yield f'<td class="number" data-value="{float(value)!r}">{shown}</td>'

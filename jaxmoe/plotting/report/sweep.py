@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxmoe.plotting.report.blocks import Block, Figure, Note, Table, axis, choices, figure, rounded
+from jaxmoe.plotting.report.blocks import Block, Cell, Figure, Note, Table, axis, choices, figure, rounded
 from jaxmoe.plotting.style import INK, PALETTE, strategy_colours, time_unit
 
 Row = Mapping[str, Any]
@@ -132,12 +132,12 @@ def _unit(data: SweepData, name: str) -> tuple[float, str]:
     return time_unit(max(row[key] for row in data.best.values() if row[key] is not None))
 
 
-def _cell(value: Any) -> str | float | None:
-    return value if isinstance(value, str | float | int | None) and not isinstance(value, bool) else str(value)
+def _cell(value: Any) -> Cell:
+    return value if isinstance(value, str | int | float | None) and not isinstance(value, bool) else str(value)
 
 
 def _wins_table(data: SweepData) -> Table:
-    rows: list[list[str | float | None]] = [
+    rows: list[list[Cell]] = [
         [name, cases, None if behind is None else 100 * behind]
         for name, (cases, behind) in sorted(data.wins.items(), key=lambda item: -item[1][0])
     ]
@@ -167,7 +167,7 @@ def _linked(data: SweepData) -> Figure:
     block = {
         "figure": plane,
         "columns": [columns[key] for key in shown],
-        "first": list(max(data.fronts, key=lambda pair: len(data.fronts[pair]))),  # the plane shown first
+        "first": list(max(data.fronts.items(), key=lambda item: len(item[1]))[0]),  # the plane shown first
         "metrics": [{"name": name, "column": shown.index(data.metrics[name])} for name in metrics],
         "strategies": strategies,
         "colours": [colours[name] for name in strategies["names"]],

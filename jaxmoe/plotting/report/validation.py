@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxmoe.plotting.report.blocks import Block, Figure, Table, axis, figure, seconds_unit
+from jaxmoe.plotting.report.blocks import Block, Cell, Figure, Table, axis, figure, seconds_unit
 from jaxmoe.plotting.style import GUIDE, strategy_colours
 
 STAGES = ("dispatch", "compute", "combine", "total")
@@ -31,7 +31,7 @@ def _table(trials: Mapping[tuple[str, int], Mapping[str, Any]]) -> Table:
     """A line for each strategy and size of batch: means of both, and how they agree."""
     means = {key: trial["mean"] for key, trial in trials.items()}
     factor, unit = seconds_unit(mean["simulated"]["total_s"] for mean in means.values())
-    rows: list[list[str | float | None]] = []
+    rows: list[list[Cell]] = []
     for (name, tokens), mean in means.items():
         times = [mean[of][f"{stage}_s"] * factor for stage in STAGES for of in ("model", "simulated")]
         agreed = trials[name, tokens]["agreement"]["total"]
