@@ -23,6 +23,7 @@ from jaxmoe.plotting.style import GUIDE, INK, strategy_colours
 
 STAGES = ("dispatch", "compute", "combine")
 ROW = 30  # CSS pixels for a bar
+EXCHANGES = ("exchange", "best_exchange")
 MOST_TIMES = 3  # the fastest: where colours end, so that what takes far longer does not make all others alike
 
 
@@ -74,16 +75,15 @@ def _table(strategies: Mapping[str, Any], factor: float, unit: str) -> Table:
     for name, of in strategies.items():
         mean, ratio = of["mean"], float((_column(of, "best_total_s") / best).mean())
         own = [mean[f"{key}_s"] * factor for key in (*STAGES, "total", "p95_total")]
-        under = (
-            [mean["best_total_s"] * factor, _exchange_names(of, "best_exchange")] if of["comparable"] else [None, "-"]
-        )
+        under = mean["best_total_s"] * factor if of["comparable"] else None
+        exchanges = [_exchange_names(of, key) if key == "exchange" or of["comparable"] else None for key in EXCHANGES]
         fits = name if of["fits"] else f"{name} (does not fit)"
-        rows.append([fits, _exchange_names(of, "exchange"), *own, *under, ratio, mean["des_total_s"] * factor])
+        rows.append([fits, *own, under, ratio, mean["des_total_s"] * factor, *exchanges])
     return Table(
         f"Mean over layers, times in {unit}",
         [
-            *("strategy", "exchange", *STAGES, "total", "p95", "total, best exchange", "best exchange"),
-            *(f"times as long as {reference}", "simulated"),
+            *("strategy", *STAGES, "total", "p95", "total, best exchange", f"times as long as {reference}"),
+            *("simulated", "exchange", "best exchange"),
         ],
         rows,
         "A number behind an exchange is the layers that have it. Times as long: each under its best exchange, mean of "

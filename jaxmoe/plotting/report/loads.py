@@ -145,7 +145,15 @@ def _coloured(
         "yanchor": "top" if side == "bottom" else "bottom",
         "title": {"text": f"{label} [{unit}]", "side": "top", "font": {"size": 12}},
     }
-    marker = {"symbol": symbol, "colorscale": scale, "reversescale": True, "cmin": 0, "cmax": 1, "colorbar": bar} | more
+    marker = {
+        "symbol": symbol,
+        "opacity": 1,
+        "colorscale": scale,
+        "reversescale": True,
+        "cmin": 0,
+        "cmax": 1,
+        "colorbar": bar,
+    } | more
     return {
         "type": "scatter",
         "mode": "markers",

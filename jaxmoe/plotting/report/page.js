@@ -2,7 +2,7 @@
 // Draws the figures whose data stand in the page, keeps their controls, and sorts tables. No text from data is markup.
 
 const CONFIG = {displaylogo: false, responsive: true, plotlyServerURL: "", showTips: false,
-  modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d", "toggleSpikelines"]};
+  modeBarButtonsToRemove: ["sendChartToCloud", "lasso2d", "select2d", "autoScale2d", "toggleSpikelines"]};
 const FADED = "#dedede";
 const MARK = "#00E5FF";  // outlines the busiest
 
