@@ -39,7 +39,7 @@ ALLOWED = {
     "policies": SEARCHES,
     "systems": METHODS,
     "des": {"errors", "units", "hardware", "models", "traces", "placement"},
-    "plotting": {"files", "hardware"},
+    "plotting": {"errors", "files", "hardware"},
     "config": {
         "errors",
         "units",

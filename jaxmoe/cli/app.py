@@ -1,6 +1,7 @@
 """The application: every verb with its options. What a verb does is in the module of its name, loaded when it runs."""
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -10,14 +11,25 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from jaxmoe.cli import options
-from jaxmoe.cli.session import INTERRUPTED, session
+from jaxmoe.cli.session import INTERRUPTED, command_line, errors_told, session
 from jaxmoe.codesign.space import read_space
 from jaxmoe.config import load_scenario
 from jaxmoe.sweep.study import read_study
 
+
+class _Verbs(TyperGroup):
+    """Keeps what was typed, for the summary of the run."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        command_line.set(shlex.join(["jaxmoe", *args]))
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
+    cls=_Verbs,
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
@@ -161,6 +173,20 @@ def sweep(
     verbose: options.Verbose = False,
 ) -> None:
     """Evaluate a study of many machines, models and strategies; a sweep that was stopped goes on where it was."""
+
+
+@app.command()
+def report(
+    results: options.ResultFolder,
+    out: options.ReportFile = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Make one HTML page of a folder of results: figures to hover and filter, tables that sort, configuration.
+
+    The page holds all it needs and opens without a network. Needs pip install 'jaxmoe[report]'.
+    """
+    with errors_told(verbose):
+        import_module("jaxmoe.cli.report").run(results, out)
 
 
 @trace_app.command()

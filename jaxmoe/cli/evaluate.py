@@ -3,7 +3,13 @@
 from pathlib import Path
 
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
-from jaxmoe.cli.show import comparison_warnings, draw_comparison, print_comparison, print_warnings
+from jaxmoe.cli.show import (
+    comparison_warnings,
+    draw_comparison,
+    print_comparison,
+    print_warnings,
+    write_comparison_loads,
+)
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.comparison import compare
 from jaxmoe.experiment.inputs import read_inputs
@@ -29,6 +35,7 @@ def run(
             comparison = compare(inputs, strategies, clock, report)
         with clock.stage("draw"):
             draw_comparison(folder, inputs, comparison)
+            write_comparison_loads(folder, inputs, comparison)
         summary = provenance("evaluate", inputs) | comparison_report(inputs, comparison)
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
         title, scenario = f"{inputs.scenario.name}: mean over {len(inputs.layer_ids)} layers", inputs.scenario

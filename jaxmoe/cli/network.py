@@ -22,6 +22,7 @@ from jaxmoe.experiment.traffic import Loads, Matrices, Prediction, loads_of, pre
 from jaxmoe.experiment.validation import agreement
 from jaxmoe.hardware import AbstractTopology, Mesh, bisection_bandwidth
 from jaxmoe.plotting import MeshPanel, plot_mesh_loads, plot_network, plot_traffic
+from jaxmoe.plotting.report import MachineLoads, write_loads
 from jaxmoe.plotting.style import LINK_BYTES, NODE_BYTES, PALETTE, Measure, byte_unit, digits, time_unit
 
 MOST_ROWS, SHOWN_ROWS = 40, 20
@@ -134,6 +135,7 @@ def _left_out(count: int) -> str | None:
 
 # The figures of `jaxmoe network`.
 
+MOST_MATRICES = 200  # whose loads are kept
 FEWEST_POINTS = 3  # of a scatter that shows anything
 SECONDS = Measure("completion", time_unit)
 
@@ -154,6 +156,21 @@ def draw_matrix(
         plot_network(
             folder.target("network.png"), ends, positions, link, received, title=title, num_nodes=topology.num_nodes
         )
+
+
+def write_matrix_loads(folder: OutputFolder, topology: AbstractTopology, findings: Findings) -> None:
+    """`loads.npz`: bytes that nodes receive and links carry, of the matrices that take longest, in their order."""
+    rows = np.sort(np.argsort(-findings.model, kind="stable")[:MOST_MATRICES])
+    loads = MachineLoads(
+        names=["traffic"],
+        frames=[findings.names[row] for row in rows],
+        node=findings.loads.received[None, rows],
+        link=findings.loads.link[None, rows],
+        link_ends=np.asarray(topology.link_ends),
+        positions=np.asarray(topology.positions()),
+        unit="B",
+    )
+    write_loads(folder.target("loads.npz"), loads)
 
 
 def draw_agreement(folder: OutputFolder, machine: str, findings: Findings) -> None:
@@ -211,6 +228,7 @@ def run(
             row = findings.names.index(show) if show is not None else int(findings.model.argmax())
             draw_matrix(folder, machine, task.topology, task.matrices[findings.names[row]], findings, row)
             draw_agreement(folder, machine, findings)
+            write_matrix_loads(folder, task.topology, findings)
         shown = {"shown": findings.names[row]}
         summary = _provenance(task, traffic) | network_report(task.hardware, task.topology, findings) | shown
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})

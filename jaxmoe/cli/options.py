@@ -245,4 +245,12 @@ Ray = Annotated[
         show_default=False,
     ),
 ]
+ResultFolder = Annotated[
+    Path,
+    typer.Argument(metavar="DIR", help="The folder of results of any command, or of a sweep.", show_default=False),
+]
+ReportFile = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="The page to write; by default report.html in DIR.", show_default=False),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]

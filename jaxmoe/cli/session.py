@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from jaxmoe.experiment.clock import Report
 
 BAD_INPUT = 2
+SUMMARY = "summary.json"
+command_line: ContextVar[str] = ContextVar("command_line", default="")  # of this run, as typed
 INTERRUPTED = 130  # the exit code that shells have for it: 128 + SIGINT
 
 
@@ -102,8 +105,9 @@ class OutputFolder:
         return self._files[-1]
 
     def write_json(self, name: str, data: dict[str, Any]) -> None:
-        """Write a JSON file whole or not at all."""
-        text = json.dumps(data, indent=1, allow_nan=False)
+        """Write a JSON file whole or not at all; the summary tells how it was made."""
+        made = {"command_line": command_line.get()} if name == SUMMARY else {}
+        text = json.dumps(data | made, indent=1, allow_nan=False)
         with atomic_write(self.target(name)) as aside:
             aside.write_text(text + "\n", encoding="utf-8")
 
@@ -126,6 +130,18 @@ def messages() -> Console:
 
 
 @contextmanager
+def errors_told(verbose: bool) -> Iterator[None]:
+    """Bad input in here is one clear message, and exit code 2."""
+    try:
+        yield
+    except (InputError, OSError) as error:
+        if verbose:
+            messages().print_exception()
+        messages().print(f"[bold red]error:[/] {escape(str(error))}")
+        raise typer.Exit(BAD_INPUT) from None
+
+
+@contextmanager
 def session(out: Path, verbose: bool) -> Iterator[tuple[OutputFolder, Interrupts]]:
     """Run a verb in here: yields its output folder, and an object that checks for Ctrl-C.
 
@@ -133,14 +149,9 @@ def session(out: Path, verbose: bool) -> Iterator[tuple[OutputFolder, Interrupts
     """
     folder = OutputFolder(out)
     try:
-        with Interrupts() as interrupts, folder:
+        with errors_told(verbose), Interrupts() as interrupts, folder:
             yield folder, interrupts
             interrupts.check()
-    except (InputError, OSError) as error:
-        if verbose:
-            messages().print_exception()
-        messages().print(f"[bold red]error:[/] {escape(str(error))}")
-        raise typer.Exit(BAD_INPUT) from None
     except KeyboardInterrupt:
         kept = f"complete in {folder.path}: {', '.join(folder.written)}" if folder.written else "nothing was written"
         kept += f"; {folder.to_go_on}" if folder.written and folder.to_go_on else ""

@@ -23,6 +23,7 @@ from jaxmoe.plotting import (
     plot_model_vs_simulation,
     plot_speedups,
 )
+from jaxmoe.plotting.report import MachineLoads, write_loads
 from jaxmoe.plotting.style import energy_unit, time_unit
 from jaxmoe.tune import History, TuneResult
 
@@ -181,6 +182,21 @@ def draw_comparison(folder: OutputFolder, inputs: Inputs, comparison: Comparison
     simulated = {name: replay.time.communication for name, replay in comparison.replays.items()}
     model = {name: comparison.replayed[name].communication for name in simulated}
     draw_scatter(folder, f"{scenario}: dispatch and combine", model, simulated)
+
+
+def write_comparison_loads(folder: OutputFolder, inputs: Inputs, comparison: Comparison) -> None:
+    """`loads.npz`: busy seconds of every node and link by strategy and layer, under the strategy's own exchange."""
+    topology, scores = inputs.model.machine.topology, comparison.scores
+    loads = MachineLoads(
+        names=list(scores),
+        frames=[f"layer {layer}" for layer in inputs.layer_ids],
+        node=np.stack([score.node_time for score in scores.values()]),
+        link=np.stack([score.link_time for score in scores.values()]),
+        link_ends=np.asarray(topology.link_ends),
+        positions=np.asarray(topology.positions()),
+        unit="s",
+    )
+    write_loads(folder.target("loads.npz"), loads)
 
 
 def draw_tuning(folder: OutputFolder, inputs: Inputs, comparison: Comparison, result: TuneResult) -> None:

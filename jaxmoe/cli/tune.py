@@ -7,7 +7,14 @@ import typer
 
 from jaxmoe.cli import tune_hardware
 from jaxmoe.cli.session import INTERRUPTED, Interrupts, OutputFolder, progress_bars
-from jaxmoe.cli.show import comparison_warnings, draw_comparison, draw_tuning, print_comparison, print_warnings
+from jaxmoe.cli.show import (
+    comparison_warnings,
+    draw_comparison,
+    draw_tuning,
+    print_comparison,
+    print_warnings,
+    write_comparison_loads,
+)
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.comparison import check_optimiser, compare, placement_problem, search, tuned_strategies
 from jaxmoe.experiment.inputs import Inputs, read_inputs
@@ -55,6 +62,7 @@ def run(
             comparison = compare(inputs, [*others, *tuned], clock, report)
         with clock.stage("draw"):
             draw_comparison(folder, inputs, comparison)
+            write_comparison_loads(folder, inputs, comparison)
             draw_tuning(folder, inputs, comparison, result)
         summary = provenance("tune", inputs) | comparison_report(inputs, comparison)
         summary |= {"tuning": {"optimiser": optimiser} | tuning_report(result, comparison), "wall_s": clock.report()}

@@ -52,6 +52,12 @@ def check_searched(study: Study, names: Sequence[str]) -> None:
             raise SweepError(f"--pareto names {name}, which {study.path} does not ask for; add it to metrics there")
 
 
+def best(rows: Sequence[Row], name: str) -> Row | None:
+    """The best row by a metric among those that can be compared; `None` where there is none."""
+    able = [row for row in rows if row["comparable"] and is_finite(row[COLUMNS[name]])]
+    return min(able, key=lambda row: cost(row, name), default=None)
+
+
 def is_efficient(costs: Float[np.ndarray, "point metric"]) -> Bool[np.ndarray, " point"]:
     """Whether nothing is at least as low in all metrics and lower in one. Equal points are all efficient.
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from jaxmoe.config import HardwareConfig, build_machine, unstated_energy
 from jaxmoe.errors import InputError
 from jaxmoe.sweep.access import locked, writing
+from jaxmoe.sweep.answers import best
 from jaxmoe.sweep.cluster import Cluster, check_address
 from jaxmoe.sweep.evaluation import Engine, Measured, resources
 from jaxmoe.sweep.groups import Group, groups_of
-from jaxmoe.sweep.metrics import COLUMNS, METRICS, Row, cost, is_finite
+from jaxmoe.sweep.metrics import METRICS, Row, is_finite
 from jaxmoe.sweep.points import Point, Space, SweepError
 from jaxmoe.sweep.results import Results, check_installed, row_of, text_columns, with_metrics
 from jaxmoe.sweep.study import Study
@@ -42,8 +43,7 @@ class Sweep:
 
     def best(self, name: str) -> Row | None:
         """The best point by a metric among those that can be compared; `None` where there is none."""
-        able = [row for row in self.rows if row["comparable"] and is_finite(row[COLUMNS[name]])]
-        return min(able, key=lambda row: cost(row, name), default=None)
+        return best(self.rows, name)
 
 
 def run_sweep(

@@ -78,6 +78,7 @@ def test_every_kind_of_network_runs(run, tmp_path, traffic, out, kind):
     assert result.exit_code == 0, result.output
     assert {file.name for file in out.iterdir()} == {
         "summary.json",
+        "loads.npz",
         "network.png",
         "traffic.png",
         "model_vs_simulation.png",
@@ -110,7 +111,7 @@ def test_the_summary_says_what_was_run(run, machine, traffic, out):
     assert summary["versions"].keys() == {"jaxmoe", "jax", "jaxlib", "numpy", "python"}
     assert summary["device"].keys() == {"platform", "kind", "count", "cpu_count"}
     assert summary["wall_s"]["stages"].keys() == {"load", "model", "simulate", "draw"}
-    assert {file.name for file in out.iterdir()} == {"summary.json", "network.png", "traffic.png"}
+    assert {file.name for file in out.iterdir()} == {"summary.json", "loads.npz", "network.png", "traffic.png"}
 
 
 def test_a_lone_message_by_hand(run, machine, traffic, out):

@@ -33,6 +33,7 @@ except SystemExit as end:
         (("tune", "configs/scenarios/quickstart.yaml", "--set", "modell=1", "--out", "results"), "2 []"),
         (("evaluate", "no_such.yaml", "--out", "results"), "2 []"),
         (("sweep", "no_such.yaml", "--out", "results"), "2 []"),
+        (("report", "--help"), "0 []"),
         (("sweep", "configs/scenarios/quickstart.yaml", "--out", "results"), "2 []"),
     ],
 )

@@ -31,7 +31,7 @@ def names_in(out):
 def test_evaluate_writes_summary_table_and_pictures(run, scenario, plan, out):
     result = run("evaluate", scenario, "--plan", plan, "--plan", f"again={plan}", "--out", out)
     assert result.exit_code == 0, result.output
-    assert names_in(out) == {"summary.json", *PICTURES}
+    assert names_in(out) == {"summary.json", "loads.npz", *PICTURES}
     assert all(name in result.stdout for name in [*STANDARD, "mine", "again"])
     summary = summary_of(out)
     assert summary.keys() >= PROVENANCE | {"totals", "best", "bound_s", "exchanges", "agreement"}
@@ -40,6 +40,8 @@ def test_evaluate_writes_summary_table_and_pictures(run, scenario, plan, out):
     assert summary["trace"]["path"] == "synthetic"
     assert summary["scenario"]["hardware"]["link"]["bandwidth_GB_per_s"] == 10
     assert [*summary["strategies"]] == [*STANDARD, "mine", "again"]
+    assert run("report", out, "--out", out / "page.html").exit_code == 0
+    assert summary["command_line"] == f"jaxmoe evaluate {scenario} --plan {plan} --plan again={plan} --out {out}"
     for strategy in summary["strategies"].values():
         assert strategy["mean"].keys() == SECONDS
         assert [layer["layer_id"] for layer in strategy["layers"]] == [3, 5]
@@ -307,7 +309,7 @@ def test_validate_replays_the_batches_that_evaluate_replays(run, scenario, plan,
 def test_tune_writes_a_plan_that_evaluate_judges_alike(run, scenario, out, tmp_path):
     result = run("tune", scenario, "--out", out)
     assert result.exit_code == 0, result.output
-    files = {"summary.json", "plan.npz", "speedups.png", "convergence.png", *PICTURES}
+    files = {"summary.json", "loads.npz", "plan.npz", "speedups.png", "convergence.png", *PICTURES}
     assert names_in(out) - {"plan_gathered.npz"} == files
     summary, plan = summary_of(out), read_plan(out / "plan.npz")
     assert plan.layer_ids == (3, 5)

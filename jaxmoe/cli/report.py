@@ -1,0 +1,170 @@
+"""`jaxmoe report`: one HTML page of a folder of results."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jaxmoe.cli.session import SUMMARY
+from jaxmoe.plotting.report import (
+    Block,
+    Folded,
+    Note,
+    Page,
+    ReportError,
+    Table,
+    check_installed,
+    comparison_blocks,
+    iterations_blocks,
+    loads_block,
+    network_blocks,
+    read_loads,
+    trace_blocks,
+    validation_blocks,
+    write_page,
+)
+
+Sections = dict[str, list[Block]]
+LOADS, MANIFEST = "loads.npz", "manifest.json"
+BUILDERS: dict[str, Callable[[Mapping[str, Any]], Sections]] = {
+    "tune": comparison_blocks,
+    "evaluate": comparison_blocks,
+    "validate": validation_blocks,
+    "simulate": iterations_blocks,
+    "network": network_blocks,
+    "trace stats": trace_blocks,
+    "trace compare": trace_blocks,
+    "trace fit": trace_blocks,
+    "trace synth": trace_blocks,
+    "trace convert": trace_blocks,
+}
+SHOWN_BY_DEFAULT = ("ep_balanced", "tuned")  # machines side by side
+
+
+def run(results: Path, out: Path | None) -> None:
+    """Read the folder and write the page. Raises `ReportError` or `OSError` where that cannot be done."""
+    check_installed()
+    if not results.is_dir():
+        raise ReportError(f"there is no folder {results}; give one that a command has written with --out")
+    target = results / "report.html" if out is None else out
+    if target.is_dir():
+        raise ReportError(f"--out is {target}, a folder; give the name of a file, such as {target / 'report.html'}")
+    if not target.parent.is_dir():
+        raise ReportError(f"--out is {target}, but there is no folder {target.parent}; make it or give another file")
+    summary = _summary(results)
+    page = _sweep_page(results, summary) if (results / MANIFEST).exists() else _page(results, summary)
+    try:
+        write_page(target, page)
+    except OSError as error:
+        raise ReportError(f"--out: cannot write {target}: {error.strerror or error}; give another file") from error
+    print(target)
+
+
+def _summary(results: Path) -> dict[str, Any]:
+    """What the summary says; nothing for a sweep that was stopped before it wrote one."""
+    path = results / SUMMARY
+    if not path.exists():
+        if (results / MANIFEST).exists():
+            return {}
+        raise ReportError(f"{results} holds no {SUMMARY}: it is no folder of results; give one written with --out")
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ReportError(f"{path} is damaged ({error}); run the command again") from None
+    if not isinstance(summary, dict) or not isinstance(summary.get("command"), str):
+        raise ReportError(f"{path} does not say which command wrote it; run the command again")
+    return summary
+
+
+def _page(results: Path, summary: dict[str, Any]) -> Page:
+    """The page of a run of a command."""
+    command = summary["command"]
+    builder = BUILDERS.get(command)
+    if builder is None:
+        raise ReportError(
+            f"{results / SUMMARY}: command is {command!r}, expected one of {', '.join([*BUILDERS, 'sweep'])}"
+        )
+    try:
+        sections = builder(summary)
+        about = _about(summary)
+        facts = _facts(results, summary)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        # Whatever a file holds that no command of this version writes.
+        raise ReportError(
+            f"{results / SUMMARY} is not as jaxmoe {command} writes it ({type(error).__name__}: {error}); "
+            "run the command again"
+        ) from error
+    if (results / LOADS).exists():
+        sections = _with_loads(sections, results / LOADS)
+    title = f"{_name(summary)}: jaxmoe {command}"
+    return Page(title, facts, [*sections.items(), ("How it was made", about)])
+
+
+def _with_loads(sections: Sections, path: Path) -> Sections:
+    """The sections with the machine after the first one."""
+    loads = read_loads(path)
+    shown = [name for name in SHOWN_BY_DEFAULT if name in loads.names]
+    shown += [name for name in loads.names if name not in shown]
+    first, *others = sections.items()
+    return dict([first, ("Machine", [loads_block(loads, shown[:2])]), *others])
+
+
+def _name(summary: Mapping[str, Any]) -> str:
+    for section in ("scenario", "hardware", "study"):
+        of = summary.get(section)
+        if isinstance(of, dict) and of.get("name"):
+            return str(of["name"])
+    return str(summary.get("command"))
+
+
+def _facts(results: Path, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Lines for the top of the page."""
+    device = summary.get("device", {})
+    wall = summary.get("wall_s", {})
+    facts = [
+        ("Command", summary.get("command_line") or f"jaxmoe {summary['command']} (its options were not written down)"),
+        ("Folder", str(results.resolve().name)),
+    ]
+    if "tokens" in (trace := summary.get("trace") or {}):
+        facts.append(("Trace", f"{trace.get('path', 'drawn')}, {trace['tokens']:,} tokens"))
+    if device:
+        facts.append(("Device", f"{device.get('count')} x {device.get('kind')}, {device.get('cpu_count')} CPU cores"))
+    if "total" in wall:
+        facts.append(("Wall time", f"{wall['total']:.1f} s"))
+    return facts
+
+
+def _about(summary: Mapping[str, Any]) -> list[Block]:
+    """Versions, wall time by stage, and the resolved configuration."""
+    blocks: list[Block] = []
+    config = next((summary[key] for key in ("scenario", "hardware", "study") if key in summary), None)
+    if config is not None:
+        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+        blocks.append(Folded("The resolved configuration", text))
+    stages = summary.get("wall_s", {}).get("stages", {})
+    if stages:
+        rows = [[name, spent["run_s"], spent["compile_s"]] for name, spent in stages.items()]
+        blocks.append(Table("Wall time [s]", ["stage", "running", "compiling"], rows))
+    if "versions" in summary:
+        rows = [[name, version] for name, version in summary["versions"].items()]
+        blocks.append(Table("Versions", ["package", "version"], rows))
+    return blocks or [Note("The summary says nothing about this.")]
+
+
+def _sweep_page(results: Path, summary: dict[str, Any]) -> Page:
+    """The page of a sweep, also of one that was stopped."""
+    # The answers of a sweep need JAX, which takes a while to load; no other page does.
+    from jaxmoe.cli.report_sweep import sweep_data
+    from jaxmoe.plotting.report import sweep_blocks
+    from jaxmoe.sweep.folder import read_sweep
+
+    folder = read_sweep(results)
+    name = str(folder.manifest["study"])
+    about = _about(summary or {"versions": folder.manifest.get("versions", {})})
+    if folder.study:
+        about.insert(0, Folded("The study file", folder.study))
+    facts = _facts(results, {"command": "sweep"} | summary)
+    sections = sweep_blocks(sweep_data(folder, summary))
+    return Page(f"{name}: jaxmoe sweep", facts, [*sections.items(), ("How it was made", about)])

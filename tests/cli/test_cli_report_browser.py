@@ -1,0 +1,194 @@
+"""The report's page in a real browser: drawn without errors and without a network, and it answers to its controls."""
+
+import os
+import shutil
+import time
+
+import pytest
+from report_folders import write_evaluated, write_sweep
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e '.[test]'")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+EVIL = "<img src=http://127.0.0.1:9/x onerror=alert(1)></script>"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def browser():
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        pytest.skip(f"needs a browser: none of {', '.join(NAMES)} is installed")
+    # WebGL in software, as there is no GPU; and no sandbox for root, who has none in a container.
+    given = ["--enable-unsafe-swiftshader", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=given)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser, run):
+    """Opens the page of a folder; in the end nothing may have gone wrong or been asked of a network."""
+    wrong, contexts = [], []
+
+    def open_page(folder, width=1280):
+        assert run("report", folder).exit_code == 0
+        page_file = folder / "report.html"
+        context = browser.new_context(viewport={"width": width, "height": 900})
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda asked: wrong.append(asked.url) if asked.url.startswith(("http", "ws")) else None)
+        start = time.perf_counter()
+        page.goto(page_file.as_uri())
+        loaded = time.perf_counter() - start
+        page.wait_for_selector("body[data-drawn=yes]", timeout=120_000)
+        drawn = time.perf_counter() - start
+        print(f"{page_file.stat().st_size / 1e6:.2f} MB, loaded in {loaded:.2f} s, drawn in {drawn:.2f} s")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def sizes(page, selector):
+    """Width and height of the largest element of every figure that fits."""
+    return page.evaluate(
+        """(selector) => [...document.querySelectorAll("figure")].map((figure) => {
+            const boxes = [...figure.querySelectorAll(selector)].map((each) => each.getBoundingClientRect());
+            return [Math.max(0, ...boxes.map((box) => box.width)), Math.max(0, ...boxes.map((box) => box.height))];
+        })""",
+        selector,
+    )
+
+
+def column(page, table, at):
+    return page.locator(table).locator("tbody tr").evaluate_all(f"rows => rows.map(r => r.children[{at}].textContent)")
+
+
+@pytest.mark.parametrize("width", [400, 1600])
+def test_all_figures_are_drawn_on_every_screen(opened, tmp_path, width):
+    for folder in (write_evaluated(tmp_path / "evaluated"), write_sweep(tmp_path / "swept")):
+        page = opened(folder, width)
+        assert all(across > 200 and down > 100 for across, down in sizes(page, "svg.main-svg"))
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.locator("text=could not be drawn").count() == 0
+        buttons = page.locator(".modebar-btn").evaluate_all("each => each.map(button => button.dataset.title)")
+        assert "Zoom" in buttons
+        assert not [button for button in buttons if "hare" in button]  # nothing that sends a chart away
+
+
+def test_the_slider_moves_the_picture(opened, tmp_path):
+    page = opened(write_evaluated(tmp_path / "run"))
+    panels = page.locator("figure", has_text="Load of nodes and links").locator(".plot")
+    colours = "plot => [...plot.data[1].marker.color]"
+    assert [panels.nth(at).evaluate(colours) for at in (0, 1)] == [[10, 10], [4, 1]]
+    before = panels.nth(1).screenshot()
+    slider = page.locator("input[type=range]")
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".slider output").text_content() == "layer 5"
+    page.wait_for_timeout(300)
+    assert [panels.nth(at).evaluate(colours) for at in (0, 1)] == [[10, 10], [2, 4]]
+    assert panels.nth(1).screenshot() != before
+    page.locator("figure", has_text="Load of nodes and links").locator("select").nth(1).select_option("tp")
+    page.wait_for_timeout(300)
+    assert panels.nth(1).evaluate(colours) == [10, 10]
+
+
+def test_a_choice_changes_a_figure(opened, tmp_path):
+    page = opened(write_evaluated(tmp_path / "run"))
+    figure = page.locator("figure", has_text="Stages of every layer")
+    heights = "plot => plot.data.map(trace => [...trace.y])"
+    assert figure.locator(".plot").evaluate(heights) == [[5, 7], [4, 4], [6, 8]]
+    figure.locator("select").select_option("tp")
+    page.wait_for_timeout(300)
+    assert figure.locator(".plot").evaluate(heights) == [[1, 3], [10, 10], [2, 4]]
+
+
+def test_a_table_sorts_by_numbers_up_and_down(opened, tmp_path):
+    page = opened(write_evaluated(tmp_path / "run"))
+    table = "section:first-of-type table"
+    compute = page.locator(table).locator("th", has_text="compute")
+    assert column(page, table, 2) == ["10", "4"]
+    compute.locator("button").click()
+    assert column(page, table, 2) == ["4", "10"]
+    assert compute.get_attribute("aria-sort") == "ascending"
+    compute.locator("button").click()
+    assert column(page, table, 2) == ["10", "4"]
+    page.locator(table).locator("th button").first.click()
+    assert column(page, table, 0) == ["ep", "tp"]
+
+
+def selected(page):
+    return page.evaluate("""() => {
+        const figure = [...document.querySelectorAll("figure")].find((each) => each.querySelector(".parallel"));
+        const plane = figure.querySelector(".plot:not(.parallel)"), lines = figure.querySelector(".parallel");
+        const traces = plane.data.filter((trace) => trace.mode === "markers");
+        return {plane: traces.reduce((sum, trace) => sum + (trace.selectedpoints ?? trace.customdata).length, 0),
+                lines: [...lines.data[0].line.color].filter((each) => each > 0).length,
+                told: figure.querySelector("output").textContent,
+                rows: figure.querySelectorAll("tbody tr").length};
+    }""")
+
+
+def test_a_box_in_the_plane_is_seen_in_the_parallel_coordinates(opened, tmp_path):
+    page = opened(write_sweep(tmp_path / "run"))
+    assert (selected(page)["plane"], selected(page)["lines"]) == (16, 16)
+    box = page.locator("figure .plot:not(.parallel) .draglayer .nsewdrag").first.bounding_box()
+    page.mouse.move(box["x"] + 2, box["y"] + 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] - 2, steps=8)
+    page.mouse.up()
+    page.wait_for_timeout(1000)
+    found = selected(page)
+    assert 0 < found["lines"] == found["plane"] == found["rows"] < 16
+    assert found["told"].startswith(f"{found['lines']} of 16 points are selected")
+    page.locator("button", has_text="Select all").click()
+    page.wait_for_timeout(1000)
+    assert (selected(page)["plane"], selected(page)["lines"]) == (16, 16)
+
+
+def test_a_range_in_the_parallel_coordinates_is_seen_in_the_plane(opened, tmp_path):
+    page = opened(write_sweep(tmp_path / "run"))
+    page.locator("figure .parallel").scroll_into_view_if_needed()
+    axis = page.locator("figure .parallel .axis-brush").first.bounding_box()
+    across = axis["x"] + axis["width"] / 2
+    page.mouse.move(across, axis["y"] + axis["height"] * 0.2)
+    page.mouse.down()
+    page.mouse.move(across, axis["y"] + axis["height"] * 0.6, steps=8)
+    page.mouse.up()
+    page.wait_for_timeout(1000)
+    found = selected(page)
+    assert 0 < found["plane"] == found["rows"] < 16
+    low, high = page.locator("figure .parallel").evaluate("plot => plot.data[0].dimensions[0].constraintrange")
+    values = page.locator("figure .parallel").evaluate("plot => [...plot.data[0].dimensions[0].values]")
+    assert found["plane"] == sum(low <= value <= high for value in values)
+
+
+def test_the_plane_and_the_map_take_other_axes(opened, tmp_path):
+    page = opened(write_sweep(tmp_path / "run"))
+    title = "plot => plot.layout.xaxis.title.text"
+    for name, label in (("Select in one", "utilisation"), ("Map of winners", "bandwidth [GB/s]")):
+        figure = page.locator("figure", has_text=name)
+        before = figure.locator(".plot").first.evaluate(title)
+        figure.locator("select").first.select_option(index=1)
+        page.wait_for_timeout(300)
+        assert before != label
+        assert figure.locator(".plot").first.evaluate(title) == label
+
+
+def test_names_of_users_are_text(opened, tmp_path):
+    for folder in (
+        write_evaluated(tmp_path / "evaluated", (EVIL, "ep"), name=EVIL),
+        write_sweep(tmp_path / "swept", names=(EVIL, "tp")),
+    ):
+        page = opened(folder)
+        assert page.locator("img").count() == 0
+        assert EVIL in page.content().replace("&lt;", "<").replace("&gt;", ">")
+        legend = page.locator(".legendtext").all_text_contents()
+        assert EVIL in legend
