@@ -1,8 +1,9 @@
 """Loads of links and sums along paths, on any network.
 
 Both are one linear map A, links x pairs, and its transpose: loads = A traffic, path sums = A' per_link. A mesh
-works them out by prefix sums, a graph by sums over its hops; neither builds A. A YX path is the XY path of the
-way back, walked backwards, so YX loads are those of the transposed traffic on reversed links.
+works them out by prefix sums, a graph by sums over its hops; neither builds A, and a test holds them to each other. A
+YX path is the XY path of the way back, walked backwards, so YX loads are those of the transposed traffic on reversed
+links.
 """
 
 from dataclasses import replace
@@ -41,6 +42,13 @@ def _routed_tree_loads(
         return destination @ jnp.minimum(passing, 1).reshape(nodes, links)
 
     return weight @ jax.lax.map(tree, (source, destination), batch_size=16)
+
+
+def _routed_path_sums(graph: Graph, per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:
+    """Sum of a per-link quantity along every path."""
+    pairs = graph.num_nodes**2
+    sums = jax.ops.segment_sum(per_link[graph.hop_link], graph.hop_pair, pairs, indices_are_sorted=True)
+    return sums.reshape(graph.num_nodes, graph.num_nodes)
 
 
 def _routed_path_maxima(graph: Graph, per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:
@@ -105,18 +113,19 @@ def crossed(topology: AbstractTopology) -> Mesh:
 
 def path_sums(topology: AbstractTopology, per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:
     """Sum of a per-link quantity along the path of every [source, destination] pair."""
-    pairs = jax.ShapeDtypeStruct((topology.num_nodes, topology.num_nodes), per_link.dtype)
-    (sums,) = jax.linear_transpose(lambda traffic: link_loads(topology, traffic), pairs)(per_link)
-    return sums
+    match topology:
+        case Mesh(shape=shape, routing=routing):
+            return xy.path_sums(shape, per_link, crossed=routing == "yx")
+        case Graph():
+            return _routed_path_sums(topology, per_link)
+    raise _unknown(topology)
 
 
 def path_maxima(topology: AbstractTopology, per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:
     """Largest value of a non-negative per-link quantity along every path; 0 for a node to itself."""
     match topology:
-        case Mesh(routing="xy"):
-            return xy.path_maxima(topology.shape, per_link)
-        case Mesh(routing="yx"):
-            return xy.path_maxima(topology.shape, per_link[topology.reverse_links]).T
+        case Mesh(shape=shape, routing=routing):
+            return xy.path_maxima(shape, per_link, crossed=routing == "yx")
         case Graph():
             return _routed_path_maxima(topology, per_link)
     raise _unknown(topology)

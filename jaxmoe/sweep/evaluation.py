@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -12,12 +12,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.latency import LayerModel, LayerTime, evaluate
-from jaxmoe.network import AbstractExchange
+from jaxmoe.network import AbstractExchange, Congestion
 from jaxmoe.sweep.groups import Group, Setting
 from jaxmoe.sweep.metrics import METRICS, busy_by_kind
 from jaxmoe.traces import Batch
 
 MOST = 2048  # points of a chunk: as many as are lost at most when a sweep is killed
+TOGETHER = 128  # points of a device at once: what is computed of so many stays in its caches
 PART_OF_MEMORY = 0.25  # of the machine's, where no limit is given
 FAR = 4  # a chunk of so many times the points that are wanted, or so many times fewer, is not worth a compilation
 
@@ -51,6 +52,9 @@ def given(group: Group) -> Given:
 def times_at(setting: Setting, numbers: Float[Array, " key"], common: Given) -> LayerTime:
     """Exact times of one point, [layer, batch] and [layer, resource]."""
     model = setting.model(numbers, common.model)
+    assert isinstance(model.time_model, Congestion)
+    # Points of a group share their flows: pairs of nodes that they use are found once for all.
+    model = replace(model, time_model=replace(model.time_model, pair_by_pair=True))
     return evaluate(model, common.share, common.batches, common.exchange)
 
 
@@ -75,7 +79,7 @@ Compiled = Callable[..., Any]
 
 @dataclass
 class Engine:
-    """Compiles and evaluates. Groups of one setting, exchange, shape and about one size share what is compiled.
+    """Compiles and evaluates. Groups of one setting, form of exchange, shape and about one size share what is compiled.
 
     `memory_bytes` is what a chunk may take in all. `compiles` counts compilations, `too_large` those of them whose
     chunks would have taken more.
@@ -102,7 +106,7 @@ class Engine:
         setting, common, numbers = group.setting, given(group), group.numbers.astype(np.float32)
         assert setting is not None
         common = jax.device_put(common, self._same)
-        function, size = self._function(setting, group, common)
+        function, size = self._function(setting, len(group.points), common)
         for start in range(0, len(numbers), size):
             rows = numbers[start : start + size]
             padded = np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), axis=0)])
@@ -110,16 +114,15 @@ class Engine:
             part = slice(start, start + len(rows))
             yield part, Measured(*(np.asarray(leaf)[: len(rows)] for leaf in measured))
 
-    def _function(self, setting: Setting, group: Group, common: Given) -> tuple[Compiled, int]:
+    def _function(self, setting: Setting, points: int, common: Given) -> tuple[Compiled, int]:
         """What evaluates a chunk, and the points of one."""
         if setting is not self._setting:
             self._compiled.clear()  # points come setting by setting
             self._fitting.clear()
             self._setting = setting
-        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(common))
-        key = (group.exchange, shapes)
-        parts = -(-len(group.points) // self.most)
-        wanted = self._even(-(-len(group.points) // parts))
+        leaves, structure = jax.tree.flatten(common)
+        key = (structure, *(leaf.shape for leaf in leaves))  # all rings have one structure
+        wanted = self._even(-(-points // -(-points // self.most)))
         wanted = min(wanted, self._fitting.get(key, wanted))
         known = self._compiled.setdefault(key, [])
         for compiled, size in known:
@@ -140,19 +143,28 @@ class Engine:
             self.too_large += 1
             # Memory grows with points but for a fixed part: a little less at once spares another attempt.
             fitting = int(0.9 * size * self.memory_bytes / taken) // self.devices
-            size = max(min(fitting, size // self.devices - 1), 1) * self.devices
+            fitting = min(fitting, size // self.devices - 1)
+            size = max(fitting // TOGETHER * TOGETHER, min(fitting, TOGETHER), 1) * self.devices
             compiled, taken = self._compile(setting, common, size)
         return compiled, size
 
     def _even(self, points: int) -> int:
-        """The next number of points that all devices share evenly."""
-        return -(-points // self.devices) * self.devices
+        """The next number of points that all devices share evenly, in blocks where there are many."""
+        of_one = -(-points // self.devices)
+        return (of_one if of_one <= TOGETHER else -(-of_one // TOGETHER) * TOGETHER) * self.devices
 
     def _compile(self, setting: Setting, common: Given, points: int) -> tuple[Compiled, float]:
-        """A function of numbers [point, key] and what is given, and the bytes that it takes on all devices."""
+        """A function of numbers [point, key] and what is given, and the bytes that it takes on all devices.
+
+        Blocks of points go one after the other. What is the same for all points XLA works out before the first.
+        """
+        at_once = min(points, TOGETHER * self.devices)
 
         def chunk(numbers: Float[Array, "point key"], common: Given) -> Measured:
-            return jax.vmap(lambda each: metrics_at(setting, each, common))(numbers)
+            # A block has points of all devices, as the points that lie on a device are successive ones.
+            blocks = jnp.swapaxes(numbers.reshape(at_once, -1, numbers.shape[1]), 0, 1)
+            measured = jax.lax.map(jax.vmap(lambda each: metrics_at(setting, each, common)), blocks)
+            return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1).reshape(points, *leaf.shape[2:]), measured)
 
         shape = jax.ShapeDtypeStruct((points, len(setting.keys)), jnp.float32)
         jitted = jax.jit(chunk, in_shardings=(self._spread, self._same), out_shardings=self._spread)
