@@ -1,9 +1,8 @@
 """Loads of links and sums along paths, on any network.
 
 Both are one linear map A, links x pairs, and its transpose: loads = A traffic, path sums = A' per_link. A mesh
-works them out by prefix sums, a graph by sums over its hops; neither builds A, and a test holds them to each other. A
-YX path is the XY path of the way back, walked backwards, so YX loads are those of the transposed traffic on reversed
-links.
+works them out by prefix sums, a graph by sums over its hops; neither builds A. A YX path is the XY path of the
+way back, walked backwards, so YX loads are those of the transposed traffic on reversed links.
 """
 
 from dataclasses import replace

@@ -141,10 +141,9 @@ class Engine:
         compiled, taken = self._compile(setting, common, size)
         while taken > self.memory_bytes and size > self.devices:
             self.too_large += 1
-            # Memory grows with points but for a fixed part: a little less at once spares another attempt.
-            fitting = int(0.9 * size * self.memory_bytes / taken) // self.devices
-            fitting = min(fitting, size // self.devices - 1)
-            size = max(fitting // TOGETHER * TOGETHER, min(fitting, TOGETHER), 1) * self.devices
+            # Memory grows with the points of a block but for a fixed part: a little less spares another attempt.
+            block = _block(size // self.devices)
+            size = max(min(int(0.9 * block * self.memory_bytes / taken), block - 1), 1) * self.devices
             compiled, taken = self._compile(setting, common, size)
         return compiled, size
 
@@ -158,11 +157,11 @@ class Engine:
 
         Blocks of points go one after the other. What is the same for all points XLA works out before the first.
         """
-        at_once = min(points, TOGETHER * self.devices)
+        at_once = _block(points // self.devices) * self.devices
 
         def chunk(numbers: Float[Array, "point key"], common: Given) -> Measured:
-            # A block has points of all devices, as the points that lie on a device are successive ones.
-            blocks = jnp.swapaxes(numbers.reshape(at_once, -1, numbers.shape[1]), 0, 1)
+            # Points of a device are successive ones, and a block has some of every device.
+            blocks = jnp.swapaxes(numbers.reshape(at_once, points // at_once, numbers.shape[1]), 0, 1)
             measured = jax.lax.map(jax.vmap(lambda each: metrics_at(setting, each, common)), blocks)
             return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1).reshape(points, *leaf.shape[2:]), measured)
 
@@ -173,6 +172,11 @@ class Engine:
         sizes: Any = compiled.memory_analysis()
         taken = sizes.temp_size_in_bytes + sizes.argument_size_in_bytes + sizes.output_size_in_bytes
         return compiled, float(taken * self.devices)
+
+
+def _block(points: int) -> int:
+    """Points of a device at once, where it has so many in all."""
+    return max(part for part in range(1, min(points, TOGETHER) + 1) if points % part == 0)
 
 
 def _memory() -> float:
