@@ -59,7 +59,9 @@ def compute(study: Study, folder: Path, draws: int | None) -> list[dict[str, Any
         wanted = part.config.sample.count
         if not told.exists() or json.loads(told.read_text())["machines"] != wanted:
             out.mkdir(parents=True, exist_ok=True)
-            rate = _rate(mesh, tokens, run_sweep(part, out, lambda done, total: None))
+            start = time.process_time()
+            sweep = run_sweep(part, out, lambda done, total: None)
+            rate = _rate(mesh, tokens, sweep, time.process_time() - start)
             with atomic_write(told) as aside:
                 aside.write_text(json.dumps(rate) + "\n", encoding="utf-8")
             jax.clear_caches()
@@ -68,7 +70,7 @@ def compute(study: Study, folder: Path, draws: int | None) -> list[dict[str, Any
     return rates
 
 
-def _rate(mesh: Sequence[int], tokens: int, sweep: Sweep) -> dict[str, Any]:
+def _rate(mesh: Sequence[int], tokens: int, sweep: Sweep, cpu_s: float) -> dict[str, Any]:
     """Shape groups are points of one mesh, size of batch and form of exchange: rings are one form."""
     exchanges = {row["exchange"] for row in sweep.rows}
     forms = {"rings" if isinstance(exchange_of(name), Rings) else name for name in exchanges}
@@ -81,6 +83,7 @@ def _rate(mesh: Sequence[int], tokens: int, sweep: Sweep) -> dict[str, Any]:
         "compiles": sweep.compiles,
         "setup_s": round(sweep.setup_s, 2),
         "evaluate_s": round(sweep.seconds, 2),
+        "cpu_s": round(cpu_s, 2),  # of all cores: what else runs on the machine stretches the wall seconds alone
         "points_per_s": round(sweep.computed / (sweep.setup_s + sweep.seconds), 1),
     }
 
