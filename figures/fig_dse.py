@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, NullLocator
 from tables import STUDIES, Rows, column, distinct, read_table, select
 
 from jaxmoe.plotting import style
@@ -37,7 +38,8 @@ def draw_map(rows: Rows, path: Path) -> None:
     """Who wins most often, over two numbers of the machine at a time, for every size of batch."""
     sizes, pairs = distinct(rows, "tokens"), list(dict.fromkeys((row["across"], row["up"]) for row in rows))
     colours = style.strategy_colours(NAMES)
-    title = "DeepSeek-V3 on 100,000 mesh machines: the strategy that is fastest most often"
+    machines = column(select(rows, tokens=sizes[0], across=pairs[0][0], up=pairs[0][1]), "machines").sum()
+    title = f"DeepSeek-V3 on {machines:,.0f} mesh machines: the strategy that is fastest most often"
     figure = style.new_figure(4.1 * len(pairs), 3.5 * len(sizes), title)
     panels = figure.subplots(len(sizes), len(pairs), squeeze=False)
     for tokens, line in zip(sizes, panels, strict=True):
@@ -67,8 +69,17 @@ def _draw_cells(axes: Axes, rows: Rows, colours: dict[str, str]) -> None:
             strength = FAINTEST + (1 - FAINTEST) * np.clip((part - 1 / 3) / (2 / 3), 0, 1)
             at = np.searchsorted(y, float(row["y"])), np.searchsorted(x, float(row["x"]))
             image[at] = 1 - strength * (1 - np.array(to_rgb(colours[row["most_often"]])))
-    axes.set(xscale="log", yscale="log")
+    _plain_log(axes)
     axes.pcolormesh(_edges(x), _edges(y), image)
+
+
+def _plain_log(axes: Axes) -> None:
+    """Logarithmic axes whose ticks are plain numbers: 1, 2, 5, 10, ..."""
+    axes.set(xscale="log", yscale="log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(lambda value, _: f"{value:g}" if value < 10_000 else f"{value:,.0f}")
+        axis.set_minor_locator(NullLocator())
 
 
 def _edges(centres: np.ndarray) -> np.ndarray:
@@ -79,8 +90,7 @@ def _edges(centres: np.ndarray) -> np.ndarray:
 
 def draw_front(rows: Rows, path: Path) -> None:
     """What no machine beats in price and time, for every size of batch."""
-    title = "DeepSeek-V3: the fastest layer for its price, of 100,000 mesh machines and six strategies each"
-    figure = style.new_figure(8.6, 5.6, title)
+    figure = style.new_figure(8.6, 5.6, "DeepSeek-V3 on mesh machines: the fastest layer for the price")
     axes = figure.subplots()
     colours, markers = style.strategy_colours(NAMES), style.strategy_markers(distinct(rows, "tokens"))
     for tokens, marker in markers.items():
@@ -93,7 +103,7 @@ def draw_front(rows: Rows, path: Path) -> None:
             axes.scatter(price[there], time[there], marker=marker, color=colours[name], s=26, zorder=2, linewidths=0)
     for name in (name for name in NAMES if select(rows, strategy=name)):
         axes.plot([], [], linestyle="", marker="s", color=colours[name], label=NAMES[name])
-    axes.set(xscale="log", yscale="log")
+    _plain_log(axes)
     style.dress(axes, "price of the machine [bare dies]", "time of a layer [µs]", grid="both")
     style.legend_below(figure, [axes], columns=4)
     style.save(figure, path)

@@ -36,6 +36,7 @@ BANDWIDTH, LATENCY, PORTS = (
 NUMBERS = (COMPUTE, MEMORY, BANDWIDTH, LATENCY, PORTS)
 BINS = 8  # of a side of a map
 MAPS = ((BANDWIDTH, COMPUTE), (BANDWIDTH, LATENCY), (MEMORY, COMPUTE))
+TIE = 1e-5  # times as near as that are equal, and the first strategy counts
 RUN = "run.json"  # how fast a part was, beside its results
 
 
@@ -105,8 +106,8 @@ class Part:
         self.communication = np.stack([each["communication_share"].to_numpy() for each in by_name], axis=1)
         self.price = by_name[0]["price"].to_numpy()
         self.numbers = {key: by_name[0][key].to_numpy() for key in NUMBERS}
-        self.winner = self.total.argmin(axis=1)
         self.best = self.total.min(axis=1)
+        self.winner = (self.total <= self.best[:, None] * (1 + TIE)).argmax(axis=1)
 
     def behind(self) -> np.ndarray:
         """How much longer the next strategy takes, [machine]; 0.1 is 10 %."""
