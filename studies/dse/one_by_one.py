@@ -3,7 +3,8 @@
     python studies/dse/one_by_one.py --machines 3 --tables FOLDER
 
 Two ways: a process of `jaxmoe evaluate` for each machine and size of batch, as a user would, and the same evaluation in
-one process that keeps what it compiled, without the replay that the command adds.
+one process that keeps what it compiled, without the replay in the event simulator that the command adds. For the
+latter's sake the command is timed at the smallest size of batch alone.
 """
 
 import argparse
@@ -13,14 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from space import HERE, MESH, STUDY, TOKENS, write
 
 from jaxmoe.experiment import inputs_of, score, standard_strategies
-from jaxmoe.sweep import Space, read_study
+from jaxmoe.sweep import Space, Study, read_study
 from jaxmoe.sweep.points import Point
 
 MESHES = ([4, 4], [8, 8])  # of the machines measured
@@ -35,26 +35,26 @@ class Pace:
     cpu_s: float
 
 
-def chosen(space: Space, machines: int) -> Iterator[Point]:
-    """The first machines of two meshes, at every size of batch."""
-    seen: dict[str, int] = {}
-    for point in space.points():
-        if point.values[MESH] in MESHES and point.values["strategy"] == "tp":
-            case = f"{point.values[MESH]} {point.values[TOKENS]}"
-            seen[case] = seen.get(case, 0) + 1
-            if seen[case] <= machines:
-                yield point
+def few(study: Study, machines: int) -> Study:
+    """The study on its first machines of two meshes, and one strategy for all."""
+    axes = study.config.axes
+    update = {
+        "axes": axes | {MESH: [*MESHES], "strategy": axes["strategy"][:1]},
+        "sample": study.config.sample.model_copy(update={"sobol": machines}),
+    }
+    return Study(study.path, study.config.model_copy(update=update))
 
 
 def by_command(space: Space, point: Point) -> Pace:
     """All strategies of a machine by a process of the command, which counts as the study's strategies alone."""
     values = {key: value for key, value in (space.fixed | point.values).items() if key not in ("strategy", "exchange")}
     sets = [f"--set={key}={value}" for key, value in values.items() if key not in space.parameters]
+    strategies = len(read_study(STUDY).config.axes["strategy"])
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "jaxmoe", "evaluate", str(space.study.scenario), "--out", folder]
         start, used = time.perf_counter(), _children()
         subprocess.run([*command, "--layers", str(space.study.layers), *sets], check=True, capture_output=True)
-        return Pace(len(space.study.config.axes["strategy"]), time.perf_counter() - start, _children() - used)
+        return Pace(strategies, time.perf_counter() - start, _children() - used)
 
 
 def _children() -> float:
@@ -64,7 +64,7 @@ def _children() -> float:
 
 def in_process(space: Space, point: Point) -> Pace:
     """The study's strategies on a machine, here."""
-    wanted = space.study.config.axes["strategy"]
+    wanted = read_study(STUDY).config.axes["strategy"]
     start, used = time.perf_counter(), time.process_time()
     inputs = inputs_of(space.scenario(point.values), layers=space.study.layers)
     for strategy in standard_strategies(inputs):
@@ -78,15 +78,19 @@ def main() -> None:
     parser.add_argument("--machines", type=int, default=3, help="machines of each mesh and size of batch")
     parser.add_argument("--tables", type=Path, default=HERE, help="folder of space_rates.csv, for the table")
     options = parser.parse_args()
-    space = Space(read_study(STUDY))
+    space = Space(few(read_study(STUDY), options.machines))
+    points = space.points()
+    least = min(point.values[TOKENS] for point in points)
     with (options.tables / "space_rates.csv").open(newline="") as file:
         rates = list(csv.DictReader(file))
     swept = sum(float(row["points"]) for row in rates) / sum(
         float(row["setup_s"]) + float(row["evaluate_s"]) for row in rates
     )
     rows = []
-    for way, evaluate in (("jaxmoe evaluate, a process each", by_command), ("one process", in_process)):
-        for point in chosen(space, options.machines):
+    ways = (("jaxmoe evaluate, a process each", by_command, True), ("one process", in_process, False))
+    for way, evaluate, smallest in ways:
+        # The event simulator takes minutes for larger batches.
+        for point in (point for point in points if not smallest or point.values[TOKENS] == least):
             pace = evaluate(space, point)
             mesh, tokens = point.values[MESH], point.values[TOKENS]
             rate = pace.points / pace.seconds
