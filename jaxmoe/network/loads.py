@@ -43,6 +43,13 @@ def _routed_tree_loads(
     return weight @ jax.lax.map(tree, (source, destination), batch_size=16)
 
 
+def _routed_path_sums(graph: Graph, per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:
+    """Sum of a per-link quantity along every path."""
+    pairs = graph.num_nodes**2
+    sums = jax.ops.segment_sum(per_link[graph.hop_link], graph.hop_pair, pairs, indices_are_sorted=True)
+    return sums.reshape(graph.num_nodes, graph.num_nodes)
+
+
 def _routed_path_maxima(graph: Graph, per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:
     """Largest value of a non-negative per-link quantity along every path; 0 for a node to itself."""
     pairs = graph.num_nodes**2
@@ -105,18 +112,19 @@ def crossed(topology: AbstractTopology) -> Mesh:
 
 def path_sums(topology: AbstractTopology, per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:
     """Sum of a per-link quantity along the path of every [source, destination] pair."""
-    pairs = jax.ShapeDtypeStruct((topology.num_nodes, topology.num_nodes), per_link.dtype)
-    (sums,) = jax.linear_transpose(lambda traffic: link_loads(topology, traffic), pairs)(per_link)
-    return sums
+    match topology:
+        case Mesh(shape=shape, routing=routing):
+            return xy.path_sums(shape, per_link, crossed=routing == "yx")
+        case Graph():
+            return _routed_path_sums(topology, per_link)
+    raise _unknown(topology)
 
 
 def path_maxima(topology: AbstractTopology, per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:
     """Largest value of a non-negative per-link quantity along every path; 0 for a node to itself."""
     match topology:
-        case Mesh(routing="xy"):
-            return xy.path_maxima(topology.shape, per_link)
-        case Mesh(routing="yx"):
-            return xy.path_maxima(topology.shape, per_link[topology.reverse_links]).T
+        case Mesh(shape=shape, routing=routing):
+            return xy.path_maxima(shape, per_link, crossed=routing == "yx")
         case Graph():
             return _routed_path_maxima(topology, per_link)
     raise _unknown(topology)

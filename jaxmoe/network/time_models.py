@@ -6,6 +6,7 @@
 """
 
 import abc
+from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -15,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.exchange import Flows, StageTime
 from jaxmoe.network.loads import crossed, flow_loads, link_loads, path_maxima, path_sums, tree_loads
-from jaxmoe.relax import largest, look_up
+from jaxmoe.relax import OneOf, is_number, largest, look_up
 
 
 class AbstractTimeModel(eqx.Module):
@@ -47,10 +48,14 @@ class Congestion(AbstractTimeModel):
     one chunk whole at every port and link on the way but the slowest. A lone message is exact; where its last
     chunk is shorter and links differ, an upper bound. Router efficiency divides loads, not delays.
     `chunk_bytes` above a message's size, or 0, is the message whole.
+
+    `pair_by_pair` takes the longest path among the pairs of nodes that any flow uses, not flow by flow: the same, and
+    much faster where many machines share their flows, for which pairs are used does not depend on a machine.
     """
 
     chunk_bytes: Float[Array, ""]
     cut_through: bool = eqx.field(static=True, default=False)
+    pair_by_pair: bool = eqx.field(static=True, default=False)
 
     def __call__(self, topology: AbstractTopology, traffic: Float[Array, "node node2"]) -> StageTime:
         away = traffic * away_from_self(topology, traffic.dtype)
@@ -100,7 +105,7 @@ class Congestion(AbstractTimeModel):
         weight, parts = flows.weight * flows.vectors, flows.parts()
         others = flows.source * (1 - parts)
         arriving = largest(others)[:, None] * parts
-        stored = Congestion(self.chunk_bytes)
+        stored = replace(self, cut_through=False)
         if cross:
             topology = crossed(topology)
         loads = tree_loads(topology, flows.source, flows.destination, weight)
@@ -121,9 +126,10 @@ class Congestion(AbstractTimeModel):
             delay = latency + self._chunk(size) * per_byte
             return largest((delay * jnp.minimum(flows.messages, 1) * away_from_self(topology, delay.dtype)).ravel())
         chunk = self._chunk(flows.vectors * vector_bytes)
+        if self.pair_by_pair and is_number(flows.destination) and flows.chain is None and not chunk.ndim:
+            return largest(((latency + chunk * per_byte) * _most_carried(flows).T).ravel())
         if chunk.ndim:  # one of each flow: sums of products apart, for a matrix of delays of each would be large
-            from_node = look_up(flows.destination, latency.T)
-            from_node += chunk[:, None] * look_up(flows.destination, per_byte.T)
+            from_node = _columns(latency, flows.destination) + chunk[:, None] * _columns(per_byte, flows.destination)
         else:
             from_node = look_up(flows.destination, (latency + chunk * per_byte).T)
         delays = largest(from_node * jnp.minimum(flows.source, 1))
@@ -217,6 +223,19 @@ def never_constant(matrix: Float[Array, "node node2"], topology: AbstractTopolog
     once: `tests/network/test_constant_matrix.py` has the case. Latencies that are all 0 would be such a matrix.
     """
     return matrix + 1e-30 * jnp.asarray(topology.hop_counts(), matrix.dtype)
+
+
+def _columns(table: Float[Array, "node node2"], destination: OneOf) -> Float[Array, "flow node"]:
+    """The column of every flow's destination, or their mean. Rings have few: to keep the table would not pay."""
+    return table[:, destination].T if is_number(destination) else destination @ table.T
+
+
+def _most_carried(flows: Flows) -> Float[Array, "node2 node"]:
+    """The largest part of a message that any flow brings to a node, from every node."""
+    carried = jnp.minimum(flows.source, 1)
+    if flows.weight is not None:
+        carried *= jnp.minimum(flows.weight, 1)[:, None]
+    return jnp.maximum(jax.ops.segment_max(carried, flows.destination, carried.shape[1]), 0)
 
 
 def _per_round(delays: Float[Array, " flow"], chain: Int[Array, " flow"]) -> Float[Array, " chain"]:

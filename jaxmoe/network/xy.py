@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxmoe.relax import OneOf, as_weights, largest, look_up
+from jaxmoe.relax import OneOf, as_weights, look_up
 
 # Running sums by triangular products: several times faster than `jnp.cumsum` on CPUs.
 
@@ -179,22 +180,71 @@ def _segment_loads(
     return [loads(reached.up[:-1], beyond & line), loads(reached.down[1:], ~beyond & line)]
 
 
-def path_maxima(shape: tuple[int, int], per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:
-    """Largest value of a non-negative per-link quantity along the XY path of every pair; 0 for a node to itself."""
+# What lies along the path of every pair: of lines first, then of both parts of the path.
+
+Lines = Float[Array, "lane start stop"]
+
+
+def path_sums(
+    shape: tuple[int, int], per_link: Float[Array, " link"], crossed: bool = False
+) -> Float[Array, "node node2"]:
+    """Sum of a per-link quantity along the XY path of every pair; crossed along the YX path."""
+    return _along_paths(shape, per_link, crossed, _line_sums, jnp.add)
+
+
+def path_maxima(
+    shape: tuple[int, int], per_link: Float[Array, " link"], crossed: bool = False
+) -> Float[Array, "node node2"]:
+    """Largest value of a non-negative per-link quantity along every such path; 0 for a node to itself."""
+    return _along_paths(shape, per_link, crossed, _line_maxima, jnp.maximum)
+
+
+def _along_paths(
+    shape: tuple[int, int],
+    per_link: Float[Array, " link"],
+    crossed: bool,
+    of_lines: Callable[..., Lines],
+    both: Callable[[Array, Array], Array],
+) -> Float[Array, "node node2"]:
     x, y = shape
     across, along = (x - 1) * y, x * (y - 1)
     plus_x, minus_x, plus_y, minus_y = jnp.split(per_link, [across, 2 * across, 2 * across + along])
-    in_rows = _line_maxima(plus_x.reshape(x - 1, y).T, minus_x.reshape(x - 1, y).T)  # [row y, from x, to x]
-    in_columns = _line_maxima(plus_y.reshape(x, y - 1), minus_y.reshape(x, y - 1))  # [column x, from y, to y]
-    first = jnp.swapaxes(in_rows, 0, 1)[:, :, :, None]
-    second = jnp.swapaxes(in_columns, 0, 1)[None]
-    return jnp.maximum(first, second).reshape(x * y, x * y)
+    in_rows, in_columns = (
+        of_lines(up, down) if up.shape[1] else jnp.zeros((len(up), 1, 1), up.dtype)
+        for up, down in (
+            (plus_x.reshape(x - 1, y).T, minus_x.reshape(x - 1, y).T),  # [row y, from x, to x]
+            (plus_y.reshape(x, y - 1), minus_y.reshape(x, y - 1)),  # [column x, from y, to y]
+        )
+    )
+    # In the order [from x, from y, to x, to y]: along x in the row of the source, along y in the column of the
+    # destination; crossed along y in the column of the source, along x in the row of the destination.
+    if crossed:
+        parts = jnp.moveaxis(in_rows, 0, 2)[:, None], in_columns[:, :, None]
+    else:
+        parts = jnp.swapaxes(in_rows, 0, 1)[..., None], jnp.swapaxes(in_columns, 0, 1)[None]
+    return both(*parts).reshape(x * y, x * y)
 
 
-def _line_maxima(
-    up: Float[Array, "lane segment"], down: Float[Array, "lane segment"]
-) -> Float[Array, "lane start stop"]:
-    start, stop, segment = np.ogrid[: up.shape[1] + 1, : up.shape[1] + 1, : up.shape[1]]
-    going_up, going_down = (start <= segment) & (segment < stop), (stop <= segment) & (segment < start)
-    values = jnp.where(going_up, up[:, None, None, :], 0) + jnp.where(going_down, down[:, None, None, :], 0)
-    return largest(values)
+def _line_sums(up: Float[Array, "lane segment"], down: Float[Array, "lane segment"]) -> Lines:
+    """Sums of the segments from one position to another, as differences of running sums."""
+    start, stop = np.indices((up.shape[1] + 1,) * 2)
+    up, down = (jnp.pad(prefix_sums(each), ((0, 0), (1, 0))) for each in (up, down))
+    return jnp.where(start < stop, up[:, None, :] - up[:, :, None], down[:, :, None] - down[:, None, :])
+
+
+def _line_maxima(up: Float[Array, "lane segment"], down: Float[Array, "lane segment"]) -> Lines:
+    """Largest of the segments from one position to another.
+
+    Two runs of 2**k segments, which may overlap, cover any way of that length up to twice as much: so there is no array
+    of start, stop and segment.
+    """
+    count = up.shape[1]
+    start, stop = np.indices((count + 1, count + 1))
+    first, length = np.minimum(start, stop), abs(stop - start)
+    level = np.log2(np.maximum(length, 1)).astype(int)
+    runs = [jnp.stack([up, down])]  # [way, lane, segment]: the largest of 2**level segments from each on
+    for width in 2 ** np.arange(level.max()):
+        runs.append(jnp.maximum(runs[-1], jnp.pad(runs[-1][..., width:], ((0, 0), (0, 0), (0, width)))))
+    at_ends = (np.minimum(first, count - 1), np.maximum(first + length - 2**level, 0))
+    found = [jnp.stack(runs)[level, (start > stop).astype(int), :, at] for at in at_ends]  # [start, stop, lane]
+    return jnp.moveaxis(jnp.where((length > 0)[..., None], jnp.maximum(*found), 0), -1, 0)

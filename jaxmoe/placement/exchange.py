@@ -96,6 +96,13 @@ class Rings:
 Exchange = Gather | ReduceScatter | Rings
 ALONE = "_alone"  # ends the names of rings that leave out what groups send each other
 
+
+def exchange_names() -> tuple[str, ...]:
+    """Every exchange that suits machines of any size; those in groups of nodes depend on what divides a machine."""
+    gathers = (Gather(home, route).name for home in get_args(Home) for route in get_args(Route))
+    return (*gathers, ReduceScatter().name, *(Rings(both_ways=both).name for both in (False, True)))
+
+
 KNOWN = (
     f"{', '.join(HOMES)}, each alone or with {', '.join('_' + route for route in ROUTES[1:])}; reduce_scatter; ring, "
     "ring_both_ways; rings_2x4, rings_2x4_both_ways for any 2x4 groups of a mesh, rings_8 for 8 groups of any machine"

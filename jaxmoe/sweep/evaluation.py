@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.latency import LayerModel, evaluate
-from jaxmoe.network import AbstractExchange
+from jaxmoe.network import AbstractExchange, Congestion
 from jaxmoe.relax import AbstractReduction
 from jaxmoe.sweep.groups import Group
 from jaxmoe.sweep.metrics import METRICS, Outcome, busy_by_kind
@@ -22,6 +22,7 @@ from jaxmoe.traces import Batch
 
 MOST = 2048  # points of a chunk: as many as are lost at most when a sweep is killed
 MOST_SEARCHED = 64  # where metrics take a search for every one of them
+TOGETHER = 128  # points of a device at once: what is computed of so many stays in its caches
 PART_OF_MEMORY = 0.25  # of the machine's, where no limit is given
 FAR = 4  # a chunk of so many times the points that are wanted, or so many times fewer, is not worth a compilation
 
@@ -67,6 +68,10 @@ def outcome_at(
 ) -> Outcome:
     """Times of one point, [layer, batch] and [layer, resource], exact without a `reduction`; and its machine."""
     model = setting.model(numbers, common.model)
+    if reduction is None:
+        assert isinstance(model.time_model, Congestion)
+        # Points of a group share their flows: pairs of nodes that they use are found once for all.
+        model = replace(model, time_model=replace(model.time_model, pair_by_pair=True))
     times = evaluate(model, common.share, common.batches, common.exchange, reduction=reduction)
     return Outcome(times, model.machine, common.batches.weight.sum(axis=-1).mean())
 
@@ -92,7 +97,7 @@ Compiled = Callable[..., Any]
 
 @dataclass
 class Engine:
-    """Compiles and evaluates. Groups of one setting, exchange, shape and about one size share what is compiled.
+    """Compiles and evaluates. Groups of one setting, form of exchange, shape and about one size share what is compiled.
 
     `memory_bytes` is what a chunk may take in all, `searched` names metrics that take a search. `compiles` counts
     compilations, `too_large` those of them whose chunks would have taken more memory.
@@ -134,7 +139,7 @@ class Engine:
         numbers = exact.astype(np.float32)
         assert setting is not None
         common = jax.device_put(common, self._same)
-        function, size = self._function(setting, group, common)
+        function, size = self._function(setting, len(group.points), common)
         for start in range(0, len(numbers), size):
             rows = numbers[start : start + size]
             padded = np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), axis=0)])
@@ -144,16 +149,15 @@ class Engine:
             found = self._searches.found(group, exact[part], self.searched)
             yield part, Measured(metrics, busiest, found)
 
-    def _function(self, setting: Setting, group: Group, common: Given) -> tuple[Compiled, int]:
+    def _function(self, setting: Setting, points: int, common: Given) -> tuple[Compiled, int]:
         """What evaluates a chunk, and the points of one."""
         if setting is not self._setting:
             self._compiled.clear()  # points come setting by setting
             self._fitting.clear()
             self._setting = setting
-        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(common))
-        key = (group.exchange, shapes)
-        parts = -(-len(group.points) // self.most)
-        wanted = self._even(-(-len(group.points) // parts))
+        leaves, structure = jax.tree.flatten(common)
+        key = (structure, *(leaf.shape for leaf in leaves))  # all rings have one structure
+        wanted = self._even(-(-points // -(-points // self.most)))
         wanted = min(wanted, self._fitting.get(key, wanted))
         known = self._compiled.setdefault(key, [])
         for compiled, size in known:
@@ -172,21 +176,29 @@ class Engine:
         compiled, taken = self._compile(setting, common, size)
         while taken > self.memory_bytes and size > self.devices:
             self.too_large += 1
-            # Memory grows with points but for a fixed part: a little less at once spares another attempt.
-            fitting = int(0.9 * size * self.memory_bytes / taken) // self.devices
-            size = max(min(fitting, size // self.devices - 1), 1) * self.devices
+            # Memory grows with the points of a block but for a fixed part: a little less spares another attempt.
+            block = _block(size // self.devices)
+            size = max(min(int(0.9 * block * self.memory_bytes / taken), block - 1), 1) * self.devices
             compiled, taken = self._compile(setting, common, size)
         return compiled, size
 
     def _even(self, points: int) -> int:
-        """The next number of points that all devices share evenly."""
-        return -(-points // self.devices) * self.devices
+        """The next number of points that all devices share evenly, in blocks where there are many."""
+        of_one = -(-points // self.devices)
+        return (of_one if of_one <= TOGETHER else -(-of_one // TOGETHER) * TOGETHER) * self.devices
 
     def _compile(self, setting: Setting, common: Given, points: int) -> tuple[Compiled, float]:
-        """A function of numbers [point, key] and what is given, and the bytes that it takes on all devices."""
+        """A function of numbers [point, key] and what is given, and the bytes that it takes on all devices.
+
+        Blocks of points go one after the other. What is the same for all points XLA works out before the first.
+        """
+        at_once = _block(points // self.devices) * self.devices
 
         def chunk(numbers: Float[Array, "point key"], common: Given) -> Measured:
-            return jax.vmap(lambda each: metrics_at(setting, each, common))(numbers)
+            # Points of a device are successive ones, and a block has some of every device.
+            blocks = jnp.swapaxes(numbers.reshape(at_once, points // at_once, numbers.shape[1]), 0, 1)
+            measured = jax.lax.map(jax.vmap(lambda each: metrics_at(setting, each, common)), blocks)
+            return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1).reshape(points, *leaf.shape[2:]), measured)
 
         shape = jax.ShapeDtypeStruct((points, len(setting.keys)), jnp.float32)
         jitted = jax.jit(chunk, in_shardings=(self._spread, self._same), out_shardings=self._spread)
@@ -195,6 +207,11 @@ class Engine:
         sizes: Any = compiled.memory_analysis()
         taken = sizes.temp_size_in_bytes + sizes.argument_size_in_bytes + sizes.output_size_in_bytes
         return compiled, float(taken * self.devices)
+
+
+def _block(points: int) -> int:
+    """Points of a device at once, where it has so many in all."""
+    return max(part for part in range(1, min(points, TOGETHER) + 1) if points % part == 0)
 
 
 def _memory() -> float:

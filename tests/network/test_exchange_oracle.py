@@ -43,13 +43,20 @@ def measured(model, share, batch) -> LayerTime:
     return model(share, batch)
 
 
-def check(network: str, name: str, mode: str, chunk_bytes: float = 512.0, cut_through: bool = False) -> None:
+def check(
+    network: str,
+    name: str,
+    mode: str,
+    chunk_bytes: float = 512.0,
+    cut_through: bool = False,
+    pair_by_pair: bool = False,
+) -> None:
     rng = np.random.default_rng(len(name) + 100 * len(network))
     topology = with_random_numbers(NETWORKS[network], rng, ports=network in WITH_PORTS)
     nodes = topology.num_nodes
     share, tokens = cases.random_share(rng, EXPERTS, nodes), random_tokens(rng, nodes)
     model = cases.model_on(Machine(topology, Die(jnp.full(nodes, 1e15))), mode, name)
-    time_model = Congestion(jnp.asarray(chunk_bytes), cut_through)
+    time_model = Congestion(jnp.asarray(chunk_bytes), cut_through, pair_by_pair)
     model = eqx.tree_at(lambda m: m.time_model, model, time_model)
     seen = measured(model, jnp.asarray(share, float), cases.batch(tokens))
     phases = oracle.combine_phases(name, topology, share, tokens, mode)
@@ -93,11 +100,25 @@ def test_exchanges_equal_the_loops(network, name, mode):
     check(network, name, mode)
 
 
+@pytest.mark.parametrize(
+    ("network", "name"),
+    [
+        ("mesh", "least_loaded_split_tree"),
+        ("yx_mesh", "fewest_hops_tree"),
+        ("clusters", "random_host"),
+        ("mesh", "rings_2x2"),
+    ],
+)
+def test_delays_pair_by_pair_equal_the_loops(network, name):
+    check(network, name, "sharded", pair_by_pair=True)
+
+
 @pytest.mark.slow
 @both_modes
+@pytest.mark.parametrize("pair_by_pair", [False, True], ids=["flow_by_flow", "pair_by_pair"])
 @pytest.mark.parametrize(("network", "name"), EVERY)
-def test_every_exchange_on_every_network_equals_the_loops(network, name, mode):
-    check(network, name, mode)
+def test_every_exchange_on_every_network_equals_the_loops(network, name, mode, pair_by_pair):
+    check(network, name, mode, pair_by_pair=pair_by_pair)
 
 
 @pytest.mark.parametrize("name", ["least_loaded", "token_home_tree", "rings_2"])

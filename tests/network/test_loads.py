@@ -52,6 +52,11 @@ def test_every_network_agrees_with_walking_its_paths(topology, seed):
     check_against_walks(topology, seed)
 
 
+@pytest.mark.parametrize(("shape", "routing"), [((1, 23), "xy"), ((9, 5), "yx"), ((5, 9), "xy"), ((8, 1), "yx")])
+def test_long_lines_agree_with_walking_their_paths(shape, routing):
+    check_against_walks(mesh(shape, routing=routing), seed=shape[0])
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_any_graph_agrees_with_walking_its_paths(seed):
     check_against_walks(random_graph(np.random.default_rng(seed)), seed)

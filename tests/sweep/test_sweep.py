@@ -14,7 +14,7 @@ from sweep_keys import CHUNK, DIE, LINK
 from jaxmoe.config import ConfigError
 from jaxmoe.experiment import score, standard_strategies
 from jaxmoe.experiment.inputs import inputs_of
-from jaxmoe.sweep import SweepError
+from jaxmoe.sweep import SweepError, evaluation
 from jaxmoe.sweep import groups as groups_module
 from jaxmoe.sweep.evaluation import Engine, given, outcome_at, resources
 from jaxmoe.sweep.groups import groups_of
@@ -236,6 +236,21 @@ def test_a_memory_limit_makes_chunks_smaller(space):
     assert tight.too_large >= 1
     _, least = tight._compile(group.setting, given(group), max(sizes))
     assert least <= taken / 3
+
+
+def test_points_in_blocks_are_those_at_once(space, monkeypatch):
+    made = space(axes={LINK: {"from": 1, "to": 50, "points": 12}, "strategy": ["ep_balanced"]})
+    (group,) = groups_of(made, made.points(), lambda done, total: None)
+    ((_, at_once),) = Engine().chunks(group)
+    monkeypatch.setattr(evaluation, "TOGETHER", 4)
+    ((_, in_blocks),) = Engine().chunks(group)
+    assert len(np.unique(at_once.metrics[:, 0])) == 12
+    np.testing.assert_allclose(in_blocks.metrics, at_once.metrics, rtol=1e-6)
+
+
+def test_rings_of_all_kinds_are_compiled_once(sweep):
+    done = sweep(axes={LINK: [1, 2], "strategy": ["tp", "tp_both_ways", "hybrid_complete"]})
+    assert (done.groups, done.compiles) == (3, 1)
 
 
 def test_the_busiest_resource_is_named(sweep):
