@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from jaxmoe.hardware.machine import MeasuredGemm
 from jaxmoe.latency import IdleLinks, LayerModel, Serial
@@ -130,10 +130,7 @@ def exchange_bound(
     if model.mode != "sharded" or not isinstance(model.time_model, Congestion):
         raise ValueError("exchange_bound is of sharded plans under the congestion model")
     topology, costs, nodes = model.machine.topology, model.costs, model.machine.num_nodes
-    weight = np.asarray(batches.weight, float)
-    experts = np.broadcast_to(batches.experts, (*weight.shape, batches.experts.shape[-1]))
-    held = np.append(share > 0, np.zeros((1, nodes), bool), axis=0)  # -1 chooses none
-    visited = [held[chosen].any(axis=1) for chosen in experts]  # of every batch, [token, node]
+    visited, weight = visited_nodes(share, batches)
     visits = np.stack([w @ of for w, of in zip(weight, visited, strict=True)])
     kept = np.array([w @ of.any(axis=1) for w, of in zip(weight, visited, strict=True)])
     rates = np.asarray(topology.link_bandwidth, float) * float(topology.efficiency)
@@ -142,6 +139,16 @@ def exchange_bound(
         carried = np.bincount(end, rates, nodes)[:nodes]  # the last ends may be switches
         seconds += _least_busy(visits, carried / float(size), kept)
     return seconds
+
+
+def visited_nodes(
+    share: Float[np.ndarray, "expert node"], batches: Batch
+) -> tuple[Bool[np.ndarray, "batch token node"], Float[np.ndarray, "batch token"]]:
+    """The nodes that tokens of one layer visit under a sharded plan, and the tokens' weights."""
+    weight = np.asarray(batches.weight, float)
+    experts = np.broadcast_to(batches.experts, (*weight.shape, batches.experts.shape[-1]))
+    held = np.append(share > 0, np.zeros((1, share.shape[1]), bool), axis=0)  # -1 chooses none
+    return np.stack([held[chosen].any(axis=1) for chosen in experts]), weight
 
 
 def _least_busy(

@@ -19,6 +19,7 @@ from jaxmoe.traces import Batch, synthetic_trace
 from jaxmoe.tune import PlacementProblem
 from jaxmoe.tune.bounds import exchange_bound, lower_bound
 from jaxmoe.tune.settings import HYBRIDS
+from jaxmoe.tune.tree_bound import tree_bound
 
 EXPERTS, NODES, TOP_K, TOKENS, BATCHES = 4, 4, 2, 10, 4  # 12 kinds of token: batches stay unmerged
 FACTORS = (1e-2, 1.0, 30.0, 1e3)  # of link bandwidth: from slow links to fast ones
@@ -243,6 +244,9 @@ def test_no_exchange_makes_a_plan_communicate_less_than_its_bound(candidates, se
     # It is worth something: most where all nodes are visited, though links differ up to four times.
     assert (bounds.sum(axis=1) >= 0.15 * least.sum(axis=1)).all()
     assert bounds[6].sum() > 0.4 * least[6].sum()
+    trees = np.stack([tree_bound(problem.model, plan, batches) for plan in chosen])
+    assert (trees <= least * (1 + 1e-6)).all()
+    assert (trees.sum(axis=1) >= 0.15 * least.sum(axis=1)).all()
 
 
 def test_all_dies_of_a_mesh_wait_for_the_corners():
