@@ -131,8 +131,10 @@ def _least_busy(links: Links, sets: _Sets, rate: Float[np.ndarray, " link"]) -> 
 def _lengths(links: Links, sets: _Sets, rate: Float[np.ndarray, " link"]) -> Float[np.ndarray, " link"]:
     """Lengths that make the bound large; the sum of length x rate is 1."""
     often = sets.tokens.sum(axis=0)
-    some = np.argsort(-often, kind="stable")[:SAMPLE]
-    visited, weight = sets.visited[some], often[some]
+    few = np.flatnonzero(often)
+    if len(few) > SAMPLE:
+        few = np.random.default_rng(SEED).choice(len(often), SAMPLE, replace=False, p=often / often.sum())
+    visited, weight = sets.visited[few], often[few] if len(few) < SAMPLE else np.ones(len(few))
 
     def scaled(exponent: Float[np.ndarray, " link"]) -> Float[np.ndarray, " link"]:
         length = np.exp(exponent - exponent.max())
@@ -146,4 +148,4 @@ def _lengths(links: Links, sets: _Sets, rate: Float[np.ndarray, " link"]) -> Flo
         speed = MOMENTUM * speed + load / rate / (load @ length) - 1
         exponent = exponent + FIRST / (1 + step / COOLING) * np.clip(speed, -1, 3)
         mean = AVERAGED * mean + (1 - AVERAGED) * exponent
-    return max(map(scaled, (even, mean, exponent)), key=lambda length: weight @ lengths_of(links, visited, length))
+    return max(map(scaled, (even, mean)), key=lambda length: often @ lengths_of(links, sets.visited, length))
