@@ -8,6 +8,9 @@ together must carry these vectors, and all ports, there and back. Hence c + 2 T(
 its least value over all c. It holds for averages over the very batches given, because the mean of the slowest node's or
 link's time is at least the time of the slowest mean.
 
+Nor is c below what the nearest memory takes, where a node with however small a part of an expert moves the vectors of
+all its tokens.
+
 Replicated, a token may find all it needs on one node; what is left is even work.
 """
 
@@ -65,6 +68,7 @@ def _layer_bound(
     even = max(load.even for load in loads)
     if problem.model.mode == "replicated":
         return even
+    even = max(even, _moving(problem, counts))
     needed = [load.amount[chosen].sum(axis=1) for load in loads]
     alone = max(even, *(float(need.max() / load.rates[0]) for need, load in zip(needed, loads, strict=True)))
     held, room = (choices >= 0).sum(axis=1), np.cumsum(np.sort(problem.room)[::-1])
@@ -94,6 +98,30 @@ def _loads(problem: PlacementProblem, counts: Float[np.ndarray, "batch expert"])
         if np.isfinite(np.asarray(level.bandwidth)).all():
             loads.append(_Load(read, _falling(level.bandwidth)))
     return loads
+
+
+def _moving(problem: PlacementProblem, counts: Float[np.ndarray, "batch expert"]) -> float:
+    """Least mean seconds in which the nearest memory moves weights and hidden vectors of a sharded plan.
+
+    A channel with any part of an expert moves the vectors of all its tokens. In c seconds, a channel that moves b in a
+    second has time for weights of c b - v at most, where v are the vectors of any of its experts. So every byte of an
+    expert's weights takes up at least 1 / (c b - v) of a channel, of the fastest, and all bytes no more than there are.
+    """
+    machine, costs = problem.model.machine, problem.model.costs
+    if not machine.memory or not np.isfinite(np.asarray(machine.memory[0].bandwidth)).all():
+        return 0.0
+    bandwidth = np.asarray(machine.memory[0].bandwidth, float)
+    fastest, channels = bandwidth.max(), bandwidth.sum() / bandwidth.max()
+    weights = np.minimum(counts, 1) * float(costs.expert_bytes)
+    vectors = counts * (float(costs.dispatch_bytes) + float(costs.combine_bytes))
+    low = vectors.max(axis=1) / fastest
+    high = low + weights.sum(axis=1) / bandwidth.sum()
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        room = np.maximum(middle[:, None] * fastest - vectors, 1e-300)
+        enough = np.divide(weights, room, out=np.zeros_like(room), where=weights > 0).sum(axis=1) <= channels
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return float(low.mean())
 
 
 def _falling(rates: object) -> Float[np.ndarray, " server"]:

@@ -144,6 +144,20 @@ def test_the_bound_holds_where_memory_limits(candidates, kind):
     assert min(near) > 0.3
 
 
+def test_memory_moves_the_vectors_of_every_expert_that_a_node_has_a_part_of():
+    # Four nodes of 1 GB/s hold four experts of w bytes. Every token chooses 0 and 1: each of the nodes has a part of 0
+    # or 1, or does not help to read these. Evenly on all nodes, that is half an expert and all vectors on each.
+    model = with_memory(problem_of(1e25).model, node_memory(jnp.full(NODES, 1e9)))
+    experts = jnp.tile(jnp.asarray([0, 1], jnp.int32), (1, 1, TOKENS, 1))
+    shape = (1, 1, TOKENS)
+    batches = Batch(experts, jnp.zeros(shape), jnp.zeros((*shape, 2)), jnp.ones(shape))
+    problem = dataclasses.replace(problem_of(), model=model)
+    moved = 2 / NODES * cases.COSTS.expert_bytes + TOKENS * (cases.COSTS.dispatch_bytes + cases.COSTS.combine_bytes)
+    np.testing.assert_allclose(lower_bound(problem, batches), moved / 1e9, rtol=1e-6)
+    even = np.array([[[0.25] * NODES] * EXPERTS], np.float32)
+    np.testing.assert_allclose(times_of(problem, even, batches, "ring"), moved / 1e9, rtol=5e-3)  # latencies
+
+
 @pytest.mark.parametrize("schedule", ["overlap", "pipelined(2)"])
 def test_the_bound_holds_under_other_schedules(candidates, schedule):
     for factor in FACTORS:
