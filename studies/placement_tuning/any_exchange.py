@@ -1,4 +1,4 @@
-"""What a new exchange could give, where `gaps.csv` leaves the tuned plan more than 10 % above what deals may take.
+"""What a new exchange could give, where tuning gains nothing and `gaps.csv` has deals that may be 10 % faster.
 
 There, deals of experts were given the least that the links of single nodes allow. Here they are given the least that
 trees allow (`tree_bound`), the larger of the two in every batch; and beside it what an exchange takes that chooses a
@@ -24,6 +24,7 @@ from jaxmoe.traces import Batch
 from jaxmoe.tune.bounds import exchange_bound
 from jaxmoe.tune.tree_bound import balanced_trees, tree_bound
 
+GAIN = 1.001  # shipped / tuned, from which on it is one
 ROUTED = 4096  # tokens, in as many batches as that takes, get trees
 COLUMNS = (
     "job",
@@ -57,7 +58,7 @@ class Bounded(NamedTuple):
 
 
 def open_cells(run: Run) -> dict[tuple[str, str, int], float]:
-    """Cells that are still far above what the deals of `gaps.csv` could take, and the tuned plan's seconds."""
+    """Cells without a gain, still far above what the deals of `gaps.csv` could take; and the tuned plan's seconds."""
     path = run.table("gaps")
     if not path.is_file():
         return {}
@@ -67,7 +68,8 @@ def open_cells(run: Run) -> dict[tuple[str, str, int], float]:
     for row in far_cells(run):
         at = (row["machine"], row["model"], row["batch_tokens"])
         of = [float(deal["least_total_us"]) for deal in deals if at == tuple(deal[key] for key in COLUMNS[1:4])]
-        if of and float(row["tuned_us"]) >= FAR * min(of):
+        gains = float(row["shipped_over_tuned"]) > GAIN
+        if of and not gains and float(row["tuned_us"]) >= FAR * min(of):
             cells[row["machine"], row["model"], int(row["batch_tokens"])] = float(row["tuned_us"]) / MICRO
     return cells
 

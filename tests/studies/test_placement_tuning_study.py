@@ -138,7 +138,13 @@ def test_cells_far_above_all_deals_are_asked_what_a_new_exchange_could_give(stud
     runner, summary = study
     monkeypatch.setattr(sys.modules["cases"], "HERE", tmp_path)
     cells = [cell("near", 105, 105, 100), cell("explained", 120, 120, 100), cell("open", 130, 130, 100)]
-    deals = [deal("explained", "1", 100, 20, 118), deal("open", "1", 100, 30, 129), deal("open", "4", 105, 20, 110)]
+    cells.append(cell("gain", 140, 130, 100))
+    deals = [
+        deal("explained", "1", 100, 20, 118),
+        deal("gain", "1", 100, 20, 110),
+        deal("open", "1", 100, 30, 129),
+        deal("open", "4", 105, 20, 110),
+    ]
     for table, rows in (("machines", cells), ("gaps", deals)):
         runner.append(tmp_path / f"{table}.csv", ("job", *rows[0]), [{"job": "j"} | row for row in rows])
     names = [name for _, name in runner.missing(sys.modules["cases"].Run(tmp_path), ["any_exchange"])]
