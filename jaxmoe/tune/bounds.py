@@ -8,6 +8,9 @@ together must carry these vectors, and all ports, there and back. Hence c + 2 T(
 its least value over all c. It holds for averages over the very batches given, because the mean of the slowest node's or
 link's time is at least the time of the slowest mean.
 
+Nor is c below what the nearest memory takes, where a node with however small a part of an expert moves the vectors of
+all its tokens.
+
 Replicated, a token may find all it needs on one node; what is left is even work.
 """
 
@@ -15,7 +18,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from jaxmoe.hardware.machine import MeasuredGemm
 from jaxmoe.latency import IdleLinks, LayerModel, Serial
@@ -65,6 +68,7 @@ def _layer_bound(
     even = max(load.even for load in loads)
     if problem.model.mode == "replicated":
         return even
+    even = max(even, _moving(problem, counts))
     needed = [load.amount[chosen].sum(axis=1) for load in loads]
     alone = max(even, *(float(need.max() / load.rates[0]) for need, load in zip(needed, loads, strict=True)))
     held, room = (choices >= 0).sum(axis=1), np.cumsum(np.sort(problem.room)[::-1])
@@ -94,6 +98,30 @@ def _loads(problem: PlacementProblem, counts: Float[np.ndarray, "batch expert"])
         if np.isfinite(np.asarray(level.bandwidth)).all():
             loads.append(_Load(read, _falling(level.bandwidth)))
     return loads
+
+
+def _moving(problem: PlacementProblem, counts: Float[np.ndarray, "batch expert"]) -> float:
+    """Least mean seconds in which the nearest memory moves weights and hidden vectors of a sharded plan.
+
+    A channel with any part of an expert moves the vectors of all its tokens. In c seconds, a channel that moves b in a
+    second has time for weights of c b - v at most, where v are the vectors of any of its experts. So every byte of an
+    expert's weights takes up at least 1 / (c b - v) of a channel, of the fastest, and all bytes no more than there are.
+    """
+    machine, costs = problem.model.machine, problem.model.costs
+    if not machine.memory or not np.isfinite(np.asarray(machine.memory[0].bandwidth)).all():
+        return 0.0
+    bandwidth = np.asarray(machine.memory[0].bandwidth, float)
+    fastest, channels = bandwidth.max(), bandwidth.sum() / bandwidth.max()
+    weights = np.minimum(counts, 1) * float(costs.expert_bytes)
+    vectors = counts * (float(costs.dispatch_bytes) + float(costs.combine_bytes))
+    low = vectors.max(axis=1) / fastest
+    high = low + weights.sum(axis=1) / bandwidth.sum()
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        room = np.maximum(middle[:, None] * fastest - vectors, 1e-300)
+        enough = np.divide(weights, room, out=np.zeros_like(room), where=weights > 0).sum(axis=1) <= channels
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return float(low.mean())
 
 
 def _falling(rates: object) -> Float[np.ndarray, " server"]:
@@ -130,10 +158,7 @@ def exchange_bound(
     if model.mode != "sharded" or not isinstance(model.time_model, Congestion):
         raise ValueError("exchange_bound is of sharded plans under the congestion model")
     topology, costs, nodes = model.machine.topology, model.costs, model.machine.num_nodes
-    weight = np.asarray(batches.weight, float)
-    experts = np.broadcast_to(batches.experts, (*weight.shape, batches.experts.shape[-1]))
-    held = np.append(share > 0, np.zeros((1, nodes), bool), axis=0)  # -1 chooses none
-    visited = [held[chosen].any(axis=1) for chosen in experts]  # of every batch, [token, node]
+    visited, weight = visited_nodes(share, batches)
     visits = np.stack([w @ of for w, of in zip(weight, visited, strict=True)])
     kept = np.array([w @ of.any(axis=1) for w, of in zip(weight, visited, strict=True)])
     rates = np.asarray(topology.link_bandwidth, float) * float(topology.efficiency)
@@ -142,6 +167,16 @@ def exchange_bound(
         carried = np.bincount(end, rates, nodes)[:nodes]  # the last ends may be switches
         seconds += _least_busy(visits, carried / float(size), kept)
     return seconds
+
+
+def visited_nodes(
+    share: Float[np.ndarray, "expert node"], batches: Batch
+) -> tuple[Bool[np.ndarray, "batch token node"], Float[np.ndarray, "batch token"]]:
+    """The nodes that tokens of one layer visit under a sharded plan, and the tokens' weights."""
+    weight = np.asarray(batches.weight, float)
+    experts = np.broadcast_to(batches.experts, (*weight.shape, batches.experts.shape[-1]))
+    held = np.append(share > 0, np.zeros((1, share.shape[1]), bool), axis=0)  # -1 chooses none
+    return np.stack([held[chosen].any(axis=1) for chosen in experts]), weight
 
 
 def _least_busy(

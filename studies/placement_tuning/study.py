@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
+import any_exchange
 import gaps
 import jax
 import machines
@@ -31,6 +32,7 @@ TABLES: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "sensitivity": (sensitivity.jobs, sensitivity.COLUMNS),
     "machines": (machines.jobs, machines.COLUMNS),
     "gaps": (gaps.jobs, gaps.COLUMNS),
+    "any_exchange": (any_exchange.jobs, any_exchange.COLUMNS),
 }
 
 

@@ -211,6 +211,25 @@ def gap_counts(rows: list[Row], cells: list[Row]) -> str:
     return markdown(["what", "cells or ratio"], lines)
 
 
+def any_exchange(rows: list[Row], deals: list[Row], cells: list[Row]) -> str:
+    """Cells far above what deals could take by single nodes: what they could by trees, and what trees do take.
+
+    Deals that single nodes already put within 10 % of the tuned plan are left aside in the least by trees.
+    """
+    tuned = {(row["machine"], row["model"], row["batch_tokens"]): row for row in cells}
+    before = group(deals, "machine", "model", "batch_tokens")
+    lines = []
+    for cell, of in group(rows, "machine", "model", "batch_tokens").items():
+        seconds, nodes = float(tuned[cell]["tuned_us"]), column(before[cell], "least_total_us").min()
+        least, taken = column(of, "least_total_us").min(), min(of, key=lambda row: float(row["balanced_total_us"]))
+        over = (nodes, least, float(taken["balanced_total_us"]))
+        parts = f"{float(taken['compute_us']):.2f} + {float(taken['balanced_us']):.2f}"
+        ratios = (f"{seconds / each:.2f}" for each in over)
+        lines.append([*cell, tuned[cell]["tuned_us"], *ratios, taken["groups"], parts])
+    head = ["machine", "model", "tokens", "tuned, us", "tuned / least by single nodes", "/ least by trees"]
+    return markdown([*head, "/ balanced trees", "their groups", "their us"], lines)
+
+
 def _of_tp(rows: list[Row]) -> str:
     near = (column(rows, "tuned_over_bound") <= FAR).sum()
     return f"{len(rows)}; {near}; {(column(rows, 'shipped_over_tuned') == 1).sum()}"
@@ -252,6 +271,8 @@ def text(folder: Path) -> str:
     if deals := table("gaps", folder):
         parts += [("Cells far above the bound, counted", gap_counts(deals, there))]
         parts += [("Cells far above the bound", gaps(deals, there))]
+    if trees := table("any_exchange", folder):
+        parts += [("Cells far above all deals: what a new exchange could give", any_exchange(trees, deals, there))]
     return "\n\n".join(f"### {title}\n\n{body}" for title, body in parts)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("cases", "scoring", "main_table", "sensitivity", "machines", "gaps", "study", "summary")
+NAMES = ("cases", "scoring", "main_table", "sensitivity", "machines", "gaps", "any_exchange", "study", "summary")
 
 
 @pytest.fixture(scope="module")
@@ -132,3 +132,25 @@ def test_cells_far_from_the_bound_are_counted_by_what_the_deals_say(study):
     assert "| m | b | 128 | 100 | 125 | 1.2 | 100.0 + 50.0 | 0.99 | 4 | 110.0 + 30.0 | 120.0 | 1.20 |" in summary.gaps(
         deals, cells
     )
+
+
+def test_cells_far_above_all_deals_are_asked_what_a_new_exchange_could_give(study, tmp_path, monkeypatch):
+    runner, summary = study
+    monkeypatch.setattr(sys.modules["cases"], "HERE", tmp_path)
+    cells = [cell("near", 105, 105, 100), cell("explained", 120, 120, 100), cell("open", 130, 130, 100)]
+    cells.append(cell("gain", 140, 130, 100))
+    deals = [
+        deal("explained", "1", 100, 20, 118),
+        deal("gain", "1", 100, 20, 110),
+        deal("open", "1", 100, 30, 129),
+        deal("open", "4", 105, 20, 110),
+    ]
+    for table, rows in (("machines", cells), ("gaps", deals)):
+        runner.append(tmp_path / f"{table}.csv", ("job", *rows[0]), [{"job": "j"} | row for row in rows])
+    names = [name for _, name in runner.missing(sys.modules["cases"].Run(tmp_path), ["any_exchange"])]
+    assert names == ["any_exchange_m_open_128"]
+    about = {"machine": "m", "model": "open", "batch_tokens": "128", "compute_us": "105"}
+    rows = [about | {"groups": "4", "least_total_us": "116", "balanced_us": "20", "balanced_total_us": "125"}]
+    rows += [about | {"groups": "8", "least_total_us": "117", "balanced_us": "15", "balanced_total_us": "120"}]
+    line = summary.any_exchange(rows, deals, cells).splitlines()[2]
+    assert line == "| m | open | 128 | 130 | 1.18 | 1.12 | 1.08 | 8 | 105.00 + 15.00 |"

@@ -19,6 +19,7 @@ from jaxmoe.traces import Batch, synthetic_trace
 from jaxmoe.tune import PlacementProblem
 from jaxmoe.tune.bounds import exchange_bound, lower_bound
 from jaxmoe.tune.settings import HYBRIDS
+from jaxmoe.tune.tree_bound import tree_bound
 
 EXPERTS, NODES, TOP_K, TOKENS, BATCHES = 4, 4, 2, 10, 4  # 12 kinds of token: batches stay unmerged
 FACTORS = (1e-2, 1.0, 30.0, 1e3)  # of link bandwidth: from slow links to fast ones
@@ -143,6 +144,20 @@ def test_the_bound_holds_where_memory_limits(candidates, kind):
     assert min(near) > 0.3
 
 
+def test_memory_moves_the_vectors_of_every_expert_that_a_node_has_a_part_of():
+    # Four nodes of 1 GB/s hold four experts of w bytes. Every token chooses 0 and 1: each of the nodes has a part of 0
+    # or 1, or does not help to read these. Evenly on all nodes, that is half an expert and all vectors on each.
+    model = with_memory(problem_of(1e25).model, node_memory(jnp.full(NODES, 1e9)))
+    experts = jnp.tile(jnp.asarray([0, 1], jnp.int32), (1, 1, TOKENS, 1))
+    shape = (1, 1, TOKENS)
+    batches = Batch(experts, jnp.zeros(shape), jnp.zeros((*shape, 2)), jnp.ones(shape))
+    problem = dataclasses.replace(problem_of(), model=model)
+    moved = 2 / NODES * cases.COSTS.expert_bytes + TOKENS * (cases.COSTS.dispatch_bytes + cases.COSTS.combine_bytes)
+    np.testing.assert_allclose(lower_bound(problem, batches), moved / 1e9, rtol=1e-6)
+    even = np.array([[[0.25] * NODES] * EXPERTS], np.float32)
+    np.testing.assert_allclose(times_of(problem, even, batches, "ring"), moved / 1e9, rtol=5e-3)  # latencies
+
+
 @pytest.mark.parametrize("schedule", ["overlap", "pipelined(2)"])
 def test_the_bound_holds_under_other_schedules(candidates, schedule):
     for factor in FACTORS:
@@ -243,6 +258,9 @@ def test_no_exchange_makes_a_plan_communicate_less_than_its_bound(candidates, se
     # It is worth something: most where all nodes are visited, though links differ up to four times.
     assert (bounds.sum(axis=1) >= 0.15 * least.sum(axis=1)).all()
     assert bounds[6].sum() > 0.4 * least[6].sum()
+    trees = np.stack([tree_bound(problem.model, plan, batches) for plan in chosen])
+    assert (trees <= least * (1 + 1e-6)).all()
+    assert (trees.sum(axis=1) >= 0.15 * least.sum(axis=1)).all()
 
 
 def test_all_dies_of_a_mesh_wait_for_the_corners():
