@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
@@ -199,7 +200,11 @@ class _Search:
         times = tuple(score(each, strategy, each.evaluation_batches) for each in inputs)
         metric = METRICS[problem.space.objective]
         seen = [
-            Outcome(each, one.model.machine, jnp.asarray(one.scenario.workload.batch_tokens, jnp.float32))
+            Outcome(
+                jax.tree.map(jnp.asarray, each),
+                one.model.machine,
+                jnp.asarray(one.scenario.workload.batch_tokens, float),
+            )
             for each, one in zip(times, inputs, strict=True)
         ]
         value = float(np.exp(np.mean([np.log(float(metric(each))) for each in seen])))

@@ -156,10 +156,11 @@ def check_stated(space: Space, wanted: Sequence[str], points: Sequence[Point]) -
 
 
 def _machines(space: Space, points: Sequence[Point]) -> list[HardwareConfig]:
-    """One machine for each that `hardware` names; none for points that cannot be, whose own notes say why."""
+    """One machine for each that states other things; none for points that cannot be, whose own notes say why."""
     found: dict[str, HardwareConfig] = {}
     for point in points:
-        name = repr(point.values.get("hardware"))
+        stated = {key for key, value in point.values.items() if key.startswith("hardware.") and value is not None}
+        name = repr((point.values.get("hardware"), sorted(stated)))
         if name not in found:
             with suppress(InputError):
                 found[name] = space.scenario(point.values).hardware
