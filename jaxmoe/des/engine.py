@@ -100,7 +100,7 @@ def simulate(
 # The heap lies in two arrays. `no_type_check` keeps run-time type checkers from wrapping what numba compiles.
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 @no_type_check
 def _push(times, codes, size, time, code):
     """Put (time, code) in the heap of `size` events, and return its new size."""
@@ -115,7 +115,7 @@ def _push(times, codes, size, time, code):
     return size + 1
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 @no_type_check
 def _drop_first(times, codes, size):
     """Take the first event out of the heap of `size` events, and return its new size."""
@@ -137,7 +137,7 @@ def _drop_first(times, codes, size):
     return size
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 @no_type_check
 def _first_event(task, first_chunk):
     """Code of what a released task does first: its first chunk arrives, or, without servers, it completes."""
@@ -146,7 +146,7 @@ def _first_event(task, first_chunk):
     return task
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 @no_type_check
 def _release(times, codes, size, now, followers, waits, first_chunk):
     """Tell tasks that one they wait for is done; those that wait for no more begin. Returns the heap's new size."""
@@ -171,7 +171,7 @@ def _release(times, codes, size, now, followers, waits, first_chunk):
 # on how much of a chunk must have arrived before it moves on, so all of it holds for cut-through too.
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 @no_type_check
 def _event_loop(graph, rate, delay, cut_through, recorded):
     """Start and finish of every task, busy time of every server, and the fields of `recorded` services (0: none)."""

@@ -22,6 +22,7 @@ from jaxmoe.latency.schedule import STAGES
 from jaxmoe.network import AbstractExchange
 from jaxmoe.placement.exchange import exchange_of
 from jaxmoe.placement.placement import Mode
+from jaxmoe.threads import side_by_side
 from jaxmoe.traces import Batch
 
 # How long products take, told to the event simulator in plain NumPy: it shares no formula with the model.
@@ -132,12 +133,17 @@ class Replay:
 
 def replay(inputs: Inputs, strategy: Strategy, batches: Batch, report: Callable[[int, int], None]) -> Replay:
     """Replay every batch of every layer; `report` is called with the layers done and those in all."""
-    placement, leaves, rows = strategy.placement, jax.tree.map(np.asarray, batches), []
-    for row, name in enumerate(placement.exchange):
-        layer = describe(inputs, placement.mode, name)
-        batch = jax.tree.map(lambda leaf, at=row: leaf[at : at + 1], leaves)
-        rows.append(replay_plan(layer, placement.share[row : row + 1], batch)[0])
-        report(row + 1, len(placement.exchange))
+    placement, leaves = strategy.placement, jax.tree.map(np.asarray, batches)
+    layers = {name: describe(inputs, placement.mode, name) for name in dict.fromkeys(placement.exchange)}
+
+    def replayed(row: int) -> list[LayerReplay]:
+        batch = jax.tree.map(lambda leaf: leaf[row : row + 1], leaves)
+        return replay_plan(layers[placement.exchange[row]], placement.share[row : row + 1], batch)[0]
+
+    rows = []
+    for seen in side_by_side(replayed, range(len(placement.exchange))):  # the event loop leaves Python's lock
+        rows.append(seen)
+        report(len(rows), len(placement.exchange))
     free = np.array([[seen.free_running_s for seen in row] for row in rows])
     return Replay(_layer_time(rows, inputs.model.machine), free)
 
