@@ -17,6 +17,7 @@ from jaxmoe.plotting.report import (
     Table,
     check_installed,
     comparison_blocks,
+    hardware_blocks,
     iterations_blocks,
     loads_block,
     network_blocks,
@@ -30,6 +31,7 @@ Sections = dict[str, list[Block]]
 LOADS, MANIFEST = "loads.npz", "manifest.json"
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Sections]] = {
     "tune": comparison_blocks,
+    "tune --hardware": hardware_blocks,
     "evaluate": comparison_blocks,
     "validate": validation_blocks,
     "simulate": iterations_blocks,
@@ -40,6 +42,7 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Sections]] = {
     "trace synth": trace_blocks,
     "trace convert": trace_blocks,
 }
+WITH_LOADS = ("tune", "evaluate", "network")  # another command in the folder leaves theirs there
 SHOWN_BY_DEFAULT = ("ep_balanced", "tuned")  # machines side by side
 
 
@@ -96,7 +99,7 @@ def _page(results: Path, summary: dict[str, Any]) -> Page:
             f"{results / SUMMARY} is not as jaxmoe {command} writes it ({type(error).__name__}: {error}); "
             "run the command again"
         ) from error
-    if (results / LOADS).exists():
+    if command in WITH_LOADS and (results / LOADS).exists():
         sections = _with_loads(sections, results / LOADS)
     title = f"{_name(summary)}: jaxmoe {command}"
     return Page(title, facts, [*sections.items(), ("How it was made", about)])

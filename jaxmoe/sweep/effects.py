@@ -74,7 +74,8 @@ def shares(
 ) -> tuple[Float[np.ndarray, " axis"], Float[np.ndarray, "axis axis"], float]:
     """Shares of the variance by axis, by two axes and what is left, from orthonormal functions of every axis.
 
-    Raises `SweepError` where there are too few points to tell main effects.
+    Where they are not orthonormal over the points, what chance alone would give them is taken off. Raises `SweepError`
+    where there are too few points to tell main effects, or axes that go together.
     """
     blocks: dict[tuple[int, ...], Basis] = {(axis,): basis for axis, basis in enumerate(bases)}
     couples = [*combinations(range(len(bases)), 2)]
@@ -84,25 +85,33 @@ def shares(
     products: dict[tuple[int, ...], Basis] = (
         {} if both > count else {(a, b): _products(bases[a], bases[b]) for a, b in couples}
     )
-    if both <= count / SPARE or (both <= count and _is_orthonormal([*bases, *products.values()])):
+    enough = both <= count / SPARE or (both <= count and _is_orthonormal([*bases, *products.values()]))
+    if enough and _is_independent([*bases, *products.values()]):
         blocks.update(products)
-    elif alone <= count / SPARE or (alone <= count and _is_orthonormal(bases)):
-        pairs[~np.eye(len(bases), dtype=bool)] = np.nan
-    else:
+    elif not (alone <= count / SPARE or (alone <= count and _is_orthonormal(bases))):
         raise SweepError(f"{count} points are too few to tell effects apart; give at least {SPARE * alone}")
+    elif not _is_independent(bases):
+        raise SweepError("some axes go together, so their effects cannot be told apart; zip them, or leave some out")
+    else:
+        pairs[~np.eye(len(bases), dtype=bool)] = np.nan
     matrix = np.concatenate([np.ones((count, 1)), *blocks.values()], axis=1)
-    coefficients, *_ = np.linalg.lstsq(matrix, values, rcond=None)
-    left = float(np.mean((values - matrix @ coefficients) ** 2))
+    coefficients, *_ = np.linalg.lstsq(matrix, values - values.mean(), rcond=None)
+    residual = values - values.mean() - matrix @ coefficients
+    chance = np.zeros(matrix.shape[1])  # of every coefficient's square
+    if not _is_orthonormal([*blocks.values()]):
+        noise = float((residual**2).sum()) / max(count - matrix.shape[1], 1)
+        chance = noise * np.diag(np.linalg.inv(matrix.T @ matrix))
     ends = np.cumsum([1, *(block.shape[1] for block in blocks.values())])
     squares = [float((coefficients[a:b] ** 2).sum()) for a, b in pairwise(ends)]
-    whole = sum(squares) + left
+    whole = sum(squares) + float(np.mean(residual**2))
     main = np.zeros(len(bases))
-    for axes, square in zip(blocks, squares, strict=True):
+    told = [max(s - chance[a:b].sum(), 0.0) / whole for s, (a, b) in zip(squares, pairwise(ends), strict=True)]
+    for axes, part in zip(blocks, told, strict=True):
         if len(axes) == 1:
-            main[axes[0]] = square / whole
+            main[axes[0]] = part
         else:
-            pairs[axes] = pairs[axes[::-1]] = square / whole
-    return main, pairs, left / whole
+            pairs[axes] = pairs[axes[::-1]] = part
+    return main, pairs, 1 - sum(told)
 
 
 def _products(one: Basis, other: Basis) -> Basis:
@@ -115,13 +124,21 @@ def _is_orthonormal(blocks: Sequence[Basis]) -> bool:
     return bool(np.allclose(matrix.T @ matrix / len(matrix), np.eye(matrix.shape[1]), atol=1e-6))
 
 
+def _is_independent(blocks: Sequence[Basis]) -> bool:
+    """Whether no function is a sum of others and a constant: holes may leave too little to tell them apart."""
+    matrix = np.concatenate([np.ones((len(blocks[0]), 1)), *blocks], axis=1)
+    return bool(np.linalg.matrix_rank(matrix) == matrix.shape[1])
+
+
 def _bases(space: Space, points: Sequence[Point]) -> dict[str, Basis]:
     """Functions of every axis; none of those with a single value."""
     bases = {}
     for keys, drawn in space.units():
-        values = [point.values[keys[0]] for point in points]
-        part = space.place(keys[0], np.array(values, float)) if drawn else None
-        bases[" and ".join(keys)] = contrasts(values) if part is None else legendre(part)
+        values = [tuple(point.values[key] for key in keys) for point in points]
+        if drawn and len(set(values)) > DEGREE:
+            bases[" and ".join(keys)] = legendre(space.place(keys[0], np.array([first for first, *_ in values], float)))
+        else:
+            bases[" and ".join(keys)] = contrasts(values)
     return bases
 
 

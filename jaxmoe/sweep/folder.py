@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.sweep.answers import Winner, pareto, winners
-from jaxmoe.sweep.metrics import METRICS, Row, is_finite
+from jaxmoe.sweep.metrics import COLUMNS, Row, is_finite
 from jaxmoe.sweep.points import Point, SweepError
 from jaxmoe.sweep.results import AFTER, ELASTICITIES, MANIFEST, POINTS, STUDY, check_installed
 
@@ -19,17 +19,16 @@ QUANTILES = (0.05, 0.5, 0.95)
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """What a folder of a sweep holds. `metrics` are the names of metrics of `METRICS` that its rows have."""
+    """What a folder of a sweep holds. `metrics` are names of metrics that some row has."""
 
     path: Path
     manifest: dict[str, Any]
     rows: list[Row]
     metrics: list[str]
 
-    @property
-    def able(self) -> list[int]:
-        """Rows that have metrics and can be compared."""
-        columns = [METRICS[name].column for name in self.metrics]
+    def able(self, names: Sequence[str]) -> list[int]:
+        """Rows that have these metrics and can be compared."""
+        columns = [COLUMNS[name] for name in names]
         return [
             index
             for index, row in enumerate(self.rows)
@@ -39,7 +38,7 @@ class SweepFolder:
     @property
     def keys(self) -> list[str]:
         """Columns of values that points were given: axes, what is derived from them, strategy and exchange."""
-        told = {"hash", *self.manifest["metrics"], *AFTER}
+        told = {"hash", "point", *self.manifest["metrics"], *COLUMNS.values(), *AFTER}
         return [key for key in self.rows[0] if key not in told]
 
     @property
@@ -89,13 +88,13 @@ def read_sweep(path: Path) -> SweepFolder:
     check_installed()
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        columns, _ = manifest["metrics"], manifest["study"]
+        _ = [*manifest["metrics"]], manifest["study"]
     except (ValueError, KeyError, TypeError):
         raise SweepError(f"{path / MANIFEST} is not that of a sweep; run the sweep again into another folder") from None
     rows = {row["hash"]: row for file in sorted((path / POINTS).glob("*.parquet")) for row in _table(file).to_pylist()}
     if not rows:
         raise SweepError(f"{path} holds no points of a sweep yet; run the sweep again, and it goes on")
-    metrics = [name for name, metric in METRICS.items() if metric.column in columns]
+    metrics = [name for name, column in COLUMNS.items() if any(is_finite(row.get(column)) for row in rows.values())]
     return SweepFolder(path, manifest, list(rows.values()), metrics)
 
 

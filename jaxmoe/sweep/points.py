@@ -22,7 +22,7 @@ from jaxmoe.errors import InputError
 from jaxmoe.experiment.strategies import STANDARD
 from jaxmoe.placement.exchange import ExchangeError, exchange_of
 from jaxmoe.sweep.expressions import Expression
-from jaxmoe.sweep.metrics import METRICS
+from jaxmoe.sweep.metrics import COLUMNS
 from jaxmoe.sweep.study import RangeConfig, Study, axis_of, in_order
 
 OWN = "own"  # the exchange that a strategy has where none is named
@@ -30,7 +30,7 @@ DEFAULTS = {"strategy": "ep_balanced", "exchange": OWN}
 
 # Columns of the results that are of no key.
 RESERVED = {"hash", "point", "note", "comparable", "busiest_kind", "busiest_index", "jaxmoe_version"} | {
-    metric.column for metric in METRICS.values()
+    *COLUMNS.values()
 }
 
 MOST_POINTS = 5_000_000  # before conditions; each takes about a kilobyte

@@ -90,6 +90,8 @@ class Results:
                 if (key in self._complete and self._is_incomplete(row))  # of before, where a kill came between
                 or wanted.get(row.get("point") or "", key) != key
             }
+            if not {*MEASURED} <= {*schema.names}:  # of before a metric was there: null would say not stated
+                dropped |= {*wanted.values()} & self._rows[path].keys() - self._complete
             if dropped or not schema.equals(self._schema):
                 self._conform(path, dropped)
         with atomic_write(self.folder / STUDY) as aside:

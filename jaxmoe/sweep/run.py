@@ -17,7 +17,7 @@ from jaxmoe.sweep.cluster import Cluster, check_address
 from jaxmoe.sweep.evaluation import Engine, Measured, resources
 from jaxmoe.sweep.groups import Group, groups_of
 from jaxmoe.sweep.metrics import METRICS, Row, is_finite
-from jaxmoe.sweep.points import Point, Space, SweepError
+from jaxmoe.sweep.points import Point, Space, SweepError, is_number
 from jaxmoe.sweep.results import Results, check_installed, row_of, text_columns, with_metrics
 from jaxmoe.sweep.study import Study
 
@@ -156,11 +156,11 @@ def check_stated(space: Space, wanted: Sequence[str], points: Sequence[Point]) -
 
 
 def _machines(space: Space, points: Sequence[Point]) -> list[HardwareConfig]:
-    """One machine for each that states other things; none for points that cannot be, whose own notes say why."""
+    """One of the machines that differ in numbers alone; none for points that cannot be, whose own notes say why."""
     found: dict[str, HardwareConfig] = {}
     for point in points:
-        stated = {key for key, value in point.values.items() if key.startswith("hardware.") and value is not None}
-        name = repr((point.values.get("hardware"), sorted(stated)))
+        stated = {key: value for key, value in point.values.items() if key.partition(".")[0] == "hardware"}
+        name = repr({key: "a number" if is_number(value) else value for key, value in stated.items()})
         if name not in found:
             with suppress(InputError):
                 found[name] = space.scenario(point.values).hardware

@@ -25,14 +25,21 @@ def write_sweep(folder: Path, machines: int = 8, names: tuple[str, str] = ("ep_b
         times = (total, total * 1.1, sent / 2, busy, sent / 2, busy / total, sent / total, busy)
         columns = {"hash": [f"{at}{machine:015x}" for machine in range(machines)], "strategy": [name] * machines}
         columns |= {"exchange": ["least_loaded"] * machines, COMPUTE: compute, LINK: link}
-        columns |= dict(zip(METRICS, times, strict=True))
+        columns |= {"point": columns["hash"]} | dict(zip(METRICS, times, strict=True))
+        columns |= {name: pa.nulls(machines, pa.float64()) for name in ("energy_J", "bound_s")}
         columns |= {"busiest_kind": ["node"] * machines, "busiest_index": [0] * machines}
         columns |= {"comparable": [True] * machines, "note": [""] * machines, "jaxmoe_version": ["0"] * machines}
         parquet.write_table(pa.table(columns), folder / "points" / f"{at}.parquet")
     hashes = [f"0{machine:015x}" for machine in range(machines)]
     worth = {"hash": hashes, "metric": ["total"] * machines, "key": [LINK] * machines}
     parquet.write_table(pa.table(worth | {"elasticity": -rng.random(machines)}), folder / "elasticities.parquet")
-    manifest = {"study": "by hand", "base": "none.yaml", "identity": "0", "metrics": METRICS, "versions": {}}
+    manifest = {
+        "study": "by hand",
+        "base": "none.yaml",
+        "identity": "0",
+        "metrics": [*METRICS, "energy_J", "bound_s"],
+        "versions": {},
+    }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     summary = {"command": "sweep", "study": {"name": "by hand", "metrics": ["total", "utilisation"]}}
     (folder / "summary.json").write_text(json.dumps(summary | {"points": 2 * machines, "notes": []}))

@@ -221,7 +221,7 @@ def test_a_damaged_manifest_is_one_error(run, swept, text):
         ("\x00\xff", "summary.json is damaged"),
         ("[1]", "does not say which command wrote it"),
         ('{"command": 3}', "does not say which command wrote it"),
-        ('{"command": "cook"}', "command is 'cook', expected one of tune, evaluate"),
+        ('{"command": "cook"}', "command is 'cook', expected one of tune, tune --hardware, evaluate"),
         ('{"command": "evaluate"}', "is not as jaxmoe evaluate writes it (KeyError: 'strategies')"),
         ('{"command": "evaluate", "strategies": {}, "bound_s": null}', "is not as jaxmoe evaluate writes it"),
         ('{"command": "simulate", "runs": [1], "replayed": {}}', "is not as jaxmoe simulate writes it"),

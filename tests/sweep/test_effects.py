@@ -88,3 +88,30 @@ def test_where_there_is_nothing_to_tell(space, sweep):
         effects(made, done.points[:1], done.rows[:1], "total")
     with pytest.raises(SweepError, match="too few to tell effects apart; give at least 10"):
         shares([legendre(np.linspace(0, 1, 5))], np.arange(5.0))
+
+
+def test_a_hole_in_a_grid_moves_nothing_to_an_axis_without_effect():
+    """One pair of values has no points: the mean of all, far from 0, must not be told as effects."""
+    rng = np.random.default_rng(0)
+    drawn = rng.random(1000)
+    cells = [(a, b) for a in (0, 1) for b in (0, 1) if (a, b) != (1, 1)]
+    a, b, u = (np.array(each) for each in zip(*((a, b, u) for a, b in cells for u in drawn), strict=True))
+    values = -8 + u + 0.1 * a
+    main, _, rest = shares([contrasts(a.tolist()), contrasts(b.tolist()), legendre(u)], values)
+    parts = np.array([0.01 * a.var(), 0, u.var()]) / values.var()
+    assert main == pytest.approx(parts, abs=0.02)
+    assert rest == pytest.approx(0, abs=0.02)
+
+
+def test_noise_is_left_and_no_interaction():
+    rng = np.random.default_rng(0)
+    x, y = rng.random((2, 60))
+    _, pairs, rest = shares([legendre(x), legendre(y)], rng.normal(size=60))
+    assert rest > 0.6
+    assert pairs[0, 1] < 0.3
+
+
+def test_axes_that_go_together_are_one_error():
+    one = [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2]
+    with pytest.raises(SweepError, match="go together"):
+        shares([contrasts(one), contrasts([str(each) for each in one])], np.arange(12.0))

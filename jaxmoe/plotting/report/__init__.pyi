@@ -5,6 +5,7 @@ from .blocks import Note as Note
 from .blocks import ReportError as ReportError
 from .blocks import Table as Table
 from .comparison import comparison_blocks as comparison_blocks
+from .hardware import hardware_blocks as hardware_blocks
 from .iterations import iterations_blocks as iterations_blocks
 from .loads import MachineLoads as MachineLoads
 from .loads import loads_block as loads_block

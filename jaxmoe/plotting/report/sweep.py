@@ -117,7 +117,8 @@ def _best_table(data: SweepData) -> Table:
     factors = {name: _unit(data, name) for name in metrics}
     for name in metrics:
         row = data.best[name]
-        told = [row[data.metrics[each]] * factors[each][0] for each in metrics]
+        values = {each: row.get(data.metrics[each]) for each in metrics}
+        told = [None if value is None else value * factors[each][0] for each, value in values.items()]
         rows.append([name, str(row["hash"]), *told, *(_cell(row.get(key)) for key in keys)])
     headings = [f"{name} [{factors[name][1]}]" if factors[name][1] else name for name in metrics]
     caption = f"{data.points:,} points; {data.able:,} have metrics and can be compared."
@@ -129,7 +130,7 @@ def _unit(data: SweepData, name: str) -> tuple[float, str]:
     key = data.metrics[name]
     if not key.endswith("_s"):
         return 1.0, label_of(key).partition("[")[2].removesuffix("]")
-    return time_unit(max(row[key] for row in data.best.values() if row[key] is not None))
+    return time_unit(max(row[key] for row in data.best.values() if row.get(key) is not None))
 
 
 def _cell(value: Any) -> Cell:
