@@ -1,5 +1,6 @@
 """`jaxmoe tune --hardware`: the best numbers of a machine under constraints, and what each limit is worth."""
 
+import json
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -81,11 +82,20 @@ def _write(folder: OutputFolder, result: HardwareResult) -> list[str]:
         aside.write_text(text, encoding="utf-8")
     strategy = result.best.strategy
     if strategy.name in STANDARD:
-        (folder.path / PLAN).unlink(missing_ok=True)  # of an earlier run
+        if _is_own(folder.path / "summary.json"):
+            (folder.path / PLAN).unlink(missing_ok=True)  # of an earlier run
         return [SCENARIO]
     strategy.placement.meta.update(scenario=result.best.scenarios[0].name, version=version("jaxmoe"))
     write_plan(folder.target(PLAN), strategy.placement)
     return [SCENARIO, PLAN]
+
+
+def _is_own(summary: Path) -> bool:
+    """Whether the folder's summary is of this command."""
+    try:
+        return json.loads(summary.read_text(encoding="utf-8"))["command"] == "tune --hardware"
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _command(folder: OutputFolder, result: HardwareResult, files: list[str], layers: str | None) -> str:
@@ -127,7 +137,7 @@ def _summary(result: HardwareResult, command: str) -> dict[str, Any]:
         "sizes": [_size(*each) for each in zip(best.scenarios, best.times, strict=True)],
         "strategy": {"name": best.strategy.name, "exchange": list(best.strategy.placement.exchange)},
         "constraints": [_constraint(met, column) for met in best.constraints],
-        "stationarity": {"residual_per_range": best.residual},
+        "stationarity": {"residual_per_range": _finite(best.residual)},
         "candidates": [
             {"name": each.name, f"own_{column}": _finite(each.own), f"here_{column}": _finite(each.here)}
             | {"residual_per_range": _finite(each.residual)}
@@ -156,8 +166,8 @@ def _constraint(met: Met, column: str) -> dict[str, Any]:
         "right": met.right,
         "slack": met.slack,
         "relative_excess": met.excess,
-        f"{column}_per_unit_of_limit": met.worth,
-        "percent_per_percent_of_limit": met.elasticity,
+        f"{column}_per_unit_of_limit": _finite(met.worth),
+        "percent_per_percent_of_limit": None if met.elasticity is None else _finite(met.elasticity),
     }
 
 
@@ -184,7 +194,15 @@ def _print(result: HardwareResult, command: str) -> None:
         _print_constraints(result)
     _print_candidates(result)
     counts = ", ".join(f"{count} to {name}" for name, count in result.evaluations.items())
-    print_warnings([*result.notes, f"machines timed, forward and backward each as one: {counts}", f"again: {command}"])
+    notes = [*result.notes, f"machines timed, forward and backward each as one: {counts}"]
+    if result.tuning is not None:
+        notes.append("what rounding and improving the placement timed is not counted")
+    others = [str(size) for size in result.problem.space.batch_tokens or ()][1:]
+    if others:
+        notes.append(
+            f"{SCENARIO} has the first size of batch; for the others --set workload.batch_tokens={others[0]} ..."
+        )
+    print_warnings([*notes, f"again: {command}"])
 
 
 def _print_numbers(result: HardwareResult) -> None:
@@ -209,7 +227,7 @@ def _print_constraints(result: HardwareResult) -> None:
         table.add_column(column, justify="right")
     for met in result.best.constraints:
         slack = "none" if abs(met.excess) < MET else f"{met.slack:.4g}"
-        worth = [f"{value:.4g}" for value in (met.worth * factor, met.elasticity)]
+        worth = ["-" if value is None else f"{value:.4g}" for value in (met.worth * factor, met.elasticity)]
         table.add_row(escape(met.constraint.text), f"{met.left:.5g}", f"{met.right:.5g}", slack, *worth)
     print_table(table)
 

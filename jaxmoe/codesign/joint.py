@@ -57,7 +57,7 @@ def descend(problem: HardwareProblem, inputs: Inputs, starts: np.ndarray, report
 
     `inputs` are of a good machine: its fastest exchange of plans without preference is descended under.
     """
-    placed, settings = placement_problem(inputs), build_tuner_settings(inputs.scenario.tuning)
+    placed, settings = _placement(problem, inputs), build_tuner_settings(inputs.scenario.tuning)
     exchange = placed.gathers[gathering(placed, settings.seed)]
     steps = -(-problem.space.steps // SEGMENT) * SEGMENT
     given = Given(landscape(placed, settings.budget_spread, settings.learning_rate), exchange)
@@ -133,13 +133,20 @@ def _shares(
     return jax.vmap(lambda plan: jax.vmap(share)(plan, land.frequency))(plans)
 
 
-def rounded(inputs: Inputs, relaxed: np.ndarray, report: hardware.Progress) -> tuple[TuneResult, list[Strategy]]:
+def _placement(problem: HardwareProblem, inputs: Inputs) -> PlacementProblem:
+    """What the placement is tuned for: the space's objective, the mean or the 95th percentile."""
+    return replace(placement_problem(inputs), p95_weight=float(problem.space.objective == "p95"))
+
+
+def rounded(
+    problem: HardwareProblem, inputs: Inputs, relaxed: np.ndarray, report: hardware.Progress
+) -> tuple[TuneResult, list[Strategy]]:
     """Relaxed plans [layer, start, expert, node] rounded, improved and compared by the tuner at a machine's numbers.
 
     Returns its result, and what it found as strategies: the plan, what the search ended with where that is another,
     and the best shipped strategies. Ctrl-C raises `KeyboardInterrupt` when the tuner has ended.
     """
-    result = tune(placement_problem(inputs), build_tuner_settings(inputs.scenario.tuning), report, relaxed)
+    result = tune(_placement(problem, inputs), build_tuner_settings(inputs.scenario.tuning), report, relaxed)
     if result.stopped == "interrupted":
         raise KeyboardInterrupt
     found = tuned_strategies(inputs, result)

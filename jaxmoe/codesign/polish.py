@@ -93,6 +93,7 @@ class Bundle:
     problem: HardwareProblem
     at: Float[np.ndarray, " variable"]
     cuts: list[Cut] = field(default_factory=list)
+    feasible: list[Cut] = field(default_factory=list)  # those that meet the constraints
     region: float = REGION
     weight: float = WEIGHT
     value: float = np.inf
@@ -117,9 +118,11 @@ class Bundle:
 
     def seen(self, at: np.ndarray, value: float, slope: np.ndarray) -> None:
         """Take note of the exact objective at a tried position, and go there where it is better."""
+        excess, slopes = self._constraints(at)
         if np.isfinite(value):
             self.cuts.append(Cut(at, value, slope))
-        excess, slopes = self._constraints(at)
+            if violation(self.problem, excess).max(initial=0) <= MET:
+                self.feasible.append(self.cuts[-1])
         merit = value + self.weight * violation(self.problem, excess).sum()
         gain = self.merit - merit
         if not np.isfinite(self.value) or (gain > 0 and gain >= CONFIRMED * self._promised):
@@ -131,6 +134,19 @@ class Bundle:
         if np.isfinite(self.found.residual):
             self.weight = max(self.weight, 2 * np.abs(self.found.multipliers).max(initial=0))
 
+    def optimum(self, name: str) -> "Optimum":
+        """Where it ended, or the best place before it that meets the constraints, if those are broken there."""
+        found = self.found or Stationarity(np.inf, np.zeros(len(self.excess)))
+        if violation(self.problem, self.excess).max(initial=0) <= MET:
+            return Optimum(name, self.at, self.value, found)
+        best = min(self.feasible, key=lambda cut: cut.value, default=None)
+        if best is None:
+            return Optimum(name, self.at, np.inf, found)
+        near = [cut for cut in self.cuts if np.abs(cut.at - best.at).max() <= NEAR]
+        return Optimum(
+            name, best.at, best.value, stationarity(self.problem, best.at, near, *self._constraints(best.at))
+        )
+
     def near(self, radius: float) -> list[Cut]:
         return [cut for cut in self.cuts if np.abs(cut.at - self.at).max() <= radius]
 
@@ -139,7 +155,7 @@ class Bundle:
         cuts = self.near(4 * self.region) or self.cuts[-1:]
         d, c = len(self.at), len(self.excess)
         # Columns: the step, the height of the cuts, and what each constraint is broken by.
-        rows, limits = [], []
+        rows, limits = [[*np.zeros(d), -1.0, *np.zeros(c)]] if not cuts else [], [0.0] if not cuts else []
         for cut in cuts:
             height = min(cut.value + cut.slope @ (self.at - cut.at) - self.value, 0.0)
             rows.append([*cut.slope, -1.0, *np.zeros(c)])
@@ -182,7 +198,10 @@ def stationarity(
 
 
 class Optimum(NamedTuple):
-    """Where a design ended, what is minimised there, and how near to stationary that is."""
+    """Where a design ended, what is minimised there, and how near to stationary that is.
+
+    `value` is infinite where no machine was found that meets the constraints: such a design is never the best.
+    """
 
     name: str
     position: Float[np.ndarray, " variable"]
@@ -204,10 +223,7 @@ def polish(exact: Exact, starts: Float[np.ndarray, "design variable"], report: P
             break
         tried = np.stack([bundle.at if bundle.is_done else bundle.wanted() for bundle in bundles])
     report("polish", ROUNDS, ROUNDS)
-    return [
-        Optimum(name, bundle.at, bundle.value, bundle.found or Stationarity(np.inf, np.zeros(0)))
-        for name, bundle in zip(exact.names, bundles, strict=True)
-    ]
+    return [bundle.optimum(name) for name, bundle in zip(exact.names, bundles, strict=True)]
 
 
 def best_starts(

@@ -125,9 +125,11 @@ class HardwareProblem:
         return known
 
     def value(self, expression: Expression, numbers: Mapping[str, Any]) -> Any:
-        """An expression at numbers by key, which JAX may trace. Raises `SweepError` where it decides by them."""
+        """An expression at numbers by key, which JAX may trace. Raises `SweepError` where it decides by them, and where
+        it comes to no number.
+        """
         try:
-            return expression(self.sweep.behind(self.base, numbers))
+            found = expression(self.sweep.behind(self.base, numbers))
         except ExpressionError as error:
             if isinstance(error.__context__, jax.errors.ConcretizationTypeError):
                 raise SweepError(
@@ -135,44 +137,59 @@ class HardwareProblem:
                     "write it without comparisons, and, or, not"
                 ) from None
             raise SweepError(f"{self.sweep.label}: {error}") from None
+        if isinstance(found, str | bool) or found is None:
+            raise SweepError(
+                f"{self.sweep.label}: {expression.text!r} is {found!r}, no number; state it, or leave it out"
+            )
+        return found
 
     def sides(self, constraint: Constraint, numbers: Mapping[str, Any]) -> tuple[Any, Any]:
         """Both sides of a constraint at numbers by key."""
         return self.value(constraint.left, numbers), self.value(constraint.right, numbers)
 
-    @cached_property
-    def scales(self) -> np.ndarray:
-        """What the excess of every constraint is relative to, float [constraint]: its limit, or where that is 0 or no
-        constant, the larger side in the middle of the bounds.
+    def scale(self, constraint: Constraint, left: Any, right: Any) -> Any:
+        """What the excess of a constraint is relative to: its limit, or where that is no constant the larger side.
+
+        Of a limit of 0 it is the larger side in the middle of the bounds.
         """
-        middle = self.numbers([0.5] * len(self.keys))
-        made = []
-        for constraint in self.constraints:
-            limit = self.limit(constraint)
-            sides = [abs(float(side)) for side in self.sides(constraint, middle)]
-            made.append(abs(limit) if limit else max(*sides, 1e-30))
-        return np.array(made, np.float32)
+        limit = self.limit(constraint)
+        if limit:
+            return abs(limit)
+        if limit is None:
+            return jnp.maximum(jnp.maximum(jnp.abs(left), jnp.abs(right)), 1e-30)
+        middle = self.sides(constraint, self.numbers([0.5] * len(self.keys)))
+        return max(*(abs(float(side)) for side in middle), 1e-30)
 
     def limit(self, constraint: Constraint) -> float | None:
         """The side that is the same for all machines, the right one first; `None` where there is none."""
         for side in (constraint.right, constraint.left):
             if not self.varies(side):
-                return float(self.value(side, {}))
+                return float(self.value(side, self._constants))
         return None
 
     def varies(self, side: Expression) -> bool:
-        """Whether an expression names a variable or what is derived."""
-        return bool({*side.keys} & {*self.keys, *self.derived})
+        """Whether an expression names a variable, itself or in what is derived."""
+        return any(key in self.keys or (key in self.derived and self.varies(self.derived[key])) for key in side.keys)
+
+    @cached_property
+    def _constants(self) -> dict[str, Any]:
+        """What is derived and the same for all machines, by key."""
+        known: dict[str, Any] = {}
+        for key, expression in self.derived.items():
+            if not self.varies(expression):
+                known[key] = self.value(expression, known)
+        return known
 
     def excess(self, position: Position) -> Float[Array, " constraint"]:
-        """By how much every constraint is broken, relative to `scales`: 0 where it holds just so, below it has slack.
-        Either sign breaks an equality.
+        """By how much every constraint is broken, relative to its `scale`: 0 where it holds just so, less where
+        it has slack. Either sign breaks an equality.
         """
         numbers, made = self.numbers(position), []
         for constraint in self.constraints:
             left, right = (jnp.asarray(side, jnp.float32) for side in self.sides(constraint, numbers))
-            made.append(right - left if constraint.relation == ">=" else left - right)
-        return jnp.stack(made) / self.scales if made else jnp.zeros(0)
+            gap = right - left if constraint.relation == ">=" else left - right
+            made.append(gap / jax.lax.stop_gradient(self.scale(constraint, left, right)))
+        return jnp.stack(made) if made else jnp.zeros(0)
 
     @cached_property
     def equal(self) -> np.ndarray:

@@ -14,7 +14,7 @@ from jaxmoe.codesign.descent import MET, Progress, descend, feasible_starts, to_
 from jaxmoe.codesign.polish import STATIONARY, Exact, Optimum, best_starts, polish
 from jaxmoe.codesign.problem import SIZES, HardwareProblem, family_of
 from jaxmoe.codesign.space import TUNED, Constraint
-from jaxmoe.config import Scenario
+from jaxmoe.config import Scenario, unstated_energy
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import Inputs, inputs_of
@@ -37,7 +37,7 @@ class Met(NamedTuple):
     right: float
     excess: float  # relative; what an equality is off, at least 0
     worth: float
-    elasticity: float  # % of the metric for 1 % of the limit
+    elasticity: float | None  # % of the metric for 1 % of the limit; none where no side is constant
 
     @property
     def slack(self) -> float:
@@ -111,7 +111,7 @@ class _Search:
             best, candidates = self._scored(index)
         self.evaluations["exact"] = sum(exact.evaluations for exact in self.exacts)
         metrics = {name: np.vectorize(problem.metric)(values) for name, values in self.history.items()}
-        notes = _notes(best, tuning)
+        notes = _notes(problem, best, tuning)
         return HardwareResult(problem, best, candidates, starts, ended, metrics, self.evaluations, tuning, notes)
 
     def _usual(self) -> tuple[np.ndarray, np.ndarray]:
@@ -160,7 +160,7 @@ class _Search:
                 position = usual.position
             inputs = _inputs(problem, self._numbers(position))[0]
             kept = order[: inputs.scenario.tuning.restarts]
-            tuning, plans = joint.rounded(inputs, found.shares[:, kept], self.report)
+            tuning, plans = joint.rounded(problem, inputs, found.shares[:, kept], self.report)
         with self.clock.stage("polish"):
             families = [family_of([plan], problem.settings) for plan in plans]
             exact = Exact(problem, families)
@@ -240,26 +240,30 @@ def met_constraints(problem: HardwareProblem, numbers: dict[str, float], optimum
     """Every constraint at the numbers as written, with what its limit is worth."""
     met, sign = [], 1 if METRICS[problem.space.objective].lower_is_better else -1
     multipliers = optimum.stationarity.multipliers
-    for constraint, scale, multiplier in zip(problem.constraints, problem.scales, multipliers, strict=True):
+    for constraint, multiplier in zip(problem.constraints, multipliers, strict=True):
         left, right = (float(side) for side in problem.sides(constraint, numbers))
+        scale = float(problem.scale(constraint, left, right))
         gap = right - left if constraint.relation == ">=" else left - right
         limit = problem.limit(constraint)
         is_left = limit is not None and problem.varies(constraint.right)
         # Raising the right side of <= loosens it, as lowering that of >= does.
-        worth = sign * metric * float(multiplier) / float(scale) * (1 if constraint.relation == ">=" else -1)
+        worth = sign * metric * float(multiplier) / scale * (1 if constraint.relation == ">=" else -1)
         worth = -worth if is_left else worth
-        elasticity = worth * (limit or 0.0) / metric
+        elasticity = None if limit is None else worth * limit / metric
         excess = abs(gap) if constraint.relation == "==" else gap
         met.append(Met(constraint, left, right, float(excess / scale), worth, elasticity))
     return met
 
 
-def _notes(best: Machine, tuning: TuneResult | None) -> list[str]:
+def _notes(problem: HardwareProblem, best: Machine, tuning: TuneResult | None) -> list[str]:
     """What a reader has to know. Raises `SweepError` where a constraint is not met."""
     broken = [met.constraint.text for met in best.constraints if met.excess > MET]
     if broken:
         raise SweepError(f"the search ended where {' and '.join(map(repr, broken))} does not hold; use more starts")
     notes = [best.strategy.note] if best.strategy.note else []
+    unstated = unstated_energy(best.scenarios[0].hardware)
+    if unstated and METRICS[problem.space.objective].part == "energy":
+        notes.append(f"energy counts nothing for what the machine does not state: {', '.join(unstated)}")
     if tuning is not None and tuning.stopped:
         notes.append(f"the search for a placement stopped early ({tuning.stopped})")
     if best.residual > 10 * STATIONARY:

@@ -98,7 +98,7 @@ class Column:
         return {"total_s": float(times.total.mean())}
 
     def _scored(self, chosen: Strategy) -> Cell:
-        if not chosen.fits:
+        if not (chosen.fits and chosen.comparable):
             return {"reason": chosen.note}
         times = score(self.inputs, chosen, self.inputs.evaluation_batches)
         return {"total_s": float(times.total.mean()), "exchange": chosen.placement.exchange[0]}

@@ -83,9 +83,9 @@ def main() -> None:
     least = min(point.values[TOKENS] for point in points)
     with (options.tables / "space_rates.csv").open(newline="") as file:
         rates = list(csv.DictReader(file))
-    swept = sum(float(row["points"]) for row in rates) / sum(
-        float(row["setup_s"]) + float(row["evaluate_s"]) for row in rates
-    )
+    # By rates: a part that was stopped has the seconds of what was left alone.
+    seconds = sum(float(row["points"]) / float(row["points_per_s"]) for row in rates)
+    swept = sum(float(row["points"]) for row in rates) / seconds
     rows = []
     ways = (("jaxmoe evaluate, a process each", by_command, True), ("one process", in_process, False))
     for way, evaluate, smallest in ways:

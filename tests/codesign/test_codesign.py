@@ -176,3 +176,26 @@ def test_fixed_values_and_variables_exclude_each_other(problem, scenario):
     made = problem(variables=BOUNDS, placement=["tp"])
     with pytest.raises(SweepError, match=f"--set {LINK}: space.yaml has it as a variable"):
         hardware_problem(made.file, scenario, {LINK: 3}, None)
+
+
+def test_sides_that_both_vary_are_compared_where_they_are(problem):
+    """0.1 against 4 * 0.01: broken by 60 % of the larger side, wherever in the bounds that is."""
+    made = problem(variables=BOUNDS, constraints=[f"{LINK} <= 4 * {DIE}"], **QUICK)
+    assert np.asarray(made.excess(jnp.zeros(2))) == pytest.approx([0.6], rel=1e-5)
+
+
+def test_what_is_derived_from_constants_is_a_limit(problem):
+    made = problem(variables=BOUNDS, derived={"budget": "0.5 * 3"}, constraints=[f"{PRICE} <= budget"], **QUICK)
+    assert made.limit(made.constraints[0]) == 1.5
+
+
+def test_a_side_that_is_no_number_is_one_error(problem):
+    with pytest.raises(SweepError, match="area_mm2' is None, no number"):
+        problem(variables=BOUNDS, constraints=["hardware.die.area_mm2 <= 5"], **QUICK)
+
+
+def test_a_design_that_meets_no_constraint_is_never_the_best(problem):
+    """Steep constraints are broken on the way; what is returned meets them."""
+    made = problem(variables=BOUNDS, constraints=[f"({PRICE}) ** 8 <= 25"], **QUICK)
+    (optimum,) = polish(Exact(made, made.families), np.full((1, 2), 0.9), quiet)
+    assert np.isinf(optimum.value) or np.asarray(made.excess(jnp.asarray(optimum.position))).max() <= 1e-3

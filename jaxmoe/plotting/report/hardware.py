@@ -40,7 +40,7 @@ def _constraints(summary: Mapping[str, Any], column: str, factor: float, unit: s
             each["left"],
             each["right"],
             each["slack"],
-            each[f"{column}_per_unit_of_limit"] * factor,
+            _scaled(each[f"{column}_per_unit_of_limit"], factor),
             each["percent_per_percent_of_limit"],
         ]
         for each in summary["constraints"]
