@@ -49,7 +49,7 @@ def slopes(model: LayerModel, share, batch, support):
         ("random_host", SoftSupport(0.1)),
         ("corner_host_tree", HardSupport()),
         pytest.param("least_loaded_split_tree", SoftSupport(0.1), marks=pytest.mark.slow),
-        pytest.param("rings_1x2", HardSupport(), marks=pytest.mark.slow),
+        pytest.param("rings_1x3", HardSupport(), marks=pytest.mark.slow),
     ],
 )
 def test_times_and_derivatives_are_those_of_flow_by_flow(exchange, support):
