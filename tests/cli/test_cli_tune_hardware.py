@@ -50,6 +50,12 @@ def test_the_machine_that_is_written_is_as_fast_as_is_told(run, scenario, space,
     again = score(inputs, strategy, inputs.evaluation_batches).mean.mean()
     assert [summary["objective"]["total_s"], told["total_s"]] == pytest.approx([again, again], rel=1e-6)
 
+    pytest.importorskip("plotly")
+    result = run("report", out)
+    assert result.exit_code == 0, result.output
+    page = (out / "report.html").read_text()
+    assert all(heading in page for heading in ("What limits are worth", "From many starts", "price &lt;= 1.5"))
+
 
 @pytest.mark.slow
 def test_a_tuned_placement_is_no_slower_than_any_strategy_and_evaluates_to_the_same(run, scenario, space, out):
