@@ -16,7 +16,7 @@ from jaxmoe.des.tasks import GraphBuilder, no_rows
 from jaxmoe.hardware import Machine
 
 PARTS = 16  # of a slice: what a server serves at a time
-AT_ONCE = 2  # parts of a slice that are on their way at once
+AT_ONCE = 4  # parts of a slice that are on their way at once
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SliceReplay:
 
 @dataclass(frozen=True)
 class _Slices:
-    """One entry for each slice; `turn` is its place in the order in which its die asks."""
+    """One entry for each slice, in the order in which they are asked for."""
 
     die: Int[np.ndarray, " slice"]
     source: Int[np.ndarray, " slice"]  # the die whose HBM has it; `die` itself where it is there, or in the LLC
@@ -68,10 +68,11 @@ class _Slices:
 
 
 def replay_slices(machine: Machine, work: SliceWork, costs: SliceCosts, record: bool = False) -> SliceReplay:
-    """Simulate a layer. All dies begin at time 0; a die asks for its slices in turn, `WINDOW` at a time.
+    """Simulate a layer. At time 0 a die asks for all its slices, each of which streams to some of its cores.
 
-    Each die begins with another expert and goes on in the order of their numbers, so that dies do not all ask the same
-    home at once. Raises `ValueError` for a home that is no die.
+    Of a slice `AT_ONCE` parts are on their way; a part is computed when it is there, and those of one die in turn. Each
+    die begins with another expert and goes on in the order of their numbers, so that dies do not all ask the same home
+    first. Raises `ValueError` for a home that is no die.
     """
     nodes = machine.num_nodes
     if work.home.min() < 0 or work.home.max() >= nodes:
@@ -124,8 +125,8 @@ def _run(machine: Machine, slices: _Slices, size: float, costs: SliceCosts, reco
     miss, write, servers = hit + 1, hit + 2, hit + 3
     link_rate = np.asarray(topology.link_bandwidth, float) * float(topology.efficiency)
     rate = np.concatenate([link_rate, np.asarray(llc.bandwidth, float), np.asarray(hbm.bandwidth, float), [np.inf] * 3])
-    latency = [np.asarray(topology.link_latency, float), np.zeros(len(llc.bandwidth)), np.asarray(hbm.latency, float)]
-    latency = np.concatenate([*latency, [costs.hit, costs.miss, costs.write]])
+    waits = [np.asarray(topology.link_latency, float), np.zeros(len(llc.bandwidth)), np.asarray(hbm.latency, float)]
+    latency = np.concatenate([*waits, [costs.hit, costs.miss, costs.write]])
     graph = GraphBuilder(servers, nodes)
     count, part = len(slices.die), size / PARTS
     die, source = slices.die, slices.source
@@ -136,8 +137,8 @@ def _run(machine: Machine, slices: _Slices, size: float, costs: SliceCosts, reco
     requests, first, later = np.where(slices.hit, 0.0, costs.request_bytes), no_rows(count), np.zeros(count)
     received: list[Int[np.ndarray, " slice"]] = []
     for number in range(PARTS):
-        waits = one_each(received[number - AT_ONCE]) if number >= AT_ONCE else first
-        asked = graph.transfers(ask, later if number else requests, waits)
+        after = one_each(received[number - AT_ONCE]) if number >= AT_ONCE else first
+        asked = graph.transfers(ask, later if number else requests, after)
         received.append(graph.transfers(bring, np.full(count, part), one_each(asked)))
         graph.computations(die, slices.seconds / PARTS, one_each(received[-1]))
         graph.transfers(store, np.full(len(kept), part), one_each(received[-1][kept]))

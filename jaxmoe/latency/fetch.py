@@ -128,7 +128,7 @@ def _first_slice(machine: Machine, costs: FetchCosts) -> Float[Array, "die die2"
     return costs.miss + hbm.latency[hbm.channel][:, None] + way + way.T
 
 
-def layer_time(
+def fetched_layer_time(
     machine: Machine,
     fetches: Fetches,
     costs: FetchCosts,

@@ -5,6 +5,7 @@ which. `WaferPolicy` allocates the tasks of a layer, copies what a die reads fro
 and keeps all layers' copies within one capacity for each die. Both are init/step pairs.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 import equinox as eqx
@@ -17,7 +18,7 @@ from jaxmoe.hardware import Machine
 from jaxmoe.latency.fetch import FetchCosts, Fetches, fetch_demand, fetch_time, traffic_figures
 from jaxmoe.latency.schedule import LayerTime
 from jaxmoe.placement.placement import PlanError
-from jaxmoe.policies.task_allocation import BLOCK, AllocationCosts, allocate, deal
+from jaxmoe.policies.task_allocation import BLOCK, SPARE, AllocationCosts, allocate, deal
 
 Allocation = Literal["base", "allo"]
 Prediction = Literal["none", "heatmap", "perfect"]
@@ -112,6 +113,7 @@ class WaferPolicy(eqx.Module):
     prediction: Prediction = eqx.field(static=True, default="heatmap")
     eviction: Eviction = eqx.field(static=True, default="least_popular")
     block: int = eqx.field(static=True, default=BLOCK)
+    spare: int = eqx.field(static=True, default=SPARE)
 
     @property
     def dies(self) -> int:
@@ -129,7 +131,7 @@ class WaferPolicy(eqx.Module):
         """The requests of one layer that each die computes."""
         if self.allocation == "base":
             return deal(counts, self.dies, self.block)
-        return allocate(counts, local, home, self.hops, self.costs, self.block)
+        return allocate(counts, local, home, self.hops, self.costs, self.block, self.spare)
 
     def step(self, copies: Copies, time: Int[Array, ""], guidance: Guidance) -> tuple[Copies, Fetches]:
         """All layers of one step, one after the other; the second result's leaves are [layer, ...]."""
@@ -196,10 +198,10 @@ class WaferPolicy(eqx.Module):
 @eqx.filter_jit
 def run_policy(
     policy: WaferPolicy, machine: Machine, costs: FetchCosts, guidance: Guidance
-) -> tuple[LayerTime, dict[str, Float[Array, "step layer"]], Fetches, Float[Array, "step die"]]:
+) -> tuple[LayerTime, Mapping[str, Float[Array, "step layer"]], Fetches, Int[Array, "step die"]]:
     """All steps: times and traffic [step, layer], who fetched what, and the copies that each die held after a step."""
 
-    def priced(fetches: Fetches) -> tuple[LayerTime, dict[str, Array]]:
+    def priced(fetches: Fetches) -> tuple[LayerTime, Mapping[str, Array]]:
         demand = fetch_demand(fetches, costs)
         return fetch_time(machine, demand, costs), traffic_figures(machine, demand)
 
