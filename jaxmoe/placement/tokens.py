@@ -266,7 +266,7 @@ def _block(shape: Shape, wafer: Shape, tp: int) -> Shape:
 
 
 def _cuts(shape: Shape, tp: int) -> list[Shape]:
-    """All a x b = tp with a | X and b | Y; there is one for whatever divides X Y. Raises `TokenLayoutError` for others."""
+    """All a x b = tp with a | X and b | Y; whatever divides X Y has one. Raises `TokenLayoutError` for others."""
     x, y = shape
     if tp < 1 or x * y % tp:
         legal = ", ".join(str(count) for count in range(1, x * y + 1) if x * y % count == 0)
