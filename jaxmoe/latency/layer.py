@@ -25,7 +25,7 @@ from jaxmoe.latency.demand import (
     moved_bytes,
     roofline,
 )
-from jaxmoe.latency.schedule import STAGES, AbstractSchedule, LayerTime, Serial
+from jaxmoe.latency.schedule import AbstractSchedule, LayerTime, Serial
 from jaxmoe.network import (
     AbstractExchange,
     AbstractTimeModel,
@@ -203,8 +203,7 @@ class LayerModel(eqx.Module):
 
     def _scheduled(self, parts: LayerTime, reduction: AbstractReduction) -> LayerTime:
         """Micro-batches, the leading axis, as one layer: stages and busy times add up, the schedule has the total."""
-        dispatch, compute, combine = (parts.stages[name] for name in STAGES)
-        total = self.schedule.total(dispatch, compute, combine, reduction)
+        total = self.schedule.total(parts.stages, reduction)
         summed = jax.tree.map(lambda leaf: leaf.sum(axis=0), parts)
         return LayerTime(summed.stages, summed.busy, total, summed.energy)
 

@@ -13,3 +13,8 @@ from .strategies import expert_parallel_balanced as expert_parallel_balanced
 from .strategies import expert_parallel_random as expert_parallel_random
 from .strategies import hybrid as hybrid
 from .strategies import tensor_parallel as tensor_parallel
+from .tokens import TokenLayout as TokenLayout
+from .tokens import TokenLayoutError as TokenLayoutError
+from .tokens import custom_layout as custom_layout
+from .tokens import successive_layout as successive_layout
+from .tokens import token_layout as token_layout
