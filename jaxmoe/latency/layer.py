@@ -39,6 +39,8 @@ from jaxmoe.network import (
     replicated_visits,
     sharded_visits,
 )
+from jaxmoe.network.collectives import price_rounds
+from jaxmoe.network.domains import scaled
 from jaxmoe.placement.exchange import Gather
 from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax, HardSupport, largest
 from jaxmoe.traces.batches import Batch, merge_tokens, micro_batches, over_batches
@@ -178,10 +180,9 @@ class LayerModel(eqx.Module):
         machine, known = self.machine, self.machine.energy or Energy()
         match demand:
             case Steps(rounds=rounds, unit=unit):
-                stage = jax.vmap(lambda traffic: self.time_model(machine.topology, traffic * unit))(rounds.traffic)
-                total = rounds.repeats @ jax.vmap(lambda one: one.total(reduction))(stage)
-                busy = {"link": rounds.repeats @ stage.link_time, "port": rounds.repeats @ stage.port_time}
-                return Priced(total, busy, known.of_links(rounds.repeats @ stage.link_bytes))
+                steps = price_rounds(self.time_model, machine.topology, scaled(rounds, unit), reduction)
+                busy = {"link": steps.link_time, "port": steps.port_time}
+                return Priced(steps.seconds, busy, known.of_links(steps.link_bytes))
             case NodeWork(flops=flops, weights=weights, vectors=vectors):
                 return self._of_nodes(flops / machine.die.flops, flops, weights, vectors, reduction)
             case Traffic():

@@ -133,9 +133,8 @@ class Balancer(eqx.Module):
 
     def init(self, machine: Machine) -> BalancerState:
         links = jnp.zeros(machine.topology.num_links)
-        return BalancerState(
-            self.forecast.init(), *[self.start] * 3, jnp.zeros(()), links, jnp.asarray(jnp.inf, jnp.float32)
-        )
+        start, never = self.start, jnp.asarray(jnp.inf, jnp.float32)
+        return BalancerState(self.forecast.init(), start, start, start, jnp.zeros(()), links, never)
 
     def step(
         self, model: CountModel, state: BalancerState, loads: Float[Array, "layer expert"], idle: Float[Array, " link"]
