@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -47,10 +48,7 @@ def steps_of(trace=None) -> Batch:
 
 
 def at(batch: Batch, row: int, step: int) -> Batch:
-    return replace(
-        batch,
-        **{name: np.asarray(getattr(batch, name)[row, step]) for name in ("experts", "token_draw", "draw", "weight")},
-    )
+    return jax.tree.map(lambda leaf: np.asarray(leaf[row, step]), batch)
 
 
 def test_rolled_out_layers_are_replayed_alike(setting):
