@@ -65,7 +65,7 @@ def max_split(counts: Int[Array, "*shape"], block: int = BLOCK, spare: int = SPA
     return -(-counts // block) + spare
 
 
-_Totals = tuple[Array, Array, Array]  # experts read, hops, and requests of every die
+_Totals = tuple[Array, Array]  # what the reads of every die take, and its requests
 
 
 def allocate(
@@ -85,29 +85,34 @@ def allocate(
     lowest die: the seconds of all that the die has been given, one thing after the other, with this block. `free` is
     the part of an expert that a die need not read from DRAM, such as what its LLC has. `vmap` adds layers and batches.
     """
-    near = (jnp.asarray(hops) <= 1).astype(costs.dram.dtype)
-    dies, index = near.shape[0], jnp.arange(near.shape[0])
-    candidates = (holders.astype(near.dtype) @ near) > 0
-    away = jnp.where(holders, 0, jnp.asarray(hops)[home])  # hops that a read takes
-    fresh = jnp.ones(holders.shape, near.dtype) if free is None else 1 - free
-    splits = max_split(counts, block, spare)
+    dtype = costs.dram.dtype
+    near = (jnp.asarray(hops) <= 1).astype(dtype)
+    dies, index = near.shape[0], jnp.arange(near.shape[0], dtype=jnp.int32)
+    candidates = (holders.astype(dtype) @ near) > 0
+    away = jnp.where(holders, 0, jnp.asarray(hops)[home]).astype(dtype)  # hops that a read takes
+    fresh = jnp.ones(holders.shape, dtype) if free is None else 1 - free
+    asked = counts.astype(jnp.int32)
+    # What a die's read of an expert adds, for all experts at once; sums of whole numbers, so in whatever order.
+    read = fresh * costs.dram + away * costs.hop
 
-    def expert(carry: _Totals, given: tuple[Array, Array, Array, Array, Array]) -> tuple[_Totals, Array]:
-        reads, hopped, load = carry
-        count, candidate, away, fresh, split = given
-        before = (load < load[:, None]) | ((load == load[:, None]) & (index < index[:, None]))
-        kept = candidate & ((before & candidate).sum(axis=1) < split)
+    def expert(carry: _Totals, given: tuple[Array, Array, Array, Array]) -> tuple[_Totals, Array]:
+        moved, load = carry
+        count, candidate, read, split = given
+        order = load * dies + index  # of fewest requests first, then of the lowest number
+        before = jnp.where((order < order[:, None]) & candidate, 1, 0).sum(axis=1, dtype=jnp.int32)
+        start = jnp.where(candidate & (before < split), moved + read, jnp.inf)
 
         def one(state: tuple[Array, Array]) -> tuple[Array, Array]:
             left, taken = state
             size = jnp.minimum(left, block)
-            cost = (reads + fresh) * costs.dram + (hopped + away) * costs.hop + (load + taken + size) * costs.request
-            best = jnp.argmin(jnp.where(kept, cost, jnp.inf))
+            cost = start + (taken + size).astype(dtype) * costs.request
+            # Comparing with the minimum is faster than argmin here.
+            best = jnp.where(cost == cost.min(), index, dies).min()
             return left - size, taken + jnp.where(index == best, size, 0)
 
-        _, taken = jax.lax.while_loop(lambda state: state[0] > 0, one, (count, jnp.zeros_like(load)))
-        used = taken > 0
-        return (reads + used * fresh, hopped + used * away, load + taken), taken
+        _, taken = jax.lax.while_loop(lambda state: state[0] > 0, one, (count, load))
+        return (moved + jnp.where(taken > load, read, 0), taken), taken - load
 
-    start = jnp.zeros(dies, near.dtype), jnp.zeros(dies, away.dtype), jnp.zeros(dies, counts.dtype)
-    return jax.lax.scan(expert, start, (counts, candidates, away, fresh, splits))[1]
+    totals = jnp.zeros(dies, dtype), jnp.zeros(dies, jnp.int32)
+    _, plan = jax.lax.scan(expert, totals, (asked, candidates, read, max_split(asked, block, spare)))
+    return plan.astype(counts.dtype)

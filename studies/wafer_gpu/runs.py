@@ -186,8 +186,12 @@ def measured(model: str, machine: str, policy: WaferPolicy, known: Guidance, fir
 
 
 def beside(rows: list[Row], base: Row) -> list[Row]:
-    """Rows with their gains over one of them."""
+    """Rows with their gains over one of them; without any hops these are infinitely fewer."""
     return [
-        row | {"speedup": base["layer_us"] / row["layer_us"], "hop_reduction": base["hops"] / max(row["hops"], 1e-9)}
+        row
+        | {
+            "speedup": base["layer_us"] / row["layer_us"],
+            "hop_reduction": base["hops"] / row["hops"] if row["hops"] > 0 else np.inf,
+        }
         for row in rows
     ]
