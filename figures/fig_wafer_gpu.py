@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
 from tables import STUDIES, column, distinct, read_table, select
 
 from jaxmoe.plotting import style
@@ -16,6 +17,7 @@ POLICIES = ("base", "pred", "allo", "allo+pred")
 COLOURS = dict(zip(POLICIES, (style.PALETTE[7], style.PALETTE[4], style.PALETTE[0], style.PALETTE[1]), strict=True))
 MACHINES = {"dojo_5x5": "Dojo", "tsmc_sow_3x8": "TSMC-SoW", "dojo_enhanced_5x5": "Dojo-Enhanced"}
 SPEEDUP = {"DeepSeek-V3": 5.3, "Qwen3-235B": 3.1}  # allo+pred over base, V-C
+MOST_HOPS = 1000  # reductions above it, where almost no hop is left, are not drawn
 HOPS = {"pred": (3.7, 4.4), "allo": (7.2, 10.8), "allo+pred": (210, 944)}  # V-D
 
 
@@ -52,7 +54,14 @@ def _batches(axes: Axes, label: str) -> None:
 
 def _legend(figure, panels) -> None:
     known = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(known.values(), known, loc="outside lower center", ncols=6, frameon=False, fontsize=style.TICK_SIZE)
+    figure.legend(
+        known.values(),
+        known,
+        loc="outside lower center",
+        ncols=min(len(known), 6) if len(known) != 4 else 2,
+        frameon=False,
+        fontsize=style.TICK_SIZE,
+    )
 
 
 def draw_reads(path: Path) -> None:
@@ -70,7 +79,7 @@ def draw_reads(path: Path) -> None:
             below += values
         axes.set_title(f"{model} on {MACHINES[machine]}", fontsize=style.PANEL_SIZE)
         style.dress(axes, "", "traffic of a layer [GB]")
-        axes.legend(frameon=False, fontsize=style.TICK_SIZE)
+    _legend(figure, [axes])
     style.save(figure, path)
 
 
@@ -88,7 +97,7 @@ def draw_host(path: Path) -> None:
     _batches(axes, "requests in a batch")
     axes.set_yscale("log")
     axes.set_ylabel("time added [%]; bands: the paper's ranges")
-    axes.legend(frameon=False, fontsize=style.TICK_SIZE)
+    _legend(figure, [axes])
     style.save(figure, path)
 
 
@@ -110,6 +119,11 @@ def draw_sensitivity(path: Path) -> None:
                 axes.axvline(values[0], color=COLOURS[name], linewidth=0.6, alpha=0.6)
             axes.set_yticks(range(len(names)), names, fontsize=7.5)
             axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if key == "speedup" else (1,)))
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axes.xaxis.set_minor_locator(NullLocator())
+            if key == "hop_reduction":
+                axes.set_xlim(0.8, MOST_HOPS)
             style.dress(axes, label, "", grid="both")
             axes.set_title(f"{model}, {MACHINES[machine]}, {int(batch):,}", fontsize=style.PANEL_SIZE)
         line[0].invert_yaxis() if not line[0].yaxis_inverted() else None
@@ -137,7 +151,7 @@ def draw_bounds(path: Path) -> None:
         _batches(axes, "requests in a batch")
         axes.set_title(model, fontsize=style.PANEL_SIZE)
         axes.set_ylabel("above the bound [%]")
-    axes.legend(frameon=False, fontsize=style.TICK_SIZE)
+    _legend(figure, [axes])
     style.save(figure, path)
 
 

@@ -76,24 +76,22 @@ def allocate(
     costs: AllocationCosts,
     block: int = BLOCK,
     spare: int = SPARE,
-    free: Float[Array, "expert die"] | None = None,
 ) -> Int[Array, "expert die"]:
     """Algorithm 1 on the counts of one layer; `holders` have the expert in their HBM. Choices are made one by one.
 
     Experts come in the order of their numbers. Candidates are dies with the expert and those one hop from any; the
     `max_split` of fewest requests stay, of equals the lowest. Each block goes where the cost is least, of equals to the
-    lowest die: the seconds of all that the die has been given, one thing after the other, with this block. `free` is
-    the part of an expert that a die need not read from DRAM, such as what its LLC has. `vmap` adds layers and batches.
+    lowest die: the time of all that the die has been given, one thing after the other, with this block. `vmap` adds
+    layers and batches.
     """
     dtype = costs.dram.dtype
     near = (jnp.asarray(hops) <= 1).astype(dtype)
     dies, index = near.shape[0], jnp.arange(near.shape[0], dtype=jnp.int32)
     candidates = (holders.astype(dtype) @ near) > 0
     away = jnp.where(holders, 0, jnp.asarray(hops)[home]).astype(dtype)  # hops that a read takes
-    fresh = jnp.ones(holders.shape, dtype) if free is None else 1 - free
     asked = counts.astype(jnp.int32)
     # What a die's read of an expert adds, for all experts at once; sums of whole numbers, so in whatever order.
-    read = fresh * costs.dram + away * costs.hop
+    read = costs.dram + away * costs.hop
 
     def expert(carry: _Totals, given: tuple[Array, Array, Array, Array]) -> tuple[_Totals, Array]:
         moved, load = carry
