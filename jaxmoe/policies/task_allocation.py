@@ -8,6 +8,7 @@ every block the cheapest.
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.hardware import Machine
@@ -76,6 +77,7 @@ def allocate(
     costs: AllocationCosts,
     block: int = BLOCK,
     spare: int = SPARE,
+    neighbours: int | None = None,
 ) -> Int[Array, "expert die"]:
     """Algorithm 1 on the counts of one layer; `holders` have the expert in their HBM. Choices are made one by one.
 
@@ -83,34 +85,52 @@ def allocate(
     `max_split` of fewest requests stay, of equals the lowest. Each block goes where the cost is least, of equals to the
     lowest die: the time of all that the die has been given, one thing after the other, with this block. `vmap` adds
     layers and batches.
+
+    Where homes alone hold experts, `neighbours`, the most dies within a hop of any (`widest`), spares all others: the
+    same choices several times as fast.
     """
     dtype = costs.dram.dtype
-    near = (jnp.asarray(hops) <= 1).astype(dtype)
-    dies, index = near.shape[0], jnp.arange(near.shape[0], dtype=jnp.int32)
-    candidates = (holders.astype(dtype) @ near) > 0
-    away = jnp.where(holders, 0, jnp.asarray(hops)[home]).astype(dtype)  # hops that a read takes
-    asked = counts.astype(jnp.int32)
-    # What a die's read of an expert adds, for all experts at once; sums of whole numbers, so in whatever order.
-    read = costs.dram + away * costs.hop
+    near = (jnp.asarray(hops) <= 1).astype(jnp.int32)
+    dies = near.shape[0]
+    if neighbours is None:
+        candidate = jnp.broadcast_to(jnp.arange(dies, dtype=jnp.int32), holders.shape)
+        valid = (holders.astype(dtype) @ near.astype(dtype)) > 0
+    else:
+        present, first = jax.lax.top_k(near, neighbours)  # in the order of their numbers
+        candidate, valid = first.astype(jnp.int32)[home], present[home] > 0
+    away = jnp.where(jnp.take_along_axis(holders, candidate, axis=1), 0, jnp.asarray(hops)[home[:, None], candidate])
+    # What reading an expert adds to each candidate; sums of whole numbers, so in whatever order.
+    read = jnp.where(valid, costs.dram + away.astype(dtype) * costs.hop, jnp.inf)
+    asked, place = counts.astype(jnp.int32), jnp.arange(candidate.shape[1], dtype=jnp.int32)
 
     def expert(carry: _Totals, given: tuple[Array, Array, Array, Array]) -> tuple[_Totals, Array]:
         moved, load = carry
-        count, candidate, read, split = given
-        order = load * dies + index  # of fewest requests first, then of the lowest number
-        before = jnp.where((order < order[:, None]) & candidate, 1, 0).sum(axis=1, dtype=jnp.int32)
-        start = jnp.where(candidate & (before < split), moved + read, jnp.inf)
+        count, die, read, split = given
+        own = load[die]
+        # Of fewest requests first, then of the lowest number; those that are no candidates last.
+        order = jnp.where(jnp.isfinite(read), own * dies + die, jnp.iinfo(jnp.int32).max)
+        before = (order < order[:, None]).sum(axis=1, dtype=jnp.int32)
+        start = jnp.where(before < split, moved[die] + read, jnp.inf)
 
         def one(state: tuple[Array, Array]) -> tuple[Array, Array]:
             left, taken = state
             size = jnp.minimum(left, block)
             cost = start + (taken + size).astype(dtype) * costs.request
             # Comparing with the minimum is faster than argmin here.
-            best = jnp.where(cost == cost.min(), index, dies).min()
-            return left - size, taken + jnp.where(index == best, size, 0)
+            best = jnp.where(cost == cost.min(), place, place.size).min()
+            return left - size, taken + jnp.where(place == best, size, 0)
 
-        _, taken = jax.lax.while_loop(lambda state: state[0] > 0, one, (count, load))
-        return (moved + jnp.where(taken > load, read, 0), taken), taken - load
+        _, taken = jax.lax.while_loop(lambda state: state[0] > 0, one, (count, own))
+        given_now = taken - own
+        moved = moved.at[die].add(jnp.where(given_now > 0, read, 0), mode="promise_in_bounds")
+        return (moved, load.at[die].add(given_now, mode="promise_in_bounds")), given_now
 
     totals = jnp.zeros(dies, dtype), jnp.zeros(dies, jnp.int32)
-    _, plan = jax.lax.scan(expert, totals, (asked, candidates, read, max_split(asked, block, spare)))
-    return plan.astype(counts.dtype)
+    _, dealt = jax.lax.scan(expert, totals, (asked, candidate, read, max_split(asked, block, spare)))
+    rows = jnp.arange(len(home))[:, None]
+    return jnp.zeros(holders.shape, counts.dtype).at[rows, candidate].add(dealt.astype(counts.dtype))
+
+
+def widest(hops: Int[np.ndarray, "die die2"]) -> int:
+    """The most dies within a hop of any die, itself among them: what `allocate` takes as `neighbours`."""
+    return int((np.asarray(hops) <= 1).sum(axis=1).max())

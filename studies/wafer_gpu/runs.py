@@ -151,6 +151,7 @@ def policy_of(
         capacity=jnp.asarray(np.full(room.shape, np.inf) if changes.get("unlimited") else room, float),
         costs=AllocationCosts.of(chip, known.costs),
         start=None if start is None else jnp.asarray(start),
+        neighbours=widest(np.asarray(chip.topology.hop_counts())),
         **settings,
     )
 

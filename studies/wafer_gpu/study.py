@@ -5,8 +5,10 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
+import equinox as eqx
 import insights
 import jax
 import jax.numpy as jnp
@@ -34,7 +36,7 @@ from runs import (
 from jaxmoe.des import SliceCosts, SliceWork, replay_slices
 from jaxmoe.files import atomic_write
 from jaxmoe.latency import FetchCosts, Fetches, HostLink, LayerTime
-from jaxmoe.policies import run_policy
+from jaxmoe.policies import AllocationCosts, run_policy
 from jaxmoe.tune.allocation import Task, allocation_bound, allocation_seconds, tuned_allocation
 
 
@@ -149,6 +151,33 @@ def bounds() -> Iterator[Row]:
                 }
 
 
+def doubled() -> Iterator[Row]:
+    """Line 7: D2D of twice the bandwidth, with Algorithm 1's allocation as it was, and made anew."""
+    for model in MODELS:
+        costs = MODELS[model].costs
+        drawn = requests_of(model, 4096)
+        for batch, machine in itertools.product((512, 4096), MACHINES):
+            chip = machine_of(machine)
+            faster = eqx.tree_at(lambda m: m.topology.link_bandwidth, chip, chip.topology.link_bandwidth * 2)
+            policy, all_homes = policy_of(model, machine, allocation="allo"), homes(model, chip.num_nodes)
+            anew = replace(policy, costs=AllocationCosts.of(faster, costs))
+            for layer, home in enumerate(all_homes):
+                local = home[:, None] == np.arange(chip.num_nodes)
+                counts = np.bincount(drawn[layer, :batch, PROMPT + 10].ravel(), minlength=len(home))
+                task = Task(counts, home, local.astype(float))
+                given = [jnp.asarray(each) for each in (counts, home, local)]
+                plan, other = (np.asarray(each.allocated(*given)) for each in (policy, anew))
+                yield {
+                    "model": model,
+                    "machine": machine,
+                    "batch": batch,
+                    "layer": layer,
+                    "allo_us": allocation_seconds(chip, costs, plan, task) * 1e6,
+                    "kept_us": allocation_seconds(faster, costs, plan, task) * 1e6,
+                    "anew_us": allocation_seconds(faster, costs, other, task) * 1e6,
+                }
+
+
 FITTED = ("DeepSeek-V3", "dojo_5x5")  # where the host's fixed cost is calibrated
 PUBLISHED_OVERHEAD = {  # percent, V-F
     ("DeepSeek-V3", "dojo_5x5"): (5.2, 6.4),
@@ -252,6 +281,7 @@ TABLES: dict[str, Callable[[], Iterator[Row]]] = {
     "sensitivity": sensitivity,
     "agreement": agreement,
     "bounds": bounds,
+    "doubled": doubled,
     "insights": insights.tables,
     "host": host,
     "loads": loads,

@@ -87,6 +87,25 @@ def bounds() -> None:
     print(f"worse anywhere in {worse} of {len(rows)}")
 
 
+def doubled() -> None:
+    """Line 7: twice the bandwidth between dies."""
+    rows = read("doubled")
+    kept = sum(float(row["kept_us"]) > float(row["allo_us"]) for row in rows)
+    anew = [float(row["anew_us"]) / float(row["allo_us"]) for row in rows]
+    slower = [100 * (ratio - 1) for ratio in anew if ratio > 1.001]
+    print(f"  the same allocation is slower in {kept} of {len(rows)}; one made anew in {len(slower)}", end=", ")
+    print(f"by up to {max(slower, default=0):.0f} %")
+
+
+def by_batch() -> None:
+    """Speed-up of allo+pred over base by batch, mean of both machines of Fig. 11."""
+    rows = [row for row in read("throughput") if row["machine"] != "dojo_enhanced_5x5"]
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = select(rows, model=model, policy="allo+pred")
+        batches = dict.fromkeys(row["batch"] for row in own)
+        print(f"  {model}:", ", ".join(f"{b} {average(select(own, batch=b), 'speedup'):.2f}" for b in batches))
+
+
 def insights() -> None:
     """Line 6: time without the insight over time with it, mean over models, machines and batches."""
     rows = read("insights")
@@ -125,9 +144,11 @@ def sensitivity() -> None:
 
 PARTS: dict[str, Callable[[], None]] = {
     "Against the paper": against_the_paper,
+    "By batch": by_batch,
     "The busiest resource": limits,
     "Model and simulator": agreement,
     "Bound and gradient": bounds,
+    "Doubled bandwidth": doubled,
     "Insights 4 to 6": insights,
     "Host": host,
     "Sensitivity": sensitivity,

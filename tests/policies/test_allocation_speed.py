@@ -11,7 +11,7 @@ from oracles.wafer import algorithm_1
 
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.latency import FetchCosts, Fetches, fetched_layer_time
-from jaxmoe.policies import AllocationCosts, allocate, deal
+from jaxmoe.policies import AllocationCosts, allocate, deal, widest
 from jaxmoe.traces import read_trace
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,9 @@ def best_of(runs, call):
 
 @eqx.filter_jit
 def many(counts, holders, home, costs):
-    return jax.vmap(lambda c, h, o: allocate(c, h, o, jnp.asarray(HOPS), costs))(counts, holders, home)
+    return jax.vmap(lambda c, h, o: allocate(c, h, o, jnp.asarray(HOPS), costs, neighbours=widest(HOPS)))(
+        counts, holders, home
+    )
 
 
 def drawn_layers(rng, layers, batch=4096, experts=256):
@@ -46,12 +48,8 @@ def drawn_layers(rng, layers, batch=4096, experts=256):
     return np.stack([rng.multinomial(8 * batch, row / row.sum()) for row in weight])
 
 
-def test_far_faster_than_the_plain_loop_with_every_choice_the_same():
-    """100 random layers of DeepSeek-V3 at batch 4,096 at once: all choices, and the time of all of them.
-
-    50 times as fast was the aim; on CPU it is about 12 times a loop over plain lists, most of it in steps of few
-    numbers.
-    """
+def test_fifty_times_as_fast_as_the_plain_loop_with_every_choice_the_same():
+    """100 random layers of DeepSeek-V3 at batch 4,096 at once: all choices, and the time of all of them."""
     rng = np.random.default_rng(0)
     counts = drawn_layers(rng, 100)
     homes, holders = (np.stack(each) for each in zip(*(placed(rng, 256) for _ in counts), strict=True))
@@ -68,7 +66,7 @@ def test_far_faster_than_the_plain_loop_with_every_choice_the_same():
         step = best_of(3, lambda: many(*(each[:58] for each in given[:3]), costs))
     np.testing.assert_array_equal(plans, np.stack(loops))
     print(f"plain loop {loop:.2f} s, vectorised {fast:.4f} s: {loop / fast:.0f} times; 58 layers {step:.4f} s")
-    assert loop / fast >= 5
+    assert loop / fast >= 50
     assert step < 0.5
 
 
