@@ -31,7 +31,7 @@ def setting() -> Setting:
         share=np.eye(25, dtype=np.float32)[home],
         mode="sharded",
         exchange=("lowest_host",) * LAYERS,
-        model=cases.model_on(machine),
+        model=cases.model_on(machine, costs=replace(cases.COSTS, expert_bytes=20e6, flops_per_token_expert=40e6)),
         moe=MoEModel("small", 64, 128, EXPERTS, 4, (0, 1), 2),
         weight_bytes_per_element=1.0,
         bytes_per_element=1.0,
