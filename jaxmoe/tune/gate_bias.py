@@ -238,12 +238,13 @@ def descend(
         state, now = _step(problems[turn], unbiased[turn], bounds, settings, state, progress)
         history.append(now)
     bias, place = state.free
-    share, nodes = problems[0].share, jnp.zeros((*problems[0].share.shape[:1], *[problems[0].num_nodes] * 2))
+    layers, nodes = len(problems[0].share), problems[0].num_nodes
+    share, table = np.asarray(problems[0].share), jnp.zeros((layers, nodes, nodes))
     if place is not None:
         share = rounded(place.share(jnp.asarray(settings.place_temperature[1])))
     if bias is not None:
-        nodes = jnp.broadcast_to(bias.nodes(), nodes.shape)
-    return Found(np.asarray(nodes), np.asarray(share), np.asarray(history))
+        table = jnp.broadcast_to(bias.nodes(), table.shape)
+    return Found(np.asarray(table), share, np.asarray(history))
 
 
 def _no_bias(problem: GateProblem) -> Float[Array, "layer node expert"]:
@@ -273,7 +274,6 @@ def relaxed_objective(
     reduction = SmoothMax(annealed(settings.max_temperature))
     temperature = None if bias is None else jnp.asarray(settings.temperature)
 
-    @jax.checkpoint
     def layer(given):
         logits, on_nodes, share, loads = given
         routed = route(problem, logits, on_nodes @ share.T, share, temperature)
