@@ -13,6 +13,7 @@ from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.experiment.validation import Figures, agreement
 from jaxmoe.latency import LayerTime
+from jaxmoe.latency.schedule import PHASES
 from jaxmoe.systems import AbstractRun, Rolled, Setting, system_of
 from jaxmoe.traces import Batch, GatingTrace, sample_batches, successive_batches
 
@@ -78,8 +79,10 @@ class Simulation:
 
     @property
     def stages(self) -> list[str]:
-        """Names of the stages of any run, in the order in which they come first."""
-        return list(dict.fromkeys([name for run in self.runs.values() for name in run.time.stages]))
+        """Names of the stages of any run, in the order of a layer; others last."""
+        names = {name for run in self.runs.values() for name in run.time.stages}
+        order = [name for before, nodes, after in PHASES for name in (*before, nodes, *after) if name in names]
+        return order + sorted(names - {*order})
 
     @property
     def speedup(self) -> float:
