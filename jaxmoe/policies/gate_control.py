@@ -1,4 +1,4 @@
-"""The controller of a biased gate: it watches times, probes links when they are off, and makes the bias anew (camoe 3.4).
+"""The controller of a biased gate: it watches times, probes links when they are off, and renews the bias (camoe 3.4).
 
 The paper names it in one sentence: lambda from observed against predicted time, and sparse probes of predicted
 bottlenecks. The rule is ours: while a stage takes longer or shorter than predicted, pairs are probed, those of the

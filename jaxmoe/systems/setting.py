@@ -37,6 +37,7 @@ class Setting:
     history: GatingTrace  # the layers of the plan, before the run
     build_exchange: Callable[[str], AbstractExchange]
     describe: Callable[[Mode, str], LayerDescription]
+    trace: GatingTrace | None = None  # that of the run, whose rows the tokens of its steps name
 
 
 class UnsuitableSystemError(InputError):
