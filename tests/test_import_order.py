@@ -37,7 +37,7 @@ ALLOWED = {
     "latency": TIMES,
     "tune": SEARCHES,
     "policies": SEARCHES,
-    "systems": METHODS,
+    "systems": METHODS | {"des"},
     "des": {"errors", "units", "hardware", "models", "traces", "placement"},
     "plotting": {"errors", "files", "hardware"},
     "config": {

@@ -13,8 +13,6 @@ from jaxmoe.cli.timeline import ShownLayer, check_target, write_layer
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import Inputs, OptionError, read_inputs
 from jaxmoe.experiment.simulation import (
-    STATIC,
-    Run,
     Simulation,
     batch_at,
     iterations_of,
@@ -26,6 +24,7 @@ from jaxmoe.experiment.strategies import Strategy, given_plans
 from jaxmoe.experiment.summary import provenance
 from jaxmoe.plotting import plot_iterations
 from jaxmoe.plotting.style import time_unit
+from jaxmoe.systems import PlannedRun
 from jaxmoe.traces import GatingTrace
 
 
@@ -42,7 +41,7 @@ def run(
     layers: str | None,
     timeline: Path | None,
 ) -> None:
-    """Run a system over iterations, and tell what it gains over its plan left alone."""
+    """Run a system over iterations, and tell what it gains over what it is compared with."""
     with StageClock() as clock:
         with clock.stage("load"):
             check_target(timeline, None)
@@ -81,8 +80,10 @@ def _plan(inputs: Inputs, plan: str | None, history: GatingTrace) -> Strategy:
 def _slowest(simulation: Simulation) -> ShownLayer:
     """Of the first replayed iteration of the system, the slowest layer in the simulator."""
     run, step = simulation.runs[simulation.system], simulation.replayed[0]
+    if not isinstance(run.system, PlannedRun):
+        raise OptionError(f"--timeline shows a layer of a plan, which system {simulation.system} has not; leave it out")
     row = int(run.simulated[0].argmax())
-    served = None if run.served is None else run.served[0, row]
+    served = run.system.served(run.rolled, step, row)
     batch = batch_at(simulation.iterations, row, step)
     facts = {"system": simulation.system, "iteration": step}
     placement, name = simulation.strategy.placement, simulation.strategy.name
@@ -105,19 +106,20 @@ def _print(inputs: Inputs, simulation: Simulation) -> None:
     title += f"plan {simulation.strategy.name}, {_exchanges(simulation)} [{unit}]"
     table = Table(title=escape(title))
     table.add_column("system", no_wrap=True)
-    columns = ("dispatch", "compute", "combine", "movement", "total", "p95", "speed-up", "simulated\n(model there)")
+    columns = (*simulation.stages, "total", "p95", "speed-up", "simulated\n(model there)")
     for column in (*columns, "model's mean abs\nerror, %"):
         table.add_column(column, justify="right")
-    for name, run in simulation.runs.items():
-        table.add_row(name, *_cells(simulation, name, run, factor))
+    for name in simulation.runs:
+        table.add_row(name, *_cells(simulation, name, factor))
     print_table(table)
 
 
-def _cells(simulation: Simulation, name: str, run: Run, factor: float) -> list[str]:
-    speedup = simulation.runs[STATIC].seconds.sum() / run.seconds.sum()
-    there = run.staged[list(simulation.replayed)].sum(axis=1).mean()
+def _cells(simulation: Simulation, name: str, factor: float) -> list[str]:
+    run = simulation.runs[name]
+    speedup = simulation.runs[simulation.baseline].seconds.sum() / run.seconds.sum()
+    there = run.rolled.compared[list(simulation.replayed)].sum(axis=1).mean()
     error = simulation.agreement(name)["mean_abs_error_percent"]
-    seconds = [*mean_stages(run).values(), float(np.quantile(run.seconds, 0.95))]
+    seconds = [*mean_stages(simulation, name).values(), float(np.quantile(run.seconds, 0.95))]
     return [
         *(f"{value * factor:.4g}" for value in seconds),
         f"{speedup:.3f}",
@@ -149,9 +151,4 @@ def _warnings(inputs: Inputs, simulation: Simulation) -> list[str]:
             "no tokens are left before the run, so the system was prepared on the tokens of the run itself; "
             "give earlier ones with --history"
         )
-    if run.late > 0 and getattr(inputs.scenario.system, "broadcast", None) == "hidden":
-        notes.append(
-            f"{100 * run.late:.0f} % of the broadcasts take longer than the layer before, so they could not be hidden "
-            "behind it; with system.window: last only those that fit Eq. 17 are made"
-        )
-    return notes
+    return notes + run.system.notes(run.rolled)

@@ -7,7 +7,8 @@ from pydantic import AfterValidator, Field, model_validator
 from jaxmoe.config.base import Count, ExchangeName, Fraction, Name, NonNegative, Positive, RuleError, Section, Seed
 from jaxmoe.config.model import ModelConfig
 from jaxmoe.config.networks import HardwareConfig, MeshMachine
-from jaxmoe.config.tuning import StaticConfig, SystemConfig, TuningConfig
+from jaxmoe.config.systems import StaticConfig, SystemConfig
+from jaxmoe.config.tuning import TuningConfig
 from jaxmoe.hardware.cuts import square_cut
 
 

@@ -1,65 +1,11 @@
-"""What the tuner and the system that runs a plan may be told. What is annealed goes from `start` to `stop`."""
+"""What the tuner may be told. What is annealed goes from `start` to `stop`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from jaxmoe.config.base import Count, Fraction, Name, NonNegative, Positive, RuleError, Section, Seed, check_known
+from jaxmoe.config.base import Count, NonNegative, Positive, RuleError, Section, Seed, check_known
 from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS, TunerSettings
-
-# Which system runs a plan, and its settings: a section for each, told by its name.
-
-
-class PlannedSystem(Section):
-    """What all systems start from."""
-
-    plan: Name = Field(
-        default="ep_balanced",
-        description="the strategy that places the experts, or the path of a plan.npz",
-        examples=["ep_balanced"],
-    )
-
-
-class StaticConfig(PlannedSystem):
-    """The plan as it is, in every iteration."""
-
-    name: Literal["static"] = Field(default="static", description="the name of the system", examples=["static"])
-
-
-class HDMoEConfig(PlannedSystem):
-    """Pre-broadcast of hd_moe IV-D on top of the plan."""
-
-    name: Literal["hd_moe"] = Field(description="the name of the system", examples=["hd_moe"])
-    forecast: Literal["moving_average", "static", "perfect", "cross_layer"] = Field(
-        default="moving_average", description="what expert loads are forecast from", examples=["moving_average"]
-    )
-    rate: Fraction = Field(
-        default=0.5, description="the weight of the latest iteration in the moving average", examples=[0.5]
-    )
-    prior: Positive = Field(
-        default=10.0,
-        description="the number of choices by the frequencies that every row of cross_layer starts with",
-        examples=[10],
-    )
-    experts: Count = Field(
-        default=2,
-        description="the number of experts of a layer that are broadcast, with window: last the most",
-        examples=[2],
-    )
-    window: Literal["fixed", "last"] = Field(
-        default="fixed",
-        description="whether as many are broadcast as `experts` says, or as fit the time of the layer before",
-        examples=["last"],
-    )
-    broadcast: Literal["hidden", "charged"] = Field(
-        default="hidden",
-        description="whether the broadcast has the links to itself during the layer before, or the schedule charges it",
-        examples=["charged"],
-    )
-
-
-SystemConfig = Annotated[StaticConfig | HDMoEConfig, Field(discriminator="name")]
-
 
 DEFAULT = TunerSettings()
 

@@ -1,24 +1,23 @@
-"""A system over iterations, beside the same plan left alone: all in the model, some in the event simulator too."""
+"""A system over iterations, beside what it is compared with: all in the model, some in the event simulator too."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxmoe.des import layer_seconds, movement_seconds
+from jaxmoe.config import HardwareConfig
+from jaxmoe.config.networks import ClustersConfig, UniformConfig, WafersConfig
 from jaxmoe.experiment.clock import Report, StageClock
 from jaxmoe.experiment.evaluation import describe
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.experiment.validation import Figures, agreement
-from jaxmoe.latency import Decisions, LayerTime
-from jaxmoe.latency.schedule import STAGES
-from jaxmoe.policies import LayerExchanges, broadcast_experts, rollout
-from jaxmoe.systems import Setting, system_of
+from jaxmoe.latency import LayerTime
+from jaxmoe.latency.schedule import PHASES
+from jaxmoe.systems import AbstractRun, Rolled, Setting, system_of
 from jaxmoe.traces import Batch, GatingTrace, sample_batches, successive_batches
-
-STATIC = "static"
 
 
 @dataclass(frozen=True)
@@ -37,67 +36,72 @@ class Iterations:
 
 @dataclass(frozen=True)
 class Run:
-    """One system over all iterations: times [step, layer], experts broadcast [step, layer], and what was replayed.
+    """One system over all iterations, and what was replayed of it.
 
-    `served` [replay, layer, token, top_k] is where choices were computed. `simulated` are seconds of the stages
-    together, and `moved` those of the movement alone, [replay, layer].
+    `simulated` are seconds of what the model says in `rolled.compared`, and `moved` those of weights that travel apart,
+    [replay, layer].
     """
 
-    time: LayerTime
-    broadcast: np.ndarray
-    served: np.ndarray | None
+    system: AbstractRun
+    rolled: Rolled
     simulated: np.ndarray
     moved: np.ndarray
 
     @property
+    def time(self) -> LayerTime:
+        return self.rolled.time
+
+    @cached_property
     def seconds(self) -> np.ndarray:
         """Of every iteration, all layers together, [step]."""
         return np.asarray(self.time.total.sum(axis=1))
-
-    @property
-    def staged(self) -> np.ndarray:
-        """The stages of the layer alone, one after the other, as the simulator has them, [step, layer]."""
-        return np.sum([self.time.stages[name] for name in STAGES], axis=0)
 
     @property
     def movement(self) -> np.ndarray:
         """Seconds that weights travel, [step, layer]."""
         return np.asarray(self.time.stages.get("movement", np.zeros(self.time.total.shape)))
 
-    @property
-    def late(self) -> float:
-        """The part of all broadcasts that take longer than the layer before."""
-        before = np.concatenate([np.zeros(1), self.time.total.ravel()[:-1]]).reshape(self.time.total.shape)
-        sent = self.broadcast > 0
-        return float((self.movement > before)[sent].mean()) if sent.any() else 0.0
-
 
 @dataclass(frozen=True)
 class Simulation:
-    """A plan under a system and left alone, by name; `replayed` are the steps that the event simulator replays."""
+    """Runs by name, the baseline first and the system last; `replayed` are the steps that the event simulator has."""
 
     strategy: Strategy
-    system: str
     iterations: Iterations
     replayed: tuple[int, ...]
     runs: dict[str, Run]
 
     @property
+    def baseline(self) -> str:
+        return next(iter(self.runs))
+
+    @property
+    def system(self) -> str:
+        return next(reversed(self.runs))
+
+    @property
+    def stages(self) -> list[str]:
+        """Names of the stages of any run, in the order of a layer; others last."""
+        names = {name for run in self.runs.values() for name in run.time.stages}
+        order = [name for before, nodes, after in PHASES for name in (*before, nodes, *after) if name in names]
+        return order + sorted(names - {*order})
+
+    @property
     def speedup(self) -> float:
-        """Time of the static plan over that of the system."""
-        return float(self.runs[STATIC].seconds.sum() / self.runs[self.system].seconds.sum())
+        """Time of the baseline over that of the system."""
+        return float(self.runs[self.baseline].seconds.sum() / self.runs[self.system].seconds.sum())
 
     def simulated_speedup(self) -> tuple[float, float]:
         """The same on the replayed iterations and without movements: by the model, and by the simulator."""
-        static, system = self.runs[STATIC], self.runs[self.system]
+        first, system = self.runs[self.baseline], self.runs[self.system]
         steps = list(self.replayed)
-        modelled = static.staged[steps].sum() / system.staged[steps].sum()
-        return float(modelled), float(static.simulated.sum() / system.simulated.sum())
+        modelled = first.rolled.compared[steps].sum() / system.rolled.compared[steps].sum()
+        return float(modelled), float(first.simulated.sum() / system.simulated.sum())
 
     def agreement(self, name: str) -> Figures:
         """Model and simulator on all layers of the replayed iterations."""
         run = self.runs[name]
-        return agreement(run.staged[list(self.replayed)], run.simulated)
+        return agreement(run.rolled.compared[list(self.replayed)], run.simulated)
 
 
 def iterations_of(inputs: Inputs, count: int, history: GatingTrace | None = None) -> Iterations:
@@ -115,40 +119,54 @@ def iterations_of(inputs: Inputs, count: int, history: GatingTrace | None = None
     return Iterations(drawn, batches is not None, history, foresight=history is trace)
 
 
+def setting_of(inputs: Inputs, strategy: Strategy, history: GatingTrace) -> Setting:
+    """What systems are made for, from a scenario and a plan."""
+    placement, scenario = strategy.placement, inputs.scenario
+    return Setting(
+        share=placement.share,
+        mode=placement.mode,
+        exchange=tuple(placement.exchange),
+        model=replace(inputs.model, mode=placement.mode),
+        moe=inputs.moe,
+        weight_bytes_per_element=scenario.costs.weight_bytes_per_element,
+        bytes_per_element=scenario.costs.bytes_per_element,
+        batch_tokens=scenario.workload.batch_tokens,
+        context_tokens=scenario.workload.context_tokens,
+        history=history,
+        build_exchange=inputs.exchange,
+        describe=lambda mode, exchange: describe(inputs, mode, exchange),
+        wafer_shape=scenario.hardware.wafer_shape if isinstance(scenario.hardware, WafersConfig) else None,
+        clusters=_clusters(scenario.hardware),
+    )
+
+
+def _clusters(hardware: HardwareConfig) -> tuple[int, int] | None:
+    """Switches and nodes of each, of machines that are made so."""
+    match hardware:
+        case ClustersConfig():
+            return hardware.clusters, hardware.nodes_per_cluster
+        case UniformConfig(kind="switch"):
+            return 1, hardware.nodes
+    return None
+
+
 def simulate(
     inputs: Inputs, strategy: Strategy, iterations: Iterations, replays: int, clock: StageClock, report: Report
 ) -> Simulation:
-    """Run the scenario's system and the static plan. Raises `UnsuitableSystemError`."""
-    placement, section = strategy.placement, inputs.scenario.system
-    setting = Setting(
-        share=placement.share,
-        mode=placement.mode,
-        model=replace(inputs.model, mode=placement.mode),
-        moe=inputs.moe,
-        weight_bytes_per_element=inputs.scenario.costs.weight_bytes_per_element,
-        history=iterations.history,
-    )
-    systems = {STATIC: system_of(STATIC)}
-    systems[section.name] = system_of(section.name, **section.model_dump(exclude={"name", "plan"}))
+    """Run the scenario's system and what it is compared with. Raises `UnsuitableSystemError`."""
+    section = inputs.scenario.system
+    system = system_of(section.name, **section.model_dump(exclude={"name", "plan"}))
     replayed = tuple(dict.fromkeys(np.linspace(0, iterations.count - 1, replays).round().astype(int).tolist()))
-    exchanges = LayerExchanges.from_names(placement.exchange, inputs.exchange)
     runs: dict[str, Run] = {}
-    for name, system in systems.items():
+    with clock.stage("rollout"):
+        ready = system.runs(setting_of(inputs, strategy, iterations.history))
+    for name, run in ready.items():
         with clock.stage("rollout"):
-            method = system.method(setting)
-            _, time, kept = rollout(method, setting.model, iterations.batches, exchanges, keep=_kept)
-            time, (sent, served) = time.as_numpy(), jax.tree.map(np.asarray, kept)
-        served = None if served is None else served[list(replayed)]
-        report("roll out", len(runs) + 1, len(systems))
+            rolled = run.rollout(iterations.batches)
+        report("roll out", len(runs) + 1, len(ready))
         with clock.stage("simulate"):
-            simulated = _simulated(inputs, strategy, iterations, replayed, served, name, report)
-            moved = _moved(inputs, strategy, sent[list(replayed)])
-        runs[name] = Run(time, sent.sum(axis=-1), served, simulated, moved)
-    return Simulation(strategy, section.name, iterations, replayed, runs)
-
-
-def _kept(decisions: Decisions) -> tuple[Any, Any]:
-    return broadcast_experts(decisions), decisions.served
+            runs[name] = Run(run, rolled, *_replayed(run, rolled, iterations, replayed, name, report))
+    return Simulation(strategy, iterations, replayed, runs)
 
 
 def batch_at(iterations: Iterations, row: int, step: int) -> Batch:
@@ -156,36 +174,18 @@ def batch_at(iterations: Iterations, row: int, step: int) -> Batch:
     return jax.tree.map(lambda leaf: np.asarray(leaf[row, step]), iterations.batches)
 
 
-def _simulated(
-    inputs: Inputs,
-    strategy: Strategy,
-    iterations: Iterations,
-    replayed: tuple[int, ...],
-    served: np.ndarray | None,
-    name: str,
-    report: Report,
-) -> np.ndarray:
-    """Seconds in the event simulator, [replay, layer]."""
-    placement = strategy.placement
-    seconds = np.zeros((len(replayed), len(placement.share)))
+def _replayed(
+    run: AbstractRun, rolled: Rolled, iterations: Iterations, replayed: tuple[int, ...], name: str, report: Report
+) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds of stages and of movements in the event simulator, [replay, layer]."""
+    seconds = np.zeros((len(replayed), rolled.time.total.shape[1]))
+    moved = np.zeros_like(seconds)
     for done, (at, row) in enumerate(np.ndindex(seconds.shape), start=1):
-        # Stages are compared one after the other: run-time decisions are of whole batches.
-        layer = replace(describe(inputs, placement.mode, placement.exchange[row]), micro_batches=1)
-        decided = None if served is None else served[at, row]
-        batch = batch_at(iterations, row, replayed[at])
-        seconds[at, row] = layer_seconds(layer, placement.share[row], batch, decided)
+        step = replayed[at]
+        seconds[at, row] = run.replay(rolled, batch_at(iterations, row, step), step, row)
+        moved[at, row] = run.replay_movement(rolled, step, row)
         report(f"simulate {name}", done, seconds.size)
-    return seconds
-
-
-def _moved(inputs: Inputs, strategy: Strategy, sent: np.ndarray) -> np.ndarray:
-    """Seconds of the broadcasts of experts `sent` [replay, layer, expert] in the event simulator, [replay, layer]."""
-    placement, seconds = strategy.placement, np.zeros(sent.shape[:2])
-    for at, row in np.argwhere(sent.any(axis=-1)):
-        layer = describe(inputs, placement.mode, placement.exchange[row])
-        everywhere = np.repeat(sent[at, row][:, None], inputs.num_nodes, axis=1)
-        seconds[at, row] = movement_seconds(layer, placement.share[row].astype(float), everywhere)
-    return seconds
+    return seconds, moved
 
 
 def simulation_report(simulation: Simulation) -> dict[str, Any]:
@@ -201,6 +201,8 @@ def simulation_report(simulation: Simulation) -> dict[str, Any]:
             "note": simulation.strategy.note,
         },
         "system": simulation.system,
+        "baseline": simulation.baseline,
+        "stages": simulation.stages,
         "iterations": iterations.count,
         "successive": iterations.successive,
         "history_tokens": iterations.history.num_tokens,
@@ -216,21 +218,22 @@ def simulation_report(simulation: Simulation) -> dict[str, Any]:
 
 
 def _run_report(simulation: Simulation, name: str) -> dict[str, Any]:
-    run = simulation.runs[name]
+    run, steps = simulation.runs[name], list(simulation.replayed)
     return {
-        "mean": {f"{stage}_s": value for stage, value in mean_stages(run).items()},
+        "mean": {f"{stage}_s": value for stage, value in mean_stages(simulation, name).items()},
         "p95_total_s": float(np.quantile(run.seconds, 0.95)),
         "total_s": run.seconds.tolist(),
-        "experts_broadcast_per_layer": float(run.broadcast.mean()),
-        "broadcasts_longer_than_the_layer_before": run.late,
+        **run.rolled.figures,
         "simulated_s": run.simulated.sum(axis=1).tolist(),
         "simulated_movement_s": run.moved.sum(axis=1).tolist(),
-        "model_movement_s": run.movement[list(simulation.replayed)].sum(axis=1).tolist(),
+        "model_movement_s": run.movement[steps].sum(axis=1).tolist(),
         "agreement": simulation.agreement(name),
     }
 
 
-def mean_stages(run: Run) -> dict[str, float]:
-    """Seconds of an iteration by stage, and in total, as means over iterations."""
-    stages = {name: run.time.stages[name] for name in STAGES} | {"movement": run.movement, "total": run.time.total}
-    return {name: float(seconds.sum(axis=1).mean()) for name, seconds in stages.items()}
+def mean_stages(simulation: Simulation, name: str) -> dict[str, float]:
+    """Seconds of an iteration by stage, and in total, as means over iterations; 0 for a stage of other runs alone."""
+    time = simulation.runs[name].time
+    missing = np.zeros(time.total.shape)
+    stages = {stage: time.stages.get(stage, missing) for stage in simulation.stages} | {"total": time.total}
+    return {stage: float(seconds.sum(axis=1).mean()) for stage, seconds in stages.items()}

@@ -50,3 +50,34 @@ def ring_order(shape: tuple[int, int], nodes: np.ndarray) -> np.ndarray:
         return np.concatenate([row[:: 1 if i % 2 == 0 else -1] for i, row in enumerate(grid)])
     snake = [row[1:][:: 1 if i % 2 == 0 else -1] for i, row in enumerate(grid)]
     return np.concatenate([*snake, grid[::-1, 0]])
+
+
+def grid_ring(across: int, along: int) -> np.ndarray:
+    """A ring through all cells of a grid in steps as short as they come: cell numbers, row by row, in ring order.
+
+    With an even side and two sides longer than one every step leads to a neighbour. There is no such cycle otherwise.
+    With two odd sides longer than one, one step is diagonal; along a line steps are of two cells, but the first and
+    the last.
+    """
+    cells = np.arange(across * along)
+    if min(across, along) == 1:
+        return np.concatenate([cells[::2], cells[1::2][::-1]])
+    if across % 2 == 0 or along % 2 == 0:
+        return ring_order((across, along), cells)
+    # The rows but the last have a cycle that runs along their last row. From there it dips into the last row, two cells
+    # at a time, and with the last dip into the cell that is left, whose way back is the diagonal.
+    ring = ring_order((across - 1, along), cells[:-along]).tolist()
+    for column in range(0, along - 1, 2):
+        first, second = cells[-2 * along + column], cells[-2 * along + column + 1]
+        dip = [first + along, second + along, *([cells[-1]] if column == along - 3 else [])]
+        at = ring.index(first), ring.index(second)
+        if at[1] == (at[0] + 1) % len(ring):
+            ring[at[0] + 1 : at[0] + 1] = dip
+        else:
+            ring[at[1] + 1 : at[1] + 1] = dip[::-1]
+    return np.array(ring)
+
+
+def has_unit_ring(across: int, along: int) -> bool:
+    """Whether a grid has a ring of neighbours through all cells; two cells are one, and so is a single cell."""
+    return across * along <= 2 or (min(across, along) > 1 and across * along % 2 == 0)

@@ -1,7 +1,9 @@
 """How stages combine, and the time of a layer that comes of it."""
 
 import abc
+import functools
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
@@ -17,7 +19,12 @@ from jaxmoe.relax import AbstractReduction
 #
 # One type for the model and the event simulator.
 
-STAGES = ("dispatch", "compute", "combine")  # in the order in which a layer has them
+STAGES = ("dispatch", "compute", "combine")  # what every layer has, in order
+
+# All stages that a layer may have, in order: a phase is what the network does before its nodes compute, what they
+# compute, and what the network does after it. Tensor-parallel attention ends in an all-reduce, which may be left to the
+# end of the layer (`closing`) for partial sums.
+PHASES = (((), "attention", ("all_reduce",)), (("metadata", "dispatch"), "compute", ("combine", "closing")))
 
 
 class LayerTime(eqx.Module):
@@ -121,28 +128,43 @@ class AbstractSchedule(eqx.Module):
         """Whether a movement runs beside the stages."""
         return False
 
+    def total(self, stages: Mapping[str, Float[Array, " part"]], reduction: AbstractReduction) -> Seconds:
+        """Time of all parts of a batch, s, from the seconds of its stages: phase after phase."""
+        nothing = jnp.zeros_like(stages["compute"])
+
+        def together(names: tuple[str, ...]) -> Float[Array, " part"]:
+            given = [stages[name] for name in names if name in stages]
+            return functools.reduce(jnp.add, given) if given else nothing
+
+        totals = [
+            self.of_phase(together(before), stages[nodes], together(after), reduction)
+            for before, nodes, after in PHASES
+            if nodes in stages
+        ]
+        return functools.reduce(jnp.add, totals)
+
     @abc.abstractmethod
-    def total(
+    def of_phase(
         self,
         dispatch: Float[Array, " part"],
         compute: Float[Array, " part"],
         combine: Float[Array, " part"],
         reduction: AbstractReduction,
     ) -> Seconds:
-        """Time of all parts of a batch, s."""
+        """Time of one phase of all parts of a batch, s: the network before and after what nodes compute."""
 
 
 class Serial(AbstractSchedule):
     """One stage after the other."""
 
-    def total(self, dispatch, compute, combine, reduction):
+    def of_phase(self, dispatch, compute, combine, reduction):
         return (dispatch + compute + combine).sum()
 
 
 class Overlap(AbstractSchedule):
     """Compute hides communication, or the other way round."""
 
-    def total(self, dispatch, compute, combine, reduction):
+    def of_phase(self, dispatch, compute, combine, reduction):
         return reduction(jnp.stack([(dispatch + combine).sum(), compute.sum()]))
 
 
@@ -155,7 +177,7 @@ class Pipelined(AbstractSchedule):
     def micro_batches(self) -> int:
         return self.parts
 
-    def total(self, dispatch, compute, combine, reduction):
+    def of_phase(self, dispatch, compute, combine, reduction):
         network = node = jnp.zeros((), dispatch.dtype)
         computed: list[Seconds] = []
         for part in range(self.parts):
@@ -174,7 +196,7 @@ class IdleLinks(AbstractSchedule):
     def in_background(self) -> bool:
         return True
 
-    def total(self, dispatch, compute, combine, reduction):
+    def of_phase(self, dispatch, compute, combine, reduction):
         return (dispatch + compute + combine).sum()
 
 

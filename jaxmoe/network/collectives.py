@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.hardware.cuts import ring_order
-from jaxmoe.network.exchange import StageTime
+from jaxmoe.network.exchange import Rounds, StageTime
 from jaxmoe.network.loads import flow_loads
 from jaxmoe.network.time_models import AbstractTimeModel, Congestion, port_times
 from jaxmoe.relax import AbstractReduction
@@ -16,35 +16,43 @@ from jaxmoe.relax import AbstractReduction
 # A collective as rounds of traffic, and how long it takes: a round begins when the one before it has ended.
 
 
-class Rounds(eqx.Module):
-    """Traffic of every round in B, [round, source, destination].
-
-    Rounds that are equal may be given once, with their number in `repeats`, whatever comes between them.
-    """
-
-    traffic: Float[Array, "round node node2"]
-    repeats: Float[Array, " round"]
-
-    def then(self, other: "Rounds") -> "Rounds":
-        """These rounds, and the others after them."""
-        return jax.tree.map(lambda *both: jnp.concatenate(both), self, other)
-
-    def total_traffic(self) -> Float[Array, "node node2"]:
-        """Bytes of all rounds together."""
-        return jnp.einsum("r,rsd->sd", self.repeats, self.traffic)
-
-
 def all_to_all(traffic: Float[Array, "node node2"]) -> Rounds:
     """Everyone sends to everyone at once, traffic[s, d] bytes from s to d; the diagonal is free."""
     return Rounds(traffic[None], jnp.ones(1, traffic.dtype))
+
+
+class CollectiveTime(eqx.Module):
+    """Seconds of a collective, s and B of its resources in all rounds together."""
+
+    seconds: Float[Array, ""]
+    link_time: Float[Array, " link"]
+    port_time: Float[Array, " port"]
+    link_bytes: Float[Array, " link"]
+
+
+def price_rounds(
+    time_model: AbstractTimeModel,
+    topology: AbstractTopology,
+    rounds: Rounds,
+    reduction: AbstractReduction,
+    mirrored: bool = False,
+) -> CollectiveTime:
+    """All rounds, one after the other, each as the time model has it.
+
+    Mirrored, the rounds come in the opposite order and every message goes back over the same links reversed.
+    """
+    one_round = time_model.mirrored if mirrored else time_model
+    stages = jax.vmap(lambda traffic: one_round(topology, traffic))(rounds.traffic)
+    seconds = jax.vmap(lambda stage: stage.total(reduction))(stages)
+    parts = (seconds, stages.link_time, stages.port_time, stages.link_bytes)
+    return CollectiveTime(*(jnp.tensordot(rounds.repeats, part, 1) for part in parts))
 
 
 def collective_time(
     time_model: AbstractTimeModel, topology: AbstractTopology, rounds: Rounds, reduction: AbstractReduction
 ) -> Float[Array, ""]:
     """Seconds of all rounds, one after the other, each as the time model has it."""
-    seconds = jax.vmap(lambda traffic: time_model(topology, traffic).total(reduction))(rounds.traffic)
-    return jnp.sum(rounds.repeats * seconds)
+    return price_rounds(time_model, topology, rounds, reduction).seconds
 
 
 # Reduce-scatter, all-gather and all-reduce round rings, one ring or several equal ones at once.
@@ -137,7 +145,7 @@ def entwined_ring_reduce_scatter(
 ) -> Rounds:
     """Reduce-scatter of every group at once; each of its R nodes has a buffer of `size` bytes and keeps 1/R."""
     rings = entwined_rings(shape, domain, wafer)
-    return _pass(shape, rings, size / rings.shape[1], bidirectional)
+    return ring_pass(shape, rings, size / rings.shape[1], bidirectional)
 
 
 def entwined_ring_all_gather(
@@ -166,19 +174,24 @@ def hierarchical_entwined_rings(
     scattered = entwined_rings(shape, domain, wafer)
     part = size / scattered.shape[1]
     gathered = entwined_rings(shape, wafer)
-    return _pass(shape, scattered, part, bidirectional).then(_pass(shape, gathered, part, bidirectional))
+    return ring_pass(shape, scattered, part, bidirectional).then(ring_pass(shape, gathered, part, bidirectional))
 
 
-def _pass(shape: Shape, rings: Int[np.ndarray, "ring place"], part: Bytes, bidirectional: bool) -> Rounds:
-    """Once round all rings, every node sending `part` bytes a step, hop by hop."""
+def ring_pass(shape: Shape, rings: Int[np.ndarray, "ring place"], part: Size, bidirectional: bool) -> Rounds:
+    """Once round all rings of a mesh, every node sending `part` bytes a step, hop by hop.
+
+    Rings may be any. Where they have no unit-step cycle of domains, messages may meet on a link, and the round takes as
+    long as its busiest link.
+    """
     ways = ring_ways(rings, bidirectional)
-    amount = jnp.asarray(part, float) / len(ways)
+    amount = jnp.broadcast_to(jnp.asarray(part, float)[..., None] / len(ways), rings.shape)
     moves = [nodes_passed(shape, np.asarray(sender), np.asarray(receiver)) for sender, receiver in ways]
-    hops, nodes = len(moves[0]) - 1, shape[0] * shape[1]
+    hops, nodes = max(len(at) for at in moves) - 1, shape[0] * shape[1]
     traffic = jnp.zeros((hops, nodes, nodes), amount.dtype)
     for at in moves:
-        underway = at[:-1] != at[1:]
-        traffic = traffic.at[np.nonzero(underway)[0], at[:-1][underway], at[1:][underway]].add(amount)
+        hop, *message = np.nonzero(at[:-1] != at[1:])
+        underway = (hop, *message)
+        traffic = traffic.at[hop, at[:-1][underway], at[1:][underway]].add(amount[tuple(message)])
     return Rounds(traffic, jnp.full(hops, rings.shape[1] - 1, amount.dtype))
 
 

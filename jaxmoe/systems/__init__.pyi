@@ -1,7 +1,11 @@
 from .hd_moe import HDMoE as HDMoE
+from .moentwine import Moentwine as Moentwine
+from .planned import PlannedRun as PlannedRun
+from .planned import Static as Static
 from .registry import SYSTEMS as SYSTEMS
-from .registry import Static as Static
 from .registry import system_of as system_of
+from .setting import AbstractRun as AbstractRun
 from .setting import AbstractSystem as AbstractSystem
+from .setting import Rolled as Rolled
 from .setting import Setting as Setting
 from .setting import UnsuitableSystemError as UnsuitableSystemError

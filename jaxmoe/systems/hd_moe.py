@@ -17,7 +17,8 @@ from jaxmoe.policies import (
     StaticForecast,
     WindowAllowance,
 )
-from jaxmoe.systems.setting import AbstractSystem, Setting, UnsuitableSystemError
+from jaxmoe.systems.planned import PlannedRun, Static
+from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Setting, UnsuitableSystemError
 from jaxmoe.traces.prediction import NextLayer
 from jaxmoe.traces.prediction.predictor import shares
 from jaxmoe.traces.statistics.counting import count_pairs
@@ -42,7 +43,12 @@ class HDMoE(AbstractSystem):
     window: Literal["fixed", "last"] = "fixed"
     broadcast: Literal["hidden", "charged"] = "hidden"
 
+    def runs(self, setting: Setting) -> dict[str, AbstractRun]:
+        own = PlannedRun(setting, self.method(setting), hidden=self.broadcast == "hidden")
+        return Static().runs(setting) | {"hd_moe": own}
+
     def method(self, setting: Setting) -> AbstractMethod:
+        """What decides in every iteration. Raises `UnsuitableSystemError` where the plan or schedule do not suit."""
         if setting.mode != "sharded":
             raise UnsuitableSystemError(
                 f"system hd_moe broadcasts the experts of sharded plans, but the plan is {setting.mode}; "

@@ -1,26 +1,13 @@
 """All systems by the name that a scenario calls them; `static` leaves the plan as it is."""
 
-from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
-
-from jaxmoe.policies import AbstractMethod, StaticPlan
 from jaxmoe.systems.hd_moe import HDMoE
-from jaxmoe.systems.setting import AbstractSystem, Setting, UnsuitableSystemError
+from jaxmoe.systems.moentwine import Moentwine
+from jaxmoe.systems.planned import Static
+from jaxmoe.systems.setting import AbstractSystem, UnsuitableSystemError
 
-# The plan as it is, in every iteration: what other systems are compared with.
-
-
-@dataclass(frozen=True)
-class Static(AbstractSystem):
-    """Decides nothing at run time."""
-
-    def method(self, setting: Setting) -> AbstractMethod:
-        return StaticPlan(jnp.asarray(setting.share, jnp.float32))
-
-
-SYSTEMS: dict[str, type[AbstractSystem]] = {"static": Static, "hd_moe": HDMoE}
+SYSTEMS: dict[str, type[AbstractSystem]] = {"static": Static, "hd_moe": HDMoE, "moentwine": Moentwine}
 
 
 def system_of(name: str, **settings: Any) -> AbstractSystem:

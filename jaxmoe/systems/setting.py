@@ -1,38 +1,97 @@
-"""What systems have in common: settings of their own, and a method made for a plan on a machine."""
+"""What systems have in common: the setting that they are made for, and runs over iterations that can be replayed."""
 
 import abc
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
+from jaxmoe.des import LayerDescription
 from jaxmoe.errors import InputError
-from jaxmoe.latency import LayerModel
+from jaxmoe.latency import LayerModel, LayerTime
 from jaxmoe.models import MoEModel
+from jaxmoe.network import AbstractExchange
 from jaxmoe.placement.placement import Mode
-from jaxmoe.policies import AbstractMethod
-from jaxmoe.traces import GatingTrace
+from jaxmoe.traces import Batch, GatingTrace
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a system is made for: a plan, its model and machine, and the gating that was seen before the run."""
+    """What a system is made for: a plan with the exchange of every layer, its model and machine, and earlier gating.
+
+    `model` is of the plan's mode. `context_tokens` is what attention reads for a token. `build_exchange` makes an
+    exchange of its name, and `describe` tells the event simulator of a layer of a mode with an exchange.
+    """
 
     share: Float[np.ndarray, "layer expert node"]
     mode: Mode
+    exchange: tuple[str, ...]
     model: LayerModel
     moe: MoEModel
     weight_bytes_per_element: float
-    history: GatingTrace  # the layers of the plan
+    bytes_per_element: float
+    batch_tokens: int
+    context_tokens: int
+    history: GatingTrace  # the layers of the plan, before the run
+    build_exchange: Callable[[str], AbstractExchange]
+    describe: Callable[[Mode, str], LayerDescription]
+    wafer_shape: tuple[int, int] | None = None  # of a mesh that is made of wafers
+    clusters: tuple[int, int] | None = None  # switches, and nodes of each
 
 
 class UnsuitableSystemError(InputError):
     """A system that is not known, or does not suit its setting. The message has the reason and the remedy."""
 
 
+@dataclass(frozen=True)
+class Rolled:
+    """What a run did: NumPy times [step, layer], what replays need of it, and figures of its own by name.
+
+    `modelled` is what the event simulator is compared with, s [step, layer]: the total where it is not given.
+    """
+
+    time: LayerTime
+    kept: Any = ()  # leaves [step, layer, ...]
+    figures: dict[str, float] = field(default_factory=dict)
+    modelled: Float[np.ndarray, "step layer"] | None = None
+
+    @property
+    def compared(self) -> Float[np.ndarray, "step layer"]:
+        return self.time.total if self.modelled is None else self.modelled
+
+
+class AbstractRun(abc.ABC):
+    """One way to go through the iterations: all in the model, and any layer and step in the event simulator."""
+
+    @abc.abstractmethod
+    def rollout(self, steps: Batch) -> Rolled:
+        """Times of all steps, whose leaves are [layer, step, token, ...]."""
+
+    @abc.abstractmethod
+    def replay(self, rolled: Rolled, batch: Batch, step: int, row: int) -> float:
+        """Seconds of one layer of a step in the event simulator. `batch` has NumPy leaves [token, ...]."""
+
+    def replay_movement(self, rolled: Rolled, step: int, row: int) -> float:
+        """Seconds of weights that travel apart from the stages, 0 where none do."""
+        return 0.0
+
+    def served(self, rolled: Rolled, step: int, row: int) -> np.ndarray | None:
+        """Where choices were computed, as in `Decisions`; `None`: as placed."""
+        return None
+
+    def notes(self, rolled: Rolled) -> list[str]:
+        """What a reader of the times has to know."""
+        return []
+
+
 class AbstractSystem(abc.ABC):
     """A paper's method as a composition of parts, with its settings."""
 
     @abc.abstractmethod
-    def method(self, setting: Setting) -> AbstractMethod:
-        """The method to roll out. Raises `UnsuitableSystemError` where it does not suit the setting."""
+    def runs(self, setting: Setting) -> dict[str, AbstractRun]:
+        """What it is compared with, the baseline first, and then itself under its own name.
+
+        Raises `UnsuitableSystemError` where it does not suit the setting.
+        """

@@ -12,7 +12,6 @@ import argparse
 import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,11 @@ from jaxmoe.config.explain import Source
 from jaxmoe.errors import InputError
 from jaxmoe.experiment import score, standard_strategies
 from jaxmoe.experiment.inputs import Inputs, inputs_of
-from jaxmoe.experiment.simulation import iterations_of
+from jaxmoe.experiment.simulation import iterations_of, setting_of
 from jaxmoe.experiment.strategies import STANDARD, Strategy, strategy
 from jaxmoe.files import atomic_write
 from jaxmoe.placement.exchange import exchange_names
-from jaxmoe.policies import LayerExchanges, rollout
-from jaxmoe.systems import SYSTEMS, Setting, system_of
+from jaxmoe.systems import SYSTEMS, system_of
 from jaxmoe.traces.synthesis import PRESETS
 
 HERE = Path(__file__).resolve().parent
@@ -84,17 +82,8 @@ class Column:
         if not usual.fits:
             return {"reason": usual.note}
         iterations, inputs = iterations_of(self.inputs, STEPS), self.inputs
-        setting = Setting(
-            share=usual.placement.share,
-            mode=usual.placement.mode,
-            model=replace(inputs.model, mode=usual.placement.mode),
-            moe=inputs.moe,
-            weight_bytes_per_element=inputs.scenario.costs.weight_bytes_per_element,
-            history=iterations.history,
-        )
-        exchanges = LayerExchanges.from_names(usual.placement.exchange, inputs.exchange)
-        method = system_of(name).method(setting)
-        _, times, _ = rollout(method, setting.model, iterations.batches, exchanges, keep=lambda decisions: ())
+        runs = system_of(name).runs(setting_of(inputs, usual, iterations.history))
+        times = runs[name].rollout(iterations.batches).time
         return {"total_s": float(times.total.mean())}
 
     def _scored(self, chosen: Strategy) -> Cell:

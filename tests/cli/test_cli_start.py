@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from jaxmoe.config.tuning import HDMoEConfig
+from jaxmoe.config.systems import HDMoEConfig
 from jaxmoe.des.traffic import Order
 from jaxmoe.systems import HDMoE
 from jaxmoe.traces.formats import TRACES

@@ -23,7 +23,7 @@ CARRIED = ("dispatch", "combine", "movement")
 
 
 def total(name: str, *stages) -> float:
-    return float(schedule_of(name).total(*(jnp.asarray(stage, jnp.float32) for stage in stages), HardMax()))
+    return float(schedule_of(name).of_phase(*(jnp.asarray(stage, jnp.float32) for stage in stages), HardMax()))
 
 
 def simulated_pipeline(dispatch: list[float], compute: list[float], combine: list[float]) -> float:
@@ -66,6 +66,18 @@ def test_serial_and_overlap_by_hand():
     assert total("serial", [2.0], [5.0], [1.0]) == total("idle_links", [2.0], [5.0], [1.0]) == 8
     assert total("overlap", [2.0], [5.0], [1.0]) == 5
     assert total("overlap", [4.0], [5.0], [3.0]) == 7
+
+
+def test_phases_follow_each_other():
+    names = ("attention", "all_reduce", "metadata", "dispatch", "compute", "combine", "closing")
+    stages = {name: jnp.asarray([2.0**at] * 2) for at, name in enumerate(names)}
+    assert float(schedule_of("serial").total(stages, HardMax())) == 2 * (2**7 - 1)
+    # The larger of attention and its all-reduce, and of experts and the messages around them.
+    assert float(schedule_of("overlap").total(stages, HardMax())) == 2 * 2 + 2 * (4 + 8 + 32 + 64)
+    # Attention 0-1, 1-2, its all-reduce 1-3, 3-5. Then dispatch 0-12, 12-24, experts 12-28, 28-44, results 28-124-220.
+    assert float(schedule_of("pipelined(2)").total(stages, HardMax())) == 5 + 220
+    without = {name: stages[name] for name in ("dispatch", "compute", "combine")}
+    assert float(schedule_of("serial").total(without, HardMax())) == 2 * (8 + 16 + 32)
 
 
 @pytest.mark.parametrize("name", ["Serial", "pipelined", "pipelined(0)", "pipelined(-1)", "pipelined(2.5)", "", "both"])

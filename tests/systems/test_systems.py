@@ -33,21 +33,28 @@ def setting() -> Setting:
     return Setting(
         share=np.stack([cases.random_share(rng, EXPERTS, 6) for _ in range(LAYERS)]),
         mode="sharded",
+        exchange=("lowest_host",) * LAYERS,
         model=cases.layer_model(cases.random_machine(rng, (2, 3))),
         moe=MoEModel("small", 64, 128, EXPERTS, 2, (0, 1), 2),
         weight_bytes_per_element=2.0,
+        bytes_per_element=2.0,
+        batch_tokens=8,
+        context_tokens=16,
+        build_exchange=pytest.fail,
+        describe=lambda mode, exchange: pytest.fail(exchange),
         history=GatingTrace(experts.astype(np.int16), EXPERTS, np.arange(LAYERS), np.array([0]), None, {}),
     )
 
 
 def test_unknown_names_are_told_the_known_ones():
-    with pytest.raises(UnsuitableSystemError, match=r"'hdmoe', expected one of static, hd_moe"):
+    with pytest.raises(UnsuitableSystemError, match=r"'hdmoe', expected one of static, hd_moe, moentwine"):
         system_of("hdmoe")
-    assert [*SYSTEMS] == ["static", "hd_moe"]
+    assert [*SYSTEMS][:3] == ["static", "hd_moe", "moentwine"]
 
 
 def test_static_is_the_plan(setting):
-    method = system_of("static").method(setting)
+    (run,) = system_of("static").runs(setting).values()
+    method = run.method
     assert isinstance(method, StaticPlan)
     np.testing.assert_allclose(method.share, setting.share, rtol=1e-6)
 
@@ -88,4 +95,4 @@ def test_settings_that_do_not_suit(setting):
     cut = replace(setting, model=replace(setting.model, schedule=Pipelined(2)))
     with pytest.raises(UnsuitableSystemError, match=r"use the schedule serial"):
         system_of("hd_moe").method(cut)
-    assert isinstance(system_of("static").method(cut), StaticPlan)
+    assert isinstance(system_of("static").runs(cut)["static"].method, StaticPlan)

@@ -3,32 +3,41 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxmoe.plotting.report.blocks import STAGE_COLOURS, Block, Cell, Figure, Note, Table, axis, figure, seconds_unit
+from jaxmoe.plotting.report.blocks import Block, Cell, Figure, Note, Table, axis, figure, seconds_unit, stage_colours
 from jaxmoe.plotting.style import strategy_colours
 
-STAGES = tuple(STAGE_COLOURS)
+OWN = "experts_broadcast_per_layer"  # a figure that only some systems have
 
 
 def iterations_blocks(summary: Mapping[str, Any]) -> dict[str, list[Block]]:
     """Blocks by heading, of a summary of `simulate`."""
-    runs, replayed = summary["runs"], summary["replayed"]
+    runs, replayed, stages = summary["runs"], summary["replayed"], summary["stages"]
     factor, unit = seconds_unit(run["mean"]["total_s"] for run in runs.values())
-    static = sum(runs["static"]["total_s"])
+    baseline = summary["baseline"]
+    slow = sum(runs[baseline]["total_s"])
+    own = [OWN] if all(OWN in run for run in runs.values()) else []
     rows: list[list[Cell]] = []
     for name, run in runs.items():
-        times = [run["mean"][f"{stage}_s"] * factor for stage in (*STAGES, "total")]
-        speedup = static / sum(run["total_s"])
-        rows.append([name, *times, run["p95_total_s"] * factor, speedup, run["experts_broadcast_per_layer"]])
+        times = [run["mean"][f"{stage}_s"] * factor for stage in (*stages, "total")]
+        speedup = slow / sum(run["total_s"])
+        rows.append([name, *times, run["p95_total_s"] * factor, speedup, *(run[key] for key in own)])
     table = Table(
         f"Mean over {summary['iterations']} iterations, all layers together, times in {unit}",
-        ["system", *STAGES, "total", "p95", "speed-up over static", "experts broadcast per layer"],
+        ["system", *stages, "total", "p95", f"speed-up over {baseline}", *(key.replace("_", " ") for key in own)],
         rows,
         "Movement that is hidden behind a layer is not in the total.",
     )
     notes: list[Block] = (
         [Note(f"{summary['plan']['name']}: {summary['plan']['note']}")] if summary["plan"]["note"] else []
     )
-    return {"Systems": [table, *notes, _lines(runs, replayed["iterations"], factor, unit), _stages(runs, factor, unit)]}
+    return {
+        "Systems": [
+            table,
+            *notes,
+            _lines(runs, replayed["iterations"], factor, unit),
+            _stages(runs, stages, factor, unit),
+        ]
+    }
 
 
 def _lines(runs: Mapping[str, Any], replayed: list[int], factor: float, unit: str) -> Figure:
@@ -50,20 +59,20 @@ def _lines(runs: Mapping[str, Any], replayed: list[int], factor: float, unit: st
     return Figure("Iterations", caption, {"figure": shown}, height=400)
 
 
-def _stages(runs: Mapping[str, Any], factor: float, unit: str) -> Figure:
+def _stages(runs: Mapping[str, Any], stages: list[str], factor: float, unit: str) -> Figure:
     """Stages of every system as a stack; movement beside, since it may be hidden."""
-    names = list(runs)
+    names, colours = list(runs), stage_colours(stages)
     traces = [
         {
             "type": "bar",
             "name": stage,
             "x": names,
             "y": [runs[name]["mean"][f"{stage}_s"] * factor for name in names],
-            "marker": {"color": STAGE_COLOURS[stage]},
+            "marker": {"color": colours[stage]},
             "visible": "legendonly" if stage == "movement" else True,
             "hovertemplate": f"%{{x}}<br>%{{fullData.name}} %{{y:.4g}} {unit}<extra></extra>",
         }
-        for stage in STAGES
+        for stage in stages
     ]
     shown = figure(traces, barmode="stack", xaxis=axis(""), yaxis=axis(f"time of all layers [{unit}]"))
     caption = "Mean over iterations. Click movement to see it: it may be hidden behind the layer before."
