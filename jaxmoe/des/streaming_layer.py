@@ -113,9 +113,9 @@ def _compute_seconds(
 
 def _send_seconds(fabric: Fabric, size: float, control: float) -> Float[np.ndarray, "die die2"]:
     """Of `size` B: at the pace of the slowest link or port of the path, after the latency of all."""
-    dies = fabric.num_nodes
-    seconds = np.zeros((dies, dies))
-    for source, destination in zip(*np.nonzero(~np.eye(dies, dtype=bool)), strict=True):
-        path = list(fabric.paths[source, destination])
-        seconds[source, destination] = size / fabric.rate[path].min() + fabric.latency[path].sum() + control
-    return seconds
+    path, dies = fabric.paths.rows, fabric.num_nodes
+    slowest, latency = np.full(dies**2, np.inf), np.zeros(dies**2)
+    np.minimum.at(slowest, path.owner, fabric.rate[path.items])
+    np.add.at(latency, path.owner, fabric.latency[path.items])
+    away = ~np.eye(dies, dtype=bool)
+    return away * (size / slowest + latency + control).reshape(dies, dies)
