@@ -132,10 +132,8 @@ class Balancer(eqx.Module):
                 raise BalancerError(f"{name} is {np.asarray(value):g}, expected a number of at least 0")
 
     def init(self, machine: Machine) -> BalancerState:
-        links = jnp.zeros(machine.topology.num_links)
-        return BalancerState(
-            self.forecast.init(), *[self.start] * 3, jnp.zeros(()), links, jnp.asarray(jnp.inf, jnp.float32)
-        )
+        idle = (jnp.zeros(()), jnp.zeros(machine.topology.num_links), jnp.asarray(jnp.inf, jnp.float32))
+        return BalancerState(self.forecast.init(), self.start, self.start, self.start, *idle)
 
     def step(
         self, model: CountModel, state: BalancerState, loads: Float[Array, "layer expert"], idle: Float[Array, " link"]
