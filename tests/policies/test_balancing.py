@@ -161,7 +161,7 @@ def test_non_invasive_costs_nothing_and_serves_when_all_has_arrived():
     waiting = balanced_rollout(balancer_of(model, rule), model, loads)
     assert float(hidden.time.stages["migration"].max()) == 0
     assert float(waiting.time.stages["migration"].sum()) > 0
-    # Weights need a link between domains for 95 us; it has no other traffic, so an all-to-all leaves it idle throughout.
+    # Weights need a link between domains for 95 us. It has no other traffic: an all-to-all leaves it idle throughout.
     begun = int(np.flatnonzero(np.asarray(hidden.decided.needed))[0])
     np.testing.assert_allclose(hidden.decided.needed[begun], 95e-6, rtol=1e-5)
     idle = sum(float(hidden.time.stages[name][begun].sum()) for name in ("dispatch", "combine"))
