@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from jaxmoe.config.base import Count, Fraction, Name, Positive, Section
+from jaxmoe.config.base import Count, Fraction, Name, NonNegative, Positive, Section
 
 
 class PlannedSystem(Section):
@@ -55,4 +55,61 @@ class HDMoEConfig(PlannedSystem):
     )
 
 
-SystemConfig = Annotated[StaticConfig | HDMoEConfig, Field(discriminator="name")]
+class MoentwineConfig(PlannedSystem):
+    """Token layouts and balancers of moentwine. The plan has to be of whole experts, unless a layout slices them."""
+
+    name: Literal["moentwine"] = Field(description="the name of the system", examples=["moentwine"])
+    plan: Name = Field(
+        default="ep",
+        description="the strategy that places the experts, or the path of a plan.npz",
+        examples=["ep_balanced"],
+    )
+    layout: Literal["baseline", "er", "her", "esp", "baseline_esp"] = Field(
+        default="er", description="where tokens live: how devices form groups and domains", examples=["her"]
+    )
+    tp: Count = Field(default=4, description="the number of devices that share the attention of a token", examples=[4])
+    fetch: Literal["domain", "nearest"] = Field(
+        default="domain", description="from which member of a group a device fetches its tokens", examples=["nearest"]
+    )
+    all_gather: bool | None = Field(
+        default=None,
+        description="whether all members of a group get its tokens after attention, or null for the layout's own way",
+        examples=[False],
+    )
+    both_ways: bool = Field(default=True, description="whether rings go both ways round", examples=[False])
+    closing: bool = Field(
+        default=False, description="whether the sums of a token's holders are reduced at the end of a layer"
+    )
+    linear_speedup: Positive = Field(
+        default=2.0,
+        description="how many times as fast as the die's rate linear layers of attention are, 2 for INT8 beside FP16",
+        examples=[1],
+    )
+    balancer: Literal["none", "eplb", "greedy", "topology_aware"] = Field(
+        default="topology_aware", description="what places copies of experts anew", examples=["eplb"]
+    )
+    migration: Literal["invasive", "non_invasive"] = Field(
+        default="non_invasive",
+        description="whether inference waits for weights that move, or they take what links leave idle",
+        examples=["invasive"],
+    )
+    alpha: NonNegative = Field(
+        default=0.0,
+        description="the expected (max - mean) / mean of loads, summed over layers, above which the balancer acts",
+        examples=[20],
+    )
+    beta: NonNegative = Field(
+        default=0.0, description="the iterations that it waits after it last acted", examples=[10]
+    )
+    shadow_slots: Count = Field(default=1, description="the number of slots for copies on every node", examples=[1])
+    rate: Fraction = Field(
+        default=0.1, description="the weight of the latest iteration in the forecast of loads", examples=[0.1]
+    )
+    weights_from: Literal["copy", "edge"] = Field(
+        default="copy",
+        description="whether weights come from the nearest copy, or from disks at the wafer's edge",
+        examples=["edge"],
+    )
+
+
+SystemConfig = Annotated[StaticConfig | HDMoEConfig | MoentwineConfig, Field(discriminator="name")]

@@ -1,3 +1,7 @@
+from .around import AbstractStages as AbstractStages
+from .around import GroupedAttention as GroupedAttention
+from .around import Metadata as Metadata
+from .around import grouped_attention as grouped_attention
 from .demand import Decisions as Decisions
 from .demand import LayerCosts as LayerCosts
 from .demand import Movement as Movement

@@ -8,30 +8,12 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.hardware.cuts import ring_order
-from jaxmoe.network.exchange import StageTime
+from jaxmoe.network.exchange import Rounds, StageTime
 from jaxmoe.network.loads import flow_loads
 from jaxmoe.network.time_models import AbstractTimeModel, Congestion, port_times
 from jaxmoe.relax import AbstractReduction
 
 # A collective as rounds of traffic, and how long it takes: a round begins when the one before it has ended.
-
-
-class Rounds(eqx.Module):
-    """Traffic of every round in B, [round, source, destination].
-
-    Rounds that are equal may be given once, with their number in `repeats`, whatever comes between them.
-    """
-
-    traffic: Float[Array, "round node node2"]
-    repeats: Float[Array, " round"]
-
-    def then(self, other: "Rounds") -> "Rounds":
-        """These rounds, and the others after them."""
-        return jax.tree.map(lambda *both: jnp.concatenate(both), self, other)
-
-    def total_traffic(self) -> Float[Array, "node node2"]:
-        """Bytes of all rounds together."""
-        return jnp.einsum("r,rsd->sd", self.repeats, self.traffic)
 
 
 def all_to_all(traffic: Float[Array, "node node2"]) -> Rounds:

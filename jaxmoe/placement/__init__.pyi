@@ -1,8 +1,14 @@
+from .eplb import eplb as eplb
 from .placement import Placement as Placement
 from .placement import PlanError as PlanError
 from .placement import check_fits as check_fits
 from .placement import read_plan as read_plan
 from .placement import write_plan as write_plan
+from .slots import EMPTY as EMPTY
+from .slots import loads_of_slots as loads_of_slots
+from .slots import max_over_mean as max_over_mean
+from .slots import share_of_slots as share_of_slots
+from .slots import slots_of_share as slots_of_share
 from .strategies import expert_parallel_balanced as expert_parallel_balanced
 from .strategies import expert_parallel_random as expert_parallel_random
 from .strategies import hybrid as hybrid

@@ -1,0 +1,150 @@
+"""A layer priced from counts: how many tokens chose each expert, and which slots hold it; no tokens.
+
+This is what runs over a thousand iterations. Copies of an expert serve equal parts of its tokens. Counts do not say
+which choices are of one token, so every choice is a vector of its own on the network, and the network's times are those
+of the congestion model. Attention and its all-reduce are the same in every iteration, given as seconds.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxmoe.hardware import AbstractTopology, Machine
+from jaxmoe.latency.demand import LayerCosts, roofline
+from jaxmoe.latency.schedule import AbstractSchedule, LayerTime
+from jaxmoe.network import link_loads, path_sums
+from jaxmoe.placement.slots import EMPTY
+from jaxmoe.relax import AbstractReduction, HardMax
+
+Slots = Int[Array, "node slot"]
+
+# Where vectors travel: a node fetches those of a group from the group's holders in equal parts, and returns its results
+# to them (`TokenLayout.parts`).
+
+
+class Paths(eqx.Module):
+    """Loads of links per vector that a node computes, if groups are alike, and the delay of the longest path, s."""
+
+    dispatch: Float[Array, "node link"]
+    combine: Float[Array, "node link"]
+    dispatch_delay: Float[Array, ""]
+    combine_delay: Float[Array, ""]
+
+
+def paths_of(topology: AbstractTopology, holders: Int[np.ndarray, "group part node"]) -> Paths:
+    """The paths of a token layout on a network; derivatives with respect to latencies are those of the delays."""
+    nodes = topology.num_nodes
+    groups, parts, _ = holders.shape
+    part = np.zeros((nodes, nodes), np.float32)  # of what a node computes, from which holder
+    np.add.at(part, (holders, np.arange(nodes)), 1 / (groups * parts))
+    fetched = jnp.asarray(part)
+    delays = path_sums(topology, topology.link_latency)
+    used = (part > 0) & ~np.eye(nodes, dtype=bool)
+
+    def loads(node: Int[Array, ""]) -> tuple[Array, Array]:
+        traffic = fetched * (jnp.arange(nodes) == node)
+        return link_loads(topology, traffic), link_loads(topology, traffic.T)
+
+    dispatch, combine = jax.lax.map(loads, jnp.arange(nodes))
+    return Paths(dispatch, combine, jnp.where(used, delays, 0).max(), jnp.where(used, delays.T, 0).max())
+
+
+class AttentionTime(eqx.Module):
+    """What every layer takes before its experts, s: attention, the all-reduce, and how long links are busy with it."""
+
+    attention: Float[Array, ""]
+    all_reduce: Float[Array, ""]
+    links: Float[Array, " link"]
+
+
+class CountModel(eqx.Module):
+    """The costs of a layer on a machine under a token layout. All numbers are arrays that can be swept."""
+
+    machine: Machine
+    costs: LayerCosts
+    holders: Int[Array, "group part node"]
+    paths: Paths
+    before: AttentionTime
+    schedule: AbstractSchedule
+
+    def __call__(
+        self, slots: Slots, loads: Float[Array, "*group expert"], reduction: AbstractReduction | None = None
+    ) -> LayerTime:
+        """Time of one layer for `loads` in choices, all groups alike, or group by group."""
+        reduction = HardMax() if reduction is None else reduction
+        each = per_slot(slots, loads.reshape(-1, loads.shape[-1]))  # [group, node, slot]
+        dispatch, combine = self._link_seconds(each.sum(axis=-1))
+        node = self._node_seconds(slots, each.sum(axis=0))
+        stages = {
+            "attention": self.before.attention,
+            "all_reduce": self.before.all_reduce,
+            "dispatch": reduction(dispatch) + self.paths.dispatch_delay,
+            "compute": reduction(node),
+            "combine": reduction(combine) + self.paths.combine_delay,
+        }
+        busy = {
+            "all_reduce": {"link": self.before.links},
+            "dispatch": {"link": dispatch},
+            "compute": {"node": node},
+            "combine": {"link": combine},
+        }
+        parts = {name: seconds[None] for name, seconds in stages.items()}
+        return LayerTime(stages, busy, self.schedule.total(parts, reduction))
+
+    def _link_seconds(self, work: Float[Array, "group node"]) -> tuple[Float[Array, " link"], Float[Array, " link"]]:
+        """Busy seconds of links in dispatch and combine, from the choices of each group that a node computes."""
+        topology, costs = self.machine.topology, self.costs
+        if work.shape[0] == 1:
+            loads = work[0] @ self.paths.dispatch, work[0] @ self.paths.combine
+        else:
+            parts, nodes = self.holders.shape[1], work.shape[1]
+            sent = jnp.broadcast_to(work[:, None] / parts, self.holders.shape)
+            fetched = jnp.zeros((nodes, nodes), work.dtype).at[self.holders, jnp.arange(nodes)].add(sent)
+            loads = link_loads(topology, fetched), link_loads(topology, fetched.T)
+        rate = topology.link_bandwidth * topology.efficiency
+        return loads[0] * costs.dispatch_bytes / rate, loads[1] * costs.combine_bytes / rate
+
+    def _node_seconds(self, slots: Slots, rows: Float[Array, "node slot"]) -> Float[Array, " node"]:
+        machine, costs = self.machine, self.costs
+        used = jnp.minimum(rows, 1) * ~repeated(slots)  # an expert that nobody chose is not read, nor one twice
+        if machine.die.gemm is None:
+            seconds = rows.sum(axis=1) * costs.flops_per_token_expert / machine.die.flops
+        else:
+            rate = machine.die.flops / costs.flops_per_token_expert
+            given = (rows.T, jnp.ones_like(rows.T), jnp.minimum(rows.T, 1))
+            seconds = machine.die.gemm.seconds(*given, rate, costs.columns, costs.gemms).sum(axis=0)
+        weights = used.sum(axis=1) * costs.expert_bytes
+        return roofline(machine, seconds, weights, rows.sum(axis=1) * (costs.dispatch_bytes + costs.combine_bytes))
+
+
+# What slots do.
+
+
+def copies_of(slots: Slots, experts: int) -> Int[Array, " expert"]:
+    """Slots that hold each expert."""
+    return jnp.zeros(experts + 1, jnp.int32).at[jnp.where(slots == EMPTY, experts, slots)].add(1)[:experts]
+
+
+def per_slot(slots: Slots, loads: Float[Array, "*group expert"]) -> Float[Array, "*group node slot"]:
+    """The load of every slot under equal split."""
+    each = loads / jnp.maximum(copies_of(slots, loads.shape[-1]), 1)
+    return jnp.where(slots == EMPTY, 0, each[..., slots])
+
+
+def node_loads(slots: Slots, loads: Float[Array, " expert"]) -> Float[Array, " node"]:
+    """The load of every node under equal split: its heat, moentwine Algorithm 1."""
+    return per_slot(slots, loads).sum(axis=-1)
+
+
+def repeated(slots: Slots) -> Bool[Array, "node slot"]:
+    """Slots whose expert another slot of the same node holds, before it."""
+    count = slots.shape[-1]
+    return ((slots[..., :, None] == slots[..., None, :]) & np.tri(count, k=-1, dtype=bool)).any(axis=-1)
+
+
+def excess_over_mean(loads: Float[Array, "*lead node"]) -> Float[Array, "*lead"]:
+    """(max - mean) / mean, moentwine Eq. 2; 0 where nobody has any load."""
+    mean = loads.mean(axis=-1)
+    return jnp.where(mean > 0, loads.max(axis=-1) / jnp.where(mean > 0, mean, 1) - 1, 0)
