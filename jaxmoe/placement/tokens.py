@@ -122,7 +122,7 @@ def token_layout(
             raise TokenLayoutError(
                 "fetch is 'nearest', but under her each token is at one device of a wafer; use domain"
             )
-        return _hierarchical(shape, wafer, tp, gathered=bool(all_gather))
+        return hierarchical_layout(shape, token_layout("er", wafer, tp), bool(all_gather))
     gathered = all_gather is None or all_gather
     if name.startswith("baseline"):
         block = _block(shape, wafer, tp)
@@ -176,6 +176,22 @@ def successive_layout(clusters: int, size: int, tp: int) -> TokenLayout:
     return _layout("successive", (clusters, size), (1, size), ring, place, "domain", gathered=True)
 
 
+def hierarchical_layout(shape: Shape, local: TokenLayout, all_gather: bool = False, name: str = "her") -> TokenLayout:
+    """A layout of one wafer on each of the wafers of a mesh, then gathered across them; wafers are domains."""
+    wafer = local.shape
+    _check_wafer(shape, wafer)
+    nodes = np.arange(shape[0] * shape[1])
+    corners = nodes.reshape(shape)[:: wafer[0], :: wafer[1]].ravel()
+    first = _in_mesh(shape, wafer, local.ring)
+    ring = np.concatenate([_on_wafer(shape, wafer, first, corner) for corner in corners])
+    group = np.empty(len(nodes), np.int64)
+    group[ring] = np.arange(len(ring))[:, None]
+    # Within its wafer a device fetches as on one alone: there every group of every wafer has a place.
+    stand = _in_mesh(shape, wafer, local.fetch)[:, _place(shape, wafer)]
+    here = np.tile(_on_wafer(shape, wafer, stand, nodes), (len(corners), 1))
+    return TokenLayout(name, shape, wafer, group, ring, _tile(shape, wafer), here, all_gather, on_every_wafer=True)
+
+
 def _layout(
     name: str,
     shape: Shape,
@@ -195,23 +211,6 @@ def _layout(
     if not gathered:
         domain = np.zeros_like(domain)  # nothing less than the mesh has all tokens
     return TokenLayout(name, shape, wafer, group, ring, domain, fetched, gathered)
-
-
-def _hierarchical(shape: Shape, wafer: Shape, tp: int, gathered: bool) -> TokenLayout:
-    """Groups as under `er` on every wafer; wafers are domains."""
-    local = token_layout("er", wafer, tp)
-    nodes = np.arange(shape[0] * shape[1])
-    corners = nodes.reshape(shape)[:: wafer[0], :: wafer[1]].ravel()
-    first = _in_mesh(shape, wafer, local.ring)
-    ring = np.concatenate([_on_wafer(shape, wafer, first, corner) for corner in corners])
-    group = np.empty(len(nodes), np.int64)
-    group[ring] = np.arange(len(ring))[:, None]
-    # Within its wafer a device fetches from the tile that it is in: there every group of every wafer has a place.
-    stand = _in_mesh(shape, wafer, local.fetch)[:, _place(shape, wafer)]
-    here = np.tile(_on_wafer(shape, wafer, stand, nodes), (len(corners), 1))
-    return TokenLayout(
-        "her", shape, wafer, group, ring, _tile(shape, wafer), here, gathered=gathered, on_every_wafer=True
-    )
 
 
 # Cuts of a mesh.

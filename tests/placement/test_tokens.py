@@ -15,6 +15,7 @@ from jaxmoe.placement.tokens import (
     average_hops,
     custom_layout,
     domain_area,
+    hierarchical_layout,
     links_inside_domains,
     overlapping_domains,
     ring_step_hops,
@@ -200,3 +201,13 @@ def test_wrong_layouts_are_refused(call, message):
 
 def test_every_name_makes_a_layout():
     assert {token_layout(name, (4, 4), 4, (2, 2)).name for name in LAYOUTS} == set(LAYOUTS)
+
+
+def test_blocks_on_every_wafer_have_rings_of_one_hop():
+    # Where tokens are scattered over a wafer, entwined rings bring nothing: devices fetch from all of it anyway.
+    er = token_layout("her", (8, 8), 4, (4, 4))
+    blocks = hierarchical_layout((8, 8), token_layout("baseline", (4, 4), 4))
+    assert average_hops(blocks) == average_hops(er)
+    assert (ring_step_hops(blocks).max(), ring_step_hops(er).max()) == (1, 2)
+    with pytest.raises(TokenLayoutError, match="3x3 do not tile"):
+        hierarchical_layout((8, 8), token_layout("er", (3, 3), 3))
