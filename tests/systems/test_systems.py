@@ -49,7 +49,7 @@ def setting() -> Setting:
 def test_unknown_names_are_told_the_known_ones():
     with pytest.raises(UnsuitableSystemError, match=r"'hdmoe', expected one of static, hd_moe"):
         system_of("hdmoe")
-    assert [*SYSTEMS] == ["static", "hd_moe"]
+    assert [*SYSTEMS] == ["static", "hd_moe", "camoe"]
 
 
 def test_static_is_the_plan(setting):

@@ -26,7 +26,7 @@ from jaxmoe.tune.gate_bias import (
     within,
 )
 
-LAYERS, TOKENS, EXPERTS, NODES, TOP_K = 2, 96, 8, 4, 2
+LAYERS, TOKENS, EXPERTS, NODES, TOP_K = 2, 768, 8, 4, 2
 SHARE = jnp.asarray(np.broadcast_to(np.repeat(np.eye(NODES, dtype=np.float32), 2, axis=0), (LAYERS, EXPERTS, NODES)))
 
 
@@ -76,7 +76,7 @@ def test_divergence_is_that_of_the_statistics():
 
 
 def test_the_derivative_is_that_of_finite_differences():
-    # Choices are exact on the way forward, so differences are of the relaxed choices: those replace the exact ones here.
+    # Of a placement; choices are exact on the way forward, and their relaxation has a test of its own.
     with jax.enable_x64(True):
         given = jax.tree.map(lambda leaf: leaf.astype(float) if eqx.is_inexact_array(leaf) else leaf, problem())
         settings = GateSettings(temperature=0.5, max_temperature=(0.2, 0.2), place_temperature=(0.5, 0.5))
