@@ -21,7 +21,11 @@ from jaxmoe.sweep.study import read_study
 
 
 class _Verbs(TyperGroup):
-    """Keeps what was typed, for the summary of the run."""
+    """Keeps what was typed, for the summary of the run. A verb's name may be of two words."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        two = " ".join(args[:2])
+        return super().resolve_command(ctx, [two, *args[2:]] if two in self.commands else args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         command_line.set(shlex.join(["jaxmoe", *args]))
@@ -158,6 +162,24 @@ def network(
     verbose: options.Verbose = False,
 ) -> None:
     """Tell how long given traffic takes on a network of any kind, and which link or port limits it."""
+
+
+@app.command("network profile")
+@runs("network_profile")
+def network_profile(
+    config: options.Profiled,
+    out: options.Out,
+    overrides: options.HardwareOverrides = None,
+    sizes: options.Sizes = None,
+    noise: options.Noise = 0.0,
+    outliers: options.Outliers = 0.0,
+    seed: options.Seed = 0,
+    verbose: options.Verbose = False,
+) -> None:
+    """Fit alpha and beta of every pair of nodes, way and phase, to a simulated network or to measured messages.
+
+    A CSV of measurements has the columns source, destination, phase (metadata, dispatch or combine), bytes, seconds.
+    """
 
 
 @app.command()

@@ -102,6 +102,23 @@ HardwareOverrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a value of the machine. May be repeated."),
 ]
+Profiled = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MACHINE|CSV", help="The description of a machine, or a table of measured messages.", show_default=False
+    ),
+]
+Sizes = Annotated[
+    str | None,
+    typer.Option("--sizes", metavar="B,B,..", help="Sizes of messages in B; by default 24 from 1 kB to 64 MB."),
+]
+Noise = Annotated[
+    float, typer.Option("--noise", metavar="PART", min=0, max=0.5, help="Relative noise of simulated times.")
+]
+Outliers = Annotated[
+    float,
+    typer.Option("--outliers", metavar="PART", min=0, max=0.3, help="Part of simulated times that is 2 to 10 times."),
+]
 Traffic = Annotated[
     Path,
     typer.Option(
