@@ -10,3 +10,5 @@ from .setting import AbstractSystem as AbstractSystem
 from .setting import Rolled as Rolled
 from .setting import Setting as Setting
 from .setting import UnsuitableSystemError as UnsuitableSystemError
+from .wafer_gpu import WaferGPU as WaferGPU
+from .wafer_gpu import WaferRun as WaferRun
