@@ -23,6 +23,7 @@ PARTS = 4  # that the recurrence cuts a group into
 # The part of the time that a sender is busy where transfers are what takes longest: each waits until its sender and
 # its receiver are both idle. Calibrated on the event simulator.
 BOTH_IDLE = 0.82
+ALWAYS_FED = 0.96  # the same of arrays, which wait for micro-slices that go round; calibrated likewise
 
 
 class StreamCosts(eqx.Module):
@@ -65,13 +66,20 @@ class StreamCosts(eqx.Module):
 
     def compute(self, tokens: Float[Array, "expert die"]) -> Float[Array, "expert die"]:
         """Seconds of one micro-slice of every expert on every die; none without tokens."""
-        costs, die, parts = self.costs, self.machine.die, self.dies * self.micro_slices
+        return self._products(tokens, 1 / (self.dies * self.micro_slices))
+
+    def whole(self, tokens: Float[Array, "expert die"]) -> Float[Array, "expert die"]:
+        """Seconds of whole experts that are not cut."""
+        return self._products(tokens, jnp.ones(()))
+
+    def _products(self, tokens: Float[Array, "expert die"], part: Float[Array, ""]) -> Float[Array, "expert die"]:
+        costs, die = self.costs, self.machine.die
         present = (tokens > 0).astype(tokens.dtype)
         rate = die.flops / costs.flops_per_token_expert
         if die.gemm is None:
-            return present * self.control + tokens / (rate * parts)
-        part = jnp.broadcast_to(1 / parts, tokens.shape)
-        return present * self.control + die.gemm.seconds(tokens, part, present, rate, costs.columns, costs.gemms)
+            return present * self.control + tokens * part / rate
+        parts = jnp.broadcast_to(part, tokens.shape)
+        return present * self.control + die.gemm.seconds(tokens, parts, present, rate, costs.columns, costs.gemms)
 
 
 def send_slowness(topology: AbstractTopology) -> Float[Array, "die die2"]:
@@ -213,9 +221,9 @@ def stream_time(
     def step(state: _State, index: Int[Array, ""]) -> tuple[_State, None]:
         chosen = _idle_first(state, asked) if matched else index
         group = jax.tree.map(lambda leaf: leaf[chosen], asked)
-        present = state.remaining[chosen]
+        present, before = state.remaining[chosen], state.done
         for part in range(parts):
-            after = _part(costs, state, group, index * parts + part + 1, parts, in_turn, most)
+            after = _part(costs, state, group, index * parts + part + 1, parts, before, in_turn, most)
             state = jax.tree.map(lambda new, old: jnp.where(present, new, old), after, state)
         return state._replace(remaining=state.remaining.at[chosen].set(False)), None
 
@@ -236,15 +244,22 @@ def _left(state: _State, count: Float[Array, ""]) -> Float[Array, ""]:
 
 
 def _part(
-    costs: StreamCosts, state: _State, group: Asked, place: Array, parts: int, in_turn: bool, most: AbstractReduction
+    costs: StreamCosts,
+    state: _State,
+    group: Asked,
+    place: Array,
+    parts: int,
+    before: Float[Array, ""],
+    in_turn: bool,
+    most: AbstractReduction,
 ) -> _State:
-    """One of `parts` equal parts of a group."""
+    """One of `parts` equal parts of a group; `before` is when the group before was done."""
     slices = group.slices / parts
     # Slots that loads may fill: those that the rest of the trajectory needs stay free.
     room = costs.dies * jnp.maximum(costs.slots - group.stops + 1, 1)
     loaded = state.loaded + slices
     takes = group.load > 0
-    begin = jnp.maximum(state.load, state.done if in_turn else _left(state, state.loaded - room))
+    begin = jnp.maximum(state.load, before if in_turn else _left(state, state.loaded - room))
     # A micro-slice keeps its slot while it is loaded and goes round, so buffers limit how many come (Little's law).
     pace = slices * group.hold / (costs.dies * costs.slots)
     load = jnp.maximum(begin + jnp.maximum(group.load / parts, pace), _left(state, loaded - room) + group.first)
@@ -252,7 +267,9 @@ def _part(
     there = jnp.where(takes, begin, jnp.inf).min() + group.first
     end = most(jnp.where(takes, load, 0))
     move = jnp.where(group.move > 0, jnp.maximum(state.move, there) + group.move / parts / BOTH_IDLE, state.move)
-    compute = jnp.where(group.covers > 0, jnp.maximum(state.compute, there) + group.compute / parts, state.compute)
+    compute = jnp.where(
+        group.covers > 0, jnp.maximum(state.compute, there) + group.compute / parts / ALWAYS_FED, state.compute
+    )
     arrived = jnp.maximum(end, most(jnp.where(group.move > 0, move, 0)))
     left = most(jnp.where(group.covers > 0, jnp.maximum(compute, arrived + group.last), 0))
     return state._replace(
