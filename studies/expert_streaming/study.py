@@ -1,6 +1,6 @@
 """Expert streaming on chiplets: the layer alone (Fig. 9, 12), end to end (Fig. 14, 15), larger arrays (Fig. 18).
 
-Writes `layer.csv`, `end_to_end.csv` and `arrays.csv`: `python studies/expert_streaming/study.py [layer] [end] [arrays]`.
+Writes `layer.csv`, `end_to_end.csv` and `arrays.csv`; tables may be named: `python studies/expert_streaming/study.py layer`.
 Traces are synthetic: no recording of the four models is at hand. Sizes of experts are those of Table I.
 """
 
