@@ -194,6 +194,9 @@ class _State(NamedTuple):
     counts: Float[Array, " part"]
     left: Float[Array, " part"]
     remaining: Bool[Array, " group"]
+    chosen: Int[Array, ""]  # the group whose parts are loaded
+    present: Bool[Array, ""]  # whether that one has tokens, and was not loaded before
+    before: Float[Array, ""]  # when the groups before it were done
 
 
 def stream_time(
@@ -216,18 +219,24 @@ def stream_time(
         counts=jnp.full(groups * parts + 1, jnp.inf).at[0].set(0),
         left=jnp.zeros(groups * parts + 1),
         remaining=asked.slices > 0,
+        chosen=jnp.zeros((), int),
+        present=jnp.zeros((), bool),
+        before=jnp.zeros(()),
     )
 
-    def step(state: _State, index: Int[Array, ""]) -> tuple[_State, None]:
-        chosen = _idle_first(state, asked) if matched else index
+    def step(state: _State, place: Int[Array, ""]) -> tuple[_State, None]:
+        index = place // parts
+        first = place % parts == 0
+        chosen = jnp.where(first, _idle_first(state, asked) if matched else index, state.chosen)
+        before = jnp.where(first, state.done, state.before)
         group = jax.tree.map(lambda leaf: leaf[chosen], asked)
-        present, before = state.remaining[chosen], state.done
-        for part in range(parts):
-            after = _part(costs, state, group, index * parts + part + 1, parts, before, in_turn, most)
-            state = jax.tree.map(lambda new, old: jnp.where(present, new, old), after, state)
-        return state._replace(remaining=state.remaining.at[chosen].set(False)), None
+        present = jnp.where(first, state.remaining[chosen], state.present)
+        after = _part(costs, state._replace(before=before), group, place + 1, parts, in_turn, most)
+        state = jax.tree.map(lambda new, old: jnp.where(present, new, old), after, state)
+        remaining = state.remaining.at[chosen].set(False)
+        return state._replace(chosen=chosen, present=present, before=before, remaining=remaining), None
 
-    state, _ = jax.lax.scan(step, state, jnp.arange(groups))
+    state, _ = jax.lax.scan(step, state, jnp.arange(groups * parts))
     return StreamTime(state.done, asked.load.sum(axis=0), asked.compute.sum(axis=0), asked.move.sum(axis=0))
 
 
@@ -249,17 +258,16 @@ def _part(
     group: Asked,
     place: Array,
     parts: int,
-    before: Float[Array, ""],
     in_turn: bool,
     most: AbstractReduction,
 ) -> _State:
-    """One of `parts` equal parts of a group; `before` is when the group before was done."""
+    """One of `parts` equal parts of a group."""
     slices = group.slices / parts
     # Slots that loads may fill: those that the rest of the trajectory needs stay free.
     room = costs.dies * jnp.maximum(costs.slots - group.stops + 1, 1)
     loaded = state.loaded + slices
     takes = group.load > 0
-    begin = jnp.maximum(state.load, before if in_turn else _left(state, state.loaded - room))
+    begin = jnp.maximum(state.load, state.before if in_turn else _left(state, state.loaded - room))
     # A micro-slice keeps its slot while it is loaded and goes round, so buffers limit how many come (Little's law).
     pace = slices * group.hold / (costs.dies * costs.slots)
     load = jnp.maximum(begin + jnp.maximum(group.load / parts, pace), _left(state, loaded - room) + group.first)

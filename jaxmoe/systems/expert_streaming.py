@@ -278,7 +278,10 @@ class StreamedRun(AbstractRun):
         assert self.buffering is not None
         least, slack = self.buffering
         made = jax.jit(buffer_requests, static_argnums=1)(
-            jnp.asarray(steps.experts), self.layer.setting.moe.num_experts, jnp.asarray(least), jnp.asarray(slack)
+            jnp.asarray(steps.experts),
+            self.layer.setting.moe.num_experts,
+            jnp.asarray(float(least)),
+            jnp.asarray(float(slack)),
         )
         served, of_pass = (jnp.moveaxis(each, 1, 0) for each in made[:2])  # [layer, step, request]
         who = jnp.arange(served.shape[-1])

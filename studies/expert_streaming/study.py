@@ -1,6 +1,7 @@
 """Expert streaming on chiplets: the layer alone (Fig. 9, 12), end to end (Fig. 14, 15), larger arrays (Fig. 18).
 
-Writes `layer.csv`, `end_to_end.csv` and `arrays.csv`; tables may be named: `python studies/expert_streaming/study.py layer`.
+Writes `layer.csv`, `end_to_end.csv` and `arrays.csv`, or those that are named after the command:
+`python studies/expert_streaming/study.py layer`.
 Traces are synthetic: no recording of the four models is at hand. Sizes of experts are those of Table I.
 """
 
