@@ -197,10 +197,53 @@ class WaferGPUConfig(PlannedSystem):
     )
     host_fixed_us: NonNegative = Field(
         default=0, description="what the way to the host and back takes for each layer in us", examples=[15]
+
+
+class ExpertStreamingConfig(PlannedSystem):
+    """Experts that stream through dies in micro-slices (expert_streaming_fse_dp); the plan is not used."""
+
+    name: Literal["expert_streaming"] = Field(description="the name of the system", examples=["expert_streaming"])
+    strategy: Literal["fse_naive", "fse", "fse_paired", "fse_rule5", "fse_buffered"] = Field(
+        default="fse_paired", description="what streams how, A1 to A5 of VI-C", examples=["fse"]
+    )
+    micro_slices: Count = Field(
+        default=8, description="the number of parts that the slice of every die is cut into", examples=[8]
+    )
+    control_ns: NonNegative = Field(
+        default=200.0,
+        description="what setting up each load, transfer and computation of a micro-slice takes in ns",
+        examples=[200],
+    )
+    scheduling_ns: NonNegative = Field(
+        default=500.0, description="what the scheduler takes before the first expert in ns", examples=[500]
+    )
+    buffer_MB: Positive | None = Field(  # noqa: N815
+        default=None,
+        description="the buffer of a die for micro-slices in MB, or null for the capacity of the nearest memory level",
+        examples=[8],
+    )
+    redistribute: bool = Field(
+        default=False, description="whether the tokens of an expert are spread evenly over the dies first"
+    )
+    loaded_by: Literal["all", "trajectory"] = Field(
+        default="all",
+        description="whether all dies load a part of every expert, or those alone that hold its tokens",
+        examples=["trajectory"],
+    )
+    attention: bool = Field(default=True, description="whether attention by heads comes before the experts")
+    slack: Fraction = Field(
+        default=0.2,
+        description="the part of its forward passes that a request may wait, of fse_buffered, 0 to 1",
+        examples=[0.1],
+    )
+    least_tokens: NonNegative = Field(
+        default=2.0,
+        description="the tokens below which an expert makes requests wait, theta_min of fse_buffered",
+        examples=[2],
     )
 
 
 SystemConfig = Annotated[
-    StaticConfig | HDMoEConfig | MoentwineConfig | CAMoEConfig | WaferGPUConfig,
+    StaticConfig | HDMoEConfig | MoentwineConfig | CAMoEConfig | WaferGPUConfig | ExpertStreamingConfig,
     Field(discriminator="name"),
 ]

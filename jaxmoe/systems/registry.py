@@ -3,6 +3,7 @@
 from typing import Any
 
 from jaxmoe.systems.camoe import CAMoE
+from jaxmoe.systems.expert_streaming import ExpertStreaming
 from jaxmoe.systems.hd_moe import HDMoE
 from jaxmoe.systems.moentwine import Moentwine
 from jaxmoe.systems.planned import Static
@@ -15,6 +16,7 @@ SYSTEMS: dict[str, type[AbstractSystem]] = {
     "moentwine": Moentwine,
     "camoe": CAMoE,
     "wafer_gpu": WaferGPU,
+    "expert_streaming": ExpertStreaming,
 }
 
 
