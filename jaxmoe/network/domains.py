@@ -19,10 +19,8 @@ from jaxmoe.hardware import AbstractTopology, Mesh
 from jaxmoe.network.collectives import (
     CollectiveTime,
     Rounds,
-    nodes_passed,
     price_rounds,
-    ring_all_reduce,
-    ring_pass,
+    ring_reduce_scatter,
     ring_ways,
     twice,
 )
@@ -130,25 +128,21 @@ class SlicedExchange(AbstractTokenExchange):
 
     home: Int[Array, "domain place"]
     rings: Int[Array, "domain place"]
-    moves: tuple[Int[Array, "moment domain place"], ...]  # where the message of a step is, upwards and downwards
 
     def __call__(self, counts: Counts) -> Rounds:
-        held = counts.node[self.home, self.rings] / len(self.moves)
-        nodes, places = counts.node.shape[1], held.shape[1]
-        if places == 1:
-            return Rounds(jnp.zeros((1, nodes, nodes), held.dtype), jnp.ones(1, held.dtype))
+        nodes, places = counts.node.shape[1], self.rings.shape[1]
+        ways = ring_ways(self.rings, bidirectional=True)
+        held = counts.node[self.home, self.rings] / len(ways)  # [domain, place]
 
-        def of_step(step: Int[Array, ""]) -> Float[Array, "hop node node2"]:
+        def of_step(step: Int[Array, ""]) -> Float[Array, "node node2"]:
+            traffic = jnp.zeros((nodes, nodes), held.dtype)
             # What a device passes on in the last step is its neighbour's own part.
-            shifts = (step, -step - 1)
-            traffic = jnp.zeros((len(self.moves[0]) - 1, nodes, nodes), held.dtype)
-            for at, shift in zip(self.moves, shifts, strict=False):
-                hop = jnp.arange(len(at) - 1)[:, None, None]
-                part = jnp.where(at[:-1] != at[1:], jnp.roll(held, shift, axis=1), 0)
-                traffic = traffic.at[hop, at[:-1], at[1:]].add(part)
+            for (sender, receiver), shift in zip(ways, (step, -step - 1), strict=False):
+                traffic = traffic.at[sender, receiver].add(jnp.roll(held, shift, axis=1))
             return traffic
 
-        traffic = jax.vmap(of_step)(jnp.arange(1, places)).reshape(-1, nodes, nodes)
+        # A ring of one has no step, but one round in which it sends itself what it has.
+        traffic = jax.vmap(of_step)(jnp.arange(1, max(places, 2)))
         return Rounds(traffic, jnp.ones(len(traffic), held.dtype))
 
 
@@ -185,9 +179,7 @@ def token_exchange(layout: TokenLayout, topology: AbstractTopology) -> AbstractT
         return ClusterExchange(group, jnp.asarray(relay, jnp.int32), jnp.asarray(node // size, jnp.int32))
     if layout.sliced:
         rings = layout.domain_rings
-        ways = [(np.asarray(sender), np.asarray(receiver)) for sender, receiver in ring_ways(rings, bidirectional=True)]
-        moves = [jnp.asarray(nodes_passed(layout.shape, *way), jnp.int32) for way in ways]
-        return SlicedExchange(group[rings], jnp.asarray(rings, jnp.int32), tuple(moves))
+        return SlicedExchange(group[rings], jnp.asarray(rings, jnp.int32))
     return _fetch_exchange(layout)
 
 
@@ -210,43 +202,43 @@ def _fetch_exchange(layout: TokenLayout) -> FetchExchange:
 
 
 # What groups reduce, before the experts and after them.
+#
+# A member sends its parts straight to the next one, however many hops that is. Under congestion chunks follow each
+# other, and entwined rings take as long as in rounds of single hops: as many parts meet on a link as a step has hops.
 
 
-def all_reduce_rounds(layout: TokenLayout, topology: AbstractTopology, both_ways: bool = True) -> Rounds:
+def all_reduce_rounds(layout: TokenLayout, both_ways: bool = True) -> Rounds:
     """Rounds after attention, of one byte of partial sums in every device.
 
     A reduce-scatter, and if the layout gathers, an all-gather; under HER the all-gather across wafers comes in between,
-    after which the groups of a wafer gather those of all wafers. On switches neighbours on a ring are linked directly.
+    after which the groups of a wafer gather those of all wafers.
     """
-    if not isinstance(topology, Mesh):
-        return ring_all_reduce(layout.ring, 1.0, layout.num_nodes, both_ways)
-    part = 1 / layout.tp
-    scattered = ring_pass(layout.shape, layout.ring, part, both_ways)
+    once, across, every = _rings(layout, both_ways)
     if not layout.on_every_wafer:
-        return twice(scattered) if layout.gathered else scattered
-    rounds = scattered.then(ring_pass(layout.shape, layout.wafer_rings, part, both_ways))
-    if not layout.gathered:
-        return rounds
-    wafers = layout.wafer_rings.shape[1]
-    return rounds.then(ring_pass(layout.shape, layout.ring, part * wafers, both_ways))
+        return twice(once) if layout.gathered else once
+    rounds = once.then(across)
+    return rounds.then(every) if layout.gathered else rounds
 
 
-def closing_rounds(layout: TokenLayout, topology: AbstractTopology, both_ways: bool = True) -> Rounds:
+def closing_rounds(layout: TokenLayout, both_ways: bool = True) -> Rounds:
     """Rounds after combine that leave every member of a group with the sums of all its tokens, of one byte of them.
 
     Where several devices hold a token, each has sums of the experts that fetched it there: they are all-reduced. Where
     one does, members gather. Under HER sums are scattered across wafers, and then gathered on the group's own.
     """
-    if not isinstance(topology, Mesh):
-        return ring_all_reduce(layout.ring, 1.0, layout.num_nodes, both_ways)
-    once = ring_pass(layout.shape, layout.ring, 1 / layout.tp, both_ways)
+    once, across, every = _rings(layout, both_ways)
     if not layout.on_every_wafer:
         return twice(once) if layout.gathered else once
-    across = ring_pass(layout.shape, layout.wafer_rings, 1 / layout.tp, both_ways)
-    if not layout.gathered:
-        return across.then(once)
+    rounds = across.then(once)
+    return every.then(rounds) if layout.gathered else rounds
+
+
+def _rings(layout: TokenLayout, both_ways: bool) -> tuple[Rounds, Rounds, Rounds]:
+    """Once round the groups, once across wafers with a member's part, and round the groups for all wafers' tokens."""
     wafers = layout.wafer_rings.shape[1]
-    return ring_pass(layout.shape, layout.ring, wafers / layout.tp, both_ways).then(across).then(once)
+    sizes = ((layout.ring, 1.0), (layout.wafer_rings, wafers / layout.tp), (layout.ring, float(wafers)))
+    once, across, every = (ring_reduce_scatter(ring, size, layout.num_nodes, both_ways) for ring, size in sizes)
+    return once, across, every
 
 
 # A layer's communication priced.
@@ -293,7 +285,7 @@ def token_communication(
     both_ways: bool = True,
 ) -> TokenCommunication:
     """The communication of a layout on its network."""
-    all_reduce, closing = (make(layout, topology, both_ways) for make in (all_reduce_rounds, closing_rounds))
+    all_reduce, closing = all_reduce_rounds(layout, both_ways), closing_rounds(layout, both_ways)
     return TokenCommunication(token_exchange(layout, topology), all_reduce, closing, exchanging, reducing)
 
 

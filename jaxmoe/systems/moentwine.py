@@ -104,11 +104,11 @@ class Moentwine(AbstractSystem):
             layout.tp,
             layout.num_groups,
             float(setting.context_tokens),
-            all_reduce_rounds(layout, topology, self.both_ways),
+            all_reduce_rounds(layout, self.both_ways),
             bytes_per_element=setting.bytes_per_element,
             weight_bytes_per_element=setting.weight_bytes_per_element,
             linear_speedup=self.linear_speedup,
-            closing=closing_rounds(layout, topology, self.both_ways) if self.closing else None,
+            closing=closing_rounds(layout, self.both_ways) if self.closing else None,
         )
         model = replace(
             setting.model,

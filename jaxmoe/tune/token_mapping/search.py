@@ -53,8 +53,10 @@ def tune_mapping(
     nodes = problem.counts.shape[1]
     logits = jr.normal(jr.key(seed), (restarts, nodes, nodes))
     progress = np.linspace(0, 1, steps)
-    schedule = [jnp.asarray(geometric(*ends, progress), jnp.float32) for ends in (TEMPERATURE, MAX_TEMPERATURE)]
-    logits, relaxed = _descend(problem, logits, *schedule, jnp.asarray(RATE))
+    cooling, hardening = (
+        jnp.asarray(geometric(*ends, progress), jnp.float32) for ends in (TEMPERATURE, MAX_TEMPERATURE)
+    )
+    logits, relaxed = _descend(problem, logits, cooling, hardening, jnp.asarray(RATE))
     plans = np.asarray(_plans(logits, jnp.asarray(TEMPERATURE[1])))
     rounded = jnp.asarray(np.stack([linear_sum_assignment(-plan.T)[1] for plan in plans]))
     seconds = _costs(problem, rounded)
@@ -194,8 +196,7 @@ def _anneal(
         return order, seconds, jnp.where(better, tried, best), jnp.where(better, new, best_seconds)
 
     def step(state, given):
-        pairs, luck, coldness = given
-        return jax.vmap(lambda *chain: swap(chain[:4], *chain[4:], coldness))(*state, pairs, luck), None
+        return jax.vmap(swap, in_axes=(0, 0, 0, None))(state, *given), None
 
     start = jax.vmap(cost)(orders)
     given = (jnp.stack([one, other], axis=-1), luck, coldness)
