@@ -112,4 +112,41 @@ class MoentwineConfig(PlannedSystem):
     )
 
 
-SystemConfig = Annotated[StaticConfig | HDMoEConfig | MoentwineConfig, Field(discriminator="name")]
+class CAMoEConfig(PlannedSystem):
+    """The cost-aware gate of camoe on a plan of whole experts."""
+
+    name: Literal["camoe"] = Field(description="the name of the system", examples=["camoe"])
+    lambda_cost: NonNegative = Field(
+        default=0.2, description="how strongly costs bias the gate, 0 for not at all", examples=[0.2]
+    )
+    own_node: Literal["counted", "left_out"] = Field(
+        default="counted",
+        description="whether a node's own experts, which cost nothing, are in the scores of costs, as in the paper",
+        examples=["left_out"],
+    )
+    bias: Literal["rule", "gradient"] = Field(
+        default="rule",
+        description="whether the bias is the paper's, or by gradient descent with as much gate mass lost",
+        examples=["gradient"],
+    )
+    copies: Literal["assignment", "node"] = Field(
+        default="assignment",
+        description="whether a vector is sent for every expert that a token chose, or once to every node",
+        examples=["node"],
+    )
+    time_model: Literal["alpha_beta", "congestion"] = Field(
+        default="alpha_beta",
+        description="whether every pair of nodes is priced by itself, or links that they share",
+        examples=["congestion"],
+    )
+    logits: Literal["recorded", "reconstructed"] = Field(
+        default="recorded",
+        description="whether the trace has logits, or they are reconstructed from gate weights",
+        examples=["reconstructed"],
+    )
+
+
+SystemConfig = Annotated[
+    StaticConfig | HDMoEConfig | MoentwineConfig | CAMoEConfig,
+    Field(discriminator="name"),
+]

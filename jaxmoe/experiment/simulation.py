@@ -111,11 +111,11 @@ def iterations_of(inputs: Inputs, count: int, history: GatingTrace | None = None
     """
     trace, tokens = inputs.trace, inputs.scenario.workload.batch_tokens
     seed = EVALUATION_SEEDS + inputs.scenario.evaluation.seed
-    batches = successive_batches(trace, tokens, count, seed)
+    batches = successive_batches(trace, tokens, count, seed, numbered=True)
     first = trace.num_tokens - tokens * count
     if history is None:
         history = trace.select_tokens(np.arange(first)) if first >= tokens else trace
-    drawn = sample_batches(trace, tokens, count, seed) if batches is None else batches
+    drawn = sample_batches(trace, tokens, count, seed, numbered=True) if batches is None else batches
     return Iterations(drawn, batches is not None, history, foresight=history is trace)
 
 
@@ -137,6 +137,7 @@ def setting_of(inputs: Inputs, strategy: Strategy, history: GatingTrace) -> Sett
         describe=lambda mode, exchange: describe(inputs, mode, exchange),
         wafer_shape=scenario.hardware.wafer_shape if isinstance(scenario.hardware, WafersConfig) else None,
         clusters=_clusters(scenario.hardware),
+        trace=inputs.trace,
     )
 
 

@@ -1,3 +1,4 @@
+from .camoe import CAMoE as CAMoE
 from .hd_moe import HDMoE as HDMoE
 from .moentwine import Moentwine as Moentwine
 from .planned import PlannedRun as PlannedRun
