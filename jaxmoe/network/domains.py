@@ -119,20 +119,30 @@ class FetchExchange(AbstractTokenExchange):
 
 
 class SlicedExchange(AbstractTokenExchange):
-    """Experts sliced over the devices of a domain, which holds all tokens: no all-to-all (moentwine VI-B5).
+    """Experts sliced over neighbouring devices, which all need the tokens that visit any of them (moentwine VI-B5).
 
-    Dispatch is an all-gather round the ring of every domain, after which all its devices have the tokens that visit it;
-    combine a reduce-scatter, after which every device has the sums of its own group's. Both together are the all-reduce
-    of the paper. Parts are as large as the groups' counts, and half of each goes either way round.
+    Dispatch is an all-to-all, after which every such device has a part of the tokens, and an all-gather round their
+    ring; combine the mirror, with a reduce-scatter. Both rounds together are the all-reduce of the paper. The devices
+    of a full token domain have all tokens already, each those of its own group; others fetch equal parts. `portion` is
+    what a device has of a home's tokens before the ring. Half of each part goes either way round.
     """
 
-    home: Int[Array, "domain place"]
-    rings: Int[Array, "domain place"]
+    fetching: FetchExchange
+    portion: Float[Array, "home node"]
+    rings: Int[Array, "slice place"]
 
     def __call__(self, counts: Counts) -> Rounds:
+        return self.around(counts).then(self.fetched(counts))
+
+    def fetched(self, counts: Counts) -> Rounds:
+        """What devices return to the homes of tokens."""
+        return self.fetching(counts._replace(node=counts.node * self.portion))
+
+    def around(self, counts: Counts) -> Rounds:
+        """The reduce-scatter round the rings."""
         nodes, places = counts.node.shape[1], self.rings.shape[1]
         ways = ring_ways(self.rings, bidirectional=True)
-        held = counts.node[self.home, self.rings] / len(ways)  # [domain, place]
+        held = (counts.node * self.portion).sum(axis=0)[self.rings] / len(ways)  # [slice, place]
 
         def of_step(step: Int[Array, ""]) -> Float[Array, "node node2"]:
             traffic = jnp.zeros((nodes, nodes), held.dtype)
@@ -178,8 +188,10 @@ def token_exchange(layout: TokenLayout, topology: AbstractTopology) -> AbstractT
         relay = np.arange(clusters) * size + (node % size)[:, None]
         return ClusterExchange(group, jnp.asarray(relay, jnp.int32), jnp.asarray(node // size, jnp.int32))
     if layout.sliced:
-        rings = layout.domain_rings
-        return SlicedExchange(group[rings], jnp.asarray(rings, jnp.int32))
+        rings = layout.slice_rings
+        has = (layout.group == np.arange(layout.num_groups)[:, None]).astype(np.float32)
+        portion = has if layout.name == "esp" else np.full_like(has, 1 / rings.shape[1])
+        return SlicedExchange(_fetch_exchange(layout), jnp.asarray(portion), jnp.asarray(rings, jnp.int32))
     return _fetch_exchange(layout)
 
 
@@ -265,16 +277,31 @@ class TokenCommunication(eqx.Module):
         reduction: AbstractReduction,
     ) -> dict[str, CollectiveTime]:
         """Every stage by name, for `tokens` in every group with hidden vectors of `vector_bytes`."""
-        combine = scaled(self.exchange(counts), vector_bytes)
         size = tokens * vector_bytes
-        # A sliced exchange goes round rings as well.
-        exchanging = self.reducing if isinstance(self.exchange, SlicedExchange) else self.exchanging
         return {
             "all_reduce": price_rounds(self.reducing, topology, scaled(self.all_reduce, size), reduction),
-            "dispatch": price_rounds(exchanging, topology, combine, reduction, mirrored=True),
-            "combine": price_rounds(exchanging, topology, combine, reduction),
+            "dispatch": self._exchanged(topology, counts, vector_bytes, reduction, mirrored=True),
+            "combine": self._exchanged(topology, counts, vector_bytes, reduction, mirrored=False),
             "closing": price_rounds(self.reducing, topology, scaled(self.closing, size), reduction),
         }
+
+    def _exchanged(
+        self,
+        topology: AbstractTopology,
+        counts: Counts,
+        vector_bytes: Float[Array, ""] | float,
+        reduction: AbstractReduction,
+        mirrored: bool,
+    ) -> CollectiveTime:
+        """Dispatch or combine; what goes round rings is priced as other rings are."""
+        if not isinstance(self.exchange, SlicedExchange):
+            parts = [(self.exchanging, self.exchange(counts))]
+        else:
+            parts = [(self.reducing, self.exchange.around(counts)), (self.exchanging, self.exchange.fetched(counts))]
+        priced = [
+            price_rounds(model, topology, scaled(rounds, vector_bytes), reduction, mirrored) for model, rounds in parts
+        ]
+        return jax.tree.map(lambda *each: sum(each), *priced)
 
 
 def token_communication(

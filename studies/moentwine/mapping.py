@@ -67,7 +67,7 @@ def line(machine: str, tp: int, top_k: int, congested: bool, seed: int = 0) -> R
     starts = () if nodes == 16 else tuple(known[name] for name in ("baseline", "er"))
     began = time.perf_counter()
     found = tune_mapping(
-        problem, seed, restarts=64 if nodes <= 36 else 8, rounds=40 if nodes <= 36 else 8, starts=starts
+        problem, seed, restarts=64 if nodes <= 36 else 8, rounds=40 if nodes <= 36 else 4, starts=starts
     )
     tuned, layout = MICRO * found.seconds, "flat"
     if "her" in known:

@@ -52,11 +52,24 @@ def test_slices_go_round_their_domain():
     domain = np.flatnonzero(layout.domain == 0)
     visited = visiting(16, domain)
     steps = exchange_traffic(fabric_of(mesh_of((4, 4)), None), layout, visited, np.array([0]))
-    assert len(steps) == 3
-    assert all(step.sum() == 1 for step in steps)
+    *around, back = steps
+    assert len(around) == 3
+    assert all(step.sum() == 1 for step in around)
     # In the last step it arrives at the device of its group.
     home = next(node for node in domain if layout.group[node] == 0)
-    assert steps[-1][:, home].sum() == 1
+    assert around[-1][:, home].sum() == 1
+    assert not back.any()
+
+
+def test_slices_of_neighbours_return_parts_to_the_groups():
+    layout = token_layout("baseline_esp", (4, 4), 4)
+    assert layout.slices.reshape(4, 4).tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [2, 2, 3, 3], [2, 2, 3, 3]]
+    visited = visiting(16, np.flatnonzero(layout.slices == 1))
+    *around, back = exchange_traffic(fabric_of(mesh_of((4, 4)), None), layout, visited, np.array([0]))
+    assert all(step.sum() == 1 for step in around)
+    # Each of four devices has a quarter, and returns it to the member of its own domain.
+    assert [(node, home) for node, home in np.argwhere(back).tolist()] == [(2, 0), (3, 1), (6, 4), (7, 5)]
+    assert set(back[back > 0]) == {0.25}
 
 
 @pytest.mark.parametrize(("name", "steps"), [("baseline", 6), ("er", 6), ("her", 3 + 1)])

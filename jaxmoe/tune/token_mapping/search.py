@@ -77,13 +77,20 @@ def anneal_mapping(problem: MappingProblem, seed: int = 0, chains: int = 16, swa
     return _result(problem, orders, first, first, seconds)
 
 
-def _result(problem: MappingProblem, orders: Orders, *seconds: Float[Array, " restart"]) -> MappingResult:
-    """The best by the exact time, of the few restarts that the cost ranks first."""
-    few = np.argsort(np.asarray(seconds[-1]), kind="stable")[:4]
+def _result(
+    problem: MappingProblem,
+    orders: Int[Array, "kept slot"],
+    relaxed: Float[Array, " restart"],
+    rounded: Float[Array, " restart"],
+    polished: Float[Array, " kept"],
+) -> MappingResult:
+    """The best by the exact time, of the few that the cost ranks first."""
+    few = np.argsort(np.asarray(polished), kind="stable")[:4]
     layouts = [problem.layout(np.asarray(orders[index])) for index in few]
     exact = [exact_seconds(problem, layout) for layout in layouts]
     best = int(np.argmin(exact))
-    return MappingResult(layouts[best], exact[best], *(np.asarray(each, float) for each in seconds))
+    costs = (np.asarray(each, float) for each in (relaxed, rounded, polished))
+    return MappingResult(layouts[best], exact[best], *costs)
 
 
 # Descent: the transport plan between devices and slots is Sinkhorn's, and everything is annealed.
