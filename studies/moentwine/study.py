@@ -161,7 +161,7 @@ def _gains(rows: list[Row], figure: str, new: str, old: str, rule: str, *keys: s
 
 
 def claims() -> Iterator[Row]:
-    """Line 2, claim by claim, in per cent. `within` are the points that were set before the run; `least` has a floor."""
+    """Line 2, claim by claim, in per cent; `within` are the points that were set before the run, or a floor."""
     with (HERE / "communication.csv").open(newline="") as file:
         rows: list[Row] = [dict(row) for row in csv.DictReader(file)]
 

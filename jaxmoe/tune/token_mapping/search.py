@@ -138,7 +138,7 @@ def _descend(
 
 @eqx.filter_jit
 def _costs(problem: MappingProblem, orders: Orders) -> Float[Array, " restart"]:
-    return jax.lax.map(lambda order: problem.cost(problem.places_of(order), HardMax()), orders, batch_size=SWAPS)
+    return jax.vmap(lambda order: problem.cost(problem.places_of(order), HardMax()))(orders)
 
 
 def polish(problem: MappingProblem, orders: Orders, seed: int, rounds: int) -> tuple[Orders, Float[Array, " restart"]]:
@@ -171,7 +171,7 @@ def _best_swaps(
             places = problem.places_of(order)
             return problem.cost(places, HardMax()), problem.cost(places, SmoothMax(jnp.asarray(0.1)))
 
-        hard, smooth = jax.lax.map(cost, candidates, batch_size=64)
+        hard, smooth = jax.vmap(cost)(candidates)
         chosen = jnp.argmin(hard + 1e-2 * smooth)
         return candidates[chosen], hard[chosen]
 
