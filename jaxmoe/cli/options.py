@@ -187,7 +187,8 @@ Process = Annotated[
     str,
     typer.Argument(
         metavar="PROCESS",
-        help="A process.npz of jaxmoe trace fit, or a preset: deepseek-v3, qwen3-235b-a22b, llama-4-maverick, kimi-k2.",
+        help="A process.npz of jaxmoe trace fit, or a preset: deepseek-v3, qwen3-235b-a22b, llama-4-maverick, "
+        "qwen3-30b-a3b, kimi-k2.",
         show_default=False,
     ),
 ]

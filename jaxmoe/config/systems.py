@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from jaxmoe.config.base import Count, Fraction, Name, Positive, Section
+from jaxmoe.config.base import Count, Fraction, Name, NonNegative, Positive, Section
 
 
 class PlannedSystem(Section):
@@ -55,4 +55,98 @@ class HDMoEConfig(PlannedSystem):
     )
 
 
-SystemConfig = Annotated[StaticConfig | HDMoEConfig, Field(discriminator="name")]
+class MoentwineConfig(PlannedSystem):
+    """Token layouts and balancers of moentwine. The plan has to be of whole experts, unless a layout slices them."""
+
+    name: Literal["moentwine"] = Field(description="the name of the system", examples=["moentwine"])
+    plan: Name = Field(
+        default="ep",
+        description="the strategy that places the experts, or the path of a plan.npz",
+        examples=["ep_balanced"],
+    )
+    layout: Literal["baseline", "er", "her", "esp", "baseline_esp"] = Field(
+        default="er", description="where tokens live: how devices form groups and domains", examples=["her"]
+    )
+    tp: Count = Field(default=4, description="the number of devices that share the attention of a token", examples=[4])
+    fetch: Literal["domain", "nearest"] = Field(
+        default="domain", description="from which member of a group a device fetches its tokens", examples=["nearest"]
+    )
+    all_gather: bool | None = Field(
+        default=None,
+        description="whether all members of a group get its tokens after attention, or null for the layout's own way",
+        examples=[False],
+    )
+    both_ways: bool = Field(default=True, description="whether rings go both ways round", examples=[False])
+    closing: bool = Field(
+        default=False, description="whether the sums of a token's holders are reduced at the end of a layer"
+    )
+    linear_speedup: Positive = Field(
+        default=2.0,
+        description="how many times as fast as the die's rate linear layers of attention are, 2 for INT8 beside FP16",
+        examples=[1],
+    )
+    balancer: Literal["none", "eplb", "greedy", "topology_aware"] = Field(
+        default="topology_aware", description="what places copies of experts anew", examples=["eplb"]
+    )
+    migration: Literal["invasive", "non_invasive"] = Field(
+        default="non_invasive",
+        description="whether inference waits for weights that move, or they take what links leave idle",
+        examples=["invasive"],
+    )
+    alpha: NonNegative = Field(
+        default=0.0,
+        description="the expected (max - mean) / mean of loads, summed over layers, above which the balancer acts",
+        examples=[20],
+    )
+    beta: NonNegative = Field(
+        default=0.0, description="the iterations that it waits after it last acted", examples=[10]
+    )
+    shadow_slots: Count = Field(default=1, description="the number of slots for copies on every node", examples=[1])
+    rate: Fraction = Field(
+        default=0.1, description="the weight of the latest iteration in the forecast of loads", examples=[0.1]
+    )
+    weights_from: Literal["copy", "edge"] = Field(
+        default="copy",
+        description="whether weights come from the nearest copy, or from disks at the wafer's edge",
+        examples=["edge"],
+    )
+
+
+class CAMoEConfig(PlannedSystem):
+    """The cost-aware gate of camoe on a plan of whole experts."""
+
+    name: Literal["camoe"] = Field(description="the name of the system", examples=["camoe"])
+    lambda_cost: NonNegative = Field(
+        default=0.2, description="how strongly costs bias the gate, 0 for not at all", examples=[0.2]
+    )
+    own_node: Literal["counted", "left_out"] = Field(
+        default="counted",
+        description="whether a node's own experts, which cost nothing, are in the scores of costs, as in the paper",
+        examples=["left_out"],
+    )
+    bias: Literal["rule", "gradient"] = Field(
+        default="rule",
+        description="whether the bias is the paper's, or by gradient descent with as much gate mass lost",
+        examples=["gradient"],
+    )
+    copies: Literal["assignment", "node"] = Field(
+        default="assignment",
+        description="whether a vector is sent for every expert that a token chose, or once to every node",
+        examples=["node"],
+    )
+    time_model: Literal["alpha_beta", "congestion"] = Field(
+        default="alpha_beta",
+        description="whether every pair of nodes is priced by itself, or links that they share",
+        examples=["congestion"],
+    )
+    logits: Literal["recorded", "reconstructed"] = Field(
+        default="recorded",
+        description="whether the trace has logits, or they are reconstructed from gate weights",
+        examples=["reconstructed"],
+    )
+
+
+SystemConfig = Annotated[
+    StaticConfig | HDMoEConfig | MoentwineConfig | CAMoEConfig,
+    Field(discriminator="name"),
+]

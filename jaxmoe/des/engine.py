@@ -18,6 +18,9 @@ task needs the server. One that does interrupts them at once, and they go on fro
 no other task is ever later for them. Their chunks are stored and forwarded, however the network switches. The end of
 their service at a server comes before all other events of its time.
 
+**Bursts.** A link with a token bucket of `burst` bytes, filled at its bandwidth, passes what is in the bucket at once;
+only what goes beyond waits for it to fill. So a lone message of B bytes takes max(B - burst, 0) / bandwidth.
+
 **Order of simultaneous events.** Two kinds of event exist beside that: the completion of a task, and the arrival of a
 chunk (with cut-through, of its head) at a server. Pending events are taken by (time, kind, task, chunk), completions
 before arrivals. So a server's queue is in order of arrival, and ties go to the earlier task, then to the earlier
@@ -33,6 +36,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numba import njit
 
+from jaxmoe.des.fabric import Fabric
 from jaxmoe.des.tasks import TaskGraph
 
 
@@ -79,10 +83,12 @@ def simulate(
     *,
     cut_through: bool = False,
     record: bool = False,
+    burst: Float[np.ndarray, " link"] | None = None,
 ) -> Run:
     """Run `graph` on links of `link_bandwidth` (B/s) and `link_latency` (s per hop), in order as said above.
 
     Chunks are stored and forwarded, or with `cut_through` cut through. With `record` the run lists its services.
+    `burst` in B is of links with token buckets; `None`: there are none.
     Raises `ValueError` for links that are not the graph's, or have no bandwidth, or a negative latency.
     """
     if not len(link_bandwidth) == len(link_latency) == graph.num_links:
@@ -95,14 +101,24 @@ def simulate(
     # A node serves seconds of work at rate 1, without delay.
     rate = np.concatenate([link_bandwidth, np.ones(nodes)])
     delay = np.concatenate([link_latency, np.zeros(nodes)])
+    # What a full bucket is worth, in seconds.
+    credit = np.zeros(len(rate)) if burst is None else np.concatenate([burst / link_bandwidth, np.zeros(nodes)])
     work = (graph.chunks, graph.chunk_size, graph.last_size, graph.predecessors)
     order = (graph.path_start, graph.path, graph.successor_start, graph.successor)
     behind = np.zeros(0, np.bool_) if graph.background is None else graph.background
+    if len(behind) and burst is not None:
+        raise ValueError("tasks in the background need links without a burst")
     # A service in the background has one more piece for each that interrupts it.
     recorded = graph.chunk_hops * (2 if len(behind) else 1) if record else 0
-    start, finish, busy, services = _event_loop((*work, *order), rate, delay, cut_through, recorded, behind)
+    start, finish, busy, services = _event_loop((*work, *order), rate, delay, credit, cut_through, recorded, behind)
     links = graph.num_links
     return Run(start, finish, busy[:links], busy[links:], Services(*services) if record else None)
+
+
+def run_on(fabric: Fabric, graph: TaskGraph, record: bool = False) -> Run:
+    """Run `graph` on a network as described."""
+    cut_through, burst = fabric.cut_through, fabric.burst
+    return simulate(graph, fabric.rate, fabric.latency, cut_through=cut_through, record=record, burst=burst)
 
 
 # The heap lies in two arrays. `no_type_check` keeps run-time type checkers from wrapping what numba compiles.
@@ -185,7 +201,7 @@ def _release(times, codes, size, now, followers, waits, first_chunk):
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _event_loop(graph, rate, delay, cut_through, recorded, behind):
+def _event_loop(graph, rate, delay, credit, cut_through, recorded, behind):
     """Start and finish of every task, busy time of every server, and the fields of `recorded` services (0: none).
 
     `behind` marks tasks in the background; of no length without any.
@@ -197,7 +213,8 @@ def _event_loop(graph, rate, delay, cut_through, recorded, behind):
     task_of = np.repeat(np.arange(tasks), chunks)
     hop = path_start[task_of]  # where on the path each chunk is
     waits = predecessors.copy()
-    start, finish, free, busy = np.zeros(tasks), np.zeros(tasks), np.zeros(len(rate)), np.zeros(len(rate))
+    start, finish, busy = np.zeros(tasks), np.zeros(tasks), np.zeros(len(rate))
+    free = 0.0 - credit  # buckets are full at first
     tail = np.zeros(len(task_of) if cut_through else 0)  # when the tail of each chunk reaches its server
     # task, server and chunk of each service, and when it began and ended
     numbers, moments, served = np.empty((3, recorded), np.int64), np.empty((2, recorded)), 0
@@ -259,7 +276,8 @@ def _event_loop(graph, rate, delay, cut_through, recorded, behind):
         task = task_of[chunk]
         is_last = chunk + 1 == first_chunk[task + 1]
         server = path[hop[chunk]]
-        begin = max(now, free[server])
+        # With a bucket the server may be free before now: since when it is filling up.
+        begin = max(now - credit[server], free[server])
         service = (last_size[task] if is_last else chunk_size[task]) / rate[server]
         if shared and behind[task]:
             if hop[chunk] == path_start[task] and not is_last:
@@ -274,12 +292,13 @@ def _event_loop(graph, rate, delay, cut_through, recorded, behind):
                     next_waiting[last_waiting[server]] = chunk
                 last_waiting[server], next_waiting[chunk] = chunk, -1
             continue
-        leave = begin + service
+        filled = begin + service
+        begin, leave = max(now, begin), max(now, filled)
         if cut_through:
             leave = max(leave, tail[chunk])
             tail[chunk] = leave + delay[server]
         if service > 0:  # what takes no time, as at a server without limit, holds nobody up
-            free[server] = leave
+            free[server] = leave if credit[server] == 0 else filled
             if shared and at_work[server] >= 0:
                 if since[server] < begin:
                     left[server] = max(left[server] - (begin - since[server]), 0.0)

@@ -6,11 +6,11 @@ from typing import Literal, get_args
 import numpy as np
 from jaxtyping import Float
 
-from jaxmoe.des.engine import Run, simulate
+from jaxmoe.des.engine import Run, run_on
 from jaxmoe.des.fabric import Fabric
 from jaxmoe.des.tasks import GraphBuilder, add_transfers, messages, no_rows
 
-Order = Literal["staggered", "by_destination", "shuffled"]
+Order = Literal["staggered", "by_destination", "shuffled", "in_turns"]
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,19 @@ def replay_traffic(
     """Send traffic[s, d] bytes from every node s to every node d; the diagonal is free.
 
     A source sends its messages one after another: `staggered`, to s + 1, s + 2, ... round the nodes;
-    `by_destination`, to 0, 1, 2, ...; or `shuffled`, chunk by chunk in an order drawn with `seed`. Raises
-    `ValueError` for an unknown order, and for traffic that is not finite or not of this network.
+    `by_destination`, to 0, 1, 2, ...; `in_turns`, a chunk to each in turn; or `shuffled`, chunk by chunk in an order
+    drawn with `seed`. Raises `ValueError` for an unknown order, and for traffic that is not finite or not of this
+    network.
     """
     nodes, traffic = fabric.num_nodes, np.asarray(traffic, float)
     if order not in get_args(Order):
         raise ValueError(f"order is {order!r}, expected one of {', '.join(get_args(Order))}")
     if traffic.shape != (nodes, nodes) or not ((traffic >= 0) & np.isfinite(traffic)).all():
         raise ValueError(f"traffic must be finite bytes, none negative, of the shape {(nodes, nodes)}")
-    source, destination, size = _messages(traffic, order)
-    if order == "shuffled":
-        source, destination, size = _shuffled_chunks(source, destination, size, fabric.chunk_bytes, seed)
+    source, destination, size = messages_of(traffic, order, fabric.chunk_bytes, seed)
     graph = GraphBuilder(len(fabric.rate), 0, fabric.chunk_bytes)
     add_transfers(graph, messages(fabric.paths, source, destination, size), no_rows(nodes))
-    run = simulate(graph.build(), fabric.rate, fabric.latency, cut_through=fabric.cut_through, record=record)
+    run = run_on(fabric, graph.build(), record)
     received = np.zeros(nodes)
     np.maximum.at(received, destination, run.finish)
     return TrafficReplay(run.makespan, received, run.link_busy[: fabric.num_links], run)
@@ -55,26 +54,32 @@ def replay_traffic(
 Messages = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def _messages(traffic: Float[np.ndarray, "node node2"], order: Order) -> Messages:
-    """Source, destination and size of every message, by source and in its order."""
+def messages_of(
+    traffic: Float[np.ndarray, "node node2"], order: Order, chunk_bytes: float | None, seed: int = 0
+) -> Messages:
+    """Source, destination and size of every message, by source and in its order; chunk by chunk, of every chunk."""
     nodes = len(traffic)
     source = np.repeat(np.arange(nodes), nodes)
     step = np.tile(np.arange(nodes), nodes)
     destination = step if order == "by_destination" else (source + step) % nodes
     size = traffic[source, destination]
     sent = (size > 0) & (source != destination)
-    return source[sent], destination[sent], size[sent]
+    sizes = source[sent], destination[sent], size[sent]
+    return sizes if order in ("staggered", "by_destination") else _chunks(*sizes, order, chunk_bytes, seed)
 
 
-def _shuffled_chunks(
-    source: np.ndarray, destination: np.ndarray, size: np.ndarray, chunk_bytes: float | None, seed: int
+def _chunks(
+    source: np.ndarray, destination: np.ndarray, size: np.ndarray, order: Order, chunk_bytes: float | None, seed: int
 ) -> Messages:
-    """Every chunk a message of its own, those of all sources in random order."""
+    """Every chunk a message of its own, those of all sources in random order, or first chunks first."""
     chunk = chunk_bytes if chunk_bytes is not None and chunk_bytes > 0 else np.inf
     count = np.maximum(np.ceil(size / chunk), 1).astype(int)
     message = np.repeat(np.arange(len(size)), count)
     last = np.cumsum(count) - 1
     amount = np.minimum(chunk, size)[message]
     amount[last] = size - (count - 1) * np.minimum(chunk, size)
-    shuffle = np.random.default_rng(seed).permutation(len(message))
-    return source[message][shuffle], destination[message][shuffle], amount[shuffle]
+    if order == "shuffled":
+        ordered = np.random.default_rng(seed).permutation(len(message))
+    else:
+        ordered = np.argsort(np.arange(len(message)) - (last - count + 1)[message], kind="stable")
+    return source[message][ordered], destination[message][ordered], amount[ordered]

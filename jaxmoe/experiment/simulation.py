@@ -7,12 +7,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxmoe.config import HardwareConfig
+from jaxmoe.config.networks import ClustersConfig, UniformConfig, WafersConfig
 from jaxmoe.experiment.clock import Report, StageClock
 from jaxmoe.experiment.evaluation import describe
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.experiment.validation import Figures, agreement
 from jaxmoe.latency import LayerTime
+from jaxmoe.latency.schedule import PHASES
 from jaxmoe.systems import AbstractRun, Rolled, Setting, system_of
 from jaxmoe.traces import Batch, GatingTrace, sample_batches, successive_batches
 
@@ -78,8 +81,10 @@ class Simulation:
 
     @property
     def stages(self) -> list[str]:
-        """Names of the stages of any run, in the order in which they come first."""
-        return list(dict.fromkeys([name for run in self.runs.values() for name in run.time.stages]))
+        """Names of the stages of any run, in the order of a layer; others last."""
+        names = {name for run in self.runs.values() for name in run.time.stages}
+        order = [name for before, nodes, after in PHASES for name in (*before, nodes, *after) if name in names]
+        return order + sorted(names - {*order})
 
     @property
     def speedup(self) -> float:
@@ -106,11 +111,11 @@ def iterations_of(inputs: Inputs, count: int, history: GatingTrace | None = None
     """
     trace, tokens = inputs.trace, inputs.scenario.workload.batch_tokens
     seed = EVALUATION_SEEDS + inputs.scenario.evaluation.seed
-    batches = successive_batches(trace, tokens, count, seed)
+    batches = successive_batches(trace, tokens, count, seed, numbered=True)
     first = trace.num_tokens - tokens * count
     if history is None:
         history = trace.select_tokens(np.arange(first)) if first >= tokens else trace
-    drawn = sample_batches(trace, tokens, count, seed) if batches is None else batches
+    drawn = sample_batches(trace, tokens, count, seed, numbered=True) if batches is None else batches
     return Iterations(drawn, batches is not None, history, foresight=history is trace)
 
 
@@ -130,7 +135,20 @@ def setting_of(inputs: Inputs, strategy: Strategy, history: GatingTrace) -> Sett
         history=history,
         build_exchange=inputs.exchange,
         describe=lambda mode, exchange: describe(inputs, mode, exchange),
+        wafer_shape=scenario.hardware.wafer_shape if isinstance(scenario.hardware, WafersConfig) else None,
+        clusters=_clusters(scenario.hardware),
+        trace=inputs.trace,
     )
+
+
+def _clusters(hardware: HardwareConfig) -> tuple[int, int] | None:
+    """Switches and nodes of each, of machines that are made so."""
+    match hardware:
+        case ClustersConfig():
+            return hardware.clusters, hardware.nodes_per_cluster
+        case UniformConfig(kind="switch"):
+            return 1, hardware.nodes
+    return None
 
 
 def simulate(

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.hardware import Energy, Machine
 from jaxmoe.hardware.energy import Joules, added
 from jaxmoe.hardware.networks import corner_nodes
+from jaxmoe.latency.around import AbstractStages, NodeWork, Steps
 from jaxmoe.latency.demand import (
     Decisions,
     Demand,
@@ -38,6 +39,8 @@ from jaxmoe.network import (
     replicated_visits,
     sharded_visits,
 )
+from jaxmoe.network.collectives import price_rounds
+from jaxmoe.network.domains import scaled
 from jaxmoe.placement.exchange import Gather
 from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax, HardSupport, largest
 from jaxmoe.traces.batches import Batch, merge_tokens, micro_batches, over_batches
@@ -76,6 +79,7 @@ class LayerModel(eqx.Module):
     exchange: AbstractExchange
     mode: Literal["sharded", "replicated"] = eqx.field(static=True)
     schedule: AbstractSchedule = Serial()
+    around: tuple[AbstractStages, ...] = ()  # stages beside those of experts, such as attention
 
     def __call__(
         self,
@@ -160,7 +164,9 @@ class LayerModel(eqx.Module):
         """Stages and busy times of a batch or a part of one; the total is not known yet."""
         exchange = self.exchange if decisions.exchange is None else decisions.exchange
         visits = self.visits(decisions, batch, support)
-        stages = lower(exchange, self.machine.topology, visits, self.costs)
+        stages: dict[str, Demand] = {**lower(exchange, self.machine.topology, visits, self.costs)}
+        for others in self.around:
+            stages |= others.lower(self.machine.topology, batch.weight.sum())
         priced = {name: self._price(demand, reduction, support) for name, demand in stages.items()}
         seconds = {name: stage.seconds for name, stage in priced.items()}
         busy = {name: stage.busy for name, stage in priced.items()}
@@ -171,6 +177,12 @@ class LayerModel(eqx.Module):
         """What a stage takes. Energy counts the very bytes and FLOPs that the time does."""
         machine, known = self.machine, self.machine.energy or Energy()
         match demand:
+            case Steps(rounds=rounds, unit=unit, mirrored=mirrored):
+                steps = price_rounds(self.time_model, machine.topology, scaled(rounds, unit), reduction, mirrored)
+                busy = {"link": steps.link_time, "port": steps.port_time}
+                return Priced(steps.seconds, busy, known.of_links(steps.link_bytes))
+            case NodeWork(flops=flops, weights=weights, vectors=vectors):
+                return self._of_nodes(flops / machine.die.flops, flops, weights, vectors, reduction)
             case Traffic():
                 phases = self._phase_times(demand)
                 busy = {
@@ -180,11 +192,23 @@ class LayerModel(eqx.Module):
                 carried = _added([phase.link_bytes for phase in phases])
                 return Priced(_added([phase.total(reduction) for phase in phases]), busy, known.of_links(carried))
             case Work(visits=visits, weights=weights, vectors=vectors):
-                node = roofline(machine, self._expert_seconds(visits, support), weights, vectors)
-                moved = zip(machine.memory, moved_bytes(machine, weights, vectors), strict=True)
                 flops = expert_flops(visits, self.costs.flops_per_token_expert)
-                energy = known.of_nodes(flops, [(level.name, each) for level, each in moved])
-                return Priced(reduction(node), {"node": node}, energy)
+                return self._of_nodes(self._expert_seconds(visits, support), flops, weights, vectors, reduction)
+
+    def _of_nodes(
+        self,
+        seconds: Float[Array, " node"],
+        flops: Float[Array, " node"],
+        weights: Float[Array, " node"],
+        vectors: Float[Array, " node"],
+        reduction: AbstractReduction,
+    ) -> Priced:
+        """What nodes compute for so many seconds, while memory moves bytes for it."""
+        machine, known = self.machine, self.machine.energy or Energy()
+        node = roofline(machine, seconds, weights, vectors)
+        moved = zip(machine.memory, moved_bytes(machine, weights, vectors), strict=True)
+        energy = known.of_nodes(flops, [(level.name, each) for level, each in moved])
+        return Priced(reduction(node), {"node": node}, energy)
 
     def _expert_seconds(self, visits: Visits, support: AbstractSupport) -> Float[Array, " node"]:
         costs = self.costs
@@ -224,7 +248,7 @@ class LayerModel(eqx.Module):
         """The total with weights that travel before the stages, or beside them on links and ports that are idle."""
         if not self.schedule.in_background:
             return times.total + seconds
-        stages = (times.busy["dispatch"], times.busy["combine"], busy)
+        stages = [each for each in (*times.busy.values(), busy) if "link" in each]
         served = jnp.concatenate([_added([each[kind] for each in stages]) for kind in ("link", "port")])
         return jnp.maximum(jnp.maximum(times.total, reduction(served)), seconds)
 

@@ -1,6 +1,5 @@
 from .collectives import ChunkedBroadcast as ChunkedBroadcast
 from .collectives import Multicasts as Multicasts
-from .collectives import Rounds as Rounds
 from .collectives import all_to_all as all_to_all
 from .collectives import collective_time as collective_time
 from .collectives import entwined_ring_all_gather as entwined_ring_all_gather
@@ -13,12 +12,20 @@ from .collectives import multicast_stage as multicast_stage
 from .collectives import ring_all_gather as ring_all_gather
 from .collectives import ring_all_reduce as ring_all_reduce
 from .collectives import ring_reduce_scatter as ring_reduce_scatter
+from .domains import Counts as Counts
+from .domains import TokenCommunication as TokenCommunication
+from .domains import balanced_counts as balanced_counts
+from .domains import token_communication as token_communication
+from .domains import token_exchange as token_exchange
+from .domains import token_homes as token_homes
+from .domains import visit_counts as visit_counts
 from .exchange import AbstractExchange as AbstractExchange
 from .exchange import Flows as Flows
 from .exchange import GatherExchange as GatherExchange
 from .exchange import Phases as Phases
 from .exchange import ReduceScatterExchange as ReduceScatterExchange
 from .exchange import RingExchange as RingExchange
+from .exchange import Rounds as Rounds
 from .exchange import StageTime as StageTime
 from .exchange import build_exchange as build_exchange
 from .loads import link_loads as link_loads
@@ -26,6 +33,7 @@ from .loads import path_sums as path_sums
 from .time_models import AbstractTimeModel as AbstractTimeModel
 from .time_models import AlphaBeta as AlphaBeta
 from .time_models import Congestion as Congestion
+from .time_models import OneByOne as OneByOne
 from .time_models import Uncongested as Uncongested
 from .time_models import alpha_beta as alpha_beta
 from .visits import PLACED as PLACED

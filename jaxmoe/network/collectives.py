@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.hardware.cuts import ring_order
-from jaxmoe.network.exchange import StageTime
+from jaxmoe.network.exchange import Rounds, StageTime
 from jaxmoe.network.loads import flow_loads
 from jaxmoe.network.time_models import AbstractTimeModel, Congestion, port_times
 from jaxmoe.relax import AbstractReduction
@@ -16,35 +16,43 @@ from jaxmoe.relax import AbstractReduction
 # A collective as rounds of traffic, and how long it takes: a round begins when the one before it has ended.
 
 
-class Rounds(eqx.Module):
-    """Traffic of every round in B, [round, source, destination].
-
-    Rounds that are equal may be given once, with their number in `repeats`, whatever comes between them.
-    """
-
-    traffic: Float[Array, "round node node2"]
-    repeats: Float[Array, " round"]
-
-    def then(self, other: "Rounds") -> "Rounds":
-        """These rounds, and the others after them."""
-        return jax.tree.map(lambda *both: jnp.concatenate(both), self, other)
-
-    def total_traffic(self) -> Float[Array, "node node2"]:
-        """Bytes of all rounds together."""
-        return jnp.einsum("r,rsd->sd", self.repeats, self.traffic)
-
-
 def all_to_all(traffic: Float[Array, "node node2"]) -> Rounds:
     """Everyone sends to everyone at once, traffic[s, d] bytes from s to d; the diagonal is free."""
     return Rounds(traffic[None], jnp.ones(1, traffic.dtype))
+
+
+class CollectiveTime(eqx.Module):
+    """Seconds of a collective, s and B of its resources in all rounds together."""
+
+    seconds: Float[Array, ""]
+    link_time: Float[Array, " link"]
+    port_time: Float[Array, " port"]
+    link_bytes: Float[Array, " link"]
+
+
+def price_rounds(
+    time_model: AbstractTimeModel,
+    topology: AbstractTopology,
+    rounds: Rounds,
+    reduction: AbstractReduction,
+    mirrored: bool = False,
+) -> CollectiveTime:
+    """All rounds, one after the other, each as the time model has it.
+
+    Mirrored, the rounds come in the opposite order and every message goes back over the same links reversed.
+    """
+    one_round = time_model.mirrored if mirrored else time_model
+    stages = jax.vmap(lambda traffic: one_round(topology, traffic))(rounds.traffic)
+    seconds = jax.vmap(lambda stage: stage.total(reduction))(stages)
+    parts = (seconds, stages.link_time, stages.port_time, stages.link_bytes)
+    return CollectiveTime(*(jnp.tensordot(rounds.repeats, part, 1) for part in parts))
 
 
 def collective_time(
     time_model: AbstractTimeModel, topology: AbstractTopology, rounds: Rounds, reduction: AbstractReduction
 ) -> Float[Array, ""]:
     """Seconds of all rounds, one after the other, each as the time model has it."""
-    seconds = jax.vmap(lambda traffic: time_model(topology, traffic).total(reduction))(rounds.traffic)
-    return jnp.sum(rounds.repeats * seconds)
+    return price_rounds(time_model, topology, rounds, reduction).seconds
 
 
 # Reduce-scatter, all-gather and all-reduce round rings, one ring or several equal ones at once.

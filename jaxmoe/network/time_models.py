@@ -2,6 +2,7 @@
 
 - `Congestion`: the most loaded link or port, plus the delay of the longest path used.
 - `Uncongested`: (volume / bandwidth + latency) x hops of every pair, as if it were alone (moentwine Eq. 1).
+- `OneByOne`: the same, and a node sends and receives its messages one after the other.
 - `AlphaBeta`: alpha + beta x volume of every pair, measured or summed over hops (camoe Eq. 7 and 9).
 """
 
@@ -32,13 +33,11 @@ class AbstractTimeModel(eqx.Module):
 
     def of_mirrored(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
         """The same messages sent back: from destination to source, over the same links reversed (hd_moe IV-C1)."""
-        stage = self.of_flows(topology.reversed(), flows, vector_bytes)
-        link_time, link_bytes = (each[topology.reverse_links] for each in (stage.link_time, stage.link_bytes))
-        # The ports that send stand second, as those that receive in the reversed network.
-        sending = 0 if topology.injection_bandwidth is None else topology.num_nodes
-        port_time = jnp.roll(stage.port_time, sending)
-        changed = (link_time, link_bytes, port_time)
-        return eqx.tree_at(lambda s: (s.link_time, s.link_bytes, s.port_time), stage, changed)
+        return _turned_back(self.of_flows(topology.reversed(), flows, vector_bytes), topology)
+
+    def mirrored(self, topology: AbstractTopology, traffic: Float[Array, "node node2"]) -> StageTime:
+        """Time of traffic[s, d] bytes sent back, from every d to every s, over the same links reversed."""
+        return _turned_back(self(topology.reversed(), traffic), topology)
 
 
 class Congestion(AbstractTimeModel):
@@ -164,6 +163,19 @@ class Uncongested(AbstractTimeModel):
         return _pairwise(topology, traffic, path_sums(topology, topology.link_latency), slowness)
 
 
+class OneByOne(AbstractTimeModel):
+    """(volume / bandwidth + latency) x hops of all that a node sends or receives, one message after the other.
+
+    moentwine Eq. 1 for an all-to-all: the volume of a device and its average hops (IV-A), as if no other device sent.
+    """
+
+    def __call__(self, topology: AbstractTopology, traffic: Float[Array, "node node2"]) -> StageTime:
+        alone = Uncongested()(topology, traffic)
+        seconds = alone.pair_time.reshape(traffic.shape)
+        of_nodes = jnp.concatenate([seconds.sum(axis=1), seconds.sum(axis=0)])
+        return eqx.tree_at(lambda stage: stage.pair_time, alone, of_nodes)
+
+
 class AlphaBeta(AbstractTimeModel):
     """alpha + beta x volume of the slowest pair (camoe Eq. 9), whatever lies between its ends.
 
@@ -180,6 +192,9 @@ class AlphaBeta(AbstractTimeModel):
     def of_mirrored(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
         """Sent back, a message takes what was measured the other way."""
         return _repeated(self(topology, flows.traffic(vector_bytes).T), flows.rounds)
+
+    def mirrored(self, topology: AbstractTopology, traffic: Float[Array, "node node2"]) -> StageTime:
+        return self(topology, traffic.T)
 
 
 def alpha_beta(topology: AbstractTopology, pipelined: bool = False) -> AlphaBeta:
@@ -244,6 +259,16 @@ def _per_round(delays: Float[Array, " flow"], chain: Int[Array, " flow"]) -> Flo
     steps = jax.ops.segment_sum(jnp.ones_like(delays), chain, chains)
     quickest = jnp.where(steps > 0, jax.ops.segment_min(delays, chain, chains), 0)
     return (jax.ops.segment_sum(delays, chain, chains) - quickest) / jnp.maximum(steps - 1, 1)
+
+
+def _turned_back(stage: StageTime, topology: AbstractTopology) -> StageTime:
+    """A stage of the reversed network, with the numbers of links and ports of the network itself."""
+    link_time, link_bytes = (each[topology.reverse_links] for each in (stage.link_time, stage.link_bytes))
+    # The ports that send stand second, as those that receive in the reversed network.
+    sending = 0 if topology.injection_bandwidth is None else topology.num_nodes
+    port_time = jnp.roll(stage.port_time, sending)
+    changed = (link_time, link_bytes, port_time)
+    return eqx.tree_at(lambda s: (s.link_time, s.link_bytes, s.port_time), stage, changed)
 
 
 def _repeated(stage: StageTime, rounds: Float[Array, ""] | int) -> StageTime:

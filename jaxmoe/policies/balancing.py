@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.errors import InputError
 from jaxmoe.hardware import Machine
-from jaxmoe.latency import LayerTime
+from jaxmoe.latency import LayerModel, LayerTime
 from jaxmoe.latency.counts import CountModel, excess_over_mean, node_loads
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.slots import EMPTY
@@ -132,11 +132,16 @@ class Balancer(eqx.Module):
                 raise BalancerError(f"{name} is {np.asarray(value):g}, expected a number of at least 0")
 
     def init(self, machine: Machine) -> BalancerState:
-        idle = (jnp.zeros(()), jnp.zeros(machine.topology.num_links), jnp.asarray(jnp.inf, jnp.float32))
-        return BalancerState(self.forecast.init(), self.start, self.start, self.start, *idle)
+        links = jnp.zeros(machine.topology.num_links)
+        start, never = self.start, jnp.asarray(jnp.inf, jnp.float32)
+        return BalancerState(self.forecast.init(), start, start, start, jnp.zeros(()), links, never)
 
     def step(
-        self, model: CountModel, state: BalancerState, loads: Float[Array, "layer expert"], idle: Float[Array, " link"]
+        self,
+        model: CountModel | LayerModel,
+        state: BalancerState,
+        loads: Float[Array, "layer expert"],
+        idle: Float[Array, " link"],
     ) -> tuple[BalancerState, Balanced]:
         """The state after an iteration of `loads`, and what was decided just before it.
 

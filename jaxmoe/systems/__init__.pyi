@@ -1,4 +1,6 @@
+from .camoe import CAMoE as CAMoE
 from .hd_moe import HDMoE as HDMoE
+from .moentwine import Moentwine as Moentwine
 from .planned import PlannedRun as PlannedRun
 from .planned import Static as Static
 from .registry import SYSTEMS as SYSTEMS

@@ -2,11 +2,18 @@
 
 from typing import Any
 
+from jaxmoe.systems.camoe import CAMoE
 from jaxmoe.systems.hd_moe import HDMoE
+from jaxmoe.systems.moentwine import Moentwine
 from jaxmoe.systems.planned import Static
 from jaxmoe.systems.setting import AbstractSystem, UnsuitableSystemError
 
-SYSTEMS: dict[str, type[AbstractSystem]] = {"static": Static, "hd_moe": HDMoE}
+SYSTEMS: dict[str, type[AbstractSystem]] = {
+    "static": Static,
+    "hd_moe": HDMoE,
+    "moentwine": Moentwine,
+    "camoe": CAMoE,
+}
 
 
 def system_of(name: str, **settings: Any) -> AbstractSystem:

@@ -27,6 +27,8 @@ from jaxmoe.tune.bounds import lower_bound
 
 POWERS = ("", "_10TFLOPs_25GBps", "_2.5TFLOPs_75GBps")
 MACHINES = (*(f"nmp_{mesh}{power}" for mesh in ("4x4", "4x8", "8x8") for power in POWERS), "moentwine_4x8x8")
+# The wafers as they were first read: 8 TB/s each way of a link, 9 across a border. The shipped file has eighths since.
+WAFERS = ("link.bandwidth_GB_per_s=8000", "border.bandwidth_GB_per_s=9000", "router.chunk_B=65536")
 LAYERS = {MIXTRAL: 16, DEEPSEEK: 13, "deepseek-v3": 6, "qwen3-235b-a22b": 3}
 DRAWN_LAYERS, DRAWN_TOKENS = 4, 12288  # of presets: the first layers, of which the last is used
 BATCHES = {128: 64, 1024: 16, 8192: 8}
@@ -68,6 +70,7 @@ def inputs_of(machine: str, model: str, tokens: int, run: Run) -> Inputs:
     trace = trace_of(model, run)
     chosen = [f"hardware={machine}", f"model={model}", "costs.exchange=least_loaded", *COSTS]
     chosen += [f"workload.batch_tokens={tokens}", f"workload.trace={{kind: file, path: {trace}}}"]
+    chosen += [f"hardware.{value}" for value in WAFERS if machine == "moentwine_4x8x8"]
     base = ROOT / "configs" / "scenarios" / "quickstart.yaml"
     return read_inputs(base, [*chosen, *run.overrides(BATCHES[tokens])], trace, str(LAYERS[model]))
 

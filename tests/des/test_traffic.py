@@ -115,6 +115,13 @@ def test_shuffled_chunks_of_a_source_mix():
     assert shuffled.received_s.min(where=[True, False, True], initial=np.inf) > 380
 
 
+def test_chunks_in_turns_go_round_the_destinations():
+    # Two chunks each: to 2 up 0..2 and 4..6, so there at 8; to 0 up 2..4 and 6..8. One after the other, 2 has all at 6.
+    traffic = messages(3, (1, 0, 4.0), (1, 2, 4.0))
+    np.testing.assert_array_equal(replay_traffic(star(2.0), traffic, "in_turns").received_s, [10.0, 0.0, 8.0])
+    np.testing.assert_array_equal(replay_traffic(star(2.0), traffic).received_s, [10.0, 0.0, 6.0])
+
+
 def test_services_are_recorded_where_wanted():
     assert all_to_all(0).run.services is not None
     assert replay_traffic(star(), FROM_1).run.services is None

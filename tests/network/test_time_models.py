@@ -14,7 +14,7 @@ from oracles.cases import CHUNK, TIME_MODELS, pair_flows
 from oracles.topologies import NETWORKS, mesh, random_traffic, with_random_numbers
 
 from jaxmoe.hardware import AbstractTopology, clusters
-from jaxmoe.network import AbstractTimeModel, AlphaBeta, Congestion, Flows, Uncongested, alpha_beta
+from jaxmoe.network import AbstractTimeModel, AlphaBeta, Congestion, Flows, OneByOne, Uncongested, alpha_beta
 from jaxmoe.relax import HardMax, SmoothMax
 
 seeds = st.integers(0, 2**32 - 1)
@@ -96,6 +96,12 @@ def test_uncongested_takes_the_slowest_pair_and_shares_nothing():
     assert time_of(Uncongested(), mesh((1, 4), 1e9, 1e-6), traffic) == pytest.approx(4e-3 + 1e-6, rel=1e-6)
 
 
+def test_one_by_one_adds_up_what_a_node_sends_and_receives():
+    # Node 0 sends 1 MB over 3 hops and 4 MB over one; node 3 receives 1 and 2 MB.
+    traffic = messages(4, (0, 3, 1e6), (0, 1, 4e6), (2, 3, 2e6), (1, 1, 1e9))
+    assert time_of(OneByOne(), mesh((1, 4), 1e9, 1e-6), traffic) == pytest.approx(7e-3 + 4e-6, rel=1e-6)
+
+
 def test_uncongested_adds_up_links_that_differ():
     # 1 MB at 2 and at 1 GB/s, of which contention leaves half.
     assert time_of(Uncongested(), line(), ALONE) == pytest.approx(1.5e-3 + 4e-6, rel=1e-6)
@@ -141,6 +147,18 @@ def test_messages_sent_back_take_what_was_measured_the_other_way():
     stage = eqx.filter_jit(MEASURED.of_mirrored)(line(), flows, jnp.asarray(4.0))
     # From 1 to 0: 3 + 1 x 4. From 2 to 1: 6 + 0.2 x 4. Three rounds of the slower.
     assert float(stage.total(HardMax())) == pytest.approx(3 * 7.0, rel=1e-6)
+    traffic = jnp.asarray(messages(3, (0, 1, 4.0), (1, 2, 4.0)))
+    assert float(MEASURED.mirrored(line(), traffic).total(HardMax())) == pytest.approx(7.0, rel=1e-6)
+
+
+def test_traffic_sent_back_loads_the_links_of_flows_sent_back():
+    traffic = messages(3, (0, 1, 4.0), (1, 2, 8.0))
+    model = Congestion(jnp.asarray(0.0))
+    back = model.mirrored(line(), jnp.asarray(traffic))
+    flows = model.of_mirrored(line(), pair_flows(traffic), jnp.asarray(1.0))
+    np.testing.assert_allclose(back.link_bytes, flows.link_bytes)
+    np.testing.assert_allclose(back.link_bytes, [0, 0, 4, 8])
+    assert float(back.total(HardMax())) == pytest.approx(8e-6 + 1e-3, rel=1e-6)  # 8 B at 1 MB/s, 1 ms
 
 
 @eqx.filter_jit

@@ -1,0 +1,321 @@
+"""Communication of a layer whose tokens live in groups: all-reduce, dispatch and combine of a token layout (moentwine).
+
+What dispatch and combine send depends only on how many vectors every device gets of the tokens of each *home*: of a
+group, on a mesh, whose members all have them; of one of its members, in turn, on a network of switches. So an exchange
+works on counts [home, node], however many tokens there are. Combine is described; dispatch is its mirror. All traffic
+is in hidden vectors.
+"""
+
+import abc
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxmoe.hardware import AbstractTopology, Mesh
+from jaxmoe.network.collectives import (
+    CollectiveTime,
+    Rounds,
+    price_rounds,
+    ring_reduce_scatter,
+    ring_ways,
+    twice,
+)
+from jaxmoe.network.time_models import AbstractTimeModel
+from jaxmoe.placement.tokens import TokenLayout
+from jaxmoe.relax import AbstractReduction, OneOf, look_up
+
+# How many vectors go where.
+
+
+class Counts(NamedTuple):
+    """Vectors of the tokens of each home that devices get, and that clusters of devices get; one copy each."""
+
+    node: Float[Array, "*lead home node"]
+    cluster: Float[Array, "*lead home cluster"]
+
+
+def visit_counts(
+    visited: Float[Array, "token node"],
+    weight: Float[Array, " token"],
+    home: Int[Array, " token"],
+    homes: int,
+    clusters: int = 1,
+) -> Counts:
+    """Counts of a batch whose token t visits a node where `visited` is 1 and lives at `home[t]`."""
+    at_home = jax.nn.one_hot(home, homes, dtype=visited.dtype) * weight[:, None]
+    of_cluster = visited.reshape(len(visited), clusters, -1).max(axis=2)
+    return Counts(at_home.T @ visited, at_home.T @ of_cluster)
+
+
+def balanced_counts(
+    tokens: Float[Array, ""] | float, homes: int, nodes: int, clusters: int, num_experts: int, top_k: int
+) -> Counts:
+    """What to expect of `tokens` of every home if all experts are as likely and every node has as many (VI-B).
+
+    A node with n whole experts of E is visited with the chance that a draw of K has any of them; one with less than an
+    expert, which others share by tokens, by K over the nodes.
+    """
+
+    def chance(parts: int) -> float:
+        held = num_experts / parts
+        missed = np.prod([1 - held / (num_experts - drawn) for drawn in range(top_k)]) if held < num_experts else 0.0
+        return 1 - max(float(missed), 0.0) if held > 1 else top_k / parts
+
+    each = jnp.asarray(tokens, float)
+    return Counts(
+        jnp.broadcast_to(each * chance(nodes), (homes, nodes)),
+        jnp.broadcast_to(each * chance(clusters), (homes, clusters)),
+    )
+
+
+def even_counts(vectors: Float[Array, "*lead node"], homes: int) -> Float[Array, "*lead home node"]:
+    """Counts where every home sends a node as much as any other."""
+    return jnp.broadcast_to((vectors / homes)[..., None, :], (*vectors.shape[:-1], homes, vectors.shape[-1]))
+
+
+def token_homes(layout: TokenLayout, tokens: int) -> Int[np.ndarray, " token"]:
+    """The home of successive tokens, dealt to the groups evenly; the members of a group on switches take turns."""
+    token = np.arange(tokens)
+    group = token * layout.num_groups // tokens
+    return layout.ring[group, token % layout.tp] if layout.name == "successive" else group
+
+
+def num_homes(layout: TokenLayout) -> int:
+    """Homes of tokens that a layout has."""
+    return layout.num_nodes if layout.name == "successive" else layout.num_groups
+
+
+# What the exchanges send.
+
+
+class AbstractTokenExchange(eqx.Module):
+    """Turns counts into the traffic of combine."""
+
+    @abc.abstractmethod
+    def __call__(self, counts: Counts) -> Rounds:
+        """Rounds of combine, in hidden vectors; dispatch is their mirror."""
+
+
+class FetchExchange(AbstractTokenExchange):
+    """Devices return results to the holders from which they fetched the tokens (moentwine IV-A).
+
+    A holder stands for one group, or under HER for the groups of equal place on all wafers: `alike` is the class of a
+    group, `holds` the class that a device holds. `fetches` is the part of the tokens of its class that a device
+    (first axis) fetches from a holder (second). Relaxed, `holds` is a distribution, and `fetches` has any weights.
+    """
+
+    alike: Int[Array, " home"]
+    holds: OneOf
+    fetches: Float[Array, "node node2"]
+    classes: int = eqx.field(static=True)
+
+    def __call__(self, counts: Counts) -> Rounds:
+        of_class = jax.ops.segment_sum(counts.node, self.alike, self.classes)
+        return Rounds((look_up(self.holds, of_class).T * self.fetches)[None], jnp.ones(1, of_class.dtype))
+
+
+class SlicedExchange(AbstractTokenExchange):
+    """Experts sliced over neighbouring devices, which all need the tokens that visit any of them (moentwine VI-B5).
+
+    Dispatch is an all-to-all, after which every such device has a part of the tokens, and an all-gather round their
+    ring; combine the mirror, with a reduce-scatter. Both rounds together are the all-reduce of the paper. The devices
+    of a full token domain have all tokens already, each those of its own group; others fetch equal parts. `portion` is
+    what a device has of a home's tokens before the ring. Half of each part goes either way round.
+    """
+
+    fetching: FetchExchange
+    portion: Float[Array, "home node"]
+    rings: Int[Array, "slice place"]
+
+    def __call__(self, counts: Counts) -> Rounds:
+        return self.around(counts).then(self.fetched(counts))
+
+    def fetched(self, counts: Counts) -> Rounds:
+        """What devices return to the homes of tokens."""
+        return self.fetching(counts._replace(node=counts.node * self.portion))
+
+    def around(self, counts: Counts) -> Rounds:
+        """The reduce-scatter round the rings."""
+        nodes, places = counts.node.shape[1], self.rings.shape[1]
+        ways = ring_ways(self.rings, bidirectional=True)
+        held = (counts.node * self.portion).sum(axis=0)[self.rings] / len(ways)  # [slice, place]
+
+        def of_step(step: Int[Array, ""]) -> Float[Array, "node node2"]:
+            traffic = jnp.zeros((nodes, nodes), held.dtype)
+            # What a device passes on in the last step is its neighbour's own part.
+            for (sender, receiver), shift in zip(ways, (step, -step - 1), strict=False):
+                traffic = traffic.at[sender, receiver].add(jnp.roll(held, shift, axis=1))
+            return traffic
+
+        # A ring of one has no step, but one round in which it sends itself what it has.
+        traffic = jax.vmap(of_step)(jnp.arange(1, max(places, 2)))
+        return Rounds(traffic, jnp.ones(len(traffic), held.dtype))
+
+
+class ClusterExchange(AbstractTokenExchange):
+    """The hierarchical all-to-all of clusters of devices behind switches, such as nodes of eight GPUs.
+
+    A token's home sends one copy to the device of its own rank in every other cluster that the token visits, and this
+    hands it on. Results return the same way, added up. The members of a group have its tokens already.
+    """
+
+    group: Int[Array, " node"]
+    relay: Int[Array, "home cluster"]
+    cluster: Int[Array, " node"]
+
+    def __call__(self, counts: Counts) -> Rounds:
+        nodes = len(self.group)
+        home, node = jnp.arange(nodes), jnp.arange(nodes)
+        away = self.group[:, None] != self.group
+        relay = self.relay[:, self.cluster]  # [home, node]
+        inside = jnp.zeros((nodes, nodes), counts.node.dtype)
+        inside = inside.at[jnp.broadcast_to(node, relay.shape), relay].add(counts.node * away)
+        between = jnp.zeros_like(inside)
+        between = between.at[self.relay, jnp.broadcast_to(home[:, None], self.relay.shape)].add(counts.cluster)
+        return Rounds(jnp.stack([inside, between]), jnp.ones(2, inside.dtype))
+
+
+def token_exchange(layout: TokenLayout, topology: AbstractTopology) -> AbstractTokenExchange:
+    """The exchange of a layout on its network."""
+    group = jnp.asarray(layout.group, jnp.int32)
+    if not isinstance(topology, Mesh):
+        clusters, size = layout.shape
+        node = np.arange(layout.num_nodes)
+        relay = np.arange(clusters) * size + (node % size)[:, None]
+        return ClusterExchange(group, jnp.asarray(relay, jnp.int32), jnp.asarray(node // size, jnp.int32))
+    if layout.sliced:
+        rings = layout.slice_rings
+        has = (layout.group == np.arange(layout.num_groups)[:, None]).astype(np.float32)
+        portion = has if layout.name == "esp" else np.full_like(has, 1 / rings.shape[1])
+        return SlicedExchange(_fetch_exchange(layout), jnp.asarray(portion), jnp.asarray(rings, jnp.int32))
+    return _fetch_exchange(layout)
+
+
+def _fetch_exchange(layout: TokenLayout) -> FetchExchange:
+    # Groups whose parts have the same holders are alike.
+    parts = layout.parts
+    holders, alike = np.unique(parts.reshape(len(parts), -1), axis=0, return_inverse=True)
+    holders = holders.reshape(-1, *parts.shape[1:])
+    nodes = layout.num_nodes
+    holds, fetches = np.zeros(nodes, np.int32), np.zeros((nodes, nodes))
+    for index, part in enumerate(holders):
+        holds[part] = index
+        np.add.at(fetches, (np.broadcast_to(np.arange(nodes), part.shape), part), 1 / len(part))
+    return FetchExchange(
+        jnp.asarray(alike.ravel(), jnp.int32),
+        jnp.asarray(holds),
+        jnp.asarray(fetches, jnp.float32),
+        classes=len(holders),
+    )
+
+
+# What groups reduce, before the experts and after them.
+#
+# A member sends its parts straight to the next one, however many hops that is. Under congestion chunks follow each
+# other, and entwined rings take as long as in rounds of single hops: as many parts meet on a link as a step has hops.
+
+
+def all_reduce_rounds(layout: TokenLayout, both_ways: bool = True) -> Rounds:
+    """Rounds after attention, of one byte of partial sums in every device.
+
+    A reduce-scatter, and if the layout gathers, an all-gather; under HER the all-gather across wafers comes in between,
+    after which the groups of a wafer gather those of all wafers.
+    """
+    once, across, every = _rings(layout, both_ways)
+    if not layout.on_every_wafer:
+        return twice(once) if layout.gathered else once
+    rounds = once.then(across)
+    return rounds.then(every) if layout.gathered else rounds
+
+
+def closing_rounds(layout: TokenLayout, both_ways: bool = True) -> Rounds:
+    """Rounds after combine that leave every member of a group with the sums of all its tokens, of one byte of them.
+
+    Where several devices hold a token, each has sums of the experts that fetched it there: they are all-reduced. Where
+    one does, members gather. Under HER sums are scattered across wafers, and then gathered on the group's own.
+    """
+    once, across, every = _rings(layout, both_ways)
+    if not layout.on_every_wafer:
+        return twice(once) if layout.gathered else once
+    rounds = across.then(once)
+    return every.then(rounds) if layout.gathered else rounds
+
+
+def _rings(layout: TokenLayout, both_ways: bool) -> tuple[Rounds, Rounds, Rounds]:
+    """Once round the groups, once across wafers with a member's part, and round the groups for all wafers' tokens."""
+    wafers = layout.wafer_rings.shape[1]
+    sizes = ((layout.ring, 1.0), (layout.wafer_rings, wafers / layout.tp), (layout.ring, float(wafers)))
+    once, across, every = (ring_reduce_scatter(ring, size, layout.num_nodes, both_ways) for ring, size in sizes)
+    return once, across, every
+
+
+# A layer's communication priced.
+
+
+class TokenCommunication(eqx.Module):
+    """All-reduce, dispatch and combine of a layout on a network, s.
+
+    `exchanging` is the time model of dispatch and combine, `reducing` that of collectives round rings.
+    """
+
+    exchange: AbstractTokenExchange
+    all_reduce: Rounds  # of one byte
+    closing: Rounds
+    exchanging: AbstractTimeModel
+    reducing: AbstractTimeModel
+
+    def __call__(
+        self,
+        topology: AbstractTopology,
+        counts: Counts,
+        tokens: Float[Array, ""] | float,
+        vector_bytes: Float[Array, ""] | float,
+        reduction: AbstractReduction,
+    ) -> dict[str, CollectiveTime]:
+        """Every stage by name, for `tokens` in every group with hidden vectors of `vector_bytes`."""
+        size = tokens * vector_bytes
+        return {
+            "all_reduce": price_rounds(self.reducing, topology, scaled(self.all_reduce, size), reduction),
+            "dispatch": self._exchanged(topology, counts, vector_bytes, reduction, mirrored=True),
+            "combine": self._exchanged(topology, counts, vector_bytes, reduction, mirrored=False),
+            "closing": price_rounds(self.reducing, topology, scaled(self.closing, size), reduction),
+        }
+
+    def _exchanged(
+        self,
+        topology: AbstractTopology,
+        counts: Counts,
+        vector_bytes: Float[Array, ""] | float,
+        reduction: AbstractReduction,
+        mirrored: bool,
+    ) -> CollectiveTime:
+        """Dispatch or combine; what goes round rings is priced as other rings are."""
+        if not isinstance(self.exchange, SlicedExchange):
+            parts = [(self.exchanging, self.exchange(counts))]
+        else:
+            parts = [(self.reducing, self.exchange.around(counts)), (self.exchanging, self.exchange.fetched(counts))]
+        priced = [
+            price_rounds(model, topology, scaled(rounds, vector_bytes), reduction, mirrored) for model, rounds in parts
+        ]
+        return jax.tree.map(lambda *each: sum(each), *priced)
+
+
+def token_communication(
+    layout: TokenLayout,
+    topology: AbstractTopology,
+    exchanging: AbstractTimeModel,
+    reducing: AbstractTimeModel,
+    both_ways: bool = True,
+) -> TokenCommunication:
+    """The communication of a layout on its network."""
+    all_reduce, closing = all_reduce_rounds(layout, both_ways), closing_rounds(layout, both_ways)
+    return TokenCommunication(token_exchange(layout, topology), all_reduce, closing, exchanging, reducing)
+
+
+def scaled(rounds: Rounds, unit: Float[Array, ""] | float) -> Rounds:
+    """Rounds whose traffic is so many times as large."""
+    return Rounds(rounds.traffic * unit, rounds.repeats)

@@ -1,0 +1,126 @@
+"""Placement files of any serving engine: told apart by their content, read, and written whole or not at all."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from jaxmoe.files import atomic_write
+from jaxmoe.placement.engines import ENGINES, Given, eplb_arrays
+from jaxmoe.placement.placement import PlanError, read_plan, write_plan
+from jaxmoe.placement.slot_plan import SlotPlan, slot_plan
+from jaxmoe.traces.formats.arrays import read_arrays
+from jaxmoe.traces.formats.source import Hints, parse_json, shown
+from jaxmoe.traces.trace import TraceError
+
+FORMATS = (*ENGINES, "plan")
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """A file as it was read: its format, its plan, and things to know."""
+
+    format: str
+    plan: SlotPlan
+    notes: list[str]
+
+
+def read_slot_plan(path: Path, hints: Hints, ranks: int | None = None) -> ReadPlan:
+    """Read a placement file of any format. `ranks` is how many share its slots, where the file does not say.
+
+    Raises `PlanError` with the file's name for anything that no engine should load.
+    """
+    try:
+        content = _content(path)
+        if isinstance(content, dict) and "share" in content:
+            plan, notes = slot_plan(read_plan(path, hints.layer_ids or ()))
+            _check_ranks(plan.ranks, ranks)
+            return ReadPlan("plan", plan, notes)
+        for name, engine in ENGINES.items():
+            if engine.is_it(content):
+                given = engine.read(content, hints, ranks)
+                return ReadPlan(name, _plan(given, hints, ranks), [*given.notes, *_assumed(hints)])
+        raise PlanError(f"is {shown(content)}, no placement of any of {', '.join(FORMATS)}")
+    except (PlanError, TraceError) as error:
+        text = str(error)
+        raise PlanError(text if text.startswith(str(path)) else f"{path}: {text}") from None
+
+
+def _assumed(hints: Hints) -> list[str]:
+    return [] if hints.num_experts else ["the number of experts is taken from the largest in the file; give --model"]
+
+
+def _plan(given: Given, hints: Hints, ranks: int | None) -> SlotPlan:
+    stated = given.ranks
+    _check_ranks(stated, ranks)
+    experts = hints.num_experts or int(given.slots.max(initial=0)) + 1
+    layers = given.layer_ids or hints.layer_ids or tuple(range(len(given.slots)))
+    return SlotPlan(given.slots, stated or ranks or 1, experts, layers, hints.num_layers)
+
+
+def _check_ranks(stated: int | None, ranks: int | None) -> None:
+    if stated is None and ranks is None:
+        raise PlanError("does not state how many ranks share its slots; give --ranks")
+    if stated is not None and ranks is not None and stated != ranks:
+        raise PlanError(f"is for {stated} ranks, not {ranks}; leave --ranks out or use another file")
+
+
+def _content(path: Path) -> Any:
+    """Arrays of an npz, or the value in a JSON or YAML file."""
+    if not path.is_file():
+        raise PlanError("no such file; check the path")
+    raw = path.read_bytes()
+    if raw[:2] == b"PK":
+        return read_arrays(path)
+    try:
+        return parse_json(raw)
+    except TraceError:
+        raise
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return yaml.load(raw, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise PlanError(f"neither npz nor JSON nor YAML ({reason}); the file is damaged or of another kind") from None
+
+
+def write_slot_plan(path: Path, name: str, plan: SlotPlan) -> list[str]:
+    """Write a plan in a format, whole or not at all; returns what the file cannot hold.
+
+    Raises `PlanError` where the engine could not load it, and for an unknown format.
+    """
+    if name not in FORMATS:
+        raise PlanError(f"--to is {name!r}, expected one of {', '.join(FORMATS)}")
+    if name == "plan":
+        write_plan(path, plan.placement())
+        return []
+    text = ENGINES[name].text
+    if text is None:
+        with atomic_write(path) as aside, aside.open("wb") as file:
+            np.savez_compressed(file, **eplb_arrays(plan))  # type: ignore[arg-type]
+    else:
+        written = text(plan)
+        with atomic_write(path) as aside:
+            aside.write_text(written, encoding="utf-8")
+    return _lost(name, plan)
+
+
+def _lost(name: str, plan: SlotPlan) -> list[str]:
+    lost = []
+    if name != "vllm_ascend":
+        lost.append(f"{name} does not state the {plan.ranks} ranks: start the engine with as many")
+    if name == "vllm":
+        lost.append("vLLM reads no placement yet: this is the list of an open proposal")
+    if name in ("eplb", "vllm", "vllm_ascend") and plan.layer_ids != tuple(range(len(plan.layer_ids))):
+        lost.append(f"{name} counts layers with experts from 0, and does not hold their numbers in the model")
+    if name in ("sglang", "tensorrt_llm", "eplb", "vllm") and plan.repeated.any():
+        lost.append(f"{int(plan.repeated.sum())} times a rank has an expert in several slots, which serves nobody")
+    return lost
+
+
+def suffix_of_engine(name: str) -> str:
+    """Of a file in this format."""
+    return ENGINES[name].suffix if name in ENGINES else ".npz"

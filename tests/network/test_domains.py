@@ -1,0 +1,281 @@
+"""Communication of token layouts: by hand, against plain loops, against the event simulator, and its derivatives."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxmoe.des import fabric_of
+from jaxmoe.des.domains import replay_communication
+from jaxmoe.hardware import Mesh, clusters, switch
+from jaxmoe.hardware.networks import hop_counts, num_links
+from jaxmoe.network import (
+    Congestion,
+    OneByOne,
+    Uncongested,
+    collective_time,
+    entwined_ring_all_reduce,
+    hierarchical_entwined_rings,
+)
+from jaxmoe.network.domains import (
+    Counts,
+    balanced_counts,
+    even_counts,
+    num_homes,
+    token_communication,
+    token_exchange,
+    token_homes,
+    visit_counts,
+)
+from jaxmoe.placement.tokens import successive_layout, token_layout
+from jaxmoe.relax import HardMax, SmoothMax
+
+CHUNK, RATE, VECTOR = 2048.0, 1e12, 8192.0
+CONGESTED = Congestion(jnp.asarray(CHUNK))
+
+
+def mesh_of(shape, rate=RATE, latency=0.0):
+    return Mesh(jnp.full(num_links(shape), rate), jnp.full(num_links(shape), latency), shape=shape)
+
+
+def dgx(nodes=2):
+    return clusters(nodes, 4, 900e9, 0.0, 400e9, 5e-7)
+
+
+LAYOUTS = {
+    "baseline": token_layout("baseline", (4, 4), 4),
+    "nearest": token_layout("baseline", (4, 4), 4, fetch="nearest"),
+    "er": token_layout("er", (4, 4), 4),
+    "no_gather": token_layout("er", (4, 4), 4, all_gather=False),
+    "esp": token_layout("esp", (4, 4), 4),
+    "baseline_esp": token_layout("baseline_esp", (4, 4), 4),
+    "her": token_layout("her", (8, 4), 4, (4, 4)),
+    "her_gathered": token_layout("her", (4, 8), 2, (4, 4), all_gather=True),
+    "er_9": token_layout("er", (6, 6), 9),
+    "dgx": successive_layout(2, 4, 2),
+    "nvl": successive_layout(1, 8, 4),
+}
+
+
+def network_of(layout):
+    if layout.name != "successive":
+        return mesh_of(layout.shape)
+    return dgx() if layout.shape[0] == 2 else switch(8, 900e9, 0.0)
+
+
+def tokens_of(layout, each, experts_per_node=2, top_k=4, seed=0):
+    """Where balanced tokens go: nodes of whole experts, or devices that have slices of them."""
+    rng, nodes = np.random.default_rng(seed), layout.num_nodes
+    hosts = layout.tp if layout.sliced else nodes
+    experts = hosts * experts_per_node
+    chosen = rng.random((each * layout.num_groups, experts)).argsort(axis=1)[:, :top_k] // experts_per_node
+    visited = np.zeros((len(chosen), hosts), bool)
+    visited[np.arange(len(chosen))[:, None], chosen] = True
+    return visited[:, layout.slices] if layout.sliced else visited
+
+
+def counted(layout, visited):
+    homes = jnp.asarray(token_homes(layout, len(visited)), jnp.int32)
+    parts = layout.shape[0] if layout.name == "successive" else 1
+    return visit_counts(jnp.asarray(visited, float), jnp.ones(len(visited)), homes, num_homes(layout), parts)
+
+
+@eqx.filter_jit
+def priced(communication, topology, counts, tokens, reduction=None):
+    return communication(topology, counts, tokens, VECTOR, reduction or HardMax())
+
+
+def seconds(layout, topology, counts, tokens, exchanging=CONGESTED, reducing=CONGESTED):
+    stages = priced(token_communication(layout, topology, exchanging, reducing), topology, counts, float(tokens))
+    return {name: float(stage.seconds) for name, stage in stages.items()}
+
+
+def test_eq_1_by_hand():
+    # 4x4, TP 4, 8 tokens a group, each visits every device: 8 vectors from each of three other members of a domain at
+    # 1, 1 and 2 hops, and twice that for the baseline; parts of 8 vectors, halved both ways, over 6 steps.
+    counts = Counts(jnp.full((4, 16), 8.0), jnp.zeros((4, 1)))
+    vector = VECTOR / RATE
+    for name, hops, step in (("er", 4, 2), ("baseline", 8, 1)):
+        told = seconds(LAYOUTS[name], mesh_of((4, 4)), counts, 8, OneByOne(), Uncongested())
+        assert told["dispatch"] == pytest.approx(8 * hops * vector, rel=1e-5)
+        assert told["combine"] == pytest.approx(8 * hops * vector, rel=1e-5)
+        assert told["all_reduce"] == pytest.approx(6 * step * 8 / 4 / 2 * vector, rel=1e-5)
+        assert told["closing"] == pytest.approx(told["all_reduce"], rel=1e-6)
+
+
+def test_latency_counts_at_every_hop():
+    counts = Counts(jnp.full((4, 16), 8.0), jnp.zeros((4, 1)))
+    slow, fast = (
+        seconds(LAYOUTS["er"], mesh_of((4, 4), latency=delay), counts, 8, OneByOne(), Uncongested())
+        for delay in (2e-7, 0.0)
+    )
+    assert slow["all_reduce"] - fast["all_reduce"] == pytest.approx(6 * 2 * 2e-7, rel=1e-4)
+    assert slow["dispatch"] - fast["dispatch"] == pytest.approx(4 * 2e-7, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["er", "her"])
+@pytest.mark.parametrize("models", [(OneByOne(), Uncongested()), (CONGESTED, CONGESTED)], ids=["eq_1", "congestion"])
+def test_entwined_rings_take_what_they_take_in_rounds_of_single_hops(name, models):
+    layout, size = LAYOUTS[name], 256 * VECTOR
+    topology, cold = mesh_of(layout.shape), Counts(jnp.zeros((layout.num_groups, layout.num_nodes)), jnp.zeros((8, 1)))
+    told = seconds(layout, topology, cold, 256, *models)["all_reduce"]
+    if name == "her":
+        rounds = hierarchical_entwined_rings((8, 4), (4, 4), (2, 2), size)
+    else:
+        rounds = entwined_ring_all_reduce((4, 4), (2, 2), size)
+    hop_by_hop = float(eqx.filter_jit(collective_time)(models[1], topology, rounds, HardMax()))
+    # Chunks that follow each other are late by one chunk for each hop after the first.
+    assert told == pytest.approx(hop_by_hop, rel=1e-5 if models[1] is not CONGESTED else 0.03)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if not LAYOUTS[name].sliced])
+def test_traffic_of_every_token(name):
+    layout = LAYOUTS[name]
+    visited = tokens_of(layout, 5)
+    rounds = np.asarray(token_exchange(layout, network_of(layout))(counted(layout, visited)).traffic)
+    expected = np.zeros_like(rounds)
+    for token, home in enumerate(token_homes(layout, len(visited)).tolist()):
+        for node in np.flatnonzero(visited[token]):
+            if layout.name == "successive":
+                rank, size = home % layout.shape[1], layout.shape[1]
+                relay = node // size * size + rank
+                expected[0, node, relay] += layout.group[node] != layout.group[home]
+                continue
+            holders = layout.parts[home, :, node]
+            np.add.at(expected[0, node], holders, 1 / len(holders))
+        if layout.name == "successive":
+            for part in range(layout.shape[0]):
+                mine = visited[token, part * layout.shape[1] : (part + 1) * layout.shape[1]]
+                expected[1, part * layout.shape[1] + home % layout.shape[1], home] += mine.any()
+    np.testing.assert_allclose(rounds, expected, atol=1e-4)
+
+
+@given(st.sampled_from([name for name in LAYOUTS if not LAYOUTS[name].sliced]), st.integers(0, 2**31))
+@settings(max_examples=20)
+def test_every_device_returns_what_it_got(name, seed):
+    layout = LAYOUTS[name]
+    visited = tokens_of(layout, 3, seed=seed)
+    traffic = np.asarray(token_exchange(layout, network_of(layout))(counted(layout, visited)).traffic[0])
+    copies = visited.sum(axis=0)
+    if layout.name == "successive":
+        group = np.arange(len(visited)) // 3
+        copies = copies - np.array([visited[group == layout.group[node], node].sum() for node in range(len(copies))])
+    np.testing.assert_allclose(traffic.sum(axis=1), copies, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", list(LAYOUTS))
+def test_the_simulator_bears_it_out(name):
+    # 2 % is for the mean over cases (studies/moentwine); a single one has 3 %.
+    layout, each = LAYOUTS[name], 64
+    topology, visited = network_of(layout), tokens_of(layout, 64)
+    told = seconds(layout, topology, counted(layout, visited), each)
+    group = np.arange(len(visited)) // each
+    seen = replay_communication(fabric_of(topology, CHUNK), layout, visited, group, VECTOR)
+    total = sum(stage.seconds for stage in seen.values())
+    assert sum(told[stage] for stage in seen) == pytest.approx(total, rel=0.03)
+    assert told["all_reduce"] == pytest.approx(seen["all_reduce"].seconds, rel=0.03)
+
+
+def test_the_simulator_keeps_the_same_links_busy():
+    layout = LAYOUTS["er"]
+    topology, visited = network_of(layout), tokens_of(layout, 8)
+    stages = priced(
+        token_communication(layout, topology, CONGESTED, CONGESTED), topology, counted(layout, visited), 8.0
+    )
+    seen = replay_communication(fabric_of(topology, CHUNK), layout, visited, np.arange(32) // 8, VECTOR)
+    for name, stage in seen.items():
+        np.testing.assert_allclose(stages[name].link_time, stage.link_busy, rtol=1e-4, atol=1e-12)
+
+
+def test_links_between_domains_stay_cold_under_er():
+    layout = token_layout("er", (6, 6), 4)
+    topology = mesh_of((6, 6))
+    stages = priced(
+        token_communication(layout, topology, CONGESTED, CONGESTED),
+        topology,
+        balanced_counts(64.0, 9, 36, 1, 128, 8),
+        64.0,
+    )
+    ends = topology.link_ends
+    between = layout.domain[ends[:, 0]] != layout.domain[ends[:, 1]]
+    for name in ("dispatch", "combine"):
+        assert (np.asarray(stages[name].link_bytes)[between] == 0).all()
+        assert (np.asarray(stages[name].link_bytes)[~between] > 0).all()
+
+
+def test_balanced_counts():
+    # Two draws of four experts on two nodes: both on the same one with the chance 1/3.
+    counts = balanced_counts(3.0, 5, 2, 1, 4, 2)
+    np.testing.assert_allclose(counts.node, np.full((5, 2), 3 * 5 / 6), rtol=1e-6)
+    np.testing.assert_allclose(counts.cluster, np.full((5, 1), 3.0))
+    # Eight experts on 32 nodes, each shared by four: two of 32 nodes are visited.
+    np.testing.assert_allclose(balanced_counts(1.0, 1, 32, 4, 8, 2).node, 2 / 32, rtol=1e-6)
+    layout = LAYOUTS["er"]
+    drawn = counted(layout, tokens_of(layout, 2000)).node.mean()
+    assert float(balanced_counts(2000.0, 4, 16, 1, 32, 4).node.mean()) == pytest.approx(float(drawn), rel=0.02)
+    np.testing.assert_allclose(even_counts(jnp.array([4.0, 8.0]), 2), [[2, 4], [2, 4]])
+
+
+def test_one_group_of_devices_sends_nothing():
+    layout = token_layout("er", (2, 2), 4)
+    told = seconds(layout, mesh_of((2, 2)), Counts(jnp.ones((1, 4)), jnp.ones((1, 1))), 4)
+    assert told["all_reduce"] > 0
+    assert told["dispatch"] == told["combine"] == 0
+
+
+def test_groups_of_one_reduce_nothing():
+    layout = token_layout("er", (2, 2), 1)
+    told = seconds(layout, mesh_of((2, 2)), Counts(jnp.ones((4, 4)), jnp.ones((4, 1))), 4)
+    assert told["all_reduce"] == 0 < told["dispatch"]
+
+
+def test_relaxed_holders_blend_exact_ones():
+    er, base = (token_exchange(LAYOUTS[name], mesh_of((4, 4))) for name in ("er", "baseline"))
+    counts = Counts(jnp.asarray(np.random.default_rng(0).uniform(1, 2, (4, 16)), float), jnp.zeros((4, 1)))
+    soft = eqx.tree_at(lambda e: e.holds, er, jax.nn.one_hot(er.holds, 4))
+    np.testing.assert_allclose(soft(counts).traffic, er(counts).traffic, rtol=1e-6)
+    half = eqx.tree_at(lambda e: e.holds, soft, (soft.holds + jax.nn.one_hot(base.holds, 4)) / 2)
+    assert np.isfinite(np.asarray(half(counts).traffic)).all()
+
+
+@pytest.mark.parametrize("models", [(OneByOne(), Uncongested()), (CONGESTED, CONGESTED)], ids=["eq_1", "congestion"])
+def test_derivatives(models):
+    layout, topology = LAYOUTS["er"], mesh_of((4, 4), latency=1e-7)
+    communication = token_communication(layout, topology, *models)
+    counts = jnp.asarray(np.random.default_rng(1).uniform(20, 40, (4, 16)), float)
+
+    def total(log_rate, log_tokens):
+        network = eqx.tree_at(lambda t: t.link_bandwidth, topology, topology.link_bandwidth * jnp.exp(log_rate))
+        amount = jnp.exp(log_tokens)
+        stages = communication(
+            network, Counts(counts * amount, jnp.zeros((4, 1))), 30 * amount, VECTOR, SmoothMax(jnp.asarray(0.1))
+        )
+        return 1e6 * sum(stage.seconds for stage in stages.values())
+
+    step = 1e-2
+    for index in (0, 1):
+        at = [0.0, 0.0]
+        slope = float(jax.jit(jax.grad(total, argnums=index))(*map(jnp.asarray, at)))
+        ends = []
+        for sign in (-1, 1):
+            at[index] = sign * step
+            ends.append(float(jax.jit(total)(*map(jnp.asarray, at))))
+        assert slope == pytest.approx((ends[1] - ends[0]) / (2 * step), rel=1e-2)
+
+
+def test_rings_and_fetching_lose_nothing_to_hops():
+    # What links carry is what is sent times its hops.
+    layout = LAYOUTS["baseline"]
+    topology = mesh_of((4, 4))
+    stages = priced(
+        token_communication(layout, topology, CONGESTED, CONGESTED),
+        topology,
+        balanced_counts(8.0, 4, 16, 1, 32, 4),
+        8.0,
+    )
+    counts = np.asarray(balanced_counts(8.0, 4, 16, 1, 32, 4).node)
+    hops = hop_counts((4, 4))[layout.fetch, np.arange(16)]
+    assert float(stages["combine"].link_bytes.sum()) == pytest.approx((counts * hops).sum() * VECTOR, rel=1e-5)
