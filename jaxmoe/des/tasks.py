@@ -195,7 +195,7 @@ def no_rows(count: int) -> Rows:
     return Rows(np.zeros(count + 1, np.int64), np.zeros(0, np.int64))
 
 
-def add_transfers(graph: GraphBuilder, transfers: Transfers, ready: Rows) -> Rows:
+def add_transfers(graph: GraphBuilder, transfers: Transfers, ready: Rows, background: bool = False) -> Rows:
     """Add them to `graph`; `ready` has for every node the tasks after which it may send.
 
     Returns for every node the tasks that deliver to it.
@@ -204,6 +204,6 @@ def add_transfers(graph: GraphBuilder, transfers: Transfers, ready: Rows) -> Row
     released = ready.take(transfers.sender[sending])
     waiting = np.concatenate([sending[released.owner], transfers.after.owner])
     awaited = np.concatenate([released.items, graph.num_tasks + transfers.after.items])
-    tasks = graph.transfers(transfers.paths, transfers.size, rows_by(waiting, awaited, len(transfers)))
+    tasks = graph.transfers(transfers.paths, transfers.size, rows_by(waiting, awaited, len(transfers)), background)
     delivers = transfers.receiver >= 0
     return rows_by(transfers.receiver[delivers], tasks[delivers], len(ready))
