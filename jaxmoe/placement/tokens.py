@@ -62,7 +62,7 @@ class TokenLayout:
 
     @property
     def sliced(self) -> bool:
-        """Whether experts are sliced over the devices of a domain (moentwine VI-B5)."""
+        """Whether experts are sliced over several devices (moentwine VI-B5)."""
         return self.name.endswith("esp")
 
     @property
@@ -81,11 +81,19 @@ class TokenLayout:
         return _tiles(self.shape, self.wafer).T[:, grid_ring(*grid)]
 
     @property
-    def domain_rings(self) -> Int[np.ndarray, "domain place"]:
-        """The devices of every domain in the order of a ring, over which the slices of an expert are summed up."""
-        rings = []
-        for domain in range(self.domain.max() + 1):
-            nodes = np.flatnonzero(self.domain == domain)
+    def slices(self) -> Int[np.ndarray, " node"]:
+        """The devices that share slices of the same experts: a domain, or for the baseline a tile of neighbours."""
+        if self.name != "baseline_esp":
+            return self.domain
+        cut = _er_cut(self.shape, self.tp)
+        return _tile(self.shape, (self.shape[0] // cut[0], self.shape[1] // cut[1]))
+
+    @property
+    def slice_rings(self) -> Int[np.ndarray, "slice place"]:
+        """Those devices in the order of a ring, over which the slices of an expert are summed up."""
+        rings, slices = [], self.slices
+        for index in range(slices.max() + 1):
+            nodes = np.flatnonzero(slices == index)
             sides = [len(np.unique(side)) for side in np.unravel_index(nodes, self.shape)]
             rings.append(nodes[grid_ring(*sides)] if sides[0] * sides[1] == len(nodes) else nodes)
         return np.stack(rings)
@@ -108,7 +116,8 @@ def token_layout(
       perimeter; then one whose tiles have a ring of neighbours; then the shortest step.
     - `her`: `er` on each wafer for itself, scattered; then devices of equal place on all wafers gather (Fig. 10c). A
       wafer is a domain. With `all_gather` the groups gather on their wafer as well, which the paper does not do.
-    - `esp`, `baseline_esp`: `er` or `baseline` with experts sliced over the devices of a domain (VI-B5).
+    - `esp`: `er` with experts sliced over the devices of a domain, which has all tokens. `baseline_esp`: `baseline`
+      with experts sliced over as many tiles of neighbours, which have to fetch tokens first (VI-B5).
 
     `fetch` is `domain`, from the member of the device's own domain, or `nearest`, from the member of the fewest hops,
     its own domain's among equals. Without `all_gather` members keep what the reduce-scatter leaves them. Raises

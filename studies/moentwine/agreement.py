@@ -49,7 +49,7 @@ def cases() -> Iterator[Case]:
 
 
 def visits(layout: TokenLayout, tokens: int, skew: float) -> np.ndarray:
-    """Where tokens go, bool [token, node]: two experts on every device, or slices of them on a domain's devices."""
+    """Where tokens go, bool [token, node]: two experts on every device, or slices of them on several."""
     rng = np.random.default_rng(SEED)
     hosts = layout.tp if layout.sliced else layout.num_nodes
     experts = max(2 * hosts, 2 * TOP_K)
@@ -58,7 +58,7 @@ def visits(layout: TokenLayout, tokens: int, skew: float) -> np.ndarray:
     chosen = np.argpartition(luck, -TOP_K, axis=1)[:, -TOP_K:] * hosts // experts
     visited = np.zeros((tokens, hosts), bool)
     visited[np.arange(tokens)[:, None], chosen] = True
-    return visited[:, layout.domain] if layout.sliced else visited
+    return visited[:, layout.slices] if layout.sliced else visited
 
 
 @eqx.filter_jit

@@ -117,7 +117,7 @@ def clusters_of(machine: str) -> tuple[int, int]:
 
 
 def counts_of(layout: TokenLayout, model: Model, tokens: float, sliced: bool = False) -> Counts:
-    """Vectors that devices get. Sliced experts make a token visit all devices of a domain, or of a cluster."""
+    """Vectors that devices get. Sliced experts make a token visit all devices that share one, or a cluster."""
     clusters = layout.shape[0] if layout.name == "successive" else 1
     homes, nodes = num_homes(layout), layout.num_nodes
     each = tokens * layout.num_groups / homes

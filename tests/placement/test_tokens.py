@@ -151,10 +151,10 @@ def test_without_the_all_gather_parts_come_from_all_members():
 def test_slices_go_round_rings_of_a_domain():
     layout = token_layout("esp", (6, 6), 4)
     assert layout.sliced
-    rings = layout.domain_rings
+    rings = layout.slice_rings
     assert (layout.domain[rings] == np.arange(4)[:, None]).all()
     assert hop_counts((6, 6))[rings, np.roll(rings, -1, axis=1)].max() == 2  # 3x3 devices
-    rings = token_layout("esp", (4, 4), 4).domain_rings
+    rings = token_layout("esp", (4, 4), 4).slice_rings
     assert hop_counts((4, 4))[rings, np.roll(rings, -1, axis=1)].max() == 1
 
 

@@ -68,7 +68,7 @@ def _best_rings(subsets: np.ndarray, hops: np.ndarray) -> tuple[Float[np.ndarray
     rings = np.stack([subsets[:, order] for order in orders])  # [order, subset, place]
     longest = hops[rings, np.roll(rings, -1, axis=2)].max(axis=2) if members > 1 else np.zeros(rings.shape[:2])
     best = longest.argmin(axis=0)
-    return longest.min(axis=0), rings[best, np.arange(len(subsets))]
+    return longest.min(axis=0).astype(float), rings[best, np.arange(len(subsets))]
 
 
 def _combine(

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import Mesh
-from jaxmoe.network import Congestion, Counts, OneByOne, Uncongested, link_loads, path_sums, token_communication
+from jaxmoe.network import Congestion, Counts, OneByOne, Uncongested, path_sums, token_communication
 from jaxmoe.network.collectives import price_rounds
 from jaxmoe.network.domains import FetchExchange, scaled
 from jaxmoe.placement.tokens import TokenLayout, custom_layout
@@ -47,8 +47,7 @@ class MappingProblem(eqx.Module):
     def all_reduce(self, places: Places, reduction: AbstractReduction) -> Float[Array, ""]:
         """Seconds of the all-reduce: 2 (R - 1) steps of all rings at once, half of each part either way round.
 
-        A step takes as long as the longest way to the next member, by Eq. 1. Under congestion it is at least what the
-        busiest link carries in it; rounds of single hops can take longer, and the exact time counts them.
+        By Eq. 1 a step takes as long as the longest way to the next member.
         """
         members = self.shape[1]
         if members == 1:
@@ -56,14 +55,18 @@ class MappingProblem(eqx.Module):
         ways = 2 if members > 2 else 1
         amount = self.tokens * self.vector_bytes / members / ways
         here, there = (each.reshape(len(places), -1) for each in (places, jnp.roll(places, -1, axis=2)))
-        slowness = path_sums(self.topology, 1 / (self.topology.link_bandwidth * self.topology.efficiency))
-        seconds = amount * slowness + path_sums(self.topology, self.topology.link_latency)
-        steps = jnp.sum(here * (seconds @ there), axis=0)
         if self.congested:
             traffic = amount * here @ there.T
-            loads = link_loads(self.topology, traffic + traffic.T if ways == 2 else traffic)
-            steps = jnp.concatenate([steps, loads / (self.topology.link_bandwidth * self.topology.efficiency)])
-        return 2 * (members - 1) * reduction(steps)
+            step = self._congestion(self.topology, traffic + traffic.T if ways == 2 else traffic).total(reduction)
+        else:
+            slowness = path_sums(self.topology, 1 / (self.topology.link_bandwidth * self.topology.efficiency))
+            seconds = amount * slowness + path_sums(self.topology, self.topology.link_latency)
+            step = reduction(jnp.sum(here * (seconds @ there), axis=0))
+        return 2 * (members - 1) * step
+
+    @property
+    def _congestion(self) -> Congestion:
+        return Congestion(self.chunk_bytes)
 
     def exchange(self, places: Places, reduction: AbstractReduction) -> Float[Array, ""]:
         """Seconds of dispatch and combine: devices fetch from their own domain."""
@@ -71,7 +74,7 @@ class MappingProblem(eqx.Module):
         domain = places.sum(axis=1)
         fetching = FetchExchange(jnp.arange(groups), places.sum(axis=2), domain @ domain.T, groups)
         rounds = scaled(fetching(Counts(self.counts, jnp.zeros((groups, 1)))), self.vector_bytes)
-        model = Congestion(self.chunk_bytes) if self.congested else OneByOne()
+        model = self._congestion if self.congested else OneByOne()
         ways = (price_rounds(model, self.topology, rounds, reduction, mirrored) for mirrored in (True, False))
         return sum((way.seconds for way in ways), jnp.zeros(()))
 
@@ -86,7 +89,7 @@ class MappingProblem(eqx.Module):
 
 
 def exact_seconds(problem: MappingProblem, layout: TokenLayout) -> float:
-    """Seconds of all-reduce, dispatch and combine of any layout, hop by hop."""
+    """Seconds of all-reduce, dispatch and combine of any layout."""
     congestion = Congestion(problem.chunk_bytes)
     models = (congestion, congestion) if problem.congested else (OneByOne(), Uncongested())
     communication = token_communication(layout, problem.topology, *models)

@@ -53,8 +53,10 @@ def tune_mapping(
     nodes = problem.counts.shape[1]
     logits = jr.normal(jr.key(seed), (restarts, nodes, nodes))
     progress = np.linspace(0, 1, steps)
-    schedule = [jnp.asarray(geometric(*ends, progress), jnp.float32) for ends in (TEMPERATURE, MAX_TEMPERATURE)]
-    logits, relaxed = _descend(problem, logits, *schedule, jnp.asarray(RATE))
+    cooling, hardening = (
+        jnp.asarray(geometric(*ends, progress), jnp.float32) for ends in (TEMPERATURE, MAX_TEMPERATURE)
+    )
+    logits, relaxed = _descend(problem, logits, cooling, hardening, jnp.asarray(RATE))
     plans = np.asarray(_plans(logits, jnp.asarray(TEMPERATURE[1])))
     rounded = jnp.asarray(np.stack([linear_sum_assignment(-plan.T)[1] for plan in plans]))
     seconds = _costs(problem, rounded)
@@ -75,13 +77,20 @@ def anneal_mapping(problem: MappingProblem, seed: int = 0, chains: int = 16, swa
     return _result(problem, orders, first, first, seconds)
 
 
-def _result(problem: MappingProblem, orders: Orders, *seconds: Float[Array, " restart"]) -> MappingResult:
-    """The best by the exact time, of the few restarts that the cost ranks first."""
-    few = np.argsort(np.asarray(seconds[-1]), kind="stable")[:4]
+def _result(
+    problem: MappingProblem,
+    orders: Int[Array, "kept slot"],
+    relaxed: Float[Array, " restart"],
+    rounded: Float[Array, " restart"],
+    polished: Float[Array, " kept"],
+) -> MappingResult:
+    """The best by the exact time, of the few that the cost ranks first."""
+    few = np.argsort(np.asarray(polished), kind="stable")[:4]
     layouts = [problem.layout(np.asarray(orders[index])) for index in few]
     exact = [exact_seconds(problem, layout) for layout in layouts]
     best = int(np.argmin(exact))
-    return MappingResult(layouts[best], exact[best], *(np.asarray(each, float) for each in seconds))
+    costs = (np.asarray(each, float) for each in (relaxed, rounded, polished))
+    return MappingResult(layouts[best], exact[best], *costs)
 
 
 # Descent: the transport plan between devices and slots is Sinkhorn's, and everything is annealed.
@@ -129,7 +138,7 @@ def _descend(
 
 @eqx.filter_jit
 def _costs(problem: MappingProblem, orders: Orders) -> Float[Array, " restart"]:
-    return jax.lax.map(lambda order: problem.cost(problem.places_of(order), HardMax()), orders, batch_size=SWAPS)
+    return jax.vmap(lambda order: problem.cost(problem.places_of(order), HardMax()))(orders)
 
 
 def polish(problem: MappingProblem, orders: Orders, seed: int, rounds: int) -> tuple[Orders, Float[Array, " restart"]]:
@@ -162,7 +171,7 @@ def _best_swaps(
             places = problem.places_of(order)
             return problem.cost(places, HardMax()), problem.cost(places, SmoothMax(jnp.asarray(0.1)))
 
-        hard, smooth = jax.lax.map(cost, candidates, batch_size=64)
+        hard, smooth = jax.vmap(cost)(candidates)
         chosen = jnp.argmin(hard + 1e-2 * smooth)
         return candidates[chosen], hard[chosen]
 
@@ -194,8 +203,7 @@ def _anneal(
         return order, seconds, jnp.where(better, tried, best), jnp.where(better, new, best_seconds)
 
     def step(state, given):
-        pairs, luck, coldness = given
-        return jax.vmap(lambda *chain: swap(chain[:4], *chain[4:], coldness))(*state, pairs, luck), None
+        return jax.vmap(swap, in_axes=(0, 0, 0, None))(state, *given), None
 
     start = jax.vmap(cost)(orders)
     given = (jnp.stack([one, other], axis=-1), luck, coldness)
