@@ -114,6 +114,40 @@ class MoentwineConfig(PlannedSystem):
     )
 
 
+class CAMoEConfig(PlannedSystem):
+    """The cost-aware gate of camoe on a plan of whole experts."""
+
+    name: Literal["camoe"] = Field(description="the name of the system", examples=["camoe"])
+    lambda_cost: NonNegative = Field(
+        default=0.2, description="how strongly costs bias the gate, 0 for not at all", examples=[0.2]
+    )
+    own_node: Literal["counted", "left_out"] = Field(
+        default="counted",
+        description="whether a node's own experts, which cost nothing, are in the scores of costs, as in the paper",
+        examples=["left_out"],
+    )
+    bias: Literal["rule", "gradient"] = Field(
+        default="rule",
+        description="whether the bias is the paper's, or by gradient descent with as much gate mass lost",
+        examples=["gradient"],
+    )
+    copies: Literal["assignment", "node"] = Field(
+        default="assignment",
+        description="whether a vector is sent for every expert that a token chose, or once to every node",
+        examples=["node"],
+    )
+    time_model: Literal["alpha_beta", "congestion"] = Field(
+        default="alpha_beta",
+        description="whether every pair of nodes is priced by itself, or links that they share",
+        examples=["congestion"],
+    )
+    logits: Literal["recorded", "reconstructed"] = Field(
+        default="recorded",
+        description="whether the trace has logits, or they are reconstructed from gate weights",
+        examples=["reconstructed"],
+    )
+
+
 class WaferGPUConfig(PlannedSystem):
     """Task allocation and copies of remote experts on a wafer of GPU dies. The plan says where weights stay."""
 
@@ -166,4 +200,51 @@ class WaferGPUConfig(PlannedSystem):
     )
 
 
-SystemConfig = Annotated[WaferGPUConfig | StaticConfig | HDMoEConfig | MoentwineConfig, Field(discriminator="name")]
+class ExpertStreamingConfig(PlannedSystem):
+    """Experts that stream through dies in micro-slices (expert_streaming_fse_dp); the plan is not used."""
+
+    name: Literal["expert_streaming"] = Field(description="the name of the system", examples=["expert_streaming"])
+    strategy: Literal["fse_naive", "fse", "fse_paired", "fse_rule5", "fse_buffered"] = Field(
+        default="fse_paired", description="what streams how, A1 to A5 of VI-C", examples=["fse"]
+    )
+    micro_slices: Count = Field(
+        default=8, description="the number of parts that the slice of every die is cut into", examples=[8]
+    )
+    control_ns: NonNegative = Field(
+        default=200.0,
+        description="what setting up each load, transfer and computation of a micro-slice takes in ns",
+        examples=[200],
+    )
+    scheduling_ns: NonNegative = Field(
+        default=500.0, description="what the scheduler takes before the first expert in ns", examples=[500]
+    )
+    buffer_MB: Positive | None = Field(  # noqa: N815
+        default=None,
+        description="the buffer of a die for micro-slices in MB, or null for the capacity of the nearest memory level",
+        examples=[8],
+    )
+    redistribute: bool = Field(
+        default=False, description="whether the tokens of an expert are spread evenly over the dies first"
+    )
+    loaded_by: Literal["all", "trajectory"] = Field(
+        default="all",
+        description="whether all dies load a part of every expert, or those alone that hold its tokens",
+        examples=["trajectory"],
+    )
+    attention: bool = Field(default=True, description="whether attention by heads comes before the experts")
+    slack: Fraction = Field(
+        default=0.2,
+        description="the part of its forward passes that a request may wait, of fse_buffered, 0 to 1",
+        examples=[0.1],
+    )
+    least_tokens: NonNegative = Field(
+        default=2.0,
+        description="the tokens below which an expert makes requests wait, theta_min of fse_buffered",
+        examples=[2],
+    )
+
+
+SystemConfig = Annotated[
+    StaticConfig | HDMoEConfig | MoentwineConfig | CAMoEConfig | WaferGPUConfig | ExpertStreamingConfig,
+    Field(discriminator="name"),
+]

@@ -118,11 +118,11 @@ def iterations_of(inputs: Inputs, count: int, history: GatingTrace | None = None
         if history is None:
             history = trace.select_tokens(np.flatnonzero(before)) if before.any() else trace
         return Iterations(kept, True, history, foresight=history is trace)
-    batches = successive_batches(trace, tokens, count, seed)
+    batches = successive_batches(trace, tokens, count, seed, numbered=True)
     first = trace.num_tokens - tokens * count
     if history is None:
         history = trace.select_tokens(np.arange(first)) if first >= tokens else trace
-    drawn = sample_batches(trace, tokens, count, seed) if batches is None else batches
+    drawn = sample_batches(trace, tokens, count, seed, numbered=True) if batches is None else batches
     return Iterations(drawn, batches is not None, history, foresight=history is trace)
 
 
@@ -144,6 +144,7 @@ def setting_of(inputs: Inputs, strategy: Strategy, history: GatingTrace) -> Sett
         describe=lambda mode, exchange: describe(inputs, mode, exchange),
         wafer_shape=scenario.hardware.wafer_shape if isinstance(scenario.hardware, WafersConfig) else None,
         clusters=_clusters(scenario.hardware),
+        trace=inputs.trace,
     )
 
 

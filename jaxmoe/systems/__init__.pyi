@@ -1,3 +1,5 @@
+from .camoe import CAMoE as CAMoE
+from .expert_streaming import ExpertStreaming as ExpertStreaming
 from .hd_moe import HDMoE as HDMoE
 from .moentwine import Moentwine as Moentwine
 from .planned import PlannedRun as PlannedRun

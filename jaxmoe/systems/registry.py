@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from jaxmoe.systems.camoe import CAMoE
+from jaxmoe.systems.expert_streaming import ExpertStreaming
 from jaxmoe.systems.hd_moe import HDMoE
 from jaxmoe.systems.moentwine import Moentwine
 from jaxmoe.systems.planned import Static
@@ -12,7 +14,9 @@ SYSTEMS: dict[str, type[AbstractSystem]] = {
     "static": Static,
     "hd_moe": HDMoE,
     "moentwine": Moentwine,
+    "camoe": CAMoE,
     "wafer_gpu": WaferGPU,
+    "expert_streaming": ExpertStreaming,
 }
 
 

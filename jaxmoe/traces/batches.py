@@ -28,6 +28,7 @@ class Batch(eqx.Module):
     draw: Float[Array, "*lead token top_k"]  # in [0, 1): one for each choice, such as for a replica
     weight: Float[Array, "*batches token"]
     source: Int[Array, "*lead token"] | None = None  # node where the token lives; None: see `sources`
+    row: Int[Array, "*lead token"] | None = None  # of the trace, for what else that knows of a token
 
     @property
     def gather_slot(self) -> Int[Array, "*lead token"]:
@@ -120,11 +121,14 @@ def _in_chunks(function: Callable[[Given], Result], given: Given, count: int, at
     return jax.tree.map(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), mapped)
 
 
-def sample_batches(trace: GatingTrace, tokens: int, batches: int, seed: int, consecutive: bool = False) -> Batch:
+def sample_batches(
+    trace: GatingTrace, tokens: int, batches: int, seed: int, consecutive: bool = False, numbered: bool = False
+) -> Batch:
     """Draw batches from the whole trace: every leaf is [layer, batch, token, ...].
 
     A batch is `tokens` different tokens in random order, or a run of consecutive ones. All layers of a batch
-    have the same tokens; gather slots and replica draws are independent. The same seed gives the same batches.
+    have the same tokens; gather slots and replica draws are independent. The same seed gives the same batches. With
+    `numbered` tokens know their row of the trace.
     """
     if tokens > trace.num_tokens:
         raise TraceError(
@@ -136,10 +140,12 @@ def sample_batches(trace: GatingTrace, tokens: int, batches: int, seed: int, con
         picked = starts[:, None] + np.arange(tokens)
     else:
         picked = np.stack([rng.choice(trace.num_tokens, tokens, replace=False) for _ in range(batches)])
-    return _picked_batches(trace, picked, rng)
+    return _picked_batches(trace, picked, rng, numbered)
 
 
-def successive_batches(trace: GatingTrace, tokens: int, batches: int, seed: int) -> Batch | None:
+def successive_batches(
+    trace: GatingTrace, tokens: int, batches: int, seed: int, numbered: bool = False
+) -> Batch | None:
     """The last tokens of a trace in their order, as batches like those of `sample_batches`, one after the other.
 
     `None` where the trace is too short.
@@ -148,7 +154,7 @@ def successive_batches(trace: GatingTrace, tokens: int, batches: int, seed: int)
     if first < 0:
         return None
     picked = first + np.arange(tokens * batches).reshape(batches, tokens)
-    return _picked_batches(trace, picked, np.random.default_rng(seed))
+    return _picked_batches(trace, picked, np.random.default_rng(seed), numbered)
 
 
 def request_batches(trace: GatingTrace, requests: int, steps: int, seed: int) -> tuple[Batch, np.ndarray]:
@@ -177,12 +183,12 @@ def request_batches(trace: GatingTrace, requests: int, steps: int, seed: int) ->
     seen[picked.ravel()] = False
     opened = np.full(len(trace.seq_start), trace.num_tokens)
     np.minimum.at(opened, sequence[chosen], chosen)
-    return _picked_batches(trace, picked, np.random.default_rng(seed)), seen & (
+    return _picked_batches(trace, picked, np.random.default_rng(seed), False), seen & (
         np.arange(trace.num_tokens) < opened[sequence]
     )
 
 
-def _picked_batches(trace: GatingTrace, picked: np.ndarray, rng: np.random.Generator) -> Batch:
+def _picked_batches(trace: GatingTrace, picked: np.ndarray, rng: np.random.Generator, numbered: bool) -> Batch:
     """Batches of the tokens `picked` [batch, token], with all their draws."""
     drawn = take(trace.experts, picked.ravel()).reshape(*picked.shape, *trace.experts.shape[1:])
     experts = np.moveaxis(drawn, 2, 0).astype(np.int32)  # [layer, batch, token, top_k]
@@ -195,6 +201,7 @@ def _picked_batches(trace: GatingTrace, picked: np.ndarray, rng: np.random.Gener
         token_draw=jnp.asarray(((slot + within) / trace.top_k).astype(np.float32)),
         draw=jnp.asarray(draw),
         weight=jnp.asarray(np.ones(experts.shape[:3], np.float32)),
+        row=jnp.asarray(np.broadcast_to(picked.astype(np.int32), slot.shape)) if numbered else None,
     )
 
 
