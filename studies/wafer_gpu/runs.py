@@ -13,7 +13,16 @@ import numpy as np
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.hardware import Machine
 from jaxmoe.latency import FetchCosts
-from jaxmoe.policies import AllocationCosts, CrossToken, Guidance, WaferPolicy, copies_that_fit, guide, run_policy
+from jaxmoe.policies import (
+    AllocationCosts,
+    CrossToken,
+    Guidance,
+    WaferPolicy,
+    copies_that_fit,
+    guide,
+    run_policy,
+    widest,
+)
 from jaxmoe.traces.synthesis import PRESETS, GatingProcess, sample_trace
 
 FOLDER = Path(__file__).parent

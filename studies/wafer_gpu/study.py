@@ -36,7 +36,7 @@ from runs import (
 from jaxmoe.des import SliceCosts, SliceWork, replay_slices
 from jaxmoe.files import atomic_write
 from jaxmoe.latency import FetchCosts, Fetches, HostLink, LayerTime
-from jaxmoe.policies import AllocationCosts, run_policy
+from jaxmoe.policies import AllocationCosts, WaferPolicy, run_policy
 from jaxmoe.tune.allocation import Task, allocation_bound, allocation_seconds, tuned_allocation
 
 
@@ -126,6 +126,9 @@ def agreement() -> Iterator[Row]:
                         }
 
 
+allocated = eqx.filter_jit(WaferPolicy.allocated)
+
+
 def bounds() -> Iterator[Row]:
     """Line 5: Algorithm 1 and the gradient beside the bound: decode step 10, two layers of every case."""
     for model in MODELS:
@@ -139,7 +142,7 @@ def bounds() -> Iterator[Row]:
                 chosen = case.experts[layer, :, PROMPT + 10]
                 task = Task(np.bincount(chosen.ravel(), minlength=len(home)), home, local.astype(float))
                 policy = policy_of(model, machine, allocation="allo")
-                greedy = policy.allocated(*(jnp.asarray(each) for each in (task.counts, home, local)))
+                greedy = allocated(policy, *(jnp.asarray(each) for each in (task.counts, home, local)))
                 yield {
                     "model": model,
                     "machine": machine,
@@ -155,8 +158,8 @@ def doubled() -> Iterator[Row]:
     """Line 7: D2D of twice the bandwidth, with Algorithm 1's allocation as it was, and made anew."""
     for model in MODELS:
         costs = MODELS[model].costs
-        drawn = requests_of(model, 4096)
-        for batch, machine in itertools.product((512, 4096), MACHINES):
+        drawn = requests_of(model, 1024)
+        for batch, machine in itertools.product((512, 1024), MACHINES):
             chip = machine_of(machine)
             faster = eqx.tree_at(lambda m: m.topology.link_bandwidth, chip, chip.topology.link_bandwidth * 2)
             policy, all_homes = policy_of(model, machine, allocation="allo"), homes(model, chip.num_nodes)
@@ -166,7 +169,7 @@ def doubled() -> Iterator[Row]:
                 counts = np.bincount(drawn[layer, :batch, PROMPT + 10].ravel(), minlength=len(home))
                 task = Task(counts, home, local.astype(float))
                 given = [jnp.asarray(each) for each in (counts, home, local)]
-                plan, other = (np.asarray(each.allocated(*given)) for each in (policy, anew))
+                plan, other = (np.asarray(allocated(each, *given)) for each in (policy, anew))
                 yield {
                     "model": model,
                     "machine": machine,
