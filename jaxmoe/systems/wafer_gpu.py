@@ -87,8 +87,8 @@ class WaferGPU(AbstractSystem):
     eviction: Eviction = "least_popular"
     unlimited: bool = False
     block: int = 50
-    spare: float = 4
-    popular_copies: float = 0
+    spare: int = 4
+    popular_copies: int = 0
     slices: int = 2
     request_bytes: float = 16
     llc_hit_ns: float = 100
@@ -111,7 +111,8 @@ class WaferGPU(AbstractSystem):
             )
         if setting.moe.expert_size % self.slices:
             raise UnsuitableSystemError(
-                f"system.slices is {self.slices}, expected a divisor of the expert's {setting.moe.expert_size} columns"
+                f"system.slices is {self.slices}, expected a divisor of the expert's {setting.moe.expert_size} columns; "
+                "use 1 or 2"
             )
         home = homes(setting.share)
         pairs = count_pairs(setting.history)
@@ -123,7 +124,7 @@ class WaferGPU(AbstractSystem):
                 float(costs.expert_bytes),
                 len(home),
             )
-            held = popular_copies(pairs.load, home, room, int(self.popular_copies))
+            held = popular_copies(pairs.load, home, room, self.popular_copies)
             policy = WaferPolicy(
                 home=jnp.asarray(home),
                 hops=jnp.asarray(machine.topology.hop_counts()),
@@ -134,7 +135,7 @@ class WaferGPU(AbstractSystem):
                 prediction=self.prediction,
                 eviction=self.eviction,
                 block=self.block,
-                spare=int(self.spare),
+                spare=self.spare,
                 neighbours=widest(np.asarray(machine.topology.hop_counts())),
             )
             host = None
