@@ -111,8 +111,8 @@ class WaferGPU(AbstractSystem):
             )
         if setting.moe.expert_size % self.slices:
             raise UnsuitableSystemError(
-                f"system.slices is {self.slices}, expected a divisor of the expert's {setting.moe.expert_size} columns; "
-                "use 1 or 2"
+                f"system.slices is {self.slices}, expected a divisor of the {setting.moe.expert_size} columns of an "
+                "expert; use 1 or 2"
             )
         home = homes(setting.share)
         pairs = count_pairs(setting.history)

@@ -110,7 +110,7 @@ def test_a_batch_larger_than_the_trace_has_requests_is_refused():
 
 
 def test_slices_that_do_not_divide_an_expert_are_refused(setting):
-    with pytest.raises(UnsuitableSystemError, match=r"system.slices is 3, expected a divisor of the expert's 128"):
+    with pytest.raises(UnsuitableSystemError, match=r"system.slices is 3, expected a divisor of the 128 columns"):
         system_of("wafer_gpu", slices=3).runs(setting)
 
 
