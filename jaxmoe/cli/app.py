@@ -41,6 +41,8 @@ app = typer.Typer(
 )
 trace_app = typer.Typer(no_args_is_help=True, help="What traces and load counts tell, and how they compare.")
 app.add_typer(trace_app, name="trace")
+plan_app = typer.Typer(no_args_is_help=True, help="Placement files of serving engines: convert, show, compare, check.")
+app.add_typer(plan_app, name="plan")
 
 
 def runs(
@@ -277,6 +279,61 @@ def synth(
     verbose: options.Verbose = False,
 ) -> None:
     """Draw a synthetic trace and write it as trace.npz, in pieces: its length is not bounded by memory."""
+
+
+@plan_app.command("convert")
+@runs("plan", "convert")
+def plan_convert(
+    source: options.PlanFile,
+    to: options.PlanFormat,
+    out: options.Out,
+    model: options.PlanModel = None,
+    ranks: options.Ranks = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Write a placement of any format in another one, and tell what it cannot hold."""
+
+
+@plan_app.command("show")
+@runs("plan", "show")
+def plan_show(
+    source: options.PlanFile,
+    out: options.Out,
+    model: options.PlanModel = None,
+    ranks: options.Ranks = None,
+    loads: options.Loads = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Tell what a placement holds, and how it balances given loads, with a picture."""
+
+
+@plan_app.command("diff")
+@runs("plan", "diff")
+def plan_diff(
+    first: options.FirstPlan,
+    second: options.SecondPlan,
+    out: options.Out,
+    model: options.PlanModel = None,
+    ranks: options.Ranks = None,
+    machine: options.PlanMachine = None,
+    weight_bytes: options.WeightBytes = 1.0,
+    verbose: options.Verbose = False,
+) -> None:
+    """Tell what has to move from placement A to B: copies, bytes, and over which links."""
+
+
+@plan_app.command("check")
+@runs("plan", "check")
+def plan_check(
+    source: options.PlanFile,
+    out: options.Out,
+    model: options.CheckedModel,
+    machine: options.CheckedMachine,
+    ranks: options.Ranks = None,
+    weight_bytes: options.WeightBytes = 1.0,
+    verbose: options.Verbose = False,
+) -> None:
+    """Tell whether a placement is whole, is of the model, and fits the machine; exit code 2 where it does not."""
 
 
 def _is_pipe(path: Path) -> bool:

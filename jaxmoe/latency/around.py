@@ -9,7 +9,8 @@ from jaxtyping import Array, Float
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.models import MoEModel
 from jaxmoe.models.moe import GroupedQueryAttention
-from jaxmoe.network.collectives import Rounds, all_to_all
+from jaxmoe.network.collectives import all_to_all
+from jaxmoe.network.exchange import Rounds
 
 
 class NodeWork(eqx.Module):
@@ -21,10 +22,14 @@ class NodeWork(eqx.Module):
 
 
 class Steps(eqx.Module):
-    """Traffic in rounds, one after the other, whose amounts are of `unit` bytes each."""
+    """Traffic in rounds, one after the other, whose amounts are of `unit` bytes each.
+
+    Mirrored, rounds come in the opposite order, and messages go back over the same links reversed.
+    """
 
     rounds: Rounds
     unit: Float[Array, ""]
+    mirrored: bool = eqx.field(static=True, default=False)
 
 
 class AbstractStages(eqx.Module):

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology, Machine
+from jaxmoe.latency.around import NodeWork, Steps
 from jaxmoe.network import AbstractExchange, Flows, Phases, Visits
+from jaxmoe.network.exchange import Rounds
 from jaxmoe.relax import AbstractSupport
 from jaxmoe.traces.batches import Batch
 
@@ -135,7 +137,7 @@ class Work(eqx.Module):
     vectors: Float[Array, " node"]  # B
 
 
-Demand = Traffic | Work
+Demand = Traffic | Work | NodeWork | Steps
 
 
 class LayerCosts(eqx.Module):
@@ -153,16 +155,20 @@ def lower(
     exchange: AbstractExchange, topology: AbstractTopology, visits: Visits, costs: LayerCosts
 ) -> dict[str, Demand]:
     """The demand of the stages that a batch passes: dispatch, compute and combine."""
-    phases = exchange(topology, visits)
+    sent = exchange(topology, visits)
     copies = visits.weight @ visits.visited
+    work = Work(
+        visits,
+        weights=visits.read * costs.expert_bytes,
+        vectors=copies * (costs.dispatch_bytes + costs.combine_bytes),  # read in, written out
+    )
+    if isinstance(sent, Rounds):
+        dispatch, combine = Steps(sent, costs.dispatch_bytes, mirrored=True), Steps(sent, costs.combine_bytes)
+        return {"dispatch": dispatch, "compute": work, "combine": combine}
     return {
-        "dispatch": Traffic(phases[::-1], costs.dispatch_bytes, mirrored=True),
-        "compute": Work(
-            visits,
-            weights=visits.read * costs.expert_bytes,
-            vectors=copies * (costs.dispatch_bytes + costs.combine_bytes),  # read in, written out
-        ),
-        "combine": Traffic(phases, costs.combine_bytes),
+        "dispatch": Traffic(sent[::-1], costs.dispatch_bytes, mirrored=True),
+        "compute": work,
+        "combine": Traffic(sent, costs.combine_bytes),
     }
 
 

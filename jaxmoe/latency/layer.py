@@ -164,7 +164,7 @@ class LayerModel(eqx.Module):
         """Stages and busy times of a batch or a part of one; the total is not known yet."""
         exchange = self.exchange if decisions.exchange is None else decisions.exchange
         visits = self.visits(decisions, batch, support)
-        stages: dict[str, Demand | NodeWork | Steps] = {**lower(exchange, self.machine.topology, visits, self.costs)}
+        stages: dict[str, Demand] = {**lower(exchange, self.machine.topology, visits, self.costs)}
         for others in self.around:
             stages |= others.lower(self.machine.topology, batch.weight.sum())
         priced = {name: self._price(demand, reduction, support) for name, demand in stages.items()}
@@ -173,14 +173,12 @@ class LayerModel(eqx.Module):
         energy = added(stage.energy for stage in priced.values())
         return LayerTime(seconds, busy, jnp.zeros_like(seconds["compute"]), energy)
 
-    def _price(
-        self, demand: Demand | NodeWork | Steps, reduction: AbstractReduction, support: AbstractSupport
-    ) -> Priced:
+    def _price(self, demand: Demand, reduction: AbstractReduction, support: AbstractSupport) -> Priced:
         """What a stage takes. Energy counts the very bytes and FLOPs that the time does."""
         machine, known = self.machine, self.machine.energy or Energy()
         match demand:
-            case Steps(rounds=rounds, unit=unit):
-                steps = price_rounds(self.time_model, machine.topology, scaled(rounds, unit), reduction)
+            case Steps(rounds=rounds, unit=unit, mirrored=mirrored):
+                steps = price_rounds(self.time_model, machine.topology, scaled(rounds, unit), reduction, mirrored)
                 busy = {"link": steps.link_time, "port": steps.port_time}
                 return Priced(steps.seconds, busy, known.of_links(steps.link_bytes))
             case NodeWork(flops=flops, weights=weights, vectors=vectors):

@@ -1,6 +1,5 @@
 from .collectives import ChunkedBroadcast as ChunkedBroadcast
 from .collectives import Multicasts as Multicasts
-from .collectives import Rounds as Rounds
 from .collectives import all_to_all as all_to_all
 from .collectives import collective_time as collective_time
 from .collectives import entwined_ring_all_gather as entwined_ring_all_gather
@@ -26,6 +25,7 @@ from .exchange import GatherExchange as GatherExchange
 from .exchange import Phases as Phases
 from .exchange import ReduceScatterExchange as ReduceScatterExchange
 from .exchange import RingExchange as RingExchange
+from .exchange import Rounds as Rounds
 from .exchange import StageTime as StageTime
 from .exchange import build_exchange as build_exchange
 from .loads import link_loads as link_loads

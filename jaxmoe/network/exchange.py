@@ -55,6 +55,24 @@ Phases = tuple[tuple[Flows, ...], ...]
 """A stage: phases one after the other, each of flows that run at once."""
 
 
+class Rounds(eqx.Module):
+    """Traffic of every round in B, [round, source, destination].
+
+    Rounds that are equal may be given once, with their number in `repeats`, whatever comes between them.
+    """
+
+    traffic: Float[Array, "round node node2"]
+    repeats: Float[Array, " round"]
+
+    def then(self, other: "Rounds") -> "Rounds":
+        """These rounds, and the others after them."""
+        return jax.tree.map(lambda *both: jnp.concatenate(both), self, other)
+
+    def total_traffic(self) -> Float[Array, "node node2"]:
+        """Bytes of all rounds together."""
+        return jnp.einsum("r,rsd->sd", self.repeats, self.traffic)
+
+
 class StageTime(eqx.Module):
     """How long one stage keeps each resource, s. A time model fills in what it knows of, and leaves the rest empty.
 
@@ -89,8 +107,8 @@ class AbstractExchange(eqx.Module):
     """Turns visits into flows of hidden vectors."""
 
     @abc.abstractmethod
-    def __call__(self, topology: AbstractTopology, visits: Visits) -> Phases:
-        """The flows of combine, in hidden vectors."""
+    def __call__(self, topology: AbstractTopology, visits: Visits) -> Phases | Rounds:
+        """The flows of combine, or its traffic in rounds, in hidden vectors."""
 
 
 class GatherExchange(AbstractExchange):

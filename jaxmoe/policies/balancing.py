@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.errors import InputError
 from jaxmoe.hardware import Machine
-from jaxmoe.latency import LayerTime
+from jaxmoe.latency import LayerModel, LayerTime
 from jaxmoe.latency.counts import CountModel, excess_over_mean, node_loads
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.slots import EMPTY
@@ -137,7 +137,11 @@ class Balancer(eqx.Module):
         return BalancerState(self.forecast.init(), start, start, start, jnp.zeros(()), links, never)
 
     def step(
-        self, model: CountModel, state: BalancerState, loads: Float[Array, "layer expert"], idle: Float[Array, " link"]
+        self,
+        model: CountModel | LayerModel,
+        state: BalancerState,
+        loads: Float[Array, "layer expert"],
+        idle: Float[Array, " link"],
     ) -> tuple[BalancerState, Balanced]:
         """The state after an iteration of `loads`, and what was decided just before it.
 

@@ -187,7 +187,9 @@ def _of_pairs(
     topology, costs, price = model.machine.topology, model.costs, model.time_model
 
     def pair(first: Float[Array, " node"], other: Float[Array, " node"]):
-        ((flows,),) = model.exchange(topology, sharded_visits(jnp.stack([first, other]), token, HardSupport()))
+        sent = model.exchange(topology, sharded_visits(jnp.stack([first, other]), token, HardSupport()))
+        assert isinstance(sent, tuple)  # a gather's flows
+        ((flows,),) = sent
         dispatch = price.of_mirrored(topology, flows, costs.dispatch_bytes)
         stages = dispatch, price.of_flows(topology, flows, costs.combine_bytes)
         busy = jnp.stack([jnp.concatenate([stage.link_time, stage.port_time]) for stage in stages])

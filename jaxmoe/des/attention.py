@@ -1,0 +1,34 @@
+"""Attention in equal groups of nodes, as the simulator has it: every node works for the tokens of its own group."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jaxmoe.des.description import LayerDescription
+
+
+@dataclass(frozen=True)
+class AttentionDescription:
+    """What one node has to do for a token of its group, in FLOPs at the die's rate and bytes, and for each step."""
+
+    group: Int[np.ndarray, " node"]
+    flops_per_token: float
+    weight_bytes: float
+    context_bytes: float  # of keys and values, for a token
+    vector_bytes: float
+
+
+def attention_seconds(
+    layer: LayerDescription, attention: AttentionDescription, group: Int[np.ndarray, " token"]
+) -> float:
+    """Seconds of the slowest node, for tokens of these groups. All but vectors comes from the last level of memory."""
+    tokens = np.bincount(group, minlength=attention.group.max() + 1)[attention.group]
+    seconds = tokens * attention.flops_per_token / layer.flops
+    read = attention.weight_bytes + tokens * attention.context_bytes
+    for depth, level in enumerate(layer.memory):
+        asked = read if depth else read + tokens * 2 * attention.vector_bytes
+        served = np.bincount(level.channel, asked, len(level.bandwidth))
+        channel: Float[np.ndarray, " channel"] = level.latency + served / level.bandwidth
+        seconds = np.maximum(seconds, channel[level.channel])
+    return float(seconds.max())

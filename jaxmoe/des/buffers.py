@@ -1,0 +1,77 @@
+"""Counted buffers with back-pressure: what enters a place takes a slot there, and waits where none may be taken.
+
+**No deadlock.** What has still `ahead` places to go after this one is let in only where more than `ahead` slots are
+free. So the item with the fewest places ahead can always move: all others where it wants to go have at least as many
+ahead, and the last of them to come in left so many slots free. Every place needs as many slots as the longest way has
+places. This is the structured buffer pool of Merlin and Schweitzer, "Deadlock avoidance in store-and-forward
+networks", IEEE Trans. Commun. 28 (1980), with slots counted.
+"""
+
+from dataclasses import dataclass
+from typing import no_type_check
+
+import numpy as np
+from jaxtyping import Float, Int
+from numba import njit
+
+from jaxmoe.errors import InputError
+
+
+class BufferError(InputError):
+    """Buffers in which nothing can move any more, with what they hold, or that are too small from the start."""
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """What buffers held over a run: slots at most, and slot-seconds, of each; and of all together at most."""
+
+    peak: Int[np.ndarray, " place"]
+    held: Float[np.ndarray, " place"]
+    peak_together: int
+
+    def mean(self, seconds: float) -> Float[np.ndarray, " place"]:
+        """Slots in use on average over a run of so many seconds."""
+        return self.held / seconds if seconds > 0 else np.zeros_like(self.held)
+
+
+# The state lies in arrays: free slots, most slots in use, slot-seconds, and seconds of the last change of each place;
+# and slots in use and most of them in all places together.
+
+
+@njit(inline="always")
+@no_type_check
+def empty_buffers(capacity):
+    """State of buffers with so many slots each, all free."""
+    places = len(capacity)
+    return capacity.copy(), np.zeros(places, np.int64), np.zeros(places), np.zeros(places), np.zeros(2, np.int64)
+
+
+@njit(inline="always")
+@no_type_check
+def admits(buffers, place, ahead):
+    """Whether what has `ahead` places to go after this one may come in."""
+    return buffers[0][place] > ahead
+
+
+@njit(inline="always")
+@no_type_check
+def take_slot(buffers, capacity, place, now):
+    """Hold one more slot from now on."""
+    free, peak, held, since, together = buffers
+    held[place] += (capacity[place] - free[place]) * (now - since[place])
+    since[place] = now
+    free[place] -= 1
+    together[0] += 1
+    peak[place] = max(peak[place], capacity[place] - free[place])
+    together[1] = max(together[1], together[0])
+
+
+@njit(inline="always")
+@no_type_check
+def give_slot(buffers, capacity, place, now):
+    """Hold one slot less from now on."""
+    free, _, held, since, together = buffers
+    held[place] += (capacity[place] - free[place]) * (now - since[place])
+    since[place] = now
+    free[place] += 1
+    together[0] -= 1

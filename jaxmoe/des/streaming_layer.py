@@ -1,0 +1,121 @@
+"""A MoE layer whose experts stream through dies, laid out for the simulator."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from jaxmoe.des.buffers import BufferError
+from jaxmoe.des.description import LayerDescription
+from jaxmoe.des.fabric import Fabric
+from jaxmoe.des.streaming import Flow
+
+
+@dataclass(frozen=True)
+class Slicing:
+    """How experts are cut, and what is decided as a rule; see `jaxmoe.des.streaming`.
+
+    The slice of every die is cut into `micro_slices`, of which `buffer_bytes` of each die hold some. Each load,
+    transfer and computation of one takes `control` seconds more. Raises `BufferError` for a slice that no buffer holds.
+    """
+
+    micro_slices: int
+    buffer_bytes: float
+    control: float = 0.0
+    matched: bool = True
+    balanced: bool = False
+    in_turn: bool = False
+
+    def __post_init__(self) -> None:
+        if self.micro_slices < 1:
+            raise BufferError(f"micro_slices is {self.micro_slices}, expected at least 1")
+
+    def slots(self, slice_bytes: float) -> int:
+        """Micro-slices that a die's buffer holds."""
+        if slice_bytes > self.buffer_bytes:
+            raise BufferError(
+                f"a micro-slice has {slice_bytes:g} B, but a die's buffer {self.buffer_bytes:g} B; "
+                "use more micro-slices or a larger buffer"
+            )
+        return int(self.buffer_bytes / slice_bytes * (1 + 1e-6))
+
+
+def flow_of(
+    layer: LayerDescription,
+    slicing: Slicing,
+    tokens: Int[np.ndarray, "expert die"],
+    groups: Int[np.ndarray, "group member"],
+    following: Int[np.ndarray, "expert die"],
+    loading: Bool[np.ndarray, "expert die"],
+) -> Flow:
+    """The flow of one layer: experts with `tokens`, loaded by `groups` (-1: no expert) along their trajectories.
+
+    `following` names the die after every die; the dies `loading` an expert take its micro-slices in turns. Raises
+    `BufferError` for buffers that are too small, and `ValueError` for trajectories over dies that are not there and
+    experts that are in no group.
+    """
+    dies, parts = layer.num_nodes, slicing.micro_slices
+    needed = tokens > 0
+    for expert, die in np.argwhere((following < 0) | (following >= dies))[:1]:
+        raise ValueError(
+            f"the trajectory of expert {expert} leads from die {die} to die {following[expert, die]}, expected one of "
+            f"0..{dies - 1}"
+        )
+    if not layer.memory or len(layer.memory[-1].bandwidth) == 0 or (layer.memory[-1].bandwidth <= 0).any():
+        raise ValueError("experts stream from memory, but the machine has no channel with a bandwidth; list one")
+    place = np.full(len(tokens), -1)
+    for at, members in enumerate(groups):
+        place[members[members >= 0]] = at
+    for expert in np.flatnonzero(needed.any(axis=1) & (place < 0))[:1]:
+        raise ValueError(f"expert {expert} has tokens but is in no group")
+    slice_bytes = layer.expert_bytes / (dies * parts)
+    # Rounds: each die that loads takes one micro-slice of every member of the group in turn.
+    members = np.array([expert for row in groups for expert in row if expert >= 0 and needed[expert].any()], np.int64)
+    expert = np.repeat(members, parts * dies)
+    count = loading.sum(axis=1)[expert]
+    number = np.tile(np.arange(parts * dies), len(members))
+    origin = np.argsort(~loading, axis=1, kind="stable")[expert, number % count]
+    order = np.lexsort((np.repeat(np.arange(len(members)), parts * dies), number // count, place[expert]))
+    memory = layer.memory[-1]
+    return Flow(
+        expert=expert[order],
+        origin=origin[order],
+        held=np.zeros(len(order), bool),
+        group=np.where(place < 0, 0, place),
+        following=following,
+        needed=needed,
+        compute=_compute_seconds(layer, slicing, tokens),
+        load=slice_bytes / memory.bandwidth[memory.channel] + slicing.control,
+        channel=memory.channel.astype(np.int64),
+        send=_send_seconds(layer.fabric, slice_bytes, slicing.control),
+        paths=layer.fabric.routes.rows,
+        capacity=np.full(dies, slicing.slots(slice_bytes)),
+        balanced=slicing.balanced,
+        matched=slicing.matched,
+        in_turn=slicing.in_turn,
+    )
+
+
+def _compute_seconds(
+    layer: LayerDescription, slicing: Slicing, tokens: Int[np.ndarray, "expert die"]
+) -> Float[np.ndarray, "expert die"]:
+    """Of one micro-slice: its products, and what sets it up."""
+    parts = layer.num_nodes * slicing.micro_slices
+    expert, die = np.nonzero(tokens)
+    seconds = np.zeros(tokens.shape)
+    if layer.gemm is None:
+        seconds[expert, die] = tokens[expert, die] * layer.flops_per_token_expert / parts / layer.flops[die]
+    else:
+        seconds[expert, die] = layer.gemm(die, tokens[expert, die], np.full(len(die), 1 / parts))
+    seconds[expert, die] += slicing.control
+    return seconds
+
+
+def _send_seconds(fabric: Fabric, size: float, control: float) -> Float[np.ndarray, "die die2"]:
+    """Of `size` B: at the pace of the slowest link or port of the path, after the latency of all."""
+    path, dies = fabric.paths.rows, fabric.num_nodes
+    slowest, latency = np.full(dies**2, np.inf), np.zeros(dies**2)
+    np.minimum.at(slowest, path.owner, fabric.rate[path.items])
+    np.add.at(latency, path.owner, fabric.latency[path.items])
+    away = ~np.eye(dies, dtype=bool)
+    return away * (size / slowest + latency + control).reshape(dies, dies)

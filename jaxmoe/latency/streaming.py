@@ -1,0 +1,291 @@
+"""How long experts take that stream through dies in micro-slices: a recurrence over groups of experts.
+
+Source: expert_streaming_fse_dp section IV. Every group of experts asks for seconds of each DDR channel, of each die's
+array, and of each sender, receiver and link between dies. All work on different groups at once, each in the order of
+loading. A group is loaded when the channel has loaded the ones before, and when buffers have room: when as many
+micro-slices before it have left as the buffers are short of. A closed form stands for the micro-slices of a group: the
+slowest resource, plus filling (the first micro-slice has to be there) and draining (the last one goes round).
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxmoe.hardware import AbstractTopology, Machine
+from jaxmoe.latency.demand import LayerCosts
+from jaxmoe.network.loads import link_loads, path_maxima, path_sums
+from jaxmoe.relax import AbstractReduction, HardMax
+
+PARTS = 4  # that the recurrence cuts a group into
+# The part of the time that a sender is busy where transfers are what takes longest: each waits until its sender and
+# its receiver are both idle. Calibrated on the event simulator.
+BOTH_IDLE = 0.82
+ALWAYS_FED = 0.96  # the same of arrays, which wait for micro-slices that go round; calibrated likewise
+
+
+class StreamCosts(eqx.Module):
+    """A machine and one layer's experts, cut in `micro_slices` for each die. The buffer is the nearest memory level.
+
+    `control` is what setting up takes: each load, transfer and computation of a micro-slice (IV, VI-D).
+    """
+
+    machine: Machine
+    costs: LayerCosts
+    micro_slices: Float[Array, ""]
+    buffer_bytes: Float[Array, " die"]
+    control: Float[Array, ""]  # s
+
+    @property
+    def dies(self) -> int:
+        return self.machine.num_nodes
+
+    @property
+    def slice_bytes(self) -> Float[Array, ""]:
+        """Of one micro-slice."""
+        return self.costs.expert_bytes / (self.dies * self.micro_slices)
+
+    @property
+    def slots(self) -> Float[Array, ""]:
+        """Micro-slices that the smallest buffer holds, with fractions."""
+        return self.buffer_bytes.min() / self.slice_bytes
+
+    @property
+    def load(self) -> Float[Array, " channel"]:
+        """Seconds of a DDR channel for one micro-slice."""
+        return self.slice_bytes / self.machine.memory[-1].bandwidth + self.control
+
+    @property
+    def send(self) -> Float[Array, "die die2"]:
+        """Seconds from one die to another, all links of the path held meanwhile, for one micro-slice."""
+        topology = self.machine.topology
+        away = 1 - jnp.eye(self.dies)
+        return self.slice_bytes * send_slowness(topology) + send_latency(topology) + away * self.control
+
+    def compute(self, tokens: Float[Array, "expert die"]) -> Float[Array, "expert die"]:
+        """Seconds of one micro-slice of every expert on every die; none without tokens."""
+        return self._products(tokens, 1 / (self.dies * self.micro_slices))
+
+    def whole(self, tokens: Float[Array, "expert die"]) -> Float[Array, "expert die"]:
+        """Seconds of whole experts that are not cut."""
+        return self._products(tokens, jnp.ones(()))
+
+    def _products(self, tokens: Float[Array, "expert die"], part: Float[Array, ""]) -> Float[Array, "expert die"]:
+        costs, die = self.costs, self.machine.die
+        present = (tokens > 0).astype(tokens.dtype)
+        rate = die.flops / costs.flops_per_token_expert
+        if die.gemm is None:
+            return present * self.control + tokens * part / rate
+        parts = jnp.broadcast_to(part, tokens.shape)
+        return present * self.control + die.gemm.seconds(tokens, parts, present, rate, costs.columns, costs.gemms)
+
+
+def send_slowness(topology: AbstractTopology) -> Float[Array, "die die2"]:
+    """Seconds for each byte between dies: of the slowest port or link on the way."""
+    slowest = path_maxima(topology, 1 / topology.link_bandwidth)
+    away = 1 - jnp.eye(topology.num_nodes)
+    for port, axis in ((topology.injection_bandwidth, 1), (topology.ejection_bandwidth, 0)):
+        if port is not None:
+            slowest = jnp.maximum(slowest, jnp.expand_dims(1 / port, axis))
+    return away * slowest / topology.efficiency
+
+
+def send_latency(topology: AbstractTopology) -> Float[Array, "die die2"]:
+    """Seconds of all hops between dies, and of the end points."""
+    away = 1 - jnp.eye(topology.num_nodes)
+    return path_sums(topology, topology.link_latency) + away * topology.endpoint_latency
+
+
+class Asked(NamedTuple):
+    """What every expert, or group of them, asks for."""
+
+    slices: Float[Array, " group"]  # micro-slices in all
+    load: Float[Array, "group channel"]  # s
+    compute: Float[Array, "group die"]  # s
+    move: Float[Array, "group resource"]  # s of senders, receivers and links
+    stops: Float[Array, " group"]  # dies that a micro-slice passes, at most
+    first: Float[Array, " group"]  # s until the first micro-slice is there
+    hold: Float[Array, " group"]  # slot-seconds of a micro-slice, where it never waits
+    last: Float[Array, "group die"]  # s from the last one loaded until each die has computed it
+    covers: Float[Array, "group die"]  # 1 at the dies that compute it
+
+
+class StreamTime(NamedTuple):
+    """Seconds in all; busy seconds of channels, arrays, and senders, receivers and links; slots in use at most."""
+
+    seconds: Float[Array, ""]
+    load: Float[Array, " channel"]
+    compute: Float[Array, " die"]
+    move: Float[Array, " resource"]
+
+
+def asked_of(
+    costs: StreamCosts,
+    tokens: Float[Array, "expert die"],
+    needed: Float[Array, "expert die"],
+    following: Float[Array, "expert die die2"],
+    loaders: Float[Array, "expert die"],
+    balanced: bool = False,
+) -> Asked:
+    """What every expert asks for, along its trajectory; `loaders` are the parts of it that the dies load.
+
+    `balanced`, loads go to dies with tokens in equal parts, whichever channel they come from (rule 5).
+    """
+    dies = costs.dies
+    stops = needed.sum(axis=1)
+    active = (stops > 0).astype(needed.dtype)
+    slices = active * dies * costs.micro_slices
+    parts = needed / jnp.maximum(stops, 1)[:, None] if balanced else loaders
+    outside = parts * (1 - needed)
+    # Micro-slices that begin at a die: its own, and those that dies without tokens have loaded.
+    entering = slices[:, None] * (parts * needed + jnp.einsum("ed,edf->ef", outside, following))
+    ends = jnp.einsum("edf,ef->ed", following, entering)  # those that end at the die before
+    sent = needed * (slices[:, None] - ends) + slices[:, None] * outside
+    traffic = sent[:, :, None] * following
+    each, one = costs.send, costs.compute(tokens)
+    busy = traffic * each
+    links = jax.vmap(lambda moved: link_loads(costs.machine.topology, moved * each))(traffic)
+    channel = costs.machine.memory[-1].channel
+    onto = jax.nn.one_hot(channel, costs.load.shape[0], dtype=loaders.dtype)
+    # The last micro-slice goes round: at every stop it is sent on while it is computed.
+    hop = jnp.einsum("edf,df->ed", following, each)
+    around = (needed * hop).sum(axis=1) * (1 - 1 / jnp.maximum(stops, 1))
+    return Asked(
+        slices=slices,
+        load=slices[:, None] * (loaders @ onto) * costs.load,
+        compute=slices[:, None] * one,
+        move=jnp.concatenate([busy.sum(axis=2), busy.sum(axis=1), links], axis=1),
+        stops=active * stops + jnp.minimum(outside.sum(axis=1) * 1e6, 1),
+        first=active * costs.load.max(),
+        hold=active * (costs.load.max() + (needed * (jnp.maximum(one, hop) + hop)).sum(axis=1)),
+        last=needed * (around[:, None] + one),
+        covers=needed,
+    )
+
+
+def grouped(asked: Asked, members: Float[Array, "group expert"]) -> Asked:
+    """The same for groups, whose micro-slices are loaded in turns; members may be relaxed."""
+    weight = members * asked.slices
+    weight = weight / jnp.maximum(weight.sum(axis=1, keepdims=True), 1)
+    most = jax.vmap(lambda member, each: (member[:, None] * each).max(axis=0), (0, None))
+    return Asked(
+        slices=members @ asked.slices,
+        load=members @ asked.load,
+        compute=members @ asked.compute,
+        move=members @ asked.move,
+        stops=weight @ asked.stops,
+        first=most(members, asked.first[:, None])[:, 0],
+        hold=weight @ asked.hold,
+        last=most(members, asked.last),
+        covers=jnp.minimum(members @ asked.covers, 1),
+    )
+
+
+class _State(NamedTuple):
+    """When each resource is free; micro-slices loaded so far, and when those before had left, by part."""
+
+    load: Float[Array, " channel"]
+    compute: Float[Array, " die"]
+    move: Float[Array, " resource"]
+    done: Float[Array, ""]
+    loaded: Float[Array, ""]
+    counts: Float[Array, " part"]
+    left: Float[Array, " part"]
+    remaining: Bool[Array, " group"]
+    chosen: Int[Array, ""]  # the group whose parts are loaded
+    present: Bool[Array, ""]  # whether that one has tokens, and was not loaded before
+    before: Float[Array, ""]  # when the groups before it were done
+
+
+def stream_time(
+    costs: StreamCosts,
+    asked: Asked,
+    matched: bool = False,
+    in_turn: bool = False,
+    parts: int = PARTS,
+    reduction: AbstractReduction | None = None,
+) -> StreamTime:
+    """Time of groups in their order, or `matched` to idle dies (Algorithm 1). `vmap` adds machines and batches."""
+    most = HardMax() if reduction is None else reduction
+    groups, dies = asked.compute.shape
+    state = _State(
+        load=jnp.zeros(asked.load.shape[1]),
+        compute=jnp.zeros(dies),
+        move=jnp.zeros(asked.move.shape[1]),
+        done=jnp.zeros(()),
+        loaded=jnp.zeros(()),
+        counts=jnp.full(groups * parts + 1, jnp.inf).at[0].set(0),
+        left=jnp.zeros(groups * parts + 1),
+        remaining=asked.slices > 0,
+        chosen=jnp.zeros((), int),
+        present=jnp.zeros((), bool),
+        before=jnp.zeros(()),
+    )
+
+    def step(state: _State, place: Int[Array, ""]) -> tuple[_State, None]:
+        index = place // parts
+        first = place % parts == 0
+        chosen = jnp.where(first, _idle_first(state, asked) if matched else index, state.chosen)
+        before = jnp.where(first, state.done, state.before)
+        group = jax.tree.map(lambda leaf: leaf[chosen], asked)
+        present = jnp.where(first, state.remaining[chosen], state.present)
+        after = _part(costs, state._replace(before=before), group, place + 1, parts, in_turn, most)
+        state = jax.tree.map(lambda new, old: jnp.where(present, new, old), after, state)
+        remaining = state.remaining.at[chosen].set(False)
+        return state._replace(chosen=chosen, present=present, before=before, remaining=remaining), None
+
+    state, _ = jax.lax.scan(step, state, jnp.arange(groups * parts))
+    return StreamTime(state.done, asked.load.sum(axis=0), asked.compute.sum(axis=0), asked.move.sum(axis=0))
+
+
+def _idle_first(state: _State, asked: Asked) -> Int[Array, ""]:
+    """The first group left that has tokens on a die whose array is idle when the next load begins; else the first."""
+    idle = (state.compute <= state.load.min()).astype(asked.covers.dtype)
+    suits = state.remaining & (asked.covers @ idle > 0)
+    return jnp.argmax(jnp.where(suits.any(), suits, state.remaining))
+
+
+def _left(state: _State, count: Float[Array, ""]) -> Float[Array, ""]:
+    """When so many micro-slices had left, as far as that is known."""
+    return jnp.where(count > 0, jnp.interp(count, state.counts, state.left), 0)
+
+
+def _part(
+    costs: StreamCosts,
+    state: _State,
+    group: Asked,
+    place: Array,
+    parts: int,
+    in_turn: bool,
+    most: AbstractReduction,
+) -> _State:
+    """One of `parts` equal parts of a group."""
+    slices = group.slices / parts
+    # Slots that loads may fill: those that the rest of the trajectory needs stay free.
+    room = costs.dies * jnp.maximum(costs.slots - group.stops + 1, 1)
+    loaded = state.loaded + slices
+    takes = group.load > 0
+    begin = jnp.maximum(state.load, state.before if in_turn else _left(state, state.loaded - room))
+    # A micro-slice keeps its slot while it is loaded and goes round, so buffers limit how many come (Little's law).
+    pace = slices * group.hold / (costs.dies * costs.slots)
+    load = jnp.maximum(begin + jnp.maximum(group.load / parts, pace), _left(state, loaded - room) + group.first)
+    load = jnp.where(takes, load, state.load)
+    there = jnp.where(takes, begin, jnp.inf).min() + group.first
+    end = most(jnp.where(takes, load, 0))
+    move = jnp.where(group.move > 0, jnp.maximum(state.move, there) + group.move / parts / BOTH_IDLE, state.move)
+    compute = jnp.where(
+        group.covers > 0, jnp.maximum(state.compute, there) + group.compute / parts / ALWAYS_FED, state.compute
+    )
+    arrived = jnp.maximum(end, most(jnp.where(group.move > 0, move, 0)))
+    left = most(jnp.where(group.covers > 0, jnp.maximum(compute, arrived + group.last), 0))
+    return state._replace(
+        load=load,
+        compute=compute,
+        move=move,
+        done=jnp.maximum(state.done, left),
+        loaded=loaded,
+        counts=state.counts.at[place].set(loaded),
+        left=state.left.at[place].set(left),
+    )

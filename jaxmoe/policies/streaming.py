@@ -1,0 +1,144 @@
+"""What is decided for experts that stream through dies: which dies each visits, and in which order they are loaded.
+
+Source: expert_streaming_fse_dp sections III to V. Model and simulator are given the same decisions; what can only be
+decided while it runs, such as the next group of experts for an idle die, is a rule that each carries out.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxmoe.hardware import AbstractTopology, Mesh
+from jaxmoe.traces import Batch
+
+NONE = -1  # in place of an expert: a group has fewer
+
+
+class Rules(eqx.Module):
+    """What a strategy does, without any times.
+
+    `paired` loads hot and cold experts together, else each by itself in the order of its number; `balanced` is rule 5
+    and `matched` Algorithm 1; with `in_turn` an expert is loaded when the one before is computed. `everywhere`, all
+    dies load, else those with tokens of the expert; `redistributed` tokens are spread evenly first. `micro_slices` is
+    into how many parts the slice of every die is cut.
+    """
+
+    micro_slices: Float[Array, ""]
+    paired: bool = eqx.field(static=True, default=True)
+    matched: bool = eqx.field(static=True, default=True)
+    balanced: bool = eqx.field(static=True, default=False)
+    in_turn: bool = eqx.field(static=True, default=False)
+    everywhere: bool = eqx.field(static=True, default=True)
+    redistributed: bool = eqx.field(static=True, default=False)
+
+
+class Trajectories(NamedTuple):
+    """Where the micro-slices of every expert go, relaxed or not: shares of dies in [0, 1]."""
+
+    needed: Float[Array, "expert die"]  # 1 at the dies that hold tokens of the expert
+    following: Float[Array, "expert die die2"]  # 1 at the die that comes next; of a die outside, where it begins
+
+
+def tokens_on_dies(batch: Batch, experts: int, dies: int) -> Float[Array, "expert die"]:
+    """Tokens of every expert that live on each die, by the batch's own sources or spread evenly."""
+    home = jax.nn.one_hot(batch.sources(dies), dies, dtype=jnp.float32) * batch.weight[..., None]
+    return batch.choices(experts).T @ home
+
+
+def with_shared(tokens: Float[Array, "expert die"], batch: Batch, shared: int) -> Float[Array, "all_experts die"]:
+    """The same with so many shared experts before the others: every token passes them."""
+    dies = tokens.shape[1]
+    home = jax.nn.one_hot(batch.sources(dies), dies, dtype=tokens.dtype) * batch.weight[..., None]
+    return jnp.concatenate([jnp.broadcast_to(home.sum(axis=0), (shared, dies)), tokens])
+
+
+def redistributed(tokens: Float[Array, "expert die"]) -> Float[Array, "expert die"]:
+    """The tokens of every expert spread over the dies as evenly as whole tokens can be (section III)."""
+    dies = tokens.shape[1]
+    total = tokens.sum(axis=1, keepdims=True)
+    return jnp.ceil(jnp.maximum(total - jnp.arange(dies), 0) / dies - 1e-6)
+
+
+def ring_of(topology: AbstractTopology) -> Int[np.ndarray, " die"]:
+    """The order in which a logical ring passes the dies: back and forth through a mesh, along neighbours.
+
+    A mesh with an even side has such a ring that also closes between neighbours: its first column is the way back.
+    """
+    if not isinstance(topology, Mesh) or min(topology.shape) == 1:
+        return np.arange(topology.num_nodes)
+    rows, columns = topology.shape
+    grid = np.arange(rows * columns).reshape(rows, columns)
+    if rows % 2:  # the other side may be even
+        grid = grid.T
+    back, rest = grid[:, 0], grid[:, 1:].copy()
+    rest[1::2] = rest[1::2, ::-1]
+    return np.concatenate([rest.ravel(), back[::-1]])
+
+
+def trajectories(tokens: Float[Array, "expert die"], ring: Int[np.ndarray, " die"]) -> Trajectories:
+    """Rings through the dies that hold tokens of an expert, every other expert the other way round.
+
+    Two directions use the links both ways (section VI-A: several rings at once).
+    """
+    dies = len(ring)
+    needed = (tokens > 0).astype(tokens.dtype)
+    along, against = (_following(needed[:, order], order) for order in (ring, ring[::-1]))
+    odd = (jnp.arange(len(tokens)) % 2 == 1)[:, None, None]
+    return Trajectories(needed, jnp.where(odd, against, along) if dies > 2 else along)
+
+
+def loading_dies(needed: Float[Array, "expert die"], everywhere: bool) -> Float[Array, "expert die"]:
+    """The part of every expert that each die loads, equal ones: of all dies, or of those that hold its tokens.
+
+    All dies load where memory holds experts fully sharded, a slice behind each die (Fig. 6).
+    """
+    dies = jnp.ones_like(needed) if everywhere else needed
+    return dies / jnp.maximum(dies.sum(axis=1, keepdims=True), 1)
+
+
+def _following(here: Float[Array, "expert place"], order: Int[np.ndarray, " place"]) -> Float[Array, "expert die die2"]:
+    """The next die with tokens after every die, in this order of the dies; `here` says whether a place has any."""
+    dies = len(order)
+    ahead = (np.arange(dies)[:, None] + np.arange(1, dies + 1)) % dies  # place, and so many steps further
+    steps = jnp.argmax(here[:, ahead] > 0, axis=-1)
+    place = (np.arange(dies) + steps + 1) % dies
+    die = jnp.zeros_like(place).at[:, order].set(jnp.asarray(order)[place])
+    return jax.nn.one_hot(die, dies, dtype=here.dtype)
+
+
+# The order of loading: groups of experts whose micro-slices are loaded in turns.
+
+
+def groups_in_order(tokens: Float[Array, "expert die"], paired: bool) -> Int[Array, "group member"]:
+    """Experts by group, in the order of loading; those without tokens come last.
+
+    By themselves they go by number. In pairs the hottest goes with the coldest (IV-A, Fig. 5).
+    """
+    counts = tokens.sum(axis=1)
+    if not paired:
+        return jnp.argsort(counts <= 0, stable=True)[:, None]
+    return pairs_of(jnp.argsort(-counts, stable=True), (counts > 0).sum())
+
+
+def pairs_of(order: Int[Array, " expert"], active: Int[Array, ""]) -> Int[Array, "group 2"]:
+    """Pairs from both ends of the first `active` experts of an order; one in the middle is alone."""
+    experts = order.shape[0]
+    first = jnp.arange((experts + 1) // 2)
+    last = active - 1 - first
+    second = jnp.where(last > first, order[jnp.clip(last, 0, experts - 1)], NONE)
+    hot = jnp.where(last >= first, order[first], NONE)
+    return jnp.stack([hot, second], axis=1)
+
+
+def group_members(groups: Int[Array, "group member"], experts: int) -> Float[Array, "group expert"]:
+    """1 where an expert belongs to a group."""
+    return jax.nn.one_hot(groups, experts, dtype=jnp.float32).sum(axis=1)
+
+
+def as_plain(needed: Float[Array, "expert die"]) -> Bool[np.ndarray, "expert die"]:
+    """Trajectories as the simulator takes them."""
+    return np.asarray(needed) > 0

@@ -1,0 +1,291 @@
+"""moentwine: attention in tensor-parallel groups, tokens in full domains, and experts that migrate on idle links."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxmoe.des import LayerDescription
+from jaxmoe.des.attention import AttentionDescription, attention_seconds
+from jaxmoe.des.description import node_seconds, plan_tokens
+from jaxmoe.des.domains import replay_communication
+from jaxmoe.hardware import Mesh
+from jaxmoe.latency import Decisions, GroupedAttention, LayerModel, LayerTime, grouped_attention
+from jaxmoe.latency.counts import copies_of, excess_over_mean, node_loads
+from jaxmoe.network.domains import all_reduce_rounds, closing_rounds, token_homes
+from jaxmoe.network.layout_exchange import layout_exchange
+from jaxmoe.placement.slots import EMPTY, share_of_slots, slots_of_share
+from jaxmoe.placement.tokens import TokenLayout, links_inside_domains, successive_layout, token_layout
+from jaxmoe.policies.balancing import (
+    AbstractRule,
+    Balanced,
+    Balancer,
+    Eplb,
+    KeepSlots,
+    ShadowSlots,
+    check_slots_fit,
+)
+from jaxmoe.policies.forecast import MovingAverage
+from jaxmoe.policies.migration import Windows, edge_entries
+from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, UnsuitableSystemError
+from jaxmoe.traces import Batch
+from jaxmoe.traces.prediction.predictor import shares
+from jaxmoe.traces.statistics.counting import count_pairs
+
+BalancerName = Literal["none", "eplb", "greedy", "topology_aware"]
+SPARE = ("attention", "all_reduce", "dispatch", "compute", "combine")  # stages that the simulator replays
+
+
+@dataclass(frozen=True)
+class Moentwine(AbstractSystem):
+    """A token layout with its exchange, attention before the experts, and a balancer.
+
+    `layout`, `tp`, `fetch` and `all_gather` are as in `token_layout`; on networks of switches groups are of successive
+    devices. With `closing` the sums of a token's holders are reduced at the end of a layer. Linear layers of attention
+    run `linear_speedup` times as fast as the die's rate (INT8, VI-A1). The balancer acts where the expected excess of
+    loads over their mean, summed over layers, is above `alpha`, and `beta` iterations after it last did (Eq. 2).
+    """
+
+    layout: str = "er"
+    tp: int = 4
+    fetch: str = "domain"
+    all_gather: bool | None = None
+    both_ways: bool = True
+    closing: bool = False
+    linear_speedup: float = 2.0
+    balancer: BalancerName = "topology_aware"
+    migration: Literal["invasive", "non_invasive"] = "non_invasive"
+    alpha: float = 0.0
+    beta: float = 0.0
+    shadow_slots: int = 1
+    rate: float = 0.1
+    weights_from: Literal["copy", "edge"] = "copy"
+
+    def runs(self, setting: Setting) -> dict[str, AbstractRun]:
+        """The baseline mapping without a balancer, the layout without one, and all together."""
+        mesh = isinstance(setting.model.machine.topology, Mesh)
+        names = dict.fromkeys(["baseline_esp" if self.layout.endswith("esp") else "baseline", self.layout])
+        layouts = (
+            {name: self._layout(name, setting) for name in names} if mesh else {"successive": self._switched(setting)}
+        )
+        made: dict[str, AbstractRun] = {
+            name: self._run(layout, setting, replace(self, balancer="none")) for name, layout in layouts.items()
+        }
+        if self.balancer == "none":
+            *_, last = made
+            made["moentwine"] = made.pop(last)
+            return made
+        return made | {"moentwine": self._run(layouts[[*layouts][-1]], setting, self)}
+
+    def _layout(self, name: str, setting: Setting) -> TokenLayout:
+        topology = setting.model.machine.topology
+        assert isinstance(topology, Mesh)
+        baseline = name.startswith("baseline")
+        return token_layout(
+            name, topology.shape, self.tp, setting.wafer_shape, self.fetch, None if baseline else self.all_gather
+        )
+
+    def _switched(self, setting: Setting) -> TokenLayout:
+        if setting.clusters is None:
+            raise UnsuitableSystemError(
+                "system moentwine places tokens on meshes, wafers, switches and clusters; this machine is neither"
+            )
+        return successive_layout(*setting.clusters, self.tp)
+
+    def _run(self, layout: TokenLayout, setting: Setting, own: "Moentwine") -> "LayoutRun":
+        topology = setting.model.machine.topology
+        attention = grouped_attention(
+            setting.moe,
+            layout.tp,
+            layout.num_groups,
+            float(setting.context_tokens),
+            all_reduce_rounds(layout, self.both_ways),
+            bytes_per_element=setting.bytes_per_element,
+            weight_bytes_per_element=setting.weight_bytes_per_element,
+            linear_speedup=self.linear_speedup,
+            closing=closing_rounds(layout, self.both_ways) if self.closing else None,
+        )
+        model = replace(
+            setting.model,
+            exchange=layout_exchange(layout, topology),
+            mode="sharded" if layout.sliced else "replicated",
+            around=(attention,),
+        )
+        if layout.sliced and own.balancer != "none":
+            raise UnsuitableSystemError(
+                f"system.layout: {layout.name} slices experts over domains, which leaves nothing to balance; "
+                "set system.balancer: none"
+            )
+        share = _sliced(layout, setting.moe.num_experts) if layout.sliced else None
+        return LayoutRun(
+            setting, layout, model, attention, share, None if layout.sliced else own.balancer_of(layout, setting)
+        )
+
+    def balancer_of(self, layout: TokenLayout, setting: Setting) -> Balancer:
+        """The balancer for a plan of whole experts. Raises `UnsuitableSystemError`, or `BalancerError` without room."""
+        machine = setting.model.machine
+        slots = _first_slots(setting, 0 if self.balancer == "none" else self.shadow_slots)
+        check_slots_fit(slots, float(setting.model.costs.expert_bytes), machine)
+        distance = jnp.asarray(machine.topology.hop_counts(), jnp.float32)
+        native = slots.shape[2] - self.shadow_slots
+        rules: dict[str, AbstractRule] = {
+            "none": KeepSlots(),
+            "eplb": Eplb(),
+            "greedy": ShadowSlots(distance, native, "coldest"),
+            "topology_aware": ShadowSlots(distance, native, "nearest"),
+        }
+        windows = None
+        if self.migration == "non_invasive" and self.balancer != "none":
+            ends = machine.topology.link_ends
+            on_mesh = isinstance(machine.topology, Mesh)
+            inside = links_inside_domains(layout, ends) if on_mesh else None
+            windows = Windows.always(len(ends)) if inside is None else Windows.alternating(inside)
+        return Balancer(
+            rule=rules[self.balancer],
+            forecast=MovingAverage(shares(count_pairs(setting.history).load), jnp.asarray(self.rate)),
+            start=jnp.asarray(slots),
+            distance=distance,
+            alpha=jnp.asarray(np.inf if self.balancer == "none" else self.alpha, jnp.float32),
+            beta=jnp.asarray(self.beta, jnp.float32),
+            windows=windows,
+            entry=jnp.asarray(edge_entries(machine.topology)) if self.weights_from == "edge" else None,
+        )
+
+
+def _first_slots(setting: Setting, shadow: int) -> Int[np.ndarray, "layer node slot"]:
+    """The plan's experts in slots, and empty ones for copies."""
+    share = setting.share
+    if (share.max(axis=2) < 1 - 1e-4).any():
+        raise UnsuitableSystemError(
+            "system moentwine moves whole experts, but the plan divides some; use a plan such as ep_balanced, or "
+            "system.layout: esp to slice them over domains"
+        )
+    native = int((share > 0.5).sum(axis=1).max())
+    slots = slots_of_share((share > 0.5).astype(np.float32), native).reshape(len(share), share.shape[2], native)
+    return np.pad(slots, ((0, 0), (0, 0), (0, shadow)), constant_values=EMPTY).astype(np.int32)
+
+
+def _sliced(layout: TokenLayout, experts: int) -> Float[np.ndarray, "expert node"]:
+    """Experts dealt in their order, each in equal slices over the devices that share it."""
+    slices = layout.slices
+    member = (np.arange(experts) * (slices.max() + 1) // experts)[:, None] == slices
+    return (member / member.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class LayoutRun(AbstractRun):
+    """A token layout over iterations, with a balancer, or with experts in slices."""
+
+    setting: Setting
+    layout: TokenLayout
+    model: LayerModel
+    attention: GroupedAttention
+    sliced: Float[np.ndarray, "expert node"] | None
+    balancer: Balancer | None
+
+    @cached_property
+    def homes(self) -> Int[np.ndarray, " token"]:
+        return token_homes(self.layout, self.setting.batch_tokens).astype(np.int32)
+
+    def rollout(self, steps: Batch) -> Rolled:
+        in_turn = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), steps)
+        homes = jnp.asarray(self.homes)
+        if self.sliced is not None:
+            time = _of_share(self.model, jnp.asarray(self.sliced), in_turn, homes).as_numpy()
+            return Rolled(time, (), {}, _replayed_stages(time))
+        assert self.balancer is not None
+        time, decided, excess = _of_balancer(self.balancer, self.model, in_turn, homes)
+        time, decided = time.as_numpy(), jax.tree.map(np.asarray, decided)
+        figures = {
+            "excess_over_mean_of_loads": float(excess.mean()),
+            "experts_moved_per_iteration": float(decided.experts_moved.sum(axis=1).mean()),
+            "hops_per_moved_expert": float(decided.expert_hops.sum() / max(decided.experts_moved.sum(), 1)),
+            "iterations_with_a_migration": int((decided.experts_moved.sum(axis=1) > 0).sum()),
+        }
+        return Rolled(time, decided.slots, figures, _replayed_stages(time))
+
+    def replay(self, rolled: Rolled, batch: Batch, step: int, row: int) -> float:
+        layer: LayerDescription = self.setting.describe(self.model.mode, "lowest_host")
+        if self.sliced is not None:
+            share = self.sliced
+        else:
+            slots = rolled.kept[step, row].reshape(1, -1)
+            share = share_of_slots(slots, self.setting.moe.num_experts, self.layout.num_nodes)[0]
+        plan = plan_tokens(layer, share, batch)
+        group = self.homes if self.layout.name != "successive" else self.layout.group[self.homes]
+        vector = self.setting.moe.hidden_size * self.setting.bytes_per_element
+        sent = replay_communication(layer.fabric, self.layout, plan.visited, group, vector)
+        node = float(node_seconds(layer, plan, batch).max())
+        attention = attention_seconds(layer, self._described(vector), group)
+        return attention + node + sum(stage.seconds for stage in sent.values())
+
+    def _described(self, vector_bytes: float) -> AttentionDescription:
+        flops, weights = float(self.attention.flops_per_token), float(self.attention.weight_bytes)
+        context = float(self.attention.context_bytes)
+        return AttentionDescription(self.layout.group, flops, weights, context, vector_bytes)
+
+
+def _replayed_stages(time: LayerTime) -> Float[np.ndarray, "step layer"]:
+    return np.sum([time.stages[name] for name in SPARE], axis=0)
+
+
+@eqx.filter_jit
+def _of_share(
+    model: LayerModel, share: Float[Array, "expert node"], steps: Batch, homes: Int[Array, " token"]
+) -> LayerTime:
+    """The same share in all layers and steps, whose leaves are [step, layer, ...]: times [step, layer]."""
+    one = jax.vmap(lambda batch: model.decided(Decisions(share, source=homes), batch))
+    return jax.lax.map(one, steps)
+
+
+@eqx.filter_jit
+def _of_balancer(
+    balancer: Balancer, model: LayerModel, steps: Batch, homes: Int[Array, " token"]
+) -> tuple[LayerTime, Balanced, Float[Array, "step layer"]]:
+    """Times [step, layer] of steps, leaves [step, layer, ...], what was decided, and the excess of loads over mean."""
+    experts = _experts_of(balancer)
+
+    def of_layer(slots: Int[Array, "node slot"], batch: Batch) -> LayerTime:
+        return model.decided(Decisions(_share(slots, experts), source=homes), batch)
+
+    def step(carry: tuple[Any, Array], batch: Batch):
+        state, idle = carry
+        loads = jax.vmap(lambda one: _loads(one, experts))(batch)
+        state, decided = balancer.step(model, state, loads, idle)
+        times = jax.vmap(of_layer)(decided.slots, batch)
+        idle = idle if balancer.windows is None else balancer.windows.idle(times)
+        moved = decided.experts_moved
+        migration = decided.seconds * moved / jnp.maximum(moved.sum(), 1)
+        stages = times.stages | {"migration": migration}
+        charged = LayerTime(stages, times.busy, times.total + migration, times.energy)
+        excess = excess_over_mean(jax.vmap(node_loads)(decided.slots, loads))
+        return (state, idle), (charged, decided, excess)
+
+    start = balancer.init(model.machine), jnp.zeros(model.machine.topology.num_links)
+    return jax.lax.scan(step, start, steps)[1]
+
+
+def _experts_of(balancer: Balancer) -> int:
+    """Experts of a layer, of which its forecast knows."""
+    assert isinstance(balancer.forecast, MovingAverage)
+    return balancer.forecast.frequency.shape[-1]
+
+
+def _share(slots: Int[Array, "node slot"], experts: int) -> Float[Array, "expert node"]:
+    """Every copy of an expert serves alike."""
+    each = 1 / jnp.maximum(copies_of(slots, experts), 1)
+    node = jnp.arange(slots.shape[0])[:, None]
+    held = jnp.zeros((experts + 1, slots.shape[0])).at[jnp.where(slots == EMPTY, experts, slots), node].add(1)
+    return held[:experts] * each[:, None]
+
+
+def _loads(batch: Batch, experts: int) -> Float[Array, " expert"]:
+    """Choices of every expert."""
+    chosen = jnp.where(batch.experts < 0, experts, batch.experts)
+    counted = jnp.zeros(experts + 1).at[chosen].add(batch.weight[:, None])
+    return counted[:experts]
