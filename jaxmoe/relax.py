@@ -200,3 +200,44 @@ Progress = Float[np.ndarray, "..."] | float
 def geometric(start: float, stop: float, progress: Progress) -> Progress:
     """From `start` at progress 0 to `stop` at progress 1, by equal ratios."""
     return start * (stop / start) ** progress
+
+
+# The largest K of many numbers, exactly or smoothly.
+
+
+def soft_top_k(
+    values: Float[Array, "*batch item"], k: int, temperature: Float[Array, ""] | float
+) -> Float[Array, "*batch item"]:
+    """How far each item is among the largest `k`: sigmoid((value - threshold) / temperature), which sum to k.
+
+    As the temperature goes to 0 this goes to 1 for the largest k and 0 for all others, where no two values at the
+    border are equal. The threshold is found by bisection and one Newton step, through which the derivative is exact.
+    """
+    if k == values.shape[-1]:
+        return jnp.ones_like(values)
+    fixed = jax.lax.stop_gradient(values)
+    ordered, _ = jax.lax.top_k(fixed, k + 1)
+    reach = temperature * jnp.log(1.0 * values.shape[-1]) + jnp.finfo(values.dtype).tiny
+    # Where the k-th stands that far above the threshold, k of them count nearly 1 each; and the other way round.
+    low, high = ordered[..., -1:] - 2 * reach, ordered[..., k - 1 : k] + 2 * reach
+
+    def halved(_, border):
+        low, high = border
+        middle = (low + high) / 2
+        over = jax.nn.sigmoid((fixed - middle) / temperature).sum(axis=-1, keepdims=True) > k
+        return jnp.where(over, middle, low), jnp.where(over, high, middle)
+
+    low, high = jax.lax.fori_loop(0, BISECTIONS, halved, (low, high))
+    threshold = (low + high) / 2
+    part = jax.nn.sigmoid((values - threshold) / temperature)
+    slope = jax.lax.stop_gradient((part * (1 - part)).sum(axis=-1, keepdims=True)) / temperature
+    threshold += (part.sum(axis=-1, keepdims=True) - k) / jnp.maximum(slope, jnp.finfo(values.dtype).tiny)
+    return jax.nn.sigmoid((values - threshold) / temperature)
+
+
+BISECTIONS = 12
+
+
+def straight_through(exact: Float[Array, "*shape"], smooth: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The exact value, with the derivative of the smooth one."""
+    return smooth + jax.lax.stop_gradient(exact - smooth)

@@ -4,6 +4,7 @@
 # ruff: noqa: N815
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,7 +13,7 @@ from jaxtyping import Float
 from pydantic import Field, model_validator
 
 from jaxmoe.config.base import Rate, RuleError, pair_of
-from jaxmoe.config.machine import MOST_NODES, Latency, LinkTakes, Machine
+from jaxmoe.config.machine import MOST_NODES, Amount, Latency, LinkTakes, Machine
 from jaxmoe.units import GIGA, NANO
 
 if TYPE_CHECKING:
@@ -31,6 +32,11 @@ class GraphLink(LinkTakes):
     destination: Vertex = Field(alias="to", description="the node or switch at which the link ends", examples=[1])
     bandwidth_GB_per_s: Rate = Field(description="the bandwidth of this link in one direction in GB/s", examples=[50])
     latency_ns: Latency = Field(default=0.0, description="the latency of this link in ns", examples=[100])
+    burst_B: Amount = Field(
+        default=0.0,
+        description="what an idle link passes at once in B, as a token bucket does; for the event simulator alone",
+        examples=[250e3],
+    )
     one_way: bool = Field(
         default=False, description="whether the way back has numbers of its own, in another entry", examples=[True]
     )
@@ -143,10 +149,12 @@ class GraphConfig(Machine):
 
 def as_graph(config: GraphConfig) -> "Graph":
     """The network in B/s and s. Raises `TopologyError` where it is not one."""
+    import jax.numpy as jnp
+
     from jaxmoe.hardware import build_graph
 
     directed = [(ends, link) for link in config.links for ends in link.directions]
-    return build_graph(
+    graph = build_graph(
         config.nodes,
         [ends for ends, _ in directed],
         [link.bandwidth_GB_per_s * GIGA for _, link in directed],
@@ -154,6 +162,9 @@ def as_graph(config: GraphConfig) -> "Graph":
         _circles(config.nodes, config.switches) if config.positions is None else np.array(config.positions, float),
         {(path[0], path[-1]): path for path in config.paths},
     )
+    if all(isinstance(link.burst_B, float) and link.burst_B == 0 for link in config.links):
+        return graph
+    return replace(graph, link_burst=jnp.asarray([link.burst_B for _, link in directed], jnp.float32))
 
 
 def _circles(nodes: int, switches: int) -> Float[np.ndarray, "vertex 2"]:

@@ -11,6 +11,8 @@ from jaxmoe.config.systems import StaticConfig, SystemConfig
 from jaxmoe.config.tuning import TuningConfig
 from jaxmoe.hardware.cuts import square_cut
 
+LOGITS = "the scale of the logits that tokens get, 1 for the log-odds they were drawn with, or null for none"
+
 
 class FileTrace(Section):
     """Recorded gating. A relative path starts at the YAML file that holds it, with `--set` at the working folder."""
@@ -43,6 +45,7 @@ class ProcessTrace(Section):
     path: Name = Field(description="the path of a process.npz", examples=["fitted/process.npz"])
     tokens: Count = Field(default=8192, description="the number of tokens", examples=[8192])
     seed: Seed = Field(default=0, description="the seed of the trace", examples=[0])
+    logits: Positive | None = Field(default=None, description=LOGITS, examples=[1.5])
 
 
 class PresetTrace(Section):
@@ -52,6 +55,7 @@ class PresetTrace(Section):
     preset: Name = Field(description="the name of a preset of jaxmoe trace synth", examples=["deepseek-v3"])
     tokens: Count = Field(default=8192, description="the number of tokens", examples=[8192])
     seed: Seed = Field(default=0, description="the seed of the trace", examples=[0])
+    logits: Positive | None = Field(default=None, description=LOGITS, examples=[1.5])
 
 
 class WorkloadConfig(Section):

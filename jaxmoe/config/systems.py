@@ -1,6 +1,6 @@
 """Which system runs a plan, and its settings: a section for each, told by its name."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -9,6 +9,8 @@ from jaxmoe.config.base import Count, Fraction, Name, NonNegative, Positive, Sec
 
 class PlannedSystem(Section):
     """What all systems start from."""
+
+    keeps_requests: ClassVar[bool] = False  # whether successive batches are of the same requests, row by row
 
     plan: Name = Field(
         default="ep_balanced",
@@ -112,6 +114,92 @@ class MoentwineConfig(PlannedSystem):
     )
 
 
+class CAMoEConfig(PlannedSystem):
+    """The cost-aware gate of camoe on a plan of whole experts."""
+
+    name: Literal["camoe"] = Field(description="the name of the system", examples=["camoe"])
+    lambda_cost: NonNegative = Field(
+        default=0.2, description="how strongly costs bias the gate, 0 for not at all", examples=[0.2]
+    )
+    own_node: Literal["counted", "left_out"] = Field(
+        default="counted",
+        description="whether a node's own experts, which cost nothing, are in the scores of costs, as in the paper",
+        examples=["left_out"],
+    )
+    bias: Literal["rule", "gradient"] = Field(
+        default="rule",
+        description="whether the bias is the paper's, or by gradient descent with as much gate mass lost",
+        examples=["gradient"],
+    )
+    copies: Literal["assignment", "node"] = Field(
+        default="assignment",
+        description="whether a vector is sent for every expert that a token chose, or once to every node",
+        examples=["node"],
+    )
+    time_model: Literal["alpha_beta", "congestion"] = Field(
+        default="alpha_beta",
+        description="whether every pair of nodes is priced by itself, or links that they share",
+        examples=["congestion"],
+    )
+    logits: Literal["recorded", "reconstructed"] = Field(
+        default="recorded",
+        description="whether the trace has logits, or they are reconstructed from gate weights",
+        examples=["reconstructed"],
+    )
+
+
+class WaferGPUConfig(PlannedSystem):
+    """Task allocation and copies of remote experts on a wafer of GPU dies. The plan says where weights stay."""
+
+    keeps_requests: ClassVar[bool] = True
+
+    name: Literal["wafer_gpu"] = Field(description="the name of the system", examples=["wafer_gpu"])
+    plan: Name = Field(
+        default="ep_random",
+        description="the strategy that places the experts, or the path of a plan.npz",
+        examples=["ep_balanced"],
+    )
+    allocation: Literal["base", "allo"] = Field(
+        default="allo", description="who computes which requests: round-robin, or Algorithm 1", examples=["base"]
+    )
+    prediction: Literal["none", "heatmap", "perfect"] = Field(
+        default="heatmap",
+        description="what says which remote experts are copied into local HBM: nothing, the cross-token heat map, or "
+        "the next step itself",
+        examples=["none"],
+    )
+    top: Count = Field(default=32, description="the number of experts that each row of the heat map predicts")
+    eviction: Literal["least_popular", "least_recent", "keep"] = Field(
+        default="least_popular", description="which copy goes when a die is full", examples=["least_recent"]
+    )
+    unlimited: bool = Field(default=False, description="whether copies take no room", examples=[True])
+    block: Count = Field(default=50, description="the number of requests that are allocated at once", examples=[50])
+    spare: NonNegative = Field(
+        default=4, description="the number of candidate dies beyond one for each block of an expert", examples=[4]
+    )
+    popular_copies: NonNegative = Field(
+        default=0,
+        description="the number of experts of a layer, the most popular so far, that every die has a copy of from the "
+        "start, as far as they fit",
+        examples=[2],
+    )
+    slices: Count = Field(default=2, description="the number of slices that an expert is read in", examples=[2])
+    request_bytes: NonNegative = Field(
+        default=16, description="the size of command and address of a remote request in B", examples=[16]
+    )
+    llc_hit_ns: NonNegative = Field(default=100, description="what a hit in the LLC takes in ns", examples=[100])
+    llc_miss_ns: NonNegative = Field(default=110, description="what a miss in the LLC adds in ns", examples=[110])
+    llc_write_ns: NonNegative = Field(default=30, description="what a write into the LLC takes in ns", examples=[30])
+    host_link_GB_per_s: Positive | None = Field(  # noqa: N815
+        default=None,
+        description="the bandwidth of PCIe to a host that allocates in GB/s, or null where the wafer does",
+        examples=[64],
+    )
+    host_fixed_us: NonNegative = Field(
+        default=0, description="what the way to the host and back takes for each layer in us", examples=[15]
+    )
+
+
 class ExpertStreamingConfig(PlannedSystem):
     """Experts that stream through dies in micro-slices (expert_streaming_fse_dp); the plan is not used."""
 
@@ -157,5 +245,6 @@ class ExpertStreamingConfig(PlannedSystem):
 
 
 SystemConfig = Annotated[
-    StaticConfig | HDMoEConfig | MoentwineConfig | ExpertStreamingConfig, Field(discriminator="name")
+    StaticConfig | HDMoEConfig | MoentwineConfig | CAMoEConfig | WaferGPUConfig | ExpertStreamingConfig,
+    Field(discriminator="name"),
 ]

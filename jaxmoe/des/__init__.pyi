@@ -15,6 +15,10 @@ from .layer import replay_plan as replay_plan
 from .schedules import Send as Send
 from .schedules import add_sends as add_sends
 from .schedules import ring_sends as ring_sends
+from .slices import SliceCosts as SliceCosts
+from .slices import SliceReplay as SliceReplay
+from .slices import SliceWork as SliceWork
+from .slices import replay_slices as replay_slices
 from .tasks import GraphBuilder as GraphBuilder
 from .tasks import TaskGraph as TaskGraph
 from .timeline import timeline_events as timeline_events

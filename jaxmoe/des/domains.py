@@ -85,7 +85,7 @@ def exchange_traffic(
     if fabric.mesh_shape is None:
         return _over_clusters(layout, visited, group)
     if layout.sliced:
-        return _round_domains(layout, visited, group)
+        return _round_slices(layout, visited, group)
     traffic = np.zeros((layout.num_nodes,) * 2)
     parts = layout.parts.shape[1]
     for token, node in np.argwhere(visited).tolist():
@@ -113,15 +113,22 @@ def _over_clusters(
     return [inside, between]
 
 
-def _round_domains(
+def _round_slices(
     layout: TokenLayout, visited: Bool[np.ndarray, "token node"], group: Int[np.ndarray, " token"]
 ) -> list[Traffic]:
-    """A reduce-scatter round every domain, half of each part either way: each ends at the device of its group."""
-    rings, nodes = layout.domain_rings, layout.num_nodes
-    own = np.zeros(nodes)  # tokens of a device's group that visit its domain
-    for token, node in np.argwhere(visited).tolist():
-        own[node] += layout.group[node] == group[token]
+    """A reduce-scatter round the devices that share experts, half of each part either way, then back to the homes.
+
+    In a full token domain a part ends at the device of its group. Elsewhere every device has an equal part of all.
+    """
+    rings, nodes = layout.slice_rings, layout.num_nodes
     places = rings.shape[1]
+    own, back = np.zeros(nodes), np.zeros((nodes, nodes))
+    for token, node in np.argwhere(visited).tolist():
+        if layout.name != "esp":
+            own[node] += 1 / places
+            back[node, layout.fetch[group[token], node]] += 1 / places
+        elif layout.group[node] == group[token]:
+            own[node] += 1
     steps = []
     for step in range(1, places):
         traffic = np.zeros((nodes, nodes))
@@ -132,7 +139,7 @@ def _round_domains(
                     owner = way[(place - step) % places]
                     traffic[node, way[(place + 1) % places]] += own[owner] / len(ways)
         steps.append(traffic)
-    return steps or [np.zeros((nodes, nodes))]
+    return [*steps, back]
 
 
 # The simulation of traffic in phases.

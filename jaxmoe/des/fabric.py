@@ -163,6 +163,7 @@ class Fabric:
     mesh_shape: tuple[int, int] | None
     chunk_bytes: float | None
     cut_through: bool
+    burst: Float[np.ndarray, " server"] | None = None  # B that a server passes at once after it was idle; None: 0
 
     @cached_property
     def paths(self) -> Paths:
@@ -214,4 +215,12 @@ def fabric_of(topology: AbstractTopology, chunk_bytes: float | None, cut_through
         mesh_shape=shape,
         chunk_bytes=chunk_bytes,
         cut_through=cut_through,
+        burst=_bursts(topology, sum(map(len, rate))),
     )
+
+
+def _bursts(topology: AbstractTopology, servers: int) -> Float[np.ndarray, " server"] | None:
+    """Those of links; ports have none."""
+    if topology.link_burst is None:
+        return None
+    return np.pad(np.asarray(topology.link_burst, float), (0, servers - topology.num_links))

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jaxmoe.des.description import LayerDescription, node_bytes, node_flops, node_seconds, plan_tokens
-from jaxmoe.des.engine import Run, simulate
+from jaxmoe.des.engine import Run, run_on
 from jaxmoe.des.exchanges import stage_transfers
 from jaxmoe.des.fabric import Rows, one_each
 from jaxmoe.des.tasks import GraphBuilder, Transfers, add_transfers, no_rows
@@ -253,8 +253,7 @@ def _graph(layer: LayerDescription) -> GraphBuilder:
 
 
 def _simulate(layer: LayerDescription, graph: GraphBuilder, record: bool = False) -> Run:
-    fabric = layer.fabric
-    return simulate(graph.build(), fabric.rate, fabric.latency, cut_through=fabric.cut_through, record=record)
+    return run_on(layer.fabric, graph.build(), record)
 
 
 # Weights on their way, simulated: parts of experts, from the nodes that store them to all that are to have the expert.
@@ -281,4 +280,4 @@ def movement_seconds(
         size = float(stored[expert, node]) * layer.expert_bytes
         receivers, sender = destination[expert][None], np.array([node])
         add_transfers(graph, tree_transfers(fabric, [fabric.routes], receivers, sender, size, mirrored=True), ready)
-    return simulate(graph.build(), fabric.rate, fabric.latency, cut_through=fabric.cut_through).makespan
+    return run_on(fabric, graph.build()).makespan

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 import numpy as np
 from jaxtyping import Float
 
-from jaxmoe.des.engine import Run, simulate
+from jaxmoe.des.engine import Run, run_on
 from jaxmoe.des.fabric import Fabric
 from jaxmoe.des.tasks import GraphBuilder, add_transfers, messages, no_rows
 
@@ -45,7 +45,7 @@ def replay_traffic(
     source, destination, size = messages_of(traffic, order, fabric.chunk_bytes, seed)
     graph = GraphBuilder(len(fabric.rate), 0, fabric.chunk_bytes)
     add_transfers(graph, messages(fabric.paths, source, destination, size), no_rows(nodes))
-    run = simulate(graph.build(), fabric.rate, fabric.latency, cut_through=fabric.cut_through, record=record)
+    run = run_on(fabric, graph.build(), record)
     received = np.zeros(nodes)
     np.maximum.at(received, destination, run.finish)
     return TrafficReplay(run.makespan, received, run.link_busy[: fabric.num_links], run)

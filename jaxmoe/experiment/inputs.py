@@ -214,22 +214,22 @@ def _drawn(scenario: Scenario, moe: MoEModel, layer_ids: tuple[int, ...]) -> Gat
     """The synthetic trace of the workload, with at least these layers of it."""
     source = _source(scenario)
     match scenario.workload.trace:
-        case ProcessTrace(path=path, tokens=tokens, seed=seed):
-            return _sampled(read_process(Path(path)).up_to(layer_ids), moe, tokens, seed, source)
-        case PresetTrace(preset=name, tokens=tokens, seed=seed):
-            return _sampled(preset_process(name).up_to(layer_ids), moe, tokens, seed, source)
+        case ProcessTrace(path=path) as drawn:
+            return _sampled(read_process(Path(path)).up_to(layer_ids), moe, drawn, source)
+        case PresetTrace(preset=name) as drawn:
+            return _sampled(preset_process(name).up_to(layer_ids), moe, drawn, source)
         case trace:
             shape = {"layer_ids": moe.moe_layer_ids, "num_experts": moe.num_experts, "top_k": moe.top_k}
             return synthetic_trace(**(trace.model_dump(exclude={"kind"}) | shape))
 
 
-def _sampled(process: GatingProcess, moe: MoEModel, tokens: int, seed: int, source: str) -> GatingTrace:
+def _sampled(process: GatingProcess, moe: MoEModel, drawn: ProcessTrace | PresetTrace, source: str) -> GatingTrace:
     if process.num_experts != moe.num_experts:
         raise TraceError(
             f"{source}: is of a model with {process.num_experts} experts, but model.num_experts is {moe.num_experts}; "
             "use a process of this model"
         )
-    return sample_trace(process, tokens, seed)
+    return sample_trace(process, drawn.tokens, drawn.seed, logits=drawn.logits)
 
 
 def _recorded(path: Path, moe: MoEModel) -> GatingTrace:

@@ -21,10 +21,13 @@ from jaxmoe.placement import (
 from jaxmoe.placement.exchange import ALONE, ExchangeError, Rings
 from jaxmoe.placement.strategies import expert_parallel, groups_of, in_groups
 from jaxmoe.traces import GatingTrace
+from jaxmoe.traces.statistics import expert_runs
 
 TUNED = "tuned"
 GATHERED = "tuned_gathered"  # what the search itself ended with, before the comparison with shipped strategies
 STANDARD = ("tp", "tp_both_ways", "ep_random", "ep_balanced", "ep", "hybrid", "hybrid_ring", "hybrid_complete")
+
+RUNS = "ep_runs"  # whole experts in equal runs by number, as engines place them that do not look at loads
 
 
 @dataclass(frozen=True)
@@ -101,11 +104,15 @@ def given_plans(
             if text not in {*compared, *(plan.name for plan in plans)}:
                 plans += [usual for usual in standard_strategies(inputs) if usual.name == text]
             continue
+        if text == RUNS and not Path(text).exists():
+            runs = expert_runs(len(inputs.layer_ids), inputs.moe.num_experts, inputs.num_nodes)
+            plans.append(strategy(inputs, RUNS, runs))
+            continue
         name, path = _name_and_path(text)
         if name in {*taken, *(plan.name for plan in plans)}:
             raise OptionError(f"--plan {text}: the name {name!r} is taken; give another one as --plan NAME={path}")
         if not path.exists():
-            raise PlanError(f"{path}: no such plan file; strategies that need no file: {', '.join(STANDARD)}")
+            raise PlanError(f"{path}: no such plan file; strategies that need no file: {', '.join((*STANDARD, RUNS))}")
         plans.append(Strategy(name, _checked_plan(path, inputs)))
     return plans
 

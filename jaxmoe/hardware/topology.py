@@ -26,6 +26,8 @@ class AbstractTopology(eqx.Module):
     can use all its links at once. `endpoint_latency` is what a message takes besides its hops to get into the
     network and out of it. `efficiency` is the part of their bandwidth that links and ports yield to many flows
     that contend for routers; 1 is an ideal router, and a router calibrated cycle by cycle has less.
+    `link_burst` in B is how much a link that was idle passes at once before its bandwidth limits it (a token bucket);
+    the event simulator alone knows it.
     """
 
     link_bandwidth: Float[Array, " link"]
@@ -34,6 +36,7 @@ class AbstractTopology(eqx.Module):
     ejection_bandwidth: Float[Array, " node"] | None = None
     endpoint_latency: Float[Array, ""] = eqx.field(default=0.0, converter=_number, kw_only=True)
     efficiency: Float[Array, ""] = eqx.field(default=1.0, converter=_number, kw_only=True)
+    link_burst: Float[Array, " link"] | None = eqx.field(default=None, kw_only=True)
 
     @property
     @abc.abstractmethod
@@ -74,9 +77,10 @@ class AbstractTopology(eqx.Module):
             self.link_latency[back],
             self.ejection_bandwidth,
             self.injection_bandwidth,
+            None if self.link_burst is None else self.link_burst[back],
         )
         return eqx.tree_at(
-            lambda t: (t.link_bandwidth, t.link_latency, t.injection_bandwidth, t.ejection_bandwidth),
+            lambda t: (t.link_bandwidth, t.link_latency, t.injection_bandwidth, t.ejection_bandwidth, t.link_burst),
             self,
             numbers,
             is_leaf=lambda leaf: leaf is None,

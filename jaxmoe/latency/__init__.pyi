@@ -7,6 +7,14 @@ from .demand import LayerCosts as LayerCosts
 from .demand import Movement as Movement
 from .demand import expert_seconds as expert_seconds
 from .demand import lower as lower
+from .fetch import FetchCosts as FetchCosts
+from .fetch import FetchDemand as FetchDemand
+from .fetch import Fetches as Fetches
+from .fetch import HostLink as HostLink
+from .fetch import fetch_demand as fetch_demand
+from .fetch import fetch_time as fetch_time
+from .fetch import fetched_layer_time as fetched_layer_time
+from .fetch import traffic_figures as traffic_figures
 from .layer import BesideExperts as BesideExperts
 from .layer import EvenPart as EvenPart
 from .layer import EvenParts as EvenParts

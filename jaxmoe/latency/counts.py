@@ -20,16 +20,15 @@ from jaxmoe.relax import AbstractReduction, HardMax
 
 Slots = Int[Array, "node slot"]
 
-# Where vectors travel: a node fetches those of a group from the group's holders in equal parts, and returns its results
-# to them (`TokenLayout.parts`).
+# Where vectors travel: a node returns its results to the holders of their group, in equal parts (`TokenLayout.parts`);
+# what it fetches from them comes over the same links reversed.
 
 
 class Paths(eqx.Module):
-    """Loads of links per vector that a node computes, if groups are alike, and the delay of the longest path, s."""
+    """Loads of links in combine for every vector that a node computes, if groups are alike; and delays, s."""
 
-    dispatch: Float[Array, "node link"]
-    combine: Float[Array, "node link"]
-    dispatch_delay: Float[Array, ""]
+    loads: Float[Array, "node link"]
+    dispatch_delay: Float[Array, ""]  # of the longest path
     combine_delay: Float[Array, ""]
 
 
@@ -37,18 +36,19 @@ def paths_of(topology: AbstractTopology, holders: Int[np.ndarray, "group part no
     """The paths of a token layout on a network; derivatives with respect to latencies are those of the delays."""
     nodes = topology.num_nodes
     groups, parts, _ = holders.shape
-    part = np.zeros((nodes, nodes), np.float32)  # of what a node computes, from which holder
-    np.add.at(part, (holders, np.arange(nodes)), 1 / (groups * parts))
-    fetched = jnp.asarray(part)
-    delays = path_sums(topology, topology.link_latency)
+    part = np.zeros((nodes, nodes), np.float32)  # of what a node computes, to which holder
+    np.add.at(part, (np.arange(nodes), holders), 1 / (groups * parts))
+    returned = jnp.asarray(part)
     used = (part > 0) & ~np.eye(nodes, dtype=bool)
 
-    def loads(node: Int[Array, ""]) -> tuple[Array, Array]:
-        traffic = fetched * (jnp.arange(nodes) == node)
-        return link_loads(topology, traffic), link_loads(topology, traffic.T)
+    def loads(node: Int[Array, ""]) -> Float[Array, " link"]:
+        return link_loads(topology, returned * (jnp.arange(nodes) == node)[:, None])
 
-    dispatch, combine = jax.lax.map(loads, jnp.arange(nodes))
-    return Paths(dispatch, combine, jnp.where(used, delays, 0).max(), jnp.where(used, delays.T, 0).max())
+    def delay(network: AbstractTopology) -> Float[Array, ""]:
+        return jnp.where(used, path_sums(network, network.link_latency), 0).max()
+
+    each = jax.lax.map(loads, jnp.arange(nodes))
+    return Paths(each, delay(topology.reversed()), delay(topology))
 
 
 class AttentionTime(eqx.Module):
@@ -97,14 +97,14 @@ class CountModel(eqx.Module):
         """Busy seconds of links in dispatch and combine, from the choices of each group that a node computes."""
         topology, costs = self.machine.topology, self.costs
         if work.shape[0] == 1:
-            loads = work[0] @ self.paths.dispatch, work[0] @ self.paths.combine
+            loads = work[0] @ self.paths.loads
         else:
             parts, nodes = self.holders.shape[1], work.shape[1]
             sent = jnp.broadcast_to(work[:, None] / parts, self.holders.shape)
-            fetched = jnp.zeros((nodes, nodes), work.dtype).at[self.holders, jnp.arange(nodes)].add(sent)
-            loads = link_loads(topology, fetched), link_loads(topology, fetched.T)
+            returned = jnp.zeros((nodes, nodes), work.dtype).at[jnp.arange(nodes), self.holders].add(sent)
+            loads = link_loads(topology, returned)
         rate = topology.link_bandwidth * topology.efficiency
-        return loads[0] * costs.dispatch_bytes / rate, loads[1] * costs.combine_bytes / rate
+        return loads[topology.reverse_links] * costs.dispatch_bytes / rate, loads * costs.combine_bytes / rate
 
     def _node_seconds(self, slots: Slots, rows: Float[Array, "node slot"]) -> Float[Array, " node"]:
         machine, costs = self.machine, self.costs

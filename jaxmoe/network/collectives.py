@@ -145,7 +145,7 @@ def entwined_ring_reduce_scatter(
 ) -> Rounds:
     """Reduce-scatter of every group at once; each of its R nodes has a buffer of `size` bytes and keeps 1/R."""
     rings = entwined_rings(shape, domain, wafer)
-    return ring_pass(shape, rings, size / rings.shape[1], bidirectional)
+    return _pass(shape, rings, size / rings.shape[1], bidirectional)
 
 
 def entwined_ring_all_gather(
@@ -174,24 +174,19 @@ def hierarchical_entwined_rings(
     scattered = entwined_rings(shape, domain, wafer)
     part = size / scattered.shape[1]
     gathered = entwined_rings(shape, wafer)
-    return ring_pass(shape, scattered, part, bidirectional).then(ring_pass(shape, gathered, part, bidirectional))
+    return _pass(shape, scattered, part, bidirectional).then(_pass(shape, gathered, part, bidirectional))
 
 
-def ring_pass(shape: Shape, rings: Int[np.ndarray, "ring place"], part: Size, bidirectional: bool) -> Rounds:
-    """Once round all rings of a mesh, every node sending `part` bytes a step, hop by hop.
-
-    Rings may be any. Where they have no unit-step cycle of domains, messages may meet on a link, and the round takes as
-    long as its busiest link.
-    """
+def _pass(shape: Shape, rings: Int[np.ndarray, "ring place"], part: Bytes, bidirectional: bool) -> Rounds:
+    """Once round all rings, every node sending `part` bytes a step, hop by hop."""
     ways = ring_ways(rings, bidirectional)
-    amount = jnp.broadcast_to(jnp.asarray(part, float)[..., None] / len(ways), rings.shape)
+    amount = jnp.asarray(part, float) / len(ways)
     moves = [nodes_passed(shape, np.asarray(sender), np.asarray(receiver)) for sender, receiver in ways]
-    hops, nodes = max(len(at) for at in moves) - 1, shape[0] * shape[1]
+    hops, nodes = len(moves[0]) - 1, shape[0] * shape[1]
     traffic = jnp.zeros((hops, nodes, nodes), amount.dtype)
     for at in moves:
-        hop, *message = np.nonzero(at[:-1] != at[1:])
-        underway = (hop, *message)
-        traffic = traffic.at[hop, at[:-1][underway], at[1:][underway]].add(amount[tuple(message)])
+        underway = at[:-1] != at[1:]
+        traffic = traffic.at[np.nonzero(underway)[0], at[:-1][underway], at[1:][underway]].add(amount)
     return Rounds(traffic, jnp.full(hops, rings.shape[1] - 1, amount.dtype))
 
 

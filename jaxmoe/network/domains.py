@@ -19,10 +19,8 @@ from jaxmoe.hardware import AbstractTopology, Mesh
 from jaxmoe.network.collectives import (
     CollectiveTime,
     Rounds,
-    nodes_passed,
     price_rounds,
-    ring_all_reduce,
-    ring_pass,
+    ring_reduce_scatter,
     ring_ways,
     twice,
 )
@@ -121,34 +119,40 @@ class FetchExchange(AbstractTokenExchange):
 
 
 class SlicedExchange(AbstractTokenExchange):
-    """Experts sliced over the devices of a domain, which holds all tokens: no all-to-all (moentwine VI-B5).
+    """Experts sliced over neighbouring devices, which all need the tokens that visit any of them (moentwine VI-B5).
 
-    Dispatch is an all-gather round the ring of every domain, after which all its devices have the tokens that visit it;
-    combine a reduce-scatter, after which every device has the sums of its own group's. Both together are the all-reduce
-    of the paper. Parts are as large as the groups' counts, and half of each goes either way round.
+    Dispatch is an all-to-all, after which every such device has a part of the tokens, and an all-gather round their
+    ring; combine the mirror, with a reduce-scatter. Both rounds together are the all-reduce of the paper. The devices
+    of a full token domain have all tokens already, each those of its own group; others fetch equal parts. `portion` is
+    what a device has of a home's tokens before the ring. Half of each part goes either way round.
     """
 
-    home: Int[Array, "domain place"]
-    rings: Int[Array, "domain place"]
-    moves: tuple[Int[Array, "moment domain place"], ...]  # where the message of a step is, upwards and downwards
+    fetching: FetchExchange
+    portion: Float[Array, "home node"]
+    rings: Int[Array, "slice place"]
 
     def __call__(self, counts: Counts) -> Rounds:
-        held = counts.node[self.home, self.rings] / len(self.moves)
-        nodes, places = counts.node.shape[1], held.shape[1]
-        if places == 1:
-            return Rounds(jnp.zeros((1, nodes, nodes), held.dtype), jnp.ones(1, held.dtype))
+        return self.around(counts).then(self.fetched(counts))
 
-        def of_step(step: Int[Array, ""]) -> Float[Array, "hop node node2"]:
+    def fetched(self, counts: Counts) -> Rounds:
+        """What devices return to the homes of tokens."""
+        return self.fetching(counts._replace(node=counts.node * self.portion))
+
+    def around(self, counts: Counts) -> Rounds:
+        """The reduce-scatter round the rings."""
+        nodes, places = counts.node.shape[1], self.rings.shape[1]
+        ways = ring_ways(self.rings, bidirectional=True)
+        held = (counts.node * self.portion).sum(axis=0)[self.rings] / len(ways)  # [slice, place]
+
+        def of_step(step: Int[Array, ""]) -> Float[Array, "node node2"]:
+            traffic = jnp.zeros((nodes, nodes), held.dtype)
             # What a device passes on in the last step is its neighbour's own part.
-            shifts = (step, -step - 1)
-            traffic = jnp.zeros((len(self.moves[0]) - 1, nodes, nodes), held.dtype)
-            for at, shift in zip(self.moves, shifts, strict=False):
-                hop = jnp.arange(len(at) - 1)[:, None, None]
-                part = jnp.where(at[:-1] != at[1:], jnp.roll(held, shift, axis=1), 0)
-                traffic = traffic.at[hop, at[:-1], at[1:]].add(part)
+            for (sender, receiver), shift in zip(ways, (step, -step - 1), strict=False):
+                traffic = traffic.at[sender, receiver].add(jnp.roll(held, shift, axis=1))
             return traffic
 
-        traffic = jax.vmap(of_step)(jnp.arange(1, places)).reshape(-1, nodes, nodes)
+        # A ring of one has no step, but one round in which it sends itself what it has.
+        traffic = jax.vmap(of_step)(jnp.arange(1, max(places, 2)))
         return Rounds(traffic, jnp.ones(len(traffic), held.dtype))
 
 
@@ -184,10 +188,10 @@ def token_exchange(layout: TokenLayout, topology: AbstractTopology) -> AbstractT
         relay = np.arange(clusters) * size + (node % size)[:, None]
         return ClusterExchange(group, jnp.asarray(relay, jnp.int32), jnp.asarray(node // size, jnp.int32))
     if layout.sliced:
-        rings = layout.domain_rings
-        ways = [(np.asarray(sender), np.asarray(receiver)) for sender, receiver in ring_ways(rings, bidirectional=True)]
-        moves = [jnp.asarray(nodes_passed(layout.shape, *way), jnp.int32) for way in ways]
-        return SlicedExchange(group[rings], jnp.asarray(rings, jnp.int32), tuple(moves))
+        rings = layout.slice_rings
+        has = (layout.group == np.arange(layout.num_groups)[:, None]).astype(np.float32)
+        portion = has if layout.name == "esp" else np.full_like(has, 1 / rings.shape[1])
+        return SlicedExchange(_fetch_exchange(layout), jnp.asarray(portion), jnp.asarray(rings, jnp.int32))
     return _fetch_exchange(layout)
 
 
@@ -210,43 +214,43 @@ def _fetch_exchange(layout: TokenLayout) -> FetchExchange:
 
 
 # What groups reduce, before the experts and after them.
+#
+# A member sends its parts straight to the next one, however many hops that is. Under congestion chunks follow each
+# other, and entwined rings take as long as in rounds of single hops: as many parts meet on a link as a step has hops.
 
 
-def all_reduce_rounds(layout: TokenLayout, topology: AbstractTopology, both_ways: bool = True) -> Rounds:
+def all_reduce_rounds(layout: TokenLayout, both_ways: bool = True) -> Rounds:
     """Rounds after attention, of one byte of partial sums in every device.
 
     A reduce-scatter, and if the layout gathers, an all-gather; under HER the all-gather across wafers comes in between,
-    after which the groups of a wafer gather those of all wafers. On switches neighbours on a ring are linked directly.
+    after which the groups of a wafer gather those of all wafers.
     """
-    if not isinstance(topology, Mesh):
-        return ring_all_reduce(layout.ring, 1.0, layout.num_nodes, both_ways)
-    part = 1 / layout.tp
-    scattered = ring_pass(layout.shape, layout.ring, part, both_ways)
+    once, across, every = _rings(layout, both_ways)
     if not layout.on_every_wafer:
-        return twice(scattered) if layout.gathered else scattered
-    rounds = scattered.then(ring_pass(layout.shape, layout.wafer_rings, part, both_ways))
-    if not layout.gathered:
-        return rounds
-    wafers = layout.wafer_rings.shape[1]
-    return rounds.then(ring_pass(layout.shape, layout.ring, part * wafers, both_ways))
+        return twice(once) if layout.gathered else once
+    rounds = once.then(across)
+    return rounds.then(every) if layout.gathered else rounds
 
 
-def closing_rounds(layout: TokenLayout, topology: AbstractTopology, both_ways: bool = True) -> Rounds:
+def closing_rounds(layout: TokenLayout, both_ways: bool = True) -> Rounds:
     """Rounds after combine that leave every member of a group with the sums of all its tokens, of one byte of them.
 
     Where several devices hold a token, each has sums of the experts that fetched it there: they are all-reduced. Where
     one does, members gather. Under HER sums are scattered across wafers, and then gathered on the group's own.
     """
-    if not isinstance(topology, Mesh):
-        return ring_all_reduce(layout.ring, 1.0, layout.num_nodes, both_ways)
-    once = ring_pass(layout.shape, layout.ring, 1 / layout.tp, both_ways)
+    once, across, every = _rings(layout, both_ways)
     if not layout.on_every_wafer:
         return twice(once) if layout.gathered else once
-    across = ring_pass(layout.shape, layout.wafer_rings, 1 / layout.tp, both_ways)
-    if not layout.gathered:
-        return across.then(once)
+    rounds = across.then(once)
+    return every.then(rounds) if layout.gathered else rounds
+
+
+def _rings(layout: TokenLayout, both_ways: bool) -> tuple[Rounds, Rounds, Rounds]:
+    """Once round the groups, once across wafers with a member's part, and round the groups for all wafers' tokens."""
     wafers = layout.wafer_rings.shape[1]
-    return ring_pass(layout.shape, layout.ring, wafers / layout.tp, both_ways).then(across).then(once)
+    sizes = ((layout.ring, 1.0), (layout.wafer_rings, wafers / layout.tp), (layout.ring, float(wafers)))
+    once, across, every = (ring_reduce_scatter(ring, size, layout.num_nodes, both_ways) for ring, size in sizes)
+    return once, across, every
 
 
 # A layer's communication priced.
@@ -273,16 +277,31 @@ class TokenCommunication(eqx.Module):
         reduction: AbstractReduction,
     ) -> dict[str, CollectiveTime]:
         """Every stage by name, for `tokens` in every group with hidden vectors of `vector_bytes`."""
-        combine = scaled(self.exchange(counts), vector_bytes)
         size = tokens * vector_bytes
-        # A sliced exchange goes round rings as well.
-        exchanging = self.reducing if isinstance(self.exchange, SlicedExchange) else self.exchanging
         return {
             "all_reduce": price_rounds(self.reducing, topology, scaled(self.all_reduce, size), reduction),
-            "dispatch": price_rounds(exchanging, topology, combine, reduction, mirrored=True),
-            "combine": price_rounds(exchanging, topology, combine, reduction),
+            "dispatch": self._exchanged(topology, counts, vector_bytes, reduction, mirrored=True),
+            "combine": self._exchanged(topology, counts, vector_bytes, reduction, mirrored=False),
             "closing": price_rounds(self.reducing, topology, scaled(self.closing, size), reduction),
         }
+
+    def _exchanged(
+        self,
+        topology: AbstractTopology,
+        counts: Counts,
+        vector_bytes: Float[Array, ""] | float,
+        reduction: AbstractReduction,
+        mirrored: bool,
+    ) -> CollectiveTime:
+        """Dispatch or combine; what goes round rings is priced as other rings are."""
+        if not isinstance(self.exchange, SlicedExchange):
+            parts = [(self.exchanging, self.exchange(counts))]
+        else:
+            parts = [(self.reducing, self.exchange.around(counts)), (self.exchanging, self.exchange.fetched(counts))]
+        priced = [
+            price_rounds(model, topology, scaled(rounds, vector_bytes), reduction, mirrored) for model, rounds in parts
+        ]
+        return jax.tree.map(lambda *each: sum(each), *priced)
 
 
 def token_communication(
@@ -293,7 +312,7 @@ def token_communication(
     both_ways: bool = True,
 ) -> TokenCommunication:
     """The communication of a layout on its network."""
-    all_reduce, closing = (make(layout, topology, both_ways) for make in (all_reduce_rounds, closing_rounds))
+    all_reduce, closing = all_reduce_rounds(layout, both_ways), closing_rounds(layout, both_ways)
     return TokenCommunication(token_exchange(layout, topology), all_reduce, closing, exchanging, reducing)
 
 

@@ -16,5 +16,6 @@ from .strategies import tensor_parallel as tensor_parallel
 from .tokens import TokenLayout as TokenLayout
 from .tokens import TokenLayoutError as TokenLayoutError
 from .tokens import custom_layout as custom_layout
+from .tokens import hierarchical_layout as hierarchical_layout
 from .tokens import successive_layout as successive_layout
 from .tokens import token_layout as token_layout

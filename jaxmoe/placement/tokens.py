@@ -62,7 +62,7 @@ class TokenLayout:
 
     @property
     def sliced(self) -> bool:
-        """Whether experts are sliced over the devices of a domain (moentwine VI-B5)."""
+        """Whether experts are sliced over several devices (moentwine VI-B5)."""
         return self.name.endswith("esp")
 
     @property
@@ -81,11 +81,19 @@ class TokenLayout:
         return _tiles(self.shape, self.wafer).T[:, grid_ring(*grid)]
 
     @property
-    def domain_rings(self) -> Int[np.ndarray, "domain place"]:
-        """The devices of every domain in the order of a ring, over which the slices of an expert are summed up."""
-        rings = []
-        for domain in range(self.domain.max() + 1):
-            nodes = np.flatnonzero(self.domain == domain)
+    def slices(self) -> Int[np.ndarray, " node"]:
+        """The devices that share slices of the same experts: a domain, or for the baseline a tile of neighbours."""
+        if self.name != "baseline_esp":
+            return self.domain
+        cut = _er_cut(self.shape, self.tp)
+        return _tile(self.shape, (self.shape[0] // cut[0], self.shape[1] // cut[1]))
+
+    @property
+    def slice_rings(self) -> Int[np.ndarray, "slice place"]:
+        """Those devices in the order of a ring, over which the slices of an expert are summed up."""
+        rings, slices = [], self.slices
+        for index in range(slices.max() + 1):
+            nodes = np.flatnonzero(slices == index)
             sides = [len(np.unique(side)) for side in np.unravel_index(nodes, self.shape)]
             rings.append(nodes[grid_ring(*sides)] if sides[0] * sides[1] == len(nodes) else nodes)
         return np.stack(rings)
@@ -108,7 +116,8 @@ def token_layout(
       perimeter; then one whose tiles have a ring of neighbours; then the shortest step.
     - `her`: `er` on each wafer for itself, scattered; then devices of equal place on all wafers gather (Fig. 10c). A
       wafer is a domain. With `all_gather` the groups gather on their wafer as well, which the paper does not do.
-    - `esp`, `baseline_esp`: `er` or `baseline` with experts sliced over the devices of a domain (VI-B5).
+    - `esp`: `er` with experts sliced over the devices of a domain, which has all tokens. `baseline_esp`: `baseline`
+      with experts sliced over as many tiles of neighbours, which have to fetch tokens first (VI-B5).
 
     `fetch` is `domain`, from the member of the device's own domain, or `nearest`, from the member of the fewest hops,
     its own domain's among equals. Without `all_gather` members keep what the reduce-scatter leaves them. Raises
@@ -122,7 +131,7 @@ def token_layout(
             raise TokenLayoutError(
                 "fetch is 'nearest', but under her each token is at one device of a wafer; use domain"
             )
-        return _hierarchical(shape, wafer, tp, gathered=bool(all_gather))
+        return hierarchical_layout(shape, token_layout("er", wafer, tp), bool(all_gather))
     gathered = all_gather is None or all_gather
     if name.startswith("baseline"):
         block = _block(shape, wafer, tp)
@@ -176,6 +185,22 @@ def successive_layout(clusters: int, size: int, tp: int) -> TokenLayout:
     return _layout("successive", (clusters, size), (1, size), ring, place, "domain", gathered=True)
 
 
+def hierarchical_layout(shape: Shape, local: TokenLayout, all_gather: bool = False, name: str = "her") -> TokenLayout:
+    """A layout of one wafer on each of the wafers of a mesh, then gathered across them; wafers are domains."""
+    wafer = local.shape
+    _check_wafer(shape, wafer)
+    nodes = np.arange(shape[0] * shape[1])
+    corners = nodes.reshape(shape)[:: wafer[0], :: wafer[1]].ravel()
+    first = _in_mesh(shape, wafer, local.ring)
+    ring = np.concatenate([_on_wafer(shape, wafer, first, corner) for corner in corners])
+    group = np.empty(len(nodes), np.int64)
+    group[ring] = np.arange(len(ring))[:, None]
+    # Within its wafer a device fetches as on one alone: there every group of every wafer has a place.
+    stand = _in_mesh(shape, wafer, local.fetch)[:, _place(shape, wafer)]
+    here = np.tile(_on_wafer(shape, wafer, stand, nodes), (len(corners), 1))
+    return TokenLayout(name, shape, wafer, group, ring, _tile(shape, wafer), here, all_gather, on_every_wafer=True)
+
+
 def _layout(
     name: str,
     shape: Shape,
@@ -195,23 +220,6 @@ def _layout(
     if not gathered:
         domain = np.zeros_like(domain)  # nothing less than the mesh has all tokens
     return TokenLayout(name, shape, wafer, group, ring, domain, fetched, gathered)
-
-
-def _hierarchical(shape: Shape, wafer: Shape, tp: int, gathered: bool) -> TokenLayout:
-    """Groups as under `er` on every wafer; wafers are domains."""
-    local = token_layout("er", wafer, tp)
-    nodes = np.arange(shape[0] * shape[1])
-    corners = nodes.reshape(shape)[:: wafer[0], :: wafer[1]].ravel()
-    first = _in_mesh(shape, wafer, local.ring)
-    ring = np.concatenate([_on_wafer(shape, wafer, first, corner) for corner in corners])
-    group = np.empty(len(nodes), np.int64)
-    group[ring] = np.arange(len(ring))[:, None]
-    # Within its wafer a device fetches from the tile that it is in: there every group of every wafer has a place.
-    stand = _in_mesh(shape, wafer, local.fetch)[:, _place(shape, wafer)]
-    here = np.tile(_on_wafer(shape, wafer, stand, nodes), (len(corners), 1))
-    return TokenLayout(
-        "her", shape, wafer, group, ring, _tile(shape, wafer), here, gathered=gathered, on_every_wafer=True
-    )
 
 
 # Cuts of a mesh.

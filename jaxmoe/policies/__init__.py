@@ -7,6 +7,13 @@ from jaxmoe.policies.balancing import KeepSlots as KeepSlots
 from jaxmoe.policies.balancing import ShadowSlots as ShadowSlots
 from jaxmoe.policies.balancing import balanced_rollout as balanced_rollout
 from jaxmoe.policies.balancing import first_slots as first_slots
+from jaxmoe.policies.caching import Copies as Copies
+from jaxmoe.policies.caching import CrossToken as CrossToken
+from jaxmoe.policies.caching import Guidance as Guidance
+from jaxmoe.policies.caching import WaferPolicy as WaferPolicy
+from jaxmoe.policies.caching import copies_that_fit as copies_that_fit
+from jaxmoe.policies.caching import guide as guide
+from jaxmoe.policies.caching import run_policy as run_policy
 from jaxmoe.policies.forecast import AbstractForecast as AbstractForecast
 from jaxmoe.policies.forecast import CrossLayer as CrossLayer
 from jaxmoe.policies.forecast import MovingAverage as MovingAverage
@@ -25,3 +32,7 @@ from jaxmoe.policies.prebroadcast import broadcast_experts as broadcast_experts
 from jaxmoe.policies.prebroadcast import choose_experts as choose_experts
 from jaxmoe.policies.prebroadcast import experts_in_window as experts_in_window
 from jaxmoe.policies.prebroadcast import serve as serve
+from jaxmoe.policies.task_allocation import AllocationCosts as AllocationCosts
+from jaxmoe.policies.task_allocation import allocate as allocate
+from jaxmoe.policies.task_allocation import deal as deal
+from jaxmoe.policies.task_allocation import max_split as max_split

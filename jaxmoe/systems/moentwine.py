@@ -104,11 +104,11 @@ class Moentwine(AbstractSystem):
             layout.tp,
             layout.num_groups,
             float(setting.context_tokens),
-            all_reduce_rounds(layout, topology, self.both_ways),
+            all_reduce_rounds(layout, self.both_ways),
             bytes_per_element=setting.bytes_per_element,
             weight_bytes_per_element=setting.weight_bytes_per_element,
             linear_speedup=self.linear_speedup,
-            closing=closing_rounds(layout, topology, self.both_ways) if self.closing else None,
+            closing=closing_rounds(layout, self.both_ways) if self.closing else None,
         )
         model = replace(
             setting.model,
@@ -171,10 +171,9 @@ def _first_slots(setting: Setting, shadow: int) -> Int[np.ndarray, "layer node s
 
 
 def _sliced(layout: TokenLayout, experts: int) -> Float[np.ndarray, "expert node"]:
-    """Experts dealt to domains in their order, each in equal slices over the devices of its domain."""
-    domains = layout.domain.max() + 1
-    own = np.arange(experts) * domains // experts
-    member = own[:, None] == layout.domain
+    """Experts dealt in their order, each in equal slices over the devices that share it."""
+    slices = layout.slices
+    member = (np.arange(experts) * (slices.max() + 1) // experts)[:, None] == slices
     return (member / member.sum(axis=1, keepdims=True)).astype(np.float32)
 
 

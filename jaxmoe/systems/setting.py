@@ -39,6 +39,7 @@ class Setting:
     describe: Callable[[Mode, str], LayerDescription]
     wafer_shape: tuple[int, int] | None = None  # of a mesh that is made of wafers
     clusters: tuple[int, int] | None = None  # switches, and nodes of each
+    trace: GatingTrace | None = None  # that of the run, whose rows the tokens of its steps name
 
 
 class UnsuitableSystemError(InputError):

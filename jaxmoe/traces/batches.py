@@ -28,6 +28,7 @@ class Batch(eqx.Module):
     draw: Float[Array, "*lead token top_k"]  # in [0, 1): one for each choice, such as for a replica
     weight: Float[Array, "*batches token"]
     source: Int[Array, "*lead token"] | None = None  # node where the token lives; None: see `sources`
+    row: Int[Array, "*lead token"] | None = None  # of the trace, for what else that knows of a token
 
     @property
     def gather_slot(self) -> Int[Array, "*lead token"]:
@@ -120,11 +121,14 @@ def _in_chunks(function: Callable[[Given], Result], given: Given, count: int, at
     return jax.tree.map(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), mapped)
 
 
-def sample_batches(trace: GatingTrace, tokens: int, batches: int, seed: int, consecutive: bool = False) -> Batch:
+def sample_batches(
+    trace: GatingTrace, tokens: int, batches: int, seed: int, consecutive: bool = False, numbered: bool = False
+) -> Batch:
     """Draw batches from the whole trace: every leaf is [layer, batch, token, ...].
 
     A batch is `tokens` different tokens in random order, or a run of consecutive ones. All layers of a batch
-    have the same tokens; gather slots and replica draws are independent. The same seed gives the same batches.
+    have the same tokens; gather slots and replica draws are independent. The same seed gives the same batches. With
+    `numbered` tokens know their row of the trace.
     """
     if tokens > trace.num_tokens:
         raise TraceError(
@@ -136,10 +140,12 @@ def sample_batches(trace: GatingTrace, tokens: int, batches: int, seed: int, con
         picked = starts[:, None] + np.arange(tokens)
     else:
         picked = np.stack([rng.choice(trace.num_tokens, tokens, replace=False) for _ in range(batches)])
-    return _picked_batches(trace, picked, rng)
+    return _picked_batches(trace, picked, rng, numbered)
 
 
-def successive_batches(trace: GatingTrace, tokens: int, batches: int, seed: int) -> Batch | None:
+def successive_batches(
+    trace: GatingTrace, tokens: int, batches: int, seed: int, numbered: bool = False
+) -> Batch | None:
     """The last tokens of a trace in their order, as batches like those of `sample_batches`, one after the other.
 
     `None` where the trace is too short.
@@ -148,10 +154,41 @@ def successive_batches(trace: GatingTrace, tokens: int, batches: int, seed: int)
     if first < 0:
         return None
     picked = first + np.arange(tokens * batches).reshape(batches, tokens)
-    return _picked_batches(trace, picked, np.random.default_rng(seed))
+    return _picked_batches(trace, picked, np.random.default_rng(seed), numbered)
 
 
-def _picked_batches(trace: GatingTrace, picked: np.ndarray, rng: np.random.Generator) -> Batch:
+def request_batches(trace: GatingTrace, requests: int, steps: int, seed: int) -> tuple[Batch, np.ndarray]:
+    """Successive tokens of the same requests, as batches: token t of every batch is of one request. Leaves as above.
+
+    A request is a window of `steps` tokens of one sequence, of its decode phase where the trace tells phases. First
+    come the first windows of all sequences, then their second ones. Also returns which tokens are in no window and no
+    later than the first of one in their sequence, bool [token]: what was seen before. Raises `TraceError` for a trace
+    with fewer windows.
+    """
+    sequence = np.searchsorted(trace.seq_start, np.arange(trace.num_tokens), side="right") - 1
+    usable = np.ones(trace.num_tokens, bool) if trace.phase is None else trace.phase != 0
+    counted = np.cumsum(usable) - 1
+    first = np.concatenate([[0], np.cumsum(np.bincount(sequence[usable], minlength=len(trace.seq_start)))])
+    place = counted - first[sequence]
+    length = np.diff(first)[sequence]
+    opens = np.flatnonzero(usable & (place % steps == 0) & (place + steps <= length))
+    if len(opens) < requests:
+        raise TraceError(
+            f"a batch of {requests} requests of {steps} tokens each is more than the {len(opens)} in the trace of "
+            f"{trace.num_tokens} tokens; use a smaller batch, fewer iterations or a longer trace"
+        )
+    chosen = opens[np.argsort(place[opens] // steps, kind="stable")[:requests]]
+    picked = np.sort(chosen)[None] + np.arange(steps)[:, None]
+    seen = np.ones(trace.num_tokens, bool)
+    seen[picked.ravel()] = False
+    opened = np.full(len(trace.seq_start), trace.num_tokens)
+    np.minimum.at(opened, sequence[chosen], chosen)
+    return _picked_batches(trace, picked, np.random.default_rng(seed), False), seen & (
+        np.arange(trace.num_tokens) < opened[sequence]
+    )
+
+
+def _picked_batches(trace: GatingTrace, picked: np.ndarray, rng: np.random.Generator, numbered: bool) -> Batch:
     """Batches of the tokens `picked` [batch, token], with all their draws."""
     drawn = take(trace.experts, picked.ravel()).reshape(*picked.shape, *trace.experts.shape[1:])
     experts = np.moveaxis(drawn, 2, 0).astype(np.int32)  # [layer, batch, token, top_k]
@@ -164,6 +201,7 @@ def _picked_batches(trace: GatingTrace, picked: np.ndarray, rng: np.random.Gener
         token_draw=jnp.asarray(((slot + within) / trace.top_k).astype(np.float32)),
         draw=jnp.asarray(draw),
         weight=jnp.asarray(np.ones(experts.shape[:3], np.float32)),
+        row=jnp.asarray(np.broadcast_to(picked.astype(np.int32), slot.shape)) if numbered else None,
     )
 
 

@@ -15,6 +15,7 @@ from jaxmoe.placement.tokens import (
     average_hops,
     custom_layout,
     domain_area,
+    hierarchical_layout,
     links_inside_domains,
     overlapping_domains,
     ring_step_hops,
@@ -150,10 +151,10 @@ def test_without_the_all_gather_parts_come_from_all_members():
 def test_slices_go_round_rings_of_a_domain():
     layout = token_layout("esp", (6, 6), 4)
     assert layout.sliced
-    rings = layout.domain_rings
+    rings = layout.slice_rings
     assert (layout.domain[rings] == np.arange(4)[:, None]).all()
     assert hop_counts((6, 6))[rings, np.roll(rings, -1, axis=1)].max() == 2  # 3x3 devices
-    rings = token_layout("esp", (4, 4), 4).domain_rings
+    rings = token_layout("esp", (4, 4), 4).slice_rings
     assert hop_counts((4, 4))[rings, np.roll(rings, -1, axis=1)].max() == 1
 
 
@@ -200,3 +201,13 @@ def test_wrong_layouts_are_refused(call, message):
 
 def test_every_name_makes_a_layout():
     assert {token_layout(name, (4, 4), 4, (2, 2)).name for name in LAYOUTS} == set(LAYOUTS)
+
+
+def test_blocks_on_every_wafer_have_rings_of_one_hop():
+    # Where tokens are scattered over a wafer, entwined rings bring nothing: devices fetch from all of it anyway.
+    er = token_layout("her", (8, 8), 4, (4, 4))
+    blocks = hierarchical_layout((8, 8), token_layout("baseline", (4, 4), 4))
+    assert average_hops(blocks) == average_hops(er)
+    assert (ring_step_hops(blocks).max(), ring_step_hops(er).max()) == (1, 2)
+    with pytest.raises(TokenLayoutError, match="3x3 do not tile"):
+        hierarchical_layout((8, 8), token_layout("er", (3, 3), 3))

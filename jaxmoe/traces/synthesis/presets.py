@@ -24,11 +24,13 @@ PROMPT, ANSWER, SPREAD = 256, 384, 0.6  # median tokens, and the width of their 
 class Targets:
     """What traces of a preset should show, averaged over layers. What the study does not tell is `None`."""
 
-    layer_pair_coverage_top20: float
-    token_pair_coverage_top20: float
+    layer_pair_coverage_top20: float | None
+    token_pair_coverage_top20: float | None
     coactivation_coverage_top10: float | None
-    load_max_over_mean: float
+    load_max_over_mean: float | None
     assumed: tuple[str, ...]  # which of them the study does not give, or gives for another model
+    global_cv: float | None = None  # of loads added up over layers, and the mean of each layer's own (camoe, Table 2)
+    avg_layer_cv: float | None = None
 
 
 @dataclass(frozen=True)
@@ -48,16 +50,19 @@ class Preset:
     together: float
     expert_groups: int = 1
     groups_per_token: int = 1
+    shared: float = 0.0  # part of the variance of popularity that experts of one number share over layers
 
     def process(self, seed: int = 0, layers: int | None = None) -> GatingProcess:
         """The process of this preset, of all layers or the first few. The seed draws its tables and requests."""
         ids = tuple(self.layer_ids)[:layers]
         size = (len(ids), self.num_experts)
         # A generator for each table: the first layers are the same however many there are.
-        rngs = iter(np.random.default_rng(seed).spawn(6))
+        *own, common = np.random.default_rng(seed).spawn(7)
+        rngs, width = iter(own), self.popularity
+        alike = _normal(common, self.shared**0.5 * width, (self.num_experts,))
         return GatingProcess(
             preferences=Preferences(
-                popularity=_normal(next(rngs), self.popularity, size),
+                popularity=_normal(next(rngs), (1 - self.shared) ** 0.5 * width, size) + alike,
                 topics=_normal(next(rngs), TOPIC_STRENGTH, (size[0], TOPICS, size[1])).swapaxes(0, 1),
                 phases=jnp.zeros((2, *size), jnp.float32),
                 first_tokens=jnp.zeros((1, *size), jnp.float32),
@@ -151,6 +156,18 @@ PRESETS = {
         from_layer=0.631,
         from_token=0.605,
         together=0.0,
+    ),
+    "qwen3-30b-a3b": Preset(
+        model="Qwen3-30B-A3B",
+        num_experts=128,
+        top_k=8,
+        layer_ids=range(48),
+        targets=Targets(None, None, None, None, (), global_cv=0.3368, avg_layer_cv=1.5118),
+        popularity=1.262,
+        from_layer=0.0,
+        from_token=0.0,
+        together=0.0,
+        shared=0.05,
     ),
     "kimi-k2": Preset(
         model="Kimi-K2",

@@ -80,17 +80,28 @@ Report = Callable[[int, int], None]
 """Called with the tokens drawn and the tokens in all."""
 
 
-def sample_trace(process: GatingProcess, tokens: int, seed: int, report: Report | None = None) -> GatingTrace:
-    """A trace of this many tokens. The same process, seed and machine give the same trace."""
+LOGITS = "synthetic: log-odds of the process with the noise that they were drawn with, not a router's"
+
+
+def sample_trace(
+    process: GatingProcess, tokens: int, seed: int, report: Report | None = None, logits: float | None = None
+) -> GatingTrace:
+    """A trace of this many tokens. The same process, seed and machine give the same trace.
+
+    With `logits` it has logits of its own, whose largest K are the choices, in their order: how late every expert came
+    in the race, as -log(time), times that number. Choices do not depend on their scale; what a bias does to them does.
+    """
     deal = process.requests.deal(tokens, seed)
+    drawn = [*zip(*_sampled_parts(process, deal, seed, report, logits is not None), strict=True)]
     return GatingTrace(
-        experts=np.concatenate(list(sample_parts(process, deal, seed, report))),
+        experts=np.concatenate(drawn[0]),
         num_experts=process.num_experts,
         layer_ids=np.asarray(process.layer_ids),
         seq_start=deal.seq_start,
         is_repeat=None,
-        facts=process.facts,
+        facts=process.facts | ({} if logits is None else {"logit_source": LOGITS}),
         phase=deal.phases(),
+        logits=None if logits is None else np.float32(logits) * np.concatenate(drawn[1]),
     )
 
 
@@ -100,15 +111,27 @@ def sample_parts(process: GatingProcess, deal: Deal, seed: int, report: Report |
     What a request gets depends on the seed, its place in the deal and its own tokens alone. One thread for each core
     draws: a program runs on one of them, for all but the largest models.
     """
+    return (experts for experts, _ in _sampled_parts(process, deal, seed, report, logits=False))
+
+
+Drawn = tuple[np.ndarray, np.ndarray]
+"""Experts int16 [token, layer, top_k], and logits float32 [token, layer, expert], or of no experts."""
+
+
+def _sampled_parts(
+    process: GatingProcess, deal: Deal, seed: int, report: Report | None, logits: bool
+) -> Iterator[Drawn]:
     workers, tokens = cores(), int(deal.length.sum())
     number = (np.cumsum(deal.length) - 1) // min(WAVE_TOKENS, -(-tokens // workers))
     waves = np.split(np.arange(len(deal.length)), np.flatnonzero(np.diff(number)) + 1)
-    jobs = [partial(_sample_wave, process, deal, wave, seed) for wave in waves]
+    jobs = [partial(_sample_wave, process, deal, wave, seed, logits) for wave in waves]
     return in_order(jobs, workers, lambda drawn: None if report is None else report(drawn, tokens))
 
 
-def _sample_wave(process: GatingProcess, deal: Deal, wave: np.ndarray, seed: int, progress: Progress) -> np.ndarray:
-    """Draw some requests, int16 [token, layer, top_k]. Reports the tokens drawn after each call."""
+def _sample_wave(
+    process: GatingProcess, deal: Deal, wave: np.ndarray, seed: int, logits: bool, progress: Progress
+) -> Drawn:
+    """Draw some requests. Reports the tokens drawn after each call."""
     length = deal.length[wave]
     # No more lanes than the longest request leaves work for: the others would draw for nothing until it is done.
     # A power of two, so that few programs are compiled.
@@ -123,13 +146,15 @@ def _sample_wave(process: GatingProcess, deal: Deal, wave: np.ndarray, seed: int
     inputs[:, *at] = request, position, deal.topic(request, position), deal.phase(request, position)
     before = jnp.zeros((len(process.layer_ids), lanes, process.top_k), jnp.int32)
     drawn = np.empty((steps, *before.shape), np.int16)
+    values = np.empty((steps, *before.shape[:2], process.num_experts if logits else 0), np.float32)
     limits = (process.top_k, process.expert_groups, process.groups_per_token)
     for start in range(0, steps, SEGMENT):
         part = slice(start, start + SEGMENT)
-        before, experts = _advance(process.preferences, jax.random.key(seed), before, inputs[:, part], limits=limits)
-        drawn[part] = experts
+        key, given = jax.random.key(seed), inputs[:, part]
+        before, (experts, times) = _advance(process.preferences, key, before, given, limits=limits, logits=logits)
+        drawn[part], values[part] = experts, times
         progress(int((at[0] < part.stop).sum()))
-    return drawn[at[0], :, at[1]]
+    return drawn[at[0], :, at[1]], values[at[0], :, at[1]]
 
 
 def _packed(length: np.ndarray, lanes: int) -> tuple[np.ndarray, np.ndarray, int]:
@@ -143,7 +168,7 @@ def _packed(length: np.ndarray, lanes: int) -> tuple[np.ndarray, np.ndarray, int
     return lane, offset, int(filled.max())
 
 
-@partial(jax.jit, static_argnames="limits")
+@partial(jax.jit, static_argnames=("limits", "logits"))
 def _advance(
     preferences: Preferences,
     key: Key[Array, ""],
@@ -151,15 +176,23 @@ def _advance(
     segment: Int[np.ndarray, "4 step lane"] | Int[Array, "4 step lane"],
     *,
     limits: tuple[int, int, int],
-) -> tuple[Int[Array, "layer lane top_k"], Int[Array, "step layer lane top_k"]]:
-    """Draw the next tokens of every lane. `segment`: their request, position in it, topic, phase."""
+    logits: bool,
+) -> tuple[
+    Int[Array, "layer lane top_k"], tuple[Int[Array, "step layer lane top_k"], Float[Array, "step layer lane _"]]
+]:
+    """Draw the next tokens of every lane, and their logits or none.
+
+    `segment`: their request, position in it, topic, phase.
+    """
     layers, experts = preferences.popularity.shape
     opening = preferences.opening[:, None]
     # The first layer has none below it, whatever the table says.
     from_layer = preferences.from_layer.at[0].set(0.0)
     slowdown = jnp.exp(jnp.clip(-preferences.together, -FAR, FAR))
 
-    def token(before: Int[Array, "layer lane top_k"], inputs: Int[Array, "4 lane"]) -> tuple[Array, Array]:
+    def token(
+        before: Int[Array, "layer lane top_k"], inputs: Int[Array, "4 lane"]
+    ) -> tuple[Array, tuple[Array, Array]]:
         request, position, topic, phase = inputs
         keys = jax.vmap(lambda r, p: jax.random.fold_in(jax.random.fold_in(key, r), p))(request, position)
         times = jax.vmap(lambda k: jax.random.exponential(k, (layers, experts)), out_axes=1)(keys)
@@ -167,23 +200,23 @@ def _advance(
         log_weights = preferences.background(topic, phase, position)
         log_weights += jnp.where((position == 0)[:, None], opening, from_token)
 
-        def layer(below: Int[Array, "lane top_k"], row: tuple[Array, ...]) -> tuple[Array, Array]:
+        def layer(below: Int[Array, "lane top_k"], row: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
             table, slowdown, log_weights, times = row
             log_weights += table[below].sum(axis=1)
             behind = log_weights.max(axis=1, keepdims=True) - log_weights
-            chosen = race(times * jnp.exp(jnp.minimum(behind, FAR)), slowdown, limits)
-            return chosen, chosen
+            chosen, when = race(times * jnp.exp(jnp.minimum(behind, FAR)), slowdown, limits)
+            return chosen, (chosen, _as_logits(when, chosen) if logits else when[:, :0])
 
-        _, chosen = jax.lax.scan(layer, before[0], (from_layer, slowdown, log_weights, times))
-        return chosen, chosen.astype(jnp.int16)
+        _, (chosen, values) = jax.lax.scan(layer, before[0], (from_layer, slowdown, log_weights, times))
+        return chosen, (chosen.astype(jnp.int16), values)
 
     return jax.lax.scan(token, before, jnp.swapaxes(segment, 0, 1))
 
 
 def race(
     arrival: Float[Array, "lane expert"], slowdown: Float[Array, "expert expert"], limits: tuple[int, int, int]
-) -> Int[Array, "lane top_k"]:
-    """The first `top_k` arrivals, in order.
+) -> tuple[Int[Array, "lane top_k"], Float[Array, "lane expert"]]:
+    """The first `top_k` arrivals, in order, and when all come: those not chosen as if no more were.
 
     After expert e arrives, what is left of the others is stretched by row e of `slowdown`. `limits` are top_k,
     the number of groups and how many of them a token may choose from.
@@ -191,15 +224,26 @@ def race(
     top_k, groups, groups_per_token = limits
     arrival = _within_groups(arrival, groups, groups_per_token)
     index = jnp.arange(arrival.shape[1], dtype=jnp.int32)
+    now, when = jnp.zeros_like(arrival[:, :1]), jnp.full_like(arrival, jnp.inf)
     chosen = []
     for _ in range(top_k):
         first = arrival.min(axis=1, keepdims=True)
         # Comparing with the minimum is several times as fast as argmin here. Of a dead heat one wins.
         chosen.append(jnp.where(arrival == first, index, 0).max(axis=1))
+        now = now + first
+        when = jnp.where(index == chosen[-1][:, None], now, when)
         out = (arrival == jnp.inf) | (index == chosen[-1][:, None])
         left = jnp.minimum((arrival - first) * slowdown[chosen[-1]], LATEST)
         arrival = jnp.where(out, jnp.inf, left)
-    return jnp.stack(chosen, axis=1)
+    return jnp.stack(chosen, axis=1), jnp.where(when == jnp.inf, now + arrival, when)
+
+
+def _as_logits(when: Float[Array, "lane expert"], chosen: Int[Array, "lane top_k"]) -> Float[Array, "lane expert"]:
+    """-log(time), finite; what was not chosen stays below what was, where rounding would make them alike."""
+    logits = -jnp.log(jnp.clip(when, 1 / LATEST, LATEST))
+    taken = (chosen[..., None] == jnp.arange(when.shape[1])).any(axis=1)
+    least = jnp.where(taken, logits, jnp.inf).min(axis=1, keepdims=True)
+    return jnp.where(taken, logits, jnp.minimum(logits, jnp.nextafter(least, -jnp.inf)))
 
 
 def _within_groups(arrival: Float[Array, "lane expert"], groups: int, allowed: int) -> Float[Array, "lane expert"]:

@@ -1,0 +1,168 @@
+"""The price of a layer whose dies compute experts that they may have to fetch from another die's memory.
+
+The machine of the wafer-scale study of data movement (IV, V-A): weights stay in the HBM of their home dies, and a die
+that computes another die's expert reads it over the mesh, once a layer, unless it has a copy. Hidden vectors are not
+counted, as in the paper, whose data path is of weights alone.
+"""
+
+from collections.abc import Mapping
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxmoe.hardware import Machine
+from jaxmoe.latency.schedule import LayerTime
+from jaxmoe.network.loads import link_loads, path_maxima, path_sums
+from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax, HardSupport, as_number
+
+
+class FetchCosts(eqx.Module):
+    """What an expert costs to read and to compute; latencies are of Table I, s.
+
+    Every slice of an expert that is read remotely takes a request of `request_bytes`. `hit` is the LLC's latency,
+    `miss` its penalty before HBM is asked, `write` that of writing what came from afar into it.
+    """
+
+    expert_bytes: Float[Array, ""] = eqx.field(converter=as_number)  # B
+    flops_per_request: Float[Array, ""] = eqx.field(converter=as_number)
+    slices: Float[Array, ""] = eqx.field(default=2.0, converter=as_number)  # of an expert
+    request_bytes: Float[Array, ""] = eqx.field(default=16.0, converter=as_number)  # B
+    hit: Float[Array, ""] = eqx.field(default=100e-9, converter=as_number)
+    miss: Float[Array, ""] = eqx.field(default=110e-9, converter=as_number)
+    write: Float[Array, ""] = eqx.field(default=30e-9, converter=as_number)
+
+
+class Fetches(eqx.Module):
+    """Who computes what in a layer, and from where it reads. Data, no times; `vmap` adds leading axes.
+
+    `local` is 1 where a die has the expert in its own HBM: its home, or a copy from before the layer. `copied` is 1
+    where what is read from afar is also written into the die's HBM. `hits` is the part of the expert that the LLC has,
+    and `ahead` what a die reads from its HBM into the LLC for the next layer, in experts.
+    """
+
+    requests: Float[Array, "*lead expert die"]
+    home: Int[Array, "*lead expert"]
+    local: Float[Array, "*lead expert die"]
+    copied: Float[Array, "*lead expert die"]
+    hits: Float[Array, "*lead expert die"] | None = None
+    ahead: Float[Array, "*lead die"] | None = None
+
+
+class FetchDemand(eqx.Module):
+    """What a layer moves and computes, by die; `reads[h, d]` is what die d reads from the HBM of die h."""
+
+    reads: Float[Array, "die die2"]  # B
+    llc: Float[Array, " die"]  # B read from the LLC
+    writes: Float[Array, " die"]  # B of copies written into a die's HBM
+    ahead: Float[Array, " die"]  # B read ahead into the LLC
+    flops: Float[Array, " die"]
+    remote_slices: Float[Array, "die die2"]
+
+
+def fetch_demand(fetches: Fetches, costs: FetchCosts, support: AbstractSupport | None = None) -> FetchDemand:
+    """Lower one layer. Relaxed by `support`, an expert is read to the degree that a die computes it.
+
+    The support sees a die's part of the expert's requests, from 0 to 1.
+    """
+    support = HardSupport() if support is None else support
+    requests = fetches.requests
+    nodes = requests.shape[1]
+    total = requests.sum(axis=1, keepdims=True)
+    present = support.presence(support.amount(requests / jnp.maximum(total, 1)))
+    hits = jnp.zeros_like(present) if fetches.hits is None else present * fetches.hits
+    missed = present - hits
+    remote = missed * (1 - fetches.local)
+    at_home = jax.nn.one_hot(fetches.home, nodes, dtype=requests.dtype)
+    afar = at_home.T @ remote
+    ahead = jnp.zeros(nodes, requests.dtype) if fetches.ahead is None else fetches.ahead
+    return FetchDemand(
+        reads=(afar + jnp.diag((missed * fetches.local).sum(axis=0))) * costs.expert_bytes,
+        llc=hits.sum(axis=0) * costs.expert_bytes,
+        writes=(remote * fetches.copied).sum(axis=0) * costs.expert_bytes,
+        ahead=ahead * costs.expert_bytes,
+        flops=requests.sum(axis=0) * costs.flops_per_request,
+        remote_slices=afar * costs.slices,
+    )
+
+
+def fetch_time(
+    machine: Machine,
+    demand: FetchDemand,
+    costs: FetchCosts,
+    reduction: AbstractReduction | None = None,
+) -> LayerTime:
+    """Time of one layer; the machine's first memory level is the LLC, its last the HBM of the dies.
+
+    A die has its weights when the busiest of the channels and links on their ways is done. It computes with what is
+    there while it reads the rest, so it takes the longer of the two.
+    """
+    reduction = HardMax() if reduction is None else reduction
+    topology, llc, hbm = machine.topology, machine.memory[0], machine.memory[-1]
+    asked = demand.remote_slices.T * costs.request_bytes
+    rate = topology.link_bandwidth * topology.efficiency
+    link = link_loads(topology, demand.reads + asked) / rate
+    own = jnp.diagonal(demand.reads)
+    channel = (demand.reads.sum(axis=1) + demand.writes + demand.ahead) / hbm.bandwidth[hbm.channel]
+    cache = demand.llc / llc.bandwidth[llc.channel]
+    compute = demand.flops / machine.die.flops
+    part = demand.reads / jnp.maximum(demand.reads, costs.expert_bytes)  # 1 where at least an expert is read
+    part = part + jnp.diag(jnp.minimum((demand.writes + demand.ahead) / costs.expert_bytes, 1) * (own <= 0))
+    waits = part * jnp.maximum(channel[:, None], path_maxima(topology, link))
+    first = part * _first_slice(machine, costs)
+    fetch = jnp.maximum(reduction(waits.T) + reduction(first.T), cache + costs.hit * (demand.llc > 0))
+    fetch = fetch + costs.write * (demand.writes > 0)
+    done = reduction(jnp.stack([fetch, compute], axis=-1))
+    return LayerTime(
+        stages={"fetch": reduction(fetch), "compute": reduction(compute)},
+        busy={"fetch": {"link": link, "hbm": channel, "llc": cache}, "compute": {"node": compute}},
+        total=reduction(done),
+    )
+
+
+def _first_slice(machine: Machine, costs: FetchCosts) -> Float[Array, "die die2"]:
+    """Latency of what die d reads from die h: a miss, the way of the request, HBM, and the way of the data."""
+    hbm = machine.memory[-1]
+    way = path_sums(machine.topology, machine.topology.link_latency)
+    return costs.miss + hbm.latency[hbm.channel][:, None] + way + way.T
+
+
+def fetched_layer_time(
+    machine: Machine,
+    fetches: Fetches,
+    costs: FetchCosts,
+    reduction: AbstractReduction | None = None,
+    support: AbstractSupport | None = None,
+) -> LayerTime:
+    """The time of one layer from who computes what; exact unless a reduction and a support are given."""
+    return fetch_time(machine, fetch_demand(fetches, costs, support), costs, reduction)
+
+
+def traffic_figures(machine: Machine, demand: FetchDemand) -> Mapping[str, Float[Array, ""]]:
+    """Hops of all remote slices (V-D), and bytes by source (V-E), of one layer."""
+    hops = jnp.asarray(machine.topology.hop_counts(), demand.reads.dtype)
+    own = jnp.diagonal(demand.reads).sum()
+    return {
+        "hops": (hops * demand.remote_slices).sum(),
+        "local_read": own,
+        "remote_read": demand.reads.sum() - own,
+        "local_write": demand.writes.sum(),
+        "llc_read": demand.llc.sum(),
+    }
+
+
+# The same layer with its allocation decided by the host's processor (V-F).
+
+
+class HostLink(eqx.Module):
+    """PCIe to a host that allocates: `fixed` seconds for both ways, and the table up and the plan down at its rate."""
+
+    bandwidth: Float[Array, ""] = eqx.field(converter=as_number)  # B/s
+    fixed: Float[Array, ""] = eqx.field(converter=as_number)  # s
+
+    def seconds(self, experts: int, dies: int) -> Float[Array, ""]:
+        """Once for each layer: 4 B of requests, 1 B of home and a bit for each die of every expert up; down as many
+        entries of an expert, a die and requests, 8 B each, as an expert has candidate dies at most, 5."""
+        table = experts * (5 + dies / 8)
+        return self.fixed + (table + experts * 5 * 8) / self.bandwidth

@@ -1,0 +1,233 @@
+"""Copies of remote experts in local HBM, by what a cross-token heat map predicts (wafer-scale study, IV-D).
+
+`CrossToken` is the global command processor's heat map: it sees the choices of every step and says which experts follow
+which. `WaferPolicy` allocates the tasks of a layer, copies what a die reads from afar and is predicted to need again,
+and keeps all layers' copies within one capacity for each die. Both are init/step pairs.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxmoe.hardware import Machine
+from jaxmoe.latency.fetch import FetchCosts, Fetches, fetch_demand, fetch_time, traffic_figures
+from jaxmoe.latency.schedule import LayerTime
+from jaxmoe.placement.placement import PlanError
+from jaxmoe.policies.task_allocation import BLOCK, SPARE, AllocationCosts, allocate, deal
+
+Allocation = Literal["base", "allo"]
+Prediction = Literal["none", "heatmap", "perfect"]
+Eviction = Literal["least_popular", "least_recent", "keep"]
+
+
+class Guidance(eqx.Module):
+    """What is known of a step when its layers are launched; leaves are [*lead, layer, ...].
+
+    `counts` are the requests of every expert, `following` the `n` experts that most often come after each, and
+    `popularity` how often each was chosen so far. `next_counts` are those of the next step, for perfect foresight.
+    """
+
+    counts: Int[Array, "*lead layer expert"]
+    next_counts: Int[Array, "*lead layer expert"]
+    following: Int[Array, "*lead layer expert n"]
+    popularity: Float[Array, "*lead layer expert"]
+
+
+class CrossToken(eqx.Module):
+    """The heat map of experts chosen by one token and by the next of the same request, updated as it goes (Fig. 10b).
+
+    `start` holds the pairs seen before, such as in the prefill (Insight 1), or zeros.
+    """
+
+    start: Float[Array, "layer expert expert"]
+    top: int = eqx.field(static=True, default=8)
+
+    def init(self) -> Float[Array, "layer expert expert"]:
+        return self.start
+
+    def step(
+        self,
+        pairs: Float[Array, "layer expert expert"],
+        last: Int[Array, "layer token k"],
+        now: Int[Array, "layer token k"],
+    ) -> tuple[Float[Array, "layer expert expert"], tuple[Int[Array, "layer expert n"], Float[Array, "layer expert"]]]:
+        """The map with the pairs from `last` to `now`; the `top` of each row and each expert's popularity, after it."""
+
+        def layer(pairs: Array, last: Array, now: Array) -> Array:
+            experts = pairs.shape[0]
+            before, after = (jax.nn.one_hot(each, experts, dtype=pairs.dtype).sum(axis=-2) for each in (last, now))
+            return pairs + before.T @ after
+
+        pairs = jax.vmap(layer)(pairs, last, now)
+        return pairs, (jax.lax.top_k(pairs, self.top)[1], pairs.sum(axis=1))
+
+
+@eqx.filter_jit
+def guide(heatmap: CrossToken, experts: Int[Array, "layer step token k"]) -> Guidance:
+    """What the map says in each step, from the choices of the same requests in all steps; -1 is no choice.
+
+    The first step has no step before it, so what the map has then is its start; the last is its own future.
+    """
+    in_turn = jnp.moveaxis(experts, 1, 0)
+    num_experts = heatmap.start.shape[-1]
+
+    def count(chosen: Int[Array, "token k"]) -> Int[Array, " expert"]:
+        place = jnp.where(chosen < 0, num_experts, chosen).ravel()
+        return jnp.zeros(num_experts, jnp.int32).at[place].add(1, mode="drop")
+
+    counts = jax.lax.map(jax.vmap(count), in_turn)
+
+    def step(pairs: Array, given: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+        return heatmap.step(pairs, *given)
+
+    before = jnp.concatenate([jnp.full_like(in_turn[:1], -1), in_turn[:-1]])
+    _, (following, popularity) = jax.lax.scan(step, heatmap.init(), (before, in_turn))
+    return Guidance(counts, jnp.concatenate([counts[1:], counts[-1:]]), following, popularity)
+
+
+class Copies(eqx.Module):
+    """Copies that dies hold beside their home experts; `used` is the step of the last read."""
+
+    held: Bool[Array, "layer expert die"]
+    used: Int[Array, "layer expert die"]
+
+
+class WaferPolicy(eqx.Module):
+    """Who computes what, and what is copied. `home` and `start`, copies from the beginning, are placement.
+
+    `capacity` is how many copies a die holds in all layers together; infinite is no limit. A full die makes room by
+    `eviction`: the copy of the least popular expert goes, for a more popular one; or the least recently read; or with
+    `keep` none. The paper does not say.
+    """
+
+    home: Int[Array, "layer expert"]
+    hops: Int[Array, "die die2"]
+    capacity: Float[Array, " die"]
+    costs: AllocationCosts
+    start: Bool[Array, "layer expert die"] | None = None
+    allocation: Allocation = eqx.field(static=True, default="allo")
+    prediction: Prediction = eqx.field(static=True, default="heatmap")
+    eviction: Eviction = eqx.field(static=True, default="least_popular")
+    block: int = eqx.field(static=True, default=BLOCK)
+    spare: int = eqx.field(static=True, default=SPARE)
+
+    @property
+    def dies(self) -> int:
+        return self.hops.shape[0]
+
+    def init(self) -> Copies:
+        """The copies there are before the first step."""
+        shape = (*self.home.shape, self.dies)
+        held = jnp.zeros(shape, bool) if self.start is None else self.start
+        return Copies(held, jnp.zeros(shape, jnp.int32))
+
+    def allocated(
+        self, counts: Int[Array, " expert"], home: Int[Array, " expert"], local: Bool[Array, "expert die"]
+    ) -> Int[Array, "expert die"]:
+        """The requests of one layer that each die computes."""
+        if self.allocation == "base":
+            return deal(counts, self.dies, self.block)
+        return allocate(counts, local, home, self.hops, self.costs, self.block, self.spare)
+
+    def step(self, copies: Copies, time: Int[Array, ""], guidance: Guidance) -> tuple[Copies, Fetches]:
+        """All layers of one step, one after the other; the second result's leaves are [layer, ...]."""
+
+        def layer(copies: Copies, given: tuple[Array, Array, Guidance]) -> tuple[Copies, Fetches]:
+            row, home, known = given
+            local = copies.held[row] | (home[:, None] == jnp.arange(self.dies))
+            requests = self.allocated(known.counts, home, local)
+            computed = requests > 0
+            copies = Copies(copies.held, copies.used.at[row].set(jnp.where(computed, time, copies.used[row])))
+            copied = jnp.zeros_like(local)
+            if self.prediction != "none":
+                wanted = computed & ~local & self._predicted(computed, home, local, known)
+                copies, copied = self._admit(copies, row, time, wanted, guidance.popularity)
+            dtype = self.capacity.dtype
+            return copies, Fetches(requests.astype(dtype), home, local.astype(dtype), copied.astype(dtype))
+
+        return jax.lax.scan(layer, copies, (jnp.arange(len(self.home)), self.home, guidance))
+
+    def _predicted(
+        self,
+        computed: Bool[Array, "expert die"],
+        home: Int[Array, " expert"],
+        local: Bool[Array, "expert die"],
+        known: Guidance,
+    ) -> Bool[Array, "expert die"]:
+        """What each die is taken to compute next: the top of the rows of all experts that it computes now."""
+        if self.prediction == "perfect":
+            return self.allocated(known.next_counts, home, local) > 0
+        experts = len(home)
+        follows = jnp.zeros((experts, experts), jnp.float32).at[jnp.arange(experts)[:, None], known.following].set(1)
+        return follows.T @ computed.astype(jnp.float32) > 0
+
+    def _admit(
+        self,
+        copies: Copies,
+        row: Int[Array, ""],
+        time: Int[Array, ""],
+        wanted: Bool[Array, "expert die"],
+        popularity: Float[Array, "layer expert"],
+    ) -> tuple[Copies, Bool[Array, "expert die"]]:
+        """Take wanted copies, the most popular first, while there is room, or a copy that is worth less."""
+        experts = len(wanted)
+        index = jnp.arange(experts)
+        worth = copies.used if self.eviction == "least_recent" else popularity[..., None]
+        worth = jnp.broadcast_to(worth, copies.held.shape).astype(popularity.dtype)
+        value = jnp.full(experts, time, worth.dtype) if self.eviction == "least_recent" else popularity[row]
+
+        def die(held: Array, worth: Array, wanted: Array, capacity: Array) -> tuple[Array, Array]:
+            free = jnp.clip(capacity - held.sum(), 0, experts).astype(jnp.int32)
+            order = jnp.lexsort((index, -popularity[row], ~wanted))
+            least, victims = jax.lax.top_k(-jnp.where(held, worth, jnp.inf).ravel(), experts)
+            better = value[order] > -least[jnp.maximum(index - free, 0)]
+            admitted = wanted[order] & ((index < free) | (better & (self.eviction != "keep")))
+            dropped = (admitted & (index >= free)).sum()
+            flat = held.ravel().at[victims].min(index >= dropped)
+            copied = jnp.zeros_like(wanted).at[order].set(admitted)
+            return flat.reshape(held.shape).at[row].max(copied), copied
+
+        held, copied = jax.vmap(die, (2, 2, 1, 0), (2, 1))(copies.held, worth, wanted, self.capacity)
+        return Copies(held, copies.used), copied
+
+
+@eqx.filter_jit
+def run_policy(
+    policy: WaferPolicy, machine: Machine, costs: FetchCosts, guidance: Guidance
+) -> tuple[LayerTime, Mapping[str, Float[Array, "step layer"]], Fetches, Int[Array, "step die"]]:
+    """All steps: times and traffic [step, layer], who fetched what, and the copies that each die held after a step."""
+
+    def priced(fetches: Fetches) -> tuple[LayerTime, Mapping[str, Array]]:
+        demand = fetch_demand(fetches, costs)
+        return fetch_time(machine, demand, costs), traffic_figures(machine, demand)
+
+    def step(copies: Copies, given: tuple[Array, Guidance]) -> tuple[Copies, tuple]:
+        copies, fetches = policy.step(copies, *given)
+        return copies, (*jax.vmap(priced)(fetches), fetches, copies.held.sum(axis=(0, 1)))
+
+    steps = jnp.arange(1, len(guidance.counts) + 1, dtype=jnp.int32)
+    return jax.lax.scan(step, policy.init(), (steps, guidance))[1]
+
+
+def copies_that_fit(
+    capacity: Float[np.ndarray, " die"], home: Int[np.ndarray, "layer expert"], expert_bytes: float, layers: int
+) -> Float[np.ndarray, " die"]:
+    """How many copies a die has room for beside its home experts. `capacity` in B is of a model of so many `layers`;
+    those given stand for all of them, and have their part of it.
+
+    Raises `PlanError` for a die whose home experts do not fit.
+    """
+    part = len(home) / layers
+    at_home = np.stack([(home == die).sum() for die in range(len(capacity))])
+    room = capacity * part / expert_bytes - at_home
+    for die in np.flatnonzero(room < 0)[:1]:
+        raise PlanError(
+            f"die {die} is home to {at_home[die] / part:.0f} experts of {expert_bytes / 1e6:.1f} MB, but has "
+            f"{capacity[die] / 1e9:g} GB; spread the experts evenly or use dies with more memory"
+        )
+    return np.floor(room)

@@ -1,0 +1,236 @@
+"""camoe: the gate's logits get a bias by what the path from a token's node to an expert's costs (3.4)."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxmoe.des import replay_traffic
+from jaxmoe.des.description import node_seconds, plan_tokens
+from jaxmoe.latency import Decisions, LayerModel, LayerTime
+from jaxmoe.network import alpha_beta
+from jaxmoe.network.all_to_all import AllToAll, same_models
+from jaxmoe.network.profile import STAGES
+from jaxmoe.policies.gate import assignment_copies, biased, choose, gate_bias, node_copies
+from jaxmoe.relax import HardMax
+from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, UnsuitableSystemError
+from jaxmoe.traces import Batch, GatingTrace, TraceError
+from jaxmoe.traces.logits import reconstruct_logits, with_logits
+from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl
+from jaxmoe.tune.gate_bias import GateProblem, GateSettings, Limits, descend, judge, on_experts, start, within
+
+COUNT_BYTES = 4.0  # B of a count of tokens for one expert in the metadata: not stated
+PARTS, STEPS = 4, 80  # of the history that a bias by gradient is tuned on, and its steps
+
+
+@dataclass(frozen=True)
+class CAMoE(AbstractSystem):
+    """A biased gate on a plan of whole experts, beside the gate as it is.
+
+    Traffic is accounted on the history, without bias. The bias is that of Eq. 13 with `lambda_cost`, whose scores count
+    the own node or leave it out; or by `gradient`, with as much gate mass lost as that of the rule. Times are by
+    `alpha_beta` of hops (Eq. 9) or by the machine's congestion model; `copies` are sent for every expert chosen
+    (Eq. 8), or one for each node. Logits are `recorded` with the trace, or `reconstructed` from gate weights.
+    """
+
+    lambda_cost: float = 0.2
+    own_node: Literal["counted", "left_out"] = "counted"
+    bias: Literal["rule", "gradient"] = "rule"
+    copies: Literal["assignment", "node"] = "assignment"
+    time_model: Literal["alpha_beta", "congestion"] = "alpha_beta"
+    logits: Literal["recorded", "reconstructed"] = "recorded"
+
+    def runs(self, setting: Setting) -> dict[str, AbstractRun]:
+        _check(setting)
+        assert setting.trace is not None
+        trace, history = self._with_logits(setting.trace), self._with_logits(setting.history)
+        table = self._table(setting, history)
+        run = partial(GatedRun, setting, self, trace)
+        return {"unbiased": run(np.zeros_like(table)), "camoe": run(table)}
+
+    def exchange(self, model: LayerModel, experts: int) -> AllToAll:
+        """What the three stages cost; the bias itself needs alpha and beta."""
+        times = alpha_beta(model.machine.topology) if self.time_model == "alpha_beta" else model.time_model
+        sizes = (jnp.asarray(experts * COUNT_BYTES), model.costs.dispatch_bytes, model.costs.combine_bytes)
+        return AllToAll(same_models(times), *sizes)
+
+    def _with_logits(self, trace: GatingTrace) -> GatingTrace:
+        if trace.logits is not None or self.logits == "recorded":
+            return with_logits(trace)
+        try:
+            return reconstruct_logits(trace).trace
+        except TraceError as error:
+            raise TraceError(f"system.logits is reconstructed: {error}") from None
+
+    def _table(self, setting: Setting, history: GatingTrace) -> Float[np.ndarray, "layer node expert"]:
+        """The bias of every layer, source and expert."""
+        problems = [self._problem(setting, history, part) for part in range(PARTS)]
+        copies = np.mean([_accounted(problem) for problem in problems], axis=0)
+        bias = partial(gate_bias, problems[0].exchange, own=self.own_node)
+        rule = jax.vmap(lambda copies, share: bias(copies, share, self.lambda_cost))(
+            jnp.asarray(copies), problems[0].share
+        )
+        if self.bias == "rule":
+            return np.asarray(rule)
+        per_node = jnp.einsum("lue,len->lun", rule, problems[0].share) / problems[0].share.sum(axis=1)[:, None]
+        judged = [judge(problem, rule) for problem in problems]
+        limits = Limits(1 - float(np.mean([one.retained.mean() for one in judged])))
+        begin = start("table", -per_node / max(self.lambda_cost, 1e-9), self.lambda_cost)
+        found = descend(problems, limits, GateSettings(steps=STEPS), begin)
+        kept = within(problems, limits, found.bias, found.share)
+        return np.asarray(on_experts(jnp.asarray(kept), problems[0].share))
+
+    def _problem(self, setting: Setting, history: GatingTrace, part: int) -> GateProblem:
+        """A part of the last tokens of the history, which stands for a batch."""
+        nodes, batch = setting.model.machine.num_nodes, setting.batch_tokens
+        seen = min(history.num_tokens, batch)
+        size = max(seen // PARTS, 1)
+        first = history.num_tokens - seen + part * size
+        assert history.logits is not None
+        logits = np.moveaxis(history.logits[first : first + size], 1, 0)
+        by_pairs = replace(self, time_model="alpha_beta")
+        return GateProblem(
+            exchange=by_pairs.exchange(setting.model, logits.shape[2]),
+            topology=setting.model.machine.topology,
+            logits=jnp.asarray(logits, jnp.float32),
+            source=jnp.asarray(np.arange(size) * nodes // size, jnp.int32),
+            share=jnp.asarray(setting.share, jnp.float32),
+            weight=jnp.asarray(batch / size, jnp.float32),
+            top_k=history.top_k,
+        )
+
+
+def _check(setting: Setting) -> None:
+    if not np.isin(setting.share, (0, 1)).all():
+        raise UnsuitableSystemError(
+            "system camoe needs whole experts, one node each, but the plan shares some among nodes; use plan: ep"
+        )
+    if setting.model.schedule.micro_batches > 1:
+        raise UnsuitableSystemError(
+            "system camoe gates whole batches, but the schedule cuts them into micro-batches; use schedule: serial"
+        )
+
+
+@eqx.filter_jit
+def _accounted(problem: GateProblem) -> Float[Array, "layer node node2"]:
+    """Copies of an unbiased pass (Eq. 10)."""
+
+    def layer(given: tuple[Array, Array]) -> Array:
+        logits, share = given
+        chosen = _as_ones(choose(logits, problem.top_k).experts, logits.shape[1])
+        return problem.weight * assignment_copies(chosen, problem.source, share)
+
+    return jax.lax.map(layer, (problem.logits, problem.share))
+
+
+def _as_ones(experts: Int[Array, "token top_k"], count: int) -> Float[Array, "token expert"]:
+    return jax.nn.one_hot(experts, count).sum(axis=1)
+
+
+@dataclass(frozen=True)
+class GatedRun(AbstractRun):
+    """The gate with a bias [layer, source, expert]; what it chose is replayed stage by stage."""
+
+    setting: Setting
+    system: CAMoE
+    trace: GatingTrace
+    bias: Float[np.ndarray, "layer node expert"]
+
+    def rollout(self, steps: Batch) -> Rolled:
+        assert steps.row is not None
+        assert self.trace.logits is not None
+        exchange = self.system.exchange(self.setting.model, self.trace.num_experts)
+        given = (jnp.asarray(self.bias), jnp.asarray(self.setting.share, jnp.float32))
+        times, kept, mass = [], [], []
+        for step in range(steps.row.shape[1]):
+            batch = jax.tree.map(lambda leaf, at=step: leaf[:, at], steps)
+            logits = np.moveaxis(self.trace.logits[np.asarray(batch.row[0])], 1, 0)
+            time, experts, lost = _gated(
+                self.setting.model, exchange, self.system.copies, *given, batch, jnp.asarray(logits, jnp.float32)
+            )
+            times.append(time.as_numpy())
+            kept.append(np.asarray(experts, np.int16))
+            mass.append(np.asarray(lost))
+        time = jax.tree.map(lambda *leaves: np.stack(leaves), *times)
+        chosen = np.stack(kept)
+        return Rolled(time, chosen, self._figures(steps, chosen, np.stack(mass)))
+
+    def _figures(
+        self, steps: Batch, experts: Int[np.ndarray, "step layer token top_k"], mass: Float[np.ndarray, "step layer 2"]
+    ) -> dict[str, float]:
+        """How far routing changed; none of these is accuracy."""
+        before = np.swapaxes(np.asarray(steps.experts), 0, 1)
+        base, after = (_loads(each, self.trace.num_experts) for each in (before, experts))
+        return {
+            "retained_gate_mass": float(mass[..., 0].mean()),
+            "changed_choices": float(mass[..., 1].mean()),
+            "kl": global_kl(base, after),
+            "avg_layer_kl": avg_layer_kl(base, after),
+            "cv": global_cv(after),
+            "avg_layer_cv": avg_layer_cv(after),
+        }
+
+    def replay(self, rolled: Rolled, batch: Batch, step: int, row: int) -> float:
+        share = self.setting.share[row]
+        layer = replace(self.setting.describe(self.setting.mode, self.setting.exchange[row]), micro_batches=1)
+        # Leaves are of NumPy here.
+        batch = eqx.tree_at(lambda b: b.experts, batch, rolled.kept[step, row].astype(np.int32))
+        nodes = len(layer.flops)
+        source, to = np.asarray(batch.sources(nodes)), share.argmax(axis=1)[batch.experts]
+        sent = np.zeros((nodes, nodes))
+        if self.system.copies == "node":
+            visited = (to[..., None] == np.arange(nodes)).any(axis=1)
+            np.add.at(sent, source, visited.astype(float))
+        else:
+            np.add.at(sent, (source[:, None], to), 1.0)
+        metadata = np.full((nodes, nodes), self.trace.num_experts * COUNT_BYTES)
+        np.fill_diagonal(metadata, 0)
+        matrices = (metadata, sent * layer.dispatch_bytes, sent.T * layer.combine_bytes)
+        network = sum(replay_traffic(layer.fabric, matrix).completion_s for matrix in matrices)
+        return network + float(node_seconds(layer, plan_tokens(layer, share, batch), batch).max())
+
+    def notes(self, rolled: Rolled) -> list[str]:
+        source = self.trace.facts.get("logit_source")
+        return [] if source is None else [f"logits: {source}"]
+
+
+def _loads(experts: Int[np.ndarray, "step layer token top_k"], count: int) -> Float[np.ndarray, "layer expert"]:
+    layers = experts.shape[1]
+    place = np.maximum(experts, 0) + count * np.arange(layers)[:, None, None]
+    return np.bincount(place.ravel(), minlength=layers * count).reshape(layers, count).astype(float)
+
+
+@eqx.filter_jit
+def _gated(
+    model: LayerModel,
+    exchange: AllToAll,
+    copies: str,
+    bias: Float[Array, "layer node expert"],
+    share: Float[Array, "layer expert node"],
+    tokens: Batch,
+    logits: Float[Array, "layer token expert"],
+) -> tuple[LayerTime, Int[Array, "layer token top_k"], Float[Array, "layer 2"]]:
+    """Times of all layers of a step, what the gate chose, and gate mass retained and the part of choices changed."""
+    count = assignment_copies if copies == "assignment" else node_copies
+
+    def layer(given: tuple[Any, ...]) -> tuple[LayerTime, Array, Array]:
+        bias, share, batch, logits = given
+        source, top_k = batch.sources(share.shape[1]), batch.experts.shape[-1]
+        chosen = choose(biased(logits, bias, source), top_k).experts
+        ones, before = _as_ones(chosen, len(share)), _as_ones(batch.experts, len(share))
+        stages = exchange.stages(model.machine.topology, count(ones, source, share))
+        compute = model.decided(Decisions(share, experts=chosen), batch)
+        seconds = {name: stages[name].total(HardMax()) for name in STAGES} | {"compute": compute.compute}
+        order = {name: seconds[name] for name in ("metadata", "dispatch", "compute", "combine")}
+        busy = {name: {"link": stages[name].link_time, "port": stages[name].port_time} for name in STAGES}
+        total = model.schedule.total({name: each[None] for name, each in order.items()}, HardMax())
+        gate = jax.nn.softmax(logits, axis=-1)
+        told = jnp.stack([(gate * ones).sum() / (gate * before).sum(), 1 - (ones * before).sum() / before.sum()])
+        return LayerTime(order, busy | {"compute": compute.busy["compute"]}, total), chosen, told
+
+    return jax.lax.map(layer, (bias, share, tokens, logits))

@@ -1,0 +1,81 @@
+"""Tables 1 and 2 of camoe: latency, selectivity and change of routing by lambda; see README.md.
+
+`python studies/camoe/table1.py` writes `table1.csv`; with `--calibrate` it prints how the two calibrated
+latencies depend on tokens and scale of logits.
+"""
+
+import argparse
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from setting import LOGIT_SCALE, STRENGTHS, TOKENS_PER_NODE, network, problem, scores_of, tokens, write_rows
+
+from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl
+from jaxmoe.tune.gate_bias import judge, on_experts
+
+BATCHES, TOKENS = 2, 4 * TOKENS_PER_NODE
+SEED = 0
+PAPER = {  # mean and p95 in ms; cv, avg_layer_cv, KL, avg_layer_kl
+    0.00: (177.56, 235.51, 0.3368, 1.5118, 0.0, 0.0),
+    0.05: (171.49, 220.88, 0.3379, 1.5122, 0.0006, 0.0098),
+    0.10: (166.02, 209.50, 0.3437, 1.5137, 0.0023, 0.0213),
+    0.15: (160.24, 208.43, 0.3525, 1.5132, 0.0053, 0.0321),
+    0.20: (152.51, 197.80, 0.3622, 1.5108, 0.0097, 0.0447),
+    0.25: (149.50, 190.57, 0.3742, 1.5079, 0.0149, 0.0588),
+}
+FIGURES = ("mean_ms", "p95_ms", "cv", "avg_layer_cv", "kl", "avg_layer_kl")
+
+
+def rows(trace, own: str, per_node: int, scale: float, strengths=STRENGTHS) -> list[dict]:
+    """One line for each lambda."""
+    batches = [problem(trace, at * TOKENS, TOKENS, network(), per_node, scale) for at in range(BATCHES)]
+    scores = jnp.stack([scores_of(batch, own) for batch in batches]).mean(axis=0)
+    made, base = [], None
+    for strength in strengths:
+        judged = [judge(batch, on_experts(-strength * scores, batch.share)) for batch in batches]
+        seconds = np.concatenate([np.asarray(one.seconds) for one in judged])
+        loads = np.sum([np.asarray(one.loads, float) for one in judged], axis=0)
+        base = loads if base is None else base
+        mean, p95 = 1e3 * seconds.mean(), 1e3 * np.quantile(seconds, 0.95)
+        found = (mean, p95, global_cv(loads), avg_layer_cv(loads), global_kl(base, loads), avg_layer_kl(base, loads))
+        row = {"own_node": own, "lambda": strength} | dict(zip(FIGURES, map(float, found), strict=True))
+        row |= {name: float(np.mean([getattr(one, name).mean() for one in judged])) for name in ("retained", "changed")}
+        row |= {f"paper_{name}": value for name, value in zip(FIGURES, PAPER[strength], strict=True)}
+        made.append(row)
+    return made
+
+
+def relative(row: dict, first: dict, name: str) -> float:
+    """Change since lambda 0, %."""
+    return 100 * (row[name] / first[name] - 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--calibrate", action="store_true")
+    calibrate = parser.parse_args().calibrate
+    trace = tokens(BATCHES * TOKENS, SEED)
+    if calibrate:
+        for per_node in (TOKENS_PER_NODE - 30, TOKENS_PER_NODE + 30):
+            for scale in (LOGIT_SCALE - 0.1, LOGIT_SCALE + 0.1):
+                first, last = rows(trace, "counted", per_node, scale, (0.0, 0.25))
+                print(
+                    per_node, scale, f"{first['mean_ms']:.2f} ms, {relative(last, first, 'mean_ms'):.2f} %", flush=True
+                )
+        return
+    made = []
+    for own in ("counted", "left_out", "alone"):
+        made += rows(trace, own, TOKENS_PER_NODE, LOGIT_SCALE)
+    for row in made:
+        first = next(one for one in made if one["own_node"] == row["own_node"])
+        for name in ("mean_ms", "p95_ms"):
+            row[f"{name}_change_percent"] = relative(row, first, name)
+            row[f"paper_{name}_change_percent"] = 100 * (row[f"paper_{name}"] / first[f"paper_{name}"] - 1)
+        print({name: round(value, 5) if isinstance(value, float) else value for name, value in row.items()}, flush=True)
+    write_rows("table1", made)
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_default_matmul_precision", "highest")
+    main()

@@ -1,0 +1,110 @@
+"""Communication of token layouts: the congestion model against the event simulator (line 7, without migration).
+
+Writes `agreement.csv`, a line for each case, and prints R2 and errors: `python studies/moentwine/agreement.py`. Tokens
+choose experts at random, all as likely or by a skewed popularity; each is counted, in the model and in the simulator.
+"""
+
+import itertools
+from collections.abc import Iterator
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from cases import MICRO, STAGES, Case, layout_of, topology_of
+from study import Row, write
+
+from jaxmoe.des import fabric_of
+from jaxmoe.des.domains import replay_communication
+from jaxmoe.experiment.validation import agreement
+from jaxmoe.hardware import Mesh
+from jaxmoe.network import Congestion, token_communication, token_homes, visit_counts
+from jaxmoe.network.domains import num_homes
+from jaxmoe.placement.tokens import TokenLayout
+from jaxmoe.relax import HardMax
+
+VECTOR, TOP_K, SKEW, SEED = 8192.0, 8, 0.6, 0
+TOKENS = {"moentwine_4x8x8": (16, 64, 256)}
+USUAL = (16, 64, 256, 1024)
+LAYOUTS = (
+    ("baseline", "domain", None),
+    ("baseline", "nearest", None),
+    ("baseline", "domain", False),
+    ("er", "domain", None),
+    ("er", "nearest", None),
+    ("er", "domain", False),
+    ("esp", "domain", None),
+    ("baseline_esp", "domain", None),
+)
+
+
+def cases() -> Iterator[Case]:
+    """All layouts on all machines."""
+    for machine, tp in (("moentwine_4x4", 4), ("moentwine_6x6", 4), ("moentwine_6x6", 9), ("moentwine_8x8", 16)):
+        for layout, fetch, gather in LAYOUTS:
+            yield Case(machine, layout, tp=tp, fetch=fetch, all_gather=gather)
+    for layout, gather in (("baseline", None), ("er", None), ("her", None), ("her", True), ("her_blocks", None)):
+        yield Case("moentwine_4x8x8", layout, tp=16, all_gather=gather)
+    for machine in ("dgx_b200_4x8", "dgx_b200_8x8", "nvl72"):
+        yield Case(machine, "successive")
+
+
+def visits(layout: TokenLayout, tokens: int, skew: float) -> np.ndarray:
+    """Where tokens go, bool [token, node]: two experts on every device, or slices of them on several."""
+    rng = np.random.default_rng(SEED)
+    hosts = layout.tp if layout.sliced else layout.num_nodes
+    experts = max(2 * hosts, 2 * TOP_K)
+    popularity = np.log(np.arange(1, experts + 1)) * -skew
+    luck = rng.gumbel(size=(tokens, experts)) + rng.permutation(popularity)
+    chosen = np.argpartition(luck, -TOP_K, axis=1)[:, -TOP_K:] * hosts // experts
+    visited = np.zeros((tokens, hosts), bool)
+    visited[np.arange(tokens)[:, None], chosen] = True
+    return visited[:, layout.slices] if layout.sliced else visited
+
+
+@eqx.filter_jit
+def _price(communication, topology, counts, tokens):
+    return communication(topology, counts, tokens, VECTOR, HardMax())
+
+
+def line(case: Case, tokens: int, skew: float) -> Row:
+    """Model and simulator of one batch."""
+    topology, chunk = topology_of(case.machine)
+    cut_through = not isinstance(topology, Mesh)
+    layout, model = layout_of(case), Congestion(jnp.asarray(chunk), cut_through)
+    visited = visits(layout, tokens * layout.num_groups, skew)
+    group = np.arange(len(visited)) // tokens
+    homes = jnp.asarray(token_homes(layout, len(visited)), jnp.int32)
+    clusters = layout.shape[0] if layout.name == "successive" else 1
+    counts = visit_counts(jnp.asarray(visited, float), jnp.ones(len(visited)), homes, num_homes(layout), clusters)
+    told = _price(token_communication(layout, topology, model, model), topology, counts, float(tokens))
+    seen = replay_communication(fabric_of(topology, chunk, cut_through), layout, visited, group, VECTOR)
+    known = {name: getattr(case, name) for name in ("machine", "layout", "tp", "fetch", "all_gather")}
+    row: Row = known | {"tokens": tokens, "gating": "skewed" if skew else "balanced"}
+    for name in STAGES:
+        row |= {
+            f"model_{name}_us": MICRO * float(told[name].seconds),
+            f"simulated_{name}_us": MICRO * seen[name].seconds,
+        }
+    for who in ("model", "simulated"):
+        row[f"{who}_total_us"] = sum(float(str(row[f"{who}_{name}_us"])) for name in STAGES)
+    return row
+
+
+def main() -> None:
+    """Write the table, and print how well the two agree."""
+    rows = []
+    for case, skew in itertools.product(cases(), (0.0, SKEW)):
+        rows += [line(case, tokens, skew) for tokens in TOKENS.get(case.machine, USUAL)]
+    write("agreement", rows)
+    told, seen = (np.array([float(str(row[f"{who}_total_us"])) for row in rows]) for who in ("model", "simulated"))
+    print(len(rows), "cases:", agreement(told, seen))
+    error = np.abs(told / seen - 1)
+    for index in np.argsort(-error)[:8]:
+        print(
+            f"{told[index] / seen[index] - 1:+.3f}",
+            [rows[index][key] for key in ("machine", "layout", "tp", "fetch", "all_gather", "tokens", "gating")],
+        )
+
+
+if __name__ == "__main__":
+    main()

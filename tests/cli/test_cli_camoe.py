@@ -1,0 +1,55 @@
+"""The system camoe by `jaxmoe simulate`: its stages, the simulator's word, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+SCENARIO = Path(__file__).parents[2] / "configs" / "scenarios" / "camoe" / "qwen3-30b-a3b_4nodes.yaml"
+SMALL = ("--layers", "0,1", "--set", "workload.batch_tokens=256", "--set", "workload.trace.tokens=768")
+
+
+def simulated(run, out, *more):
+    done = run("simulate", SCENARIO, *SMALL, "--iterations", 2, "--replay", 1, *more, "--out", out)
+    assert done.exit_code == 0, done.output
+    return json.loads((out / "summary.json").read_text())
+
+
+def test_a_biased_gate_is_faster_and_says_what_changed(run, tmp_path):
+    told = simulated(run, tmp_path)
+    assert (told["baseline"], told["system"]) == ("unbiased", "camoe")
+    assert told["stages"] == ["metadata", "dispatch", "compute", "combine"]
+    assert told["speedup"] > 1.02
+    plain, own = told["runs"]["unbiased"], told["runs"]["camoe"]
+    assert plain["retained_gate_mass"] == pytest.approx(1, abs=1e-6)
+    assert plain["changed_choices"] == plain["kl"] == 0
+    assert 0.9 < own["retained_gate_mass"] < 1
+    assert own["changed_choices"] > 0.01
+    # Every pair has a link of its own: Eq. 9 and the simulator agree.
+    assert own["agreement"]["mean_abs_error_percent"] < 0.1
+
+
+def test_without_strength_it_is_the_gate_as_it_is(run, tmp_path):
+    told = simulated(run, tmp_path, "--set", "system.lambda_cost=0", "--set", "system.copies=node")
+    assert told["runs"]["camoe"]["total_s"] == told["runs"]["unbiased"]["total_s"]
+
+
+def test_a_bias_by_gradient_saves_more(run, tmp_path):
+    rule = simulated(run, tmp_path / "rule")
+    tuned = simulated(run, tmp_path / "tuned", "--set", "system.bias=gradient")
+    assert tuned["speedup"] > rule["speedup"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--set", "workload.trace.logits=null"), "no logits"),
+        (("--set", "workload.trace.logits=null", "--set", "system.logits=reconstructed"), "no gate weights"),
+        (("--plan", "tp"), "needs whole experts"),
+        (("--set", "schedule=pipelined(2)"), "micro-batches"),
+    ],
+)
+def test_what_does_not_suit_is_one_clear_error(run, tmp_path, more, message):
+    done = run("simulate", SCENARIO, *SMALL, "--iterations", 2, *more, "--out", tmp_path)
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.split())

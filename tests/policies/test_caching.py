@@ -1,0 +1,124 @@
+"""Copies by heat map: by hand, and what must hold after any steps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmoe.config import build_machine, load_hardware
+from jaxmoe.latency import FetchCosts
+from jaxmoe.placement.placement import PlanError
+from jaxmoe.policies import AllocationCosts, CrossToken, Guidance, WaferPolicy, copies_that_fit, guide, run_policy
+
+BYTES = 3 * 4096 * 1536.0
+COSTS = FetchCosts(BYTES, 2 * BYTES)
+MACHINE = build_machine(load_hardware("configs/hardware/dojo_5x5.yaml"))
+LAYERS, EXPERTS, STEPS, REQUESTS = 2, 16, 6, 120
+
+
+def experts_of(seed):
+    rng = np.random.default_rng(seed)
+    weight = np.exp(rng.standard_normal((LAYERS, EXPERTS)))
+    race = rng.exponential(size=(LAYERS, STEPS, REQUESTS, EXPERTS)) / weight[:, None, None]
+    return np.argsort(race, axis=-1)[..., :4].astype(np.int32)
+
+
+def policy(capacity=3.0, **settings_):
+    home = jnp.asarray(np.stack([np.random.default_rng(row).permutation(EXPERTS) for row in range(LAYERS)]))
+    room = jnp.full(25, capacity)
+    hops = jnp.asarray(MACHINE.topology.hop_counts())
+    return WaferPolicy(home, hops, room, AllocationCosts.of(MACHINE, COSTS), **settings_)
+
+
+def run(chosen, guidance):
+    return jax.tree.map(np.asarray, run_policy(chosen, MACHINE, COSTS, guidance))
+
+
+def guided(seed, top=4):
+    return guide(CrossToken(jnp.zeros((LAYERS, EXPERTS, EXPERTS)), top), jnp.asarray(experts_of(seed)))
+
+
+def test_the_map_counts_pairs_of_neighbouring_tokens_of_a_request():
+    chosen = experts_of(1)
+    pairs = np.zeros((LAYERS, EXPERTS, EXPERTS))
+    for layer, request in np.ndindex(LAYERS, REQUESTS):
+        for before in chosen[layer, 0, request]:
+            pairs[layer, before, chosen[layer, 1, request]] += 1
+    known = guided(1)
+    np.testing.assert_array_equal(known.popularity[1], pairs.sum(axis=1))
+    assert (
+        np.take_along_axis(pairs, np.asarray(known.following[1]), axis=-1).min(axis=-1) >= np.sort(pairs)[..., -4]
+    ).all()
+    counts = [np.bincount(chosen[0, step].ravel(), minlength=EXPERTS) for step in (0, 1)]
+    np.testing.assert_array_equal(known.counts[0, 0], counts[0])
+    np.testing.assert_array_equal(known.next_counts[0, 0], counts[1])
+    assert known.counts.shape == (STEPS, LAYERS, EXPERTS)
+
+
+def test_the_example_of_fig_10():
+    """A die computes experts 1 and 4; the rows predict 2, 4 and 6; it reads 1 and 4 from afar: it copies 4 alone."""
+    following = np.zeros((1, 1, 8, 2), int) + 7
+    following[0, 0, 1], following[0, 0, 4] = [2, 4], [4, 6]
+    counts = jnp.zeros((1, 1, 8), int).at[0, 0, 1].set(10).at[0, 0, 4].set(10)
+    known = Guidance(counts, counts, jnp.asarray(following), jnp.ones((1, 1, 8)))
+    # Dealing on one row of two dies: expert 1 to die 0, expert 4 to die 1; blocks of 5 give both to both.
+    chosen = WaferPolicy(
+        jnp.full((1, 8), 2), jnp.asarray([[0, 1, 2], [1, 0, 1], [2, 1, 0]]), jnp.full(3, 9.0),
+        AllocationCosts(1.0, 1.0, 1.0), allocation="base", block=3,
+    )  # fmt: skip
+    copies, asked = chosen.step(chosen.init(), jnp.asarray(1), jax.tree.map(lambda leaf: leaf[0], known))
+    assert (np.asarray(asked.requests[0]) > 0).sum() == 6
+    np.testing.assert_array_equal(np.argwhere(asked.copied[0]), [[4, 0], [4, 1]])
+    np.testing.assert_array_equal(np.argwhere(copies.held[0]), [[4, 0], [4, 1]])
+
+
+@pytest.mark.parametrize(
+    ("allocation", "prediction", "eviction"),
+    [
+        ("base", "heatmap", "least_popular"),
+        ("allo", "heatmap", "least_recent"),
+        ("base", "perfect", "keep"),
+    ],
+)
+def test_copies_never_exceed_capacity_and_serve_what_is_read(allocation, prediction, eviction):
+    """Line 7, after each step; and nothing is copied that was not read from afar just then."""
+    chosen = policy(2.0, allocation=allocation, prediction=prediction, eviction=eviction, block=20)
+    known = guided(11)
+    _, figures, asked, held = run(chosen, known)
+    assert held.max() <= 2
+    np.testing.assert_array_equal(asked.requests.sum(axis=-1), known.counts)
+    assert (asked.copied <= (asked.requests > 0) * (1 - asked.local)).all()
+    assert figures["local_write"].sum() == pytest.approx(asked.copied.sum() * BYTES)
+
+
+def test_without_limit_perfect_foresight_reads_nothing_twice_in_steady_state():
+    """The same tokens in every step: after the first, what dealing computes is at hand."""
+    chosen = np.repeat(experts_of(3)[:, :1], STEPS, axis=1)
+    known = guide(CrossToken(jnp.zeros((LAYERS, EXPERTS, EXPERTS)), 4), jnp.asarray(chosen))
+    endless = policy(np.inf, allocation="base", prediction="perfect", block=20)
+    _, figures, _, _ = run(endless, known)
+    assert figures["hops"][0].min() > 0
+    assert figures["hops"][1:].max() == 0 == figures["remote_read"][1:].max()
+
+
+def test_a_full_die_keeps_the_most_popular():
+    known = guided(7, EXPERTS)  # every expert is predicted
+    chosen = policy(3.0, allocation="base", block=20)
+    copies = chosen.init()
+    for step in range(STEPS):
+        now = jax.tree.map(lambda leaf, at=step: leaf[at], known)
+        before = np.asarray(copies.held)
+        copies, asked = chosen.step(copies, jnp.asarray(step), now)
+        offered = before | (np.asarray(asked.requests > 0) & ~np.asarray(asked.local > 0))
+        worth = np.broadcast_to(np.asarray(now.popularity)[..., None], offered.shape)
+        for die in range(25):
+            kept = np.sort(worth[..., die][np.asarray(copies.held)[..., die]])
+            best = np.sort(worth[..., die][offered[..., die]])[-3:]
+            np.testing.assert_array_equal(kept, best)
+
+
+def test_home_experts_that_do_not_fit_are_refused():
+    home = np.zeros((2, 4), int)
+    with pytest.raises(PlanError, match=r"die 0 is home to 8 experts of 30.0 MB, but has 0.1 GB; spread"):
+        copies_that_fit(np.full(3, 1e8), home, 30e6, 2)
+    np.testing.assert_array_equal(copies_that_fit(np.full(2, 1e9), home, 30e6, 4), [8, 16])

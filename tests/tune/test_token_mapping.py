@@ -1,0 +1,119 @@
+"""Mappings tuned by gradient: exact against the layouts' own time, derivatives, the optimum of 4x4, bad input."""
+
+import itertools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmoe.errors import InputError
+from jaxmoe.hardware import Mesh
+from jaxmoe.hardware.networks import hop_counts, num_links
+from jaxmoe.network import balanced_counts
+from jaxmoe.placement.tokens import token_layout
+from jaxmoe.relax import HardMax, SmoothMax
+from jaxmoe.tune.token_mapping import (
+    MappingProblem,
+    anneal_mapping,
+    exact_seconds,
+    least_of_all_partitions,
+    tune_mapping,
+)
+
+
+def problem_of(shape=(4, 4), tp=4, top_k=8, congested=False, latency=0.0):
+    links, nodes = num_links(shape), shape[0] * shape[1]
+    mesh = Mesh(jnp.full(links, 1e12), jnp.full(links, latency), shape=shape)
+    counts = balanced_counts(256.0, nodes // tp, nodes, 1, 128, top_k).node
+    return MappingProblem(mesh, counts, 256.0, 8192.0, congested=congested)
+
+
+cost = eqx.filter_jit(lambda problem, order: problem.cost(problem.places_of(order), HardMax()))
+
+
+@pytest.mark.parametrize("name", ["baseline", "er"])
+@pytest.mark.parametrize("latency", [0.0, 2e-7])
+def test_the_cost_of_a_mapping_is_the_time_of_its_layout(name, latency):
+    problem, layout = problem_of(latency=latency), token_layout(name, (4, 4), 4)
+    told = float(cost(problem, jnp.asarray(layout.ring.ravel())))
+    assert told == pytest.approx(exact_seconds(problem, layout), rel=1e-5)
+    assert exact_seconds(problem, problem.layout(layout.ring.ravel())) == pytest.approx(told, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["baseline", "er"])
+def test_congestion_of_rings_without_conflict_is_exact(name):
+    problem, layout = problem_of(congested=True), token_layout(name, (4, 4), 4)
+    told = float(cost(problem, jnp.asarray(layout.ring.ravel())))
+    assert told == pytest.approx(exact_seconds(problem, layout), rel=1e-5)
+
+
+@pytest.mark.parametrize("congested", [False, True])
+def test_a_cold_plan_has_the_exact_cost(congested):
+    problem, order = problem_of(congested=congested), jnp.asarray(np.random.default_rng(0).permutation(16))
+    places = problem.places_of(order)
+    exact = float(problem.cost(places, HardMax()))
+    near = [float(problem.cost(places, SmoothMax(jnp.asarray(t)))) for t in (0.1, 0.01, 1e-4)]
+    assert near[0] > near[1] > near[2] >= exact * (1 - 1e-6)
+    assert near[2] == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.parametrize("congested", [False, True])
+def test_derivatives_of_a_relaxed_mapping(congested):
+    problem = problem_of(congested=congested)
+    rng = np.random.default_rng(1)
+    places, way = (jnp.asarray(rng.uniform(0.5, 1.5, (16, 4, 4)) / 16, float) for _ in range(2))
+
+    @jax.jit
+    def value(step):
+        return 1e6 * problem.cost(places + step * way, SmoothMax(jnp.asarray(0.3)))
+
+    slope = float(jax.jit(jax.grad(value))(0.0))
+    assert slope == pytest.approx((float(value(1e-2)) - float(value(-1e-2))) / 2e-2, rel=1e-2)
+
+
+@pytest.mark.parametrize("top_k", [2, 4, 6, 8])
+def test_unseeded_starts_reach_the_optimum_of_4x4(top_k):
+    # The bound holds for every partition, ring and way to fetch, so a mapping that reaches it is an optimum.
+    problem = problem_of(top_k=top_k)
+    found, bound = tune_mapping(problem), least_of_all_partitions(problem)
+    assert bound.partitions == 2_627_625
+    assert found.seconds == pytest.approx(bound.seconds, rel=1e-5)
+    assert found.seconds <= exact_seconds(problem, token_layout("er", (4, 4), 4)) * (1 + 1e-6)
+
+
+def test_a_search_is_no_slower_than_what_it_starts_from():
+    problem, layouts = problem_of((4, 6), 4), [token_layout(name, (4, 6), 4) for name in ("baseline", "er")]
+    found = tune_mapping(problem, restarts=2, steps=20, rounds=2, starts=layouts)
+    assert found.seconds <= min(exact_seconds(problem, layout) for layout in layouts) * (1 + 1e-6)
+
+
+def test_annealing_improves_on_its_starts():
+    found = anneal_mapping(problem_of(), chains=4, swaps=300)
+    assert (found.polished <= found.relaxed).all()
+    assert found.seconds < found.relaxed.min()
+
+
+def test_all_partitions_of_a_line_by_plain_loops():
+    problem = problem_of((1, 6), 2)
+    hops, best = hop_counts((1, 6)), np.inf
+    for order in itertools.permutations(range(6)):
+        groups = np.reshape(order, (3, 2))
+        if (groups[:, 0] > groups[:, 1]).any() or (np.diff(groups[:, 0]) < 0).any():
+            continue
+        fetched = max(sum(hops[list(group), node].min() for group in groups) for node in range(6))
+        longest = max(hops[a, b] for a, b in groups)
+        count = float(problem.counts[0, 0])
+        best = min(best, 8192e-12 * (2 * fetched * count + 2 * longest * 256 / 2))
+    bound = least_of_all_partitions(problem)
+    assert bound.partitions == 15
+    assert bound.seconds == pytest.approx(best, rel=1e-5)
+    assert sorted(bound.ring.ravel().tolist()) == list(range(6))
+
+
+def test_too_many_partitions_are_refused():
+    with pytest.raises(InputError, match="use a smaller mesh"):
+        least_of_all_partitions(problem_of((4, 6), 4))
+    with pytest.raises(InputError, match="without congestion"):
+        least_of_all_partitions(problem_of(congested=True))
