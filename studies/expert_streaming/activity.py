@@ -1,6 +1,6 @@
 """What every die does when: a snapshot of one layer (Fig. 13), and how busy arrays are over its time (Fig. 11).
 
-Writes `activity.csv`, `busy.csv`, and `activity.json` for trace viewers: `python studies/expert_streaming/activity.py`.
+Writes `activity.csv`, `busy.csv`, and `runs/activity.json` for trace viewers: `python studies/expert_streaming/activity.py`.
 Qwen3-30B-A3B with 256 tokens on 2x2, simulated.
 """
 
@@ -55,7 +55,8 @@ def snapshot(services: Services) -> None:
             if begin >= START and end <= START + LENGTH:
                 rows.append({"die": place, "kind": name, "begin_s": float(begin), "end_s": float(end)})
     write("activity", rows)
-    (HERE / "activity.json").write_text(json.dumps({"traceEvents": events[:2000], "displayTimeUnit": "ms"}))
+    (HERE / "runs").mkdir(exist_ok=True)
+    (HERE / "runs" / "activity.json").write_text(json.dumps({"traceEvents": events[:2000], "displayTimeUnit": "ms"}))
 
 
 def busy() -> None:

@@ -34,13 +34,13 @@ AREA_LIMIT, POWER_LIMIT = 30.0, 60.0  # mm2 of a die, W of the package
 class Point(NamedTuple):
     """Numbers of one die: B/s, B/s, B, and MACs as a part of 2048."""
 
-    ddr: Float[Array, ""]
-    d2d: Float[Array, ""]
-    sram: Float[Array, ""]
-    macs: Float[Array, ""]
+    ddr: Any
+    d2d: Any
+    sram: Any
+    macs: Any
 
 
-def area(point: Point, whole: bool = True) -> Float[Array, ""]:
+def area(point: Point, whole: bool = True) -> Array:
     """Left side of Eq. 1, mm2; relaxed, parts of UCIe modules count."""
     modules = point.d2d / UCIE_RATE
     return (
@@ -50,7 +50,7 @@ def area(point: Point, whole: bool = True) -> Float[Array, ""]:
     )
 
 
-def power(point: Point) -> Float[Array, ""]:
+def power(point: Point) -> Array:
     """Left side of Eq. 2, W: the peaks of all dies."""
     moved = 8e-12 * (D2D_PJ * point.d2d + DDR_PJ * point.ddr)
     return DIES * (COMPUTE_W * point.macs + moved)
@@ -189,10 +189,11 @@ def machine() -> None:
     grid_wall = time.perf_counter() - started
     legal = np.asarray((area(points) <= AREA_LIMIT) & (power(points) <= POWER_LIMIT))
     best = np.where(legal, np.asarray(seconds), np.inf).argmin()
-    starts = jnp.asarray(np.random.default_rng(0).uniform(0, 1, (8, 4)), jnp.float32)
-    started = time.perf_counter()
-    found = polished(costs, tokens[:1], np.asarray(descended(costs, tokens[:1], starts)))
-    wall = time.perf_counter() - started
+    for seed in (1, 0):  # the first compiles
+        starts = jnp.asarray(np.random.default_rng(seed).uniform(0, 1, (8, 4)), jnp.float32)
+        started = time.perf_counter()
+        found = polished(costs, tokens[:1], np.asarray(descended(costs, tokens[:1], starts)))
+        wall = time.perf_counter() - started
     rows = []
     for name, point, s, w in (
         ("grid of 10,000", Point(*(leaf[best] for leaf in points)), float(seconds[best]), grid_wall),
@@ -240,18 +241,20 @@ def descended(costs: StreamCosts, tokens: Array, starts: Float[Array, "start 4"]
 
 
 def polished(costs: StreamCosts, tokens: Array, places: Float[np.ndarray, "start 4"]) -> tuple[Point, float]:
-    """The best legal point: D2D down to whole modules and up, then DDR and SRAM as far as the limits let them."""
+    """The best legal point near where descent ended: D2D as it is or of whole modules, MACs a little more or less, and
+    DDR and SRAM as far as the limits let them.
+    """
     candidates = []
     for place in places:
-        macs = float(point_at(jnp.asarray(place)).macs)
-        for modules in range(1, 5):
-            for wide in (1.0, 0.9, 1.1):
-                rate = min(modules * UCIE_RATE, float(BOUNDS.d2d[1]))
-                mac = float(np.clip(macs * wide, *BOUNDS.macs))
-                room = (AREA_LIMIT - modules * UCIE_AREA - COMPUTE_AREA * mac) / SRAM_AREA * 1e6
-                left = POWER_LIMIT / DIES - COMPUTE_W * mac - 8e-12 * D2D_PJ * rate
-                fast = min(left / (8e-12 * DDR_PJ), float(BOUNDS.ddr[1])) * (1 - 1e-6)
-                candidates.append((fast, rate, min(room, float(BOUNDS.sram[1])) * (1 - 1e-6), mac))
+        end = point_at(jnp.asarray(place))
+        for rate in (float(end.d2d), *(modules * UCIE_RATE for modules in range(1, 5))):
+            for factor in (0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5):
+                mac = float(np.clip(float(end.macs) * factor, *BOUNDS.macs))
+                fixed = area(Point(0.0, rate, 0.0, mac))
+                sram = np.clip((AREA_LIMIT - float(fixed)) / SRAM_AREA * 1e6, *BOUNDS.sram)
+                left = POWER_LIMIT - float(power(Point(0.0, rate, 0.0, mac)))
+                ddr = np.clip(left / (DIES * 8e-12 * DDR_PJ), *BOUNDS.ddr)
+                candidates.append((float(ddr) * (1 - 1e-6), rate, float(sram) * (1 - 1e-6), mac))
     points = Point(*(jnp.asarray(column, jnp.float32) for column in zip(*candidates, strict=True)))
     seconds = np.asarray(all_points(costs, tokens, points)[0])
     legal = np.asarray((area(points) <= AREA_LIMIT) & (power(points) <= POWER_LIMIT))
