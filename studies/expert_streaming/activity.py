@@ -1,6 +1,7 @@
 """What every die does when: a snapshot of one layer (Fig. 13), and how busy arrays are over its time (Fig. 11).
 
-Writes `activity.csv`, `busy.csv`, and `runs/activity.json` for trace viewers: `python studies/expert_streaming/activity.py`.
+Writes `activity.csv`, `busy.csv`, and `runs/activity.json` for trace viewers:
+`python studies/expert_streaming/activity.py`.
 Qwen3-30B-A3B with 256 tokens on 2x2, simulated.
 """
 
