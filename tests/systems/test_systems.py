@@ -47,7 +47,7 @@ def setting() -> Setting:
 
 
 def test_unknown_names_are_told_the_known_ones():
-    with pytest.raises(UnsuitableSystemError, match=r"'hdmoe', expected one of static, hd_moe, moentwine"):
+    with pytest.raises(UnsuitableSystemError, match=r"'hdmoe', expected one of static, hd_moe, moentwine, wafer_gpu"):
         system_of("hdmoe")
     assert [*SYSTEMS][:3] == ["static", "hd_moe", "moentwine"]
 
