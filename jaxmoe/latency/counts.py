@@ -45,7 +45,7 @@ def paths_of(topology: AbstractTopology, holders: Int[np.ndarray, "group part no
         return link_loads(topology, returned * (jnp.arange(nodes) == node)[:, None])
 
     def delay(network: AbstractTopology) -> Float[Array, ""]:
-        return jnp.where(used, path_sums(network, network.link_latency), 0).max()
+        return jnp.where(used, path_sums(network, network.link_latency) + network.endpoint_latency, 0).max()
 
     each = jax.lax.map(loads, jnp.arange(nodes))
     return Paths(each, delay(topology.reversed()), delay(topology))
