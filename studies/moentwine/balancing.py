@@ -24,6 +24,7 @@ from balancing_cases import (
     shares_of,
     with_best_trigger,
 )
+from balancing_stream import simulator, stream
 
 from jaxmoe.placement import EMPTY
 from jaxmoe.policies import first_slots
@@ -132,7 +133,7 @@ def parts(shared: Path) -> Iterator[Row]:
 def gradient(shared: Path) -> Iterator[Row]:
     """Balance and bytes of eplb, Algorithm 1 and slots tuned by gradient, all triggered alike."""
     for phase in ("prefill", "decode"):
-        given = loads_of(WAFERS, "mixed", phase, ITERATIONS // 2, shared)
+        given = loads_of(WAFERS, "mixed", phase, 3 * WARM, shared)
         methods = [Method(name, invasive=True, **EVERY_TEN) for name in ("none", "eplb", "greedy", "topology_aware")]
         methods += [Method("gradient", invasive=True, horizon=horizon, **EVERY_TEN) for horizon in (1.0, 10.0, 100.0)]
         for method in methods:
@@ -150,6 +151,8 @@ TABLES: dict[str, Callable[[Path], Iterator[Row]]] = {
     "parts": parts,
     "balance": balance,
     "gradient": gradient,
+    "simulator": simulator,
+    "stream": stream,
 }
 
 
