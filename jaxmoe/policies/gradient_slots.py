@@ -12,7 +12,6 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.latency.counts import CountModel
-from jaxmoe.latency.demand import roofline
 from jaxmoe.placement.slots import EMPTY
 from jaxmoe.policies.balancing import AbstractRule
 from jaxmoe.policies.migration import Slots
@@ -102,18 +101,13 @@ class GradientSlots(AbstractRule):
         reduction: AbstractReduction,
     ) -> Float[Array, ""]:
         """Seconds of shadow slots that hold parts of candidates; the last choice is nothing."""
-        model, costs = self.model, self.model.costs
         held = parts[:, :, :-1].sum(axis=1)  # [node, candidate]
         copies = 1 + held.sum(axis=0)
         each = loads.at[top].set(loads[top] / copies)
         native = fixed != EMPTY
         rows = jnp.where(native, each[fixed], 0).sum(axis=1) + held @ each[top]
         read = (native * jnp.minimum(each[fixed], 1)).sum(axis=1) + held @ jnp.minimum(each[top], 1)
-        seconds = rows * costs.flops_per_token_expert / model.machine.die.flops
-        vectors = rows * (costs.dispatch_bytes + costs.combine_bytes)
-        computing = roofline(model.machine, seconds, read * costs.expert_bytes, vectors)
-        sent = rows @ model.paths.loads * (costs.dispatch_bytes + costs.combine_bytes)
-        sending = sent / (model.machine.topology.link_bandwidth * model.machine.topology.efficiency)
+        computing, sending = self.model.computing(rows, read), sum(self.model.travelling(rows))
         layer = reduction(jnp.concatenate([computing, sending]))
         return self.horizon * layer + self.hop_seconds * (held * far).sum()
 
