@@ -58,13 +58,14 @@ def _device_loads(source: str, scenario: str, shares: np.ndarray) -> Row:
     return {"source": source, "scenario": scenario, "mean_peak": peak.mean(), "largest_peak": peak.max()}
 
 
-def _methods(place: Place, phase: str, given: np.ndarray) -> Iterator[tuple[str, Method]]:
+def _methods(place: Place, phase: str, given: np.ndarray, drifting: bool) -> Iterator[tuple[str, Method]]:
     """Balancers by their trigger: as published, and for those that interrupt inference also their own best."""
     yield "never", Method("none", invasive=True)
     for name in ("eplb", "greedy", "topology_aware"):
         method = Method(name, invasive=True, **EVERY_TEN)
         yield "every_ten", method
-        yield "own_best", with_best_trigger(method, place, phase, given, TRIAL)
+        if drifting:
+            yield "own_best", with_best_trigger(method, place, phase, given, TRIAL)
     yield "always", Method("topology_aware", invasive=False)
     yield "oracle", Method("topology_aware", invasive=False, oracle=True)
 
@@ -75,7 +76,7 @@ def balance(shared: Path) -> Iterator[Row]:
         for scenario in ("mixed", "math"):
             for phase in PHASES:
                 given = loads_of(place, scenario, phase, ITERATIONS, shared)
-                for trigger, method in _methods(place, phase, given):
+                for trigger, method in _methods(place, phase, given, scenario == "mixed"):
                     found = figures_of(run(method, place, phase, given), WARM)
                     yield {
                         "devices": layout_of(place).num_nodes,
