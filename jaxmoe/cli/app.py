@@ -21,7 +21,11 @@ from jaxmoe.sweep.study import read_study
 
 
 class _Verbs(TyperGroup):
-    """Keeps what was typed, for the summary of the run."""
+    """Keeps what was typed, for the summary of the run. A verb's name may be of two words."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        two = " ".join(args[:2])
+        return super().resolve_command(ctx, [two, *args[2:]] if two in self.commands else args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         command_line.set(shlex.join(["jaxmoe", *args]))
@@ -37,6 +41,8 @@ app = typer.Typer(
 )
 trace_app = typer.Typer(no_args_is_help=True, help="What traces and load counts tell, and how they compare.")
 app.add_typer(trace_app, name="trace")
+plan_app = typer.Typer(no_args_is_help=True, help="Placement files of serving engines: convert, show, compare, check.")
+app.add_typer(plan_app, name="plan")
 
 
 def runs(
@@ -158,6 +164,24 @@ def network(
     """Tell how long given traffic takes on a network of any kind, and which link or port limits it."""
 
 
+@app.command("network profile")
+@runs("network_profile")
+def network_profile(
+    config: options.Profiled,
+    out: options.Out,
+    overrides: options.HardwareOverrides = None,
+    sizes: options.Sizes = None,
+    noise: options.Noise = 0.0,
+    outliers: options.Outliers = 0.0,
+    seed: options.Seed = 0,
+    verbose: options.Verbose = False,
+) -> None:
+    """Fit alpha and beta of every pair of nodes, way and phase, to a simulated network or to measured messages.
+
+    A CSV of measurements has the columns source, destination, phase (metadata, dispatch or combine), bytes, seconds.
+    """
+
+
 @app.command()
 @runs("sweep", check=read_study)
 def sweep(
@@ -255,6 +279,61 @@ def synth(
     verbose: options.Verbose = False,
 ) -> None:
     """Draw a synthetic trace and write it as trace.npz, in pieces: its length is not bounded by memory."""
+
+
+@plan_app.command("convert")
+@runs("plan", "convert")
+def plan_convert(
+    source: options.PlanFile,
+    to: options.PlanFormat,
+    out: options.Out,
+    model: options.PlanModel = None,
+    ranks: options.Ranks = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Write a placement of any format in another one, and tell what it cannot hold."""
+
+
+@plan_app.command("show")
+@runs("plan", "show")
+def plan_show(
+    source: options.PlanFile,
+    out: options.Out,
+    model: options.PlanModel = None,
+    ranks: options.Ranks = None,
+    loads: options.Loads = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Tell what a placement holds, and how it balances given loads, with a picture."""
+
+
+@plan_app.command("diff")
+@runs("plan", "diff")
+def plan_diff(
+    first: options.FirstPlan,
+    second: options.SecondPlan,
+    out: options.Out,
+    model: options.PlanModel = None,
+    ranks: options.Ranks = None,
+    machine: options.PlanMachine = None,
+    weight_bytes: options.WeightBytes = 1.0,
+    verbose: options.Verbose = False,
+) -> None:
+    """Tell what has to move from placement A to B: copies, bytes, and over which links."""
+
+
+@plan_app.command("check")
+@runs("plan", "check")
+def plan_check(
+    source: options.PlanFile,
+    out: options.Out,
+    model: options.CheckedModel,
+    machine: options.CheckedMachine,
+    ranks: options.Ranks = None,
+    weight_bytes: options.WeightBytes = 1.0,
+    verbose: options.Verbose = False,
+) -> None:
+    """Tell whether a placement is whole, is of the model, and fits the machine; exit code 2 where it does not."""
 
 
 def _is_pipe(path: Path) -> bool:

@@ -102,6 +102,23 @@ HardwareOverrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a value of the machine. May be repeated."),
 ]
+Profiled = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MACHINE|CSV", help="The description of a machine, or a table of measured messages.", show_default=False
+    ),
+]
+Sizes = Annotated[
+    str | None,
+    typer.Option("--sizes", metavar="B,B,..", help="Sizes of messages in B; by default 24 from 1 kB to 64 MB."),
+]
+Noise = Annotated[
+    float, typer.Option("--noise", metavar="PART", min=0, max=0.5, help="Relative noise of simulated times.")
+]
+Outliers = Annotated[
+    float,
+    typer.Option("--outliers", metavar="PART", min=0, max=0.3, help="Part of simulated times that is 2 to 10 times."),
+]
 Traffic = Annotated[
     Path,
     typer.Option(
@@ -253,5 +270,50 @@ ResultFolder = Annotated[
 ReportFile = Annotated[
     Path | None,
     typer.Option("--out", metavar="FILE", help="The page to write; by default report.html in DIR.", show_default=False),
+]
+PlanFile = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="A placement; its content says of which format.", show_default=False),
+]
+FirstPlan = Annotated[Path, typer.Argument(metavar="A", help="The placement before.", show_default=False)]
+SecondPlan = Annotated[Path, typer.Argument(metavar="B", help="The placement after.", show_default=False)]
+PlanFormat = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="eplb|sglang|vllm_ascend|tensorrt_llm|vllm|plan",
+        help="The format to write. vllm is the list of an open proposal, which no release reads yet.",
+        show_default=False,
+    ),
+]
+PlanModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="NAME_OR_PATH",
+        help="The model: the name of a file in models/, or a .yaml or config.json. It gives experts and layers.",
+    ),
+]
+CheckedModel = Annotated[
+    str,
+    typer.Option("--model", metavar="NAME_OR_PATH", help="The model, by name or file.", show_default=False),
+]
+Ranks = Annotated[
+    int | None,
+    typer.Option("--ranks", metavar="N", min=1, help="The ranks that share the slots, where the file does not say."),
+]
+Loads = Annotated[
+    Path | None,
+    typer.Option("--loads", metavar="FILE", help="A trace or load counts of any format, to tell the balance of."),
+]
+PlanMachine = Annotated[
+    Path | None,
+    typer.Option("--machine", metavar="FILE", help="The description of a machine, to tell what links carry."),
+]
+CheckedMachine = Annotated[
+    Path, typer.Option("--machine", metavar="FILE", help="The description of a machine.", show_default=False)
+]
+WeightBytes = Annotated[
+    float, typer.Option("--weight-bytes", metavar="N", min=0.01, help="The bytes of one weight in memory.")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]

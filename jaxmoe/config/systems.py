@@ -1,6 +1,6 @@
 """Which system runs a plan, and its settings: a section for each, told by its name."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -9,6 +9,8 @@ from jaxmoe.config.base import Count, Fraction, Name, NonNegative, Positive, Sec
 
 class PlannedSystem(Section):
     """What all systems start from."""
+
+    keeps_requests: ClassVar[bool] = False  # whether successive batches are of the same requests, row by row
 
     plan: Name = Field(
         default="ep_balanced",
@@ -146,7 +148,102 @@ class CAMoEConfig(PlannedSystem):
     )
 
 
+class WaferGPUConfig(PlannedSystem):
+    """Task allocation and copies of remote experts on a wafer of GPU dies. The plan says where weights stay."""
+
+    keeps_requests: ClassVar[bool] = True
+
+    name: Literal["wafer_gpu"] = Field(description="the name of the system", examples=["wafer_gpu"])
+    plan: Name = Field(
+        default="ep_random",
+        description="the strategy that places the experts, or the path of a plan.npz",
+        examples=["ep_balanced"],
+    )
+    allocation: Literal["base", "allo"] = Field(
+        default="allo", description="who computes which requests: round-robin, or Algorithm 1", examples=["base"]
+    )
+    prediction: Literal["none", "heatmap", "perfect"] = Field(
+        default="heatmap",
+        description="what says which remote experts are copied into local HBM: nothing, the cross-token heat map, or "
+        "the next step itself",
+        examples=["none"],
+    )
+    top: Count = Field(default=32, description="the number of experts that each row of the heat map predicts")
+    eviction: Literal["least_popular", "least_recent", "keep"] = Field(
+        default="least_popular", description="which copy goes when a die is full", examples=["least_recent"]
+    )
+    unlimited: bool = Field(default=False, description="whether copies take no room", examples=[True])
+    block: Count = Field(default=50, description="the number of requests that are allocated at once", examples=[50])
+    spare: NonNegative = Field(
+        default=4, description="the number of candidate dies beyond one for each block of an expert", examples=[4]
+    )
+    popular_copies: NonNegative = Field(
+        default=0,
+        description="the number of experts of a layer, the most popular so far, that every die has a copy of from the "
+        "start, as far as they fit",
+        examples=[2],
+    )
+    slices: Count = Field(default=2, description="the number of slices that an expert is read in", examples=[2])
+    request_bytes: NonNegative = Field(
+        default=16, description="the size of command and address of a remote request in B", examples=[16]
+    )
+    llc_hit_ns: NonNegative = Field(default=100, description="what a hit in the LLC takes in ns", examples=[100])
+    llc_miss_ns: NonNegative = Field(default=110, description="what a miss in the LLC adds in ns", examples=[110])
+    llc_write_ns: NonNegative = Field(default=30, description="what a write into the LLC takes in ns", examples=[30])
+    host_link_GB_per_s: Positive | None = Field(  # noqa: N815
+        default=None,
+        description="the bandwidth of PCIe to a host that allocates in GB/s, or null where the wafer does",
+        examples=[64],
+    )
+    host_fixed_us: NonNegative = Field(
+        default=0, description="what the way to the host and back takes for each layer in us", examples=[15]
+
+
+class ExpertStreamingConfig(PlannedSystem):
+    """Experts that stream through dies in micro-slices (expert_streaming_fse_dp); the plan is not used."""
+
+    name: Literal["expert_streaming"] = Field(description="the name of the system", examples=["expert_streaming"])
+    strategy: Literal["fse_naive", "fse", "fse_paired", "fse_rule5", "fse_buffered"] = Field(
+        default="fse_paired", description="what streams how, A1 to A5 of VI-C", examples=["fse"]
+    )
+    micro_slices: Count = Field(
+        default=8, description="the number of parts that the slice of every die is cut into", examples=[8]
+    )
+    control_ns: NonNegative = Field(
+        default=200.0,
+        description="what setting up each load, transfer and computation of a micro-slice takes in ns",
+        examples=[200],
+    )
+    scheduling_ns: NonNegative = Field(
+        default=500.0, description="what the scheduler takes before the first expert in ns", examples=[500]
+    )
+    buffer_MB: Positive | None = Field(  # noqa: N815
+        default=None,
+        description="the buffer of a die for micro-slices in MB, or null for the capacity of the nearest memory level",
+        examples=[8],
+    )
+    redistribute: bool = Field(
+        default=False, description="whether the tokens of an expert are spread evenly over the dies first"
+    )
+    loaded_by: Literal["all", "trajectory"] = Field(
+        default="all",
+        description="whether all dies load a part of every expert, or those alone that hold its tokens",
+        examples=["trajectory"],
+    )
+    attention: bool = Field(default=True, description="whether attention by heads comes before the experts")
+    slack: Fraction = Field(
+        default=0.2,
+        description="the part of its forward passes that a request may wait, of fse_buffered, 0 to 1",
+        examples=[0.1],
+    )
+    least_tokens: NonNegative = Field(
+        default=2.0,
+        description="the tokens below which an expert makes requests wait, theta_min of fse_buffered",
+        examples=[2],
+    )
+
+
 SystemConfig = Annotated[
-    StaticConfig | HDMoEConfig | MoentwineConfig | CAMoEConfig,
+    StaticConfig | HDMoEConfig | MoentwineConfig | CAMoEConfig | WaferGPUConfig | ExpertStreamingConfig,
     Field(discriminator="name"),
 ]

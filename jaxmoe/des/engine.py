@@ -13,11 +13,16 @@ link before, so one that follows a slower link is held for longer than its own b
 unbounded (virtual cut-through): a chunk that must wait gathers at the node where its head is, and does not hold
 up the link it came over. It is delivered when its tail is.
 
+**Background tasks** have a queue of their own at every server, first come first served, and are served while no other
+task needs the server. One that does interrupts them at once, and they go on from where they were (preemptive-resume):
+no other task is ever later for them. Their chunks are stored and forwarded, however the network switches. The end of
+their service at a server comes before all other events of its time.
+
 **Bursts.** A link with a token bucket of `burst` bytes, filled at its bandwidth, passes what is in the bucket at once;
 only what goes beyond waits for it to fill. So a lone message of B bytes takes max(B - burst, 0) / bandwidth.
 
-**Order of simultaneous events.** Two kinds of event exist: the completion of a task, and the arrival of a chunk
-(with cut-through, of its head) at a server. Pending events are taken by (time, kind, task, chunk), completions
+**Order of simultaneous events.** Two kinds of event exist beside that: the completion of a task, and the arrival of a
+chunk (with cut-through, of its head) at a server. Pending events are taken by (time, kind, task, chunk), completions
 before arrivals. So a server's queue is in order of arrival, and ties go to the earlier task, then to the earlier
 chunk; tasks released at time 0 queue in task order. An event caused at the present instant (by a zero latency or
 a zero size) takes its place among those still pending. Times are compared as the floating-point numbers they
@@ -39,7 +44,8 @@ from jaxmoe.des.tasks import TaskGraph
 class Services:
     """Every service of a chunk by a server, in the order of arrival; so those of one server in order of time.
 
-    `server` counts the links first, then the nodes, and `chunk` within its task. `begin` and `end` are seconds;
+    One in the background is listed when it ends or is interrupted, in as many pieces as it was served in. `server`
+    counts the links first, then the nodes, and `chunk` within its task. `begin` and `end` are seconds;
     at `end` the server is free again.
     """
 
@@ -99,8 +105,12 @@ def simulate(
     credit = np.zeros(len(rate)) if burst is None else np.concatenate([burst / link_bandwidth, np.zeros(nodes)])
     work = (graph.chunks, graph.chunk_size, graph.last_size, graph.predecessors)
     order = (graph.path_start, graph.path, graph.successor_start, graph.successor)
-    recorded = graph.chunk_hops if record else 0
-    start, finish, busy, services = _event_loop((*work, *order), rate, delay, credit, cut_through, recorded)
+    behind = np.zeros(0, np.bool_) if graph.background is None else graph.background
+    if len(behind) and burst is not None:
+        raise ValueError("tasks in the background need links without a burst")
+    # A service in the background has one more piece for each that interrupts it.
+    recorded = graph.chunk_hops * (2 if len(behind) else 1) if record else 0
+    start, finish, busy, services = _event_loop((*work, *order), rate, delay, credit, cut_through, recorded, behind)
     links = graph.num_links
     return Run(start, finish, busy[:links], busy[links:], Services(*services) if record else None)
 
@@ -183,12 +193,19 @@ def _release(times, codes, size, now, followers, waits, first_chunk):
 # and the order is the same. It stays so at every server, as chunks of a task that arrive together are taken in
 # turn: they never overtake each other, and the delivery of the last completes the task. Nothing here depends
 # on how much of a chunk must have arrived before it moves on, so all of it holds for cut-through too.
+#
+# A chunk in the background waits in a list of its server. For the one being served is known since when, or from when
+# on, it has the server, and when it will be done if nobody comes. Whoever comes puts that off. So one pending event for
+# each server is enough, with code -1 - server: one that comes too early is pending again, for the later time.
 
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _event_loop(graph, rate, delay, credit, cut_through, recorded):
-    """Start and finish of every task, busy time of every server, and the fields of `recorded` services (0: none)."""
+def _event_loop(graph, rate, delay, credit, cut_through, recorded, behind):
+    """Start and finish of every task, busy time of every server, and the fields of `recorded` services (0: none).
+
+    `behind` marks tasks in the background; of no length without any.
+    """
     chunks, chunk_size, last_size, predecessors, path_start, path, successor_start, successor = graph
     tasks = len(chunks)
     first_chunk = np.zeros(tasks + 1, np.int64)
@@ -201,14 +218,53 @@ def _event_loop(graph, rate, delay, credit, cut_through, recorded):
     tail = np.zeros(len(task_of) if cut_through else 0)  # when the tail of each chunk reaches its server
     # task, server and chunk of each service, and when it began and ended
     numbers, moments, served = np.empty((3, recorded), np.int64), np.empty((2, recorded)), 0
-    # At most one event is pending for every chunk, and one for every task.
-    times, codes = np.empty(tasks + len(task_of)), np.empty(tasks + len(task_of), np.int64)
+    # Of every server the chunk that it serves in the background, the first and last of those that wait, and since when
+    # it is served, what is left of it, and when it will be done, s.
+    shared = len(behind) > 0
+    at_work, first_waiting, last_waiting = np.full((3, len(rate) if shared else 0), -1, np.int64)
+    since, left, due = np.zeros((3, len(at_work)))
+    next_waiting = np.full(len(task_of) if shared else 0, -1, np.int64)
+    begun = np.zeros(len(behind), np.bool_)
+    # At most one event is pending for every chunk, one for every task, and one for every server.
+    most = tasks + len(task_of) + len(at_work)
+    times, codes = np.empty(most), np.empty(most, np.int64)
     size = 0
     for task in np.flatnonzero(waits == 0):
         size = _push(times, codes, size, 0.0, _first_event(task, first_chunk))
     while size > 0:
         now, code = times[0], codes[0]
         size = _drop_first(times, codes, size)
+        if code < 0:  # a chunk in the background may be served
+            server = -1 - code
+            if now < due[server]:
+                size = _push(times, codes, size, due[server], code)
+                continue
+            chunk = at_work[server]
+            task = task_of[chunk]
+            is_last = chunk + 1 == first_chunk[task + 1]
+            busy[server] += (last_size[task] if is_last else chunk_size[task]) / rate[server]
+            if not begun[task]:
+                begun[task], start[task] = True, since[server]
+            if recorded > 0:
+                numbers[0, served], numbers[1, served], numbers[2, served] = task, server, chunk - first_chunk[task]
+                moments[0, served], moments[1, served] = since[server], now
+                served += 1
+            hop[chunk] += 1
+            if hop[chunk] < path_start[task + 1]:
+                size = _push(times, codes, size, now + delay[server], tasks + chunk)
+            elif is_last:
+                size = _push(times, codes, size, now + delay[server], task)
+            chunk = first_waiting[server]
+            at_work[server] = chunk
+            if chunk >= 0:
+                first_waiting[server] = next_waiting[chunk]
+                task = task_of[chunk]
+                is_last = chunk + 1 == first_chunk[task + 1]
+                left[server] = (last_size[task] if is_last else chunk_size[task]) / rate[server]
+                since[server] = max(now, free[server])
+                due[server] = since[server] + left[server]
+                size = _push(times, codes, size, due[server], code)
+            continue
         if code < tasks:
             finish[code] = now
             if chunks[code] == 0:
@@ -223,6 +279,19 @@ def _event_loop(graph, rate, delay, credit, cut_through, recorded):
         # With a bucket the server may be free before now: since when it is filling up.
         begin = max(now - credit[server], free[server])
         service = (last_size[task] if is_last else chunk_size[task]) / rate[server]
+        if shared and behind[task]:
+            if hop[chunk] == path_start[task] and not is_last:
+                size = _push(times, codes, size, now, code + 1)
+            if at_work[server] < 0:
+                at_work[server], since[server], left[server], due[server] = chunk, begin, service, begin + service
+                size = _push(times, codes, size, due[server], -1 - server)
+            else:
+                if first_waiting[server] < 0:
+                    first_waiting[server] = chunk
+                else:
+                    next_waiting[last_waiting[server]] = chunk
+                last_waiting[server], next_waiting[chunk] = chunk, -1
+            continue
         filled = begin + service
         begin, leave = max(now, begin), max(now, filled)
         if cut_through:
@@ -230,6 +299,19 @@ def _event_loop(graph, rate, delay, credit, cut_through, recorded):
             tail[chunk] = leave + delay[server]
         if service > 0:  # what takes no time, as at a server without limit, holds nobody up
             free[server] = leave if credit[server] == 0 else filled
+            if shared and at_work[server] >= 0:
+                if since[server] < begin:
+                    left[server] = max(left[server] - (begin - since[server]), 0.0)
+                    held = task_of[at_work[server]]
+                    if not begun[held]:
+                        begun[held], start[held] = True, since[server]
+                    if recorded > 0:
+                        numbers[0, served], numbers[1, served] = held, server
+                        numbers[2, served] = at_work[server] - first_chunk[held]
+                        moments[0, served], moments[1, served] = since[server], begin
+                        served += 1
+                since[server] = leave
+                due[server] = leave + left[server]
         busy[server] += service
         if recorded > 0:
             numbers[0, served], numbers[1, served], numbers[2, served] = task, server, chunk - first_chunk[task]
@@ -245,4 +327,5 @@ def _event_loop(graph, rate, delay, credit, cut_through, recorded):
             size = _push(times, codes, size, (begin if cut_through else leave) + delay[server], code)
         elif is_last:
             size = _push(times, codes, size, leave + delay[server], task)
+    numbers, moments = numbers[:, :served], moments[:, :served]
     return start, finish, busy, (numbers[0], numbers[1], numbers[2], moments[0], moments[1])

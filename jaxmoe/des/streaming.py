@@ -138,5 +138,5 @@ def stream(flow: Flow, record: bool = False) -> Stream:
         loaded=int(counts[0]),
         sent=int(counts[2]),
         events=int(counts[:3].sum()),
-        services=Services(*rows[:3], *spans, rows[3]) if record else None,
+        services=Services(rows[0], rows[1], rows[2], spans[0], spans[1], rows[3]) if record else None,
     )

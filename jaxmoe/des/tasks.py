@@ -39,6 +39,7 @@ class TaskGraph:
     path: Int[np.ndarray, " hop"]
     successor_start: Int[np.ndarray, "task+1"]
     successor: Int[np.ndarray, " edge"]
+    background: Bool[np.ndarray, " task"] | None = None  # tasks served when no other needs a server; `None`: no such
 
     @property
     def num_tasks(self) -> int:
@@ -65,6 +66,7 @@ class _Block(NamedTuple):
     sizes: Float[np.ndarray, " task"]
     after: Rows
     whole: bool  # never cut in chunks
+    background: bool = False
 
 
 class GraphBuilder:
@@ -89,9 +91,14 @@ class GraphBuilder:
         """Send `size` bytes over the links of `path`. An empty path delivers at once; 0 bytes take only latency."""
         return int(self.transfers(rows_of([path]), np.array([size], float), rows_of([after]))[0])
 
-    def transfers(self, paths: Rows, sizes: Float[np.ndarray, " task"], after: Rows) -> Int[np.ndarray, " task"]:
-        """Many of them: a path, a size and a row of tasks to wait for each."""
-        return self._add(_Block(paths, sizes, after, whole=False))
+    def transfers(
+        self, paths: Rows, sizes: Float[np.ndarray, " task"], after: Rows, background: bool = False
+    ) -> Int[np.ndarray, " task"]:
+        """Many of them: a path, a size and a row of tasks to wait for each.
+
+        In the `background` they are served when no other task needs a server, and make room at once for any that does.
+        """
+        return self._add(_Block(paths, sizes, after, whole=False, background=background))
 
     def compute(self, node: int, seconds: float, after: Sequence[int] = ()) -> int:
         """Keep `node` busy for `seconds`."""
@@ -127,6 +134,7 @@ class GraphBuilder:
         chunk = np.where(whole, size, np.minimum(size, self._chunk_bytes))
         count = np.where(chunk > 0, np.ceil(size / np.where(chunk > 0, chunk, 1)), 1)
         followers = rows_by(after.items, after.owner, tasks)
+        behind = np.repeat([block.background for block in blocks] or [False], [len(b.sizes) for b in blocks] or [0])
         return TaskGraph(
             num_links=self._num_links,
             num_nodes=self._num_nodes,
@@ -138,6 +146,7 @@ class GraphBuilder:
             path=paths.items,
             successor_start=followers.start,
             successor=followers.items,
+            background=behind if behind.any() else None,
         )
 
     def _check(
@@ -186,7 +195,7 @@ def no_rows(count: int) -> Rows:
     return Rows(np.zeros(count + 1, np.int64), np.zeros(0, np.int64))
 
 
-def add_transfers(graph: GraphBuilder, transfers: Transfers, ready: Rows) -> Rows:
+def add_transfers(graph: GraphBuilder, transfers: Transfers, ready: Rows, background: bool = False) -> Rows:
     """Add them to `graph`; `ready` has for every node the tasks after which it may send.
 
     Returns for every node the tasks that deliver to it.
@@ -195,6 +204,6 @@ def add_transfers(graph: GraphBuilder, transfers: Transfers, ready: Rows) -> Row
     released = ready.take(transfers.sender[sending])
     waiting = np.concatenate([sending[released.owner], transfers.after.owner])
     awaited = np.concatenate([released.items, graph.num_tasks + transfers.after.items])
-    tasks = graph.transfers(transfers.paths, transfers.size, rows_by(waiting, awaited, len(transfers)))
+    tasks = graph.transfers(transfers.paths, transfers.size, rows_by(waiting, awaited, len(transfers)), background)
     delivers = transfers.receiver >= 0
     return rows_by(transfers.receiver[delivers], tasks[delivers], len(ready))

@@ -152,7 +152,15 @@ def _sizes(services: Services, fabric: Fabric) -> Float[np.ndarray, " service"]:
     _, first, of = np.unique(chunk[order], return_index=True, return_inverse=True)
     size = np.empty(len(amount))
     size[order] = amount[order[first]][of]
-    return size
+    # A chunk in the background may be served in pieces: each has its part of what its server served.
+    _, where = np.unique(chunk * (len(fabric.rate) + fabric.num_nodes) + services.server, return_inverse=True)
+    pieces = np.bincount(where)
+    if (pieces == 1).all():
+        return size
+    whole = np.bincount(where, services.end - services.begin)[where]
+    divided = (pieces[where] > 1) & (whole > 0)
+    served = np.bincount(where, amount)[where]
+    return np.where(divided, served * (services.end - services.begin) / np.where(divided, whole, 1), size)
 
 
 def _plain_stages(run: Run, fabric: Fabric) -> list[str]:

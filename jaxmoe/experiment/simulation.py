@@ -17,7 +17,7 @@ from jaxmoe.experiment.validation import Figures, agreement
 from jaxmoe.latency import LayerTime
 from jaxmoe.latency.schedule import PHASES
 from jaxmoe.systems import AbstractRun, Rolled, Setting, system_of
-from jaxmoe.traces import Batch, GatingTrace, sample_batches, successive_batches
+from jaxmoe.traces import Batch, GatingTrace, request_batches, sample_batches, successive_batches
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,17 @@ class Simulation:
 def iterations_of(inputs: Inputs, count: int, history: GatingTrace | None = None) -> Iterations:
     """The last tokens of the trace in their order, where it is long enough, else batches drawn from it.
 
+    A system that keeps requests apart gets successive tokens of the same requests instead.
+
     What was seen before is `history`, or the tokens before the first one, or, where these are none, the same trace.
     """
     trace, tokens = inputs.trace, inputs.scenario.workload.batch_tokens
     seed = EVALUATION_SEEDS + inputs.scenario.evaluation.seed
+    if inputs.scenario.system.keeps_requests:
+        kept, before = request_batches(trace, tokens, count, seed)
+        if history is None:
+            history = trace.select_tokens(np.flatnonzero(before)) if before.any() else trace
+        return Iterations(kept, True, history, foresight=history is trace)
     batches = successive_batches(trace, tokens, count, seed, numbered=True)
     first = trace.num_tokens - tokens * count
     if history is None:

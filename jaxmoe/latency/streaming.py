@@ -23,6 +23,7 @@ PARTS = 4  # that the recurrence cuts a group into
 # The part of the time that a sender is busy where transfers are what takes longest: each waits until its sender and
 # its receiver are both idle. Calibrated on the event simulator.
 BOTH_IDLE = 0.82
+ALWAYS_FED = 0.96  # the same of arrays, which wait for micro-slices that go round; calibrated likewise
 
 
 class StreamCosts(eqx.Module):
@@ -65,13 +66,20 @@ class StreamCosts(eqx.Module):
 
     def compute(self, tokens: Float[Array, "expert die"]) -> Float[Array, "expert die"]:
         """Seconds of one micro-slice of every expert on every die; none without tokens."""
-        costs, die, parts = self.costs, self.machine.die, self.dies * self.micro_slices
+        return self._products(tokens, 1 / (self.dies * self.micro_slices))
+
+    def whole(self, tokens: Float[Array, "expert die"]) -> Float[Array, "expert die"]:
+        """Seconds of whole experts that are not cut."""
+        return self._products(tokens, jnp.ones(()))
+
+    def _products(self, tokens: Float[Array, "expert die"], part: Float[Array, ""]) -> Float[Array, "expert die"]:
+        costs, die = self.costs, self.machine.die
         present = (tokens > 0).astype(tokens.dtype)
         rate = die.flops / costs.flops_per_token_expert
         if die.gemm is None:
-            return present * self.control + tokens / (rate * parts)
-        part = jnp.broadcast_to(1 / parts, tokens.shape)
-        return present * self.control + die.gemm.seconds(tokens, part, present, rate, costs.columns, costs.gemms)
+            return present * self.control + tokens * part / rate
+        parts = jnp.broadcast_to(part, tokens.shape)
+        return present * self.control + die.gemm.seconds(tokens, parts, present, rate, costs.columns, costs.gemms)
 
 
 def send_slowness(topology: AbstractTopology) -> Float[Array, "die die2"]:
@@ -186,6 +194,9 @@ class _State(NamedTuple):
     counts: Float[Array, " part"]
     left: Float[Array, " part"]
     remaining: Bool[Array, " group"]
+    chosen: Int[Array, ""]  # the group whose parts are loaded
+    present: Bool[Array, ""]  # whether that one has tokens, and was not loaded before
+    before: Float[Array, ""]  # when the groups before it were done
 
 
 def stream_time(
@@ -208,18 +219,24 @@ def stream_time(
         counts=jnp.full(groups * parts + 1, jnp.inf).at[0].set(0),
         left=jnp.zeros(groups * parts + 1),
         remaining=asked.slices > 0,
+        chosen=jnp.zeros((), int),
+        present=jnp.zeros((), bool),
+        before=jnp.zeros(()),
     )
 
-    def step(state: _State, index: Int[Array, ""]) -> tuple[_State, None]:
-        chosen = _idle_first(state, asked) if matched else index
+    def step(state: _State, place: Int[Array, ""]) -> tuple[_State, None]:
+        index = place // parts
+        first = place % parts == 0
+        chosen = jnp.where(first, _idle_first(state, asked) if matched else index, state.chosen)
+        before = jnp.where(first, state.done, state.before)
         group = jax.tree.map(lambda leaf: leaf[chosen], asked)
-        present = state.remaining[chosen]
-        for part in range(parts):
-            after = _part(costs, state, group, index * parts + part + 1, parts, in_turn, most)
-            state = jax.tree.map(lambda new, old: jnp.where(present, new, old), after, state)
-        return state._replace(remaining=state.remaining.at[chosen].set(False)), None
+        present = jnp.where(first, state.remaining[chosen], state.present)
+        after = _part(costs, state._replace(before=before), group, place + 1, parts, in_turn, most)
+        state = jax.tree.map(lambda new, old: jnp.where(present, new, old), after, state)
+        remaining = state.remaining.at[chosen].set(False)
+        return state._replace(chosen=chosen, present=present, before=before, remaining=remaining), None
 
-    state, _ = jax.lax.scan(step, state, jnp.arange(groups))
+    state, _ = jax.lax.scan(step, state, jnp.arange(groups * parts))
     return StreamTime(state.done, asked.load.sum(axis=0), asked.compute.sum(axis=0), asked.move.sum(axis=0))
 
 
@@ -236,7 +253,13 @@ def _left(state: _State, count: Float[Array, ""]) -> Float[Array, ""]:
 
 
 def _part(
-    costs: StreamCosts, state: _State, group: Asked, place: Array, parts: int, in_turn: bool, most: AbstractReduction
+    costs: StreamCosts,
+    state: _State,
+    group: Asked,
+    place: Array,
+    parts: int,
+    in_turn: bool,
+    most: AbstractReduction,
 ) -> _State:
     """One of `parts` equal parts of a group."""
     slices = group.slices / parts
@@ -244,7 +267,7 @@ def _part(
     room = costs.dies * jnp.maximum(costs.slots - group.stops + 1, 1)
     loaded = state.loaded + slices
     takes = group.load > 0
-    begin = jnp.maximum(state.load, state.done if in_turn else _left(state, state.loaded - room))
+    begin = jnp.maximum(state.load, state.before if in_turn else _left(state, state.loaded - room))
     # A micro-slice keeps its slot while it is loaded and goes round, so buffers limit how many come (Little's law).
     pace = slices * group.hold / (costs.dies * costs.slots)
     load = jnp.maximum(begin + jnp.maximum(group.load / parts, pace), _left(state, loaded - room) + group.first)
@@ -252,7 +275,9 @@ def _part(
     there = jnp.where(takes, begin, jnp.inf).min() + group.first
     end = most(jnp.where(takes, load, 0))
     move = jnp.where(group.move > 0, jnp.maximum(state.move, there) + group.move / parts / BOTH_IDLE, state.move)
-    compute = jnp.where(group.covers > 0, jnp.maximum(state.compute, there) + group.compute / parts, state.compute)
+    compute = jnp.where(
+        group.covers > 0, jnp.maximum(state.compute, there) + group.compute / parts / ALWAYS_FED, state.compute
+    )
     arrived = jnp.maximum(end, most(jnp.where(group.move > 0, move, 0)))
     left = most(jnp.where(group.covers > 0, jnp.maximum(compute, arrived + group.last), 0))
     return state._replace(

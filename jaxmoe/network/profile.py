@@ -19,6 +19,7 @@ STAGES = ("metadata", "dispatch", "combine")  # the phases of an all-to-all that
 
 FEWEST_SIZES = 2
 LEAST_RATIO = 1.2  # of the largest size to the smallest: of more alike ones alpha and beta cannot be told apart
+FEWEST_REFINED, MOST_ERROR = 6, 0.1  # sizes and relative standard error of what phase two may change
 ITERATIONS = 50  # of the robust fit
 CUTOFF = 4.685  # scales beyond which a residual has no weight: 95 % efficiency on normal noise (Tukey's biweight)
 LEAST_SCALE = 1e-9  # of relative residuals: what is left of exact timings is rounding
@@ -116,20 +117,24 @@ def fit_lines(
     """seconds = alpha + beta x size in every group, robust to outliers.
 
     Noise is taken to be relative to the time, so a message counts by the inverse square of its predicted time. Every
-    group needs at least two sizes. Standard errors are those of the weighted fit, 0 for two samples.
+    group needs at least two sizes. Standard errors are those of the weighted fit: 0 for two samples, and infinite
+    where all but two were outliers.
     """
     count = np.bincount(group, minlength=groups)
     alpha, beta = _through_medians(group, size, seconds, groups)
     weight = np.ones_like(seconds)
+    few = count / np.maximum(count - 2, 1)  # residuals of few samples are small, for the line bends to them
     for _ in range(ITERATIONS):
         expected = _expected(alpha, beta, group, size, seconds)
         residual = (alpha[group] + beta[group] * size - seconds) / expected
-        scale = np.maximum(1.4826 * _medians(group, np.abs(residual), groups), LEAST_SCALE)
+        scale = np.maximum(1.4826 * few * _medians(group, np.abs(residual), groups), LEAST_SCALE)
         inside = np.clip(1 - (residual / (CUTOFF * scale[group])) ** 2, 0, None)
         weight = inside**2 / expected**2
         alpha, beta, _, _ = _weighted(group, size, seconds, weight, groups)
     residual = alpha[group] + beta[group] * size - seconds
-    spread = np.bincount(group, weight * residual**2, groups) / np.maximum(count - 2, 1) * (count > 2)
+    left = np.bincount(group, weight > 0, groups) - 2
+    spread = np.bincount(group, weight * residual**2, groups) / np.maximum(left, 1)
+    spread = np.where((left < 1) & (count > 2), np.inf, spread * (count > 2))
     alpha, beta, of_alpha, of_beta = _weighted(group, size, seconds, weight, groups)
     return Lines(alpha, beta, np.sqrt(spread * of_alpha), np.sqrt(spread * of_beta))
 
@@ -253,8 +258,9 @@ def profile_network(num_nodes: int, sizes: Sequence[float], measure: Measure) ->
     """Both phases of the algorithm on any source of timings; `sizes` are bytes of messages.
 
     Phase two takes a sample for each node, size and way: N x sizes of dispatch and of combine, where refining every
-    edge would take N (N - 1) x sizes of each. Edges that are the predicted bottleneck at two sizes or more are fitted
-    to these samples; all others keep what phase one found. Metadata keeps phase one. Raises `ProfileError`.
+    edge would take N (N - 1) x sizes of each. Edges that are the predicted bottleneck at six sizes or more are fitted
+    to these samples; an alpha or beta that they tell within 10 % takes the place of that of phase one, which a few
+    noisy samples must not. Metadata keeps phase one. Raises `ProfileError`.
     """
     alone = _measured_alone(num_nodes, sizes, measure)
     baseline = fit_profile(alone, num_nodes)
@@ -291,18 +297,19 @@ def _measured_one_to_many(nodes: int, sizes: Sequence[float], measure: Measure, 
 
 
 def _refined(baseline: Profile, timings: Timings) -> Profile:
-    """The baseline with the edges that phase two sampled at two sizes or more."""
+    """The baseline with what phase two tells: alphas of small messages and betas of large ones, where samples do."""
     nodes = baseline.num_nodes
     group = (timings.phase * nodes + timings.source) * nodes + timings.destination
     tables = [np.array(each) for each in vars(baseline).values()]
     for number in np.unique(group):
         chosen = group == number
-        if len(np.unique(timings.bytes[chosen])) < FEWEST_SIZES:
+        if len(np.unique(timings.bytes[chosen])) < FEWEST_REFINED:
             continue
         line = fit_lines(np.zeros(int(chosen.sum()), int), timings.bytes[chosen], timings.seconds[chosen], 1)
-        values = (line.alpha[0], line.beta[0], line.alpha_error[0], line.beta_error[0], int(chosen.sum()))
-        for table, value in zip(tables, values, strict=True):
-            table.ravel()[number] = value
+        for at, (value, error) in enumerate(((line.alpha, line.alpha_error), (line.beta, line.beta_error))):
+            if error[0] <= MOST_ERROR * abs(value[0]):
+                tables[at].ravel()[number], tables[at + 2].ravel()[number] = value[0], error[0]
+                tables[4].ravel()[number] = chosen.sum()
     return Profile(*tables)
 
 

@@ -69,24 +69,25 @@ class CrossToken(eqx.Module):
 
 @eqx.filter_jit
 def guide(heatmap: CrossToken, experts: Int[Array, "layer step token k"]) -> Guidance:
-    """What the map says before each step but the last, from choices of the same requests in all steps.
+    """What the map says in each step, from the choices of the same requests in all steps; -1 is no choice.
 
-    Steps are `experts`' but the first, which only begins the map, and the last, which only is the future of the one
-    before it.
+    The first step has no step before it, so what the map has then is its start; the last is its own future.
     """
     in_turn = jnp.moveaxis(experts, 1, 0)
     num_experts = heatmap.start.shape[-1]
 
     def count(chosen: Int[Array, "token k"]) -> Int[Array, " expert"]:
-        return jnp.zeros(num_experts, jnp.int32).at[chosen.ravel()].add(1)
+        place = jnp.where(chosen < 0, num_experts, chosen).ravel()
+        return jnp.zeros(num_experts, jnp.int32).at[place].add(1, mode="drop")
 
     counts = jax.lax.map(jax.vmap(count), in_turn)
 
     def step(pairs: Array, given: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
         return heatmap.step(pairs, *given)
 
-    _, (following, popularity) = jax.lax.scan(step, heatmap.init(), (in_turn[:-2], in_turn[1:-1]))
-    return Guidance(counts[1:-1], counts[2:], following, popularity)
+    before = jnp.concatenate([jnp.full_like(in_turn[:1], -1), in_turn[:-1]])
+    _, (following, popularity) = jax.lax.scan(step, heatmap.init(), (before, in_turn))
+    return Guidance(counts, jnp.concatenate([counts[1:], counts[-1:]]), following, popularity)
 
 
 class Copies(eqx.Module):
@@ -209,7 +210,7 @@ def run_policy(
         copies, fetches = policy.step(copies, *given)
         return copies, (*jax.vmap(priced)(fetches), fetches, copies.held.sum(axis=(0, 1)))
 
-    steps = jnp.arange(1, len(guidance.counts) + 1)
+    steps = jnp.arange(1, len(guidance.counts) + 1, dtype=jnp.int32)
     return jax.lax.scan(step, policy.init(), (steps, guidance))[1]
 
 

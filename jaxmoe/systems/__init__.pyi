@@ -1,4 +1,5 @@
 from .camoe import CAMoE as CAMoE
+from .expert_streaming import ExpertStreaming as ExpertStreaming
 from .hd_moe import HDMoE as HDMoE
 from .moentwine import Moentwine as Moentwine
 from .planned import PlannedRun as PlannedRun
@@ -10,3 +11,5 @@ from .setting import AbstractSystem as AbstractSystem
 from .setting import Rolled as Rolled
 from .setting import Setting as Setting
 from .setting import UnsuitableSystemError as UnsuitableSystemError
+from .wafer_gpu import WaferGPU as WaferGPU
+from .wafer_gpu import WaferRun as WaferRun

@@ -178,7 +178,8 @@ class GatedRun(AbstractRun):
     def replay(self, rolled: Rolled, batch: Batch, step: int, row: int) -> float:
         share = self.setting.share[row]
         layer = replace(self.setting.describe(self.setting.mode, self.setting.exchange[row]), micro_batches=1)
-        batch = replace(batch, experts=rolled.kept[step, row].astype(np.int32))
+        # Leaves are of NumPy here.
+        batch = eqx.tree_at(lambda b: b.experts, batch, rolled.kept[step, row].astype(np.int32))
         nodes = len(layer.flops)
         source, to = np.asarray(batch.sources(nodes)), share.argmax(axis=1)[batch.experts]
         sent = np.zeros((nodes, nodes))

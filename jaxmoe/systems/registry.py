@@ -3,16 +3,20 @@
 from typing import Any
 
 from jaxmoe.systems.camoe import CAMoE
+from jaxmoe.systems.expert_streaming import ExpertStreaming
 from jaxmoe.systems.hd_moe import HDMoE
 from jaxmoe.systems.moentwine import Moentwine
 from jaxmoe.systems.planned import Static
 from jaxmoe.systems.setting import AbstractSystem, UnsuitableSystemError
+from jaxmoe.systems.wafer_gpu import WaferGPU
 
 SYSTEMS: dict[str, type[AbstractSystem]] = {
     "static": Static,
     "hd_moe": HDMoE,
     "moentwine": Moentwine,
     "camoe": CAMoE,
+    "wafer_gpu": WaferGPU,
+    "expert_streaming": ExpertStreaming,
 }
 
 

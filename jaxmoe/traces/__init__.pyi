@@ -2,6 +2,7 @@ from .batches import Batch as Batch
 from .batches import expert_counts as expert_counts
 from .batches import merge_tokens as merge_tokens
 from .batches import over_batches as over_batches
+from .batches import request_batches as request_batches
 from .batches import sample_batches as sample_batches
 from .batches import successive_batches as successive_batches
 from .files import Recording as Recording

@@ -157,6 +157,37 @@ def successive_batches(
     return _picked_batches(trace, picked, np.random.default_rng(seed), numbered)
 
 
+def request_batches(trace: GatingTrace, requests: int, steps: int, seed: int) -> tuple[Batch, np.ndarray]:
+    """Successive tokens of the same requests, as batches: token t of every batch is of one request. Leaves as above.
+
+    A request is a window of `steps` tokens of one sequence, of its decode phase where the trace tells phases. First
+    come the first windows of all sequences, then their second ones. Also returns which tokens are in no window and no
+    later than the first of one in their sequence, bool [token]: what was seen before. Raises `TraceError` for a trace
+    with fewer windows.
+    """
+    sequence = np.searchsorted(trace.seq_start, np.arange(trace.num_tokens), side="right") - 1
+    usable = np.ones(trace.num_tokens, bool) if trace.phase is None else trace.phase != 0
+    counted = np.cumsum(usable) - 1
+    first = np.concatenate([[0], np.cumsum(np.bincount(sequence[usable], minlength=len(trace.seq_start)))])
+    place = counted - first[sequence]
+    length = np.diff(first)[sequence]
+    opens = np.flatnonzero(usable & (place % steps == 0) & (place + steps <= length))
+    if len(opens) < requests:
+        raise TraceError(
+            f"a batch of {requests} requests of {steps} tokens each is more than the {len(opens)} in the trace of "
+            f"{trace.num_tokens} tokens; use a smaller batch, fewer iterations or a longer trace"
+        )
+    chosen = opens[np.argsort(place[opens] // steps, kind="stable")[:requests]]
+    picked = np.sort(chosen)[None] + np.arange(steps)[:, None]
+    seen = np.ones(trace.num_tokens, bool)
+    seen[picked.ravel()] = False
+    opened = np.full(len(trace.seq_start), trace.num_tokens)
+    np.minimum.at(opened, sequence[chosen], chosen)
+    return _picked_batches(trace, picked, np.random.default_rng(seed), False), seen & (
+        np.arange(trace.num_tokens) < opened[sequence]
+    )
+
+
 def _picked_batches(trace: GatingTrace, picked: np.ndarray, rng: np.random.Generator, numbered: bool) -> Batch:
     """Batches of the tokens `picked` [batch, token], with all their draws."""
     drawn = take(trace.experts, picked.ravel()).reshape(*picked.shape, *trace.experts.shape[1:])

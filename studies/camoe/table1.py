@@ -65,7 +65,7 @@ def main() -> None:
                 )
         return
     made = []
-    for own in ("counted", "left_out"):
+    for own in ("counted", "left_out", "alone"):
         made += rows(trace, own, TOKENS_PER_NODE, LOGIT_SCALE)
     for row in made:
         first = next(one for one in made if one["own_node"] == row["own_node"])

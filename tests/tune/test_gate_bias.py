@@ -10,6 +10,7 @@ from jaxmoe.hardware import fully_connected
 from jaxmoe.network import AlphaBeta
 from jaxmoe.network.all_to_all import AllToAll, same_models
 from jaxmoe.traces.statistics.concentration import avg_layer_kl
+from jaxmoe.tune import gate_bias
 from jaxmoe.tune.gate_bias import (
     Bias,
     GateProblem,
@@ -26,7 +27,7 @@ from jaxmoe.tune.gate_bias import (
     within,
 )
 
-LAYERS, TOKENS, EXPERTS, NODES, TOP_K = 2, 96, 8, 4, 2
+LAYERS, TOKENS, EXPERTS, NODES, TOP_K = 2, 768, 8, 4, 2
 SHARE = jnp.asarray(np.broadcast_to(np.repeat(np.eye(NODES, dtype=np.float32), 2, axis=0), (LAYERS, EXPERTS, NODES)))
 
 
@@ -76,7 +77,7 @@ def test_divergence_is_that_of_the_statistics():
 
 
 def test_the_derivative_is_that_of_finite_differences():
-    # Choices are exact on the way forward, so differences are of the relaxed choices: those replace the exact ones here.
+    # Of a placement; choices are exact on the way forward, and their relaxation has a test of its own.
     with jax.enable_x64(True):
         given = jax.tree.map(lambda leaf: leaf.astype(float) if eqx.is_inexact_array(leaf) else leaf, problem())
         settings = GateSettings(temperature=0.5, max_temperature=(0.2, 0.2), place_temperature=(0.5, 0.5))
@@ -88,6 +89,29 @@ def test_the_derivative_is_that_of_finite_differences():
             moved = eqx.tree_at(lambda p: p.logits, place, place.logits + step * direction)
             prices = jnp.asarray([1.0, 1.0])
             return relaxed_objective((None, moved), given, base, settings, prices, jnp.asarray(0.5))[0]
+
+        found, expected = float(jax.grad(of)(0.0)), float((of(1e-5) - of(-1e-5)) / 2e-5)
+        assert found == pytest.approx(expected, rel=1e-4)
+        assert abs(found) > 1e-6
+
+
+@pytest.mark.parametrize("form", ["scalar", "table"])
+def test_the_derivative_of_a_bias_is_that_of_relaxed_choices(form, monkeypatch):
+    monkeypatch.setattr(gate_bias, "straight_through", lambda exact, smooth: smooth)
+    with jax.enable_x64(True):
+        given = jax.tree.map(lambda leaf: leaf.astype(float) if eqx.is_inexact_array(leaf) else leaf, problem())
+        given = eqx.tree_at(lambda p: (p.logits, p.source), given, (given.logits[:, ::8], given.source[::8]))
+        settings = GateSettings(temperature=0.5, max_temperature=(0.2, 0.2))
+        base = judge(given, jnp.zeros((LAYERS, NODES, EXPERTS)))
+        scores = jnp.asarray(np.random.default_rng(5).normal(size=(LAYERS, NODES, NODES)))
+        bias = start(form, scores, 0.2)
+        where = (lambda b: b.table) if form == "table" else (lambda b: b.scale)
+        direction = jnp.asarray(np.random.default_rng(6).normal(size=where(bias).shape))
+
+        def of(step):
+            moved = eqx.tree_at(where, bias, where(bias) + step * direction)
+            prices = jnp.asarray([3.0, 2.0])
+            return relaxed_objective((moved, None), given, base, settings, prices, jnp.asarray(0.5))[0]
 
         found, expected = float(jax.grad(of)(0.0)), float((of(1e-5) - of(-1e-5)) / 2e-5)
         assert found == pytest.approx(expected, rel=1e-4)

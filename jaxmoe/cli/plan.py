@@ -1,0 +1,183 @@
+"""`jaxmoe plan`: placement files of serving engines converted, shown, compared and checked."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.markup import escape
+from rich.table import Table
+
+from jaxmoe.cli.session import Interrupts, OutputFolder
+from jaxmoe.cli.show import print_table, print_warnings
+from jaxmoe.config import build_machine, build_model, build_topology, load_hardware, load_model
+from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.inputs import OptionError, hints_of
+from jaxmoe.experiment.slot_plans import balance, checks, loads_for, moves, plan_report
+from jaxmoe.experiment.summary import surroundings
+from jaxmoe.placement.slot_files import FORMATS, ReadPlan, read_slot_plan, suffix_of_engine, write_slot_plan
+from jaxmoe.plotting.slots import plot_slots
+from jaxmoe.plotting.style import byte_unit, time_unit
+
+
+def convert(
+    folder: OutputFolder, interrupts: Interrupts, source: Path, to: str, model: str | None, ranks: int | None
+) -> None:
+    """Write a placement of any format in another one."""
+    with StageClock() as clock:
+        if to not in FORMATS:
+            raise OptionError(f"--to is {to!r}, expected one of {', '.join(FORMATS)}")
+        read = read_slot_plan(source, hints_of(model), ranks)
+        target = folder.target("placement" + suffix_of_engine(to))
+        notes = [*read.notes, *write_slot_plan(target, to, read.plan)]
+        written = {"format": to, "path": str(target)}
+        report = _report("convert", source, read) | {"written": written, "notes": notes}
+        folder.write_json("summary.json", report | {"wall_s": clock.report()})
+        _print(report["plan"], f"{source.name} ({read.format}) as {to}")
+        print_warnings(notes)
+
+
+def show(
+    folder: OutputFolder,
+    interrupts: Interrupts,
+    source: Path,
+    model: str | None,
+    ranks: int | None,
+    loads: Path | None,
+) -> None:
+    """Tell what a placement holds, and how it balances given loads, with a picture."""
+    with StageClock() as clock:
+        read = read_slot_plan(source, hints_of(model), ranks)
+        counts = None if loads is None else loads_for(read.plan, loads, model)
+        report = _report("show", source, read, counts)
+        _draw(folder, read, counts, source.name)
+        folder.write_json("summary.json", report | {"wall_s": clock.report()})
+        _print(report["plan"], f"{source.name} ({read.format})")
+        print_warnings(read.notes)
+
+
+def diff(
+    folder: OutputFolder,
+    interrupts: Interrupts,
+    first: Path,
+    second: Path,
+    model: str | None,
+    ranks: int | None,
+    machine: Path | None,
+    weight_bytes: float,
+) -> None:
+    """Tell what has to move from one placement to another: copies, bytes, and over which links."""
+    with StageClock() as clock:
+        hints = hints_of(model)
+        before, after = (read_slot_plan(path, hints, ranks) for path in (first, second))
+        size = _expert_bytes(model, weight_bytes)
+        topology = None if machine is None else build_topology(load_hardware(machine))
+        found = moves(before.plan, after.plan, size, topology)
+        total = float(found.copies.sum())
+        report: dict[str, Any] = {
+            "command": "plan diff",
+            **surroundings(),
+            "copies": total,
+            "copies_by_layer": dict(zip(map(str, before.plan.layer_ids), found.copies.tolist(), strict=True)),
+            "bytes": total * size,
+            "busiest_link_bytes": None if found.link_bytes is None else float(found.link_bytes.max(initial=0)),
+            "busiest_link": _busiest(found.link_bytes, topology),
+            "at_least_s": found.seconds,
+        }
+        folder.write_json("summary.json", report | {"wall_s": clock.report()})
+        _print_moves(report, f"{first.name} to {second.name}")
+        print_warnings([*before.notes, *after.notes])
+
+
+def check(
+    folder: OutputFolder,
+    interrupts: Interrupts,
+    source: Path,
+    model: str,
+    machine: Path,
+    ranks: int | None,
+    weight_bytes: float,
+) -> None:
+    """Tell whether a placement is whole and fits a machine. Raises `OptionError` where it does not."""
+    with StageClock() as clock:
+        moe = build_model(load_model(model, "--model"))
+        built = build_machine(load_hardware(machine), 1, moe.expert_size)
+        read = read_slot_plan(source, hints_of(model), ranks or built.num_nodes)
+        found = checks(read.plan, moe, built, moe.expert_parameters * weight_bytes)
+        table = Table(title=escape(f"{source.name} ({read.format}) on {machine.stem}"))
+        table.add_column("check", no_wrap=True)
+        table.add_column("")
+        table.add_column("found")
+        for one in found:
+            table.add_row(one.name, "yes" if one.holds else "NO", escape(one.found))
+        told = {one.name: {"holds": one.holds, "found": one.found} for one in found}
+        report = _report("check", source, read) | {"checks": told}
+        folder.write_json("summary.json", report | {"wall_s": clock.report()})
+        print_table(table)
+        print_warnings(read.notes)
+        failed = [f"{one.name} ({one.found})" for one in found if not one.holds]
+        if failed:
+            raise OptionError(f"{source} does not suit {machine}: {'; '.join(failed)}")
+
+
+def _report(verb: str, source: Path, read: ReadPlan, loads: np.ndarray | None = None) -> dict[str, Any]:
+    about = {"path": str(source), "format": read.format}
+    plan = plan_report(read.plan, loads)
+    return {"command": f"plan {verb}", **surroundings(), "source": about, "plan": plan, "notes": read.notes}
+
+
+def _expert_bytes(model: str | None, weight_bytes: float) -> float:
+    if model is None:
+        raise OptionError("--model is not given, and bytes of an expert are not known without; give the model")
+    return build_model(load_model(model, "--model")).expert_parameters * weight_bytes
+
+
+def _busiest(carried: np.ndarray | None, topology: Any) -> list[int] | None:
+    """The vertices at both ends of the link that carries most."""
+    if carried is None or not carried.any():
+        return None
+    return [int(end) for end in np.asarray(topology.link_ends)[int(carried.argmax())]]
+
+
+def _draw(folder: OutputFolder, read: ReadPlan, counts: np.ndarray | None, name: str) -> None:
+    plan = read.plan
+    if counts is None:
+        amount, measure = (plan.copies > 0).sum(axis=1), "different experts"
+    else:
+        loads = plan.loads(counts)
+        amount, measure = (
+            loads / np.maximum(loads.mean(axis=1, keepdims=True), 1e-30),
+            "load over the mean of the layer",
+        )
+    title = f"{name}: {plan.num_experts} experts in {plan.slots.shape[1]} slots on {plan.ranks} ranks"
+    plot_slots(folder.target("slots.png"), plan.layer_ids, amount, measure, plan.copies.sum(axis=2), title)
+
+
+def _print(plan: dict[str, Any], title: str) -> None:
+    table = Table(title=escape(title))
+    table.add_column("what was read", no_wrap=True)
+    table.add_column("", justify="right")
+    for name, value in plan.items():
+        if isinstance(value, dict):
+            for figure in balance(np.ones((1, 1))):
+                table.add_row(f"{name}: {figure}".replace("_", " "), f"{value[figure]:.4f}")
+        elif name != "layer_ids":
+            table.add_row(name.replace("_", " "), str(value))
+    print_table(table)
+
+
+def _print_moves(report: dict[str, Any], title: str) -> None:
+    factor, unit = byte_unit(max(report["bytes"], 1.0))
+    table = Table(title=escape(title))
+    table.add_column("what has to move", no_wrap=True)
+    table.add_column("", justify="right")
+    table.add_row("copies of experts", f"{report['copies']:.0f}")
+    table.add_row("layers with any", str(sum(count > 0 for count in report["copies_by_layer"].values())))
+    table.add_row(f"weights [{unit}]", f"{report['bytes'] * factor:.4g}")
+    if report["at_least_s"] is not None:
+        seconds, time = time_unit(max(report["at_least_s"], 1e-12))
+        table.add_row(f"over the busiest link [{unit}]", f"{report['busiest_link_bytes'] * factor:.4g}")
+        table.add_row(
+            "that link", "-" if report["busiest_link"] is None else "{} to {}".format(*report["busiest_link"])
+        )
+        table.add_row(f"at least, with the network to itself [{time}]", f"{report['at_least_s'] * seconds:.4g}")
+    print_table(table)

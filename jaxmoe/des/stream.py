@@ -1,0 +1,175 @@
+"""Several layers in one simulation, stage after stage, and weights that migrate meanwhile (moentwine V-A).
+
+A layer has attention, its all-reduce, dispatch, experts and combine, with a barrier over all nodes after each. Weights
+travel in the background of all that, or inference waits for them, or they compete with it as any other message does.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jaxmoe.des.description import LayerDescription
+from jaxmoe.des.domains import reduce_steps
+from jaxmoe.des.engine import Run, simulate
+from jaxmoe.des.fabric import Fabric, Paths, Rows, one_each
+from jaxmoe.des.tasks import GraphBuilder, Transfers, add_transfers, messages, no_rows
+from jaxmoe.des.traffic import messages_of
+from jaxmoe.placement.slots import EMPTY
+from jaxmoe.placement.tokens import TokenLayout
+
+Migration = Literal["background", "waited_for", "beside"]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stage of a layer: messages in parts, one after the other, or what every node computes, s."""
+
+    name: str
+    parts: tuple[Transfers, ...] = ()
+    seconds: Float[np.ndarray, " node"] | None = None
+
+
+@dataclass(frozen=True)
+class StreamRun:
+    """A simulation with the stage of every task; when every layer is done, and all weights are there, s."""
+
+    run: Run
+    stage: list[str]
+    layer_ends: Float[np.ndarray, " layer"]
+    weights_end: float
+
+
+def run_layers(
+    fabric: Fabric,
+    layers: Sequence[Sequence[Phase]],
+    weights: Transfers | None = None,
+    migration: Migration = "background",
+    record: bool = False,
+) -> StreamRun:
+    """Simulate layers one after the other, with weights on their way from the start."""
+    graph = GraphBuilder(len(fabric.rate), fabric.num_nodes, fabric.chunk_bytes)
+    nodes = np.arange(fabric.num_nodes)
+    stage: list[str] = []
+    ends: list[int] = []
+    ready, arrived = no_rows(fabric.num_nodes), -1
+
+    def barrier(name: str, *waits: Rows) -> Rows:
+        done = graph.barrier(np.concatenate([each.items for each in waits]))
+        stage.extend([name] * (graph.num_tasks - len(stage)))
+        return one_each(np.full(len(nodes), done))
+
+    def migrate() -> Rows:
+        assert weights is not None
+        return barrier("migration", ready, add_transfers(graph, weights, ready, migration == "background"))
+
+    if weights is not None and migration != "background":
+        there = migrate()
+        arrived, ready = int(there.items[0]), there if migration == "waited_for" else ready
+    for layer in layers:
+        for phase in layer:
+            for part in phase.parts:
+                ready = barrier(phase.name, ready, add_transfers(graph, part, ready))
+            if phase.seconds is not None:
+                ready = barrier(phase.name, one_each(graph.computations(nodes, phase.seconds, ready)))
+        ends.append(int(ready.items[0]))
+    if weights is not None and migration == "background":
+        ready = no_rows(len(nodes))  # from the start on, not after the layers
+        arrived = int(migrate().items[0])
+    run = simulate(graph.build(), fabric.rate, fabric.latency, cut_through=fabric.cut_through, record=record)
+    return StreamRun(run, stage, run.finish[ends], float(run.finish[arrived]) if arrived >= 0 else 0.0)
+
+
+def weight_transfers(
+    fabric: Fabric,
+    source: Int[np.ndarray, " move"],
+    destination: Int[np.ndarray, " move"],
+    size: float,
+) -> Transfers:
+    """Experts of `size` B on their way from node to node."""
+    return messages(fabric.paths, source, destination, np.full(len(source), size))
+
+
+# A layer from counts, node by node: what `jaxmoe.latency.counts` prices.
+
+
+def counted_layer(
+    layer: LayerDescription,
+    layout: TokenLayout,
+    slots: Int[np.ndarray, "node slot"],
+    loads: Float[np.ndarray, "group expert"],
+    attention: Float[np.ndarray, " node"],
+    reduced_bytes: float,
+) -> list[Phase]:
+    """The phases of a layer in which the tokens of every group make so many choices of each expert.
+
+    All copies of an expert serve equal parts of its choices, each of which is a vector of its own. `reduced_bytes` is
+    the buffer of a device in the all-reduce.
+    """
+    served = _served(slots, loads)
+    rows = served.sum(axis=0)
+    traffic = np.zeros((layout.num_nodes,) * 2)
+    for group, node in np.argwhere(served.sum(axis=2) > 0).tolist():
+        for holder in layout.parts[group, :, node].tolist():
+            traffic[node, holder] += served[group, node].sum() / layout.parts.shape[1]
+    fabric = layer.fabric
+
+    def sent(traffic: Float[np.ndarray, "node node2"], paths: Paths) -> Transfers:
+        return messages(paths, *messages_of(traffic, "in_turns", fabric.chunk_bytes))
+
+    return [
+        Phase("attention", seconds=attention),
+        Phase("all_reduce", tuple(sent(step, fabric.paths) for step in reduce_steps(layout, reduced_bytes))),
+        Phase("dispatch", (sent((traffic * layer.dispatch_bytes).T, fabric.mirrored),)),
+        Phase("compute", seconds=_computing(layer, slots, rows)),
+        Phase("combine", (sent(traffic * layer.combine_bytes, fabric.paths),)),
+    ]
+
+
+def _served(
+    slots: Int[np.ndarray, "node slot"], loads: Float[np.ndarray, "group expert"]
+) -> Float[np.ndarray, "group node slot"]:
+    """Choices of every group that each slot serves."""
+    served = np.zeros((len(loads), *slots.shape))
+    for expert in range(loads.shape[1]):
+        places = np.argwhere(slots == expert)
+        for node, slot in places.tolist():
+            served[:, node, slot] = loads[:, expert] / len(places)
+    return served
+
+
+def _computing(
+    layer: LayerDescription, slots: Int[np.ndarray, "node slot"], rows: Float[np.ndarray, "node slot"]
+) -> Float[np.ndarray, " node"]:
+    """Seconds of every node: its products, and the weights and vectors that its memory moves for them."""
+    seconds = rows.sum(axis=1) * layer.flops_per_token_expert / layer.flops
+    for depth, level in enumerate(layer.memory):
+        moved = np.zeros(len(rows))
+        for node, held in enumerate(slots.tolist()):
+            chosen = {expert: 0.0 for expert in held if expert != EMPTY}
+            for expert, count in zip(held, rows[node].tolist(), strict=True):
+                if expert != EMPTY:
+                    chosen[expert] = max(chosen[expert], min(count, 1.0))
+            moved[node] = sum(chosen.values()) * layer.expert_bytes
+            if depth == 0:
+                moved[node] += rows[node].sum() * (layer.dispatch_bytes + layer.combine_bytes)
+        asked = np.bincount(level.channel, moved, len(level.bandwidth))
+        channel = np.where(asked > 0, level.latency + asked / level.bandwidth, 0.0)
+        seconds = np.maximum(seconds, channel[level.channel])
+    return seconds
+
+
+def moves(
+    before: Int[np.ndarray, "node slot"],
+    after: Int[np.ndarray, "node slot"],
+    hops: Int[np.ndarray, "node node2"],
+) -> Iterator[tuple[int, int]]:
+    """From where to where experts travel when slots change: from the nearest node that held them before."""
+    for node, held in enumerate(after.tolist()):
+        for expert in dict.fromkeys(held):
+            if expert == EMPTY or expert in before[node]:
+                continue
+            hosts = np.flatnonzero((before == expert).any(axis=1))
+            yield int(hosts[hops[hosts, node].argmin()]), node

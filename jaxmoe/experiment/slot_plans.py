@@ -1,0 +1,133 @@
+"""What there is to tell of plans in slots: balance of given loads, memory, and what has to move from one to another."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from jaxmoe.experiment.inputs import OptionError, read_file
+from jaxmoe.hardware import AbstractTopology, Machine
+from jaxmoe.models import MoEModel
+from jaxmoe.network import link_loads
+from jaxmoe.placement.slot_plan import SlotPlan, moved
+from jaxmoe.traces import GatingTrace
+from jaxmoe.traces.statistics.counting import count_pairs
+from jaxmoe.units import GIGA
+
+
+def loads_for(plan: SlotPlan, path: Path, model: str | None) -> Float[np.ndarray, "layer expert"]:
+    """Choices of every expert in a trace or in load counts, for the layers of a plan, by their numbers or positions.
+
+    Raises `OptionError` where these are not there, or experts are others.
+    """
+    content = read_file(path, model)
+    counts = count_pairs(content).load if isinstance(content, GatingTrace) else content.counts.sum(axis=0)
+    ids = content.layer_ids.tolist()
+    if ids == [*range(len(plan.layer_ids))]:  # files that do not state layers number those with experts from 0
+        ids = list(plan.layer_ids)
+    missing = sorted({*plan.layer_ids} - {*ids})
+    if missing:
+        raise OptionError(f"--loads {path} has no layer {missing[0]}, which the plan has; give loads of all its layers")
+    if counts.shape[1] != plan.num_experts:
+        raise OptionError(f"--loads {path} is of {counts.shape[1]} experts, the plan of {plan.num_experts}")
+    return np.asarray(counts, float)[[ids.index(layer) for layer in plan.layer_ids]]
+
+
+def balance(loads: Float[np.ndarray, "layer rank"]) -> dict[str, float]:
+    """The field's three figures of imbalance, as means over layers; layers without any load are left out."""
+    used = loads[loads.sum(axis=1) > 0]
+    if not len(used):
+        return {"max_over_mean": 1.0, "mean_over_max": 1.0, "excess_over_mean": 0.0}
+    ratio = used.max(axis=1) / used.mean(axis=1)
+    return {
+        "max_over_mean": float(ratio.mean()),
+        "mean_over_max": float((1 / ratio).mean()),
+        "excess_over_mean": float((ratio - 1).mean()),
+    }
+
+
+def plan_report(plan: SlotPlan, loads: Float[np.ndarray, "layer expert"] | None) -> dict[str, Any]:
+    """Sizes of a plan, its copies, and the balance of given loads under equal split."""
+    copies = plan.copies.sum(axis=2)
+    report: dict[str, Any] = {
+        "layers": len(plan.layer_ids),
+        "layer_ids": list(plan.layer_ids),
+        "num_experts": plan.num_experts,
+        "ranks": plan.ranks,
+        "slots_per_rank": plan.slots_per_rank,
+        "redundant_slots": plan.redundant,
+        "most_copies": int(copies.max()),
+        "experts_with_copies": int((copies > 1).sum()),
+        "repeated_on_a_rank": int(plan.repeated.sum()),
+    }
+    if loads is None:
+        return report
+    alone = np.arange(plan.num_experts) * plan.ranks // plan.num_experts
+    without = np.stack([np.bincount(alone, row, plan.ranks) for row in loads])
+    return report | {"balance": balance(plan.loads(loads)), "balance_of_experts_in_order": balance(without)}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that has to hold of a plan on a machine."""
+
+    name: str
+    holds: bool
+    found: str
+
+
+def checks(plan: SlotPlan, moe: MoEModel, machine: Machine, expert_bytes: float) -> list[Check]:
+    """Whether a plan is of a model's experts and fits a machine. Files were checked when they were read."""
+    made = [
+        Check("ranks", plan.ranks == machine.num_nodes, f"{plan.ranks} ranks, {machine.num_nodes} nodes"),
+        Check("layers", plan.layer_ids == moe.moe_layer_ids, f"{len(plan.layer_ids)} of {len(moe.moe_layer_ids)}"),
+        Check("experts", plan.num_experts == moe.num_experts, f"{plan.num_experts}, model {moe.num_experts}"),
+        Check("once on a rank", not plan.repeated.any(), f"{int(plan.repeated.sum())} times more than once"),
+    ]
+    needed = len(plan.layer_ids) * plan.slots_per_rank * expert_bytes
+    room = None if machine.capacity is None else float(np.min(np.asarray(machine.capacity)))
+    limit = "no limit stated" if room is None else f"{room / GIGA:.4g} GB of room"
+    found = f"{needed / GIGA:.4g} GB of weights a rank, {limit}"
+    made.append(Check("memory", room is None or needed <= room, found))
+    if moe.expert_groups > 1:
+        made.append(Check("expert groups", True, _groups(plan, moe)))
+    return made
+
+
+def _groups(plan: SlotPlan, moe: MoEModel) -> str:
+    """On how many ranks the experts of a group are, on average: a token goes to few groups alone."""
+    group = np.arange(plan.num_experts) * moe.expert_groups // plan.num_experts
+    held = plan.copies > 0
+    spread = [held[:, group == index].any(axis=1).sum(axis=1).mean() for index in range(moe.expert_groups)]
+    return f"a group of {plan.num_experts // moe.expert_groups} experts is on {np.mean(spread):.3g} ranks"
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What has to travel from one plan to another: copies, and bytes from the nearest rank that has the expert."""
+
+    copies: Float[np.ndarray, " layer"]
+    traffic: Float[np.ndarray, "rank rank2"] | None  # B, where the machine is known
+    link_bytes: Float[np.ndarray, " link"] | None
+    seconds: float | None  # of the busiest link, with the network to itself
+
+
+def moves(before: SlotPlan, after: SlotPlan, expert_bytes: float, topology: AbstractTopology | None) -> Moves:
+    """Raises `PlanError` for plans of different models, and `OptionError` for a machine of other ranks."""
+    needed = moved(before, after)
+    copies = needed.sum(axis=(1, 2)).astype(float)
+    if topology is None:
+        return Moves(copies, None, None, None)
+    if topology.num_nodes != before.ranks:
+        raise OptionError(f"--machine has {topology.num_nodes} nodes, the plans {before.ranks} ranks; give theirs")
+    hops, held = np.asarray(topology.hop_counts()), before.copies > 0
+    layer, expert, rank = np.nonzero(needed)
+    far = np.where(held[layer, expert], hops[:, rank].T, np.iinfo(np.int64).max)
+    traffic = np.zeros((before.ranks, before.ranks), np.float32)
+    np.add.at(traffic, (far.argmin(axis=1), rank), expert_bytes)
+    carried = np.asarray(link_loads(topology, jnp.asarray(traffic)), np.float64)
+    seconds = carried / np.asarray(topology.link_bandwidth * topology.efficiency, np.float64)
+    return Moves(copies, traffic, carried, float(seconds.max(initial=0.0)))

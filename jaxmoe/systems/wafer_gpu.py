@@ -1,0 +1,174 @@
+"""The wafer-scale GPU: tasks allocated by where data is, and copies of remote experts in local HBM (IV).
+
+The plan says which die is home to an expert. Compared with it is the study's base: tasks dealt round the dies, and
+nothing copied. Only MoE layers in decode are counted, and of what moves only weights, as in the paper.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from jaxmoe.des import SliceCosts, SliceWork, replay_slices
+from jaxmoe.hardware import Machine
+from jaxmoe.latency import FetchCosts, Fetches, HostLink, LayerTime
+from jaxmoe.policies import AllocationCosts, CrossToken, WaferPolicy, copies_that_fit, guide, run_policy
+from jaxmoe.policies.caching import Allocation, Eviction, Prediction
+from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, UnsuitableSystemError
+from jaxmoe.traces import Batch
+from jaxmoe.traces.statistics.counting import count_pairs
+
+
+@dataclass(frozen=True)
+class WaferRun(AbstractRun):
+    """A policy on a machine. Rolled out in double precision, in which Algorithm 1's costs are exact."""
+
+    machine: Machine
+    policy: WaferPolicy
+    costs: FetchCosts
+    slices: int
+    start: Float[np.ndarray, "layer expert expert"]
+    top: int
+    host: HostLink | None = None
+
+    def rollout(self, steps: Batch) -> Rolled:
+        with jax.enable_x64(True):
+            guidance = guide(CrossToken(jnp.asarray(self.start, jnp.float32), self.top), jnp.asarray(steps.experts))
+            time, traffic, fetches, held = run_policy(self.policy, self.machine, self.costs, guidance)
+            time, traffic, kept = time.as_numpy(), jax.tree.map(np.asarray, traffic), _compact(fetches)
+        figures = {name: float(values.sum()) for name, values in traffic.items()}
+        figures |= {"most_copies_of_a_die": float(np.asarray(held).max())}
+        return Rolled(self._with_host(time, kept), kept, figures)
+
+    def _with_host(self, time: LayerTime, kept: Any) -> LayerTime:
+        if self.host is None:
+            return time
+        experts, dies = kept["requests"].shape[-2:]
+        asked = np.full(time.total.shape, float(self.host.seconds(experts, dies)))
+        return LayerTime(time.stages | {"host": asked}, time.busy, time.total + asked, time.energy)
+
+    def replay(self, rolled: Rolled, batch: Batch, step: int, row: int) -> float:
+        known = {name: leaf[step, row] for name, leaf in rolled.kept.items()}
+        work = SliceWork(**known, hits=np.zeros(known["requests"].shape))
+        waiting = rolled.time.stages["host"][step, row] if self.host is not None else 0.0
+        return replay_slices(self.machine, work, self._slice_costs()).seconds + float(waiting)
+
+    def _slice_costs(self) -> SliceCosts:
+        costs = self.costs
+        numbers = (costs.request_bytes, costs.hit, costs.miss, costs.write)
+        sizes = float(costs.expert_bytes), float(costs.flops_per_request)
+        return SliceCosts(*sizes, self.slices, *map(float, numbers))
+
+
+def _compact(fetches: Fetches) -> dict[str, np.ndarray]:
+    """What the simulator needs of the fetches, small."""
+    return {
+        "requests": np.asarray(fetches.requests).astype(np.int32),
+        "home": np.asarray(fetches.home),
+        "local": np.asarray(fetches.local) > 0,
+        "copied": np.asarray(fetches.copied) > 0,
+    }
+
+
+@dataclass(frozen=True)
+class WaferGPU(AbstractSystem):
+    """Allocation, prediction and eviction by name; latencies of Table I in ns.
+
+    The heat map starts from the history, such as the prefill's (Insight 1). `popular_copies` experts of each layer,
+    the most popular in the history, are copied to every die beforehand, as far as they fit (Insight 4).
+    """
+
+    allocation: Allocation = "allo"
+    prediction: Prediction = "heatmap"
+    top: int = 32
+    eviction: Eviction = "least_popular"
+    unlimited: bool = False
+    block: int = 50
+    spare: float = 4
+    popular_copies: float = 0
+    slices: int = 2
+    request_bytes: float = 16
+    llc_hit_ns: float = 100
+    llc_miss_ns: float = 110
+    llc_write_ns: float = 30
+    host_link_GB_per_s: float | None = None  # noqa: N815
+    host_fixed_us: float = 0
+
+    def runs(self, setting: Setting) -> dict[str, AbstractRun]:
+        own = self._run(setting)
+        plain = replace(own.policy, allocation="base", prediction="none", start=None)
+        return {"base": replace(own, policy=plain, host=None), "wafer_gpu": own}
+
+    def _run(self, setting: Setting) -> WaferRun:
+        machine, experts = setting.model.machine, setting.share.shape[1]
+        if len(machine.memory) < 2:
+            raise UnsuitableSystemError(
+                f"system wafer_gpu reads experts through an LLC and HBM, but the machine states {len(machine.memory)} "
+                "levels of memory; name both at hardware.memory, or use the system static"
+            )
+        if setting.moe.expert_size % self.slices:
+            raise UnsuitableSystemError(
+                f"system.slices is {self.slices}, expected a divisor of the expert's {setting.moe.expert_size} columns"
+            )
+        home = homes(setting.share)
+        pairs = count_pairs(setting.history)
+        with jax.enable_x64(True):
+            costs = self._costs(setting)
+            room = copies_that_fit(
+                np.full(machine.num_nodes, np.inf) if machine.capacity is None else np.asarray(machine.capacity, float),
+                home,
+                float(costs.expert_bytes),
+                len(home),
+            )
+            policy = WaferPolicy(
+                home=jnp.asarray(home),
+                hops=jnp.asarray(machine.topology.hop_counts()),
+                capacity=jnp.asarray(np.full(room.shape, np.inf) if self.unlimited else room),
+                costs=AllocationCosts.of(machine, costs),
+                start=jnp.asarray(popular_copies(pairs.load, home, room, int(self.popular_copies))),
+                allocation=self.allocation,
+                prediction=self.prediction,
+                eviction=self.eviction,
+                block=self.block,
+                spare=int(self.spare),
+            )
+            host = None
+            if self.host_link_GB_per_s is not None:
+                host = HostLink(jnp.asarray(self.host_link_GB_per_s * 1e9), jnp.asarray(self.host_fixed_us * 1e-6))
+        start = np.asarray(pairs.token_pairs, np.float32)
+        return WaferRun(machine, policy, costs, self.slices, start, min(self.top, experts), host)
+
+    def _costs(self, setting: Setting) -> FetchCosts:
+        known = setting.model.costs
+        numbers = (known.expert_bytes, known.flops_per_token_expert, self.slices, self.request_bytes)
+        latencies = (self.llc_hit_ns, self.llc_miss_ns, self.llc_write_ns)
+        seconds = (jnp.asarray(1e-9 * ns) for ns in latencies)
+        return FetchCosts(*(jnp.asarray(number, float) for number in numbers), *seconds)
+
+
+def homes(share: Float[np.ndarray, "layer expert node"]) -> Int[np.ndarray, "layer expert"]:
+    """The home die of every expert. Raises `UnsuitableSystemError` for a plan that splits or copies experts."""
+    whole = ((share > 0).sum(axis=-1) == 1) & (share.max(axis=-1) > 0)
+    for layer, expert in np.argwhere(~whole)[:1]:
+        raise UnsuitableSystemError(
+            f"system wafer_gpu has whole experts on one home die each, but the plan has expert {expert} of its layer "
+            f"{layer} on {(share[layer, expert] > 0).sum()} nodes; use a plan such as ep_random or ep_balanced"
+        )
+    return share.argmax(axis=-1)
+
+
+def popular_copies(
+    load: Int[np.ndarray, "layer expert"],
+    home: Int[np.ndarray, "layer expert"],
+    room: Float[np.ndarray, " die"],
+    each: int,
+) -> np.ndarray:
+    """Copies to begin with, bool [layer, expert, die]: of the `each` most popular experts of a layer, as many as fit
+    in even parts of the layers (Insight 4)."""
+    each = min(each, int(min(room.min() // len(load), load.shape[1])))
+    popular = np.zeros(load.shape, bool)
+    np.put_along_axis(popular, np.argsort(-load, axis=1, kind="stable")[:, :each], True, axis=1)
+    return popular[..., None] & (home[..., None] != np.arange(len(room)))

@@ -1,0 +1,251 @@
+"""Model against event simulator on random machines, and the order of experts by gradient against the optimum.
+
+Writes `agreement.csv` and `order.csv`, and prints what they come to: `python studies/expert_streaming/agreement.py`.
+"""
+
+import csv
+import sys
+import time
+from functools import cache
+from itertools import permutations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmoe.des.description import LayerDescription, Memory
+from jaxmoe.des.fabric import fabric_of
+from jaxmoe.des.streaming import stream
+from jaxmoe.des.streaming_layer import Slicing, flow_of
+from jaxmoe.hardware import Die, Machine, MemoryLevel, Mesh
+from jaxmoe.hardware.machine import TiledGemm
+from jaxmoe.hardware.networks import num_links
+from jaxmoe.latency import LayerCosts
+from jaxmoe.latency.streaming import PARTS, Asked, StreamCosts, asked_of, grouped, stream_time
+from jaxmoe.policies.streaming import group_members, groups_in_order, loading_dies, ring_of, trajectories
+from jaxmoe.tune.order import order_seconds, tuned_order
+
+HERE = Path(__file__).parent
+# Hidden size, expert size of Table I, experts, experts of a token, shared experts.
+MODELS = {
+    "phi-3.5-moe": (4096, 3200, 16, 2, 0),
+    "yuan2.0-m32": (2048, 4096, 32, 2, 0),
+    "deepseek-moe-16b": (2048, 1408, 64, 6, 2),
+    "qwen3-30b-a3b": (2048, 768, 128, 8, 0),
+}
+TOKENS = (16, 64, 256, 1024)
+STRATEGIES: dict[str, dict[str, bool]] = {
+    "fse_naive": {"paired": False, "in_turn": True},
+    "fse": {"paired": False},
+    "fse_paired": {"paired": True, "matched": True},
+    "fse_rule5": {"paired": True, "matched": True, "balanced": True},
+}
+MACHINES, SEED, CONTROL, TILE = 200, 5, 2e-7, 8.0
+SPARE = 1.5  # times the slots that a buffer needs at least
+
+
+class Drawn(NamedTuple):
+    """A machine with a cut: B/s, FLOP/s, B."""
+
+    shape: tuple[int, int]
+    ddr: float
+    d2d: float
+    flops: float
+    sram: float
+    micro_slices: int
+
+
+def drawn(rng: np.random.Generator, expert_bytes: float) -> Drawn:
+    """Log-uniform: DDR 12.8 to 102.4 GB/s a die, D2D 72 to 576, half to twice the MACs, SRAM 8 to 64 MB.
+
+    Slices are cut in 2 to 10, or in as many as leave the buffers `SPARE` times the slots that they need.
+    """
+
+    def between(low: float, high: float) -> float:
+        return float(np.exp(rng.uniform(np.log(low), np.log(high))))
+
+    shape = (2, 2) if rng.random() < 0.7 else (3, 3)
+    sram = between(8e6, 64e6)
+    least = int(np.ceil(SPARE * expert_bytes / sram))
+    rates = between(12.8e9, 102.4e9), between(72e9, 576e9), 3.2768e12 * between(0.5, 2.0)
+    return Drawn(shape, *rates, sram, max(int(rng.integers(2, 11)), least))
+
+
+def machine_of(case: Drawn) -> Machine:
+    """Its dies with private DDR."""
+    dies, links = case.shape[0] * case.shape[1], num_links(case.shape)
+    port = jnp.full(dies, case.d2d, jnp.float32)
+    mesh = Mesh(
+        jnp.full(links, case.d2d, jnp.float32),
+        jnp.full(links, 4.02e-9, jnp.float32),
+        injection_bandwidth=port,
+        ejection_bandwidth=port,
+        shape=case.shape,
+    )
+    ddr = MemoryLevel(jnp.full(dies, case.ddr, jnp.float32), jnp.zeros(dies), None, jnp.arange(dies), "ddr")
+    gemm = TiledGemm(jnp.asarray(TILE), jnp.asarray(1.0), jnp.asarray(0.0))
+    return Machine(mesh, Die(jnp.full(dies, case.flops, jnp.float32), gemm), (ddr,))
+
+
+def costs_of(model: str) -> LayerCosts:
+    """One byte a weight and an element."""
+    hidden, size, *_ = MODELS[model]
+    numbers = (hidden, hidden, 3 * hidden * size, 6 * hidden * size, size, 3)
+    return LayerCosts(*(jnp.asarray(float(number)) for number in numbers))
+
+
+def tokens_of(model: str, tokens: int, dies: int, rng: np.random.Generator) -> np.ndarray:
+    """Tokens of each expert on each die: log-normal popularity of width 0.8, every token its top k by Gumbel."""
+    _, _, experts, top_k, shared = MODELS[model]
+    scores = 0.8 * rng.standard_normal(experts) + rng.gumbel(size=(tokens, experts))
+    chosen, home = np.argsort(-scores, axis=1)[:, :top_k], np.arange(tokens) * dies // tokens
+    counts = np.zeros((experts, dies), int)
+    np.add.at(counts, (chosen, home[:, None]), 1)
+    return np.concatenate([np.tile(np.bincount(home, minlength=dies), (shared, 1)), counts])
+
+
+def described(machine: Machine, costs: LayerCosts) -> LayerDescription:
+    """The same for the simulator, with its own tiles."""
+    flops, columns = np.asarray(machine.die.flops, float), float(costs.columns)
+    per_column = float(costs.flops_per_token_expert) / columns
+    ddr = machine.memory[-1]
+
+    def gemm(die, tokens, part):
+        return np.ceil(tokens / TILE) * TILE * np.ceil(part * columns - 1e-5) * per_column / flops[die]
+
+    memory = Memory(np.asarray(ddr.bandwidth, float), np.asarray(ddr.latency, float), np.asarray(ddr.channel))
+    fabric = fabric_of(machine.topology, None, cut_through=True)
+    bytes_ = float(costs.expert_bytes)
+    return LayerDescription(
+        fabric, flops, 1.0, 1.0, bytes_, per_column * columns, "replicated", memory=(memory,), gemm=gemm
+    )
+
+
+@cache
+def modelled(strategy: str, shape: tuple[int, int]):
+    """Compiled: seconds, and what the simulator is given, from costs and tokens."""
+    rules = STRATEGIES[strategy]
+    naive = rules.get("in_turn", False)
+    ring = ring_of(machine_of(Drawn(shape, 1.0, 1.0, 1.0, 1.0, 1)).topology)
+
+    @eqx.filter_jit
+    def run(costs: StreamCosts, tokens):
+        needed, following = trajectories(tokens, ring)
+        groups = groups_in_order(tokens, rules["paired"])
+        asked = asked_of(costs, tokens, needed, following, loading_dies(needed, True), rules.get("balanced", False))
+        members = group_members(groups, tokens.shape[0])
+        found = stream_time(costs, grouped(asked, members), rules.get("matched", False), naive, 1 if naive else PARTS)
+        return found.seconds, groups, following.argmax(axis=-1)
+
+    return run
+
+
+def both(case: Drawn, model: str, tokens: np.ndarray, strategy: str) -> tuple[float, float]:
+    """Seconds by model and by simulator."""
+    machine, costs = machine_of(case), costs_of(model)
+    dies, naive = tokens.shape[1], strategy == "fse_naive"
+    cut = 1 if naive else case.micro_slices
+    room = max(case.sram, float(costs.expert_bytes) * 1.001) if naive else case.sram
+    streamed = StreamCosts(
+        machine, costs, jnp.asarray(float(cut)), jnp.full(dies, room, jnp.float32), jnp.asarray(CONTROL)
+    )
+    seconds, groups, following = modelled(strategy, case.shape)(streamed, jnp.asarray(tokens, jnp.float32))
+    rules = {"matched": False} | {name: on for name, on in STRATEGIES[strategy].items() if name != "paired"}
+    flow = flow_of(
+        described(machine, costs),
+        Slicing(cut, room, CONTROL, **rules),
+        tokens,
+        np.asarray(groups),
+        np.asarray(following),
+        np.ones(tokens.shape, bool),
+    )
+    return float(seconds), stream(flow).seconds
+
+
+def agreement() -> None:
+    """Every machine with one model and number of tokens, all strategies."""
+    rng, rows = np.random.default_rng(SEED), []
+    for number in range(MACHINES):
+        model, tokens = [*MODELS][number % 4], TOKENS[number // 4 % 4]
+        case = drawn(rng, float(costs_of(model).expert_bytes))
+        counts = tokens_of(model, tokens, case.shape[0] * case.shape[1], rng)
+        for strategy in STRATEGIES:
+            seconds, simulated = both(case, model, counts, strategy)
+            row = {"model": model, "tokens": tokens, "machine": number} | case._asdict()
+            row |= {"shape": f"{case.shape[0]}x{case.shape[1]}", "strategy": strategy}
+            rows.append(row | {"model_s": seconds, "simulated_s": simulated})
+    write("agreement", rows)
+    model_s, simulated = (
+        np.array([row[key] for row in rows]).reshape(MACHINES, -1) for key in ("model_s", "simulated_s")
+    )
+    error = np.abs(model_s / simulated - 1)
+    left = ((model_s - simulated) ** 2).sum() / ((simulated - simulated.mean()) ** 2).sum()
+    picked = simulated[np.arange(MACHINES), model_s.argmin(axis=1)]
+    good = (picked <= 1.02 * simulated.min(axis=1)).mean()
+    print(f"R2 {1 - left:.4f}, mean error {100 * error.mean():.2f} %, p95 {100 * np.quantile(error, 0.95):.1f} %")
+    for strategy, each in zip(STRATEGIES, error.T, strict=True):
+        print(f"  {strategy}: mean error {100 * each.mean():.2f} %")
+    print(f"the strategy that the model picks is within 2 % of the simulated best in {100 * good:.1f} % of machines")
+
+
+def small_asked(seed: int, experts: int) -> tuple[StreamCosts, Asked, np.ndarray]:
+    """A few experts of Phi on 2x2, hot and cold ones, in a tight buffer."""
+    rng = np.random.default_rng(seed)
+    model = "phi-3.5-moe"
+    tokens = rng.poisson(np.exp(rng.uniform(0, 5, (experts, 1))) / 4, (experts, 4)) + np.eye(experts, 4, dtype=int)
+    tokens[np.arange(experts), rng.integers(4, size=experts)] += 1
+    case = Drawn((2, 2), 25.6e9, 288e9, 3.2768e12, 8e6, 8)
+    costs = StreamCosts(
+        machine_of(case), costs_of(model), jnp.asarray(8.0), jnp.full(4, case.sram, jnp.float32), jnp.asarray(CONTROL)
+    )
+    counts = jnp.asarray(tokens, jnp.float32)
+    needed, following = trajectories(counts, ring_of(costs.machine.topology))
+    asked = asked_of(costs, counts, needed, following, loading_dies(needed, True))
+    return costs, asked, np.asarray(groups_in_order(counts, True)).ravel()
+
+
+def order() -> None:
+    """The order by gradient, paired load, and for up to 8 experts the best of all orders."""
+    rows = []
+    for experts, cases in ((4, 6), (6, 6), (8, 6), (16, 3)):
+        for seed in range(cases):
+            costs, asked, paired = small_asked(seed, experts)
+            started = time.perf_counter()
+            starts = np.stack([paired, np.arange(experts), np.random.default_rng(seed).permutation(experts)])
+            found = tuned_order(costs, asked, starts)
+            wall = time.perf_counter() - started
+            least = best_of_all(costs, asked, experts) if experts <= 8 else float("nan")
+            row = {"experts": experts, "seed": seed, "paired_s": found.starts[0], "by_number_s": found.starts[1]}
+            rows.append(row | {"rounded_s": found.rounded, "tuned_s": found.seconds, "best_s": least, "wall_s": wall})
+    write("order", rows)
+    gaps = [row["tuned_s"] / row["best_s"] - 1 for row in rows if row["experts"] <= 8]
+    gains = [row["paired_s"] / row["tuned_s"] for row in rows]
+    print(f"above the optimum: at most {100 * max(gaps):.2f} %")
+    print(f"paired load takes {min(gains):.4f} to {max(gains):.4f} as long")
+
+
+def best_of_all(costs: StreamCosts, asked: Asked, experts: int) -> float:
+    """Every order once, but for who is first in a group."""
+    orders = [each for each in permutations(range(experts)) if all(a < b for a, b in zip(each[::2], each[1::2]))]  # noqa: B905
+    score = eqx.filter_jit(
+        lambda costs, asked, orders: jax.lax.map(
+            lambda each: order_seconds(costs, asked, jax.nn.one_hot(each, experts)), orders, batch_size=256
+        )
+    )
+    return float(score(costs, asked, jnp.asarray(orders)).min())
+
+
+def write(name: str, rows: list[dict[str, Any]]) -> None:
+    with (HERE / f"{name}.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
+
+
+if __name__ == "__main__":
+    for part in sys.argv[1:] or ("agreement", "order"):
+        {"agreement": agreement, "order": order}[part]()

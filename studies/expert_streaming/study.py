@@ -1,0 +1,149 @@
+"""Expert streaming on chiplets: the layer alone (Fig. 9, 12), end to end (Fig. 14, 15), larger arrays (Fig. 18).
+
+Writes `layer.csv`, `end_to_end.csv` and `arrays.csv`, or those that are named after the command:
+`python studies/expert_streaming/study.py layer`.
+Traces are synthetic: no recording of the four models is at hand. Sizes of experts are those of Table I.
+"""
+
+import csv
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxmoe.experiment.inputs import read_inputs
+from jaxmoe.experiment.simulation import batch_at, iterations_of, setting_of
+from jaxmoe.experiment.strategies import given_plans
+from jaxmoe.systems import system_of
+from jaxmoe.systems.expert_streaming import OffloadedRun, StreamedRun
+
+HERE = Path(__file__).parent
+SCENARIOS = HERE.parents[1] / "configs" / "scenarios" / "expert_streaming"
+# Experts as in Table I, which halves two of the published sizes; micro-slices are of a die's slice.
+MODELS = {
+    "phi-3.5-moe": ["model.expert_size=3200", "system.micro_slices=8"],
+    "yuan2.0-m32": ["model.expert_size=4096", "system.micro_slices=8"],
+    "deepseek-moe-16b": [],
+    "qwen3-30b-a3b": [],
+}
+TOKENS = (16, 64, 256, 1024)
+LAYERS, STEPS = "0,1,2,3", 4
+END_LAYERS, END_STEPS = "0,1,2,3,4,5,6,7", 100
+SLACKS = (0.1, 0.2, 0.3)
+ARRAYS = ("2x2", "3x3", "4x4")
+
+
+def ready(model: str, tokens: int, layers: str, steps: int, *overrides: str) -> tuple[dict[str, Any], Any, Any]:
+    """Runs of a scenario by name, its iterations, and its inputs."""
+    path = SCENARIOS / f"{model}_2x2.yaml"
+    first = "1,2,3,4,5,6,7,8" if model.startswith("deepseek") else layers  # its layer 0 is dense
+    number = len(layers.split(","))
+    shown = ",".join(first.split(",")[:number])
+    needed = f"workload.trace.tokens={max(16384, tokens * (steps + 1))}"
+    settings = [*MODELS[model], f"workload.batch_tokens={tokens}", needed, *overrides]
+    inputs = read_inputs(path, settings, None, shown)
+    iterations = iterations_of(inputs, steps)
+    section = inputs.scenario.system
+    system = system_of(section.name, **section.model_dump(exclude={"name", "plan"}))
+    strategy = given_plans(["ep_balanced"], inputs, taken=(), compared=())[0]
+    return system.runs(setting_of(inputs, strategy, iterations.history)), iterations, inputs
+
+
+def layer_rows() -> Iterator[dict[str, Any]]:
+    """Single layers without attention: every strategy, by model and by event simulator."""
+    for model in MODELS:
+        for tokens in TOKENS:
+            settings = ("system.attention=false", "system.strategy=fse_rule5")
+            runs, iterations, _ = ready(model, tokens, LAYERS, STEPS, *settings)
+            for name, run in runs.items():
+                rolled = run.rollout(iterations.batches)
+                spots = [(step, row) for step in (0, STEPS - 1) for row in range(rolled.time.total.shape[1])]
+                seen = [replayed(run, rolled, iterations, *spot) for spot in spots]
+                modelled = np.array([rolled.compared[spot] for spot in spots])
+                yield {
+                    "model": model,
+                    "tokens": tokens,
+                    "strategy": "fse_rule5" if name == "expert_streaming" else name,
+                    "model_s": modelled.mean(),
+                    "simulated_s": np.mean([each[0] for each in seen]),
+                    "package_memory_MB": max(each[1] for each in seen) / 1e6,
+                    "utilisation": np.mean([each[2] for each in seen]),
+                }
+
+
+def replayed(run: Any, rolled: Any, iterations: Any, step: int, row: int) -> tuple[float, float, float]:
+    """Simulated seconds, bytes of weights held at most in the package, and the part of the time that arrays compute."""
+    if isinstance(run, StreamedRun):
+        seen = run.simulated(rolled, step, row)
+        held = seen.buffers.peak_together * float(run.costs.slice_bytes)
+        return seen.seconds + run.layer.scheduling, held, float(seen.compute_busy.mean() / seen.seconds)
+    assert isinstance(run, OffloadedRun)
+    seconds = run.replay(rolled, batch_at(iterations, row, step), step, row)
+    busy = rolled.time.busy["compute"]["node"][step, row].mean()
+    return seconds, rolled.figures["package_memory_B"], float(busy / seconds)
+
+
+def end_rows() -> Iterator[dict[str, Any]]:
+    """A hundred iterations with attention, by the model: throughput, and the utilisation of the experts' part."""
+    for model in MODELS:
+        for tokens in (16, 64, 256):
+            runs, iterations, _ = ready(model, tokens, END_LAYERS, END_STEPS, "system.strategy=fse_rule5")
+            named = [("fse_rule5" if name == "expert_streaming" else name, run) for name, run in runs.items()]
+            for slack in SLACKS:
+                settings = ("system.strategy=fse_buffered", f"system.slack={slack}")
+                deferring, _, _ = ready(model, tokens, END_LAYERS, END_STEPS, *settings)
+                named.append((f"fse_buffered_{slack:g}", deferring["expert_streaming"]))
+            for name, run in named:
+                rolled = run.rollout(iterations.batches)
+                passes = rolled.figures.get("finished_passes", tokens * END_STEPS)
+                yield {
+                    "model": model,
+                    "tokens": tokens,
+                    "strategy": name,
+                    "token_layers_per_s": passes * rolled.time.total.shape[1] / rolled.time.total.sum(),
+                    "utilisation": rolled.figures["utilisation"],
+                    "attention_share": rolled.time.stages["attention"].sum() / rolled.time.total.sum(),
+                }
+            jax.clear_caches()
+
+
+def array_rows() -> Iterator[dict[str, Any]]:
+    """Qwen3 on larger arrays (Fig. 18): tokens in all as on 2x2, simulated."""
+    for shape in ARRAYS:
+        for tokens in TOKENS:
+            settings = ("system.attention=false", "system.strategy=fse_paired", f"hardware=chiplets_{shape}")
+            runs, iterations, _ = ready("qwen3-30b-a3b", tokens, "0,1", 2, *settings, "strategies.hybrid_regions=1")
+            for name, run in runs.items():
+                rolled = run.rollout(iterations.batches)
+                seen = [replayed(run, rolled, iterations, step, row) for step in range(2) for row in range(2)]
+                yield {
+                    "array": shape,
+                    "tokens": tokens,
+                    "strategy": "fse_paired" if name == "expert_streaming" else name,
+                    "simulated_s": np.mean([each[0] for each in seen]),
+                    "utilisation": np.mean([each[2] for each in seen]),
+                }
+
+
+def write(name: str, rows: Iterator[dict[str, Any]]) -> None:
+    """A table, line by line as it is made, and on the screen."""
+    with (HERE / f"{name}.csv").open("w", newline="") as file:
+        writer: Any = None
+        for row in rows:
+            shown = {key: f"{value:.5g}" if isinstance(value, float) else value for key, value in row.items()}
+            if writer is None:
+                writer = csv.DictWriter(file, shown)
+                writer.writeheader()
+            writer.writerow(shown)
+            file.flush()
+            print(*shown.values())
+
+
+TABLES = {"layer": layer_rows, "arrays": array_rows, "end_to_end": end_rows}
+
+if __name__ == "__main__":
+    for table in sys.argv[1:] or TABLES:
+        write(table, TABLES[table]())

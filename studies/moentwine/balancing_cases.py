@@ -1,0 +1,205 @@
+"""Machines, layouts and drifting workloads of the balancing study, and a run of a balancer on them."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmoe.config import build_machine, build_model, load_hardware, load_model
+from jaxmoe.hardware import Machine, Mesh
+from jaxmoe.latency import LayerCosts, grouped_attention
+from jaxmoe.latency.counts import AttentionTime, CountModel, paths_of
+from jaxmoe.latency.demand import roofline
+from jaxmoe.latency.schedule import Overlap
+from jaxmoe.models import MoEModel
+from jaxmoe.network import Congestion
+from jaxmoe.network.collectives import price_rounds
+from jaxmoe.network.domains import all_reduce_rounds, scaled
+from jaxmoe.placement.tokens import TokenLayout, links_inside_domains, successive_layout, token_layout
+from jaxmoe.policies import Balancer, Eplb, KeepSlots, ShadowSlots, Windows, balanced_rollout, first_slots
+from jaxmoe.policies.balancing import Iterations, check_slots_fit
+from jaxmoe.policies.forecast import MovingAverage, PerfectForecast
+from jaxmoe.relax import HardMax
+from jaxmoe.traces.synthesis import preset_process
+from jaxmoe.traces.synthesis.mixtures import (
+    drawn_counts,
+    iteration_mixture,
+    merged_arrivals,
+    read_arrivals,
+    scenario_of_requests,
+    scenario_shares,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = ROOT / "configs"
+SCENARIOS = ("chat", "coding", "math", "privacy")  # four topics of the preset's sixteen stand for them
+TOPIC_TOKENS = 8192
+CYCLES = 4.0  # of the mixture over the hour of recorded arrivals
+TOKENS = {"prefill": 1024, "decode": 256, "hybrid": 512}  # of a group, in an iteration
+CONTEXT = 4096  # tokens before each; not stated
+LINEAR_SPEEDUP = 2.0  # INT8 beside FP16, VI-A1
+CHUNK = 2048.0  # B, of the routers of the machines
+RATE = 0.2  # of the moving average: about the last nine iterations
+SHADOW = 1  # slots for copies on a device
+
+
+@dataclass(frozen=True)
+class Place:
+    """A machine with its layout: what an iteration of balanced gating needs."""
+
+    machine: str
+    layout: str
+    tp: int
+    model: str = "deepseek-v3"
+
+
+@lru_cache
+def machine_of(name: str) -> Machine:
+    return build_machine(load_hardware(CONFIGS / "hardware" / f"{name}.yaml"))
+
+
+@lru_cache
+def moe_of(name: str) -> MoEModel:
+    return build_model(load_model(str(CONFIGS / "models" / f"{name}.yaml"), "model"))
+
+
+@lru_cache
+def layout_of(place: Place) -> TokenLayout:
+    topology = machine_of(place.machine).topology
+    if not isinstance(topology, Mesh):
+        return successive_layout(1, topology.num_nodes, place.tp)
+    wafer = (8, 8) if place.machine == "moentwine_4x8x8" else None
+    return token_layout(place.layout, topology.shape, place.tp, wafer)
+
+
+@lru_cache
+def model_of(place: Place, tokens: int) -> CountModel:
+    """The costs of a layer with `tokens` in every group. Micro-batches overlap communication and compute, Fig. 11e."""
+    machine, moe, layout = machine_of(place.machine), moe_of(place.model), layout_of(place)
+    rounds = all_reduce_rounds(layout)
+    attention = grouped_attention(
+        moe, layout.tp, layout.num_groups, float(CONTEXT), rounds,
+        bytes_per_element=2.0, weight_bytes_per_element=1.0, linear_speedup=LINEAR_SPEEDUP,
+    )  # fmt: skip
+    in_all = jnp.asarray(float(tokens * layout.num_groups))
+    lowered = attention.lower(machine.topology, in_all)
+    work, steps = lowered["attention"], lowered["all_reduce"]
+    seconds = roofline(machine, work.flops / machine.die.flops, work.weights, work.vectors)
+    reduced = price_rounds(Congestion(jnp.asarray(CHUNK)), machine.topology, scaled(steps.rounds, steps.unit), HardMax())
+    before = AttentionTime(seconds.max(), reduced.seconds, reduced.link_time)
+    vector = 2.0 * moe.hidden_size
+    numbers = (
+        vector,
+        vector,
+        moe.expert_parameters,
+        2.0 * moe.expert_parameters / LINEAR_SPEEDUP,
+        moe.expert_size,
+        3.0,
+    )
+    costs = LayerCosts(*(jnp.asarray(float(number)) for number in numbers))
+    paths = paths_of(machine.topology, layout.parts)
+    return CountModel(machine, costs, jnp.asarray(layout.parts), paths, before, Overlap())
+
+
+# Workloads.
+
+
+@lru_cache
+def shares_of(model: str) -> np.ndarray:
+    return scenario_shares(preset_process(model), range(len(SCENARIOS)), TOPIC_TOKENS, seed=0)
+
+
+def loads_of(place: Place, scenario: str, phase: str, iterations: int, shared: Path, seed: int = 0) -> np.ndarray:
+    """Choices of every expert in every iteration, float32 [iteration, layer, expert].
+
+    `mixed` has all scenarios as requests arrived, any other name that one alone.
+    """
+    moe, layout = moe_of(place.model), layout_of(place)
+    tokens = TOKENS[phase] * layout.num_groups
+    if scenario == "mixed":
+        names = ("code", "conv")
+        arrivals = merged_arrivals(
+            [read_arrivals(shared / "arrivals" / f"azure_llm_2023_{name}.npz") for name in names]
+        )
+        of_request = scenario_of_requests(arrivals, len(SCENARIOS), CYCLES, seed)
+        mixture = iteration_mixture(arrivals, of_request, phase, iterations, tokens)
+    else:
+        mixture = np.tile(np.eye(len(SCENARIOS))[SCENARIOS.index(scenario)], (iterations, 1))
+    return drawn_counts(shares_of(place.model), mixture, tokens * moe.top_k, seed).astype(np.float32)
+
+
+# Balancers.
+
+
+@dataclass(frozen=True)
+class Method:
+    """A balancer by name. `alpha` is per layer: Eq. 2 sums over layers."""
+
+    name: str
+    invasive: bool
+    alpha: float = 0.0
+    beta: float = 0.0
+    oracle: bool = False
+    shadow: int = SHADOW
+
+    def balancer(self, place: Place) -> Balancer:
+        model, moe, layout = model_of(place, TOKENS["decode"]), moe_of(place.model), layout_of(place)
+        topology = model.machine.topology
+        layers = len(moe.moe_layer_ids)
+        slots = first_slots(layers, moe.num_experts, topology.num_nodes, self.shadow)
+        check_slots_fit(slots, float(model.costs.expert_bytes), model.machine)
+        distance = jnp.asarray(np.asarray(topology.hop_counts()), jnp.float32)
+        native = slots.shape[2] - self.shadow
+        rules = {
+            "none": KeepSlots(),
+            "eplb": Eplb(),
+            "greedy": ShadowSlots(distance, native, "coldest"),
+            "topology_aware": ShadowSlots(distance, native, "nearest"),
+        }
+        windows = None
+        if not self.invasive:
+            on_mesh = isinstance(topology, Mesh)
+            inside = links_inside_domains(layout, topology.link_ends) if on_mesh else None
+            windows = Windows.always(topology.num_links) if inside is None else Windows.alternating(inside)
+        even = jnp.full((layers, moe.num_experts), 1 / moe.num_experts)
+        forecast = PerfectForecast() if self.oracle else MovingAverage(even, jnp.asarray(RATE))
+        numbers = (jnp.asarray(layers * self.alpha), jnp.asarray(float(self.beta)))
+        return Balancer(rules[self.name], forecast, jnp.asarray(slots), distance, *numbers, windows)
+
+
+def run(method: Method, place: Place, phase: str, loads: np.ndarray) -> Iterations:
+    """The iterations of a balancer, as NumPy arrays."""
+    model = model_of(place, TOKENS[phase])
+    return jax.tree.map(np.asarray, balanced_rollout(method.balancer(place), model, jnp.asarray(loads)))
+
+
+def figures_of(ran: Iterations, warm: int) -> dict[str, float]:
+    """What a run comes to from iteration `warm` on; times are of one layer, means over layers and iterations."""
+    stages = {name: 1e6 * float(each[warm:].mean()) for name, each in ran.time.stages.items()}
+    moved = ran.decided.experts_moved[warm:].sum(axis=1)
+    total = 1e6 * float(ran.time.total[warm:].mean())
+    interrupted = int((moved > 0).sum())
+    waits = 1e6 * float(ran.decided.seconds[warm:].sum()) / ran.time.total.shape[1]
+    return {
+        "excess": float(ran.excess[warm:].mean()),
+        "attention_us": stages["attention"],
+        "all_reduce_us": stages["all_reduce"],
+        "compute_us": stages["compute"],
+        "all_to_all_us": stages["dispatch"] + stages["combine"],
+        "migration_us": stages["migration"],
+        "total_us": total,
+        "migration_share": stages["migration"] / total,
+        "iterations_between": len(moved) / max(interrupted, 1) if interrupted else float("inf"),
+        "migration_costs_iterations": waits / max(interrupted, 1) / (total - stages["migration"]),
+        "experts_moved": float(moved.mean()),
+        "hops_per_expert": float(ran.decided.expert_hops[warm:].sum() / max(moved.sum(), 1)),
+    }
+
+
+def with_best_trigger(method: Method, place: Place, phase: str, loads: np.ndarray, trial: int) -> Method:
+    """The method with the trigger of least mean time over the first `trial` iterations."""
+    grid = [replace(method, alpha=alpha, beta=beta) for alpha in (0.2, 0.5, 1.0) for beta in (9.0, 49.0)]
+    return min(grid, key=lambda each: run(each, place, phase, loads[:trial]).time.total.mean())

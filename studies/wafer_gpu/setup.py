@@ -1,0 +1,159 @@
+"""What the study of the wafer-scale GPU runs on: models, machines, made-up requests, and policies by name."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmoe.config import build_machine, load_hardware
+from jaxmoe.hardware import Machine
+from jaxmoe.latency import FetchCosts
+from jaxmoe.policies import AllocationCosts, CrossToken, Guidance, WaferPolicy, copies_that_fit, guide
+from jaxmoe.traces.synthesis import PRESETS, sample_trace
+
+FOLDER = Path(__file__).parent
+CONFIGS = FOLDER.parents[1] / "configs"
+MACHINES = ("dojo_5x5", "tsmc_sow_3x8", "dojo_enhanced_5x5")
+MAIN_MACHINES = MACHINES[:2]  # those of Fig. 11
+BATCHES = (512, 1024, 2048, 4096, 8192, 16384)  # not in the text
+LAYERS = 8  # stand for all of a model, from its lowest to its highest; dies have that part of their memory
+PROMPT, STEPS = 12, 20  # tokens of a request: prefill, and decode
+SEED = 0
+
+# Fixed before the comparison. `top` and `spare` are not in the text; they were chosen on DeepSeek-V3 on dojo_5x5 with
+# batches of 512 and 4,096, by the published hops. Homes are dealt at random; the text says equal numbers for each die.
+SETTINGS: dict[str, Any] = {"block": 50, "spare": 4, "top": 32, "eviction": "least_popular"}
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "base": {"allocation": "base", "prediction": "none"},
+    "pred": {"allocation": "base", "prediction": "heatmap"},
+    "allo": {"allocation": "allo", "prediction": "none"},
+    "allo+pred": {"allocation": "allo", "prediction": "heatmap"},
+    "pred, perfect": {"allocation": "base", "prediction": "perfect"},
+    "pred, unlimited": {"allocation": "base", "prediction": "heatmap", "unlimited": True},
+    "allo+pred, unlimited": {"allocation": "allo", "prediction": "heatmap", "unlimited": True},
+}
+PUBLISHED = tuple(POLICIES)[:4]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's layers and experts; FP8 weights, one byte each."""
+
+    preset: str
+    layers: int
+    experts: int
+    weights: float  # of an expert, B
+
+    @property
+    def costs(self) -> FetchCosts:
+        return FetchCosts(self.weights, 2 * self.weights)
+
+
+MODELS = {
+    "DeepSeek-V3": Model("deepseek-v3", 58, 256, 3 * 7168 * 2048.0),
+    "Qwen3-235B": Model("qwen3-235b-a22b", 94, 128, 3 * 4096 * 1536.0),
+}
+
+
+@lru_cache
+def machine_of(name: str) -> Machine:
+    return build_machine(load_hardware(CONFIGS / "hardware" / f"{name}.yaml"))
+
+
+@lru_cache(maxsize=2)
+def requests_of(model: str, count: int = BATCHES[-1], popularity: float = 1.0, reuse: float = 1.0) -> np.ndarray:
+    """Made-up gating [layer, request, token, k]: the model's preset in `LAYERS` layers, requests of one length each.
+
+    `popularity` and `reuse` scale the preset's log-weights of popularity and of the token before.
+    """
+    preset = PRESETS[MODELS[model].preset]
+    preset = replace(
+        preset,
+        layer_ids=range(LAYERS),
+        popularity=preset.popularity * popularity,
+        from_token=preset.from_token * reuse,
+    )
+    process = preset.process(SEED)
+    tokens = PROMPT + STEPS
+    dealt = replace(process.requests, length=np.full(256, tokens), prompt=np.full(256, PROMPT))
+    trace = sample_trace(replace(process, requests=dealt), count * tokens, SEED)
+    return np.moveaxis(trace.experts.reshape(count, tokens, LAYERS, -1), 2, 0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with a batch of its requests: what is known of every step, by how many experts a row predicts."""
+
+    model: str
+    experts: np.ndarray  # [layer, request, token, k]
+
+    @cached_property
+    def prefill(self) -> np.ndarray:
+        """Pairs of neighbouring tokens of the prompts, [layer, expert, expert] (Insight 1)."""
+        return sum(self.pairs(token) for token in range(PROMPT - 1))
+
+    def pairs(self, token: int) -> np.ndarray:
+        experts = MODELS[self.model].experts
+        before, after = (self.experts[:, :, at].astype(np.int64) for at in (token, token + 1))
+        place = before[..., :, None] * experts + after[..., None, :]
+        return np.stack(
+            [np.bincount(rows.ravel(), minlength=experts**2).reshape(experts, experts) for rows in place]
+        ).astype(np.float32)
+
+    def guidance(self, top: int, prefill: bool = True) -> Guidance:
+        """What each decode step knows, with the prefill's map or without."""
+        start = self.prefill if prefill else np.zeros_like(self.prefill)
+        decode = jnp.asarray(np.moveaxis(self.experts[:, :, PROMPT:], 2, 1), jnp.int32)
+        return guide(CrossToken(jnp.asarray(start), min(top, start.shape[-1])), decode)
+
+
+def homes(model: str, dies: int, way: str = "random") -> np.ndarray:
+    """Home dies [layer, expert] in equal numbers: dealt at random, in runs of numbers, or round the dies."""
+    experts = MODELS[model].experts
+    even = np.arange(experts) % dies
+    if way == "random":
+        rng = np.random.default_rng(SEED)
+        return np.stack([rng.permutation(even) for _ in range(LAYERS)])
+    return np.tile({"runs": np.sort(even), "round": even}[way], (LAYERS, 1))
+
+
+def policy_of(
+    model: str,
+    machine: str,
+    home: np.ndarray | None = None,
+    start: np.ndarray | None = None,
+    room: np.ndarray | None = None,
+    **changes: Any,
+) -> WaferPolicy:
+    """A policy with the study's settings but for the changes; `room` in copies replaces what HBM has room for."""
+    known, chip = MODELS[model], machine_of(machine)
+    home = homes(model, chip.num_nodes) if home is None else home
+    settings = {name: value for name, value in (SETTINGS | changes).items() if name not in ("top", "unlimited")}
+    if room is None:
+        room = copies_that_fit(np.asarray(chip.capacity, float), home, known.weights, known.layers)
+    return WaferPolicy(
+        home=jnp.asarray(home),
+        hops=jnp.asarray(chip.topology.hop_counts()),
+        capacity=jnp.asarray(np.full(room.shape, np.inf) if changes.get("unlimited") else room, float),
+        costs=AllocationCosts.of(chip, known.costs),
+        start=None if start is None else jnp.asarray(start),
+        **settings,
+    )
+
+
+def cases(model: str) -> Iterator[tuple[int, Case]]:
+    """Batches of a model, the first requests of one trace."""
+    drawn = requests_of(model)
+    for batch in BATCHES:
+        yield batch, Case(model, drawn[:, :batch])
+
+
+def double() -> Any:
+    """Double precision, in which Algorithm 1's costs are exact."""
+    return jax.enable_x64(True)

@@ -1,0 +1,108 @@
+"""`jaxmoe plan`: files that engines load, converted, shown, compared and checked."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from jaxmoe.placement.slot_files import write_slot_plan
+from jaxmoe.placement.slot_plan import SlotPlan
+from jaxmoe.traces import write_trace
+from jaxmoe.traces.synthetic import synthetic_trace
+
+MODEL = {
+    "hidden_size": 64,
+    "expert_size": 32,
+    "num_experts": 4,
+    "top_k": 2,
+    "moe_layer_ids": {"first": 1, "count": 2},
+    "dense_size": 64,
+}
+MACHINE = {
+    "kind": "mesh",
+    "mesh_shape": [1, 3],
+    "link": {"bandwidth_GB_per_s": 1e-6, "latency_ns": 0},
+    "die": {"compute_TFLOPs_per_s": 1, "memory_bandwidth_GB_per_s": 1, "memory_capacity_GB": 1},
+}
+BEFORE = np.array([[0, 1, 1, 2, 2, 3], [0, 1, 2, 3, 0, 1]])
+AFTER = np.array([[0, 1, 1, 2, 0, 3], [0, 1, 2, 3, 0, 1]])
+
+
+@pytest.fixture
+def files(tmp_path):
+    paths = {"model": tmp_path / "model.yaml", "machine": tmp_path / "machine.yaml"}
+    paths["model"].write_text(yaml.safe_dump(MODEL))
+    paths["machine"].write_text(yaml.safe_dump(MACHINE))
+    for name, slots in (("before", BEFORE), ("after", AFTER)):
+        paths[name] = tmp_path / f"{name}.json"
+        write_slot_plan(paths[name], "vllm_ascend", SlotPlan(slots, 3, 4, (1, 2), 3))
+    return paths
+
+
+def told(out):
+    return json.loads((out / "summary.json").read_text())
+
+
+def test_convert_to_an_engine_that_counts_dense_layers(run, files, out):
+    result = run("plan", "convert", files["before"], "--to", "sglang", "--model", files["model"], "--out", out)
+    assert result.exit_code == 0, result.output
+    rows = json.loads((out / "placement.json").read_text())["physical_to_logical_map"]
+    assert (len(rows), rows[1], rows[2]) == (3, *BEFORE.tolist())
+    assert told(out)["plan"]["redundant_slots"] == 2
+    assert "does not state the 3 ranks" in result.stderr
+
+
+def test_show_tells_the_balance_of_loads(run, files, out, tmp_path):
+    path = tmp_path / "trace.npz"
+    trace = synthetic_trace(40, (1, 2), 4, 2, 1.5, 0.0, 0.0, 3)
+    write_trace(path, trace)
+    given = ("--model", files["model"], "--loads", path)
+    result = run("plan", "show", files["before"], *given, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert {file.name for file in out.iterdir()} == {"slots.png", "summary.json"}
+    loads = np.array([np.bincount(trace.experts[:, row].ravel(), minlength=4) for row in range(2)], float)
+    copies = np.array([np.bincount(row, minlength=4) for row in BEFORE])
+    ranks = np.array([(loads[row] / copies[row])[BEFORE[row]].reshape(3, 2).sum(axis=1) for row in range(2)])
+    expected = (ranks.max(axis=1) / ranks.mean(axis=1)).mean()
+    assert told(out)["plan"]["balance"]["max_over_mean"] == pytest.approx(expected)
+    assert "excess over mean" in result.stdout
+
+
+def test_diff_tells_bytes_and_the_busiest_link(run, files, out):
+    given = (files["before"], files["after"], "--model", files["model"], "--machine", files["machine"])
+    result = run("plan", "diff", *given, "--weight-bytes", 2, "--out", out)
+    assert result.exit_code == 0, result.output
+    found = told(out)
+    # Expert 0 of layer 1 goes from rank 0 to rank 2, over both links of the line, at 1000 B/s.
+    size = 3 * 64 * 32 * 2
+    assert (found["copies"], found["copies_by_layer"]) == (1, {"1": 1, "2": 0})
+    assert (found["bytes"], found["busiest_link_bytes"], found["busiest_link"]) == (size, size, [0, 1])
+    assert found["at_least_s"] == pytest.approx(size / 1000, rel=1e-5)
+
+
+def test_check(run, files, out):
+    given = ("--model", files["model"], "--machine", files["machine"])
+    result = run("plan", "check", files["before"], *given, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert all(check["holds"] for check in told(out)["checks"].values())
+    small = yaml.safe_dump(MACHINE | {"die": MACHINE["die"] | {"memory_capacity_GB": 2e-5}})
+    files["machine"].write_text(small)
+    result = run("plan", "check", files["before"], *given, "--out", out)
+    assert result.exit_code == 2
+    assert "memory (2.458e-05 GB of weights a rank, 2e-05 GB of room)" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (("convert", "before", "--to", "onnx"), "--to is 'onnx', expected one of eplb, sglang"),
+        (("convert", "nowhere.json", "--to", "eplb"), "nowhere.json: no such file"),
+        (("diff", "before", "after"), "--model is not given"),
+    ],
+)
+def test_bad_input(run, files, out, given, expected):
+    result = run("plan", *(files.get(part, part) for part in given), "--out", out)
+    assert result.exit_code == 2
+    assert expected in result.stderr
+    assert not out.exists()

@@ -1,0 +1,119 @@
+"""Decisions for streaming experts: rings, trajectories, groups; and requests that wait, worked by hand."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxmoe.hardware import Mesh
+from jaxmoe.hardware.networks import num_links
+from jaxmoe.policies.buffering import buffer_requests
+from jaxmoe.policies.streaming import (
+    groups_in_order,
+    loading_dies,
+    redistributed,
+    ring_of,
+    tokens_on_dies,
+    trajectories,
+    with_shared,
+)
+from jaxmoe.traces import Batch
+
+
+def mesh(shape: tuple[int, int]) -> Mesh:
+    links = num_links(shape)
+    return Mesh(jnp.ones(links), jnp.zeros(links), shape=shape)
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (2, 3), (3, 2), (4, 4), (3, 4)])
+def test_rings_close_between_neighbours_where_a_side_is_even(shape):
+    ring = ring_of(mesh(shape))
+    assert sorted(ring.tolist()) == list(range(shape[0] * shape[1]))
+    hops = np.asarray(mesh(shape).hop_counts())
+    assert (hops[ring, np.roll(ring, -1)] == 1).all()
+
+
+def test_rings_of_odd_meshes_pass_every_die_once():
+    assert sorted(ring_of(mesh((3, 3))).tolist()) == list(range(9))
+
+
+def test_trajectories_skip_dies_without_tokens_and_alternate():
+    tokens = jnp.array([[1.0, 0, 2, 1], [1, 0, 2, 1], [0, 0, 3, 0]])
+    needed, following = trajectories(tokens, np.arange(4))
+    np.testing.assert_array_equal(needed, [[1, 0, 1, 1], [1, 0, 1, 1], [0, 0, 1, 0]])
+    after = following.argmax(axis=-1)
+    assert after[0].tolist() == [2, 2, 3, 0]
+    assert after[1].tolist() == [3, 0, 0, 2]  # the other way round
+    assert after[2].tolist() == [2, 2, 2, 2]
+
+
+def test_hot_and_cold_go_together():
+    tokens = jnp.array([[1.0], [9], [0], [5], [3], [4]])
+    # By tokens: 1, 3, 5, 4, 0; expert 2 has none.
+    assert groups_in_order(tokens, True).tolist() == [[1, 0], [3, 4], [5, -1]]
+    assert groups_in_order(tokens, False)[:5, 0].tolist() == [0, 1, 3, 4, 5]
+
+
+@given(seed=st.integers(0, 1000))
+def test_every_expert_with_tokens_is_in_one_group(seed):
+    tokens = np.random.default_rng(seed).poisson(0.5, (9, 4)).astype(np.float32)
+    active = np.flatnonzero(tokens.any(axis=1)).tolist()
+    for paired in (True, False):
+        members = groups_in_order(jnp.asarray(tokens), paired).ravel().tolist()
+        assert sorted(each for each in members if each in active) == active
+
+
+def test_tokens_on_dies_and_even_ones():
+    batch = Batch(
+        experts=jnp.array([[0, 1], [0, 2], [0, 1], [1, 2]]),
+        token_draw=jnp.zeros(4),
+        draw=jnp.zeros((4, 2)),
+        weight=jnp.array([1.0, 1, 1, 0]),
+    )
+    tokens = tokens_on_dies(batch, 3, 2)  # tokens 0 and 1 on die 0; the last one counts nothing
+    np.testing.assert_array_equal(tokens, [[2, 1], [1, 1], [1, 0]])
+    np.testing.assert_array_equal(redistributed(tokens), [[2, 1], [1, 1], [1, 0]])
+    np.testing.assert_array_equal(redistributed(jnp.array([[5.0, 0, 0]])), [[2, 2, 1]])
+    np.testing.assert_array_equal(with_shared(tokens, batch, 1)[0], [2, 1])
+
+
+def test_dies_that_load():
+    needed = jnp.array([[1.0, 0, 1, 0]])
+    np.testing.assert_allclose(loading_dies(needed, True), 0.25)
+    np.testing.assert_allclose(loading_dies(needed, False), [[0.5, 0, 0.5, 0]])
+
+
+# Algorithm 2. Choices [layer, step, request, 1], two layers.
+
+
+def served(choices: list[list[list[int]]], least: float, slack: float) -> tuple[np.ndarray, np.ndarray]:
+    experts = jnp.array(choices)[..., None]
+    found = buffer_requests(experts, 4, jnp.asarray(least), jnp.asarray(slack))
+    return np.asarray(found.served).astype(int), np.asarray(found.finished)
+
+
+def test_a_request_waits_when_it_has_earned_it_and_its_expert_is_cold():
+    # Slack of a half: after two forward passes a request may wait once. Request 2 is alone with expert 1 in layer 1.
+    same = [[[0, 0, 0]] * 4, [[0, 0, 1]] * 4]
+    who, finished = served(same, least=2.0, slack=0.5)
+    assert who[0].tolist() == [[1, 1, 1], [1, 1, 1]]  # nothing earned yet
+    assert who[1].tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert who[2].tolist() == [[1, 1, 1], [1, 1, 0]]  # waits at layer 1
+    assert who[3].tolist() == [[1, 1, 0], [1, 1, 1]]  # goes on from there, its time spent
+    assert finished.tolist() == [3, 3, 2, 3]
+
+
+def test_without_slack_or_cold_experts_nobody_waits():
+    same = [[[0, 0, 0]] * 4, [[0, 0, 1]] * 4]
+    assert (served(same, least=2.0, slack=0.0)[0] == 1).all()
+    assert (served(same, least=1.0, slack=0.5)[0] == 1).all()
+
+
+def test_tokens_that_wait_meet_newcomers():
+    # In iteration 2 request 0 waits at layer 1, and so is one of two for expert 1 when request 1 comes there.
+    layer_0 = [[0, 0]] * 5
+    layer_1 = [[0, 0], [0, 0], [1, 0], [0, 1], [0, 0]]
+    who, _ = served([layer_0, layer_1], least=2.0, slack=0.5)
+    assert who[2, 1].tolist() == [0, 0]  # each is alone with its expert, and both have earned it
+    assert who[3, 1].tolist() == [1, 1]
