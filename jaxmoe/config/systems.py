@@ -197,6 +197,7 @@ class WaferGPUConfig(PlannedSystem):
     )
     host_fixed_us: NonNegative = Field(
         default=0, description="what the way to the host and back takes for each layer in us", examples=[15]
+    )
 
 
 class ExpertStreamingConfig(PlannedSystem):

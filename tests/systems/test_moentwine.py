@@ -74,7 +74,7 @@ def test_entwined_rings_halve_the_all_to_all_and_double_the_all_reduce(tmp_path)
     times = [run.time for run in found.runs.values()]
     baseline, entwined = (time.stages for time in times)
     # Domains of 2x2 in place of ones that span the mesh: 4/3 hops for 8/3, and a ring's step takes two hops for one.
-    assert entwined["all_reduce"].mean() == pytest.approx(2 * baseline["all_reduce"].mean(), rel=1e-5)
+    assert entwined["all_reduce"].mean() == pytest.approx(2 * baseline["all_reduce"].mean(), rel=0.02)
     carried = [time.busy["dispatch"]["link"].sum() for time in times]
     assert carried[1] == pytest.approx(carried[0] / 2, rel=0.03)
     assert entwined["dispatch"].mean() < baseline["dispatch"].mean()
