@@ -17,6 +17,7 @@ from jaxmoe.placement.slot_plan import SlotPlan, moved
 from jaxmoe.placement.slots import loads_of_slots, max_over_mean
 from jaxmoe.traces import GatingTrace
 from jaxmoe.traces.statistics.counting import count_pairs
+from jaxmoe.tune.replica_windows import steady_slots
 from jaxmoe.tune.replicas import balanced_slots
 from jaxmoe.units import GIGA
 
@@ -74,8 +75,12 @@ def placed_for(
     if moe is not None and len(layer_ids) == len(moe.moe_layer_ids) and layer_ids == tuple(range(len(layer_ids))):
         layer_ids = moe.moe_layer_ids
 
-    def made(loads: Float[np.ndarray, "layer expert"]) -> dict[str, np.ndarray]:
-        own = balanced_slots(loads, slots, ranks, groups, nodes, repeats, fast)
+    def made(windows: Float[np.ndarray, "window layer expert"]) -> dict[str, np.ndarray]:
+        loads = windows.sum(axis=0)
+        if fast or nodes > 1 or len(windows) == 1:
+            own = balanced_slots(loads, slots, ranks, groups, nodes, repeats, fast)
+        else:
+            own = steady_slots(windows, slots, ranks, repeats)
         order = np.tile(np.arange(slots) * loads.shape[1] // slots, (len(loads), 1))
         return {"placed": own, "eplb": eplb(loads, slots, ranks, groups, nodes), "in_order": order}
 
@@ -86,9 +91,9 @@ def placed_for(
         }
         return {name: float(value) for name, value in ratio.items()}
 
-    all_of_it, half = made(windows.sum(axis=0)), len(windows) // 2
+    all_of_it, half = made(windows), len(windows) // 2
     plan = SlotPlan(all_of_it["placed"], ranks, windows.shape[2], layer_ids, None if moe is None else moe.num_layers)
-    later = told(made(windows[:half].sum(axis=0)), windows[half:]) if half else None
+    later = told(made(windows[:half]), windows[half:]) if half else None
     return Placed(plan, told(all_of_it, windows), later)
 
 

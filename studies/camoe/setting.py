@@ -42,9 +42,9 @@ def costs(topology, pipelined: bool = False) -> AllToAll:
     return AllToAll(same_models(alpha_beta(topology, pipelined)), *(jnp.asarray(size, jnp.float32) for size in sizes))
 
 
-def contiguous(nodes: int, layers: int = LAYERS) -> jax.Array:
+def contiguous(nodes: int, layers: int = LAYERS, experts: int = EXPERTS) -> jax.Array:
     """Experts on nodes in equal runs, as ones, [layer, expert, node]."""
-    one = np.repeat(np.eye(nodes, dtype=np.float32), EXPERTS // nodes, axis=0)
+    one = np.repeat(np.eye(nodes, dtype=np.float32), experts // nodes, axis=0)
     return jnp.asarray(np.broadcast_to(one, (layers, *one.shape)))
 
 
@@ -69,7 +69,7 @@ def problem(
         topology=topology,
         logits=jnp.asarray(logits, jnp.float32),
         source=jnp.asarray(np.arange(count) * nodes // count, jnp.int32),
-        share=contiguous(nodes, len(logits)),
+        share=contiguous(nodes, len(logits), logits.shape[2]),
         weight=jnp.asarray(nodes * nodes_tokens / count, jnp.float32),
         top_k=trace.top_k,
     )
