@@ -34,8 +34,8 @@ LAYERS = 8  # stand for all of a model, from its lowest to its highest; dies hav
 PROMPT, STEPS = 12, 20  # tokens of a request: prefill, and decode
 SEED = 0
 
-# Fixed before the comparison. `top`, `spare` and random homes are not in the text; they were chosen on DeepSeek-V3 on dojo_5x5 with
-# batches of 512 and 4,096, by the published hops. Homes are dealt at random; the text says equal numbers for each die.
+# Fixed before the comparison. `top`, `spare` and homes dealt at random in equal numbers are not in the text; they were
+# chosen on DeepSeek-V3 on dojo_5x5 with batches of 512 and 4,096, by the published hops.
 SETTINGS: dict[str, Any] = {"block": 50, "spare": 4, "top": 32, "eviction": "least_popular"}
 
 POLICIES: dict[str, dict[str, Any]] = {
