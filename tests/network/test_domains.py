@@ -32,7 +32,7 @@ from jaxmoe.network.domains import (
 from jaxmoe.placement.tokens import successive_layout, token_layout
 from jaxmoe.relax import HardMax, SmoothMax
 
-CHUNK, RATE, VECTOR = 2048.0, 1e12, 8192.0
+CHUNK, RATE, VECTOR = 1024.0, 1e12, 8192.0
 CONGESTED = Congestion(jnp.asarray(CHUNK))
 
 
