@@ -153,7 +153,8 @@ def arrays(out: Path) -> None:
 def agreement(out: Path) -> None:
     """Model against event simulator."""
     rows = read_table(TABLES / "agreement.csv")
-    figure = new_figure(6.4, 5.4, "Streaming: model against event simulator, 200 random machines")
+    count = len(distinct(rows, "machine"))
+    figure = new_figure(7.4, 5.8, f"Streaming: model against event simulator, {count} random machines")
     axes = figure.subplots()
     for number, name in enumerate(distinct(rows, "strategy")):
         mine = select(rows, strategy=name)

@@ -263,6 +263,8 @@ def _part(
 ) -> _State:
     """One of `parts` equal parts of a group."""
     slices = group.slices / parts
+    # Where experts come in turn, slices go round in step.
+    sending, computing = (1.0, 1.0) if in_turn else (BOTH_IDLE, ALWAYS_FED)
     # Slots that loads may fill: those that the rest of the trajectory needs stay free.
     room = costs.dies * jnp.maximum(costs.slots - group.stops + 1, 1)
     loaded = state.loaded + slices
@@ -274,9 +276,9 @@ def _part(
     load = jnp.where(takes, load, state.load)
     there = jnp.where(takes, begin, jnp.inf).min() + group.first
     end = most(jnp.where(takes, load, 0))
-    move = jnp.where(group.move > 0, jnp.maximum(state.move, there) + group.move / parts / BOTH_IDLE, state.move)
+    move = jnp.where(group.move > 0, jnp.maximum(state.move, there) + group.move / parts / sending, state.move)
     compute = jnp.where(
-        group.covers > 0, jnp.maximum(state.compute, there) + group.compute / parts / ALWAYS_FED, state.compute
+        group.covers > 0, jnp.maximum(state.compute, there) + group.compute / parts / computing, state.compute
     )
     arrived = jnp.maximum(end, most(jnp.where(group.move > 0, move, 0)))
     left = most(jnp.where(group.covers > 0, jnp.maximum(compute, arrived + group.last), 0))

@@ -6,6 +6,7 @@ Writes `agreement.csv` and `order.csv`, and prints what they come to: `python st
 import csv
 import sys
 import time
+from collections.abc import Iterator
 from functools import cache
 from itertools import permutations
 from pathlib import Path
@@ -165,25 +166,34 @@ def both(case: Drawn, model: str, tokens: np.ndarray, strategy: str) -> tuple[fl
     return float(seconds), stream(flow).seconds
 
 
-def agreement() -> None:
-    """Every machine with one model and number of tokens, all strategies."""
-    rng, rows = np.random.default_rng(SEED), []
+def cases() -> Iterator[tuple[dict[str, Any], str, Drawn, np.ndarray]]:
+    """Every machine with one model and number of tokens: its columns, the model, the machine and the tokens."""
+    rng = np.random.default_rng(SEED)
     for number in range(MACHINES):
         model, tokens = [*MODELS][number % 4], TOKENS[number // 4 % 4]
         case = drawn(rng, float(costs_of(model).expert_bytes))
         counts = tokens_of(model, tokens, case.shape[0] * case.shape[1], rng)
+        columns = {"model": model, "tokens": tokens, "machine": number} | case._asdict()
+        yield columns | {"shape": f"{case.shape[0]}x{case.shape[1]}"}, model, case, counts
+
+
+def agreement() -> None:
+    """All strategies on all machines."""
+    rows = []
+    for columns, model, case, counts in cases():
         for strategy in STRATEGIES:
             seconds, simulated = both(case, model, counts, strategy)
-            row = {"model": model, "tokens": tokens, "machine": number} | case._asdict()
-            row |= {"shape": f"{case.shape[0]}x{case.shape[1]}", "strategy": strategy}
-            rows.append(row | {"model_s": seconds, "simulated_s": simulated})
+            rows.append(columns | {"strategy": strategy, "model_s": seconds, "simulated_s": simulated})
     write("agreement", rows)
-    model_s, simulated = (
-        np.array([row[key] for row in rows]).reshape(MACHINES, -1) for key in ("model_s", "simulated_s")
-    )
+    told(rows)
+
+
+def told(rows: list[dict[str, Any]]) -> None:
+    """What the agreement comes to."""
+    model_s, simulated = (np.array([row[key] for row in rows]).reshape(-1, 4) for key in ("model_s", "simulated_s"))
     error = np.abs(model_s / simulated - 1)
     left = ((model_s - simulated) ** 2).sum() / ((simulated - simulated.mean()) ** 2).sum()
-    picked = simulated[np.arange(MACHINES), model_s.argmin(axis=1)]
+    picked = simulated[np.arange(len(simulated)), model_s.argmin(axis=1)]
     good = (picked <= 1.02 * simulated.min(axis=1)).mean()
     print(f"R2 {1 - left:.4f}, mean error {100 * error.mean():.2f} %, p95 {100 * np.quantile(error, 0.95):.1f} %")
     for strategy, each in zip(STRATEGIES, error.T, strict=True):
