@@ -3,20 +3,17 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable
-from functools import wraps
 from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from jaxmoe.cli import options
-from jaxmoe.cli.session import INTERRUPTED, command_line, errors_told, session
-from jaxmoe.codesign.space import read_space
-from jaxmoe.config import load_scenario
+from jaxmoe.cli.body import runs
+from jaxmoe.cli.groups import plan_app, trace_app
+from jaxmoe.cli.session import INTERRUPTED, command_line, errors_told
 from jaxmoe.sweep.study import read_study
 
 
@@ -39,40 +36,8 @@ app = typer.Typer(
     no_args_is_help=True,
     help="How long Mixture-of-Experts layers take on meshes of chips, and where their experts should live.",
 )
-trace_app = typer.Typer(no_args_is_help=True, help="What traces and load counts tell, and how they compare.")
 app.add_typer(trace_app, name="trace")
-plan_app = typer.Typer(no_args_is_help=True, help="Placement files of serving engines: convert, show, compare, check.")
 app.add_typer(plan_app, name="plan")
-
-
-def runs(
-    module: str,
-    function: str = "run",
-    scenario: bool = False,
-    check: Callable[[Path], object] | None = None,
-) -> Callable[[Callable], Callable]:
-    """Give a signature the body `function(folder, interrupts, ...)` of a module of this package.
-
-    Of a `scenario`, or what `check` reads, a wrong key is told before JAX is loaded; what is no file, such as a pipe,
-    can be read but once.
-    """
-
-    def with_body(signature: Callable) -> Callable:
-        @wraps(signature)
-        def command(out: Path, verbose: bool, **given: Any) -> None:
-            with session(out, verbose) as (folder, interrupts):
-                if check is not None and not _is_pipe(given["config"]):
-                    check(given["config"])
-                if scenario and not _is_pipe(given["config"]):
-                    load_scenario(given["config"], given["overrides"] or ())
-                if given.get("hardware") is not None:
-                    read_space(given["hardware"])
-                body = getattr(import_module(f"jaxmoe.cli.{module}"), function)
-                body(folder, interrupts, **given)
-
-        return command
-
-    return with_body
 
 
 @app.command()
@@ -211,133 +176,6 @@ def report(
     """
     with errors_told(verbose):
         import_module("jaxmoe.cli.report").run(results, out)
-
-
-@trace_app.command()
-@runs("trace.stats")
-def stats(
-    files: options.TraceFiles,
-    out: options.Out,
-    seed: options.Seed = 0,
-    model: options.TraceModel = None,
-    placement: options.TracePlan = None,
-    nodes: options.Nodes = None,
-    window: options.Window = 256,
-    verbose: options.Verbose = False,
-) -> None:
-    """Tell loads, pairs of experts over tokens and layers, reuse, and what they would be by chance."""
-
-
-@trace_app.command()
-@runs("trace.compare")
-def compare(
-    first: options.FirstTrace,
-    second: options.SecondTrace,
-    out: options.Out,
-    model: options.TraceModel = None,
-    nodes: options.Nodes = None,
-    verbose: options.Verbose = False,
-) -> None:
-    """Tell how alike two traces are, and whether a plan tuned on A serves B."""
-
-
-@trace_app.command()
-@runs("trace.convert")
-def convert(
-    source: options.Source,
-    to: options.To,
-    out: options.Out,
-    model: options.TraceModel = None,
-    num_experts: options.NumExperts = None,
-    top_k: options.TopK = None,
-    layer_ids: options.LayerIds = None,
-    num_layers: options.NumLayers = None,
-    verbose: options.Verbose = False,
-) -> None:
-    """Write a trace or load counts of any format in another one, and tell what was read."""
-
-
-@trace_app.command()
-@runs("trace.synthesis", "fit")
-def fit(
-    file: options.RecordedTrace,
-    out: options.Out,
-    model: options.TraceModel = None,
-    seed: options.Seed = 0,
-    verbose: options.Verbose = False,
-) -> None:
-    """Fit a generator to a trace, write it as process.npz, and compare a trace of it with the recorded one."""
-
-
-@trace_app.command()
-@runs("trace.synthesis", "synth")
-def synth(
-    process: options.Process,
-    out: options.Out,
-    tokens: options.Tokens = 8192,
-    seed: options.Seed = 0,
-    verbose: options.Verbose = False,
-) -> None:
-    """Draw a synthetic trace and write it as trace.npz, in pieces: its length is not bounded by memory."""
-
-
-@plan_app.command("convert")
-@runs("plan", "convert")
-def plan_convert(
-    source: options.PlanFile,
-    to: options.PlanFormat,
-    out: options.Out,
-    model: options.PlanModel = None,
-    ranks: options.Ranks = None,
-    verbose: options.Verbose = False,
-) -> None:
-    """Write a placement of any format in another one, and tell what it cannot hold."""
-
-
-@plan_app.command("show")
-@runs("plan", "show")
-def plan_show(
-    source: options.PlanFile,
-    out: options.Out,
-    model: options.PlanModel = None,
-    ranks: options.Ranks = None,
-    loads: options.Loads = None,
-    verbose: options.Verbose = False,
-) -> None:
-    """Tell what a placement holds, and how it balances given loads, with a picture."""
-
-
-@plan_app.command("diff")
-@runs("plan", "diff")
-def plan_diff(
-    first: options.FirstPlan,
-    second: options.SecondPlan,
-    out: options.Out,
-    model: options.PlanModel = None,
-    ranks: options.Ranks = None,
-    machine: options.PlanMachine = None,
-    weight_bytes: options.WeightBytes = 1.0,
-    verbose: options.Verbose = False,
-) -> None:
-    """Tell what has to move from placement A to B: copies, bytes, and over which links."""
-
-
-@plan_app.command("check")
-@runs("plan", "check")
-def plan_check(
-    source: options.PlanFile,
-    out: options.Out,
-    model: options.CheckedModel,
-    machine: options.CheckedMachine,
-    ranks: options.Ranks = None,
-    weight_bytes: options.WeightBytes = 1.0,
-    verbose: options.Verbose = False,
-) -> None:
-    """Tell whether a placement is whole, is of the model, and fits the machine; exit code 2 where it does not."""
-
-
-def _is_pipe(path: Path) -> bool:
-    return path.exists() and not path.is_file()
 
 
 def _print_version(wanted: bool) -> bool:

@@ -132,8 +132,9 @@ Order = Annotated[
     str | None,
     typer.Option(
         "--order",
-        metavar="staggered|by_destination|shuffled",
-        help="How the simulator orders a source's messages: to the next nodes first, to node 0 first, or by chance. "
+        metavar="staggered|by_destination|in_turns|shuffled",
+        help="How the simulator orders a source's messages: to the next nodes first, to node 0 first, a chunk to each "
+        "in turns, or by chance. "
         "By default chance with cut-through, where packets mix, and the next nodes with store-and-forward.",
     ),
 ]
@@ -298,6 +299,23 @@ CheckedModel = Annotated[
     str,
     typer.Option("--model", metavar="NAME_OR_PATH", help="The model, by name or file.", show_default=False),
 ]
+PlacedLoads = Annotated[
+    Path, typer.Argument(metavar="LOADS", help="A trace or load counts of any format.", show_default=False)
+]
+Slots = Annotated[
+    int, typer.Option("--slots", metavar="P", min=1, help="Slots of a layer on all ranks together.", show_default=False)
+]
+PlacedRanks = Annotated[
+    int, typer.Option("--ranks", metavar="N", min=1, help="Ranks that share the slots.", show_default=False)
+]
+ServerNodes = Annotated[
+    int,
+    typer.Option(
+        "--nodes", metavar="N", min=1, help="Server nodes, on each of which the model's groups of experts stay whole."
+    ),
+]
+Repeats = Annotated[bool, typer.Option("--repeats", help="Let a rank have an expert twice, as EPLB does.")]
+Fast = Annotated[bool, typer.Option("--fast", help="One short descent: milliseconds for a whole model.")]
 Ranks = Annotated[
     int | None,
     typer.Option("--ranks", metavar="N", min=1, help="The ranks that share the slots, where the file does not say."),

@@ -12,11 +12,73 @@ from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.config import build_machine, build_model, build_topology, load_hardware, load_model
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import OptionError, hints_of
-from jaxmoe.experiment.slot_plans import balance, checks, loads_for, moves, plan_report
+from jaxmoe.experiment.slot_plans import (
+    balance,
+    checks,
+    loads_for,
+    moves,
+    placed_for,
+    plan_report,
+    windows_of,
+)
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.placement.slot_files import FORMATS, ReadPlan, read_slot_plan, suffix_of_engine, write_slot_plan
 from jaxmoe.plotting.slots import plot_slots
 from jaxmoe.plotting.style import byte_unit, time_unit
+
+
+def place(
+    folder: OutputFolder,
+    interrupts: Interrupts,
+    loads: Path,
+    to: str,
+    slots: int,
+    placed_ranks: int,
+    model: str | None,
+    nodes: int,
+    repeats: bool,
+    fast: bool,
+) -> None:
+    """Place copies of experts for recorded loads, and write a file that an engine loads."""
+    with StageClock() as clock:
+        _check_format(to)
+        with clock.stage("load"):
+            windows, ids = windows_of(loads, model)
+            moe = None if model is None else build_model(load_model(model, "--model"))
+        with clock.stage("place"):
+            placed = placed_for(windows, ids, moe, slots, placed_ranks, nodes, repeats, fast)
+        target = folder.target("placement" + suffix_of_engine(to))
+        notes = write_slot_plan(target, to, placed.plan)
+        report: dict[str, Any] = {
+            "command": "plan place",
+            **surroundings(),
+            "source": {"path": str(loads), "windows": len(windows)},
+            "plan": plan_report(placed.plan, windows.sum(axis=0)),
+            "written": {"format": to, "path": str(target)},
+            "max_over_mean": {"same_loads": placed.fitted, "later_loads": placed.later},
+            "notes": notes,
+        }
+        folder.write_json("summary.json", report | {"wall_s": clock.report()})
+        _print_placed(report["max_over_mean"], f"{loads.name}: {slots} slots on {placed_ranks} ranks, as {to}")
+        print_warnings(notes)
+
+
+def _check_format(to: str) -> None:
+    if to not in FORMATS:
+        raise OptionError(f"--to is {to!r}, expected one of {', '.join(FORMATS)}")
+
+
+def _print_placed(ratios: dict[str, Any], title: str) -> None:
+    """Busiest rank over the mean, as means over layers and windows."""
+    table = Table(title=escape(f"{title}: busiest rank over the mean"))
+    table.add_column("judged on", no_wrap=True)
+    for name in ratios["same_loads"]:
+        table.add_column(name.replace("_", " "), justify="right")
+    labels = {"same_loads": "the windows it was made for", "later_loads": "the second half, made for the first"}
+    for key, label in labels.items():
+        if ratios[key] is not None:
+            table.add_row(label, *(f"{value:.4f}" for value in ratios[key].values()))
+    print_table(table)
 
 
 def convert(
@@ -24,8 +86,7 @@ def convert(
 ) -> None:
     """Write a placement of any format in another one."""
     with StageClock() as clock:
-        if to not in FORMATS:
-            raise OptionError(f"--to is {to!r}, expected one of {', '.join(FORMATS)}")
+        _check_format(to)
         read = read_slot_plan(source, hints_of(model), ranks)
         target = folder.target("placement" + suffix_of_engine(to))
         notes = [*read.notes, *write_slot_plan(target, to, read.plan)]

@@ -174,10 +174,10 @@ class WaferGPUConfig(PlannedSystem):
     )
     unlimited: bool = Field(default=False, description="whether copies take no room", examples=[True])
     block: Count = Field(default=50, description="the number of requests that are allocated at once", examples=[50])
-    spare: NonNegative = Field(
+    spare: Annotated[int, Field(ge=0)] = Field(
         default=4, description="the number of candidate dies beyond one for each block of an expert", examples=[4]
     )
-    popular_copies: NonNegative = Field(
+    popular_copies: Annotated[int, Field(ge=0)] = Field(
         default=0,
         description="the number of experts of a layer, the most popular so far, that every die has a copy of from the "
         "start, as far as they fit",

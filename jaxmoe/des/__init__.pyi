@@ -19,6 +19,10 @@ from .slices import SliceCosts as SliceCosts
 from .slices import SliceReplay as SliceReplay
 from .slices import SliceWork as SliceWork
 from .slices import replay_slices as replay_slices
+from .stream import StreamRun as StreamRun
+from .stream import counted_layer as counted_layer
+from .stream import run_layers as run_layers
+from .stream import weight_transfers as weight_transfers
 from .tasks import GraphBuilder as GraphBuilder
 from .tasks import TaskGraph as TaskGraph
 from .timeline import timeline_events as timeline_events

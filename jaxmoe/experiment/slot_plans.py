@@ -12,9 +12,13 @@ from jaxmoe.experiment.inputs import OptionError, read_file
 from jaxmoe.hardware import AbstractTopology, Machine
 from jaxmoe.models import MoEModel
 from jaxmoe.network import link_loads
+from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.slot_plan import SlotPlan, moved
+from jaxmoe.placement.slots import loads_of_slots, max_over_mean
 from jaxmoe.traces import GatingTrace
 from jaxmoe.traces.statistics.counting import count_pairs
+from jaxmoe.tune.replica_windows import steady_slots
+from jaxmoe.tune.replicas import balanced_slots
 from jaxmoe.units import GIGA
 
 
@@ -34,6 +38,63 @@ def loads_for(plan: SlotPlan, path: Path, model: str | None) -> Float[np.ndarray
     if counts.shape[1] != plan.num_experts:
         raise OptionError(f"--loads {path} is of {counts.shape[1]} experts, the plan of {plan.num_experts}")
     return np.asarray(counts, float)[[ids.index(layer) for layer in plan.layer_ids]]
+
+
+def windows_of(path: Path, model: str | None) -> tuple[Float[np.ndarray, "window layer expert"], tuple[int, ...]]:
+    """Choices of every expert in each window of load counts, or in 16 successive parts of a trace; and its layers."""
+    content = read_file(path, model)
+    ids = tuple(int(layer) for layer in content.layer_ids)
+    if not isinstance(content, GatingTrace):
+        return np.asarray(content.counts, float), ids
+    parts = np.array_split(np.arange(content.num_tokens), min(16, content.num_tokens))
+    return np.stack([np.asarray(count_pairs(content.select_tokens(part)).load, float) for part in parts]), ids
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A plan for given loads, and how even loads are: `fitted` on all windows, `later` on the second half of them for
+    plans that were made for the first half. By name, as mean max over mean of layers and windows."""
+
+    plan: SlotPlan
+    fitted: dict[str, float]
+    later: dict[str, float] | None
+
+
+def placed_for(
+    windows: Float[np.ndarray, "window layer expert"],
+    layer_ids: tuple[int, ...],
+    moe: MoEModel | None,
+    slots: int,
+    ranks: int,
+    nodes: int,
+    repeats: bool,
+    fast: bool,
+) -> Placed:
+    """Copies placed for loads, beside EPLB and experts in order. Raises `PlanError` for numbers that do not go."""
+    groups = moe.expert_groups if moe is not None else 1
+    if moe is not None and len(layer_ids) == len(moe.moe_layer_ids) and layer_ids == tuple(range(len(layer_ids))):
+        layer_ids = moe.moe_layer_ids
+
+    def made(windows: Float[np.ndarray, "window layer expert"]) -> dict[str, np.ndarray]:
+        loads = windows.sum(axis=0)
+        if fast or nodes > 1 or len(windows) == 1:
+            own = balanced_slots(loads, slots, ranks, groups, nodes, repeats, fast)
+        else:
+            own = steady_slots(windows, slots, ranks, repeats)
+        order = np.tile(np.arange(slots) * loads.shape[1] // slots, (len(loads), 1))
+        return {"placed": own, "eplb": eplb(loads, slots, ranks, groups, nodes), "in_order": order}
+
+    def told(chosen: dict[str, np.ndarray], judged: Float[np.ndarray, "window layer expert"]) -> dict[str, float]:
+        ratio = {
+            name: np.mean([max_over_mean(loads_of_slots(held, window, ranks)).mean() for window in judged])
+            for name, held in chosen.items()
+        }
+        return {name: float(value) for name, value in ratio.items()}
+
+    all_of_it, half = made(windows), len(windows) // 2
+    plan = SlotPlan(all_of_it["placed"], ranks, windows.shape[2], layer_ids, None if moe is None else moe.num_layers)
+    later = told(made(windows[:half]), windows[half:]) if half else None
+    return Placed(plan, told(all_of_it, windows), later)
 
 
 def balance(loads: Float[np.ndarray, "layer rank"]) -> dict[str, float]:

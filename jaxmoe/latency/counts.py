@@ -45,7 +45,7 @@ def paths_of(topology: AbstractTopology, holders: Int[np.ndarray, "group part no
         return link_loads(topology, returned * (jnp.arange(nodes) == node)[:, None])
 
     def delay(network: AbstractTopology) -> Float[Array, ""]:
-        return jnp.where(used, path_sums(network, network.link_latency), 0).max()
+        return jnp.where(used, path_sums(network, network.link_latency) + network.endpoint_latency, 0).max()
 
     each = jax.lax.map(loads, jnp.arange(nodes))
     return Paths(each, delay(topology.reversed()), delay(topology))
@@ -95,28 +95,42 @@ class CountModel(eqx.Module):
 
     def _link_seconds(self, work: Float[Array, "group node"]) -> tuple[Float[Array, " link"], Float[Array, " link"]]:
         """Busy seconds of links in dispatch and combine, from the choices of each group that a node computes."""
-        topology, costs = self.machine.topology, self.costs
         if work.shape[0] == 1:
-            loads = work[0] @ self.paths.loads
-        else:
-            parts, nodes = self.holders.shape[1], work.shape[1]
-            sent = jnp.broadcast_to(work[:, None] / parts, self.holders.shape)
-            returned = jnp.zeros((nodes, nodes), work.dtype).at[jnp.arange(nodes), self.holders].add(sent)
-            loads = link_loads(topology, returned)
+            return self.travelling(work[0])
+        topology = self.machine.topology
+        parts, nodes = self.holders.shape[1], work.shape[1]
+        sent = jnp.broadcast_to(work[:, None] / parts, self.holders.shape)
+        returned = jnp.zeros((nodes, nodes), work.dtype).at[jnp.arange(nodes), self.holders].add(sent)
+        return self._both_ways(link_loads(topology, returned))
+
+    def travelling(self, rows: Float[Array, " node"]) -> tuple[Float[Array, " link"], Float[Array, " link"]]:
+        """Busy seconds of links in dispatch and combine, from the choices that nodes compute, of all groups alike."""
+        return self._both_ways(rows @ self.paths.loads)
+
+    def _both_ways(self, loads: Float[Array, " link"]) -> tuple[Float[Array, " link"], Float[Array, " link"]]:
+        topology, costs = self.machine.topology, self.costs
         rate = topology.link_bandwidth * topology.efficiency
         return loads[topology.reverse_links] * costs.dispatch_bytes / rate, loads * costs.combine_bytes / rate
 
     def _node_seconds(self, slots: Slots, rows: Float[Array, "node slot"]) -> Float[Array, " node"]:
         machine, costs = self.machine, self.costs
         used = jnp.minimum(rows, 1) * ~repeated(slots)  # an expert that nobody chose is not read, nor one twice
-        if machine.die.gemm is None:
-            seconds = rows.sum(axis=1) * costs.flops_per_token_expert / machine.die.flops
-        else:
+        products = None
+        if machine.die.gemm is not None:
             rate = machine.die.flops / costs.flops_per_token_expert
             given = (rows.T, jnp.ones_like(rows.T), jnp.minimum(rows.T, 1))
-            seconds = machine.die.gemm.seconds(*given, rate, costs.columns, costs.gemms).sum(axis=0)
-        weights = used.sum(axis=1) * costs.expert_bytes
-        return roofline(machine, seconds, weights, rows.sum(axis=1) * (costs.dispatch_bytes + costs.combine_bytes))
+            products = machine.die.gemm.seconds(*given, rate, costs.columns, costs.gemms).sum(axis=0)
+        return self.computing(rows.sum(axis=1), used.sum(axis=1), products)
+
+    def computing(
+        self, rows: Float[Array, " node"], read: Float[Array, " node"], products: Float[Array, " node"] | None = None
+    ) -> Float[Array, " node"]:
+        """Seconds of nodes for so many choices and experts read; `products` are at the die's rate unless given, s."""
+        machine, costs = self.machine, self.costs
+        if products is None:
+            products = rows * costs.flops_per_token_expert / machine.die.flops
+        vectors = rows * (costs.dispatch_bytes + costs.combine_bytes)
+        return roofline(machine, products, read * costs.expert_bytes, vectors)
 
 
 # What slots do.

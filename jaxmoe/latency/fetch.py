@@ -38,8 +38,7 @@ class Fetches(eqx.Module):
     """Who computes what in a layer, and from where it reads. Data, no times; `vmap` adds leading axes.
 
     `local` is 1 where a die has the expert in its own HBM: its home, or a copy from before the layer. `copied` is 1
-    where what is read from afar is also written into the die's HBM. `hits` is the part of the expert that the LLC has,
-    and `ahead` what a die reads from its HBM into the LLC for the next layer, in experts.
+    where what is read from afar is also written into the die's HBM. `hits` is the part of the expert that the LLC has.
     """
 
     requests: Float[Array, "*lead expert die"]
@@ -47,7 +46,6 @@ class Fetches(eqx.Module):
     local: Float[Array, "*lead expert die"]
     copied: Float[Array, "*lead expert die"]
     hits: Float[Array, "*lead expert die"] | None = None
-    ahead: Float[Array, "*lead die"] | None = None
 
 
 class FetchDemand(eqx.Module):
@@ -56,7 +54,6 @@ class FetchDemand(eqx.Module):
     reads: Float[Array, "die die2"]  # B
     llc: Float[Array, " die"]  # B read from the LLC
     writes: Float[Array, " die"]  # B of copies written into a die's HBM
-    ahead: Float[Array, " die"]  # B read ahead into the LLC
     flops: Float[Array, " die"]
     remote_slices: Float[Array, "die die2"]
 
@@ -76,12 +73,10 @@ def fetch_demand(fetches: Fetches, costs: FetchCosts, support: AbstractSupport |
     remote = missed * (1 - fetches.local)
     at_home = jax.nn.one_hot(fetches.home, nodes, dtype=requests.dtype)
     afar = at_home.T @ remote
-    ahead = jnp.zeros(nodes, requests.dtype) if fetches.ahead is None else fetches.ahead
     return FetchDemand(
         reads=(afar + jnp.diag((missed * fetches.local).sum(axis=0))) * costs.expert_bytes,
         llc=hits.sum(axis=0) * costs.expert_bytes,
         writes=(remote * fetches.copied).sum(axis=0) * costs.expert_bytes,
-        ahead=ahead * costs.expert_bytes,
         flops=requests.sum(axis=0) * costs.flops_per_request,
         remote_slices=afar * costs.slices,
     )
@@ -104,11 +99,11 @@ def fetch_time(
     rate = topology.link_bandwidth * topology.efficiency
     link = link_loads(topology, demand.reads + asked) / rate
     own = jnp.diagonal(demand.reads)
-    channel = (demand.reads.sum(axis=1) + demand.writes + demand.ahead) / hbm.bandwidth[hbm.channel]
+    channel = (demand.reads.sum(axis=1) + demand.writes) / hbm.bandwidth[hbm.channel]
     cache = demand.llc / llc.bandwidth[llc.channel]
     compute = demand.flops / machine.die.flops
     part = demand.reads / jnp.maximum(demand.reads, costs.expert_bytes)  # 1 where at least an expert is read
-    part = part + jnp.diag(jnp.minimum((demand.writes + demand.ahead) / costs.expert_bytes, 1) * (own <= 0))
+    part = part + jnp.diag(jnp.minimum(demand.writes / costs.expert_bytes, 1) * (own <= 0))
     waits = part * jnp.maximum(channel[:, None], path_maxima(topology, link))
     first = part * _first_slice(machine, costs)
     fetch = jnp.maximum(reduction(waits.T) + reduction(first.T), cache + costs.hit * (demand.llc > 0))

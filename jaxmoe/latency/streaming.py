@@ -113,7 +113,7 @@ class Asked(NamedTuple):
 
 
 class StreamTime(NamedTuple):
-    """Seconds in all; busy seconds of channels, arrays, and senders, receivers and links; slots in use at most."""
+    """Seconds in all; busy seconds of channels, of arrays, and of senders, receivers and links."""
 
     seconds: Float[Array, ""]
     load: Float[Array, " channel"]

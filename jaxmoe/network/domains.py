@@ -72,11 +72,6 @@ def balanced_counts(
     )
 
 
-def even_counts(vectors: Float[Array, "*lead node"], homes: int) -> Float[Array, "*lead home node"]:
-    """Counts where every home sends a node as much as any other."""
-    return jnp.broadcast_to((vectors / homes)[..., None, :], (*vectors.shape[:-1], homes, vectors.shape[-1]))
-
-
 def token_homes(layout: TokenLayout, tokens: int) -> Int[np.ndarray, " token"]:
     """The home of successive tokens, dealt to the groups evenly; the members of a group on switches take turns."""
     token = np.arange(tokens)

@@ -36,3 +36,4 @@ from jaxmoe.policies.task_allocation import AllocationCosts as AllocationCosts
 from jaxmoe.policies.task_allocation import allocate as allocate
 from jaxmoe.policies.task_allocation import deal as deal
 from jaxmoe.policies.task_allocation import max_split as max_split
+from jaxmoe.policies.task_allocation import widest as widest

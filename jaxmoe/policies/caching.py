@@ -115,6 +115,7 @@ class WaferPolicy(eqx.Module):
     eviction: Eviction = eqx.field(static=True, default="least_popular")
     block: int = eqx.field(static=True, default=BLOCK)
     spare: int = eqx.field(static=True, default=SPARE)
+    neighbours: int | None = eqx.field(static=True, default=None)  # as for `allocate`; used without copies
 
     @property
     def dies(self) -> int:
@@ -132,7 +133,8 @@ class WaferPolicy(eqx.Module):
         """The requests of one layer that each die computes."""
         if self.allocation == "base":
             return deal(counts, self.dies, self.block)
-        return allocate(counts, local, home, self.hops, self.costs, self.block, self.spare)
+        neighbours = self.neighbours if self.prediction == "none" and self.start is None else None
+        return allocate(counts, local, home, self.hops, self.costs, self.block, self.spare, neighbours)
 
     def step(self, copies: Copies, time: Int[Array, ""], guidance: Guidance) -> tuple[Copies, Fetches]:
         """All layers of one step, one after the other; the second result's leaves are [layer, ...]."""

@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology, Mesh
 from jaxmoe.traces import Batch
@@ -47,13 +47,6 @@ def tokens_on_dies(batch: Batch, experts: int, dies: int) -> Float[Array, "exper
     """Tokens of every expert that live on each die, by the batch's own sources or spread evenly."""
     home = jax.nn.one_hot(batch.sources(dies), dies, dtype=jnp.float32) * batch.weight[..., None]
     return batch.choices(experts).T @ home
-
-
-def with_shared(tokens: Float[Array, "expert die"], batch: Batch, shared: int) -> Float[Array, "all_experts die"]:
-    """The same with so many shared experts before the others: every token passes them."""
-    dies = tokens.shape[1]
-    home = jax.nn.one_hot(batch.sources(dies), dies, dtype=tokens.dtype) * batch.weight[..., None]
-    return jnp.concatenate([jnp.broadcast_to(home.sum(axis=0), (shared, dies)), tokens])
 
 
 def redistributed(tokens: Float[Array, "expert die"]) -> Float[Array, "expert die"]:
@@ -137,8 +130,3 @@ def pairs_of(order: Int[Array, " expert"], active: Int[Array, ""]) -> Int[Array,
 def group_members(groups: Int[Array, "group member"], experts: int) -> Float[Array, "group expert"]:
     """1 where an expert belongs to a group."""
     return jax.nn.one_hot(groups, experts, dtype=jnp.float32).sum(axis=1)
-
-
-def as_plain(needed: Float[Array, "expert die"]) -> Bool[np.ndarray, "expert die"]:
-    """Trajectories as the simulator takes them."""
-    return np.asarray(needed) > 0

@@ -148,7 +148,8 @@ class StreamedLayer:
         lead = batch.experts.shape[:-1]
         experts = jnp.concatenate([jnp.asarray(batch.experts), jnp.broadcast_to(number, (*lead, self.shared))], axis=-1)
         draw = jnp.concatenate([jnp.asarray(batch.draw), jnp.zeros((*lead, self.shared))], axis=-1)
-        return replace(batch, experts=experts, draw=draw)
+        # Leaves may be of NumPy, which the constructor's types refuse.
+        return eqx.tree_at(lambda batch: (batch.experts, batch.draw), batch, (experts, draw))
 
     def attention_seconds(self, tokens: Float[Array, ""]) -> Float[Array, ""]:
         """By heads over all dies: every die has all tokens for its heads, and partial results go back (VI-C)."""

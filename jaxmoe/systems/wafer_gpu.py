@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from jaxmoe.des import SliceCosts, SliceWork, replay_slices
 from jaxmoe.hardware import Machine
 from jaxmoe.latency import FetchCosts, Fetches, HostLink, LayerTime
-from jaxmoe.policies import AllocationCosts, CrossToken, WaferPolicy, copies_that_fit, guide, run_policy
+from jaxmoe.policies import AllocationCosts, CrossToken, WaferPolicy, copies_that_fit, guide, run_policy, widest
 from jaxmoe.policies.caching import Allocation, Eviction, Prediction
 from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, UnsuitableSystemError
 from jaxmoe.traces import Batch
@@ -87,8 +87,8 @@ class WaferGPU(AbstractSystem):
     eviction: Eviction = "least_popular"
     unlimited: bool = False
     block: int = 50
-    spare: float = 4
-    popular_copies: float = 0
+    spare: int = 4
+    popular_copies: int = 0
     slices: int = 2
     request_bytes: float = 16
     llc_hit_ns: float = 100
@@ -111,7 +111,8 @@ class WaferGPU(AbstractSystem):
             )
         if setting.moe.expert_size % self.slices:
             raise UnsuitableSystemError(
-                f"system.slices is {self.slices}, expected a divisor of the expert's {setting.moe.expert_size} columns"
+                f"system.slices is {self.slices}, expected a divisor of the {setting.moe.expert_size} columns of an "
+                "expert; use 1 or 2"
             )
         home = homes(setting.share)
         pairs = count_pairs(setting.history)
@@ -123,17 +124,19 @@ class WaferGPU(AbstractSystem):
                 float(costs.expert_bytes),
                 len(home),
             )
+            held = popular_copies(pairs.load, home, room, self.popular_copies)
             policy = WaferPolicy(
                 home=jnp.asarray(home),
                 hops=jnp.asarray(machine.topology.hop_counts()),
                 capacity=jnp.asarray(np.full(room.shape, np.inf) if self.unlimited else room),
                 costs=AllocationCosts.of(machine, costs),
-                start=jnp.asarray(popular_copies(pairs.load, home, room, int(self.popular_copies))),
+                start=jnp.asarray(held) if held.any() else None,
                 allocation=self.allocation,
                 prediction=self.prediction,
                 eviction=self.eviction,
                 block=self.block,
-                spare=int(self.spare),
+                spare=self.spare,
+                neighbours=widest(np.asarray(machine.topology.hop_counts())),
             )
             host = None
             if self.host_link_GB_per_s is not None:

@@ -31,9 +31,11 @@ MODELS = {
 }
 TOKENS = (16, 64, 256, 1024)
 LAYERS, STEPS = "0,1,2,3", 4
-END_LAYERS, END_STEPS = "0,1,2,3,4,5,6,7", 100
+END_LAYERS, END_STEPS = LAYERS, 100
 SLACKS = (0.1, 0.2, 0.3)
-ARRAYS = ("2x2", "3x3", "4x4")
+END_TOKENS = (16, 64)
+ARRAYS, ARRAY_TOKENS = ("2x2", "3x3", "4x4"), (64, 256, 1024)
+ARRAY_RUNS = ("ep", "hydra", "ep_prefetch", "expert_streaming")
 
 
 def ready(model: str, tokens: int, layers: str, steps: int, *overrides: str) -> tuple[dict[str, Any], Any, Any]:
@@ -89,9 +91,13 @@ def replayed(run: Any, rolled: Any, iterations: Any, step: int, row: int) -> tup
 def end_rows() -> Iterator[dict[str, Any]]:
     """A hundred iterations with attention, by the model: throughput, and the utilisation of the experts' part."""
     for model in MODELS:
-        for tokens in (16, 64, 256):
+        for tokens in END_TOKENS:
             runs, iterations, _ = ready(model, tokens, END_LAYERS, END_STEPS, "system.strategy=fse_rule5")
-            named = [("fse_rule5" if name == "expert_streaming" else name, run) for name, run in runs.items()]
+            named = [
+                ("fse_rule5" if name == "expert_streaming" else name, run)
+                for name, run in runs.items()
+                if "hydra" not in name
+            ]
             for slack in SLACKS:
                 settings = ("system.strategy=fse_buffered", f"system.slack={slack}")
                 deferring, _, _ = ready(model, tokens, END_LAYERS, END_STEPS, *settings)
@@ -113,10 +119,11 @@ def end_rows() -> Iterator[dict[str, Any]]:
 def array_rows() -> Iterator[dict[str, Any]]:
     """Qwen3 on larger arrays (Fig. 18): tokens in all as on 2x2, simulated."""
     for shape in ARRAYS:
-        for tokens in TOKENS:
+        for tokens in ARRAY_TOKENS:
             settings = ("system.attention=false", "system.strategy=fse_paired", f"hardware=chiplets_{shape}")
             runs, iterations, _ = ready("qwen3-30b-a3b", tokens, "0,1", 2, *settings, "strategies.hybrid_regions=1")
-            for name, run in runs.items():
+            for name in ARRAY_RUNS:
+                run = runs[name]
                 rolled = run.rollout(iterations.batches)
                 seen = [replayed(run, rolled, iterations, step, row) for step in range(2) for row in range(2)]
                 yield {

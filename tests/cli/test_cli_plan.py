@@ -37,11 +37,30 @@ def files(tmp_path):
     for name, slots in (("before", BEFORE), ("after", AFTER)):
         paths[name] = tmp_path / f"{name}.json"
         write_slot_plan(paths[name], "vllm_ascend", SlotPlan(slots, 3, 4, (1, 2), 3))
+    paths["trace"] = tmp_path / "recorded.npz"
+    write_trace(paths["trace"], synthetic_trace(40, (1, 2), 4, 2, 1.5, 0.0, 0.0, 3))
     return paths
 
 
 def told(out):
     return json.loads((out / "summary.json").read_text())
+
+
+def test_place_for_a_trace(run, files, out, tmp_path):
+    path = tmp_path / "trace.npz"
+    write_trace(path, synthetic_trace(400, (1, 2), 4, 2, 1.5, 0.0, 0.0, 3))
+    given = ("--slots", 6, "--ranks", 3, "--to", "vllm_ascend", "--model", files["model"])
+    result = run("plan", "place", path, *given, "--out", out)
+    assert result.exit_code == 0, result.output
+    found = told(out)["max_over_mean"]
+    assert found["same_loads"]["placed"] < found["same_loads"]["in_order"]
+    assert found["later_loads"].keys() == found["same_loads"].keys() == {"placed", "eplb", "in_order"}
+    placed = json.loads((out / "placement.json").read_text())
+    for layer in placed["layer_list"]:
+        held = [device["device_expert"] for device in layer["device_list"]]
+        assert all(len({*experts}) == 2 for experts in held)
+        assert {expert for experts in held for expert in experts} == {0, 1, 2, 3}
+    assert "made for the first" in result.stdout
 
 
 def test_convert_to_an_engine_that_counts_dense_layers(run, files, out):
@@ -53,11 +72,9 @@ def test_convert_to_an_engine_that_counts_dense_layers(run, files, out):
     assert "does not state the 3 ranks" in result.stderr
 
 
-def test_show_tells_the_balance_of_loads(run, files, out, tmp_path):
-    path = tmp_path / "trace.npz"
+def test_show_tells_the_balance_of_loads(run, files, out):
     trace = synthetic_trace(40, (1, 2), 4, 2, 1.5, 0.0, 0.0, 3)
-    write_trace(path, trace)
-    given = ("--model", files["model"], "--loads", path)
+    given = ("--model", files["model"], "--loads", files["trace"])
     result = run("plan", "show", files["before"], *given, "--out", out)
     assert result.exit_code == 0, result.output
     assert {file.name for file in out.iterdir()} == {"slots.png", "summary.json"}
@@ -99,6 +116,9 @@ def test_check(run, files, out):
         (("convert", "before", "--to", "onnx"), "--to is 'onnx', expected one of eplb, sglang"),
         (("convert", "nowhere.json", "--to", "eplb"), "nowhere.json: no such file"),
         (("diff", "before", "after"), "--model is not given"),
+        (("place", "nowhere.npz", "--slots", 8, "--ranks", 2, "--to", "eplb"), "nowhere.npz"),
+        (("place", "trace", "--slots", 7, "--ranks", 2, "--to", "eplb"), "7 slots do not divide by 2"),
+        (("place", "trace", "--slots", 2, "--ranks", 2, "--to", "eplb"), "2 slots cannot hold 4 experts"),
     ],
 )
 def test_bad_input(run, files, out, given, expected):

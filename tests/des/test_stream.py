@@ -88,7 +88,9 @@ def test_stages_agree_with_the_count_model(name):
     layout = token_layout(name, SHAPE, 4)
     machine = Machine(TOPOLOGY, Die(jnp.full(NODES, 1e12)), node_memory(jnp.full(NODES, 1e10), None))
     costs = LayerCosts(*(jnp.asarray(value) for value in (BYTES, BYTES, EXPERT, 1e6, 128.0, 3.0)))
-    reduced = price_rounds(Congestion(jnp.asarray(16.0)), TOPOLOGY, scaled(all_reduce_rounds(layout), REDUCED), HardMax())
+    reduced = price_rounds(
+        Congestion(jnp.asarray(16.0)), TOPOLOGY, scaled(all_reduce_rounds(layout), REDUCED), HardMax()
+    )
     before = AttentionTime(jnp.asarray(2e-5), reduced.seconds, reduced.link_time)
     paths = paths_of(TOPOLOGY, layout.parts)
     model = CountModel(machine, costs, jnp.asarray(layout.parts), paths, before, Serial())

@@ -8,19 +8,20 @@ import numpy as np
 def algorithm_1(counts, holders, home, hops, dram, hop, request, block, spare):
     """Algorithm 1 as it is printed; ties to the lowest die. Returns requests [expert, die]."""
     experts, dies = holders.shape
+    counts, holders, home, hops = (np.asarray(each).tolist() for each in (counts, holders, home, hops))
     plan = np.zeros((experts, dies), int)
     reads, hopped, load = [0] * dies, [0] * dies, [0] * dies
     for expert in range(experts):
-        local = [die for die in range(dies) if holders[expert, die]]
+        local = [die for die in range(dies) if holders[expert][die]]
         candidates = [die for die in range(dies) if min(hops[other][die] for other in local) <= 1]
         candidates.sort(key=lambda die: (load[die], die))
         candidates = sorted(candidates[: math.ceil(counts[expert] / block) + spare])
-        left, start = int(counts[expert]), list(load)
+        left, start = counts[expert], list(load)
         while left > 0:
             size = min(left, block)
             best, cheapest = -1, math.inf
             for die in candidates:
-                away = 0 if holders[expert, die] else hops[home[expert]][die]
+                away = 0 if holders[expert][die] else hops[home[expert]][die]
                 cost = (reads[die] + 1) * dram + (hopped[die] + away) * hop + (load[die] + size) * request
                 if cost < cheapest:
                     best, cheapest = die, cost
@@ -30,7 +31,7 @@ def algorithm_1(counts, holders, home, hops, dram, hop, request, block, spare):
         for die in range(dies):
             if load[die] > start[die]:
                 reads[die] += 1
-                hopped[die] += 0 if holders[expert, die] else hops[home[expert]][die]
+                hopped[die] += 0 if holders[expert][die] else hops[home[expert]][die]
     return plan
 
 

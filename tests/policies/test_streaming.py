@@ -16,7 +16,6 @@ from jaxmoe.policies.streaming import (
     ring_of,
     tokens_on_dies,
     trajectories,
-    with_shared,
 )
 from jaxmoe.traces import Batch
 
@@ -75,7 +74,6 @@ def test_tokens_on_dies_and_even_ones():
     np.testing.assert_array_equal(tokens, [[2, 1], [1, 1], [1, 0]])
     np.testing.assert_array_equal(redistributed(tokens), [[2, 1], [1, 1], [1, 0]])
     np.testing.assert_array_equal(redistributed(jnp.array([[5.0, 0, 0]])), [[2, 2, 1]])
-    np.testing.assert_array_equal(with_shared(tokens, batch, 1)[0], [2, 1])
 
 
 def test_dies_that_load():

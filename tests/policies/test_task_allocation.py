@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oracles.wafer import algorithm_1, dealt
 
 from jaxmoe.hardware.networks import hop_counts
-from jaxmoe.policies import AllocationCosts, allocate, deal
+from jaxmoe.policies import AllocationCosts, allocate, deal, widest
 
 DRAM, HOP, REQUEST = 22_020_096_000, 29_560_128_000, 88_080_384  # fs: DeepSeek-V3 on dojo_5x5
 DEAL = jax.jit(deal, static_argnums=(1, 2))
@@ -39,6 +39,10 @@ def test_every_choice_is_that_of_the_plain_loop(shape, block, spare):
             plan = allocate(*given_, costs, block, spare)
             expected = algorithm_1(counts, holders, home, hop_counts(shape), DRAM, HOP, REQUEST, block, spare)
             np.testing.assert_array_equal(plan, expected)
+            alone = jnp.asarray(home[:, None] == np.arange(dies))
+            wide = allocate(given_[0], alone, *given_[2:], costs, block, spare)
+            narrow = allocate(given_[0], alone, *given_[2:], costs, block, spare, neighbours=widest(hop_counts(shape)))
+            np.testing.assert_array_equal(narrow, wide)
     assert plan.shape == (64, dies)
 
 

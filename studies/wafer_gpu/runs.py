@@ -13,8 +13,17 @@ import numpy as np
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.hardware import Machine
 from jaxmoe.latency import FetchCosts
-from jaxmoe.policies import AllocationCosts, CrossToken, Guidance, WaferPolicy, copies_that_fit, guide
-from jaxmoe.traces.synthesis import PRESETS, sample_trace
+from jaxmoe.policies import (
+    AllocationCosts,
+    CrossToken,
+    Guidance,
+    WaferPolicy,
+    copies_that_fit,
+    guide,
+    run_policy,
+    widest,
+)
+from jaxmoe.traces.synthesis import PRESETS, GatingProcess, sample_trace
 
 FOLDER = Path(__file__).parent
 CONFIGS = FOLDER.parents[1] / "configs"
@@ -25,8 +34,8 @@ LAYERS = 8  # stand for all of a model, from its lowest to its highest; dies hav
 PROMPT, STEPS = 12, 20  # tokens of a request: prefill, and decode
 SEED = 0
 
-# Fixed before the comparison. `top` and `spare` are not in the text; they were chosen on DeepSeek-V3 on dojo_5x5 with
-# batches of 512 and 4,096, by the published hops. Homes are dealt at random; the text says equal numbers for each die.
+# Fixed before the comparison. `top`, `spare` and homes dealt at random in equal numbers are not in the text; they were
+# chosen on DeepSeek-V3 on dojo_5x5 with batches of 512 and 4,096, by the published hops.
 SETTINGS: dict[str, Any] = {"block": 50, "spare": 4, "top": 32, "eviction": "least_popular"}
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -66,12 +75,8 @@ def machine_of(name: str) -> Machine:
     return build_machine(load_hardware(CONFIGS / "hardware" / f"{name}.yaml"))
 
 
-@lru_cache(maxsize=2)
-def requests_of(model: str, count: int = BATCHES[-1], popularity: float = 1.0, reuse: float = 1.0) -> np.ndarray:
-    """Made-up gating [layer, request, token, k]: the model's preset in `LAYERS` layers, requests of one length each.
-
-    `popularity` and `reuse` scale the preset's log-weights of popularity and of the token before.
-    """
+def process_of(model: str, popularity: float = 1.0, reuse: float = 1.0) -> GatingProcess:
+    """The model's preset in `LAYERS` layers, with requests of one length; its widths of popularity and reuse scaled."""
     preset = PRESETS[MODELS[model].preset]
     preset = replace(
         preset,
@@ -80,10 +85,22 @@ def requests_of(model: str, count: int = BATCHES[-1], popularity: float = 1.0, r
         from_token=preset.from_token * reuse,
     )
     process = preset.process(SEED)
+    dealt = replace(process.requests, length=np.full(256, PROMPT + STEPS), prompt=np.full(256, PROMPT))
+    return replace(process, requests=dealt)
+
+
+@lru_cache(maxsize=2)
+def requests_of(model: str, count: int = BATCHES[-1], popularity: float = 1.0, reuse: float = 1.0) -> np.ndarray:
+    """Made-up gating [layer, request, token, k]."""
     tokens = PROMPT + STEPS
-    dealt = replace(process.requests, length=np.full(256, tokens), prompt=np.full(256, PROMPT))
-    trace = sample_trace(replace(process, requests=dealt), count * tokens, SEED)
+    trace = sample_trace(process_of(model, popularity, reuse), count * tokens, SEED)
     return np.moveaxis(trace.experts.reshape(count, tokens, LAYERS, -1), 2, 0)
+
+
+def topics_of(model: str) -> np.ndarray:
+    """The topic of each of these requests."""
+    requests = process_of(model).requests
+    return requests.topics[requests.deal(BATCHES[-1] * (PROMPT + STEPS), SEED).card, 0]
 
 
 @dataclass(frozen=True)
@@ -143,6 +160,7 @@ def policy_of(
         capacity=jnp.asarray(np.full(room.shape, np.inf) if changes.get("unlimited") else room, float),
         costs=AllocationCosts.of(chip, known.costs),
         start=None if start is None else jnp.asarray(start),
+        neighbours=widest(np.asarray(chip.topology.hop_counts())),
         **settings,
     )
 
@@ -157,3 +175,33 @@ def cases(model: str) -> Iterator[tuple[int, Case]]:
 def double() -> Any:
     """Double precision, in which Algorithm 1's costs are exact."""
     return jax.enable_x64(True)
+
+
+Row = dict[str, Any]
+
+
+def measured(model: str, machine: str, policy: WaferPolicy, known: Guidance, first: int = 0) -> Row:
+    """Means over the steps from `first` on and all layers: times, bytes, hops, and the busiest of each resource."""
+    done = run_policy(policy, machine_of(machine), MODELS[model].costs, known)
+    times, traffic, _, held = jax.tree.map(np.asarray, done)
+    busy = times.busy
+    return {
+        "layer_us": times.total[first:].mean() * 1e6,
+        "link_us": busy["fetch"]["link"][first:].max(axis=-1).mean() * 1e6,
+        "hbm_us": busy["fetch"]["hbm"][first:].max(axis=-1).mean() * 1e6,
+        "compute_us": busy["compute"]["node"][first:].max(axis=-1).mean() * 1e6,
+        **{name: values[first:].mean() for name, values in traffic.items()},
+        "copies": held.max(),
+    }
+
+
+def beside(rows: list[Row], base: Row) -> list[Row]:
+    """Rows with their gains over one of them; without any hops these are infinitely fewer."""
+    return [
+        row
+        | {
+            "speedup": base["layer_us"] / row["layer_us"],
+            "hop_reduction": base["hops"] / row["hops"] if row["hops"] > 0 else np.inf,
+        }
+        for row in rows
+    ]

@@ -1,0 +1,198 @@
+"""Figures of the study `wafer_gpu`, drawn from its tables alone: python figures/fig_wafer_gpu.py"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
+from tables import STUDIES, column, distinct, read_table, select
+
+from jaxmoe.plotting import style
+from jaxmoe.plotting.mesh_loads import MeshPanel, plot_mesh_loads
+
+HERE = Path(__file__).resolve().parent
+TABLES = STUDIES / "wafer_gpu"
+POLICIES = ("base", "pred", "allo", "allo+pred")
+COLOURS = dict(zip(POLICIES, (style.PALETTE[7], style.PALETTE[4], style.PALETTE[0], style.PALETTE[1]), strict=True))
+MACHINES = {"dojo_5x5": "Dojo", "tsmc_sow_3x8": "TSMC-SoW", "dojo_enhanced_5x5": "Dojo-Enhanced"}
+SPEEDUP = {"DeepSeek-V3": 5.3, "Qwen3-235B": 3.1}  # allo+pred over base, V-C
+MOST_HOPS = 1000  # reductions above it, where almost no hop is left, are not drawn
+HOPS = {"pred": (3.7, 4.4), "allo": (7.2, 10.8), "allo+pred": (210, 944)}  # V-D
+
+
+def draw_throughput(path: Path) -> None:
+    """Fig. 11: throughput and hop reduction over base, by batch."""
+    rows = [row for row in read_table(TABLES / "throughput.csv") if row["policy"] in POLICIES]
+    pairs = [(model, machine) for model in distinct(rows, "model") for machine in list(MACHINES)[:2]]
+    figure = style.new_figure(15, 7.5, "MoE layers in decode: throughput, and hops saved, over base (as Fig. 11)")
+    panels = figure.subplots(2, len(pairs), sharex=True, sharey="row")
+    for (model, machine), (above, below) in zip(pairs, panels.T, strict=True):
+        for name in POLICIES:
+            own = select(rows, model=model, machine=machine, policy=name)
+            for axes, key in ((above, "speedup"), (below, "hop_reduction")):
+                axes.plot(column(own, "batch"), column(own, key), marker="o", color=COLOURS[name], label=name)
+        above.axhline(SPEEDUP[model], color=COLOURS["allo+pred"], linestyle=":", label="paper, allo+pred")
+        for name, (least, most) in HOPS.items():
+            below.axhspan(least, most, color=COLOURS[name], alpha=0.15, label="paper, band of its colour")
+        above.set_title(f"{model} on {MACHINES[machine]}", fontsize=style.PANEL_SIZE)
+        _batches(above, "")
+        _batches(below, "requests in a batch")
+        below.set_yscale("log")
+    panels[0, 0].set_ylabel("throughput over base [times]")
+    panels[1, 0].set_ylabel("hops of base over own [times]")
+    _legend(figure, panels.ravel())
+    style.save(figure, path)
+
+
+def _batches(axes: Axes, label: str) -> None:
+    style.dress(axes, label, "", grid="both")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.tick_params(axis="x", rotation=45)
+
+
+def _legend(figure, panels) -> None:
+    known = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(
+        known.values(),
+        known,
+        loc="outside lower center",
+        ncols=min(len(known), 6) if len(known) != 4 else 2,
+        frameon=False,
+        fontsize=style.TICK_SIZE,
+    )
+
+
+def draw_reads(path: Path) -> None:
+    """Fig. 13: where bytes come from; Qwen3 on TSMC-SoW at 4,096 requests, and DeepSeek-V3 on Dojo beside it."""
+    rows = read_table(TABLES / "throughput.csv")
+    figure = style.new_figure(10, 4.2, "HBM traffic of a layer by kind, at 4,096 requests (as Fig. 13)")
+    for axes, (model, machine) in zip(
+        figure.subplots(1, 2), (("Qwen3-235B", "tsmc_sow_3x8"), ("DeepSeek-V3", "dojo_5x5")), strict=True
+    ):
+        below = np.zeros(len(POLICIES))
+        own = [select(rows, model=model, machine=machine, batch="4096", policy=name)[0] for name in POLICIES]
+        for key, colour in (("local_read", 0), ("remote_read", 1), ("local_write", 2)):
+            values = column(own, key) / 1e9
+            axes.bar(POLICIES, values, bottom=below, color=style.PALETTE[colour], label=key.replace("_", " "))
+            below += values
+        axes.set_title(f"{model} on {MACHINES[machine]}", fontsize=style.PANEL_SIZE)
+        style.dress(axes, "", "traffic of a layer [GB]")
+    _legend(figure, [axes])
+    style.save(figure, path)
+
+
+def draw_host(path: Path) -> None:
+    """Fig. 14: what allocation on the host adds."""
+    rows = read_table(TABLES / "host.csv")
+    figure = style.new_figure(9, 4.6, "Allocation on the host: time added to a layer (as Fig. 14)")
+    axes = figure.subplots()
+    kinds = list(dict.fromkeys((row["model"], row["machine"]) for row in rows))
+    for (model, machine), colour, marker in zip(kinds, style.PALETTE, style.MARKERS, strict=False):
+        own = select(rows, model=model, machine=machine)
+        name = f"{model} on {MACHINES[machine]}"
+        axes.plot(column(own, "batch"), column(own, "overhead_percent"), marker=marker, color=colour, label=name)
+        axes.axhspan(float(own[0]["published_least"]), float(own[0]["published_most"]), color=colour, alpha=0.2)
+    _batches(axes, "requests in a batch")
+    axes.set_yscale("log")
+    axes.set_ylabel("time added [%]; bands: the paper's ranges")
+    _legend(figure, [axes])
+    style.save(figure, path)
+
+
+def draw_sensitivity(path: Path) -> None:
+    """What each assumption moves: speed-up and hop reduction of allo+pred, and of allo alone."""
+    rows = read_table(TABLES / "sensitivity.csv")
+    pairs = list(dict.fromkeys((row["model"], row["machine"], row["batch"]) for row in rows))
+    figure = style.new_figure(15, 9, "One assumption changed at a time: gains over base, own base each time")
+    panels = figure.subplots(2, len(pairs), sharey=True)
+    for (model, machine, batch), line in zip(pairs, panels.T, strict=True):
+        own = select(rows, model=model, machine=machine, batch=batch)
+        names = [row["what"] + (f": {row['to']}" if row["to"] else "") for row in select(own, policy="base")]
+        for axes, key, label in zip(
+            line, ("speedup", "hop_reduction"), ("throughput [times base]", "hops saved [times]"), strict=True
+        ):
+            for name in POLICIES[1:]:
+                values = column(select(own, policy=name), key)
+                axes.plot(values, range(len(names)), "o", color=COLOURS[name], label=name, markersize=5)
+                axes.axvline(values[0], color=COLOURS[name], linewidth=0.6, alpha=0.6)
+            axes.set_yticks(range(len(names)), names, fontsize=7.5)
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if key == "speedup" else (1,)))
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axes.xaxis.set_minor_locator(NullLocator())
+            if key == "hop_reduction":
+                axes.set_xlim(0.8, MOST_HOPS)
+            style.dress(axes, label, "", grid="both")
+            axes.set_title(f"{model}, {MACHINES[machine]}, {int(batch):,}", fontsize=style.PANEL_SIZE)
+        line[0].invert_yaxis() if not line[0].yaxis_inverted() else None
+    _legend(figure, panels.ravel()[:1])
+    style.save(figure, path)
+
+
+def draw_bounds(path: Path) -> None:
+    """Line 5: how far Algorithm 1 and the gradient are from the bound."""
+    rows = read_table(TABLES / "bounds.csv")
+    figure = style.new_figure(11, 4.4, "Task allocation: time above the assignment bound")
+    for axes, model in zip(figure.subplots(1, 2, sharey=True), distinct(rows, "model"), strict=True):
+        for machine, marker in zip(MACHINES, style.MARKERS, strict=False):
+            own = select(rows, model=model, machine=machine)
+            for key, colour, name in (("allo_us", 0, "Algorithm 1"), ("gradient_us", 1, "gradient")):
+                over = 100 * (column(own, key) / column(own, "bound_us") - 1)
+                axes.plot(
+                    column(own, "batch"),
+                    np.maximum(over, 0),
+                    marker,
+                    color=style.PALETTE[colour],
+                    label=f"{name}, {MACHINES[machine]}",
+                    alpha=0.8,
+                )
+        _batches(axes, "requests in a batch")
+        axes.set_title(model, fontsize=style.PANEL_SIZE)
+        axes.set_ylabel("above the bound [%]")
+    _legend(figure, [axes])
+    style.save(figure, path)
+
+
+def draw_loads(path: Path) -> None:
+    """How busy links and HBM channels are in one layer under the four policies."""
+    rows = read_table(TABLES / "loads.csv")
+    panels = []
+    for name in POLICIES:
+        own = select(rows, policy=name)
+        busy = [column(select(own, kind=kind), "busy_us") * 1e-6 for kind in ("hbm", "link")]
+        panels.append(MeshPanel(name, *busy))
+    title = "Busy time of HBM channels and links in one layer: DeepSeek-V3 on Dojo, 4,096 requests"
+    measures = (style.Measure("HBM channel busy time", style.time_unit), style.LINK_TIME)
+    plot_mesh_loads(path, (5, 5), panels, title, measures)
+
+
+def draw_timeline(path: Path) -> None:
+    """The same layer in the event simulator: when HBM channels, dies and links are busy."""
+    rows = read_table(TABLES / "timeline.csv")
+    figure = style.new_figure(11, 7, "One layer in the event simulator: allo+pred, DeepSeek-V3 on Dojo, 4,096 requests")
+    kinds = (("hbm", "HBM channel", 0), ("node", "die computes", 2), ("link", "link, all 80", 1))
+    panels = figure.subplots(3, 1, sharex=True, height_ratios=(1, 1, 1.6))
+    for axes, (kind, label, colour) in zip(panels, kinds, strict=True):
+        own = select(rows, kind=kind)
+        number, begin, end = (column(own, key) for key in ("number", "begin_us", "end_us"))
+        axes.barh(number, end - begin, left=begin, height=0.8, color=style.PALETTE[colour])
+        style.dress(axes, "", label, grid="x")
+    panels[-1].set_xlabel("time [us]")
+    style.save(figure, path)
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    draw_throughput(HERE / "wafer_gpu_throughput.png")
+    draw_reads(HERE / "wafer_gpu_reads.png")
+    draw_host(HERE / "wafer_gpu_host.png")
+    draw_sensitivity(HERE / "wafer_gpu_sensitivity.png")
+    draw_bounds(HERE / "wafer_gpu_bounds.png")
+    draw_loads(HERE / "wafer_gpu_loads.png")
+    draw_timeline(HERE / "wafer_gpu_timeline.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""Copies of experts placed for given loads: how many each has, and on which rank, so that the busiest rank has least.
+
+For those who rebalance every few minutes: mean loads alone, equal split over copies, nothing of the network. It starts
+as EPLB does, with further copies for the experts whose copies have most to do and the heaviest copy on the least loaded
+rank, and goes on where EPLB stops: while any move relieves the busiest rank without making another as busy, the best
+such move is made. Unless it has to be fast, it does so again from other numbers of copies, and keeps the best.
+
+All is compiled by Numba: the search is a few thousand steps of a few numbers each, which arrays would slow down.
+"""
+
+from typing import no_type_check
+
+import numpy as np
+from jaxtyping import Float, Int
+from numba import njit
+
+from jaxmoe.placement.placement import PlanError
+from jaxmoe.threads import cores, side_by_side
+from jaxmoe.tune.replica_moves import BETTER, relieved
+
+MOVES = 400  # the most that one descent makes
+VARIANTS = 7  # numbers of copies to start from
+ROOM = 64  # for further copies of an expert in one descent
+FAST_MOVES, FAST_GOOD = 12, 1.002
+GOOD = 1.0001  # times the mean of ranks: no need to go on
+EFFORT = 60_000_000  # slots x ranks of a layer x descents of it: more descents where a layer is small
+MOST_DESCENTS = 1000
+
+
+def balanced_slots(
+    loads: Float[np.ndarray, "layer expert"] | Int[np.ndarray, "layer expert"],
+    slots: int,
+    ranks: int,
+    groups: int = 1,
+    nodes: int = 1,
+    repeats: bool = False,
+    fast: bool = False,
+    seed: int = 0,
+) -> Int[np.ndarray, "layer slot"]:
+    """The expert in every slot, rank by rank.
+
+    With `groups` of successive experts on `nodes` of successive ranks, where nodes divide groups, groups stay whole on
+    a node. With `repeats` a rank may have an expert twice, which evens loads out but wastes memory; without it none
+    has, where ranks have no more slots than there are experts. `fast` makes one short descent. Raises `PlanError` for
+    numbers that do not divide each other, or fewer slots than experts.
+    """
+    experts = loads.shape[1]
+    if nodes < 1 or groups % nodes:
+        groups = nodes = 1
+    _check(experts, slots, ranks, groups, nodes)
+    loads = np.ascontiguousarray(loads, np.float64)
+    layers, per_rank, own = len(loads), slots // ranks, ranks // nodes
+    again = int(np.clip(EFFORT // (slots // nodes * own * max(layers, 1)), 0, MOST_DESCENTS))
+    search = (1, 0, FAST_MOVES, FAST_GOOD) if fast else (VARIANTS, again, MOVES, GOOD)
+    if nodes == 1:
+        return _side_by_side(loads, ranks, per_rank, repeats, search, seed)
+    size = experts // groups
+    packed = _side_by_side(
+        loads.reshape(layers, groups, size).sum(axis=2), nodes, groups // nodes, True, (1, 0, MOVES, GOOD), seed
+    )
+    group = packed.reshape(layers * nodes, -1)  # of every node
+    expert = (group[..., None] * size + np.arange(size)).reshape(layers, -1)
+    held = np.take_along_axis(loads, expert, axis=1).reshape(layers * nodes, -1)
+    local = _side_by_side(held, own, per_rank, repeats, search, seed)
+    placed = np.take_along_axis(expert.reshape(layers * nodes, -1), local, axis=1)
+    return placed.reshape(layers, slots)
+
+
+Search = tuple[int, int, int, float]  # first numbers of copies, further ones, moves of a descent, and what is good
+
+
+def _side_by_side(
+    loads: Float[np.ndarray, "layer expert"], ranks: int, per_rank: int, repeats: bool, search: Search, seed: int
+) -> Int[np.ndarray, "layer slot"]:
+    """Layers on all cores: what is compiled leaves Python's lock."""
+    parts = np.array_split(loads, min(cores(), max(len(loads), 1)))
+    return np.concatenate(
+        [*side_by_side(lambda part: _all_layers(part, ranks, per_rank, repeats, search, seed), parts)]
+    )
+
+
+def _check(experts: int, slots: int, ranks: int, groups: int, nodes: int) -> None:
+    for what, whole, part in (
+        ("slots", slots, ranks),
+        ("ranks", ranks, nodes),
+        ("experts", experts, groups),
+    ):
+        if part < 1 or whole % part:
+            raise PlanError(f"{whole} {what} do not divide by {part}; choose a multiple")
+    if slots < experts:
+        raise PlanError(f"{slots} slots cannot hold {experts} experts; every expert needs one")
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _all_layers(loads, ranks, per_rank, repeats, search, seed):
+    placed = np.empty((len(loads), ranks * per_rank), np.int64)
+    for layer in range(len(loads)):
+        np.random.seed(seed)  # every layer by itself, so that it does not matter which are placed together
+        placed[layer] = _layer(loads[layer], ranks, per_rank, repeats, search)
+    return placed
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _layer(load, ranks, per_rank, repeats, search):
+    """The best of several descents: from EPLB's numbers of copies, from others, and from the best ones changed."""
+    variants, descents, moves, good = search
+    slots, experts = ranks * per_rank, len(load)
+    spare, mean = slots - experts, load.sum() / ranks
+    most = slots if repeats or experts * ranks < slots else ranks
+    best, top, kept = np.zeros((ranks, per_rank), np.int64), np.inf, np.ones(experts, np.int64)
+    back = 0
+    for descent in range(variants + descents):
+        if descent == 0:
+            copies = _copies(load, slots, most, 0)
+        elif descent < variants:
+            back = max(2 * back, 1)
+            if back > spare or experts < 2:
+                continue
+            copies = _copies(load, slots, most, back)
+        else:
+            copies = kept.copy()
+            for _ in range(1 + np.random.randint(2)):
+                more, fewer = np.random.randint(experts), np.random.randint(experts)
+                if more != fewer and copies[fewer] > 1 and copies[more] < most:
+                    copies[more] += 1
+                    copies[fewer] -= 1
+        held, busy = _descent(load, copies, ranks, per_rank, most > ranks, moves, good)
+        if busy.max() < top * BETTER:
+            best, top, kept = held, busy.max(), copies
+        if top <= mean * good:
+            break
+    return best.ravel()
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _copies(load, slots, most, back):
+    """Further copies one after the other for the expert whose copies have most to do.
+
+    The last `back` of them go to experts whose copies have less than the mean of a slot, if any have: where ranks hold
+    few copies, heavy ones are best left heavy and put beside very light ones.
+    """
+    copies, light = np.ones(len(load), np.int64), load.sum() / slots
+    spare = slots - len(load)
+    for turn in range(spare):
+        best = -1
+        for only_light in (turn >= spare - back, False):
+            for expert in range(len(load)):
+                if copies[expert] >= most or (only_light and load[expert] > light * copies[expert]):
+                    continue
+                if best < 0 or load[expert] * copies[best] > load[best] * copies[expert]:
+                    best = expert
+            if best >= 0:
+                break
+        copies[best] += 1
+    return copies
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _descent(load, copies, ranks, per_rank, repeats, moves, good):
+    """Experts [rank, slot] and the load of every rank; `copies` are those that it ends with."""
+    held, busy, count = _packed(load, copies, ranks, per_rank, repeats)
+    where, at = np.zeros((len(load), copies.max() + ROOM), np.int64), np.zeros(len(load), np.int64)
+    for rank in range(ranks):
+        for expert in held[rank]:
+            where[expert, at[expert]] = rank
+            at[expert] += 1
+    enough = load.sum() / ranks * good
+    for _ in range(moves):
+        if busy.max() <= enough or not relieved(load, copies, held, busy, count, where, repeats):
+            break
+    return held, busy
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _packed(load, copies, ranks, per_rank, repeats):
+    """The heaviest copy first, each on the least loaded rank that has a slot left and, if need be, not the expert."""
+    experts, slots = len(load), ranks * per_rank
+    item = np.empty(slots, np.int64)
+    at = 0
+    for expert in range(experts):
+        item[at : at + copies[expert]] = expert
+        at += copies[expert]
+    order = np.argsort(-(load / copies)[item], kind="mergesort")
+    held, used = np.full((ranks, per_rank), -1), np.zeros(ranks, np.int64)
+    busy, count = np.zeros(ranks), np.zeros((experts, ranks), np.int64)
+    for index in order:
+        expert = item[index]
+        each = load[expert] / copies[expert]
+        best, free = -1, -1
+        for rank in range(ranks):
+            if used[rank] < per_rank:
+                if free < 0 or busy[rank] < busy[free]:
+                    free = rank
+                if (repeats or count[expert, rank] == 0) and (best < 0 or busy[rank] < busy[best]):
+                    best = rank
+        if best < 0:  # all that have room have the expert: another rank takes it, and gives something up
+            expert, each, best = _given_up(load, copies, held, busy, count, expert, free)
+            best = free
+        held[best, used[best]] = expert
+        used[best] += 1
+        busy[best] += each
+        count[expert, best] += 1
+    return held, busy, count
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _given_up(load, copies, held, busy, count, expert, free):
+    """Put a copy on a full rank without it, and return what that rank gives up for the `free` one."""
+    each = load[expert] / copies[expert]
+    found, slot, least = -1, -1, np.inf
+    for rank in range(len(held)):
+        if count[expert, rank]:
+            continue
+        for place in range(held.shape[1]):
+            other = held[rank, place]
+            if other < 0 or count[other, free]:
+                continue
+            given = load[other] / copies[other]
+            top = max(busy[rank] - given + each, busy[free] + given)
+            if top < least:
+                found, slot, least = rank, place, top
+    if found < 0:
+        return expert, each, free
+    other = held[found, slot]
+    given = load[other] / copies[other]
+    held[found, slot] = expert
+    busy[found] += each - given
+    count[expert, found] += 1
+    count[other, found] -= 1
+    return other, given, free

@@ -1,0 +1,74 @@
+"""What the tables of the other scripts come to, as ratios: `python studies/expert_streaming/ratios.py`."""
+
+import csv
+from pathlib import Path
+
+HERE = Path(__file__).parent
+Rows = list[dict[str, str]]
+
+
+def rows_of(name: str) -> Rows:
+    """A table; none where it is not made yet."""
+    path = HERE / f"{name}.csv"
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def groups(rows: Rows, *keys: str) -> dict[tuple[str, ...], dict[str, dict[str, str]]]:
+    """Rows by these keys, and then by strategy."""
+    found: dict[tuple[str, ...], dict[str, dict[str, str]]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in keys), {})[row["strategy"]] = row
+    return found
+
+
+def layer() -> None:
+    """Fig. 9, 12 and 15 on single layers: every ratio is of simulated times."""
+    reached, saved = [], []
+    for (model, tokens), mine in groups(rows_of("layer"), "model", "tokens").items():
+        seconds = {name: float(row["simulated_s"]) for name, row in mine.items()}
+        memory = {name: float(row["package_memory_MB"]) for name, row in mine.items()}
+        serial, ahead = (min(seconds[f"{who}{end}"] for who in ("ep", "hydra")) for end in ("", "_prefetch"))
+        paired = seconds["fse_paired"]
+        reached.append(serial / paired)
+        saved.append(1 - memory["fse_paired"] / memory["ep"])
+        print(
+            f"{model} {tokens}: over serial {serial / paired:.2f}, over prefetch {ahead / paired:.2f}, "
+            f"hydra {seconds['ep'] / seconds['hydra']:.2f} of ep, A2/A1 {seconds['fse_naive'] / seconds['fse']:.2f}, "
+            f"A3/A2 {seconds['fse'] / paired:.3f}, A4/A3 {paired / seconds['fse_rule5']:.3f}, "
+            f"{memory['fse_paired']:.1f} of {memory['ep']:.1f} MB"
+        )
+    if reached:
+        enough = sum(ratio >= 1.22 for ratio in reached)
+        print(f"at least 1.22 in {enough} of {len(reached)} cells, up to {max(reached):.2f}")
+        print(f"memory saved: up to {100 * max(saved):.1f} %")
+
+
+def end_to_end() -> None:
+    """Fig. 14 and 15: throughput over serial EP, utilisation of the experts' part."""
+    for (model, tokens), mine in groups(rows_of("end_to_end"), "model", "tokens").items():
+        base = float(mine["ep"]["token_layers_per_s"])
+        parts = [
+            f"{name} {float(row['token_layers_per_s']) / base:.3f} ({float(row['utilisation']):.2f})"
+            for name, row in mine.items()
+        ]
+        print(f"{model} {tokens}: " + ", ".join(parts))
+
+
+def arrays() -> None:
+    """Fig. 18: utilisation left on larger arrays."""
+    table = groups(rows_of("arrays"), "array", "tokens")
+    for (array, tokens), mine in table.items():
+        first = table["2x2", tokens]
+        kept = ", ".join(
+            f"{name} {float(row['utilisation']) / float(first[name]['utilisation']):.2f}" for name, row in mine.items()
+        )
+        print(f"{array}, {tokens} tokens, utilisation beside 2x2: {kept}")
+
+
+if __name__ == "__main__":
+    layer()
+    end_to_end()
+    arrays()

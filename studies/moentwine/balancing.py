@@ -1,0 +1,204 @@
+"""moentwine's balancers on drifting workloads: Fig. 12, 15, 16, 17, and slots tuned by gradient.
+
+python studies/moentwine/balancing.py [table ...] [--shared FOLDER]     all tables beside this file, or some of them
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+from balancing_cases import (
+    ROOT,
+    SCENARIOS,
+    Method,
+    Place,
+    figures_of,
+    layout_of,
+    loads_of,
+    moe_of,
+    run,
+    shares_of,
+    with_best_trigger,
+)
+from balancing_stream import simulator, stream
+
+from jaxmoe.placement import EMPTY
+from jaxmoe.policies import first_slots
+from jaxmoe.traces import read_any
+from jaxmoe.traces.trace import GatingTrace, load_counts
+
+HERE = Path(__file__).parent
+ITERATIONS, WARM, TRIAL = 160, 20, 60
+EVERY_TEN = {"alpha": 0.0, "beta": 9.0}  # VI-C1: "triggered on average every 10 iterations"; all balancers alike
+WAFERS, WAFER = Place("moentwine_4x8x8", "her", 4), Place("moentwine_8x8", "er", 4)
+PHASES = ("prefill", "decode", "hybrid")
+Row = dict[str, object]
+
+
+def loads(shared: Path) -> Iterator[Row]:
+    """Fig. 12: loads of 8 devices over their mean, by scenario; of presets and of recorded traces."""
+    for model in ("qwen3-235b-a22b", "deepseek-v3"):
+        for scenario, shares in zip(SCENARIOS, shares_of(model), strict=True):
+            yield _device_loads(f"preset {model}", scenario, shares)
+    files = [*(shared / "deepseek-v2-lite").glob("*.npz"), *(shared / "gpt-oss-20b").glob("[!l]*.npz")]
+    for path in sorted([*files, shared / "qwen3-235b-a22b" / "load_single_prompt.npz"]):
+        content = read_any(path).content
+        counts = load_counts(content).counts if isinstance(content, GatingTrace) else content.counts
+        yield _device_loads(f"recorded {path.parent.name}", path.stem, counts.sum(axis=0).astype(float))
+
+
+def _device_loads(source: str, scenario: str, shares: np.ndarray) -> Row:
+    devices = shares.reshape(len(shares), 8, -1).sum(axis=2)
+    peak = devices.max(axis=1) / devices.mean(axis=1)
+    return {"source": source, "scenario": scenario, "mean_peak": peak.mean(), "largest_peak": peak.max()}
+
+
+def _methods(place: Place, phase: str, given: np.ndarray, drifting: bool) -> Iterator[tuple[str, Method]]:
+    """Balancers by their trigger: as published, and for those that interrupt inference also their own best."""
+    yield "never", Method("none", invasive=True)
+    for name in ("eplb", "greedy", "topology_aware"):
+        method = Method(name, invasive=True, **EVERY_TEN)
+        yield "every_ten", method
+        if drifting:
+            yield "own_best", with_best_trigger(method, place, phase, given, TRIAL)
+    yield "always", Method("topology_aware", invasive=False)
+    yield "oracle", Method("topology_aware", invasive=False, oracle=True)
+
+
+def balance(shared: Path) -> Iterator[Row]:
+    """Fig. 16: a single scenario and the mixture, phase by phase, at 256 and 64 devices."""
+    for place in (WAFERS, WAFER):
+        for scenario in ("mixed", "math"):
+            for phase in PHASES:
+                given = loads_of(place, scenario, phase, ITERATIONS, shared)
+                for trigger, method in _methods(place, phase, given, scenario == "mixed"):
+                    found = figures_of(run(method, place, phase, given), WARM)
+                    yield {
+                        "devices": layout_of(place).num_nodes,
+                        "scenario": scenario,
+                        "phase": phase,
+                        "balancer": method.name,
+                        "migration": "invasive" if method.invasive else "non_invasive",
+                        "trigger": trigger,
+                        "alpha": method.alpha,
+                        "beta": method.beta,
+                    } | found
+
+
+def traces(shared: Path) -> Iterator[Row]:
+    """Fig. 15: excess over the mean iteration by iteration, mean over layers, and interruptions, s."""
+    given = loads_of(WAFERS, "mixed", "decode", ITERATIONS, shared)
+    methods = {
+        "none": Method("none", invasive=True),
+        "greedy": Method("greedy", invasive=True, **EVERY_TEN),
+        "topology_aware": Method("topology_aware", invasive=True, **EVERY_TEN),
+        "non_invasive": Method("topology_aware", invasive=False),
+    }
+    ran = {name: run(method, WAFERS, "decode", given) for name, method in methods.items()}
+    for iteration in range(ITERATIONS):
+        row: Row = {"iteration": iteration}
+        for name, each in ran.items():
+            row[f"{name}_excess"] = each.excess[iteration].mean()
+            row[f"{name}_waits_us"] = 1e6 * each.decided.seconds[iteration]
+            row[f"{name}_iteration_us"] = 1e6 * each.time.total[iteration].sum()
+        yield row
+
+
+def parts(shared: Path) -> Iterator[Row]:
+    """Fig. 17: from NVL72 to four wafers with all methods, per layer; as many tokens a device everywhere."""
+    rack = Place("nvl72", "successive", 4)
+    steps = [
+        ("NVL72", rack, Method("none", invasive=True)),
+        ("NVL72, balanced", rack, Method("topology_aware", invasive=False)),
+        ("wafers", replace(WAFERS, layout="baseline"), Method("none", invasive=True)),
+        ("ER", replace(WAFERS, layout="er"), Method("none", invasive=True)),
+        ("HER", WAFERS, Method("none", invasive=True)),
+        ("HER, greedy", WAFERS, Method("greedy", invasive=True, **EVERY_TEN)),
+        ("HER, topology-aware", WAFERS, Method("topology_aware", invasive=True, **EVERY_TEN)),
+        ("HER, non-invasive", WAFERS, Method("topology_aware", invasive=False)),
+    ]
+    for phase in ("prefill", "decode"):
+        for name, place, method in steps:
+            given = loads_of(place, "mixed", phase, ITERATIONS, shared)
+            found = figures_of(run(method, place, phase, given), WARM)
+            moe, nodes = moe_of(place.model), layout_of(place).num_nodes
+            slots = first_slots(1, moe.num_experts, nodes, 0)
+            held = (slots != EMPTY).sum(axis=2).mean()
+            yield {"phase": phase, "step": name, "devices": nodes, "experts_per_device": held} | found
+
+
+def gradient(shared: Path) -> Iterator[Row]:
+    """Balance and bytes of eplb, Algorithm 1 and slots tuned by gradient, all triggered alike."""
+    for phase in ("prefill", "decode"):
+        given = loads_of(WAFERS, "mixed", phase, 3 * WARM, shared)
+        methods = [Method(name, invasive=True, **EVERY_TEN) for name in ("none", "eplb", "greedy", "topology_aware")]
+        methods += [Method("gradient", invasive=True, horizon=horizon, **EVERY_TEN) for horizon in (1.0, 10.0, 100.0)]
+        for method in methods:
+            found = figures_of(run(method, WAFERS, phase, given), WARM)
+            size = moe_of(WAFERS.model).expert_parameters / 1e9  # one byte each
+            moved = {"moved_GB": found["experts_moved"] * size}
+            moved["moved_GB_hops"] = moved["moved_GB"] * found["hops_per_expert"]
+            horizon = method.horizon if method.name == "gradient" else ""
+            yield {"phase": phase, "balancer": method.name, "horizon": horizon} | found | moved
+
+
+def rollout(shared: Path) -> Iterator[Row]:
+    """Wall seconds of 1,000 iterations of 58 layers and 256 experts on 256 dies, with compiling and without."""
+    given = loads_of(WAFERS, "mixed", "decode", 1000, shared)
+    for method in (
+        Method("none", invasive=True),
+        Method("eplb", invasive=True, **EVERY_TEN),
+        Method("topology_aware", invasive=True, **EVERY_TEN),
+        Method("topology_aware", invasive=False),
+    ):
+        seconds = []
+        for _ in range(2):
+            start = perf_counter()
+            run(method, WAFERS, "decode", given)
+            seconds.append(perf_counter() - start)
+        migration = "invasive" if method.invasive else "non_invasive"
+        yield {"balancer": method.name, "migration": migration, "first_s": seconds[0], "again_s": seconds[1]}
+
+
+TABLES: dict[str, Callable[[Path], Iterator[Row]]] = {
+    "loads": loads,
+    "traces": traces,
+    "parts": parts,
+    "balance": balance,
+    "gradient": gradient,
+    "rollout": rollout,
+    "simulator": simulator,
+    "stream": stream,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", help=f"some of {', '.join(TABLES)}")
+    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder of traces/")
+    arguments = parser.parse_args()
+    folder = arguments.shared.resolve() / "traces"
+    if not folder.is_dir():
+        sys.exit(f"{folder}: no such folder; give the folder of the traces with --shared")
+    if unknown := set(arguments.tables) - TABLES.keys():
+        sys.exit(f"no table {', '.join(unknown)}; expected some of {', '.join(TABLES)}")
+    for name in arguments.tables or TABLES:
+        rows = [
+            {key: f"{value:.4g}" if isinstance(value, float | np.floating) else value for key, value in row.items()}
+            for row in TABLES[name](folder)
+        ]
+        path = HERE / f"balancing_{name}.csv"
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        print(f"{path.name}: {len(rows)} rows", flush=True)
+
+
+if __name__ == "__main__":
+    main()

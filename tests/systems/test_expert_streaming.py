@@ -1,0 +1,87 @@
+"""The system expert_streaming from a scenario, in the model and in the event simulator."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxmoe.config import ConfigError
+from jaxmoe.des.buffers import BufferError
+from jaxmoe.experiment.inputs import read_inputs
+from jaxmoe.experiment.simulation import batch_at, iterations_of, setting_of
+from jaxmoe.experiment.strategies import given_plans
+from jaxmoe.systems import UnsuitableSystemError, system_of
+
+SCENARIO = """
+hardware:
+  mesh_shape: [2, 2]
+  die: {compute_TFLOPs_per_s: 1}
+  link: {bandwidth_GB_per_s: 50, latency_ns: 4}
+  memory:
+    - {name: sram, bandwidth_GB_per_s: 1000, capacity_GB: 0.0001}
+    - {name: ddr, bandwidth_GB_per_s: 5}
+model:
+  {hidden_size: 256, expert_size: 256, num_experts: 8, top_k: 2, moe_layer_ids: {first: 0, count: 2},
+   shared_experts: {count: 1, size: 256}, attention: {kind: grouped_query, heads: 4, kv_heads: 4, head_size: 64}}
+workload: {batch_tokens: 16, context_tokens: 32, trace: {kind: synthetic, tokens: 128}}
+costs: {bytes_per_element: 1, weight_bytes_per_element: 1, exchange: token_home}
+tuning: {exchanges: [token_home]}
+system: {name: expert_streaming, micro_slices: 4, control_ns: 10}
+"""
+
+
+def made(path: Path, *overrides: str):
+    """Runs of the scenario, and its iterations."""
+    file = path / "small.yaml"
+    file.write_text(SCENARIO)
+    inputs = read_inputs(file, [*overrides], None, None)
+    iterations = iterations_of(inputs, 3)
+    section = inputs.scenario.system
+    system = system_of(section.name, **section.model_dump(exclude={"name", "plan"}))
+    strategy = given_plans(["ep_balanced"], inputs, taken=(), compared=())[0]
+    return system.runs(setting_of(inputs, strategy, iterations.history)), iterations
+
+
+def test_every_run_is_replayed_as_modelled(tmp_path):
+    runs, iterations = made(tmp_path, "system.strategy=fse_buffered", "system.slack=0.5")
+    assert [*runs][:2] == ["ep", "hydra"]
+    assert [*runs][-1] == "expert_streaming"
+    for name in ("ep", "ep_prefetch", "fse_paired", "expert_streaming"):
+        run = runs[name]
+        rolled = run.rollout(iterations.batches)
+        assert rolled.time.total.shape == (3, 2)
+        assert (rolled.time.stages["attention"] > 0).all()
+        simulated = np.array([run.replay(rolled, batch_at(iterations, row, 1), 1, row) for row in range(2)])
+        np.testing.assert_allclose(rolled.compared[1], simulated, rtol=0.15, err_msg=name)
+    # Every token passes the shared expert, which comes after the eight others.
+    assert (rolled.kept[0][0, :, 8].sum(axis=-1) == 16).all()
+
+
+def test_machines_that_cannot_stream_are_told(tmp_path):
+    with pytest.raises(UnsuitableSystemError, match="loads experts from memory, but the machine lists none"):
+        made(tmp_path, "hardware.memory=[]")
+    memory = "[{name: sram, bandwidth_GB_per_s: 1000}, {name: ddr, bandwidth_GB_per_s: 5}]"
+    with pytest.raises(UnsuitableSystemError, match="sram, whose capacity is not stated"):
+        made(tmp_path, f"hardware.memory={memory}")
+
+
+def test_a_buffer_that_is_too_small_is_told_by_the_replay(tmp_path):
+    runs, iterations = made(tmp_path, "system.buffer_MB=0.01")
+    run = runs["expert_streaming"]
+    rolled = run.rollout(iterations.batches)
+    with pytest.raises(BufferError, match="a micro-slice has 12288 B, but a die's buffer 10000 B"):
+        run.replay(rolled, batch_at(iterations, 0, 0), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("system.slack=1.5", "slack"),
+        ("system.micro_slices=0", "micro_slices"),
+        ("system.strategy=fse_best", "strategy"),
+        ("hardware.memory=[{name: sram, bandwidth_GB_per_s: 0}]", "bandwidth_GB_per_s"),
+    ],
+)
+def test_bad_settings_name_their_key(tmp_path, override, message):
+    with pytest.raises(ConfigError, match=message):
+        made(tmp_path, override)
