@@ -53,8 +53,9 @@ def test_a_table_by_gradient_saves_at_least_1_3_times_as_much_as_lambda(tokens):
         assert (column(table, "avg_layer_kl") <= column(rule, "avg_layer_kl")).all()
 
 
-def test_both_at_once_beat_the_better_of_both_alone_on_the_network_of_the_paper():
-    some = {row["corner"]: row for row in rows("joint", network="camoe_4nodes")}
+@pytest.mark.parametrize("network", ["camoe_4nodes", "wafer"])
+def test_both_at_once_beat_the_better_of_both_alone(network):
+    some = {row["corner"]: row for row in rows("joint", network=network)}
     found = {corner: float(row["mean_ms"]) for corner, row in some.items()}
     assert found["at_once"] < 0.95 * min(found["rule"], found["bias"], found["placement"])
     for corner in ("bias", "in_turn", "at_once"):
