@@ -22,7 +22,7 @@ def line(axes, x, y, colour: str, marker: str, label: str, dashed: bool = False)
 
 def draw_table1(rows: Rows, path: Path) -> None:
     """Latency, selectivity and change of routing by lambda, beside the paper's values."""
-    counted, without, alone = (select(rows, own_node=own) for own in ("counted", "left_out", "alone"))
+    counted, without = (select(rows, own_node=own) for own in ("counted", "left_out"))
     figure = style.new_figure(11.0, 6.4, "Qwen3-30B-A3B on camoe's four nodes: the all-to-all of a layer by lambda")
     panels = figure.subplots(2, 3)
     for axes, name, label in zip(
@@ -35,8 +35,6 @@ def draw_table1(rows: Rows, path: Path) -> None:
         line(axes, x, column(counted, f"paper_{name}"), style.INK, "s", "paper", dashed=True)
         line(axes, x, column(counted, name), BLUE, "o", "own node counted, as in the paper")
         line(axes, x, column(without, name), RED, "^", "own node left out")
-        if alone:
-            line(axes, x, column(alone, name), GREEN, "v", "the own node's part alone")
         style.dress(axes, "lambda", label)
         if name in ("mean_ms", "p95_ms", "cv"):
             axes.set_ylim(0, 1.1 * column(counted, f"paper_{name}").max())

@@ -23,11 +23,11 @@ from jaxmoe.tune.gate_bias import (
     within,
 )
 
-NUM_LAYERS, SEED, STRENGTH, MARGIN = 8, 0, 0.2, 0.95
-PARTS, PART, UNSEEN = 4, 1024, 4096
-BIAS = GateSettings(steps=60)
-PLACE = GateSettings(steps=60, learning_rate=0.1)
-BOTH = GateSettings(steps=60, learning_rate=0.05)
+NUM_LAYERS, SEED, STRENGTH, MARGIN = 4, 0, 0.2, 0.95
+PARTS, PART, UNSEEN = 2, 2048, 4096
+BIAS = GateSettings(steps=40)
+PLACE = GateSettings(steps=40, learning_rate=0.1)
+BOTH = GateSettings(steps=40, learning_rate=0.05)
 NODES_TOKENS = {"camoe_4nodes": TOKENS_PER_NODE, "spine_leaf": 190, "wafer": 190}  # as many tokens on 4 nodes as on 32
 
 

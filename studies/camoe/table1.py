@@ -65,11 +65,8 @@ def main() -> None:
                 )
         return
     made = []
-    for own in ("counted", "left_out", "alone"):
+    for own in ("counted", "left_out"):
         made += rows(trace, own, TOKENS_PER_NODE, LOGIT_SCALE)
-    # What if only half of the latency fell with traffic? Then as much saved asks for twice the bias.
-    half = rows(trace, "counted", TOKENS_PER_NODE, LOGIT_SCALE / 2)
-    made += [row | {"own_node": "counted_half_scale"} for row in half]
     for row in made:
         first = next(one for one in made if one["own_node"] == row["own_node"])
         for name in ("mean_ms", "p95_ms"):

@@ -53,12 +53,13 @@ def test_a_table_by_gradient_saves_at_least_1_3_times_as_much_as_lambda(tokens):
         assert (column(table, "avg_layer_kl") <= column(rule, "avg_layer_kl")).all()
 
 
-def test_both_at_once_beat_the_better_of_both_alone():
-    for network in ("camoe_4nodes", "spine_leaf", "wafer"):
-        found = {row["corner"]: float(row["mean_ms"]) for row in rows("joint", network=network)}
-        assert min(found["at_once"], found["in_turn"]) < min(found["bias"], found["placement"])
-        retained = {row["corner"]: float(row["retained"]) for row in rows("joint", network=network)}
-        assert min(retained["at_once"], retained["in_turn"]) >= retained["rule"] - 5e-4
+@pytest.mark.parametrize("network", ["camoe_4nodes", "wafer"])
+def test_both_at_once_beat_the_better_of_both_alone(network):
+    some = {row["corner"]: row for row in rows("joint", network=network)}
+    found = {corner: float(row["mean_ms"]) for corner, row in some.items()}
+    assert found["at_once"] < 0.95 * min(found["rule"], found["bias"], found["placement"])
+    for corner in ("bias", "in_turn", "at_once"):
+        assert float(some[corner]["retained"]) >= float(some["rule"]["retained"])
 
 
 def test_eq_9_is_right_where_pairs_have_links_of_their_own_and_the_congestion_model_elsewhere():
