@@ -224,9 +224,3 @@ def figures_of(ran: Iterations, warm: int) -> dict[str, float]:
         "experts_moved": float(moved.mean()),
         "hops_per_expert": float(ran.decided.expert_hops[warm:].sum() / max(moved.sum(), 1)),
     }
-
-
-def with_best_trigger(method: Method, place: Place, phase: str, loads: np.ndarray, trial: int) -> Method:
-    """The method with the trigger of least mean time over the first `trial` iterations."""
-    grid = [replace(method, alpha=alpha, beta=beta) for alpha in (0.0, 0.5, 1.0) for beta in (9.0, 49.0)]
-    return min(grid, key=lambda each: run(each, place, phase, loads[:trial]).time.total.mean())
