@@ -118,8 +118,8 @@ def draw_gradient(out: Path) -> None:
     """Time of a layer without waiting, and bytes moved, of balancers triggered alike."""
     rows = table("gradient")
     phases = distinct(rows, "phase")
-    figure = style.new_figure(12, 5.2, "What balance costs in bytes: DeepSeek-V3, 256 dies, every ten iterations")
-    panels = figure.subplots(1, len(phases))
+    figure = style.new_figure(8, 5.2, "What balance costs in bytes: DeepSeek-V3, 256 dies")
+    panels = np.atleast_1d(figure.subplots(1, len(phases)))
     for axes, phase in zip(panels, phases, strict=True):
         for row in select(rows, phase=phase):
             name = NAMES.get(row["balancer"], "gradient")

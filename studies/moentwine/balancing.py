@@ -122,10 +122,10 @@ def parts(shared: Path) -> Iterator[Row]:
 
 def gradient(shared: Path) -> Iterator[Row]:
     """Balance and bytes of eplb, Algorithm 1 and slots tuned by gradient, all triggered alike."""
-    for phase in ("prefill", "decode"):
+    for phase in ("decode",):
         given = loads_of(WAFERS, "mixed", phase, 3 * WARM, shared)
         methods = [Method(name, invasive=True, **EVERY_TEN) for name in ("none", "eplb", "greedy", "topology_aware")]
-        methods += [Method("gradient", invasive=True, horizon=horizon, **EVERY_TEN) for horizon in (1.0, 10.0, 100.0)]
+        methods += [Method("gradient", invasive=True, horizon=horizon, **EVERY_TEN) for horizon in (10.0, 100.0)]
         for method in methods:
             found = figures_of(run(method, WAFERS, phase, given), WARM)
             size = moe_of(WAFERS.model).expert_parameters / 1e9  # one byte each
