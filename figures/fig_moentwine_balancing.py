@@ -17,6 +17,7 @@ NAMES = {"none": "no balancer", "eplb": "EPLB", "greedy": "greedy", "topology_aw
 HIDDEN = "topology-aware, non-invasive"
 TRACES = {**NAMES, "non_invasive": HIDDEN}
 PAPER_EXCESS = {"none": 2.0, "greedy": 0.4}  # Fig. 15 and VI-C1
+PAPER_SHARE = {"prefill": 22, "decode": 45, "hybrid": 45}  # % of an iteration, VI-C2
 COLOURS = dict(zip([*NAMES.values(), HIDDEN, "oracle", "gradient"], style.PALETTE, strict=False))
 PARTS = {"compute_us": "experts", "all_to_all_us": "all-to-all", "migration_us": "migration"}
 
@@ -69,8 +70,9 @@ def draw_balance(out: Path) -> None:
             style.dress(axes, "", label)
             title(axes, f"EP = {devices}")
             if key == "migration_share":
-                for place, level in enumerate((22, 45, 45)):
-                    axes.plot([place - 0.4, place + 0.4], [level] * 2, ":", color=style.INK, label="paper, greedy")
+                for place, phase in enumerate(distinct(mine, "phase")):
+                    ends, level = [place - 0.4, place + 0.4], PAPER_SHARE[phase]
+                    axes.plot(ends, [level] * 2, ":", color=style.INK, label="paper, EPLB")
     style.legend_below(figure, [panels[0, 3]], columns=6)
     style.save(figure, out / "moentwine_balancing.png")
 
@@ -116,8 +118,8 @@ def draw_gradient(out: Path) -> None:
     """Time of a layer without waiting, and bytes moved, of balancers triggered alike."""
     rows = table("gradient")
     phases = distinct(rows, "phase")
-    figure = style.new_figure(12, 5.2, "What balance costs in bytes: DeepSeek-V3, 256 dies, every ten iterations")
-    panels = figure.subplots(1, len(phases))
+    figure = style.new_figure(8, 5.2, "What balance costs in bytes: DeepSeek-V3, 256 dies")
+    panels = np.atleast_1d(figure.subplots(1, len(phases)))
     for axes, phase in zip(panels, phases, strict=True):
         for row in select(rows, phase=phase):
             name = NAMES.get(row["balancer"], "gradient")

@@ -36,7 +36,7 @@ class GradientSlots(AbstractRule):
     horizon: Float[Array, ""]
     hop_seconds: Float[Array, ""]
     native: int = eqx.field(static=True)
-    candidates: int = eqx.field(static=True, default=32)
+    candidates: int = eqx.field(static=True, default=128)
     steps: int = eqx.field(static=True, default=40)
 
     def __call__(self, expected: Float[Array, "layer expert"], resident: Slots) -> Slots:

@@ -23,7 +23,6 @@ from balancing_cases import (
     moe_of,
     run,
     shares_of,
-    with_best_trigger,
 )
 from balancing_stream import simulator, stream
 
@@ -33,10 +32,10 @@ from jaxmoe.traces import read_any
 from jaxmoe.traces.trace import GatingTrace, load_counts
 
 HERE = Path(__file__).parent
-ITERATIONS, WARM, TRIAL = 160, 20, 60
+ITERATIONS, WARM = 160, 20
 EVERY_TEN = {"alpha": 0.0, "beta": 9.0}  # VI-C1: "triggered on average every 10 iterations"; all balancers alike
 WAFERS, WAFER = Place("moentwine_4x8x8", "her", 4), Place("moentwine_8x8", "er", 4)
-PHASES = ("prefill", "decode", "hybrid")
+CASES = (("mixed", "decode"), ("mixed", "prefill"))  # scenario and phase
 Row = dict[str, object]
 
 
@@ -58,36 +57,25 @@ def _device_loads(source: str, scenario: str, shares: np.ndarray) -> Row:
     return {"source": source, "scenario": scenario, "mean_peak": peak.mean(), "largest_peak": peak.max()}
 
 
-def _methods(place: Place, phase: str, given: np.ndarray, drifting: bool) -> Iterator[tuple[str, Method]]:
-    """Balancers by their trigger: as published, and for those that interrupt inference also their own best."""
-    yield "never", Method("none", invasive=True)
-    for name in ("eplb", "greedy", "topology_aware"):
-        method = Method(name, invasive=True, **EVERY_TEN)
-        yield "every_ten", method
-        if drifting:
-            yield "own_best", with_best_trigger(method, place, phase, given, TRIAL)
-    yield "always", Method("topology_aware", invasive=False)
-    yield "oracle", Method("topology_aware", invasive=False, oracle=True)
+METHODS = {
+    "never": (Method("none", invasive=True),),
+    "every_ten": tuple(Method(name, invasive=True, **EVERY_TEN) for name in ("eplb", "greedy", "topology_aware")),
+    "always": (Method("topology_aware", invasive=False),),
+    "oracle": (Method("topology_aware", invasive=False, oracle=True),),
+}
 
 
 def balance(shared: Path) -> Iterator[Row]:
-    """Fig. 16: a single scenario and the mixture, phase by phase, at 256 and 64 devices."""
+    """Fig. 16: balancers by what triggers them, at 256 and 64 devices."""
     for place in (WAFERS, WAFER):
-        for scenario in ("mixed", "math"):
-            for phase in PHASES:
-                given = loads_of(place, scenario, phase, ITERATIONS, shared)
-                for trigger, method in _methods(place, phase, given, scenario == "mixed"):
-                    found = figures_of(run(method, place, phase, given), WARM)
-                    yield {
-                        "devices": layout_of(place).num_nodes,
-                        "scenario": scenario,
-                        "phase": phase,
-                        "balancer": method.name,
-                        "migration": "invasive" if method.invasive else "non_invasive",
-                        "trigger": trigger,
-                        "alpha": method.alpha,
-                        "beta": method.beta,
-                    } | found
+        for scenario, phase in CASES:
+            given = loads_of(place, scenario, phase, ITERATIONS, shared)
+            for trigger, methods in METHODS.items():
+                for method in methods:
+                    known = {"devices": layout_of(place).num_nodes, "scenario": scenario, "phase": phase}
+                    migration = "invasive" if method.invasive else "non_invasive"
+                    known |= {"balancer": method.name, "migration": migration, "trigger": trigger}
+                    yield known | figures_of(run(method, place, phase, given), WARM)
 
 
 def traces(shared: Path) -> Iterator[Row]:
@@ -134,10 +122,10 @@ def parts(shared: Path) -> Iterator[Row]:
 
 def gradient(shared: Path) -> Iterator[Row]:
     """Balance and bytes of eplb, Algorithm 1 and slots tuned by gradient, all triggered alike."""
-    for phase in ("prefill", "decode"):
+    for phase in ("decode",):
         given = loads_of(WAFERS, "mixed", phase, 3 * WARM, shared)
         methods = [Method(name, invasive=True, **EVERY_TEN) for name in ("none", "eplb", "greedy", "topology_aware")]
-        methods += [Method("gradient", invasive=True, horizon=horizon, **EVERY_TEN) for horizon in (1.0, 10.0, 100.0)]
+        methods += [Method("gradient", invasive=True, horizon=horizon, **EVERY_TEN) for horizon in (10.0, 100.0)]
         for method in methods:
             found = figures_of(run(method, WAFERS, phase, given), WARM)
             size = moe_of(WAFERS.model).expert_parameters / 1e9  # one byte each

@@ -118,11 +118,16 @@ def model_of(place: Place, phase: str) -> CountModel:
 
 @lru_cache
 def shares_of(model: str) -> np.ndarray:
-    """Shares of experts under each scenario, kept in a file between runs as drawing them takes the longest."""
-    known = ROOT / ".cache" / "moentwine" / f"shares_{model}_{TOPIC_TOKENS}.npy"
+    """Shares of experts under each scenario."""
+    return np.stack([_shares(model, topic) for topic in range(len(SCENARIOS))])
+
+
+def _shares(model: str, topic: int) -> np.ndarray:
+    """Those of one, kept in a file between runs as drawing them takes the longest."""
+    known = ROOT / ".cache" / "moentwine" / f"shares_{model}_{TOPIC_TOKENS}_{topic}.npy"
     if not known.is_file():
         known.parent.mkdir(parents=True, exist_ok=True)
-        shares = scenario_shares(preset_process(model), range(len(SCENARIOS)), TOPIC_TOKENS, seed=0)
+        (shares,) = scenario_shares(preset_process(model), [topic], TOPIC_TOKENS, seed=topic)
         with atomic_write(known) as aside, aside.open("wb") as file:
             np.save(file, shares)
     return np.load(known)
@@ -219,9 +224,3 @@ def figures_of(ran: Iterations, warm: int) -> dict[str, float]:
         "experts_moved": float(moved.mean()),
         "hops_per_expert": float(ran.decided.expert_hops[warm:].sum() / max(moved.sum(), 1)),
     }
-
-
-def with_best_trigger(method: Method, place: Place, phase: str, loads: np.ndarray, trial: int) -> Method:
-    """The method with the trigger of least mean time over the first `trial` iterations."""
-    grid = [replace(method, alpha=alpha, beta=beta) for alpha in (0.0, 0.5, 1.0) for beta in (9.0, 49.0)]
-    return min(grid, key=lambda each: run(each, place, phase, loads[:trial]).time.total.mean())
