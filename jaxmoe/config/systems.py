@@ -87,7 +87,7 @@ class MoentwineConfig(PlannedSystem):
         description="how many times as fast as the die's rate linear layers of attention are, 2 for INT8 beside FP16",
         examples=[1],
     )
-    balancer: Literal["none", "eplb", "greedy", "topology_aware"] = Field(
+    balancer: Literal["none", "eplb", "greedy", "topology_aware", "gradient"] = Field(
         default="topology_aware", description="what places copies of experts anew", examples=["eplb"]
     )
     migration: Literal["invasive", "non_invasive"] = Field(

@@ -16,7 +16,7 @@ from jaxmoe.des.description import node_seconds, plan_tokens
 from jaxmoe.des.domains import replay_communication
 from jaxmoe.hardware import Mesh
 from jaxmoe.latency import Decisions, GroupedAttention, LayerModel, LayerTime, grouped_attention
-from jaxmoe.latency.counts import copies_of, excess_over_mean, node_loads
+from jaxmoe.latency.counts import AttentionTime, CountModel, copies_of, excess_over_mean, node_loads, paths_of
 from jaxmoe.network.domains import all_reduce_rounds, closing_rounds, token_homes
 from jaxmoe.network.layout_exchange import layout_exchange
 from jaxmoe.placement.slots import EMPTY, share_of_slots, slots_of_share
@@ -31,13 +31,15 @@ from jaxmoe.policies.balancing import (
     check_slots_fit,
 )
 from jaxmoe.policies.forecast import MovingAverage
+from jaxmoe.policies.gradient_slots import GradientSlots
 from jaxmoe.policies.migration import Windows, edge_entries
 from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, UnsuitableSystemError
 from jaxmoe.traces import Batch
 from jaxmoe.traces.prediction.predictor import shares
 from jaxmoe.traces.statistics.counting import count_pairs
 
-BalancerName = Literal["none", "eplb", "greedy", "topology_aware"]
+BalancerName = Literal["none", "eplb", "greedy", "topology_aware", "gradient"]
+HORIZON = 10.0  # iterations over which slots by gradient write a move off
 SPARE = ("attention", "all_reduce", "dispatch", "compute", "combine")  # stages that the simulator replays
 
 
@@ -139,6 +141,12 @@ class Moentwine(AbstractSystem):
             "greedy": ShadowSlots(distance, native, "coldest"),
             "topology_aware": ShadowSlots(distance, native, "nearest"),
         }
+        if self.balancer == "gradient":
+            # An expert keeps a link busy so long, if moves share all links of the machine.
+            hop = setting.model.costs.expert_bytes / machine.topology.link_bandwidth.sum()
+            rules["gradient"] = GradientSlots(
+                _count_model(layout, setting), distance, jnp.asarray(HORIZON), jnp.asarray(hop), native
+            )
         windows = None
         if self.migration == "non_invasive" and self.balancer != "none":
             ends = machine.topology.link_ends
@@ -155,6 +163,14 @@ class Moentwine(AbstractSystem):
             windows=windows,
             entry=jnp.asarray(edge_entries(machine.topology)) if self.weights_from == "edge" else None,
         )
+
+
+def _count_model(layout: TokenLayout, setting: Setting) -> CountModel:
+    """The layer's experts and all-to-all from counts. What comes before them does not depend on slots."""
+    machine, nothing = setting.model.machine, jnp.zeros(())
+    before = AttentionTime(nothing, nothing, jnp.zeros(machine.topology.num_links))
+    paths = paths_of(machine.topology, layout.parts)
+    return CountModel(machine, setting.model.costs, jnp.asarray(layout.parts), paths, before, setting.model.schedule)
 
 
 def _first_slots(setting: Setting, shadow: int) -> Int[np.ndarray, "layer node slot"]:

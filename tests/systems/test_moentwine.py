@@ -97,8 +97,9 @@ def test_a_balancer_evens_out_loads_and_its_weights_take_idle_links(tmp_path):
     assert found.agreement("moentwine")["max_abs_error_percent"] < 2
 
 
-def test_an_invasive_migration_is_charged(tmp_path):
-    found = simulated(scenario(tmp_path, balancer="greedy", migration="invasive", shadow_slots=2))
+@pytest.mark.parametrize("balancer", ["greedy", "gradient"])
+def test_an_invasive_migration_is_charged(balancer, tmp_path):
+    found = simulated(scenario(tmp_path, balancer=balancer, migration="invasive", shadow_slots=2))
     run = found.runs["moentwine"].time
     stages = sum(seconds for name, seconds in run.stages.items())
     assert run.stages["migration"].sum() > 0
