@@ -211,7 +211,7 @@ def soft_top_k(
     """How far each item is among the largest `k`: sigmoid((value - threshold) / temperature), which sum to k.
 
     As the temperature goes to 0 this goes to 1 for the largest k and 0 for all others, where no two values at the
-    border are equal. The threshold is found by bisection and one Newton step, through which the derivative is exact.
+    border are equal. The threshold is found by bisection and one Newton step, through which the derivative passes.
     """
     if k == values.shape[-1]:
         return jnp.ones_like(values)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.network.all_to_all import AllToAll
+from jaxmoe.network.pairwise import AllToAll
 from jaxmoe.network.time_models import AlphaBeta
 
 ALIKE = 1e-6  # of the largest entry: rows that spread less differ by rounding alone, and have no scores

@@ -14,7 +14,7 @@ from jaxmoe.des import replay_traffic
 from jaxmoe.des.description import node_seconds, plan_tokens
 from jaxmoe.latency import Decisions, LayerModel, LayerTime
 from jaxmoe.network import alpha_beta
-from jaxmoe.network.all_to_all import AllToAll, same_models
+from jaxmoe.network.pairwise import AllToAll, same_models
 from jaxmoe.network.profile import STAGES
 from jaxmoe.policies.gate import assignment_copies, biased, choose, gate_bias, node_copies
 from jaxmoe.relax import HardMax

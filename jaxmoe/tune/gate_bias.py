@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from scipy.optimize import linear_sum_assignment
 
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.network.all_to_all import AllToAll
+from jaxmoe.network.pairwise import AllToAll
 from jaxmoe.relax import HardMax, SmoothMax, sinkhorn, soft_top_k, straight_through
 
 Form = Literal["scalar", "layer", "source", "table"]

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxmoe.config import build_model, build_topology, load_hardware, load_model
 from jaxmoe.network import alpha_beta
-from jaxmoe.network.all_to_all import AllToAll, same_models
+from jaxmoe.network.pairwise import AllToAll, same_models
 from jaxmoe.policies.gate import assignment_copies, choose, standard_scores, time_proxy
 from jaxmoe.traces import GatingTrace
 from jaxmoe.traces.synthesis import PRESETS, sample_trace

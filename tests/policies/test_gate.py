@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxmoe.network import AlphaBeta, Congestion
-from jaxmoe.network.all_to_all import AllToAll, same_models
+from jaxmoe.network.pairwise import AllToAll, same_models
 from jaxmoe.policies.gate import (
     assignment_copies,
     biased,

@@ -10,7 +10,7 @@ import pytest
 
 from jaxmoe.hardware import fully_connected
 from jaxmoe.network import AlphaBeta
-from jaxmoe.network.all_to_all import AllToAll, same_models
+from jaxmoe.network.pairwise import AllToAll, same_models
 from jaxmoe.policies.gate_control import GateController, Observed
 
 NODES, EXPERTS = 4, 8

@@ -8,7 +8,7 @@ import pytest
 
 from jaxmoe.hardware import fully_connected
 from jaxmoe.network import AlphaBeta
-from jaxmoe.network.all_to_all import AllToAll, same_models
+from jaxmoe.network.pairwise import AllToAll, same_models
 from jaxmoe.traces.statistics.concentration import avg_layer_kl
 from jaxmoe.tune import gate_bias
 from jaxmoe.tune.gate_bias import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxmoe.hardware import fully_connected, switch
 from jaxmoe.network import AlphaBeta, Congestion
-from jaxmoe.network.all_to_all import AllToAll, same_models
+from jaxmoe.network.pairwise import AllToAll, same_models
 
 SIZES = (512.0, 4160.0, 4096.0)
 
