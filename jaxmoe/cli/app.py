@@ -111,7 +111,7 @@ def simulate(
     timeline: options.Timeline = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Run a system over iterations, and tell what it gains over its plan left alone."""
+    """Run a system over iterations, and tell what it gains over what it is compared with."""
 
 
 @app.command()
