@@ -3,8 +3,8 @@
 Writes `agreement.csv` and `order.csv`, and prints what they come to: `python studies/expert_streaming/agreement.py`.
 """
 
+import argparse
 import csv
-import sys
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -256,6 +256,12 @@ def write(name: str, rows: list[dict[str, Any]]) -> None:
             writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
 
 
+TABLES = {"agreement": agreement, "order": order}
+
 if __name__ == "__main__":
-    for part in sys.argv[1:] or ("agreement", "order"):
-        {"agreement": agreement, "order": order}[part]()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}; all by default")
+    for table in parser.parse_args().tables or TABLES:
+        if table not in TABLES:
+            parser.error(f"no table is called {table}; choose from {', '.join(TABLES)}")
+        TABLES[table]()

@@ -4,7 +4,7 @@ Writes `grid.csv`, `slices.csv` and `machine.csv`: `python studies/expert_stream
 Qwen3-30B-A3B with 64 tokens on 2x2; points are timed by the model, all at once.
 """
 
-import sys
+import argparse
 import time
 from typing import Any, NamedTuple
 
@@ -262,6 +262,12 @@ def polished(costs: StreamCosts, tokens: Array, places: Float[np.ndarray, "start
     return Point(*(leaf[best] for leaf in points)), float(seconds[best])
 
 
+PARTS = {"grid": grid, "slices": slices, "machine": machine}
+
 if __name__ == "__main__":
-    for part in sys.argv[1:] or ("grid", "slices", "machine"):
-        {"grid": grid, "slices": slices, "machine": machine}[part]()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(PARTS)}; all by default")
+    for table in parser.parse_args().tables or PARTS:
+        if table not in PARTS:
+            parser.error(f"no table is called {table}; choose from {', '.join(PARTS)}")
+        PARTS[table]()

@@ -5,8 +5,8 @@ Writes `layer.csv`, `end_to_end.csv` and `arrays.csv`, or those that are named a
 Traces are synthetic: no recording of the four models is at hand. Sizes of experts are those of Table I.
 """
 
+import argparse
 import csv
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,5 +152,9 @@ def write(name: str, rows: Iterator[dict[str, Any]]) -> None:
 TABLES = {"layer": layer_rows, "arrays": array_rows, "end_to_end": end_rows}
 
 if __name__ == "__main__":
-    for table in sys.argv[1:] or TABLES:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}; all by default")
+    for table in parser.parse_args().tables or TABLES:
+        if table not in TABLES:
+            parser.error(f"no table is called {table}; choose from {', '.join(TABLES)}")
         write(table, TABLES[table]())
