@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.exchange import StageTime
-from jaxmoe.network.profile import STAGES, Profile
+from jaxmoe.network.profile import STAGES
 from jaxmoe.network.time_models import AbstractTimeModel
 from jaxmoe.relax import AbstractReduction, HardMax
 
@@ -55,11 +55,6 @@ class AllToAll(eqx.Module):
     ) -> Float[Array, ""]:
         """Seconds of all stages, one after the other."""
         return jnp.stack([*self.seconds(topology, copies, reduction).values()]).sum()
-
-
-def profiled_models(profile: Profile) -> dict[str, AbstractTimeModel]:
-    """The fitted time model of every stage."""
-    return {name: profile.model(name) for name in STAGES}
 
 
 def same_models(model: AbstractTimeModel) -> dict[str, AbstractTimeModel]:
