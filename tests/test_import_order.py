@@ -38,7 +38,7 @@ ALLOWED = {
     "tune": SEARCHES,
     "policies": SEARCHES,
     "systems": METHODS | {"des"},
-    "des": {"errors", "units", "hardware", "models", "traces", "placement"},
+    "des": {"errors", "threads", "units", "hardware", "models", "traces", "placement"},
     "plotting": {"errors", "files", "hardware"},
     "config": {
         "errors",

@@ -6,6 +6,7 @@ machine) and none of its formulas. Every time it reports is the end of a simulat
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -18,6 +19,7 @@ from jaxmoe.des.exchanges import stage_transfers
 from jaxmoe.des.fabric import Rows, one_each
 from jaxmoe.des.tasks import GraphBuilder, Transfers, add_transfers, no_rows
 from jaxmoe.des.trees import tree_transfers
+from jaxmoe.threads import side_by_side
 from jaxmoe.traces import Batch
 
 STAGES = ("dispatch", "compute", "combine")
@@ -28,10 +30,10 @@ class LayerReplay:
     """Seconds a layer took, and seconds each resource was busy.
 
     `stages`: dispatch and combine simulated alone, and compute, the slowest node; of all micro-batches together.
-    `total_s`: the whole layer with a barrier between stages. `free_running_s`: the whole batch without barriers, so a
-    node computes as soon as its own inputs are there, and sends as soon as it has computed. `link_busy` is of dispatch
-    and of combine. What energy is spent on is counted as well: bytes that every link carries in both, and FLOPs and
-    bytes of every memory level of every node.
+    `total_s`: the whole layer with a barrier between stages, so their sum unless micro-batches overlap.
+    `free_running_s`: the whole batch without barriers, so a node computes as soon as its own inputs are there, and
+    sends as soon as it has computed. `link_busy` is of dispatch and of combine. What energy is spent on is counted as
+    well: bytes that every link carries in both, and FLOPs and bytes of every memory level of every node.
     """
 
     stages: dict[str, float]
@@ -64,23 +66,31 @@ def replay_layer(
     """
     parts = _parts(layer, share, batch, served)
     work = parts[0] if len(parts) == 1 else _work(layer, share, batch, served)
-    dispatch = [_stage(layer, part.dispatch) for part in parts]
-    combine = [_stage(layer, part.combine) for part in parts]
-    whole, links = _layer(layer, parts).run, slice(layer.fabric.num_links)
+    # Side by side, for the event loop leaves Python's lock. One batch needs no run with barriers: its stages follow
+    # each other.
+    simulations = [
+        partial(_without_barriers, layer, work),
+        *(partial(_stage, layer, stage) for part in parts for stage in (part.dispatch, part.combine)),
+        *([partial(_with_barriers, layer, parts)] if len(parts) > 1 else []),
+    ]
+    free, *runs = side_by_side(lambda simulation: simulation(), simulations)
+    dispatch, combine, whole = runs[: 2 * len(parts) : 2], runs[1 : 2 * len(parts) : 2], runs[2 * len(parts) :]
+    links = slice(layer.fabric.num_links)
     link_busy = {
-        name: np.sum([run.link_busy[links] for run in runs], axis=0)
-        for name, runs in (("dispatch", dispatch), ("combine", combine))
+        name: np.sum([run.link_busy[links] for run in stage], axis=0)
+        for name, stage in (("dispatch", dispatch), ("combine", combine))
+    }
+    stages = {
+        "dispatch": sum(run.makespan for run in dispatch),
+        "compute": sum(float(part.seconds.max()) for part in parts),
+        "combine": sum(run.makespan for run in combine),
     }
     return LayerReplay(
-        stages={
-            "dispatch": sum(run.makespan for run in dispatch),
-            "compute": sum(float(part.seconds.max()) for part in parts),
-            "combine": sum(run.makespan for run in combine),
-        },
-        total_s=whole.makespan,
-        free_running_s=_without_barriers(layer, work).makespan,
+        stages=stages,
+        total_s=whole[0].makespan if whole else sum(stages.values()),
+        free_running_s=free.makespan,
         link_busy=link_busy,
-        node_busy=whole.node_busy,
+        node_busy=np.sum([part.seconds for part in parts], axis=0),
         link_bytes=np.sum([*link_busy.values()], axis=0) * layer.fabric.rate[links],
         flops=np.sum([part.flops for part in parts], axis=0),
         memory_bytes=np.sum([part.memory_bytes for part in parts], axis=0),
@@ -93,8 +103,8 @@ def layer_seconds(
     batch: Batch,
     served: Int[np.ndarray, "token top_k"] | None = None,
 ) -> float:
-    """`total_s` of `replay_layer` alone, of whose four simulations it needs one, s."""
-    return _layer(layer, _parts(layer, share, batch, served)).run.makespan
+    """`total_s` of `replay_layer` alone, by one simulation, s."""
+    return _with_barriers(layer, _parts(layer, share, batch, served)).makespan
 
 
 def record_layer(
@@ -221,6 +231,11 @@ def _layer(layer: LayerDescription, parts: Sequence[_Work], record: bool = False
             network = combine(network)
     combine(network)
     return RecordedLayer(_simulate(layer, graph, record), stage)
+
+
+def _with_barriers(layer: LayerDescription, parts: Sequence[_Work]) -> Run:
+    """The whole layer, with a barrier after every stage."""
+    return _layer(layer, parts).run
 
 
 def _without_barriers(layer: LayerDescription, work: _Work) -> Run:

@@ -20,7 +20,7 @@ from jaxmoe.relax import HardMax
 from jaxmoe.traces import Batch
 
 SOURCES = sorted(Path(jaxmoe.des.__file__).parent.glob("*.py"))
-ALLOWED = ("des", "errors", "hardware", "placement", "traces")
+ALLOWED = ("des", "errors", "hardware", "placement", "threads", "traces")
 
 
 def imported(source: Path) -> set[str]:
