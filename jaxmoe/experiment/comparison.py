@@ -13,7 +13,7 @@ from jaxmoe.experiment.strategies import GATHERED, TUNED, Strategy, strategy
 from jaxmoe.experiment.validation import fitted_gamma
 from jaxmoe.latency import LayerTime
 from jaxmoe.placement import PlanError
-from jaxmoe.threads import side_by_side
+from jaxmoe.threads import beside, side_by_side
 from jaxmoe.tune import PlacementProblem, TuneResult, TunerSettings
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.optimisers import OPTIMISERS
@@ -110,14 +110,15 @@ class Comparison:
 
 
 def compare(inputs: Inputs, strategies: list[Strategy], clock: StageClock, report: Report) -> Comparison:
-    """Evaluate and replay every strategy."""
-    with clock.stage("evaluate"):
-        scores, under = _evaluated(inputs, strategies, report)
-    with clock.stage("bound"):
-        bound = _bound(inputs)
-    with clock.stage("simulate"):
-        replays = {s.name: _replay(inputs, s, report) for s in strategies}
-        replayed = {s.name: _replayed(inputs, s, scores[s.name]) for s in strategies}
+    """Evaluate and replay every strategy; replays go on while the model is traced and compiled."""
+    with beside(lambda: {s.name: _replay(inputs, s, report) for s in strategies}) as replaying:
+        with clock.stage("evaluate"):
+            scores, under = _evaluated(inputs, strategies, report)
+        with clock.stage("bound"):
+            bound = _bound(inputs)
+        with clock.stage("simulate"):
+            replays = replaying.result()
+            replayed = {s.name: _replayed(inputs, s, scores[s.name]) for s in strategies}
     return Comparison({s.name: s for s in strategies}, scores, under, replays, replayed, bound)
 
 

@@ -83,7 +83,13 @@ def _unknown(gemm: AbstractGemm):
 SHORT = 2**21  # entries [layer, batch, token, node]; fewer are evaluated sooner than XLA optimises code for them
 
 
-@eqx.filter_jit(compiler_options={"xla_backend_optimization_level": 0})  # type: ignore[call-overload]  # an option of JAX
+# XLA refuses an option that it does not know, so the second is given to the versions that it was tried with.
+SOONER: dict[str, int | bool] = {"xla_backend_optimization_level": 0}
+if jax.__version_info__ < (0, 11):
+    SOONER["xla_cpu_use_fusion_emitters"] = False
+
+
+@eqx.filter_jit(compiler_options=SOONER)  # type: ignore[call-overload]  # an option of JAX
 def _evaluate_soon(
     model: LayerModel, share: Float[Array, "layer expert node"], batches: Batch, exchange: AbstractExchange
 ) -> LayerTime:
