@@ -29,8 +29,19 @@ jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax"))
 # Also what compiles in no time: tests compile thousands of such functions, and parallel workers many of them alike.
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
+# Everyday tests compile far more than they run. Slow ones are compiled as a user's functions are.
+SOONER = "--xla_backend_optimization_level=0"
+if jax.__version_info__ < (0, 11):  # an unknown flag ends the process
+    SOONER += " --xla_cpu_use_fusion_emitters=false"
+
 settings.register_profile("jaxmoe", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("jaxmoe")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before JAX has looked for devices; programs that tests start inherit it."""
+    if config.option.markexpr == "not slow":
+        os.environ.setdefault("XLA_FLAGS", SOONER)
 
 
 @pytest.fixture(autouse=True, scope="session")

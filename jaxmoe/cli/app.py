@@ -165,6 +165,23 @@ def sweep(
 
 
 @app.command()
+@runs("init")
+def init(
+    machine: options.NewMachine,
+    model: options.NewModel,
+    out: options.Out,
+    trace: options.NewTrace = None,
+    system: options.NewSystem = "static",
+    batch_tokens: options.NewBatch = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Write a scenario of your own, scenario.yaml, in which every key is explained.
+
+    Example: jaxmoe init --machine dojo_5x5 --model mixtral-8x7b --out runs/mine
+    """
+
+
+@app.command()
 def report(
     results: options.ResultFolder,
     out: options.ReportFile = None,

@@ -335,3 +335,33 @@ WeightBytes = Annotated[
     float, typer.Option("--weight-bytes", metavar="N", min=0.01, help="The bytes of one weight in memory.")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]
+NewMachine = Annotated[
+    str,
+    typer.Option(
+        "--machine", metavar="NAME_OR_PATH", help="The name of a file in hardware/, or a .yaml.", show_default=False
+    ),
+]
+NewModel = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        metavar="NAME_OR_PATH",
+        help="The name of a file in models/, or a .yaml or config.json of Hugging Face.",
+        show_default=False,
+    ),
+]
+NewTrace = Annotated[
+    Path | None,
+    typer.Option("--trace", metavar="FILE", help="A recorded trace; by default a synthetic one.", show_default=False),
+]
+NewSystem = Annotated[
+    str,
+    typer.Option(
+        "--system",
+        metavar="NAME",
+        help="static, hd_moe, moentwine, camoe, wafer_gpu or expert_streaming.",
+    ),
+]
+NewBatch = Annotated[
+    int | None, typer.Option("--batch-tokens", metavar="N", min=1, help="Tokens in a batch.", show_default=False)
+]

@@ -24,4 +24,6 @@ from .schema import ProcessTrace as ProcessTrace
 from .schema import Scenario as Scenario
 from .schema import SyntheticTrace as SyntheticTrace
 from .schema import WorkloadConfig as WorkloadConfig
+from .template import commented as commented
+from .template import new_scenario as new_scenario
 from .tuning import TuningConfig as TuningConfig

@@ -156,7 +156,7 @@ def _with_overrides(path: Path, overrides: list[Override], source: Source) -> Sc
         _anchor(draft, keys)
     if str(draft.get("system", "plan")).endswith(".npz"):  # else it is the name of a strategy
         _anchor(draft, ("system", "plan"))
-    return _validate(Scenario, draft)
+    return validated(Scenario, draft)
 
 
 def load_hardware(path: str | Path, overrides: Sequence[str] = ()) -> HardwareConfig:
@@ -164,22 +164,28 @@ def load_hardware(path: str | Path, overrides: Sequence[str] = ()) -> HardwareCo
     draft = _read(_normal(path))
     _apply(draft, _parse_overrides(overrides), Source("--set", Path.cwd()))
     _anchor(draft, ("die", "gemm", "path"))
-    return _validate(HardwareConfig, draft)
+    return validated(HardwareConfig, draft)
 
 
 def load_section(schema: type[SomeSection], path: str | Path) -> SomeSection:
     """A YAML file of another kind, such as the study of a sweep. Raises `ConfigError`."""
-    return _validate(schema, _read(_normal(path)))
+    return validated(schema, _read(_normal(path)))
 
 
 def load_model(name: str, option: str) -> ModelConfig:
     """The model that an option names: a .yaml or .json file by its path from the working folder, or NAME for
     `models/NAME.yaml`, there or in its folder `configs` or above. Raises `ConfigError`.
     """
+    model: ModelConfig = load_named(ModelConfig, "model", name, option)
+    return model
+
+
+def load_named(schema: Any, key: str, name: str, option: str) -> Any:
+    """What an option names: NAME for `hardware/NAME.yaml`, or that folder of `key`, as `load_model` finds it."""
     here = Path.cwd()
-    draft = Draft({"model": name}, Source(option, here))
-    _resolve(draft, "model", FOLDERS["model"], here / "configs" / "any.yaml")
-    return _validate(ModelConfig, Draft(draft.data["model"], draft.source(("model",))))  # type: ignore[arg-type]
+    draft = Draft({key: name}, Source(option, here))
+    _resolve(draft, key, FOLDERS[key], here / "configs" / "any.yaml")
+    return validated(schema, Draft(draft.data[key], draft.source((key,))))  # type: ignore[arg-type]
 
 
 def resolved(section: Section) -> dict[str, Any]:
@@ -201,8 +207,8 @@ def _read(path: Path) -> Draft:
     return Draft(data, Source(label_of(path), path.parent))
 
 
-def _validate(schema: Any, draft: Draft) -> Any:
-    """An object of the schema, a section or a union of them."""
+def validated(schema: Any, draft: Draft) -> Any:
+    """An object of the schema, a section or a union of them. Raises `ConfigError`."""
     try:
         return TypeAdapter(schema).validate_python(draft.data)
     except ValidationError as error:

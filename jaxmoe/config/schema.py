@@ -212,8 +212,8 @@ class Scenario(Section):
     @model_validator(mode="after")
     def _regions_divide_the_machine(self) -> "Scenario":
         hardware, regions = self.hardware, self.strategies.hybrid_regions
-        if not _divides(hardware, regions):
-            legal = ", ".join(str(n) for n in range(1, hardware.num_nodes + 1) if _divides(hardware, n))
+        if not divides(hardware, regions):
+            legal = ", ".join(str(n) for n in range(1, hardware.num_nodes + 1) if divides(hardware, n))
             expected = f"a number of equal groups of the {hardware.num_nodes} nodes"
             if isinstance(hardware, MeshMachine):
                 expected = "a number of equal rectangles that cut the {}x{} mesh".format(*hardware.mesh_shape)
@@ -237,7 +237,7 @@ class Scenario(Section):
         return self
 
 
-def _divides(hardware: HardwareConfig, count: int) -> bool:
+def divides(hardware: HardwareConfig, count: int) -> bool:
     """Whether there are `count` equal groups: rectangles of a mesh, else successive nodes."""
     if not isinstance(hardware, MeshMachine):
         return hardware.num_nodes % count == 0

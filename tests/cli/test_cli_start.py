@@ -34,6 +34,7 @@ except SystemExit as end:
         (("evaluate", "no_such.yaml", "--out", "results"), "2 []"),
         (("sweep", "no_such.yaml", "--out", "results"), "2 []"),
         (("report", "--help"), "0 []"),
+        (("init", "--machine", "no_such", "--model", "tiny", "--out", "results"), "2 []"),
         (("sweep", "configs/scenarios/quickstart.yaml", "--out", "results"), "2 []"),
     ],
 )

@@ -1,0 +1,98 @@
+"""A scenario written out for people: every key with its value and what it stands for, machine and model in place."""
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import yaml
+
+from jaxmoe.config.base import ConfigError, Section
+from jaxmoe.config.explain import Draft, Source
+from jaxmoe.config.loader import load_hardware, load_model, load_named, validated
+from jaxmoe.config.networks import HardwareConfig
+from jaxmoe.config.schema import Scenario, divides
+
+WIDTH = 110
+# Parts of which a template shows what their files state; of all others it shows every key.
+AS_STATED = ("hardware", "model")
+
+
+def new_scenario(
+    name: str, machine: str, model: str, trace: Path | None, system: str, batch_tokens: int | None
+) -> Scenario:
+    """A scenario with defaults for all that is not given.
+
+    `machine` and `model` are names of files in hardware/ and models/, or paths of such files. Raises `ConfigError`.
+    """
+    if trace is not None and not trace.is_file():
+        raise ConfigError(f"--trace: there is no file {trace}. Give a recorded trace, or leave the option out.")
+    is_path = machine.endswith(".yaml")
+    hardware: HardwareConfig = (
+        load_hardware(machine) if is_path else load_named(HardwareConfig, "hardware", machine, "--machine")
+    )
+    regions = next(count for count in range(2, hardware.num_nodes + 1) if divides(hardware, count))
+    stated = {"hardware": hardware, "model": load_model(model, "--model")}
+    recorded = {"trace": {"kind": "file", "path": str(trace.absolute())}} if trace is not None else {}
+    tokens = {} if batch_tokens is None else {"batch_tokens": batch_tokens}
+    data: dict[str, object] = {
+        "name": name,
+        **{key: part.model_dump(mode="json", by_alias=True, exclude_unset=True) for key, part in stated.items()},
+        "workload": {"name": name, **recorded, **tokens},
+        "strategies": {"hybrid_regions": regions},
+        "system": {"name": system},
+    }
+    draft = Draft(data, Source("the new scenario", Path.cwd()))
+    for keys, option in ((("system",), "--system"), (("workload", "batch_tokens"), "--batch-tokens")):
+        if (value := draft.get(*keys)) is not None:
+            draft.put(keys, value, Source(option, Path.cwd()))
+    scenario: Scenario = validated(Scenario, draft)
+    return scenario
+
+
+def commented(scenario: Scenario) -> str:
+    """The scenario as YAML with a comment for each key; reading it gives an equal scenario."""
+    lines: list[str] = []
+    for key in type(scenario).model_fields:
+        lines += ["", *_entry(scenario, key, key in AS_STATED, "")]
+    return "\n".join(lines[1:]) + "\n"
+
+
+def _entry(section: Section, name: str, as_stated: bool, indent: str) -> Iterator[str]:
+    """The lines of one key, and of all that is in it."""
+    field, value = type(section).model_fields[name], getattr(section, name)
+    key = field.alias or name
+    if isinstance(value, Section):
+        yield from _with_comment(f"{indent}{key}:", field.description, indent)
+        yield from _entries(value, as_stated, indent + "  ")
+    elif isinstance(value, tuple) and value and isinstance(value[0], Section):
+        yield from _with_comment(f"{indent}{key}:", field.description, indent)
+        for item in value:
+            first, *others = _entries(item, as_stated, indent + "    ")
+            yield f"{indent}  - {first.strip()}"
+            yield from others
+    else:
+        dumped = section.model_dump(mode="json", by_alias=True, include={name})
+        yield from _with_comment(f"{indent}{key}: {_flow(dumped[key])}", field.description, indent)
+
+
+def _entries(section: Section, as_stated: bool, indent: str) -> Iterator[str]:
+    fields = type(section).model_fields
+    for name in sorted(fields, key=lambda name: name not in ("kind", "name")):  # what tells which keys there are
+        if not as_stated or name in section.model_fields_set:
+            yield from _entry(section, name, as_stated, indent)
+
+
+def _flow(value: object) -> str:
+    """A value on one line."""
+    if isinstance(value, Mapping | list):
+        return yaml.safe_dump(value, default_flow_style=True, width=10**9, sort_keys=False).strip()
+    return yaml.safe_dump([value], default_flow_style=True, width=10**9).strip()[1:-1]
+
+
+def _with_comment(line: str, about: str | None, indent: str) -> Iterator[str]:
+    """What a key stands for, behind it where there is room, else above it."""
+    if about and len(line) + len(about) + 4 > WIDTH:
+        for part in textwrap.wrap(about, WIDTH - len(indent) - 2):
+            yield f"{indent}# {part}"
+        about = None
+    yield f"{line}  # {about}" if about else line
