@@ -165,6 +165,23 @@ def sweep(
 
 
 @app.command()
+@runs("calibrate")
+def calibrate(
+    config: options.CalibratedMachine,
+    measured: options.Measured,
+    out: options.Out,
+    fit: options.Fit = None,
+    overrides: options.HardwareOverrides = None,
+    seed: options.Seed = 0,
+    verbose: options.Verbose = False,
+) -> None:
+    """Fit numbers of a machine to measured products, reads of memory, messages and all-to-alls.
+
+    Says how well each number is known, and writes machine.yaml. Every fifth measurement is held out.
+    """
+
+
+@app.command()
 @runs("init")
 def init(
     machine: options.NewMachine,

@@ -365,3 +365,26 @@ NewSystem = Annotated[
 NewBatch = Annotated[
     int | None, typer.Option("--batch-tokens", metavar="N", min=1, help="Tokens in a batch.", show_default=False)
 ]
+CalibratedMachine = Annotated[
+    Path, typer.Argument(metavar="MACHINE", help="The machine as far as it is known, a YAML file.", show_default=False)
+]
+Measured = Annotated[
+    list[Path],
+    typer.Option(
+        "--measured",
+        metavar="FILE.csv",
+        help="Measurements of one kind, with a column seconds beside tokens, hidden, columns (a product), level, bytes "
+        "(reading memory), source, destination, bytes (a message), or bytes (an all-to-all). Repeatable.",
+        show_default=False,
+    ),
+]
+Fit = Annotated[
+    str | None,
+    typer.Option(
+        "--fit",
+        metavar="KEY,KEY,..",
+        help="The numbers to fit, such as link.latency_ns or memory.hbm.bandwidth_GB_per_s; by default all rates, "
+        "latencies and efficiencies that the file states.",
+        show_default=False,
+    ),
+]

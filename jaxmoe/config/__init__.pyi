@@ -1,6 +1,8 @@
 from .base import ConfigError as ConfigError
 from .base import RuleError as RuleError
 from .base import Section as Section
+from .base import number_at as number_at
+from .base import with_numbers as with_numbers
 from .build import build_even_parts as build_even_parts
 from .build import build_layer_model as build_layer_model
 from .build import build_machine as build_machine

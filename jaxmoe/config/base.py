@@ -1,6 +1,7 @@
 """What every section of a configuration file has in common, and names of exchanges in it."""
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -65,6 +66,44 @@ def pair_of(what: str, example: str) -> BeforeValidator:
         return tuple(value)
 
     return BeforeValidator(as_pair)
+
+
+# Numbers of a section by dotted key; entries of a list are named by their `name`, as in memory.hbm.latency_ns.
+
+SomeSection = TypeVar("SomeSection", bound=Section)
+
+
+def with_numbers(section: SomeSection, numbers: Mapping[str, Any]) -> SomeSection:
+    """The section with other numbers, which are not validated and may be traced by JAX."""
+    below: dict[str, dict[str, Any]] = {}
+    update: dict[str, Any] = {}
+    for key, value in numbers.items():
+        name, _, rest = key.partition(".")
+        if rest:
+            below.setdefault(name, {})[rest] = value
+        else:
+            update[name] = value
+    for name, inner in below.items():
+        update[name] = _inner_with_numbers(getattr(section, name), inner)
+    return section.model_copy(update=update)
+
+
+def _inner_with_numbers(part: Any, numbers: Mapping[str, Any]) -> Any:
+    if not isinstance(part, tuple):
+        return with_numbers(part, numbers)
+    own = {
+        entry.name: {key.partition(".")[2]: value for key, value in numbers.items() if key.split(".")[0] == entry.name}
+        for entry in part
+    }
+    return tuple(with_numbers(entry, own[entry.name]) for entry in part)
+
+
+def number_at(section: Section, key: str) -> float:
+    """The number that a section has at a dotted key."""
+    node: Any = section
+    for name in key.split("."):
+        node = next(entry for entry in node if entry.name == name) if isinstance(node, tuple) else getattr(node, name)
+    return float(node)
 
 
 # Names of exchanges in configuration files.

@@ -49,11 +49,13 @@ def new_scenario(
     return scenario
 
 
-def commented(scenario: Scenario) -> str:
-    """The scenario as YAML with a comment for each key; reading it gives an equal scenario."""
+def commented(section: Scenario | HardwareConfig) -> str:
+    """The scenario, or what a machine's file states, as YAML with a comment for each key; reads back as it was."""
+    if not isinstance(section, Scenario):
+        return "\n".join(_entries(section, True, "")) + "\n"
     lines: list[str] = []
-    for key in type(scenario).model_fields:
-        lines += ["", *_entry(scenario, key, key in AS_STATED, "")]
+    for key in type(section).model_fields:
+        lines += ["", *_entry(section, key, key in AS_STATED, "")]
     return "\n".join(lines[1:]) + "\n"
 
 

@@ -6,7 +6,6 @@ to decide something fails at once, and the key then defines groups.
 """
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxmoe.config import Scenario, Section, build_layer_model
+from jaxmoe.config import Scenario, build_layer_model, number_at, with_numbers
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.strategies import Strategy, standard_strategies
@@ -89,29 +88,3 @@ def setting_of(scenario: Scenario, keys: tuple[str, ...], layers: str | None) ->
 
 def _is_traced(leaf: Any) -> bool:
     return isinstance(leaf, jax.core.Tracer)
-
-
-# Numbers of a scenario by dotted key.
-
-
-def with_numbers(section: Any, numbers: Mapping[str, Any]) -> Any:
-    """The scenario with other numbers, which are not validated and may be traced by JAX."""
-    below: dict[str, dict[str, Any]] = {}
-    update: dict[str, Any] = {}
-    for key, value in numbers.items():
-        name, _, rest = key.partition(".")
-        if rest:
-            below.setdefault(name, {})[rest] = value
-        else:
-            update[name] = value
-    for name, inner in below.items():
-        update[name] = with_numbers(getattr(section, name), inner)
-    return section.model_copy(update=update)
-
-
-def number_at(section: Section, key: str) -> float:
-    """The number that a scenario has at a dotted key."""
-    node: Any = section
-    for name in key.split("."):
-        node = getattr(node, name)
-    return float(node)
