@@ -312,18 +312,19 @@ def _told(fit: Fit, position: np.ndarray) -> tuple[FittedNumber, ...]:
     spare = max(len(residuals) - len(position), 1)
     # Robust: 1.4826 median deviations of normal noise are a standard deviation.
     noise = 1.4826 * np.median(np.abs(residuals - np.median(residuals))) * np.sqrt(len(residuals) / spare)
-    _, values, directions = np.linalg.svd(jacobian, full_matrices=len(residuals) < len(position))
+    seen = np.flatnonzero(np.abs(jacobian).max(axis=0) > 0)  # what some measurement depends on
+    _, values, directions = np.linalg.svd(jacobian[:, seen], full_matrices=len(residuals) < len(seen))
     values = np.pad(values, (0, len(directions) - len(values)))
     free = values < SINGULAR * values.max()
-    variance = ((directions[~free] / values[~free, None]) ** 2).sum(axis=0) * noise**2
+    variance = np.full(len(position), np.inf)
+    variance[seen] = ((directions[~free] / values[~free, None]) ** 2).sum(axis=0) * noise**2
+    mixed = np.zeros((int(free.sum()), len(position)), bool)  # which numbers are in each direction that is free
+    mixed[:, seen] = np.abs(directions[free]) > PART_OF_IT
     numbers = []
     for index, key in enumerate(fit.keys):
-        along = [direction for direction in directions[free] if abs(direction[index]) > PART_OF_IT]
-        alike = {
-            other for way in along for other, part in zip(fit.keys, way[:-1], strict=True) if abs(part) > PART_OF_IT
-        }
-        error = float("inf") if along else float(np.sqrt(variance[index]))
+        along = mixed[mixed[:, index]].any(axis=0)
+        alike = tuple(sorted(other for at, other in enumerate(fit.keys) if along[at] and at != index))
+        error = float("inf") if along.any() else float(np.sqrt(variance[index]))
         before, after = float(fit.base[index]), float(fit.base[index] * np.exp(position[index]))
-        known = not along and error <= MOST_ERROR
-        numbers.append(FittedNumber(key, before, after, error, known, tuple(sorted(alike - {key}))))
+        numbers.append(FittedNumber(key, before, after, error, error <= MOST_ERROR, alike))
     return tuple(numbers)
