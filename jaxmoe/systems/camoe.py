@@ -16,13 +16,25 @@ from jaxmoe.latency import Decisions, LayerModel, LayerTime
 from jaxmoe.network import alpha_beta
 from jaxmoe.network.pairwise import AllToAll, same_models
 from jaxmoe.network.profile import STAGES
-from jaxmoe.policies.gate import assignment_copies, biased, choose, gate_bias, node_copies
+from jaxmoe.policies.gate import (
+    GateProblem,
+    assignment_copies,
+    biased,
+    choose,
+    evaluate_gate,
+    gate_bias,
+    node_copies,
+    on_experts,
+    standard_scores,
+    time_proxy,
+    unbiased_copies,
+)
 from jaxmoe.relax import HardMax
 from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, UnsuitableSystemError
 from jaxmoe.traces import Batch, GatingTrace, TraceError
 from jaxmoe.traces.logits import reconstruct_logits, with_logits
 from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl
-from jaxmoe.tune.gate_bias import GateProblem, GateSettings, Limits, descend, judge, on_experts, start, within
+from jaxmoe.tune.gate_bias import GateSettings, Limits, start, tuned_bias
 
 COUNT_BYTES = 4.0  # B of a count of tokens for one expert in the metadata: not stated
 PARTS, STEPS = 4, 80  # of the history that a bias by gradient is tuned on, and its steps
@@ -70,20 +82,18 @@ class CAMoE(AbstractSystem):
     def _table(self, setting: Setting, history: GatingTrace) -> Float[np.ndarray, "layer node expert"]:
         """The bias of every layer, source and expert."""
         problems = [self._problem(setting, history, part) for part in range(PARTS)]
-        copies = np.mean([_accounted(problem) for problem in problems], axis=0)
-        bias = partial(gate_bias, problems[0].exchange, own=self.own_node)
-        rule = jax.vmap(lambda copies, share: bias(copies, share, self.lambda_cost))(
-            jnp.asarray(copies), problems[0].share
-        )
-        if self.bias == "rule":
-            return np.asarray(rule)
-        per_node = jnp.einsum("lue,len->lun", rule, problems[0].share) / problems[0].share.sum(axis=1)[:, None]
-        judged = [judge(problem, rule) for problem in problems]
-        limits = Limits(1 - float(np.mean([one.retained.mean() for one in judged])))
-        begin = start("table", -per_node / max(self.lambda_cost, 1e-9), self.lambda_cost)
-        found = descend(problems, limits, GateSettings(steps=STEPS), begin)
-        kept = within(problems, limits, found.bias, found.share)
-        return np.asarray(on_experts(jnp.asarray(kept), problems[0].share))
+        copies = jnp.mean(jnp.stack([unbiased_copies(problem) for problem in problems]), axis=0)
+        share, exchange = problems[0].share, problems[0].exchange
+        if self.bias == "rule" or self.lambda_cost == 0:
+            made = jax.vmap(lambda copies, share: gate_bias(exchange, copies, share, self.lambda_cost, self.own_node))
+            return np.asarray(made(copies, share))
+        scores = jax.vmap(lambda copies: standard_scores(time_proxy(exchange, copies), self.own_node))(copies)
+        begin = start("table", scores, self.lambda_cost)
+        rule = on_experts(begin.nodes(), share)
+        lost = [1 - float(evaluate_gate(problem, rule).retained.mean()) for problem in problems]
+        settings = GateSettings(steps=STEPS)
+        found = tuned_bias(problems[:-1], problems[-1:], Limits(float(np.mean(lost))), settings, begin)
+        return np.asarray(on_experts(jnp.asarray(found.bias), share))
 
     def _problem(self, setting: Setting, history: GatingTrace, part: int) -> GateProblem:
         """A part of the last tokens of the history, which stands for a batch."""
@@ -114,18 +124,6 @@ def _check(setting: Setting) -> None:
         raise UnsuitableSystemError(
             "system camoe gates whole batches, but the schedule cuts them into micro-batches; use schedule: serial"
         )
-
-
-@eqx.filter_jit
-def _accounted(problem: GateProblem) -> Float[Array, "layer node node2"]:
-    """Copies of an unbiased pass (Eq. 10)."""
-
-    def layer(given: tuple[Array, Array]) -> Array:
-        logits, share = given
-        chosen = _as_ones(choose(logits, problem.top_k).experts, logits.shape[1])
-        return problem.weight * assignment_copies(chosen, problem.source, share)
-
-    return jax.lax.map(layer, (problem.logits, problem.share))
 
 
 def _as_ones(experts: Int[Array, "token top_k"], count: int) -> Float[Array, "token expert"]:

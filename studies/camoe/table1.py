@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from setting import LOGIT_SCALE, STRENGTHS, TOKENS_PER_NODE, network, problem, scores_of, tokens, write_rows
 
+from jaxmoe.policies.gate import evaluate_gate, on_experts
 from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl
-from jaxmoe.tune.gate_bias import judge, on_experts
 
 BATCHES, TOKENS = 2, 4 * TOKENS_PER_NODE
 SEED = 0
@@ -33,7 +33,7 @@ def rows(trace, own: str, per_node: int, scale: float, strengths=STRENGTHS) -> l
     scores = jnp.stack([scores_of(batch, own) for batch in batches]).mean(axis=0)
     made, base = [], None
     for strength in strengths:
-        judged = [judge(batch, on_experts(-strength * scores, batch.share)) for batch in batches]
+        judged = [evaluate_gate(batch, on_experts(-strength * scores, batch.share)) for batch in batches]
         seconds = np.concatenate([np.asarray(one.seconds) for one in judged])
         loads = np.sum([np.asarray(one.loads, float) for one in judged], axis=0)
         base = loads if base is None else base

@@ -30,8 +30,10 @@ def test_a_biased_gate_is_faster_and_says_what_changed(run, tmp_path):
 
 
 def test_without_strength_it_is_the_gate_as_it_is(run, tmp_path):
-    told = simulated(run, tmp_path, "--set", "system.lambda_cost=0", "--set", "system.copies=node")
-    assert told["runs"]["camoe"]["total_s"] == told["runs"]["unbiased"]["total_s"]
+    for bias in ("rule", "gradient"):
+        more = ("--set", "system.lambda_cost=0", "--set", "system.copies=node", "--set", f"system.bias={bias}")
+        told = simulated(run, tmp_path / bias, *more)
+        assert told["runs"]["camoe"]["total_s"] == told["runs"]["unbiased"]["total_s"]
 
 
 def test_a_bias_by_gradient_saves_more(run, tmp_path):
