@@ -28,6 +28,8 @@ from jaxmoe.sweep.run import Sweep, run_sweep
 from jaxmoe.sweep.study import Study, read_study
 from jaxmoe.units import GIGA
 
+MAP = "map.png"
+
 
 def run(
     folder: OutputFolder,
@@ -60,6 +62,7 @@ def run(
     with locked(folder.path):
         with _bar(interrupts) as report:
             sweep = run_sweep(study, folder.path, report, (memory or 0.0) * GIGA, names, ray)
+        (folder.path / ELASTICITIES).unlink(missing_ok=True)  # of an earlier run, whose points were others
         _tell(study, sweep, folder, names, effects, axes)
         if elasticities:
             _elasticities(study, sweep, folder, interrupts)
@@ -81,18 +84,18 @@ def _tell(
     print_warnings(sweep.notes)
     with writing(folder.path):
         folder.write_json("summary.json", _finite(summary))
+        (folder.path / MAP).unlink(missing_ok=True)  # of an earlier run, whose points were others
         if axes:
-            draw_map(study, axes, best, folder.target("map.png"))
+            draw_map(study, axes, best, folder.target(MAP))
 
 
 def _elasticities(study: Study, sweep: Sweep, folder: OutputFolder, interrupts: Interrupts) -> None:
     """Write and print elasticities, or say why there are none: the rest of the sweep is sound without them."""
-    target = folder.target(ELASTICITIES)
+    folder.target(ELASTICITIES)
     try:
         with _bar(interrupts) as report:
             answers = worth(sweep.space, sweep.points, report)
     except SweepError as error:
-        target.unlink(missing_ok=True)  # of an earlier run
         print_warnings([f"no elasticities: {error}"])
         return
     with writing(folder.path):

@@ -44,7 +44,7 @@ def with_logits(trace: GatingTrace) -> GatingTrace:
 
 
 def reconstruct_logits(trace: GatingTrace, gap: float = 1.0) -> Reconstruction:
-    """Logits from gate weights. Raises `TraceError` for a trace without weights, or with a choice that is missing.
+    """Logits from gate weights. Raises `TraceError` for a trace without weights or a choice, or with no softmax's.
 
     What is not chosen is divided in proportion to how often experts were chosen in the layer, none above the least
     chosen. Where their mass is not known, the most popular of them stands `gap` below the least chosen.
@@ -55,6 +55,11 @@ def reconstruct_logits(trace: GatingTrace, gap: float = 1.0) -> Reconstruction:
         raise TraceError("a choice is missing, so its weight is unknown; leave such tokens out first")
     weights = np.maximum(trace.weights.astype(np.float64), LEAST)
     total = weights.sum(axis=2)
+    if total.max() > 2 - WHOLE:
+        raise TraceError(
+            f"gate weights of a token sum to {total.max():.4g}, more than 1, so they are no softmax that logits could "
+            "be had from; record the logits"
+        )
     known = bool((total < WHOLE).mean() > 0.5)
     chosen = np.zeros((*total.shape, trace.num_experts), bool)
     np.put_along_axis(chosen, trace.experts.astype(np.int64), True, axis=2)

@@ -1,7 +1,8 @@
 """Tables 1 and 2 of camoe: latency, selectivity and change of routing by lambda; see README.md.
 
-`python studies/camoe/table1.py` writes `table1.csv`; with `--calibrate` it prints how the two calibrated
-latencies depend on tokens and scale of logits.
+`python studies/camoe/table1.py` writes `table1.csv`, and with `--own` `own_node.csv`: the own node's part in the
+scores, here and on an even network. With `--calibrate` it prints how the two calibrated latencies depend on tokens and
+scale of logits.
 """
 
 import argparse
@@ -11,11 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from setting import LOGIT_SCALE, STRENGTHS, TOKENS_PER_NODE, network, problem, scores_of, tokens, write_rows
 
+from jaxmoe.hardware import fully_connected
 from jaxmoe.policies.gate import evaluate_gate, on_experts
 from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl
 
 BATCHES, TOKENS = 2, 4 * TOKENS_PER_NODE
 SEED = 0
+OTHER_SCALES = (0.7, 0.8, 0.9, 1.0)  # with the own node left out
 PAPER = {  # mean and p95 in ms; cv, avg_layer_cv, KL, avg_layer_kl
     0.00: (177.56, 235.51, 0.3368, 1.5118, 0.0, 0.0),
     0.05: (171.49, 220.88, 0.3379, 1.5122, 0.0006, 0.0098),
@@ -27,9 +30,10 @@ PAPER = {  # mean and p95 in ms; cv, avg_layer_cv, KL, avg_layer_kl
 FIGURES = ("mean_ms", "p95_ms", "cv", "avg_layer_cv", "kl", "avg_layer_kl")
 
 
-def rows(trace, own: str, per_node: int, scale: float, strengths=STRENGTHS) -> list[dict]:
+def rows(trace, own: str, per_node: int, scale: float, strengths=STRENGTHS, top=None) -> list[dict]:
     """One line for each lambda."""
-    batches = [problem(trace, at * TOKENS, TOKENS, network(), per_node, scale) for at in range(BATCHES)]
+    top = network() if top is None else top
+    batches = [problem(trace, at * TOKENS, TOKENS, top, per_node, scale) for at in range(BATCHES)]
     scores = jnp.stack([scores_of(batch, own) for batch in batches]).mean(axis=0)
     made, base = [], None
     for strength in strengths:
@@ -46,17 +50,48 @@ def rows(trace, own: str, per_node: int, scale: float, strengths=STRENGTHS) -> l
     return made
 
 
+def show(row: dict) -> None:
+    print({name: round(value, 5) if isinstance(value, float) else value for name, value in row.items()}, flush=True)
+
+
 def relative(row: dict, first: dict, name: str) -> float:
     """Change since lambda 0, %."""
     return 100 * (row[name] / first[name] - 1)
 
 
+def own_node(trace) -> list[dict]:
+    """The own node in the scores, left out of them, and its part alone; on A.3 and where all pairs are alike.
+
+    Left out, also with other scales of logits: one figure, the latency at lambda 0.25, calibrates it in either way.
+    """
+    even = fully_connected(4, 1.25e9, 6e-4)
+    cases = [("camoe_4nodes", network(), own, LOGIT_SCALE) for own in ("counted", "left_out", "alone")]
+    cases += [("camoe_4nodes", network(), "left_out", scale) for scale in OTHER_SCALES]
+    cases += [("even", even, own, LOGIT_SCALE) for own in ("counted", "left_out", "alone")]
+    made = []
+    for name, top, own, scale in cases:
+        first, *some = rows(trace, own, TOKENS_PER_NODE, scale, (0.0, 0.1, 0.25), top)
+        for row in some:
+            told = {"network": name, "own_node": own, "logit_scale": scale, "lambda": row["lambda"]}
+            told |= {f"{key}_change_percent": relative(row, first, key) for key in ("mean_ms", "p95_ms", "cv")}
+            told |= {key: row[key] for key in ("avg_layer_cv", "kl", "avg_layer_kl", "retained", "changed")}
+            print(
+                {key: round(value, 5) if isinstance(value, float) else value for key, value in told.items()}, flush=True
+            )
+            made.append(told)
+    return made
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--calibrate", action="store_true")
-    calibrate = parser.parse_args().calibrate
+    parser.add_argument("--own", action="store_true")
+    options = parser.parse_args()
     trace = tokens(BATCHES * TOKENS, SEED)
-    if calibrate:
+    if options.own:
+        write_rows("own_node", own_node(trace))
+        return
+    if options.calibrate:
         for per_node in (TOKENS_PER_NODE - 30, TOKENS_PER_NODE + 30):
             for scale in (LOGIT_SCALE - 0.1, LOGIT_SCALE + 0.1):
                 first, last = rows(trace, "counted", per_node, scale, (0.0, 0.25))
@@ -72,7 +107,7 @@ def main() -> None:
         for name in ("mean_ms", "p95_ms"):
             row[f"{name}_change_percent"] = relative(row, first, name)
             row[f"paper_{name}_change_percent"] = 100 * (row[f"paper_{name}"] / first[f"paper_{name}"] - 1)
-        print({name: round(value, 5) if isinstance(value, float) else value for name, value in row.items()}, flush=True)
+        show(row)
     write_rows("table1", made)
 
 

@@ -2,14 +2,16 @@
 
 import numpy as np
 import pytest
-from pyarrow import dataset
+from pyarrow import dataset, parquet
 from sweep_keys import DIE, LINK
 
 from jaxmoe.experiment import score, standard_strategies
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import inputs_of
-from jaxmoe.sweep import SweepError, read_study
+from jaxmoe.sweep import SweepError, read_study, results
 from jaxmoe.sweep.answers import check_searched
+from jaxmoe.sweep.setting import setting_of
+from jaxmoe.sweep.tuning import tuned
 from jaxmoe.tune.bounds import lower_bound
 
 CAPACITY = "hardware.die.memory_capacity_GB"
@@ -62,6 +64,27 @@ def test_a_kill_between_new_rows_and_the_end_of_old_ones_leaves_none_twice(sweep
     assert all(row["bound_s"] > 0 for row in rows)
 
 
+def test_no_moment_has_a_point_twice(sweep, tmp_path, monkeypatch):
+    """What is in the folder after each replacement and each removal of a file, while rows get one more metric."""
+    axes, points = {LINK: [1, 20, 30], "strategy": ["tp"]}, tmp_path / "out" / "points"
+    sweep(axes=axes)
+    seen, conform, replace = [], results.Results._conform, results.Results._replace
+
+    def watched(function):
+        def run(self, *arguments):
+            function(self, *arguments)
+            seen.append([row["hash"] for file in points.iterdir() for row in parquet.read_table(file).to_pylist()])
+
+        return run
+
+    monkeypatch.setattr(results.Results, "_conform", watched(conform))
+    monkeypatch.setattr(results.Results, "_replace", watched(replace))
+    sweep(axes=axes | {DIE: [1]}, metrics=METRICS)
+    sweep(axes=axes, metrics=METRICS)
+    assert len(seen) >= 3
+    assert all(len({*hashes}) == len(hashes) for hashes in seen)
+
+
 def test_a_search_that_the_study_does_not_ask_for_cannot_be_on_a_front(study):
     with pytest.raises(SweepError, match=r"--pareto names bound, which .*study.yaml does not ask for"):
         check_searched(read_study(study(axes={LINK: [1]})), ["total", "bound"])
@@ -93,6 +116,17 @@ def test_tuned_times_are_between_the_bound_and_what_ships(space, sweep):
         assert bound * (1 - 1e-5) <= rows[0]["tuned_s"] <= shipped * (1 + 1e-5)
         gains.append(shipped / rows[0]["tuned_s"])
     assert max(gains) > 1.01
+
+
+@pytest.mark.slow
+def test_a_tuned_time_does_not_depend_on_the_machines_beside(space):
+    made = space(axes={LINK: [1]}, set={"workload.trace.skew": 1.2, "model.num_experts": 8}, layers=[3])
+    keys = (LINK, "hardware.link.latency_ns", DIE)
+    set_up = setting_of(made.scenario({}), keys, "3")
+    machines = np.array([[0.5, 10, 2], [40, 5000, 2], [0.5, 5000, 0.2], [40, 0, 0.2], [2, 20000, 10.0]])
+    together = tuned(set_up, machines)
+    alone = [tuned(set_up, row[None])[0] for row in machines]
+    np.testing.assert_allclose(together, alone, rtol=1e-6)
 
 
 @pytest.mark.slow

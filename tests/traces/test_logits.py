@@ -78,6 +78,12 @@ def test_a_trace_without_logits_or_weights_says_what_to_do():
         reconstruct_logits(trace)
 
 
+def test_weights_that_are_no_softmax_have_no_logits():
+    # As sigmoids are, or a softmax that was scaled.
+    with pytest.raises(TraceError, match=r"sum to 2\.5, more than 1"):
+        reconstruct_logits(of_weights(2.5 * CHOSEN / CHOSEN.sum(axis=2, keepdims=True), ORDER))
+
+
 @pytest.mark.skipif(not TRACES.is_dir(), reason="no recorded traces beside the project")
 @pytest.mark.parametrize(("name", "known"), [("deepseek-v2-lite/intent", True), ("gpt-oss-20b/tulu3_polyglot", False)])
 def test_recorded_weights_tell_what_they_are_of(name, known):
