@@ -16,7 +16,7 @@ from jaxmoe.cli.sweep_answers import draw_map, map_axes, print_limits, tell_effe
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.plotting.style import time_unit
 from jaxmoe.sweep.access import locked, writing
-from jaxmoe.sweep.answers import Elasticities, Winner, check_metrics, check_searched, limits, winners
+from jaxmoe.sweep.answers import METHOD, Elasticities, Winner, check_metrics, check_searched, limits, winners
 from jaxmoe.sweep.answers import elasticities as worth
 from jaxmoe.sweep.answers import pareto as front
 from jaxmoe.sweep.explanation import Explanation, explained, find_point
@@ -74,7 +74,7 @@ def _tell(
     """Write and print what came out; `names` are metrics of a Pareto front, `axes` those of a map of winners."""
     best, chosen = winners(sweep.points, sweep.rows, study.config.metrics[0]), front(sweep.rows, names) if names else []
     _print_sweep(study, sweep)
-    if len({point.values["strategy"] for point in sweep.points}) > 1:
+    if len({row["strategy"] for row in sweep.rows}) > 1:
         _print_wins(study, _wins(best), len(best))
     if names:
         _print_front(study, chosen, names)
@@ -206,7 +206,7 @@ def _print_wins(study: Study, wins: dict[str, dict[str, Any]], cases: int) -> No
 
 
 def _print_front(study: Study, rows: list[Row], names: list[str]) -> None:
-    keys = [key for key in study.config.axes if key not in ("strategy", "exchange")]
+    keys = [key for key in study.config.axes if key not in METHOD]
     shown = ["hash", *(COLUMNS[name] for name in names), "strategy", "exchange", *keys]
     more = f", the first {MOST_ROWS}" if len(rows) > MOST_ROWS else ""
     table = Table(title=escape(f"Pareto front of {' and '.join(names)}: {len(rows)} points{more}"))

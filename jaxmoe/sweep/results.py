@@ -266,6 +266,8 @@ def row_of(point: Point, group: Group, text: frozenset[str]) -> Row:
     if values["exchange"] == OWN and group.setting is not None:
         values["exchange"] = group.exchange
     strategy = group.strategy
+    if group.system is not None and strategy is not None:
+        values["strategy"] = f"{group.system.name} on {strategy.name}"
     return {
         "hash": point.hash,
         "point": point.values_hash,
@@ -279,7 +281,9 @@ def row_of(point: Point, group: Group, text: frozenset[str]) -> Row:
     }
 
 
-def with_metrics(row: Row, metrics: np.ndarray, busiest: tuple[str, int], found: Mapping[str, float]) -> Row:
+def with_metrics(
+    row: Row, metrics: np.ndarray, busiest: tuple[str | None, int | None], found: Mapping[str, float]
+) -> Row:
     """The row with what was measured, in the order of `METRICS`, and what searches have `found`, by name.
 
     What the machine does not state is left out.
