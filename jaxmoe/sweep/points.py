@@ -128,11 +128,8 @@ class Space:
 
     def content(self, values: Values) -> str:
         """A digest of what the files hold that a point's values name; nothing where they name none."""
-        named = {
-            key: value
-            for key, value in values.items()
-            if (key.split(".")[0] in FOLDERS or is_of_system(key)) and not is_number(value)
-        }
+        texts = {key: value for key, value in values.items() if not is_number(value)}
+        named = {key: value for key, value in texts.items() if key.split(".")[0] in FOLDERS or is_of_system(key)}
         cached = json.dumps(named, sort_keys=True)
         if cached not in self._contents:
             self._contents[cached] = self._content(named) if named else ""

@@ -83,7 +83,8 @@ class CAMoE(AbstractSystem):
         """The bias of every layer, source and expert."""
         problems = [self._problem(setting, history, part) for part in range(PARTS)]
         copies = jnp.mean(jnp.stack([unbiased_copies(problem) for problem in problems]), axis=0)
-        share, exchange = problems[0].share, problems[0].exchange
+        share, pairs = problems[0].share, replace(self, time_model="alpha_beta")
+        exchange = pairs.exchange(setting.model, share.shape[1])  # the rule needs alpha and beta; descent does not
         if self.bias == "rule" or self.lambda_cost == 0:
             made = jax.vmap(lambda copies, share: gate_bias(exchange, copies, share, self.lambda_cost, self.own_node))
             return np.asarray(made(copies, share))
@@ -103,9 +104,8 @@ class CAMoE(AbstractSystem):
         first = history.num_tokens - seen + part * size
         assert history.logits is not None
         logits = np.moveaxis(history.logits[first : first + size], 1, 0)
-        by_pairs = replace(self, time_model="alpha_beta")
         return GateProblem(
-            exchange=by_pairs.exchange(setting.model, logits.shape[2]),
+            exchange=self.exchange(setting.model, logits.shape[2]),
             topology=setting.model.machine.topology,
             logits=jnp.asarray(logits, jnp.float32),
             source=jnp.asarray(np.arange(size) * nodes // size, jnp.int32),

@@ -33,11 +33,11 @@ def network(name: str = "camoe_4nodes"):
     return build_topology(load_hardware(ROOT / "configs" / "hardware" / f"{name}.yaml"))
 
 
-def costs(topology, pipelined: bool = False) -> AllToAll:
+def costs(topology, experts: int = EXPERTS, hidden: int = MODEL.hidden_size) -> AllToAll:
     """Eq. 9 with alpha and beta of hops."""
-    vector = MODEL.hidden_size * ELEMENT
-    sizes = (EXPERTS * COUNT, vector + PROBABILITY, vector)
-    return AllToAll(same_models(alpha_beta(topology, pipelined)), *(jnp.asarray(size, jnp.float32) for size in sizes))
+    vector = hidden * ELEMENT
+    sizes = (experts * COUNT, vector + PROBABILITY, vector)
+    return AllToAll(same_models(alpha_beta(topology)), *(jnp.asarray(size, jnp.float32) for size in sizes))
 
 
 def contiguous(nodes: int, layers: int = LAYERS, experts: int = EXPERTS) -> jax.Array:

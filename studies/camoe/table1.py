@@ -1,8 +1,8 @@
 """Tables 1 and 2 of camoe: latency, selectivity and change of routing by lambda; see README.md.
 
-`python studies/camoe/table1.py` writes `table1.csv`, and with `--own` `own_node.csv`: the own node's part in the
-scores, here and on an even network. With `--calibrate` it prints how the two calibrated latencies depend on tokens and
-scale of logits.
+`python studies/camoe/table1.py` writes `table1.csv`; with `--own` `own_node.csv`, the own node's part in the scores,
+here and on an even network; with `--few` `few_tokens.csv`, KL where few tokens are counted. With `--calibrate` it
+prints how the two calibrated latencies depend on tokens and scale of logits.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, g
 BATCHES, TOKENS = 2, 4 * TOKENS_PER_NODE
 SEED = 0
 OTHER_SCALES = (0.7, 0.8, 0.9, 1.0)  # with the own node left out
+FEW = (96, 256, 1024)  # tokens of all nodes together
 PAPER = {  # mean and p95 in ms; cv, avg_layer_cv, KL, avg_layer_kl
     0.00: (177.56, 235.51, 0.3368, 1.5118, 0.0, 0.0),
     0.05: (171.49, 220.88, 0.3379, 1.5122, 0.0006, 0.0098),
@@ -30,10 +31,12 @@ PAPER = {  # mean and p95 in ms; cv, avg_layer_cv, KL, avg_layer_kl
 FIGURES = ("mean_ms", "p95_ms", "cv", "avg_layer_cv", "kl", "avg_layer_kl")
 
 
-def rows(trace, own: str, per_node: int, scale: float, strengths=STRENGTHS, top=None) -> list[dict]:
+def rows(
+    trace, own: str, per_node: int, scale: float, strengths=STRENGTHS, top=None, sizes=(TOKENS,) * BATCHES
+) -> list[dict]:
     """One line for each lambda."""
-    top = network() if top is None else top
-    batches = [problem(trace, at * TOKENS, TOKENS, top, per_node, scale) for at in range(BATCHES)]
+    top, ends = network() if top is None else top, np.cumsum((0, *sizes))
+    batches = [problem(trace, int(at), size, top, per_node, scale) for at, size in zip(ends, sizes, strict=False)]
     scores = jnp.stack([scores_of(batch, own) for batch in batches]).mean(axis=0)
     made, base = [], None
     for strength in strengths:
@@ -82,11 +85,29 @@ def own_node(trace) -> list[dict]:
     return made
 
 
+def few_tokens(trace) -> list[dict]:
+    """KL and avg_layer_kl where so many tokens are counted in all."""
+    cases = [(own, scale, size) for own, scale in (("counted", LOGIT_SCALE), ("left_out", 0.9)) for size in FEW]
+    made = []
+    for own, scale, size in cases:
+        for row in rows(trace, own, TOKENS_PER_NODE, scale, sizes=(size,)):
+            told = {"own_node": own, "logit_scale": scale, "tokens": size}
+            made.append(
+                told | {key: row[key] for key in ("lambda", "kl", "avg_layer_kl", "paper_kl", "paper_avg_layer_kl")}
+            )
+            show(made[-1])
+    return made
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--calibrate", action="store_true")
     parser.add_argument("--own", action="store_true")
+    parser.add_argument("--few", action="store_true")
     options = parser.parse_args()
+    if options.few:
+        write_rows("few_tokens", few_tokens(tokens(max(FEW), SEED)))
+        return
     trace = tokens(BATCHES * TOKENS, SEED)
     if options.own:
         write_rows("own_node", own_node(trace))

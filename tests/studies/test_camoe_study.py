@@ -53,13 +53,32 @@ def test_a_table_by_gradient_saves_at_least_1_3_times_as_much_as_lambda(tokens):
         assert (column(table, "avg_layer_kl") <= column(rule, "avg_layer_kl")).all()
 
 
-@pytest.mark.parametrize("network", ["camoe_4nodes", "wafer"])
-def test_both_at_once_beat_the_better_of_both_alone(network):
-    some = {row["corner"]: row for row in rows("joint", network=network)}
+@pytest.mark.parametrize("network", ["camoe_4nodes", "spine_leaf", "wafer"])
+@pytest.mark.parametrize("seed", "012")
+def test_both_at_once_beat_the_better_of_both_alone(network, seed):
+    some = {row["corner"]: row for row in rows("joint", network=network, seed=seed)}
     found = {corner: float(row["mean_ms"]) for corner, row in some.items()}
     assert found["at_once"] < 0.95 * min(found["rule"], found["bias"], found["placement"])
     for corner in ("bias", "in_turn", "at_once"):
-        assert float(some[corner]["retained"]) >= float(some["rule"]["retained"])
+        # Limits are of other tokens: a hundredth of what lambda loses is allowed for.
+        assert 1 - float(some[corner]["retained"]) <= 1.01 * (1 - float(some["rule"]["retained"]))
+
+
+def test_the_own_node_has_a_part_and_the_variant_without_it_explains_how_far_routing_changes():
+    def at(network: str, own: str, scale: str) -> dict[str, float]:
+        (row,) = rows("own_node", network=network, own_node=own, logit_scale=scale, **{"lambda": "0.25"})
+        return {name: float(value) for name, value in row.items() if name not in ("network", "own_node")}
+
+    for network in ("camoe_4nodes", "even"):
+        counted, without, alone = (at(network, own, "1.31") for own in ("counted", "left_out", "alone"))
+        saved = [-each["mean_ms_change_percent"] for each in (counted, without, alone)]
+        assert saved[0] > saved[1] > saved[2] > 0
+        assert saved[1] > 2 / 3 * saved[0]
+    # Without the own node, with logits on a scale that makes as much of the latency go, cv and KL are near the paper's.
+    calibrated = at("camoe_4nodes", "left_out", "0.9")
+    assert abs(calibrated["mean_ms_change_percent"] + 15.8) < 1
+    assert calibrated["cv_change_percent"] > 8
+    assert 0.0149 / 2 < calibrated["kl"] < 0.0149
 
 
 def test_eq_9_is_right_where_pairs_have_links_of_their_own_and_the_congestion_model_elsewhere():
