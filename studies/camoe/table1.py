@@ -42,7 +42,9 @@ def rows(
     for strength in strengths:
         judged = [evaluate_gate(batch, on_experts(-strength * scores, batch.share)) for batch in batches]
         seconds = np.concatenate([np.asarray(one.seconds) for one in judged])
-        loads = np.sum([np.asarray(one.loads, float) for one in judged], axis=0)
+        # Tokens that were counted, however many each stands for: what smooths KL is one token.
+        counted = [np.asarray(one.loads, float) / float(each.weight) for one, each in zip(judged, batches, strict=True)]
+        loads = np.sum(counted, axis=0)
         base = loads if base is None else base
         mean, p95 = 1e3 * seconds.mean(), 1e3 * np.quantile(seconds, 0.95)
         found = (mean, p95, global_cv(loads), avg_layer_cv(loads), global_kl(base, loads), avg_layer_kl(base, loads))
