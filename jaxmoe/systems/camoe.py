@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import equinox as eqx
@@ -14,7 +15,7 @@ from jaxmoe.des import replay_traffic
 from jaxmoe.des.description import node_seconds, plan_tokens
 from jaxmoe.latency import Decisions, LayerModel, LayerTime
 from jaxmoe.network import alpha_beta
-from jaxmoe.network.pairwise import AllToAll, same_models
+from jaxmoe.network.pairwise import AllToAll, read_profile, same_models
 from jaxmoe.network.profile import STAGES
 from jaxmoe.policies.gate import (
     GateProblem,
@@ -47,7 +48,8 @@ class CAMoE(AbstractSystem):
     Traffic is accounted on the history, without bias. The bias is that of Eq. 13 with `lambda_cost`, whose scores count
     the own node or leave it out; or by `gradient`, with as much gate mass lost as that of the rule. Times are by
     `alpha_beta` of hops (Eq. 9) or by the machine's congestion model; `copies` are sent for every expert chosen
-    (Eq. 8), or one for each node. Logits are `recorded` with the trace, or `reconstructed` from gate weights.
+    (Eq. 8), or one for each node. Logits are `recorded` with the trace, or `reconstructed` from gate weights. With a
+    `profile`, the path of a table, the bias is made of what was measured.
     """
 
     lambda_cost: float = 0.2
@@ -56,6 +58,7 @@ class CAMoE(AbstractSystem):
     copies: Literal["assignment", "node"] = "assignment"
     time_model: Literal["alpha_beta", "congestion"] = "alpha_beta"
     logits: Literal["recorded", "reconstructed"] = "recorded"
+    profile: str | None = None
 
     def runs(self, setting: Setting) -> dict[str, AbstractRun]:
         _check(setting)
@@ -71,6 +74,18 @@ class CAMoE(AbstractSystem):
         sizes = (jnp.asarray(experts * COUNT_BYTES), model.costs.dispatch_bytes, model.costs.combine_bytes)
         return AllToAll(same_models(times), *sizes)
 
+    def _by_pairs(self, model: LayerModel, experts: int) -> AllToAll:
+        """The all-to-all by alpha and beta of pairs, which the rule needs: the machine's, or measured ones."""
+        exchange = replace(self, time_model="alpha_beta").exchange(model, experts)
+        if self.profile is None:
+            return exchange
+        found, nodes = read_profile(Path(self.profile)), model.machine.num_nodes
+        if found.num_nodes != nodes:
+            raise UnsuitableSystemError(
+                f"system.profile {self.profile} is of {found.num_nodes} nodes, but the machine has {nodes}; profile it"
+            )
+        return replace(exchange, models={stage: found.model(stage) for stage in STAGES})
+
     def _with_logits(self, trace: GatingTrace) -> GatingTrace:
         if trace.logits is not None or self.logits == "recorded":
             return with_logits(trace)
@@ -83,8 +98,7 @@ class CAMoE(AbstractSystem):
         """The bias of every layer, source and expert."""
         problems = [self._problem(setting, history, part) for part in range(PARTS)]
         copies = jnp.mean(jnp.stack([unbiased_copies(problem) for problem in problems]), axis=0)
-        share, pairs = problems[0].share, replace(self, time_model="alpha_beta")
-        exchange = pairs.exchange(setting.model, share.shape[1])  # the rule needs alpha and beta; descent does not
+        share, exchange = problems[0].share, self._by_pairs(setting.model, problems[0].share.shape[1])
         if self.bias == "rule" or self.lambda_cost == 0:
             made = jax.vmap(lambda copies, share: gate_bias(exchange, copies, share, self.lambda_cost, self.own_node))
             return np.asarray(made(copies, share))
@@ -105,7 +119,7 @@ class CAMoE(AbstractSystem):
         assert history.logits is not None
         logits = np.moveaxis(history.logits[first : first + size], 1, 0)
         return GateProblem(
-            exchange=self.exchange(setting.model, logits.shape[2]),
+            exchange=(self.exchange if self.profile is None else self._by_pairs)(setting.model, logits.shape[2]),
             topology=setting.model.machine.topology,
             logits=jnp.asarray(logits, jnp.float32),
             source=jnp.asarray(np.arange(size) * nodes // size, jnp.int32),
