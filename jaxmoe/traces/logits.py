@@ -18,6 +18,9 @@ from jaxmoe.traces.trace import MISSING, GatingTrace, TraceError, load_counts
 
 WHOLE = 0.995  # of weights that sum to 1 but for rounding
 LEAST = 1e-8  # a weight that was rounded to 0
+# Of the least chosen logit, 0, that no other reaches. A smaller number would not outlast the sum with a bias: XLA takes
+# what is below 1e-38 for 0, and float32 has 8 digits.
+BELOW = 1e-6
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,8 @@ def reconstruct_logits(trace: GatingTrace, gap: float = 1.0) -> Reconstruction:
         part = free / free.max(axis=2, keepdims=True) * least * np.exp(-gap)
     np.put_along_axis(part, trace.experts.astype(np.int64), weights, axis=2)
     logits = np.log(np.maximum(part, LEAST)) - np.log(least)
-    below = np.nextafter(np.float32(0), np.float32(-1))
-    logits = np.where(chosen, logits, np.minimum(logits, below)).astype(np.float32)
-    most = np.where(chosen, logits, 0).astype(np.float32)
+    logits = np.where(chosen, logits, np.minimum(logits, -BELOW)).astype(np.float32)
+    most = np.where(chosen, logits, -BELOW).astype(np.float32)
     facts = trace.facts | {"logit_source": "reconstructed from gate weights; those not chosen are assumed"}
     return Reconstruction(replace(trace, logits=logits, facts=facts), most, known)
 
