@@ -86,7 +86,7 @@ def draw_joint(rows: Rows, path: Path) -> None:
         groups = [*labels.values()]
         panels.append(GroupPanel(titles[name], groups, {"latency": relative}, "latency, relative to neither"))
     plot_bar_panels(
-        path, panels, "Bias and placement by gradient, with as much gate mass retained: mean of three seeds"
+        path, panels, "Bias and placement by gradient, with as much gate mass retained: mean over seeds"
     )
 
 

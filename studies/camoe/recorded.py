@@ -23,6 +23,7 @@ FILES = {
 }
 GAPS = {"deepseek-v2-lite": (1.0,), "gpt-oss-20b": (0.1, 0.3, 1.0)}  # of which only those of unknown mass make use
 STRENGTHS = (0.1, 0.25)
+EVERY = 4  # of so many layers one
 
 
 def logits_of(trace: GatingTrace, gaps: tuple[float, ...]) -> dict[str, np.ndarray]:
@@ -38,6 +39,7 @@ def logits_of(trace: GatingTrace, gaps: tuple[float, ...]) -> dict[str, np.ndarr
 def rows(model: str, name: str) -> list[dict]:
     """Traffic is accounted on the first half of the tokens; figures are of the second."""
     trace, top = read_trace(TRACES / model / f"{name}.npz"), network()
+    trace = trace.select_layers(trace.layer_ids[::EVERY].tolist())
     half, made = trace.num_tokens // 2, []
     for label, logits in logits_of(trace, GAPS[model]).items():
         given = replace(trace, logits=logits)

@@ -82,6 +82,16 @@ def test_the_own_node_has_a_part_and_the_variant_without_it_explains_how_far_rou
     assert 0.0149 / 2 < calibrated["kl"] < 0.0149
 
 
+def test_recorded_choices_are_the_same_whatever_is_assumed_of_the_others():
+    for trace in {row["trace"] for row in rows("recorded")}:
+        for strength in ("0.1", "0.25"):
+            some = {row["logits"]: row for row in rows("recorded", trace=trace, **{"lambda": strength})}
+            assert len({row["unbiased_ms"] for row in some.values()}) == 1
+            saved = {name: float(row["saved_percent"]) for name, row in some.items()}
+            assert min(saved.values()) >= 0
+            assert max(saved, key=saved.__getitem__).startswith("bound")
+
+
 def test_eq_9_is_right_where_pairs_have_links_of_their_own_and_the_congestion_model_elsewhere():
     assert len(rows("traffic")) == 500
 
