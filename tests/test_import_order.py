@@ -35,7 +35,7 @@ ALLOWED = {
     "network": TRAFFIC,
     "roofline": TRAFFIC,
     "latency": TIMES,
-    "tune": SEARCHES,
+    "tune": SEARCHES | {"policies"},  # whose numbers may be tuned
     "policies": SEARCHES,
     "systems": METHODS | {"des"},
     "des": {"errors", "threads", "units", "hardware", "models", "traces", "placement"},

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from jaxmoe.cli import options
 from jaxmoe.cli.body import runs
 from jaxmoe.cli.groups import plan_app, trace_app
-from jaxmoe.cli.session import INTERRUPTED, command_line, errors_told
+from jaxmoe.cli.session import INTERRUPTED, command_line, end_at_second_interrupt, errors_told
 from jaxmoe.sweep.study import read_study
 
 
@@ -232,6 +232,7 @@ def main() -> None:
     """Run the command line of this process."""
     # GPUs multiply float32 matrices with 10-bit mantissas unless told otherwise: an error of 1e-3.
     os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
+    end_at_second_interrupt()
     try:
         app()
     except SystemExit as end:

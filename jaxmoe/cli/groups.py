@@ -72,9 +72,13 @@ def synth(
     out: options.Out,
     tokens: options.Tokens = 8192,
     seed: options.Seed = 0,
+    logits: options.Logits = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Draw a synthetic trace and write it as trace.npz, in pieces: its length is not bounded by memory."""
+    """Draw a synthetic trace and write it as trace.npz, in pieces: its length is not bounded by memory.
+
+    With --logits it has logits of its own, whose largest K are the choices: what a biased gate needs.
+    """
 
 
 @plan_app.command("place")

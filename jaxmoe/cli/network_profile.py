@@ -1,21 +1,23 @@
 """`jaxmoe network profile`: alpha and beta of every pair of nodes, from a simulated network or a table of timings."""
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 from rich.markup import escape
 from rich.table import Table
 
-from jaxmoe.cli.session import Interrupts, OutputFolder
+from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.config import build_topology, load_hardware, resolved
 from jaxmoe.des import fabric_of
-from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.clock import Report, StageClock
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.profiling import by_simulator, disturbed, read_timings, write_profile, write_timings
 from jaxmoe.experiment.summary import surroundings
-from jaxmoe.network.profile import STAGES, Profile, Timings, fit_profile, profile_network
+from jaxmoe.network.profile import STAGES, Measure, Profile, Profiled, Timings, fit_profile, profile_network
 from jaxmoe.plotting.profile import plot_fits
 
 SHOWN_ROWS = 24
@@ -35,6 +37,9 @@ def run(
     """Fit alpha and beta of every pair, phase by phase (camoe Algorithm 1)."""
     with StageClock() as clock:
         if config.suffix.lower() == ".csv":
+            given = {"--set": overrides, "--sizes": sizes, "--noise": noise, "--outliers": outliers}
+            if refused := [option for option, value in given.items() if value]:
+                raise OptionError(f"{', '.join(refused)} is for simulated times; leave it out for a table of timings")
             with clock.stage("fit"):
                 alone = read_timings(config)
                 baseline = fit_profile(alone)
@@ -47,8 +52,8 @@ def run(
             measure = by_simulator(fabric_of(topology, chunk, router.switching == "cut_through"))
             if noise > 0 or outliers > 0:
                 measure = disturbed(measure, noise, outliers, seed)
-            with clock.stage("simulate"):
-                found = profile_network(topology.num_nodes, _sizes(sizes), measure)
+            with clock.stage("simulate"), progress_bars(interrupts.check) as report:
+                found = _profiled(topology.num_nodes, _sizes(sizes), measure, report)
             alone, baseline, profile = found.alone, found.baseline, found.refined
             about = {"hardware": resolved(hardware), "noise": noise, "outliers": outliers, "seed": seed}
             about |= {"contended_samples": len(found.contended)}
@@ -61,6 +66,18 @@ def run(
         folder.write_json("summary.json", summary)
         _print(profile, config.stem)
         print_warnings(profile.warnings())
+
+
+def _profiled(nodes: int, sizes: list[float], measure: Measure, report: Report) -> Profiled:
+    """Both phases of the algorithm, reported measurement by measurement."""
+    total = len(sizes) * (len(STAGES) * nodes * (nodes - 1) + 2 * nodes)
+    done = count(1)
+
+    def told(phase: str, traffic: Float[np.ndarray, "node node2"]) -> float:
+        report("measure", next(done), total)
+        return measure(phase, traffic)
+
+    return profile_network(nodes, sizes, told)
 
 
 def _sizes(text: str | None) -> list[float]:

@@ -211,6 +211,15 @@ Process = Annotated[
     ),
 ]
 Tokens = Annotated[int, typer.Option("--tokens", metavar="N", min=1, help="The number of tokens to draw.")]
+Logits = Annotated[
+    float | None,
+    typer.Option(
+        "--logits",
+        metavar="SCALE",
+        min=1e-3,
+        help="Write logits of this scale, 1 for the log-odds that choices were drawn with.",
+    ),
+]
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="The study, a YAML file.", show_default=False)]
 Explain = Annotated[
     str | None,

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -36,7 +37,12 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._pending = False
+        self._spent = False
         self._previous: Any = None
+
+    def spend(self) -> None:
+        """The first Ctrl-C was taken elsewhere: the next one raises at once."""
+        self._spent = True
 
     def check(self) -> None:
         """Raise `KeyboardInterrupt` where one is waiting."""
@@ -57,9 +63,31 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._previous)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._pending:
+        if self._pending or self._spent:
             raise KeyboardInterrupt
         self._pending = True
+
+
+GRACE_S = 1.0  # that a second Ctrl-C leaves for an orderly end
+
+
+def end_at_second_interrupt() -> None:
+    """End this process soon after a second Ctrl-C, also where Python does not get to it, as while XLA compiles."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)  # gets a byte for each signal, whatever Python is at
+
+    def watch() -> None:
+        pressed = 0
+        while pressed < 2:
+            pressed += os.read(reader, 16).count(signal.SIGINT)
+        time.sleep(GRACE_S)
+        os.write(2, b"interrupted twice: ended at once\n")
+        os._exit(INTERRUPTED)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 # The folder that results go to.

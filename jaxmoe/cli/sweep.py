@@ -16,7 +16,7 @@ from jaxmoe.cli.sweep_answers import draw_map, map_axes, print_limits, tell_effe
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.plotting.style import time_unit
 from jaxmoe.sweep.access import locked, writing
-from jaxmoe.sweep.answers import Elasticities, Winner, check_metrics, check_searched, limits, winners
+from jaxmoe.sweep.answers import METHOD, Elasticities, Winner, check_metrics, check_searched, limits, winners
 from jaxmoe.sweep.answers import elasticities as worth
 from jaxmoe.sweep.answers import pareto as front
 from jaxmoe.sweep.explanation import Explanation, explained, find_point
@@ -27,6 +27,8 @@ from jaxmoe.sweep.run import Progress as Report
 from jaxmoe.sweep.run import Sweep, run_sweep
 from jaxmoe.sweep.study import Study, read_study
 from jaxmoe.units import GIGA
+
+MAP = "map.png"
 
 
 def run(
@@ -60,6 +62,7 @@ def run(
     with locked(folder.path):
         with _bar(interrupts) as report:
             sweep = run_sweep(study, folder.path, report, (memory or 0.0) * GIGA, names, ray)
+        (folder.path / ELASTICITIES).unlink(missing_ok=True)  # of an earlier run, whose points were others
         _tell(study, sweep, folder, names, effects, axes)
         if elasticities:
             _elasticities(study, sweep, folder, interrupts)
@@ -71,7 +74,7 @@ def _tell(
     """Write and print what came out; `names` are metrics of a Pareto front, `axes` those of a map of winners."""
     best, chosen = winners(sweep.points, sweep.rows, study.config.metrics[0]), front(sweep.rows, names) if names else []
     _print_sweep(study, sweep)
-    if len({point.values["strategy"] for point in sweep.points}) > 1:
+    if len({row["strategy"] for row in sweep.rows}) > 1:
         _print_wins(study, _wins(best), len(best))
     if names:
         _print_front(study, chosen, names)
@@ -81,18 +84,18 @@ def _tell(
     print_warnings(sweep.notes)
     with writing(folder.path):
         folder.write_json("summary.json", _finite(summary))
+        (folder.path / MAP).unlink(missing_ok=True)  # of an earlier run, whose points were others
         if axes:
-            draw_map(study, axes, best, folder.target("map.png"))
+            draw_map(study, axes, best, folder.target(MAP))
 
 
 def _elasticities(study: Study, sweep: Sweep, folder: OutputFolder, interrupts: Interrupts) -> None:
     """Write and print elasticities, or say why there are none: the rest of the sweep is sound without them."""
-    target = folder.target(ELASTICITIES)
+    folder.target(ELASTICITIES)
     try:
         with _bar(interrupts) as report:
             answers = worth(sweep.space, sweep.points, report)
     except SweepError as error:
-        target.unlink(missing_ok=True)  # of an earlier run
         print_warnings([f"no elasticities: {error}"])
         return
     with writing(folder.path):
@@ -203,7 +206,7 @@ def _print_wins(study: Study, wins: dict[str, dict[str, Any]], cases: int) -> No
 
 
 def _print_front(study: Study, rows: list[Row], names: list[str]) -> None:
-    keys = [key for key in study.config.axes if key not in ("strategy", "exchange")]
+    keys = [key for key in study.config.axes if key not in METHOD]
     shown = ["hash", *(COLUMNS[name] for name in names), "strategy", "exchange", *keys]
     more = f", the first {MOST_ROWS}" if len(rows) > MOST_ROWS else ""
     table = Table(title=escape(f"Pareto front of {' and '.join(names)}: {len(rows)} points{more}"))

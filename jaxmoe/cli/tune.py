@@ -55,6 +55,8 @@ def run(
         with progress_bars(interrupts.check) as report:
             with clock.stage("tune"):
                 result = search(optimiser, inputs, problem, report)
+            if result.stopped == "interrupted":
+                interrupts.spend()
             tuned = tuned_strategies(inputs, result)
             # First of all: judging takes a while, and this is what the time was spent on.
             _write_plans(folder, inputs, tuned, result, optimiser)

@@ -117,7 +117,7 @@ def _nearby(path: Path) -> str:
 FOLDERS = {"hardware": "hardware", "model": "models", "workload": "workloads"}
 
 # Keys of paths to files, which start where they were written.
-PATHS = (("workload", "trace", "path"), ("hardware", "die", "gemm", "path"))
+PATHS = (("workload", "trace", "path"), ("hardware", "die", "gemm", "path"), ("system", "profile"))
 
 SomeSection = TypeVar("SomeSection", bound=Section)
 Override = tuple[tuple[str, ...], object]

@@ -141,6 +141,12 @@ class CAMoEConfig(PlannedSystem):
         description="whether every pair of nodes is priced by itself, or links that they share",
         examples=["congestion"],
     )
+    profile: Name | None = Field(
+        default=None,
+        description="the path of a profile.csv of jaxmoe network profile that the bias is made of, or null for the "
+        "machine's own numbers",
+        examples=["fitted/profile.csv"],
+    )
     logits: Literal["recorded", "reconstructed"] = Field(
         default="recorded",
         description="whether the trace has logits, or they are reconstructed from gate weights",

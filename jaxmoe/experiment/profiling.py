@@ -9,10 +9,10 @@ from jaxtyping import Float
 
 from jaxmoe.des import Fabric, replay_traffic
 from jaxmoe.files import atomic_write
+from jaxmoe.network.pairwise import FITTED
 from jaxmoe.network.profile import STAGES, Measure, Profile, ProfileError, Timings
 
 COLUMNS = ("source", "destination", "phase", "bytes", "seconds")
-FITTED = ("phase", "source", "destination", "alpha_s", "alpha_error_s", "beta_s_per_B", "beta_error_s_per_B", "samples")
 
 
 def by_simulator(fabric: Fabric) -> Measure:

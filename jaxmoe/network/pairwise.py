@@ -1,12 +1,16 @@
 """The all-to-all of a MoE layer in its three stages, each priced by a time model of its own (camoe 3.2, Eq. 9)."""
 
+import csv
+from pathlib import Path
+
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.exchange import StageTime
-from jaxmoe.network.profile import STAGES
+from jaxmoe.network.profile import STAGES, Profile, ProfileError
 from jaxmoe.network.time_models import AbstractTimeModel
 from jaxmoe.relax import AbstractReduction, HardMax
 
@@ -60,3 +64,29 @@ class AllToAll(eqx.Module):
 def same_models(model: AbstractTimeModel) -> dict[str, AbstractTimeModel]:
     """One time model for all stages."""
     return dict.fromkeys(STAGES, model)
+
+
+# Measured models, from the table of a profile.
+
+FITTED = ("phase", "source", "destination", "alpha_s", "alpha_error_s", "beta_s_per_B", "beta_error_s_per_B", "samples")
+"""Columns of a table of a profile."""
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile in a CSV with the columns `FITTED`. Raises `ProfileError` naming the file."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [[row[name] for name in FITTED] for row in csv.DictReader(file)]
+        at = np.array([(STAGES.index(row[0]), int(row[1]), int(row[2])) for row in rows])
+        values = np.array([[float(value) for value in row[3:]] for row in rows])
+        nodes = int(at[:, 1:].max()) + 1
+        complete = len(np.unique(at, axis=0)) == len(at) == len(STAGES) * nodes * (nodes - 1) and at.min() >= 0
+    except (OSError, KeyError, ValueError, IndexError, TypeError) as error:
+        told = f"cannot be read ({error!r})"
+        raise ProfileError(f"{path}: {told}; give profile.csv of jaxmoe network profile") from None
+    if not complete or not np.isfinite(values).all():
+        raise ProfileError(f"{path}: lacks a pair, a phase or a number; write it anew with jaxmoe network profile")
+    tables = np.zeros((values.shape[1], len(STAGES), nodes, nodes))
+    tables[:, at[:, 0], at[:, 1], at[:, 2]] = values.T
+    alpha, alpha_error, beta, beta_error, samples = tables
+    return Profile(alpha, beta, alpha_error, beta_error, samples.astype(int))

@@ -5,28 +5,21 @@ Logits are [token, expert]; leading axes, such as layers, are added by `vmap`. A
 
 from typing import Literal, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.pairwise import AllToAll
 from jaxmoe.network.time_models import AlphaBeta
+from jaxmoe.relax import HardMax, soft_top_k, straight_through
 
 ALIKE = 1e-6  # of the largest entry: rows that spread less differ by rounding alone, and have no scores
 OwnNode = Literal["counted", "left_out", "alone"]
 
 
-# The gate (Eq. 1 to 6).
-
-
-def noisy_logits(
-    hidden: Float[Array, "token hidden"],
-    gate: Float[Array, "hidden expert"],
-    noise: Float[Array, "hidden expert"],
-    draw: Float[Array, "token expert"],
-) -> Float[Array, "token expert"]:
-    """Logits with noise of a width of their own (Eq. 1 to 3); `draw` is standard normal, or 0 at inference."""
-    return hidden @ gate + jax.nn.softplus(hidden @ noise) * draw
+# The gate: Eq. 4 to 6. Traces have the logits of Eq. 1 to 3, for they have no hidden states.
 
 
 class Choice(NamedTuple):
@@ -40,6 +33,12 @@ def choose(logits: Float[Array, "*lead token expert"], top_k: int) -> Choice:
     """The largest K logits and their softmax (Eq. 4 and 5); of equal ones the expert of the lower number."""
     largest, experts = jax.lax.top_k(logits, top_k)
     return Choice(experts.astype(jnp.int32), jax.nn.softmax(largest, axis=-1))
+
+
+def chosen_experts(logits: Float[Array, "token expert"], top_k: int) -> Float[Array, "token expert"]:
+    """1 for the K experts that every token chooses, 0 for all others; of equal ones as `choose` has it."""
+    rows, experts = jnp.arange(len(logits))[:, None], jax.lax.top_k(logits, top_k)[1]
+    return jnp.zeros_like(logits).at[rows, experts].set(1)
 
 
 def biased(
@@ -127,3 +126,115 @@ def gate_bias(
     scores = standard_scores(time_proxy(exchange, copies), own)
     strength = jnp.asarray(strength, scores.dtype)
     return -(strength[..., None] if strength.ndim else strength) * (scores @ share.T)
+
+
+# Batches of all layers under a bias.
+
+
+class Routed(NamedTuple):
+    """What a biased gate does with a batch of one layer."""
+
+    copies: Float[Array, "node node2"]  # [source, node of the expert]
+    loads: Float[Array, " expert"]
+    retained: Float[Array, ""]  # gate mass of the choices over that of the unbiased ones
+    changed: Float[Array, ""]  # part of the unbiased choices that are no longer made
+
+
+class GateProblem(eqx.Module):
+    """Tokens of all layers with their logits, and what their all-to-all costs.
+
+    `logits` are [layer, token, expert]; `source` is the node of every token, alike in all layers. A token stands for
+    `weight` tokens, so that a part of a batch may stand for all of it.
+    """
+
+    exchange: AllToAll
+    topology: AbstractTopology
+    logits: Float[Array, "layer token expert"]
+    source: Int[Array, " token"]
+    share: Float[Array, "layer expert node"]
+    weight: Float[Array, ""]
+    top_k: int = eqx.field(static=True)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.share.shape[-1]
+
+
+def route(
+    problem: GateProblem,
+    logits: Float[Array, "token expert"],
+    bias: Float[Array, "node expert"],
+    share: Float[Array, "expert node"],
+    temperature: Float[Array, ""] | None,
+) -> Routed:
+    """Route the tokens of one layer by biased logits: exact, or with the derivative of choices at a temperature."""
+    given = biased(logits, bias, problem.source)
+    chosen = chosen_experts(jax.lax.stop_gradient(given), problem.top_k)
+    if temperature is not None:
+        chosen = straight_through(chosen, soft_top_k(given, problem.top_k, temperature))
+    before, mass = chosen_experts(logits, problem.top_k), jax.nn.softmax(logits, axis=-1)
+    by_source = problem.weight * chosen_by_source(chosen, problem.source, problem.num_nodes)
+    return Routed(
+        copies=by_source @ share,
+        loads=by_source.sum(axis=0),
+        retained=(mass * chosen).sum() / (mass * before).sum(),
+        changed=1 - (chosen * before).sum() / before.sum(),
+    )
+
+
+class GateOutcome(NamedTuple):
+    """What bias and placement do to the tokens of a problem; leaves are [layer]."""
+
+    seconds: Float[Array, " layer"]
+    loads: Float[Array, "layer expert"]
+    retained: Float[Array, " layer"]
+    changed: Float[Array, " layer"]
+
+
+@eqx.filter_jit
+def evaluate_gate(
+    problem: GateProblem,
+    bias: Float[Array, "layer node expert"],
+    share: Float[Array, "layer expert node"] | None = None,
+) -> GateOutcome:
+    """Exact times and choices, layer by layer, under the problem's placement or another."""
+    shares = problem.share if share is None else share
+
+    def layer(given) -> GateOutcome:
+        logits, bias, share = given
+        routed = route(problem, logits, bias, share, None)
+        seconds = problem.exchange.total(problem.topology, routed.copies, HardMax())
+        return GateOutcome(seconds, routed.loads, routed.retained, routed.changed)
+
+    return jax.lax.map(layer, (problem.logits, bias, shares))
+
+
+def on_experts(
+    bias: Float[Array, "layer node node2"], share: Float[Array, "layer expert node"]
+) -> Float[Array, "layer node expert"]:
+    """The bias of every expert: that of its node."""
+    return jnp.einsum("lun,len->lue", bias, share)
+
+
+def divergence(base: Float[Array, "*lead expert"], loads: Float[Array, "*lead expert"]) -> Float[Array, "*lead"]:
+    """Kullback-Leibler divergence of loads from those of the base, nats, with 1 added to each (camoe Eq. 19)."""
+    smooth = [each + 1 for each in (base, loads)]
+    p, q = (each / each.sum(axis=-1, keepdims=True) for each in smooth)
+    return (p * jnp.log(p / q)).sum(axis=-1)
+
+
+def unbiased(problem: GateProblem) -> Float[Array, "layer node expert"]:
+    """No bias at all."""
+    layers, _, experts = problem.logits.shape
+    return jnp.zeros((layers, problem.num_nodes, experts))
+
+
+@eqx.filter_jit
+def unbiased_copies(problem: GateProblem) -> Float[Array, "layer node node2"]:
+    """Copies of every layer in an unbiased pass (Eq. 10)."""
+
+    def layer(given: tuple[Array, Array]) -> Array:
+        logits, share = given
+        return problem.weight * assignment_copies(chosen_experts(logits, problem.top_k), problem.source, share)
+
+    return jax.lax.map(layer, (problem.logits, problem.share))

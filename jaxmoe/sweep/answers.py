@@ -17,7 +17,7 @@ from jaxmoe.sweep.groups import Group, groups_of
 from jaxmoe.sweep.metrics import COLUMNS, SEARCHED, Row, cost, is_finite
 from jaxmoe.sweep.points import DEFAULTS, Point, Space, SweepError, is_number
 from jaxmoe.sweep.study import KNOWN as NAMES
-from jaxmoe.sweep.study import Study
+from jaxmoe.sweep.study import PLAN, SYSTEM, Study
 
 # Pareto front: what no other point beats in all metrics.
 
@@ -93,12 +93,15 @@ class Winner:
     behind: float  # 0.1: the best other strategy takes 10 % longer; infinite where there is none
 
 
+METHOD = {*DEFAULTS, PLAN, SYSTEM}  # keys whose values compete
+
+
 def winners(points: Sequence[Point], rows: Sequence[Row], name: str = "total") -> list[Winner]:
     """The winner of every combination of values but strategy and exchange, by a metric, in their order."""
     cases: dict[str, list[Row]] = {}
     for point, row in zip(points, rows, strict=True):
         if row["comparable"] and is_finite(row[COLUMNS[name]]):
-            case = repr(sorted((key, value) for key, value in point.values.items() if key not in DEFAULTS))
+            case = repr(sorted((key, str(value)) for key, value in point.values.items() if key not in METHOD))
             cases.setdefault(case, []).append(row)
     return [_winner(case, name) for case in cases.values()]
 
@@ -140,8 +143,10 @@ class Elasticities:
 def elasticities(space: Space, points: Sequence[Point], progress: Callable[[int, int], None]) -> list[Elasticities]:
     """Elasticities of all metrics at these points, group by group.
 
-    Raises `SweepError` where no axis is a number, or a number that is derived from one has no slope.
+    Raises `SweepError` where no axis is a number, a derived number has no slope, or points are systems.
     """
+    if space.study.has_systems:
+        raise SweepError(f"{space.label}: points are systems, which are rolled out, not differentiated; leave it out")
     done, answers = 0, []
     for group in groups_of(space, points, lambda done, total: progress(0, len(points))):
         if group.setting is not None and _axes(space, group):

@@ -1,7 +1,7 @@
 """Groups of points evaluated in chunks: one compiled function of the numbers, over all local devices."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxmoe.latency import LayerModel, evaluate
 from jaxmoe.network import AbstractExchange, Congestion
 from jaxmoe.relax import AbstractReduction
 from jaxmoe.sweep.groups import Group
-from jaxmoe.sweep.metrics import METRICS, Outcome, busy_by_kind
+from jaxmoe.sweep.metrics import METRICS, Measured, Outcome, busy_by_kind
+from jaxmoe.sweep.rollouts import rolled_out
 from jaxmoe.sweep.searches import Searches
 from jaxmoe.sweep.setting import Setting
 from jaxmoe.traces import Batch
@@ -39,14 +40,6 @@ class Given(NamedTuple):
     share: Float[Array, "layer expert node"]
     batches: Batch
     exchange: AbstractExchange
-
-
-class Measured(NamedTuple):
-    """Metrics in the order of `METRICS`, and which resource is busiest: an index into all kinds in turn."""
-
-    metrics: Float[Array | np.ndarray, "*point metric"]
-    busiest: Int[Array | np.ndarray, "*point"]
-    found: Sequence[Mapping[str, float]] = ()  # of every point, by searches
 
 
 Evaluated = tuple[Group, slice, Measured | None]
@@ -127,6 +120,8 @@ class Engine:
         for group in groups:
             if group.setting is None:
                 yield group, slice(None), None
+            elif group.system is not None:
+                yield from rolled_out(group, resources(group.setting))
             else:
                 yield from ((group, part, measured) for part, measured in self.chunks(group))
 

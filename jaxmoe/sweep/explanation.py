@@ -63,6 +63,8 @@ def find_point(points: Sequence[Point], text: str) -> Point:
 
 def explained(space: Space, point: Point) -> Explanation:
     """Evaluate a point by itself. Raises `InputError` where it cannot be."""
+    if space.study.has_systems:
+        raise SweepError("--explain tells of strategies, but the point is a system; jaxmoe simulate tells of systems")
     scenario = space.scenario(point.values)
     check_layers(space, scenario)
     inputs = inputs_of(scenario, layers=space.study.layers)

@@ -9,24 +9,30 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxmoe.config import Scenario, build_model
+from jaxmoe.config.systems import SystemConfig
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.inputs import Inputs
-from jaxmoe.experiment.strategies import Strategy, strategy
-from jaxmoe.placement.exchange import ExchangeError
+from jaxmoe.experiment.strategies import Strategy, given_plans, strategy
 from jaxmoe.sweep.points import DEFAULTS, OWN, Point, Space, SweepError, Values, is_number
 from jaxmoe.sweep.setting import Setting, setting_of
+from jaxmoe.sweep.study import is_of_system
 
 MOST_TRIED = 32  # points in which a value of points that cannot be is tried
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Points that differ in numbers alone. Where no model could be set up, `reason` says why."""
+    """Points that differ in numbers alone. Where no model could be set up, `reason` says why.
+
+    With a `system`, the strategy is its plan, and it is rolled out over so many `iterations`.
+    """
 
     points: list[Point]
     setting: Setting | None = None
     strategy: Strategy | None = None
     reason: str = ""
+    system: SystemConfig | None = None
+    iterations: int = 0
 
     @property
     def numbers(self) -> Float[np.ndarray, "point key"]:
@@ -60,13 +66,14 @@ class Grouping:
         return [group for methods in groups.values() for group in methods.values()]
 
     def structure(self, values: Values) -> tuple[str, str]:
-        """Texts that are equal for points of one setting, and for those of one strategy and exchange in it."""
+        """Texts that are equal for points of one setting, and for those of one strategy, exchange and system in it."""
         rest = {
             key: "a number" if self._may_be_number(key, value) else [value]
             for key, value in values.items()
-            if key not in DEFAULTS
+            if not _is_method(key)
         }
-        return json.dumps(rest, sort_keys=True), json.dumps([values[key] for key in DEFAULTS])
+        method = {key: value for key, value in values.items() if _is_method(key)}
+        return json.dumps(rest, sort_keys=True), json.dumps(method, sort_keys=True)
 
     def _may_be_number(self, key: str, value: Any) -> bool:
         return is_number(value) and key not in self.structural
@@ -76,7 +83,7 @@ class Grouping:
         return tuple(
             key
             for key, value in values.items()
-            if key not in self.space.parameters and key not in DEFAULTS and self._may_be_number(key, value)
+            if key not in self.space.parameters and not _is_method(key) and self._may_be_number(key, value)
         )
 
     def refusal(self, point: Point) -> InputError | None:
@@ -89,6 +96,11 @@ class Grouping:
             except InputError as error:
                 self.refusals[text] = error
         return self.refusals[text]
+
+
+def _is_method(key: str) -> bool:
+    """Whether a key says what runs, on whatever machine."""
+    return key in DEFAULTS or is_of_system(key)
 
 
 def groups_of(
@@ -122,7 +134,7 @@ def _set_up(
             continue
         setting, refused = (found, {}) if isinstance(found, Setting) else (None, found)
         last = last if setting is None else (structure, setting)
-        held += _parted(members, setting, refused or _refused_numbers(grouping, members))
+        held += _parted(grouping.space, members, setting, refused or _refused_numbers(grouping, members))
         done += len(members)
         report(done, len(points))
         able = able or any(group.setting is not None for group in held)
@@ -133,13 +145,13 @@ def _set_up(
         raise SweepError(held[0].reason)
 
 
-def _parted(members: list[Point], setting: Setting | None, refused: dict[int, InputError]) -> list[Group]:
+def _parted(space: Space, members: list[Point], setting: Setting | None, refused: dict[int, InputError]) -> list[Group]:
     """Points that can be set up in one group, and a group for each reason why others, by their place, cannot."""
     able = [point for at, point in enumerate(members) if at not in refused]
     by_reason: dict[str, list[int]] = {}
     for at, error in refused.items():
         by_reason.setdefault(str(error), []).append(at)
-    groups = [_group(able, setting)] if able and setting is not None else []
+    groups = [_group(space, able, setting)] if able and setting is not None else []
     return groups + [Group([members[at] for at in places], reason=reason) for reason, places in by_reason.items()]
 
 
@@ -177,11 +189,17 @@ def _text(point: Point, key: str) -> Any:
     return value if is_number(value) else json.dumps(value)
 
 
-def _group(points: list[Point], setting: Setting) -> Group:
+def _group(space: Space, points: list[Point], setting: Setting) -> Group:
     name, exchange = points[0].values["strategy"], points[0].values["exchange"]
     try:
-        return Group(points, setting, with_exchange(setting.inputs, setting.strategies[name], exchange))
-    except ExchangeError as error:
+        if not space.study.has_systems:
+            return Group(points, setting, with_exchange(setting.inputs, setting.strategies[name], exchange))
+        system = space.scenario(points[0].values).system
+        plans = given_plans([system.plan], setting.inputs, compared=()) if system.plan not in setting.strategies else ()
+        usual = plans[0] if plans else setting.strategies[system.plan]
+        plan = with_exchange(setting.inputs, usual, exchange)
+        return Group(points, setting, plan, system=system, iterations=space.study.config.iterations)
+    except InputError as error:
         return Group(points, reason=str(error))
 
 

@@ -3,13 +3,14 @@
 Energy, area and price are NaN where the machine does not state them, and empty in the results.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import Machine
 from jaxmoe.latency import LayerTime
@@ -94,3 +95,11 @@ def busy_by_kind(times: LayerTime) -> dict[str, Float[Array, " resource"]]:
         for kind, seconds in stage.items():
             kinds.setdefault(kind, []).append(seconds.mean(axis=0))
     return {kind: jnp.stack(parts).sum(axis=0) for kind, parts in sorted(kinds.items())}
+
+
+class Measured(NamedTuple):
+    """Metrics in the order of `METRICS`, and which resource is busiest: an index into all kinds in turn."""
+
+    metrics: Float[Array | np.ndarray, "*point metric"]
+    busiest: Int[Array | np.ndarray, "*point"]
+    found: Sequence[Mapping[str, float]] = ()  # of every point, by searches

@@ -23,9 +23,9 @@ from jaxmoe.experiment.strategies import STANDARD
 from jaxmoe.placement.exchange import ExchangeError, exchange_of
 from jaxmoe.sweep.expressions import Expression
 from jaxmoe.sweep.metrics import COLUMNS
-from jaxmoe.sweep.study import RangeConfig, Study, axis_of, in_order
+from jaxmoe.sweep.study import PLAN, SYSTEM, RangeConfig, Study, axis_of, in_order, is_of_system
 
-OWN = "own"  # the exchange that a strategy has where none is named
+OWN = "own"  # the exchange that a strategy has where none is named, and the strategy of a system: its plan
 DEFAULTS = {"strategy": "ep_balanced", "exchange": OWN}
 
 # Columns of the results that are of no key.
@@ -110,17 +110,26 @@ class Space:
     def identity(self) -> str:
         """The same for studies whose points may lie in one folder: equal but for axes, conditions and metrics."""
         files = _files(resolved(self.base))
-        text = json.dumps([resolved(self.base), self.study.config.layers, *([files] if files else [])], sort_keys=True)
-        return _digest(text)
+        parts: list[Any] = [resolved(self.base), self.study.config.layers, *([files] if files else [])]
+        parts += [self.study.config.iterations] if self.study.has_systems else []
+        return _digest(json.dumps(parts, sort_keys=True))
 
     def scenario(self, values: Mapping[str, Any]) -> Scenario:
         """The base scenario with the values of a point. Raises `ConfigError`."""
         own = {key: value for key, value in values.items() if key not in DEFAULTS and key not in self.parameters}
-        return load_scenario_with(self.study.scenario, self.fixed | own, self._source)
+        whole = dict(_spelled_out(key, value) for key, value in (self.fixed | own).items())
+        if any(map(is_of_system, whole)) and SYSTEM not in whole:
+            whole = {f"{SYSTEM}.name": self._own_system} | whole  # where the scenario leaves it to the default
+        return load_scenario_with(self.study.scenario, whole, self._source)
+
+    @cached_property
+    def _own_system(self) -> str:
+        return load_scenario_with(self.study.scenario, {}, self._source).system.name
 
     def content(self, values: Values) -> str:
         """A digest of what the files hold that a point's values name; nothing where they name none."""
-        named = {key: value for key, value in values.items() if key.split(".")[0] in FOLDERS and not is_number(value)}
+        texts = {key: value for key, value in values.items() if not is_number(value)}
+        named = {key: value for key, value in texts.items() if key.split(".")[0] in FOLDERS or is_of_system(key)}
         cached = json.dumps(named, sort_keys=True)
         if cached not in self._contents:
             self._contents[cached] = self._content(named) if named else ""
@@ -132,7 +141,8 @@ class Space:
         except InputError:  # told when the point is set up; with another file it is another point
             return ""
         sections = {key: whole[key] for key, value in named.items() if key in FOLDERS and isinstance(value, str)}
-        files = {key: digest for key, digest in _files(whole).items() if any(_is_below(key, name) for name in named)}
+        spelled = [_spelled_out(key, value)[0] for key, value in named.items()]
+        files = {key: digest for key, digest in _files(whole).items() if any(_is_below(key, name) for name in spelled)}
         return json.dumps([sections, files], sort_keys=True) if sections or files else ""
 
     def points(self) -> list[Point]:
@@ -145,6 +155,7 @@ class Space:
                 view.known[key] = _rounded(expression(view), self._whole.get(key, False))
             if all(bool(condition(view)) for condition in self.conditions):
                 given = {key: self.study.config.set.get(key, default) for key, default in DEFAULTS.items()}
+                given |= {"strategy": OWN} if self.study.has_systems else {}
                 point = Point(given | view.known, self.content(view.known))
                 found.setdefault(point.hash, point)
         if not found:
@@ -286,17 +297,24 @@ class _View(Mapping[str, Any]):
 
 def is_parameter(key: str) -> bool:
     """Whether a key may be a variable of the study's own: no dots, and nothing that a scenario has."""
-    return "." not in key and key not in Scenario.model_fields and key not in DEFAULTS
+    return "." not in key and key not in Scenario.model_fields and key not in DEFAULTS and key != PLAN
+
+
+def _spelled_out(key: str, value: Any) -> tuple[str, Any]:
+    """What the scenario calls it: `plan` is short for that of the system, and a system's name for a mapping with it."""
+    if key == PLAN:
+        return f"{SYSTEM}.{PLAN}", value
+    return key, {"name": value} if key == SYSTEM and isinstance(value, str) else value
 
 
 def _files(whole: Values) -> dict[str, str]:
     """Digests of the files that a resolved scenario has paths of, by dotted key."""
     digests: dict[str, str] = {}
-    for keys in PATHS:
+    for keys in (*PATHS, (SYSTEM, PLAN)):
         node: Any = whole
         for key in keys:
             node = node.get(key) if isinstance(node, dict) else None
-        if isinstance(node, str) and Path(node).is_file():
+        if isinstance(node, str) and (keys in PATHS or node.endswith(".npz")) and Path(node).is_file():
             digests[".".join(keys)] = hashlib.sha256(Path(node).read_bytes()).hexdigest()[:16]
     return digests
 

@@ -107,14 +107,16 @@ class Results:
             aside.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Write rows as one file; then rows of the same points go that were there and lack something."""
+        """Write rows as one file, once rows of the same points are gone that were there and lack something.
+
+        In this order no moment has a point twice: a kill in between loses these rows alone, which lacked something.
+        """
         import pyarrow as pa
 
         columns = [pa.array([row.get(column.name) for row in rows], type=column.type) for column in self._schema]
         table = pa.table(columns, schema=self._schema).replace_schema_metadata({"versions": json.dumps(versions())})
         name = sha256("".join(row["hash"] for row in rows).encode()).hexdigest()[:16]
         path = self.folder / POINTS / f"{name}.parquet"
-        self._replace(path, table)
         written = {row["hash"] for row in rows}
         for other, there in self._rows.items():
             again = written & there.keys() if other != path else set()
@@ -122,6 +124,7 @@ class Results:
                 self._conform(other, again)
                 for key in again:
                     del there[key]
+        self._replace(path, table)
 
     def with_earlier(self, rows: Sequence[Row]) -> list[Row]:
         """The rows, with what searches have found before and this study does not ask for."""
@@ -263,6 +266,8 @@ def row_of(point: Point, group: Group, text: frozenset[str]) -> Row:
     if values["exchange"] == OWN and group.setting is not None:
         values["exchange"] = group.exchange
     strategy = group.strategy
+    if group.system is not None and strategy is not None:
+        values["strategy"] = f"{group.system.name} on {strategy.name}"
     return {
         "hash": point.hash,
         "point": point.values_hash,
@@ -276,7 +281,9 @@ def row_of(point: Point, group: Group, text: frozenset[str]) -> Row:
     }
 
 
-def with_metrics(row: Row, metrics: np.ndarray, busiest: tuple[str, int], found: Mapping[str, float]) -> Row:
+def with_metrics(
+    row: Row, metrics: np.ndarray, busiest: tuple[str | None, int | None], found: Mapping[str, float]
+) -> Row:
     """The row with what was measured, in the order of `METRICS`, and what searches have `found`, by name.
 
     What the machine does not state is left out.

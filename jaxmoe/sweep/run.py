@@ -62,6 +62,8 @@ def run_sweep(
     """
     check_installed()
     if ray:
+        if study.has_systems:
+            raise SweepError(f"--ray evaluates strategies, but {study.path} has systems; leave --ray out")
         check_address(ray)
     with locked(folder):
         return _run(study, folder, progress, memory_bytes, names, ray)
@@ -135,7 +137,7 @@ def _chunk(group: Group, part: slice, measured: Measured | None, text: frozenset
     assert group.setting is not None
     busy = resources(group.setting)
     return [
-        with_metrics(row, metrics, busy[int(busiest)], found)
+        with_metrics(row, metrics, busy[int(busiest)] if busiest >= 0 else (None, None), found)
         for row, metrics, busiest, found in zip(rows, *measured, strict=True)
     ]
 

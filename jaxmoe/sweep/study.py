@@ -22,6 +22,15 @@ METRICS = ALWAYS + STATED
 KNOWN = METRICS + SEARCHED
 
 Count = Annotated[int, Field(ge=1)]
+
+PLAN, SYSTEM = "plan", "system"  # axes short for system.plan, and for system with its name alone
+
+
+def is_of_system(key: str) -> bool:
+    """Whether a key says which system runs, how, or on which plan."""
+    return key == PLAN or key.split(".")[0] == SYSTEM
+
+
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
@@ -106,9 +115,11 @@ class StudyConfig(Section):
     layers: Annotated[tuple[int, ...], Field(strict=False)] | None = Field(
         default=None, description="the layers to time, as numbered in the full model, or null for all", examples=[[3]]
     )
+    iterations: Count = Field(default=4, description="the iterations that systems are rolled out over", examples=[8])
     set: dict[str, Any] = Field(default={}, description="fixed values by dotted key of the scenario as a mapping")
     axes: dict[str, Any] = Field(
-        description="the values of every axis, by dotted key of the scenario, strategy or exchange, as a mapping; each "
+        description="the values of every axis, by dotted key of the scenario, strategy, exchange, system or plan, as a "
+        "mapping; each "
         "a list or {from: .., to: .., points: .., scale: linear|log}"
     )
     sample: SampleConfig = Field(
@@ -134,6 +145,23 @@ class StudyConfig(Section):
             if key in self.set or key in self.derived:
                 other = "set" if key in self.set else "derived"
                 raise RuleError((other, key), getattr(self, other)[key], "no key of axes", "Remove it here or there")
+        return self
+
+    @model_validator(mode="after")
+    def _systems_are_rolled_out(self) -> "StudyConfig":
+        keys = [*self.axes, *self.set, *self.derived]
+        if not any(map(is_of_system, keys)):
+            return self
+        if "strategy" in keys:
+            section = "axes" if "strategy" in self.axes else "set"
+            got, remedy = getattr(self, section)["strategy"], "Name it plan: a system runs on a plan"
+            raise RuleError((section, "strategy"), got, "no strategy beside a system", remedy)
+        if PLAN in keys and f"{SYSTEM}.{PLAN}" in keys:
+            raise RuleError(("axes",), keys, "one of plan and system.plan", "They are the same; remove one")
+        for index, name in enumerate(self.metrics):
+            if name in SEARCHED:
+                told = "no metric that takes a search of placements, for systems are rolled out"
+                raise RuleError(("metrics", index), name, told, "Leave it out")
         return self
 
     @model_validator(mode="after")
@@ -251,6 +279,11 @@ class Study:
     @property
     def scenario(self) -> Path:
         return self.path.parent / Path(self.config.scenario).expanduser()
+
+    @property
+    def has_systems(self) -> bool:
+        """Whether points are systems that are rolled out, as `jaxmoe simulate` does, and not strategies."""
+        return any(map(is_of_system, (*self.config.axes, *self.config.set, *self.config.derived)))
 
     @property
     def searched(self) -> tuple[str, ...]:

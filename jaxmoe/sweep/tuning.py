@@ -1,10 +1,11 @@
 """A short tuning of every machine of one shape at once: what placements reach there, at a fraction of `jaxmoe tune`.
 
 Descent over relaxed placements, as the gradient tuner has it, runs for a block of machines in one compiled call: same
-batches, same starts, same steps, each with its own numbers. What it ends with is rounded, and compared, layer by layer
-and under every exchange that any placement may have, with all usual strategies that can be compared. There is no local
-search, no division of work anew, and hybrids are as they ship. The steps are `SHORT`: a machine costs 100 steps of two
-starts with 4 batches each, about as long as 4,000 evaluations of one batch.
+batches, same starts, same steps, each with its own numbers and under the exchange that even plans are fastest under
+there. What it ends with is rounded, and compared, layer by layer and under every exchange that any placement may have,
+with all usual strategies that can be compared. There is no local search, no division of work anew, and hybrids are as
+they ship. The steps are `SHORT`: a machine costs 100 steps of two starts with 4 batches each, about as long as 4,000
+evaluations of one batch.
 """
 
 from collections.abc import Sequence
@@ -60,9 +61,15 @@ def _block(setting: Setting, numbers: Float[np.ndarray, "machine key"]) -> Float
         share = np.broadcast_to(strategy.placement.share, (len(numbers), *strategy.placement.share.shape))
         for name in dict.fromkeys((strategy.placement.exchange[0], *names)) if strategy.comparable else ():
             best = np.minimum(best, _timed(models, share, batches, inputs.exchange(name)))
-    for share in _descended(problems, models, batches):
-        for name in names:
-            best = np.minimum(best, _timed(models, share, batches, inputs.exchange(name)))
+    even = np.full((len(problems), *problems[0].frequency.shape, inputs.num_nodes), 1 / inputs.num_nodes)
+    under = {name: _timed(models, even, batches, gather).mean(axis=1) for name, gather in problems[0].gathers.items()}
+    fastest = np.array([*under])[np.argmin([*under.values()], axis=0)]
+    for chosen in np.unique(fastest):
+        # Machines of another choice descend along, so that what a machine gets does not depend on those beside it.
+        for share in _descended(problems, problems[0].gathers[chosen]):
+            for name in names:
+                seconds = _timed(models, share, batches, inputs.exchange(name))
+                best = np.where((fastest == chosen)[:, None], np.minimum(best, seconds), best)
     return best.mean(axis=1)
 
 
@@ -98,12 +105,9 @@ def _times(
     return jax.vmap(one)(models.own, shares)
 
 
-def _descended(problems: Sequence[PlacementProblem], models: _Stack, batches: Batch) -> list[Shares]:
-    """Rounded plans of all starts, by gradient descent under the exchange that even plans are fastest under."""
+def _descended(problems: Sequence[PlacementProblem], exchange: AbstractExchange) -> list[Shares]:
+    """Rounded plans of all starts, by gradient descent under an exchange."""
     first = problems[0]
-    layers, experts = first.frequency.shape
-    even = np.full((len(problems), layers, experts, first.num_nodes), 1 / first.num_nodes)
-    exchange = min(first.gathers.values(), key=lambda each: float(np.median(_timed(models, even, batches, each))))
     under = [problem.under(exchange) for problem in problems]
     settings = affordable(SHORT, first)
     lands = _Stack.of([descent.landscape(each, settings.budget_spread, settings.learning_rate) for each in under])

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import equinox as eqx
@@ -14,15 +15,27 @@ from jaxmoe.des import replay_traffic
 from jaxmoe.des.description import node_seconds, plan_tokens
 from jaxmoe.latency import Decisions, LayerModel, LayerTime
 from jaxmoe.network import alpha_beta
-from jaxmoe.network.pairwise import AllToAll, same_models
+from jaxmoe.network.pairwise import AllToAll, read_profile, same_models
 from jaxmoe.network.profile import STAGES
-from jaxmoe.policies.gate import assignment_copies, biased, choose, gate_bias, node_copies
+from jaxmoe.policies.gate import (
+    GateProblem,
+    assignment_copies,
+    biased,
+    choose,
+    evaluate_gate,
+    gate_bias,
+    node_copies,
+    on_experts,
+    standard_scores,
+    time_proxy,
+    unbiased_copies,
+)
 from jaxmoe.relax import HardMax
 from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, UnsuitableSystemError
 from jaxmoe.traces import Batch, GatingTrace, TraceError
 from jaxmoe.traces.logits import reconstruct_logits, with_logits
 from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl
-from jaxmoe.tune.gate_bias import GateProblem, GateSettings, Limits, descend, judge, on_experts, start, within
+from jaxmoe.tune.gate_bias import GateSettings, Limits, start, tuned_bias
 
 COUNT_BYTES = 4.0  # B of a count of tokens for one expert in the metadata: not stated
 PARTS, STEPS = 4, 80  # of the history that a bias by gradient is tuned on, and its steps
@@ -35,7 +48,8 @@ class CAMoE(AbstractSystem):
     Traffic is accounted on the history, without bias. The bias is that of Eq. 13 with `lambda_cost`, whose scores count
     the own node or leave it out; or by `gradient`, with as much gate mass lost as that of the rule. Times are by
     `alpha_beta` of hops (Eq. 9) or by the machine's congestion model; `copies` are sent for every expert chosen
-    (Eq. 8), or one for each node. Logits are `recorded` with the trace, or `reconstructed` from gate weights.
+    (Eq. 8), or one for each node. Logits are `recorded` with the trace, or `reconstructed` from gate weights. With a
+    `profile`, the path of a table, the bias is made of what was measured.
     """
 
     lambda_cost: float = 0.2
@@ -44,6 +58,7 @@ class CAMoE(AbstractSystem):
     copies: Literal["assignment", "node"] = "assignment"
     time_model: Literal["alpha_beta", "congestion"] = "alpha_beta"
     logits: Literal["recorded", "reconstructed"] = "recorded"
+    profile: str | None = None
 
     def runs(self, setting: Setting) -> dict[str, AbstractRun]:
         _check(setting)
@@ -59,6 +74,18 @@ class CAMoE(AbstractSystem):
         sizes = (jnp.asarray(experts * COUNT_BYTES), model.costs.dispatch_bytes, model.costs.combine_bytes)
         return AllToAll(same_models(times), *sizes)
 
+    def _by_pairs(self, model: LayerModel, experts: int) -> AllToAll:
+        """The all-to-all by alpha and beta of pairs, which the rule needs: the machine's, or measured ones."""
+        exchange = replace(self, time_model="alpha_beta").exchange(model, experts)
+        if self.profile is None:
+            return exchange
+        found, nodes = read_profile(Path(self.profile)), model.machine.num_nodes
+        if found.num_nodes != nodes:
+            raise UnsuitableSystemError(
+                f"system.profile {self.profile} is of {found.num_nodes} nodes, but the machine has {nodes}; profile it"
+            )
+        return replace(exchange, models={stage: found.model(stage) for stage in STAGES})
+
     def _with_logits(self, trace: GatingTrace) -> GatingTrace:
         if trace.logits is not None or self.logits == "recorded":
             return with_logits(trace)
@@ -70,20 +97,18 @@ class CAMoE(AbstractSystem):
     def _table(self, setting: Setting, history: GatingTrace) -> Float[np.ndarray, "layer node expert"]:
         """The bias of every layer, source and expert."""
         problems = [self._problem(setting, history, part) for part in range(PARTS)]
-        copies = np.mean([_accounted(problem) for problem in problems], axis=0)
-        bias = partial(gate_bias, problems[0].exchange, own=self.own_node)
-        rule = jax.vmap(lambda copies, share: bias(copies, share, self.lambda_cost))(
-            jnp.asarray(copies), problems[0].share
-        )
-        if self.bias == "rule":
-            return np.asarray(rule)
-        per_node = jnp.einsum("lue,len->lun", rule, problems[0].share) / problems[0].share.sum(axis=1)[:, None]
-        judged = [judge(problem, rule) for problem in problems]
-        limits = Limits(1 - float(np.mean([one.retained.mean() for one in judged])))
-        begin = start("table", -per_node / max(self.lambda_cost, 1e-9), self.lambda_cost)
-        found = descend(problems, limits, GateSettings(steps=STEPS), begin)
-        kept = within(problems, limits, found.bias, found.share)
-        return np.asarray(on_experts(jnp.asarray(kept), problems[0].share))
+        copies = jnp.mean(jnp.stack([unbiased_copies(problem) for problem in problems]), axis=0)
+        share, exchange = problems[0].share, self._by_pairs(setting.model, problems[0].share.shape[1])
+        if self.bias == "rule" or self.lambda_cost == 0:
+            made = jax.vmap(lambda copies, share: gate_bias(exchange, copies, share, self.lambda_cost, self.own_node))
+            return np.asarray(made(copies, share))
+        scores = jax.vmap(lambda copies: standard_scores(time_proxy(exchange, copies), self.own_node))(copies)
+        begin = start("table", scores, self.lambda_cost)
+        rule = on_experts(begin.nodes(), share)
+        lost = [1 - float(evaluate_gate(problem, rule).retained.mean()) for problem in problems]
+        settings = GateSettings(steps=STEPS)
+        found = tuned_bias(problems[:-1], problems[-1:], Limits(float(np.mean(lost))), settings, begin)
+        return np.asarray(on_experts(jnp.asarray(found.bias), share))
 
     def _problem(self, setting: Setting, history: GatingTrace, part: int) -> GateProblem:
         """A part of the last tokens of the history, which stands for a batch."""
@@ -93,9 +118,8 @@ class CAMoE(AbstractSystem):
         first = history.num_tokens - seen + part * size
         assert history.logits is not None
         logits = np.moveaxis(history.logits[first : first + size], 1, 0)
-        by_pairs = replace(self, time_model="alpha_beta")
         return GateProblem(
-            exchange=by_pairs.exchange(setting.model, logits.shape[2]),
+            exchange=(self.exchange if self.profile is None else self._by_pairs)(setting.model, logits.shape[2]),
             topology=setting.model.machine.topology,
             logits=jnp.asarray(logits, jnp.float32),
             source=jnp.asarray(np.arange(size) * nodes // size, jnp.int32),
@@ -114,18 +138,6 @@ def _check(setting: Setting) -> None:
         raise UnsuitableSystemError(
             "system camoe gates whole batches, but the schedule cuts them into micro-batches; use schedule: serial"
         )
-
-
-@eqx.filter_jit
-def _accounted(problem: GateProblem) -> Float[Array, "layer node node2"]:
-    """Copies of an unbiased pass (Eq. 10)."""
-
-    def layer(given: tuple[Array, Array]) -> Array:
-        logits, share = given
-        chosen = _as_ones(choose(logits, problem.top_k).experts, logits.shape[1])
-        return problem.weight * assignment_copies(chosen, problem.source, share)
-
-    return jax.lax.map(layer, (problem.logits, problem.share))
 
 
 def _as_ones(experts: Int[Array, "token top_k"], count: int) -> Float[Array, "token expert"]:

@@ -18,6 +18,9 @@ from jaxmoe.traces.trace import MISSING, GatingTrace, TraceError, load_counts
 
 WHOLE = 0.995  # of weights that sum to 1 but for rounding
 LEAST = 1e-8  # a weight that was rounded to 0
+# Of the least chosen logit, 0, that no other reaches. A smaller number would not outlast the sum with a bias: XLA takes
+# what is below 1e-38 for 0, and float32 has 8 digits.
+BELOW = 1e-6
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ def with_logits(trace: GatingTrace) -> GatingTrace:
 
 
 def reconstruct_logits(trace: GatingTrace, gap: float = 1.0) -> Reconstruction:
-    """Logits from gate weights. Raises `TraceError` for a trace without weights, or with a choice that is missing.
+    """Logits from gate weights. Raises `TraceError` for a trace without weights or a choice, or with no softmax's.
 
     What is not chosen is divided in proportion to how often experts were chosen in the layer, none above the least
     chosen. Where their mass is not known, the most popular of them stands `gap` below the least chosen.
@@ -55,6 +58,11 @@ def reconstruct_logits(trace: GatingTrace, gap: float = 1.0) -> Reconstruction:
         raise TraceError("a choice is missing, so its weight is unknown; leave such tokens out first")
     weights = np.maximum(trace.weights.astype(np.float64), LEAST)
     total = weights.sum(axis=2)
+    if total.max() > 2 - WHOLE:
+        raise TraceError(
+            f"gate weights of a token sum to {total.max():.4g}, more than 1, so they are no softmax that logits could "
+            "be had from; record the logits"
+        )
     known = bool((total < WHOLE).mean() > 0.5)
     chosen = np.zeros((*total.shape, trace.num_experts), bool)
     np.put_along_axis(chosen, trace.experts.astype(np.int64), True, axis=2)
@@ -68,9 +76,8 @@ def reconstruct_logits(trace: GatingTrace, gap: float = 1.0) -> Reconstruction:
         part = free / free.max(axis=2, keepdims=True) * least * np.exp(-gap)
     np.put_along_axis(part, trace.experts.astype(np.int64), weights, axis=2)
     logits = np.log(np.maximum(part, LEAST)) - np.log(least)
-    below = np.nextafter(np.float32(0), np.float32(-1))
-    logits = np.where(chosen, logits, np.minimum(logits, below)).astype(np.float32)
-    most = np.where(chosen, logits, 0).astype(np.float32)
+    logits = np.where(chosen, logits, np.minimum(logits, -BELOW)).astype(np.float32)
+    most = np.where(chosen, logits, -BELOW).astype(np.float32)
     facts = trace.facts | {"logit_source": "reconstructed from gate weights; those not chosen are assumed"}
     return Reconstruction(replace(trace, logits=logits, facts=facts), most, known)
 

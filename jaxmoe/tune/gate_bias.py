@@ -6,7 +6,7 @@ or together with where experts are. Choices are exact on the way forward and rel
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import equinox as eqx
@@ -14,100 +14,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 from scipy.optimize import linear_sum_assignment
 
-from jaxmoe.hardware import AbstractTopology
-from jaxmoe.network.pairwise import AllToAll
-from jaxmoe.relax import HardMax, SmoothMax, sinkhorn, soft_top_k, straight_through
+from jaxmoe.policies.gate import (
+    GateOutcome,
+    GateProblem,
+    divergence,
+    evaluate_gate,
+    on_experts,
+    route,
+    unbiased,
+)
+from jaxmoe.relax import SmoothMax, as_number, sinkhorn
 
 Form = Literal["scalar", "layer", "source", "table"]
 FORMS: tuple[Form, ...] = ("scalar", "layer", "source", "table")
-
-
-class Routed(NamedTuple):
-    """What a biased gate does with a batch of one layer."""
-
-    copies: Float[Array, "node node2"]  # [source, node of the expert]
-    loads: Float[Array, " expert"]
-    retained: Float[Array, ""]  # gate mass of the choices over that of the unbiased ones
-    changed: Float[Array, ""]  # part of the unbiased choices that are no longer made
-
-
-class GateProblem(eqx.Module):
-    """Tokens of all layers with their logits, and what their all-to-all costs.
-
-    `logits` are [layer, token, expert]; `source` is the node of every token, alike in all layers. A token stands for
-    `weight` tokens, so that a part of a batch may stand for all of it.
-    """
-
-    exchange: AllToAll
-    topology: AbstractTopology
-    logits: Float[Array, "layer token expert"]
-    source: Int[Array, " token"]
-    share: Float[Array, "layer expert node"]
-    weight: Float[Array, ""]
-    top_k: int = eqx.field(static=True)
-
-    @property
-    def num_nodes(self) -> int:
-        return self.share.shape[-1]
-
-
-def route(
-    problem: GateProblem,
-    logits: Float[Array, "token expert"],
-    bias: Float[Array, "node expert"],
-    share: Float[Array, "expert node"],
-    temperature: Float[Array, ""] | None,
-) -> Routed:
-    """Route the tokens of one layer by biased logits: exact, or with the derivative of choices at a temperature."""
-    given = logits + bias[problem.source]
-    exact = _chosen(jax.lax.stop_gradient(given), problem.top_k)
-    chosen = exact
-    if temperature is not None:
-        chosen = straight_through(exact, soft_top_k(given, problem.top_k, temperature))
-    before, mass = _chosen(logits, problem.top_k), jax.nn.softmax(logits, axis=-1)
-    by_source = problem.weight * jax.ops.segment_sum(chosen, problem.source, problem.num_nodes)
-    return Routed(
-        copies=by_source @ share,
-        loads=by_source.sum(axis=0),
-        retained=(mass * chosen).sum() / (mass * before).sum(),
-        changed=1 - (chosen * before).sum() / before.sum(),
-    )
-
-
-def _chosen(logits: Float[Array, "token expert"], top_k: int) -> Float[Array, "token expert"]:
-    """1 for the largest K of every token."""
-    least = jax.lax.top_k(logits, top_k)[0][:, -1:]
-    return (logits >= least).astype(logits.dtype)
-
-
-class Judged(NamedTuple):
-    """What bias and placement do on the tokens of a problem; leaves are [layer]."""
-
-    seconds: Float[Array, " layer"]
-    loads: Float[Array, "layer expert"]
-    retained: Float[Array, " layer"]
-    changed: Float[Array, " layer"]
-
-
-@eqx.filter_jit
-def judge(
-    problem: GateProblem,
-    bias: Float[Array, "layer node expert"],
-    share: Float[Array, "layer expert node"] | None = None,
-) -> Judged:
-    """Exact times and choices, layer by layer, under the problem's placement or another."""
-    shares = problem.share if share is None else share
-
-    def layer(given) -> Judged:
-        logits, bias, share = given
-        routed = route(problem, logits, bias, share, None)
-        seconds = problem.exchange.total(problem.topology, routed.copies, HardMax())
-        return Judged(seconds, routed.loads, routed.retained, routed.changed)
-
-    return jax.lax.map(layer, (problem.logits, bias, shares))
+LEAST_LOST = 1e-9  # of gate mass: a limit of nothing has no ratio to it
+STRETCHES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)  # of the way from a start to where descent ended, tried on held tokens
 
 
 # What descends.
@@ -172,17 +96,25 @@ class Limits:
     avg_layer_kl: float = np.inf
 
 
-@dataclass(frozen=True)
-class GateSettings:
+Ends = tuple[Float[Array, ""] | float, Float[Array, ""] | float]
+"""What is annealed, first and last."""
+
+
+def _as_numbers(ends: Ends) -> Ends:
+    return as_number(ends[0]), as_number(ends[1])
+
+
+class GateSettings(eqx.Module):
     """How to descend. Temperatures: of choices, in logits; of the maximum, relative; of the placement."""
 
-    steps: int = 120
-    learning_rate: float = 0.03
-    temperature: float = 0.3
-    max_temperature: tuple[float, float] = (0.05, 0.005)
-    place_temperature: tuple[float, float] = (0.5, 0.05)
-    price: float = 30.0  # of the gate mass lost, in latencies, at first
-    dual_rate: float = 0.1  # by which prices grow where a limit is broken, and fall where it is kept
+    steps: int = eqx.field(static=True, default=120)
+    learning_rate: Float[Array, ""] = eqx.field(default=0.03, converter=as_number)
+    temperature: Float[Array, ""] = eqx.field(default=0.3, converter=as_number)
+    max_temperature: Ends = eqx.field(default=(0.05, 0.005), converter=_as_numbers)
+    place_temperature: Ends = eqx.field(default=(0.5, 0.05), converter=_as_numbers)
+    price: Float[Array, ""] = eqx.field(default=30.0, converter=as_number)  # of gate mass lost, in latencies, at first
+    # How fast prices grow where a limit is broken, and fall where it is kept.
+    dual_rate: Float[Array, ""] = eqx.field(default=0.1, converter=as_number)
 
 
 @dataclass(frozen=True)
@@ -200,20 +132,6 @@ class _State(NamedTuple):
     prices: Float[Array, " limit"]  # of gate mass lost and of divergence
 
 
-def on_experts(
-    bias: Float[Array, "layer node node2"], share: Float[Array, "layer expert node"]
-) -> Float[Array, "layer node expert"]:
-    """The bias of every expert: that of its node."""
-    return jnp.einsum("lun,len->lue", bias, share)
-
-
-def divergence(base: Float[Array, "*lead expert"], loads: Float[Array, "*lead expert"]) -> Float[Array, "*lead"]:
-    """Kullback-Leibler divergence of loads from those of the base, nats, with 1 added to each (camoe Eq. 19)."""
-    smooth = [each + 1 for each in (base, loads)]
-    p, q = (each / each.sum(axis=-1, keepdims=True) for each in smooth)
-    return (p * jnp.log(p / q)).sum(axis=-1)
-
-
 def descend(
     problems: Sequence[GateProblem],
     limits: Limits,
@@ -229,13 +147,13 @@ def descend(
     free = (bias, place)
     arrays = eqx.filter(free, eqx.is_inexact_array)
     state = _State(free, optax.scale_by_adam().init(arrays), jnp.asarray([settings.price, 1.0]))
-    unbiased = [judge(problem, _no_bias(problem)) for problem in problems]
-    bounds = jnp.asarray([limits.lost, min(limits.avg_layer_kl, 1e3)])
-    history = []
+    before = [evaluate_gate(problem, unbiased(problem)) for problem in problems]
+    bounds = jnp.asarray([max(limits.lost, LEAST_LOST), min(limits.avg_layer_kl, 1e3)])
+    history, numbers = [], replace(settings, steps=1)  # how many steps there are compiles none of them anew
     for step in range(settings.steps):
         turn = step % len(problems)
         progress = jnp.asarray(step / max(settings.steps - 1, 1), jnp.float32)
-        state, now = _step(problems[turn], unbiased[turn], bounds, settings, state, progress)
+        state, now = _step(problems[turn], before[turn], bounds, numbers, state, progress)
         history.append(now)
     bias, place = state.free
     layers, nodes = len(problems[0].share), problems[0].num_nodes
@@ -247,22 +165,17 @@ def descend(
     return Found(np.asarray(table), share, np.asarray(history))
 
 
-def _no_bias(problem: GateProblem) -> Float[Array, "layer node expert"]:
-    layers, _, experts = problem.logits.shape
-    return jnp.zeros((layers, problem.num_nodes, experts))
-
-
 def relaxed_objective(
     free: tuple[Bias | None, Placed | None],
     problem: GateProblem,
-    base: Judged,
+    base: GateOutcome,
     settings: GateSettings,
     prices: Float[Array, " limit"],
     progress: Float[Array, ""],
 ) -> tuple[Float[Array, ""], Float[Array, "3"]]:
     """Relative latency plus the price of what routing loses; and latency, gate mass lost and divergence apart."""
 
-    def annealed(ends: tuple[float, float]) -> Float[Array, ""]:
+    def annealed(ends: Ends) -> Float[Array, ""]:
         return ends[0] * (ends[1] / ends[0]) ** progress
 
     bias, place = free
@@ -288,7 +201,7 @@ def relaxed_objective(
 @eqx.filter_jit
 def _step(
     problem: GateProblem,
-    base: Judged,
+    base: GateOutcome,
     bounds: Float[Array, " limit"],
     settings: GateSettings,
     state: _State,
@@ -313,17 +226,44 @@ def within(
 ) -> Float[np.ndarray, "layer node node2"]:
     """The bias times the largest factor up to 1.5 that keeps the limits on these tokens, by exact choices."""
 
+    before = [evaluate_gate(problem, unbiased(problem)).loads for problem in problems]
+
     def keeps(factor: float) -> bool:
         table = on_experts(jnp.asarray(factor * bias), jnp.asarray(share))
-        lost, moved = [], []
-        for problem in problems:
-            judged = judge(problem, table, jnp.asarray(share))
-            lost.append(1 - float(judged.retained.mean()))
-            moved.append(divergence(judge(problem, _no_bias(problem)).loads, judged.loads).mean())
-        return bool(np.mean(lost) <= limits.lost and np.mean(moved) <= limits.avg_layer_kl)
+        after = [evaluate_gate(problem, table, jnp.asarray(share)) for problem in problems]
+        lost = np.mean([1 - float(one.retained.mean()) for one in after])
+        moved = np.mean([divergence(base, one.loads).mean() for base, one in zip(before, after, strict=True)])
+        return bool(lost <= limits.lost and moved <= limits.avg_layer_kl)
 
     low, high = 0.0, 1.5
     for _ in range(halvings):
         middle = (low + high) / 2
         low, high = (middle, high) if keeps(middle) else (low, middle)
     return low * bias
+
+
+# Tokens that no descent has seen: a table of a number for every pair learns the chance of few tokens by heart.
+
+
+def fastest(held: Sequence[GateProblem], candidates: Sequence[Found]) -> Found:
+    """The candidate of least exact mean latency on these tokens; of equal ones the first."""
+
+    def seconds(found: Found) -> float:
+        share = jnp.asarray(found.share)
+        table = on_experts(jnp.asarray(found.bias), share)
+        return float(np.mean([evaluate_gate(problem, table, share).seconds.mean() for problem in held]))
+
+    return min(candidates, key=seconds)
+
+
+def tuned_bias(
+    problems: Sequence[GateProblem], held: Sequence[GateProblem], limits: Limits, settings: GateSettings, begin: Bias
+) -> Found:
+    """A bias by descent from a start, as far from the start as `held` tokens bear out: at least as fast there.
+
+    What is compared keeps the limits on `problems`; so the start, too, is scaled until it does.
+    """
+    found = descend(problems, limits, settings, begin)
+    first = np.broadcast_to(np.asarray(begin.nodes()), found.bias.shape)
+    tables = [first + part * (found.bias - first) for part in STRETCHES]
+    return fastest(held, [replace(found, bias=within(problems, limits, each, found.share)) for each in tables])

@@ -9,9 +9,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from setting import LOGIT_SCALE, TOP_K, contiguous, costs, network, problem, tokens, unbiased_copies, write_rows
+from setting import LOGIT_SCALE, TOP_K, contiguous, costs, network, problem, tokens, write_rows
 
-from jaxmoe.policies.gate import assignment_copies, biased, choose, gate_bias
+from jaxmoe.policies.gate import assignment_copies, biased, chosen_experts, gate_bias, unbiased_copies
 from jaxmoe.policies.gate_control import GateController, Observed
 
 ITERATIONS, CHANGE, BATCH, POOL, SEED = 1000, 200, 512, 8192, 0
@@ -22,7 +22,7 @@ STRENGTH, ROW = 0.2, 3  # the layer that is watched
 @eqx.filter_jit
 def iterate(given, true, bias, logits):
     """Copies that a biased gate sends, and what dispatch and combine take on the true network."""
-    chosen = jax.nn.one_hot(choose(biased(logits, bias, given.source), TOP_K).experts, logits.shape[1]).sum(axis=1)
+    chosen = chosen_experts(biased(logits, bias, given.source), TOP_K)
     copies = given.weight * assignment_copies(chosen, given.source, given.share[0])
     seconds = true.seconds(given.topology, copies)
     return copies, seconds["dispatch"], seconds["combine"]

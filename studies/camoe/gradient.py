@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from setting import STRENGTHS, TOKENS_PER_NODE, network, problem, scores_of, write_rows
 
+from jaxmoe.policies.gate import evaluate_gate, on_experts
 from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl
 from jaxmoe.traces.synthesis import PRESETS, sample_trace
-from jaxmoe.tune.gate_bias import FORMS, GateSettings, Limits, descend, judge, on_experts, start, within
+from jaxmoe.tune.gate_bias import FORMS, GateSettings, Limits, descend, start, within
 
 NUM_LAYERS, SEED = 16, 0
 PARTS, PART = 4, 1024  # batches to train on, and their tokens
@@ -47,8 +48,8 @@ def sets() -> dict[str, list]:
 def figures(problems, bias, share) -> dict[str, float]:
     """Latency saved in %, and all that tells how far routing has changed."""
     none = jnp.zeros_like(on_experts(bias, problems[0].share))
-    base = [judge(each, none) for each in problems]
-    after = [judge(each, on_experts(bias, share), share) for each in problems]
+    base = [evaluate_gate(each, none) for each in problems]
+    after = [evaluate_gate(each, on_experts(bias, share), share) for each in problems]
 
     def mean(judged, name):
         return float(np.mean([getattr(one, name).mean() for one in judged]))

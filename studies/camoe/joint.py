@@ -1,30 +1,24 @@
 """Bias and placement, alone, in turn and at once, on three networks; see README.md.
 
-`python studies/camoe/joint.py` writes `joint.csv`. Placements keep as many experts on every node.
+`python studies/camoe/joint.py` writes `joint.csv`; with `--networks` and `--seeds` it replaces those rows alone.
+Placements keep as many experts on every node.
 """
 
+import argparse
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from setting import TOKENS_PER_NODE, contiguous, network, problem, scores_of, tokens, write_rows
+from setting import HERE, TOKENS_PER_NODE, network, problem, read_rows, scores_of, tokens, write_rows
 
 from jaxmoe.hardware import wafers
-from jaxmoe.tune.gate_bias import (
-    GateSettings,
-    Limits,
-    descend,
-    divergence,
-    judge,
-    on_experts,
-    placed_like,
-    start,
-    within,
-)
+from jaxmoe.policies.gate import GateProblem, divergence, evaluate_gate, on_experts, unbiased
+from jaxmoe.tune.gate_bias import Bias, Found, GateSettings, Limits, descend, fastest, placed_like, start, tuned_bias
 
-NUM_LAYERS, SEED, STRENGTH, MARGIN = 4, 0, 0.2, 0.95
-PARTS, PART, UNSEEN = 2, 2048, 4096
+NUM_LAYERS, SEEDS, STRENGTH, MARGIN = 4, (0, 1, 2), 0.2, 0.95
+PARTS, PART, HELD, UNSEEN = 4, 2048, 4096, 4096
+DRAWN = 65536  # tokens of about 80 requests, of which batches have some of all
 BIAS = GateSettings(steps=40)
 PLACE = GateSettings(steps=40, learning_rate=0.1)
 BOTH = GateSettings(steps=40, learning_rate=0.05)
@@ -40,68 +34,77 @@ def networks():
     }
 
 
-def corners(training, unseen, name: str):
-    """One line for each corner: a bias, a placement, both in turn, both at once."""
-    share = training[0].share
-    scores = jnp.stack([scores_of(each) for each in training]).mean(axis=0)
-    none = np.zeros(scores.shape, np.float32)
-    rule = np.mean([judge(each, on_experts(-STRENGTH * scores, share)).retained.mean() for each in training])
-    limits = Limits(1 - float(rule))
-
-    def tuned(problems, bias, place, settings):
-        found = descend(problems, Limits(MARGIN * limits.lost), settings, bias, place)
-        return found.bias, found.share
+def corners(training, held, unseen, name: str):
+    """One line for each corner: a bias, a placement, both in turn, both at once; all chosen on held tokens."""
+    share = np.asarray(training[0].share)
+    none = np.zeros((NUM_LAYERS, unseen.num_nodes, unseen.num_nodes), np.float32)
 
     def at(placement):
         return [replace(each, share=jnp.asarray(placement)) for each in training]
 
-    def kept(bias, placement):
-        return within(at(placement), Limits(MARGIN * limits.lost), bias, placement)
+    def rule(placement) -> Bias:
+        return start("table", jnp.stack([scores_of(each) for each in at(placement)]).mean(axis=0), STRENGTH)
 
-    alone, _ = tuned(training, start("table", scores, STRENGTH), None, BIAS)
-    _, placed = tuned(training, None, placed_like(share, 0.1), PLACE)
-    placed_scores = jnp.stack([scores_of(each) for each in at(placed)]).mean(axis=0)
-    in_turn, _ = tuned(at(placed), start("table", placed_scores, STRENGTH), None, BIAS)
-    # At once, from the placement found alone; then the bias has the rounded placement for as many steps.
-    _, together = tuned(at(placed), start("table", placed_scores, STRENGTH), placed_like(placed, 0.3), BOTH)
-    last_scores = jnp.stack([scores_of(each) for each in at(together)]).mean(axis=0)
-    last, _ = tuned(at(together), start("table", last_scores, STRENGTH), None, BIAS)
-    made = {
-        "neither": (none, np.asarray(share)),
-        "rule": (np.asarray(-STRENGTH * scores), np.asarray(share)),
-        "bias": (kept(alone, share), np.asarray(share)),
-        "placement": (none, placed),
-        "in_turn": (kept(in_turn, placed), placed),
-        "at_once": (kept(last, together), together),
+    begin = rule(share)
+    kept = [evaluate_gate(each, on_experts(begin.nodes(), jnp.asarray(share))).retained.mean() for each in training]
+    limits = Limits(MARGIN * (1 - float(np.mean(kept))))
+
+    def bias(placement) -> Found:
+        return tuned_bias(at(placement), held, limits, BIAS, rule(placement))
+
+    given = Found(none, share, np.zeros((0, 3)))
+    alone = bias(share)
+    placement = fastest(held, [given, descend(training, limits, PLACE, None, placed_like(share, 0.1))])
+    in_turn = bias(placement.share)
+    # At once from what is best so far, bias and placement; then the bias anew on the rounded placement.
+    best = fastest(held, [in_turn, alone])
+    both = descend(at(best.share), limits, BOTH, rule(best.share), placed_like(best.share, 0.3))
+    at_once = fastest(held, [best, bias(both.share)])
+    ruled = replace(given, bias=np.asarray(begin.nodes()))
+    made = {"neither": given, "rule": ruled, "bias": alone, "placement": placement, "in_turn": in_turn}
+    for corner, found in (made | {"at_once": at_once}).items():
+        yield {"network": name, "corner": corner} | figures(replace(unseen, share=jnp.asarray(found.share)), found.bias)
+
+
+def figures(given, bias) -> dict[str, float]:
+    """Latency on these tokens, and how far routing changes."""
+    after = evaluate_gate(given, on_experts(jnp.asarray(bias), given.share))
+    return {
+        "mean_ms": 1e3 * float(after.seconds.mean()),
+        "retained": float(after.retained.mean()),
+        "changed": float(after.changed.mean()),
+        "avg_layer_kl": float(divergence(evaluate_gate(given, unbiased(given)).loads, after.loads).mean()),
     }
-    for corner, (bias, placement) in made.items():
-        given = replace(unseen, share=jnp.asarray(placement))
-        judged = judge(given, on_experts(jnp.asarray(bias), given.share))
-        base = judge(given, jnp.zeros_like(on_experts(jnp.asarray(bias), given.share)))
-        yield {
-            "network": name,
-            "corner": corner,
-            "mean_ms": 1e3 * float(judged.seconds.mean()),
-            "retained": float(judged.retained.mean()),
-            "changed": float(judged.changed.mean()),
-            "avg_layer_kl": float(divergence(base.loads, judged.loads).mean()),
-        }
+
+
+def batches(seed: int, sizes: list[int], top, per_node: int) -> list[GateProblem]:
+    """Batches of about 80 requests each, the same for all, whose tokens live on nodes by chance."""
+    trace, rng = tokens(DRAWN, seed, layers=NUM_LAYERS), np.random.default_rng(seed)
+    made = []
+    for some in np.split(rng.permutation(DRAWN)[: sum(sizes)], np.cumsum(sizes)[:-1]):
+        batch = problem(trace.select_tokens(np.sort(some)), 0, len(some), top, per_node)
+        made.append(replace(batch, source=jnp.asarray(rng.permutation(batch.source))))
+    return made
 
 
 def main() -> None:
-    trace = tokens(PARTS * PART + UNSEEN, SEED, layers=NUM_LAYERS)
-    rows = []
-    for name, top in networks().items():
-        per_node = NODES_TOKENS[name]
-        training = [problem(trace, at * PART, PART, top, per_node) for at in range(PARTS)]
-        unseen = problem(trace, PARTS * PART, UNSEEN, top, per_node)
-        assert contiguous(top.num_nodes, NUM_LAYERS).shape == training[0].share.shape
-        for row in corners(training, unseen, name):
-            rows.append(row)
-            print(
-                {key: round(value, 5) if isinstance(value, float) else value for key, value in row.items()}, flush=True
-            )
-        write_rows("joint", rows)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--networks", nargs="+", choices=NODES_TOKENS, default=[*NODES_TOKENS])
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    options = parser.parse_args()
+    rows = read_rows("joint") if (HERE / "joint.csv").exists() else []
+    for name in options.networks:
+        top, per_node = networks()[name], NODES_TOKENS[name]
+        for seed in options.seeds:
+            *training, held = batches(seed, [*[PART] * PARTS, HELD], top, per_node)
+            (unseen,) = batches(seed + 1000, [UNSEEN], top, per_node)  # of other requests
+            made = [{"seed": seed} | row for row in corners(training, [held], unseen, name)]
+            for row in made:
+                print({key: round(value, 5) if isinstance(value, float) else value for key, value in row.items()})
+            rows = [row for row in rows if (row["network"], row["seed"]) != (name, str(seed))]
+            rows = rows + [{key: str(value) for key, value in row.items()} for row in made]
+            order = [*NODES_TOKENS]
+            write_rows("joint", sorted(rows, key=lambda row: (order.index(row["network"]), int(row["seed"]))))
 
 
 if __name__ == "__main__":

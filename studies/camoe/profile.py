@@ -11,9 +11,8 @@ from setting import network, write_rows
 
 from jaxmoe.des import fabric_of
 from jaxmoe.experiment.profiling import by_simulator, disturbed
-from jaxmoe.hardware import build_graph
-from jaxmoe.network import alpha_beta
-from jaxmoe.network.profile import STAGES, profile_network
+from jaxmoe.network import AlphaBeta
+from jaxmoe.network.profile import STAGES, chained, profile_network
 
 SIZES = np.geomspace(1e3, 64e6, 32).tolist()
 ABOVE = np.geomspace(2e6, 64e6, 8).tolist()  # above the bursts of 0.25 and 1.25 MB
@@ -93,18 +92,19 @@ def four_fits(top) -> list[dict]:
 
 def gpu_paths() -> list[dict]:
     """Fig. 3: write latency between GPUs by path. 429 and 8,325 ns are the paper's; the two between are assumed."""
-    nvlink, switch = 429e-9, 900e-9
-    ends = [(0, 1), (1, 2), (0, 4), (4, 3), (0, 5), (5, 6), (6, 7)]
-    hop = [nvlink, nvlink, switch, switch, 2775e-9, 2775e-9, 2775e-9]
-    both = ends + [(end, begin) for begin, end in ends]
-    graph = build_graph(8, both, [50e9] * len(both), hop + hop, np.arange(16.0).reshape(8, 2))
-    alpha = np.asarray(alpha_beta(graph).alpha)
-    paths = {"NVLink": 1, "NVLink over another GPU": 2, "PCIe switch (assumed)": 3, "host path": 7}
-    stated = {"NVLink": 429, "host path": 8325}
-    return [
-        {"path": name, "alpha_ns": 1e9 * float(alpha[0, node]), "paper_ns": stated.get(name, "")}
-        for name, node in paths.items()
-    ]
+
+    def hops(*latencies: float) -> float:
+        rate = jnp.full((1, 1), 1 / 50e9)
+        return float(chained([AlphaBeta(jnp.full((1, 1), each), rate) for each in latencies]).alpha[0, 0])
+
+    nvlink, switch, host = 429e-9, 900e-9, 2775e-9
+    paths = {
+        "NVLink": (hops(nvlink), 429),
+        "NVLink over another GPU": (hops(nvlink, nvlink), ""),
+        "PCIe switch (assumed)": (hops(switch, switch), ""),
+        "host path": (hops(host, host, host), 8325),
+    }
+    return [{"path": name, "alpha_ns": 1e9 * alpha, "paper_ns": stated} for name, (alpha, stated) in paths.items()]
 
 
 def main() -> None:

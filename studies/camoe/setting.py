@@ -4,7 +4,6 @@ import csv
 from collections.abc import Iterable
 from pathlib import Path
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,10 +11,9 @@ import numpy as np
 from jaxmoe.config import build_model, build_topology, load_hardware, load_model
 from jaxmoe.network import alpha_beta
 from jaxmoe.network.pairwise import AllToAll, same_models
-from jaxmoe.policies.gate import assignment_copies, choose, standard_scores, time_proxy
+from jaxmoe.policies.gate import GateProblem, standard_scores, time_proxy, unbiased_copies
 from jaxmoe.traces import GatingTrace
 from jaxmoe.traces.synthesis import PRESETS, sample_trace
-from jaxmoe.tune.gate_bias import GateProblem
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -35,11 +33,11 @@ def network(name: str = "camoe_4nodes"):
     return build_topology(load_hardware(ROOT / "configs" / "hardware" / f"{name}.yaml"))
 
 
-def costs(topology, pipelined: bool = False) -> AllToAll:
+def costs(topology, experts: int = EXPERTS, hidden: int = MODEL.hidden_size) -> AllToAll:
     """Eq. 9 with alpha and beta of hops."""
-    vector = MODEL.hidden_size * ELEMENT
-    sizes = (EXPERTS * COUNT, vector + PROBABILITY, vector)
-    return AllToAll(same_models(alpha_beta(topology, pipelined)), *(jnp.asarray(size, jnp.float32) for size in sizes))
+    vector = hidden * ELEMENT
+    sizes = (experts * COUNT, vector + PROBABILITY, vector)
+    return AllToAll(same_models(alpha_beta(topology)), *(jnp.asarray(size, jnp.float32) for size in sizes))
 
 
 def contiguous(nodes: int, layers: int = LAYERS, experts: int = EXPERTS) -> jax.Array:
@@ -73,18 +71,6 @@ def problem(
         weight=jnp.asarray(nodes * nodes_tokens / count, jnp.float32),
         top_k=trace.top_k,
     )
-
-
-@eqx.filter_jit
-def unbiased_copies(problem: GateProblem) -> jax.Array:
-    """Copies of every layer without a bias, [layer, source, node]."""
-
-    def layer(given):
-        logits, share = given
-        chosen = jax.nn.one_hot(choose(logits, problem.top_k).experts, logits.shape[-1]).sum(axis=1)
-        return problem.weight * assignment_copies(chosen, problem.source, share)
-
-    return jax.lax.map(layer, (problem.logits, problem.share))
 
 
 def scores_of(problem: GateProblem, own: str = "counted") -> jax.Array:

@@ -1,7 +1,8 @@
 """Tables 1 and 2 of camoe: latency, selectivity and change of routing by lambda; see README.md.
 
-`python studies/camoe/table1.py` writes `table1.csv`; with `--calibrate` it prints how the two calibrated
-latencies depend on tokens and scale of logits.
+`python studies/camoe/table1.py` writes `table1.csv`; with `--own` `own_node.csv`, the own node's part in the scores,
+here and on an even network; with `--few` `few_tokens.csv`, KL where few tokens are counted. With `--calibrate` it
+prints how the two calibrated latencies depend on tokens and scale of logits.
 """
 
 import argparse
@@ -11,11 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from setting import LOGIT_SCALE, STRENGTHS, TOKENS_PER_NODE, network, problem, scores_of, tokens, write_rows
 
+from jaxmoe.hardware import fully_connected
+from jaxmoe.policies.gate import evaluate_gate, on_experts
 from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl
-from jaxmoe.tune.gate_bias import judge, on_experts
 
 BATCHES, TOKENS = 2, 4 * TOKENS_PER_NODE
 SEED = 0
+OTHER_SCALES = (0.7, 0.8, 0.9, 1.0)  # with the own node left out
+FEW = (96, 256, 1024)  # tokens of all nodes together
 PAPER = {  # mean and p95 in ms; cv, avg_layer_cv, KL, avg_layer_kl
     0.00: (177.56, 235.51, 0.3368, 1.5118, 0.0, 0.0),
     0.05: (171.49, 220.88, 0.3379, 1.5122, 0.0006, 0.0098),
@@ -27,15 +31,20 @@ PAPER = {  # mean and p95 in ms; cv, avg_layer_cv, KL, avg_layer_kl
 FIGURES = ("mean_ms", "p95_ms", "cv", "avg_layer_cv", "kl", "avg_layer_kl")
 
 
-def rows(trace, own: str, per_node: int, scale: float, strengths=STRENGTHS) -> list[dict]:
+def rows(
+    trace, own: str, per_node: int, scale: float, strengths=STRENGTHS, top=None, sizes=(TOKENS,) * BATCHES
+) -> list[dict]:
     """One line for each lambda."""
-    batches = [problem(trace, at * TOKENS, TOKENS, network(), per_node, scale) for at in range(BATCHES)]
+    top, ends = network() if top is None else top, np.cumsum((0, *sizes))
+    batches = [problem(trace, int(at), size, top, per_node, scale) for at, size in zip(ends, sizes, strict=False)]
     scores = jnp.stack([scores_of(batch, own) for batch in batches]).mean(axis=0)
     made, base = [], None
     for strength in strengths:
-        judged = [judge(batch, on_experts(-strength * scores, batch.share)) for batch in batches]
+        judged = [evaluate_gate(batch, on_experts(-strength * scores, batch.share)) for batch in batches]
         seconds = np.concatenate([np.asarray(one.seconds) for one in judged])
-        loads = np.sum([np.asarray(one.loads, float) for one in judged], axis=0)
+        # Tokens that were counted, however many each stands for: what smooths KL is one token.
+        counted = [np.asarray(one.loads, float) / float(each.weight) for one, each in zip(judged, batches, strict=True)]
+        loads = np.sum(counted, axis=0)
         base = loads if base is None else base
         mean, p95 = 1e3 * seconds.mean(), 1e3 * np.quantile(seconds, 0.95)
         found = (mean, p95, global_cv(loads), avg_layer_cv(loads), global_kl(base, loads), avg_layer_kl(base, loads))
@@ -46,17 +55,66 @@ def rows(trace, own: str, per_node: int, scale: float, strengths=STRENGTHS) -> l
     return made
 
 
+def show(row: dict) -> None:
+    print({name: round(value, 5) if isinstance(value, float) else value for name, value in row.items()}, flush=True)
+
+
 def relative(row: dict, first: dict, name: str) -> float:
     """Change since lambda 0, %."""
     return 100 * (row[name] / first[name] - 1)
 
 
+def own_node(trace) -> list[dict]:
+    """The own node in the scores, left out of them, and its part alone; on A.3 and where all pairs are alike.
+
+    Left out, also with other scales of logits: one figure, the latency at lambda 0.25, calibrates it in either way.
+    """
+    even = fully_connected(4, 1.25e9, 6e-4)
+    cases = [("camoe_4nodes", network(), own, LOGIT_SCALE) for own in ("counted", "left_out", "alone")]
+    cases += [("camoe_4nodes", network(), "left_out", scale) for scale in OTHER_SCALES]
+    cases += [("even", even, own, LOGIT_SCALE) for own in ("counted", "left_out", "alone")]
+    made = []
+    for name, top, own, scale in cases:
+        first, *some = rows(trace, own, TOKENS_PER_NODE, scale, (0.0, 0.1, 0.25), top)
+        for row in some:
+            told = {"network": name, "own_node": own, "logit_scale": scale, "lambda": row["lambda"]}
+            told |= {f"{key}_change_percent": relative(row, first, key) for key in ("mean_ms", "p95_ms", "cv")}
+            told |= {key: row[key] for key in ("avg_layer_cv", "kl", "avg_layer_kl", "retained", "changed")}
+            print(
+                {key: round(value, 5) if isinstance(value, float) else value for key, value in told.items()}, flush=True
+            )
+            made.append(told)
+    return made
+
+
+def few_tokens(trace) -> list[dict]:
+    """KL and avg_layer_kl where so many tokens are counted in all."""
+    cases = [(own, scale, size) for own, scale in (("counted", LOGIT_SCALE), ("left_out", 0.9)) for size in FEW]
+    made = []
+    for own, scale, size in cases:
+        for row in rows(trace, own, TOKENS_PER_NODE, scale, sizes=(size,)):
+            told = {"own_node": own, "logit_scale": scale, "tokens": size}
+            made.append(
+                told | {key: row[key] for key in ("lambda", "kl", "avg_layer_kl", "paper_kl", "paper_avg_layer_kl")}
+            )
+            show(made[-1])
+    return made
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--calibrate", action="store_true")
-    calibrate = parser.parse_args().calibrate
+    parser.add_argument("--own", action="store_true")
+    parser.add_argument("--few", action="store_true")
+    options = parser.parse_args()
+    if options.few:
+        write_rows("few_tokens", few_tokens(tokens(max(FEW), SEED)))
+        return
     trace = tokens(BATCHES * TOKENS, SEED)
-    if calibrate:
+    if options.own:
+        write_rows("own_node", own_node(trace))
+        return
+    if options.calibrate:
         for per_node in (TOKENS_PER_NODE - 30, TOKENS_PER_NODE + 30):
             for scale in (LOGIT_SCALE - 0.1, LOGIT_SCALE + 0.1):
                 first, last = rows(trace, "counted", per_node, scale, (0.0, 0.25))
@@ -72,7 +130,7 @@ def main() -> None:
         for name in ("mean_ms", "p95_ms"):
             row[f"{name}_change_percent"] = relative(row, first, name)
             row[f"paper_{name}_change_percent"] = 100 * (row[f"paper_{name}"] / first[f"paper_{name}"] - 1)
-        print({name: round(value, 5) if isinstance(value, float) else value for name, value in row.items()}, flush=True)
+        show(row)
     write_rows("table1", made)
 
 

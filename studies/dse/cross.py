@@ -4,22 +4,24 @@
     python studies/dse/cross.py --out FOLDER --machines nmp_4x4 nvl72 --models mixtral-8x7b
 
 Ways and machines are those that there are: one that is added later makes a row or a column of its own. A cell is
-written when it is known, and a run that was stopped goes on. Cells whose reason was that something cannot be are
-computed once more with --again.
+written when it is known, and a run that was stopped goes on. Cells are of a version, a digest of the code and of the
+scenario: those of another are computed anew. With --again so are cells whose reason was that something cannot be.
 """
 
 import argparse
+import ast
 import csv
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxmoe.config import build_model, load_scenario_with
+from jaxmoe.config import Scenario, build_model, load_scenario_with, resolved
 from jaxmoe.config.explain import Source
 from jaxmoe.errors import InputError
 from jaxmoe.experiment import score, standard_strategies
@@ -55,13 +57,23 @@ class Column:
         self.machine, self.model = machine, model
 
     @cached_property
+    def scenario(self) -> Scenario:
+        """What is timed; tokens of presets have logits, which a biased gate needs."""
+        preset = {"kind": "preset", "preset": self.model, "logits": 1.0}
+        trace = preset if self.model in PRESETS else {"kind": "synthetic"}
+        values = COMMON | {"hardware": self.machine, "model": self.model, "workload.trace": trace}
+        return load_scenario_with(CONFIGS / "scenarios" / "quickstart.yaml", values, Source("cross.py", HERE))
+
+    @property
+    def version(self) -> str:
+        """The same for the same code and scenario: what cells of this column depend on."""
+        return _digest(code_version(), json.dumps(resolved(self.scenario), sort_keys=True))
+
+    @cached_property
     def inputs(self) -> Inputs:
         """One layer in the middle of the model. Raises `InputError` where the machine computes nothing."""
-        trace = {"kind": "preset", "preset": self.model} if self.model in PRESETS else {"kind": "synthetic"}
-        values = COMMON | {"hardware": self.machine, "model": self.model, "workload.trace": trace}
-        scenario = load_scenario_with(CONFIGS / "scenarios" / "quickstart.yaml", values, Source("cross.py", HERE))
-        layers = build_model(scenario.model).moe_layer_ids
-        return inputs_of(scenario, layers=str(layers[len(layers) // 2]))
+        layers = build_model(self.scenario.model).moe_layer_ids
+        return inputs_of(self.scenario, layers=str(layers[len(layers) // 2]))
 
     @cached_property
     def strategies(self) -> dict[str, Strategy]:
@@ -102,9 +114,28 @@ class Column:
             yield from ((f"{kind} {name}", partial(of, name)) for name in names)
 
 
+@cache
+def code_version() -> str:
+    """A digest of all code that cells may depend on, whatever its comments and its format, and of what it runs on."""
+    parts = [ROOT / "jaxmoe" / name for name in ("cli", "plotting")]  # these compute nothing
+    files = [path for path in sorted((ROOT / "jaxmoe").rglob("*.py")) if not any(map(path.is_relative_to, parts))]
+    trees = (ast.dump(ast.parse(path.read_bytes())) for path in (*files, Path(__file__)))
+    return _digest(jax.__version__, np.__version__, *trees)
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+
+def known_cells(path: Path, version: str) -> dict[str, Cell]:
+    """The cells of a file, none where it is not of this version."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    return known["cells"] if known.get("version") == version else {}
+
+
 def fill(column: Column, path: Path, again: bool) -> dict[str, Cell]:
     """Compute the cells that a file lacks, and write it after each."""
-    cells: dict[str, Cell] = json.loads(path.read_text()) if path.exists() else {}
+    cells = known_cells(path, column.version)
     for name, compute in column.ways():
         if name in cells and not (again and "reason" in cells[name]):
             continue
@@ -115,7 +146,8 @@ def fill(column: Column, path: Path, again: bool) -> dict[str, Cell]:
         if not np.isfinite(cells[name].get("total_s", 0.0)):
             cells[name] = {"reason": "the time is no finite number"}
         with atomic_write(path) as aside:
-            aside.write_text(json.dumps(cells, indent=1) + "\n", encoding="utf-8")
+            told = {"version": column.version, "cells": cells}
+            aside.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     return cells
 
 

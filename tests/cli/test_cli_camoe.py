@@ -30,8 +30,10 @@ def test_a_biased_gate_is_faster_and_says_what_changed(run, tmp_path):
 
 
 def test_without_strength_it_is_the_gate_as_it_is(run, tmp_path):
-    told = simulated(run, tmp_path, "--set", "system.lambda_cost=0", "--set", "system.copies=node")
-    assert told["runs"]["camoe"]["total_s"] == told["runs"]["unbiased"]["total_s"]
+    for bias in ("rule", "gradient"):
+        more = ("--set", "system.lambda_cost=0", "--set", "system.copies=node", "--set", f"system.bias={bias}")
+        told = simulated(run, tmp_path / bias, *more)
+        assert told["runs"]["camoe"]["total_s"] == told["runs"]["unbiased"]["total_s"]
 
 
 def test_a_bias_by_gradient_saves_more(run, tmp_path):
@@ -53,3 +55,26 @@ def test_what_does_not_suit_is_one_clear_error(run, tmp_path, more, message):
     done = run("simulate", SCENARIO, *SMALL, "--iterations", 2, *more, "--out", tmp_path)
     assert done.exit_code == 2
     assert message in " ".join(done.output.split())
+
+
+def test_a_bias_is_made_of_a_profile_and_priced_on_the_machine(run, tmp_path):
+    """Of the machine itself it is the same; of a network with other slow links, another, and none of fewer nodes."""
+    hardware = SCENARIO.parents[2] / "hardware" / "camoe_4nodes.yaml"
+    other = tmp_path / "other.yaml"
+    other.write_text(hardware.read_text().replace("0.1875", "0.6"))
+    for name, machine in (("own", hardware), ("other", other)):
+        done = run("network", "profile", machine, "--sizes", "1e4,1e6,1e8", "--out", tmp_path / name)
+        assert done.exit_code == 0, done.output
+    plain = simulated(run, tmp_path / "plain")
+    own, changed = (
+        simulated(run, tmp_path / f"by_{name}", "--set", f"system.profile={tmp_path / name / 'profile.csv'}")
+        for name in ("own", "other")
+    )
+    assert own["speedup"] == pytest.approx(plain["speedup"], rel=1e-3)
+    assert changed["runs"]["unbiased"]["total_s"] == plain["runs"]["unbiased"]["total_s"]
+    assert changed["speedup"] < own["speedup"]
+    (tmp_path / "few.csv").write_text("phase,source\n")
+    for path, message in (("few.csv", "profile.csv of jaxmoe network profile"), ("none.csv", "cannot be read")):
+        done = run("simulate", SCENARIO, *SMALL, "--set", f"system.profile={tmp_path / path}", "--out", tmp_path / "no")
+        assert done.exit_code == 2
+        assert message in " ".join(done.output.split())

@@ -2,12 +2,14 @@
 
 import json
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from jaxmoe.cli import evaluate, tune
-from jaxmoe.cli.session import Interrupts
+from jaxmoe.cli.session import GRACE_S, Interrupts
 from jaxmoe.placement import read_plan
 from jaxmoe.tune import History, TuneResult
 
@@ -53,6 +55,42 @@ def test_plan_is_kept_when_ctrl_c_strikes_again(run, scenario, out, stopped_tune
     assert result.exit_code == 130
     assert [file.name for file in out.iterdir()] == ["plan.npz"]
     assert "plan.npz" in result.stderr
+
+
+def test_ctrl_c_after_a_search_that_was_stopped_does_not_wait(run, scenario, out, stopped_tuner, monkeypatch):
+    reached = []
+
+    def compare(inputs, strategies, clock, report):
+        signal.raise_signal(signal.SIGINT)
+        reached.append("beyond")
+
+    stopped_tuner("interrupted")
+    monkeypatch.setattr(tune, "compare", compare)
+    result = run("tune", scenario, "--out", out)
+    assert (result.exit_code, reached) == (130, [])
+    assert [file.name for file in out.iterdir()] == ["plan.npz"]
+
+
+BUSY = """
+import hashlib
+from jaxmoe.cli.session import Interrupts, end_at_second_interrupt
+
+end_at_second_interrupt()
+with Interrupts():
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # Python handles no signal before its end
+"""
+
+
+def test_a_second_ctrl_c_ends_a_process_that_python_has_no_hold_of():
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2 * GRACE_S)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(GRACE_S + 5) == 130
+        assert b"ended at once" in process.stderr.read()
 
 
 def test_strategies_that_beat_the_tuned_plan_are_named(run, scenario, out, stopped_tuner):

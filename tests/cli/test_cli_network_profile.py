@@ -41,3 +41,12 @@ def test_bursts_are_warned_of(run, configs, tmp_path):
     done = run("network", "profile", machine, "--sizes", "2e6,8e6,32e6", "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     assert "negative" in done.output
+
+
+def test_options_of_simulated_times_do_not_go_with_measured_ones(run, tmp_path):
+    (tmp_path / "timings.csv").write_text("source,destination,phase,bytes,seconds\n")
+    done = run(
+        "network", "profile", tmp_path / "timings.csv", "--noise", 0.1, "--sizes", "1e3", "--out", tmp_path / "o"
+    )
+    assert done.exit_code == 2
+    assert "--sizes, --noise is for simulated times" in " ".join(done.output.split())

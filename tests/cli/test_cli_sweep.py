@@ -52,8 +52,11 @@ def test_a_sweep_writes_points_and_tells_what_came_out(run, study, out):
     assert len(elasticities) == 8 * 8 * 2
     assert {row["hash"] for row in elasticities} == set(rows)
 
+    (out / "map.png").touch()
     again = run("sweep", study(), "--out", out)
     assert json.loads((out / "summary.json").read_text())["computed"] == 0, again.output
+    # What an earlier run told of points, and this one does not, goes.
+    assert {file.name for file in out.iterdir()} == {"points", "study.yaml", "manifest.json", "summary.json"}
 
 
 def test_effects_and_a_map(run, study, out):

@@ -74,7 +74,7 @@ def test_synth_writes_a_trace_that_can_be_read(run, process, out):
     assert read.seq_start.tolist() == [0, 32, 64, 96]
     summary = summary_of(out)
     assert summary["process"] == {"source": str(process), "facts": made_up().facts}
-    assert summary["trace"] == {"tokens": 100, "layers": 2, "num_experts": 4, "top_k": 2, "requests": 4}
+    assert summary["trace"] == {"tokens": 100, "layers": 2, "num_experts": 4, "top_k": 2, "requests": 4, "logits": None}
 
 
 @pytest.mark.usefixtures("_quick")
@@ -142,7 +142,7 @@ def test_a_trace_that_is_not_there(run, tmp_path, out):
     refused(run("trace", "fit", tmp_path / "none.npz", "--out", out), out, "none.npz", "no such trace file")
 
 
-@pytest.mark.parametrize("options", [["--tokens", "0"], ["--seed", "-1"], ["--seed", "4294967296"]])
+@pytest.mark.parametrize("options", [["--tokens", "0"], ["--seed", "-1"], ["--seed", "4294967296"], ["--logits", "0"]])
 def test_numbers_out_of_range(run, process, out, options):
     result = run("trace", "synth", process, *options, "--out", out)
     assert result.exit_code == 2
@@ -150,9 +150,21 @@ def test_numbers_out_of_range(run, process, out, options):
     assert not out.parent.exists()
 
 
+def test_logits_are_written_whose_largest_are_the_choices(run, process, out):
+    for scale, folder in ((1, out / "one"), (2, out / "two")):
+        done = run("trace", "synth", process, "--tokens", "100", "--logits", scale, "--out", folder)
+        assert done.exit_code == 0, done.output
+    one, two = (read_trace(out / name / "trace.npz") for name in ("one", "two"))
+    np.testing.assert_array_equal(np.argsort(-one.logits, axis=2)[..., : one.top_k], one.experts)
+    np.testing.assert_allclose(two.logits, 2 * one.logits)
+    assert "synthetic" in one.facts["logit_source"]
+    assert summary_of(out / "one")["trace"]["logits"] == 1
+    assert [path.name for path in sorted((out / "one").iterdir())] == ["summary.json", "trace.npz"]
+
+
 def test_a_failure_half_way_leaves_nothing_behind(run, process, out, monkeypatch):
     def fail(*_, **__):
-        yield np.zeros((10, 2, 2), np.int16)
+        yield np.zeros((10, 2, 2), np.int16), np.zeros((10, 2, 0), np.float32)
 
     monkeypatch.setattr("jaxmoe.cli.trace.synthesis.sample_parts", fail)
     refused(run("trace", "synth", process, "--out", out), out, "twice")

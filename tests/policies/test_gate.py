@@ -13,9 +13,9 @@ from jaxmoe.policies.gate import (
     assignment_copies,
     biased,
     choose,
+    chosen_experts,
     gate_bias,
     node_copies,
-    noisy_logits,
     standard_scores,
     time_proxy,
 )
@@ -48,16 +48,21 @@ def chosen(experts) -> jnp.ndarray:
 
 
 def test_the_gate_is_that_of_the_equations():
-    rng = np.random.default_rng(0)
-    hidden, gate, noise = (rng.standard_normal(shape) for shape in ((2, 5), (5, 6), (5, 6)))
-    draw = rng.standard_normal((2, 6))
-    logits = hidden @ gate + np.log1p(np.exp(hidden @ noise)) * draw
-    found = choose(noisy_logits(*(jnp.asarray(each, jnp.float32) for each in (hidden, gate, noise, draw))), 2)
+    logits = np.random.default_rng(0).standard_normal((2, 6))
+    found = choose(jnp.asarray(logits, jnp.float32), 2)
     for token in range(2):
         order = np.argsort(-logits[token])[:2]
         weight = np.exp(logits[token, order])
         np.testing.assert_array_equal(found.experts[token], order)
         np.testing.assert_allclose(found.weights[token], weight / weight.sum(), rtol=1e-4)
+
+
+def test_of_equal_logits_as_many_are_chosen_as_of_others():
+    # As logits of bfloat16 are, and reconstructed ones: more experts than K may share the K-th largest.
+    logits = jnp.asarray([[1.0, 0.0, 0.0, 0.0, -1.0], [0.0] * 5])
+    found = np.asarray(chosen_experts(logits, 2))
+    np.testing.assert_array_equal(found, [[1, 1, 0, 0, 0], [1, 1, 0, 0, 0]])
+    np.testing.assert_array_equal(found, jax.nn.one_hot(choose(logits, 2).experts, 5).sum(axis=1))
 
 
 @settings(deadline=None, max_examples=15)

@@ -68,8 +68,8 @@ def test_a_map_has_every_machine_in_one_cell(study):
 class Ways:
     """A column with one way that has a time, one that cannot be, and perhaps one more."""
 
-    def __init__(self, *more):
-        self.computed, self.more = [], more
+    def __init__(self, *more, version="now"):
+        self.computed, self.more, self.version = [], more, version
 
     def ways(self):
         return [(name, lambda name=name: self._compute(name)) for name in ("fine", "wrong", "endless", *self.more)]
@@ -94,7 +94,29 @@ def test_a_cell_has_a_time_or_a_reason_and_is_computed_once(study, tmp_path):
     again = Ways("new")
     cross.fill(again, path, again=True)
     assert again.computed == ["wrong", "endless"]
-    assert json.loads(path.read_text())["new"] == {"total_s": 2e-6}
+    assert json.loads(path.read_text())["cells"]["new"] == {"total_s": 2e-6}
+
+
+@pytest.mark.parametrize(
+    "before", ['{"version": "before", "cells": {"fine": {"total_s": 1}}}', '{"fine": {"total_s": 1}}']
+)
+def test_cells_of_another_version_are_computed_anew(study, tmp_path, before):
+    _, cross = study
+    path = tmp_path / "machine_model.json"
+    path.write_text(before)
+    assert cross.fill(Ways(), path, again=False)["fine"] == {"total_s": 2e-6}
+    assert cross.fill(later := Ways(version="later"), path, again=False)["fine"] == {"total_s": 2e-6}
+    assert later.computed == ["fine", "wrong", "endless"]
+
+
+def test_a_version_is_of_the_scenario_and_of_the_code(study, monkeypatch):
+    _, cross = study
+    column = cross.Column("nmp_4x4", "mixtral-8x7b")
+    version = column.version
+    assert version == cross.Column("nmp_4x4", "mixtral-8x7b").version
+    others = {cross.Column("nmp_8x8", "mixtral-8x7b").version, cross.Column("nmp_4x4", "deepseek-v3").version}
+    monkeypatch.setattr(cross, "code_version", lambda: "other code")
+    assert len({version, column.version, *others}) == 4
 
 
 def test_the_table_has_no_empty_cell(study):

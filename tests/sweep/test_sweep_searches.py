@@ -2,14 +2,16 @@
 
 import numpy as np
 import pytest
-from pyarrow import dataset
+from pyarrow import dataset, parquet
 from sweep_keys import DIE, LINK
 
 from jaxmoe.experiment import score, standard_strategies
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import inputs_of
-from jaxmoe.sweep import SweepError, read_study
+from jaxmoe.sweep import SweepError, read_study, results, tuning
 from jaxmoe.sweep.answers import check_searched
+from jaxmoe.sweep.setting import setting_of
+from jaxmoe.sweep.tuning import tuned
 from jaxmoe.tune.bounds import lower_bound
 
 CAPACITY = "hardware.die.memory_capacity_GB"
@@ -62,6 +64,26 @@ def test_a_kill_between_new_rows_and_the_end_of_old_ones_leaves_none_twice(sweep
     assert all(row["bound_s"] > 0 for row in rows)
 
 
+def test_no_moment_has_a_point_twice(sweep, tmp_path, monkeypatch):
+    """What is in the folder after each replacement and each removal of a file, while rows get one more metric."""
+    axes, points = {LINK: [1, 20, 30], "strategy": ["tp"]}, tmp_path / "out" / "points"
+    sweep(axes=axes)
+    seen, conform, replace = [], results.Results._conform, results.Results._replace
+
+    def watched(function):
+        def run(self, *arguments):
+            function(self, *arguments)
+            seen.append([row["hash"] for file in points.iterdir() for row in parquet.read_table(file).to_pylist()])
+
+        return run
+
+    monkeypatch.setattr(results.Results, "_conform", watched(conform))
+    monkeypatch.setattr(results.Results, "_replace", watched(replace))
+    sweep(axes=axes | {LINK: [1, 20]}, metrics=METRICS)  # in a file of another name
+    assert len(seen) >= 2
+    assert all(len({*hashes}) == len(hashes) for hashes in seen)
+
+
 def test_a_search_that_the_study_does_not_ask_for_cannot_be_on_a_front(study):
     with pytest.raises(SweepError, match=r"--pareto names bound, which .*study.yaml does not ask for"):
         check_searched(read_study(study(axes={LINK: [1]})), ["total", "bound"])
@@ -93,6 +115,27 @@ def test_tuned_times_are_between_the_bound_and_what_ships(space, sweep):
         assert bound * (1 - 1e-5) <= rows[0]["tuned_s"] <= shipped * (1 + 1e-5)
         gains.append(shipped / rows[0]["tuned_s"])
     assert max(gains) > 1.01
+
+
+@pytest.mark.slow
+def test_a_tuned_time_does_not_depend_on_the_machines_beside(space, monkeypatch):
+    # Even plans are faster along trees where links are slow, and as fast without where ports are.
+    ports = ("hardware.ports.injection_GB_per_s", "hardware.ports.ejection_GB_per_s")
+    changes = {"workload.trace.skew": 1.2, "model.num_experts": 8, "hardware.die.compute_TFLOPs_per_s": 100}
+    changes |= {"tuning.exchanges": ["least_loaded", "corner_host_split_tree"]} | dict.fromkeys(ports, 1)
+    set_up = setting_of(space(axes={LINK: [1]}, set=changes, layers=[3]).scenario({}), (LINK, *ports), "3")
+    machines = np.array([[0.5, 1, 100], [100, 1, 1], [0.5, 100, 1], [100, 0.5, 0.5], [0.5, 1, 1]])
+    under, descended = [], tuning._descended
+
+    def watched(problems, exchange):
+        under.append(exchange.description)
+        return descended(problems, exchange)
+
+    monkeypatch.setattr(tuning, "_descended", watched)
+    together = tuned(set_up, machines)
+    assert len({*under}) == len(under) == 2  # one block, and machines of either choice
+    alone = [tuned(set_up, row[None])[0] for row in machines]
+    np.testing.assert_allclose(together, alone, rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -63,6 +63,10 @@ def test_reconstructed_logits_keep_to_what_is_known(whole):
     expected = np.take_along_axis(LOGITS, ORDER, axis=2)
     np.testing.assert_allclose(np.take_along_axis(logits, ORDER, axis=2), expected - expected[..., -1:], atol=1e-4)
     assert (logits <= found.most + 1e-6).all()
+    # A bias of nothing, compiled, leaves choices as they are: no difference is so small that it is flushed to 0.
+    again = jax.jit(lambda logits, bias: jax.lax.top_k(logits + bias, 3)[1])
+    np.testing.assert_array_equal(again(jnp.asarray(found.most), jnp.zeros(8)), ORDER)
+    np.testing.assert_array_equal(again(jnp.asarray(logits), jnp.full(8, 0.25)), ORDER)
     true = LOGITS - np.take_along_axis(LOGITS, ORDER, axis=2)[..., -1:]
     assert (true <= found.most + 1e-6).all()
     if not whole:
@@ -76,6 +80,12 @@ def test_a_trace_without_logits_or_weights_says_what_to_do():
         with_logits(trace)
     with pytest.raises(TraceError, match="no gate weights"):
         reconstruct_logits(trace)
+
+
+def test_weights_that_are_no_softmax_have_no_logits():
+    # As sigmoids are, or a softmax that was scaled.
+    with pytest.raises(TraceError, match=r"sum to 2\.5, more than 1"):
+        reconstruct_logits(of_weights(2.5 * CHOSEN / CHOSEN.sum(axis=2, keepdims=True), ORDER))
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="no recorded traces beside the project")

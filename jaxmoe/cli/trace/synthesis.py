@@ -17,6 +17,7 @@ from jaxmoe.traces.formats.npz import write_trace_in_parts
 from jaxmoe.traces.synthesis import (
     PRESETS,
     GatingProcess,
+    facts_of,
     fit_process,
     fitted_part,
     preset_process,
@@ -115,14 +116,18 @@ def synth(
     process: str,
     tokens: int,
     seed: int,
+    logits: float | None,
 ) -> None:
-    """Draw a synthetic trace and write it as trace.npz, in pieces: its length is not bounded by memory."""
+    """Draw a synthetic trace and write it as trace.npz, in pieces: its length is not bounded by memory.
+
+    With `logits`, the scale of them, it has logits of its own, whose largest K are the choices.
+    """
     with StageClock() as clock:
         with clock.stage("load"):
             generator = _process(process)
             deal = generator.requests.deal(tokens, seed)
         with progress_bars(interrupts.check) as report, clock.stage("draw"):
-            parts = sample_parts(generator, deal, seed, partial(report, "draw"))
+            parts = sample_parts(generator, deal, seed, partial(report, "draw"), logits)
             write_trace_in_parts(
                 folder.target("trace.npz"),
                 parts,
@@ -132,7 +137,8 @@ def synth(
                 top_k=generator.top_k,
                 seq_start=deal.seq_start,
                 phase=deal.phases(),
-                facts=generator.facts,
+                facts=facts_of(generator, logits),
+                logits=logits is not None,
             )
         summary = {
             "command": "trace synth",
@@ -145,6 +151,7 @@ def synth(
                 "num_experts": generator.num_experts,
                 "top_k": generator.top_k,
                 "requests": len(deal.length),
+                "logits": logits,
             },
         }
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})

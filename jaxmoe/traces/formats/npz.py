@@ -13,7 +13,8 @@ Arrays that are stored uncompressed are mapped, not read: a trace may be larger 
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from tempfile import TemporaryFile
+from typing import IO, Any, BinaryIO
 from zipfile import ZipFile
 
 import numpy as np
@@ -29,9 +30,13 @@ LOADS = ("counts", "counts_by_group", "group_name", "num_experts", "layer_ids", 
 COMPRESSED_BYTES = 2**30  # arrays of more than this in all are stored as they are, so that they can be mapped
 
 
+Part = tuple[np.ndarray, np.ndarray]
+"""Some tokens: experts int [token, layer, top_k], and logits float32 [token, layer, expert], or of no experts."""
+
+
 def write_trace_in_parts(
     path: Path,
-    parts: Iterable[np.ndarray],
+    parts: Iterable[np.ndarray] | Iterable[Part],
     *,
     num_tokens: int,
     num_experts: int,
@@ -41,11 +46,13 @@ def write_trace_in_parts(
     seq_start: np.ndarray | None = None,
     seq_name: tuple[str, ...] | None = None,
     phase: np.ndarray | None = None,
+    logits: bool = False,
 ) -> None:
     """Write a trace of which `parts`, experts int [some tokens, layer, top_k], come one after another.
 
-    No more than one part is held. Raises `TraceError` for parts that are no choices of this model or not
-    `num_tokens` in all; then an older file of that name stays as it is.
+    With `logits`, parts have these beside them; they wait in a file aside until all choices are written. No more than
+    one part is held. Raises `TraceError` for parts that are no choices of this model or not `num_tokens` in all; then
+    an older file of that name stays as it is.
     """
     frame = GatingTrace(  # all but the choices, checked as a trace of one layer
         experts=np.broadcast_to(np.int16(0), (num_tokens, 1, 1)),
@@ -60,10 +67,25 @@ def write_trace_in_parts(
     entries = _entries(frame) | {"layer_ids": np.asarray(layer_ids)}
     del entries["experts"]
     shape = (num_tokens, len(layer_ids), top_k)
-    with atomic_write(path) as aside, ZipFile(aside, "w") as archive:
+    with atomic_write(path) as aside, ZipFile(aside, "w") as archive, TemporaryFile(dir=path.parent) as waiting:
         for name, array in entries.items():
             write_member(archive, name, array.shape, array.dtype, [array])
-        write_member(archive, "experts", shape, np.int16, _checked(parts, shape, num_experts, np.asarray(layer_ids)))
+        chosen = _checked(_kept(parts, waiting), shape, num_experts, np.asarray(layer_ids))
+        write_member(archive, "experts", shape, np.int16, chosen)
+        if logits:
+            waiting.flush()
+            values = np.memmap(waiting, np.float32, "r", shape=(num_tokens, len(layer_ids), num_experts))
+            write_member(archive, "logits", values.shape, values.dtype, _pieces(values))
+
+
+def _kept(parts: Iterable[np.ndarray] | Iterable[Part], waiting: IO[bytes]) -> Iterator[np.ndarray]:
+    """The choices of parts, whose logits go to a file that waits."""
+    for part in parts:
+        if isinstance(part, tuple):
+            waiting.write(np.ascontiguousarray(part[1], np.float32).tobytes())
+            yield part[0]
+        else:
+            yield part
 
 
 def _matches(source: Source, array: str) -> bool:

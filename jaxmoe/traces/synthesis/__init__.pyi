@@ -17,5 +17,6 @@ from .process import Preferences as Preferences
 from .process import Requests as Requests
 from .process import read_process as read_process
 from .process import write_process as write_process
+from .sampling import facts_of as facts_of
 from .sampling import sample_parts as sample_parts
 from .sampling import sample_trace as sample_trace

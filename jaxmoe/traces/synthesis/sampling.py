@@ -92,30 +92,39 @@ def sample_trace(
     in the race, as -log(time), times that number. Choices do not depend on their scale; what a bias does to them does.
     """
     deal = process.requests.deal(tokens, seed)
-    drawn = [*zip(*_sampled_parts(process, deal, seed, report, logits is not None), strict=True)]
+    drawn = [*zip(*sample_parts(process, deal, seed, report, logits), strict=True)]
     return GatingTrace(
         experts=np.concatenate(drawn[0]),
         num_experts=process.num_experts,
         layer_ids=np.asarray(process.layer_ids),
         seq_start=deal.seq_start,
         is_repeat=None,
-        facts=process.facts | ({} if logits is None else {"logit_source": LOGITS}),
+        facts=facts_of(process, logits),
         phase=deal.phases(),
-        logits=None if logits is None else np.float32(logits) * np.concatenate(drawn[1]),
+        logits=None if logits is None else np.concatenate(drawn[1]),
     )
 
 
-def sample_parts(process: GatingProcess, deal: Deal, seed: int, report: Report | None = None) -> Iterator[np.ndarray]:
-    """The experts of the requests in order, int16 [token, layer, top_k], some requests at a time.
-
-    What a request gets depends on the seed, its place in the deal and its own tokens alone. One thread for each core
-    draws: a program runs on one of them, for all but the largest models.
-    """
-    return (experts for experts, _ in _sampled_parts(process, deal, seed, report, logits=False))
+def facts_of(process: GatingProcess, logits: float | None) -> dict[str, str]:
+    """Facts of a trace of this process, and whose its logits are."""
+    return process.facts | ({} if logits is None else {"logit_source": LOGITS})
 
 
 Drawn = tuple[np.ndarray, np.ndarray]
 """Experts int16 [token, layer, top_k], and logits float32 [token, layer, expert], or of no experts."""
+
+
+def sample_parts(
+    process: GatingProcess, deal: Deal, seed: int, report: Report | None = None, logits: float | None = None
+) -> Iterator[Drawn]:
+    """Choices and logits of the requests in order, some requests at a time; logits as of `sample_trace`.
+
+    What a request gets depends on the seed, its place in the deal and its own tokens alone. One thread for each core
+    draws: a program runs on one of them, for all but the largest models.
+    """
+    scale = np.float32(0.0 if logits is None else logits)
+    parts = _sampled_parts(process, deal, seed, report, logits is not None)
+    return ((experts, scale * values) for experts, values in parts)
 
 
 def _sampled_parts(

@@ -116,7 +116,9 @@ def test_parts_make_the_whole_and_progress_reaches_its_end(small, monkeypatch):
     seen = []
     parts = list(sample_parts(small, small.requests.deal(400, 4), 4, lambda *done: seen.append(done)))
     assert len(parts) == 4
-    np.testing.assert_array_equal(np.concatenate(parts), sample_trace(small, 400, seed=4).experts)
+    experts, logits = (np.concatenate(each) for each in zip(*parts, strict=True))
+    np.testing.assert_array_equal(experts, sample_trace(small, 400, seed=4).experts)
+    assert logits.shape[2] == 0
     drawn = [done for done, _ in seen]
     assert {total for _, total in seen} == {400}
     assert (drawn, drawn[-1]) == (sorted(drawn), 400)

@@ -1,0 +1,74 @@
+"""Points that are systems: rolled out over iterations, as `jaxmoe simulate` does, and measured as others are."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmoe.errors import InputError
+from jaxmoe.experiment.simulation import iterations_of, setting_of
+from jaxmoe.latency import LayerTime
+from jaxmoe.latency.schedule import STAGES
+from jaxmoe.sweep.groups import Group
+from jaxmoe.sweep.metrics import METRICS, Measured, Outcome, busy_by_kind
+from jaxmoe.systems import system_of
+
+TOGETHER = 8  # points that are handed on, and so written, at once
+
+
+def rolled_out(group: Group, resources: list[tuple[str, int]]) -> Iterator[tuple[Group, slice, Measured | None]]:
+    """Points of a group, some at a time, with their metrics; or a group with the reason why they cannot be.
+
+    `resources` are those of the machine, in the order that `Measured.busiest` counts them.
+    """
+    for start in range(0, len(group.points), TOGETHER):
+        part = slice(start, min(start + TOGETHER, len(group.points)))
+        try:
+            rows = [_measured(group, numbers, resources) for numbers in group.numbers[part]]
+        except InputError as error:
+            yield replace(group, setting=None, strategy=None, reason=str(error)), part, None
+            continue
+        metrics, busiest = (np.stack(each) for each in zip(*rows, strict=True))
+        yield group, part, Measured(metrics, busiest, [{} for _ in rows])
+
+
+def _measured(group: Group, numbers: np.ndarray, resources: list[tuple[str, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """All metrics of one point, and which resource is busiest, -1 where the system does not tell."""
+    setting, system, plan = group.setting, group.system, group.strategy
+    assert setting is not None
+    assert system is not None
+    assert plan is not None
+    inputs = setting.at(numbers)
+    inputs = replace(inputs, scenario=inputs.scenario.model_copy(update={"system": system}))
+    steps = iterations_of(inputs, group.iterations)
+    made = system_of(system.name, **system.model_dump(exclude={"name", "plan"}))
+    *_, run = made.runs(setting_of(inputs, plan, steps.history)).values()  # the last is the system itself
+    times = _by_layer(run.rollout(steps.batches).time, inputs.num_nodes)
+    outcome = Outcome(times, inputs.model.machine, jnp.asarray(float(inputs.scenario.workload.batch_tokens)))
+    busy = busy_by_kind(times)
+    counts = {kind: sum(each == kind for each, _ in resources) for kind, _ in resources}
+    seconds = np.concatenate([_of_size(busy.get(kind, ()), count) for kind, count in counts.items()])
+    metrics = np.array([float(metric(outcome)) for metric in METRICS.values()])
+    return metrics, np.asarray(seconds.argmax() if seconds.any() else -1)
+
+
+def _of_size(busy: Any, count: int) -> np.ndarray:
+    """Busy seconds of so many resources; none where the system counts others."""
+    return np.asarray(busy) if len(busy) == count else np.zeros(count)
+
+
+def _by_layer(time: LayerTime, nodes: int) -> LayerTime:
+    """Times [step, layer] as those of strategies are, [layer, batch]; a stage that a system does not have takes none.
+
+    Energy is not told of systems.
+    """
+    none = np.zeros(time.total.shape)
+    stages = dict.fromkeys(STAGES, none) | time.stages
+    busy = {stage: {kind: seconds.mean(axis=0) for kind, seconds in of.items()} for stage, of in time.busy.items()}
+    computing = {"node": np.full((time.total.shape[1], nodes), np.nan)} | busy.get("compute", {})
+    stages, total = jax.tree.map(lambda leaf: np.swapaxes(leaf, 0, 1), (stages, time.total))
+    energy = {"of systems": np.full(total.shape, np.nan)}
+    return jax.tree.map(jnp.asarray, LayerTime(stages, busy | {"compute": computing}, total, energy))
