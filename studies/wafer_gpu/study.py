@@ -5,7 +5,6 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -36,7 +35,7 @@ from runs import (
 from jaxmoe.des import SliceCosts, SliceWork, replay_slices
 from jaxmoe.files import atomic_write
 from jaxmoe.latency import FetchCosts, Fetches, HostLink, LayerTime
-from jaxmoe.policies import AllocationCosts, WaferPolicy, run_policy
+from jaxmoe.policies import AllocationCosts, run_policy
 from jaxmoe.tune.allocation import Task, allocation_bound, allocation_seconds, tuned_allocation
 
 
@@ -61,11 +60,17 @@ CHANGES: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "eviction": [("least recent", {"eviction": "least_recent"}), ("none", {"eviction": "keep"})],
     "capacity": [("unlimited", {"unlimited": True})],
     "block": [("25", {"block": 25}), ("100", {"block": 100})],
+    "base divides an expert over": [(f"{dies} dies", {"split": dies}) for dies in (2, 3, 4, 25)],
+    "cost of Algorithm 1": [("reads and compute added up", {"cost": "serial"})],
+    "workload at first": [("none", {"begin": "idle"})],
+    "order of experts": [("by number", {"order": "number"})],
+    "all three, as before": [("", {"cost": "serial", "begin": "idle", "order": "number"})],
     "prefill's map": [("left out", {"prefill": False})],
     "steps counted": [("the last 10", {"first": 10})],
     "popularity": [("even", {"popularity": 0.0}), ("twice as skewed", {"popularity": 2.0})],
     "reuse": [("none", {"reuse": 0.0}), ("twice", {"reuse": 2.0})],
 }
+TOLD = ("spare", "eviction", "unlimited", "block", "split", "cost", "begin", "order")  # to the policy
 SENSITIVE = (("DeepSeek-V3", "dojo_5x5"), ("Qwen3-235B", "tsmc_sow_3x8"))
 
 
@@ -80,7 +85,7 @@ def sensitivity() -> Iterator[Row]:
                 case = Case(model, drawn[:, :batch])
                 known = case.guidance(change.get("top", SETTINGS["top"]), change.get("prefill", True))
                 home = homes(model, machine_of(machine).num_nodes, change.get("home", "random"))
-                own = {name: change[name] for name in ("spare", "eviction", "unlimited", "block") if name in change}
+                own = {name: value for name, value in change.items() if name in TOLD}
                 rows = [
                     {"model": model, "machine": machine, "batch": batch, "what": what, "to": to, "policy": name}
                     | measured(
@@ -126,7 +131,9 @@ def agreement() -> Iterator[Row]:
                         }
 
 
-allocated = eqx.filter_jit(WaferPolicy.allocated)
+@eqx.filter_jit
+def allocated(policy, *task):
+    return policy.allocation(*task)
 
 
 def bounds() -> Iterator[Row]:
@@ -141,7 +148,7 @@ def bounds() -> Iterator[Row]:
                 local = home[:, None] == np.arange(dies)
                 chosen = case.experts[layer, :, PROMPT + 10]
                 task = Task(np.bincount(chosen.ravel(), minlength=len(home)), home, local.astype(float))
-                policy = policy_of(model, machine, allocation="allo")
+                policy = policy_of(model, machine, **POLICIES["allo"])
                 greedy = allocated(policy, *(jnp.asarray(each) for each in (task.counts, home, local)))
                 yield {
                     "model": model,
@@ -162,8 +169,8 @@ def doubled() -> Iterator[Row]:
         for batch, machine in itertools.product((512, 1024), MACHINES):
             chip = machine_of(machine)
             faster = eqx.tree_at(lambda m: m.topology.link_bandwidth, chip, chip.topology.link_bandwidth * 2)
-            policy, all_homes = policy_of(model, machine, allocation="allo"), homes(model, chip.num_nodes)
-            anew = replace(policy, costs=AllocationCosts.of(faster, costs))
+            policy, all_homes = policy_of(model, machine, **POLICIES["allo"]), homes(model, chip.num_nodes)
+            anew = eqx.tree_at(lambda p: p.allocation.costs, policy, AllocationCosts.of(faster, costs))
             for layer, home in enumerate(all_homes):
                 local = home[:, None] == np.arange(chip.num_nodes)
                 counts = np.bincount(drawn[layer, :batch, PROMPT + 10].ravel(), minlength=len(home))

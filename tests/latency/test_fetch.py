@@ -75,6 +75,12 @@ def test_dies_that_share_a_channel_share_its_bandwidth():
     assert float(TIME(MACHINE, both, COSTS).total) == pytest.approx(110e-9 + 300e-9 + BYTES / 2e12, rel=1e-5)
 
 
+def test_half_an_expert_in_the_llc_leaves_half_to_read():
+    one = alone(7, 7)
+    time = TIME(MACHINE, replace(one, hits=one.requests / 2), COSTS)
+    assert float(time.total) == pytest.approx(110e-9 + 300e-9 + BYTES / 2 / 2e12, rel=1e-5)
+
+
 @given(st.integers(0, 10**6))
 @settings(max_examples=30, deadline=None)
 def test_traffic_is_that_of_the_plain_loop_and_bytes_are_conserved(seed):
