@@ -158,7 +158,7 @@ def whole(
     kept = jnp.where((part >= least) | (part == largest), part, 0)
     share = kept / jnp.maximum(kept.sum(axis=1, keepdims=True), 1e-30)
     plan = jnp.floor(share * counts[:, None]).astype(counts.dtype)
-    return plan.at[jnp.arange(len(part)), part.argmax(axis=1)].add(counts - plan.sum(axis=1))
+    return plan.at[jnp.arange(len(part)), part.argmax(axis=1)].add(counts - plan.sum(axis=1, dtype=plan.dtype))
 
 
 LEAST = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.51)  # parts that a die may have at least, all tried
@@ -167,9 +167,11 @@ LEAST = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.51)  # parts that a die may hav
 def best_whole(
     machine: Machine, costs: FetchCosts, relaxed: Float[Array, "expert die"], *task: Array
 ) -> Int[Array, "expert die"]:
-    """The best whole allocation of those that `whole` makes; the task is counts, home and local."""
+    """The best whole allocation of those that `whole` makes, and of homes; the task is counts, home and local."""
     counts, home, local = task
     plans = jax.vmap(lambda least: whole(relaxed, counts, least))(jnp.asarray(LEAST, relaxed.dtype))
+    at_home = jnp.where(home[:, None] == jnp.arange(local.shape[1]), counts[:, None], 0)
+    plans = jnp.concatenate([plans, at_home[None].astype(plans.dtype)])
     return plans[jnp.argmin(jax.vmap(lambda plan: _seconds(machine, costs, home, plan, local))(plans))]
 
 
@@ -180,7 +182,7 @@ def _seconds(machine: Machine, costs: FetchCosts, home: Array, plan: Array, loca
 
 
 class GradientAllocation(eqx.Module):
-    """The best whole allocation that a descent ends with. The same seed gives the same in every layer and step."""
+    """The best whole allocation that a descent ends with, or homes. A seed is that of every layer and step."""
 
     machine: Machine
     costs: FetchCosts
@@ -200,7 +202,10 @@ class GradientAllocation(eqx.Module):
 
 
 class LinearAllocation(eqx.Module):
-    """The solution of the assignment programme, rounded to whole requests; solved outside of compiled code."""
+    """The solution of the assignment programme, rounded to whole requests, or homes where these are better.
+
+    It is solved outside of compiled code.
+    """
 
     machine: Machine
     costs: FetchCosts

@@ -22,7 +22,7 @@ CONFIGS = FOLDER.parents[1] / "configs"
 MACHINES = ("dojo_5x5", "tsmc_sow_3x8", "dojo_enhanced_5x5")
 MAIN_MACHINES = MACHINES[:2]  # those of Fig. 11
 BATCHES = (512, 1024, 2048, 4096, 8192, 16384)  # not in the text
-LAYERS = 8  # stand for all of a model, from its lowest to its highest; dies have that part of their memory
+LAYERS = 4  # stand for all of a model, from its lowest to its highest; dies have that part of their memory
 PROMPT, STEPS = 12, 20  # tokens of a request: prefill, and decode
 SEED = 0
 
@@ -40,23 +40,31 @@ POLICIES: dict[str, dict[str, Any]] = {
     "allo+pred": {"allocation": "allo", "prediction": "heatmap"},
     "pred, perfect": {"allocation": "base", "prediction": "perfect"},
     "pred, unlimited": {"allocation": "base", "prediction": "heatmap", "unlimited": True},
-    "allo+pred, unlimited": {"allocation": "allo", "prediction": "heatmap", "unlimited": True},
+    "base, 3 dies": {"allocation": "base", "prediction": "none", "split": 3},
+    "pred, 3 dies": {"allocation": "base", "prediction": "heatmap", "split": 3},
+    "pred, 3 dies, unlimited": {"allocation": "base", "prediction": "heatmap", "split": 3, "unlimited": True},
 }
 PUBLISHED = ("base", "pred", "allo", "allo+pred")
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model's layers and experts; FP8 weights, one byte each."""
+    """A model's layers and experts; weights take `width` B each, 1 for FP8."""
 
     preset: str
     layers: int
     experts: int
-    weights: float  # of an expert, B
+    parameters: float  # of an expert
+    width: float = 1.0
+
+    @property
+    def weights(self) -> float:
+        """Of an expert, B."""
+        return self.parameters * self.width
 
     @property
     def costs(self) -> FetchCosts:
-        return FetchCosts(self.weights, 2 * self.weights)
+        return FetchCosts(self.weights, 2 * self.parameters)
 
 
 MODELS = {
@@ -64,13 +72,24 @@ MODELS = {
     "Qwen3-235B": Model("qwen3-235b-a22b", 94, 128, 3 * 4096 * 1536.0),
 }
 
+MODELS |= {f"{name}, FP16": replace(model, width=2.0) for name, model in MODELS.items()}
+FP8, FP16 = tuple(MODELS)[:2], tuple(MODELS)[2:]  # of the paper, and of its later edition
+LATER = {  # dies of the later edition's Table I
+    "die.compute_TFLOPs_per_s": "989",
+    "memory": "[{name: llc, bandwidth_GB_per_s: 10000, capacity_GB: 0.064}, {name: hbm, bandwidth_GB_per_s: 3350, "
+    "latency_ns: 300, capacity_GB: 72}]",
+    "link.bandwidth_GB_per_s": "1700",
+}
+
 
 @lru_cache
 def machine_of(name: str) -> Machine:
-    return build_machine(load_hardware(CONFIGS / "hardware" / f"{name}.yaml"))
+    """A machine of the configs; with "later " before its name, with dies of the later edition."""
+    overrides = [f"{key}={value}" for key, value in LATER.items()] if name.startswith("later ") else []
+    return build_machine(load_hardware(CONFIGS / "hardware" / f"{name.removeprefix('later ')}.yaml", overrides))
 
 
-def process_of(model: str, popularity: float = 1.0, reuse: float = 1.0) -> GatingProcess:
+def process_of(model: str, popularity: float = 1.0, reuse: float = 1.0, seed: int = SEED) -> GatingProcess:
     """The model's preset in `LAYERS` layers, with requests of one length; its widths of popularity and reuse scaled."""
     preset = PRESETS[MODELS[model].preset]
     preset = replace(
@@ -79,16 +98,18 @@ def process_of(model: str, popularity: float = 1.0, reuse: float = 1.0) -> Gatin
         popularity=preset.popularity * popularity,
         from_token=preset.from_token * reuse,
     )
-    process = preset.process(SEED)
+    process = preset.process(seed)
     dealt = replace(process.requests, length=np.full(256, PROMPT + STEPS), prompt=np.full(256, PROMPT))
     return replace(process, requests=dealt)
 
 
 @lru_cache(maxsize=2)
-def requests_of(model: str, count: int = BATCHES[-1], popularity: float = 1.0, reuse: float = 1.0) -> np.ndarray:
+def requests_of(
+    model: str, count: int = BATCHES[-1], popularity: float = 1.0, reuse: float = 1.0, seed: int = SEED
+) -> np.ndarray:
     """Made-up gating [layer, request, token, k]."""
     tokens = PROMPT + STEPS
-    trace = sample_trace(process_of(model, popularity, reuse), count * tokens, SEED)
+    trace = sample_trace(process_of(model, popularity, reuse, seed), count * tokens, seed)
     return np.moveaxis(trace.experts.reshape(count, tokens, LAYERS, -1), 2, 0)
 
 
@@ -134,14 +155,22 @@ def counted(before: np.ndarray, after: np.ndarray, experts: int) -> np.ndarray:
     return np.bincount(place.ravel(), minlength=experts**2).reshape(experts, experts).astype(np.float32)
 
 
-def homes(model: str, dies: int, way: str = "random") -> np.ndarray:
+def homes(model: str, dies: int, way: str = "random", seed: int = SEED) -> np.ndarray:
     """Home dies [layer, expert] in equal numbers: dealt at random, in runs of numbers, or round the dies."""
     experts = MODELS[model].experts
     even = np.arange(experts) % dies
     if way == "random":
-        rng = np.random.default_rng(SEED)
+        rng = np.random.default_rng(seed)
         return np.stack([rng.permutation(even) for _ in range(LAYERS)])
     return np.tile({"runs": np.sort(even), "round": even}[way], (LAYERS, 1))
+
+
+def homes_in_turn(model: str, dies: int) -> np.ndarray:
+    """The same, but the dies with one expert more than others are others in each layer."""
+    even = np.arange(MODELS[model].experts)
+    rng = np.random.default_rng(SEED)
+    more = MODELS[model].experts % dies
+    return np.stack([rng.permutation((even + layer * more) % dies) for layer in range(LAYERS)])
 
 
 def policy_of(
@@ -196,9 +225,17 @@ def measured(model: str, machine: str, policy: WaferPolicy, known: Guidance, fir
         "link_us": busy["fetch"]["link"][first:].max(axis=-1).mean() * 1e6,
         "hbm_us": busy["fetch"]["hbm"][first:].max(axis=-1).mean() * 1e6,
         "compute_us": busy["compute"]["node"][first:].max(axis=-1).mean() * 1e6,
+        "even_us": _even(machine, model, known)[first:].mean() * 1e6,
         **{name: values[first:].mean() for name, values in traffic.items()},
         "copies": held.max(),
     }
+
+
+def _even(machine: str, model: str, known: Guidance) -> np.ndarray:
+    """Seconds [step, layer] that no allocation and no copies can beat: each expert read once, all dies alike busy."""
+    chip, costs, counts = machine_of(machine), MODELS[model].costs, np.asarray(known.counts)
+    read = (counts > 0).sum(axis=-1) * float(costs.expert_bytes / chip.memory[-1].bandwidth.sum())
+    return np.maximum(read, counts.sum(axis=-1) * float(costs.flops_per_request / chip.die.flops.sum()))
 
 
 def beside(rows: list[Row], base: Row) -> list[Row]:
