@@ -14,33 +14,42 @@ from jaxmoe.plotting.mesh_loads import MeshPanel, plot_mesh_loads
 HERE = Path(__file__).resolve().parent
 TABLES = STUDIES / "wafer_gpu"
 POLICIES = ("base", "pred", "allo", "allo+pred")
-COLOURS = dict(zip(POLICIES, (style.PALETTE[7], style.PALETTE[4], style.PALETTE[0], style.PALETTE[1]), strict=True))
+COLOURS = dict(zip((*POLICIES, "home"), (style.PALETTE[at] for at in (7, 4, 0, 1, 2)), strict=True))
+SPLIT = {"base": "base, 3 dies", "pred": "pred, 3 dies"}  # where base divides every expert over three dies
 MACHINES = {"dojo_5x5": "Dojo", "tsmc_sow_3x8": "TSMC-SoW", "dojo_enhanced_5x5": "Dojo-Enhanced"}
-SPEEDUP = {"DeepSeek-V3": 5.3, "Qwen3-235B": 3.1}  # allo+pred over base, V-C
+SPEEDUP = {"DeepSeek-V3": (5.3, 7.0), "Qwen3-235B": (3.1, 4.1)}  # allo+pred over base, V-C, here and in a later edition
 MOST_HOPS = 1000  # reductions above it, where almost no hop is left, are not drawn
-HOPS = {"pred": (3.7, 4.4), "allo": (7.2, 10.8), "allo+pred": (210, 944)}  # V-D
+HOPS = {"pred": (3.7, 4.4), "allo": (17, 661), "allo+pred": (210, 944)}  # V-D
 
 
 def draw_throughput(path: Path) -> None:
-    """Fig. 11: throughput and hop reduction over base, by batch."""
-    rows = [row for row in read_table(TABLES / "throughput.csv") if row["policy"] in POLICIES]
+    """Fig. 11: throughput over base by blocks, and over base on three dies, and hop reduction, by batch."""
+    rows = read_table(TABLES / "throughput.csv")
     pairs = [(model, machine) for model in distinct(rows, "model") for machine in list(MACHINES)[:2]]
-    figure = style.new_figure(15, 7.5, "MoE layers in decode: throughput, and hops saved, over base (as Fig. 11)")
-    panels = figure.subplots(2, len(pairs), sharex=True, sharey="row")
-    for (model, machine), (above, below) in zip(pairs, panels.T, strict=True):
-        for name in POLICIES:
-            own = select(rows, model=model, machine=machine, policy=name)
-            for axes, key in ((above, "speedup"), (below, "hop_reduction")):
-                axes.plot(column(own, "batch"), column(own, key), marker="o", color=COLOURS[name], label=name)
-        above.axhline(SPEEDUP[model], color=COLOURS["allo+pred"], linestyle=":", label="paper, allo+pred")
+    figure = style.new_figure(15, 10, "MoE layers in decode: throughput, and hops saved, over base (as Fig. 11)")
+    panels = figure.subplots(3, len(pairs), sharex=True, sharey="row")
+    for (model, machine), (above, middle, below) in zip(pairs, panels.T, strict=True):
+        cases = {name: select(rows, model=model, machine=machine, policy=name) for name in distinct(rows, "policy")}
+        for name in (*POLICIES, "home"):
+            drawn = {"marker": "o", "color": COLOURS[name], "label": name}
+            batch, split = column(cases[name], "batch"), cases.get(SPLIT.get(name, name))
+            above.plot(batch, column(cases[name], "speedup"), **drawn)
+            middle.plot(batch, column(cases["base, 3 dies"], "layer_us") / column(split, "layer_us"), **drawn)
+            if name != "home":
+                below.plot(batch, column(cases[name], "hop_reduction"), **drawn)
+        for axes in (above, middle):
+            for value, line, label in zip(SPEEDUP[model], (":", "--"), ("paper", "its later edition"), strict=True):
+                axes.axhline(value, color=COLOURS["allo+pred"], linestyle=line, label=f"{label}, allo+pred")
         for name, (least, most) in HOPS.items():
             below.axhspan(least, most, color=COLOURS[name], alpha=0.15, label="paper, band of its colour")
         above.set_title(f"{model} on {MACHINES[machine]}", fontsize=style.PANEL_SIZE)
-        _batches(above, "")
-        _batches(below, "requests in a batch")
+        for axes, label in ((above, ""), (middle, ""), (below, "requests in a batch")):
+            _batches(axes, label)
         below.set_yscale("log")
-    panels[0, 0].set_ylabel("throughput over base [times]")
-    panels[1, 0].set_ylabel("hops of base over own [times]")
+        below.set_ylim(0.8, MOST_HOPS)
+    panels[0, 0].set_ylabel("throughput over base by blocks [times]")
+    panels[1, 0].set_ylabel("throughput over base on 3 dies [times]")
+    panels[2, 0].set_ylabel("hops of base over own [times]")
     _legend(figure, panels.ravel())
     style.save(figure, path)
 
@@ -138,7 +147,11 @@ def draw_bounds(path: Path) -> None:
     for axes, model in zip(figure.subplots(1, 2, sharey=True), distinct(rows, "model"), strict=True):
         for machine, marker in zip(MACHINES, style.MARKERS, strict=False):
             own = select(rows, model=model, machine=machine)
-            for key, colour, name in (("allo_us", 0, "Algorithm 1"), ("gradient_us", 1, "gradient")):
+            for key, colour, name in (
+                ("home_us", 2, "homes"),
+                ("allo_us", 0, "Algorithm 1"),
+                ("gradient_us", 1, "gradient"),
+            ):
                 over = 100 * (column(own, key) / column(own, "bound_us") - 1)
                 axes.plot(
                     column(own, "batch"),
@@ -163,7 +176,7 @@ def draw_loads(path: Path) -> None:
         own = select(rows, policy=name)
         busy = [column(select(own, kind=kind), "busy_us") * 1e-6 for kind in ("hbm", "link")]
         panels.append(MeshPanel(name, *busy))
-    title = "Busy time of HBM channels and links in one layer: DeepSeek-V3 on Dojo, 4,096 requests"
+    title = "Busy time of HBM channels and links in one layer: DeepSeek-V3 on Dojo, 16,384 requests"
     measures = (style.Measure("HBM channel busy time", style.time_unit), style.LINK_TIME)
     plot_mesh_loads(path, (5, 5), panels, title, measures)
 
@@ -171,7 +184,9 @@ def draw_loads(path: Path) -> None:
 def draw_timeline(path: Path) -> None:
     """The same layer in the event simulator: when HBM channels, dies and links are busy."""
     rows = read_table(TABLES / "timeline.csv")
-    figure = style.new_figure(11, 7, "One layer in the event simulator: allo+pred, DeepSeek-V3 on Dojo, 4,096 requests")
+    figure = style.new_figure(
+        11, 7, "One layer in the event simulator: allo+pred, DeepSeek-V3 on Dojo, 16,384 requests"
+    )
     kinds = (("hbm", "HBM channel", 0), ("node", "die computes", 2), ("link", "link, all 80", 1))
     panels = figure.subplots(3, 1, sharex=True, height_ratios=(1, 1, 1.6))
     for axes, (kind, label, colour) in zip(panels, kinds, strict=True):

@@ -165,8 +165,11 @@ class WaferGPUConfig(PlannedSystem):
         description="the strategy that places the experts, or the path of a plan.npz",
         examples=["ep_balanced"],
     )
-    allocation: Literal["base", "allo"] = Field(
-        default="allo", description="who computes which requests: round-robin, or Algorithm 1", examples=["base"]
+    allocation: Literal["base", "home", "allo", "gradient", "linear_program"] = Field(
+        default="allo",
+        description="who computes which requests: round-robin, the homes of experts, Algorithm 1, a gradient descent "
+        "through the model, or the assignment LP, rounded",
+        examples=["gradient"],
     )
     prediction: Literal["none", "heatmap", "perfect"] = Field(
         default="heatmap",
@@ -180,6 +183,19 @@ class WaferGPUConfig(PlannedSystem):
     )
     unlimited: bool = Field(default=False, description="whether copies take no room", examples=[True])
     block: Count = Field(default=50, description="the number of requests that are allocated at once", examples=[50])
+    split: Count | None = Field(
+        default=None,
+        description="the number of dies that round-robin divides every expert over, or null for blocks of requests",
+        examples=[3],
+    )
+    llc_prefetch: bool = Field(
+        default=False,
+        description="whether dies read into their LLC, while HBM is idle, what the layer before lets expect",
+        examples=[True],
+    )
+    bound: bool = Field(
+        default=False, description="whether the assignment bound of every layer is found too", examples=[True]
+    )
     spare: Annotated[int, Field(ge=0)] = Field(
         default=4, description="the number of candidate dies beyond one for each block of an expert", examples=[4]
     )

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.hardware import Machine
+from jaxmoe.hardware import Machine, MemoryLevel
 from jaxmoe.latency.schedule import LayerTime
 from jaxmoe.network.loads import link_loads, path_maxima, path_sums
 from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax, HardSupport, as_number
@@ -56,6 +56,7 @@ class FetchDemand(eqx.Module):
     writes: Float[Array, " die"]  # B of copies written into a die's HBM
     flops: Float[Array, " die"]
     remote_slices: Float[Array, "die die2"]
+    experts: Float[Array, "die die2"]  # of which die d reads anything from the HBM of die h
 
 
 def fetch_demand(fetches: Fetches, costs: FetchCosts, support: AbstractSupport | None = None) -> FetchDemand:
@@ -70,6 +71,7 @@ def fetch_demand(fetches: Fetches, costs: FetchCosts, support: AbstractSupport |
     present = support.presence(support.amount(requests / jnp.maximum(total, 1)))
     hits = jnp.zeros_like(present) if fetches.hits is None else present * fetches.hits
     missed = present - hits
+    asked = present if fetches.hits is None else present * (fetches.hits < 1)
     remote = missed * (1 - fetches.local)
     at_home = jax.nn.one_hot(fetches.home, nodes, dtype=requests.dtype)
     afar = at_home.T @ remote
@@ -79,6 +81,7 @@ def fetch_demand(fetches: Fetches, costs: FetchCosts, support: AbstractSupport |
         writes=(remote * fetches.copied).sum(axis=0) * costs.expert_bytes,
         flops=requests.sum(axis=0) * costs.flops_per_request,
         remote_slices=afar * costs.slices,
+        experts=at_home.T @ (asked * (1 - fetches.local)) + jnp.diag((asked * fetches.local).sum(axis=0)),
     )
 
 
@@ -98,15 +101,15 @@ def fetch_time(
     asked = demand.remote_slices.T * costs.request_bytes
     rate = topology.link_bandwidth * topology.efficiency
     link = link_loads(topology, demand.reads + asked) / rate
-    own = jnp.diagonal(demand.reads)
-    channel = (demand.reads.sum(axis=1) + demand.writes) / hbm.bandwidth[hbm.channel]
-    cache = demand.llc / llc.bandwidth[llc.channel]
+    channel = _busy(hbm, demand.reads.sum(axis=1) + demand.writes)
+    cache = _busy(llc, demand.llc)
     compute = demand.flops / machine.die.flops
-    part = demand.reads / jnp.maximum(demand.reads, costs.expert_bytes)  # 1 where at least an expert is read
+    part = jnp.minimum(demand.experts, 1)  # of an expert that is waited for, 1 unless relaxed
+    own = jnp.diagonal(part)
     part = part + jnp.diag(jnp.minimum(demand.writes / costs.expert_bytes, 1) * (own <= 0))
-    waits = part * jnp.maximum(channel[:, None], path_maxima(topology, link))
+    waits = part * jnp.maximum(channel[hbm.channel][:, None], path_maxima(topology, link))
     first = part * _first_slice(machine, costs)
-    fetch = jnp.maximum(reduction(waits.T) + reduction(first.T), cache + costs.hit * (demand.llc > 0))
+    fetch = jnp.maximum(reduction(waits.T) + reduction(first.T), (cache[llc.channel] + costs.hit) * (demand.llc > 0))
     fetch = fetch + costs.write * (demand.writes > 0)
     done = reduction(jnp.stack([fetch, compute], axis=-1))
     return LayerTime(
@@ -114,6 +117,11 @@ def fetch_time(
         busy={"fetch": {"link": link, "hbm": channel, "llc": cache}, "compute": {"node": compute}},
         total=reduction(done),
     )
+
+
+def _busy(level: MemoryLevel, moved: Float[Array, " die"]) -> Float[Array, " channel"]:
+    """Seconds of every channel for what its dies move, without latency, which is on the way of the first slice."""
+    return jax.ops.segment_sum(moved, level.channel, level.bandwidth.shape[0]) / level.bandwidth
 
 
 def _first_slice(machine: Machine, costs: FetchCosts) -> Float[Array, "die die2"]:

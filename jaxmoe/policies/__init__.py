@@ -10,6 +10,7 @@ from jaxmoe.policies.balancing import first_slots as first_slots
 from jaxmoe.policies.caching import Copies as Copies
 from jaxmoe.policies.caching import CrossToken as CrossToken
 from jaxmoe.policies.caching import Guidance as Guidance
+from jaxmoe.policies.caching import LLCPrefetch as LLCPrefetch
 from jaxmoe.policies.caching import WaferPolicy as WaferPolicy
 from jaxmoe.policies.caching import copies_that_fit as copies_that_fit
 from jaxmoe.policies.caching import guide as guide
@@ -32,8 +33,10 @@ from jaxmoe.policies.prebroadcast import broadcast_experts as broadcast_experts
 from jaxmoe.policies.prebroadcast import choose_experts as choose_experts
 from jaxmoe.policies.prebroadcast import experts_in_window as experts_in_window
 from jaxmoe.policies.prebroadcast import serve as serve
+from jaxmoe.policies.task_allocation import Algorithm1 as Algorithm1
 from jaxmoe.policies.task_allocation import AllocationCosts as AllocationCosts
-from jaxmoe.policies.task_allocation import allocate as allocate
+from jaxmoe.policies.task_allocation import AtHome as AtHome
+from jaxmoe.policies.task_allocation import Dealt as Dealt
 from jaxmoe.policies.task_allocation import deal as deal
 from jaxmoe.policies.task_allocation import max_split as max_split
 from jaxmoe.policies.task_allocation import widest as widest

@@ -1,11 +1,12 @@
-"""Copies of remote experts in local HBM, by what a cross-token heat map predicts (wafer-scale study, IV-D).
+"""Copies of remote experts in local HBM, and of local ones in the LLC, by what heat maps predict (wafer study, IV-D).
 
 `CrossToken` is the global command processor's heat map: it sees the choices of every step and says which experts follow
 which. `WaferPolicy` allocates the tasks of a layer, copies what a die reads from afar and is predicted to need again,
-and keeps all layers' copies within one capacity for each die. Both are init/step pairs.
+and keeps all layers' copies within one capacity for each die. Both are init/step pairs. `LLCPrefetch` is what Insight 2
+says of the faster level, which the paper leaves open (V-G).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import equinox as eqx
@@ -18,9 +19,8 @@ from jaxmoe.hardware import Machine
 from jaxmoe.latency.fetch import FetchCosts, Fetches, fetch_demand, fetch_time, traffic_figures
 from jaxmoe.latency.schedule import LayerTime
 from jaxmoe.placement.placement import PlanError
-from jaxmoe.policies.task_allocation import BLOCK, SPARE, AllocationCosts, allocate, deal
 
-Allocation = Literal["base", "allo"]
+Allocation = Callable[..., Int[Array, "expert die"]]  # called as `task_allocation` says
 Prediction = Literal["none", "heatmap", "perfect"]
 Eviction = Literal["least_popular", "least_recent", "keep"]
 
@@ -28,14 +28,15 @@ Eviction = Literal["least_popular", "least_recent", "keep"]
 class Guidance(eqx.Module):
     """What is known of a step when its layers are launched; leaves are [*lead, layer, ...].
 
-    `counts` are the requests of every expert, `following` the `n` experts that most often come after each, and
-    `popularity` how often each was chosen so far. `next_counts` are those of the next step, for perfect foresight.
+    `counts` are the requests of every expert, `following` the `n` experts that most often come after each, -1 for none,
+    and `popularity` how often each was chosen so far. `next_counts` are those of the next step, for perfect foresight.
     """
 
     counts: Int[Array, "*lead layer expert"]
     next_counts: Int[Array, "*lead layer expert"]
     following: Int[Array, "*lead layer expert n"]
     popularity: Float[Array, "*lead layer expert"]
+    forecast: Float[Array, "*lead layer expert"] | None = None  # requests of the layer after, for the LLC
 
 
 class CrossToken(eqx.Module):
@@ -56,7 +57,8 @@ class CrossToken(eqx.Module):
         last: Int[Array, "layer token k"],
         now: Int[Array, "layer token k"],
     ) -> tuple[Float[Array, "layer expert expert"], tuple[Int[Array, "layer expert n"], Float[Array, "layer expert"]]]:
-        """The map with the pairs from `last` to `now`; the `top` of each row and each expert's popularity, after it."""
+        """The map with the pairs from `last` to `now`; after it the `top` of each row, -1 for what never followed, and
+        each expert's popularity."""
 
         def layer(pairs: Array, last: Array, now: Array) -> Array:
             experts = pairs.shape[0]
@@ -64,14 +66,20 @@ class CrossToken(eqx.Module):
             return pairs + before.T @ after
 
         pairs = jax.vmap(layer)(pairs, last, now)
-        return pairs, (jax.lax.top_k(pairs, self.top)[1], pairs.sum(axis=1))
+        times, following = jax.lax.top_k(pairs, self.top)
+        return pairs, (jnp.where(times > 0, following, -1), pairs.sum(axis=1))
 
 
 @eqx.filter_jit
-def guide(heatmap: CrossToken, experts: Int[Array, "layer step token k"]) -> Guidance:
+def guide(
+    heatmap: CrossToken,
+    experts: Int[Array, "layer step token k"],
+    across: Float[Array, "pair expert expert2"] | None = None,
+) -> Guidance:
     """What the map says in each step, from the choices of the same requests in all steps; -1 is no choice.
 
-    The first step has no step before it, so what the map has then is its start; the last is its own future.
+    The first step has no step before it, so what the map has then is its start; the last is its own future. `across`
+    counts pairs of experts of a token in a layer and in the next, as seen before: what forecasts go by.
     """
     in_turn = jnp.moveaxis(experts, 1, 0)
     num_experts = heatmap.start.shape[-1]
@@ -87,7 +95,12 @@ def guide(heatmap: CrossToken, experts: Int[Array, "layer step token k"]) -> Gui
 
     before = jnp.concatenate([jnp.full_like(in_turn[:1], -1), in_turn[:-1]])
     _, (following, popularity) = jax.lax.scan(step, heatmap.init(), (before, in_turn))
-    return Guidance(counts, jnp.concatenate([counts[1:], counts[-1:]]), following, popularity)
+    forecast = None
+    if across is not None:
+        rows = across / jnp.maximum(across.sum(axis=-1, keepdims=True), 1)
+        forecast = jnp.einsum("sle,lef->slf", counts[:, :-1].astype(rows.dtype), rows)
+        forecast = jnp.concatenate([forecast, jnp.zeros_like(counts[:, -1:], rows.dtype)], axis=1)
+    return Guidance(counts, jnp.concatenate([counts[1:], counts[-1:]]), following, popularity, forecast)
 
 
 class Copies(eqx.Module):
@@ -95,6 +108,32 @@ class Copies(eqx.Module):
 
     held: Bool[Array, "layer expert die"]
     used: Int[Array, "layer expert die"]
+
+
+class LLCPrefetch(eqx.Module):
+    """Experts of the next layer that a die reads from its own HBM into its LLC during this one (Insight 2).
+
+    It reads in the time that the layer leaves its channel idle, so no layer waits for it: whole slices of the home
+    experts that are expected to have most requests, as many as the LLC holds.
+    """
+
+    machine: Machine
+    costs: FetchCosts
+
+    def __call__(
+        self, fetches: Fetches, forecast: Float[Array, " expert"], home: Int[Array, " expert"]
+    ) -> Float[Array, "expert die"]:
+        """The part of each expert that a die's LLC has after a layer; its home is that of the next layer."""
+        llc, hbm = self.machine.memory[0], self.machine.memory[-1]
+        time = fetch_time(self.machine, fetch_demand(fetches, self.costs), self.costs)
+        idle = jnp.maximum(time.total - time.busy["fetch"]["hbm"], 0) * hbm.bandwidth / jnp.maximum(hbm.sharers, 1)
+        held = jnp.inf if llc.capacity is None else (llc.capacity / jnp.maximum(llc.sharers, 1))[llc.channel]
+        slices = jnp.floor(jnp.minimum(idle[hbm.channel], held) * self.costs.slices / self.costs.expert_bytes)
+        own = home[:, None] == jnp.arange(self.machine.num_nodes)
+        worth = jnp.where(own & (forecast[:, None] > 0), forecast[:, None], -1.0)
+        rank = jnp.argsort(jnp.argsort(-worth, axis=0, stable=True), axis=0, stable=True)
+        read = jnp.clip(slices - rank * self.costs.slices, 0, self.costs.slices) / self.costs.slices
+        return jnp.where(worth > 0, read, 0)
 
 
 class WaferPolicy(eqx.Module):
@@ -106,20 +145,16 @@ class WaferPolicy(eqx.Module):
     """
 
     home: Int[Array, "layer expert"]
-    hops: Int[Array, "die die2"]
     capacity: Float[Array, " die"]
-    costs: AllocationCosts
+    allocation: Allocation
     start: Bool[Array, "layer expert die"] | None = None
-    allocation: Allocation = eqx.field(static=True, default="allo")
+    llc: LLCPrefetch | None = None
     prediction: Prediction = eqx.field(static=True, default="heatmap")
     eviction: Eviction = eqx.field(static=True, default="least_popular")
-    block: int = eqx.field(static=True, default=BLOCK)
-    spare: int = eqx.field(static=True, default=SPARE)
-    neighbours: int | None = eqx.field(static=True, default=None)  # as for `allocate`; used without copies
 
     @property
     def dies(self) -> int:
-        return self.hops.shape[0]
+        return self.capacity.shape[0]
 
     def init(self) -> Copies:
         """The copies there are before the first step."""
@@ -127,22 +162,16 @@ class WaferPolicy(eqx.Module):
         held = jnp.zeros(shape, bool) if self.start is None else self.start
         return Copies(held, jnp.zeros(shape, jnp.int32))
 
-    def allocated(
-        self, counts: Int[Array, " expert"], home: Int[Array, " expert"], local: Bool[Array, "expert die"]
-    ) -> Int[Array, "expert die"]:
-        """The requests of one layer that each die computes."""
-        if self.allocation == "base":
-            return deal(counts, self.dies, self.block)
-        neighbours = self.neighbours if self.prediction == "none" and self.start is None else None
-        return allocate(counts, local, home, self.hops, self.costs, self.block, self.spare, neighbours)
-
     def step(self, copies: Copies, time: Int[Array, ""], guidance: Guidance) -> tuple[Copies, Fetches]:
         """All layers of one step, one after the other; the second result's leaves are [layer, ...]."""
 
-        def layer(copies: Copies, given: tuple[Array, Array, Guidance]) -> tuple[Copies, Fetches]:
-            row, home, known = given
+        def layer(
+            carry: tuple[Copies, Array | None], given: tuple[Array, Array, Array, Guidance]
+        ) -> tuple[tuple[Copies, Array | None], Fetches]:
+            copies, hits = carry
+            row, home, after, known = given
             local = copies.held[row] | (home[:, None] == jnp.arange(self.dies))
-            requests = self.allocated(known.counts, home, local)
+            requests = self.allocation(known.counts, home, local, hits)
             computed = requests > 0
             copies = Copies(copies.held, copies.used.at[row].set(jnp.where(computed, time, copies.used[row])))
             copied = jnp.zeros_like(local)
@@ -150,9 +179,17 @@ class WaferPolicy(eqx.Module):
                 wanted = computed & ~local & self._predicted(computed, home, local, known)
                 copies, copied = self._admit(copies, row, time, wanted, guidance.popularity)
             dtype = self.capacity.dtype
-            return copies, Fetches(requests.astype(dtype), home, local.astype(dtype), copied.astype(dtype))
+            fetches = Fetches(requests.astype(dtype), home, local.astype(dtype), copied.astype(dtype), hits)
+            if self.llc is not None and known.forecast is not None:
+                hits = self.llc(fetches, known.forecast, after).astype(dtype)
+            return (copies, hits), fetches
 
-        return jax.lax.scan(layer, copies, (jnp.arange(len(self.home)), self.home, guidance))
+        none = None if self.llc is None else jnp.zeros((self.home.shape[1], self.dies), self.capacity.dtype)
+        after = jnp.concatenate([self.home[1:], self.home[:1]])
+        (copies, _), fetches = jax.lax.scan(
+            layer, (copies, none), (jnp.arange(len(self.home)), self.home, after, guidance)
+        )
+        return copies, fetches
 
     def _predicted(
         self,
@@ -163,9 +200,10 @@ class WaferPolicy(eqx.Module):
     ) -> Bool[Array, "expert die"]:
         """What each die is taken to compute next: the top of the rows of all experts that it computes now."""
         if self.prediction == "perfect":
-            return self.allocated(known.next_counts, home, local) > 0
+            return self.allocation(known.next_counts, home, local) > 0
         experts = len(home)
-        follows = jnp.zeros((experts, experts), jnp.float32).at[jnp.arange(experts)[:, None], known.following].set(1)
+        after = jnp.where(known.following < 0, experts, known.following)
+        follows = jnp.zeros((experts, experts), jnp.float32).at[jnp.arange(experts)[:, None], after].set(1, mode="drop")
         return follows.T @ computed.astype(jnp.float32) > 0
 
     def _admit(

@@ -1,61 +1,94 @@
-"""Which die computes which requests of which expert: round-robin dealing, and Algorithm 1 of the wafer-scale study.
+"""Which die computes which requests of which expert: round-robin dealing, homes, and Algorithm 1 of the wafer study.
 
-Both deal the requests of a layer in blocks (IV-D5). `deal` is the study's base, which knows nothing of where weights
-are. `allocate` is Algorithm 1: of the dies that hold an expert and their neighbours, the least loaded, and of these for
-every block the cheapest.
+An allocation is called with the requests of a layer's experts [expert], their home dies [expert], where the weights are
+in a die's own HBM [expert, die], 1 or 0, and the parts that LLCs have [expert, die]. It returns requests [expert, die].
+Dealing and Algorithm 1 go by blocks of requests (IV-D5). `tune.allocation` has others.
 """
+
+from typing import Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from jaxmoe.hardware import Machine
 from jaxmoe.latency.fetch import FetchCosts
-from jaxmoe.relax import as_number
+from jaxmoe.network.loads import path_sums
 
 BLOCK = 50  # requests, IV-D5
 SPARE = 4  # candidates beyond one for each block: with it, a home and its neighbours are all tried
 
 
 class AllocationCosts(eqx.Module):
-    """Algorithm 1's cost model in fs: DRAM of an expert read, a hop of one read afar, and a request computed.
+    """Algorithm 1's cost model in fs: an expert read from each die's HBM, its way from die to die, and a request.
 
-    Numbers of a machine whose dies are alike. A remote expert keeps each link on its way for `hop`. Whole femtoseconds
-    add up exactly in float64, so that equal costs are equal in whatever order they are added: on the study's machines
-    an expert's DRAM time is that of just 250 requests.
+    A remote expert keeps each link on its way for its bytes, and pays its latency. Whole femtoseconds add up exactly in
+    float64, so that equal costs are equal in whatever order they are added: on the study's machines an expert's DRAM
+    time is that of just 250 requests.
     """
 
-    dram: Float[Array, ""] = eqx.field(converter=as_number)
-    hop: Float[Array, ""] = eqx.field(converter=as_number)
-    request: Float[Array, ""] = eqx.field(converter=as_number)
+    dram: Float[Array, " die"]
+    way: Float[Array, "die die2"]  # from a home to who reads it
+    request: Float[Array, " die"]
 
     @classmethod
     def of(cls, machine: Machine, costs: FetchCosts) -> "AllocationCosts":
-        """From the machine's first die, link and HBM channel."""
-        topology = machine.topology
-        seconds = (
-            costs.expert_bytes / machine.memory[-1].bandwidth[0],
-            costs.expert_bytes / topology.link_bandwidth[0] + topology.link_latency[0],
-            costs.flops_per_request / machine.die.flops[0],
+        topology, hbm = machine.topology, machine.memory[-1]
+        link = costs.expert_bytes / (topology.link_bandwidth * topology.efficiency) + topology.link_latency
+        return cls(
+            jnp.round(costs.expert_bytes / hbm.bandwidth[hbm.channel] * 1e15),
+            path_sums(topology, jnp.round(link * 1e15)),
+            jnp.round(costs.flops_per_request / machine.die.flops * 1e15),
         )
-        return cls(*(jnp.round(each * 1e15) for each in seconds))
 
 
-def deal(counts: Int[Array, " expert"], dies: int, block: int = BLOCK) -> Int[Array, "expert die"]:
+def deal(
+    counts: Int[Array, " expert"], dies: int, block: int | Int[Array, " expert"] = BLOCK
+) -> Int[Array, "expert die"]:
     """Blocks of all experts in their order, one die after the other, whatever the data is: the study's base (V-A).
 
     Each kernel begins at die 0. The last block of an expert is what is left. Blocks of one expert that come to one die
     are one task: what the LLC has read for the first serves the next.
     """
+    block = jnp.broadcast_to(jnp.asarray(block, counts.dtype), counts.shape)
     blocks = -(-counts // block)
     first = jnp.cumsum(blocks) - blocks
     turn = (jnp.arange(dies) - first[:, None]) % dies  # how many blocks later the die is first dealt one
     dealt = jnp.maximum(0, -(-(blocks[:, None] - turn) // dies))
     last = (first + blocks - 1) % dies
     short = (blocks * block - counts)[:, None] * (jnp.arange(dies) == last[:, None])
-    return dealt * block - short
+    return dealt * block[:, None] - short
+
+
+class Dealt(eqx.Module):
+    """The study's base, which knows nothing of where weights are: blocks of `block` requests, dealt round the dies.
+
+    With `split`, every expert comes to so many dies in equal parts, however many requests it has.
+    """
+
+    block: int = eqx.field(static=True, default=BLOCK)
+    split: int | None = eqx.field(static=True, default=None)
+
+    def __call__(
+        self, counts: Int[Array, " expert"], home: Array, local: Shaped[Array, "expert die"], hits: Array | None = None
+    ) -> Int[Array, "expert die"]:
+        block = self.block if self.split is None else jnp.maximum(1, -(-counts // self.split))
+        return deal(counts, local.shape[1], block)
+
+
+class AtHome(eqx.Module):
+    """Every expert is computed where it lives: expert parallelism, with nothing fetched from afar."""
+
+    def __call__(
+        self,
+        counts: Int[Array, " expert"],
+        home: Int[Array, " expert"],
+        local: Shaped[Array, "expert die"],
+        hits: Array | None = None,
+    ) -> Int[Array, "expert die"]:
+        return counts[:, None] * (home[:, None] == jnp.arange(local.shape[1]))
 
 
 def max_split(counts: Int[Array, "*shape"], block: int = BLOCK, spare: int = SPARE) -> Int[Array, "*shape"]:
@@ -69,53 +102,87 @@ def max_split(counts: Int[Array, "*shape"], block: int = BLOCK, spare: int = SPA
 _Totals = tuple[Array, Array]  # what the reads of every die take, and its requests
 
 
-def allocate(
-    counts: Int[Array, " expert"],
-    holders: Bool[Array, "expert die"],
-    home: Int[Array, " expert"],
-    hops: Int[Array, "die die2"],
-    costs: AllocationCosts,
-    block: int = BLOCK,
-    spare: int = SPARE,
-    neighbours: int | None = None,
-) -> Int[Array, "expert die"]:
-    """Algorithm 1 on the counts of one layer; `holders` have the expert in their HBM. Choices are made one by one.
+class Algorithm1(eqx.Module):
+    """Algorithm 1 of the wafer study. Choices are made expert by expert, and of each block by block.
 
-    Experts come in the order of their numbers. Candidates are dies with the expert and those one hop from any; the
-    `max_split` of fewest requests stay, of equals the lowest. Each block goes where the cost is least, of equals to the
-    lowest die: the time of all that the die has been given, one thing after the other, with this block. `vmap` adds
-    layers and batches.
+    Candidates are dies with the expert and those one hop from any; the `max_split` of fewest requests stay, of equals
+    the lowest. Each block goes where the cost is least, of equals to the lowest die. `vmap` adds layers and batches.
+
+    The text leaves three things open. `cost` is the time that the die then needs: `overlapped`, the longer of what it
+    reads and of what it computes, or `serial`, their sum. `begin` is the workload that dies have at first: that of
+    their own experts (`homes`), from which each expert is taken out when its turn comes, or none (`idle`). `order` is
+    by the number of requests, fewest first, as a later edition of the paper prints it, or by the number of the expert.
+    With these settings, the first of each, "most tasks are distributed to local dies holding related experts, with only
+    extremely popular experts requiring remote allocation" (V-D).
 
     Where homes alone hold experts, `neighbours`, the most dies within a hop of any (`widest`), spares all others: the
     same choices several times as fast.
     """
-    dtype = costs.dram.dtype
-    near = (jnp.asarray(hops) <= 1).astype(jnp.int32)
-    dies = near.shape[0]
-    if neighbours is None:
-        candidate = jnp.broadcast_to(jnp.arange(dies, dtype=jnp.int32), holders.shape)
-        valid = (holders.astype(dtype) @ near.astype(dtype)) > 0
-    else:
-        present, first = jax.lax.top_k(near, neighbours)  # in the order of their numbers
-        candidate, valid = first.astype(jnp.int32)[home], present[home] > 0
-    away = jnp.where(jnp.take_along_axis(holders, candidate, axis=1), 0, jnp.asarray(hops)[home[:, None], candidate])
-    # What reading an expert adds to each candidate; sums of whole numbers, so in whatever order.
-    read = jnp.where(valid, costs.dram + away.astype(dtype) * costs.hop, jnp.inf)
-    asked, place = counts.astype(jnp.int32), jnp.arange(candidate.shape[1], dtype=jnp.int32)
 
-    def expert(carry: _Totals, given: tuple[Array, Array, Array, Array]) -> tuple[_Totals, Array]:
+    hops: Int[Array, "die die2"]
+    costs: AllocationCosts
+    block: int = eqx.field(static=True, default=BLOCK)
+    spare: int = eqx.field(static=True, default=SPARE)
+    cost: Literal["overlapped", "serial"] = eqx.field(static=True, default="overlapped")
+    begin: Literal["homes", "idle"] = eqx.field(static=True, default="homes")
+    order: Literal["ascending", "number"] = eqx.field(static=True, default="ascending")
+    neighbours: int | None = eqx.field(static=True, default=None)
+
+    def __call__(
+        self,
+        counts: Int[Array, " expert"],
+        home: Int[Array, " expert"],
+        local: Shaped[Array, "expert die"],
+        hits: Float[Array, "expert die"] | None = None,
+    ) -> Int[Array, "expert die"]:
+        holders, costs = local > 0, self.costs
+        candidate, valid = self._candidates(holders, home)
+        held = jnp.take_along_axis(holders, candidate, axis=1)
+        read = jnp.where(held, costs.dram[candidate], costs.dram[home][:, None] + costs.way[home[:, None], candidate])
+        if hits is not None:
+            read = read * (1 - jnp.take_along_axis(hits.astype(read.dtype), candidate, axis=1))
+        # What reading an expert adds to each candidate; sums of whole numbers, so in whatever order.
+        read = jnp.where(valid, read, jnp.inf)
+        asked = counts.astype(jnp.int32)
+        at_home = jnp.where((asked > 0)[:, None] & (candidate == home[:, None]), read, 0).sum(axis=1)
+        turns = jnp.arange(len(home)) if self.order == "number" else jnp.argsort(asked, stable=True)
+        totals = jnp.zeros(holders.shape[1], read.dtype), jnp.zeros(holders.shape[1], jnp.int32)
+        if self.begin == "homes":
+            totals = totals[0].at[home].add(at_home), totals[1].at[home].add(asked)
+        split = max_split(asked, self.block, self.spare)
+        given = (asked, candidate, read, split, home, at_home)
+        _, dealt = jax.lax.scan(lambda *each: self._expert(*each), totals, tuple(each[turns] for each in given))
+        empty = jnp.zeros(holders.shape, counts.dtype)
+        return empty.at[turns[:, None], candidate[turns]].add(dealt.astype(counts.dtype))
+
+    def _candidates(
+        self, holders: Shaped[Array, "expert die"], home: Int[Array, " expert"]
+    ) -> tuple[Int[Array, "expert candidate"], Shaped[Array, "expert candidate"]]:
+        """Numbers of dies in their order, and whether they are candidates."""
+        near = (jnp.asarray(self.hops) <= 1).astype(jnp.int32)
+        if self.neighbours is None:
+            candidate = jnp.broadcast_to(jnp.arange(near.shape[0], dtype=jnp.int32), holders.shape)
+            return candidate, (holders.astype(jnp.float32) @ near.astype(jnp.float32)) > 0
+        present, first = jax.lax.top_k(near, self.neighbours)
+        return first.astype(jnp.int32)[home], present[home] > 0
+
+    def _expert(self, carry: _Totals, given: tuple[Array, ...]) -> tuple[_Totals, Array]:
+        """The blocks of one expert; the result is what each candidate is given."""
         moved, load = carry
-        count, die, read, split = given
-        own = load[die]
+        count, die, read, split, home, at_home = given
+        if self.begin == "homes":
+            moved, load = moved.at[home].add(-at_home), load.at[home].add(-count)
+        own, request, place = load[die], self.costs.request[die], jnp.arange(len(die), dtype=jnp.int32)
         # Of fewest requests first, then of the lowest number; those that are no candidates last.
-        order = jnp.where(jnp.isfinite(read), own * dies + die, jnp.iinfo(jnp.int32).max)
+        order = jnp.where(jnp.isfinite(read), own * len(moved) + die, jnp.iinfo(jnp.int32).max)
         before = (order < order[:, None]).sum(axis=1, dtype=jnp.int32)
         start = jnp.where(before < split, moved[die] + read, jnp.inf)
 
         def one(state: tuple[Array, Array]) -> tuple[Array, Array]:
             left, taken = state
-            size = jnp.minimum(left, block)
-            cost = start + (taken + size).astype(dtype) * costs.request
+            size = jnp.minimum(left, self.block)
+            computed = (taken + size).astype(read.dtype) * request
+            cost = start + computed if self.cost == "serial" else jnp.maximum(start, computed)
             # Comparing with the minimum is faster than argmin here.
             best = jnp.where(cost == cost.min(), place, place.size).min()
             return left - size, taken + jnp.where(place == best, size, 0)
@@ -125,12 +192,7 @@ def allocate(
         moved = moved.at[die].add(jnp.where(given_now > 0, read, 0), mode="promise_in_bounds")
         return (moved, load.at[die].add(given_now, mode="promise_in_bounds")), given_now
 
-    totals = jnp.zeros(dies, dtype), jnp.zeros(dies, jnp.int32)
-    _, dealt = jax.lax.scan(expert, totals, (asked, candidate, read, max_split(asked, block, spare)))
-    rows = jnp.arange(len(home))[:, None]
-    return jnp.zeros(holders.shape, counts.dtype).at[rows, candidate].add(dealt.astype(counts.dtype))
-
 
 def widest(hops: Int[np.ndarray, "die die2"]) -> int:
-    """The most dies within a hop of any die, itself among them: what `allocate` takes as `neighbours`."""
+    """The most dies within a hop of any die, itself among them: what `Algorithm1` takes as `neighbours`."""
     return int((np.asarray(hops) <= 1).sum(axis=1).max())

@@ -1,11 +1,12 @@
 """The wafer-scale GPU: tasks allocated by where data is, and copies of remote experts in local HBM (IV).
 
-The plan says which die is home to an expert. Compared with it is the study's base: tasks dealt round the dies, and
-nothing copied. Only MoE layers in decode are counted, and of what moves only weights, as in the paper.
+The plan says which die is home to an expert. Compared with it are the study's base, tasks dealt round the dies, and
+expert parallelism, every expert computed at its home; neither copies anything. Only MoE layers in decode are counted,
+and of what moves only weights, as in the paper.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +16,46 @@ from jaxtyping import Float, Int
 from jaxmoe.des import SliceCosts, SliceWork, replay_slices
 from jaxmoe.hardware import Machine
 from jaxmoe.latency import FetchCosts, Fetches, HostLink, LayerTime
-from jaxmoe.policies import AllocationCosts, CrossToken, WaferPolicy, copies_that_fit, guide, run_policy, widest
+from jaxmoe.policies import (
+    Algorithm1,
+    AllocationCosts,
+    AtHome,
+    CrossToken,
+    Dealt,
+    LLCPrefetch,
+    WaferPolicy,
+    copies_that_fit,
+    guide,
+    run_policy,
+    widest,
+)
 from jaxmoe.policies.caching import Allocation, Eviction, Prediction
 from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, UnsuitableSystemError
 from jaxmoe.traces import Batch
-from jaxmoe.traces.statistics.counting import count_pairs
+from jaxmoe.traces.statistics.counting import PairCounts, count_pairs
+from jaxmoe.tune.allocation import AssignmentProgram, GradientAllocation, LinearAllocation
+
+AllocationName = Literal["base", "home", "allo", "gradient", "linear_program"]
+
+
+def allocation_of(name: AllocationName, machine: Machine, costs: FetchCosts, **settings: Any) -> Allocation:
+    """Who computes what, by name, with its settings: `block`, and `split` of `base`, or those of `Algorithm1`.
+
+    Of a concrete machine. Made in double precision, in which the costs of `allo` are exact.
+    """
+    match name:
+        case "base":
+            return Dealt(**settings)
+        case "home":
+            return AtHome()
+        case "allo":
+            return Algorithm1(
+                jnp.asarray(machine.topology.hop_counts()), AllocationCosts.of(machine, costs), **settings
+            )
+        case "gradient":
+            return GradientAllocation(machine, costs, jax.random.key(0))
+        case "linear_program":
+            return LinearAllocation(machine, costs, AssignmentProgram(machine, costs))
 
 
 @dataclass(frozen=True)
@@ -30,18 +66,30 @@ class WaferRun(AbstractRun):
     policy: WaferPolicy
     costs: FetchCosts
     slices: int
-    start: Float[np.ndarray, "layer expert expert"]
+    pairs: PairCounts
     top: int
     host: HostLink | None = None
+    bound: bool = False
 
     def rollout(self, steps: Batch) -> Rolled:
         with jax.enable_x64(True):
-            guidance = guide(CrossToken(jnp.asarray(self.start, jnp.float32), self.top), jnp.asarray(steps.experts))
+            heatmap = CrossToken(jnp.asarray(self.pairs.token_pairs, jnp.float32), self.top)
+            across = None if self.policy.llc is None else jnp.asarray(self.pairs.layer_pairs, jnp.float32)
+            guidance = guide(heatmap, jnp.asarray(steps.experts), across)
             time, traffic, fetches, held = run_policy(self.policy, self.machine, self.costs, guidance)
             time, traffic, kept = time.as_numpy(), jax.tree.map(np.asarray, traffic), _compact(fetches)
         figures = {name: float(values.sum()) for name, values in traffic.items()}
         figures |= {"most_copies_of_a_die": float(np.asarray(held).max())}
+        if self.bound:
+            figures |= {"bound_s": self._bound(kept)}
         return Rolled(self._with_host(time, kept), kept, figures)
+
+    def _bound(self, kept: dict[str, np.ndarray]) -> float:
+        """Seconds in all that no allocation can beat with the copies that there were, by the assignment LP."""
+        program = AssignmentProgram(self.machine, self.costs)
+        every = (kept["requests"].sum(axis=-1), kept["home"], kept["local"])
+        layers = zip(*(each.reshape(-1, *each.shape[2:]) for each in every), strict=True)
+        return sum(program.solve(*layer)[1] for layer in layers)
 
     def _with_host(self, time: LayerTime, kept: Any) -> LayerTime:
         if self.host is None:
@@ -52,7 +100,7 @@ class WaferRun(AbstractRun):
 
     def replay(self, rolled: Rolled, batch: Batch, step: int, row: int) -> float:
         known = {name: leaf[step, row] for name, leaf in rolled.kept.items()}
-        work = SliceWork(**known, hits=np.zeros(known["requests"].shape))
+        work = SliceWork(**known)
         waiting = rolled.time.stages["host"][step, row] if self.host is not None else 0.0
         return replay_slices(self.machine, work, self._slice_costs()).seconds + float(waiting)
 
@@ -70,6 +118,7 @@ def _compact(fetches: Fetches) -> dict[str, np.ndarray]:
         "home": np.asarray(fetches.home),
         "local": np.asarray(fetches.local) > 0,
         "copied": np.asarray(fetches.copied) > 0,
+        "hits": np.asarray(jnp.zeros_like(fetches.local) if fetches.hits is None else fetches.hits, np.float32),
     }
 
 
@@ -78,16 +127,21 @@ class WaferGPU(AbstractSystem):
     """Allocation, prediction and eviction by name; latencies of Table I in ns.
 
     The heat map starts from the history, such as the prefill's (Insight 1). `popular_copies` experts of each layer,
-    the most popular in the history, are copied to every die beforehand, as far as they fit (Insight 4).
+    the most popular in the history, are copied to every die beforehand, as far as they fit (Insight 4). With
+    `llc_prefetch` dies read into their LLC what the layer before lets expect (Insight 2). With `bound` the assignment
+    bound of every layer is found too.
     """
 
-    allocation: Allocation = "allo"
+    allocation: AllocationName = "allo"
     prediction: Prediction = "heatmap"
     top: int = 32
     eviction: Eviction = "least_popular"
     unlimited: bool = False
     block: int = 50
+    split: int | None = None
     spare: int = 4
+    llc_prefetch: bool = False
+    bound: bool = False
     popular_copies: int = 0
     slices: int = 2
     request_bytes: float = 16
@@ -99,21 +153,19 @@ class WaferGPU(AbstractSystem):
 
     def runs(self, setting: Setting) -> dict[str, AbstractRun]:
         own = self._run(setting)
-        plain = replace(own.policy, allocation="base", prediction="none", start=None)
-        return {"base": replace(own, policy=plain, host=None), "wafer_gpu": own}
+
+        def plain(name: AllocationName, **settings: Any) -> WaferRun:
+            with jax.enable_x64(True):
+                allocation = allocation_of(name, own.machine, own.costs, **settings)
+            policy = replace(own.policy, allocation=allocation, prediction="none", start=None, llc=None)
+            return replace(own, policy=policy, host=None, bound=False)
+
+        dealt = plain("base", block=self.block, split=self.split)
+        return {"base": dealt, "expert_parallelism": plain("home"), "wafer_gpu": own}
 
     def _run(self, setting: Setting) -> WaferRun:
         machine, experts = setting.model.machine, setting.share.shape[1]
-        if len(machine.memory) < 2:
-            raise UnsuitableSystemError(
-                f"system wafer_gpu reads experts through an LLC and HBM, but the machine states {len(machine.memory)} "
-                "levels of memory; name both at hardware.memory, or use the system static"
-            )
-        if setting.moe.expert_size % self.slices:
-            raise UnsuitableSystemError(
-                f"system.slices is {self.slices}, expected a divisor of the {setting.moe.expert_size} columns of an "
-                "expert; use 1 or 2"
-            )
+        self._check(setting)
         home = homes(setting.share)
         pairs = count_pairs(setting.history)
         with jax.enable_x64(True):
@@ -125,24 +177,37 @@ class WaferGPU(AbstractSystem):
                 len(home),
             )
             held = popular_copies(pairs.load, home, room, self.popular_copies)
+            alone = self.prediction == "none" and not held.any()
+            settings: dict[str, Any] = {"base": {"block": self.block, "split": self.split}}.get(self.allocation, {})
+            if self.allocation == "allo":
+                neighbours = widest(np.asarray(machine.topology.hop_counts())) if alone else None
+                settings = {"block": self.block, "spare": self.spare, "neighbours": neighbours}
             policy = WaferPolicy(
                 home=jnp.asarray(home),
-                hops=jnp.asarray(machine.topology.hop_counts()),
                 capacity=jnp.asarray(np.full(room.shape, np.inf) if self.unlimited else room),
-                costs=AllocationCosts.of(machine, costs),
+                allocation=allocation_of(self.allocation, machine, costs, **settings),
                 start=jnp.asarray(held) if held.any() else None,
-                allocation=self.allocation,
+                llc=LLCPrefetch(machine, costs) if self.llc_prefetch else None,
                 prediction=self.prediction,
                 eviction=self.eviction,
-                block=self.block,
-                spare=self.spare,
-                neighbours=widest(np.asarray(machine.topology.hop_counts())),
             )
             host = None
             if self.host_link_GB_per_s is not None:
                 host = HostLink(jnp.asarray(self.host_link_GB_per_s * 1e9), jnp.asarray(self.host_fixed_us * 1e-6))
-        start = np.asarray(pairs.token_pairs, np.float32)
-        return WaferRun(machine, policy, costs, self.slices, start, min(self.top, experts), host)
+        return WaferRun(machine, policy, costs, self.slices, pairs, min(self.top, experts), host, self.bound)
+
+    def _check(self, setting: Setting) -> None:
+        machine = setting.model.machine
+        if len(machine.memory) < 2:
+            raise UnsuitableSystemError(
+                f"system wafer_gpu reads experts through an LLC and HBM, but the machine states {len(machine.memory)} "
+                "levels of memory; name both at hardware.memory, or use the system static"
+            )
+        if setting.moe.expert_size % self.slices:
+            raise UnsuitableSystemError(
+                f"system.slices is {self.slices}, expected a divisor of the {setting.moe.expert_size} columns of an "
+                "expert; use 1 or 2"
+            )
 
     def _costs(self, setting: Setting) -> FetchCosts:
         known = setting.model.costs

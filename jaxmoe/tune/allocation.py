@@ -1,8 +1,9 @@
-"""The best allocation of a layer's tasks: a bound by linear programming, and allocations found by gradient descent.
+"""Allocations of a layer's tasks by optimisation: a linear programme, its bound, and gradient descent.
 
-`allocation_bound` relaxes Algorithm 1's task (wafer-scale study, IV-D5): requests may be split at will, and a die that
-computes a part of an expert reads only that part. So it bounds every allocation. `descend` goes down the model's own
-price, from homes and not from any plan, and ends with a plan of whole requests.
+`AssignmentProgram` relaxes Algorithm 1's task (wafer-scale study, IV-D5): requests may be split at will, and a die that
+computes a part of an expert reads only that part. So its value bounds every allocation, and its solution, rounded, is
+one. `GradientAllocation` goes down the model's own price, from homes and not from any plan. Both end with whole
+requests, and are called as `policies.task_allocation` says.
 """
 
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import scipy
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key, Shaped
 
 from jaxmoe.hardware import Machine
 from jaxmoe.latency import FetchCosts, Fetches, fetched_layer_time
@@ -29,49 +30,70 @@ class Task(NamedTuple):
     local: Float[np.ndarray, "expert die"]
 
 
-def allocation_bound(machine: Machine, costs: FetchCosts, task: Task) -> float:
-    """Seconds that no allocation of the layer can beat, by the assignment LP (HiGHS).
+class AssignmentProgram:
+    """The assignment LP of layers on one machine (HiGHS); compared by identity, so that `jit` may hold it."""
 
-    The largest of the times of dies, HBM channels and links, and the latency of a local read. Copies that are written
-    cost nothing here. Raises `ValueError` where the solver fails.
-    """
-    used = np.flatnonzero(task.counts)
-    experts, dies = len(used), machine.num_nodes
-    expert, die = np.divmod(np.arange(experts * dies), dies)
-    source = np.where(task.local[used][expert, die] > 0, die, task.home[used][expert])
-    size = float(costs.expert_bytes)
-    compute = task.counts[used][expert] * float(costs.flops_per_request) / np.asarray(machine.die.flops, float)[die]
-    hbm = machine.memory[-1]
-    channel = np.asarray(hbm.channel)[source]
-    read = size / np.asarray(hbm.bandwidth, float)[channel]
-    ways = _seconds_of_pairs(machine, size)[source * dies + die].tocoo()
-    columns = np.arange(len(expert))
-    links, channels = machine.topology.num_links, len(hbm.bandwidth)
-    busy = scipy.sparse.coo_array(
-        (
-            np.concatenate([compute, read, ways.data]),
+    def __init__(self, machine: Machine, costs: FetchCosts) -> None:
+        """Of a concrete machine, not a traced one."""
+        hbm = machine.memory[-1]
+        self.channels, self.channel = len(hbm.bandwidth), np.asarray(hbm.channel)
+        self.read = float(costs.expert_bytes) / np.asarray(hbm.bandwidth, float)  # s of an expert, by channel
+        self.request = float(costs.flops_per_request) / np.asarray(machine.die.flops, float)
+        self.first = float(costs.miss + hbm.latency.min())
+        self.dies, self.links = machine.num_nodes, machine.topology.num_links
+        self.ways = _seconds_of_pairs(machine, float(costs.expert_bytes))
+
+    def solve(
+        self,
+        counts: Int[np.ndarray, " expert"],
+        home: Int[np.ndarray, " expert"],
+        local: Shaped[np.ndarray, "expert die"],
+    ) -> tuple[Float[np.ndarray, "expert die"], float]:
+        """The parts of every expert's requests that dies compute, and seconds that no allocation can beat.
+
+        The largest of the times of dies, HBM channels and links, and the latency of a local read. Copies that are
+        written cost nothing here. Raises `ValueError` where the solver fails.
+        """
+        share = np.zeros((len(counts), self.dies))
+        used = np.flatnonzero(counts)
+        if not len(used):
+            return share, 0.0
+        experts, columns = len(used), np.arange(len(used) * self.dies)
+        expert, die = np.divmod(columns, self.dies)
+        source = np.where(np.asarray(local)[used][expert, die] > 0, die, np.asarray(home)[used][expert])
+        channel = self.channel[source]
+        ways = self.ways[source * self.dies + die].tocoo()
+        busy = scipy.sparse.coo_array(
             (
-                np.concatenate([die, dies + channel, dies + channels + ways.col]),
-                np.concatenate([columns, columns, ways.row]),
+                np.concatenate([np.asarray(counts)[used][expert] * self.request[die], self.read[channel], ways.data]),
+                (
+                    np.concatenate([die, self.dies + channel, self.dies + self.channels + ways.col]),
+                    np.concatenate([columns, columns, ways.row]),
+                ),
             ),
-        ),
-        shape=(dies + channels + links, len(expert)),
-    )
-    scale = 1e6  # the solver's tolerances are of numbers about 1
-    last = scipy.sparse.coo_array(-np.ones((busy.shape[0], 1)))
-    sums = scipy.sparse.coo_array((np.ones(len(expert)), (expert, columns)), shape=(experts, len(expert) + 1))
-    found = scipy.optimize.linprog(
-        np.append(np.zeros(len(expert)), 1.0),
-        A_ub=scipy.sparse.hstack([busy * scale, last]),
-        b_ub=np.zeros(busy.shape[0]),
-        A_eq=sums,
-        b_eq=np.ones(experts),
-        bounds=(0, None),
-        method="highs",
-    )
-    if found.status != 0:
-        raise ValueError(f"the bound of the allocation was not found: {found.message}")
-    return float(found.fun) / scale + float(costs.miss + hbm.latency.min())
+            shape=(self.dies + self.channels + self.links, len(columns)),
+        )
+        scale = 1e6  # the solver's tolerances are of numbers about 1
+        last = scipy.sparse.coo_array(-np.ones((busy.shape[0], 1)))
+        sums = scipy.sparse.coo_array((np.ones(len(columns)), (expert, columns)), shape=(experts, len(columns) + 1))
+        found = scipy.optimize.linprog(
+            np.append(np.zeros(len(columns)), 1.0),
+            A_ub=scipy.sparse.hstack([busy * scale, last]),
+            b_ub=np.zeros(busy.shape[0]),
+            A_eq=sums,
+            b_eq=np.ones(experts),
+            bounds=(0, None),
+            method="highs",
+        )
+        if found.status != 0:
+            raise ValueError(f"the bound of the allocation was not found: {found.message}")
+        share[used] = found.x[:-1].reshape(experts, self.dies)
+        return share, float(found.fun) / scale + self.first
+
+
+def allocation_bound(machine: Machine, costs: FetchCosts, task: Task) -> float:
+    """Seconds that no allocation of the layer can beat."""
+    return AssignmentProgram(machine, costs).solve(task.counts, task.home, task.local)[1]
 
 
 def _seconds_of_pairs(machine: Machine, size: float) -> scipy.sparse.csr_array:
@@ -128,41 +150,102 @@ def descend(
 
 
 def whole(
-    relaxed: Float[np.ndarray, "expert die"], counts: Int[np.ndarray, " expert"], least: float
-) -> Int[np.ndarray, "expert die"]:
+    relaxed: Float[Array, "expert die"], counts: Int[Array, " expert"], least: Float[Array, ""] | float
+) -> Int[Array, "expert die"]:
     """Whole requests: dies with less than the part `least` of an expert give it to the others, the largest its rest."""
-    part = relaxed / np.maximum(counts, 1)[:, None]
-    index = np.arange(len(part))
-    kept = np.where((part >= least) | (part == part.max(axis=1, keepdims=True)), part, 0)
-    share = kept / np.maximum(kept.sum(axis=1, keepdims=True), 1e-30)
-    plan = np.floor(share * counts[:, None]).astype(int)
-    plan[index, part.argmax(axis=1)] += counts - plan.sum(axis=1)
-    return plan
+    part = relaxed / jnp.maximum(counts, 1)[:, None]
+    largest = part.max(axis=1, keepdims=True)
+    kept = jnp.where((part >= least) | (part == largest), part, 0)
+    share = kept / jnp.maximum(kept.sum(axis=1, keepdims=True), 1e-30)
+    plan = jnp.floor(share * counts[:, None]).astype(counts.dtype)
+    return plan.at[jnp.arange(len(part)), part.argmax(axis=1)].add(counts - plan.sum(axis=1, dtype=plan.dtype))
 
 
 LEAST = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.51)  # parts that a die may have at least, all tried
 
 
-def tuned_allocation(
-    machine: Machine, costs: FetchCosts, task: Task, seed: int = 0, settings: Descent | None = None
-) -> tuple[Int[np.ndarray, "expert die"], float]:
-    """The best whole allocation that a descent ends with, and its exact seconds."""
-    counts, home = jnp.asarray(task.counts), jnp.asarray(task.home)
-    local = jnp.asarray(task.local, machine.die.flops.dtype)
-    key = jax.random.key(seed)
-    relaxed = descend(machine, costs, counts, home, local, key, Descent() if settings is None else settings)
-    plans = [whole(np.asarray(relaxed, float), task.counts, least) for least in LEAST]
-    seconds = [allocation_seconds(machine, costs, plan, task) for plan in plans]
-    best = int(np.argmin(seconds))
-    return plans[best], seconds[best]
+def best_whole(
+    machine: Machine, costs: FetchCosts, relaxed: Float[Array, "expert die"], *task: Array
+) -> Int[Array, "expert die"]:
+    """The best whole allocation of those that `whole` makes, and of homes; the task is counts, home and local."""
+    counts, home, local = task
+    plans = jax.vmap(lambda least: whole(relaxed, counts, least))(jnp.asarray(LEAST, relaxed.dtype))
+    at_home = jnp.where(home[:, None] == jnp.arange(local.shape[1]), counts[:, None], 0)
+    plans = jnp.concatenate([plans, at_home[None].astype(plans.dtype)])
+    return plans[jnp.argmin(jax.vmap(lambda plan: _seconds(machine, costs, home, plan, local))(plans))]
 
 
-def allocation_seconds(machine: Machine, costs: FetchCosts, plan: Int[np.ndarray, "expert die"], task: Task) -> float:
-    """Exact seconds of an allocation that copies nothing."""
-    amounts = (jnp.asarray(each, machine.die.flops.dtype) for each in (plan, task.local))
-    return float(_seconds(machine, costs, jnp.asarray(task.home), *amounts))
+def _seconds(machine: Machine, costs: FetchCosts, home: Array, plan: Array, local: Array) -> Float[Array, ""]:
+    local = local.astype(machine.die.flops.dtype)
+    asked = Fetches(plan.astype(local.dtype), home, local, jnp.zeros_like(local))
+    return fetched_layer_time(machine, asked, costs).total
+
+
+class GradientAllocation(eqx.Module):
+    """The best whole allocation that a descent ends with, or homes. A seed is that of every layer and step."""
+
+    machine: Machine
+    costs: FetchCosts
+    key: Key[Array, ""]
+    settings: Descent = Descent()
+
+    def __call__(
+        self,
+        counts: Int[Array, " expert"],
+        home: Int[Array, " expert"],
+        local: Shaped[Array, "expert die"],
+        hits: Array | None = None,
+    ) -> Int[Array, "expert die"]:
+        amounts = local.astype(self.machine.die.flops.dtype)
+        relaxed = descend(self.machine, self.costs, counts, home, amounts, self.key, self.settings)
+        return best_whole(self.machine, self.costs, relaxed, counts, home, amounts)
+
+
+class LinearAllocation(eqx.Module):
+    """The solution of the assignment programme, rounded to whole requests, or homes where these are better.
+
+    It is solved outside of compiled code.
+    """
+
+    machine: Machine
+    costs: FetchCosts
+    program: AssignmentProgram = eqx.field(static=True)
+
+    def __call__(
+        self,
+        counts: Int[Array, " expert"],
+        home: Int[Array, " expert"],
+        local: Shaped[Array, "expert die"],
+        hits: Array | None = None,
+    ) -> Int[Array, "expert die"]:
+        amounts = local.astype(self.machine.die.flops.dtype)
+        shape = jax.ShapeDtypeStruct(amounts.shape, amounts.dtype)
+        program = self.program
+
+        def solved(*task: Any) -> np.ndarray:
+            return program.solve(*(np.asarray(each) for each in task))[0].astype(shape.dtype)
+
+        share = jax.pure_callback(solved, shape, counts, home, amounts, vmap_method="sequential")
+        return best_whole(self.machine, self.costs, share * counts[:, None], counts, home, amounts)
 
 
 @eqx.filter_jit
-def _seconds(machine: Machine, costs: FetchCosts, home: Array, plan: Array, local: Array) -> Float[Array, ""]:
-    return fetched_layer_time(machine, Fetches(plan, home, local, jnp.zeros_like(local)), costs).total
+def _allocated(allocation: GradientAllocation, *task: Array) -> tuple[Array, Array]:
+    counts, home, local = task
+    plan = allocation(counts, home, local)
+    return plan, _seconds(allocation.machine, allocation.costs, home, plan, local)
+
+
+def tuned_allocation(
+    machine: Machine, costs: FetchCosts, task: Task, seed: int = 0, settings: Descent | None = None
+) -> tuple[Int[np.ndarray, "expert die"], float]:
+    """The whole allocation that a descent ends with, and its exact seconds."""
+    allocation = GradientAllocation(machine, costs, jax.random.key(seed), Descent() if settings is None else settings)
+    plan, seconds = _allocated(allocation, *(jnp.asarray(each) for each in task))
+    return np.asarray(plan), float(seconds)
+
+
+@eqx.filter_jit
+def allocation_seconds(machine: Machine, costs: FetchCosts, plan: Array, task: Task) -> Float[Array, ""]:
+    """Exact seconds of an allocation that copies nothing."""
+    return _seconds(machine, costs, jnp.asarray(task.home), jnp.asarray(plan), jnp.asarray(task.local))

@@ -29,26 +29,25 @@ COPIES = 4  # popular experts of a layer that every die has a copy of, Insight 4
 SIZES = (512, 4096)
 
 
-def tables() -> Iterator[dict[str, Any]]:
+def tables(model: str) -> Iterator[dict[str, Any]]:
     """Every insight at batches of 512 and 4,096; the last one on requests of one topic, 512 of them."""
-    for model in MODELS:
-        drawn = requests_of(model)
-        for batch in SIZES:
-            case = Case(model, drawn[:, :batch])
-            for machine in MAIN_MACHINES:
-                yield from _compared(case, machine, batch, _placements(case, machine))
-        topics = topics_of(model)
-        common = np.bincount(topics).argmax()
-        case = Case(model, drawn[:, np.flatnonzero(topics == common)[: SIZES[0]]])
+    drawn = requests_of(model)
+    for batch in SIZES:
+        case = Case(model, drawn[:, :batch])
         for machine in MAIN_MACHINES:
-            dies = machine_of(machine).num_nodes
-            ways = {
-                "none, one topic": homes(model, dies),
-                "4: balanced by all topics": _balanced(prompt_load(drawn, model), dies),
-                "6: balanced by the topic": _balanced(prompt_load(case.experts, model), dies),
-            }
-            placed = {name: {"home": home} for name, home in ways.items()}
-            yield from _compared(case, machine, case.experts.shape[1], placed)
+            yield from _compared(case, machine, batch, _placements(case, machine))
+    topics = topics_of(model)
+    common = np.bincount(topics).argmax()
+    case = Case(model, drawn[:, np.flatnonzero(topics == common)[: SIZES[0]]])
+    for machine in MAIN_MACHINES:
+        dies = machine_of(machine).num_nodes
+        ways = {
+            "none, one topic": homes(model, dies),
+            "4: balanced by all topics": _balanced(prompt_load(drawn, model), dies),
+            "6: balanced by the topic": _balanced(prompt_load(case.experts, model), dies),
+        }
+        placed = {name: {"home": home} for name, home in ways.items()}
+        yield from _compared(case, machine, case.experts.shape[1], placed)
 
 
 def _placements(case: Case, machine: str) -> dict[str, dict[str, Any]]:

@@ -13,16 +13,8 @@ import numpy as np
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.hardware import Machine
 from jaxmoe.latency import FetchCosts
-from jaxmoe.policies import (
-    AllocationCosts,
-    CrossToken,
-    Guidance,
-    WaferPolicy,
-    copies_that_fit,
-    guide,
-    run_policy,
-    widest,
-)
+from jaxmoe.policies import CrossToken, Guidance, LLCPrefetch, WaferPolicy, copies_that_fit, guide, run_policy, widest
+from jaxmoe.systems.wafer_gpu import allocation_of
 from jaxmoe.traces.synthesis import PRESETS, GatingProcess, sample_trace
 
 FOLDER = Path(__file__).parent
@@ -30,38 +22,49 @@ CONFIGS = FOLDER.parents[1] / "configs"
 MACHINES = ("dojo_5x5", "tsmc_sow_3x8", "dojo_enhanced_5x5")
 MAIN_MACHINES = MACHINES[:2]  # those of Fig. 11
 BATCHES = (512, 1024, 2048, 4096, 8192, 16384)  # not in the text
-LAYERS = 8  # stand for all of a model, from its lowest to its highest; dies have that part of their memory
+LAYERS = 4  # stand for all of a model, from its lowest to its highest; dies have that part of their memory
 PROMPT, STEPS = 12, 20  # tokens of a request: prefill, and decode
 SEED = 0
 
-# Fixed before the comparison. `top`, `spare` and homes dealt at random in equal numbers are not in the text; they were
-# chosen on DeepSeek-V3 on dojo_5x5 with batches of 512 and 4,096, by the published hops.
+# `top`, `spare` and homes dealt at random in equal numbers are not in the text; they were chosen on DeepSeek-V3 on
+# dojo_5x5 with batches of 512 and 4,096, by the published hops, under another reading of Algorithm 1 (README).
 SETTINGS: dict[str, Any] = {"block": 50, "spare": 4, "top": 32, "eviction": "least_popular"}
+OF_BASE = ("block", "split")  # settings of each allocation
+OF_ALLO = ("block", "spare", "cost", "begin", "order")
 
 POLICIES: dict[str, dict[str, Any]] = {
     "base": {"allocation": "base", "prediction": "none"},
     "pred": {"allocation": "base", "prediction": "heatmap"},
+    "home": {"allocation": "home", "prediction": "none"},
     "allo": {"allocation": "allo", "prediction": "none"},
     "allo+pred": {"allocation": "allo", "prediction": "heatmap"},
     "pred, perfect": {"allocation": "base", "prediction": "perfect"},
     "pred, unlimited": {"allocation": "base", "prediction": "heatmap", "unlimited": True},
-    "allo+pred, unlimited": {"allocation": "allo", "prediction": "heatmap", "unlimited": True},
+    "base, 3 dies": {"allocation": "base", "prediction": "none", "split": 3},
+    "pred, 3 dies": {"allocation": "base", "prediction": "heatmap", "split": 3},
+    "pred, 3 dies, unlimited": {"allocation": "base", "prediction": "heatmap", "split": 3, "unlimited": True},
 }
-PUBLISHED = tuple(POLICIES)[:4]
+PUBLISHED = ("base", "pred", "allo", "allo+pred")
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model's layers and experts; FP8 weights, one byte each."""
+    """A model's layers and experts; weights take `width` B each, 1 for FP8."""
 
     preset: str
     layers: int
     experts: int
-    weights: float  # of an expert, B
+    parameters: float  # of an expert
+    width: float = 1.0
+
+    @property
+    def weights(self) -> float:
+        """Of an expert, B."""
+        return self.parameters * self.width
 
     @property
     def costs(self) -> FetchCosts:
-        return FetchCosts(self.weights, 2 * self.weights)
+        return FetchCosts(self.weights, 2 * self.parameters)
 
 
 MODELS = {
@@ -69,13 +72,24 @@ MODELS = {
     "Qwen3-235B": Model("qwen3-235b-a22b", 94, 128, 3 * 4096 * 1536.0),
 }
 
+MODELS |= {f"{name}, FP16": replace(model, width=2.0) for name, model in MODELS.items()}
+FP8, FP16 = tuple(MODELS)[:2], tuple(MODELS)[2:]  # of the paper, and of its later edition
+LATER = {  # dies of the later edition's Table I
+    "die.compute_TFLOPs_per_s": "989",
+    "memory": "[{name: llc, bandwidth_GB_per_s: 10000, capacity_GB: 0.064}, {name: hbm, bandwidth_GB_per_s: 3350, "
+    "latency_ns: 300, capacity_GB: 72}]",
+    "link.bandwidth_GB_per_s": "1700",
+}
+
 
 @lru_cache
 def machine_of(name: str) -> Machine:
-    return build_machine(load_hardware(CONFIGS / "hardware" / f"{name}.yaml"))
+    """A machine of the configs; with "later " before its name, with dies of the later edition."""
+    overrides = [f"{key}={value}" for key, value in LATER.items()] if name.startswith("later ") else []
+    return build_machine(load_hardware(CONFIGS / "hardware" / f"{name.removeprefix('later ')}.yaml", overrides))
 
 
-def process_of(model: str, popularity: float = 1.0, reuse: float = 1.0) -> GatingProcess:
+def process_of(model: str, popularity: float = 1.0, reuse: float = 1.0, seed: int = SEED) -> GatingProcess:
     """The model's preset in `LAYERS` layers, with requests of one length; its widths of popularity and reuse scaled."""
     preset = PRESETS[MODELS[model].preset]
     preset = replace(
@@ -84,16 +98,18 @@ def process_of(model: str, popularity: float = 1.0, reuse: float = 1.0) -> Gatin
         popularity=preset.popularity * popularity,
         from_token=preset.from_token * reuse,
     )
-    process = preset.process(SEED)
+    process = preset.process(seed)
     dealt = replace(process.requests, length=np.full(256, PROMPT + STEPS), prompt=np.full(256, PROMPT))
     return replace(process, requests=dealt)
 
 
 @lru_cache(maxsize=2)
-def requests_of(model: str, count: int = BATCHES[-1], popularity: float = 1.0, reuse: float = 1.0) -> np.ndarray:
+def requests_of(
+    model: str, count: int = BATCHES[-1], popularity: float = 1.0, reuse: float = 1.0, seed: int = SEED
+) -> np.ndarray:
     """Made-up gating [layer, request, token, k]."""
     tokens = PROMPT + STEPS
-    trace = sample_trace(process_of(model, popularity, reuse), count * tokens, SEED)
+    trace = sample_trace(process_of(model, popularity, reuse, seed), count * tokens, seed)
     return np.moveaxis(trace.experts.reshape(count, tokens, LAYERS, -1), 2, 0)
 
 
@@ -116,28 +132,45 @@ class Case:
         return sum(self.pairs(token) for token in range(PROMPT - 1))
 
     def pairs(self, token: int) -> np.ndarray:
-        experts = MODELS[self.model].experts
-        before, after = (self.experts[:, :, at].astype(np.int64) for at in (token, token + 1))
-        place = before[..., :, None] * experts + after[..., None, :]
-        return np.stack(
-            [np.bincount(rows.ravel(), minlength=experts**2).reshape(experts, experts) for rows in place]
-        ).astype(np.float32)
+        layers = zip(self.experts[:, :, token], self.experts[:, :, token + 1], strict=True)
+        return np.stack([counted(before, after, MODELS[self.model].experts) for before, after in layers])
 
-    def guidance(self, top: int, prefill: bool = True) -> Guidance:
-        """What each decode step knows, with the prefill's map or without."""
+    @cached_property
+    def across(self) -> np.ndarray:
+        """Pairs of experts of the prompts' tokens in a layer and in the next, [pair, expert, expert]."""
+        layers = zip(self.experts[:-1, :, :PROMPT], self.experts[1:, :, :PROMPT], strict=True)
+        return np.stack([counted(before, after, MODELS[self.model].experts) for before, after in layers])
+
+    def guidance(self, top: int, prefill: bool = True, llc: bool = False) -> Guidance:
+        """What each decode step knows, with the prefill's map or without, and with forecasts for the LLC."""
         start = self.prefill if prefill else np.zeros_like(self.prefill)
         decode = jnp.asarray(np.moveaxis(self.experts[:, :, PROMPT:], 2, 1), jnp.int32)
-        return guide(CrossToken(jnp.asarray(start), min(top, start.shape[-1])), decode)
+        across = jnp.asarray(self.across) if llc else None
+        return guide(CrossToken(jnp.asarray(start), min(top, start.shape[-1])), decode, across)
 
 
-def homes(model: str, dies: int, way: str = "random") -> np.ndarray:
+def counted(before: np.ndarray, after: np.ndarray, experts: int) -> np.ndarray:
+    """How often an expert of `before` came with one of `after` [..., k], [expert, expert]."""
+    place = before[..., :, None].astype(np.int64) * experts + after[..., None, :]
+    return np.bincount(place.ravel(), minlength=experts**2).reshape(experts, experts).astype(np.float32)
+
+
+def homes(model: str, dies: int, way: str = "random", seed: int = SEED) -> np.ndarray:
     """Home dies [layer, expert] in equal numbers: dealt at random, in runs of numbers, or round the dies."""
     experts = MODELS[model].experts
     even = np.arange(experts) % dies
     if way == "random":
-        rng = np.random.default_rng(SEED)
+        rng = np.random.default_rng(seed)
         return np.stack([rng.permutation(even) for _ in range(LAYERS)])
     return np.tile({"runs": np.sort(even), "round": even}[way], (LAYERS, 1))
+
+
+def homes_in_turn(model: str, dies: int) -> np.ndarray:
+    """The same, but the dies with one expert more than others are others in each layer."""
+    even = np.arange(MODELS[model].experts)
+    rng = np.random.default_rng(SEED)
+    more = MODELS[model].experts % dies
+    return np.stack([rng.permutation((even + layer * more) % dies) for layer in range(LAYERS)])
 
 
 def policy_of(
@@ -145,23 +178,25 @@ def policy_of(
     machine: str,
     home: np.ndarray | None = None,
     start: np.ndarray | None = None,
-    room: np.ndarray | None = None,
     **changes: Any,
 ) -> WaferPolicy:
-    """A policy with the study's settings but for the changes; `room` in copies replaces what HBM has room for."""
+    """A policy with the study's settings but for the changes."""
     known, chip = MODELS[model], machine_of(machine)
     home = homes(model, chip.num_nodes) if home is None else home
-    settings = {name: value for name, value in (SETTINGS | changes).items() if name not in ("top", "unlimited")}
-    if room is None:
-        room = copies_that_fit(np.asarray(chip.capacity, float), home, known.weights, known.layers)
+    settings = SETTINGS | changes
+    name = settings["allocation"]
+    own = {key: settings[key] for key in {"base": OF_BASE, "allo": OF_ALLO}.get(name, ()) if key in settings}
+    if name == "allo" and start is None and settings["prediction"] == "none":
+        own["neighbours"] = widest(np.asarray(chip.topology.hop_counts()))
+    room = copies_that_fit(np.asarray(chip.capacity, float), home, known.weights, known.layers)
     return WaferPolicy(
         home=jnp.asarray(home),
-        hops=jnp.asarray(chip.topology.hop_counts()),
-        capacity=jnp.asarray(np.full(room.shape, np.inf) if changes.get("unlimited") else room, float),
-        costs=AllocationCosts.of(chip, known.costs),
+        capacity=jnp.asarray(np.full(room.shape, np.inf) if settings.get("unlimited") else room, float),
+        allocation=allocation_of(name, chip, known.costs, **own),
         start=None if start is None else jnp.asarray(start),
-        neighbours=widest(np.asarray(chip.topology.hop_counts())),
-        **settings,
+        llc=LLCPrefetch(chip, known.costs) if settings.get("llc") else None,
+        prediction=settings["prediction"],
+        eviction=settings["eviction"],
     )
 
 
@@ -190,9 +225,17 @@ def measured(model: str, machine: str, policy: WaferPolicy, known: Guidance, fir
         "link_us": busy["fetch"]["link"][first:].max(axis=-1).mean() * 1e6,
         "hbm_us": busy["fetch"]["hbm"][first:].max(axis=-1).mean() * 1e6,
         "compute_us": busy["compute"]["node"][first:].max(axis=-1).mean() * 1e6,
+        "even_us": _even(machine, model, known)[first:].mean() * 1e6,
         **{name: values[first:].mean() for name, values in traffic.items()},
         "copies": held.max(),
     }
+
+
+def _even(machine: str, model: str, known: Guidance) -> np.ndarray:
+    """Seconds [step, layer] that no allocation and no copies can beat: each expert read once, all dies alike busy."""
+    chip, costs, counts = machine_of(machine), MODELS[model].costs, np.asarray(known.counts)
+    read = (counts > 0).sum(axis=-1) * float(costs.expert_bytes / chip.memory[-1].bandwidth.sum())
+    return np.maximum(read, counts.sum(axis=-1) * float(costs.flops_per_request / chip.die.flops.sum()))
 
 
 def beside(rows: list[Row], base: Row) -> list[Row]:

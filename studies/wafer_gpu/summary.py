@@ -22,42 +22,139 @@ def average(rows: Iterable[dict[str, str]], key: str) -> float:
     return mean(float(row[key]) for row in rows)
 
 
+LARGE = ("4096", "8192", "16384")  # batches that the text speaks of: 4096, over 10,000, over 15,000
+MODELS = {"DeepSeek-V3": (5.3, 7.0), "Qwen3-235B": (3.1, 4.1)}  # of allo+pred over base: the paper, its later edition
+MACHINES = {"dojo_5x5": (3.7, 6.0), "tsmc_sow_3x8": (4.7, 7.5)}
+
+
+def main_rows() -> Rows:
+    return [row for row in read("throughput") if row["machine"] in MACHINES]
+
+
+def gains(rows: Rows, policy: str, base: str) -> list[float]:
+    """Time of a base over that of a policy, case by case."""
+    times = ({key(row): float(row["layer_us"]) for row in select(rows, policy=name)} for name in (base, policy))
+    own, other = times
+    return [own[case] / other[case] for case in own]
+
+
+def key(row: dict[str, str]) -> tuple[str, ...]:
+    return row["model"], row["machine"], row["batch"]
+
+
+def saved(rows: Rows, policy: str, base: str) -> float:
+    """Hops of a base over those of a policy, all cases together."""
+    own, other = (sum(float(row["hops"]) for row in select(rows, policy=name)) for name in (policy, base))
+    return other / own if own else float("inf")
+
+
 def against_the_paper() -> None:
-    """Line 1: means over all batches of the two machines of Fig. 11."""
-    rows = [row for row in read("throughput") if row["machine"] != "dojo_enhanced_5x5"]
-    both = select(rows, policy="allo+pred")
-    print("speed-up of allo+pred over base (published, ours, off by):")
-    for where, published in (
-        ({"model": "DeepSeek-V3"}, 5.3),
-        ({"model": "Qwen3-235B"}, 3.1),
-        ({"machine": "dojo_5x5"}, 3.7),
-        ({"machine": "tsmc_sow_3x8"}, 4.7),
-    ):
-        own = average(select(both, **where), "speedup")
-        print(f"  {next(iter(where.values())):14} {published} {own:.2f} {100 * (own / published - 1):+.0f} %")
-    print("speed-up over base, and hops of base over own:")
-    kinds = list(dict.fromkeys((row["model"], row["machine"]) for row in rows))
-    for policy in dict.fromkeys(row["policy"] for row in rows):
-        own = select(rows, policy=policy)
-        cells = [average(select(own, model=model, machine=machine), "hop_reduction") for model, machine in kinds]
-        speed = f"{average(own, 'speedup'):.2f} ({min(float(r['speedup']) for r in own):.2f} to"
-        print(f"  {policy:21} {speed} {max(float(r['speedup']) for r in own):.2f}),", end=" ")
-        print(f"hops {average(own, 'hop_reduction'):.1f}, by model and machine {min(cells):.1f} to {max(cells):.1f}")
-    allo = select(rows, policy="allo")
-    ratio = [float(one["layer_us"]) / float(two["layer_us"]) for one, two in zip(allo, both, strict=True)]
-    fewer = [float(one["hops"]) / float(two["hops"]) for one, two in zip(allo, both, strict=True)]
-    print(f"allo+pred over allo: {mean(ratio):.2f} in time ({min(ratio):.2f} to {max(ratio):.2f}),", end=" ")
-    print(f"{mean(fewer):.1f} in hops")
+    """Line 1: means over all batches, or the large ones, under base by blocks and base over three dies."""
+    for base, pred in (("base", "pred"), ("base, 3 dies", "pred, 3 dies")):
+        for label, batches in (("all batches", None), ("4,096 and more", LARGE)):
+            rows = [row for row in main_rows() if batches is None or row["batch"] in batches]
+            print(f"  over {base}, {label}: allo+pred (paper, later edition, ours, off the paper by)")
+            for name, (paper, later) in (MODELS | MACHINES).items():
+                part = "model" if name in MODELS else "machine"
+                own = mean(gains(select(rows, **{part: name}), "allo+pred", base))
+                print(f"    {name:14} {paper} {later} {own:.2f} {100 * (own / paper - 1):+.0f} %")
+            for name in (pred, "home", "allo", "allo+pred"):
+                own, hops = gains(rows, name, base), saved(rows, name, base)
+                cells = [saved(select(rows, model=m, machine=c), name, base) for m in MODELS for c in MACHINES]
+                print(f"    {name:13} {mean(own):.2f} ({min(own):.2f} to {max(own):.2f}), hops {hops:.1f}", end=" ")
+                print(f"by model and machine {min(cells):.1f} to {max(cells):.1f}")
+    rows = main_rows()
+    for name in ("pred, perfect", "pred, unlimited"):
+        print(f"  {name}: {mean(gains(rows, name, 'base')):.2f}, hops {saved(rows, name, 'base'):.1f}")
+    print(f"  pred, 3 dies, unlimited: hops {saved(rows, 'pred, 3 dies, unlimited', 'base, 3 dies'):.1f}")
+
+
+def both_over_allo() -> None:
+    """What copies add to Algorithm 1, and what anything could."""
+    rows = main_rows()
+    allo, both = select(rows, policy="allo"), select(rows, policy="allo+pred")
+    ratio = gains(rows, "allo+pred", "allo")
+    most = [float(row["layer_us"]) / float(row["even_us"]) for row in allo]
+    print(f"  allo+pred over allo in time: {mean(ratio):.3f} ({min(ratio):.3f} to {max(ratio):.3f})")
+    print(f"  dies evenly busy and every expert read once, over allo: {mean(most):.3f} (to {max(most):.3f})")
+    fewer = sum(float(row["hops"]) for row in allo) / sum(float(row["hops"]) for row in both)
+    print(f"  hops: {fewer:.2f} times fewer")
+    ratio = gains(rows, "allo", "home")
+    print(f"  allo over expert parallelism: {mean(ratio):.3f} ({min(ratio):.3f} to {max(ratio):.3f})", end="; ")
+    large = [row for row in rows if row["batch"] == "16384"]
+    print(f"at 16,384 {mean(gains(large, 'allo+pred', 'home')):.2f} (later edition 1.44)")
+    for name in ("base", "allo", "allo+pred"):
+        own = select(rows, policy=name, batch="4096", model="Qwen3-235B", machine="tsmc_sow_3x8")[0]
+        parts = (f"{kind} {float(own[kind]) / 1e9:.2f}" for kind in ("local_read", "remote_read", "local_write"))
+        print(f"  Fig. 13, {name}, GB a layer:", ", ".join(parts))
+
+
+def later() -> None:
+    """The machines and FP16 weights of the later edition."""
+    rows = read("later")
+    for base in ("base", "base, 3 dies"):
+        for name, (_, published) in (MODELS | MACHINES).items():
+            part = "model" if name in MODELS else "machine"
+            own = mean(gains(select(rows, **{part: name}), "allo+pred", base))
+            print(f"  over {base}, {name:14} {published} {own:.2f} {100 * (own / published - 1):+.0f} %")
+        hops = (f"{name} {saved(rows, name, base):.1f}" for name in ("pred", "allo", "allo+pred"))
+        print(f"  over {base}, hops:", ", ".join(hops), "(pred 4.5, allo 142, allo+pred 213)")
+    ratio = [mean(gains(select(rows, batch=batch), "allo+pred", "home")) for batch in LARGE]
+    print("  allo+pred over expert parallelism by batch:", ", ".join(f"{each:.3f}" for each in ratio), "(1, to 1.44)")
+    print(f"  allo+pred over allo: {mean(gains(rows, 'allo+pred', 'allo')):.3f} (1.1)")
 
 
 def limits() -> None:
     """Line 2: which resource is the busiest."""
     rows = read("throughput")
-    for policy in ("base", "pred", "allo", "allo+pred"):
+    for policy in ("base", "pred", "home", "allo", "allo+pred"):
         own = select(rows, policy=policy)
         keys = ("link_us", "hbm_us", "compute_us")
         busiest = [max(keys, key=lambda key, row=row: float(row[key])) for row in own]
         print(f"  {policy:10}", ", ".join(f"{key[:-3]} {busiest.count(key)} of {len(own)}" for key in keys))
+
+
+def seeds() -> None:
+    """Other traces and homes."""
+    rows = read("seeds")
+    for model in MODELS:
+        for machine in MACHINES:
+            own = select(rows, model=model, machine=machine)
+            told = []
+            for name, base in (
+                ("pred", "base"),
+                ("allo", "home"),
+                ("allo+pred", "allo"),
+                ("allo+pred", "base, 3 dies"),
+            ):
+                ratio = [gains(select(own, seed=seed), name, base)[0] for seed in dict.fromkeys(r["seed"] for r in own)]
+                told.append(f"{name} over {base} {min(ratio):.3f} to {max(ratio):.3f}")
+            print(f"  {model} on {machine}:", "; ".join(told))
+
+
+def llc() -> None:
+    """Insight 2 on the LLC."""
+    rows = read("llc")
+    for homes in ("random", "in turn"):
+        for model in MODELS:
+            own = select(rows, homes=homes, model=model)
+            told = []
+            for batch in dict.fromkeys(row["batch"] for row in own):
+                ratio = gains(select(own, batch=batch), "allo, LLC", "allo")
+                told.append(f"{batch} {min(ratio):.3f} to {max(ratio):.3f}")
+            print(f"  homes {homes}, {model}, time without over with:", ", ".join(told))
+
+
+def h100() -> None:
+    """Fig. 12, beside published rates."""
+    rows = read("h100")
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        off = {
+            float(row["amount"]): 100 * (float(row["simulated_us"]) / float(row["rate_us"]) - 1)
+            for row in select(rows, kind=kind)
+        }
+        within = min(amount for amount in off if all(abs(off[a]) <= 5 for a in off if a >= amount))
+        print(f"  {kind}: within 5 % of the rate from {within:g} on; first {next(iter(off.values())):.1f} %")
 
 
 def agreement() -> None:
@@ -77,9 +174,9 @@ def agreement() -> None:
 def bounds() -> None:
     """Line 5."""
     rows = read("bounds")
-    for name in ("allo", "gradient"):
+    for name in ("home", "allo", "gradient", "linear_program"):
         over = [100 * (float(row[f"{name}_us"]) / float(row["bound_us"]) - 1) for row in rows]
-        print(f"  {name:9} above the bound: {mean(over):.1f} % on average, {max(over):.0f} % at worst")
+        print(f"  {name:14} above the bound: {mean(over):.1f} % on average, {max(over):.0f} % at worst")
     gap = [row for row in rows if float(row["allo_us"]) > 1.05 * float(row["bound_us"])]
     better = sum(float(row["gradient_us"]) < float(row["allo_us"]) for row in gap)
     worse = sum(float(row["gradient_us"]) > 1.001 * float(row["allo_us"]) for row in rows)
@@ -98,12 +195,13 @@ def doubled() -> None:
 
 
 def by_batch() -> None:
-    """Speed-up of allo+pred over base by batch, mean of both machines of Fig. 11."""
-    rows = [row for row in read("throughput") if row["machine"] != "dojo_enhanced_5x5"]
-    for model in dict.fromkeys(row["model"] for row in rows):
-        own = select(rows, model=model, policy="allo+pred")
-        batches = dict.fromkeys(row["batch"] for row in own)
-        print(f"  {model}:", ", ".join(f"{b} {average(select(own, batch=b), 'speedup'):.2f}" for b in batches))
+    """Speed-up of allo+pred by batch, mean of both machines of Fig. 11."""
+    for base in ("base", "base, 3 dies", "home"):
+        for model in MODELS:
+            own = select(main_rows(), model=model)
+            batches = dict.fromkeys(row["batch"] for row in own)
+            told = (f"{batch} {mean(gains(select(own, batch=batch), 'allo+pred', base)):.2f}" for batch in batches)
+            print(f"  over {base}, {model}:", ", ".join(told))
 
 
 def insights() -> None:
@@ -131,19 +229,23 @@ def host() -> None:
 
 
 def sensitivity() -> None:
-    """Which assumption moves which figure: means over the cases of the table."""
+    """Which assumption moves which figure, in the case of each model."""
     rows = read("sensitivity")
-    for what, to in dict.fromkeys((row["what"], row["to"]) for row in rows):
-        own = select(rows, what=what, to=to)
-        print(f"  {what + (': ' + to if to else ''):32}", end="")
-        for name in ("pred", "allo", "allo+pred"):
-            speed, hops = (average(select(own, policy=name), key) for key in ("speedup", "hop_reduction"))
-            print(f" {name} {speed:.2f}x, hops {hops:.1f};", end="")
-        print()
+    for model in MODELS:
+        print(f"  {model}")
+        for what, to in dict.fromkeys((row["what"], row["to"]) for row in rows):
+            own = select(rows, what=what, to=to, model=model)
+            print(f"    {what + (': ' + to if to else ''):40}", end="")
+            for name in ("pred", "allo", "allo+pred"):
+                row = select(own, policy=name)[0]
+                print(f" {name} {float(row['speedup']):.2f}x, hops {float(row['hop_reduction']):.1f};", end="")
+            print()
 
 
 PARTS: dict[str, Callable[[], None]] = {
     "Against the paper": against_the_paper,
+    "Both over allo": both_over_allo,
+    "Later edition": later,
     "By batch": by_batch,
     "The busiest resource": limits,
     "Model and simulator": agreement,
@@ -151,6 +253,9 @@ PARTS: dict[str, Callable[[], None]] = {
     "Doubled bandwidth": doubled,
     "Insights 4 to 6": insights,
     "Host": host,
+    "LLC": llc,
+    "H100": h100,
+    "Seeds": seeds,
     "Sensitivity": sensitivity,
 }
 

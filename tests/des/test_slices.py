@@ -8,7 +8,7 @@ from oracles.wafer import traffic
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.des import SliceCosts, SliceWork, replay_slices
 from jaxmoe.latency import FetchCosts, Fetches, fetch_demand, fetch_time, traffic_figures
-from jaxmoe.policies import AllocationCosts, allocate, deal
+from jaxmoe.policies import Algorithm1, AllocationCosts, deal
 
 BYTES = 3 * 7168 * 2048.0
 COSTS = SliceCosts(BYTES, 2 * BYTES, 2, 16.0, 100e-9, 110e-9, 30e-9)
@@ -77,7 +77,8 @@ def cases():
             home = rng.permutation(np.arange(256) % chip.num_nodes)
             held = (home[:, None] == np.arange(chip.num_nodes)) | (rng.random((256, chip.num_nodes)) < 0.05)
             hops = jnp.asarray(chip.topology.hop_counts())
-            smart = allocate(counts, jnp.asarray(held), jnp.asarray(home), hops, AllocationCosts.of(chip, MODEL))
+            allocate = Algorithm1(hops, AllocationCosts.of(chip, MODEL), cost="serial", begin="idle")
+            smart = allocate(counts, jnp.asarray(home), jnp.asarray(held))
             for plan in (deal(counts, chip.num_nodes), smart):
                 copied = rng.random(held.shape) < 0.1
                 yield chip, np.asarray(plan), home, held, copied & ~held & (np.asarray(plan) > 0)

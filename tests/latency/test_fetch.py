@@ -66,6 +66,21 @@ def test_what_the_llc_has_takes_its_latency():
     assert float(time.total) == pytest.approx(100e-9 + BYTES / 10e12, rel=1e-5)
 
 
+def test_dies_that_share_a_channel_share_its_bandwidth():
+    """As DDR that dies share: two dies read their own experts through one channel, and wait for both."""
+    pairs = replace(MACHINE.memory[-1], channel=jnp.arange(25) // 2)
+    shared = replace(MACHINE, memory=(MACHINE.memory[0], pairs))
+    both = fetches(jnp.zeros((2, 25)).at[0, 6].set(1.0).at[1, 7].set(1.0), [6, 7])
+    assert float(TIME(shared, both, COSTS).total) == pytest.approx(110e-9 + 300e-9 + 2 * BYTES / 2e12, rel=1e-5)
+    assert float(TIME(MACHINE, both, COSTS).total) == pytest.approx(110e-9 + 300e-9 + BYTES / 2e12, rel=1e-5)
+
+
+def test_half_an_expert_in_the_llc_leaves_half_to_read():
+    one = alone(7, 7)
+    time = TIME(MACHINE, replace(one, hits=one.requests / 2), COSTS)
+    assert float(time.total) == pytest.approx(110e-9 + 300e-9 + BYTES / 2 / 2e12, rel=1e-5)
+
+
 @given(st.integers(0, 10**6))
 @settings(max_examples=30, deadline=None)
 def test_traffic_is_that_of_the_plain_loop_and_bytes_are_conserved(seed):

@@ -4,14 +4,28 @@ import math
 
 import numpy as np
 
+READING = ("overlapped", "homes", "ascending")
 
-def algorithm_1(counts, holders, home, hops, dram, hop, request, block, spare):
-    """Algorithm 1 as it is printed; ties to the lowest die. Returns requests [expert, die]."""
+
+def algorithm_1(counts, holders, home, hops, dram, hop, request, block, spare, reading=READING):
+    """Algorithm 1 as it is printed; ties to the lowest die. Returns requests [expert, die].
+
+    `reading` says what the text leaves open: the cost, the workload at first, the order.
+    """
     experts, dies = holders.shape
     counts, holders, home, hops = (np.asarray(each).tolist() for each in (counts, holders, home, hops))
     plan = np.zeros((experts, dies), int)
     reads, hopped, load = [0] * dies, [0] * dies, [0] * dies
-    for expert in range(experts):
+    cost_of, begin, order = reading
+    if begin == "homes":
+        for expert in range(experts):
+            reads[home[expert]] += counts[expert] > 0
+            load[home[expert]] += counts[expert]
+    turns = [*range(experts)] if order == "number" else sorted(range(experts), key=lambda e: (counts[e], e))
+    for expert in turns:
+        if begin == "homes":
+            reads[home[expert]] -= counts[expert] > 0
+            load[home[expert]] -= counts[expert]
         local = [die for die in range(dies) if holders[expert][die]]
         candidates = [die for die in range(dies) if min(hops[other][die] for other in local) <= 1]
         candidates.sort(key=lambda die: (load[die], die))
@@ -22,7 +36,9 @@ def algorithm_1(counts, holders, home, hops, dram, hop, request, block, spare):
             best, cheapest = -1, math.inf
             for die in candidates:
                 away = 0 if holders[expert][die] else hops[home[expert]][die]
-                cost = (reads[die] + 1) * dram + (hopped[die] + away) * hop + (load[die] + size) * request
+                moved = (reads[die] + 1) * dram + (hopped[die] + away) * hop
+                computed = (load[die] + size) * request
+                cost = max(moved, computed) if cost_of == "overlapped" else moved + computed
                 if cost < cheapest:
                     best, cheapest = die, cost
             plan[expert, best] += size

@@ -11,7 +11,7 @@ from oracles.wafer import algorithm_1
 
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.latency import FetchCosts, Fetches, fetched_layer_time
-from jaxmoe.policies import AllocationCosts, allocate, deal, widest
+from jaxmoe.policies import Algorithm1, AllocationCosts, deal, widest
 from jaxmoe.traces import read_trace
 
 pytestmark = pytest.mark.slow
@@ -38,9 +38,7 @@ def best_of(runs, call):
 
 @eqx.filter_jit
 def many(counts, holders, home, costs):
-    return jax.vmap(lambda c, h, o: allocate(c, h, o, jnp.asarray(HOPS), costs, neighbours=widest(HOPS)))(
-        counts, holders, home
-    )
+    return jax.vmap(Algorithm1(jnp.asarray(HOPS), costs, neighbours=widest(HOPS)))(counts, home, holders)
 
 
 def drawn_layers(rng, layers, batch=4096, experts=256):
@@ -57,7 +55,7 @@ def test_fifty_times_as_fast_as_the_plain_loop_with_every_choice_the_same():
         costs = AllocationCosts.of(CHIP, COSTS)
         given = (jnp.asarray(counts), jnp.asarray(holders), jnp.asarray(homes), costs)
         plans = np.asarray(many(*given))
-        numbers = [float(each) for each in (costs.dram, costs.hop, costs.request)]
+        numbers = [float(each) for each in (costs.dram[0], costs.way[0, 1], costs.request[0])]
         start = time.process_time()
         layers = zip(counts, holders, homes, strict=True)
         loops = [algorithm_1(*layer, HOPS, *numbers, 50, 4) for layer in layers]
@@ -76,13 +74,13 @@ def test_every_choice_on_recorded_layers(file, shared):
     rng = np.random.default_rng(1)
     with jax.enable_x64(True):
         costs = AllocationCosts.of(CHIP, COSTS)
-        numbers = [float(each) for each in (costs.dram, costs.hop, costs.request)]
+        numbers = [float(each) for each in (costs.dram[0], costs.way[0, 1], costs.request[0])]
         for layer in range(5):
             counts = np.bincount(trace.experts[:4096, layer].ravel(), minlength=trace.num_experts)
             home, holders = placed(rng, trace.num_experts)
-            given = (jnp.asarray(counts), jnp.asarray(holders), jnp.asarray(home), jnp.asarray(HOPS))
+            given = (jnp.asarray(counts), jnp.asarray(home), jnp.asarray(holders))
             expected = algorithm_1(counts, holders, home, HOPS, *numbers, 50, 4)
-            np.testing.assert_array_equal(allocate(*given, costs), expected)
+            np.testing.assert_array_equal(Algorithm1(jnp.asarray(HOPS), costs)(*given), expected)
 
 
 def test_ten_thousand_points_of_one_layer_a_minute():
@@ -95,7 +93,7 @@ def test_ten_thousand_points_of_one_layer_a_minute():
         def point(counts, scale):
             machine = eqx.tree_at(lambda m: m.topology.link_bandwidth, CHIP, CHIP.topology.link_bandwidth * scale)
             local, at = jnp.asarray(holders), jnp.asarray(home)
-            smart = allocate(counts, local, at, jnp.asarray(HOPS), AllocationCosts.of(machine, COSTS))
+            smart = Algorithm1(jnp.asarray(HOPS), AllocationCosts.of(machine, COSTS))(counts, at, local)
             plans = jnp.stack([deal(counts, 25), smart]).astype(float)
             none, held = jnp.zeros(local.shape), local.astype(float)
             return jax.vmap(lambda plan: fetched_layer_time(machine, Fetches(plan, at, held, none), COSTS).total)(plans)

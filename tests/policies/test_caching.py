@@ -1,5 +1,7 @@
 """Copies by heat map: by hand, and what must hold after any steps."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,18 @@ import pytest
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.latency import FetchCosts
 from jaxmoe.placement.placement import PlanError
-from jaxmoe.policies import AllocationCosts, CrossToken, Guidance, WaferPolicy, copies_that_fit, guide, run_policy
+from jaxmoe.policies import (
+    Algorithm1,
+    AllocationCosts,
+    CrossToken,
+    Dealt,
+    Guidance,
+    LLCPrefetch,
+    WaferPolicy,
+    copies_that_fit,
+    guide,
+    run_policy,
+)
 
 BYTES = 3 * 4096 * 1536.0
 COSTS = FetchCosts(BYTES, 2 * BYTES)
@@ -23,11 +36,12 @@ def experts_of(seed):
     return np.argsort(race, axis=-1)[..., :4].astype(np.int32)
 
 
-def policy(capacity=3.0, **settings_):
+def policy(capacity=3.0, allocation="allo", block=50, **settings_):
     home = jnp.asarray(np.stack([np.random.default_rng(row).permutation(EXPERTS) for row in range(LAYERS)]))
     room = jnp.full(25, capacity)
-    hops = jnp.asarray(MACHINE.topology.hop_counts())
-    return WaferPolicy(home, hops, room, AllocationCosts.of(MACHINE, COSTS), **settings_)
+    hops, costs = jnp.asarray(MACHINE.topology.hop_counts()), AllocationCosts.of(MACHINE, COSTS)
+    chosen = Dealt(block) if allocation == "base" else Algorithm1(hops, costs, block, cost="serial", begin="idle")
+    return WaferPolicy(home, room, chosen, **settings_)
 
 
 def run(chosen, guidance):
@@ -62,10 +76,7 @@ def test_the_example_of_fig_10():
     counts = jnp.zeros((1, 1, 8), int).at[0, 0, 1].set(10).at[0, 0, 4].set(10)
     known = Guidance(counts, counts, jnp.asarray(following), jnp.ones((1, 1, 8)))
     # Dealing on one row of two dies: expert 1 to die 0, expert 4 to die 1; blocks of 5 give both to both.
-    chosen = WaferPolicy(
-        jnp.full((1, 8), 2), jnp.asarray([[0, 1, 2], [1, 0, 1], [2, 1, 0]]), jnp.full(3, 9.0),
-        AllocationCosts(1.0, 1.0, 1.0), allocation="base", block=3,
-    )  # fmt: skip
+    chosen = WaferPolicy(jnp.full((1, 8), 2), jnp.full(3, 9.0), Dealt(3))
     copies, asked = chosen.step(chosen.init(), jnp.asarray(1), jax.tree.map(lambda leaf: leaf[0], known))
     assert (np.asarray(asked.requests[0]) > 0).sum() == 6
     np.testing.assert_array_equal(np.argwhere(asked.copied[0]), [[4, 0], [4, 1]])
@@ -102,7 +113,8 @@ def test_without_limit_perfect_foresight_reads_nothing_twice_in_steady_state():
 
 
 def test_a_full_die_keeps_the_most_popular():
-    known = guided(7, EXPERTS)  # every expert is predicted
+    every = CrossToken(jnp.ones((LAYERS, EXPERTS, EXPERTS)), EXPERTS)  # predicts every expert
+    known = guide(every, jnp.asarray(experts_of(7)))
     chosen = policy(3.0, allocation="base", block=20)
     copies = chosen.init()
     for step in range(STEPS):
@@ -122,3 +134,32 @@ def test_home_experts_that_do_not_fit_are_refused():
     with pytest.raises(PlanError, match=r"die 0 is home to 8 experts of 30.0 MB, but has 0.1 GB; spread"):
         copies_that_fit(np.full(3, 1e8), home, 30e6, 2)
     np.testing.assert_array_equal(copies_that_fit(np.full(2, 1e9), home, 30e6, 4), [8, 16])
+
+
+def test_what_never_followed_is_not_predicted():
+    """A map of nothing predicts nothing: a die that knows no pairs copies nothing in the first step."""
+    known = guided(5, EXPERTS)
+    assert (np.asarray(known.following[0]) == -1).all()
+    chosen = policy(np.inf, allocation="base", block=20)
+    _, figures, _, _ = run(chosen, known)
+    assert figures["local_write"][0].sum() == 0 < figures["local_write"][1].sum()
+
+
+def test_the_llc_is_filled_in_idle_time_and_saves_reads():
+    """Whole slices of home experts, no more than the LLC holds; no layer slower; each byte from HBM or the LLC."""
+    across = jnp.ones((LAYERS - 1, EXPERTS, EXPERTS))
+    heatmap = CrossToken(jnp.zeros((LAYERS, EXPERTS, EXPERTS)), 4)
+    known = guide(heatmap, jnp.asarray(experts_of(2)), across)
+    np.testing.assert_allclose(known.forecast.sum(axis=-1)[:, 0], known.counts.sum(axis=-1)[:, 0], rtol=1e-5)
+    plain = run(policy(prediction="none", block=20), replace(known, forecast=None))
+    told = run(policy(prediction="none", block=20, llc=LLCPrefetch(MACHINE, COSTS)), known)
+    hits = told[2].hits
+    assert set(np.unique(hits)) <= {0.0, 0.5, 1.0}
+    assert hits[:, 0].max() == 0 < hits[:, 1].max()
+    assert (hits.sum(axis=2) * BYTES <= 64e6).all()
+    assert told[1]["llc_read"].sum() > 0
+    reads = {
+        name: sum(done[1][each].sum() for each in ("local_read", "remote_read", "llc_read"))
+        for name, done in (("plain", plain), ("told", told))
+    }
+    assert reads["told"] == pytest.approx(reads["plain"], rel=0.2)

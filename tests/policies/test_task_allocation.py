@@ -1,5 +1,6 @@
 """Round-robin dealing and Algorithm 1 against plain loops, choice by choice."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,12 +10,23 @@ from hypothesis import strategies as st
 from oracles.wafer import algorithm_1, dealt
 
 from jaxmoe.hardware.networks import hop_counts
-from jaxmoe.policies import AllocationCosts, allocate, deal, widest
+from jaxmoe.policies import Algorithm1, AllocationCosts, AtHome, Dealt, deal, widest
 
 DRAM, HOP, REQUEST = 22_020_096_000, 29_560_128_000, 88_080_384  # fs: DeepSeek-V3 on dojo_5x5
 DEAL = jax.jit(deal, static_argnums=(1, 2))
 CASES = 12  # of each kind: over 100 in all
-COSTS = AllocationCosts(float(DRAM), float(HOP), float(REQUEST))
+READINGS = [("overlapped", "homes", "ascending"), ("serial", "idle", "number"), ("overlapped", "idle", "number")]
+
+
+def costs_of(hops, dram=DRAM, hop=HOP, request=REQUEST):
+    """Dies and links that are alike."""
+    dies = len(hops)
+    return AllocationCosts(jnp.full(dies, float(dram)), jnp.asarray(hops) * float(hop), jnp.full(dies, float(request)))
+
+
+def on(shape, **settings):
+    hops = hop_counts(shape)
+    return Algorithm1(jnp.asarray(hops), costs_of(hops), **settings)
 
 
 def case(rng, experts, shape):
@@ -27,22 +39,20 @@ def case(rng, experts, shape):
 
 
 @pytest.mark.parametrize("shape", [(5, 5), (3, 8), (1, 1)])
-@pytest.mark.parametrize(("block", "spare"), [(50, 4), (50, 0), (7, 1)])
-def test_every_choice_is_that_of_the_plain_loop(shape, block, spare):
-    dies = shape[0] * shape[1]
+@pytest.mark.parametrize(("block", "spare", "reading"), [(50, 4, 0), (50, 0, 1), (7, 1, 2)])
+def test_every_choice_is_that_of_the_plain_loop(shape, block, spare, reading):
+    dies, told = shape[0] * shape[1], dict(zip(("cost", "begin", "order"), READINGS[reading], strict=True))
     rng = np.random.default_rng(block + dies)
     with jax.enable_x64(True):
-        costs = AllocationCosts(float(DRAM), float(HOP), float(REQUEST))
+        wide = eqx.filter_jit(on(shape, block=block, spare=spare, **told))
+        narrow = eqx.filter_jit(on(shape, block=block, spare=spare, neighbours=widest(hop_counts(shape)), **told))
         for _ in range(CASES):
             counts, home, holders = case(rng, 64, shape)
-            given_ = (jnp.asarray(counts), jnp.asarray(holders), jnp.asarray(home), jnp.asarray(hop_counts(shape)))
-            plan = allocate(*given_, costs, block, spare)
-            expected = algorithm_1(counts, holders, home, hop_counts(shape), DRAM, HOP, REQUEST, block, spare)
-            np.testing.assert_array_equal(plan, expected)
-            alone = jnp.asarray(home[:, None] == np.arange(dies))
-            wide = allocate(given_[0], alone, *given_[2:], costs, block, spare)
-            narrow = allocate(given_[0], alone, *given_[2:], costs, block, spare, neighbours=widest(hop_counts(shape)))
-            np.testing.assert_array_equal(narrow, wide)
+            plan = wide(jnp.asarray(counts), jnp.asarray(home), jnp.asarray(holders))
+            numbers = (DRAM, HOP, REQUEST, block, spare, READINGS[reading])
+            np.testing.assert_array_equal(plan, algorithm_1(counts, holders, home, hop_counts(shape), *numbers))
+            alone = (jnp.asarray(counts), jnp.asarray(home), jnp.asarray(home[:, None] == np.arange(dies)))
+            np.testing.assert_array_equal(narrow(*alone), wide(*alone))
     assert plan.shape == (64, dies)
 
 
@@ -56,15 +66,13 @@ def test_dealing_is_block_after_block(counts, dies, block):
 def test_an_idle_machine_computes_at_home():
     home = jnp.asarray([12, 3])
     holders = home[:, None] == jnp.arange(25)
-    plan = allocate(jnp.asarray([40, 50]), holders, home, jnp.asarray(hop_counts((5, 5))), COSTS)
+    plan = on((5, 5))(jnp.asarray([40, 50]), home, holders)
     assert (plan[0, 12], plan[1, 3], plan.sum()) == (40, 50, 90)
 
 
 def test_a_popular_expert_overflows_to_neighbours_alone():
     home = jnp.asarray([12])
-    plan = np.asarray(
-        allocate(jnp.asarray([5000]), home[:, None] == jnp.arange(25), home, jnp.asarray(hop_counts((5, 5))), COSTS)
-    )
+    plan = np.asarray(on((5, 5), cost="serial")(jnp.asarray([5000]), home, home[:, None] == jnp.arange(25)))
     used = np.flatnonzero(plan[0])
     assert set(used) == {7, 11, 12, 13, 17}
     assert plan.sum() == 5000
@@ -75,8 +83,48 @@ def test_a_popular_expert_overflows_to_neighbours_alone():
 def test_allocation_maps_over_layers_and_costs_without_change():
     rng = np.random.default_rng(3)
     cases = [case(rng, 32, (5, 5)) for _ in range(4)]
-    hops = jnp.asarray(hop_counts((5, 5)))
-    one = [allocate(jnp.asarray(c), jnp.asarray(h), jnp.asarray(o), hops, COSTS) for c, o, h in cases]
+    allocate = on((5, 5))
+    one = [allocate(jnp.asarray(c), jnp.asarray(o), jnp.asarray(h)) for c, o, h in cases]
     counts, home, holders = (jnp.stack([jnp.asarray(each[part]) for each in cases]) for part in range(3))
-    many = jax.vmap(lambda c, h, o: allocate(c, h, o, hops, COSTS))(counts, holders, home)
+    many = jax.vmap(allocate)(counts, home, holders)
     np.testing.assert_array_equal(many, jnp.stack(one))
+
+
+def test_few_requests_are_computed_at_home_and_many_overflow():
+    """V-D: what memory bounds stays at home; of what compute bounds, only the most popular experts leave."""
+    rng = np.random.default_rng(0)
+    home = jnp.asarray(rng.permutation(np.arange(128) % 25))
+    given_ = home, home[:, None] == jnp.arange(25)
+    allocate, at_home = on((5, 5)), AtHome()
+    few = jnp.asarray(rng.poisson(100, 128))
+    np.testing.assert_array_equal(allocate(few, *given_), at_home(few, *given_))
+    many = few.at[7].set(8000)
+    away = np.asarray((allocate(many, *given_) != at_home(many, *given_)).any(axis=1))
+    assert away[7]
+    assert away.sum() < 128 / 4
+
+
+def test_what_the_llc_has_draws_requests():
+    """Of two experts of one home, both of much compute, the one that its LLC has stays."""
+    home = jnp.asarray([12, 12])
+    hits = jnp.zeros((2, 25)).at[1, 12].set(1.0)
+    counts = jnp.asarray([260, 260])
+    plan = np.asarray(on((5, 5), cost="serial")(counts, home, home[:, None] == jnp.arange(25), hits))
+    assert plan[1, 12] == 260
+
+
+def test_unlike_dies_cost_what_they_are():
+    """A home of a slow die with fast neighbours gives them its work."""
+    hops = hop_counts((1, 3))
+    costs = costs_of(hops, dram=10, hop=1, request=1)
+    slow = eqx.tree_at(lambda c: c.request, costs, jnp.asarray([1.0, 100.0, 1.0]))
+    given_ = jnp.asarray([100]), jnp.asarray([1]), jnp.asarray([[False, True, False]])
+    for told, at in ((costs, [50, 50, 0]), (slow, [50, 0, 50])):
+        np.testing.assert_array_equal(Algorithm1(jnp.asarray(hops), told, cost="serial", block=50)(*given_)[0], at)
+
+
+def test_a_split_base_divides_every_expert_over_as_many_dies():
+    counts = jnp.asarray([90, 4, 0, 1])
+    plan = np.asarray(Dealt(split=3)(counts, counts, jnp.zeros((4, 5))))
+    # 4 requests in parts of 2; the next expert goes on where the one before ended.
+    np.testing.assert_array_equal(plan, [[30, 30, 30, 0, 0], [0, 0, 0, 2, 2], [0] * 5, [1, 0, 0, 0, 0]])

@@ -54,7 +54,7 @@ def at(batch: Batch, row: int, step: int) -> Batch:
 def test_rolled_out_layers_are_replayed_alike(setting):
     batch = steps_of()
     runs = system_of("wafer_gpu").runs(setting)
-    assert [*runs] == ["base", "wafer_gpu"]
+    assert [*runs] == ["base", "expert_parallelism", "wafer_gpu"]
     rolled = {name: run.rollout(batch) for name, run in runs.items()}
     for name, run in runs.items():
         assert rolled[name].time.total.shape == (STEPS, LAYERS)
@@ -64,7 +64,7 @@ def test_rolled_out_layers_are_replayed_alike(setting):
     counts = [np.bincount(np.asarray(batch.experts)[1, 2].ravel(), minlength=EXPERTS)]
     np.testing.assert_array_equal(rolled["base"].kept["requests"][2, 1].sum(axis=1), counts[0])
     assert rolled["wafer_gpu"].figures["hops"] < rolled["base"].figures["hops"]
-    assert rolled["base"].figures["local_write"] == 0
+    assert rolled["base"].figures["local_write"] == 0 == rolled["expert_parallelism"].figures["hops"]
 
 
 def test_the_host_adds_its_time_to_every_layer(setting):
@@ -75,6 +75,26 @@ def test_the_host_adds_its_time_to_every_layer(setting):
     added = 10e-6 + EXPERTS * (5 + 25 / 8 + 40) / 64e9
     np.testing.assert_allclose(hosted.time.total - plain.time.total, added, rtol=1e-6)
     assert "host" not in runs["base"].rollout(batch).time.stages
+
+
+@pytest.mark.parametrize("name", ["gradient", "linear_program"])
+def test_allocations_by_optimisation_are_runs_like_others(setting, name):
+    """They compute every request, are replayed, and no run beats the bound."""
+    batch = steps_of()
+    own = system_of("wafer_gpu", allocation=name, prediction="none", bound=True).runs(setting)["wafer_gpu"]
+    rolled = own.rollout(batch)
+    counts = np.bincount(np.asarray(batch.experts)[1, 2].ravel(), minlength=EXPERTS)
+    np.testing.assert_array_equal(rolled.kept["requests"][2, 1].sum(axis=1), counts)
+    assert rolled.figures["bound_s"] <= rolled.time.total.sum() * (1 + 1e-5)
+    assert rolled.time.total[1, 0] == pytest.approx(own.replay(rolled, at(batch, 0, 1), 1, 0), rel=0.15)
+
+
+def test_what_the_llc_was_filled_with_is_replayed(setting):
+    """The second layer reads from the LLC, in the model and as many bytes in the simulator."""
+    run = system_of("wafer_gpu", llc_prefetch=True).runs(setting)["wafer_gpu"]
+    rolled = run.rollout(steps_of())
+    assert rolled.kept["hits"][:, 0].max() == 0 < rolled.kept["hits"][:, 1].max()
+    assert rolled.figures["llc_read"] > 0
 
 
 def test_popular_experts_are_copied_as_far_as_they_fit():

@@ -7,7 +7,7 @@ import pytest
 
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.latency import FetchCosts
-from jaxmoe.policies import AllocationCosts, allocate, deal
+from jaxmoe.policies import Algorithm1, AllocationCosts, deal
 from jaxmoe.tune.allocation import Task, allocation_bound, allocation_seconds, tuned_allocation, whole
 
 BYTES = 3 * 4096 * 1536.0
@@ -39,8 +39,8 @@ def test_no_plan_beats_the_bound_and_the_descent_is_no_worse_than_algorithm_1(se
     rng = np.random.default_rng(seed)
     task = task_of(np.floor(rng.gamma(1.0, 200, 128)).astype(int), rng.permutation(np.arange(128) % 25))
     hops = jnp.asarray(MACHINE.topology.hop_counts())
-    given = (jnp.asarray(task.counts), jnp.asarray(task.local > 0), jnp.asarray(task.home))
-    greedy = np.asarray(allocate(*given, hops, AllocationCosts.of(MACHINE, COSTS)))
+    given = (jnp.asarray(task.counts), jnp.asarray(task.home), jnp.asarray(task.local))
+    greedy = np.asarray(Algorithm1(hops, AllocationCosts.of(MACHINE, COSTS))(*given))
     dealt = np.asarray(deal(given[0], 25))
     plan, seconds = tuned_allocation(MACHINE, COSTS, task)
     bound = allocation_bound(MACHINE, COSTS, task)
@@ -51,7 +51,7 @@ def test_no_plan_beats_the_bound_and_the_descent_is_no_worse_than_algorithm_1(se
 
 def test_whole_requests_keep_their_number_and_drop_small_parts():
     relaxed = np.array([[9.7, 0.2, 0.1], [3.4, 3.3, 3.3], [0.0, 0.0, 0.0]])
-    plan = whole(relaxed, np.array([10, 10, 0]), 0.05)
+    plan = whole(jnp.asarray(relaxed), jnp.asarray([10, 10, 0]), 0.05)
     np.testing.assert_array_equal(plan, [[10, 0, 0], [4, 3, 3], [0, 0, 0]])
 
 
