@@ -187,6 +187,16 @@ def test_eplb_balances_all_slots_anew(model):
     assert float(ran.decided.expert_hops.sum()) > 2 * float(shadow.decided.expert_hops.sum())
 
 
+def test_eplb_renamed_balances_alike_and_moves_less(model):
+    """Loads that hardly change: packs stay nearly the same, but EPLB numbers them anew."""
+    loads = loads_of(12).at[6:].set(loads_of(6, seed=1)[:1])
+    plain, renamed = (
+        balanced_rollout(balancer_of(model, Eplb(renamed=renamed)), model, loads) for renamed in (False, True)
+    )
+    np.testing.assert_allclose(renamed.excess, plain.excess, rtol=1e-5)
+    assert float(renamed.decided.experts_moved.sum()) < 0.8 * float(plain.decided.experts_moved.sum())
+
+
 def test_groups_alike_and_group_by_group_agree(model):
     slots = jnp.asarray(first_slots(1, NODES, NODES, 1))[0].at[2, 1].set(5)
     loads = loads_of(1)[0, 0]
@@ -239,6 +249,10 @@ def test_slots_that_do_not_fit(model):
     check_slots_fit(first_slots(LAYERS, NODES, NODES, 1), 5e3, model.machine)
     with pytest.raises(BalancerError, match=r"67 slots on each of 16 nodes in 3 layers .* at most 66 slots"):
         check_slots_fit(first_slots(LAYERS, NODES, NODES, 66), 5e3, model.machine)
+    # 66 fit alone, but not while another one arrives beside them.
+    check_slots_fit(first_slots(LAYERS, NODES, NODES, 65), 5e3, model.machine)
+    with pytest.raises(BalancerError, match=r"room for 1 more that arrive meanwhile, .* at most 65 slots"):
+        check_slots_fit(first_slots(LAYERS, NODES, NODES, 65), 5e3, model.machine, arriving=1)
 
 
 def test_first_slots_of_few_and_many_experts():

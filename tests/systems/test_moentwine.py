@@ -9,7 +9,7 @@ import yaml
 from jaxmoe.config import load_scenario
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import inputs_of
-from jaxmoe.experiment.simulation import iterations_of, simulate
+from jaxmoe.experiment.simulation import batch_at, iterations_of, simulate
 from jaxmoe.experiment.strategies import given_plans
 from jaxmoe.placement.tokens import TokenLayoutError
 from jaxmoe.policies.balancing import BalancerError
@@ -106,6 +106,21 @@ def test_an_invasive_migration_is_charged(balancer, tmp_path):
     np.testing.assert_allclose(run.total, stages, rtol=1e-5)
 
 
+def test_a_timeline_has_two_layers_and_the_weights_that_move(tmp_path):
+    found = simulated(scenario(tmp_path, balancer="greedy", migration="invasive", shadow_slots=2))
+    run = found.runs["moentwine"]
+    recorded = run.system.record(run.rolled, lambda row, step: batch_at(found.iterations, row, step))
+    assert recorded.facts["experts_moved"] > 0
+    assert recorded.facts["rows"] == [0, 1]
+    assert recorded.run.services is not None
+    assert set(recorded.stage) == {"migration", "attention", "all_reduce", "dispatch", "compute", "combine"}
+    # Inference waits for the weights, then come both layers as they are replayed, but for larger chunks.
+    weights = max(recorded.run.finish[np.array(recorded.stage) == "migration"])
+    step = recorded.facts["iteration"]
+    layers = sum(run.system.replay(run.rolled, batch_at(found.iterations, row, step), step, row) for row in (0, 1))
+    assert recorded.run.makespan - weights == pytest.approx(layers, rel=0.05)
+
+
 def test_slices_have_no_all_to_all_across_domains(tmp_path):
     found = simulated(scenario(tmp_path, layout="esp", balancer="none", closing=True))
     assert [*found.runs] == ["baseline_esp", "moentwine"]
@@ -128,7 +143,11 @@ def test_clusters_have_one_layout(tmp_path):
             "tp is 3, which does not divide the 16 devices of 4x4; use one of 1, 2, 4, 8, 16",
         ),
         ({"layout": "esp"}, UnsuitableSystemError, "esp slices experts over domains.*set system.balancer: none"),
-        ({"capacity": 3e-4, "shadow_slots": 9}, BalancerError, "10 slots on each of 16 nodes in 2 layers need"),
+        (
+            {"capacity": 3e-4, "shadow_slots": 9},
+            BalancerError,
+            "10 slots, and room for 9 more that arrive meanwhile, on each of 16 nodes in 2 layers need",
+        ),
         ({"experts": 8}, UnsuitableSystemError, "moves whole experts, but the plan divides some"),
         (
             {"hardware": WAFER | {"kind": "torus"}},
