@@ -60,7 +60,10 @@ class AttentionTime(eqx.Module):
 
 
 class CountModel(eqx.Module):
-    """The costs of a layer on a machine under a token layout. All numbers are arrays that can be swept."""
+    """The costs of a layer on a machine under a token layout. All numbers are arrays that can be swept.
+
+    Micro-batches of a schedule have equal parts of every stage.
+    """
 
     machine: Machine
     costs: LayerCosts
@@ -106,7 +109,8 @@ class CountModel(eqx.Module):
             "compute": {"node": node},
             "combine": {"link": combine},
         }
-        parts = {name: seconds[None] for name, seconds in stages.items()}
+        many = self.schedule.micro_batches
+        parts = {name: jnp.broadcast_to(seconds / many, (many,)) for name, seconds in stages.items()}
         return LayerTime(stages, busy, self.schedule.total(parts, reduction))
 
     def _link_seconds(self, work: Float[Array, "group node"]) -> tuple[Float[Array, " link"], Float[Array, " link"]]:

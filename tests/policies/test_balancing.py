@@ -1,5 +1,6 @@
 """Balancers over iterations on counts: what moves, when it serves, what it costs; errors."""
 
+from dataclasses import replace
 from time import perf_counter
 
 import jax
@@ -11,7 +12,7 @@ from jaxmoe.hardware import Die, Machine, node_memory
 from jaxmoe.hardware.networks import wafers
 from jaxmoe.latency import LayerCosts
 from jaxmoe.latency.counts import AttentionTime, CountModel, excess_over_mean, node_loads, paths_of
-from jaxmoe.latency.schedule import Serial
+from jaxmoe.latency.schedule import Pipelined, Serial
 from jaxmoe.placement.tokens import links_inside_domains, token_layout
 from jaxmoe.policies.balancing import (
     Balancer,
@@ -216,6 +217,15 @@ def test_times_by_hand(model):
     np.testing.assert_allclose(
         time.total, 12e-6 + sum(float(time.stages[s]) for s in ("dispatch", "compute", "combine")), rtol=1e-5
     )
+
+
+def test_micro_batches_take_no_longer_than_one_batch(model):
+    loads, slots = loads_of(1)[0, 0], jnp.asarray(first_slots(1, NODES, NODES, 1))[0]
+    serial = model(slots, loads)
+    piped = replace(model, schedule=Pipelined(4))(slots, loads)
+    np.testing.assert_allclose(piped.stages["compute"], serial.stages["compute"])
+    assert float(piped.total) < float(serial.total)
+    assert float(piped.total) > float(serial.stages["attention"] + serial.stages["compute"])
 
 
 def test_derivatives_with_respect_to_bandwidth_and_loads():
