@@ -204,16 +204,14 @@ def moves(
 
 
 def most_moves(
-    slots: Int[np.ndarray, "step layer node slot"], hops: Int[np.ndarray, "node node2"], layers: int
+    before: Int[np.ndarray, "step layer node slot"],
+    after: Int[np.ndarray, "step layer node slot"],
+    hops: Int[np.ndarray, "node node2"],
+    layers: int,
 ) -> tuple[int, range, Int[np.ndarray, "move 2"]]:
-    """Step and successive layers after which most slots change, and from where to where experts travel for it."""
-    changed = (slots[1:] != slots[:-1]).sum(axis=(2, 3))
-    if not changed.any():
-        return 0, range(layers), np.zeros((0, 2), int)
-    several = np.stack([changed[:, first : changed.shape[1] - layers + 1 + first] for first in range(layers)]).sum(
-        axis=0
-    )
-    step, first = (int(index) for index in np.unravel_index(several.argmax(), several.shape))
+    """Step and successive layers in which most slots change, and from where to where experts travel for it."""
+    changed = np.lib.stride_tricks.sliding_window_view((after != before).sum(axis=(2, 3)), layers, axis=1).sum(axis=2)
+    step, first = (int(index) for index in np.unravel_index(changed.argmax(), changed.shape))
     rows = range(first, first + layers)
-    pairs = [pair for row in rows for pair in moves(slots[step, row], slots[step + 1, row], hops)]
+    pairs = [pair for row in rows for pair in moves(before[step, row], after[step, row], hops)]
     return step, rows, np.array(pairs, int).reshape(-1, 2)

@@ -119,6 +119,7 @@ class Balanced(NamedTuple):
     """What was decided for an iteration."""
 
     slots: Slots
+    target: Slots  # what slots will be when all weights that travel have arrived
     seconds: Float[Array, ""]  # that inference waits for weights
     experts_moved: Float[Array, " layer"]
     expert_hops: Float[Array, " layer"]
@@ -196,8 +197,8 @@ class Balancer(eqx.Module):
             jnp.where(begun & ~at_once, needed, state.needed),
             jnp.where(begun, 1.0, state.since + 1),
         )
-        decided = Balanced(after.slots, waits, moves.per_layer, moves.hops, imbalance, triggered, largest(needed))
-        return after, decided
+        moved = (moves.per_layer, moves.hops)
+        return after, Balanced(after.slots, after.target, waits, *moved, imbalance, triggered, largest(needed))
 
 
 def _arrived(state: BalancerState, idle: Float[Array, " link"]) -> BalancerState:
@@ -285,7 +286,8 @@ def balanced_rollout(
         migration = decided.seconds * moved / jnp.maximum(moved.sum(), 1)
         charged = LayerTime(times.stages | {"migration": migration}, {}, times.total + migration)
         excess = excess_over_mean(jax.vmap(node_loads)(decided.slots, summed))
-        return (state, idle), Iterations(charged, decided._replace(slots=jnp.zeros(())), excess)
+        nothing = jnp.zeros(())
+        return (state, idle), Iterations(charged, decided._replace(slots=nothing, target=nothing), excess)
 
     idle = jnp.zeros(model.machine.topology.num_links)
     return jax.lax.scan(step, (balancer.init(model.machine), idle), loads)[1]

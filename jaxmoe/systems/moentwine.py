@@ -228,7 +228,7 @@ class LayoutRun(AbstractRun):
             "hops_per_moved_expert": float(decided.expert_hops.sum() / max(decided.experts_moved.sum(), 1)),
             "iterations_with_a_migration": int((decided.experts_moved.sum(axis=1) > 0).sum()),
         }
-        return Rolled(time, decided.slots, figures, _replayed_stages(time))
+        return Rolled(time, decided, figures, _replayed_stages(time))
 
     def replay(self, rolled: Rolled, batch: Batch, step: int, row: int) -> float:
         layer: LayerDescription = self.setting.describe(self.model.mode, "lowest_host")
@@ -245,13 +245,17 @@ class LayoutRun(AbstractRun):
         described = self.setting.describe(self.model.mode, "lowest_host")
         fabric = replace(described.fabric, chunk_bytes=max(described.fabric.chunk_bytes or 0.0, RECORDED_CHUNK))
         layer = replace(described, fabric=fabric)
-        layers = min(2, len(self.setting.share))
+        layers, hidden = (
+            min(2, len(self.setting.share)),
+            self.balancer is not None and self.balancer.windows is not None,
+        )
         if self.balancer is None:
             step, rows, pairs = 0, range(layers), np.zeros((0, 2), int)
         else:
-            step, rows, pairs = most_moves(rolled.kept, fabric.hops, layers)
-            if self.balancer.windows is None:  # they interrupt, and then the new copies serve
-                step = min(step + 1, len(rolled.kept) - 1)
+            # In the background weights travel while those before serve; else inference waits until they are there.
+            slots = rolled.kept.slots
+            before = slots if hidden else np.concatenate([np.asarray(self.balancer.start)[None], slots[:-1]])
+            step, rows, pairs = most_moves(before, rolled.kept.target if hidden else slots, fabric.hops, layers)
             if self.balancer.entry is not None:
                 pairs[:, 0] = np.asarray(self.balancer.entry)[pairs[:, 1]]
         group = self.homes if self.layout.name != "successive" else self.layout.group[self.homes]
@@ -261,7 +265,6 @@ class LayoutRun(AbstractRun):
             token_layer(layer, self.layout, self._serving(rolled, step, row), batch_at(row, step), group, attention)
             for row in rows
         ]
-        hidden = self.balancer is not None and self.balancer.windows is not None
         weights = weight_transfers(fabric, pairs[:, 0], pairs[:, 1], layer.expert_bytes) if len(pairs) else None
         ran = run_layers(fabric, phases, weights, "background" if hidden else "waited_for", record=True)
         shown = (
@@ -274,7 +277,7 @@ class LayoutRun(AbstractRun):
         """Who serves which part of every expert."""
         if self.sliced is not None:
             return self.sliced
-        slots = rolled.kept[step, row].reshape(1, -1)
+        slots = rolled.kept.slots[step, row].reshape(1, -1)
         return share_of_slots(slots, self.setting.moe.num_experts, self.layout.num_nodes)[0]
 
     def _described(self, vector_bytes: float) -> AttentionDescription:

@@ -114,10 +114,11 @@ def test_moves_are_those_of_the_model():
 
 
 def test_the_step_and_layers_with_most_moves_by_hand():
-    slots = np.repeat(first_slots(3, NODES, NODES, 1)[None], 4, axis=0)
-    assert most_moves(slots, hop_counts(SHAPE), 2)[2].shape == (0, 2)
-    slots[2:, 0, 3, 1] = 7  # after step 1 one expert moves in layer 0,
-    slots[3:, 1:, 0, 1] = 5  # after step 2 one in layer 1 and one in layer 2
-    step, rows, pairs = most_moves(slots, hop_counts(SHAPE), 2)
+    before = np.repeat(first_slots(3, NODES, NODES, 1)[None], 3, axis=0)
+    assert most_moves(before, before, hop_counts(SHAPE), 2)[2].shape == (0, 2)
+    after = before.copy()
+    after[1, 0, 3, 1] = 7  # in step 1 one expert moves in layer 0,
+    after[2, 1:, 0, 1] = 5  # in step 2 one in layer 1 and one in layer 2
+    step, rows, pairs = most_moves(before, after, hop_counts(SHAPE), 2)
     assert (step, [*rows]) == (2, [1, 2])
     assert pairs.tolist() == [[5, 0], [5, 0]]

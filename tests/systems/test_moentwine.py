@@ -88,11 +88,18 @@ def test_a_balancer_evens_out_loads_and_its_weights_take_idle_links(tmp_path):
     assert [*found.runs] == ["baseline", "er", "moentwine"]
     alone, balanced = (found.runs[name].time for name in ("er", "moentwine"))
     # A link carries about one expert an iteration beside what it has to do, so the first copies come late.
-    slots = found.runs["moentwine"].rolled.kept
+    slots = found.runs["moentwine"].rolled.kept.slots
     assert (slots[1] == slots[0]).all()
     assert (slots[-1] != slots[0]).any()
     assert balanced.stages["compute"][-10:].mean() < 0.5 * alone.stages["compute"][-10:].mean()
     assert (balanced.stages["migration"] == 0).all()
+    # The timeline shows weights under way in the background, and regular work as if they were not.
+    run = found.runs["moentwine"]
+    recorded = run.system.record(run.rolled, lambda row, step: batch_at(found.iterations, row, step))
+    assert recorded.facts["experts_moved"] > 0
+    stage = np.array(recorded.stage)
+    layers = sum(run.rolled.compared[recorded.facts["iteration"], row] for row in recorded.facts["rows"])
+    assert recorded.run.finish[stage == "combine"].max() == pytest.approx(layers, rel=0.1)
     assert found.runs["moentwine"].rolled.figures["iterations_with_a_migration"] > 0
     assert found.agreement("moentwine")["max_abs_error_percent"] < 2
 
