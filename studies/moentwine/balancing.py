@@ -67,18 +67,20 @@ METHODS = {
 
 def balance(shared: Path) -> Iterator[Row]:
     """Fig. 16: balancers by what triggers them, at 256 and 64 devices."""
-    yield from _balanced(shared, (WAFERS, WAFER), CASES)
+    yield from _balanced(shared, (WAFERS, WAFER), CASES, ITERATIONS)
 
 
 def scenarios(shared: Path) -> Iterator[Row]:
     """Fig. 16 for hybrid batches, and for one scenario alone."""
-    yield from _balanced(shared, (WAFERS,), (("mixed", "hybrid"), ("math", "decode"), ("math", "prefill")))
+    yield from _balanced(shared, (WAFERS,), (("mixed", "hybrid"), ("math", "decode")), 3 * WARM)
 
 
-def _balanced(shared: Path, places: Sequence[Place], cases: Sequence[tuple[str, str]]) -> Iterator[Row]:
+def _balanced(
+    shared: Path, places: Sequence[Place], cases: Sequence[tuple[str, str]], iterations: int
+) -> Iterator[Row]:
     for place in places:
         for scenario, phase in cases:
-            given = loads_of(place, scenario, phase, ITERATIONS, shared)
+            given = loads_of(place, scenario, phase, iterations, shared)
             for trigger, methods in METHODS.items():
                 for method in methods:
                     known = {"devices": layout_of(place).num_nodes, "scenario": scenario, "phase": phase}
