@@ -43,7 +43,13 @@ MODELS = {
 RULES = {"eq_1": "Eq. 1", "congestion": "congestion"}
 LEGEND = "number: TP group; shade: full token domain; arrows: rings of the first and of the last group"
 PHASES = {"all_reduce": "all-reduce", "dispatch": "dispatch", "combine": "combine"}
-MACHINES = {"moentwine_4x4": "4x4", "moentwine_6x6": "6x6", "moentwine_8x8": "8x8", "moentwine_4x8x8": "4 x (8x8)"}
+MACHINES = {
+    "moentwine_4x4": "4x4",
+    "moentwine_6x6": "6x6",
+    "moentwine_8x8": "8x8",
+    "moentwine_4x8x8": "4 x (8x8)",
+    "moentwine_4x8x8:grid=[2, 3]": "6 x (8x8)",
+}
 
 
 def table(name: str) -> Rows:
@@ -110,7 +116,7 @@ def draw_heat(out: Path) -> None:
     """How busy links are in each phase, after Fig. 11."""
     rows = table("heat")
     share = Measure("busy part of the phase", lambda _: (100.0, "%"))
-    domain = Measure("full token domain", lambda _: (1.0, "number"))
+    domain = Measure("number of the full token domain", lambda _: (1.0, ""), number=True)
     for machine, sides in (("moentwine_4x4", (4, 4)), ("moentwine_6x6", (6, 6)), ("moentwine_8x8", (8, 8))):
         panels = []
         for _, name, tp in (case for case in drawn(rows) if case[0] == machine):
@@ -132,6 +138,21 @@ def relative(rows: Rows, groups: list[str], key: str, old: str) -> dict[str, np.
         NAMES[name]: np.array([time.get((name, group), np.nan) / time[old, group] for group in groups])
         for name in layouts
     }
+
+
+def draw_pressure(out: Path) -> None:
+    """Fig. 6: all-reduce against all-to-all on ever larger wafers, without entwined rings."""
+    rows, panels = select(table("communication"), figure="6"), []
+    for tokens, phase in (("64", "decode"), ("2048", "prefill")):
+        for rule, shown in RULES.items():
+            chosen = select(rows, tokens=tokens, rule=rule)
+            sent = column(chosen, "dispatch_us") + column(chosen, "combine_us")
+            series = {"all-reduce": column(chosen, "all_reduce_us"), "all-to-all": sent}
+            title = f"{phase}, {tokens} tokens a group, {shown}"
+            names = [MACHINES[row["machine"]] for row in chosen]
+            panels.append(GroupPanel(title, names, series, "time of a layer [µs]", scale="log"))
+    title = "Fig. 6: baseline mapping, DeepSeek-V3, TP = 4, 200 ns a hop"
+    plot_bar_panels(out / "moentwine_pressure.png", panels, title, columns=2)
 
 
 def draw_models(out: Path) -> None:
@@ -287,6 +308,7 @@ def main() -> None:
         draw_layouts,
         draw_found,
         draw_heat,
+        draw_pressure,
         draw_models,
         draw_tokens,
         draw_scales,

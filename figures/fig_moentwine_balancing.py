@@ -18,7 +18,7 @@ HIDDEN = "topology-aware, non-invasive"
 TRACES = {**NAMES, "non_invasive": HIDDEN}
 PAPER_EXCESS = {"none": 2.0, "greedy": 0.4}  # Fig. 15 and VI-C1
 PAPER_SHARE = {"prefill": 22, "decode": 45, "hybrid": 45}  # % of an iteration, VI-C2
-COLOURS = dict(zip([*NAMES.values(), HIDDEN, "oracle", "gradient"], style.PALETTE, strict=False))
+COLOURS = dict(zip([*NAMES.values(), HIDDEN, "oracle"], style.PALETTE, strict=False))
 PARTS = {"compute_us": "experts", "all_to_all_us": "all-to-all", "migration_us": "migration"}
 
 
@@ -115,23 +115,24 @@ def draw_parts(out: Path) -> None:
 
 
 def draw_gradient(out: Path) -> None:
-    """Time of a layer without waiting, and bytes moved, of balancers triggered alike."""
+    """Balance, and time of a layer with waiting, over the bytes that every balancer moves at every trigger."""
     rows = table("gradient")
-    phases = distinct(rows, "phase")
-    figure = style.new_figure(8, 5.2, "What balance costs in bytes: DeepSeek-V3, 256 dies")
-    panels = np.atleast_1d(figure.subplots(1, len(phases)))
-    for axes, phase in zip(panels, phases, strict=True):
-        for row in select(rows, phase=phase):
-            name = NAMES.get(row["balancer"], "gradient")
-            moved, seconds = float(row["moved_GB"]), float(row["compute_us"])
-            axes.scatter(moved, seconds, s=70, color=COLOURS[name], label=name, zorder=3)
-            if row["horizon"]:
-                text = f" written off over {float(row['horizon']):g}"
-                axes.annotate(text, (moved, seconds), fontsize=style.TICK_SIZE, va="bottom")
-        axes.set_xscale("symlog", linthresh=1)
-        style.dress(axes, "weights moved in an iteration, GB", "experts, µs a layer", grid="both")
-        title(axes, phase)
-    style.legend_below(figure, panels[:1])
+    figure = style.new_figure(12, 5.4, "What balance costs in bytes: DeepSeek-V3, decode, 256 dies")
+    panels = figure.subplots(1, 2)
+    measures = (("excess", "largest load over mean, minus 1"), ("total_us", "a layer with what it waits, µs"))
+    for axes, (key, label) in zip(panels, measures, strict=True):
+        for index, name in enumerate(distinct(rows, "balancer")[1:]):
+            mine = select(rows, balancer=name)
+            moved, found = column(mine, "moved_GB"), column(mine, key)
+            style.marked_line(axes, moved, found, name, style.PALETTE[index], style.MARKERS[index])
+            for row, x, y in zip(mine, moved, found, strict=True):
+                axes.annotate(f" {row['every']}", (x, y), fontsize=style.TICK_SIZE, va="bottom")
+        axes.set_xscale("log")
+        style.dress(axes, "weights moved in an iteration, GB", label, grid="both")
+        title(axes, "numbers: iterations from one migration to the next")
+    panels[0].set_ylim(bottom=0)
+    panels[0].axhline(PAPER_EXCESS["greedy"], color=style.INK, linestyle=":", label="paper, greedy")
+    style.legend_below(figure, list(panels), columns=4)
     style.save(figure, out / "moentwine_balancing_gradient.png")
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.show import print_table, print_warnings
-from jaxmoe.cli.timeline import ShownLayer, check_target, write_layer
+from jaxmoe.cli.timeline import ShownLayer, check_target, write_layer, write_layers
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import Inputs, OptionError, read_inputs
 from jaxmoe.experiment.simulation import (
@@ -56,7 +56,7 @@ def run(
             _draw(folder, inputs, simulation)
         if timeline is not None:
             with clock.stage("timeline"):
-                write_layer(timeline, inputs, _slowest(simulation))
+                _write_timeline(timeline, inputs, simulation)
         summary = provenance("simulate", inputs) | simulation_report(simulation)
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
         _print(inputs, simulation)
@@ -77,17 +77,27 @@ def _plan(inputs: Inputs, plan: str | None, history: GatingTrace) -> Strategy:
     return given_plans([text], seen, taken=(), compared=())[0]
 
 
-def _slowest(simulation: Simulation) -> ShownLayer:
-    """Of the first replayed iteration of the system, the slowest layer in the simulator."""
+def _write_timeline(path: Path, inputs: Inputs, simulation: Simulation) -> None:
+    """What the system recorded itself, or else of its first replayed iteration the slowest layer in the simulator."""
     run, step = simulation.runs[simulation.system], simulation.replayed[0]
     if not isinstance(run.system, PlannedRun):
-        raise OptionError(f"--timeline shows a layer of a plan, which system {simulation.system} has not; leave it out")
+        recorded = run.system.record(run.rolled, lambda row, step: batch_at(simulation.iterations, row, step))
+        if recorded is None:
+            raise OptionError(
+                f"--timeline shows a layer of a plan, which system {simulation.system} has not; leave it out"
+            )
+        write_layers(path, inputs, recorded)
+        return
     row = int(run.simulated[0].argmax())
     served = run.system.served(run.rolled, step, row)
     batch = batch_at(simulation.iterations, row, step)
     facts = {"system": simulation.system, "iteration": step}
     placement, name = simulation.strategy.placement, simulation.strategy.name
-    return ShownLayer(f"{simulation.system} on {name}, iteration {step}", row, placement, batch, served, facts)
+    write_layer(
+        path,
+        inputs,
+        ShownLayer(f"{simulation.system} on {name}, iteration {step}", row, placement, batch, served, facts),
+    )
 
 
 def _draw(folder: OutputFolder, inputs: Inputs, simulation: Simulation) -> None:

@@ -20,6 +20,7 @@ from jaxmoe.experiment.validation import Trial
 from jaxmoe.files import atomic_write
 from jaxmoe.placement import Placement
 from jaxmoe.plotting import GanttRow, plot_gantt
+from jaxmoe.systems import Recorded
 from jaxmoe.traces import Batch
 
 DRAWN = 16  # links, and as many nodes
@@ -79,13 +80,29 @@ def write_layer(path: Path, inputs: Inputs, shown: ShownLayer) -> None:
     """Record a layer; write its timeline and draw it."""
     layer = describe(inputs, shown.placement.mode, shown.placement.exchange[shown.row])
     recorded = record_layer(layer, shown.placement.share[shown.row], shown.batch, shown.served)
-    link_ends = np.asarray(inputs.model.machine.topology.link_ends)
-    events = timeline_events(recorded.run, layer.fabric, link_ends, recorded.stage)
-    _write(path, events, _facts(inputs, shown, recorded))
     run = f"{shown.name}, layer {inputs.layer_ids[shown.row]}, {len(shown.batch.experts)} tokens"
-    title = f"{inputs.scenario.name}: {run}; busiest links and nodes"
-    rows = _gantt_rows(recorded, layer.fabric, link_ends)
-    plot_gantt(path.with_suffix(".png"), rows, title, recorded.run.makespan)
+    write_recorded(path, inputs, recorded, layer.fabric, run, _facts(inputs, shown, recorded))
+
+
+def write_recorded(
+    path: Path,
+    inputs: Inputs,
+    recorded: RecordedLayer | Recorded,
+    fabric: Fabric,
+    shown: str,
+    facts: dict[str, Any],
+) -> None:
+    """Write the timeline of what was recorded and draw it; `shown` says what it is."""
+    link_ends = np.asarray(inputs.model.machine.topology.link_ends)
+    _write(path, timeline_events(recorded.run, fabric, link_ends, recorded.stage), facts)
+    title = f"{inputs.scenario.name}: {shown}; busiest links and nodes"
+    plot_gantt(path.with_suffix(".png"), _gantt_rows(recorded, fabric, link_ends), title, recorded.run.makespan)
+
+
+def write_layers(path: Path, inputs: Inputs, recorded: Recorded) -> None:
+    """Write the timeline of layers that a system recorded, and draw it."""
+    facts = _known(inputs, recorded) | recorded.facts
+    write_recorded(path, inputs, recorded, recorded.fabric, recorded.shown, facts)
 
 
 def _obstacle(path: Path) -> str | None:
@@ -103,16 +120,18 @@ def _obstacle(path: Path) -> str | None:
     return None
 
 
+def _known(inputs: Inputs, recorded: RecordedLayer | Recorded) -> dict[str, Any]:
+    """What is told of every timeline."""
+    return {"jaxmoe": version("jaxmoe"), "scenario": inputs.scenario.name, "total_s": recorded.run.makespan}
+
+
 def _facts(inputs: Inputs, shown: ShownLayer, recorded: RecordedLayer) -> dict[str, Any]:
     """Which run the timeline shows."""
-    return {
-        "jaxmoe": version("jaxmoe"),
-        "scenario": inputs.scenario.name,
+    return _known(inputs, recorded) | {
         "strategy": shown.name,
         "exchange": shown.placement.exchange[shown.row],
         "layer_id": inputs.layer_ids[shown.row],
         "batch_tokens": len(shown.batch.experts),
-        "total_s": recorded.run.makespan,
         **shown.facts,
     }
 
@@ -128,7 +147,7 @@ def _aside(path: Path) -> Path:
     return path.with_name(f"{path.name}.part")
 
 
-def _gantt_rows(recorded: RecordedLayer, fabric: Fabric, link_ends: np.ndarray) -> list[GanttRow]:
+def _gantt_rows(recorded: RecordedLayer | Recorded, fabric: Fabric, link_ends: np.ndarray) -> list[GanttRow]:
     """The busiest links, then the nodes that compute longest."""
     slices, names = run_slices(recorded.run, fabric), [row.name for row in server_rows(fabric, link_ends)]
     computing = len(fabric.rate)

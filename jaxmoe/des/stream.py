@@ -11,14 +11,15 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxmoe.des.description import LayerDescription
-from jaxmoe.des.domains import reduce_steps
+from jaxmoe.des.description import LayerDescription, node_seconds, plan_tokens
+from jaxmoe.des.domains import exchange_traffic, reduce_steps
 from jaxmoe.des.engine import Run, simulate
 from jaxmoe.des.fabric import Fabric, Paths, Rows, one_each
 from jaxmoe.des.tasks import GraphBuilder, Transfers, add_transfers, messages, no_rows
 from jaxmoe.des.traffic import messages_of
 from jaxmoe.placement.slots import EMPTY
 from jaxmoe.placement.tokens import TokenLayout
+from jaxmoe.traces import Batch
 
 Migration = Literal["background", "waited_for", "beside"]
 
@@ -92,7 +93,7 @@ def weight_transfers(
     return messages(fabric.paths, source, destination, np.full(len(source), size))
 
 
-# A layer from counts, node by node: what `jaxmoe.latency.counts` prices.
+# A layer from counts, node by node, as `jaxmoe.latency.counts` prices it, or token by token.
 
 
 def counted_layer(
@@ -109,11 +110,38 @@ def counted_layer(
     the buffer of a device in the all-reduce.
     """
     served = _served(slots, loads)
-    rows = served.sum(axis=0)
     traffic = np.zeros((layout.num_nodes,) * 2)
     for group, node in np.argwhere(served.sum(axis=2) > 0).tolist():
         for holder in layout.parts[group, :, node].tolist():
             traffic[node, holder] += served[group, node].sum() / layout.parts.shape[1]
+    computing = _computing(layer, slots, served.sum(axis=0))
+    return _phases(layer, layout, [traffic], attention, computing, reduced_bytes)
+
+
+def token_layer(
+    layer: LayerDescription,
+    layout: TokenLayout,
+    share: Float[np.ndarray, "expert node"],
+    batch: Batch,
+    group: Int[np.ndarray, " token"],
+    attention: Float[np.ndarray, " node"],
+) -> list[Phase]:
+    """The phases of a layer token by token: `group` is that of every token, `attention` the seconds of every node."""
+    plan = plan_tokens(layer, share, batch)
+    traffic = exchange_traffic(layer.fabric, layout, plan.visited, group)
+    reduced = len(group) / layout.num_groups * layer.combine_bytes
+    return _phases(layer, layout, traffic, attention, node_seconds(layer, plan, batch), reduced)
+
+
+def _phases(
+    layer: LayerDescription,
+    layout: TokenLayout,
+    traffic: Sequence[Float[np.ndarray, "node node2"]],
+    attention: Float[np.ndarray, " node"],
+    computing: Float[np.ndarray, " node"],
+    reduced_bytes: float,
+) -> list[Phase]:
+    """All phases in order; `traffic` is that of combine in vectors, part by part, and dispatch its mirror."""
     fabric = layer.fabric
 
     def sent(traffic: Float[np.ndarray, "node node2"], paths: Paths) -> Transfers:
@@ -122,9 +150,9 @@ def counted_layer(
     return [
         Phase("attention", seconds=attention),
         Phase("all_reduce", tuple(sent(step, fabric.paths) for step in reduce_steps(layout, reduced_bytes))),
-        Phase("dispatch", (sent((traffic * layer.dispatch_bytes).T, fabric.mirrored),)),
-        Phase("compute", seconds=_computing(layer, slots, rows)),
-        Phase("combine", (sent(traffic * layer.combine_bytes, fabric.paths),)),
+        Phase("dispatch", tuple(sent((each * layer.dispatch_bytes).T, fabric.mirrored) for each in traffic[::-1])),
+        Phase("compute", seconds=computing),
+        Phase("combine", tuple(sent(each * layer.combine_bytes, fabric.paths) for each in traffic)),
     ]
 
 
@@ -173,3 +201,17 @@ def moves(
                 continue
             hosts = np.flatnonzero((before == expert).any(axis=1))
             yield int(hosts[hops[hosts, node].argmin()]), node
+
+
+def most_moves(
+    before: Int[np.ndarray, "step layer node slot"],
+    after: Int[np.ndarray, "step layer node slot"],
+    hops: Int[np.ndarray, "node node2"],
+    layers: int,
+) -> tuple[int, range, Int[np.ndarray, "move 2"]]:
+    """Step and successive layers in which most slots change, and from where to where experts travel for it."""
+    changed = np.lib.stride_tricks.sliding_window_view((after != before).sum(axis=(2, 3)), layers, axis=1).sum(axis=2)
+    step, first = (int(index) for index in np.unravel_index(changed.argmax(), changed.shape))
+    rows = range(first, first + layers)
+    pairs = [pair for row in rows for pair in moves(before[step, row], after[step, row], hops)]
+    return step, rows, np.array(pairs, int).reshape(-1, 2)

@@ -60,7 +60,10 @@ class AttentionTime(eqx.Module):
 
 
 class CountModel(eqx.Module):
-    """The costs of a layer on a machine under a token layout. All numbers are arrays that can be swept."""
+    """The costs of a layer on a machine under a token layout. All numbers are arrays that can be swept.
+
+    Micro-batches of a schedule have equal parts of every stage.
+    """
 
     machine: Machine
     costs: LayerCosts
@@ -75,8 +78,24 @@ class CountModel(eqx.Module):
         """Time of one layer for `loads` in choices, all groups alike, or group by group."""
         reduction = HardMax() if reduction is None else reduction
         each = per_slot(slots, loads.reshape(-1, loads.shape[-1]))  # [group, node, slot]
-        dispatch, combine = self._link_seconds(each.sum(axis=-1))
-        node = self._node_seconds(slots, each.sum(axis=0))
+        return self._timed(
+            *self._link_seconds(each.sum(axis=-1)), self._node_seconds(slots, each.sum(axis=0)), reduction
+        )
+
+    def of_nodes(
+        self, rows: Float[Array, " node"], read: Float[Array, " node"], reduction: AbstractReduction
+    ) -> LayerTime:
+        """Time of one layer whose nodes compute so many choices and read so many experts, of all groups alike."""
+        return self._timed(*self.travelling(rows), self.computing(rows, read), reduction)
+
+    def _timed(
+        self,
+        dispatch: Float[Array, " link"],
+        combine: Float[Array, " link"],
+        node: Float[Array, " node"],
+        reduction: AbstractReduction,
+    ) -> LayerTime:
+        """From busy seconds of links and nodes."""
         stages = {
             "attention": self.before.attention,
             "all_reduce": self.before.all_reduce,
@@ -90,7 +109,8 @@ class CountModel(eqx.Module):
             "compute": {"node": node},
             "combine": {"link": combine},
         }
-        parts = {name: seconds[None] for name, seconds in stages.items()}
+        many = self.schedule.micro_batches
+        parts = {name: jnp.broadcast_to(seconds / many, (many,)) for name, seconds in stages.items()}
         return LayerTime(stages, busy, self.schedule.total(parts, reduction))
 
     def _link_seconds(self, work: Float[Array, "group node"]) -> tuple[Float[Array, " link"], Float[Array, " link"]]:

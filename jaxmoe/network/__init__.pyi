@@ -2,11 +2,6 @@ from .collectives import ChunkedBroadcast as ChunkedBroadcast
 from .collectives import Multicasts as Multicasts
 from .collectives import all_to_all as all_to_all
 from .collectives import collective_time as collective_time
-from .collectives import entwined_ring_all_gather as entwined_ring_all_gather
-from .collectives import entwined_ring_all_reduce as entwined_ring_all_reduce
-from .collectives import entwined_ring_reduce_scatter as entwined_ring_reduce_scatter
-from .collectives import entwined_rings as entwined_rings
-from .collectives import hierarchical_entwined_rings as hierarchical_entwined_rings
 from .collectives import multicast_loads as multicast_loads
 from .collectives import multicast_stage as multicast_stage
 from .collectives import ring_all_gather as ring_all_gather

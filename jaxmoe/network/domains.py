@@ -210,8 +210,12 @@ def _fetch_exchange(layout: TokenLayout) -> FetchExchange:
 
 # What groups reduce, before the experts and after them.
 #
-# A member sends its parts straight to the next one, however many hops that is. Under congestion chunks follow each
-# other, and entwined rings take as long as in rounds of single hops: as many parts meet on a link as a step has hops.
+# The rings of a layout are entwined where its groups are (moentwine IV-B, Fig. 8d): a step leads from domain to domain,
+# two hops at a time where domains are 2x2. All groups do so at once and their paths overlap, but the paper has it
+# "time-staggered, so there is no link conflict": if all messages move one hop a round, none ever meets another on a
+# link, and "two-hop doubles the all-reduce latency". Here a member sends its parts straight to the next one, however
+# many hops that is. As many parts meet on a link as a step has hops, so under congestion it takes as long as in such
+# rounds. Halves of every part go round both ways ("packages are sent bi-directionally").
 
 
 def all_reduce_rounds(layout: TokenLayout, both_ways: bool = True) -> Rounds:

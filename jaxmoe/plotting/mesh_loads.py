@@ -42,7 +42,8 @@ def plot_mesh_loads(
     `measures` say what the values of nodes and of links are; seconds for which they are busy, if nothing is said.
 
     Node (x, y) stands in row x and column y. Links are arrows, on the right of their way as one walks it; the
-    busier, the darker and thicker. The busiest node and link of each panel are outlined.
+    busier, the darker and thicker. The busiest node and link of each panel are outlined, unless a measure is a number
+    that only tells nodes apart.
     """
     style.check_not_empty("panels", panels)
     for panel in panels:
@@ -51,7 +52,7 @@ def plot_mesh_loads(
     link_scale = style.scale_of([panel.link_value for panel in panels])
     figure, grid = _layout(shape, len(panels), title)
     for axes, panel in zip(grid, panels, strict=False):
-        _draw_panel(axes, shape, panel, node_scale, link_scale)
+        _draw_panel(axes, shape, panel, node_scale, link_scale, measures)
         _frame(axes, shape, panel, measures)
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
@@ -85,16 +86,21 @@ def _layout(shape: tuple[int, int], count: int, title: str) -> tuple[Figure, lis
 
 
 def _draw_panel(
-    axes: Axes, shape: tuple[int, int], panel: MeshPanel, node_scale: Normalize, link_scale: Normalize
+    axes: Axes,
+    shape: tuple[int, int],
+    panel: MeshPanel,
+    node_scale: Normalize,
+    link_scale: Normalize,
+    measures: tuple[Measure, Measure],
 ) -> None:
-    corners = _squares(shape)
+    corners, plain = _squares(shape), "#ffffff00"
     axes.add_collection(
         PolyCollection(
             list(corners),
             array=panel.node_value,
             cmap=style.node_colours(),
             norm=node_scale,
-            edgecolors=style.edges(panel.node_value, "#ffffff00"),
+            edgecolors=plain if measures[0].number else style.edges(panel.node_value, plain),
             linewidths=2.4,
             zorder=2,
         )
@@ -164,7 +170,9 @@ def _frame(axes: Axes, shape: tuple[int, int], panel: MeshPanel, measures: tuple
 
 
 def _busiest_text(panel: MeshPanel, measures: tuple[Measure, Measure], wide: bool) -> str:
-    texts = [f"node {measures[0].show(float(panel.node_value.max()))}"]
+    texts = [] if measures[0].number else [f"node {measures[0].show(float(panel.node_value.max()))}"]
     if panel.link_value.size:
         texts.append(f"link {measures[1].show(float(panel.link_value.max()))}")
+    if not texts:
+        return ""
     return ("max: " if wide else "max ") + (", " if wide else "\nmax ").join(texts)

@@ -199,10 +199,14 @@ MARK = "#00E5FF"  # in neither colour map
 
 @dataclass(frozen=True)
 class Measure:
-    """A quantity of nodes or links: what it is called, and the unit that shows values up to a given one well."""
+    """A quantity of nodes or links: what it is called, and the unit that shows values up to a given one well.
+
+    A `number` only tells things apart, such as groups: it has no unit, and its largest is not marked.
+    """
 
     label: str
     unit: Callable[[float], tuple[float, str]]
+    number: bool = False
 
     def show(self, value: float) -> str:
         """The value with its unit."""
@@ -253,5 +257,5 @@ def colourbar(figure: Figure, panels: Sequence[Axes], scale: Normalize, colours:
     factor, unit = measure.unit(float(scale.vmax or 0))
     shown = ScalarMappable(Normalize(0, float(scale.vmax or 0) * factor), colours)
     bar = figure.colorbar(shown, ax=list(panels), fraction=0.05, pad=0.02, aspect=22)
-    bar.set_label(f"{measure.label} [{unit}]", fontsize=LABEL_SIZE)
+    bar.set_label(measure.label if measure.number else f"{measure.label} [{unit}]", fontsize=LABEL_SIZE)
     bar.ax.tick_params(labelsize=TICK_SIZE)

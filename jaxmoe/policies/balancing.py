@@ -53,15 +53,32 @@ class KeepSlots(AbstractRule):
 
 
 class Eplb(AbstractRule):
-    """EPLB, for all slots anew, native ones too."""
+    """EPLB, for all slots anew, native ones too.
+
+    It numbers its packs of experts regardless of where experts are. `renamed`, each device in turn takes the pack of
+    which it holds most; the balance is the same, and less moves.
+    """
 
     groups: int = eqx.field(static=True, default=1)
     nodes: int = eqx.field(static=True, default=1)
+    renamed: bool = eqx.field(static=True, default=False)
 
     def __call__(self, expected: Float[Array, "layer expert"], resident: Slots) -> Slots:
         layers, devices, count = resident.shape
         chosen = eplb(expected, devices * count, devices, self.groups, self.nodes)
-        return chosen.reshape(layers, devices, count).astype(resident.dtype)
+        packs = chosen.reshape(layers, devices, count).astype(resident.dtype)
+        return jax.vmap(_renamed)(packs, resident) if self.renamed else packs
+
+
+def _renamed(packs: Int[Array, "node slot"], resident: Int[Array, "node slot"]) -> Int[Array, "node slot"]:
+    """Packs dealt to the nodes that hold most of them, node by node."""
+
+    def take(free: Bool[Array, " pack"], held: Int[Array, " slot"]) -> tuple[Bool[Array, " pack"], Int[Array, ""]]:
+        alike = (packs[:, :, None] == held).any(axis=2).sum(axis=1)
+        pack = jnp.argmax(jnp.where(free, alike, -1))
+        return free.at[pack].set(False), pack
+
+    return packs[jax.lax.scan(take, jnp.ones(len(packs), bool), resident)[1]]
 
 
 class ShadowSlots(AbstractRule):
@@ -102,6 +119,7 @@ class Balanced(NamedTuple):
     """What was decided for an iteration."""
 
     slots: Slots
+    target: Slots  # what slots will be when all weights that travel have arrived
     seconds: Float[Array, ""]  # that inference waits for weights
     experts_moved: Float[Array, " layer"]
     expert_hops: Float[Array, " layer"]
@@ -179,8 +197,8 @@ class Balancer(eqx.Module):
             jnp.where(begun & ~at_once, needed, state.needed),
             jnp.where(begun, 1.0, state.since + 1),
         )
-        decided = Balanced(after.slots, waits, moves.per_layer, moves.hops, imbalance, triggered, largest(needed))
-        return after, decided
+        moved = (moves.per_layer, moves.hops)
+        return after, Balanced(after.slots, after.target, waits, *moved, imbalance, triggered, largest(needed))
 
 
 def _arrived(state: BalancerState, idle: Float[Array, " link"]) -> BalancerState:
@@ -216,16 +234,23 @@ def first_slots(layers: int, experts: int, nodes: int, shadow: int) -> Int[np.nd
     return slots
 
 
-def check_slots_fit(slots: Int[np.ndarray, "layer node slot"], expert_bytes: float, machine: Machine) -> None:
-    """Raise `BalancerError` where the slots of all layers need more memory than a node has for weights."""
+def check_slots_fit(
+    slots: Int[np.ndarray, "layer node slot"], expert_bytes: float, machine: Machine, arriving: int = 0
+) -> None:
+    """Raise `BalancerError` where the slots of all layers need more memory than a node has for weights.
+
+    `arriving` are slots whose next expert comes while the one before still serves, as without interruption.
+    """
     if machine.capacity is None:
         return
     layers, nodes, count = slots.shape
-    needed, least = layers * count * expert_bytes, float(np.min(machine.capacity))
+    needed, least = layers * (count + arriving) * expert_bytes, float(np.min(machine.capacity))
     if needed > least:
+        beside = f", and room for {arriving} more that arrive meanwhile," if arriving else ""
+        most = max(int(least // (layers * expert_bytes)) - arriving, 0)
         raise BalancerError(
-            f"{count} slots on each of {nodes} nodes in {layers} layers need {needed / GIGA:.4g} GB a node, but a node "
-            f"has {least / GIGA:.4g} GB; have at most {int(least // (layers * expert_bytes))} slots"
+            f"{count} slots{beside} on each of {nodes} nodes in {layers} layers need {needed / GIGA:.4g} GB a node, "
+            f"but a node has {least / GIGA:.4g} GB; have at most {most} slots"
         )
 
 
@@ -261,7 +286,8 @@ def balanced_rollout(
         migration = decided.seconds * moved / jnp.maximum(moved.sum(), 1)
         charged = LayerTime(times.stages | {"migration": migration}, {}, times.total + migration)
         excess = excess_over_mean(jax.vmap(node_loads)(decided.slots, summed))
-        return (state, idle), Iterations(charged, decided._replace(slots=jnp.zeros(())), excess)
+        nothing = jnp.zeros(())
+        return (state, idle), Iterations(charged, decided._replace(slots=nothing, target=nothing), excess)
 
     idle = jnp.zeros(model.machine.topology.num_links)
     return jax.lax.scan(step, (balancer.init(model.machine), idle), loads)[1]

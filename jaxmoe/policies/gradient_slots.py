@@ -1,34 +1,56 @@
-"""Slots tuned by gradient through the model of a layer, with the cost of moving weights in the objective.
+"""Slots for copies of experts, tuned through the model of a layer, with the cost of moving weights in the objective.
 
-Beyond moentwine, whose Algorithm 1 looks at loads alone. Here a slot may hold any of the most popular experts or none,
-relaxed to parts of them. The objective is what the model tells: the time of experts, with the weights that each copy
-makes a device read, or of the all-to-all if that is longer, and what moving costs. Descend, round, score exactly.
+Beyond moentwine, whose Algorithm 1 looks at loads alone and copies one expert at a time. Three steps, relaxed first:
+
+1. *Budgets*: what part of all choices every node should compute, if choices could go anywhere. By gradient descent
+   through the model, so a node behind busy links, or one that is slow, gets less.
+2. *Copies*: experts get further copies one after the other, the one whose copies have the most to do first; experts
+   that have copies now keep them within a slack.
+3. *Places*: copies that fit in their node's budget and slack stay where they are. The others are dealt, the heaviest
+   first, each to the nearest node whose budget it fits. What fits a heavier copy fits a lighter one too, so no choice
+   among such nodes costs a later copy its place.
+
+Several slacks and numbers of copies are tried, Algorithm 1 and what is resident as well. The exact time of a layer and
+the price of what has to move choose one of them.
 """
+
+from typing import Literal, NamedTuple, get_args
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxmoe.latency.counts import CountModel
+from jaxmoe.hardware import Machine
+from jaxmoe.latency.counts import CountModel, node_loads
 from jaxmoe.placement.slots import EMPTY
 from jaxmoe.policies.balancing import AbstractRule
-from jaxmoe.policies.migration import Slots
+from jaxmoe.policies.migration import FAR, Slots
 from jaxmoe.policies.shadow_slots import fill_shadow_slots, kept_in_place
 from jaxmoe.relax import AbstractReduction, HardMax, SmoothMax
 
-LIKELY = 3.0  # log-weight at the start of what a slot holds in the plan that descent starts from
-WARMEST, COLDEST = 0.2, 0.02  # temperatures of the smooth maximum, from the first step to the last
-LEARNING_RATE = 0.3
+Objective = Literal["time", "loads"]
+OBJECTIVES: tuple[str, ...] = get_args(Objective)
+SLACKS = (0.02, 0.05, 0.1, 0.2)  # above a node's budget, and by which an expert keeps the copies that it has
+FILLED = (0.0, 0.25, 0.5, 0.75, 1.0)  # parts of the shadow slots that hold a copy
+WARMEST, COLDEST = 0.2, 0.01  # temperatures of the smooth maximum, from the first step to the last
+LEARNING_RATE = 0.05
+UNEVEN = 5.0  # busiest link over the mean of all while experts move, as measured for Algorithm 1 and EPLB
+
+HIDDEN = 0.1  # the price of a hop that costs inference nothing, over one that it waits for: copies serve the later
+
+
+def hop_price(machine: Machine, expert_bytes: Float[Array, ""]) -> Float[Array, ""]:
+    """Seconds that inference waits for an expert that moves one hop: moves share all links, unevenly."""
+    return UNEVEN * expert_bytes / machine.topology.link_bandwidth.sum()
 
 
 class GradientSlots(AbstractRule):
-    """Starts from Algorithm 1 and from what is resident; of both ends and both starts the best by the exact model.
+    """The objective is the seconds of a layer over `horizon` iterations, plus `hop_seconds` for every hop of an expert.
 
-    The objective is the seconds of a layer over `horizon` iterations, plus `hop_seconds` for each hop of an expert that
-    has to move. The first `native` slots keep what they hold; shadow slots choose from the `candidates` experts of the
-    highest loads.
+    By `loads` it is instead of the layer the products of the busiest node alone, as other balancers have it. The first
+    `native` slots keep what they hold.
     """
 
     model: CountModel
@@ -36,83 +58,173 @@ class GradientSlots(AbstractRule):
     horizon: Float[Array, ""]
     hop_seconds: Float[Array, ""]
     native: int = eqx.field(static=True)
-    candidates: int = eqx.field(static=True, default=128)
-    steps: int = eqx.field(static=True, default=40)
+    objective: Objective = eqx.field(static=True, default="time")
+    steps: int = eqx.field(static=True, default=60)
 
     def __call__(self, expected: Float[Array, "layer expert"], resident: Slots) -> Slots:
-        return jax.lax.map(lambda given: self._layer(*given), (expected, resident), batch_size=8)
+        budget = self.budgets(expected.sum(axis=1).mean())
+        return jax.lax.map(lambda given: self._layer(budget, *given), (expected, resident), batch_size=8)
 
-    def _layer(self, loads: Float[Array, " expert"], resident: Int[Array, "node slot"]) -> Int[Array, "node slot"]:
-        fixed, shadow = resident[:, : self.native], resident[:, self.native :]
-        _, top = jax.lax.top_k(loads, min(self.candidates, loads.shape[0]))
-        far = self._way(fixed, shadow, top)
-        greedy = fill_shadow_slots(loads, fixed, shadow, self.distance, "nearest")
-        starts = jnp.stack([greedy, shadow])
-        ends = jax.vmap(lambda start: self._descended(start, loads, fixed, top, far))(starts)
-        plans = jnp.concatenate([starts, ends])
-        exact = jax.vmap(lambda plan: self._cost(_chosen(plan, top), loads, fixed, top, far, HardMax()))(plans)
-        best = plans[jnp.argmin(exact)]
-        return jnp.concatenate([fixed, kept_in_place(best, shadow)], axis=1)
-
-    def _way(
-        self, fixed: Int[Array, "node native"], shadow: Int[Array, "node slot"], top: Int[Array, " candidate"]
-    ) -> Float[Array, "node candidate"]:
-        """Hops that a candidate has to come to every node; 0 where it is resident."""
-        held = (jnp.concatenate([fixed, shadow], axis=1)[:, :, None] == top).any(axis=1)
-        return jnp.where(held[:, None], self.distance[:, :, None], jnp.inf).min(axis=0)
-
-    def _descended(
-        self,
-        start: Int[Array, "node slot"],
-        loads: Float[Array, " expert"],
-        fixed: Int[Array, "node native"],
-        top: Int[Array, " candidate"],
-        far: Float[Array, "node candidate"],
-    ) -> Int[Array, "node slot"]:
+    def budgets(self, choices: Float[Array, ""]) -> Float[Array, " node"]:
+        """The part of `choices` that every node should compute, sum 1."""
+        nodes = self.distance.shape[0]
+        if self.objective == "loads":
+            return jnp.full(nodes, 1 / nodes)
         optimiser = optax.adam(LEARNING_RATE)
-        weights = LIKELY * _chosen(start, top)
 
         def step(state, temperature: Float[Array, ""]):
             weights, memory = state
 
-            def cost(weights: Float[Array, "node slot choice"]) -> Float[Array, ""]:
-                parts = jax.nn.softmax(weights, axis=-1)
-                return self._cost(parts, loads, fixed, top, far, SmoothMax(temperature))
+            def cost(weights: Float[Array, " node"]) -> Float[Array, ""]:
+                # Relative to the cost, so that steps do not depend on units.
+                return jnp.log(self.relaxed(jax.nn.softmax(weights) * choices, SmoothMax(temperature)))
 
-            # Relative to the cost, so that steps do not depend on units.
-            slope = jax.grad(lambda weights: jnp.log(cost(weights)))(weights)
-            change, memory = optimiser.update(slope, memory)
+            change, memory = optimiser.update(jax.grad(cost)(weights), memory)
             return (optax.apply_updates(weights, change), memory), None
 
+        start = jnp.zeros(nodes)
         temperatures = jnp.geomspace(WARMEST, COLDEST, self.steps)
-        (weights, _), _ = jax.lax.scan(step, (weights, optimiser.init(weights)), temperatures)
-        best = jnp.argmax(weights, axis=-1)
-        picked = jnp.where(best < top.shape[0], top[jnp.minimum(best, top.shape[0] - 1)], EMPTY)
-        native = (picked[:, :, None] == fixed[:, None, :]).any(axis=2)  # its native expert again is no copy
-        return jnp.where(native, EMPTY, picked)
+        (weights, _), _ = jax.lax.scan(step, (start, optimiser.init(start)), temperatures)
+        ends = jax.nn.softmax(jnp.stack([start, weights]))  # equal parts, and the tuned ones
+        exact = jax.vmap(lambda parts: self.relaxed(parts * choices, HardMax()))(ends)
+        return ends[jnp.argmin(exact)]
+
+    def relaxed(self, rows: Float[Array, " node"], reduction: AbstractReduction) -> Float[Array, ""]:
+        """Seconds of a layer whose nodes compute so many choices, each with one expert more than its own to read."""
+        return self.model.of_nodes(rows, jnp.full_like(rows, self.native + 1.0), reduction).total
+
+    def _layer(
+        self, budget: Float[Array, " node"], loads: Float[Array, " expert"], resident: Int[Array, "node slot"]
+    ) -> Int[Array, "node slot"]:
+        fixed, shadow = resident[:, : self.native], resident[:, self.native :]
+        if shadow.shape[1] == 0:
+            return resident
+        greedy = fill_shadow_slots(loads, fixed, shadow, self.distance, "nearest")
+        dealt = self._candidates(budget * loads.sum(), loads, fixed, shadow)
+        plans = jnp.concatenate([shadow[None], greedy[None], dealt])
+        costs = jax.vmap(lambda plan: self._cost(plan, loads, fixed, resident))(plans)
+        return jnp.concatenate([fixed, kept_in_place(plans[jnp.argmin(costs)], shadow)], axis=1)
+
+    def _candidates(
+        self,
+        budget: Float[Array, " node"],
+        loads: Float[Array, " expert"],
+        fixed: Int[Array, "node native"],
+        shadow: Int[Array, "node slot"],
+    ) -> Int[Array, "plan node slot"]:
+        marks = jnp.asarray([round(part * shadow.size) for part in FILLED])
+
+        def of_slack(slack: Float[Array, ""]) -> Int[Array, "part node slot"]:
+            copies = copies_by_load(loads, shadow, slack)[marks]
+            limit = budget * (1 + slack)
+            return jax.vmap(lambda each: deal_copies(each, limit, loads, fixed, shadow, self.distance))(copies)
+
+        return jax.vmap(of_slack)(jnp.asarray(SLACKS)).reshape(-1, *shadow.shape)
 
     def _cost(
         self,
-        parts: Float[Array, "node slot choice"],
+        shadow: Int[Array, "node slot"],
         loads: Float[Array, " expert"],
         fixed: Int[Array, "node native"],
-        top: Int[Array, " candidate"],
-        far: Float[Array, "node candidate"],
-        reduction: AbstractReduction,
+        resident: Int[Array, "node place"],
     ) -> Float[Array, ""]:
-        """Seconds of shadow slots that hold parts of candidates; the last choice is nothing."""
-        held = parts[:, :, :-1].sum(axis=1)  # [node, candidate]
-        copies = 1 + held.sum(axis=0)
-        each = loads.at[top].set(loads[top] / copies)
-        native = fixed != EMPTY
-        rows = jnp.where(native, each[fixed], 0).sum(axis=1) + held @ each[top]
-        read = (native * jnp.minimum(each[fixed], 1)).sum(axis=1) + held @ jnp.minimum(each[top], 1)
-        computing, sending = self.model.computing(rows, read), sum(self.model.travelling(rows))
-        layer = reduction(jnp.concatenate([computing, sending]))
-        return self.horizon * layer + self.hop_seconds * (held * far).sum()
+        """The objective of shadow slots that hold these, exactly."""
+        slots, nodes = jnp.concatenate([fixed, shadow], axis=1), jnp.arange(len(fixed))
+        if self.objective == "time":
+            seconds = self.model(slots, loads, HardMax()).total
+        else:
+            busiest = node_loads(slots, loads) * self.model.costs.flops_per_token_expert
+            seconds = (busiest / self.model.machine.die.flops).max()
+        held = jnp.zeros((loads.shape[0] + 1, len(nodes)), bool).at[resident, nodes[:, None]].set(True)  # EMPTY: last
+        hops = jnp.where(held[shadow], self.distance.T[:, None], FAR).min(axis=-1)
+        return self.horizon * seconds + self.hop_seconds * jnp.where(shadow == EMPTY, 0, hops).sum()
 
 
-def _chosen(shadow: Int[Array, "node slot"], top: Int[Array, " candidate"]) -> Float[Array, "node slot choice"]:
-    """1 at the candidate that a slot holds, or at the last place for nothing, or for what is no candidate."""
-    held = (shadow[:, :, None] == top).astype(jnp.float32)
-    return jnp.concatenate([held, 1 - held.sum(axis=2, keepdims=True)], axis=2)
+def copies_by_load(
+    loads: Float[Array, " expert"], shadow: Int[Array, "node slot"], slack: Float[Array, ""]
+) -> Int[Array, "further expert"]:
+    """Copies of every expert with 0, 1, 2, ... further ones, each to the expert whose copies have the most to do.
+
+    An expert with fewer copies than `shadow` has of it counts for as much more as the slack. No expert gets more copies
+    than there are nodes.
+    """
+    experts = loads.shape[0]
+    had = 1 + jnp.zeros(experts + 1, jnp.int32).at[shadow].add(1)[:experts]  # EMPTY goes to the last
+
+    def further(copies: Int[Array, " expert"], _: None) -> tuple[Int[Array, " expert"], Int[Array, " expert"]]:
+        each = loads / copies * jnp.where(copies < had, 1 + slack, 1)
+        most = jnp.argmax(jnp.where(copies < shadow.shape[0], each, -1))
+        return copies.at[most].add(copies[most] < shadow.shape[0]), copies
+
+    last, before = jax.lax.scan(further, jnp.ones(experts, jnp.int32), None, length=shadow.size)
+    return jnp.concatenate([before, last[None]])
+
+
+def deal_copies(
+    copies: Int[Array, " expert"],
+    limit: Float[Array, " node"],
+    loads: Float[Array, " expert"],
+    fixed: Int[Array, "node native"],
+    resident: Int[Array, "node slot"],
+    distance: Float[Array, "node node2"],
+) -> Int[Array, "node slot"]:
+    """Shadow slots with all copies beyond the native one, on nodes that keep within `limit` choices where that can be.
+
+    What is resident stays where it is wanted and fits. Of nodes that a copy fits, the one nearest to its native node
+    gets it, of those as near the one left with least room. Where it fits nowhere it takes the slot of the lightest copy
+    whose node it fits, and that one moves on; or else it goes to the node that then has the least over its limit. A
+    node gets no second copy; a copy that has no node left is left out.
+    """
+    (nodes, slots), experts = resident.shape, loads.shape[0]
+    each, numbers = loads / copies, jnp.arange(experts)
+    home = jnp.zeros(experts + 1, jnp.int32).at[fixed].set(jnp.arange(nodes)[:, None])  # EMPTY goes to the last
+    heat, wanted = jnp.where(fixed == EMPTY, 0, each[fixed]).sum(axis=1), copies - 1
+    filled = jnp.full_like(resident, EMPTY)
+    for slot in range(slots):
+        expert = resident[:, slot]
+        turn = jnp.cumsum(expert[:, None] == numbers, axis=0)[jnp.arange(nodes), expert]  # of those that have it
+        stays = (expert != EMPTY) & (turn <= wanted[expert]) & (heat + each[expert] <= limit)
+        filled = filled.at[:, slot].set(jnp.where(stays, expert, EMPTY))
+        heat = heat + jnp.where(stays, each[expert], 0)
+        wanted = wanted - jnp.zeros(experts + 1, jnp.int32).at[filled[:, slot]].add(1)[:experts]
+    order = jnp.argsort(-each)
+    queue = jnp.repeat(order, wanted[order], total_repeat_length=nodes * slots)
+    start = _Dealing(jnp.asarray(0), jnp.asarray(EMPTY), heat, filled)
+
+    def place(at: _Dealing) -> _Dealing:
+        expert = jnp.where(at.evicted == EMPTY, queue[at.turn], at.evicted)
+        own = each[expert]
+        near, after = distance[home[expert]], (at.heat + own) / limit
+        new = ~((fixed == expert).any(axis=1) | (at.filled == expert).any(axis=1))  # no second copy
+        free = new & (at.filled == EMPTY).any(axis=1)
+        key = jnp.where(free, jnp.where(after <= 1, near - 0.5 * after, FAR + after), jnp.inf)
+        # What fits nowhere may take the slot of a lighter copy, which then looks for another one.
+        lighter = jnp.where(at.filled == EMPTY, jnp.inf, each[at.filled])
+        swapped = (at.heat + own)[:, None] - lighter <= limit[:, None]
+        lighter = jnp.where((lighter < own) & swapped & new[:, None], lighter, jnp.inf)
+        evicts = (key.min() >= FAR) & jnp.isfinite(lighter.min())
+        node = jnp.where(evicts, jnp.argmin(lighter.min(axis=1)), jnp.argmin(key))
+        slot = jnp.where(evicts, jnp.argmin(lighter[node]), jnp.argmax(at.filled[node] == EMPTY))
+        gets = evicts | jnp.isfinite(key[node])
+        gone = jnp.where(evicts, at.filled[node, slot], EMPTY)
+        change = jnp.where(gets, own, 0) - jnp.where(evicts, each[gone], 0)
+        return _Dealing(
+            at.turn + (at.evicted == EMPTY),
+            gone,
+            at.heat.at[node].add(change),
+            at.filled.at[node, slot].set(jnp.where(gets, expert, at.filled[node, slot])),
+        )
+
+    def going_on(at: _Dealing) -> Bool[Array, ""]:
+        return (at.turn < wanted.sum()) | (at.evicted != EMPTY)
+
+    return jax.lax.while_loop(going_on, place, start).filled
+
+
+class _Dealing(NamedTuple):
+    """Copies being dealt."""
+
+    turn: Int[Array, ""]  # in the queue
+    evicted: Int[Array, ""]  # the expert that lost its slot, and comes before the queue
+    heat: Float[Array, " node"]
+    filled: Int[Array, "node slot"]

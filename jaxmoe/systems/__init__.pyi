@@ -8,6 +8,7 @@ from .registry import SYSTEMS as SYSTEMS
 from .registry import system_of as system_of
 from .setting import AbstractRun as AbstractRun
 from .setting import AbstractSystem as AbstractSystem
+from .setting import Recorded as Recorded
 from .setting import Rolled as Rolled
 from .setting import Setting as Setting
 from .setting import UnsuitableSystemError as UnsuitableSystemError

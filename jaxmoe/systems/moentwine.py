@@ -1,5 +1,6 @@
 """moentwine: attention in tensor-parallel groups, tokens in full domains, and experts that migrate on idle links."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from jaxmoe.des import LayerDescription
 from jaxmoe.des.attention import AttentionDescription, attention_seconds
 from jaxmoe.des.description import node_seconds, plan_tokens
 from jaxmoe.des.domains import replay_communication
+from jaxmoe.des.stream import most_moves, run_layers, token_layer, weight_transfers
 from jaxmoe.hardware import Mesh
 from jaxmoe.latency import Decisions, GroupedAttention, LayerModel, LayerTime, grouped_attention
 from jaxmoe.latency.counts import AttentionTime, CountModel, copies_of, excess_over_mean, node_loads, paths_of
@@ -31,16 +33,17 @@ from jaxmoe.policies.balancing import (
     check_slots_fit,
 )
 from jaxmoe.policies.forecast import MovingAverage
-from jaxmoe.policies.gradient_slots import GradientSlots
+from jaxmoe.policies.gradient_slots import HIDDEN, GradientSlots, hop_price
 from jaxmoe.policies.migration import Windows, edge_entries
-from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, UnsuitableSystemError
+from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Recorded, Rolled, Setting, UnsuitableSystemError
 from jaxmoe.traces import Batch
 from jaxmoe.traces.prediction.predictor import shares
 from jaxmoe.traces.statistics.counting import count_pairs
 
 BalancerName = Literal["none", "eplb", "greedy", "topology_aware", "gradient"]
 HORIZON = 10.0  # iterations over which slots by gradient write a move off
-SPARE = ("attention", "all_reduce", "dispatch", "compute", "combine")  # stages that the simulator replays
+RECORDED_CHUNK = 65536.0  # B, of timelines at least: files with every packet are too large for viewers
+REPLAYED = ("attention", "all_reduce", "dispatch", "compute", "combine")  # stages that the simulator replays
 
 
 @dataclass(frozen=True)
@@ -131,10 +134,13 @@ class Moentwine(AbstractSystem):
     def balancer_of(self, layout: TokenLayout, setting: Setting) -> Balancer:
         """The balancer for a plan of whole experts. Raises `UnsuitableSystemError`, or `BalancerError` without room."""
         machine = setting.model.machine
-        slots = _first_slots(setting, 0 if self.balancer == "none" else self.shadow_slots)
-        check_slots_fit(slots, float(setting.model.costs.expert_bytes), machine)
+        shadow = 0 if self.balancer == "none" else self.shadow_slots
+        slots = _first_slots(setting, shadow)
+        changing = slots.shape[2] if self.balancer == "eplb" else shadow
+        arriving = changing if self.migration == "non_invasive" else 0
+        check_slots_fit(slots, float(setting.model.costs.expert_bytes), machine, arriving)
         distance = jnp.asarray(machine.topology.hop_counts(), jnp.float32)
-        native = slots.shape[2] - self.shadow_slots
+        native = slots.shape[2] - shadow
         rules: dict[str, AbstractRule] = {
             "none": KeepSlots(),
             "eplb": Eplb(),
@@ -142,11 +148,10 @@ class Moentwine(AbstractSystem):
             "topology_aware": ShadowSlots(distance, native, "nearest"),
         }
         if self.balancer == "gradient":
-            # An expert keeps a link busy so long, if moves share all links of the machine.
-            hop = setting.model.costs.expert_bytes / machine.topology.link_bandwidth.sum()
-            rules["gradient"] = GradientSlots(
-                _count_model(layout, setting), distance, jnp.asarray(HORIZON), jnp.asarray(hop), native
-            )
+            hop = hop_price(machine, setting.model.costs.expert_bytes)
+            price = hop if self.migration == "invasive" else HIDDEN * hop
+            model = _count_model(layout, setting)
+            rules["gradient"] = GradientSlots(model, distance, jnp.asarray(HORIZON), price, native)
         windows = None
         if self.migration == "non_invasive" and self.balancer != "none":
             ends = machine.topology.link_ends
@@ -223,22 +228,57 @@ class LayoutRun(AbstractRun):
             "hops_per_moved_expert": float(decided.expert_hops.sum() / max(decided.experts_moved.sum(), 1)),
             "iterations_with_a_migration": int((decided.experts_moved.sum(axis=1) > 0).sum()),
         }
-        return Rolled(time, decided.slots, figures, _replayed_stages(time))
+        return Rolled(time, decided, figures, _replayed_stages(time))
 
     def replay(self, rolled: Rolled, batch: Batch, step: int, row: int) -> float:
         layer: LayerDescription = self.setting.describe(self.model.mode, "lowest_host")
-        if self.sliced is not None:
-            share = self.sliced
-        else:
-            slots = rolled.kept[step, row].reshape(1, -1)
-            share = share_of_slots(slots, self.setting.moe.num_experts, self.layout.num_nodes)[0]
-        plan = plan_tokens(layer, share, batch)
+        plan = plan_tokens(layer, self._serving(rolled, step, row), batch)
         group = self.homes if self.layout.name != "successive" else self.layout.group[self.homes]
         vector = self.setting.moe.hidden_size * self.setting.bytes_per_element
         sent = replay_communication(layer.fabric, self.layout, plan.visited, group, vector)
         node = float(node_seconds(layer, plan, batch).max())
         attention = attention_seconds(layer, self._described(vector), group)
         return attention + node + sum(stage.seconds for stage in sent.values())
+
+    def record(self, rolled: Rolled, batch_at: Callable[[int, int], Batch]) -> Recorded | None:
+        """Two layers, with the weights that move to them where slots change most (moentwine Fig. 11e)."""
+        described = self.setting.describe(self.model.mode, "lowest_host")
+        fabric = replace(described.fabric, chunk_bytes=max(described.fabric.chunk_bytes or 0.0, RECORDED_CHUNK))
+        layer = replace(described, fabric=fabric)
+        layers, hidden = (
+            min(2, len(self.setting.share)),
+            self.balancer is not None and self.balancer.windows is not None,
+        )
+        if self.balancer is None:
+            step, rows, pairs = 0, range(layers), np.zeros((0, 2), int)
+        else:
+            # In the background weights travel while those before serve; else inference waits until they are there.
+            slots = rolled.kept.slots
+            before = slots if hidden else np.concatenate([np.asarray(self.balancer.start)[None], slots[:-1]])
+            step, rows, pairs = most_moves(before, rolled.kept.target if hidden else slots, fabric.hops, layers)
+            if self.balancer.entry is not None:
+                pairs[:, 0] = np.asarray(self.balancer.entry)[pairs[:, 1]]
+        group = self.homes if self.layout.name != "successive" else self.layout.group[self.homes]
+        vector = self.setting.moe.hidden_size * self.setting.bytes_per_element
+        attention = np.full(fabric.num_nodes, attention_seconds(layer, self._described(vector), group))
+        phases = [
+            token_layer(layer, self.layout, self._serving(rolled, step, row), batch_at(row, step), group, attention)
+            for row in rows
+        ]
+        weights = weight_transfers(fabric, pairs[:, 0], pairs[:, 1], layer.expert_bytes) if len(pairs) else None
+        ran = run_layers(fabric, phases, weights, "background" if hidden else "waited_for", record=True)
+        shown = (
+            f"moentwine, iteration {step}, {len(rows)} layers from the one in row {rows[0]}, {len(pairs)} experts move"
+        )
+        facts = {"iteration": step, "rows": [*rows], "experts_moved": len(pairs), "chunk_B": fabric.chunk_bytes}
+        return Recorded(ran.run, ran.stage, fabric, shown, facts)
+
+    def _serving(self, rolled: Rolled, step: int, row: int) -> Float[np.ndarray, "expert node"]:
+        """Who serves which part of every expert."""
+        if self.sliced is not None:
+            return self.sliced
+        slots = rolled.kept.slots[step, row].reshape(1, -1)
+        return share_of_slots(slots, self.setting.moe.num_experts, self.layout.num_nodes)[0]
 
     def _described(self, vector_bytes: float) -> AttentionDescription:
         flops, weights = float(self.attention.flops_per_token), float(self.attention.weight_bytes)
@@ -247,7 +287,7 @@ class LayoutRun(AbstractRun):
 
 
 def _replayed_stages(time: LayerTime) -> Float[np.ndarray, "step layer"]:
-    return np.sum([time.stages[name] for name in SPARE], axis=0)
+    return np.sum([time.stages[name] for name in REPLAYED], axis=0)
 
 
 @eqx.filter_jit

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from jaxmoe.des import LayerDescription
+from jaxmoe.des import Fabric, LayerDescription, Run
 from jaxmoe.errors import InputError
 from jaxmoe.latency import LayerModel, LayerTime
 from jaxmoe.models import MoEModel
@@ -63,6 +63,17 @@ class Rolled:
         return self.time.total if self.modelled is None else self.modelled
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """Layers in the event simulator, recorded, with the stage of every task; `shown` says which they are."""
+
+    run: Run
+    stage: list[str]
+    fabric: Fabric
+    shown: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
 class AbstractRun(abc.ABC):
     """One way to go through the iterations: all in the model, and any layer and step in the event simulator."""
 
@@ -80,6 +91,10 @@ class AbstractRun(abc.ABC):
 
     def served(self, rolled: Rolled, step: int, row: int) -> np.ndarray | None:
         """Where choices were computed, as in `Decisions`; `None`: as placed."""
+        return None
+
+    def record(self, rolled: Rolled, batch_at: Callable[[int, int], Batch]) -> Recorded | None:
+        """Layers worth a timeline, from the batch of any row and step; `None` where the run has no such record."""
         return None
 
     def notes(self, rolled: Rolled) -> list[str]:

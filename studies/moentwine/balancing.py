@@ -6,7 +6,7 @@ python studies/moentwine/balancing.py [table ...] [--shared FOLDER]     all tabl
 import argparse
 import csv
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -67,9 +67,20 @@ METHODS = {
 
 def balance(shared: Path) -> Iterator[Row]:
     """Fig. 16: balancers by what triggers them, at 256 and 64 devices."""
-    for place in (WAFERS, WAFER):
-        for scenario, phase in CASES:
-            given = loads_of(place, scenario, phase, ITERATIONS, shared)
+    yield from _balanced(shared, (WAFERS, WAFER), CASES, ITERATIONS)
+
+
+def scenarios(shared: Path) -> Iterator[Row]:
+    """Fig. 16 for hybrid batches, and for one scenario alone."""
+    yield from _balanced(shared, (WAFERS,), (("mixed", "hybrid"), ("math", "decode")), 3 * WARM)
+
+
+def _balanced(
+    shared: Path, places: Sequence[Place], cases: Sequence[tuple[str, str]], iterations: int
+) -> Iterator[Row]:
+    for place in places:
+        for scenario, phase in cases:
+            given = loads_of(place, scenario, phase, iterations, shared)
             for trigger, methods in METHODS.items():
                 for method in methods:
                     known = {"devices": layout_of(place).num_nodes, "scenario": scenario, "phase": phase}
@@ -120,19 +131,60 @@ def parts(shared: Path) -> Iterator[Row]:
             yield {"phase": phase, "step": name, "devices": nodes, "experts_per_device": held} | found
 
 
+def machines(shared: Path) -> Iterator[Row]:
+    """What Fig. 17 comes to by the bandwidth of a wafer's links, each way; borders keep their part of it."""
+    for phase in ("prefill", "decode"):
+        for link in (None, 1, 2, 4, 8):
+            wider = f":link.bandwidth_GB_per_s={1000 * link}:border.bandwidth_GB_per_s={562.5 * link}" if link else ""
+            place = replace(WAFERS, machine=WAFERS.machine + wider) if link else Place("nvl72", "successive", 4)
+            given = loads_of(place, "mixed", phase, 3 * WARM, shared)
+            found = figures_of(run(Method("topology_aware", invasive=False), place, phase, given), WARM)
+            name = f"wafers, {link} TB/s a link" if link else "NVL72"
+            yield {"phase": phase, "machine": name, "devices": layout_of(place).num_nodes} | found
+
+
+# Slots by gradient. Every balancer with its triggers; those by gradient write a move off over 10 iterations or 100.
+
+TRIED = {
+    "EPLB": Method("eplb", invasive=True),
+    "EPLB, packs renamed": Method("eplb", invasive=True, renamed=True),
+    "greedy": Method("greedy", invasive=True),
+    "topology-aware": Method("topology_aware", invasive=True),
+    "gradient, loads": Method("gradient", invasive=True, objective="loads", horizon=1000.0),
+    "gradient, time": Method("gradient", invasive=True, horizon=100.0),
+}
+INTERVALS, LONGER = (10, 20, 40), 80
+SLOW_HOPS = ":link.latency_ns=200:border.latency_ns=200"
+
+
 def gradient(shared: Path) -> Iterator[Row]:
-    """Balance and bytes of eplb, Algorithm 1 and slots tuned by gradient, all triggered alike."""
-    for phase in ("decode",):
-        given = loads_of(WAFERS, "mixed", phase, 3 * WARM, shared)
-        methods = [Method(name, invasive=True, **EVERY_TEN) for name in ("none", "eplb", "greedy", "topology_aware")]
-        methods += [Method("gradient", invasive=True, horizon=horizon, **EVERY_TEN) for horizon in (10.0, 100.0)]
-        for method in methods:
-            found = figures_of(run(method, WAFERS, phase, given), WARM)
-            size = moe_of(WAFERS.model).expert_parameters / 1e9  # one byte each
-            moved = {"moved_GB": found["experts_moved"] * size}
-            moved["moved_GB_hops"] = moved["moved_GB"] * found["hops_per_expert"]
-            horizon = method.horizon if method.name == "gradient" else ""
-            yield {"phase": phase, "balancer": method.name, "horizon": horizon} | found | moved
+    """Balance and bytes of all balancers, each every 10 to 40 iterations."""
+    given = loads_of(WAFERS, "mixed", "decode", LONGER, shared)
+    yield _tried("none", Method("none", invasive=True), WAFERS, "decode", 0, given)
+    for name, method in TRIED.items():
+        for interval in INTERVALS:
+            yield _tried(name, replace(method, beta=interval - 1.0), WAFERS, "decode", 0, given)
+
+
+def varied(shared: Path) -> Iterator[Row]:
+    """The same every ten iterations in prefill, with other draws and arrivals' scenarios, and with slow hops."""
+    for place, phase, seed in (
+        (WAFERS, "prefill", 0),
+        (WAFERS, "decode", 1),
+        (replace(WAFERS, machine=WAFERS.machine + SLOW_HOPS), "decode", 0),
+    ):
+        given = loads_of(place, "mixed", phase, 3 * WARM, shared, seed)
+        for name, method in TRIED.items():
+            yield _tried(name, replace(method, **EVERY_TEN), place, phase, seed, given)
+
+
+def _tried(name: str, method: Method, place: Place, phase: str, seed: int, given: np.ndarray) -> Row:
+    """What a balancer makes of these loads, and the weights that it moves in an iteration."""
+    found = figures_of(run(method, place, phase, given), WARM)
+    moved = found["experts_moved"] * moe_of(place.model).expert_parameters / 1e9  # one byte each
+    known = {"machine": place.machine, "phase": phase, "seed": seed, "balancer": name}
+    known["every"] = "" if method.name == "none" else int(method.beta) + 1
+    return known | found | {"moved_GB": moved, "moved_GB_hops": moved * found["hops_per_expert"]}
 
 
 def rollout(shared: Path) -> Iterator[Row]:
@@ -143,6 +195,7 @@ def rollout(shared: Path) -> Iterator[Row]:
         Method("eplb", invasive=True, **EVERY_TEN),
         Method("topology_aware", invasive=True, **EVERY_TEN),
         Method("topology_aware", invasive=False),
+        Method("gradient", invasive=True, **EVERY_TEN),
     ):
         seconds = []
         for _ in range(2):
@@ -158,7 +211,10 @@ TABLES: dict[str, Callable[[Path], Iterator[Row]]] = {
     "traces": traces,
     "parts": parts,
     "balance": balance,
+    "scenarios": scenarios,
+    "machines": machines,
     "gradient": gradient,
+    "varied": varied,
     "rollout": rollout,
     "simulator": simulator,
     "stream": stream,

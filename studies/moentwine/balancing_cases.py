@@ -7,8 +7,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cases import hardware_of
 
-from jaxmoe.config import build_machine, build_model, load_hardware, load_model
+from jaxmoe.config import build_machine, build_model, load_model
 from jaxmoe.files import atomic_write
 from jaxmoe.hardware import Machine, Mesh
 from jaxmoe.latency import LayerCosts, grouped_attention
@@ -23,7 +24,7 @@ from jaxmoe.placement.tokens import TokenLayout, links_inside_domains, successiv
 from jaxmoe.policies import Balancer, Eplb, KeepSlots, ShadowSlots, Windows, balanced_rollout, first_slots
 from jaxmoe.policies.balancing import AbstractRule, Iterations, check_slots_fit
 from jaxmoe.policies.forecast import MovingAverage, PerfectForecast
-from jaxmoe.policies.gradient_slots import GradientSlots
+from jaxmoe.policies.gradient_slots import HIDDEN, GradientSlots, Objective, hop_price
 from jaxmoe.relax import HardMax
 from jaxmoe.traces.synthesis import preset_process
 from jaxmoe.traces.synthesis.mixtures import (
@@ -46,15 +47,14 @@ TOKENS = {"prefill": 1024, "decode": 256, "hybrid": 512}  # of a group, in an it
 CONTEXT = {"prefill": 577, "decode": 1260, "hybrid": 919}
 READ_TOGETHER = {"prefill": 1155.0, "decode": 1.0, "hybrid": 2.0}
 LINEAR_SPEEDUP = 2.0  # INT8 beside FP16, VI-A1
-CHUNK = 2048.0  # B, of the routers of the machines
+CHUNK = 1024.0  # B, of the routers of the machines
 RATE = 0.2  # of the moving average: about the last nine iterations
-UNEVEN = 10.0  # busiest link over the mean of all when experts move; `gradient` takes it for granted
 SHADOW = 1  # slots for copies on a device
 
 
 @dataclass(frozen=True)
 class Place:
-    """A machine with its layout: what an iteration of balanced gating needs."""
+    """A machine with its layout: what an iteration of balanced gating needs. Changes follow a name after colons."""
 
     machine: str
     layout: str
@@ -64,7 +64,7 @@ class Place:
 
 @lru_cache
 def machine_of(name: str) -> Machine:
-    return build_machine(load_hardware(CONFIGS / "hardware" / f"{name}.yaml"))
+    return build_machine(hardware_of(name))
 
 
 @lru_cache
@@ -77,7 +77,7 @@ def layout_of(place: Place) -> TokenLayout:
     topology = machine_of(place.machine).topology
     if not isinstance(topology, Mesh):
         return successive_layout(1, topology.num_nodes, place.tp)
-    wafer = (8, 8) if place.machine == "moentwine_4x8x8" else None
+    wafer = getattr(hardware_of(place.machine), "wafer_shape", None)
     return token_layout(place.layout, topology.shape, place.tp, wafer)
 
 
@@ -165,27 +165,30 @@ class Method:
     beta: float = 0.0
     oracle: bool = False
     shadow: int = SHADOW
+    renamed: bool = False  # of `eplb`
     horizon: float = 10.0  # iterations over which `gradient` writes a move off
+    objective: Objective = "time"  # what `gradient` makes short
 
     def balancer(self, place: Place, phase: str) -> Balancer:
         model, moe, layout = model_of(place, phase), moe_of(place.model), layout_of(place)
         topology = model.machine.topology
         layers = len(moe.moe_layer_ids)
         slots = first_slots(layers, moe.num_experts, topology.num_nodes, self.shadow)
-        check_slots_fit(slots, float(model.costs.expert_bytes), model.machine)
+        changing = slots.shape[2] if self.name == "eplb" else self.shadow
+        arriving = 0 if self.invasive else changing
+        check_slots_fit(slots, float(model.costs.expert_bytes), model.machine, arriving)
         distance = jnp.asarray(np.asarray(topology.hop_counts()), jnp.float32)
         native = slots.shape[2] - self.shadow
         rules: dict[str, AbstractRule] = {
             "none": KeepSlots(),
-            "eplb": Eplb(),
+            "eplb": Eplb(renamed=self.renamed),
             "greedy": ShadowSlots(distance, native, "coldest"),
             "topology_aware": ShadowSlots(distance, native, "nearest"),
         }
         if self.name == "gradient":
-            # An expert keeps a link busy so long; moves share the links of the machine, as unevenly as others do.
-            hop = UNEVEN * float(model.costs.expert_bytes / topology.link_bandwidth.sum())
-            costs = (jnp.asarray(self.horizon), jnp.asarray(hop if self.invasive else hop / 10))
-            rules["gradient"] = GradientSlots(model, distance, *costs, native)
+            hop = hop_price(model.machine, model.costs.expert_bytes)
+            costs = (jnp.asarray(self.horizon), hop if self.invasive else HIDDEN * hop)
+            rules["gradient"] = GradientSlots(model, distance, *costs, native, self.objective)
         windows = None
         if not self.invasive:
             on_mesh = isinstance(topology, Mesh)

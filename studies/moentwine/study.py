@@ -81,7 +81,7 @@ def performance() -> Iterator[Row]:
         for machine, layouts in EXPERT_PARALLEL.items():
             devices = layout_of(Case(machine, layouts[0])).num_nodes
             here = experts / devices
-            memory = here * size / 8e12
+            memory = max(here, 1.0) * size / 8e12  # a device that shares an expert's tokens has all of its weights
             products = 2 * size * (tokens / 4) * chosen / 4500e12
             cases = [best_fetch(Case(machine, layout, model, tokens=tokens, rule=rule)) for layout in layouts]
             sent = {case.layout: sum(microseconds(case)[name] for name in ("dispatch", "combine")) for case in cases}
@@ -113,6 +113,7 @@ EXPERT_PARALLEL = {
     "moentwine_6x6": ("baseline", "er"),
     "moentwine_8x8": ("baseline", "er"),
     "moentwine_4x8x8": ("baseline", "er", "her"),
+    "moentwine_4x8x8:grid=[2, 3]": ("baseline", "er", "her"),
 }
 
 

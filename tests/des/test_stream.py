@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxmoe.des import LayerDescription, Memory, fabric_of, timeline_events
-from jaxmoe.des.stream import Phase, counted_layer, moves, run_layers, weight_transfers
+from jaxmoe.des.stream import Phase, counted_layer, most_moves, moves, run_layers, weight_transfers
 from jaxmoe.hardware import Die, Machine, node_memory
 from jaxmoe.hardware.networks import hop_counts, wafers
 from jaxmoe.latency import LayerCosts
@@ -111,3 +111,14 @@ def test_moves_are_those_of_the_model():
     for source, destination in moves(before, after, hop_counts(SHAPE)):
         found[source, destination] += 1
     np.testing.assert_array_equal(found, told.traffic)
+
+
+def test_the_step_and_layers_with_most_moves_by_hand():
+    before = np.repeat(first_slots(3, NODES, NODES, 1)[None], 3, axis=0)
+    assert most_moves(before, before, hop_counts(SHAPE), 2)[2].shape == (0, 2)
+    after = before.copy()
+    after[1, 0, 3, 1] = 7  # in step 1 one expert moves in layer 0,
+    after[2, 1:, 0, 1] = 5  # in step 2 one in layer 1 and one in layer 2
+    step, rows, pairs = most_moves(before, after, hop_counts(SHAPE), 2)
+    assert (step, [*rows]) == (2, [1, 2])
+    assert pairs.tolist() == [[5, 0], [5, 0]]

@@ -1,8 +1,5 @@
 """Collectives: by hand, against plain loops over paths, and against the event simulator."""
 
-import contextlib
-import itertools
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -25,24 +22,20 @@ from hypothesis import strategies as st
 
 from jaxmoe.des import schedules as des
 from jaxmoe.hardware import fully_connected, ring
-from jaxmoe.hardware.networks import hop_counts, link_ends
+from jaxmoe.hardware.networks import link_ends
 from jaxmoe.network import (
     Congestion,
     all_to_all,
     build_exchange,
     collective_time,
-    entwined_ring_all_gather,
-    entwined_ring_all_reduce,
-    entwined_ring_reduce_scatter,
-    entwined_rings,
-    hierarchical_entwined_rings,
-    link_loads,
     multicast_stage,
     ring_all_gather,
     ring_all_reduce,
     ring_reduce_scatter,
 )
-from jaxmoe.network.collectives import nodes_passed, ring_ways
+from jaxmoe.network.domains import all_reduce_rounds
+from jaxmoe.network.domains import scaled as scaled_rounds
+from jaxmoe.placement.tokens import token_layout
 from jaxmoe.relax import SmoothMax
 
 seeds = st.integers(0, 2**32 - 1)
@@ -111,87 +104,12 @@ def test_all_to_all_of_uneven_sizes_is_one_round(seed):
 
 
 def test_smooth_times_are_an_upper_bound_that_closes():
-    rounds = entwined_ring_all_reduce((4, 4), (2, 2), SIZE)
+    rounds = ring_all_reduce(np.asarray(des.entwined_rings((4, 4), (2, 2))), SIZE, 16, bidirectional=True)
     mesh = uneven_mesh((4, 4))
     hard = seconds(mesh, rounds)
     smooth = [seconds(mesh, rounds, reduction=SmoothMax(jnp.asarray(t))) for t in (0.1, 0.01, 0.001)]
     assert smooth[0] > smooth[1] > smooth[2] >= hard * (1 - 1e-6)
     assert smooth[2] == pytest.approx(hard, rel=1e-2)
-
-
-def rings_of_every_mesh():
-    """All groups for which there are rings: of every mesh up to 8 x 8, and of the largest cut into wafers."""
-    sides = list(itertools.product(range(1, 9), repeat=2))
-    meshes = ((shape, domain, shape) for shape in sides for domain in sides)
-    cut = (((8, 8), domain, wafer) for wafer in sides if wafer != (8, 8) for domain in sides)
-    for shape, domain, wafer in itertools.chain(meshes, cut):
-        with contextlib.suppress(ValueError):
-            yield shape, entwined_rings(shape, domain, wafer)
-
-
-def test_no_link_ever_has_two_messages():
-    cases = list(rings_of_every_mesh())
-    assert len(cases) == 256 + 64
-    for shape, rings in cases:
-        ways, hops = ring_ways(rings, bidirectional=True), hop_counts(shape)
-        moves = [nodes_passed(shape, *way) for way in ways]
-        for (sender, receiver), at in zip(ways, moves, strict=True):
-            np.testing.assert_array_equal(at[0], sender)
-            np.testing.assert_array_equal(at[-1], receiver)
-            assert (hops[at[:-1], at[1:]] <= 1).all()
-            assert len(at) - 1 == hops[sender, receiver].max()
-        for hop in range(len(moves[0]) - 1):
-            used = [link for at in moves for link in zip(at[hop].flat, at[hop + 1].flat, strict=True)]
-            used = [(start, end) for start, end in used if start != end]
-            assert len(used) == len(set(used))
-
-
-@pytest.mark.parametrize(("shape", "domain"), [((4, 4), (2, 2)), ((8, 8), (2, 2)), ((4, 8), (2, 4)), ((6, 4), (3, 2))])
-def test_no_link_carries_more_than_one_part(shape, domain):
-    rounds = entwined_ring_all_reduce(shape, domain, 2.0 * shape[0] * shape[1] // (domain[0] * domain[1]))
-    mesh = mesh_of(shape)
-    loads = eqx.filter_jit(jax.vmap(link_loads, (None, 0)))(mesh, rounds.traffic)
-    assert set(np.unique(loads)) <= {0.0, 1.0}  # half a part of two bytes
-    assert (hop_counts(shape)[np.nonzero(rounds.traffic.sum(axis=0))] == 1).all()
-
-
-def test_two_nodes_of_a_group_use_their_link_once():
-    rounds = entwined_ring_all_reduce((4, 2), (2, 2), 2.0)
-    assert np.unique(rounds.traffic).tolist() == [0.0, 1.0]
-    assert rounds.repeats.tolist() == [2.0, 2.0]
-
-
-def test_domains_of_one_node_are_one_plain_ring():
-    order = np.asarray(des.block_rings((4, 4), 1)[0])
-    entwined = entwined_ring_all_reduce((4, 4), (1, 1), SIZE)
-    np.testing.assert_allclose(
-        entwined.total_traffic(), ring_all_reduce(order, SIZE, 16, bidirectional=True).total_traffic(), rtol=1e-6
-    )
-
-
-def test_a_mesh_that_is_one_domain_has_nothing_to_reduce():
-    assert seconds(mesh_of((2, 2)), entwined_ring_all_reduce((2, 2), (2, 2), SIZE)) == 0
-
-
-def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather():
-    case = ((4, 8), (2, 2), SIZE)
-    halves = entwined_ring_reduce_scatter(*case).then(entwined_ring_all_gather(*case))
-    mesh = uneven_mesh((4, 8))
-    assert seconds(mesh, entwined_ring_all_reduce(*case)) == pytest.approx(seconds(mesh, halves), rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("shape", "domain", "wafer", "message"),
-    [
-        ((4, 4), (3, 2), None, "must tile"),
-        ((4, 4), (2, 2), (3, 4), "must tile"),
-        ((6, 6), (2, 2), None, "3x3 domains has no ring"),
-        ((2, 8), (2, 2), None, "1x4 domains has no ring"),
-    ],
-)
-def test_grids_without_a_ring_are_refused(shape, domain, wafer, message):
-    with pytest.raises(ValueError, match=message):
-        entwined_rings(shape, domain, wafer)
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 8])
@@ -216,22 +134,6 @@ def test_rings_of_unequal_links_lie_between_their_slowest_link_and_rounds(seed):
     assert told == pytest.approx(30 * (busy.max() + np.asarray(mesh.link_latency)[used].max()), rel=1e-5)
     assert 30 * busy.max() + np.asarray(mesh.link_latency)[used].min() <= seen * (1 + 1e-6)
     assert seen <= told * (1 + 1e-6)
-
-
-@pytest.mark.parametrize(("shape", "domain"), [((4, 4), (2, 2)), ((4, 8), (2, 2)), ((6, 6), (3, 3)), ((4, 2), (2, 2))])
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_entwined_rings_are_borne_out(shape, domain, bidirectional):
-    mesh = mesh_of(shape)
-    seen = replay(mesh, des.entwined_ring_sends(shape, domain, SIZE, bidirectional))
-    assert seconds(mesh, entwined_ring_all_reduce(shape, domain, SIZE, bidirectional)) == pytest.approx(seen, rel=1e-6)
-
-
-@pytest.mark.parametrize("domain", [(2, 1), (1, 4), (2, 4)])
-def test_domains_that_are_not_square_take_less_without_rounds(domain):
-    mesh = mesh_of((4, 8))
-    seen = replay(mesh, des.entwined_ring_sends((4, 8), domain, SIZE))
-    told = seconds(mesh, entwined_ring_all_reduce((4, 8), domain, SIZE))
-    assert told / 2 <= seen < 0.95 * told
 
 
 def test_all_to_all_without_contention_is_borne_out():
@@ -263,8 +165,8 @@ ROUNDS = {
     "reduce_scatter": lambda size: ring_reduce_scatter(ORDER, size, 8),
     "all_gather": lambda size: ring_all_gather(ORDER, size, 8),
     "all_reduce": lambda size: ring_all_reduce(ORDER, size, 8, bidirectional=True),
-    "entwined": lambda size: entwined_ring_all_reduce((4, 2), (2, 1), size),
-    "hierarchical": lambda size: hierarchical_entwined_rings((4, 2), (2, 2), (1, 1), size),
+    "entwined": lambda size: scaled_rounds(all_reduce_rounds(token_layout("er", (4, 2), 2)), size),
+    "hierarchical": lambda size: scaled_rounds(all_reduce_rounds(token_layout("her", (4, 2), 4, (2, 2))), size),
 }
 
 
@@ -311,12 +213,12 @@ def test_gradients_equal_finite_differences(name):
 def test_sizes_and_machines_batch():
     sizes = jnp.asarray([1e5, 1e6])
     bandwidths = jnp.asarray([1e10, 5e10, 2e11])
-    mesh = mesh_of((4, 4))
+    mesh, blocks = mesh_of((4, 4)), np.asarray(des.block_rings((4, 4), 4))
 
     def value(size, bandwidth):
         machine = eqx.tree_at(lambda m: m.link_bandwidth, mesh, jnp.full(mesh.num_links, 1.0) * bandwidth)
-        return collective_time(WHOLE, machine, entwined_ring_all_reduce((4, 4), (2, 2), size), EXACT)
+        return collective_time(WHOLE, machine, ring_all_reduce(blocks, size, 16, bidirectional=True), EXACT)
 
     grid = jax.jit(jax.vmap(jax.vmap(value, (None, 0)), (0, None)))(sizes, bandwidths)
-    expected = 12 * (np.asarray(sizes)[:, None] / 8 / np.asarray(bandwidths) + LATENCY)
+    expected = 6 * (np.asarray(sizes)[:, None] / 8 / np.asarray(bandwidths) + LATENCY)
     np.testing.assert_allclose(grid, expected, rtol=1e-5)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxmoe.des import fabric_of
+from jaxmoe.des import GraphBuilder, add_sends, fabric_of, simulate
+from jaxmoe.des import schedules as des
 from jaxmoe.des.domains import replay_communication
 from jaxmoe.hardware import Mesh, clusters, switch
 from jaxmoe.hardware.networks import hop_counts, num_links
@@ -17,19 +18,20 @@ from jaxmoe.network import (
     OneByOne,
     Uncongested,
     collective_time,
-    entwined_ring_all_reduce,
-    hierarchical_entwined_rings,
+    ring_all_reduce,
 )
 from jaxmoe.network.domains import (
     Counts,
+    all_reduce_rounds,
     balanced_counts,
     num_homes,
+    scaled,
     token_communication,
     token_exchange,
     token_homes,
     visit_counts,
 )
-from jaxmoe.placement.tokens import successive_layout, token_layout
+from jaxmoe.placement.tokens import ring_step_hops, successive_layout, token_layout
 from jaxmoe.relax import HardMax, SmoothMax
 
 CHUNK, RATE, VECTOR = 1024.0, 1e12, 8192.0
@@ -115,19 +117,52 @@ def test_latency_counts_at_every_hop():
     assert slow["dispatch"] - fast["dispatch"] == pytest.approx(4 * 2e-7, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["er", "her"])
+# Entwined rings (IV-B).
+
+
+@pytest.mark.parametrize(("name", "hops"), [("er", 6), ("her", 7)])
 @pytest.mark.parametrize("models", [(OneByOne(), Uncongested()), (CONGESTED, CONGESTED)], ids=["eq_1", "congestion"])
-def test_entwined_rings_take_what_they_take_in_rounds_of_single_hops(name, models):
-    layout, size = LAYOUTS[name], 256 * VECTOR
+def test_entwined_rings_take_what_they_take_in_rounds_of_single_hops(name, hops, models):
+    # `er`: twice three steps of two hops, with half of a part each way. `her`: three such steps on a wafer, and over
+    # two wafers one step of four hops with a whole part, for two members have one way round.
+    layout, part = LAYOUTS[name], 256 * VECTOR / 4
     topology, cold = mesh_of(layout.shape), Counts(jnp.zeros((layout.num_groups, layout.num_nodes)), jnp.zeros((8, 1)))
     told = seconds(layout, topology, cold, 256, *models)["all_reduce"]
-    if name == "her":
-        rounds = hierarchical_entwined_rings((8, 4), (4, 4), (2, 2), size)
-    else:
-        rounds = entwined_ring_all_reduce((4, 4), (2, 2), size)
-    hop_by_hop = float(eqx.filter_jit(collective_time)(models[1], topology, rounds, HardMax()))
     # Chunks that follow each other are late by one chunk for each hop after the first.
-    assert told == pytest.approx(hop_by_hop, rel=1e-5 if models[1] is not CONGESTED else 0.03)
+    assert told == pytest.approx(hops * part / RATE, rel=1e-5 if models[1] is not CONGESTED else 0.03)
+
+
+def test_two_members_use_their_link_once():
+    rounds = all_reduce_rounds(token_layout("er", (4, 2), 2))
+    assert np.unique(rounds.traffic).tolist() == [0.0, 0.5]
+    assert rounds.repeats.tolist() == [2.0]
+
+
+def test_domains_of_one_device_are_one_plain_ring():
+    rounds = all_reduce_rounds(token_layout("er", (4, 4), 16))
+    order = np.asarray(des.block_rings((4, 4), 1)[0])
+    plain = ring_all_reduce(order, 1.0, 16, bidirectional=True)
+    np.testing.assert_allclose(rounds.total_traffic(), plain.total_traffic(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("shape", "tp"), [((4, 4), 4), ((4, 8), 8), ((6, 6), 4), ((4, 2), 2)])
+def test_square_domains_are_borne_out_hop_by_hop(shape, tp):
+    # The simulator's nodes forward whole messages hop by hop, without a barrier; tiles here are squares.
+    layout, size = token_layout("er", shape, tp), 1.2e6
+    topology = mesh_of(shape, latency=1e-7)
+    side = int(ring_step_hops(layout).max())
+    fabric = fabric_of(topology, None)
+    graph = GraphBuilder(fabric.num_links, 0)
+    add_sends(graph, des.entwined_ring_sends(shape, (side, side), size), fabric.paths, [()] * layout.num_nodes)
+    seen = simulate(graph.build(), fabric.rate, fabric.latency).makespan
+    straight = Congestion(jnp.asarray(0.0), cut_through=True)
+    told = priced_rounds(straight, topology, scaled(all_reduce_rounds(layout), size))
+    assert float(told) == pytest.approx(seen, rel=1e-6)
+
+
+@eqx.filter_jit
+def priced_rounds(model, topology, rounds):
+    return collective_time(model, topology, rounds, HardMax())
 
 
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if not LAYOUTS[name].sliced])

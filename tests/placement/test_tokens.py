@@ -84,6 +84,38 @@ def test_a_ring_step_takes_the_longer_side_of_a_tile():
             assert steps.max() == max(sides)
 
 
+def hop_by_hop(shape, source, destination):
+    """Where messages on XY paths are at first and after every hop; those that have arrived stay there."""
+    (x, y), (to_x, to_y) = np.divmod(source, shape[1]), np.divmod(destination, shape[1])
+    moments = [source]
+    while (moments[-1] != destination).any():
+        y = np.where(x == to_x, y + np.sign(to_y - y), y)
+        x = x + np.sign(to_x - x)
+        moments.append(x * shape[1] + y)
+    return np.array(moments)
+
+
+def test_rings_never_meet_on_a_link_hop_by_hop():
+    # IV-B2: "time-staggered, so there is no link conflict". All messages of a step move one hop a round.
+    wafers = [("her", ((8, 8), tp, wafer)) for wafer in ((4, 4), (8, 4), (4, 2)) for tp in (2, 4, 8)]
+    kept = 0
+    for name, case in [("er", case) for case in CASES] + wafers:
+        layout = token_layout(name, *case)
+        shape, ring = layout.shape, layout.ring
+        sides = [len(np.unique(side)) for side in np.unravel_index(np.flatnonzero(layout.domain == 0), shape)]
+        cut = shape[0] // sides[0], shape[1] // sides[1]
+        if layout.tp == 1 or (name == "er" and not has_unit_ring(*cut)):
+            continue
+        kept += 1
+        ways = [(ring.ravel(), np.roll(ring, -1, axis=1).ravel())]
+        moves = [hop_by_hop(shape, *way) for way in (ways if layout.tp == 2 else [*ways, ways[0][::-1]])]
+        assert len(moves[0]) - 1 == ring_step_hops(layout).max()
+        for before, after in zip(np.hstack(moves)[:-1], np.hstack(moves)[1:], strict=True):
+            links = before[before != after] * layout.num_nodes + after[before != after]
+            assert len(np.unique(links)) == len(links)
+    assert kept > 400
+
+
 def test_grids_without_a_unit_ring():
     # 6x6 with TP 3 (a line of tiles) and 9 (3x3): a step of two tiles, or one that is diagonal.
     for tp, longest in ((3, 4), (9, 4)):

@@ -1,5 +1,6 @@
 """Balancers over iterations on counts: what moves, when it serves, what it costs; errors."""
 
+from dataclasses import replace
 from time import perf_counter
 
 import jax
@@ -11,7 +12,7 @@ from jaxmoe.hardware import Die, Machine, node_memory
 from jaxmoe.hardware.networks import wafers
 from jaxmoe.latency import LayerCosts
 from jaxmoe.latency.counts import AttentionTime, CountModel, excess_over_mean, node_loads, paths_of
-from jaxmoe.latency.schedule import Serial
+from jaxmoe.latency.schedule import Pipelined, Serial
 from jaxmoe.placement.tokens import links_inside_domains, token_layout
 from jaxmoe.policies.balancing import (
     Balancer,
@@ -187,6 +188,16 @@ def test_eplb_balances_all_slots_anew(model):
     assert float(ran.decided.expert_hops.sum()) > 2 * float(shadow.decided.expert_hops.sum())
 
 
+def test_eplb_renamed_balances_alike_and_moves_less(model):
+    """Loads that hardly change: packs stay nearly the same, but EPLB numbers them anew."""
+    loads = loads_of(12).at[6:].set(loads_of(6, seed=1)[:1])
+    plain, renamed = (
+        balanced_rollout(balancer_of(model, Eplb(renamed=renamed)), model, loads) for renamed in (False, True)
+    )
+    np.testing.assert_allclose(renamed.excess, plain.excess, rtol=1e-5)
+    assert float(renamed.decided.experts_moved.sum()) < 0.8 * float(plain.decided.experts_moved.sum())
+
+
 def test_groups_alike_and_group_by_group_agree(model):
     slots = jnp.asarray(first_slots(1, NODES, NODES, 1))[0].at[2, 1].set(5)
     loads = loads_of(1)[0, 0]
@@ -206,6 +217,15 @@ def test_times_by_hand(model):
     np.testing.assert_allclose(
         time.total, 12e-6 + sum(float(time.stages[s]) for s in ("dispatch", "compute", "combine")), rtol=1e-5
     )
+
+
+def test_micro_batches_take_no_longer_than_one_batch(model):
+    loads, slots = loads_of(1)[0, 0], jnp.asarray(first_slots(1, NODES, NODES, 1))[0]
+    serial = model(slots, loads)
+    piped = replace(model, schedule=Pipelined(4))(slots, loads)
+    np.testing.assert_allclose(piped.stages["compute"], serial.stages["compute"])
+    assert float(piped.total) < float(serial.total)
+    assert float(piped.total) > float(serial.stages["attention"] + serial.stages["compute"])
 
 
 def test_derivatives_with_respect_to_bandwidth_and_loads():
@@ -239,6 +259,10 @@ def test_slots_that_do_not_fit(model):
     check_slots_fit(first_slots(LAYERS, NODES, NODES, 1), 5e3, model.machine)
     with pytest.raises(BalancerError, match=r"67 slots on each of 16 nodes in 3 layers .* at most 66 slots"):
         check_slots_fit(first_slots(LAYERS, NODES, NODES, 66), 5e3, model.machine)
+    # 66 fit alone, but not while another one arrives beside them.
+    check_slots_fit(first_slots(LAYERS, NODES, NODES, 65), 5e3, model.machine)
+    with pytest.raises(BalancerError, match=r"room for 1 more that arrive meanwhile, .* at most 65 slots"):
+        check_slots_fit(first_slots(LAYERS, NODES, NODES, 65), 5e3, model.machine, arriving=1)
 
 
 def test_first_slots_of_few_and_many_experts():

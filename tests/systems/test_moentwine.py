@@ -9,7 +9,7 @@ import yaml
 from jaxmoe.config import load_scenario
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import inputs_of
-from jaxmoe.experiment.simulation import iterations_of, simulate
+from jaxmoe.experiment.simulation import batch_at, iterations_of, simulate
 from jaxmoe.experiment.strategies import given_plans
 from jaxmoe.placement.tokens import TokenLayoutError
 from jaxmoe.policies.balancing import BalancerError
@@ -88,11 +88,18 @@ def test_a_balancer_evens_out_loads_and_its_weights_take_idle_links(tmp_path):
     assert [*found.runs] == ["baseline", "er", "moentwine"]
     alone, balanced = (found.runs[name].time for name in ("er", "moentwine"))
     # A link carries about one expert an iteration beside what it has to do, so the first copies come late.
-    slots = found.runs["moentwine"].rolled.kept
+    slots = found.runs["moentwine"].rolled.kept.slots
     assert (slots[1] == slots[0]).all()
     assert (slots[-1] != slots[0]).any()
     assert balanced.stages["compute"][-10:].mean() < 0.5 * alone.stages["compute"][-10:].mean()
     assert (balanced.stages["migration"] == 0).all()
+    # The timeline shows weights under way in the background, and regular work as if they were not.
+    run = found.runs["moentwine"]
+    recorded = run.system.record(run.rolled, lambda row, step: batch_at(found.iterations, row, step))
+    assert recorded.facts["experts_moved"] > 0
+    stage = np.array(recorded.stage)
+    layers = sum(run.rolled.compared[recorded.facts["iteration"], row] for row in recorded.facts["rows"])
+    assert recorded.run.finish[stage == "combine"].max() == pytest.approx(layers, rel=0.1)
     assert found.runs["moentwine"].rolled.figures["iterations_with_a_migration"] > 0
     assert found.agreement("moentwine")["max_abs_error_percent"] < 2
 
@@ -104,6 +111,21 @@ def test_an_invasive_migration_is_charged(balancer, tmp_path):
     stages = sum(seconds for name, seconds in run.stages.items())
     assert run.stages["migration"].sum() > 0
     np.testing.assert_allclose(run.total, stages, rtol=1e-5)
+
+
+def test_a_timeline_has_two_layers_and_the_weights_that_move(tmp_path):
+    found = simulated(scenario(tmp_path, balancer="greedy", migration="invasive", shadow_slots=2))
+    run = found.runs["moentwine"]
+    recorded = run.system.record(run.rolled, lambda row, step: batch_at(found.iterations, row, step))
+    assert recorded.facts["experts_moved"] > 0
+    assert recorded.facts["rows"] == [0, 1]
+    assert recorded.run.services is not None
+    assert set(recorded.stage) == {"migration", "attention", "all_reduce", "dispatch", "compute", "combine"}
+    # Inference waits for the weights, then come both layers as they are replayed, but for larger chunks.
+    weights = max(recorded.run.finish[np.array(recorded.stage) == "migration"])
+    step = recorded.facts["iteration"]
+    layers = sum(run.system.replay(run.rolled, batch_at(found.iterations, row, step), step, row) for row in (0, 1))
+    assert recorded.run.makespan - weights == pytest.approx(layers, rel=0.05)
 
 
 def test_slices_have_no_all_to_all_across_domains(tmp_path):
@@ -128,7 +150,11 @@ def test_clusters_have_one_layout(tmp_path):
             "tp is 3, which does not divide the 16 devices of 4x4; use one of 1, 2, 4, 8, 16",
         ),
         ({"layout": "esp"}, UnsuitableSystemError, "esp slices experts over domains.*set system.balancer: none"),
-        ({"capacity": 3e-4, "shadow_slots": 9}, BalancerError, "10 slots on each of 16 nodes in 2 layers need"),
+        (
+            {"capacity": 3e-4, "shadow_slots": 9},
+            BalancerError,
+            "10 slots, and room for 9 more that arrive meanwhile, on each of 16 nodes in 2 layers need",
+        ),
         ({"experts": 8}, UnsuitableSystemError, "moves whole experts, but the plan divides some"),
         (
             {"hardware": WAFER | {"kind": "torus"}},

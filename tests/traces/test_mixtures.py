@@ -11,7 +11,6 @@ from jaxmoe.traces.synthesis.mixtures import (
     Arrivals,
     cyclic_mixture,
     drawn_counts,
-    drifting_trace,
     iteration_mixture,
     merged_arrivals,
     only_topic,
@@ -91,14 +90,6 @@ def test_topics_differ_and_each_is_that_of_a_trace(process):
     again = scenario_shares(process, [0], 4096, seed=7)[0]
     same, other = np.abs(shares[0] - again).sum(), np.abs(shares[0] - shares[1]).sum()
     assert other > 2 * same
-
-
-def test_traces_keep_the_order_and_topic_of_requests(process):
-    some = arrivals_of([40, 30, 0, 50], [10, 20, 0, 30])
-    trace = drifting_trace(process, some, np.array([0, 1, 0, 1]), [3, 5], 180, seed=0)
-    np.testing.assert_array_equal(trace.seq_start, [0, 50, 100])
-    assert trace.num_tokens == 180
-    np.testing.assert_array_equal(trace.phase[[0, 39, 40, 50, 79, 80]], [0, 0, 1, 0, 0, 1])
 
 
 def test_merged_services_are_in_order():

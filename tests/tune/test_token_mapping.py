@@ -78,7 +78,7 @@ def test_unseeded_starts_reach_the_optimum_of_4x4(top_k):
     # The bound holds for every partition, ring and way to fetch, so a mapping that reaches it is an optimum.
     problem = problem_of(top_k=top_k)
     found, bound = tune_mapping(problem), least_of_all_partitions(problem)
-    assert bound.partitions == 2_627_625
+    assert (bound.partitions, bound.distinct) == (2_627_625, 330_266)
     assert found.seconds == pytest.approx(bound.seconds, rel=1e-5)
     assert found.seconds <= exact_seconds(problem, token_layout("er", (4, 4), 4)) * (1 + 1e-6)
 
@@ -108,6 +108,7 @@ def test_all_partitions_of_a_line_by_plain_loops():
         best = min(best, 8192e-12 * (2 * fetched * count + 2 * longest * 256 / 2))
     bound = least_of_all_partitions(problem)
     assert bound.partitions == 15
+    assert bound.distinct == 11  # 7 of them are their own mirror image
     assert bound.seconds == pytest.approx(best, rel=1e-5)
     assert sorted(bound.ring.ravel().tolist()) == list(range(6))
 
@@ -117,3 +118,10 @@ def test_too_many_partitions_are_refused():
         least_of_all_partitions(problem_of((4, 6), 4))
     with pytest.raises(InputError, match="without congestion"):
         least_of_all_partitions(problem_of(congested=True))
+
+
+def test_the_bound_needs_equal_links():
+    problem = problem_of()
+    slower = eqx.tree_at(lambda p: p.topology.link_bandwidth, problem, replace_fn=lambda rate: rate.at[3].multiply(0.5))
+    with pytest.raises(InputError, match="needs equal links"):
+        least_of_all_partitions(slower)

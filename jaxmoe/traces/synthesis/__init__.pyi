@@ -4,7 +4,6 @@ from .fitting import fitted_part as fitted_part
 from .mixtures import Arrivals as Arrivals
 from .mixtures import cyclic_mixture as cyclic_mixture
 from .mixtures import drawn_counts as drawn_counts
-from .mixtures import drifting_trace as drifting_trace
 from .mixtures import iteration_mixture as iteration_mixture
 from .mixtures import merged_arrivals as merged_arrivals
 from .mixtures import read_arrivals as read_arrivals

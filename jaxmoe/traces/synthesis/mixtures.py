@@ -3,7 +3,7 @@
 Production serves scenarios (chat, coding, mathematics, ...) whose parts change slowly and come round again (moentwine
 V-B, VI-C). Here a scenario is a topic of a fitted process or of a preset. Requests arrive as recorded; each belongs to
 a scenario drawn from the mixture of its moment; and an iteration serves the tokens of the requests that are then in the
-system. From that come counts of every iteration, or a trace of tokens.
+system. From that come counts of every iteration.
 """
 
 import heapq
@@ -16,9 +16,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxmoe.traces.formats.arrays import read_arrays
-from jaxmoe.traces.synthesis.process import GatingProcess, Requests
+from jaxmoe.traces.synthesis.process import GatingProcess
 from jaxmoe.traces.synthesis.sampling import sample_trace
-from jaxmoe.traces.trace import GatingTrace, TraceError, tally
+from jaxmoe.traces.trace import TraceError, tally
 
 Phase = Literal["prefill", "decode", "hybrid"]
 
@@ -176,24 +176,3 @@ def drawn_counts(
     expected = np.einsum("is,sle->ile", mixture, shares)
     expected /= expected.sum(axis=2, keepdims=True)
     return np.random.default_rng((seed, 2)).multinomial(choices, expected).astype(np.int32)
-
-
-def drifting_trace(
-    process: GatingProcess,
-    arrivals: Arrivals,
-    scenario: Int[np.ndarray, " request"],
-    topics: Sequence[int],
-    tokens: int,
-    seed: int,
-) -> GatingTrace:
-    """A trace of tokens of these requests, one after the other as they arrived, each of its scenario's topic."""
-    length = arrivals.prompt + arrivals.answer
-    kept = length > 0
-    requests = Requests(
-        length=length[kept].astype(int),
-        prompt=arrivals.prompt[kept].astype(int),
-        topics=np.asarray(topics)[scenario[kept]][:, None],
-        window=int(length.max()),
-        drift=1.0,
-    )
-    return sample_trace(replace(process, requests=requests), tokens, seed)

@@ -19,15 +19,19 @@ MOST = 5_000_000  # partitions
 
 @dataclass(frozen=True)
 class PartitionBound:
-    """The least seconds over all partitions, how many there are, and one that has them, [group, member]."""
+    """The least seconds over all partitions, how many there are, and one that has them, [group, member].
+
+    `distinct` counts partitions once that rotations and reflections of the mesh turn into each other.
+    """
 
     seconds: float
     partitions: int
+    distinct: int
     ring: Int[np.ndarray, "group member"]
 
 
 def least_of_all_partitions(problem: MappingProblem) -> PartitionBound:
-    """Bound for balanced counts and equal links without congestion. Raises `InputError` for too many partitions."""
+    """Bound for balanced counts and equal links without congestion. Raises `InputError` for too many or for others."""
     (groups, members), shape = problem.shape, problem.topology.shape
     nodes, count = groups * members, _number_of_partitions(groups, members)
     if problem.congested or count > MOST:
@@ -35,6 +39,9 @@ def least_of_all_partitions(problem: MappingProblem) -> PartitionBound:
             f"a {shape[0]}x{shape[1]} mesh has {count} partitions into groups of {members}; all are tried up to "
             f"{MOST}, without congestion: use a smaller mesh, or congested=False"
         )
+    alike = (problem.topology.link_bandwidth, problem.topology.link_latency, problem.counts)
+    if any(np.ptp(np.asarray(each)) > 1e-6 * np.abs(np.asarray(each)).max() for each in alike):
+        raise InputError("links or counts differ; the bound over all partitions needs equal links and balanced counts")
     hops = hop_counts(shape)
     subsets = np.array(list(itertools.combinations(range(nodes), members)))
     near = hops[subsets].min(axis=1).astype(np.int16)  # [subset, node]
@@ -48,7 +55,7 @@ def least_of_all_partitions(problem: MappingProblem) -> PartitionBound:
     part = float(problem.tokens) * vector / members / ways
     seconds = exchange + 2 * (members - 1) * longest * (part / link + latency)
     best = int(np.argmin(seconds))
-    return PartitionBound(float(seconds[best]), len(seconds), rings[chosen[best]])
+    return PartitionBound(float(seconds[best]), len(seconds), _distinct(subsets, chosen, shape), rings[chosen[best]])
 
 
 def _number_of_partitions(groups: int, members: int) -> int:
@@ -92,6 +99,20 @@ def _combine(
         longest = np.maximum(longest[row], step[column])
         chosen = np.concatenate([chosen[row], column[:, None].astype(np.int32)], axis=1)
     return fetched.max(axis=1), longest, chosen
+
+
+def _distinct(subsets: np.ndarray, chosen: np.ndarray, shape: tuple[int, int]) -> int:
+    """Burnside's lemma: the mean over symmetries of how many partitions each leaves as they are."""
+    grid = np.arange(shape[0] * shape[1]).reshape(shape)
+    square = (grid, grid.T) if shape[0] == shape[1] else (grid,)
+    images = [turned[::along, ::across].ravel() for turned in square for along in (1, -1) for across in (1, -1)]
+    masks = (1 << subsets).sum(axis=1)
+    order = np.argsort(masks)
+    kept, own = 0, np.sort(chosen, axis=1)
+    for image in images:
+        becomes = order[np.searchsorted(masks, (1 << image[subsets]).sum(axis=1), sorter=order)]
+        kept += int((np.sort(becomes[chosen], axis=1) == own).all(axis=1).sum())
+    return kept // len(images)
 
 
 def _first_free(mask: int) -> int:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, Key
 from scipy.optimize import linear_sum_assignment
 
 from jaxmoe.placement.tokens import TokenLayout
-from jaxmoe.relax import HardMax, SmoothMax, geometric, sinkhorn
+from jaxmoe.relax import AbstractReduction, HardMax, SmoothMax, geometric, sinkhorn
 from jaxmoe.tune.token_mapping.problem import MappingProblem, exact_seconds
 
 TEMPERATURE = (1.0, 0.2)  # of the transport plan, first and last
@@ -143,7 +143,7 @@ def _costs(problem: MappingProblem, orders: Orders) -> Float[Array, " restart"]:
 
 def polish(problem: MappingProblem, orders: Orders, seed: int, rounds: int) -> tuple[Orders, Float[Array, " restart"]]:
     """Take the best of many swaps of two devices, again and again, until a round finds none that helps."""
-    key, seconds = jr.key(seed), _costs(problem, orders)
+    key, seconds = jr.key(seed), jnp.full(len(orders), jnp.inf)
     for count in range(rounds):
         orders, better = _best_swaps(problem, orders, jr.fold_in(key, count))
         improved = bool((better < seconds * (1 - 1e-6)).any())
@@ -157,7 +157,7 @@ def polish(problem: MappingProblem, orders: Orders, seed: int, rounds: int) -> t
 def _best_swaps(
     problem: MappingProblem, orders: Orders, key: Key[Array, ""]
 ) -> tuple[Orders, Float[Array, " restart"]]:
-    """The best swap of every restart, or none. Among equal maxima a smooth one decides."""
+    """The best swap of every restart, or none."""
     nodes = orders.shape[1]
     pairs = jnp.asarray(np.argwhere(np.triu(np.ones((nodes, nodes)), 1)))
     if len(pairs) > SWAPS:
@@ -167,15 +167,18 @@ def _best_swaps(
         swapped = jax.vmap(lambda pair: order.at[pair].set(order[pair[::-1]]))(pairs)
         candidates = jnp.concatenate([order[None], swapped])
 
-        def cost(order: Int[Array, " slot"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
-            places = problem.places_of(order)
-            return problem.cost(places, HardMax()), problem.cost(places, SmoothMax(jnp.asarray(0.1)))
-
-        hard, smooth = jax.vmap(cost)(candidates)
-        chosen = jnp.argmin(hard + 1e-2 * smooth)
-        return candidates[chosen], hard[chosen]
+        ranks = jax.vmap(lambda order: problem.cost(problem.places_of(order), _Ranked()))(candidates)
+        chosen = candidates[jnp.argmin(ranks)]
+        return chosen, problem.cost(problem.places_of(chosen), HardMax())
 
     return jax.lax.map(best, orders)
+
+
+class _Ranked(AbstractReduction):
+    """The largest value and a little of a smooth maximum, which decides among equals."""
+
+    def __call__(self, values: Float[Array, "*batch items"]) -> Float[Array, "*batch"]:
+        return HardMax()(values) + 1e-2 * SmoothMax(jnp.asarray(0.1))(values)
 
 
 @eqx.filter_jit
