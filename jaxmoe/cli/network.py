@@ -242,7 +242,7 @@ def _read(config: Path, overrides: list[str] | None, traffic: Path, order: str |
         raise OptionError(f"--order is {order!r}, expected one of {', '.join(known)}")
     hardware = load_hardware(config, overrides or ())
     if order is None:
-        order = "shuffled" if hardware.router.switching == "cut_through" else "staggered"
+        order = "shuffled" if hardware.router.cuts_through else "staggered"
     topology = build_topology(hardware)
     matrices = read_matrices(traffic, topology.num_nodes)
     for name, matrix in matrices.items():
@@ -265,7 +265,7 @@ def _find(task: Task, clock: StageClock, report: Callable[[int, int], None]) -> 
     with clock.stage("model"):
         prediction = predict(build_time_model(task.hardware), task.topology, task.matrices)
     with clock.stage("simulate"):
-        fabric = fabric_of(task.topology, chunk, router.switching == "cut_through")
+        fabric = fabric_of(task.topology, chunk, router.cuts_through)
         simulated = simulate(fabric, task.matrices, task.order, task.seed, report)
         loads = loads_of(fabric, task.matrices)
     return Findings(list(task.matrices), prediction, simulated, loads)

@@ -25,6 +25,7 @@ from jaxmoe.hardware import (
     Machine,
     MemoryLevel,
     Mesh,
+    Router,
     clusters,
     fully_connected,
     node_memory,
@@ -77,6 +78,28 @@ def build_topology(hardware: HardwareConfig) -> AbstractTopology:
         ejection_bandwidth=_per_node(ports.ejection_GB_per_s, GIGA, network.num_nodes),
         endpoint_latency=_number(router.endpoint_latency_ns * NANO),
         efficiency=_number(router.efficiency),
+        router=_router(hardware),
+    )
+
+
+def _router(hardware: HardwareConfig) -> Router | None:
+    """Its buffers, where they are finite."""
+    router = hardware.router
+    if router.num_vcs is None:
+        return None
+    flit = router.chunk_B if router.flit_B is None else router.flit_B
+    assert flit is not None  # or the description would have been refused
+    return Router(
+        num_vcs=_number(router.num_vcs),
+        vc_buf_size=_number(router.vc_buf_size),
+        flit_bytes=_number(flit),
+        internal_speedup=_number(router.internal_speedup),
+        credit_delay=_number(router.credit_delay),
+        alloc_iters=_number(router.alloc_iters),
+        ports_per_node=_number(hardware.ports.per_node),
+        priority=router.priority,
+        wormhole=router.switching == "wormhole",
+        dateline=router.dateline,
     )
 
 
@@ -84,7 +107,7 @@ def build_time_model(hardware: HardwareConfig) -> Congestion:
     """The congestion model with the router's switching and chunks."""
     router = hardware.router
     chunk = 0 if router.chunk_B is None else router.chunk_B
-    return Congestion(_number(chunk), cut_through=router.switching == "cut_through")
+    return Congestion(_number(chunk), cut_through=router.cuts_through)
 
 
 def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]) -> LayerModel:

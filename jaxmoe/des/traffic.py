@@ -34,8 +34,8 @@ def replay_traffic(
 
     A source sends its messages one after another: `staggered`, to s + 1, s + 2, ... round the nodes;
     `by_destination`, to 0, 1, 2, ...; `in_turns`, a chunk to each in turn; or `shuffled`, chunk by chunk in an order
-    drawn with `seed`. Raises `ValueError` for an unknown order, and for traffic that is not finite or not of this
-    network.
+    drawn with `seed`, source by source, as the orders of the BookSim2 and ASTRA-sim references were. Raises
+    `ValueError` for an unknown order, and for traffic that is not finite or not of this network.
     """
     nodes, traffic = fabric.num_nodes, np.asarray(traffic, float)
     if order not in get_args(Order):
@@ -61,7 +61,7 @@ def messages_of(
     nodes = len(traffic)
     source = np.repeat(np.arange(nodes), nodes)
     step = np.tile(np.arange(nodes), nodes)
-    destination = step if order == "by_destination" else (source + step) % nodes
+    destination = step if order in ("by_destination", "shuffled") else (source + step) % nodes
     size = traffic[source, destination]
     sent = (size > 0) & (source != destination)
     sizes = source[sent], destination[sent], size[sent]
@@ -71,7 +71,7 @@ def messages_of(
 def _chunks(
     source: np.ndarray, destination: np.ndarray, size: np.ndarray, order: Order, chunk_bytes: float | None, seed: int
 ) -> Messages:
-    """Every chunk a message of its own, those of all sources in random order, or first chunks first."""
+    """Every chunk a message of its own, those of each source in random order, or first chunks first."""
     chunk = chunk_bytes if chunk_bytes is not None and chunk_bytes > 0 else np.inf
     count = np.maximum(np.ceil(size / chunk), 1).astype(int)
     message = np.repeat(np.arange(len(size)), count)
@@ -79,7 +79,9 @@ def _chunks(
     amount = np.minimum(chunk, size)[message]
     amount[last] = size - (count - 1) * np.minimum(chunk, size)
     if order == "shuffled":
-        ordered = np.random.default_rng(seed).permutation(len(message))
+        draw, chunks = np.random.default_rng(seed), np.bincount(source[message])
+        first = np.cumsum(chunks) - chunks
+        ordered = np.concatenate([start + draw.permutation(n) for start, n in zip(first, chunks, strict=True)])
     else:
         ordered = np.argsort(np.arange(len(message)) - (last - count + 1)[message], kind="stable")
     return source[message][ordered], destination[message][ordered], amount[ordered]
