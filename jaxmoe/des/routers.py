@@ -30,7 +30,7 @@ that routing takes first before the others, and last those of its node; turns be
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt
 
 from jaxmoe.des.fabric import Fabric
 from jaxmoe.des.router_loop import NOBODY, PACKET, Net
@@ -90,7 +90,7 @@ def _packets(graph: TaskGraph, flit_bytes: float) -> np.ndarray:
     return packet
 
 
-def _hops(fabric: Fabric, graph: TaskGraph, channel: Int[np.ndarray, " server"]) -> Int[np.ndarray, "hop 3"]:
+def _hops(fabric: Fabric, graph: TaskGraph, channel: Int[np.ndarray, " server"]) -> UInt[np.ndarray, "hop 3"]:
     """Channel of every hop of all paths, class of the virtual channels that it may take, its number on its path."""
     servers = len(fabric.rate)
     number = np.arange(len(graph.path)) - np.repeat(graph.path_start[:-1], np.diff(graph.path_start))

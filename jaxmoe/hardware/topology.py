@@ -12,7 +12,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 
-def _number(value: Float[Array, ""] | float) -> Float[Array, ""]:
+def _number(value: Float[Array, ""] | float | int) -> Float[Array, ""]:
     """A number that can be swept and does not recompile."""
     return jnp.asarray(value, jnp.float32)
 
