@@ -37,7 +37,8 @@ from jaxmoe.hardware import (
 from jaxmoe.hardware.machine import AbstractGemm, GemmError, TiledGemm, read_gemm_table
 from jaxmoe.hardware.networks import link_ends
 from jaxmoe.latency import EvenPart, EvenParts, LayerCosts, LayerModel, schedule_of
-from jaxmoe.network import AbstractExchange, Congestion, build_exchange
+from jaxmoe.network import AbstractExchange, Congestion, Contention, build_exchange, passages_of
+from jaxmoe.network.contention import Order
 from jaxmoe.placement.exchange import ExchangeError
 from jaxmoe.tune.problem import check_exchanges, suited
 from jaxmoe.tune.settings import TunerSettings
@@ -103,11 +104,18 @@ def _router(hardware: HardwareConfig) -> Router | None:
     )
 
 
-def build_time_model(hardware: HardwareConfig) -> Congestion:
-    """The congestion model with the router's switching and chunks."""
+def build_time_model(hardware: HardwareConfig, order: Order | None = None) -> Congestion:
+    """The congestion model with the router's switching and chunks, its contention, and an order of messages.
+
+    Contention is there where buffers are finite; messages are then `shuffled` where no order is given.
+    """
     router = hardware.router
-    chunk = 0 if router.chunk_B is None else router.chunk_B
-    return Congestion(_number(chunk), cut_through=router.cuts_through)
+    chunk, cut_through = _number(0 if router.chunk_B is None else router.chunk_B), router.cuts_through
+    if order is None and router.num_vcs is None:
+        return Congestion(chunk, cut_through=cut_through)
+    topology, known = build_topology(hardware), order or "shuffled"
+    ways, ways_back = (passages_of(topology, known, back) for back in (False, True))
+    return Contention(chunk, cut_through=cut_through, order=known, ways=ways, ways_back=ways_back)
 
 
 def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]) -> LayerModel:
