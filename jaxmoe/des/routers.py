@@ -65,7 +65,7 @@ def simulate_routers(fabric: Fabric, graph: TaskGraph, record: bool = False) -> 
     services = np.zeros((int(graph.chunk_hops) if record else 0, 2))
     net = net_of(fabric, parameters, channels, packet, _hops(fabric, graph, channels.of_servers()), services)
     task = _tasks(fabric, graph, parameters.cycle)
-    source = np.zeros(channels.nodes * channels.lanes, SOURCE)
+    source = np.zeros(max(channels.nodes, graph.num_nodes) * channels.lanes, SOURCE)
     source["now"] = source["target"] = source["last"] = -1
     room = np.empty(len(task) + 1), np.empty(len(task) + 1, np.int64)
     done = run_routers(net, Work(task, source, graph.successor_start, graph.successor, *room))

@@ -41,7 +41,7 @@ from jaxmoe.relax import largest
 
 SWEEPS = 8  # how many routers back an output is slowed from
 Order = Literal["shuffled", "staggered", "by_destination"]
-TINY = 1e-30
+TINY = 1e-12  # of what is divided by, all of which is about 1
 
 
 class Passages(eqx.Module):
@@ -194,11 +194,14 @@ def contended(
     """When every channel is done, s, where `work` from its inputs takes so long and all of its own work takes
     `done`."""
 
+    unit = jax.lax.stop_gradient(jnp.maximum(largest(done), 1e-30))
+    work, alone = work / unit, done / unit
+
     def sweep(known: Float[Array, " channel"], _: None) -> tuple[Float[Array, " channel"], None]:
         behind = jnp.concatenate([known, jnp.zeros(1)])[inputs]
-        return jnp.maximum(done, drained(work, behind, coupling)), None
+        return jnp.maximum(alone, drained(work, behind, coupling)), None
 
-    return jax.lax.scan(sweep, done, None, length=SWEEPS)[0]
+    return unit * jax.lax.scan(sweep, alone, None, length=SWEEPS)[0]
 
 
 def drained(

@@ -274,3 +274,17 @@ def test_trees_need_unbounded_buffers():
     builder.transfer(fabric.routes[0, 2], 4.0)
     with pytest.raises(RouterError, match="trees of routers"):
         run_on(fabric, builder.build())
+
+
+def test_messages_are_sent_when_they_are_ready():
+    traffic, ready = np.zeros((4, 4)), np.zeros((4, 4))
+    traffic[0, 1] = traffic[0, 2] = 4.0
+    ready[0, 1], ready[0, 2] = 20.5, 3.0
+    alone = 2 * (2 + WIRE) + WIRE + 3
+    real = replay_traffic(mesh((2, 2)), traffic, ready_s=ready)
+    # Cycles are whole: what is ready at 20.5 s goes at 21.
+    np.testing.assert_array_equal(real.received_s[1:3], [21 + alone, 3 + alone])
+    ideal = fabric_of(dataclasses.replace(mesh_topology((2, 2)), router=None), 4.0, cut_through=True)
+    assert replay_traffic(ideal, traffic, ready_s=ready).received_s[1] == 20.5 + alone
+    with pytest.raises(ValueError, match="ready_s must be finite"):
+        replay_traffic(ideal, traffic, ready_s=-ready)
