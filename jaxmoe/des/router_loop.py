@@ -63,7 +63,7 @@ PACKET = np.dtype(
         ("flits", np.int32),
         ("hop", np.int32),  # where on its path its head is
         ("task", np.uint32),
-        ("port", np.int32),  # of its nodes
+        ("port", np.int32),  # of the node that it goes to
         ("born", np.int64),  # cycle of its injection
         ("place", np.int64),  # of its services in the record
     ]

@@ -89,7 +89,6 @@ def _begin_packet(net, work, at, now):
             net.channel[c].last_vc = vc
             net.channel[c].free &= ~(np.int64(1) << vc)
             net.packet[number].hop, net.packet[number].born = work.task[task].path, now
-            net.packet[number].port = at % net.lanes
             hold(net, b, number, NOBODY)
             work.source[at].target, work.source[at].rest = b, net.packet[number].flits
 

@@ -60,7 +60,7 @@ def simulate_routers(fabric: Fabric, graph: TaskGraph, record: bool = False) -> 
     """
     parameters = parameters_of(fabric)
     channels = channels_of(fabric, parameters)
-    packet = _packets(graph, parameters.flit_bytes)
+    packet = _packets(graph, parameters.flit_bytes, parameters.lanes)
     _check(fabric, graph, packet, parameters.vc_buf_size)
     services = np.zeros((int(graph.chunk_hops) if record else 0, 2))
     net = net_of(fabric, parameters, channels, packet, _hops(fabric, graph, channels.of_servers()), services)
@@ -76,8 +76,11 @@ def simulate_routers(fabric: Fabric, graph: TaskGraph, record: bool = False) -> 
     return RouterRun(start, finish, peak, services * parameters.cycle)
 
 
-def _packets(graph: TaskGraph, flit_bytes: float) -> np.ndarray:
-    """The packets of a graph's transfers, in whole flits; a computation has one that is never sent."""
+def _packets(graph: TaskGraph, flit_bytes: float, lanes: int) -> np.ndarray:
+    """The packets of a graph's transfers, in whole flits; a computation has one that is never sent.
+
+    Those that go to a node take its ports in turn, in the order of tasks.
+    """
     task = np.repeat(np.arange(graph.num_tasks), graph.chunks)
     packet = np.zeros(len(task), PACKET)
     sends = graph.chunks > 0
@@ -87,6 +90,10 @@ def _packets(graph: TaskGraph, flit_bytes: float) -> np.ndarray:
     packet["flits"] = np.maximum(np.ceil(size / flit_bytes - 1e-6), 1)
     hops = np.diff(graph.path_start)[task]
     packet["place"] = np.cumsum(hops) - hops
+    if lanes > 1:
+        last = graph.path[graph.path_start[1:][task] - 1]
+        by_end = np.argsort(last, kind="stable")
+        packet["port"][by_end] = (np.arange(len(last)) - np.searchsorted(last[by_end], last[by_end])) % lanes
     return packet
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxmoe.config import build_time_model, build_topology, load_hardware
 from jaxmoe.des import Fabric, fabric_of, replay_traffic
-from jaxmoe.des.traffic import Order
+from jaxmoe.des.traffic import Order, messages_of
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network import AbstractTimeModel
 from jaxmoe.relax import HardMax
@@ -108,3 +108,46 @@ def _rows(
 
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
+
+
+# What makes the worst case: who has the busiest port, and when.
+
+BINS = 80
+
+
+def worst_case_rows(folder: Path) -> Iterator[dict[str, object]]:
+    """Flits per cycle at the busiest port of the MoE record that exceeds its load most, by the link they come from.
+
+    On the base router, with finite and with unbounded buffers.
+    """
+    variant = next(variant for variant in VARIANTS if variant.name == "vc4_shuffle")
+    records = [r for r in json.loads((folder / "index.json").read_text()) if r["cls"] == "moe_dispatch"]
+    load = [max(r["max_link_load"], r["max_inject"], r["max_eject"]) for r in records]
+    number = int(np.argmax([r["completion_cycles"] / busy for r, busy in zip(records, load, strict=True)]))
+    record = records[number]
+    with np.load(folder / "matrices.npz") as matrices:
+        traffic = matrices[record["id"]].astype(float)
+    hot = int(traffic.sum(axis=0).argmax())
+    bins = np.linspace(0, record["completion_cycles"], BINS + 1)
+    for buffers, ideal in (("finite", False), ("unbounded", True)):
+        _, _, fabric = router(variant, (record["rows"], record["cols"]), ideal)
+        replay = replay_traffic(fabric, traffic, variant.order, record=True)
+        source, _, size = messages_of(traffic, variant.order, fabric.chunk_bytes)
+        services = replay.run.services
+        assert services is not None
+        at = services.server == fabric.ejection + hot
+        task, end = services.task[at], services.end[at]
+        last = np.array([(fabric.routes[int(s), hot] or (-1,))[-1] for s in source[task]])
+        for link in np.unique(last):
+            flits = np.histogram(end[last == link], bins, weights=size[task][last == link])[0] / np.diff(bins)
+            for when, rate in zip(bins[1:], flits, strict=True):
+                yield {
+                    "record": record["id"],
+                    "load_cycles": load[number],
+                    "booksim2_cycles": record["completion_cycles"],
+                    "node": hot,
+                    "buffers": buffers,
+                    "from_node": int(fabric.ends[link, 0]),
+                    "cycle": f"{when:.0f}",
+                    "flits_per_cycle": f"{rate:.4f}",
+                }

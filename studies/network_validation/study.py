@@ -2,7 +2,8 @@
 
 Writes `records.csv` (every record), `by_class.csv` (errors by class of traffic), `efficiency.csv` (the efficiency that
 fits BookSim's base router in the model without contention) and `coupling.csv` (the exponent of the contention term's
-coupling, fitted to half of the records and judged on the others) beside this file.
+coupling, fitted to half of the records and judged on the others) and `worst_case.csv` (who has the busiest port, when)
+beside this file.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from astra import astra_rows
-from booksim import VARIANTS, booksim_rows, predict, router
+from booksim import VARIANTS, booksim_rows, predict, router, worst_case_rows
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -153,6 +154,7 @@ def main() -> None:
     write_table("efficiency", efficiency_rows(rows))
     if given.only != "astra":
         write_table("coupling", coupling_rows(reference / "booksim2_mesh"))
+        write_table("worst_case", worst_case_rows(reference / "booksim2_mesh"))
     for name in ("by_class", "efficiency", "coupling"):
         print(f"\n{name}.csv\n" + (HERE / f"{name}.csv").read_text())
 
