@@ -20,10 +20,11 @@ is in a throttled channel waits behind in its finite buffers: it goes on at `cou
 coupling` times the freed rate. So the output is done when all inputs have been drained, and that is the `T_c` of its
 channel for the routers behind it. The computation goes along all channels at once, `SWEEPS` times.
 
-**Coupling** is 1 where the crossbar is as fast as the links, as then an input that waits holds up what is behind it,
-and falls with the square of `internal_speedup`: both an input and an output are free more often. The exponent was
-fitted to half of the MoE records of BookSim2 with speed-up 2; 1 for speed-up 1 is no fit. Without a router there is no
-contention.
+**Coupling** is 1 where the crossbar is as fast as the links, as then an input that waits holds up what is behind it. It
+is 1 / `internal_speedup`, the part of a crossbar's time that a link at full rate takes: in the rest others may pass. In
+the same part of its time an input fills its buffers on the other side, so that much of them, `num_vcs` x `vc_buf_size`
+x (1 - 1 / `internal_speedup`) flits, is not held up at all. No number was fitted; the exponent of the speed-up was
+chosen on half of the MoE records of BookSim2 with speed-up 2. Without a router there is no contention.
 """
 
 from typing import Literal
@@ -39,7 +40,7 @@ from jaxmoe.network.exchange import Flows, StageTime
 from jaxmoe.network.time_models import Congestion, away_from_self, repeated
 from jaxmoe.relax import largest
 
-SWEEPS = 8  # how many routers back an output is slowed from
+SWEEPS = 6  # how many routers back an output is slowed from
 Order = Literal["shuffled", "staggered", "by_destination"]
 TINY = 1e-12  # of what is divided by, all of which is about 1
 
@@ -97,7 +98,7 @@ class Contention(Congestion):
     order: Order = eqx.field(static=True, kw_only=True)
     ways: Passages = eqx.field(kw_only=True)
     ways_back: Passages = eqx.field(kw_only=True)
-    exponent: Float[Array, ""] = eqx.field(kw_only=True, default=2.0, converter=jnp.asarray)
+    exponent: Float[Array, ""] = eqx.field(kw_only=True, default=1.0, converter=jnp.asarray)
 
     def __call__(self, topology: AbstractTopology, traffic: Float[Array, "node node2"]) -> StageTime:
         return self._stage(topology, traffic, self.ways)
@@ -130,8 +131,10 @@ class Contention(Congestion):
             done = jnp.maximum(done, self._in_order(ways, sent[:, 0], passed, slowness) - earliest)
         if topology.router is not None:
             work = _sums(sent * jnp.ones_like(passed), ways.turn, ways.inputs.size).reshape(ways.inputs.shape)
-            coupling = topology.router.internal_speedup**-self.exponent
-            done = contended(work * slowness[:, None], done, ways.inputs, coupling)
+            router = topology.router
+            coupling = router.internal_speedup**-self.exponent
+            absorbed = router.num_vcs * router.vc_buf_size * router.flit_bytes * (1 - 1 / router.internal_speedup)
+            done = contended(work * slowness[:, None], done, absorbed * slowness, ways.inputs, coupling)
         ports = [done[links : links + nodes]] * (topology.injection_bandwidth is not None)
         ports += [done[links + nodes :]] * (topology.ejection_bandwidth is not None)
         port_time = jnp.concatenate([jnp.zeros(0, traffic.dtype), *ports])
@@ -188,18 +191,20 @@ class Contention(Congestion):
 def contended(
     work: Float[Array, "channel input"],
     done: Float[Array, " channel"],
+    absorbed: Float[Array, " channel"],
     inputs: Int[np.ndarray | Array, "channel input"],
     coupling: Float[Array, ""],
 ) -> Float[Array, " channel"]:
-    """When every channel is done, s, where `work` from its inputs takes so long and all of its own work takes
-    `done`."""
+    """When every channel is done, s, where `work` from its inputs takes so long and all of its own work takes `done`.
 
+    Buffers take in what a channel carries in `absorbed` s.
+    """
     unit = jax.lax.stop_gradient(jnp.maximum(largest(done), 1e-30))
-    work, alone = work / unit, done / unit
+    work, alone, absorbed = work / unit, done / unit, absorbed / unit
 
     def sweep(known: Float[Array, " channel"], _: None) -> tuple[Float[Array, " channel"], None]:
-        behind = jnp.concatenate([known, jnp.zeros(1)])[inputs]
-        return jnp.maximum(alone, drained(work, behind, coupling)), None
+        behind = jnp.concatenate([known - absorbed, jnp.zeros(1)])[inputs]
+        return jnp.maximum(alone, drained(work, jnp.maximum(behind, work), coupling)), None
 
     return unit * jax.lax.scan(sweep, alone, None, length=SWEEPS)[0]
 

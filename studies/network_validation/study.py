@@ -26,7 +26,7 @@ FITTED = ("vc4_shuffle", ("moe_dispatch", "moe_combine"))  # variant and classes
 
 # The model, that without order and contention, the simulator with finite buffers, and with unbounded ones.
 SIDES = ("model", "congestion", "des", "unbounded")
-EXPONENTS = (0.0, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)  # of the internal speed-up
+EXPONENTS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)  # of the internal speed-up
 
 Row = dict[str, object]
 
