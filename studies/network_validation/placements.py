@@ -26,7 +26,7 @@ from jaxmoe.traces import synthetic_trace
 SHAPE, EXPERTS, TOP_K, TOKENS, FLITS = (8, 8), 128, 4, 512, 8
 NODES = SHAPE[0] * SHAPE[1]
 ROUTERS = ("vc4_shuffle", "vc4s2_shuffle")
-SEEDS, STEPS, SWAPS = 3, 40, 32
+SEEDS, STEPS, SWAPS = 3, 30, 16
 
 Row = dict[str, object]
 
