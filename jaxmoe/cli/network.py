@@ -21,6 +21,7 @@ from jaxmoe.experiment.summary import surroundings
 from jaxmoe.experiment.traffic import Loads, Matrices, Prediction, loads_of, predict, read_matrices, simulate
 from jaxmoe.experiment.validation import agreement
 from jaxmoe.hardware import AbstractTopology, Mesh, bisection_bandwidth
+from jaxmoe.network.contention import Order as ModelOrder
 from jaxmoe.plotting import MeshPanel, plot_mesh_loads, plot_network, plot_traffic
 from jaxmoe.plotting.report import MachineLoads, write_loads
 from jaxmoe.plotting.style import LINK_BYTES, NODE_BYTES, PALETTE, Measure, byte_unit, digits, time_unit
@@ -203,6 +204,7 @@ class Task:
     matrices: Matrices
     order: Order
     seed: int
+    model_order: ModelOrder | None  # that the model is to know; None: none
 
 
 def run(
@@ -241,13 +243,15 @@ def _read(config: Path, overrides: list[str] | None, traffic: Path, order: str |
     if order is not None and order not in known:
         raise OptionError(f"--order is {order!r}, expected one of {', '.join(known)}")
     hardware = load_hardware(config, overrides or ())
+    asked = order is not None or hardware.router.num_vcs is not None
     if order is None:
-        order = "shuffled" if hardware.router.switching == "cut_through" else "staggered"
+        order = "shuffled" if hardware.router.cuts_through else "staggered"
     topology = build_topology(hardware)
     matrices = read_matrices(traffic, topology.num_nodes)
     for name, matrix in matrices.items():
         _check_chunks(f"{traffic}: {name}", matrix, hardware.router.chunk_B)
-    return Task(hardware, topology, matrices, known[order], seed)
+    orders: dict[str, ModelOrder] = {"staggered": "staggered", "by_destination": "by_destination"}
+    return Task(hardware, topology, matrices, known[order], seed, orders.get(order, "shuffled") if asked else None)
 
 
 def _check_chunks(label: str, matrix: np.ndarray, chunk_B: int | None) -> None:
@@ -263,9 +267,9 @@ def _find(task: Task, clock: StageClock, report: Callable[[int, int], None]) -> 
     router = task.hardware.router
     chunk = None if router.chunk_B is None else float(router.chunk_B)
     with clock.stage("model"):
-        prediction = predict(build_time_model(task.hardware), task.topology, task.matrices)
+        prediction = predict(build_time_model(task.hardware, task.model_order), task.topology, task.matrices)
     with clock.stage("simulate"):
-        fabric = fabric_of(task.topology, chunk, router.switching == "cut_through")
+        fabric = fabric_of(task.topology, chunk, router.cuts_through)
         simulated = simulate(fabric, task.matrices, task.order, task.seed, report)
         loads = loads_of(fabric, task.matrices)
     return Findings(list(task.matrices), prediction, simulated, loads)

@@ -49,7 +49,7 @@ def run(
             hardware = load_hardware(config, overrides or ())
             router, topology = hardware.router, build_topology(hardware)
             chunk = None if router.chunk_B is None else float(router.chunk_B)
-            measure = by_simulator(fabric_of(topology, chunk, router.switching == "cut_through"))
+            measure = by_simulator(fabric_of(topology, chunk, router.cuts_through))
             if noise > 0 or outliers > 0:
                 measure = disturbed(measure, noise, outliers, seed)
             with clock.stage("simulate"), progress_bars(interrupts.check) as report:

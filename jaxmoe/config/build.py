@@ -25,6 +25,7 @@ from jaxmoe.hardware import (
     Machine,
     MemoryLevel,
     Mesh,
+    Router,
     clusters,
     fully_connected,
     node_memory,
@@ -36,7 +37,8 @@ from jaxmoe.hardware import (
 from jaxmoe.hardware.machine import AbstractGemm, GemmError, TiledGemm, read_gemm_table
 from jaxmoe.hardware.networks import link_ends
 from jaxmoe.latency import EvenPart, EvenParts, LayerCosts, LayerModel, schedule_of
-from jaxmoe.network import AbstractExchange, Congestion, build_exchange
+from jaxmoe.network import AbstractExchange, Congestion, Contention, build_exchange, passages_of
+from jaxmoe.network.contention import Order
 from jaxmoe.placement.exchange import ExchangeError
 from jaxmoe.tune.problem import check_exchanges, suited
 from jaxmoe.tune.settings import TunerSettings
@@ -77,14 +79,43 @@ def build_topology(hardware: HardwareConfig) -> AbstractTopology:
         ejection_bandwidth=_per_node(ports.ejection_GB_per_s, GIGA, network.num_nodes),
         endpoint_latency=_number(router.endpoint_latency_ns * NANO),
         efficiency=_number(router.efficiency),
+        router=_router(hardware),
     )
 
 
-def build_time_model(hardware: HardwareConfig) -> Congestion:
-    """The congestion model with the router's switching and chunks."""
+def _router(hardware: HardwareConfig) -> Router | None:
+    """Its buffers, where they are finite."""
     router = hardware.router
-    chunk = 0 if router.chunk_B is None else router.chunk_B
-    return Congestion(_number(chunk), cut_through=router.switching == "cut_through")
+    if router.num_vcs is None:
+        return None
+    flit = router.chunk_B if router.flit_B is None else router.flit_B
+    assert flit is not None  # or the description would have been refused
+    return Router(
+        num_vcs=_number(router.num_vcs),
+        vc_buf_size=_number(router.vc_buf_size),
+        flit_bytes=_number(flit),
+        internal_speedup=_number(router.internal_speedup),
+        credit_delay=_number(router.credit_delay),
+        alloc_iters=_number(router.alloc_iters),
+        ports_per_node=_number(hardware.ports.per_node),
+        priority=router.priority,
+        wormhole=router.switching == "wormhole",
+        dateline=router.dateline,
+    )
+
+
+def build_time_model(hardware: HardwareConfig, order: Order | None = None) -> Congestion:
+    """The congestion model with the router's switching and chunks, its contention, and an order of messages.
+
+    Contention is there where buffers are finite; messages are then `shuffled` where no order is given.
+    """
+    router = hardware.router
+    chunk, cut_through = _number(0 if router.chunk_B is None else router.chunk_B), router.cuts_through
+    if order is None and router.num_vcs is None:
+        return Congestion(chunk, cut_through=cut_through)
+    topology, known = build_topology(hardware), order or "shuffled"
+    ways, ways_back = (passages_of(topology, known, back) for back in (False, True))
+    return Contention(chunk, cut_through=cut_through, order=known, ways=ways, ways_back=ways_back)
 
 
 def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]) -> LayerModel:

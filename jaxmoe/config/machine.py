@@ -7,6 +7,7 @@ Units are in the key names and decimal: GB is 1e9 B, TFLOP 1e12 FLOP.
 # ruff: noqa: N815
 
 import abc
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -176,15 +177,54 @@ class PortsConfig(Section):
     ejection_GB_per_s: Rate | None = Field(
         default=None, description="the rate at which a node can receive in GB/s, or null for no limit", examples=[100]
     )
+    per_node: Annotated[int, Field(ge=1, le=62)] = Field(
+        default=1,
+        description="the ports of each kind that a node has beside routers with finite buffers; they share its limit, "
+        "and without one each is as fast as the fastest link",
+        examples=[4],
+    )
 
 
 class RouterConfig(Section):
-    """How messages pass through the network."""
+    """How messages pass through the network. Buffers are unbounded unless `num_vcs` is given.
 
-    switching: Literal["store_and_forward", "cut_through"] = Field(
+    The numbers of buffers, virtual channels and allocators are named as in BookSim2.
+    """
+
+    switching: Literal["store_and_forward", "cut_through", "wormhole"] = Field(
         default="store_and_forward",
-        description="whether a router receives a chunk whole before it sends it on",
+        description="whether a router receives a chunk whole before it sends it on: store_and_forward, cut_through, "
+        "or wormhole, with which a chunk may also wait in several routers",
         examples=["cut_through"],
+    )
+    num_vcs: Annotated[int, Field(ge=1, le=62)] | None = Field(
+        default=None,
+        description="the virtual channels of every link and port, or null for unbounded buffers",
+        examples=[4],
+    )
+    vc_buf_size: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        default=8, description="the flits that the buffer of a virtual channel holds", examples=[32]
+    )
+    flit_B: Rate | None = Field(default=None, description="the size of a flit in B, or null for chunk_B", examples=[64])
+    internal_speedup: Annotated[float, Field(ge=1, le=64)] = Field(
+        default=1.0, description="how often a crossbar switches in the time of a flit on a link", examples=[2]
+    )
+    credit_delay: Annotated[int, Field(ge=0, le=10_000)] = Field(
+        default=1, description="the cycles that a router takes to use a credit", examples=[1]
+    )
+    alloc_iters: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=1, description="the iterations of the allocators (iSLIP)", examples=[1]
+    )
+    priority: Literal["none", "network_age"] = Field(
+        default="none",
+        description="who goes first where several want the same: none for all in turn (round-robin), network_age for "
+        "the packet that was injected first",
+        examples=["none"],
+    )
+    dateline: bool = Field(
+        default=False,
+        description="true where half of the virtual channels of a torus or ring are for packets that have crossed its "
+        "end, so that packets cannot wait for each other in a circle",
     )
     chunk_B: Count | None = Field(
         default=1024, description="the size of the chunks of a message in B, or null to send it whole", examples=[1024]
@@ -197,6 +237,34 @@ class RouterConfig(Section):
         description="the fraction of bandwidth that links and ports yield under contention, above 0 and at most 1",
         examples=[0.9],
     )
+
+    @property
+    def cuts_through(self) -> bool:
+        """Whether chunks go on before they are there whole."""
+        return self.switching != "store_and_forward"
+
+    @model_validator(mode="after")
+    def _buffers_are_told(self) -> "RouterConfig":
+        if self.num_vcs is None:
+            if self.switching == "wormhole":
+                remedy = "Write num_vcs as well, or cut_through"
+                raise RuleError(("switching",), self.switching, "finite buffers, for num_vcs is null", remedy)
+            return self
+        flit, chunk = self.flit_B, self.chunk_B
+        if flit is None and chunk is None:
+            raise RuleError(("flit_B",), None, "a size where chunk_B is null and num_vcs is given", "Write flit_B")
+        if flit is not None and chunk is not None and flit > chunk:
+            remedy = "Lower it, or raise chunk_B"
+            raise RuleError(("flit_B",), flit, f"at most chunk_B, {chunk}, which is cut in flits", remedy)
+        if self.dateline and self.num_vcs < 2:
+            raise RuleError(("num_vcs",), self.num_vcs, "at least 2 where dateline is true", "Write 2 or more")
+        if self.switching != "wormhole":
+            flits = 1 if flit is None else math.ceil((chunk or math.inf) / flit) if chunk else None
+            if flits is None or flits > self.vc_buf_size:
+                whole = "a whole message" if flits is None else f"the {flits} flits of a chunk"
+                remedy = "Raise it, or write wormhole for switching"
+                raise RuleError(("vc_buf_size",), self.vc_buf_size, f"room for {whole} with this switching", remedy)
+        return self
 
 
 class Machine(Section):

@@ -6,12 +6,12 @@ same links. A device sends its messages in turns, a chunk to each destination.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxmoe.des.engine import Run, simulate
+from jaxmoe.des.engine import Run, run_on
 from jaxmoe.des.fabric import Fabric, Paths, one_each
 from jaxmoe.des.tasks import GraphBuilder, add_transfers, messages, no_rows
 from jaxmoe.des.traffic import messages_of
@@ -154,5 +154,5 @@ def _replay(fabric: Fabric, phases: Sequence[tuple[Traffic, Paths]]) -> StageRep
         add_transfers(graph, sent, ready)
         barrier = graph.barrier(np.arange(graph.num_tasks))
         ready = one_each(np.full(fabric.num_nodes, barrier))
-    run: Run = simulate(graph.build(), fabric.rate, fabric.latency, cut_through=fabric.cut_through)
+    run: Run = run_on(replace(fabric, burst=None), graph.build())
     return StageReplay(run.makespan, run.link_busy[: fabric.num_links])

@@ -37,6 +37,8 @@ from jaxtyping import Float, Int
 from numba import njit
 
 from jaxmoe.des.fabric import Fabric
+from jaxmoe.des.heap import drop_first, push
+from jaxmoe.des.routers import RouterRun, simulate_routers
 from jaxmoe.des.tasks import TaskGraph
 
 
@@ -116,49 +118,38 @@ def simulate(
 
 
 def run_on(fabric: Fabric, graph: TaskGraph, record: bool = False) -> Run:
-    """Run `graph` on a network as described."""
+    """Run `graph` on a network as described: on routers with finite buffers, where it has them, or as said above."""
+    if fabric.router is not None:
+        return _on_routers(fabric, graph, record)
     cut_through, burst = fabric.cut_through, fabric.burst
     return simulate(graph, fabric.rate, fabric.latency, cut_through=cut_through, record=record, burst=burst)
 
 
-# The heap lies in two arrays. `no_type_check` keeps run-time type checkers from wrapping what numba compiles.
+def _on_routers(fabric: Fabric, graph: TaskGraph, record: bool) -> Run:
+    """The same from routers; flits of several packets may take turns on a link, so services may overlap."""
+    run = simulate_routers(fabric, graph, record)
+    servers, passed = len(fabric.rate), np.diff(graph.path_start)
+    size = (graph.chunks - 1) * graph.chunk_size + graph.last_size
+    busy = np.bincount(graph.path, np.repeat(size, passed), minlength=servers + graph.num_nodes)
+    services = _router_services(graph, run, servers) if record else None
+    return Run(run.start, run.finish, busy[:servers] / fabric.rate, busy[servers:], services)
 
 
-@njit(cache=True, nogil=True)
-@no_type_check
-def _push(times, codes, size, time, code):
-    """Put (time, code) in the heap of `size` events, and return its new size."""
-    at = size
-    while at > 0:
-        above = (at - 1) >> 1
-        if times[above] < time or (times[above] == time and codes[above] < code):
-            break
-        times[at], codes[at] = times[above], codes[above]
-        at = above
-    times[at], codes[at] = time, code
-    return size + 1
+def _router_services(graph: TaskGraph, run: RouterRun, servers: int) -> Services:
+    """Every passage of a packet, and every computation, in order of its begin."""
+    owner = np.repeat(np.arange(graph.num_tasks), graph.chunks)
+    hops = np.diff(graph.path_start)[owner]
+    service = np.repeat(np.arange(len(owner)), hops)
+    task = owner[service]
+    place = np.arange(len(service)) - np.repeat(np.cumsum(hops) - hops, hops)
+    server = graph.path[graph.path_start[task] + place]
+    chunk = service - (np.cumsum(graph.chunks) - graph.chunks)[task]
+    moments = np.where((server >= servers)[:, None], np.stack([run.start, run.finish], axis=1)[task], run.record)
+    order = np.argsort(moments[:, 0], kind="stable")
+    return Services(task[order], server[order], chunk[order], moments[order, 0], moments[order, 1])
 
 
-@njit(cache=True, nogil=True)
-@no_type_check
-def _drop_first(times, codes, size):
-    """Take the first event out of the heap of `size` events, and return its new size."""
-    size -= 1
-    time, code = times[size], codes[size]
-    at = 0
-    while 2 * at + 1 < size:
-        below = 2 * at + 1
-        right = below + 1
-        if right < size and (
-            times[right] < times[below] or (times[right] == times[below] and codes[right] < codes[below])
-        ):
-            below = right
-        if time < times[below] or (time == times[below] and code < codes[below]):
-            break
-        times[at], codes[at] = times[below], codes[below]
-        at = below
-    times[at], codes[at] = time, code
-    return size
+# `no_type_check` keeps run-time type checkers from wrapping what numba compiles.
 
 
 @njit(cache=True, nogil=True)
@@ -177,7 +168,7 @@ def _release(times, codes, size, now, followers, waits, first_chunk):
     for task in followers:
         waits[task] -= 1
         if waits[task] == 0:
-            size = _push(times, codes, size, now, _first_event(task, first_chunk))
+            size = push(times, codes, size, now, _first_event(task, first_chunk))
     return size
 
 
@@ -230,14 +221,14 @@ def _event_loop(graph, rate, delay, credit, cut_through, recorded, behind):
     times, codes = np.empty(most), np.empty(most, np.int64)
     size = 0
     for task in np.flatnonzero(waits == 0):
-        size = _push(times, codes, size, 0.0, _first_event(task, first_chunk))
+        size = push(times, codes, size, 0.0, _first_event(task, first_chunk))
     while size > 0:
         now, code = times[0], codes[0]
-        size = _drop_first(times, codes, size)
+        size = drop_first(times, codes, size)
         if code < 0:  # a chunk in the background may be served
             server = -1 - code
             if now < due[server]:
-                size = _push(times, codes, size, due[server], code)
+                size = push(times, codes, size, due[server], code)
                 continue
             chunk = at_work[server]
             task = task_of[chunk]
@@ -251,9 +242,9 @@ def _event_loop(graph, rate, delay, credit, cut_through, recorded, behind):
                 served += 1
             hop[chunk] += 1
             if hop[chunk] < path_start[task + 1]:
-                size = _push(times, codes, size, now + delay[server], tasks + chunk)
+                size = push(times, codes, size, now + delay[server], tasks + chunk)
             elif is_last:
-                size = _push(times, codes, size, now + delay[server], task)
+                size = push(times, codes, size, now + delay[server], task)
             chunk = first_waiting[server]
             at_work[server] = chunk
             if chunk >= 0:
@@ -263,7 +254,7 @@ def _event_loop(graph, rate, delay, credit, cut_through, recorded, behind):
                 left[server] = (last_size[task] if is_last else chunk_size[task]) / rate[server]
                 since[server] = max(now, free[server])
                 due[server] = since[server] + left[server]
-                size = _push(times, codes, size, due[server], code)
+                size = push(times, codes, size, due[server], code)
             continue
         if code < tasks:
             finish[code] = now
@@ -281,10 +272,10 @@ def _event_loop(graph, rate, delay, credit, cut_through, recorded, behind):
         service = (last_size[task] if is_last else chunk_size[task]) / rate[server]
         if shared and behind[task]:
             if hop[chunk] == path_start[task] and not is_last:
-                size = _push(times, codes, size, now, code + 1)
+                size = push(times, codes, size, now, code + 1)
             if at_work[server] < 0:
                 at_work[server], since[server], left[server], due[server] = chunk, begin, service, begin + service
-                size = _push(times, codes, size, due[server], -1 - server)
+                size = push(times, codes, size, due[server], -1 - server)
             else:
                 if first_waiting[server] < 0:
                     first_waiting[server] = chunk
@@ -321,11 +312,11 @@ def _event_loop(graph, rate, delay, credit, cut_through, recorded, behind):
             if chunk == first_chunk[task]:
                 start[task] = begin
             if not is_last:
-                size = _push(times, codes, size, now, code + 1)
+                size = push(times, codes, size, now, code + 1)
         hop[chunk] += 1
         if hop[chunk] < path_start[task + 1]:
-            size = _push(times, codes, size, (begin if cut_through else leave) + delay[server], code)
+            size = push(times, codes, size, (begin if cut_through else leave) + delay[server], code)
         elif is_last:
-            size = _push(times, codes, size, leave + delay[server], task)
+            size = push(times, codes, size, leave + delay[server], task)
     numbers, moments = numbers[:, :served], moments[:, :served]
     return start, finish, busy, (numbers[0], numbers[1], numbers[2], moments[0], moments[1])

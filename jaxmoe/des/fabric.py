@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxmoe.hardware import AbstractTopology, Graph, Mesh
+from jaxmoe.hardware import AbstractTopology, Graph, Mesh, Router
 from jaxmoe.hardware.networks import hop_counts, link_ends
 
 # Lists of numbers of different lengths, one after the other: paths, and what tasks wait for.
@@ -164,6 +164,10 @@ class Fabric:
     chunk_bytes: float | None
     cut_through: bool
     burst: Float[np.ndarray, " server"] | None = None  # B that a server passes at once after it was idle; None: 0
+    ends: Int[np.ndarray, "link 2"] | None = None  # vertex where every link starts and where it ends
+    port_order: Int[np.ndarray, " link"] | None = None  # links in the order that numbers the ports of routers
+    router: Router | None = None  # None: buffers are unbounded
+    rings: Int[np.ndarray, " link"] | None = None  # see `Graph`
 
     @cached_property
     def paths(self) -> Paths:
@@ -184,20 +188,25 @@ class Fabric:
 def fabric_of(topology: AbstractTopology, chunk_bytes: float | None, cut_through: bool = False) -> Fabric:
     """Describe a network to the simulator. A caller with many layers keeps the fabric, which holds all paths.
 
-    Its efficiency slows every link and port. A message has its end points' latency at its ejection port.
+    Its efficiency slows every link and port. A message has its end points' latency at its ejection port. With routers
+    of finite buffers a node has both ports: where they have no limit, as fast as the fastest link.
     """
     nodes, links = topology.num_nodes, topology.num_links
     rate, latency = [np.asarray(topology.link_bandwidth, float)], [np.asarray(topology.link_latency, float)]
     injection = ejection = crossed = shape = None
-    if topology.injection_bandwidth is not None:
+    router, unlimited = topology.router, np.full(nodes, np.inf)
+    if router is not None:
+        unlimited = np.full(nodes, rate[0].max(initial=0) * float(router.ports_per_node))
+    if topology.injection_bandwidth is not None or router is not None:
         injection = links
-        rate.append(np.asarray(topology.injection_bandwidth, float))
+        limit = topology.injection_bandwidth
+        rate.append(unlimited if limit is None else np.asarray(limit, float))
         latency.append(np.zeros(nodes))
     endpoint = float(topology.endpoint_latency)
-    if topology.ejection_bandwidth is not None or endpoint > 0:
+    if topology.ejection_bandwidth is not None or endpoint > 0 or router is not None:
         ejection = sum(map(len, rate))
-        unlimited = topology.ejection_bandwidth is None
-        rate.append(np.full(nodes, np.inf) if unlimited else np.asarray(topology.ejection_bandwidth, float))
+        limit = topology.ejection_bandwidth
+        rate.append(unlimited if limit is None else np.asarray(limit, float))
         latency.append(np.full(nodes, endpoint))
     if isinstance(topology, Mesh):
         shape = topology.shape
@@ -216,7 +225,19 @@ def fabric_of(topology: AbstractTopology, chunk_bytes: float | None, cut_through
         chunk_bytes=chunk_bytes,
         cut_through=cut_through,
         burst=_bursts(topology, sum(map(len, rate))),
+        ends=np.asarray(topology.link_ends),
+        port_order=_port_order(topology),
+        router=router,
+        rings=np.asarray(topology.rings) if isinstance(topology, Graph) and topology.rings is not None else None,
     )
+
+
+def _port_order(topology: AbstractTopology) -> Int[np.ndarray, " link"]:
+    """By number; of a mesh those along the direction that packets take first before the others."""
+    order = np.arange(topology.num_links)
+    if isinstance(topology, Mesh) and topology.routing == "yx":
+        return np.roll(order, -2 * (topology.shape[0] - 1) * topology.shape[1])
+    return order
 
 
 def _bursts(topology: AbstractTopology, servers: int) -> Float[np.ndarray, " server"] | None:

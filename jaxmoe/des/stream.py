@@ -5,7 +5,7 @@ travel in the background of all that, or inference waits for them, or they compe
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from jaxmoe.des.description import LayerDescription, node_seconds, plan_tokens
 from jaxmoe.des.domains import exchange_traffic, reduce_steps
-from jaxmoe.des.engine import Run, simulate
+from jaxmoe.des.engine import Run, run_on
 from jaxmoe.des.fabric import Fabric, Paths, Rows, one_each
 from jaxmoe.des.tasks import GraphBuilder, Transfers, add_transfers, messages, no_rows
 from jaxmoe.des.traffic import messages_of
@@ -79,7 +79,7 @@ def run_layers(
     if weights is not None and migration == "background":
         ready = no_rows(len(nodes))  # from the start on, not after the layers
         arrived = int(migrate().items[0])
-    run = simulate(graph.build(), fabric.rate, fabric.latency, cut_through=fabric.cut_through, record=record)
+    run = run_on(replace(fabric, burst=None), graph.build(), record)
     return StreamRun(run, stage, run.finish[ends], float(run.finish[arrived]) if arrived >= 0 else 0.0)
 
 

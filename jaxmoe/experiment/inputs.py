@@ -104,7 +104,7 @@ class Inputs:
         """The network as the simulator sees it, with all its paths."""
         router = self.scenario.hardware.router
         chunk = None if router.chunk_B is None else float(router.chunk_B)
-        return fabric_of(self.model.machine.topology, chunk, router.switching == "cut_through")
+        return fabric_of(self.model.machine.topology, chunk, router.cuts_through)
 
     @cached_property
     def evaluation_batches(self) -> Batch:

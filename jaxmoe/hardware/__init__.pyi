@@ -14,4 +14,5 @@ from .networks import switch as switch
 from .networks import torus as torus
 from .networks import wafers as wafers
 from .topology import AbstractTopology as AbstractTopology
+from .topology import Router as Router
 from .topology import bisection_bandwidth as bisection_bandwidth

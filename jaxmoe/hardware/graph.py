@@ -21,9 +21,10 @@ class TopologyError(InputError):
 class Graph(AbstractTopology):
     """Nodes, switches and links in any arrangement; see `AbstractTopology` for its numbers.
 
-    Paths lie one after the other, by source and then by destination: hop `i` of all hops is over link
-    `hop_link[i]`, on the path of the pair `hop_pair[i]` = source * nodes + destination. `build_graph` makes
-    one and checks it.
+    Paths lie one after the other, by source and then by destination: hop `i` of all hops is over link `hop_link[i]`, on
+    the path of the pair `hop_pair[i]` = source * nodes + destination. `build_graph` makes one and checks it. Where
+    links lie on rings, as in a torus, `rings` numbers the dimension of every link, and below 0, as -1 - dimension, that
+    of the link that closes its ring, the *dateline*.
     """
 
     nodes: int = eqx.field(static=True, kw_only=True)
@@ -32,6 +33,7 @@ class Graph(AbstractTopology):
     hop_link: Int[Array, " hop"] = eqx.field(kw_only=True)
     hop_pair: Int[Array, " hop"] = eqx.field(kw_only=True)
     vertices: Float[Array, "vertex 2"] = eqx.field(kw_only=True)  # where to draw them
+    rings: Int[Array, " link"] | None = eqx.field(default=None, kw_only=True)
 
     @property
     def num_nodes(self) -> int:

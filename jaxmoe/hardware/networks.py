@@ -1,6 +1,7 @@
 """Regular networks: meshes, wafers, tori, rings, switches, clusters. Descriptions only, no loads and no times."""
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
@@ -160,7 +161,8 @@ def ring(num_nodes: int, bandwidth: Number, latency: Number) -> Graph:
         for source in range(num_nodes)
         for destination in range(num_nodes)
     }
-    return _uniform(num_nodes, ends, bandwidth, latency, _circle(num_nodes), routes)
+    graph = _uniform(num_nodes, ends, bandwidth, latency, _circle(num_nodes), routes)
+    return replace(graph, rings=_rings(ends, (num_nodes, 1)))
 
 
 def torus(shape: tuple[int, int], bandwidth: Number, latency: Number) -> Graph:
@@ -178,7 +180,16 @@ def torus(shape: tuple[int, int], bandwidth: Number, latency: Number) -> Graph:
             turn = rows[-1] * y
             routes[source, destination] = [row * y + source % y for row in rows] + [turn + at for at in columns[1:]]
     positions = np.argwhere(np.ones(shape))[:, ::-1].astype(float)
-    return _uniform(x * y, _both_ways(forward), bandwidth, latency, positions, routes)
+    ends = _both_ways(forward)
+    return replace(_uniform(x * y, ends, bandwidth, latency, positions, routes), rings=_rings(ends, shape))
+
+
+def _rings(ends: list[tuple[int, int]], shape: tuple[int, int]) -> Int[Array, " link"]:
+    """Dimension of every link of a torus, 0 along x and 1 along y; -1 - dimension of those between last and first."""
+    start, end = (np.stack(np.unravel_index(at, shape)) for at in np.reshape(ends, (-1, 2)).astype(int).T)
+    dimension = (start != end).argmax(axis=0)
+    closes = np.abs(start - end).max(axis=0, initial=0) > 1
+    return jnp.asarray(np.where(closes, -1 - dimension, dimension), jnp.int32)
 
 
 def switch(num_nodes: int, bandwidth: Number, latency: Number) -> Graph:

@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Iterator
+from typing import Literal
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -11,9 +12,33 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 
-def _number(value: Float[Array, ""] | float) -> Float[Array, ""]:
+def _number(value: Float[Array, ""] | float | int) -> Float[Array, ""]:
     """A number that can be swept and does not recompile."""
     return jnp.asarray(value, jnp.float32)
+
+
+class Router(eqx.Module):
+    """Routers with finite buffers and credits; numbers are named as BookSim2 names them, and can be swept.
+
+    Every channel (a link, or a port of a node) ends in `num_vcs` virtual channels of `vc_buf_size` flits of
+    `flit_bytes` B. The crossbar takes `internal_speedup` steps in the time that the fastest link takes for a flit, a
+    *cycle*. A credit can be used `credit_delay` cycles after it came back. Allocators take `alloc_iters` iterations. A
+    node has `ports_per_node` ports of each kind. `priority` says who goes first: `none`, in turn (round-robin), or
+    `network_age`, the packet that was injected first. With `wormhole` switching a packet may lie in several routers,
+    else a virtual channel has to have room for all of it. With `dateline` half of the virtual channels of a torus are
+    for packets that have crossed the end of its rings, so that they cannot wait for each other in a circle.
+    """
+
+    num_vcs: Float[Array, ""] = eqx.field(converter=_number)
+    vc_buf_size: Float[Array, ""] = eqx.field(converter=_number)
+    flit_bytes: Float[Array, ""] = eqx.field(converter=_number)
+    internal_speedup: Float[Array, ""] = eqx.field(default=1.0, converter=_number)
+    credit_delay: Float[Array, ""] = eqx.field(default=1.0, converter=_number)
+    alloc_iters: Float[Array, ""] = eqx.field(default=1.0, converter=_number)
+    ports_per_node: Float[Array, ""] = eqx.field(default=1.0, converter=_number)
+    priority: Literal["none", "network_age"] = eqx.field(default="none", static=True)
+    wormhole: bool = eqx.field(default=True, static=True)
+    dateline: bool = eqx.field(default=False, static=True)
 
 
 class AbstractTopology(eqx.Module):
@@ -27,7 +52,7 @@ class AbstractTopology(eqx.Module):
     network and out of it. `efficiency` is the part of their bandwidth that links and ports yield to many flows
     that contend for routers; 1 is an ideal router, and a router calibrated cycle by cycle has less.
     `link_burst` in B is how much a link that was idle passes at once before its bandwidth limits it (a token bucket);
-    the event simulator alone knows it.
+    the event simulator alone knows it. Without a `router` buffers are unbounded.
     """
 
     link_bandwidth: Float[Array, " link"]
@@ -37,6 +62,7 @@ class AbstractTopology(eqx.Module):
     endpoint_latency: Float[Array, ""] = eqx.field(default=0.0, converter=_number, kw_only=True)
     efficiency: Float[Array, ""] = eqx.field(default=1.0, converter=_number, kw_only=True)
     link_burst: Float[Array, " link"] | None = eqx.field(default=None, kw_only=True)
+    router: Router | None = eqx.field(default=None, kw_only=True)
 
     @property
     @abc.abstractmethod

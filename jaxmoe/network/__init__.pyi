@@ -7,6 +7,9 @@ from .collectives import multicast_stage as multicast_stage
 from .collectives import ring_all_gather as ring_all_gather
 from .collectives import ring_all_reduce as ring_all_reduce
 from .collectives import ring_reduce_scatter as ring_reduce_scatter
+from .contention import Contention as Contention
+from .contention import Passages as Passages
+from .contention import passages_of as passages_of
 from .domains import Counts as Counts
 from .domains import TokenCommunication as TokenCommunication
 from .domains import balanced_counts as balanced_counts

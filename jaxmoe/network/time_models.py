@@ -29,7 +29,7 @@ class AbstractTimeModel(eqx.Module):
 
     def of_flows(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
         """Time of flows whose hidden vectors are of `vector_bytes` each."""
-        return _repeated(self(topology, flows.traffic(vector_bytes)), flows.rounds)
+        return repeated(self(topology, flows.traffic(vector_bytes)), flows.rounds)
 
     def of_mirrored(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
         """The same messages sent back: from destination to source, over the same links reversed (hd_moe IV-C1)."""
@@ -75,7 +75,7 @@ class Congestion(AbstractTimeModel):
         A path counts by the part of a message that it carries, so that a relaxed trace of a message counts little.
         """
         of_one_round = self._tree_stage if flows.route != "unicast" else self._unicast_stage
-        return _repeated(of_one_round(topology, flows, vector_bytes), flows.rounds)
+        return repeated(of_one_round(topology, flows, vector_bytes), flows.rounds)
 
     def _unicast_stage(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
         sent, vectors = _sent(flows)
@@ -191,7 +191,7 @@ class AlphaBeta(AbstractTimeModel):
 
     def of_mirrored(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
         """Sent back, a message takes what was measured the other way."""
-        return _repeated(self(topology, flows.traffic(vector_bytes).T), flows.rounds)
+        return repeated(self(topology, flows.traffic(vector_bytes).T), flows.rounds)
 
     def mirrored(self, topology: AbstractTopology, traffic: Float[Array, "node node2"]) -> StageTime:
         return self(topology, traffic.T)
@@ -271,7 +271,7 @@ def _turned_back(stage: StageTime, topology: AbstractTopology) -> StageTime:
     return eqx.tree_at(lambda s: (s.link_time, s.link_bytes, s.port_time), stage, changed)
 
 
-def _repeated(stage: StageTime, rounds: Float[Array, ""] | int) -> StageTime:
+def repeated(stage: StageTime, rounds: Float[Array, ""] | int) -> StageTime:
     """The same stage several times, one after the other."""
     return eqx.tree_at(
         lambda s: (s.link_time, s.port_time, s.pair_time, s.path_delay, s.link_bytes),

@@ -8,6 +8,7 @@ import csv
 import heapq
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import equinox as eqx
@@ -17,8 +18,9 @@ import numpy as np
 from throughput import compiled, machine, rate
 
 from jaxmoe.des import Fabric, GraphBuilder, TaskGraph, fabric_of, simulate
+from jaxmoe.des.engine import run_on
 from jaxmoe.des.tasks import add_transfers, messages, no_rows
-from jaxmoe.hardware import Mesh
+from jaxmoe.hardware import Mesh, Router
 from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import Congestion
 from jaxmoe.relax import HardMax
@@ -92,6 +94,25 @@ def simulator_row(shape: tuple[int, int], cut_through: bool) -> dict[str, object
     return row("simulator", shape, what, fast, baseline, "chunk-hops/s", first) | seconds
 
 
+def router_row(shape: tuple[int, int]) -> dict[str, object]:
+    """The same all-to-all with finite buffers, a flit a cycle; its baseline is the one with unbounded buffers."""
+    links, nodes = num_links(shape), shape[0] * shape[1]
+    mesh = Mesh(jnp.ones(links), jnp.full(links, 4.0), jnp.ones(nodes), jnp.ones(nodes), shape=shape)
+    mesh = replace(mesh, endpoint_latency=jnp.asarray(5.0))
+    ideal, real = fabric_of(mesh, CHUNK, True), fabric_of(replace(mesh, router=Router(4, 32, 1.0)), CHUNK, True)
+    begun = time.perf_counter()
+    graph = all_to_all(real)
+    building = time.perf_counter() - begun
+    begun = time.perf_counter()
+    run_on(real, graph)
+    first = time.perf_counter() - begun
+    fast = rate(lambda: run_on(real, graph), graph.chunk_hops)
+    baseline = rate(lambda: run_on(ideal, graph), graph.chunk_hops)
+    what = f"all-to-all, {int(graph.chunks.sum())} chunks of 8 flits, finite buffers"
+    seconds = {"run_ms": f"{1e3 * graph.chunk_hops / fast:.2f}", "build_ms": f"{1e3 * building:.1f}"}
+    return row("simulator", shape, what, fast, baseline, "chunk-hops/s", first) | seconds
+
+
 def all_to_all(fabric: Fabric) -> TaskGraph:
     """Two chunks from every node to every other, to the next first."""
     builder, nodes = GraphBuilder(len(fabric.rate), 0, fabric.chunk_bytes), fabric.num_nodes
@@ -134,6 +155,7 @@ def main() -> None:
     """Measure, print the table and write it."""
     jobs: list[Callable[[], dict[str, object]]] = [lambda s=s, c=c: model_row(s, c) for s, c in MESHES.items()]  # type: ignore[misc]
     jobs += [lambda s=s, c=c: simulator_row(s, c) for s in SIMULATED for c in (False, True)]  # type: ignore[misc]
+    jobs += [lambda: router_row(SIMULATED[0])]
     rows = [{"run_ms": "", "build_ms": ""} | job() | {"machine": machine()} for job in jobs]
     for line in rows:
         print(line)

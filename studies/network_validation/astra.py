@@ -15,9 +15,10 @@ from booksim import predict
 
 from jaxmoe.des import Fabric, GraphBuilder, add_sends, fabric_of, replay_traffic, simulate
 from jaxmoe.des.schedules import ring_all_reduce_sends
+from jaxmoe.des.traffic import Order
 from jaxmoe.hardware import AbstractTopology, Graph, Mesh, fully_connected, ring, switch
 from jaxmoe.hardware.networks import num_links
-from jaxmoe.network import Congestion
+from jaxmoe.network import Congestion, Contention, Passages, passages_of
 
 GIBI_PER_NANO = 2**30 * 1e-9  # GiB/s in B/ns
 TOPOLOGIES: dict[str, Callable[[int, float, float], Graph]] = {
@@ -26,6 +27,7 @@ TOPOLOGIES: dict[str, Callable[[int, float, float], Graph]] = {
     "FullyConnected": fully_connected,
 }
 FLITS_PER_CHUNK = 8.0
+WAYS: dict[tuple[object, ...], Passages] = {}  # of networks, by what tells them apart here
 
 
 def astra_rows(reference: Path) -> Iterator[dict[str, object]]:
@@ -60,14 +62,14 @@ def _all_to_all(record: dict) -> dict[str, object]:
     chunk, topology = size / record["chunks_per_message"], _topology(record)
     traffic = np.full((nodes, nodes), size)
     np.fill_diagonal(traffic, 0)
-    order = "staggered" if record["order"] == "staggered" else "by_destination"
+    order: Order = "staggered" if record["order"] == "staggered" else "by_destination"
     fabric = truncated(fabric_of(topology, chunk), chunk)
     return _row(
         record,
         f"{record['topology']}: all-to-all",
         record["order"],
         measured=record["completion_ns"],
-        **_told(topology, traffic, chunk),
+        **_told(topology, traffic, chunk, order),
         des=replay_traffic(fabric, traffic, order).completion_s,
     )
 
@@ -80,7 +82,7 @@ def _all_reduce(record: dict) -> dict[str, object]:
     add_sends(graph, ring_all_reduce_sends(range(nodes), nodes * chunk), fabric.paths, [()] * nodes)
     step = np.zeros((nodes, nodes))
     step[np.arange(nodes), (np.arange(nodes) + 1) % nodes] = chunk
-    told = _told(topology, step, chunk)
+    told = _told(topology, step, chunk, "staggered")
     return _row(
         record,
         f"{record['topology']}: ring all-reduce",
@@ -95,14 +97,21 @@ def _mesh_matrix(record: dict, traffic: np.ndarray) -> Iterator[dict[str, object
     shape = (record["rows"], record["cols"])
     links = num_links(shape)
     mesh = Mesh(jnp.ones(links), jnp.full(links, 4.0), shape=shape, routing="yx")
-    fabric, told = fabric_of(mesh, FLITS_PER_CHUNK), _told(mesh, traffic, FLITS_PER_CHUNK)
-    for key, order in (("staggered", "staggered"), ("shuffle", "shuffled")):
-        measured = float(np.mean(record["completion_ns"][key]))
-        seen = replay_traffic(fabric, traffic, order).completion_s
-        yield _row(record, f"mesh, {key}", record["cls"], measured=measured, **told, des=seen)
+    fabric = fabric_of(mesh, FLITS_PER_CHUNK)
+    orders: tuple[tuple[str, Order], ...] = (("staggered", "staggered"), ("shuffle", "shuffled"))
+    for key, order in orders:
+        told, measured = _told(mesh, traffic, FLITS_PER_CHUNK, order), np.atleast_1d(record["completion_ns"][key])
+        seen = np.mean([replay_traffic(fabric, traffic, order, seed).completion_s for seed in range(len(measured))])
+        yield _row(record, f"mesh, {key}", record["cls"], measured=float(measured.mean()), **told, des=float(seen))
 
 
-def _told(topology: AbstractTopology, traffic: np.ndarray, chunk: float) -> dict[str, float]:
-    """The model's completion, and the part of it that is load."""
-    seconds, load = predict(Congestion(jnp.asarray(chunk)), topology, jnp.asarray(traffic[None], jnp.float32))
-    return {"model": float(seconds[0]), "model_load": float(load[0])}
+def _told(topology: AbstractTopology, traffic: np.ndarray, chunk: float, order: Order) -> dict[str, float]:
+    """Completion as the model has it for this order, and as the load and the longest path alone do; the load of it."""
+    matrices, known = jnp.asarray(traffic[None], jnp.float32), jnp.asarray(chunk)
+    name = (type(topology).__name__, topology.num_links, topology.num_nodes, len(topology.positions()), order)
+    if name not in WAYS:
+        WAYS[name] = passages_of(topology, order)
+    ways = WAYS[name]
+    seconds, _ = predict(Contention(known, order=order, ways=ways, ways_back=ways), topology, matrices)
+    plain, load = predict(Congestion(known), topology, matrices)
+    return {"model": float(seconds[0]), "congestion": float(plain[0]), "model_load": float(load[0])}

@@ -1,23 +1,32 @@
 """Model and event simulator against trusted outside simulators, on every reference record; see README.md.
 
-Writes `records.csv` (every record), `by_class.csv` (errors by class of traffic) and `efficiency.csv` (the
-efficiency that fits BookSim's base router) beside this file.
+Writes `records.csv` (every record), `by_class.csv` (errors by class of traffic), `efficiency.csv` (the efficiency that
+fits BookSim's base router in the model without contention) and `coupling.csv` (the exponent of the contention term's
+coupling, fitted to half of the records and judged on the others) and `worst_case.csv` (who has the busiest port, when)
+beside this file.
 """
 
 import argparse
 import csv
+import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
 from astra import astra_rows
-from booksim import booksim_rows
+from booksim import VARIANTS, booksim_rows, predict, router, worst_case_rows
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FITTED = ("vc4_shuffle", ("moe_dispatch", "moe_combine"))  # variant and classes that the efficiency is fitted to
+
+# The model, that without order and contention, the simulator with finite buffers, and with unbounded ones.
+SIDES = ("model", "congestion", "des", "unbounded")
+EXPONENTS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)  # of the internal speed-up
 
 Row = dict[str, object]
 
@@ -32,20 +41,22 @@ def by_class(rows: list[Row]) -> Iterable[Row]:
             groups[*where, "moe (both)"].append(row)
     for (reference, variant, cls), members in groups.items():
         row = {"reference": reference, "variant": variant, "class": cls, "records": len(members)}
-        for side in ("model", "des"):
+        for side in SIDES:
             row |= {f"{side}_{name}": value for name, value in errors(members, side).items()}
         yield row
 
 
 def errors(rows: list[Row], side: str) -> dict[str, str]:
-    """R2 without any fit, mean and largest absolute error, and bias, in percent."""
+    """R2 without any fit, mean, 95th percentile and largest absolute error, and bias, in percent."""
+    if any(row.get(side, "") == "" for row in rows):
+        names = ("r2", "mean_error_percent", "p95_error_percent", "largest_error_percent", "bias_percent")
+        return dict.fromkeys(names, "")
     measured, told = (np.array([float(row[key]) for row in rows]) for key in ("measured", side))
-    if np.isnan(told).any():
-        return dict.fromkeys(("r2", "mean_error_percent", "largest_error_percent", "bias_percent"), "")
     relative, spread = 100 * (told / measured - 1), ((measured - measured.mean()) ** 2).sum()
     return {
         "r2": f"{1 - ((told - measured) ** 2).sum() / spread:.4f}" if spread > 0 else "",
         "mean_error_percent": f"{np.abs(relative).mean():.3f}",
+        "p95_error_percent": f"{np.percentile(np.abs(relative), 95):.3f}",
         "largest_error_percent": f"{np.abs(relative).max():.3f}",
         "bias_percent": f"{relative.mean():.3f}",
     }
@@ -75,7 +86,7 @@ def fit_efficiency(rows: list[Row]) -> float:
 
 def at_efficiency(row: Row, efficiency: float) -> float:
     """The model's time with another efficiency."""
-    return float(row["model_load"]) / efficiency + float(row["model"]) - float(row["model_load"])
+    return float(row["model_load"]) / efficiency + float(row["congestion"]) - float(row["model_load"])
 
 
 def write_table(name: str, rows: Iterable[Row]) -> None:
@@ -83,24 +94,68 @@ def write_table(name: str, rows: Iterable[Row]) -> None:
     rows = list(rows)
     aside = HERE / f"{name}.csv.part"
     with aside.open("w", newline="") as file:
-        table = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        columns = dict.fromkeys(key for row in rows for key in row)
+        table = csv.DictWriter(file, columns, restval="", lineterminator="\n")
         table.writeheader()
         table.writerows(rows)
     aside.replace(HERE / f"{name}.csv")
 
 
+def coupling_rows(folder: Path) -> Iterable[Row]:
+    """Mean errors of the model for the MoE records of speed-up 2, by the exponent of its coupling.
+
+    One random half of the records is fitted to, the other is not.
+    """
+    variant = next(variant for variant in VARIANTS if variant.name == "vc4s2_shuffle")
+    records = [r for r in json.loads((folder / "index.json").read_text()) if str(r["cls"]).startswith("moe_")]
+    fitted = np.random.default_rng(0).permutation(len(records)) % 2 == 0
+    error = {exponent: np.zeros(len(records)) for exponent in EXPONENTS}
+    shapes = [(record["rows"], record["cols"]) for record in records]
+    with np.load(folder / "matrices.npz") as matrices:
+        for shape in dict.fromkeys(shapes):
+            members = [number for number, of in enumerate(shapes) if of == shape]
+            topology, model, _ = router(variant, shape)
+            traffic = jnp.asarray(np.stack([matrices[records[number]["id"]] for number in members]), jnp.float32)
+            measured = np.array([np.mean(records[number]["completion"][variant.name]) for number in members])
+            for exponent in EXPONENTS:
+                known = eqx.tree_at(lambda m: m.exponent, model, jnp.asarray(exponent))
+                error[exponent][members] = 100 * np.abs(predict(known, topology, traffic)[0] / measured - 1)
+    for exponent, percent in error.items():
+        halves = {"fitted_half_percent": percent[fitted].mean(), "other_half_percent": percent[~fitted].mean()}
+        yield {"exponent": exponent, "records": len(records)} | {key: f"{half:.3f}" for key, half in halves.items()}
+
+
+def known_rows(reference: str) -> list[Row]:
+    """Rows of a reference from the last run."""
+    path = HERE / "records.csv"
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["reference"] == reference]
+
+
 def main() -> None:
-    """Evaluate all records and write the tables."""
+    """Evaluate all records, or those of one reference, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder of reference/")
-    reference = parser.parse_args().shared.resolve() / "reference"
+    parser.add_argument("--only", choices=["booksim2", "astra"], help="run one reference, keep the rows of the other")
+    given = parser.parse_args()
+    reference = given.shared.resolve() / "reference"
     if not reference.is_dir():
         sys.exit(f"{reference}: no such folder; give the folder of the reference results with --shared")
-    rows = [*booksim_rows(reference / "booksim2_mesh"), *astra_rows(reference)]
+    rows: list[Row] = []
+    for name, run in (
+        ("booksim2", lambda: booksim_rows(reference / "booksim2_mesh")),
+        ("astra", lambda: astra_rows(reference)),
+    ):
+        rows += known_rows(name) if given.only not in (None, name) else run()
     write_table("records", rows)
     write_table("by_class", by_class(rows))
     write_table("efficiency", efficiency_rows(rows))
-    for name in ("by_class", "efficiency"):
+    if given.only != "astra":
+        write_table("coupling", coupling_rows(reference / "booksim2_mesh"))
+        write_table("worst_case", worst_case_rows(reference / "booksim2_mesh"))
+    for name in ("by_class", "efficiency", "coupling"):
         print(f"\n{name}.csv\n" + (HERE / f"{name}.csv").read_text())
 
 

@@ -297,3 +297,41 @@ VALUES = [
 def test_nothing_that_is_typed_ends_in_another_error(load, kind, keys, value):
     with contextlib.suppress(ConfigError):
         build_topology(load(KINDS[kind], f"{'.'.join(keys)}={value}"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["router.num_vcs=0"], "router.num_vcs is 0"),
+        (["router.num_vcs=2", "router.vc_buf_size=0"], "router.vc_buf_size is 0"),
+        (["router.num_vcs=2", "router.priority=random"], 'router.priority is "random"'),
+        (["router.num_vcs=2", "router.internal_speedup=0.5"], "router.internal_speedup is 0.5"),
+        (["router.num_vcs=63"], "router.num_vcs is 63"),
+        (["router.num_vcs=2", "router.switching=cut_through", "router.flit_B=64"], "router.vc_buf_size is 8"),
+        (["router.num_vcs=2", "router.flit_B=4096"], "router.flit_B is 4096"),
+        (["router.num_vcs=1", "router.dateline=true"], "router.num_vcs is 1"),
+        (["router.switching=wormhole"], 'router.switching is "wormhole"'),
+        (["router.num_vcs=2", "router.chunk_B=null"], "router.flit_B is null"),
+    ],
+)
+def test_routers_that_cannot_be_are_refused_by_name(tmp_path, overrides, message):
+    path = tmp_path / "machine.yaml"
+    path.write_text("mesh_shape: [4, 4]\nlink: {bandwidth_GB_per_s: 50, latency_ns: 100}\n")
+    with pytest.raises(ConfigError, match=message.replace(".", r"\.")) as error:
+        load_hardware(path, overrides)
+    assert str(error.value).count("\n") <= 1
+
+
+def test_a_router_is_built_as_it_is_told(tmp_path):
+    path = tmp_path / "machine.yaml"
+    path.write_text(
+        "mesh_shape: [4, 4]\nlink: {bandwidth_GB_per_s: 50, latency_ns: 100}\nports: {per_node: 2}\n"
+        "router: {switching: wormhole, chunk_B: 1024, flit_B: 64, num_vcs: 4, vc_buf_size: 16, internal_speedup: 1.5, "
+        "credit_delay: 2, alloc_iters: 3, priority: network_age, endpoint_latency_ns: 50}\n"
+    )
+    router = build_topology(load_hardware(path)).router
+    numbers = (router.num_vcs, router.vc_buf_size, router.flit_bytes, router.internal_speedup)
+    assert [float(number) for number in numbers] == [4, 16, 64, 1.5]
+    assert [float(n) for n in (router.credit_delay, router.alloc_iters, router.ports_per_node)] == [2, 3, 2]
+    assert (router.priority, router.wormhole, router.dateline) == ("network_age", True, False)
+    assert build_topology(load_hardware(path, ["router.num_vcs=null", "router.switching=cut_through"])).router is None

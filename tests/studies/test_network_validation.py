@@ -49,20 +49,41 @@ def booksim_groups(study, shared, variants: tuple[str, ...], keep):
 
 
 def test_single_flows_are_exact_to_the_cycle(study, shared):
-    groups = booksim_groups(study, shared, ("vc4_shuffle", "vc4s2_shuffle"), lambda r: r["cls"] == "single_flow")
+    variants = ("vc4_shuffle", "vc4s2_shuffle", "vc1_shuffle", "vc2b8_shuffle")
+    groups = booksim_groups(study, shared, variants, lambda r: r["cls"] == "single_flow")
     rows = [row for group in groups for row in study["booksim"]._rows(*group)]
-    assert len(rows) == 56
+    assert len(rows) == 4 * 28
     for row in rows:
-        assert row["model"] == row["des"] == row["measured"]
+        assert row["des"] == row["measured"]
+        if row["variant"] != "vc1_shuffle":  # its one virtual channel waits for the tail before the next packet
+            assert row["model"] == row["measured"]
 
 
-@pytest.mark.parametrize(("variant", "most"), [("vc4s2_shuffle", 3.5), ("vc4s2_wide_ni", 6.5)])
+def test_the_simulator_equals_booksim2_to_the_cycle(study, shared):
+    """Two records of every class on the smallest mesh, in every order and with every buffer; the study has all."""
+    ports_are_known = [variant.name for variant in study["booksim"].VARIANTS if not variant.name.endswith("wide_ni")]
+    groups = booksim_groups(study, shared, tuple(ports_are_known), lambda r: (r["rows"], r["cols"]) == (4, 4))
+    compared = 0
+    for variant, shape, records, _ in groups:
+        _, _, fabric = study["booksim"].router(variant, shape)
+        with np.load(shared / "reference" / "booksim2_mesh" / "matrices.npz") as matrices:
+            for record in a_few([r for r in records if variant.name in r["completion"]], lambda r: r["cls"], 2):
+                for seed, cycles in enumerate(np.atleast_1d(record["completion"][variant.name])):
+                    replay = study["booksim"].replay_traffic(
+                        fabric, matrices[record["id"]].astype(float), variant.order, seed
+                    )
+                    assert replay.completion_s == cycles
+                    compared += 1
+    assert compared > 100
+
+
+@pytest.mark.parametrize(("variant", "most"), [("vc4s2_shuffle", 2.5), ("vc4_shuffle", 4.0)])
 def test_the_model_of_moe_traffic(study, shared, variant, most):
     rows = []
     for group in booksim_groups(study, shared, (variant,), lambda r: r["cls"].startswith("moe_")):
         topology, model, _ = study["booksim"].router(group[0], group[1])
         told, _ = study["booksim"].predict(model, topology, jnp.asarray(group[3], jnp.float32))
-        measured = [record["completion"][variant] for record in group[2]]
+        measured = [np.mean(record["completion"][variant]) for record in group[2]]
         rows += [{"measured": m, "told": t} for m, t in zip(measured, told.tolist(), strict=True)]
     figures = study["study"].errors(rows, "told")
     assert len(rows) == 240

@@ -1,0 +1,419 @@
+"""One step of a router with finite buffers, as compiled code: what arrives, who may go on, what is sent.
+
+What happens when is told in `jaxmoe.des.routers`. A *buffer* is one virtual channel of a channel, with the number
+`channel * num_vcs + vc`. A set of buffers, of outputs or of virtual channels of a router is a mask of bits; an input
+has the bit of its first buffer. A round-robin pointer is the bit of the first whose turn it is. All functions are
+compiled into the loop of `jaxmoe.des.router_run`, without reference counts (`_nrt=False`), which would take most of the
+time; a change here is seen by Numba's cache when that file is changed too.
+"""
+
+from typing import Any, NamedTuple, no_type_check
+
+import numpy as np
+from numba import njit
+from numba.cpython.unsafe.numbers import trailing_zeros
+
+BUFFER = np.dtype(
+    [
+        ("count", np.int32),  # flits in it
+        ("left", np.int32),  # flits that its first packet has still to send
+        ("to", np.uint32),  # the buffer that its first packet is sent to, or NOBODY
+        ("user", np.uint32),  # the buffer that sends to it, or NOBODY, as for a node
+        ("credits", np.int32),  # flits that may be sent to it
+        ("first", np.int32),  # place of its first packet in its ring
+        ("held", np.int32),  # packets that it is or will be for
+        ("grant", np.int32),  # pointer among the buffers that ask for it
+        ("accept", np.int32),  # pointer among the buffers that it asks for
+        ("output", np.uint32),  # that its first packet wants
+        ("onward", np.uint32),  # where on its path that is
+        ("peak", np.int32),  # most flits that it ever held
+        ("channel", np.uint32),
+        ("vc", np.int32),
+        ("bit", np.int32),  # at its router
+        ("at", np.uint32),  # its router
+    ]
+)
+CHANNEL = np.dtype(
+    [
+        ("sink", np.int32),  # router where it ends, -1: a node
+        ("source", np.int32),
+        ("out_port", np.uint32),  # at the router where it starts
+        ("wire", np.int32),  # cycles
+        ("turn", np.int32),  # pointer of its input among its virtual channels
+        ("accept", np.int32),  # pointer of its input among outputs
+        ("grant", np.int32),  # pointer of its output among inputs
+        ("last_vc", np.int32),  # that a node used
+        ("free", np.int64),  # virtual channels that no packet is sent to
+        ("credit_at", np.int64),  # when it can carry the next credit
+        ("period", np.float64),  # cycles that it takes for a flit
+        ("free_at", np.float64),  # when it can take the next
+    ],
+    align=True,
+)
+ROUTER = np.dtype(
+    [
+        ("sends", np.int64),  # outputs that any of its buffers can send to
+        ("waits", np.int64),  # outputs that any of its buffers wants a virtual channel of
+        ("in_bits", np.int64),
+        ("out_bits", np.int64),
+    ]
+)
+PACKET = np.dtype(
+    [
+        ("flits", np.int32),
+        ("hop", np.int32),  # where on its path its head is
+        ("task", np.uint32),
+        ("port", np.int32),  # of the node that it goes to
+        ("born", np.int64),  # cycle of its injection
+        ("place", np.int64),  # of its services in the record
+    ]
+)
+NOBODY = np.uint32(2**32 - 1)
+ARRIVALS, RETURNS, TAILS = range(3)  # what is on its way: flits to buffers, credits of buffers, last flits of packets
+WORMHOLE, CUT_THROUGH, STORE_AND_FORWARD = range(3)
+
+
+class Net(NamedTuple):
+    """Numbers of all routers, then the arrays of the loop."""
+
+    vcs: int
+    iterations: int
+    speedup: float
+    credit_delay: int
+    switching: int
+    oldest: bool
+    inputs: int  # bits of all inputs of the largest router
+    width: int  # of a list of the wheel
+    injection: int  # the first injection channel
+    ejection: int
+    lanes: int  # ports of each kind that a node has
+    buffer: Any
+    ring: Any  # packets that a buffer is for, in their order [buffer, place]
+    channel: Any
+    router: Any
+    outs: Any  # channel of every output [router, port]
+    bits: Any  # buffer of every bit [router, bit]
+    ready: Any  # buffers that can send to an output [router, port]
+    waiting: Any  # buffers that want a virtual channel of an output [router, port, class]
+    classes: Any  # virtual channels that a class may take
+    packet: Any
+    path: Any  # channel, class, and number on its path of every hop [hop, 3]
+    wheel: Any  # by cycle modulo its length: three counts, then three lists [slot, 3 + 3 width]
+    record: Any  # begin and end of services [place, 2]; of no length: not recorded
+    granted: Any  # room for a step: what is granted to every bit
+    matched: Any  # room for a step: buffers that send
+
+
+@njit(inline="always", _nrt=False)
+@no_type_check
+def next_from(mask, pointer):
+    """The first of the set bits in turn."""
+    above = (mask >> pointer) << pointer
+    return trailing_zeros(above if above != 0 else mask)
+
+
+@njit(inline="always", _nrt=False)
+@no_type_check
+def put(net, kind, cycle, item):
+    """Let something happen in a later cycle."""
+    slot = cycle & (len(net.wheel) - 1)
+    count = net.wheel[slot, kind]
+    net.wheel[slot, 3 + kind * net.width + count] = item
+    net.wheel[slot, kind] = count + 1
+
+
+@njit(inline="always", _nrt=False)
+@no_type_check
+def _can_send(net, b):
+    """A buffer asks for the crossbar from now on."""
+    at, port = net.buffer[b].at, net.buffer[b].output
+    net.ready[at, port] |= np.int64(1) << net.buffer[b].bit
+    net.router[at].sends |= np.int64(1) << port
+
+
+@njit(inline="always", _nrt=False)
+@no_type_check
+def _cannot_send(net, b):
+    """It does so no more."""
+    at, port = net.buffer[b].at, net.buffer[b].output
+    net.ready[at, port] &= ~(np.int64(1) << net.buffer[b].bit)
+    if net.ready[at, port] == 0:
+        net.router[at].sends &= ~(np.int64(1) << port)
+
+
+@njit(inline="always", _nrt=False)
+@no_type_check
+def _ask(net, b):
+    """The first packet of a buffer asks for a virtual channel of its next channel."""
+    number = net.ring[b, net.buffer[b].first]
+    hop = net.packet[number].hop + 1
+    c = net.path[hop, 0]
+    port = net.channel[c if c < net.ejection else c + net.packet[number].port].out_port
+    net.buffer[b].onward, net.buffer[b].output = hop, port
+    at = net.buffer[b].at
+    net.waiting[at, port, net.path[hop, 1]] |= np.int64(1) << net.buffer[b].bit
+    net.router[at].waits |= np.int64(1) << port
+
+
+@njit(inline="always", _nrt=False)
+@no_type_check
+def _front(net, b):
+    """The next packet has come to the head of a buffer."""
+    flits = net.packet[net.ring[b, net.buffer[b].first]].flits
+    net.buffer[b].left = flits
+    if net.switching != STORE_AND_FORWARD or net.buffer[b].count >= flits:
+        _ask(net, b)
+
+
+@njit(inline="always", _nrt=False)
+@no_type_check
+def arrive(net, b):
+    """A flit comes into a buffer."""
+    count = net.buffer[b].count + 1
+    net.buffer[b].count = count
+    net.buffer[b].peak = max(net.buffer[b].peak, count)
+    if net.buffer[b].left == 0:
+        _front(net, b)
+    elif net.buffer[b].to != NOBODY:
+        if count == 1 and net.buffer[net.buffer[b].to].credits > 0:
+            _can_send(net, b)
+    elif net.switching == STORE_AND_FORWARD and count == net.buffer[b].left:
+        _ask(net, b)
+
+
+@njit(inline="always", _nrt=False)
+@no_type_check
+def give_credit(net, b):
+    """The sender to a buffer may send it one flit more."""
+    credits, user = net.buffer[b].credits + 1, net.buffer[b].user
+    net.buffer[b].credits = credits
+    if credits == 1 and user != NOBODY and net.buffer[user].count > 0:
+        _can_send(net, user)
+
+
+@njit(inline="always", _nrt=False)
+@no_type_check
+def hold(net, b, number, sender):
+    """A buffer is for this packet until its tail has been sent there."""
+    place, ring = net.buffer[b].first + net.buffer[b].held, net.ring.shape[1]
+    net.ring[b, place if place < ring else place - ring] = number
+    net.buffer[b].held += 1
+    net.buffer[b].user = sender
+
+
+@njit(inline="always", _nrt=False)
+@no_type_check
+def fits(net, b, number):
+    """Whether a packet may take a buffer: unless it is a wormhole, there has to be room for all of it."""
+    return net.switching == WORMHOLE or net.buffer[b].credits >= net.packet[number].flits
+
+
+@njit(_nrt=False)
+@no_type_check
+def _oldest(net, at, mask, pointer):
+    """Of the buffers in `mask` that whose first packet was injected first; of equals the first in turn."""
+    best, chosen = np.int64(-1), np.int64(0)
+    while mask != 0:
+        bit = next_from(mask, pointer)
+        mask &= ~(np.int64(1) << bit)
+        b = net.bits[at, bit]
+        born = net.packet[net.ring[b, net.buffer[b].first]].born
+        if best < 0 or born < best:
+            best, chosen = born, bit
+    return chosen
+
+
+@njit(inline="always", _nrt=False)
+@no_type_check
+def _asking(net, at, port, b):
+    """The buffers of a router that ask for buffer `b` behind an output."""
+    mask = np.int64(0)
+    for kind in range(len(net.classes)):
+        if (net.classes[kind] >> net.buffer[b].vc) & 1:
+            mask |= net.waiting[at, port, kind]
+    if net.switching != WORMHOLE:
+        left = mask
+        while left != 0:
+            bit = trailing_zeros(left)
+            left &= left - 1
+            asking = net.bits[at, bit]
+            if not fits(net, b, net.ring[asking, net.buffer[asking].first]):
+                mask &= ~(np.int64(1) << bit)
+    return mask
+
+
+@njit(inline="always", _nrt=False)
+@no_type_check
+def _take(net, at, asking, b):
+    """A packet has its next virtual channel: buffer `asking` sends to `b` from now on."""
+    number, port = net.ring[asking, net.buffer[asking].first], net.buffer[asking].output
+    net.packet[number].hop += 1
+    hold(net, b, number, asking)
+    net.buffer[asking].to = b
+    net.waiting[at, port, net.path[net.buffer[asking].onward, 1]] &= ~(np.int64(1) << net.buffer[asking].bit)
+    rest = np.int64(0)
+    for kind in range(len(net.classes)):
+        rest |= net.waiting[at, port, kind]
+    if rest == 0:
+        net.router[at].waits &= ~(np.int64(1) << port)
+    if net.buffer[b].credits > 0:
+        _can_send(net, asking)
+
+
+@njit(inline="always", _nrt=False)
+@no_type_check
+def allocate_vcs(net, at, port):
+    """Free virtual channels of an output go to buffers that ask for one, by iSLIP. Returns how many."""
+    c, one = net.outs[at, port], np.int64(1)
+    free, taken, given = net.channel[c].free, np.int64(0), 0
+    for iteration in range(net.iterations):
+        left, asked = free, np.int64(0)
+        while left != 0:  # every free virtual channel grants
+            vc = trailing_zeros(left)
+            left &= left - 1
+            b = c * net.vcs + vc
+            mask = _asking(net, at, port, b) & ~taken
+            if mask != 0:
+                pointer = net.buffer[b].grant
+                bit = _oldest(net, at, mask, pointer) if net.oldest else next_from(mask, pointer)
+                net.granted[bit] = (net.granted[bit] if (asked >> bit) & 1 else 0) | (one << vc)
+                asked |= one << bit
+        if asked == 0:
+            break
+        while asked != 0:  # every buffer accepts one
+            bit = trailing_zeros(asked)
+            asked &= asked - 1
+            asking, first = net.bits[at, bit], port * net.vcs
+            pointer = net.buffer[asking].accept - first
+            vc = next_from(net.granted[bit], pointer if 0 < pointer < net.vcs else 0)
+            b = c * net.vcs + vc
+            taken |= one << bit
+            free &= ~(one << vc)
+            if iteration == 0:
+                net.buffer[b].grant = bit + 1 if bit + 1 < net.router[at].in_bits else 0
+                net.buffer[asking].accept = first + vc + 1 if first + vc + 1 < net.router[at].out_bits else 0
+            _take(net, at, asking, b)
+            given += 1
+    net.channel[c].free = free
+    return given
+
+
+@njit(inline="always", _nrt=False)
+@no_type_check
+def _inputs_of(net, mask):
+    """The inputs that any of the buffers in `mask` are at."""
+    inputs = mask
+    for vc in range(1, net.vcs):
+        inputs |= mask >> vc
+    return inputs & net.inputs
+
+
+@njit(inline="always", _nrt=False)
+@no_type_check
+def switch(net, at):
+    """Match inputs with outputs by iSLIP. Returns how many; `net.matched` lists the buffers that send a flit.
+
+    An input sends from the buffer that comes next in turn among those for the output it gets, or from the oldest.
+    """
+    outputs, taken, number, one = net.router[at].sends, np.int64(0), 0, np.int64(1)
+    every = (one << net.vcs) - 1
+    for iteration in range(net.iterations):
+        left, offered = outputs, np.int64(0)
+        while left != 0:  # every output grants
+            output = trailing_zeros(left)
+            left &= left - 1
+            inputs = _inputs_of(net, net.ready[at, output]) & ~taken
+            if inputs != 0:
+                pointer = net.channel[net.outs[at, output]].grant
+                if net.oldest:
+                    port = _oldest(net, at, net.ready[at, output] & (inputs * every), pointer)
+                    port -= port % net.vcs
+                else:
+                    port = next_from(inputs, pointer)
+                net.granted[port] = (net.granted[port] if (offered >> port) & 1 else 0) | (one << output)
+                offered |= one << port
+        if offered == 0:
+            break
+        while offered != 0:  # every input accepts one
+            port = trailing_zeros(offered)
+            offered &= offered - 1
+            b = net.bits[at, port]
+            c = net.buffer[b].channel
+            output = next_from(net.granted[port], net.channel[c].accept)
+            if iteration == 0:
+                grant, accept = port + net.vcs, output + 1
+                net.channel[net.outs[at, output]].grant = grant if grant < net.router[at].in_bits else 0
+                net.channel[c].accept = accept if accept * net.vcs < net.router[at].out_bits else 0
+            taken |= one << port
+            outputs &= ~(one << output)
+            mask, turn = (net.ready[at, output] >> port) & every, net.channel[c].turn
+            vc = _oldest(net, at, mask << port, port + turn) - port if net.oldest else next_from(mask, turn)
+            net.matched[number] = b + vc
+            number += 1
+    return number
+
+
+@njit(inline="always", _nrt=False)
+@no_type_check
+def send(net, b, now, leaves):
+    """A buffer sends a flit, which leaves the router in cycle `leaves` or as soon as its channel is free after it."""
+    to, c = net.buffer[b].to, net.buffer[b].channel
+    out, first = net.buffer[to].channel, net.buffer[b].first
+    turn, left = net.buffer[b].vc + 1, net.buffer[b].left - 1
+    net.channel[c].turn = turn if turn < net.vcs else 0
+    net.buffer[to].credits -= 1
+    net.buffer[b].count -= 1
+    net.buffer[b].left = left
+    depart, wire = max(float(leaves), net.channel[out].free_at), net.channel[out].wire
+    net.channel[out].free_at = depart + net.channel[out].period
+    arrival = np.int64(np.ceil(depart)) + wire
+    if len(net.record) > 0:
+        note(net, net.ring[b, first], net.buffer[b].onward, left, depart, net.channel[out].free_at)
+    if net.channel[out].sink >= 0:
+        put(net, ARRIVALS, arrival, to)
+    else:  # a node takes all at once
+        put(net, RETURNS, arrival + wire + net.credit_delay, to)
+        if left == 0:
+            put(net, TAILS, arrival, net.ring[b, first])
+            net.buffer[to].held = 0
+    back = max(now, net.channel[c].credit_at)
+    net.channel[c].credit_at = back + 1
+    put(net, RETURNS, back + net.channel[c].wire + (net.credit_delay if net.channel[c].source >= 0 else 0), b)
+    if left == 0:
+        net.channel[out].free |= np.int64(1) << net.buffer[to].vc
+        net.buffer[to].user = NOBODY
+        net.buffer[b].first = first + 1 if first + 1 < net.ring.shape[1] else 0
+        net.buffer[b].held -= 1
+        net.buffer[b].to = NOBODY
+        _cannot_send(net, b)
+        if net.buffer[b].count > 0:
+            _front(net, b)
+    elif net.buffer[b].count == 0 or net.buffer[to].credits == 0:
+        _cannot_send(net, b)
+
+
+@njit(inline="always", _nrt=False)
+@no_type_check
+def note(net, number, hop, left, begin, end):
+    """Record when a packet's first flit takes a channel and when its last one has passed it."""
+    place = net.packet[number].place + net.path[hop, 2]
+    if left + 1 == net.packet[number].flits:
+        net.record[place, 0] = begin
+    if left == 0:
+        net.record[place, 1] = end
+
+
+@njit(inline="always", _nrt=False)
+@no_type_check
+def step(net, at, now, leaves):
+    """One step of a router: both allocations start from what was known before it. Returns how much has moved."""
+    number = switch(net, at)
+    moved, waits = number, net.router[at].waits
+    while waits != 0:
+        port = trailing_zeros(waits)
+        waits &= waits - 1
+        if net.channel[net.outs[at, port]].free != 0:
+            moved += allocate_vcs(net, at, port)
+    for index in range(number):
+        send(net, net.matched[index], now, leaves)
+    return moved

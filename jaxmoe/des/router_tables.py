@@ -1,0 +1,233 @@
+"""The arrays that routers with finite buffers are simulated in, from the description of network and traffic."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jaxmoe.des.fabric import Fabric
+from jaxmoe.des.router_loop import BUFFER, CHANNEL, CUT_THROUGH, NOBODY, ROUTER, STORE_AND_FORWARD, WORMHOLE, Net
+from jaxmoe.errors import InputError
+
+MOST_BITS = 62  # buffers at the inputs of a router
+
+
+class RouterError(InputError):
+    """Routers that cannot be simulated, or what they cannot do."""
+
+
+class Channels(NamedTuple):
+    """All channels: links, then injection ports, then ejection ports, in cycles."""
+
+    source: Int[np.ndarray, " channel"]  # router where it starts; -1: a node
+    sink: Int[np.ndarray, " channel"]
+    period: Float[np.ndarray, " channel"]  # for a flit
+    wire: Int[np.ndarray, " channel"]
+    links: int
+    nodes: int
+    lanes: int  # ports of each kind of a node
+
+    @property
+    def injection(self) -> int:
+        return self.links
+
+    @property
+    def ejection(self) -> int:
+        return self.links + self.nodes * self.lanes
+
+    def of_servers(self) -> Int[np.ndarray, " server"]:
+        """The first channel of every server of the fabric."""
+        ports = self.links + np.arange(2 * self.nodes) * self.lanes
+        return np.concatenate([np.arange(self.links), ports])
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The numbers of a `Router`, whole where they count something. Raises `RouterError` where they cannot be."""
+
+    num_vcs: int
+    vc_buf_size: int
+    internal_speedup: float
+    credit_delay: int
+    alloc_iters: int
+    lanes: int
+    cycle: float  # s
+    flit_bytes: float
+
+    def __post_init__(self) -> None:
+        for name in ("num_vcs", "vc_buf_size", "alloc_iters", "lanes"):
+            if getattr(self, name) < 1:
+                raise RouterError(f"router.{name} is {getattr(self, name)}; a router needs at least 1")
+        if not self.internal_speedup >= 1:
+            raise RouterError(f"router.internal_speedup is {self.internal_speedup:g}; a crossbar needs at least 1")
+
+
+def parameters_of(fabric: Fabric) -> Parameters:
+    """What a fabric's router says."""
+    router = fabric.router
+    assert router is not None
+    lanes = round(float(router.ports_per_node))
+    links = fabric.num_links
+    fastest = max(fabric.rate[:links].max(initial=0), fabric.rate[links:].max(initial=0) / lanes)
+    return Parameters(
+        num_vcs=round(float(router.num_vcs)),
+        vc_buf_size=round(float(router.vc_buf_size)),
+        internal_speedup=float(router.internal_speedup),
+        credit_delay=round(float(router.credit_delay)),
+        alloc_iters=round(float(router.alloc_iters)),
+        lanes=lanes,
+        cycle=float(router.flit_bytes) / fastest,
+        flit_bytes=float(router.flit_bytes),
+    )
+
+
+def channels_of(fabric: Fabric, parameters: Parameters) -> Channels:
+    """Channels of a fabric. Raises `RouterError` where a latency is less than what routers take."""
+    assert fabric.ends is not None
+    assert fabric.ejection is not None
+    links, nodes, lanes, cycle = fabric.num_links, fabric.num_nodes, parameters.lanes, parameters.cycle
+    begun = math.floor(2 / parameters.internal_speedup)  # cycles from a flit's arrival to its departure, if alone
+    wire = _cycles(fabric.latency[:links], cycle) - begun
+    endpoint = int(_cycles(fabric.latency[fabric.ejection :], cycle).max(initial=0)) + 1 - begun
+    if links and wire.min() < 1:
+        least = _nanoseconds((begun + 1) * cycle)
+        raise RouterError(
+            f"link.latency_ns is {_nanoseconds(fabric.latency[:links].min())}; routers with buffers take at least "
+            f"{begun + 1} cycles of {_nanoseconds(cycle)} ns for a hop: write {least} or more, or lower router.flit_B"
+        )
+    if endpoint < 2:
+        least = _nanoseconds((begun + 1) * cycle)
+        raise RouterError(
+            f"router.endpoint_latency_ns is {_nanoseconds(fabric.latency[fabric.ejection :].max())}; with buffers it "
+            f"takes at least {begun + 1} cycles of {_nanoseconds(cycle)} ns to get in and out: write {least} or more, "
+            "or lower router.flit_B"
+        )
+    node = np.repeat(np.arange(nodes), lanes)
+    nowhere = np.full(nodes * lanes, -1)
+    rate = np.concatenate([fabric.rate[:links], np.repeat(fabric.rate[links:], lanes) / lanes])
+    return Channels(
+        source=np.concatenate([fabric.ends[:, 0], nowhere, node]),
+        sink=np.concatenate([fabric.ends[:, 1], node, nowhere]),
+        period=np.maximum(parameters.flit_bytes / rate / cycle, 1),
+        wire=np.concatenate([wire, np.repeat([endpoint - endpoint // 2, endpoint // 2], nodes * lanes)]),
+        links=links,
+        nodes=nodes,
+        lanes=lanes,
+    )
+
+
+def _cycles(seconds: Float[np.ndarray, " each"], cycle: float) -> Int[np.ndarray, " each"]:
+    """Whole cycles, rounded up but for what 32 bits may have added."""
+    return np.ceil(seconds / cycle - 1e-4).astype(np.int64)
+
+
+def _nanoseconds(seconds: float) -> str:
+    return f"{seconds * 1e9:.4g}"
+
+
+def net_of(
+    fabric: Fabric, parameters: Parameters, channels: Channels, packet: np.ndarray, path: np.ndarray, record: np.ndarray
+) -> Net:
+    """The arrays of the loop: empty routers, and what is to pass them. Raises `RouterError` for routers too large."""
+    assert fabric.router is not None
+    vcs, count = parameters.num_vcs, len(channels.source)
+    ins, outs, ports = _ports(fabric, channels)
+    most = ins.shape[1]
+    if most * vcs > MOST_BITS:
+        raise RouterError(
+            f"router.num_vcs is {vcs} at a router with {most} ports; {MOST_BITS} virtual channels at the inputs of a "
+            f"router are the most: write {MOST_BITS // most} or fewer, or null for unbounded buffers"
+        )
+    every, half = (1 << vcs) - 1, (1 << vcs // 2) - 1
+    classes = np.array([half, every & ~half, every] if fabric.router.dateline else [every], np.int64)
+    in_port, out_port = np.zeros((2, count), np.int64)
+    for port in range(most):
+        there = ports > port
+        in_port[ins[there, port]] = out_port[outs[there, port]] = port
+    return Net(
+        vcs=vcs,
+        iterations=parameters.alloc_iters,
+        speedup=parameters.internal_speedup,
+        credit_delay=parameters.credit_delay,
+        switching=_switching(fabric),
+        oldest=fabric.router.priority == "network_age",
+        inputs=sum(1 << port * vcs for port in range(most)),
+        width=count,
+        injection=channels.injection,
+        ejection=channels.ejection,
+        lanes=channels.lanes,
+        buffer=_empty_buffers(parameters, channels, in_port),
+        ring=np.zeros((count * vcs, min(parameters.vc_buf_size, max(len(packet), 1)) + 1), np.uint32),
+        channel=_idle_channels(channels, out_port, every),
+        router=_idle_routers(ports * vcs),
+        outs=outs.astype(np.uint32),
+        bits=(ins[:, :, None] * vcs + np.arange(vcs)).reshape(len(ins), -1).astype(np.uint32),
+        ready=np.zeros((len(outs), most), np.int64),
+        waiting=np.zeros((len(outs), most, len(classes)), np.int64),
+        classes=classes,
+        packet=packet,
+        path=path,
+        wheel=np.zeros((_slots(parameters, channels), 3 + 3 * count), np.uint32),
+        record=record,
+        granted=np.zeros(most * vcs, np.int64),
+        matched=np.zeros(most, np.uint32),
+    )
+
+
+def _empty_buffers(parameters: Parameters, channels: Channels, in_port: Int[np.ndarray, " channel"]) -> np.ndarray:
+    vcs = parameters.num_vcs
+    buffer = np.zeros(len(in_port) * vcs, BUFFER)
+    buffer["to"] = buffer["user"] = NOBODY
+    buffer["credits"] = parameters.vc_buf_size
+    buffer["channel"], buffer["vc"] = np.divmod(np.arange(len(buffer)), vcs)
+    buffer["at"] = np.maximum(channels.sink[buffer["channel"]], 0)
+    buffer["bit"] = in_port[buffer["channel"]] * vcs + buffer["vc"]
+    return buffer
+
+
+def _idle_channels(channels: Channels, out_port: Int[np.ndarray, " channel"], free: int) -> np.ndarray:
+    channel = np.zeros(len(channels.source), CHANNEL)
+    for name in ("source", "sink", "wire", "period"):
+        channel[name] = getattr(channels, name)
+    channel["out_port"], channel["free"], channel["last_vc"] = out_port, free, -1
+    return channel
+
+
+def _idle_routers(bits: Int[np.ndarray, " router"]) -> np.ndarray:
+    router = np.zeros(len(bits), ROUTER)
+    router["in_bits"] = router["out_bits"] = bits
+    return router
+
+
+def _slots(parameters: Parameters, channels: Channels) -> int:
+    """Cycles that anything is on its way at most, to a power of two."""
+    queued = 0.0  # behind others for its channel, or a credit
+    if parameters.internal_speedup > 1 or channels.period.max() > 1:
+        queued = channels.period.max() * parameters.num_vcs * parameters.vc_buf_size
+    return 1 << math.ceil(math.log2(2 * channels.wire.max() + parameters.credit_delay + queued + 4))
+
+
+def _switching(fabric: Fabric) -> int:
+    if not fabric.cut_through:
+        return STORE_AND_FORWARD
+    return WORMHOLE if fabric.router is not None and fabric.router.wormhole else CUT_THROUGH
+
+
+def _ports(
+    fabric: Fabric, channels: Channels
+) -> tuple[Int[np.ndarray, "router port"], Int[np.ndarray, "router port"], Int[np.ndarray, " router"]]:
+    """Channels of inputs and outputs, an input beside the output the other way, the node's last; and how many."""
+    order = fabric.port_order
+    assert order is not None
+    own = np.arange(channels.nodes * channels.lanes)
+    out = np.concatenate([order, channels.ejection + own])
+    into = np.concatenate([fabric.opposite[order], channels.injection + own])
+    router = channels.source[out]
+    by_router = np.argsort(router, kind="stable")
+    ports = np.bincount(router)
+    port = np.arange(len(out)) - np.repeat(np.cumsum(ports) - ports, ports)
+    ins, outs = np.zeros((2, len(ports), ports.max()), np.int64)
+    ins[router[by_router], port], outs[router[by_router], port] = into[by_router], out[by_router]
+    return ins, outs, ports
