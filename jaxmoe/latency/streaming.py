@@ -54,7 +54,7 @@ class StreamCosts(eqx.Module):
 
     @property
     def load(self) -> Float[Array, " channel"]:
-        """Seconds of a DDR channel for one micro-slice."""
+        """Seconds of a DDR channel for one micro-slice, once its latency is over."""
         return self.slice_bytes / self.machine.memory[-1].bandwidth + self.control
 
     @property
@@ -108,7 +108,8 @@ class Asked(NamedTuple):
     stops: Float[Array, " group"]  # dies that a micro-slice passes, at most
     first: Float[Array, " group"]  # s until the first micro-slice is there
     hold: Float[Array, " group"]  # slot-seconds of a micro-slice, where it never waits
-    last: Float[Array, "group die"]  # s from the last one loaded until each die has computed it
+    round: Float[Array, " group"]  # s that a micro-slice takes to its last die, where it never waits
+    one: Float[Array, "group die"]  # s that each die computes a micro-slice
     covers: Float[Array, "group die"]  # 1 at the dies that compute it
 
 
@@ -160,7 +161,8 @@ def asked_of(
         stops=active * stops + jnp.minimum(outside.sum(axis=1) * 1e6, 1),
         first=active * costs.load.max(),
         hold=active * (costs.load.max() + (needed * (jnp.maximum(one, hop) + hop)).sum(axis=1)),
-        last=needed * (around[:, None] + one),
+        round=around,
+        one=needed * one,
         covers=needed,
     )
 
@@ -178,7 +180,8 @@ def grouped(asked: Asked, members: Float[Array, "group expert"]) -> Asked:
         stops=weight @ asked.stops,
         first=most(members, asked.first[:, None])[:, 0],
         hold=weight @ asked.hold,
-        last=most(members, asked.last),
+        round=most(members, asked.round[:, None])[:, 0],
+        one=most(members, asked.one),
         covers=jnp.minimum(members @ asked.covers, 1),
     )
 
@@ -211,7 +214,7 @@ def stream_time(
     most = HardMax() if reduction is None else reduction
     groups, dies = asked.compute.shape
     state = _State(
-        load=jnp.zeros(asked.load.shape[1]),
+        load=costs.machine.memory[-1].latency,
         compute=jnp.zeros(dies),
         move=jnp.zeros(asked.move.shape[1]),
         done=jnp.zeros(()),
@@ -280,8 +283,9 @@ def _part(
     compute = jnp.where(
         group.covers > 0, jnp.maximum(state.compute, there) + group.compute / parts / computing, state.compute
     )
-    arrived = jnp.maximum(end, most(jnp.where(group.move > 0, move, 0)))
-    left = most(jnp.where(group.covers > 0, jnp.maximum(compute, arrived + group.last), 0))
+    # The last loaded has to go round; when all moves are done it is where it ends, and is computed there.
+    arrived = jnp.maximum(end + group.round, most(jnp.where(group.move > 0, move, 0)))
+    left = most(jnp.where(group.covers > 0, jnp.maximum(compute, arrived + group.one), 0))
     return state._replace(
         load=load,
         compute=compute,
