@@ -259,6 +259,9 @@ class ExpertStreamingConfig(PlannedSystem):
         description="requests that take the places of those that wait, as a part of the batch; 0 leaves places empty",
         examples=[0],
     )
+    arrive_together: bool = Field(
+        default=False, description="whether all requests begin in one iteration, and so may wait in the same ones"
+    )
 
 
 SystemConfig = Annotated[

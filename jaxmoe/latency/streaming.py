@@ -21,9 +21,13 @@ from jaxmoe.relax import AbstractReduction, HardMax
 
 PARTS = 4  # that the recurrence cuts a group into
 # The part of the time that a sender is busy where transfers are what takes longest: each waits until its sender and
-# its receiver are both idle. Calibrated on the event simulator.
-BOTH_IDLE = 0.82
-ALWAYS_FED = 0.96  # the same of arrays, which wait for micro-slices that go round; calibrated likewise
+# its receiver are both idle. All dies are nearly in step on one ring, less so where rule 5 loads into any die, and
+# least where rings run both ways, which those of more than four dies do.
+ONE_WAY, ANY_DIE, BOTH_WAYS = 0.96, 0.9, 0.82
+# The same of arrays, and the part of a channel's loads that are late where arrays are what takes longest: the busiest
+# die puts off its own micro-slices while it gets others', so its buffer is full and its channel stalls. With rule 5
+# there is always a die with room. All of these are calibrated on runs of the event simulator.
+FED, LATE = 0.98, 0.16
 
 
 class StreamCosts(eqx.Module):
@@ -207,10 +211,16 @@ def stream_time(
     asked: Asked,
     matched: bool = False,
     in_turn: bool = False,
+    balanced: bool = False,
     parts: int = PARTS,
     reduction: AbstractReduction | None = None,
 ) -> StreamTime:
-    """Time of groups in their order, or `matched` to idle dies (Algorithm 1). `vmap` adds machines and batches."""
+    """Time of groups in their order, or `matched` to idle dies (Algorithm 1). `vmap` adds machines and batches.
+
+    `in_turn` groups begin when those before are computed; `balanced`, loads go where there is room (rule 5).
+    """
+    busy = asked.compute.sum(axis=0)
+    asked, sending = _hindered(costs, asked, in_turn, balanced)
     most = HardMax() if reduction is None else reduction
     groups, dies = asked.compute.shape
     state = _State(
@@ -234,13 +244,28 @@ def stream_time(
         before = jnp.where(first, state.done, state.before)
         group = jax.tree.map(lambda leaf: leaf[chosen], asked)
         present = jnp.where(first, state.remaining[chosen], state.present)
-        after = _part(costs, state._replace(before=before), group, place + 1, parts, in_turn, most)
+        after = _part(costs, state._replace(before=before), group, place + 1, parts, in_turn, sending, most)
         state = jax.tree.map(lambda new, old: jnp.where(present, new, old), after, state)
         remaining = state.remaining.at[chosen].set(False)
         return state._replace(chosen=chosen, present=present, before=before, remaining=remaining), None
 
     state, _ = jax.lax.scan(step, state, jnp.arange(groups * parts))
-    return StreamTime(state.done, asked.load.sum(axis=0), asked.compute.sum(axis=0), asked.move.sum(axis=0))
+    return StreamTime(state.done, asked.load.sum(axis=0), busy, asked.move.sum(axis=0))
+
+
+def _hindered(costs: StreamCosts, asked: Asked, in_turn: bool, balanced: bool) -> tuple[Asked, float]:
+    """What arrays take when they are not always fed, and the part of the time that senders are busy at most.
+
+    Experts that come in turn go round in step. A channel that dies share is never idle for one of them.
+    """
+    if in_turn:
+        return asked, 1.0
+    dies = costs.dies
+    if balanced or asked.load.shape[1] < dies:
+        return asked, ANY_DIE
+    own = asked.load[:, costs.machine.memory[-1].channel]
+    late = LATE * jnp.maximum(own - asked.compute / dies, 0) * (asked.compute > 0)
+    return asked._replace(compute=asked.compute / FED + late), BOTH_WAYS if dies > 4 else ONE_WAY
 
 
 def _idle_first(state: _State, asked: Asked) -> Int[Array, ""]:
@@ -262,12 +287,11 @@ def _part(
     place: Array,
     parts: int,
     in_turn: bool,
+    sending: float,
     most: AbstractReduction,
 ) -> _State:
     """One of `parts` equal parts of a group."""
     slices = group.slices / parts
-    # Where experts come in turn, slices go round in step.
-    sending, computing = (1.0, 1.0) if in_turn else (BOTH_IDLE, ALWAYS_FED)
     # Slots that loads may fill: those that the rest of the trajectory needs stay free.
     room = costs.dies * jnp.maximum(costs.slots - group.stops + 1, 1)
     loaded = state.loaded + slices
@@ -280,9 +304,7 @@ def _part(
     there = jnp.where(takes, begin, jnp.inf).min() + group.first
     end = most(jnp.where(takes, load, 0))
     move = jnp.where(group.move > 0, jnp.maximum(state.move, there) + group.move / parts / sending, state.move)
-    compute = jnp.where(
-        group.covers > 0, jnp.maximum(state.compute, there) + group.compute / parts / computing, state.compute
-    )
+    compute = jnp.where(group.covers > 0, jnp.maximum(state.compute, there) + group.compute / parts, state.compute)
     # The last loaded has to go round; when all moves are done it is where it ends, and is computed there.
     arrived = jnp.maximum(end + group.round, most(jnp.where(group.move > 0, move, 0)))
     left = most(jnp.where(group.covers > 0, jnp.maximum(compute, arrived + group.one), 0))

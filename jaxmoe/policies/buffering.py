@@ -37,12 +37,14 @@ def buffer_requests(
     least: Float[Array, ""],
     slack: Float[Array, ""],
     spare: int = 0,
+    together: bool = True,
 ) -> Buffered:
     """Run Algorithm 2: `experts` are the choices of the passes that may begin, one in every iteration and place.
 
     There are `spare` requests more than places; those that are between passes take places in the order in which they
     came. A request with time left waits where one of its experts has fewer than `least` tokens (theta_min). A `slack`
-    of 0.1 lets every request wait once in ten forward passes (N_threshold = 1 / slack), and 0 never.
+    of 0.1 lets every request wait once in ten forward passes (N_threshold = 1 / slack), and 0 never. Requests that came
+    `together` earn their time in the same iterations; others count forward passes from different ones.
     """
     layers, steps, places, _ = experts.shape
     requests = places + spare
@@ -83,6 +85,7 @@ def buffer_requests(
         return after, (*seen, done.sum())
 
     zero = jnp.zeros(requests, jnp.int32)
-    start = _Requests(zero - 1, zero, zero, zero, zero, zero)
+    forward = zero if together else jnp.arange(requests, dtype=jnp.int32) % often
+    start = _Requests(zero - 1, zero, zero, zero, forward, zero)
     _, seen = jax.lax.scan(step, start, jnp.arange(steps, dtype=jnp.int32))
     return Buffered(*seen)

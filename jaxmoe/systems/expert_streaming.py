@@ -65,6 +65,7 @@ class ExpertStreaming(AbstractSystem):
     slack: float = 0.2
     least_tokens: float = 2.0
     spare_requests: float = 1.0
+    arrive_together: bool = False
 
     def runs(self, setting: Setting) -> dict[str, AbstractRun]:
         """Expert parallelism and by popularity (Hydra), serial and with prefetch; simpler strategies; and itself."""
@@ -91,7 +92,7 @@ class ExpertStreaming(AbstractSystem):
         if name != "fse_buffered":
             return StreamedRun(layer, rules)
         spare = math.ceil(self.spare_requests * layer.setting.batch_tokens)
-        return StreamedRun(layer, rules, (self.least_tokens, self.slack, spare))
+        return StreamedRun(layer, rules, (self.least_tokens, self.slack, spare, self.arrive_together))
 
 
 @dataclass(frozen=True)
@@ -243,11 +244,11 @@ class OffloadedRun(AbstractRun):
 
 @dataclass(frozen=True)
 class StreamedRun(AbstractRun):
-    """Experts that stream by rules; with `buffering`, (theta_min, slack, spare), requests may wait (Algorithm 2)."""
+    """Experts that stream by rules; `buffering`, (theta_min, slack, spare, together), is Algorithm 2."""
 
     layer: StreamedLayer
     rules: Rules
-    buffering: tuple[float, float, int] | None = None
+    buffering: tuple[float, float, int, bool] | None = None
 
     @property
     def costs(self) -> StreamCosts:
@@ -275,11 +276,10 @@ class StreamedRun(AbstractRun):
     def _deferred(self, steps: Batch) -> tuple[Batch, np.ndarray]:
         """What passes the layers when requests wait, and the forward passes that are finished."""
         assert self.buffering is not None
-        least, slack, spare = self.buffering
+        least, slack, spare, together = self.buffering
         experts = jnp.asarray(steps.experts)
-        made = jax.jit(buffer_requests, static_argnums=(1, 4))(
-            experts, self.layer.setting.moe.num_experts, jnp.asarray(float(least)), jnp.asarray(float(slack)), spare
-        )
+        numbers = (self.layer.setting.moe.num_experts, jnp.asarray(float(least)), jnp.asarray(float(slack)))
+        made = jax.jit(buffer_requests, static_argnums=(1, 4, 5))(experts, *numbers, spare, together)
         served, began, place = (jnp.moveaxis(each, 1, 0) for each in made[:3])  # [layer, step, request]
         pick = jax.vmap(lambda leaf, began, place: leaf[began, place])
         passing = Batch(
@@ -332,7 +332,7 @@ def _streamed(
     asked = grouped(asked_of(costs, tokens, needed, following, loaders, rules.balanced), group_members(groups, experts))
     # Slices that are not cut come in one part.
     parts = 1 if rules.uncut else PARTS
-    time = stream_time(costs, asked, rules.matched, rules.in_turn, parts)
+    time = stream_time(costs, asked, rules.matched, rules.in_turn, rules.balanced, parts)
     kept = (tokens.astype(jnp.int32), groups, following.argmax(axis=-1), loaders > 0)
     return time.seconds, time.compute, kept
 

@@ -136,6 +136,17 @@ def test_a_spare_request_takes_the_place_of_one_that_waits():
     assert finished.tolist() == [2, 1, 2, 2, 2, 2, 3]
 
 
+def test_requests_that_did_not_come_together_do_not_wait_together():
+    # Everybody is alone with an expert in every iteration, and has earned a wait after two passes.
+    experts = jnp.broadcast_to(jnp.arange(4)[:, None], (1, 4, 4, 1))
+    numbers = (4, jnp.asarray(2.0), jnp.asarray(0.5), 4)
+    together = buffer_requests(experts, *numbers, together=True)
+    apart = buffer_requests(experts, *numbers, together=False)
+    assert together.finished.tolist() == [4, 4, 4, 4]  # nobody has had two passes before the last iteration
+    # Of the four that began first 1 and 3 had had one; when they go on, 5 and 7 are with the same experts.
+    assert apart.finished.tolist() == [4, 4, 2, 6]
+
+
 def test_passes_keep_their_gating_while_they_wait():
     experts = jnp.array([[[[0], [0]], [[2], [2]], [[3], [3]]], [[[0], [1]], [[2], [1]], [[3], [3]]]])
     found = buffer_requests(experts, 4, jnp.asarray(2.0), jnp.asarray(1.0), 1)
