@@ -226,8 +226,7 @@ class OffloadedRun(AbstractRun):
             lambda batch, row: one(batch, row, layer.costs), layer.with_shared(steps), jnp.asarray(hosts)
         )
         time = layer.time(stages, busy)
-        slots = 2 if self.prefetch else 1
-        used = float(slots * layer.costs.dies * layer.costs.costs.expert_bytes)
+        used = float((1 + self.prefetch) * layer.costs.dies * layer.costs.costs.expert_bytes)
         figures = {"package_memory_B": used, "utilisation": _utilisation(time)}
         return Rolled(time, hosts, figures, modelled=time.total - time.stages["attention"])
 
@@ -258,7 +257,16 @@ class StreamedRun(AbstractRun):
             return costs
         return replace(costs, buffer_bytes=jnp.maximum(costs.buffer_bytes, costs.dies * costs.slice_bytes))
 
+    @property
+    def slicing(self) -> Slicing:
+        """The same for the simulator."""
+        rules, costs = self.rules, self.costs
+        flags = (rules.matched, rules.balanced, rules.in_turn)
+        return Slicing(round(float(rules.micro_slices)), float(costs.buffer_bytes.min()), float(costs.control), *flags)
+
     def rollout(self, steps: Batch) -> Rolled:
+        """Raises `BufferError` where a micro-slice is larger than a buffer."""
+        self.slicing.slots(float(self.costs.slice_bytes))
         finished = None
         if self.buffering is not None:
             steps, finished = self._deferred(steps)
@@ -297,17 +305,8 @@ class StreamedRun(AbstractRun):
     def simulated(self, rolled: Rolled, step: int, row: int, record: bool = False) -> Stream:
         """The event simulator's run of one layer and step. Raises `BufferError` where buffers are too small."""
         tokens, groups, following, loading = (each[step, row] for each in rolled.kept)
-        rules, costs = self.rules, self.costs
-        slicing = Slicing(
-            micro_slices=round(float(rules.micro_slices)),
-            buffer_bytes=float(costs.buffer_bytes.min()),
-            control=float(costs.control),
-            matched=rules.matched,
-            balanced=rules.balanced,
-            in_turn=rules.in_turn,
-        )
         layer = self.layer.setting.describe("replicated", "token_home")
-        return stream(flow_of(layer, slicing, tokens, groups, following, loading), record)
+        return stream(flow_of(layer, self.slicing, tokens, groups, following, loading), record)
 
 
 @eqx.filter_jit
@@ -330,7 +329,6 @@ def _streamed(
     groups = groups_in_order(tokens, rules.paired)
     loaders = loading_dies(needed, rules.everywhere)
     asked = grouped(asked_of(costs, tokens, needed, following, loaders, rules.balanced), group_members(groups, experts))
-    # Slices that are not cut come in one part.
     parts = 1 if rules.uncut else PARTS
     time = stream_time(costs, asked, rules.matched, rules.in_turn, rules.balanced, parts)
     kept = (tokens.astype(jnp.int32), groups, following.argmax(axis=-1), loaders > 0)
