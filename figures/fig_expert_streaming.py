@@ -194,8 +194,36 @@ def activity(out: Path) -> None:
     save(figure, out / "expert_streaming_activity.png")
 
 
+def readings(out: Path) -> None:
+    """What paired load gains where the paper leaves a choice; the paper says that it gains most at few tokens."""
+    rows = read_table(TABLES / "readings.csv")
+    figure = new_figure(13, 8.2, "Paired load under readings of the paper, 2x2 chiplets, event simulator")
+    names, tokens = distinct(rows, "reading"), distinct(rows, "tokens")
+    panels = figure.subplots(2, len(tokens), squeeze=False, sharex=True, sharey="row")
+    for place, count in enumerate(tokens):
+        for number, model in enumerate(distinct(rows, "model")):
+            mine = select(rows, model=model, tokens=count)
+            at = np.array([names.index(row["reading"]) for row in mine]) + (number - 1.5) * 0.18
+            gain = column(mine, "A2_s") / column(mine, "A3_s")
+            spread = np.abs(np.stack([column(mine, "A3_least"), column(mine, "A3_most")]) - gain)
+            style = {"color": PALETTE[number], "marker": "osD^"[number], "linestyle": "none", "label": SHORT[model]}
+            panels[0][place].errorbar(at, gain, spread, **style)
+            panels[1][place].plot(at, column(mine, "ep_s") / column(mine, "A3_s"), **style)
+        panels[0][place].set_title(f"{count} tokens", fontsize=11)
+        for row, (label, level, said) in enumerate(
+            (("A3 over A2, seeds' range", 1, "no gain"), ("A3 over serial EP", 1.22, "1.22, the paper's least"))
+        ):
+            axes = panels[row][place]
+            axes.axhline(level, color="grey", linestyle="--", linewidth=1, label=said)
+            dress(axes, "", label if place == 0 else "")
+            axes.set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize=8)
+    legend_below(figure, [panels[0][0], panels[1][0]], columns=6)
+    save(figure, out / "expert_streaming_readings.png")
+
+
 FIGURES = {
     "layer": layer,
+    "readings": readings,
     "grid": design,
     "slices": slices,
     "end_to_end": end_to_end,

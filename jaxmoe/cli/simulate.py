@@ -72,7 +72,10 @@ def _replays(replay: int | None, iterations: int) -> int:
 
 def _plan(inputs: Inputs, plan: str | None, history: GatingTrace) -> Strategy:
     """The plan of the option or of the scenario; a strategy places experts by their loads in the history."""
-    text = inputs.scenario.system.plan if plan is None else plan
+    system = inputs.scenario.system
+    if plan is not None and not system.uses_plan:
+        raise OptionError(f"--plan is {plan}, but system {system.name} takes no plan; leave it out")
+    text = system.plan if plan is None else plan
     seen = Inputs(inputs.scenario, inputs.moe, inputs.model, history, inputs.trace_path)
     return given_plans([text], seen, taken=(), compared=())[0]
 

@@ -11,6 +11,7 @@ class PlannedSystem(Section):
     """What all systems start from."""
 
     keeps_requests: ClassVar[bool] = False  # whether successive batches are of the same requests, row by row
+    uses_plan: ClassVar[bool] = True
 
     plan: Name = Field(
         default="ep_balanced",
@@ -223,9 +224,14 @@ class WaferGPUConfig(PlannedSystem):
 
 
 class ExpertStreamingConfig(PlannedSystem):
-    """Experts that stream through dies in micro-slices (expert_streaming_fse_dp); the plan is not used."""
+    """Experts that stream through dies in micro-slices (expert_streaming_fse_dp). It takes no plan."""
+
+    uses_plan: ClassVar[bool] = False
 
     name: Literal["expert_streaming"] = Field(description="the name of the system", examples=["expert_streaming"])
+    plan: Literal["ep_balanced"] = Field(
+        default="ep_balanced", description="no plan is used, since all dies load all experts; leave the key out"
+    )
     strategy: Literal["fse_naive", "fse", "fse_paired", "fse_rule5", "fse_buffered"] = Field(
         default="fse_paired", description="what streams how, A1 to A5 of VI-C", examples=["fse"]
     )
@@ -253,6 +259,12 @@ class ExpertStreamingConfig(PlannedSystem):
         description="whether all dies load a part of every expert, or those alone that hold its tokens",
         examples=["trajectory"],
     )
+    ahead: bool = Field(
+        default=True,
+        description="whether micro-slices of the next experts are loaded as soon as there is room (rule 4), or not "
+        "before those of the experts before are computed",
+        examples=[False],
+    )
     attention: bool = Field(default=True, description="whether attention by heads comes before the experts")
     slack: Fraction = Field(
         default=0.2,
@@ -263,6 +275,14 @@ class ExpertStreamingConfig(PlannedSystem):
         default=2.0,
         description="the tokens below which an expert makes requests wait, theta_min of fse_buffered",
         examples=[2],
+    )
+    spare_requests: NonNegative = Field(
+        default=1.0,
+        description="requests that take the places of those that wait, as a part of the batch; 0 leaves places empty",
+        examples=[0],
+    )
+    arrive_together: bool = Field(
+        default=False, description="whether all requests begin in one iteration, and so may wait in the same ones"
     )
 
 

@@ -24,6 +24,7 @@ def offloaded(
     dies, memory = layer.num_nodes, layer.memory[-1]
     graph = GraphBuilder(0, dies + len(memory.bandwidth))
     done: list[list[int]] = [[] for _ in range(dies)]
+    waits_first = memory.latency.copy()  # of a channel, once
     rank = np.array([(host[:expert] == die).sum() for expert, die in enumerate(host)])
     for expert in np.lexsort((host, rank)):
         if not tokens[expert]:
@@ -31,7 +32,8 @@ def offloaded(
         die = int(host[expert])
         channel = int(memory.channel[die])
         waits: Sequence[int] = done[die][-2:-1] if prefetch else done[die][-1:]
-        seconds = layer.expert_bytes / memory.bandwidth[channel] + control
+        seconds = layer.expert_bytes / memory.bandwidth[channel] + control + waits_first[channel]
+        waits_first[channel] = 0
         load = graph.compute(dies + channel, float(seconds), waits)
         product = _product(layer, die, int(tokens[expert])) + control
         done[die].append(graph.compute(die, product, [load, *done[die][-1:]]))

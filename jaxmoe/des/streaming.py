@@ -43,6 +43,7 @@ class Flow:
     needed: Bool[np.ndarray, "expert die"]  # the trajectory
     compute: Float[np.ndarray, "expert die"]  # of one micro-slice
     load: Float[np.ndarray, " die"]
+    latency: Float[np.ndarray, " channel"]  # more that the first load of a channel takes
     channel: Int[np.ndarray, " die"]
     send: Float[np.ndarray, "die die2"]
     paths: Rows  # links of die * dies + die2
@@ -110,7 +111,9 @@ def stream(flow: Flow, record: bool = False) -> Stream:
     covers = np.zeros((groups, dies), bool)
     np.logical_or.at(covers, flow.group, flow.needed)
     work = np.bincount(flow.group[flow.expert], flow.needed.sum(axis=1)[flow.expert], groups)[:groups].astype(np.int64)
-    times = Times(flow.compute, flow.load, flow.send, flow.channel.astype(np.int64), flow.capacity.astype(np.int64))
+    times = Times(
+        flow.compute, flow.load, flow.latency, flow.send, flow.channel.astype(np.int64), flow.capacity.astype(np.int64)
+    )
     slices = (flow.expert, flow.origin, flow.held)
     routes = (flow.following, flow.needed, flow.needed.sum(axis=1), flow.paths.start, flow.paths.items)
     seconds, done, busy, buffers, counts, numbers, moments = event_loop(

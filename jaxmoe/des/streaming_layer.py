@@ -86,6 +86,7 @@ def flow_of(
         needed=needed,
         compute=_compute_seconds(layer, slicing, tokens),
         load=slice_bytes / memory.bandwidth[memory.channel] + slicing.control,
+        latency=memory.latency,
         channel=memory.channel.astype(np.int64),
         send=_send_seconds(layer.fabric, slice_bytes, slicing.control),
         paths=layer.fabric.routes.rows,

@@ -18,7 +18,7 @@ RECEIVED, LOADED, SENDING = range(3)  # lists of what waits on a die
 IS_COMPUTED, IS_SENT = 1, 2
 
 Work = namedtuple("Work", "expert origin held queue first covers work following needed stops paths links")
-Times = namedtuple("Times", "compute load send channel capacity")
+Times = namedtuple("Times", "compute load latency send channel capacity")
 Rules = namedtuple("Rules", "newest_first balanced matched in_turn")
 # `at`: of each die the group it is loading, how many of it, and of all; `chosen`: groups taken, computations left of
 # these, and done; `counts`: services by kind, and recorded; `blocked[place, die]`: a sender that waits for a die, or
@@ -303,7 +303,8 @@ def _load(work, times, rules, state, channel, now):
     state.at[2, best] += 1
     state.left[one] = work.stops[expert] - work.needed[expert, place]
     take_slot(state.buffers, times.capacity, place, now)
-    _serve(state, channel, LOAD, place, one, now, times.load[best], place)
+    seconds = times.load[best] + (times.latency[channel] if state.busy[channel] == 0 else 0.0)
+    _serve(state, channel, LOAD, place, one, now, seconds, place)
 
 
 @njit(inline="always")

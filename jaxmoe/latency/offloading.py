@@ -39,6 +39,6 @@ def offloaded_seconds(
         after = (channels.at[channel].set(loaded), last.at[die].set(done), older.at[die].set(last[die]))
         return jax.tree.map(lambda new, old: jnp.where(present, new, old), after, state), None
 
-    idle = (jnp.zeros(memory.bandwidth.shape), jnp.zeros(dies), jnp.zeros(dies))
+    idle = (memory.latency, jnp.zeros(dies), jnp.zeros(dies))
     (_, last, _), _ = jax.lax.scan(step, idle, turns_of(host))
     return last.max(), each.sum(axis=0)

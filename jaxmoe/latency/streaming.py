@@ -21,9 +21,13 @@ from jaxmoe.relax import AbstractReduction, HardMax
 
 PARTS = 4  # that the recurrence cuts a group into
 # The part of the time that a sender is busy where transfers are what takes longest: each waits until its sender and
-# its receiver are both idle. Calibrated on the event simulator.
-BOTH_IDLE = 0.82
-ALWAYS_FED = 0.96  # the same of arrays, which wait for micro-slices that go round; calibrated likewise
+# its receiver are both idle. All dies are nearly in step on one ring, less so where rule 5 loads into any die, and
+# least where rings run both ways, which those of more than four dies do.
+ONE_WAY, ANY_DIE, BOTH_WAYS = 0.96, 0.9, 0.82
+# The same of arrays, and the part of a channel's loads that are late where arrays are what takes longest: the busiest
+# die puts off its own micro-slices while it gets others', so its buffer is full and its channel stalls. With rule 5
+# there is always a die with room. All of these are calibrated on runs of the event simulator.
+FED, LATE = 0.98, 0.16
 
 
 class StreamCosts(eqx.Module):
@@ -54,7 +58,7 @@ class StreamCosts(eqx.Module):
 
     @property
     def load(self) -> Float[Array, " channel"]:
-        """Seconds of a DDR channel for one micro-slice."""
+        """Seconds of a DDR channel for one micro-slice, once its latency is over."""
         return self.slice_bytes / self.machine.memory[-1].bandwidth + self.control
 
     @property
@@ -108,7 +112,8 @@ class Asked(NamedTuple):
     stops: Float[Array, " group"]  # dies that a micro-slice passes, at most
     first: Float[Array, " group"]  # s until the first micro-slice is there
     hold: Float[Array, " group"]  # slot-seconds of a micro-slice, where it never waits
-    last: Float[Array, "group die"]  # s from the last one loaded until each die has computed it
+    round: Float[Array, " group"]  # s that a micro-slice takes to its last die, where it never waits
+    one: Float[Array, "group die"]  # s that each die computes a micro-slice
     covers: Float[Array, "group die"]  # 1 at the dies that compute it
 
 
@@ -160,7 +165,8 @@ def asked_of(
         stops=active * stops + jnp.minimum(outside.sum(axis=1) * 1e6, 1),
         first=active * costs.load.max(),
         hold=active * (costs.load.max() + (needed * (jnp.maximum(one, hop) + hop)).sum(axis=1)),
-        last=needed * (around[:, None] + one),
+        round=around,
+        one=needed * one,
         covers=needed,
     )
 
@@ -178,7 +184,8 @@ def grouped(asked: Asked, members: Float[Array, "group expert"]) -> Asked:
         stops=weight @ asked.stops,
         first=most(members, asked.first[:, None])[:, 0],
         hold=weight @ asked.hold,
-        last=most(members, asked.last),
+        round=most(members, asked.round[:, None])[:, 0],
+        one=most(members, asked.one),
         covers=jnp.minimum(members @ asked.covers, 1),
     )
 
@@ -204,14 +211,20 @@ def stream_time(
     asked: Asked,
     matched: bool = False,
     in_turn: bool = False,
+    balanced: bool = False,
     parts: int = PARTS,
     reduction: AbstractReduction | None = None,
 ) -> StreamTime:
-    """Time of groups in their order, or `matched` to idle dies (Algorithm 1). `vmap` adds machines and batches."""
+    """Time of groups in their order, or `matched` to idle dies (Algorithm 1). `vmap` adds machines and batches.
+
+    `in_turn` groups begin when those before are computed; `balanced`, loads go where there is room (rule 5).
+    """
+    busy = asked.compute.sum(axis=0)
+    asked, sending = _hindered(costs, asked, in_turn, balanced)
     most = HardMax() if reduction is None else reduction
     groups, dies = asked.compute.shape
     state = _State(
-        load=jnp.zeros(asked.load.shape[1]),
+        load=costs.machine.memory[-1].latency,
         compute=jnp.zeros(dies),
         move=jnp.zeros(asked.move.shape[1]),
         done=jnp.zeros(()),
@@ -231,13 +244,28 @@ def stream_time(
         before = jnp.where(first, state.done, state.before)
         group = jax.tree.map(lambda leaf: leaf[chosen], asked)
         present = jnp.where(first, state.remaining[chosen], state.present)
-        after = _part(costs, state._replace(before=before), group, place + 1, parts, in_turn, most)
+        after = _part(costs, state._replace(before=before), group, place + 1, parts, in_turn, sending, most)
         state = jax.tree.map(lambda new, old: jnp.where(present, new, old), after, state)
         remaining = state.remaining.at[chosen].set(False)
         return state._replace(chosen=chosen, present=present, before=before, remaining=remaining), None
 
     state, _ = jax.lax.scan(step, state, jnp.arange(groups * parts))
-    return StreamTime(state.done, asked.load.sum(axis=0), asked.compute.sum(axis=0), asked.move.sum(axis=0))
+    return StreamTime(state.done, asked.load.sum(axis=0), busy, asked.move.sum(axis=0))
+
+
+def _hindered(costs: StreamCosts, asked: Asked, in_turn: bool, balanced: bool) -> tuple[Asked, float]:
+    """What arrays take when they are not always fed, and the part of the time that senders are busy at most.
+
+    Experts that come in turn go round in step. A channel that dies share is never idle for one of them.
+    """
+    if in_turn:
+        return asked, 1.0
+    dies = costs.dies
+    if balanced or asked.load.shape[1] < dies:
+        return asked, ANY_DIE
+    own = asked.load[:, costs.machine.memory[-1].channel]
+    late = LATE * jnp.maximum(own - asked.compute / dies, 0) * (asked.compute > 0)
+    return asked._replace(compute=asked.compute / FED + late), BOTH_WAYS if dies > 4 else ONE_WAY
 
 
 def _idle_first(state: _State, asked: Asked) -> Int[Array, ""]:
@@ -259,12 +287,11 @@ def _part(
     place: Array,
     parts: int,
     in_turn: bool,
+    sending: float,
     most: AbstractReduction,
 ) -> _State:
     """One of `parts` equal parts of a group."""
     slices = group.slices / parts
-    # Where experts come in turn, slices go round in step.
-    sending, computing = (1.0, 1.0) if in_turn else (BOTH_IDLE, ALWAYS_FED)
     # Slots that loads may fill: those that the rest of the trajectory needs stay free.
     room = costs.dies * jnp.maximum(costs.slots - group.stops + 1, 1)
     loaded = state.loaded + slices
@@ -277,11 +304,10 @@ def _part(
     there = jnp.where(takes, begin, jnp.inf).min() + group.first
     end = most(jnp.where(takes, load, 0))
     move = jnp.where(group.move > 0, jnp.maximum(state.move, there) + group.move / parts / sending, state.move)
-    compute = jnp.where(
-        group.covers > 0, jnp.maximum(state.compute, there) + group.compute / parts / computing, state.compute
-    )
-    arrived = jnp.maximum(end, most(jnp.where(group.move > 0, move, 0)))
-    left = most(jnp.where(group.covers > 0, jnp.maximum(compute, arrived + group.last), 0))
+    compute = jnp.where(group.covers > 0, jnp.maximum(state.compute, there) + group.compute / parts, state.compute)
+    # The last loaded has to go round; when all moves are done it is where it ends, and is computed there.
+    arrived = jnp.maximum(end + group.round, most(jnp.where(group.move > 0, move, 0)))
+    left = most(jnp.where(group.covers > 0, jnp.maximum(compute, arrived + group.one), 0))
     return state._replace(
         load=load,
         compute=compute,

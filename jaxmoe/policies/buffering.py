@@ -2,7 +2,8 @@
 
 Source: expert_streaming_fse_dp IV-A and Algorithm 2. A request that waits keeps its activations and its gating, and
 goes on from the same layer in the next iteration, with other requests' tokens. What it may cost a request is slack:
-once in so many forward passes it may be deferred.
+once in so many forward passes it may be deferred. Newly arriving requests take the places of those that wait, as far
+as there are spare ones; without any, a place stays empty for an iteration.
 """
 
 from typing import NamedTuple
@@ -13,59 +14,78 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class Buffered(NamedTuple):
-    """What passes every layer in every iteration."""
+    """What passes every layer in every iteration. A pass is known by the iteration and the place that it began in."""
 
     served: Bool[Array, "step layer request"]  # whether the request passes the layer
-    of_pass: Int[Array, "step layer request"]  # which of its forward passes that is, from 0
+    began: Int[Array, "step layer request"]  # the iteration in which its pass began
+    place: Int[Array, "step layer request"]
     finished: Int[Array, " step"]  # forward passes that are finished in the iteration
 
 
 class _Requests(NamedTuple):
-    layer: Int[Array, " request"]  # where each goes on
-    of_pass: Int[Array, " request"]
+    layer: Int[Array, " request"]  # where each goes on, -1 between passes
+    began: Int[Array, " request"]
+    place: Int[Array, " request"]
+    idle_since: Int[Array, " request"]
     forward: Int[Array, " request"]  # passes since the timer last rose, C_fw
     timer: Int[Array, " request"]  # T_QoS
 
 
 def buffer_requests(
-    experts: Int[Array, "layer step request top_k"],
+    experts: Int[Array, "layer step place top_k"],
     num_experts: int,
     least: Float[Array, ""],
     slack: Float[Array, ""],
+    spare: int = 0,
+    together: bool = True,
 ) -> Buffered:
-    """Run Algorithm 2: `experts` are the choices of every request's forward passes, one in every iteration.
+    """Run Algorithm 2: `experts` are the choices of the passes that may begin, one in every iteration and place.
 
-    A request with time left waits where one of its experts has fewer than `least` tokens (theta_min). A `slack` of 0.1
-    lets every request wait once in ten forward passes (N_threshold = 1 / slack), and 0 never.
+    There are `spare` requests more than places; those that are between passes take places in the order in which they
+    came. A request with time left waits where one of its experts has fewer than `least` tokens (theta_min). A `slack`
+    of 0.1 lets every request wait once in ten forward passes (N_threshold = 1 / slack), and 0 never. Requests that came
+    `together` earn their time in the same iterations; others count forward passes from different ones.
     """
-    layers, steps, requests, _ = experts.shape
+    layers, steps, places, _ = experts.shape
+    requests = places + spare
     often = jnp.where(slack > 0, jnp.round(1 / jnp.maximum(slack, 1e-6)), steps + 1).astype(jnp.int32)
-    who = jnp.arange(requests)
 
     def layer_step(state, layer):
         asked, waiting = state
-        here = ~waiting & (asked.layer <= layer)
-        chosen = experts[layer, asked.of_pass, who]
+        here = ~waiting & (asked.layer >= 0) & (asked.layer <= layer)
+        chosen = experts[layer, asked.began, asked.place]
         counts = jax.nn.one_hot(chosen, num_experts).sum(axis=1) * here[:, None]
         cold = (counts.sum(axis=0)[chosen] < least).any(axis=1)
         defer = here & cold & (asked.timer > 0)
         after = asked._replace(layer=jnp.where(defer, layer, asked.layer), timer=asked.timer - defer)
-        return (after, waiting | defer), (here & ~defer, asked.of_pass)
+        return (after, waiting | defer), (here & ~defer, asked.began, asked.place)
 
-    def step(asked, _):
+    def step(asked, now):
+        # Places go to those between passes, the longest so first.
+        order = jnp.argsort(jnp.where(asked.layer < 0, asked.idle_since, steps + 1), stable=True)
+        rank = jnp.zeros(requests, jnp.int32).at[order].set(jnp.arange(requests, dtype=jnp.int32))
+        begins = (asked.layer < 0) & (rank < places)
+        asked = asked._replace(
+            layer=jnp.where(begins, 0, asked.layer),
+            began=jnp.where(begins, now, asked.began),
+            place=jnp.where(begins, rank, asked.place),
+        )
         (asked, waiting), seen = jax.lax.scan(
             layer_step, (asked, jnp.zeros(requests, bool)), jnp.arange(layers, dtype=jnp.int32)
         )
-        forward = asked.forward + ~waiting
+        done = ~waiting & (asked.layer >= 0)
+        forward = asked.forward + done
         rises = forward >= often
-        after = _Requests(
-            layer=jnp.where(waiting, asked.layer, 0),
-            of_pass=jnp.minimum(asked.of_pass + ~waiting, steps - 1),
+        after = asked._replace(
+            layer=jnp.where(done, -1, asked.layer),
+            idle_since=jnp.where(done, now + 1, asked.idle_since),
             forward=jnp.where(rises, 0, forward),
             timer=asked.timer + rises,
         )
-        return after, (*seen, (~waiting).sum())
+        return after, (*seen, done.sum())
 
     zero = jnp.zeros(requests, jnp.int32)
-    _, seen = jax.lax.scan(step, _Requests(zero, zero, zero, zero), None, length=steps)
+    forward = zero if together else jnp.arange(requests, dtype=jnp.int32) % often
+    start = _Requests(zero - 1, zero, zero, zero, forward, zero)
+    _, seen = jax.lax.scan(step, start, jnp.arange(steps, dtype=jnp.int32))
     return Buffered(*seen)

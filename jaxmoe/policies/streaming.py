@@ -32,6 +32,7 @@ class Rules(eqx.Module):
     matched: bool = eqx.field(static=True, default=True)
     balanced: bool = eqx.field(static=True, default=False)
     in_turn: bool = eqx.field(static=True, default=False)
+    uncut: bool = eqx.field(static=True, default=False)
     everywhere: bool = eqx.field(static=True, default=True)
     redistributed: bool = eqx.field(static=True, default=False)
 
@@ -73,15 +74,18 @@ def ring_of(topology: AbstractTopology) -> Int[np.ndarray, " die"]:
 
 
 def trajectories(tokens: Float[Array, "expert die"], ring: Int[np.ndarray, " die"]) -> Trajectories:
-    """Rings through the dies that hold tokens of an expert, every other expert the other way round.
+    """Rings through the dies that hold tokens of an expert; on more than four dies every other one runs the other way.
 
-    Two directions use the links both ways (section VI-A: several rings at once).
+    Several rings at once are for arrays larger than 2x2 (section VI-A). On four dies one way round keeps all in step: a
+    die receives from one neighbour alone, which sends when it does.
     """
     dies = len(ring)
     needed = (tokens > 0).astype(tokens.dtype)
-    along, against = (_following(needed[:, order], order) for order in (ring, ring[::-1]))
+    along = _following(needed[:, ring], ring)
+    if dies <= 4:
+        return Trajectories(needed, along)
     odd = (jnp.arange(len(tokens)) % 2 == 1)[:, None, None]
-    return Trajectories(needed, jnp.where(odd, against, along) if dies > 2 else along)
+    return Trajectories(needed, jnp.where(odd, _following(needed[:, ring[::-1]], ring[::-1]), along))
 
 
 def loading_dies(needed: Float[Array, "expert die"], everywhere: bool) -> Float[Array, "expert die"]:

@@ -1,7 +1,7 @@
 """expert_streaming: experts that stream through dies in micro-slices (FSE-DP), beside off-loaded expert parallelism."""
 
+import math
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import equinox as eqx
@@ -36,7 +36,7 @@ from jaxmoe.traces import Batch, load_counts
 Strategy = Literal["fse_naive", "fse", "fse_paired", "fse_rule5", "fse_buffered"]
 # A1 to A5 of VI-C. What A5 adds, token buffering, goes by `slack`.
 STRATEGIES: dict[str, dict[str, bool]] = {
-    "fse_naive": {"paired": False, "matched": False, "in_turn": True},
+    "fse_naive": {"paired": False, "matched": False, "in_turn": True, "uncut": True},
     "fse": {"paired": False, "matched": False},
     "fse_paired": {},
     "fse_rule5": {"balanced": True},
@@ -50,7 +50,7 @@ class ExpertStreaming(AbstractSystem):
 
     The nearest memory level is the buffer; `buffer_MB` of each die replaces its capacity. Naive slices are not cut, and
     have the room that they need. A run of `fse_buffered` defers requests, one a token of the batch, by `slack` where an
-    expert has fewer than `least_tokens`.
+    expert has fewer than `least_tokens`; `spare_requests`, a part of the batch, take the places of those that wait.
     """
 
     strategy: Strategy = "fse_paired"
@@ -60,9 +60,12 @@ class ExpertStreaming(AbstractSystem):
     buffer_MB: float | None = None  # noqa: N815
     redistribute: bool = False
     loaded_by: Literal["all", "trajectory"] = "all"
+    ahead: bool = True
     attention: bool = True
     slack: float = 0.2
     least_tokens: float = 2.0
+    spare_requests: float = 1.0
+    arrive_together: bool = False
 
     def runs(self, setting: Setting) -> dict[str, AbstractRun]:
         """Expert parallelism and by popularity (Hydra), serial and with prefetch; simpler strategies; and itself."""
@@ -79,14 +82,17 @@ class ExpertStreaming(AbstractSystem):
         return made | {"expert_streaming": self._run(self.strategy, layer)}
 
     def _run(self, name: str, layer: "StreamedLayer") -> "StreamedRun":
-        naive = name == "fse_naive"
+        flags = {"in_turn": not self.ahead} | STRATEGIES[name]
         rules = Rules(
-            jnp.asarray(1.0 if naive else float(self.micro_slices)),
+            jnp.asarray(1.0 if flags.get("uncut") else float(self.micro_slices)),
             everywhere=self.loaded_by == "all",
             redistributed=self.redistribute,
-            **STRATEGIES[name],
+            **flags,
         )
-        return StreamedRun(layer, rules, (self.least_tokens, self.slack) if name == "fse_buffered" else None)
+        if name != "fse_buffered":
+            return StreamedRun(layer, rules)
+        spare = math.ceil(self.spare_requests * layer.setting.batch_tokens)
+        return StreamedRun(layer, rules, (self.least_tokens, self.slack, spare, self.arrive_together))
 
 
 @dataclass(frozen=True)
@@ -220,8 +226,7 @@ class OffloadedRun(AbstractRun):
             lambda batch, row: one(batch, row, layer.costs), layer.with_shared(steps), jnp.asarray(hosts)
         )
         time = layer.time(stages, busy)
-        slots = 2 if self.prefetch else 1
-        used = float(slots * layer.costs.dies * layer.costs.costs.expert_bytes)
+        used = float((1 + self.prefetch) * layer.costs.dies * layer.costs.costs.expert_bytes)
         figures = {"package_memory_B": used, "utilisation": _utilisation(time)}
         return Rolled(time, hosts, figures, modelled=time.total - time.stages["attention"])
 
@@ -238,56 +243,61 @@ class OffloadedRun(AbstractRun):
 
 @dataclass(frozen=True)
 class StreamedRun(AbstractRun):
-    """Experts that stream by rules; with `buffering`, (theta_min, slack), requests may wait (Algorithm 2)."""
+    """Experts that stream by rules; `buffering`, (theta_min, slack, spare, together), is Algorithm 2."""
 
     layer: StreamedLayer
     rules: Rules
-    buffering: tuple[float, float] | None = None
+    buffering: tuple[float, float, int, bool] | None = None
 
     @property
     def costs(self) -> StreamCosts:
         """With micro-slices of the rules, and for slices that are not cut a slot for each die."""
-        costs = eqx.tree_at(lambda costs: costs.micro_slices, self.layer.costs, self.rules.micro_slices)
-        room = (
-            jnp.maximum(costs.buffer_bytes, costs.dies * costs.slice_bytes)
-            if self.rules.in_turn
-            else costs.buffer_bytes
-        )
-        return eqx.tree_at(lambda costs: costs.buffer_bytes, costs, room)
+        costs = replace(self.layer.costs, micro_slices=self.rules.micro_slices)
+        if not self.rules.uncut:
+            return costs
+        return replace(costs, buffer_bytes=jnp.maximum(costs.buffer_bytes, costs.dies * costs.slice_bytes))
+
+    @property
+    def slicing(self) -> Slicing:
+        """The same for the simulator."""
+        rules, costs = self.rules, self.costs
+        flags = (rules.matched, rules.balanced, rules.in_turn)
+        return Slicing(round(float(rules.micro_slices)), float(costs.buffer_bytes.min()), float(costs.control), *flags)
 
     def rollout(self, steps: Batch) -> Rolled:
+        """Raises `BufferError` where a micro-slice is larger than a buffer."""
+        self.slicing.slots(float(self.costs.slice_bytes))
         finished = None
         if self.buffering is not None:
             steps, finished = self._deferred(steps)
-        streamed = eqx.filter_jit(partial(_streamed, self.layer.experts, ring_of(self.costs.machine.topology)))
-        dead = jnp.zeros(steps.experts.shape[0])
-
-        def one(batch: Batch, _: Array) -> Any:
-            seconds, busy, kept = streamed(batch, self.costs, self.rules)
-            return (seconds, self.layer.attention_seconds(batch.weight.sum()), busy, kept)
-
-        seconds, attention, busy, kept = _over(one, self.layer.with_shared(steps), dead)
+        ring = tuple(ring_of(self.costs.machine.topology).tolist())
+        seconds, busy, kept = _streamed_steps(
+            self.layer.experts, ring, self.layer.with_shared(steps), self.costs, self.rules
+        )
+        attention = jnp.vectorize(self.layer.attention_seconds)(jnp.asarray(steps.weight).sum(axis=-1).T)
         time = self.layer.time({"attention": attention, "stream": seconds + self.layer.scheduling}, busy)
         figures = {"utilisation": _utilisation(time)}
         if finished is not None:
             figures["finished_passes"] = float(finished.sum())
-        plain = jax.tree.map(np.asarray, kept)
-        return Rolled(time, plain, figures, modelled=time.stages["stream"])
+        return Rolled(time, jax.tree.map(np.asarray, kept), figures, modelled=time.stages["stream"])
 
     def _deferred(self, steps: Batch) -> tuple[Batch, np.ndarray]:
         """What passes the layers when requests wait, and the forward passes that are finished."""
         assert self.buffering is not None
-        least, slack = self.buffering
-        made = jax.jit(buffer_requests, static_argnums=1)(
-            jnp.asarray(steps.experts),
-            self.layer.setting.moe.num_experts,
-            jnp.asarray(float(least)),
-            jnp.asarray(float(slack)),
+        least, slack, spare, together = self.buffering
+        experts = jnp.asarray(steps.experts)
+        numbers = (self.layer.setting.moe.num_experts, jnp.asarray(float(least)), jnp.asarray(float(slack)))
+        made = jax.jit(buffer_requests, static_argnums=(1, 4, 5))(experts, *numbers, spare, together)
+        served, began, place = (jnp.moveaxis(each, 1, 0) for each in made[:3])  # [layer, step, request]
+        pick = jax.vmap(lambda leaf, began, place: leaf[began, place])
+        passing = Batch(
+            experts=pick(experts, began, place),
+            token_draw=jnp.zeros(served.shape),
+            draw=jnp.zeros((*served.shape, experts.shape[-1])),
+            weight=served.astype(jnp.float32),
+            source=pick(steps.sources(self.costs.dies), began, place),  # activations stay where the pass began
         )
-        served, of_pass = (jnp.moveaxis(each, 1, 0) for each in made[:2])  # [layer, step, request]
-        who = jnp.arange(served.shape[-1])
-        experts = jax.vmap(lambda chosen, which: chosen[which, who])(jnp.asarray(steps.experts), of_pass)
-        return replace(steps, experts=experts, weight=served.astype(jnp.float32)), np.asarray(made.finished)
+        return passing, np.asarray(made.finished)
 
     def replay(self, rolled: Rolled, batch: Batch, step: int, row: int) -> float:
         return self.simulated(rolled, step, row).seconds + self.layer.scheduling
@@ -295,17 +305,17 @@ class StreamedRun(AbstractRun):
     def simulated(self, rolled: Rolled, step: int, row: int, record: bool = False) -> Stream:
         """The event simulator's run of one layer and step. Raises `BufferError` where buffers are too small."""
         tokens, groups, following, loading = (each[step, row] for each in rolled.kept)
-        rules, costs = self.rules, self.costs
-        slicing = Slicing(
-            micro_slices=round(float(rules.micro_slices)),
-            buffer_bytes=float(costs.buffer_bytes.min()),
-            control=float(costs.control),
-            matched=rules.matched,
-            balanced=rules.balanced,
-            in_turn=rules.in_turn,
-        )
         layer = self.layer.setting.describe("replicated", "token_home")
-        return stream(flow_of(layer, slicing, tokens, groups, following, loading), record)
+        return stream(flow_of(layer, self.slicing, tokens, groups, following, loading), record)
+
+
+@eqx.filter_jit
+def _streamed_steps(
+    experts: int, ring: tuple[int, ...], steps: Batch, costs: StreamCosts, rules: Rules
+) -> tuple[Array, Array, tuple[Array, ...]]:
+    """`_streamed` of all steps and layers. Compiled once for a shape of steps and a set of rules."""
+    rows = jnp.zeros(steps.experts.shape[0])
+    return _over(lambda batch, _: _streamed(experts, np.array(ring), batch, costs, rules), steps, rows)
 
 
 def _streamed(
@@ -319,9 +329,8 @@ def _streamed(
     groups = groups_in_order(tokens, rules.paired)
     loaders = loading_dies(needed, rules.everywhere)
     asked = grouped(asked_of(costs, tokens, needed, following, loaders, rules.balanced), group_members(groups, experts))
-    # Slices that are not cut come in one part.
-    parts = 1 if rules.in_turn else PARTS
-    time = stream_time(costs, asked, rules.matched, rules.in_turn, parts)
+    parts = 1 if rules.uncut else PARTS
+    time = stream_time(costs, asked, rules.matched, rules.in_turn, rules.balanced, parts)
     kept = (tokens.astype(jnp.int32), groups, following.argmax(axis=-1), loaders > 0)
     return time.seconds, time.compute, kept
 

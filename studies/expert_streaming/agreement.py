@@ -108,14 +108,14 @@ def tokens_of(model: str, tokens: int, dies: int, rng: np.random.Generator) -> n
     return np.concatenate([np.tile(np.bincount(home, minlength=dies), (shared, 1)), counts])
 
 
-def described(machine: Machine, costs: LayerCosts) -> LayerDescription:
+def described(machine: Machine, costs: LayerCosts, tile: float = TILE) -> LayerDescription:
     """The same for the simulator, with its own tiles."""
     flops, columns = np.asarray(machine.die.flops, float), float(costs.columns)
     per_column = float(costs.flops_per_token_expert) / columns
     ddr = machine.memory[-1]
 
     def gemm(die, tokens, part):
-        return np.ceil(tokens / TILE) * TILE * np.ceil(part * columns - 1e-5) * per_column / flops[die]
+        return np.ceil(tokens / tile) * tile * np.ceil(part * columns - 1e-5) * per_column / flops[die]
 
     memory = Memory(np.asarray(ddr.bandwidth, float), np.asarray(ddr.latency, float), np.asarray(ddr.channel))
     fabric = fabric_of(machine.topology, None, cut_through=True)
@@ -138,7 +138,8 @@ def modelled(strategy: str, shape: tuple[int, int]):
         groups = groups_in_order(tokens, rules["paired"])
         asked = asked_of(costs, tokens, needed, following, loading_dies(needed, True), rules.get("balanced", False))
         members = group_members(groups, tokens.shape[0])
-        found = stream_time(costs, grouped(asked, members), rules.get("matched", False), naive, 1 if naive else PARTS)
+        flags = (rules.get("matched", False), naive, rules.get("balanced", False))
+        found = stream_time(costs, grouped(asked, members), *flags, parts=1 if naive else PARTS)
         return found.seconds, groups, following.argmax(axis=-1)
 
     return run

@@ -68,7 +68,19 @@ def arrays() -> None:
         print(f"{array}, {tokens} tokens, utilisation beside 2x2: {kept}")
 
 
+def readings() -> None:
+    """What paired load and rule 5 gain under each reading, and A3 over expert parallelism."""
+    for row in rows_of("readings"):
+        a2, a3, a4, serial, ahead = (float(row[f"{name}_s"]) for name in ("A2", "A3", "A4", "ep", "ep_prefetch"))
+        least, most = float(row["A3_least"]), float(row["A3_most"])
+        print(
+            f"{row['reading']}, {row['model']} {row['tokens']}: A3/A2 {a2 / a3:.3f} ({least:.3f} to {most:.3f}), "
+            f"A4/A3 {a3 / a4:.3f}, A3 over ep {serial / a3:.2f}, over ep_prefetch {ahead / a3:.2f}"
+        )
+
+
 if __name__ == "__main__":
     layer()
     end_to_end()
     arrays()
+    readings()

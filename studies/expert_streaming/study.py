@@ -7,7 +7,8 @@ Traces are synthetic: no recording of the four models is at hand. Sizes of exper
 
 import argparse
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -126,20 +127,31 @@ def array_rows() -> Iterator[dict[str, Any]]:
                 run = runs[name]
                 rolled = run.rollout(iterations.batches)
                 seen = [replayed(run, rolled, iterations, step, row) for step in range(2) for row in range(2)]
+                modelled = rolled.compared[:2, :2].mean()
                 yield {
                     "array": shape,
                     "tokens": tokens,
                     "strategy": "fse_paired" if name == "expert_streaming" else name,
+                    "model_s": modelled,
                     "simulated_s": np.mean([each[0] for each in seen]),
                     "utilisation": np.mean([each[2] for each in seen]),
                 }
 
 
-def write(name: str, rows: Iterator[dict[str, Any]]) -> None:
-    """A table, line by line as it is made, and on the screen."""
+def written(name: str) -> list[dict[str, Any]]:
+    """The rows of a table as it is, none where there is no table."""
+    path = HERE / f"{name}.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write(name: str, rows: Iterator[dict[str, Any]], kept: Sequence[dict[str, Any]] = ()) -> None:
+    """A table, line by line as it is made, and on the screen; `kept` rows of an earlier one come first."""
     with (HERE / f"{name}.csv").open("w", newline="") as file:
         writer: Any = None
-        for row in rows:
+        for row in chain(kept, rows):
             shown = {key: f"{value:.5g}" if isinstance(value, float) else value for key, value in row.items()}
             if writer is None:
                 writer = csv.DictWriter(file, shown)
@@ -154,7 +166,12 @@ TABLES = {"layer": layer_rows, "arrays": array_rows, "end_to_end": end_rows}
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}; all by default")
-    for table in parser.parse_args().tables or TABLES:
+    parser.add_argument("--model", choices=MODELS, help="make the rows of this model alone anew")
+    asked = parser.parse_args()
+    if asked.model is not None:
+        MODELS = {asked.model: MODELS[asked.model]}
+    for table in asked.tables or TABLES:
         if table not in TABLES:
             parser.error(f"no table is called {table}; choose from {', '.join(TABLES)}")
-        write(table, TABLES[table]())
+        others = [row for row in written(table) if asked.model is not None and row.get("model") != asked.model]
+        write(table, TABLES[table](), others)

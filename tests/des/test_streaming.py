@@ -34,6 +34,7 @@ def flow(places: list[tuple[int, int]], needed: np.ndarray, held: bool, load: fl
         "following": ring(needed),
         "compute": np.ones((experts, dies)),
         "load": np.full(dies, load),
+        "latency": np.zeros(dies),
         "channel": np.arange(dies),
         "send": np.ones((dies, dies)),
         "paths": rows_of([()] * dies**2),
@@ -297,6 +298,14 @@ def test_a_layer_is_cut_for_its_dies():
     run = stream(case)
     assert run.loaded * 8 == 2 * 64  # bytes of DDR: each expert with tokens once
     np.testing.assert_allclose(run.compute_busy, [8 * 2.5 + 8 * 4.5, 20, 20, 20])
+
+
+def test_the_first_load_of_a_channel_waits_for_its_latency():
+    slow = replace(layer(), memory=(replace(layer().memory[0], latency=np.array([1.0, 0, 0, 2])),))
+    services = stream(laid_out(Slicing(2, 100.0), slow), record=True).services
+    assert services is not None
+    ends = [np.sort(services.end[(services.kind == LOAD) & (services.die == die)])[:2].tolist() for die in range(DIES)]
+    assert ends == [[5, 9], [4, 8], [4, 8], [6, 10]]
 
 
 def test_dies_with_tokens_may_load_alone():

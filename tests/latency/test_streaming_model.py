@@ -59,6 +59,12 @@ def test_many_tokens_take_as_long_as_their_products():
     assert busy < found < 1.08 * busy
 
 
+def test_a_channel_begins_after_its_latency():
+    costs = costs_of()
+    slow = eqx.tree_at(lambda c: c.machine.memory[-1].latency, costs, jnp.full(4, 1e-4))
+    np.testing.assert_allclose(seconds(slow, EVEN) - seconds(costs, EVEN), 1e-4, rtol=1e-3)
+
+
 def test_experts_without_tokens_cost_nothing():
     with_idle = np.concatenate([EVEN, np.zeros((3, 4), int)])
     np.testing.assert_allclose(seconds(costs_of(), with_idle), seconds(costs_of(), EVEN), rtol=1e-6)

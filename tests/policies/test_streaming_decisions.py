@@ -37,14 +37,21 @@ def test_rings_of_odd_meshes_pass_every_die_once():
     assert sorted(ring_of(mesh((3, 3))).tolist()) == list(range(9))
 
 
-def test_trajectories_skip_dies_without_tokens_and_alternate():
+def test_trajectories_skip_dies_without_tokens():
     tokens = jnp.array([[1.0, 0, 2, 1], [1, 0, 2, 1], [0, 0, 3, 0]])
     needed, following = trajectories(tokens, np.arange(4))
     np.testing.assert_array_equal(needed, [[1, 0, 1, 1], [1, 0, 1, 1], [0, 0, 1, 0]])
     after = following.argmax(axis=-1)
     assert after[0].tolist() == [2, 2, 3, 0]
-    assert after[1].tolist() == [3, 0, 0, 2]  # the other way round
+    assert after[1].tolist() == after[0].tolist()  # one ring on four dies (VI-A)
     assert after[2].tolist() == [2, 2, 2, 2]
+
+
+def test_larger_arrays_have_rings_both_ways():
+    tokens = jnp.array([[1.0, 0, 2, 1, 0, 0], [1, 0, 2, 1, 0, 0]])
+    after = trajectories(tokens, np.arange(6)).following.argmax(axis=-1)
+    assert after[0].tolist() == [2, 2, 3, 0, 0, 0]
+    assert after[1].tolist() == [3, 0, 0, 2, 3, 3]
 
 
 def test_hot_and_cold_go_together():
@@ -85,9 +92,9 @@ def test_dies_that_load():
 # Algorithm 2. Choices [layer, step, request, 1], two layers.
 
 
-def served(choices: list[list[list[int]]], least: float, slack: float) -> tuple[np.ndarray, np.ndarray]:
+def served(choices: list[list[list[int]]], least: float, slack: float, spare: int = 0) -> tuple[np.ndarray, np.ndarray]:
     experts = jnp.array(choices)[..., None]
-    found = buffer_requests(experts, 4, jnp.asarray(least), jnp.asarray(slack))
+    found = buffer_requests(experts, 4, jnp.asarray(least), jnp.asarray(slack), spare)
     return np.asarray(found.served).astype(int), np.asarray(found.finished)
 
 
@@ -115,3 +122,35 @@ def test_tokens_that_wait_meet_newcomers():
     who, _ = served([layer_0, layer_1], least=2.0, slack=0.5)
     assert who[2, 1].tolist() == [0, 0]  # each is alone with its expert, and both have earned it
     assert who[3, 1].tolist() == [1, 1]
+
+
+def test_a_spare_request_takes_the_place_of_one_that_waits():
+    # Two places, three requests in turns; in layer 1 place 1 is alone with expert 1, but in the last iteration.
+    layer_1 = [[0, 1]] * 6 + [[1, 1]]
+    who, finished = served([[[0, 0]] * 7, layer_1], least=2.0, slack=1.0, spare=1)
+    assert who[0].tolist() == [[1, 1, 0], [1, 1, 0]]
+    assert who[1].tolist() == [[1, 0, 1], [0, 0, 1]]  # 2 has waited longest and is in place 0; 0 has earned its wait
+    # 0 goes on with expert 1, where it meets 2 in place 1; 1 in place 0 is alone with expert 0 and waits.
+    assert who[2].tolist() == [[0, 1, 1], [1, 0, 1]]
+    # Two passes begin in every iteration, and in the last nobody has to wait.
+    assert finished.tolist() == [2, 1, 2, 2, 2, 2, 3]
+
+
+def test_requests_that_did_not_come_together_do_not_wait_together():
+    # Everybody is alone with an expert in every iteration, and has earned a wait after two passes.
+    experts = jnp.broadcast_to(jnp.arange(4)[:, None], (1, 4, 4, 1))
+    numbers = (4, jnp.asarray(2.0), jnp.asarray(0.5), 4)
+    together = buffer_requests(experts, *numbers, together=True)
+    apart = buffer_requests(experts, *numbers, together=False)
+    assert together.finished.tolist() == [4, 4, 4, 4]  # nobody has had two passes before the last iteration
+    # Of the four that began first 1 and 3 had had one; when they go on, 5 and 7 are with the same experts.
+    assert apart.finished.tolist() == [4, 4, 2, 6]
+
+
+def test_passes_keep_their_gating_while_they_wait():
+    experts = jnp.array([[[[0], [0]], [[2], [2]], [[3], [3]]], [[[0], [1]], [[2], [1]], [[3], [3]]]])
+    found = buffer_requests(experts, 4, jnp.asarray(2.0), jnp.asarray(1.0), 1)
+    went_on = np.asarray(found.began)[np.asarray(found.served)]
+    steps = np.broadcast_to(np.arange(3)[:, None, None], found.served.shape)[np.asarray(found.served)]
+    assert (went_on <= steps).all()
+    assert (went_on < steps).any()

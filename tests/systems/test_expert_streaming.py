@@ -10,7 +10,7 @@ from jaxmoe.des.buffers import BufferError
 from jaxmoe.experiment.inputs import read_inputs
 from jaxmoe.experiment.simulation import batch_at, iterations_of, setting_of
 from jaxmoe.experiment.strategies import given_plans
-from jaxmoe.systems import UnsuitableSystemError, system_of
+from jaxmoe.systems import UnsuitableSystemError, expert_streaming, system_of
 
 SCENARIO = """
 hardware:
@@ -57,6 +57,37 @@ def test_every_run_is_replayed_as_modelled(tmp_path):
     assert (rolled.kept[0][0, :, 8].sum(axis=-1) == 16).all()
 
 
+def test_another_number_does_not_compile_again(tmp_path):
+    # Each compilation is one call of the traced function.
+    traced = []
+    original = expert_streaming._streamed
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(expert_streaming, "_streamed", lambda *given: traced.append(1) or original(*given))
+        for control in (10, 20):
+            runs, iterations = made(tmp_path, "system.strategy=fse", f"system.control_ns={control}")
+            runs["expert_streaming"].rollout(iterations.batches)
+    assert len(traced) <= 1
+
+
+def test_groups_that_are_loaded_in_turn_take_longer(tmp_path):
+    seconds = {}
+    for ahead in ("true", "false"):
+        runs, iterations = made(tmp_path, "system.attention=false", f"system.ahead={ahead}")
+        run = runs["expert_streaming"]
+        rolled = run.rollout(iterations.batches)
+        simulated = np.array([run.replay(rolled, batch_at(iterations, row, 1), 1, row) for row in range(2)])
+        np.testing.assert_allclose(rolled.compared[1], simulated, rtol=0.15)
+        seconds[ahead] = simulated.sum()
+    assert seconds["false"] > 1.02 * seconds["true"]
+
+
+def test_a_plan_is_refused(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r'system.plan is "tp".*no plan is used, since all dies load all experts; leave the key'
+    ):
+        made(tmp_path, "system.plan=tp")
+
+
 def test_machines_that_cannot_stream_are_told(tmp_path):
     with pytest.raises(UnsuitableSystemError, match="loads experts from memory, but the machine lists none"):
         made(tmp_path, "hardware.memory=[]")
@@ -65,12 +96,10 @@ def test_machines_that_cannot_stream_are_told(tmp_path):
         made(tmp_path, f"hardware.memory={memory}")
 
 
-def test_a_buffer_that_is_too_small_is_told_by_the_replay(tmp_path):
+def test_a_buffer_that_is_too_small_is_told_before_anything_is_timed(tmp_path):
     runs, iterations = made(tmp_path, "system.buffer_MB=0.01")
-    run = runs["expert_streaming"]
-    rolled = run.rollout(iterations.batches)
     with pytest.raises(BufferError, match="a micro-slice has 12288 B, but a die's buffer 10000 B"):
-        run.replay(rolled, batch_at(iterations, 0, 0), 0, 0)
+        runs["expert_streaming"].rollout(iterations.batches)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,133 @@
+"""What paired load (A3), rule 5 (A4) and token buffering (A5) gain under readings of what the paper leaves open.
+
+Writes `readings.csv` (layers alone, event simulator) and `buffering.csv` (100 iterations, by the model), or what is
+named: `python studies/expert_streaming/readings.py buffering`.
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from agreement import CONTROL, MODELS, Drawn, costs_of, described, machine_of, tokens_of
+from study import END_STEPS, ready, write, written
+
+from jaxmoe.des.description import Memory
+from jaxmoe.des.offloading import offloaded
+from jaxmoe.des.streaming import stream
+from jaxmoe.des.streaming_layer import Slicing, flow_of
+from jaxmoe.policies.streaming import groups_in_order, ring_of, trajectories
+
+BASE = Drawn((2, 2), 25.6e9, 288e9, 3.2768e12, 8e6, 8)
+DIES, SEEDS = 4, range(4)
+# What differs from the study's settings.
+READINGS: dict[str, dict[str, Any]] = {
+    "as in the study": {},
+    "DDR pooled": {"pooled": True},
+    "loaded in turn": {"in_turn": True},
+    "in turn, by dies with tokens": {"in_turn": True, "everywhere": False},
+    "tiles of 32": {"tile": 32.0},
+    "tiles of 32, in turn": {"tile": 32.0, "in_turn": True},
+    "DDR 102.4 GB/s a die": {"ddr": 102.4e9},
+    "4 MB a die": {"sram": 4e6},
+}
+STRATEGIES = {"A2": (False, False), "A3": (True, False), "A4": (True, True)}  # paired, rule 5
+TOKENS = (16, 64, 256)
+# Slack, spare requests as a part of the batch, and whether requests arrive together.
+BUFFERED = ((0.1, 1, False), (0.1, 1, True), (0.2, 0, False), (0.2, 1, False), (0.2, 1, True), (0.3, 1, True))
+
+
+@cache
+def decided(paired: bool):
+    """Compiled: groups and following dies of an array's tokens."""
+    ring = ring_of(machine_of(BASE).topology)
+    return jax.jit(
+        lambda tokens: (groups_in_order(tokens, paired), trajectories(tokens, ring).following.argmax(axis=-1))
+    )
+
+
+def seconds_of(
+    model: str,
+    counts: np.ndarray,
+    in_turn: bool = False,
+    everywhere: bool = True,
+    pooled: bool = False,
+    tile: float = 8.0,
+    ddr: float = BASE.ddr,
+    sram: float = BASE.sram,
+) -> dict[str, float]:
+    """Simulated seconds of A2 to A4, and of expert parallelism, serial and with prefetch."""
+    case = BASE._replace(ddr=ddr, sram=sram)
+    layer = described(machine_of(case), costs_of(model), tile)
+    if pooled:
+        layer = replace(layer, memory=(Memory(np.array([DIES * ddr]), np.zeros(1), np.zeros(DIES, int)),))
+    slots = sram / (layer.expert_bytes / DIES)
+    cut = max(case.micro_slices, int(np.ceil(1.5 * DIES / slots)))
+    found = {}
+    for name, (paired, balanced) in STRATEGIES.items():
+        groups, following = map(np.asarray, decided(paired)(jnp.asarray(counts, jnp.float32)))
+        slicing = Slicing(cut, sram, CONTROL, matched=paired, balanced=balanced, in_turn=in_turn)
+        loading = (counts > 0) | everywhere | (counts.sum(axis=1, keepdims=True) == 0)
+        found[name] = stream(flow_of(layer, slicing, counts, groups, following, loading)).seconds
+    host = np.arange(len(counts)) * DIES // len(counts)
+    for name, prefetch in (("ep", False), ("ep_prefetch", True)):
+        found[name] = offloaded(layer, counts.sum(axis=1), host, prefetch, CONTROL)
+    return found
+
+
+def readings() -> Iterator[dict[str, Any]]:
+    """Every reading, model and number of tokens, but those that the table has: remove it to begin anew."""
+    known = {(row["reading"], row["model"], int(row["tokens"])): row for row in written("readings")}
+    return _readings(list(product(READINGS, MODELS, TOKENS)), known)
+
+
+def _readings(
+    asked: list[tuple[str, str, int]], known: dict[tuple[str, str, int], dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Means over seeds of gating, and the least and most that A3 gains."""
+    yield from known.values()
+    for name, model, tokens in asked:
+        if (name, model, tokens) in known:
+            continue
+        counts = [tokens_of(model, tokens, DIES, np.random.default_rng(seed)) for seed in SEEDS]
+        seen = [seconds_of(model, each, **READINGS[name]) for each in counts]
+        gains = [each["A2"] / each["A3"] for each in seen]
+        row = {"reading": name, "model": model, "tokens": tokens}
+        row |= {f"{key}_s": float(np.mean([each[key] for each in seen])) for key in seen[0]}
+        yield row | {"A3_least": min(gains), "A3_most": max(gains)}
+
+
+def buffering() -> Iterator[dict[str, Any]]:
+    """Forward passes a second of A5 over A3, with and without requests that take the places of those that wait."""
+    for model, layers in (("qwen3-30b-a3b", 4), ("qwen3-30b-a3b", 16), ("phi-3.5-moe", 4)):
+        for tokens in (16, 64):
+            shown = ",".join(map(str, range(layers)))
+            plain = passes_per_s(model, tokens, shown, "system.strategy=fse_paired")
+            for slack, spare, together in BUFFERED:
+                settings = {"slack": slack, "spare_requests": spare, "arrive_together": together}
+                overrides = [f"system.{key}={str(one).lower()}" for key, one in settings.items()]
+                found = passes_per_s(model, tokens, shown, "system.strategy=fse_buffered", *overrides)
+                yield {"model": model, "layers": layers, "tokens": tokens, **settings, "over_A3": found / plain}
+            jax.clear_caches()
+
+
+def passes_per_s(model: str, tokens: int, layers: str, *overrides: str) -> float:
+    runs, iterations, _ = ready(model, tokens, layers, END_STEPS, *overrides)
+    rolled = runs["expert_streaming"].rollout(iterations.batches)
+    return float(rolled.figures.get("finished_passes", tokens * END_STEPS) / rolled.time.total.sum())
+
+
+TABLES = {"readings": readings, "buffering": buffering}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}; all by default")
+    for table in parser.parse_args().tables or TABLES:
+        if table not in TABLES:
+            parser.error(f"no table is called {table}; choose from {', '.join(TABLES)}")
+        write(table, TABLES[table]())
