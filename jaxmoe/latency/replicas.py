@@ -106,5 +106,5 @@ def replica_model(layer: LayerModel, choice: str, origin: Float[np.ndarray, " no
     if lives.shape != (nodes,) or (lives < 0).any() or not lives.sum() > 0:
         raise ValueError(f"origin has the shape {lives.shape}, expected parts of tokens on each of {nodes} ranks")
     tier, tiers = ranked_distance(np.asarray(layer.machine.topology.hop_counts()))
-    origin = jnp.asarray(lives / lives.sum(), jnp.float32)
-    return ReplicaModel(layer, origin, jnp.asarray(tier, jnp.int32), tiers, rule)
+    parts = jnp.asarray(lives / lives.sum(), jnp.float32)
+    return ReplicaModel(layer, parts, jnp.asarray(tier, jnp.int32), tiers, rule)
