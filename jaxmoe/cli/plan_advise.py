@@ -157,7 +157,7 @@ def advise(
             others = alternatives(case, advice.chosen, windows)
         ranks = case.layer().machine.num_nodes
         target = folder.target("placement" + suffix_of_engine(to))
-        notes = write_slot_plan(target, to, SlotPlan(advice.chosen.slots, ranks, moe.num_experts, ids, moe.num_layers))
+        notes = write_slot_plan(target, to, SlotPlan(advice.deployed, ranks, moe.num_experts, ids, moe.num_layers))
         report: dict[str, Any] = {
             "command": "plan advise",
             **surroundings(),

@@ -5,7 +5,7 @@ placed anew without more memory, with further slots, once or again and again. Co
 requests, so where memory is tight fewer tokens fit in a step. Actions are compared by seconds of a token, end to end.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -192,6 +192,7 @@ class Advice:
     break_even: float  # steps after which placing anew has paid for what it moves
     moving: float  # s of it
     moved_bytes: float
+    deployed: Slots  # of that action, made for all windows
 
     @property
     def sentence(self) -> str:
@@ -229,8 +230,7 @@ def advise(case: Case, windows: Windows) -> Advice:
     model, top_k = replica_model(case.layer(), case.choice), build_model(case.scenario.model).top_k
     loads = np.swapaxes(_scaled(windows[half:], float(chosen.tokens * top_k)), 0, 1)
     change = _change(model, found[0].slots, chosen, loads) if chosen.action.placed else (0.0, 0.0, 0.0)
-    deployed = replace(chosen, history=_for_all(case, chosen, windows)[None])
-    return Advice(deployed, found, float(gains.mean()), sure, *change)
+    return Advice(chosen, found, float(gains.mean()), sure, *change, _for_all(case, chosen, windows))
 
 
 def _change(

@@ -54,14 +54,16 @@ def serving_scenario(
 def drawn_loads(
     windows: Float[np.ndarray, "window layer expert"], choices: int, batches: int, seed: int
 ) -> Float[np.ndarray, "layer batch expert"]:
-    """Choices of every expert in batches of so many choices, drawn from windows in turns.
+    """Choices of every expert in batches of so many choices, drawn one by one.
 
-    What windows differ by stays; choices of a batch are drawn one by one.
+    Every other batch is drawn from all windows together, as batches of a served mixture are, and the rest from windows
+    in turns, so that what windows differ by counts too.
     """
     rng = np.random.default_rng(seed)
     share = windows + 1e-12
     share = share / share.sum(axis=2, keepdims=True)
-    picked = share[np.arange(batches) % len(share)]  # [batch, layer, expert]
+    drawn = np.where(np.arange(batches) % 2, np.arange(batches) // 2 % len(share), -1)
+    picked = np.concatenate([share, share.mean(axis=0)[None]])[drawn]  # [batch, layer, expert]
     return np.swapaxes(rng.multinomial(choices, picked), 0, 1).astype(float)
 
 

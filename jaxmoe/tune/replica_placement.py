@@ -23,7 +23,7 @@ from jaxmoe.tune.replica_search import searched_slots, weights_of
 from jaxmoe.tune.replicas import balanced_slots
 
 Slots = Int[np.ndarray, "layer slot"]
-LARGEST = 2**22  # entries [expert, source, node] up to which descents pay; beyond, the search has the time
+LARGEST = 2**21  # entries [expert, source, node] up to which descents pay; beyond, the search has the time
 
 
 @dataclass(frozen=True)

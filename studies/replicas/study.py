@@ -30,7 +30,7 @@ BATCHES = 8  # that judge, of tokens of the second half
 CASES = {
     "dgx_b200_8x8": [("deepseek-v2-lite", "summary", 2, 4), ("gpt-oss-20b", "gpqa_main", 1, 4)],
     "moentwine_8x8": [("deepseek-v2-lite", "summary", 2, 4), ("gpt-oss-20b", "gpqa_main", 1, 4)],
-    "moentwine_4x8x8": [("deepseek-v2-lite", "summary", 1, 8), ("gpt-oss-20b", "gpqa_main", 1, 8)],
+    "moentwine_4x8x8": [("deepseek-v2-lite", "summary", 1, 13), ("gpt-oss-20b", "gpqa_main", 1, 12)],
 }
 
 
@@ -71,7 +71,7 @@ def topology(machine: str, seed: int) -> None:
         published = eplb(loads.mean(axis=1), per_rank * ranks, ranks)
         for choice in REPLICA_CHOICES:
             timed = replica_model(inputs.model, choice)
-            moves = 20_000 if ranks <= 64 else 6_000
+            moves = 20_000 if ranks <= 64 else 4_000
             found = tuned_slots(ReplicaProblem(timed, loads, per_rank * ranks), moves, seed=seed)
             for plan, slots in (("eplb", published), ("tuned", found.slots)):
                 seconds = judged(timed, slots, batches, experts)

@@ -6,8 +6,7 @@ import yaml
 
 from jaxmoe.des import fabric_of, replay_plan
 from jaxmoe.experiment.advice import Case, Outcome, _drawn, _scaled, advise, outcomes
-from jaxmoe.experiment.evaluation import describe
-from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.experiment.evaluation import describe_model
 from jaxmoe.experiment.rebalancing import Policy, break_even_steps, matched, moving_seconds, rebalanced, step_seconds
 from jaxmoe.experiment.replica_plans import served_by, serving_scenario
 from jaxmoe.latency.replicas import replica_model
@@ -135,9 +134,8 @@ def simulated_per_token(case: Case, outcome: Outcome, later: np.ndarray) -> floa
     layer = case.layer()
     model = replica_model(layer, case.choice)
     router = case.scenario.hardware.router
-    inputs = Inputs(case.scenario, None, layer, None, "")  # type: ignore[arg-type]  # what a description needs
-    inputs.__dict__["fabric"] = fabric_of(layer.machine.topology, float(router.chunk_B), True)
-    described = describe(inputs, "sharded", "token_home")
+    fabric = fabric_of(layer.machine.topology, float(router.chunk_B), True)
+    described = describe_model(layer, fabric, "sharded", "token_home")
     priced, seen = 0.0, 0.0
     for window in range(0, len(later), 4):
         slots, loads = outcome.history[window], _scaled(later[window : window + 1], 2.0 * outcome.tokens)[0]
@@ -177,6 +175,6 @@ def test_skewed_loads_are_placed_and_memory_counts(case_of):
     assert roomy.gain > 0.01
     tokens = {each.action.extra: each.tokens for each in tight.outcomes}
     assert tokens[0] == TOKENS > tokens[1] > tokens[2]
-    assert copies_of_slots(roomy.chosen.slots, EXPERTS, RANKS).sum(axis=2).min() >= 1
+    assert copies_of_slots(roomy.deployed, EXPERTS, RANKS).sum(axis=2).min() >= 1
     with pytest.raises(PlanError, match="expected 4 or more"):
         advise(case_of(), windows[:3])
