@@ -154,7 +154,7 @@ def advise(
             case = Case(scenario, tokens, steps, choice_of(choice))
         with clock.stage("compare"):
             advice = advised(case, windows)
-            others = alternatives(case, advice.chosen, windows)
+            others = alternatives(case, advice.deployed, windows)
         ranks = case.layer().machine.num_nodes
         target = folder.target("placement" + suffix_of_engine(to))
         notes = write_slot_plan(target, to, SlotPlan(advice.deployed, ranks, moe.num_experts, ids, moe.num_layers))

@@ -8,6 +8,7 @@ requests, so where memory is tight fewer tokens fit in a step. Actions are compa
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -20,13 +21,14 @@ from jaxmoe.experiment.rebalancing import (
     moving_seconds,
     rebalanced,
 )
+from jaxmoe.experiment.replica_plans import EXCHANGE, served_by
 from jaxmoe.experiment.slot_plans import balance
-from jaxmoe.latency import EvenParts, LayerModel
+from jaxmoe.latency import Decisions, EvenParts, LayerModel
 from jaxmoe.latency.replicas import ReplicaModel, replica_model
 from jaxmoe.network import build_exchange
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.placement.replica_choice import ReplicaChoice
-from jaxmoe.placement.slots import loads_of_slots, new_copies
+from jaxmoe.placement.slots import loads_of_slots, new_copies, share_of_slots
 from jaxmoe.traces import Batch
 from jaxmoe.tune.replica_placement import ReplicaProblem, tuned_slots
 
@@ -259,31 +261,36 @@ def _for_all(case: Case, chosen: Outcome, windows: Windows) -> Slots:
     return tuned_slots(ReplicaProblem(model, loads, chosen.slots.shape[1]), case.moves, seed=case.seed).slots
 
 
-def alternatives(case: Case, chosen: Outcome, windows: Windows) -> dict[str, float]:
-    """Seconds of a token in experts' layers with something else than placement changed, by name.
+def alternatives(case: Case, slots: Slots, windows: Windows) -> dict[str, float]:
+    """Seconds of a token in the experts of the first layer, with something else than placement changed, by name.
 
-    Tensor parallelism of all experts over all ranks, results that come back along trees, and a batch twice as large;
-    tokens are drawn from the loads, choice by choice.
+    Tensor parallelism of all experts over all ranks, results that come back along trees, and a batch twice as large,
+    beside experts as numbered and the `slots` advised; all of tokens drawn from the loads.
     """
     layer, moe = case.layer(), build_model(case.scenario.model)
     nodes, experts = layer.machine.num_nodes, moe.num_experts
-    share = jnp.full((experts, nodes), 1 / nodes)
+    even = jnp.full((experts, nodes), 1 / nodes)
     whole = jnp.asarray(np.eye(nodes)[np.arange(experts) * nodes // experts], jnp.float32)
 
-    def seconds(share: Array, exchange: str, tokens: int) -> float:
-        batch = _drawn(windows.mean(axis=0)[0], tokens, moe.top_k, case.seed)
-        return float(layer(share, batch, build_exchange(exchange, layer.machine.topology)).total) / tokens
+    def seconds(share: Array, exchange: str = EXCHANGE, times: int = 1, served: bool = False) -> float:
+        batch = drawn_tokens(windows.mean(axis=0)[0], times * case.tokens, moe.top_k, case.seed)
+        at = None
+        if served:
+            stacked = jax.tree.map(lambda leaf: leaf[None, None], batch)
+            at = jnp.asarray(served_by(replica_model(layer, case.choice), slots[:1], stacked, experts)[0, 0])
+        decided = Decisions(share, build_exchange(exchange, layer.machine.topology), at)
+        return float(layer.decided(decided, batch).total) / (times * case.tokens)
 
     return {
-        "as numbered": seconds(whole, "token_home", case.tokens),
-        "as numbered, along trees": seconds(whole, "token_home_tree", case.tokens),
-        "as numbered, twice the batch": seconds(whole, "token_home", 2 * case.tokens),
-        "tensor parallelism over all ranks": seconds(share, "ring_both_ways", case.tokens),
-        f"{chosen.action.name}, all layers": chosen.layer_seconds / chosen.tokens,
+        "as numbered": seconds(whole),
+        "as numbered, along trees": seconds(whole, f"{EXCHANGE}_tree"),
+        "as numbered, twice the batch": seconds(whole, times=2),
+        "tensor parallelism over all ranks": seconds(even, "ring_both_ways"),
+        "as advised": seconds(jnp.asarray(share_of_slots(slots[:1], experts, nodes)[0]), served=True),
     }
 
 
-def _drawn(loads: Float[np.ndarray, " expert"], tokens: int, top_k: int, seed: int) -> Batch:
+def drawn_tokens(loads: Float[np.ndarray, " expert"], tokens: int, top_k: int, seed: int) -> Batch:
     """Tokens that choose different experts, more likely those with more load (Gumbel top-k)."""
     rng = np.random.default_rng(seed)
     score = np.log(loads + 1e-9 * loads.sum() + 1e-30) + rng.gumbel(size=(tokens, len(loads)))

@@ -255,8 +255,7 @@ def _value(times, p95_weight, moving, each):
 @no_type_check
 def _search(weights, load, held, kind, known, nearest, each, p95_weight, repeats, moves, seed):
     np.random.seed(seed)
-    batches, experts = load.shape
-    nodes, per_rank = held.shape
+    nodes = len(held)
     count, network, rows, busy, asked, moving = _begun(weights, load, held, kind, known, nearest)
     value = _value(_times(weights, busy, asked), p95_weight, moving, each)
     begun, best, kept = value, value, held.copy()
@@ -265,36 +264,18 @@ def _search(weights, load, held, kind, known, nearest, each, p95_weight, repeats
     new_network, new_rows = np.zeros((2, len(weights.dispatch))), np.zeros((2, nodes))
     new_busy, new_asked = np.zeros_like(busy), np.zeros_like(asked)
     for move in range(moves):
-        node, slot = np.random.randint(nodes), np.random.randint(per_rank)
-        first, other, place = held[node, slot], -1, -1
-        if np.random.random() < 0.5:  # the slot becomes another expert's
-            if np.random.random() < 0.7:
-                second = min(np.searchsorted(likely, np.random.random()), experts - 1)
-            else:
-                second = np.random.randint(experts)
-            if second == first or count[first].sum() < 2 or (not repeats and count[second, node]):
-                continue
-        else:
-            other, place = np.random.randint(nodes), np.random.randint(per_rank)
-            second = held[other, place]
-            if other == node or second == first:
-                continue
-            if not repeats and (count[second, node] or count[first, other]):
-                continue
-        pair = (first, second)
-        new_moving = moving.copy()
-        count[first, node] -= 1
-        count[second, node] += 1
-        if other >= 0:
-            count[second, other] -= 1
-            count[first, other] += 1
-        _change_moves(weights, new_moving, count, known, nearest, first, second, node, other)
+        node, slot, other, place, second = _proposed(held, count, likely, repeats)
+        if second < 0:
+            continue
+        pair, new_moving = (held[node, slot], second), moving.copy()
+        _count_moves(count, pair, node, other, 1)
+        _change_moves(weights, new_moving, count, known, nearest, pair[0], second, node, other)
         new_busy[:], new_asked[:] = busy, asked
         for index in range(2):
             expert = pair[index]
             _profile(weights, count[expert], kind, new_network[index], new_rows[index])
             change = new_network[index] - network[expert]
-            for batch in range(batches):
+            for batch in range(len(load)):
                 amount = load[batch, expert]
                 for resource in range(len(change)):
                     new_busy[batch, resource] += amount * change[resource]
@@ -302,26 +283,53 @@ def _search(weights, load, held, kind, known, nearest, each, p95_weight, repeats
                 _asked(weights, new_asked[batch], amount, new_rows[index], 1.0)
         found = _value(_times(weights, new_busy, new_asked), p95_weight, new_moving, each)
         warmth = begun * WARM * (COLD / WARM) ** (move / moves)
-        if found <= value or np.random.random() < np.exp((value - found) / warmth):
-            value = found
-            busy, new_busy = new_busy, busy
-            asked, new_asked = new_asked, asked
-            moving = new_moving
-            held[node, slot] = second
-            if other >= 0:
-                held[other, place] = first
-            for index in range(2):
-                network[pair[index]] = new_network[index]
-                rows[pair[index]] = new_rows[index]
-            if value < best * (1 - 1e-9):
-                best, kept = value, held.copy()
-        else:
-            count[first, node] += 1
-            count[second, node] -= 1
-            if other >= 0:
-                count[second, other] += 1
-                count[first, other] -= 1
+        if found > value and np.random.random() >= np.exp((value - found) / warmth):
+            _count_moves(count, pair, node, other, -1)
+            continue
+        value, moving = found, new_moving
+        busy, new_busy = new_busy, busy
+        asked, new_asked = new_asked, asked
+        held[node, slot] = second
+        if other >= 0:
+            held[other, place] = pair[0]
+        for index in range(2):
+            network[pair[index]] = new_network[index]
+            rows[pair[index]] = new_rows[index]
+        if value < best * (1 - 1e-9):
+            best, kept = value, held.copy()
     return kept
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _proposed(held, count, likely, repeats):
+    """A slot and the expert that it gets, from another slot or, where that is -1, as a further copy; -1 for neither."""
+    nodes, per_rank = held.shape
+    node, slot = np.random.randint(nodes), np.random.randint(per_rank)
+    first = held[node, slot]
+    if np.random.random() < 0.5:
+        if np.random.random() < 0.7:
+            second = min(np.searchsorted(likely, np.random.random()), len(likely) - 1)
+        else:
+            second = np.random.randint(len(likely))
+        if second == first or count[first].sum() < 2 or (not repeats and count[second, node]):
+            return node, slot, -1, -1, -1
+        return node, slot, -1, -1, second
+    other, place = np.random.randint(nodes), np.random.randint(per_rank)
+    second = held[other, place]
+    if other == node or second == first or (not repeats and (count[second, node] or count[first, other])):
+        return node, slot, other, place, -1
+    return node, slot, other, place, second
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _count_moves(count, pair, node, other, sign):
+    count[pair[0], node] -= sign
+    count[pair[1], node] += sign
+    if other >= 0:
+        count[pair[1], other] -= sign
+        count[pair[0], other] += sign
 
 
 @njit(cache=True, nogil=True)

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from jaxmoe.des import fabric_of, replay_plan
-from jaxmoe.experiment.advice import Case, Outcome, _drawn, _scaled, advise, outcomes
+from jaxmoe.experiment.advice import Case, Outcome, _scaled, advise, drawn_tokens, outcomes
 from jaxmoe.experiment.evaluation import describe_model
 from jaxmoe.experiment.rebalancing import Policy, break_even_steps, matched, moving_seconds, rebalanced, step_seconds
 from jaxmoe.experiment.replica_plans import served_by, serving_scenario
@@ -141,7 +141,7 @@ def simulated_per_token(case: Case, outcome: Outcome, later: np.ndarray) -> floa
         slots, loads = outcome.history[window], _scaled(later[window : window + 1], 2.0 * outcome.tokens)[0]
         priced += step_seconds(model, slots, loads[:, None]).sum()
         for row in range(LAYERS):
-            batch = _drawn(loads[row], outcome.tokens, 2, window)
+            batch = drawn_tokens(loads[row], outcome.tokens, 2, window)
             stacked = batch.__class__(
                 *(None if leaf is None else jnp.asarray(leaf)[None, None] for leaf in _fields(batch))
             )
