@@ -18,18 +18,20 @@ from jaxmoe.experiment.replica_plans import drawn_loads, judged, replayed, servi
 from jaxmoe.latency.replicas import replica_model
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.replica_choice import REPLICA_CHOICES
-from jaxmoe.traces import GatingTrace, load_counts, sample_batches
+from jaxmoe.traces import GatingTrace, load_counts, read_trace, sample_batches
+from jaxmoe.traces.synthesis.mixtures import drawn_counts, read_arrivals
 from jaxmoe.tune.replica_placement import ReplicaProblem, tuned_slots
 
 HERE = Path(__file__).parent
 TRACES = Path("../shared/traces")
 TOKENS = 2048  # of all ranks in a step
+MOVES = 8000  # of local search for every layer; a quarter on 256 ranks
 BATCHES = 8  # that judge, of tokens of the second half
 
 # Model, trace and slots of a rank, by machine; every so many layers of the trace.
 CASES = {
-    "dgx_b200_8x8": [("deepseek-v2-lite", "summary", 2, 4), ("gpt-oss-20b", "gpqa_main", 1, 4)],
-    "moentwine_8x8": [("deepseek-v2-lite", "summary", 2, 4), ("gpt-oss-20b", "gpqa_main", 1, 4)],
+    "dgx_b200_8x8": [("deepseek-v2-lite", "summary", 2, 6), ("gpt-oss-20b", "gpqa_main", 1, 6)],
+    "moentwine_8x8": [("deepseek-v2-lite", "summary", 2, 6), ("gpt-oss-20b", "gpqa_main", 1, 6)],
     "moentwine_4x8x8": [("deepseek-v2-lite", "summary", 1, 13), ("gpt-oss-20b", "gpqa_main", 1, 12)],
 }
 
@@ -59,55 +61,59 @@ def windows_of(trace: GatingTrace, count: int = 8) -> np.ndarray:
     return np.stack([load_counts(trace.select_tokens(part)).counts.sum(axis=0) for part in parts]).astype(float)
 
 
-def topology(machine: str, seed: int) -> None:
+def topology(machine: str, seed: int, only: str | None, rule: str | None) -> None:
     """Acceptance 3: ours against EPLB's, on tokens of the later half, in the model and in the simulator."""
-    rows = []
     for model, name, per_rank, every in CASES[machine]:
+        if only not in (None, model):
+            continue
         inputs, first, second = inputs_for(machine, model, name, every)
-        ranks, experts = inputs.num_nodes, inputs.moe.num_experts
-        loads = drawn_loads(windows_of(first), TOKENS * inputs.moe.top_k, 16, seed)
-        batches = sample_batches(second, TOKENS, BATCHES, seed + 1)
-        replays = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :1], batches)
-        published = eplb(loads.mean(axis=1), per_rank * ranks, ranks)
-        for choice in REPLICA_CHOICES:
-            timed = replica_model(inputs.model, choice)
-            moves = 20_000 if ranks <= 64 else 4_000
-            found = tuned_slots(ReplicaProblem(timed, loads, per_rank * ranks), moves, seed=seed)
-            for plan, slots in (("eplb", published), ("tuned", found.slots)):
-                seconds = judged(timed, slots, batches, experts)
-                seen = replayed(inputs, timed, slots, replays)
-                for row, layer in enumerate(inputs.layer_ids):
-                    rows.append(
-                        {
-                            "machine": machine,
-                            "model": model,
-                            "slots": per_rank * ranks,
-                            "seed": seed,
-                            "choice": choice,
-                            "plan": plan,
-                            "layer": layer,
-                            "tuned_on_us": round(found.values["tuned" if plan == "tuned" else "eplb"][row] * 1e6, 4),
-                            "later_us": round(seconds.total[row].mean() * 1e6, 4),
-                            "later_p95_us": round(float(np.quantile(seconds.total[row], 0.95)) * 1e6, 4),
-                            "model_first_us": round(seconds.total[row, 0] * 1e6, 4),
-                            "simulated_first_us": round(seen[row][0].total_s * 1e6, 4),
-                            "compute_us": round(seconds.stages["compute"][row].mean() * 1e6, 4),
-                            "came_from": found.chosen[row] if plan == "tuned" else "eplb",
-                        }
-                    )
-            print(machine, model, choice, told(rows, choice), flush=True)
-    write(f"topology_{machine}_{seed}.csv", rows)
+        for choice in REPLICA_CHOICES if rule is None else (rule,):
+            rows = compared(inputs, first, second, per_rank, choice, seed)
+            about = {"machine": machine, "model": model, "slots": per_rank * inputs.num_nodes, "seed": seed}
+            write(f"topology_{machine}_{model}_{choice}_{seed}.csv", [about | {"choice": choice} | row for row in rows])
+            print(machine, model, choice, told(rows), flush=True)
 
 
-def told(rows: list[dict], choice: str) -> str:
-    """Mean times of both plans for the last case."""
-    last = [row for row in rows if row["model"] == rows[-1]["model"] and row["choice"] == choice]
-    mean = {plan: np.mean([row["later_us"] for row in last if row["plan"] == plan]) for plan in ("eplb", "tuned")}
-    seen = {
-        plan: np.mean([row["simulated_first_us"] for row in last if row["plan"] == plan]) for plan in ("eplb", "tuned")
-    }
-    gains = 1 - mean["tuned"] / mean["eplb"], 1 - seen["tuned"] / seen["eplb"]
-    return f"{mean['eplb']:.2f} us, tuned {mean['tuned']:.2f}: {gains[0]:.1%} less, simulated {gains[1]:.1%} less"
+def compared(
+    inputs: Inputs, first: GatingTrace, second: GatingTrace, per_rank: int, choice: str, seed: int
+) -> list[dict]:
+    """Times of EPLB's and tuned slots, layer by layer."""
+    ranks, experts = inputs.num_nodes, inputs.moe.num_experts
+    loads = drawn_loads(windows_of(first), TOKENS * inputs.moe.top_k, 16, seed)
+    batches = sample_batches(second, TOKENS, BATCHES, seed + 1)
+    replays = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :1], batches)
+    timed = replica_model(inputs.model, choice)
+    found = tuned_slots(ReplicaProblem(timed, loads, per_rank * ranks), MOVES if ranks <= 64 else MOVES // 4, seed=seed)
+    published = eplb(loads.mean(axis=1), per_rank * ranks, ranks)
+    rows = []
+    for plan, slots in (("eplb", published), ("tuned", found.slots)):
+        seconds = judged(timed, slots, batches, experts)
+        seen = replayed(inputs, timed, slots, replays)
+        for row, layer in enumerate(inputs.layer_ids):
+            rows.append(
+                {
+                    "plan": plan,
+                    "layer": layer,
+                    "tuned_on_us": round(found.values[plan][row] * 1e6, 4),
+                    "later_us": round(seconds.total[row].mean() * 1e6, 4),
+                    "later_p95_us": round(float(np.quantile(seconds.total[row], 0.95)) * 1e6, 4),
+                    "model_first_us": round(seconds.total[row, 0] * 1e6, 4),
+                    "simulated_first_us": round(seen[row][0].total_s * 1e6, 4),
+                    "compute_us": round(seconds.stages["compute"][row].mean() * 1e6, 4),
+                    "came_from": found.chosen[row] if plan == "tuned" else "eplb",
+                }
+            )
+    return rows
+
+
+def told(rows: list[dict]) -> str:
+    """Mean times of both plans."""
+
+    def gain(key: str) -> str:
+        before, after = (np.mean([row[key] for row in rows if row["plan"] == plan]) for plan in ("eplb", "tuned"))
+        return f"{before:.2f} us, tuned {after:.2f}, {1 - after / before:.1%} less"
+
+    return f"{gain('later_us')}; simulated {gain('simulated_first_us')}"
 
 
 MACHINE, MODEL, SLOTS = "dgx_b200_8x8", "deepseek-v2-lite", 128
@@ -119,10 +125,10 @@ POLICIES = [
     *(Policy("eplb_matched", every) for every in (1, 4)),
     Policy("eplb", trigger=1.3),
     Policy("eplb_matched", trigger=1.3),
-    *(Policy("tuned", every, moves=3000) for every in (1, 4)),
-    Policy("tuned", 1, patience=4.0, moves=3000),
-    Policy("tuned", 1, patience=np.inf, moves=3000),
-    Policy("oracle", moves=3000),
+    *(Policy("tuned", every, moves=1500) for every in (1, 4)),
+    Policy("tuned", 1, patience=4.0, moves=1500),
+    Policy("tuned", 1, patience=np.inf, moves=1500),
+    Policy("oracle", moves=1500),
 ]
 
 
@@ -145,7 +151,7 @@ def drifting_loads(layers: list[int], windows: int, seed: int) -> np.ndarray:
 
 def over_time(choice: str, seed: int) -> None:
     """Acceptance 4 and the replay over time: every policy, for windows of several lengths."""
-    layers = list(build_model(load_model(MODEL, "model")).moe_layer_ids[::8])
+    layers = list(build_model(load_model(MODEL, "model")).moe_layer_ids[::13])
     scenario = serving_scenario(Path(f"configs/hardware/{MACHINE}.yaml"), MODEL, TOKENS)
     layer = build_layer_model(scenario, "sharded")
     model, size = replica_model(layer, choice), float(layer.costs.expert_bytes)
@@ -154,7 +160,7 @@ def over_time(choice: str, seed: int) -> None:
     problem = ReplicaProblem(model, np.swapaxes(known, 0, 1), SLOTS)
     starts = {
         "eplb": eplb(known.sum(axis=0), SLOTS, problem.ranks),
-        "tuned": tuned_slots(problem, 8000, seed=seed).slots,
+        "tuned": tuned_slots(problem, MOVES, seed=seed).slots,
     }
     rows = []
     for steps in STEPS:
@@ -185,8 +191,13 @@ def main() -> None:
     parser.add_argument("part", choices=("topology", "time"))
     parser.add_argument("what", choices=[*CASES, *REPLICA_CHOICES])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", help="of a topology, this model alone")
+    parser.add_argument("--choice", choices=REPLICA_CHOICES, help="of a topology, this rule alone")
     given = parser.parse_args()
-    (topology if given.part == "topology" else over_time)(given.what, given.seed)
+    if given.part == "topology":
+        topology(given.what, given.seed, given.model, given.choice)
+    else:
+        over_time(given.what, given.seed)
 
 
 if __name__ == "__main__":

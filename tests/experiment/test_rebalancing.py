@@ -1,5 +1,6 @@
 """Placements over time: what policies move and gain, when moving pays, and advice on prepared cases."""
 
+import jax
 import numpy as np
 import pytest
 import yaml
@@ -142,9 +143,7 @@ def simulated_per_token(case: Case, outcome: Outcome, later: np.ndarray) -> floa
         priced += step_seconds(model, slots, loads[:, None]).sum()
         for row in range(LAYERS):
             batch = drawn_tokens(loads[row], outcome.tokens, 2, window)
-            stacked = batch.__class__(
-                *(None if leaf is None else jnp.asarray(leaf)[None, None] for leaf in _fields(batch))
-            )
+            stacked = jax.tree.map(lambda leaf: leaf[None, None], batch)
             served = served_by(model, slots[row : row + 1], stacked, EXPERTS)
             share = share_of_slots(slots[row : row + 1], EXPERTS, RANKS)
             seen += replay_plan(described, share, stacked, served=served)[0][0].total_s
