@@ -93,11 +93,39 @@ def plan_place(
     nodes: options.ServerNodes = 1,
     repeats: options.Repeats = False,
     fast: options.Fast = False,
+    machine: options.PlaceMachine = None,
+    choice: options.Choice = "nearest",
+    tokens: options.StepTokens = 2048,
+    before: options.Before = None,
+    steps: options.Steps = 1000,
+    weight_bytes: options.WeightBytes = 1.0,
     verbose: options.Verbose = False,
 ) -> None:
     """Place copies of experts for recorded loads, and write a file that an engine loads.
 
-    Told beside it: EPLB on the same loads, and how well the first half of the windows serves the second.
+    Told beside it: EPLB on the same loads, and how well the first half of the windows serves the second. With --machine
+    slots are tuned for the time of a layer there: network, nodes, and how the engine picks among copies.
+    """
+
+
+@plan_app.command("advise")
+@runs("plan_advise", "advise")
+def plan_advise(
+    trace: options.AdvisedTrace,
+    model: options.CheckedModel,
+    machine: options.CheckedMachine,
+    out: options.Out,
+    to: options.PlanFormat = "plan",
+    choice: options.Choice = "nearest",
+    tokens: options.StepTokens = 2048,
+    steps: options.Steps = 1000,
+    context: options.Context = 1024,
+    weight_bytes: options.WeightBytes = 1.0,
+    verbose: options.Verbose = False,
+) -> None:
+    """Tell whether replicas or rebalancing would help, by how much end to end, and write the placement to deploy.
+
+    Placements are made for the first half of the trace's windows and judged on the second, moving and memory counted.
     """
 
 

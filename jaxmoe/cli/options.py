@@ -340,6 +340,30 @@ PlanMachine = Annotated[
 CheckedMachine = Annotated[
     Path, typer.Option("--machine", metavar="FILE", help="The description of a machine.", show_default=False)
 ]
+PlaceMachine = Annotated[
+    Path | None,
+    typer.Option(
+        "--machine",
+        metavar="FILE",
+        help="Place for the time of a layer on this machine, not for even loads alone. Needs --model.",
+    ),
+]
+Before = Annotated[
+    Path | None,
+    typer.Option("--before", metavar="FILE", help="The placement in use: what moves from it costs time."),
+]
+Steps = Annotated[
+    int,
+    typer.Option("--steps", metavar="N", min=1, help="Steps until slots change again, or of a window of the trace."),
+]
+Choice = Annotated[
+    str, typer.Option("--choice", metavar="even|nearest|fixed", help="How the engine picks among copies of an expert.")
+]
+StepTokens = Annotated[int, typer.Option("--tokens", metavar="N", min=1, help="Tokens of all ranks in a step.")]
+Context = Annotated[int, typer.Option("--context", metavar="N", min=0, help="Tokens of context before each token.")]
+AdvisedTrace = Annotated[
+    Path, typer.Argument(metavar="TRACE", help="A trace or load counts in windows.", show_default=False)
+]
 WeightBytes = Annotated[
     float, typer.Option("--weight-bytes", metavar="N", min=0.01, help="The bytes of one weight in memory.")
 ]

@@ -7,6 +7,7 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
+from jaxmoe.cli.plan_advise import Asked, check_format, place_for_time
 from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.config import build_machine, build_model, build_topology, load_hardware, load_model
@@ -22,7 +23,7 @@ from jaxmoe.experiment.slot_plans import (
     windows_of,
 )
 from jaxmoe.experiment.summary import surroundings
-from jaxmoe.placement.slot_files import FORMATS, ReadPlan, read_slot_plan, suffix_of_engine, write_slot_plan
+from jaxmoe.placement.slot_files import ReadPlan, read_slot_plan, suffix_of_engine, write_slot_plan
 from jaxmoe.plotting.slots import plot_slots
 from jaxmoe.plotting.style import byte_unit, time_unit
 
@@ -38,10 +39,20 @@ def place(
     nodes: int,
     repeats: bool,
     fast: bool,
+    machine: Path | None,
+    choice: str,
+    tokens: int,
+    before: Path | None,
+    steps: int,
+    weight_bytes: float,
 ) -> None:
     """Place copies of experts for recorded loads, and write a file that an engine loads."""
+    if machine is not None:
+        asked = Asked(loads, to, slots, placed_ranks, model, nodes, repeats, machine, choice, tokens, before, steps)
+        place_for_time(folder, asked, weight_bytes)
+        return
     with StageClock() as clock:
-        _check_format(to)
+        check_format(to)
         with clock.stage("load"):
             windows, ids = windows_of(loads, model)
             moe = None if model is None else build_model(load_model(model, "--model"))
@@ -63,11 +74,6 @@ def place(
         print_warnings(notes)
 
 
-def _check_format(to: str) -> None:
-    if to not in FORMATS:
-        raise OptionError(f"--to is {to!r}, expected one of {', '.join(FORMATS)}")
-
-
 def _print_placed(ratios: dict[str, Any], title: str) -> None:
     """Busiest rank over the mean, as means over layers and windows."""
     table = Table(title=escape(f"{title}: busiest rank over the mean"))
@@ -86,7 +92,7 @@ def convert(
 ) -> None:
     """Write a placement of any format in another one."""
     with StageClock() as clock:
-        _check_format(to)
+        check_format(to)
         read = read_slot_plan(source, hints_of(model), ranks)
         target = folder.target("placement" + suffix_of_engine(to))
         notes = [*read.notes, *write_slot_plan(target, to, read.plan)]

@@ -11,7 +11,7 @@ import numpy as np
 import scipy  # imports its submodules when they are first used
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.des import LayerDescription, LayerReplay, Memory, replay_plan
+from jaxmoe.des import Fabric, LayerDescription, LayerReplay, Memory, replay_plan
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.hardware import Machine
@@ -156,10 +156,15 @@ def replay(inputs: Inputs, strategy: Strategy, batches: Batch, report: Callable[
 
 def describe(inputs: Inputs, mode: Mode, exchange: str) -> LayerDescription:
     """The machine and the layer in the simulator's own terms."""
-    machine, costs = inputs.model.machine, inputs.model.costs
+    return describe_model(inputs.model, inputs.fabric, mode, exchange)
+
+
+def describe_model(model: LayerModel, fabric: Fabric, mode: Mode, exchange: str) -> LayerDescription:
+    """The same of any model of a layer, with its network as the simulator sees it."""
+    machine, costs = model.machine, model.costs
     levels = ((level.bandwidth, level.latency, level.channel) for level in machine.memory)
     return LayerDescription(
-        fabric=inputs.fabric,
+        fabric=fabric,
         flops=np.asarray(machine.die.flops, float),
         dispatch_bytes=float(costs.dispatch_bytes),
         combine_bytes=float(costs.combine_bytes),
@@ -168,8 +173,8 @@ def describe(inputs: Inputs, mode: Mode, exchange: str) -> LayerDescription:
         mode=mode,
         exchange=exchange_of(exchange),
         memory=tuple(Memory(*map(np.asarray, level)) for level in levels),
-        gemm=simulated_gemm(inputs.model),
-        micro_batches=inputs.model.schedule.micro_batches,
+        gemm=simulated_gemm(model),
+        micro_batches=model.schedule.micro_batches,
     )
 
 

@@ -133,24 +133,42 @@ class CountModel(eqx.Module):
         return loads[topology.reverse_links] * costs.dispatch_bytes / rate, loads * costs.combine_bytes / rate
 
     def _node_seconds(self, slots: Slots, rows: Float[Array, "node slot"]) -> Float[Array, " node"]:
-        machine, costs = self.machine, self.costs
-        used = jnp.minimum(rows, 1) * ~repeated(slots)  # an expert that nobody chose is not read, nor one twice
-        products = None
-        if machine.die.gemm is not None:
-            rate = machine.die.flops / costs.flops_per_token_expert
-            given = (rows.T, jnp.ones_like(rows.T), jnp.minimum(rows.T, 1))
-            products = machine.die.gemm.seconds(*given, rate, costs.columns, costs.gemms).sum(axis=0)
-        return self.computing(rows.sum(axis=1), used.sum(axis=1), products)
+        used = ~repeated(slots)  # an expert that nobody chose is not read, nor one twice
+        return expert_stage(self.machine, self.costs, rows.T, used.T)
 
-    def computing(
-        self, rows: Float[Array, " node"], read: Float[Array, " node"], products: Float[Array, " node"] | None = None
-    ) -> Float[Array, " node"]:
-        """Seconds of nodes for so many choices and experts read; `products` are at the die's rate unless given, s."""
-        machine, costs = self.machine, self.costs
-        if products is None:
-            products = rows * costs.flops_per_token_expert / machine.die.flops
-        vectors = rows * (costs.dispatch_bytes + costs.combine_bytes)
-        return roofline(machine, products, read * costs.expert_bytes, vectors)
+    def computing(self, rows: Float[Array, " node"], read: Float[Array, " node"]) -> Float[Array, " node"]:
+        """Seconds of nodes at the die's rate for so many choices and experts read."""
+        return _computing(self.machine, self.costs, rows, read)
+
+
+def expert_stage(
+    machine: Machine,
+    costs: LayerCosts,
+    rows: Float[Array, "copy node"],
+    used: Float[Array, "copy node"] | Bool[Array, "copy node"],
+) -> Float[Array, " node"]:
+    """Seconds of nodes that have so many choices of every copy; those that are not `used` need not be read."""
+    read = jnp.minimum(rows, 1) * used
+    products = None
+    if machine.die.gemm is not None:
+        rate = machine.die.flops / costs.flops_per_token_expert
+        given = (rows, jnp.ones_like(rows), jnp.minimum(rows, 1))
+        products = machine.die.gemm.seconds(*given, rate, costs.columns, costs.gemms).sum(axis=0)
+    return _computing(machine, costs, rows.sum(axis=0), read.sum(axis=0), products)
+
+
+def _computing(
+    machine: Machine,
+    costs: LayerCosts,
+    rows: Float[Array, " node"],
+    read: Float[Array, " node"],
+    products: Float[Array, " node"] | None = None,
+) -> Float[Array, " node"]:
+    """Seconds of nodes; `products` are at the die's rate unless given, s."""
+    if products is None:
+        products = rows * costs.flops_per_token_expert / machine.die.flops
+    vectors = rows * (costs.dispatch_bytes + costs.combine_bytes)
+    return roofline(machine, products, read * costs.expert_bytes, vectors)
 
 
 # What slots do.

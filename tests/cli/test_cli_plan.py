@@ -126,3 +126,47 @@ def test_bad_input(run, files, out, given, expected):
     assert result.exit_code == 2
     assert expected in result.stderr
     assert not out.exists()
+
+
+def test_place_for_the_time_of_a_layer(run, files, out, tmp_path):
+    path = tmp_path / "trace.npz"
+    write_trace(path, synthetic_trace(400, (1, 2), 4, 2, 1.5, 0.0, 0.0, 3))
+    given = ("--slots", 6, "--ranks", 3, "--to", "vllm_ascend", "--model", files["model"])
+    timed = ("--machine", files["machine"], "--tokens", 64, "--before", files["before"], "--steps", 5)
+    result = run("plan", "place", path, *given, *timed, "--out", out)
+    assert result.exit_code == 0, result.output
+    found = told(out)["layer_s"]
+    assert found["same_loads"]["tuned"] <= min(found["same_loads"].values()) * (1 + 1e-6)
+    assert {"tuned", "eplb", "before"} <= found["later_loads"].keys()
+    assert "mean time of a layer" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--ranks", 2, "--slots", 4), "--machine has 3 nodes"),
+        (("--ranks", 3, "--slots", 6, "--choice", "closest"), "expected one of even"),
+        (("--ranks", 3, "--slots", 3), "each of the 4 experts"),
+    ],
+)
+def test_place_for_time_refuses(run, files, out, options, said):
+    given = ("--to", "plan", "--model", files["model"], "--machine", files["machine"], "--tokens", 8)
+    result = run("plan", "place", files["trace"], *options, *given, "--out", out)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert not list(out.glob("*")) if out.exists() else True
+
+
+def test_advise_ends_in_one_sentence_and_a_file(run, files, out, tmp_path):
+    path = tmp_path / "trace.npz"
+    write_trace(path, synthetic_trace(400, (1, 2), 4, 2, 1.5, 0.0, 0.0, 3))
+    given = ("--model", files["model"], "--machine", files["machine"], "--tokens", 64, "--to", "vllm_ascend")
+    result = run("plan", "advise", path, *given, "--out", out)
+    assert result.exit_code == 0, result.output
+    report = told(out)
+    assert report["action"] in report["actions"]
+    assert report["advice"] in " ".join(result.stdout.split())
+    assert {"max_over_mean", "mean_over_max", "excess_over_mean"} <= report["actions"][report["action"]][
+        "balance"
+    ].keys()
+    assert (out / "placement.json").exists()

@@ -1,0 +1,331 @@
+"""Should I rebalance? Placements and policies compared on later loads, end to end, with the memory that copies take.
+
+Slots are made for the first half of the windows of a trace, and judged on the second: as the experts are numbered,
+placed anew without more memory, with further slots, once or again and again. Copies take memory from the context of
+requests, so where memory is tight fewer tokens fit in a step. Actions are compared by seconds of a token, end to end.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxmoe.config import Scenario, build_layer_model, build_model
+from jaxmoe.config.build import build_even_parts
+from jaxmoe.experiment.rebalancing import (
+    Policy,
+    break_even_steps,
+    moving_seconds,
+    rebalanced,
+)
+from jaxmoe.experiment.replica_plans import EXCHANGE, served_by
+from jaxmoe.experiment.slot_plans import balance
+from jaxmoe.latency import Decisions, EvenParts, LayerModel
+from jaxmoe.latency.replicas import ReplicaModel, replica_model
+from jaxmoe.network import build_exchange
+from jaxmoe.placement.placement import PlanError
+from jaxmoe.placement.replica_choice import ReplicaChoice
+from jaxmoe.placement.slots import loads_of_slots, new_copies, share_of_slots
+from jaxmoe.traces import Batch
+from jaxmoe.tune.replica_placement import ReplicaProblem, tuned_slots
+
+WORTH = 0.01  # a gain below this part is not worth an action
+ERRORS = 2.0  # standard errors of a gain that counts
+EXTRA = (1, 2)  # further slots of a rank
+EVERY = (1, 4)  # windows between two placements
+
+Slots = Int[np.ndarray, "layer slot"]
+Windows = Float[np.ndarray, "window layer expert"]
+Past = Float[np.ndarray, "past layer expert"]
+
+
+@dataclass(frozen=True)
+class Action:
+    """Slots of a rank beyond what experts need, whether they are placed for loads, and how often again."""
+
+    extra: int
+    placed: bool
+    every: int | None = None
+
+    @property
+    def name(self) -> str:
+        if not self.placed:
+            return "leave as it is"
+        slots = "the slots there are" if not self.extra else f"{self.extra} more slot{'s' * (self.extra > 1)} a rank"
+        return f"place {slots}, {'once' if self.every is None else f'again every {self.every} windows'}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an action takes on loads that it was not made for.
+
+    `seconds` are of a step by window, end to end and with moving; `tokens` of all ranks fit in a step.
+    """
+
+    action: Action
+    tokens: int
+    seconds: Float[np.ndarray, " window"]
+    layer_seconds: float  # mean of a layer with experts
+    moving: float  # s of moving in a window
+    bytes_moved: float  # in a window
+    balance: dict[str, float]
+    rank_bytes: float  # of experts in memory
+    history: Int[np.ndarray, "window layer slot"]  # slots in every window
+
+    @property
+    def slots(self) -> Slots:
+        """Those of the last window."""
+        return self.history[-1]
+
+    @property
+    def per_token(self) -> Float[np.ndarray, " window"]:
+        return self.seconds / max(self.tokens, 1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model that is served on a machine: `tokens` in a step, `steps` in a window of a trace."""
+
+    scenario: Scenario
+    tokens: int
+    steps: int
+    choice: ReplicaChoice = "nearest"
+    moves: int = 8000  # of local search for each placement
+    seed: int = 0
+
+    def layer(self) -> LayerModel:
+        return build_layer_model(self.scenario, "sharded")
+
+    def beside(self) -> EvenParts | None:
+        """What every token passes beside routed experts; `None` where the model does not tell of attention."""
+        return build_even_parts(self.scenario) if build_model(self.scenario.model).attention is not None else None
+
+
+def actions_of(experts: int, ranks: int) -> list[Action]:
+    """From the simplest on."""
+    found = [Action(0, False), Action(0, True)]
+    for extra in EXTRA:
+        found += [Action(extra, True)] if -(-experts // ranks) + extra <= experts else []
+    deepest = found[-1].extra
+    return found + [Action(extra, True, every) for extra in sorted({0, deepest}) for every in EVERY]
+
+
+def outcomes(case: Case, known: Past, later: Windows) -> list[Outcome]:
+    """What every action takes on `later` windows when it knows those before. Those that do not fit are left out."""
+    layer, beside = case.layer(), case.beside()
+    model = replica_model(layer, case.choice)
+    found = [
+        _outcome(case, model, beside, action, known, later)
+        for action in actions_of(known.shape[2], layer.machine.num_nodes)
+    ]
+    fitting = [each for each in found if each is not None]
+    if not fitting:
+        raise PlanError("the weights of the model do not fit the machine; use more or larger ranks")
+    return fitting
+
+
+def _outcome(
+    case: Case, model: ReplicaModel, beside: EvenParts | None, action: Action, known: Past, later: Windows
+) -> Outcome | None:
+    layers, experts = known.shape[1:]
+    ranks = model.layer.machine.num_nodes
+    per_rank = -(-experts // ranks) + action.extra
+    top_k = build_model(case.scenario.model).top_k
+    size = float(model.layer.costs.expert_bytes)
+    tokens = fitting_tokens(case, model.layer, beside, per_rank * layers * size)
+    if tokens < 1:
+        return None
+    before, after = (_scaled(windows, float(tokens * top_k)) for windows in (known, later))
+    problem = ReplicaProblem(model, np.swapaxes(before, 0, 1), per_rank * ranks)
+    start = np.tile(np.arange(per_rank * ranks) % experts, (layers, 1))
+    if not action.extra:
+        start = np.tile(np.arange(per_rank * ranks) * experts // (per_rank * ranks), (layers, 1))
+    if action.placed:
+        start = tuned_slots(problem, case.moves, steps=0, seed=case.seed).slots
+    policy = Policy("keep") if action.every is None else Policy("tuned", action.every, moves=case.moves // 4)
+    run = rebalanced(problem, after, before, start, policy, case.steps, case.seed)
+    others = 0.0 if beside is None else float(beside(jnp.asarray(float(tokens))).total)
+    loads = after.mean(axis=0)
+    return Outcome(
+        action,
+        tokens,
+        run.seconds + others + run.moving / case.steps,
+        float(run.seconds.mean() / layers),
+        float(run.moving.mean()),
+        float(run.experts.mean() * size),
+        balance(loads_of_slots(run.slots[-1], loads, ranks)),
+        per_rank * layers * size,
+        run.slots,
+    )
+
+
+def _scaled(windows: Windows, choices: float) -> Windows:
+    """Loads of a step of so many choices; layers without any are even."""
+    total = windows.sum(axis=2, keepdims=True)
+    share = np.where(total > 0, windows / np.where(total > 0, total, 1), 1 / windows.shape[2])
+    return share * choices
+
+
+def fitting_tokens(case: Case, layer: LayerModel, beside: EvenParts | None, expert_bytes: float) -> int:
+    """The tokens of a step whose contexts fit beside the weights of a rank, at most those that are asked for."""
+    if layer.machine.capacity is None or beside is None:
+        return case.tokens
+    ranks, room = layer.machine.num_nodes, float(np.min(np.asarray(layer.machine.capacity)))
+    others = sum(float(part.weight_bytes) for part in (beside.attention, beside.dense, beside.shared)) / ranks
+    free = room - others - expert_bytes
+    context = float(beside.attention.bytes_per_token)
+    return int(np.clip(free * ranks / context if context else np.inf * free, 0, case.tokens))
+
+
+# What to do.
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The action to take, what it gains over leaving things as they are, and how sure that is."""
+
+    chosen: Outcome
+    outcomes: list[Outcome]
+    gain: float  # part of the seconds of a token, end to end
+    confidence: str
+    break_even: float  # steps after which placing anew has paid for what it moves
+    moving: float  # s of it
+    moved_bytes: float
+    deployed: Slots  # of that action, made for all windows
+
+    @property
+    def sentence(self) -> str:
+        if not self.chosen.action.placed:
+            return (
+                f"Leave the placement as it is: nothing else gains {WORTH:.0%} surely ({self.confidence} confidence)."
+            )
+        pays = f"moving takes {self.moving:.3g} s and pays after {self.break_even:,.0f} steps"
+        if np.isinf(self.break_even):
+            pays = "while it runs, moving does not pay for itself: deploy it at a restart"
+        action = self.chosen.action.name
+        gained = f"{self.gain:.1%} less time a token end to end on later loads"
+        return f"{action[0].upper()}{action[1:]}: {gained}; {pays} ({self.confidence} confidence)."
+
+
+def advise(case: Case, windows: Windows) -> Advice:
+    """Choose by what the second half of the windows says of placements made for the first.
+
+    The simplest action that is not surely slower than any other wins: a gain counts from `WORTH` and twice its standard
+    error over windows on. Raises `PlanError` for fewer than four windows.
+    """
+    if len(windows) < 4:
+        raise PlanError(
+            f"the trace has {len(windows)} windows, expected 4 or more to judge on later ones; record longer"
+        )
+    half = len(windows) // 2
+    found = outcomes(case, windows[:half], windows[half:])
+    chosen = found[0]
+    for other in found[1:]:
+        gain = 1 - other.per_token / chosen.per_token
+        if gain.mean() > WORTH and gain.mean() > ERRORS * _error(gain):
+            chosen = other
+    gains = 1 - chosen.per_token / found[0].per_token
+    sure = "high" if (gains > 0).all() or chosen is found[0] else "medium" if (gains > 0).mean() > 0.75 else "low"
+    model, top_k = replica_model(case.layer(), case.choice), build_model(case.scenario.model).top_k
+    loads = np.swapaxes(_scaled(windows[half:], float(chosen.tokens * top_k)), 0, 1)
+    change = _change(model, found[0].slots, chosen, loads) if chosen.action.placed else (0.0, 0.0, 0.0)
+    return Advice(chosen, found, float(gains.mean()), sure, *change, _for_all(case, chosen, windows))
+
+
+def _change(
+    model: ReplicaModel, start: Slots, chosen: Outcome, loads: Float[np.ndarray, "layer batch expert"]
+) -> tuple[float, float, float]:
+    """Steps until the change has paid, seconds of moving, and bytes; further slots hold experts from 0 on before."""
+    experts, ranks = loads.shape[2], model.layer.machine.num_nodes
+    before = start
+    if chosen.slots.shape != start.shape:
+        before = np.tile(np.arange(chosen.slots.shape[1]) % experts, (len(start), 1))
+    moved = new_copies(before, chosen.slots, experts, ranks).sum() * float(model.layer.costs.expert_bytes)
+    seconds = moving_seconds(model, before, chosen.slots, experts).sum()
+    return break_even_steps(model, before, chosen.slots, loads), float(seconds), float(moved)
+
+
+def _error(values: Float[np.ndarray, " window"]) -> float:
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+
+
+def _for_all(case: Case, chosen: Outcome, windows: Windows) -> Slots:
+    """The slots to deploy: those of the action, made for all windows."""
+    if not chosen.action.placed:
+        return chosen.slots
+    model, top_k = replica_model(case.layer(), case.choice), build_model(case.scenario.model).top_k
+    loads = np.swapaxes(_scaled(windows, float(chosen.tokens * top_k)), 0, 1)
+    return tuned_slots(ReplicaProblem(model, loads, chosen.slots.shape[1]), case.moves, seed=case.seed).slots
+
+
+def alternatives(case: Case, slots: Slots, windows: Windows) -> dict[str, float]:
+    """Seconds of a token in the experts of the first layer, with something else than placement changed, by name.
+
+    Tensor parallelism of all experts over all ranks, results that come back along trees, and a batch twice as large,
+    beside experts as numbered and the `slots` advised; all of tokens drawn from the loads.
+    """
+    layer, moe = case.layer(), build_model(case.scenario.model)
+    nodes, experts = layer.machine.num_nodes, moe.num_experts
+    even = jnp.full((experts, nodes), 1 / nodes)
+    whole = jnp.asarray(np.eye(nodes)[np.arange(experts) * nodes // experts], jnp.float32)
+
+    def seconds(share: Array, exchange: str = EXCHANGE, times: int = 1, served: bool = False) -> float:
+        batch = drawn_tokens(windows.mean(axis=0)[0], times * case.tokens, moe.top_k, case.seed)
+        at = None
+        if served:
+            stacked = jax.tree.map(lambda leaf: leaf[None, None], batch)
+            at = jnp.asarray(served_by(replica_model(layer, case.choice), slots[:1], stacked, experts)[0, 0])
+        decided = Decisions(share, build_exchange(exchange, layer.machine.topology), at)
+        return float(layer.decided(decided, batch).total) / (times * case.tokens)
+
+    return {
+        "as numbered": seconds(whole),
+        "as numbered, along trees": seconds(whole, f"{EXCHANGE}_tree"),
+        "as numbered, twice the batch": seconds(whole, times=2),
+        "tensor parallelism over all ranks": seconds(even, "ring_both_ways"),
+        "as advised": seconds(jnp.asarray(share_of_slots(slots[:1], experts, nodes)[0]), served=True),
+    }
+
+
+def drawn_tokens(loads: Float[np.ndarray, " expert"], tokens: int, top_k: int, seed: int) -> Batch:
+    """Tokens that choose different experts, more likely those with more load (Gumbel top-k)."""
+    rng = np.random.default_rng(seed)
+    score = np.log(loads + 1e-9 * loads.sum() + 1e-30) + rng.gumbel(size=(tokens, len(loads)))
+    experts = np.argsort(-score, axis=1)[:, :top_k]
+    return Batch(
+        jnp.asarray(experts, jnp.int32),
+        jnp.asarray(rng.random(tokens), jnp.float32),
+        jnp.asarray(rng.random(experts.shape), jnp.float32),
+        jnp.ones(tokens),
+    )
+
+
+def advice_report(advice: Advice) -> dict[str, Any]:
+    """For `summary.json`: times in seconds."""
+    base = advice.outcomes[0]
+    return {
+        "advice": advice.sentence,
+        "action": advice.chosen.action.name,
+        "gain": advice.gain,
+        "confidence": advice.confidence,
+        "break_even_steps": None if np.isinf(advice.break_even) else advice.break_even,
+        "moving_s": advice.moving,
+        "moving_B": advice.moved_bytes,
+        "actions": {
+            each.action.name: {
+                "tokens": each.tokens,
+                "step_s": float(each.seconds.mean()),
+                "token_s": float(each.per_token.mean()),
+                "layer_s": each.layer_seconds,
+                "gain": float((1 - each.per_token / base.per_token).mean()),
+                "moving_s_of_a_window": each.moving,
+                "moving_B_of_a_window": each.bytes_moved,
+                "experts_B_of_a_rank": each.rank_bytes,
+                "balance": each.balance,
+            }
+            for each in advice.outcomes
+        },
+    }

@@ -1,0 +1,163 @@
+"""Slots tuned for the time of a layer on its machine: which experts have copies, how many, and on which ranks.
+
+Where `jaxmoe.tune.replicas` evens loads out, this asks the model: network and nodes, batch by batch, with the way the
+engine picks among copies, and what moving from the placement before costs. EPLB, the balanced slots and the placement
+before are starts; so are the ends of gradient descents from them. All are improved by local search, the exact model
+judges what comes of it, and the best of every layer is kept: on what it was tuned for it is never worse than a start.
+"""
+
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxmoe.latency.replicas import ReplicaModel
+from jaxmoe.placement.eplb import eplb
+from jaxmoe.placement.placement import PlanError
+from jaxmoe.placement.slots import copies_of_slots
+from jaxmoe.tune.replica_descent import STEPS, Mixing, descended, rounded
+from jaxmoe.tune.replica_search import searched_slots, weights_of
+from jaxmoe.tune.replicas import balanced_slots
+
+Slots = Int[np.ndarray, "layer slot"]
+LARGEST = 2**21  # entries [expert, source, node] up to which descents pay; beyond, the search has the time
+
+
+@dataclass(frozen=True)
+class ReplicaProblem:
+    """Place `slots` slots of every layer for `loads`, choices of every expert in batches.
+
+    The value of a placement is the mean time over batches mixed with its 95th percentile, and the seconds of moving
+    from `before` spread over `horizon` steps. `groups` of experts on server `nodes` are for EPLB's hierarchical policy.
+    Without `repeats` no rank has an expert twice, where ranks have no more slots than there are experts.
+    """
+
+    model: ReplicaModel
+    loads: Float[np.ndarray, "layer batch expert"]
+    slots: int
+    p95_weight: float = 0.2
+    before: Int[np.ndarray, "..."] | None = None
+    horizon: float = np.inf
+    groups: int = 1
+    nodes: int = 1
+    repeats: bool = False
+
+    def __post_init__(self) -> None:
+        ranks = self.ranks
+        if self.slots % ranks or self.slots < self.experts:
+            raise PlanError(
+                f"slots is {self.slots}, expected a multiple of the {ranks} ranks and at least one for each of the "
+                f"{self.experts} experts"
+            )
+        if not (np.isfinite(self.loads).all() and (self.loads >= 0).all()):
+            raise PlanError("loads must be finite and not negative; check the trace")
+        if not 0 <= self.p95_weight <= 1 or not self.horizon > 0:
+            raise PlanError(
+                f"p95_weight is {self.p95_weight}, expected 0 to 1; horizon {self.horizon}, expected above 0"
+            )
+        if self.before is not None and self.before.shape != (len(self.loads), self.slots):
+            raise PlanError(
+                f"the placement before has the shape {self.before.shape}, expected {(len(self.loads), self.slots)}; "
+                "give one of the same layers and slots"
+            )
+
+    @property
+    def ranks(self) -> int:
+        return self.model.layer.machine.num_nodes
+
+    @property
+    def experts(self) -> int:
+        return self.loads.shape[2]
+
+
+@dataclass(frozen=True)
+class TunedSlots:
+    """Slots with their values, s, by name [layer]: of every start and end, and `tuned`, of what is returned."""
+
+    slots: Slots
+    values: dict[str, Float[np.ndarray, " layer"]]
+    chosen: tuple[str, ...]  # where the tuned slots of every layer come from
+
+
+def tuned_slots(problem: ReplicaProblem, moves: int = 20_000, steps: int = STEPS, seed: int = 0) -> TunedSlots:
+    """The best slots found with so many moves of local search for every layer, and descents of so many `steps`.
+
+    Without steps there are no descents. An eighth of the moves goes to each candidate, then the rest to the best.
+    """
+    starts = starting_slots(problem)
+    if steps and problem.experts * problem.ranks**2 <= LARGEST:
+        starts |= {f"gradient from {name}": slots for name, slots in _descents(problem, starts, steps).items()}
+    values = {name: slot_values(problem, slots) for name, slots in starts.items()}
+    legal = {name: slots for name, slots in starts.items() if name != "eplb" or problem.repeats}
+    weights = weights_of(problem.model)
+
+    def improved(slots: Slots, count: int, seed: int) -> Slots:
+        given = (problem.p95_weight, problem.before, problem.horizon, problem.repeats)
+        return searched_slots(problem.model, weights, problem.loads, slots, count, *given, seed)
+
+    for number, (name, slots) in enumerate([*legal.items()]):
+        legal[f"searched from {name}"] = improved(slots, moves // 8, seed + number)
+        values[f"searched from {name}"] = slot_values(problem, legal[f"searched from {name}"])
+    best, _, _ = _best(legal, values)
+    legal["search"] = improved(best, moves, seed + len(legal))
+    values["search"] = slot_values(problem, legal["search"])
+    best, value, chosen = _best(legal, values)
+    return TunedSlots(best, values | {"tuned": value}, chosen)
+
+
+def starting_slots(problem: ReplicaProblem) -> dict[str, Slots]:
+    """EPLB, hierarchical where groups divide nodes, as published; the same legally; balanced slots; what was before."""
+    loads, ranks = problem.loads.mean(axis=1), problem.ranks
+    published = eplb(loads, problem.slots, ranks, problem.groups, problem.nodes)
+    starts = {"eplb": published}
+    if not problem.repeats:
+        copies = copies_of_slots(published, problem.experts, ranks)
+        starts["eplb without repeats"] = rounded(np.minimum(copies, 1).astype(float), problem.slots)
+    starts["balanced"] = balanced_slots(loads, problem.slots, ranks, repeats=problem.repeats, fast=True)
+    if problem.before is not None:
+        starts["before"] = problem.before
+    return starts
+
+
+def slot_values(problem: ReplicaProblem, slots: Slots) -> Float[np.ndarray, " layer"]:
+    """The exact value of slots, s."""
+    held, loads, before = _as_arrays(problem, slots)
+    return np.asarray(_values(problem.model, _mixing(problem), held, loads, before), float)
+
+
+@eqx.filter_jit
+def _values(model: ReplicaModel, mixing: Mixing, held: Array, loads: Array, before: Array) -> Array:
+    return jax.lax.map(lambda given: mixing(model, *given), (held, loads, before))
+
+
+def _mixing(problem: ReplicaProblem) -> Mixing:
+    return Mixing(jnp.asarray(problem.p95_weight, jnp.float32), jnp.asarray(problem.horizon, jnp.float32))
+
+
+def _as_arrays(problem: ReplicaProblem, slots: Slots) -> tuple[Array, Array, Array]:
+    held = copies_of_slots(slots, problem.experts, problem.ranks)
+    before = held if problem.before is None else copies_of_slots(problem.before, problem.experts, problem.ranks)
+    return tuple(jnp.asarray(each, jnp.float32) for each in (held, problem.loads, before))  # type: ignore[return-value]
+
+
+def _descents(problem: ReplicaProblem, starts: dict[str, Slots], steps: int) -> dict[str, Slots]:
+    """What descents end at, rounded: from balanced slots, and from the placement before."""
+    names = [name for name in ("balanced", "before") if name in starts]
+    given = np.stack([starts[name].reshape(len(problem.loads), problem.ranks, -1) for name in names], axis=1)
+    _, loads, before = _as_arrays(problem, starts["balanced"])
+    before = before if problem.before is not None else jnp.ones_like(before)
+    held = np.asarray(descended(problem.model, _mixing(problem), loads, jnp.asarray(given), before, steps))
+    return {name: rounded(held[:, index], problem.slots) for index, name in enumerate(names)}
+
+
+def _best(
+    slots: dict[str, Slots], values: dict[str, Float[np.ndarray, " layer"]]
+) -> tuple[Slots, Float[np.ndarray, " layer"], tuple[str, ...]]:
+    """The best candidate of every layer, its value and its name."""
+    names = [*slots]
+    table = np.stack([values[name] for name in names])
+    chosen, row = table.argmin(axis=0), np.arange(table.shape[1])
+    return np.stack([slots[name] for name in names])[chosen, row], table[chosen, row], tuple(names[i] for i in chosen)

@@ -1,0 +1,347 @@
+"""Local search of slots by the time of a layer: two copies change places, or one becomes a copy of another expert.
+
+The value of a move is that of `ReplicaModel` but for delays of paths: the busiest link or port in dispatch and in
+combine and the slowest node, batch by batch, and what moving from a placement before costs. All are sums over experts,
+so a move changes those of two experts. The weights of these sums come from the machine of the model; a test holds both
+equal. Compiled by Numba: tens of thousands of moves of a few thousand numbers each.
+"""
+
+from typing import NamedTuple, no_type_check
+
+import numpy as np
+from jaxtyping import Float, Int
+from numba import njit
+
+from jaxmoe.latency.replicas import ReplicaModel
+from jaxmoe.placement.replica_choice import REPLICA_CHOICES
+from jaxmoe.placement.slots import copies_of_slots
+from jaxmoe.threads import side_by_side
+
+WARM, COLD = 2e-3, 1e-5  # temperatures of the first and the last move, relative to the value of the start
+
+
+class Weights(NamedTuple):
+    """The machine as sums over experts: which resources a choice or a copy uses, and for how long."""
+
+    first: Int[np.ndarray, " pair_and_one"]  # of every pair from, to: where its resources begin
+    resource: Int[np.ndarray, " step"]  # links, ports that send, ports that receive
+    dispatch: Float[np.ndarray, " resource"]  # s of a choice
+    combine: Float[np.ndarray, " resource"]
+    moving: Float[np.ndarray, " resource"]  # s of an expert
+    work: Float[np.ndarray, " node"]  # s of a choice at the die's rate
+    channel: Int[np.ndarray, "level node"]
+    reading: Float[np.ndarray, "level channel"]  # s of an expert read
+    passing: Float[np.ndarray, "level channel"]  # s of a choice's vectors
+    distance: Int[np.ndarray, "node node2"]  # places of distances
+    origin: Float[np.ndarray, " node"]
+    even: Float[np.ndarray, "node resource"]  # what a choice takes that is computed at a node, wherever its token lives
+
+
+def weights_of(model: ReplicaModel) -> Weights:
+    """The weights of a model. Of dies that state how well they multiply, the plain rate counts."""
+    machine, costs = model.layer.machine, model.layer.costs
+    topology, nodes = machine.topology, machine.num_nodes
+    links = topology.num_links
+    pairs = [
+        [*path, links + source, links + nodes + destination] if source != destination else []
+        for source, row in enumerate(topology.paths())
+        for destination, path in enumerate(row)
+    ]
+    first = np.cumsum([0, *(len(pair) for pair in pairs)])
+    resource = np.array([each for pair in pairs for each in pair], np.int64)
+    rate = np.asarray(topology.link_bandwidth, float)
+    ports = [
+        np.full(nodes, np.inf) if given is None else np.asarray(given, float)
+        for given in (topology.injection_bandwidth, topology.ejection_bandwidth)
+    ]
+    slowness = 1 / np.concatenate([rate, *ports]) / float(topology.efficiency)
+    back = 1 / np.concatenate([rate[np.asarray(topology.reverse_links)], *ports[::-1]]) / float(topology.efficiency)
+    origin = np.asarray(model.origin, float)
+    even = np.zeros((nodes, len(slowness)))
+    for pair, steps in enumerate(pairs):
+        even[pair // nodes, steps] += origin[pair % nodes]
+    vectors = float(costs.dispatch_bytes) + float(costs.combine_bytes)
+    channels = max([len(level.bandwidth) for level in machine.memory], default=0)
+    reading, passing = np.zeros((2, len(machine.memory), channels))
+    for depth, level in enumerate(machine.memory):
+        slow = 1 / np.asarray(level.bandwidth, float)
+        reading[depth, : len(slow)] = float(costs.expert_bytes) * slow
+        passing[depth, : len(slow)] = vectors * slow if depth == 0 else 0
+    return Weights(
+        first,
+        resource,
+        back * float(costs.dispatch_bytes),
+        slowness * float(costs.combine_bytes),
+        np.where(np.arange(len(slowness)) < links, slowness, 0) * float(costs.expert_bytes),
+        float(costs.flops_per_token_expert) / np.asarray(machine.die.flops, float),
+        np.array([np.asarray(level.channel) for level in machine.memory], np.int64).reshape(-1, nodes),
+        reading,
+        passing,
+        np.asarray(model.tier).astype(np.int64),
+        origin,
+        even,
+    )
+
+
+def searched_slots(
+    model: ReplicaModel,
+    weights: Weights,
+    loads: Float[np.ndarray, "layer batch expert"],
+    start: Int[np.ndarray, "layer slot"],
+    moves: int,
+    p95_weight: float = 0.0,
+    before: Int[np.ndarray, "layer slot"] | None = None,
+    horizon: float = np.inf,
+    repeats: bool = False,
+    seed: int = 0,
+) -> Int[np.ndarray, "layer slot"]:
+    """Slots that are no worse by the count model than those of the start, layer by layer.
+
+    The value is the mean over batches mixed with the 95th percentile, and the seconds of moving from `before` over
+    `horizon` steps. Where ranks have no expert twice at the start, none has at the end, unless `repeats`.
+    """
+    layers, experts, nodes = len(start), loads.shape[2], len(weights.origin)
+    kind = REPLICA_CHOICES.index(model.choice)
+    known = np.ones((layers, experts, nodes), bool)
+    if before is not None and np.isfinite(horizon):
+        known = copies_of_slots(before, experts, nodes) > 0
+    far = np.where(known[:, :, :, None], weights.distance, np.iinfo(np.int64).max)  # [layer, expert, from, to]
+    nearest = far.argmin(axis=2)
+    each = 1 / horizon if np.isfinite(horizon) else 0.0
+    given = np.ascontiguousarray(loads, np.float64)
+
+    def searched(layer: int) -> Int[np.ndarray, " slot"]:
+        held = start[layer].reshape(nodes, -1).astype(np.int64)
+        found = _search(
+            weights, given[layer], held, kind, known[layer], nearest[layer], each, p95_weight, repeats, moves, seed
+        )
+        return found.ravel()
+
+    return np.stack([*side_by_side(searched, range(layers))])
+
+
+def search_value(
+    model: ReplicaModel, weights: Weights, loads: Float[np.ndarray, "batch expert"], slots: Int[np.ndarray, " slot"]
+) -> Float[np.ndarray, " batch"]:
+    """The times of batches as the search sees them, s, without delays of paths."""
+    held = slots.reshape(len(weights.origin), -1).astype(np.int64)
+    nothing = np.ones((loads.shape[1], len(held)), bool)
+    kind = REPLICA_CHOICES.index(model.choice)
+    state = _begun(weights, np.ascontiguousarray(loads, np.float64), held, kind, nothing, np.zeros_like(nothing, int))
+    return _times(weights, state[3], state[4])
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _profile(weights, count, kind, network, rows):
+    """What one choice of an expert with `count` [node] copies takes of every resource, and of which node it is."""
+    network[:] = 0
+    rows[:] = 0
+    nodes, copies = len(count), count.sum()
+    if kind == 0:
+        for node in range(nodes):
+            if count[node]:
+                part = count[node] / copies
+                rows[node] = part
+                for index in range(len(network)):
+                    network[index] += part * weights.even[node, index]
+        return
+    hosts = np.flatnonzero(count)
+    for source in range(nodes):
+        lives = weights.origin[source]
+        if kind == 2:
+            named, node = source % copies, 0
+            for host in hosts:
+                if named < count[host]:
+                    node = host
+                    break
+                named -= count[host]
+            _sent(weights, node, source, lives, network, rows)
+            continue
+        least, equal = np.int64(1 << 60), 0
+        for host in hosts:
+            hops = weights.distance[source, host]
+            if hops < least:
+                least, equal = hops, count[host]
+            elif hops == least:
+                equal += count[host]
+        for host in hosts:
+            if weights.distance[source, host] == least:
+                _sent(weights, host, source, lives * count[host] / equal, network, rows)
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _sent(weights, node, source, part, network, rows):
+    rows[node] += part
+    pair = node * len(rows) + source
+    for step in range(weights.first[pair], weights.first[pair + 1]):
+        network[weights.resource[step]] += part
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _begun(weights, load, held, kind, known, nearest):
+    """Copies, profiles of experts, busy sums of the network and of nodes by batch, and of moves."""
+    batches, experts = load.shape
+    nodes, resources = len(held), len(weights.dispatch)
+    count = np.zeros((experts, nodes), np.int64)
+    for node in range(nodes):
+        for expert in held[node]:
+            count[expert, node] += 1
+    network, rows = np.zeros((experts, resources)), np.zeros((experts, nodes))
+    levels, channels = weights.reading.shape
+    busy, asked = np.zeros((batches, resources)), np.zeros((batches, nodes + levels * channels))
+    moving = np.zeros(resources)
+    for expert in range(experts):
+        _profile(weights, count[expert], kind, network[expert], rows[expert])
+        for batch in range(batches):
+            busy[batch] += load[batch, expert] * network[expert]
+            _asked(weights, asked[batch], load[batch, expert], rows[expert], 1.0)
+        for node in range(nodes):
+            if count[expert, node] and not known[expert, node]:
+                _moved(weights, moving, nearest[expert, node], node, 1.0)
+    return count, network, rows, busy, asked, moving
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _asked(weights, asked, load, rows, sign):
+    """Add what the choices of an expert ask of nodes and of channels of memory."""
+    levels, channels = weights.reading.shape
+    nodes = len(rows)
+    for node in range(nodes):
+        if rows[node] > 0:
+            amount = load * rows[node]
+            asked[node] += sign * amount * weights.work[node]
+            for level in range(levels):
+                channel = weights.channel[level, node]
+                taken = min(amount, 1.0) * weights.reading[level, channel] + amount * weights.passing[level, channel]
+                asked[nodes + level * channels + channel] += sign * taken
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _moved(weights, moving, source, node, sign):
+    if source != node:
+        pair = source * len(weights.origin) + node
+        for step in range(weights.first[pair], weights.first[pair + 1]):
+            moving[weights.resource[step]] += sign * weights.moving[weights.resource[step]]
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _times(weights, busy, asked):
+    times = np.empty(len(busy))
+    for batch in range(len(busy)):
+        dispatch, combine = 0.0, 0.0
+        for index in range(busy.shape[1]):
+            dispatch = max(dispatch, busy[batch, index] * weights.dispatch[index])
+            combine = max(combine, busy[batch, index] * weights.combine[index])
+        times[batch] = dispatch + combine + asked[batch].max()
+    return times
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _value(times, p95_weight, moving, each):
+    value = times.mean()
+    if p95_weight > 0:
+        value += p95_weight * (np.quantile(times, 0.95) - value)
+    return value + each * moving.max()
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _search(weights, load, held, kind, known, nearest, each, p95_weight, repeats, moves, seed):
+    np.random.seed(seed)
+    nodes = len(held)
+    count, network, rows, busy, asked, moving = _begun(weights, load, held, kind, known, nearest)
+    value = _value(_times(weights, busy, asked), p95_weight, moving, each)
+    begun, best, kept = value, value, held.copy()
+    likely = np.cumsum(load.sum(axis=0) + 1e-9 * load.sum())
+    likely /= likely[-1]
+    new_network, new_rows = np.zeros((2, len(weights.dispatch))), np.zeros((2, nodes))
+    new_busy, new_asked = np.zeros_like(busy), np.zeros_like(asked)
+    for move in range(moves):
+        node, slot, other, place, second = _proposed(held, count, likely, repeats)
+        if second < 0:
+            continue
+        pair, new_moving = (held[node, slot], second), moving.copy()
+        _count_moves(count, pair, node, other, 1)
+        _change_moves(weights, new_moving, count, known, nearest, pair[0], second, node, other)
+        new_busy[:], new_asked[:] = busy, asked
+        for index in range(2):
+            expert = pair[index]
+            _profile(weights, count[expert], kind, new_network[index], new_rows[index])
+            change = new_network[index] - network[expert]
+            for batch in range(len(load)):
+                amount = load[batch, expert]
+                for resource in range(len(change)):
+                    new_busy[batch, resource] += amount * change[resource]
+                _asked(weights, new_asked[batch], amount, rows[expert], -1.0)
+                _asked(weights, new_asked[batch], amount, new_rows[index], 1.0)
+        found = _value(_times(weights, new_busy, new_asked), p95_weight, new_moving, each)
+        warmth = begun * WARM * (COLD / WARM) ** (move / moves)
+        if found > value and np.random.random() >= np.exp((value - found) / warmth):
+            _count_moves(count, pair, node, other, -1)
+            continue
+        value, moving = found, new_moving
+        busy, new_busy = new_busy, busy
+        asked, new_asked = new_asked, asked
+        held[node, slot] = second
+        if other >= 0:
+            held[other, place] = pair[0]
+        for index in range(2):
+            network[pair[index]] = new_network[index]
+            rows[pair[index]] = new_rows[index]
+        if value < best * (1 - 1e-9):
+            best, kept = value, held.copy()
+    return kept
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _proposed(held, count, likely, repeats):
+    """A slot and the expert that it gets, from another slot or, where that is -1, as a further copy; -1 for neither."""
+    nodes, per_rank = held.shape
+    node, slot = np.random.randint(nodes), np.random.randint(per_rank)
+    first = held[node, slot]
+    if np.random.random() < 0.5:
+        if np.random.random() < 0.7:
+            second = min(np.searchsorted(likely, np.random.random()), len(likely) - 1)
+        else:
+            second = np.random.randint(len(likely))
+        if second == first or count[first].sum() < 2 or (not repeats and count[second, node]):
+            return node, slot, -1, -1, -1
+        return node, slot, -1, -1, second
+    other, place = np.random.randint(nodes), np.random.randint(per_rank)
+    second = held[other, place]
+    if other == node or second == first or (not repeats and (count[second, node] or count[first, other])):
+        return node, slot, other, place, -1
+    return node, slot, other, place, second
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _count_moves(count, pair, node, other, sign):
+    count[pair[0], node] -= sign
+    count[pair[1], node] += sign
+    if other >= 0:
+        count[pair[1], other] -= sign
+        count[pair[0], other] += sign
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _change_moves(weights, moving, count, known, nearest, first, second, node, other):
+    """What travels after a move, whose counts are the new ones: a node needs an expert once."""
+    if count[first, node] == 0 and not known[first, node]:
+        _moved(weights, moving, nearest[first, node], node, -1.0)
+    if count[second, node] == 1 and not known[second, node]:
+        _moved(weights, moving, nearest[second, node], node, 1.0)
+    if other >= 0:
+        if count[second, other] == 0 and not known[second, other]:
+            _moved(weights, moving, nearest[second, other], other, -1.0)
+        if count[first, other] == 1 and not known[first, other]:
+            _moved(weights, moving, nearest[first, other], other, 1.0)

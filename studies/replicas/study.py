@@ -1,0 +1,204 @@
+"""Placements of replicas by the time they take, against EPLB's: see README.md.
+
+python studies/replicas/study.py topology dgx_b200_8x8 | moentwine_8x8 | moentwine_4x8x8
+python studies/replicas/study.py time even | nearest | fixed
+"""
+
+import argparse
+import csv
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxmoe.config import build_layer_model, build_model, load_model
+from jaxmoe.experiment.inputs import Inputs, inputs_of
+from jaxmoe.experiment.rebalancing import Policy, rebalanced
+from jaxmoe.experiment.replica_plans import drawn_loads, judged, replayed, serving_scenario
+from jaxmoe.latency.replicas import replica_model
+from jaxmoe.placement.eplb import eplb
+from jaxmoe.placement.replica_choice import REPLICA_CHOICES
+from jaxmoe.traces import GatingTrace, load_counts, read_trace, sample_batches
+from jaxmoe.traces.synthesis.mixtures import drawn_counts, read_arrivals
+from jaxmoe.tune.replica_placement import ReplicaProblem, tuned_slots
+
+HERE = Path(__file__).parent
+TRACES = Path("../shared/traces")
+TOKENS = 2048  # of all ranks in a step
+MOVES = 8000  # of local search for every layer; a quarter on 256 ranks
+BATCHES = 8  # that judge, of tokens of the second half
+
+# Model, trace and slots of a rank, by machine; every so many layers of the trace.
+CASES = {
+    "dgx_b200_8x8": [("deepseek-v2-lite", "summary", 2, 6), ("gpt-oss-20b", "gpqa_main", 1, 6)],
+    "moentwine_8x8": [("deepseek-v2-lite", "summary", 2, 6), ("gpt-oss-20b", "gpqa_main", 1, 6)],
+    "moentwine_4x8x8": [("deepseek-v2-lite", "summary", 1, 13), ("gpt-oss-20b", "gpqa_main", 1, 12)],
+}
+
+
+def write(name: str, rows: list[dict]) -> None:
+    """A table beside this file; rows of the same key columns are replaced."""
+    with (HERE / name).open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def inputs_for(machine: str, model: str, trace: str, every: int) -> tuple[Inputs, GatingTrace, GatingTrace]:
+    """The inputs of some layers, and both halves of the trace."""
+    scenario = serving_scenario(Path(f"configs/hardware/{machine}.yaml"), model, TOKENS)
+    layers = build_model(load_model(model, "model")).moe_layer_ids[::every]
+    inputs = inputs_of(scenario, TRACES / model / f"{trace}.npz", ",".join(map(str, layers)))
+    half = inputs.trace.num_tokens // 2
+    parts = np.arange(half), np.arange(half, inputs.trace.num_tokens)
+    first, second = (inputs.trace.select_tokens(part) for part in parts)
+    return inputs, first, second
+
+
+def windows_of(trace: GatingTrace, count: int = 8) -> np.ndarray:
+    """Choices of every expert in successive parts, [window, layer, expert]."""
+    parts = np.array_split(np.arange(trace.num_tokens), count)
+    return np.stack([load_counts(trace.select_tokens(part)).counts.sum(axis=0) for part in parts]).astype(float)
+
+
+def topology(machine: str, seed: int, only: str | None, rule: str | None) -> None:
+    """Acceptance 3: ours against EPLB's, on tokens of the later half, in the model and in the simulator."""
+    for model, name, per_rank, every in CASES[machine]:
+        if only not in (None, model):
+            continue
+        inputs, first, second = inputs_for(machine, model, name, every)
+        for choice in REPLICA_CHOICES if rule is None else (rule,):
+            rows = compared(inputs, first, second, per_rank, choice, seed)
+            about = {"machine": machine, "model": model, "slots": per_rank * inputs.num_nodes, "seed": seed}
+            write(f"topology_{machine}_{model}_{choice}_{seed}.csv", [about | {"choice": choice} | row for row in rows])
+            print(machine, model, choice, told(rows), flush=True)
+
+
+def compared(
+    inputs: Inputs, first: GatingTrace, second: GatingTrace, per_rank: int, choice: str, seed: int
+) -> list[dict]:
+    """Times of EPLB's and tuned slots, layer by layer."""
+    ranks, experts = inputs.num_nodes, inputs.moe.num_experts
+    loads = drawn_loads(windows_of(first), TOKENS * inputs.moe.top_k, 16, seed)
+    batches = sample_batches(second, TOKENS, BATCHES, seed + 1)
+    replays = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :1], batches)
+    timed = replica_model(inputs.model, choice)
+    found = tuned_slots(ReplicaProblem(timed, loads, per_rank * ranks), MOVES if ranks <= 64 else MOVES // 4, seed=seed)
+    published = eplb(loads.mean(axis=1), per_rank * ranks, ranks)
+    rows = []
+    for plan, slots in (("eplb", published), ("tuned", found.slots)):
+        seconds = judged(timed, slots, batches, experts)
+        seen = replayed(inputs, timed, slots, replays)
+        for row, layer in enumerate(inputs.layer_ids):
+            rows.append(
+                {
+                    "plan": plan,
+                    "layer": layer,
+                    "tuned_on_us": round(found.values[plan][row] * 1e6, 4),
+                    "later_us": round(seconds.total[row].mean() * 1e6, 4),
+                    "later_p95_us": round(float(np.quantile(seconds.total[row], 0.95)) * 1e6, 4),
+                    "model_first_us": round(seconds.total[row, 0] * 1e6, 4),
+                    "simulated_first_us": round(seen[row][0].total_s * 1e6, 4),
+                    "compute_us": round(seconds.stages["compute"][row].mean() * 1e6, 4),
+                    "came_from": found.chosen[row] if plan == "tuned" else "eplb",
+                }
+            )
+    return rows
+
+
+def told(rows: list[dict]) -> str:
+    """Mean times of both plans."""
+
+    def gain(key: str) -> str:
+        before, after = (np.mean([row[key] for row in rows if row["plan"] == plan]) for plan in ("eplb", "tuned"))
+        return f"{before:.2f} us, tuned {after:.2f}, {1 - after / before:.1%} less"
+
+    return f"{gain('later_us')}; simulated {gain('simulated_first_us')}"
+
+
+MACHINE, MODEL, SLOTS = "dgx_b200_8x8", "deepseek-v2-lite", 128
+SERVICES = {"azure_llm_2023_conv": "summary", "azure_llm_2023_code": "translation"}  # whose requests choose as whose
+STEPS = (300, 3000, 30_000)  # of a window: how long loads stay alike is the machine's speed and the service's
+POLICIES = [
+    Policy("keep"),
+    *(Policy("eplb", every) for every in (1, 2, 4)),
+    *(Policy("eplb_matched", every) for every in (1, 4)),
+    Policy("eplb", trigger=1.3),
+    Policy("eplb_matched", trigger=1.3),
+    *(Policy("tuned", every, moves=1500) for every in (1, 4)),
+    Policy("tuned", 1, patience=4.0, moves=1500),
+    Policy("tuned", 1, patience=np.inf, moves=1500),
+    Policy("oracle", moves=1500),
+]
+
+
+def drifting_loads(layers: list[int], windows: int, seed: int) -> np.ndarray:
+    """Choices of a step in windows of an hour, [window, layer, expert]: two services as their requests arrived.
+
+    A service's tokens choose experts as the trace says that stands for it. Made from recorded parts, not recorded.
+    """
+    tokens, shares = [], []
+    for service, trace in SERVICES.items():
+        arrivals = read_arrivals(TRACES / "arrivals" / f"{service}.npz")
+        edges = np.linspace(0, 3436, windows + 1)  # s: both services were recorded until then
+        work = (arrivals.prompt + arrivals.answer).astype(float)
+        tokens.append(np.histogram(arrivals.seconds, edges, weights=work)[0])
+        counts = load_counts(read_trace(TRACES / MODEL / f"{trace}.npz").select_layers(layers)).counts.sum(axis=0)
+        shares.append(counts / counts.sum(axis=1, keepdims=True))
+    mixture = np.stack(tokens, axis=1) / np.sum(tokens, axis=0)[:, None]
+    return drawn_counts(np.stack(shares), mixture, TOKENS * 6, seed).astype(float)
+
+
+def over_time(choice: str, seed: int) -> None:
+    """Acceptance 4 and the replay over time: every policy, for windows of several lengths."""
+    layers = list(build_model(load_model(MODEL, "model")).moe_layer_ids[::13])
+    scenario = serving_scenario(Path(f"configs/hardware/{MACHINE}.yaml"), MODEL, TOKENS)
+    layer = build_layer_model(scenario, "sharded")
+    model, size = replica_model(layer, choice), float(layer.costs.expert_bytes)
+    loads = drifting_loads(layers, 29, seed)
+    known, windows = loads[:4], loads[4:]
+    problem = ReplicaProblem(model, np.swapaxes(known, 0, 1), SLOTS)
+    starts = {
+        "eplb": eplb(known.sum(axis=0), SLOTS, problem.ranks),
+        "tuned": tuned_slots(problem, MOVES, seed=seed).slots,
+    }
+    rows = []
+    for steps in STEPS:
+        for policy in POLICIES:
+            if steps != STEPS[0] and (policy.placer != "tuned" or np.isinf(policy.patience)):
+                continue  # windows that are longer change nothing but what weighs moving against gains
+            for name in ("eplb", "tuned") if policy.placer == "keep" else ("eplb",):
+                run = rebalanced(problem, windows, known, starts[name], policy, steps, seed)
+                rows.append(
+                    {
+                        "choice": choice,
+                        "seed": seed,
+                        "policy": f"{policy.name}, {name} at the start" if policy.placer == "keep" else policy.name,
+                        "patience": policy.patience,
+                        "steps": steps,
+                        "layer_us": round(run.seconds.mean() / len(layers) * 1e6, 4),
+                        "moved_GB_a_window": round(run.experts.mean() * size / 1e9, 4),
+                        "moving_ms_a_window": round(run.moving.mean() * 1e3, 4),
+                    }
+                    | {f"step_us_{every}": round(run.per_step(every) / len(layers) * 1e6, 4) for every in STEPS}
+                )
+                print(*rows[-1].values(), flush=True)
+    write(f"time_{choice}_{seed}.csv", rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=("topology", "time"))
+    parser.add_argument("what", choices=[*CASES, *REPLICA_CHOICES])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", help="of a topology, this model alone")
+    parser.add_argument("--choice", choices=REPLICA_CHOICES, help="of a topology, this rule alone")
+    given = parser.parse_args()
+    if given.part == "topology":
+        topology(given.what, given.seed, given.model, given.choice)
+    else:
+        over_time(given.what, given.seed)
+
+
+if __name__ == "__main__":
+    main()
