@@ -322,7 +322,7 @@ def _told(fit: Fit, position: np.ndarray) -> tuple[FittedNumber, ...]:
     mixed[:, seen] = np.abs(directions[free]) > PART_OF_IT
     numbers = []
     for index, key in enumerate(fit.keys):
-        along = mixed[mixed[:, index]].any(axis=0)
+        along = np.asarray(mixed[mixed[:, index]].any(axis=0))
         alike = tuple(sorted(other for at, other in enumerate(fit.keys) if along[at] and at != index))
         error = float("inf") if along.any() else float(np.sqrt(variance[index]))
         before, after = float(fit.base[index]), float(fit.base[index] * np.exp(position[index]))
