@@ -85,9 +85,7 @@ def draw_joint(rows: Rows, path: Path) -> None:
         relative = np.array([(times / by_corner["neither"]).mean() for times in by_corner.values()])
         groups = [*labels.values()]
         panels.append(GroupPanel(titles[name], groups, {"latency": relative}, "latency, relative to neither"))
-    plot_bar_panels(
-        path, panels, "Bias and placement by gradient, with as much gate mass retained: mean over seeds"
-    )
+    plot_bar_panels(path, panels, "Bias and placement by gradient, with as much gate mass retained: mean over seeds")
 
 
 def draw_traffic(rows: Rows, slow: Rows, path: Path) -> None:
