@@ -193,21 +193,31 @@ def agreement() -> None:
     told(rows)
 
 
+def near(simulated: np.ndarray, picked: np.ndarray) -> np.ndarray:
+    """Whether what is picked of each row is within 2 % of its least."""
+    return simulated[np.arange(len(simulated)), picked] <= 1.02 * simulated.min(axis=1)
+
+
 def told(rows: list[dict[str, Any]]) -> None:
     """What the agreement comes to."""
     model_s, simulated = (np.array([row[key] for row in rows]).reshape(-1, 4) for key in ("model_s", "simulated_s"))
     error = np.abs(model_s / simulated - 1)
     left = ((model_s - simulated) ** 2).sum() / ((simulated - simulated.mean()) ** 2).sum()
-    picked = simulated[np.arange(len(simulated)), model_s.argmin(axis=1)]
-    good = (picked <= 1.02 * simulated.min(axis=1)).mean()
+    picked = model_s.argmin(axis=1)
+    good = near(simulated, picked).mean()
     for shape in dict.fromkeys(row["shape"] for row in rows):
         here = np.array([row["shape"] == shape for row in rows[::4]])
-        within = (picked <= 1.02 * simulated.min(axis=1))[here].mean()
+        within = near(simulated, picked)[here].mean()
         print(f"  {shape}: mean error {100 * error[here].mean():.2f} %, pick within 2 % in {100 * within:.1f} %")
     print(f"R2 {1 - left:.4f}, mean error {100 * error.mean():.2f} %, p95 {100 * np.quantile(error, 0.95):.1f} %")
     for strategy, each in zip(STRATEGIES, error.T, strict=True):
         print(f"  {strategy}: mean error {100 * each.mean():.2f} %")
     print(f"the strategy that the model picks is within 2 % of the simulated best in {100 * good:.1f} % of machines")
+    fixed = [near(simulated, np.full(len(simulated), number)).mean() for number in range(4)]
+    print("  always the same: " + ", ".join(f"{each} {100 * part:.1f} %" for each, part in zip(STRATEGIES, fixed)))  # noqa: B905
+    first = near(simulated[:, :3], model_s[:, :3].argmin(axis=1)).mean()
+    same = [near(simulated[:, :3], np.full(len(simulated), number)).mean() for number in (1, 2)]
+    print(f"  without rule 5: {100 * first:.1f} %, always A2 {100 * same[0]:.1f} %, always A3 {100 * same[1]:.1f} %")
 
 
 def small_asked(seed: int, experts: int) -> tuple[StreamCosts, Asked, np.ndarray]:
