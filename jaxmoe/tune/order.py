@@ -50,18 +50,20 @@ def tuned_order(
 ) -> OrderResult:
     """Descend from each of the orders `starts`, round, polish, and take the best by the exact model."""
     experts = starts.shape[1]
-    score = eqx.filter_jit(
-        lambda costs, asked, orders: jax.vmap(
-            lambda order: order_seconds(costs, asked, jax.nn.one_hot(order, experts))
-        )(orders)
-    )
     plans = _descended(costs, asked, jax.nn.one_hot(jnp.asarray(starts), experts) * START, steps, rate)
     rounded = np.stack([linear_sum_assignment(-plan)[1] for plan in np.asarray(plans)])
     candidates = np.concatenate([starts, rounded])
-    seconds = np.asarray(score(costs, asked, jnp.asarray(candidates)), float)
+    seconds = np.asarray(_scores(costs, asked, jnp.asarray(candidates)), float)
     best = candidates[seconds.argmin()]
-    polished, least = _polished(lambda orders: np.asarray(score(costs, asked, jnp.asarray(orders)), float), best)
+    polished, least = _polished(lambda orders: np.asarray(_scores(costs, asked, jnp.asarray(orders)), float), best)
     return OrderResult(polished, least, seconds[: len(starts)].tolist(), float(seconds[len(starts) :].min()))
+
+
+@eqx.filter_jit
+def _scores(costs: StreamCosts, asked: Asked, orders: Int[Array, "order place"]) -> Float[Array, " order"]:
+    """Seconds of each order by the exact model."""
+    plans = jax.nn.one_hot(orders, orders.shape[1])
+    return jax.vmap(lambda plan: order_seconds(costs, asked, plan))(plans)
 
 
 @eqx.filter_jit

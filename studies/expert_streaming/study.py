@@ -100,7 +100,9 @@ def end_rows() -> Iterator[dict[str, Any]]:
                 if "hydra" not in name
             ]
             for slack in SLACKS:
-                settings = ("system.strategy=fse_buffered", f"system.slack={slack}")
+                # Places of requests that wait stay empty; `readings.py buffering` has the other ways.
+                empty = ("system.spare_requests=0", "system.arrive_together=true")
+                settings = ("system.strategy=fse_buffered", f"system.slack={slack}", *empty)
                 deferring, _, _ = ready(model, tokens, END_LAYERS, END_STEPS, *settings)
                 named.append((f"fse_buffered_{slack:g}", deferring["expert_streaming"]))
             for name, run in named:
