@@ -28,10 +28,13 @@ MODEL = {
 
 
 def windows_of(skew: float, drifting: bool, count: int, seed: int) -> np.ndarray:
-    """Loads that turn once in 16 windows, or stay but for chance."""
-    one, other = np.random.default_rng(seed).normal(size=(2, LAYERS, EXPERTS))
-    turn = 2 * np.pi * np.arange(count) / 16 * drifting
-    log = skew * (np.cos(turn)[:, None, None] * one + np.sin(turn)[:, None, None] * other)
+    """Loads whose log-popularity forgets a tenth of itself from window to window, or stays but for chance."""
+    rng = np.random.default_rng(seed)
+    log = np.empty((count, LAYERS, EXPERTS))
+    log[0] = skew * rng.normal(size=log.shape[1:])
+    for window in range(1, count):
+        kept = 0.9 if drifting else 1.0
+        log[window] = kept * log[window - 1] + (1 - kept**2) ** 0.5 * skew * rng.normal(size=log.shape[1:])
     share = np.exp(log) / np.exp(log).sum(axis=2, keepdims=True)
     return np.random.default_rng(seed + 1).multinomial(40_000, share).astype(float)
 
