@@ -17,11 +17,10 @@ from jaxmoe.config import Scenario, build_layer_model, build_model
 from jaxmoe.config.build import build_even_parts
 from jaxmoe.experiment.rebalancing import (
     Policy,
-    break_even_steps,
     moving_seconds,
     rebalanced,
 )
-from jaxmoe.experiment.replica_plans import EXCHANGE, served_by
+from jaxmoe.experiment.replica_plans import EXCHANGE, drawn_tokens, served_by, token_seconds
 from jaxmoe.experiment.slot_plans import balance
 from jaxmoe.latency import Decisions, EvenParts, LayerModel
 from jaxmoe.latency.replicas import ReplicaModel, replica_model
@@ -29,7 +28,6 @@ from jaxmoe.network import build_exchange
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.placement.replica_choice import ReplicaChoice
 from jaxmoe.placement.slots import loads_of_slots, new_copies, share_of_slots
-from jaxmoe.traces import Batch
 from jaxmoe.tune.replica_placement import ReplicaProblem, tuned_slots
 
 WORTH = 0.01  # a gain below this part is not worth an action
@@ -149,11 +147,12 @@ def _outcome(
     run = rebalanced(problem, after, before, start, policy, case.steps, case.seed)
     others = 0.0 if beside is None else float(beside(jnp.asarray(float(tokens))).total)
     loads = after.mean(axis=0)
+    seconds = token_seconds(model, run.slots, after, tokens, top_k, case.seed)
     return Outcome(
         action,
         tokens,
-        run.seconds + others + run.moving / case.steps,
-        float(run.seconds.mean() / layers),
+        seconds + others + run.moving / case.steps,
+        float(seconds.mean() / layers),
         float(run.moving.mean()),
         float(run.experts.mean() * size),
         balance(loads_of_slots(run.slots[-1], loads, ranks)),
@@ -229,23 +228,28 @@ def advise(case: Case, windows: Windows) -> Advice:
             chosen = other
     gains = 1 - chosen.per_token / found[0].per_token
     sure = "high" if (gains > 0).all() or chosen is found[0] else "medium" if (gains > 0).mean() > 0.75 else "low"
-    model, top_k = replica_model(case.layer(), case.choice), build_model(case.scenario.model).top_k
-    loads = np.swapaxes(_scaled(windows[half:], float(chosen.tokens * top_k)), 0, 1)
-    change = _change(model, found[0].slots, chosen, loads) if chosen.action.placed else (0.0, 0.0, 0.0)
+    change = _change(case, found[0], chosen) if chosen.action.placed else (0.0, 0.0, 0.0)
     return Advice(chosen, found, float(gains.mean()), sure, *change, _for_all(case, chosen, windows))
 
 
-def _change(
-    model: ReplicaModel, start: Slots, chosen: Outcome, loads: Float[np.ndarray, "layer batch expert"]
-) -> tuple[float, float, float]:
-    """Steps until the change has paid, seconds of moving, and bytes; further slots hold experts from 0 on before."""
-    experts, ranks = loads.shape[2], model.layer.machine.num_nodes
-    before = start
-    if chosen.slots.shape != start.shape:
-        before = np.tile(np.arange(chosen.slots.shape[1]) % experts, (len(start), 1))
-    moved = new_copies(before, chosen.slots, experts, ranks).sum() * float(model.layer.costs.expert_bytes)
-    seconds = moving_seconds(model, before, chosen.slots, experts).sum()
-    return break_even_steps(model, before, chosen.slots, loads), float(seconds), float(moved)
+def _change(case: Case, base: Outcome, chosen: Outcome) -> tuple[float, float, float]:
+    """Steps until a change has paid for what it moves, seconds of moving, and bytes.
+
+    Of placing once it is the change to the slots; further ones hold experts from 0 on before. Of placing again, it is
+    the mean change of a window.
+    """
+    model = replica_model(case.layer(), case.choice)
+    size = float(model.layer.costs.expert_bytes)
+    seconds, moved = chosen.moving, chosen.bytes_moved
+    if chosen.action.every is None:
+        experts, before = build_model(case.scenario.model).num_experts, base.slots
+        if chosen.slots.shape != before.shape:
+            before = np.tile(np.arange(chosen.slots.shape[1]) % experts, (len(before), 1))
+        seconds = float(moving_seconds(model, before, chosen.slots, experts).sum())
+        moved = float(new_copies(before, chosen.slots, experts, model.layer.machine.num_nodes).sum()) * size
+    # What a step gains, without what moving takes of it.
+    gain = float((base.per_token - chosen.per_token).mean() * chosen.tokens + chosen.moving / case.steps)
+    return (seconds / gain if gain > 0 else np.inf), seconds, moved
 
 
 def _error(values: Float[np.ndarray, " window"]) -> float:
@@ -288,19 +292,6 @@ def alternatives(case: Case, slots: Slots, windows: Windows) -> dict[str, float]
         "tensor parallelism over all ranks": seconds(even, "ring_both_ways"),
         "as advised": seconds(jnp.asarray(share_of_slots(slots[:1], experts, nodes)[0]), served=True),
     }
-
-
-def drawn_tokens(loads: Float[np.ndarray, " expert"], tokens: int, top_k: int, seed: int) -> Batch:
-    """Tokens that choose different experts, more likely those with more load (Gumbel top-k)."""
-    rng = np.random.default_rng(seed)
-    score = np.log(loads + 1e-9 * loads.sum() + 1e-30) + rng.gumbel(size=(tokens, len(loads)))
-    experts = np.argsort(-score, axis=1)[:, :top_k]
-    return Batch(
-        jnp.asarray(experts, jnp.int32),
-        jnp.asarray(rng.random(tokens), jnp.float32),
-        jnp.asarray(rng.random(experts.shape), jnp.float32),
-        jnp.ones(tokens),
-    )
 
 
 def advice_report(advice: Advice) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
@@ -123,4 +124,33 @@ def replayed(inputs: Inputs, model: ReplicaModel, slots: Slots, batches: Batch) 
     share = share_of_slots(slots, experts, inputs.num_nodes)
     return replay_plan(
         describe(inputs, "sharded", EXCHANGE), share, batches, served=served_by(model, slots, batches, experts)
+    )
+
+
+def token_seconds(
+    model: ReplicaModel,
+    slots: Int[np.ndarray, "window layer slot"],
+    loads: Windows,
+    tokens: int,
+    top_k: int,
+    seed: int,
+) -> Float[np.ndarray, " window"]:
+    """Seconds of a step in every window, all layers together, of so many tokens drawn from its loads."""
+    windows, layers, experts = loads.shape
+    drawn = [drawn_tokens(row, tokens, top_k, seed + number) for number, row in enumerate(loads.reshape(-1, experts))]
+    batches = jax.tree.map(lambda *leaves: jnp.stack(leaves)[:, None], *drawn)
+    seconds = judged(model, slots.reshape(windows * layers, -1), batches, experts).total
+    return seconds.reshape(windows, layers).sum(axis=1)
+
+
+def drawn_tokens(loads: Float[np.ndarray, " expert"], tokens: int, top_k: int, seed: int) -> Batch:
+    """Tokens that choose different experts, more likely those with more load (Gumbel top-k)."""
+    rng = np.random.default_rng(seed)
+    score = np.log(loads + 1e-9 * loads.sum() + 1e-30) + rng.gumbel(size=(tokens, len(loads)))
+    experts = np.argsort(-score, axis=1)[:, :top_k]
+    return Batch(
+        jnp.asarray(experts, jnp.int32),
+        jnp.asarray(rng.random(tokens), jnp.float32),
+        jnp.asarray(rng.random(experts.shape), jnp.float32),
+        jnp.ones(tokens),
     )

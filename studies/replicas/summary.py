@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 HERE = Path(__file__).parent
+CHOICES = ("even", "nearest", "fixed")
 KEYS = {"model": "later_us", "model, first batch": "model_first_us", "simulated": "simulated_first_us"}
 
 
@@ -17,7 +18,7 @@ def topology() -> None:
     gains = defaultdict(list)
     for machine, model, seed in dict.fromkeys((row["machine"], row["model"], row["seed"]) for row in rows):
         own = [row for row in rows if (row["machine"], row["model"], row["seed"]) == (machine, model, seed)]
-        choices = list(dict.fromkeys(row["choice"] for row in own))
+        choices = [choice for choice in CHOICES if any(row["choice"] == choice for row in own)]
         for judge, key in KEYS.items():
             time = {
                 (plan, choice): np.array([float(r[key]) for r in own if r["plan"] == plan and r["choice"] == choice])

@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from jaxmoe.des import fabric_of, replay_plan
-from jaxmoe.experiment.advice import Case, Outcome, _scaled, advise, drawn_tokens, outcomes
+from jaxmoe.experiment.advice import Case, Outcome, _scaled, advise, outcomes
 from jaxmoe.experiment.evaluation import describe_model
 from jaxmoe.experiment.rebalancing import Policy, break_even_steps, matched, moving_seconds, rebalanced, step_seconds
-from jaxmoe.experiment.replica_plans import served_by, serving_scenario
+from jaxmoe.experiment.replica_plans import drawn_tokens, served_by, serving_scenario, token_seconds
 from jaxmoe.latency.replicas import replica_model
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.placement import PlanError
@@ -28,10 +28,13 @@ MODEL = {
 
 
 def windows_of(skew: float, drifting: bool, count: int, seed: int) -> np.ndarray:
-    """Loads that turn once in 16 windows, or stay but for chance."""
-    one, other = np.random.default_rng(seed).normal(size=(2, LAYERS, EXPERTS))
-    turn = 2 * np.pi * np.arange(count) / 16 * drifting
-    log = skew * (np.cos(turn)[:, None, None] * one + np.sin(turn)[:, None, None] * other)
+    """Loads whose log-popularity forgets a tenth of itself from window to window, or stays but for chance."""
+    rng = np.random.default_rng(seed)
+    log = np.empty((count, LAYERS, EXPERTS))
+    log[0] = skew * rng.normal(size=log.shape[1:])
+    for window in range(1, count):
+        kept = 0.9 if drifting else 1.0
+        log[window] = kept * log[window - 1] + (1 - kept**2) ** 0.5 * skew * rng.normal(size=log.shape[1:])
     share = np.exp(log) / np.exp(log).sum(axis=2, keepdims=True)
     return np.random.default_rng(seed + 1).multinomial(40_000, share).astype(float)
 
@@ -134,21 +137,18 @@ def simulated_per_token(case: Case, outcome: Outcome, later: np.ndarray) -> floa
     """Seconds of a token in the event simulator, layers replayed in every fourth window; the rest as the model says."""
     layer = case.layer()
     model = replica_model(layer, case.choice)
-    router = case.scenario.hardware.router
-    fabric = fabric_of(layer.machine.topology, float(router.chunk_B), True)
+    fabric = fabric_of(layer.machine.topology, float(case.scenario.hardware.router.chunk_B), True)
     described = describe_model(layer, fabric, "sharded", "token_home")
-    priced, seen = 0.0, 0.0
-    for window in range(0, len(later), 4):
-        slots, loads = outcome.history[window], _scaled(later[window : window + 1], 2.0 * outcome.tokens)[0]
-        priced += step_seconds(model, slots, loads[:, None]).sum()
-        for row in range(LAYERS):
-            batch = drawn_tokens(loads[row], outcome.tokens, 2, window)
-            stacked = jax.tree.map(lambda leaf: leaf[None, None], batch)
-            served = served_by(model, slots[row : row + 1], stacked, EXPERTS)
-            share = share_of_slots(slots[row : row + 1], EXPERTS, RANKS)
-            seen += replay_plan(described, share, stacked, served=served)[0][0].total_s
-    windows = len(range(0, len(later), 4))
-    return float(outcome.seconds.mean() + (seen - priced) / windows) / outcome.tokens
+    seen, some = 0.0, slice(0, len(later), 4)
+    loads = _scaled(later, 2.0 * outcome.tokens)[some]
+    priced = token_seconds(model, outcome.history[some], loads, outcome.tokens, 2, 0).mean()
+    for window, row in np.ndindex(*loads.shape[:2]):
+        slots = outcome.history[some][window, row : row + 1]
+        batch = drawn_tokens(loads[window, row], outcome.tokens, 2, window * LAYERS + row)
+        stacked = jax.tree.map(lambda leaf: leaf[None, None], batch)
+        served = served_by(model, slots, stacked, EXPERTS)
+        seen += replay_plan(described, share_of_slots(slots, EXPERTS, RANKS), stacked, served=served)[0][0].total_s
+    return float(outcome.seconds.mean() + seen / len(loads) - priced) / outcome.tokens
 
 
 @pytest.mark.slow
