@@ -6,7 +6,8 @@ import numpy as np
 from numba import njit
 
 from jaxmoe.des.heap import drop_first, push
-from jaxmoe.des.router_loop import ARRIVALS, NOBODY, RETURNS, TAILS, arrive, fits, give_credit, hold, note, put, step
+from jaxmoe.des.router_loop import arrive, fits, give_credit, hold, note, put, step
+from jaxmoe.des.router_state import ARRIVALS, NOBODY, RETURNS, TAILS
 
 TASK = np.dtype(
     [

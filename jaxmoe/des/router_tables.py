@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxmoe.des.fabric import Fabric
-from jaxmoe.des.router_loop import BUFFER, CHANNEL, CUT_THROUGH, NOBODY, ROUTER, STORE_AND_FORWARD, WORMHOLE, Net
+from jaxmoe.des.router_state import BUFFER, CHANNEL, CUT_THROUGH, NOBODY, ROUTER, STORE_AND_FORWARD, WORMHOLE, Net
 from jaxmoe.errors import InputError
 
 MOST_BITS = 62  # buffers at the inputs of a router

@@ -33,8 +33,8 @@ import numpy as np
 from jaxtyping import Float, Int, UInt
 
 from jaxmoe.des.fabric import Fabric
-from jaxmoe.des.router_loop import NOBODY, PACKET, Net
 from jaxmoe.des.router_run import SOURCE, TASK, Work, run_routers
+from jaxmoe.des.router_state import NOBODY, PACKET, Net
 from jaxmoe.des.router_tables import RouterError, channels_of, net_of, parameters_of
 from jaxmoe.des.tasks import TaskGraph
 
