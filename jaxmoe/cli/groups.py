@@ -2,7 +2,7 @@
 
 import typer
 
-from jaxmoe.cli import options
+from jaxmoe.cli import group_options, options
 from jaxmoe.cli.body import runs
 
 trace_app = typer.Typer(no_args_is_help=True, help="What traces and load counts tell, and how they compare.")
@@ -12,13 +12,13 @@ plan_app = typer.Typer(no_args_is_help=True, help="Placement files of serving en
 @trace_app.command()
 @runs("trace.stats")
 def stats(
-    files: options.TraceFiles,
+    files: group_options.TraceFiles,
     out: options.Out,
     seed: options.Seed = 0,
-    model: options.TraceModel = None,
-    placement: options.TracePlan = None,
-    nodes: options.Nodes = None,
-    window: options.Window = 256,
+    model: group_options.TraceModel = None,
+    placement: group_options.TracePlan = None,
+    nodes: group_options.Nodes = None,
+    window: group_options.Window = 256,
     verbose: options.Verbose = False,
 ) -> None:
     """Tell loads, pairs of experts over tokens and layers, reuse, and what they would be by chance."""
@@ -27,11 +27,11 @@ def stats(
 @trace_app.command()
 @runs("trace.compare")
 def compare(
-    first: options.FirstTrace,
-    second: options.SecondTrace,
+    first: group_options.FirstTrace,
+    second: group_options.SecondTrace,
     out: options.Out,
-    model: options.TraceModel = None,
-    nodes: options.Nodes = None,
+    model: group_options.TraceModel = None,
+    nodes: group_options.Nodes = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Tell how alike two traces are, and whether a plan tuned on A serves B."""
@@ -40,14 +40,14 @@ def compare(
 @trace_app.command()
 @runs("trace.convert")
 def convert(
-    source: options.Source,
-    to: options.To,
+    source: group_options.Source,
+    to: group_options.To,
     out: options.Out,
-    model: options.TraceModel = None,
-    num_experts: options.NumExperts = None,
-    top_k: options.TopK = None,
-    layer_ids: options.LayerIds = None,
-    num_layers: options.NumLayers = None,
+    model: group_options.TraceModel = None,
+    num_experts: group_options.NumExperts = None,
+    top_k: group_options.TopK = None,
+    layer_ids: group_options.LayerIds = None,
+    num_layers: group_options.NumLayers = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Write a trace or load counts of any format in another one, and tell what was read."""
@@ -56,9 +56,9 @@ def convert(
 @trace_app.command()
 @runs("trace.synthesis", "fit")
 def fit(
-    file: options.RecordedTrace,
+    file: group_options.RecordedTrace,
     out: options.Out,
-    model: options.TraceModel = None,
+    model: group_options.TraceModel = None,
     seed: options.Seed = 0,
     verbose: options.Verbose = False,
 ) -> None:
@@ -68,11 +68,11 @@ def fit(
 @trace_app.command()
 @runs("trace.synthesis", "synth")
 def synth(
-    process: options.Process,
+    process: group_options.Process,
     out: options.Out,
-    tokens: options.Tokens = 8192,
+    tokens: group_options.Tokens = 8192,
     seed: options.Seed = 0,
-    logits: options.Logits = None,
+    logits: group_options.Logits = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Draw a synthetic trace and write it as trace.npz, in pieces: its length is not bounded by memory.
@@ -84,21 +84,21 @@ def synth(
 @plan_app.command("place")
 @runs("plan", "place")
 def plan_place(
-    loads: options.PlacedLoads,
-    to: options.PlanFormat,
-    slots: options.Slots,
-    placed_ranks: options.PlacedRanks,
+    loads: group_options.PlacedLoads,
+    to: group_options.PlanFormat,
+    slots: group_options.Slots,
+    placed_ranks: group_options.PlacedRanks,
     out: options.Out,
-    model: options.PlanModel = None,
-    nodes: options.ServerNodes = 1,
-    repeats: options.Repeats = False,
-    fast: options.Fast = False,
-    machine: options.PlaceMachine = None,
-    choice: options.Choice = "nearest",
-    tokens: options.StepTokens = 2048,
-    before: options.Before = None,
-    steps: options.Steps = 1000,
-    weight_bytes: options.WeightBytes = 1.0,
+    model: group_options.PlanModel = None,
+    nodes: group_options.ServerNodes = 1,
+    repeats: group_options.Repeats = False,
+    fast: group_options.Fast = False,
+    machine: group_options.PlaceMachine = None,
+    choice: group_options.Choice = "nearest",
+    tokens: group_options.StepTokens = 2048,
+    before: group_options.Before = None,
+    steps: group_options.Steps = 1000,
+    weight_bytes: group_options.WeightBytes = 1.0,
     verbose: options.Verbose = False,
 ) -> None:
     """Place copies of experts for recorded loads, and write a file that an engine loads.
@@ -111,16 +111,16 @@ def plan_place(
 @plan_app.command("advise")
 @runs("plan_advise", "advise")
 def plan_advise(
-    trace: options.AdvisedTrace,
-    model: options.CheckedModel,
-    machine: options.CheckedMachine,
+    trace: group_options.AdvisedTrace,
+    model: group_options.CheckedModel,
+    machine: group_options.CheckedMachine,
     out: options.Out,
-    to: options.PlanFormat = "plan",
-    choice: options.Choice = "nearest",
-    tokens: options.StepTokens = 2048,
-    steps: options.Steps = 1000,
-    context: options.Context = 1024,
-    weight_bytes: options.WeightBytes = 1.0,
+    to: group_options.PlanFormat = "plan",
+    choice: group_options.Choice = "nearest",
+    tokens: group_options.StepTokens = 2048,
+    steps: group_options.Steps = 1000,
+    context: group_options.Context = 1024,
+    weight_bytes: group_options.WeightBytes = 1.0,
     verbose: options.Verbose = False,
 ) -> None:
     """Tell whether replicas or rebalancing would help, by how much end to end, and write the placement to deploy.
@@ -132,11 +132,11 @@ def plan_advise(
 @plan_app.command("convert")
 @runs("plan", "convert")
 def plan_convert(
-    source: options.PlanFile,
-    to: options.PlanFormat,
+    source: group_options.PlanFile,
+    to: group_options.PlanFormat,
     out: options.Out,
-    model: options.PlanModel = None,
-    ranks: options.Ranks = None,
+    model: group_options.PlanModel = None,
+    ranks: group_options.Ranks = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Write a placement of any format in another one, and tell what it cannot hold."""
@@ -145,11 +145,11 @@ def plan_convert(
 @plan_app.command("show")
 @runs("plan", "show")
 def plan_show(
-    source: options.PlanFile,
+    source: group_options.PlanFile,
     out: options.Out,
-    model: options.PlanModel = None,
-    ranks: options.Ranks = None,
-    loads: options.Loads = None,
+    model: group_options.PlanModel = None,
+    ranks: group_options.Ranks = None,
+    loads: group_options.Loads = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Tell what a placement holds, and how it balances given loads, with a picture."""
@@ -158,13 +158,13 @@ def plan_show(
 @plan_app.command("diff")
 @runs("plan", "diff")
 def plan_diff(
-    first: options.FirstPlan,
-    second: options.SecondPlan,
+    first: group_options.FirstPlan,
+    second: group_options.SecondPlan,
     out: options.Out,
-    model: options.PlanModel = None,
-    ranks: options.Ranks = None,
-    machine: options.PlanMachine = None,
-    weight_bytes: options.WeightBytes = 1.0,
+    model: group_options.PlanModel = None,
+    ranks: group_options.Ranks = None,
+    machine: group_options.PlanMachine = None,
+    weight_bytes: group_options.WeightBytes = 1.0,
     verbose: options.Verbose = False,
 ) -> None:
     """Tell what has to move from placement A to B: copies, bytes, and over which links."""
@@ -173,12 +173,12 @@ def plan_diff(
 @plan_app.command("check")
 @runs("plan", "check")
 def plan_check(
-    source: options.PlanFile,
+    source: group_options.PlanFile,
     out: options.Out,
-    model: options.CheckedModel,
-    machine: options.CheckedMachine,
-    ranks: options.Ranks = None,
-    weight_bytes: options.WeightBytes = 1.0,
+    model: group_options.CheckedModel,
+    machine: group_options.CheckedMachine,
+    ranks: group_options.Ranks = None,
+    weight_bytes: group_options.WeightBytes = 1.0,
     verbose: options.Verbose = False,
 ) -> None:
     """Tell whether a placement is whole, is of the model, and fits the machine; exit code 2 where it does not."""
