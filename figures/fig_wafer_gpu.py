@@ -47,8 +47,8 @@ def draw_throughput(path: Path) -> None:
             _batches(axes, label)
         below.set_yscale("log")
         below.set_ylim(0.8, MOST_HOPS)
-    panels[0, 0].set_ylabel("throughput over base by blocks [times]")
-    panels[1, 0].set_ylabel("throughput over base on 3 dies [times]")
+    panels[0, 0].set_ylabel("throughput, base by blocks [times]")
+    panels[1, 0].set_ylabel("throughput, base on 3 dies [times]")
     panels[2, 0].set_ylabel("hops of base over own [times]")
     _legend(figure, panels.ravel())
     style.save(figure, path)
@@ -114,8 +114,10 @@ def draw_sensitivity(path: Path) -> None:
     """What each assumption moves: speed-up and hop reduction of allo+pred, and of allo alone."""
     rows = read_table(TABLES / "sensitivity.csv")
     pairs = list(dict.fromkeys((row["model"], row["machine"], row["batch"]) for row in rows))
-    figure = style.new_figure(15, 9, "One assumption changed at a time: gains over base, own base each time")
-    panels = figure.subplots(2, len(pairs), sharey=True)
+    figure = style.new_figure(
+        max(8, 4 * len(pairs)), 11, "One assumption changed at a time: gains over base, own base each time"
+    )
+    panels = figure.subplots(2, len(pairs), sharey=True, squeeze=False)
     for (model, machine, batch), line in zip(pairs, panels.T, strict=True):
         own = select(rows, model=model, machine=machine, batch=batch)
         names = [row["what"] + (f": {row['to']}" if row["to"] else "") for row in select(own, policy="base")]
@@ -176,7 +178,7 @@ def draw_loads(path: Path) -> None:
         own = select(rows, policy=name)
         busy = [column(select(own, kind=kind), "busy_us") * 1e-6 for kind in ("hbm", "link")]
         panels.append(MeshPanel(name, *busy))
-    title = "Busy time of HBM channels and links in one layer: DeepSeek-V3 on Dojo, 16,384 requests"
+    title = "Busy time of HBM channels and links in one layer: DeepSeek-V3 on Dojo, 4,096 requests"
     measures = (style.Measure("HBM channel busy time", style.time_unit), style.LINK_TIME)
     plot_mesh_loads(path, (5, 5), panels, title, measures)
 
@@ -184,9 +186,7 @@ def draw_loads(path: Path) -> None:
 def draw_timeline(path: Path) -> None:
     """The same layer in the event simulator: when HBM channels, dies and links are busy."""
     rows = read_table(TABLES / "timeline.csv")
-    figure = style.new_figure(
-        11, 7, "One layer in the event simulator: allo+pred, DeepSeek-V3 on Dojo, 16,384 requests"
-    )
+    figure = style.new_figure(11, 7, "One layer in the event simulator: allo+pred, DeepSeek-V3 on Dojo, 4,096 requests")
     kinds = (("hbm", "HBM channel", 0), ("node", "die computes", 2), ("link", "link, all 80", 1))
     panels = figure.subplots(3, 1, sharex=True, height_ratios=(1, 1, 1.6))
     for axes, (kind, label, colour) in zip(panels, kinds, strict=True):

@@ -9,7 +9,6 @@ from runs import (
     MODELS,
     POLICIES,
     PROMPT,
-    PUBLISHED,
     SETTINGS,
     Case,
     beside,
@@ -26,19 +25,18 @@ from jaxmoe.policies import copies_that_fit
 from jaxmoe.systems.wafer_gpu import popular_copies
 
 COPIES = 4  # popular experts of a layer that every die has a copy of, Insight 4
-SIZES = (512, 4096)
+SIZE = 4096
 
 
 def tables(model: str) -> Iterator[dict[str, Any]]:
-    """Every insight at batches of 512 and 4,096; the last one on requests of one topic, 512 of them."""
-    drawn = requests_of(model)
-    for batch in SIZES:
-        case = Case(model, drawn[:, :batch])
-        for machine in MAIN_MACHINES:
-            yield from _compared(case, machine, batch, _placements(case, machine))
-    topics = topics_of(model)
+    """Every insight at batches of 4,096; the last one on those requests that are of one topic."""
+    drawn = requests_of(model, SIZE)
+    case = Case(model, drawn)
+    for machine in MAIN_MACHINES:
+        yield from _compared(case, machine, SIZE, _placements(case, machine))
+    topics = topics_of(model, SIZE)
     common = np.bincount(topics).argmax()
-    case = Case(model, drawn[:, np.flatnonzero(topics == common)[: SIZES[0]]])
+    case = Case(model, drawn[:, np.flatnonzero(topics == common)[:SIZE]])
     for machine in MAIN_MACHINES:
         dies = machine_of(machine).num_nodes
         ways = {
@@ -64,7 +62,7 @@ def _placements(case: Case, machine: str) -> dict[str, dict[str, Any]]:
 
 def _compared(case: Case, machine: str, batch: int, ways: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
     known = case.guidance(SETTINGS["top"])
-    for name in PUBLISHED:
+    for name in ("base", "allo", "allo+pred"):
         rows = [
             {"model": case.model, "machine": machine, "batch": batch, "policy": name, "insight": insight}
             | measured(case.model, machine, policy_of(case.model, machine, **change, **POLICIES[name]), known)

@@ -14,7 +14,7 @@ from jaxmoe.hardware import Machine
 from jaxmoe.latency import FetchCosts, Fetches, LayerTime
 from jaxmoe.policies import run_policy
 
-SHOWN = ("DeepSeek-V3", "dojo_5x5", 16384, 19, 3)  # model, machine, batch, step, layer of the pictures
+SHOWN = ("DeepSeek-V3", "dojo_5x5", 4096, 19, 3)  # model, machine, batch, step, layer of the pictures
 
 
 def shown(name: str) -> tuple[LayerTime, Fetches]:

@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent
 CONFIGS = FOLDER.parents[1] / "configs"
 MACHINES = ("dojo_5x5", "tsmc_sow_3x8", "dojo_enhanced_5x5")
 MAIN_MACHINES = MACHINES[:2]  # those of Fig. 11
-BATCHES = (512, 1024, 2048, 4096, 8192, 16384)  # not in the text
+BATCHES = (512, 4096, 8192, 16384)  # the text has 4,096, over 10,000 and over 15,000
 LAYERS = 4  # stand for all of a model, from its lowest to its highest; dies have that part of their memory
 PROMPT, STEPS = 12, 20  # tokens of a request: prefill, and decode
 SEED = 0
@@ -42,7 +42,6 @@ POLICIES: dict[str, dict[str, Any]] = {
     "pred, unlimited": {"allocation": "base", "prediction": "heatmap", "unlimited": True},
     "base, 3 dies": {"allocation": "base", "prediction": "none", "split": 3},
     "pred, 3 dies": {"allocation": "base", "prediction": "heatmap", "split": 3},
-    "pred, 3 dies, unlimited": {"allocation": "base", "prediction": "heatmap", "split": 3, "unlimited": True},
 }
 PUBLISHED = ("base", "pred", "allo", "allo+pred")
 
@@ -113,10 +112,10 @@ def requests_of(
     return np.moveaxis(trace.experts.reshape(count, tokens, LAYERS, -1), 2, 0)
 
 
-def topics_of(model: str) -> np.ndarray:
+def topics_of(model: str, count: int) -> np.ndarray:
     """The topic of each of these requests."""
     requests = process_of(model).requests
-    return requests.topics[requests.deal(BATCHES[-1] * (PROMPT + STEPS), SEED).card, 0]
+    return requests.topics[requests.deal(count * (PROMPT + STEPS), SEED).card, 0]
 
 
 @dataclass(frozen=True)
@@ -200,10 +199,10 @@ def policy_of(
     )
 
 
-def cases(model: str) -> Iterator[tuple[int, Case]]:
+def cases(model: str, batches: tuple[int, ...] = BATCHES) -> Iterator[tuple[int, Case]]:
     """Batches of a model, the first requests of one trace."""
-    drawn = requests_of(model)
-    for batch in BATCHES:
+    drawn = requests_of(model, max(batches))
+    for batch in batches:
         yield batch, Case(model, drawn[:, :batch])
 
 

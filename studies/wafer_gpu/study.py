@@ -1,6 +1,6 @@
 """Tables of the study of the wafer-scale GPU: `python studies/wafer_gpu/study.py [TABLE ...] [--model NAME]`.
 
-With a model, its rows alone are made anew, and the table keeps the others.
+With a model, its rows alone are made anew, and the table keeps the others; with a batch, those of `throughput`.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from layers import h100, loads, timeline, told, work_of
 from runs import (
+    BATCHES,
     FOLDER,
     FP8,
     MACHINES,
@@ -47,9 +48,9 @@ from jaxmoe.systems.wafer_gpu import allocation_of
 from jaxmoe.tune.allocation import Task, allocation_bound, allocation_seconds
 
 
-def throughput(model: str) -> Iterator[Row]:
+def throughput(model: str, batches: tuple[int, ...] = BATCHES) -> Iterator[Row]:
     """Fig. 11 and 13: every machine, batch and policy."""
-    for batch, case in cases(model):
+    for batch, case in cases(model, batches):
         known = case.guidance(SETTINGS["top"])
         for machine in MACHINES:
             rows = [
@@ -61,7 +62,7 @@ def throughput(model: str) -> Iterator[Row]:
             yield from beside(rows, rows[0])
 
 
-NEEDED = ("base", "home", "allo", "allo+pred")  # on Dojo-Enhanced, of which V-F alone has figures
+NEEDED = ("base", "allo+pred")  # on Dojo-Enhanced, of which V-F alone has figures
 SEEDS = (0, 1, 2)  # of the process, the requests and the homes
 
 
@@ -95,8 +96,8 @@ def later(model: str) -> Iterator[Row]:
 
 def llc(model: str) -> Iterator[Row]:
     """Insight 2 on the faster level: the LLC filled in idle time, with homes dealt at random, and even over layers."""
-    for batch in (512, 4096, 16384):
-        known = Case(model, requests_of(model)[:, :batch]).guidance(SETTINGS["top"], llc=True)
+    for batch in (512, 4096):
+        known = Case(model, requests_of(model, 4096)[:, :batch]).guidance(SETTINGS["top"], llc=True)
         for machine in MAIN_MACHINES:
             dies = machine_of(machine).num_nodes
             for placed, home in (("random", homes(model, dies)), ("in turn", homes_in_turn(model, dies))):
@@ -208,8 +209,8 @@ def bounds(model: str) -> Iterator[Row]:
 
 def doubled(model: str) -> Iterator[Row]:
     """Line 7: D2D of twice the bandwidth, with Algorithm 1's allocation as it was, and made anew."""
-    costs, drawn = MODELS[model].costs, requests_of(model)
-    for batch, machine in itertools.product((4096, 16384), MACHINES):
+    costs, drawn = MODELS[model].costs, requests_of(model, 4096)
+    for batch, machine in itertools.product((1024, 4096), MACHINES):
         chip = machine_of(machine)
         faster = eqx.tree_at(lambda m: m.topology.link_bandwidth, chip, chip.topology.link_bandwidth * 2)
         allo, anew = (allocation_of("allo", each, costs) for each in (chip, faster))
@@ -270,7 +271,7 @@ def host(model: str) -> Iterator[Row]:
             }
 
 
-BY_MODEL: dict[str, Callable[[str], Iterator[Row]]] = {
+BY_MODEL: dict[str, Callable[..., Iterator[Row]]] = {
     "throughput": throughput,
     "seeds": seeds,
     "sensitivity": sensitivity,
@@ -289,12 +290,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=", ".join([*BY_MODEL, *ALONE]))
     parser.add_argument("--model", choices=FP8)
+    parser.add_argument("--batch", type=int, choices=BATCHES, help="of throughput, with a model")
     told = parser.parse_args()
     for name in told.tables or [*BY_MODEL, *ALONE]:
         start = time.perf_counter()
         with double():
             if name in BY_MODEL:
-                made = [row for model in ([told.model] if told.model else FP8) for row in BY_MODEL[name](model)]
+                some = {"batches": (told.batch,)} if told.batch and name == "throughput" else {}
+                made = [row for model in ([told.model] if told.model else FP8) for row in BY_MODEL[name](model, **some)]
             elif name in ALONE:
                 made = [*ALONE[name]()]
             else:
@@ -303,8 +306,11 @@ def main() -> None:
         path = FOLDER / f"{name}.csv"
         if name in BY_MODEL and told.model and path.exists():
             with path.open(newline="") as file:
-                others = [row for row in csv.DictReader(file) if row["model"] != told.model]
-            rows = sorted(others + rows, key=lambda row: FP8.index(row["model"]))
+                cases = {(row["model"], row.get("batch") if told.batch else None) for row in rows}
+                cases = {(model, batch if batch is None else str(batch)) for model, batch in cases}
+                before = [*csv.DictReader(file)]
+            others = [row for row in before if (row["model"], row["batch"] if told.batch else None) not in cases]
+            rows = sorted(others + rows, key=lambda row: (FP8.index(row["model"]), int(row.get("batch", 0))))
         with atomic_write(path) as aside, aside.open("w", newline="") as file:
             table = csv.DictWriter(file, rows[-1])
             table.writeheader()
