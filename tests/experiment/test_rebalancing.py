@@ -1,5 +1,7 @@
 """Placements over time: what policies move and gain, when moving pays, and advice on prepared cases."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -162,8 +164,9 @@ def test_the_advised_action_is_the_best_of_those_simulated(case_of, skew, drifti
 
 
 def test_flat_and_still_loads_are_left_alone(case_of):
-    advice = advise(case_of(), windows_of(0.0, False, 8, 3))
-    assert not advice.chosen.action.placed
+    # Where copies are picked evenly: the nearest ones would save traffic even of flat loads.
+    advice = advise(replace(case_of(), choice="even"), windows_of(0.0, False, 8, 3))
+    assert not advice.chosen.action.placed, advice.sentence
     assert "Leave the placement as it is" in advice.sentence
 
 
