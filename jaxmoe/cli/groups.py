@@ -89,7 +89,7 @@ def plan_place(
     nodes: options.ServerNodes = 1,
     repeats: options.Repeats = False,
     fast: options.Fast = False,
-    machine: options.PlaceMachine = None,
+    machine: options.PlanMachine = None,
     choice: options.Choice = "nearest",
     tokens: options.StepTokens = 2048,
     before: options.Before = None,
@@ -107,7 +107,7 @@ def plan_place(
 @plan_app.command("advise")
 @runs("plan_advise", "advise")
 def plan_advise(
-    trace: options.AdvisedTrace,
+    trace: options.PlacedLoads,
     model: options.CheckedModel,
     machine: options.CheckedMachine,
     out: options.Out,
