@@ -143,18 +143,10 @@ Loads = Annotated[
 ]
 PlanMachine = Annotated[
     Path | None,
-    typer.Option("--machine", metavar="FILE", help="The description of a machine, to tell what links carry."),
+    typer.Option("--machine", metavar="FILE", help="A machine: what links carry there, or to place for its time."),
 ]
 CheckedMachine = Annotated[
     Path, typer.Option("--machine", metavar="FILE", help="The description of a machine.", show_default=False)
-]
-PlaceMachine = Annotated[
-    Path | None,
-    typer.Option(
-        "--machine",
-        metavar="FILE",
-        help="Place for the time of a layer on this machine, not for even loads alone. Needs --model.",
-    ),
 ]
 Before = Annotated[
     Path | None,
@@ -169,9 +161,6 @@ Choice = Annotated[
 ]
 StepTokens = Annotated[int, typer.Option("--tokens", metavar="N", min=1, help="Tokens of all ranks in a step.")]
 Context = Annotated[int, typer.Option("--context", metavar="N", min=0, help="Tokens of context before each token.")]
-AdvisedTrace = Annotated[
-    Path, typer.Argument(metavar="TRACE", help="A trace or load counts in windows.", show_default=False)
-]
 WeightBytes = Annotated[
     float, typer.Option("--weight-bytes", metavar="N", min=0.01, help="The bytes of one weight in memory.")
 ]

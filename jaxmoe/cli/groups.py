@@ -93,7 +93,7 @@ def plan_place(
     nodes: group_options.ServerNodes = 1,
     repeats: group_options.Repeats = False,
     fast: group_options.Fast = False,
-    machine: group_options.PlaceMachine = None,
+    machine: group_options.PlanMachine = None,
     choice: group_options.Choice = "nearest",
     tokens: group_options.StepTokens = 2048,
     before: group_options.Before = None,
@@ -111,7 +111,7 @@ def plan_place(
 @plan_app.command("advise")
 @runs("plan_advise", "advise")
 def plan_advise(
-    trace: group_options.AdvisedTrace,
+    trace: group_options.PlacedLoads,
     model: group_options.CheckedModel,
     machine: group_options.CheckedMachine,
     out: options.Out,
