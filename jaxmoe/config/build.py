@@ -79,17 +79,19 @@ def build_topology(hardware: HardwareConfig) -> AbstractTopology:
         ejection_bandwidth=_per_node(ports.ejection_GB_per_s, GIGA, network.num_nodes),
         endpoint_latency=_number(router.endpoint_latency_ns * NANO),
         efficiency=_number(router.efficiency),
-        router=_router(hardware),
+        router=_router(hardware, network),
     )
 
 
-def _router(hardware: HardwareConfig) -> Router | None:
+def _router(hardware: HardwareConfig, network: AbstractTopology) -> Router | None:
     """Its buffers, where they are finite."""
-    router = hardware.router
+    router, ports = hardware.router, hardware.ports
     if router.num_vcs is None:
         return None
     flit = router.chunk_B if router.flit_B is None else router.flit_B
     assert flit is not None  # or the description would have been refused
+    limited = ports.injection_GB_per_s is not None or ports.ejection_GB_per_s is not None
+    most = 1 if limited else int(np.bincount(network.link_ends[:, 0]).max())
     return Router(
         num_vcs=_number(router.num_vcs),
         vc_buf_size=_number(router.vc_buf_size),
@@ -97,7 +99,7 @@ def _router(hardware: HardwareConfig) -> Router | None:
         internal_speedup=_number(router.internal_speedup),
         credit_delay=_number(router.credit_delay),
         alloc_iters=_number(router.alloc_iters),
-        ports_per_node=_number(hardware.ports.per_node),
+        ports_per_node=_number(ports.per_node or most),
         priority=router.priority,
         wormhole=router.switching == "wormhole",
         dateline=router.dateline,

@@ -177,10 +177,11 @@ class PortsConfig(Section):
     ejection_GB_per_s: Rate | None = Field(
         default=None, description="the rate at which a node can receive in GB/s, or null for no limit", examples=[100]
     )
-    per_node: Annotated[int, Field(ge=1, le=62)] = Field(
-        default=1,
+    per_node: Annotated[int, Field(ge=1, le=62)] | None = Field(
+        default=None,
         description="the ports of each kind that a node has beside routers with finite buffers; they share its limit, "
-        "and without one each is as fast as the fastest link",
+        "and without one each is as fast as the fastest link. Null is one with a limit, and without one as many as "
+        "the links of the largest router",
         examples=[4],
     )
 

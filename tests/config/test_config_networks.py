@@ -335,3 +335,5 @@ def test_a_router_is_built_as_it_is_told(tmp_path):
     assert [float(n) for n in (router.credit_delay, router.alloc_iters, router.ports_per_node)] == [2, 3, 2]
     assert (router.priority, router.wormhole, router.dateline) == ("network_age", True, False)
     assert build_topology(load_hardware(path, ["router.num_vcs=null", "router.switching=cut_through"])).router is None
+    for limits, most in ((["ports.per_node=null"], 4), (["ports.per_node=null", "ports.injection_GB_per_s=100"], 1)):
+        assert float(build_topology(load_hardware(path, limits)).router.ports_per_node) == most
