@@ -54,7 +54,11 @@ Plans = Annotated[
 ]
 Timeline = Annotated[
     Path | None,
-    typer.Option("--timeline", metavar="FILE.json", help="Write a replayed layer, or two of moentwine, for trace viewers, and draw it."),
+    typer.Option(
+        "--timeline",
+        metavar="FILE.json",
+        help="Write a replayed layer, or two of moentwine, for trace viewers, and draw it.",
+    ),
 ]
 TimelineOf = Annotated[
     str | None,
