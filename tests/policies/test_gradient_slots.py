@@ -171,7 +171,7 @@ def test_budgets_relieve_the_node_whose_links_are_slow():
     slow = rule_of(model_of(1e13, corner=1e7))
     budget = budgets(slow)
     assert float(budget.sum()) == pytest.approx(1, rel=1e-5)
-    assert int(budget.argmin()) == 0
+    assert float(budget[0]) == pytest.approx(float(budget.min()), rel=1e-5)  # its neighbours share the slow links
     even = slow.relaxed(jnp.full(NODES, 100.0), HardMax())
     assert float(slow.relaxed(1600 * budget, HardMax())) < 0.9 * float(even)
     # Where nodes compute longer than links are busy, none should have more than any other.
