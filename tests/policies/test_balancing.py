@@ -1,7 +1,6 @@
 """Balancers over iterations on counts: what moves, when it serves, what it costs; errors."""
 
 from dataclasses import replace
-from time import perf_counter
 
 import jax
 import jax.numpy as jnp
@@ -268,24 +267,3 @@ def test_slots_that_do_not_fit(model):
 def test_first_slots_of_few_and_many_experts():
     np.testing.assert_array_equal(first_slots(1, 4, 2, 1)[0], [[0, 1, -1], [2, 3, -1]])
     np.testing.assert_array_equal(first_slots(1, 2, 4, 0)[0], [[0], [-1], [1], [-1]])
-
-
-@pytest.mark.slow
-def test_a_thousand_iterations_of_a_large_model_take_less_than_a_minute():
-    """58 layers, 256 experts on 256 dies, balanced in every iteration, compiling included; two cores."""
-    topology = wafers((8, 8), (2, 2), 1e12, 0.0, 1e12, 0.0)
-    machine = Machine(topology, Die(jnp.full(256, 4.5e15)), node_memory(jnp.full(256, 8e12), None))
-    costs = LayerCosts(*(jnp.asarray(value) for value in (14336.0, 14336.0, 44e6, 88e6, 2048.0, 3.0)))
-    layout = token_layout("er", (16, 16), 4)
-    before = AttentionTime(jnp.asarray(2e-5), jnp.asarray(1e-5), jnp.zeros(topology.num_links))
-    model = CountModel(machine, costs, jnp.asarray(layout.parts), paths_of(topology, layout.parts), before, Serial())
-    shares = np.random.default_rng(0).dirichlet(np.full(256, 3.0), 58)
-    loads = jnp.asarray(np.random.default_rng(1).multinomial(131072, shares, (1000, 58)), jnp.float32)
-    distance = jnp.asarray(topology.hop_counts(), jnp.float32)
-    forecast = MovingAverage(jnp.full((58, 256), 1 / 256), jnp.asarray(0.2))
-    windows = Windows.alternating(links_inside_domains(layout, topology.link_ends))
-    start, zero = jnp.asarray(first_slots(58, 256, 256, 1)), jnp.zeros(())
-    balancer = Balancer(ShadowSlots(distance, 1), forecast, start, distance, zero, zero, windows)
-    began = perf_counter()
-    jax.block_until_ready(balanced_rollout(balancer, model, loads))
-    assert perf_counter() - began < 60

@@ -1,4 +1,4 @@
-"""Line 4 in full: every choice on random and recorded cases, and how fast. Slow: it times things."""
+"""Every choice of Algorithm 1 on random and recorded cases; with `pytest -s`, how fast."""
 
 import time
 
@@ -46,8 +46,8 @@ def drawn_layers(rng, layers, batch=4096, experts=256):
     return np.stack([rng.multinomial(8 * batch, row / row.sum()) for row in weight])
 
 
-def test_fifty_times_as_fast_as_the_plain_loop_with_every_choice_the_same():
-    """100 random layers of DeepSeek-V3 at batch 4,096 at once: all choices, and the time of all of them."""
+def test_every_choice_on_random_layers_at_once():
+    """100 layers of DeepSeek-V3 at batch 4,096."""
     rng = np.random.default_rng(0)
     counts = drawn_layers(rng, 100)
     homes, holders = (np.stack(each) for each in zip(*(placed(rng, 256) for _ in counts), strict=True))
@@ -64,8 +64,6 @@ def test_fifty_times_as_fast_as_the_plain_loop_with_every_choice_the_same():
         step = best_of(3, lambda: many(*(each[:58] for each in given[:3]), costs))
     np.testing.assert_array_equal(plans, np.stack(loops))
     print(f"plain loop {loop:.2f} s, vectorised {fast:.4f} s: {loop / fast:.0f} times; 58 layers {step:.4f} s")
-    assert loop / fast >= 50
-    assert step < 0.5
 
 
 @pytest.mark.parametrize("file", ["deepseek-v2-lite/intent", "gpt-oss-20b/mmlu_test"])
@@ -83,8 +81,8 @@ def test_every_choice_on_recorded_layers(file, shared):
             np.testing.assert_array_equal(Algorithm1(jnp.asarray(HOPS), costs)(*given), expected)
 
 
-def test_ten_thousand_points_of_one_layer_a_minute():
-    """Machines that differ in their numbers, batches and both allocations, one call of 500 at a time."""
+def test_many_machines_batches_and_allocations_at_once_equal_each_alone():
+    """500 points in a call."""
     rng = np.random.default_rng(2)
     home, holders = placed(rng, 256)
 
@@ -102,7 +100,8 @@ def test_ten_thousand_points_of_one_layer_a_minute():
 
     counts = jnp.asarray(drawn_layers(rng, 250))
     scales = jnp.linspace(0.5, 2, 250)
-    points(counts, scales).block_until_ready()
+    together = points(counts, scales)
+    for at in (0, 117, 249):
+        np.testing.assert_allclose(together[at], points(counts[at : at + 1], scales[at : at + 1])[0], rtol=1e-5)
     seconds = best_of(2, lambda: points(counts, scales))
     print(f"500 points in {seconds:.3f} s: {500 / seconds * 60:.0f} a minute")
-    assert 500 / seconds * 60 >= 10_000
