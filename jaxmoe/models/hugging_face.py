@@ -118,7 +118,10 @@ class _Keys:
         return ModelError(f"{self.above}{key} is {self._shown(key)}, expected {expected}; {REMEDY}")
 
     def _shown(self, key: str) -> str:
-        text = json.dumps(self.values[key])
+        try:
+            text = json.dumps(self.values[key])
+        except RecursionError:  # parsed a few levels nearer to the limit than this is
+            return "nested too deeply"
         return text if len(text) <= 60 else text[:57] + "..."
 
 

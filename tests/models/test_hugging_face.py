@@ -219,3 +219,11 @@ def test_a_file_that_is_not_there(tmp_path: Path):
     for file, needle in [(tmp_path / "none.json", "no such file"), (tmp_path, "not readable")]:
         with pytest.raises(ModelError, match=f"^{file}: {needle}"):
             read_hugging_face(file)
+
+
+def test_a_value_nested_too_deeply_to_be_shown_is_told():
+    """The fuzzer found one that could be read but not written again."""
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert "hidden_size is nested too deeply, expected" in complaint(CONFIGS["mixtral-8x7b"] | {"hidden_size": deep})
