@@ -57,13 +57,15 @@ def _of_tokens(named: Float[Array, "token home"] | None, home: OneOf) -> OneOf:
 
 def sharded_visits(share: Float[Array, "expert node"], batch: Batch, support: AbstractSupport) -> Visits:
     """Visits when every host of an expert holds a part of its weights."""
-    choice, amount = batch.choices(share.shape[0]), support.amount(share)
+    choice = batch.choices(share.shape[0])
     chosen = (batch.weight[:, None] * choice).sum(axis=0)
     named, home = _lowest_hosts(share, batch, support)
-    # The same product: [node, token] in memory where `GatherExchange` adds up tokens of a home, else [token, node].
-    visited = choice @ amount if named is None else (amount.T @ choice.T).T
+    if named is None:
+        visited = _any_host(share > 0, batch.experts).astype(share.dtype)
+    else:  # [node, token] in memory, as `GatherExchange` adds up tokens of a home
+        visited = support.presence((support.amount(share).T @ choice.T).T)
     return Visits(
-        visited=support.presence(visited),
+        visited=visited,
         named=named,
         home=home,
         work=chosen @ share,
@@ -77,14 +79,34 @@ def sharded_visits(share: Float[Array, "expert node"], batch: Batch, support: Ab
     )
 
 
+WORD = 16  # bits: floats, which are added up faster than whole numbers, hold as many exactly
+
+
+def _any_host(hosts: Bool[Array, "expert node"], experts: Int[Array, "token top_k"]) -> Int[Array, "token node"]:
+    """1 at the hosts of any of a token's choices, -1 for a missing one. The same as a product, and quicker if few.
+
+    Nodes are bits of whole numbers, of which there are far fewer to pick up and to unite.
+    """
+    count, nodes = hosts.shape
+    words = -(-nodes // WORD)
+    there = jnp.pad(hosts, ((0, 0), (0, words * WORD - nodes))).reshape(count, words, WORD)
+    packed = (there * 2.0 ** jnp.arange(WORD)).sum(axis=-1).astype(jnp.int32)
+    found = packed.at[jnp.where(experts < 0, count, experts)].get(mode="fill", fill_value=0)
+    united = jax.lax.reduce(found, np.int32(0), jax.lax.bitwise_or, (1,))
+    bits = (united[:, :, None] >> jnp.arange(WORD)) & 1
+    return bits.reshape(-1, words * WORD)[:, :nodes]
+
+
+FEW = 2  # tokens for each expert up to which a flow of every token is quicker than one of every expert
+
+
 def _lowest_hosts(
     share: Float[Array, "expert node"], batch: Batch, support: AbstractSupport
 ) -> tuple[Float[Array, "token expert"] | None, OneOf]:
     """`named` and `home` of sharded visits: the lowest host of every expert, or at once that of every token."""
     experts, exact = share.shape[0], isinstance(support, HardSupport)
     lowest = _first(share > 0)  # every expert has a share somewhere
-    # As many flows as experts or as tokens: the fewer, the faster.
-    if exact and batch.weight.shape[0] <= experts:
+    if exact and batch.weight.shape[0] <= FEW * experts:
         return None, lowest[batch.gather_expert]
     named = jax.nn.one_hot(batch.gather_expert, experts, dtype=share.dtype)
     if exact:

@@ -20,12 +20,14 @@ VISITS = {"sharded": sharded_visits, "replicated": replicated_visits}
 
 @pytest.mark.parametrize("mode", ["sharded", "replicated"])
 @pytest.mark.parametrize("rule", ["lowest_host", "fewest_hops"])
-def test_visits_and_messages_equal_the_loops(mode, rule):
+@pytest.mark.parametrize(("count", "shape"), [(20, (3, 4)), (12, (1, 16)), (12, (3, 6))])  # many tokens; and few
+def test_visits_and_messages_equal_the_loops(mode, rule, count, shape):
     rng = np.random.default_rng(5)
-    machine = cases.random_machine(rng, (3, 4))
-    share, tokens = cases.random_share(rng, 8, 12), cases.random_tokens(rng, 20, 8, 3, missing=True)
+    machine = cases.random_machine(rng, shape)
+    nodes = shape[0] * shape[1]
+    share, tokens = cases.random_share(rng, 8, nodes), cases.random_tokens(rng, count, 8, 3, missing=True)
     visits = VISITS[mode](jnp.asarray(share, float), cases.batch(tokens), HardSupport())
-    for token in range(20):
+    for token in range(count):
         reached = {n for hosts in oracle.visited_nodes(share, tokens, token, mode) for n in hosts}
         assert set(np.flatnonzero(visits.visited[token])) == reached
     ((flows,),) = build_exchange(rule, machine.topology)(machine.topology, visits)
