@@ -152,14 +152,15 @@ def _happen(net, work, size, now):
     return size, flits + credits + tails
 
 
-@njit(_nrt=False, error_model="numpy")
+@njit(inline="always", _nrt=False, error_model="numpy")
 @no_type_check
-def _empty(wheel):
-    """Whether nothing is on its way."""
-    pending = 0
-    for slot in range(len(wheel)):
-        pending += wheel[slot, ARRIVALS] + wheel[slot, RETURNS] + wheel[slot, TAILS]
-    return pending == 0
+def _next_arrival(wheel, now):
+    """The first cycle from this one on in which something on its way arrives; -1 where nothing is."""
+    for cycle in range(now, now + len(wheel)):
+        slot = cycle & (len(wheel) - 1)
+        if wheel[slot, ARRIVALS] + wheel[slot, RETURNS] + wheel[slot, TAILS] > 0:
+            return cycle
+    return -1
 
 
 @njit(cache=True, _nrt=False, nogil=True, error_model="numpy")
@@ -196,7 +197,12 @@ def run_routers(net, work):
                 if net.router[at].sends | net.router[at].waits:
                     moved += step(net, at, now, leaves)
         now += 1
-        if moved == 0 and _empty(net.wheel):
-            if size == 0:
+        if moved == 0:  # nor does anything until what is on its way arrives, or a task is done
+            then = _next_arrival(net.wheel, now)
+            if then < 0 and size == 0:
                 return done
-            now = max(now, np.int64(np.ceil(work.times[0])))
+            if size > 0 and (then < 0 or work.times[0] <= then):
+                then = max(now, np.int64(np.ceil(work.times[0])))
+            while now < then:
+                partial = (partial + net.speedup) % 1.0
+                now += 1

@@ -79,7 +79,7 @@ def simulate_routers(fabric: Fabric, graph: TaskGraph, record: bool = False) -> 
 def _packets(graph: TaskGraph, flit_bytes: float, lanes: int) -> np.ndarray:
     """The packets of a graph's transfers, in whole flits; a computation has one that is never sent.
 
-    Those that go to a node take its ports in turn, in the order of tasks.
+    A node sends its packets to the ports of nodes in turn; the next node begins with the next port.
     """
     task = np.repeat(np.arange(graph.num_tasks), graph.chunks)
     packet = np.zeros(len(task), PACKET)
@@ -91,9 +91,10 @@ def _packets(graph: TaskGraph, flit_bytes: float, lanes: int) -> np.ndarray:
     hops = np.diff(graph.path_start)[task]
     packet["place"] = np.cumsum(hops) - hops
     if lanes > 1:
-        last = graph.path[graph.path_start[1:][task] - 1]
-        by_end = np.argsort(last, kind="stable")
-        packet["port"][by_end] = (np.arange(len(last)) - np.searchsorted(last[by_end], last[by_end])) % lanes
+        first = graph.path[graph.path_start[:-1][task]]
+        by_start = np.argsort(first, kind="stable")
+        source = first[by_start]
+        packet["port"][by_start] = (np.arange(len(source)) - np.searchsorted(source, source) + source) % lanes
     return packet
 
 

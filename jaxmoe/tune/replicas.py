@@ -23,7 +23,7 @@ VARIANTS = 7  # numbers of copies to start from
 ROOM = 64  # for further copies of an expert in one descent
 FAST_MOVES, FAST_GOOD = 12, 1.002
 GOOD = 1.0001  # times the mean of ranks: no need to go on
-EFFORT = 60_000_000  # slots x ranks of a layer x descents of it: more descents where a layer is small
+EFFORT = 60_000_000  # slots x ranks of a node x descents of a layer: more descents where a layer is small
 MOST_DESCENTS = 1000
 
 
@@ -50,7 +50,7 @@ def balanced_slots(
     _check(experts, slots, ranks, groups, nodes)
     loads = np.ascontiguousarray(loads, np.float64)
     layers, per_rank, own = len(loads), slots // ranks, ranks // nodes
-    again = int(np.clip(EFFORT // (slots // nodes * own * max(layers, 1)), 0, MOST_DESCENTS))
+    again = int(np.clip(EFFORT // (slots * own * max(layers, 1)), 0, MOST_DESCENTS))
     search = (1, 0, FAST_MOVES, FAST_GOOD) if fast else (VARIANTS, again, MOVES, GOOD)
     if nodes == 1:
         return _side_by_side(loads, ranks, per_rank, repeats, search, seed)
