@@ -20,6 +20,9 @@ is in a throttled channel waits behind in its finite buffers: it goes on at `cou
 coupling` times the freed rate. So the output is done when all inputs have been drained, and that is the `T_c` of its
 channel for the routers behind it. The computation goes along all channels at once, `SWEEPS` times.
 
+**Credits.** A channel may have as much under way as the buffers behind it hold, `num_vcs` x `vc_buf_size` flits, until
+their credits are back. All beyond the first of such windows waits for one: the way of a flit, and of its credit.
+
 **Coupling** is 1 where the crossbar is as fast as the links, as then an input that waits holds up what is behind it. It
 is 1 / `internal_speedup`, the part of a crossbar's time that a link at full rate takes: in the rest others may pass. In
 the same part of its time an input fills its buffers on the other side, so that much of them, `num_vcs` x `vc_buf_size`
@@ -130,6 +133,7 @@ class Contention(Congestion):
         if self.order != "shuffled":
             done = jnp.maximum(done, self._in_order(ways, sent[:, 0], passed, slowness) - earliest)
         if topology.router is not None:
+            done = jnp.maximum(done, _by_credits(topology, load))
             work = _sums(sent * jnp.ones_like(passed), ways.turn, ways.inputs.size).reshape(ways.inputs.shape)
             router = topology.router
             coupling = router.internal_speedup**-self.exponent
@@ -254,6 +258,22 @@ def _slowness(topology: AbstractTopology) -> Float[Array, " channel"]:
     free = jnp.zeros(topology.num_nodes, topology.link_bandwidth.dtype)
     ports = [free if each is None else 1 / each for each in (topology.injection_bandwidth, topology.ejection_bandwidth)]
     return jnp.concatenate([1 / topology.link_bandwidth, *ports]) / topology.efficiency
+
+
+def _by_credits(topology: AbstractTopology, load: Float[Array, " channel"]) -> Float[Array, " channel"]:
+    """Seconds until the buffers behind every channel have had room for its load; 0 for ports without a limit."""
+    router, nodes = topology.router, topology.num_nodes
+    assert router is not None
+    cycle = router.flit_bytes / (topology.link_bandwidth.max() * topology.efficiency)
+    begun = jnp.floor(2 / router.internal_speedup)  # cycles of a hop that are not on the wire
+    there_and_back = 2 * topology.link_latency + (1 + router.credit_delay - 2 * begun) * cycle
+    at_port = topology.endpoint_latency + (2 + router.credit_delay - begun) * cycle
+    window = router.num_vcs * router.vc_buf_size * router.flit_bytes
+    ports = [
+        jnp.full(nodes, 0.0 if each is None else at_port / router.ports_per_node)
+        for each in (topology.injection_bandwidth, topology.ejection_bandwidth)
+    ]
+    return jnp.maximum(load / window - 1, 0) * jnp.concatenate([there_and_back, *ports])
 
 
 def _sums(

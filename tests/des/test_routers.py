@@ -235,6 +235,23 @@ def test_links_of_half_the_bandwidth_take_two_cycles_for_a_flit():
     assert run.finish[0] == WIRE + 3 * (2 + WIRE) + 7 * 2 - 1
 
 
+@pytest.mark.parametrize("speedup", [1.0, 1.5, 2.0])
+def test_long_wires_only_delay(speedup):
+    """Cycles in which nothing moves are passed over; what is sent later than all that is on its way is on time."""
+    times, ready = [], np.zeros((4, 4))
+    ready[0, 1], ready[2, 3] = 10_000, 25_000.5
+    for more in (0.0, 3000.0):
+        topology = mesh_topology((2, 2), internal_speedup=speedup)
+        # Room for all flits: credits that come late would hold them up as well.
+        router = dataclasses.replace(topology.router, vc_buf_size=jnp.asarray(64.0))
+        hop = topology.link_latency + more
+        fabric = fabric_of(dataclasses.replace(topology, link_latency=hop, router=router), 4.0, cut_through=True)
+        traffic = 8.0 * (ready > 0)
+        traffic[3, 0] = 8.0
+        times.append(replay_traffic(fabric, traffic, ready_s=ready).received_s)
+    np.testing.assert_array_equal(times[1] - times[0], [2 * 3000, 3000, 0, 3000])
+
+
 def test_several_ports_of_a_node_send_at_once():
     topology = mesh_topology((2, 2), vc_buf_size=16, ports_per_node=2)
     free = dataclasses.replace(topology, injection_bandwidth=None, ejection_bandwidth=None)

@@ -104,6 +104,21 @@ def test_contention_only_adds_and_is_off_without_a_router():
         assert with_it >= without >= load
 
 
+def test_buffers_smaller_than_the_way_of_a_credit_hold_a_channel_up():
+    """Links of 20 s: 18 on the wire and 2 in the router, so a credit is back after 18 + 18 + 1 + its delay of 1 s."""
+    topology = dataclasses.replace(small(router=False), link_latency=jnp.full(14, 20.0))
+    traffic = np.zeros((6, 6))
+    traffic[0, 1] = 64.0
+    alone = seconds(model_of(topology), topology, traffic)
+    for num_vcs, size in ((1, 8), (4, 2), (2, 16), (1, 64)):
+        buffered = with_router(topology, num_vcs=num_vcs, vc_buf_size=size)
+        windows = 64 / (num_vcs * size)
+        waits = max((windows - 1) * 38, 64.0) - 64
+        np.testing.assert_allclose(seconds(model_of(buffered), buffered, traffic), alone + waits, rtol=1e-6)
+    speed = jax.grad(lambda size: total(model_of(buffered), with_router(topology, num_vcs=1, vc_buf_size=size), traffic))
+    np.testing.assert_allclose(speed(jnp.asarray(8.0)), -64 / 8**2 * 38, rtol=1e-5)
+
+
 def plain_in_order(topology, traffic, order, chunk) -> float:
     """The latest of every channel's bounds with release dates, with loops over messages."""
     nodes, links = topology.num_nodes, topology.num_links
