@@ -91,7 +91,7 @@ def _router(hardware: HardwareConfig, network: AbstractTopology) -> Router | Non
     flit = router.chunk_B if router.flit_B is None else router.flit_B
     assert flit is not None  # or the description would have been refused
     limited = ports.injection_GB_per_s is not None or ports.ejection_GB_per_s is not None
-    most = 1 if limited else int(np.bincount(network.link_ends[:, 0]).max())
+    most = 1 if limited else int(np.bincount(network.link_ends[:, 0])[: network.num_nodes].max())
     return Router(
         num_vcs=_number(router.num_vcs),
         vc_buf_size=_number(router.vc_buf_size),

@@ -181,7 +181,7 @@ class PortsConfig(Section):
         default=None,
         description="the ports of each kind that a node has beside routers with finite buffers; they share its limit, "
         "and without one each is as fast as the fastest link. Null is one with a limit, and without one as many as "
-        "the links of the largest router",
+        "the node with the most links has",
         examples=[4],
     )
 

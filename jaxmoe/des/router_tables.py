@@ -94,8 +94,9 @@ def channels_of(fabric: Fabric, parameters: Parameters) -> Channels:
     if links and wire.min() < 1:
         least = _nanoseconds((begun + 1) * cycle)
         raise RouterError(
-            f"link.latency_ns is {_nanoseconds(fabric.latency[:links].min())}; routers with buffers take at least "
-            f"{begun + 1} cycles of {_nanoseconds(cycle)} ns for a hop: write {least} or more, or lower router.flit_B"
+            f"latency_ns of a link is {_nanoseconds(fabric.latency[:links].min())}; routers with buffers take at least "
+            f"{begun + 1} cycles of {_nanoseconds(cycle)} ns for a hop: write {least} or more for link, uplink and "
+            "border, or lower router.flit_B"
         )
     if endpoint < 2:
         least = _nanoseconds((begun + 1) * cycle)
@@ -136,9 +137,10 @@ def net_of(
     ins, outs, ports = _ports(fabric, channels)
     most = ins.shape[1]
     if most * vcs > MOST_BITS:
+        fewer = f"write {MOST_BITS // most} or fewer, or null" if most <= MOST_BITS else "write null"
         raise RouterError(
             f"router.num_vcs is {vcs} at a router with {most} ports; {MOST_BITS} virtual channels at the inputs of a "
-            f"router are the most: write {MOST_BITS // most} or fewer, or null for unbounded buffers"
+            f"router are the most: {fewer} for unbounded buffers"
         )
     every, half = (1 << vcs) - 1, (1 << vcs // 2) - 1
     classes = np.array([half, every & ~half, every] if fabric.router.dateline else [every], np.int64)

@@ -133,7 +133,7 @@ class Contention(Congestion):
         if self.order != "shuffled":
             done = jnp.maximum(done, self._in_order(ways, sent[:, 0], passed, slowness) - earliest)
         if topology.router is not None:
-            done = jnp.maximum(done, _by_credits(topology, load))
+            done = jnp.maximum(done, _by_credits(topology, load, slowness))
             work = _sums(sent * jnp.ones_like(passed), ways.turn, ways.inputs.size).reshape(ways.inputs.shape)
             router = topology.router
             coupling = router.internal_speedup**-self.exponent
@@ -260,8 +260,10 @@ def _slowness(topology: AbstractTopology) -> Float[Array, " channel"]:
     return jnp.concatenate([1 / topology.link_bandwidth, *ports]) / topology.efficiency
 
 
-def _by_credits(topology: AbstractTopology, load: Float[Array, " channel"]) -> Float[Array, " channel"]:
-    """Seconds until the buffers behind every channel have had room for its load; 0 for ports without a limit."""
+def _by_credits(
+    topology: AbstractTopology, load: Float[Array, " channel"], slowness: Float[Array, " channel"]
+) -> Float[Array, " channel"]:
+    """Seconds until the buffers behind every channel have had room for its load; ports without a limit have room."""
     router, nodes = topology.router, topology.num_nodes
     assert router is not None
     cycle = router.flit_bytes / (topology.link_bandwidth.max() * topology.efficiency)
@@ -273,7 +275,8 @@ def _by_credits(topology: AbstractTopology, load: Float[Array, " channel"]) -> F
         jnp.full(nodes, 0.0 if each is None else at_port / router.ports_per_node)
         for each in (topology.injection_bandwidth, topology.ejection_bandwidth)
     ]
-    return jnp.maximum(load / window - 1, 0) * jnp.concatenate([there_and_back, *ports])
+    waits = jnp.maximum(load / window - 1, 0) * jnp.concatenate([there_and_back, *ports])
+    return waits + jnp.minimum(load, window) * slowness
 
 
 def _sums(

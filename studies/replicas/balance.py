@@ -4,9 +4,9 @@ python studies/replicas/balance.py --part 0 --of 8      writes balance_0_of_8.cs
 python studies/replicas/balance.py --merge              writes balance.csv of all parts that are there, and tells
 
 All figures are means over layers of the busiest rank's load over the mean, under equal split. `ours` is made with the
-budget that ships and has no expert twice on a rank, as the policies of vllm-ascend have none; `fast_repeats` is the fast
-mode, with repeats as EPLB may have them. `bound` is what no placement of so many slots can go below: the best of all
-ways to give groups to nodes, and what a heavy expert leaves to one rank at least.
+budget that ships and has no expert twice on a rank, as the policies of vllm-ascend have none; `fast_repeats` is the
+fast mode, with repeats as EPLB may have them. `bound` is what no placement of so many slots can go below: the best of
+all ways to give groups to nodes, and what a heavy expert leaves to one rank at least.
 """
 
 import argparse

@@ -322,6 +322,11 @@ def test_routers_that_cannot_be_are_refused_by_name(tmp_path, overrides, message
     assert str(error.value).count("\n") <= 1
 
 
+def test_nodes_have_as_many_ports_as_links_whatever_switches_have(configs):
+    router = build_topology(load_hardware(configs / "hardware" / "nvl72.yaml", ["router.num_vcs=2"])).router
+    assert float(router.ports_per_node) == 1
+
+
 def test_a_router_is_built_as_it_is_told(tmp_path):
     path = tmp_path / "machine.yaml"
     path.write_text(

@@ -12,7 +12,7 @@ from jaxmoe.des import Fabric, GraphBuilder, fabric_of, replay_traffic
 from jaxmoe.des.engine import run_on
 from jaxmoe.des.routers import DeadlockError, RouterError, simulate_routers
 from jaxmoe.des.tasks import TaskGraph, add_transfers, messages, no_rows
-from jaxmoe.hardware import AbstractTopology, Mesh, Router, ring, torus
+from jaxmoe.hardware import AbstractTopology, Mesh, Router, ring, switch, torus
 from jaxmoe.hardware.networks import num_links
 
 WIRE = 2  # cycles, of links and of ports
@@ -273,7 +273,7 @@ def test_several_ports_of_a_node_send_at_once():
         ({"num_vcs": 40.0}, "router.num_vcs is 40 at a router with 5 ports"),
         ({"dateline": True}, "router.dateline is true"),
         ({"wormhole": False, "vc_buf_size": 3.0}, "router.vc_buf_size is 3 flits, but a packet has 4"),
-        ({"flit_bytes": 4.0}, "link.latency_ns"),
+        ({"flit_bytes": 4.0}, "latency_ns of a link is"),
     ],
 )
 def test_what_cannot_be_is_said(change, message):
@@ -283,6 +283,12 @@ def test_what_cannot_be_is_said(change, message):
     )
     with pytest.raises(RouterError, match=message):
         simulate_routers(fabric, graph_of(fabric, [0], [8], [8.0]))
+
+
+def test_a_switch_with_more_ports_than_bits_is_said():
+    topology = dataclasses.replace(switch(70, 1.0, 4.0), endpoint_latency=jnp.asarray(5.0), router=Router(1, 4, 1.0))
+    with pytest.raises(RouterError, match=r"at a router with 70 ports; .* most: write null for unbounded buffers"):
+        replay_traffic(fabric_of(topology, 4.0, cut_through=True), np.ones((70, 70)))
 
 
 def test_trees_need_unbounded_buffers():

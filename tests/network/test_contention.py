@@ -112,11 +112,13 @@ def test_buffers_smaller_than_the_way_of_a_credit_hold_a_channel_up():
     alone = seconds(model_of(topology), topology, traffic)
     for num_vcs, size in ((1, 8), (4, 2), (2, 16), (1, 64)):
         buffered = with_router(topology, num_vcs=num_vcs, vc_buf_size=size)
-        windows = 64 / (num_vcs * size)
-        waits = max((windows - 1) * 38, 64.0) - 64
+        window = num_vcs * size  # flits
+        waits = max((64 / window - 1) * 38 + window, 64.0) - 64
         np.testing.assert_allclose(seconds(model_of(buffered), buffered, traffic), alone + waits, rtol=1e-6)
-    speed = jax.grad(lambda size: total(model_of(buffered), with_router(topology, num_vcs=1, vc_buf_size=size), traffic))
-    np.testing.assert_allclose(speed(jnp.asarray(8.0)), -64 / 8**2 * 38, rtol=1e-5)
+    speed = jax.grad(
+        lambda size: total(model_of(buffered), with_router(topology, num_vcs=1, vc_buf_size=size), traffic)
+    )
+    np.testing.assert_allclose(speed(jnp.asarray(8.0)), 1 - 64 / 8**2 * 38, rtol=1e-5)
 
 
 def plain_in_order(topology, traffic, order, chunk) -> float:
