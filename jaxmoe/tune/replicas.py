@@ -61,7 +61,9 @@ def balanced_slots(
     group = packed.reshape(layers * nodes, -1)  # of every node
     expert = (group[..., None] * size + np.arange(size)).reshape(layers, -1)
     held = np.take_along_axis(loads, expert, axis=1).reshape(layers * nodes, -1)
-    local = _side_by_side(held, own, per_rank, repeats, search, seed)
+    # No other node need be more even than the busiest one of its layer can be.
+    busiest = np.repeat(held.sum(axis=1).reshape(layers, nodes).max(axis=1), nodes)
+    local = _side_by_side(held, own, per_rank, repeats, search, seed, busiest)
     placed = np.take_along_axis(expert.reshape(layers * nodes, -1), local, axis=1)
     return placed.reshape(layers, slots)
 
@@ -70,13 +72,26 @@ Search = tuple[int, int, int, float]  # first numbers of copies, further ones, m
 
 
 def _side_by_side(
-    loads: Float[np.ndarray, "layer expert"], ranks: int, per_rank: int, repeats: bool, search: Search, seed: int
+    loads: Float[np.ndarray, "layer expert"],
+    ranks: int,
+    per_rank: int,
+    repeats: bool,
+    search: Search,
+    seed: int,
+    enough: Float[np.ndarray, " layer"] | None = None,
 ) -> Int[np.ndarray, "layer slot"]:
-    """Layers on all cores: what is compiled leaves Python's lock."""
-    parts = np.array_split(loads, min(cores(), max(len(loads), 1)))
-    return np.concatenate(
-        [*side_by_side(lambda part: _all_layers(part, ranks, per_rank, repeats, search, seed), parts)]
-    )
+    """Layers on all cores: what is compiled leaves Python's lock.
+
+    One descent is made of each in any case, further ones while its busiest rank has more than its part of `enough`
+    load; `None`: of its own.
+    """
+    least = (loads.sum(axis=1) if enough is None else enough) / ranks
+    parts = np.array_split(np.arange(len(loads)), min(cores(), max(len(loads), 1)))
+
+    def placed(rows: Int[np.ndarray, " layer"]) -> Int[np.ndarray, "layer slot"]:
+        return _all_layers(loads[rows], least[rows], ranks, per_rank, repeats, search, seed)
+
+    return np.concatenate([*side_by_side(placed, parts)])
 
 
 def _check(experts: int, slots: int, ranks: int, groups: int, nodes: int) -> None:
@@ -93,21 +108,21 @@ def _check(experts: int, slots: int, ranks: int, groups: int, nodes: int) -> Non
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _all_layers(loads, ranks, per_rank, repeats, search, seed):
+def _all_layers(loads, least, ranks, per_rank, repeats, search, seed):
     placed = np.empty((len(loads), ranks * per_rank), np.int64)
     for layer in range(len(loads)):
         np.random.seed(seed)  # every layer by itself, so that it does not matter which are placed together
-        placed[layer] = _layer(loads[layer], ranks, per_rank, repeats, search)
+        placed[layer] = _layer(loads[layer], least[layer], ranks, per_rank, repeats, search)
     return placed
 
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _layer(load, ranks, per_rank, repeats, search):
+def _layer(load, least, ranks, per_rank, repeats, search):
     """The best of several descents: from EPLB's numbers of copies, from others, and from the best ones changed."""
     variants, descents, moves, good = search
     slots, experts = ranks * per_rank, len(load)
-    spare, mean = slots - experts, load.sum() / ranks
+    spare = slots - experts
     most = slots if repeats or experts * ranks < slots else ranks
     best, top, kept = np.zeros((ranks, per_rank), np.int64), np.inf, np.ones(experts, np.int64)
     back = 0
@@ -129,7 +144,7 @@ def _layer(load, ranks, per_rank, repeats, search):
         held, busy = _descent(load, copies, ranks, per_rank, most > ranks, moves, good)
         if busy.max() < top * BETTER:
             best, top, kept = held, busy.max(), copies
-        if top <= mean * good:
+        if top <= least * good:
             break
     return best.ravel()
 
