@@ -31,7 +31,7 @@ from jaxmoe.placement.slots import loads_of_slots, new_copies, share_of_slots
 from jaxmoe.tune.replica_placement import ReplicaProblem, tuned_slots
 
 WORTH = 0.01  # a gain below this part is not worth an action
-ERRORS = 2.0  # standard errors of a gain that counts
+ERRORS = 1.0  # standard errors of a gain that counts
 EXTRA = (1, 2)  # further slots of a rank
 EVERY = (1, 4)  # windows between two placements
 
@@ -212,7 +212,7 @@ class Advice:
 def advise(case: Case, windows: Windows) -> Advice:
     """Choose by what the second half of the windows says of placements made for the first.
 
-    The simplest action that is not surely slower than any other wins: a gain counts from `WORTH` and twice its standard
+    The simplest action that is not surely slower than any other wins: a gain counts from `WORTH` and its standard
     error over windows on. Raises `PlanError` for fewer than four windows.
     """
     if len(windows) < 4:

@@ -1,9 +1,10 @@
 """Slots tuned for the time of a layer on its machine: which experts have copies, how many, and on which ranks.
 
 Where `jaxmoe.tune.replicas` evens loads out, this asks the model: network and nodes, batch by batch, with the way the
-engine picks among copies, and what moving from the placement before costs. EPLB, the balanced slots and the placement
-before are starts; so are the ends of gradient descents from them. All are improved by local search, the exact model
-judges what comes of it, and the best of every layer is kept: on what it was tuned for it is never worse than a start.
+engine picks among copies, and what moving from the placement before costs. Starts are EPLB, the balanced slots, the same
+copies far from each other, the placement before, and the ends of gradient descents. All are improved by local search, the
+exact model judges what comes of it, and the best of every layer is kept: on what it was tuned for it is never worse than
+a start.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.latency.replicas import ReplicaModel
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.placement import PlanError
-from jaxmoe.placement.slots import copies_of_slots
+from jaxmoe.placement.slot_plan import filled
+from jaxmoe.placement.slots import EMPTY, copies_of_slots
 from jaxmoe.tune.replica_descent import STEPS, Mixing, descended, rounded
 from jaxmoe.tune.replica_search import searched_slots, weights_of
 from jaxmoe.tune.replicas import balanced_slots
@@ -109,7 +111,9 @@ def tuned_slots(problem: ReplicaProblem, moves: int = 20_000, steps: int = STEPS
 
 
 def starting_slots(problem: ReplicaProblem) -> dict[str, Slots]:
-    """EPLB, hierarchical where groups divide nodes, as published; the same legally; balanced slots; what was before."""
+    """EPLB, hierarchical where groups divide nodes, as published; the same legally; balanced slots, and the same copies
+    far from each other; what was before.
+    """
     loads, ranks = problem.loads.mean(axis=1), problem.ranks
     published = eplb(loads, problem.slots, ranks, problem.groups, problem.nodes)
     starts = {"eplb": published}
@@ -117,9 +121,35 @@ def starting_slots(problem: ReplicaProblem) -> dict[str, Slots]:
         copies = copies_of_slots(published, problem.experts, ranks)
         starts["eplb without repeats"] = rounded(np.minimum(copies, 1).astype(float), problem.slots)
     starts["balanced"] = balanced_slots(loads, problem.slots, ranks, repeats=problem.repeats, fast=True)
+    starts["spread"] = spread_slots(loads, starts["balanced"], np.asarray(problem.model.tier))
     if problem.before is not None:
         starts["before"] = problem.before
     return starts
+
+
+def spread_slots(loads: Float[np.ndarray, "layer expert"], slots: Slots, tier: Int[np.ndarray, "node node2"]) -> Slots:
+    """As many copies of every expert, each as far from the others as there is room, so that all ranks have one near.
+
+    The heaviest come first; of ranks that are as far from an expert's copies the least loaded takes the next. `tier`
+    is the place of distances. No rank has an expert twice, where ranks have no more slots than there are experts.
+    """
+    nodes, experts = len(tier), loads.shape[1]
+    placed = np.full((len(loads), nodes, slots.shape[1] // nodes), EMPTY)
+    for row, load in enumerate(loads):
+        copies = np.bincount(slots[row], minlength=experts)
+        busy, used = np.zeros(nodes), np.zeros(nodes, int)
+        for expert in np.argsort(-load / copies, kind="stable").tolist():
+            near = np.full(nodes, tier.max() + 1)  # distance of the nearest copy
+            for _ in range(min(copies[expert], nodes)):
+                free = (used < placed.shape[2]) & (near > 0)
+                if not free.any():
+                    break
+                node = int(np.lexsort((busy, -near, ~free))[0])
+                placed[row, node, used[node]] = expert
+                used[node] += 1
+                busy[node] += load[expert] / copies[expert]
+                near = np.minimum(near, tier[:, node])
+    return filled(placed.reshape(slots.shape), experts, nodes)
 
 
 def slot_values(problem: ReplicaProblem, slots: Slots) -> Float[np.ndarray, " layer"]:

@@ -17,7 +17,7 @@ from jaxmoe.placement.replica_choice import REPLICA_CHOICES, ranked_distance, se
 from jaxmoe.placement.slots import copies_of_slots
 from jaxmoe.traces import Batch
 from jaxmoe.tune.replica_descent import rounded
-from jaxmoe.tune.replica_placement import ReplicaProblem, slot_values, tuned_slots
+from jaxmoe.tune.replica_placement import ReplicaProblem, slot_values, spread_slots, tuned_slots
 from jaxmoe.tune.replica_search import search_value, weights_of
 
 NODES, EXPERTS = 4, 6
@@ -162,6 +162,20 @@ def test_gradients_are_those_of_finite_differences(loads):
         step = 1e-3
         change = (cost(held + step * way) - cost(held - step * way)) / (2 * step)
         assert float((slope * way).sum()) == pytest.approx(float(change), rel=0.05, abs=0.05)
+
+
+def test_copies_that_are_spread_are_near_to_everybody():
+    tier = np.array([[0, 1, 2, 2], [1, 0, 2, 2], [2, 2, 0, 1], [2, 2, 1, 0]])  # two pairs of nodes
+    twice = np.array([[0, 1, 2, 3, 0, 1, 2, 3]])
+    spread = spread_slots(np.ones((1, 4)), twice, tier)[0]
+    assert sorted(spread[:4]) == sorted(spread[4:]) == [0, 1, 2, 3]  # both pairs have all experts
+    draw = np.random.default_rng(3)
+    for copies in ([4, 1, 1, 1, 1, 4], [1, 2, 3, 2, 3, 1], [2, 2, 2, 2, 2, 2]):
+        slots = np.repeat(np.arange(6), copies)[None]
+        held = copies_of_slots(spread_slots(draw.random((1, 6)), slots, tier), 6, 4)
+        assert held.max() == 1
+        np.testing.assert_array_equal(held.sum(axis=(1, 2)), 12)
+        assert (held.sum(axis=2) > 0).all()
 
 
 def test_rounding_gives_every_expert_a_slot_and_no_rank_one_twice():
