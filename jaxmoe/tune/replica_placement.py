@@ -1,10 +1,10 @@
 """Slots tuned for the time of a layer on its machine: which experts have copies, how many, and on which ranks.
 
 Where `jaxmoe.tune.replicas` evens loads out, this asks the model: network and nodes, batch by batch, with the way the
-engine picks among copies, and what moving from the placement before costs. Starts are EPLB, the balanced slots, the same
-copies far from each other, the placement before, and the ends of gradient descents. All are improved by local search, the
-exact model judges what comes of it, and the best of every layer is kept: on what it was tuned for it is never worse than
-a start.
+engine picks among copies, and what moving from the placement before costs. Starts are EPLB, the balanced slots, the
+same copies far from each other, the placement before, and the ends of gradient descents. All are improved by local
+search, the exact model judges what comes of it, and the best of every layer is kept: on what it was tuned for it is
+never worse than a start.
 """
 
 from dataclasses import dataclass
