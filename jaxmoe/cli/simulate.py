@@ -10,6 +10,7 @@ from rich.table import Table
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.cli.timeline import ShownLayer, check_target, write_layer, write_layers
+from jaxmoe.config.parts import ANY_EXCHANGE, COMPOSITION
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import Inputs, OptionError, read_inputs
 from jaxmoe.experiment.simulation import (
@@ -116,7 +117,7 @@ def _print(inputs: Inputs, simulation: Simulation) -> None:
     factor, unit = time_unit(max(float(run.seconds.mean()) for run in simulation.runs.values()))
     count = simulation.iterations.count
     title = f"{inputs.scenario.name}: {len(inputs.layer_ids)} layers, mean of {count} iterations, "
-    title += f"plan {simulation.strategy.name}, {_exchanges(simulation)} [{unit}]"
+    title += f"{_plan_of(inputs, simulation)} [{unit}]"
     table = Table(title=escape(title))
     table.add_column("system", no_wrap=True)
     columns = (*simulation.stages, "total", "p95", "speed-up", "simulated\n(model there)")
@@ -141,8 +142,16 @@ def _cells(simulation: Simulation, name: str, factor: float) -> list[str]:
     ]
 
 
+def _plan_of(inputs: Inputs, simulation: Simulation) -> str:
+    """The plan, and its exchange where the system has none of its own, or how many layers have each."""
+    parts = COMPOSITION[inputs.scenario.system.name]
+    if not parts["placement"].keys:
+        return "no plan"
+    plan = f"plan {simulation.strategy.name}"
+    return f"{plan}, {_exchanges(simulation)}" if parts["exchange"] is ANY_EXCHANGE else plan
+
+
 def _exchanges(simulation: Simulation) -> str:
-    """The exchange of the plan, or how many layers have each."""
     counted = Counter(simulation.strategy.placement.exchange)
     if len(counted) == 1:
         return f"exchange {next(iter(counted))}"

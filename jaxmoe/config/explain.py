@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from jaxmoe.config.base import ConfigError, RuleError, Section
 from jaxmoe.config.machine import DEFAULT_KIND
+from jaxmoe.config.parts import foreign_key
 
 # Configuration data before validation, with a memory of where every part of it was written.
 
@@ -121,6 +122,8 @@ def _unknown_key(keys: Keys, value: object, root: Any, draft: Draft) -> tuple[st
     """The line, and the key that was probably meant (or nothing)."""
     section, _ = _look_up(root, keys[:-1], draft.data)
     known = [_spelling(name, field) for name, field in section.model_fields.items()] if section else []
+    if keys[:-1] == ("system",) and (why := foreign_key(str(draft.get("system", "name")), str(keys[-1]))):
+        return f"{draft.place(keys)} {why}. Remove it, or change system.name. Known here: {', '.join(known)}.", ""
     close = difflib.get_close_matches(str(keys[-1]), known, n=1)
     remedy = f"Did you mean {close[0]}?" if close else "Remove it."
     line = f"{draft.place(keys)} is not a known key (its value is {_show(value)}). {remedy} Known here: "

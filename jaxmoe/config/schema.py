@@ -1,4 +1,4 @@
-"""A scenario as a user describes it: a model, its workload, the machine, and how they are costed and judged."""
+"""A scenario as a user describes it: a model, its workload, the machine, and how they are costed and evaluated."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 from jaxmoe.config.base import Count, ExchangeName, Fraction, Name, NonNegative, Positive, RuleError, Section, Seed
 from jaxmoe.config.model import ModelConfig
 from jaxmoe.config.networks import HardwareConfig, MeshMachine
+from jaxmoe.config.parts import DIVIDING, check_together
 from jaxmoe.config.systems import StaticConfig, SystemConfig
 from jaxmoe.config.tuning import TuningConfig
 from jaxmoe.hardware.cuts import square_cut
@@ -143,9 +144,9 @@ class StrategiesConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """The batches on which every plan is judged."""
+    """The batches on which every plan is evaluated."""
 
-    batches: Count = Field(default=64, description="the number of batches that judge a plan", examples=[64])
+    batches: Count = Field(default=64, description="the number of batches that a plan is evaluated on", examples=[64])
     seed: Seed = Field(default=1, description="the seed that draws these batches", examples=[1])
 
 
@@ -186,18 +187,23 @@ class Scenario(Section):
     workload: WorkloadConfig = Field(description="the name of a file in workloads/, or its content as a mapping")
     costs: CostsConfig = Field(default=CostsConfig(), description="the costs of a token as a mapping")
     schedule: Annotated[str, AfterValidator(_schedule)] = Field(
-        default="serial", description="how the stages of a layer follow each other", examples=["pipelined(2)"]
+        default="serial",
+        description="how the stages of a layer follow each other: serial, overlap, pipelined(m) or idle_links",
+        examples=["pipelined(2)"],
     )
     strategies: StrategiesConfig = Field(
         default=StrategiesConfig(), description="the strategies to compare as a mapping"
     )
-    evaluation: EvaluationConfig = Field(default=EvaluationConfig(), description="the batches to judge on as a mapping")
+    evaluation: EvaluationConfig = Field(
+        default=EvaluationConfig(), description="the batches to evaluate on, as a mapping"
+    )
     validation: ValidationConfig = Field(
         default=ValidationConfig(), description="the replay of the winner as a mapping"
     )
     system: SystemConfig = Field(
         default=StaticConfig(),
-        description="the system that runs the plan as a mapping: {name: static} or {name: hd_moe, ..}",
+        description="the system that runs the plan as a mapping: {name: static} or {name: hd_moe, ..}, or that of "
+        "moentwine, camoe, wafer_gpu or expert_streaming",
     )
     tuning: TuningConfig = Field(default=TuningConfig(), description="the settings of the tuner as a mapping")
     seed: Seed = Field(default=0, description="the default seed", examples=[0])
@@ -229,10 +235,17 @@ class Scenario(Section):
         return self
 
     @model_validator(mode="after")
+    def _parts_go_together(self) -> "Scenario":
+        plan = self.system.plan
+        whole = plan.startswith("hybrid") and self.strategies.hybrid_regions == self.hardware.num_nodes
+        check_together(self.system, self.schedule, _micro_batches(self.schedule), plan in DIVIDING and not whole)
+        return self
+
+    @model_validator(mode="after")
     def _replays_what_is_judged(self) -> "Scenario":
-        replayed, judged = self.validation.batches, self.evaluation.batches
-        if replayed > judged:
-            most = f"at most evaluation.batches, {judged}"
+        replayed, evaluated = self.validation.batches, self.evaluation.batches
+        if replayed > evaluated:
+            most = f"at most evaluation.batches, {evaluated}"
             raise RuleError(("validation", "batches"), replayed, most, "Lower it or raise evaluation.batches")
         return self
 

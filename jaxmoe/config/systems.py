@@ -68,7 +68,10 @@ class MoentwineConfig(PlannedSystem):
         examples=["ep_balanced"],
     )
     layout: Literal["baseline", "er", "her", "esp", "baseline_esp"] = Field(
-        default="er", description="where tokens live: how devices form groups and domains", examples=["her"]
+        default="er",
+        description="where tokens live: in blocks (baseline), entwined rings (er), rings of each wafer (her), or with "
+        "experts in slices over domains (esp, baseline_esp)",
+        examples=["her"],
     )
     tp: Count = Field(default=4, description="the number of devices that share the attention of a token", examples=[4])
     fetch: Literal["domain", "nearest"] = Field(

@@ -3,8 +3,10 @@
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import yaml
+from pydantic.fields import FieldInfo
 
 from jaxmoe.config.base import ConfigError, Section
 from jaxmoe.config.explain import Draft, Source
@@ -64,17 +66,25 @@ def _entry(section: Section, name: str, as_stated: bool, indent: str) -> Iterato
     field, value = type(section).model_fields[name], getattr(section, name)
     key = field.alias or name
     if isinstance(value, Section):
-        yield from _with_comment(f"{indent}{key}:", field.description, indent)
+        yield from _with_comment(f"{indent}{key}:", _about(field), indent)
         yield from _entries(value, as_stated, indent + "  ")
     elif isinstance(value, tuple) and value and isinstance(value[0], Section):
-        yield from _with_comment(f"{indent}{key}:", field.description, indent)
+        yield from _with_comment(f"{indent}{key}:", _about(field), indent)
         for item in value:
             first, *others = _entries(item, as_stated, indent + "    ")
             yield f"{indent}  - {first.strip()}"
             yield from others
     else:
         dumped = section.model_dump(mode="json", by_alias=True, include={name})
-        yield from _with_comment(f"{indent}{key}: {_flow(dumped[key])}", field.description, indent)
+        yield from _with_comment(f"{indent}{key}: {_flow(dumped[key])}", _about(field), indent)
+
+
+def _about(field: FieldInfo) -> str | None:
+    """What a key stands for, and its choices where that does not name them all."""
+    about, choices = field.description, [str(choice) for choice in get_args(field.annotation)]
+    if get_origin(field.annotation) is not Literal or about is None or all(choice in about for choice in choices):
+        return about
+    return f"{about}: {', '.join(choices)}" if len(choices) > 1 else about
 
 
 def _entries(section: Section, as_stated: bool, indent: str) -> Iterator[str]:

@@ -102,7 +102,7 @@ class TuningConfig(Section):
         default=DEFAULT.refine_chains, description="the number of searches of local improvement", examples=[4]
     )
     refine_batches: Count = Field(
-        default=DEFAULT.refine_batches, description="the number of batches that judge a move", examples=[32]
+        default=DEFAULT.refine_batches, description="the number of batches that a move is evaluated on", examples=[32]
     )
     seed: Seed = Field(default=DEFAULT.seed, description="the seed of starts, batches and moves", examples=[0])
     time_limit_s: Positive | None = Field(

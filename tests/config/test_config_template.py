@@ -1,6 +1,6 @@
 """A new scenario reads back as it was, and says what each of its keys stands for."""
 
-from typing import get_args
+from typing import Literal, get_args, get_origin
 
 import pytest
 import yaml
@@ -38,6 +38,8 @@ def test_every_key_of_a_system_is_there_with_what_it_stands_for(tmp_path):
             assert f"  {key}: " in text
             words = [line.strip("# ") for line in text.splitlines()]
             assert field.description in " ".join(words), key
+            choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+            assert all(choice in " ".join(words) for choice in choices), key
     assert max(map(len, text.splitlines())) <= 160  # of values alone
 
 
