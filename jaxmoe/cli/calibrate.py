@@ -10,9 +10,10 @@ from rich.table import Table
 from jaxmoe.cli.session import Interrupts, OutputFolder, command_line
 from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.config import commented, load_hardware, resolved
-from jaxmoe.experiment.calibration import Calibration, FittedNumber, calibrate, fitted_keys, read_measured
+from jaxmoe.experiment.calibration import Calibration, FittedNumber, calibrate, fitted_keys
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import OptionError
+from jaxmoe.experiment.measurements import read_measured
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.files import atomic_write
 from jaxmoe.plotting.scatter import plot_model_vs_simulation
@@ -43,7 +44,7 @@ def run(
             aside.write_text(f"# Written by {command_line.get()}\n\n{commented(found.hardware)}", encoding="utf-8")
         summary = {"command": "calibrate", **surroundings(), "hardware": resolved(found.hardware), "seed": seed}
         summary |= {"numbers": [_number(each) for each in found.numbers], "errors": _errors(found)}
-        summary |= {"all_to_all_over_model": found.contention}
+        summary |= {"all_to_all_over_model": found.crowding._asdict()}
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
         _print(found, config.stem)
 
@@ -99,7 +100,11 @@ def _print(found: Calibration, name: str) -> None:
     print_warnings(_unknown(number) for number in found.numbers if not number.known)
     if "all_to_all" in seen:
         print_warnings(
-            [f"all-to-alls take {found.contention:.3f} times what links alone explain; the errors have it in"]
+            [
+                f"all-to-alls keep links busy for {found.crowding.load:.3f} times what their loads explain, and "
+                f"{found.crowding.path:.2f} of the longest path's delay counts; the errors have both in, "
+                "machine.yaml has neither"
+            ]
         )
 
 

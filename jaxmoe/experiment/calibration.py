@@ -1,16 +1,14 @@
 """Calibration: numbers of a machine fitted to measurements by gradients through the model, with what is uncertain.
 
-Every measurement is priced by the very functions that price a layer; the logarithms of the numbers are fitted so that
-the logarithms of the times agree. Noise is taken to be relative, outliers count linearly. An all-to-all may take some
-per cent more or less than the largest load that the model counts: one factor for all of them is fitted as well, so that
-it does not pass for a slower link.
+The logarithms of the numbers are fitted so that the logarithms of the times agree. Noise is taken to be relative,
+outliers count linearly. An all-to-all may take some per cent more or less than what the model counts: two factors for
+all of them, `Crowding`, are fitted as well, so that it does not pass for a slower link. What is known of factors
+beforehand counts as a measurement of each.
 """
 
-import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,42 +18,17 @@ from jaxtyping import Array, Float
 
 from jaxmoe.config import HardwareConfig, Section, build_machine, build_time_model, number_at, with_numbers
 from jaxmoe.experiment.inputs import OptionError
-from jaxmoe.hardware import Machine
-from jaxmoe.network import Congestion
-from jaxmoe.relax import HardMax
+from jaxmoe.experiment.measurements import Crowding, Measured, seconds_of
 
-# What is measured, by the columns beside `seconds` of a CSV file; other columns are left alone.
-COLUMNS = {
-    "gemm": ("tokens", "hidden", "columns"),  # one product, [tokens, hidden] by [hidden, columns]
-    "memory": ("level", "bytes"),  # one node reads so much from a level of memory, alone
-    "ping": ("source", "destination", "bytes"),  # one message, alone
-    "all_to_all": ("bytes",),  # so much from every node to every other, all at once
-}
-PLACES = ("level", "source", "destination")  # columns of whole numbers
 FITTED = ("_per_s", "_ns", "efficiency")  # ends of keys that are fitted where no key is named
-HELD_OUT = 5  # every so many-th measurement of a kind is kept from the fit
 STARTS, SPREAD = 8, 1.5  # fits from so many places, and how far they are from the description, in e-folds
-CONTENTION = 0.1  # how far, in logarithms, that factor is from 1 as a rule: a measurement of its own
 OUTLIER = 0.1  # relative residuals beyond which a measurement counts linearly
+NOISE = OUTLIER / 3  # that of measurements, against which what is known of factors is weighed
+USUAL = Crowding(load=0.1, path=0.5)  # how far from 1, in logarithms, the factors of all-to-alls are as a rule
+EXPECTED = np.diag(NOISE / np.array(USUAL))  # a measurement of each, which says 1
+ENOUGH = 8  # measurements of a kind that tell its own noise
 SINGULAR = 1e-4  # singular values below this part of the largest are directions that nothing measured depends on
 PART_OF_IT, MOST_ERROR = 0.1, 0.5  # of a key in such a direction, and its standard error, above which it is unknown
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Measurements of one kind: columns by name, [sample], and seconds."""
-
-    kind: str
-    columns: Mapping[str, np.ndarray]
-    seconds: Float[np.ndarray, " sample"]
-
-    def __len__(self) -> int:
-        return len(self.seconds)
-
-    @property
-    def held_out(self) -> np.ndarray:
-        """Which ones the fit does not see."""
-        return np.arange(len(self)) % HELD_OUT == HELD_OUT - 1
 
 
 @dataclass(frozen=True)
@@ -77,12 +50,12 @@ class FittedNumber:
 class Calibration:
     """The machine with fitted numbers, and what it says of every measurement, s.
 
-    `contention` is the factor by which all-to-alls take longer than the model says; `after` has it in.
+    `crowding` is what all-to-alls take over what the model says; `after` has it in, the machine has not.
     """
 
     hardware: HardwareConfig
     numbers: tuple[FittedNumber, ...]
-    contention: float
+    crowding: Crowding
     measured: Sequence[Measured]
     before: Sequence[np.ndarray]
     after: Sequence[np.ndarray]
@@ -95,96 +68,6 @@ class Calibration:
             if rows.any():
                 found[each.kind] = float(np.mean(np.abs(said[rows] / each.seconds[rows] - 1)))
         return found
-
-
-def read_measured(path: Path, hardware: HardwareConfig) -> Measured:
-    """A CSV whose first line names the columns of one kind. Raises `OptionError` naming file, line and column."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            names, lines = list(reader.fieldnames or ()), [(reader.line_num, line) for line in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise OptionError(f"{path}: cannot be read as a CSV file ({error}); give one with --measured") from None
-    # Of kinds whose columns are all there, the one with the most.
-    fits = [kind for kind, columns in COLUMNS.items() if {*columns, "seconds"} <= set(names)]
-    if not fits or not lines:
-        told = "; or ".join(f"{', '.join(columns)}, seconds ({kind})" for kind, columns in COLUMNS.items())
-        what = "no measurements" if fits else f"the columns {', '.join(names) or 'none'}"
-        raise OptionError(f"{path}: has {what}; write a line for each measurement, below a line {told}")
-    kind = max(fits, key=lambda fit: len(COLUMNS[fit]))
-    columns: dict[str, list] = {name: [] for name in (*COLUMNS[kind], "seconds")}
-    for number, line in lines:
-        for name, values in columns.items():
-            values.append(_entry(f"{path}, line {number}", name, line[name], hardware))
-    arrays = {name: np.array(values) for name, values in columns.items()}
-    if kind == "ping" and (arrays["source"] == arrays["destination"]).any():
-        raise OptionError(f"{path}: a message goes from a node to itself; remove its line")
-    return Measured(kind, arrays, arrays.pop("seconds"))
-
-
-def _entry(place: str, name: str, text: str | None, hardware: HardwareConfig) -> float | int:
-    """One value of a line: a level as its place in the list."""
-    if name == "level":
-        known = [level.name for level in hardware.memory] or ["memory"]
-        if text not in known:
-            raise OptionError(
-                f"{place}: level is {text!r}, expected one of {', '.join(known)}, as the machine names it"
-            )
-        return known.index(text)
-    try:
-        value = float(text or "")
-    except ValueError:
-        value = float("nan")
-    if name in ("source", "destination"):
-        if value not in range(hardware.num_nodes):
-            raise OptionError(f"{place}: {name} is {text!r}, expected a node from 0 to {hardware.num_nodes - 1}")
-        return int(value)
-    if not 0 < value < np.inf:
-        raise OptionError(f"{place}: {name} is {text!r}, expected a finite number above 0")
-    return value
-
-
-# What the model says of measurements.
-
-
-def seconds_of(measured: Measured, machine: Machine, network: Congestion) -> Float[Array, " sample"]:
-    """Seconds of every measurement by the model. Raises `OptionError` where the machine has no such part."""
-    columns = {
-        name: jnp.asarray(values, jnp.int32 if name in PLACES else jnp.float32)
-        for name, values in measured.columns.items()
-    }
-    match measured.kind:
-        case "gemm":
-            return _gemm_seconds(machine, columns)
-        case "memory":
-            if not machine.memory:
-                raise OptionError("measured memory, but the machine states none; add memory to its description")
-            moved = jnp.zeros(machine.num_nodes).at[0]
-            levels = [
-                jax.vmap(lambda size, level=level: level.seconds(moved.set(size)).max())(columns["bytes"])
-                for level in machine.memory
-            ]
-            return jnp.stack(levels)[columns["level"], jnp.arange(len(measured))]
-    nodes = machine.num_nodes
-    if measured.kind == "ping":
-        place = columns["source"] * nodes + columns["destination"]
-        traffic = jax.vmap(lambda at, size: jnp.zeros(nodes**2).at[at].set(size))(place, columns["bytes"])
-    else:
-        traffic = columns["bytes"][:, None] * jnp.ravel(1 - jnp.eye(nodes))
-    # One after the other: a matrix for each of many messages between many nodes would not fit.
-    return jax.lax.map(
-        lambda matrix: network(machine.topology, matrix.reshape(nodes, nodes)).total(HardMax()), traffic, batch_size=64
-    )
-
-
-def _gemm_seconds(machine: Machine, columns: Mapping[str, Array]) -> Float[Array, " sample"]:
-    """One product on one die: as an expert of one product, all of whose columns the die has."""
-    rows, width = columns["tokens"], columns["columns"]
-    rate = machine.die.flops[0] / (2 * columns["hidden"] * width)  # tokens a second
-    if machine.die.gemm is None:
-        return rows / rate
-    one = jnp.ones_like(rows)
-    return jax.vmap(machine.die.gemm.seconds)(rows, one, one, rate, width, one)
 
 
 # The fit.
@@ -216,7 +99,7 @@ def _is_fitted(name: str) -> bool:
 class Fit:
     """Numbers of a machine as a function of positions, their logarithms relative to the description.
 
-    The last position is the logarithm of what all-to-alls take over what the model says.
+    The last positions are the logarithms of the factors of all-to-alls.
     """
 
     hardware: HardwareConfig
@@ -239,13 +122,10 @@ class Fit:
     @cached_property
     def _logarithms(self):
         def logarithms(position: Float[Array, " position"]) -> list[Float[Array, " sample"]]:
-            values = self.base * jnp.exp(position[:-1])
+            values, crowding = self.base * jnp.exp(position[:-2]), Crowding.of_logarithms(position[-2:])
             hardware = with_numbers(self.hardware, dict(zip(self.keys, values, strict=True)))
             machine, network = build_machine(hardware), build_time_model(hardware)
-            return [
-                jnp.log(seconds_of(each, machine, network)) + (position[-1] if each.kind == "all_to_all" else 0)
-                for each in self.measured
-            ]
+            return [jnp.log(seconds_of(each, machine, network, crowding)) for each in self.measured]
 
         return jax.jit(logarithms)
 
@@ -254,21 +134,29 @@ class Fit:
         return [np.exp(np.asarray(log, float)) for log in self._logarithms(jnp.asarray(position, jnp.float32))]
 
     def residuals(self, position: np.ndarray) -> Float[np.ndarray, " sample"]:
-        """How far the logarithms are off, of what is not held out; and last the factor's, in units of noise."""
+        """How far the logarithms are off, of what is not held out, and of the factors from what they usually are."""
         said = self._logarithms(jnp.asarray(position, jnp.float32))
         logs = [np.asarray(log, float) - np.log(each.seconds) for log, each in zip(said, self.measured, strict=True)]
-        return np.append(self._seen(logs), self._expected * position[-1])
+        return np.append(self._seen(logs), EXPECTED @ position[-2:])
 
     def jacobian(self, position: np.ndarray) -> Float[np.ndarray, "sample position"]:
         """Their derivatives by every position."""
         parts = [np.asarray(part, float) for part in self._derivatives(jnp.asarray(position, jnp.float32))]
-        factor = np.append(np.zeros(len(self.keys)), self._expected)
-        return np.vstack([self._seen(parts), factor])
+        return np.vstack([self._seen(parts), np.hstack([np.zeros((2, len(self.keys))), EXPECTED])])
 
-    @property
-    def _expected(self) -> float:
-        """The weight of the factor's own residual, for noise of a third of what makes an outlier."""
-        return OUTLIER / 3 / CONTENTION
+    def noise(self, residuals: Float[np.ndarray, " sample"]) -> Float[np.ndarray, " sample"]:
+        """The standard deviation of every residual: robust, and of each kind by itself where it has enough of them."""
+        spare = max(len(residuals) - len(self.base) - 2, 1)
+
+        def spread(some: Float[np.ndarray, " sample"]) -> float:
+            # 1.4826 medians of normal noise are a standard deviation. What the model gets wrong counts as noise.
+            return float(1.4826 * np.median(np.abs(some)) * np.sqrt(len(residuals) / spare))
+
+        counts = [int((~each.held_out).sum()) for each in self.measured]
+        kinds = np.split(residuals[:-2], np.cumsum(counts)[:-1])
+        together = spread(residuals[:-2])
+        each = [np.full(len(kind), spread(kind) if len(kind) >= ENOUGH else together) for kind in kinds]
+        return np.concatenate([*each, np.full(2, NOISE)])
 
     @cached_property
     def _derivatives(self):
@@ -284,14 +172,14 @@ def calibrate(hardware: HardwareConfig, keys: Sequence[str], measured: Sequence[
     Raises `OptionError` for keys that are no numbers above 0, and where nothing measured depends on any of them.
     """
     fit = Fit(hardware, tuple(keys), measured)
-    nothing = np.zeros(len(keys) + 1)
+    nothing = np.zeros(len(keys) + 2)
     before = fit.predicted(nothing)
-    if not np.abs(fit.jacobian(nothing)[:, :-1]).max(initial=0.0) > 0:
+    if not np.abs(fit.jacobian(nothing)[:, :-2]).max(initial=0.0) > 0:
         raise OptionError(f"nothing measured depends on {', '.join(keys)}; measure it, or name other keys with --fit")
     rng = np.random.default_rng(seed)
     starts = [
         nothing,
-        *SPREAD * np.append(rng.uniform(-1, 1, (STARTS - 1, len(keys))), np.zeros((STARTS - 1, 1)), axis=1),
+        *SPREAD * np.append(rng.uniform(-1, 1, (STARTS - 1, len(keys))), np.zeros((STARTS - 1, 2)), axis=1),
     ]
     found = [
         scipy.optimize.least_squares(
@@ -303,21 +191,21 @@ def calibrate(hardware: HardwareConfig, keys: Sequence[str], measured: Sequence[
     position = np.where(np.abs(fit.jacobian(best.x)).max(axis=0) > 0, best.x, 0.0)  # what nothing told stays
     numbers = _told(fit, position)
     fitted = with_numbers(hardware, {number.key: float(f"{number.after:.6g}") for number in numbers})
-    return Calibration(fitted, numbers, float(np.exp(position[-1])), measured, before, fit.predicted(position))
+    crowding = Crowding(*map(float, np.exp(position[-2:])))
+    return Calibration(fitted, numbers, crowding, measured, before, fit.predicted(position))
 
 
 def _told(fit: Fit, position: np.ndarray) -> tuple[FittedNumber, ...]:
     """Standard errors by the curvature at the fit, and which numbers the measurements do not tell."""
-    jacobian, residuals = fit.jacobian(position), fit.residuals(position)
-    spare = max(len(residuals) - len(position), 1)
-    # Robust: 1.4826 median deviations of normal noise are a standard deviation.
-    noise = 1.4826 * np.median(np.abs(residuals - np.median(residuals))) * np.sqrt(len(residuals) / spare)
+    jacobian, noise = fit.jacobian(position), fit.noise(fit.residuals(position))
     seen = np.flatnonzero(np.abs(jacobian).max(axis=0) > 0)  # what some measurement depends on
-    _, values, directions = np.linalg.svd(jacobian[:, seen], full_matrices=len(residuals) < len(seen))
+    _, values, directions = np.linalg.svd(jacobian[:, seen], full_matrices=len(jacobian) < len(seen))
     values = np.pad(values, (0, len(directions) - len(values)))
     free = values < SINGULAR * values.max()
+    # How each number answers to each residual, whose noise is of its own size.
+    inverse = np.linalg.pinv(jacobian[:, seen], rcond=SINGULAR)
     variance = np.full(len(position), np.inf)
-    variance[seen] = ((directions[~free] / values[~free, None]) ** 2).sum(axis=0) * noise**2
+    variance[seen] = ((inverse * noise) ** 2).sum(axis=1)
     mixed = np.zeros((int(free.sum()), len(position)), bool)  # which numbers are in each direction that is free
     mixed[:, seen] = np.abs(directions[free]) > PART_OF_IT
     numbers = []

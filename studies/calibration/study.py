@@ -1,6 +1,7 @@
 """Are hidden numbers of a machine found again in measurements that the event simulator makes? See README.md.
 
     python studies/calibration/study.py --out runs/calibration
+    python studies/calibration/study.py --out runs/calibration --seeds 5 6 7 8 9 --tables runs/calibration
 
 Writes the measurements as CSV files of `jaxmoe calibrate`, fits them from a description that is wrong by a factor of
 0.4 to 2.5 in every number, and prints what was found.
@@ -15,7 +16,8 @@ import numpy as np
 
 from jaxmoe.config import build_topology, load_hardware, number_at, with_numbers
 from jaxmoe.des import fabric_of, replay_traffic
-from jaxmoe.experiment.calibration import calibrate, read_measured
+from jaxmoe.experiment.calibration import calibrate
+from jaxmoe.experiment.measurements import read_measured
 from jaxmoe.files import atomic_write
 
 HERE = Path(__file__).resolve().parent
@@ -84,10 +86,11 @@ def write(path: Path, header: Sequence[str], lines: Sequence[Sequence]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the measurements")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of noise and of wrong descriptions")
     parser.add_argument("--tables", type=Path, default=HERE, help="folder for the table, that of the study")
     options = parser.parse_args()
     rows = []
-    for seed in SEEDS:
+    for seed in options.seeds:
         rng = np.random.default_rng(seed)
         folder = options.out / f"seed_{seed}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +108,8 @@ def main() -> None:
             rows.append([seed, number.key, *values, *errors])
         worst = max(abs(float(row[5])) for row in rows if row[0] == seed)
         told = ", ".join(f"{kind} {100 * error:.2f} %" for kind, error in held_out.items())
-        print(f"seed {seed}: worst number {worst:.2f} % off; held out {told}; all-to-alls {found.contention:.3f}")
+        print(f"seed {seed}: worst number {worst:.2f} % off; held out {told}")
+        print(f"  all-to-alls: {found.crowding.load:.3f} of the load, {found.crowding.path:.2f} of the path")
     columns = ["seed", "key", "hidden", "described", "fitted", "off_percent", "standard_error_percent"]
     write(options.tables / "calibration.csv", columns, rows)
 

@@ -7,8 +7,9 @@ import pytest
 
 from jaxmoe.config import build_machine, build_time_model, build_topology, load_hardware, number_at, with_numbers
 from jaxmoe.des import fabric_of, replay_traffic
-from jaxmoe.experiment.calibration import Measured, calibrate, fitted_keys, read_measured, seconds_of
+from jaxmoe.experiment.calibration import calibrate, fitted_keys
 from jaxmoe.experiment.inputs import OptionError
+from jaxmoe.experiment.measurements import Crowding, Measured, read_measured, seconds_of
 
 MACHINE = """
 mesh_shape: [3, 3]
@@ -88,8 +89,9 @@ def test_hidden_numbers_are_found_within_two_percent(machine):
         assert number.error < 0.02
         assert number_at(found.hardware, number.key) == pytest.approx(number.after, rel=1e-5)
     hidden = with_numbers(machine, HIDDEN)
-    by_links = seconds_of(measured[-1], build_machine(hidden), build_time_model(hidden))
-    assert found.contention == pytest.approx(float(np.mean(measured[-1].seconds / by_links)), rel=0.03)
+    told = seconds_of(measured[-1], build_machine(hidden), build_time_model(hidden), found.crowding)
+    assert np.mean(measured[-1].seconds / told) == pytest.approx(1, abs=0.02)
+    assert 1 < found.crowding.load < 1.2
     assert max(found.errors(found.after, held_out=True).values()) < 0.04
     assert min(found.errors(found.before, held_out=True).values()) > 0.2
 
@@ -116,6 +118,32 @@ def test_stated_errors_are_those_of_repeated_fits(machine):
     for index in range(2):
         spread = np.std([np.log(fit[index].after) for fit in fits], ddof=1)
         assert np.mean([fit[index].error for fit in fits]) == pytest.approx(spread, rel=0.6)
+
+
+def test_an_all_to_all_takes_its_load_and_its_path(machine):
+    """By hand: the longest path of a 3x3 mesh has 4 hops, its busiest link 6 messages."""
+    built, sizes = build_machine(machine), np.array([1e5, 1e6])
+    measured = Measured("all_to_all", {"bytes": sizes}, sizes)
+    load, path = 6 * sizes / 50e9, 4 * 100e-9
+    for crowding in (Crowding(), Crowding(1.2, 0.5)):
+        told = seconds_of(measured, built, build_time_model(machine), crowding)
+        assert told == pytest.approx(crowding.load * load + crowding.path * path, rel=1e-5)
+
+
+def test_each_kind_has_noise_of_its_own(machine):
+    """Rough products do not make the memory's numbers uncertain, nor good reads those of products sure."""
+    rng = np.random.default_rng(3)
+    rough, exact = products(rng), reads(rng)
+    rough = replace(rough, seconds=rough.seconds * (1 + 0.06 * rng.standard_normal(len(rough))))
+    exact = replace(exact, seconds=(410e-9 + exact.columns["bytes"] / 760e9) * (1 + 2e-3 * rng.standard_normal(100)))
+    of = {
+        key: {each.key: each.error for each in calibrate(machine, [*HIDDEN][:4], given, seed=0).numbers}
+        for key, given in {"both": [rough, exact], "rough": [rough], "exact": [exact]}.items()
+    }
+    for key in [*HIDDEN][:4]:
+        alone = of["rough" if key.startswith("die") else "exact"][key]
+        assert of["both"][key] == pytest.approx(alone, rel=0.1)
+    assert of["both"]["die.compute_TFLOPs_per_s"] > 5 * of["both"]["memory.hbm.bandwidth_GB_per_s"]
 
 
 def test_outliers_hardly_count(machine):
