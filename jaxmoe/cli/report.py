@@ -1,7 +1,8 @@
-"""`jaxmoe report`: one HTML page of a folder of results."""
+"""`jaxmoe report`: one HTML page of a folder of results, or of the studies of a folder."""
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from jaxmoe.plotting.report import (
     Table,
     check_installed,
     comparison_blocks,
+    gallery,
     hardware_blocks,
+    is_gallery,
     iterations_blocks,
     loads_block,
     network_blocks,
+    plain_blocks,
     read_loads,
     trace_blocks,
     validation_blocks,
@@ -42,13 +46,13 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Sections]] = {
     "trace synth": trace_blocks,
     "trace convert": trace_blocks,
 }
+PLAIN = ("calibrate", "network profile", "plan place", "plan advise", "plan diff", "plan show", "plan check")
 WITH_LOADS = ("tune", "evaluate", "network")  # another command in the folder leaves theirs there
 SHOWN_BY_DEFAULT = ("ep_balanced", "tuned")  # machines side by side
 
 
 def run(results: Path, out: Path | None) -> None:
     """Read the folder and write the page. Raises `ReportError` or `OSError` where that cannot be done."""
-    check_installed()
     if not results.is_dir():
         raise ReportError(f"there is no folder {results}; give one that a command has written with --out")
     target = results / "report.html" if out is None else out
@@ -56,13 +60,21 @@ def run(results: Path, out: Path | None) -> None:
         raise ReportError(f"--out is {target}, a folder; give the name of a file, such as {target / 'report.html'}")
     if not target.parent.is_dir():
         raise ReportError(f"--out is {target}, but there is no folder {target.parent}; make it or give another file")
-    summary = _summary(results)
-    page = _sweep_page(results, summary) if (results / MANIFEST).exists() else _page(results, summary)
+    page = _page_of(results, target)
     try:
         write_page(target, page)
     except OSError as error:
         raise ReportError(f"--out: cannot write {target}: {error.strerror or error}; give another file") from error
     print(target)
+
+
+def _page_of(results: Path, target: Path) -> Page:
+    """What the folder holds: studies, a sweep, or the run of a command."""
+    if not (results / SUMMARY).exists() and is_gallery(results):
+        return gallery(results, target)
+    check_installed()
+    summary = _summary(results)
+    return _sweep_page(results, summary) if (results / MANIFEST).exists() else _page(results, summary)
 
 
 def _summary(results: Path) -> dict[str, Any]:
@@ -84,10 +96,10 @@ def _summary(results: Path) -> dict[str, Any]:
 def _page(results: Path, summary: dict[str, Any]) -> Page:
     """The page of a run of a command."""
     command = summary["command"]
-    builder = BUILDERS.get(command)
+    builder = partial(plain_blocks, results) if command in PLAIN else BUILDERS.get(command)
     if builder is None:
         raise ReportError(
-            f"{results / SUMMARY}: command is {command!r}, expected one of {', '.join([*BUILDERS, 'sweep'])}"
+            f"{results / SUMMARY}: command is {command!r}, expected one of {', '.join([*BUILDERS, *PLAIN, 'sweep'])}"
         )
     try:
         sections = builder(summary)

@@ -82,6 +82,21 @@ def test_all_figures_are_drawn_on_every_screen(opened, tmp_path, width):
         assert not [button for button in buttons if "hare" in button]  # nothing that sends a chart away
 
 
+@pytest.mark.parametrize("width", [400, 1600])
+def test_the_gallery_shows_every_picture_on_every_screen(opened, tmp_path, pytestconfig, width):
+    root = pytestconfig.rootpath
+    (tmp_path / "figures").symlink_to(root / "figures")
+    for readme in (root / "studies").glob("*/README.md"):
+        (tmp_path / "studies" / readme.parent.name).mkdir(parents=True)
+        shutil.copy(readme, tmp_path / "studies" / readme.parent.name)
+    page = opened(tmp_path / "studies", width)
+    shown = page.evaluate("[...document.images].map((each) => [each.complete, each.naturalWidth, each.width])")
+    assert len(shown) == len([*(root / "figures").glob("*.png")])
+    assert all(complete and natural > 100 and across > 100 for complete, natural, across in shown)
+    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def test_the_slider_moves_the_picture(opened, tmp_path):
     page = opened(write_evaluated(tmp_path / "run"))
     panels = page.locator("figure", has_text="Load of nodes and links").locator(".plot")

@@ -5,6 +5,8 @@ from .blocks import Note as Note
 from .blocks import ReportError as ReportError
 from .blocks import Table as Table
 from .comparison import comparison_blocks as comparison_blocks
+from .gallery import gallery as gallery
+from .gallery import is_gallery as is_gallery
 from .hardware import hardware_blocks as hardware_blocks
 from .iterations import iterations_blocks as iterations_blocks
 from .loads import MachineLoads as MachineLoads
@@ -15,6 +17,7 @@ from .network import network_blocks as network_blocks
 from .page import Page as Page
 from .page import check_installed as check_installed
 from .page import write_page as write_page
+from .pictures import plain_blocks as plain_blocks
 from .sweep import SweepData as SweepData
 from .sweep import sweep_blocks as sweep_blocks
 from .trace import trace_blocks as trace_blocks

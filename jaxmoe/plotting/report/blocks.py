@@ -71,7 +71,33 @@ class Folded:
     text: str
 
 
-Block = Figure | Table | Note | Folded
+@dataclass(frozen=True)
+class Prose:
+    """Text as HTML, of Markdown without markup of its own."""
+
+    html: str
+
+
+@dataclass(frozen=True)
+class FoldedProse:
+    """The same, shown when it is asked for."""
+
+    title: str
+    html: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image that the page holds, as a data URI of so many pixels (width, height); a click leads to `link`."""
+
+    key: str
+    data: str
+    caption: str
+    link: str
+    size: tuple[int, int]
+
+
+Block = Figure | Table | Note | Folded | Prose | FoldedProse | Picture
 
 
 # Figures for Plotly: one look for all.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxmoe.files import atomic_write
-from jaxmoe.plotting.report.blocks import Block, Cell, Figure, Folded, ReportError, Table
+from jaxmoe.plotting.report.blocks import Block, Cell, Figure, Folded, FoldedProse, Picture, Prose, ReportError, Table
 from jaxmoe.plotting.style import digits
 
 # Nothing may be loaded, whatever a figure asks for. Plotly's parallel coordinates compile code of their own.
@@ -36,14 +36,11 @@ def check_installed() -> None:
 
 
 def write_page(path: Path, page: Page) -> None:
-    """Write the page whole or not at all. Raises `ReportError` where Plotly is missing."""
-    check_installed()
-    from plotly.offline import get_plotlyjs
-
+    """Write the page whole or not at all. Raises `ReportError` where figures need Plotly and it is missing."""
     drawn: dict[str, Any] = {}
     body = "".join(_section(number, heading, blocks, drawn) for number, (heading, blocks) in enumerate(page.sections))
     own = files("jaxmoe.plotting.report")
-    scripts = [get_plotlyjs(), own.joinpath("page.js").read_text(encoding="utf-8")]
+    scripts = [*_plotly(drawn), own.joinpath("page.js").read_text(encoding="utf-8")]
     text = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -66,6 +63,16 @@ def write_page(path: Path, page: Page) -> None:
         aside.write_text(text, encoding="utf-8")
 
 
+def _plotly(drawn: dict[str, Any]) -> list[str]:
+    """The library that draws the figures, where there are any."""
+    if not drawn:
+        return []
+    check_installed()
+    from plotly.offline import get_plotlyjs
+
+    return [get_plotlyjs()]
+
+
 def in_script(value: Any) -> str:
     """JSON that can stand in a script element: nothing in it ends the element or begins another."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
@@ -83,10 +90,17 @@ def _contents(page: Page) -> str:
 
 def _section(number: int, heading: str, blocks: Sequence[Block], drawn: dict[str, Any]) -> str:
     """A section; its figures' data go to `drawn`, by key."""
-    narrow = [block for block in blocks if isinstance(block, Figure) and not block.wide]
+    narrow = [block for block in blocks if _is_narrow(block)]
     alone = narrow[-1:] if len(narrow) % 2 else []  # two stand side by side where there is room
     inside = "".join(_block(block, drawn, any(block is each for each in alone)) for block in blocks)
     return f'<section id="section-{number}"><h2>{escape(heading)}</h2>{inside}</section>'
+
+
+def _is_narrow(block: Block) -> bool:
+    """Whether it stands beside another: figures that are not wide, and pictures that can be read at half a page."""
+    if isinstance(block, Picture):
+        return block.size[0] < 2 * block.size[1]
+    return isinstance(block, Figure) and not block.wide
 
 
 def _block(block: Block, drawn: dict[str, Any], alone: bool) -> str:
@@ -98,6 +112,17 @@ def _block(block: Block, drawn: dict[str, Any], alone: bool) -> str:
             f'<div class="controls"></div><div class="plots"><div class="plot" style="height:{block.height}px"></div>'
             f"</div><figcaption>{escape(block.caption)}</figcaption></figure>"
         )
+    if isinstance(block, Picture):
+        place, (width, height) = "whole" if alone or not _is_narrow(block) else "half", block.size
+        image = f'<img src="{block.data}" width="{width}" height="{height}" alt="{escape(block.caption)}">'
+        return (
+            f'<figure id="{escape(block.key)}" class="{place}"><a href="{escape(block.link)}">{image}</a>'
+            f"<figcaption>{escape(block.caption)}</figcaption></figure>"
+        )
+    if isinstance(block, Prose):
+        return f'<div class="block prose">{block.html}</div>'
+    if isinstance(block, FoldedProse):
+        return f'<details><summary>{escape(block.title)}</summary><div class="prose">{block.html}</div></details>'
     if isinstance(block, Table):
         return f'<div class="block"><h3>{escape(block.title)}</h3>{_table(block)}{_caption(block.caption)}</div>'
     if isinstance(block, Folded):
