@@ -34,7 +34,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="How long Mixture-of-Experts layers take on meshes of chips, and where their experts should live.",
+    help="How long Mixture-of-Experts layers take on machines of many chips, and where their experts should live.",
 )
 app.add_typer(trace_app, name="trace")
 app.add_typer(plan_app, name="plan")
@@ -54,10 +54,12 @@ def tune(
     hardware: options.HardwareSpace = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Search for a placement, by gradient descent or otherwise, and judge it beside the usual ones and given plans.
+    """Search for a placement, by gradient descent or otherwise, and compare it with the usual ones and given plans.
 
     With --hardware, search for numbers of the machine under constraints, alone or together with the placement.
     Ctrl-C ends the search and keeps the best plan so far; a second one gives up.
+
+    Example: jaxmoe tune configs/scenarios/quickstart.yaml --time-limit 60 --out runs/tuned
     """
 
 
@@ -72,9 +74,11 @@ def evaluate(
     layers: options.Layers = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Judge the usual placements, and given plans, on batches drawn from the trace.
+    """Time the usual placements, and given plans, on batches drawn from the trace.
 
     Energies are told where the machine states them, as in hardware.link.energy_pJ_per_B or hardware.die.idle_W.
+
+    Example: jaxmoe evaluate configs/scenarios/quickstart.yaml --plan mine=plan.npz --out runs/evaluated
     """
 
 
@@ -93,7 +97,10 @@ def validate(
     timeline_of: options.TimelineOf = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Replay plans in the event simulator, and tell how far the model is off."""
+    """Replay plans in the event simulator, and tell how far the model is off.
+
+    Example: jaxmoe validate configs/scenarios/quickstart.yaml --plan ep_balanced --out runs/validated
+    """
 
 
 @app.command()
@@ -111,7 +118,10 @@ def simulate(
     timeline: options.Timeline = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Run a system over iterations, and tell what it gains over what it is compared with."""
+    """Run a system over iterations, and tell what it gains over what it is compared with.
+
+    Example: jaxmoe simulate configs/scenarios/quickstart.yaml --set system.name=hd_moe --iterations 9 --out runs/system
+    """
 
 
 @app.command()
@@ -126,7 +136,10 @@ def network(
     show: options.Show = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Tell how long given traffic takes on a network of any kind, and which link or port limits it."""
+    """Tell how long given traffic takes on a network of any kind, and which link or port limits it.
+
+    Example: jaxmoe network configs/hardware/torus_8x8.yaml --traffic matrices.npz --out runs/network
+    """
 
 
 @app.command("network profile")
@@ -144,6 +157,8 @@ def network_profile(
     """Fit alpha and beta of every pair of nodes, way and phase, to a simulated network or to measured messages.
 
     A CSV of measurements has the columns source, destination, phase (metadata, dispatch or combine), bytes, seconds.
+
+    Example: jaxmoe network profile configs/hardware/camoe_4nodes.yaml --noise 0.03 --out runs/profile
     """
 
 
@@ -161,7 +176,10 @@ def sweep(
     ray: options.Ray = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Evaluate a study of many machines, models and strategies; a sweep that was stopped goes on where it was."""
+    """Evaluate a study of many machines, models and strategies; a sweep that was stopped goes on where it was.
+
+    Example: jaxmoe sweep studies/dse/quickstart.yaml --pareto total,utilisation --out runs/sweep
+    """
 
 
 @app.command()
@@ -175,9 +193,11 @@ def calibrate(
     seed: options.Seed = 0,
     verbose: options.Verbose = False,
 ) -> None:
-    """Fit numbers of a machine to measured products, reads of memory, messages and all-to-alls.
+    """Fit numbers of a machine to measured matrix products, reads of memory, messages and all-to-alls.
 
     Says how well each number is known, and writes machine.yaml. Every fifth measurement is held out.
+
+    Example: jaxmoe calibrate configs/hardware/dojo_5x5.yaml --measured messages.csv --out runs/calibrated
     """
 
 
@@ -194,7 +214,7 @@ def init(
 ) -> None:
     """Write a scenario of your own, scenario.yaml, in which every key is explained.
 
-    Example: jaxmoe init --machine dojo_5x5 --model mixtral-8x7b --out runs/mine
+    Example: jaxmoe init --machine dojo_5x5 --model mixtral-8x7b --trace trace.npz --out runs/mine
     """
 
 
@@ -206,7 +226,10 @@ def report(
 ) -> None:
     """Make one HTML page of a folder of results: figures to hover and filter, tables that sort, configuration.
 
+    Of a folder of studies, such as studies/, it is a gallery: every claim, its pictures, and what was measured.
     The page holds all it needs and opens without a network. Needs pip install 'jaxmoe[report]'.
+
+    Example: jaxmoe report runs/evaluated
     """
     with errors_told(verbose):
         import_module("jaxmoe.cli.report").run(results, out)

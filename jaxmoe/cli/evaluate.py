@@ -26,7 +26,7 @@ def run(
     overrides: list[str] | None,
     layers: str | None,
 ) -> None:
-    """Judge the usual placements, and given plans, on batches drawn from the trace."""
+    """Time the usual placements, and given plans, on batches drawn from the trace."""
     with StageClock() as clock:
         with clock.stage("load"):
             inputs = read_inputs(config, overrides, trace, layers)

@@ -21,7 +21,10 @@ def stats(
     window: group_options.Window = 256,
     verbose: options.Verbose = False,
 ) -> None:
-    """Tell loads, pairs of experts over tokens and layers, reuse, and what they would be by chance."""
+    """Tell loads, pairs of experts over tokens and layers, reuse, and what they would be by chance.
+
+    Example: jaxmoe trace stats trace.npz --model mixtral-8x7b --out runs/stats
+    """
 
 
 @trace_app.command()
@@ -34,7 +37,10 @@ def compare(
     nodes: group_options.Nodes = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Tell how alike two traces are, and whether a plan tuned on A serves B."""
+    """Tell how alike two traces are, and whether a plan tuned on A serves B.
+
+    Example: jaxmoe trace compare coding.npz chat.npz --out runs/compared
+    """
 
 
 @trace_app.command()
@@ -50,7 +56,10 @@ def convert(
     num_layers: group_options.NumLayers = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Write a trace or load counts of any format in another one, and tell what was read."""
+    """Write a trace or load counts of any format in another one, and tell what was read.
+
+    Example: jaxmoe trace convert trace.npz --to vllm --out runs/converted
+    """
 
 
 @trace_app.command()
@@ -62,7 +71,10 @@ def fit(
     seed: options.Seed = 0,
     verbose: options.Verbose = False,
 ) -> None:
-    """Fit a generator to a trace, write it as process.npz, and compare a trace of it with the recorded one."""
+    """Fit a generator to a trace, write it as process.npz, and compare a trace of it with the recorded one.
+
+    Example: jaxmoe trace fit trace.npz --out runs/fitted
+    """
 
 
 @trace_app.command()
@@ -78,6 +90,8 @@ def synth(
     """Draw a synthetic trace and write it as trace.npz, in pieces: its length is not bounded by memory.
 
     With --logits it has logits of its own, whose largest K are the choices: what a biased gate needs.
+
+    Example: jaxmoe trace synth qwen3-30b-a3b --tokens 1024 --out runs/synthetic
     """
 
 
@@ -105,6 +119,8 @@ def plan_place(
 
     Told beside it: EPLB on the same loads, and how well the first half of the windows serves the second. With --machine
     slots are tuned for the time of a layer there: network, nodes, and how the engine picks among copies.
+
+    Example: jaxmoe plan place trace.npz --slots 16 --ranks 8 --to sglang --model mixtral-8x7b --out runs/placed
     """
 
 
@@ -125,7 +141,9 @@ def plan_advise(
 ) -> None:
     """Tell whether replicas or rebalancing would help, by how much end to end, and write the placement to deploy.
 
-    Placements are made for the first half of the trace's windows and judged on the second, moving and memory counted.
+    Placements are made for the first half of the trace and evaluated on the second, moving and memory counted.
+
+    Example: jaxmoe plan advise trace.npz --machine configs/hardware/nmp_4x4.yaml --model mixtral-8x7b --out runs/advice
     """
 
 
@@ -139,7 +157,10 @@ def plan_convert(
     ranks: group_options.Ranks = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Write a placement of any format in another one, and tell what it cannot hold."""
+    """Write a placement of any format in another one, and tell what it cannot hold.
+
+    Example: jaxmoe plan convert map.json --to eplb --out runs/converted
+    """
 
 
 @plan_app.command("show")
@@ -152,7 +173,10 @@ def plan_show(
     loads: group_options.Loads = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Tell what a placement holds, and how it balances given loads, with a picture."""
+    """Tell what a placement holds, and how it balances given loads, with a picture.
+
+    Example: jaxmoe plan show map.json --loads trace.npz --out runs/shown
+    """
 
 
 @plan_app.command("diff")
@@ -167,7 +191,10 @@ def plan_diff(
     weight_bytes: group_options.WeightBytes = 1.0,
     verbose: options.Verbose = False,
 ) -> None:
-    """Tell what has to move from placement A to B: copies, bytes, and over which links."""
+    """Tell what has to move from placement A to B: copies, bytes, and over which links.
+
+    Example: jaxmoe plan diff before.json after.json --model mixtral-8x7b --out runs/moved
+    """
 
 
 @plan_app.command("check")
@@ -181,4 +208,7 @@ def plan_check(
     weight_bytes: group_options.WeightBytes = 1.0,
     verbose: options.Verbose = False,
 ) -> None:
-    """Tell whether a placement is whole, is of the model, and fits the machine; exit code 2 where it does not."""
+    """Tell whether a placement is whole, is of the model, and fits the machine; exit code 2 where it does not.
+
+    Example: jaxmoe plan check map.json --machine configs/hardware/nmp_4x4.yaml --model mixtral-8x7b --out runs/check
+    """

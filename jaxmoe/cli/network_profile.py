@@ -99,15 +99,20 @@ def _pairs(profile: Profile) -> list[tuple[int, int, int]]:
 
 
 def _report(profile: Profile) -> list[dict[str, Any]]:
+    """Every pair; an error is null where there are too few samples to tell it."""
+
+    def known(error: float) -> float | None:
+        return float(error) if np.isfinite(error) else None
+
     return [
         {
             "phase": STAGES[at[0]],
             "source": at[1],
             "destination": at[2],
             "alpha_s": float(profile.alpha[at]),
-            "alpha_error_s": float(profile.alpha_error[at]),
+            "alpha_error_s": known(profile.alpha_error[at]),
             "beta_s_per_B": float(profile.beta[at]),
-            "beta_error_s_per_B": float(profile.beta_error[at]),
+            "beta_error_s_per_B": known(profile.beta_error[at]),
             "samples": int(profile.samples[at]),
         }
         for at in _pairs(profile)

@@ -195,7 +195,9 @@ Ray = Annotated[
 ]
 ResultFolder = Annotated[
     Path,
-    typer.Argument(metavar="DIR", help="The folder of results of any command, or of a sweep.", show_default=False),
+    typer.Argument(
+        metavar="DIR", help="The folder of results of any command or sweep, or a folder of studies.", show_default=False
+    ),
 ]
 ReportFile = Annotated[
     Path | None,
@@ -240,8 +242,9 @@ Measured = Annotated[
     typer.Option(
         "--measured",
         metavar="FILE.csv",
-        help="Measurements of one kind, with a column seconds beside tokens, hidden, columns (a product), level, bytes "
-        "(reading memory), source, destination, bytes (a message), or bytes (an all-to-all). Repeatable.",
+        help="A table of measurements of one kind. Its columns are seconds and: tokens, hidden, columns (a matrix "
+        "product); level, bytes (one node reads memory); source, destination, bytes (a message alone); or bytes (what "
+        "every node sends to every other). Repeatable.",
         show_default=False,
     ),
 ]

@@ -77,7 +77,7 @@ def place(
 def _print_placed(ratios: dict[str, Any], title: str) -> None:
     """Busiest rank over the mean, as means over layers and windows."""
     table = Table(title=escape(f"{title}: busiest rank over the mean"))
-    table.add_column("judged on", no_wrap=True)
+    table.add_column("evaluated on", no_wrap=True)
     for name in ratios["same_loads"]:
         table.add_column(name.replace("_", " "), justify="right")
     labels = {"same_loads": "the windows it was made for", "later_loads": "the second half, made for the first"}

@@ -57,6 +57,23 @@ def print_comparison(comparison: Comparison, title: str, batch_tokens: int) -> N
         gain = [_gain(comparison, name)] if tuned else []
         table.add_row(_marked(comparison, name), own, *row, simulated, *best, *spent, *gain)
     print_table(table)
+    if any(each.comparable for each in comparison.strategies.values()):
+        Console(width=WIDTH, highlight=False).print(escape(_fastest(comparison)), soft_wrap=True)
+
+
+def _fastest(comparison: Comparison) -> str:
+    """The answer in a sentence: what is fastest, what it waits for, and how much less there could be."""
+    named = {name: comparison.best(name) for name, each in comparison.strategies.items() if each.comparable}
+    name, best = min(named.items(), key=lambda item: item[1].mean.mean())
+    factor, unit = time_unit(float(best.mean.mean()))
+    *stages, total = _means(comparison, name)[:4]
+    stage, most = max(zip(("dispatch", "compute", "combine"), stages, strict=True), key=lambda item: item[1])
+    told = f"fastest: {name} under {', '.join(exchange_names(best.exchange).splitlines())}, "
+    told += f"{best.mean.mean() * factor:.4g} {unit} a layer; under its own exchange {stage} takes "
+    told += f"{100 * most / total:.0f} % of the time"
+    if comparison.bound is None:
+        return told
+    return f"{told}; tuning cannot find less than {comparison.bound.mean() * factor:.4g} {unit}"
 
 
 def _energy_per_token(comparison: Comparison, batch_tokens: int) -> dict[str, float]:
@@ -99,7 +116,8 @@ def comparison_warnings(comparison: Comparison, hardware: HardwareConfig) -> lis
 
 def print_agreement(trials: list[Trial]) -> None:
     """How model and simulator agree, by strategy and batch size, and how long it takes without barriers."""
-    table = Table(title="model against event simulation")
+    few = "R2 goes by the spread of the simulated times: of few times, or of times that are alike, it says little"
+    table = Table(title="model against event simulation", caption=few)
     table.add_column("strategy", no_wrap=True)
     table.add_column("exchange")
     for column in ("tokens", "communication\nR2", "mean abs\nerror, %", "total\nR2", "mean abs\nerror, %"):

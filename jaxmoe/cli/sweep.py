@@ -130,7 +130,7 @@ def _print_sweep(study: Study, sweep: Sweep) -> None:
     """How it went, and the best point by the first metric."""
     first = study.config.metrics[0]
     table = Table(title=escape(f"{study.config.name}: {len(sweep.points)} points"))
-    for column in ("computed now", "groups", "compiled", "of these too large", "points/s"):
+    for column in ("computed now", "groups", "compilations", "compiled again, smaller", "points/s"):
         table.add_column(column, justify="right")
     table.add_column(f"best by {first}")
     rate = f"{sweep.computed / sweep.seconds:.0f}" if sweep.computed else "-"

@@ -1,4 +1,4 @@
-"""`jaxmoe tune`: find a placement, then judge it beside the usual ones."""
+"""`jaxmoe tune`: find a placement, then compare it with the usual ones."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -36,7 +36,7 @@ def run(
     time_limit: float | None,
     hardware: Path | None,
 ) -> None:
-    """Search for a placement, by gradient descent or otherwise, and judge it beside the usual ones and given plans.
+    """Search for a placement, by gradient descent or otherwise, and compare it with the usual ones and given plans.
 
     Ctrl-C ends the search and keeps the best plan so far; a second one gives up. With a file for `hardware`, numbers
     of the machine are searched for.
@@ -58,7 +58,7 @@ def run(
             if result.stopped == "interrupted":
                 interrupts.spend()
             tuned = tuned_strategies(inputs, result)
-            # First of all: judging takes a while, and this is what the time was spent on.
+            # First of all: the comparison takes a while, and this is what the time was spent on.
             _write_plans(folder, inputs, tuned, result, optimiser)
             _announce_stop(folder, result)
             comparison = compare(inputs, [*others, *tuned], clock, report)

@@ -217,7 +217,7 @@ def advise(case: Case, windows: Windows) -> Advice:
     """
     if len(windows) < 4:
         raise PlanError(
-            f"the trace has {len(windows)} windows, expected 4 or more to judge on later ones; record longer"
+            f"the trace has {len(windows)} windows, expected 4 or more to evaluate on later ones; record longer"
         )
     half = len(windows) // 2
     found = outcomes(case, windows[:half], windows[half:])

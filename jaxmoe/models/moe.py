@@ -176,4 +176,6 @@ class MoEModel:
         return 3 * self.hidden_size * size
 
     def _lacks(self, key: str) -> ModelError:
-        return ModelError(f"{self.name}: {key} is not given, and its parameters cannot be counted without; add it")
+        return ModelError(
+            f"{self.name}: {key} is not given, so its parameters cannot be counted; add {key} to the model"
+        )

@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from jaxmoe.config import RuleError, Section, load_section
+from jaxmoe.config import ConfigError, RuleError, Section, load_section
+from jaxmoe.config.loader import read_mapping
 from jaxmoe.sweep.expressions import Expression, ExpressionError
 
 # `jaxmoe.sweep.metrics` says what each is; a study is read before JAX is loaded.
@@ -299,4 +300,9 @@ class Study:
 def read_study(path: Path) -> Study:
     """The study in a YAML file. Raises `ConfigError`."""
     absolute = path.absolute()
+    if "axes" not in (given := read_mapping(absolute)) and "hardware" in given:
+        raise ConfigError(
+            f"{path}: is a scenario; expected a study. Write one with the keys scenario: {path.name} and axes: "
+            "{KEY: [VALUE, ..]}, as in studies/dse/quickstart.yaml"
+        )
     return Study(absolute, load_section(StudyConfig, absolute))

@@ -3,7 +3,11 @@
 import csv
 import json
 
+import numpy as np
 import pytest
+
+from jaxmoe.cli.network_profile import _report
+from jaxmoe.network.profile import Profile
 
 
 def test_a_machine_is_profiled_and_its_timings_give_the_same_again(run, configs, tmp_path):
@@ -22,6 +26,13 @@ def test_a_machine_is_profiled_and_its_timings_give_the_same_again(run, configs,
     assert again.exit_code == 0, again.output
     found = json.loads((tmp_path / "again" / "summary.json").read_text())["pairs"]
     assert found[0]["alpha_s"] == pytest.approx(650e-6, rel=1e-3)
+
+
+def test_errors_that_few_samples_do_not_tell_are_null():
+    """JSON has no infinity."""
+    known, unknown, count = np.full((3, 2, 2), 1e-6), np.full((3, 2, 2), np.inf), np.full((3, 2, 2), 3)
+    for pair in _report(Profile(known, known, unknown, known, count)):
+        assert (pair["alpha_error_s"], pair["beta_error_s_per_B"]) == (None, 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,155 @@
+"""Examples that people are shown, in the help of every command and in READMEs: each runs as it is written.
+
+Everyday tests run them on fewer batches and layers, slow ones as they are. Files of a user's own are made small here.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from report_folders import write_evaluated
+
+from jaxmoe.cli.app import app
+from jaxmoe.config import load_scenario
+from jaxmoe.placement import Placement, write_plan
+from jaxmoe.placement.slot_files import write_slot_plan
+from jaxmoe.placement.slot_plan import SlotPlan
+from jaxmoe.traces import write_trace
+from jaxmoe.traces.synthetic import synthetic_trace
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = ["--layers", "0", "--set", "evaluation.batches=2", "--set", "validation.batches=1"]
+SHORTER = {
+    "evaluate": QUICK,
+    "validate": QUICK,
+    "simulate": ["--layers", "0", "--iterations", "2", "--replay", "1"],
+    "network profile": ["--sizes", "1e4,1e6,1e8"],
+    "trace synth": ["--tokens", "64"],
+}
+LONG = ("tune", "trace stats", "trace fit", "plan place", "plan advise")  # run as they are alone
+
+
+def commands(group: typer.core.TyperGroup, name: str = "") -> Iterator[tuple[str, str]]:
+    """All commands by their words, with their help."""
+    for word, command in group.commands.items():
+        words = f"{name} {word}".strip()
+        if isinstance(command, typer.core.TyperGroup):
+            yield from commands(command, words)
+        else:
+            yield words, command.help or ""
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+def fences(path: Path, language: str) -> list[str]:
+    """What a page has between fences of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(encoding="utf-8"), re.M | re.S)
+
+
+def typed(fence: str) -> list[list[str]]:
+    """The calls of `jaxmoe` in a fence, without that word."""
+    calls = [shlex.split(call) for line in fence.splitlines() for call in line.split("&&")]
+    return [words[1:] for words in calls if words and words[0].rpartition("/")[2] == "jaxmoe"]
+
+
+PAGES = {name: ROOT / name / "README.md" for name in (".", "configs", "jaxmoe")}
+TYPED = [(name, at) for name, page in PAGES.items() for at, fence in enumerate(fences(page, "sh")) if typed(fence)]
+FIRST = TYPED.pop(0)  # has a test of its own
+
+
+def example_of(command: str) -> list[str]:
+    """The words of the example in a command's help, without `jaxmoe`."""
+    (line,) = re.findall(r"^\s*Example: jaxmoe (.+)$", COMMANDS[command], re.M)
+    return shlex.split(line)
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """A folder as a user has it: a clone of the project, and files of their own under the names of the examples."""
+    for name in ("configs", "studies", "figures"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    write_trace(tmp_path / "trace.npz", synthetic_trace(96, range(32), 8, 2, 1.5, 0.2, 0.2, 0))
+    for seed, name in enumerate(("coding.npz", "chat.npz")):
+        write_trace(tmp_path / name, synthetic_trace(96, (0, 1), 8, 2, 1.5, 0.2, 0.2, seed))
+    quickstart = load_scenario("configs/scenarios/quickstart.yaml")
+    layers, experts = tuple(quickstart.model.moe_layer_ids.ids), quickstart.model.num_experts
+    whole = np.eye(16, dtype=np.float32)[np.arange(experts) % 16]
+    write_plan(tmp_path / "plan.npz", Placement(np.repeat(whole[None], len(layers), axis=0), (4, 4), "sharded", layers))
+    for name, nodes in (("matrices.npz", 64), ("traffic.npz", 36)):
+        sent = np.random.default_rng(0).random((nodes, nodes)) * 400
+        np.savez(name, mine=sent * (1 - np.eye(nodes)))
+    sizes = np.geomspace(1e3, 1e8, 20)
+    rows = [f"0,1,{size},{300e-9 + size / 2e12}" for size in sizes]
+    (tmp_path / "messages.csv").write_text("\n".join(["source,destination,bytes,seconds", *rows]))
+    for seed, name in enumerate(("map.json", "before.json", "after.json")):
+        experts = np.random.default_rng(seed).permuted(np.tile(np.arange(8), (32, 1)), axis=1)
+        write_slot_plan(tmp_path / name, "vllm_ascend", SlotPlan(np.tile(experts, 2), 16, 8, tuple(range(32)), 32))
+    write_evaluated(tmp_path / "runs" / "evaluated")
+    return tmp_path
+
+
+def test_every_command_has_an_example_of_itself():
+    assert {"tune", "network profile", "plan advise", "trace synth", "report"} <= COMMANDS.keys()
+    for command in COMMANDS:
+        words = example_of(command)
+        assert words[: len(command.split())] == command.split()
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in LONG])
+def test_the_example_in_the_help_runs(run, desk, command):
+    done = run(*example_of(command), *SHORTER.get(command, ()))
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "at"), TYPED)
+def test_what_a_page_has_typed_runs(run, desk, page, at):
+    for words in typed(fences(PAGES[page], "sh")[at]):
+        done = run(*words)
+        assert done.exit_code == 0, done.output
+
+
+@pytest.mark.slow
+def test_examples_in_python_run(monkeypatch, capsys):
+    """Those of both pages, one after the other: they go on from each other."""
+    monkeypatch.chdir(ROOT)
+    code = "\n".join(block for page in (".", "jaxmoe") for block in fences(PAGES[page], "python"))
+    exec(compile(code, "README.md", "exec"), {})
+    *_, speedup, all_to_all = capsys.readouterr().out.split()
+    assert float(speedup) > 1  # a broadcast that costs nothing
+    assert 1e-4 < float(all_to_all) < 1e-3
+
+
+def test_the_scenario_of_a_page_loads(desk):
+    for name in ("hardware", "models", "workloads"):
+        (desk / name).symlink_to(ROOT / "configs" / name)
+    (written,) = fences(PAGES["configs"], "yaml")
+    (desk / "mine.yaml").write_text(written)
+    assert load_scenario(desk / "mine.yaml").system.name == "hd_moe"
+
+
+@pytest.mark.slow
+def test_the_first_table_is_what_the_first_command_finds(run, desk):
+    (call,) = typed(fences(PAGES[FIRST[0]], "sh")[FIRST[1]])
+    assert run(*call).exit_code == 0
+    found = json.loads((desk / "runs" / "quickstart" / "summary.json").read_text())["strategies"]
+    rows = re.findall(
+        r"^\|.*?`(tp|ep_balanced|hybrid_complete|tuned)` \|.*\| ([\d.]+) µs", PAGES["."].read_text(), re.M
+    )
+    assert len(rows) == 4
+    for name, told in rows:
+        assert found[name]["mean"]["best_total_s"] == pytest.approx(float(told) * 1e-6, rel=0.02), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", sorted({*SHORTER, *LONG}))
+def test_the_example_in_the_help_runs_as_it_is(run, desk, command):
+    done = run(*example_of(command))
+    assert done.exit_code == 0, done.output
