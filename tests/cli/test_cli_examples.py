@@ -1,6 +1,6 @@
 """Examples that people are shown, in the help of every command and in READMEs: each runs as it is written.
 
-Everyday tests run them on fewer batches and layers, slow ones as they are. Files of a user's own are made small here.
+Those of the help run on fewer batches and layers, those of READMEs as they are. A user's own files are made small here.
 """
 
 import json
@@ -25,13 +25,14 @@ from jaxmoe.traces.synthetic import synthetic_trace
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ["--layers", "0", "--set", "evaluation.batches=2", "--set", "validation.batches=1"]
 SHORTER = {
+    "tune": [*QUICK, *(f"--set=tuning.{key}=1" for key in ("restarts", "steps", "refine_steps", "refine_chains"))],
     "evaluate": QUICK,
     "validate": QUICK,
     "simulate": ["--layers", "0", "--iterations", "2", "--replay", "1"],
     "network profile": ["--sizes", "1e4,1e6,1e8"],
     "trace synth": ["--tokens", "64"],
 }
-LONG = ("tune", "trace stats", "trace fit", "plan place", "plan advise")  # run as they are alone
+LONG = ("tune", "trace stats", "trace fit", "plan place", "plan advise")  # also when they are shorter
 
 
 def commands(group: typer.core.TyperGroup, name: str = "") -> Iterator[tuple[str, str]]:
@@ -102,7 +103,9 @@ def test_every_command_has_an_example_of_itself():
         assert words[: len(command.split())] == command.split()
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in LONG])
+@pytest.mark.parametrize(
+    "command", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in COMMANDS]
+)
 def test_the_example_in_the_help_runs(run, desk, command):
     done = run(*example_of(command), *SHORTER.get(command, ()))
     assert done.exit_code == 0, done.output
@@ -146,10 +149,3 @@ def test_the_first_table_is_what_the_first_command_finds(run, desk):
     assert len(rows) == 4
     for name, told in rows:
         assert found[name]["mean"]["best_total_s"] == pytest.approx(float(told) * 1e-6, rel=0.02), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", sorted({*SHORTER, *LONG}))
-def test_the_example_in_the_help_runs_as_it_is(run, desk, command):
-    done = run(*example_of(command))
-    assert done.exit_code == 0, done.output

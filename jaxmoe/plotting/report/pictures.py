@@ -33,7 +33,7 @@ def picture(path: Path, caption: str, link: str, named_by: Path) -> Picture:
 
 def plain_blocks(folder: Path, summary: Mapping[str, Any]) -> dict[str, list[Block]]:
     """Blocks by heading: the pictures of a folder, and what its summary says as it stands there."""
-    drawn = [picture(path, path.stem, path.name, folder) for path in sorted(folder.glob("*.png"))]
+    drawn: list[Block] = [picture(path, path.stem, path.name, folder) for path in sorted(folder.glob("*.png"))]
     told = {key: value for key, value in summary.items() if key not in ABOUT}
     figures: list[Block] = [Folded("The summary", json.dumps(told, indent=1))]
-    return ({"Pictures": [*drawn]} if drawn else {}) | {"Figures": figures}
+    return ({"Pictures": drawn} if drawn else {}) | {"Figures": figures}
