@@ -246,5 +246,6 @@ def _print_moves(report: dict[str, Any], title: str) -> None:
         table.add_row(
             "that link", "-" if report["busiest_link"] is None else "{} to {}".format(*report["busiest_link"])
         )
-        table.add_row(f"at least, with the network to itself [{time}]", f"{report['at_least_s'] * seconds:.4g}")
+        alone = escape(f"at least, with the network to itself [{time}]")
+        table.add_row(alone, f"{report['at_least_s'] * seconds:.4g}")
     print_table(table)

@@ -177,9 +177,9 @@ def advise(
 def _print_actions(advice: Advice, title: str) -> None:
     base = advice.outcomes[0]
     factor, unit = time_unit(max(float(each.seconds.mean()) for each in advice.outcomes))
-    table = Table(title=escape(f"{title}: made for the first half of the windows, evaluated on the second"))
+    table = Table(title=escape(f"{title}: made for the first half of the trace, evaluated on the second"))
     table.add_column("action", no_wrap=True)
-    for name in (f"step [{unit}]", "tokens", "gain %", "max/mean", "mean/max", "(max-mean)/mean", "GB a rank"):
+    for name in (escape(f"step [{unit}]"), "tokens", "gain %", "max/mean", "mean/max", "(max-mean)/mean", "GB a rank"):
         table.add_column(name, justify="right")
     for each in advice.outcomes:
         gain = float((1 - each.per_token / base.per_token).mean())

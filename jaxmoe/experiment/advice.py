@@ -53,7 +53,9 @@ class Action:
         if not self.placed:
             return "leave as it is"
         slots = "the slots there are" if not self.extra else f"{self.extra} more slot{'s' * (self.extra > 1)} a rank"
-        return f"place {slots}, {'once' if self.every is None else f'again every {self.every} windows'}"
+        if self.every is None:
+            return f"place {slots}, once"
+        return f"place {slots}, again every {'window' if self.every == 1 else f'{self.every} windows'}"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """`jaxmoe plan`: files that engines load, converted, shown, compared and checked."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -96,6 +97,7 @@ def test_diff_tells_bytes_and_the_busiest_link(run, files, out):
     assert (found["copies"], found["copies_by_layer"]) == (1, {"1": 1, "2": 0})
     assert (found["bytes"], found["busiest_link_bytes"], found["busiest_link"]) == (size, size, [0, 1])
     assert found["at_least_s"] == pytest.approx(size / 1000, rel=1e-5)
+    assert "with the network to itself [s]" in result.stdout
 
 
 def test_check(run, files, out):
@@ -166,6 +168,7 @@ def test_advise_ends_in_one_sentence_and_a_file(run, files, out, tmp_path):
     report = told(out)
     assert report["action"] in report["actions"]
     assert report["advice"] in " ".join(result.stdout.split())
+    assert re.search(r"step \[\w+\]", result.stdout)
     assert {"max_over_mean", "mean_over_max", "excess_over_mean"} <= report["actions"][report["action"]][
         "balance"
     ].keys()
