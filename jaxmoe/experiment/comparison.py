@@ -64,7 +64,8 @@ def tuned_strategies(inputs: Inputs, result: TuneResult) -> list[Strategy]:
     other |= np.array(result.exchange) != np.array(result.gathered_exchange)
     if not other.any():
         return [tuned]
-    note = f"not what the search ended with in {other.sum()} of {len(other)} layers, where a strategy or hybrid is at least as fast"
+    note = f"not what the search ended with in {other.sum()} of {len(other)} layers"
+    note += ", where a strategy or hybrid is at least as fast"
     return [
         strategy(inputs, GATHERED, result.gathered, result.gathered_exchange),
         replace(tuned, note=tuned.note or note),

@@ -329,7 +329,7 @@ def test_layers_that_tensor_parallelism_serves_faster_are_told(run, scenario, ou
     result = run("tune", scenario, "--set", "hardware.link.bandwidth_GB_per_s=1e6", "--out", out)
     assert result.exit_code == 0, result.output
     strategies = summary_of(out)["strategies"]
-    assert "in 2 of 2 layers, where a strategy or hybrid is as fast" in strategies["tuned"]["note"]
+    assert "in 2 of 2 layers, where a strategy or hybrid is at least as fast" in strategies["tuned"]["note"]
     assert strategies["tuned"]["mean"] == strategies["tp_both_ways"]["mean"]
     assert strategies["tuned_gathered"]["mean"]["total_s"] > strategies["tuned"]["mean"]["total_s"]
     assert "is faster than tuned" not in result.stderr
