@@ -137,6 +137,8 @@ COMPOSITION: dict[str, dict[str, Part]] = {
     },
 }
 
+OTHERS = tuple(name for name in COMPOSITION if name != "moentwine")  # place tokens on any network
+MESHES, SWITCHED = ("mesh", "wafers"), ("switch", "clusters")  # networks of token layouts
 WHOLE_EXPERTS = ("ep", "ep_balanced", "ep_random", "ep_runs")  # strategies that leave experts whole
 DIVIDING = ("tp", "tp_both_ways", "hybrid", "hybrid_ring", "hybrid_complete")
 
@@ -178,6 +180,19 @@ def check_together(system: Any, schedule: str, micro_batches: int, plan_divides:
     if sliced and system.balancer != "none":
         expected = f"none, since layout {system.layout} slices experts over domains and leaves nothing to balance"
         raise RuleError(("system", "balancer"), system.balancer, expected, "Write balancer: none")
+
+
+def check_machine(system: Any, kind: str) -> None:
+    """Whether the token layout of a system goes with a kind of network. Raises `RuleError`."""
+    if system.name != "moentwine" or kind in MESHES:
+        return
+    if kind not in SWITCHED:
+        expected = f"a system for a {kind}: moentwine places tokens on {', '.join((*MESHES, *SWITCHED))}"
+        raise RuleError(("system", "name"), system.name, expected, f"Write one of {', '.join(OTHERS)}")
+    usual = type(system).model_fields["layout"].default  # what a new scenario states
+    if system.layout != usual:
+        expected = f"no layout on a {kind}, where groups are of successive devices"
+        raise RuleError(("system", "layout"), system.layout, expected, "Leave the key out")
 
 
 def table() -> str:

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 from jaxmoe.config.base import Count, ExchangeName, Fraction, Name, NonNegative, Positive, RuleError, Section, Seed
 from jaxmoe.config.model import ModelConfig
 from jaxmoe.config.networks import HardwareConfig, MeshMachine
-from jaxmoe.config.parts import DIVIDING, check_together
+from jaxmoe.config.parts import DIVIDING, check_machine, check_together
 from jaxmoe.config.systems import StaticConfig, SystemConfig
 from jaxmoe.config.tuning import TuningConfig
 from jaxmoe.hardware.cuts import square_cut
@@ -236,6 +236,7 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _parts_go_together(self) -> "Scenario":
+        check_machine(self.system, self.hardware.kind)
         plan = self.system.plan
         whole = plan.startswith("hybrid") and self.strategies.hybrid_regions == self.hardware.num_nodes
         check_together(self.system, self.schedule, _micro_batches(self.schedule), plan in DIVIDING and not whole)

@@ -102,3 +102,20 @@ def test_layouts_that_slice_experts_take_any_plan_and_no_balancer(scenario):
     load_scenario(scenario, (*sliced, "system.balancer=none", "system.plan=tp"))
     with pytest.raises(ConfigError, match=r"system.balancer is .*topology_aware.* leaves nothing to balance"):
         load_scenario(scenario, sliced)
+
+
+@pytest.mark.parametrize("kind", ["torus", "ring", "switch", "fully_connected", "clusters"])
+def test_token_layouts_go_with_networks_that_have_them(scenario, kind):
+    sizes = {"torus": "mesh_shape: [2, 2]", "clusters": "clusters: 2, nodes_per_cluster: 2"}.get(kind, "nodes: 4")
+    link = "link: {bandwidth_GB_per_s: 10}" + (", uplink: {bandwidth_GB_per_s: 5}" if kind == "clusters" else "")
+    hardware = f"hardware={{kind: {kind}, {sizes}, {link}, die: {{compute_TFLOPs_per_s: 1}}}}"
+    for system in COMPOSITION:
+        given = (hardware, f"system={{name: {system}}}")
+        if system == "moentwine" and kind not in ("switch", "clusters"):
+            with pytest.raises(ConfigError, match=rf"system.name is .*expected a system for a {kind}"):
+                load_scenario(scenario, given)
+        else:
+            load_scenario(scenario, given)
+    if kind in ("switch", "clusters"):
+        with pytest.raises(ConfigError, match=rf"system.layout is .*no layout on a {kind}"):
+            load_scenario(scenario, (hardware, "system={name: moentwine, layout: her}"))
