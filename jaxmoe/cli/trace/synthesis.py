@@ -97,7 +97,7 @@ def likeness_report(found: dict[str, Likeness]) -> dict[str, Any]:
 
 def print_likeness(found: dict[str, Likeness], title: str) -> None:
     """Figures of the recorded, the drawn and the Zipf trace side by side."""
-    table = Table(title=title)
+    table = Table(title=title, caption="zipf: a trace with the recorded skew of loads, and nothing else of it")
     table.add_column("mean over layers", no_wrap=True)
     for column in (*found, "aim: within", "met"):
         table.add_column(column, justify="right")
