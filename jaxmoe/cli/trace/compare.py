@@ -111,8 +111,8 @@ def _verdict(mean: dict[str, float | None], nodes: int) -> dict[str, Any]:
 def _print_means(title: str, mean: dict[str, float | None]) -> None:
     caption = (
         "kl: divergence of loads; hot experts: what the busiest of both have in common; node: the busiest node over "
-        "the mean on B, with experts balanced on A, on B, or in order; heatmap: rank correlation of pairs of tokens and "
-        "of layers; of_a_in_b: the share of B's pairs on those most frequent in A"
+        "the mean on B, with experts balanced on A, on B, or in order; heatmap: rank correlation of pairs of tokens, "
+        "and of layers; of_a_in_b: the share of B's pairs on those most frequent in A"
     )
     table = Table(title=escape(title), caption=caption)
     table.add_column("figure", no_wrap=True)
