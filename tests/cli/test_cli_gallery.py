@@ -27,7 +27,7 @@ FIRST = """# First: which is faster?
 
 **Missed** by one case.
 """
-SECOND = "# Second\n\nNo more than this.\n"
+SECOND = "# Second\n\nNo more than this, but [for](../first/README.md) ![the same](../../figures/shown.png)\n"
 
 
 @pytest.fixture

@@ -37,7 +37,11 @@ class Study:
 
 def is_gallery(folder: Path) -> bool:
     """Whether folders in it have READMEs that claim something."""
-    return any(CLAIMS.search(path.read_text(encoding="utf-8")) for path in folder.glob(f"*/{README}"))
+    return any(CLAIMS.search(_read(path)) for path in folder.glob(f"*/{README}"))
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")  # a folder may hold anything
 
 
 def gallery(folder: Path, target: Path) -> Page:
@@ -47,7 +51,7 @@ def gallery(folder: Path, target: Path) -> Page:
     """
     if find_spec("markdown_it") is None:
         raise ReportError("a gallery needs markdown-it-py; install it with: pip install 'jaxmoe[report]'")
-    studies = [Study(path, path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"*/{README}"))]
+    studies = [Study(path, _read(path)) for path in sorted(folder.glob(f"*/{README}"))]
     drawn = sorted((folder.resolve().parent / "figures").glob("*.png"))
     _with_pictures(studies, drawn)
     facts = [
@@ -59,12 +63,18 @@ def gallery(folder: Path, target: Path) -> Page:
 
 
 def _with_pictures(studies: Sequence[Study], drawn: Sequence[Path]) -> None:
-    """Give every study the pictures that its README shows, and of the others those that it names or is named like."""
+    """Give every study the pictures that its README shows, and of the others those that it names or is named like.
+
+    A picture that two READMEs show is with the first of them.
+    """
+    placed: set[Path] = set()
     for study in studies:
-        for caption, link in re.findall(r"!\[(.*?)\]\((.+?)\)", study.text):
-            study.pictures[(study.readme.parent / link).resolve()] = caption
+        shown = re.findall(r"!\[(.*?)\]\((.+?)\)", study.text)
+        paths = {(study.readme.parent / link).resolve(): caption for caption, link in shown}
+        study.pictures |= {path: caption for path, caption in paths.items() if path not in placed}
+        placed |= paths.keys()
     for path in drawn:
-        if any(path in study.pictures for study in studies):
+        if path in placed:
             continue
         owner = max(studies, key=lambda study: (study.told(path), _alike(study.name, path.stem)))
         if owner.told(path) or _alike(owner.name, path.stem):
