@@ -52,7 +52,7 @@ def gallery(folder: Path, target: Path) -> Page:
     if find_spec("markdown_it") is None:
         raise ReportError("a gallery needs markdown-it-py; install it with: pip install 'jaxmoe[report]'")
     studies = [Study(path, _read(path)) for path in sorted(folder.glob(f"*/{README}"))]
-    drawn = sorted((folder.resolve().parent / "figures").glob("*.png"))
+    drawn = sorted(path.resolve() for path in (folder.resolve().parent / "figures").glob("*.png"))
     _with_pictures(studies, drawn)
     facts = [
         ("Studies", str(len(studies))),
