@@ -6,12 +6,14 @@ import pytest
 
 from jaxmoe.config import ConfigError, Scenario, load_scenario
 from jaxmoe.config.parts import COMPOSITION, DIVIDING, PARTS, WHOLE_EXPERTS, details, table
-from jaxmoe.config.systems import PlannedSystem
+from jaxmoe.config.systems import SystemConfig
 from jaxmoe.experiment.strategies import RUNS, STANDARD
 from jaxmoe.latency.schedule import SCHEDULES
 from jaxmoe.systems import SYSTEMS
 
-SECTIONS = {get_args(section.model_fields["name"].annotation)[0]: section for section in PlannedSystem.__subclasses__()}
+SECTIONS = {
+    get_args(section.model_fields["name"].annotation)[0]: section for section in get_args(get_args(SystemConfig)[0])
+}
 CELLS = [(system, part) for system, parts in COMPOSITION.items() for part in parts]
 
 
