@@ -93,6 +93,7 @@ def test_a_second_ctrl_c_ends_a_process_that_python_has_no_hold_of():
         assert b"ended at once" in process.stderr.read()
 
 
+@pytest.mark.slow
 def test_strategies_that_beat_the_tuned_plan_are_named(run, scenario, out, stopped_tuner):
     stopped_tuner(None)
     # Without communication to speak of, sharing all work evenly wins.
