@@ -165,6 +165,7 @@ def test_a_static_plan_is_what_evaluation_has():
     np.testing.assert_allclose(times.combine_link_time.mean(axis=0), expected.combine_link_time, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_every_layer_has_its_exchange():
     model, share, steps = random_rollout(3)
     share = share.at[1].set(1 / 6)
