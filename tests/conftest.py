@@ -75,6 +75,14 @@ def configs() -> Path:
     return ROOT / "configs"
 
 
+@pytest.fixture(scope="session")
+def kept_scenario(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small scenario, for what many tests look at and none changes."""
+    path = tmp_path_factory.mktemp("kept") / "small.yaml"
+    path.write_text(SMALL_SCENARIO)
+    return path
+
+
 @pytest.fixture
 def scenario(tmp_path: Path) -> Path:
     """A scenario so small that every verb runs in moments."""

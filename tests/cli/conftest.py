@@ -16,7 +16,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "results" / "run"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run() -> Callable[..., Result]:
     """Calls `jaxmoe` with these arguments."""
     return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
