@@ -34,7 +34,10 @@ def stopped_tuner(monkeypatch):
     return stop
 
 
-@pytest.mark.parametrize(("reason", "code"), [("interrupted", 130), ("time limit", 0), (None, 0)])
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [("interrupted", 130), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("time limit", 0), (None, 0)))],
+)
 def test_best_plan_so_far_is_kept(run, scenario, out, stopped_tuner, reason, code):
     stopped_tuner(reason)
     result = run("tune", scenario, "--out", out)

@@ -77,7 +77,9 @@ def test_the_simulator_equals_booksim2_to_the_cycle(study, shared):
     assert compared > 100
 
 
-@pytest.mark.parametrize(("variant", "most"), [("vc4s2_shuffle", 2.5), ("vc4_shuffle", 4.0)])
+@pytest.mark.parametrize(
+    ("variant", "most"), [("vc4s2_shuffle", 2.5), pytest.param("vc4_shuffle", 4.0, marks=pytest.mark.slow)]
+)
 def test_the_model_of_moe_traffic(study, shared, variant, most):
     rows = []
     for group in booksim_groups(study, shared, (variant,), lambda r: r["cls"].startswith("moe_")):
@@ -91,6 +93,7 @@ def test_the_model_of_moe_traffic(study, shared, variant, most):
     assert float(figures["r2"]) >= 0.97
 
 
+@pytest.mark.slow
 def test_the_simulator_of_dense_traffic_is_nearer_than_the_model(study, shared):
     small = lambda r: r["cls"] in ("alltoall", "permutation") and r["rows"] == 4  # noqa: E731
     rows = [
@@ -104,6 +107,7 @@ def test_the_simulator_of_dense_traffic_is_nearer_than_the_model(study, shared):
         assert des < model
 
 
+@pytest.mark.slow
 def test_the_simulator_equals_astra_sim(study, shared):
     reference, astra = shared / "reference", study["astra"]
     records = json.loads((reference / "astra_analytical" / "index.json").read_text())
