@@ -162,15 +162,14 @@ MEASURED = "tokens,columns,seconds\n1,1,1e-6\n1,128,2e-6\n8,1,2e-6\n8,128,9e-6\n
 CACHE = "[{name: cache, bandwidth_GB_per_s: 100}, {name: ddr, bandwidth_GB_per_s: 20, nodes_per_channel: 2}]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
         f"hardware.memory={CACHE}",
-        pytest.param(
-            "hardware.die.gemm={kind: tiled, tile_tokens: 4, tile_columns: 24, startup_ns: 90}", marks=pytest.mark.slow
-        ),
-        pytest.param("hardware.die.gemm={kind: measured, path: times.csv}", marks=pytest.mark.slow),
-        pytest.param("costs.metadata_bytes_per_choice=100", marks=pytest.mark.slow),
+        "hardware.die.gemm={kind: tiled, tile_tokens: 4, tile_columns: 24, startup_ns: 90}",
+        "hardware.die.gemm={kind: measured, path: times.csv}",
+        "costs.metadata_bytes_per_choice=100",
     ],
 )
 def test_model_and_simulator_agree_on_all_that_dies_may_be(
@@ -259,7 +258,8 @@ def test_layers_and_overrides_choose_what_is_run(run, scenario, plan, out):
     assert summary["seed"] == 7
 
 
-@pytest.mark.parametrize(("capacity_kB", "fits"), [pytest.param(200, True, marks=pytest.mark.slow), (150, False)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("capacity_kB", "fits"), [(200, True), (150, False)])
 def test_one_layer_gets_its_part_of_the_memory_only(run, scenario, out, capacity_kB, fits):
     # Tensor parallelism puts an expert's 98.3 kB on every node, in each of the model's two layers.
     capacity = f"hardware.die.memory_capacity_GB={capacity_kB * 1e-6}"
@@ -292,7 +292,9 @@ WAFERS += "link: {bandwidth_GB_per_s: 10}, border: {bandwidth_GB_per_s: 2}, rout
 
 
 @pytest.mark.parametrize("change", [pytest.param("hardware.routing=yx", marks=pytest.mark.slow), f"hardware={WAFERS}"])
-@pytest.mark.parametrize("verb", [pytest.param("tune", marks=pytest.mark.slow), "evaluate", "validate"])
+@pytest.mark.parametrize(
+    "verb", [*(pytest.param(verb, marks=pytest.mark.slow) for verb in ("tune", "evaluate")), "validate"]
+)
 def test_every_mesh_is_tuned_for_judged_and_replayed(run, scenario, plan, out, verb, change):
     result = run(verb, scenario, "--plan", plan, "--set", change, "--out", out)
     assert result.exit_code == 0, result.output
@@ -347,6 +349,7 @@ def test_tune_writes_a_plan_that_evaluate_judges_alike(run, scenario, out, tmp_p
     assert again == pytest.approx(summary["strategies"]["tuned"]["mean"])
 
 
+@pytest.mark.slow
 def test_layers_that_tensor_parallelism_serves_faster_are_told(run, scenario, out):
     result = run("tune", scenario, "--set", "hardware.link.bandwidth_GB_per_s=1e6", "--out", out)
     assert result.exit_code == 0, result.output
