@@ -137,6 +137,7 @@ def test_best_exchange_is_chosen_layer_by_layer(run, evaluated, scenario, out):
     )
 
 
+@pytest.mark.slow
 def test_a_schedule_is_simulated(run, scenario, out):
     result = run("evaluate", scenario, "--set", "schedule=pipelined(2)", "--out", out)
     assert result.exit_code == 0, result.output

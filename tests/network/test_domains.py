@@ -283,7 +283,11 @@ def test_relaxed_holders_blend_exact_ones():
     assert np.isfinite(np.asarray(half(counts).traffic)).all()
 
 
-@pytest.mark.parametrize("models", [(OneByOne(), Uncongested()), (CONGESTED, CONGESTED)], ids=["eq_1", "congestion"])
+@pytest.mark.parametrize(
+    "models",
+    [pytest.param((OneByOne(), Uncongested()), marks=pytest.mark.slow), (CONGESTED, CONGESTED)],
+    ids=["eq_1", "congestion"],
+)
 def test_derivatives(models):
     layout, topology = LAYOUTS["er"], mesh_of((4, 4), latency=1e-7)
     communication = token_communication(layout, topology, *models)
