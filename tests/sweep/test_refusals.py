@@ -72,7 +72,7 @@ def test_what_cannot_be_set_up_is_noted_in_any_order(sweep, batches):
 
 
 def test_every_point_has_its_own_reason(sweep):
-    done = sweep(axes={EXPERTS: [4, 16], TOP_K: [8, 6]})
+    done = sweep(axes={EXPERTS: [4, 16], TOP_K: [8, 6, 2]})
     rows = by_values(done, EXPERTS, TOP_K)
     assert "8" in rows[4, 8]["note"]
     assert "6" in rows[4, 6]["note"]
