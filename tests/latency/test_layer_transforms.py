@@ -116,13 +116,8 @@ def test_new_numbers_need_no_new_compilation(exchanges):
     assert len(traces) == 1
 
 
-@pytest.mark.parametrize(
-    "exchange",
-    [
-        "random_host",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("least_loaded_split_tree", "reduce_scatter", "rings_1x3")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", ["random_host", "least_loaded_split_tree", "reduce_scatter", "rings_1x3"])
 def test_compiled_and_mapped_plans_equal_one_by_one(exchange):
     model, _, batch = numbers_everywhere(1, exchange)
     rng = np.random.default_rng(0)

@@ -77,9 +77,8 @@ def test_the_simulator_equals_booksim2_to_the_cycle(study, shared):
     assert compared > 100
 
 
-@pytest.mark.parametrize(
-    ("variant", "most"), [("vc4s2_shuffle", 2.5), pytest.param("vc4_shuffle", 4.0, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("variant", "most"), [("vc4s2_shuffle", 2.5), ("vc4_shuffle", 4.0)])
 def test_the_model_of_moe_traffic(study, shared, variant, most):
     rows = []
     for group in booksim_groups(study, shared, (variant,), lambda r: r["cls"].startswith("moe_")):
