@@ -1,5 +1,6 @@
 """Settings all tests share: a compilation cache kept between runs, and where the reference data is."""
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -28,6 +29,8 @@ tuning:
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax"))
 # Also what compiles in no time: tests compile thousands of such functions, and parallel workers many of them alike.
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+# Where in the sources every operation stands takes a part of the time to compile it, and no test reads it.
+jax.config.update("jax_traceback_in_locations_limit", 0)
 
 # Everyday tests compile far more than they run. Slow ones are compiled as a user's functions are.
 SOONER = "--xla_backend_optimization_level=0"
@@ -42,6 +45,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before JAX has looked for devices; programs that tests start inherit it."""
     if config.option.markexpr == "not slow":
         os.environ.setdefault("XLA_FLAGS", SOONER)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays until the end: the garbage collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -63,6 +73,14 @@ def shared() -> Path:
 def configs() -> Path:
     """The project's own configuration files."""
     return ROOT / "configs"
+
+
+@pytest.fixture(scope="session")
+def kept_scenario(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small scenario, for what many tests look at and none changes."""
+    path = tmp_path_factory.mktemp("kept") / "small.yaml"
+    path.write_text(SMALL_SCENARIO)
+    return path
 
 
 @pytest.fixture

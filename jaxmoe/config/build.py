@@ -36,6 +36,7 @@ from jaxmoe.hardware import (
 )
 from jaxmoe.hardware.machine import AbstractGemm, GemmError, TiledGemm, read_gemm_table
 from jaxmoe.hardware.networks import link_ends
+from jaxmoe.hardware.topology import filled
 from jaxmoe.latency import EvenPart, EvenParts, LayerCosts, LayerModel, schedule_of
 from jaxmoe.network import AbstractExchange, Congestion, Contention, build_exchange, passages_of
 from jaxmoe.network.contention import Order
@@ -59,7 +60,7 @@ def build_machine(hardware: HardwareConfig, tokens: int = 1, columns: int = 1) -
     topology, die = build_topology(hardware), hardware.die
     if die is None:
         raise ConfigError(f"{hardware.name}: die is null; expected the compute and memory of a node as a mapping")
-    flops = jnp.full(topology.num_nodes, die.compute_TFLOPs_per_s * TERA, jnp.float32)
+    flops = filled(topology.num_nodes, die.compute_TFLOPs_per_s * TERA)
     return Machine(
         topology,
         Die(flops, _gemm(die, tokens, columns)),
@@ -206,8 +207,8 @@ def _memory(hardware: HardwareConfig, die: DieConfig) -> tuple[MemoryLevel, ...]
 def _level(level: MemoryConfig, nodes: int) -> MemoryLevel:
     channels = nodes // level.nodes_per_channel
     return MemoryLevel(
-        bandwidth=jnp.full(channels, level.bandwidth_GB_per_s * GIGA, jnp.float32),
-        latency=jnp.full(channels, level.latency_ns * NANO, jnp.float32),
+        bandwidth=filled(channels, level.bandwidth_GB_per_s * GIGA),
+        latency=filled(channels, level.latency_ns * NANO),
         capacity=_per_node(level.capacity_GB, GIGA, channels),
         channel=jnp.asarray(np.arange(nodes, dtype=np.int32) // level.nodes_per_channel),
         name=level.name,
@@ -237,7 +238,7 @@ def _mesh(hardware: MeshConfig) -> Mesh:
     """All links alike, but for those that have numbers of their own."""
     x, y = hardware.mesh_shape
     index = {(int(a), int(b)): i for i, (a, b) in enumerate(link_ends((x, y)))}
-    bandwidth, latency = (jnp.full(len(index), number, jnp.float32) for number in _numbers(hardware.link))
+    bandwidth, latency = (filled(len(index), number) for number in _numbers(hardware.link))
     own_bandwidth: dict[int, Number] = {}
     own_latency: dict[int, Number] = {}
     for link in hardware.links:
@@ -265,7 +266,7 @@ def _numbers(link: LinkConfig) -> tuple[Number, Number]:
 
 
 def _per_node(value: Number | None, unit: float, count: int) -> Float[Array, " each"] | None:
-    return None if value is None else jnp.full(count, value * unit, jnp.float32)
+    return None if value is None else filled(count, value * unit)
 
 
 def _number(value: Number) -> Float[Array, ""]:

@@ -97,6 +97,12 @@ class Stream:
 __all__ = ["COMPUTE", "LOAD", "SEND", "Flow", "Services", "Stream", "stream"]
 
 
+def _uniform(array: np.ndarray) -> np.ndarray:
+    """The array in one of three forms: the loop takes many seconds to compile, and is compiled for every new form."""
+    kinds = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64}
+    return np.require(array, kinds[array.dtype.kind], ["C_CONTIGUOUS", "WRITEABLE"])
+
+
 def stream(flow: Flow, record: bool = False) -> Stream:
     """Let it flow until all is computed. Raises `BufferError`, with the state of the buffers, where it comes to a halt.
 
@@ -111,15 +117,12 @@ def stream(flow: Flow, record: bool = False) -> Stream:
     covers = np.zeros((groups, dies), bool)
     np.logical_or.at(covers, flow.group, flow.needed)
     work = np.bincount(flow.group[flow.expert], flow.needed.sum(axis=1)[flow.expert], groups)[:groups].astype(np.int64)
-    times = Times(
-        flow.compute, flow.load, flow.latency, flow.send, flow.channel.astype(np.int64), flow.capacity.astype(np.int64)
-    )
     slices = (flow.expert, flow.origin, flow.held)
     routes = (flow.following, flow.needed, flow.needed.sum(axis=1), flow.paths.start, flow.paths.items)
     seconds, done, busy, buffers, counts, numbers, moments = event_loop(
-        Work(*slices, queue, first, covers, work, *routes),
-        times,
-        Rules(flow.newest_first, flow.balanced, flow.matched, flow.in_turn),
+        Work(*map(_uniform, (*slices, queue, first, covers, work, *routes))),
+        Times(*map(_uniform, (flow.compute, flow.load, flow.latency, flow.send, flow.channel, flow.capacity))),
+        Rules(*map(bool, (flow.newest_first, flow.balanced, flow.matched, flow.in_turn))),
         len(flow.expert) + 2 * flow.visits + 1 if record else 0,
     )
     free, peak, held, _, together = buffers

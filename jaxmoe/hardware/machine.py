@@ -194,10 +194,10 @@ def node_memory(
     given = capacity if bandwidth is None else bandwidth
     if given is None:
         return ()
-    endless = jnp.full(given.shape, jnp.inf, given.dtype)
+    endless = jnp.asarray(np.full(given.shape, np.inf, given.dtype))
     nodes = jnp.asarray(np.arange(given.shape[0], dtype=np.int32))
     rate = endless if bandwidth is None else bandwidth
-    return (MemoryLevel(rate, jnp.zeros_like(rate), capacity, nodes, name),)
+    return (MemoryLevel(rate, jnp.asarray(np.zeros(rate.shape, rate.dtype)), capacity, nodes, name),)
 
 
 # The machine: dies, the network between them, and the memory they compute from.

@@ -6,12 +6,13 @@ from functools import lru_cache
 from typing import Literal
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.hardware.graph import Graph, TopologyError, build_graph
-from jaxmoe.hardware.topology import AbstractTopology
+from jaxmoe.hardware.topology import AbstractTopology, filled
 
 # A 2D mesh: its nodes, its directed links and its XY paths. A description only, no loads and no times.
 #
@@ -256,13 +257,15 @@ def _uniform(
     nodes: int, ends: list[tuple[int, int]], bandwidth: Number, latency: Number, positions, routes=None
 ) -> Graph:
     """A graph whose links are all alike."""
-    rates, delays = (jnp.full(len(ends), number, jnp.float32) for number in (bandwidth, latency))
+    rates, delays = (filled(len(ends), number) for number in (bandwidth, latency))
     return build_graph(nodes, ends, rates, delays, positions, routes)
 
 
 def _either(first: Bool[np.ndarray, " link"], one: Number, other: Number) -> Float[Array, " link"]:
     """One number for the links that are `first`, and another for the rest."""
-    return jnp.where(first, jnp.asarray(one, jnp.float32), jnp.asarray(other, jnp.float32))
+    if isinstance(one, jax.Array) or isinstance(other, jax.Array):
+        return jnp.where(first, jnp.asarray(one, jnp.float32), jnp.asarray(other, jnp.float32))
+    return jnp.asarray(np.where(first, np.float32(one), np.float32(other)))
 
 
 def _both_ways(ends: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -15,6 +16,13 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 def _number(value: Float[Array, ""] | float | int) -> Float[Array, ""]:
     """A number that can be swept and does not recompile."""
     return jnp.asarray(value, jnp.float32)
+
+
+def filled(count: int, value: Float[Array, ""] | float | int) -> Float[Array, " each"]:
+    """So many equal numbers. Where JAX does not trace the value, nothing is compiled for a new count."""
+    if isinstance(value, jax.Array):
+        return jnp.full(count, value, jnp.float32)
+    return jnp.asarray(np.full(count, value, np.float32))
 
 
 class Router(eqx.Module):

@@ -12,11 +12,23 @@ from jaxmoe.placement import Placement, write_plan
 
 
 @pytest.fixture
+def rendered() -> None:
+    """Pictures are as people get them."""
+
+
+@pytest.fixture(autouse=True)
+def _unrendered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everyday, pictures are made but not rendered, which takes a command longer than all else; slow tests do both."""
+    if "rendered" not in request.fixturenames and not request.node.get_closest_marker("slow"):
+        monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
+
+
+@pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "results" / "run"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run() -> Callable[..., Result]:
     """Calls `jaxmoe` with these arguments."""
     return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])

@@ -36,6 +36,7 @@ def test_without_strength_it_is_the_gate_as_it_is(run, tmp_path):
         assert told["runs"]["camoe"]["total_s"] == told["runs"]["unbiased"]["total_s"]
 
 
+@pytest.mark.slow
 def test_a_bias_by_gradient_saves_more(run, tmp_path):
     rule = simulated(run, tmp_path / "rule")
     tuned = simulated(run, tmp_path / "tuned", "--set", "system.bias=gradient")
@@ -57,6 +58,7 @@ def test_what_does_not_suit_is_one_clear_error(run, tmp_path, more, message):
     assert message in " ".join(done.output.split())
 
 
+@pytest.mark.slow
 def test_a_bias_is_made_of_a_profile_and_priced_on_the_machine(run, tmp_path):
     """Of the machine itself it is the same; of a network with other slow links, another, and none of fewer nodes."""
     hardware = SCENARIO.parents[2] / "hardware" / "camoe_4nodes.yaml"

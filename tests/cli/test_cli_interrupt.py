@@ -34,7 +34,10 @@ def stopped_tuner(monkeypatch):
     return stop
 
 
-@pytest.mark.parametrize(("reason", "code"), [("interrupted", 130), ("time limit", 0), (None, 0)])
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [("interrupted", 130), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("time limit", 0), (None, 0)))],
+)
 def test_best_plan_so_far_is_kept(run, scenario, out, stopped_tuner, reason, code):
     stopped_tuner(reason)
     result = run("tune", scenario, "--out", out)
@@ -93,6 +96,7 @@ def test_a_second_ctrl_c_ends_a_process_that_python_has_no_hold_of():
         assert b"ended at once" in process.stderr.read()
 
 
+@pytest.mark.slow
 def test_strategies_that_beat_the_tuned_plan_are_named(run, scenario, out, stopped_tuner):
     stopped_tuner(None)
     # Without communication to speak of, sharing all work evenly wins.

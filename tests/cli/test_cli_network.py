@@ -71,7 +71,12 @@ def every(count):
     return {f"m{index}": rng.integers(0, 4096, (4, 4)) for index in range(count)}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+EVERYDAY = ("mesh_yx", "clusters", "wafers")
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in EVERYDAY else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_every_kind_of_network_runs(run, tmp_path, traffic, out, kind):
     (tmp_path / "machine.yaml").write_text(KINDS[kind])
     result = run("network", tmp_path / "machine.yaml", "--traffic", traffic(**every(3)), "--out", out)

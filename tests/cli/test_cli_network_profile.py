@@ -10,6 +10,7 @@ from jaxmoe.cli.network_profile import _report
 from jaxmoe.network.profile import Profile
 
 
+@pytest.mark.usefixtures("rendered")
 def test_a_machine_is_profiled_and_its_timings_give_the_same_again(run, configs, tmp_path):
     machine, out = configs / "hardware" / "camoe_4nodes.yaml", tmp_path / "out"
     done = run("network", "profile", machine, "--sizes", "1e4,1e6,1e8", "--set", "router.chunk_B=null", "--out", out)

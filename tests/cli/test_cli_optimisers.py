@@ -26,12 +26,11 @@ def summary_of(out):
 
 # The rest are as alike as their commands; the gradient tuner's are in test_cli_verbs.py and test_cli_interrupt.py too.
 EVERYDAY = {"greedy"}
-EVERY_OPTIMISER = pytest.mark.parametrize(
+
+
+@pytest.mark.parametrize(
     "name", [name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMISERS]
 )
-
-
-@EVERY_OPTIMISER
 def test_it_writes_a_legal_plan(run, scenario, out, name):
     result = run("tune", scenario, "--optimiser", name, "--layers", "5", "--time-limit", "20", "--out", out)
     assert result.exit_code == 0, result.output
@@ -44,7 +43,8 @@ def test_it_writes_a_legal_plan(run, scenario, out, name):
     assert summary["tuning"]["gap"] >= -1e-6
 
 
-@EVERY_OPTIMISER
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMISERS)
 def test_a_time_limit_ends_it_with_a_plan(run, scenario, out, name):
     result = run("tune", scenario, "--optimiser", name, "--time-limit", "0.001", "--out", out)
     assert result.exit_code == 0, result.output
@@ -52,7 +52,8 @@ def test_a_time_limit_ends_it_with_a_plan(run, scenario, out, name):
     assert read_plan(out / "plan.npz").share.shape == (2, 4, 4)
 
 
-@EVERY_OPTIMISER
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMISERS)
 def test_ctrl_c_ends_it_with_a_plan(run, scenario, out, name, monkeypatch):
     real = comparison.OPTIMISERS[name]
 

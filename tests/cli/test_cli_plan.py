@@ -130,6 +130,7 @@ def test_bad_input(run, files, out, given, expected):
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_place_for_the_time_of_a_layer(run, files, out, tmp_path):
     path = tmp_path / "trace.npz"
     write_trace(path, synthetic_trace(400, (1, 2), 4, 2, 1.5, 0.0, 0.0, 3))
@@ -159,6 +160,7 @@ def test_place_for_time_refuses(run, files, out, options, said):
     assert not list(out.glob("*")) if out.exists() else True
 
 
+@pytest.mark.slow
 def test_advise_ends_in_one_sentence_and_a_file(run, files, out, tmp_path):
     path = tmp_path / "trace.npz"
     write_trace(path, synthetic_trace(400, (1, 2), 4, 2, 1.5, 0.0, 0.0, 3))

@@ -69,6 +69,7 @@ def test_the_simulator_bears_the_rollout_out(run, scenario, out):
     assert simulated == pytest.approx(modelled, rel=0.03)
 
 
+@pytest.mark.slow
 def test_a_charged_broadcast_is_part_of_the_total(run, scenario, out):
     charged = ("--set", "system={name: hd_moe, experts: 1, broadcast: charged}")
     assert run("simulate", scenario, *charged, "--iterations", 2, "--replay", 1, "--out", out).exit_code == 0

@@ -59,6 +59,7 @@ def test_a_sweep_writes_points_and_tells_what_came_out(run, study, out):
     assert {file.name for file in out.iterdir()} == {"points", "study.yaml", "manifest.json", "summary.json"}
 
 
+@pytest.mark.usefixtures("rendered")
 def test_effects_and_a_map(run, study, out):
     """Two rates and two strategies, which change the logarithm of the time to compute by amounts that add up."""
     result = run("sweep", study(), "--out", out, "--effects", "--map", f"{LINK},compute_TFLOPs_per_s")

@@ -35,6 +35,7 @@ def refused(result, *expected):
         assert text in result.stderr
 
 
+@pytest.mark.usefixtures("rendered")
 def test_file_and_picture_of_the_slowest_layer(run, scenario, plan, out, target):
     result = run("validate", scenario, "--plan", plan, "--timeline", target, "--out", out)
     assert result.exit_code == 0, result.output
@@ -60,6 +61,7 @@ def test_file_and_picture_of_the_slowest_layer(run, scenario, plan, out, target)
     assert {event["cat"] for event in trace["traceEvents"] if event["ph"] == "X"} == {"dispatch", "compute", "combine"}
 
 
+@pytest.mark.slow
 def test_a_given_plan_is_shown_before_the_usual_ones(run, scenario, plan, out, target):
     run("validate", scenario, "--standard", "--plan", plan, "--batch-tokens", "8,4", "--timeline", target, "--out", out)
     assert read(target)["otherData"]["strategy"] == "mine"
@@ -71,7 +73,8 @@ def test_without_a_plan_the_first_usual_one_is_shown(run, scenario, out, target)
     assert read(target)["otherData"]["strategy"] == "tp"
 
 
-@pytest.mark.parametrize(("layer", "row"), [pytest.param(3, 0, marks=pytest.mark.slow), (5, 1)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("layer", "row"), [(3, 0), (5, 1)])
 def test_any_layer_can_be_chosen(run, scenario, plan, out, target, layer, row):
     given = ("--standard", "--plan", f"a:b={plan}")
     for name in ("ep_balanced", "a:b"):

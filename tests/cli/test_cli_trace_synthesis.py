@@ -77,6 +77,7 @@ def test_synth_writes_a_trace_that_can_be_read(run, process, out):
     assert summary["trace"] == {"tokens": 100, "layers": 2, "num_experts": 4, "top_k": 2, "requests": 4, "logits": None}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick")
 def test_what_was_fitted_can_be_drawn(run, recorded, tmp_path):
     assert run("trace", "fit", recorded, "--out", tmp_path / "fit").exit_code == 0
@@ -189,6 +190,7 @@ def test_the_path_of_a_process_starts_at_its_scenario(run, scenario, process, ou
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_few_layers")
 def test_evaluate_draws_from_a_preset(run, scenario, process, tmp_path):
     """The same process by its path or by its name: the same figures."""

@@ -3,10 +3,13 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
-from small_plan import some_shares
+from small_plan import LAYERS, some_shares
+from typer.testing import Result
 
 from jaxmoe.placement import Placement, read_plan, write_plan
 
@@ -28,19 +31,41 @@ def names_in(out):
     return {file.name for file in out.iterdir()}
 
 
-def test_evaluate_writes_summary_table_and_pictures(run, scenario, plan, out):
-    result = run("evaluate", scenario, "--plan", plan, "--plan", f"again={plan}", "--out", out)
+class Evaluated(NamedTuple):
+    """One run of `evaluate`, that many tests look at."""
+
+    scenario: Path
+    plan: Path
+    out: Path
+    result: Result
+
+    @property
+    def summary(self):
+        return summary_of(self.out)
+
+
+@pytest.fixture(scope="module")
+def evaluated(run, kept_scenario, tmp_path_factory) -> Evaluated:
+    folder = tmp_path_factory.mktemp("evaluated")
+    plan, out = folder / "mine.npz", folder / "out"
+    write_plan(plan, Placement(some_shares(), (2, 2), "sharded", LAYERS))
+    result = run("evaluate", kept_scenario, "--plan", plan, "--plan", f"again={plan}", "--out", out)
     assert result.exit_code == 0, result.output
+    return Evaluated(kept_scenario, plan, out, result)
+
+
+def test_evaluate_writes_summary_table_and_pictures(run, evaluated, tmp_path):
+    scenario, plan, out, result = evaluated
     assert names_in(out) == {"summary.json", "loads.npz", *PICTURES}
     assert all(name in result.stdout for name in [*STANDARD, "mine", "again"])
-    summary = summary_of(out)
+    summary = evaluated.summary
     assert summary.keys() >= PROVENANCE | {"totals", "best", "bound_s", "exchanges", "agreement"}
     assert summary["layer_ids"] == [3, 5]
     assert summary["versions"].keys() == {"jaxmoe", "jax", "jaxlib", "numpy", "python"}
     assert summary["trace"]["path"] == "synthetic"
     assert summary["scenario"]["hardware"]["link"]["bandwidth_GB_per_s"] == 10
     assert [*summary["strategies"]] == [*STANDARD, "mine", "again"]
-    assert run("report", out, "--out", out / "page.html").exit_code == 0
+    assert run("report", out, "--out", tmp_path / "page.html").exit_code == 0
     assert summary["command_line"] == f"jaxmoe evaluate {scenario} --plan {plan} --plan again={plan} --out {out}"
     for strategy in summary["strategies"].values():
         assert strategy["mean"].keys() == SECONDS
@@ -50,9 +75,8 @@ def test_evaluate_writes_summary_table_and_pictures(run, scenario, plan, out):
     assert "energy" not in result.output
 
 
-def test_figures_of_a_summary_hang_together(run, scenario, plan, out):
-    run("evaluate", scenario, "--plan", plan, "--out", out)
-    summary = summary_of(out)
+def test_figures_of_a_summary_hang_together(evaluated):
+    summary = evaluated.summary
     for name, strategy in summary["strategies"].items():
         for layer in strategy["layers"]:
             parts = layer["dispatch_s"] + layer["compute_s"] + layer["combine_s"]
@@ -100,11 +124,10 @@ def test_rings_that_leave_traffic_out_are_compared_with_nothing(run, scenario, o
 
 
 @pytest.mark.slow
-def test_best_exchange_is_chosen_layer_by_layer(run, scenario, out):
-    run("evaluate", scenario, "--out", out)
-    own = summary_of(out)["strategies"]["hybrid"]
+def test_best_exchange_is_chosen_layer_by_layer(run, evaluated, scenario, out):
+    own = evaluated.summary["strategies"]["hybrid"]
     seconds = {}
-    for name in summary_of(out)["exchanges"]:
+    for name in evaluated.summary["exchanges"]:
         run("evaluate", scenario, "--set", f"costs.exchange={name}", "--out", out)
         seconds[name] = [layer["total_s"] for layer in summary_of(out)["strategies"]["hybrid"]["layers"]]
     fastest = [min(seconds, key=lambda name, at=row: seconds[name][at]) for row in range(2)]
@@ -114,6 +137,7 @@ def test_best_exchange_is_chosen_layer_by_layer(run, scenario, out):
     )
 
 
+@pytest.mark.slow
 def test_a_schedule_is_simulated(run, scenario, out):
     result = run("evaluate", scenario, "--set", "schedule=pipelined(2)", "--out", out)
     assert result.exit_code == 0, result.output
@@ -139,25 +163,24 @@ MEASURED = "tokens,columns,seconds\n1,1,1e-6\n1,128,2e-6\n8,1,2e-6\n8,128,9e-6\n
 CACHE = "[{name: cache, bandwidth_GB_per_s: 100}, {name: ddr, bandwidth_GB_per_s: 20, nodes_per_channel: 2}]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
         f"hardware.memory={CACHE}",
-        pytest.param(
-            "hardware.die.gemm={kind: tiled, tile_tokens: 4, tile_columns: 24, startup_ns: 90}", marks=pytest.mark.slow
-        ),
-        pytest.param("hardware.die.gemm={kind: measured, path: times.csv}", marks=pytest.mark.slow),
-        pytest.param("costs.metadata_bytes_per_choice=100", marks=pytest.mark.slow),
+        "hardware.die.gemm={kind: tiled, tile_tokens: 4, tile_columns: 24, startup_ns: 90}",
+        "hardware.die.gemm={kind: measured, path: times.csv}",
+        "costs.metadata_bytes_per_choice=100",
     ],
 )
-def test_model_and_simulator_agree_on_all_that_dies_may_be(run, scenario, out, tmp_path, monkeypatch, change):
+def test_model_and_simulator_agree_on_all_that_dies_may_be(
+    run, evaluated, scenario, out, tmp_path, monkeypatch, change
+):
     (tmp_path / "times.csv").write_text(MEASURED)
     monkeypatch.chdir(tmp_path)
-    plain, changed = tmp_path / "plain", tmp_path / "changed"
-    assert run("evaluate", scenario, "--out", plain).exit_code == 0
-    result = run("evaluate", scenario, "--set", change, "--out", changed)
+    result = run("evaluate", scenario, "--set", change, "--out", out)
     assert result.exit_code == 0, result.output
-    before, after = (summary_of(folder)["strategies"] for folder in (plain, changed))
+    before, after = evaluated.summary["strategies"], summary_of(out)["strategies"]
     stage = "dispatch_s" if change.startswith("costs") else "compute_s"
     for name, strategy in after.items():
         assert strategy["mean"][stage] > before[name]["mean"][stage]
@@ -220,9 +243,8 @@ def test_evaluate_gives_the_same_figures_again(run, scenario, tmp_path):
     assert summaries[0] == summaries[1]
 
 
-def test_wall_time_keeps_compiling_apart(run, scenario, out):
-    run("evaluate", scenario, "--out", out)
-    wall = summary_of(out)["wall_s"]
+def test_wall_time_keeps_compiling_apart(evaluated):
+    wall = evaluated.summary["wall_s"]
     assert wall["stages"].keys() == {"load", "evaluate", "bound", "simulate", "draw"}
     spent = sum(stage["run_s"] + stage["compile_s"] for stage in wall["stages"].values())
     assert 0 < spent <= wall["total"]
@@ -237,7 +259,8 @@ def test_layers_and_overrides_choose_what_is_run(run, scenario, plan, out):
     assert summary["seed"] == 7
 
 
-@pytest.mark.parametrize(("capacity_kB", "fits"), [pytest.param(200, True, marks=pytest.mark.slow), (150, False)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("capacity_kB", "fits"), [(200, True), (150, False)])
 def test_one_layer_gets_its_part_of_the_memory_only(run, scenario, out, capacity_kB, fits):
     # Tensor parallelism puts an expert's 98.3 kB on every node, in each of the model's two layers.
     capacity = f"hardware.die.memory_capacity_GB={capacity_kB * 1e-6}"
@@ -270,7 +293,9 @@ WAFERS += "link: {bandwidth_GB_per_s: 10}, border: {bandwidth_GB_per_s: 2}, rout
 
 
 @pytest.mark.parametrize("change", [pytest.param("hardware.routing=yx", marks=pytest.mark.slow), f"hardware={WAFERS}"])
-@pytest.mark.parametrize("verb", [pytest.param("tune", marks=pytest.mark.slow), "evaluate", "validate"])
+@pytest.mark.parametrize(
+    "verb", [*(pytest.param(verb, marks=pytest.mark.slow) for verb in ("tune", "evaluate")), "validate"]
+)
 def test_every_mesh_is_tuned_for_judged_and_replayed(run, scenario, plan, out, verb, change):
     result = run(verb, scenario, "--plan", plan, "--set", change, "--out", out)
     assert result.exit_code == 0, result.output
@@ -296,10 +321,10 @@ def test_validate_reports_every_batch_of_both_worlds(run, scenario, plan, out):
     assert summary["agreement"]["total"]["mean_abs_error_percent"] < 20
 
 
-def test_validate_replays_the_batches_that_evaluate_replays(run, scenario, plan, tmp_path):
-    run("evaluate", scenario, "--plan", plan, "--out", tmp_path / "e")
-    run("validate", scenario, "--plan", plan, "--standard", "--out", tmp_path / "v")
-    judged, replayed = (summary_of(tmp_path / folder)["strategies"] for folder in "ev")
+def test_validate_replays_the_batches_that_evaluate_replays(run, evaluated, out):
+    plan = evaluated.plan
+    run("validate", evaluated.scenario, "--plan", plan, "--plan", f"again={plan}", "--standard", "--out", out)
+    judged, replayed = evaluated.summary["strategies"], summary_of(out)["strategies"]
     assert judged.keys() == replayed.keys()
     for name in judged:
         mean = replayed[name]["batch_tokens"]["8"]["mean"]
@@ -325,6 +350,7 @@ def test_tune_writes_a_plan_that_evaluate_judges_alike(run, scenario, out, tmp_p
     assert again == pytest.approx(summary["strategies"]["tuned"]["mean"])
 
 
+@pytest.mark.slow
 def test_layers_that_tensor_parallelism_serves_faster_are_told(run, scenario, out):
     result = run("tune", scenario, "--set", "hardware.link.bandwidth_GB_per_s=1e6", "--out", out)
     assert result.exit_code == 0, result.output
@@ -355,6 +381,5 @@ def test_whole_model_times_are_told_where_the_model_gives_what_they_need(run, sc
     assert whole["tbt_s"]["tp"] == pytest.approx(32 * moe + whole["attention_s"])
 
 
-def test_a_model_without_attention_has_no_whole_model_times(run, scenario, out):
-    run("evaluate", scenario, "--out", out)
-    assert "attention is not given" in summary_of(out)["whole_model"]["missing"]
+def test_a_model_without_attention_has_no_whole_model_times(evaluated):
+    assert "attention is not given" in evaluated.summary["whole_model"]["missing"]

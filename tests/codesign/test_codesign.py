@@ -102,6 +102,7 @@ def test_slopes_are_finite_differences_through_the_keys(problem):
         np.testing.assert_allclose(slopes[:, index], (ahead - behind) / (2 * step), rtol=0.01, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_objective_of_several_sizes_is_their_geometric_mean(problem):
     made = problem(variables={DIE: BOUNDS[DIE]}, batch_tokens=[4, 8], placement=["ep_balanced"])
     value = Exact(made, made.families)(np.array([[0.5]]))[0][0]

@@ -1,5 +1,6 @@
 """Several layers with weights that migrate: regular work is never later, and times agree with the count model."""
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -88,12 +89,11 @@ def test_stages_agree_with_the_count_model(name):
     layout = token_layout(name, SHAPE, 4)
     machine = Machine(TOPOLOGY, Die(jnp.full(NODES, 1e12)), node_memory(jnp.full(NODES, 1e10), None))
     costs = LayerCosts(*(jnp.asarray(value) for value in (BYTES, BYTES, EXPERT, 1e6, 128.0, 3.0)))
-    reduced = price_rounds(
-        Congestion(jnp.asarray(16.0)), TOPOLOGY, scaled(all_reduce_rounds(layout), REDUCED), HardMax()
-    )
+    price = eqx.filter_jit(price_rounds)
+    reduced = price(Congestion(jnp.asarray(16.0)), TOPOLOGY, scaled(all_reduce_rounds(layout), REDUCED), HardMax())
     before = AttentionTime(jnp.asarray(2e-5), reduced.seconds, reduced.link_time)
     paths = paths_of(TOPOLOGY, layout.parts)
-    model = CountModel(machine, costs, jnp.asarray(layout.parts), paths, before, Serial())
+    model = eqx.filter_jit(CountModel(machine, costs, jnp.asarray(layout.parts), paths, before, Serial()))
     for seed in range(3):
         told = model(jnp.asarray(slots_of(seed)), jnp.asarray(loads_of(seed), jnp.float32))
         ran = run_layers(described().fabric, [layer_of(layout, seed)])
@@ -104,7 +104,7 @@ def test_stages_agree_with_the_count_model(name):
 
 def test_moves_are_those_of_the_model():
     before, after = slots_of(1), slots_of(2)
-    told = moves_between(
+    told = eqx.filter_jit(moves_between)(
         jnp.asarray(before)[None], jnp.asarray(after)[None], NODES, jnp.asarray(hop_counts(SHAPE), jnp.float32), None
     )
     found = np.zeros((NODES, NODES))

@@ -111,6 +111,7 @@ def test_what_cannot_be_told_apart_is_named(machine):
         assert (found[key].known, found[key].alike, found[key].after) == (False, (), number_at(machine, key))
 
 
+@pytest.mark.slow
 def test_stated_errors_are_those_of_repeated_fits(machine):
     """The standard error of bandwidth against the spread over fits to fresh noise."""
     keys = ["memory.hbm.bandwidth_GB_per_s", "memory.hbm.latency_ns"]

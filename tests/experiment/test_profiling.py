@@ -43,6 +43,7 @@ def test_a_simulated_network_is_recovered_without_noise_within_1_percent():
     assert max(*errors(found.baseline), *errors(found.refined)) < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_and_within_5_percent_with_5_percent_noise_and_2_percent_outliers(seed):
     measure = disturbed(by_simulator(fabric_of(NETWORK, None)), noise=0.05, outliers=0.02, seed=seed)

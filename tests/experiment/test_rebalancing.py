@@ -170,6 +170,7 @@ def test_flat_and_still_loads_are_left_alone(case_of):
     assert "Leave the placement as it is" in advice.sentence
 
 
+@pytest.mark.slow
 def test_skewed_loads_are_placed_and_memory_counts(case_of):
     windows = windows_of(1.2, False, 8, 3)
     roomy, tight = advise(case_of(fast=False), windows), advise(case_of(fast=False, tight=True), windows)

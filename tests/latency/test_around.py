@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,10 +32,15 @@ def attention(closing=False):
     return GroupedAttention(*map(jnp.asarray, numbers), rounds, rounds if closing else None)
 
 
+@eqx.filter_jit
+def timed(model, share, batch):
+    return model(share, batch)
+
+
 def decided(model):
     rng = np.random.default_rng(0)
     batch = replace(cases.batch(cases.random_tokens(rng, TOKENS, 4, 2)), weight=jnp.ones(TOKENS))
-    return model(jnp.asarray(cases.random_share(rng, 4, 4)), batch)
+    return timed(model, jnp.asarray(cases.random_share(rng, 4, 4)), batch)
 
 
 def test_attention_and_its_all_reduce_by_hand():
@@ -68,7 +74,7 @@ def test_gradients_reach_the_numbers():
         stage = attention()
         return decided(model_of(around=(replace(stage, context_bytes=context),))).total
 
-    slope = jax.grad(total)(jnp.asarray(70.0))
+    slope = jax.jit(jax.grad(total))(jnp.asarray(70.0))
     assert float(slope) == pytest.approx(6 / MEMORY, rel=1e-4)
 
 

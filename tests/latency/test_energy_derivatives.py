@@ -23,7 +23,8 @@ def double_precision():
     jax.clear_caches()
 
 
-@pytest.mark.parametrize("rule", [pytest.param("lowest_host", marks=pytest.mark.slow), "corner_host_split_tree"])
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["lowest_host", "corner_host_split_tree"])
 def test_slopes_by_the_numbers_of_the_machine_and_by_shares(rule):
     rng = np.random.default_rng(5)
     machine = cases.as_machine(cases.random_machine(rng, (2, 2), memory=True))

@@ -20,17 +20,16 @@ from jaxmoe.relax import HardMax, SmoothMax, SoftSupport
 
 SHAPE, NODES, EXPERTS, TOKENS, TOP_K = (2, 2), 4, 3, 5, 2
 
-# One of each family by default.
-KINDS = [
+# Along a tree and round rings everyday.
+SLOW = (
     "lowest_host",
-    "least_loaded_tree",
+    "random_host",
+    "token_home_split_tree",
+    "fewest_hops_cross_tree",
     "reduce_scatter",
-    "rings_1x2",
-    *(
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in ("random_host", "token_home_split_tree", "fewest_hops_cross_tree", "ring_both_ways")
-    ),
-]
+    "ring_both_ways",
+)
+KINDS = ["least_loaded_tree", "rings_1x2", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 both_modes = pytest.mark.parametrize("mode", ["sharded", "replicated"])
 
 

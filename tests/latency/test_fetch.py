@@ -11,15 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.wafer import traffic
 
+from jaxmoe import latency
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.hardware import Die, Machine, Mesh
-from jaxmoe.latency import FetchCosts, Fetches, HostLink, fetch_demand, fetched_layer_time, traffic_figures
+from jaxmoe.latency import FetchCosts, Fetches, HostLink, fetched_layer_time
 from jaxmoe.relax import SmoothMax, SoftSupport
 
 BYTES = 3 * 7168 * 2048.0
 COSTS = FetchCosts(BYTES, 2 * BYTES)
 MACHINE = build_machine(load_hardware("configs/hardware/dojo_5x5.yaml"))
 TIME = eqx.filter_jit(fetched_layer_time)
+fetch_demand, traffic_figures = eqx.filter_jit(latency.fetch_demand), eqx.filter_jit(latency.traffic_figures)
 
 
 def fetches(requests, home, local=None, copied=None, hits=None):

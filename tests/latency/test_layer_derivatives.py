@@ -55,7 +55,7 @@ def test_gradients_agree_with_central_differences(what, reduction):
         changed, plan = placed(model, share, value)
         return changed(plan, batch, None, reduction, SoftSupport(0.1)).total
 
-    gradient = jax.grad(time)(point)
+    gradient = jax.jit(jax.grad(time))(point)
     assert np.isfinite(gradient).all()
     checked = np.argsort(-np.abs(np.asarray(gradient) * np.asarray(point)).ravel())[:3]
     checked = [np.unravel_index(flat, point.shape) for flat in checked]

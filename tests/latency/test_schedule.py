@@ -22,8 +22,11 @@ SHAPE, NODES, EXPERTS, TOKENS, TOP_K = (2, 3), 6, 5, 7, 2
 CARRIED = ("dispatch", "combine", "movement")
 
 
+PHASE = jax.jit(lambda name, *stages: schedule_of(name).of_phase(*stages, HardMax()), static_argnums=0)
+
+
 def total(name: str, *stages) -> float:
-    return float(schedule_of(name).of_phase(*(jnp.asarray(stage, jnp.float32) for stage in stages), HardMax()))
+    return float(PHASE(name, *(jnp.asarray(stage, jnp.float32) for stage in stages)))
 
 
 def simulated_pipeline(dispatch: list[float], compute: list[float], combine: list[float]) -> float:
@@ -109,7 +112,7 @@ def tokens_of(batch: Batch, which: slice) -> Batch:
     return jax.tree.map(lambda leaf: leaf[which], batch)
 
 
-@pytest.mark.parametrize("parts", [2, 3, 7])
+@pytest.mark.parametrize("parts", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(7, marks=pytest.mark.slow)])
 def test_micro_batches_are_successive_tokens_each_with_stages_of_its_own(parts):
     model, share, batch = random_case(f"pipelined({parts})")
     serial = eqx.tree_at(lambda m: m.schedule, model, Serial())
@@ -153,7 +156,10 @@ def busiest(layer) -> float:
     return float(sum(served).max())
 
 
-@pytest.mark.parametrize("schedule", ["serial", "overlap", "pipelined(1)", "pipelined(3)"])
+@pytest.mark.parametrize(
+    "schedule",
+    ["serial", *(pytest.param(name, marks=pytest.mark.slow) for name in ("overlap", "pipelined(1)")), "pipelined(3)"],
+)
 def test_a_movement_comes_before_the_stages(schedule):
     model, share, batch = random_case(schedule)
     layer, still = decide(model, moving(share, 1), batch), run(model, share, batch)
@@ -164,7 +170,7 @@ def test_a_movement_comes_before_the_stages(schedule):
     assert float(layer.total) == pytest.approx(float(still.total) + float(layer.stages["movement"]), rel=1e-5)
 
 
-@pytest.mark.parametrize("schedule", ["serial", "overlap", "idle_links"])
+@pytest.mark.parametrize("schedule", ["serial", pytest.param("overlap", marks=pytest.mark.slow), "idle_links"])
 def test_a_hidden_movement_is_told_and_not_charged(schedule):
     model, share, batch = random_case(schedule)
     charged, still = moving(share, 1), run(model, share, batch)

@@ -95,7 +95,7 @@ def scaled(costs: StreamCosts, scales: jax.Array) -> StreamCosts:
     )
 
 
-@pytest.mark.parametrize("tokens", [8, 200])
+@pytest.mark.parametrize("tokens", [pytest.param(8, marks=pytest.mark.slow), 200])
 def test_gradients_are_finite_differences(tokens):
     # Tokens differ from die to die, so that no two maxima are equal.
     with jax.enable_x64(True):
@@ -140,6 +140,7 @@ def test_dies_that_load_their_own_experts_one_after_the_other():
     np.testing.assert_allclose(ahead, load + max(load, product) + product, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_tuned_order_is_no_worse_than_paired_load_and_near_the_optimum():
     costs, asked, paired = study.small_asked(0, 4)
     found = tuned_order(costs, asked, np.stack([paired, np.arange(4)]), steps=10)

@@ -78,10 +78,13 @@ def tokens_of(layout, each, experts_per_node=2, top_k=4, seed=0):
     return visited[:, layout.slices] if layout.sliced else visited
 
 
+VISITS = jax.jit(visit_counts, static_argnums=(3, 4))
+
+
 def counted(layout, visited):
     homes = jnp.asarray(token_homes(layout, len(visited)), jnp.int32)
     parts = layout.shape[0] if layout.name == "successive" else 1
-    return visit_counts(jnp.asarray(visited, float), jnp.ones(len(visited)), homes, num_homes(layout), parts)
+    return VISITS(jnp.asarray(visited, float), jnp.ones(len(visited)), homes, num_homes(layout), parts)
 
 
 @eqx.filter_jit
@@ -200,7 +203,13 @@ def test_every_device_returns_what_it_got(name, seed):
     np.testing.assert_allclose(traffic.sum(axis=1), copies, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", list(LAYOUTS))
+# One of each way to fetch, to slice and to cluster.
+FEW = ("nearest", "er", "esp", "her_gathered", "dgx")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
+)
 def test_the_simulator_bears_it_out(name):
     # 2 % is for the mean over cases (studies/moentwine); a single one has 3 %.
     layout, each = LAYOUTS[name], 64
@@ -274,7 +283,11 @@ def test_relaxed_holders_blend_exact_ones():
     assert np.isfinite(np.asarray(half(counts).traffic)).all()
 
 
-@pytest.mark.parametrize("models", [(OneByOne(), Uncongested()), (CONGESTED, CONGESTED)], ids=["eq_1", "congestion"])
+@pytest.mark.parametrize(
+    "models",
+    [pytest.param((OneByOne(), Uncongested()), marks=pytest.mark.slow), (CONGESTED, CONGESTED)],
+    ids=["eq_1", "congestion"],
+)
 def test_derivatives(models):
     layout, topology = LAYOUTS["er"], mesh_of((4, 4), latency=1e-7)
     communication = token_communication(layout, topology, *models)

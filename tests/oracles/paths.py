@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+import jax
 import numpy as np
 
 from jaxmoe.hardware import AbstractTopology
@@ -53,11 +54,16 @@ def port_rates(topology: AbstractTopology) -> np.ndarray:
     return np.concatenate([[], *(np.asarray(limit, float) for limit in limits if limit is not None)])
 
 
+def at(numbers: jax.Array, which: list[int]) -> list[float]:
+    """Some of the numbers; taken from JAX one by one, they would take longer than all else."""
+    return np.asarray(numbers)[np.asarray(which, int)].tolist()
+
+
 def station_rates(topology: AbstractTopology, source: int, destination: int, path: list[int]) -> list[float]:
     """Bandwidths of the ports and links that a message passes, in order."""
-    first = [] if topology.injection_bandwidth is None else [float(topology.injection_bandwidth[source])]
-    last = [] if topology.ejection_bandwidth is None else [float(topology.ejection_bandwidth[destination])]
-    return [*first, *(float(topology.link_bandwidth[link]) for link in path), *last]
+    first = [] if topology.injection_bandwidth is None else at(topology.injection_bandwidth, [source])
+    last = [] if topology.ejection_bandwidth is None else at(topology.ejection_bandwidth, [destination])
+    return [*first, *at(topology.link_bandwidth, path), *last]
 
 
 def congestion(
@@ -70,7 +76,7 @@ def congestion(
         if size > 0:
             chunk = min(chunk_bytes, size) if chunk_bytes > 0 else size
             waits = [chunk / rate for rate in station_rates(topology, source, destination, path)]
-            delay = float(topology.endpoint_latency) + sum(float(topology.link_latency[link]) for link in path)
+            delay = float(topology.endpoint_latency) + sum(at(topology.link_latency, path))
             longest = max(longest, delay if cut_through else delay + sum(waits) - max(waits))
     efficiency = float(topology.efficiency)
     link_bandwidth = np.asarray(topology.link_bandwidth, float)
@@ -83,9 +89,10 @@ def slowest_pair(topology: AbstractTopology, traffic: np.ndarray, pipelined: boo
     """Seconds of the slowest message if all were alone: every hop for itself, or all at the pace of the slowest."""
     slowest = 0.0
     for source, destination, path in walks(topology, mirrored):
-        size, latency = traffic[source, destination], sum(float(topology.link_latency[link]) for link in path)
+        size, latency = traffic[source, destination], sum(at(topology.link_latency, path))
         if size > 0:
-            hops = [size / float(topology.link_bandwidth[link] * topology.efficiency) for link in path]
+            rates = np.asarray(topology.link_bandwidth)[np.asarray(path, int)] * np.asarray(topology.efficiency)
+            hops = [size / rate for rate in rates.tolist()]
             slowest = max(slowest, latency + (max(hops) if pipelined else sum(hops)))
     return slowest
 

@@ -62,6 +62,12 @@ def test_nearest_fetching_crosses_domains():
     assert average_hops(layout) < average_hops(token_layout("er", (8, 8), 4))
 
 
+def test_domains_of_some_meshes_do_not_overlap_under_er():
+    some = [case for case in CASES if case[1] > 1][::40]
+    assert all(overlapping_domains(token_layout("er", *case)) == [] for case in some)
+
+
+@pytest.mark.slow
 def test_domains_never_overlap_under_er():
     # TP = 1 leaves one domain; without it there are 774 meshes and groups.
     several = [case for case in CASES if case[1] > 1]

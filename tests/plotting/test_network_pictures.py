@@ -27,7 +27,7 @@ def colours_in(path):
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [*[*NETWORKS][:-1], pytest.param("large", marks=pytest.mark.slow)])
 def test_every_form_is_drawn_with_and_without_loads(tmp_path, name, loaded):
     network, path = NETWORKS[name], tmp_path / "figure.png"
     nodes = network.num_nodes

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +14,7 @@ from jaxmoe.latency import LayerCosts
 from jaxmoe.latency.counts import AttentionTime, CountModel, excess_over_mean, node_loads, paths_of
 from jaxmoe.latency.schedule import Pipelined, Serial
 from jaxmoe.placement.tokens import links_inside_domains, token_layout
+from jaxmoe.policies import migration
 from jaxmoe.policies.balancing import (
     Balancer,
     BalancerError,
@@ -24,9 +26,11 @@ from jaxmoe.policies.balancing import (
     first_slots,
 )
 from jaxmoe.policies.forecast import MovingAverage, PerfectForecast
-from jaxmoe.policies.migration import Windows, edge_entries, iterations_needed, link_seconds, moves_between
+from jaxmoe.policies.migration import Windows, edge_entries, iterations_needed
 
 SHAPE, NODES, LAYERS = (4, 4), 16, 3
+# Compiled whole: step by step, every step of every shape is compiled by itself.
+moves_between, link_seconds = eqx.filter_jit(migration.moves_between), eqx.filter_jit(migration.link_seconds)
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +47,11 @@ def make_model(bandwidth=1e9, before=(1e-5, 2e-6)):
     attention = AttentionTime(jnp.asarray(before[0]), jnp.asarray(before[1]), jnp.zeros(topology.num_links))
     paths = paths_of(topology, layout.parts)
     return CountModel(machine, costs, jnp.asarray(layout.parts), paths, attention, Serial())
+
+
+@eqx.filter_jit
+def timed(model, slots, loads):
+    return model(slots, loads)
 
 
 def hops(model):
@@ -113,7 +122,7 @@ def test_no_balancer_is_the_static_placement(model):
     loads = loads_of()
     ran = balanced_rollout(balancer_of(model, KeepSlots()), model, loads)
     slots = jnp.asarray(first_slots(1, NODES, NODES, 1))[0]
-    alone = jax.vmap(jax.vmap(lambda given: model(slots, given)))(loads)
+    alone = jax.jit(jax.vmap(jax.vmap(lambda given: model(slots, given))))(loads)
     np.testing.assert_allclose(ran.time.total, alone.total, rtol=1e-6)
     np.testing.assert_allclose(
         ran.excess, np.asarray(loads).max(axis=2) / np.asarray(loads).mean(axis=2) - 1, rtol=1e-5
@@ -200,7 +209,7 @@ def test_eplb_renamed_balances_alike_and_moves_less(model):
 def test_groups_alike_and_group_by_group_agree(model):
     slots = jnp.asarray(first_slots(1, NODES, NODES, 1))[0].at[2, 1].set(5)
     loads = loads_of(1)[0, 0]
-    whole, groups = model(slots, loads), model(slots, jnp.tile(loads / 4, (4, 1)))
+    whole, groups = timed(model, slots, loads), timed(model, slots, jnp.tile(loads / 4, (4, 1)))
     np.testing.assert_allclose(groups.total, whole.total, rtol=1e-5)
     np.testing.assert_allclose(groups.busy["dispatch"]["link"], whole.busy["dispatch"]["link"], rtol=1e-4, atol=1e-12)
 
@@ -208,7 +217,7 @@ def test_groups_alike_and_group_by_group_agree(model):
 def test_times_by_hand(model):
     """One expert with 16 choices, four from each group, on node 5 of domain {0, 1, 4, 5}."""
     loads = jnp.zeros(NODES).at[5].set(16.0)
-    time = model(jnp.asarray(first_slots(1, NODES, NODES, 1))[0], loads)
+    time = timed(model, jnp.asarray(first_slots(1, NODES, NODES, 1)[0]), loads)
     # Four come from each of nodes 0, 1, 4 over links into node 5: those of 0 and 1 or 4 share the last link.
     np.testing.assert_allclose(time.stages["dispatch"], 8 * 32 / 1e9, rtol=1e-5)
     np.testing.assert_allclose(time.stages["combine"], 8 * 64 / 1e9, rtol=1e-5)
@@ -220,8 +229,7 @@ def test_times_by_hand(model):
 
 def test_micro_batches_take_no_longer_than_one_batch(model):
     loads, slots = loads_of(1)[0, 0], jnp.asarray(first_slots(1, NODES, NODES, 1))[0]
-    serial = model(slots, loads)
-    piped = replace(model, schedule=Pipelined(4))(slots, loads)
+    serial, piped = timed(model, slots, loads), timed(replace(model, schedule=Pipelined(4)), slots, loads)
     np.testing.assert_allclose(piped.stages["compute"], serial.stages["compute"])
     assert float(piped.total) < float(serial.total)
     assert float(piped.total) > float(serial.stages["attention"] + serial.stages["compute"])
@@ -231,14 +239,15 @@ def test_derivatives_with_respect_to_bandwidth_and_loads():
     loads = loads_of(1)[0, 0]
     slots = jnp.asarray(first_slots(1, NODES, NODES, 1))[0]
 
+    @jax.jit
     def seconds(rate):
         return make_model(bandwidth=rate)(slots, loads).total
 
-    slope = jax.grad(seconds)(1e9)
+    slope = jax.jit(jax.grad(seconds))(1e9)
     step = 1e6
     difference = (float(seconds(1e9 + step)) - float(seconds(1e9 - step))) / (2 * step)
     np.testing.assert_allclose(float(slope), difference, rtol=1e-2)
-    assert float(jax.grad(lambda given: make_model()(slots, given).total)(loads)[9]) > 0
+    assert float(jax.jit(jax.grad(lambda given: make_model()(slots, given).total))(loads)[9]) > 0
 
 
 def test_imbalance_of_eq_2_by_hand():

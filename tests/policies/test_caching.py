@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,7 +78,8 @@ def test_the_example_of_fig_10():
     known = Guidance(counts, counts, jnp.asarray(following), jnp.ones((1, 1, 8)))
     # Dealing on one row of two dies: expert 1 to die 0, expert 4 to die 1; blocks of 5 give both to both.
     chosen = WaferPolicy(jnp.full((1, 8), 2), jnp.full(3, 9.0), Dealt(3))
-    copies, asked = chosen.step(chosen.init(), jnp.asarray(1), jax.tree.map(lambda leaf: leaf[0], known))
+    now = jax.tree.map(lambda leaf: np.asarray(leaf)[0], known)
+    copies, asked = eqx.filter_jit(chosen.step)(chosen.init(), jnp.asarray(1), now)
     assert (np.asarray(asked.requests[0]) > 0).sum() == 6
     np.testing.assert_array_equal(np.argwhere(asked.copied[0]), [[4, 0], [4, 1]])
     np.testing.assert_array_equal(np.argwhere(copies.held[0]), [[4, 0], [4, 1]])
@@ -116,12 +118,13 @@ def test_a_full_die_keeps_the_most_popular():
     every = CrossToken(jnp.ones((LAYERS, EXPERTS, EXPERTS)), EXPERTS)  # predicts every expert
     known = guide(every, jnp.asarray(experts_of(7)))
     chosen = policy(3.0, allocation="base", block=20)
-    copies = chosen.init()
+    copies, decide = chosen.init(), eqx.filter_jit(chosen.step)
+    known = jax.tree.map(np.asarray, known)
     for step in range(STEPS):
         now = jax.tree.map(lambda leaf, at=step: leaf[at], known)
         before = np.asarray(copies.held)
-        copies, asked = chosen.step(copies, jnp.asarray(step), now)
-        offered = before | (np.asarray(asked.requests > 0) & ~np.asarray(asked.local > 0))
+        copies, asked = decide(copies, jnp.asarray(step), now)
+        offered = before | ((np.asarray(asked.requests) > 0) & ~(np.asarray(asked.local) > 0))
         worth = np.broadcast_to(np.asarray(now.popularity)[..., None], offered.shape)
         for die in range(25):
             kept = np.sort(worth[..., die][np.asarray(copies.held)[..., die]])

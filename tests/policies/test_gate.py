@@ -1,5 +1,6 @@
 """The gate and its bias: against plain loops, and what must not change."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,20 +10,21 @@ from hypothesis import strategies as st
 
 from jaxmoe.network import AlphaBeta, Congestion
 from jaxmoe.network.pairwise import AllToAll, same_models
-from jaxmoe.policies.gate import (
-    assignment_copies,
-    biased,
-    choose,
-    chosen_experts,
-    gate_bias,
-    node_copies,
-    standard_scores,
-    time_proxy,
-)
+from jaxmoe.policies import gate
+from jaxmoe.policies.gate import time_proxy
 
 NODES, EXPERTS, TOP_K, TOKENS = 4, 16, 3, 40
 SHARE = np.repeat(np.eye(NODES, dtype=np.float32), EXPERTS // NODES, axis=0)
 seeds = st.integers(0, 2**31)
+
+# Compiled whole: step by step, every step of every shape is compiled by itself.
+assignment_copies, node_copies, biased = (
+    jax.jit(gate.assignment_copies),
+    jax.jit(gate.node_copies),
+    jax.jit(gate.biased),
+)
+choose, chosen_experts = (jax.jit(each, static_argnums=1) for each in (gate.choose, gate.chosen_experts))
+gate_bias, standard_scores = eqx.filter_jit(gate.gate_bias), eqx.filter_jit(gate.standard_scores)
 
 
 def exchange_of(alpha, beta) -> AllToAll:
@@ -44,7 +46,7 @@ def tokens(seed: int) -> tuple[jnp.ndarray, jnp.ndarray]:
 
 
 def chosen(experts) -> jnp.ndarray:
-    return jax.nn.one_hot(experts, EXPERTS).sum(axis=1)
+    return jnp.asarray(np.eye(EXPERTS, dtype=np.float32)[np.asarray(experts)].sum(axis=1))
 
 
 def test_the_gate_is_that_of_the_equations():
@@ -116,11 +118,12 @@ def test_without_strength_nothing_changes_bit_for_bit(seed):
 @pytest.mark.parametrize("nodes", [3, 7, 10])
 @pytest.mark.parametrize("own", ["counted", "left_out", "alone"])
 def test_equal_entries_have_no_scores_and_a_finite_derivative(nodes, own):
-    cost = jnp.full((nodes, nodes), 0.1)
+    cost = np.full((nodes, nodes), 0.1, np.float32)
     if own == "left_out":
-        cost = cost * (1 - jnp.eye(nodes))
+        cost = cost * (1 - np.eye(nodes, dtype=np.float32))
+    cost = jnp.asarray(cost)
     assert not np.asarray(standard_scores(cost, own)).any()
-    assert np.isfinite(jax.grad(lambda c: standard_scores(c, own).sum())(cost)).all()
+    assert np.isfinite(jax.jit(jax.grad(lambda c: standard_scores(c, own).sum()))(cost)).all()
 
 
 def test_the_own_node_is_favoured_on_a_uniform_network_unless_left_out():

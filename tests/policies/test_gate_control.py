@@ -28,24 +28,32 @@ def exchange_of(slowness) -> AllToAll:
 CONTROLLER = GateController(exchange_of(np.ones((NODES, NODES))), COPIES, SHARE, 0.2)
 
 
+@eqx.filter_jit
+def seconds_of(exchange: AllToAll) -> dict[str, jax.Array]:
+    return exchange.seconds(NETWORK, COPIES)
+
+
+@eqx.filter_jit
+def stepped(controller: GateController, state, seen: Observed):
+    return controller.step(state, seen)
+
+
 def run(slowness, iterations: int, noise: float = 0.0, controller: GateController = CONTROLLER):
     """States of a controller under a network, and bytes probed."""
-    true, rng = exchange_of(slowness), np.random.default_rng(1)
+    seconds, rng = jax.tree.map(np.asarray, seconds_of(exchange_of(slowness))), np.random.default_rng(1)
     state, states, probed = controller.init(), [], 0
-    step = eqx.filter_jit(controller.step)
+    lone = 1e-3 + 1e-8 * np.asarray(slowness) * float(controller.probe_bytes)
     for _ in range(iterations):
-        seconds = true.seconds(NETWORK, COPIES)
-        lone = 1e-3 + 1e-8 * np.asarray(slowness) * float(controller.probe_bytes)
         probes = np.where(np.asarray(state.probe), lone, 0)
         probed += int(np.asarray(state.probe).sum())
         shake = partial(rng.normal, 1, noise)
         seen = Observed(
             COPIES,
-            seconds["dispatch"] * shake(),
-            seconds["combine"] * shake(),
+            jnp.asarray(seconds["dispatch"] * shake(), jnp.float32),
+            jnp.asarray(seconds["combine"] * shake(), jnp.float32),
             jnp.asarray(probes * shake(size=probes.shape), jnp.float32),
         )
-        state = step(state, seen)
+        state = stepped(controller, state, seen)
         states.append(state)
     return states, probed
 

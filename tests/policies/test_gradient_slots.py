@@ -15,12 +15,15 @@ from jaxmoe.latency.counts import AttentionTime, CountModel, excess_over_mean, n
 from jaxmoe.latency.schedule import Overlap
 from jaxmoe.placement.slots import EMPTY
 from jaxmoe.placement.tokens import token_layout
+from jaxmoe.policies import gradient_slots, migration
 from jaxmoe.policies.balancing import Eplb, ShadowSlots, first_slots
-from jaxmoe.policies.gradient_slots import GradientSlots, copies_by_load, deal_copies, hop_price
-from jaxmoe.policies.migration import moves_between
+from jaxmoe.policies.gradient_slots import GradientSlots, hop_price
 from jaxmoe.relax import HardMax, SmoothMax
 
 NODES = 16
+# Compiled whole: step by step, every step of every shape is compiled by itself.
+copies_by_load, deal_copies = jax.jit(gradient_slots.copies_by_load), jax.jit(gradient_slots.deal_copies)
+moves_between = eqx.filter_jit(migration.moves_between)
 
 
 def model_of(memory: float, corner: float = 1e10) -> CountModel:
@@ -54,12 +57,21 @@ START = jnp.asarray(first_slots(4, NODES, NODES, 1))
 DISTANCE = rule_of(model_of(1e13)).distance
 
 
+@eqx.filter_jit
+def total(model: CountModel, slots: jax.Array, loads: jax.Array) -> jax.Array:
+    return jax.vmap(model)(slots, loads).total
+
+
 def seconds(model: CountModel, slots: jax.Array, loads: jax.Array) -> np.ndarray:
-    return np.asarray(jax.vmap(model)(slots, loads).total)
+    return np.asarray(total(model, slots, loads))
+
+
+EXCESS = jax.jit(lambda slots, loads: excess_over_mean(jax.vmap(node_loads)(slots, loads)))
+LOADS = jax.jit(jax.vmap(node_loads))
 
 
 def excess(slots: jax.Array, loads: jax.Array) -> np.ndarray:
-    return np.asarray(excess_over_mean(jax.vmap(node_loads)(slots, loads)))
+    return np.asarray(EXCESS(slots, loads))
 
 
 # Copies and places, by hand.
@@ -117,7 +129,7 @@ def test_never_slower_than_algorithm_1_and_no_slots(loads):
     for memory in (1e13, 1e11):
         model = model_of(memory)
         tuned = chosen(rule_of(model), loads, START)
-        greedy = ShadowSlots(DISTANCE, 1)(loads, START)
+        greedy = chosen(ShadowSlots(DISTANCE, 1), loads, START)
         best = np.minimum(seconds(model, greedy, loads), seconds(model, START, loads))
         assert (seconds(model, tuned, loads) <= best * (1 + 1e-5)).all()
         np.testing.assert_array_equal(tuned[:, :, 0], START[:, :, 0])
@@ -125,7 +137,7 @@ def test_never_slower_than_algorithm_1_and_no_slots(loads):
 
 def test_compute_bound_it_balances(loads):
     tuned = chosen(rule_of(model_of(1e13)), loads, START)
-    before, after = (np.asarray(jax.vmap(node_loads)(slots, loads)).max(axis=1) for slots in (START, tuned))
+    before, after = (np.asarray(LOADS(slots, loads)).max(axis=1) for slots in (START, tuned))
     assert (after < 0.8 * before).all()
 
 
@@ -133,7 +145,7 @@ def test_where_reading_weights_is_all_copies_are_left_out(loads):
     """A second expert doubles what a device reads, and there is nothing to gain."""
     slow = model_of(1e8)
     tuned = chosen(rule_of(slow), loads, START)
-    greedy = ShadowSlots(DISTANCE, 1)(loads, START)
+    greedy = chosen(ShadowSlots(DISTANCE, 1), loads, START)
     assert (seconds(slow, greedy, loads) > 1.5 * seconds(slow, tuned, loads)).all()
 
 
@@ -172,8 +184,8 @@ def test_budgets_relieve_the_node_whose_links_are_slow():
     budget = budgets(slow)
     assert float(budget.sum()) == pytest.approx(1, rel=1e-5)
     assert float(budget[0]) == pytest.approx(float(budget.min()), rel=1e-5)  # its neighbours share the slow links
-    even = slow.relaxed(jnp.full(NODES, 100.0), HardMax())
-    assert float(slow.relaxed(1600 * budget, HardMax())) < 0.9 * float(even)
+    relaxed = jax.jit(lambda loads: slow.relaxed(loads, HardMax()))
+    assert float(relaxed(1600 * budget)) < 0.9 * float(relaxed(jnp.full(NODES, 100.0)))
     # Where nodes compute longer than links are busy, none should have more than any other.
     np.testing.assert_allclose(budgets(rule_of(model_of(1e13))), 1 / NODES, rtol=1e-5)
 
@@ -181,12 +193,13 @@ def test_budgets_relieve_the_node_whose_links_are_slow():
 def test_gradient_of_the_relaxed_layer_against_differences():
     rule = rule_of(model_of(1e11, corner=1e7))
 
+    @jax.jit
     def cost(weights):
         return jnp.log(rule.relaxed(1600 * jax.nn.softmax(weights), SmoothMax(jnp.asarray(0.1))))
 
     rng = np.random.default_rng(1)
     weights, way = (jnp.asarray(rng.standard_normal(NODES).astype(np.float32)) for _ in range(2))
-    told, step = float((jax.grad(cost)(weights) * way).sum()), 1e-2
+    told, step = float((jax.jit(jax.grad(cost))(weights) * way).sum()), 1e-2
     found = (float(cost(weights + step * way)) - float(cost(weights - step * way))) / (2 * step)
     assert told == pytest.approx(found, rel=2e-2)
 

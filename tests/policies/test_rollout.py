@@ -137,15 +137,18 @@ def test_a_rollout_is_a_loop_of_steps():
     model, share, steps = random_rollout(1)
     method = adaptive(model, share)
     _, times, decisions = rollout(method, model, steps)
-    state, last = method.init(model.machine), jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), times)
+    decide, timed = eqx.filter_jit(method.step), eqx.filter_jit(model.decided)
+    state, last = method.init(model.machine), jax.tree.map(lambda leaf: np.zeros_like(leaf[0]), times)
+    steps = jax.tree.map(np.asarray, steps)
     for step in range(STEPS):
         tokens = jax.tree.map(lambda leaf, at=step: leaf[:, at], steps)
-        state, decided = method.step(model.machine, state, tokens, last)
+        state, decided = decide(model.machine, state, tokens, last)
+        decided = jax.tree.map(np.asarray, decided)
         layers = [
-            model.decided(*(jax.tree.map(lambda leaf, at=row: leaf[at], both) for both in (decided, tokens)))
+            timed(*(jax.tree.map(lambda leaf, at=row: leaf[at], both) for both in (decided, tokens)))
             for row in range(LAYERS)
         ]
-        last = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
+        last = jax.tree.map(lambda *leaves: np.stack(leaves), *layers)
         np.testing.assert_array_equal(decisions.served[step], decided.served)
         jax.tree.map(
             lambda one, other, at=step: np.testing.assert_allclose(one, other[at], rtol=1e-5, atol=1e-12), last, times
@@ -162,6 +165,7 @@ def test_a_static_plan_is_what_evaluation_has():
     np.testing.assert_allclose(times.combine_link_time.mean(axis=0), expected.combine_link_time, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_every_layer_has_its_exchange():
     model, share, steps = random_rollout(3)
     share = share.at[1].set(1 / 6)
@@ -189,7 +193,7 @@ def test_vmap_over_machines_equals_one_by_one():
     def totals(model):
         return rollout(adaptive(model, share), model, steps)[1].total
 
-    together = eqx.filter_vmap(totals)(stacked)
+    together = eqx.filter_jit(eqx.filter_vmap(totals))(stacked)
     assert together.shape == (3, STEPS, LAYERS)
     for row, model in enumerate(models):
         np.testing.assert_allclose(together[row], totals(model), rtol=1e-6)

@@ -1,5 +1,7 @@
 """Round-robin dealing and Algorithm 1 against plain loops, choice by choice."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -24,9 +26,15 @@ def costs_of(hops, dram=DRAM, hop=HOP, request=REQUEST):
     return AllocationCosts(jnp.full(dies, float(dram)), jnp.asarray(hops) * float(hop), jnp.full(dies, float(request)))
 
 
+@eqx.filter_jit
+def allocated(rule, *given):
+    """What a rule decides, compiled once for all rules of these settings and shapes."""
+    return rule(*given)
+
+
 def on(shape, **settings):
     hops = hop_counts(shape)
-    return Algorithm1(jnp.asarray(hops), costs_of(hops), **settings)
+    return partial(allocated, Algorithm1(jnp.asarray(hops), costs_of(hops), **settings))
 
 
 def case(rng, experts, shape):
@@ -44,8 +52,8 @@ def test_every_choice_is_that_of_the_plain_loop(shape, block, spare, reading):
     dies, told = shape[0] * shape[1], dict(zip(("cost", "begin", "order"), READINGS[reading], strict=True))
     rng = np.random.default_rng(block + dies)
     with jax.enable_x64(True):
-        wide = eqx.filter_jit(on(shape, block=block, spare=spare, **told))
-        narrow = eqx.filter_jit(on(shape, block=block, spare=spare, neighbours=widest(hop_counts(shape)), **told))
+        wide = on(shape, block=block, spare=spare, **told)
+        narrow = on(shape, block=block, spare=spare, neighbours=widest(hop_counts(shape)), **told)
         for _ in range(CASES):
             counts, home, holders = case(rng, 64, shape)
             plan = wide(jnp.asarray(counts), jnp.asarray(home), jnp.asarray(holders))
@@ -85,7 +93,7 @@ def test_allocation_maps_over_layers_and_costs_without_change():
     cases = [case(rng, 32, (5, 5)) for _ in range(4)]
     allocate = on((5, 5))
     one = [allocate(jnp.asarray(c), jnp.asarray(o), jnp.asarray(h)) for c, o, h in cases]
-    counts, home, holders = (jnp.stack([jnp.asarray(each[part]) for each in cases]) for part in range(3))
+    counts, home, holders = (jnp.asarray(np.stack([each[part] for each in cases])) for part in range(3))
     many = jax.vmap(allocate)(counts, home, holders)
     np.testing.assert_array_equal(many, jnp.stack(one))
 
@@ -120,7 +128,8 @@ def test_unlike_dies_cost_what_they_are():
     slow = eqx.tree_at(lambda c: c.request, costs, jnp.asarray([1.0, 100.0, 1.0]))
     given_ = jnp.asarray([100]), jnp.asarray([1]), jnp.asarray([[False, True, False]])
     for told, at in ((costs, [50, 50, 0]), (slow, [50, 0, 50])):
-        np.testing.assert_array_equal(Algorithm1(jnp.asarray(hops), told, cost="serial", block=50)(*given_)[0], at)
+        rule = Algorithm1(jnp.asarray(hops), told, cost="serial", block=50)
+        np.testing.assert_array_equal(allocated(rule, *given_)[0], at)
 
 
 def test_a_split_base_divides_every_expert_over_as_many_dies():

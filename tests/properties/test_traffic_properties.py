@@ -72,7 +72,7 @@ def alone(case: Case, source: int, destination: int, path: list[int]) -> float:
     """Seconds of the message between two nodes if it were the only one."""
     topology, size = case.topology, float(case.traffic[source, destination])
     rates = [rate * float(topology.efficiency) for rate in oracle.station_rates(topology, source, destination, path)]
-    delay = float(topology.endpoint_latency) + sum(float(topology.link_latency[link]) for link in path)
+    delay = float(topology.endpoint_latency) + sum(oracle.at(topology.link_latency, path))
     if case.cut_through:
         return delay + size / min(rates)
     return delay + oracle.lone_message(rates, size, case.chunk_bytes or np.inf)

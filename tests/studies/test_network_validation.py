@@ -77,6 +77,7 @@ def test_the_simulator_equals_booksim2_to_the_cycle(study, shared):
     assert compared > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variant", "most"), [("vc4s2_shuffle", 2.5), ("vc4_shuffle", 4.0)])
 def test_the_model_of_moe_traffic(study, shared, variant, most):
     rows = []
@@ -91,6 +92,7 @@ def test_the_model_of_moe_traffic(study, shared, variant, most):
     assert float(figures["r2"]) >= 0.97
 
 
+@pytest.mark.slow
 def test_the_simulator_of_dense_traffic_is_nearer_than_the_model(study, shared):
     small = lambda r: r["cls"] in ("alltoall", "permutation") and r["rows"] == 4  # noqa: E731
     rows = [
@@ -104,6 +106,7 @@ def test_the_simulator_of_dense_traffic_is_nearer_than_the_model(study, shared):
         assert des < model
 
 
+@pytest.mark.slow
 def test_the_simulator_equals_astra_sim(study, shared):
     reference, astra = shared / "reference", study["astra"]
     records = json.loads((reference / "astra_analytical" / "index.json").read_text())

@@ -38,7 +38,7 @@ def test_a_front_of_all_points_takes_moments(metrics):
 
 
 def test_points_without_finite_metrics_are_on_no_front_and_win_nothing(sweep):
-    done = sweep(axes={LINK: [1, 2], "strategy": ["tp", "ep_balanced"]})
+    done = sweep(axes={LINK: [1, 2], "strategy": ["tp", "tp_both_ways"]})
     done.rows[0]["total_s"] = float("nan")
     done.rows[1]["total_s"] = float("inf")
     assert all(np.isfinite(row["total_s"]) for row in pareto(done.rows, ["total", "p95"]))
@@ -86,6 +86,7 @@ STATED = {
 }
 
 
+@pytest.mark.slow
 def test_elasticities_are_finite_differences(space, sweep):
     numbers = {LINK: 7.0, DIE: 0.7, LATENCY: 40.0, CHUNK: 33}
     steps = {LINK: 0.07, DIE: 0.007, LATENCY: 0.4, CHUNK: 1}
@@ -124,6 +125,7 @@ def test_elasticities_pass_through_derived_keys(space):
     assert answer.values[0, NAMES.index("dispatch"), 0] == pytest.approx(-1, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_elasticities_leave_out_what_changes_structure(space):
     """`tokens` makes groups as well as a bandwidth, here through two keys in turn."""
     made = space(

@@ -70,6 +70,7 @@ def test_compute_time_is_explained_by_the_rate_alone(space, sweep):
     assert effects(made, done.points, done.rows, "compute").points == 31
 
 
+@pytest.mark.slow
 def test_zipped_axes_are_one_and_single_values_none(space, sweep):
     sections = {
         "axes": {LINK: [1, 2, 4], DIE: [1, 2, 4], "strategy": ["tp"], "workload.batch_tokens": [4, 8]},

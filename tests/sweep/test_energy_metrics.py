@@ -54,6 +54,7 @@ def test_a_metric_that_no_machine_states_is_one_clear_error(sweep, name, part):
         sweep(axes={LINK: [5, 10], "strategy": ["tp"]}, metrics=["total", name])
 
 
+@pytest.mark.slow
 def test_a_metric_that_some_machines_state_is_a_note_for_the_others(sweep):
     done = sweep(axes={BYTE: [None, 5.0], "strategy": ["tp"]}, metrics=["total", "energy"])
     without, having = done.rows
@@ -62,14 +63,14 @@ def test_a_metric_that_some_machines_state_is_a_note_for_the_others(sweep):
     assert "1 point: no energy_J, for the machine states no energy" in done.notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hardware", "kind"),
     [
         ({"kind": "clusters", "clusters": 2, "nodes_per_cluster": 2, "uplink": {"bandwidth_GB_per_s": 3}}, "uplink"),
-        pytest.param(
+        (
             {"kind": "wafers", "wafer_shape": [2, 1], "grid": [1, 2], "border": {"bandwidth_GB_per_s": 3}},
             "border",
-            marks=pytest.mark.slow,
         ),
     ],
     ids=["clusters", "wafers"],

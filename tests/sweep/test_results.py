@@ -86,6 +86,7 @@ def test_a_changed_study_adds_what_is_missing(sweep, tmp_path):
     assert len(read(tmp_path / "out")) == 9
 
 
+@pytest.mark.slow
 def test_a_grown_study_can_be_read_as_one_dataset(sweep, tmp_path):
     """New columns, and one of nothing that becomes text: every file has them all."""
     memory = "hardware.die.memory_bandwidth_GB_per_s"

@@ -23,6 +23,8 @@ from jaxmoe.sweep.setting import setting_of
 from jaxmoe.sweep.study import METRICS as NAMES
 
 LATENCY, MEMORY = "hardware.link.latency_ns", "hardware.die.memory_bandwidth_GB_per_s"
+SHARED = [{"name": "hbm", "bandwidth_GB_per_s": 10, "nodes_per_channel": 2}]
+TILED = {"kind": "tiled", "tile_tokens": 4, "tile_columns": 64, "startup_ns": 50}
 NUMBERS = {LINK: [5, 20], DIE: {"from": 0.5, "to": 2, "points": 2}, LATENCY: [0, 100]}
 
 
@@ -62,13 +64,17 @@ def test_names_of_metrics_are_those_of_studies():
     [
         ({}, ["tp", "ep_balanced", "hybrid_complete"]),
         ({"schedule": "pipelined(2)", "hardware.router.switching": "cut_through"}, ["ep"]),
-        ({"schedule": "overlap", "hardware.ports.injection_GB_per_s": 8}, ["tp_both_ways"]),
-        ({"hardware.die.gemm": {"kind": "tiled", "tile_tokens": 4, "tile_columns": 64, "startup_ns": 50}}, ["hybrid"]),
-        ({"hardware.memory": [{"name": "hbm", "bandwidth_GB_per_s": 10, "nodes_per_channel": 2}]}, ["ep_random"]),
-        pytest.param(
-            {"hardware.links": [{"from": [0, 0], "to": [0, 1], "bandwidth_GB_per_s": 1}]},
-            ["ep"],
-            marks=pytest.mark.slow,
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ({"schedule": "overlap", "hardware.ports.injection_GB_per_s": 8}, ["tp_both_ways"]),
+                ({"hardware.die.gemm": TILED}, ["hybrid"]),
+                (
+                    {"hardware.memory": SHARED},
+                    ["ep_random"],
+                ),
+                ({"hardware.links": [{"from": [0, 0], "to": [0, 1], "bandwidth_GB_per_s": 1}]}, ["ep"]),
+            )
         ),
     ],
     ids=["plain", "pipelined", "ports", "tiles", "channels", "links"],
@@ -86,10 +92,13 @@ def test_equal_to_evaluation_one_by_one(space, sweep, changes, strategies):
 @pytest.mark.parametrize(
     "hardware",
     [
-        {"kind": "torus", "mesh_shape": [2, 2]},
+        pytest.param({"kind": "torus", "mesh_shape": [2, 2]}, marks=pytest.mark.slow),
         pytest.param({"kind": "switch", "nodes": 4}, marks=pytest.mark.slow),
         {"kind": "clusters", "clusters": 2, "nodes_per_cluster": 2, "uplink": {"bandwidth_GB_per_s": 3}},
-        {"kind": "wafers", "wafer_shape": [2, 1], "grid": [1, 2], "border": {"bandwidth_GB_per_s": 3}},
+        pytest.param(
+            {"kind": "wafers", "wafer_shape": [2, 1], "grid": [1, 2], "border": {"bandwidth_GB_per_s": 3}},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["torus", "switch", "clusters", "wafers"],
 )
@@ -169,6 +178,7 @@ def test_machines_models_and_schedules_by_name(configs, sweep):
     assert all(row["total_s"] > 0 for row in done.rows)
 
 
+@pytest.mark.slow
 def test_a_case_that_cannot_be_has_a_reason(sweep):
     whole = {"die": {"compute_TFLOPs_per_s": 1}, "link": {"bandwidth_GB_per_s": 10}}
     machines = [{"mesh_shape": [2, 2], **whole}, {"kind": "switch", "nodes": 4, **whole}]
@@ -225,6 +235,7 @@ def test_a_small_group_makes_no_small_chunks_of_a_large_one(space):
     assert engine.compiles == 2
 
 
+@pytest.mark.slow
 def test_a_memory_limit_makes_chunks_smaller(space):
     made = space(axes={LINK: {"from": 1, "to": 50, "points": 200}, "strategy": ["ep_balanced"]})
     (group,) = groups_of(made, made.points(), lambda done, total: None)

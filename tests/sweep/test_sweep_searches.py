@@ -50,6 +50,7 @@ def test_a_search_that_is_asked_for_later_is_added_and_stays(sweep, study, tmp_p
     assert all(row["bound_s"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_a_kill_between_new_rows_and_the_end_of_old_ones_leaves_none_twice(sweep, tmp_path):
     axes, points = {LINK: [1, 20], "strategy": ["tp"]}, tmp_path / "out" / "points"
     sweep(axes=axes)

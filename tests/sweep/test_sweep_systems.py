@@ -27,12 +27,15 @@ def simulated(space, point, iterations):
     return told.runs[told.system].time
 
 
-def test_times_are_those_of_simulate(space, sweep):
+@pytest.mark.parametrize(
+    "plans", [["ep_balanced"], pytest.param(["ep_balanced", "tp"], marks=pytest.mark.slow)], ids=len
+)
+def test_times_are_those_of_simulate(space, sweep, plans):
     """Machines that differ in numbers share what is set up; a system, its settings and its plan make groups."""
-    axes = {"system": ["static", HD_MOE], "plan": ["ep_balanced", "tp"], LINK: [5, 20]}
+    axes = {"system": ["static", HD_MOE], "plan": plans, LINK: [5, 20]}
     sections = {"axes": axes, "iterations": 3, "layers": [3]}
     made, done = space(**sections), sweep(**sections)
-    assert (len(done.rows), done.groups) == (8, 4)
+    assert (len(done.rows), done.groups) == (4 * len(plans), 2 * len(plans))
     for point, row in zip(done.points, done.rows, strict=True):
         name = point.values["system"] if isinstance(point.values["system"], str) else "hd_moe"
         assert row["strategy"] == f"{name} on {point.values['plan']}"
@@ -44,6 +47,7 @@ def test_times_are_those_of_simulate(space, sweep):
     assert sweep(**sections).computed == 0
 
 
+@pytest.mark.slow
 def test_settings_of_a_system_are_axes(sweep):
     """Pre-broadcast of no expert that fits is the plan as it is; what a stage of another name takes is told as none."""
     done = sweep(

@@ -104,7 +104,7 @@ def test_a_balancer_evens_out_loads_and_its_weights_take_idle_links(tmp_path):
     assert found.agreement("moentwine")["max_abs_error_percent"] < 2
 
 
-@pytest.mark.parametrize("balancer", ["greedy", "gradient"])
+@pytest.mark.parametrize("balancer", ["greedy", pytest.param("gradient", marks=pytest.mark.slow)])
 def test_an_invasive_migration_is_charged(balancer, tmp_path):
     found = simulated(scenario(tmp_path, balancer=balancer, migration="invasive", shadow_slots=2))
     run = found.runs["moentwine"].time
@@ -135,6 +135,7 @@ def test_slices_have_no_all_to_all_across_domains(tmp_path):
     assert found.agreement("moentwine")["max_abs_error_percent"] < 2
 
 
+@pytest.mark.slow
 def test_clusters_have_one_layout(tmp_path):
     found = simulated(scenario(tmp_path, hardware=CLUSTERS, tp=2, shadow_slots=1))
     assert [*found.runs] == ["successive", "moentwine"]

@@ -77,7 +77,7 @@ def test_the_host_adds_its_time_to_every_layer(setting):
     assert "host" not in runs["base"].rollout(batch).time.stages
 
 
-@pytest.mark.parametrize("name", ["gradient", "linear_program"])
+@pytest.mark.parametrize("name", [pytest.param("gradient", marks=pytest.mark.slow), "linear_program"])
 def test_allocations_by_optimisation_are_runs_like_others(setting, name):
     """They compute every request, are replayed, and no run beats the bound."""
     batch = steps_of()

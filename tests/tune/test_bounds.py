@@ -113,7 +113,10 @@ def test_no_plan_under_any_other_exchange_is_faster_than_the_bound(candidates):
 FEW = ("least_loaded", "corner_host_split_tree", "reduce_scatter", "ring_both_ways", "rings_2x1", "rings_1x2")
 
 
-@pytest.mark.parametrize("names", [("lowest_host", "fewest_hops", "token_home"), FEW], ids=["unicasts", "any"])
+UNICASTS = pytest.param(("lowest_host", "fewest_hops", "token_home"), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("names", [UNICASTS, FEW], ids=["unicasts", "any"])
 def test_the_bound_holds_where_ports_limit(candidates, names):
     for factor in (0.1, 1.0, 1e3):
         assert_below_all(problem_of(factor, names, ports=True), candidates, names)
@@ -130,7 +133,7 @@ def memories() -> dict[str, tuple[MemoryLevel, ...]]:
     return {"own": own, "shared": (shared,), "both": (*own, shared)}
 
 
-@pytest.mark.parametrize("kind", ["own", "shared", "both"])
+@pytest.mark.parametrize("kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("own", "shared")), "both"])
 def test_the_bound_holds_where_memory_limits(candidates, kind):
     near = []
     for factor in (1.0, 30.0, 1e3):
@@ -158,7 +161,7 @@ def test_memory_moves_the_vectors_of_every_expert_that_a_node_has_a_part_of():
     np.testing.assert_allclose(times_of(problem, even, batches, "ring"), moved / 1e9, rtol=5e-3)  # latencies
 
 
-@pytest.mark.parametrize("schedule", ["overlap", "pipelined(2)"])
+@pytest.mark.parametrize("schedule", [pytest.param("overlap", marks=pytest.mark.slow), "pipelined(2)"])
 def test_the_bound_holds_under_other_schedules(candidates, schedule):
     for factor in FACTORS:
         problem = problem_of(factor, FEW, schedule=schedule_of(schedule))
@@ -171,7 +174,9 @@ def test_the_bound_holds_for_replicas(candidates):
         assert_below_all(problem, candidates, ("lowest_host", "token_home", "reduce_scatter"))
 
 
-@pytest.mark.parametrize("name", ["uncongested", "alpha_beta", "pipelined"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("uncongested", "alpha_beta")), "pipelined"]
+)
 def test_the_bound_holds_under_other_time_models(candidates, name):
     for factor in (1e-2, 1.0, 30.0):
         problem = problem_of(factor, FEW)

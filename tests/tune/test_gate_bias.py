@@ -84,12 +84,13 @@ def test_the_derivative_is_that_of_finite_differences():
         place = placed_like(SHARE.astype(float) + np.random.default_rng(2).normal(size=SHARE.shape))
         direction = jnp.asarray(np.random.default_rng(3).normal(size=SHARE.shape))
 
+        @jax.jit
         def of(step):
             moved = eqx.tree_at(lambda p: p.logits, place, place.logits + step * direction)
             prices = jnp.asarray([1.0, 1.0])
             return relaxed_objective((None, moved), given, base, settings, prices, jnp.asarray(0.5))[0]
 
-        found, expected = float(jax.grad(of)(0.0)), float((of(1e-5) - of(-1e-5)) / 2e-5)
+        found, expected = float(jax.jit(jax.grad(of))(0.0)), float((of(1e-5) - of(-1e-5)) / 2e-5)
         assert found == pytest.approx(expected, rel=1e-4)
         assert abs(found) > 1e-6
 
@@ -107,12 +108,13 @@ def test_the_derivative_of_a_bias_is_that_of_relaxed_choices(form, monkeypatch):
         where = (lambda b: b.table) if form == "table" else (lambda b: b.scale)
         direction = jnp.asarray(np.random.default_rng(6).normal(size=where(bias).shape))
 
+        @jax.jit
         def of(step):
             moved = eqx.tree_at(where, bias, where(bias) + step * direction)
             prices = jnp.asarray([3.0, 2.0])
             return relaxed_objective((moved, None), given, base, settings, prices, jnp.asarray(0.5))[0]
 
-        found, expected = float(jax.grad(of)(0.0)), float((of(1e-5) - of(-1e-5)) / 2e-5)
+        found, expected = float(jax.jit(jax.grad(of))(0.0)), float((of(1e-5) - of(-1e-5)) / 2e-5)
         assert found == pytest.approx(expected, rel=1e-4)
         assert abs(found) > 1e-6
 

@@ -69,7 +69,12 @@ def assert_told(result: TuneResult, problem: PlacementProblem) -> None:
         assert result.bound[layer] <= seconds
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
+EVERYDAY = ("gradient", "greedy")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMISERS]
+)
 def test_no_shipped_strategy_is_faster_than_what_is_returned(name):
     problem = small_problem(link_factor=0.3)
     result = optimised(name, problem)

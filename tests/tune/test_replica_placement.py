@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import product
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +23,14 @@ from jaxmoe.tune.replica_search import search_value, weights_of
 
 NODES, EXPERTS = 4, 6
 HOPS = np.array([[0, 1, 1, 2], [1, 0, 2, 1], [1, 2, 0, 1], [2, 1, 1, 0]])
+
+
+PARTS = jax.jit(serving_parts, static_argnums=(2, 3))
+
+
+@eqx.filter_jit
+def priced(model, *given):
+    return model(*given)
 
 
 def layer_model(network: str = "mesh", ports: bool = False) -> LayerModel:
@@ -51,7 +60,7 @@ def held_of(slots: np.ndarray) -> jax.Array:
 
 def parts_of(held: np.ndarray, choice: str, hops: np.ndarray = HOPS) -> np.ndarray:
     tier, tiers = ranked_distance(hops)
-    return np.asarray(serving_parts(jnp.asarray(held, jnp.float32), jnp.asarray(tier), tiers, choice))
+    return np.asarray(PARTS(jnp.asarray(held, jnp.float32), jnp.asarray(tier), tiers, choice))
 
 
 def test_who_serves_by_hand():
@@ -99,7 +108,7 @@ def test_counts_price_what_tokens_take(choice):
     model = replica_model(layer, choice)
     source, expert = np.divmod(np.arange(NODES * EXPERTS), EXPERTS)
     held = held_of(np.array([[0, 1, 0, 2, 3, 4, 5, 3]]))[0]  # copies side by side: of no two a node is as near to both
-    parts = np.asarray(serving_parts(held, model.tier, model.tiers, choice))
+    parts = np.asarray(PARTS(held, model.tier, model.tiers, choice))
     batch = Batch(
         jnp.asarray(expert[:, None], jnp.int32),
         jnp.zeros(len(expert)),
@@ -108,8 +117,9 @@ def test_counts_price_what_tokens_take(choice):
         jnp.asarray(source, jnp.int32),
     )
     served = serving_nodes(parts, expert[:, None], source, np.zeros((len(expert), 1)))
-    exact = layer.decided(Decisions(held / held.sum(axis=1, keepdims=True), served=jnp.asarray(served)), batch)
-    counted = model(held, jnp.full((1, EXPERTS), float(NODES)))
+    decisions = Decisions(held / held.sum(axis=1, keepdims=True), served=jnp.asarray(served))
+    exact = eqx.filter_jit(layer.decided)(decisions, batch)
+    counted = priced(model, held, jnp.full((1, EXPERTS), float(NODES)))
     for name, seconds in exact.stages.items():
         assert float(counted.stages[name][0]) == pytest.approx(float(seconds), rel=1e-5)
 
@@ -118,7 +128,7 @@ def test_counts_price_what_tokens_take(choice):
 @pytest.mark.parametrize(("network", "ports"), [("mesh", False), ("mesh", True), ("clusters", False)])
 def test_the_search_sees_what_the_model_says(loads, choice, network, ports):
     model = replica_model(layer_model(network, ports), choice, np.array([1.0, 2, 3, 4]))
-    seconds = model(held_of(SLOTS)[0], jnp.asarray(loads[0])).total  # without latency and with cut-through
+    seconds = priced(model, held_of(SLOTS)[0], jnp.asarray(loads[0])).total  # without latency and with cut-through
     np.testing.assert_allclose(search_value(model, weights_of(model), loads[0], SLOTS[0]), seconds, rtol=1e-5)
 
 
@@ -153,10 +163,11 @@ def test_gradients_are_those_of_finite_differences(loads):
     model: ReplicaModel = replica_model(layer_model(), "nearest")
     held = jnp.asarray(np.random.default_rng(3).uniform(0.2, 0.7, (EXPERTS, NODES)), jnp.float32)
 
+    @jax.jit
     def cost(held: jax.Array) -> jax.Array:
         return model(held, jnp.asarray(loads[0], jnp.float32)).total.mean() * 1e6
 
-    slope, rng = jax.grad(cost)(held), np.random.default_rng(4)
+    slope, rng = jax.jit(jax.grad(cost))(held), np.random.default_rng(4)
     for _ in range(4):
         way = jnp.asarray(rng.normal(size=held.shape), jnp.float32)
         step = 1e-3

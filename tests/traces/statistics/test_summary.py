@@ -4,6 +4,7 @@ import json
 import re
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import traces as oracle
@@ -100,6 +101,7 @@ def data_card(folder) -> dict[str, list[list[float]]]:
     return {name: [[float(n) for n in re.findall(r"\d+(?:\.\d+)?", cell)] for cell in cells] for name, *cells in rows}
 
 
+@pytest.mark.slow
 def test_the_real_traces_give_the_table_of_their_data_card(shared):
     """Figures to the digits printed. Baselines of shuffled tokens are of another shuffle, so nearly the same."""
     card = data_card(shared / "traces")

@@ -173,6 +173,7 @@ def test_corrections_go_towards_the_recorded_figures(recorded, fitted):
     assert (stays > 0).all()
 
 
+@pytest.mark.slow
 def test_a_real_trace_meets_every_aim(shared):
     trace = read_trace(shared / "traces" / "mixtral-8x7b" / "reasoning.npz")
     trace = trace.select_layers(trace.layer_ids[[0, 10, 20, 30]].tolist())
