@@ -76,6 +76,19 @@ def _fastest(comparison: Comparison) -> str:
     return f"{told}; tuning cannot find less than {comparison.bound.mean() * factor:.4g} {unit}"
 
 
+def print_topics(means: Mapping[str, Mapping[str, float]]) -> None:
+    """Mean time of every strategy by topic, over all topics, and of its worst one."""
+    factor, unit = time_unit(max(max(each.values()) for each in means.values()))
+    table = Table(title=escape(f"each topic, under the best exchange of the table above [{unit}]"))
+    for column in ("strategy", *next(iter(means.values())), "mean", "worst"):
+        table.add_column(escape(column), justify="left" if column == "strategy" else "right")
+    for name, each in means.items():
+        seconds = [*each.values()]
+        row = [*seconds, sum(seconds) / len(seconds), max(seconds)]
+        table.add_row(escape(name), *(f"{value * factor:.4g}" for value in row))
+    print_table(table)
+
+
 def _energy_per_token(comparison: Comparison, batch_tokens: int) -> dict[str, float]:
     """J of a layer for each token, by strategy under its own exchange; empty where the machine states no energy."""
     return {

@@ -12,11 +12,19 @@ from jaxmoe.cli.show import (
     draw_comparison,
     draw_tuning,
     print_comparison,
+    print_topics,
     print_warnings,
     write_comparison_loads,
 )
 from jaxmoe.experiment.clock import StageClock
-from jaxmoe.experiment.comparison import check_optimiser, compare, placement_problem, search, tuned_strategies
+from jaxmoe.experiment.comparison import (
+    check_optimiser,
+    compare,
+    placement_problem,
+    search,
+    topic_means,
+    tuned_strategies,
+)
 from jaxmoe.experiment.inputs import Inputs, read_inputs
 from jaxmoe.experiment.strategies import GATHERED, STANDARD, TUNED, Strategy, given_plans, standard_strategies
 from jaxmoe.experiment.summary import comparison_report, provenance, tuning_report
@@ -62,15 +70,21 @@ def run(
             _write_plans(folder, inputs, tuned, result, optimiser)
             _announce_stop(folder, result)
             comparison = compare(inputs, [*others, *tuned], clock, report)
+            topics = topic_means(inputs, comparison) if inputs.topics else {}
         with clock.stage("draw"):
             draw_comparison(folder, inputs, comparison)
             write_comparison_loads(folder, inputs, comparison)
             draw_tuning(folder, inputs, comparison, result)
         summary = provenance("tune", inputs) | comparison_report(inputs, comparison)
-        summary |= {"tuning": {"optimiser": optimiser} | tuning_report(result, comparison), "wall_s": clock.report()}
+        summary |= {
+            "tuning": {"optimiser": optimiser} | tuning_report(result, comparison) | {"topics": topics},
+            "wall_s": clock.report(),
+        }
         folder.write_json("summary.json", summary)
         title, scenario = f"{inputs.scenario.name}: mean over {len(inputs.layer_ids)} layers", inputs.scenario
         print_comparison(comparison, title, scenario.workload.batch_tokens)
+        if topics:
+            print_topics(topics)
         print_warnings(comparison_warnings(comparison, scenario.hardware))
         if result.stopped == "interrupted":
             raise typer.Exit(INTERRUPTED)

@@ -30,7 +30,7 @@ from jaxmoe.plotting import plot_starts
 from jaxmoe.plotting.style import time_unit
 from jaxmoe.sweep.metrics import METRICS
 
-SCENARIO, PLAN = "scenario.yaml", "plan.npz"
+SCENARIO, PLAN, GATE = "scenario.yaml", "plan.npz", "gate.npz"
 
 
 def run(
@@ -76,11 +76,14 @@ def _layers(text: str | None) -> list[int] | None:
 
 
 def _write(folder: OutputFolder, result: HardwareResult) -> list[str]:
-    """The best machine as a scenario, and the plan that runs there where it is no usual strategy."""
+    """The best machine as a scenario, the plan that runs there where it is no usual strategy, and the gate's bias."""
     with atomic_write(folder.target(SCENARIO)) as aside:
         text = yaml.safe_dump(resolved(result.best.scenarios[0]), sort_keys=False)
         aside.write_text(text, encoding="utf-8")
-    strategy = result.best.strategy
+    strategy, table = result.best.strategy, result.best.table
+    if table is not None:
+        with atomic_write(folder.target(GATE)) as aside, aside.open("wb") as file:
+            np.savez(file, bias=table, layer_ids=strategy.placement.layer_ids)
     if strategy.name in STANDARD:
         if _is_own(folder.path / "summary.json"):
             (folder.path / PLAN).unlink(missing_ok=True)  # of an earlier run
@@ -136,6 +139,7 @@ def _summary(result: HardwareResult, command: str) -> dict[str, Any]:
         "objective": {"metric": problem.space.objective, column: best.metric},
         "sizes": [_size(*each) for each in zip(best.scenarios, best.times, strict=True)],
         "strategy": {"name": best.strategy.name, "exchange": list(best.strategy.placement.exchange)},
+        "gate": None if best.table is None else {"lost": best.lost, "limit": problem.space.gate_loss},
         "constraints": [_constraint(met, column) for met in best.constraints],
         "stationarity": {"residual_per_range": _finite(best.residual)},
         "candidates": [

@@ -29,7 +29,7 @@ MET = 1e-3  # excess up to which a constraint counts as met
 
 # Multipliers change the slopes: of numbers, Adam remembers few. A plan sees other batches at every step.
 ADAM = optax.multi_transform(
-    {"position": optax.scale_by_adam(b1=0.5, b2=0.8), "plan": optax.scale_by_adam()},
+    {"position": optax.scale_by_adam(b1=0.5, b2=0.8), "plan": optax.scale_by_adam(), "gate": optax.scale_by_adam()},
     lambda at: {name: name for name in at},
 )
 
@@ -129,7 +129,8 @@ def followed(
 
 
 def begun(at: Any, constraints: int, lead: tuple[int, ...]) -> Walk:
-    """A descent at its first step, from parameters whose leaves have the leading axes `lead`."""
+    """A descent at its first step, under so many constraints, from parameters whose leaves have the leading axes
+    `lead`."""
     init = ADAM.init
     for _ in lead:
         init = jax.vmap(init)
@@ -137,20 +138,35 @@ def begun(at: Any, constraints: int, lead: tuple[int, ...]) -> Walk:
 
 
 def moved(
-    problem: HardwareProblem, walk: Walk, now: Moment, objective: Callable[[Any], Float[Array, ""]], rates: Any
+    problem: HardwareProblem,
+    walk: Walk,
+    now: Moment,
+    objective: Callable[[Any], tuple[Float[Array, ""], Float[Array, " further"]]],
+    rates: Any,
 ) -> tuple[Walk, Float[Array, ""]]:
-    """One step of one start, and the objective there. `rates` multiply the learning rate, leaf by leaf."""
+    """One step of one start, and the objective there. `rates` multiply the learning rate, leaf by leaf.
+
+    The objective tells the excess of further constraints beside those on the machine's numbers, none an equality.
+    """
 
     def lagrangian(at: Any) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, " constraint"]]]:
-        value, excess = objective(at), problem.excess(at["position"])
-        return value + augmented(excess, walk.multipliers, problem.equal), (value, excess)
+        value, further = objective(at)
+        excess = jnp.concatenate([problem.excess(at["position"]), further])
+        return value + augmented(excess, walk.multipliers, _equal(problem, excess)), (value, excess)
 
     (_, (value, excess)), slope = jax.value_and_grad(lagrangian, has_aux=True)(walk.at)
     direction, optimiser = ADAM.update(slope, walk.optimiser)
     at = jax.tree.map(lambda leaf, rate, step: leaf - now.rate * rate * step, walk.at, rates, direction)
     at |= {"position": jnp.clip(at["position"], 0, 1)}
-    multipliers = jnp.where(now.follows > 0, followed(excess, walk.multipliers, problem.equal), walk.multipliers)
+    multipliers = jnp.where(
+        now.follows > 0, followed(excess, walk.multipliers, _equal(problem, excess)), walk.multipliers
+    )
     return Walk(at, optimiser, multipliers), value
+
+
+def _equal(problem: HardwareProblem, excess: Float[Array, " constraint"]) -> np.ndarray:
+    """Which of the machine's and further constraints are equalities."""
+    return np.pad(problem.equal, (0, len(excess) - len(problem.equal)))
 
 
 def schedule(first: int, steps: int) -> Moment:
@@ -198,8 +214,9 @@ def _segment(
 ) -> tuple[Walk, Float[Array, "step design start"]]:
     def step(walk: Walk, now: Moment) -> tuple[Walk, Float[Array, "design start"]]:
         def one(walk: Walk, given: Arguments) -> tuple[Walk, Float[Array, ""]]:
-            def objective(at: Any) -> Float[Array, ""]:
-                return problem.objective(family, given, at["position"], SmoothMax(now.max_temperature))
+            def objective(at: Any) -> tuple[Float[Array, ""], Float[Array, " further"]]:
+                value = problem.objective(family, given, at["position"], SmoothMax(now.max_temperature))
+                return value, jnp.zeros(0)
 
             return moved(problem, walk, now, objective, {"position": 1.0})
 

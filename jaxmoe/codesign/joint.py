@@ -1,4 +1,4 @@
-"""Machine and placement together: numbers and a transport plan of the experts descend side by side."""
+"""Machine, placement and gate together: numbers, a transport plan of the experts and a bias descend side by side."""
 
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxmoe.codesign import descent as hardware
+from jaxmoe.codesign.gate import RATE, Gated, Table, gated, lost
 from jaxmoe.codesign.problem import HardwareProblem, model_numbers
 from jaxmoe.config import build_tuner_settings
 from jaxmoe.experiment.comparison import placement_problem, tuned_strategies
@@ -31,16 +32,18 @@ from jaxmoe.tune.descent import schedule as annealed
 from jaxmoe.tune.settings import STEP_PRODUCTS
 from jaxmoe.tune.tuner import gathering, tune
 
+BIASED_BATCHES = 256  # that a plan is tuned on for a gate that is biased
 SHIPPED = "shipped"  # the best strategy of every layer, under its best exchange
 
 
 @dataclass(frozen=True)
 class Joint:
-    """Where the descents ended: positions [start, variable], relaxed shares [layer, start, expert, node], and the
+    """Where the descents ended: positions, relaxed shares, tables of the gate's bias where there is one, and the
     objective of every step and start."""
 
     positions: Float[np.ndarray, "start variable"]
     shares: Float[np.ndarray, "layer start expert node"]
+    tables: Float[np.ndarray, "layer start node expert"] | None
     history: Float[np.ndarray, "step start"]
     batches_per_step: int
 
@@ -55,9 +58,10 @@ class Given(NamedTuple):
 def descend(problem: HardwareProblem, inputs: Inputs, starts: np.ndarray, report: hardware.Progress) -> Joint:
     """Descend from all starts [start, variable], each with a random plan of its own, in one compiled function.
 
-    `inputs` are of a good machine: its fastest exchange of plans without preference is descended under.
+    `inputs` are of a good machine: its fastest exchange of plans without preference is descended under. Where the space
+    has a `gate_loss`, a bias of the gate descends as well, from none.
     """
-    placed, settings = _placement(problem, inputs), build_tuner_settings(inputs.scenario.tuning)
+    placed, settings = placement(problem, inputs), build_tuner_settings(inputs.scenario.tuning)
     exchange = placed.gathers[gathering(placed, settings.seed)]
     steps = -(-problem.space.steps // SEGMENT) * SEGMENT
     given = Given(landscape(placed, settings.budget_spread, settings.learning_rate), exchange)
@@ -66,7 +70,10 @@ def descend(problem: HardwareProblem, inputs: Inputs, starts: np.ndarray, report
     plans = random_plans(problem.space.seed, layers, count, placed.trace.num_experts, placed.num_nodes)
     by_start = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), plans)
     at = {"position": jnp.asarray(starts, jnp.float32), "plan": by_start}
-    walk = hardware.begun(at, len(problem.constraints), (count,))
+    gate = problem.space.gate_loss is not None
+    if gate:
+        at["gate"] = jnp.zeros((count, layers, placed.num_nodes, placed.trace.num_experts))
+    walk = hardware.begun(at, len(problem.constraints) + gate, (count,))
     segment = _segment(problem)
     ends = {
         "temperature": settings.sinkhorn_temperature,
@@ -85,7 +92,9 @@ def descend(problem: HardwareProblem, inputs: Inputs, starts: np.ndarray, report
     report("descend with placement", steps, steps)
     shares = _shares(given.land, walk.at["plan"], now.temperature[-1])
     positions = np.asarray(walk.at["position"], float)
-    return Joint(positions, np.moveaxis(np.asarray(shares, float), 0, 1), np.concatenate(history), batches_per_step)
+    tables = np.moveaxis(np.asarray(walk.at["gate"]), 0, 1) if gate else None
+    shares = np.moveaxis(np.asarray(shares, float), 0, 1)
+    return Joint(positions, shares, tables, np.concatenate(history), batches_per_step)
 
 
 def _affordable(placed: PlacementProblem, settings: TunerSettings, walked: int) -> int:
@@ -95,15 +104,23 @@ def _affordable(placed: PlacementProblem, settings: TunerSettings, walked: int) 
 
 
 def _segment(problem: HardwareProblem) -> Any:
-    (setting,) = problem.settings
+    (setting,), limit = problem.settings, problem.space.gate_loss
 
-    def objective(at: Any, given: Given, batches: Batch, now: Annealed) -> Float[Array, ""]:
-        """The logarithm of the relaxed time, mean over layers, with what overfull memory costs."""
+    def objective(
+        at: Any, given: Given, batches: Batch, now: Annealed
+    ) -> tuple[Float[Array, ""], Float[Array, " further"]]:
+        """The logarithm of the relaxed time, mean over layers, with what overfull memory costs; and by how much the
+        gate loses too much."""
         land, numbers = given.land, problem.numbers(at["position"])
         model = setting.model(model_numbers(setting, numbers), land.model)
         land = land._replace(model=replace(model, exchange=given.exchange))
         layers = jax.vmap(relaxed_objective, in_axes=(0, None, 0, 0, None))
-        return jnp.log(layers(at["plan"], land, land.frequency, batches, now).mean() * land.scale)
+        plans = at["plan"] if limit is None else Gated(at["plan"], at["gate"])
+        value = jnp.log(layers(plans, land, land.frequency, batches, now).mean() * land.scale)
+        if limit is None:
+            return value, jnp.zeros(0)
+        away = jax.vmap(lambda gated, batches: lost(gated.gate, batches))(plans, batches)
+        return value, away.mean(keepdims=True) / limit - 1
 
     @jax.jit
     def segment(
@@ -114,6 +131,7 @@ def _segment(problem: HardwareProblem) -> Any:
             # As in the tuner, a plan's steps shrink with its temperature, not with those of the machine.
             rate = given.land.learning_rate * now.temperature / moment.rate
             rates = {"position": jnp.ones(()), "plan": jax.tree.map(lambda leaf: rate, walk.at["plan"])}
+            rates |= {"gate": RATE / moment.rate} if "gate" in walk.at else {}
             return jax.vmap(
                 lambda one: hardware.moved(problem, one, moment, lambda at: objective(at, given, drawn, now), rates)
             )(walk)
@@ -133,20 +151,29 @@ def _shares(
     return jax.vmap(lambda plan: jax.vmap(share)(plan, land.frequency))(plans)
 
 
-def _placement(problem: HardwareProblem, inputs: Inputs) -> PlacementProblem:
+def placement(problem: HardwareProblem, inputs: Inputs) -> PlacementProblem:
     """What the placement is tuned for: the space's objective, the mean or the 95th percentile."""
-    return replace(placement_problem(inputs), p95_weight=float(problem.space.objective == "p95"))
+    placed = replace(placement_problem(inputs), p95_weight=float(problem.space.objective == "p95"))
+    return replace(placed, logits=problem.space.gate_loss is not None)
 
 
 def rounded(
-    problem: HardwareProblem, inputs: Inputs, relaxed: np.ndarray, report: hardware.Progress
+    problem: HardwareProblem,
+    inputs: Inputs,
+    relaxed: np.ndarray | None,
+    report: hardware.Progress,
+    table: Table | None = None,
 ) -> tuple[TuneResult, list[Strategy]]:
-    """Relaxed plans [layer, start, expert, node] rounded, improved and compared by the tuner at a machine's numbers.
+    """Relaxed plans [layer, start, expert, node] rounded, improved and compared by the tuner at a machine's numbers;
+    without any it descends itself. With a `table` tokens choose as that bias has it.
 
     Returns its result, and what it found as strategies: the plan, what the search ended with where that is another,
     and the best shipped strategies. Ctrl-C raises `KeyboardInterrupt` when the tuner has ended.
     """
-    result = tune(_placement(problem, inputs), build_tuner_settings(inputs.scenario.tuning), report, relaxed)
+    placed = placement(problem, inputs)
+    if table is not None:
+        placed = replace(placed, batches=gated(table, placed.draw(BIASED_BATCHES, problem.space.seed)))
+    result = tune(replace(placed, logits=False), build_tuner_settings(inputs.scenario.tuning), report, relaxed)
     if result.stopped == "interrupted":
         raise KeyboardInterrupt
     found = tuned_strategies(inputs, result)

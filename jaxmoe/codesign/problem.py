@@ -284,6 +284,8 @@ def hardware_problem(
         raise SweepError(f"{sweep.label}: no usual strategy fits the memory; raise hardware.die.memory_capacity_GB")
     problem = HardwareProblem(file, sweep, replace(base, values=rest), tuple(settings.values()), usable)
     jax.eval_shape(problem.excess, jnp.zeros(len(problem.keys)))  # wrong keys, and what has no slope
+    if file.space.gate_loss is not None:
+        _ = first.inputs.routed_batches  # no logits
     return problem
 
 

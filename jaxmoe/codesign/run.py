@@ -1,7 +1,7 @@
 """From a space to its best machine: descend, polish, tune the placement where that is asked for, score exactly."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import jax
@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from jaxmoe.codesign import joint
 from jaxmoe.codesign.descent import MET, Progress, descend, feasible_starts, to_feasible, violation
+from jaxmoe.codesign.gate import Table, gated, lost_by_layer, tuned_table, within
 from jaxmoe.codesign.polish import STATIONARY, Exact, Optimum, best_starts, polish
 from jaxmoe.codesign.problem import SIZES, HardwareProblem, family_of
 from jaxmoe.codesign.space import TUNED, Constraint
@@ -18,14 +19,17 @@ from jaxmoe.config import Scenario, unstated_energy
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import Inputs, inputs_of
+from jaxmoe.experiment.strategies import TUNED as TUNED_PLAN
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.latency import LayerTime
 from jaxmoe.sweep.metrics import METRICS, Outcome
 from jaxmoe.sweep.points import SweepError
+from jaxmoe.sweep.setting import Setting
 from jaxmoe.tune import TuneResult
 
 DIGITS = 7  # of the numbers that are reported: those that are scored
 SAME = 1e-6  # relative: times are float32
+IN_TURN = "in_turn"  # the placement that is tuned for the best machine of the usual strategies
 MOST_AGAIN = 4  # times that all designs are polished from the best machine
 
 
@@ -45,13 +49,22 @@ class Met(NamedTuple):
         return abs(self.right - self.left) * (1 if self.excess <= 0 else -1)
 
 
+class Design(NamedTuple):
+    """What runs on a machine: a placement, and the bias of the gate, [layer, node, expert], where it has one."""
+
+    strategy: Strategy
+    table: Table | None = None
+
+
 class Candidate(NamedTuple):
-    """A design: its metric at its own best machine, and at the best machine of all."""
+    """A design: its metric at its own best machine, and at the best machine of all; and that machine of its own."""
 
     name: str
     own: float
     here: float
     residual: float
+    design: Design
+    numbers: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,8 @@ class Machine:
     numbers: dict[str, float]  # variables and what is derived from them, by key
     scenarios: tuple[Scenario, ...]  # one for every size of batch
     strategy: Strategy
+    table: Table | None  # the bias of the gate
+    lost: float  # gate mass that it loses on the batches that score the machine, mean over layers
     times: tuple[LayerTime, ...]
     metric: float  # SI units, geometric mean over sizes of batch
     constraints: list[Met]
@@ -95,7 +110,7 @@ class _Search:
     clock: StageClock
     exacts: list[Exact] = field(default_factory=list)
     optima: list[Optimum] = field(default_factory=list)
-    designs: list[Strategy] = field(default_factory=list)
+    designs: list[Design] = field(default_factory=list)
     history: dict[str, np.ndarray] = field(default_factory=dict)
     evaluations: dict[str, int] = field(default_factory=dict)
 
@@ -132,7 +147,7 @@ class _Search:
         ended = np.stack([[to_feasible(problem, each) for each in row] for row in ended])
         last, after = best_starts(exact, self._met(ended, starts))
         better = after.min(axis=1) <= before.min(axis=1)
-        self.designs += [by_name[name] for name in names]
+        self.designs += [Design(by_name[name]) for name in names]
         self.exacts.append(exact)
         self.optima += polish(exact, np.where(better[:, None], last, first), self.report)
         return np.vectorize(problem.metric)(before).ravel(), np.vectorize(problem.metric)(after).ravel()
@@ -144,8 +159,13 @@ class _Search:
         return np.where((broken <= MET)[..., None], positions, others)
 
     def _joint(self) -> TuneResult:
-        """Descend over machines and placements together, then round the plan at the best machine."""
+        """Descend over machines, placements and the gate together, then round the plan at the best machine.
+
+        Before that all are tuned in turn, for the best machine of the usual strategies: what is returned is never
+        slower.
+        """
         problem, usual = self.problem, min(self.optima, key=lambda optimum: optimum.value)
+        self._in_turn(usual.position)
         with self.clock.stage("descend with placement"):
             inputs = _inputs(problem, self._numbers(usual.position))[0]
             starts = feasible_starts(problem, problem.space.starts)
@@ -160,16 +180,52 @@ class _Search:
                 position = usual.position
             inputs = _inputs(problem, self._numbers(position))[0]
             kept = order[: inputs.scenario.tuning.restarts]
-            tuning, plans = joint.rounded(problem, inputs, found.shares[:, kept], self.report)
-        with self.clock.stage("polish"):
-            families = [family_of([plan], problem.settings) for plan in plans]
-            exact = Exact(problem, families)
-            self.designs += plans
-            self.exacts.append(exact)
-            # A plan of a machine that is slow at first may be the best where another is.
-            several = np.stack([[position, usual.position]] * len(plans))
-            self.optima += polish(exact, best_starts(exact, several)[0], self.report)
+            table = None
+            if found.tables is not None:
+                drawn = joint.placement(problem, inputs).draw(joint.BIASED_BATCHES, problem.space.seed)
+                table = within(found.tables[:, order[0]], drawn, problem.space.gate_loss)
+            tuning, plans = joint.rounded(problem, inputs, found.shares[:, kept], self.report, table)
+            designs = [Design(plan) for plan in plans]
+            if table is not None:
+                designs = [self._biased(inputs, plan, table) for plan in plans]
+        # A plan of a machine that is slow at first may be the best where another is.
+        self._add(designs, [position, usual.position])
         return tuning
+
+    def _in_turn(self, position: np.ndarray) -> None:
+        """A placement for a machine, the gate for both, and the machine once more."""
+        with self.clock.stage("tune in turn"):
+            inputs = _inputs(self.problem, self._numbers(position))[0]
+            _, plans = joint.rounded(self.problem, inputs, None, self.report)
+            plan = replace(next(plan for plan in plans if plan.name == TUNED_PLAN), name=IN_TURN)
+            designs = [Design(plan)]
+            if self.problem.space.gate_loss is not None:
+                designs.append(self._biased(inputs, plan, np.zeros(plan.placement.share.shape).swapaxes(1, 2)))
+        self._add(designs, [position])
+
+    def _biased(self, inputs: Inputs, plan: Strategy, start: Table) -> Design:
+        """A plan with the bias of the gate that serves it on this machine."""
+        space, placement = self.problem.space, plan.placement
+        placed = joint.placement(self.problem, inputs)
+        table = tuned_table(
+            placed, placement.share, placement.exchange, start, space.gate_loss, space.steps, space.seed
+        )
+        return Design(replace(plan, name=f"{plan.name}+gate"), table)
+
+    def _add(self, designs: list[Design], positions: list[np.ndarray]) -> None:
+        """Polish the machine of designs from the best of these positions."""
+        with self.clock.stage("polish"):
+            families = [family_of([each.strategy], self._settings(each.table)) for each in designs]
+            exact = Exact(self.problem, families)
+            self.designs += designs
+            self.exacts.append(exact)
+            self.optima += polish(exact, best_starts(exact, np.stack([positions] * len(designs)))[0], self.report)
+
+    def _settings(self, table: Table | None) -> Sequence[Setting]:
+        """The settings, whose tokens choose as a bias has it."""
+        if table is None:
+            return self.problem.settings
+        return [replace(each, batches=gated(table, each.inputs.routed_batches)) for each in self.problem.settings]
 
     def _numbers(self, position: np.ndarray) -> dict[str, float]:
         """Variables with as many digits as are written, and what is derived from them."""
@@ -194,10 +250,14 @@ class _Search:
         return np.concatenate([exact(np.tile(position, (len(exact.names), 1)))[0] for exact in self.exacts])
 
     def _scored(self, index: int) -> tuple[Machine, list[Candidate]]:
-        problem, optimum, strategy = self.problem, self.optima[index], self.designs[index]
+        problem, optimum, (strategy, table) = self.problem, self.optima[index], self.designs[index]
         numbers = self._numbers(optimum.position)
         inputs = _inputs(problem, numbers)
-        times = tuple(score(each, strategy, each.evaluation_batches) for each in inputs)
+        times, lost = tuple(score(each, strategy, each.evaluation_batches) for each in inputs), 0.0
+        if table is not None:
+            (each,) = inputs
+            times = (score(each, strategy, gated(table, each.routed_batches)),)
+            lost = float(lost_by_layer(table, each.routed_batches).mean())
         metric = METRICS[problem.space.objective]
         seen = [
             Outcome(
@@ -210,10 +270,17 @@ class _Search:
         value = float(np.exp(np.mean([np.log(float(metric(each))) for each in seen])))
         scenarios = tuple(each.scenario for each in inputs)
         met = met_constraints(problem, numbers, optimum, value)
-        best = Machine(numbers, scenarios, strategy, times, value, met, optimum.stationarity.residual)
+        best = Machine(numbers, scenarios, strategy, table, lost, times, value, met, optimum.stationarity.residual)
         here = self._at(optimum.position)
         candidates = [
-            Candidate(design.name, problem.metric(each.value), problem.metric(at), each.stationarity.residual)
+            Candidate(
+                design.strategy.name,
+                problem.metric(each.value),
+                problem.metric(at),
+                each.stationarity.residual,
+                design,
+                self._numbers(each.position),
+            )
             for design, each, at in zip(self.designs, self.optima, here, strict=True)
         ]
         return best, candidates
@@ -264,6 +331,8 @@ def _notes(problem: HardwareProblem, best: Machine, tuning: TuneResult | None) -
     unstated = unstated_energy(best.scenarios[0].hardware)
     if unstated and METRICS[problem.space.objective].part == "energy":
         notes.append(f"energy counts nothing for what the machine does not state: {', '.join(unstated)}")
+    if best.table is not None:
+        notes.append(f"the gate is biased, and loses {100 * best.lost:.3g} % of its mass; other commands know no bias")
     if tuning is not None and tuning.stopped:
         notes.append(f"the search for a placement stopped early ({tuning.stopped})")
     if best.residual > 10 * STATIONARY:

@@ -21,6 +21,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from jaxmoe.config import RuleError, Section, load_section
+from jaxmoe.config.base import Fraction
 from jaxmoe.sweep.expressions import Expression, ExpressionError
 from jaxmoe.sweep.study import METRICS, Count, RangeConfig, Seed, Texts, check_expression, in_order
 
@@ -78,6 +79,12 @@ class HardwareSpace(Section):
         "strategies as a list",
         examples=[TUNED],
     )
+    gate_loss: Fraction | None = Field(
+        default=None,
+        description="the part of the gate's mass that a bias on the router's logits may lose, where one is to be found "
+        "together with machine and placement, or null for none",
+        examples=[0.05],
+    )
     starts: Count = Field(default=64, description="how many machines descend at once", examples=[64])
     steps: Count = Field(
         default=50, description="how many steps of gradient descent each takes, in whole segments of 25", examples=[50]
@@ -120,6 +127,9 @@ class HardwareSpace(Section):
         if self.placement == TUNED and (self.objective not in ("total", "p95") or self.batch_tokens is not None):
             told = "usual or names of strategies beside batch_tokens, or an objective other than total and p95"
             raise RuleError(("placement",), self.placement, told, "A placement is tuned for one size of batch")
+        if self.gate_loss is not None and (self.placement != TUNED or self.gate_loss == 0):
+            told = f"a part above 0 beside placement: {TUNED}, or null"
+            raise RuleError(("gate_loss",), self.gate_loss, told, "A bias is found together with a placement")
         return self
 
     @property

@@ -275,6 +275,6 @@ def _number(value: Number) -> Float[Array, ""]:
 
 def build_tuner_settings(tuning: TuningConfig) -> TunerSettings:
     """The tuner's settings; what is annealed becomes (first, last)."""
-    settings: dict[str, Any] = tuning.model_dump(exclude={"p95_weight", "exchanges"})
+    settings: dict[str, Any] = tuning.model_dump(exclude={"p95_weight", "exchanges", "topics", "worst_weight"})
     ends = {name: (value["start"], value["stop"]) for name, value in settings.items() if isinstance(value, dict)}
     return TunerSettings(**(settings | ends))

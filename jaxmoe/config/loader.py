@@ -117,7 +117,12 @@ def _nearby(path: Path) -> str:
 FOLDERS = {"hardware": "hardware", "model": "models", "workload": "workloads"}
 
 # Keys of paths to files, which start where they were written.
-PATHS = (("workload", "trace", "path"), ("hardware", "die", "gemm", "path"), ("system", "profile"))
+PATHS = (
+    ("workload", "trace", "path"),
+    ("hardware", "die", "gemm", "path"),
+    ("system", "profile"),
+    ("tuning", "topics"),
+)
 
 SomeSection = TypeVar("SomeSection", bound=Section)
 Override = tuple[tuple[str, ...], object]
@@ -296,8 +301,11 @@ def _find(draft: Draft, key: str, name: str, folder: str, scenario: Path) -> Pat
 
 
 def _anchor(draft: Draft, keys: tuple[str, ...]) -> None:
-    """Make a path absolute: it starts where it was written."""
+    """Make a path, or each of a list, absolute: it starts where it was written."""
     path = draft.get(*keys)
+    source = draft.source(keys)
     if isinstance(path, str) and path:
-        source = draft.source(keys)
         draft.put(keys, str(source.folder / Path(path).expanduser()), source)
+    if isinstance(path, list):
+        each = [str(source.folder / Path(one).expanduser()) if isinstance(one, str) and one else one for one in path]
+        draft.put(keys, each, source)

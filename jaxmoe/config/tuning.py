@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from jaxmoe.config.base import Count, NonNegative, Positive, RuleError, Section, Seed, check_known
+from jaxmoe.config.base import Count, Fraction, Name, NonNegative, Positive, RuleError, Section, Seed, check_known
 from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS, TunerSettings
 
 DEFAULT = TunerSettings()
@@ -73,6 +73,15 @@ class TuningConfig(Section):
     p95_weight: NonNegative = Field(
         default=0.0, description="the weight of the 95th percentile over batches beside their mean", examples=[0.5]
     )
+    topics: Annotated[tuple[Name, ...], Field(strict=False)] = Field(
+        default=(),
+        description="the trace files of several topics that a plan is tuned over at once, in place of workload.trace, "
+        "as a list; their plans are judged on each as well",
+        examples=[["traces/coding.npz", "traces/math.npz"]],
+    )
+    worst_weight: Fraction = Field(
+        default=0.0, description="the weight of the worst topic beside the mean over topics", examples=[1]
+    )
     sinkhorn_temperature: Annealing = Field(
         default=Annealing(),
         description="the temperature of the transport plan as {start: .., stop: ..}",
@@ -110,3 +119,12 @@ class TuningConfig(Section):
         description="the seconds after which the best plan so far is taken, or null for no limit",
         examples=[600],
     )
+
+    @model_validator(mode="after")
+    def _topics_make_sense(self) -> "TuningConfig":
+        if len(set(self.topics)) < len(self.topics):
+            raise RuleError(("topics",), list(self.topics), "every file once", "Remove what is there twice")
+        if self.worst_weight > 0 and len(self.topics) < 2:
+            told = "0 where tuning.topics has no two files"
+            raise RuleError(("worst_weight",), self.worst_weight, told, "Name the topics, or remove worst_weight")
+        return self

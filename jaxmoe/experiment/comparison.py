@@ -30,6 +30,8 @@ def placement_problem(inputs: Inputs) -> PlacementProblem:
         batch_tokens=inputs.scenario.workload.batch_tokens,
         consecutive=inputs.scenario.workload.sampling == "consecutive",
         p95_weight=inputs.scenario.tuning.p95_weight,
+        topics=tuple(inputs.topics.values()),
+        worst_weight=inputs.scenario.tuning.worst_weight,
         own_exchange=inputs.scenario.costs.exchange,
         exchanges=inputs.scenario.tuning.exchanges,
     )
@@ -173,3 +175,20 @@ def _bound(inputs: Inputs) -> np.ndarray | None:
 def _replay(inputs: Inputs, strategy: Strategy, report: Report) -> Replay:
     stage = f"simulate {strategy.name}"
     return replay(inputs, strategy, inputs.validation_batches, lambda done, total: report(stage, done, total))
+
+
+# Plans judged on every topic that they were tuned over.
+
+
+def topic_means(inputs: Inputs, comparison: Comparison) -> dict[str, dict[str, float]]:
+    """Mean time over layers and unseen batches by comparable strategy and topic, s.
+
+    Every layer runs under the strategy's best exchange, as the comparison has it.
+    """
+    means: dict[str, dict[str, float]] = {}
+    for name, each in comparison.strategies.items():
+        if each.comparable:
+            best = replace(each, placement=replace(each.placement, exchange=comparison.best(name).exchange))
+            times = {topic: score(inputs, best, inputs.topic_batches(topic)).mean for topic in inputs.topics}
+            means[name] = {topic: float(mean.mean()) for topic, mean in times.items()}
+    return means

@@ -1,7 +1,7 @@
 """From files to what computes: scenario, machine model, traces."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from jaxmoe.config import (
     PresetTrace,
     ProcessTrace,
     Scenario,
+    WorkloadConfig,
     build_layer_model,
     build_model,
     load_model,
@@ -63,6 +64,7 @@ class Inputs:
     model: LayerModel
     trace: GatingTrace  # the layers of this run, in order
     trace_path: str  # or what a synthetic one is drawn from
+    topics: Mapping[str, GatingTrace] = field(default_factory=dict)  # by name, those that plans are tuned over
 
     @property
     def layer_ids(self) -> tuple[int, ...]:
@@ -116,6 +118,11 @@ class Inputs:
         """Those of them that the event simulator replays."""
         return self.first_batches(self.evaluation_batches)
 
+    @cached_property
+    def routed_batches(self) -> Batch:
+        """The batches on which every plan is judged, with the router's logits. Raises `TraceError` without them."""
+        return self._judging(self.trace, self.scenario.workload.batch_tokens, logits=True)
+
     def batches_of(self, tokens: int) -> Batch:
         """Evaluation batches of another size. Raises `OptionError` where measured products do not reach it."""
         gemm = self.model.machine.die.gemm
@@ -124,8 +131,16 @@ class Inputs:
                 f"batches of {tokens} tokens are larger than the {float(gemm.rows[-1]):g} up to which the table at "
                 "hardware.die.gemm goes; measure larger ones, or use smaller batches"
             )
+        return self._judging(self.trace, tokens)
+
+    def topic_batches(self, name: str) -> Batch:
+        """The batches of a topic on which every plan is judged."""
+        return self._judging(self.topics[name], self.scenario.workload.batch_tokens)
+
+    def _judging(self, trace: GatingTrace, tokens: int, logits: bool = False) -> Batch:
         judged, consecutive = self.scenario.evaluation, self.scenario.workload.sampling == "consecutive"
-        return sample_batches(self.trace, tokens, judged.batches, EVALUATION_SEEDS + judged.seed, consecutive)
+        seed = EVALUATION_SEEDS + judged.seed
+        return sample_batches(trace, tokens, judged.batches, seed, consecutive, logits=logits)
 
     def first_batches(self, batches: Batch) -> Batch:
         """As many of them as the event simulator replays."""
@@ -149,15 +164,18 @@ def inputs_of(scenario: Scenario, trace: Path | None = None, layers: str | None 
     if trace is None and isinstance(scenario.workload.trace, FileTrace):
         trace = Path(scenario.workload.trace.path)
     gating = _drawn(scenario, moe, layer_ids) if trace is None else _recorded(trace, moe)
-    if scenario.workload.drop_repeats:
-        gating = gating.without_repeats()
     source = _source(scenario) if trace is None else str(trace)
+    topics = [Path(path) for path in scenario.tuning.topics]
     return Inputs(
         scenario=scenario,
         moe=moe,
         model=_with_memory_for(build_layer_model(scenario, "sharded"), len(layer_ids) / len(moe.moe_layer_ids)),
-        trace=_fitting(gating, moe, layer_ids, scenario.workload.batch_tokens, source),
+        trace=_fitting(gating, moe, layer_ids, scenario.workload, source),
         trace_path=source,
+        topics={
+            name: _fitting(_recorded(path, moe), moe, layer_ids, scenario.workload, str(path))
+            for name, path in zip(_names(topics), topics, strict=True)
+        },
     )
 
 
@@ -169,9 +187,13 @@ def read_files(paths: Sequence[Path], model: str | None) -> dict[str, Source]:
     """
     if len(set(paths)) < len(paths):
         raise OptionError("a file is given twice; give each file once")
+    return {name: read_file(path, model) for name, path in zip(_names(paths), paths, strict=True)}
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The name of every file, or its whole path where two have the same name."""
     stems = [path.stem for path in paths]
-    names = [path.stem if stems.count(path.stem) == 1 else str(path) for path in paths]
-    return {name: read_file(path, model) for name, path in zip(names, paths, strict=True)}
+    return [path.stem if stems.count(path.stem) == 1 else str(path) for path in paths]
 
 
 def read_file(path: Path, model: str | None) -> Source:
@@ -253,9 +275,11 @@ def _other_model(path: Path, moe: MoEModel) -> str:
 
 
 def _fitting(
-    trace: GatingTrace, moe: MoEModel, layer_ids: tuple[int, ...], batch_tokens: int, source: str
+    trace: GatingTrace, moe: MoEModel, layer_ids: tuple[int, ...], workload: WorkloadConfig, source: str
 ) -> GatingTrace:
     """The layers of this run, from a trace that fits the model."""
+    if workload.drop_repeats:
+        trace = trace.without_repeats()
     if trace.top_k != moe.top_k:
         raise TraceError(
             f"{source}: tokens chose {trace.top_k} experts, but model.top_k is {moe.top_k}; "
@@ -267,10 +291,10 @@ def _fitting(
             "(model.moe_layer_ids); use a trace of this model, or choose layers with --layers"
         )
     chosen = trace.select_layers(layer_ids).without_missing()
-    if batch_tokens > chosen.num_tokens:
+    if workload.batch_tokens > chosen.num_tokens:
         raise TraceError(
             f"{source}: has {chosen.num_tokens} tokens with all their choices, but workload.batch_tokens is "
-            f"{batch_tokens}; lower it"
+            f"{workload.batch_tokens}; lower it"
         )
     return chosen
 

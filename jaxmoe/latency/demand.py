@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology, Machine
 from jaxmoe.latency.around import NodeWork, Steps
+from jaxmoe.latency.gating import GateBias
 from jaxmoe.network import AbstractExchange, Flows, Phases, Visits
 from jaxmoe.network.exchange import Rounds
 from jaxmoe.relax import AbstractSupport
@@ -95,7 +96,7 @@ class Decisions(eqx.Module):
     `share` says which node computes which part of every expert. `resident` says which node stores it, where that is
     another: the rest has to be moved. `served` names the node that computes a choice whole, -1 as the expert is shared.
     Without an `exchange` the model's own is used. `experts` are the choices of a gate that changes them, and `source`
-    the nodes where tokens live, in place of the batch's own.
+    the nodes where tokens live, in place of the batch's own. A `gate` chooses anew from the logits of the batch.
     """
 
     share: Float[Array, "*lead expert node"]
@@ -105,12 +106,14 @@ class Decisions(eqx.Module):
     movement: Movement | None = None
     experts: Int[Array, "*lead token top_k"] | None = None
     source: Int[Array, "*lead token"] | None = None
+    gate: GateBias | None = None
 
     def tokens(self, batch: Batch) -> Batch:
         """The batch with what was decided for its tokens."""
         decided = {"experts": self.experts, "source": self.source}
         given = {name: value for name, value in decided.items() if value is not None}
-        return replace(batch, **given) if given else batch
+        batch = replace(batch, **given) if given else batch
+        return batch if self.gate is None else self.gate(batch)
 
     @property
     def stored(self) -> Float[Array, "*lead expert node"]:

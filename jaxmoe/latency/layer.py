@@ -120,7 +120,7 @@ class LayerModel(eqx.Module):
 
         `exchange` defaults to the model's own.
         """
-        merging = self.merging(exchange, batches.weight.shape[1])
+        merging = None if batches.logits is not None else self.merging(exchange, batches.weight.shape[1])
         return batches if merging is None else merge_tokens(batches, num_experts, *merging)
 
     def merging(self, exchange: AbstractExchange | None, count: int) -> Merging | None:

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
+from jaxmoe.latency.gating import biased, biased_choices, chosen_experts, retained_mass
 from jaxmoe.network.pairwise import AllToAll
 from jaxmoe.network.time_models import AlphaBeta
-from jaxmoe.relax import HardMax, soft_top_k, straight_through
+from jaxmoe.relax import HardMax
 
 ALIKE = 1e-6  # of the largest entry: rows that spread less differ by rounding alone, and have no scores
 OwnNode = Literal["counted", "left_out", "alone"]
@@ -33,21 +34,6 @@ def choose(logits: Float[Array, "*lead token expert"], top_k: int) -> Choice:
     """The largest K logits and their softmax (Eq. 4 and 5); of equal ones the expert of the lower number."""
     largest, experts = jax.lax.top_k(logits, top_k)
     return Choice(experts.astype(jnp.int32), jax.nn.softmax(largest, axis=-1))
-
-
-def chosen_experts(logits: Float[Array, "token expert"], top_k: int) -> Float[Array, "token expert"]:
-    """1 for the K experts that every token chooses, 0 for all others; of equal ones as `choose` has it."""
-    rows, experts = jnp.arange(len(logits))[:, None], jax.lax.top_k(logits, top_k)[1]
-    return jnp.zeros_like(logits).at[rows, experts].set(1)
-
-
-def biased(
-    logits: Float[Array, "*lead token expert"],
-    bias: Float[Array, "*lead node expert"],
-    source: Int[Array, " token"],
-) -> Float[Array, "*lead token expert"]:
-    """Logits with the bias of every token's source: Eq. 13, S G as a gather. Biased logits choose and weight."""
-    return logits + jnp.take(bias, source, axis=-2)
 
 
 # Where a pass sends vectors (Eq. 8 and 10).
@@ -168,16 +154,13 @@ def route(
     temperature: Float[Array, ""] | None,
 ) -> Routed:
     """Route the tokens of one layer by biased logits: exact, or with the derivative of choices at a temperature."""
-    given = biased(logits, bias, problem.source)
-    chosen = chosen_experts(jax.lax.stop_gradient(given), problem.top_k)
-    if temperature is not None:
-        chosen = straight_through(chosen, soft_top_k(given, problem.top_k, temperature))
-    before, mass = chosen_experts(logits, problem.top_k), jax.nn.softmax(logits, axis=-1)
+    chosen = biased_choices(biased(logits, bias, problem.source), problem.top_k, temperature)
+    before = chosen_experts(logits, problem.top_k)
     by_source = problem.weight * chosen_by_source(chosen, problem.source, problem.num_nodes)
     return Routed(
         copies=by_source @ share,
         loads=by_source.sum(axis=0),
-        retained=(mass * chosen).sum() / (mass * before).sum(),
+        retained=retained_mass(logits, chosen, problem.top_k),
         changed=1 - (chosen * before).sum() / before.sum(),
     )
 

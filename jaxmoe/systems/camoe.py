@@ -14,13 +14,13 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.des import replay_traffic
 from jaxmoe.des.description import node_seconds, plan_tokens
 from jaxmoe.latency import Decisions, LayerModel, LayerTime
+from jaxmoe.latency.gating import biased
 from jaxmoe.network import alpha_beta
 from jaxmoe.network.pairwise import AllToAll, read_profile, same_models
 from jaxmoe.network.profile import STAGES
 from jaxmoe.policies.gate import (
     GateProblem,
     assignment_copies,
-    biased,
     choose,
     evaluate_gate,
     gate_bias,

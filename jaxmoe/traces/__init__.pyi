@@ -5,6 +5,7 @@ from .batches import over_batches as over_batches
 from .batches import request_batches as request_batches
 from .batches import sample_batches as sample_batches
 from .batches import successive_batches as successive_batches
+from .batches import topic_batches as topic_batches
 from .files import Recording as Recording
 from .files import read_any as read_any
 from .files import read_loads as read_loads

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxmoe.traces.logits import with_logits
 from jaxmoe.traces.trace import GatingTrace, TraceError, take
 
 
@@ -29,6 +30,8 @@ class Batch(eqx.Module):
     weight: Float[Array, "*batches token"]
     source: Int[Array, "*lead token"] | None = None  # node where the token lives; None: see `sources`
     row: Int[Array, "*lead token"] | None = None  # of the trace, for what else that knows of a token
+    logits: Float[Array, "*lead token expert"] | None = None  # of the router, where a gate may choose anew
+    chosen: Float[Array, "*lead token expert"] | None = None  # in place of `choices`, where these have a derivative
 
     @property
     def gather_slot(self) -> Int[Array, "*lead token"]:
@@ -54,6 +57,8 @@ class Batch(eqx.Module):
 
     def choices(self, num_experts: int) -> Float[Array, "*lead token expert"]:
         """How often each token chose each expert: 0 or 1."""
+        if self.chosen is not None:
+            return self.chosen
         # Choice by choice: a sum over an inner axis takes many times as long.
         columns = jnp.moveaxis(self.experts, -1, 0)
         return functools.reduce(
@@ -122,13 +127,20 @@ def _in_chunks(function: Callable[[Given], Result], given: Given, count: int, at
 
 
 def sample_batches(
-    trace: GatingTrace, tokens: int, batches: int, seed: int, consecutive: bool = False, numbered: bool = False
+    trace: GatingTrace,
+    tokens: int,
+    batches: int,
+    seed: int,
+    consecutive: bool = False,
+    numbered: bool = False,
+    logits: bool = False,
 ) -> Batch:
     """Draw batches from the whole trace: every leaf is [layer, batch, token, ...].
 
     A batch is `tokens` different tokens in random order, or a run of consecutive ones. All layers of a batch
     have the same tokens; gather slots and replica draws are independent. The same seed gives the same batches. With
-    `numbered` tokens know their row of the trace.
+    `numbered` tokens know their row of the trace, with `logits` those of the router. Raises `TraceError` for a trace
+    without what is asked for.
     """
     if tokens > trace.num_tokens:
         raise TraceError(
@@ -140,7 +152,33 @@ def sample_batches(
         picked = starts[:, None] + np.arange(tokens)
     else:
         picked = np.stack([rng.choice(trace.num_tokens, tokens, replace=False) for _ in range(batches)])
-    return _picked_batches(trace, picked, rng, numbered)
+    drawn = _picked_batches(trace, picked, rng, numbered)
+    if not logits:
+        return drawn
+    recorded = with_logits(trace).logits
+    known = take(recorded, picked.ravel()).reshape(*picked.shape, *recorded.shape[1:])
+    return replace(drawn, logits=jnp.asarray(np.moveaxis(known, 2, 0).astype(np.float32)))
+
+
+def topic_batches(
+    topics: Sequence[GatingTrace],
+    tokens: int,
+    batches: int,
+    seed: int,
+    consecutive: bool = False,
+    logits: bool = False,
+) -> Batch:
+    """Batches like those of `sample_batches`, drawn from several traces in turn: batch b from topic b modulo theirs."""
+    drawn, each = [], -(-batches // len(topics))
+    for number, topic in enumerate(topics):
+        own = int(np.random.default_rng([seed, number]).integers(2**62))
+        drawn.append(sample_batches(topic, tokens, each, own, consecutive, logits=logits))
+
+    def in_turn(*leaves: Array) -> Array:
+        dealt = np.stack([np.asarray(leaf) for leaf in leaves], axis=2)
+        return jnp.asarray(dealt.reshape(len(dealt), -1, *dealt.shape[3:])[:, :batches])
+
+    return jax.tree.map(in_turn, *drawn)
 
 
 def successive_batches(

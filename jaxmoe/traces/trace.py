@@ -204,6 +204,14 @@ class GatingTrace:
         names = None if self.seq_name is None else tuple(self.seq_name[i] for i in kept)
         return replace(self, seq_start=starts[kept], seq_name=names, **parts)
 
+    def halves(self) -> tuple["GatingTrace", "GatingTrace"]:
+        """Every other sequence, such as to tune on, and the rest, to judge on. Raises `TraceError` for a single one."""
+        if len(self.seq_start) < 2:
+            raise TraceError("the trace has one sequence, which halves would cut; use one of several")
+        number = np.searchsorted(self.seq_start, np.arange(self.num_tokens), side="right")
+        odd, even = (self.select_tokens(np.flatnonzero(number % 2 == part)) for part in (1, 0))
+        return odd, even
+
     def select_layers(self, layer_ids: Sequence[int]) -> "GatingTrace":
         """The trace of some layers, in the order given. Raises `TraceError` for a layer it does not have."""
         rows = {int(layer): row for row, layer in enumerate(self.layer_ids)}

@@ -45,9 +45,9 @@ class _Load(NamedTuple):
 def lower_bound(problem: PlacementProblem, batches: Batch) -> Float[np.ndarray, " layer"]:
     """Bound on the mean total time of every layer over `batches` [layer, batch, token, ...] (or merged ones), s.
 
-    It bounds the mean, whatever weight the problem gives to the tail. Latencies, chunks, start-up times and tiles are
-    left out: they only add. Communication is left out under time models without congestion, and where groups that ring
-    apart send each other nothing.
+    It bounds the mean, whatever weight the problem gives to the tail or to the worst topic. Latencies, chunks, start-up
+    times and tiles are left out: they only add. Communication is left out under time models without congestion, and
+    where groups that ring apart send each other nothing.
     """
     experts, weight = np.asarray(batches.experts), np.asarray(batches.weight, float)
     counts = expert_counts(batches, problem.trace.num_experts)

@@ -14,7 +14,8 @@ from jaxtyping import Array, Float
 from jaxmoe.latency import Decisions, LayerModel
 from jaxmoe.relax import SmoothMax, SoftSupport, geometric, sinkhorn
 from jaxmoe.traces import Batch, over_batches
-from jaxmoe.tune.problem import PlacementProblem, objective
+from jaxmoe.tune.aim import Aim
+from jaxmoe.tune.problem import PlacementProblem
 
 # Relaxed placements: shares as a transport plan between experts and nodes.
 #
@@ -111,7 +112,7 @@ class Landscape(NamedTuple):
     scale: Float[Array, ""]  # s: a layer's compute time if work were even
     budget_spread: Float[Array, ""]
     learning_rate: Float[Array, ""]
-    p95_weight: Float[Array, ""]
+    aim: Aim
 
 
 class Descent(NamedTuple):
@@ -134,7 +135,7 @@ def landscape(problem: PlacementProblem, budget_spread: float, learning_rate: fl
         scale=jnp.asarray(work / flops.sum(), jnp.float32),
         budget_spread=jnp.asarray(budget_spread, jnp.float32),
         learning_rate=jnp.asarray(learning_rate, jnp.float32),
-        p95_weight=jnp.asarray(problem.p95_weight, jnp.float32),
+        aim=problem.aim,
     )
 
 
@@ -171,7 +172,7 @@ def relaxed_shares(
 def relaxed_objective(
     plan: AbstractParameters, land: Landscape, frequency: Float[Array, " expert"], batches: Batch, now: Annealed
 ) -> Float[Array, ""]:
-    """Relaxed time of one layer over the even compute time, mean over batches mixed with their 95th percentile."""
+    """Relaxed time of one layer over the even compute time, as the aim takes it of batches."""
     decisions = plan.decisions(frequency, land.node_part, now.temperature, land.budget_spread)
     stored = decisions.stored
     support = soft_hosts(frequency, stored.shape[1], now.width)
@@ -179,7 +180,7 @@ def relaxed_objective(
     seconds = over_batches(
         lambda batch: land.model.decided(decisions, batch, reduction, support).total, batches, stored.shape[1]
     )
-    time = objective(seconds, land.p95_weight)
+    time = land.aim(seconds, reduction)
     held = stored if land.model.mode == "sharded" else support.presence(support.amount(stored))
     overfull = jnp.maximum(held.sum(axis=0) / land.room - 1, 0)
     return time / land.scale + MEMORY_WEIGHT * jnp.sum(overfull**2)

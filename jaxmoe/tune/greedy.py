@@ -14,7 +14,7 @@ from jaxmoe.relax import geometric
 from jaxmoe.traces import MISSING, Batch, over_batches
 from jaxmoe.tune import local_search
 from jaxmoe.tune.local_search import Search
-from jaxmoe.tune.problem import BRIM, History, PlacementProblem, Plans, Progress, TuneResult, best, objective, silent
+from jaxmoe.tune.problem import BRIM, History, PlacementProblem, Plans, Progress, TuneResult, best, silent
 from jaxmoe.tune.referee import Referee
 from jaxmoe.tune.settings import StopSwitch
 
@@ -113,7 +113,7 @@ def _costs(
         seconds = _seconds(search, placed, placed.sum(axis=1) > 0, batches, even)
         held = jnp.where(search.model.mode == "replicated", placed > 0, placed)
         fits = (held.sum(axis=0) <= search.room * BRIM).all()
-        return jnp.where(fits, objective(seconds, search.p95_weight), jnp.inf)
+        return jnp.where(fits, search.aim(seconds), jnp.inf)
 
     return jax.lax.map(cost, candidates, batch_size=32)
 

@@ -18,7 +18,8 @@ from jaxmoe.latency import LayerModel
 from jaxmoe.network import AbstractExchange
 from jaxmoe.network.xy import prefix_sums
 from jaxmoe.traces import Batch, over_batches
-from jaxmoe.tune.problem import BRIM, PlacementProblem, objective
+from jaxmoe.tune.aim import Aim
+from jaxmoe.tune.problem import BRIM, PlacementProblem
 
 SEGMENT = 100  # moves of a compiled call; the time limit is checked in between
 SMALLEST_SHARE = 5e-3  # a smaller part is not worth a message to its host
@@ -36,7 +37,7 @@ class Search(NamedTuple):
     room: Float[Array, " place"]  # in experts
     hops: Float[Array, "place place2"]  # near places are tried more often
     spread: Float[Array, "place node"]  # rows sum to 1
-    p95_weight: Float[Array, ""]
+    aim: Aim
 
 
 def search_of(problem: PlacementProblem, group: np.ndarray | None = None) -> Search:
@@ -47,8 +48,8 @@ def search_of(problem: PlacementProblem, group: np.ndarray | None = None) -> Sea
         member = group == np.arange(nodes)[:, None]
         spread = member / np.maximum(member.sum(axis=1, keepdims=True), 1)
         hops, room = np.zeros((nodes, nodes)), member @ np.where(np.isinf(room), 1e9, room)
-    arrays = (problem.frequency, room, hops, spread, problem.p95_weight)
-    return Search(problem.model, *(jnp.asarray(array, jnp.float32) for array in arrays))
+    arrays = (problem.frequency, room, hops, spread)
+    return Search(problem.model, *(jnp.asarray(array, jnp.float32) for array in arrays), aim=problem.aim)
 
 
 class Pick(NamedTuple):
@@ -160,7 +161,7 @@ def _seconds(
 
 def _score(search: Search, share: Share, batches: Batch, exchange: AbstractExchange | None = None) -> Float[Array, ""]:
     """Exact objective of one plan of one layer, s."""
-    return objective(_seconds(search, share, batches, exchange), search.p95_weight)
+    return search.aim(_seconds(search, share, batches, exchange))
 
 
 @eqx.filter_jit

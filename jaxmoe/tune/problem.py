@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Float, Shaped
 
 from jaxmoe.hardware import AbstractTopology, Mesh
 from jaxmoe.latency import LayerModel
@@ -16,7 +16,8 @@ from jaxmoe.network import AbstractExchange, GatherExchange, ReduceScatterExchan
 from jaxmoe.placement import PlanError
 from jaxmoe.placement.exchange import ALONE, ExchangeError, exchange_of
 from jaxmoe.placement.strategies import complete_hybrids
-from jaxmoe.traces import Batch, GatingTrace, expert_counts, sample_batches
+from jaxmoe.traces import Batch, GatingTrace, TraceError, expert_counts, load_counts, sample_batches, topic_batches
+from jaxmoe.tune.aim import Aim
 from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS
 
 BRIM = 1 + 1e-5  # shares are float32: a node filled to the brim may seem overfull by so much
@@ -30,6 +31,9 @@ class PlacementProblem:
     95th percentile by `p95_weight`. A node's memory is divided evenly among the layers. Where `batches` are given,
     leaves [layer, batch, ...], these alone count, in place of the drawn ones.
 
+    With `topics` batches are drawn from each of these in turn, in place of `trace`, and the mean over topics is mixed
+    with the worst of them by `worst_weight`. Given batches come from as many topics in turn.
+
     `exchanges` are the names that may be chosen beside the model's own, `rings` for all complete hybrids. Where only a
     mesh has the split trees of the default ones, other networks get `least_loaded_tree` and `random_host_tree`.
     """
@@ -39,11 +43,15 @@ class PlacementProblem:
     batch_tokens: int
     consecutive: bool = False
     p95_weight: float = 0.0
+    topics: tuple[GatingTrace, ...] = ()
+    worst_weight: float = 0.0
+    logits: bool = False  # whether drawn batches have those of the router, for a gate that is biased
     batches: Batch | None = None
     exchanges: tuple[str, ...] = DEFAULT_EXCHANGES
     own_exchange: str | None = None  # the name of the model's own, where that is a ring
 
     def __post_init__(self) -> None:
+        check_topics(self.trace, self.topics)
         object.__setattr__(self, "exchanges", suited(self.exchanges, self.model.machine.topology))
         room, needed = self.room.sum(), self.trace.num_experts
         if room < needed * (1 - 1e-6):  # capacities are float32
@@ -69,20 +77,21 @@ class PlacementProblem:
         room = np.asarray(capacity, float) / float(self.model.costs.expert_bytes) / len(self.trace.layer_ids)
         return room if self.model.mode == "sharded" else np.floor(room * (1 + 1e-6))
 
+    @property
+    def aim(self) -> Aim:
+        """What is minimised of the times of batches."""
+        return Aim(float(self.p95_weight), float(self.worst_weight), max(len(self.topics), 1))
+
     @cached_property
     def frequency(self) -> np.ndarray:
-        """How much of a layer's work each expert is, float [layer, expert]; rows sum to 1.
+        """How much of a layer's work each expert is, float [layer, expert]; rows sum to 1. Topics count alike.
 
         Experts that the trace never chose count as chosen a tenth of a time: they need a place too.
         """
-        experts = self.trace.num_experts
-        if self.batches is None:
-            chosen = np.moveaxis(self.trace.experts, 1, 0)
-            count = np.stack([np.bincount(layer[layer >= 0].ravel(), minlength=experts) for layer in chosen])
-        else:
-            count = expert_counts(self.batches, experts).sum(axis=1)
-        smoothed = np.maximum(count, 0.1)
-        return smoothed / smoothed.sum(axis=1, keepdims=True)
+        if self.batches is not None:
+            return _parts(expert_counts(self.batches, self.trace.num_experts).sum(axis=1))
+        traces = self.topics or (self.trace,)
+        return np.mean([_parts(load_counts(each).counts[0]) for each in traces], axis=0)
 
     @cached_property
     def gathers(self) -> dict[str, AbstractExchange]:
@@ -107,11 +116,33 @@ class PlacementProblem:
             if self.batches.experts.ndim == self.batches.weight.ndim:  # merged ones share their rows
                 return replace(self.batches, weight=self.batches.weight[:, order])
             return jax.tree.map(lambda leaf: leaf[:, order], self.batches)
-        return sample_batches(self.trace, self.batch_tokens, batches, seed, self.consecutive)
+        if self.topics:
+            return topic_batches(self.topics, self.batch_tokens, batches, seed, self.consecutive, self.logits)
+        return sample_batches(self.trace, self.batch_tokens, batches, seed, self.consecutive, logits=self.logits)
 
     def merged(self, batches: Batch, exchange: AbstractExchange | None = None) -> Batch:
         """The batches with equal tokens merged, where placement and exchange treat equal tokens alike."""
         return self.model.merged(batches, self.trace.num_experts, exchange)
+
+
+def _parts(count: Shaped[np.ndarray, "layer expert"]) -> Float[np.ndarray, "layer expert"]:
+    """Counts of experts as parts of all."""
+    smoothed = np.maximum(count, 0.1)
+    return smoothed / smoothed.sum(axis=1, keepdims=True)
+
+
+def check_topics(trace: GatingTrace, topics: tuple[GatingTrace, ...]) -> None:
+    """Raise `TraceError` for topics that are of another model than the trace."""
+    for number, topic in enumerate(topics):
+        for what in ("num_experts", "top_k"):
+            ours, theirs = getattr(trace, what), getattr(topic, what)
+            if ours != theirs:
+                raise TraceError(f"topic {number} has {what} {theirs}, but the trace {ours}; use topics of one model")
+        if topic.layer_ids.tolist() != trace.layer_ids.tolist():
+            raise TraceError(
+                f"topic {number} has the layers {topic.layer_ids.tolist()}, but the trace {trace.layer_ids.tolist()}; "
+                "select the same layers of all"
+            )
 
 
 def check_exchanges(exchanges: tuple[str, ...], topology: AbstractTopology, experts: int) -> None:
@@ -148,12 +179,6 @@ def own_name(model: LayerModel) -> str:
     return "own"
 
 
-def objective(seconds: Float[Array, "*lead batch"], p95_weight: Float[Array, ""] | float) -> Float[Array, "*lead"]:
-    """What is minimised, s: the mean over batches, mixed with their 95th percentile by its weight."""
-    mean = jnp.mean(seconds, axis=-1)
-    return mean + p95_weight * (jnp.quantile(seconds, 0.95, axis=-1) - mean)
-
-
 # Plans with the exchange that serves each layer best, and what that takes.
 
 Plan = Float[np.ndarray, "layer expert node"]
@@ -182,7 +207,7 @@ def least(ranked: Iterable[Ranked]) -> Ranked:
     return Ranked(*(np.stack(parts)[chosen, row] for parts in zip(*given, strict=True)))
 
 
-def where_surely_faster(plan: Ranked, known: Ranked, p95_weight: float) -> Ranked:
+def where_surely_faster(plan: Ranked, known: Ranked, aim: Aim) -> Ranked:
     """The plan, but of infinite time in layers where its gain over a known one may be chance.
 
     The gain is the mean over groups of batches, and has to be at least twice its standard error.
@@ -190,7 +215,7 @@ def where_surely_faster(plan: Ranked, known: Ranked, p95_weight: float) -> Ranke
 
     def grouped(seconds: Float[np.ndarray, "layer batch"]) -> Float[np.ndarray, "layer group"]:
         count = seconds.shape[1] // GROUPS * GROUPS
-        return np.asarray(objective(jnp.asarray(seconds[:, :count].reshape(len(seconds), GROUPS, -1)), p95_weight))
+        return np.asarray(aim(jnp.asarray(seconds[:, :count].reshape(len(seconds), GROUPS, -1))))
 
     gains = grouped(known.batches) - grouped(plan.batches)
     sure = gains.mean(axis=1) > STANDARD_ERRORS * gains.std(axis=1, ddof=1) / np.sqrt(GROUPS)

@@ -37,7 +37,6 @@ from jaxmoe.tune.problem import (
     TuneResult,
     better,
     least,
-    objective,
     silent,
     where_surely_faster,
 )
@@ -112,7 +111,7 @@ class Referee:
         shares = [jnp.asarray(share) for share in np.moveaxis(plans, 1, 0).astype(np.float32)]
         scored = [[local_search.seconds_of_all(search, share, part, exchange) for part in drawn] for share in shares]
         seconds = np.stack([np.concatenate(of_one, axis=1, dtype=float) for of_one in scored], axis=1)
-        return np.asarray(objective(jnp.asarray(seconds), self.problem.p95_weight), float), seconds
+        return np.asarray(self.problem.aim(jnp.asarray(seconds)), float), seconds
 
     def _selected(self, first: int, exchange: AbstractExchange | None) -> Batch:
         """Some selection batches from the first on, merged where that pays under the exchange."""
@@ -228,8 +227,7 @@ class Referee:
         with self.timed("strategies"):
             plans, known = [found, *others], self.shipped
             if known is not None:
-                weight = self.problem.p95_weight
-                plans = [known, *(where_surely_faster(each, known, weight) for each in plans)]
+                plans = [known, *(where_surely_faster(each, known, self.problem.aim) for each in plans)]
             final = least(plans)
         with self.timed("bound"):
             bound = lower_bound(self.problem, self.selection)

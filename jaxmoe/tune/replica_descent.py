@@ -17,7 +17,7 @@ from jaxmoe.latency.replicas import ReplicaModel
 from jaxmoe.placement.slot_plan import filled
 from jaxmoe.placement.slots import EMPTY
 from jaxmoe.relax import AbstractReduction, SmoothMax, geometric
-from jaxmoe.tune.problem import objective
+from jaxmoe.tune.aim import objective
 
 STEPS = 100
 LEARNING_RATE = 0.3

@@ -55,6 +55,7 @@ def affordable(settings: TunerSettings, problem: "PlacementProblem") -> TunerSet
 
     restarts = fitting(settings.restarts, STEP_PRODUCTS / settings.steps / entries / 2, 2)
     batches = fitting(settings.batches_per_step, STEP_PRODUCTS / settings.steps / entries / restarts, 2)
+    batches = max(batches, len(problem.topics))  # a step sees every topic
     steps = fitting(settings.steps, STEP_PRODUCTS / (entries * restarts * batches), 100)
     moved = problem.batch_tokens * experts * problem.num_nodes
     refine_batches = fitting(settings.refine_batches, STEP_PRODUCTS / 500 / moved, 8)

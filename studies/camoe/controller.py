@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from setting import LOGIT_SCALE, TOP_K, contiguous, costs, network, problem, tokens, write_rows
 
-from jaxmoe.policies.gate import assignment_copies, biased, chosen_experts, gate_bias, unbiased_copies
+from jaxmoe.latency.gating import biased, chosen_experts
+from jaxmoe.policies.gate import assignment_copies, gate_bias, unbiased_copies
 from jaxmoe.policies.gate_control import GateController, Observed
 
 ITERATIONS, CHANGE, BATCH, POOL, SEED = 1000, 200, 512, 8192, 0

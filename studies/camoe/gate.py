@@ -16,7 +16,8 @@ from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.experiment.simulation import iterations_of, mean_stages, simulate
 from jaxmoe.experiment.strategies import given_plans
-from jaxmoe.policies.gate import biased, choose
+from jaxmoe.latency.gating import biased
+from jaxmoe.policies.gate import choose
 
 TOKENS, NODES, REPEATS = 4096, 4, 9
 SCENARIO = ROOT / "configs" / "scenarios" / "camoe" / "qwen3-30b-a3b_4nodes.yaml"

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxmoe.latency import gating
 from jaxmoe.network import AlphaBeta, Congestion
 from jaxmoe.network.pairwise import AllToAll, same_models
 from jaxmoe.policies import gate
@@ -21,9 +22,9 @@ seeds = st.integers(0, 2**31)
 assignment_copies, node_copies, biased = (
     jax.jit(gate.assignment_copies),
     jax.jit(gate.node_copies),
-    jax.jit(gate.biased),
+    jax.jit(gating.biased),
 )
-choose, chosen_experts = (jax.jit(each, static_argnums=1) for each in (gate.choose, gate.chosen_experts))
+choose, chosen_experts = (jax.jit(each, static_argnums=1) for each in (gate.choose, gating.chosen_experts))
 gate_bias, standard_scores = eqx.filter_jit(gate.gate_bias), eqx.filter_jit(gate.standard_scores)
 
 

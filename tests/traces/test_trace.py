@@ -86,3 +86,14 @@ def test_many_choices_are_compared_as_few_are():
     many[0, 0, 7] = many[0, 0, 30]
     with pytest.raises(TraceError, match=f"chose expert {many[0, 0, 30]} twice"):
         GatingTrace(many, **parts)
+
+
+def test_halves_are_every_other_sequence_and_share_no_token():
+    """Sequences of 2, 1 and 3 tokens, whose first choice is the number of the token."""
+    experts = np.arange(6, dtype=np.int16).reshape(6, 1, 1)
+    trace = GatingTrace(experts, 6, np.array([0]), np.array([0, 2, 3]), None, {})
+    seen, held = trace.halves()
+    assert (seen.experts.ravel().tolist(), seen.seq_start.tolist()) == ([0, 1, 3, 4, 5], [0, 2])
+    assert (held.experts.ravel().tolist(), held.seq_start.tolist()) == ([2], [0])
+    with pytest.raises(TraceError, match="one sequence"):
+        held.halves()

@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.latency import LayerModel
 from jaxmoe.relax import AbstractReduction, AbstractSupport
 from jaxmoe.traces import Batch, over_batches
-from jaxmoe.tune.problem import History, PlacementProblem, objective
+from jaxmoe.tune.aim import Aim
+from jaxmoe.tune.problem import History, PlacementProblem
 from jaxmoe.tune.settings import StopSwitch
 
 Order = Int[np.ndarray, " node"]
@@ -27,7 +28,7 @@ class Question(NamedTuple):
     share: Float[Array, "expert cluster"]
     frequency: Float[Array, " expert"]
     batches: Batch  # leaves [batch, ...], or merged
-    p95_weight: Float[Array, ""]
+    aim: Aim
 
     def cost(
         self,
@@ -39,7 +40,7 @@ class Question(NamedTuple):
         seconds = over_batches(
             lambda batch: self.model(share, batch, reduction=reduction, support=support).total, self.batches
         )
-        return objective(seconds, self.p95_weight)
+        return self.aim(seconds)
 
 
 def question_of(
@@ -51,7 +52,7 @@ def question_of(
         share=jnp.asarray(share, jnp.float32),
         frequency=jnp.asarray(problem.frequency[layer], jnp.float32),
         batches=jax.tree.map(lambda leaf: leaf[layer], batches),
-        p95_weight=jnp.asarray(problem.p95_weight, jnp.float32),
+        aim=problem.aim,
     )
 
 

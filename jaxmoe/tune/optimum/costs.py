@@ -130,6 +130,7 @@ def _checked(problem: PlacementProblem) -> Batch:
     model = problem.model
     for wrong, message in (
         (problem.p95_weight > 0, f"p95_weight is {problem.p95_weight}; set it to 0, the optimum is of the mean"),
+        (problem.worst_weight > 0, f"worst_weight is {problem.worst_weight}; set it to 0, the optimum is of the mean"),
         (model.mode != "sharded", f"mode is {model.mode}; use sharded placements"),
         (problem.num_nodes > MOST_NODES, f"{problem.num_nodes} nodes; use at most {MOST_NODES}"),
         (problem.trace.top_k > 2, f"top_k is {problem.trace.top_k}; use traces of at most 2 experts per token"),

@@ -1,0 +1,71 @@
+"""A gate that is biased: what it chooses from the logits of a router, and what of the gate's mass it keeps."""
+
+from dataclasses import replace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxmoe.relax import soft_top_k, straight_through
+from jaxmoe.traces.batches import Batch
+
+
+def chosen_experts(logits: Float[Array, "token expert"], top_k: int) -> Float[Array, "token expert"]:
+    """1 for the K experts that every token chooses, 0 for all others; of equal ones that of the lower number."""
+    rows, experts = jnp.arange(len(logits))[:, None], jax.lax.top_k(logits, top_k)[1]
+    return jnp.zeros_like(logits).at[rows, experts].set(1)
+
+
+def biased(
+    logits: Float[Array, "*lead token expert"],
+    bias: Float[Array, "*lead node expert"],
+    source: Int[Array, " token"],
+) -> Float[Array, "*lead token expert"]:
+    """Logits with the bias of every token's source (camoe Eq. 13, S G as a gather)."""
+    return logits + jnp.take(bias, source, axis=-2)
+
+
+def biased_choices(
+    given: Float[Array, "token expert"], top_k: int, temperature: Float[Array, ""] | None
+) -> Float[Array, "token expert"]:
+    """1 for the K largest of these logits; with the derivative of soft choices at a temperature, if there is one."""
+    chosen = chosen_experts(jax.lax.stop_gradient(given), top_k)
+    return chosen if temperature is None else straight_through(chosen, soft_top_k(given, top_k, temperature))
+
+
+def retained_mass(
+    logits: Float[Array, "token expert"], chosen: Float[Array, "token expert"], top_k: int
+) -> Float[Array, ""]:
+    """Gate mass of the chosen experts over that of the K largest logits, summed over tokens."""
+    mass = jax.nn.softmax(logits, axis=-1)
+    return (mass * chosen).sum() / (mass * chosen_experts(logits, top_k)).sum()
+
+
+class GateBias(eqx.Module):
+    """A bias on the logits of every expert, by the node where a token lives.
+
+    Choices are exact; with a `temperature`, in logits, they have the derivative of soft ones.
+    """
+
+    table: Float[Array, "*lead node expert"]
+    temperature: Float[Array, ""] | None = None
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch with the choices of the biased gate, the strongest first. It needs logits."""
+        given = self._logits(batch)
+        _, experts = jax.lax.top_k(given, batch.experts.shape[-1])
+        soft = self.temperature is not None
+        chosen = biased_choices(given, experts.shape[-1], self.temperature) if soft else None
+        return replace(batch, experts=experts.astype(jnp.int32), chosen=chosen)
+
+    def lost(self, batch: Batch) -> Float[Array, ""]:
+        """The part of the unbiased choices' gate mass that is lost."""
+        top_k = batch.experts.shape[-1]
+        chosen = biased_choices(self._logits(batch), top_k, self.temperature)
+        return 1 - retained_mass(batch.logits, chosen, top_k)
+
+    def _logits(self, batch: Batch) -> Float[Array, "token expert"]:
+        if batch.logits is None:
+            raise ValueError("a gate chooses from the logits of a batch, and this one has none; draw it with logits")
+        return biased(batch.logits, self.table, batch.sources(self.table.shape[-2]))

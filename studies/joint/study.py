@@ -1,0 +1,183 @@
+"""Machine, placement and gate tuned at once and in turn, judged on held-out text; see README.md.
+
+`python studies/joint/study.py --shared FOLDER` writes `joint.csv`; with `--cases` and `--seeds` it replaces those rows
+alone. FOLDER has the recorded traces in `traces/`.
+"""
+
+import argparse
+import csv
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxmoe.codesign.gate import gated, lost_by_layer
+from jaxmoe.codesign.problem import HardwareProblem, hardware_problem
+from jaxmoe.codesign.run import Candidate, tune_hardware
+from jaxmoe.codesign.space import HardwareSpace, SpaceFile
+from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.evaluation import score
+from jaxmoe.experiment.inputs import inputs_of
+from jaxmoe.files import atomic_write
+from jaxmoe.traces import read_trace, write_trace
+from jaxmoe.traces.logits import reconstruct_logits
+
+HERE = Path(__file__).resolve().parent
+SCENARIO = HERE.parents[1] / "configs" / "scenarios" / "hd_moe" / "deepseek-v2-lite_4x4_5TFLOPs_50GBps.yaml"
+COLUMNS = ("case", "gate_loss", "seed", "design", "tuning_s", "unseen_s", "lost", "exchange", "machine")
+DIE, LINK, UPLINK = (
+    "hardware.die.compute_TFLOPs_per_s",
+    "hardware.link.bandwidth_GB_per_s",
+    "hardware.uplink.bandwidth_GB_per_s",
+)
+LAYER = 9
+SET: dict[str, Any] = {
+    "tuning.restarts": 2,
+    "tuning.steps": 75,
+    "tuning.batches_per_step": 4,
+    "tuning.refine_steps": 100,
+    "tuning.refine_chains": 1,
+    "tuning.refine_batches": 16,
+    "evaluation.batches": 32,
+    "costs.bytes_per_element": 2,
+    "costs.weight_bytes_per_element": 2,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A machine whose numbers are to be found under a budget, and what may run on it."""
+
+    variables: dict[str, tuple[float, float]]
+    cost: str
+    limit: float
+    set: dict[str, Any]
+
+
+UNICAST = ["least_loaded", "reduce_scatter"]
+CLUSTER = {
+    "kind": "clusters",
+    "clusters": 4,
+    "nodes_per_cluster": 4,
+    "die": {"compute_TFLOPs_per_s": 5.0, "memory_bandwidth_GB_per_s": 1000.0},
+    "link": {"bandwidth_GB_per_s": 100.0, "latency_ns": 100},
+    "uplink": {"bandwidth_GB_per_s": 25.0, "latency_ns": 500},
+    "router": {"switching": "cut_through", "chunk_B": 65536},
+}
+MESH_RATES = {DIE: (1.0, 50.0), LINK: (5.0, 500.0)}
+CASES = {
+    # Links and dies share the area of a mesh of 4x4 dies near memory.
+    "mesh": Case(
+        MESH_RATES,
+        f"{DIE} + {LINK} / 10",
+        10,
+        {"tuning.exchanges": [*UNICAST, "corner_host_split_tree", "ring_both_ways"]},
+    ),
+    # The same where routers cannot add, and nothing rings.
+    "mesh_unicast": Case(
+        MESH_RATES, f"{DIE} + {LINK} / 10", 10, {"tuning.exchanges": UNICAST, "costs.exchange": "least_loaded"}
+    ),
+    # Four nodes of four devices; a byte a second between nodes costs four times one inside.
+    "cluster_unicast": Case(
+        {DIE: (1.0, 50.0), LINK: (10.0, 1000.0), UPLINK: (2.0, 200.0)},
+        f"{DIE} + {LINK} / 40 + {UPLINK} / 10",
+        10,
+        {
+            "hardware": CLUSTER,
+            "strategies.hybrid_regions": 4,
+            "tuning.exchanges": UNICAST,
+            "costs.exchange": "least_loaded",
+        },
+    ),
+}
+
+
+def problem_of(case: Case, gate_loss: float | None, seed: int, trace: Path) -> HardwareProblem:
+    space = HardwareSpace(
+        name="joint",
+        variables={key: {"from": low, "to": high, "scale": "log"} for key, (low, high) in case.variables.items()},
+        derived={"cost": case.cost},
+        constraints=(f"cost <= {case.limit}",),
+        placement="tuned",
+        gate_loss=gate_loss,
+        starts=16,
+        steps=75,
+        seed=seed,
+    )
+    fixed = SET | case.set | {"workload.trace": {"kind": "file", "path": str(trace)}, "tuning.seed": seed}
+    return hardware_problem(SpaceFile(HERE / "joint.yaml", space), SCENARIO, fixed, [LAYER])
+
+
+def unseen(problem: HardwareProblem, candidate: Candidate, held: Path) -> tuple[float, float]:
+    """Time of a design on its own best machine on held-out text, s, and the gate mass that it loses there."""
+    own = {key: candidate.numbers[key] for key in problem.keys}
+    inputs = inputs_of(problem.sweep.scenario(own), held, str(LAYER))
+    strategy, table = candidate.design
+    if table is None:
+        return float(score(inputs, strategy, inputs.evaluation_batches).mean.mean()), 0.0
+    table = jnp.asarray(table)
+    lost = float(lost_by_layer(table, inputs.routed_batches).mean())
+    return float(score(inputs, strategy, gated(table, inputs.routed_batches)).mean.mean()), lost
+
+
+def rows_of(name: str, gate_loss: float | None, seed: int, traces: tuple[Path, Path]) -> Iterator[dict[str, str]]:
+    """One row for each design."""
+    problem = problem_of(CASES[name], gate_loss, seed, traces[0])
+    with StageClock() as clock:
+        result = tune_hardware(problem, lambda *_: None, clock)
+    for each in result.candidates:
+        seconds, lost = unseen(problem, each, traces[1])
+        machine = " ".join(f"{each.numbers[key]:.4g}" for key in problem.keys)
+        exchange = " ".join(each.design.strategy.placement.exchange)
+        times = (f"{each.own:.6g}", f"{seconds:.6g}", f"{lost:.4g}")
+        yield dict(
+            zip(COLUMNS, map(str, (name, gate_loss or 0, seed, each.name, *times, exchange, machine)), strict=True)
+        )
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The table as text; none where there is no file."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
+    """The table, written whole."""
+    with atomic_write(path) as aside, aside.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shared", type=Path, required=True)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=[*CASES])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--losses", nargs="+", type=float, default=[0.0, 0.05], help="gate mass; 0 for no gate")
+    options = parser.parse_args()
+    path = HERE / "joint.csv"
+    recorded = read_trace(options.shared / "traces" / "deepseek-v2-lite" / "intent.npz").select_layers([LAYER])
+    with tempfile.TemporaryDirectory() as folder:
+        traces = (Path(folder) / "seen.npz", Path(folder) / "held.npz")
+        for file, part in zip(traces, reconstruct_logits(recorded).trace.halves(), strict=True):
+            write_trace(file, part)
+        for name in options.cases:
+            for seed in options.seeds:
+                for loss in options.losses:
+                    made = [*rows_of(name, loss or None, seed, traces)]
+                    key = (name, str(loss or 0), str(seed))
+                    kept = [row for row in read_rows(path) if (row["case"], row["gate_loss"], row["seed"]) != key]
+                    order = [*CASES]
+                    write_rows(path, sorted(kept + made, key=lambda row: order.index(row["case"])))
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_default_matmul_precision", "highest")
+    main()

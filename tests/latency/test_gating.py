@@ -1,0 +1,124 @@
+"""A biased gate: choices by hand, what they lose, and the slope of a layer's time in the bias."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import cases
+
+from jaxmoe.latency import Decisions
+from jaxmoe.latency.gating import GateBias, biased_choices, retained_mass
+from jaxmoe.relax import soft_top_k
+from jaxmoe.traces import Batch, TraceError, sample_batches, synthetic_trace
+
+SHAPE, NODES, EXPERTS, TOP_K, TOKENS = (2, 2), 4, 6, 2, 8
+
+
+def batch_of(logits) -> Batch:
+    """Tokens that choose the largest logits."""
+    logits = jnp.asarray(logits, jnp.float32)
+    experts = jax.lax.top_k(logits, TOP_K)[1].astype(jnp.int32)
+    draws = jnp.full(len(logits), 0.25)
+    return Batch(experts, draws, jnp.full(experts.shape, 0.5), jnp.ones(len(logits)), logits=logits)
+
+
+def some_batch(seed: int) -> Batch:
+    return batch_of(np.random.default_rng(seed).normal(size=(TOKENS, EXPERTS)))
+
+
+def test_choices_by_hand():
+    """Tokens 0 to 3 live on node 0, the others on node 1, whose bias turns expert 0 down."""
+    batch = batch_of(np.tile([3.0, 2.0, 1.0, 0.0, -1.0, -2.0], (TOKENS, 1)))
+    table = jnp.zeros((2, EXPERTS)).at[1, 0].set(-2.5)
+    gate = GateBias(table)
+    after = gate(batch)
+    assert after.experts.tolist() == [[0, 1]] * 4 + [[1, 2]] * 4
+    mass = np.exp([3, 2, 1]) / np.exp([3, 2, 1, 0, -1, -2]).sum()
+    expected = 1 - (4 * (mass[0] + mass[1]) + 4 * (mass[1] + mass[2])) / (8 * (mass[0] + mass[1]))
+    assert float(gate.lost(batch)) == pytest.approx(expected, rel=1e-5)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 2**31))
+def test_no_bias_changes_nothing_and_a_bias_of_all_experts_neither(seed):
+    batch = some_batch(seed)
+    for table in (jnp.zeros((NODES, EXPERTS)), jnp.full((NODES, EXPERTS), 1.5)):
+        assert (GateBias(table)(batch).experts == batch.experts).all()
+        assert float(GateBias(table).lost(batch)) == pytest.approx(0, abs=1e-6)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 2**31))
+def test_soft_choices_have_the_values_of_the_exact_ones(seed):
+    rng = np.random.default_rng(seed)
+    batch, table = some_batch(seed), jnp.asarray(rng.normal(size=(NODES, EXPERTS)), jnp.float32)
+    exact, soft = GateBias(table)(batch), GateBias(table, jnp.asarray(0.3))(batch)
+    assert (exact.experts == soft.experts).all()
+    np.testing.assert_allclose(soft.choices(EXPERTS), exact.choices(EXPERTS), atol=1e-5)
+    loss = float(GateBias(table).lost(batch))
+    assert 0 <= loss < 1
+    assert float(GateBias(table, jnp.asarray(0.3)).lost(batch)) == pytest.approx(loss, abs=1e-5)
+
+
+def test_a_loop_over_tokens_finds_the_same_mass():
+    batch, table = some_batch(3), np.random.default_rng(4).normal(size=(NODES, EXPERTS)).astype(np.float32)
+    kept = whole = 0.0
+    for token, logits in enumerate(np.asarray(batch.logits, float)):
+        mass = np.exp(logits) / np.exp(logits).sum()
+        biased = logits + table[token * NODES // TOKENS]
+        kept += mass[np.argsort(-biased)[:TOP_K]].sum()
+        whole += mass[np.argsort(-logits)[:TOP_K]].sum()
+    assert float(GateBias(jnp.asarray(table)).lost(batch)) == pytest.approx(1 - kept / whole, abs=1e-6)
+
+
+def test_the_slope_of_the_kept_mass_is_that_of_soft_choices():
+    """Through the straight-through estimate, against finite differences of the soft choices themselves."""
+    logits = some_batch(5).logits
+
+    def kept(bias, temperature):
+        return retained_mass(logits, biased_choices(logits + bias, TOP_K, temperature), TOP_K)
+
+    def soft(bias):
+        return retained_mass(logits, soft_top_k(logits + bias, TOP_K, 0.5), TOP_K)
+
+    bias = jnp.asarray(np.random.default_rng(6).normal(size=EXPERTS), jnp.float32)
+    slope = jax.grad(kept)(bias, jnp.asarray(0.5))
+    for expert in range(EXPERTS):
+        step = 0.02 * jnp.eye(EXPERTS)[expert]
+        assert float(slope[expert]) == pytest.approx(float(soft(bias + step) - soft(bias - step)) / 0.04, abs=2e-3)
+
+
+def test_a_bias_against_the_busiest_expert_shortens_the_layer_and_the_slope_says_so():
+    """Dies compute alike and messages are tiny; all tokens like expert 0, alone on its die, and narrowly so."""
+    machine = cases.random_machine(np.random.default_rng(0), SHAPE)
+    machine.flops[:] = 1e12
+    model = cases.layer_model(machine, costs=cases.Costs(1.0, 1e3, 1e9, 1.0, dispatch_bytes=1.0))
+    logits = np.random.default_rng(1).normal(scale=0.1, size=(TOKENS, EXPERTS)) + np.array([0.5, 0, 0, 0, 0, 0])
+    batch, share = batch_of(logits), jnp.eye(NODES)[np.array([0, 1, 2, 3, 1, 2])]
+
+    def seconds(table, temperature=None):
+        return model.decided(Decisions(share, gate=GateBias(table, temperature)), batch).total
+
+    none = jnp.zeros((NODES, EXPERTS))
+    assert float(seconds(none)) == pytest.approx(float(model(share, batch).total))
+    assert float(seconds(none.at[:, 0].set(-0.7))) < 0.9 * float(seconds(none))
+    slope = np.asarray(jax.grad(lambda table: seconds(table, jnp.asarray(0.3)))(none))
+    assert np.isfinite(slope).all()
+    assert slope[:, 0].sum() > 0 > slope[:, 1:].sum()
+
+
+def test_logits_come_with_the_tokens_that_are_drawn():
+    trace = synthetic_trace(60, range(2), EXPERTS, TOP_K, 0.5, 0.0, 0.0, seed=0)
+    logits = np.random.default_rng(0).normal(size=(60, 2, EXPERTS)).astype(np.float32)
+    drawn = sample_batches(replace(trace, logits=logits), 5, 3, seed=1, numbered=True, logits=True)
+    assert drawn.logits.shape == (2, 3, 5, EXPERTS)
+    for layer in range(2):
+        np.testing.assert_array_equal(drawn.logits[layer], logits[np.asarray(drawn.row[layer]), layer])
+    with pytest.raises(TraceError, match="no logits, which a biased gate needs"):
+        sample_batches(trace, 5, 3, seed=1, logits=True)
+    with pytest.raises(ValueError, match="draw it with logits"):
+        GateBias(jnp.zeros((NODES, EXPERTS)))(sample_batches(trace, 5, 1, seed=1))
