@@ -27,9 +27,11 @@ FOLLOWED = 0.1  # excess that multipliers follow at most
 EVERY = 5  # steps after which multipliers follow
 MET = 1e-3  # excess up to which a constraint counts as met
 
+# Of a bias of many entries most slopes are noise, which Adam would make as large as the others.
+GATE = optax.chain(optax.normalize_by_update_norm(), optax.trace(decay=0.9))
 # Multipliers change the slopes: of numbers, Adam remembers few. A plan sees other batches at every step.
-ADAM = optax.multi_transform(
-    {"position": optax.scale_by_adam(b1=0.5, b2=0.8), "plan": optax.scale_by_adam(), "gate": optax.scale_by_adam()},
+OPTIMISERS = optax.multi_transform(
+    {"position": optax.scale_by_adam(b1=0.5, b2=0.8), "plan": optax.scale_by_adam(), "gate": GATE},
     lambda at: {name: name for name in at},
 )
 
@@ -131,7 +133,7 @@ def followed(
 def begun(at: Any, constraints: int, lead: tuple[int, ...]) -> Walk:
     """A descent at its first step, under so many constraints, from parameters whose leaves have the leading axes
     `lead`."""
-    init = ADAM.init
+    init = OPTIMISERS.init
     for _ in lead:
         init = jax.vmap(init)
     return Walk(at, init(at), jnp.zeros((*lead, constraints)))
@@ -155,7 +157,7 @@ def moved(
         return value + augmented(excess, walk.multipliers, _equal(problem, excess)), (value, excess)
 
     (_, (value, excess)), slope = jax.value_and_grad(lagrangian, has_aux=True)(walk.at)
-    direction, optimiser = ADAM.update(slope, walk.optimiser)
+    direction, optimiser = OPTIMISERS.update(slope, walk.optimiser)
     at = jax.tree.map(lambda leaf, rate, step: leaf - now.rate * rate * step, walk.at, rates, direction)
     at |= {"position": jnp.clip(at["position"], 0, 1)}
     multipliers = jnp.where(

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxmoe.codesign.descent import augmented, followed
+from jaxmoe.codesign.descent import GATE, augmented, followed
 from jaxmoe.latency import Decisions, LayerModel, evaluate
 from jaxmoe.latency.gating import GateBias
 from jaxmoe.network import AbstractExchange, build_exchange
@@ -22,7 +22,7 @@ from jaxmoe.tune.descent import SEGMENT, AbstractParameters, segment_batches
 from jaxmoe.tune.problem import Plan
 
 TEMPERATURE = 0.3  # of choices, in logits
-RATE = 0.05  # of a step, in logits
+RATE = 0.05  # length of a step without what went before, in logits
 HALVINGS = 10  # in search of the largest factor
 MAX_TEMPERATURE = 0.02  # of the smooth maximum, relative, where machine and plan are given
 BATCHES, HELD = 8, 64  # of a step, and that choose among points
@@ -100,7 +100,7 @@ def tuned_table(
     for rows, exchange in _by_exchange(placed, exchanges):
         model, part = replace(placed.model, exchange=exchange), jnp.asarray(share[rows], jnp.float32)
         begin = jnp.asarray(ended[rows])
-        state = _State(begin, optax.scale_by_adam().init(begin), jnp.zeros(1))
+        state = _State(begin, GATE.init(begin), jnp.zeros(1))
         for _ in range(0, steps, SEGMENT):
             drawn = segment_batches(placed, BATCHES, int(seeds.integers(2**62)))
             drawn = jax.tree.map(lambda leaf, at=rows: leaf[:, at], drawn)
@@ -154,7 +154,7 @@ def _segment(
 
     def step(state: _State, batches: Batch) -> tuple[_State, None]:
         slope, excess = jax.grad(lagrangian, has_aux=True)(state.table, state.multiplier, batches)
-        change, optimiser = optax.scale_by_adam().update(slope, state.optimiser)
+        change, optimiser = GATE.update(slope, state.optimiser)
         return _State(state.table - RATE * change, optimiser, followed(excess, state.multiplier, INEQUALITY)), None
 
     return jax.lax.scan(step, state, batches)[0]

@@ -73,6 +73,7 @@ ON_4X4 = "hd_moe/deepseek-v2-lite_4x4_5TFLOPs_50GBps"
 CASES = {
     "deepseek_cut": Case(ON_4X8, "deepseek-v2-lite", DEEPSEEK, "9"),
     "deepseek_whole": Case(ON_4X8, "deepseek-v2-lite", DEEPSEEK, "9,17", 3),
+    "deepseek_roomy": Case(ON_4X8, "deepseek-v2-lite", DEEPSEEK, "9,17", 8),
     "gpt_oss_whole": Case(ON_4X4, "gpt-oss-20b", GPT_OSS, "12", 3),
     "mixtral_whole": Case(ON_4X4, "mixtral-8x7b", MIXTRAL, "16", 1),
 }

@@ -43,6 +43,7 @@ SET: dict[str, Any] = {
     "tuning.refine_chains": 1,
     "tuning.refine_batches": 16,
     "evaluation.batches": 32,
+    "costs.exchange": "least_loaded",
     "costs.bytes_per_element": 2,
     "costs.weight_bytes_per_element": 2,
 }
@@ -58,7 +59,7 @@ class Case:
     set: dict[str, Any]
 
 
-UNICAST = ["least_loaded", "reduce_scatter"]
+RINGS = ["least_loaded", "reduce_scatter", "ring_both_ways", "rings"]  # of routers that cannot add
 CLUSTER = {
     "kind": "clusters",
     "clusters": 4,
@@ -71,27 +72,15 @@ CLUSTER = {
 MESH_RATES = {DIE: (1.0, 50.0), LINK: (5.0, 500.0)}
 CASES = {
     # Links and dies share the area of a mesh of 4x4 dies near memory.
-    "mesh": Case(
-        MESH_RATES,
-        f"{DIE} + {LINK} / 10",
-        10,
-        {"tuning.exchanges": [*UNICAST, "corner_host_split_tree", "ring_both_ways"]},
-    ),
-    # The same where routers cannot add, and nothing rings.
-    "mesh_unicast": Case(
-        MESH_RATES, f"{DIE} + {LINK} / 10", 10, {"tuning.exchanges": UNICAST, "costs.exchange": "least_loaded"}
-    ),
+    "mesh": Case(MESH_RATES, f"{DIE} + {LINK} / 10", 10, {"tuning.exchanges": [*RINGS, "corner_host_split_tree"]}),
+    # The same where links are four times as dear.
+    "mesh_dear_links": Case(MESH_RATES, f"{DIE} + {LINK} / 2.5", 10, {"tuning.exchanges": RINGS}),
     # Four nodes of four devices; a byte a second between nodes costs four times one inside.
-    "cluster_unicast": Case(
+    "cluster": Case(
         {DIE: (1.0, 50.0), LINK: (10.0, 1000.0), UPLINK: (2.0, 200.0)},
         f"{DIE} + {LINK} / 40 + {UPLINK} / 10",
         10,
-        {
-            "hardware": CLUSTER,
-            "strategies.hybrid_regions": 4,
-            "tuning.exchanges": UNICAST,
-            "costs.exchange": "least_loaded",
-        },
+        {"hardware": CLUSTER, "strategies.hybrid_regions": 4, "tuning.exchanges": RINGS},
     ),
 }
 

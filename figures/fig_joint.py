@@ -1,0 +1,63 @@
+"""Figures of the study `joint`, drawn from its table alone.
+
+python figures/fig_joint.py
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from tables import STUDIES, Rows, column, distinct, read_table, select
+
+from jaxmoe.plotting import GroupPanel, plot_bar_panels
+
+HERE = Path(__file__).resolve().parent
+TITLES = {
+    "mesh": "4x4 mesh that adds up in routers",
+    "mesh_dear_links": "4x4 mesh with dear links",
+    "cluster": "four nodes of four devices",
+}
+WAYS = {"usual": "best usual strategy", "turn": "in turn", "once": "at once"}
+
+
+def way(design: str) -> str:
+    """How a design was tuned."""
+    if design.startswith("in_turn"):
+        return "turn"
+    return "once" if design.startswith(("tuned", "shipped")) else "usual"
+
+
+def unseen(rows: Rows, names: set[str]) -> float:
+    """Time on held-out text of the design that is best on the batches of tuning."""
+    some = [row for row in rows if way(row["design"]) in names]
+    return float(some[int(column(some, "tuning_s").argmin())]["unseen_s"])
+
+
+def draw(rows: Rows, path: Path) -> None:
+    """One panel for each case: time over that of the best usual strategy, mean over seeds."""
+    panels = []
+    for case in distinct(rows, "case"):
+        values: dict[str, list[float]] = {label: [] for label in WAYS.values()}
+        groups = distinct(rows, "gate_loss")
+        for loss in groups:
+            runs = [select(rows, case=case, gate_loss=loss, seed=seed) for seed in distinct(rows, "seed")]
+            runs = [run for run in runs if run]
+            for name, label in WAYS.items():
+                # In turn begins with the best usual strategy, and keeps it where nothing is faster.
+                names = {"usual", "turn"} if name == "turn" else {name}
+                values[label].append(float(np.mean([unseen(run, names) / unseen(run, {"usual"}) for run in runs])))
+        titles = [f"{100 * float(loss):g} % of gate mass" if float(loss) else "no bias" for loss in groups]
+        series = {label: np.array(each) for label, each in values.items()}
+        panels.append(GroupPanel(TITLES[case], titles, series, "time on unseen text, relative"))
+    plot_bar_panels(path, panels, "Machine, placement and gate of DeepSeek-V2-Lite, in turn and at once")
+
+
+def main() -> None:
+    """Draw it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=HERE, help="folder of the images")
+    draw(read_table(STUDIES / "joint" / "joint.csv"), parser.parse_args().out / "joint.png")
+
+
+if __name__ == "__main__":
+    main()

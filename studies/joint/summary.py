@@ -1,0 +1,39 @@
+"""The table of README.md from `joint.csv`: `python studies/joint/summary.py`."""
+
+import csv
+from itertools import groupby
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def ways(rows: list[dict[str, str]]) -> dict[str, dict[str, str]]:
+    """The best design of each way of tuning, on the batches of tuning."""
+
+    def best(*beginnings: str) -> dict[str, str]:
+        return min(
+            (row for row in rows if row["design"].startswith(beginnings)), key=lambda row: float(row["tuning_s"])
+        )
+
+    joint = ("tuned", "shipped")
+    usual = best(*{row["design"] for row in rows if not row["design"].startswith((*joint, "in_turn"))})
+    turn = min(usual, best("in_turn"), key=lambda row: float(row["tuning_s"]))
+    return {"usual": usual, "in turn": turn, "at once": best(*joint)}
+
+
+def main() -> None:
+    with (HERE / "joint.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    print("| case | gate loss | seed | usual, us | in turn | at once | gain | gain unseen | lost unseen | at once is |")
+    print("|" + " --- |" * 10)
+    for (case, loss, seed), some in groupby(rows, lambda row: (row["case"], row["gate_loss"], row["seed"])):
+        found = ways(list(some))
+        times = [f"{1e6 * float(each['unseen_s']):.2f}" for each in found.values()]
+        turn, once = found["in turn"], found["at once"]
+        gains = [f"{100 * (float(turn[key]) / float(once[key]) - 1):.1f} %" for key in ("tuning_s", "unseen_s")]
+        is_ = f"{once['design']}, {once['exchange']}; in turn {turn['design']}, {turn['exchange']}"
+        print(f"| {' | '.join([case, loss, seed, *times, *gains, once['lost'], is_])} |")
+
+
+if __name__ == "__main__":
+    main()
