@@ -14,10 +14,10 @@ from jaxmoe.plotting import style
 HERE = Path(__file__).resolve().parent
 TITLES = {
     "deepseek_cut": "DeepSeek-V2-Lite, 4x8 mesh, cut experts",
-    "deepseek_whole": "DeepSeek-V2-Lite, 4x8 mesh, 3 a die",
-    "deepseek_roomy": "DeepSeek-V2-Lite, 4x8 mesh, 8 a die",
-    "gpt_oss_whole": "GPT-OSS-20B, 4x4 mesh, 3 a die",
-    "mixtral_whole": "Mixtral-8x7B, 4x4 mesh, 1 a die",
+    "deepseek_whole": "DeepSeek-V2-Lite, 4x8 mesh, 3 experts fit a die",
+    "deepseek_roomy": "DeepSeek-V2-Lite, 4x8 mesh, 8 experts fit a die",
+    "gpt_oss_whole": "GPT-OSS-20B, 4x4 mesh, 3 experts fit a die",
+    "mixtral_whole": "Mixtral-8x7B, 4x4 mesh, 1 expert fits a die",
 }
 
 

@@ -32,7 +32,7 @@ from jaxmoe.tune.descent import schedule as annealed
 from jaxmoe.tune.settings import STEP_PRODUCTS
 from jaxmoe.tune.tuner import gathering, tune
 
-BIASED_BATCHES = 256  # that a plan is tuned on for a gate that is biased
+BIASED_BATCHES = 240  # that a plan is tuned on for a gate that is biased
 SHIPPED = "shipped"  # the best strategy of every layer, under its best exchange
 
 

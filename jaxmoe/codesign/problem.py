@@ -23,6 +23,7 @@ from jaxmoe.sweep.points import Point, Space, SweepError, is_parameter, takes_wh
 from jaxmoe.sweep.run import check_stated
 from jaxmoe.sweep.setting import Setting
 from jaxmoe.sweep.study import Study, StudyConfig, in_order
+from jaxmoe.traces.logits import with_logits
 
 SIZES = "workload.batch_tokens"
 Position = Float[Array, " variable"]  # 0 at the lower bound of a variable, 1 at the upper one
@@ -285,7 +286,8 @@ def hardware_problem(
     problem = HardwareProblem(file, sweep, replace(base, values=rest), tuple(settings.values()), usable)
     jax.eval_shape(problem.excess, jnp.zeros(len(problem.keys)))  # wrong keys, and what has no slope
     if file.space.gate_loss is not None:
-        _ = first.inputs.routed_batches  # no logits
+        for trace in (first.inputs.trace, *first.inputs.topics.values()):
+            with_logits(trace)
     return problem
 
 
