@@ -142,7 +142,7 @@ def _segment(
     def lagrangian(table, multiplier, batches):
         def layer(table, share, batches):
             gate = GateBias(table, jnp.asarray(TEMPERATURE))
-            decisions, reduction = Decisions(share, gate=gate), SmoothMax(MAX_TEMPERATURE)
+            decisions, reduction = Decisions(share, gate=gate), SmoothMax(jnp.asarray(MAX_TEMPERATURE))
             seconds = over_batches(
                 lambda batch: model.decided(decisions, batch, reduction).total, batches, share.shape[1]
             )

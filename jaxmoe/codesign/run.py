@@ -181,7 +181,7 @@ class _Search:
             inputs = _inputs(problem, self._numbers(position))[0]
             kept = order[: inputs.scenario.tuning.restarts]
             table = None
-            if found.tables is not None:
+            if found.tables is not None and problem.space.gate_loss is not None:
                 drawn = joint.placement(problem, inputs).draw(joint.BIASED_BATCHES, problem.space.seed)
                 table = within(found.tables[:, order[0]], drawn, problem.space.gate_loss)
             tuning, plans = joint.rounded(problem, inputs, found.shares[:, kept], self.report, table)
@@ -206,6 +206,7 @@ class _Search:
     def _biased(self, inputs: Inputs, plan: Strategy, start: Table) -> Design:
         """A plan with the bias of the gate that serves it on this machine."""
         space, placement = self.problem.space, plan.placement
+        assert space.gate_loss is not None
         placed = joint.placement(self.problem, inputs)
         table = tuned_table(
             placed, placement.share, placement.exchange, start, space.gate_loss, space.steps, space.seed

@@ -61,9 +61,9 @@ class GateBias(eqx.Module):
 
     def lost(self, batch: Batch) -> Float[Array, ""]:
         """The part of the unbiased choices' gate mass that is lost."""
-        top_k = batch.experts.shape[-1]
-        chosen = biased_choices(self._logits(batch), top_k, self.temperature)
-        return 1 - retained_mass(batch.logits, chosen, top_k)
+        given, top_k = self._logits(batch), batch.experts.shape[-1]
+        assert batch.logits is not None  # there would be none given
+        return 1 - retained_mass(batch.logits, biased_choices(given, top_k, self.temperature), top_k)
 
     def _logits(self, batch: Batch) -> Float[Array, "token expert"]:
         if batch.logits is None:

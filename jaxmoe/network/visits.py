@@ -60,9 +60,9 @@ def sharded_visits(share: Float[Array, "expert node"], batch: Batch, support: Ab
     choice = batch.choices(share.shape[0])
     chosen = (batch.weight[:, None] * choice).sum(axis=0)
     named, home = _lowest_hosts(share, batch, support)
-    if named is None:
+    if named is None and batch.chosen is None:
         visited = _any_host(share > 0, batch.experts).astype(share.dtype)
-    else:  # [node, token] in memory, as `GatherExchange` adds up tokens of a home
+    else:  # choices may have a derivative; [node, token] in memory, as `GatherExchange` adds up tokens of a home
         visited = support.presence((support.amount(share).T @ choice.T).T)
     return Visits(
         visited=visited,

@@ -156,6 +156,7 @@ def sample_batches(
     if not logits:
         return drawn
     recorded = with_logits(trace).logits
+    assert recorded is not None
     known = take(recorded, picked.ravel()).reshape(*picked.shape, *recorded.shape[1:])
     return replace(drawn, logits=jnp.asarray(np.moveaxis(known, 2, 0).astype(np.float32)))
 

@@ -48,8 +48,9 @@ def search_of(problem: PlacementProblem, group: np.ndarray | None = None) -> Sea
         member = group == np.arange(nodes)[:, None]
         spread = member / np.maximum(member.sum(axis=1, keepdims=True), 1)
         hops, room = np.zeros((nodes, nodes)), member @ np.where(np.isinf(room), 1e9, room)
-    arrays = (problem.frequency, room, hops, spread)
-    return Search(problem.model, *(jnp.asarray(array, jnp.float32) for array in arrays), aim=problem.aim)
+    given = (problem.frequency, room, hops, spread)
+    frequency, room, hops, spread = (jnp.asarray(array, jnp.float32) for array in given)
+    return Search(problem.model, frequency, room, hops, spread, problem.aim)
 
 
 class Pick(NamedTuple):

@@ -80,7 +80,7 @@ class PlacementProblem:
     @property
     def aim(self) -> Aim:
         """What is minimised of the times of batches."""
-        return Aim(float(self.p95_weight), float(self.worst_weight), max(len(self.topics), 1))
+        return Aim(jnp.asarray(self.p95_weight), jnp.asarray(self.worst_weight), max(len(self.topics), 1))
 
     @cached_property
     def frequency(self) -> np.ndarray:

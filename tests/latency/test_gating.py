@@ -122,3 +122,17 @@ def test_logits_come_with_the_tokens_that_are_drawn():
         sample_batches(trace, 5, 3, seed=1, logits=True)
     with pytest.raises(ValueError, match="draw it with logits"):
         GateBias(jnp.zeros((NODES, EXPERTS)))(sample_batches(trace, 5, 1, seed=1))
+
+
+def test_traffic_has_a_slope_in_the_bias_as_well_where_few_tokens_choose():
+    """Dies compute in no time; a choice that moves to another die changes what links carry."""
+    machine = cases.random_machine(np.random.default_rng(0), SHAPE)
+    model = cases.layer_model(machine, costs=cases.Costs(1e6, 1e3, 1.0, 64.0, dispatch_bytes=1e6))
+    batch, share = some_batch(7), jnp.eye(NODES)[np.array([0, 1, 2, 3, 1, 2])]
+
+    def seconds(table):
+        gate = GateBias(table, jnp.asarray(0.3))
+        return model.decided(Decisions(share, gate=gate), batch).stages["combine"]
+
+    slope = np.asarray(jax.grad(seconds)(jnp.zeros((NODES, EXPERTS))))
+    assert np.abs(slope).max() > 0.01 * float(seconds(jnp.zeros((NODES, EXPERTS))))
