@@ -49,7 +49,7 @@ def draw(rows: Rows, path: Path) -> None:
         titles = [f"{100 * float(loss):g} % of gate mass" if float(loss) else "no bias" for loss in groups]
         series = {label: np.array(each) for label, each in values.items()}
         panels.append(GroupPanel(TITLES[case], titles, series, "time on unseen text, relative"))
-    plot_bar_panels(path, panels, "Machine, placement and gate of DeepSeek-V2-Lite, in turn and at once")
+    plot_bar_panels(path, panels, "Machine, placement and gate, in turn and at once")
 
 
 def main() -> None:

@@ -31,8 +31,8 @@ HardwareSpace = Annotated[
         "--hardware",
         metavar="SPACE.yaml",
         help="Choose numbers of the machine as well: variables: {KEY: {from: .., to: .., scale: log}}, constraints: "
-        "[EXPRESSION <= LIMIT], objective: total|p95|.., placement: usual|tuned|[NAMES], starts: 64, steps: 50, "
-        "seed: 0. Writes the best machine as scenario.yaml, and what each limit is worth.",
+        "[EXPRESSION <= LIMIT], objective: total|p95|.., placement: usual|tuned|[NAMES], gate_loss: PART, starts: "
+        "64, steps: 50, seed: 0. Writes the best machine as scenario.yaml, and what each limit is worth.",
         show_default=False,
     ),
 ]

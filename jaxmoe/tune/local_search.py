@@ -5,6 +5,7 @@ worse with a chance that falls. All moves of a search see the same batches, so t
 legal throughout.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
@@ -48,9 +49,8 @@ def search_of(problem: PlacementProblem, group: np.ndarray | None = None) -> Sea
         member = group == np.arange(nodes)[:, None]
         spread = member / np.maximum(member.sum(axis=1, keepdims=True), 1)
         hops, room = np.zeros((nodes, nodes)), member @ np.where(np.isinf(room), 1e9, room)
-    given = (problem.frequency, room, hops, spread)
-    frequency, room, hops, spread = (jnp.asarray(array, jnp.float32) for array in given)
-    return Search(problem.model, frequency, room, hops, spread, problem.aim)
+    array = partial(jnp.asarray, dtype=jnp.float32)
+    return Search(problem.model, array(problem.frequency), array(room), array(hops), array(spread), problem.aim)
 
 
 class Pick(NamedTuple):
