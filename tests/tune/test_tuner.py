@@ -265,19 +265,20 @@ def test_uneven_work_is_divided_anew_and_even_work_is_not(monkeypatch):
 
 
 def opposed_topics() -> PlacementProblem:
-    """Whole experts, two to a node at most; tokens of one topic like experts 0 to 2, those of the other 3 to 5."""
-    problem = even_problem(room=2.0, message_factor=0.01)
+    """Slow nodes, room for two whole experts each; all tokens of one topic choose expert 0, of the other expert 3."""
+    problem = even_problem(room=2.0, message_factor=0.01, flops_factor=0.02)
     rng, experts = np.random.default_rng(0), problem.trace.num_experts
     topics = []
-    for liked in (0, 3):
+    for hot in (0, 3):
         scores = rng.gumbel(size=(600, LAYERS, experts))
-        scores[..., liked : liked + 3] += 3
+        scores[..., hot] += 8
         chosen = np.argsort(-scores, axis=-1)[..., : problem.trace.top_k].astype(np.int16)
         topics.append(dataclasses.replace(problem.trace, experts=chosen))
     model = dataclasses.replace(problem.model, mode="replicated")
     return dataclasses.replace(problem, model=model, trace=topics[0], topics=tuple(topics), exchanges=())
 
 
+@pytest.mark.slow
 def test_a_plan_tuned_over_topics_serves_the_worst_of_them_better_than_one_tuned_on_another():
     problem = dataclasses.replace(opposed_topics(), worst_weight=1.0)
     batches = [dataclasses.replace(problem, trace=topic, topics=()).draw(16, seed=9) for topic in problem.topics]
@@ -290,6 +291,4 @@ def test_a_plan_tuned_over_topics_serves_the_worst_of_them_better_than_one_tuned
     # The same topic twice is that topic alone, and compiles nothing anew.
     alone = [tune(dataclasses.replace(problem, topics=(topic, topic)), SETTINGS) for topic in problem.topics]
     robust, other = seconds(tune(problem, SETTINGS)), [seconds(alone[0])[1], seconds(alone[1])[0]]
-    own = [seconds(alone[0])[0], seconds(alone[1])[1]]
-    assert max(robust) < 0.9 * max(other)
-    assert np.mean(robust) < 1.15 * np.mean(own)
+    assert max(robust) < 0.9 * min(other)
