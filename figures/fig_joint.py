@@ -38,7 +38,7 @@ def draw(rows: Rows, path: Path) -> None:
     panels = []
     for case in distinct(rows, "case"):
         values: dict[str, list[float]] = {label: [] for label in WAYS.values()}
-        groups = distinct(rows, "gate_loss")
+        groups = distinct(select(rows, case=case), "gate_loss")
         for loss in groups:
             runs = [select(rows, case=case, gate_loss=loss, seed=seed) for seed in distinct(rows, "seed")]
             runs = [run for run in runs if run]
