@@ -236,7 +236,7 @@ def popular_copies(
 ) -> np.ndarray:
     """Copies to begin with, bool [layer, expert, die]: of the `each` most popular experts of a layer, as many as fit
     in even parts of the layers (Insight 4)."""
-    each = min(each, int(min(room.min() // len(load), load.shape[1])))
+    each = min(each, int(min(np.floor(room.min() / len(load)), load.shape[1])))  # the room may have no end
     popular = np.zeros(load.shape, bool)
     np.put_along_axis(popular, np.argsort(-load, axis=1, kind="stable")[:, :each], True, axis=1)
     return popular[..., None] & (home[..., None] != np.arange(len(room)))

@@ -2,6 +2,7 @@
 
     python studies/dse/cross.py --out FOLDER
     python studies/dse/cross.py --out FOLDER --machines nmp_4x4 nvl72 --models mixtral-8x7b
+    python studies/dse/cross.py --out FOLDER --tables-only
 
 Ways and machines are those that there are: one that is added later makes a row or a column of its own. A cell is
 written when it is known, and a run that was stopped goes on. Cells are of a version, a digest of the code and of the
@@ -9,166 +10,153 @@ scenario: those of another are computed anew. With --again so are cells whose re
 """
 
 import argparse
-import ast
 import csv
-import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, cached_property, partial
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from cross_cells import CONFIGS, HERE, Cell, Column, Way
 
-from jaxmoe.config import Scenario, build_model, load_scenario_with, resolved
-from jaxmoe.config.explain import Source
 from jaxmoe.errors import InputError
-from jaxmoe.experiment import score, standard_strategies
-from jaxmoe.experiment.inputs import Inputs, inputs_of
-from jaxmoe.experiment.simulation import iterations_of, setting_of
-from jaxmoe.experiment.strategies import STANDARD, Strategy, strategy
+from jaxmoe.experiment.validation import agreement
 from jaxmoe.files import atomic_write
-from jaxmoe.placement.exchange import exchange_names
-from jaxmoe.systems import SYSTEMS, system_of
-from jaxmoe.traces.synthesis import PRESETS
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-CONFIGS = ROOT / "configs"
-MODELS = ("mixtral-8x7b", "deepseek-v3", "qwen3-235b-a22b")
-PLACEMENT = "ep_balanced"  # under exchanges and systems
-STEPS = 4  # iterations of a system
-COMMON = {
-    "workload.batch_tokens": 128,
-    "costs.bytes_per_element": 2,
-    "costs.weight_bytes_per_element": 1,
-    "strategies.hybrid_regions": 4,
-    "evaluation.batches": 4,
-    "validation.batches": 1,
-}
-Cell = dict[str, Any]  # `total_s`, or the `reason` why there is none
-
-
-class Column:
-    """One model on one machine. What fails for all of it fails when it is first asked for."""
-
-    def __init__(self, machine: str, model: str) -> None:
-        self.machine, self.model = machine, model
-
-    @cached_property
-    def scenario(self) -> Scenario:
-        """What is timed; tokens of presets have logits, which a biased gate needs."""
-        preset = {"kind": "preset", "preset": self.model, "logits": 1.0}
-        trace = preset if self.model in PRESETS else {"kind": "synthetic"}
-        values = COMMON | {"hardware": self.machine, "model": self.model, "workload.trace": trace}
-        return load_scenario_with(CONFIGS / "scenarios" / "quickstart.yaml", values, Source("cross.py", HERE))
-
-    @property
-    def version(self) -> str:
-        """The same for the same code and scenario: what cells of this column depend on."""
-        return _digest(code_version(), json.dumps(resolved(self.scenario), sort_keys=True))
-
-    @cached_property
-    def inputs(self) -> Inputs:
-        """One layer in the middle of the model. Raises `InputError` where the machine computes nothing."""
-        layers = build_model(self.scenario.model).moe_layer_ids
-        return inputs_of(self.scenario, layers=str(layers[len(layers) // 2]))
-
-    @cached_property
-    def strategies(self) -> dict[str, Strategy]:
-        return {usual.name: usual for usual in standard_strategies(self.inputs)}
-
-    def of_strategy(self, name: str) -> Cell:
-        """The strategy under its own exchange."""
-        return self._scored(self.strategies[name])
-
-    def of_exchange(self, name: str) -> Cell:
-        """The exchange, with the same placement as all others."""
-        self.inputs.exchange(name)
-        return self._scored(strategy(self.inputs, PLACEMENT, self.strategies[PLACEMENT].placement.share, name))
-
-    def of_system(self, name: str) -> Cell:
-        """The system on the same placement, as a mean over iterations."""
-        usual = self.strategies[PLACEMENT]
-        if not usual.fits:
-            return {"reason": usual.note}
-        iterations, inputs = iterations_of(self.inputs, STEPS), self.inputs
-        runs = system_of(name).runs(setting_of(inputs, usual, iterations.history))
-        times = runs[name].rollout(iterations.batches).time
-        return {"total_s": float(times.total.mean())}
-
-    def _scored(self, chosen: Strategy) -> Cell:
-        if not (chosen.fits and chosen.comparable):
-            return {"reason": chosen.note}
-        times = score(self.inputs, chosen, self.inputs.evaluation_batches)
-        return {"total_s": float(times.total.mean()), "exchange": chosen.placement.exchange[0]}
-
-    def ways(self) -> Iterator[tuple[str, Callable[[], Cell]]]:
-        """All rows of the table, in order."""
-        for kind, names, of in (
-            ("strategy", STANDARD, self.of_strategy),
-            ("exchange", exchange_names(), self.of_exchange),
-            ("system", SYSTEMS, self.of_system),
-        ):
-            yield from ((f"{kind} {name}", partial(of, name)) for name in names)
+MODELS = ("deepseek-v3", "mixtral-8x7b", "qwen3-235b-a22b")
+# The fastest to compile: cells are compiled once and run a few times.
+QUICK = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+)
+# One machine of each kind first. Those that differ in numbers alone follow each other, and share what is compiled.
+FIRST = (
+    *("nmp_4x8", "dojo_5x5", "dojo_enhanced_5x5", "moentwine_4x4", "chiplets_2x2", "dgx_b200_4x8", "camoe_4nodes"),
+    *("nvl72", "moentwine_8x8", "tsmc_sow_3x8", "chiplets_4x4", "torus_8x8", "nmp_4x4", "nmp_8x8", "moentwine_4x8x8"),
+)
+Cells = dict[Way, Cell]
+COLUMNS = (
+    "machine",
+    "model",
+    "phase",
+    "kind",
+    "name",
+    "total_us",
+    "bottleneck",
+    "energy_uJ",
+    "model_us",
+    "simulated_us",
+)
 
 
-@cache
-def code_version() -> str:
-    """A digest of all code that cells may depend on, whatever its comments and its format, and of what it runs on."""
-    parts = [ROOT / "jaxmoe" / name for name in ("cli", "plotting")]  # these compute nothing
-    files = [path for path in sorted((ROOT / "jaxmoe").rglob("*.py")) if not any(map(path.is_relative_to, parts))]
-    trees = (ast.dump(ast.parse(path.read_bytes())) for path in (*files, Path(__file__)))
-    return _digest(jax.__version__, np.__version__, *trees)
+def ordered(machines: Sequence[str]) -> list[str]:
+    """Those of FIRST with their variants, then all others."""
+
+    def place(machine: str) -> int:
+        return next((at for at, first in enumerate(FIRST) if f"{machine}_".startswith(f"{first}_")), len(FIRST))
+
+    return sorted(machines, key=place)
 
 
-def _digest(*texts: str) -> str:
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+def kind_of(machine: str) -> str:
+    return machine.partition("_")[0]
 
 
-def known_cells(path: Path, version: str) -> dict[str, Cell]:
+def known_cells(path: Path, version: str) -> Cells:
     """The cells of a file, none where it is not of this version."""
     known = json.loads(path.read_text()) if path.exists() else {}
-    return known["cells"] if known.get("version") == version else {}
+    if known.get("version") != version:
+        return {}
+    return {tuple(name.split(" ", 2)): cell for name, cell in known["cells"].items()}
 
 
-def fill(column: Column, path: Path, again: bool) -> dict[str, Cell]:
+def fill(column: Any, path: Path, again: bool) -> Cells:
     """Compute the cells that a file lacks, and write it after each."""
-    cells = known_cells(path, column.version)
-    for name, compute in column.ways():
-        if name in cells and not (again and "reason" in cells[name]):
+    version = column.version
+    cells = known_cells(path, version)
+    for way, compute in column.ways():
+        if way in cells and not (again and "reason" in cells[way]):
             continue
         try:
-            cells[name] = compute()
+            cells[way] = compute()
         except InputError as error:
-            cells[name] = {"reason": str(error).partition("\n")[0].replace(f"{ROOT}/", "")}
-        if not np.isfinite(cells[name].get("total_s", 0.0)):
-            cells[name] = {"reason": "the time is no finite number"}
+            cells[way] = {"reason": str(error).partition("\n")[0].replace(f"{CONFIGS.parent}/", "")}
+        except Exception as error:  # a fault of ours, which has to be seen and must not stop a long run
+            cells[way] = {"reason": f"fault: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"}
+            print(*way, cells[way]["reason"], file=sys.stderr, flush=True)
+        if not np.isfinite(cells[way].get("total_s", 0.0)):
+            cells[way] = {"reason": "the time is no finite number"}
         with atomic_write(path) as aside:
-            told = {"version": column.version, "cells": cells}
+            told = {"version": version, "cells": {" ".join(way): cell for way, cell in cells.items()}}
             aside.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     return cells
 
 
 def table(
-    found: dict[tuple[str, str], dict[str, Cell]], machines: Sequence[str], models: Sequence[str]
+    found: dict[tuple[str, str], Cells], machines: Sequence[str], models: Sequence[str]
 ) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """Rows of ways and models with a column for each machine, in us or as the number of a reason; and the reasons."""
     numbers: dict[str, str] = {}
     rows = []
     for model in models:
-        for way in found[machines[0], model]:
-            kind, name = way.split(" ", 1)
-            row = {"model": model, "kind": kind, "name": name}
+        for way in dict.fromkeys(way for machine in machines for way in found.get((machine, model), ())):
+            row = {"model": model, **dict(zip(("phase", "kind", "name"), way, strict=True))}
             for machine in machines:
-                cell = found[machine, model][way]
+                cell = found.get((machine, model), {}).get(way, {"reason": "not computed yet"})
                 if "total_s" in cell:
                     row[machine] = f"{cell['total_s'] * 1e6:.4g}"
                 else:
                     row[machine] = numbers.setdefault(cell["reason"], f"R{len(numbers) + 1}")
             rows.append(row)
     return rows, [{"number": number, "reason": reason} for reason, number in numbers.items()]
+
+
+def long_table(found: dict[tuple[str, str], Cells]) -> list[dict[str, str]]:
+    """A row for each cell with a time: what it waits for, its energy where known, and what the simulator says."""
+    rows = []
+    for (machine, model), cells in found.items():
+        for way, cell in cells.items():
+            if "total_s" not in cell:
+                continue
+            values = [f"{cell[key] * 1e6:.5g}" if key in cell else "" for key in NUMBERS]
+            told = [machine, model, *way, f"{cell['total_s'] * 1e6:.5g}", cell["bottleneck"], *values]
+            rows.append(dict(zip(COLUMNS, told, strict=True)))
+    return rows
+
+
+def agreements(found: dict[tuple[str, str], Cells]) -> list[dict[str, str]]:
+    """How model and simulator agree, over all cells and by their parts. R2 is of the times themselves."""
+    rows = [
+        (
+            {
+                "all": "all",
+                "kind": way[1],
+                "phase": way[0],
+                "way": " ".join(way[1:]),
+                "machine": machine,
+                "model": model,
+            },
+            cell,
+        )
+        for (machine, model), cells in found.items()
+        for way, cell in cells.items()
+        if "simulated_s" in cell
+    ]
+    told = []
+    for by in parts if rows else ():
+        for value in dict.fromkeys(part[by] for part, _ in rows):
+            pairs = np.array([[cell["model_s"], cell["simulated_s"]] for part, cell in rows if part[by] == value])
+            figures, of_log = agreement(*pairs.T), agreement(*np.log(pairs.T))
+            row = {"by": by, "value": value, "cells": str(len(pairs)), "r2": _short(figures["r2"])}
+            row |= {"r2_of_log": _short(of_log["r2"])} | {name: _short(figures[name]) for name in ERRORS}
+            told.append(row)
+    return told
+
+
+def _short(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
 
 
 def write(path: Path, rows: Sequence[dict[str, str]], columns: Sequence[str]) -> None:
@@ -188,19 +176,27 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=MODELS, help="names in configs/models")
     parser.add_argument("--again", action="store_true", help="compute cells again that have a reason")
     parser.add_argument("--tables", type=Path, default=HERE, help="folder for the tables, that of the study")
+    parser.add_argument("--tables-only", action="store_true", help="write the tables of the cells that there are")
     options = parser.parse_args()
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", QUICK)
     options.out.mkdir(parents=True, exist_ok=True)
     found = {}
-    for model in options.models:
-        for machine in options.machines:
+    for number, machine in enumerate(machines := ordered(options.machines)):
+        if number and kind_of(machine) != kind_of(machines[number - 1]):
+            jax.clear_caches()
+        for model in options.models:
             path = options.out / f"{machine}_{model}.json"
-            cells = found[machine, model] = fill(Column(machine, model), path, options.again)
-            known = sum("total_s" in cell for cell in cells.values())
-            print(f"{model} on {machine}: {known} times, {len(cells) - known} reasons", flush=True)
-        jax.clear_caches()
+            column = Column(machine, model, options.out)
+            known = known_cells(path, column.version) if options.tables_only else fill(column, path, options.again)
+            found[machine, model] = known
+            times = sum("total_s" in cell for cell in known.values())
+            print(f"{model} on {machine}: {times} times, {len(known) - times} reasons", flush=True)
     rows, reasons = table(found, options.machines, options.models)
-    write(options.tables / "cross.csv", rows, ["model", "kind", "name", *options.machines])
+    write(options.tables / "cross.csv", rows, ["model", "phase", "kind", "name", *options.machines])
     write(options.tables / "cross_reasons.csv", reasons, ["number", "reason"])
+    write(options.tables / "cross_cells.csv", long_table(found), COLUMNS)
+    told = agreements(found)
+    write(options.tables / "cross_agreement.csv", told, [*told[0]] if told else ["by"])
     print(f"{len(rows)} rows x {len(options.machines)} machines, {len(reasons)} different reasons")
 
 
