@@ -1,10 +1,10 @@
 """Which system runs a plan, and its settings: a section for each, told by its name."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from jaxmoe.config.base import Count, Fraction, Name, NonNegative, Positive, Section
+from jaxmoe.config.base import Count, Fraction, Name, NonNegative, Positive, RuleError, Section
 
 
 class PlannedSystem(Section):
@@ -12,6 +12,15 @@ class PlannedSystem(Section):
 
     keeps_requests: ClassVar[bool] = False  # whether successive batches are of the same requests, row by row
     uses_plan: ClassVar[bool] = True
+    ungated: ClassVar[str] = ""  # why there is no gate to set
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_a_gate(cls, given: Any) -> Any:
+        if cls.ungated and isinstance(given, dict) and "gate" in given:
+            expected = f"no such key for this system, {cls.ungated}"
+            raise RuleError(("gate",), given["gate"], expected, "Leave it out, or use static, hd_moe or moentwine")
+        return given
 
     plan: Name = Field(
         default="ep_balanced",
@@ -20,13 +29,36 @@ class PlannedSystem(Section):
     )
 
 
-class StaticConfig(PlannedSystem):
+class GateConfig(Section):
+    """The cost-aware gate of camoe in front of another system: what a token's paths cost biases its choices."""
+
+    lambda_cost: NonNegative = Field(
+        default=0.2, description="how strongly costs bias the gate, 0 for not at all", examples=[0.2]
+    )
+    logits: Literal["recorded", "reconstructed"] = Field(
+        default="recorded",
+        description="whether the trace has logits, or they are reconstructed from gate weights",
+        examples=["reconstructed"],
+    )
+
+
+class GatedPlan(PlannedSystem):
+    """A system whose tokens go to experts at places, and so may have a gate that knows what the way costs."""
+
+    gate: GateConfig | None = Field(
+        default=None,
+        description="the gate of camoe before it, or null for the model's own",
+        examples=[{"lambda_cost": 0.2}],
+    )
+
+
+class StaticConfig(GatedPlan):
     """The plan as it is, in every iteration."""
 
     name: Literal["static"] = Field(default="static", description="the name of the system", examples=["static"])
 
 
-class HDMoEConfig(PlannedSystem):
+class HDMoEConfig(GatedPlan):
     """Pre-broadcast of hd_moe IV-D on top of the plan."""
 
     name: Literal["hd_moe"] = Field(description="the name of the system", examples=["hd_moe"])
@@ -58,7 +90,7 @@ class HDMoEConfig(PlannedSystem):
     )
 
 
-class MoentwineConfig(PlannedSystem):
+class MoentwineConfig(GatedPlan):
     """Token layouts and balancers of moentwine. The plan has to be of whole experts, unless a layout slices them."""
 
     name: Literal["moentwine"] = Field(description="the name of the system", examples=["moentwine"])
@@ -121,6 +153,8 @@ class MoentwineConfig(PlannedSystem):
 class CAMoEConfig(PlannedSystem):
     """The cost-aware gate of camoe on a plan of whole experts."""
 
+    ungated: ClassVar[str] = "which has one of its own, by lambda_cost"
+
     name: Literal["camoe"] = Field(description="the name of the system", examples=["camoe"])
     lambda_cost: NonNegative = Field(
         default=0.2, description="how strongly costs bias the gate, 0 for not at all", examples=[0.2]
@@ -162,6 +196,7 @@ class WaferGPUConfig(PlannedSystem):
     """Task allocation and copies of remote experts on a wafer of GPU dies. The plan says where weights stay."""
 
     keeps_requests: ClassVar[bool] = True
+    ungated: ClassVar[str] = "in which weights travel to tokens and no token to its experts"
 
     name: Literal["wafer_gpu"] = Field(description="the name of the system", examples=["wafer_gpu"])
     plan: Name = Field(
@@ -230,6 +265,7 @@ class ExpertStreamingConfig(PlannedSystem):
     """Experts that stream through dies in micro-slices (expert_streaming_fse_dp). It takes no plan."""
 
     uses_plan: ClassVar[bool] = False
+    ungated: ClassVar[str] = "in which every die loads a part of each expert, so that none is nearer"
 
     name: Literal["expert_streaming"] = Field(description="the name of the system", examples=["expert_streaming"])
     plan: Literal["ep_balanced"] = Field(

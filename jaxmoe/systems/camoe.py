@@ -31,9 +31,9 @@ from jaxmoe.policies.gate import (
     unbiased_copies,
 )
 from jaxmoe.relax import HardMax
+from jaxmoe.systems.gated import trace_with_logits
 from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, UnsuitableSystemError
-from jaxmoe.traces import Batch, GatingTrace, TraceError
-from jaxmoe.traces.logits import reconstruct_logits, with_logits
+from jaxmoe.traces import Batch, GatingTrace
 from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl
 from jaxmoe.tune.gate_bias import GateSettings, Limits, start, tuned_bias
 
@@ -63,7 +63,7 @@ class CAMoE(AbstractSystem):
     def runs(self, setting: Setting) -> dict[str, AbstractRun]:
         _check(setting)
         assert setting.trace is not None
-        trace, history = self._with_logits(setting.trace), self._with_logits(setting.history)
+        trace, history = (trace_with_logits(each, self.logits) for each in (setting.trace, setting.history))
         table = self._table(setting, history)
         run = partial(GatedRun, setting, self, trace)
         return {"unbiased": run(np.zeros_like(table)), "camoe": run(table)}
@@ -85,14 +85,6 @@ class CAMoE(AbstractSystem):
                 f"system.profile {self.profile} is of {found.num_nodes} nodes, but the machine has {nodes}; profile it"
             )
         return replace(exchange, models={stage: found.model(stage) for stage in STAGES})
-
-    def _with_logits(self, trace: GatingTrace) -> GatingTrace:
-        if trace.logits is not None or self.logits == "recorded":
-            return with_logits(trace)
-        try:
-            return reconstruct_logits(trace).trace
-        except TraceError as error:
-            raise TraceError(f"system.logits is reconstructed: {error}") from None
 
     def _table(self, setting: Setting, history: GatingTrace) -> Float[np.ndarray, "layer node expert"]:
         """The bias of every layer, source and expert."""

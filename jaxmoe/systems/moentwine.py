@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from jaxmoe.des import LayerDescription
 from jaxmoe.des.attention import AttentionDescription, attention_seconds
@@ -17,15 +16,14 @@ from jaxmoe.des.description import node_seconds, plan_tokens
 from jaxmoe.des.domains import replay_communication
 from jaxmoe.des.stream import most_moves, run_layers, token_layer, weight_transfers
 from jaxmoe.hardware import Mesh
-from jaxmoe.latency import Decisions, GroupedAttention, LayerModel, LayerTime, grouped_attention
-from jaxmoe.latency.counts import AttentionTime, CountModel, copies_of, excess_over_mean, node_loads, paths_of
+from jaxmoe.latency import GroupedAttention, LayerModel, LayerTime, grouped_attention
+from jaxmoe.latency.counts import AttentionTime, CountModel, paths_of
 from jaxmoe.network.domains import all_reduce_rounds, closing_rounds, token_homes
 from jaxmoe.network.layout_exchange import layout_exchange
 from jaxmoe.placement.slots import EMPTY, share_of_slots, slots_of_share
 from jaxmoe.placement.tokens import TokenLayout, links_inside_domains, successive_layout, token_layout
 from jaxmoe.policies.balancing import (
     AbstractRule,
-    Balanced,
     Balancer,
     Eplb,
     KeepSlots,
@@ -35,7 +33,16 @@ from jaxmoe.policies.balancing import (
 from jaxmoe.policies.forecast import MovingAverage
 from jaxmoe.policies.gradient_slots import HIDDEN, GradientSlots, hop_price
 from jaxmoe.policies.migration import Windows, edge_entries
-from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Recorded, Rolled, Setting, UnsuitableSystemError
+from jaxmoe.systems.layout_rollout import of_balancer, of_share
+from jaxmoe.systems.setting import (
+    AbstractRun,
+    AbstractSystem,
+    Recorded,
+    Rolled,
+    Setting,
+    TokenPaths,
+    UnsuitableSystemError,
+)
 from jaxmoe.traces import Batch
 from jaxmoe.traces.prediction.predictor import shares
 from jaxmoe.traces.statistics.counting import count_pairs
@@ -217,10 +224,10 @@ class LayoutRun(AbstractRun):
         in_turn = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), steps)
         homes = jnp.asarray(self.homes)
         if self.sliced is not None:
-            time = _of_share(self.model, jnp.asarray(self.sliced), in_turn, homes).as_numpy()
+            time = of_share(self.model, jnp.asarray(self.sliced), in_turn, homes).as_numpy()
             return Rolled(time, (), {}, _replayed_stages(time))
         assert self.balancer is not None
-        time, decided, excess = _of_balancer(self.balancer, self.model, in_turn, homes)
+        time, decided, excess = of_balancer(self.balancer, self.model, in_turn, homes)
         time, decided = time.as_numpy(), jax.tree.map(np.asarray, decided)
         figures = {
             "excess_over_mean_of_loads": float(excess.mean()),
@@ -239,6 +246,17 @@ class LayoutRun(AbstractRun):
         node = float(node_seconds(layer, plan, batch).max())
         attention = attention_seconds(layer, self._described(vector), group)
         return attention + node + sum(stage.seconds for stage in sent.values())
+
+    def token_paths(self, tokens: int) -> TokenPaths | None:
+        if self.sliced is not None:
+            return None
+        if self.layout.name == "successive":  # homes are the devices themselves
+            return TokenPaths.of_nodes(self.homes, self.layout.num_nodes)
+        return TokenPaths(self.homes, self.layout.parts)
+
+    @property
+    def unplaced(self) -> str:
+        return f"system.layout: {self.layout.name} slices every expert alike; use the layout er"
 
     def record(self, rolled: Rolled, batch_at: Callable[[int, int], Batch]) -> Recorded | None:
         """Two layers, with the weights that move to them where slots change most (moentwine Fig. 11e)."""
@@ -288,60 +306,3 @@ class LayoutRun(AbstractRun):
 
 def _replayed_stages(time: LayerTime) -> Float[np.ndarray, "step layer"]:
     return np.sum([time.stages[name] for name in REPLAYED], axis=0)
-
-
-@eqx.filter_jit
-def _of_share(
-    model: LayerModel, share: Float[Array, "expert node"], steps: Batch, homes: Int[Array, " token"]
-) -> LayerTime:
-    """The same share in all layers and steps, whose leaves are [step, layer, ...]: times [step, layer]."""
-    one = jax.vmap(lambda batch: model.decided(Decisions(share, source=homes), batch))
-    return jax.lax.map(one, steps)
-
-
-@eqx.filter_jit
-def _of_balancer(
-    balancer: Balancer, model: LayerModel, steps: Batch, homes: Int[Array, " token"]
-) -> tuple[LayerTime, Balanced, Float[Array, "step layer"]]:
-    """Times [step, layer] of steps, leaves [step, layer, ...], what was decided, and the excess of loads over mean."""
-    experts = _experts_of(balancer)
-
-    def of_layer(slots: Int[Array, "node slot"], batch: Batch) -> LayerTime:
-        return model.decided(Decisions(_share(slots, experts), source=homes), batch)
-
-    def step(carry: tuple[Any, Array], batch: Batch):
-        state, idle = carry
-        loads = jax.vmap(lambda one: _loads(one, experts))(batch)
-        state, decided = balancer.step(model, state, loads, idle)
-        times = jax.vmap(of_layer)(decided.slots, batch)
-        idle = idle if balancer.windows is None else balancer.windows.idle(times)
-        moved = decided.experts_moved
-        migration = decided.seconds * moved / jnp.maximum(moved.sum(), 1)
-        stages = times.stages | {"migration": migration}
-        charged = LayerTime(stages, times.busy, times.total + migration, times.energy)
-        excess = excess_over_mean(jax.vmap(node_loads)(decided.slots, loads))
-        return (state, idle), (charged, decided, excess)
-
-    start = balancer.init(model.machine), jnp.zeros(model.machine.topology.num_links)
-    return jax.lax.scan(step, start, steps)[1]
-
-
-def _experts_of(balancer: Balancer) -> int:
-    """Experts of a layer, of which its forecast knows."""
-    assert isinstance(balancer.forecast, MovingAverage)
-    return balancer.forecast.frequency.shape[-1]
-
-
-def _share(slots: Int[Array, "node slot"], experts: int) -> Float[Array, "expert node"]:
-    """Every copy of an expert serves alike."""
-    each = 1 / jnp.maximum(copies_of(slots, experts), 1)
-    node = jnp.arange(slots.shape[0])[:, None]
-    held = jnp.zeros((experts + 1, slots.shape[0])).at[jnp.where(slots == EMPTY, experts, slots), node].add(1)
-    return held[:experts] * each[:, None]
-
-
-def _loads(batch: Batch, experts: int) -> Float[Array, " expert"]:
-    """Choices of every expert."""
-    chosen = jnp.where(batch.experts < 0, experts, batch.experts)
-    counted = jnp.zeros(experts + 1).at[chosen].add(batch.weight[:, None])
-    return counted[:experts]

@@ -12,7 +12,7 @@ from jaxmoe.des import layer_seconds, movement_seconds
 from jaxmoe.latency import Decisions
 from jaxmoe.latency.schedule import STAGES
 from jaxmoe.policies import AbstractMethod, LayerExchanges, StaticPlan, broadcast_experts, rollout
-from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting
+from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, TokenPaths
 from jaxmoe.traces import Batch
 
 
@@ -55,6 +55,17 @@ class PlannedRun(AbstractRun):
     def served(self, rolled: Rolled, step: int, row: int) -> np.ndarray | None:
         served = rolled.kept[1]
         return None if served is None else served[step, row]
+
+    def token_paths(self, tokens: int) -> TokenPaths | None:
+        if not all(name.startswith("token_home") for name in self.setting.exchange):
+            return None
+        nodes = self.setting.share.shape[2]
+        return TokenPaths.of_nodes(np.arange(tokens, dtype=np.int32) * nodes // tokens, nodes)
+
+    @property
+    def unplaced(self) -> str:
+        names = " and ".join(dict.fromkeys(self.setting.exchange))
+        return f"tokens have no home under the exchange {names}; set costs.exchange to token_home or token_home_tree"
 
     def notes(self, rolled: Rolled) -> list[str]:
         part = rolled.figures["broadcasts_longer_than_the_layer_before"]

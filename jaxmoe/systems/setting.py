@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from jaxmoe.des import Fabric, LayerDescription, Run
 from jaxmoe.errors import InputError
@@ -64,6 +64,22 @@ class Rolled:
 
 
 @dataclass(frozen=True)
+class TokenPaths:
+    """Where the tokens of a step live: the home of every token, and who holds a home's tokens for which node.
+
+    A node fetches equal parts of them from each of the holders.
+    """
+
+    home: Int[np.ndarray, " token"]
+    holders: Int[np.ndarray, "home part node"]
+
+    @staticmethod
+    def of_nodes(home: Int[np.ndarray, " token"], nodes: int) -> "TokenPaths":
+        """Of tokens that live at one node each."""
+        return TokenPaths(home, np.broadcast_to(np.arange(nodes)[:, None, None], (nodes, 1, nodes)))
+
+
+@dataclass(frozen=True)
 class Recorded:
     """Layers in the event simulator, recorded, with the stage of every task; `shown` says which they are."""
 
@@ -92,6 +108,15 @@ class AbstractRun(abc.ABC):
     def served(self, rolled: Rolled, step: int, row: int) -> np.ndarray | None:
         """Where choices were computed, as in `Decisions`; `None`: as placed."""
         return None
+
+    def token_paths(self, tokens: int) -> TokenPaths | None:
+        """From where so many tokens go to their experts; `None` where they start at no place, as `unplaced` says."""
+        return None
+
+    @property
+    def unplaced(self) -> str:
+        """Why a run has no `token_paths`, for an error."""
+        return "this system has none; leave system.gate out"
 
     def record(self, rolled: Rolled, batch_at: Callable[[int, int], Batch]) -> Recorded | None:
         """Layers worth a timeline, from the batch of any row and step; `None` where the run has no such record."""

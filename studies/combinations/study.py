@@ -1,0 +1,242 @@
+"""Systems of one paper and combinations of two, on unseen tokens of the same layer; see README.md.
+
+    python studies/combinations/study.py --out FOLDER
+    python studies/combinations/study.py --out FOLDER --machines moentwine_6x6 --seeds 0
+
+A row is written to FOLDER when it is known; the same command goes on, and writes the tables.
+"""
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxmoe.config import build_model, load_model, load_scenario_with
+from jaxmoe.config.explain import Source
+from jaxmoe.errors import InputError
+from jaxmoe.experiment import standard_strategies
+from jaxmoe.experiment.inputs import Inputs, inputs_of
+from jaxmoe.experiment.simulation import Iterations, batch_at, iterations_of, setting_of
+from jaxmoe.experiment.strategies import strategy
+from jaxmoe.files import atomic_write
+from jaxmoe.models import MoEModel
+from jaxmoe.systems import AbstractRun, Rolled
+from jaxmoe.systems.registry import system_of
+from jaxmoe.traces import write_trace
+from jaxmoe.traces.synthesis import preset_process, sample_trace
+
+HERE = Path(__file__).resolve().parent
+CONFIGS = HERE.parents[1] / "configs"
+TOKENS, STEPS, SEEDS = 32768, 2, (0, 1)
+LAMBDA = 0.2  # of every gate, alone and combined
+# Machine: tokens of a layer, dies of a group of attention, and layouts of tokens to choose from.
+FLAT, WAFERS = ("baseline", "er"), ("baseline", "er", "her")
+MACHINES = {
+    "moentwine_4x4": (4096, 4, FLAT),
+    "moentwine_6x6": (4096, 4, FLAT),
+    "moentwine_8x8": (8192, 4, FLAT),
+    "dgx_b200_4x8": (4096, 4, FLAT[:1]),
+    "nvl72": (4096, 4, FLAT[:1]),
+    "moentwine_4x8x8": (8192, 4, WAFERS),
+    "tsmc_sow_3x8": (4096, 4, FLAT),
+    "nmp_4x8_10TFLOPs_25GBps": (512, 4, FLAT),
+    "dojo_5x5": (4096, 5, FLAT),
+}
+MODEL = "deepseek-v3"
+TREE = "token_home_tree"
+QUICK = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A system with its settings, on a plan under an exchange, and the papers whose methods it has."""
+
+    papers: tuple[str, ...]
+    system: str
+    plan: str = "ep_balanced"
+    exchange: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        told = [f"{key}={value}" for key, value in self.settings.items() if key in ("layout", "balancer", "strategy")]
+        parts = [self.system, self.plan, self.exchange, *told, "gate" if "gate" in self.settings else None]
+        return " ".join(part for part in parts if part)
+
+
+GATE = {"gate": {"lambda_cost": LAMBDA}}
+
+
+def ways(tp: int, layouts: tuple[str, ...]) -> Iterator[Way]:
+    """Every paper's system with the settings to choose from, then combinations of two."""
+    for plan in ("tp_both_ways", "hybrid_complete"):
+        yield Way(("hd_moe",), "static", plan)
+    for plan in ("hybrid", "ep_balanced"):
+        yield Way(("hd_moe",), "static", plan, TREE)
+        yield Way(("hd_moe",), "hd_moe", plan, TREE)
+    yield Way(("hd_moe",), "static", "ep_balanced", "token_home")
+    own = {"lambda_cost": LAMBDA, "copies": "node", "time_model": "congestion"}
+    yield Way(("camoe",), "camoe", "ep_balanced", None, own)
+    for exchange in ("token_home", TREE):
+        yield Way(("camoe",), "static", "ep_balanced", exchange, GATE)
+    for plan in ("hybrid", "ep_balanced"):
+        yield Way(("camoe", "hd_moe"), "hd_moe", plan, TREE, GATE)
+    yield Way(("camoe", "hd_moe"), "static", "hybrid", TREE, GATE)
+    for layout in layouts:
+        for balancer in ("none", "topology_aware"):
+            for plan in ("ep", "ep_balanced"):
+                settings = {"layout": layout, "tp": tp, "balancer": balancer}
+                yield Way(("moentwine",), "moentwine", plan, None, settings)
+                yield Way(("camoe", "moentwine"), "moentwine", plan, None, settings | GATE)
+    yield Way(("wafer_gpu",), "wafer_gpu")
+    yield Way(("expert_streaming",), "expert_streaming", "ep_balanced", None, {"strategy": "fse_paired"})
+
+
+class Case:
+    """A machine with a trace: what came before is known, what comes after is judged."""
+
+    def __init__(self, machine: str, seed: int, folder: Path) -> None:
+        self.machine, self.seed = machine, seed
+        tokens, self.tp, self.layouts = MACHINES[machine]
+        values = {
+            "hardware": machine,
+            "model": MODEL,
+            "workload.batch_tokens": tokens,
+            "workload.context_tokens": 4096,
+            "costs.bytes_per_element": 2,
+            "costs.weight_bytes_per_element": 1,
+            "strategies.hybrid_regions": self.tp,
+        }
+        scenario = load_scenario_with(CONFIGS / "scenarios" / "quickstart.yaml", values, Source("study.py", HERE))
+        layer = str(middle_layer(build_model(scenario.model)))
+        self.inputs = inputs_of(scenario, trace_of(MODEL, seed, folder), layers=layer)
+        self.iterations = iterations_of(self.inputs, STEPS)
+
+    def iterations_for(self, way: Way) -> tuple[Inputs, Iterations]:
+        if way.system != "wafer_gpu":
+            return self.inputs, self.iterations
+        section = type("Kept", (), {"keeps_requests": True})
+        scenario = self.inputs.scenario.model_copy(update={"system": section})
+        return self.inputs, iterations_of(replace(self.inputs, scenario=scenario), STEPS)
+
+    def run(self, way: Way) -> tuple[AbstractRun, Rolled, Iterations]:
+        inputs, iterations = self.iterations_for(way)
+        known = replace(inputs, trace=iterations.history)
+        placed = {each.name: each for each in standard_strategies(known)}[way.plan]
+        if way.exchange is not None:
+            placed = strategy(known, way.plan, placed.placement.share, way.exchange)
+        made = system_of(way.system, **way.settings).runs(setting_of(inputs, placed, iterations.history))
+        *_, run = made.values()
+        return run, run.rollout(iterations.batches), iterations
+
+
+def middle_layer(moe: MoEModel) -> int:
+    return moe.moe_layer_ids[len(moe.moe_layer_ids) // 2]
+
+
+def trace_of(model: str, seed: int, folder: Path) -> Path:
+    """A file with one layer of a trace, drawn in a process of its own that compiles for speed."""
+    path = folder / f"trace_{model}_{seed}.npz"
+    if not path.exists():
+        command = [sys.executable, __file__, "--draw", model, str(seed), str(path)]
+        subprocess.run(command, check=True, env=os.environ | {"XLA_FLAGS": ""})
+    return path
+
+
+def draw(model: str, seed: int, path: Path) -> None:
+    layer = (middle_layer(build_model(load_model(model, "study.py"))),)
+    write_trace(path, sample_trace(preset_process(model).up_to(layer), TOKENS, seed, logits=1.0).select_layers(layer))
+
+
+# What is counted: dispatch, compute and combine of the experts, and the all-reduce that brings their tokens together.
+# Systems that say nothing about attention have the all-reduce of groups of neighbours, moentwine's baseline.
+
+
+def row_of(case: Case, way: Way, baseline_us: float) -> dict[str, Any]:
+    """A row of the table, in us; with the reason where it cannot be."""
+    row: dict[str, Any] = {"papers": "+".join(way.papers), "way": way.label}
+    try:
+        run, rolled, iterations = case.run(way)
+        replayed = 0.0 if way.system == "expert_streaming" else run.replay(rolled, batch_at(iterations, 0, 0), 0, 0)
+    except InputError as error:
+        return row | {"reason": str(error).partition("\n")[0]}
+    stages = {name: 1e6 * float(np.mean(seconds)) for name, seconds in rolled.time.stages.items()}
+    attention = stages.pop("attention", 0.0)
+    first = 1e6 * float(rolled.time.stages["attention"][0, 0]) if attention else 0.0
+    added = 0.0 if "all_reduce" in stages else baseline_us
+    row |= {"total_us": 1e6 * float(np.mean(rolled.time.total)) - attention + added, "attention_us": attention}
+    row |= {f"{name}_us": value for name, value in stages.items()} | ({"all_reduce_us": added} if added else {})
+    row |= {name: rolled.figures[name] for name in ("retained_gate_mass", "changed_choices") if name in rolled.figures}
+    if replayed:
+        row["model_of_replayed_us"] = 1e6 * float(rolled.compared[0, 0]) - first + added
+        row["simulated_us"] = 1e6 * replayed - first + added
+    return row
+
+
+def baseline_of(case: Case) -> float:
+    """The all-reduce of groups of neighbours, us; 0 where the machine has no such groups."""
+    settings = {"layout": "baseline", "tp": case.tp, "balancer": "none"}
+    try:
+        _, rolled, _ = case.run(Way(("moentwine",), "moentwine", "ep_balanced", None, settings))
+    except InputError:
+        return 0.0
+    return 1e6 * float(np.mean(rolled.time.stages["all_reduce"]))
+
+
+def fill(machine: str, seed: int, folder: Path) -> list[dict[str, Any]]:
+    """The rows of a machine and seed; those that a file has are not computed again."""
+    path = folder / f"{machine}_{seed}.json"
+    known: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+    case = Case(machine, seed, folder)
+    wanted = {f"{'+'.join(way.papers)} {way.label}": way for way in ways(case.tp, case.layouts)}
+    if missing := [name for name in wanted if name not in known]:
+        baseline_us = baseline_of(case)
+        for name in missing:
+            known[name] = row_of(case, wanted[name], baseline_us)
+            with atomic_write(path) as aside:
+                aside.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    return [{"machine": machine, "seed": seed} | known[name] for name in wanted]
+
+
+def write(name: str, rows: list[dict[str, Any]]) -> None:
+    columns = dict.fromkeys(key for row in rows for key in row)
+    told = [{key: f"{each:.5g}" if isinstance(each, float) else each for key, each in row.items()} for row in rows]
+    with atomic_write(HERE / f"{name}.csv") as aside, aside.open("w", newline="") as file:
+        written = csv.DictWriter(file, [*columns], lineterminator="\n")
+        written.writeheader()
+        written.writerows(told)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for rows and traces")
+    parser.add_argument("--machines", nargs="+", choices=MACHINES, default=[*MACHINES])
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    options = parser.parse_args()
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", QUICK)
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for machine in options.machines:
+        for seed in options.seeds:
+            rows += fill(machine, seed, options.out)
+            print(f"{machine}, seed {seed}: {sum('total_us' in row for row in rows)} rows", flush=True)
+        jax.clear_caches()
+    write("ways", rows)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--draw":
+        draw(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))
+    else:
+        main()
