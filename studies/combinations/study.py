@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from summary import summary
 
 from jaxmoe.config import build_model, load_model, load_scenario_with
 from jaxmoe.config.explain import Source
@@ -233,6 +234,7 @@ def main() -> None:
             print(f"{machine}, seed {seed}: {sum('total_us' in row for row in rows)} rows", flush=True)
         jax.clear_caches()
     write("ways", rows)
+    write("summary", summary(rows))
 
 
 if __name__ == "__main__":

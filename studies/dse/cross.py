@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from cross_cells import CONFIGS, HERE, Cell, Column, Way
+from cross_cells import CONFIGS, HERE, PHASES, Cell, Column, Way
 
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.validation import agreement
@@ -37,18 +37,9 @@ FIRST = (
     *("nvl72", "moentwine_8x8", "tsmc_sow_3x8", "chiplets_4x4", "torus_8x8", "nmp_4x4", "nmp_8x8", "moentwine_4x8x8"),
 )
 Cells = dict[Way, Cell]
-COLUMNS = (
-    "machine",
-    "model",
-    "phase",
-    "kind",
-    "name",
-    "total_us",
-    "bottleneck",
-    "energy_uJ",
-    "model_us",
-    "simulated_us",
-)
+NUMBERS = {"energy_J": "energy_uJ", "model_s": "model_us", "simulated_s": "simulated_us"}
+COLUMNS = ("machine", "model", "phase", "kind", "name", "total_us", "bottleneck", *NUMBERS.values())
+ERRORS = ("mean_abs_error_percent", "max_abs_error_percent")
 
 
 def ordered(machines: Sequence[str]) -> list[str]:
@@ -126,26 +117,35 @@ def long_table(found: dict[tuple[str, str], Cells]) -> list[dict[str, str]]:
     return rows
 
 
+def fastest(found: dict[tuple[str, str], Cells]) -> list[dict[str, str]]:
+    """The fastest strategy of every machine, model and phase, what it waits for, and how far the next one is behind."""
+    rows = []
+    for (machine, model), cells in found.items():
+        for phase in PHASES:
+            timed = {
+                way[2]: cell for way, cell in cells.items() if way[:2] == (phase, "strategy") and "total_s" in cell
+            }
+            order = sorted(timed, key=lambda name: timed[name]["total_s"])
+            if len(order) < 2:
+                continue
+            first, second = (timed[name] for name in order[:2])
+            told = {"machine": machine, "model": model, "phase": phase, "strategy": order[0]}
+            told |= {"total_us": f"{first['total_s'] * 1e6:.5g}", "bottleneck": first["bottleneck"]}
+            rows.append(told | {"next_behind_percent": f"{100 * (second['total_s'] / first['total_s'] - 1):.2f}"})
+    return rows
+
+
 def agreements(found: dict[tuple[str, str], Cells]) -> list[dict[str, str]]:
     """How model and simulator agree, over all cells and by their parts. R2 is of the times themselves."""
+    parts = ("all", "phase", "kind", "way", "machine", "model")
     rows = [
-        (
-            {
-                "all": "all",
-                "kind": way[1],
-                "phase": way[0],
-                "way": " ".join(way[1:]),
-                "machine": machine,
-                "model": model,
-            },
-            cell,
-        )
+        (dict(zip(parts, ("all", *way[:2], " ".join(way[1:]), machine, model), strict=True)), cell)
         for (machine, model), cells in found.items()
         for way, cell in cells.items()
         if "simulated_s" in cell
     ]
     told = []
-    for by in parts if rows else ():
+    for by in parts:
         for value in dict.fromkeys(part[by] for part, _ in rows):
             pairs = np.array([[cell["model_s"], cell["simulated_s"]] for part, cell in rows if part[by] == value])
             figures, of_log = agreement(*pairs.T), agreement(*np.log(pairs.T))
@@ -195,8 +195,8 @@ def main() -> None:
     write(options.tables / "cross.csv", rows, ["model", "phase", "kind", "name", *options.machines])
     write(options.tables / "cross_reasons.csv", reasons, ["number", "reason"])
     write(options.tables / "cross_cells.csv", long_table(found), COLUMNS)
-    told = agreements(found)
-    write(options.tables / "cross_agreement.csv", told, [*told[0]] if told else ["by"])
+    for name, told in (("cross_fastest", fastest(found)), ("cross_agreement", agreements(found))):
+        write(options.tables / f"{name}.csv", told, [*told[0]] if told else ["none"])
     print(f"{len(rows)} rows x {len(options.machines)} machines, {len(reasons)} different reasons")
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxmoe.errors import InputError
+from jaxmoe.latency import LayerTime
 
 FOLDER = Path(__file__).resolve().parents[2] / "studies" / "dse"
 
@@ -23,7 +24,7 @@ def study():
         yield space, cross
     finally:
         sys.path.remove(str(FOLDER))
-        for name in ("cross", "space"):
+        for name in ("cross", "cross_cells", "space"):
             sys.modules.pop(name, None)
 
 
@@ -66,75 +67,134 @@ def test_a_map_has_every_machine_in_one_cell(study):
 
 
 class Ways:
-    """A column with one way that has a time, one that cannot be, and perhaps one more."""
+    """A column with one way that has a time, one that cannot be, one without end, and perhaps one more."""
 
     def __init__(self, *more, version="now"):
         self.computed, self.more, self.version = [], more, version
 
     def ways(self):
-        return [(name, lambda name=name: self._compute(name)) for name in ("fine", "wrong", "endless", *self.more)]
+        names = ("fine", "wrong", "endless", *self.more)
+        return [(way(name), lambda name=name: self._compute(name)) for name in names]
 
     def _compute(self, name):
         self.computed.append(name)
         if name == "wrong":
             raise InputError("needs a mesh\nand more")
+        if name == "broken":
+            raise ValueError("a fault of ours\nand more")
         return {"total_s": np.inf if name == "endless" else 2e-6}
+
+
+def way(name):
+    return "decode_32", "system", name
 
 
 def test_a_cell_has_a_time_or_a_reason_and_is_computed_once(study, tmp_path):
     _, cross = study
     path = tmp_path / "machine_model.json"
     cells = cross.fill(Ways(), path, again=False)
-    assert cells["fine"] == {"total_s": 2e-6}
-    assert cells["wrong"] == {"reason": "needs a mesh"}
-    assert "no finite number" in cells["endless"]["reason"]
+    assert cells[way("fine")] == {"total_s": 2e-6}
+    assert cells[way("wrong")] == {"reason": "needs a mesh"}
+    assert "no finite number" in cells[way("endless")]["reason"]
     later = Ways("new")
-    assert cross.fill(later, path, again=False).keys() == {"fine", "wrong", "endless", "new"}
+    assert cross.fill(later, path, again=False).keys() == {way(name) for name in ("fine", "wrong", "endless", "new")}
     assert later.computed == ["new"]
     again = Ways("new")
     cross.fill(again, path, again=True)
     assert again.computed == ["wrong", "endless"]
-    assert json.loads(path.read_text())["cells"]["new"] == {"total_s": 2e-6}
+    assert json.loads(path.read_text())["cells"]["decode_32 system new"] == {"total_s": 2e-6}
+
+
+def test_a_fault_is_told_and_stops_no_other_cell(study, tmp_path, capsys):
+    _, cross = study
+    cells = cross.fill(Ways("broken", "after"), tmp_path / "machine_model.json", again=False)
+    assert cells[way("broken")] == {"reason": "fault: ValueError: a fault of ours"}
+    assert "decode_32 system broken fault" in capsys.readouterr().err
+    assert cells[way("after")] == {"total_s": 2e-6}
 
 
 @pytest.mark.parametrize(
-    "before", ['{"version": "before", "cells": {"fine": {"total_s": 1}}}', '{"fine": {"total_s": 1}}']
+    "before",
+    ['{"version": "before", "cells": {"decode_32 system fine": {"total_s": 1}}}', '{"fine": {"total_s": 1}}'],
 )
 def test_cells_of_another_version_are_computed_anew(study, tmp_path, before):
     _, cross = study
     path = tmp_path / "machine_model.json"
     path.write_text(before)
-    assert cross.fill(Ways(), path, again=False)["fine"] == {"total_s": 2e-6}
-    assert cross.fill(later := Ways(version="later"), path, again=False)["fine"] == {"total_s": 2e-6}
+    assert cross.fill(Ways(), path, again=False)[way("fine")] == {"total_s": 2e-6}
+    assert cross.fill(later := Ways(version="later"), path, again=False)[way("fine")] == {"total_s": 2e-6}
     assert later.computed == ["fine", "wrong", "endless"]
 
 
-def test_a_version_is_of_the_scenario_and_of_the_code(study, monkeypatch):
+def test_a_version_is_of_the_scenario_and_of_the_code(study, monkeypatch, tmp_path):
     _, cross = study
-    column = cross.Column("nmp_4x4", "mixtral-8x7b")
+    column = cross.Column("nmp_4x4", "mixtral-8x7b", tmp_path)
     version = column.version
-    assert version == cross.Column("nmp_4x4", "mixtral-8x7b").version
-    others = {cross.Column("nmp_8x8", "mixtral-8x7b").version, cross.Column("nmp_4x4", "deepseek-v3").version}
-    monkeypatch.setattr(cross, "code_version", lambda: "other code")
+    assert version == cross.Column("nmp_4x4", "mixtral-8x7b", tmp_path).version
+    others = {cross.Column(*names, tmp_path).version for names in (("nmp_8x8", "mixtral-8x7b"), ("nmp_4x4", "dbrx"))}
+    monkeypatch.setattr(sys.modules["cross_cells"], "code_version", lambda: "other code")
     assert len({version, column.version, *others}) == 4
 
 
 def test_the_table_has_no_empty_cell(study):
     _, cross = study
+    tp, other = ("decode_32", "strategy", "tp"), ("decode_32", "system", "s")
+    timed = {"total_s": 1.5e-5, "bottleneck": "combine: link", "model_s": 1e-5, "simulated_s": 1.25e-5}
     found = {
-        ("m", "x"): {"strategy tp": {"total_s": 1.5e-5}, "system s": {"reason": "no"}},
-        ("n", "x"): {"strategy tp": {"reason": "no"}, "system s": {"reason": "other"}},
+        ("m", "x"): {tp: timed, other: {"reason": "no"}},
+        ("n", "x"): {tp: {"reason": "no"}, other: {"reason": "other"}},
     }
-    rows, reasons = cross.table(found, ["m", "n"], ["x"])
-    assert [(row["kind"], row["name"], row["m"], row["n"]) for row in rows] == [
-        ("strategy", "tp", "15", "R1"),
-        ("system", "s", "R1", "R2"),
+    rows, reasons = cross.table(found, ["m", "n", "later"], ["x"])
+    assert [(*(row[key] for key in ("phase", "kind", "name", "m", "n", "later")),) for row in rows] == [
+        ("decode_32", "strategy", "tp", "15", "R1", "R2"),
+        ("decode_32", "system", "s", "R1", "R3", "R2"),
     ]
-    assert reasons == [{"number": "R1", "reason": "no"}, {"number": "R2", "reason": "other"}]
+    assert [row["reason"] for row in reasons] == ["no", "not computed yet", "other"]
+    (told,) = cross.long_table(found)
+    assert (told["machine"], told["total_us"], told["energy_uJ"], told["simulated_us"]) == ("m", "15", "", "12.5")
+    assert {row["mean_abs_error_percent"] for row in cross.agreements(found)} == {"20.0000"}
 
 
-def test_every_way_that_there_is_has_a_row(study):
+def test_the_fastest_strategy_is_told_with_the_next(study):
     _, cross = study
-    names = [name for name, _ in cross.Column("nmp_4x4", "mixtral-8x7b").ways()]
-    assert {"strategy ep_balanced", "exchange token_home_tree", "exchange ring", "system hd_moe"} <= {*names}
-    assert len(names) == len({*names}) == len(cross.STANDARD) + len(cross.exchange_names()) + len(cross.SYSTEMS)
+    times = {"tp": 2e-6, "ep": 1.6e-6, "hybrid": 3e-6}
+    cells = {("decode_32", "strategy", name): {"total_s": time, "bottleneck": name} for name, time in times.items()}
+    cells[("decode_32", "system", "camoe")] = {"total_s": 1e-6, "bottleneck": "camoe"}
+    cells[("decode_128", "strategy", "tp")] = {"reason": "does not fit"}
+    (row,) = cross.fastest({("m", "x"): cells})
+    assert (row["phase"], row["strategy"], row["total_us"], row["bottleneck"]) == ("decode_32", "ep", "1.6", "ep")
+    assert row["next_behind_percent"] == "25.00"
+
+
+def test_every_way_that_there_is_has_a_row(study, tmp_path):
+    _, cross = study
+    cells = sys.modules["cross_cells"]
+    ways = [way for way, _ in cross.Column("nmp_4x4", "mixtral-8x7b", tmp_path).ways()]
+    assert {("decode_32", "strategy", "ep_balanced"), ("prefill_2048", "system", "hd_moe")} <= {*ways}
+    assert ("decode_128", "exchange", "token_home_tree") in ways
+    each = len(cells.STANDARD) + len(cells.SYSTEMS)
+    assert len(ways) == len({*ways}) == len(cells.PHASES) * each + len(cells.exchange_names())
+
+
+def test_machines_that_share_what_is_compiled_come_together(study):
+    _, cross = study
+    machines = sorted(path.stem for path in (FOLDER.parents[1] / "configs" / "hardware").glob("*.yaml"))
+    order = cross.ordered(machines)
+    assert sorted(order) == machines
+    for stem in ("nmp_4x4", "nmp_4x8", "nmp_8x8"):
+        at = [place for place, machine in enumerate(order) if machine.startswith(stem)]
+        assert np.ptp(at) == 2
+
+
+def test_a_bottleneck_is_of_the_longest_stage(study):
+    cells = sys.modules["cross_cells"]
+    stages = {"dispatch": np.array([2.0]), "compute": np.array([1.0])}
+
+    def limit(link, port=0.0):
+        busy = {"dispatch": {"link": np.array([[link, 0.1]]), "port": np.array([[port]])}}
+        return cells.bottleneck(LayerTime(stages, busy, np.array([3.0])))
+
+    assert limit(1.9) == "dispatch: link"
+    assert limit(1.0, 1.5) == "dispatch: port"
+    assert limit(0.9) == "dispatch: latency"
+    assert cells.bottleneck(LayerTime(stages, {}, np.array([3.0]))) == "dispatch"

@@ -1,0 +1,74 @@
+"""Figures of the study `combinations`, drawn from its table alone.
+
+python figures/fig_combinations.py
+"""
+
+import argparse
+from pathlib import Path
+
+from tables import STUDIES, Rows, distinct, read_table, select
+
+from jaxmoe.plotting import style
+
+HERE = Path(__file__).resolve().parent
+WHO = ("hd_moe", "camoe", "moentwine", "wafer_gpu")  # expert_streaming takes many times as long, and is left out
+STAGES = {
+    "all-reduce": (("all_reduce_us",), style.PALETTE[4]),
+    "dispatch and combine": (("dispatch_us", "combine_us", "metadata_us"), style.PALETTE[1]),
+    "experts": (("compute_us", "fetch_us"), style.PALETTE[0]),
+}
+
+
+def best(rows: Rows) -> dict[str, dict[str, float]]:
+    """Seconds by stage of the fastest way of every paper and of the fastest combination, over the best of all papers."""
+    timed = [row for row in rows if row["total_us"]]
+    found = {}
+    for paper in WHO:
+        if own := [row for row in timed if row["papers"] == paper]:
+            found[paper] = min(own, key=lambda row: float(row["total_us"]))
+    unit = min(float(row["total_us"]) for row in found.values())
+    found["both"] = min((row for row in timed if "+" in row["papers"]), key=lambda row: float(row["total_us"]))
+    return {name: parts_of(name, row, unit) for name, row in found.items()}
+
+
+def parts_of(name: str, row: dict[str, str], unit: float) -> dict[str, float]:
+    """Stages of a row; of wafer_gpu computing is inside the time of fetching."""
+    left_out = ("compute_us",) if name == "wafer_gpu" else ()
+    return {
+        stage: sum(float(row[key] or 0) for key in keys if key in row and key not in left_out) / unit
+        for stage, (keys, _) in STAGES.items()
+    }
+
+
+def draw(rows: Rows, path: Path) -> None:
+    """Bars of stages, one for each paper and one for the combination, machine by machine."""
+    machines = distinct(rows, "machine")
+    figure = style.new_figure(13.0, 6.4, "A layer's experts by the best system of each paper, and by the best combination")
+    panels = figure.subplots(2, (len(machines) + 1) // 2)
+    for axes, machine in zip(panels.flat, machines, strict=False):
+        found = best(select(rows, machine=machine, seed="0"))
+        for place, parts in enumerate(found.values()):
+            bottom = 0.0
+            for stage, (_, colour) in STAGES.items():
+                axes.bar(place, parts[stage], bottom=bottom, color=colour, width=0.7, label=stage if place == 0 else None)
+                bottom += parts[stage]
+            axes.text(place, bottom + 0.02, f"{bottom:.2f}", ha="center", fontsize=8, color=style.INK)
+        axes.axhline(1, color=style.GUIDE, linewidth=0.8)
+        axes.set_xticks(range(len(found)), [*found], rotation=40, ha="right", fontsize=8)
+        style.dress(axes, "", "time over the best paper's" if axes in panels[:, 0] else "")
+        axes.set_title(machine, fontsize=9)
+        axes.set_ylim(0, 1.15 * max(sum(parts.values()) for parts in found.values()))
+    for axes in panels.flat[len(machines) :]:
+        axes.set_axis_off()
+    style.legend_below(figure, [panels.flat[0]], columns=3)
+    style.save(figure, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.parse_args()
+    draw(read_table(STUDIES / "combinations" / "ways.csv"), HERE / "combinations.png")
+
+
+if __name__ == "__main__":
+    main()

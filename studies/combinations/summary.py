@@ -1,0 +1,49 @@
+"""The best system of every paper and the best combination of two, for each machine and seed: `summary.csv`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+Row = dict[str, Any]
+PAPERS = ("hd_moe", "camoe", "moentwine", "wafer_gpu", "expert_streaming")
+NETWORK = ("dispatch_us", "combine_us")
+
+
+def summary(rows: Sequence[Row]) -> list[Row]:
+    """A line for each machine and seed, in the order of the rows."""
+    cases = dict.fromkeys((row["machine"], row["seed"]) for row in rows)
+    return [_line(case, [row for row in rows if (row["machine"], row["seed"]) == case]) for case in cases]
+
+
+def _line(case: tuple[str, int], rows: Sequence[Row]) -> Row:
+    timed = [row for row in rows if "total_us" in row]
+    alone = [row for row in timed if "+" not in row["papers"]]
+    single, pair = (
+        min(each, key=lambda row: row["total_us"]) for each in (alone, [r for r in timed if r not in alone])
+    )
+    line: Row = {"machine": case[0], "seed": case[1]}
+    for paper in PAPERS:
+        own = [row["total_us"] for row in alone if row["papers"] == paper]
+        line[f"{paper}_us"] = min(own) if own else ""
+    line |= {"best": single["way"], "combination": pair["way"], "papers": pair["papers"]}
+    line |= {"best_us": single["total_us"], "combination_us": pair["total_us"]}
+    line["faster_percent"] = _faster(single["total_us"], pair["total_us"])
+    attention = max(row["attention_us"] for row in timed)
+    line["layer_faster_percent"] = _faster(single["total_us"] + attention, pair["total_us"] + attention)
+    replayed = [row for row in (single, pair) if "simulated_us" in row]
+    if len(replayed) == 2:
+        line["simulated_faster_percent"] = _faster(single["simulated_us"], pair["simulated_us"])
+        errors = [abs(row["model_of_replayed_us"] / row["simulated_us"] - 1) for row in replayed]
+        line["largest_error_percent"] = 100 * max(errors)
+    freed = {"network": _saved(NETWORK, single, pair), "all_reduce": _saved(("all_reduce_us",), single, pair)}
+    freed["compute"] = _saved(("compute_us", "stream_us", "fetch_us"), single, pair)
+    line |= {f"{name}_saved_us": saved for name, saved in freed.items()}
+    return line | {"retained_gate_mass": pair.get("retained_gate_mass", 1.0)}
+
+
+def _faster(before: float, after: float) -> float:
+    """How many percent of the time before are saved."""
+    return 100 * (1 - after / before)
+
+
+def _saved(stages: Sequence[str], before: Row, after: Row) -> float:
+    return sum(before.get(stage, 0.0) - after.get(stage, 0.0) for stage in stages)
