@@ -45,11 +45,11 @@ MACHINES = {
     "moentwine_4x4": (4096, 4, FLAT),
     "moentwine_6x6": (4096, 4, FLAT),
     "moentwine_8x8": (8192, 4, FLAT),
-    "dgx_b200_4x8": (4096, 4, FLAT[:1]),
-    "nvl72": (4096, 4, FLAT[:1]),
     "moentwine_4x8x8": (8192, 4, WAFERS),
-    "tsmc_sow_3x8": (4096, 4, FLAT),
+    "nvl72": (4096, 4, FLAT[:1]),
     "nmp_4x8_10TFLOPs_25GBps": (512, 4, FLAT),
+    "tsmc_sow_3x8": (4096, 4, FLAT),
+    "dgx_b200_4x8": (4096, 4, FLAT[:1]),
     "dojo_5x5": (4096, 5, FLAT),
 }
 MODEL = "deepseek-v3"
