@@ -124,7 +124,7 @@ def test_a_gated_system_is_the_system_on_the_biased_choices(inputs, name, exchan
     chosen = replace(iterations.batches, experts=jnp.asarray(expected))
     np.testing.assert_array_equal(rolled.time.total, plain.rollout(chosen).time.total)
     assert 0 < rolled.figures["changed_choices"] < 0.5
-    assert 0.9 < rolled.figures["retained_gate_mass"] < 1
+    assert 0.8 < rolled.figures["retained_gate_mass"] < 1
     # Experts near a token are taken more often: links are less busy, all together.
     links = [each.time.busy["dispatch"]["link"].sum() for each in (plain.rollout(iterations.batches), rolled)]
     assert links[1] < links[0]
