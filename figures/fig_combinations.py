@@ -20,7 +20,7 @@ STAGES = {
 
 
 def best(rows: Rows) -> dict[str, dict[str, float]]:
-    """Seconds by stage of the fastest way of every paper and of the fastest combination, over the best of all papers."""
+    """Times by stage of the fastest way of every paper and of the fastest combination, over that of the best paper."""
     timed = [row for row in rows if row["total_us"]]
     found = {}
     for paper in WHO:
@@ -43,14 +43,18 @@ def parts_of(name: str, row: dict[str, str], unit: float) -> dict[str, float]:
 def draw(rows: Rows, path: Path) -> None:
     """Bars of stages, one for each paper and one for the combination, machine by machine."""
     machines = distinct(rows, "machine")
-    figure = style.new_figure(13.0, 6.4, "A layer's experts by the best system of each paper, and by the best combination")
-    panels = figure.subplots(2, (len(machines) + 1) // 2)
+    figure = style.new_figure(
+        13.0, 6.4, "A layer's experts by the best system of each paper, and by the best combination"
+    )
+    panels = figure.subplots(2, (len(machines) + 1) // 2, squeeze=False)
     for axes, machine in zip(panels.flat, machines, strict=False):
         found = best(select(rows, machine=machine, seed="0"))
         for place, parts in enumerate(found.values()):
             bottom = 0.0
             for stage, (_, colour) in STAGES.items():
-                axes.bar(place, parts[stage], bottom=bottom, color=colour, width=0.7, label=stage if place == 0 else None)
+                axes.bar(
+                    place, parts[stage], bottom=bottom, color=colour, width=0.7, label=stage if place == 0 else None
+                )
                 bottom += parts[stage]
             axes.text(place, bottom + 0.02, f"{bottom:.2f}", ha="center", fontsize=8, color=style.INK)
         axes.axhline(1, color=style.GUIDE, linewidth=0.8)

@@ -38,7 +38,7 @@ from jaxmoe.traces.synthesis import preset_process, sample_trace
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE.parents[1] / "configs"
 TOKENS, STEPS, SEEDS = 32768, 2, (0, 1)
-LAMBDA = 0.2  # of every gate, alone and combined
+LAMBDAS = (0.2, 0.1)  # of every gate, alone and combined: that of the paper, and half of it
 # Machine: tokens of a layer, dies of a group of attention, and layouts of tokens to choose from.
 FLAT, WAFERS = ("baseline", "er"), ("baseline", "er", "her")
 MACHINES = {
@@ -72,11 +72,17 @@ class Way:
     @property
     def label(self) -> str:
         told = [f"{key}={value}" for key, value in self.settings.items() if key in ("layout", "balancer", "strategy")]
-        parts = [self.system, self.plan, self.exchange, *told, "gate" if "gate" in self.settings else None]
+        strength = self.settings.get("gate", self.settings).get("lambda_cost")
+        if "gate" in self.settings:
+            told.append("gate")
+        if strength == LAMBDAS[1]:
+            told.append(f"lambda={strength}")
+        parts = (self.system, self.plan, self.exchange, *told)
         return " ".join(part for part in parts if part)
 
 
-GATE = {"gate": {"lambda_cost": LAMBDA}}
+def gate(strength: float) -> dict[str, Any]:
+    return {"gate": {"lambda_cost": strength}}
 
 
 def ways(tp: int, layouts: tuple[str, ...]) -> Iterator[Way]:
@@ -87,19 +93,20 @@ def ways(tp: int, layouts: tuple[str, ...]) -> Iterator[Way]:
         yield Way(("hd_moe",), "static", plan, TREE)
         yield Way(("hd_moe",), "hd_moe", plan, TREE)
     yield Way(("hd_moe",), "static", "ep_balanced", "token_home")
-    own = {"lambda_cost": LAMBDA, "copies": "node", "time_model": "congestion"}
-    yield Way(("camoe",), "camoe", "ep_balanced", None, own)
-    for exchange in ("token_home", TREE):
-        yield Way(("camoe",), "static", "ep_balanced", exchange, GATE)
+    for strength in LAMBDAS:
+        own = {"lambda_cost": strength, "copies": "node", "time_model": "congestion"}
+        yield Way(("camoe",), "camoe", "ep_balanced", None, own)
+        for exchange in ("token_home", TREE):
+            yield Way(("camoe",), "static", "ep_balanced", exchange, gate(strength))
+        yield Way(("camoe", "hd_moe"), "static", "hybrid", TREE, gate(strength))
     for plan in ("hybrid", "ep_balanced"):
-        yield Way(("camoe", "hd_moe"), "hd_moe", plan, TREE, GATE)
-    yield Way(("camoe", "hd_moe"), "static", "hybrid", TREE, GATE)
+        yield Way(("camoe", "hd_moe"), "hd_moe", plan, TREE, gate(LAMBDAS[0]))
     for layout in layouts:
         for balancer in ("none", "topology_aware"):
-            for plan in ("ep", "ep_balanced"):
-                settings = {"layout": layout, "tp": tp, "balancer": balancer}
-                yield Way(("moentwine",), "moentwine", plan, None, settings)
-                yield Way(("camoe", "moentwine"), "moentwine", plan, None, settings | GATE)
+            settings = {"layout": layout, "tp": tp, "balancer": balancer}
+            yield Way(("moentwine",), "moentwine", "ep_balanced", None, settings)
+            for strength in LAMBDAS:
+                yield Way(("camoe", "moentwine"), "moentwine", "ep_balanced", None, settings | gate(strength))
     yield Way(("wafer_gpu",), "wafer_gpu")
     yield Way(("expert_streaming",), "expert_streaming", "ep_balanced", None, {"strategy": "fse_paired"})
 
@@ -115,6 +122,7 @@ class Case:
             "model": MODEL,
             "workload.batch_tokens": tokens,
             "workload.context_tokens": 4096,
+            "workload.trace": {"kind": "synthetic", "tokens": TOKENS},  # replaced by the file
             "costs.bytes_per_element": 2,
             "costs.weight_bytes_per_element": 1,
             "strategies.hybrid_regions": self.tp,
