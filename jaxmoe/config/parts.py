@@ -45,7 +45,7 @@ def _none(why: str) -> Part:
 
 SPREAD = _none("tokens are spread evenly over the nodes, in their order")
 UNTIMED = _none("the MoE layer alone is timed")
-RECORDED = _none("choices are those of the trace")
+HOMES = "under exchanges from and to a token's home, token_home and its trees"
 WHOLE = "whole experts, one node each"
 ANY_EXCHANGE = Part(("costs.exchange",), "any that the machine can have; a plan's own comes first")
 NO_MICRO_BATCHES = Part(("schedule",), "any without micro-batches, since decisions are of whole batches")
@@ -56,7 +56,7 @@ COMPOSITION: dict[str, dict[str, Part]] = {
         "token layout": SPREAD,
         "attention": UNTIMED,
         "exchange": ANY_EXCHANGE,
-        "gate": RECORDED,
+        "gate": Part(("gate",), f"a bias by what paths cost, {HOMES}"),
         "assignment": _none("experts are computed where the plan has them"),
         "movement": _none("no weights travel"),
         "balancer": _none("the plan stays as it is"),
@@ -67,7 +67,7 @@ COMPOSITION: dict[str, dict[str, Part]] = {
         "token layout": SPREAD,
         "attention": UNTIMED,
         "exchange": ANY_EXCHANGE,
-        "gate": RECORDED,
+        "gate": Part(("gate",), f"a bias by what paths cost, {HOMES}"),
         "assignment": _none("experts are computed where the plan has them, and broadcast ones where tokens are"),
         "movement": Part(("broadcast", "experts", "window", "forecast", "rate", "prior"), "broadcasts before a layer"),
         "balancer": _none("a broadcast lasts for one layer, and the plan stays as it is"),
@@ -81,7 +81,7 @@ COMPOSITION: dict[str, dict[str, Part]] = {
         ),
         "attention": Part(("linear_speedup",), "tensor-parallel in the groups of the layout"),
         "exchange": _none("the token layout has its own; `system.fetch` says which member of a group sends"),
-        "gate": RECORDED,
+        "gate": Part(("gate",), "a bias by what paths cost, none where the layout slices experts"),
         "assignment": _none("all copies of an expert serve alike"),
         "movement": Part(("migration", "weights_from"), "weights of copies, on idle links or while inference waits"),
         "balancer": Part(("balancer", "alpha", "beta", "shadow_slots", "rate"), "none where the layout slices experts"),
@@ -103,7 +103,7 @@ COMPOSITION: dict[str, dict[str, Part]] = {
         "token layout": _none("allocation says where requests are computed, and vectors are not counted"),
         "attention": UNTIMED,
         "exchange": _none("weights travel to requests; vectors are not counted, as in the paper"),
-        "gate": RECORDED,
+        "gate": _none("weights travel to tokens, and no token to its experts"),
         "assignment": Part(
             ("allocation", "block", "spare", "split", "bound", "host_link_GB_per_s", "host_fixed_us"),
             "of requests to dies, in every step",
@@ -123,7 +123,7 @@ COMPOSITION: dict[str, dict[str, Part]] = {
         "token layout": SPREAD,
         "attention": Part(("attention",), "by heads over all dies, or left out"),
         "exchange": _none("tokens stay on their dies"),
-        "gate": RECORDED,
+        "gate": _none("every die loads a part of each expert, so that none is nearer"),
         "assignment": Part(("redistribute",), "where tokens are, or spread evenly"),
         "movement": Part(
             (

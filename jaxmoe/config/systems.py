@@ -1,10 +1,10 @@
 """Which system runs a plan, and its settings: a section for each, told by its name."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from jaxmoe.config.base import Count, Fraction, Name, NonNegative, Positive, RuleError, Section
+from jaxmoe.config.base import Count, Fraction, Name, NonNegative, Positive, Section
 
 
 class PlannedSystem(Section):
@@ -12,15 +12,6 @@ class PlannedSystem(Section):
 
     keeps_requests: ClassVar[bool] = False  # whether successive batches are of the same requests, row by row
     uses_plan: ClassVar[bool] = True
-    ungated: ClassVar[str] = ""  # why there is no gate to set
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_a_gate(cls, given: Any) -> Any:
-        if cls.ungated and isinstance(given, dict) and "gate" in given:
-            expected = f"no such key for this system, {cls.ungated}"
-            raise RuleError(("gate",), given["gate"], expected, "Leave it out, or use static, hd_moe or moentwine")
-        return given
 
     plan: Name = Field(
         default="ep_balanced",
@@ -153,8 +144,6 @@ class MoentwineConfig(GatedPlan):
 class CAMoEConfig(PlannedSystem):
     """The cost-aware gate of camoe on a plan of whole experts."""
 
-    ungated: ClassVar[str] = "which has one of its own, by lambda_cost"
-
     name: Literal["camoe"] = Field(description="the name of the system", examples=["camoe"])
     lambda_cost: NonNegative = Field(
         default=0.2, description="how strongly costs bias the gate, 0 for not at all", examples=[0.2]
@@ -196,7 +185,6 @@ class WaferGPUConfig(PlannedSystem):
     """Task allocation and copies of remote experts on a wafer of GPU dies. The plan says where weights stay."""
 
     keeps_requests: ClassVar[bool] = True
-    ungated: ClassVar[str] = "in which weights travel to tokens and no token to its experts"
 
     name: Literal["wafer_gpu"] = Field(description="the name of the system", examples=["wafer_gpu"])
     plan: Name = Field(
@@ -265,7 +253,6 @@ class ExpertStreamingConfig(PlannedSystem):
     """Experts that stream through dies in micro-slices (expert_streaming_fse_dp). It takes no plan."""
 
     uses_plan: ClassVar[bool] = False
-    ungated: ClassVar[str] = "in which every die loads a part of each expert, so that none is nearer"
 
     name: Literal["expert_streaming"] = Field(description="the name of the system", examples=["expert_streaming"])
     plan: Literal["ep_balanced"] = Field(

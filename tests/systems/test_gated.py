@@ -8,7 +8,7 @@ import pytest
 import yaml
 from oracles import cases
 
-from jaxmoe.config import ConfigError, load_scenario
+from jaxmoe.config import load_scenario
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.experiment.simulation import batch_at, iterations_of, setting_of
 from jaxmoe.experiment.strategies import given_plans, strategy
@@ -137,16 +137,3 @@ def test_what_has_no_path_is_refused(inputs):
         runs_of(inputs, "static", "lowest_host", gate={})
     with pytest.raises(UnsuitableSystemError, match=r"layout: esp slices every expert alike; use the layout er"):
         runs_of(inputs, "moentwine", gate={}, layout="esp", balancer="none")
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("camoe", "has one of its own, by lambda_cost"),
-        ("wafer_gpu", "weights travel to tokens"),
-        ("expert_streaming", "every die loads a part of each expert"),
-    ],
-)
-def test_systems_without_a_gate_say_why_at_load(configs, name, reason):
-    with pytest.raises(ConfigError, match=f"system.gate is .*{reason}"):
-        load_scenario(configs / "scenarios" / "quickstart.yaml", [f"system={{name: {name}, gate: {{}}}}"])
