@@ -40,17 +40,14 @@ CONFIGS = HERE.parents[1] / "configs"
 TOKENS, STEPS, SEEDS = 32768, 2, (0, 1)
 LAMBDAS = (0.2, 0.1)  # of every gate, alone and combined: that of the paper, and half of it
 # Machine: tokens of a layer, dies of a group of attention, and layouts of tokens to choose from.
-FLAT, WAFERS = ("baseline", "er"), ("baseline", "er", "her")
+FLAT = ("baseline", "er")
 MACHINES = {
     "moentwine_4x4": (4096, 4, FLAT),
     "moentwine_6x6": (4096, 4, FLAT),
-    "moentwine_8x8": (8192, 4, FLAT),
-    "moentwine_4x8x8": (8192, 4, WAFERS),
     "nvl72": (4096, 4, FLAT[:1]),
     "nmp_4x8_10TFLOPs_25GBps": (512, 4, FLAT),
     "tsmc_sow_3x8": (4096, 4, FLAT),
     "dgx_b200_4x8": (4096, 4, FLAT[:1]),
-    "dojo_5x5": (4096, 5, FLAT),
 }
 MODEL = "deepseek-v3"
 TREE = "token_home_tree"
