@@ -152,3 +152,9 @@ def test_plans_that_split_experts_are_refused(setting):
     share[1, 5] = 1 / 25
     with pytest.raises(UnsuitableSystemError, match=r"expert 5 of its layer 1 on 25 nodes"):
         system_of("wafer_gpu").runs(replace(setting, share=share))
+
+
+def test_memory_without_an_end_holds_all_popular_copies():
+    load, home = np.array([[3, 9, 1]]), np.array([[0, 1, 0]])
+    held = popular_copies(load, home, np.full(2, np.inf), 5)
+    np.testing.assert_array_equal(held, [[[False, True], [True, False], [False, True]]])  # everywhere but at home
