@@ -86,7 +86,7 @@ def test_latent_attention_with_and_without_a_query_rank():
 def test_a_part_that_is_not_known_is_named(key):
     partial = replace(SMALL, **{key: None})
     for count in ("parameters", "active_parameters"):
-        with pytest.raises(ModelError, match=f"^small: {key} is not given.*add it$"):
+        with pytest.raises(ModelError, match=f"^small: {key} is not given.*add {key} to the model$"):
             getattr(partial, count)
     assert partial.expert_parameters == SMALL.expert_parameters
 
