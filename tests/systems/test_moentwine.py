@@ -150,7 +150,7 @@ def test_clusters_have_one_layout(tmp_path):
             TokenLayoutError,
             "tp is 3, which does not divide the 16 devices of 4x4; use one of 1, 2, 4, 8, 16",
         ),
-        ({"layout": "esp"}, ConfigError, "expected none, since layout esp slices experts over domains.*Write balancer: none"),
+        ({"layout": "esp"}, ConfigError, "expected none, since layout esp slices experts.*Write balancer: none"),
         (
             {"capacity": 3e-4, "shadow_slots": 9},
             BalancerError,
