@@ -230,7 +230,7 @@ def host() -> None:
 def sensitivity() -> None:
     """Which assumption moves which figure, in the case of each model."""
     rows = read("sensitivity")
-    for model in MODELS:
+    for model in dict.fromkeys(row["model"] for row in rows):
         print(f"  {model}")
         for what, to in dict.fromkeys((row["what"], row["to"]) for row in rows):
             own = select(rows, what=what, to=to, model=model)
