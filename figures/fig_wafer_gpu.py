@@ -145,8 +145,10 @@ def draw_sensitivity(path: Path) -> None:
 def draw_bounds(path: Path) -> None:
     """Line 5: how far Algorithm 1 and the gradient are from the bound."""
     rows = read_table(TABLES / "bounds.csv")
-    figure = style.new_figure(11, 4.4, "Task allocation: time above the assignment bound")
-    for axes, model in zip(figure.subplots(1, 2, sharey=True), distinct(rows, "model"), strict=True):
+    models = distinct(rows, "model")
+    figure = style.new_figure(3 + 4 * len(models), 4.4, "Task allocation: time above the assignment bound")
+    panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
+    for axes, model in zip(panels, models, strict=True):
         for machine, marker in zip(MACHINES, style.MARKERS, strict=False):
             own = select(rows, model=model, machine=machine)
             for key, colour, name in (
@@ -178,7 +180,7 @@ def draw_loads(path: Path) -> None:
         own = select(rows, policy=name)
         busy = [column(select(own, kind=kind), "busy_us") * 1e-6 for kind in ("hbm", "link")]
         panels.append(MeshPanel(name, *busy))
-    title = "Busy time of HBM channels and links in one layer: DeepSeek-V3 on Dojo, 4,096 requests"
+    title = "Busy time of HBM channels and links in one layer: Qwen3-235B on Dojo, 4,096 requests"
     measures = (style.Measure("HBM channel busy time", style.time_unit), style.LINK_TIME)
     plot_mesh_loads(path, (5, 5), panels, title, measures)
 
@@ -186,7 +188,7 @@ def draw_loads(path: Path) -> None:
 def draw_timeline(path: Path) -> None:
     """The same layer in the event simulator: when HBM channels, dies and links are busy."""
     rows = read_table(TABLES / "timeline.csv")
-    figure = style.new_figure(11, 7, "One layer in the event simulator: allo+pred, DeepSeek-V3 on Dojo, 4,096 requests")
+    figure = style.new_figure(11, 7, "One layer in the event simulator: pred, Qwen3-235B on Dojo, 4,096 requests")
     kinds = (("hbm", "HBM channel", 0), ("node", "die computes", 2), ("link", "link, all 80", 1))
     panels = figure.subplots(3, 1, sharex=True, height_ratios=(1, 1, 1.6))
     for axes, (kind, label, colour) in zip(panels, kinds, strict=True):

@@ -14,7 +14,7 @@ from jaxmoe.hardware import Machine
 from jaxmoe.latency import FetchCosts, Fetches, LayerTime
 from jaxmoe.policies import run_policy
 
-SHOWN = ("DeepSeek-V3", "dojo_5x5", 4096, 19, 3)  # model, machine, batch, step, layer of the pictures
+SHOWN = ("Qwen3-235B", "dojo_5x5", 4096, 19, 3)  # model, machine, batch, step, layer of the pictures
 
 
 def shown(name: str) -> tuple[LayerTime, Fetches]:
@@ -36,9 +36,9 @@ def loads() -> Iterator[Row]:
 
 
 def timeline() -> Iterator[Row]:
-    """When dies, HBM channels and links are busy in the event simulator, in the same layer under `allo+pred`."""
+    """When dies, HBM channels and links are busy in the event simulator, in the same layer under `pred`."""
     model, machine, *_ = SHOWN
-    chip, asked = machine_of(machine), shown("allo+pred")[1]
+    chip, asked = machine_of(machine), shown("pred")[1]
     run = replay_slices(chip, work_of(asked), told(MODELS[model].costs), record=True).run
     assert run.services is not None
     links, dies = chip.topology.num_links, chip.num_nodes
