@@ -8,9 +8,9 @@ import pytest
 from small_problem import compilations
 
 from jaxmoe.hardware import fully_connected
+from jaxmoe.latency import gating
 from jaxmoe.network import AlphaBeta
 from jaxmoe.network.pairwise import AllToAll, same_models
-from jaxmoe.policies import gate
 from jaxmoe.policies.gate import GateProblem, divergence, evaluate_gate, on_experts
 from jaxmoe.traces.statistics.concentration import avg_layer_kl
 from jaxmoe.tune.gate_bias import (
@@ -97,7 +97,7 @@ def test_the_derivative_is_that_of_finite_differences():
 
 @pytest.mark.parametrize("form", ["scalar", "table"])
 def test_the_derivative_of_a_bias_is_that_of_relaxed_choices(form, monkeypatch):
-    monkeypatch.setattr(gate, "straight_through", lambda exact, smooth: smooth)
+    monkeypatch.setattr(gating, "straight_through", lambda exact, smooth: smooth)
     with jax.enable_x64(True):
         given = jax.tree.map(lambda leaf: leaf.astype(float) if eqx.is_inexact_array(leaf) else leaf, problem())
         given = eqx.tree_at(lambda p: (p.logits, p.source), given, (given.logits[:, ::8], given.source[::8]))

@@ -18,6 +18,7 @@ from jaxmoe.placement.exchange import ExchangeError
 from jaxmoe.placement.strategies import expert_parallel, shipped_strategies
 from jaxmoe.tune import PlacementProblem, TuneResult, referee, tune
 from jaxmoe.tune import problem as ranking
+from jaxmoe.tune.aim import Aim
 from jaxmoe.tune.optimisers import OPTIMISERS
 from jaxmoe.tune.problem import Ranked, where_surely_faster
 from jaxmoe.tune.referee import Referee
@@ -101,12 +102,12 @@ def ranked(*seconds: float) -> Ranked:
 def test_a_gain_counts_from_twice_its_standard_error_on():
     known = ranked(*[10.0] * 8)
     # Gains 0, 0, 0, 0, 2, 2, 2, 2: mean 1, standard error 0.378.
-    sure = where_surely_faster(ranked(*[10.0] * 4, *[8.0] * 4), known, 0.0)
+    sure = where_surely_faster(ranked(*[10.0] * 4, *[8.0] * 4), known, Aim())
     np.testing.assert_array_equal(sure.seconds, [9.0])
     # Gains -2, -2, -2, 2, 2, 2, 2, 2: mean 0.5, standard error 0.73.
-    unsure = where_surely_faster(ranked(*[12.0] * 3, *[8.0] * 5), known, 0.0)
+    unsure = where_surely_faster(ranked(*[12.0] * 3, *[8.0] * 5), known, Aim())
     np.testing.assert_array_equal(unsure.seconds, [np.inf])
-    assert where_surely_faster(known, known, 0.0).seconds == np.inf
+    assert where_surely_faster(known, known, Aim()).seconds == np.inf
 
 
 def test_a_shipped_strategy_is_returned_where_what_was_searched_is_not_surely_faster(monkeypatch):
