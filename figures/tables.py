@@ -1,11 +1,12 @@
 """Tables of the studies as the figures read them: rows of text, and their columns as numbers."""
 
-import csv
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+
+from jaxmoe import files
 
 STUDIES = Path(__file__).resolve().parent.parent / "studies"
 Rows = list[dict[str, str]]
@@ -16,8 +17,7 @@ def read_table(path: Path, missing_ok: bool = False) -> Rows:
     """A table. One that is not made yet is an error, or none with `missing_ok`."""
     if missing_ok and not path.is_file():
         return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return files.read_table(path)
 
 
 def select(rows: Iterable[dict[str, str]], **values: str) -> Rows:

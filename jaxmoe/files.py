@@ -1,9 +1,12 @@
-"""Files and folders that appear whole or not at all."""
+"""Files and folders that appear whole or not at all, and the tables among them."""
 
+import csv
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral, Real
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -23,6 +26,37 @@ def atomic_write(path: Path) -> Iterator[Path]:
             _remove(older)
         elif older.exists():
             older.rename(path)
+
+
+def write_table(
+    path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None, digits: int | None = None
+) -> None:
+    """Writes rows as a CSV file that appears whole, and makes its folder.
+
+    Columns are those of all rows in the order in which they first occur, unless given. A row without a column has it
+    empty; one with a column that is not among those given is a `ValueError`. Numbers that are not whole have so many
+    significant `digits`, or all.
+    """
+    rows = list(rows)
+    if columns is None:
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as aside, aside.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, columns, lineterminator="\n")
+        table.writeheader()
+        table.writerows({column: _cell(value, digits) for column, value in row.items()} for row in rows)
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file as text, by column."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _cell(value: Any, digits: int | None) -> Any:
+    if digits is None or not isinstance(value, Real) or isinstance(value, Integral):
+        return value
+    return f"{float(value):.{digits}g}"
 
 
 def _remove(path: Path) -> None:

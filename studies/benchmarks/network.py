@@ -4,7 +4,6 @@ Traffic is all-to-all for the simulator and random matrices for the model. Compi
 warmed up and block until ready, the best of several is taken, baselines are timed in between.
 """
 
-import csv
 import heapq
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from throughput import compiled, machine, rate
 from jaxmoe.des import Fabric, GraphBuilder, TaskGraph, fabric_of, simulate
 from jaxmoe.des.engine import run_on
 from jaxmoe.des.tasks import add_transfers, messages, no_rows
+from jaxmoe.files import write_table
 from jaxmoe.hardware import Mesh, Router
 from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import Congestion
@@ -160,10 +160,7 @@ def main() -> None:
     for line in rows:
         print(line)
     columns = ["what", "mesh", "case", "per_s", "unit", "baseline_per_s", "ratio", "run_ms", "build_ms"]
-    with (HERE / "network.csv").open("w", newline="") as file:
-        table = csv.DictWriter(file, [*columns, "compile_or_first_s", "machine"], lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
+    write_table(HERE / "network.csv", rows, [*columns, "compile_or_first_s", "machine"])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Mixtral, and that of DeepSeek-V3. Compilation is timed apart, runs are warmed up
 NumPy loop draws from the same process, one request, vectorised over experts.
 """
 
-import csv
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import jax
 import numpy as np
 from throughput import machine
 
+from jaxmoe.files import write_table
 from jaxmoe.traces.synthesis import PRESETS, GatingProcess, sample_trace
 
 HERE = Path(__file__).resolve().parent
@@ -81,10 +81,7 @@ def main() -> None:
     for row in rows:
         print(row)
     print(machine())
-    with (HERE / "synthesis.csv").open("w", newline="") as file:
-        table = csv.DictWriter(file, [*rows[0], "machine"], lineterminator="\n")
-        table.writeheader()
-        table.writerows(row | {"machine": machine()} for row in rows)
+    write_table(HERE / "synthesis.csv", (row | {"machine": machine()} for row in rows))
 
 
 if __name__ == "__main__":

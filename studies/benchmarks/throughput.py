@@ -5,7 +5,6 @@ best of several is taken, since other work on the machine can only slow a run do
 Parts of a forward evaluation are timed one by one, as functions of their own.
 """
 
-import csv
 import os
 import platform
 import time
@@ -18,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmoe.files import write_table
 from jaxmoe.hardware import Die, Machine, Mesh
 from jaxmoe.hardware.networks import link_ends, num_links, xy_path
 from jaxmoe.latency import LayerCosts, LayerModel
@@ -222,10 +222,7 @@ def main() -> None:
         print(rows[-1], flush=True)
     device = jax.devices()[0].platform
     name = "throughput" if device == "cpu" else f"throughput_{device}"
-    with (HERE / f"{name}.csv").open("w", newline="") as file:
-        table = csv.DictWriter(file, rows[0], lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
+    write_table(HERE / f"{name}.csv", rows)
 
 
 if __name__ == "__main__":

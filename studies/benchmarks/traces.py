@@ -6,7 +6,6 @@ counts the same events of the first tokens, layer by layer with `bincount`, and 
 """
 
 import argparse
-import csv
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 from throughput import machine
 
+from jaxmoe.files import write_table
 from jaxmoe.traces import GatingTrace, read_trace, synthetic_trace, write_trace_in_parts
 from jaxmoe.traces.statistics import PairCounts, count_pairs, count_shuffled, summarise
 from jaxmoe.traces.statistics.counting import CHUNK_TOKENS
@@ -135,10 +135,7 @@ def main() -> None:
         row = measure(chosen.tokens, Path(folder))
     print(row)
     print(machine())
-    with (HERE / "traces.csv").open("w", newline="") as file:
-        table = csv.DictWriter(file, [*row, "machine"], lineterminator="\n")
-        table.writeheader()
-        table.writerow(row | {"machine": machine()})
+    write_table(HERE / "traces.csv", [row | {"machine": machine()}])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Writes the measurements as CSV files of `jaxmoe calibrate`, fits them from a des
 """
 
 import argparse
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from jaxmoe.config import build_topology, load_hardware, number_at, with_numbers
 from jaxmoe.des import fabric_of, replay_traffic
 from jaxmoe.experiment.calibration import calibrate
 from jaxmoe.experiment.measurements import read_measured
-from jaxmoe.files import atomic_write
+from jaxmoe.files import write_table
 
 HERE = Path(__file__).resolve().parent
 TRUE = HERE / "machine.yaml"  # the machine whose numbers are hidden
@@ -76,11 +75,8 @@ def measurements(rng: np.random.Generator) -> dict[str, tuple[list[str], list[li
 
 
 def write(path: Path, header: Sequence[str], lines: Sequence[Sequence]) -> None:
-    """A CSV file in place of an older one."""
-    with atomic_write(path) as aside, aside.open("w", newline="") as file:
-        written = csv.writer(file, lineterminator="\n")
-        written.writerow(header)
-        written.writerows(lines)
+    """Lines of values, in the order of the header."""
+    write_table(path, [dict(zip(header, line, strict=True)) for line in lines])
 
 
 def main() -> None:
@@ -93,7 +89,6 @@ def main() -> None:
     for seed in options.seeds:
         rng = np.random.default_rng(seed)
         folder = options.out / f"seed_{seed}"
-        folder.mkdir(parents=True, exist_ok=True)
         for kind, (header, lines) in measurements(rng).items():
             write(folder / f"{kind}.csv", [*header, "seconds"], lines)
         true = load_hardware(TRUE)

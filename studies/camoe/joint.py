@@ -10,8 +10,9 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
-from setting import HERE, TOKENS_PER_NODE, network, problem, read_rows, scores_of, tokens, write_rows
+from setting import HERE, TOKENS_PER_NODE, network, problem, scores_of, tokens, write_rows
 
+from jaxmoe.files import read_table
 from jaxmoe.hardware import wafers
 from jaxmoe.policies.gate import GateProblem, divergence, evaluate_gate, on_experts, unbiased
 from jaxmoe.tune.gate_bias import Bias, Found, GateSettings, Limits, descend, fastest, placed_like, start, tuned_bias
@@ -92,7 +93,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", choices=NODES_TOKENS, default=[*NODES_TOKENS])
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     options = parser.parse_args()
-    rows = read_rows("joint") if (HERE / "joint.csv").exists() else []
+    rows = read_table(HERE / "joint.csv") if (HERE / "joint.csv").exists() else []
     for name in options.networks:
         top, per_node = networks()[name], NODES_TOKENS[name]
         for seed in options.seeds:

@@ -1,6 +1,5 @@
 """What all tables of this study start from: model, network, experts, tokens, and what an all-to-all costs there."""
 
-import csv
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.config import build_model, build_topology, load_hardware, load_model
+from jaxmoe.files import write_table
 from jaxmoe.network import alpha_beta
 from jaxmoe.network.pairwise import AllToAll, same_models
 from jaxmoe.policies.gate import GateProblem, standard_scores, time_proxy, unbiased_copies
@@ -79,20 +79,5 @@ def scores_of(problem: GateProblem, own: str = "counted") -> jax.Array:
 
 
 def write_rows(name: str, rows: Iterable[dict]) -> None:
-    """A table of the study, written whole."""
-    rows = [*rows]
-    path = HERE / f"{name}.csv"
-    aside = path.with_suffix(".part")
-    with aside.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*dict.fromkeys(key for row in rows for key in row)])
-        writer.writeheader()
-        writer.writerows(
-            {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()} for row in rows
-        )
-    aside.replace(path)
-
-
-def read_rows(name: str) -> list[dict[str, str]]:
-    """The table as text."""
-    with (HERE / f"{name}.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    """A table of the study, numbers in six digits."""
+    write_table(HERE / f"{name}.csv", rows, digits=6)

@@ -7,7 +7,6 @@ A row is written to FOLDER when it is known; the same command goes on, and write
 """
 
 import argparse
-import csv
 import json
 import os
 import subprocess
@@ -28,7 +27,7 @@ from jaxmoe.experiment import standard_strategies
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.simulation import Iterations, batch_at, iterations_of, setting_of
 from jaxmoe.experiment.strategies import strategy
-from jaxmoe.files import atomic_write
+from jaxmoe.files import atomic_write, write_table
 from jaxmoe.models import MoEModel
 from jaxmoe.systems import AbstractRun, Rolled
 from jaxmoe.systems.registry import system_of
@@ -215,15 +214,6 @@ def fill(machine: str, seed: int, folder: Path) -> list[dict[str, Any]]:
     return [{"machine": machine, "seed": seed} | known[name] for name in wanted]
 
 
-def write(name: str, rows: list[dict[str, Any]]) -> None:
-    columns = dict.fromkeys(key for row in rows for key in row)
-    told = [{key: f"{each:.5g}" if isinstance(each, float) else each for key, each in row.items()} for row in rows]
-    with atomic_write(HERE / f"{name}.csv") as aside, aside.open("w", newline="") as file:
-        written = csv.DictWriter(file, [*columns], lineterminator="\n")
-        written.writeheader()
-        written.writerows(told)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for rows and traces")
@@ -238,8 +228,8 @@ def main() -> None:
             rows += fill(machine, seed, options.out)
             print(f"{machine}, seed {seed}: {sum('total_us' in row for row in rows)} rows", flush=True)
         jax.clear_caches()
-    write("ways", rows)
-    write("summary", summary(rows))
+    write_table(HERE / "ways.csv", rows, digits=5)
+    write_table(HERE / "summary.csv", summary(rows), digits=5)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ layers), `prediction_sets.csv` (the paper's rule of the top experts of each row)
 """
 
 import argparse
-import csv
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxmoe
+from jaxmoe.files import write_table
 from jaxmoe.traces import GatingTrace, read_trace
 from jaxmoe.traces.prediction import (
     AbstractHeatmap,
@@ -164,16 +164,6 @@ def ranking_recall(rank: jax.Array, size: float) -> float:
     return lower + (size - below) * (upper - lower)
 
 
-def write_table(name: str, rows: list[dict]) -> None:
-    """Write a CSV beside this file, aside first."""
-    aside = HERE / f"{name}.csv.part"
-    with aside.open("w", newline="") as file:
-        table = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-    aside.replace(HERE / f"{name}.csv")
-
-
 def write_summary(settings: Settings, rows: list[dict]) -> None:
     """Settings, versions, and where a predictor does not beat frequency alone."""
     keys = ("model", "fitted_on", "scored_on", "predictor", "measure", "value", "frequency")
@@ -225,8 +215,8 @@ def main() -> None:
     settings = Settings()
     done = [rows_of(trial, folder, settings) for trial in TRIALS]
     rows = [row for table, _ in done for row in table]
-    write_table("prediction", rows)
-    write_table("prediction_sets", [row for _, sets in done for row in sets])
+    write_table(HERE / "prediction.csv", rows)
+    write_table(HERE / "prediction_sets.csv", [row for _, sets in done for row in sets])
     write_summary(settings, rows)
     report(rows)
 

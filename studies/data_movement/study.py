@@ -7,7 +7,6 @@ Writes `statistics.csv` (every trace), `loads.csv` (load counts), `insights.csv`
 """
 
 import argparse
-import csv
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +21,7 @@ from insights import (
     workloads,
 )
 
+from jaxmoe.files import write_table
 from jaxmoe.traces import GatingTrace, load_counts, read_loads, read_trace
 from jaxmoe.traces.statistics import (
     BATCH_TOKENS,
@@ -77,11 +77,10 @@ def main() -> None:
         arrays |= {f"{name}/load": load_counts(trace).counts[0] for name, trace in of_model.items()}
     loads = [read_loads(file) for file in files if file.name.startswith("load_")]
     names = [label(file) for file in files if file.name.startswith("load_")]
-    write_table("statistics", statistics)
-    write_table(
-        "loads", [{"counts": n} | digits(summarise_loads(one, SEED)) for n, one in zip(names, loads, strict=True)]
-    )
-    write_table("insights", sorted(insights, key=lambda line: int(line["insight"])))
+    write_table(HERE / "statistics.csv", statistics)
+    summaries = [{"counts": n} | digits(summarise_loads(one, SEED)) for n, one in zip(names, loads, strict=True)]
+    write_table(HERE / "loads.csv", summaries)
+    write_table(HERE / "insights.csv", sorted(insights, key=lambda line: int(line["insight"])))
     write_arrays(arrays)
     print((HERE / "statistics.csv").read_text(), (HERE / "insights.csv").read_text(), sep="\n")
 
@@ -148,16 +147,6 @@ def digits(summary: Summary) -> Row:
 def label(file: Path) -> str:
     """A trace's name: its folder and file."""
     return f"{file.parent.name}/{file.stem}"
-
-
-def write_table(name: str, rows: list[Row]) -> None:
-    """Write a CSV beside this file, aside first."""
-    aside = HERE / f"{name}.csv.part"
-    with aside.open("w", newline="") as file:
-        table = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-    aside.replace(HERE / f"{name}.csv")
 
 
 def write_arrays(arrays: dict[str, np.ndarray]) -> None:

@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-from study import HERE, ROOT, label, write_table
+from study import HERE, ROOT, label
 
+from jaxmoe.files import write_table
 from jaxmoe.traces import read_trace
 from jaxmoe.traces.synthesis import fit_process, sample_trace, zipf_trace
 from jaxmoe.traces.synthesis.fidelity import AIMS, Likeness, likeness
@@ -42,8 +43,8 @@ def main() -> None:
         found = likeness({"recorded": trace, **drawn, "zipf": zipf_trace(trace, SEED)}, SEED, lambda *_: None)
         figures += figure_rows(name, found, list(drawn))
         layers += layer_rows(name, found, next(iter(drawn)))
-    write_table("synthesis", figures)
-    write_table("synthesis_layers", layers)
+    write_table(HERE / "synthesis.csv", figures)
+    write_table(HERE / "synthesis_layers.csv", layers)
     print((HERE / "synthesis.csv").read_text())
 
 

@@ -10,7 +10,6 @@ scenario: those of another are computed anew. With --again so are cells whose re
 """
 
 import argparse
-import csv
 import json
 import os
 import sys
@@ -24,7 +23,7 @@ from cross_cells import CONFIGS, HERE, PHASES, Cell, Column, Way
 
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.validation import agreement
-from jaxmoe.files import atomic_write
+from jaxmoe.files import atomic_write, write_table
 
 MODELS = ("deepseek-v3", "mixtral-8x7b", "qwen3-235b-a22b")
 # The fastest to compile: cells are compiled once and run a few times.
@@ -159,15 +158,6 @@ def _short(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
-def write(path: Path, rows: Sequence[dict[str, str]], columns: Sequence[str]) -> None:
-    """A table in place of an older one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as aside, aside.open("w", newline="") as file:
-        written = csv.DictWriter(file, columns, lineterminator="\n")
-        written.writeheader()
-        written.writerows(rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     shipped = sorted(path.stem for path in (CONFIGS / "hardware").glob("*.yaml"))
@@ -192,11 +182,11 @@ def main() -> None:
             times = sum("total_s" in cell for cell in known.values())
             print(f"{model} on {machine}: {times} times, {len(known) - times} reasons", flush=True)
     rows, reasons = table(found, options.machines, options.models)
-    write(options.tables / "cross.csv", rows, ["model", "phase", "kind", "name", *options.machines])
-    write(options.tables / "cross_reasons.csv", reasons, ["number", "reason"])
-    write(options.tables / "cross_cells.csv", long_table(found), COLUMNS)
+    write_table(options.tables / "cross.csv", rows, ["model", "phase", "kind", "name", *options.machines])
+    write_table(options.tables / "cross_reasons.csv", reasons, ["number", "reason"])
+    write_table(options.tables / "cross_cells.csv", long_table(found), COLUMNS)
     for name, told in (("cross_fastest", fastest(found)), ("cross_agreement", agreements(found))):
-        write(options.tables / f"{name}.csv", told, [*told[0]] if told else ["none"])
+        write_table(options.tables / f"{name}.csv", told, [*told[0]] if told else ["none"])
     print(f"{len(rows)} rows x {len(options.machines)} machines, {len(reasons)} different reasons")
 
 

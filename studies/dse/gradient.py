@@ -1,7 +1,6 @@
 """Gradient against grid: the fastest machine for a cost, by a sweep and by descent. See README.md."""
 
 import argparse
-import csv
 import time
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from jaxmoe.codesign import read_space
 from jaxmoe.codesign.problem import hardware_problem
 from jaxmoe.codesign.run import tune_hardware
 from jaxmoe.experiment.clock import StageClock
-from jaxmoe.files import atomic_write
+from jaxmoe.files import write_table
 from jaxmoe.sweep import read_study, run_sweep
 from jaxmoe.sweep.expressions import Expression
 
@@ -63,10 +62,7 @@ def main() -> None:
     space = read_space(HERE / "budget_space.yaml").space
     rows = [gradient(name, file) for name, file in SPACES.items()]
     rows.append(grid(given.grid.absolute(), tuple(space.variables), str(space.derived["cost"])))
-    with atomic_write(HERE / "gradient.csv") as aside, aside.open("w", newline="") as text:
-        table = csv.DictWriter(text, [*COLUMNS, *space.variables, "seconds"], lineterminator="\n")
-        table.writeheader()
-        table.writerows({key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()} for row in rows)
+    write_table(HERE / "gradient.csv", rows, [*COLUMNS, *space.variables, "seconds"], digits=6)
     for row in rows:
         print(row)
 

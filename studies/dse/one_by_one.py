@@ -8,7 +8,6 @@ latter's sake the command is timed at the smallest size of batch alone.
 """
 
 import argparse
-import csv
 import os
 import subprocess
 import sys
@@ -17,9 +16,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from space import HERE, MESH, STUDY, TOKENS, write
+from space import HERE, MESH, STUDY, TOKENS
 
 from jaxmoe.experiment import inputs_of, score, standard_strategies
+from jaxmoe.files import read_table, write_table
 from jaxmoe.sweep import Space, Study, read_study
 from jaxmoe.sweep.points import Point
 
@@ -81,8 +81,7 @@ def main() -> None:
     space = Space(few(read_study(STUDY), options.machines))
     points = space.points()
     least = min(point.values[TOKENS] for point in points)
-    with (options.tables / "space_rates.csv").open(newline="") as file:
-        rates = list(csv.DictReader(file))
+    rates = read_table(options.tables / "space_rates.csv")
     # By rates: a part that was stopped has the seconds of what was left alone.
     seconds = sum(float(row["points"]) / float(row["points_per_s"]) for row in rates)
     swept = sum(float(row["points"]) for row in rates) / seconds
@@ -100,7 +99,7 @@ def main() -> None:
                 | {"sweep_is_faster_by": f"{swept / rate:.0f}"}
             )
             print(*rows[-1].values(), sep=", ", flush=True)
-    write(options.tables / "space_one_by_one.csv", rows)
+    write_table(options.tables / "space_one_by_one.csv", rows)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Every mesh and size of batch is a sweep of its own, so that memory holds no more
 """
 
 import argparse
-import csv
 import json
 import time
 from collections.abc import Iterable, Sequence
@@ -19,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import dataset
 
-from jaxmoe.files import atomic_write
+from jaxmoe.files import atomic_write, write_table
 from jaxmoe.placement.exchange import Rings, exchange_of
 from jaxmoe.sweep import Study, Sweep, read_study, run_sweep
 from jaxmoe.sweep.answers import is_efficient
@@ -177,15 +176,6 @@ def fronts(results: Sequence[Part]) -> list[dict[str, Any]]:
     return rows
 
 
-def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """A table of these rows, in place of an older one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as aside, aside.open("w", newline="") as file:
-        table = csv.DictWriter(file, rows[0], lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the results of all points")
@@ -202,7 +192,7 @@ def main() -> None:
         ("space_regions", regions(results)),
         ("space_fronts", fronts(results)),
     ):
-        write(options.tables / f"{name}.csv", rows)
+        write_table(options.tables / f"{name}.csv", rows)
     sums = {key: sum(rate[key] for rate in rates) for key in ("points", "shape_groups", "compiles")}
     seconds = sum(rate["setup_s"] + rate["evaluate_s"] for rate in rates)
     machines = sum(rate["machines"] for rate in rates) // len(study.config.axes[TOKENS])

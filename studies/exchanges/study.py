@@ -4,7 +4,6 @@ Writes `agreement.csv`, a line for each case, and prints the agreement by group:
 Networks can be chosen by name; their lines replace those of an earlier run.
 """
 
-import csv
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ import numpy as np
 from jaxmoe.des import Fabric, LayerDescription, fabric_of
 from jaxmoe.des.layer import replay_layer
 from jaxmoe.experiment.validation import agreement
+from jaxmoe.files import read_table, write_table
 from jaxmoe.hardware import AbstractTopology, Die, Machine, Mesh, clusters, torus, wafers
 from jaxmoe.hardware.networks import num_links
 from jaxmoe.latency import LayerCosts, LayerModel
@@ -143,17 +143,10 @@ def summarise(rows: list[dict[str, str]], by: str | None = None) -> None:
 def main(chosen: list[str]) -> None:
     kept = []
     if TABLE.exists():
-        with TABLE.open(newline="") as file:
-            kept = [row for row in csv.DictReader(file) if row["network"] not in chosen]
+        kept = [row for row in read_table(TABLE) if row["network"] not in chosen]
     made = [line for network in chosen for case in cases(network) for line in lines(case)]
-    aside = TABLE.with_suffix(".part")
-    with aside.open("w", newline="") as file:
-        writer = csv.DictWriter(file, (*FIELDS, *TIMES))
-        writer.writeheader()
-        writer.writerows([*kept, *made])
-    aside.replace(TABLE)
-    with TABLE.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    write_table(TABLE, [*kept, *made], (*FIELDS, *TIMES))
+    rows = read_table(TABLE)
     summarise(rows)
     for field in FIELDS:
         summarise(rows, field)

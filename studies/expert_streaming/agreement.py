@@ -4,7 +4,6 @@ Writes `agreement.csv` and `order.csv`, and prints what they come to: `python st
 """
 
 import argparse
-import csv
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -21,6 +20,7 @@ from jaxmoe.des.description import LayerDescription, Memory
 from jaxmoe.des.fabric import fabric_of
 from jaxmoe.des.streaming import stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
+from jaxmoe.files import write_table
 from jaxmoe.hardware import Die, Machine, MemoryLevel, Mesh
 from jaxmoe.hardware.machine import TiledGemm
 from jaxmoe.hardware.networks import num_links
@@ -272,11 +272,7 @@ def best_of_all(costs: StreamCosts, asked: Asked, experts: int) -> float:
 
 
 def write(name: str, rows: list[dict[str, Any]]) -> None:
-    with (HERE / f"{name}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
+    write_table(HERE / f"{name}.csv", rows, digits=6)
 
 
 TABLES = {"agreement": agreement, "order": order}

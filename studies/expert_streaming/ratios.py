@@ -1,7 +1,8 @@
 """What the tables of the other scripts come to, as ratios: `python studies/expert_streaming/ratios.py`."""
 
-import csv
 from pathlib import Path
+
+from jaxmoe.files import read_table
 
 HERE = Path(__file__).parent
 Rows = list[dict[str, str]]
@@ -10,10 +11,7 @@ Rows = list[dict[str, str]]
 def rows_of(name: str) -> Rows:
     """A table; none where it is not made yet."""
     path = HERE / f"{name}.csv"
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return read_table(path) if path.is_file() else []
 
 
 def groups(rows: Rows, *keys: str) -> dict[tuple[str, ...], dict[str, dict[str, str]]]:

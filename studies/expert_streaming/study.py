@@ -18,6 +18,7 @@ import numpy as np
 from jaxmoe.experiment.inputs import read_inputs
 from jaxmoe.experiment.simulation import batch_at, iterations_of, setting_of
 from jaxmoe.experiment.strategies import given_plans
+from jaxmoe.files import read_table
 from jaxmoe.systems import system_of
 from jaxmoe.systems.expert_streaming import OffloadedRun, StreamedRun
 
@@ -143,10 +144,7 @@ def array_rows() -> Iterator[dict[str, Any]]:
 def written(name: str) -> list[dict[str, Any]]:
     """The rows of a table as it is, none where there is no table."""
     path = HERE / f"{name}.csv"
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return read_table(path) if path.exists() else []
 
 
 def write(name: str, rows: Iterator[dict[str, Any]], kept: Sequence[dict[str, Any]] = ()) -> None:
@@ -156,7 +154,7 @@ def write(name: str, rows: Iterator[dict[str, Any]], kept: Sequence[dict[str, An
         for row in chain(kept, rows):
             shown = {key: f"{value:.5g}" if isinstance(value, float) else value for key, value in row.items()}
             if writer is None:
-                writer = csv.DictWriter(file, shown)
+                writer = csv.DictWriter(file, shown, lineterminator="\n")
                 writer.writeheader()
             writer.writerow(shown)
             file.flush()

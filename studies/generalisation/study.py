@@ -5,8 +5,7 @@ those rows alone. FOLDER has the recorded traces in `traces/`.
 """
 
 import argparse
-import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from jaxtyping import Array
 
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, read_inputs
-from jaxmoe.files import atomic_write
+from jaxmoe.files import read_table, write_table
 from jaxmoe.hardware import node_memory
 from jaxmoe.latency import LayerModel, evaluate
 from jaxmoe.network import AbstractExchange, build_exchange
@@ -134,22 +133,6 @@ def _timed(model: LayerModel, share: Array, batches: Batch, exchange: AbstractEx
     return evaluate(model, share, batches, exchange).total
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """The table as text; none where there is no file."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
-    """The table, written whole."""
-    with atomic_write(path) as aside, aside.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shared", type=Path, required=True)
@@ -158,12 +141,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a trial of few steps, whose table is in runs/")
     options = parser.parse_args()
     path = HERE / "runs" / "times.csv" if options.quick else HERE / "times.csv"
-    path.parent.mkdir(exist_ok=True)
     for name in options.cases:
         for seed in options.seeds:
-            kept = [row for row in read_rows(path) if (row["case"], row["seed"]) != (name, str(seed))]
+            known = read_table(path) if path.exists() else []
+            kept = [row for row in known if (row["case"], row["seed"]) != (name, str(seed))]
             made = [*rows_of(name, seed, options.shared, options.quick)]
-            write_rows(path, sorted(kept + made, key=lambda row: ([*CASES].index(row["case"]), int(row["seed"]))))
+            rows = sorted(kept + made, key=lambda row: ([*CASES].index(row["case"]), int(row["seed"])))
+            write_table(path, rows, COLUMNS)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import numpy as np
-from study import EVEN, MEAN, SYNTHETIC, WORST, read_rows
+from study import EVEN, MEAN, SYNTHETIC, WORST
+
+from jaxmoe.files import read_table
 
 HERE = Path(__file__).resolve().parent
 
@@ -40,7 +42,7 @@ def figures(times: dict[str, dict[str, float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    rows = read_rows(HERE / "times.csv")
+    rows = read_table(HERE / "times.csv")
     for case in dict.fromkeys(row["case"] for row in rows):
         times = mean_times(rows, case)
         topics = [*next(iter(times.values()))]

@@ -111,7 +111,7 @@ def main() -> None:
     tables = gathered()
     tables |= summary.derived(tables, shared) | {"jobs": seconds_of_jobs()}
     for name, rows in tables.items():
-        summary.write_table(name, rows)
+        summary.write(name, rows)
     print(f"{time.perf_counter() - begun:.0f} s for what was missing")
     print(summary.text(tables))
 

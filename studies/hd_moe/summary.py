@@ -4,7 +4,6 @@ python studies/hd_moe/summary.py --shared FOLDER  # works out the derived tables
 """
 
 import argparse
-import csv
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import published
 from cases import CASES, DEEPSEEK, HERE, MIXTRAL, QWEN, ROOT
 
+from jaxmoe.files import read_table, write_table
 from jaxmoe.tune.node_balance import fit_gamma
 
 MOE_LAYERS = {MIXTRAL: 32, DEEPSEEK: 26, QWEN: 28}
@@ -358,21 +358,10 @@ def _dynamic_lines(tables: Tables) -> list[str]:
     return [*lines, f"the broadcasts fit their window in {fit} of {total} combinations of machine, plan and topic"]
 
 
-def read_table(name: str) -> list[dict]:
-    """A table beside this file."""
-    with (HERE / f"{name}.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
-def write_table(name: str, rows: list[dict]) -> None:
+def write(name: str, rows: list[dict]) -> None:
     """A table beside this file; none without rows."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    if not rows:
-        return
-    with (HERE / f"{name}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    if rows:
+        write_table(HERE / f"{name}.csv", rows)
 
 
 def main() -> None:
@@ -380,10 +369,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder of reference/")
     shared = parser.parse_args().shared.resolve()
-    tables = {path.stem: read_table(path.stem) for path in sorted(HERE.glob("*.csv"))}
+    tables = {path.stem: read_table(path) for path in sorted(HERE.glob("*.csv"))}
     made = derived(tables, shared)
     for name, rows in made.items():
-        write_table(name, rows)
+        write(name, rows)
     print(text(tables | made))
 
 

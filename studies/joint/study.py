@@ -5,9 +5,8 @@ alone. FOLDER has the recorded traces in `traces/`.
 """
 
 import argparse
-import csv
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from jaxmoe.codesign.space import HardwareSpace, SpaceFile
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import inputs_of
-from jaxmoe.files import atomic_write
+from jaxmoe.files import read_table, write_table
 from jaxmoe.traces import read_trace, write_trace
 from jaxmoe.traces.logits import reconstruct_logits
 
@@ -128,22 +127,6 @@ def rows_of(name: str, gate_loss: float | None, seed: int, traces: tuple[Path, P
         )
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """The table as text; none where there is no file."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
-    """The table, written whole."""
-    with atomic_write(path) as aside, aside.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shared", type=Path, required=True)
@@ -162,9 +145,10 @@ def main() -> None:
                 for loss in options.losses:
                     made = [*rows_of(name, loss or None, seed, traces)]
                     key = (name, str(loss or 0), str(seed))
-                    kept = [row for row in read_rows(path) if (row["case"], row["gate_loss"], row["seed"]) != key]
+                    known = read_table(path) if path.exists() else []
+                    kept = [row for row in known if (row["case"], row["gate_loss"], row["seed"]) != key]
                     order = [*CASES]
-                    write_rows(path, sorted(kept + made, key=lambda row: order.index(row["case"])))
+                    write_table(path, sorted(kept + made, key=lambda row: order.index(row["case"])), COLUMNS)
 
 
 if __name__ == "__main__":

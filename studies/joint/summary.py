@@ -1,8 +1,9 @@
 """The table of README.md from `joint.csv`: `python studies/joint/summary.py`."""
 
-import csv
 from itertools import groupby
 from pathlib import Path
+
+from jaxmoe.files import read_table
 
 HERE = Path(__file__).resolve().parent
 
@@ -22,8 +23,7 @@ def ways(rows: list[dict[str, str]]) -> dict[str, dict[str, str]]:
 
 
 def main() -> None:
-    with (HERE / "joint.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_table(HERE / "joint.csv")
     print("| case | gate loss | seed | usual, us | in turn | at once | gain | gain unseen | lost unseen | at once is |")
     print("|" + " --- |" * 10)
     for (case, loss, seed), some in groupby(rows, lambda row: (row["case"], row["gate_loss"], row["seed"])):

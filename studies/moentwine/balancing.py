@@ -4,7 +4,6 @@ python studies/moentwine/balancing.py [table ...] [--shared FOLDER]     all tabl
 """
 
 import argparse
-import csv
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ from balancing_cases import (
 )
 from balancing_stream import simulator, stream
 
+from jaxmoe.files import write_table
 from jaxmoe.placement import EMPTY
 from jaxmoe.policies import first_slots
 from jaxmoe.traces import read_any
@@ -231,15 +231,9 @@ def main() -> None:
     if unknown := set(arguments.tables) - TABLES.keys():
         sys.exit(f"no table {', '.join(unknown)}; expected some of {', '.join(TABLES)}")
     for name in arguments.tables or TABLES:
-        rows = [
-            {key: f"{value:.4g}" if isinstance(value, float | np.floating) else value for key, value in row.items()}
-            for row in TABLES[name](folder)
-        ]
+        rows = list(TABLES[name](folder))
         path = HERE / f"balancing_{name}.csv"
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_table(path, rows, digits=4)
         print(f"{path.name}: {len(rows)} rows", flush=True)
 
 

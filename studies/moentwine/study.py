@@ -4,7 +4,6 @@ python studies/moentwine/study.py            all tables beside this file
 python studies/moentwine/study.py links      one of them
 """
 
-import csv
 import itertools
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 from cases import MODELS, STAGES, TOKENS, Case, best_fetch, gain, layout_of, microseconds, total
+
+from jaxmoe.files import read_table, write_table
 
 HERE = Path(__file__).parent
 RULES = ("eq_1", "congestion")
@@ -163,8 +164,7 @@ def _gains(rows: list[Row], figure: str, new: str, old: str, rule: str, *keys: s
 
 def claims() -> Iterator[Row]:
     """Line 2, claim by claim, in per cent; `within` are the points that were set before the run, or a floor."""
-    with (HERE / "communication.csv").open(newline="") as file:
-        rows: list[Row] = [dict(row) for row in csv.DictReader(file)]
+    rows: list[Row] = [dict(row) for row in read_table(HERE / "communication.csv")]
 
     def gains(figure: str, new: str, old: str, *keys: str, **fixed: object) -> Callable[[str], np.ndarray]:
         return lambda rule: _gains(rows, figure, new, old, rule, *keys, **fixed)
@@ -229,11 +229,7 @@ TABLES: dict[str, Callable[[], Iterator[Row]]] = {
 
 def write(name: str, rows: list[Row]) -> None:
     """A table beside this file, numbers in six digits."""
-    with (HERE / f"{name}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
+    write_table(HERE / f"{name}.csv", rows, digits=6)
 
 
 def main() -> None:

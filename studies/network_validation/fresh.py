@@ -11,9 +11,10 @@ from itertools import product
 import jax.numpy as jnp
 import numpy as np
 from booksim import VARIANTS, predict, router
-from study import by_class, write_table
+from study import HERE, by_class
 
 from jaxmoe.des import replay_traffic
+from jaxmoe.files import write_table
 
 SHAPES = ((4, 4), (4, 8), (3, 8), (5, 5), (8, 8))
 SKEWS, FLITS, SEEDS = (0.8, 1.0, 1.2), 8, 2
@@ -61,7 +62,8 @@ def rows() -> Iterator[dict[str, object]]:
 def main() -> None:
     """Write the table of errors by class."""
     table = [row for row in by_class([*rows()]) if row["class"] == "moe (both)"]
-    write_table("fresh", [{key: value for key, value in row.items() if value != ""} for row in table])
+    told = [{key: value for key, value in row.items() if value != ""} for row in table]
+    write_table(HERE / "fresh.csv", told)
     for row in table:
         print(row["variant"], row["records"], row["model_mean_error_percent"], row["congestion_mean_error_percent"])
 

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from booksim import VARIANTS, predict, router
 from scipy.stats import kendalltau
-from study import write_table
+from study import HERE
 
 from jaxmoe.des import Fabric, replay_traffic
+from jaxmoe.files import write_table
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network import AbstractTimeModel
 from jaxmoe.traces import synthetic_trace
@@ -149,7 +150,7 @@ def main() -> None:
     jax.config.update("jax_default_matmul_precision", "highest")
     for name, rows in (("ranking", ranking_rows), ("search", search_rows)):
         table = [row for router in ROUTERS for row in (rows(router, plans) if name == "ranking" else rows(router))]
-        write_table(name, table)
+        write_table(HERE / f"{name}.csv", table)
         print(*table, sep="\n")
 
 

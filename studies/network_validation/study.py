@@ -7,7 +7,6 @@ beside this file.
 """
 
 import argparse
-import csv
 import json
 import sys
 from collections import defaultdict
@@ -19,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from astra import astra_rows
 from booksim import VARIANTS, booksim_rows, predict, router, worst_case_rows
+
+from jaxmoe.files import read_table, write_table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -89,18 +90,6 @@ def at_efficiency(row: Row, efficiency: float) -> float:
     return float(row["model_load"]) / efficiency + float(row["congestion"]) - float(row["model_load"])
 
 
-def write_table(name: str, rows: Iterable[Row]) -> None:
-    """Write a CSV beside this file, aside first."""
-    rows = list(rows)
-    aside = HERE / f"{name}.csv.part"
-    with aside.open("w", newline="") as file:
-        columns = dict.fromkeys(key for row in rows for key in row)
-        table = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-    aside.replace(HERE / f"{name}.csv")
-
-
 def coupling_rows(folder: Path) -> Iterable[Row]:
     """Mean errors of the model for the MoE records of speed-up 2, by the exponent of its coupling.
 
@@ -130,8 +119,7 @@ def known_rows(reference: str) -> list[Row]:
     path = HERE / "records.csv"
     if not path.is_file():
         return []
-    with path.open(newline="") as file:
-        return [row for row in csv.DictReader(file) if row["reference"] == reference]
+    return [row for row in read_table(path) if row["reference"] == reference]
 
 
 def main() -> None:
@@ -149,12 +137,12 @@ def main() -> None:
         ("astra", lambda: astra_rows(reference)),
     ):
         rows += known_rows(name) if given.only not in (None, name) else run()
-    write_table("records", rows)
-    write_table("by_class", by_class(rows))
-    write_table("efficiency", efficiency_rows(rows))
+    write_table(HERE / "records.csv", rows)
+    write_table(HERE / "by_class.csv", by_class(rows))
+    write_table(HERE / "efficiency.csv", efficiency_rows(rows))
     if given.only != "astra":
-        write_table("coupling", coupling_rows(reference / "booksim2_mesh"))
-        write_table("worst_case", worst_case_rows(reference / "booksim2_mesh"))
+        write_table(HERE / "coupling.csv", coupling_rows(reference / "booksim2_mesh"))
+        write_table(HERE / "worst_case.csv", worst_case_rows(reference / "booksim2_mesh"))
     for name in ("by_class", "efficiency", "coupling"):
         print(f"\n{name}.csv\n" + (HERE / f"{name}.csv").read_text())
 

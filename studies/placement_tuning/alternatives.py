@@ -5,7 +5,6 @@ package keeps only what won. Results gather at the lowest-numbered host, the one
 """
 
 import argparse
-import csv
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from scipy.optimize import linprog
 
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import Inputs, read_inputs
+from jaxmoe.files import write_table
 from jaxmoe.placement.strategies import expert_parallel_random
 from jaxmoe.relax import SoftSupport
 from jaxmoe.tune import History, TunerSettings, descent, tune, tuner
@@ -142,10 +142,7 @@ def main() -> None:
     for case, layers in LAYERS.items():
         scenario = SCENARIOS / f"{case.name}.yaml"
         made += rows(case, read_inputs(scenario, ["tuning.exchanges=[]"], run.trace(case.model), layers))
-    with (HERE / "alternatives.csv").open("w", newline="") as file:
-        table = csv.DictWriter(file, made[0].keys(), lineterminator="\n")
-        table.writeheader()
-        table.writerows(made)
+    write_table(HERE / "alternatives.csv", made)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ at that by the bound of `gaps.csv` may be more than 10 % faster than the tuned p
 judge.
 """
 
-import csv
 from collections.abc import Callable
 from itertools import groupby
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from machines import inputs_of
 from scoring import MICRO, Plan, timed
 
 from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.files import read_table
 from jaxmoe.traces import Batch
 from jaxmoe.tune.bounds import exchange_bound
 from jaxmoe.tune.tree_bound import balanced_trees, tree_bound
@@ -62,9 +62,7 @@ def open_cells(run: Run) -> dict[tuple[str, str, int], float]:
     path = run.table("gaps")
     if not path.is_file():
         return {}
-    with path.open() as file:
-        deals = list(csv.DictReader(file))
-    cells = {}
+    deals, cells = read_table(path), {}
     for row in far_cells(run):
         at = (row["machine"], row["model"], row["batch_tokens"])
         of = [float(deal["least_total_us"]) for deal in deals if at == tuple(deal[key] for key in COLUMNS[1:4])]

@@ -7,7 +7,6 @@ loads of batches differ. For every number of groups that experts may be dealt to
 so many groups could take under any exchange. All are judged with hindsight, on the batches that judge the tuned plan.
 """
 
-import csv
 from collections.abc import Callable
 from itertools import groupby
 
@@ -19,6 +18,7 @@ from scoring import MICRO, SEED, Plan, timed, under_best
 
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.files import read_table
 from jaxmoe.hardware import Mesh
 from jaxmoe.placement.strategies import shipped_strategies
 from jaxmoe.tune.bounds import exchange_bound
@@ -46,8 +46,7 @@ def far_cells(run: Run) -> list[dict[str, str]]:
     path = run.table("machines")
     if not path.is_file():
         return []
-    with path.open() as file:
-        return [row for row in csv.DictReader(file) if float(row["tuned_over_bound"]) > FAR]
+    return [row for row in read_table(path) if float(row["tuned_over_bound"]) > FAR]
 
 
 def plans_of(inputs: Inputs) -> list[tuple[int, Plan]]:

@@ -26,6 +26,8 @@ import main_table
 import sensitivity
 from cases import ROOT, RUNS, Run
 
+from jaxmoe.files import read_table
+
 TABLES: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "main": (main_table.jobs, main_table.COLUMNS),
     "loads": (main_table.load_jobs, main_table.LOAD_COLUMNS),
@@ -42,10 +44,7 @@ DONE = itertools.count(1)  # jobs of this process
 
 def finished(path: Path) -> set[str]:
     """Jobs whose rows are in a table."""
-    if not path.is_file():
-        return set()
-    with path.open() as file:
-        return {row["job"] for row in csv.DictReader(file)}
+    return {row["job"] for row in read_table(path)} if path.is_file() else set()
 
 
 def append(path: Path, columns: Sequence[str], rows: Sequence[dict]) -> None:

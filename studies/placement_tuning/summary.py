@@ -4,13 +4,14 @@ python studies/placement_tuning/summary.py --readme
 """
 
 import argparse
-import csv
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from cases import CASES, HERE, RUNS
+
+from jaxmoe.files import read_table
 
 Row = dict[str, str]
 STRATEGIES = ("published", "tp_both_ways", "tp", "hybrid_complete", "ep", "ep_balanced")
@@ -23,10 +24,7 @@ CELL = ("TFLOPs_per_s", "GB_per_s", "batch_tokens", "latency_ns", "ports")
 def table(name: str, folder: Path = HERE) -> list[Row]:
     """A table of the study, empty where it is not made yet."""
     path = folder / f"{name}.csv"
-    if not path.is_file():
-        return []
-    with path.open() as file:
-        return list(csv.DictReader(file))
+    return read_table(path) if path.is_file() else []
 
 
 def group(rows: Iterable[Row], *keys: str) -> dict[tuple[str, ...], list[Row]]:

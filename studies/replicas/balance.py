@@ -10,7 +10,6 @@ all ways to give groups to nodes, and what a heavy expert leaves to one rank at 
 """
 
 import argparse
-import csv
 import time
 from collections.abc import Iterator
 from itertools import combinations
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxmoe.files import read_table, write_table
 from jaxmoe.placement.slots import loads_of_slots, max_over_mean
 from jaxmoe.tune.replicas import balanced_slots
 
@@ -113,24 +113,15 @@ def run(part: int, of: int) -> None:
     for case, configuration in configurations()[part::of]:
         rows.append(measured(case, configuration))
         print(*rows[-1].values(), flush=True)
-        write(f"balance_{part}_of_{of}.csv", rows)
-
-
-def write(name: str, rows: list[dict]) -> None:
-    """A table beside this file, aside first."""
-    aside = HERE / f"{name}.part"
-    with aside.open("w", newline="") as file:
-        table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-    aside.replace(HERE / name)
+        write_table(HERE / f"balance_{part}_of_{of}.csv", rows)
 
 
 def merge() -> None:
     parts = sorted(HERE.glob("balance_*_of_*.csv"))
-    tables = [list(csv.DictReader(path.open())) for path in parts]
-    rows = sorted((row for table in tables for row in table), key=lambda row: (row["case"], row["configuration"]))
-    write("balance.csv", rows)
+    rows = sorted(
+        (row for path in parts for row in read_table(path)), key=lambda row: (row["case"], row["configuration"])
+    )
+    write_table(HERE / "balance.csv", rows)
     for path in parts:
         path.unlink()
     told(rows)

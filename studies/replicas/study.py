@@ -5,7 +5,6 @@ python studies/replicas/study.py time even | nearest | fixed
 """
 
 import argparse
-import csv
 from pathlib import Path
 
 import jax
@@ -15,6 +14,7 @@ from jaxmoe.config import build_layer_model, build_model, load_model
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.rebalancing import Policy, rebalanced
 from jaxmoe.experiment.replica_plans import drawn_loads, judged, replayed, serving_scenario
+from jaxmoe.files import write_table
 from jaxmoe.latency.replicas import replica_model
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.replica_choice import REPLICA_CHOICES
@@ -34,14 +34,6 @@ CASES = {
     "moentwine_8x8": [("deepseek-v2-lite", "summary", 2, 6), ("gpt-oss-20b", "gpqa_main", 1, 6)],
     "moentwine_4x8x8": [("deepseek-v2-lite", "summary", 1, 13), ("gpt-oss-20b", "gpqa_main", 1, 12)],
 }
-
-
-def write(name: str, rows: list[dict]) -> None:
-    """A table beside this file; rows of the same key columns are replaced."""
-    with (HERE / name).open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def inputs_for(machine: str, model: str, trace: str, every: int) -> tuple[Inputs, GatingTrace, GatingTrace]:
@@ -70,7 +62,8 @@ def topology(machine: str, seed: int, only: str | None, rule: str | None) -> Non
         for choice in REPLICA_CHOICES if rule is None else (rule,):
             rows = compared(inputs, first, second, per_rank, choice, seed)
             about = {"machine": machine, "model": model, "slots": per_rank * inputs.num_nodes, "seed": seed}
-            write(f"topology_{machine}_{model}_{choice}_{seed}.csv", [about | {"choice": choice} | row for row in rows])
+            path = HERE / f"topology_{machine}_{model}_{choice}_{seed}.csv"
+            write_table(path, [about | {"choice": choice} | row for row in rows])
             print(machine, model, choice, told(rows), flush=True)
 
 
@@ -183,7 +176,7 @@ def over_time(choice: str, seed: int) -> None:
                     | {f"step_us_{every}": round(run.per_step(every) / len(layers) * 1e6, 4) for every in STEPS}
                 )
                 print(*rows[-1].values(), flush=True)
-    write(f"time_{choice}_{seed}.csv", rows)
+    write_table(HERE / f"time_{choice}_{seed}.csv", rows)
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
 """What the tables of this study say, for README.md: python studies/replicas/summary.py"""
 
-import csv
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+
+from jaxmoe.files import read_table
 
 HERE = Path(__file__).parent
 CHOICES = ("even", "nearest", "fixed")
@@ -13,7 +14,7 @@ KEYS = {"model": "later_us", "model, first batch": "model_first_us", "simulated"
 
 def topology() -> None:
     """Mean time of a layer under every rule and the best one, and the least gain of any layer."""
-    rows = [row for path in sorted(HERE.glob("topology_*.csv")) for row in csv.DictReader(path.open())]
+    rows = [row for path in sorted(HERE.glob("topology_*.csv")) for row in read_table(path)]
     print("machine | model | slots | judge | EPLB even, nearest, fixed | tuned even, nearest, fixed | best of each |")
     gains = defaultdict(list)
     for machine, model, seed in dict.fromkeys((row["machine"], row["model"], row["seed"]) for row in rows):
@@ -43,7 +44,7 @@ def topology() -> None:
 
 def over_time() -> None:
     for path in sorted(HERE.glob("time_*.csv")):
-        rows = list(csv.DictReader(path.open()))
+        rows = read_table(path)
         print(path.stem, "| policy | steps | layer us | moved GB | moving ms | step us with moving, by steps")
         for row in rows:
             print(" | ".join([row["policy"], row["patience"], row["steps"], *list(row.values())[5:]]))

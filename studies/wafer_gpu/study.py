@@ -4,7 +4,6 @@ With a model, its rows alone are made anew, and the table keeps the others; with
 """
 
 import argparse
-import csv
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -41,7 +40,7 @@ from runs import (
 )
 
 from jaxmoe.des import replay_slices
-from jaxmoe.files import atomic_write
+from jaxmoe.files import read_table, write_table
 from jaxmoe.latency import HostLink
 from jaxmoe.policies import run_policy
 from jaxmoe.systems.wafer_gpu import allocation_of
@@ -248,8 +247,7 @@ def host(model: str) -> Iterator[Row]:
 
     The fixed cost makes the mean over batches that of the published range on the fitted case alone.
     """
-    with (FOLDER / "throughput.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["policy"] == "allo+pred"]
+    rows = [row for row in read_table(FOLDER / "throughput.csv") if row["policy"] == "allo+pred"]
     own = [float(row["layer_us"]) for row in rows if (row["model"], row["machine"]) == FITTED]
     link = HostLink(PCIE, 0.0)
     table_us = {model: float(link.seconds(known.experts, 25)) * 1e6 for model, known in MODELS.items()}
@@ -297,29 +295,20 @@ def main() -> None:
         with double():
             if name in BY_MODEL:
                 some = {"batches": (told.batch,)} if told.batch and name == "throughput" else {}
-                made = [row for model in ([told.model] if told.model else FP8) for row in BY_MODEL[name](model, **some)]
+                rows = [row for model in ([told.model] if told.model else FP8) for row in BY_MODEL[name](model, **some)]
             elif name in ALONE:
-                made = [*ALONE[name]()]
+                rows = [*ALONE[name]()]
             else:
                 parser.error(f"no table {name!r}; expected some of {', '.join([*BY_MODEL, *ALONE])}")
-        rows = [{key: _short(value) for key, value in row.items()} for row in made]
         path = FOLDER / f"{name}.csv"
         if name in BY_MODEL and told.model and path.exists():
-            with path.open(newline="") as file:
-                cases = {(row["model"], row.get("batch") if told.batch else None) for row in rows}
-                cases = {(model, batch if batch is None else str(batch)) for model, batch in cases}
-                before = [*csv.DictReader(file)]
+            cases = {(row["model"], row.get("batch") if told.batch else None) for row in rows}
+            cases = {(model, batch if batch is None else str(batch)) for model, batch in cases}
+            before = read_table(path)
             others = [row for row in before if (row["model"], row["batch"] if told.batch else None) not in cases]
             rows = sorted(others + rows, key=lambda row: (FP8.index(row["model"]), int(row.get("batch", 0))))
-        with atomic_write(path) as aside, aside.open("w", newline="") as file:
-            table = csv.DictWriter(file, rows[-1])
-            table.writeheader()
-            table.writerows(rows)
+        write_table(path, rows, digits=6)
         print(f"{name}: {len(rows)} rows in {time.perf_counter() - start:.0f} s", flush=True)
-
-
-def _short(value: Any) -> Any:
-    return f"{value:.6g}" if isinstance(value, float | np.floating) else value
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
 """The figures of README.md, from the tables: python studies/wafer_gpu/summary.py"""
 
-import csv
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import mean
+
+from jaxmoe.files import read_table
 
 FOLDER = Path(__file__).parent
 Rows = list[dict[str, str]]
 
 
 def read(name: str) -> Rows:
-    with (FOLDER / f"{name}.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return read_table(FOLDER / f"{name}.csv")
 
 
 def select(rows: Rows, **values: str) -> Rows:

@@ -1,6 +1,5 @@
 """`jaxmoe trace stats`: what traces and load counts tell about their model, by layer and on average."""
 
-import csv
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +16,7 @@ from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import OptionError, Source, read_files
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.experiment.trace_statistics import Findings, LongTail, NodeLoads, find, find_topics, node_plan, top_count
-from jaxmoe.files import atomic_write
+from jaxmoe.files import write_table
 from jaxmoe.placement import Placement, read_plan
 from jaxmoe.traces import LoadCounts
 from jaxmoe.traces.statistics import PhaseAgreement, Summary, Topics, by_layer, global_cv
@@ -48,14 +47,9 @@ def print_statistics(findings: Mapping[str, Findings]) -> None:
         print_table(_figures_of_many({name: found.summary for name, found in findings.items()}))
 
 
-def write_table(folder: OutputFolder, name: str, findings: Mapping[str, Findings]) -> None:
-    """A CSV of every layer of every file, whole or not at all."""
-    rows = [{"file": name} | row for name, found in findings.items() for row in found.summary.report()["layers"]]
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    with atomic_write(folder.target(name)) as aside, aside.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, columns, lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
+def layer_rows(findings: Mapping[str, Findings]) -> list[dict[str, Any]]:
+    """Every layer of every file."""
+    return [{"file": name} | row for name, found in findings.items() for row in found.summary.report()["layers"]]
 
 
 def source_report(source: Source) -> dict[str, Any]:
@@ -185,7 +179,7 @@ def run(
             findings = {name: find(name, source, plans[name], window, seed, report) for name, source in sources.items()}
         with clock.stage("draw"):
             draw_statistics(folder, findings, topics)
-        write_table(folder, "layers.csv", findings)
+        write_table(folder.target("layers.csv"), layer_rows(findings))
         paths = [str(path) for path in files]
         about = {"command": "trace stats", "seed": seed, **surroundings(), "paths": paths}
         summary = about | statistics_report(findings, topics)
