@@ -63,19 +63,20 @@ def space(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="the short search of a bias finds no gain at some designs that were found in turn")
 def test_joint_is_no_slower_than_in_turn_and_is_as_fast_as_is_told(space, scenario, tmp_path):
     trace = tmp_path / "routed.npz"
     write_trace(trace, routed())
     fixed = {"workload.trace": {"kind": "file", "path": str(trace)}}
-    problem = hardware_problem(space(gate_loss=0.1, starts=4, steps=25), scenario, fixed, [3])
+    dear_links = space(gate_loss=0.1, starts=4, steps=25, constraints=[f"0.1 * {DIE} + {LINK} <= 1.5"])
+    problem = hardware_problem(dear_links, scenario, fixed, [3])
     with StageClock() as clock:
         result = tune_hardware(problem, lambda *_: None, clock)
     own = {each.name: each.own for each in result.candidates}
     assert {IN_TURN, f"{IN_TURN}+gate", "tuned+gate"} <= set(own)
     best = result.best
     assert best.metric <= min(own.values()) * (1 + 1e-5)
-    assert own[f"{IN_TURN}+gate"] < own[IN_TURN]  # a bias of a tenth of the mass pays here
+    # In turn experts are divided over all nodes, where no choice is nearer than another; at once each is on one node.
+    assert own["tuned+gate"] < own[f"{IN_TURN}+gate"] <= own[IN_TURN] * (1 + 1e-5)
     assert best.table is not None
     assert best.table.shape == (1, NODES, EXPERTS)
     assert 0 < best.lost < 0.13  # its limit holds on other batches
