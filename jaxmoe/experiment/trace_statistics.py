@@ -180,7 +180,7 @@ def count(name: str, source: Source, report: Report) -> tuple[np.ndarray, PairCo
     return counts.load, counts
 
 
-def likeness_of_loads(a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
+def similarity_of_loads(a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
     count = top_count(a.shape[1])
     hot = st.hottest(a, count), st.hottest(b, count)
     return {
@@ -192,7 +192,7 @@ def likeness_of_loads(a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def likeness_of_pairs(a: PairCounts, b: PairCounts) -> dict[str, np.ndarray]:
+def similarity_of_pairs(a: PairCounts, b: PairCounts) -> dict[str, np.ndarray]:
     """Heatmaps, and what B's events put on the pairs that are the most frequent in A, and on its own."""
     figures = {
         "token_heatmap_spearman": _heatmaps(a.token_pairs, b.token_pairs),

@@ -1,4 +1,4 @@
-"""How like recorded traces the traces drawn from fitted processes are, beside a Zipf-only generator; see README.md.
+"""The fidelity of traces drawn from fitted processes to recorded ones, beside a Zipf-only generator; see README.md.
 
     python studies/data_movement/synthesis.py [TRACE ...]
 
@@ -16,7 +16,7 @@ from study import HERE, ROOT, label
 from jaxmoe.files import write_table
 from jaxmoe.traces import read_trace
 from jaxmoe.traces.synthesis import fit_process, sample_trace, zipf_trace
-from jaxmoe.traces.synthesis.fidelity import AIMS, Likeness, likeness
+from jaxmoe.traces.synthesis.fidelity import TOLERANCES, Fidelity, fidelity_of
 
 SEED = 0
 DRAWS = (1_000_000, 1_000_001, 1_000_002)  # seeds that fitting has not drawn with
@@ -40,7 +40,7 @@ def main() -> None:
         process = fit_process(trace, SEED)
         print(f"{name}: fitted in {time.perf_counter() - start:.0f} s", flush=True)
         drawn = {f"synthetic {seed}": sample_trace(process, trace.num_tokens, seed) for seed in DRAWS}
-        found = likeness({"recorded": trace, **drawn, "zipf": zipf_trace(trace, SEED)}, SEED, lambda *_: None)
+        found = fidelity_of({"recorded": trace, **drawn, "zipf": zipf_trace(trace, SEED)}, SEED, lambda *_: None)
         figures += figure_rows(name, found, list(drawn))
         layers += layer_rows(name, found, next(iter(drawn)))
     write_table(HERE / "synthesis.csv", figures)
@@ -48,11 +48,11 @@ def main() -> None:
     print((HERE / "synthesis.csv").read_text())
 
 
-def figure_rows(name: str, found: dict[str, Likeness], drawn: list[str]) -> list[dict[str, object]]:
-    """Every figure of the aims: recorded, drawn (mean and worst of the draws), Zipf."""
+def figure_rows(name: str, found: dict[str, Fidelity], drawn: list[str]) -> list[dict[str, object]]:
+    """Every figure with a tolerance: recorded, drawn (mean and worst of the draws), Zipf."""
     recorded, zipf = found["recorded"].figures, found["zipf"].figures
     rows = []
-    for figure, aim in AIMS.items():
+    for figure, tolerance in TOLERANCES.items():
         values = [found[draw].figures[figure] for draw in drawn]
         worst = max(values, key=lambda value: abs(value - recorded[figure]))
         rows.append(
@@ -63,22 +63,22 @@ def figure_rows(name: str, found: dict[str, Likeness], drawn: list[str]) -> list
                 "synthetic": f"{np.mean(values):.4f}",
                 "worst_draw": f"{worst:.4f}",
                 "zipf": f"{zipf[figure]:.4f}",
-                "aim": str(aim),
-                "met": "yes" if aim.met(recorded[figure], worst) else "no",
-                "zipf_meets": "yes" if aim.met(recorded[figure], zipf[figure]) else "no",
+                "tolerance": str(tolerance),
+                "met": "yes" if tolerance.met(recorded[figure], worst) else "no",
+                "zipf_meets": "yes" if tolerance.met(recorded[figure], zipf[figure]) else "no",
             }
         )
     return rows
 
 
-def layer_rows(name: str, found: dict[str, Likeness], drawn: str) -> list[dict[str, object]]:
+def layer_rows(name: str, found: dict[str, Fidelity], drawn: str) -> list[dict[str, object]]:
     """The figures of every layer, recorded and of one draw."""
     one, other = found["recorded"].summary, found[drawn].summary
     return [
         {"trace": name, "layer_id": int(layer)}
         | {
             f"{figure}_{kind}": f"{summary.figures[figure][row]:.4f}"
-            for figure in AIMS
+            for figure in TOLERANCES
             if figure in one.figures
             for kind, summary in (("recorded", one), ("synthetic", other))
         }

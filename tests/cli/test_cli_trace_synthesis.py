@@ -8,7 +8,7 @@ from oracles import synthesis as oracle
 
 from jaxmoe.traces import read_trace, write_trace
 from jaxmoe.traces.synthesis import PRESETS, GatingProcess, fitting, read_process, sample_trace, write_process
-from jaxmoe.traces.synthesis.fidelity import AIMS
+from jaxmoe.traces.synthesis.fidelity import TOLERANCES
 
 
 def made_up(experts: int = 4, layers: int = 2) -> GatingProcess:
@@ -43,8 +43,8 @@ def summary_of(out):
 def test_fit_writes_a_process_and_how_like_it_is(run, recorded, out):
     result = run("trace", "fit", recorded, "--seed", 3, "--out", out)
     assert result.exit_code == 0, result.output
-    assert {file.name for file in out.iterdir()} == {"process.npz", "summary.json", "likeness.png"}
-    assert all(name in result.stdout for name in ("recorded", "synthetic", "zipf", *AIMS))
+    assert {file.name for file in out.iterdir()} == {"process.npz", "summary.json", "fidelity.png"}
+    assert all(name in result.stdout for name in ("recorded", "synthetic", "zipf", *TOLERANCES))
     fitted, summary = read_process(out / "process.npz"), summary_of(out)
     assert (fitted.layer_ids, fitted.num_experts, fitted.top_k) == ((3, 5), 4, 2)
     assert fitted.requests.prompt.tolist() == [20] * 8
@@ -54,13 +54,13 @@ def test_fit_writes_a_process_and_how_like_it_is(run, recorded, out):
     shape = {"layers": 2, "num_experts": 4, "top_k": 2, "requests": 8}
     assert summary["process"].items() >= shape.items()
     assert {"versions", "device", "wall_s"} < summary.keys()
-    likeness = summary["likeness"]
-    assert likeness["traces"].keys() == {"recorded", "synthetic", "zipf"}
-    assert likeness["traces"]["recorded"]["figures"]["load_kl"] == 0
-    assert likeness["aims"].keys() == AIMS.keys()
-    for name, aim in likeness["aims"].items():
-        values = (likeness["traces"][trace]["figures"][name] for trace in ("recorded", "synthetic"))
-        assert aim["met"] == AIMS[name].met(*values)
+    fidelity = summary["fidelity"]
+    assert fidelity["traces"].keys() == {"recorded", "synthetic", "zipf"}
+    assert fidelity["traces"]["recorded"]["figures"]["load_kl"] == 0
+    assert fidelity["tolerances"].keys() == TOLERANCES.keys()
+    for name, told in fidelity["tolerances"].items():
+        values = (fidelity["traces"][trace]["figures"][name] for trace in ("recorded", "synthetic"))
+        assert told["met"] == TOLERANCES[name].met(*values)
 
 
 def test_synth_writes_a_trace_that_can_be_read(run, process, out):

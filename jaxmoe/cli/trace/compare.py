@@ -20,10 +20,10 @@ from jaxmoe.experiment.trace_statistics import (
     count,
     expert_nodes,
     global_figures,
-    likeness_of_loads,
-    likeness_of_pairs,
     own_means,
     service,
+    similarity_of_loads,
+    similarity_of_pairs,
 )
 from jaxmoe.traces import LoadCounts
 from jaxmoe.traces.statistics import by_layer
@@ -48,9 +48,9 @@ def run(
             nodes = expert_nodes(one.num_experts, nodes)
         with progress_bars(interrupts.check) as report, clock.stage("count"):
             (a, pairs_a), (b, pairs_b) = (count(name, source, report) for name, source in sources.items())
-            figures = likeness_of_loads(a, b) | service(a, b, nodes)
+            figures = similarity_of_loads(a, b) | service(a, b, nodes)
             if pairs_a is not None and pairs_b is not None:
-                figures |= likeness_of_pairs(pairs_a, pairs_b)
+                figures |= similarity_of_pairs(pairs_a, pairs_b)
             each = {"A": own_means(a, pairs_a), "B": own_means(b, pairs_b)}
         table = by_layer(np.array(layer_ids), figures)
         verdict = _verdict(table["mean"], nodes)

@@ -1,4 +1,4 @@
-"""`jaxmoe trace fit` and `synth`: a generator of traces like a recorded one, how like it they are, and traces drawn."""
+"""`jaxmoe trace fit` and `synth`: a generator of traces like a recorded one, its fidelity, and traces drawn."""
 
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from jaxmoe.traces.synthesis import (
     write_process,
     zipf_trace,
 )
-from jaxmoe.traces.synthesis.fidelity import AIMS, Likeness, likeness
+from jaxmoe.traces.synthesis.fidelity import TOLERANCES, Fidelity, fidelity_of
 
 # Far from the seeds that fitting draws with: what is shown is a trace that it has not seen.
 SHOWN_SEED = 1_000_000
@@ -51,12 +51,12 @@ def fit(
                 part = fitted_part(trace)
                 drawn = sample_trace(process, part.num_tokens, seed + SHOWN_SEED, partial(report, "draw"))
                 traces = {"recorded": part, "synthetic": drawn, "zipf": zipf_trace(part, seed)}
-                found = likeness(traces, seed, partial(report, "compare"))
+                found = fidelity_of(traces, seed, partial(report, "compare"))
         with clock.stage("draw"):
-            names = [name for name in AIMS if name in found["recorded"].figures]
+            names = [name for name in TOLERANCES if name in found["recorded"].figures]
             values = {trace: [one.figures[name] for name in names] for trace, one in found.items()}
             title = f"{file.stem}: recorded, drawn from the fit, and Zipf alone"
-            plot_trace_comparison(folder.target("likeness.png"), names, values, title)
+            plot_trace_comparison(folder.target("fidelity.png"), names, values, title)
         write_process(folder.target("process.npz"), process)
         summary = {
             "command": "trace fit",
@@ -76,37 +76,37 @@ def fit(
                 "requests": len(process.requests.length),
                 "drift": process.requests.drift,
             },
-            "likeness": likeness_report(found),
+            "fidelity": fidelity_report(found),
         }
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
-        print_likeness(found, f"{file.name}: recorded and drawn")
+        print_fidelity(found, f"{file.name}: recorded and drawn")
 
 
-def likeness_report(found: dict[str, Likeness]) -> dict[str, Any]:
-    """The figures of every trace, and which of the aims the synthetic one meets."""
+def fidelity_report(found: dict[str, Fidelity]) -> dict[str, Any]:
+    """The figures of every trace, and which tolerances the synthetic one keeps."""
     recorded, drawn = found["recorded"].figures, found["synthetic"].figures
     return {
         "traces": {name: {"figures": one.figures} | one.summary.report() for name, one in found.items()},
-        "aims": {
-            name: {"within": aim.within, "relative": aim.relative, "met": aim.met(recorded[name], drawn[name])}
-            for name, aim in AIMS.items()
+        "tolerances": {
+            name: {"within": each.within, "relative": each.relative, "met": each.met(recorded[name], drawn[name])}
+            for name, each in TOLERANCES.items()
             if name in recorded
         },
     }
 
 
-def print_likeness(found: dict[str, Likeness], title: str) -> None:
+def print_fidelity(found: dict[str, Fidelity], title: str) -> None:
     """Figures of the recorded, the drawn and the Zipf trace side by side."""
     table = Table(title=title, caption="zipf: a trace with the recorded skew of loads, and nothing else of it")
     table.add_column("mean over layers", no_wrap=True)
-    for column in (*found, "aim: within", "met"):
+    for column in (*found, "tolerance", "met"):
         table.add_column(column, justify="right")
     recorded = found["recorded"].figures
-    for name, aim in AIMS.items():
+    for name, tolerance in TOLERANCES.items():
         if name in recorded:
             values = [one.figures[name] for one in found.values()]
-            met = "yes" if aim.met(recorded[name], found["synthetic"].figures[name]) else "no"
-            table.add_row(name, *(f"{value:.4f}" for value in values), str(aim), met)
+            met = "yes" if tolerance.met(recorded[name], found["synthetic"].figures[name]) else "no"
+            table.add_row(name, *(f"{value:.4f}" for value in values), str(tolerance), met)
     print_table(table)
 
 

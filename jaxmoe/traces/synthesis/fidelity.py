@@ -1,4 +1,4 @@
-"""How like a recorded trace a synthetic one is, with one by Zipf alone to compare."""
+"""The fidelity of a synthetic trace to a recorded one, with one by Zipf alone to compare."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ NODES = 8
 
 
 @dataclass(frozen=True)
-class Aim:
+class Tolerance:
     """How near a drawn figure should be: within a part of the recorded one, or within an absolute distance."""
 
     within: float
@@ -70,23 +70,23 @@ class Aim:
         return f"{self.within:.0%}" if self.relative else f"{self.within:g}"
 
 
-AIMS = {
-    "load_kl": Aim(0.01, relative=False),
-    "load_max_over_mean": Aim(0.10, relative=True),
-    "token_reuse": Aim(0.03, relative=False),
-    "token_pair_coverage_top20": Aim(0.05, relative=False),
-    "layer_pair_coverage_top20": Aim(0.05, relative=False),
-    "coactivation_coverage_top10": Aim(0.05, relative=False),
-    "node_max_over_mean": Aim(0.10, relative=True),
-    "node_max_over_mean_p95": Aim(0.10, relative=True),
-    "node_max_over_mean_consecutive": Aim(0.10, relative=True),
-    "node_max_over_mean_consecutive_p95": Aim(0.10, relative=True),
+TOLERANCES = {
+    "load_kl": Tolerance(0.01, relative=False),
+    "load_max_over_mean": Tolerance(0.10, relative=True),
+    "token_reuse": Tolerance(0.03, relative=False),
+    "token_pair_coverage_top20": Tolerance(0.05, relative=False),
+    "layer_pair_coverage_top20": Tolerance(0.05, relative=False),
+    "coactivation_coverage_top10": Tolerance(0.05, relative=False),
+    "node_max_over_mean": Tolerance(0.10, relative=True),
+    "node_max_over_mean_p95": Tolerance(0.10, relative=True),
+    "node_max_over_mean_consecutive": Tolerance(0.10, relative=True),
+    "node_max_over_mean_consecutive_p95": Tolerance(0.10, relative=True),
 }
 
 
 @dataclass(frozen=True)
-class Likeness:
-    """The figures of a trace by layer, and on average those of `AIMS`.
+class Fidelity:
+    """The figures of a trace by layer, and on average those of `TOLERANCES`.
 
     `load_kl` is the divergence of its loads from the recorded ones, nats. `node_max_over_mean` is the load of the
     busiest node over the mean under expert parallelism, mean and 95th percentile over layers and batches of 128
@@ -97,18 +97,20 @@ class Likeness:
     figures: dict[str, float]
 
 
-def likeness(traces: dict[str, GatingTrace], seed: int, report: Callable[[int, int], None]) -> dict[str, Likeness]:
+def fidelity_of(traces: dict[str, GatingTrace], seed: int, report: Callable[[int, int], None]) -> dict[str, Fidelity]:
     """The figures of several traces, the first of which is the recorded one that loads are compared with."""
-    found: dict[str, Likeness] = {}
+    found: dict[str, Fidelity] = {}
     recorded: np.ndarray | None = None
     for done, (name, trace) in enumerate(traces.items()):
         report(done, len(traces))
         counts = count_pairs(trace)
         recorded = counts.load if recorded is None else recorded
         summary = summarise(trace.layer_ids, trace.top_k, counts, count_shuffled(trace, seed), seed)
-        figures = {figure: value for figure, value in summary.mean().items() if figure in AIMS and value is not None}
+        figures = {
+            figure: value for figure, value in summary.mean().items() if figure in TOLERANCES and value is not None
+        }
         figures["load_kl"] = float(np.mean(kl(recorded, counts.load)))
-        found[name] = Likeness(summary, figures | _node_figures(trace, seed))
+        found[name] = Fidelity(summary, figures | _node_figures(trace, seed))
     report(len(traces), len(traces))
     return found
 

@@ -136,7 +136,7 @@ def _requests(trace: GatingTrace, topic: np.ndarray) -> Requests:
 def _drift(topic: np.ndarray, request: np.ndarray) -> float:
     """How much more than any two requests, those that follow each other are of the same topics, from 0 to 1.
 
-    Likeness is the cosine of how many tokens have each topic.
+    Similarity is the cosine of how many tokens have each topic.
     """
     tokens = np.zeros((int(request[-1]) + 1, int(topic.max()) + 1))
     np.add.at(tokens, (request, topic), 1)

@@ -11,7 +11,7 @@ from oracles import synthesis as oracle
 from jaxmoe.traces import GatingTrace, read_trace, synthetic_trace
 from jaxmoe.traces.statistics import count_pairs, kl
 from jaxmoe.traces.synthesis import fit_process, fitting, sample_trace
-from jaxmoe.traces.synthesis.fidelity import AIMS, likeness
+from jaxmoe.traces.synthesis.fidelity import TOLERANCES, fidelity_of
 from jaxmoe.traces.trace import tally
 
 REQUESTS, LENGTH, PROMPT = 32, 128, 40
@@ -26,7 +26,7 @@ WITHIN = {
 
 
 def compare(recorded, drawn):
-    found = likeness({"recorded": recorded, "drawn": drawn}, 0, lambda *_: None)
+    found = fidelity_of({"recorded": recorded, "drawn": drawn}, 0, lambda *_: None)
     return found["recorded"].figures, found["drawn"].figures
 
 
@@ -174,12 +174,12 @@ def test_corrections_go_towards_the_recorded_figures(recorded, fitted):
 
 
 @pytest.mark.slow
-def test_a_real_trace_meets_every_aim(shared):
+def test_a_real_trace_keeps_every_tolerance(shared):
     trace = read_trace(shared / "traces" / "mixtral-8x7b" / "reasoning.npz")
     trace = trace.select_layers(trace.layer_ids[[0, 10, 20, 30]].tolist())
     drawn = sample_trace(fit_process(trace, seed=0), trace.num_tokens, seed=10**6)
     known, found = compare(trace, drawn)
-    assert {name for name, aim in AIMS.items() if not aim.met(known[name], found[name])} == set()
+    assert {name for name, each in TOLERANCES.items() if not each.met(known[name], found[name])} == set()
 
 
 def test_requests_that_begin_alike_are_drawn_so():
