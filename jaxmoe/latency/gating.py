@@ -35,11 +35,16 @@ def biased_choices(
 
 
 def retained_mass(
-    logits: Float[Array, "token expert"], chosen: Float[Array, "token expert"], top_k: int
+    logits: Float[Array, "token expert"], chosen: Float[Array, "token expert"], before: Float[Array, "token expert"]
 ) -> Float[Array, ""]:
-    """Gate mass of the chosen experts over that of the K largest logits, summed over tokens."""
+    """Gate mass of the chosen experts over that of the choices before, summed over tokens; both are 1 where chosen."""
     mass = jax.nn.softmax(logits, axis=-1)
-    return (mass * chosen).sum() / (mass * chosen_experts(logits, top_k)).sum()
+    return (mass * chosen).sum() / (mass * before).sum()
+
+
+def changed_part(chosen: Float[Array, "token expert"], before: Float[Array, "token expert"]) -> Float[Array, ""]:
+    """The part of the choices before that are no longer made; both are 1 where chosen."""
+    return 1 - (chosen * before).sum() / before.sum()
 
 
 class GateBias(eqx.Module):
@@ -63,7 +68,8 @@ class GateBias(eqx.Module):
         """The part of the unbiased choices' gate mass that is lost."""
         given, top_k = self._logits(batch), batch.experts.shape[-1]
         assert batch.logits is not None  # there would be none given
-        return 1 - retained_mass(batch.logits, biased_choices(given, top_k, self.temperature), top_k)
+        before = chosen_experts(batch.logits, top_k)
+        return 1 - retained_mass(batch.logits, biased_choices(given, top_k, self.temperature), before)
 
     def _logits(self, batch: Batch) -> Float[Array, "token expert"]:
         if batch.logits is None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.latency.gating import biased, biased_choices, chosen_experts, retained_mass
+from jaxmoe.latency.gating import biased, biased_choices, changed_part, chosen_experts, retained_mass
 from jaxmoe.network.pairwise import AllToAll
 from jaxmoe.network.time_models import AlphaBeta
 from jaxmoe.relax import HardMax
@@ -160,8 +160,8 @@ def route(
     return Routed(
         copies=by_source @ share,
         loads=by_source.sum(axis=0),
-        retained=retained_mass(logits, chosen, problem.top_k),
-        changed=1 - (chosen * before).sum() / before.sum(),
+        retained=retained_mass(logits, chosen, before),
+        changed=changed_part(chosen, before),
     )
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.des import replay_traffic
 from jaxmoe.des.description import node_seconds, plan_tokens
 from jaxmoe.latency import Decisions, LayerModel, LayerTime
-from jaxmoe.latency.gating import biased
+from jaxmoe.latency.gating import biased, changed_part, retained_mass
 from jaxmoe.network import alpha_beta
 from jaxmoe.network.pairwise import AllToAll, read_profile, same_models
 from jaxmoe.network.profile import STAGES
@@ -31,9 +31,9 @@ from jaxmoe.policies.gate import (
     unbiased_copies,
 )
 from jaxmoe.relax import HardMax
-from jaxmoe.systems.gated import trace_with_logits
 from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, UnsuitableSystemError
 from jaxmoe.traces import Batch, GatingTrace
+from jaxmoe.traces.logits import Logits, trace_with_logits
 from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl
 from jaxmoe.tune.gate_bias import GateSettings, Limits, start, tuned_bias
 
@@ -57,13 +57,14 @@ class CAMoE(AbstractSystem):
     bias: Literal["rule", "gradient"] = "rule"
     copies: Literal["assignment", "node"] = "assignment"
     time_model: Literal["alpha_beta", "congestion"] = "alpha_beta"
-    logits: Literal["recorded", "reconstructed"] = "recorded"
+    logits: Logits = "recorded"
     profile: str | None = None
 
     def runs(self, setting: Setting) -> dict[str, AbstractRun]:
         _check(setting)
         assert setting.trace is not None
-        trace, history = (trace_with_logits(each, self.logits) for each in (setting.trace, setting.history))
+        traces = (setting.trace, setting.history)
+        trace, history = (trace_with_logits(each, self.logits, "system.logits") for each in traces)
         table = self._table(setting, history)
         run = partial(GatedRun, setting, self, trace)
         return {"unbiased": run(np.zeros_like(table)), "camoe": run(table)}
@@ -130,10 +131,6 @@ def _check(setting: Setting) -> None:
         raise UnsuitableSystemError(
             "system camoe gates whole batches, but the schedule cuts them into micro-batches; use schedule: serial"
         )
-
-
-def _as_ones(experts: Int[Array, "token top_k"], count: int) -> Float[Array, "token expert"]:
-    return jax.nn.one_hot(experts, count).sum(axis=1)
 
 
 @dataclass(frozen=True)
@@ -226,15 +223,14 @@ def _gated(
         bias, share, batch, logits = given
         source, top_k = batch.sources(share.shape[1]), batch.experts.shape[-1]
         chosen = choose(biased(logits, bias, source), top_k).experts
-        ones, before = _as_ones(chosen, len(share)), _as_ones(batch.experts, len(share))
+        before, ones = (each.choices(len(share)) for each in (batch, replace(batch, experts=chosen)))
         stages = exchange.stages(model.machine.topology, count(ones, source, share))
         compute = model.decided(Decisions(share, experts=chosen), batch)
         seconds = {name: stages[name].total(HardMax()) for name in STAGES} | {"compute": compute.compute}
         order = {name: seconds[name] for name in ("metadata", "dispatch", "compute", "combine")}
         busy = {name: {"link": stages[name].link_time, "port": stages[name].port_time} for name in STAGES}
         total = model.schedule.total({name: each[None] for name, each in order.items()}, HardMax())
-        gate = jax.nn.softmax(logits, axis=-1)
-        told = jnp.stack([(gate * ones).sum() / (gate * before).sum(), 1 - (ones * before).sum() / before.sum()])
+        told = jnp.stack([retained_mass(logits, ones, before), changed_part(ones, before)])
         return LayerTime(order, busy | {"compute": compute.busy["compute"]}, total), chosen, told
 
     return jax.lax.map(layer, (bias, share, tokens, logits))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -11,9 +10,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.latency import LayerModel
+from jaxmoe.latency.gating import biased, changed_part, retained_mass
 from jaxmoe.network import alpha_beta
 from jaxmoe.network.pairwise import AllToAll, same_models
-from jaxmoe.policies.gate import biased, choose, standard_scores, time_proxy
+from jaxmoe.policies.gate import choose, standard_scores, time_proxy
 from jaxmoe.systems.setting import (
     AbstractRun,
     AbstractSystem,
@@ -23,21 +23,10 @@ from jaxmoe.systems.setting import (
     TokenPaths,
     UnsuitableSystemError,
 )
-from jaxmoe.traces import Batch, GatingTrace, TraceError
-from jaxmoe.traces.logits import reconstruct_logits, with_logits
+from jaxmoe.traces import Batch, GatingTrace
+from jaxmoe.traces.logits import Logits, trace_with_logits
 
-Logits = Literal["recorded", "reconstructed"]
 HISTORY = 8192  # tokens of the history, the last ones, that traffic is accounted on
-
-
-def trace_with_logits(trace: GatingTrace, logits: Logits) -> GatingTrace:
-    """The trace with logits of its own, or with those of its gate weights. Raises `TraceError` that names the key."""
-    if trace.logits is not None or logits == "recorded":
-        return with_logits(trace)
-    try:
-        return reconstruct_logits(trace).trace
-    except TraceError as error:
-        raise TraceError(f"system.logits is reconstructed: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -53,9 +42,8 @@ class Gate:
 
     def table(self, setting: Setting, paths: TokenPaths) -> Float[np.ndarray, "layer home expert"]:
         """The bias of every layer, home and expert, from the traffic of the history without bias."""
-        history = trace_with_logits(setting.history, self.logits).select_tokens(
-            np.arange(max(0, setting.history.num_tokens - HISTORY), setting.history.num_tokens)
-        )
+        last = np.arange(max(0, setting.history.num_tokens - HISTORY), setting.history.num_tokens)
+        history = setting.history.select_tokens(last)
         homes = len(paths.holders)
         home = np.arange(history.num_tokens) * homes // history.num_tokens  # as successive tokens of a batch live
         each = setting.batch_tokens / history.num_tokens
@@ -102,7 +90,7 @@ class GatedSystem(AbstractSystem):
         if paths is None:
             raise UnsuitableSystemError(f"system.gate prices the paths from a token to experts, but {run.unplaced}")
         assert setting.trace is not None
-        trace = trace_with_logits(setting.trace, self.gate.logits)
+        trace = trace_with_logits(setting.trace, self.gate.logits, "system.gate.logits")
         return made | {f"{name}+gate": GatedSteps(run, trace, paths, self.gate.table(setting, paths))}
 
 
@@ -120,7 +108,7 @@ class GatedSteps(AbstractRun):
         assert self.trace.logits is not None
         logits = np.moveaxis(self.trace.logits[np.asarray(steps.row[0])], 2, 0)  # [layer, step, token, expert]
         home, bias = jnp.asarray(self.paths.home), jnp.asarray(self.bias)
-        experts, retained, changed = _chosen(jnp.asarray(logits, jnp.float32), bias, home, steps.experts)
+        experts, retained, changed = _chosen(jnp.asarray(logits, jnp.float32), bias, home, steps)
         rolled = self.inner.rollout(eqx.tree_at(lambda batch: batch.experts, steps, experts))
         figures = {"retained_gate_mass": float(retained), "changed_choices": float(changed)}
         return replace(rolled, kept=(rolled.kept, np.asarray(experts, np.int32)), figures=rolled.figures | figures)
@@ -156,18 +144,20 @@ def _chosen(
     logits: Float[Array, "layer step token expert"],
     bias: Float[Array, "layer home expert"],
     home: Int[Array, " token"],
-    before: Int[Array, "layer step token top_k"],
-) -> tuple[Any, Array, Array]:
-    """Biased choices, the gate mass that they retain, and the part of choices that changed, as means over layers."""
+    steps: Batch,
+) -> tuple[Int[Array, "layer step token top_k"], Float[Array, ""], Float[Array, ""]]:
+    """Biased choices, the gate mass that they retain, and the part of choices that changed, as means over steps."""
 
-    def layer(of_layer: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        logits, bias, before = of_layer
-        given = jax.vmap(lambda of_step: biased(of_step, bias, home))(logits)
-        chosen = choose(given, before.shape[-1]).experts
-        mass = jax.nn.softmax(logits, axis=-1)
-        kept, all_of = (jnp.take_along_axis(mass, each, axis=-1).sum() for each in (chosen, before))
-        same = (chosen[..., None] == before[..., None, :]).any(axis=-1).mean()
-        return chosen, kept / all_of, 1 - same
+    def layer(of_layer: tuple[Array, Array, Batch]) -> tuple[Array, Array, Array]:
+        logits, bias, batches = of_layer
 
-    chosen, retained, changed = jax.lax.map(layer, (logits, bias, before))
+        def step(of_step: tuple[Array, Batch]) -> tuple[Array, Array, Array]:
+            logits, batch = of_step
+            experts = choose(biased(logits, bias, home), batch.experts.shape[-1]).experts
+            before, after = (each.choices(bias.shape[-1]) for each in (batch, replace(batch, experts=experts)))
+            return experts, retained_mass(logits, after, before), changed_part(after, before)
+
+        return jax.lax.map(step, (logits, batches))
+
+    chosen, retained, changed = jax.lax.map(layer, (logits, bias, steps))
     return chosen, retained.mean(), changed.mean()

@@ -10,6 +10,7 @@ experts of a token share, so one of a token is free: here its smallest chosen lo
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -21,6 +22,8 @@ LEAST = 1e-8  # a weight that was rounded to 0
 # Of the least chosen logit, 0, that no other reaches. A smaller number would not outlast the sum with a bias: XLA takes
 # what is below 1e-38 for 0, and float32 has 8 digits.
 BELOW = 1e-6
+
+Logits = Literal["recorded", "reconstructed"]
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,19 @@ def with_logits(trace: GatingTrace) -> GatingTrace:
         return trace
     raise TraceError(
         "the trace has no logits, which a biased gate needs; record them (Megatron-core's router traces and this "
-        "project's npz can hold them), draw them with `logits: 1.5` in a preset or process, or reconstruct them from "
-        "the gate's weights with system.logits: reconstructed"
+        "project's npz can hold them), draw them with `logits: 1.5` in a preset or process, or let a system "
+        "reconstruct them from the gate's weights with system.logits or system.gate.logits: reconstructed"
     )
+
+
+def trace_with_logits(trace: GatingTrace, logits: Logits, key: str) -> GatingTrace:
+    """The trace with logits of its own, or with those of its gate weights. Raises `TraceError` that names the key."""
+    if trace.logits is not None or logits == "recorded":
+        return with_logits(trace)
+    try:
+        return reconstruct_logits(trace).trace
+    except TraceError as error:
+        raise TraceError(f"{key} is reconstructed: {error}") from None
 
 
 def reconstruct_logits(trace: GatingTrace, gap: float = 1.0) -> Reconstruction:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oracles import cases
 
 from jaxmoe.latency import Decisions
-from jaxmoe.latency.gating import GateBias, biased_choices, retained_mass
+from jaxmoe.latency.gating import GateBias, biased_choices, chosen_experts, retained_mass
 from jaxmoe.relax import soft_top_k
 from jaxmoe.traces import Batch, TraceError, sample_batches, synthetic_trace
 
@@ -80,10 +80,10 @@ def test_the_slope_of_the_kept_mass_is_that_of_soft_choices():
     logits = some_batch(5).logits
 
     def kept(bias, temperature):
-        return retained_mass(logits, biased_choices(logits + bias, TOP_K, temperature), TOP_K)
+        return retained_mass(logits, biased_choices(logits + bias, TOP_K, temperature), chosen_experts(logits, TOP_K))
 
     def soft(bias):
-        return retained_mass(logits, soft_top_k(logits + bias, TOP_K, 0.5), TOP_K)
+        return retained_mass(logits, soft_top_k(logits + bias, TOP_K, 0.5), chosen_experts(logits, TOP_K))
 
     bias = jnp.asarray(np.random.default_rng(6).normal(size=EXPERTS), jnp.float32)
     slope = jax.grad(kept)(bias, jnp.asarray(0.5))

@@ -16,7 +16,7 @@ from jaxmoe.models import MoEModel
 from jaxmoe.systems import Setting, UnsuitableSystemError, system_of
 from jaxmoe.systems.gated import Gate
 from jaxmoe.systems.setting import TokenPaths
-from jaxmoe.traces import GatingTrace, write_trace
+from jaxmoe.traces import GatingTrace, TraceError, write_trace
 
 EXPERTS, TOKENS = 16, 640
 WAFER = {
@@ -137,3 +137,9 @@ def test_what_has_no_path_is_refused(inputs):
         runs_of(inputs, "static", "lowest_host", gate={})
     with pytest.raises(UnsuitableSystemError, match=r"layout: esp slices every expert alike; use the layout er"):
         runs_of(inputs, "moentwine", gate={}, layout="esp", balancer="none")
+
+
+def test_logits_that_cannot_be_had_are_refused_by_the_name_of_the_key(inputs):
+    without = replace(inputs, trace=replace(inputs.trace, logits=None))
+    with pytest.raises(TraceError, match=r"^system\.gate\.logits is reconstructed: the trace has no gate weights"):
+        runs_of(without, "static", "token_home", gate={"logits": "reconstructed"})
