@@ -243,7 +243,7 @@ class Scenario(Section):
         return self
 
     @model_validator(mode="after")
-    def _replays_what_is_judged(self) -> "Scenario":
+    def _replays_what_is_evaluated(self) -> "Scenario":
         replayed, evaluated = self.validation.batches, self.evaluation.batches
         if replayed > evaluated:
             most = f"at most evaluation.batches, {evaluated}"

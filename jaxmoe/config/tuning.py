@@ -76,7 +76,7 @@ class TuningConfig(Section):
     topics: Annotated[tuple[Name, ...], Field(strict=False)] = Field(
         default=(),
         description="the trace files of several topics that a plan is tuned over at once, in place of workload.trace, "
-        "as a list; their plans are judged on each as well",
+        "as a list; their plans are evaluated on each as well",
         examples=[["traces/coding.npz", "traces/math.npz"]],
     )
     worst_weight: Fraction = Field(

@@ -110,7 +110,7 @@ class Inputs:
 
     @cached_property
     def evaluation_batches(self) -> Batch:
-        """The batches on which every plan is judged, leaves [layer, batch, ...]."""
+        """The batches on which every plan is evaluated, leaves [layer, batch, ...]."""
         return self.batches_of(self.scenario.workload.batch_tokens)
 
     @cached_property
@@ -120,8 +120,8 @@ class Inputs:
 
     @cached_property
     def routed_batches(self) -> Batch:
-        """The batches on which every plan is judged, with the router's logits. Raises `TraceError` without them."""
-        return self._judging(self.trace, self.scenario.workload.batch_tokens, logits=True)
+        """The batches on which every plan is evaluated, with the router's logits. Raises `TraceError` without them."""
+        return self._evaluating(self.trace, self.scenario.workload.batch_tokens, logits=True)
 
     def batches_of(self, tokens: int) -> Batch:
         """Evaluation batches of another size. Raises `OptionError` where measured products do not reach it."""
@@ -131,16 +131,16 @@ class Inputs:
                 f"batches of {tokens} tokens are larger than the {float(gemm.rows[-1]):g} up to which the table at "
                 "hardware.die.gemm goes; measure larger ones, or use smaller batches"
             )
-        return self._judging(self.trace, tokens)
+        return self._evaluating(self.trace, tokens)
 
     def topic_batches(self, name: str) -> Batch:
-        """The batches of a topic on which every plan is judged."""
-        return self._judging(self.topics[name], self.scenario.workload.batch_tokens)
+        """The batches of a topic on which every plan is evaluated."""
+        return self._evaluating(self.topics[name], self.scenario.workload.batch_tokens)
 
-    def _judging(self, trace: GatingTrace, tokens: int, logits: bool = False) -> Batch:
-        judged, consecutive = self.scenario.evaluation, self.scenario.workload.sampling == "consecutive"
-        seed = EVALUATION_SEEDS + judged.seed
-        return sample_batches(trace, tokens, judged.batches, seed, consecutive, logits=logits)
+    def _evaluating(self, trace: GatingTrace, tokens: int, logits: bool = False) -> Batch:
+        evaluation, consecutive = self.scenario.evaluation, self.scenario.workload.sampling == "consecutive"
+        seed = EVALUATION_SEEDS + evaluation.seed
+        return sample_batches(trace, tokens, evaluation.batches, seed, consecutive, logits=logits)
 
     def first_batches(self, batches: Batch) -> Batch:
         """As many of them as the event simulator replays."""

@@ -205,7 +205,7 @@ class GatingTrace:
         return replace(self, seq_start=starts[kept], seq_name=names, **parts)
 
     def halves(self) -> tuple["GatingTrace", "GatingTrace"]:
-        """Every other sequence, such as to tune on, and the rest, to judge on. Raises `TraceError` for a single one."""
+        """Every other sequence, to tune on, and the rest, to evaluate on. Raises `TraceError` for a single one."""
         if len(self.seq_start) < 2:
             raise TraceError("the trace has one sequence, which halves would cut; use one of several")
         number = np.searchsorted(self.seq_start, np.arange(self.num_tokens), side="right")
