@@ -179,7 +179,11 @@ def _release(times, codes, size, now, followers, waits, first_chunk):
 # which the server will have served all that has arrived. With cut-through the tail needs no event of its own:
 # when the head is taken, it is known when the tail will leave, and so when it reaches the next server.
 #
-# The chunks of a released task enter the heap one by one, each when the one before it is taken. All stand at
+# What leaves a server comes to the next ones in the order in which it left, so of the chunks on their way from one
+# server only the first is in the heap; the others are in a list behind it. The heap is then about as large as the
+# network, not as what is sent.
+#
+# The chunks of a released task are taken one by one, each after the one before it. All stand at
 # the first server from the time of release, so a chunk could not have been taken before the one ahead of it,
 # and the order is the same. It stays so at every server, as chunks of a task that arrive together are taken in
 # turn: they never overtake each other, and the delivery of the last completes the task. Nothing here depends
@@ -216,15 +220,26 @@ def _event_loop(graph, rate, delay, credit, cut_through, recorded, behind):
     since, left, due = np.zeros((3, len(at_work)))
     next_waiting = np.full(len(task_of) if shared else 0, -1, np.int64)
     begun = np.zeros(len(behind), np.bool_)
+    # Of every server the first and last chunk of those on their way from it; of each of these when it arrives, and
+    # the one behind it.
+    first_sent, last_sent = np.full((2, len(rate)), -1, np.int64)
+    arrives, next_sent = np.empty(len(task_of)), np.empty(len(task_of), np.int64)
     # At most one event is pending for every chunk, one for every task, and one for every server.
     most = tasks + len(task_of) + len(at_work)
     times, codes = np.empty(most), np.empty(most, np.int64)
     size = 0
     for task in np.flatnonzero(waits == 0):
         size = push(times, codes, size, 0.0, _first_event(task, first_chunk))
-    while size > 0:
-        now, code = times[0], codes[0]
-        size = drop_first(times, codes, size)
+    now, following = 0.0, -1  # the next chunk of the task whose chunk was just taken at its first server
+    while size > 0 or following >= 0:
+        if following >= 0 and (size == 0 or times[0] > now or codes[0] > following):
+            code = following
+        else:
+            if following >= 0:
+                size = push(times, codes, size, now, following)
+            now, code = times[0], codes[0]
+            size = drop_first(times, codes, size)
+        following = -1
         if code < 0:  # a chunk in the background may be served
             server = -1 - code
             if now < due[server]:
@@ -267,12 +282,18 @@ def _event_loop(graph, rate, delay, credit, cut_through, recorded, behind):
         task = task_of[chunk]
         is_last = chunk + 1 == first_chunk[task + 1]
         server = path[hop[chunk]]
+        if hop[chunk] > path_start[task]:
+            sender = path[hop[chunk] - 1]
+            if first_sent[sender] == chunk:
+                first_sent[sender] = behind_it = -1 if last_sent[sender] == chunk else next_sent[chunk]
+                if behind_it >= 0:
+                    size = push(times, codes, size, arrives[behind_it], tasks + behind_it)
         # With a bucket the server may be free before now: since when it is filling up.
         begin = max(now - credit[server], free[server])
         service = (last_size[task] if is_last else chunk_size[task]) / rate[server]
         if shared and behind[task]:
             if hop[chunk] == path_start[task] and not is_last:
-                size = push(times, codes, size, now, code + 1)
+                following = code + 1
             if at_work[server] < 0:
                 at_work[server], since[server], left[server], due[server] = chunk, begin, service, begin + service
                 size = push(times, codes, size, due[server], -1 - server)
@@ -312,10 +333,18 @@ def _event_loop(graph, rate, delay, credit, cut_through, recorded, behind):
             if chunk == first_chunk[task]:
                 start[task] = begin
             if not is_last:
-                size = push(times, codes, size, now, code + 1)
+                following = code + 1
         hop[chunk] += 1
         if hop[chunk] < path_start[task + 1]:
-            size = push(times, codes, size, (begin if cut_through else leave) + delay[server], code)
+            arrives[chunk] = (begin if cut_through else leave) + delay[server]
+            last = last_sent[server]
+            if first_sent[server] < 0:
+                first_sent[server] = last_sent[server] = chunk
+                size = push(times, codes, size, arrives[chunk], code)
+            elif arrives[last] < arrives[chunk] or (arrives[last] == arrives[chunk] and last < chunk):
+                next_sent[last] = last_sent[server] = chunk
+            else:  # it took no time and comes before one that left as late
+                size = push(times, codes, size, arrives[chunk], code)
         elif is_last:
             size = push(times, codes, size, leave + delay[server], task)
     numbers, moments = numbers[:, :served], moments[:, :served]
