@@ -124,6 +124,17 @@ def test_an_empty_message_takes_only_latency():
     assert run(graph, 2.0, 0.5, 2).makespan == 1.0
 
 
+def test_an_empty_message_may_come_before_what_left_the_link_as_late():
+    graph = GraphBuilder(2, 1)
+    timer = graph.compute(0, 1.0)
+    empty = graph.transfer([0, 1], 0.0, after=[timer])
+    large = graph.transfer([0, 1], 2.0)
+    result = run(graph, 1.0, 0.0, 2)
+    # The empty one waits from 1 to 2 for the large one on link 0, and both reach link 1 at 2, where it is the earlier task.
+    assert result.finish[empty] == 2.0
+    assert result.finish[large] == 4.0
+
+
 def test_nothing_to_do_takes_no_time():
     assert run(GraphBuilder(1, 1), 1.0, 1.0, 1).makespan == 0.0
 
