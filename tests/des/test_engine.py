@@ -130,7 +130,7 @@ def test_an_empty_message_may_come_before_what_left_the_link_as_late():
     empty = graph.transfer([0, 1], 0.0, after=[timer])
     large = graph.transfer([0, 1], 2.0)
     result = run(graph, 1.0, 0.0, 2)
-    # The empty one waits from 1 to 2 for the large one on link 0, and both reach link 1 at 2, where it is the earlier task.
+    # The empty one waits from 1 to 2 for the large one on link 0. Both reach link 1 at 2, it as the earlier task.
     assert result.finish[empty] == 2.0
     assert result.finish[large] == 4.0
 
