@@ -46,7 +46,16 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Sections]] = {
     "trace synth": trace_blocks,
     "trace convert": trace_blocks,
 }
-PLAIN = ("calibrate", "network profile", "plan place", "plan advise", "plan diff", "plan show", "plan check")
+PLAIN = (
+    "calibrate",
+    "network profile",
+    "plan place",
+    "plan advise",
+    "plan convert",
+    "plan diff",
+    "plan show",
+    "plan check",
+)
 WITH_LOADS = ("tune", "evaluate", "network")  # another command in the folder leaves theirs there
 SHOWN_BY_DEFAULT = ("ep_balanced", "tuned")  # machines side by side
 
