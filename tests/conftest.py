@@ -35,7 +35,7 @@ jax.config.update("jax_traceback_in_locations_limit", 0)
 # Everyday tests compile far more than they run. Slow ones are compiled as a user's functions are.
 SOONER = "--xla_backend_optimization_level=0"
 if jax.__version_info__ < (0, 11):  # an unknown flag ends the process
-    SOONER += " --xla_cpu_use_fusion_emitters=false"
+    SOONER += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 settings.register_profile("jaxmoe", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("jaxmoe")
