@@ -86,10 +86,11 @@ def build_graph(
     hop_link: list[int] = []
     hop_pair: list[int] = []
     for source in range(num_nodes):
-        before = _paths_from(source, len(positions), ends)
+        before: list[int] = []
         for destination in range(num_nodes):
             path = given.get((source, destination))
             if path is None:
+                before = before or _paths_from(source, len(positions), ends)
                 path = _walk_back(before, source, destination)
             links = _links_of(path, source, destination, index)
             hop_link += links

@@ -70,7 +70,10 @@ def on_link(events, link):
     ]
 
 
-HAND = timeline_of(LAYER, SHARE, BATCH, (2, 2))[1]
+@pytest.fixture(scope="module")
+def hand():
+    """Events of the layer worked by hand."""
+    return timeline_of(LAYER, SHARE, BATCH, (2, 2))[1]
 
 
 @pytest.mark.parametrize(
@@ -88,13 +91,13 @@ HAND = timeline_of(LAYER, SHARE, BATCH, (2, 2))[1]
         ("3 -> 2", [(7, "combine 3 -> 2", 15.75, 4.0, 8.0)]),
     ],
 )
-def test_slices_of_a_link_by_hand(link, expected):
-    assert on_link(HAND, link) == expected
+def test_slices_of_a_link_by_hand(hand, link, expected):
+    assert on_link(hand, link) == expected
 
 
 @pytest.mark.parametrize(("node", "seconds"), [(0, 1.5), (1, 3.0), (2, 0.375), (3, 5.25)])
-def test_what_a_node_computes_by_hand(node, seconds):
-    (event,) = row_slices(HAND)[f"node {node}", "compute"]
+def test_what_a_node_computes_by_hand(hand, node, seconds):
+    (event,) = row_slices(hand)[f"node {node}", "compute"]
     assert (event["name"], event["ts"], event["dur"]) == ("compute", 10.5e6, seconds * 1e6)
     assert event["args"] == {"stage": "compute"}
 
@@ -113,15 +116,15 @@ def test_what_a_node_computes_by_hand(node, seconds):
         (("node 3", "receives"), [(3, 4.25), (1, 10.5)]),
     ],
 )
-def test_marks_of_a_node_by_hand(row, expected):
-    marks = row_slices(HAND)[row]
+def test_marks_of_a_node_by_hand(hand, row, expected):
+    marks = row_slices(hand)[row]
     assert [(mark["args"]["message"], mark["ts"] / 1e6) for mark in marks] == expected
     assert all(mark["dur"] == 0 and mark["args"]["bytes"] == 8 for mark in marks)
 
 
-def test_the_arrow_of_a_message_by_hand():
-    rows = rows_of(HAND)
-    arrow = [event for event in HAND if event.get("id") == 5]
+def test_the_arrow_of_a_message_by_hand(hand):
+    rows = rows_of(hand)
+    arrow = [event for event in hand if event.get("id") == 5]
     assert [(event["ph"], rows[event["pid"], event["tid"]], event["ts"] / 1e6) for event in arrow] == [
         ("s", ("node 3", "sends"), 15.75),
         ("t", ("links", "link 3 -> 1"), 15.75),
@@ -131,15 +134,15 @@ def test_the_arrow_of_a_message_by_hand():
     assert arrow[-1]["bp"] == "e"
 
 
-def test_details_of_a_message_by_hand():
-    (event,) = row_slices(HAND)["links", "link 1 -> 3"]
+def test_details_of_a_message_by_hand(hand):
+    (event,) = row_slices(hand)["links", "link 1 -> 3"]
     assert event["cat"] == "dispatch"
     assert event["args"] == {"bytes": 8.0, "source": 0, "destination": 3, "stage": "dispatch", "message": 1}
 
 
-def test_counters_by_hand():
+def test_counters_by_hand(hand):
     def levels(name):
-        return [(e["ts"] / 1e6, *e["args"].values()) for e in of_phase(HAND, "C") if e["name"] == name]
+        return [(e["ts"] / 1e6, *e["args"].values()) for e in of_phase(hand, "C") if e["name"] == name]
 
     # Links: 0>1, 2>0, 2>3 from 0 to 4, then 0>1 alone until 8, and 1>3 from 6.25 to 10.25; in combine four until
     # 19.75, then 1>0 until 23.75. A message is under way until it is there.
@@ -151,8 +154,8 @@ def test_counters_by_hand():
     ]  # fmt: skip
 
 
-def test_rows_are_links_and_then_nodes():
-    names = [*rows_of(HAND).values()]
+def test_rows_are_links_and_then_nodes(hand):
+    names = [*rows_of(hand).values()]
     assert names[:8] == [
         ("links", f"link {ends}")
         for ends in ("0 -> 2", "1 -> 3", "2 -> 0", "3 -> 1", "0 -> 1", "2 -> 3", "1 -> 0", "3 -> 2")
@@ -160,9 +163,9 @@ def test_rows_are_links_and_then_nodes():
     assert names[8:11] == [("node 0", "compute"), ("node 0", "sends"), ("node 0", "receives")]
     assert len(names) == 8 + 4 * 3
     for what in ("process_sort_index", "thread_sort_index"):
-        order = [event["args"]["sort_index"] for event in HAND if event["name"] == what]
+        order = [event["args"]["sort_index"] for event in hand if event["name"] == what]
         assert order == [*range(len(order))]
-    numbers = [*{pid for pid, _ in rows_of(HAND)}, *(tid for _, tid in rows_of(HAND))]
+    numbers = [*{pid for pid, _ in rows_of(hand)}, *(tid for _, tid in rows_of(hand))]
     assert len({*numbers}) == len(numbers)
     assert 0 not in numbers
 

@@ -1,5 +1,7 @@
 """Pictures of networks of any form: what is drawn where, with and without loads."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from matplotlib.image import imread
@@ -10,13 +12,13 @@ from jaxmoe.plotting.network import _spread
 from jaxmoe.plotting.timeline import arrows, bends
 
 NETWORKS = {
-    "torus": torus((3, 4), 1.0, 0.0),
-    "ring": ring(7, 1.0, 0.0),
-    "ring of two": ring(2, 1.0, 0.0),
-    "switch": switch(6, 1.0, 0.0),
-    "fully connected": fully_connected(5, 1.0, 0.0),
-    "clusters": clusters(3, 4, 1.0, 0.0, 1.0, 0.0, spines=2),
-    "large": ring(200, 1.0, 0.0),
+    "torus": partial(torus, (3, 4)),
+    "ring": partial(ring, 7),
+    "ring of two": partial(ring, 2),
+    "switch": partial(switch, 6),
+    "fully connected": partial(fully_connected, 5),
+    "clusters": partial(clusters, 3, 4, uplink_bandwidth=1.0, uplink_latency=0.0, spines=2),
+    "large": partial(ring, 200),
 }
 rng = np.random.default_rng(0)
 
@@ -29,7 +31,7 @@ def colours_in(path):
 @pytest.mark.parametrize("loaded", [False, True])
 @pytest.mark.parametrize("name", [*[*NETWORKS][:-1], pytest.param("large", marks=pytest.mark.slow)])
 def test_every_form_is_drawn_with_and_without_loads(tmp_path, name, loaded):
-    network, path = NETWORKS[name], tmp_path / "figure.png"
+    network, path = NETWORKS[name](bandwidth=1.0, latency=0.0), tmp_path / "figure.png"
     nodes = network.num_nodes
     values = (rng.random(network.num_links) * 1e6, rng.random(nodes) * 1e6) if loaded else ()
     plot_network(path, network.link_ends, network.positions(), *values, title=name, num_nodes=nodes)
@@ -47,7 +49,7 @@ def test_one_vertex_and_no_link(tmp_path):
 
 
 def test_links_round_the_edge_of_a_torus_are_bent_and_no_others():
-    network = NETWORKS["torus"]
+    network = NETWORKS["torus"](bandwidth=1.0, latency=0.0)
     start, end = network.positions()[network.link_ends].transpose(1, 0, 2)
     around = np.linalg.norm(end - start, axis=1) > 1.5
     assert around.sum() == 2 * (3 + 4)
@@ -56,7 +58,7 @@ def test_links_round_the_edge_of_a_torus_are_bent_and_no_others():
 
 @pytest.mark.parametrize("name", ["ring", "switch", "fully connected", "clusters"])
 def test_nothing_is_bent_where_nothing_is_in_the_way(name):
-    network = NETWORKS[name]
+    network = NETWORKS[name](bandwidth=1.0, latency=0.0)
     assert not bends(network.link_ends, _spread(network.positions())).any()
 
 
