@@ -42,6 +42,13 @@ def _largest_jvp(primals, tangents):
     return found, jnp.where(alike, changes, 0).sum(axis=-1) / jnp.maximum(alike.sum(axis=-1), 1)
 
 
+def least_at(values: Float[Array, "*batch items"]) -> Int[Array, "*batch"]:
+    """Where the least of the last axis is, the first of equals: `argmin`, several times as fast on CPUs."""
+    numbers = jnp.arange(values.shape[-1], dtype=jnp.float32)
+    least = values.min(axis=-1, keepdims=True)
+    return jnp.where(values == least, numbers, values.shape[-1]).min(axis=-1).astype(jnp.int32)
+
+
 class AbstractReduction(eqx.Module):
     """Reduces the last axis to its largest value or to a smooth bound of it."""
 

@@ -174,7 +174,7 @@ class Balancer(eqx.Module):
 
         def choose() -> tuple[Slots, Moves, Float[Array, " link"]]:
             target = self.rule(expected, state.resident)
-            moves = moves_between(state.resident, target, loads.shape[1], self.distance, self.entry)
+            moves = moves_between(state.resident, target, self.distance, self.entry)
             return target, moves, link_seconds(model.machine.topology, moves, model.costs.expert_bytes)
 
         def keep() -> tuple[Slots, Moves, Float[Array, " link"]]:

@@ -28,7 +28,7 @@ from jaxmoe.placement.slots import EMPTY
 from jaxmoe.policies.balancing import AbstractRule
 from jaxmoe.policies.migration import FAR, Slots
 from jaxmoe.policies.shadow_slots import fill_shadow_slots, kept_in_place
-from jaxmoe.relax import AbstractReduction, HardMax, SmoothMax
+from jaxmoe.relax import AbstractReduction, HardMax, SmoothMax, least_at
 
 Objective = Literal["time", "loads"]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
@@ -115,9 +115,9 @@ class GradientSlots(AbstractRule):
         marks = jnp.asarray([round(part * shadow.size) for part in FILLED])
 
         def of_slack(slack: Float[Array, ""]) -> Int[Array, "part node slot"]:
-            copies = copies_by_load(loads, shadow, slack)[marks]
+            copies = copies_by_load(loads, shadow, slack, marks)
             limit = budget * (1 + slack)
-            return jax.vmap(lambda each: deal_copies(each, limit, loads, fixed, shadow, self.distance))(copies)
+            return jax.lax.map(lambda each: deal_copies(each, limit, loads, fixed, shadow, self.distance), copies)
 
         return jax.vmap(of_slack)(jnp.asarray(SLACKS)).reshape(-1, *shadow.shape)
 
@@ -141,23 +141,30 @@ class GradientSlots(AbstractRule):
 
 
 def copies_by_load(
-    loads: Float[Array, " expert"], shadow: Int[Array, "node slot"], slack: Float[Array, ""]
-) -> Int[Array, "further expert"]:
-    """Copies of every expert with 0, 1, 2, ... further ones, each to the expert whose copies have the most to do.
+    loads: Float[Array, " expert"],
+    shadow: Int[Array, "node slot"],
+    slack: Float[Array, ""],
+    further: Int[Array, " number"],
+) -> Int[Array, "number expert"]:
+    """Copies of every expert with so many `further` ones, ascending, each to the expert whose copies have most to do.
 
     An expert with fewer copies than `shadow` has of it counts for as much more as the slack. No expert gets more copies
     than there are nodes.
     """
-    experts = loads.shape[0]
+    experts, nodes = loads.shape[0], shadow.shape[0]
+    numbers = jnp.arange(experts)
     had = 1 + jnp.zeros(experts + 1, jnp.int32).at[shadow].add(1)[:experts]  # EMPTY goes to the last
 
-    def further(copies: Int[Array, " expert"], _: None) -> tuple[Int[Array, " expert"], Int[Array, " expert"]]:
+    def copy(_: Int[Array, ""], copies: Int[Array, " expert"]) -> Int[Array, " expert"]:
         each = loads / copies * jnp.where(copies < had, 1 + slack, 1)
-        most = jnp.argmax(jnp.where(copies < shadow.shape[0], each, -1))
-        return copies.at[most].add(copies[most] < shadow.shape[0]), copies
+        most = least_at(jnp.where(copies < nodes, -each, 1))
+        return copies + ((numbers == most) & (copies < nodes))
 
-    last, before = jax.lax.scan(further, jnp.ones(experts, jnp.int32), None, length=shadow.size)
-    return jnp.concatenate([before, last[None]])
+    def until(copies: Int[Array, " expert"], more: Int[Array, ""]) -> tuple[Array, Array]:
+        copies = jax.lax.fori_loop(0, more, copy, copies)
+        return copies, copies
+
+    return jax.lax.scan(until, jnp.ones(experts, jnp.int32), jnp.diff(further, prepend=0))[1]
 
 
 def deal_copies(
@@ -189,7 +196,9 @@ def deal_copies(
         wanted = wanted - jnp.zeros(experts + 1, jnp.int32).at[filled[:, slot]].add(1)[:experts]
     order = jnp.argsort(-each)
     queue = jnp.repeat(order, wanted[order], total_repeat_length=nodes * slots)
-    start = _Dealing(jnp.asarray(0), jnp.asarray(EMPTY), heat, filled)
+    weight = jnp.where(filled == EMPTY, jnp.inf, each[filled])
+    start = _Dealing(jnp.asarray(0), jnp.asarray(EMPTY), heat, filled, weight)
+    nodes_in_order, places = jnp.arange(nodes), jnp.arange(slots)
 
     def place(at: _Dealing) -> _Dealing:
         expert = jnp.where(at.evicted == EMPTY, queue[at.turn], at.evicted)
@@ -199,20 +208,20 @@ def deal_copies(
         free = new & (at.filled == EMPTY).any(axis=1)
         key = jnp.where(free, jnp.where(after <= 1, near - 0.5 * after, FAR + after), jnp.inf)
         # What fits nowhere may take the slot of a lighter copy, which then looks for another one.
-        lighter = jnp.where(at.filled == EMPTY, jnp.inf, each[at.filled])
-        swapped = (at.heat + own)[:, None] - lighter <= limit[:, None]
-        lighter = jnp.where((lighter < own) & swapped & new[:, None], lighter, jnp.inf)
+        swapped = (at.heat + own)[:, None] - at.weight <= limit[:, None]
+        lighter = jnp.where((at.weight < own) & swapped & new[:, None], at.weight, jnp.inf)
         evicts = (key.min() >= FAR) & jnp.isfinite(lighter.min())
-        node = jnp.where(evicts, jnp.argmin(lighter.min(axis=1)), jnp.argmin(key))
+        node = jnp.where(evicts, least_at(lighter.min(axis=1)), least_at(key))
         slot = jnp.where(evicts, jnp.argmin(lighter[node]), jnp.argmax(at.filled[node] == EMPTY))
         gets = evicts | jnp.isfinite(key[node])
-        gone = jnp.where(evicts, at.filled[node, slot], EMPTY)
-        change = jnp.where(gets, own, 0) - jnp.where(evicts, each[gone], 0)
+        change = jnp.where(gets, own, 0) - jnp.where(evicts, at.weight[node, slot], 0)
+        here = gets & (nodes_in_order == node)[:, None] & (places == slot)
         return _Dealing(
             at.turn + (at.evicted == EMPTY),
-            gone,
-            at.heat.at[node].add(change),
-            at.filled.at[node, slot].set(jnp.where(gets, expert, at.filled[node, slot])),
+            jnp.where(evicts, at.filled[node, slot], EMPTY),
+            jnp.where(nodes_in_order == node, at.heat + change, at.heat),
+            jnp.where(here, expert, at.filled),
+            jnp.where(here, own, at.weight),
         )
 
     def going_on(at: _Dealing) -> Bool[Array, ""]:
@@ -228,3 +237,4 @@ class _Dealing(NamedTuple):
     evicted: Int[Array, ""]  # the expert that lost its slot, and comes before the queue
     heat: Float[Array, " node"]
     filled: Int[Array, "node slot"]
+    weight: Float[Array, "node slot"]  # choices of each copy, infinitely many where there is none

@@ -22,6 +22,7 @@ from jaxmoe.relax import largest
 Slots = Int[Array, "layer node slot"]
 Source = Literal["copy", "edge"]
 FAR = 10**4  # hops to a node that does not hold an expert
+MOVES_AT_ONCE = 256
 
 
 class Moves(NamedTuple):
@@ -33,7 +34,7 @@ class Moves(NamedTuple):
 
 
 def moves_between(
-    before: Slots, after: Slots, experts: int, distance: Float[Array, "node node2"], entry: Int[Array, " node"] | None
+    before: Slots, after: Slots, distance: Float[Array, "node node2"], entry: Int[Array, " node"] | None
 ) -> Moves:
     """What travels when slots change: each expert to every node that holds it after and not before.
 
@@ -42,23 +43,29 @@ def moves_between(
     """
     nodes = before.shape[1]
     ranked = distance.T.astype(jnp.int32) * nodes + jnp.arange(nodes)
+    here = (before[:, :, None, :] == after[..., None]).any(axis=-1)
+    new = (after != EMPTY) & ~here & ~repeated(after)
+    # Mostly few experts move, so sources are looked for by so many of them at once, and not for every slot.
+    rounds = -(-new.size // MOVES_AT_ONCE)
+    order = jnp.flatnonzero(new, size=rounds * MOVES_AT_ONCE, fill_value=0).reshape(rounds, MOVES_AT_ONCE)
+    count = new.sum()
 
-    def layer(before: Int[Array, "node slot"], after: Int[Array, "node slot"]) -> tuple[Array, Array, Array]:
-        held = jnp.zeros((experts + 1, nodes), bool)
-        held = held.at[jnp.where(before == EMPTY, experts, before), jnp.arange(nodes)[:, None]].set(True)
-        here = jnp.where(after == EMPTY, True, held[after, jnp.arange(nodes)[:, None]])
-        new = ~here & ~repeated(after)
+    def some(at: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        turn, traffic, hops = at
+        real = turn * MOVES_AT_ONCE + jnp.arange(MOVES_AT_ONCE) < count
+        layer, node, slot = jnp.unravel_index(order[turn], new.shape)
         if entry is None:
+            holds = (before[layer] == after[layer, node, slot][:, None, None]).any(axis=-1)
             # Hops and number in one: its least is found several times as fast as by argmin.
-            source = jnp.where(held[after], ranked[:, None], FAR * nodes).min(axis=-1) % nodes
+            source = jnp.where(holds, ranked[node], FAR * nodes).min(axis=-1) % nodes
         else:
-            source = jnp.broadcast_to(entry[:, None], after.shape)
-        return new, source, jnp.take_along_axis(distance.T, source, axis=1)
+            source = entry[node]
+        far = hops.at[layer].add(real * distance[source, node])
+        return turn + 1, traffic.at[source, node].add(real), far
 
-    new, source, hops = jax.vmap(layer)(before, after)
-    there = jnp.broadcast_to(jnp.arange(nodes)[:, None], new.shape)
-    traffic = jnp.zeros((nodes, nodes), distance.dtype).at[source, there].add(new)
-    return Moves(traffic, new.sum(axis=(1, 2)).astype(distance.dtype), (new * hops).sum(axis=(1, 2)))
+    start = (jnp.asarray(0), jnp.zeros((nodes, nodes), distance.dtype), jnp.zeros(len(before), distance.dtype))
+    _, traffic, hops = jax.lax.while_loop(lambda at: at[0] * MOVES_AT_ONCE < count, some, start)
+    return Moves(traffic, new.sum(axis=(1, 2)).astype(distance.dtype), hops)
 
 
 def edge_entries(topology: AbstractTopology) -> Int[np.ndarray, " node"]:

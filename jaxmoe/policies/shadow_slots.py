@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.placement.slots import EMPTY
+from jaxmoe.relax import least_at
 
 Choice = Literal["nearest", "coldest"]
 
@@ -52,7 +53,7 @@ def fill_shadow_slots(
         return (held == expert).any(axis=1)
 
     def copy(at: _Filling) -> _Filling:
-        hottest = jnp.argmax(at.heat)
+        hottest = least_at(-at.heat)
         there = jnp.concatenate([native[hottest], at.shadow[hottest]])
         each = jnp.where(there == EMPTY, -1, loads[there] / at.copies[there])
         source, before = there[jnp.argmax(each)], each.max()
@@ -65,7 +66,7 @@ def fill_shadow_slots(
             key = far + 0.5 * at.heat / jnp.maximum(at.heat[hottest], jnp.finfo(loads.dtype).tiny)
         else:
             key = at.heat
-        chosen = jnp.argmin(jnp.where(cold, key, jnp.inf))
+        chosen = least_at(jnp.where(cold, key, jnp.inf))
         heat = at.heat + jnp.where(hosts, after - before, 0) + jnp.where(numbers == chosen, after, 0)
         here = (numbers == chosen)[:, None] & (places == jnp.argmax(empty[chosen]))
         filled = _Filling(jnp.where(here, source, at.shadow), at.copies + (experts == source), heat, cold.any())
