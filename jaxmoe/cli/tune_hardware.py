@@ -13,9 +13,9 @@ from rich.table import Table
 
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.show import print_table, print_warnings
+from jaxmoe.codesign.choices import Tried, tune_space
 from jaxmoe.codesign.descent import MET
-from jaxmoe.codesign.problem import hardware_problem
-from jaxmoe.codesign.run import HardwareResult, Met, tune_hardware
+from jaxmoe.codesign.run import HardwareResult, Met
 from jaxmoe.codesign.space import read_space
 from jaxmoe.config import Scenario, resolved
 from jaxmoe.config.loader import override_values
@@ -55,15 +55,15 @@ def run(
             fixed = override_values(overrides or ())
             if trace is not None:
                 fixed["workload.trace"] = {"kind": "file", "path": str(trace.absolute())}
-            problem = hardware_problem(read_space(space), config.absolute(), fixed, _layers(layers))
+            file = read_space(space)
         with progress_bars(interrupts.check) as report:
-            result = tune_hardware(problem, report, clock)
+            result, tried = tune_space(file, config.absolute(), fixed, _layers(layers), report, clock)
         files = _write(folder, result)
         with clock.stage("draw"):
             _draw(folder, result)
         command = _command(folder, result, files, layers)
-        folder.write_json("summary.json", _summary(result, command) | {"wall_s": clock.report()})
-        _print(result, command)
+        folder.write_json("summary.json", _summary(result, tried, command) | {"wall_s": clock.report()})
+        _print(result, tried, command)
 
 
 def _layers(text: str | None) -> list[int] | None:
@@ -123,7 +123,7 @@ def _name(result: HardwareResult) -> str:
 # For programs.
 
 
-def _summary(result: HardwareResult, command: str) -> dict[str, Any]:
+def _summary(result: HardwareResult, tried: list[Tried], command: str) -> dict[str, Any]:
     """Times are seconds; constraints have the units of their expressions."""
     problem, best = result.problem, result.best
     column = METRICS[problem.space.objective].column
@@ -136,6 +136,10 @@ def _summary(result: HardwareResult, command: str) -> dict[str, Any]:
         **surroundings(),
         "numbers": {key: best.numbers[key] for key in problem.keys},
         "derived": {key: best.numbers[key] for key in problem.derived},
+        "choices": [
+            {"values": each.values, column: each.metric} | ({"reason": each.reason} if each.reason else {})
+            for each in tried
+        ],
         "objective": {"metric": problem.space.objective, column: best.metric},
         "sizes": [_size(*each) for each in zip(best.scenarios, best.times, strict=True)],
         "strategy": {"name": best.strategy.name, "exchange": list(best.strategy.placement.exchange)},
@@ -192,8 +196,10 @@ def _shown(result: HardwareResult) -> tuple[float, str]:
     return time_unit(result.best.metric) if column.endswith("_s") else (1.0, "")
 
 
-def _print(result: HardwareResult, command: str) -> None:
+def _print(result: HardwareResult, tried: list[Tried], command: str) -> None:
     _print_numbers(result)
+    if tried:
+        _print_choices(result, tried)
     if result.best.constraints:
         _print_constraints(result)
     _print_candidates(result)
@@ -221,6 +227,24 @@ def _print_numbers(result: HardwareResult) -> None:
     for key in problem.derived:
         table.add_row(escape(key), f"{result.best.numbers[key]:.5g}", "derived", "")
     print_table(table)
+
+
+def _print_choices(result: HardwareResult, tried: list[Tried]) -> None:
+    """What every combination of choices came to in a short search, the best first."""
+    factor, unit = _shown(result)
+    table = Table(title=f"choices after a short search, {result.problem.space.objective} {unit}".strip())
+    for key in tried[0].values:
+        table.add_column(key, no_wrap=True)
+    table.add_column("best", justify="right")
+    for each in _best_first(result, tried):
+        told = each.reason if each.metric is None else f"{each.metric * factor:.5g}"
+        table.add_row(*(escape(str(value)) for value in each.values.values()), escape(told))
+    print_table(table)
+
+
+def _best_first(result: HardwareResult, tried: list[Tried]) -> list[Tried]:
+    sign = 1 if METRICS[result.problem.space.objective].lower_is_better else -1
+    return sorted(tried, key=lambda each: np.inf if each.metric is None else sign * each.metric)
 
 
 def _print_constraints(result: HardwareResult) -> None:

@@ -209,20 +209,22 @@ class Optimum(NamedTuple):
     stationarity: Stationarity
 
 
-def polish(exact: Exact, starts: Float[np.ndarray, "design variable"], report: Progress) -> list[Optimum]:
-    """The exact optimum of every design, from a start of its own; all are tried in step."""
+def polish(
+    exact: Exact, starts: Float[np.ndarray, "design variable"], report: Progress, rounds: int = ROUNDS
+) -> list[Optimum]:
+    """The exact optimum of every design, from a start of its own; all are tried in step, at most so many rounds."""
     problem = exact.problem
     bundles = [Bundle(problem, to_feasible(problem, start)) for start in starts]
     tried = np.stack([bundle.at for bundle in bundles])
-    for done in range(ROUNDS):
-        report("polish", done, ROUNDS)
+    for done in range(rounds):
+        report("polish", done, rounds)
         for bundle, at, value, slope in zip(bundles, tried, *exact(tried), strict=True):
             if not bundle.is_done:
                 bundle.seen(at, value, slope)
         if all(bundle.is_done for bundle in bundles):
             break
         tried = np.stack([bundle.at if bundle.is_done else bundle.wanted() for bundle in bundles])
-    report("polish", ROUNDS, ROUNDS)
+    report("polish", rounds, rounds)
     return [bundle.optimum(name) for name, bundle in zip(exact.names, bundles, strict=True)]
 
 

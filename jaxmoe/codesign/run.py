@@ -108,6 +108,7 @@ class _Search:
     problem: HardwareProblem
     report: Progress
     clock: StageClock
+    known: np.ndarray | None = None  # a machine that is known to be good
     exacts: list[Exact] = field(default_factory=list)
     optima: list[Optimum] = field(default_factory=list)
     designs: list[Design] = field(default_factory=list)
@@ -136,6 +137,8 @@ class _Search:
         by_name = {strategy.name: strategy for strategy in problem.strategies}
         count = -(-problem.space.starts // len(names))  # of every strategy
         starts = feasible_starts(problem, count * len(names)).reshape(count, len(names), -1).swapaxes(0, 1)
+        if self.known is not None:
+            starts[:, 0] = self.known
         ends = np.cumsum([len(family.names) for family in families])[:-1]
         descended = descend(problem, np.split(starts, ends), self.report)
         self.history["descend"] = descended.history
@@ -287,12 +290,15 @@ class _Search:
         return best, candidates
 
 
-def tune_hardware(problem: HardwareProblem, report: Progress, clock: StageClock) -> HardwareResult:
+def tune_hardware(
+    problem: HardwareProblem, report: Progress, clock: StageClock, known: np.ndarray | None = None
+) -> HardwareResult:
     """The best machine of a space, with the placement that runs on it. Raises `SweepError` where none is feasible.
 
-    The result is scored by the exact model, and no design that was tried is faster there.
+    The result is scored by the exact model, and no design that was tried is faster there. The position of a machine
+    that is `known` to be good is one of the starts.
     """
-    return _Search(problem, report, clock).result()
+    return _Search(problem, report, clock, known).result()
 
 
 def _inputs(problem: HardwareProblem, numbers: dict[str, float]) -> list[Inputs]:

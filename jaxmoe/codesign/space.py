@@ -3,6 +3,7 @@
     variables:
       hardware.die.compute_TFLOPs_per_s: {from: 1, to: 100, scale: log}
       hardware.link.bandwidth_GB_per_s: {from: 10, to: 1000, scale: log}
+    choices: {hardware.mesh_shape: [[4, 4], [2, 8]]}
     derived: {area: 0.5 * hardware.die.compute_TFLOPs_per_s + 0.02 * hardware.link.bandwidth_GB_per_s}
     constraints: [area <= 20]
     objective: total
@@ -16,7 +17,7 @@ import ast
 from dataclasses import dataclass
 from graphlib import CycleError
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -58,6 +59,12 @@ class HardwareSpace(Section):
         min_length=1,
         description="the numbers to choose, by dotted key of the scenario or a name of their own, as a mapping to "
         "{from: .., to: .., scale: linear|log}",
+    )
+    choices: dict[str, list[Any]] = Field(
+        default={},
+        description="keys that have no values in between (sizes, names), as a mapping to lists: every combination is "
+        "tried in short, and the best one searched in full",
+        examples=[{"hardware.mesh_shape": [[4, 4], [2, 8]]}],
     )
     derived: dict[str, str | int | float] = Field(
         default={}, description="further keys as a mapping to expressions over keys", examples=["total / 4"]
@@ -102,6 +109,16 @@ class HardwareSpace(Section):
                 raise RuleError(("variables", key, "points"), bounds.points, told, remedy)
             if key in self.derived:
                 raise RuleError(("derived", key), self.derived[key], "no key of variables", "Remove it here or there")
+        return self
+
+    @model_validator(mode="after")
+    def _choices_are_lists_of_their_own(self) -> "HardwareSpace":
+        for key, values in self.choices.items():
+            if not values:
+                raise RuleError(("choices", key), values, "at least one value", "Add one, or remove the key")
+            if key in self.variables or key in self.derived:
+                told = "no key of variables or derived"
+                raise RuleError(("choices", key), values, told, "Remove it here or there")
         return self
 
     @model_validator(mode="after")

@@ -34,7 +34,8 @@ def space(tmp_path):
 
 
 def test_the_machine_that_is_written_is_as_fast_as_is_told(run, scenario, space, out):
-    result = run("tune", scenario, "--hardware", space(placement="ep_balanced"), "--layers", "3", "--out", out)
+    file = space(placement="ep_balanced", choices={"hardware.mesh_shape": [[2, 2], [1, 2]]})
+    result = run("tune", scenario, "--hardware", file, "--layers", "3", "--out", out)
     assert result.exit_code == 0, result.output
     summary = json.loads((out / "summary.json").read_text())
     (told,) = summary["sizes"]
@@ -44,6 +45,11 @@ def test_the_machine_that_is_written_is_as_fast_as_is_told(run, scenario, space,
     assert met["total_s_per_unit_of_limit"] < 0
     assert {file.name for file in out.iterdir()} == {"starts.png", "scenario.yaml", "summary.json"}
     assert "1 more adds" in result.stdout
+    assert "choices after a short search" in result.stdout
+    shape = summary["scenario"]["hardware"]["mesh_shape"]
+    best = min(summary["choices"], key=lambda each: each["total_s"])
+    assert best["values"] == {"hardware.mesh_shape": shape}
+    assert summary["objective"]["total_s"] <= best["total_s"] * 1.001  # what constraints may be broken by
 
     inputs = read_inputs(out / "scenario.yaml", None, None, "3")
     strategy = next(each for each in standard_strategies(inputs) if each.name == "ep_balanced")
@@ -54,7 +60,9 @@ def test_the_machine_that_is_written_is_as_fast_as_is_told(run, scenario, space,
     result = run("report", out)
     assert result.exit_code == 0, result.output
     page = (out / "report.html").read_text()
-    assert all(heading in page for heading in ("What limits are worth", "From many starts", "price &lt;= 1.5"))
+    assert all(
+        heading in page for heading in ("What limits are worth", "From many starts", "price &lt;= 1.5", "Choices")
+    )
 
 
 @pytest.mark.slow

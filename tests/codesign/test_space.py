@@ -31,6 +31,8 @@ def test_what_is_no_constraint_is_refused(text):
         ({"variables": {KEY: {"from": 0, "to": 5, "scale": "log"}}}, "linear where an end is not above 0"),
         ({"variables": {KEY: {"from": 1, "to": 5, "points": 3}}}, "no points"),
         ({"variables": {}}, "variables"),
+        ({"choices": {"hardware.mesh_shape": []}}, "at least one value"),
+        ({"choices": {KEY: [1, 2]}}, "no key of variables or derived"),
         ({"constraints": [f"{KEY} < 3"]}, "no constraint"),
         ({"objective": "speed"}, "expected one of total, p95"),
         ({"derived": {"a": "b", "b": "a"}}, "no key that needs itself"),

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
+from jaxmoe.codesign import read_space
 from jaxmoe.errors import InputError
 from jaxmoe.latency import LayerTime
 
@@ -24,7 +26,7 @@ def study():
         yield space, cross
     finally:
         sys.path.remove(str(FOLDER))
-        for name in ("cross", "cross_cells", "space"):
+        for name in ("cross", "cross_cells", "gradient_space", "space"):
             sys.modules.pop(name, None)
 
 
@@ -64,6 +66,29 @@ def test_a_map_has_every_machine_in_one_cell(study):
         assert sum(row["machines"] for row in of_map) == 40
         low, high = (row for row in of_map if row["machines"] and row["x"] in (of_map[0]["x"], of_map[-1]["x"]))
         assert (low["most_often"], high["most_often"]) == ("a", "b")
+
+
+def test_descent_has_the_space_of_the_grid():
+    """The same ranges, meshes and price: only then is one search to be held against the other."""
+    grid, space = (
+        yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8")) for name in ("mesh_space", "mesh_budget")
+    )
+    assert grid["scenario"] == "mesh_4x4.yaml"
+    ranges = {key: axis for key, axis in grid["axes"].items() if isinstance(axis, dict)}
+    assert space["variables"] == ranges
+    assert space["choices"] == {"hardware.mesh_shape": grid["axes"]["hardware.mesh_shape"]}
+    assert space["derived"] == grid["derived"]
+
+
+def test_the_grid_is_held_to_the_same_price(study):
+    import gradient_space
+
+    rows = [
+        {"tokens": tokens, "price": price, "total_us": time}
+        for tokens, price, time in (("128", "90", "7"), ("128", "199", "5"), ("128", "201", "4"), ("64", "100", "3"))
+    ]
+    assert gradient_space.grid_best(rows, 128, 200.0)["total_us"] == "5"
+    assert gradient_space.limit_of(read_space(FOLDER / "mesh_budget.yaml")) == 200
 
 
 class Ways:

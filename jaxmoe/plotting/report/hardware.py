@@ -15,8 +15,9 @@ def hardware_blocks(summary: Mapping[str, Any]) -> dict[str, list[Block]]:
     value = summary["objective"][column]
     factor, unit = seconds_unit([value]) if column.endswith("_s") else (1.0, column)
     notes: list[Block] = [Note(str(note)) for note in summary["notes"]]
+    tried: list[Block] = [_choices(summary, column, factor, unit)] if summary.get("choices") else []
     return {
-        "Best machine": [_numbers(summary, value * factor, unit), *notes],
+        "Best machine": [_numbers(summary, value * factor, unit), *notes, *tried],
         "Constraints": [_constraints(summary, column, factor, unit)],
         "Strategies": [_candidates(summary, column, factor, unit)],
         "Starts": [_starts(summary, column, factor, unit)],
@@ -31,6 +32,15 @@ def _numbers(summary: Mapping[str, Any], best: float, unit: str) -> Table:
     rows += [[key, value, None, None] for key, value in summary["derived"].items()]
     title = f"{summary['objective']['metric']} {best:.5g} {unit} with {summary['strategy']['name']}"
     return Table(title, ["number", "best", "from", "to"], rows, "Numbers without bounds are derived from the others.")
+
+
+def _choices(summary: Mapping[str, Any], column: str, factor: float, unit: str) -> Table:
+    rows: list[list[Cell]] = [
+        [*map(str, each["values"].values()), _scaled(each[column], factor), each.get("reason", "")]
+        for each in summary["choices"]
+    ]
+    columns = [*summary["choices"][0]["values"], f"{summary['objective']['metric']} [{unit}]", "why none"]
+    return Table("Choices", columns, rows, "Each after a short search; the best one was searched in full.")
 
 
 def _constraints(summary: Mapping[str, Any], column: str, factor: float, unit: str) -> Table:
