@@ -110,11 +110,12 @@ def draw_front(rows: Rows, path: Path) -> None:
 
 
 def draw_cross(rows: Rows, path: Path) -> None:
-    """The cross table as one picture: time over the best of its column, and grey where there is a reason."""
+    """The cross table of decode at 128 tokens: time over the best of its column, and grey where there is a reason."""
+    rows = select(rows, phase="decode_128")  # the one phase with every exchange
     models = distinct(rows, "model")
-    machines = [key for key in rows[0] if key not in ("model", "kind", "name")]
+    machines = [key for key in rows[0] if key not in ("phase", "model", "kind", "name")]
     ways = list(dict.fromkeys((row["kind"], row["name"]) for row in rows))
-    title = "Every strategy, exchange and system on every machine: time of a layer over the best of its column"
+    title = "Every strategy, exchange and system on every machine, 128 tokens: time of a layer over the best of its column"
     figure = style.new_figure(1.5 + 0.34 * len(machines) * len(models), 2.6 + 0.21 * len(ways), title)
     panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
     for model, axes in zip(models, panels, strict=True):
