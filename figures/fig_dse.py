@@ -115,7 +115,9 @@ def draw_cross(rows: Rows, path: Path) -> None:
     models = distinct(rows, "model")
     machines = [key for key in rows[0] if key not in ("phase", "model", "kind", "name")]
     ways = list(dict.fromkeys((row["kind"], row["name"]) for row in rows))
-    title = "Every strategy, exchange and system on every machine, 128 tokens: time of a layer over the best of its column"
+    title = (
+        "Every strategy, exchange and system on every machine, 128 tokens: time of a layer over the best of its column"
+    )
     figure = style.new_figure(1.5 + 0.34 * len(machines) * len(models), 2.6 + 0.21 * len(ways), title)
     panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
     for model, axes in zip(models, panels, strict=True):
