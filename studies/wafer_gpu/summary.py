@@ -68,6 +68,21 @@ def against_the_paper() -> None:
         print(f"  {name}: {mean(gains(rows, name, 'base')):.2f}, hops {saved(rows, name, 'base'):.1f}")
 
 
+HBM = {"dojo_5x5": 25 * 2e12, "tsmc_sow_3x8": 24 * 2e12}  # B/s of all dies, Table I
+
+
+def most_of_copies() -> None:
+    """What no copies can beat while base deals: its reads, each from the HBM of the die, all dies alike busy."""
+    for base, pred in (("base", "pred"), ("base, 3 dies", "pred, 3 dies")):
+        rows = select(main_rows(), policy=base)
+        read = [1e6 * (float(row["local_read"]) + float(row["remote_read"])) / HBM[row["machine"]] for row in rows]
+        least = (max(each, float(row["even_us"])) for each, row in zip(read, rows, strict=True))
+        most = [float(row["layer_us"]) / each for row, each in zip(rows, least, strict=True)]
+        own = gains(main_rows(), pred, base)
+        print(f"  over {base}: at most {mean(most):.2f} ({min(most):.2f} to {max(most):.2f}),", end=" ")
+        print(f"{pred} {mean(own):.2f} ({min(own):.2f} to {max(own):.2f})")
+
+
 def both_over_allo() -> None:
     """What copies add to Algorithm 1, and what anything could."""
     rows = main_rows()
@@ -255,6 +270,7 @@ def sensitivity() -> None:
 
 PARTS: dict[str, Callable[[], None]] = {
     "Against the paper": against_the_paper,
+    "Most that copies can gain": most_of_copies,
     "Both over allo": both_over_allo,
     "Later edition": later,
     "By batch": by_batch,
