@@ -63,7 +63,7 @@ class GradientSlots(AbstractRule):
 
     def __call__(self, expected: Float[Array, "layer expert"], resident: Slots) -> Slots:
         budget = self.budgets(expected.sum(axis=1).mean())
-        return jax.lax.map(lambda given: self._layer(budget, *given), (expected, resident), batch_size=8)
+        return jax.vmap(lambda *given: self._layer(budget, *given))(expected, resident)
 
     def budgets(self, choices: Float[Array, ""]) -> Float[Array, " node"]:
         """The part of `choices` that every node should compute, sum 1."""
@@ -102,7 +102,8 @@ class GradientSlots(AbstractRule):
         greedy = fill_shadow_slots(loads, fixed, shadow, self.distance, "nearest")
         dealt = self._candidates(budget * loads.sum(), loads, fixed, shadow)
         plans = jnp.concatenate([shadow[None], greedy[None], dealt])
-        costs = jax.vmap(lambda plan: self._cost(plan, loads, fixed, resident))(plans)
+        hops = self._hops(resident, loads.shape[0])
+        costs = jax.vmap(lambda plan: self._cost(plan, loads, fixed, hops))(plans)
         return jnp.concatenate([fixed, kept_in_place(plans[jnp.argmin(costs)], shadow)], axis=1)
 
     def _candidates(
@@ -117,27 +118,32 @@ class GradientSlots(AbstractRule):
         def of_slack(slack: Float[Array, ""]) -> Int[Array, "part node slot"]:
             copies = copies_by_load(loads, shadow, slack, marks)
             limit = budget * (1 + slack)
+            # One after the other: a batch of loops runs as long as its longest, and few copies take few turns.
             return jax.lax.map(lambda each: deal_copies(each, limit, loads, fixed, shadow, self.distance), copies)
 
-        return jax.vmap(of_slack)(jnp.asarray(SLACKS)).reshape(-1, *shadow.shape)
+        return jax.lax.map(of_slack, jnp.asarray(SLACKS)).reshape(-1, *shadow.shape)
 
     def _cost(
         self,
         shadow: Int[Array, "node slot"],
         loads: Float[Array, " expert"],
         fixed: Int[Array, "node native"],
-        resident: Int[Array, "node place"],
+        hops: Float[Array, "expert node"],
     ) -> Float[Array, ""]:
         """The objective of shadow slots that hold these, exactly."""
-        slots, nodes = jnp.concatenate([fixed, shadow], axis=1), jnp.arange(len(fixed))
+        slots = jnp.concatenate([fixed, shadow], axis=1)
         if self.objective == "time":
             seconds = self.model(slots, loads, HardMax()).total
         else:
             busiest = node_loads(slots, loads) * self.model.costs.flops_per_token_expert
             seconds = (busiest / self.model.machine.die.flops).max()
-        held = jnp.zeros((loads.shape[0] + 1, len(nodes)), bool).at[resident, nodes[:, None]].set(True)  # EMPTY: last
-        hops = jnp.where(held[shadow], self.distance.T[:, None], FAR).min(axis=-1)
-        return self.horizon * seconds + self.hop_seconds * jnp.where(shadow == EMPTY, 0, hops).sum()
+        moved = jnp.where(shadow == EMPTY, 0, hops[shadow, jnp.arange(len(shadow))[:, None]])
+        return self.horizon * seconds + self.hop_seconds * moved.sum()
+
+    def _hops(self, resident: Int[Array, "node place"], experts: int) -> Float[Array, "expert node"]:
+        """How far every expert is from every node that may get it."""
+        far = jnp.full((experts + 1, len(resident)), FAR, self.distance.dtype)
+        return far.at[resident].min(self.distance[:, None])[:experts]  # EMPTY goes to the last
 
 
 def copies_by_load(
@@ -183,13 +189,13 @@ def deal_copies(
     node gets no second copy; a copy that has no node left is left out.
     """
     (nodes, slots), experts = resident.shape, loads.shape[0]
-    each, numbers = loads / copies, jnp.arange(experts)
+    each, before = loads / copies, jnp.tri(nodes, dtype=bool)
     home = jnp.zeros(experts + 1, jnp.int32).at[fixed].set(jnp.arange(nodes)[:, None])  # EMPTY goes to the last
     heat, wanted = jnp.where(fixed == EMPTY, 0, each[fixed]).sum(axis=1), copies - 1
     filled = jnp.full_like(resident, EMPTY)
     for slot in range(slots):
         expert = resident[:, slot]
-        turn = jnp.cumsum(expert[:, None] == numbers, axis=0)[jnp.arange(nodes), expert]  # of those that have it
+        turn = ((expert[:, None] == expert) & before).sum(axis=1)  # of those that have it
         stays = (expert != EMPTY) & (turn <= wanted[expert]) & (heat + each[expert] <= limit)
         filled = filled.at[:, slot].set(jnp.where(stays, expert, EMPTY))
         heat = heat + jnp.where(stays, each[expert], 0)
@@ -211,7 +217,7 @@ def deal_copies(
         swapped = (at.heat + own)[:, None] - at.weight <= limit[:, None]
         lighter = jnp.where((at.weight < own) & swapped & new[:, None], at.weight, jnp.inf)
         evicts = (key.min() >= FAR) & jnp.isfinite(lighter.min())
-        node = jnp.where(evicts, least_at(lighter.min(axis=1)), least_at(key))
+        node = least_at(jnp.where(evicts, lighter.min(axis=1), key))
         slot = jnp.where(evicts, jnp.argmin(lighter[node]), jnp.argmax(at.filled[node] == EMPTY))
         gets = evicts | jnp.isfinite(key[node])
         change = jnp.where(gets, own, 0) - jnp.where(evicts, at.weight[node, slot], 0)

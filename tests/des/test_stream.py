@@ -105,7 +105,7 @@ def test_stages_agree_with_the_count_model(name):
 def test_moves_are_those_of_the_model():
     before, after = slots_of(1), slots_of(2)
     told = eqx.filter_jit(moves_between)(
-        jnp.asarray(before)[None], jnp.asarray(after)[None], NODES, jnp.asarray(hop_counts(SHAPE), jnp.float32), None
+        jnp.asarray(before)[None], jnp.asarray(after)[None], jnp.asarray(hop_counts(SHAPE), jnp.float32), None
     )
     found = np.zeros((NODES, NODES))
     for source, destination in moves(before, after, hop_counts(SHAPE)):

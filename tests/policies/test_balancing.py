@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxmoe.des.stream import moves as loop_moves
 from jaxmoe.hardware import Die, Machine, node_memory
 from jaxmoe.hardware.networks import wafers
 from jaxmoe.latency import LayerCosts
@@ -84,7 +85,7 @@ def balancer_of(model, rule, alpha=0.1, beta=0.0, windows=None, forecast=None, s
 def test_moves_come_from_the_nearest_copy_by_hand(model):
     before = jnp.full((1, NODES, 2), -1).at[0, :, 0].set(jnp.arange(NODES)).at[0, 15, 1].set(0)
     after = before.at[0, 14, 1].set(0).at[0, 1, 1].set(0)
-    moves = moves_between(before, after, NODES, hops(model), None)
+    moves = moves_between(before, after, hops(model), None)
     expected = np.zeros((NODES, NODES))
     expected[15, 14] = expected[0, 1] = 1  # each from its neighbour, not from the native copy at 0 for both
     np.testing.assert_array_equal(moves.traffic, expected)
@@ -99,7 +100,7 @@ def test_moves_from_the_edge(model):
     assert entry[5] in (1, 4)
     assert entry[3] == 3
     before = jnp.asarray(first_slots(1, NODES, NODES, 1))
-    moves = moves_between(before, before.at[0, 5, 1].set(9), NODES, hops(model), jnp.asarray(entry))
+    moves = moves_between(before, before.at[0, 5, 1].set(9), hops(model), jnp.asarray(entry))
     assert float(moves.traffic[entry[5], 5]) == 1
     assert float(moves.hops[0]) == 1
 
@@ -107,7 +108,29 @@ def test_moves_from_the_edge(model):
 def test_the_same_expert_twice_on_a_node_moves_once(model):
     before = jnp.asarray(first_slots(1, NODES, NODES, 2))
     after = before.at[0, 3, 1].set(7).at[0, 3, 2].set(7)
-    assert float(moves_between(before, after, NODES, hops(model), None).per_layer[0]) == 1
+    assert float(moves_between(before, after, hops(model), None).per_layer[0]) == 1
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1000])
+def test_moves_of_many_rounds_against_loops(model, monkeypatch, at_once):
+    monkeypatch.setattr(migration, "MOVES_AT_ONCE", at_once)
+    rng = np.random.default_rng(at_once)
+    before = np.concatenate([first_slots(LAYERS, NODES, NODES, 0), rng.integers(-1, NODES, (LAYERS, NODES, 2))], axis=2)
+    after = rng.integers(-1, NODES, before.shape)
+    after[1] = before[1]
+    distance = np.asarray(hops(model))
+    traffic, far = np.zeros((NODES, NODES)), np.zeros(LAYERS)
+    for layer, (old, new) in enumerate(zip(before, after, strict=True)):
+        for source, destination in loop_moves(old, new, distance):
+            traffic[source, destination] += 1
+            far[layer] += distance[source, destination]
+    told = jax.jit(lambda *slots: migration.moves_between(*slots, hops(model), None))(
+        jnp.asarray(before), jnp.asarray(after)
+    )
+    np.testing.assert_array_equal(told.traffic, traffic)
+    np.testing.assert_array_equal(told.hops, far)
+    assert float(told.per_layer[1]) == 0
+    assert float(told.per_layer.sum()) == traffic.sum() > 40
 
 
 def test_weights_wait_for_the_link_with_the_least_idle_time():

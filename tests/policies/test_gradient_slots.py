@@ -78,19 +78,21 @@ def excess(slots: jax.Array, loads: jax.Array) -> np.ndarray:
 
 
 def test_copies_go_to_whose_copies_have_the_most_to_do():
-    none = jnp.full((4, 1), EMPTY)
-    copies = copies_by_load(jnp.array([12.0, 5.0, 4.0, 3.0]), none, jnp.asarray(0.0))
+    none, each = jnp.full((4, 1), EMPTY), jnp.arange(5)
+    copies = copies_by_load(jnp.array([12.0, 5.0, 4.0, 3.0]), none, jnp.asarray(0.0), each)
     np.testing.assert_array_equal(copies[:, 0], [1, 2, 3, 3, 4])  # 12, 6, then 5 of the second comes first
     np.testing.assert_array_equal(copies[:, 1], [1, 1, 1, 2, 2])
     # A copy that is there already counts for more by the slack: 4.6 of the third before 5, and before 4.
     held = none.at[0, 0].set(2)
-    kept = copies_by_load(jnp.array([12.0, 5.0, 4.0, 3.0]), held, jnp.asarray(0.3))
+    kept = copies_by_load(jnp.array([12.0, 5.0, 4.0, 3.0]), held, jnp.asarray(0.3), each)
     np.testing.assert_array_equal(kept[:, 2], [1, 1, 1, 2, 2])
     np.testing.assert_array_equal(kept[3], [3, 1, 2, 1])
+    some = copies_by_load(jnp.array([12.0, 5.0, 4.0, 3.0]), held, jnp.asarray(0.3), jnp.array([1, 3]))
+    np.testing.assert_array_equal(some, kept[jnp.array([1, 3])])
 
 
 def test_no_expert_gets_more_copies_than_nodes():
-    copies = copies_by_load(jnp.array([100.0, 1.0]), jnp.full((2, 2), EMPTY), jnp.asarray(0.0))
+    copies = copies_by_load(jnp.array([100.0, 1.0]), jnp.full((2, 2), EMPTY), jnp.asarray(0.0), jnp.arange(5))
     np.testing.assert_array_equal(copies, [[1, 1], [2, 1], [2, 2], [2, 2], [2, 2]])
 
 
@@ -154,7 +156,7 @@ def test_the_dearer_moves_are_the_fewer_there_are(loads):
     hops = []
     for price in (0.0, 2e-6, 1.0):
         tuned = chosen(rule_of(model, price), loads, START)
-        hops.append(float(moves_between(START, tuned, NODES, DISTANCE, None).hops.sum()))
+        hops.append(float(moves_between(START, tuned, DISTANCE, None).hops.sum()))
     assert hops[0] >= hops[1] >= hops[2] == 0
 
 
@@ -168,7 +170,7 @@ def test_it_balances_as_eplb_does_and_moves_less_than_half(loads):
         loads = loads * jnp.asarray(rng.uniform(0.8, 1.25, loads.shape), jnp.float32) + 20
         for name, each in (("eplb", Eplb()), ("gradient", rule)):
             after = chosen(each, loads, slots[name])
-            moved[name] += float(moves_between(slots[name], after, NODES, DISTANCE, None).per_layer.sum())
+            moved[name] += float(moves_between(slots[name], after, DISTANCE, None).per_layer.sum())
             worst[name].append(excess(after, loads).mean())
             slots[name] = after
     assert moved["gradient"] < 0.5 * moved["eplb"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmoe.relax import HardMax, HardSupport, SmoothMax, SoftSupport, geometric, largest, sinkhorn
+from jaxmoe.relax import HardMax, HardSupport, SmoothMax, SoftSupport, geometric, largest, least_at, sinkhorn
 
 
 @pytest.fixture
@@ -28,6 +28,7 @@ def central_differences(function, point, step=1e-6):
     return slopes
 
 
+LEAST_AT = jax.jit(least_at)
 SMOOTH_MAX = jax.jit(lambda temperature, values: SmoothMax(temperature)(values))
 
 
@@ -72,6 +73,11 @@ def test_the_derivative_of_the_largest_is_shared_by_equals_though_rounded_differ
     slopes = jax.jit(jax.vmap(jax.grad(largest)))(values)
     np.testing.assert_allclose(slopes, [[0, 1, 0], [0.5, 0.5, 0], [1 / 3] * 3], rtol=1e-6)
     np.testing.assert_array_equal(largest(values), values.max(axis=1))
+
+
+@given(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 2.0, np.inf]), min_size=1, max_size=6))
+def test_the_least_is_where_argmin_finds_it(values):
+    assert int(LEAST_AT(jnp.asarray(values + [np.inf] * (6 - len(values))))) == np.argmin(values)
 
 
 def test_smooth_max_reduces_the_last_axis_only():
