@@ -189,17 +189,9 @@ def deal_copies(
     node gets no second copy; a copy that has no node left is left out.
     """
     (nodes, slots), experts = resident.shape, loads.shape[0]
-    each, before = loads / copies, jnp.tri(nodes, dtype=bool)
+    each = loads / copies
     home = jnp.zeros(experts + 1, jnp.int32).at[fixed].set(jnp.arange(nodes)[:, None])  # EMPTY goes to the last
-    heat, wanted = jnp.where(fixed == EMPTY, 0, each[fixed]).sum(axis=1), copies - 1
-    filled = jnp.full_like(resident, EMPTY)
-    for slot in range(slots):
-        expert = resident[:, slot]
-        turn = ((expert[:, None] == expert) & before).sum(axis=1)  # of those that have it
-        stays = (expert != EMPTY) & (turn <= wanted[expert]) & (heat + each[expert] <= limit)
-        filled = filled.at[:, slot].set(jnp.where(stays, expert, EMPTY))
-        heat = heat + jnp.where(stays, each[expert], 0)
-        wanted = wanted - jnp.zeros(experts + 1, jnp.int32).at[filled[:, slot]].add(1)[:experts]
+    filled, heat, wanted = _staying(copies, limit, each, fixed, resident)
     order = jnp.argsort(-each)
     queue = jnp.repeat(order, wanted[order], total_repeat_length=nodes * slots)
     weight = jnp.where(filled == EMPTY, jnp.inf, each[filled])
@@ -234,6 +226,27 @@ def deal_copies(
         return (at.turn < wanted.sum()) | (at.evicted != EMPTY)
 
     return jax.lax.while_loop(going_on, place, start).filled
+
+
+def _staying(
+    copies: Int[Array, " expert"],
+    limit: Float[Array, " node"],
+    each: Float[Array, " expert"],
+    fixed: Int[Array, "node native"],
+    resident: Int[Array, "node slot"],
+) -> tuple[Int[Array, "node slot"], Float[Array, " node"], Int[Array, " expert"]]:
+    """Shadow slots with what stays where it is, the choices of every node then, and copies that are still wanted."""
+    (nodes, slots), experts = resident.shape, len(each)
+    heat, wanted = jnp.where(fixed == EMPTY, 0, each[fixed]).sum(axis=1), copies - 1
+    filled = jnp.full_like(resident, EMPTY)
+    for slot in range(slots):
+        expert = resident[:, slot]
+        turn = ((expert[:, None] == expert) & jnp.tri(nodes, dtype=bool)).sum(axis=1)  # of those that have it
+        stays = (expert != EMPTY) & (turn <= wanted[expert]) & (heat + each[expert] <= limit)
+        filled = filled.at[:, slot].set(jnp.where(stays, expert, EMPTY))
+        heat = heat + jnp.where(stays, each[expert], 0)
+        wanted = wanted - jnp.zeros(experts + 1, jnp.int32).at[filled[:, slot]].add(1)[:experts]
+    return filled, heat, wanted
 
 
 class _Dealing(NamedTuple):
