@@ -44,7 +44,7 @@ def moves_between(
     nodes = before.shape[1]
     ranked = distance.T.astype(jnp.int32) * nodes + jnp.arange(nodes)
     here = (before[:, :, None, :] == after[..., None]).any(axis=-1)
-    new = (after != EMPTY) & ~here & ~repeated(after)
+    new = (after != EMPTY) & ~here & ~jax.vmap(repeated)(after)
     # Mostly few experts move, so sources are looked for by so many of them at once, and not for every slot.
     rounds = -(-new.size // MOVES_AT_ONCE)
     order = jnp.flatnonzero(new, size=rounds * MOVES_AT_ONCE, fill_value=0).reshape(rounds, MOVES_AT_ONCE)

@@ -118,7 +118,7 @@ def test_moves_of_many_rounds_against_loops(model, monkeypatch, at_once):
     before = np.concatenate([first_slots(LAYERS, NODES, NODES, 0), rng.integers(-1, NODES, (LAYERS, NODES, 2))], axis=2)
     after = rng.integers(-1, NODES, before.shape)
     after[1] = before[1]
-    distance = np.asarray(hops(model))
+    distance = np.asarray(model.machine.topology.hop_counts())
     traffic, far = np.zeros((NODES, NODES)), np.zeros(LAYERS)
     for layer, (old, new) in enumerate(zip(before, after, strict=True)):
         for source, destination in loop_moves(old, new, distance):
