@@ -132,15 +132,27 @@ def parts(shared: Path) -> Iterator[Row]:
 
 
 def machines(shared: Path) -> Iterator[Row]:
-    """What Fig. 17 comes to by the bandwidth of a wafer's links, each way; borders keep their part of it."""
+    """What Fig. 17 comes to by the bandwidth of a wafer's links, each way; borders keep their part of it.
+
+    Nodes of DGX without balancing as well: their uplinks carry a vector for every choice, so they are slower here than
+    with an all-to-all that sends a token once to each node.
+    """
+    balanced, unbalanced = Method("topology_aware", invasive=False), Method("none", invasive=True)
+    switched = (("4 DGX nodes", "dgx_b200_4x8"), ("8 DGX nodes", "dgx_b200_8x8"), ("NVL72", "nvl72"))
+    cases = [
+        (name, Place(machine, "successive", 4), method)
+        for name, machine in switched
+        for method in (unbalanced, balanced)
+    ]
+    for link in (1, 2, 4, 8):
+        wider = f":link.bandwidth_GB_per_s={1000 * link}:border.bandwidth_GB_per_s={562.5 * link}"
+        cases.append((f"wafers, {link} TB/s a link", replace(WAFERS, machine=WAFERS.machine + wider), balanced))
     for phase in ("prefill", "decode"):
-        for link in (None, 1, 2, 4, 8):
-            wider = f":link.bandwidth_GB_per_s={1000 * link}:border.bandwidth_GB_per_s={562.5 * link}" if link else ""
-            place = replace(WAFERS, machine=WAFERS.machine + wider) if link else Place("nvl72", "successive", 4)
+        for name, place, method in cases:
             given = loads_of(place, "mixed", phase, 3 * WARM, shared)
-            found = figures_of(run(Method("topology_aware", invasive=False), place, phase, given), WARM)
-            name = f"wafers, {link} TB/s a link" if link else "NVL72"
-            yield {"phase": phase, "machine": name, "devices": layout_of(place).num_nodes} | found
+            found = figures_of(run(method, place, phase, given), WARM)
+            known = {"phase": phase, "machine": name, "devices": layout_of(place).num_nodes, "balancer": method.name}
+            yield known | found
 
 
 # Slots by gradient. Every balancer with its triggers; those by gradient write a move off over 10 iterations or 100.

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cases import hardware_of
+from cases import clusters_of, hardware_of
 
 from jaxmoe.config import build_machine, build_model, load_model
 from jaxmoe.files import atomic_write
@@ -76,7 +76,7 @@ def moe_of(name: str) -> MoEModel:
 def layout_of(place: Place) -> TokenLayout:
     topology = machine_of(place.machine).topology
     if not isinstance(topology, Mesh):
-        return successive_layout(1, topology.num_nodes, place.tp)
+        return successive_layout(*clusters_of(place.machine), place.tp)
     wafer = getattr(hardware_of(place.machine), "wafer_shape", None)
     return token_layout(place.layout, topology.shape, place.tp, wafer)
 
