@@ -186,16 +186,18 @@ def agreement() -> None:
 
 
 def bounds() -> None:
-    """Line 5."""
+    """Line 5, of both models together and of each."""
     rows = read("bounds")
-    for name in [column.removesuffix("_us") for column in rows[0] if column.endswith("_us") and column != "bound_us"]:
-        over = [100 * (float(row[f"{name}_us"]) / float(row["bound_us"]) - 1) for row in rows]
-        print(f"  {name:14} above the bound: {mean(over):.1f} % on average, {max(over):.0f} % at worst")
-    gap = [row for row in rows if float(row["allo_us"]) > 1.05 * float(row["bound_us"])]
-    better = sum(float(row["gradient_us"]) < float(row["allo_us"]) for row in gap)
-    worse = sum(float(row["gradient_us"]) > 1.001 * float(row["allo_us"]) for row in rows)
-    print(f"  where the bound leaves over 5 %: gradient better in {better} of {len(gap)};", end=" ")
-    print(f"worse anywhere in {worse} of {len(rows)}")
+    for label, own in (("both models", rows), *((model, select(rows, model=model)) for model in MODELS)):
+        print(f"  {label}, {len(own)} layers; above the bound on average and at worst:", end=" ")
+        told = []
+        for name in ("home", "allo", "gradient", "linear_program"):
+            over = [100 * (float(row[f"{name}_us"]) / float(row["bound_us"]) - 1) for row in own]
+            told.append(f"{name} {mean(over):.1f}, {max(over):.0f} %")
+        gap = [row for row in own if float(row["allo_us"]) > 1.05 * float(row["bound_us"])]
+        better = sum(float(row["gradient_us"]) < float(row["allo_us"]) for row in gap)
+        worse = sum(float(row["gradient_us"]) > 1.001 * float(row["allo_us"]) for row in own)
+        print(f"{'; '.join(told)}; gradient better in {better} of {len(gap)} over 5 %, worse anywhere in {worse}")
 
 
 def doubled() -> None:
