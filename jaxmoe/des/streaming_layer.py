@@ -84,11 +84,11 @@ def flow_of(
         group=np.where(place < 0, 0, place),
         following=following,
         needed=needed,
-        compute=_compute_seconds(layer, slicing, tokens),
+        compute=compute_seconds(layer, slicing, tokens),
         load=slice_bytes / memory.bandwidth[memory.channel] + slicing.control,
         latency=memory.latency,
         channel=memory.channel.astype(np.int64),
-        send=_send_seconds(layer.fabric, slice_bytes, slicing.control),
+        send=send_seconds(layer.fabric, slice_bytes, slicing.control),
         paths=layer.fabric.routes.rows,
         capacity=np.full(dies, slicing.slots(slice_bytes)),
         balanced=slicing.balanced,
@@ -97,7 +97,7 @@ def flow_of(
     )
 
 
-def _compute_seconds(
+def compute_seconds(
     layer: LayerDescription, slicing: Slicing, tokens: Int[np.ndarray, "expert die"]
 ) -> Float[np.ndarray, "expert die"]:
     """Of one micro-slice: its products, and what sets it up."""
@@ -112,7 +112,7 @@ def _compute_seconds(
     return seconds
 
 
-def _send_seconds(fabric: Fabric, size: float, control: float) -> Float[np.ndarray, "die die2"]:
+def send_seconds(fabric: Fabric, size: float, control: float) -> Float[np.ndarray, "die die2"]:
     """Of `size` B: at the pace of the slowest link or port of the path, after the latency of all."""
     path, dies = fabric.paths.rows, fabric.num_nodes
     slowest, latency = np.full(dies**2, np.inf), np.zeros(dies**2)

@@ -70,13 +70,14 @@ class StreamCosts(eqx.Module):
 
     def compute(self, tokens: Float[Array, "expert die"]) -> Float[Array, "expert die"]:
         """Seconds of one micro-slice of every expert on every die; none without tokens."""
-        return self._products(tokens, 1 / (self.dies * self.micro_slices))
+        return self.part(tokens, 1 / (self.dies * self.micro_slices))
 
     def whole(self, tokens: Float[Array, "expert die"]) -> Float[Array, "expert die"]:
         """Seconds of whole experts that are not cut."""
-        return self._products(tokens, jnp.ones(()))
+        return self.part(tokens, jnp.ones(()))
 
-    def _products(self, tokens: Float[Array, "expert die"], part: Float[Array, ""]) -> Float[Array, "expert die"]:
+    def part(self, tokens: Float[Array, "expert die"], part: Float[Array, ""]) -> Float[Array, "expert die"]:
+        """Seconds of this part of every expert, in one piece; none without tokens."""
         costs, die = self.costs, self.machine.die
         present = (tokens > 0).astype(tokens.dtype)
         rate = die.flops / costs.flops_per_token_expert

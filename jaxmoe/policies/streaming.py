@@ -51,10 +51,20 @@ def tokens_on_dies(batch: Batch, experts: int, dies: int) -> Float[Array, "exper
 
 
 def redistributed(tokens: Float[Array, "expert die"]) -> Float[Array, "expert die"]:
-    """The tokens of every expert spread over the dies as evenly as whole tokens can be (section III)."""
+    """The tokens of every expert spread over the dies as evenly as whole tokens can be (section III).
+
+    What does not divide stays with the dies that have most of it.
+    """
     dies = tokens.shape[1]
     total = tokens.sum(axis=1, keepdims=True)
-    return jnp.ceil(jnp.maximum(total - jnp.arange(dies), 0) / dies - 1e-6)
+    rank = jnp.argsort(jnp.argsort(-tokens, axis=1, stable=True), axis=1)
+    return jnp.ceil(jnp.maximum(total - rank, 0) / dies - 1e-6)
+
+
+def moved_tokens(before: Float[Array, "expert die"], after: Float[Array, "expert die"]) -> Float[Array, "die die2"]:
+    """Tokens that dies send each other, of all experts together, in equal parts to all that have too few."""
+    given, taken = jnp.maximum(before - after, 0), jnp.maximum(after - before, 0)
+    return jnp.einsum("ed,ef->df", given, taken / jnp.maximum(taken.sum(axis=1, keepdims=True), 1))
 
 
 def ring_of(topology: AbstractTopology) -> Int[np.ndarray, " die"]:

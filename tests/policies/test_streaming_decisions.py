@@ -12,6 +12,7 @@ from jaxmoe.policies.buffering import buffer_requests
 from jaxmoe.policies.streaming import (
     groups_in_order,
     loading_dies,
+    moved_tokens,
     redistributed,
     ring_of,
     tokens_on_dies,
@@ -81,6 +82,14 @@ def test_tokens_on_dies_and_even_ones():
     np.testing.assert_array_equal(tokens, [[2, 1], [1, 1], [1, 0]])
     np.testing.assert_array_equal(redistributed(tokens), [[2, 1], [1, 1], [1, 0]])
     np.testing.assert_array_equal(redistributed(jnp.array([[5.0, 0, 0]])), [[2, 2, 1]])
+    np.testing.assert_array_equal(redistributed(jnp.array([[0.0, 0, 1], [0, 3, 1]])), [[0, 0, 1], [1, 2, 1]])
+
+
+def test_tokens_of_too_many_go_to_dies_of_too_few():
+    before = jnp.array([[5.0, 0, 0], [0, 0, 1]])
+    # Die 0 sends two and one of expert 0; the lone token of expert 1 stays.
+    np.testing.assert_allclose(moved_tokens(before, redistributed(before)), [[0, 2, 1], [0, 0, 0], [0, 0, 0]])
+    np.testing.assert_array_equal(moved_tokens(before, before), 0)
 
 
 def test_dies_that_load():

@@ -46,7 +46,7 @@ def test_every_run_is_replayed_as_modelled(tmp_path):
     runs, iterations = made(tmp_path, "system.strategy=fse_buffered", "system.slack=0.5")
     assert [*runs][:2] == ["ep", "hydra"]
     assert [*runs][-1] == "expert_streaming"
-    for name in ("ep", "ep_prefetch", "fse_paired", "expert_streaming"):
+    for name in ("ep", "ep_prefetch", "fse_tokens", "fse_tokens_prefetch", "fse_paired", "expert_streaming"):
         run = runs[name]
         rolled = run.rollout(iterations.batches)
         assert rolled.time.total.shape == (3, 2)
@@ -79,6 +79,20 @@ def test_groups_that_are_loaded_in_turn_take_longer(tmp_path):
         np.testing.assert_allclose(rolled.compared[1], simulated, rtol=0.15)
         seconds[ahead] = simulated.sum()
     assert seconds["false"] > 1.02 * seconds["true"]
+
+
+def test_spreading_tokens_evenly_takes_their_way_there_and_back(tmp_path):
+    runs, iterations = made(tmp_path, "system.attention=false", "system.redistribute=true")
+    run = runs["expert_streaming"]
+    rolled = run.rollout(iterations.batches)
+    tokens = rolled.kept[0]
+    assert (tokens.max(axis=-1) - tokens.min(axis=-1)).max() <= 1
+    # As many as are moved leave the busiest port of a link at least once, 256 B each way at 50 GB/s.
+    slowest = 2 * 256 * 16 * 3 / 50e9 + 4e-8
+    moved = rolled.time.stages["redistribution"]
+    assert (moved > 2 * 4e-9).all()
+    assert (moved < slowest).all()
+    np.testing.assert_allclose(rolled.time.total, rolled.time.stages["stream"] + moved)
 
 
 def test_a_plan_is_refused(tmp_path):
