@@ -16,7 +16,7 @@ from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.codesign.choices import Tried, tune_space
 from jaxmoe.codesign.descent import MET
 from jaxmoe.codesign.run import HardwareResult, Met
-from jaxmoe.codesign.space import read_space
+from jaxmoe.codesign.space import SYSTEM, read_space
 from jaxmoe.config import Scenario, resolved
 from jaxmoe.config.loader import override_values
 from jaxmoe.experiment.clock import StageClock
@@ -84,7 +84,7 @@ def _write(folder: OutputFolder, result: HardwareResult) -> list[str]:
     if table is not None:
         with atomic_write(folder.target(GATE)) as aside, aside.open("wb") as file:
             np.savez(file, bias=table, layer_ids=strategy.placement.layer_ids)
-    if strategy.name in STANDARD:
+    if strategy.name in STANDARD or result.problem.space.placement == SYSTEM:
         if _is_own(folder.path / "summary.json"):
             (folder.path / PLAN).unlink(missing_ok=True)  # of an earlier run
         return [SCENARIO]
@@ -105,6 +105,8 @@ def _command(folder: OutputFolder, result: HardwareResult, files: list[str], lay
     """What evaluates the best machine anew."""
     plan = f" --plan {result.best.strategy.name}={folder.path / PLAN}" if PLAN in files else ""
     chosen = f" --layers {layers}" if layers else ""
+    if result.problem.space.placement == SYSTEM:
+        return f"jaxmoe simulate {folder.path / SCENARIO}{chosen} --out {folder.path / 'simulated'}"
     return f"jaxmoe evaluate {folder.path / SCENARIO}{plan}{chosen} --out {folder.path / 'evaluated'}"
 
 

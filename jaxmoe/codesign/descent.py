@@ -15,7 +15,8 @@ from jaxtyping import Array, Float
 from scipy.optimize import least_squares
 from scipy.stats import qmc
 
-from jaxmoe.codesign.problem import Arguments, Family, HardwareProblem, by_design
+from jaxmoe.codesign.family import Arguments, Family, by_design
+from jaxmoe.codesign.problem import HardwareProblem
 from jaxmoe.relax import SmoothMax, geometric
 from jaxmoe.sweep.points import SweepError
 from jaxmoe.tune.descent import SEGMENT

@@ -8,6 +8,7 @@ of products of powers, what it ends at is the best of all machines.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -19,7 +20,8 @@ from jaxtyping import Array, Float
 from scipy.optimize import linprog
 
 from jaxmoe.codesign.descent import MET, Progress, to_feasible, violation
-from jaxmoe.codesign.problem import Arguments, Family, HardwareProblem, by_design
+from jaxmoe.codesign.family import Arguments, Family, by_design
+from jaxmoe.codesign.problem import HardwareProblem
 
 ROUNDS = 60  # at most
 REGION = 0.1  # of a variable's range: the first trust region
@@ -39,6 +41,13 @@ class Exact:
     def __init__(self, problem: HardwareProblem, families: Sequence[Family]) -> None:
         self.problem, self.families, self.evaluations = problem, families, 0
         self.names = [name for family in families for name in family.names]
+
+    def under(self, problem: HardwareProblem) -> "Exact":
+        """The same under other constraints."""
+        _ = self._compiled  # once for both
+        other = copy(self)
+        other.problem, other.evaluations = problem, 0
+        return other
 
     def __call__(self, positions: Float[np.ndarray, "design variable"]) -> tuple[np.ndarray, np.ndarray]:
         """Objectives float64 [design] and slopes [design, variable]; a design that has none has infinity."""

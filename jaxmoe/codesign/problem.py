@@ -4,14 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxmoe.codesign.space import Constraint, HardwareSpace, SpaceFile, read_constraint
+from jaxmoe.codesign.family import Arguments, Family, Part, family_of
+from jaxmoe.codesign.space import PLAN, SYSTEM, Constraint, HardwareSpace, SpaceFile, read_constraint
+from jaxmoe.codesign.system import system_outcome
 from jaxmoe.experiment.strategies import STANDARD, Strategy
 from jaxmoe.latency import LayerTime
 from jaxmoe.relax import AbstractReduction
@@ -22,53 +24,11 @@ from jaxmoe.sweep.metrics import METRICS, Outcome
 from jaxmoe.sweep.points import Point, Space, SweepError, is_parameter, takes_whole_numbers
 from jaxmoe.sweep.run import check_stated
 from jaxmoe.sweep.setting import Setting
-from jaxmoe.sweep.study import Study, StudyConfig, in_order
+from jaxmoe.sweep.study import Study, StudyConfig, in_order, is_of_system
 from jaxmoe.traces.logits import with_logits
 
 SIZES = "workload.batch_tokens"
 Position = Float[Array, " variable"]  # 0 at the lower bound of a variable, 1 at the upper one
-
-
-class Part(NamedTuple):
-    """The layers of a design that share an exchange, and what times them."""
-
-    setting: Setting
-    exchange: str
-    rows: tuple[int, ...]
-
-
-Arguments = tuple[tuple[Given, ...], ...]  # by size of batch and part
-
-
-class Family(NamedTuple):
-    """Designs that are timed by one function: strategies under one exchange, or a tuned plan.
-
-    `parts` has for every size of batch those of the layers, `given` their arguments, whose shares have a leading axis
-    of designs.
-    """
-
-    names: tuple[str, ...]
-    parts: tuple[tuple[Part, ...], ...]
-    given: Arguments
-
-
-def family_of(strategies: Sequence[Strategy], settings: Sequence[Setting]) -> Family:
-    """Strategies whose layers have the same exchanges, as one family."""
-    names = strategies[0].placement.exchange
-    parts, given = [], []
-    for setting in settings:
-        rows = {name: tuple(at for at, other in enumerate(names) if other == name) for name in dict.fromkeys(names)}
-        chosen = [Part(setting, name, where) for name, where in rows.items()]
-        parts.append(tuple(chosen))
-        given.append(tuple(_given(part, strategies) for part in chosen))
-    return Family(tuple(strategy.name for strategy in strategies), tuple(parts), tuple(given))
-
-
-def _given(part: Part, strategies: Sequence[Strategy]) -> Given:
-    setting, rows = part.setting, np.array(part.rows)
-    share = jnp.asarray(np.stack([strategy.placement.share[rows] for strategy in strategies]))
-    batches = jax.tree.map(lambda leaf: leaf[rows], setting.batches)
-    return Given(setting.inputs.model, share, batches, setting.inputs.exchange(part.exchange))
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,7 +191,8 @@ class HardwareProblem:
     def _outcome(
         self, part: Part, given: Given, numbers: Mapping[str, Any], reduction: AbstractReduction | None
     ) -> Outcome:
-        return outcome_at(part.setting, model_numbers(part.setting, numbers), given, reduction)
+        timed = system_outcome if self.space.placement == SYSTEM else outcome_at
+        return timed(part.setting, model_numbers(part.setting, numbers), given, reduction)
 
     def metric(self, objective: float) -> float:
         """The metric itself, SI units, from what is minimised."""
@@ -241,12 +202,6 @@ class HardwareProblem:
 def model_numbers(setting: Setting, numbers: Mapping[str, Any]) -> Float[Array, " key"]:
     """The numbers that a setting's model is a function of."""
     return jnp.stack([jnp.asarray(numbers[key], jnp.float32) for key in setting.keys])
-
-
-def by_design(given: Arguments) -> Any:
-    """`in_axes` of `vmap` over the designs of a family: shares alone differ."""
-    axes: Any = (None, 0, None, None)
-    return tuple(tuple(Given(*axes) for _ in parts) for parts in given)
 
 
 def _all_layers(times: list[LayerTime]) -> LayerTime:
@@ -278,7 +233,10 @@ def hardware_problem(
         settings.setdefault(size, group.setting)
     first = next(iter(settings.values()))
     chosen = [_comparable(sweep, first.strategies[name], file.space.strategies is not None) for name in names]
-    base = min(points, key=lambda point: point.values[next(iter(file.space.variables))])
+    if file.space.placement == SYSTEM:
+        chosen = [replace(first.strategies[PLAN], name=first.inputs.scenario.system.name)]
+    varied = next(key for key in file.space.variables if key in sweep.study.config.axes)
+    base = min(points, key=lambda point: point.values[varied])
     rest = {key: value for key, value in base.values.items() if key not in file.space.derived}
     usable = tuple(strategy for strategy in chosen if strategy is not None)
     if not usable:
@@ -295,15 +253,22 @@ def _study(
     file: SpaceFile, scenario: Path, fixed: Mapping[str, Any], layers: Sequence[int] | None, names: Sequence[str]
 ) -> Study:
     """A study of the two machines at the ends of all bounds. What constraints alone need is left out."""
-    space = file.space
-    axes: dict[str, Any] = {key: [bounds.start, bounds.stop] for key, bounds in space.variables.items()}
-    axes |= {"strategy": list(names)} | ({SIZES: list(space.batch_tokens)} if space.batch_tokens else {})
-    needed, waiting = set(), [key for key in space.derived if not is_parameter(key)]
+    space, needed = file.space, set[str]()
+    waiting = [key for key in space.derived if not is_parameter(key)]
     while waiting:
         needed.add(key := waiting.pop())
         waiting += [other for other in Expression(str(space.derived[key])).keys if other in space.derived]
+    used = {other for key in needed for other in Expression(str(space.derived[key])).keys}
+    varied = {key: bounds for key, bounds in space.variables.items() if not is_parameter(key) or key in used}
+    axes: dict[str, Any] = {key: [bounds.start, bounds.stop] for key, bounds in varied.items()}
+    runs = {"plan": [PLAN]} if space.placement == SYSTEM else {"strategy": list(names)}
+    axes |= runs | ({SIZES: list(space.batch_tokens)} if space.batch_tokens else {})
     for key in fixed:
-        if key in axes or key in space.derived:
+        if is_of_system(key) and space.placement != SYSTEM:
+            raise SweepError(
+                f"--set {key}: {file.path.name} times strategies; write placement: {SYSTEM}, or leave it out"
+            )
+        if key in space.variables or key in space.derived:
             raise SweepError(f"--set {key}: {file.path.name} has it as a variable or derived; remove it in one of them")
     config = StudyConfig(
         name=space.name,
@@ -311,7 +276,7 @@ def _study(
         layers=None if layers is None else tuple(layers),
         set=dict(fixed),
         axes=axes,
-        zip=(tuple(space.variables),),
+        zip=(tuple(varied),),
         derived={key: text for key, text in space.derived.items() if key in needed},
     )
     return Study(file.path, config)

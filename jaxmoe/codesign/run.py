@@ -11,10 +11,14 @@ from jaxtyping import Float
 
 from jaxmoe.codesign import joint
 from jaxmoe.codesign.descent import MET, Progress, descend, feasible_starts, to_feasible, violation
+from jaxmoe.codesign.family import family_of
 from jaxmoe.codesign.gate import Table, gated, lost_by_layer, tuned_table, within
 from jaxmoe.codesign.polish import STATIONARY, Exact, Optimum, best_starts, polish
-from jaxmoe.codesign.problem import SIZES, HardwareProblem, family_of
-from jaxmoe.codesign.space import TUNED, Constraint
+from jaxmoe.codesign.problem import SIZES, HardwareProblem
+from jaxmoe.codesign.space import SYSTEM, TUNED
+from jaxmoe.codesign.system import system_times
+from jaxmoe.codesign.whole import best_whole
+from jaxmoe.codesign.worth import Met, met_constraints
 from jaxmoe.config import Scenario, unstated_energy
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.evaluation import score
@@ -31,22 +35,6 @@ DIGITS = 7  # of the numbers that are reported: those that are scored
 SAME = 1e-6  # relative: times are float32
 IN_TURN = "in_turn"  # the placement that is tuned for the best machine of the usual strategies
 MOST_AGAIN = 4  # times that all designs are polished from the best machine
-
-
-class Met(NamedTuple):
-    """A constraint at the best machine. `worth` is the change of the metric per unit of the limit."""
-
-    constraint: Constraint
-    left: float
-    right: float
-    excess: float  # relative; what an equality is off, at least 0
-    worth: float
-    elasticity: float | None  # % of the metric for 1 % of the limit; none where no side is constant
-
-    @property
-    def slack(self) -> float:
-        """How far the left side may still move, in its unit."""
-        return abs(self.right - self.left) * (1 if self.excess <= 0 else -1)
 
 
 class Design(NamedTuple):
@@ -116,11 +104,17 @@ class _Search:
     evaluations: dict[str, int] = field(default_factory=dict)
 
     def result(self) -> HardwareResult:
-        problem, tuning = self.problem, None
+        tuning = None
         with self.clock.stage("descend"):
             starts, ended = self._usual()
-        if problem.space.placement == TUNED:
+        if self.problem.space.placement == TUNED:
             tuning = self._joint()
+        if self.problem.space.whole:
+            with self.clock.stage("polish"):
+                found, others = best_whole(self.exacts, self.optima, self.report)
+                self.problem, self.exacts, self.optima = found.problem, found.exacts, found.optima
+                self.evaluations["whole numbers"] = others
+        problem = self.problem
         with self.clock.stage("polish"):
             index = self._settled()
         with self.clock.stage("score"):
@@ -234,7 +228,9 @@ class _Search:
     def _numbers(self, position: np.ndarray) -> dict[str, float]:
         """Variables with as many digits as are written, and what is derived from them."""
         plain = self.problem.numbers([float(part) for part in position])
-        return self.problem.with_derived({key: float(f"{plain[key]:.{DIGITS}g}") for key in self.problem.keys})
+        whole = {key: float(round(plain[key])) for key in self.problem.space.whole}
+        written = {key: float(f"{plain[key]:.{DIGITS}g}") for key in self.problem.keys}
+        return self.problem.with_derived(written | whole)
 
     def _settled(self) -> int:
         """The index of the best design, on whose machine no other one is faster."""
@@ -257,7 +253,11 @@ class _Search:
         problem, optimum, (strategy, table) = self.problem, self.optima[index], self.designs[index]
         numbers = self._numbers(optimum.position)
         inputs = _inputs(problem, numbers)
-        times, lost = tuple(score(each, strategy, each.evaluation_batches) for each in inputs), 0.0
+        of_system = problem.space.placement == SYSTEM
+        times, lost = (
+            tuple(system_times(each, strategy) if of_system else _score(each, strategy) for each in inputs),
+            0.0,
+        )
         if table is not None:
             (each,) = inputs
             times = (score(each, strategy, gated(table, each.routed_batches)),)
@@ -290,6 +290,10 @@ class _Search:
         return best, candidates
 
 
+def _score(inputs: Inputs, strategy: Strategy) -> LayerTime:
+    return score(inputs, strategy, inputs.evaluation_batches)
+
+
 def tune_hardware(
     problem: HardwareProblem, report: Progress, clock: StageClock, known: np.ndarray | None = None
 ) -> HardwareResult:
@@ -304,29 +308,11 @@ def tune_hardware(
 def _inputs(problem: HardwareProblem, numbers: dict[str, float]) -> list[Inputs]:
     """A run on the machine of these numbers, for every size of batch."""
     sizes: Sequence[int | None] = problem.space.batch_tokens or (None,)
-    own = {key: value for key, value in numbers.items() if key in problem.sweep.derived or key in problem.keys}
+    swept = problem.sweep.derived.keys() | problem.sweep.study.config.axes.keys()
+    own = {key: value for key, value in numbers.items() if key in swept}
     layers = problem.sweep.study.layers
     scenarios = [problem.sweep.scenario(own | ({SIZES: size} if size else {})) for size in sizes]
     return [inputs_of(scenario, layers=layers) for scenario in scenarios]
-
-
-def met_constraints(problem: HardwareProblem, numbers: dict[str, float], optimum: Optimum, metric: float) -> list[Met]:
-    """Every constraint at the numbers as written, with what its limit is worth."""
-    met, sign = [], 1 if METRICS[problem.space.objective].lower_is_better else -1
-    multipliers = optimum.stationarity.multipliers
-    for constraint, multiplier in zip(problem.constraints, multipliers, strict=True):
-        left, right = (float(side) for side in problem.sides(constraint, numbers))
-        scale = float(problem.scale(constraint, left, right))
-        gap = right - left if constraint.relation == ">=" else left - right
-        limit = problem.limit(constraint)
-        is_left = limit is not None and problem.varies(constraint.right)
-        # Raising the right side of <= loosens it, as lowering that of >= does.
-        worth = sign * metric * float(multiplier) / scale * (1 if constraint.relation == ">=" else -1)
-        worth = -worth if is_left else worth
-        elasticity = None if limit is None else worth * limit / metric
-        excess = abs(gap) if constraint.relation == "==" else gap
-        met.append(Met(constraint, left, right, float(excess / scale), worth, elasticity))
-    return met
 
 
 def _notes(problem: HardwareProblem, best: Machine, tuning: TuneResult | None) -> list[str]:

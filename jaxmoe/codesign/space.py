@@ -14,6 +14,7 @@ All that names a key may name any key of the scenario, a variable or a derived v
 """
 
 import ast
+import math
 from dataclasses import dataclass
 from graphlib import CycleError
 from pathlib import Path
@@ -26,7 +27,9 @@ from jaxmoe.config.base import Fraction
 from jaxmoe.sweep.expressions import Expression, ExpressionError
 from jaxmoe.sweep.study import METRICS, Count, RangeConfig, Seed, Texts, check_expression, in_order
 
-USUAL, TUNED = "usual", "tuned"  # placements: all usual strategies; one that descends together with the machine
+# Placements: all usual strategies; one that descends together with the machine; what the scenario's system does.
+USUAL, TUNED, SYSTEM = "usual", "tuned", "system"
+PLAN = "ep_balanced"  # of a system
 Relation = Literal["<=", ">=", "=="]
 RELATIONS: dict[type[ast.cmpop], Relation] = {ast.LtE: "<=", ast.GtE: ">=", ast.Eq: "=="}
 
@@ -82,9 +85,15 @@ class HardwareSpace(Section):
     )
     placement: str | Texts = Field(
         default=USUAL,
-        description=f"{USUAL} for all usual strategies, {TUNED} to search for a placement as well, or names of "
-        "strategies as a list",
+        description=f"{USUAL} for all usual strategies, {TUNED} to search for a placement as well, {SYSTEM} for what "
+        "the scenario's system does, or names of strategies as a list",
         examples=[TUNED],
+    )
+    whole: Texts = Field(
+        default=(),
+        description="the variables that are whole numbers in the end as a list; they descend as others do, and the "
+        "whole numbers around where that ends are tried",
+        examples=[["modules"]],
     )
     gate_loss: Fraction | None = Field(
         default=None,
@@ -141,6 +150,9 @@ class HardwareSpace(Section):
     def _objective_has_a_slope(self) -> "HardwareSpace":
         if self.objective not in METRICS:
             raise RuleError(("objective",), self.objective, f"one of {', '.join(METRICS)}", "Write one of them")
+        if self.placement == SYSTEM and self.objective not in ("total", "p95"):
+            told = f"total or p95 beside placement: {SYSTEM}"
+            raise RuleError(("objective",), self.objective, told, "A system tells the times of layers alone")
         if self.placement == TUNED and (self.objective not in ("total", "p95") or self.batch_tokens is not None):
             told = "usual or names of strategies beside batch_tokens, or an objective other than total and p95"
             raise RuleError(("placement",), self.placement, told, "A placement is tuned for one size of batch")
@@ -149,11 +161,24 @@ class HardwareSpace(Section):
             raise RuleError(("gate_loss",), self.gate_loss, told, "A bias is found together with a placement")
         return self
 
+    @model_validator(mode="after")
+    def _whole_numbers_are_there(self) -> "HardwareSpace":
+        for index, key in enumerate(self.whole):
+            bounds = self.variables.get(key)
+            if bounds is None or self.placement == TUNED:
+                told = f"a key of variables, and no placement: {TUNED}"
+                raise RuleError(("whole", index), key, told, "Name one of variables, or leave it out")
+            if math.floor(bounds.stop) < math.ceil(bounds.start):
+                raise RuleError(("whole", index), key, "bounds with a whole number between", "Widen them")
+        return self
+
     @property
     def strategies(self) -> tuple[str, ...] | None:
         """Names of the strategies that are tried; `None` for all usual ones."""
         if self.placement in (USUAL, TUNED):
             return None
+        if self.placement == SYSTEM:
+            return (PLAN,)
         return (self.placement,) if isinstance(self.placement, str) else self.placement
 
 

@@ -3,6 +3,7 @@
 import difflib
 import json
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -44,23 +45,25 @@ class Draft:
         return node
 
     def put(self, keys: tuple[str, ...], value: object, source: Source) -> None:
-        """Set the value at a key path; missing and empty mappings on the way are made."""
-        node = self.data
+        """Set the value at a key path; missing mappings on the way are made, and entries of lists go by name."""
+        node: Any = self.data
+        path: Keys = ()
         for depth, key in enumerate(keys[:-1], start=1):
-            child = node.get(key)
+            at = _entry(node, key)
+            child, path = node.get(at) if isinstance(node, dict) else node[at], (*path, at)
             if child is None:
-                self._sources[keys[:depth]] = source
-            elif not isinstance(child, dict):
+                self._sources[path] = source
+            elif not isinstance(child, dict) and _entry(child, keys[depth]) is None:
                 raise ConfigError(
                     f"{source.label}: {'.'.join(keys)} cannot be set: {'.'.join(keys[:depth])} is {child!r}, "
                     f"not a mapping. Set {'.'.join(keys[:depth])} as a whole."
                 )
             # A YAML alias may hold the same mapping in several places: change only this one.
-            copied: dict[str, object] = dict(child) if isinstance(child, dict) else {}
-            node[key] = copied
-            node = copied
-        node[keys[-1]] = value
-        self._sources[keys] = source
+            node[at] = copy(child) if child is not None else {}
+            node = node[at]
+        last = _entry(node, keys[-1])
+        node[last] = value
+        self._sources[(*path, last)] = source
 
     def source(self, keys: Keys) -> Source:
         """Where the value at a key path was written, or, if it is missing, the mapping that lacks it."""
@@ -70,6 +73,15 @@ class Draft:
         """Source and key path for a message, the path as that source has it."""
         source = self.source(keys)
         return f"{source.label}: {'.'.join(map(str, keys[source.depth :]))}"
+
+
+def _entry(node: object, key: str) -> Any:
+    """The key of a mapping, or the index of the entry of a list that has this name; `None` where there is none."""
+    if isinstance(node, dict):
+        return key
+    entries = node if isinstance(node, list) else []
+    names = (index for index, entry in enumerate(entries) if isinstance(entry, dict) and entry.get("name") == key)
+    return next(names, None)
 
 
 # Turns what pydantic found into messages for people: place, value, what was expected, and the remedy.

@@ -128,7 +128,7 @@ COMPOSITION: dict[str, dict[str, Part]] = {
         "movement": Part(
             (
                 *("strategy", "micro_slices", "loaded_by", "ahead", "buffer_MB", "control_ns", "scheduling_ns"),
-                *("slack", "least_tokens", "spare_requests", "arrive_together"),
+                *("slack", "least_tokens", "spare_requests", "arrive_together", "prefetch"),
             ),
             "micro-slices from die to die; fse_buffered makes requests wait",
         ),

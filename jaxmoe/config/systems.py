@@ -310,6 +310,12 @@ class ExpertStreamingConfig(PlannedSystem):
     arrive_together: bool = Field(
         default=False, description="whether all requests begin in one iteration, and so may wait in the same ones"
     )
+    prefetch: Literal["none", "moving_average", "static", "perfect", "cross_layer"] = Field(
+        default="none",
+        description="what the order is forecast from in which experts are loaded before the gate decides, while "
+        "attention leaves DDR idle",
+        examples=["cross_layer"],
+    )
 
 
 SystemConfig = Annotated[

@@ -47,10 +47,12 @@ def flow_of(
     groups: Int[np.ndarray, "group member"],
     following: Int[np.ndarray, "expert die"],
     loading: Bool[np.ndarray, "expert die"],
+    held: Int[np.ndarray, "expert die"] | None = None,
 ) -> Flow:
     """The flow of one layer: experts with `tokens`, loaded by `groups` (-1: no expert) along their trajectories.
 
-    `following` names the die after every die; the dies `loading` an expert take its micro-slices in turns. Raises
+    `following` names the die after every die; the dies `loading` an expert take its micro-slices in turns, and the
+    first so many of them are `held` there from the start. Raises
     `BufferError` for buffers that are too small, and `ValueError` for trajectories over dies that are not there and
     experts that are in no group.
     """
@@ -80,7 +82,7 @@ def flow_of(
     return Flow(
         expert=expert[order],
         origin=origin[order],
-        held=np.zeros(len(order), bool),
+        held=np.zeros(len(order), bool) if held is None else (number // count < held[expert, origin])[order],
         group=np.where(place < 0, 0, place),
         following=following,
         needed=needed,

@@ -116,6 +116,7 @@ class Asked(NamedTuple):
     round: Float[Array, " group"]  # s that a micro-slice takes to its last die, where it never waits
     one: Float[Array, "group die"]  # s that each die computes a micro-slice
     covers: Float[Array, "group die"]  # 1 at the dies that compute it
+    held: Float[Array, " group"]  # micro-slices that are on their dies from the start
 
 
 class StreamTime(NamedTuple):
@@ -134,10 +135,12 @@ def asked_of(
     following: Float[Array, "expert die die2"],
     loaders: Float[Array, "expert die"],
     balanced: bool = False,
+    held: Float[Array, "expert die"] | None = None,
 ) -> Asked:
     """What every expert asks for, along its trajectory; `loaders` are the parts of it that the dies load.
 
-    `balanced`, loads go to dies with tokens in equal parts, whichever channel they come from (rule 5).
+    `balanced`, loads go to dies with tokens in equal parts, whichever channel they come from (rule 5). Of the
+    micro-slices of every die so many are `held` from the start.
     """
     dies = costs.dies
     stops = needed.sum(axis=1)
@@ -153,14 +156,14 @@ def asked_of(
     each, one = costs.send, costs.compute(tokens)
     busy = traffic * each
     links = jax.vmap(lambda moved: link_loads(costs.machine.topology, moved * each))(traffic)
-    channel = costs.machine.memory[-1].channel
+    channel, held = costs.machine.memory[-1].channel, jnp.zeros_like(loaders) if held is None else held
     onto = jax.nn.one_hot(channel, costs.load.shape[0], dtype=loaders.dtype)
     # The last micro-slice goes round: at every stop it is sent on while it is computed.
     hop = jnp.einsum("edf,df->ed", following, each)
     around = (needed * hop).sum(axis=1) * (1 - 1 / jnp.maximum(stops, 1))
     return Asked(
         slices=slices,
-        load=slices[:, None] * (loaders @ onto) * costs.load,
+        load=((slices[:, None] * loaders - held) @ onto) * costs.load,
         compute=slices[:, None] * one,
         move=jnp.concatenate([busy.sum(axis=2), busy.sum(axis=1), links], axis=1),
         stops=active * stops + jnp.minimum(outside.sum(axis=1) * 1e6, 1),
@@ -169,6 +172,7 @@ def asked_of(
         round=around,
         one=needed * one,
         covers=needed,
+        held=held.sum(axis=1),
     )
 
 
@@ -188,6 +192,7 @@ def grouped(asked: Asked, members: Float[Array, "group expert"]) -> Asked:
         round=most(members, asked.round[:, None])[:, 0],
         one=most(members, asked.one),
         covers=jnp.minimum(members @ asked.covers, 1),
+        held=members @ asked.held,
     )
 
 
@@ -302,7 +307,7 @@ def _part(
     pace = slices * group.hold / (costs.dies * costs.slots)
     load = jnp.maximum(begin + jnp.maximum(group.load / parts, pace), _left(state, loaded - room) + group.first)
     load = jnp.where(takes, load, state.load)
-    there = jnp.where(takes, begin, jnp.inf).min() + group.first
+    there = jnp.where(group.held > 0, 0.0, jnp.where(takes, begin, jnp.inf).min() + group.first)
     end = most(jnp.where(takes, load, 0))
     move = jnp.where(group.move > 0, jnp.maximum(state.move, there) + group.move / parts / sending, state.move)
     compute = jnp.where(group.covers > 0, jnp.maximum(state.compute, there) + group.compute / parts, state.compute)

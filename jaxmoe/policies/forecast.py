@@ -1,14 +1,18 @@
 """Forecasts of expert loads, made before a layer gates its tokens: f^ of hd_moe Eq. 13."""
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxmoe.traces import GatingTrace
 from jaxmoe.traces.prediction import NextLayer
+from jaxmoe.traces.prediction.predictor import shares
+from jaxmoe.traces.statistics.counting import count_pairs
 
+Forecast = Literal["moving_average", "static", "perfect", "cross_layer"]
 State = Any  # a pytree of arrays, of the forecast's own kind
 
 Loads = Float[Array, "layer expert"]
@@ -96,6 +100,25 @@ class PerfectForecast(AbstractForecast):
 
     def step(self, state: State, loads: Loads) -> tuple[State, Loads]:
         return state, loads
+
+
+def forecast_of(name: Forecast, history: GatingTrace, rate: float = 0.5, prior: float = 10.0) -> AbstractForecast:
+    """The forecast of this name, fitted on what was seen before.
+
+    `rate` is of the moving average. `cross_layer` has `prior` choices by the frequencies added to every row, and a
+    moving average for the first layer.
+    """
+    if name == "perfect":
+        return PerfectForecast()
+    counts = count_pairs(history)
+    frequency = shares(counts.load)
+    average = MovingAverage(frequency, jnp.asarray(rate))
+    match name:
+        case "static":
+            return StaticForecast(frequency)
+        case "cross_layer":
+            return CrossLayer.from_heatmap(NextLayer.from_counts(counts, prior), average)
+    return average
 
 
 def _choices(loads: Loads) -> Float[Array, "layer 1"]:

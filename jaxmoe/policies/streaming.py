@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.hardware import AbstractTopology, Mesh
 from jaxmoe.traces import Batch
@@ -35,6 +35,7 @@ class Rules(eqx.Module):
     uncut: bool = eqx.field(static=True, default=False)
     everywhere: bool = eqx.field(static=True, default=True)
     redistributed: bool = eqx.field(static=True, default=False)
+    prefetched: bool = eqx.field(static=True, default=False)
 
 
 class Trajectories(NamedTuple):
@@ -121,14 +122,36 @@ def _following(here: Float[Array, "expert place"], order: Int[np.ndarray, " plac
 
 
 def groups_in_order(tokens: Float[Array, "expert die"], paired: bool) -> Int[Array, "group member"]:
-    """Experts by group, in the order of loading; those without tokens come last.
+    """Experts by group, in the order of loading; those without tokens are in none.
 
     By themselves they go by number. In pairs the hottest goes with the coldest (IV-A, Fig. 5).
     """
     counts = tokens.sum(axis=1)
     if not paired:
-        return jnp.argsort(counts <= 0, stable=True)[:, None]
+        order = jnp.argsort(counts <= 0, stable=True)
+        return jnp.where(counts[order] > 0, order, NONE)[:, None]
     return pairs_of(jnp.argsort(-counts, stable=True), (counts > 0).sum())
+
+
+def prefetched_slices(
+    forecast: Float[Array, " expert"], room: Float[Array, " die"], micro_slices: Float[Array, ""], paired: bool
+) -> Float[Array, "expert die"]:
+    """Micro-slices that dies with `room` for so many load before the gate decides (IV-A).
+
+    Experts come in the order of loading that the tokens that are `forecast` of them would have.
+    """
+    order = groups_in_order(forecast[:, None], paired).ravel()
+    place = jnp.zeros(forecast.shape[0] + 1).at[order].set(jnp.cumsum(order != NONE) - 1)[:-1]
+    left = room[None] - place[:, None] * micro_slices
+    return jnp.floor(jnp.clip(left, 0, micro_slices)) * (forecast > 0)[:, None]
+
+
+def groups_with_first(
+    tokens: Float[Array, "expert die"], first: Bool[Array, " expert"], paired: bool
+) -> Int[Array, "group member"]:
+    """Experts by group, in the order of loading, those that are `first` before all others."""
+    parts = (tokens * first[:, None], tokens * ~first[:, None])
+    return jnp.concatenate([groups_in_order(part, paired) for part in parts])
 
 
 def pairs_of(order: Int[Array, " expert"], active: Int[Array, ""]) -> Int[Array, "group 2"]:

@@ -167,10 +167,10 @@ class Space:
         """What the scenario of a point has at a key that is no axis. Raises `SweepError` for an unknown one."""
         named = {name: value for name, value in values.items() if not is_number(value) and name not in self.derived}
         cached = json.dumps(named, sort_keys=True, default=str)
-        if cached not in self._loaded:
-            self._loaded[cached] = resolved(self.scenario(named))
-        node: Any = self._loaded[cached]
+        node: Any = self._loaded.get(cached) or self._loaded.setdefault(cached, resolved(self.scenario(named)))
         for part in key.split("."):
+            if isinstance(node, list):
+                node = {entry.get("name"): entry for entry in node if isinstance(entry, dict)}
             if not isinstance(node, dict) or part not in node:
                 known = [*self.study.config.axes, *self.derived, *(node if isinstance(node, dict) else ())]
                 close = get_close_matches(key, known, n=1) or get_close_matches(part, known, n=1)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -12,21 +12,26 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.des.streaming import Stream, stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
+from jaxmoe.latency import LayerTime
 from jaxmoe.latency.streaming import PARTS, StreamCosts, asked_of, grouped, stream_time
 from jaxmoe.policies.buffering import buffer_requests
+from jaxmoe.policies.forecast import AbstractForecast, Forecast, forecast_of
 from jaxmoe.policies.streaming import (
     Rules,
     group_members,
     groups_in_order,
+    groups_with_first,
     loading_dies,
     moved_tokens,
+    prefetched_slices,
     redistributed,
     ring_of,
     tokens_on_dies,
     trajectories,
 )
+from jaxmoe.relax import AbstractReduction
 from jaxmoe.systems.loaded_experts import CirculatingRun, OffloadedRun
-from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting
+from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, UnsuitableSystemError
 from jaxmoe.systems.streamed_layer import StreamedLayer, over_layers, utilisation
 from jaxmoe.traces import Batch
 
@@ -48,6 +53,7 @@ class ExpertStreaming(AbstractSystem):
     The nearest memory level is the buffer; `buffer_MB` of each die replaces its capacity. Naive slices are not cut, and
     have the room that they need. A run of `fse_buffered` defers requests, one a token of the batch, by `slack` where an
     expert has fewer than `least_tokens`; `spare_requests`, a part of the batch, take the places of those that wait.
+    With `prefetch` dies load the first experts of an order that is forecast while attention leaves DDR idle.
     """
 
     strategy: Strategy = "fse_paired"
@@ -63,13 +69,13 @@ class ExpertStreaming(AbstractSystem):
     least_tokens: float = 2.0
     spare_requests: float = 1.0
     arrive_together: bool = False
+    prefetch: Forecast | Literal["none"] = "none"
 
     def runs(self, setting: Setting) -> dict[str, AbstractRun]:
         """Expert parallelism and by popularity (Hydra), and slices that tokens go round (Fig. 3b), serial and with
         prefetch; simpler strategies; and itself.
         """
-        numbers = (self.micro_slices, self.control_ns, self.scheduling_ns, self.buffer_MB, self.attention)
-        layer = StreamedLayer.of(setting, *numbers)
+        layer = self._layer(setting)
         made: dict[str, AbstractRun] = {
             "ep": OffloadedRun(layer, prefetch=False, by_popularity=False),
             "hydra": OffloadedRun(layer, prefetch=False, by_popularity=True),
@@ -83,27 +89,54 @@ class ExpertStreaming(AbstractSystem):
                 made[name] = self._run(name, layer)
         return made | {"expert_streaming": self._run(self.strategy, layer)}
 
+    def layer_times(self, setting: Setting, batches: Batch, reduction: AbstractReduction | None = None) -> LayerTime:
+        """Of its strategy. Raises `UnsuitableSystemError` for `fse_buffered`, whose requests wait."""
+        for key, stateful in (("strategy", "fse_buffered"), ("prefetch", self.prefetch)):
+            if getattr(self, key) == stateful != "none":
+                raise UnsuitableSystemError(
+                    f"system.{key} is {stateful}, which goes on from step to step, so a layer alone has no time; use "
+                    "fse_paired without prefetch"
+                )
+        return self._run(self.strategy, self._layer(setting)).layer_times(batches, reduction)
+
+    def _layer(self, setting: Setting) -> "StreamedLayer":
+        """Raises `UnsuitableSystemError` where dies that have no tokens yet would prefetch."""
+        if self.prefetch != "none" and self.loaded_by != "all":
+            raise UnsuitableSystemError(
+                f"system.prefetch is {self.prefetch}, but system.loaded_by is {self.loaded_by}: which dies have tokens "
+                "of an expert is known after the gate alone; use loaded_by: all, or prefetch: none"
+            )
+        numbers = (self.micro_slices, self.control_ns, self.scheduling_ns, self.buffer_MB, self.attention)
+        return StreamedLayer.of(setting, *numbers)
+
     def _run(self, name: str, layer: "StreamedLayer") -> "StreamedRun":
         flags = {"in_turn": not self.ahead} | STRATEGIES[name]
         rules = Rules(
             jnp.asarray(1.0 if flags.get("uncut") else float(self.micro_slices)),
             everywhere=self.loaded_by == "all",
             redistributed=self.redistribute,
+            prefetched=self.prefetch != "none" and not flags.get("uncut"),
             **flags,
         )
+        forecast = None if self.prefetch == "none" else forecast_of(self.prefetch, layer.setting.history)
         if name != "fse_buffered":
-            return StreamedRun(layer, rules)
+            return StreamedRun(layer, rules, forecast=forecast)
         spare = math.ceil(self.spare_requests * layer.setting.batch_tokens)
-        return StreamedRun(layer, rules, (self.least_tokens, self.slack, spare, self.arrive_together))
+        buffering = (self.least_tokens, self.slack, spare, self.arrive_together)
+        return StreamedRun(layer, rules, buffering, forecast)
 
 
 @dataclass(frozen=True)
 class StreamedRun(AbstractRun):
-    """Experts that stream by rules; `buffering`, (theta_min, slack, spare, together), is Algorithm 2."""
+    """Experts that stream by rules; `buffering`, (theta_min, slack, spare, together), is Algorithm 2.
+
+    `forecast` tells the loads by which rules that say so prefetch.
+    """
 
     layer: StreamedLayer
     rules: Rules
     buffering: tuple[float, float, int, bool] | None = None
+    forecast: AbstractForecast | None = None
 
     @property
     def costs(self) -> StreamCosts:
@@ -127,28 +160,56 @@ class StreamedRun(AbstractRun):
         if self.buffering is not None:
             steps, finished = self._deferred(steps)
         ring = tuple(ring_of(self.costs.machine.topology).tolist())
-        seconds, busy, kept, moved = _streamed_steps(
-            self.layer.experts, ring, self.layer.with_shared(steps), self.costs, self.rules
-        )
-        attention = jnp.vectorize(self.layer.attention_seconds)(jnp.asarray(steps.weight).sum(axis=-1).T)
-        stages = {"attention": attention, "stream": seconds + self.layer.scheduling}
-        if self.rules.redistributed:
-            stages["redistribution"] = self._redistribution(moved)
-        time = self.layer.time(stages, busy)
+        whole = self.layer.with_shared(steps)
+        early = self._early(whole) if self.rules.prefetched else None
+        seconds, busy, kept, moved = _streamed_steps(self.layer.experts, ring, (whole, early), self.costs, self.rules)
+        tokens = jnp.asarray(steps.weight).sum(axis=-1).T
+        time = self.layer.time(jax.jit(jax.vmap(jax.vmap(self._stages)))(seconds, tokens, moved), busy)
         figures = {"utilisation": utilisation(time)}
         if finished is not None:
             figures["finished_passes"] = float(finished.sum())
+        if self.rules.prefetched:
+            loaded = self.costs.dies * self.costs.micro_slices * (kept[0] > 0).any(axis=-1).sum()
+            figures["prefetched"] = float(kept[4].sum() / loaded)
         return Rolled(time, jax.tree.map(np.asarray, kept), figures, modelled=time.stages["stream"])
 
-    def _redistribution(self, moved: Float[Array, "step layer die die2"]) -> Float[Array, "step layer"]:
-        """Vectors go to the dies that compute them, all experts together, and results come back."""
-        costs = self.costs.costs
+    def _early(self, steps: Batch) -> "Early":
+        """What is forecast in every step, and the micro-slices that dies have time and room for, [layer, step]."""
+        forecast = self.forecast
+        assert forecast is not None
+        counts = jax.vmap(jax.vmap(lambda batch: batch.weight @ batch.choices(self.layer.experts)))(steps)
+        routed = self.layer.setting.moe.num_experts
+        loads = jnp.swapaxes(counts[..., :routed], 0, 1)  # [step, layer, expert]
+        _, told = jax.lax.scan(lambda state, load: forecast.step(state, load), forecast.init(), loads)
+        told = jnp.concatenate([jnp.swapaxes(told, 0, 1), counts[..., routed:]], axis=-1)
+        idle = jax.vmap(jax.vmap(self.layer.idle_seconds))(jnp.asarray(steps.weight).sum(axis=-1))
+        costs, sharers = self.costs, self.costs.machine.memory[-1].sharers
+        channel = costs.machine.memory[-1].channel
+        time = idle / (sharers * costs.load)[channel]
+        # Slots that a trajectory needs stay free.
+        return Early(told, jnp.floor(jnp.clip(time, 0, jnp.maximum(jnp.floor(costs.slots) - costs.dies, 0))))
 
-        def seconds(tokens: Float[Array, "die die2"]) -> Float[Array, ""]:
-            ways = (tokens * costs.dispatch_bytes, tokens.T * costs.combine_bytes)
-            return sum((self.layer.moving_seconds(way) for way in ways), start=jnp.zeros(()))
+    def layer_times(self, batches: Batch, reduction: AbstractReduction | None) -> LayerTime:
+        """Times of single layers, [layer, batch]."""
+        ring = ring_of(self.costs.machine.topology)
 
-        return jax.jit(jax.vmap(jax.vmap(seconds)))(moved)
+        def one(batch: Batch) -> LayerTime:
+            seconds, busy, _, moved = _streamed(self.layer.experts, ring, batch, self.costs, self.rules, reduction)
+            stages = self._stages(seconds, batch.weight.sum(), moved)
+            return LayerTime(stages, {"compute": {"node": busy}}, sum(stages.values(), start=jnp.zeros(())))
+
+        return jax.vmap(jax.vmap(one))(self.layer.with_shared(batches))
+
+    def _stages(
+        self, seconds: Float[Array, ""], tokens: Float[Array, ""], moved: Float[Array, "die die2"]
+    ) -> dict[str, Float[Array, ""]]:
+        """Of one layer. Tokens that are spread evenly go to their dies, all experts together, and results come back."""
+        stages = {"attention": self.layer.attention_seconds(tokens), "stream": seconds + self.layer.scheduling}
+        if self.rules.redistributed:
+            costs = self.costs.costs
+            ways = (moved * costs.dispatch_bytes, moved.T * costs.combine_bytes)
+            stages["redistribution"] = self.layer.moving_seconds(ways[0]) + self.layer.moving_seconds(ways[1])
+        return stages
 
     def _deferred(self, steps: Batch) -> tuple[Batch, np.ndarray]:
         """What passes the layers when requests wait, and the forward passes that are finished."""
@@ -173,32 +234,52 @@ class StreamedRun(AbstractRun):
 
     def simulated(self, rolled: Rolled, step: int, row: int, record: bool = False) -> Stream:
         """The event simulator's run of one layer and step. Raises `BufferError` where buffers are too small."""
-        tokens, groups, following, loading = (each[step, row] for each in rolled.kept)
+        tokens, groups, following, loading, held = (each[step, row] for each in rolled.kept)
         layer = self.layer.setting.describe("replicated", "token_home")
-        return stream(flow_of(layer, self.slicing, tokens, groups, following, loading), record)
+        return stream(flow_of(layer, self.slicing, tokens, groups, following, loading, held), record)
+
+
+class Early(NamedTuple):
+    """What is known before the gate decides: loads that are forecast, and micro-slices that dies may load."""
+
+    forecast: Float[Array, "*lead expert"]
+    room: Float[Array, "*lead die"]
 
 
 @eqx.filter_jit
 def _streamed_steps(
-    experts: int, ring: tuple[int, ...], steps: Batch, costs: StreamCosts, rules: Rules
+    experts: int, ring: tuple[int, ...], steps: tuple[Batch, Early | None], costs: StreamCosts, rules: Rules
 ) -> tuple[Array, Array, tuple[Array, ...], Array]:
     """`_streamed` of all steps and layers. Compiled once for a shape of steps and a set of rules."""
-    rows = jnp.zeros(steps.experts.shape[0])
-    return over_layers(lambda batch, _: _streamed(experts, np.array(ring), batch, costs, rules), steps, rows)
+    rows = jnp.zeros(steps[0].experts.shape[0])
+    return over_layers(
+        lambda given, _: _streamed(experts, np.array(ring), given[0], costs, rules, None, given[1]), steps, rows
+    )
 
 
 def _streamed(
-    experts: int, ring: Int[np.ndarray, " die"], batch: Batch, costs: StreamCosts, rules: Rules
+    experts: int,
+    ring: Int[np.ndarray, " die"],
+    batch: Batch,
+    costs: StreamCosts,
+    rules: Rules,
+    reduction: AbstractReduction | None = None,
+    early: Early | None = None,
 ) -> tuple[Array, Array, tuple[Array, ...], Array]:
     """Seconds of one layer and step, those that arrays are busy, what the simulator needs, and tokens that move."""
     tokens = before = tokens_on_dies(batch, experts, costs.dies)
     if rules.redistributed:
         tokens = redistributed(tokens)
     needed, following = trajectories(tokens, ring)
-    groups = groups_in_order(tokens, rules.paired)
+    groups, held = groups_in_order(tokens, rules.paired), jnp.zeros_like(tokens)
+    if early is not None:
+        loaded = prefetched_slices(early.forecast, early.room, costs.micro_slices, rules.paired)
+        held = loaded * (tokens > 0).any(axis=1, keepdims=True)  # others make room at the gate
+        groups = groups_with_first(tokens, held.any(axis=1), rules.paired)
     loaders = loading_dies(needed, rules.everywhere)
-    asked = grouped(asked_of(costs, tokens, needed, following, loaders, rules.balanced), group_members(groups, experts))
+    asked = asked_of(costs, tokens, needed, following, loaders, rules.balanced, held)
     parts = 1 if rules.uncut else PARTS
-    time = stream_time(costs, asked, rules.matched, rules.in_turn, rules.balanced, parts)
-    kept = (tokens.astype(jnp.int32), groups, following.argmax(axis=-1), loaders > 0)
+    members = grouped(asked, group_members(groups, experts))
+    time = stream_time(costs, members, rules.matched, rules.in_turn, rules.balanced, parts, reduction)
+    kept = (tokens.astype(jnp.int32), groups, following.argmax(axis=-1), loaders > 0, held.astype(jnp.int32))
     return time.seconds, time.compute, kept, moved_tokens(before, tokens)

@@ -7,23 +7,14 @@ import jax.numpy as jnp
 
 from jaxmoe.policies import (
     AbstractAllowance,
-    AbstractForecast,
     AbstractMethod,
-    CrossLayer,
     FixedAllowance,
-    MovingAverage,
-    PerfectForecast,
     PreBroadcast,
-    StaticForecast,
     WindowAllowance,
 )
+from jaxmoe.policies.forecast import Forecast, forecast_of
 from jaxmoe.systems.planned import PlannedRun, Static
 from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Setting, UnsuitableSystemError
-from jaxmoe.traces.prediction import NextLayer
-from jaxmoe.traces.prediction.predictor import shares
-from jaxmoe.traces.statistics.counting import count_pairs
-
-Forecast = Literal["moving_average", "static", "perfect", "cross_layer"]
 
 
 @dataclass(frozen=True)
@@ -62,24 +53,11 @@ class HDMoE(AbstractSystem):
         return PreBroadcast(
             share=jnp.asarray(setting.share, jnp.float32),
             flops_per_token_expert=setting.model.costs.flops_per_token_expert,
-            forecast=self._forecast(setting),
+            forecast=forecast_of(self.forecast, setting.history, self.rate, self.prior),
             allowance=self._allowance(setting),
             limit=min(self.experts, setting.share.shape[1]),
             hidden=self.broadcast == "hidden",
         )
-
-    def _forecast(self, setting: Setting) -> AbstractForecast:
-        if self.forecast == "perfect":
-            return PerfectForecast()
-        counts = count_pairs(setting.history)
-        frequency = shares(counts.load)
-        average = MovingAverage(frequency, jnp.asarray(self.rate))
-        match self.forecast:
-            case "static":
-                return StaticForecast(frequency)
-            case "cross_layer":
-                return CrossLayer.from_heatmap(NextLayer.from_counts(counts, self.prior), average)
-        return average
 
     def _allowance(self, setting: Setting) -> AbstractAllowance:
         if self.window == "fixed":

@@ -14,6 +14,7 @@ from jaxmoe.latency import LayerModel, LayerTime
 from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange
 from jaxmoe.placement.placement import Mode
+from jaxmoe.relax import AbstractReduction
 from jaxmoe.traces import Batch, GatingTrace
 
 
@@ -136,3 +137,13 @@ class AbstractSystem(abc.ABC):
 
         Raises `UnsuitableSystemError` where it does not suit the setting.
         """
+
+    def layer_times(self, setting: Setting, batches: Batch, reduction: AbstractReduction | None = None) -> LayerTime:
+        """Times of single layers, [layer, batch], as functions of the model's numbers that JAX may trace.
+
+        Exact without a `reduction`. Raises `UnsuitableSystemError` where steps depend on those before.
+        """
+        raise UnsuitableSystemError(
+            f"{type(self).__name__} goes from step to step, so a layer alone has no time; name strategies instead, or "
+            "the system expert_streaming"
+        )

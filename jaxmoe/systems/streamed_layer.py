@@ -91,6 +91,15 @@ class StreamedLayer:
         each = tokens / dies * self.costs.costs.dispatch_bytes * (1 - jnp.eye(dies))
         return self.attention.seconds(self.costs.machine, tokens) + 2 * self.moving_seconds(each)
 
+    def idle_seconds(self, tokens: Float[Array, ""]) -> Float[Array, " die"]:
+        """Seconds of a layer's attention in which a die's DDR channel is idle: those beside attention's own loads."""
+        memory, dies = self.costs.machine.memory[-1], self.costs.dies
+        if self.attention is None:
+            return jnp.zeros(dies)
+        read = (self.attention.weight_bytes + self.attention.bytes_per_token * tokens) / dies
+        busy = read * memory.sharers / memory.bandwidth
+        return jnp.maximum(self.attention_seconds(tokens) - busy, 0)[memory.channel]
+
     def moving_seconds(self, each: Float[Array, "die die2"]) -> Float[Array, ""]:
         """Seconds in which dies send each other so many bytes."""
         return self.setting.model.time_model(self.costs.machine.topology, each).total(HardMax())
@@ -117,8 +126,8 @@ def _attention(setting: Setting) -> EvenPart:
     return EvenPart(*(jnp.asarray(float(number)) for number in numbers))
 
 
-def over_layers(function: Any, steps: Batch, rows: Array) -> Any:
-    """A function of one batch and a layer's row over all, [step, layer]; layers one after the other."""
+def over_layers(function: Any, steps: Any, rows: Array) -> Any:
+    """A function of what a step has, [layer, step], and of a layer's row over all, [step, layer]; layer after layer."""
     leaves = jax.tree.map(jnp.asarray, steps)
     found = jax.lax.map(lambda given: jax.vmap(lambda batch: function(batch, given[1]))(given[0]), (leaves, rows))
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), found)

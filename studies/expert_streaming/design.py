@@ -5,30 +5,35 @@ Qwen3-30B-A3B with 64 tokens on 2x2; points are timed by the model, all at once.
 """
 
 import argparse
-import time
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from agreement import CONTROL, TILE, Drawn, costs_of, machine_of, tokens_of, write
-from jaxtyping import Array, Float
+from agreement import CONTROL, HERE, TILE, Drawn, costs_of, machine_of, tokens_of, write
+from jaxtyping import Array
 
+from jaxmoe.codesign import read_space
+from jaxmoe.codesign.problem import hardware_problem
+from jaxmoe.codesign.run import tune_hardware
+from jaxmoe.codesign.space import read_constraint
+from jaxmoe.experiment.clock import StageClock
 from jaxmoe.latency.streaming import StreamCosts, asked_of, grouped, stream_time
 from jaxmoe.policies.streaming import group_members, groups_in_order, loading_dies, ring_of, trajectories
+from jaxmoe.sweep.expressions import Expression
+from jaxmoe.sweep.study import in_order
 
 MODEL, TOKENS, DIES, BATCHES, SEED = "qwen3-30b-a3b", 64, 4, 4, 3
 BASE = Drawn((2, 2), 25.6e9, 288e9, 3.2768e12, 8e6, 8)
 
-# Eq. 1 and 2. The paper gives the sum of its die alone: 12.7 mm2 with 2048 MACs and 288 GB/s, 2.19 W at most.
-UCIE_RATE, UCIE_AREA = 192e9, 1.0  # B/s of a x32 module (VI-D); mm2, of published 5 nm modules' order (ours)
-SRAM_AREA = 0.32  # mm2 for each MB: 25 Mb/mm2 of macros in 5 nm (ours)
-COMPUTE_AREA = 12.7 - 2 * UCIE_AREA - 8 * SRAM_AREA  # mm2 of 2048 MACs and the rest: what the die leaves (Table I)
-COMPUTE_W = 2.187  # a die at 0.9 V (Table I)
-D2D_PJ, DDR_PJ = 0.52, 20.0  # pJ for each bit: UCIe-S of the paper's reference 67; DDR3 with its interface (ours)
-AREA_LIMIT, POWER_LIMIT = 30.0, 60.0  # mm2 of a die, W of the package
+# Eq. 1 and 2, with every constant's source, are those of the space that `jaxmoe tune --hardware` takes.
+SCENARIO = HERE.parents[1] / "configs" / "scenarios" / "expert_streaming" / "qwen3-30b-a3b_2x2.yaml"
+FILE = read_space(HERE / "chiplet_space.yaml")
+DDR, D2D = "hardware.memory.ddr.bandwidth_GB_per_s", "hardware.link.bandwidth_GB_per_s"
+SRAM, RATE = "hardware.memory.sram.capacity_GB", "hardware.die.compute_TFLOPs_per_s"
+MODULES, UCIE_RATE = "ucie_modules", float(FILE.space.derived["module_GB_per_s"]) * 1e9  # B/s
+CHOSEN = {"system.strategy": "fse_paired", "system.attention": False, "evaluation.batches": 1}
 
 
 class Point(NamedTuple):
@@ -40,20 +45,24 @@ class Point(NamedTuple):
     macs: Any
 
 
-def area(point: Point, whole: bool = True) -> Array:
-    """Left side of Eq. 1, mm2; relaxed, parts of UCIe modules count."""
-    modules = point.d2d / UCIE_RATE
-    return (
-        (jnp.ceil(modules - 1e-6) if whole else modules) * UCIE_AREA
-        + COMPUTE_AREA * point.macs
-        + (SRAM_AREA * point.sram / 1e6)
-    )
+def limited(point: Point) -> dict[str, Any]:
+    """Both left sides, `die_mm2` and `package_W`, and what they are made of, by key of the space; modules are whole."""
+    known: dict[str, Any] = {
+        DDR: point.ddr / 1e9,
+        D2D: point.d2d / 1e9,
+        SRAM: point.sram / 1e9,
+        RATE: BASE.flops / 1e12 * point.macs,
+        MODULES: jnp.ceil(point.d2d / UCIE_RATE - 1e-6),
+    }
+    for key in in_order(FILE.space.derived):
+        known[key] = Expression(str(FILE.space.derived[key]))(known)
+    return known
 
 
-def power(point: Point) -> Array:
-    """Left side of Eq. 2, W: the peaks of all dies."""
-    moved = 8e-12 * (D2D_PJ * point.d2d + DDR_PJ * point.ddr)
-    return DIES * (COMPUTE_W * point.macs + moved)
+def fits(known: dict[str, Any]) -> Array:
+    """Whether all constraints hold, up to the rounding of float32."""
+    sides = [(each.left(known), each.right(known)) for each in map(read_constraint, FILE.space.constraints)]
+    return jnp.stack([left <= right * (1 + 1e-6) for left, right in sides]).all(axis=0)
 
 
 def batches(tile: float = TILE) -> tuple[StreamCosts, Array]:
@@ -122,8 +131,8 @@ def grid() -> None:
             points = Point(*(jnp.asarray(axis.ravel(), jnp.float32) for axis in mesh), jnp.ones(mesh[0].size))
             seconds, busy = all_points(costs, tokens, points)
             macs = float(tokens.sum(axis=(1, 2)).mean() * costs.costs.flops_per_token_expert / DIES / BASE.flops)
-            fits = (area(points) <= AREA_LIMIT) & (power(points) <= POWER_LIMIT)
-            columns = (*points, seconds, busy, area(points), power(points), fits)
+            known = limited(points)
+            columns = (*points, seconds, busy, known["die_mm2"], known["package_W"], fits(known))
             for ddr_at, d2d_at, sram_at, _, s, u, mm2, w, ok in zip(*map(np.asarray, columns), strict=True):
                 rows.append(
                     {
@@ -175,91 +184,48 @@ def slices() -> None:
     write("slices", rows)
 
 
-BOUNDS = Point(*map(np.asarray, ((12.8e9, 102.4e9), (48e9, 768e9), (4e6, 32e6), (0.5, 2.0))))
-
-
 def machine() -> None:
-    """The fastest machine under Eq. 1 and 2: a grid of 10,000, and descent from eight starts; modules are whole."""
-    costs, tokens = batches()
-    axes = [np.geomspace(*bounds, 10) for bounds in BOUNDS]
-    points = Point(*(jnp.asarray(axis.ravel(), jnp.float32) for axis in np.meshgrid(*axes)))
-    all_points(costs, tokens[:1], jax.tree.map(lambda leaf: leaf[:256], points))
-    started = time.perf_counter()
-    seconds, _ = jax.block_until_ready(all_points(costs, tokens[:1], points))
-    grid_wall = time.perf_counter() - started
-    legal = np.asarray((area(points) <= AREA_LIMIT) & (power(points) <= POWER_LIMIT))
-    best = np.where(legal, np.asarray(seconds), np.inf).argmin()
-    for seed in (1, 0):  # the first compiles
-        starts = jnp.asarray(np.random.default_rng(seed).uniform(0, 1, (8, 4)), jnp.float32)
-        started = time.perf_counter()
-        found = polished(costs, tokens[:1], np.asarray(descended(costs, tokens[:1], starts)))
-        wall = time.perf_counter() - started
+    """The fastest machine under Eq. 1 and 2: a grid of 10,000, and `tune --hardware` on the same space and batches."""
+    problem = hardware_problem(FILE, SCENARIO, CHOSEN, [0])
+    axes = [np.linspace(0, 1, 10)] * (len(problem.keys) - 1)  # modules follow from D2D
+    places = np.stack([axis.ravel() for axis in np.meshgrid(*axes)], axis=1)
+    (family,) = problem.families
+    given = tuple(tuple(each._replace(share=each.share[0]) for each in parts) for parts in family.given)
+
+    @jax.jit
+    def timed_at(positions: Array) -> Array:
+        return jax.lax.map(lambda at: problem.objective(family, given, at, None), positions, batch_size=256)
+
+    bounds = problem.space.variables
+    d2d = bounds[D2D].at(places[:, problem.keys.index(D2D)])
+    modules = bounds[MODULES].parts(np.ceil(d2d / UCIE_RATE * 1e9 - 1e-6))
+    positions = np.concatenate([places, modules[:, None]], axis=1)
+    legal = problem.excess_and_slope(positions)[0].max(axis=1) <= 1e-6
+    with StageClock() as clock:
+        with clock.stage("grid"):
+            found = np.asarray(timed_at(jnp.asarray(positions, jnp.float32)))
+        result = tune_hardware(problem, lambda *_: None, clock)
+    best = np.where(legal, found, np.inf).argmin()
+    walls: Any = clock.report()["stages"]
     rows = []
-    for name, point, s, w in (
-        ("grid of 10,000", Point(*(leaf[best] for leaf in points)), float(seconds[best]), grid_wall),
-        ("descent", found[0], found[1], wall),
+    for name, numbers, layer_s, points, stages in (
+        ("grid", problem.numbers(positions[best].tolist()), problem.metric(found[best]), len(found), ("grid",)),
+        (
+            "tune --hardware",
+            result.best.numbers,
+            result.best.metric,
+            sum(result.evaluations.values()),
+            ("descend", "polish", "score"),
+        ),
     ):
-        row = {
-            "method": name,
-            "layer_s": s,
-            "wall_s": w,
-            "die_mm2": float(area(point)),
-            "package_W": float(power(point)),
-        }
-        names = ("ddr_B_per_s", "d2d_B_per_s", "sram_B", "macs_of_2048")
-        rows.append(row | {key: float(value) for key, value in zip(names, point, strict=True)})
+        row = {"method": name, "layer_s": layer_s, "points_timed": points}
+        row |= {key: sum(walls[stage][key] for stage in stages) for key in ("compile_s", "run_s")}
+        shown = (DDR, D2D, SRAM, RATE, MODULES, "die_mm2", "package_W")
+        rows.append(row | {key.removeprefix("hardware."): float(numbers[key]) for key in shown})
     write("machine", rows)
-    print(f"{len(seconds) / grid_wall * 60:,.0f} design points a minute")
-    print(f"descent takes {rows[1]['layer_s'] / rows[0]['layer_s']:.4f} of the grid's best time of a layer")
-
-
-def point_at(place: Float[Array, "4"]) -> Point:
-    """From 0 to 1 between the bounds, by equal ratios."""
-    return Point(*(low * (high / low) ** part for (low, high), part in zip(BOUNDS, jnp.clip(place, 0, 1), strict=True)))
-
-
-@eqx.filter_jit
-def descended(costs: StreamCosts, tokens: Array, starts: Float[Array, "start 4"]) -> Float[Array, "start 4"]:
-    """Adam on log seconds with a growing penalty for what Eq. 1, its ceiling relaxed, and Eq. 2 exceed."""
-    optimiser = optax.adam(0.03)
-
-    def loss(place: Array, weight: Array) -> Array:
-        point = point_at(place)
-        over = jnp.maximum(area(point, whole=False) / AREA_LIMIT - 1, 0) + jnp.maximum(
-            power(point) / POWER_LIMIT - 1, 0
-        )
-        return jnp.log(timed(at(costs, point), tokens)[0]) + weight * over
-
-    def step(state, weight):
-        places, moments = state
-        slope = jnp.nan_to_num(jax.vmap(jax.grad(loss), (0, None))(places, weight))
-        change, moments = optimiser.update(slope, moments)
-        return (jnp.clip(optax.apply_updates(places, change), 0, 1), moments), None
-
-    (places, _), _ = jax.lax.scan(step, (starts, optimiser.init(starts)), jnp.geomspace(1.0, 30.0, 80))
-    return places
-
-
-def polished(costs: StreamCosts, tokens: Array, places: Float[np.ndarray, "start 4"]) -> tuple[Point, float]:
-    """The best legal point near where descent ended: D2D as it is or of whole modules, MACs a little more or less, and
-    DDR and SRAM as far as the limits let them.
-    """
-    candidates = []
-    for place in places:
-        end = point_at(jnp.asarray(place))
-        for rate in (float(end.d2d), *(modules * UCIE_RATE for modules in range(1, 5))):
-            for factor in (0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5):
-                mac = float(np.clip(float(end.macs) * factor, *BOUNDS.macs))
-                fixed = area(Point(0.0, rate, 0.0, mac))
-                sram = np.clip((AREA_LIMIT - float(fixed)) / SRAM_AREA * 1e6, *BOUNDS.sram)
-                left = POWER_LIMIT - float(power(Point(0.0, rate, 0.0, mac)))
-                ddr = np.clip(left / (DIES * 8e-12 * DDR_PJ), *BOUNDS.ddr)
-                candidates.append((float(ddr) * (1 - 1e-6), rate, float(sram) * (1 - 1e-6), mac))
-    points = Point(*(jnp.asarray(column, jnp.float32) for column in zip(*candidates, strict=True)))
-    seconds = np.asarray(all_points(costs, tokens, points)[0])
-    legal = np.asarray((area(points) <= AREA_LIMIT) & (power(points) <= POWER_LIMIT))
-    best = np.where(legal, seconds, np.inf).argmin()
-    return Point(*(leaf[best] for leaf in points)), float(seconds[best])
+    for row in rows:
+        print(", ".join(f"{key} {value:.5g}" if isinstance(value, float) else f"{value}" for key, value in row.items()))
+    print(f"{len(found) / rows[0]['run_s'] * 60:,.0f} design points a minute, compiled before")
 
 
 PARTS = {"grid": grid, "slices": slices, "machine": machine}

@@ -11,8 +11,10 @@ from jaxmoe.hardware.networks import num_links
 from jaxmoe.policies.buffering import buffer_requests
 from jaxmoe.policies.streaming import (
     groups_in_order,
+    groups_with_first,
     loading_dies,
     moved_tokens,
+    prefetched_slices,
     redistributed,
     ring_of,
     tokens_on_dies,
@@ -90,6 +92,23 @@ def test_tokens_of_too_many_go_to_dies_of_too_few():
     # Die 0 sends two and one of expert 0; the lone token of expert 1 stays.
     np.testing.assert_allclose(moved_tokens(before, redistributed(before)), [[0, 2, 1], [0, 0, 0], [0, 0, 0]])
     np.testing.assert_array_equal(moved_tokens(before, before), 0)
+
+
+def test_dies_prefetch_in_the_order_that_is_forecast():
+    # Pairs of what is forecast: 0 with 3, then 2; expert 1 is not expected. Two micro-slices of each on every die.
+    forecast, room = jnp.array([5.0, 0, 3, 1]), jnp.array([5.0, 2, 0])
+    found = prefetched_slices(forecast, room, jnp.asarray(2.0), paired=True)
+    np.testing.assert_array_equal(found, [[2, 2, 0], [0, 0, 0], [1, 0, 0], [2, 0, 0]])
+    alone = prefetched_slices(forecast, room, jnp.asarray(2.0), paired=False)
+    np.testing.assert_array_equal(alone, [[2, 2, 0], [0, 0, 0], [2, 0, 0], [1, 0, 0]])
+
+
+def test_experts_that_are_there_come_first():
+    tokens = jnp.array([[1.0], [9], [0], [5], [3], [4]])
+    first = jnp.array([True, False, True, False, True, False])
+    assert groups_with_first(tokens, first, True).tolist() == [[4, 0], [-1, -1], [-1, -1], [1, 5], [3, -1], [-1, -1]]
+    alone = groups_with_first(tokens, first, False).ravel()
+    assert alone[alone >= 0].tolist() == [0, 4, 1, 3, 5]
 
 
 def test_dies_that_load():

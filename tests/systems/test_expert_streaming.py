@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -93,6 +94,37 @@ def test_spreading_tokens_evenly_takes_their_way_there_and_back(tmp_path):
     assert (moved > 2 * 4e-9).all()
     assert (moved < slowest).all()
     np.testing.assert_allclose(rolled.time.total, rolled.time.stages["stream"] + moved)
+
+
+# Attention of many heads over few keys keeps arrays busy longer than DDR.
+LONG_ATTENTION = (
+    "model.attention={kind: grouped_query, heads: 32, kv_heads: 1, head_size: 64}",
+    "workload.context_tokens=512",
+    "hardware.die.compute_TFLOPs_per_s=0.2",
+)
+
+
+def test_prefetch_takes_what_attention_leaves_idle_and_no_more(tmp_path):
+    streamed = {}
+    for forecast in ("none", "cross_layer", "perfect"):
+        runs, iterations = made(tmp_path, *LONG_ATTENTION, f"system.prefetch={forecast}")
+        run = runs["expert_streaming"]
+        rolled = run.rollout(iterations.batches)
+        simulated = np.array([run.replay(rolled, batch_at(iterations, row, 1), 1, row) for row in range(2)])
+        np.testing.assert_allclose(rolled.compared[1], simulated, rtol=0.15, err_msg=forecast)
+        streamed[forecast] = rolled.time.stages["stream"].mean()
+    assert rolled.figures["prefetched"] > 0.05
+    idle = float(run.layer.idle_seconds(jnp.asarray(16.0)).min())
+    gained = streamed["none"] - streamed["perfect"]
+    assert 0.5 * min(idle, rolled.figures["prefetched"] * streamed["none"]) < gained < 1.05 * idle
+    assert streamed["perfect"] <= streamed["cross_layer"] * 1.001
+
+
+def test_nothing_is_prefetched_where_attention_leaves_nothing_idle(tmp_path):
+    runs, iterations = made(tmp_path, "system.attention=false", "system.prefetch=perfect")
+    assert runs["expert_streaming"].rollout(iterations.batches).figures["prefetched"] == 0
+    with pytest.raises(UnsuitableSystemError, match=r"prefetch is perfect, but system\.loaded_by is trajectory"):
+        made(tmp_path, "system.loaded_by=trajectory", "system.prefetch=perfect")
 
 
 def test_a_plan_is_refused(tmp_path):

@@ -1,0 +1,60 @@
+"""Designs that are timed by one compiled function, and what that function is given of them."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmoe.experiment.strategies import Strategy
+from jaxmoe.sweep.evaluation import Given
+from jaxmoe.sweep.setting import Setting
+
+
+class Part(NamedTuple):
+    """The layers of a design that share an exchange, and what times them."""
+
+    setting: Setting
+    exchange: str
+    rows: tuple[int, ...]
+
+
+Arguments = tuple[tuple[Given, ...], ...]  # by size of batch and part
+
+
+class Family(NamedTuple):
+    """Designs that are timed by one function: strategies under one exchange, or a tuned plan.
+
+    `parts` has for every size of batch those of the layers, `given` their arguments, whose shares have a leading axis
+    of designs.
+    """
+
+    names: tuple[str, ...]
+    parts: tuple[tuple[Part, ...], ...]
+    given: Arguments
+
+
+def family_of(strategies: Sequence[Strategy], settings: Sequence[Setting]) -> Family:
+    """Strategies whose layers have the same exchanges, as one family."""
+    names = strategies[0].placement.exchange
+    parts, given = [], []
+    for setting in settings:
+        rows = {name: tuple(at for at, other in enumerate(names) if other == name) for name in dict.fromkeys(names)}
+        chosen = [Part(setting, name, where) for name, where in rows.items()]
+        parts.append(tuple(chosen))
+        given.append(tuple(_given(part, strategies) for part in chosen))
+    return Family(tuple(strategy.name for strategy in strategies), tuple(parts), tuple(given))
+
+
+def _given(part: Part, strategies: Sequence[Strategy]) -> Given:
+    setting, rows = part.setting, np.array(part.rows)
+    share = jnp.asarray(np.stack([strategy.placement.share[rows] for strategy in strategies]))
+    batches = jax.tree.map(lambda leaf: leaf[rows], setting.batches)
+    return Given(setting.inputs.model, share, batches, setting.inputs.exchange(part.exchange))
+
+
+def by_design(given: Arguments) -> Any:
+    """`in_axes` of `vmap` over the designs of a family: shares alone differ."""
+    axes: Any = (None, 0, None, None)
+    return tuple(tuple(Given(*axes) for _ in parts) for parts in given)

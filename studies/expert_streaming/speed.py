@@ -1,0 +1,66 @@
+"""How many micro-slice events a second the event simulator does: loads, transfers and computations.
+
+Writes `speed.csv`: `python studies/expert_streaming/speed.py`. Seconds are of the processor, in one thread, compiled
+before; the best of `REPEATS`.
+"""
+
+import os
+import time
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from agreement import CONTROL, STRATEGIES, Drawn, costs_of, described, machine_of, modelled, tokens_of, write
+
+from jaxmoe.des.streaming import Flow, stream
+from jaxmoe.des.streaming_layer import Slicing, flow_of
+from jaxmoe.latency.streaming import StreamCosts
+
+CASES = (
+    ("qwen3-30b-a3b", 16, (2, 2)),
+    ("qwen3-30b-a3b", 256, (2, 2)),
+    ("deepseek-moe-16b", 256, (2, 2)),
+    ("phi-3.5-moe", 256, (2, 2)),
+    ("qwen3-30b-a3b", 256, (3, 3)),
+    ("qwen3-30b-a3b", 256, (4, 4)),
+)
+REPEATS, SEED, CUT, SRAM = 20, 3, 8, 16e6
+
+
+def flow(model: str, tokens: int, shape: tuple[int, int], strategy: str) -> Flow:
+    case = Drawn(shape, 25.6e9, 288e9, 3.2768e12, SRAM, CUT)
+    machine, costs = machine_of(case), costs_of(model)
+    dies = shape[0] * shape[1]
+    counts = tokens_of(model, tokens, dies, np.random.default_rng(SEED))
+    streamed = StreamCosts(machine, costs, jnp.asarray(float(CUT)), jnp.full(dies, SRAM), jnp.asarray(CONTROL))
+    _, groups, following = modelled(strategy, shape)(streamed, jnp.asarray(counts, jnp.float32))
+    rules = {"matched": False} | {name: on for name, on in STRATEGIES[strategy].items() if name != "paired"}
+    slicing = Slicing(CUT, SRAM, CONTROL, **rules)
+    whole = np.ones(counts.shape, bool)
+    return flow_of(described(machine, costs), slicing, counts, np.asarray(groups), np.asarray(following), whole)
+
+
+def measured(given: Flow) -> tuple[int, float]:
+    """Events of a run, and the least seconds of the processor that one takes."""
+    stream(given)
+    least = np.inf
+    for _ in range(REPEATS):
+        started = time.thread_time()
+        events = stream(given).events
+        least = min(least, time.thread_time() - started)
+    return events, least
+
+
+def main() -> None:
+    rows: list[dict[str, Any]] = []
+    for model, tokens, shape in CASES:
+        for strategy in ("fse_paired", "fse_rule5"):
+            events, seconds = measured(flow(model, tokens, shape, strategy))
+            row = {"model": model, "tokens": tokens, "array": f"{shape[0]}x{shape[1]}", "strategy": strategy}
+            rows.append(row | {"events": events, "cpu_s": seconds, "events_per_s": events / seconds})
+            print(*rows[-1].values(), f"load {os.getloadavg()[0]:.1f}")
+    write("speed", rows)
+
+
+if __name__ == "__main__":
+    main()
