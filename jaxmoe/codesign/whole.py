@@ -15,7 +15,8 @@ from jaxmoe.codesign.descent import Progress
 from jaxmoe.codesign.polish import Exact, Optimum, polish
 from jaxmoe.codesign.problem import HardwareProblem
 
-NEAR = 2  # to each side
+NEAR = 1  # to each side
+EQUAL = 1e-4  # of what is minimised, a logarithm: where polishing ends is no nearer
 
 
 class Held(NamedTuple):
@@ -40,8 +41,9 @@ def best_whole(exacts: Sequence[Exact], optima: Sequence[Optimum], report: Progr
             start[problem.keys.index(key)] = problem.space.variables[key].parts(np.array([float(number)]))[0]
         under = [exact.under(held) for exact in exacts]
         ends = [polish(exact, np.tile(start, (len(exact.names), 1)), report) for exact in under]
-        found.append(Held(held, under, [best for each in ends for best in each]))
-    best = min(found, key=lambda each: each.value)
+        found.append(Held(held, under, [optimum for each in ends for optimum in each]))
+    least = min(each.value for each in found)
+    best = next(each for each in found if each.value <= least + EQUAL)  # of equals the least numbers
     others = [*exacts, *(exact for each in found if each is not best for exact in each.exacts)]
     return best, sum(exact.evaluations for exact in others)
 

@@ -3,6 +3,8 @@
 Servers are the DDR channels, then the arrays of the dies, then their senders. `due` is when each is done, infinite
 where it is idle; ties go to the lower number. A micro-slice on a die has two marks, computed and sent; with both it
 leaves its slot. Only its newest copy is sent. What could not begin is tried again when what it waits for changes.
+
+Functions take the arrays that they need out of a state once: each look into it counts references.
 """
 
 from collections import namedtuple
@@ -42,14 +44,14 @@ def event_loop(work, times, rules, recorded):
             state.chosen[1] += work.stops[expert]
             take_slot(state.buffers, times.capacity, origin, 0.0)
             _loaded(work, state, one, origin)
-    now = earlier = 0.0
+    now, earlier, due = 0.0, 0.0, state.due
     while True:
         _begin(work, times, rules, state, now)
         now, earlier = _soonest(state), now
         if now == np.inf:
             break
-        for server in range(len(state.due)):
-            if state.due[server] <= now:
+        for server in range(len(due)):
+            if due[server] <= now:
                 _finish(work, times, rules, state, server, now)
     return earlier, state.chosen[2], state.busy, state.buffers, state.counts, state.numbers, state.moments
 
@@ -58,10 +60,10 @@ def event_loop(work, times, rules, recorded):
 @no_type_check
 def _soonest(state):
     """When the next server is done."""
-    soonest = np.inf
-    for server in range(len(state.due)):
-        if state.due[server] < soonest:
-            soonest = state.due[server]
+    soonest, due = np.inf, state.due
+    for server in range(len(due)):
+        if due[server] < soonest:
+            soonest = due[server]
     return soonest
 
 
@@ -100,20 +102,20 @@ def _empty(work, times, recorded):
 @no_type_check
 def _begin(work, times, rules, state, now):
     """Begin whatever can: all dies compute, then all send, then all channels load."""
-    dies = work.needed.shape[1]
-    channels = len(state.due) - 2 * dies
+    dies, due, tries = work.needed.shape[1], state.due, state.tries
+    channels = len(due) - 2 * dies
     for die in range(dies):
-        if state.tries[COMPUTE, die] and state.due[channels + die] == np.inf:
+        if tries[COMPUTE, die] and due[channels + die] == np.inf:
             _compute(work, times, rules, state, die, now)
-        state.tries[COMPUTE, die] = False
+        tries[COMPUTE, die] = False
     for die in range(dies):
-        if state.tries[SEND, die] and state.due[channels + dies + die] == np.inf:
+        if tries[SEND, die] and due[channels + dies + die] == np.inf:
             _send(work, times, state, die, now)
-        state.tries[SEND, die] = False
+        tries[SEND, die] = False
     for channel in range(channels):
-        if state.tries[LOAD, channel] and state.due[channel] == np.inf:
+        if tries[LOAD, channel] and due[channel] == np.inf:
             _load(work, times, rules, state, channel, now)
-        state.tries[LOAD, channel] = False
+        tries[LOAD, channel] = False
 
 
 @njit(inline="always")
@@ -122,9 +124,9 @@ def _serve(state, server, kind, die, one, now, seconds, target):
     """A server begins; written down where services are recorded."""
     state.due[server], state.serving[server], state.target[server] = now + seconds, one, target
     state.busy[server] += seconds
-    if state.numbers.shape[1] > 0:
+    numbers = state.numbers
+    if numbers.shape[1] > 0:
         count = state.counts[3]
-        numbers = state.numbers
         numbers[0, count], numbers[1, count], numbers[2, count], numbers[3, count] = kind, die, one, target
         state.moments[0, count], state.moments[1, count] = now, now + seconds
         state.counts[3] += 1
@@ -156,8 +158,9 @@ def _finish(work, times, rules, state, server, now):
         state.counts[SEND] += 1
         state.receiving[target] = False
         pair = die * dies + target
-        for link in range(work.paths[pair], work.paths[pair + 1]):
-            state.linked[work.links[link]] = False
+        paths, links, linked = work.paths, work.links, state.linked
+        for link in range(paths[pair], paths[pair + 1]):
+            linked[links[link]] = False
         _mark(times, rules, state, one, die, IS_SENT, now)
         _append(state, RECEIVED if rules.newest_first else LOADED, target, one)
         state.tries[COMPUTE, target] = True
@@ -170,28 +173,30 @@ def _finish(work, times, rules, state, server, now):
 @no_type_check
 def _wake(state, place):
     """Senders that wait for this die, or for a link, try again."""
-    for die in range(state.blocked.shape[1]):
-        if state.blocked[place, die]:
-            state.blocked[place, die] = False
-            state.tries[SEND, die] = True
+    blocked, tries = state.blocked, state.tries
+    for die in range(blocked.shape[1]):
+        if blocked[place, die]:
+            blocked[place, die] = False
+            tries[SEND, die] = True
 
 
 @njit(inline="always")
 @no_type_check
 def _append(state, kind, die, one):
-    state.lists[kind, die, state.ends[kind, die]] = one
-    state.ends[kind, die] += 1
+    ends = state.ends
+    state.lists[kind, die, ends[kind, die]] = one
+    ends[kind, die] += 1
 
 
 @njit(inline="always")
 @no_type_check
 def _removed(state, kind, die, index):
     """Take one out of a list, which keeps its order."""
-    lists, last = state.lists, state.ends[kind, die] - 1
-    one = lists[kind, die, index]
+    lists, ends = state.lists, state.ends
+    one, last = lists[kind, die, index], ends[kind, die] - 1
     for place in range(index, last):
         lists[kind, die, place] = lists[kind, die, place + 1]
-    state.ends[kind, die] = last
+    ends[kind, die] = last
     return one
 
 
@@ -212,14 +217,15 @@ def _loaded(work, state, one, die):
 @no_type_check
 def _mark(times, rules, state, one, die, mark, now):
     """Set a mark; with both the slot is free (rule 3)."""
-    state.marks[one, die] |= mark
-    if state.marks[one, die] == IS_COMPUTED | IS_SENT:
+    marks, tries = state.marks, state.tries
+    marks[one, die] |= mark
+    if marks[one, die] == IS_COMPUTED | IS_SENT:
         give_slot(state.buffers, times.capacity, die, now)
         _wake(state, die)
         if rules.balanced:
-            state.tries[LOAD, :] = True
+            tries[LOAD, :] = True
         else:
-            state.tries[LOAD, times.channel[die]] = True
+            tries[LOAD, times.channel[die]] = True
 
 
 @njit(inline="always")
@@ -245,66 +251,59 @@ def _compute(work, times, rules, state, die, now):
 @no_type_check
 def _send(work, times, state, die, now):
     """An idle sender takes the first that waits and may go."""
-    dies = work.needed.shape[1]
-    for index in range(state.ends[SENDING, die]):
-        one = state.lists[SENDING, die, index]
-        to = work.following[work.expert[one], die]
-        if state.receiving[to] or not admits(state.buffers, to, state.left[one] - 1):
-            state.blocked[to, die] = True
+    dies, waiting, waits = work.needed.shape[1], state.lists, state.ends[SENDING, die]
+    expert, following, paths, links = work.expert, work.following, work.paths, work.links
+    receiving, blocked, left, linked, buffers = state.receiving, state.blocked, state.left, state.linked, state.buffers
+    for index in range(waits):
+        one = waiting[SENDING, die, index]
+        to = following[expert[one], die]
+        if receiving[to] or not admits(buffers, to, left[one] - 1):
+            blocked[to, die] = True
             continue
-        first, last = work.paths[die * dies + to], work.paths[die * dies + to + 1]
-        if not _free(work, state, first, last):
-            state.blocked[dies, die] = True
+        first, last, held = paths[die * dies + to], paths[die * dies + to + 1], 0
+        for link in range(first, last):
+            held += linked[links[link]]
+        if held > 0:
+            blocked[dies, die] = True
             continue
         _removed(state, SENDING, die, index)
         for link in range(first, last):
-            state.linked[work.links[link]] = True
-        state.receiving[to] = True
-        state.left[one] -= 1
-        take_slot(state.buffers, times.capacity, to, now)
+            linked[links[link]] = True
+        receiving[to] = True
+        left[one] -= 1
+        take_slot(buffers, times.capacity, to, now)
         _serve(state, len(state.due) - dies + die, SEND, die, one, now, times.send[die, to], to)
         return
 
 
 @njit(inline="always")
 @no_type_check
-def _free(work, state, first, last):
-    """Whether no link of a path carries anything."""
-    held = 0
-    for link in range(first, last):
-        held += state.linked[work.links[link]]
-    return held == 0
-
-
-@njit(inline="always")
-@no_type_check
 def _load(work, times, rules, state, channel, now):
     """Rules 4 and 5 on an idle channel: of its dies that with the fewest loads goes first."""
-    best, fewest, place = -1, 0, -1
-    for die in range(len(times.channel)):
-        if times.channel[die] != channel or (best >= 0 and state.at[2, die] >= fewest):
+    at, buffers, needed, stops, channels = state.at, state.buffers, work.needed, work.stops, times.channel
+    best, fewest, place, chosen = -1, 0, -1, -1
+    for die in range(len(channels)):
+        if channels[die] != channel or (best >= 0 and at[2, die] >= fewest):
             continue
         one = _next(work, rules, state, die)
         if one < 0:
             continue
         expert, to = work.expert[one], die
         if rules.balanced:
-            for other in range(len(times.channel)):
-                more = not work.needed[expert, to] or state.buffers[0][other] > state.buffers[0][to]
-                if work.needed[expert, other] and more:
+            for other in range(len(channels)):
+                more = not needed[expert, to] or buffers[0][other] > buffers[0][to]
+                if needed[expert, other] and more:
                     to = other
-        if admits(state.buffers, to, work.stops[expert] - work.needed[expert, to]):
-            best, fewest, place = die, state.at[2, die], to
+        if admits(buffers, to, stops[expert] - needed[expert, to]):
+            best, fewest, place, chosen = die, at[2, die], to, one
     if best < 0:
         return
-    one = _next(work, rules, state, best)
-    expert = work.expert[one]
-    state.at[1, best] += 1
-    state.at[2, best] += 1
-    state.left[one] = work.stops[expert] - work.needed[expert, place]
-    take_slot(state.buffers, times.capacity, place, now)
+    at[1, best] += 1
+    at[2, best] += 1
+    state.left[chosen] = stops[work.expert[chosen]] - needed[work.expert[chosen], place]
+    take_slot(buffers, times.capacity, place, now)
     seconds = times.load[best] + (times.latency[channel] if state.busy[channel] == 0 else 0.0)
-    _serve(state, channel, LOAD, place, one, now, seconds, place)
+    _serve(state, channel, LOAD, place, chosen, now, seconds, place)
 
 
 @njit(inline="always")

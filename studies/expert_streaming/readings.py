@@ -1,7 +1,8 @@
 """What paired load (A3), rule 5 (A4) and token buffering (A5) gain under readings of what the paper leaves open.
 
-Writes `readings.csv` (layers alone, event simulator) and `buffering.csv` (100 iterations, by the model), or what is
-named: `python studies/expert_streaming/readings.py buffering`.
+Writes `readings.csv` (layers alone, event simulator), `buffering.csv` (100 iterations, by the model) and
+`prefetch.csv` (what a forecast order is worth), or what is named:
+`python studies/expert_streaming/readings.py buffering`.
 """
 
 import argparse
@@ -38,6 +39,7 @@ READINGS: dict[str, dict[str, Any]] = {
 }
 STRATEGIES = {"A2": (False, False), "A3": (True, False), "A4": (True, True)}  # paired, rule 5
 TOKENS = (16, 64, 256)
+FORECASTS = ("none", "moving_average", "cross_layer", "perfect")
 # Slack, spare requests as a part of the batch, and whether requests arrive together.
 BUFFERED = ((0.1, 1, False), (0.1, 1, True), (0.2, 0, False), (0.2, 1, False), (0.2, 1, True), (0.3, 1, True))
 
@@ -122,7 +124,30 @@ def passes_per_s(model: str, tokens: int, layers: str, *overrides: str) -> float
     return float(rolled.figures.get("finished_passes", tokens * END_STEPS) / rolled.time.total.sum())
 
 
-TABLES = {"readings": readings, "buffering": buffering}
+def prefetched() -> Iterator[dict[str, Any]]:
+    """Loads in a forecast order while attention leaves DDR idle (IV-A): A3 with attention, by the model."""
+    for model, tokens in product(("qwen3-30b-a3b", "phi-3.5-moe"), TOKENS):
+        plain = 0.0
+        for forecast in FORECASTS:
+            settings = ("system.strategy=fse_paired", f"system.prefetch={forecast}")
+            runs, iterations, _ = ready(model, tokens, "0,1,2,3", 8, *settings)
+            run = runs["expert_streaming"]
+            rolled = run.rollout(iterations.batches)
+            seconds = float(rolled.time.total.mean())
+            plain = plain or seconds
+            idle = float(run.layer.idle_seconds(jnp.asarray(float(tokens))).mean())
+            row = {
+                "model": model,
+                "tokens": tokens,
+                "forecast": forecast,
+                "layer_s": seconds,
+                "over_none": plain / seconds,
+            }
+            yield row | {"idle_ddr_s": idle, "prefetched": rolled.figures.get("prefetched", 0.0)}
+        jax.clear_caches()
+
+
+TABLES = {"readings": readings, "buffering": buffering, "prefetch": prefetched}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

@@ -24,7 +24,7 @@ CASES = (
     ("qwen3-30b-a3b", 256, (3, 3)),
     ("qwen3-30b-a3b", 256, (4, 4)),
 )
-REPEATS, SEED, CUT, SRAM = 20, 3, 8, 16e6
+REPEATS, SEED, CUT, SRAM = 10, 3, 8, 16e6
 
 
 def flow(model: str, tokens: int, shape: tuple[int, int], strategy: str) -> Flow:
