@@ -16,7 +16,7 @@ from jaxmoe.codesign.polish import Exact, Optimum, polish
 from jaxmoe.codesign.problem import HardwareProblem
 
 NEAR = 1  # to each side
-EQUAL = 1e-4  # of what is minimised, a logarithm: where polishing ends is no nearer
+EQUAL = 5e-4  # of what is minimised, a logarithm: where polishing ends is no nearer
 
 
 class Held(NamedTuple):

@@ -3,8 +3,6 @@
 Servers are the DDR channels, then the arrays of the dies, then their senders. `due` is when each is done, infinite
 where it is idle; ties go to the lower number. A micro-slice on a die has two marks, computed and sent; with both it
 leaves its slot. Only its newest copy is sent. What could not begin is tried again when what it waits for changes.
-
-Functions take the arrays that they need out of a state once: each look into it counts references.
 """
 
 from collections import namedtuple
@@ -14,6 +12,7 @@ import numpy as np
 from numba import njit
 
 from jaxmoe.des.buffers import admits, empty_buffers, give_slot, take_slot
+from jaxmoe.des.uncounted import uncounted
 
 LOAD, COMPUTE, SEND = range(3)
 RECEIVED, LOADED, SENDING = range(3)  # lists of what waits on a die
@@ -34,9 +33,10 @@ State = namedtuple(
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def event_loop(work, times, rules, recorded):
+def event_loop(given, durations, rules, recorded):
     """Run until nothing is due: the last time, computations done, busy seconds, buffers, counts, and services."""
-    state = _empty(work, times, recorded)
+    made = _empty(given, durations, recorded)
+    work, times, state = uncounted(given), uncounted(durations), uncounted(made)
     for one in range(len(work.expert)):
         expert, origin = work.expert[one], work.origin[one]
         state.left[one] = work.stops[expert] - work.needed[expert, origin]
@@ -44,26 +44,26 @@ def event_loop(work, times, rules, recorded):
             state.chosen[1] += work.stops[expert]
             take_slot(state.buffers, times.capacity, origin, 0.0)
             _loaded(work, state, one, origin)
-    now, earlier, due = 0.0, 0.0, state.due
+    now = earlier = 0.0
     while True:
         _begin(work, times, rules, state, now)
         now, earlier = _soonest(state), now
         if now == np.inf:
             break
-        for server in range(len(due)):
-            if due[server] <= now:
+        for server in range(len(state.due)):
+            if state.due[server] <= now:
                 _finish(work, times, rules, state, server, now)
-    return earlier, state.chosen[2], state.busy, state.buffers, state.counts, state.numbers, state.moments
+    return earlier, made.chosen[2], made.busy, made.buffers, made.counts, made.numbers, made.moments
 
 
 @njit(inline="always")
 @no_type_check
 def _soonest(state):
     """When the next server is done."""
-    soonest, due = np.inf, state.due
-    for server in range(len(due)):
-        if due[server] < soonest:
-            soonest = due[server]
+    soonest = np.inf
+    for server in range(len(state.due)):
+        if state.due[server] < soonest:
+            soonest = state.due[server]
     return soonest
 
 
@@ -102,20 +102,20 @@ def _empty(work, times, recorded):
 @no_type_check
 def _begin(work, times, rules, state, now):
     """Begin whatever can: all dies compute, then all send, then all channels load."""
-    dies, due, tries = work.needed.shape[1], state.due, state.tries
-    channels = len(due) - 2 * dies
+    dies = work.needed.shape[1]
+    channels = len(state.due) - 2 * dies
     for die in range(dies):
-        if tries[COMPUTE, die] and due[channels + die] == np.inf:
+        if state.tries[COMPUTE, die] and state.due[channels + die] == np.inf:
             _compute(work, times, rules, state, die, now)
-        tries[COMPUTE, die] = False
+        state.tries[COMPUTE, die] = False
     for die in range(dies):
-        if tries[SEND, die] and due[channels + dies + die] == np.inf:
+        if state.tries[SEND, die] and state.due[channels + dies + die] == np.inf:
             _send(work, times, state, die, now)
-        tries[SEND, die] = False
+        state.tries[SEND, die] = False
     for channel in range(channels):
-        if tries[LOAD, channel] and due[channel] == np.inf:
+        if state.tries[LOAD, channel] and state.due[channel] == np.inf:
             _load(work, times, rules, state, channel, now)
-        tries[LOAD, channel] = False
+        state.tries[LOAD, channel] = False
 
 
 @njit(inline="always")
@@ -124,9 +124,8 @@ def _serve(state, server, kind, die, one, now, seconds, target):
     """A server begins; written down where services are recorded."""
     state.due[server], state.serving[server], state.target[server] = now + seconds, one, target
     state.busy[server] += seconds
-    numbers = state.numbers
-    if numbers.shape[1] > 0:
-        count = state.counts[3]
+    if state.numbers.shape[1] > 0:
+        count, numbers = state.counts[3], state.numbers
         numbers[0, count], numbers[1, count], numbers[2, count], numbers[3, count] = kind, die, one, target
         state.moments[0, count], state.moments[1, count] = now, now + seconds
         state.counts[3] += 1
@@ -158,9 +157,8 @@ def _finish(work, times, rules, state, server, now):
         state.counts[SEND] += 1
         state.receiving[target] = False
         pair = die * dies + target
-        paths, links, linked = work.paths, work.links, state.linked
-        for link in range(paths[pair], paths[pair + 1]):
-            linked[links[link]] = False
+        for link in range(work.paths[pair], work.paths[pair + 1]):
+            state.linked[work.links[link]] = False
         _mark(times, rules, state, one, die, IS_SENT, now)
         _append(state, RECEIVED if rules.newest_first else LOADED, target, one)
         state.tries[COMPUTE, target] = True
@@ -173,30 +171,28 @@ def _finish(work, times, rules, state, server, now):
 @no_type_check
 def _wake(state, place):
     """Senders that wait for this die, or for a link, try again."""
-    blocked, tries = state.blocked, state.tries
-    for die in range(blocked.shape[1]):
-        if blocked[place, die]:
-            blocked[place, die] = False
-            tries[SEND, die] = True
+    for die in range(state.blocked.shape[1]):
+        if state.blocked[place, die]:
+            state.blocked[place, die] = False
+            state.tries[SEND, die] = True
 
 
 @njit(inline="always")
 @no_type_check
 def _append(state, kind, die, one):
-    ends = state.ends
-    state.lists[kind, die, ends[kind, die]] = one
-    ends[kind, die] += 1
+    state.lists[kind, die, state.ends[kind, die]] = one
+    state.ends[kind, die] += 1
 
 
 @njit(inline="always")
 @no_type_check
 def _removed(state, kind, die, index):
     """Take one out of a list, which keeps its order."""
-    lists, ends = state.lists, state.ends
-    one, last = lists[kind, die, index], ends[kind, die] - 1
+    lists, last = state.lists, state.ends[kind, die] - 1
+    one = lists[kind, die, index]
     for place in range(index, last):
         lists[kind, die, place] = lists[kind, die, place + 1]
-    ends[kind, die] = last
+    state.ends[kind, die] = last
     return one
 
 
@@ -217,15 +213,14 @@ def _loaded(work, state, one, die):
 @no_type_check
 def _mark(times, rules, state, one, die, mark, now):
     """Set a mark; with both the slot is free (rule 3)."""
-    marks, tries = state.marks, state.tries
-    marks[one, die] |= mark
-    if marks[one, die] == IS_COMPUTED | IS_SENT:
+    state.marks[one, die] |= mark
+    if state.marks[one, die] == IS_COMPUTED | IS_SENT:
         give_slot(state.buffers, times.capacity, die, now)
         _wake(state, die)
         if rules.balanced:
-            tries[LOAD, :] = True
+            state.tries[LOAD, :] = True
         else:
-            tries[LOAD, times.channel[die]] = True
+            state.tries[LOAD, times.channel[die]] = True
 
 
 @njit(inline="always")
@@ -251,59 +246,66 @@ def _compute(work, times, rules, state, die, now):
 @no_type_check
 def _send(work, times, state, die, now):
     """An idle sender takes the first that waits and may go."""
-    dies, waiting, waits = work.needed.shape[1], state.lists, state.ends[SENDING, die]
-    expert, following, paths, links = work.expert, work.following, work.paths, work.links
-    receiving, blocked, left, linked, buffers = state.receiving, state.blocked, state.left, state.linked, state.buffers
-    for index in range(waits):
-        one = waiting[SENDING, die, index]
-        to = following[expert[one], die]
-        if receiving[to] or not admits(buffers, to, left[one] - 1):
-            blocked[to, die] = True
+    dies = work.needed.shape[1]
+    for index in range(state.ends[SENDING, die]):
+        one = state.lists[SENDING, die, index]
+        to = work.following[work.expert[one], die]
+        if state.receiving[to] or not admits(state.buffers, to, state.left[one] - 1):
+            state.blocked[to, die] = True
             continue
-        first, last, held = paths[die * dies + to], paths[die * dies + to + 1], 0
-        for link in range(first, last):
-            held += linked[links[link]]
-        if held > 0:
-            blocked[dies, die] = True
+        first, last = work.paths[die * dies + to], work.paths[die * dies + to + 1]
+        if not _free(work, state, first, last):
+            state.blocked[dies, die] = True
             continue
         _removed(state, SENDING, die, index)
         for link in range(first, last):
-            linked[links[link]] = True
-        receiving[to] = True
-        left[one] -= 1
-        take_slot(buffers, times.capacity, to, now)
+            state.linked[work.links[link]] = True
+        state.receiving[to] = True
+        state.left[one] -= 1
+        take_slot(state.buffers, times.capacity, to, now)
         _serve(state, len(state.due) - dies + die, SEND, die, one, now, times.send[die, to], to)
         return
 
 
 @njit(inline="always")
 @no_type_check
+def _free(work, state, first, last):
+    """Whether no link of a path carries anything."""
+    held = 0
+    for link in range(first, last):
+        held += state.linked[work.links[link]]
+    return held == 0
+
+
+@njit(inline="always")
+@no_type_check
 def _load(work, times, rules, state, channel, now):
     """Rules 4 and 5 on an idle channel: of its dies that with the fewest loads goes first."""
-    at, buffers, needed, stops, channels = state.at, state.buffers, work.needed, work.stops, times.channel
-    best, fewest, place, chosen = -1, 0, -1, -1
-    for die in range(len(channels)):
-        if channels[die] != channel or (best >= 0 and at[2, die] >= fewest):
+    best, fewest, place = -1, 0, -1
+    for die in range(len(times.channel)):
+        if times.channel[die] != channel or (best >= 0 and state.at[2, die] >= fewest):
             continue
         one = _next(work, rules, state, die)
         if one < 0:
             continue
         expert, to = work.expert[one], die
         if rules.balanced:
-            for other in range(len(channels)):
-                more = not needed[expert, to] or buffers[0][other] > buffers[0][to]
-                if needed[expert, other] and more:
+            for other in range(len(times.channel)):
+                more = not work.needed[expert, to] or state.buffers[0][other] > state.buffers[0][to]
+                if work.needed[expert, other] and more:
                     to = other
-        if admits(buffers, to, stops[expert] - needed[expert, to]):
-            best, fewest, place, chosen = die, at[2, die], to, one
+        if admits(state.buffers, to, work.stops[expert] - work.needed[expert, to]):
+            best, fewest, place = die, state.at[2, die], to
     if best < 0:
         return
-    at[1, best] += 1
-    at[2, best] += 1
-    state.left[chosen] = stops[work.expert[chosen]] - needed[work.expert[chosen], place]
-    take_slot(buffers, times.capacity, place, now)
+    one = _next(work, rules, state, best)
+    expert = work.expert[one]
+    state.at[1, best] += 1
+    state.at[2, best] += 1
+    state.left[one] = work.stops[expert] - work.needed[expert, place]
+    take_slot(state.buffers, times.capacity, place, now)
     seconds = times.load[best] + (times.latency[channel] if state.busy[channel] == 0 else 0.0)
-    _serve(state, channel, LOAD, place, chosen, now, seconds, place)
+    _serve(state, channel, LOAD, place, one, now, seconds, place)
 
 
 @njit(inline="always")

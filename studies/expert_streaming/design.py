@@ -225,6 +225,7 @@ def machine() -> None:
     write("machine", rows)
     for row in rows:
         print(", ".join(f"{key} {value:.5g}" if isinstance(value, float) else f"{value}" for key, value in row.items()))
+    print("seconds by stage:", walls)
     print(f"{len(found) / rows[0]['run_s'] * 60:,.0f} design points a minute, compiled before")
 
 

@@ -39,7 +39,7 @@ READINGS: dict[str, dict[str, Any]] = {
 }
 STRATEGIES = {"A2": (False, False), "A3": (True, False), "A4": (True, True)}  # paired, rule 5
 TOKENS = (16, 64, 256)
-FORECASTS = ("none", "moving_average", "cross_layer", "perfect")
+FORECASTS, CONTEXTS = ("none", "cross_layer", "perfect"), (64, 1024)  # tokens that attention reads for each
 # Slack, spare requests as a part of the batch, and whether requests arrive together.
 BUFFERED = ((0.1, 1, False), (0.1, 1, True), (0.2, 0, False), (0.2, 1, False), (0.2, 1, True), (0.3, 1, True))
 
@@ -125,25 +125,24 @@ def passes_per_s(model: str, tokens: int, layers: str, *overrides: str) -> float
 
 
 def prefetched() -> Iterator[dict[str, Any]]:
-    """Loads in a forecast order while attention leaves DDR idle (IV-A): A3 with attention, by the model."""
-    for model, tokens in product(("qwen3-30b-a3b", "phi-3.5-moe"), TOKENS):
+    """Loads in a forecast order while attention leaves DDR idle (IV-A): A3 of Qwen3 with attention, by the model."""
+    for tokens, context in product((16, 256), CONTEXTS):
         plain = 0.0
         for forecast in FORECASTS:
-            settings = ("system.strategy=fse_paired", f"system.prefetch={forecast}")
-            runs, iterations, _ = ready(model, tokens, "0,1,2,3", 8, *settings)
+            settings = (
+                "system.strategy=fse_paired",
+                f"system.prefetch={forecast}",
+                f"workload.context_tokens={context}",
+            )
+            runs, iterations, _ = ready("qwen3-30b-a3b", tokens, "0,1,2,3", 8, *settings)
             run = runs["expert_streaming"]
             rolled = run.rollout(iterations.batches)
             seconds = float(rolled.time.total.mean())
             plain = plain or seconds
             idle = float(run.layer.idle_seconds(jnp.asarray(float(tokens))).mean())
-            row = {
-                "model": model,
-                "tokens": tokens,
-                "forecast": forecast,
-                "layer_s": seconds,
-                "over_none": plain / seconds,
-            }
-            yield row | {"idle_ddr_s": idle, "prefetched": rolled.figures.get("prefetched", 0.0)}
+            row = {"tokens": tokens, "context": context, "forecast": forecast, "layer_s": seconds}
+            row |= {"over_none": plain / seconds, "idle_ddr_s": idle}
+            yield row | {"prefetched": float(rolled.figures.get("prefetched", 0.0))}
         jax.clear_caches()
 
 

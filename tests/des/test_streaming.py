@@ -328,6 +328,18 @@ def test_bad_input_is_one_clear_error():
         laid_out(Slicing(2, 100.0), groups=np.array([[0]]))
 
 
+def test_what_is_held_of_a_layer_is_not_loaded_again():
+    # Of expert 0 every die has one of its two micro-slices, of expert 1 die 3 alone has both.
+    held = np.array([[1, 1, 1, 1], [0, 0, 0, 2], [0, 0, 0, 0]])
+    case = laid_out(Slicing(2, 100.0), held=held)
+    assert np.bincount(case.expert[case.held]).tolist() == [4, 2]
+    assert case.origin[case.held & (case.expert == 1)].tolist() == [3, 3]
+    run = stream(case)
+    assert run.loaded == 16 - 6
+    np.testing.assert_allclose(run.load_busy, [3 * 4, 3 * 4, 3 * 4, 1 * 4])
+    assert run.seconds < stream(laid_out(Slicing(2, 100.0))).seconds
+
+
 def test_dies_may_share_a_channel():
     run = stream(laid_out(Slicing(2, 100.0), layer(channels=1)))
     np.testing.assert_allclose(run.load_busy, 16 * 4.0)
