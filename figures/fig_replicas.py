@@ -36,10 +36,10 @@ def draw_topology(path: Path) -> None:
             series = {
                 f"{name}{how}": np.array([mean(own, key, plan=plan, choice=choice) for choice in CHOICES])
                 for plan, name in (("eplb", "EPLB"), ("tuned", "tuned"))
-                for key, how in (("model_first_us", ""), ("simulated_first_us", ", simulated"))
+                for key, how in (("later_us", ""), ("simulated_us", ", simulated"))
             }
             panels.append(GroupPanel(f"{label}: {model}", CHOICES, series, "time of a layer [us]", "copies are picked"))
-    plot_bar_panels(path, panels, "One batch of 2,048 tokens of the later half, slots made for the first", columns=2)
+    plot_bar_panels(path, panels, "Eight batches of 2,048 tokens of the later half, slots made for the first", columns=2)
 
 
 def draw_time(path: Path) -> None:

@@ -17,6 +17,7 @@ from numba import njit
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.threads import cores, side_by_side
 from jaxmoe.tune.replica_moves import BETTER, relieved
+from jaxmoe.tune.replica_pairs import paired_copies
 
 MOVES = 400  # the most that one descent makes
 VARIANTS = 7  # numbers of copies to start from
@@ -25,6 +26,7 @@ FAST_MOVES, FAST_GOOD = 12, 1.002
 GOOD = 1.0001  # times the mean of ranks: no need to go on
 EFFORT = 60_000_000  # slots x ranks of a node x descents of a layer: more descents where a layer is small
 MOST_DESCENTS = 1000
+CHANGES = 1000  # of numbers of copies, where ranks have two slots
 
 
 def balanced_slots(
@@ -50,7 +52,7 @@ def balanced_slots(
     _check(experts, slots, ranks, groups, nodes)
     loads = np.ascontiguousarray(loads, np.float64)
     layers, per_rank, own = len(loads), slots // ranks, ranks // nodes
-    again = int(np.clip(EFFORT // (slots * own * max(layers, 1)), 0, MOST_DESCENTS))
+    again = int(np.clip(EFFORT // (slots * own * max(layers, 1)), 1, MOST_DESCENTS))
     search = (1, 0, FAST_MOVES, FAST_GOOD) if fast else (VARIANTS, again, MOVES, GOOD)
     if nodes == 1:
         return _side_by_side(loads, ranks, per_rank, repeats, search, seed)
@@ -134,6 +136,8 @@ def _layer(load, least, ranks, per_rank, repeats, search):
             if back > spare or experts < 2:
                 continue
             copies = _copies(load, slots, most, back)
+        elif descent == variants and per_rank == 2:
+            copies = paired_copies(load, kept, most, CHANGES)
         else:
             copies = kept.copy()
             for _ in range(1 + np.random.randint(2)):

@@ -7,7 +7,8 @@ python studies/replicas/study.py time even | nearest | fixed
 import argparse
 from pathlib import Path
 
-import jax
+import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.config import build_layer_model, build_model, load_model
@@ -18,7 +19,7 @@ from jaxmoe.files import write_table
 from jaxmoe.latency.replicas import replica_model
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.replica_choice import REPLICA_CHOICES
-from jaxmoe.traces import GatingTrace, load_counts, read_trace, sample_batches
+from jaxmoe.traces import Batch, GatingTrace, load_counts, read_trace, sample_batches
 from jaxmoe.traces.synthesis.mixtures import drawn_counts, read_arrivals
 from jaxmoe.tune.replica_placement import ReplicaProblem, tuned_slots
 
@@ -67,21 +68,34 @@ def topology(machine: str, seed: int, only: str | None, rule: str | None) -> Non
             print(machine, model, choice, told(rows), flush=True)
 
 
+def mixed(batches: Batch, ranks: int, seed: int) -> Batch:
+    """The same tokens, as many on every rank, in mixed order, so that ranks are answered side by side.
+
+    With a rank's tokens in a row, all ranks that serve answer rank 0 first, then rank 1, as no engine does.
+    """
+    home = np.random.default_rng(seed).permutation(TOKENS) * ranks // TOKENS
+    homes = jnp.asarray(np.broadcast_to(home, batches.token_draw.shape), jnp.int32)
+    return eqx.tree_at(lambda batch: batch.source, batches, homes, is_leaf=lambda leaf: leaf is None)
+
+
 def compared(
     inputs: Inputs, first: GatingTrace, second: GatingTrace, per_rank: int, choice: str, seed: int
 ) -> list[dict]:
     """Times of EPLB's and tuned slots, layer by layer."""
     ranks, experts = inputs.num_nodes, inputs.moe.num_experts
     loads = drawn_loads(windows_of(first), TOKENS * inputs.moe.top_k, 16, seed)
-    batches = sample_batches(second, TOKENS, BATCHES, seed + 1)
-    replays = jax.tree.map(lambda leaf: np.asarray(leaf)[:, :1], batches)
+    by_rank = sample_batches(second, TOKENS, BATCHES, seed + 1)
+    batches = mixed(by_rank, ranks, seed)
     timed = replica_model(inputs.model, choice)
     found = tuned_slots(ReplicaProblem(timed, loads, per_rank * ranks), MOVES if ranks <= 64 else MOVES // 4, seed=seed)
     published = eplb(loads.mean(axis=1), per_rank * ranks, ranks)
     rows = []
     for plan, slots in (("eplb", published), ("tuned", found.slots)):
         seconds = judged(timed, slots, batches, experts)
-        seen = replayed(inputs, timed, slots, replays)
+        seen, in_a_row = (
+            np.array([[each.total_s for each in layer] for layer in replayed(inputs, timed, slots, tokens)])
+            for tokens in (batches, by_rank)
+        )
         for row, layer in enumerate(inputs.layer_ids):
             rows.append(
                 {
@@ -90,8 +104,8 @@ def compared(
                     "tuned_on_us": round(found.values[plan][row] * 1e6, 4),
                     "later_us": round(seconds.total[row].mean() * 1e6, 4),
                     "later_p95_us": round(float(np.quantile(seconds.total[row], 0.95)) * 1e6, 4),
-                    "model_first_us": round(seconds.total[row, 0] * 1e6, 4),
-                    "simulated_first_us": round(seen[row][0].total_s * 1e6, 4),
+                    "simulated_us": round(seen[row].mean() * 1e6, 4),
+                    "simulated_by_rank_us": round(in_a_row[row].mean() * 1e6, 4),
                     "compute_us": round(seconds.stages["compute"][row].mean() * 1e6, 4),
                     "came_from": found.chosen[row] if plan == "tuned" else "eplb",
                 }
@@ -106,22 +120,25 @@ def told(rows: list[dict]) -> str:
         before, after = (np.mean([row[key] for row in rows if row["plan"] == plan]) for plan in ("eplb", "tuned"))
         return f"{before:.2f} us, tuned {after:.2f}, {1 - after / before:.1%} less"
 
-    return f"{gain('later_us')}; simulated {gain('simulated_first_us')}"
+    return f"{gain('later_us')}; simulated {gain('simulated_us')}"
 
 
 MACHINE, MODEL, SLOTS = "dgx_b200_8x8", "deepseek-v2-lite", 128
 SERVICES = {"azure_llm_2023_conv": "summary", "azure_llm_2023_code": "translation"}  # whose requests choose as whose
 STEPS = (300, 3000, 30_000)  # of a window: how long loads stay alike is the machine's speed and the service's
+SEARCH = 3000  # moves of every placement over time
+LONG = 12  # windows that a policy with a long memory looks back on
 POLICIES = [
     Policy("keep"),
     *(Policy("eplb", every) for every in (1, 2, 4)),
     *(Policy("eplb_matched", every) for every in (1, 4)),
+    *(Policy(placer, memory=LONG) for placer in ("eplb", "eplb_matched")),
     Policy("eplb", trigger=1.3),
     Policy("eplb_matched", trigger=1.3),
-    *(Policy("tuned", every, moves=1500) for every in (1, 4)),
-    Policy("tuned", 1, patience=4.0, moves=1500),
-    Policy("tuned", 1, patience=np.inf, moves=1500),
-    Policy("oracle", moves=1500),
+    Policy("tuned", moves=SEARCH),
+    *(Policy("tuned", every, memory=LONG, moves=SEARCH) for every in (1, 4)),
+    *(Policy("tuned", patience=patience, memory=LONG, moves=SEARCH) for patience in (0.25, 4.0, np.inf)),
+    Policy("oracle", moves=SEARCH),
 ]
 
 
@@ -167,6 +184,7 @@ def over_time(choice: str, seed: int) -> None:
                         "choice": choice,
                         "seed": seed,
                         "policy": f"{policy.name}, {name} at the start" if policy.placer == "keep" else policy.name,
+                        "memory": policy.memory,
                         "patience": policy.patience,
                         "steps": steps,
                         "layer_us": round(run.seconds.mean() / len(layers) * 1e6, 4),

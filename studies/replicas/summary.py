@@ -9,7 +9,7 @@ from jaxmoe.files import read_table
 
 HERE = Path(__file__).parent
 CHOICES = ("even", "nearest", "fixed")
-KEYS = {"model": "later_us", "model, first batch": "model_first_us", "simulated": "simulated_first_us"}
+KEYS = {"model": "later_us", "simulator": "simulated_us", "simulator, rank by rank": "simulated_by_rank_us"}
 
 
 def topology() -> None:
@@ -45,9 +45,9 @@ def topology() -> None:
 def over_time() -> None:
     for path in sorted(HERE.glob("time_*.csv")):
         rows = read_table(path)
-        print(path.stem, "| policy | steps | layer us | moved GB | moving ms | step us with moving, by steps")
+        print(path.stem, "| policy | memory | patience | steps | layer us | moved GB | moving ms | us with moving, by steps")
         for row in rows:
-            print(" | ".join([row["policy"], row["patience"], row["steps"], *list(row.values())[5:]]))
+            print(" | ".join(list(row.values())[2:]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,67 @@
+"""How long it takes to place copies for 58 layers of 256 experts, beside a NumPy port of EPLB in the same run.
+
+python studies/replicas/speed.py        writes speed.csv and tells
+
+Seconds by the clock, the best of several turns that all methods take one after the other, compiled before. `fast` is the
+fast mode with repeats on a rank as EPLB may have them, `fast_legal` without, `refined` what `balanced_slots` does by
+itself, without repeats. Run it while nothing else runs.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from jaxmoe.files import write_table
+from jaxmoe.placement.eplb import eplb
+from jaxmoe.placement.slots import loads_of_slots, max_over_mean
+from jaxmoe.tune.replicas import balanced_slots
+
+HERE = Path(__file__).parent
+CASE = Path("../shared/reference/eplb/eplb_zipf0.8_58x256_seed0.npz")
+CONFIGURATIONS = ((288, 1, 1, 32), (288, 8, 4, 32), (320, 1, 1, 64), (512, 1, 1, 256))  # slots, groups, nodes, ranks
+TURNS = 7
+
+
+def methods(loads: np.ndarray, configuration: tuple[int, int, int, int]) -> dict[str, Callable[[], np.ndarray]]:
+    """What places slots, by name."""
+    slots, groups, nodes, ranks = configuration
+    return {
+        "eplb": partial(eplb, loads, slots, ranks, groups, nodes),
+        "fast": partial(balanced_slots, loads, slots, ranks, groups, nodes, repeats=True, fast=True),
+        "fast_legal": partial(balanced_slots, loads, slots, ranks, groups, nodes, fast=True),
+        "refined": partial(balanced_slots, loads, slots, ranks, groups, nodes),
+    }
+
+
+def main() -> None:
+    with np.load(CASE) as file:
+        loads = file["weight"].astype(float)
+    rows: list[dict[str, object]] = []
+    for configuration in CONFIGURATIONS:
+        named = methods(loads, configuration)
+        placed = {name: place() for name, place in named.items()}
+        seconds = dict.fromkeys(named, np.inf)
+        for _ in range(TURNS):
+            for name, place in named.items():
+                begun = time.perf_counter()
+                place()
+                seconds[name] = min(seconds[name], time.perf_counter() - begun)
+        for name, slots in placed.items():
+            busy = max_over_mean(loads_of_slots(slots, loads, configuration[3]))
+            rows.append(
+                {
+                    "configuration": "_".join(map(str, configuration)),
+                    "method": name,
+                    "milliseconds": f"{seconds[name] * 1e3:.1f}",
+                    "max_over_mean": f"{busy.mean():.5f}",
+                }
+            )
+            print(*rows[-1].values(), flush=True)
+    write_table(HERE / "speed.csv", rows)
+
+
+if __name__ == "__main__":
+    main()
