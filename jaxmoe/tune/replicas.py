@@ -26,7 +26,7 @@ FAST_MOVES, FAST_GOOD = 12, 1.002
 GOOD = 1.0001  # times the mean of ranks: no need to go on
 EFFORT = 60_000_000  # slots x ranks of a node x descents of a layer: more descents where a layer is small
 MOST_DESCENTS = 1000
-CHANGES = 1000  # of numbers of copies, where ranks have two slots
+CHANGES = 3000  # of numbers of copies, where ranks have two slots
 
 
 def balanced_slots(
