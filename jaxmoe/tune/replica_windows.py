@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from numba import njit
 
 from jaxmoe.threads import cores, side_by_side
+from jaxmoe.tune.load_forecast import windows_to_come
 from jaxmoe.tune.replica_moves import BETTER
 from jaxmoe.tune.replicas import balanced_slots
 
@@ -28,7 +29,7 @@ def steady_slots(
     proposals: int = PROPOSALS,
     seed: int = 0,
 ) -> Int[np.ndarray, "layer slot"]:
-    """The expert in every slot, rank by rank, for loads in windows of time, all of which count alike.
+    """The expert in every slot, rank by rank, for loads in windows of time: all count alike, unless loads drift.
 
     Without `repeats` no rank has an expert twice, where ranks have no more slots than there are experts. Raises
     `PlanError` as `balanced_slots` does.
@@ -36,7 +37,7 @@ def steady_slots(
     start = balanced_slots(
         windows.mean(axis=0) + SPREAD * windows.std(axis=0), slots, ranks, repeats=repeats, fast=True
     )
-    each = np.swapaxes(windows, 0, 1)  # [layer, window, expert]
+    each = np.swapaxes(windows_to_come(windows), 0, 1)  # [layer, window, expert]
     mean = each.sum(axis=2, keepdims=True) / ranks
     scaled = np.where(mean > 0, each / np.where(mean > 0, mean, 1), 0)
     freely = repeats or slots // ranks > windows.shape[2]

@@ -1,6 +1,7 @@
 """Copies of experts by load: the known optimum, never worse than EPLB, no copy twice on a rank, groups kept whole."""
 
 import json
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.placement.slots import copies_of_slots, loads_of_slots, max_over_mean
+from jaxmoe.tune.load_forecast import _forecasts, windows_to_come
+from jaxmoe.tune.replica_pairs import _busiest_pair, paired_copies
 from jaxmoe.tune.replica_windows import steady_slots
 from jaxmoe.tune.replicas import balanced_slots
 
@@ -89,6 +92,54 @@ def test_windows_are_served_better_than_by_their_sum():
     of_each = [np.mean([balance(slots, window, 8) for window in windows]) for slots in (steady, summed)]
     assert of_each[0] < 0.97 * of_each[1]
     np.testing.assert_array_equal(steady, steady_slots(windows, 32, 8))
+
+
+def drifting_windows(seed: int, kept: float) -> np.ndarray:
+    """Shares whose logarithm forgets some of itself from window to window, [window, layer, expert]."""
+    rng = np.random.default_rng(seed)
+    log = rng.normal(size=(16, 3, 64))
+    for window in range(1, 16):
+        log[window] = kept * log[window - 1] + (1 - kept**2) ** 0.5 * log[window]
+    return np.exp(0.5 * log)
+
+
+def test_windows_that_vary_are_taken_as_they_are_and_drifting_ones_are_forecast():
+    still = drifting_windows(0, 0.0)
+    np.testing.assert_array_equal(windows_to_come(still), still)
+    np.testing.assert_array_equal(windows_to_come(still[:3]), still[:3])
+    drifting = drifting_windows(0, 0.9)
+    forecast = windows_to_come(drifting[:8])
+    assert forecast.shape == (3 + 14, 3, 64)
+    np.testing.assert_allclose(forecast.sum(axis=2), 1)
+    later = drifting[8:11] / drifting[8:11].sum(axis=2, keepdims=True)
+    known = drifting[:8] / drifting[:8].sum(axis=2, keepdims=True)
+    missed = [np.abs(later - each.mean(axis=0)).mean() for each in (forecast, known)]
+    assert missed[0] < 0.9 * missed[1]
+
+
+def test_a_forecast_by_hand():
+    # Of two windows the first counts 0.3 and the second 1.
+    told = _forecasts(np.array([[[0.2, 0.8]], [[1 / 3, 2 / 3]]]), 0.3)
+    np.testing.assert_allclose(told[1, 0], [(0.3 * 0.2 + 1 / 3) / 1.3, (0.3 * 0.8 + 2 / 3) / 1.3])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_numbers_of_copies_for_two_slots_a_rank(seed):
+    """The busiest pair of copies is that of all pairings, numbers stay whole, and no number found is worse."""
+    rng = np.random.default_rng(seed)
+    load = rng.gamma(0.7, 1, 4)
+    copies = np.array([3, 1, 2, 2])
+    each = np.repeat(load / copies, copies)
+    best = min(max(each[list(order[:4])] + each[list(order[4:])]) for order in permutations(range(8)))
+    assert _busiest_pair(load / copies, copies, np.argsort(-load / copies))[0] == pytest.approx(best)
+    found = paired_copies(load, copies, 4, 200)
+    assert found.sum() == 8
+    assert found.min() >= 1
+    assert found.max() <= 4
+    every = [each for each in product(range(1, 5), repeat=4) if sum(each) == 8]
+    tops = [_busiest_pair(load / each, np.array(each), np.argsort(-load / each))[0] for each in every]
+    value = _busiest_pair(load / found, found, np.argsort(-load / found))[0]
+    assert value == pytest.approx(min(tops))
 
 
 @pytest.mark.parametrize(
