@@ -16,7 +16,7 @@ SMALL = 1e-4  # share of an expert that changes nothing
 Windows = Float[np.ndarray, "window layer expert"]
 
 
-def windows_to_come(windows: Windows) -> Windows:
+def windows_to_come(windows: Windows) -> Float[np.ndarray, "told layer expert"]:
     """Windows to place copies for: those given, or where loads drift, the last of them and forecasts, as shares."""
     total = windows.sum(axis=2, keepdims=True)
     share = np.where(total > 0, windows / np.where(total > 0, total, 1), 1 / windows.shape[2])
