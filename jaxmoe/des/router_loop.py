@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 from numba.cpython.unsafe.numbers import trailing_zeros
 
-from jaxmoe.des.router_state import ARRIVALS, NOBODY, RETURNS, STORE_AND_FORWARD, TAILS, WORMHOLE
+from jaxmoe.des.router_state import NOBODY, RETURNS, STORE_AND_FORWARD, TAILS, WORMHOLE
 
 
 @njit(inline="always", _nrt=False)
@@ -34,21 +34,18 @@ def put(net, kind, cycle, item):
 
 @njit(inline="always", _nrt=False)
 @no_type_check
-def _can_send(net, b):
-    """A buffer asks for the crossbar from now on."""
+def _can_send(net, b, can):
+    """A buffer asks for the crossbar from now on, if `can` is true: without a branch, for it is as often false."""
     at, port = net.buffer[b].at, net.buffer[b].output
-    net.ready[at, port] |= np.int64(1) << net.buffer[b].bit
-    net.router[at].sends |= np.int64(1) << port
+    net.ready[at, port] |= np.int64(can) << net.buffer[b].bit
+    net.router[at].sends |= np.int64(can) << port
 
 
 @njit(inline="always", _nrt=False)
 @no_type_check
-def _cannot_send(net, b):
-    """It does so no more."""
-    at, port = net.buffer[b].at, net.buffer[b].output
-    net.ready[at, port] &= ~(np.int64(1) << net.buffer[b].bit)
-    if net.ready[at, port] == 0:
-        net.router[at].sends &= ~(np.int64(1) << port)
+def _cannot_send(net, b, cannot):
+    """It does so no more, if `cannot` is true."""
+    net.ready[net.buffer[b].at, net.buffer[b].output] &= ~(np.int64(cannot) << net.buffer[b].bit)
 
 
 @njit(inline="always", _nrt=False)
@@ -85,8 +82,7 @@ def arrive(net, b):
     if net.buffer[b].left == 0:
         _front(net, b)
     elif net.buffer[b].to != NOBODY:
-        if count == 1 and net.buffer[net.buffer[b].to].credits > 0:
-            _can_send(net, b)
+        _can_send(net, b, net.buffer[net.buffer[b].to].credits > 0)
     elif net.switching == STORE_AND_FORWARD and count == net.buffer[b].left:
         _ask(net, b)
 
@@ -97,8 +93,8 @@ def give_credit(net, b):
     """The sender to a buffer may send it one flit more."""
     credits, user = net.buffer[b].credits + 1, net.buffer[b].user
     net.buffer[b].credits = credits
-    if credits == 1 and user != NOBODY and net.buffer[user].count > 0:
-        _can_send(net, user)
+    if credits == 1 and user != NOBODY:
+        _can_send(net, user, net.buffer[user].count > 0)
 
 
 @njit(inline="always", _nrt=False)
@@ -166,8 +162,7 @@ def _take(net, at, asking, b):
         rest |= net.waiting[at, port, kind]
     if rest == 0:
         net.router[at].waits &= ~(np.int64(1) << port)
-    if net.buffer[b].credits > 0:
-        _can_send(net, asking)
+    _can_send(net, asking, net.buffer[b].credits > 0)
 
 
 @njit(inline="always", _nrt=False)
@@ -186,7 +181,7 @@ def allocate_vcs(net, at, port):
             if mask != 0:
                 pointer = net.buffer[b].grant
                 bit = _oldest(net, at, mask, pointer) if net.oldest else next_from(mask, pointer)
-                net.granted[bit] = (net.granted[bit] if (asked >> bit) & 1 else 0) | (one << vc)
+                net.granted[bit] |= one << vc
                 asked |= one << bit
         if asked == 0:
             break
@@ -196,6 +191,7 @@ def allocate_vcs(net, at, port):
             asking, first = net.bits[at, bit], port * net.vcs
             pointer = net.buffer[asking].accept - first
             vc = next_from(net.granted[bit], pointer if 0 < pointer < net.vcs else 0)
+            net.granted[bit] = 0
             b = c * net.vcs + vc
             taken |= one << bit
             free &= ~(one << vc)
@@ -206,16 +202,6 @@ def allocate_vcs(net, at, port):
             given += 1
     net.channel[c].free = free
     return given
-
-
-@njit(inline="always", _nrt=False)
-@no_type_check
-def _inputs_of(net, mask):
-    """The inputs that any of the buffers in `mask` are at."""
-    inputs = mask
-    for vc in range(1, net.vcs):
-        inputs |= mask >> vc
-    return inputs & net.inputs
 
 
 @njit(inline="always", _nrt=False)
@@ -232,15 +218,15 @@ def switch(net, at):
         while left != 0:  # every output grants
             output = trailing_zeros(left)
             left &= left - 1
-            inputs = _inputs_of(net, net.ready[at, output]) & ~taken
-            if inputs != 0:
+            ready = net.ready[at, output]
+            if ready == 0:
+                net.router[at].sends &= ~(one << output)
+            ready &= ~taken
+            if ready != 0:
                 pointer = net.channel[net.outs[at, output]].grant
-                if net.oldest:
-                    port = _oldest(net, at, net.ready[at, output] & (inputs * every), pointer)
-                    port -= port % net.vcs
-                else:
-                    port = next_from(inputs, pointer)
-                net.granted[port] = (net.granted[port] if (offered >> port) & 1 else 0) | (one << output)
+                bit = _oldest(net, at, ready, pointer) if net.oldest else next_from(ready, pointer)
+                port = np.int64(net.inputs[bit])
+                net.granted[port] |= one << output
                 offered |= one << port
         if offered == 0:
             break
@@ -250,11 +236,12 @@ def switch(net, at):
             b = net.bits[at, port]
             c = net.buffer[b].channel
             output = next_from(net.granted[port], net.channel[c].accept)
+            net.granted[port] = 0
             if iteration == 0:
                 grant, accept = port + net.vcs, output + 1
                 net.channel[net.outs[at, output]].grant = grant if grant < net.router[at].in_bits else 0
                 net.channel[c].accept = accept if accept * net.vcs < net.router[at].out_bits else 0
-            taken |= one << port
+            taken |= every << port
             outputs &= ~(one << output)
             mask, turn = (net.ready[at, output] >> port) & every, net.channel[c].turn
             vc = _oldest(net, at, mask << port, port + turn) - port if net.oldest else next_from(mask, turn)
@@ -271,35 +258,29 @@ def send(net, b, now, leaves):
     out, first = net.buffer[to].channel, net.buffer[b].first
     turn, left = net.buffer[b].vc + 1, net.buffer[b].left - 1
     net.channel[c].turn = turn if turn < net.vcs else 0
-    net.buffer[to].credits -= 1
-    net.buffer[b].count -= 1
-    net.buffer[b].left = left
-    depart, wire = max(float(leaves), net.channel[out].free_at), net.channel[out].wire
+    credits, count = net.buffer[to].credits - 1, net.buffer[b].count - 1
+    net.buffer[to].credits, net.buffer[b].count, net.buffer[b].left = credits, count, left
+    _cannot_send(net, b, (left == 0) | (count == 0) | (credits == 0))
+    depart = max(float(leaves), net.channel[out].free_at)
     net.channel[out].free_at = depart + net.channel[out].period
-    arrival = np.int64(np.ceil(depart)) + wire
     if len(net.record) > 0:
         note(net, net.ring[b, first], net.buffer[b].onward, left, depart, net.channel[out].free_at)
-    if net.channel[out].sink >= 0:
-        put(net, ARRIVALS, arrival, to)
-    else:  # a node takes all at once
-        put(net, RETURNS, arrival + wire + net.credit_delay, to)
-        if left == 0:
-            put(net, TAILS, arrival, net.ring[b, first])
-            net.buffer[to].held = 0
+    whole = np.int64(np.ceil(depart))
+    put(net, net.channel[out].brings, whole + net.channel[out].after, to)
     back = max(now, net.channel[c].credit_at)
     net.channel[c].credit_at = back + 1
-    put(net, RETURNS, back + net.channel[c].wire + (net.credit_delay if net.channel[c].source >= 0 else 0), b)
+    put(net, RETURNS, back + net.channel[c].credit, b)
     if left == 0:
+        if net.channel[out].sink < 0:
+            put(net, TAILS, whole + net.channel[out].wire, net.ring[b, first])
+            net.buffer[to].held = 0
         net.channel[out].free |= np.int64(1) << net.buffer[to].vc
         net.buffer[to].user = NOBODY
         net.buffer[b].first = first + 1 if first + 1 < net.ring.shape[1] else 0
         net.buffer[b].held -= 1
         net.buffer[b].to = NOBODY
-        _cannot_send(net, b)
-        if net.buffer[b].count > 0:
+        if count > 0:
             _front(net, b)
-    elif net.buffer[b].count == 0 or net.buffer[to].credits == 0:
-        _cannot_send(net, b)
 
 
 @njit(inline="always", _nrt=False)

@@ -36,6 +36,9 @@ CHANNEL = np.dtype(
         ("source", np.int32),
         ("out_port", np.uint32),  # at the router where it starts
         ("wire", np.int32),  # cycles
+        ("brings", np.int32),  # what a flit on it brings about: its arrival, or from a node at once its credit
+        ("after", np.int32),  # cycles until then
+        ("credit", np.int32),  # cycles of a credit back over it
         ("turn", np.int32),  # pointer of its input among its virtual channels
         ("accept", np.int32),  # pointer of its input among outputs
         ("grant", np.int32),  # pointer of its output among inputs
@@ -49,7 +52,7 @@ CHANNEL = np.dtype(
 )
 ROUTER = np.dtype(
     [
-        ("sends", np.int64),  # outputs that any of its buffers can send to
+        ("sends", np.int64),  # outputs that any of its buffers can send to, or could in the last step
         ("waits", np.int64),  # outputs that any of its buffers wants a virtual channel of
         ("in_bits", np.int64),
         ("out_bits", np.int64),
@@ -76,10 +79,8 @@ class Net(NamedTuple):
     vcs: int
     iterations: int
     speedup: float
-    credit_delay: int
     switching: int
     oldest: bool
-    inputs: int  # bits of all inputs of the largest router
     width: int  # of a list of the wheel
     injection: int  # the first injection channel
     ejection: int
@@ -90,6 +91,7 @@ class Net(NamedTuple):
     router: Any
     outs: Any  # channel of every output [router, port]
     bits: Any  # buffer of every bit [router, bit]
+    inputs: Any  # bit of the input that a bit is at
     ready: Any  # buffers that can send to an output [router, port]
     waiting: Any  # buffers that want a virtual channel of an output [router, port, class]
     classes: Any  # virtual channels that a class may take
@@ -97,5 +99,5 @@ class Net(NamedTuple):
     path: Any  # channel, class, and number on its path of every hop [hop, 3]
     wheel: Any  # by cycle modulo its length: three counts, then three lists [slot, 3 + 3 width]
     record: Any  # begin and end of services [place, 2]; of no length: not recorded
-    granted: Any  # room for a step: what is granted to every bit
+    granted: Any  # room for a step: what is granted to every bit; 0 before and after
     matched: Any  # room for a step: buffers that send

@@ -8,7 +8,18 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxmoe.des.fabric import Fabric
-from jaxmoe.des.router_state import BUFFER, CHANNEL, CUT_THROUGH, NOBODY, ROUTER, STORE_AND_FORWARD, WORMHOLE, Net
+from jaxmoe.des.router_state import (
+    ARRIVALS,
+    BUFFER,
+    CHANNEL,
+    CUT_THROUGH,
+    NOBODY,
+    RETURNS,
+    ROUTER,
+    STORE_AND_FORWARD,
+    WORMHOLE,
+    Net,
+)
 from jaxmoe.errors import InputError
 
 MOST_BITS = 62  # buffers at the inputs of a router
@@ -152,20 +163,19 @@ def net_of(
         vcs=vcs,
         iterations=parameters.alloc_iters,
         speedup=parameters.internal_speedup,
-        credit_delay=parameters.credit_delay,
         switching=_switching(fabric),
         oldest=fabric.router.priority == "network_age",
-        inputs=sum(1 << port * vcs for port in range(most)),
         width=count,
         injection=channels.injection,
         ejection=channels.ejection,
         lanes=channels.lanes,
         buffer=_empty_buffers(parameters, channels, in_port),
         ring=np.zeros((count * vcs, min(parameters.vc_buf_size, max(len(packet), 1)) + 1), np.uint32),
-        channel=_idle_channels(channels, out_port, every),
+        channel=_idle_channels(channels, parameters.credit_delay, out_port, every),
         router=_idle_routers(ports * vcs),
         outs=outs.astype(np.uint32),
         bits=(ins[:, :, None] * vcs + np.arange(vcs)).reshape(len(ins), -1).astype(np.uint32),
+        inputs=(np.arange(most * vcs) // vcs * vcs).astype(np.uint8),
         ready=np.zeros((len(outs), most), np.int64),
         waiting=np.zeros((len(outs), most, len(classes)), np.int64),
         classes=classes,
@@ -189,10 +199,16 @@ def _empty_buffers(parameters: Parameters, channels: Channels, in_port: Int[np.n
     return buffer
 
 
-def _idle_channels(channels: Channels, out_port: Int[np.ndarray, " channel"], free: int) -> np.ndarray:
+def _idle_channels(
+    channels: Channels, credit_delay: int, out_port: Int[np.ndarray, " channel"], free: int
+) -> np.ndarray:
     channel = np.zeros(len(channels.source), CHANNEL)
     for name in ("source", "sink", "wire", "period"):
         channel[name] = getattr(channels, name)
+    to_node = channels.sink < 0  # which takes all at once
+    channel["brings"] = np.where(to_node, RETURNS, ARRIVALS)
+    channel["after"] = np.where(to_node, 2 * channels.wire + credit_delay, channels.wire)
+    channel["credit"] = channels.wire + np.where(channels.source < 0, 0, credit_delay)
     channel["out_port"], channel["free"], channel["last_vc"] = out_port, free, -1
     return channel
 

@@ -60,7 +60,7 @@ def simulate_routers(fabric: Fabric, graph: TaskGraph, record: bool = False) -> 
     """
     parameters = parameters_of(fabric)
     channels = channels_of(fabric, parameters)
-    packet = _packets(graph, parameters.flit_bytes, parameters.lanes)
+    packet = _packets(fabric, graph, parameters.flit_bytes, parameters.lanes)
     _check(fabric, graph, packet, parameters.vc_buf_size)
     services = np.zeros((int(graph.chunk_hops) if record else 0, 2))
     net = net_of(fabric, parameters, channels, packet, _hops(fabric, graph, channels.of_servers()), services)
@@ -76,10 +76,10 @@ def simulate_routers(fabric: Fabric, graph: TaskGraph, record: bool = False) -> 
     return RouterRun(start, finish, peak, services * parameters.cycle)
 
 
-def _packets(graph: TaskGraph, flit_bytes: float, lanes: int) -> np.ndarray:
+def _packets(fabric: Fabric, graph: TaskGraph, flit_bytes: float, lanes: int) -> np.ndarray:
     """The packets of a graph's transfers, in whole flits; a computation has one that is never sent.
 
-    A node sends its packets to the ports of nodes in turn; the next node begins with the next port.
+    The packets of a message take the ports of the node it goes to in turn, beginning with that of its source's number.
     """
     task = np.repeat(np.arange(graph.num_tasks), graph.chunks)
     packet = np.zeros(len(task), PACKET)
@@ -91,10 +91,9 @@ def _packets(graph: TaskGraph, flit_bytes: float, lanes: int) -> np.ndarray:
     hops = np.diff(graph.path_start)[task]
     packet["place"] = np.cumsum(hops) - hops
     if lanes > 1:
-        first = graph.path[graph.path_start[:-1][task]]
-        by_start = np.argsort(first, kind="stable")
-        source = first[by_start]
-        packet["port"][by_start] = (np.arange(len(source)) - np.searchsorted(source, source) + source) % lanes
+        number = np.arange(len(task)) - (np.cumsum(graph.chunks) - graph.chunks - graph.chunks_before)[task]
+        source = graph.path[graph.path_start[:-1][task]] - (fabric.injection or 0)
+        packet["port"] = (number + source) % lanes
     return packet
 
 

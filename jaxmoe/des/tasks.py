@@ -39,6 +39,7 @@ class TaskGraph:
     path: Int[np.ndarray, " hop"]
     successor_start: Int[np.ndarray, "task+1"]
     successor: Int[np.ndarray, " edge"]
+    chunks_before: Int[np.ndarray, " task"]  # of its message; not 0 where chunks are tasks of their own
     background: Bool[np.ndarray, " task"] | None = None  # tasks served when no other needs a server; `None`: no such
 
     @property
@@ -67,6 +68,7 @@ class _Block(NamedTuple):
     after: Rows
     whole: bool  # never cut in chunks
     background: bool = False
+    chunks_before: Int[np.ndarray, " task"] | None = None  # `None`: 0
 
 
 class GraphBuilder:
@@ -92,13 +94,19 @@ class GraphBuilder:
         return int(self.transfers(rows_of([path]), np.array([size], float), rows_of([after]))[0])
 
     def transfers(
-        self, paths: Rows, sizes: Float[np.ndarray, " task"], after: Rows, background: bool = False
+        self,
+        paths: Rows,
+        sizes: Float[np.ndarray, " task"],
+        after: Rows,
+        background: bool = False,
+        chunks_before: Int[np.ndarray, " task"] | None = None,
     ) -> Int[np.ndarray, " task"]:
         """Many of them: a path, a size and a row of tasks to wait for each.
 
         In the `background` they are served when no other task needs a server, and make room at once for any that does.
+        Where chunks of a message are transfers of their own, `chunks_before` says how many were cut off before each.
         """
-        return self._add(_Block(paths, sizes, after, whole=False, background=background))
+        return self._add(_Block(paths, sizes, after, whole=False, background=background, chunks_before=chunks_before))
 
     def compute(self, node: int, seconds: float, after: Sequence[int] = ()) -> int:
         """Keep `node` busy for `seconds`."""
@@ -134,6 +142,7 @@ class GraphBuilder:
         chunk = np.where(whole, size, np.minimum(size, self._chunk_bytes))
         count = np.where(chunk > 0, np.ceil(size / np.where(chunk > 0, chunk, 1)), 1)
         followers = rows_by(after.items, after.owner, tasks)
+        before = [np.zeros(len(b.sizes), np.int64) if b.chunks_before is None else b.chunks_before for b in blocks]
         behind = np.repeat([block.background for block in blocks] or [False], [len(b.sizes) for b in blocks] or [0])
         return TaskGraph(
             num_links=self._num_links,
@@ -146,6 +155,7 @@ class GraphBuilder:
             path=paths.items,
             successor_start=followers.start,
             successor=followers.items,
+            chunks_before=np.concatenate([np.zeros(0, np.int64), *before]),
             background=behind if behind.any() else None,
         )
 
@@ -175,6 +185,7 @@ class Transfers:
     sender: Int[np.ndarray, " transfer"]  # node that has to be ready first; -1: none
     receiver: Int[np.ndarray, " transfer"]  # node that has something when it is finished; -1: none
     after: Rows  # for each the numbers of those it waits for
+    chunks_before: Int[np.ndarray, " transfer"] | None = None  # of its message, where it is a chunk of one
 
     def __len__(self) -> int:
         return len(self.size)
@@ -185,9 +196,10 @@ def messages(
     source: Int[np.ndarray, " message"],
     destination: Int[np.ndarray, " message"],
     size: Float[np.ndarray, " message"],
+    chunks_before: Int[np.ndarray, " message"] | None = None,
 ) -> Transfers:
     """Messages that wait for their source alone."""
-    return Transfers(paths.between(source, destination), size, source, destination, no_rows(len(size)))
+    return Transfers(paths.between(source, destination), size, source, destination, no_rows(len(size)), chunks_before)
 
 
 def no_rows(count: int) -> Rows:
@@ -204,6 +216,7 @@ def add_transfers(graph: GraphBuilder, transfers: Transfers, ready: Rows, backgr
     released = ready.take(transfers.sender[sending])
     waiting = np.concatenate([sending[released.owner], transfers.after.owner])
     awaited = np.concatenate([released.items, graph.num_tasks + transfers.after.items])
-    tasks = graph.transfers(transfers.paths, transfers.size, rows_by(waiting, awaited, len(transfers)), background)
+    after = rows_by(waiting, awaited, len(transfers))
+    tasks = graph.transfers(transfers.paths, transfers.size, after, background, transfers.chunks_before)
     delivers = transfers.receiver >= 0
     return rows_by(transfers.receiver[delivers], tasks[delivers], len(ready))

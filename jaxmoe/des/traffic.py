@@ -45,8 +45,8 @@ def replay_traffic(
         raise ValueError(f"order is {order!r}, expected one of {', '.join(get_args(Order))}")
     if traffic.shape != (nodes, nodes) or not ((traffic >= 0) & np.isfinite(traffic)).all():
         raise ValueError(f"traffic must be finite bytes, none negative, of the shape {(nodes, nodes)}")
-    source, destination, size = messages_of(traffic, order, fabric.chunk_bytes, seed)
-    sent = messages(fabric.paths, source, destination, size)
+    source, destination, size, before = messages_of(traffic, order, fabric.chunk_bytes, seed)
+    sent = messages(fabric.paths, source, destination, size, before)
     graph = GraphBuilder(len(fabric.rate), 0 if ready_s is None else len(size), fabric.chunk_bytes)
     if ready_s is not None:
         if ready_s.shape != traffic.shape or not ((ready_s >= 0) & np.isfinite(ready_s)).all():
@@ -61,13 +61,16 @@ def replay_traffic(
     return TrafficReplay(run.makespan, received, run.link_busy[: fabric.num_links], run)
 
 
-Messages = tuple[np.ndarray, np.ndarray, np.ndarray]
+Messages = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def messages_of(
     traffic: Float[np.ndarray, "node node2"], order: Order, chunk_bytes: float | None, seed: int = 0
 ) -> Messages:
-    """Source, destination and size of every message, by source and in its order; chunk by chunk, of every chunk."""
+    """Source, destination and size of every message, by source and in its order; chunk by chunk, of every chunk.
+
+    The last numbers are how many chunks of its message were cut off before.
+    """
     nodes = len(traffic)
     source = np.repeat(np.arange(nodes), nodes)
     step = np.tile(np.arange(nodes), nodes)
@@ -75,7 +78,9 @@ def messages_of(
     size = traffic[source, destination]
     sent = (size > 0) & (source != destination)
     sizes = source[sent], destination[sent], size[sent]
-    return sizes if order in ("staggered", "by_destination") else _chunks(*sizes, order, chunk_bytes, seed)
+    if order in ("staggered", "by_destination"):
+        return *sizes, np.zeros(int(sent.sum()), np.int64)
+    return _chunks(*sizes, order, chunk_bytes, seed)
 
 
 def _chunks(
@@ -86,6 +91,7 @@ def _chunks(
     count = np.maximum(np.ceil(size / chunk), 1).astype(int)
     message = np.repeat(np.arange(len(size)), count)
     last = np.cumsum(count) - 1
+    before = np.arange(len(message)) - (last - count + 1)[message]
     amount = np.minimum(chunk, size)[message]
     amount[last] = size - (count - 1) * np.minimum(chunk, size)
     if order == "shuffled":
@@ -94,5 +100,5 @@ def _chunks(
         orders = [start + draw.permutation(n) for start, n in zip(first, chunks, strict=True)]
         ordered = np.concatenate([np.zeros(0, np.int64), *orders])
     else:
-        ordered = np.argsort(np.arange(len(message)) - (last - count + 1)[message], kind="stable")
-    return source[message][ordered], destination[message][ordered], amount[ordered]
+        ordered = np.argsort(before, kind="stable")
+    return source[message][ordered], destination[message][ordered], amount[ordered], before[ordered]

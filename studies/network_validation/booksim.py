@@ -132,7 +132,7 @@ def worst_case_rows(folder: Path) -> Iterator[dict[str, object]]:
     for buffers, ideal in (("finite", False), ("unbounded", True)):
         _, _, fabric = router(variant, (record["rows"], record["cols"]), ideal)
         replay = replay_traffic(fabric, traffic, variant.order, record=True)
-        source, _, size = messages_of(traffic, variant.order, fabric.chunk_bytes)
+        source, _, size, _ = messages_of(traffic, variant.order, fabric.chunk_bytes)
         services = replay.run.services
         assert services is not None
         at = services.server == fabric.ejection + hot

@@ -264,6 +264,34 @@ def test_several_ports_of_a_node_send_at_once():
     assert two < 0.6 * one
 
 
+@pytest.mark.parametrize("order", ["staggered", "shuffled"])
+def test_packets_take_the_ports_of_their_nodes_in_turn(order):
+    """At the source in the order sent; at the destination as they were cut from their message, from the source's on."""
+    lanes, nodes, topology = 2, 4, mesh_topology((2, 2), vc_buf_size=8, ports_per_node=2)
+    free = dataclasses.replace(topology, injection_bandwidth=None, ejection_bandwidth=None)
+    traffic = 4.0 * np.array([[0, 3, 2, 1], [5, 0, 1, 0], [2, 2, 0, 3], [0, 4, 1, 0]])  # packets of 4 flits
+    replay = replay_traffic(fabric_of(free, 4.0, cut_through=True), traffic, order, seed=3)
+    links, ends = topology.num_links, topology.link_ends.tolist()
+    into, out = links, links + nodes * lanes
+    channels = [(a, b, WIRE) for a, b in ends]
+    channels += [(None, at // lanes, WIRE) for at in range(nodes * lanes)]
+    channels += [(at // lanes, None, WIRE) for at in range(nodes * lanes)]
+    back = np.asarray(topology.reverse_links).tolist()
+    outs = {at: [link for link in range(links) if ends[link][0] == at] for at in range(nodes)}
+    ins = {at: [back[link] for link in outs[at]] + [into + at * lanes + lane for lane in range(lanes)] for at in outs}
+    outs = {at: outs[at] + [out + at * lanes + lane for lane in range(lanes)] for at in outs}
+    draw, packets, paths = np.random.default_rng(3), [], topology.paths()
+    for s in range(nodes):
+        to = [(s + step) % nodes for step in range(nodes)] if order == "staggered" else range(nodes)
+        cut = [(d, number) for d in to for number in range(int(traffic[s, d] / 4))]
+        for place, which in enumerate(draw.permutation(len(cut)) if order == "shuffled" else range(len(cut))):
+            d, number = cut[which]
+            path = [into + s * lanes + place % lanes, *paths[s][d], out + d * lanes + (number + s) % lanes]
+            packets.append(Packet(len(packets), path, [[0, 1]] * len(path), 4))
+    witness = Simulation(Network(channels, ins, outs, 2, 8), packets)
+    assert witness.run() == replay.completion_s
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
