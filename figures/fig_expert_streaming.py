@@ -131,22 +131,23 @@ def end_to_end(out: Path) -> None:
 
 
 def arrays(out: Path) -> None:
-    """Fig. 18: utilisation on larger arrays."""
+    """Fig. 18: utilisation on larger arrays, and time."""
     rows = read_table(TABLES / "arrays.csv")
     tokens = distinct(rows, "tokens")
-    figure = new_figure(13, 4, "Qwen3-30B-A3B on larger arrays, event simulator: busy part of the arrays' time")
-    panels = figure.subplots(1, len(tokens), squeeze=False)[0]
-    for axes, count in zip(panels, tokens, strict=True):
-        for number, name in enumerate(distinct(rows, "strategy")):
-            mine = select(rows, tokens=count, strategy=name)
-            marked_line(
-                axes, np.arange(len(mine)), column(mine, "utilisation"), name, PALETTE[number], "osD^vPX<"[number]
-            )
-        axes.set_xticks(range(3), distinct(rows, "array"))
-        dress(axes, "array", "busy part of the time" if axes is panels[0] else "")
-        axes.set_title(f"{count} tokens", fontsize=11)
-        axes.set_ylim(0, 1)
-    legend_below(figure, panels, columns=7)
+    figure = new_figure(13, 7, "Qwen3-30B-A3B on larger arrays, event simulator")
+    panels = figure.subplots(2, len(tokens), squeeze=False)
+    shown = (("utilisation", 1, "busy part of the arrays' time"), ("simulated_s", 1e3, "layer time [ms]"))
+    for row, (key, factor, label) in zip(panels, shown, strict=True):
+        for axes, count in zip(row, tokens, strict=True):
+            for number, name in enumerate(distinct(rows, "strategy")):
+                mine = select(rows, tokens=count, strategy=name)
+                places, values = np.arange(len(mine)), column(mine, key) * factor
+                marked_line(axes, places, values, name, PALETTE[number], "osD^vPX<"[number])
+            axes.set_xticks(range(3), distinct(rows, "array"))
+            dress(axes, "array", label if axes is row[0] else "")
+            axes.set_title(f"{count} tokens", fontsize=11)
+            axes.set_ylim(0, 1 if key == "utilisation" else None)
+    legend_below(figure, [panels[0][0]], columns=7)
     save(figure, out / "expert_streaming_arrays.png")
 
 

@@ -10,6 +10,7 @@
     placement: usual
     starts: 64
 
+`placement: system` times what the scenario's system does, and `whole: [modules]` has whole numbers in the end.
 All that names a key may name any key of the scenario, a variable or a derived value.
 """
 
