@@ -45,7 +45,10 @@ def topology() -> None:
 def over_time() -> None:
     for path in sorted(HERE.glob("time_*.csv")):
         rows = read_table(path)
-        print(path.stem, "| policy | memory | patience | steps | layer us | moved GB | moving ms | us with moving, by steps")
+        print(
+            path.stem,
+            "| policy | memory | patience | steps | layer us | moved GB | moving ms | us with moving, by steps",
+        )
         for row in rows:
             print(" | ".join(list(row.values())[2:]))
 
