@@ -39,7 +39,7 @@ def draw_topology(path: Path) -> None:
                 for key, how in (("later_us", ""), ("simulated_us", ", simulated"))
             }
             panels.append(GroupPanel(f"{label}: {model}", CHOICES, series, "time of a layer [us]", "copies are picked"))
-    plot_bar_panels(path, panels, "Eight batches of 2,048 tokens of the later half; slots of the first", columns=2)
+    plot_bar_panels(path, panels, "Tokens of the later half, slots made for the first", columns=2)
 
 
 def draw_time(path: Path) -> None:

@@ -2,9 +2,9 @@
 
 python studies/replicas/speed.py        writes speed.csv and tells
 
-Milliseconds by the clock and of processors, the least of several turns (refined: of one), compiled before. `fast` is the
-fast mode with repeats on a rank as EPLB may have them, `fast_legal` without, `refined` what `balanced_slots` does by
-itself, without repeats. Run it while nothing else runs: two processors share the work of ours.
+Milliseconds by the clock and of processors, the least of several turns (refined: of one), compiled before. `fast` is
+the fast mode with repeats on a rank as EPLB may have them, `fast_legal` without, `refined` what `balanced_slots` does
+by itself, without repeats. Run it while nothing else runs: two processors share the work of ours.
 """
 
 import time
