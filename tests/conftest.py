@@ -32,7 +32,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 # Where in the sources every operation stands takes a part of the time to compile it, and no test reads it.
 jax.config.update("jax_traceback_in_locations_limit", 0)
 
-# Everyday tests compile far more than they run. Slow ones are compiled as a user's functions are.
+# Tests compile far more than they run. What READMEs show runs in processes of its own, compiled as a user's functions.
 SOONER = "--xla_backend_optimization_level=0"
 if jax.__version_info__ < (0, 11):  # an unknown flag ends the process
     SOONER += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
@@ -41,10 +41,9 @@ settings.register_profile("jaxmoe", deadline=None, max_examples=25, derandomize=
 settings.load_profile("jaxmoe")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     """Before JAX has looked for devices; programs that tests start inherit it."""
-    if config.option.markexpr == "not slow":
-        os.environ.setdefault("XLA_FLAGS", SOONER)
+    os.environ.setdefault("XLA_FLAGS", SOONER)
 
 
 def pytest_collection_finish() -> None:

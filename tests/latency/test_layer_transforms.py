@@ -55,7 +55,14 @@ def test_vmap_over_machines_layers_batches_and_plans_equals_loops(mode):
         assert value == pytest.approx(float(one(models[h], plans[p][layer], batches[layer][b])), rel=1e-5)
 
 
-@pytest.mark.parametrize("exchange", ["lowest_host", "ring_both_ways", "reduce_scatter", "least_loaded_tree"])
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        "ring_both_ways",
+        "least_loaded_tree",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("lowest_host", "reduce_scatter")),
+    ],
+)
 def test_tokens_of_weight_nothing_change_nothing(exchange):
     model, share, batch = random_case(3, ports=True, memory=True)
     exchange = build_exchange(exchange, model.machine.topology)

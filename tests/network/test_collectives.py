@@ -183,7 +183,13 @@ def log_time(name, mesh, log_bandwidth, log_latency, log_size):
     return jnp.log(collective_time(WHOLE, mesh, ROUNDS[name](size), EXACT))
 
 
-@pytest.mark.parametrize("name", [*ROUNDS, "multicast"])
+ONE_OF_A_KIND = ("all_to_all", "hierarchical", "entwined", "multicast")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*ONE_OF_A_KIND, *(pytest.param(name, marks=pytest.mark.slow) for name in ROUNDS if name not in ONE_OF_A_KIND)],
+)
 def test_gradients_equal_finite_differences(name):
     with jax.enable_x64(True):
         mesh = uneven_mesh((4, 2), dtype=jnp.float64)

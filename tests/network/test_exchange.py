@@ -90,7 +90,8 @@ def around(topology, name: str, visits: Visits) -> Flows:
     return flows
 
 
-RINGS = [((2, 2), "ring"), ((4, 4), "ring"), ((4, 8), "ring"), ((4, 8), "rings_1x2"), ((3, 4), "ring")]
+LARGE = [pytest.param(shape, "ring", marks=pytest.mark.slow) for shape in ((4, 4), (4, 8))]
+RINGS = [((2, 2), "ring"), ((3, 4), "ring"), ((4, 8), "rings_1x2"), *LARGE]
 
 
 @pytest.mark.parametrize(("shape", "rings"), RINGS)

@@ -102,6 +102,7 @@ def test_no_plan_that_gathers_at_a_home_is_faster_than_the_bound(candidates, see
     assert min(near) > 0.4  # it is worth something
 
 
+@pytest.mark.slow
 def test_no_plan_under_any_other_exchange_is_faster_than_the_bound(candidates):
     near = []
     for factor in FACTORS:

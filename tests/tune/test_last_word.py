@@ -138,6 +138,7 @@ def halves_far_apart() -> PlacementProblem:
     return dataclasses.replace(problem, model=eqx.tree_at(where, problem.model, numbers))
 
 
+@pytest.mark.slow
 def test_a_complete_hybrid_is_found_and_improved_where_it_is_best(monkeypatch):
     monkeypatch.setattr(referee, "SELECTION_BATCHES", (64, 64))
     problem = halves_far_apart()

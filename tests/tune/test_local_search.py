@@ -117,7 +117,12 @@ def test_a_score_is_the_exact_time(p95_weight):
 
 
 @pytest.mark.parametrize(
-    "name", ["lowest_host", "fewest_hops_tree", "corner_host_split_tree", "reduce_scatter", "ring_both_ways"]
+    "name",
+    [
+        "corner_host_split_tree",
+        "ring_both_ways",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("lowest_host", "fewest_hops_tree", "reduce_scatter")),
+    ],
 )
 def test_merged_batches_score_the_same(name):
     problem = small_problem(tokens=40)

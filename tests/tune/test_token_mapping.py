@@ -74,7 +74,8 @@ def test_derivatives_of_a_relaxed_mapping(congested):
     assert slope == pytest.approx((float(value(1e-2)) - float(value(-1e-2))) / 2e-2, rel=1e-2)
 
 
-@pytest.mark.parametrize("top_k", [*(pytest.param(k, marks=pytest.mark.slow) for k in (2, 4, 6)), 8])
+@pytest.mark.slow
+@pytest.mark.parametrize("top_k", [2, 4, 6, 8])
 def test_unseeded_starts_reach_the_optimum_of_4x4(top_k):
     # The bound holds for every partition, ring and way to fetch, so a mapping that reaches it is an optimum.
     problem = problem_of(top_k=top_k)

@@ -116,7 +116,9 @@ def test_missing_choices_count_nowhere(recorded, quick):
 
 
 @pytest.mark.parametrize(
-    ("layers", "top_k", "requests"), [(1, 2, 8), (2, 1, 8), (2, 2, 1)], ids=["layer", "choice", "request"]
+    ("layers", "top_k", "requests"),
+    [(1, 2, 8), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((2, 1, 8), (2, 2, 1)))],
+    ids=["layer", "choice", "request"],
 )
 def test_one_of_a_kind_is_enough(quick, layers, top_k, requests):
     deck = oracle.same_requests(requests, 512 // requests)
