@@ -35,7 +35,16 @@ SHORTER = {
     "network profile": ["--sizes", "1e4,1e6,1e8"],
     "trace synth": ["--tokens", "64"],
 }
-LONG = ("tune", "trace stats", "trace fit", "plan place", "plan advise")  # also when they are shorter
+LONG = (
+    "tune",
+    "evaluate",
+    "simulate",
+    "sweep",
+    "trace stats",
+    "trace fit",
+    "plan place",
+    "plan advise",
+)  # also when they are shorter
 
 
 def commands(group: typer.core.TyperGroup, name: str = "") -> Iterator[tuple[str, str]]:

@@ -57,8 +57,8 @@ def evaluated(problem: PlacementProblem, shares: np.ndarray) -> np.ndarray:
     ("shape", "links", "batches", "rule", "room"),
     [
         ((2, 2), 1.0, 1, "lowest_host", None),
-        ((2, 2), 0.05, 1, "fewest_hops", None),
-        ((1, 3), 0.2, 2, "lowest_host", None),
+        pytest.param((2, 2), 0.05, 1, "fewest_hops", None, marks=pytest.mark.slow),
+        pytest.param((1, 3), 0.2, 2, "lowest_host", None, marks=pytest.mark.slow),
         ((1, 3), 0.2, 1, "lowest_host", 1.2),
         ((1, 3), 5.0, 2, "fewest_hops", 1.2),
     ],

@@ -34,7 +34,9 @@ def assert_legal(result: TuneResult, problem: PlacementProblem) -> None:
     assert (result.share.sum(axis=1) <= problem.room * (1 + 1e-4)).all()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=pytest.mark.slow) if name == "bayesian" else name for name in METHODS]
+)
 def test_both_stages_make_a_legal_plan_with_its_exact_cost(method):
     problem, reported = small_problem(), []
     result = two_stage(problem, dataclasses.replace(SETTINGS, link_method=method), lambda *now: reported.append(now))
