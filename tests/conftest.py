@@ -41,9 +41,10 @@ settings.register_profile("jaxmoe", deadline=None, max_examples=25, derandomize=
 settings.load_profile("jaxmoe")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Before JAX has looked for devices; programs that tests start inherit it."""
-    os.environ.setdefault("XLA_FLAGS", SOONER)
+    if config.option.markexpr == "not slow":
+        os.environ.setdefault("XLA_FLAGS", SOONER)
 
 
 def pytest_collection_finish() -> None:
