@@ -1,11 +1,14 @@
 """Tables 1 and 2 of camoe: latency, selectivity and change of routing by lambda; see README.md.
 
 `python studies/camoe/table1.py` writes `table1.csv`; with `--own` `own_node.csv`, the own node's part in the scores,
-here and on an even network; with `--few` `few_tokens.csv`, KL where few tokens are counted. With `--calibrate` it
+here and on an even network; with `--few` `few_tokens.csv`, KL where few tokens are counted; with `--homes`
+`token_homes.csv`, what changes where fewer tokens live at the slow node, or it has other experts. With `--calibrate` it
 prints how the two calibrated latencies depend on tokens and scale of logits.
 """
 
 import argparse
+from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +16,7 @@ import numpy as np
 from setting import LOGIT_SCALE, STRENGTHS, TOKENS_PER_NODE, network, problem, scores_of, tokens, write_rows
 
 from jaxmoe.hardware import fully_connected
-from jaxmoe.policies.gate import evaluate_gate, on_experts
+from jaxmoe.policies.gate import GateProblem, evaluate_gate, on_experts
 from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl
 
 BATCHES, TOKENS = 2, 4 * TOKENS_PER_NODE
@@ -32,11 +35,20 @@ FIGURES = ("mean_ms", "p95_ms", "cv", "avg_layer_cv", "kl", "avg_layer_kl")
 
 
 def rows(
-    trace, own: str, per_node: int, scale: float, strengths=STRENGTHS, top=None, sizes=(TOKENS,) * BATCHES
+    trace,
+    own: str,
+    per_node: int,
+    scale: float,
+    strengths=STRENGTHS,
+    top=None,
+    sizes=(TOKENS,) * BATCHES,
+    change: Callable[[GateProblem], GateProblem] = lambda batch: batch,
 ) -> list[dict]:
-    """One line for each lambda."""
+    """One line for each lambda, of batches that `change` was done to."""
     top, ends = network() if top is None else top, np.cumsum((0, *sizes))
-    batches = [problem(trace, int(at), size, top, per_node, scale) for at, size in zip(ends, sizes, strict=False)]
+    batches = [
+        change(problem(trace, int(at), size, top, per_node, scale)) for at, size in zip(ends, sizes, strict=False)
+    ]
     scores = jnp.stack([scores_of(batch, own) for batch in batches]).mean(axis=0)
     made, base = [], None
     for strength in strengths:
@@ -101,14 +113,43 @@ def few_tokens(trace) -> list[dict]:
     return made
 
 
+def token_homes(trace) -> list[dict]:
+    """Where fewer tokens live at node 0, all of whose links are slow, and where it has the experts of another node."""
+
+    def at_node_0(part: float, batch: GateProblem) -> GateProblem:
+        token = np.arange(len(batch.source))
+        return replace(batch, source=jnp.asarray(np.where(token < part * len(token), 0, 1 + token % 3), jnp.int32))
+
+    def other_experts(nodes: int, batch: GateProblem) -> GateProblem:
+        return replace(batch, logits=jnp.roll(batch.logits, nodes * batch.logits.shape[2] // 4, axis=2))
+
+    cases = [(0.25, moved, lambda batch, moved=moved: other_experts(moved, batch)) for moved in range(4)]
+    cases += [(part, 0, lambda batch, part=part: at_node_0(part, batch)) for part in (0.1, 0.0)]
+    made = []
+    for part, moved, change in cases:
+        first, *some = rows(
+            trace, "counted", TOKENS_PER_NODE, LOGIT_SCALE, (0.0, 0.1, 0.25), sizes=(TOKENS,), change=change
+        )
+        for row in some:
+            told = {"part_of_tokens_at_node_0": part, "experts_moved_by_nodes": moved, "lambda": row["lambda"]}
+            told |= {f"{key}_change_percent": relative(row, first, key) for key in ("mean_ms", "p95_ms", "cv")}
+            made.append(told | {key: row[key] for key in ("avg_layer_cv", "kl", "avg_layer_kl", "retained", "changed")})
+            show(made[-1])
+    return made
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--calibrate", action="store_true")
     parser.add_argument("--own", action="store_true")
     parser.add_argument("--few", action="store_true")
+    parser.add_argument("--homes", action="store_true")
     options = parser.parse_args()
     if options.few:
         write_rows("few_tokens", few_tokens(tokens(max(FEW), SEED)))
+        return
+    if options.homes:
+        write_rows("token_homes", token_homes(tokens(TOKENS, SEED)))
         return
     trace = tokens(BATCHES * TOKENS, SEED)
     if options.own:
