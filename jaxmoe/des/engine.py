@@ -220,7 +220,7 @@ def _event_loop(graph, rate, delay, credit, cut_through, recorded, behind):
     since, left, due = np.zeros((3, len(at_work)))
     next_waiting = np.full(len(task_of) if shared else 0, -1, np.int64)
     begun = np.zeros(len(behind), np.bool_)
-    # Of every server the first and last chunk on their way from it; of each of these its arrival, and the one behind it.
+    # Of every server the first and last chunk on their way from it; of each chunk its arrival, and the one behind it.
     first_sent, last_sent = np.full((2, len(rate)), -1, np.int64)
     arrives, next_sent = np.empty(len(task_of)), np.empty(len(task_of), np.int64)
     # At most one event is pending for every chunk, one for every task, and one for every server.
