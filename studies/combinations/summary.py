@@ -27,20 +27,28 @@ def _line(case: tuple[str, int], rows: Sequence[Row]) -> Row:
     line |= {"best": single["way"], "combination": pair["way"], "papers": pair["papers"]}
     line |= {"best_us": single["total_us"], "combination_us": pair["total_us"]}
     line["faster_percent"] = _faster(single["total_us"], pair["total_us"])
-    # Where no router adds vectors up there are no trees.
-    plain = [min(row["total_us"] for row in each if TREE not in row["way"]) for each in (alone, pairs)]
-    line["faster_without_trees_percent"] = _faster(*plain)
-    attention = max(row["attention_us"] for row in timed)
-    line["layer_faster_percent"] = _faster(single["total_us"] + attention, pair["total_us"] + attention)
+    # No paper has trees, and where no router adds vectors up there are none.
+    plain = [[row for row in each if TREE not in row["way"]] for each in (alone, pairs)]
+    own, both = (min(each, key=lambda row: row["total_us"]) for each in plain)
+    line |= {"best_without_trees": own["way"], "combination_without_trees": both["way"]}
+    line |= {"best_without_trees_us": own["total_us"], "combination_without_trees_us": both["total_us"]}
+    line["faster_without_trees_percent"] = _faster(own["total_us"], both["total_us"])
+    # That of moentwine's groups, which is the same for all; expert_streaming has one of its own.
+    attention = max((row["attention_us"] for row in timed if "moentwine" in row["papers"]), default=0.0)
+    line["layer_faster_without_trees_percent"] = _faster(own["total_us"] + attention, both["total_us"] + attention)
     # The simulator has its own best: what the model ranks first need not be first there.
-    first, second = (min(row["simulated_us"] for row in each if "simulated_us" in row) for each in (alone, pairs))
-    line["simulated_faster_percent"] = _faster(first, second)
+    line["simulated_faster_percent"] = _faster(*(_least("simulated_us", each) for each in (alone, pairs)))
+    line["simulated_without_trees_percent"] = _faster(*(_least("simulated_us", each) for each in plain))
     errors = [row["model_of_replayed_us"] / row["simulated_us"] - 1 for row in (single, pair) if "simulated_us" in row]
     line["largest_error_percent"] = 100 * max(map(abs, errors))
     freed = {"network": _saved(NETWORK, single, pair), "all_reduce": _saved(("all_reduce_us",), single, pair)}
     freed["experts"] = _experts(single) - _experts(pair)
     line |= {f"{name}_saved_us": saved for name, saved in freed.items()}
     return line | {"retained_gate_mass": pair.get("retained_gate_mass", 1.0)}
+
+
+def _least(figure: str, rows: Sequence[Row]) -> float:
+    return min(row[figure] for row in rows if figure in row)
 
 
 def _experts(row: Row) -> float:

@@ -32,6 +32,7 @@ ROWS = [
     row("camoe+hd_moe", "static hybrid token_home_tree gate", 90.0, 72.0),
     {"machine": "m", "seed": 0, "papers": "wafer_gpu", "way": "wafer_gpu", "reason": "no LLC"},
     {"machine": "m", "seed": 0, "papers": "moentwine", "way": "m", "total_us": 200.0, "attention_us": 320.0},
+    {"machine": "m", "seed": 0, "papers": "expert_streaming", "way": "e", "total_us": 900.0, "attention_us": 999.0},
 ]
 
 
@@ -40,10 +41,13 @@ def test_the_best_pair_is_held_against_the_best_paper(summary):
     assert (line["hd_moe_us"], line["camoe_us"], line["moentwine_us"], line["wafer_gpu_us"]) == (100.0, 80.0, 200.0, "")
     assert (line["best"], line["papers"]) == ("static ep token_home_tree gate", "camoe+moentwine")
     assert line["faster_percent"] == pytest.approx(25)
-    assert line["layer_faster_percent"] == pytest.approx(5)  # 380 of 400 us
+    assert line["layer_faster_without_trees_percent"] == pytest.approx(100 * 40 / 420)
     assert line["faster_without_trees_percent"] == pytest.approx(40)  # 60 of 100 us
+    assert line["best_without_trees"] == "static ep token_home"
+    assert line["combination_without_trees_us"] == 60.0
     # In the simulator others are the best: 72 of 90 us.
     assert line["simulated_faster_percent"] == pytest.approx(20)
+    assert line["simulated_without_trees_percent"] == pytest.approx(100 / 6)  # 75 of 90 us
     assert line["largest_error_percent"] == pytest.approx(20)
     assert (line["network_saved_us"], line["experts_saved_us"], line["all_reduce_saved_us"]) == (31.0, 9.0, -20.0)
 
