@@ -1,0 +1,281 @@
+"""How right the answers of sweeps are: slopes, explanations and pages, as rows of `robust.csv`; see README.md."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxmoe.config import load_hardware, resolved
+from jaxmoe.plotting.report import read_loads
+from jaxmoe.sweep import Space, Study, read_study, run_sweep
+from jaxmoe.sweep.answers import Elasticities, elasticities
+from jaxmoe.sweep.explanation import explained
+from jaxmoe.sweep.metrics import METRICS
+
+HERE = Path(__file__).resolve().parent
+CONFIGS = HERE.parents[1] / "configs"
+Row = dict[str, Any]
+
+
+def row(part: str, figure: str, value: Any, wanted: Any = "", met: bool | None = None) -> Row:
+    """A row of the table. Without `met`, the value has to be the one that is wanted, where one is."""
+    if met is None and wanted != "":
+        met = value == wanted
+    return {"part": part, "figure": figure, "value": value, "wanted": wanted, "met": "" if met is None else met}
+
+
+# Slopes and explanations on a machine of each kind.
+
+STEP = 0.005  # of a number, below and above
+WRONG, SMALL = 0.01, 0.02  # what a slope may be off, relatively; smaller slopes by so much of the smallest one above
+STRATEGIES = ["tp_both_ways", "ep_balanced", "hybrid_complete"]
+ENERGY = {"hardware.die.idle_W": 5, "hardware.die.energy_pJ_per_FLOP": 0.5, "hardware.link.energy_pJ_per_B": 4}
+PORTS = {"hardware.ports.injection_GB_per_s": 40, "hardware.ports.ejection_GB_per_s": 30}
+HBM, LINK = "hardware.die.memory_bandwidth_GB_per_s", "hardware.link.bandwidth_GB_per_s"
+EVALUATED = "quick start: largest relative difference of a node or link to jaxmoe evaluate"
+
+
+class Case(NamedTuple):
+    """A shipped machine, numbers that it leaves out or has at 0, and what else is set."""
+
+    machine: str
+    numbers: dict[str, float]
+    more: dict[str, Any]
+
+
+CASES = {
+    "mesh": Case("nmp_4x4", {"hardware.link.latency_ns": 20, HBM: 500}, {}),
+    "mesh, cut through, ports": Case("nmp_4x4", PORTS, {"hardware.router.switching": "cut_through"}),
+    "mesh, pipelined, energy": Case("nmp_4x4", ENERGY | {HBM: 500}, {"schedule": "pipelined(2)"}),
+    "mesh, overlap": Case("nmp_4x4", {HBM: 500}, {"schedule": "overlap"}),
+    "mesh, levels of memory": Case("tsmc_sow_3x8", {}, {}),
+    "chiplets, tiled products": Case("chiplets_2x2", {}, {}),
+    "torus": Case("torus_8x8", {"hardware.link.latency_ns": 20}, {}),
+    "switch": Case("nvl72", {}, {}),
+    "clusters": Case("dgx_b200_4x8", {}, {}),
+    "wafers": Case("moentwine_4x8x8", {"hardware.border.latency_ns": 100}, {"hardware.wafer_shape": [2, 2]}),
+    "graph": Case("camoe_4nodes", {}, {}),
+}
+
+
+def study_of(case: Case, axes: dict[str, list[Any]], zipped: bool = False) -> Study:
+    """One layer of Mixtral on the machine, 64 tokens; the file is where paths start, and is not read."""
+    read = read_study(HERE / "quickstart.yaml")
+    given = {
+        "hardware": case.machine,
+        "model": "mixtral-8x7b",
+        "workload.batch_tokens": 64,
+        "evaluation.batches": 8,
+        "strategies.hybrid_regions": 4,
+    }
+    update = {
+        "set": given | case.more,
+        "axes": axes | {"strategy": STRATEGIES},
+        "zip": (tuple(axes),) if zipped else (),
+    }
+    return Study(read.path, read.config.model_copy(update=update))
+
+
+Beside = tuple[Row, dict[str, tuple[Row, Row]]]
+"""A row, and by number those a step below it and above."""
+
+
+def numbers_of(case: Case) -> dict[str, float]:
+    """All numbers of a machine that are not 0, by key, and those of the case."""
+    whole = resolved(load_hardware(CONFIGS / "hardware" / f"{case.machine}.yaml"))
+    stated = {key: value for key, value in _leaves(whole, "hardware") if value and key not in case.more}
+    return stated | case.numbers
+
+
+def _leaves(node: Any, key: str) -> Iterator[tuple[str, float]]:
+    """Numbers below a key; entries of a list are found by their name."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield from _leaves(value, f"{key}.{name}")
+    elif isinstance(node, list):
+        for each in node:
+            if isinstance(each, dict) and each.get("name"):
+                yield from _leaves(each, f"{key}.{each['name']}")
+    elif isinstance(node, int | float) and not isinstance(node, bool):
+        yield key, node
+
+
+@cache
+def found(name: str, folder: Path) -> tuple[Space, list[Elasticities], dict[str, Beside]]:
+    """Slopes of a case; and by strategy its row, and those a step below and above every number."""
+    case = CASES[name]
+    base = numbers_of(case)
+    space = Space(study_of(case, {key: [value] for key, value in base.items()}))
+    answers = elasticities(space, space.points(), lambda done, total: None)
+    keys = list(dict.fromkeys(key for answer in answers for key in answer.keys))
+    axes: dict[str, list[float]] = {key: [value] for key, value in base.items()}
+    for changed in keys:
+        for sign in (-1, 1):
+            for key, value in base.items():
+                stepped = value * (1 + sign * STEP * (key == changed))
+                axes[key].append(round(stepped) if isinstance(value, int) and value > 1 / STEP else stepped)
+    out = folder / "slopes" / name.replace(", ", "_").replace(" ", "_")
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    rows = run_sweep(study_of(case, axes, zipped=True), out, lambda done, total: None).rows
+    by_strategy = {name: rows[at :: len(STRATEGIES)] for at, name in enumerate(STRATEGIES)}
+    return (
+        space,
+        answers,
+        {
+            name: (own[0], dict(zip(keys, zip(own[1::2], own[2::2], strict=True), strict=True)))
+            for name, own in by_strategy.items()
+        },
+    )
+
+
+def slopes(folder: Path) -> list[Row]:
+    """Elasticities of every metric to every number, against differences over a step below and above."""
+    rows = []
+    for name in CASES:
+        _, answers, beside = found(name, folder)
+        pairs = []
+        for answer in answers:
+            _, ends = beside[answer.points[0].values["strategy"]]
+            pairs += [
+                pair for at, key in enumerate(answer.keys) for pair in against(answer.values[0, :, at], key, *ends[key])
+            ]
+        slope, change = np.array(pairs).T
+        large = np.abs(change) >= SMALL
+        relative = float(np.max(np.abs(slope[large] / change[large] - 1)))
+        absolute = float(np.max(np.abs(slope - change)[~large], initial=0.0))
+        rows += [
+            row("slopes", f"{name}: slopes compared", len(pairs)),
+            row("slopes", f"{name}: largest relative error", relative, f"<= {WRONG:g}", relative <= WRONG),
+            row(
+                "slopes",
+                f"{name}: largest error of slopes below {SMALL:g}",
+                absolute,
+                f"<= {WRONG * SMALL:g}",
+                absolute <= WRONG * SMALL,
+            ),
+        ]
+    return rows
+
+
+def against(slopes: np.ndarray, key: str, low: Row, high: Row) -> Iterator[tuple[float, float]]:
+    """Slope and difference of every metric that there is, by one number."""
+    for slope, metric in zip(slopes.tolist(), METRICS.values(), strict=True):
+        if np.isfinite(slope):
+            yield slope, float(np.log(high[metric.column] / low[metric.column]) / np.log(high[key] / low[key]))
+
+
+def explanations(folder: Path) -> list[Row]:
+    """What explanations say against the rows of a sweep, and every resource against an evaluation's.
+
+    The sweep has another path through the code: all points at once, with the machine's numbers as arguments.
+    """
+    rows = []
+    for name in CASES:
+        space, _, beside = found(name, folder)
+        told = {point.values["strategy"]: explained(space, point) for point in space.points()}
+        gaps = []
+        for strategy, each in told.items():
+            has, _ = beside[strategy]
+            times = {"total": each.total, "busiest": each.resources[0].total} | each.stages
+            gaps += [abs(value / has[f"{key}_s"] - 1) for key, value in times.items() if has[f"{key}_s"]]
+            gaps += [0.0 if each.resources[0].kind == has["busiest_kind"] else np.inf]
+        told_as = f"{name}: largest relative difference to the sweep"
+        rows.append(row("explanations", told_as, max(gaps), f"<= {SAME:g}", max(gaps) <= SAME))
+    gap = _to_evaluation(folder)
+    return [*rows, row("explanations", EVALUATED, gap, f"<= {SAME:g}", gap <= SAME)]
+
+
+def _to_evaluation(folder: Path) -> float:
+    """The largest relative difference of a node or link of the quick start's points to `jaxmoe evaluate`."""
+    space = Space(read_study(HERE / "quickstart.yaml"))
+    first = [point for point in space.points() if point.values[LINK] == space.points()[0].values[LINK]]
+    sets = space.fixed | {LINK: first[0].values[LINK]}
+    out = folder / "evaluated"
+    given = [
+        str(space.study.scenario),
+        "--layers",
+        str(space.study.layers),
+        *(f"--set={k}={v}" for k, v in sets.items()),
+    ]
+    jaxmoe("evaluate", *given, "--out", str(out))
+    loads, worst = read_loads(out / "loads.npz"), 0.0
+    for point in first:
+        at = loads.names.index(point.values["strategy"])
+        for each in explained(space, point).resources:
+            seconds = getattr(loads, each.kind)[at, 0, each.index]
+            worst = max(worst, abs(each.total - seconds) / max(seconds, 1e-12))
+    return float(worst)
+
+
+def jaxmoe(*given: str) -> None:
+    """Run the command."""
+    subprocess.run([sys.executable, "-m", "jaxmoe", *given], check=True, stdout=subprocess.DEVNULL)
+
+
+# Pages: how large they are, and how long a browser takes to open and draw them.
+
+LARGEST_MB, SLOWEST_S = 8.0, 2.0
+OPENED = 5  # times, each without what was opened before
+SCREENS = {"small": (400, 800), "wide": (1600, 900)}
+COMMANDS = {
+    "tune": ("tune", str(CONFIGS / "scenarios" / "quickstart.yaml")),
+    "sweep": ("sweep", str(HERE / "quickstart.yaml"), "--pareto", "total,utilisation", "--elasticities"),
+}
+
+
+def pages(folder: Path) -> list[Row]:
+    """The pages of the two quick starts, opened without a network on a small and a wide screen; and their pictures."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if find_spec("playwright") is None or browser is None:
+        return [row("pages", "not run", "needs a browser, and playwright: pip install '.[test]'")]
+    rows = []
+    for name, given in COMMANDS.items():
+        out = folder / f"page_{name}"
+        jaxmoe(*given, "--out", str(out))
+        jaxmoe("report", str(out))
+        size = (out / "report.html").stat().st_size / 1e6
+        rows.append(row("pages", f"{name}: MB", size, f"< {LARGEST_MB:g}", size < LARGEST_MB))
+        for screen, (width, height) in SCREENS.items():
+            seconds, wrong = _opened(out / "report.html", browser, width, height)
+            told_as = f"{name}, {screen} screen: seconds until drawn, median of {OPENED}"
+            rows += [
+                row("pages", told_as, median(seconds), f"< {SLOWEST_S:g}", median(seconds) < SLOWEST_S),
+                row("pages", f"{name}, {screen} screen: the slowest of them", max(seconds)),
+                row("pages", f"{name}, {screen} screen: errors, and requests to a network", wrong, 0),
+            ]
+    return rows
+
+
+def _opened(page_file: Path, browser: str, width: int, height: int) -> tuple[list[float], int]:
+    """Seconds from the address to the last figure, of each time; and how much went wrong. Leaves a picture beside."""
+    from playwright.sync_api import sync_playwright
+
+    seconds, wrong = [], []
+    # WebGL in software where there is no GPU; and no sandbox for root, who has none in a container.
+    given = ["--enable-unsafe-swiftshader", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=browser, args=given)
+        for _ in range(OPENED):
+            context = started.new_context(viewport={"width": width, "height": height}, offline=True)
+            page = context.new_page()
+            page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+            page.on("pageerror", lambda error: wrong.append(str(error)))
+            page.on("request", lambda asked: wrong.append(asked.url) if asked.url.startswith(("http", "ws")) else None)
+            start = time.perf_counter()
+            page.goto(page_file.as_uri())
+            page.wait_for_selector("body[data-drawn=yes]", timeout=120_000)
+            seconds.append(time.perf_counter() - start)
+            page.screenshot(path=str(page_file.with_name(f"{width}.png")), full_page=True)
+            context.close()
+        started.close()
+    return seconds, len(wrong)
