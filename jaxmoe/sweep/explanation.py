@@ -50,14 +50,19 @@ class Explanation:
         return self.stages[stage] - self.busiest(stage).busy[stage]
 
 
+LEAST_OF_HASH = 6  # letters, so that a row number that is too large is not taken for one
+
+
 def find_point(points: Sequence[Point], text: str) -> Point:
     """The point of a hash, the beginning of one, or a row number of the study's points from 0. Raises `SweepError`."""
     if text.isdecimal() and int(text) < len(points):
         return points[int(text)]
-    same = [point for point in points if point.hash.startswith(text)]
+    same = [point for point in points if point.hash.startswith(text)] if len(text) >= LEAST_OF_HASH else []
     if len(same) == 1:
         return same[0]
-    expected = f"a hash of the results, or a row number from 0 to {len(points) - 1}"
+    expected = (
+        f"a hash of the results or its first {LEAST_OF_HASH} letters, or a row number from 0 to {len(points) - 1}"
+    )
     raise SweepError(f"--explain is {text!r}; expected {expected}")
 
 

@@ -20,7 +20,7 @@ from jaxmoe.config.explain import Source
 from jaxmoe.config.loader import FOLDERS, PATHS, label_of
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.strategies import STANDARD
-from jaxmoe.placement.exchange import ExchangeError, exchange_of
+from jaxmoe.placement.exchange import ExchangeError, exchange_names, exchange_of
 from jaxmoe.sweep.expressions import Expression
 from jaxmoe.sweep.metrics import COLUMNS
 from jaxmoe.sweep.study import PLAN, SYSTEM, RangeConfig, Study, axis_of, in_order, is_of_system
@@ -190,16 +190,16 @@ class Space:
 
     def _check_names(self) -> None:
         config = self.study.config
-        for key, known in (("strategy", STANDARD), ("exchange", None)):
+        for key, known in (("strategy", STANDARD), ("exchange", (OWN, *exchange_names(), "rings_2x4 and its like"))):
             axis = config.axes.get(key)
             for value in axis if isinstance(axis, list) else [config.set.get(key, DEFAULTS[key])]:
                 try:
-                    right = value in known if known else value == OWN or bool(exchange_of(value))
+                    right = value == OWN or bool(exchange_of(value)) if key == "exchange" else value in known
                 except (ExchangeError, TypeError):
                     right = False
                 if not right:
-                    expected = f"one of {', '.join(known)}" if known else f"{OWN} or the name of an exchange"
-                    raise SweepError(f"{self.label}: {key} has {value!r}; expected {expected}")
+                    guess = "".join(f"; did you mean {close}?" for close in get_close_matches(str(value), known, n=1))
+                    raise SweepError(f"{self.label}: {key} has {value!r}; expected one of {', '.join(known)}{guess}")
 
     def units(self) -> list[tuple[list[str], bool]]:
         """Axes that go together, in their order, and whether numbers are drawn for them."""

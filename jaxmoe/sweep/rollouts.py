@@ -61,11 +61,11 @@ def _of_size(busy: Any, count: int) -> np.ndarray:
 
 
 def _by_layer(time: LayerTime, nodes: int) -> LayerTime:
-    """Times [step, layer] as those of strategies are, [layer, batch]; a stage that a system does not have takes none.
+    """Times [step, layer] as those of strategies are, [layer, batch]; NaN for a stage that a system does not have.
 
     Energy is not told of systems.
     """
-    none = np.zeros(time.total.shape)
+    none = np.full(time.total.shape, np.nan)
     stages = dict.fromkeys(STAGES, none) | time.stages
     busy = {stage: {kind: seconds.mean(axis=0) for kind, seconds in of.items()} for stage, of in time.busy.items()}
     computing = {"node": np.full((time.total.shape[1], nodes), np.nan)} | busy.get("compute", {})

@@ -146,8 +146,11 @@ EXAMPLES = {"energy": "link.energy_pJ_per_B", "area": "die.area_mm2", "price": "
 
 
 def check_stated(space: Space, wanted: Sequence[str], points: Sequence[Point]) -> None:
-    """Raise `SweepError` for a metric that is wanted and that no machine of the study states."""
+    """Raise `SweepError` for a metric that is wanted and that no machine of the study states, or no system tells."""
     parts = {name: METRICS[name].part for name in wanted if name in METRICS and METRICS[name].part}
+    if space.study.has_systems and "energy" in parts.values():
+        name = next(name for name, part in parts.items() if part == "energy")
+        raise SweepError(f"{space.label}: the metric {name} is wanted, but systems do not tell it; leave it out")
     machines = [build_machine(hardware) for hardware in _machines(space, points)] if parts else []
     for name, part in parts.items():
         if machines and not any(map(METRICS[name].is_stated, machines)):
@@ -186,8 +189,9 @@ def _notes(results: Results, points: list[Point], known: Mapping[str, Row], want
     said: dict[str, int] = {}
     for metric in (METRICS[name] for name in wanted if name in METRICS):
         without = sum(is_finite(row["total_s"]) and not is_finite(row[metric.column]) for row in rows)
-        if without and metric.part is not None:
-            said[f"no {metric.column}, for the machine states no {metric.part}"] = without
+        if without:
+            lacks = f"the machine states no {metric.part}" if metric.part else "the system has no such stage"
+            said[f"no {metric.column}, for {lacks}"] = without
     for row in rows:
         if row["note"]:
             said[row["note"]] = said.get(row["note"], 0) + 1

@@ -39,7 +39,7 @@ KILLS, SEED = 5, 0
 SAME = 1e-6  # two runs of one point differ by no more, relatively
 DEVICES = (2, 8)
 NODES = 3
-ROOM, MORE_ROOM = "4m", "64m"  # of the disk that fills up, about half of the results, and of the one that does not
+ROOM, MORE_ROOM = "4m", "64m"  # of the disk that fills up, less than all results, and of the one that does not
 
 
 def study() -> Study:

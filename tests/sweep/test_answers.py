@@ -169,6 +169,6 @@ def test_points_are_found_by_hash_or_row(space):
     assert find_point(points, points[1].hash) is points[1]
     assert find_point(points, points[1].hash[:12]) is points[1]
     assert find_point(points, "2") is points[2]
-    for text in ("3", "-1", "nonsense", ""):
+    for text in ("3", "-1", "nonsense", "", *(point.hash[:5] for point in points)):
         with pytest.raises(SweepError, match="a row number from 0 to 2"):
             find_point(points, text)

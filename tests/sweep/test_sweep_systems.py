@@ -11,9 +11,11 @@ from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.experiment.simulation import iterations_of, simulate
 from jaxmoe.experiment.strategies import given_plans
+from jaxmoe.latency import LayerTime
 from jaxmoe.placement import Placement, write_plan
 from jaxmoe.sweep import SweepError
 from jaxmoe.sweep.answers import elasticities, winners
+from jaxmoe.sweep.rollouts import _by_layer
 
 LATENCY = "hardware.link.latency_ns"
 HD_MOE = {"name": "hd_moe", "experts": 1}
@@ -103,3 +105,19 @@ def test_systems_have_no_elasticities(space):
     made = space(axes={"system": ["static"], LATENCY: [1, 2]})
     with pytest.raises(SweepError, match="rolled out, not differentiated"):
         elasticities(made, made.points(), lambda *_: None)
+
+
+def test_a_stage_that_a_system_does_not_have_is_no_time_of_none():
+    """It fetches for 1 and 2 s in two steps of one layer, and dispatches nothing."""
+    fetch = np.array([[1.0], [2.0]])
+    told = _by_layer(LayerTime({"fetch": fetch}, {}, fetch), nodes=2)
+    assert told.total.tolist() == told.stages["fetch"].tolist() == [[1.0, 2.0]]
+    assert np.isnan(told.dispatch).all()
+
+
+@pytest.mark.parametrize("name", ["energy", "energy_per_token"])
+def test_an_energy_that_systems_do_not_tell_is_one_clear_error(sweep, name):
+    """Also where the machine states one."""
+    stated = {"hardware.link.energy_pJ_per_B": 4}
+    with pytest.raises(SweepError, match=f"the metric {name} is wanted, but systems do not tell it"):
+        sweep(axes={"system": ["static"]}, set=stated, metrics=["total", name])
