@@ -1,6 +1,6 @@
 """What sweeps survive, and how right their answers are: all in one table, `robust.csv`; see README.md.
 
-    python studies/dse/robust.py --out FOLDER                     # a quarter of an hour on two cores
+    python studies/dse/robust.py --out FOLDER                     # about 12 minutes of one core
     python studies/dse/robust.py --out FOLDER --only kills disk   # parts of it; rows of the others stay
 
 Kills, a full disk, several devices and a cluster that loses a node are held against one sweep without any of them, row
