@@ -91,7 +91,11 @@ Logits = Annotated[
 ]
 PlanFile = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="A placement; its content says of which format.", show_default=False),
+    typer.Argument(
+        metavar="FILE",
+        help="A placement; its content says of which format. FILE.npz:NAME is phy2log_NAME of several in a file.",
+        show_default=False,
+    ),
 ]
 FirstPlan = Annotated[Path, typer.Argument(metavar="A", help="The placement before.", show_default=False)]
 SecondPlan = Annotated[Path, typer.Argument(metavar="B", help="The placement after.", show_default=False)]

@@ -30,7 +30,8 @@ class ReadPlan:
 def read_slot_plan(path: Path, hints: Hints, ranks: int | None = None) -> ReadPlan:
     """Read a placement file of any format. `ranks` is how many share its slots, where the file does not say.
 
-    Raises `PlanError` with the file's name for anything that no engine should load.
+    Of an npz with several placements of EPLB, `phy2log_NAME` each, `FILE:NAME` is one. Raises `PlanError` with the
+    file's name for anything that no engine should load.
     """
     try:
         content = _content(path)
@@ -69,11 +70,18 @@ def _check_ranks(stated: int | None, ranks: int | None) -> None:
 
 def _content(path: Path) -> Any:
     """Arrays of an npz, or the value in a JSON or YAML file."""
+    file, colon, name = str(path).rpartition(":")
+    if colon and not path.exists() and Path(file).is_file():
+        return _named(read_arrays(Path(file)), name)
     if not path.is_file():
         raise PlanError("no such file; check the path")
     raw = path.read_bytes()
     if raw[:2] == b"PK":
-        return read_arrays(path)
+        arrays = read_arrays(path)
+        several = _names(arrays)
+        if several and "phy2log" not in arrays:
+            raise PlanError(f"has {len(several)} placements; give one of them, as in {path}:{several[0]}")
+        return arrays
     try:
         return parse_json(raw)
     except TraceError:
@@ -85,6 +93,17 @@ def _content(path: Path) -> Any:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise PlanError(f"neither npz nor JSON nor YAML ({reason}); the file is damaged or of another kind") from None
+
+
+def _names(arrays: dict[str, np.ndarray]) -> list[str]:
+    return [key.removeprefix("phy2log_") for key in arrays if key.startswith("phy2log_")]
+
+
+def _named(arrays: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+    """The arrays of one of several placements."""
+    if name not in _names(arrays):
+        raise PlanError(f"is none of the placements in the file: {', '.join(_names(arrays)) or 'it has none by name'}")
+    return {kind: arrays[f"{kind}_{name}"] for kind in ("phy2log", "log2phy", "logcnt") if f"{kind}_{name}" in arrays}
 
 
 def write_slot_plan(path: Path, name: str, plan: SlotPlan) -> list[str]:

@@ -16,11 +16,12 @@ from numba import njit
 
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.threads import cores, side_by_side
-from jaxmoe.tune.replica_moves import BETTER, relieved
+from jaxmoe.tune.replica_moves import BETTER, NOW, parts, relieved
 from jaxmoe.tune.replica_pairs import paired_copies
 
 MOVES = 400  # the most that one descent makes
 VARIANTS = 7  # numbers of copies to start from
+CHUNKS = 4  # of layers for every core, so that none waits long for another
 ROOM = 64  # for further copies of an expert in one descent
 FAST_MOVES, FAST_GOOD = 12, 1.002
 GOOD = 1.0001  # times the mean of ranks: no need to go on
@@ -88,12 +89,12 @@ def _side_by_side(
     load; `None`: of its own.
     """
     least = (loads.sum(axis=1) if enough is None else enough) / ranks
-    parts = np.array_split(np.arange(len(loads)), min(cores(), max(len(loads), 1)))
+    chunks = np.array_split(np.arange(len(loads)), min(CHUNKS * cores(), max(len(loads), 1)))
 
     def placed(rows: Int[np.ndarray, " layer"]) -> Int[np.ndarray, "layer slot"]:
         return _all_layers(loads[rows], least[rows], ranks, per_rank, repeats, search, seed)
 
-    return np.concatenate([*side_by_side(placed, parts)])
+    return np.concatenate([*side_by_side(placed, chunks)])
 
 
 def _check(experts: int, slots: int, ranks: int, groups: int, nodes: int) -> None:
@@ -126,8 +127,8 @@ def _layer(load, least, ranks, per_rank, repeats, search):
     slots, experts = ranks * per_rank, len(load)
     spare = slots - experts
     most = slots if repeats or experts * ranks < slots else ranks
-    best, top, kept = np.zeros((ranks, per_rank), np.int64), np.inf, np.ones(experts, np.int64)
-    back = 0
+    best, top, kept = np.zeros((ranks, per_rank), np.uint16), np.inf, np.ones(experts, np.int64)
+    back, known = 0, False  # whether the descent from the numbers of copies that are kept was made already
     for descent in range(variants + descents):
         if descent == 0:
             copies = _copies(load, slots, most, 0)
@@ -145,9 +146,13 @@ def _layer(load, least, ranks, per_rank, repeats, search):
                 if more != fewer and copies[fewer] > 1 and copies[more] < most:
                     copies[more] += 1
                     copies[fewer] -= 1
+            if (copies == kept).all():
+                if known:
+                    continue
+                known = True
         held, busy = _descent(load, copies, ranks, per_rank, most > ranks, moves, good)
         if busy.max() < top * BETTER:
-            best, top, kept = held, busy.max(), copies
+            best, top, kept, known = held, busy.max(), copies, False
         if top <= least * good:
             break
     return best.ravel()
@@ -181,75 +186,75 @@ def _copies(load, slots, most, back):
 @no_type_check
 def _descent(load, copies, ranks, per_rank, repeats, moves, good):
     """Experts [rank, slot] and the load of every rank; `copies` are those that it ends with."""
-    held, busy, count = _packed(load, copies, ranks, per_rank, repeats)
-    where, at = np.zeros((len(load), copies.max() + ROOM), np.int64), np.zeros(len(load), np.int64)
+    part = parts(load, copies)
+    held, busy, count = _packed(copies, part[:, NOW], ranks, per_rank, repeats)
+    where, at = np.empty((len(load), copies.max() + ROOM), np.uint16), np.zeros(len(load), np.int64)
     for rank in range(ranks):
         for expert in held[rank]:
             where[expert, at[expert]] = rank
             at[expert] += 1
     enough = load.sum() / ranks * good
     for _ in range(moves):
-        if busy.max() <= enough or not relieved(load, copies, held, busy, count, where, repeats):
+        if busy.max() <= enough or not relieved(load, copies, part, held, busy, count, where, repeats):
             break
     return held, busy
 
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _packed(load, copies, ranks, per_rank, repeats):
+def _packed(copies, each, ranks, per_rank, repeats):
     """The heaviest copy first, each on the least loaded rank that has a slot left and, if need be, not the expert."""
-    experts, slots = len(load), ranks * per_rank
-    item = np.empty(slots, np.int64)
-    at = 0
-    for expert in range(experts):
-        item[at : at + copies[expert]] = expert
-        at += copies[expert]
-    order = np.argsort(-(load / copies)[item], kind="mergesort")
-    held, used = np.full((ranks, per_rank), -1), np.zeros(ranks, np.int64)
-    busy, count = np.zeros(ranks), np.zeros((experts, ranks), np.int64)
-    for index in order:
-        expert = item[index]
-        each = load[expert] / copies[expert]
-        best, free = -1, -1
-        for rank in range(ranks):
-            if used[rank] < per_rank:
-                if free < 0 or busy[rank] < busy[free]:
-                    free = rank
-                if (repeats or count[expert, rank] == 0) and (best < 0 or busy[rank] < busy[best]):
-                    best = rank
-        if best < 0:  # all that have room have the expert: another rank takes it, and gives something up
-            expert, each, best = _given_up(load, copies, held, busy, count, expert, free)
-            best = free
-        held[best, used[best]] = expert
-        used[best] += 1
-        busy[best] += each
-        count[expert, best] += 1
+    held, used = np.empty((ranks, per_rank), np.uint16), np.zeros(ranks, np.int64)
+    busy, count = np.zeros(ranks), np.zeros((len(copies), ranks), np.int16)
+    still = np.zeros(ranks)  # what ranks have that have a slot left; infinite where they have none
+    for expert in np.argsort(-each, kind="mergesort"):
+        for _ in range(copies[expert]):
+            item, rank = expert, _least(still, count[expert], repeats)
+            if rank < 0:  # all that have room have the expert: another rank takes it, and gives something up
+                rank = _least(still, count[expert], True)
+                item = _given_up(each, held, busy, count, expert, rank)
+            held[rank, used[rank]] = item
+            used[rank] += 1
+            busy[rank] += each[item]
+            count[item, rank] += 1
+            still[rank] = busy[rank] if used[rank] < per_rank else np.inf
     return held, busy, count
 
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _given_up(load, copies, held, busy, count, expert, free):
+def _least(still, held, repeats):
+    """The first of the ranks with least, where it is finite, of those that do not have the expert; -1 if there is none.
+
+    With `repeats` of all ranks.
+    """
+    best, least = -1, np.inf
+    for rank in range(len(still)):
+        if still[rank] < least and (repeats or held[rank] == 0):
+            best, least = rank, still[rank]
+    return best
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _given_up(each, held, busy, count, expert, free):
     """Put a copy on a full rank without it, and return what that rank gives up for the `free` one."""
-    each = load[expert] / copies[expert]
     found, slot, least = -1, -1, np.inf
     for rank in range(len(held)):
         if count[expert, rank]:
             continue
         for place in range(held.shape[1]):
             other = held[rank, place]
-            if other < 0 or count[other, free]:
+            if count[other, free]:
                 continue
-            given = load[other] / copies[other]
-            top = max(busy[rank] - given + each, busy[free] + given)
+            top = max(busy[rank] - each[other] + each[expert], busy[free] + each[other])
             if top < least:
                 found, slot, least = rank, place, top
     if found < 0:
-        return expert, each, free
+        return expert
     other = held[found, slot]
-    given = load[other] / copies[other]
     held[found, slot] = expert
-    busy[found] += each - given
+    busy[found] += each[expert] - each[other]
     count[expert, found] += 1
     count[other, found] -= 1
-    return other, given, free
+    return other

@@ -73,18 +73,44 @@ def check_round_trip(folder: Path, name: str, plan: SlotPlan) -> None:
 
 
 @pytest.mark.slow
-def test_recorded_placements_of_eplb_go_through_all_formats(folder, shared):
-    """Those without an expert twice on a rank, which one engine cannot hold; the largest that are there."""
-    with np.load(shared / "reference" / "eplb" / "eplb_zipf0.3_58x256_seed0.npz") as file:
-        config = next(key for key in file.files if key.startswith("phy2log_256"))
-        slots, ranks = file[config].astype(np.int64), int(config.split("_")[-1])
-    plan = SlotPlan(slots, ranks, 256, tuple(range(3, 61)), 61)
-    hints = Hints(num_experts=256, layer_ids=plan.layer_ids, num_layers=61)
-    for name in FORMATS:
-        path = folder / f"recorded{suffix_of_engine(name)}"
-        write_slot_plan(path, name, plan)
-        plan = read_slot_plan(path, hints, ranks).plan
-        np.testing.assert_array_equal(plan.slots, slots)
+def test_all_recorded_placements_go_through_all_formats(folder, shared):
+    """But those with an expert twice on a rank, which vllm-ascend cannot hold."""
+    read = repeated = 0
+    for path in sorted((shared / "reference" / "eplb").glob("*.npz")):
+        with np.load(path) as file:
+            names = [key.removeprefix("phy2log_") for key in file.files if key.startswith("phy2log_")]
+            recorded, experts = {name: file[f"phy2log_{name}"] for name in names}, file["weight"].shape[-1]
+        for name, slots in recorded.items():
+            layers, ranks = len(slots), int(name.split("_")[-1])
+            hints = Hints(num_experts=experts, layer_ids=tuple(range(3, layers + 3)), num_layers=layers + 3)
+            plan = read_slot_plan(Path(f"{path}:{name}"), hints, ranks).plan
+            np.testing.assert_array_equal(plan.slots, slots)
+            twice = bool(plan.repeated.any())
+            if twice:
+                with pytest.raises(PlanError, match="twice, which vllm-ascend cannot hold"):
+                    write_slot_plan(folder / "twice.json", "vllm_ascend", plan)
+            for to in FORMATS:
+                if to != "vllm_ascend" or not twice:
+                    check_round_trip(folder, to, plan)
+            read, repeated = read + 1, repeated + twice
+    assert read > 1000
+    assert repeated < 0.5 * read
+
+
+def test_one_of_several_placements_in_a_file(plan, tmp_path):
+    write_slot_plan(tmp_path / "a.npz", "eplb", plan)
+    with np.load(tmp_path / "a.npz") as arrays:
+        first = {f"{key}_first": values for key, values in arrays.items()}
+    path = tmp_path / "several.npz"
+    np.savez(path, **first, phy2log_second=plan.slots[:, ::-1])
+    for name, expected in (("first", plan.slots), ("second", plan.slots[:, ::-1])):
+        read = read_slot_plan(Path(f"{path}:{name}"), HINTS, RANKS)
+        assert read.format == "eplb"
+        np.testing.assert_array_equal(read.plan.slots, expected)
+    with pytest.raises(PlanError, match=r"has 2 placements; give one of them, as in .*several.npz:first"):
+        read_slot_plan(path, HINTS, RANKS)
+    with pytest.raises(PlanError, match=r"several.npz:third: is none of the placements in the file: first, second"):
+        read_slot_plan(Path(f"{path}:third"), HINTS, RANKS)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.placement.slots import copies_of_slots, loads_of_slots, max_over_mean
 from jaxmoe.tune.load_forecast import _forecasts, windows_to_come
+from jaxmoe.tune.replica_moves import parts, relieved
 from jaxmoe.tune.replica_pairs import _busiest_pair, paired_copies
 from jaxmoe.tune.replica_windows import steady_slots
 from jaxmoe.tune.replicas import balanced_slots
@@ -68,6 +69,45 @@ def test_the_same_seed_gives_the_same_slots_and_layers_do_not_depend_on_each_oth
     np.testing.assert_array_equal(slots, balanced_slots(loads, 32, 8, seed=3))
     few = balanced_slots(loads[:2], 32, 8, seed=3)
     assert (balance(few, loads[:2], 8) <= balance(slots, loads, 8)[:2] * (1 + 1e-9)).all()  # it looks longer at few
+
+
+def busy_of(held: np.ndarray, load: np.ndarray) -> np.ndarray:
+    return loads_of_slots(held.reshape(1, -1).astype(int), load[None], len(held))[0]
+
+
+def touched_top(held: np.ndarray, slots: list[tuple[int, int]], experts: list[int], load: np.ndarray) -> float:
+    """The most that a rank has to do with experts in these slots, of the ranks that this changes; from scratch."""
+    after = held.copy()
+    for at, expert in zip(slots, experts, strict=True):
+        after[at] = expert
+    before, now = busy_of(held, load), busy_of(after, load)
+    return now[~np.isclose(before, now, rtol=1e-12)].max()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_best_of_all_moves_is_made(seed):
+    """Of exchanges with the busiest rank, and further copies of its experts in place of others."""
+    rng = np.random.default_rng(seed)
+    load, copies = rng.gamma(0.7, 1, 9), rng.permutation([4, 2, 2, 2, 2, 1, 1, 1, 1])
+    held = np.ascontiguousarray(np.repeat(np.arange(9), copies).reshape(4, 4).T, np.uint16)  # copies on different ranks
+    count = copies_of_slots(held.reshape(1, -1).astype(int), 9, 4)[0].astype(np.int16)
+    where = np.stack([np.resize(np.nonzero(row)[0], 6) for row in count]).astype(np.uint16)
+    busy = busy_of(held, load)
+    before, hot, tops = held.copy(), busy.argmax(), []
+    for place, expert in enumerate(held[hot]):
+        for rank, slot in np.ndindex(4, 4):
+            old = held[rank, slot]
+            if count[expert, rank]:
+                continue
+            if not count[old, hot] and load[old] / copies[old] < load[expert] / copies[expert]:
+                tops.append(touched_top(held, [(hot, place), (rank, slot)], [old, expert], load))
+            if copies[old] > 1 and copies[expert] < 4:
+                tops.append(touched_top(held, [(rank, slot)], [expert], load))
+    assert min(tops) < busy.max()
+    assert relieved(load, copies, parts(load, copies), held, busy, count, where, False)
+    changed = [*map(tuple, np.argwhere(before != held))]
+    assert touched_top(before, changed, [held[at] for at in changed], load) == pytest.approx(min(tops))
+    np.testing.assert_allclose(busy, busy_of(held, load))
 
 
 def test_windows_count_each_by_itself():
