@@ -29,7 +29,7 @@ def draw_topology(path: Path) -> None:
     """Time of a layer by the way copies are picked, on tokens of the later half."""
     panels = []
     for machine, label in MACHINES.items():
-        tables = sorted(TABLES.glob(f"topology_{machine}_*.csv"))
+        tables = sorted(TABLES.glob(f"topology_{machine}_*_0.csv"))
         rows = [row for table in tables for row in read_table(table)]
         for model in dict.fromkeys(row["model"] for row in rows):
             own = [row for row in rows if row["model"] == model]

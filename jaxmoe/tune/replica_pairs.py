@@ -10,25 +10,26 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-WARM = 3e-3  # part by which a change may be for the worse at first
-
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def paired_copies(load, copies, most, changes):
-    """Numbers of copies, at most so many of each: the best of all that so many changes lead to."""
+def paired_copies(load, copies, most, changes, warm, repeats):
+    """Numbers of copies, at most so many of each: the best of all that so many changes lead to.
+
+    A change may be for the worse by a part of `warm` at first.
+    """
     tried, kept = copies.copy(), copies.copy()
     each = load / tried
     order = np.argsort(-each)
-    now, heavy, light = _busiest_pair(each, tried, order)
+    now, heavy, light = _busiest_pair(each, tried, order, repeats)
     best = now
     for change in range(changes):
         more, fewer = heavy if np.random.random() < 0.8 else light, np.random.randint(len(load))
         if more == fewer or tried[fewer] < 2 or tried[more] >= most:
             continue
         _given(load, tried, each, order, more, fewer)
-        found, next_heavy, next_light = _busiest_pair(each, tried, order)
-        if found > now * (1 + WARM * (1 - change / changes)):
+        found, next_heavy, next_light = _busiest_pair(each, tried, order, repeats)
+        if found > now * (1 + warm * (1 - change / changes)):
             _given(load, tried, each, order, fewer, more)
             continue
         now, heavy, light = found, next_heavy, next_light
@@ -54,13 +55,18 @@ def _given(load, copies, each, order, more, fewer):
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _busiest_pair(each, copies, order):
-    """The largest sum when copies in order are paired from both ends, and the experts of that pair."""
+def _busiest_pair(each, copies, order, repeats):
+    """The largest sum when copies in order are paired from both ends, and the experts of that pair.
+
+    Without `repeats` an expert that is left beside itself counts as beside the next heavier one, with which it can
+    change places.
+    """
     first, last = 0, len(order) - 1
     front, back = copies[order[first]], copies[order[last]]
     pairs, top, heavy, light = copies.sum() // 2, -1.0, 0, 0
     while pairs > 0:
-        both = each[order[first]] + each[order[last]]
+        beside = first - 1 if first == last and first and not repeats else last
+        both = each[order[first]] + each[order[beside]]
         if both > top:
             top, heavy, light = both, order[first], order[last]
         if first == last:

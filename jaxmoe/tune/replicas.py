@@ -27,7 +27,8 @@ FAST_MOVES, FAST_GOOD = 12, 1.002
 GOOD = 1.0001  # times the mean of ranks: no need to go on
 EFFORT = 60_000_000  # slots x ranks of a node x descents of a layer: more descents where a layer is small
 MOST_DESCENTS = 1000
-CHANGES = 3000  # of numbers of copies, where ranks have two slots
+CHANGES, PAIRED = 3000, 20  # of numbers of copies, where ranks have two slots; again after so many descents
+WARM, WARMER = 3e-3, 1.1  # the part by which such a change may be for the worse at first, and times so when done again
 
 
 def balanced_slots(
@@ -128,7 +129,7 @@ def _layer(load, least, ranks, per_rank, repeats, search):
     spare = slots - experts
     most = slots if repeats or experts * ranks < slots else ranks
     best, top, kept = np.zeros((ranks, per_rank), np.uint16), np.inf, np.ones(experts, np.int64)
-    back, known = 0, False  # whether the descent from the numbers of copies that are kept was made already
+    back, warm, known = 0, WARM, False  # whether the descent from the numbers of copies that are kept was made already
     for descent in range(variants + descents):
         if descent == 0:
             copies = _copies(load, slots, most, 0)
@@ -137,8 +138,8 @@ def _layer(load, least, ranks, per_rank, repeats, search):
             if back > spare or experts < 2:
                 continue
             copies = _copies(load, slots, most, back)
-        elif descent == variants and per_rank == 2:
-            copies = paired_copies(load, kept, most, CHANGES)
+        elif per_rank == 2 and (descent - variants) % PAIRED == 0:
+            copies, warm = paired_copies(load, kept, most, CHANGES, warm, most > ranks), warm * WARMER
         else:
             copies = kept.copy()
             for _ in range(1 + np.random.randint(2)):

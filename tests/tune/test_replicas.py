@@ -163,8 +163,8 @@ def test_a_forecast_by_hand():
     np.testing.assert_allclose(told[1, 0], [(0.3 * 0.2 + 1 / 3) / 1.3, (0.3 * 0.8 + 2 / 3) / 1.3])
 
 
-def busiest_pair(load: np.ndarray, copies: np.ndarray) -> float:
-    return _busiest_pair(load / copies, copies, np.argsort(-load / copies))[0]
+def busiest_pair(load: np.ndarray, copies: np.ndarray, repeats: bool = True) -> float:
+    return _busiest_pair(load / copies, copies, np.argsort(-load / copies), repeats)[0]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -177,9 +177,9 @@ def test_the_heaviest_copy_beside_the_lightest_is_the_best_pairing(seed):
 
 def test_numbers_of_copies_for_two_slots_a_rank():
     # 60, 30 and 30 in four slots: with two copies of the first all four slots have 30.
-    assert paired_copies(np.array([60.0, 30, 30]), np.array([1, 2, 1]), 2, 100).tolist() == [2, 1, 1]
+    assert paired_copies(np.array([60.0, 30, 30]), np.array([1, 2, 1]), 2, 100, 3e-3, True).tolist() == [2, 1, 1]
     load, start = np.random.default_rng(0).gamma(0.5, 1, 40), np.full(40, 2)
-    found = paired_copies(load, start, 30, 500)
+    found = paired_copies(load, start, 30, 500, 3e-3, False)
     assert found.sum() == 80
     assert found.min() >= 1
     assert found.max() <= 30
