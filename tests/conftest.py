@@ -1,5 +1,6 @@
 """Settings all tests share: a compilation cache kept between runs, and where the reference data is."""
 
+import functools
 import gc
 import os
 import signal
@@ -8,6 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 from hypothesis import settings
+from jax._src.interpreters import mlir
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -36,15 +38,16 @@ jax.config.update("jax_traceback_in_locations_limit", 0)
 SOONER = "--xla_backend_optimization_level=0"
 if jax.__version_info__ < (0, 11):  # an unknown flag ends the process
     SOONER += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    # JAX makes a new context of MLIR for each function it lowers, a third of the time of a small one. Tests share one.
+    mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 
 settings.register_profile("jaxmoe", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("jaxmoe")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     """Before JAX has looked for devices; programs that tests start inherit it."""
-    if config.option.markexpr == "not slow":
-        os.environ.setdefault("XLA_FLAGS", SOONER)
+    os.environ.setdefault("XLA_FLAGS", SOONER)
 
 
 def pytest_collection_finish() -> None:
