@@ -26,7 +26,8 @@ class AllocationCosts(eqx.Module):
 
     A remote expert keeps each link on its way for its bytes, and pays its latency. Whole femtoseconds add up exactly in
     float64, so that equal costs are equal in whatever order they are added: on the study's machines an expert's DRAM
-    time is that of just 250 requests.
+    time is that of just 250 requests. A machine's numbers are float32, and so is each cost until it is rounded; what
+    adds up is of the default precision.
     """
 
     dram: Float[Array, " die"]
@@ -36,12 +37,13 @@ class AllocationCosts(eqx.Module):
     @classmethod
     def of(cls, machine: Machine, costs: FetchCosts) -> "AllocationCosts":
         topology, hbm = machine.topology, machine.memory[-1]
-        link = costs.expert_bytes / (topology.link_bandwidth * topology.efficiency) + topology.link_latency
-        return cls(
-            jnp.round(costs.expert_bytes / hbm.bandwidth[hbm.channel] * 1e15),
-            path_sums(topology, jnp.round(link * 1e15)),
-            jnp.round(costs.flops_per_request / machine.die.flops * 1e15),
+        rate = hbm.bandwidth[hbm.channel]
+        size, flops = (jnp.asarray(number, rate.dtype) for number in (costs.expert_bytes, costs.flops_per_request))
+        link = size / (topology.link_bandwidth * topology.efficiency) + topology.link_latency
+        dram, link, request = (
+            jnp.round(seconds * 1e15).astype(float) for seconds in (size / rate, link, flops / machine.die.flops)
         )
+        return cls(dram, path_sums(topology, link), request)
 
 
 def deal(
@@ -145,7 +147,9 @@ class Algorithm1(eqx.Module):
         read = jnp.where(valid, read, jnp.inf)
         asked = counts.astype(jnp.int32)
         at_home = jnp.where((asked > 0)[:, None] & (candidate == home[:, None]), read, 0).sum(axis=1)
-        turns = jnp.arange(len(home)) if self.order == "number" else jnp.argsort(asked, stable=True)
+        turns = jnp.arange(len(home))
+        if self.order == "ascending":  # numbers that differ sort several times as fast as pairs
+            turns = jnp.sort(asked.astype(int) * len(home) + turns) % len(home)
         totals = jnp.zeros(holders.shape[1], read.dtype), jnp.zeros(holders.shape[1], jnp.int32)
         if self.begin == "homes":
             totals = totals[0].at[home].add(at_home), totals[1].at[home].add(asked)
@@ -153,7 +157,8 @@ class Algorithm1(eqx.Module):
         given = (asked, candidate, read, split, home, at_home)
         _, dealt = jax.lax.scan(lambda *each: self._expert(*each), totals, tuple(each[turns] for each in given))
         empty = jnp.zeros(holders.shape, counts.dtype)
-        return empty.at[turns[:, None], candidate[turns]].add(dealt.astype(counts.dtype))
+        place = empty.at[turns[:, None], candidate[turns]]
+        return place.set(dealt.astype(counts.dtype), mode="promise_in_bounds", unique_indices=True)
 
     def _candidates(
         self, holders: Shaped[Array, "expert die"], home: Int[Array, " expert"]
@@ -170,13 +175,14 @@ class Algorithm1(eqx.Module):
         """The blocks of one expert; the result is what each candidate is given."""
         moved, load = carry
         count, die, read, split, home, at_home = given
-        if self.begin == "homes":
-            moved, load = moved.at[home].add(-at_home), load.at[home].add(-count)
-        own, request, place = load[die], self.costs.request[die], jnp.arange(len(die), dtype=jnp.int32)
+        # What the home had for it at first is taken out.
+        at_first = (die == home) & (self.begin == "homes")
+        begun, own = moved[die] - at_home * at_first, load[die] - count * at_first
+        request, place = self.costs.request[die], jnp.arange(len(die), dtype=jnp.int32)
         # Of fewest requests first, then of the lowest number; those that are no candidates last.
         order = jnp.where(jnp.isfinite(read), own * len(moved) + die, jnp.iinfo(jnp.int32).max)
         before = (order < order[:, None]).sum(axis=1, dtype=jnp.int32)
-        start = jnp.where(before < split, moved[die] + read, jnp.inf)
+        start = jnp.where(before < split, begun + read, jnp.inf)
 
         def one(state: tuple[Array, Array]) -> tuple[Array, Array]:
             left, taken = state
@@ -189,8 +195,12 @@ class Algorithm1(eqx.Module):
 
         _, taken = jax.lax.while_loop(lambda state: state[0] > 0, one, (count, own))
         given_now = taken - own
-        moved = moved.at[die].add(jnp.where(given_now > 0, read, 0), mode="promise_in_bounds")
-        return (moved, load.at[die].add(given_now, mode="promise_in_bounds")), given_now
+        read_now = jnp.where(given_now > 0, read, 0) - at_home * at_first
+        moved, load = (
+            total.at[die].add(more, mode="promise_in_bounds", unique_indices=True)
+            for total, more in ((moved, read_now), (load, given_now - count * at_first))
+        )
+        return (moved, load), given_now
 
 
 def widest(hops: Int[np.ndarray, "die die2"]) -> int:

@@ -73,19 +73,38 @@ MODELS = {
 
 MODELS |= {f"{name}, FP16": replace(model, width=2.0) for name, model in MODELS.items()}
 FP8, FP16 = tuple(MODELS)[:2], tuple(MODELS)[2:]  # of the paper, and of its later edition
+DIE_MEMORY = (
+    "[{{name: llc, bandwidth_GB_per_s: 10000, capacity_GB: 0.064}}, {{name: hbm, bandwidth_GB_per_s: {rate}, "
+    "latency_ns: 300, capacity_GB: {capacity}}}]"
+)
 LATER = {  # dies of the later edition's Table I
     "die.compute_TFLOPs_per_s": "989",
-    "memory": "[{name: llc, bandwidth_GB_per_s: 10000, capacity_GB: 0.064}, {name: hbm, bandwidth_GB_per_s: 3350, "
-    "latency_ns: 300, capacity_GB: 72}]",
+    "memory": DIE_MEMORY.format(rate=3350, capacity=72),
     "link.bandwidth_GB_per_s": "1700",
 }
+MODELS |= {  # whose gating is recorded: no preset
+    "DeepSeek-V2-Lite": Model("", 26, 64, 3 * 2048 * 1408.0),
+    "GPT-OSS-20B": Model("", 24, 32, 3 * 2880 * 2880.0),
+}
+ROOM = 2.75  # HBM over what home experts take, of DeepSeek-V3 on Dojo
+
+
+def scaled(model: str) -> dict[str, str]:
+    """What is changed of Dojo for a smaller model: 2x3 dies, on which experts are as many to a die as on Dojo, 10 of
+    DeepSeek-V2-Lite for those of DeepSeek-V3, 5 of GPT-OSS for those of Qwen3, and HBM with as much room."""
+    own = MODELS[model]
+    capacity = ROOM * own.layers * own.experts * own.weights / 6 / 1e9
+    return {"mesh_shape": "[2, 3]", "memory": DIE_MEMORY.format(rate=2000, capacity=capacity)}
 
 
 @lru_cache
 def machine_of(name: str) -> Machine:
-    """A machine of the configs; with "later " before its name, with dies of the later edition."""
-    overrides = [f"{key}={value}" for key, value in LATER.items()] if name.startswith("later ") else []
-    return build_machine(load_hardware(CONFIGS / "hardware" / f"{name.removeprefix('later ')}.yaml", overrides))
+    """A machine of the configs; with "later " before its name, with dies of the later edition; and "scaled " with the
+    name of a model, Dojo scaled to it."""
+    kind, _, own = name.rpartition(" ")
+    changes = scaled(own) if kind == "scaled" else LATER if kind == "later" else {}
+    file = CONFIGS / "hardware" / f"{'dojo_5x5' if kind == 'scaled' else own}.yaml"
+    return build_machine(load_hardware(file, [f"{key}={value}" for key, value in changes.items()]))
 
 
 def process_of(model: str, popularity: float = 1.0, reuse: float = 1.0, seed: int = SEED) -> GatingProcess:

@@ -1,12 +1,14 @@
 """Tables of the study of the wafer-scale GPU: `python studies/wafer_gpu/study.py [TABLE ...] [--model NAME]`.
 
 With a model, its rows alone are made anew, and the table keeps the others; with a batch, those of `throughput`.
+`recorded` needs recorded gating, in a folder `traces/` under that given with `--shared`.
 """
 
 import argparse
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -15,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from layers import h100, loads, timeline, told, work_of
+from recorded import recorded
 from runs import (
     BATCHES,
     FOLDER,
@@ -286,9 +289,10 @@ ALONE: dict[str, Callable[[], Iterator[Row]]] = {"loads": loads, "timeline": tim
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=", ".join([*BY_MODEL, *ALONE]))
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=", ".join([*BY_MODEL, *ALONE, "recorded"]))
     parser.add_argument("--model", choices=FP8)
     parser.add_argument("--batch", type=int, choices=BATCHES, help="of throughput, with a model")
+    parser.add_argument("--shared", type=Path, default=FOLDER.parents[2] / "shared", help="has traces/")
     told = parser.parse_args()
     for name in told.tables or [*BY_MODEL, *ALONE]:
         start = time.perf_counter()
@@ -298,8 +302,10 @@ def main() -> None:
                 rows = [row for model in ([told.model] if told.model else FP8) for row in BY_MODEL[name](model, **some)]
             elif name in ALONE:
                 rows = [*ALONE[name]()]
+            elif name == "recorded":
+                rows = [*recorded(told.shared / "traces")]
             else:
-                parser.error(f"no table {name!r}; expected some of {', '.join([*BY_MODEL, *ALONE])}")
+                parser.error(f"no table {name!r}; expected some of {', '.join([*BY_MODEL, *ALONE, 'recorded'])}")
         path = FOLDER / f"{name}.csv"
         if name in BY_MODEL and told.model and path.exists():
             cases = {(row["model"], row.get("batch") if told.batch else None) for row in rows}

@@ -1,121 +1,26 @@
 """The figures of README.md, from the tables: python studies/wafer_gpu/summary.py"""
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from statistics import mean
 
-from jaxmoe.files import read_table
-
-FOLDER = Path(__file__).parent
-Rows = list[dict[str, str]]
-
-
-def read(name: str) -> Rows:
-    return read_table(FOLDER / f"{name}.csv")
-
-
-def select(rows: Rows, **values: str) -> Rows:
-    return [row for row in rows if all(row[key] == value for key, value in values.items())]
-
-
-def average(rows: Iterable[dict[str, str]], key: str) -> float:
-    return mean(float(row[key]) for row in rows)
-
-
-LARGE = ("4096", "8192", "16384")  # batches that the text speaks of: 4096, over 10,000, over 15,000
-MODELS = {"DeepSeek-V3": (5.3, 7.0), "Qwen3-235B": (3.1, 4.1)}  # of allo+pred over base: the paper, its later edition
-MACHINES = {"dojo_5x5": (3.7, 6.0), "tsmc_sow_3x8": (4.7, 7.5)}
-
-
-def main_rows() -> Rows:
-    return [row for row in read("throughput") if row["machine"] in MACHINES]
-
-
-def gains(rows: Rows, policy: str, base: str) -> list[float]:
-    """Time of a base over that of a policy, case by case."""
-    times = ({key(row): float(row["layer_us"]) for row in select(rows, policy=name)} for name in (base, policy))
-    own, other = times
-    return [own[case] / other[case] for case in own]
-
-
-def key(row: dict[str, str]) -> tuple[str, ...]:
-    return row["model"], row["machine"], row["batch"]
-
-
-def saved(rows: Rows, policy: str, base: str) -> float:
-    """Hops of a base over those of a policy, all cases together."""
-    own, other = (sum(float(row["hops"]) for row in select(rows, policy=name)) for name in (policy, base))
-    return other / own if own else float("inf")
-
-
-def against_the_paper() -> None:
-    """Line 1: means over all batches, or the large ones, under base by blocks and base over three dies."""
-    for base, pred in (("base", "pred"), ("base, 3 dies", "pred, 3 dies")):
-        for label, batches in (("all batches", None), ("4,096 and more", LARGE)):
-            rows = [row for row in main_rows() if batches is None or row["batch"] in batches]
-            print(f"  over {base}, {label}: allo+pred (paper, later edition, ours, off the paper by)")
-            for name, (paper, later) in (MODELS | MACHINES).items():
-                part = "model" if name in MODELS else "machine"
-                own = mean(gains(select(rows, **{part: name}), "allo+pred", base))
-                print(f"    {name:14} {paper} {later} {own:.2f} {100 * (own / paper - 1):+.0f} %")
-            for name in (pred, "home", "allo", "allo+pred"):
-                own, hops = gains(rows, name, base), saved(rows, name, base)
-                cells = [saved(select(rows, model=m, machine=c), name, base) for m in MODELS for c in MACHINES]
-                print(f"    {name:13} {mean(own):.2f} ({min(own):.2f} to {max(own):.2f}), hops {hops:.1f}", end=" ")
-                print(f"by model and machine {min(cells):.1f} to {max(cells):.1f}")
-    rows = main_rows()
-    for name in ("pred, perfect", "pred, unlimited"):
-        print(f"  {name}: {mean(gains(rows, name, 'base')):.2f}, hops {saved(rows, name, 'base'):.1f}")
-
-
-HBM = {"dojo_5x5": 25 * 2e12, "tsmc_sow_3x8": 24 * 2e12}  # B/s of all dies, Table I
-
-
-def most_of_copies() -> None:
-    """What no copies can beat while base deals: its reads, each from the HBM of the die, all dies alike busy."""
-    for base, pred in (("base", "pred"), ("base, 3 dies", "pred, 3 dies")):
-        rows = select(main_rows(), policy=base)
-        read = [1e6 * (float(row["local_read"]) + float(row["remote_read"])) / HBM[row["machine"]] for row in rows]
-        least = (max(each, float(row["even_us"])) for each, row in zip(read, rows, strict=True))
-        most = [float(row["layer_us"]) / each for row, each in zip(rows, least, strict=True)]
-        own = gains(main_rows(), pred, base)
-        print(f"  over {base}: at most {mean(most):.2f} ({min(most):.2f} to {max(most):.2f}),", end=" ")
-        print(f"{pred} {mean(own):.2f} ({min(own):.2f} to {max(own):.2f})")
-
-
-def both_over_allo() -> None:
-    """What copies add to Algorithm 1, and what anything could."""
-    rows = main_rows()
-    allo, both = select(rows, policy="allo"), select(rows, policy="allo+pred")
-    ratio = gains(rows, "allo+pred", "allo")
-    most = [float(row["layer_us"]) / float(row["even_us"]) for row in allo]
-    print(f"  allo+pred over allo in time: {mean(ratio):.3f} ({min(ratio):.3f} to {max(ratio):.3f})")
-    print(f"  dies evenly busy and every expert read once, over allo: {mean(most):.3f} (to {max(most):.3f})")
-    fewer = sum(float(row["hops"]) for row in allo) / sum(float(row["hops"]) for row in both)
-    print(f"  hops: {fewer:.2f} times fewer")
-    ratio = gains(rows, "allo", "home")
-    print(f"  allo over expert parallelism: {mean(ratio):.3f} ({min(ratio):.3f} to {max(ratio):.3f})", end="; ")
-    large = [row for row in rows if row["batch"] == "16384"]
-    print(f"at 16,384 {mean(gains(large, 'allo+pred', 'home')):.2f} (later edition 1.44)")
-    for name in ("base", "allo", "allo+pred"):
-        own = select(rows, policy=name, batch="4096", model="Qwen3-235B", machine="tsmc_sow_3x8")[0]
-        parts = (f"{kind} {float(own[kind]) / 1e9:.2f}" for kind in ("local_read", "remote_read", "local_write"))
-        print(f"  Fig. 13, {name}, GB a layer:", ", ".join(parts))
-
-
-def later() -> None:
-    """The machines and FP16 weights of the later edition."""
-    rows = read("later")
-    for base in ("base", "base, 3 dies"):
-        for name, (_, published) in (MODELS | MACHINES).items():
-            part = "model" if name in MODELS else "machine"
-            own = mean(gains(select(rows, **{part: name}), "allo+pred", base))
-            print(f"  over {base}, {name:14} {published} {own:.2f} {100 * (own / published - 1):+.0f} %")
-    hops = (f"{name} {saved(rows, name, 'base'):.1f}" for name in ("pred", "allo", "allo+pred"))
-    print("  hops:", ", ".join(hops), "(pred 4.5, allo 142, allo+pred 213)")
-    ratio = [mean(gains(select(rows, batch=batch), "allo+pred", "home")) for batch in LARGE]
-    print("  allo+pred over expert parallelism by batch:", ", ".join(f"{each:.3f}" for each in ratio), "(1, to 1.44)")
-    print(f"  allo+pred over allo: {mean(gains(rows, 'allo+pred', 'allo')):.3f} (1.1)")
+from gains import (
+    ALLOCATED,
+    MACHINES,
+    MODELS,
+    Rows,
+    against_the_paper,
+    average,
+    both_over_allo,
+    by_batch,
+    by_model,
+    gains,
+    later,
+    most_of_copies,
+    read,
+    saved,
+    select,
+    shared_in_the_llc,
+)
 
 
 def limits() -> None:
@@ -215,16 +120,6 @@ def doubled() -> None:
     print(f"by up to {max(slower, default=0):.0f} %")
 
 
-def by_batch() -> None:
-    """Speed-up of allo+pred by batch, mean of both machines of Fig. 11."""
-    for base in ("base", "base, 3 dies", "home"):
-        for model in MODELS:
-            own = select(main_rows(), model=model)
-            batches = dict.fromkeys(row["batch"] for row in own)
-            told = (f"{batch} {mean(gains(select(own, batch=batch), 'allo+pred', base)):.2f}" for batch in batches)
-            print(f"  over {base}, {model}:", ", ".join(told))
-
-
 def insights() -> None:
     """Line 6: time without the insight over time with it, mean over models, machines and batches."""
     rows = read("insights")
@@ -261,6 +156,32 @@ def _host_at(rows: Rows) -> Iterable[str]:
         yield f"{row['model']} on {row['machine']} {own:.1f} % ({100 * (own / published - 1):+.0f} %)"
 
 
+def recorded() -> None:
+    """Recorded gating and gating of processes fitted to it, all draws of a model and machine: means, least and most."""
+    rows, by = read("recorded"), ("trace", "layers", "seed")
+    for case in dict.fromkeys((row["gating"], row["model"], row["machine"]) for row in rows):
+        own = select(rows, **dict(zip(("gating", "model", "machine"), case, strict=True)))
+        print(f"  {', '.join(case)}, {len(select(own, policy='base'))} draws")
+        for name, base in (
+            ("pred", "base"),
+            *((each, "base") for each in ("home", *ALLOCATED)),
+            ("allo", "home"),
+            ("allo+pred", "allo"),
+        ):
+            ratio = gains(own, name, base, by)
+            print(f"    {name} over {base} {mean(ratio):.2f} ({min(ratio):.2f} to {max(ratio):.2f})", end="; ")
+        print("hops saved by", ", ".join(f"{name} {saved(own, name, 'base'):.1f}" for name in ("pred", *ALLOCATED)))
+        for name in ("base", "pred", *ALLOCATED):
+            parts = [average(select(own, policy=name), kind) for kind in ("local_read", "remote_read", "local_write")]
+            told = ", ".join(f"{100 * part / sum(parts[:2]):.1f} %" for part in parts)
+            print(f"    {name}: of {sum(parts[:2]) / 1e9:.3f} GB read local, remote, and written: {told}")
+    model, simulated = ([float(row[key]) for row in rows] for key in ("model_us", "simulated_us"))
+    error = [abs(one / two - 1) for one, two in zip(model, simulated, strict=True)]
+    print(f"  model beside simulator, {len(rows)} pairs of layers: {100 * mean(error):.1f} % on average", end=", ")
+    print(f"a layer {100 * max(float(row['most_off']) for row in rows):.0f} % at worst", end="; ")
+    print(f"hops and bytes equal in {sum(row['same_traffic'] == 'True' for row in rows)}")
+
+
 def sensitivity() -> None:
     """Which assumption moves which figure, in the case of each model."""
     rows = read("sensitivity")
@@ -278,9 +199,11 @@ def sensitivity() -> None:
 PARTS: dict[str, Callable[[], None]] = {
     "Against the paper": against_the_paper,
     "Most that copies can gain": most_of_copies,
+    "Shared in the LLC": shared_in_the_llc,
     "Both over allo": both_over_allo,
     "Later edition": later,
     "By batch": by_batch,
+    "By model": by_model,
     "The busiest resource": limits,
     "Model and simulator": agreement,
     "Bound and gradient": bounds,
@@ -290,6 +213,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "LLC": llc,
     "H100": h100,
     "Seeds": seeds,
+    "Recorded gating": recorded,
     "Sensitivity": sensitivity,
 }
 

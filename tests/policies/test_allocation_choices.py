@@ -46,13 +46,15 @@ def drawn_layers(rng, layers, batch=4096, experts=256):
     return np.stack([rng.multinomial(8 * batch, row / row.sum()) for row in weight])
 
 
-def test_every_choice_on_random_layers_at_once():
-    """100 layers of DeepSeek-V3 at batch 4,096."""
+@pytest.mark.parametrize(("batch", "away"), [(4096, False), (16384, True)])
+def test_every_choice_on_random_layers_at_once(batch, away):
+    """100 layers of DeepSeek-V3: where memory binds, every expert stays at home; where compute binds, many do not."""
     rng = np.random.default_rng(0)
-    counts = drawn_layers(rng, 100)
+    counts = drawn_layers(rng, 100, batch)
     homes, holders = (np.stack(each) for each in zip(*(placed(rng, 256) for _ in counts), strict=True))
     with jax.enable_x64(True):
         costs = AllocationCosts.of(CHIP, COSTS)
+        assert costs.way.dtype == float
         given = (jnp.asarray(counts), jnp.asarray(holders), jnp.asarray(homes), costs)
         plans = np.asarray(many(*given))
         numbers = [float(each) for each in (costs.dram[0], costs.way[0, 1], costs.request[0])]
@@ -63,6 +65,7 @@ def test_every_choice_on_random_layers_at_once():
         fast = best_of(9, lambda: many(*given))
         step = best_of(9, lambda: many(*(each[:58] for each in given[:3]), costs))
     np.testing.assert_array_equal(plans, np.stack(loops))
+    assert bool((plans[~holders] > 0).any()) == away
     for kind, vectorised, layers in zip(("clock", "processors"), fast, step, strict=True):
         print(f"plain loop {loop:.2f} s; by {kind} {loop / vectorised:.0f} times as fast, 58 layers {layers:.4f} s")
 

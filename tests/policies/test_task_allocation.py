@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.wafer import algorithm_1, dealt
 
+from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.hardware.networks import hop_counts
+from jaxmoe.latency import FetchCosts
 from jaxmoe.policies import Algorithm1, AllocationCosts, AtHome, Dealt, deal, widest
 
 DRAM, HOP, REQUEST = 22_020_096_000, 29_560_128_000, 88_080_384  # fs: DeepSeek-V3 on dojo_5x5
@@ -69,6 +71,16 @@ def test_every_choice_is_that_of_the_plain_loop(shape, block, spare, reading):
 def test_dealing_is_block_after_block(counts, dies, block):
     padded = counts + [0] * (20 - len(counts))
     np.testing.assert_array_equal(DEAL(jnp.asarray(padded), dies, block), dealt(padded, dies, block))
+
+
+def test_costs_add_up_in_double_precision_whatever_that_of_the_machine():
+    machine = build_machine(load_hardware("configs/hardware/dojo_5x5.yaml"))
+    with jax.enable_x64(True):
+        costs = AllocationCosts.of(machine, FetchCosts(44040192.0, 88080384.0))
+        assert {leaf.dtype for leaf in jax.tree.leaves(costs)} == {np.dtype("float64")}
+        # On this machine an expert of FP8 takes as long to read as 250 requests to compute.
+        assert costs.dram[0] == 250 * costs.request[0]
+        assert costs.way[0, 3] == 3 * costs.way[0, 1] == 3 * round(float(costs.way[0, 1]))
 
 
 def test_an_idle_machine_computes_at_home():
