@@ -1,5 +1,6 @@
 """The four policies on recorded gating of smaller models, on Dojo and on a machine scaled to them."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from layers import told, work_of
 from runs import MODELS, POLICIES, SETTINGS, Row, beside, homes, machine_of, measured, policy_of
 
 from jaxmoe.des import replay_slices
-from jaxmoe.policies import CrossToken, Guidance, guide, run_policy
+from jaxmoe.policies import CrossToken, Guidance, WaferPolicy, guide, run_policy
 from jaxmoe.traces import GatingTrace, read_trace, request_batches
 from jaxmoe.traces.statistics.counting import count_pairs
 from jaxmoe.traces.synthesis import fit_process, sample_trace
@@ -21,35 +22,41 @@ FILES = {  # of each model: gating that is decoded, and what the heat map has se
 }
 LAYERS = ((1, 9), (4, 19))  # rows of a trace, two at a time
 SEEDS = (0, 1, 2)  # of the homes
-REQUESTS, STEPS = 1024, 6  # windows of neighbouring tokens; 96 and 128 requests of an expert in the mean
+# Windows of neighbouring tokens, and their tokens: 96 and 128 requests of an expert in the mean, where memory binds as
+# it does on DeepSeek-V3 at 4,096; and 288 and 384.
+SIZES = ((1024, 6), (3072, 2))
 SHOWN = ("base", "pred", "home", "allo", "allo+pred")
-REPLAYED = ((1, 0), (5, 1))  # steps and layers in the simulator
+REPLAYED = ((1, 0), (-1, 1))  # steps and layers in the simulator
 
 
-def recorded(traces: Path) -> Iterator[Row]:
-    """Every file, layer pair, machine and deal of homes; of the first layers also gating of a process fitted to it."""
-    for model, files in FILES.items():
-        for (name, before), rows in ((file, rows) for file in files for rows in LAYERS):
+def recorded(traces: Path, sizes: tuple[tuple[int, int], ...] = SIZES) -> Iterator[Row]:
+    """Every size, file, layer pair, machine and deal of homes; also gating of a process fitted to the first layers.
+
+    The larger size is on the scaled machine alone, and as recorded alone.
+    """
+    for size, (model, files) in itertools.product(sizes, FILES.items()):
+        small = size == SIZES[0]
+        for (name, before), rows in itertools.product(files, LAYERS):
             own, seen = (_read(traces, model, each, rows) for each in (name, before))
-            traces_of = {"recorded": own}
-            if rows == LAYERS[0]:
+            gatings = {"recorded": own}
+            if small and rows == LAYERS[0]:
                 with jax.enable_x64(False):
-                    traces_of["fitted"] = sample_trace(fit_process(own, 0), own.num_tokens, 0)
-            for gating, trace in traces_of.items():
-                known = _guidance(trace, seen)
-                about = {"model": model, "trace": name, "gating": gating, "layers": f"{rows[0]} and {rows[1]}"}
-                for machine in ("dojo_5x5", f"scaled {model}"):
+                    gatings["fitted"] = sample_trace(fit_process(own, 0), own.num_tokens, 0)
+            for gating, trace in gatings.items():
+                known = _guidance(trace, seen, *size)
+                about = {"model": model, "trace": name, "requests": size[0], "gating": gating}
+                about |= {"layers": f"{rows[0]} and {rows[1]}"}
+                for machine in ("dojo_5x5", f"scaled {model}") if small else (f"scaled {model}",):
                     for seed in SEEDS:
                         yield from _compared(about, model, machine, seed, known)
-                print(about, flush=True)
 
 
 def _read(traces: Path, model: str, name: str, rows: tuple[int, int]) -> GatingTrace:
     return read_trace(traces / model.lower() / f"{name}.npz").select_layers([*rows])
 
 
-def _guidance(trace: GatingTrace, seen: GatingTrace) -> Guidance:
-    chosen = request_batches(trace, REQUESTS, STEPS, 0)[0].experts
+def _guidance(trace: GatingTrace, seen: GatingTrace, requests: int, steps: int) -> Guidance:
+    chosen = request_batches(trace, requests, steps, 0)[0].experts
     heatmap = CrossToken(
         jnp.asarray(count_pairs(seen).token_pairs, jnp.float32), min(SETTINGS["top"], trace.num_experts)
     )
@@ -70,7 +77,7 @@ def _compared(about: Row, model: str, machine: str, seed: int, known: Guidance) 
     yield from beside(rows, rows[0])
 
 
-def _replayed(model: str, machine: str, policy, known: Guidance) -> Row:
+def _replayed(model: str, machine: str, policy: WaferPolicy, known: Guidance) -> Row:
     """Some layers in the model and in the simulator, all together, and the most that one is off."""
     costs, chip = MODELS[model].costs, machine_of(machine)
     times, traffic, asked, _ = jax.tree.map(np.asarray, run_policy(policy, chip, costs, known))

@@ -159,8 +159,12 @@ def _host_at(rows: Rows) -> Iterable[str]:
 def recorded() -> None:
     """Recorded gating and gating of processes fitted to it, all draws of a model and machine: means, least and most."""
     rows, by = read("recorded"), ("trace", "layers", "seed")
-    for case in dict.fromkeys((row["gating"], row["model"], row["machine"]) for row in rows):
-        own = select(rows, **dict(zip(("gating", "model", "machine"), case, strict=True)))
+    about = ("requests", "gating", "model", "machine")
+    fitted = {row["layers"] for row in select(rows, gating="fitted")}
+    alike = [row | {"gating": "recorded, layers that were fitted"} for row in select(rows, gating="recorded")]
+    told = rows + [row for row in alike if row["layers"] in fitted and row["requests"] == rows[0]["requests"]]
+    for case in dict.fromkeys(tuple(row[name] for name in about) for row in told):
+        own = select(told, **dict(zip(about, case, strict=True)))
         print(f"  {', '.join(case)}, {len(select(own, policy='base'))} draws")
         for name, base in (
             ("pred", "base"),
@@ -173,8 +177,8 @@ def recorded() -> None:
         print("hops saved by", ", ".join(f"{name} {saved(own, name, 'base'):.1f}" for name in ("pred", *ALLOCATED)))
         for name in ("base", "pred", *ALLOCATED):
             parts = [average(select(own, policy=name), kind) for kind in ("local_read", "remote_read", "local_write")]
-            told = ", ".join(f"{100 * part / sum(parts[:2]):.1f} %" for part in parts)
-            print(f"    {name}: of {sum(parts[:2]) / 1e9:.3f} GB read local, remote, and written: {told}")
+            told_of = ", ".join(f"{100 * part / sum(parts[:2]):.1f} %" for part in parts)
+            print(f"    {name}: of {sum(parts[:2]) / 1e9:.3f} GB read local, remote, and written: {told_of}")
     model, simulated = ([float(row[key]) for row in rows] for key in ("model_us", "simulated_us"))
     error = [abs(one / two - 1) for one, two in zip(model, simulated, strict=True)]
     print(f"  model beside simulator, {len(rows)} pairs of layers: {100 * mean(error):.1f} % on average", end=", ")
