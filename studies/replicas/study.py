@@ -5,6 +5,7 @@ python studies/replicas/study.py time even | nearest | fixed
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import equinox as eqx
@@ -159,8 +160,8 @@ def drifting_loads(layers: list[int], windows: int, seed: int) -> np.ndarray:
     return drawn_counts(np.stack(shares), mixture, TOKENS * 6, seed).astype(float)
 
 
-def over_time(choice: str, seed: int) -> None:
-    """Acceptance 4 and the replay over time: every policy, for windows of several lengths."""
+def over_time(choice: str, seed: int, lengths: Sequence[int]) -> None:
+    """Acceptance 4 and the replay over time: every policy, for windows of several lengths; what is done is written."""
     layers = list(build_model(load_model(MODEL, "model")).moe_layer_ids[::13])
     scenario = serving_scenario(Path(f"configs/hardware/{MACHINE}.yaml"), MODEL, TOKENS)
     layer = build_layer_model(scenario, "sharded")
@@ -173,9 +174,9 @@ def over_time(choice: str, seed: int) -> None:
         "tuned": tuned_slots(problem, MOVES, seed=seed).slots,
     }
     rows = []
-    for steps in STEPS:
+    for steps in lengths:
         for policy in POLICIES:
-            if steps != STEPS[0] and (policy.placer != "tuned" or np.isinf(policy.patience)):
+            if steps != lengths[0] and (policy.placer != "tuned" or np.isinf(policy.patience)):
                 continue  # windows that are longer change nothing but what weighs moving against gains
             for name in ("eplb", "tuned") if policy.placer == "keep" else ("eplb",):
                 run = rebalanced(problem, windows, known, starts[name], policy, steps, seed)
@@ -194,7 +195,7 @@ def over_time(choice: str, seed: int) -> None:
                     | {f"step_us_{every}": round(run.per_step(every) / len(layers) * 1e6, 4) for every in STEPS}
                 )
                 print(*rows[-1].values(), flush=True)
-    write_table(HERE / f"time_{choice}_{seed}.csv", rows)
+                write_table(HERE / f"time_{choice}_{seed}.csv", rows)
 
 
 def main() -> None:
@@ -204,11 +205,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", help="of a topology, this model alone")
     parser.add_argument("--choice", choices=REPLICA_CHOICES, help="of a topology, this rule alone")
+    parser.add_argument(
+        "--steps", type=int, nargs="+", default=STEPS, help="of a window over time, these lengths alone"
+    )
     given = parser.parse_args()
     if given.part == "topology":
         topology(given.what, given.seed, given.model, given.choice)
     else:
-        over_time(given.what, given.seed)
+        over_time(given.what, given.seed, given.steps)
 
 
 if __name__ == "__main__":

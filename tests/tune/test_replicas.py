@@ -26,7 +26,9 @@ def balance(slots: np.ndarray, loads: np.ndarray, ranks: int) -> np.ndarray:
 
 def test_the_greedy_trap():
     assert loads_of_slots(eplb(TRAP, 16, 8), TRAP, 8).max() == pytest.approx(232)
-    assert loads_of_slots(balanced_slots(TRAP, 16, 8, repeats=True), TRAP, 8).max() == pytest.approx(590 / 3)
+    for repeats in (False, True):
+        found = balanced_slots(TRAP, 16, 8, repeats=repeats)
+        assert loads_of_slots(found, TRAP, 8).max() == pytest.approx(590 / 3)
 
 
 def test_two_experts_by_hand():
@@ -173,6 +175,13 @@ def test_the_heaviest_copy_beside_the_lightest_is_the_best_pairing(seed):
     each = np.repeat(load / copies, copies)
     best = min(max(each[[*order[:3]]] + each[[*order[3:]]]) for order in permutations(range(6)))
     assert busiest_pair(load, copies) == pytest.approx(best)
+
+
+def test_an_expert_beside_itself_changes_places_with_the_next_heavier_one():
+    # 50, 20, 20 and 10: without repeats 20 goes beside 50 and 10, not beside 20.
+    load, copies = np.array([50.0, 40, 10]), np.array([1, 2, 1])
+    assert busiest_pair(load, copies) == 60
+    assert busiest_pair(load, copies, repeats=False) == 70
 
 
 def test_numbers_of_copies_for_two_slots_a_rank():
