@@ -15,7 +15,7 @@ KEYS = {"model": "later_us", "simulator": "simulated_us", "simulator, rank by ra
 def topology() -> None:
     """Mean time of a layer under every rule and the best one, and the least gain of any layer."""
     rows = [row for path in sorted(HERE.glob("topology_*.csv")) for row in read_table(path)]
-    print("machine | model | slots | judge | EPLB even, nearest, fixed | tuned even, nearest, fixed | best of each |")
+    print("machine | model | slots | seed | judge | EPLB even, nearest, fixed | tuned the same | best of each |")
     gains = defaultdict(list)
     for machine, model, seed in dict.fromkeys((row["machine"], row["model"], row["seed"]) for row in rows):
         own = [row for row in rows if (row["machine"], row["model"], row["seed"]) == (machine, model, seed)]
@@ -31,15 +31,15 @@ def topology() -> None:
             best = {plan: min(choices, key=lambda choice, plan=plan: mean[plan, choice]) for plan in ("eplb", "tuned")}
             gain = 1 - time["tuned", best["tuned"]] / time["eplb", best["eplb"]]
             same = [1 - time["tuned", choice] / time["eplb", choice] for choice in choices]
-            gains[judge] += gain.tolist()
+            gains[judge, seed] += gain.tolist()
             cells = [", ".join(f"{mean[plan, choice]:.2f}" for choice in choices) for plan in ("eplb", "tuned")]
             print(
-                f"{machine} | {model} | {own[0]['slots']} | {judge} | {cells[0]} | {cells[1]} | "
+                f"{machine} | {model} | {own[0]['slots']} | seed {seed} | {judge} | {cells[0]} | {cells[1]} | "
                 f"{1 - mean['tuned', best['tuned']] / mean['eplb', best['eplb']]:.1%} (least {gain.min():.1%}) | "
                 f"same rule: {', '.join(f'{each.mean():.1%} (least {each.min():.1%})' for each in same)}"
             )
-    for judge, each in gains.items():
-        print(f"{judge}: {np.mean(each):.1%} less on average over layers, least {np.min(each):.1%}")
+    for (judge, seed), each in gains.items():
+        print(f"{judge}, seed {seed}: {np.mean(each):.1%} less on average over layers, least {np.min(each):.1%}")
 
 
 def over_time() -> None:
