@@ -16,7 +16,7 @@ import optax
 import scipy
 from jaxtyping import Array, Float, Int, Key, Shaped
 
-from jaxmoe.hardware import Machine
+from jaxmoe.hardware import AbstractTopology, Machine
 from jaxmoe.latency import FetchCosts, Fetches, fetched_layer_time
 from jaxmoe.network.loads import link_loads
 from jaxmoe.relax import SmoothMax, SoftSupport, geometric
@@ -99,10 +99,17 @@ def allocation_bound(machine: Machine, costs: FetchCosts, task: Task) -> float:
 def _seconds_of_pairs(machine: Machine, size: float) -> scipy.sparse.csr_array:
     """How long an expert keeps every link, for every pair of dies [source * dies + destination, link]."""
     pairs = machine.num_nodes**2
-    one = jnp.eye(pairs).reshape(pairs, machine.num_nodes, machine.num_nodes)
-    loads = jax.lax.map(lambda traffic: link_loads(machine.topology, traffic), one)
-    rate = machine.topology.link_bandwidth * machine.topology.efficiency
-    return scipy.sparse.csr_array(np.asarray(loads * (size / rate), float))
+    one = np.eye(pairs, dtype=np.float32).reshape(pairs, machine.num_nodes, machine.num_nodes)
+    seconds = _seconds_of_links(machine.topology, one, jnp.float32(size))
+    return scipy.sparse.csr_array(np.asarray(seconds, float))
+
+
+@eqx.filter_jit
+def _seconds_of_links(
+    topology: AbstractTopology, traffic: Float[Array, "case node node2"], size: Float[Array, ""]
+) -> Float[Array, "case link"]:
+    loads = jax.lax.map(lambda each: link_loads(topology, each), traffic)
+    return loads * (size / (topology.link_bandwidth * topology.efficiency))
 
 
 class Descent(NamedTuple):
@@ -241,7 +248,7 @@ def tuned_allocation(
 ) -> tuple[Int[np.ndarray, "expert die"], float]:
     """The whole allocation that a descent ends with, and its exact seconds."""
     allocation = GradientAllocation(machine, costs, jax.random.key(seed), Descent() if settings is None else settings)
-    plan, seconds = _allocated(allocation, *(jnp.asarray(each) for each in task))
+    plan, seconds = _allocated(allocation, *jax.device_put(tuple(task)))
     return np.asarray(plan), float(seconds)
 
 

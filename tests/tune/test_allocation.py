@@ -1,5 +1,6 @@
 """The bound of allocations by hand and below all plans; the descent against it and Algorithm 1."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +14,8 @@ from jaxmoe.tune.allocation import Task, allocation_bound, allocation_seconds, t
 BYTES = 3 * 4096 * 1536.0
 COSTS = FetchCosts(BYTES, 2 * BYTES)
 MACHINE = build_machine(load_hardware("configs/hardware/dojo_5x5.yaml"))
+PRICES = AllocationCosts.of(MACHINE, COSTS)
+dealt_round = jax.jit(deal, static_argnums=1)
 FIRST = 110e-9 + 300e-9  # latency of a local read
 
 
@@ -39,9 +42,9 @@ def test_no_plan_beats_the_bound_and_the_descent_is_no_worse_than_algorithm_1(se
     rng = np.random.default_rng(seed)
     task = task_of(np.floor(rng.gamma(1.0, 200, 128)).astype(int), rng.permutation(np.arange(128) % 25))
     hops = jnp.asarray(MACHINE.topology.hop_counts())
-    given = (jnp.asarray(task.counts), jnp.asarray(task.home), jnp.asarray(task.local))
-    greedy = np.asarray(Algorithm1(hops, AllocationCosts.of(MACHINE, COSTS))(*given))
-    dealt = np.asarray(deal(given[0], 25))
+    given = jax.device_put(tuple(task))
+    greedy = np.asarray(eqx.filter_jit(Algorithm1(hops, PRICES))(*given))
+    dealt = np.asarray(dealt_round(given[0], 25))
     plan, seconds = tuned_allocation(MACHINE, COSTS, task)
     bound = allocation_bound(MACHINE, COSTS, task)
     np.testing.assert_array_equal(plan.sum(axis=1), task.counts)
@@ -51,7 +54,7 @@ def test_no_plan_beats_the_bound_and_the_descent_is_no_worse_than_algorithm_1(se
 
 def test_whole_requests_keep_their_number_and_drop_small_parts():
     relaxed = np.array([[9.7, 0.2, 0.1], [3.4, 3.3, 3.3], [0.0, 0.0, 0.0]])
-    plan = whole(jnp.asarray(relaxed), jnp.asarray([10, 10, 0]), 0.05)
+    plan = jax.jit(whole)(jnp.asarray(relaxed), jnp.asarray([10, 10, 0]), 0.05)
     np.testing.assert_array_equal(plan, [[10, 0, 0], [4, 3, 3], [0, 0, 0]])
 
 
