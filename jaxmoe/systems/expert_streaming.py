@@ -161,16 +161,17 @@ class StreamedRun(AbstractRun):
             steps, finished = self._deferred(steps)
         ring = tuple(ring_of(self.costs.machine.topology).tolist())
         whole = self.layer.with_shared(steps)
-        early = self._early(whole) if self.rules.prefetched else None
+        early = jax.jit(self._early)(whole) if self.rules.prefetched else None
         seconds, busy, kept, moved = _streamed_steps(self.layer.experts, ring, (whole, early), self.costs, self.rules)
-        tokens = jnp.asarray(steps.weight).sum(axis=-1).T
+        tokens = np.asarray(steps.weight).sum(axis=-1).T
         time = self.layer.time(jax.jit(jax.vmap(jax.vmap(self._stages)))(seconds, tokens, moved), busy)
         figures = {"utilisation": utilisation(time)}
         if finished is not None:
             figures["finished_passes"] = float(finished.sum())
         if self.rules.prefetched:
-            loaded = self.costs.dies * self.costs.micro_slices * (kept[0] > 0).any(axis=-1).sum()
-            figures["prefetched"] = float(kept[4].sum() / loaded)
+            used = (np.asarray(kept[0]) > 0).any(axis=-1).sum()
+            loaded = self.costs.dies * float(self.costs.micro_slices) * used
+            figures["prefetched"] = float(np.asarray(kept[4]).sum() / loaded)
         return Rolled(time, jax.tree.map(np.asarray, kept), figures, modelled=time.stages["stream"])
 
     def _early(self, steps: Batch) -> "Early":
@@ -218,16 +219,16 @@ class StreamedRun(AbstractRun):
         experts = jnp.asarray(steps.experts)
         numbers = (self.layer.setting.moe.num_experts, jnp.asarray(float(least)), jnp.asarray(float(slack)))
         made = jax.jit(buffer_requests, static_argnums=(1, 4, 5))(experts, *numbers, spare, together)
-        served, began, place = (jnp.moveaxis(each, 1, 0) for each in made[:3])  # [layer, step, request]
-        pick = jax.vmap(lambda leaf, began, place: leaf[began, place])
-        passing = Batch(
-            experts=pick(experts, began, place),
-            token_draw=jnp.zeros(served.shape),
-            draw=jnp.zeros((*served.shape, experts.shape[-1])),
-            weight=served.astype(jnp.float32),
-            source=pick(steps.sources(self.costs.dies), began, place),  # activations stay where the pass began
+        served, began, place = (np.moveaxis(np.asarray(each), 1, 0) for each in made[:3])  # [layer, step, request]
+        at = (np.arange(len(served))[:, None, None], began, place)
+        passing = (
+            np.asarray(experts)[at],
+            np.zeros(served.shape, np.float32),
+            np.zeros((*served.shape, experts.shape[-1]), np.float32),
+            served.astype(np.float32),
+            np.asarray(steps.sources(self.costs.dies))[at],  # activations stay where the pass began
         )
-        return passing, np.asarray(made.finished)
+        return Batch(*jax.device_put(passing)), np.asarray(made.finished)
 
     def replay(self, rolled: Rolled, batch: Batch, step: int, row: int) -> float:
         return self.simulated(rolled, step, row).seconds + self.layer.scheduling
