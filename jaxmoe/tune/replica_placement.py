@@ -21,7 +21,8 @@ from jaxmoe.placement.placement import PlanError
 from jaxmoe.placement.slot_plan import filled
 from jaxmoe.placement.slots import EMPTY, copies_of_slots
 from jaxmoe.tune.replica_descent import STEPS, Mixing, descended, rounded
-from jaxmoe.tune.replica_search import searched_slots, weights_of
+from jaxmoe.tune.replica_search import searched_slots
+from jaxmoe.tune.replica_weights import weights_of
 from jaxmoe.tune.replicas import balanced_slots
 
 Slots = Int[np.ndarray, "layer slot"]

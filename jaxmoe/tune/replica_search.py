@@ -6,7 +6,7 @@ so a move changes those of two experts. The weights of these sums come from the 
 equal. Compiled by Numba: tens of thousands of moves of a few thousand numbers each.
 """
 
-from typing import NamedTuple, no_type_check
+from typing import no_type_check
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -16,71 +16,9 @@ from jaxmoe.latency.replicas import ReplicaModel
 from jaxmoe.placement.replica_choice import REPLICA_CHOICES
 from jaxmoe.placement.slots import copies_of_slots
 from jaxmoe.threads import side_by_side
+from jaxmoe.tune.replica_weights import Weights
 
 WARM, COLD = 2e-3, 1e-5  # temperatures of the first and the last move, relative to the value of the start
-
-
-class Weights(NamedTuple):
-    """The machine as sums over experts: which resources a choice or a copy uses, and for how long."""
-
-    first: Int[np.ndarray, " pair_and_one"]  # of every pair from, to: where its resources begin
-    resource: Int[np.ndarray, " step"]  # links, ports that send, ports that receive
-    dispatch: Float[np.ndarray, " resource"]  # s of a choice
-    combine: Float[np.ndarray, " resource"]
-    moving: Float[np.ndarray, " resource"]  # s of an expert
-    work: Float[np.ndarray, " node"]  # s of a choice at the die's rate
-    channel: Int[np.ndarray, "level node"]
-    reading: Float[np.ndarray, "level channel"]  # s of an expert read
-    passing: Float[np.ndarray, "level channel"]  # s of a choice's vectors
-    distance: Int[np.ndarray, "node node2"]  # places of distances
-    origin: Float[np.ndarray, " node"]
-    even: Float[np.ndarray, "node resource"]  # what a choice takes that is computed at a node, wherever its token lives
-
-
-def weights_of(model: ReplicaModel) -> Weights:
-    """The weights of a model. Of dies that state how well they multiply, the plain rate counts."""
-    machine, costs = model.layer.machine, model.layer.costs
-    topology, nodes = machine.topology, machine.num_nodes
-    links = topology.num_links
-    pairs = [
-        [*path, links + source, links + nodes + destination] if source != destination else []
-        for source, row in enumerate(topology.paths())
-        for destination, path in enumerate(row)
-    ]
-    first = np.cumsum([0, *(len(pair) for pair in pairs)])
-    resource = np.array([each for pair in pairs for each in pair], np.int64)
-    rate = np.asarray(topology.link_bandwidth, float)
-    ports = [
-        np.full(nodes, np.inf) if given is None else np.asarray(given, float)
-        for given in (topology.injection_bandwidth, topology.ejection_bandwidth)
-    ]
-    slowness = 1 / np.concatenate([rate, *ports]) / float(topology.efficiency)
-    back = 1 / np.concatenate([rate[np.asarray(topology.reverse_links)], *ports[::-1]]) / float(topology.efficiency)
-    origin = np.asarray(model.origin, float)
-    even = np.zeros((nodes, len(slowness)))
-    for pair, steps in enumerate(pairs):
-        even[pair // nodes, steps] += origin[pair % nodes]
-    vectors = float(costs.dispatch_bytes) + float(costs.combine_bytes)
-    channels = max([len(level.bandwidth) for level in machine.memory], default=0)
-    reading, passing = np.zeros((2, len(machine.memory), channels))
-    for depth, level in enumerate(machine.memory):
-        slow = 1 / np.asarray(level.bandwidth, float)
-        reading[depth, : len(slow)] = float(costs.expert_bytes) * slow
-        passing[depth, : len(slow)] = vectors * slow if depth == 0 else 0
-    return Weights(
-        first,
-        resource,
-        back * float(costs.dispatch_bytes),
-        slowness * float(costs.combine_bytes),
-        np.where(np.arange(len(slowness)) < links, slowness, 0) * float(costs.expert_bytes),
-        float(costs.flops_per_token_expert) / np.asarray(machine.die.flops, float),
-        np.array([np.asarray(level.channel) for level in machine.memory], np.int64).reshape(-1, nodes),
-        reading,
-        passing,
-        np.asarray(model.tier).astype(np.int64),
-        origin,
-        even,
-    )
 
 
 def searched_slots(
@@ -196,7 +134,8 @@ def _begun(weights, load, held, kind, known, nearest):
     for expert in range(experts):
         _profile(weights, count[expert], kind, network[expert], rows[expert])
         for batch in range(batches):
-            busy[batch] += load[batch, expert] * network[expert]
+            for resource in range(resources):
+                busy[batch, resource] += load[batch, expert] * network[expert, resource]
             _asked(weights, asked[batch], load[batch, expert], rows[expert], 1.0)
         for node in range(nodes):
             if count[expert, node] and not known[expert, node]:
@@ -247,8 +186,25 @@ def _times(weights, busy, asked):
 def _value(times, p95_weight, moving, each):
     value = times.mean()
     if p95_weight > 0:
-        value += p95_weight * (np.quantile(times, 0.95) - value)
+        value += p95_weight * (_p95(times) - value)
     return value + each * moving.max()
+
+
+@njit(cache=True, nogil=True)
+@no_type_check
+def _p95(times):
+    """As NumPy's `quantile`, which Numba takes five seconds to compile."""
+    rank = 1 + 0.95 * (len(times) - 1)
+    part = rank - int(rank)
+    largest = np.full(len(times) + 1 - int(rank), -np.inf)  # in ascending order
+    for value in times:
+        if value > largest[0]:
+            at = 0
+            while at + 1 < len(largest) and largest[at + 1] < value:
+                largest[at] = largest[at + 1]
+                at += 1
+            largest[at] = value
+    return largest[0] * (1 - part) + largest[min(1, len(largest) - 1)] * part
 
 
 @njit(cache=True, nogil=True)
@@ -259,10 +215,13 @@ def _search(weights, load, held, kind, known, nearest, each, p95_weight, repeats
     count, network, rows, busy, asked, moving = _begun(weights, load, held, kind, known, nearest)
     value = _value(_times(weights, busy, asked), p95_weight, moving, each)
     begun, best, kept = value, value, held.copy()
-    likely = np.cumsum(load.sum(axis=0) + 1e-9 * load.sum())
+    likely = np.zeros(load.shape[1])
+    for batch in range(len(load)):
+        for expert in range(len(likely)):
+            likely[expert] += load[batch, expert]
+    likely = np.cumsum(likely + 1e-9 * load.sum())
     likely /= likely[-1]
     new_network, new_rows = np.zeros((2, len(weights.dispatch))), np.zeros((2, nodes))
-    new_busy, new_asked = np.zeros_like(busy), np.zeros_like(asked)
     for move in range(moves):
         node, slot, other, place, second = _proposed(held, count, likely, repeats)
         if second < 0:
@@ -270,7 +229,7 @@ def _search(weights, load, held, kind, known, nearest, each, p95_weight, repeats
         pair, new_moving = (held[node, slot], second), moving.copy()
         _count_moves(count, pair, node, other, 1)
         _change_moves(weights, new_moving, count, known, nearest, pair[0], second, node, other)
-        new_busy[:], new_asked[:] = busy, asked
+        new_busy, new_asked = busy.copy(), asked.copy()
         for index in range(2):
             expert = pair[index]
             _profile(weights, count[expert], kind, new_network[index], new_rows[index])
@@ -286,15 +245,16 @@ def _search(weights, load, held, kind, known, nearest, each, p95_weight, repeats
         if found > value and np.random.random() >= np.exp((value - found) / warmth):
             _count_moves(count, pair, node, other, -1)
             continue
-        value, moving = found, new_moving
-        busy, new_busy = new_busy, busy
-        asked, new_asked = new_asked, asked
+        value, moving, busy, asked = found, new_moving, new_busy, new_asked
         held[node, slot] = second
         if other >= 0:
             held[other, place] = pair[0]
         for index in range(2):
-            network[pair[index]] = new_network[index]
-            rows[pair[index]] = new_rows[index]
+            expert = pair[index]
+            for resource in range(len(weights.dispatch)):
+                network[expert, resource] = new_network[index, resource]
+            for row in range(nodes):
+                rows[expert, row] = new_rows[index, row]
         if value < best * (1 - 1e-9):
             best, kept = value, held.copy()
     return kept

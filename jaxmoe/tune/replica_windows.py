@@ -58,7 +58,9 @@ def _all_layers(load, held, repeats, proposals, seed):
         np.random.seed(seed)  # every layer by itself, so that it does not matter which are placed together
         own = held[layer].copy()
         _search(load[layer], own, repeats, proposals)
-        placed[layer] = own.ravel()
+        for rank in range(held.shape[1]):  # compiled sooner than an assignment of arrays
+            for slot in range(held.shape[2]):
+                placed[layer, rank * held.shape[2] + slot] = own[rank, slot]
     return placed
 
 
@@ -76,7 +78,8 @@ def _search(load, held, repeats, proposals):
     busy = np.zeros((ranks, windows))
     for rank in range(ranks):
         for expert in held[rank]:
-            busy[rank] += load[:, expert] / copies[expert]
+            for window in range(windows):
+                busy[rank, window] += load[window, expert] / copies[expert]
     top, hot = np.zeros(windows), np.zeros(windows, np.int64)
     _tops(busy, top, hot)
     new, touched = np.zeros((ranks, windows)), np.zeros(ranks, np.bool_)
@@ -92,8 +95,9 @@ def _search(load, held, repeats, proposals):
         if exchange:
             if rank == busiest or (not repeats and count[other, busiest]):
                 continue
-            change = load[:, other] / copies[other] - load[:, expert] / copies[expert]
-            new[busiest], new[rank] = busy[busiest] + change, busy[rank] - change
+            for window in range(windows):
+                change = load[window, other] / copies[other] - load[window, expert] / copies[expert]
+                new[busiest, window], new[rank, window] = busy[busiest, window] + change, busy[rank, window] - change
             touched[busiest] = touched[rank] = True
         else:
             if copies[other] < 2 or copies[expert] >= most:
@@ -103,7 +107,8 @@ def _search(load, held, repeats, proposals):
             continue
         for at in range(ranks):
             if touched[at]:
-                busy[at] = new[at]
+                for window in range(windows):
+                    busy[at, window] = new[at, window]
         held[rank, slot] = expert
         count[expert, rank] += 1
         count[other, rank] -= 1

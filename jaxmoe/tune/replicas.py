@@ -116,7 +116,9 @@ def _all_layers(loads, least, ranks, per_rank, repeats, search, seed):
     placed = np.empty((len(loads), ranks * per_rank), np.int64)
     for layer in range(len(loads)):
         np.random.seed(seed)  # every layer by itself, so that it does not matter which are placed together
-        placed[layer] = _layer(loads[layer], least[layer], ranks, per_rank, repeats, search)
+        found = _layer(loads[layer], least[layer], ranks, per_rank, repeats, search)
+        for slot in range(len(found)):  # compiled sooner than an assignment of arrays, whose shapes may differ
+            placed[layer, slot] = found[slot]
     return placed
 
 
@@ -129,10 +131,11 @@ def _layer(load, least, ranks, per_rank, repeats, search):
     spare = slots - experts
     most = slots if repeats or experts * ranks < slots else ranks
     best, top, kept = np.zeros((ranks, per_rank), np.uint16), np.inf, np.ones(experts, np.int64)
-    back, warm, known = 0, WARM, False  # whether the descent from the numbers of copies that are kept was made already
+    back = np.int64(0)  # for a plain 0 `_copies` is compiled once more
+    warm, known = WARM, False  # whether the descent from the numbers of copies that are kept was made already
     for descent in range(variants + descents):
         if descent == 0:
-            copies = _copies(load, slots, most, 0)
+            copies = _copies(load, slots, most, back)
         elif descent < variants:
             back = max(2 * back, 1)
             if back > spare or experts < 2:

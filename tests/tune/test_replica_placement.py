@@ -19,7 +19,8 @@ from jaxmoe.placement.slots import copies_of_slots
 from jaxmoe.traces import Batch
 from jaxmoe.tune.replica_descent import rounded
 from jaxmoe.tune.replica_placement import ReplicaProblem, slot_values, spread_slots, tuned_slots
-from jaxmoe.tune.replica_search import search_value, weights_of
+from jaxmoe.tune.replica_search import _p95, search_value
+from jaxmoe.tune.replica_weights import weights_of
 
 NODES, EXPERTS = 4, 6
 HOPS = np.array([[0, 1, 1, 2], [1, 0, 2, 1], [1, 2, 0, 1], [2, 1, 1, 0]])
@@ -130,6 +131,12 @@ def test_the_search_sees_what_the_model_says(loads, choice, network, ports):
     model = replica_model(layer_model(network, ports), choice, np.array([1.0, 2, 3, 4]))
     seconds = priced(model, held_of(SLOTS)[0], jnp.asarray(loads[0])).total  # without latency and with cut-through
     np.testing.assert_allclose(search_value(model, weights_of(model), loads[0], SLOTS[0]), seconds, rtol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 20, 21, 64])
+def test_the_percentile_is_that_of_numpy(count):
+    times = np.random.default_rng(count).integers(0, 9, count).astype(float)  # some are equal
+    assert _p95.py_func(times) == pytest.approx(np.quantile(times, 0.95), rel=1e-12)
 
 
 @pytest.mark.parametrize("choice", ["even", "nearest"])
