@@ -180,6 +180,6 @@ def test_any_sensible_machine_builds(sides, compute, bandwidth, latency):
     machine = build_machine(hardware)
     x, y = sides
     assert machine.topology.link_bandwidth.shape == (2 * ((x - 1) * y + x * (y - 1)),)
-    assert float(machine.die.flops[0]) == pytest.approx(compute * 1e12, rel=1e-6)
-    assert float(machine.topology.link_bandwidth[-1]) == pytest.approx(bandwidth * 1e9, rel=1e-6)
-    assert float(machine.topology.link_latency[-1]) == pytest.approx(latency * 1e-9, rel=1e-6)
+    assert float(np.asarray(machine.die.flops)[0]) == pytest.approx(compute * 1e12, rel=1e-6)
+    assert float(np.asarray(machine.topology.link_bandwidth)[-1]) == pytest.approx(bandwidth * 1e9, rel=1e-6)
+    assert float(np.asarray(machine.topology.link_latency)[-1]) == pytest.approx(latency * 1e-9, rel=1e-6)

@@ -78,17 +78,18 @@ def test_two_experts_in_one_stream_have_the_time_of_equation_17_but_not_the_chun
 def test_chunks_batch_and_gradients_equal_finite_differences():
     with jax.enable_x64(True):
         names = [*MIXTRAL, "iterations", "chunk"]
-        point = jnp.log(jnp.asarray([*MIXTRAL.values(), 2.0, 3e5]))
+        point = np.log([*MIXTRAL.values(), 2.0, 3e5])
 
+        @jax.jit
         def values(logs):
             *numbers, chunk = jnp.exp(logs)
             broadcast = ChunkedBroadcast(*numbers)
             return jnp.log(jnp.stack([broadcast.time(chunk), broadcast.least_time(), broadcast.best_chunk()]))
 
-        jacobian = jax.jacobian(values)(point)
+        jacobian = np.asarray(jax.jit(jax.jacobian(values))(point))
         for index, name in enumerate(names):
-            width = 1e-5 * (jnp.arange(len(names)) == index)
-            expected = (values(point + width) - values(point - width)) / 2e-5
+            width = 1e-5 * (np.arange(len(names)) == index)
+            expected = (np.asarray(values(point + width)) - np.asarray(values(point - width))) / 2e-5
             np.testing.assert_allclose(jacobian[:, index], expected, rtol=1e-7, atol=1e-9, err_msg=name)
         chunks = jnp.asarray([1e4, 1e5, 1e6])
         broadcast = ChunkedBroadcast(**MIXTRAL)
