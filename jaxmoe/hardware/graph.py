@@ -47,6 +47,7 @@ class Graph(AbstractTopology):
     def link_ends(self) -> Int[np.ndarray, "link 2"]:
         return np.asarray(self.ends)
 
+    @eqx.filter_jit
     def hop_counts(self) -> Int[Array, "node node2"]:
         pairs = self.num_nodes**2
         counts = jax.ops.segment_sum(jnp.ones_like(self.hop_pair), self.hop_pair, pairs, indices_are_sorted=True)
@@ -97,14 +98,19 @@ def build_graph(
             hop_pair += [source * num_nodes + destination] * len(links)
     return Graph(
         nodes=num_nodes,
-        ends=jnp.asarray(np.reshape(ends, (-1, 2)), jnp.int32),
-        back=jnp.asarray([index[end, start] for start, end in ends], jnp.int32),
-        hop_link=jnp.asarray(hop_link, jnp.int32),
-        hop_pair=jnp.asarray(hop_pair, jnp.int32),
-        vertices=jnp.asarray(positions, jnp.float32),
+        ends=_whole(np.reshape(ends, (-1, 2))),
+        back=_whole([index[end, start] for start, end in ends]),
+        hop_link=_whole(hop_link),
+        hop_pair=_whole(hop_pair),
+        vertices=jnp.asarray(np.asarray(positions, np.float32), jnp.float32),
         link_bandwidth=jnp.asarray(link_bandwidth, jnp.float32),
         link_latency=jnp.asarray(link_latency, jnp.float32),
     )
+
+
+def _whole(numbers: Sequence[int] | np.ndarray) -> Int[Array, "..."]:
+    """Whole numbers, by way of NumPy: nothing is compiled for as many of them as there were not before."""
+    return jnp.asarray(np.asarray(numbers, np.int32), jnp.int32)
 
 
 def _check_nodes(nodes: int, vertices: int, routes: Mapping[tuple[int, int], Sequence[int]]) -> None:

@@ -184,7 +184,16 @@ class MemoryLevel(eqx.Module):
         return jnp.where(total > 0, self.latency + total / self.bandwidth, 0)
 
     def _by_channel(self, values: Float[Array, " node"]) -> Float[Array, " channel"]:
-        return jax.ops.segment_sum(values, self.channel, self.bandwidth.shape[0])
+        return _sums(values, self.channel, num_segments=self.bandwidth.shape[0])
+
+
+_sums = jax.jit(jax.ops.segment_sum, static_argnames="num_segments")
+
+
+@jax.jit
+def _even_parts(level: MemoryLevel) -> Float[Array, " node"]:
+    """What each node has of its channel's capacity, which is stated."""
+    return jnp.take(level.capacity / jnp.maximum(level.sharers, 1), level.channel)
 
 
 def node_memory(
@@ -194,10 +203,10 @@ def node_memory(
     given = capacity if bandwidth is None else bandwidth
     if given is None:
         return ()
-    endless = jnp.asarray(np.full(given.shape, np.inf, given.dtype))
-    nodes = jnp.asarray(np.arange(given.shape[0], dtype=np.int32))
+    endless = jnp.asarray(np.full(given.shape, np.inf, given.dtype), given.dtype)
+    nodes = jnp.asarray(np.arange(given.shape[0], dtype=np.int32), jnp.int32)
     rate = endless if bandwidth is None else bandwidth
-    return (MemoryLevel(rate, jnp.asarray(np.zeros(rate.shape, rate.dtype)), capacity, nodes, name),)
+    return (MemoryLevel(rate, jnp.asarray(np.zeros(rate.shape, rate.dtype), rate.dtype), capacity, nodes, name),)
 
 
 # The machine: dies, the network between them, and the memory they compute from.
@@ -227,4 +236,4 @@ class Machine(eqx.Module):
         level = self.memory[-1] if self.memory else None
         if level is None or level.capacity is None:
             return None
-        return jnp.take(level.capacity / jnp.maximum(level.sharers, 1), level.channel)
+        return _even_parts(level)

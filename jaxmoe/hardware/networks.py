@@ -190,7 +190,7 @@ def _rings(ends: list[tuple[int, int]], shape: tuple[int, int]) -> Int[Array, " 
     start, end = (np.stack(np.unravel_index(at, shape)) for at in np.reshape(ends, (-1, 2)).astype(int).T)
     dimension = (start != end).argmax(axis=0)
     closes = np.abs(start - end).max(axis=0, initial=0) > 1
-    return jnp.asarray(np.where(closes, -1 - dimension, dimension), jnp.int32)
+    return jnp.asarray(np.where(closes, -1 - dimension, dimension).astype(np.int32), jnp.int32)
 
 
 def switch(num_nodes: int, bandwidth: Number, latency: Number) -> Graph:
@@ -265,7 +265,7 @@ def _either(first: Bool[np.ndarray, " link"], one: Number, other: Number) -> Flo
     """One number for the links that are `first`, and another for the rest."""
     if isinstance(one, jax.Array) or isinstance(other, jax.Array):
         return jnp.where(first, jnp.asarray(one, jnp.float32), jnp.asarray(other, jnp.float32))
-    return jnp.asarray(np.where(first, np.float32(one), np.float32(other)))
+    return jnp.asarray(np.where(first, np.float32(one), np.float32(other)), jnp.float32)
 
 
 def _both_ways(ends: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -19,10 +19,13 @@ def _number(value: Float[Array, ""] | float | int) -> Float[Array, ""]:
 
 
 def filled(count: int, value: Float[Array, ""] | float | int) -> Float[Array, " each"]:
-    """So many equal numbers. Where JAX does not trace the value, nothing is compiled for a new count."""
+    """So many equal numbers. Where JAX does not trace the value, nothing is compiled for a new count.
+
+    To `jnp.asarray` a type is told that the array has: JAX 0.10 compiles a copy of any other.
+    """
     if isinstance(value, jax.Array):
         return jnp.full(count, value, jnp.float32)
-    return jnp.asarray(np.full(count, value, np.float32))
+    return jnp.asarray(np.full(count, value, np.float32), jnp.float32)
 
 
 class Router(eqx.Module):

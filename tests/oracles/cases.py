@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxmoe.hardware import AbstractTopology, Die, Machine, node_memory
 from jaxmoe.hardware.networks import num_links
@@ -67,23 +69,28 @@ def random_tokens(rng: np.random.Generator, tokens: int, experts: int, top_k: in
     return Tokens(chosen, token_draw, rng.random((tokens, top_k)), rng.integers(1, 4, tokens).astype(float))
 
 
+def floats(numbers: ArrayLike) -> jax.Array:
+    """As precise as JAX is set to. Unlike by `jnp.asarray` nothing is compiled for a new shape."""
+    return jax.device_put(np.array(numbers, float))
+
+
 def as_machine(machine: NumpyMachine) -> Machine:
     """The machine as the model sees it."""
-    bandwidth = None if machine.memory_bandwidth is None else jnp.asarray(machine.memory_bandwidth, float)
-    return Machine(machine.topology, Die(jnp.asarray(machine.flops, float)), node_memory(bandwidth))
+    bandwidth = None if machine.memory_bandwidth is None else floats(machine.memory_bandwidth)
+    return Machine(machine.topology, Die(floats(machine.flops)), node_memory(bandwidth))
 
 
 def layer_costs(costs: Costs = COSTS) -> LayerCosts:
     """The costs as the model sees them: those of an expert of 44 columns, computed in three products."""
     numbers = (costs.combine_bytes, costs.dispatch_bytes, costs.expert_bytes, costs.flops_per_token_expert, 44.0, 3.0)
-    return LayerCosts(*(jnp.asarray(number, float) for number in numbers))
+    return LayerCosts(*map(floats, numbers))
 
 
 def model_on(
     machine: Machine, mode: str = "sharded", rule: str = "lowest_host", costs: Costs = COSTS, **parts
 ) -> LayerModel:
     """The model of one layer on any machine, with the exchange of a name."""
-    chunks = Congestion(jnp.asarray(costs.chunk_bytes, float))
+    chunks = Congestion(floats(costs.chunk_bytes))
     exchange = build_exchange(rule, machine.topology)
     return LayerModel(machine, layer_costs(costs), chunks, exchange, mode, **parts)
 
@@ -98,19 +105,19 @@ def layer_model(
 def batch(tokens: Tokens) -> Batch:
     """The batch as the model sees it."""
     return Batch(
-        experts=jnp.asarray(tokens.experts, jnp.int32),
-        token_draw=jnp.asarray(tokens.token_draw, float),
-        draw=jnp.asarray(tokens.draw, float),
-        weight=jnp.asarray(tokens.weight, float),
-        source=None if tokens.source is None else jnp.asarray(tokens.source, jnp.int32),
+        experts=jax.device_put(tokens.experts.astype(np.int32)),
+        token_draw=floats(tokens.token_draw),
+        draw=floats(tokens.draw),
+        weight=floats(tokens.weight),
+        source=None if tokens.source is None else jax.device_put(np.asarray(tokens.source, np.int32)),
     )
 
 
 def pair_flows(messages: np.ndarray, rounds: float = 1.0, vectors: np.ndarray | float = 1.0) -> Flows:
     """Messages [source, destination] as one flow per destination; those to it are of `vectors` hidden vectors."""
     sizes = np.broadcast_to(vectors, len(messages))
-    numbers = (jnp.asarray(number, float) for number in (messages.T, np.eye(len(messages)), sizes))
-    return Flows(*numbers, rounds=jnp.asarray(rounds, float))
+    numbers = map(floats, (messages.T, np.eye(len(messages)), sizes))
+    return Flows(*numbers, rounds=floats(rounds))
 
 
 def congestion(topology, flows: Flows, vector_bytes, chunk_bytes) -> StageTime:

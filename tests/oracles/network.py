@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from jaxmoe.hardware import Mesh
@@ -28,8 +28,9 @@ class NumpyMachine:
     @property
     def topology(self) -> Mesh:
         """The network as the model sees it."""
-        numbers = (self.link_bandwidth, self.link_latency, self.injection, self.ejection)
-        return Mesh(*(None if values is None else jnp.asarray(values, float) for values in numbers), shape=self.shape)
+        given = (self.link_bandwidth, self.link_latency, self.injection, self.ejection)
+        numbers = (None if values is None else jax.device_put(np.array(values, float)) for values in given)
+        return Mesh(*numbers, shape=self.shape)
 
 
 def incidence(shape: tuple[int, int]) -> np.ndarray:
