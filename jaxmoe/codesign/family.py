@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.experiment.strategies import Strategy
@@ -49,8 +48,8 @@ def family_of(strategies: Sequence[Strategy], settings: Sequence[Setting]) -> Fa
 
 def _given(part: Part, strategies: Sequence[Strategy]) -> Given:
     setting, rows = part.setting, np.array(part.rows)
-    share = jnp.asarray(np.stack([strategy.placement.share[rows] for strategy in strategies]))
-    batches = jax.tree.map(lambda leaf: leaf[rows], setting.batches)
+    share = jax.device_put(np.stack([strategy.placement.share[rows] for strategy in strategies]))
+    batches = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)[rows]), setting.batches)
     return Given(setting.inputs.model, share, batches, setting.inputs.exchange(part.exchange))
 
 

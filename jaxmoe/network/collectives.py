@@ -1,5 +1,7 @@
 """Collectives as traffic, as time and as schedules: all-to-all, rings, multicast, chunked broadcast."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -65,6 +67,7 @@ Order = Int[np.ndarray | Array, "*rings place"]  # nodes in the order of their r
 Size = Float[Array, "*#rings"] | float  # B; one number, or one for each ring
 
 
+@partial(jax.jit, static_argnames=("num_nodes", "bidirectional"))
 def ring_reduce_scatter(orders: Order, size: Size, num_nodes: int, bidirectional: bool = False) -> Rounds:
     """Every member ends with the sum of one part of all buffers of its ring."""
     members, ways = orders.shape[-1], ring_ways(orders, bidirectional)

@@ -43,6 +43,7 @@ def _routed_tree_loads(
     return weight @ jax.lax.map(tree, (source, destination), batch_size=16)
 
 
+@jax.jit
 def _routed_path_sums(graph: Graph, per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:
     """Sum of a per-link quantity along every path."""
     pairs = graph.num_nodes**2
@@ -50,6 +51,7 @@ def _routed_path_sums(graph: Graph, per_link: Float[Array, " link"]) -> Float[Ar
     return sums.reshape(graph.num_nodes, graph.num_nodes)
 
 
+@jax.jit
 def _routed_path_maxima(graph: Graph, per_link: Float[Array, " link"]) -> Float[Array, "node node2"]:
     """Largest value of a non-negative per-link quantity along every path; 0 for a node to itself."""
     pairs = graph.num_nodes**2

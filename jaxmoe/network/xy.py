@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
@@ -199,6 +200,7 @@ def path_maxima(
     return _along_paths(shape, per_link, crossed, _line_maxima, jnp.maximum)
 
 
+@partial(jax.jit, static_argnums=(0, 2, 3, 4))  # also called by itself: one program in place of twenty
 def _along_paths(
     shape: tuple[int, int],
     per_link: Float[Array, " link"],

@@ -3,6 +3,7 @@
 Logits are [token, expert]; leading axes, such as layers, are added by `vmap`. A token's source is the node it lives at.
 """
 
+from functools import partial
 from typing import Literal, NamedTuple
 
 import equinox as eqx
@@ -64,6 +65,7 @@ def node_copies(
 # The bias (Eq. 11 to 13).
 
 
+@eqx.filter_jit
 def time_proxy(exchange: AllToAll, copies: Float[Array, "node node2"]) -> Float[Array, "node node2"]:
     """Seconds of the copies of every pair, there and back (Eq. 11); 0 from a node to itself.
 
@@ -76,6 +78,7 @@ def time_proxy(exchange: AllToAll, copies: Float[Array, "node node2"]) -> Float[
     return seconds * (1 - jnp.eye(len(copies), dtype=copies.dtype))
 
 
+@partial(jax.jit, static_argnames="own")
 def standard_scores(cost: Float[Array, "node node2"], own: OwnNode = "counted") -> Float[Array, "node node2"]:
     """Every row less its mean, over its standard deviation (Eq. 12); 0 where all its entries are alike.
 

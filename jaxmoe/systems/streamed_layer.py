@@ -1,6 +1,6 @@
 """What a layer is made of whose experts are loaded anew in every iteration: its costs, its attention, its batches."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import equinox as eqx
@@ -74,14 +74,7 @@ class StreamedLayer:
 
     def with_shared(self, batch: Batch) -> Batch:
         """The choices of every token, with the shared experts, which come after the others, among them."""
-        if not self.shared:
-            return batch
-        number = jnp.arange(self.setting.moe.num_experts, self.experts, dtype=jnp.int32)
-        lead = batch.experts.shape[:-1]
-        experts = jnp.concatenate([jnp.asarray(batch.experts), jnp.broadcast_to(number, (*lead, self.shared))], axis=-1)
-        draw = jnp.concatenate([jnp.asarray(batch.draw), jnp.zeros((*lead, self.shared))], axis=-1)
-        # Leaves may be of NumPy, which the constructor's types refuse.
-        return eqx.tree_at(lambda batch: (batch.experts, batch.draw), batch, (experts, draw))
+        return _joined(batch, range(self.setting.moe.num_experts, self.experts)) if self.shared else batch
 
     def attention_seconds(self, tokens: Float[Array, ""]) -> Float[Array, ""]:
         """By heads over all dies: every die has all tokens for its heads, and partial results go back (VI-C)."""
@@ -108,6 +101,16 @@ class StreamedLayer:
         """As NumPy, [step, layer]; stages come one after the other."""
         times = LayerTime(stages, {"compute": {"node": busy}}, sum(stages.values()))
         return jax.tree.map(lambda leaf: np.asarray(leaf, float), times)
+
+
+@eqx.filter_jit
+def _joined(batch: Batch, shared: range) -> Batch:
+    """The choices of every token, and all shared experts. Leaves may be of NumPy."""
+    lead = batch.experts.shape[:-1]
+    number = jnp.broadcast_to(jnp.arange(shared.start, shared.stop, dtype=jnp.int32), (*lead, len(shared)))
+    experts = jnp.concatenate([batch.experts, number], axis=-1)
+    draw = jnp.concatenate([batch.draw, jnp.zeros(number.shape, batch.draw.dtype)], axis=-1)
+    return replace(batch, experts=experts, draw=draw)
 
 
 def _attention(setting: Setting) -> EvenPart:
