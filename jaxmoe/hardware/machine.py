@@ -191,9 +191,9 @@ _sums = jax.jit(jax.ops.segment_sum, static_argnames="num_segments")
 
 
 @jax.jit
-def _even_parts(level: MemoryLevel) -> Float[Array, " node"]:
-    """What each node has of its channel's capacity, which is stated."""
-    return jnp.take(level.capacity / jnp.maximum(level.sharers, 1), level.channel)
+def _even_parts(level: MemoryLevel, capacity: Float[Array, " channel"]) -> Float[Array, " node"]:
+    """What each node has of its channel's capacity."""
+    return jnp.take(capacity / jnp.maximum(level.sharers, 1), level.channel)
 
 
 def node_memory(
@@ -236,4 +236,4 @@ class Machine(eqx.Module):
         level = self.memory[-1] if self.memory else None
         if level is None or level.capacity is None:
             return None
-        return _even_parts(level)
+        return _even_parts(level, level.capacity)

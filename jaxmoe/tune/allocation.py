@@ -100,7 +100,7 @@ def _seconds_of_pairs(machine: Machine, size: float) -> scipy.sparse.csr_array:
     """How long an expert keeps every link, for every pair of dies [source * dies + destination, link]."""
     pairs = machine.num_nodes**2
     one = np.eye(pairs, dtype=np.float32).reshape(pairs, machine.num_nodes, machine.num_nodes)
-    seconds = _seconds_of_links(machine.topology, one, jnp.float32(size))
+    seconds = _seconds_of_links(machine.topology, jnp.asarray(one, jnp.float32), jnp.float32(size))
     return scipy.sparse.csr_array(np.asarray(seconds, float))
 
 
