@@ -92,12 +92,12 @@ def plant(costs: Costs, best: float) -> tuple[Tables, Tree]:
     """Tables and the root of the tree for finding plans that take less than `best` s."""
     batches, experts, _ = costs.tokens.shape
     sets, _, stages, resources = costs.pair_time.shape
-    pair_time = np.tile(costs.pair_time, (1, 1, batches, 1))
+    pair_time = np.ascontiguousarray(np.tile(costs.pair_time, (1, 1, batches, 1)))
     tokens = np.repeat(costs.tokens, stages, axis=0)
     half, allowed = _halves(costs, pair_time, tokens, best)
     # Numba compiles anew for arrays that lie in memory in another way.
-    arrays = (np.ascontiguousarray(each) for each in (pair_time, tokens, costs.demand, costs.supply, costs.even, half))
-    tables = Tables(*arrays, costs.runs / batches)
+    demand, supply = np.ascontiguousarray(costs.demand), np.ascontiguousarray(costs.supply)
+    tables = Tables(pair_time, tokens, demand, supply, costs.even, half, costs.runs / batches)
     levels, busy = experts + 1, (batches * stages, resources)
     counter, number = np.zeros(1, np.int64), np.zeros(levels, np.int64)
     tree = Tree(
