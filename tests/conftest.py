@@ -1,10 +1,12 @@
 """Settings all tests share: a compilation cache kept between runs, and where the reference data is."""
 
-import functools
 import gc
 import os
 import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -38,8 +40,26 @@ jax.config.update("jax_traceback_in_locations_limit", 0)
 SOONER = "--xla_backend_optimization_level=0"
 if jax.__version_info__ < (0, 11):  # an unknown flag ends the process
     SOONER += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-    # JAX makes a new context of MLIR for each function it lowers, a third of the time of a small one. Tests share one.
-    mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+
+
+CONTEXT_USES = 200  # a context keeps the constants of all programs that were written in it
+
+
+class _SharedContexts(threading.local):
+    """Gives many programs one MLIR context: to make one takes twice as long as to write a small program in it."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make, self.left = make, 0
+
+    def __call__(self) -> Any:
+        if self.left == 0:
+            self.context, self.left = self.make(), CONTEXT_USES
+        self.left -= 1
+        return self.context
+
+
+if jax.__version_info__ < (0, 11):  # JAX's own, which may change
+    mlir.make_ir_context = _SharedContexts(mlir.make_ir_context)
 
 settings.register_profile("jaxmoe", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("jaxmoe")
