@@ -16,11 +16,8 @@ from jaxmoe.relax import SmoothMax, SoftSupport
 
 @pytest.fixture(scope="module", autouse=True)
 def double_precision():
-    # What JAX keeps of NumPy index arrays from single precision does not fit double precision, nor the reverse.
-    jax.clear_caches()
     with jax.enable_x64(True):
         yield
-    jax.clear_caches()
 
 
 @pytest.mark.slow

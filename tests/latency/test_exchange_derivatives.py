@@ -45,11 +45,8 @@ kinds_and_modes = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module", autouse=True)
 def double_precision():
-    # What JAX keeps of NumPy index arrays from single precision does not fit double precision, nor the reverse.
-    jax.clear_caches()
     with jax.enable_x64(True):
         yield
-    jax.clear_caches()
 
 
 def random_model(rng: np.random.Generator, mode: str, exchange: str) -> LayerModel:

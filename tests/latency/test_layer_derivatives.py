@@ -14,11 +14,8 @@ SHAPE, EXPERTS, TOKENS, TOP_K = (2, 3), 5, 8, 2
 
 @pytest.fixture(scope="module", autouse=True)
 def double_precision():
-    # What JAX keeps of NumPy index arrays from single precision does not fit double precision, nor the reverse.
-    jax.clear_caches()
     with jax.enable_x64(True):
         yield
-    jax.clear_caches()
 
 
 def random_case(seed=0, rule="lowest_host", **limits):
@@ -29,8 +26,9 @@ def random_case(seed=0, rule="lowest_host", **limits):
 
 
 def slope(function, point, index, relative_step):
-    step = relative_step * float(point[index])
-    return (function(point.at[index].add(step)) - function(point.at[index].add(-step))) / (2 * step)
+    step, moved = relative_step * point[index], np.zeros_like(point)
+    moved[index] = step
+    return (function(point + moved) - function(point - moved)) / (2 * step)
 
 
 @pytest.mark.parametrize("reduction", [HardMax(), SmoothMax(0.1)], ids=["hard", "smooth"])
@@ -51,18 +49,21 @@ def test_gradients_agree_with_central_differences(what, reduction):
     point, placed = points[what]
 
     @jax.jit
+    @jax.value_and_grad
     def time(value):
         changed, plan = placed(model, share, value)
         return changed(plan, batch, None, reduction, SoftSupport(0.1)).total
 
-    gradient = jax.jit(jax.grad(time))(point)
+    point = np.asarray(point)
+    gradient = np.asarray(time(point)[1])
     assert np.isfinite(gradient).all()
-    checked = np.argsort(-np.abs(np.asarray(gradient) * np.asarray(point)).ravel())[:3]
+    checked = np.argsort(-np.abs(gradient * point).ravel())[:3]
     checked = [np.unravel_index(flat, point.shape) for flat in checked]
-    assert float(jnp.abs(gradient[checked[0]])) > 0
+    assert abs(gradient[checked[0]]) > 0
     for index in checked:
-        if float(point[index]) > 0:
-            np.testing.assert_allclose(gradient[index], slope(time, point, index, 1e-6), rtol=1e-5, atol=1e-30)
+        if point[index] > 0:
+            expected = slope(lambda value: float(time(value)[0]), point, index, 1e-6)
+            np.testing.assert_allclose(gradient[index], expected, rtol=1e-5, atol=1e-30)
 
 
 @pytest.mark.parametrize("rule", ["lowest_host", "fewest_hops"])
