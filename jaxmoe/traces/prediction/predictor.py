@@ -212,8 +212,9 @@ class NextLayer(AbstractHeatmap):
         return jnp.concatenate([jnp.full_like(token.experts[:1], MISSING), token.experts[:-1]])
 
 
+@jax.jit
 def conditional_rows(
-    pairs: Float[Array, "layer expert expert"], frequency: Float[Array, "layer expert"], prior: float
+    pairs: Float[Array, "layer expert expert"], frequency: Float[Array, "layer expert"], prior: Float[Array, ""] | float
 ) -> Float[Array, "layer given expert"]:
     """The rows of a heatmap, each with a sum of 1, from how often expert j followed expert i, `pairs[layer, i, j]`.
 

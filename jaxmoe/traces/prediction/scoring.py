@@ -37,8 +37,9 @@ def ranks(predictor: AbstractPredictor, tokens: History) -> Int[Array, "token la
     return replay(predictor, predictor.init(tokens.experts.shape[-1]), tokens, _ranks_of)[1]
 
 
+@jax.jit
 def recall(
-    rank: Int[Array, "token layer top_k"], n: int, counted: Bool[Array, "token"] | None = None
+    rank: Int[Array, "token layer top_k"], n: Int[Array, ""] | int, counted: Bool[Array, "token"] | None = None
 ) -> Float[Array, "layer"]:
     """The share of chosen experts that were among the `n` ranked highest, of the tokens counted or all.
 
@@ -101,12 +102,10 @@ def window_loads(
     windows = len(tokens.start) // window
     if windows < 1:
         raise TraceError(f"{len(tokens.start)} tokens make no window of {window}; use a smaller window")
-    return _window_loads(
-        predictor,
-        jax.tree.map(lambda leaf: leaf[: windows * window].reshape(windows, window, *leaf.shape[1:]), tokens),
-    )
+    return _window_loads(predictor, tokens, windows, window)
 
 
+@jax.jit
 def load_error(
     predicted: Float[Array, "batch layer expert"], real: Float[Array, "batch layer expert"]
 ) -> Float[Array, "layer"]:
@@ -118,7 +117,7 @@ def load_error(
 
 @eqx.filter_jit
 def _window_loads(
-    predictor: AbstractPredictor, windows: History
+    predictor: AbstractPredictor, tokens: History, windows: int, window: int
 ) -> tuple[Float[Array, "window layer expert"], Float[Array, "window layer expert"]]:
     def look(scores: Float[Array, "layer expert"], experts: Int[Array, "layer top_k"]) -> tuple[Array, Array]:
         return _shares(scores), counts(experts, scores.shape[-1])
@@ -128,7 +127,8 @@ def _window_loads(
         real = jnp.where(tokens.start[1:].any(), 0, chosen.sum(axis=0))
         return state, (forecast[0] * real.sum(axis=-1, keepdims=True), real)
 
-    return jax.lax.scan(one_window, predictor.init(windows.experts.shape[-1]), windows)[1]
+    cut = jax.tree.map(lambda leaf: leaf[: windows * window].reshape(windows, window, *leaf.shape[1:]), tokens)
+    return jax.lax.scan(one_window, predictor.init(tokens.experts.shape[-1]), cut)[1]
 
 
 def _shares(scores: Float[Array, "layer expert"]) -> Float[Array, "layer expert"]:

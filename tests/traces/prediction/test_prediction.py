@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import prediction as oracle
+from oracles.arrays import full
 
 from jaxmoe.traces import GatingTrace, TraceError, synthetic_trace
 from jaxmoe.traces.prediction import (
@@ -39,6 +40,9 @@ TOKENS, LAYERS, EXPERTS, TOP_K, PREFILL = 24, 3, 5, 2, 4
 RATE, WINDOW, PRIOR, PREFILL_PRIOR = 0.25, 3, 2.0, 5.0
 NAMES = tuple(fit(synthetic_trace(8, [0], 4, 2, 0.0, 0.0, 0.0, seed=0)))
 LOOKING_BACK = tuple(name for name in NAMES if name != "perfect")
+
+
+EVEN = full((LAYERS, EXPERTS), 1 / EXPERTS)
 
 
 def random_trace(seed: int, missing: float = 0.1, starts=(0, 9, 10), phase=None) -> GatingTrace:
@@ -109,7 +113,7 @@ def test_scores_are_those_of_plain_loops(name, seed):
 @given(seed=st.integers(0, 2**16), n=st.integers(1, EXPERTS))
 def test_recall_is_that_of_plain_loops(seed, n):
     tokens = random_trace(seed)
-    predictor, past = RunningWindow(jnp.full((LAYERS, EXPERTS), 1 / EXPERTS), WINDOW), history(tokens, PREFILL)
+    predictor, past = RunningWindow(EVEN, WINDOW), history(tokens, PREFILL)
     told, found = scores(predictor, past), recall(ranks(predictor, past), n)
     expected = [oracle.recall(np.asarray(told), tokens.experts.tolist(), layer, n) for layer in range(LAYERS)]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
@@ -145,17 +149,17 @@ def test_batch_and_window_loads_are_those_of_plain_loops(seed):
 
 
 # The paper's example, Fig. 10(b): experts 1 and 4 are chosen; their rows name the experts of the next token.
-PAIRS = jnp.zeros((1, 6, 6)).at[0, 1, jnp.array([2, 4, 0])].set(jnp.array([8.0, 6, 1]))
-PAIRS = PAIRS.at[0, 4, jnp.array([4, 5, 3])].set(jnp.array([7.0, 5, 2]))
-EXAMPLE = NextToken(conditional_rows(PAIRS, jnp.full((1, 6), 1 / 6), 1e-6))
+PAIRS = np.zeros((1, 6, 6), np.float32)
+PAIRS[0, 1, [2, 4, 0]], PAIRS[0, 4, [4, 5, 3]] = [8, 6, 1], [7, 5, 2]
+EXAMPLE = NextToken(conditional_rows(jnp.asarray(PAIRS), full((1, 6), 1 / 6), 1e-6))
 NOW = History(jnp.array([[[1, 4]], [[2, 5]]]), jnp.array([True, False]), jnp.array([False, False]))
 
 
 def test_the_rows_of_the_chosen_experts_name_the_next():
-    named = scores(top_of_rows(EXAMPLE, 2), NOW)[1, 0]
+    named = np.asarray(scores(top_of_rows(EXAMPLE, 2), NOW))[1, 0]
     assert named.tolist() == [0, 0, 1, 0, 2, 1]  # 2 and 4 of row 1, 4 and 5 of row 4
-    assert scores(top_of_rows(EXAMPLE, 1), NOW)[1, 0].tolist() == [0, 0, 1, 0, 1, 0]
-    ranked = scores(EXAMPLE, NOW)[1, 0]
+    assert np.asarray(scores(top_of_rows(EXAMPLE, 1), NOW))[1, 0].tolist() == [0, 0, 1, 0, 1, 0]
+    ranked = np.asarray(scores(EXAMPLE, NOW))[1, 0]
     np.testing.assert_allclose(ranked, [1 / 15, 0, 8 / 15, 2 / 14, 6 / 15 + 7 / 14, 5 / 14], atol=1e-6)
 
 
@@ -169,7 +173,7 @@ def test_recall_and_size_of_a_predicted_set():
 
 
 def test_ranks_of_equal_scores_are_by_number_and_missing_choices_have_none():
-    even = Frequency(jnp.full((1, 4), 0.25))
+    even = Frequency(full((1, 4), 0.25))
     tokens = history(trace_of([[3, -1], [0, 2]], 4), 0)
     assert ranks(even, tokens).tolist() == [[[3, -1]], [[0, 2]]]
     assert recall(ranks(even, tokens), 1).tolist() == pytest.approx([1 / 3])
@@ -189,13 +193,13 @@ def test_ranks_of_equal_scores_are_by_number_and_missing_choices_have_none():
 def test_a_periodic_trace_is_predicted_perfectly(name, choices):
     trace = trace_of(choices, 6)
     rank = ranks(fit(trace)[name], history(trace, 0))
-    assert recall(rank, 2, jnp.arange(24) > 0).tolist() == [1]
+    assert recall(rank, 2, jnp.asarray(np.arange(24) > 0)).tolist() == [1]
 
 
 def test_layers_that_follow_each_other_are_predicted_perfectly():
     first = np.random.default_rng(0).integers(6, size=(50, 1, 1))
     trace = GatingTrace((first + np.array([[0], [2], [5]])) % 6, 6, np.arange(3), np.array([0]), None, {})
-    found = recall(ranks(fit(trace)["next layer"], history(trace, 0)), 1)
+    found = np.asarray(recall(ranks(fit(trace)["next layer"], history(trace, 0)), 1))
     assert found[1:].tolist() == [1, 1]
     assert found[0] < 0.6
 
@@ -203,7 +207,7 @@ def test_layers_that_follow_each_other_are_predicted_perfectly():
 def test_a_request_with_loads_of_its_own_is_predicted_from_its_prefill():
     usual, special = [[0, 1], [1, 2]] * 10, [[4, 5], [5, 3]] * 10
     learned, tokens = fit(trace_of(usual, 6), prefill_prior=1.0), history(trace_of(special, 6), 6)
-    decode = ~tokens.prefill
+    decode = jnp.asarray(~np.asarray(tokens.prefill))
     assert recall(ranks(learned["frequency"], tokens), 3, decode).tolist() == [0]
     assert recall(ranks(learned["prefill load"], tokens), 3, decode).tolist() == [1]
     assert recall(ranks(learned["prefill next token"], tokens), 2, decode).tolist() == [1]
@@ -213,17 +217,17 @@ def test_rows_never_seen_and_starts_fall_back_to_frequency():
     trace = trace_of([[0], [1], [0], [1], [1]], 4)
     learned, tokens = fit(trace), history(trace_of([[3], [2]], 4), 0)
     for name in LOOKING_BACK[1:]:
-        told = scores(learned[name], tokens)
+        told = np.asarray(scores(learned[name], tokens))
         share = told / told.sum(axis=-1, keepdims=True)
         np.testing.assert_allclose(share[0, 0], [0.4, 0.6, 0, 0], atol=1e-6, err_msg=name)
-    np.testing.assert_allclose(scores(learned["next token"], tokens)[1, 0], [0.4, 0.6, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(np.asarray(scores(learned["next token"], tokens))[1, 0], [0.4, 0.6, 0, 0], atol=1e-6)
 
 
 def test_perfect_is_right_and_random_is_right_as_often_as_chance():
     trace = synthetic_trace(2000, [0, 1], 16, 2, skew=1.0, coactivation=0.5, reuse=0.3, seed=0)
     tokens = history(trace, 0)
     assert recall(ranks(Perfect(16), tokens), 2).tolist() == [1, 1]
-    assert load_error(*batch_loads(Perfect(16), tokens, jnp.arange(2000) // 64, 32)).tolist() == [0, 0]
+    assert load_error(*batch_loads(Perfect(16), tokens, jnp.asarray(np.arange(2000) // 64), 32)).tolist() == [0, 0]
     rank = ranks(Random(jax.random.key(3), 16), tokens)
     for n in (1, 4, 12):
         deviation = np.sqrt(n / 16 * (1 - n / 16) / 4000)
@@ -232,7 +236,7 @@ def test_perfect_is_right_and_random_is_right_as_often_as_chance():
 
 def test_repeating_the_last_choice_finds_what_neighbours_share():
     trace = synthetic_trace(2000, [0], 64, 2, skew=0.0, coactivation=0.0, reuse=0.6, seed=1)
-    found = recall(ranks(fit(trace)["repeat last"], history(trace, 0)), 2)
+    found = np.asarray(recall(ranks(fit(trace)["repeat last"], history(trace, 0)), 2))
     chosen = trace.experts[:, 0]
     shared = (chosen[1:, :, None] == chosen[:-1, None]).any(axis=-1)[np.arange(1, 2000) % 512 != 0]
     assert float(found[0]) == pytest.approx(shared.mean(), abs=2e-3)  # starts are told by frequency
@@ -245,7 +249,7 @@ def test_no_predictor_looks_ahead(name):
     other[12, 1] = (trace.experts[12, 1] + 1) % EXPERTS
     other[13:] = random_trace(6).experts[13:]
     told, changed = (
-        scores(predictor, history(dataclasses.replace(trace, experts=experts), PREFILL))
+        np.asarray(scores(predictor, history(dataclasses.replace(trace, experts=experts), PREFILL)))
         for experts in (trace.experts, other)
     )
     np.testing.assert_array_equal(told[:12], changed[:12])
@@ -256,18 +260,22 @@ def test_no_predictor_looks_ahead(name):
 def test_steps_by_hand_and_side_by_side_are_those_of_the_scan(name):
     trace = random_trace(7, starts=(0, 12))
     predictor, tokens = fitted(trace)[name], history(trace, PREFILL)
-    expected = scores(predictor, tokens)
-    state = predictor.init(TOP_K)
+    expected = np.asarray(scores(predictor, tokens))
+    state, tokens = predictor.init(TOP_K), jax.device_get(tokens)
     for t in range(3):
-        state, told = advance(predictor, state, jax.tree.map(lambda leaf, t=t: leaf[t], tokens))
+        state, told = one_step(predictor, state, jax.tree.map(lambda leaf, t=t: jnp.asarray(leaf[t]), tokens))
         np.testing.assert_allclose(told, expected[t], rtol=1e-6)
-    requests = jax.tree.map(lambda leaf: leaf.reshape(2, 12, *leaf.shape[1:]), tokens)
-    beside = eqx.filter_vmap(scores, in_axes=(None, 0))(predictor, requests)
+    requests = jax.tree.map(lambda leaf: jnp.asarray(leaf.reshape(2, 12, *leaf.shape[1:])), tokens)
+    beside = np.asarray(side_by_side(predictor, requests))
     np.testing.assert_allclose(beside.reshape(expected.shape), expected, rtol=1e-6)
 
 
+one_step = eqx.filter_jit(advance)
+side_by_side = eqx.filter_jit(eqx.filter_vmap(scores, in_axes=(None, 0)))
+
+
 def test_prefill_is_what_the_trace_states_else_the_first_tokens_of_each_request():
-    assert history(random_trace(0), 2).prefill.nonzero()[0].tolist() == [0, 1, 9, 10, 11]
+    assert np.flatnonzero(history(random_trace(0), 2).prefill).tolist() == [0, 1, 9, 10, 11]
     stated = random_trace(0, phase=np.arange(TOKENS) % 2)
     assert history(stated, 2).prefill.tolist() == (np.arange(TOKENS) % 2 == 0).tolist()
 
@@ -303,8 +311,9 @@ def test_rates_and_rows_can_be_differentiated():
         return (scores(predictor, history(trace, PREFILL)) ** 2).sum()
 
     learned = fitted(trace)
-    assert eqx.filter_grad(loss)(learned["exponential average"]).rate != 0
-    assert np.isfinite(eqx.filter_grad(loss)(learned["prefill next token"]).heatmap.rows).all()
+    slope = eqx.filter_jit(eqx.filter_grad(loss))
+    assert float(slope(learned["exponential average"]).rate) != 0
+    assert np.isfinite(slope(learned["prefill next token"]).heatmap.rows).all()
 
 
 @pytest.mark.parametrize("kind", [PrefillLoad, PrefillHeatmap])
@@ -317,7 +326,7 @@ def test_another_prior_compiles_nothing(kind):
         return scores(predictor, tokens)
 
     trace = random_trace(0)
-    seen = fitted(trace)["next token"] if kind is PrefillHeatmap else jnp.full((LAYERS, EXPERTS), 1 / EXPERTS)
+    seen = fitted(trace)["next token"] if kind is PrefillHeatmap else EVEN
     found = [first_scores(kind(seen, prior), history(trace, PREFILL)) for prior in (5.0, 50.0)]
     assert len(traced) == 1
     assert not np.allclose(*found)
