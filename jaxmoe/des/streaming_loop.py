@@ -143,28 +143,28 @@ def _finish(work, times, rules, state, server, now):
         state.counts[LOAD] += 1
         state.tries[LOAD, server] = True
         _loaded(work, state, one, target)
-    elif server < channels + dies:
-        die = server - channels
+        return
+    die, mark = server - channels, IS_COMPUTED
+    if die < dies:
         state.counts[COMPUTE] += 1
         state.tries[COMPUTE, die] = True
         state.chosen[1] -= 1
         state.chosen[2] += 1
         if rules.in_turn and state.chosen[1] == 0:
             state.tries[LOAD, :] = True
-        _mark(times, rules, state, one, die, IS_COMPUTED, now)
     else:
-        die = server - channels - dies
+        die, mark = die - dies, IS_SENT
         state.counts[SEND] += 1
         state.receiving[target] = False
         pair = die * dies + target
         for link in range(work.paths[pair], work.paths[pair + 1]):
             state.linked[work.links[link]] = False
-        _mark(times, rules, state, one, die, IS_SENT, now)
         _append(state, RECEIVED if rules.newest_first else LOADED, target, one)
         state.tries[COMPUTE, target] = True
         state.tries[SEND, die] = True
         _wake(state, target)
         _wake(state, dies)
+    _mark(times, rules, state, one, die, mark, now)
 
 
 @njit(inline="always")
@@ -281,7 +281,7 @@ def _free(work, state, first, last):
 @no_type_check
 def _load(work, times, rules, state, channel, now):
     """Rules 4 and 5 on an idle channel: of its dies that with the fewest loads goes first."""
-    best, fewest, place = -1, 0, -1
+    best, fewest, place, chosen = -1, 0, -1, -1
     for die in range(len(times.channel)):
         if times.channel[die] != channel or (best >= 0 and state.at[2, die] >= fewest):
             continue
@@ -295,17 +295,16 @@ def _load(work, times, rules, state, channel, now):
                 if work.needed[expert, other] and more:
                     to = other
         if admits(state.buffers, to, work.stops[expert] - work.needed[expert, to]):
-            best, fewest, place = die, state.at[2, die], to
+            best, fewest, place, chosen = die, state.at[2, die], to, one
     if best < 0:
         return
-    one = _next(work, rules, state, best)
-    expert = work.expert[one]
+    expert = work.expert[chosen]
     state.at[1, best] += 1
     state.at[2, best] += 1
-    state.left[one] = work.stops[expert] - work.needed[expert, place]
+    state.left[chosen] = work.stops[expert] - work.needed[expert, place]
     take_slot(state.buffers, times.capacity, place, now)
     seconds = times.load[best] + (times.latency[channel] if state.busy[channel] == 0 else 0.0)
-    _serve(state, channel, LOAD, place, one, now, seconds, place)
+    _serve(state, channel, LOAD, place, chosen, now, seconds, place)
 
 
 @njit(inline="always")
