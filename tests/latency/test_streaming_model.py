@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import full
 
 from jaxmoe.latency.offloading import offloaded_seconds, turns_of
 from jaxmoe.latency.streaming import StreamCosts, asked_of, grouped, stream_time
@@ -26,9 +27,19 @@ def costs_of(case: study.Drawn = CASE, control: float = 0.0) -> StreamCosts:
         study.machine_of(case),
         study.costs_of("phi-3.5-moe"),
         jnp.asarray(float(case.micro_slices)),
-        jnp.full(4, case.sram, jnp.float32),
+        full(4, case.sram),
         jnp.asarray(control),
     )
+
+
+@eqx.filter_jit
+def alone(costs: StreamCosts, tokens: jax.Array):
+    """Seconds of a micro-slice and of a whole expert for so many tokens on a die, and of a micro-slice to the next."""
+    one = jnp.full((1, 4), tokens)
+    return costs.compute(one)[0, 0], costs.whole(one)[0, 0], costs.send[0, 1]
+
+
+offloaded = jax.jit(offloaded_seconds, static_argnames="prefetch")
 
 
 @eqx.filter_jit
@@ -47,22 +58,23 @@ def test_few_tokens_take_as_long_as_their_weights_from_ddr():
     costs = costs_of()
     size = float(costs.costs.expert_bytes)
     loads = 8 * size / (4 * 25.6e9)
-    last = 4 * float(costs.compute(jnp.full((1, 4), 2.0))[0, 0]) + 3 * float(costs.send[0, 1])
-    np.testing.assert_allclose(seconds(costs, EVEN), loads, rtol=last / loads)
-    assert seconds(costs, EVEN) > loads
+    compute, _, send = alone(costs, jnp.asarray(2.0))
+    found, last = float(seconds(costs, EVEN)), 4 * float(compute) + 3 * float(send)
+    np.testing.assert_allclose(found, loads, rtol=last / loads)
+    assert found > loads
 
 
 def test_many_tokens_take_as_long_as_their_products():
     costs = costs_of(CASE._replace(ddr=400e9, d2d=4e12))
-    busy = 8 * float(costs.whole(jnp.full((1, 4), 800.0))[0, 0])
+    busy = 8 * float(alone(costs, jnp.asarray(800.0))[1])
     found = float(seconds(costs, np.full((8, 4), 800)))
     assert busy < found < 1.08 * busy
 
 
 def test_a_channel_begins_after_its_latency():
     costs = costs_of()
-    slow = eqx.tree_at(lambda c: c.machine.memory[-1].latency, costs, jnp.full(4, 1e-4))
-    np.testing.assert_allclose(seconds(slow, EVEN) - seconds(costs, EVEN), 1e-4, rtol=1e-3)
+    slow = eqx.tree_at(lambda c: c.machine.memory[-1].latency, costs, jnp.asarray(np.full(4, 1e-4), float))
+    np.testing.assert_allclose(float(seconds(slow, EVEN)) - float(seconds(costs, EVEN)), 1e-4, rtol=1e-3)
 
 
 def test_experts_without_tokens_cost_nothing():
@@ -100,15 +112,16 @@ def test_gradients_are_finite_differences(tokens):
     # Tokens differ from die to die, so that no two maxima are equal.
     with jax.enable_x64(True):
         counts = jnp.asarray(np.random.default_rng(1).integers(tokens, 2 * tokens, (6, 4)) + 0.0)
-        base = jax.tree.map(lambda leaf: leaf.astype(float) if leaf.dtype == jnp.float32 else leaf, costs_of())
-        base = eqx.tree_at(lambda c: c.buffer_bytes, base, jnp.full(4, 9e6))
+        base = jax.tree.map(
+            lambda leaf: jnp.asarray(np.asarray(leaf), float) if leaf.dtype == jnp.float32 else leaf, costs_of()
+        )
+        base = eqx.tree_at(lambda c: c.buffer_bytes, base, jnp.asarray(np.full(4, 9e6)))
         # Without tiles: their rounding has the gradient of what is not rounded.
         base = eqx.tree_at(lambda c: c.machine.die.gemm, base, None)
-        at = jax.jit(lambda scales: seconds(scaled(base, scales), counts, paired=True))
-        one, step = jnp.ones(5), 1e-6
-        slope = jax.jit(jax.grad(lambda scales: seconds(scaled(base, scales), counts, paired=True)))(one)
-        steps = step * np.eye(5)
-        expected = [(at(one + each) - at(one - each)) / (2 * step) for each in steps]
+        at = jax.jit(jax.value_and_grad(lambda scales: seconds(scaled(base, scales), counts, paired=True)))
+        one, step = np.ones(5), 1e-6
+        slope = np.asarray(at(one)[1])
+        expected = [float(at(one + each)[0] - at(one - each)[0]) / (2 * step) for each in step * np.eye(5)]
         np.testing.assert_allclose(slope, expected, rtol=1e-4, atol=1e-9)
         assert slope[2 if tokens == 200 else 0] < 0  # MACs, or DDR
 
@@ -131,12 +144,12 @@ def test_dies_that_load_their_own_experts_one_after_the_other():
     host = jnp.asarray(np.eye(4)[[0, 0, 1, 2]], jnp.float32)
     tokens = jnp.array([64.0, 64, 64, 0])
     load = float(costs.costs.expert_bytes) / 25.6e9
-    product = float(costs.whole(jnp.full((1, 4), 64.0))[0, 0])
+    product = float(alone(costs, jnp.asarray(64.0))[1])
     assert turns_of(host).tolist() == [0, 2, 3, 1]
-    serial, busy = offloaded_seconds(costs, tokens, host, prefetch=False)
+    serial, busy = offloaded(costs, tokens, host, prefetch=False)
     np.testing.assert_allclose(serial, 2 * (load + product), rtol=1e-5)
     np.testing.assert_allclose(busy, [2 * product, product, 0, 0], rtol=1e-5)
-    ahead, _ = offloaded_seconds(costs, tokens, host, prefetch=True)
+    ahead, _ = offloaded(costs, tokens, host, prefetch=True)
     np.testing.assert_allclose(ahead, load + max(load, product) + product, rtol=1e-5)
 
 

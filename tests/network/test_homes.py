@@ -57,9 +57,12 @@ def test_homes_equal_the_loops(name, mode, seed):
 def visits_of(visited, draw=0.0, weight=1.0) -> Visits:
     """Tokens that visit these nodes."""
     tokens, nodes = np.shape(visited)
-    nothing, none = jnp.zeros((1, nodes)), jnp.zeros(nodes)
+    # Made by NumPy: JAX would compile every shape.
+    nothing, none, named = (
+        jnp.asarray(made, float) for made in (np.zeros((1, nodes)), np.zeros(nodes), np.ones((tokens, 1)))
+    )
     draws, weights = (jnp.asarray(np.broadcast_to(number, tokens), jnp.float32) for number in (draw, weight))
-    named, source = jnp.ones((tokens, 1)), jnp.zeros(tokens, int)
+    source = jnp.asarray(np.zeros(tokens, np.int32))
     return Visits(
         jnp.asarray(visited, jnp.float32), named, nothing, none, nothing, nothing, none, weights, draws, source
     )
@@ -68,6 +71,9 @@ def visits_of(visited, draw=0.0, weight=1.0) -> Visits:
 @eqx.filter_jit
 def found(rule, topology, visits):
     return home_weights(rule, topology, visits).argmax(axis=1)
+
+
+sharded = jax.jit(lambda share, batch: sharded_visits(share, batch, HardSupport()))
 
 
 def test_a_random_host_is_that_of_the_draw_times_their_number():
@@ -114,11 +120,11 @@ def test_a_home_is_a_node_that_is_visited_however_many_tokens_it_has():
 def test_tokens_live_evenly_on_successive_nodes_unless_told():
     experts = np.zeros((8, 1), int)
     tokens = Tokens(experts, np.zeros(8), np.zeros((8, 1)), np.ones(8))
-    share = jnp.eye(3)
-    visits = sharded_visits(share, cases.batch(tokens), HardSupport())
+    share = jnp.asarray(np.eye(3), float)
+    visits = sharded(share, cases.batch(tokens))
     assert found("token_home", mesh((1, 3)), visits).tolist() == [0, 0, 0, 1, 1, 1, 2, 2]
     tokens.source = np.array([2, 0, 1, 2, 2, 0, 0, 1])
-    visits = sharded_visits(share, cases.batch(tokens), HardSupport())
+    visits = sharded(share, cases.batch(tokens))
     assert found("token_home", mesh((1, 3)), visits).tolist() == tokens.source.tolist()
 
 
@@ -127,5 +133,5 @@ def test_a_draw_names_a_choice_that_the_token_has():
     tokens = Tokens(np.array([[4, -1, 2]] * 3), np.array([0.1, 0.49, 0.5]), np.zeros((3, 3)), np.ones(3))
     batch = cases.batch(tokens)
     assert batch.gather_expert.tolist() == [4, 4, 2]
-    visits = sharded_visits(jnp.eye(6)[:5], batch, HardSupport())
+    visits = sharded(jnp.asarray(np.eye(5, 6), float), batch)
     assert found("lowest_host", mesh((2, 3)), visits).tolist() == [4, 4, 2]

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from oracles import cases
+from oracles.arrays import full
 from oracles.layer import Tokens
 
 from jaxmoe.traces import Batch
@@ -57,6 +58,6 @@ def skewed_batches(rng: np.random.Generator, layers: int, batches: int, tokens: 
     return Batch(
         experts=jnp.asarray(experts, jnp.int32),
         token_draw=jnp.asarray(rng.random(experts.shape[:3]), jnp.float32),
-        draw=jnp.zeros(experts.shape),
+        draw=full(experts.shape, 0.0),
         weight=jnp.ones(experts.shape[:3]),
     )

@@ -1,10 +1,12 @@
 """Decisions for streaming experts: rings, trajectories, groups; and requests that wait, worked by hand."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.arrays import full
 
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.networks import num_links
@@ -22,10 +24,20 @@ from jaxmoe.policies.streaming import (
 )
 from jaxmoe.traces import Batch
 
+# Compiled whole, not operation by operation.
+ordered = jax.jit(groups_in_order, static_argnums=1)
+ordered_first = jax.jit(groups_with_first, static_argnums=2)
+loading = jax.jit(loading_dies, static_argnums=1)
+on_dies = jax.jit(tokens_on_dies, static_argnums=(1, 2))
+evened, moved = jax.jit(redistributed), jax.jit(moved_tokens)
+prefetched = jax.jit(prefetched_slices, static_argnames="paired")
+buffered = jax.jit(buffer_requests, static_argnums=(1, 4), static_argnames="together")
+trajectories_round = jax.jit(lambda tokens: trajectories(tokens, np.arange(tokens.shape[1])))
+
 
 def mesh(shape: tuple[int, int]) -> Mesh:
     links = num_links(shape)
-    return Mesh(jnp.ones(links), jnp.zeros(links), shape=shape)
+    return Mesh(full(links, 1.0), full(links, 0.0), shape=shape)
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (2, 3), (3, 2), (4, 4), (3, 4)])
@@ -42,9 +54,9 @@ def test_rings_of_odd_meshes_pass_every_die_once():
 
 def test_trajectories_skip_dies_without_tokens():
     tokens = jnp.array([[1.0, 0, 2, 1], [1, 0, 2, 1], [0, 0, 3, 0]])
-    needed, following = trajectories(tokens, np.arange(4))
+    needed, following = trajectories_round(tokens)
     np.testing.assert_array_equal(needed, [[1, 0, 1, 1], [1, 0, 1, 1], [0, 0, 1, 0]])
-    after = following.argmax(axis=-1)
+    after = np.asarray(following).argmax(axis=-1)
     assert after[0].tolist() == [2, 2, 3, 0]
     assert after[1].tolist() == after[0].tolist()  # one ring on four dies (VI-A)
     assert after[2].tolist() == [2, 2, 2, 2]
@@ -52,7 +64,7 @@ def test_trajectories_skip_dies_without_tokens():
 
 def test_larger_arrays_have_rings_both_ways():
     tokens = jnp.array([[1.0, 0, 2, 1, 0, 0], [1, 0, 2, 1, 0, 0]])
-    after = trajectories(tokens, np.arange(6)).following.argmax(axis=-1)
+    after = np.asarray(trajectories_round(tokens).following).argmax(axis=-1)
     assert after[0].tolist() == [2, 2, 3, 0, 0, 0]
     assert after[1].tolist() == [3, 0, 0, 2, 3, 3]
 
@@ -60,8 +72,8 @@ def test_larger_arrays_have_rings_both_ways():
 def test_hot_and_cold_go_together():
     tokens = jnp.array([[1.0], [9], [0], [5], [3], [4]])
     # By tokens: 1, 3, 5, 4, 0; expert 2 has none.
-    assert groups_in_order(tokens, True).tolist() == [[1, 0], [3, 4], [5, -1]]
-    assert groups_in_order(tokens, False)[:5, 0].tolist() == [0, 1, 3, 4, 5]
+    assert ordered(tokens, True).tolist() == [[1, 0], [3, 4], [5, -1]]
+    assert np.asarray(ordered(tokens, False))[:5, 0].tolist() == [0, 1, 3, 4, 5]
 
 
 @given(seed=st.integers(0, 1000))
@@ -69,60 +81,60 @@ def test_every_expert_with_tokens_is_in_one_group(seed):
     tokens = np.random.default_rng(seed).poisson(0.5, (9, 4)).astype(np.float32)
     active = np.flatnonzero(tokens.any(axis=1)).tolist()
     for paired in (True, False):
-        members = groups_in_order(jnp.asarray(tokens), paired).ravel().tolist()
+        members = np.ravel(ordered(jnp.asarray(tokens), paired)).tolist()
         assert sorted(each for each in members if each in active) == active
 
 
 def test_tokens_on_dies_and_even_ones():
     batch = Batch(
         experts=jnp.array([[0, 1], [0, 2], [0, 1], [1, 2]]),
-        token_draw=jnp.zeros(4),
-        draw=jnp.zeros((4, 2)),
+        token_draw=full(4, 0.0),
+        draw=full((4, 2), 0.0),
         weight=jnp.array([1.0, 1, 1, 0]),
     )
-    tokens = tokens_on_dies(batch, 3, 2)  # tokens 0 and 1 on die 0; the last one counts nothing
+    tokens = on_dies(batch, 3, 2)  # tokens 0 and 1 on die 0; the last one counts nothing
     np.testing.assert_array_equal(tokens, [[2, 1], [1, 1], [1, 0]])
-    np.testing.assert_array_equal(redistributed(tokens), [[2, 1], [1, 1], [1, 0]])
-    np.testing.assert_array_equal(redistributed(jnp.array([[5.0, 0, 0]])), [[2, 2, 1]])
-    np.testing.assert_array_equal(redistributed(jnp.array([[0.0, 0, 1], [0, 3, 1]])), [[0, 0, 1], [1, 2, 1]])
+    np.testing.assert_array_equal(evened(tokens), [[2, 1], [1, 1], [1, 0]])
+    np.testing.assert_array_equal(evened(jnp.array([[5.0, 0, 0]])), [[2, 2, 1]])
+    np.testing.assert_array_equal(evened(jnp.array([[0.0, 0, 1], [0, 3, 1]])), [[0, 0, 1], [1, 2, 1]])
 
 
 def test_tokens_of_too_many_go_to_dies_of_too_few():
     before = jnp.array([[5.0, 0, 0], [0, 0, 1]])
     # Die 0 sends two and one of expert 0; the lone token of expert 1 stays.
-    np.testing.assert_allclose(moved_tokens(before, redistributed(before)), [[0, 2, 1], [0, 0, 0], [0, 0, 0]])
-    np.testing.assert_array_equal(moved_tokens(before, before), 0)
+    np.testing.assert_allclose(moved(before, evened(before)), [[0, 2, 1], [0, 0, 0], [0, 0, 0]])
+    np.testing.assert_array_equal(moved(before, before), 0)
 
 
 def test_dies_prefetch_in_the_order_that_is_forecast():
     # Pairs of what is forecast: 0 with 3, then 2; expert 1 is not expected. Two micro-slices of each on every die.
     forecast, room = jnp.array([5.0, 0, 3, 1]), jnp.array([5.0, 2, 0])
-    found = prefetched_slices(forecast, room, jnp.asarray(2.0), paired=True)
+    found = prefetched(forecast, room, jnp.asarray(2.0), paired=True)
     np.testing.assert_array_equal(found, [[2, 2, 0], [0, 0, 0], [1, 0, 0], [2, 0, 0]])
-    alone = prefetched_slices(forecast, room, jnp.asarray(2.0), paired=False)
+    alone = prefetched(forecast, room, jnp.asarray(2.0), paired=False)
     np.testing.assert_array_equal(alone, [[2, 2, 0], [0, 0, 0], [2, 0, 0], [1, 0, 0]])
 
 
 def test_experts_that_are_there_come_first():
     tokens = jnp.array([[1.0], [9], [0], [5], [3], [4]])
     first = jnp.array([True, False, True, False, True, False])
-    assert groups_with_first(tokens, first, True).tolist() == [[4, 0], [-1, -1], [-1, -1], [1, 5], [3, -1], [-1, -1]]
-    alone = groups_with_first(tokens, first, False).ravel()
+    assert ordered_first(tokens, first, True).tolist() == [[4, 0], [-1, -1], [-1, -1], [1, 5], [3, -1], [-1, -1]]
+    alone = np.ravel(ordered_first(tokens, first, False))
     assert alone[alone >= 0].tolist() == [0, 4, 1, 3, 5]
 
 
 def test_dies_that_load():
     needed = jnp.array([[1.0, 0, 1, 0]])
-    np.testing.assert_allclose(loading_dies(needed, True), 0.25)
-    np.testing.assert_allclose(loading_dies(needed, False), [[0.5, 0, 0.5, 0]])
+    np.testing.assert_allclose(loading(needed, True), 0.25)
+    np.testing.assert_allclose(loading(needed, False), [[0.5, 0, 0.5, 0]])
 
 
 # Algorithm 2. Choices [layer, step, request, 1], two layers.
 
 
 def served(choices: list[list[list[int]]], least: float, slack: float, spare: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    experts = jnp.array(choices)[..., None]
-    found = buffer_requests(experts, 4, jnp.asarray(least), jnp.asarray(slack), spare)
+    experts = jnp.asarray(np.array(choices, np.int32)[..., None])
+    found = buffered(experts, 4, jnp.asarray(least), jnp.asarray(slack), spare)
     return np.asarray(found.served).astype(int), np.asarray(found.finished)
 
 
@@ -166,10 +178,10 @@ def test_a_spare_request_takes_the_place_of_one_that_waits():
 
 def test_requests_that_did_not_come_together_do_not_wait_together():
     # Everybody is alone with an expert in every iteration, and has earned a wait after two passes.
-    experts = jnp.broadcast_to(jnp.arange(4)[:, None], (1, 4, 4, 1))
+    experts = jnp.asarray(np.broadcast_to(np.arange(4, dtype=np.int32)[:, None], (1, 4, 4, 1)))
     numbers = (4, jnp.asarray(2.0), jnp.asarray(0.5), 4)
-    together = buffer_requests(experts, *numbers, together=True)
-    apart = buffer_requests(experts, *numbers, together=False)
+    together = buffered(experts, *numbers, together=True)
+    apart = buffered(experts, *numbers, together=False)
     assert together.finished.tolist() == [4, 4, 4, 4]  # nobody has had two passes before the last iteration
     # Of the four that began first 1 and 3 had had one; when they go on, 5 and 7 are with the same experts.
     assert apart.finished.tolist() == [4, 4, 2, 6]
@@ -177,7 +189,7 @@ def test_requests_that_did_not_come_together_do_not_wait_together():
 
 def test_passes_keep_their_gating_while_they_wait():
     experts = jnp.array([[[[0], [0]], [[2], [2]], [[3], [3]]], [[[0], [1]], [[2], [1]], [[3], [3]]]])
-    found = buffer_requests(experts, 4, jnp.asarray(2.0), jnp.asarray(1.0), 1)
+    found = buffered(experts, 4, jnp.asarray(2.0), jnp.asarray(1.0), 1)
     went_on = np.asarray(found.began)[np.asarray(found.served)]
     steps = np.broadcast_to(np.arange(3)[:, None, None], found.served.shape)[np.asarray(found.served)]
     assert (went_on <= steps).all()
