@@ -47,10 +47,12 @@ class Graph(AbstractTopology):
     def link_ends(self) -> Int[np.ndarray, "link 2"]:
         return np.asarray(self.ends)
 
-    @eqx.filter_jit
-    def hop_counts(self) -> Int[Array, "node node2"]:
+    def hop_counts(self) -> Int[np.ndarray | Array, "node node2"]:
         pairs = self.num_nodes**2
-        counts = jax.ops.segment_sum(jnp.ones_like(self.hop_pair), self.hop_pair, pairs, indices_are_sorted=True)
+        if isinstance(self.hop_pair, jax.core.Tracer):
+            counts = jax.ops.segment_sum(jnp.ones_like(self.hop_pair), self.hop_pair, pairs, indices_are_sorted=True)
+        else:  # JAX would compile it for every network
+            counts = np.bincount(np.asarray(self.hop_pair), minlength=pairs).astype(np.int32)
         return counts.reshape(self.num_nodes, self.num_nodes)
 
     def paths(self) -> list[list[tuple[int, ...]]]:

@@ -244,6 +244,9 @@ def _picked_batches(trace: GatingTrace, picked: np.ndarray, rng: np.random.Gener
     )
 
 
+_GATHER_EXPERT = jax.jit(lambda batch: batch.gather_expert)
+
+
 def merge_tokens(
     batches: Batch, num_experts: int, by_slot: bool = True, turns: int = 1, rows_per_token: int = 1
 ) -> Batch:
@@ -269,7 +272,7 @@ def merge_tokens(
     digit = num_experts ** np.arange(top_k)[::-1]
     row = np.searchsorted(kinds @ digit, np.sort(experts.astype(np.int64)) @ digit)
     if by_slot:
-        gathers = np.asarray(batches.gather_expert)[..., None]
+        gathers = np.asarray(_GATHER_EXPERT(batches))[..., None]
         row = row * slots + (experts < gathers).sum(axis=-1)
     row = row * turns + np.arange(tokens) % turns
     place = row + size * np.arange(layers * count).reshape(layers, count, 1)

@@ -1,5 +1,6 @@
 """What products take beyond their FLOPs: whole tiles and start-ups by hand, measured times, and their files."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +23,11 @@ def tiled(rows: float, columns: float, startup: float = 0.0) -> TiledGemm:
 
 def seconds(gemm, rows, part, present=1.0, flops=1.0, columns=44.0, gemms=3.0) -> float:
     """Of one expert on one node; by default a token and whole expert takes a second."""
-    return float(gemm.seconds(*(jnp.asarray(n, jnp.float32) for n in (rows, part, present, flops, columns, gemms))))
+    numbers = (jnp.asarray(number, jnp.float32) for number in (rows, part, present, flops, columns, gemms))
+    return float(seconds_of(gemm, *numbers))
+
+
+seconds_of = eqx.filter_jit(lambda gemm, *numbers: gemm.seconds(*numbers))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +63,7 @@ def test_every_product_of_an_expert_that_is_present_starts_up():
 
 def test_gradients_pass_as_if_nothing_were_rounded():
     rows, one, columns, gemms = (jnp.asarray(number) for number in (5.0, 1.0, 44.0, 3.0))
-    slope = jax.grad(lambda part: tiled(1, 128).seconds(rows, part, one, one, columns, gemms))(jnp.asarray(0.3))
+    slope = jax.jit(jax.grad(lambda part: tiled(1, 128).seconds(rows, part, one, one, columns, gemms)))(0.3)
     assert float(slope) == pytest.approx(5.0, rel=1e-6)
 
 
@@ -97,9 +102,13 @@ def test_nodes_compute_expert_by_expert(mode):
     share = cases.random_share(rng, 4, 5)
     tokens = cases.random_tokens(rng, 12, 4, 2, missing=True)
     machine = Machine(fully_connected(5, 1.0, 0.0), Die(jnp.asarray(rng.uniform(1, 2, 5), float), tiled(4, 16, 0.5)))
-    visits = VISITS[mode](jnp.asarray(share, float), cases.batch(tokens), HardSupport())
-    numbers = (jnp.asarray(number) for number in (2.0, 44.0, 3.0))
-    measured = expert_seconds(machine, visits, *numbers, HardSupport())
+
+    @jax.jit
+    def computed(share, batch):
+        numbers = (jnp.asarray(number) for number in (2.0, 44.0, 3.0))
+        return expert_seconds(machine, VISITS[mode](share, batch, HardSupport()), *numbers, HardSupport())
+
+    measured = computed(jnp.asarray(share, float), cases.batch(tokens))
     np.testing.assert_allclose(measured, tiled_seconds(share, tokens, mode, np.asarray(machine.die.flops)), rtol=1e-5)
 
 

@@ -1,5 +1,7 @@
 """Batches drawn from a trace, and merged ones."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -30,6 +32,12 @@ def numbered() -> GatingTrace:
     token = np.arange(TOKENS)
     experts = np.stack([token, 100 + token], axis=-1)[:, None].repeat(LAYERS, axis=1)
     return GatingTrace(experts, 200, np.arange(LAYERS), np.array([0]), None, {})
+
+
+# Compiled whole, not operation by operation.
+gather_slots = jax.jit(lambda batch: batch.gather_slot)
+gathered_experts = jax.jit(lambda batch: batch.gather_expert)
+choices = jax.jit(lambda batch, experts: batch.choices(experts), static_argnums=1)
 
 
 def tokens_of(batches: Batch) -> np.ndarray:
@@ -69,7 +77,7 @@ def test_consecutive_tokens_follow_each_other_from_anywhere_in_the_trace(numbere
 
 def test_random_choices_are_drawn_for_every_layer_and_token(numbered):
     batches = sample_batches(numbered, 20, 30, seed=0)
-    slot, draw = np.asarray(batches.gather_slot), np.asarray(batches.draw)
+    slot, draw = np.asarray(gather_slots(batches)), np.asarray(batches.draw)
     assert set(slot.ravel()) == {0, 1}
     assert abs(slot.mean() - 0.5) < 0.1
     assert (slot[0] != slot[1]).any()
@@ -88,10 +96,10 @@ def test_a_token_draw_names_its_slot_whatever_the_rounding(top_k):
     rng = np.random.default_rng(1)
     for _ in range(4):
         rng.choice(500, 500, replace=False)
-    np.testing.assert_array_equal(batches.gather_slot, rng.integers(top_k, size=(1, 4, 500)))
+    np.testing.assert_array_equal(gather_slots(batches), rng.integers(top_k, size=(1, 4, 500)))
     edges = np.array([0.0, 1 - 2**-24], np.float32)
-    ends = Batch(jnp.zeros((2, top_k), int), jnp.asarray(edges), jnp.zeros((2, top_k)), jnp.ones(2))
-    assert ends.gather_slot.tolist() == [0, top_k - 1]
+    numbers = (np.zeros((2, top_k), np.int32), edges, np.zeros((2, top_k), np.float32), np.ones(2, np.float32))
+    assert gather_slots(Batch(*map(jnp.asarray, numbers))).tolist() == [0, top_k - 1]
 
 
 @pytest.mark.parametrize("consecutive", [False, True])
@@ -157,12 +165,12 @@ def test_tokens_merged_by_corner_take_exactly_as_long(few_experts, shape):
 
 def test_merging_keeps_every_count(few_experts):
     merged = merge_tokens(few_experts, 5)
-    chosen = np.asarray(few_experts.choices(5)).sum(axis=2)  # [layer, batch, expert]
-    np.testing.assert_array_equal(np.einsum("lbr,lre->lbe", merged.weight, merged.choices(5)), chosen)
+    chosen = np.asarray(choices(few_experts, 5)).sum(axis=2)  # [layer, batch, expert]
+    np.testing.assert_array_equal(np.einsum("lbr,lre->lbe", merged.weight, choices(merged, 5)), chosen)
     np.testing.assert_array_equal(expert_counts(few_experts, 5), chosen)
     np.testing.assert_array_equal(expert_counts(merged, 5), chosen)
-    gathered = (np.asarray(few_experts.gather_expert)[..., None] == np.arange(5)).sum(axis=2)
-    named = np.asarray(merged.gather_expert)[..., None] == np.arange(5)
+    gathered = (np.asarray(gathered_experts(few_experts))[..., None] == np.arange(5)).sum(axis=2)
+    named = np.asarray(gathered_experts(merged))[..., None] == np.arange(5)
     np.testing.assert_array_equal(np.einsum("lbr,lre->lbe", merged.weight, named), gathered)
 
 
@@ -183,16 +191,16 @@ def test_merged_batches_stay_as_they_are(few_experts):
 
 @pytest.mark.parametrize("at_once", [1, 4, 5])
 def test_batches_go_a_few_at_a_time_where_they_are_large(few_experts, at_once, monkeypatch):
-    layer = jax.tree.map(lambda leaf: leaf[0], few_experts)  # 6 batches of 32 tokens
-    merged = jax.tree.map(lambda leaf: leaf[0], merge_tokens(few_experts, 5))
+    both = few_experts, merge_tokens(few_experts, 5)
+    layer, merged = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), jax.device_get(both))  # 6 batches of 32 tokens
 
     def measured(batch: Batch) -> tuple[jax.Array, jax.Array]:
         return batch.weight @ batch.choices(5), jnp.zeros(0)  # such as ports that are not there
 
     for given in (layer, merged):
-        whole = over_batches(measured, given)
+        whole = jax.jit(partial(over_batches, measured))(given)
         monkeypatch.setattr(batches_module, "LARGEST_CHUNK", at_once * given.weight.shape[1])
-        parts = over_batches(measured, given)
+        parts = jax.jit(partial(over_batches, measured))(given)
         monkeypatch.undo()
         np.testing.assert_allclose(parts[0], whole[0])
         assert parts[1].shape == whole[1].shape == (6, 0)
@@ -203,14 +211,15 @@ def test_merged_rows_keep_the_place_of_their_tokens_in_the_batch(few_experts):
     merged = merge_tokens(few_experts, 5, by_slot=False, turns=turns, rows_per_token=2)
     assert merged.experts.shape == (LAYERS, 10 * turns, 2)
     sets = np.sort(np.asarray(few_experts.experts), axis=-1)  # [layer, batch, token, top_k]
-    for row, kind in enumerate(np.asarray(merged.experts[0])):
+    for row, kind in enumerate(np.asarray(merged.experts)[0]):
         there = (sets[:, :, row % turns :: turns] == np.sort(kind)).all(axis=-1).sum(axis=-1)
-        np.testing.assert_array_equal(merged.weight[:, :, row], there)
+        np.testing.assert_array_equal(np.asarray(merged.weight)[:, :, row], there)
 
 
 def test_merging_adds_up_weights(few_experts):
-    heavy = with_weight(few_experts, 3 * few_experts.weight)
-    np.testing.assert_array_equal(merge_tokens(heavy, 5).weight, 3 * merge_tokens(few_experts, 5).weight)
+    heavy = with_weight(few_experts, jnp.asarray(3 * np.asarray(few_experts.weight)))
+    expected = 3 * np.asarray(merge_tokens(few_experts, 5).weight)
+    np.testing.assert_array_equal(merge_tokens(heavy, 5).weight, expected)
 
 
 def test_batches_of_many_experts_stay_as_they_are(numbered):
@@ -219,9 +228,11 @@ def test_batches_of_many_experts_stay_as_they_are(numbered):
 
 
 def test_batches_with_missing_choices_stay_as_they_are(few_experts):
-    lacking = eqx.tree_at(lambda b: b.experts, few_experts, few_experts.experts.at[0, 0, 0, 1].set(-1))
+    experts = np.array(few_experts.experts)
+    experts[0, 0, 0, 1] = -1
+    lacking = eqx.tree_at(lambda b: b.experts, few_experts, jnp.asarray(experts))
     assert merge_tokens(lacking, 5) is lacking
-    np.testing.assert_array_equal(expert_counts(lacking, 5), np.asarray(lacking.choices(5)).sum(axis=2))
+    np.testing.assert_array_equal(expert_counts(lacking, 5), np.asarray(choices(lacking, 5)).sum(axis=2))
 
 
 def test_successive_batches_are_the_last_tokens_in_their_order(numbered):
@@ -229,7 +240,7 @@ def test_successive_batches_are_the_last_tokens_in_their_order(numbered):
     expected = np.broadcast_to(np.arange(16, 40).reshape(3, 8), (LAYERS, 3, 8))
     np.testing.assert_array_equal(tokens_of(batches), expected)
     assert batches.draw.shape == (LAYERS, 3, 8, 2)
-    assert (batches.weight == 1).all()
-    assert len(np.unique(batches.token_draw)) > 40  # layers have draws of their own
+    assert (np.asarray(batches.weight) == 1).all()
+    assert len(np.unique(np.asarray(batches.token_draw))) > 40  # layers have draws of their own
     assert successive_batches(numbered, tokens=8, batches=5, seed=0) is not None
     assert successive_batches(numbered, tokens=8, batches=6, seed=0) is None
