@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,10 +21,14 @@ SHAPE, NODES, EXPERTS, TOP_K, TOKENS = (2, 2), 4, 6, 2, 8
 
 def batch_of(logits) -> Batch:
     """Tokens that choose the largest logits."""
-    logits = jnp.asarray(logits, jnp.float32)
-    experts = jax.lax.top_k(logits, TOP_K)[1].astype(jnp.int32)
-    draws = jnp.full(len(logits), 0.25)
-    return Batch(experts, draws, jnp.full(experts.shape, 0.5), jnp.ones(len(logits)), logits=logits)
+    logits = np.asarray(logits, np.float32)
+    experts = np.argsort(-logits, axis=1, kind="stable")[:, :TOP_K].astype(np.int32)
+    numbers = (np.full(len(logits), 0.25), np.full(experts.shape, 0.5), np.ones(len(logits)))
+    draws, draw, weight = (jnp.asarray(number, jnp.float32) for number in numbers)
+    return Batch(jnp.asarray(experts), draws, draw, weight, logits=jnp.asarray(logits))
+
+
+gated = eqx.filter_jit(lambda gate, batch: (gate(batch), gate.lost(batch)))
 
 
 def some_batch(seed: int) -> Batch:
@@ -33,22 +38,23 @@ def some_batch(seed: int) -> Batch:
 def test_choices_by_hand():
     """Tokens 0 to 3 live on node 0, the others on node 1, whose bias turns expert 0 down."""
     batch = batch_of(np.tile([3.0, 2.0, 1.0, 0.0, -1.0, -2.0], (TOKENS, 1)))
-    table = jnp.zeros((2, EXPERTS)).at[1, 0].set(-2.5)
-    gate = GateBias(table)
-    after = gate(batch)
+    table = np.zeros((2, EXPERTS), np.float32)
+    table[1, 0] = -2.5
+    after, lost = gated(GateBias(jnp.asarray(table)), batch)
     assert after.experts.tolist() == [[0, 1]] * 4 + [[1, 2]] * 4
     mass = np.exp([3, 2, 1]) / np.exp([3, 2, 1, 0, -1, -2]).sum()
     expected = 1 - (4 * (mass[0] + mass[1]) + 4 * (mass[1] + mass[2])) / (8 * (mass[0] + mass[1]))
-    assert float(gate.lost(batch)) == pytest.approx(expected, rel=1e-5)
+    assert float(lost) == pytest.approx(expected, rel=1e-5)
 
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 2**31))
 def test_no_bias_changes_nothing_and_a_bias_of_all_experts_neither(seed):
     batch = some_batch(seed)
-    for table in (jnp.zeros((NODES, EXPERTS)), jnp.full((NODES, EXPERTS), 1.5)):
-        assert (GateBias(table)(batch).experts == batch.experts).all()
-        assert float(GateBias(table).lost(batch)) == pytest.approx(0, abs=1e-6)
+    for value in (0.0, 1.5):
+        after, lost = gated(GateBias(jnp.asarray(np.full((NODES, EXPERTS), value, np.float32))), batch)
+        np.testing.assert_array_equal(after.experts, batch.experts)
+        assert float(lost) == pytest.approx(0, abs=1e-6)
 
 
 @settings(max_examples=10, deadline=None)
@@ -56,12 +62,14 @@ def test_no_bias_changes_nothing_and_a_bias_of_all_experts_neither(seed):
 def test_soft_choices_have_the_values_of_the_exact_ones(seed):
     rng = np.random.default_rng(seed)
     batch, table = some_batch(seed), jnp.asarray(rng.normal(size=(NODES, EXPERTS)), jnp.float32)
-    exact, soft = GateBias(table)(batch), GateBias(table, jnp.asarray(0.3))(batch)
-    assert (exact.experts == soft.experts).all()
-    np.testing.assert_allclose(soft.choices(EXPERTS), exact.choices(EXPERTS), atol=1e-5)
-    loss = float(GateBias(table).lost(batch))
-    assert 0 <= loss < 1
-    assert float(GateBias(table, jnp.asarray(0.3)).lost(batch)) == pytest.approx(loss, abs=1e-5)
+    (exact, loss), (soft, soft_loss) = gated(GateBias(table), batch), gated(GateBias(table, jnp.asarray(0.3)), batch)
+    np.testing.assert_array_equal(exact.experts, soft.experts)
+    np.testing.assert_allclose(choices(soft), choices(exact), atol=1e-5)
+    assert 0 <= float(loss) < 1
+    assert float(soft_loss) == pytest.approx(float(loss), abs=1e-5)
+
+
+choices = jax.jit(lambda batch: batch.choices(EXPERTS))
 
 
 def test_a_loop_over_tokens_finds_the_same_mass():
@@ -72,7 +80,7 @@ def test_a_loop_over_tokens_finds_the_same_mass():
         biased = logits + table[token * NODES // TOKENS]
         kept += mass[np.argsort(-biased)[:TOP_K]].sum()
         whole += mass[np.argsort(-logits)[:TOP_K]].sum()
-    assert float(GateBias(jnp.asarray(table)).lost(batch)) == pytest.approx(1 - kept / whole, abs=1e-6)
+    assert float(gated(GateBias(jnp.asarray(table)), batch)[1]) == pytest.approx(1 - kept / whole, abs=1e-6)
 
 
 def test_the_slope_of_the_kept_mass_is_that_of_soft_choices():
@@ -82,13 +90,14 @@ def test_the_slope_of_the_kept_mass_is_that_of_soft_choices():
     def kept(bias, temperature):
         return retained_mass(logits, biased_choices(logits + bias, TOP_K, temperature), chosen_experts(logits, TOP_K))
 
+    @jax.jit
     def soft(bias):
         return retained_mass(logits, soft_top_k(logits + bias, TOP_K, 0.5), chosen_experts(logits, TOP_K))
 
-    bias = jnp.asarray(np.random.default_rng(6).normal(size=EXPERTS), jnp.float32)
-    slope = jax.grad(kept)(bias, jnp.asarray(0.5))
+    bias = np.random.default_rng(6).normal(size=EXPERTS).astype(np.float32)
+    slope = np.asarray(jax.jit(jax.grad(kept))(bias, 0.5))
     for expert in range(EXPERTS):
-        step = 0.02 * jnp.eye(EXPERTS)[expert]
+        step = 0.02 * np.eye(EXPERTS, dtype=np.float32)[expert]
         assert float(slope[expert]) == pytest.approx(float(soft(bias + step) - soft(bias - step)) / 0.04, abs=2e-3)
 
 
@@ -98,15 +107,18 @@ def test_a_bias_against_the_busiest_expert_shortens_the_layer_and_the_slope_says
     machine.flops[:] = 1e12
     model = cases.layer_model(machine, costs=cases.Costs(1.0, 1e3, 1e9, 1.0, dispatch_bytes=1.0))
     logits = np.random.default_rng(1).normal(scale=0.1, size=(TOKENS, EXPERTS)) + np.array([0.5, 0, 0, 0, 0, 0])
-    batch, share = batch_of(logits), jnp.eye(NODES)[np.array([0, 1, 2, 3, 1, 2])]
+    batch, share = batch_of(logits), jnp.asarray(np.eye(NODES, dtype=np.float32)[[0, 1, 2, 3, 1, 2]])
 
+    @eqx.filter_jit
     def seconds(table, temperature=None):
         return model.decided(Decisions(share, gate=GateBias(table, temperature)), batch).total
 
-    none = jnp.zeros((NODES, EXPERTS))
-    assert float(seconds(none)) == pytest.approx(float(model(share, batch).total))
-    assert float(seconds(none.at[:, 0].set(-0.7))) < 0.9 * float(seconds(none))
-    slope = np.asarray(jax.grad(lambda table: seconds(table, jnp.asarray(0.3)))(none))
+    none = np.zeros((NODES, EXPERTS), np.float32)
+    biased = np.where(np.arange(EXPERTS) == 0, np.float32(-0.7), none)
+    unbiased = float(seconds(jnp.asarray(none)))
+    assert unbiased == pytest.approx(float(eqx.filter_jit(model)(share, batch).total))
+    assert float(seconds(jnp.asarray(biased))) < 0.9 * unbiased
+    slope = np.asarray(jax.jit(jax.grad(lambda table: seconds(table, jnp.asarray(0.3))))(jnp.asarray(none)))
     assert np.isfinite(slope).all()
     assert slope[:, 0].sum() > 0 > slope[:, 1:].sum()
 
@@ -128,11 +140,13 @@ def test_traffic_has_a_slope_in_the_bias_as_well_where_few_tokens_choose():
     """Dies compute in no time; a choice that moves to another die changes what links carry."""
     machine = cases.random_machine(np.random.default_rng(0), SHAPE)
     model = cases.layer_model(machine, costs=cases.Costs(1e6, 1e3, 1.0, 64.0, dispatch_bytes=1e6))
-    batch, share = some_batch(7), jnp.eye(NODES)[np.array([0, 1, 2, 3, 1, 2])]
+    batch, share = some_batch(7), jnp.asarray(np.eye(NODES, dtype=np.float32)[[0, 1, 2, 3, 1, 2]])
 
+    @jax.jit
+    @jax.value_and_grad
     def seconds(table):
         gate = GateBias(table, jnp.asarray(0.3))
         return model.decided(Decisions(share, gate=gate), batch).stages["combine"]
 
-    slope = np.asarray(jax.grad(seconds)(jnp.zeros((NODES, EXPERTS))))
-    assert np.abs(slope).max() > 0.01 * float(seconds(jnp.zeros((NODES, EXPERTS))))
+    told, slope = seconds(np.zeros((NODES, EXPERTS), np.float32))
+    assert np.abs(slope).max() > 0.01 * float(told)

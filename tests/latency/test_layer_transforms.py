@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import cases
+from oracles.arrays import floats, full
 from oracles.topologies import with_random_numbers
 
 from jaxmoe.hardware import Die, Machine, MemoryLevel
@@ -27,7 +28,7 @@ def random_case(seed=0, mode="sharded", rule="lowest_host", **limits):
 
 
 def stack(trees):
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *trees)
 
 
 @eqx.filter_jit
@@ -48,7 +49,7 @@ def test_vmap_over_machines_layers_batches_and_plans_equals_loops(mode):
     over_layers = jax.vmap(over_batches, (None, 0, 0))
     over_plans = jax.vmap(over_layers, (None, 0, None))
     over_machines = eqx.filter_jit(jax.vmap(over_plans, (0, None, None)))
-    shares = jnp.stack([jnp.stack(plan) for plan in plans])
+    shares = stack([stack(plan) for plan in plans])
     together = over_machines(stack(models), shares, stack([stack(layer) for layer in batches]))
     one = eqx.filter_jit(total)
     for (h, p, layer, b), value in np.ndenumerate(np.asarray(together)):
@@ -66,13 +67,14 @@ def test_vmap_over_machines_layers_batches_and_plans_equals_loops(mode):
 def test_tokens_of_weight_nothing_change_nothing(exchange):
     model, share, batch = random_case(3, ports=True, memory=True)
     exchange = build_exchange(exchange, model.machine.topology)
-    nobody = Batch(-jnp.ones((4, TOP_K), int), jnp.zeros(4), jnp.zeros((4, TOP_K)), jnp.zeros(4))
+    nobody = Batch(jnp.asarray(np.full((4, TOP_K), -1)), full(4, 0.0), full((4, TOP_K), 0.0), full(4, 0.0))
     more = jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)), batch, nobody)
     alone, padded = timed(model, share, batch, exchange), timed(model, share, more, exchange)
     for name in ("compute", "dispatch", "combine", "node_time", "combine_link_time"):
         np.testing.assert_allclose(getattr(padded, name), getattr(alone, name), rtol=1e-6)
-    counted = eqx.tree_at(lambda given: given.weight, more, more.weight.at[0].add(5.0))
-    assert timed(model, share, counted, exchange).node_time.sum() > alone.node_time.sum()
+    weight = np.asarray(more.weight) + 5.0 * (np.arange(TOKENS + 4) == 0)
+    counted = eqx.tree_at(lambda given: given.weight, more, floats(weight))
+    assert np.sum(timed(model, share, counted, exchange).node_time) > np.sum(alone.node_time)
 
 
 def test_gradient_of_the_relaxed_time_is_finite_where_shares_are_zero():

@@ -3,6 +3,7 @@
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from oracles.arrays import full
 
 from jaxmoe.des import GraphBuilder, add_sends, fabric_of, simulate
 from jaxmoe.hardware import Mesh
@@ -21,7 +22,8 @@ EXACT = HardMax()
 
 def mesh_of(shape, routing="xy", **ports):
     links = num_links(shape)
-    return Mesh(jnp.full(links, BANDWIDTH), jnp.full(links, LATENCY), shape=shape, routing=routing, **ports)
+    bandwidth, latency = (full(links, number) for number in (BANDWIDTH, LATENCY))
+    return Mesh(bandwidth, latency, shape=shape, routing=routing, **ports)
 
 
 def uneven_mesh(shape, seed=0, routing="xy", dtype=jnp.float32):
