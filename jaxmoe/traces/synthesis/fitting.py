@@ -153,7 +153,7 @@ def _most_likely(trace: GatingTrace, topic: np.ndarray, seed: int, report: Repor
     choices = _choices(trace, topic)
     start = _starting_point(trace, int(topic.max()) + 1)
     optimiser = _optimiser(STEPS)
-    carry = (start, optimiser.init(start))
+    carry = (start, jax.jit(optimiser.init)(start))
     for done in range(0, STEPS, STEPS_PER_CALL):
         report("fit", done, STEPS)
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), done), STEPS_PER_CALL)
@@ -188,13 +188,14 @@ def _starting_point(trace: GatingTrace, topics: int) -> Preferences:
     """Loads alone: popularity as recorded, no relation."""
     load = tally(trace.experts, trace.num_experts)
     layers, experts = load.shape
-    pairs = jnp.zeros((layers, experts, experts))
+    # Made by NumPy: JAX would compile every shape.
+    pairs = jnp.asarray(np.zeros((layers, experts, experts), np.float32))
     return Preferences(
         # As if every expert had been chosen once more: what was never seen is rare and not impossible.
         popularity=jnp.asarray(np.log((load + 1) / trace.num_tokens), jnp.float32),
-        topics=jnp.zeros((topics, layers, experts)),
-        phases=jnp.zeros((2, layers, experts)),
-        first_tokens=jnp.zeros((FIRST_TOKENS, layers, experts)),
+        topics=jnp.asarray(np.zeros((topics, layers, experts), np.float32)),
+        phases=jnp.asarray(np.zeros((2, layers, experts), np.float32)),
+        first_tokens=jnp.asarray(np.zeros((FIRST_TOKENS, layers, experts), np.float32)),
         from_layer=pairs,
         from_token=pairs,
         together=pairs,
@@ -261,14 +262,14 @@ def _shifted(preferences: Preferences, recorded: PairCounts, drawn: PairCounts, 
         "together": _less(pairs_above(recorded.together), pairs_above(drawn.together), TOP_TOGETHER),
     }
     tables = {
-        name: getattr(preferences, name) * jnp.asarray(1 + 2 * gain * less[:, None, None], jnp.float32)
+        name: np.asarray(getattr(preferences, name)) * (1 + 2 * gain * less[:, None, None]).astype(np.float32)
         for name, less in stretch.items()
     }
     # Reuse r moves with the log-odds of a repetition at a rate of about r (1 - r), at most 1 / 4.
     repeat = gain * 4 * np.nan_to_num(recorded.reuse - drawn.reuse)
-    tables["from_token"] += jnp.asarray(repeat[:, None, None] * np.eye(load.shape[1]), jnp.float32)
-    popularity = preferences.popularity + jnp.asarray(load, jnp.float32)
-    return replace(preferences, popularity=popularity, **tables)
+    tables["from_token"] += (repeat[:, None, None] * np.eye(load.shape[1])).astype(np.float32)
+    tables["popularity"] = np.asarray(preferences.popularity) + load.astype(np.float32)
+    return replace(preferences, **{name: jnp.asarray(table) for name, table in tables.items()})
 
 
 def _less(recorded: np.ndarray, drawn: np.ndarray, share: float) -> np.ndarray:

@@ -60,17 +60,18 @@ class Preset:
         *own, common = np.random.default_rng(seed).spawn(7)
         rngs, width = iter(own), self.popularity
         alike = _normal(common, self.shared**0.5 * width, (self.num_experts,))
+        tables = {  # made by NumPy: JAX would compile every shape
+            "popularity": _normal(next(rngs), (1 - self.shared) ** 0.5 * width, size) + alike,
+            "topics": _normal(next(rngs), TOPIC_STRENGTH, (size[0], TOPICS, size[1])).swapaxes(0, 1),
+            "phases": np.zeros((2, *size), np.float32),
+            "first_tokens": np.zeros((1, *size), np.float32),
+            "from_layer": _normal(next(rngs), self.from_layer, (*size, self.num_experts)),
+            "from_token": _normal(next(rngs), self.from_token, (*size, self.num_experts)) + self._diagonal(size[0]),
+            "together": _affinity(next(rngs), self.together, size, self.expert_groups, self.top_k),
+            "usual": np.full(size, self.top_k / self.num_experts, np.float32),
+        }
         return GatingProcess(
-            preferences=Preferences(
-                popularity=_normal(next(rngs), (1 - self.shared) ** 0.5 * width, size) + alike,
-                topics=_normal(next(rngs), TOPIC_STRENGTH, (size[0], TOPICS, size[1])).swapaxes(0, 1),
-                phases=jnp.zeros((2, *size), jnp.float32),
-                first_tokens=jnp.zeros((1, *size), jnp.float32),
-                from_layer=_normal(next(rngs), self.from_layer, (*size, self.num_experts)),
-                from_token=_normal(next(rngs), self.from_token, (*size, self.num_experts)) + self._diagonal(size[0]),
-                together=_affinity(next(rngs), self.together, size, self.expert_groups, self.top_k),
-                usual=jnp.full(size, self.top_k / self.num_experts, jnp.float32),
-            ),
+            preferences=Preferences(**{name: jnp.asarray(table) for name, table in tables.items()}),
             requests=_requests(next(rngs)),
             layer_ids=ids,
             top_k=self.top_k,
@@ -84,26 +85,24 @@ class Preset:
             },
         )
 
-    def _diagonal(self, layers: int) -> jnp.ndarray:
+    def _diagonal(self, layers: int) -> np.ndarray:
         """How much a choice speaks for itself at the next token: from nothing in the lowest layer to 1 (Ob2)."""
         depth = np.linspace(0, 1, len(self.layer_ids), dtype=np.float32)[:layers]
-        return jnp.asarray(depth[:, None, None] * np.eye(self.num_experts, dtype=np.float32))
+        return depth[:, None, None] * np.eye(self.num_experts, dtype=np.float32)
 
 
-def _normal(rng: np.random.Generator, width: float, shape: tuple[int, ...]) -> jnp.ndarray:
-    return jnp.asarray(width * rng.standard_normal(shape, np.float32))
+def _normal(rng: np.random.Generator, width: float, shape: tuple[int, ...]) -> np.ndarray:
+    return np.float32(width) * rng.standard_normal(shape, np.float32)
 
 
-def _affinity(
-    rng: np.random.Generator, strength: float, shape: tuple[int, int], groups: int, top_k: int
-) -> jnp.ndarray:
+def _affinity(rng: np.random.Generator, strength: float, shape: tuple[int, int], groups: int, top_k: int) -> np.ndarray:
     """What a token's experts add for each other: `strength` inside random circles of 3 K / 2 experts of one group."""
     layers, experts = shape
     size = experts // groups
     order = rng.permuted(np.broadcast_to(np.arange(size), (layers, groups, size)), axis=2).reshape(layers, experts)
     group = np.arange(experts) // size
     circle = group * size + order // min(size, 3 * top_k // 2)
-    return jnp.asarray(strength * (circle[:, :, None] == circle[:, None]), jnp.float32)
+    return (strength * (circle[:, :, None] == circle[:, None])).astype(np.float32)
 
 
 def _requests(rng: np.random.Generator) -> Requests:

@@ -153,7 +153,7 @@ def _sample_wave(
     request = wave[row]
     inputs = np.zeros((4, steps, lanes), np.int32)
     inputs[:, *at] = request, position, deal.topic(request, position), deal.phase(request, position)
-    before = jnp.zeros((len(process.layer_ids), lanes, process.top_k), jnp.int32)
+    before = jnp.asarray(np.zeros((len(process.layer_ids), lanes, process.top_k), np.int32))
     drawn = np.empty((steps, *before.shape), np.int16)
     values = np.empty((steps, *before.shape[:2], process.num_experts if logits else 0), np.float32)
     limits = (process.top_k, process.expert_groups, process.groups_per_token)
