@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import full
 
 import jaxmoe.des
 from jaxmoe.des import LayerDescription, Memory, fabric_of, movement_seconds, replay_layer
@@ -70,7 +71,7 @@ def random_layer(
         experts=jnp.asarray(np.stack([rng.choice(8, 2, replace=False) for _ in range(128)]), jnp.int32),
         token_draw=jnp.asarray((rng.integers(2, size=128) + 0.5) / 2, jnp.float32),
         draw=jnp.asarray(rng.random((128, 2)), jnp.float32),
-        weight=jnp.ones(128),
+        weight=full(128, 1.0),
     )
     return layer, share, batch, mesh
 
@@ -140,7 +141,7 @@ def test_pipelines_of_micro_batches_are_borne_out(exchange, parts):
 def test_a_pipeline_by_hand():
     # Two nodes, one expert on node 1, four tokens on node 0, 4 B/s: a micro-batch of two tokens takes 4 s each way and
     # 6 s of compute. Network: D1 0-4, D2 4-8, C1 10-14, C2 16-20; nodes: 4-10, 10-16.
-    line = Mesh(jnp.full(2, 4.0), jnp.zeros(2), shape=(1, 2))
+    line = Mesh(full(2, 4.0), full(2, 0.0), shape=(1, 2))
     layer = LayerDescription(
         fabric=fabric_of(line, chunk_bytes=None, cut_through=True),
         flops=np.ones(2),
@@ -152,8 +153,8 @@ def test_a_pipeline_by_hand():
         exchange=Gather("token_home"),
         micro_batches=2,
     )
-    tokens = {"experts": jnp.zeros((4, 1), jnp.int32), "token_draw": jnp.zeros(4), "draw": jnp.zeros((4, 1))}
-    batch = Batch(**tokens, weight=jnp.ones(4), source=jnp.zeros(4, jnp.int32))
+    tokens = {"experts": jnp.zeros((4, 1), jnp.int32), "token_draw": full(4, 0.0), "draw": full((4, 1), 0.0)}
+    batch = Batch(**tokens, weight=full(4, 1.0), source=jnp.zeros(4, jnp.int32))
     seen = replay_layer(layer, np.array([[0.0, 1.0]]), batch)
     assert seen.stages == {"dispatch": 8, "compute": 12, "combine": 8}
     assert seen.total_s == 20
@@ -166,10 +167,14 @@ def test_movements_are_borne_out():
     destination[[1, 4]] = True
     destination[6] = rng.random(share.shape[1]) < 0.4
     seen = movement_seconds(layer, share.astype(float), destination)
-    traffic = lower_movement(Movement(jnp.asarray(destination, jnp.float32)), jnp.asarray(share), costs)
-    ((flows,),) = traffic.phases
-    told = Congestion(jnp.asarray(1e4)).of_mirrored(mesh, flows, traffic.unit)
-    np.testing.assert_allclose(told.total(HardMax()), seen, rtol=0.05)
+
+    @jax.jit
+    def told(destination):
+        traffic = lower_movement(Movement(destination), jnp.asarray(share), costs)
+        ((flows,),) = traffic.phases
+        return Congestion(jnp.asarray(1e4)).of_mirrored(mesh, flows, traffic.unit).total(HardMax())
+
+    np.testing.assert_allclose(told(destination.astype(np.float32)), seen, rtol=0.05)
     assert movement_seconds(layer, share.astype(float), np.zeros(share.shape, bool)) == 0
     # What an expert's own host is to have is there.
     assert movement_seconds(layer, np.eye(8, 16), np.eye(8, 16, dtype=bool)) == 0
@@ -178,7 +183,7 @@ def test_movements_are_borne_out():
 def test_a_movement_by_hand():
     # On a line of three, expert 0 lives half on node 0 and half on node 1, and goes to node 2: 0.5 B over two links and
     # 0.5 B over one. At 1 B/s and in many chunks the last link carries both, first from node 1, then from node 0.
-    line = Mesh(jnp.ones(4), jnp.zeros(4), shape=(1, 3))
+    line = Mesh(full(4, 1.0), full(4, 0.0), shape=(1, 3))
     layer = LayerDescription(fabric_of(line, None, cut_through=False), np.ones(3), 1.0, 1.0, 1.0, 1.0, "sharded")
     assert movement_seconds(layer, np.array([[0.5, 0.5, 0.0]]), np.array([[False, False, True]])) == pytest.approx(
         1.0, rel=1e-2
@@ -193,7 +198,7 @@ def test_a_movement_by_hand():
 @pytest.mark.parametrize("cut_through", [False, True])
 def test_layers_on_other_networks_are_borne_out(topology, cut_through):
     layer, share, batch, mesh = random_layer("sharded", "lowest_host", None)
-    topology = dataclasses.replace(topology, ejection_bandwidth=jnp.full(16, 60e9))
+    topology = dataclasses.replace(topology, ejection_bandwidth=full(16, 60e9))
     model = analytic_model(layer, mesh)
     model = dataclasses.replace(
         model,

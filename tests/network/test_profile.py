@@ -7,7 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxmoe.network import AlphaBeta
-from jaxmoe.network.profile import STAGES, ProfileError, Timings, chained, fit_lines, fit_profile, profile_network
+from jaxmoe.network.profile import (
+    STAGES,
+    Lines,
+    ProfileError,
+    Timings,
+    chained,
+    fit_lines,
+    fit_profile,
+    profile_network,
+)
 
 SIZES = np.geomspace(1e3, 1e8, 12)
 LIST = SIZES.tolist()
@@ -39,12 +48,17 @@ def test_exact_lines_are_found(alpha, beta, seed):
     assert lines.beta[0] == pytest.approx(beta, rel=1e-4, abs=1e-4 * alpha / 1e7)
 
 
+@pytest.fixture(scope="module")
+def noisy() -> tuple[np.ndarray, Lines]:
+    """Times with noise, and their line."""
+    seconds = (1e-4 + 1e-9 * SIZES) * (1 + 0.05 * np.random.default_rng(5).standard_normal(12))
+    return seconds, fit_lines(np.zeros(12, int), SIZES, seconds, 1)
+
+
 @settings(deadline=None, max_examples=25)
-@given(st.permutations(range(12)), st.floats(1e-3, 1e3))
-def test_a_fit_knows_no_order_and_no_unit(order, factor):
-    rng = np.random.default_rng(5)
-    seconds = (1e-4 + 1e-9 * SIZES) * (1 + 0.05 * rng.standard_normal(12))
-    first = fit_lines(np.zeros(12, int), SIZES, seconds, 1)
+@given(order=st.permutations(range(12)), factor=st.floats(1e-3, 1e3))
+def test_a_fit_knows_no_order_and_no_unit(noisy, order, factor):
+    seconds, first = noisy
     second = fit_lines(np.zeros(12, int), SIZES[order], factor * seconds[order], 1)
     np.testing.assert_allclose(second.alpha, factor * first.alpha, rtol=1e-6)
     np.testing.assert_allclose(second.beta, factor * first.beta, rtol=1e-6)
