@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import full
 
 from jaxmoe.des.stream import moves as loop_moves
 from jaxmoe.hardware import Die, Machine, node_memory
@@ -41,11 +42,11 @@ def model():
 
 def make_model(bandwidth=1e9, before=(1e-5, 2e-6)):
     topology = wafers(SHAPE, (1, 1), bandwidth, 0.0, bandwidth, 0.0)
-    memory = node_memory(jnp.full(NODES, 1e10), jnp.full(NODES, 1e6))
-    machine = Machine(topology, Die(jnp.full(NODES, 1e12)), memory)
+    memory = node_memory(full(NODES, 1e10), full(NODES, 1e6))
+    machine = Machine(topology, Die(full(NODES, 1e12)), memory)
     costs = LayerCosts(*(jnp.asarray(value) for value in (64.0, 32.0, 5e3, 1e6, 128.0, 3.0)))
     layout = token_layout("er", SHAPE, 4)
-    attention = AttentionTime(jnp.asarray(before[0]), jnp.asarray(before[1]), jnp.zeros(topology.num_links))
+    attention = AttentionTime(jnp.asarray(before[0]), jnp.asarray(before[1]), full(topology.num_links, 0.0))
     paths = paths_of(topology, layout.parts)
     return CountModel(machine, costs, jnp.asarray(layout.parts), paths, attention, Serial())
 
@@ -73,7 +74,7 @@ def loads_of(steps=12, seed=0):
 
 
 def balancer_of(model, rule, alpha=0.1, beta=0.0, windows=None, forecast=None, shadow=1, entry=None):
-    forecast = forecast or MovingAverage(jnp.full((LAYERS, NODES), 1 / NODES), jnp.asarray(1.0))
+    forecast = forecast or MovingAverage(full((LAYERS, NODES), 1 / NODES), jnp.asarray(1.0))
     start = jnp.asarray(first_slots(LAYERS, NODES, NODES, shadow))
     numbers = (jnp.asarray(float(alpha)), jnp.asarray(float(beta)))
     return Balancer(rule, forecast, start, hops(model), *numbers, windows, entry)
@@ -239,7 +240,7 @@ def test_groups_alike_and_group_by_group_agree(model):
 
 def test_times_by_hand(model):
     """One expert with 16 choices, four from each group, on node 5 of domain {0, 1, 4, 5}."""
-    loads = jnp.zeros(NODES).at[5].set(16.0)
+    loads = full(NODES, 0.0).at[5].set(16.0)
     time = timed(model, jnp.asarray(first_slots(1, NODES, NODES, 1)[0]), loads)
     # Four come from each of nodes 0, 1, 4 over links into node 5: those of 0 and 1 or 4 share the last link.
     np.testing.assert_allclose(time.stages["dispatch"], 8 * 32 / 1e9, rtol=1e-5)
@@ -277,7 +278,7 @@ def test_imbalance_of_eq_2_by_hand():
     slots = jnp.asarray([[0, -1], [1, 0]])
     np.testing.assert_allclose(node_loads(slots, jnp.array([6.0, 2.0])), [3, 5])
     assert float(excess_over_mean(jnp.array([3.0, 5.0]))) == pytest.approx(0.25)
-    assert float(excess_over_mean(jnp.zeros(2))) == 0
+    assert float(excess_over_mean(full(2, 0.0))) == 0
 
 
 @pytest.mark.parametrize(("alpha", "beta", "name"), [(-1, 0, "alpha is -1"), (0, -2, "beta is -2")])

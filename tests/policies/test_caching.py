@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import full
 
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.latency import FetchCosts
@@ -39,7 +40,7 @@ def experts_of(seed):
 
 def policy(capacity=3.0, allocation="allo", block=50, **settings_):
     home = jnp.asarray(np.stack([np.random.default_rng(row).permutation(EXPERTS) for row in range(LAYERS)]))
-    room = jnp.full(25, capacity)
+    room = full(25, capacity)
     hops, costs = jnp.asarray(MACHINE.topology.hop_counts()), AllocationCosts.of(MACHINE, COSTS)
     chosen = Dealt(block) if allocation == "base" else Algorithm1(hops, costs, block, cost="serial", begin="idle")
     return WaferPolicy(home, room, chosen, **settings_)
@@ -50,7 +51,7 @@ def run(chosen, guidance):
 
 
 def guided(seed, top=4):
-    return guide(CrossToken(jnp.zeros((LAYERS, EXPERTS, EXPERTS)), top), jnp.asarray(experts_of(seed)))
+    return guide(CrossToken(full((LAYERS, EXPERTS, EXPERTS), 0.0), top), jnp.asarray(experts_of(seed)))
 
 
 def test_the_map_counts_pairs_of_neighbouring_tokens_of_a_request():
@@ -75,9 +76,9 @@ def test_the_example_of_fig_10():
     following = np.zeros((1, 1, 8, 2), int) + 7
     following[0, 0, 1], following[0, 0, 4] = [2, 4], [4, 6]
     counts = jnp.zeros((1, 1, 8), int).at[0, 0, 1].set(10).at[0, 0, 4].set(10)
-    known = Guidance(counts, counts, jnp.asarray(following), jnp.ones((1, 1, 8)))
+    known = Guidance(counts, counts, jnp.asarray(following), full((1, 1, 8), 1.0))
     # Dealing on one row of two dies: expert 1 to die 0, expert 4 to die 1; blocks of 5 give both to both.
-    chosen = WaferPolicy(jnp.full((1, 8), 2), jnp.full(3, 9.0), Dealt(3))
+    chosen = WaferPolicy(jnp.full((1, 8), 2), full(3, 9.0), Dealt(3))
     now = jax.tree.map(lambda leaf: np.asarray(leaf)[0], known)
     copies, asked = eqx.filter_jit(chosen.step)(chosen.init(), jnp.asarray(1), now)
     assert (np.asarray(asked.requests[0]) > 0).sum() == 6
@@ -107,7 +108,7 @@ def test_copies_never_exceed_capacity_and_serve_what_is_read(allocation, predict
 def test_without_limit_perfect_foresight_reads_nothing_twice_in_steady_state():
     """The same tokens in every step: after the first, what dealing computes is at hand."""
     chosen = np.repeat(experts_of(3)[:, :1], STEPS, axis=1)
-    known = guide(CrossToken(jnp.zeros((LAYERS, EXPERTS, EXPERTS)), 4), jnp.asarray(chosen))
+    known = guide(CrossToken(full((LAYERS, EXPERTS, EXPERTS), 0.0), 4), jnp.asarray(chosen))
     endless = policy(np.inf, allocation="base", prediction="perfect", block=20)
     _, figures, _, _ = run(endless, known)
     assert figures["hops"][0].min() > 0
@@ -115,7 +116,7 @@ def test_without_limit_perfect_foresight_reads_nothing_twice_in_steady_state():
 
 
 def test_a_full_die_keeps_the_most_popular():
-    every = CrossToken(jnp.ones((LAYERS, EXPERTS, EXPERTS)), EXPERTS)  # predicts every expert
+    every = CrossToken(full((LAYERS, EXPERTS, EXPERTS), 1.0), EXPERTS)  # predicts every expert
     known = guide(every, jnp.asarray(experts_of(7)))
     chosen = policy(3.0, allocation="base", block=20)
     copies, decide = chosen.init(), eqx.filter_jit(chosen.step)
@@ -150,8 +151,8 @@ def test_what_never_followed_is_not_predicted():
 
 def test_the_llc_is_filled_in_idle_time_and_saves_reads():
     """Whole slices of home experts, no more than the LLC holds; no layer slower; each byte from HBM or the LLC."""
-    across = jnp.ones((LAYERS - 1, EXPERTS, EXPERTS))
-    heatmap = CrossToken(jnp.zeros((LAYERS, EXPERTS, EXPERTS)), 4)
+    across = full((LAYERS - 1, EXPERTS, EXPERTS), 1.0)
+    heatmap = CrossToken(full((LAYERS, EXPERTS, EXPERTS), 0.0), 4)
     known = guide(heatmap, jnp.asarray(experts_of(2)), across)
     np.testing.assert_allclose(known.forecast.sum(axis=-1)[:, 0], known.counts.sum(axis=-1)[:, 0], rtol=1e-5)
     plain = run(policy(prediction="none", block=20), replace(known, forecast=None))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import full
 
 from jaxmoe.hardware import Die, Machine, node_memory
 from jaxmoe.hardware.networks import wafers
@@ -31,10 +32,10 @@ def model_of(memory: float, corner: float = 1e10) -> CountModel:
     topology = wafers((4, 4), (1, 1), 1e10, 0.0, 1e10, 0.0)
     at_corner = (topology.link_ends == 0).any(axis=1)
     topology = replace(topology, link_bandwidth=jnp.where(at_corner, corner, topology.link_bandwidth))
-    machine = Machine(topology, Die(jnp.full(NODES, 1e12)), node_memory(jnp.full(NODES, memory), None))
+    machine = Machine(topology, Die(full(NODES, 1e12)), node_memory(full(NODES, memory), None))
     costs = LayerCosts(*(jnp.asarray(value) for value in (64.0, 64.0, 1e6, 2e6, 128.0, 3.0)))
     layout = token_layout("er", (4, 4), 4)
-    before = AttentionTime(jnp.zeros(()), jnp.zeros(()), jnp.zeros(topology.num_links))
+    before = AttentionTime(jnp.asarray(0.0), jnp.asarray(0.0), full(topology.num_links, 0.0))
     return CountModel(machine, costs, jnp.asarray(layout.parts), paths_of(topology, layout.parts), before, Overlap())
 
 
@@ -187,7 +188,7 @@ def test_budgets_relieve_the_node_whose_links_are_slow():
     assert float(budget.sum()) == pytest.approx(1, rel=1e-5)
     assert float(budget[0]) == pytest.approx(float(budget.min()), rel=1e-5)  # its neighbours share the slow links
     relaxed = jax.jit(lambda loads: slow.relaxed(loads, HardMax()))
-    assert float(relaxed(1600 * budget)) < 0.9 * float(relaxed(jnp.full(NODES, 100.0)))
+    assert float(relaxed(1600 * budget)) < 0.9 * float(relaxed(full(NODES, 100.0)))
     # Where nodes compute longer than links are busy, none should have more than any other.
     np.testing.assert_allclose(budgets(rule_of(model_of(1e13))), 1 / NODES, rtol=1e-5)
 
