@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import full
 
 from jaxmoe.des.circulation import circulated
 from jaxmoe.latency.circulation import circulating_seconds
@@ -69,11 +70,11 @@ def test_gradients_are_finite_differences():
     tokens = np.random.default_rng(3).integers(0, 30, (5, 4))
 
     def at(scale: jax.Array) -> jax.Array:
-        costs = eqx.tree_at(lambda c: c.machine.memory[-1].bandwidth, costs_of(), jnp.full(4, 25.6e9) * scale)
+        costs = eqx.tree_at(lambda c: c.machine.memory[-1].bandwidth, costs_of(), full(4, 25.6e9) * scale)
         return circulating_seconds(costs, jnp.asarray(tokens, jnp.float32), RING, True)[0] * 1e6
 
     compiled = jax.jit(jax.value_and_grad(at))
-    slope = compiled(jnp.ones(()))[1]
+    slope = compiled(jnp.asarray(1.0))[1]
     ahead, behind = (compiled(jnp.asarray(each))[0] for each in (1.01, 0.99))
     np.testing.assert_allclose(slope, (ahead - behind) / 0.02, rtol=0.01)
     assert slope < 0

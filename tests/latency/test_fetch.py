@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.arrays import full
 from oracles.wafer import traffic
 
 from jaxmoe import latency
@@ -45,7 +46,7 @@ def of(seed):
 
 
 def alone(die, home, requests=1.0):
-    return fetches(jnp.zeros((1, 25)).at[0, die].set(requests), [home])
+    return fetches(full((1, 25), 0.0).at[0, die].set(requests), [home])
 
 
 def test_a_local_expert_is_bound_by_hbm():
@@ -72,7 +73,7 @@ def test_dies_that_share_a_channel_share_its_bandwidth():
     """As DDR that dies share: two dies read their own experts through one channel, and wait for both."""
     pairs = replace(MACHINE.memory[-1], channel=jnp.arange(25) // 2)
     shared = replace(MACHINE, memory=(MACHINE.memory[0], pairs))
-    both = fetches(jnp.zeros((2, 25)).at[0, 6].set(1.0).at[1, 7].set(1.0), [6, 7])
+    both = fetches(full((2, 25), 0.0).at[0, 6].set(1.0).at[1, 7].set(1.0), [6, 7])
     assert float(TIME(shared, both, COSTS).total) == pytest.approx(110e-9 + 300e-9 + 2 * BYTES / 2e12, rel=1e-5)
     assert float(TIME(MACHINE, both, COSTS).total) == pytest.approx(110e-9 + 300e-9 + BYTES / 2e12, rel=1e-5)
 
@@ -106,7 +107,7 @@ def test_faster_links_never_slow_a_fixed_allocation(seed):
 
 
 def test_a_lone_die_has_no_hops():
-    none = jnp.zeros(0)
+    none = full(0, 0.0)
     one = [
         replace(
             level, bandwidth=level.bandwidth[:1], latency=level.latency[:1], capacity=None, channel=level.channel[:1]
@@ -114,10 +115,10 @@ def test_a_lone_die_has_no_hops():
         for level in MACHINE.memory
     ]
     lone = Machine(Mesh(none, none, shape=(1, 1)), Die(MACHINE.die.flops[:1]), tuple(one))
-    demand = fetch_demand(fetches(jnp.full((4, 1), 30.0), [0] * 4), COSTS)
+    demand = fetch_demand(fetches(full((4, 1), 30.0), [0] * 4), COSTS)
     figures = traffic_figures(lone, demand)
     assert float(figures["hops"]) == float(figures["remote_read"]) == 0.0
-    assert float(TIME(lone, fetches(jnp.full((4, 1), 30.0), [0] * 4), COSTS).total) == pytest.approx(
+    assert float(TIME(lone, fetches(full((4, 1), 30.0), [0] * 4), COSTS).total) == pytest.approx(
         4 * BYTES / 2e12, rel=0.01
     )
 
@@ -150,7 +151,7 @@ def test_gradients_are_finite_differences():
             asked = replace(given_, requests=given_.requests.at[:, 3].multiply(scale[3]))
             return fetched_layer_time(changed, asked, costs, SmoothMax(0.1), SoftSupport(jnp.asarray(0.05))).total
 
-        at = jnp.ones(4)
+        at = full(4, 1.0)
         step = 1e-6
         rough = [(total(at.at[i].add(step)) - total(at.at[i].add(-step))) / (2 * step) for i in range(4)]
         np.testing.assert_allclose(jax.jit(jax.grad(total))(at), jnp.asarray(rough), rtol=1e-4, atol=1e-12)

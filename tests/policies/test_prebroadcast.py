@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from oracles import cases
 from oracles import dynamic as oracle
+from oracles.arrays import floats, full
 from oracles.layer import Tokens
 from small_dynamic import EXPERTS, NODES, quarters, skewed_batches
 
@@ -85,8 +86,8 @@ def test_a_forecast_learns_from_steps_before():
     rng = np.random.default_rng(1)
     model, _ = plain_model(rng)
     batches = skewed_batches(rng, LAYERS, BATCHES)
-    batches = dataclasses.replace(batches, experts=jnp.maximum(batches.experts, 1))
-    wrong = jnp.zeros((LAYERS, EXPERTS)).at[:, 0].set(1.0)
+    batches = dataclasses.replace(batches, experts=jnp.asarray(np.maximum(batches.experts, 1)))
+    wrong = floats(np.broadcast_to(np.arange(EXPERTS) == 0, (LAYERS, EXPERTS)))
     broadcast, _ = decided(small_method(rng, MovingAverage(wrong, jnp.asarray(1.0)), allowed=1), model, batches)
     assert broadcast[:, 0, 0].all()
     assert not broadcast[:, 1:, 0].any()
@@ -181,7 +182,7 @@ def test_vmap_over_methods_equals_one_by_one():
     rng = np.random.default_rng(5)
     model, _ = plain_model(rng)
     batches = skewed_batches(rng, LAYERS, BATCHES)
-    frequency = jnp.full((LAYERS, EXPERTS), 1 / EXPERTS)
+    frequency = full((LAYERS, EXPERTS), 1 / EXPERTS)
     rows = jnp.asarray(rng.dirichlet(np.ones(EXPERTS), (LAYERS, EXPERTS)), float)
 
     def method(allowed, rate):
@@ -192,7 +193,9 @@ def test_vmap_over_methods_equals_one_by_one():
         return rollout(method, model, batches)[2].served
 
     several = [method(jnp.asarray(allowed), jnp.asarray(rate)) for allowed, rate in ((0, 0.1), (2, 0.5), (4, 0.9))]
-    together = eqx.filter_jit(eqx.filter_vmap(served))(jax.tree.map(lambda *leaves: jnp.stack(leaves), *several))
+    together = eqx.filter_jit(eqx.filter_vmap(served))(
+        jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *several)
+    )
     assert together.shape == (3, BATCHES, LAYERS, *batches.experts.shape[2:])
     for row, one in enumerate(several):
         np.testing.assert_array_equal(together[row], served(one))
@@ -206,7 +209,7 @@ def test_a_batch_must_have_the_layers_of_the_placement():
 
 
 def test_the_simulator_replays_one_layer_as_it_replays_a_plan():
-    model, method, batches = random_layer(3)
+    model, method, batches = random_layer(3, memory=True)
     _, served = decided(method, model, batches)
     layer, share = describe(model, "lowest_host"), np.asarray(method.share)
     plan = replay_plan(layer, share, batches, served=served)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import paths as oracle
+from oracles.arrays import full
 from oracles.topologies import NETWORKS, mesh, random_traffic, with_random_numbers
 
 from jaxmoe.des import TrafficReplay, fabric_of, replay_traffic
@@ -130,7 +131,7 @@ def test_a_lone_message_of_whole_chunks_takes_what_the_model_tells(topology, cut
 def test_a_lone_message_over_equal_links_takes_what_the_model_tells(topology, cut_through, seed, chunks):
     rng = np.random.default_rng(seed)
     varied = with_random_numbers(topology, rng)
-    equal = [jnp.full(size, 2e9) for size in (topology.num_links, topology.num_nodes, topology.num_nodes)]
+    equal = [full(size, 2e9) for size in (topology.num_links, topology.num_nodes, topology.num_nodes)]
     fields = ("link_bandwidth", "injection_bandwidth", "ejection_bandwidth")
     topology = dataclasses.replace(varied, **dict(zip(fields, equal, strict=True)), efficiency=1.0)
     told, seen = times(lone_message(topology, rng, chunks, cut_through))
