@@ -49,6 +49,7 @@ class Graph(AbstractTopology):
 
     def hop_counts(self) -> Int[np.ndarray | Array, "node node2"]:
         pairs = self.num_nodes**2
+        counts: np.ndarray | Array
         if isinstance(self.hop_pair, jax.core.Tracer):
             counts = jax.ops.segment_sum(jnp.ones_like(self.hop_pair), self.hop_pair, pairs, indices_are_sorted=True)
         else:  # JAX would compile it for every network
