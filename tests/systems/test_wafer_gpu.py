@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from oracles import cases
 
-from jaxmoe.config import build_machine, load_hardware
+from jaxmoe.config import build_machine, load_hardware, load_scenario
+from jaxmoe.errors import InputError
 from jaxmoe.models import MoEModel
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.systems import Setting, UnsuitableSystemError, system_of
@@ -132,6 +133,12 @@ def test_a_batch_larger_than_the_trace_has_requests_is_refused():
 def test_slices_that_do_not_divide_an_expert_are_refused(setting):
     with pytest.raises(UnsuitableSystemError, match=r"system.slices is 3, expected a divisor of the 128 columns"):
         system_of("wafer_gpu", slices=3).runs(setting)
+
+
+@pytest.mark.parametrize(("key", "known"), [("allocation", "allo"), ("prediction", "perfect"), ("eviction", "keep")])
+def test_an_unknown_policy_of_a_scenario_is_refused(key, known):
+    with pytest.raises(InputError, match=rf"system\.{key} is .nonsense.; expected .*'{known}'.* for example"):
+        load_scenario("configs/scenarios/wafer_gpu/qwen3-235b-a22b_dojo_5x5.yaml", [f"system.{key}=nonsense"])
 
 
 def test_home_experts_that_do_not_fit_are_refused(setting):
