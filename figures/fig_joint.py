@@ -17,6 +17,7 @@ TITLES = {
     "mesh_dear_links": "4x4 mesh with dear links",
     "cluster": "four nodes of four devices",
 }
+PARTS = {(False, False): "neither", (True, False): "gate", (False, True): "copies", (True, True): "gate, copies"}
 WAYS = {"usual": "best usual strategy", "turn": "in turn", "once": "at once"}
 
 
@@ -38,18 +39,18 @@ def draw(rows: Rows, path: Path) -> None:
     panels = []
     for case in distinct(rows, "case"):
         values: dict[str, list[float]] = {label: [] for label in WAYS.values()}
-        groups = distinct(select(rows, case=case), "gate_loss")
-        for loss in groups:
-            runs = [select(rows, case=case, gate_loss=loss, seed=seed) for seed in distinct(rows, "seed")]
-            runs = [run for run in runs if run]
+        groups = list(dict.fromkeys((row["gate_loss"], row["copies"]) for row in select(rows, case=case)))
+        for loss, copies in groups:
+            alike = select(rows, case=case, gate_loss=loss, copies=copies)
+            runs = [select(alike, seed=seed) for seed in distinct(alike, "seed")]
             for name, label in WAYS.items():
                 # In turn begins with the best usual strategy, and keeps it where nothing is faster.
                 names = {"usual", "turn"} if name == "turn" else {name}
                 values[label].append(float(np.mean([unseen(run, names) / unseen(run, {"usual"}) for run in runs])))
-        titles = [f"{100 * float(loss):g} % of gate mass" if float(loss) else "no bias" for loss in groups]
+        titles = [PARTS[bool(float(loss)), copies == "1"] for loss, copies in groups]
         series = {label: np.array(each) for label, each in values.items()}
         panels.append(GroupPanel(TITLES[case], titles, series, "time on unseen text, relative"))
-    plot_bar_panels(path, panels, "Machine, placement and gate, in turn and at once")
+    plot_bar_panels(path, panels, "Machine, placement, token layout and more, in turn and at once")
 
 
 def main() -> None:

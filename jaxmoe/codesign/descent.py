@@ -32,7 +32,12 @@ MET = 1e-3  # excess up to which a constraint counts as met
 GATE = optax.chain(optax.normalize_by_update_norm(), optax.trace(decay=0.9))
 # Multipliers change the slopes: of numbers, Adam remembers few. A plan sees other batches at every step.
 OPTIMISERS = optax.multi_transform(
-    {"position": optax.scale_by_adam(b1=0.5, b2=0.8), "plan": optax.scale_by_adam(), "gate": GATE},
+    {
+        "position": optax.scale_by_adam(b1=0.5, b2=0.8),
+        "plan": optax.scale_by_adam(),
+        "layout": optax.scale_by_adam(),
+        "gate": GATE,
+    },
     lambda at: {name: name for name in at},
 )
 

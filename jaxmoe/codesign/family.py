@@ -1,6 +1,7 @@
 """Designs that are timed by one compiled function, and what that function is given of them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -35,7 +36,7 @@ class Family(NamedTuple):
 
 
 def family_of(strategies: Sequence[Strategy], settings: Sequence[Setting]) -> Family:
-    """Strategies whose layers have the same exchanges, as one family."""
+    """Strategies of one mode whose layers have the same exchanges, as one family."""
     names = strategies[0].placement.exchange
     parts, given = [], []
     for setting in settings:
@@ -50,7 +51,8 @@ def _given(part: Part, strategies: Sequence[Strategy]) -> Given:
     setting, rows = part.setting, np.array(part.rows)
     share = jax.device_put(np.stack([strategy.placement.share[rows] for strategy in strategies]))
     batches = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)[rows]), setting.batches)
-    return Given(setting.inputs.model, share, batches, setting.inputs.exchange(part.exchange))
+    model = replace(setting.inputs.model, mode=strategies[0].placement.mode)
+    return Given(model, share, batches, setting.inputs.exchange(part.exchange))
 
 
 def by_design(given: Arguments) -> Any:

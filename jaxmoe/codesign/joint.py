@@ -1,5 +1,11 @@
-"""Machine, placement and gate together: numbers, a transport plan of the experts and a bias descend side by side."""
+"""Machine, placement, token layout and gate together: numbers, a transport plan of the experts, a choice among
+exchanges and a bias descend side by side.
 
+The choice is relaxed: every exchange that may be chosen is priced, and times are weighed by a softmax that sharpens as
+the plan does. Where the space has `copies`, a plan's shares are whole experts and their replicas.
+"""
+
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,7 +21,8 @@ from jaxmoe.config import build_tuner_settings
 from jaxmoe.experiment.comparison import placement_problem, tuned_strategies
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import Strategy, strategy
-from jaxmoe.network import AbstractExchange
+from jaxmoe.network import AbstractExchange, build_exchange
+from jaxmoe.placement.placement import Mode
 from jaxmoe.traces import Batch
 from jaxmoe.tune import PlacementProblem, TuneResult, TunerSettings
 from jaxmoe.tune.descent import (
@@ -30,7 +37,7 @@ from jaxmoe.tune.descent import (
 )
 from jaxmoe.tune.descent import schedule as annealed
 from jaxmoe.tune.settings import STEP_PRODUCTS
-from jaxmoe.tune.tuner import gathering, tune
+from jaxmoe.tune.tuner import tune
 
 BIASED_BATCHES = 240  # that a plan is tuned on for a gate that is biased
 SHIPPED = "shipped"  # the best strategy of every layer, under its best exchange
@@ -38,11 +45,12 @@ SHIPPED = "shipped"  # the best strategy of every layer, under its best exchange
 
 @dataclass(frozen=True)
 class Joint:
-    """Where the descents ended: positions, relaxed shares, tables of the gate's bias where there is one, and the
-    objective of every step and start."""
+    """Where the descents ended: positions, relaxed shares, the exchange of most layers by its name, tables of the
+    gate's bias where there is one, and the objective of every step and start."""
 
     positions: Float[np.ndarray, "start variable"]
     shares: Float[np.ndarray, "layer start expert node"]
+    exchanges: list[str]  # by start
     tables: Float[np.ndarray, "layer start node expert"] | None
     history: Float[np.ndarray, "step start"]
     batches_per_step: int
@@ -52,24 +60,26 @@ class Given(NamedTuple):
     """Arguments of a segment."""
 
     land: Landscape  # whose model has the numbers of one machine
-    exchange: AbstractExchange
+    exchanges: tuple[AbstractExchange, ...]  # among which a layer chooses
 
 
 def descend(problem: HardwareProblem, inputs: Inputs, starts: np.ndarray, report: hardware.Progress) -> Joint:
     """Descend from all starts [start, variable], each with a random plan of its own, in one compiled function.
 
-    `inputs` are of a good machine: its fastest exchange of plans without preference is descended under. Where the space
-    has a `gate_loss`, a bias of the gate descends as well, from none.
+    Starts lean towards one exchange each, in turn. Where the space has a `gate_loss`, a bias of the gate descends as
+    well, from none. `inputs` are of any machine of the space.
     """
     placed, settings = placement(problem, inputs), build_tuner_settings(inputs.scenario.tuning)
-    exchange = placed.gathers[gathering(placed, settings.seed)]
+    names, exchanges = [*placed.gathers], tuple(placed.gathers.values())
     steps = -(-problem.space.steps // SEGMENT) * SEGMENT
-    given = Given(landscape(placed, settings.budget_spread, settings.learning_rate), exchange)
+    given = Given(landscape(placed, settings.budget_spread, settings.learning_rate), exchanges)
     count, layers = len(starts), len(placed.frequency)
-    batches_per_step = _affordable(placed, settings, count * steps)
+    batches_per_step = _affordable(placed, settings, count * steps * len(names))
     plans = random_plans(problem.space.seed, layers, count, placed.trace.num_experts, placed.num_nodes)
     by_start = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), plans)
-    at = {"position": jnp.asarray(starts, jnp.float32), "plan": by_start}
+    leaning = jax.nn.one_hot(np.arange(count) % len(names), len(names))
+    layout = jnp.broadcast_to(leaning[:, None], (count, layers, len(names)))
+    at = {"position": jnp.asarray(starts, jnp.float32), "plan": by_start, "layout": layout}
     gate = problem.space.gate_loss is not None
     if gate:
         at["gate"] = jnp.zeros((count, layers, placed.num_nodes, placed.trace.num_experts))
@@ -81,10 +91,12 @@ def descend(problem: HardwareProblem, inputs: Inputs, starts: np.ndarray, report
         "max_temperature": settings.max_temperature,
     }
     seeds, history = np.random.default_rng([problem.space.seed, 2]), []
+    # What one exchange may merge another may not.
+    alike = exchanges[0] if len(names) == 1 else build_exchange("token_home", placed.model.machine.topology)
     for first in range(0, steps, SEGMENT):
         report("descend with placement", first, steps)
         batches = segment_batches(
-            placed.under(exchange), batches_per_step, int(seeds.integers(2**62)), settings.descent_tokens
+            placed.under(alike), batches_per_step, int(seeds.integers(2**62)), settings.descent_tokens
         )
         now = annealed(first, steps, ends)
         walk, values = segment(walk, given, batches, hardware.schedule(first, steps), now)
@@ -94,7 +106,8 @@ def descend(problem: HardwareProblem, inputs: Inputs, starts: np.ndarray, report
     positions = np.asarray(walk.at["position"], float)
     tables = np.moveaxis(np.asarray(walk.at["gate"]), 0, 1) if gate else None
     shares = np.moveaxis(np.asarray(shares, float), 0, 1)
-    return Joint(positions, shares, tables, np.concatenate(history), batches_per_step)
+    chosen = [Counter(each).most_common(1)[0][0] for each in np.asarray(walk.at["layout"]).argmax(axis=2).tolist()]
+    return Joint(positions, shares, [names[at] for at in chosen], tables, np.concatenate(history), batches_per_step)
 
 
 def _affordable(placed: PlacementProblem, settings: TunerSettings, walked: int) -> int:
@@ -113,10 +126,16 @@ def _segment(problem: HardwareProblem) -> Any:
         gate loses too much."""
         land, numbers = given.land, problem.numbers(at["position"])
         model = setting.model(model_numbers(setting, numbers), land.model)
-        land = land._replace(model=replace(model, exchange=given.exchange))
         layers = jax.vmap(relaxed_objective, in_axes=(0, None, 0, 0, None))
         plans = at["plan"] if limit is None else Gated(at["plan"], at["gate"])
-        value = jnp.log(layers(plans, land, land.frequency, batches, now).mean() * land.scale)
+
+        def under(exchange: AbstractExchange) -> Float[Array, " layer"]:
+            own = land._replace(model=replace(model, exchange=exchange))
+            return layers(plans, own, land.frequency, batches, now)
+
+        times = jnp.stack([under(exchange) for exchange in given.exchanges], axis=-1)
+        parts = jax.nn.softmax(at["layout"] / now.temperature, axis=-1)
+        value = jnp.log((parts * times).sum(axis=-1).mean() * land.scale)
         if limit is None:
             return value, jnp.zeros(0)
         away = jax.vmap(lambda gated, batches: lost(gated.gate, batches))(plans, batches)
@@ -130,7 +149,7 @@ def _segment(problem: HardwareProblem) -> Any:
             drawn, moment, now = each
             # As in the tuner, a plan's steps shrink with its temperature, not with those of the machine.
             rate = given.land.learning_rate * now.temperature / moment.rate
-            rates = {"position": jnp.ones(()), "plan": jax.tree.map(lambda leaf: rate, walk.at["plan"])}
+            rates = {"position": jnp.ones(()), "plan": jax.tree.map(lambda leaf: rate, walk.at["plan"]), "layout": rate}
             rates |= {"gate": RATE / moment.rate} if "gate" in walk.at else {}
             return jax.vmap(
                 lambda one: hardware.moved(problem, one, moment, lambda at: objective(at, given, drawn, now), rates)
@@ -151,9 +170,15 @@ def _shares(
     return jax.vmap(lambda plan: jax.vmap(share)(plan, land.frequency))(plans)
 
 
+def mode_of(problem: HardwareProblem) -> Mode:
+    """Whether a tuned placement cuts experts, or has copies of whole ones."""
+    return "replicated" if problem.space.copies else "sharded"
+
+
 def placement(problem: HardwareProblem, inputs: Inputs) -> PlacementProblem:
-    """What the placement is tuned for: the space's objective, the mean or the 95th percentile."""
+    """What the placement is tuned for: the space's objective, the mean or the 95th percentile, and its kind of plan."""
     placed = replace(placement_problem(inputs), p95_weight=float(problem.space.objective == "p95"))
+    placed = replace(placed, model=replace(placed.model, mode=mode_of(problem)))
     return replace(placed, logits=problem.space.gate_loss is not None)
 
 
@@ -163,9 +188,10 @@ def rounded(
     relaxed: np.ndarray | None,
     report: hardware.Progress,
     table: Table | None = None,
+    exchange: str | None = None,
 ) -> tuple[TuneResult, list[Strategy]]:
-    """Relaxed plans [layer, start, expert, node] rounded, improved and compared by the tuner at a machine's numbers;
-    without any it descends itself. With a `table` tokens choose as that bias has it.
+    """Relaxed plans [layer, start, expert, node] rounded, improved under an exchange and compared by the tuner at a
+    machine's numbers; without any it descends itself. With a `table` tokens choose as that bias has it.
 
     Returns its result, and what it found as strategies: the plan, what the search ended with where that is another,
     and the best shipped strategies. Ctrl-C raises `KeyboardInterrupt` when the tuner has ended.
@@ -173,10 +199,11 @@ def rounded(
     placed = placement(problem, inputs)
     if table is not None:
         placed = replace(placed, batches=gated(table, placed.draw(BIASED_BATCHES, problem.space.seed)))
-    result = tune(replace(placed, logits=False), build_tuner_settings(inputs.scenario.tuning), report, relaxed)
+    settings, mode = build_tuner_settings(inputs.scenario.tuning), mode_of(problem)
+    result = tune(replace(placed, logits=False), settings, report, relaxed, exchange)
     if result.stopped == "interrupted":
         raise KeyboardInterrupt
-    found = tuned_strategies(inputs, result)
+    found = tuned_strategies(inputs, result, mode)
     if result.shipped is not None:
-        found.append(strategy(inputs, SHIPPED, result.shipped.plan, result.shipped.exchange.tolist()))
+        found.append(strategy(inputs, SHIPPED, result.shipped.plan, result.shipped.exchange.tolist(), mode))
     return result, found

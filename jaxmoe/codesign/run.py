@@ -1,7 +1,6 @@
 """From a space to its best machine: descend, polish, tune the placement where that is asked for, score exactly."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import jax
@@ -11,37 +10,28 @@ from jaxtyping import Float
 
 from jaxmoe.codesign import joint
 from jaxmoe.codesign.descent import MET, Progress, descend, feasible_starts, to_feasible, violation
+from jaxmoe.codesign.design import Design, inputs_at, settings_of, written
 from jaxmoe.codesign.family import family_of
-from jaxmoe.codesign.gate import Table, gated, lost_by_layer, tuned_table, within
+from jaxmoe.codesign.gate import Table, gated, lost_by_layer
 from jaxmoe.codesign.polish import STATIONARY, Exact, Optimum, best_starts, polish
-from jaxmoe.codesign.problem import SIZES, HardwareProblem
+from jaxmoe.codesign.problem import HardwareProblem
 from jaxmoe.codesign.space import SYSTEM, TUNED
 from jaxmoe.codesign.system import system_times
+from jaxmoe.codesign.ways import Ways
 from jaxmoe.codesign.whole import best_whole
 from jaxmoe.codesign.worth import Met, met_constraints
 from jaxmoe.config import Scenario, unstated_energy
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.evaluation import score
-from jaxmoe.experiment.inputs import Inputs, inputs_of
-from jaxmoe.experiment.strategies import TUNED as TUNED_PLAN
+from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.latency import LayerTime
 from jaxmoe.sweep.metrics import METRICS, Outcome
 from jaxmoe.sweep.points import SweepError
-from jaxmoe.sweep.setting import Setting
 from jaxmoe.tune import TuneResult
 
-DIGITS = 7  # of the numbers that are reported: those that are scored
 SAME = 1e-6  # relative: times are float32
-IN_TURN = "in_turn"  # the placement that is tuned for the best machine of the usual strategies
 MOST_AGAIN = 4  # times that all designs are polished from the best machine
-
-
-class Design(NamedTuple):
-    """What runs on a machine: a placement, and the bias of the gate, [layer, node, expert], where it has one."""
-
-    strategy: Strategy
-    table: Table | None = None
 
 
 class Candidate(NamedTuple):
@@ -108,7 +98,7 @@ class _Search:
         with self.clock.stage("descend"):
             starts, ended = self._usual()
         if self.problem.space.placement == TUNED:
-            tuning = self._joint()
+            tuning = self._tuned()
         if self.problem.space.whole:
             with self.clock.stage("polish"):
                 found, others = best_whole(self.exacts, self.optima, self.report)
@@ -155,82 +145,36 @@ class _Search:
         broken = violation(self.problem, excess).max(axis=1, initial=0).reshape(positions.shape[:2])
         return np.where((broken <= MET)[..., None], positions, others)
 
-    def _joint(self) -> TuneResult:
-        """Descend over machines, placements and the gate together, then round the plan at the best machine.
+    def _tuned(self) -> TuneResult:
+        """Machine and placement, and the gate where it may be biased, in turn and at once.
 
-        Before that all are tuned in turn, for the best machine of the usual strategies: what is returned is never
-        slower.
+        In turn begins at the best machine of the usual strategies, and at that of the best one whose exchange suits any
+        plan: what is returned is never slower than in turn.
         """
-        problem, usual = self.problem, min(self.optima, key=lambda optimum: optimum.value)
-        self._in_turn(usual.position)
-        with self.clock.stage("descend with placement"):
-            inputs = _inputs(problem, self._numbers(usual.position))[0]
-            starts = feasible_starts(problem, problem.space.starts)
-            starts[0] = usual.position
-            found = joint.descend(problem, inputs, starts, self.report)
-            self.history["descend with placement"] = found.history
-            self.evaluations["descend with placement"] = 2 * found.history.size
-        with self.clock.stage("tune"):
-            order = np.argsort(found.history[-joint.SEGMENT :].mean(axis=0))
-            position = to_feasible(problem, found.positions[order[0]])
-            if violation(problem, problem.excess_and_slope(position[None])[0]).max(initial=0) > MET:
-                position = usual.position
-            inputs = _inputs(problem, self._numbers(position))[0]
-            kept = order[: inputs.scenario.tuning.restarts]
-            table = None
-            if found.tables is not None and problem.space.gate_loss is not None:
-                drawn = joint.placement(problem, inputs).draw(joint.BIASED_BATCHES, problem.space.seed)
-                table = within(found.tables[:, order[0]], drawn, problem.space.gate_loss)
-            tuning, plans = joint.rounded(problem, inputs, found.shares[:, kept], self.report, table)
-            designs = [Design(plan) for plan in plans]
-            if table is not None:
-                designs = [self._biased(inputs, plan, table) for plan in plans]
-        # A plan of a machine that is slow at first may be the best where another is.
-        self._add(designs, [position, usual.position])
+        ways, usual = Ways(self.problem, self.report, self.clock, self._polished), [*self.optima]
+        best = min(usual, key=lambda optimum: optimum.value).position
+        (inputs,) = inputs_at(self.problem, written(self.problem, best))
+        gathers = joint.placement(self.problem, inputs).gathers
+        any_plan = [
+            optimum
+            for optimum, design in zip(usual, self.designs, strict=True)
+            if design.strategy.placement.exchange[0] in gathers
+        ]
+        other = min(any_plan, key=lambda optimum: optimum.value, default=usual[0]).position
+        ways.in_turn([best] if np.array_equal(best, other) else [best, other])
+        tuning, history = ways.at_once(best)
+        self.history["descend with placement"] = history
+        self.evaluations["descend with placement"] = 2 * history.size
         return tuning
 
-    def _in_turn(self, position: np.ndarray) -> None:
-        """A placement for a machine, the gate for both, and the machine once more."""
-        with self.clock.stage("tune in turn"):
-            inputs = _inputs(self.problem, self._numbers(position))[0]
-            _, plans = joint.rounded(self.problem, inputs, None, self.report)
-            plan = replace(next(plan for plan in plans if plan.name == TUNED_PLAN), name=IN_TURN)
-            designs = [Design(plan)]
-            if self.problem.space.gate_loss is not None:
-                designs.append(self._biased(inputs, plan, np.zeros(plan.placement.share.shape).swapaxes(1, 2)))
-        self._add(designs, [position])
-
-    def _biased(self, inputs: Inputs, plan: Strategy, start: Table) -> Design:
-        """A plan with the bias of the gate that serves it on this machine."""
-        space, placement = self.problem.space, plan.placement
-        assert space.gate_loss is not None
-        placed = joint.placement(self.problem, inputs)
-        table = tuned_table(
-            placed, placement.share, placement.exchange, start, space.gate_loss, space.steps, space.seed
-        )
-        return Design(replace(plan, name=f"{plan.name}+gate"), table)
-
-    def _add(self, designs: list[Design], positions: list[np.ndarray]) -> None:
-        """Polish the machine of designs from the best of these positions."""
+    def _polished(self, designs: list[Design], positions: list[np.ndarray]) -> None:
+        """Take designs in, and polish their machines from the best of these positions."""
         with self.clock.stage("polish"):
-            families = [family_of([each.strategy], self._settings(each.table)) for each in designs]
+            families = [family_of([each.strategy], settings_of(self.problem, each.table)) for each in designs]
             exact = Exact(self.problem, families)
             self.designs += designs
             self.exacts.append(exact)
             self.optima += polish(exact, best_starts(exact, np.stack([positions] * len(designs)))[0], self.report)
-
-    def _settings(self, table: Table | None) -> Sequence[Setting]:
-        """The settings, whose tokens choose as a bias has it."""
-        if table is None:
-            return self.problem.settings
-        return [replace(each, batches=gated(table, each.inputs.routed_batches)) for each in self.problem.settings]
-
-    def _numbers(self, position: np.ndarray) -> dict[str, float]:
-        """Variables with as many digits as are written, and what is derived from them."""
-        plain = self.problem.numbers([float(part) for part in position])
-        whole = {key: float(round(plain[key])) for key in self.problem.space.whole}
-        written = {key: float(f"{plain[key]:.{DIGITS}g}") for key in self.problem.keys}
-        return self.problem.with_derived(written | whole)
 
     def _settled(self) -> int:
         """The index of the best design, on whose machine no other one is faster."""
@@ -251,8 +195,8 @@ class _Search:
 
     def _scored(self, index: int) -> tuple[Machine, list[Candidate]]:
         problem, optimum, (strategy, table) = self.problem, self.optima[index], self.designs[index]
-        numbers = self._numbers(optimum.position)
-        inputs = _inputs(problem, numbers)
+        numbers = written(problem, optimum.position)
+        inputs = inputs_at(problem, numbers)
         of_system = problem.space.placement == SYSTEM
         times, lost = (
             tuple(system_times(each, strategy) if of_system else _score(each, strategy) for each in inputs),
@@ -283,7 +227,7 @@ class _Search:
                 problem.metric(at),
                 each.stationarity.residual,
                 design,
-                self._numbers(each.position),
+                written(problem, each.position),
             )
             for design, each, at in zip(self.designs, self.optima, here, strict=True)
         ]
@@ -303,16 +247,6 @@ def tune_hardware(
     that is `known` to be good is one of the starts.
     """
     return _Search(problem, report, clock, known).result()
-
-
-def _inputs(problem: HardwareProblem, numbers: dict[str, float]) -> list[Inputs]:
-    """A run on the machine of these numbers, for every size of batch."""
-    sizes: Sequence[int | None] = problem.space.batch_tokens or (None,)
-    swept = problem.sweep.derived.keys() | problem.sweep.study.config.axes.keys()
-    own = {key: value for key, value in numbers.items() if key in swept}
-    layers = problem.sweep.study.layers
-    scenarios = [problem.sweep.scenario(own | ({SIZES: size} if size else {})) for size in sizes]
-    return [inputs_of(scenario, layers=layers) for scenario in scenarios]
 
 
 def _notes(problem: HardwareProblem, best: Machine, tuning: TuneResult | None) -> list[str]:

@@ -102,6 +102,11 @@ class HardwareSpace(Section):
         "together with machine and placement, or null for none",
         examples=[0.05],
     )
+    copies: bool = Field(
+        default=False,
+        description="whether a tuned placement has whole experts and copies of them where memory has room, in place of "
+        "experts that are cut over nodes",
+    )
     starts: Count = Field(default=64, description="how many machines descend at once", examples=[64])
     steps: Count = Field(
         default=50, description="how many steps of gradient descent each takes, in whole segments of 25", examples=[50]
@@ -157,6 +162,9 @@ class HardwareSpace(Section):
         if self.placement == TUNED and (self.objective not in ("total", "p95") or self.batch_tokens is not None):
             told = "usual or names of strategies beside batch_tokens, or an objective other than total and p95"
             raise RuleError(("placement",), self.placement, told, "A placement is tuned for one size of batch")
+        if self.copies and self.placement != TUNED:
+            told = f"false, or placement: {TUNED}"
+            raise RuleError(("copies",), self.copies, told, "Copies are found together with a placement")
         if self.gate_loss is not None and (self.placement != TUNED or self.gate_loss == 0):
             told = f"a part above 0 beside placement: {TUNED}, or null"
             raise RuleError(("gate_loss",), self.gate_loss, told, "A bias is found together with a placement")

@@ -13,6 +13,7 @@ from jaxmoe.experiment.strategies import GATHERED, TUNED, Strategy, strategy
 from jaxmoe.experiment.validation import fitted_gamma
 from jaxmoe.latency import LayerTime
 from jaxmoe.placement import PlanError
+from jaxmoe.placement.placement import Mode
 from jaxmoe.threads import beside, side_by_side
 from jaxmoe.tune import PlacementProblem, TuneResult, TunerSettings
 from jaxmoe.tune.bounds import lower_bound
@@ -59,9 +60,9 @@ def search(name: str, inputs: Inputs, problem: PlacementProblem, report: Report)
     return optimiser.run(problem, settings, report)
 
 
-def tuned_strategies(inputs: Inputs, result: TuneResult) -> list[Strategy]:
+def tuned_strategies(inputs: Inputs, result: TuneResult, mode: Mode = "sharded") -> list[Strategy]:
     """The tuned plan; before it, where a strategy or hybrid took over layers, the plan that the search ended with."""
-    tuned = strategy(inputs, TUNED, result.share, result.exchange)
+    tuned = strategy(inputs, TUNED, result.share, result.exchange, mode)
     other = (result.share != result.gathered).any(axis=(1, 2))
     other |= np.array(result.exchange) != np.array(result.gathered_exchange)
     if not other.any():
@@ -69,7 +70,7 @@ def tuned_strategies(inputs: Inputs, result: TuneResult) -> list[Strategy]:
     note = f"not what the search ended with in {other.sum()} of {len(other)} layers"
     note += ", where a strategy or hybrid is at least as fast"
     return [
-        strategy(inputs, GATHERED, result.gathered, result.gathered_exchange),
+        strategy(inputs, GATHERED, result.gathered, result.gathered_exchange, mode),
         replace(tuned, note=tuned.note or note),
     ]
 

@@ -19,6 +19,7 @@ from jaxmoe.placement import (
     tensor_parallel,
 )
 from jaxmoe.placement.exchange import ALONE, ExchangeError, Rings
+from jaxmoe.placement.placement import Mode
 from jaxmoe.placement.strategies import expert_parallel, groups_of, in_groups
 from jaxmoe.traces import GatingTrace
 from jaxmoe.traces.statistics import expert_runs
@@ -70,14 +71,20 @@ def region_rings(inputs: Inputs) -> Rings:
     return Rings((count,) if inputs.shape is None else square_cut(inputs.shape, count))
 
 
-def strategy(inputs: Inputs, name: str, share: np.ndarray, exchange: str | Sequence[str] | None = None) -> Strategy:
-    """Name sharded shares of this run's layers, and say whether they fit.
+def strategy(
+    inputs: Inputs,
+    name: str,
+    share: np.ndarray,
+    exchange: str | Sequence[str] | None = None,
+    mode: Mode = "sharded",
+) -> Strategy:
+    """Name shares of this run's layers, and say whether they fit.
 
     `exchange` is of all layers or of each, by default the scenario's.
     """
     chosen = inputs.scenario.costs.exchange if exchange is None else exchange
     names = (chosen,) * len(share) if isinstance(chosen, str) else tuple(chosen)
-    placement = Placement(share.astype(np.float32), inputs.shape, "sharded", inputs.layer_ids, exchange=names)
+    placement = Placement(share.astype(np.float32), inputs.shape, mode, inputs.layer_ids, exchange=names)
     capacity = inputs.capacity(len(inputs.layer_ids))
     try:
         if capacity is not None:

@@ -10,7 +10,7 @@ from jaxmoe.hardware import AbstractTopology
 from jaxmoe.hardware.networks import corner_nodes
 from jaxmoe.network.xy import prefix_sums
 from jaxmoe.placement.exchange import LOAD_WEIGHT
-from jaxmoe.relax import AbstractSupport, HardSupport, OneOf, as_weights, is_number
+from jaxmoe.relax import AbstractSupport, HardSupport, OneOf, as_weights, is_number, straight_through
 from jaxmoe.traces.batches import Batch
 
 # Who computes what: the nodes that a token visits, and the tokens that a node has of every expert.
@@ -122,12 +122,18 @@ def replicated_visits(share: Float[Array, "expert node"], batch: Batch, support:
     """Visits when every host has the whole expert and serves a part of its tokens.
 
     A token's draw u in [0, 1) picks the host whose slice of the cumulated shares holds u. A soft support blurs the
-    borders of slices, so that shares have a gradient. A host reads an expert of which it serves any token.
+    borders of slices, so that shares have a gradient. A host reads an expert of which it serves any token. Choices that
+    have a derivative pass it on to the hosts in proportion to their shares: a choice that is not made has no draw.
     """
     served = _drawn(share, batch, support)
     rows = jnp.zeros_like(share).at[batch.experts].add(batch.weight[:, None, None] * served, mode="drop")
+    visited = support.union(served)
+    if batch.chosen is not None:
+        known = jax.lax.stop_gradient(share)  # its own derivative is in what was drawn
+        visited += straight_through(jnp.zeros_like(visited), support.presence(batch.chosen @ known))
+        rows += straight_through(jnp.zeros_like(rows), (batch.weight @ batch.chosen)[:, None] * known)
     return Visits(
-        visited=support.union(served),
+        visited=visited,
         named=None,
         home=jnp.take_along_axis(served, batch.gather_slot[:, None, None], axis=1)[:, 0],
         work=rows.sum(axis=0),

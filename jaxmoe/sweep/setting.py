@@ -35,9 +35,9 @@ class Setting:
     traced: tuple[bool, ...]  # which leaves of the model depend on them
 
     def model(self, numbers: Numbers, fixed: LayerModel) -> LayerModel:
-        """The model as a function of the numbers; leaves that do not depend on them are those of `fixed`."""
+        """The model as a function of the numbers; mode and leaves that do not depend on them are those of `fixed`."""
         scenario = with_numbers(self.inputs.scenario, dict(zip(self.keys, numbers, strict=True)))
-        leaves, structure = jax.tree.flatten(build_layer_model(scenario, "sharded"))
+        leaves, structure = jax.tree.flatten(build_layer_model(scenario, fixed.mode))
         pairs = zip(self.traced, leaves, jax.tree.leaves(fixed), strict=True)
         return jax.tree.unflatten(structure, [own if traced else given for traced, own, given in pairs])
 

@@ -42,17 +42,22 @@ REFINE_COLDNESS = (3e3, 3e5)  # 1 / temperature of local improvement, first and 
 
 
 def tune(
-    problem: PlacementProblem, settings: TunerSettings, progress: Progress = silent, relaxed: Plans | None = None
+    problem: PlacementProblem,
+    settings: TunerSettings,
+    progress: Progress = silent,
+    relaxed: Plans | None = None,
+    exchange: str | None = None,
 ) -> TuneResult:
     """Find a good legal placement of every layer, and the exchange to run it under.
 
-    `relaxed` are plans that another descent ended with, in place of one here: they are rounded and improved.
+    `relaxed` are plans that another descent ended with, in place of one here: they are rounded and improved under the
+    `exchange` of this name, by default the fastest of plans without preference.
     Ctrl-C or the time limit ends the stage under way; what follows is cut to rounding and scoring, and the
     result says why it stopped. The same problem and settings give the same plan, unless stopped.
     """
     with StopSwitch(settings.time_limit_s) as stop:
         referee = Referee(problem, settings.seed, stop, progress)
-        return _Run(referee, affordable(settings, problem)).result(relaxed)
+        return _Run(referee, affordable(settings, problem)).result(relaxed, exchange)
 
 
 class _Hybrid(NamedTuple):
@@ -62,12 +67,6 @@ class _Hybrid(NamedTuple):
     group: np.ndarray  # [node]
     exchange: AbstractExchange
     plan: Plan
-
-
-def gathering(problem: PlacementProblem, seed: int) -> str:
-    """The name of the exchange that plans without preference are fastest under: the one to descend under."""
-    chosen = _Run(Referee(problem, seed, StopSwitch()), TunerSettings(seed=seed)).gathering()
-    return next(name for name, exchange in problem.gathers.items() if exchange is chosen)
 
 
 @dataclass
@@ -81,10 +80,10 @@ class _Run:
     def problem(self) -> PlacementProblem:
         return self.referee.problem
 
-    def result(self, relaxed: Plans | None) -> TuneResult:
+    def result(self, relaxed: Plans | None, named: str | None) -> TuneResult:
         referee, stages, history = self.referee, {}, {}
         with referee.timed("strategies"):
-            exchange = self.gathering()
+            exchange = self.gathering() if named is None else self.problem.gathers[named]
         # Compiling the descent leaves a core to the strategies, which it does not wait for.
         with referee.timed("descent"), beside(self.shipped_starts) as shipped:
             if relaxed is None:

@@ -5,6 +5,7 @@ alone. FOLDER has the recorded traces in `traces/`.
 """
 
 import argparse
+import itertools
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from jaxmoe.traces.logits import reconstruct_logits
 
 HERE = Path(__file__).resolve().parent
 SCENARIO = HERE.parents[1] / "configs" / "scenarios" / "hd_moe" / "deepseek-v2-lite_4x4_5TFLOPs_50GBps.yaml"
-COLUMNS = ("case", "gate_loss", "seed", "design", "tuning_s", "unseen_s", "lost", "exchange", "machine")
+COLUMNS = ("case", "gate_loss", "copies", "seed", "design", "tuning_s", "unseen_s", "lost", "exchange", "machine")
 DIE, LINK, UPLINK = (
     "hardware.die.compute_TFLOPs_per_s",
     "hardware.link.bandwidth_GB_per_s",
@@ -35,10 +36,10 @@ DIE, LINK, UPLINK = (
 )
 LAYER = 9
 SET: dict[str, Any] = {
-    "tuning.restarts": 2,
-    "tuning.steps": 75,
+    "tuning.restarts": 8,
+    "tuning.steps": 150,
     "tuning.batches_per_step": 4,
-    "tuning.refine_steps": 100,
+    "tuning.refine_steps": 200,
     "tuning.refine_chains": 1,
     "tuning.refine_batches": 16,
     "evaluation.batches": 32,
@@ -58,22 +59,26 @@ class Case:
     set: dict[str, Any]
 
 
-RINGS = ["least_loaded", "reduce_scatter", "ring_both_ways", "rings"]  # of routers that cannot add
+RINGS = ["least_loaded", "reduce_scatter", "token_home", "ring_both_ways", "rings"]  # of routers that cannot add
+# Six experts of each of the model's 26 layers: 64 of a layer on 16 dies leave half as much again for copies.
+CAPACITY = 2.7
 CLUSTER = {
     "kind": "clusters",
     "clusters": 4,
     "nodes_per_cluster": 4,
-    "die": {"compute_TFLOPs_per_s": 5.0, "memory_bandwidth_GB_per_s": 1000.0},
+    "die": {"compute_TFLOPs_per_s": 5.0, "memory_bandwidth_GB_per_s": 1000.0, "memory_capacity_GB": CAPACITY},
     "link": {"bandwidth_GB_per_s": 100.0, "latency_ns": 100},
     "uplink": {"bandwidth_GB_per_s": 25.0, "latency_ns": 500},
     "router": {"switching": "cut_through", "chunk_B": 65536},
 }
 MESH_RATES = {DIE: (1.0, 50.0), LINK: (5.0, 500.0)}
+MESH: dict[str, Any] = {"hardware.die.memory_capacity_GB": CAPACITY, "tuning.exchanges": RINGS}
+ADDING = {"tuning.exchanges": [*RINGS, "corner_host_split_tree"]}  # where routers can add
 CASES = {
     # Links and dies share the area of a mesh of 4x4 dies near memory.
-    "mesh": Case(MESH_RATES, f"{DIE} + {LINK} / 10", 10, {"tuning.exchanges": [*RINGS, "corner_host_split_tree"]}),
+    "mesh": Case(MESH_RATES, f"{DIE} + {LINK} / 10", 10, MESH | ADDING),
     # The same where links are four times as dear.
-    "mesh_dear_links": Case(MESH_RATES, f"{DIE} + {LINK} / 2.5", 10, {"tuning.exchanges": RINGS}),
+    "mesh_dear_links": Case(MESH_RATES, f"{DIE} + {LINK} / 2.5", 10, MESH),
     # Four nodes of four devices; a byte a second between nodes costs four times one inside.
     "cluster": Case(
         {DIE: (1.0, 50.0), LINK: (10.0, 1000.0), UPLINK: (2.0, 200.0)},
@@ -84,7 +89,7 @@ CASES = {
 }
 
 
-def problem_of(case: Case, gate_loss: float | None, seed: int, trace: Path) -> HardwareProblem:
+def problem_of(case: Case, gate_loss: float | None, copies: bool, seed: int, trace: Path) -> HardwareProblem:
     space = HardwareSpace(
         name="joint",
         variables={key: {"from": low, "to": high, "scale": "log"} for key, (low, high) in case.variables.items()},
@@ -92,8 +97,9 @@ def problem_of(case: Case, gate_loss: float | None, seed: int, trace: Path) -> H
         constraints=(f"cost <= {case.limit}",),
         placement="tuned",
         gate_loss=gate_loss,
+        copies=copies,
         starts=16,
-        steps=75,
+        steps=150,
         seed=seed,
     )
     fixed = SET | case.set | {"workload.trace": {"kind": "file", "path": str(trace)}, "tuning.seed": seed}
@@ -112,9 +118,11 @@ def unseen(problem: HardwareProblem, candidate: Candidate, held: Path) -> tuple[
     return float(score(inputs, strategy, gated(table, inputs.routed_batches)).mean.mean()), lost
 
 
-def rows_of(name: str, gate_loss: float | None, seed: int, traces: tuple[Path, Path]) -> Iterator[dict[str, str]]:
+def rows_of(
+    name: str, gate_loss: float | None, copies: bool, seed: int, traces: tuple[Path, Path]
+) -> Iterator[dict[str, str]]:
     """One row for each design."""
-    problem = problem_of(CASES[name], gate_loss, seed, traces[0])
+    problem = problem_of(CASES[name], gate_loss, copies, seed, traces[0])
     with StageClock() as clock:
         result = tune_hardware(problem, lambda *_: None, clock)
     for each in result.candidates:
@@ -122,9 +130,8 @@ def rows_of(name: str, gate_loss: float | None, seed: int, traces: tuple[Path, P
         machine = " ".join(f"{each.numbers[key]:.4g}" for key in problem.keys)
         exchange = " ".join(each.design.strategy.placement.exchange)
         times = (f"{each.own:.6g}", f"{seconds:.6g}", f"{lost:.4g}")
-        yield dict(
-            zip(COLUMNS, map(str, (name, gate_loss or 0, seed, each.name, *times, exchange, machine)), strict=True)
-        )
+        key = (name, gate_loss or 0, int(copies), seed, each.name)
+        yield dict(zip(COLUMNS, map(str, (*key, *times, exchange, machine)), strict=True))
 
 
 def main() -> None:
@@ -132,6 +139,7 @@ def main() -> None:
     parser.add_argument("--shared", type=Path, required=True)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=[*CASES])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--copies", nargs="+", type=int, choices=[0, 1], default=[0, 1], help="1 for whole experts")
     parser.add_argument("--losses", nargs="+", type=float, default=[0.0, 0.05], help="gate mass; 0 for no gate")
     options = parser.parse_args()
     path = HERE / "joint.csv"
@@ -140,17 +148,22 @@ def main() -> None:
         traces = (Path(folder) / "seen.npz", Path(folder) / "held.npz")
         for file, part in zip(traces, reconstruct_logits(recorded).trace.halves(), strict=True):
             write_trace(file, part)
-        for name in options.cases:
-            for seed in options.seeds:
-                for loss in options.losses:
-                    made = [*rows_of(name, loss or None, seed, traces)]
-                    key = (name, str(loss or 0), str(seed))
-                    known = read_table(path) if path.exists() else []
-                    kept = [row for row in known if (row["case"], row["gate_loss"], row["seed"]) != key]
-                    order = [*CASES]
-                    write_table(path, sorted(kept + made, key=lambda row: order.index(row["case"])), COLUMNS)
+        wanted = itertools.product(options.cases, options.losses, options.copies, options.seeds)
+        for name, loss, copies, seed in wanted:
+            made = [*rows_of(name, loss or None, bool(copies), seed, traces)]
+            key = (name, str(loss or 0), str(copies), str(seed))
+            known = read_table(path) if path.exists() else []
+            kept = [row for row in known if tuple(row[column] for column in COLUMNS[:4]) != key]
+            write_table(path, sorted(kept + made, key=_order), COLUMNS)
+
+
+def _order(row: dict[str, str]) -> tuple[int, float, int, int]:
+    return [*CASES].index(row["case"]), float(row["gate_loss"]), int(row["copies"]), int(row["seed"])
 
 
 if __name__ == "__main__":
     jax.config.update("jax_default_matmul_precision", "highest")
+    # Seeds, and cases of one kind of machine, compile many functions alike.
+    jax.config.update("jax_compilation_cache_dir", str(HERE / "runs" / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     main()

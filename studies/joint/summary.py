@@ -1,6 +1,7 @@
 """The table of README.md from `joint.csv`: `python studies/joint/summary.py`."""
 
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from jaxmoe.files import read_table
@@ -24,15 +25,16 @@ def ways(rows: list[dict[str, str]]) -> dict[str, dict[str, str]]:
 
 def main() -> None:
     rows = read_table(HERE / "joint.csv")
-    print("| case | gate loss | seed | usual, us | in turn | at once | gain | gain unseen | lost unseen | at once is |")
+    print("| case | beside | seed | usual, us | in turn | at once | gain | gain unseen | lost unseen | at once is |")
     print("|" + " --- |" * 10)
-    for (case, loss, seed), some in groupby(rows, lambda row: (row["case"], row["gate_loss"], row["seed"])):
+    for (case, loss, copies, seed), some in groupby(rows, itemgetter("case", "gate_loss", "copies", "seed")):
+        parts = [name for name, free in (("gate", float(loss)), ("copies", int(copies))) if free]
         found = ways(list(some))
         times = [f"{1e6 * float(each['unseen_s']):.2f}" for each in found.values()]
         turn, once = found["in turn"], found["at once"]
         gains = [f"{100 * (float(turn[key]) / float(once[key]) - 1):.1f} %" for key in ("tuning_s", "unseen_s")]
         is_ = f"{once['design']}, {once['exchange']}; in turn {turn['design']}, {turn['exchange']}"
-        print(f"| {' | '.join([case, loss, seed, *times, *gains, once['lost'], is_])} |")
+        print(f"| {' | '.join([case, ', '.join(parts) or '-', seed, *times, *gains, once['lost'], is_])} |")
 
 
 if __name__ == "__main__":

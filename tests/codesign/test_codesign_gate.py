@@ -8,8 +8,9 @@ import yaml
 
 from jaxmoe.codesign.gate import gated, lost_by_layer, within
 from jaxmoe.codesign.problem import hardware_problem
-from jaxmoe.codesign.run import IN_TURN, tune_hardware
+from jaxmoe.codesign.run import tune_hardware
 from jaxmoe.codesign.space import read_space
+from jaxmoe.codesign.ways import IN_TURN
 from jaxmoe.config import ConfigError
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.evaluation import score

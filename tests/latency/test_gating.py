@@ -13,7 +13,8 @@ from oracles import cases
 
 from jaxmoe.latency import Decisions
 from jaxmoe.latency.gating import GateBias, biased_choices, chosen_experts, retained_mass
-from jaxmoe.relax import soft_top_k
+from jaxmoe.network import replicated_visits
+from jaxmoe.relax import HardSupport, soft_top_k
 from jaxmoe.traces import Batch, TraceError, sample_batches, synthetic_trace
 
 SHAPE, NODES, EXPERTS, TOP_K, TOKENS = (2, 2), 4, 6, 2, 8
@@ -150,3 +151,21 @@ def test_traffic_has_a_slope_in_the_bias_as_well_where_few_tokens_choose():
 
     told, slope = seconds(np.zeros((NODES, EXPERTS), np.float32))
     assert np.abs(slope).max() > 0.01 * float(told)
+
+
+def test_choices_of_experts_with_copies_pass_their_derivative_on_to_the_hosts():
+    """Expert 0 is on nodes 0 and 1 in parts of 1/4 and 3/4, expert 1 on node 2 alone; one token has chosen expert 1."""
+    share = jnp.asarray([[0.25, 0.75, 0, 0], [0, 0, 1, 0]])
+    batch = Batch(jnp.asarray([[1]]), jnp.zeros(1), jnp.zeros((1, 1)), jnp.asarray([2.0]))
+
+    def visits(chosen):
+        made = replicated_visits(share, replace(batch, chosen=chosen), HardSupport())
+        return made.work, made.visited[0]
+
+    chosen = jnp.asarray([[0.0, 1.0]])
+    exact, work = replicated_visits(share, batch, HardSupport()), visits(chosen)
+    np.testing.assert_array_equal(work[0], exact.work)
+    np.testing.assert_array_equal(work[1], exact.visited[0])
+    of_work, of_visits = jax.jacobian(visits)(chosen)
+    np.testing.assert_allclose(of_work[:, 0], 2 * share.T)
+    np.testing.assert_allclose(of_visits[:2, 0, 0], [0.25, 0.75])  # a node that is not visited yet
