@@ -17,7 +17,12 @@ TITLES = {
     "mesh_dear_links": "4x4 mesh with dear links",
     "cluster": "four nodes of four devices",
 }
-PARTS = {(False, False): "neither", (True, False): "gate", (False, True): "copies", (True, True): "gate, copies"}
+PARTS = {
+    (False, False): "no gate, no copies",
+    (True, False): "gate",
+    (False, True): "copies",
+    (True, True): "gate, copies",
+}
 WAYS = {"usual": "best usual strategy", "turn": "in turn", "once": "at once"}
 
 
@@ -50,7 +55,7 @@ def draw(rows: Rows, path: Path) -> None:
         titles = [PARTS[bool(float(loss)), copies == "1"] for loss, copies in groups]
         series = {label: np.array(each) for label, each in values.items()}
         panels.append(GroupPanel(TITLES[case], titles, series, "time on unseen text, relative"))
-    plot_bar_panels(path, panels, "Machine, placement, token layout and more, in turn and at once")
+    plot_bar_panels(path, panels, "Joint tuning: in turn and at once")
 
 
 def main() -> None:
