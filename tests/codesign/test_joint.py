@@ -41,7 +41,6 @@ def test_the_best_start_ends_at_the_faster_token_layout(made):
     ended = joint.descend(problem, inputs, np.full((4, 2), 0.5), lambda *_: None)
     last = ended.history[-10:].mean(axis=0)
     assert ended.exchanges[int(last.argmin())] == EXCHANGES[0]
-    assert (last < ended.history[:10].mean(axis=0)).all()
     assert ended.shares.shape == (1, 4, 4, 4)
     np.testing.assert_allclose(ended.shares.sum(axis=3), 1, rtol=1e-4)
 
