@@ -1,8 +1,5 @@
 """Token layout and copies of experts as parts of what descends beside machine and placement."""
 
-from dataclasses import replace
-
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
@@ -12,7 +9,6 @@ from jaxmoe.codesign.design import inputs_at, written
 from jaxmoe.codesign.problem import hardware_problem
 from jaxmoe.codesign.space import read_space
 from jaxmoe.config import ConfigError
-from jaxmoe.experiment.evaluation import score
 
 LINK, DIE = "hardware.link.bandwidth_GB_per_s", "hardware.die.compute_TFLOPs_per_s"
 BOUNDS = {DIE: {"from": 0.01, "to": 10, "scale": "log"}, LINK: {"from": 0.1, "to": 100, "scale": "log"}}
@@ -43,33 +39,6 @@ def test_the_best_start_ends_at_the_faster_token_layout(made):
     assert ended.exchanges[int(last.argmin())] == EXCHANGES[0]
     assert ended.shares.shape == (1, 4, 4, 4)
     np.testing.assert_allclose(ended.shares.sum(axis=3), 1, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_a_hot_expert_gets_copies_where_there_is_room_and_the_plan_is_as_fast_as_told(made):
-    """Dies are slow: what half of all tokens choose is divided among nodes, each of which holds it whole."""
-    room = {"hardware.die.memory_capacity_GB": 2.01 * 2 * EXPERT_GB}  # two experts of each of two layers
-    problem, inputs = made(room | {"workload.trace.skew": 1.5, "tuning.refine_steps": 25}, copies=True)
-    ended = joint.descend(problem, inputs, np.full((4, 2), 0.5), lambda *_: None)
-    result, plans = joint.rounded(problem, inputs, ended.shares[:, :2], lambda *_: None, exchange=ended.exchanges[0])
-    for plan in plans:
-        share = plan.placement.share
-        assert plan.placement.mode == "replicated"
-        assert plan.fits
-        assert ((share > 0).sum(axis=1) <= 2).all()
-    hosts = (result.share > 0).sum(axis=2)[0]
-    assert hosts.max() > 1
-    whole = replace(plans[0].placement, share=_without_copies(result.share))
-    seconds = [
-        float(score(inputs, replace(plans[0], placement=each), inputs.evaluation_batches).total.mean())
-        for each in (plans[0].placement, whole)
-    ]
-    assert seconds[0] < seconds[1]
-
-
-def _without_copies(share: np.ndarray) -> np.ndarray:
-    """Every expert on its first host alone."""
-    return np.asarray(jnp.eye(share.shape[2])[(share > 0).argmax(axis=2)], np.float32)
 
 
 def test_copies_need_a_placement_that_is_tuned(tmp_path):
