@@ -20,7 +20,10 @@ SHORT = {
     "deepseek-moe-16b": "DeepSeek-MoE-16B",
     "qwen3-30b-a3b": "Qwen3-30B-A3B",
 }
-LAYER = ("ep", "hydra", "ep_prefetch", "hydra_prefetch", "fse_naive", "fse", "fse_paired", "fse_rule5")
+LAYER = (
+    *("ep", "hydra", "ep_prefetch", "hydra_prefetch", "fse_tokens", "fse_tokens_prefetch"),
+    *("fse_naive", "fse", "fse_paired", "fse_rule5"),
+)
 KINDS = {"send": 1, "receive": 3, "DDR": 0, "compute": 2}
 
 
@@ -32,11 +35,12 @@ def layer(out: Path) -> None:
     for place, model in enumerate(distinct(rows, "model")):
         tokens = distinct(rows, "tokens")
         for number, strategy in enumerate(LAYER):
-            mine = select(rows, model=model, strategy=strategy)
+            mine = [row for row in select(rows, model=model, strategy=strategy) if row["micro_slices"] in ("", "8")]
             wide = 0.8 / len(LAYER)
             at = np.arange(len(tokens)) + (number - len(LAYER) / 2 + 0.5) * wide
             for row, (key, factor) in enumerate((("simulated_s", 1e3), ("package_memory_MB", 1))):
-                panels[row][place].bar(at, column(mine, key) * factor, wide, color=PALETTE[number], label=strategy)
+                style = {"color": PALETTE[number % len(PALETTE)], "hatch": "//" if number >= len(PALETTE) else None}
+                panels[row][place].bar(at, column(mine, key) * factor, wide, **style, label=strategy)
         panels[0][place].set_title(SHORT[model], fontsize=11)
         for row, label in enumerate(("layer time [ms]", "weights in the package [MB]")):
             axes = panels[row][place]
@@ -44,7 +48,7 @@ def layer(out: Path) -> None:
             axes.set_xticks(np.arange(len(tokens)), tokens)
         panels[1][place].axhline(32, color="black", linestyle="--", linewidth=1, label="32 MB, the paper's most")
         panels[1][place].set_yscale("log")
-    legend_below(figure, [panels[1][0]], columns=9)
+    legend_below(figure, [panels[1][0]], columns=6)
     save(figure, out / "expert_streaming_layer.png")
 
 

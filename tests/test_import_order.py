@@ -19,11 +19,12 @@ TRAFFIC = DESCRIPTIONS | {"placement"}
 TIMES = TRAFFIC | {"network", "roofline"}
 SEARCHES = TIMES | {"latency"}
 METHODS = SEARCHES | {"tune", "policies"}
-RUNS = METHODS | {"systems", "des", "config"}
+RUNS = METHODS | {"compiling", "systems", "des", "config"}
 
 # Beside itself, each package may import these. "" is the top: `__init__`, which only hands on, and `__main__`.
 ALLOWED = {
     "": METHODS | {"cli"},
+    "compiling": set(),
     "errors": set(),
     "files": set(),
     "threads": set(),
@@ -38,7 +39,7 @@ ALLOWED = {
     "latency": TIMES,
     "tune": SEARCHES | {"policies"},  # whose numbers may be tuned
     "policies": SEARCHES,
-    "systems": METHODS | {"des"},
+    "systems": METHODS | {"compiling", "des"},
     "des": {"errors", "threads", "units", "hardware", "models", "traces", "placement"},
     "plotting": {"errors", "files", "hardware"},
     "config": {

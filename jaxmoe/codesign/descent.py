@@ -5,6 +5,7 @@ becomes max(0, m + p c) every few steps (Hestenes 1969, Powell 1969, Rockafellar
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from scipy.stats import qmc
 
 from jaxmoe.codesign.family import Arguments, Family, by_design
 from jaxmoe.codesign.problem import HardwareProblem
+from jaxmoe.compiling import UNFUSED
 from jaxmoe.relax import SmoothMax, geometric
 from jaxmoe.sweep.points import SweepError
 from jaxmoe.tune.descent import SEGMENT
@@ -198,7 +200,7 @@ def descend(problem: HardwareProblem, starts: Sequence[np.ndarray], report: Prog
     """Descend from all starts, by family [design, start, variable], in one compiled function."""
     families, steps = problem.families, -(-problem.space.steps // SEGMENT) * SEGMENT
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=UNFUSED)
     def segment(
         walks: tuple[Walk, ...], given: tuple[Arguments, ...], moments: Moment
     ) -> tuple[tuple[Walk, ...], tuple[Float[Array, "step design start"], ...]]:

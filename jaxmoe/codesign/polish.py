@@ -10,7 +10,7 @@ of products of powers, what it ends at is the best of all machines.
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import jax
@@ -22,6 +22,7 @@ from scipy.optimize import linprog
 from jaxmoe.codesign.descent import MET, Progress, to_feasible, violation
 from jaxmoe.codesign.family import Arguments, Family, by_design
 from jaxmoe.codesign.problem import HardwareProblem
+from jaxmoe.compiling import UNFUSED
 
 ROUNDS = 60  # at most
 REGION = 0.1  # of a variable's range: the first trust region
@@ -62,7 +63,7 @@ class Exact:
 
     @cached_property
     def _compiled(self):
-        @jax.jit
+        @partial(jax.jit, compiler_options=UNFUSED)
         def both(parts: tuple[Array, ...], given: tuple) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
             found = [self._family(*each) for each in zip(self.families, parts, given, strict=True)]
             return tuple(value for value, _ in found), tuple(slope for _, slope in found)

@@ -28,6 +28,7 @@ from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.latency import LayerTime
 from jaxmoe.sweep.metrics import METRICS, Outcome
 from jaxmoe.sweep.points import SweepError
+from jaxmoe.threads import beside
 from jaxmoe.tune import TuneResult
 
 SAME = 1e-6  # relative: times are float32
@@ -124,12 +125,14 @@ class _Search:
         if self.known is not None:
             starts[:, 0] = self.known
         ends = np.cumsum([len(family.names) for family in families])[:-1]
-        descended = descend(problem, np.split(starts, ends), self.report)
+        exact = Exact(problem, families)
+        # Both take long to compile.
+        with beside(lambda: best_starts(exact, starts)) as scored:
+            descended = descend(problem, np.split(starts, ends), self.report)
+        first, before = scored.result()
         self.history["descend"] = descended.history
         sizes = len(problem.settings)
         self.evaluations["descend"] = 2 * descended.history.size * sizes
-        exact = Exact(problem, families)
-        first, before = best_starts(exact, starts)
         ended = np.concatenate(descended.positions)
         ended = np.stack([[to_feasible(problem, each) for each in row] for row in ended])
         last, after = best_starts(exact, self._met(ended, starts))

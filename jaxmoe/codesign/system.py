@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxmoe.codesign.space import PLAN
+from jaxmoe.compiling import SOONER
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.simulation import setting_of
 from jaxmoe.experiment.strategies import Strategy
@@ -33,7 +34,8 @@ def system_outcome(
 
 def system_times(inputs: Inputs, plan: Strategy) -> LayerTime:
     """Exact times on the evaluation batches as NumPy, [layer, batch]."""
-    times = jax.jit(lambda batches: _times(inputs, plan, inputs.model, batches, None))(inputs.evaluation_batches)
+    run = jax.jit(lambda batches: _times(inputs, plan, inputs.model, batches, None), compiler_options=SOONER)
+    times = run(inputs.evaluation_batches)
     return jax.tree.map(np.asarray, times)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import scipy  # imports its submodules when they are first used
 from jaxtyping import Array, Float, Int
 
+from jaxmoe.compiling import SOONER
 from jaxmoe.des import Fabric, LayerDescription, LayerReplay, Memory, replay_plan
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import Strategy
@@ -81,12 +82,6 @@ def _unknown(gemm: AbstractGemm):
 
 
 SHORT = 2**21  # entries [layer, batch, token, node]; fewer are evaluated sooner than XLA optimises code for them
-
-
-# XLA refuses an option that it does not know, so the second is given to the versions that it was tried with.
-SOONER: dict[str, int | bool] = {"xla_backend_optimization_level": 0}
-if jax.__version_info__ < (0, 11):
-    SOONER["xla_cpu_use_fusion_emitters"] = False
 
 
 @eqx.filter_jit(compiler_options=SOONER)  # type: ignore[call-overload]  # an option of JAX

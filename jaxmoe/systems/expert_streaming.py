@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import equinox as eqx
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxmoe.compiling import UNFUSED
 from jaxmoe.des.streaming import Stream, stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
 from jaxmoe.latency import LayerTime
@@ -162,7 +164,8 @@ class StreamedRun(AbstractRun):
         ring = tuple(ring_of(self.costs.machine.topology).tolist())
         whole = self.layer.with_shared(steps)
         early = jax.jit(self._early)(whole) if self.rules.prefetched else None
-        seconds, busy, kept, moved = _streamed_steps(self.layer.experts, ring, (whole, early), self.costs, self.rules)
+        held = _tokens_of_steps(whole, self.layer.experts, self.costs.dies)
+        seconds, busy, kept, moved = _streamed_steps(ring, (held, early), self.costs, self.rules)
         tokens = np.asarray(steps.weight).sum(axis=-1).T
         time = self.layer.time(jax.jit(jax.vmap(jax.vmap(self._stages)))(seconds, tokens, moved), busy)
         figures = {"utilisation": utilisation(time)}
@@ -195,7 +198,8 @@ class StreamedRun(AbstractRun):
         ring = ring_of(self.costs.machine.topology)
 
         def one(batch: Batch) -> LayerTime:
-            seconds, busy, _, moved = _streamed(self.layer.experts, ring, batch, self.costs, self.rules, reduction)
+            tokens = tokens_on_dies(batch, self.layer.experts, self.costs.dies)
+            seconds, busy, _, moved = _streamed(ring, tokens, self.costs, self.rules, reduction)
             stages = self._stages(seconds, batch.weight.sum(), moved)
             return LayerTime(stages, {"compute": {"node": busy}}, sum(stages.values(), start=jnp.zeros(())))
 
@@ -247,28 +251,34 @@ class Early(NamedTuple):
     room: Float[Array, "*lead die"]
 
 
-@eqx.filter_jit
+@eqx.filter_jit(compiler_options=UNFUSED)  # type: ignore[call-overload]  # an option of JAX
 def _streamed_steps(
-    experts: int, ring: tuple[int, ...], steps: tuple[Batch, Early | None], costs: StreamCosts, rules: Rules
+    ring: tuple[int, ...],
+    steps: tuple[Float[Array, "layer step expert die"], Early | None],
+    costs: StreamCosts,
+    rules: Rules,
 ) -> tuple[Array, Array, tuple[Array, ...], Array]:
-    """`_streamed` of all steps and layers. Compiled once for a shape of steps and a set of rules."""
-    rows = jnp.zeros(steps[0].experts.shape[0])
-    return over_layers(
-        lambda given, _: _streamed(experts, np.array(ring), given[0], costs, rules, None, given[1]), steps, rows
-    )
+    """`_streamed` of all steps and layers. Compiled once for a set of rules, whatever the size of the batch."""
+    rows = jnp.zeros(steps[0].shape[0])
+    return over_layers(lambda given, _: _streamed(np.array(ring), given[0], costs, rules, None, given[1]), steps, rows)
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _tokens_of_steps(steps: Batch, experts: int, dies: int) -> Float[Array, "layer step expert die"]:
+    """Tokens of every expert on each die."""
+    return jax.vmap(jax.vmap(lambda batch: tokens_on_dies(batch, experts, dies)))(steps)
 
 
 def _streamed(
-    experts: int,
     ring: Int[np.ndarray, " die"],
-    batch: Batch,
+    tokens: Float[Array, "expert die"],
     costs: StreamCosts,
     rules: Rules,
     reduction: AbstractReduction | None = None,
     early: Early | None = None,
 ) -> tuple[Array, Array, tuple[Array, ...], Array]:
     """Seconds of one layer and step, those that arrays are busy, what the simulator needs, and tokens that move."""
-    tokens = before = tokens_on_dies(batch, experts, costs.dies)
+    before = tokens
     if rules.redistributed:
         tokens = redistributed(tokens)
     needed, following = trajectories(tokens, ring)
@@ -280,7 +290,7 @@ def _streamed(
     loaders = loading_dies(needed, rules.everywhere)
     asked = asked_of(costs, tokens, needed, following, loaders, rules.balanced, held)
     parts = 1 if rules.uncut else PARTS
-    members = grouped(asked, group_members(groups, experts))
+    members = grouped(asked, group_members(groups, len(tokens)))
     time = stream_time(costs, members, rules.matched, rules.in_turn, rules.balanced, parts, reduction)
     kept = (tokens.astype(jnp.int32), groups, following.argmax(axis=-1), loaders > 0, held.astype(jnp.int32))
     return time.seconds, time.compute, kept, moved_tokens(before, tokens)

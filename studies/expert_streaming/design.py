@@ -122,7 +122,7 @@ def all_points(costs: StreamCosts, tokens: Array, points: Point) -> tuple[Array,
 def grid() -> None:
     """Fig. 16: SRAM over DDR at 288 GB/s, and D2D over DDR at 14 MB, with and without a tile floor."""
     ddr = np.array([12.8, 19.2, 25.6, 32, 40, 48, 56, 64, 80, 102.4]) * 1e9
-    sram = np.array([4, 6, 8, 10, 12, 14, 16, 20, 24, 32]) * 1e6
+    sram = np.array([0.6, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 32]) * 1e6
     d2d = np.array([48, 96, 144, 192, 288, 384, 512, 576, 768]) * 1e9
     rows: list[dict[str, Any]] = []
     for tile in (1.0, TILE, 32.0):

@@ -14,6 +14,16 @@ def rows_of(name: str) -> Rows:
     return read_table(path) if path.is_file() else []
 
 
+def own_cut(rows: Rows) -> Rows:
+    """Of every strategy the row with the fastest cut."""
+    best: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in ("model", "tokens", "strategy"))
+        if key not in best or float(row["simulated_s"]) < float(best[key]["simulated_s"]):
+            best[key] = row
+    return list(best.values())
+
+
 def groups(rows: Rows, *keys: str) -> dict[tuple[str, ...], dict[str, dict[str, str]]]:
     """Rows by these keys, and then by strategy."""
     found: dict[tuple[str, ...], dict[str, dict[str, str]]] = {}
@@ -22,26 +32,31 @@ def groups(rows: Rows, *keys: str) -> dict[tuple[str, ...], dict[str, dict[str, 
     return found
 
 
-def layer() -> None:
+def layer(told: str, rows: Rows) -> None:
     """Fig. 9, 12 and 15 on single layers: every ratio is of simulated times."""
-    reached, saved = [], []
-    for (model, tokens), mine in groups(rows_of("layer"), "model", "tokens").items():
+    print(told)
+    reached, saved, most = [], [], []
+    for (model, tokens), mine in groups(rows, "model", "tokens").items():
         seconds = {name: float(row["simulated_s"]) for name, row in mine.items()}
         memory = {name: float(row["package_memory_MB"]) for name, row in mine.items()}
         serial, ahead = (min(seconds[f"{who}{end}"] for who in ("ep", "hydra")) for end in ("", "_prefetch"))
         paired = seconds["fse_paired"]
         reached.append(serial / paired)
         saved.append(1 - memory["fse_paired"] / memory["ep"])
+        most.append(memory["fse_paired"])
         print(
-            f"{model} {tokens}: over serial {serial / paired:.2f}, over prefetch {ahead / paired:.2f}, "
+            f"{model} {tokens}, {mine['fse_paired']['micro_slices']} micro-slices: "
+            f"over serial {serial / paired:.2f}, over prefetch {ahead / paired:.2f}, "
             f"hydra {seconds['ep'] / seconds['hydra']:.2f} of ep, A2/A1 {seconds['fse_naive'] / seconds['fse']:.2f}, "
             f"A3/A2 {seconds['fse'] / paired:.3f}, A4/A3 {paired / seconds['fse_rule5']:.3f}, "
+            f"over tokens that circulate {seconds['fse_tokens'] / paired:.2f}, with prefetch "
+            f"{seconds['fse_tokens_prefetch'] / paired:.2f}, "
             f"{memory['fse_paired']:.1f} of {memory['ep']:.1f} MB"
         )
     if reached:
         enough = sum(ratio >= 1.22 for ratio in reached)
         print(f"at least 1.22 in {enough} of {len(reached)} cells, up to {max(reached):.2f}")
-        print(f"memory saved: up to {100 * max(saved):.1f} %")
+        print(f"memory saved: up to {100 * max(saved):.1f} %, held at most {max(most):.1f} MB")
 
 
 def end_to_end() -> None:
@@ -83,7 +98,9 @@ def readings() -> None:
 
 
 if __name__ == "__main__":
-    layer()
+    layers = rows_of("layer")
+    layer("slices in 8", [row for row in layers if row["micro_slices"] in ("", "8")])
+    layer("every strategy with its fastest cut", own_cut(layers))
     end_to_end()
     arrays()
     readings()

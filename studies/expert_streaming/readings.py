@@ -36,12 +36,25 @@ READINGS: dict[str, dict[str, Any]] = {
     "tiles of 32, in turn": {"tile": 32.0, "in_turn": True},
     "DDR 102.4 GB/s a die": {"ddr": 102.4e9},
     "4 MB a die": {"sram": 4e6},
+    # As coarse as buffers allow, which few tokens like best.
+    "2 micro-slices": {"cut": 2},
+    "2 micro-slices, in turn": {"cut": 2, "in_turn": True},
+    # Rules 1 to 4 take one expert after the other; what is loaded ahead is line 12 of Algorithm 1, which is A3's.
+    "A2 alone in turn": {"alone_in_turn": True},
+    "A2 alone in turn, 2 micro-slices": {"alone_in_turn": True, "cut": 2},
+    "by dies with tokens": {"everywhere": False},
+    # Without pairs the experts of the most tokens come first.
+    "A2 hottest first": {"hottest_first": True},
 }
 STRATEGIES = {"A2": (False, False), "A3": (True, False), "A4": (True, True)}  # paired, rule 5
 TOKENS = (16, 64, 256)
 FORECASTS, CONTEXTS = ("none", "cross_layer", "perfect"), (64, 1024)  # tokens that attention reads for each
-# Slack, spare requests as a part of the batch, and whether requests arrive together.
-BUFFERED = ((0.1, 1, False), (0.1, 1, True), (0.2, 0, False), (0.2, 1, False), (0.2, 1, True), (0.3, 1, True))
+# Slack, spare requests as a part of the batch, whether requests arrive together, and theta_min.
+BUFFERED = (
+    *((0.1, 1, False, 2), (0.2, 0, False, 2), (0.2, 1, False, 2)),
+    *((slack, 1, True, least) for least in (2, 4, 8) for slack in (0.1, 0.2, 0.3)),
+)
+BUFFERED_KEYS = ("slack", "spare_requests", "arrive_together", "least_tokens")
 
 
 @cache
@@ -62,18 +75,27 @@ def seconds_of(
     tile: float = 8.0,
     ddr: float = BASE.ddr,
     sram: float = BASE.sram,
+    cut: int = BASE.micro_slices,
+    alone_in_turn: bool = False,
+    hottest_first: bool = False,
 ) -> dict[str, float]:
-    """Simulated seconds of A2 to A4, and of expert parallelism, serial and with prefetch."""
+    """Simulated seconds of A2 to A4, and of expert parallelism, serial and with prefetch.
+
+    Slices are cut in `cut`, or in as many as leave the buffers half as many slots again as they need.
+    """
     case = BASE._replace(ddr=ddr, sram=sram)
     layer = described(machine_of(case), costs_of(model), tile)
     if pooled:
         layer = replace(layer, memory=(Memory(np.array([DIES * ddr]), np.zeros(1), np.zeros(DIES, int)),))
     slots = sram / (layer.expert_bytes / DIES)
-    cut = max(case.micro_slices, int(np.ceil(1.5 * DIES / slots)))
+    cut = max(cut, int(np.ceil(1.5 * DIES / slots)))
     found = {}
     for name, (paired, balanced) in STRATEGIES.items():
         groups, following = map(np.asarray, decided(paired)(jnp.asarray(counts, jnp.float32)))
-        slicing = Slicing(cut, sram, CONTROL, matched=paired, balanced=balanced, in_turn=in_turn)
+        if hottest_first and not paired:
+            groups = np.argsort(-counts.sum(axis=1), kind="stable")[:, None]
+        alone = in_turn or (alone_in_turn and not paired)
+        slicing = Slicing(cut, sram, CONTROL, matched=paired, balanced=balanced, in_turn=alone)
         loading = (counts > 0) | everywhere | (counts.sum(axis=1, keepdims=True) == 0)
         found[name] = stream(flow_of(layer, slicing, counts, groups, following, loading)).seconds
     host = np.arange(len(counts)) * DIES // len(counts)
@@ -110,8 +132,8 @@ def buffering() -> Iterator[dict[str, Any]]:
         for tokens in (16, 64):
             shown = ",".join(map(str, range(layers)))
             plain = passes_per_s(model, tokens, shown, "system.strategy=fse_paired")
-            for slack, spare, together in BUFFERED:
-                settings = {"slack": slack, "spare_requests": spare, "arrive_together": together}
+            for values in BUFFERED:
+                settings = dict(zip(BUFFERED_KEYS, values, strict=True))
                 overrides = [f"system.{key}={str(one).lower()}" for key, one in settings.items()]
                 found = passes_per_s(model, tokens, shown, "system.strategy=fse_buffered", *overrides)
                 yield {"model": model, "layers": layers, "tokens": tokens, **settings, "over_A3": found / plain}

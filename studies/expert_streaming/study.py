@@ -8,11 +8,13 @@ Traces are synthetic: no recording of the four models is at hand. Sizes of exper
 import argparse
 import csv
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.experiment.inputs import read_inputs
@@ -36,6 +38,7 @@ LAYERS, STEPS = "0,1,2,3", 4
 END_LAYERS, END_STEPS = LAYERS, 100
 SLACKS = (0.1, 0.2, 0.3)
 END_TOKENS = (16, 64)
+LAYER_CUTS = (1, 2, 4, 8, 16)
 ARRAYS, ARRAY_TOKENS = ("2x2", "3x3", "4x4"), (64, 256, 1024)
 ARRAY_RUNS, ARRAY_CUTS = ("ep", "hydra", "ep_prefetch", "fse_tokens_prefetch", "expert_streaming"), (1, 2, 4, 8)
 
@@ -57,25 +60,38 @@ def ready(model: str, tokens: int, layers: str, steps: int, *overrides: str) -> 
 
 
 def layer_rows() -> Iterator[dict[str, Any]]:
-    """Single layers without attention: every strategy, by model and by event simulator."""
+    """Single layers without attention: every strategy with every cut, by model and by event simulator."""
     for model in MODELS:
         for tokens in TOKENS:
             settings = ("system.attention=false", "system.strategy=fse_rule5")
             runs, iterations, _ = ready(model, tokens, LAYERS, STEPS, *settings)
-            for name, run in runs.items():
-                rolled = run.rollout(iterations.batches)
-                spots = [(step, row) for step in (0, STEPS - 1) for row in range(rolled.time.total.shape[1])]
-                seen = [replayed(run, rolled, iterations, *spot) for spot in spots]
-                modelled = np.array([rolled.compared[spot] for spot in spots])
-                yield {
-                    "model": model,
-                    "tokens": tokens,
-                    "strategy": "fse_rule5" if name == "expert_streaming" else name,
-                    "model_s": modelled.mean(),
-                    "simulated_s": np.mean([each[0] for each in seen]),
-                    "package_memory_MB": max(each[1] for each in seen) / 1e6,
-                    "utilisation": np.mean([each[2] for each in seen]),
-                }
+            for name, whole in runs.items():
+                for cut, run in cuts_of(whole):
+                    rolled = run.rollout(iterations.batches)
+                    spots = [(step, row) for step in (0, STEPS - 1) for row in range(rolled.time.total.shape[1])]
+                    seen = [replayed(run, rolled, iterations, *spot) for spot in spots]
+                    modelled = np.array([rolled.compared[spot] for spot in spots])
+                    yield {
+                        "model": model,
+                        "tokens": tokens,
+                        "strategy": "fse_rule5" if name == "expert_streaming" else name,
+                        "micro_slices": cut,
+                        "model_s": modelled.mean(),
+                        "simulated_s": np.mean([each[0] for each in seen]),
+                        "package_memory_MB": max(each[1] for each in seen) / 1e6,
+                        "utilisation": np.mean([each[2] for each in seen]),
+                    }
+
+
+def cuts_of(run: Any) -> Iterator[tuple[int | str, Any]]:
+    """A run with slices in as many of `LAYER_CUTS` as its buffers can pass on; as it is where slices are not cut."""
+    if not isinstance(run, StreamedRun) or run.rules.uncut:
+        yield "", run
+        return
+    for cut in LAYER_CUTS:
+        each = replace(run, rules=replace(run.rules, micro_slices=jnp.asarray(float(cut))))
+        if float(each.costs.slots) >= each.costs.dies:
+            yield cut, each
 
 
 def replayed(run: Any, rolled: Any, iterations: Any, step: int, row: int) -> tuple[float, float, float]:
