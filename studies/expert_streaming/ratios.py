@@ -5,6 +5,7 @@ from pathlib import Path
 from jaxmoe.files import read_table
 
 HERE = Path(__file__).parent
+CIRCULATING = ("fse_tokens", "fse_tokens_prefetch")
 Rows = list[dict[str, str]]
 
 
@@ -49,9 +50,8 @@ def layer(told: str, rows: Rows) -> None:
             f"over serial {serial / paired:.2f}, over prefetch {ahead / paired:.2f}, "
             f"hydra {seconds['ep'] / seconds['hydra']:.2f} of ep, A2/A1 {seconds['fse_naive'] / seconds['fse']:.2f}, "
             f"A3/A2 {seconds['fse'] / paired:.3f}, A4/A3 {paired / seconds['fse_rule5']:.3f}, "
-            f"over tokens that circulate {seconds['fse_tokens'] / paired:.2f}, with prefetch "
-            f"{seconds['fse_tokens_prefetch'] / paired:.2f}, "
-            f"{memory['fse_paired']:.1f} of {memory['ep']:.1f} MB"
+            + "".join(f"{name} {seconds[name] / paired:.2f}, " for name in CIRCULATING if name in seconds)
+            + f"{memory['fse_paired']:.1f} of {memory['ep']:.1f} MB"
         )
     if reached:
         enough = sum(ratio >= 1.22 for ratio in reached)

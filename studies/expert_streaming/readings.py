@@ -49,12 +49,8 @@ READINGS: dict[str, dict[str, Any]] = {
 STRATEGIES = {"A2": (False, False), "A3": (True, False), "A4": (True, True)}  # paired, rule 5
 TOKENS = (16, 64, 256)
 FORECASTS, CONTEXTS = ("none", "cross_layer", "perfect"), (64, 1024)  # tokens that attention reads for each
-# Slack, spare requests as a part of the batch, whether requests arrive together, and theta_min.
-BUFFERED = (
-    *((0.1, 1, False, 2), (0.2, 0, False, 2), (0.2, 1, False, 2)),
-    *((slack, 1, True, least) for least in (2, 4, 8) for slack in (0.1, 0.2, 0.3)),
-)
-BUFFERED_KEYS = ("slack", "spare_requests", "arrive_together", "least_tokens")
+# Slack, spare requests as a part of the batch, and whether requests arrive together.
+BUFFERED = ((0.1, 1, False), (0.1, 1, True), (0.2, 0, False), (0.2, 1, False), (0.2, 1, True), (0.3, 1, True))
 
 
 @cache
@@ -132,8 +128,8 @@ def buffering() -> Iterator[dict[str, Any]]:
         for tokens in (16, 64):
             shown = ",".join(map(str, range(layers)))
             plain = passes_per_s(model, tokens, shown, "system.strategy=fse_paired")
-            for values in BUFFERED:
-                settings = dict(zip(BUFFERED_KEYS, values, strict=True))
+            for slack, spare, together in BUFFERED:
+                settings = {"slack": slack, "spare_requests": spare, "arrive_together": together}
                 overrides = [f"system.{key}={str(one).lower()}" for key, one in settings.items()]
                 found = passes_per_s(model, tokens, shown, "system.strategy=fse_buffered", *overrides)
                 yield {"model": model, "layers": layers, "tokens": tokens, **settings, "over_A3": found / plain}
