@@ -1,7 +1,7 @@
 """What paired load (A3), rule 5 (A4) and token buffering (A5) gain under readings of what the paper leaves open.
 
-Writes `readings.csv` (layers alone, event simulator), `buffering.csv` (100 iterations, by the model) and
-`prefetch.csv` (what a forecast order is worth), or what is named:
+Writes `readings.csv` (layers alone, event simulator), `buffering.csv` and `threshold.csv` (100 iterations, by the
+model) and `prefetch.csv` (what a forecast order is worth), or what is named:
 `python studies/expert_streaming/readings.py buffering`.
 """
 
@@ -51,6 +51,7 @@ TOKENS = (16, 64, 256)
 FORECASTS, CONTEXTS = ("none", "cross_layer", "perfect"), (64, 1024)  # tokens that attention reads for each
 # Slack, spare requests as a part of the batch, and whether requests arrive together.
 BUFFERED = ((0.1, 1, False), (0.1, 1, True), (0.2, 0, False), (0.2, 1, False), (0.2, 1, True), (0.3, 1, True))
+THRESHOLDS = (2, 4, 8, 16)  # theta_min: an expert of fewer tokens makes requests wait; below 2 none does
 
 
 @cache
@@ -136,6 +137,17 @@ def buffering() -> Iterator[dict[str, Any]]:
             jax.clear_caches()
 
 
+def thresholds() -> Iterator[dict[str, Any]]:
+    """Forward passes a second of A5 over A3 by theta_min; places are taken, requests arrive together, slack is 20 %."""
+    for model, tokens in product(("qwen3-30b-a3b", "phi-3.5-moe"), (16, 64)):
+        plain = passes_per_s(model, tokens, "0,1,2,3", "system.strategy=fse_paired")
+        waiting = ("system.strategy=fse_buffered", "system.slack=0.2", "system.arrive_together=true")
+        for least in THRESHOLDS:
+            found = passes_per_s(model, tokens, "0,1,2,3", *waiting, f"system.least_tokens={least}")
+            yield {"model": model, "tokens": tokens, "least_tokens": least, "over_A3": found / plain}
+        jax.clear_caches()
+
+
 def passes_per_s(model: str, tokens: int, layers: str, *overrides: str) -> float:
     runs, iterations, _ = ready(model, tokens, layers, END_STEPS, *overrides)
     rolled = runs["expert_streaming"].rollout(iterations.batches)
@@ -164,7 +176,7 @@ def prefetched() -> Iterator[dict[str, Any]]:
         jax.clear_caches()
 
 
-TABLES = {"readings": readings, "buffering": buffering, "prefetch": prefetched}
+TABLES = {"readings": readings, "buffering": buffering, "threshold": thresholds, "prefetch": prefetched}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
