@@ -12,17 +12,24 @@ from time import perf_counter, process_time
 
 import numpy as np
 from balancing_cases import (
+    EVERY_TEN,
+    RACK,
     ROOT,
     SCENARIOS,
+    WAFER,
+    WAFERS,
+    WARM,
     Method,
     Place,
     figures_of,
     layout_of,
     loads_of,
     moe_of,
+    peak_of_devices,
     run,
     shares_of,
 )
+from balancing_moves import sharing, skew, tokens
 from balancing_stream import simulator, stream
 
 from jaxmoe.files import write_table
@@ -32,9 +39,7 @@ from jaxmoe.traces import read_any
 from jaxmoe.traces.trace import GatingTrace, load_counts
 
 HERE = Path(__file__).parent
-ITERATIONS, WARM = 160, 20
-EVERY_TEN = {"alpha": 0.0, "beta": 9.0}  # VI-C1: "triggered on average every 10 iterations"; all balancers alike
-WAFERS, WAFER = Place("moentwine_4x8x8", "her", 4), Place("moentwine_8x8", "er", 4)
+ITERATIONS = 160
 CASES = (("mixed", "decode"), ("mixed", "prefill"))  # scenario and phase
 Row = dict[str, object]
 
@@ -52,8 +57,7 @@ def loads(shared: Path) -> Iterator[Row]:
 
 
 def _device_loads(source: str, scenario: str, shares: np.ndarray) -> Row:
-    devices = shares.reshape(len(shares), 8, -1).sum(axis=2)
-    peak = devices.max(axis=1) / devices.mean(axis=1)
+    peak = peak_of_devices(shares)
     return {"source": source, "scenario": scenario, "mean_peak": peak.mean(), "largest_peak": peak.max()}
 
 
@@ -110,10 +114,9 @@ def traces(shared: Path) -> Iterator[Row]:
 
 def parts(shared: Path) -> Iterator[Row]:
     """Fig. 17: from NVL72 to four wafers with all methods, per layer; as many tokens a device everywhere."""
-    rack = Place("nvl72", "successive", 4)
     steps = [
-        ("NVL72", rack, Method("none", invasive=True)),
-        ("NVL72, balanced", rack, Method("topology_aware", invasive=False)),
+        ("NVL72", RACK, Method("none", invasive=True)),
+        ("NVL72, balanced", RACK, Method("topology_aware", invasive=False)),
         ("wafers", replace(WAFERS, layout="baseline"), Method("none", invasive=True)),
         ("ER", replace(WAFERS, layout="er"), Method("none", invasive=True)),
         ("HER", WAFERS, Method("none", invasive=True)),
@@ -226,6 +229,9 @@ TABLES: dict[str, Callable[[Path], Iterator[Row]]] = {
     "machines": machines,
     "gradient": gradient,
     "varied": varied,
+    "skew": skew,
+    "tokens": tokens,
+    "sharing": sharing,
     "rollout": rollout,
     "simulator": simulator,
     "stream": stream,

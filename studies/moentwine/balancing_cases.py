@@ -50,6 +50,8 @@ LINEAR_SPEEDUP = 2.0  # INT8 beside FP16, VI-A1
 CHUNK = 1024.0  # B, of the routers of the machines
 RATE = 0.2  # of the moving average: about the last nine iterations
 SHADOW = 1  # slots for copies on a device
+WARM = 20  # iterations that are left out
+EVERY_TEN = {"alpha": 0.0, "beta": 9.0}  # VI-C1: "triggered on average every 10 iterations"; all balancers alike
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,15 @@ class Place:
     layout: str
     tp: int
     model: str = "deepseek-v3"
+    tokens: int | None = None  # of a group in an iteration; None: those of the phase
+
+    def tokens_of(self, phase: str) -> int:
+        """Tokens of all groups in an iteration."""
+        return (self.tokens or TOKENS[phase]) * layout_of(self).num_groups
+
+
+WAFERS, WAFER = Place("moentwine_4x8x8", "her", 4), Place("moentwine_8x8", "er", 4)
+RACK = Place("nvl72", "successive", 4)
 
 
 @lru_cache
@@ -91,7 +102,7 @@ def model_of(place: Place, phase: str) -> CountModel:
         bytes_per_element=2.0, weight_bytes_per_element=1.0, linear_speedup=LINEAR_SPEEDUP,
     )  # fmt: skip
     attention = replace(attention, context_bytes=attention.context_bytes / READ_TOGETHER[phase])
-    in_all = jnp.asarray(float(TOKENS[phase] * layout.num_groups))
+    in_all = jnp.asarray(float(place.tokens_of(phase)))
     lowered = attention.lower(machine.topology, in_all)
     work, steps = lowered["attention"], lowered["all_reduce"]
     seconds = roofline(machine, work.flops / machine.die.flops, work.weights, work.vectors)
@@ -133,23 +144,39 @@ def _shares(model: str, topic: int) -> np.ndarray:
     return np.load(known)
 
 
-def loads_of(place: Place, scenario: str, phase: str, iterations: int, shared: Path, seed: int = 0) -> np.ndarray:
+def loads_of(
+    place: Place, scenario: str, phase: str, iterations: int, shared: Path, seed: int = 0, power: float = 1.0
+) -> np.ndarray:
     """Choices of every expert in every iteration, float32 [iteration, layer, expert].
 
-    `mixed` has all scenarios as requests arrived, any other name that one alone.
+    `mixed` has all scenarios as requests arrived, any other name that one alone. `power` is what shares are raised to.
     """
-    moe, layout = moe_of(place.model), layout_of(place)
-    tokens = TOKENS[phase] * layout.num_groups
-    if scenario == "mixed":
-        names = ("code", "conv")
-        arrivals = merged_arrivals(
-            [read_arrivals(shared / "arrivals" / f"azure_llm_2023_{name}.npz") for name in names]
-        )
-        of_request = scenario_of_requests(arrivals, len(SCENARIOS), CYCLES, seed)
-        mixture = iteration_mixture(arrivals, of_request, phase, iterations, tokens)
-    else:
-        mixture = np.tile(np.eye(len(SCENARIOS))[SCENARIOS.index(scenario)], (iterations, 1))
-    return drawn_counts(shares_of(place.model), mixture, tokens * moe.top_k, seed).astype(np.float32)
+    mixture, tokens = mixture_of(place, scenario, phase, iterations, shared, seed), place.tokens_of(phase)
+    shares = sharpened(shares_of(place.model), power)
+    return drawn_counts(shares, mixture, tokens * moe_of(place.model).top_k, seed).astype(np.float32)
+
+
+def mixture_of(place: Place, scenario: str, phase: str, iterations: int, shared: Path, seed: int = 0) -> np.ndarray:
+    """Parts of the scenarios, [iteration, scenario]."""
+    if scenario != "mixed":
+        return np.tile(np.eye(len(SCENARIOS))[SCENARIOS.index(scenario)], (iterations, 1))
+    arrivals = merged_arrivals(
+        [read_arrivals(shared / "arrivals" / f"azure_llm_2023_{name}.npz") for name in ("code", "conv")]
+    )
+    of_request = scenario_of_requests(arrivals, len(SCENARIOS), CYCLES, seed)
+    return iteration_mixture(arrivals, of_request, phase, iterations, place.tokens_of(phase))
+
+
+def sharpened(shares: np.ndarray, power: float) -> np.ndarray:
+    """Shares raised to a power: the order of experts stays, and above 1 they differ more."""
+    raised = shares**power
+    return raised / raised.sum(axis=-1, keepdims=True)
+
+
+def peak_of_devices(shares: np.ndarray) -> np.ndarray:
+    """Largest of 8 devices' loads over their mean (Fig. 12), in every layer."""
+    devices = shares.reshape(*shares.shape[:-1], 8, -1).sum(axis=-1)
+    return devices.max(axis=-1) / devices.mean(axis=-1)
 
 
 # Balancers.

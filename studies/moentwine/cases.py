@@ -25,7 +25,8 @@ from jaxmoe.network import (
     balanced_counts,
     token_communication,
 )
-from jaxmoe.network.domains import num_homes
+from jaxmoe.network.collectives import price_rounds
+from jaxmoe.network.domains import SlicedExchange, num_homes, scaled
 from jaxmoe.placement.tokens import TokenLayout, hierarchical_layout, successive_layout, token_layout
 from jaxmoe.relax import HardMax
 
@@ -99,7 +100,11 @@ def topology_of(
 
 @lru_cache
 def layout_of(case: Case) -> TokenLayout:
-    """The token layout of a case; on switches groups of successive devices."""
+    """The token layout of a case; on switches groups of successive devices.
+
+    The baseline may slice experts over tiles of neighbours (`baseline_esp`), over its own domains, which have all
+    tokens but are wide (`domain_esp`), or over its groups (`group_esp`).
+    """
     hardware = hardware_of(case.machine)
     if case.layout == "successive":
         return successive_layout(*clusters_of(case.machine), case.tp)
@@ -107,7 +112,10 @@ def layout_of(case: Case) -> TokenLayout:
     wafer = getattr(hardware, "wafer_shape", shape)
     if case.layout == "her_blocks":
         return hierarchical_layout(shape, token_layout("baseline", wafer, case.tp), name="her_blocks")
-    return token_layout(case.layout, shape, case.tp, wafer, case.fetch, case.all_gather)
+    if case.layout == "domain_esp":
+        return replace(token_layout("baseline", shape, case.tp, wafer), name="esp")
+    name = "baseline" if case.layout == "group_esp" else case.layout
+    return token_layout(name, shape, case.tp, wafer, case.fetch, case.all_gather)
 
 
 def clusters_of(machine: str) -> tuple[int, int]:
@@ -116,19 +124,24 @@ def clusters_of(machine: str) -> tuple[int, int]:
     return (hardware.clusters, hardware.nodes_per_cluster) if hardware.kind == "clusters" else (1, hardware.num_nodes)
 
 
-def counts_of(layout: TokenLayout, model: Model, tokens: float, sliced: bool = False) -> Counts:
-    """Vectors that devices get. Sliced experts make a token visit all devices that share one, or a cluster."""
+def counts_of(layout: TokenLayout, model: Model, tokens: float, hosts: int | None = None) -> Counts:
+    """Vectors that devices get. `hosts` are sets of devices that share sliced experts: a token visits all of a set."""
     clusters = layout.shape[0] if layout.name == "successive" else 1
     homes, nodes = num_homes(layout), layout.num_nodes
     each = tokens * layout.num_groups / homes
-    hosts = layout.tp if layout.sliced else clusters if sliced else nodes
+    hosts = hosts or (layout.tp if layout.sliced else nodes)
     counts = balanced_counts(each, homes, hosts, clusters, model.experts, model.top_k)
     return Counts(jnp.broadcast_to(counts.node[:, :1], (homes, nodes)), counts.cluster)
 
 
 @eqx.filter_jit
 def _price(communication, topology, counts, tokens, vector):
-    return communication(topology, counts, tokens, vector, HardMax())
+    """Every stage; of sliced experts also what dispatch fetches before the ring, one all-to-all."""
+    stages = communication(topology, counts, tokens, vector, HardMax())
+    if isinstance(communication.exchange, SlicedExchange):
+        fetched = scaled(communication.exchange.fetched(counts), vector)
+        stages["fetch"] = price_rounds(communication.exchanging, topology, fetched, HardMax(), mirrored=True)
+    return stages
 
 
 @lru_cache
@@ -140,8 +153,12 @@ def priced(case: Case) -> dict[str, dict[str, np.ndarray]]:
     eq_1 = case.rule == "eq_1" and isinstance(topology, Mesh)
     models = (OneByOne(), Uncongested()) if eq_1 else (congestion, congestion)
     communication = token_communication(layout, topology, *models, case.both_ways)
-    sliced = case.layout == "successive" and case.fetch == "sliced"
-    counts = counts_of(layout, model, float(case.tokens), sliced)
+    hosts = clusters_of(case.machine)[0] if case.layout == "successive" and case.fetch == "sliced" else None
+    if case.layout == "group_esp":
+        portion = jnp.full((layout.num_groups, layout.num_nodes), 1 / layout.tp)
+        slices = SlicedExchange(communication.exchange, portion, jnp.asarray(layout.ring, jnp.int32))
+        communication, hosts = replace(communication, exchange=slices), layout.num_groups
+    counts = counts_of(layout, model, float(case.tokens), hosts)
     stages = _price(communication, topology, counts, float(case.tokens), VECTOR * model.hidden)
     return {
         name: {"seconds": float(stage.seconds), "link_time": np.asarray(stage.link_time, float),
@@ -158,7 +175,7 @@ def microseconds(case: Case) -> dict[str, float]:
 
 def best_fetch(case: Case) -> Case:
     """The case with whichever way to fetch is faster: every layout at its own best."""
-    if case.layout not in ("baseline", "er") or case.all_gather is False:
+    if case.layout not in ("baseline", "er", "baseline_esp", "group_esp") or case.all_gather is False:
         return case
     return min(
         (replace(case, fetch=fetch) for fetch in ("domain", "nearest")), key=lambda one: microseconds(one)["total"]

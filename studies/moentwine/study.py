@@ -78,7 +78,7 @@ def performance() -> Iterator[Row]:
     """
     model = "deepseek-v3"
     experts, size, chosen = MODELS[model].experts, 3 * MODELS[model].hidden * 2048, MODELS[model].top_k
-    for tokens, rule in itertools.product((64, TOKENS, 1024, 4096), RULES):
+    for tokens, rule in itertools.product((32, 64, TOKENS, 1024, 2048, 4096), RULES):
         for machine, layouts in EXPERT_PARALLEL.items():
             devices = layout_of(Case(machine, layouts[0])).num_nodes
             here = experts / devices
@@ -148,6 +148,23 @@ def sensitivity() -> Iterator[Row]:
             **{f"{name}_gain_mean": float(np.mean(values)) for name, values in gains.items()},
             "er_wsc_gain_max": max(gains["er_wsc"]),
         }
+
+
+def slices() -> Iterator[Row]:
+    """Fig. 14a by how experts are sliced, TP, and all-to-alls counted: two, or the one that VI-B5 names, to gather."""
+    for model, tp, rule in itertools.product(("dbrx", "mixtral-8x22b"), (2, 4, 6, 9), RULES):
+        times = {}
+        for layout in ("esp", "baseline_esp", "domain_esp", "group_esp"):
+            case = best_fetch(Case("moentwine_6x6", layout, model, tp=tp, rule=rule))
+            times[layout] = microseconds(case)
+            known = {"model": model, "tp": tp, "rule": rule, "layout": layout, "fetch": case.fetch}
+            two = times[layout]["total"]
+            told = {"all_reduce_us": times[layout]["all_reduce"], "fetch_us": times[layout]["fetch"], "total_us": two}
+            one = two - times[layout]["fetch"]
+            entwined = times["esp"]
+            told |= {"er_gain": gain(entwined["total"], two)}
+            told |= {"er_gain_one_all_to_all": gain(entwined["total"] - entwined["fetch"], one)}
+            yield known | told
 
 
 # The claims: what the paper says, and what the tables above say of it.
@@ -223,6 +240,7 @@ TABLES: dict[str, Callable[[], Iterator[Row]]] = {
     "communication": communication,
     "performance": performance,
     "sensitivity": sensitivity,
+    "slices": slices,
     "claims": claims,
 }
 

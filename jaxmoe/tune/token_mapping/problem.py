@@ -4,6 +4,8 @@ A mapping gives every device a slot: a group, and a place on the group's ring. T
 token domain. Relaxed, a device has a weight in every slot; weights of a device and of a slot sum to 1.
 """
 
+from collections.abc import Sequence
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -12,8 +14,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import Mesh
 from jaxmoe.network import Congestion, Counts, OneByOne, Uncongested, path_sums, token_communication
-from jaxmoe.network.collectives import price_rounds
-from jaxmoe.network.domains import FetchExchange, scaled
+from jaxmoe.network.domains import FetchExchange
+from jaxmoe.network.time_models import AbstractTimeModel
 from jaxmoe.placement.tokens import TokenLayout, custom_layout
 from jaxmoe.relax import AbstractReduction, HardMax, as_number
 
@@ -41,42 +43,48 @@ class MappingProblem(eqx.Module):
         return groups, nodes // groups
 
     def cost(self, places: Places, reduction: AbstractReduction) -> Float[Array, ""]:
-        """Seconds of all-reduce, dispatch and combine."""
-        return self.all_reduce(places, reduction) + self.exchange(places, reduction)
+        """Seconds of all-reduce, dispatch and combine; devices fetch from their own domain.
 
-    def all_reduce(self, places: Places, reduction: AbstractReduction) -> Float[Array, ""]:
-        """Seconds of the all-reduce: 2 (R - 1) steps of all rings at once, half of each part either way round.
-
-        By Eq. 1 a step takes as long as the longest way to the next member.
+        Of an all-reduce there are 2 (R - 1) steps of all rings at once, half of each part either way round. Dispatch
+        is combine sent back, over links reversed.
         """
+        topology, combined = self.topology, self._combined(places)
+        networks, sent = [topology, topology.reversed()], [combined, combined]
         members = self.shape[1]
-        if members == 1:
-            return jnp.zeros(())
-        ways = 2 if members > 2 else 1
-        amount = self.tokens * self.vector_bytes / members / ways
-        here, there = (each.reshape(len(places), -1) for each in (places, jnp.roll(places, -1, axis=2)))
-        if self.congested:
-            traffic = amount * here @ there.T
-            step = self._congestion(self.topology, traffic + traffic.T if ways == 2 else traffic).total(reduction)
-        else:
-            slowness = path_sums(self.topology, 1 / (self.topology.link_bandwidth * self.topology.efficiency))
-            seconds = amount * slowness + path_sums(self.topology, self.topology.link_latency)
-            step = reduction(jnp.sum(here * (seconds @ there), axis=0))
-        return 2 * (members - 1) * step
+        steps = 2 * (members - 1)
+        if not self.congested:
+            seconds = _at_once(OneByOne(), networks, sent, reduction).sum()
+            return seconds + steps * self._longest_step(places, reduction) if steps else seconds
+        if steps:
+            networks, sent = [topology, *networks], [self._step(places), *sent]
+        seconds = _at_once(Congestion(self.chunk_bytes), networks, sent, reduction)
+        return steps * seconds[0] + seconds[1:].sum() if steps else seconds.sum()
 
-    @property
-    def _congestion(self) -> Congestion:
-        return Congestion(self.chunk_bytes)
-
-    def exchange(self, places: Places, reduction: AbstractReduction) -> Float[Array, ""]:
-        """Seconds of dispatch and combine: devices fetch from their own domain."""
+    def _combined(self, places: Places) -> Float[Array, "node node2"]:
+        """Bytes that devices return to where they fetched tokens."""
         groups = self.counts.shape[0]
         domain = places.sum(axis=1)
         fetching = FetchExchange(jnp.arange(groups), places.sum(axis=2), domain @ domain.T, groups)
-        rounds = scaled(fetching(Counts(self.counts, jnp.zeros((groups, 1)))), self.vector_bytes)
-        model = self._congestion if self.congested else OneByOne()
-        ways = (price_rounds(model, self.topology, rounds, reduction, mirrored) for mirrored in (True, False))
-        return sum((way.seconds for way in ways), jnp.zeros(()))
+        return self.vector_bytes * fetching(Counts(self.counts, jnp.zeros((groups, 1)))).traffic[0]
+
+    @property
+    def _part(self) -> Float[Array, ""]:
+        """Bytes that a member sends one way round in a step."""
+        members = self.shape[1]
+        return self.tokens * self.vector_bytes / members / (2 if members > 2 else 1)
+
+    def _step(self, places: Places) -> Float[Array, "node node2"]:
+        """Bytes of one step of all rings."""
+        here, there = _steps(places)
+        traffic = self._part * here @ there.T
+        return traffic + traffic.T if self.shape[1] > 2 else traffic
+
+    def _longest_step(self, places: Places, reduction: AbstractReduction) -> Float[Array, ""]:
+        """Seconds of the longest way to the next member, by Eq. 1."""
+        here, there = _steps(places)
+        slowness = path_sums(self.topology, 1 / (self.topology.link_bandwidth * self.topology.efficiency))
+        seconds = self._part * slowness + path_sums(self.topology, self.topology.link_latency)
+        return reduction(jnp.sum(here * (seconds @ there), axis=0))
 
     def places_of(self, order: Int[Array, " slot"]) -> Places:
         """The exact weights of a mapping that names the device of every slot."""
@@ -86,6 +94,23 @@ class MappingProblem(eqx.Module):
     def layout(self, order: Int[np.ndarray, " slot"]) -> TokenLayout:
         """The token layout of a mapping."""
         return custom_layout(self.topology.shape, np.asarray(order).reshape(self.shape), name="tuned")
+
+
+def _steps(places: Places) -> tuple[Float[Array, "node slot"], Float[Array, "node slot"]]:
+    """The member of every slot, and the next one of its ring."""
+    here, there = (each.reshape(len(places), -1) for each in (places, jnp.roll(places, -1, axis=2)))
+    return here, there
+
+
+def _at_once(
+    model: AbstractTimeModel,
+    networks: Sequence[Mesh],
+    traffic: Sequence[Float[Array, "node node2"]],
+    reduction: AbstractReduction,
+) -> Float[Array, " stage"]:
+    """Seconds of every stage. One program for all: most of a short search is compiling."""
+    stacked = jax.tree.map(lambda *each: jnp.stack(each), *networks)
+    return jax.vmap(lambda network, sent: model(network, sent).total(reduction))(stacked, jnp.stack(traffic))
 
 
 def exact_seconds(problem: MappingProblem, layout: TokenLayout) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -21,6 +22,7 @@ MAX_TEMPERATURE = (0.3, 0.02)  # of the smooth maximum
 RATE = 0.3  # of a step, relative to the temperature
 POLISHED = 8  # restarts that the local search goes on with
 SWAPS = 512  # of a round of the local search, where there are more
+ONCE = {"xla_backend_optimization_level": 0}  # what runs once is done sooner than XLA optimises code for it
 COLDNESS = (1e1, 1e3)  # 1 / temperature of annealing, first and last, relative to the time
 
 Orders = Int[Array, "restart slot"]
@@ -61,7 +63,7 @@ def tune_mapping(
     rounded = jnp.asarray(np.stack([linear_sum_assignment(-plan.T)[1] for plan in plans]))
     seconds = _costs(problem, rounded)
     # Only the best go on: swaps take longer than the descent.
-    few = rounded[jnp.argsort(seconds)[:POLISHED]]
+    few = rounded[np.argsort(np.asarray(seconds), kind="stable")[:POLISHED]]
     given = [jnp.asarray(layout.ring.ravel(), few.dtype)[None] for layout in starts]
     orders, polished = polish(problem, jnp.concatenate([*given, few]), seed, rounds)
     return _result(problem, orders, relaxed, seconds, polished)
@@ -96,7 +98,7 @@ def _result(
 # Descent: the transport plan between devices and slots is Sinkhorn's, and everything is annealed.
 
 
-@jax.jit
+@partial(jax.jit, compiler_options=ONCE)
 def _plans(logits: Float[Array, "restart node slot"], temperature: Float[Array, ""]) -> Float[Array, "r n s"]:
     ones = jnp.ones(logits.shape[1])
     return jax.vmap(lambda one: sinkhorn(one / temperature, ones, ones))(logits)
@@ -136,20 +138,19 @@ def _descend(
 # Exact costs of mappings, and swaps of two devices.
 
 
-@eqx.filter_jit
+@eqx.filter_jit(compiler_options=ONCE)  # type: ignore[call-overload]  # an option of JAX
 def _costs(problem: MappingProblem, orders: Orders) -> Float[Array, " restart"]:
     return jax.vmap(lambda order: problem.cost(problem.places_of(order), HardMax()))(orders)
 
 
 def polish(problem: MappingProblem, orders: Orders, seed: int, rounds: int) -> tuple[Orders, Float[Array, " restart"]]:
     """Take the best of many swaps of two devices, again and again, until a round finds none that helps."""
-    key, seconds = jr.key(seed), jnp.full(len(orders), jnp.inf)
+    key, before = jr.key(seed), np.inf
     for count in range(rounds):
-        orders, better = _best_swaps(problem, orders, jr.fold_in(key, count))
-        improved = bool((better < seconds * (1 - 1e-6)).any())
-        seconds = better
-        if not improved:
+        orders, seconds = _best_swaps(problem, orders, jr.fold_in(key, count))
+        if not (np.asarray(seconds) < before * (1 - 1e-6)).any():
             break
+        before = np.asarray(seconds)
     return orders, seconds
 
 
