@@ -63,7 +63,7 @@ def _excess(shares: np.ndarray, mixture: np.ndarray) -> float:
 
 
 def tokens(shared: Path) -> Iterator[Row]:
-    """NVL72 with and without a balancer by the tokens of a group, decode; also the one that asks the model for times."""
+    """NVL72 with and without a balancer by the tokens of a group, decode; also with that which asks for times."""
     methods = (NONE, HIDDEN, Method("gradient", invasive=False, horizon=100.0))
     for count in (256, 512, 1024, 2048):
         place = replace(RACK, tokens=count)

@@ -159,7 +159,8 @@ def priced(case: Case) -> dict[str, dict[str, np.ndarray]]:
         slices = SlicedExchange(communication.exchange, portion, jnp.asarray(layout.ring, jnp.int32))
         communication, hosts = replace(communication, exchange=slices), layout.num_groups
     counts = counts_of(layout, model, float(case.tokens), hosts)
-    stages = _price(communication, topology, counts, float(case.tokens), VECTOR * model.hidden)
+    sizes = (jnp.asarray(float(case.tokens)), jnp.asarray(VECTOR * model.hidden))
+    stages = _price(communication, topology, counts, *sizes)
     return {
         name: {"seconds": float(stage.seconds), "link_time": np.asarray(stage.link_time, float),
                "link_bytes": np.asarray(stage.link_bytes, float)}

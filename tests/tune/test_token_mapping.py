@@ -50,6 +50,15 @@ def test_congestion_of_rings_without_conflict_is_exact(name):
 
 
 @pytest.mark.parametrize("congested", [False, True])
+def test_links_that_differ_each_way_count_both_ways(congested):
+    problem, layout = problem_of(congested=congested), token_layout("er", (4, 4), 4)
+    rates = jnp.asarray(np.random.default_rng(2).uniform(0.5e12, 2e12, num_links((4, 4))), jnp.float32)
+    problem = eqx.tree_at(lambda p: p.topology.link_bandwidth, problem, rates)
+    told = float(cost(problem, jnp.asarray(layout.ring.ravel())))
+    assert told == pytest.approx(exact_seconds(problem, layout), rel=1e-5)
+
+
+@pytest.mark.parametrize("congested", [False, True])
 def test_a_cold_plan_has_the_exact_cost(congested):
     problem, order = problem_of(congested=congested), jnp.asarray(np.random.default_rng(0).permutation(16))
     places = problem.places_of(order)
