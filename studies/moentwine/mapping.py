@@ -24,6 +24,7 @@ from jaxmoe.network import balanced_counts
 from jaxmoe.placement.tokens import TokenLayout, hierarchical_layout, token_layout
 from jaxmoe.tune.token_mapping import (
     MappingProblem,
+    MappingResult,
     anneal_mapping,
     exact_seconds,
     least_of_all_partitions,
@@ -63,24 +64,34 @@ def on_every_wafer(problem: MappingProblem, her: TokenLayout, seed: int) -> Toke
     return hierarchical_layout(her.shape, tune_mapping(alone, seed).layout, name="tuned_on_wafers")
 
 
+def search(
+    problem: MappingProblem, known: dict[str, TokenLayout], seed: int
+) -> tuple[float, str, MappingResult, float]:
+    """Microseconds of the best mapping, whether it is flat, the flat search, and the seconds that all took.
+
+    It compiles for itself, as if it were the only case; most of a search is compiling, in one thread.
+    """
+    nodes = problem.counts.shape[1]
+    few = {"restarts": 8, "rounds": 4} if nodes > 36 else {}
+    starts = () if nodes == 16 else tuple(known[name] for name in ("baseline", "er"))
+    jax.clear_caches()
+    began = time.perf_counter()
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        flat = pool.submit(tune_mapping, problem, seed, starts=starts, **few)
+        local = pool.submit(on_every_wafer, problem, known["her"], seed) if "her" in known else None
+        found = flat.result()
+        best = MICRO * found.seconds, "flat"
+        if local is not None:
+            best = min(best, (MICRO * exact_seconds(problem, local.result()), "on every wafer"))
+    return *best, found, time.perf_counter() - began
+
+
 def line(machine: str, tp: int, top_k: int, congested: bool, seed: int = 0) -> tuple[Row, TokenLayout]:
     """One case: everybody's exact time, how long the search took, and the flat mapping that it found."""
     problem, known = problem_of(machine, tp, top_k, congested), known_layouts(machine, tp)
     told = {name: MICRO * exact_seconds(problem, layout) for name, layout in known.items()}
     nodes = problem.counts.shape[1]
-    few = {"restarts": 8, "rounds": 4} if nodes > 36 else {}
-    starts = () if nodes == 16 else tuple(known[name] for name in ("baseline", "er"))
-    jax.clear_caches()  # every case compiles for itself, as if it were the only one
-    began = time.perf_counter()
-    with ThreadPoolExecutor(max_workers=2) as pool:  # most of a search is compiling, in one thread
-        flat = pool.submit(tune_mapping, problem, seed, starts=starts, **few)
-        local = pool.submit(on_every_wafer, problem, known["her"], seed) if "her" in known else None
-        found = flat.result()
-        tuned, layout = MICRO * found.seconds, "flat"
-        if local is not None:
-            on_wafers = MICRO * exact_seconds(problem, local.result())
-            tuned, layout = min((tuned, layout), (on_wafers, "on every wafer"))
-    wall = time.perf_counter() - began
+    tuned, layout, found, wall = search(problem, known, seed)
     annealed = anneal_mapping(problem, seed, swaps=SWAPS[nodes])
     best = min(told.values())
     row: Row = {"machine": machine, "tp": tp, "top_k": top_k, "rule": "congestion" if congested else "eq_1"}
@@ -118,10 +129,14 @@ def cases() -> Iterator[tuple[str, int, int, bool]]:
 
 
 def main() -> None:
-    """Write the tables, telling each line; or tell the lines of the cases that are numbered, and write none."""
+    """Write the tables, telling each line; or time the searches of the cases that are numbered, and write none."""
     if numbers := [int(each) for each in sys.argv[1:]]:
         for number in numbers:
-            print(line(*list(cases())[number])[0], flush=True)
+            machine, tp, top_k, congested = list(cases())[number]
+            tuned, layout, _, wall = search(
+                problem_of(machine, tp, top_k, congested), known_layouts(machine, tp), seed=0
+            )
+            print(machine, tp, top_k, congested, f"{tuned:.6g} us, {layout}, {wall:.4g} s", flush=True)
         return
     rows: list[Row] = []
     found: list[Row] = []
