@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 from balancing_cases import (
-    EVERY_TEN,
     RACK,
     WAFERS,
     WARM,
@@ -76,7 +75,7 @@ def tokens(shared: Path) -> Iterator[Row]:
 def sharing(shared: Path) -> Iterator[Row]:
     """Fewer experts than devices (E/D below 1): four, six and eight wafers, with as many tokens on each device.
 
-    Copies are placed anew every ten iterations, by EPLB, for which devices without an expert are slots like others.
+    EPLB places copies, on idle links; devices without an expert are slots like others.
     Without shadow slots, as III-A has it: four wafers have each expert once, more have copies of what is loaded most.
     With one shadow slot a device four wafers have copies as well.
     """
@@ -84,7 +83,7 @@ def sharing(shared: Path) -> Iterator[Row]:
         for grid, shadow in (("2, 2", 0), ("2, 2", 1), ("2, 3", 0), ("2, 4", 0)):
             place = replace(WAFERS, machine=f"{WAFERS.machine}:grid=[{grid}]")
             copied = shadow or grid != "2, 2"
-            method = replace(Method("eplb", invasive=True, **EVERY_TEN) if copied else NONE, shadow=shadow)
+            method = Method("eplb" if copied else "none", invasive=not copied, shadow=shadow)
             given = loads_of(place, "mixed", phase, ITERATIONS, shared)
             experts_per_device = moe_of(place.model).num_experts / layout_of(place).num_nodes
             known = {"experts_per_device": experts_per_device, "shadow_slots": shadow}
