@@ -78,7 +78,7 @@ def performance() -> Iterator[Row]:
     """
     model = "deepseek-v3"
     experts, size, chosen = MODELS[model].experts, 3 * MODELS[model].hidden * 2048, MODELS[model].top_k
-    for tokens, rule in itertools.product((64, TOKENS, 1024, 4096), RULES):
+    for tokens, rule in itertools.product((32, 64, TOKENS, 1024, 2240, 4096), RULES):
         for machine, layouts in EXPERT_PARALLEL.items():
             devices = layout_of(Case(machine, layouts[0])).num_nodes
             here = experts / devices

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.hardware import Mesh
+from jaxmoe.hardware import AbstractTopology, Mesh
 from jaxmoe.network import Congestion, Counts, OneByOne, Uncongested, path_sums, token_communication
 from jaxmoe.network.domains import FetchExchange
 from jaxmoe.network.time_models import AbstractTimeModel
@@ -104,7 +104,7 @@ def _steps(places: Places) -> tuple[Float[Array, "node slot"], Float[Array, "nod
 
 def _at_once(
     model: AbstractTimeModel,
-    networks: Sequence[Mesh],
+    networks: Sequence[AbstractTopology],
     traffic: Sequence[Float[Array, "node node2"]],
     reduction: AbstractReduction,
 ) -> Float[Array, " stage"]:

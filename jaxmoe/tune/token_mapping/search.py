@@ -145,7 +145,7 @@ def _costs(problem: MappingProblem, orders: Orders) -> Float[Array, " restart"]:
 
 def polish(problem: MappingProblem, orders: Orders, seed: int, rounds: int) -> tuple[Orders, Float[Array, " restart"]]:
     """Take the best of many swaps of two devices, again and again, until a round finds none that helps."""
-    key, before = jr.key(seed), np.inf
+    key, before = jr.key(seed), np.full(len(orders), np.inf)
     for count in range(rounds):
         orders, seconds = _best_swaps(problem, orders, jr.fold_in(key, count))
         if not (np.asarray(seconds) < before * (1 - 1e-6)).any():
