@@ -7,6 +7,7 @@ micro-slices before it have left as the buffers are short of. A closed form stan
 slowest resource, plus filling (the first micro-slice has to be there) and draining (the last one goes round).
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
@@ -180,7 +181,13 @@ def grouped(asked: Asked, members: Float[Array, "group expert"]) -> Asked:
     """The same for groups, whose micro-slices are loaded in turns; members may be relaxed."""
     weight = members * asked.slices
     weight = weight / jnp.maximum(weight.sum(axis=1, keepdims=True), 1)
-    most = jax.vmap(lambda member, each: (member[:, None] * each).max(axis=0), (0, None))
+
+    @partial(jax.vmap, in_axes=(0, None))
+    def most(member: Float[Array, " expert"], each: Float[Array, "expert of"]) -> Float[Array, " of"]:
+        # By its place: the slope of `max` asks which values equal it, and is NaN where XLA rounds them otherwise again.
+        scaled = member[:, None] * each
+        return jnp.take_along_axis(scaled, scaled.argmax(axis=0, keepdims=True), axis=0)[0]
+
     return Asked(
         slices=members @ asked.slices,
         load=members @ asked.load,
