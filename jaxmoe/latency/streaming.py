@@ -7,7 +7,6 @@ micro-slices before it have left as the buffers are short of. A closed form stan
 slowest resource, plus filling (the first micro-slice has to be there) and draining (the last one goes round).
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
@@ -177,17 +176,26 @@ def asked_of(
     )
 
 
+@jax.custom_jvp
+def _largest(values: Float[Array, "each of"]) -> Float[Array, " of"]:
+    """The largest of each column; its slope is that of the first such value.
+
+    JAX's own asks which values equal the largest, and is NaN where XLA works them out twice and rounds otherwise.
+    """
+    return values.max(axis=0)
+
+
+@_largest.defjvp
+def _largest_slope(values: tuple[Array], changes: tuple[Array]) -> tuple[Array, Array]:
+    first = values[0].argmax(axis=0, keepdims=True)
+    return _largest(values[0]), jnp.take_along_axis(changes[0], first, axis=0)[0]
+
+
 def grouped(asked: Asked, members: Float[Array, "group expert"]) -> Asked:
     """The same for groups, whose micro-slices are loaded in turns; members may be relaxed."""
     weight = members * asked.slices
     weight = weight / jnp.maximum(weight.sum(axis=1, keepdims=True), 1)
-
-    @partial(jax.vmap, in_axes=(0, None))
-    def most(member: Float[Array, " expert"], each: Float[Array, "expert of"]) -> Float[Array, " of"]:
-        # By its place: the slope of `max` asks which values equal it, and is NaN where XLA rounds them otherwise again.
-        scaled = member[:, None] * each
-        return jnp.take_along_axis(scaled, scaled.argmax(axis=0, keepdims=True), axis=0)[0]
-
+    most = jax.vmap(lambda member, each: _largest(member[:, None] * each), (0, None))
     return Asked(
         slices=members @ asked.slices,
         load=members @ asked.load,
