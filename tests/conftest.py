@@ -68,6 +68,15 @@ settings.load_profile("jaxmoe")
 def pytest_configure() -> None:
     """Before JAX has looked for devices; programs that tests start inherit it."""
     os.environ.setdefault("XLA_FLAGS", SOONER)
+    # Numba keeps what it compiled whatever the level: a user's own must not be that of tests.
+    os.environ.setdefault("NUMBA_OPT", "1")
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".cache" / "numba"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Commands come last: what they need was compiled and kept by then, by the tests of its own."""
+    items.sort(key=lambda item: "cli" in item.path.parts)
 
 
 def pytest_collection_finish() -> None:

@@ -10,6 +10,7 @@ from jaxmoe.cli.network_profile import _report
 from jaxmoe.network.profile import Profile
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rendered")
 def test_a_machine_is_profiled_and_its_timings_give_the_same_again(run, configs, tmp_path):
     machine, out = configs / "hardware" / "camoe_4nodes.yaml", tmp_path / "out"

@@ -27,6 +27,7 @@ def refused(result, out, *expected):
     assert not out.parent.exists()
 
 
+@pytest.mark.slow
 def test_a_system_beside_its_plan(run, scenario, plan, out, tmp_path):
     target = tmp_path / "layer.json"
     given = ("--plan", plan, "--iterations", 5, "--replay", 2, "--timeline", target)

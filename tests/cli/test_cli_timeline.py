@@ -35,6 +35,7 @@ def refused(result, *expected):
         assert text in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rendered")
 def test_file_and_picture_of_the_slowest_layer(run, scenario, plan, out, target):
     result = run("validate", scenario, "--plan", plan, "--timeline", target, "--out", out)

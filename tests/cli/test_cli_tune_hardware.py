@@ -33,6 +33,7 @@ def space(tmp_path):
     return write
 
 
+@pytest.mark.slow
 def test_the_machine_that_is_written_is_as_fast_as_is_told(run, scenario, space, out):
     file = space(placement="ep_balanced", choices={"hardware.mesh_shape": [[2, 2], [1, 2]]})
     result = run("tune", scenario, "--hardware", file, "--layers", "3", "--out", out)

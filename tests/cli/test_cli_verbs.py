@@ -94,6 +94,7 @@ def test_figures_of_a_summary_hang_together(evaluated):
     assert summary["strategies"]["mine"]["layers"][0] == summary["strategies"]["tp_both_ways"]["layers"][0]
 
 
+@pytest.mark.slow
 def test_every_strategy_is_scored_under_every_exchange_that_may_be_chosen(run, scenario, out):
     change = ("tuning.exchanges=[reduce_scatter, fewest_hops_tree, rings]", "costs.exchange=rings_2")
     result = run("evaluate", scenario, "--set", change[0], "--set", change[1], "--out", out)

@@ -1,12 +1,40 @@
 """Studies of the small scenario, and a way to run them in process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jax
 import pytest
 import yaml
 
-from jaxmoe.sweep import Space, Sweep, read_study, run_sweep
+from jaxmoe.sweep import Space, Sweep, evaluation, read_study, run_sweep
+from jaxmoe.sweep.evaluation import Compiled, Engine, Given
+from jaxmoe.sweep.points import _files
+from jaxmoe.sweep.setting import Setting
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _compiled_once() -> Iterator[None]:
+    """Most tests sweep the same small machine: what one has compiled serves the others, with files as they are."""
+    real, kept = Engine._compile, {}
+
+    def compile_once(self: Engine, setting: Setting, common: Given, points: int) -> tuple[Compiled, float]:
+        leaves, structure = jax.tree.flatten(common)
+        whole = setting.inputs.scenario.model_dump(mode="json")
+        metrics = tuple(evaluation.METRICS.items())
+        key = (
+            *(str(whole), str(_files(whole)), setting.keys, setting.traced, structure, metrics),
+            *(points, evaluation.TOGETHER, self.devices, *((leaf.shape, leaf.dtype) for leaf in leaves)),
+        )
+        if key in kept:
+            self.compiles += 1
+        else:
+            kept[key] = real(self, setting, common, points)
+        return kept[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "_compile", compile_once)
+        yield
 
 
 @pytest.fixture

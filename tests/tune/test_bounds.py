@@ -92,7 +92,7 @@ def candidates() -> np.ndarray:
     return np.concatenate([whole, divided, even, *(half[dealt] for half in halves)]).astype(np.float32)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_no_plan_that_gathers_at_a_home_is_faster_than_the_bound(candidates, seed):
     near = []
     for factor in FACTORS:
@@ -114,10 +114,13 @@ def test_no_plan_under_any_other_exchange_is_faster_than_the_bound(candidates):
 FEW = ("least_loaded", "corner_host_split_tree", "reduce_scatter", "ring_both_ways", "rings_2x1", "rings_1x2")
 
 
+QUICK = ("least_loaded", "reduce_scatter", "rings_1x2")
 UNICASTS = pytest.param(("lowest_host", "fewest_hops", "token_home"), marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("names", [UNICASTS, FEW], ids=["unicasts", "any"])
+@pytest.mark.parametrize(
+    "names", [UNICASTS, pytest.param(FEW, marks=pytest.mark.slow), QUICK], ids=["unicasts", "any", "quick"]
+)
 def test_the_bound_holds_where_ports_limit(candidates, names):
     for factor in (0.1, 1.0, 1e3):
         assert_below_all(problem_of(factor, names, ports=True), candidates, names)
@@ -134,14 +137,17 @@ def memories() -> dict[str, tuple[MemoryLevel, ...]]:
     return {"own": own, "shared": (shared,), "both": (*own, shared)}
 
 
-@pytest.mark.parametrize("kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("own", "shared")), "both"])
-def test_the_bound_holds_where_memory_limits(candidates, kind):
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [*(pytest.param(kind, FEW, marks=pytest.mark.slow) for kind in ("own", "shared", "both")), ("both", QUICK)],
+)
+def test_the_bound_holds_where_memory_limits(candidates, kind, names):
     near = []
     for factor in (1.0, 30.0, 1e3):
-        problem = problem_of(factor, FEW)
+        problem = problem_of(factor, names)
         memory = memories()[kind]
         limited = dataclasses.replace(problem, model=with_memory(problem.model, memory))
-        near.append(assert_below_all(limited, candidates, FEW))
+        near.append(assert_below_all(limited, candidates, names))
         # All experts are read in nearly every batch, by all channels of the slowest level at best.
         read = EXPERTS * cases.COSTS.expert_bytes / min(float(level.bandwidth.sum()) for level in memory)
         assert lower_bound(limited, limited.draw(BATCHES, 0))[0] > 0.9 * read > 1.5 * even_time(problem)
@@ -252,6 +258,7 @@ def communication_of(model: LayerModel, plans: jax.Array, batches: Batch, exchan
     return times(plans, batches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_no_exchange_makes_a_plan_communicate_less_than_its_bound(candidates, seed):
     problem = problem_of(seed=seed)

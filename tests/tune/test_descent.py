@@ -46,8 +46,10 @@ def test_every_step_has_its_own_batches_of_the_problem():
     "name",
     [
         "lowest_host",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fewest_hops", "corner_host")),
-        "corner_host_split_tree",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("fewest_hops", "corner_host", "corner_host_split_tree")
+        ),
     ],
 )
 def test_merged_batches_descend_alike(name):

@@ -149,6 +149,7 @@ def test_a_table_saves_more_than_lambda_with_no_more_lost():
     np.testing.assert_array_equal(found.share, SHARE)
 
 
+@pytest.mark.slow
 def test_what_is_learnt_by_heart_is_not_kept():
     """Descent on 24 tokens makes other tokens slower; a tuned bias is never slower on held tokens than its start."""
     whole = problem()

@@ -42,7 +42,9 @@ def test_a_score_is_the_exact_time():
         assert scored == pytest.approx(float(total.mean() + 0.5 * (np.quantile(total, 0.95) - total.mean())), rel=1e-5)
 
 
-@each_method
+@pytest.mark.parametrize(
+    "method", [name if name == "annealing" else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
 def test_the_best_of_all_orders_is_found_where_there_are_few(method):
     question = asked()
     seconds = scorer(question)(ALL_ORDERS)

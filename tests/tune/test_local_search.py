@@ -120,8 +120,10 @@ def test_a_score_is_the_exact_time(p95_weight):
     "name",
     [
         "corner_host_split_tree",
-        "ring_both_ways",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("lowest_host", "fewest_hops_tree", "reduce_scatter")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("ring_both_ways", "lowest_host", "fewest_hops_tree", "reduce_scatter")
+        ),
     ],
 )
 def test_merged_batches_score_the_same(name):

@@ -56,11 +56,11 @@ def evaluated(problem: PlacementProblem, shares: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("shape", "links", "batches", "rule", "room"),
     [
-        ((2, 2), 1.0, 1, "lowest_host", None),
+        pytest.param((2, 2), 1.0, 1, "lowest_host", None, marks=pytest.mark.slow),
         pytest.param((2, 2), 0.05, 1, "fewest_hops", None, marks=pytest.mark.slow),
         pytest.param((1, 3), 0.2, 2, "lowest_host", None, marks=pytest.mark.slow),
         ((1, 3), 0.2, 1, "lowest_host", 1.2),
-        ((1, 3), 5.0, 2, "fewest_hops", 1.2),
+        pytest.param((1, 3), 5.0, 2, "fewest_hops", 1.2, marks=pytest.mark.slow),
     ],
 )
 def test_it_is_the_best_of_all_sets_of_hosts(shape, links, batches, rule, room):
@@ -168,7 +168,7 @@ def test_other_problems_are_refused_with_the_remedy(change, remedy):
         optimum(change(problem), 0)
 
 
-@pytest.mark.parametrize("ports", [False, True])
+@pytest.mark.parametrize("ports", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_tables_cost_any_plan_as_the_model_does(ports):
     rng = np.random.default_rng(4)
     machine = cases.random_machine(rng, (2, 3), ports=ports)

@@ -139,7 +139,7 @@ def test_the_percentile_is_that_of_numpy(count):
     assert _p95.py_func(times) == pytest.approx(np.quantile(times, 0.95), rel=1e-12)
 
 
-@pytest.mark.parametrize("choice", ["even", "nearest"])
+@pytest.mark.parametrize("choice", [pytest.param("even", marks=pytest.mark.slow), "nearest"])
 def test_small_optimum_and_never_worse_than_a_start(choice):
     loads = np.array([[[900.0, 200, 100]], [[300, 300, 300]]])
     model = replica_model(layer_model(), choice)
@@ -152,6 +152,7 @@ def test_small_optimum_and_never_worse_than_a_start(choice):
         assert (tuned.values["tuned"] <= value * (1 + 1e-6)).all(), name
 
 
+@pytest.mark.slow
 def test_moving_counts_and_a_short_horizon_keeps_what_is_there(loads):
     model = replica_model(layer_model(), "even")
     held = held_of(SLOTS)

@@ -95,6 +95,7 @@ def test_unseeded_starts_reach_the_optimum_of_4x4(top_k):
     assert found.seconds <= exact_seconds(problem, token_layout("er", (4, 4), 4)) * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_a_search_is_no_slower_than_what_it_starts_from():
     problem, layouts = problem_of((4, 6), 4), [token_layout(name, (4, 6), 4) for name in ("baseline", "er")]
     found = tune_mapping(problem, restarts=2, steps=20, rounds=2, starts=layouts)

@@ -213,6 +213,7 @@ def test_a_layer_that_tensor_parallelism_serves_faster_gets_it():
     np.testing.assert_allclose(ringing.stages["final"], scored.total.mean(axis=1), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_merged_batches_are_scored_as_well():
     result = tune(even_problem(tokens=64), SETTINGS)  # 30 kinds of token: batches are merged
     assert (result.stages["final"] < result.stages["searched"]).all()

@@ -84,6 +84,7 @@ def test_a_bad_order_of_the_clusters_is_put_right():
     assert (result.stages["searched"] < 0.99 * result.stages["node_balanced"]).all()
 
 
+@pytest.mark.slow
 def test_the_time_limit_is_shared_out():
     settings = dataclasses.replace(SETTINGS, node_time_s=60.0, link_time_s=60.0, time_limit_s=4.0)
     two_stage(small_problem(), SETTINGS)  # compiles
