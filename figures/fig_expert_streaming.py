@@ -78,7 +78,8 @@ def design(out: Path) -> None:
             axes.set_xticks(range(len(x)), [f"{float(value):g}" for value in x], rotation=45)
             axes.set_yticks(range(len(y)), [f"{float(value):g}" for value in y])
             fixed = "D2D 288 GB/s" if panel == "a" else "SRAM 14 MB"
-            axes.set_title(f"{fixed}; tiles of {float(tile):g} tokens", fontsize=10)
+            tokens = "of one token" if float(tile) == 1 else f"of {float(tile):g} tokens"
+            axes.set_title(f"{fixed}; tiles {tokens}", fontsize=10)
             axes.grid(visible=False)
     bar = figure.colorbar(image, ax=panels.ravel().tolist(), fraction=0.03)
     bar.set_label("busy part of the time; line: 0.6 of the paper")
