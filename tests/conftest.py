@@ -10,10 +10,13 @@ from typing import Any
 
 import jax
 import pytest
+import type_checks
 from hypothesis import settings
 from jax._src.interpreters import mlir
 
 ROOT = Path(__file__).resolve().parents[1]
+
+type_checks.install()  # before anything of jaxmoe is imported
 
 SMALL_SCENARIO = """
 hardware:
