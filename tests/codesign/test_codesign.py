@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import full
 
 from jaxmoe.codesign.descent import feasible_starts
 from jaxmoe.codesign.polish import Cut, Exact, polish, stationarity
@@ -186,7 +187,7 @@ def test_fixed_values_and_variables_exclude_each_other(problem, scenario):
 def test_sides_that_both_vary_are_compared_where_they_are(problem):
     """0.1 against 4 * 0.01: broken by 60 % of the larger side, wherever in the bounds that is."""
     made = problem(variables=BOUNDS, constraints=[f"{LINK} <= 4 * {DIE}"], **QUICK)
-    assert np.asarray(made.excess(jnp.zeros(2))) == pytest.approx([0.6], rel=1e-5)
+    assert np.asarray(made.excess(full(2, 0.0))) == pytest.approx([0.6], rel=1e-5)
 
 
 def test_what_is_derived_from_constants_is_a_limit(problem):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
+from oracles.arrays import full
 
 from jaxmoe.codesign.problem import hardware_problem
 from jaxmoe.codesign.run import tune_hardware
@@ -145,7 +146,7 @@ def test_systems_that_go_from_step_to_step_are_told(streaming):
         problem = streaming({"system": system})
         family, given = own(problem)
         with pytest.raises(UnsuitableSystemError, match=told):
-            problem.objective(family, given, jnp.full(5, 0.5), None)
+            problem.objective(family, given, full(5, 0.5), None)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import full
 
 from jaxmoe.des import LayerDescription, Memory, fabric_of, replay_layer
 from jaxmoe.hardware import Die, Energy, Machine, MemoryLevel, Mesh, clusters, wafers
@@ -16,7 +17,7 @@ from jaxmoe.traces import Batch
 EXPERTS, TOKENS, NODES = 6, 12, 8
 COSTS = (700.0, 1100.0, 3e4, 2e5)  # combine, dispatch, expert: B; FLOPs of a token and expert
 NETWORKS = {
-    "mesh": (lambda: Mesh(jnp.full(20, 2e9), jnp.full(20, 1e-8), shape=(2, 4)), np.arange(20) < 5),
+    "mesh": (lambda: Mesh(full(20, 2e9), full(20, 1e-8), shape=(2, 4)), np.arange(20) < 5),
     "wafers": (lambda: wafers((2, 2), (1, 2), 2e9, 1e-8, 1e9, 3e-8), border_links((2, 2), (1, 2))),
     "clusters": (lambda: clusters(2, 4, 2e9, 1e-8, 1e9, 3e-8), np.arange(20) >= 16),
 }
@@ -42,7 +43,7 @@ def test_bytes_flops_and_energies_are_borne_out(network, exchange, mode, parts):
         experts=jnp.asarray(np.stack([rng.choice(EXPERTS, 2, replace=False) for _ in range(TOKENS)]), jnp.int32),
         token_draw=jnp.asarray((rng.integers(2, size=TOKENS) + 0.5) / 2, jnp.float32),
         draw=jnp.asarray(rng.random((TOKENS, 2)), jnp.float32),
-        weight=jnp.ones(TOKENS),
+        weight=full(TOKENS, 1.0),
     )
     # A cache of each node and a memory that pairs of nodes share.
     caches, shared = np.arange(NODES), np.arange(NODES) // 2
@@ -58,7 +59,7 @@ def test_bytes_flops_and_energies_are_borne_out(network, exchange, mode, parts):
     seen = replay_layer(layer, share, batch)
 
     levels = tuple(
-        MemoryLevel(jnp.full(max(at) + 1, 1e10), jnp.zeros(max(at) + 1), None, jnp.asarray(at, jnp.int32), name)
+        MemoryLevel(full(max(at) + 1, 1e10), full(max(at) + 1, 0.0), None, jnp.asarray(at, jnp.int32), name)
         for at, name in ((caches, "cache"), (shared, "ddr"))
     )
     each = np.where(special, 0, rng.uniform(1, 9, topology.num_links)), np.where(special, 30.0, 0)
@@ -68,7 +69,7 @@ def test_bytes_flops_and_energies_are_borne_out(network, exchange, mode, parts):
         {"link": jnp.asarray(each[0]), "border": jnp.asarray(each[1])},
     )
     model = LayerModel(
-        Machine(topology, Die(jnp.full(NODES, 1e12)), levels, energy),
+        Machine(topology, Die(full(NODES, 1e12)), levels, energy),
         LayerCosts(*map(jnp.asarray, (*COSTS, 1.0, 1.0))),
         Congestion(jnp.asarray(256.0)),
         build_exchange(exchange, topology),
@@ -89,12 +90,12 @@ def test_bytes_flops_and_energies_are_borne_out(network, exchange, mode, parts):
 
 def test_counts_by_hand():
     """One token from node 0 to its only expert on node 2 of a line: two hops there, two back."""
-    line = Mesh(jnp.full(4, 10.0), jnp.zeros(4), shape=(1, 3))
+    line = Mesh(full(4, 10.0), full(4, 0.0), shape=(1, 3))
     memory = (Memory(np.full(3, 1.0), np.zeros(3), np.arange(3)),)
     layer = LayerDescription(
         fabric_of(line, None), np.ones(3), 8.0, 6.0, 100.0, 50.0, "sharded", exchange_of("token_home"), memory
     )
-    batch = Batch(jnp.array([[0]]), jnp.zeros(1), jnp.zeros((1, 1)), jnp.ones(1), jnp.zeros(1, jnp.int32))
+    batch = Batch(jnp.array([[0]]), full(1, 0.0), full((1, 1), 0.0), full(1, 1.0), jnp.zeros(1, jnp.int32))
     seen = replay_layer(layer, np.array([[0.0, 0.0, 1.0]]), batch)
     assert seen.link_bytes.tolist() == [8, 8, 6, 6]  # up the line, then down
     assert seen.flops.tolist() == [0, 0, 50]

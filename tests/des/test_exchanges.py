@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import full
 
 from jaxmoe.des import LayerDescription, fabric_of, replay_layer
 from jaxmoe.des.exchanges import ring_groups, stage_transfers
@@ -14,8 +14,8 @@ from jaxmoe.placement.exchange import HOMES, ROUTES, ExchangeError, Gather, Redu
 
 from .test_layer import make_batch
 
-LINE = Mesh(jnp.full(4, 2.0), jnp.full(4, 0.25), shape=(1, 3))
-MESH = Mesh(jnp.full(num_links((4, 4)), 2.0), jnp.full(num_links((4, 4)), 0.25), shape=(4, 4))
+LINE = Mesh(full(4, 2.0), full(4, 0.25), shape=(1, 3))
+MESH = Mesh(full(num_links((4, 4)), 2.0), full(num_links((4, 4)), 0.25), shape=(4, 4))
 SIZE = 12.0
 
 NETWORKS = {
@@ -101,7 +101,7 @@ def test_groups_send_each_other_the_parts_of_common_tokens(name):
 
 def test_rings_inside_groups_and_then_between_them_by_hand():
     # On a 1x4 line two groups of two. Token 0 visits both, token 1 the first alone.
-    line = Mesh(jnp.full(6, 2.0), jnp.full(6, 0.25), shape=(1, 4))
+    line = Mesh(full(6, 2.0), full(6, 0.25), shape=(1, 4))
     share = np.array([[0.5, 0, 0, 0.5], [1, 0, 0, 0]])
     batch = make_batch([[0], [1]], [0, 0], [[0.0], [0.0]])
     # Rings: 2 and 1 vectors of 12 B in halves: 12 B and 6 B in one step of 6 s and 3 s. Between: 12 B / 2 / 2 = 3 B

@@ -4,6 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import full
 
 from jaxmoe.des import fabric_of
 from jaxmoe.hardware import Mesh, clusters, ring, torus
@@ -12,7 +13,7 @@ from jaxmoe.hardware.networks import num_links
 
 def mesh_of(shape, **numbers):
     links = num_links(shape)
-    return Mesh(jnp.arange(1.0, links + 1), jnp.full(links, 0.5), shape=shape, **numbers)
+    return Mesh(jnp.arange(1.0, links + 1), full(links, 0.5), shape=shape, **numbers)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def test_mirrored_paths_retrace_paths(topology):
 
 
 def test_ports_stand_at_both_ends_of_every_path():
-    ports = {"injection_bandwidth": jnp.full(4, 3.0), "ejection_bandwidth": jnp.full(4, 5.0)}
+    ports = {"injection_bandwidth": full(4, 3.0), "ejection_bandwidth": full(4, 5.0)}
     fabric = fabric_of(mesh_of((2, 2), endpoint_latency=7.0, efficiency=0.5, **ports), chunk_bytes=4.0)
     assert fabric.paths[1, 2][0] == 8 + 1
     assert fabric.paths[1, 2][-1] == 12 + 2

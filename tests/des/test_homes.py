@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import full
 
 from jaxmoe.des.description import homes_of, token_sources
 from jaxmoe.hardware.networks import hop_counts
@@ -19,8 +20,8 @@ def case(seed: int):
     batch = Batch(
         experts=jnp.zeros((TOKENS, TOP_K), jnp.int32),
         token_draw=jnp.asarray(rng.random(TOKENS), jnp.float32),
-        draw=jnp.zeros((TOKENS, TOP_K)),
-        weight=jnp.ones(TOKENS),
+        draw=full((TOKENS, TOP_K), 0.0),
+        weight=full(TOKENS, 1.0),
     )
     hosts = rng.random((TOKENS, TOP_K, NODES)) < 0.15
     hosts[np.arange(TOKENS), :, rng.integers(NODES, size=TOKENS)] = True
@@ -82,7 +83,7 @@ def test_corners_take_tokens_in_turn():
     hosts = np.zeros((5, 1, 6), bool)
     hosts[:, :, [1, 4]] = True
     hops = np.array([[abs(a // 3 - b // 3) + abs(a % 3 - b % 3) for b in range(6)] for a in range(6)])
-    batch = Batch(jnp.zeros((5, 1), int), jnp.zeros(5), jnp.zeros((5, 1)), jnp.ones(5))
+    batch = Batch(jnp.zeros((5, 1), int), full(5, 0.0), full((5, 1), 0.0), full(5, 1.0))
     assert homes_of("corner_host", batch, hosts, hops, (2, 3)).tolist() == [1, 1, 4, 4, 1]
     # Without corners every node has its turn: 0, 1, 2, 3, 4.
     assert homes_of("corner_host", batch, hosts, hops).tolist() == [1, 1, 1, 4, 4]

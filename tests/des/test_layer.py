@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import floats, full
 
 from jaxmoe.des import LayerDescription, Memory, fabric_of, layer_seconds, replay_layer, replay_plan
 from jaxmoe.hardware import Mesh
@@ -17,7 +18,7 @@ from jaxmoe.traces import Batch
 # 0: 0>2   1: 1>3   2: 2>0   3: 3>1   4: 0>1   5: 2>3   6: 1>0   7: 3>2
 # A chunk of 4 B takes 2 s on a link and 0.25 s to the next node; a message is two chunks.
 LAYER = LayerDescription(
-    fabric=fabric_of(Mesh(jnp.full(8, 2.0), jnp.full(8, 0.25), shape=(2, 2)), chunk_bytes=4.0),
+    fabric=fabric_of(Mesh(full(8, 2.0), full(8, 0.25), shape=(2, 2)), chunk_bytes=4.0),
     flops=np.array([4.0, 4.0, 4.0, 2.0]),
     dispatch_bytes=8.0,
     combine_bytes=8.0,
@@ -33,7 +34,7 @@ def make_batch(experts, gather_slot, draw) -> Batch:
         experts=jnp.asarray(experts, jnp.int32),
         token_draw=jnp.asarray((np.array(gather_slot) + 0.5) / np.shape(experts)[1], jnp.float32),
         draw=jnp.asarray(draw, jnp.float32),
-        weight=jnp.ones(len(experts)),
+        weight=full(len(experts), 1.0),
     )
 
 
@@ -175,7 +176,7 @@ def test_what_a_policy_decided_by_hand():
 
 
 def test_a_token_gathers_where_its_gather_slot_is_served():
-    batch = replace(BATCH, token_draw=jnp.array([0.25, 0.75, 0.25]))
+    batch = replace(BATCH, token_draw=floats([0.25, 0.75, 0.25]))
     result = replay_layer(LAYER, SHARE, batch, np.array([[1, -1], [-1, 3], [-1, -1]]))
     assert result.link_busy["combine"].tolist() == on_links(link5=4)
     assert result.link_busy["dispatch"].tolist() == on_links(link7=4)
@@ -303,7 +304,7 @@ def test_a_plan_is_replayed_layer_by_layer_and_batch_by_batch():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weight": jnp.array([1.0, 2.0, 1.0])}, "weight"),
+        ({"weight": floats([1.0, 2.0, 1.0])}, "weight"),
         ({"experts": jnp.array([[0, 3], [0, 1], [0, 1]])}, "expert ids"),
         ({"experts": jnp.array([[0, -2], [0, 1], [0, 1]])}, "expert ids"),
     ],

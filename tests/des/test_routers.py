@@ -6,6 +6,7 @@ import itertools
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import full
 from oracles.router import Network, Packet, Simulation
 
 from jaxmoe.des import Fabric, GraphBuilder, fabric_of, replay_traffic
@@ -32,8 +33,8 @@ def mesh(shape=(2, 3), routing="xy", cut_through=True, **router) -> Fabric:
 def mesh_topology(shape, routing="xy", **router) -> Mesh:
     numbers = {"num_vcs": 2, "vc_buf_size": 4, "flit_bytes": 1.0} | router
     hop, ends = latencies(numbers.get("internal_speedup", 1))
-    links, ports = num_links(shape), jnp.ones(shape[0] * shape[1])
-    network = Mesh(jnp.ones(links), jnp.full(links, float(hop)), ports, ports, shape=shape, routing=routing)
+    links, ports = num_links(shape), full(shape[0] * shape[1], 1.0)
+    network = Mesh(full(links, 1.0), jnp.full(links, float(hop)), ports, ports, shape=shape, routing=routing)
     return dataclasses.replace(network, endpoint_latency=jnp.asarray(float(ends)), router=Router(**numbers))
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.arrays import full
 
 from jaxmoe.des import GraphBuilder, Send, add_sends, fabric_of, replay_traffic, ring_sends, simulate
 from jaxmoe.des.fabric import Paths, rows_of
@@ -162,7 +163,7 @@ def test_nodes_on_the_way_forward_what_they_received():
 def test_entwined_rings_never_wait_for_a_link(bidirectional):
     # 6 steps of two hops; every link is free whenever a message comes to it, so nothing takes longer than alone.
     links = num_links((4, 4))
-    mesh = Mesh(jnp.full(links, 2.0), jnp.full(links, 0.5), shape=(4, 4))
+    mesh = Mesh(full(links, 2.0), full(links, 0.5), shape=(4, 4))
     sends = entwined_ring_sends((4, 4), (2, 2), 32.0, bidirectional)
     part = 8.0 / (1 + bidirectional)
     result, _ = run_on(mesh, sends)
@@ -198,7 +199,7 @@ def test_stop_and_wait_awaits_the_chunk_before():
 )
 def test_a_chunked_broadcast_down_a_line(stop_and_wait, expected):
     # 8 bytes in 4 chunks of 1 s over three hops of 0.5 s. Latencies count once a hop, or once a chunk as well.
-    mesh = Mesh(jnp.full(6, 2.0), jnp.full(6, 0.5), shape=(1, 4))
+    mesh = Mesh(full(6, 2.0), full(6, 0.5), shape=(1, 4))
     result, _ = run_on(mesh, tree_sends(multicast_tree((1, 4), 0, range(4)), 8.0, 2.0, stop_and_wait))
     assert result.makespan == expected
 

@@ -4,6 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import full
 
 from jaxmoe.des import LayerDescription, Memory, fabric_of, timeline_events
 from jaxmoe.des.stream import Phase, counted_layer, most_moves, moves, run_layers, weight_transfers
@@ -87,7 +88,7 @@ def test_a_timeline_of_two_layers_has_the_stream_of_weights(layout):
 def test_stages_agree_with_the_count_model(name):
     """Congestion against messages: within 5 % at 300 and more vectors a node."""
     layout = token_layout(name, SHAPE, 4)
-    machine = Machine(TOPOLOGY, Die(jnp.full(NODES, 1e12)), node_memory(jnp.full(NODES, 1e10), None))
+    machine = Machine(TOPOLOGY, Die(full(NODES, 1e12)), node_memory(full(NODES, 1e10), None))
     costs = LayerCosts(*(jnp.asarray(value) for value in (BYTES, BYTES, EXPERT, 1e6, 128.0, 3.0)))
     price = eqx.filter_jit(price_rounds)
     reduced = price(Congestion(jnp.asarray(16.0)), TOPOLOGY, scaled(all_reduce_rounds(layout), REDUCED), HardMax())

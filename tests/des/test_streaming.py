@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.arrays import full
 
 from jaxmoe.des.buffers import BufferError
 from jaxmoe.des.description import LayerDescription, Memory
@@ -261,7 +261,7 @@ def test_a_halt_is_told_with_the_state_of_the_buffers():
 
 def layer(channels: int = DIES) -> LayerDescription:
     links = 8
-    mesh = Mesh(jnp.full(links, 8.0), jnp.zeros(links), shape=(2, 2))
+    mesh = Mesh(full(links, 8.0), full(links, 0.0), shape=(2, 2))
     memory = Memory(
         np.full(channels, 2.0), np.zeros(channels), np.zeros(DIES, int) if channels < DIES else np.arange(DIES)
     )

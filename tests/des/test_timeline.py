@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.arrays import full
 
 from jaxmoe.des import (
     GraphBuilder,
@@ -258,7 +259,7 @@ def check_arrows(events):
         assert rows[arrow[-1]["pid"], arrow[-1]["tid"]] == (f"node {destination}", "receives")
 
 
-MESH = Mesh(jnp.full(8, 2.0), jnp.full(8, 0.25), shape=(2, 2))
+MESH = Mesh(full(8, 2.0), full(8, 0.25), shape=(2, 2))
 
 
 @pytest.mark.parametrize("order", ["staggered", "by_destination"])
@@ -293,7 +294,7 @@ def test_a_run_of_any_tasks_without_stages():
 
 
 def test_chunks_of_a_message_are_told_apart_where_others_come_between():
-    fabric = fabric_of(Mesh(jnp.ones(4), jnp.zeros(4), shape=(1, 3)), chunk_bytes=2.0)
+    fabric = fabric_of(Mesh(full(4, 1.0), full(4, 0.0), shape=(1, 3)), chunk_bytes=2.0)
     ends = link_ends((1, 3))
     graph = GraphBuilder(4, 3, chunk_bytes=2.0)
     graph.transfer(fabric.paths[0, 2], 4.0)
@@ -311,7 +312,7 @@ def test_chunks_of_a_message_are_told_apart_where_others_come_between():
 
 def test_bytes_are_right_where_cut_through_holds_a_link_for_longer():
     bandwidth = jnp.asarray([4.0 if start == 1 else 1.0 for start in link_ends((1, 3))[:, 0]])
-    fabric = fabric_of(Mesh(bandwidth, jnp.zeros(4), shape=(1, 3)), 2.0, cut_through=True)
+    fabric = fabric_of(Mesh(bandwidth, full(4, 0.0), shape=(1, 3)), 2.0, cut_through=True)
     traffic = np.zeros((3, 3))
     traffic[0, 2] = 6.0
     run = replay_traffic(fabric, traffic, record=True).run
@@ -323,16 +324,16 @@ def test_bytes_are_right_where_cut_through_holds_a_link_for_longer():
 @pytest.mark.parametrize(
     ("numbers", "ports"),
     [
-        ({"injection_bandwidth": jnp.full(4, 4.0)}, ["injection port"]),
-        ({"ejection_bandwidth": jnp.full(4, 4.0)}, ["ejection port"]),
+        ({"injection_bandwidth": full(4, 4.0)}, ["injection port"]),
+        ({"ejection_bandwidth": full(4, 4.0)}, ["ejection port"]),
         (
-            {"injection_bandwidth": jnp.full(4, 4.0), "ejection_bandwidth": jnp.full(4, 4.0)},
+            {"injection_bandwidth": full(4, 4.0), "ejection_bandwidth": full(4, 4.0)},
             ["injection port", "ejection port"],
         ),
     ],
 )
 def test_ports_are_rows_of_their_nodes(numbers, ports):
-    mesh = Mesh(jnp.full(8, 2.0), jnp.full(8, 0.25), shape=(2, 2), **numbers)
+    mesh = Mesh(full(8, 2.0), full(8, 0.25), shape=(2, 2), **numbers)
     fabric = fabric_of(mesh, 8.0)
     traffic = np.zeros((4, 4))
     traffic[0, 3] = 8.0
@@ -346,7 +347,7 @@ def test_ports_are_rows_of_their_nodes(numbers, ports):
 
 
 def test_latency_of_end_points_shows_in_the_receipt():
-    mesh = Mesh(jnp.full(8, 2.0), jnp.full(8, 0.25), shape=(2, 2), endpoint_latency=7.0)
+    mesh = Mesh(full(8, 2.0), full(8, 0.25), shape=(2, 2), endpoint_latency=7.0)
     fabric = fabric_of(mesh, None)
     traffic = np.zeros((4, 4))
     traffic[0, 1] = 8.0
@@ -372,7 +373,7 @@ def test_switches_have_names():
 @pytest.mark.parametrize("shape", [(2, 2), (1, 1)])
 def test_a_run_in_which_nothing_moves(shape):
     links, nodes = num_links(shape), shape[0] * shape[1]
-    fabric = fabric_of(Mesh(jnp.ones(links), jnp.zeros(links), shape=shape), None)
+    fabric = fabric_of(Mesh(full(links, 1.0), full(links, 0.0), shape=shape), None)
     run = replay_traffic(fabric, np.zeros((nodes, nodes)), record=True).run
     events = timeline_events(run, fabric, link_ends(shape))
     assert {event["ph"] for event in events} == {"M"}
@@ -385,7 +386,7 @@ def test_what_does_not_belong_to_the_run_is_refused():
     with pytest.raises(ValueError, match="record=True"):
         timeline_events(replace(recorded.run, services=None), fabric, ends)
     with pytest.raises(ValueError, match=r"run has 8 .* fabric 14"):
-        timeline_events(recorded.run, fabric_of(Mesh(jnp.ones(14), jnp.ones(14), shape=(2, 3)), None), ends)
+        timeline_events(recorded.run, fabric_of(Mesh(full(14, 1.0), full(14, 1.0), shape=(2, 3)), None), ends)
     with pytest.raises(ValueError, match="ends of 7 links"):
         timeline_events(recorded.run, fabric, ends[:7])
     with pytest.raises(ValueError, match=r"1 stages for \d+ tasks"):

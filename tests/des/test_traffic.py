@@ -3,9 +3,9 @@
 import dataclasses
 import inspect
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import full
 from oracles.topologies import mesh
 
 from jaxmoe.des import Fabric, TrafficReplay, fabric_of, replay_traffic
@@ -63,7 +63,7 @@ def test_chunks_of_two_sources_take_turns():
 
 
 def test_ports_and_end_points_take_their_time():
-    ports = {"injection_bandwidth": jnp.full(3, 2.0), "ejection_bandwidth": jnp.full(3, 0.5)}
+    ports = {"injection_bandwidth": full(3, 2.0), "ejection_bandwidth": full(3, 0.5)}
     topology = dataclasses.replace(mesh((1, 3), 1.0, 0.25), endpoint_latency=8.0, **ports)
     replay = replay_traffic(fabric_of(topology, None), messages(3, (0, 1, 2.0), (0, 2, 2.0)))
     # Injected 0..1 and 1..2. To 1: link 1..3, and at its port from 3.25 for 4 s; to 2: link 3..5, then
@@ -74,7 +74,7 @@ def test_ports_and_end_points_take_their_time():
 
 
 def test_a_lossy_router_slows_links_and_ports_alike():
-    topology = dataclasses.replace(switch(3, 1.0, 0.0), injection_bandwidth=jnp.ones(3), efficiency=0.5)
+    topology = dataclasses.replace(switch(3, 1.0, 0.0), injection_bandwidth=full(3, 1.0), efficiency=0.5)
     assert replay_traffic(fabric_of(topology, None), messages(3, (0, 1, 2.0))).completion_s == 3 * 2 / 0.5
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import full
 
 from jaxmoe.des import LayerDescription, fabric_of, replay_layer
 from jaxmoe.des.exchanges import stage_transfers
@@ -19,7 +20,7 @@ VISITED, HOME = np.array([[True, True, False, True]]), np.array([0])
 
 def small_layer(exchange: Gather, topology: AbstractTopology | None = None, **numbers) -> LayerDescription:
     """A vector is two chunks of 4 B, each 2 s on a link and 0.25 s to the next node."""
-    mesh = Mesh(jnp.full(8, 2.0), jnp.full(8, 0.25), shape=(2, 2), **numbers) if topology is None else topology
+    mesh = Mesh(full(8, 2.0), full(8, 0.25), shape=(2, 2), **numbers) if topology is None else topology
     nodes = mesh.num_nodes
     return LayerDescription(fabric_of(mesh, 4.0), np.full(nodes, 4.0), 8.0, 8.0, 100.0, 6.0, "sharded", exchange)
 
@@ -50,7 +51,7 @@ def test_a_router_copies_chunk_by_chunk():
 
 def test_a_vector_passes_a_port_of_its_node_and_the_sum_one_of_the_home():
     # A chunk takes 1 s to get in and 4 s, and then another 7 s, to get out.
-    ports = {"injection_bandwidth": jnp.full(4, 4.0), "ejection_bandwidth": jnp.full(4, 1.0)}
+    ports = {"injection_bandwidth": full(4, 4.0), "ejection_bandwidth": full(4, 1.0)}
     layer = small_layer(Gather("lowest_host", "tree"), endpoint_latency=7.0, **ports)
     # In at 1 and 2 s. 3>1: 1..3, 3..5. 1>0: 3.25..5.25, 5.25..7.25. Out at 0: 5.5..9.5, 9.5..13.5.
     combine = stage(layer)
@@ -74,7 +75,7 @@ def test_the_other_order_of_directions_and_half_along_each():
     # Node 1 is next to the home on either tree: its link takes both halves.
     assert stage(small_layer(Gather("lowest_host", "split_tree"))).link_busy[6] == 4
     # On a mesh that goes along y first, the cross tree is that along x first.
-    mesh = Mesh(jnp.full(8, 2.0), jnp.full(8, 0.25), shape=(2, 2), routing="yx")
+    mesh = Mesh(full(8, 2.0), full(8, 0.25), shape=(2, 2), routing="yx")
     other = stage(small_layer(Gather("lowest_host", "cross_tree"), mesh), far)
     assert other.link_busy.tolist() == busy(link3=4, link6=4)
 
@@ -95,7 +96,7 @@ def test_chunks_of_tokens_share_a_link_in_the_order_of_tokens():
 def test_trees_without_vectors_take_no_time():
     alone = np.array([[False, False, True, False]])
     assert stage(small_layer(Gather("lowest_host", "split_tree")), alone, np.array([2])).makespan == 0
-    single = small_layer(Gather("lowest_host", "tree"), Mesh(jnp.ones(0), jnp.ones(0), shape=(1, 1)))
+    single = small_layer(Gather("lowest_host", "tree"), Mesh(full(0, 1.0), full(0, 1.0), shape=(1, 1)))
     assert stage(single, np.array([[True]])).makespan == 0
 
 
@@ -105,7 +106,7 @@ def test_tree_hops_hold_a_chunk_whole_even_where_messages_cut_through(cut_throug
     assert stage(replace(layer, fabric=replace(layer.fabric, cut_through=cut_through))).makespan == 6.5
 
 
-MESH = Mesh(jnp.linspace(1, 2, num_links((3, 4))), jnp.full(num_links((3, 4)), 0.1), shape=(3, 4))
+MESH = Mesh(jnp.linspace(1, 2, num_links((3, 4))), full(num_links((3, 4)), 0.1), shape=(3, 4))
 NETWORKS = {
     "mesh": MESH,
     "wafers": wafers((2, 2), (1, 2), 2.0, 0.1, 1.0, 0.3),

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from oracles.arrays import full
 
 from jaxmoe.experiment import clock as clock_module
 from jaxmoe.experiment.clock import COMPILING, CompileTime, StageClock
@@ -31,7 +32,7 @@ def test_other_events_do_not_count(now):
 
 def test_what_jax_compiles_is_heard():
     with StageClock() as clock, clock.stage("work"):
-        jax.jit(lambda x: jnp.sin(x) @ x.T)(jnp.ones((7, 11))).block_until_ready()
+        jax.jit(lambda x: jnp.sin(x) @ x.T)(full((7, 11), 1.0)).block_until_ready()
     work = clock.report()["stages"]["work"]
     assert work["compile_s"] > 0
     assert work["run_s"] > 0

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import cases
+from oracles.arrays import full
 
 from jaxmoe.hardware import Die, Machine, Mesh, node_memory
 from jaxmoe.latency import GroupedAttention, Metadata, grouped_attention, schedule_of
@@ -39,7 +40,7 @@ def timed(model, share, batch):
 
 def decided(model):
     rng = np.random.default_rng(0)
-    batch = replace(cases.batch(cases.random_tokens(rng, TOKENS, 4, 2)), weight=jnp.ones(TOKENS))
+    batch = replace(cases.batch(cases.random_tokens(rng, TOKENS, 4, 2)), weight=full(TOKENS, 1.0))
     return timed(model, jnp.asarray(cases.random_share(rng, 4, 4)), batch)
 
 

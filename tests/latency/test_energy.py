@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import cases
-from oracles.arrays import full
+from oracles.arrays import floats, full
 
 from jaxmoe.hardware import Die, Energy, Machine, Mesh, node_memory
 from jaxmoe.latency import Decisions, LayerCosts, LayerModel, LayerTime, Movement, Pipelined, evaluate
@@ -25,10 +25,10 @@ NUMBERS = {"compute": 2.0, "memory": 3.0, "link": 5.0, "idle": 7.0}
 
 def energy(links: int, compute=2.0, memory=3.0, link=5.0, idle=7.0) -> Energy:
     return Energy(
-        jnp.asarray(compute, float),
-        {"memory": jnp.asarray(memory, float)},
+        floats(compute),
+        {"memory": floats(memory)},
         {"link": full(links, link)},
-        jnp.asarray(idle, float),
+        floats(idle),
     )
 
 
@@ -42,12 +42,12 @@ def two_nodes(exchange: str = "lowest_host", **parts) -> LayerModel:
     return dataclasses.replace(model, **parts)
 
 
-ONE_TOKEN = Batch(jnp.array([[0, 1]]), jnp.array([0.1]), jnp.array([[0.5, 0.5]]), jnp.ones(1))
+ONE_TOKEN = Batch(jnp.array([[0, 1]]), floats([0.1]), floats([[0.5, 0.5]]), full(1, 1.0))
 
 
 def test_one_token_on_two_nodes_by_hand():
     """Its experts are on both nodes, its home is node 0: one vector there over a link of 10 B/s, and one back."""
-    times = run(two_nodes(), jnp.eye(2), ONE_TOKEN)
+    times = run(two_nodes(), floats(np.eye(2)), ONE_TOKEN)
     assert float(times.total) == pytest.approx(100 / 10 + (1000 + 160) / 20 + 60 / 10)
     expected = {
         "compute": 2 * (2 * 40),
@@ -61,16 +61,16 @@ def test_one_token_on_two_nodes_by_hand():
 
 def test_a_ring_of_two_sends_halves_each_way():
     """Reduce-scatter: every node sends half a vector, in dispatch and in combine."""
-    times = run(two_nodes("ring"), jnp.full((2, 2), 0.5), ONE_TOKEN)
+    times = run(two_nodes("ring"), full((2, 2), 0.5), ONE_TOKEN)
     assert float(times.energy["link"]) == pytest.approx(5 * 2 * (100 + 60) / 2)
     assert float(times.energy["compute"]) == pytest.approx(2 * 2 * 40)
 
 
 @pytest.mark.parametrize("hidden", [True, False])
 def test_weights_that_move_are_counted_hidden_or_not(hidden):
-    model, share = two_nodes(), jnp.eye(2)
+    model, share = two_nodes(), floats(np.eye(2))
     plain = run(model, share, ONE_TOKEN)
-    everywhere = jnp.array([[1.0, 1.0], [0.0, 0.0]])  # expert 0, which node 0 has, to both
+    everywhere = floats([[1.0, 1.0], [0.0, 0.0]])  # expert 0, which node 0 has, to both
     moved = run(model.decided, Decisions(share, movement=Movement(everywhere, hidden=hidden)), ONE_TOKEN)
     assert float(moved.energy["link"] - plain.energy["link"]) == pytest.approx(5 * 1000)
     longer = 0 if hidden else 1000 / 10
@@ -86,7 +86,7 @@ def test_a_link_that_is_passed_on_counts_every_hop():
 
 def test_a_machine_that_states_no_energy_has_none():
     model = eqx.tree_at(lambda m: m.machine.energy, two_nodes(), None)
-    times = run(model, jnp.eye(2), ONE_TOKEN)
+    times = run(model, floats(np.eye(2)), ONE_TOKEN)
     assert times.energy == {}
     with pytest.raises(ValueError, match="states no energy"):
         _ = times.total_energy
@@ -96,7 +96,7 @@ def random_model(rule="lowest_host", seed=0, **parts) -> tuple[LayerModel, jax.A
     rng = np.random.default_rng(seed)
     machine = cases.as_machine(cases.random_machine(rng, (2, 3), memory=True))
     machine = dataclasses.replace(machine, energy=energy(machine.topology.num_links))
-    share = jnp.asarray(cases.random_share(rng, 5, 6), float)
+    share = floats(cases.random_share(rng, 5, 6))
     return cases.model_on(machine, "sharded", rule, **parts), share, cases.batch(cases.random_tokens(rng, 9, 5, 2))
 
 
@@ -121,7 +121,7 @@ def test_kinds_of_links_add_up_to_all_links():
     model, share, batch = random_model("reduce_scatter")
     links = model.machine.topology.num_links
     first = np.where(np.arange(links) < links // 2, 5.0, 0)
-    parted = Energy(links={"link": jnp.asarray(first, float), "border": jnp.asarray(5.0 - first, float)})
+    parted = Energy(links={"link": floats(first), "border": floats(5.0 - first)})
     parts = joules(model, share, batch, parted)
     assert parts.keys() == {"link", "border"}
     assert min(map(float, parts.values())) > 0
@@ -141,7 +141,7 @@ def test_the_links_carry_the_same_whatever_the_time_model_and_schedule():
 
 def test_tensor_parallelism_reads_every_expert_once_whatever_the_batch():
     model, _, batch = random_model("ring")
-    times = run(model, jnp.full((5, 6), 1 / 6), batch)
+    times = run(model, full((5, 6), 1 / 6), batch)
     vectors = 6 * float(batch.weight.sum()) * (cases.COSTS.dispatch_bytes + cases.COSTS.combine_bytes)
     assert float(times.energy["memory"]) == pytest.approx(3 * (5 * cases.COSTS.expert_bytes + vectors), rel=1e-5)
 
@@ -170,6 +170,8 @@ def test_many_batches_at_once():
 
 def test_a_rollout_has_the_energy_of_every_step():
     model, steps = two_nodes(), jax.tree.map(lambda leaf: jnp.asarray(np.stack([leaf] * 3)[None]), ONE_TOKEN)
-    _, times, _ = rollout(StaticPlan(jnp.eye(2)[None]), model, steps)
+    _, times, _ = rollout(StaticPlan(floats(np.eye(2))[None]), model, steps)
     assert times.total_energy.shape == (3, 1)
-    np.testing.assert_allclose(times.total_energy, float(run(model, jnp.eye(2), ONE_TOKEN).total_energy), rtol=1e-6)
+    np.testing.assert_allclose(
+        times.total_energy, float(run(model, floats(np.eye(2)), ONE_TOKEN).total_energy), rtol=1e-6
+    )

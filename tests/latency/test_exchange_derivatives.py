@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import cases
+from oracles.arrays import floats
 from oracles.derivatives import check_slopes
 
 from jaxmoe.hardware import MemoryLevel
@@ -32,8 +33,8 @@ KINDS = (
     "ring_both_ways",
 )
 both_modes = pytest.mark.parametrize("mode", ["sharded", "replicated"])
-# Everyday each exchange in one mode, and each mode under one exchange.
-EVERYDAY = {("least_loaded_tree", "sharded"), ("rings_1x2", "replicated")}
+# Everyday a gather in one mode, and each mode under one exchange. Rings take longest to compile.
+EVERYDAY = {("least_loaded_tree", "sharded"), ("reduce_scatter", "replicated")}
 kinds_and_modes = pytest.mark.parametrize(
     ("exchange", "mode"),
     [
@@ -128,5 +129,5 @@ def test_relaxed_time_tends_to_the_exact_one(exchange, mode):
     def relaxed(sharpness):
         return jax.vmap(lambda s: model(share, batch, None, SmoothMax(s), SoftSupport(s)).total)(sharpness)
 
-    gaps = np.abs(np.asarray(relaxed(jnp.asarray([0.1, 0.01, 1e-3, 1e-4, 1e-5]))) / float(exact) - 1)
+    gaps = np.abs(np.asarray(relaxed(floats([0.1, 0.01, 1e-3, 1e-4, 1e-5]))) / float(exact) - 1)
     assert gaps[-1] < 1e-5 < 1e-4 < gaps[0]

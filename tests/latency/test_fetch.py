@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.arrays import full
+from oracles.arrays import floats, full
 from oracles.wafer import traffic
 
 from jaxmoe import latency
@@ -26,7 +26,7 @@ fetch_demand, traffic_figures = eqx.filter_jit(latency.fetch_demand), eqx.filter
 
 
 def fetches(requests, home, local=None, copied=None, hits=None):
-    requests, home = jnp.asarray(requests, float), jnp.asarray(home)
+    requests, home = floats(requests), jnp.asarray(home)
     local = jnp.asarray(home[:, None] == jnp.arange(requests.shape[1]), requests.dtype) if local is None else local
     return Fetches(requests, home, local, jnp.zeros_like(requests) if copied is None else copied, hits)
 
@@ -42,7 +42,7 @@ def drawn(seed, experts=12):
 
 def of(seed):
     requests, home, local, copied = drawn(seed)
-    return fetches(requests, home, jnp.asarray(local, float), jnp.asarray(copied, float))
+    return fetches(requests, home, floats(local), floats(copied))
 
 
 def alone(die, home, requests=1.0):

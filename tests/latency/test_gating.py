@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import cases
+from oracles.arrays import floats, full
 
 from jaxmoe.latency import Decisions
 from jaxmoe.latency.gating import GateBias, biased_choices, chosen_experts, retained_mass
@@ -134,7 +135,7 @@ def test_logits_come_with_the_tokens_that_are_drawn():
     with pytest.raises(TraceError, match="no logits, which a biased gate needs"):
         sample_batches(trace, 5, 3, seed=1, logits=True)
     with pytest.raises(ValueError, match="draw it with logits"):
-        GateBias(jnp.zeros((NODES, EXPERTS)))(sample_batches(trace, 5, 1, seed=1))
+        GateBias(full((NODES, EXPERTS), 0.0))(sample_batches(trace, 5, 1, seed=1))
 
 
 def test_traffic_has_a_slope_in_the_bias_as_well_where_few_tokens_choose():
@@ -155,14 +156,14 @@ def test_traffic_has_a_slope_in_the_bias_as_well_where_few_tokens_choose():
 
 def test_choices_of_experts_with_copies_pass_their_derivative_on_to_the_hosts():
     """Expert 0 is on nodes 0 and 1 in parts of 1/4 and 3/4, expert 1 on node 2 alone; one token has chosen expert 1."""
-    share = jnp.asarray([[0.25, 0.75, 0, 0], [0, 0, 1, 0]])
-    batch = Batch(jnp.asarray([[1]]), jnp.zeros(1), jnp.zeros((1, 1)), jnp.asarray([2.0]))
+    share = floats([[0.25, 0.75, 0, 0], [0, 0, 1, 0]])
+    batch = Batch(jnp.asarray([[1]]), full(1, 0.0), full((1, 1), 0.0), floats([2.0]))
 
     def visits(chosen):
         made = replicated_visits(share, replace(batch, chosen=chosen), HardSupport())
         return made.work, made.visited[0]
 
-    chosen = jnp.asarray([[0.0, 1.0]])
+    chosen = floats([[0.0, 1.0]])
     exact, work = replicated_visits(share, batch, HardSupport()), visits(chosen)
     np.testing.assert_array_equal(work[0], exact.work)
     np.testing.assert_array_equal(work[1], exact.visited[0])

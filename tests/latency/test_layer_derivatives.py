@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import cases
+from oracles.arrays import floats
 
 from jaxmoe.relax import HardMax, SmoothMax, SoftSupport
 
@@ -21,7 +22,7 @@ def double_precision():
 def random_case(seed=0, rule="lowest_host", **limits):
     rng = np.random.default_rng(seed)
     model = cases.layer_model(cases.random_machine(rng, SHAPE, **limits), "sharded", rule)
-    share = jnp.asarray(cases.random_share(rng, EXPERTS, 6), float)
+    share = floats(cases.random_share(rng, EXPERTS, 6))
     return model, share, cases.batch(cases.random_tokens(rng, TOKENS, EXPERTS, TOP_K))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from oracles import cases
 from oracles import exchange as oracle
+from oracles.arrays import floats, full
 from oracles.layer import Tokens
 from oracles.network import NumpyMachine
 
@@ -23,7 +24,7 @@ def check(machine, mode, rule, rng, num_tokens=TOKENS, costs=cases.COSTS):
     share = cases.random_share(rng, EXPERTS, machine.num_nodes)
     tokens = cases.random_tokens(rng, num_tokens, EXPERTS, TOP_K, missing=True)
     model = cases.layer_model(machine, mode, rule, costs)
-    measured = run(model, jnp.asarray(share, float), cases.batch(tokens))
+    measured = run(model, floats(share), cases.batch(tokens))
     for name, value in oracle.layer(machine, share, tokens, costs, mode, rule).items():
         np.testing.assert_allclose(getattr(measured, name), value, rtol=2e-5, atol=1e-12, err_msg=name)
 
@@ -71,7 +72,7 @@ def test_tensor_parallelism_by_hand():
     # Each of 4 nodes sends a quarter of 8 vectors of 8192 B, three times over, at 1 GB/s; every step also takes 1 us.
     tokens = cases.random_tokens(np.random.default_rng(0), 8, EXPERTS, TOP_K)
     tokens.weight[:] = 1
-    share = jnp.full((EXPERTS, 4), 0.25)
+    share = full((EXPERTS, 4), 0.25)
     model = cases.layer_model(plain_machine(), costs=EQUAL)
     measured = run(model, share, cases.batch(tokens), build_exchange("ring", model.machine.topology))
     stage = 3 * (8 / 4 * 8192 / 1e9 + 1e-6)

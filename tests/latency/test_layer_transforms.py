@@ -23,7 +23,7 @@ SHAPE, EXPERTS, TOKENS, TOP_K = (2, 3), 5, 8, 2
 def random_case(seed=0, mode="sharded", rule="lowest_host", **limits):
     rng = np.random.default_rng(seed)
     model = cases.layer_model(cases.random_machine(rng, SHAPE, **limits), mode, rule)
-    share = jnp.asarray(cases.random_share(rng, EXPERTS, 6), float)
+    share = floats(cases.random_share(rng, EXPERTS, 6))
     return model, share, cases.batch(cases.random_tokens(rng, TOKENS, EXPERTS, TOP_K))
 
 
@@ -88,14 +88,14 @@ def numbers_everywhere(seed: int, exchange: str):
     """A case whose dies compute in tiles, and share a second level of memory: all numbers differ with the seed."""
     model, share, batch = random_case(seed, rule=exchange, ports=True, memory=True)
     rng = np.random.default_rng(seed)
-    gemm = TiledGemm(*(jnp.asarray(rng.uniform(1, 5), float) for _ in range(3)))
-    levels = (jnp.asarray(rng.uniform(1, 2, 2) * scale, float) for scale in (1e9, 1e-6, 1e9))
+    gemm = TiledGemm(*(floats(rng.uniform(1, 5)) for _ in range(3)))
+    levels = (floats(rng.uniform(1, 2, 2) * scale) for scale in (1e9, 1e-6, 1e9))
     ddr = MemoryLevel(*levels, channel=jnp.asarray(rng.permutation([0, 0, 0, 1, 1, 1]), jnp.int32))
     topology = with_random_numbers(model.machine.topology, rng)
     die = Die(model.machine.die.flops, gemm)
     machine = Machine(topology, die, (*model.machine.memory, ddr))
     costs = jax.tree.map(lambda number: number * (1 + seed), model.costs)
-    chunks = Congestion(jnp.asarray(rng.uniform(100, 1000), float))
+    chunks = Congestion(floats(rng.uniform(100, 1000)))
     return dataclasses.replace(model, machine=machine, costs=costs, time_model=chunks), share, batch
 
 
@@ -130,7 +130,7 @@ def test_new_numbers_need_no_new_compilation(exchanges):
 def test_compiled_and_mapped_plans_equal_one_by_one(exchange):
     model, _, batch = numbers_everywhere(1, exchange)
     rng = np.random.default_rng(0)
-    plans = jnp.asarray(np.stack([cases.random_share(rng, EXPERTS, 6) for _ in range(3)]), float)
+    plans = floats(np.stack([cases.random_share(rng, EXPERTS, 6) for _ in range(3)]))
     together = eqx.filter_jit(eqx.filter_vmap(lambda model, share: model(share, batch), in_axes=(None, 0)))(
         model, plans
     )

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import cases
+from oracles.arrays import floats, full
 
 from jaxmoe.latency import Decisions, Movement, Pipelined, ScheduleError, Serial, schedule_of
 from jaxmoe.network import build_exchange
@@ -93,7 +94,7 @@ def random_case(schedule: str, seed: int = 0, exchange: str = "fewest_hops_tree"
     rng = np.random.default_rng(seed)
     machine = cases.random_machine(rng, SHAPE, ports=True, memory=True)
     model = cases.layer_model(machine, "sharded", exchange, schedule=schedule_of(schedule))
-    share = jnp.asarray(cases.random_share(rng, EXPERTS, NODES), float)
+    share = floats(cases.random_share(rng, EXPERTS, NODES))
     return model, share, cases.batch(cases.random_tokens(rng, TOKENS, EXPERTS, TOP_K))
 
 
@@ -146,7 +147,7 @@ def test_choices_decided_at_run_time_are_of_whole_batches():
 def moving(share, seed: int) -> Decisions:
     """Some experts travel to nodes that do not hold them."""
     rng = np.random.default_rng(seed)
-    wanted = jnp.asarray((rng.random(share.shape) < 0.4) & (np.asarray(share) == 0), float)
+    wanted = floats((rng.random(share.shape) < 0.4) & (np.asarray(share) == 0))
     return Decisions(share, movement=Movement(wanted))
 
 
@@ -208,7 +209,7 @@ def test_a_moved_expert_by_hand():
     machine = cases.random_machine(np.random.default_rng(0), (1, 3))
     machine.link_bandwidth[:], machine.link_latency[:] = 1e9, 1e-6
     model = cases.layer_model(machine)
-    decisions = Decisions(jnp.asarray([[0.5, 0.5, 0]]), movement=Movement(jnp.asarray([[0.0, 0, 1]])))
+    decisions = Decisions(floats([[0.5, 0.5, 0]]), movement=Movement(floats([[0.0, 0, 1]])))
     tokens = cases.random_tokens(np.random.default_rng(0), 1, 1, 1)
     layer = decide(model, decisions, cases.batch(tokens))
     np.testing.assert_allclose(layer.busy["movement"]["link"], [1.5e-3, 3e-3, 0, 0], rtol=1e-5)
@@ -236,7 +237,7 @@ def test_choices_and_where_tokens_live_may_be_decided():
 
 def test_few_experts_that_move_take_as_long_as_among_all():
     model, share, batch = random_case("serial")
-    destination = jnp.zeros(share.shape).at[jnp.asarray([1, 3])].set(1.0)
+    destination = full(share.shape, 0.0).at[jnp.asarray([1, 3])].set(1.0)
     one, other = (
         decide(model, Decisions(share, movement=Movement(destination, most=most)), batch) for most in (None, 2)
     )

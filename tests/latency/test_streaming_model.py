@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracles.arrays import full
+from oracles.arrays import floats, full
 
 from jaxmoe.latency.offloading import offloaded_seconds, turns_of
 from jaxmoe.latency.streaming import StreamCosts, asked_of, grouped, stream_time
@@ -73,7 +73,7 @@ def test_many_tokens_take_as_long_as_their_products():
 
 def test_a_channel_begins_after_its_latency():
     costs = costs_of()
-    slow = eqx.tree_at(lambda c: c.machine.memory[-1].latency, costs, jnp.asarray(np.full(4, 1e-4), float))
+    slow = eqx.tree_at(lambda c: c.machine.memory[-1].latency, costs, floats(np.full(4, 1e-4)))
     np.testing.assert_allclose(float(seconds(slow, EVEN)) - float(seconds(costs, EVEN)), 1e-4, rtol=1e-3)
 
 
@@ -112,9 +112,7 @@ def test_gradients_are_finite_differences(tokens):
     # Tokens differ from die to die, so that no two maxima are equal.
     with jax.enable_x64(True):
         counts = jnp.asarray(np.random.default_rng(1).integers(tokens, 2 * tokens, (6, 4)) + 0.0)
-        base = jax.tree.map(
-            lambda leaf: jnp.asarray(np.asarray(leaf), float) if leaf.dtype == jnp.float32 else leaf, costs_of()
-        )
+        base = jax.tree.map(lambda leaf: floats(np.asarray(leaf)) if leaf.dtype == jnp.float32 else leaf, costs_of())
         base = eqx.tree_at(lambda c: c.buffer_bytes, base, jnp.asarray(np.full(4, 9e6)))
         # Without tiles: their rounding has the gradient of what is not rounded.
         base = eqx.tree_at(lambda c: c.machine.die.gemm, base, None)
@@ -142,7 +140,7 @@ def test_model_and_simulator_agree_on_random_machines():
 def test_dies_that_load_their_own_experts_one_after_the_other():
     costs = costs_of()
     host = jnp.asarray(np.eye(4)[[0, 0, 1, 2]], jnp.float32)
-    tokens = jnp.array([64.0, 64, 64, 0])
+    tokens = floats([64.0, 64, 64, 0])
     load = float(costs.costs.expert_bytes) / 25.6e9
     product = float(alone(costs, jnp.asarray(64.0))[1])
     assert turns_of(host).tolist() == [0, 2, 3, 1]

@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from oracles.arrays import full
+from oracles.arrays import floats, full
 
 from jaxmoe.des import GraphBuilder, add_sends, fabric_of, simulate
 from jaxmoe.hardware import Mesh
@@ -50,4 +50,4 @@ def replay(topology, sends, chunk_bytes=None):
 
 
 def multicasts_of(source, destinations, size):
-    return Multicasts(jnp.asarray(source, jnp.int32), jnp.asarray(destinations, float), jnp.asarray(size, float))
+    return Multicasts(jnp.asarray(source, jnp.int32), floats(destinations), floats(size))

@@ -21,6 +21,7 @@ from collective_cases import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.arrays import floats, full
 
 from jaxmoe.des import schedules as des
 from jaxmoe.hardware import fully_connected, ring
@@ -142,13 +143,13 @@ def test_all_to_all_without_contention_is_borne_out():
     traffic = np.random.default_rng(0).uniform(1e5, 1e6, (6, 6))
     network = fully_connected(6, BANDWIDTH, LATENCY)
     seen = replay(network, des.all_to_all_sends(traffic))
-    assert seconds(network, all_to_all(jnp.asarray(traffic, float))) == pytest.approx(seen, rel=1e-6)
+    assert seconds(network, all_to_all(floats(traffic))) == pytest.approx(seen, rel=1e-6)
 
 
 def test_all_to_all_on_a_mesh_is_borne_out():
     traffic, mesh = np.random.default_rng(1).uniform(1e5, 1e6, (16, 16)), mesh_of((4, 4))
     seen = replay(mesh, des.all_to_all_sends(traffic), chunk_bytes=4096.0)
-    told = seconds(mesh, all_to_all(jnp.asarray(traffic, float)), Congestion(jnp.asarray(4096.0)))
+    told = seconds(mesh, all_to_all(floats(traffic)), Congestion(jnp.asarray(4096.0)))
     assert told == pytest.approx(seen, rel=0.1)
 
 
@@ -220,12 +221,12 @@ def test_gradients_equal_finite_differences(name):
 
 
 def test_sizes_and_machines_batch():
-    sizes = jnp.asarray([1e5, 1e6])
-    bandwidths = jnp.asarray([1e10, 5e10, 2e11])
+    sizes = floats([1e5, 1e6])
+    bandwidths = floats([1e10, 5e10, 2e11])
     mesh, blocks = mesh_of((4, 4)), np.asarray(des.block_rings((4, 4), 4))
 
     def value(size, bandwidth):
-        machine = eqx.tree_at(lambda m: m.link_bandwidth, mesh, jnp.full(mesh.num_links, 1.0) * bandwidth)
+        machine = eqx.tree_at(lambda m: m.link_bandwidth, mesh, full(mesh.num_links, 1.0) * bandwidth)
         return collective_time(WHOLE, machine, ring_all_reduce(blocks, size, 16, bidirectional=True), EXACT)
 
     grid = jax.jit(jax.vmap(jax.vmap(value, (None, 0)), (0, None)))(sizes, bandwidths)

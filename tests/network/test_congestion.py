@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from oracles import cases
 from oracles import network as oracle
+from oracles.arrays import floats
 from oracles.cases import congestion, mirrored_congestion
 
 from jaxmoe.hardware import Mesh
@@ -139,7 +140,7 @@ def test_a_spread_out_flow_is_the_sum_of_its_pairs():
     machine = cases.random_machine(rng, (3, 4), ports=True)
     source = rng.integers(0, 3, (5, 12)).astype(float)
     destination = np.eye(12)[rng.integers(12, size=5)]
-    flows = Flows(*(jnp.asarray(a, float) for a in (source, destination, np.ones(5))))
+    flows = Flows(*(floats(a) for a in (source, destination, np.ones(5))))
     messages = source.T @ destination
     total, link_time = oracle.stage(machine, messages, 8192.0, 512.0)
     measured = eqx.filter_jit(congestion)(machine.topology, flows, jnp.asarray(8192.0), jnp.asarray(512.0))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import full
 from oracles.topologies import mesh
 
 from jaxmoe.network import Congestion, Flows
@@ -44,7 +45,7 @@ def test_products_with_a_constant_matrix_of_equal_entries_are_right(entry):
 def test_products_with_a_matrix_that_is_never_constant_are_right():
     @jax.jit
     def largest(rows):
-        return jnp.max(rows @ never_constant(jnp.zeros((SIDE, SIDE)), MESH), axis=1)
+        return jnp.max(rows @ never_constant(full((SIDE, SIDE), 0.0), MESH), axis=1)
 
     assert 0 < float(jnp.max(largest(ROWS))) < 1e-25  # 32 entries below 1 times 10 hops
 
@@ -58,7 +59,7 @@ def test_constant_networks_without_latency_have_the_time_of_others(cut_through):
     model = Congestion(jnp.asarray(1.0), cut_through)
 
     def time(topology, source):
-        return model.of_flows(topology, Flows(source, home, jnp.ones(())), jnp.asarray(4.0)).total(HardMax())
+        return model.of_flows(topology, Flows(source, home, full((), 1.0)), jnp.asarray(4.0)).total(HardMax())
 
     given = float(eqx.filter_jit(time)(MESH, source))
     assert float(eqx.filter_jit(lambda source: time(MESH, source))(source)) == pytest.approx(given, rel=1e-6)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from oracles import cases
 from oracles import exchange as oracle
+from oracles.arrays import floats, full
 from oracles.layer import Tokens
 from oracles.topologies import mesh, with_random_numbers
 
@@ -62,9 +63,9 @@ def check(
     topology = with_random_numbers(NETWORKS[network], rng, ports=network in WITH_PORTS)
     nodes = topology.num_nodes
     share, tokens = cases.random_share(rng, EXPERTS, nodes), random_tokens(rng, nodes)
-    model = cases.model_on(Machine(topology, Die(jnp.full(nodes, 1e15))), mode, name)
+    model = cases.model_on(Machine(topology, Die(full(nodes, 1e15))), mode, name)
     time_models = [Congestion(jnp.asarray(chunk_bytes), cut_through, each) for each in pair_by_pair]
-    found = measured(model, time_models, jnp.asarray(share, float), cases.batch(tokens))
+    found = measured(model, time_models, floats(share), cases.batch(tokens))
     phases = oracle.combine_phases(name, topology, share, tokens, mode)
     sizes = {"dispatch": cases.COSTS.dispatch_bytes, "combine": cases.COSTS.combine_bytes}
     for stage, vector_bytes in sizes.items():

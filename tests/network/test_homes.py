@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import cases
 from oracles import exchange as oracle
+from oracles.arrays import floats
 from oracles.layer import Tokens
 from oracles.topologies import NETWORKS, mesh
 
@@ -32,7 +33,7 @@ def measured(topology, share, batch, mode) -> dict[str, jax.Array]:
 
 
 def check(topology, share: np.ndarray, tokens: Tokens, mode: str) -> None:
-    seen = measured(topology, jnp.asarray(share, float), cases.batch(tokens), mode)
+    seen = measured(topology, floats(share), cases.batch(tokens), mode)
     for rule, found in seen.items():
         expected = oracle.token_homes(rule, topology, share, tokens, mode)
         for token, node in enumerate(expected):
@@ -58,9 +59,7 @@ def visits_of(visited, draw=0.0, weight=1.0) -> Visits:
     """Tokens that visit these nodes."""
     tokens, nodes = np.shape(visited)
     # Made by NumPy: JAX would compile every shape.
-    nothing, none, named = (
-        jnp.asarray(made, float) for made in (np.zeros((1, nodes)), np.zeros(nodes), np.ones((tokens, 1)))
-    )
+    nothing, none, named = (floats(made) for made in (np.zeros((1, nodes)), np.zeros(nodes), np.ones((tokens, 1))))
     draws, weights = (jnp.asarray(np.broadcast_to(number, tokens), jnp.float32) for number in (draw, weight))
     source = jnp.asarray(np.zeros(tokens, np.int32))
     return Visits(
@@ -120,7 +119,7 @@ def test_a_home_is_a_node_that_is_visited_however_many_tokens_it_has():
 def test_tokens_live_evenly_on_successive_nodes_unless_told():
     experts = np.zeros((8, 1), int)
     tokens = Tokens(experts, np.zeros(8), np.zeros((8, 1)), np.ones(8))
-    share = jnp.asarray(np.eye(3), float)
+    share = floats(np.eye(3))
     visits = sharded(share, cases.batch(tokens))
     assert found("token_home", mesh((1, 3)), visits).tolist() == [0, 0, 0, 1, 1, 1, 2, 2]
     tokens.source = np.array([2, 0, 1, 2, 2, 0, 0, 1])
@@ -133,5 +132,5 @@ def test_a_draw_names_a_choice_that_the_token_has():
     tokens = Tokens(np.array([[4, -1, 2]] * 3), np.array([0.1, 0.49, 0.5]), np.zeros((3, 3)), np.ones(3))
     batch = cases.batch(tokens)
     assert batch.gather_expert.tolist() == [4, 4, 2]
-    visits = sharded(jnp.asarray(np.eye(5, 6), float), batch)
+    visits = sharded(floats(np.eye(5, 6)), batch)
     assert found("lowest_host", mesh((2, 3)), visits).tolist() == [4, 4, 2]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import paths as oracle
+from oracles.arrays import full
 from oracles.topologies import NETWORKS, mesh, random_graph, random_traffic
 
 from jaxmoe.hardware import AbstractTopology
@@ -96,7 +97,7 @@ def test_a_network_of_another_kind_is_refused():
         num_nodes = 2
         link_ends = reverse_links = hop_counts = paths = positions = None
 
-    bus = Bus(jnp.ones(1), jnp.zeros(1))
-    for function, values in ((link_loads, jnp.ones((2, 2))), (path_maxima, jnp.ones(1))):
+    bus = Bus(full(1, 1.0), full(1, 0.0))
+    for function, values in ((link_loads, full((2, 2), 1.0)), (path_maxima, full(1, 1.0))):
         with pytest.raises(TypeError, match="loads of a Bus are not known; use a Mesh or a Graph"):
             function(bus, values)

@@ -18,6 +18,7 @@ from collective_cases import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.arrays import floats, full
 
 from jaxmoe.des import schedules as des
 from jaxmoe.hardware import clusters, torus
@@ -94,7 +95,7 @@ def test_a_multicast_takes_its_busiest_link_and_its_longest_path():
 
 def test_ports_send_a_message_once_and_receive_it_everywhere():
     to = np.ones((1, 9))
-    slow = jnp.full(9, BANDWIDTH / 10)
+    slow = full(9, BANDWIDTH / 10)
     sending = mesh_of((3, 3), injection_bandwidth=slow)
     receiving = mesh_of((3, 3), ejection_bandwidth=slow)
     cut_through = Congestion(jnp.asarray(0.0), cut_through=True)
@@ -109,7 +110,7 @@ def test_ports_send_a_message_once_and_receive_it_everywhere():
 
 
 def test_a_message_to_its_sender_is_free():
-    mesh = mesh_of((3, 3), injection_bandwidth=jnp.ones(9), ejection_bandwidth=jnp.ones(9))
+    mesh = mesh_of((3, 3), injection_bandwidth=full(9, 1.0), ejection_bandwidth=full(9, 1.0))
     assert multicast_seconds(mesh, multicasts_of([4], np.eye(9)[4:5], [SIZE])) == 0
 
 
@@ -122,7 +123,7 @@ def test_a_multicast_is_never_slower_than_its_messages_one_by_one(seed):
         unicasts[start] += to * amount
     model = Congestion(jnp.asarray(chunk))
     together = multicast_seconds(mesh, multicasts_of(source, destinations, size), model)
-    assert together <= seconds(mesh, all_to_all(jnp.asarray(unicasts, float)), model) * (1 + 1e-6)
+    assert together <= seconds(mesh, all_to_all(floats(unicasts)), model) * (1 + 1e-6)
 
 
 @given(seeds)

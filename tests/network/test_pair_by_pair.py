@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import cases
+from oracles.arrays import floats, full
 from oracles.topologies import mesh, with_random_numbers
 
 from jaxmoe.hardware import Die, Machine
@@ -24,8 +24,8 @@ def case(exchange: str, seed: int):
     topology = with_random_numbers(mesh((2, 3)), rng)
     tokens = cases.random_tokens(rng, TOKENS, EXPERTS, 2)
     tokens.weight = rng.permutation(np.resize([1.0, 0.0, 3.0], TOKENS))
-    share = jnp.asarray(cases.random_share(rng, EXPERTS, topology.num_nodes), float)
-    return cases.model_on(Machine(topology, Die(jnp.full(6, 1e15))), rule=exchange), share, cases.batch(tokens)
+    share = floats(cases.random_share(rng, EXPERTS, topology.num_nodes))
+    return cases.model_on(Machine(topology, Die(full(6, 1e15))), rule=exchange), share, cases.batch(tokens)
 
 
 @eqx.filter_jit
@@ -47,7 +47,7 @@ def slopes(model: LayerModel, share, batch, support):
     ("exchange", "support"),
     [
         ("random_host", SoftSupport(0.1)),
-        ("corner_host_tree", HardSupport()),
+        pytest.param("corner_host_tree", HardSupport(), marks=pytest.mark.slow),
         pytest.param("least_loaded_split_tree", SoftSupport(0.1), marks=pytest.mark.slow),
         pytest.param("rings_1x3", HardSupport(), marks=pytest.mark.slow),
     ],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.arrays import full
+from oracles.arrays import floats, full
 
 from jaxmoe.hardware import fully_connected, switch
 from jaxmoe.network import AlphaBeta, Congestion
@@ -37,8 +37,8 @@ def tables(seed: int, nodes: int) -> dict[str, AlphaBeta]:
 
 
 def test_two_nodes_by_hand():
-    same = AlphaBeta(full((2, 2), 1e-3), jnp.asarray([[0.0, 1e-8], [2e-8, 0.0]]))
-    copies = jnp.asarray([[7.0, 100.0], [10.0, 3.0]])
+    same = AlphaBeta(full((2, 2), 1e-3), floats([[0.0, 1e-8], [2e-8, 0.0]]))
+    copies = floats([[7.0, 100.0], [10.0, 3.0]])
     found = seconds_of(of(same_models(same)), fully_connected(2, 1e9, 0.0), copies)
     assert float(found["metadata"]) == pytest.approx(1e-3 + 2e-8 * 512, rel=1e-6)
     assert float(found["dispatch"]) == pytest.approx(1e-3 + 1e-8 * 416000, rel=1e-6)
@@ -65,7 +65,7 @@ def test_every_stage_is_its_slowest_pair(seed):
 
 
 def test_another_time_model_prices_the_same_traffic():
-    network, copies = switch(3, 1e6, 0.0), jnp.asarray([[0.0, 2.0, 2.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    network, copies = switch(3, 1e6, 0.0), floats([[0.0, 2.0, 2.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     found = seconds_of(of(same_models(Congestion(jnp.asarray(1.0)))), network, copies)
     assert float(found["dispatch"]) == pytest.approx(4 * 4160e-6, rel=1e-3)  # both share the link up to the switch
     assert float(found["combine"]) == pytest.approx(4 * 4096e-6, rel=1e-3)
@@ -77,12 +77,7 @@ def test_derivatives_by_the_hardware_and_no_new_compilation():
     compiled = jax.jit(lambda exchange: exchange.total(network, copies))
     for factor in (1.0, 2.0):
         compiled(
-            of(
-                {
-                    name: replace(model, beta=jnp.asarray(factor * np.asarray(model.beta), float))
-                    for name, model in models.items()
-                }
-            )
+            of({name: replace(model, beta=floats(factor * np.asarray(model.beta))) for name, model in models.items()})
         )
     assert compiled._cache_size() == 1
     gradient = jax.device_get(jax.jit(jax.grad(lambda exchange: exchange.total(network, copies)))(of(models)))

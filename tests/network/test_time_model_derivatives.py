@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import floats
 from oracles.cases import CHUNK, TIME_MODELS
 from oracles.derivatives import check_slopes
 from oracles.topologies import NETWORKS, with_random_numbers
@@ -41,7 +42,7 @@ def random_case(name: str) -> tuple[AbstractTopology, dict[str, jax.Array]]:
     """A network, and numbers of double precision for it and its traffic, of which no two are alike."""
     rng = np.random.default_rng(6)
     topology = with_random_numbers(NETWORKS[name], rng)
-    numbers = {field: jnp.asarray(getattr(topology, field), float) for field in FIELDS}
+    numbers = {field: floats(getattr(topology, field)) for field in FIELDS}
     numbers["traffic"] = jnp.asarray(rng.uniform(1e5, 2e6, (topology.num_nodes, topology.num_nodes)))
     return topology, numbers
 

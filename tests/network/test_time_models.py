@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import paths as oracle
-from oracles.arrays import full
+from oracles.arrays import floats, full
 from oracles.cases import CHUNK, TIME_MODELS, pair_flows
 from oracles.topologies import NETWORKS, mesh, random_traffic, with_random_numbers
 
@@ -36,7 +36,7 @@ def time_of(model: AbstractTimeModel, topology: AbstractTopology, traffic: np.nd
 
 def line(**numbers) -> AbstractTopology:
     """Nodes 0, 1, 2: 2 GB/s and 1 us from 0 to 1, 1 GB/s and 3 us from 1 to 2; slow the other way."""
-    bandwidth, latency = jnp.asarray([2e9, 1e9, 1e6, 1e6]), jnp.asarray([1e-6, 3e-6, 1e-3, 1e-3])
+    bandwidth, latency = floats([2e9, 1e9, 1e6, 1e6]), floats([1e-6, 3e-6, 1e-3, 1e-3])
     return dataclasses.replace(mesh((1, 3)), link_bandwidth=bandwidth, link_latency=latency, **numbers)
 
 
@@ -132,8 +132,8 @@ def test_alpha_beta_of_hops(pipelined, beta, beta_within):
 
 
 MEASURED = AlphaBeta(
-    alpha=jnp.asarray([[9.0, 1.0, 2.0], [3.0, 9.0, 4.0], [5.0, 6.0, 9.0]]),
-    beta=jnp.asarray([[9.0, 0.5, 0.25], [1.0, 9.0, 2.0], [0.1, 0.2, 9.0]]),
+    alpha=floats([[9.0, 1.0, 2.0], [3.0, 9.0, 4.0], [5.0, 6.0, 9.0]]),
+    beta=floats([[9.0, 0.5, 0.25], [1.0, 9.0, 2.0], [0.1, 0.2, 9.0]]),
 )
 
 
@@ -227,7 +227,10 @@ def test_every_link_and_port_is_busy_for_its_load(ports):
     assert float(stage.total(HardMax())) == pytest.approx(total, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["mesh", "yx_mesh", "torus", "spines", "detours"])
+@pytest.mark.parametrize(
+    "name",
+    ["mesh", "detours", *(pytest.param(name, marks=pytest.mark.slow) for name in ("yx_mesh", "torus", "spines"))],
+)
 def test_flows_of_messages_of_one_size_take_what_their_traffic_takes(name):
     rng = np.random.default_rng(2)
     topology, nodes = with_random_numbers(NETWORKS[name], rng), NETWORKS[name].num_nodes
@@ -255,7 +258,7 @@ def test_links_and_ports_of_what_is_sent_back_are_numbered_as_they_are(name, wit
 @every_network
 def test_no_traffic_takes_no_time(topology):
     topology = with_random_numbers(topology, np.random.default_rng(0))
-    traffic = jnp.asarray(1e6 * np.eye(topology.num_nodes), float)
+    traffic = floats(1e6 * np.eye(topology.num_nodes))
     assert set(map(float, totals(topology, traffic, HardMax()).values())) == {0.0}
 
 

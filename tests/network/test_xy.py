@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import network as oracle
+from oracles.arrays import full
 
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.networks import hop_counts, num_links
@@ -22,7 +23,7 @@ def on_mesh(function):
     """The function with a mesh of a shape in place of the topology."""
 
     def call(shape, values):
-        links = jnp.ones(num_links(shape))
+        links = full(num_links(shape), 1.0)
         return function(Mesh(links, links, shape=shape), values)
 
     return jax.jit(call, static_argnums=0)

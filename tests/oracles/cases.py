@@ -5,7 +5,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike
 
 from jaxmoe.hardware import AbstractTopology, Die, Machine, node_memory
 from jaxmoe.hardware.networks import num_links
@@ -20,6 +19,7 @@ from jaxmoe.network import (
     build_exchange,
 )
 from jaxmoe.traces.batches import Batch
+from oracles.arrays import floats
 from oracles.layer import Costs, Tokens
 from oracles.network import NumpyMachine
 
@@ -67,11 +67,6 @@ def random_tokens(rng: np.random.Generator, tokens: int, experts: int, top_k: in
     if missing:
         chosen[rng.random(chosen.shape) < 0.25] = -1
     return Tokens(chosen, token_draw, rng.random((tokens, top_k)), rng.integers(1, 4, tokens).astype(float))
-
-
-def floats(numbers: ArrayLike) -> jax.Array:
-    """As precise as JAX is set to. Unlike by `jnp.asarray` nothing is compiled for a new shape."""
-    return jax.device_put(np.array(numbers, float))
 
 
 def as_machine(machine: NumpyMachine) -> Machine:

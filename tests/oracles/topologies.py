@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.hardware import (
@@ -18,12 +17,13 @@ from jaxmoe.hardware import (
     wafers,
 )
 from jaxmoe.hardware.networks import num_links
+from oracles.arrays import floats
 
 
 def mesh(shape: tuple[int, int], bandwidth: float = 1.0, latency: float = 0.0, **options) -> Mesh:
     """A mesh whose links are all alike."""
     links = num_links(shape)
-    numbers = (jnp.asarray(np.full(links, value), float) for value in (bandwidth, latency))
+    numbers = (floats(np.full(links, value)) for value in (bandwidth, latency))
     return Mesh(*numbers, shape=shape, **options)
 
 
@@ -72,7 +72,7 @@ def with_random_numbers(topology: AbstractTopology, rng: np.random.Generator, po
     """Every link and port has its own numbers, and the network an end point latency and an efficiency."""
 
     def numbers(low: float, high: float, *shape: int):
-        return jnp.asarray(rng.uniform(low, high, shape), float)
+        return floats(rng.uniform(low, high, shape))
 
     return dataclasses.replace(
         topology,

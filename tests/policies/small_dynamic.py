@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from oracles import cases
-from oracles.arrays import full
+from oracles.arrays import floats, full
 from oracles.layer import Tokens
 
 from jaxmoe.traces import Batch
@@ -25,7 +25,7 @@ class Case:
     @property
     def arrays(self) -> tuple[jax.Array, Batch, jax.Array, jax.Array]:
         """Share, batch, broadcast and seconds, as `serve` takes them."""
-        share, seconds = jnp.asarray(self.share, float), jnp.asarray(self.seconds_each, float)
+        share, seconds = floats(self.share), floats(self.seconds_each)
         return share, cases.batch(self.tokens), jnp.asarray(self.broadcast), seconds
 
 
@@ -59,5 +59,5 @@ def skewed_batches(rng: np.random.Generator, layers: int, batches: int, tokens: 
         experts=jnp.asarray(experts, jnp.int32),
         token_draw=jnp.asarray(rng.random(experts.shape[:3]), jnp.float32),
         draw=full(experts.shape, 0.0),
-        weight=jnp.ones(experts.shape[:3]),
+        weight=full(experts.shape[:3], 1.0),
     )

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import full
 from oracles.wafer import algorithm_1
 
 from jaxmoe.config import build_machine, load_hardware
@@ -97,7 +98,7 @@ def test_many_machines_batches_and_allocations_at_once_equal_each_alone():
             local, at = jnp.asarray(holders), jnp.asarray(home)
             smart = Algorithm1(jnp.asarray(HOPS), AllocationCosts.of(machine, COSTS))(counts, at, local)
             plans = jnp.stack([deal(counts, 25), smart]).astype(float)
-            none, held = jnp.zeros(local.shape), local.astype(float)
+            none, held = full(local.shape, 0.0), local.astype(float)
             return jax.vmap(lambda plan: fetched_layer_time(machine, Fetches(plan, at, held, none), COSTS).total)(plans)
 
         return jax.vmap(point)(counts, scale)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracles.arrays import full
+from oracles.arrays import floats, full
 
 from jaxmoe.des.stream import moves as loop_moves
 from jaxmoe.hardware import Die, Machine, node_memory
@@ -135,8 +135,8 @@ def test_moves_of_many_rounds_against_loops(model, monkeypatch, at_once):
 
 
 def test_weights_wait_for_the_link_with_the_least_idle_time():
-    assert float(iterations_needed(jnp.array([1.0, 3.0, 0.0]), jnp.array([1.0, 2.0, 0.0]))) == 1.5
-    assert float(iterations_needed(jnp.array([1.0]), jnp.array([0.0]))) == np.inf
+    assert float(iterations_needed(floats([1.0, 3.0, 0.0]), floats([1.0, 2.0, 0.0]))) == 1.5
+    assert float(iterations_needed(floats([1.0]), floats([0.0]))) == np.inf
 
 
 # Balancers.
@@ -276,8 +276,8 @@ def test_derivatives_with_respect_to_bandwidth_and_loads():
 
 def test_imbalance_of_eq_2_by_hand():
     slots = jnp.asarray([[0, -1], [1, 0]])
-    np.testing.assert_allclose(node_loads(slots, jnp.array([6.0, 2.0])), [3, 5])
-    assert float(excess_over_mean(jnp.array([3.0, 5.0]))) == pytest.approx(0.25)
+    np.testing.assert_allclose(node_loads(slots, floats([6.0, 2.0])), [3, 5])
+    assert float(excess_over_mean(floats([3.0, 5.0]))) == pytest.approx(0.25)
     assert float(excess_over_mean(full(2, 0.0))) == 0
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import cases
 from oracles import dynamic as oracle
+from oracles.arrays import floats, full
 from oracles.layer import Tokens
 from small_dynamic import EXPERTS, NODES, TOKENS, TOP_K, Case, random_case
 
@@ -29,7 +30,7 @@ def make_tokens(experts, weight=None) -> Tokens:
 
 def served(experts, broadcast, seconds_each=(1.0, 1.0, 1.0, 1.0), weight=None, share=None) -> list[list[int]]:
     """Of experts that live on the node of their number unless a share is given."""
-    share = jnp.eye(4) if share is None else jnp.asarray(share)
+    share = floats(np.eye(4)) if share is None else jnp.asarray(share)
     batch = cases.batch(make_tokens(experts, weight))
     marked = jnp.zeros(len(share), bool).at[jnp.asarray(broadcast, int)].set(True)
     return run(share, batch, marked, jnp.asarray(seconds_each)).tolist()
@@ -45,12 +46,12 @@ def test_a_congested_node_is_relieved_by_hand():
     # nowhere else.
     assert served(CONGESTED, [0]) == [[0, -1], [0, -1], [0, -1], [3, -1], [0, -1]]
     batch = cases.batch(make_tokens(CONGESTED))
-    decided = visits_of(jnp.eye(4), batch, jnp.array(served(CONGESTED, [0])))
+    decided = visits_of(floats(np.eye(4)), batch, jnp.array(served(CONGESTED, [0])))
     assert decided.work.tolist() == [4, 2, 1, 2]
     assert decided.visited.tolist() == [[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 0], [0, 0, 0, 1], [1, 0, 0, 0]]
     # The draw of all names expert 0: home is the node that serves it.
     assert decided.lowest_host().argmax(axis=1).tolist() == [0, 0, 0, 3, 0]
-    assert static_visits(jnp.eye(4), batch).work.tolist() == [5, 2, 1, 1]
+    assert static_visits(floats(np.eye(4)), batch).work.tolist() == [5, 2, 1, 1]
 
 
 def test_seconds_count_and_not_tokens():
@@ -127,4 +128,4 @@ def test_tokens_that_are_everywhere_even_out_all_work(seed):
 @pytest.mark.parametrize("broadcast", [False, True])
 def test_a_batch_of_missing_choices_is_left_alone(broadcast):
     batch = cases.batch(make_tokens([[-1, -1]]))
-    assert run(jnp.eye(4), batch, jnp.full(4, broadcast), jnp.ones(4)).tolist() == [[-1, -1]]
+    assert run(floats(np.eye(4)), batch, jnp.full(4, broadcast), full(4, 1.0)).tolist() == [[-1, -1]]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.arrays import full
 
 from jaxmoe.latency import gating
 from jaxmoe.network import AlphaBeta, Congestion
@@ -129,7 +130,7 @@ def test_equal_entries_have_no_scores_and_a_finite_derivative(nodes, own):
 
 def test_the_own_node_is_favoured_on_a_uniform_network_unless_left_out():
     uniform = exchange_of(np.full((NODES, NODES), 1e-3), np.full((NODES, NODES), 1e-8))
-    cost = time_proxy(uniform, jnp.full((NODES, NODES), 10.0))
+    cost = time_proxy(uniform, full((NODES, NODES), 10.0))
     counted, without, alone = (np.asarray(standard_scores(cost, own)) for own in ("counted", "left_out", "alone"))
     # One entry of four is 0 and three are c: scores are -3 and 1, over the square root of 3.
     np.testing.assert_allclose(np.diag(counted), -np.sqrt(3), rtol=1e-5)
@@ -154,4 +155,4 @@ def test_rows_of_scores_have_mean_0_and_deviation_1(seed):
 def test_the_bias_needs_alpha_and_beta():
     model = AllToAll(same_models(Congestion(jnp.asarray(0.0))), *(jnp.asarray(size) for size in (1.0, 1.0, 1.0)))
     with pytest.raises(TypeError, match="AlphaBeta"):
-        time_proxy(model, jnp.ones((NODES, NODES)))
+        time_proxy(model, full((NODES, NODES), 1.0))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import full
 
 from jaxmoe.hardware import fully_connected
 from jaxmoe.network import AlphaBeta
@@ -21,7 +22,7 @@ AWAY = ~np.eye(NODES, dtype=bool)
 
 
 def exchange_of(slowness) -> AllToAll:
-    model = AlphaBeta(jnp.full((NODES, NODES), 1e-3), 1e-8 * jnp.asarray(slowness, jnp.float32))
+    model = AlphaBeta(full((NODES, NODES), 1e-3), 1e-8 * jnp.asarray(slowness, jnp.float32))
     return AllToAll(same_models(model), *(jnp.asarray(size) for size in (512.0, 4100.0, 4096.0)))
 
 

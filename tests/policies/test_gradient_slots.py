@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracles.arrays import full
+from oracles.arrays import floats, full
 
 from jaxmoe.hardware import Die, Machine, node_memory
 from jaxmoe.hardware.networks import wafers
@@ -80,20 +80,20 @@ def excess(slots: jax.Array, loads: jax.Array) -> np.ndarray:
 
 def test_copies_go_to_whose_copies_have_the_most_to_do():
     none, each = jnp.full((4, 1), EMPTY), jnp.arange(5)
-    copies = copies_by_load(jnp.array([12.0, 5.0, 4.0, 3.0]), none, jnp.asarray(0.0), each)
+    copies = copies_by_load(floats([12.0, 5.0, 4.0, 3.0]), none, jnp.asarray(0.0), each)
     np.testing.assert_array_equal(copies[:, 0], [1, 2, 3, 3, 4])  # 12, 6, then 5 of the second comes first
     np.testing.assert_array_equal(copies[:, 1], [1, 1, 1, 2, 2])
     # A copy that is there already counts for more by the slack: 4.6 of the third before 5, and before 4.
     held = none.at[0, 0].set(2)
-    kept = copies_by_load(jnp.array([12.0, 5.0, 4.0, 3.0]), held, jnp.asarray(0.3), each)
+    kept = copies_by_load(floats([12.0, 5.0, 4.0, 3.0]), held, jnp.asarray(0.3), each)
     np.testing.assert_array_equal(kept[:, 2], [1, 1, 1, 2, 2])
     np.testing.assert_array_equal(kept[3], [3, 1, 2, 1])
-    some = copies_by_load(jnp.array([12.0, 5.0, 4.0, 3.0]), held, jnp.asarray(0.3), jnp.array([1, 3]))
+    some = copies_by_load(floats([12.0, 5.0, 4.0, 3.0]), held, jnp.asarray(0.3), jnp.array([1, 3]))
     np.testing.assert_array_equal(some, kept[jnp.array([1, 3])])
 
 
 def test_no_expert_gets_more_copies_than_nodes():
-    copies = copies_by_load(jnp.array([100.0, 1.0]), jnp.full((2, 2), EMPTY), jnp.asarray(0.0), jnp.arange(5))
+    copies = copies_by_load(floats([100.0, 1.0]), jnp.full((2, 2), EMPTY), jnp.asarray(0.0), jnp.arange(5))
     np.testing.assert_array_equal(copies, [[1, 1], [2, 1], [2, 2], [2, 2], [2, 2]])
 
 

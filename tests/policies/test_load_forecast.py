@@ -5,14 +5,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import floats, full
 
 from jaxmoe.policies import CrossLayer, MovingAverage, PerfectForecast, StaticForecast
 from jaxmoe.traces import GatingTrace
 from jaxmoe.traces.prediction import NextLayer
 from jaxmoe.traces.statistics.counting import count_pairs
 
-FREQUENCY = jnp.array([[0.5, 0.5, 0.0], [0.25, 0.25, 0.5]])
-ROWS = jnp.array([[[1.0, 0, 0], [1, 0, 0], [1, 0, 0]], [[0, 1, 0], [0, 0.5, 0.5], [0.25, 0.25, 0.5]]])
+FREQUENCY = floats([[0.5, 0.5, 0.0], [0.25, 0.25, 0.5]])
+ROWS = floats([[[1.0, 0, 0], [1, 0, 0], [1, 0, 0]], [[0, 1, 0], [0, 0.5, 0.5], [0.25, 0.25, 0.5]]])
 AVERAGE = MovingAverage(FREQUENCY, jnp.asarray(0.25))
 FORECASTS = {
     "static": StaticForecast(FREQUENCY),
@@ -21,7 +22,7 @@ FORECASTS = {
     "perfect": PerfectForecast(),
 }
 # Two iterations of eight choices in each of two layers.
-LOADS = jnp.array([[[8.0, 0, 0], [0, 4, 4]], [[2, 2, 4], [8, 0, 0]]])
+LOADS = floats([[[8.0, 0, 0], [0, 4, 4]], [[2, 2, 4], [8, 0, 0]]])
 
 
 @eqx.filter_jit
@@ -66,8 +67,8 @@ def test_rows_are_those_of_the_fitted_heatmap():
     experts = np.array([[[0], [1]], [[0], [1]], [[1], [0]], [[0], [0]]], np.int16)
     trace = GatingTrace(experts, 2, np.arange(2), np.array([0]), None, {})
     heatmap = NextLayer.from_counts(count_pairs(trace), prior=1.0)
-    forecast = CrossLayer.from_heatmap(heatmap, StaticForecast(jnp.full((2, 2), 0.5)))
+    forecast = CrossLayer.from_heatmap(heatmap, StaticForecast(full((2, 2), 0.5)))
     # Of the three that chose 0, two went on to 1; layer 1 is [1/2, 1/2] in all, which counts as one more choice.
     np.testing.assert_allclose(forecast.rows[1], [[1.5 / 4, 2.5 / 4], [1.5 / 2, 0.5 / 2]])
-    seen = told(forecast, jnp.array([[[4.0, 0], [0, 0]]]))
+    seen = told(forecast, floats([[[4.0, 0], [0, 0]]]))
     np.testing.assert_allclose(seen[0, 1], [1.5, 2.5])

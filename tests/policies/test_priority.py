@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import dynamic as oracle
+from oracles.arrays import floats, full
 from small_dynamic import EXPERTS, random_case
 
 from jaxmoe.policies import choose_experts
@@ -16,8 +17,8 @@ from jaxmoe.policies import choose_experts
 choose = jax.jit(choose_experts, static_argnames="limit")
 
 # Node 0 has experts 0 and 1, node 1 half of expert 2 and all of 3, node 2 the other half of 2.
-SHARE = jnp.array([[1.0, 0, 0], [1, 0, 0], [0, 0.5, 0.5], [0, 1, 0]])
-FORECAST = jnp.array([5.0, 4.0, 8.0, 2.0])
+SHARE = floats([[1.0, 0, 0], [1, 0, 0], [0, 0.5, 0.5], [0, 1, 0]])
+FORECAST = floats([5.0, 4.0, 8.0, 2.0])
 
 
 def marked(allowed: int, seconds_each=(1.0, 1.0, 1.0), forecast=FORECAST, limit=4) -> list[int]:
@@ -38,8 +39,8 @@ def test_seconds_count_and_not_tokens():
 
 
 def test_no_expert_without_work_is_sent():
-    assert marked(4, forecast=jnp.array([5.0, 0.0, 8.0, 0.0])) == [0, 2]
-    assert marked(4, forecast=jnp.zeros(4)) == []
+    assert marked(4, forecast=floats([5.0, 0.0, 8.0, 0.0])) == [0, 2]
+    assert marked(4, forecast=full(4, 0.0)) == []
 
 
 def test_the_limit_holds_where_more_is_allowed():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.arrays import full
+from oracles.arrays import floats, full
 
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.networks import num_links
@@ -53,7 +53,7 @@ def test_rings_of_odd_meshes_pass_every_die_once():
 
 
 def test_trajectories_skip_dies_without_tokens():
-    tokens = jnp.array([[1.0, 0, 2, 1], [1, 0, 2, 1], [0, 0, 3, 0]])
+    tokens = floats([[1.0, 0, 2, 1], [1, 0, 2, 1], [0, 0, 3, 0]])
     needed, following = trajectories_round(tokens)
     np.testing.assert_array_equal(needed, [[1, 0, 1, 1], [1, 0, 1, 1], [0, 0, 1, 0]])
     after = np.asarray(following).argmax(axis=-1)
@@ -63,14 +63,14 @@ def test_trajectories_skip_dies_without_tokens():
 
 
 def test_larger_arrays_have_rings_both_ways():
-    tokens = jnp.array([[1.0, 0, 2, 1, 0, 0], [1, 0, 2, 1, 0, 0]])
+    tokens = floats([[1.0, 0, 2, 1, 0, 0], [1, 0, 2, 1, 0, 0]])
     after = np.asarray(trajectories_round(tokens).following).argmax(axis=-1)
     assert after[0].tolist() == [2, 2, 3, 0, 0, 0]
     assert after[1].tolist() == [3, 0, 0, 2, 3, 3]
 
 
 def test_hot_and_cold_go_together():
-    tokens = jnp.array([[1.0], [9], [0], [5], [3], [4]])
+    tokens = floats([[1.0], [9], [0], [5], [3], [4]])
     # By tokens: 1, 3, 5, 4, 0; expert 2 has none.
     assert ordered(tokens, True).tolist() == [[1, 0], [3, 4], [5, -1]]
     assert np.asarray(ordered(tokens, False))[:5, 0].tolist() == [0, 1, 3, 4, 5]
@@ -90,17 +90,17 @@ def test_tokens_on_dies_and_even_ones():
         experts=jnp.array([[0, 1], [0, 2], [0, 1], [1, 2]]),
         token_draw=full(4, 0.0),
         draw=full((4, 2), 0.0),
-        weight=jnp.array([1.0, 1, 1, 0]),
+        weight=floats([1.0, 1, 1, 0]),
     )
     tokens = on_dies(batch, 3, 2)  # tokens 0 and 1 on die 0; the last one counts nothing
     np.testing.assert_array_equal(tokens, [[2, 1], [1, 1], [1, 0]])
     np.testing.assert_array_equal(evened(tokens), [[2, 1], [1, 1], [1, 0]])
-    np.testing.assert_array_equal(evened(jnp.array([[5.0, 0, 0]])), [[2, 2, 1]])
-    np.testing.assert_array_equal(evened(jnp.array([[0.0, 0, 1], [0, 3, 1]])), [[0, 0, 1], [1, 2, 1]])
+    np.testing.assert_array_equal(evened(floats([[5.0, 0, 0]])), [[2, 2, 1]])
+    np.testing.assert_array_equal(evened(floats([[0.0, 0, 1], [0, 3, 1]])), [[0, 0, 1], [1, 2, 1]])
 
 
 def test_tokens_of_too_many_go_to_dies_of_too_few():
-    before = jnp.array([[5.0, 0, 0], [0, 0, 1]])
+    before = floats([[5.0, 0, 0], [0, 0, 1]])
     # Die 0 sends two and one of expert 0; the lone token of expert 1 stays.
     np.testing.assert_allclose(moved(before, evened(before)), [[0, 2, 1], [0, 0, 0], [0, 0, 0]])
     np.testing.assert_array_equal(moved(before, before), 0)
@@ -108,7 +108,7 @@ def test_tokens_of_too_many_go_to_dies_of_too_few():
 
 def test_dies_prefetch_in_the_order_that_is_forecast():
     # Pairs of what is forecast: 0 with 3, then 2; expert 1 is not expected. Two micro-slices of each on every die.
-    forecast, room = jnp.array([5.0, 0, 3, 1]), jnp.array([5.0, 2, 0])
+    forecast, room = floats([5.0, 0, 3, 1]), floats([5.0, 2, 0])
     found = prefetched(forecast, room, jnp.asarray(2.0), paired=True)
     np.testing.assert_array_equal(found, [[2, 2, 0], [0, 0, 0], [1, 0, 0], [2, 0, 0]])
     alone = prefetched(forecast, room, jnp.asarray(2.0), paired=False)
@@ -116,7 +116,7 @@ def test_dies_prefetch_in_the_order_that_is_forecast():
 
 
 def test_experts_that_are_there_come_first():
-    tokens = jnp.array([[1.0], [9], [0], [5], [3], [4]])
+    tokens = floats([[1.0], [9], [0], [5], [3], [4]])
     first = jnp.array([True, False, True, False, True, False])
     assert ordered_first(tokens, first, True).tolist() == [[4, 0], [-1, -1], [-1, -1], [1, 5], [3, -1], [-1, -1]]
     alone = np.ravel(ordered_first(tokens, first, False))
@@ -124,7 +124,7 @@ def test_experts_that_are_there_come_first():
 
 
 def test_dies_that_load():
-    needed = jnp.array([[1.0, 0, 1, 0]])
+    needed = floats([[1.0, 0, 1, 0]])
     np.testing.assert_allclose(loading(needed, True), 0.25)
     np.testing.assert_allclose(loading(needed, False), [[0.5, 0, 0.5, 0]])
 

@@ -143,7 +143,7 @@ def test_unlike_dies_cost_what_they_are():
     """A home of a slow die with fast neighbours gives them its work."""
     hops = hop_counts((1, 3))
     costs = costs_of(hops, dram=10, hop=1, request=1)
-    slow = eqx.tree_at(lambda c: c.request, costs, jnp.asarray([1.0, 100.0, 1.0]))
+    slow = eqx.tree_at(lambda c: c.request, costs, floats([1.0, 100.0, 1.0]))
     given_ = jnp.asarray([100]), jnp.asarray([1]), jnp.asarray([[False, True, False]])
     for told, at in ((costs, [50, 50, 0]), (slow, [50, 0, 50])):
         rule = Algorithm1(jnp.asarray(hops), told, cost="serial", block=50)

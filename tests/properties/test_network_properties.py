@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracles import cases
 from oracles import layer as oracle
+from oracles.arrays import floats, full
 from oracles.cases import congestion, mirrored_congestion
 from oracles.topologies import NETWORKS, random_traffic, with_random_numbers
 
@@ -83,9 +84,9 @@ def test_mirroring_mesh_and_plan_changes_no_layer_that_gathers_at_fewest_hops(se
         tokens.weight[token] *= len(oracle.medoids(SHAPE, reached)) == 1
     assume(tokens.weight.any())
     batch, node = cases.batch(tokens), flip(axis)
-    one = layer(cases.layer_model(machine, rule="fewest_hops"), jnp.asarray(share, float), batch)
+    one = layer(cases.layer_model(machine, rule="fewest_hops"), floats(share), batch)
     other_model = cases.layer_model(flip_machine(machine, axis), rule="fewest_hops")
-    other = layer(other_model, jnp.asarray(share[:, node], float), batch)
+    other = layer(other_model, floats(share[:, node]), batch)
     for part in ("compute", "dispatch", "combine"):
         assert float(getattr(other, part)) == pytest.approx(float(getattr(one, part)), rel=1e-5)
 
@@ -94,7 +95,7 @@ def test_mirroring_mesh_and_plan_changes_no_layer_that_gathers_at_fewest_hops(se
 def test_a_faster_link_or_node_never_takes_longer(seed):
     rng = np.random.default_rng(seed)
     machine = cases.random_machine(rng, SHAPE, ports=True)
-    share = jnp.asarray(cases.random_share(rng, EXPERTS, 12), float)
+    share = floats(cases.random_share(rng, EXPERTS, 12))
     batch = cases.batch(cases.random_tokens(rng, TOKENS, EXPERTS, TOP_K))
     before = float(layer(cases.layer_model(machine), share, batch).total)
     for field in ("link_bandwidth", "flops", "injection", "ejection"):
@@ -116,11 +117,11 @@ def test_more_bandwidth_never_takes_longer_in_any_time_model(name, seed, share):
     rng = np.random.default_rng(seed)
     topology = with_random_numbers(NETWORKS[name], rng)
     traffic = jnp.asarray(random_traffic(rng, topology.num_nodes))
-    faster = {"efficiency": jnp.ones(())}
+    faster = {"efficiency": full((), 1.0)}
     for field in ("link_bandwidth", "injection_bandwidth", "ejection_bandwidth"):
         values = np.asarray(getattr(topology, field))
         factor = np.where(rng.random(values.size) < share, rng.uniform(1, 4, values.size), 1)
-        faster[field] = jnp.asarray(values * factor, float)
+        faster[field] = floats(values * factor)
     before = totals(topology, traffic)
     for changes in ({field: value} for field, value in faster.items()):
         for model, after in totals(dataclasses.replace(topology, **changes), traffic).items():
@@ -156,7 +157,7 @@ def test_work_is_kept_whoever_does_it(seed):
     rng = np.random.default_rng(seed)
     machine = dataclasses.replace(cases.random_machine(rng, SHAPE, ports=True), flops=np.full(12, 1e12))
     tokens = cases.random_tokens(rng, TOKENS, EXPERTS, TOP_K)
-    share = jnp.asarray(cases.random_share(rng, EXPERTS, 12), float)
+    share = floats(cases.random_share(rng, EXPERTS, 12))
     for mode in ("sharded", "replicated"):
         measured = layer(cases.layer_model(machine, mode), share, cases.batch(tokens))
         expected = tokens.weight.sum() * TOP_K * cases.COSTS.flops_per_token_expert / 1e12

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import paths as oracle
-from oracles.arrays import full
+from oracles.arrays import floats, full
 from oracles.topologies import NETWORKS, mesh, random_traffic, with_random_numbers
 
 from jaxmoe.des import TrafficReplay, fabric_of, replay_traffic
@@ -104,8 +104,8 @@ def lone_message(topology: AbstractTopology, rng: np.random.Generator, chunks: f
 
 def times(case: Case) -> tuple[float, float]:
     """Seconds that the model tells and that the simulator sees."""
-    model = Congestion(jnp.asarray(case.chunk_bytes, float), case.cut_through)
-    told = float(predicted(model, case.topology, jnp.asarray(case.traffic, float)))
+    model = Congestion(floats(case.chunk_bytes), case.cut_through)
+    told = float(predicted(model, case.topology, floats(case.traffic)))
     return told, case.replay().completion_s
 
 
@@ -227,7 +227,7 @@ def test_turning_a_ring_changes_nothing_where_messages_go_round(seed, step):
 def with_more_bandwidth(topology: AbstractTopology, rng: np.random.Generator) -> AbstractTopology:
     """A quarter of the links up to four times as fast."""
     factor = np.where(rng.random(topology.num_links) < 0.25, rng.uniform(1, 4, topology.num_links), 1)
-    return dataclasses.replace(topology, link_bandwidth=topology.link_bandwidth * jnp.asarray(factor, float))
+    return dataclasses.replace(topology, link_bandwidth=topology.link_bandwidth * floats(factor))
 
 
 def test_more_bandwidth_seldom_makes_a_replay_slower():

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import cases
+from oracles.arrays import full
 
 from jaxmoe.config import build_machine, load_hardware, load_scenario
 from jaxmoe.errors import InputError
@@ -143,7 +143,7 @@ def test_an_unknown_policy_of_a_scenario_is_refused(key, known):
 
 def test_home_experts_that_do_not_fit_are_refused(setting):
     level = setting.model.machine.memory[-1]
-    small = replace(setting.model.machine, memory=(level, replace(level, capacity=jnp.full(25, 1e4))))
+    small = replace(setting.model.machine, memory=(level, replace(level, capacity=full(25, 1e4))))
     with pytest.raises(PlanError, match=r"die \d+ is home to \d experts of .* spread the experts evenly"):
         system_of("wafer_gpu").runs(replace(setting, model=replace(setting.model, machine=small)))
 

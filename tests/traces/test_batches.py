@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import cases
+from oracles.arrays import full
 
 import jaxmoe.traces.batches as batches_module
 from jaxmoe.latency import evaluate
@@ -195,7 +196,7 @@ def test_batches_go_a_few_at_a_time_where_they_are_large(few_experts, at_once, m
     layer, merged = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), jax.device_get(both))  # 6 batches of 32 tokens
 
     def measured(batch: Batch) -> tuple[jax.Array, jax.Array]:
-        return batch.weight @ batch.choices(5), jnp.zeros(0)  # such as ports that are not there
+        return batch.weight @ batch.choices(5), full(0, 0.0)  # such as ports that are not there
 
     for given in (layer, merged):
         whole = jax.jit(partial(over_batches, measured))(given)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import full
 from oracles.synthesis import random_process, same_requests
 
 from jaxmoe.traces import GatingTrace, TraceError, read_trace
@@ -65,8 +66,8 @@ def test_reconstructed_logits_keep_to_what_is_known(whole):
     assert (logits <= found.most + 1e-6).all()
     # A bias of nothing, compiled, leaves choices as they are: no difference is so small that it is flushed to 0.
     again = jax.jit(lambda logits, bias: jax.lax.top_k(logits + bias, 3)[1])
-    np.testing.assert_array_equal(again(jnp.asarray(found.most), jnp.zeros(8)), ORDER)
-    np.testing.assert_array_equal(again(jnp.asarray(logits), jnp.full(8, 0.25)), ORDER)
+    np.testing.assert_array_equal(again(jnp.asarray(found.most), full(8, 0.0)), ORDER)
+    np.testing.assert_array_equal(again(jnp.asarray(logits), full(8, 0.25)), ORDER)
     true = LOGITS - np.take_along_axis(LOGITS, ORDER, axis=2)[..., -1:]
     assert (true <= found.most + 1e-6).all()
     if not whole:

@@ -1,10 +1,10 @@
 """That the first arrivals of a race are draws without replacement whose weights change with every choice."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import synthesis as oracle
+from oracles.arrays import full
 
 from jaxmoe.traces.synthesis.sampling import race
 
@@ -54,7 +54,7 @@ def test_extreme_log_weights_stay_legal():
 
 
 def test_dead_heats_lose_nobody():
-    assert all_different(np.asarray(run(jnp.full((2, 5), 0.25), jnp.ones((5, 5)), (5, *NO_LIMIT))[0]))
+    assert all_different(np.asarray(run(full((2, 5), 0.25), full((5, 5), 1.0), (5, *NO_LIMIT))[0]))
 
 
 def test_groups_have_their_exact_probabilities():
@@ -74,7 +74,7 @@ def test_no_more_groups_than_allowed(groups, allowed):
 
 
 def test_groups_that_tie_are_not_all_open():
-    chosen = np.asarray(run(jnp.full((1, 8), 0.25), jnp.ones((8, 8)), (4, 4, 2))[0])
+    chosen = np.asarray(run(full((1, 8), 0.25), full((8, 8), 1.0), (4, 4, 2))[0])
     assert len(set((chosen[0] // 2).tolist())) == 2
 
 
