@@ -159,14 +159,15 @@ def test_choices_of_experts_with_copies_pass_their_derivative_on_to_the_hosts():
     share = floats([[0.25, 0.75, 0, 0], [0, 0, 1, 0]])
     batch = Batch(jnp.asarray([[1]]), full(1, 0.0), full((1, 1), 0.0), floats([2.0]))
 
+    @jax.jit
     def visits(chosen):
         made = replicated_visits(share, replace(batch, chosen=chosen), HardSupport())
         return made.work, made.visited[0]
 
     chosen = floats([[0.0, 1.0]])
-    exact, work = replicated_visits(share, batch, HardSupport()), visits(chosen)
+    exact, work = jax.jit(replicated_visits)(share, batch, HardSupport()), visits(chosen)
     np.testing.assert_array_equal(work[0], exact.work)
     np.testing.assert_array_equal(work[1], exact.visited[0])
-    of_work, of_visits = jax.jacobian(visits)(chosen)
+    of_work, of_visits = jax.jit(jax.jacobian(visits))(chosen)
     np.testing.assert_allclose(of_work[:, 0], 2 * share.T)
     np.testing.assert_allclose(of_visits[:2, 0, 0], [0.25, 0.75])  # a node that is not visited yet

@@ -50,4 +50,4 @@ def replay(topology, sends, chunk_bytes=None):
 
 
 def multicasts_of(source, destinations, size):
-    return Multicasts(jnp.asarray(source, jnp.int32), floats(destinations), floats(size))
+    return Multicasts(jnp.asarray(source, jnp.int32), floats(destinations), jnp.asarray(size, float))

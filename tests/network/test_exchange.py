@@ -38,7 +38,7 @@ def test_visits_and_messages_equal_the_loops(mode, rule, count, shape):
 @eqx.filter_jit
 def messages(mode, topology, exchange, share, batch):
     """Visits of a batch, and messages from node to node."""
-    visits = VISITS[mode](floats(share), batch, HardSupport())
+    visits = VISITS[mode](jnp.asarray(share, float), batch, HardSupport())
     ((flows,),) = exchange(topology, visits)
     return visits, flows.traffic(jnp.asarray(1.0))
 
