@@ -83,6 +83,5 @@ def checked(fn: Any = None, *, typechecker: Callable) -> Any:
 
 
 def install() -> None:
-    """For all that is imported from now on, where jaxtyping is the one that this was written for."""
-    if jaxtyping.__version__.startswith("0.3."):
-        jaxtyping.jaxtyped = inner.jaxtyped = checked
+    """For all that is imported from now on."""
+    jaxtyping.jaxtyped = inner.jaxtyped = checked
