@@ -87,7 +87,7 @@ def _combine(
     longest, chosen = np.zeros(1), np.zeros((1, 0), np.int32)
     for _ in range(nodes // subsets.shape[1]):
         # The next group has the first device that is still free: so every partition comes once.
-        free = np.array([_first_free(mask) for mask in taken.tolist()])
+        free = _first_free(taken)
         parts = []
         for first in np.unique(free).tolist():
             mine, having = np.flatnonzero(free == first), np.flatnonzero(subsets[:, 0] == first)
@@ -115,5 +115,6 @@ def _distinct(subsets: np.ndarray, chosen: np.ndarray, shape: tuple[int, int]) -
     return kept // len(images)
 
 
-def _first_free(mask: int) -> int:
-    return (~mask & (mask + 1)).bit_length() - 1
+def _first_free(taken: Int[np.ndarray, " part"]) -> Int[np.ndarray, " part"]:
+    """The lowest bit that is not set in each mask."""
+    return np.frexp((~taken & (taken + 1)).astype(float))[1] - 1
