@@ -11,7 +11,7 @@ import numpy as np
 import scipy  # imports its submodules when they are first used
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.compiling import SOONER
+from jaxmoe.compiling import SHORT, SOONER
 from jaxmoe.des import Fabric, LayerDescription, LayerReplay, Memory, replay_plan
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import Strategy
@@ -79,9 +79,6 @@ def _measured(gemm: MeasuredGemm, columns: float):
 
 def _unknown(gemm: AbstractGemm):
     raise TypeError(f"the event simulator does not know {type(gemm).__name__}; tell it how long such products take")
-
-
-SHORT = 2**21  # entries [layer, batch, token, node]; fewer are evaluated sooner than XLA optimises code for them
 
 
 @eqx.filter_jit(compiler_options=SOONER)  # type: ignore[call-overload]  # an option of JAX

@@ -15,6 +15,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
+from jaxmoe.compiling import SHORT, SOONER
 from jaxmoe.latency import LayerModel
 from jaxmoe.network import AbstractExchange
 from jaxmoe.network.xy import prefix_sums
@@ -165,7 +166,6 @@ def _score(search: Search, share: Share, batches: Batch, exchange: AbstractExcha
     return search.aim(_seconds(search, share, batches, exchange))
 
 
-@eqx.filter_jit
 def seconds_of_all(
     search: Search,
     shares: Float[Array, "layer expert node"],
@@ -176,8 +176,19 @@ def seconds_of_all(
 
     `exchange` defaults to the model's own.
     """
+    short = batches.weight.size * shares.shape[2] <= SHORT
+    return (_seconds_soon if short else _seconds_of_all)(search, shares, batches, exchange)
+
+
+def _all_layers(
+    search: Search, shares: Float[Array, "layer expert node"], batches: Batch, exchange: AbstractExchange | None
+) -> Float[Array, "layer batch"]:
     # One layer at a time: all at once would take gigabytes on large meshes.
     return jax.lax.map(lambda given: _seconds(search, given[0], given[1], exchange), (shares, batches))
+
+
+_seconds_of_all = eqx.filter_jit(_all_layers)
+_seconds_soon = eqx.filter_jit(_all_layers, compiler_options=SOONER)  # type: ignore[call-overload]  # an option of JAX
 
 
 @eqx.filter_jit

@@ -132,8 +132,10 @@ def test_what_a_page_has_typed_runs(run, desk, page, at):
 
 
 def as_a_user(code: str, folder: Path) -> str:
-    """What a program prints in a process of its own, in which JAX compiles as it does for users."""
+    """What a program prints in a process of its own, compiled as it is for users; what two programs share, once."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".cache" / "jax")
+    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

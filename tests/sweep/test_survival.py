@@ -5,11 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import pytest
+import yaml
 from pyarrow import dataset
 from sweep_keys import LINK
 
@@ -37,12 +40,29 @@ app(sys.argv[3:])
 """
 
 
-@pytest.fixture
-def command(study, tmp_path):
-    """The command line of a sweep into a folder, which writes the file `log`."""
-    path = study(axes=AXES)
-    start = [sys.executable, "-c", SCRIPT, str(tmp_path / "log"), str(CHUNK), "sweep", str(path), "--out"]
-    return lambda out: [*start, str(out)]
+class Sweeps(NamedTuple):
+    """One study, whole once, and what runs it again."""
+
+    whole: Path  # the folder of the sweep that nothing disturbed
+    times: list[float]  # when each of its chunks was computed, s
+    command: Callable[[Path, Path], list[str]]  # of a sweep into a folder, which writes a log
+
+
+@pytest.fixture(scope="module")
+def sweeps(kept_scenario, tmp_path_factory):
+    """All sweeps are of one study and share what was compiled, in a folder of theirs: kills may leave half a file."""
+    place = tmp_path_factory.mktemp("sweeps")
+    path, whole, log = place / "study.yaml", place / "whole", place / "log"
+    path.write_text(yaml.safe_dump({"scenario": str(kept_scenario), "axes": AXES}, sort_keys=False))
+
+    def command(out: Path, log: Path) -> list[str]:
+        return [sys.executable, "-c", SCRIPT, str(log), str(CHUNK), "sweep", str(path), "--out", str(out)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(place / "compiled"))
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        assert subprocess.run(command(whole, log), capture_output=True, check=False).returncode == 0
+        yield Sweeps(whole, computed(log), command)
 
 
 def files(out: Path) -> set[Path]:
@@ -66,17 +86,15 @@ def check_equal(out: Path, whole: Path) -> None:
 
 
 @pytest.mark.slow
-def test_kills_at_random_moments_lose_no_chunk_but_the_last(command, tmp_path):
+def test_kills_at_random_moments_lose_no_chunk_but_the_last(sweeps, tmp_path):
     """kill -9 at moments drawn from the time in which chunks are computed; only what is lost is computed twice."""
-    out, whole, log = tmp_path / "killed", tmp_path / "whole", tmp_path / "log"
-    assert subprocess.run(command(whole), capture_output=True, check=False).returncode == 0
-    times = computed(log)
+    out, log, times = tmp_path / "killed", tmp_path / "log", sweeps.times
     each = median(after - before for before, after in pairwise(times))  # without compilations
     draw, inside, lost = random.Random(0), 0, []
     for _ in range(KILLS):
         log.unlink(missing_ok=True)
         before = files(out)
-        process = subprocess.Popen(command(out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(sweeps.command(out, log), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         begun = 2 + draw.randrange(max(len(times) // KILLS - 1, 1))  # compiling may take longer than all chunks
         while process.poll() is None and len(computed(log)) < begun:
             time.sleep(0.001)
@@ -90,9 +108,9 @@ def test_kills_at_random_moments_lose_no_chunk_but_the_last(command, tmp_path):
     assert max(lost) <= 1
     log.unlink(missing_ok=True)
     left = len(times) - len(files(out))
-    assert subprocess.run(command(out), capture_output=True, check=False).returncode == 0
+    assert subprocess.run(sweeps.command(out, log), capture_output=True, check=False).returncode == 0
     assert left <= len(computed(log)) <= left + 2  # a chunk that began elsewhere may be cut in two, for each strategy
-    check_equal(out, whole)
+    check_equal(out, sweeps.whole)
 
 
 # A file system of its own, as no one else sees it; $1 is what to fill it with, the rest the command.
@@ -107,13 +125,14 @@ cp -r "$OUT" second
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_clear_error_and_the_sweep_goes_on_with_more_room(command, tmp_path):
+def test_a_full_disk_is_one_clear_error_and_the_sweep_goes_on_with_more_room(sweeps, tmp_path):
     """On a tmpfs of 1 MB, as root of a user namespace."""
-    out, whole = tmp_path / "full", tmp_path / "whole"
+    out = tmp_path / "full"
     out.mkdir()
-    assert subprocess.run(command(whole), capture_output=True, check=False).returncode == 0
     space = ["unshare", "--map-root-user", "--mount", "env", f"OUT={out}", "sh", "-c", FULL, "sh"]
-    done = subprocess.run([*space, *command(out)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*space, *sweeps.command(out, tmp_path / "log")], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     if done.returncode == 77 or "unshare" in done.stderr:
         pytest.skip(f"this system does not let users mount a tmpfs of their own: {done.stderr.strip()}")
 
@@ -127,5 +146,5 @@ def test_a_full_disk_is_one_clear_error_and_the_sweep_goes_on_with_more_room(com
     rows = dataset.dataset(tmp_path / "first").to_table()  # every file that is there is whole
     assert 0 < len(rows) < POINTS
     assert (read("second.rc"), read("second.err")) == ("0\n", "")
-    check_equal(tmp_path / "second", whole)
+    check_equal(tmp_path / "second", sweeps.whole)
     assert len(rows) == CHUNK * len(list((tmp_path / "first").iterdir()))

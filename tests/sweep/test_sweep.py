@@ -295,7 +295,7 @@ def test_eight_devices_give_the_same(study, sweep, tmp_path):
     one = sweep(**axes)
     folder = tmp_path / "eight"
     folder.mkdir()
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    flags = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     path = Path(study(**axes))
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(path), str(folder)], env=os.environ | flags, capture_output=True, text=True
