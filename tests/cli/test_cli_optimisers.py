@@ -24,13 +24,9 @@ def summary_of(out):
     return json.loads((out / "summary.json").read_text())
 
 
-# The rest are as alike as their commands; the gradient tuner's are in test_cli_verbs.py and test_cli_interrupt.py too.
-EVERYDAY = {"greedy"}
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMISERS]
-)
+# Everyday tests of the command are those of the gradient tuner, in test_cli_verbs.py and test_cli_interrupt.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMISERS)
 def test_it_writes_a_legal_plan(run, scenario, out, name):
     result = run("tune", scenario, "--optimiser", name, "--layers", "5", "--time-limit", "20", "--out", out)
     assert result.exit_code == 0, result.output

@@ -35,6 +35,7 @@ def made(scenario, tmp_path):
     return make
 
 
+@pytest.mark.slow
 def test_the_best_start_ends_at_the_faster_token_layout(made):
     """Tokens that go home pay for a way that those which meet at a host do not have: starts lean to either in turn."""
     problem, inputs = made({})

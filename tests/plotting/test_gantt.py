@@ -21,7 +21,7 @@ def fills(path, colour: str) -> bool:
     return same.all(axis=-1).sum() > 1000
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 40])
+@pytest.mark.parametrize("count", [1, 2, 3, pytest.param(40, marks=pytest.mark.slow)])
 def test_bars_have_the_colours_of_their_stages(tmp_path, count):
     path = tmp_path / "gantt.png"
     rows = (ROWS * count)[:count]

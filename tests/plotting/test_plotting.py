@@ -64,7 +64,12 @@ def png_size(data: bytes) -> tuple[int, int]:
     return struct.unpack(">II", data[16:24])
 
 
-@pytest.mark.parametrize("name", DRAWINGS)
+LARGE = ("large mesh", "three meshes", "many layers")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in DRAWINGS]
+)
 def test_figure_is_written_as_a_png_with_something_on_it(tmp_path, name):
     path = tmp_path / "figure.png"
     DRAWINGS[name](path)

@@ -79,7 +79,12 @@ def labels_of(figure: Figure) -> list[str]:
     return [text.get_text() for legend in legends if legend for text in legend.get_texts()]
 
 
-@pytest.mark.parametrize("name", DRAWINGS)
+LARGE = ("large model", "many bars", "bars with notes")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in DRAWINGS]
+)
 def test_figure_is_written_as_a_png_with_something_on_it(tmp_path, name):
     path = tmp_path / "figure.png"
     DRAWINGS[name](path)

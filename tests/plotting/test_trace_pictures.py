@@ -53,7 +53,7 @@ def drawn(monkeypatch) -> list[Figure]:
 @pytest.mark.parametrize("name", drawings(1, 8, 2))
 @pytest.mark.parametrize(
     "size",
-    [SIZES[0], pytest.param(SIZES[1], marks=pytest.mark.slow), SIZES[2]],
+    [SIZES[0], SIZES[1], pytest.param(SIZES[2], marks=pytest.mark.slow)],
     ids=lambda size: "L{}-E{}-K{}".format(*size),
 )
 def test_models_of_any_size_are_drawn_and_what_is_shown_is_named(tmp_path, drawn, name, size):
