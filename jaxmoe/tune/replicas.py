@@ -28,6 +28,7 @@ GOOD = 1.0001  # times the mean of ranks: no need to go on
 EFFORT = 60_000_000  # slots x ranks of a node x descents of a layer: more descents where a layer is small
 MOST_DESCENTS = 1000
 CHANGES, PAIRED = 3000, 20  # of numbers of copies, where ranks have two slots; again after so many descents
+GROUPED = (1, 0, MOVES, GOOD)  # first numbers of copies, further ones, moves of a descent, what is good
 WARM, WARMER = 3e-3, 1.1  # the part by which such a change may be for the worse at first, and times so when done again
 
 
@@ -52,49 +53,17 @@ def balanced_slots(
     if nodes < 1 or groups % nodes:
         groups = nodes = 1
     _check(experts, slots, ranks, groups, nodes)
+    groups = groups if nodes > 1 else 1
     loads = np.ascontiguousarray(loads, np.float64)
     layers, per_rank, own = len(loads), slots // ranks, ranks // nodes
     again = int(np.clip(EFFORT // (slots * own * max(layers, 1)), 1, MOST_DESCENTS))
     search = (1, 0, FAST_MOVES, FAST_GOOD) if fast else (VARIANTS, again, MOVES, GOOD)
-    if nodes == 1:
-        return _side_by_side(loads, ranks, per_rank, repeats, search, seed)
-    size = experts // groups
-    packed = _side_by_side(
-        loads.reshape(layers, groups, size).sum(axis=2), nodes, groups // nodes, True, (1, 0, MOVES, GOOD), seed
-    )
-    group = packed.reshape(layers * nodes, -1)  # of every node
-    expert = (group[..., None] * size + np.arange(size)).reshape(layers, -1)
-    held = np.take_along_axis(loads, expert, axis=1).reshape(layers * nodes, -1)
-    # No other node need be more even than the busiest one of its layer can be.
-    busiest = np.repeat(held.sum(axis=1).reshape(layers, nodes).max(axis=1), nodes)
-    local = _side_by_side(held, own, per_rank, repeats, search, seed, busiest)
-    placed = np.take_along_axis(expert.reshape(layers * nodes, -1), local, axis=1)
-    return placed.reshape(layers, slots)
+    chunks = np.array_split(loads, min(CHUNKS * cores(), max(layers, 1)))
 
+    def placed(part: Float[np.ndarray, "layer expert"]) -> Int[np.ndarray, "layer slot"]:
+        return _all_layers(part, own, per_rank, groups, nodes, repeats, search, GROUPED, seed)
 
-Search = tuple[int, int, int, float]  # first numbers of copies, further ones, moves of a descent, and what is good
-
-
-def _side_by_side(
-    loads: Float[np.ndarray, "layer expert"],
-    ranks: int,
-    per_rank: int,
-    repeats: bool,
-    search: Search,
-    seed: int,
-    enough: Float[np.ndarray, " layer"] | None = None,
-) -> Int[np.ndarray, "layer slot"]:
-    """Layers on all cores: what is compiled leaves Python's lock.
-
-    One descent is made of each in any case, further ones while its busiest rank has more than its part of `enough`
-    load; `None`: of its own.
-    """
-    least = (loads.sum(axis=1) if enough is None else enough) / ranks
-    chunks = np.array_split(np.arange(len(loads)), min(CHUNKS * cores(), max(len(loads), 1)))
-
-    def placed(rows: Int[np.ndarray, " layer"]) -> Int[np.ndarray, "layer slot"]:
-        return _all_layers(loads[rows], least[rows], ranks, per_rank, repeats, search, seed)
-
+    # What is compiled leaves Python's lock.
     return np.concatenate([*side_by_side(placed, chunks)])
 
 
@@ -112,26 +81,44 @@ def _check(experts: int, slots: int, ranks: int, groups: int, nodes: int) -> Non
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _all_layers(loads, least, ranks, per_rank, repeats, search, seed):
-    placed = np.empty((len(loads), ranks * per_rank), np.int64)
+def _all_layers(loads, own, per_rank, groups, nodes, repeats, search, grouped, seed):
+    """`own` is how many ranks a node has; groups are packed on nodes by `grouped`, and then copies on ranks."""
+    placed = np.empty((len(loads), nodes * own * per_rank), np.int64)
+    experts, size, each = loads.shape[1] // nodes, loads.shape[1] // groups, groups // nodes
+    held = np.empty((nodes, experts))
     for layer in range(len(loads)):
-        np.random.seed(seed)  # every layer by itself, so that it does not matter which are placed together
-        found = _layer(loads[layer], least[layer], ranks, per_rank, repeats, search)
-        for slot in range(len(found)):  # compiled sooner than an assignment of arrays, whose shapes may differ
-            placed[layer, slot] = found[slot]
+        group = np.zeros(1, np.uint16)
+        if nodes > 1:
+            whole = loads[layer].reshape(groups, size).sum(axis=1)
+            group = _layer(whole, 0.0, nodes, each, True, grouped, seed)
+        for node in range(nodes):
+            for index in range(experts):
+                held[node, index] = loads[layer, group[node * each + index // size] * size + index % size]
+        # No node need be more even than the busiest one of its layer can be.
+        enough = held.sum(axis=1).max() / own
+        for node in range(nodes):
+            found = _layer(held[node], enough, own, per_rank, repeats, search, seed)
+            for slot in range(len(found)):
+                first = group[node * each + found[slot] // size] * size
+                placed[layer, node * len(found) + slot] = first + found[slot] % size
     return placed
 
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _layer(load, least, ranks, per_rank, repeats, search):
-    """The best of several descents: from EPLB's numbers of copies, from others, and from the best ones changed."""
+def _layer(load, least, ranks, per_rank, repeats, search, seed):
+    """The best of several descents: from EPLB's numbers of copies, from others, and from the best ones changed.
+
+    It ends where no rank has more than `least`, or is good.
+    """
     variants, descents, moves, good = search
-    slots, experts = ranks * per_rank, len(load)
+    slots, experts, enough = ranks * per_rank, len(load), max(least, load.sum() / ranks * good)
     spare = slots - experts
     most = slots if repeats or experts * ranks < slots else ranks
     best, top, kept = np.zeros((ranks, per_rank), np.uint16), np.inf, np.ones(experts, np.int64)
     back = np.int64(0)  # for a plain 0 `_copies` is compiled once more
+    if descents:
+        np.random.seed(seed)  # every layer by itself, so that it does not matter which are placed together
     warm, known = WARM, False  # whether the descent from the numbers of copies that are kept was made already
     for descent in range(variants + descents):
         if descent == 0:
@@ -154,10 +141,10 @@ def _layer(load, least, ranks, per_rank, repeats, search):
                 if known:
                     continue
                 known = True
-        held, busy = _descent(load, copies, ranks, per_rank, most > ranks, moves, good)
+        held, busy = _descent(load, copies, ranks, per_rank, most > ranks, moves, enough)
         if busy.max() < top * BETTER:
             best, top, kept, known = held, busy.max(), copies, False
-        if top <= least * good:
+        if top <= enough:
             break
     return best.ravel()
 
@@ -188,7 +175,7 @@ def _copies(load, slots, most, back):
 
 @njit(cache=True, nogil=True)
 @no_type_check
-def _descent(load, copies, ranks, per_rank, repeats, moves, good):
+def _descent(load, copies, ranks, per_rank, repeats, moves, enough):
     """Experts [rank, slot] and the load of every rank; `copies` are those that it ends with."""
     part = parts(load, copies)
     held, busy, count = _packed(copies, part[:, NOW], ranks, per_rank, repeats)
@@ -197,7 +184,6 @@ def _descent(load, copies, ranks, per_rank, repeats, moves, good):
         for expert in held[rank]:
             where[expert, at[expert]] = rank
             at[expert] += 1
-    enough = load.sum() / ranks * good
     for _ in range(moves):
         if busy.max() <= enough or not relieved(load, copies, part, held, busy, count, where, repeats):
             break

@@ -65,6 +65,23 @@ def test_groups_stay_on_one_node():
     assert (balance(slots, loads, 8) <= balance(eplb(loads, 24, 8, 4, 2), loads, 8) * (1 + 1e-9)).mean() > 0.5
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_the_busiest_rank_of_a_layer_is_that_of_its_nodes_placed_alone(fast):
+    # Nodes that have less to do end sooner, but none is busier for that.
+    loads = np.random.default_rng(5).random((4, 16)) ** 3
+    slots = balanced_slots(loads, 24, 8, groups=2, nodes=2, fast=fast)
+    alone = [
+        loads_of_slots(balanced_slots(part, 12, 4, fast=fast), part, 4).max(axis=1) for part in np.hsplit(loads, 2)
+    ]
+    np.testing.assert_allclose(loads_of_slots(slots, loads, 8).max(axis=1), np.maximum(*alone), rtol=1e-4)
+
+
+def test_groups_count_for_nothing_on_one_node():
+    loads = np.random.default_rng(6).random((2, 16))
+    together = balanced_slots(loads, 24, 8, groups=4, nodes=1, fast=True)
+    np.testing.assert_array_equal(together, balanced_slots(loads, 24, 8, fast=True))
+
+
 def test_the_same_seed_gives_the_same_slots_and_layers_do_not_depend_on_each_other():
     loads = np.random.default_rng(2).random((5, 24)) ** 4
     slots = balanced_slots(loads, 32, 8, seed=3)
