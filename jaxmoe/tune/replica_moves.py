@@ -92,7 +92,6 @@ def _best_further_copy(copies, part, held, busy, count, where, hot, least, repea
     busiest = _busiest_holders(copies, busy, where)
     for expert in news[:some]:
         less = part[expert, NOW] - part[expert, MORE]
-        most = less * (copies[expert] if repeats else 1)  # by which any rank that has the expert is relieved
         for other in range(ranks):
             if not repeats and count[expert, other]:
                 continue
@@ -103,8 +102,10 @@ def _best_further_copy(copies, part, held, busy, count, where, hot, least, repea
                     continue
                 # Other copies of the old expert have more to do, where they are busiest as well.
                 at = busiest[old, 0] if busiest[old, 0] != other else busiest[old, 1]
-                if at >= 0 and busy[at] + part[old, LESS] - part[old, NOW] - most >= ROUNDING * least:
-                    continue
+                if at >= 0:
+                    more = part[old, LESS] - part[old, NOW]
+                    if busy[at] - less * count[expert, at] + more * count[old, at] >= ROUNDING * least:
+                        continue
                 value = _turned(copies, part, busy, count, where, old, expert, other, least)
                 if value < least:
                     least, found, rank, slot = value, expert, other, place
