@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from scipy.optimize import least_squares
 from scipy.stats import qmc
 
-from jaxmoe.codesign.family import Arguments, Family, by_design
+from jaxmoe.codesign.family import Arguments, Settings, by_design
 from jaxmoe.codesign.problem import HardwareProblem
 from jaxmoe.compiling import UNFUSED
 from jaxmoe.relax import SmoothMax, geometric
@@ -197,35 +197,30 @@ class Descended(NamedTuple):
 
 
 def descend(problem: HardwareProblem, starts: Sequence[np.ndarray], report: Progress) -> Descended:
-    """Descend from all starts, by family [design, start, variable], in one compiled function."""
+    """Descend from all starts, by family [design, start, variable], in one function for families that are alike."""
     families, steps = problem.families, -(-problem.space.steps // SEGMENT) * SEGMENT
-
-    @partial(jax.jit, compiler_options=UNFUSED)
-    def segment(
-        walks: tuple[Walk, ...], given: tuple[Arguments, ...], moments: Moment
-    ) -> tuple[tuple[Walk, ...], tuple[Float[Array, "step design start"], ...]]:
-        run = [_segment(problem, *each, moments) for each in zip(families, walks, given, strict=True)]
-        return tuple(walk for walk, _ in run), tuple(values for _, values in run)
-
-    given, history = tuple(family.given for family in families), []
-    walks = tuple(
+    segment = jax.jit(partial(_segment, problem), static_argnums=0, compiler_options=UNFUSED)
+    history = []
+    walks = [
         begun({"position": jnp.asarray(each, jnp.float32)}, len(problem.constraints), each.shape[:2]) for each in starts
-    )
+    ]
     for first in range(0, steps, SEGMENT):
         report("descend", first, steps)
-        walks, values = segment(walks, given, schedule(first, steps))
-        history.append(np.concatenate([np.asarray(each, float).reshape(SEGMENT, -1) for each in values], axis=1))
+        now = schedule(first, steps)
+        run = [segment(each.settings, walk, each.given, now) for each, walk in zip(families, walks, strict=True)]
+        walks = [walk for walk, _ in run]
+        history.append(np.concatenate([np.asarray(each, float).reshape(SEGMENT, -1) for _, each in run], axis=1))
     report("descend", steps, steps)
     return Descended([np.asarray(walk.at["position"], float) for walk in walks], np.concatenate(history), steps)
 
 
 def _segment(
-    problem: HardwareProblem, family: Family, walk: Walk, given: Arguments, moments: Moment
+    problem: HardwareProblem, settings: Settings, walk: Walk, given: Arguments, moments: Moment
 ) -> tuple[Walk, Float[Array, "step design start"]]:
     def step(walk: Walk, now: Moment) -> tuple[Walk, Float[Array, "design start"]]:
         def one(walk: Walk, given: Arguments) -> tuple[Walk, Float[Array, ""]]:
             def objective(at: Any) -> tuple[Float[Array, ""], Float[Array, " further"]]:
-                value = problem.objective(family, given, at["position"], SmoothMax(now.max_temperature))
+                value = problem.objective(settings, given, at["position"], SmoothMax(now.max_temperature))
                 return value, jnp.zeros(0)
 
             return moved(problem, walk, now, objective, {"position": 1.0})

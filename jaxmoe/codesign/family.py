@@ -21,6 +21,7 @@ class Part(NamedTuple):
 
 
 Arguments = tuple[tuple[Given, ...], ...]  # by size of batch and part
+Settings = tuple[tuple[Setting, ...], ...]  # likewise
 
 
 class Family(NamedTuple):
@@ -33,6 +34,11 @@ class Family(NamedTuple):
     names: tuple[str, ...]
     parts: tuple[tuple[Part, ...], ...]
     given: Arguments
+
+    @property
+    def settings(self) -> Settings:
+        """All that a compiled function is of beside its arguments: families that have the same share it."""
+        return tuple(tuple(part.setting for part in parts) for parts in self.parts)
 
 
 def family_of(strategies: Sequence[Strategy], settings: Sequence[Setting]) -> Family:

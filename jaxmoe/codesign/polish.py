@@ -10,17 +10,16 @@ of products of powers, what it ends at is the best of all machines.
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 from scipy.optimize import linprog
 
 from jaxmoe.codesign.descent import MET, Progress, to_feasible, violation
-from jaxmoe.codesign.family import Arguments, Family, by_design
+from jaxmoe.codesign.family import Arguments, Family, Settings, by_design
 from jaxmoe.codesign.problem import HardwareProblem
 from jaxmoe.compiling import UNFUSED
 
@@ -34,7 +33,7 @@ CONFIRMED = 0.1  # of what a step promises
 
 
 class Exact:
-    """The exact objective of every design at a position of its own, and its slope; compiled once.
+    """The exact objective of every design at a position of its own, and its slope; compiled once for families alike.
 
     `evaluations` counts machines timed, forward and backward each as one.
     """
@@ -42,39 +41,38 @@ class Exact:
     def __init__(self, problem: HardwareProblem, families: Sequence[Family]) -> None:
         self.problem, self.families, self.evaluations = problem, families, 0
         self.names = [name for family in families for name in family.names]
+        self._timed = jax.jit(partial(_timed, problem), static_argnums=0, compiler_options=UNFUSED)
 
     def under(self, problem: HardwareProblem) -> "Exact":
         """The same under other constraints."""
-        _ = self._compiled  # once for both
         other = copy(self)
         other.problem, other.evaluations = problem, 0
         return other
 
+    def of(self, families: Sequence[Family]) -> "Exact":
+        """The same for other designs."""
+        other = copy(self)
+        other.families, other.evaluations = families, 0
+        other.names = [name for family in families for name in family.names]
+        return other
+
     def __call__(self, positions: Float[np.ndarray, "design variable"]) -> tuple[np.ndarray, np.ndarray]:
         """Objectives float64 [design] and slopes [design, variable]; a design that has none has infinity."""
-        given = tuple(family.given for family in self.families)
         ends = np.cumsum([len(family.names) for family in self.families])[:-1]
-        parts = tuple(jnp.asarray(part, jnp.float32) for part in np.split(positions, ends))
-        values, slopes = self._compiled(parts, given)
-        sizes = len(given[0])
-        self.evaluations += 2 * len(positions) * sizes
-        value, slope = (np.concatenate([np.asarray(each, float) for each in leaves]) for leaves in (values, slopes))
+        parts = np.split(positions.astype(np.float32), ends)
+        found = [self._timed(each.settings, at, each.given) for each, at in zip(self.families, parts, strict=True)]
+        self.evaluations += 2 * len(positions) * len(self.problem.settings)
+        value, slope = (np.concatenate([np.asarray(each, float) for each in both]) for both in zip(*found, strict=True))
         return np.where(np.isfinite(value), value, np.inf), np.nan_to_num(slope)
 
-    @cached_property
-    def _compiled(self):
-        @partial(jax.jit, compiler_options=UNFUSED)
-        def both(parts: tuple[Array, ...], given: tuple) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-            found = [self._family(*each) for each in zip(self.families, parts, given, strict=True)]
-            return tuple(value for value, _ in found), tuple(slope for _, slope in found)
 
-        return both
+def _timed(problem: HardwareProblem, settings: Settings, positions: Array, given: Arguments) -> tuple[Array, Array]:
+    """Objectives [design] of a family and slopes [design, variable]."""
 
-    def _family(self, family: Family, positions: Array, given: Arguments) -> tuple[Array, Array]:
-        def one(position: Array, given: Arguments) -> tuple[Array, Array]:
-            return jax.value_and_grad(lambda at: self.problem.objective(family, given, at, None))(position)
+    def one(position: Array, given: Arguments) -> tuple[Array, Array]:
+        return jax.value_and_grad(lambda at: problem.objective(settings, given, at, None))(position)
 
-        return jax.vmap(one, in_axes=(0, by_design(given)))(positions, given)
+    return jax.vmap(one, in_axes=(0, by_design(given)))(positions, given)
 
 
 class Cut(NamedTuple):

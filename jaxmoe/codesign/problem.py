@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxmoe.codesign.family import Arguments, Family, Part, family_of
+from jaxmoe.codesign.family import Arguments, Family, Settings, family_of
 from jaxmoe.codesign.space import PLAN, SYSTEM, Constraint, HardwareSpace, SpaceFile, read_constraint
 from jaxmoe.codesign.system import system_outcome
 from jaxmoe.experiment.strategies import STANDARD, Strategy
@@ -171,28 +171,28 @@ class HardwareProblem:
 
     def objective(
         self,
-        family: Family,
+        settings: Settings,
         given: Arguments,
         position: Position,
         reduction: AbstractReduction | None,
     ) -> Float[Array, ""]:
-        """What is minimised for one design with the shares in `given`: the logarithm of the metric, mean over sizes of
-        batch; negative where higher is better. Exact without a `reduction`.
+        """What is minimised for one design of a family with the shares in `given`: the logarithm of the metric, mean
+        over sizes of batch; negative where higher is better. Exact without a `reduction`.
         """
         metric, numbers = METRICS[self.space.objective], self.numbers(position)
         logs = []
-        for parts, each in zip(family.parts, given, strict=True):
-            seen = [self._outcome(part, one, numbers, reduction) for part, one in zip(parts, each, strict=True)]
+        for parts, each in zip(settings, given, strict=True):
+            seen = [self._outcome(setting, one, numbers, reduction) for setting, one in zip(parts, each, strict=True)]
             together = seen[0]._replace(times=_all_layers([one.times for one in seen]))
             logs.append(jnp.log(metric(together)))
         mean = jnp.stack(logs).mean()
         return mean if metric.lower_is_better else -mean
 
     def _outcome(
-        self, part: Part, given: Given, numbers: Mapping[str, Any], reduction: AbstractReduction | None
+        self, setting: Setting, given: Given, numbers: Mapping[str, Any], reduction: AbstractReduction | None
     ) -> Outcome:
         timed = system_outcome if self.space.placement == SYSTEM else outcome_at
-        return timed(part.setting, model_numbers(part.setting, numbers), given, reduction)
+        return timed(setting, model_numbers(setting, numbers), given, reduction)
 
     def metric(self, objective: float) -> float:
         """The metric itself, SI units, from what is minimised."""

@@ -174,7 +174,7 @@ class _Search:
         """Take designs in, and polish their machines from the best of these positions."""
         with self.clock.stage("polish"):
             families = [family_of([each.strategy], settings_of(self.problem, each.table)) for each in designs]
-            exact = Exact(self.problem, families)
+            exact = self.exacts[0].of(families)
             self.designs += designs
             self.exacts.append(exact)
             self.optima += polish(exact, best_starts(exact, np.stack([positions] * len(designs)))[0], self.report)

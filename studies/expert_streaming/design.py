@@ -196,7 +196,7 @@ def machine() -> None:
 
     @partial(jax.jit, compiler_options=UNFUSED)  # as the search is
     def timed_at(positions: Array) -> Array:
-        return jax.lax.map(lambda at: problem.objective(family, given, at, None), positions, batch_size=256)
+        return jax.lax.map(lambda at: problem.objective(family.settings, given, at, None), positions, batch_size=256)
 
     bounds = problem.space.variables
     d2d = bounds[D2D].at(places[:, problem.keys.index(D2D)])

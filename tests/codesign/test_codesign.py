@@ -97,7 +97,8 @@ def test_slopes_are_finite_differences_through_the_keys(problem):
     @partial(jax.jacfwd, has_aux=True)
     def both(at):
         """Exact and relaxed, slopes and values."""
-        values = jnp.stack([made.objective(family, one, at, each) for each in (None, SmoothMax(jnp.asarray(0.05)))])
+        reductions = (None, SmoothMax(jnp.asarray(0.05)))
+        values = jnp.stack([made.objective(family.settings, one, at, each) for each in reductions])
         return values, values
 
     at, step = np.array([0.3, 0.6], np.float32), 0.01
@@ -105,6 +106,21 @@ def test_slopes_are_finite_differences_through_the_keys(problem):
     for index, way in enumerate(step * np.eye(2, dtype=np.float32)):
         ahead, behind = (np.asarray(both(at + sign * way)[1]) for sign in (1, -1))
         np.testing.assert_allclose(slopes[:, index], (ahead - behind) / (2 * step), rtol=0.01, atol=1e-4)
+
+
+def test_families_that_are_alike_are_compiled_once_and_each_has_its_own_time(problem):
+    made = problem(variables=BOUNDS, placement=["tp", "tp_both_ways"])
+    exact, at = Exact(made, made.families), np.array([0.5, 0.4])
+    values, _ = exact(np.stack([at, at]))
+    assert len(made.families) == 2
+    assert exact._timed._cache_size() == 1
+    np.testing.assert_array_equal(exact.of(made.families[1:])(at[None])[0], values[1:])
+    assert exact._timed._cache_size() == 1
+    numbers = made.numbers([float(part) for part in at])
+    inputs = inputs_of(made.sweep.scenario({key: float(numbers[key]) for key in BOUNDS}), layers="3")
+    times = [float(score(inputs, each, inputs.evaluation_batches).total.mean()) for each in made.strategies]
+    assert times[0] > 1.1 * times[1]
+    np.testing.assert_allclose(np.exp(values), times, rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def test_slopes_of_a_system_are_finite_differences(streaming):
     problem = streaming()
     family, given = own(problem)
     at = np.array([0.3, 0.35, 0.4, 0.6, 0.5], np.float32)
-    both = jax.jit(jax.value_and_grad(lambda at: problem.objective(family, given, at, None)))
+    both = jax.jit(jax.value_and_grad(lambda at: problem.objective(family.settings, given, at, None)))
     slope = np.asarray(both(at)[1])
     step = 2e-3
     for index, way in enumerate(step * np.eye(len(at), dtype=np.float32)):
@@ -101,7 +101,7 @@ def test_the_best_machine_of_a_system_has_whole_numbers_and_beats_a_grid(streami
     grid = np.stack([axis.ravel() for axis in np.meshgrid(*axes)], axis=1)
     legal = grid[problem.excess_and_slope(grid)[0].max(axis=1) <= 0]
     family, given = own(problem)
-    timed = jax.jit(lambda points: jax.lax.map(lambda at: problem.objective(family, given, at, None), points))
+    timed = jax.jit(lambda points: jax.lax.map(lambda at: problem.objective(family.settings, given, at, None), points))
     assert result.best.metric <= problem.metric(float(timed(jnp.asarray(legal, jnp.float32)).min())) * (1 + 1e-4)
     # What is told is what the system takes, over iterations that are the evaluation batches.
     inputs = inputs_of(result.best.scenarios[0], layers="0")
@@ -146,7 +146,7 @@ def test_systems_that_go_from_step_to_step_are_told(streaming):
         problem = streaming({"system": system})
         family, given = own(problem)
         with pytest.raises(UnsuitableSystemError, match=told):
-            problem.objective(family, given, full(5, 0.5), None)
+            problem.objective(family.settings, given, full(5, 0.5), None)
 
 
 @pytest.mark.parametrize(
