@@ -34,16 +34,16 @@ class Ways:
     polished: Callable[[list[Design], list[np.ndarray]], None]
 
     def in_turn(self, machines: Sequence[np.ndarray]) -> None:
-        """A placement for each of these machines, the gate for both, and the machine once more."""
+        """Placements for each of these machines, the gate for all, and the machine once more."""
         for number, position in enumerate(machines):
             with self.clock.stage("tune in turn"):
                 inputs = self._inputs(position)
                 _, plans = joint.rounded(self.problem, inputs, None, self.report)
-                plan = next(plan for plan in plans if plan.name == TUNED_PLAN)
-                plan = replace(plan, name=IN_TURN if number == 0 else f"{IN_TURN}_{number + 1}")
-                designs = [Design(plan)]
+                suffix = "" if number == 0 else f"_{number + 1}"
+                plans = [replace(plan, name=f"{_in_turn(plan.name)}{suffix}") for plan in plans]
+                designs = [Design(plan) for plan in plans]
                 if self.problem.space.gate_loss is not None:
-                    designs.append(self._biased(inputs, plan, None))
+                    designs += [self._biased(inputs, plan, None) for plan in plans]
             self.polished(designs, [position])
 
     def at_once(self, usual: np.ndarray) -> tuple[TuneResult, np.ndarray]:
@@ -107,3 +107,8 @@ class Ways:
         near = to_feasible(self.problem, position)
         broken = violation(self.problem, self.problem.excess_and_slope(near[None])[0])
         return other if broken.max(initial=0) > MET else near
+
+
+def _in_turn(name: str) -> str:
+    """What a plan of the tuner is called where it was tuned in turn."""
+    return IN_TURN if name == TUNED_PLAN else f"{IN_TURN}_{name.removeprefix(f'{TUNED_PLAN}_')}"
