@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
+from jaxmoe.codesign import joint
 from jaxmoe.codesign.gate import gated, lost_by_layer, within
 from jaxmoe.codesign.problem import hardware_problem
 from jaxmoe.codesign.run import tune_hardware
@@ -84,7 +85,9 @@ def test_joint_is_no_slower_than_in_turn_and_is_as_fast_as_is_told(space, scenar
             continue
         assert table.shape == (1, NODES, EXPERTS)
         inputs = inputs_of(problem.sweep.scenario({key: each.numbers[key] for key in problem.keys}), layers="3")
-        assert float(lost_by_layer(jnp.asarray(table), inputs.routed_batches).mean()) < 0.13  # a limit on other batches
+        # The limit is kept on other batches: of so few tokens as the evaluation's, a mean tells little.
+        others = joint.placement(problem, inputs).draw(512, 7)
+        assert float(lost_by_layer(jnp.asarray(table), others).mean()) < 0.11
         batches = gated(jnp.asarray(table), inputs.routed_batches)
         seconds = float(score(inputs, each.design.strategy, batches).mean.mean())
         assert seconds == pytest.approx(each.own, rel=1e-4)
