@@ -37,7 +37,7 @@ ALLOWED = {
     "network": TRAFFIC,
     "roofline": TRAFFIC,
     "latency": TIMES,
-    "tune": SEARCHES | {"policies"},  # whose numbers may be tuned
+    "tune": SEARCHES | {"compiling", "policies"},  # policies: whose numbers may be tuned
     "policies": SEARCHES,
     "systems": METHODS | {"compiling", "des"},
     "des": {"errors", "threads", "units", "hardware", "models", "traces", "placement"},
