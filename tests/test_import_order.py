@@ -163,6 +163,7 @@ def test_an_import_is_found_in_any_form(source, expected):
     assert [package_of(name) for name in imported_modules(source, "jaxmoe.des.engine")] == [expected]
 
 
+@pytest.mark.slow
 def test_importing_everything_changes_no_setting_of_jax():
     script = """
 import importlib, pkgutil

@@ -17,6 +17,7 @@ def topics(tmp_path):
     return paths
 
 
+@pytest.mark.slow
 def test_every_strategy_is_judged_on_every_topic(run, scenario, topics, out):
     listed = f"tuning.topics=[{','.join(str(path) for path in topics)}]"
     options = ("--layers", "3", "--optimiser", "greedy", "--set", listed, "--set", "tuning.worst_weight=1")

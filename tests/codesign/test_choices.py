@@ -58,6 +58,7 @@ def test_every_choice_comes_to_its_optimum_and_the_best_is_searched_in_full(sear
     assert result.evaluations["descend"] == 2 * 4 * 25
 
 
+@pytest.mark.slow
 def test_the_slower_choice_is_slower_by_hand_as_well(problem):
     """Both ends of the comparison, each on a mesh that is fixed."""
     sections = {key: value for key, value in SPACE.items() if key != "choices"}

@@ -75,6 +75,7 @@ def own(problem):
     return family, tuple(tuple(each._replace(share=each.share[0]) for each in parts) for parts in family.given)
 
 
+@pytest.mark.slow
 def test_slopes_of_a_system_are_finite_differences(streaming):
     problem = streaming()
     family, given = own(problem)

@@ -178,6 +178,7 @@ def test_memory_of_broadcast_experts_by_hand():
     np.testing.assert_allclose(latency.node_time, (np.array([1, 1.5, 0.5]) * 3e6 + vectors) / 1e6, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_vmap_over_methods_equals_one_by_one():
     rng = np.random.default_rng(5)
     model, _ = plain_model(rng)

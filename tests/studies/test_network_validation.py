@@ -48,6 +48,7 @@ def booksim_groups(study, shared, variants: tuple[str, ...], keep):
                 yield variant, shape, members, np.stack([matrices[r["id"]] for r in members]).astype(float)
 
 
+@pytest.mark.slow
 def test_single_flows_are_exact_to_the_cycle(study, shared):
     variants = ("vc4_shuffle", "vc4s2_shuffle", "vc1_shuffle", "vc2b8_shuffle")
     groups = booksim_groups(study, shared, variants, lambda r: r["cls"] == "single_flow")

@@ -111,6 +111,7 @@ LONG_ATTENTION = (
 )
 
 
+@pytest.mark.slow
 def test_prefetch_takes_what_attention_leaves_idle_and_no_more(tmp_path):
     streamed = {}
     for forecast in ("none", "cross_layer", "perfect"):

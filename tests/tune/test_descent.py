@@ -42,16 +42,8 @@ def test_every_step_has_its_own_batches_of_the_problem():
     assert not np.array_equal(batches.experts[0], batches.experts[1])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "lowest_host",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("fewest_hops", "corner_host", "corner_host_split_tree")
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lowest_host", "fewest_hops", "corner_host", "corner_host_split_tree"])
 def test_merged_batches_descend_alike(name):
     problem = under(name, tokens=64)
     merged = descent.segment_batches(problem, 2, seed=7)

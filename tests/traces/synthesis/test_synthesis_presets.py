@@ -73,6 +73,7 @@ def test_groups_of_deepseek_v3_are_kept_to():
     assert groups.max() == 4
 
 
+@pytest.mark.slow
 def test_drawn_traces_have_the_figures_that_are_aimed_at():
     preset = PRESETS["qwen3-235b-a22b"]
     counts = count_pairs(sample_trace(preset.process(layers=6), 8192, seed=1))
