@@ -214,7 +214,7 @@ def fabric_of(topology: AbstractTopology, chunk_bytes: float | None, cut_through
     return Fabric(
         num_nodes=nodes,
         num_links=links,
-        rate=np.concatenate(rate) * float(topology.efficiency),
+        rate=_usable(topology, np.concatenate(rate)),
         latency=np.concatenate(latency),
         routes=paths_of(topology),
         crossed=crossed,
@@ -230,6 +230,16 @@ def fabric_of(topology: AbstractTopology, chunk_bytes: float | None, cut_through
         router=router,
         rings=np.asarray(topology.rings) if isinstance(topology, Graph) and topology.rings is not None else None,
     )
+
+
+def link_rates(topology: AbstractTopology) -> Float[np.ndarray, " link"]:
+    """Usable rate of every link, B/s."""
+    return _usable(topology, np.asarray(topology.link_bandwidth, float))
+
+
+def _usable(topology: AbstractTopology, bandwidth: Float[np.ndarray, " server"]) -> Float[np.ndarray, " server"]:
+    """What routers leave of a bandwidth, B/s."""
+    return bandwidth * float(topology.efficiency)
 
 
 def _port_order(topology: AbstractTopology) -> Int[np.ndarray, " link"]:

@@ -85,6 +85,24 @@ class AbstractTopology(eqx.Module):
         return self.link_bandwidth.shape[-1]
 
     @property
+    def link_rate(self) -> Float[Array, " link"]:
+        """Usable rate of every link under many flows, B/s."""
+        return self._usable(self.link_bandwidth)
+
+    @property
+    def injection_rate(self) -> Float[Array, " node"] | None:
+        """Usable rate at which nodes send, B/s; `None` without a limit."""
+        return None if self.injection_bandwidth is None else self._usable(self.injection_bandwidth)
+
+    @property
+    def ejection_rate(self) -> Float[Array, " node"] | None:
+        """Usable rate at which nodes receive, B/s; `None` without a limit."""
+        return None if self.ejection_bandwidth is None else self._usable(self.ejection_bandwidth)
+
+    def _usable(self, bandwidth: Float[Array, "..."]) -> Float[Array, "..."]:
+        return bandwidth * self.efficiency
+
+    @property
     @abc.abstractmethod
     def link_ends(self) -> Int[np.ndarray, "link 2"]:
         """Vertex at which every link starts and vertex at which it ends."""

@@ -129,7 +129,7 @@ class CountModel(eqx.Module):
 
     def _both_ways(self, loads: Float[Array, " link"]) -> tuple[Float[Array, " link"], Float[Array, " link"]]:
         topology, costs = self.machine.topology, self.costs
-        rate = topology.link_bandwidth * topology.efficiency
+        rate = topology.link_rate
         return loads[topology.reverse_links] * costs.dispatch_bytes / rate, loads * costs.combine_bytes / rate
 
     def _node_seconds(self, slots: Slots, rows: Float[Array, "node slot"]) -> Float[Array, " node"]:

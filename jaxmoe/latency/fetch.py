@@ -99,7 +99,7 @@ def fetch_time(
     reduction = HardMax() if reduction is None else reduction
     topology, llc, hbm = machine.topology, machine.memory[0], machine.memory[-1]
     asked = demand.remote_slices.T * costs.request_bytes
-    rate = topology.link_bandwidth * topology.efficiency
+    rate = topology.link_rate
     link = link_loads(topology, demand.reads + asked) / rate
     channel = _busy(hbm, demand.reads.sum(axis=1) + demand.writes)
     cache = _busy(llc, demand.llc)

@@ -91,7 +91,7 @@ class ReplicaModel(eqx.Module):
         nodes = jnp.arange(held.shape[1])
         traffic = jnp.zeros((len(nodes), len(nodes)), held.dtype)
         traffic = traffic.at[nearest, jnp.broadcast_to(nodes, nearest.shape)].add(new)
-        rate = topology.link_bandwidth * topology.efficiency
+        rate = topology.link_rate
         return reduction(link_loads(topology, traffic * self.layer.costs.expert_bytes) / rate)
 
 

@@ -89,12 +89,12 @@ class StreamCosts(eqx.Module):
 
 def send_slowness(topology: AbstractTopology) -> Float[Array, "die die2"]:
     """Seconds for each byte between dies: of the slowest port or link on the way."""
-    slowest = path_maxima(topology, 1 / topology.link_bandwidth)
+    slowest = path_maxima(topology, 1 / topology.link_rate)
     away = 1 - jnp.eye(topology.num_nodes)
-    for port, axis in ((topology.injection_bandwidth, 1), (topology.ejection_bandwidth, 0)):
+    for port, axis in ((topology.injection_rate, 1), (topology.ejection_rate, 0)):
         if port is not None:
             slowest = jnp.maximum(slowest, jnp.expand_dims(1 / port, axis))
-    return away * slowest / topology.efficiency
+    return away * slowest
 
 
 def send_latency(topology: AbstractTopology) -> Float[Array, "die die2"]:

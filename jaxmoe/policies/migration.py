@@ -79,7 +79,7 @@ def edge_entries(topology: AbstractTopology) -> Int[np.ndarray, " node"]:
 
 def link_seconds(topology: AbstractTopology, moves: Moves, expert_bytes: Float[Array, ""]) -> Float[Array, " link"]:
     """How long every link is busy with moves that have it to themselves, s."""
-    return link_loads(topology, moves.traffic) * expert_bytes / (topology.link_bandwidth * topology.efficiency)
+    return link_loads(topology, moves.traffic) * expert_bytes / topology.link_rate
 
 
 class Windows(eqx.Module):

@@ -117,7 +117,7 @@ class WindowAllowance(AbstractAllowance):
         topology = machine.topology
         broadcast = ChunkedBroadcast(
             alpha=topology.link_latency.max(),
-            beta=self.element_bytes / (topology.link_bandwidth.min() * topology.efficiency),
+            beta=self.element_bytes / topology.link_rate.min(),
             nodes=jnp.asarray(float(topology.num_nodes)),
             hidden=self.hidden,
             intermediate=self.intermediate,

@@ -109,7 +109,7 @@ def _seconds_of_links(
     topology: AbstractTopology, traffic: Float[Array, "case node node2"], size: Float[Array, ""]
 ) -> Float[Array, "case link"]:
     loads = jax.lax.map(lambda each: link_loads(topology, each), traffic)
-    return loads * (size / (topology.link_bandwidth * topology.efficiency))
+    return loads * (size / topology.link_rate)
 
 
 class Descent(NamedTuple):

@@ -135,12 +135,12 @@ def _communication(problem: PlacementProblem, others: np.ndarray, often: np.ndar
         return 0.0
     hops = _least_hops(problem)
     both = float(costs.dispatch_bytes) + float(costs.combine_bytes)
-    links = float(often @ hops[np.minimum(others, len(hops) - 1)]) / _sum(topology.link_bandwidth)
-    ports = [_sum(port) for port in (topology.injection_bandwidth, topology.ejection_bandwidth) if port is not None]
+    links = float(often @ hops[np.minimum(others, len(hops) - 1)]) / _sum(topology.link_rate)
+    ports = [_sum(port) for port in (topology.injection_rate, topology.ejection_rate) if port is not None]
     sent = float(often @ np.minimum(others, len(hops) - 1))
     if not _only_unicasts(problem):  # a tree's home receives one vector for all
         sent = float(often @ (others > 0))
-    return both * max([links, *(sent / port for port in ports)]) / float(topology.efficiency)
+    return both * max([links, *(sent / port for port in ports)])
 
 
 def exchange_bound(
@@ -161,7 +161,7 @@ def exchange_bound(
     visited, weight = visited_nodes(share, batches)
     visits = np.stack([w @ of for w, of in zip(weight, visited, strict=True)])
     kept = np.array([w @ of.any(axis=1) for w, of in zip(weight, visited, strict=True)])
-    rates = np.asarray(topology.link_bandwidth, float) * float(topology.efficiency)
+    rates = np.asarray(topology.link_rate, float)
     seconds = np.zeros(len(weight))
     for end, size in zip(topology.link_ends.T, (costs.combine_bytes, costs.dispatch_bytes), strict=True):
         carried = np.bincount(end, rates, nodes)[:nodes]  # the last ends may be switches

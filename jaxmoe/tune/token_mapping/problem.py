@@ -82,7 +82,7 @@ class MappingProblem(eqx.Module):
     def _longest_step(self, places: Places, reduction: AbstractReduction) -> Float[Array, ""]:
         """Seconds of the longest way to the next member, by Eq. 1."""
         here, there = _steps(places)
-        slowness = path_sums(self.topology, 1 / (self.topology.link_bandwidth * self.topology.efficiency))
+        slowness = path_sums(self.topology, 1 / self.topology.link_rate)
         seconds = self._part * slowness + path_sums(self.topology, self.topology.link_latency)
         return reduction(jnp.sum(here * (seconds @ there), axis=0))
 
