@@ -148,7 +148,7 @@ def test_the_order_has_no_cycle():
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("import jaxmoe.latency.layer", "latency"),
+        ("import jaxmoe.engine.layer", "latency"),
         ("import numpy as np, jaxmoe.tune as t", "tune"),
         ("from jaxmoe.network import loads", "network"),
         ("from jaxmoe import cli", "cli"),

@@ -19,7 +19,7 @@ from jaxmoe.experiment.inputs import OptionError, hints_of
 from jaxmoe.experiment.replica_plans import placed_for_time, serving_scenario
 from jaxmoe.experiment.slot_plans import plan_report, windows_of
 from jaxmoe.experiment.summary import surroundings
-from jaxmoe.latency.replicas import replica_model
+from jaxmoe.engine.copies import replica_model
 from jaxmoe.models import MoEModel
 from jaxmoe.placement.replica_choice import choice_of
 from jaxmoe.placement.slot_files import FORMATS, read_slot_plan, suffix_of_engine, write_slot_plan

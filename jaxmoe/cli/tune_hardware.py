@@ -24,7 +24,7 @@ from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.strategies import STANDARD
 from jaxmoe.experiment.summary import per_layer, surroundings
 from jaxmoe.files import atomic_write
-from jaxmoe.latency import LayerTime
+from jaxmoe.engine import LayerTime
 from jaxmoe.placement import write_plan
 from jaxmoe.plotting import plot_starts
 from jaxmoe.plotting.style import time_unit

@@ -11,7 +11,7 @@ from jaxmoe.compiling import SOONER
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.simulation import setting_of
 from jaxmoe.experiment.strategies import Strategy
-from jaxmoe.latency import LayerModel, LayerTime
+from jaxmoe.engine import LayerModel, LayerTime
 from jaxmoe.relax import AbstractReduction
 from jaxmoe.sweep.evaluation import Given
 from jaxmoe.sweep.metrics import Outcome

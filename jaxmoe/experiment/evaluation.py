@@ -18,8 +18,8 @@ from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.hardware import Machine
 from jaxmoe.hardware.energy import Joules, added
 from jaxmoe.hardware.machine import AbstractGemm, MeasuredGemm, TiledGemm
-from jaxmoe.latency import LayerModel, LayerTime, Overlap, Serial, evaluate
-from jaxmoe.latency.schedule import STAGES
+from jaxmoe.engine import LayerModel, LayerTime, Overlap, Serial, evaluate
+from jaxmoe.engine.times import STAGES
 from jaxmoe.network import AbstractExchange
 from jaxmoe.placement.exchange import exchange_of
 from jaxmoe.placement.placement import Mode

@@ -14,8 +14,8 @@ from jaxmoe.experiment.evaluation import describe
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.experiment.validation import Figures, agreement
-from jaxmoe.latency import LayerTime
-from jaxmoe.latency.schedule import PHASES
+from jaxmoe.engine import LayerTime
+from jaxmoe.engine.schedule import PHASES
 from jaxmoe.systems import AbstractRun, Rolled, Setting, system_of
 from jaxmoe.traces import Batch, GatingTrace, request_batches, sample_batches, successive_batches
 

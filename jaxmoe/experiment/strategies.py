@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxmoe.experiment.inputs import Inputs, OptionError
 from jaxmoe.hardware.cuts import square_cut
-from jaxmoe.latency import is_tensor_parallel
+from jaxmoe.engine import is_tensor_parallel
 from jaxmoe.placement import (
     Placement,
     PlanError,

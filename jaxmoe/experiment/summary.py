@@ -14,7 +14,7 @@ from jaxmoe.experiment.comparison import Comparison
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
 from jaxmoe.experiment.strategies import TUNED
 from jaxmoe.experiment.validation import agreement
-from jaxmoe.latency.schedule import STAGES
+from jaxmoe.engine.times import STAGES
 from jaxmoe.models import ModelError
 from jaxmoe.tune import History, TuneResult
 

@@ -17,8 +17,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.errors import InputError
 from jaxmoe.hardware import Machine
-from jaxmoe.latency import LayerModel, LayerTime
-from jaxmoe.latency.counts import CountModel, excess_over_mean, node_loads
+from jaxmoe.engine import LayerModel, LayerTime
+from jaxmoe.engine.counts import CountModel
+from jaxmoe.placement.slot_loads import excess_over_mean, node_loads
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.slots import EMPTY
 from jaxmoe.policies.forecast import AbstractForecast, State

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.latency.gating import biased, biased_choices, changed_part, chosen_experts, retained_mass
+from jaxmoe.engine.gating import biased, biased_choices, changed_part, chosen_experts, retained_mass
 from jaxmoe.network.pairwise import AllToAll
 from jaxmoe.network.time_models import AlphaBeta
 from jaxmoe.relax import HardMax

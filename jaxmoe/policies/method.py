@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxmoe.hardware import Machine
-from jaxmoe.latency import Decisions, LayerModel, LayerTime
+from jaxmoe.engine import Decisions, LayerModel, LayerTime
 from jaxmoe.network import AbstractExchange
 from jaxmoe.relax import AbstractReduction, AbstractSupport
 from jaxmoe.traces.batches import Batch
@@ -125,7 +125,7 @@ def _price(
 
     def priced(model: LayerModel, decisions: Decisions, tokens: Batch) -> LayerTime:
         def layer(decisions: Decisions, tokens: Batch) -> LayerTime:
-            return model.decided(decisions, tokens, reduction, support)
+            return model.time(decisions, tokens, reduction, support)
 
         return jax.vmap(layer)(decisions, tokens)
 

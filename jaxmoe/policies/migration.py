@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.hardware import AbstractTopology, Mesh
-from jaxmoe.latency import LayerTime
-from jaxmoe.latency.counts import repeated
+from jaxmoe.engine import LayerTime
+from jaxmoe.placement.slot_loads import repeated
 from jaxmoe.network import link_loads
 from jaxmoe.placement.slots import EMPTY
 from jaxmoe.relax import largest

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
 from jaxmoe.hardware import Machine
-from jaxmoe.latency.fetch import FetchCosts
+from jaxmoe.engine.fetch import FetchCosts
 from jaxmoe.network.loads import path_sums
 
 BLOCK = 50  # requests, IV-D5

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from jaxmoe.latency import LayerModel, evaluate
+from jaxmoe.engine import LayerModel, evaluate
 from jaxmoe.network import AbstractExchange, Congestion
 from jaxmoe.relax import AbstractReduction
 from jaxmoe.sweep.groups import Group

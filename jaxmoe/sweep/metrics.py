@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import Machine
-from jaxmoe.latency import LayerTime
-from jaxmoe.latency.schedule import STAGES
+from jaxmoe.engine import LayerTime
+from jaxmoe.engine.times import STAGES
 
 Scalar = Float[Array, ""]
 Row = dict[str, Any]  # a point with its metrics, by column

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.des import replay_traffic
 from jaxmoe.des.description import node_seconds, plan_tokens
-from jaxmoe.latency import Decisions, LayerModel, LayerTime
-from jaxmoe.latency.gating import biased, changed_part, retained_mass
+from jaxmoe.engine import Decisions, LayerModel, LayerTime
+from jaxmoe.engine.gating import biased, changed_part, retained_mass
 from jaxmoe.network import alpha_beta
 from jaxmoe.network.pairwise import AllToAll, read_profile, same_models
 from jaxmoe.network.profile import STAGES
@@ -225,7 +225,7 @@ def _gated(
         chosen = choose(biased(logits, bias, source), top_k).experts
         before, ones = (each.choices(len(share)) for each in (batch, replace(batch, experts=chosen)))
         stages = exchange.stages(model.machine.topology, count(ones, source, share))
-        compute = model.decided(Decisions(share, experts=chosen), batch)
+        compute = model.time(Decisions(share, experts=chosen), batch)
         seconds = {name: stages[name].total(HardMax()) for name in STAGES} | {"compute": compute.compute}
         order = {name: seconds[name] for name in ("metadata", "dispatch", "compute", "combine")}
         busy = {name: {"link": stages[name].link_time, "port": stages[name].port_time} for name in STAGES}

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.latency import LayerModel
-from jaxmoe.latency.gating import biased, changed_part, retained_mass
+from jaxmoe.engine import LayerModel
+from jaxmoe.engine.gating import biased, changed_part, retained_mass
 from jaxmoe.network import alpha_beta
 from jaxmoe.network.pairwise import AllToAll, same_models
 from jaxmoe.policies.gate import choose, standard_scores, time_proxy

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.latency import Decisions, LayerModel, LayerTime
-from jaxmoe.latency.counts import copies_of, excess_over_mean, node_loads
+from jaxmoe.engine import Decisions, LayerModel, LayerTime
+from jaxmoe.engine.counts import copies_of, excess_over_mean, node_loads
 from jaxmoe.placement.slots import EMPTY
 from jaxmoe.policies.balancing import Balanced, Balancer
 from jaxmoe.policies.forecast import MovingAverage
@@ -20,7 +20,7 @@ def of_share(
     model: LayerModel, share: Float[Array, "expert node"], steps: Batch, homes: Int[Array, " token"]
 ) -> LayerTime:
     """The same share in all layers and steps, whose leaves are [step, layer, ...]: times [step, layer]."""
-    one = jax.vmap(lambda batch: model.decided(Decisions(share, source=homes), batch))
+    one = jax.vmap(lambda batch: model.time(Decisions(share, source=homes), batch))
     return jax.lax.map(one, steps)
 
 
@@ -32,7 +32,7 @@ def of_balancer(
     experts = _experts_of(balancer)
 
     def of_layer(slots: Int[Array, "node slot"], batch: Batch) -> LayerTime:
-        return model.decided(Decisions(_share(slots, experts), source=homes), batch)
+        return model.time(Decisions(_share(slots, experts), source=homes), batch)
 
     def step(carry: tuple[Any, Array], batch: Batch):
         state, idle = carry

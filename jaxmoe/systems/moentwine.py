@@ -16,8 +16,8 @@ from jaxmoe.des.description import node_seconds, plan_tokens
 from jaxmoe.des.domains import replay_communication
 from jaxmoe.des.stream import most_moves, run_layers, token_layer, weight_transfers
 from jaxmoe.hardware import Mesh
-from jaxmoe.latency import GroupedAttention, LayerModel, LayerTime, grouped_attention
-from jaxmoe.latency.counts import AttentionTime, CountModel, paths_of
+from jaxmoe.engine import GroupedAttention, LayerModel, LayerTime, grouped_attention
+from jaxmoe.engine.counts import CountModel, attention_seconds, paths_of
 from jaxmoe.network.domains import all_reduce_rounds, closing_rounds, token_homes
 from jaxmoe.network.layout_exchange import layout_exchange
 from jaxmoe.placement.slots import EMPTY, share_of_slots, slots_of_share
@@ -180,7 +180,7 @@ class Moentwine(AbstractSystem):
 def _count_model(layout: TokenLayout, setting: Setting) -> CountModel:
     """The layer's experts and all-to-all from counts. What comes before them does not depend on slots."""
     machine, nothing = setting.model.machine, jnp.zeros(())
-    before = AttentionTime(nothing, nothing, jnp.zeros(machine.topology.num_links))
+    before = attention_seconds(nothing, nothing, jnp.zeros(machine.topology.num_links))
     paths = paths_of(machine.topology, layout.parts)
     return CountModel(machine, setting.model.costs, jnp.asarray(layout.parts), paths, before, setting.model.schedule)
 

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxmoe.des import layer_seconds, movement_seconds
-from jaxmoe.latency import Decisions
-from jaxmoe.latency.schedule import STAGES
+from jaxmoe.engine import Decisions
+from jaxmoe.engine.times import STAGES
 from jaxmoe.policies import AbstractMethod, LayerExchanges, StaticPlan, broadcast_experts, rollout
 from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, TokenPaths
 from jaxmoe.traces import Batch

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from jaxmoe.des import Fabric, LayerDescription, Run
 from jaxmoe.errors import InputError
-from jaxmoe.latency import LayerModel, LayerTime
+from jaxmoe.engine import LayerModel, LayerTime
 from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange
 from jaxmoe.placement.placement import Mode

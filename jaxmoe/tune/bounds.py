@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jaxmoe.hardware.machine import MeasuredGemm
-from jaxmoe.latency import IdleLinks, LayerModel, Serial
+from jaxmoe.engine import IdleLinks, LayerModel, Serial
 from jaxmoe.network import Congestion, RingExchange
 from jaxmoe.traces import Batch, expert_counts
 from jaxmoe.tune.problem import PlacementProblem

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.latency import LayerModel
+from jaxmoe.engine import LayerModel
 from jaxmoe.network import Congestion
 from jaxmoe.traces import Batch
 from jaxmoe.tune.bounds import visited_nodes

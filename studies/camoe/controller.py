@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from setting import LOGIT_SCALE, TOP_K, contiguous, costs, network, problem, tokens, write_rows
 
-from jaxmoe.latency.gating import biased, chosen_experts
+from jaxmoe.engine.gating import biased, chosen_experts
 from jaxmoe.policies.gate import assignment_copies, gate_bias, unbiased_copies
 from jaxmoe.policies.gate_control import GateController, Observed
 

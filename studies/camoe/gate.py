@@ -16,7 +16,7 @@ from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.experiment.simulation import iterations_of, mean_stages, simulate
 from jaxmoe.experiment.strategies import given_plans
-from jaxmoe.latency.gating import biased
+from jaxmoe.engine.gating import biased
 from jaxmoe.policies.gate import choose
 
 TOKENS, NODES, REPEATS = 4096, 4, 9

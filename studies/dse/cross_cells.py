@@ -26,7 +26,7 @@ from jaxmoe.experiment.evaluation import replay
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.simulation import batch_at, iterations_of, setting_of
 from jaxmoe.experiment.strategies import STANDARD, Strategy, strategy
-from jaxmoe.latency import LayerTime
+from jaxmoe.engine import LayerTime
 from jaxmoe.models import MoEModel
 from jaxmoe.placement.exchange import exchange_names
 from jaxmoe.systems import SYSTEMS, system_of

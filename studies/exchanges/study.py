@@ -19,7 +19,7 @@ from jaxmoe.experiment.validation import agreement
 from jaxmoe.files import read_table, write_table
 from jaxmoe.hardware import AbstractTopology, Die, Machine, Mesh, clusters, torus, wafers
 from jaxmoe.hardware.networks import num_links
-from jaxmoe.latency import LayerCosts, LayerModel
+from jaxmoe.engine import LayerCosts, LayerModel
 from jaxmoe.network import Congestion, build_exchange
 from jaxmoe.placement import expert_parallel_balanced
 from jaxmoe.placement.exchange import HOMES, exchange_of

@@ -14,7 +14,7 @@ from jax import numpy as jnp
 
 from jaxmoe.des.streaming import COMPUTE, LOAD, SEND, Services, Stream, stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
-from jaxmoe.latency.streaming import StreamCosts
+from jaxmoe.engine.streaming import StreamCosts
 
 CASE = Drawn((2, 2), 25.6e9, 288e9, 3.2768e12, 8e6, 8)
 MODEL, TOKENS, DIES, SEED = "qwen3-30b-a3b", 256, 4, 3

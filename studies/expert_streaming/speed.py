@@ -14,7 +14,7 @@ from agreement import CONTROL, STRATEGIES, Drawn, costs_of, described, machine_o
 
 from jaxmoe.des.streaming import Flow, stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
-from jaxmoe.latency.streaming import StreamCosts
+from jaxmoe.engine.streaming import StreamCosts
 
 CASES = (
     ("qwen3-30b-a3b", 16, (2, 2)),

@@ -12,7 +12,7 @@ from jaxmoe.des import layer_seconds
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.evaluation import describe
 from jaxmoe.experiment.inputs import Inputs
-from jaxmoe.latency import LayerTime, evaluate
+from jaxmoe.engine import LayerTime, evaluate
 from jaxmoe.placement import expert_parallel_balanced, read_plan
 from jaxmoe.policies import (
     AbstractForecast,

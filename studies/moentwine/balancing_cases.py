@@ -12,10 +12,10 @@ from cases import clusters_of, hardware_of
 from jaxmoe.config import build_machine, build_model, load_model
 from jaxmoe.files import atomic_write
 from jaxmoe.hardware import Machine, Mesh
-from jaxmoe.latency import LayerCosts, grouped_attention
-from jaxmoe.latency.counts import AttentionTime, CountModel, paths_of
-from jaxmoe.latency.demand import roofline
-from jaxmoe.latency.schedule import Overlap
+from jaxmoe.engine import LayerCosts, grouped_attention
+from jaxmoe.engine.counts import CountModel, attention_seconds, paths_of
+from jaxmoe.engine.demand import roofline
+from jaxmoe.engine.schedule import Overlap
 from jaxmoe.models import MoEModel
 from jaxmoe.network import Congestion
 from jaxmoe.network.collectives import price_rounds
@@ -109,7 +109,7 @@ def model_of(place: Place, phase: str) -> CountModel:
     reduced = price_rounds(
         Congestion(jnp.asarray(CHUNK)), machine.topology, scaled(steps.rounds, steps.unit), HardMax()
     )
-    before = AttentionTime(seconds.max(), reduced.seconds, reduced.link_time)
+    before = attention_seconds(seconds.max(), reduced.seconds, reduced.link_time)
     vector = 2.0 * moe.hidden_size
     numbers = (
         vector,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.experiment.inputs import Inputs
-from jaxmoe.latency import LayerTime, evaluate
+from jaxmoe.engine import LayerTime, evaluate
 from jaxmoe.placement.exchange import HOMES, ROUTES
 from jaxmoe.placement.strategies import shipped_strategies
 from jaxmoe.traces import Batch

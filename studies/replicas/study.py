@@ -17,7 +17,7 @@ from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.rebalancing import Policy, rebalanced
 from jaxmoe.experiment.replica_plans import drawn_loads, judged, replayed, serving_scenario
 from jaxmoe.files import write_table
-from jaxmoe.latency.replicas import replica_model
+from jaxmoe.engine.copies import replica_model
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.replica_choice import REPLICA_CHOICES
 from jaxmoe.traces import Batch, GatingTrace, load_counts, read_trace, sample_batches

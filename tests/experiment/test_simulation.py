@@ -5,7 +5,7 @@ import pytest
 
 from jaxmoe.experiment.simulation import Iterations, Run, Simulation, mean_stages
 from jaxmoe.experiment.strategies import Strategy
-from jaxmoe.latency import LayerTime
+from jaxmoe.engine import LayerTime
 from jaxmoe.systems import AbstractRun, Rolled
 from jaxmoe.systems.planned import late
 

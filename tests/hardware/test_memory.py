@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxmoe.hardware import Die, Machine, MemoryLevel, fully_connected, node_memory
-from jaxmoe.latency.demand import roofline
+from jaxmoe.engine.demand import roofline
 
 
 def level(bandwidth, latency, capacity, channel) -> MemoryLevel:

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxmoe.hardware import AbstractTopology, Die, Machine, node_memory
 from jaxmoe.hardware.networks import num_links
-from jaxmoe.latency import LayerCosts, LayerModel
+from jaxmoe.engine import LayerCosts, LayerModel
 from jaxmoe.network import (
     AbstractTimeModel,
     Congestion,

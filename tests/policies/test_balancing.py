@@ -12,9 +12,10 @@ from oracles.arrays import floats, full
 from jaxmoe.des.stream import moves as loop_moves
 from jaxmoe.hardware import Die, Machine, node_memory
 from jaxmoe.hardware.networks import wafers
-from jaxmoe.latency import LayerCosts
-from jaxmoe.latency.counts import AttentionTime, CountModel, excess_over_mean, node_loads, paths_of
-from jaxmoe.latency.schedule import Pipelined, Serial
+from jaxmoe.engine import LayerCosts
+from jaxmoe.engine.counts import CountModel, attention_seconds, paths_of
+from jaxmoe.placement.slot_loads import excess_over_mean, node_loads
+from jaxmoe.engine.schedule import Pipelined, Serial
 from jaxmoe.placement.tokens import links_inside_domains, token_layout
 from jaxmoe.policies import migration
 from jaxmoe.policies.balancing import (
@@ -46,7 +47,7 @@ def make_model(bandwidth=1e9, before=(1e-5, 2e-6)):
     machine = Machine(topology, Die(full(NODES, 1e12)), memory)
     costs = LayerCosts(*(jnp.asarray(value) for value in (64.0, 32.0, 5e3, 1e6, 128.0, 3.0)))
     layout = token_layout("er", SHAPE, 4)
-    attention = AttentionTime(jnp.asarray(before[0]), jnp.asarray(before[1]), full(topology.num_links, 0.0))
+    attention = attention_seconds(jnp.asarray(before[0]), jnp.asarray(before[1]), full(topology.num_links, 0.0))
     paths = paths_of(topology, layout.parts)
     return CountModel(machine, costs, jnp.asarray(layout.parts), paths, attention, Serial())
 

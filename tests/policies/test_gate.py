@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.arrays import full
 
-from jaxmoe.latency import gating
+from jaxmoe.engine import gating
 from jaxmoe.network import AlphaBeta, Congestion
 from jaxmoe.network.pairwise import AllToAll, same_models
 from jaxmoe.policies import gate

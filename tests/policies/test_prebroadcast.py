@@ -14,7 +14,7 @@ from oracles.layer import Tokens
 from small_dynamic import EXPERTS, NODES, quarters, skewed_batches
 
 from jaxmoe.des import LayerDescription, Memory, fabric_of, replay_layer, replay_plan
-from jaxmoe.latency import Decisions, LayerModel, evaluate
+from jaxmoe.engine import Decisions, LayerModel, evaluate
 from jaxmoe.placement.exchange import exchange_of
 from jaxmoe.policies import (
     CrossLayer,

@@ -10,7 +10,7 @@ import yaml
 
 from jaxmoe.codesign import read_space
 from jaxmoe.errors import InputError
-from jaxmoe.latency import LayerTime
+from jaxmoe.engine import LayerTime
 
 FOLDER = Path(__file__).resolve().parents[2] / "studies" / "dse"
 

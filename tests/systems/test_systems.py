@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from oracles import cases
 
-from jaxmoe.latency import Pipelined
+from jaxmoe.engine import Pipelined
 from jaxmoe.models import MoEModel
 from jaxmoe.policies import (
     CrossLayer,

@@ -10,7 +10,7 @@ import numpy as np
 from oracles import cases
 
 from jaxmoe.hardware import node_memory
-from jaxmoe.latency import LayerModel
+from jaxmoe.engine import LayerModel
 from jaxmoe.traces import GatingTrace, synthetic_trace
 from jaxmoe.tune import PlacementProblem, TunerSettings
 

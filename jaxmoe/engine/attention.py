@@ -1,4 +1,4 @@
-"""Stages of a layer around its experts: tensor-parallel attention with its all-reduce, and tables sent ahead."""
+"""Stages of a layer beside its experts: tensor-parallel attention with its all-reduce, and tables sent ahead."""
 
 import abc
 
@@ -6,38 +6,25 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxmoe.engine.demand import Steps, Work
+from jaxmoe.engine.stage import Stage, Stages
+from jaxmoe.engine.times import ATTENTION
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.models import MoEModel
 from jaxmoe.models.moe import GroupedQueryAttention
+from jaxmoe.network import AbstractTimeModel
 from jaxmoe.network.collectives import all_to_all
 from jaxmoe.network.exchange import Rounds
-
-
-class NodeWork(eqx.Module):
-    """What nodes compute besides experts, in FLOPs at the die's rate, and the bytes that they move for it."""
-
-    flops: Float[Array, " node"]
-    weights: Float[Array, " node"]  # B, through every level of memory
-    vectors: Float[Array, " node"]  # B, to and from the nearest
-
-
-class Steps(eqx.Module):
-    """Traffic in rounds, one after the other, whose amounts are of `unit` bytes each.
-
-    Mirrored, rounds come in the opposite order, and messages go back over the same links reversed.
-    """
-
-    rounds: Rounds
-    unit: Float[Array, ""]
-    mirrored: bool = eqx.field(static=True, default=False)
 
 
 class AbstractStages(eqx.Module):
     """Stages that ask the same of the machine wherever experts are placed."""
 
     @abc.abstractmethod
-    def lower(self, topology: AbstractTopology, tokens: Float[Array, ""]) -> dict[str, NodeWork | Steps]:
-        """The demand of every stage, by name, of a batch of so many tokens."""
+    def lower(
+        self, topology: AbstractTopology, tokens: Float[Array, ""], times: AbstractTimeModel
+    ) -> tuple[Stages, Stages]:
+        """Stages before those of the experts, and stages after them, of a batch of so many tokens."""
 
 
 class Metadata(AbstractStages):
@@ -45,9 +32,11 @@ class Metadata(AbstractStages):
 
     size: Float[Array, ""]
 
-    def lower(self, topology: AbstractTopology, tokens: Float[Array, ""]) -> dict[str, NodeWork | Steps]:
+    def lower(
+        self, topology: AbstractTopology, tokens: Float[Array, ""], times: AbstractTimeModel
+    ) -> tuple[Stages, Stages]:
         everyone = 1 - jnp.eye(topology.num_nodes, dtype=self.size.dtype)
-        return {"metadata": Steps(all_to_all(everyone), self.size)}
+        return (Stage("metadata", Steps(all_to_all(everyone), self.size, times)),), ()
 
 
 class GroupedAttention(AbstractStages):
@@ -66,14 +55,22 @@ class GroupedAttention(AbstractStages):
     all_reduce: Rounds
     closing: Rounds | None = None
 
-    def lower(self, topology: AbstractTopology, tokens: Float[Array, ""]) -> dict[str, NodeWork | Steps]:
+    def lower(
+        self, topology: AbstractTopology, tokens: Float[Array, ""], times: AbstractTimeModel
+    ) -> tuple[Stages, Stages]:
+        size = tokens / self.groups * self.vector_bytes
+        before = (
+            Stage("attention", self.work(topology, tokens), block=ATTENTION),
+            Stage("all_reduce", Steps(self.all_reduce, size, times), block=ATTENTION),
+        )
+        return before, () if self.closing is None else (Stage("closing", Steps(self.closing, size, times)),)
+
+    def work(self, topology: AbstractTopology, tokens: Float[Array, ""]) -> Work:
+        """Work of every node for a batch of so many tokens."""
         nodes, own = topology.num_nodes, tokens / self.groups
         read = self.weight_bytes + own * self.context_bytes
         moved = 2 * own * self.vector_bytes  # vectors in, partial results out
-        work = NodeWork(*(jnp.broadcast_to(each, (nodes,)) for each in (own * self.flops_per_token, read, moved)))
-        size = own * self.vector_bytes
-        stages: dict[str, NodeWork | Steps] = {"attention": work, "all_reduce": Steps(self.all_reduce, size)}
-        return stages if self.closing is None else stages | {"closing": Steps(self.closing, size)}
+        return Work(*(jnp.broadcast_to(each, (nodes,)) for each in (own * self.flops_per_token, read, moved)))
 
 
 def grouped_attention(

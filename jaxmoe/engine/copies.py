@@ -1,4 +1,4 @@
-"""A layer priced from counts and copies of experts: who holds which, and how an engine picks among them.
+"""A layer from counts and copies of experts: who holds which, and how an engine picks among them.
 
 For tuning: choices of every expert in a batch, not tokens. Every choice is a vector of its own on the network, whose
 times are those of the layer model's own time model; tokens live on ranks in given parts. Copies may be relaxed.
@@ -10,9 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.latency.counts import expert_stage
-from jaxmoe.latency.layer import LayerModel
-from jaxmoe.latency.schedule import LayerTime
+from jaxmoe.engine.counts import copy_work
+from jaxmoe.engine.demand import Loads, Matrix
+from jaxmoe.engine.layer import LayerModel
+from jaxmoe.engine.price import price
+from jaxmoe.engine.stage import Stage, chained
+from jaxmoe.engine.times import LayerTime
 from jaxmoe.network import link_loads
 from jaxmoe.placement.replica_choice import ReplicaChoice, choice_of, ranked_distance, serving_parts
 from jaxmoe.relax import AbstractReduction, HardMax
@@ -55,23 +58,13 @@ class ReplicaModel(eqx.Module):
         present: Float[Array, "expert node"],
         reduction: AbstractReduction,
     ) -> LayerTime:
-        layer = self.layer
-        topology, costs = layer.machine.topology, layer.costs
-        dispatch = layer.time_model.mirrored(topology, back * costs.dispatch_bytes)
-        combine = layer.time_model(topology, back * costs.combine_bytes)
-        node = expert_stage(layer.machine, costs, rows, present)
-        stages = {
-            "dispatch": dispatch.total(reduction),
-            "compute": reduction(node),
-            "combine": combine.total(reduction),
-        }
-        busy = {
-            "dispatch": {"link": dispatch.link_time, "port": dispatch.port_time},
-            "compute": {"node": node},
-            "combine": {"link": combine.link_time, "port": combine.port_time},
-        }
-        parts = {name: seconds[None] for name, seconds in stages.items()}
-        return LayerTime(stages, busy, layer.schedule.total(parts, reduction))
+        layer, costs = self.layer, self.layer.costs
+        stages = (
+            Stage("dispatch", Matrix(back * costs.dispatch_bytes, layer.time_model, mirrored=True), split="even"),
+            Stage("compute", copy_work(costs, rows, present), split="even"),
+            Stage("combine", Matrix(back * costs.combine_bytes, layer.time_model), split="even"),
+        )
+        return price(layer.machine, layer.schedule, chained(stages), reduction)
 
     def moving(
         self,
@@ -91,8 +84,8 @@ class ReplicaModel(eqx.Module):
         nodes = jnp.arange(held.shape[1])
         traffic = jnp.zeros((len(nodes), len(nodes)), held.dtype)
         traffic = traffic.at[nearest, jnp.broadcast_to(nodes, nearest.shape)].add(new)
-        rate = topology.link_rate
-        return reduction(link_loads(topology, traffic * self.layer.costs.expert_bytes) / rate)
+        carried = link_loads(topology, traffic * self.layer.costs.expert_bytes)
+        return Loads(carried, jnp.zeros(())).usage(self.layer.machine, reduction).seconds
 
 
 def replica_model(layer: LayerModel, choice: str, origin: Float[np.ndarray, " node"] | None = None) -> ReplicaModel:

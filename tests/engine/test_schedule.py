@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oracles import cases
 from oracles.arrays import floats, full
 
-from jaxmoe.latency import Decisions, Movement, Pipelined, ScheduleError, Serial, schedule_of
+from jaxmoe.engine import Decisions, Movement, Pipelined, Priced, ScheduleError, Serial, Usage, schedule_of
 from jaxmoe.network import build_exchange
 from jaxmoe.relax import HardMax
 from jaxmoe.traces.batches import Batch, micro_batches
@@ -23,11 +23,28 @@ SHAPE, NODES, EXPERTS, TOKENS, TOP_K = (2, 3), 6, 5, 7, 2
 CARRIED = ("dispatch", "combine", "movement")
 
 
-PHASE = jax.jit(lambda name, *stages: schedule_of(name).of_phase(*stages, HardMax()), static_argnums=0)
+SERVERS = {"attention": "nodes", "compute": "nodes"}
+
+
+def stages_of(seconds) -> list[Priced]:
+    """Stages one after the other, by name, from the seconds of their parts."""
+    made: list[Priced] = []
+    for name, each in seconds.items():
+        usage = Usage(each, {}, {}, jnp.zeros_like(each))
+        block = "attention" if name in ("attention", "all_reduce") else "experts"
+        before = tuple(stage.name for stage in made if stage.block == block)[-1:]
+        made.append(Priced(name, usage, SERVERS.get(name, "network"), before, block, "tokens", "stage"))
+    return made
+
+
+def whole(name: str, seconds) -> float:
+    names = tuple(seconds)
+    total = jax.jit(lambda given: schedule_of(name).total(stages_of(dict(zip(names, given, strict=True))), HardMax()))
+    return float(total(tuple(seconds.values())))
 
 
 def total(name: str, *stages) -> float:
-    return float(PHASE(name, *(jnp.asarray(stage, jnp.float32) for stage in stages)))
+    return whole(name, dict(zip(("dispatch", "compute", "combine"), map(floats, stages), strict=True)))
 
 
 def simulated_pipeline(dispatch: list[float], compute: list[float], combine: list[float]) -> float:
@@ -75,13 +92,13 @@ def test_serial_and_overlap_by_hand():
 def test_phases_follow_each_other():
     names = ("attention", "all_reduce", "metadata", "dispatch", "compute", "combine", "closing")
     stages = {name: jnp.asarray([2.0**at] * 2) for at, name in enumerate(names)}
-    assert float(schedule_of("serial").total(stages, HardMax())) == 2 * (2**7 - 1)
+    assert whole("serial", stages) == 2 * (2**7 - 1)
     # The larger of attention and its all-reduce, and of experts and the messages around them.
-    assert float(schedule_of("overlap").total(stages, HardMax())) == 2 * 2 + 2 * (4 + 8 + 32 + 64)
+    assert whole("overlap", stages) == 2 * 2 + 2 * (4 + 8 + 32 + 64)
     # Attention 0-1, 1-2, its all-reduce 1-3, 3-5. Then dispatch 0-12, 12-24, experts 12-28, 28-44, results 28-124-220.
-    assert float(schedule_of("pipelined(2)").total(stages, HardMax())) == 5 + 220
+    assert whole("pipelined(2)", stages) == 5 + 220
     without = {name: stages[name] for name in ("dispatch", "compute", "combine")}
-    assert float(schedule_of("serial").total(without, HardMax())) == 2 * (8 + 16 + 32)
+    assert whole("serial", without) == 2 * (8 + 16 + 32)
 
 
 @pytest.mark.parametrize("name", ["Serial", "pipelined", "pipelined(0)", "pipelined(-1)", "pipelined(2.5)", "", "both"])
@@ -99,7 +116,7 @@ def random_case(schedule: str, seed: int = 0, exchange: str = "fewest_hops_tree"
 
 
 run = eqx.filter_jit(lambda model, share, batch: model(share, batch))
-decide = eqx.filter_jit(lambda model, decisions, batch: model.decided(decisions, batch))
+decide = eqx.filter_jit(lambda model, decisions, batch: model.time(decisions, batch))
 
 
 def test_a_pipeline_of_one_part_is_serial():
@@ -141,14 +158,14 @@ def test_the_last_micro_batch_is_filled_up_with_tokens_of_weight_0():
 def test_choices_decided_at_run_time_are_of_whole_batches():
     model, share, batch = random_case("pipelined(2)")
     with pytest.raises(ValueError, match="use a schedule without micro-batches"):
-        model.decided(Decisions(share, served=jnp.full((TOKENS, TOP_K), -1)), batch)
+        model.time(Decisions(share, served=jnp.full((TOKENS, TOP_K), -1)), batch)
 
 
 def moving(share, seed: int) -> Decisions:
     """Some experts travel to nodes that do not hold them."""
     rng = np.random.default_rng(seed)
     wanted = floats((rng.random(share.shape) < 0.4) & (np.asarray(share) == 0))
-    return Decisions(share, movement=Movement(wanted))
+    return Decisions(share, movements=(Movement(wanted),))
 
 
 def busiest(layer) -> float:
@@ -175,7 +192,7 @@ def test_a_movement_comes_before_the_stages(schedule):
 def test_a_hidden_movement_is_told_and_not_charged(schedule):
     model, share, batch = random_case(schedule)
     charged, still = moving(share, 1), run(model, share, batch)
-    layer = decide(model, Decisions(share, movement=Movement(charged.movement.destination, hidden=True)), batch)
+    layer = decide(model, Decisions(share, movements=(Movement(charged.movements[0].destination, hidden=True),)), batch)
     assert float(layer.total) == pytest.approx(float(still.total), rel=1e-6)
     assert layer.stages["movement"] == decide(model, charged, batch).stages["movement"]
 
@@ -209,7 +226,7 @@ def test_a_moved_expert_by_hand():
     machine = cases.random_machine(np.random.default_rng(0), (1, 3))
     machine.link_bandwidth[:], machine.link_latency[:] = 1e9, 1e-6
     model = cases.layer_model(machine)
-    decisions = Decisions(floats([[0.5, 0.5, 0]]), movement=Movement(floats([[0.0, 0, 1]])))
+    decisions = Decisions(floats([[0.5, 0.5, 0]]), movements=(Movement(floats([[0.0, 0, 1]])),))
     tokens = cases.random_tokens(np.random.default_rng(0), 1, 1, 1)
     layer = decide(model, decisions, cases.batch(tokens))
     np.testing.assert_allclose(layer.busy["movement"]["link"], [1.5e-3, 3e-3, 0, 0], rtol=1e-5)
@@ -239,7 +256,7 @@ def test_few_experts_that_move_take_as_long_as_among_all():
     model, share, batch = random_case("serial")
     destination = full(share.shape, 0.0).at[jnp.asarray([1, 3])].set(1.0)
     one, other = (
-        decide(model, Decisions(share, movement=Movement(destination, most=most)), batch) for most in (None, 2)
+        decide(model, Decisions(share, movements=(Movement(destination, most=most),)), batch) for most in (None, 2)
     )
     assert float(one.stages["movement"]) > 0
     np.testing.assert_allclose(one.stages["movement"], other.stages["movement"], rtol=1e-6)

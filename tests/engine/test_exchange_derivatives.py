@@ -17,7 +17,7 @@ from oracles.derivatives import check_slopes
 
 from jaxmoe.hardware import MemoryLevel
 from jaxmoe.hardware.machine import TiledGemm
-from jaxmoe.latency import LayerModel
+from jaxmoe.engine import LayerModel
 from jaxmoe.relax import HardMax, SmoothMax, SoftSupport
 
 SHAPE, NODES, EXPERTS, TOKENS, TOP_K = (2, 2), 4, 3, 5, 2

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.latency.streaming import StreamCosts, send_latency, send_slowness
+from jaxmoe.engine.streaming import StreamCosts, send_latency, send_slowness
 
 
 class _State(NamedTuple):

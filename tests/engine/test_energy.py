@@ -13,7 +13,7 @@ from oracles import cases
 from oracles.arrays import floats, full
 
 from jaxmoe.hardware import Die, Energy, Machine, Mesh, node_memory
-from jaxmoe.latency import Decisions, LayerCosts, LayerModel, LayerTime, Movement, Pipelined, evaluate
+from jaxmoe.engine import Decisions, LayerCosts, LayerModel, LayerTime, Movement, Pipelined, evaluate
 from jaxmoe.network import Congestion, Uncongested, alpha_beta, build_exchange
 from jaxmoe.policies import StaticPlan, rollout
 from jaxmoe.relax import SmoothMax, SoftSupport
@@ -71,7 +71,7 @@ def test_weights_that_move_are_counted_hidden_or_not(hidden):
     model, share = two_nodes(), floats(np.eye(2))
     plain = run(model, share, ONE_TOKEN)
     everywhere = floats([[1.0, 1.0], [0.0, 0.0]])  # expert 0, which node 0 has, to both
-    moved = run(model.decided, Decisions(share, movement=Movement(everywhere, hidden=hidden)), ONE_TOKEN)
+    moved = run(model.time, Decisions(share, movements=(Movement(everywhere, hidden=hidden),)), ONE_TOKEN)
     assert float(moved.energy["link"] - plain.energy["link"]) == pytest.approx(5 * 1000)
     longer = 0 if hidden else 1000 / 10
     assert float(moved.energy["idle"] - plain.energy["idle"]) == pytest.approx(7 * 2 * longer, abs=1e-3)

@@ -12,8 +12,8 @@ import pytest
 from oracles.arrays import full
 
 from jaxmoe.des.circulation import circulated
-from jaxmoe.latency.circulation import circulating_seconds
-from jaxmoe.latency.streaming import StreamCosts
+from jaxmoe.engine.circulation import circulating_seconds
+from jaxmoe.engine.streaming import StreamCosts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "expert_streaming"))
 import agreement as study

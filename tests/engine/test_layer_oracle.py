@@ -13,7 +13,7 @@ from oracles.layer import Tokens
 from oracles.network import NumpyMachine
 
 from jaxmoe.hardware.networks import num_links
-from jaxmoe.latency import Decisions
+from jaxmoe.engine import Decisions
 from jaxmoe.network import build_exchange
 
 SHAPE, EXPERTS, TOKENS, TOP_K = (3, 4), 6, 10, 2
@@ -120,7 +120,7 @@ def test_choices_served_elsewhere_by_hand():
     tokens = Tokens(np.array([[0, 1]] * 3), np.zeros(3), np.zeros((3, 2)), np.ones(3))
     decisions = Decisions(jnp.asarray(np.eye(4)[[1, 2]], jnp.float32), served=jnp.asarray([[-1, 1], [-1, -1], [-1, 3]]))
     model = cases.layer_model(machine, costs=EQUAL)
-    measured = eqx.filter_jit(lambda model, *args: model.decided(*args))(model, decisions, cases.batch(tokens))
+    measured = eqx.filter_jit(lambda model, *args: model.time(*args))(model, decisions, cases.batch(tokens))
     # From 2 to 1 over node 3 by XY: (1, 0) to (0, 0) to (0, 1). One more vector goes from 3 over its own link.
     stage = 8192 / 1e9 + 2e-6 + 512 / 1e9
     assert float(measured.combine) == pytest.approx(stage, rel=1e-5)

@@ -1,4 +1,4 @@
-"""Stages around the experts: worked by hand on a line of four nodes."""
+"""Stages beside the experts: worked by hand on a line of four nodes."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from oracles import cases
 from oracles.arrays import full
 
 from jaxmoe.hardware import Die, Machine, Mesh, node_memory
-from jaxmoe.latency import GroupedAttention, Metadata, grouped_attention, schedule_of
+from jaxmoe.engine import GroupedAttention, Metadata, grouped_attention, schedule_of
 from jaxmoe.models import MoEModel
 from jaxmoe.models.moe import GroupedQueryAttention, LatentAttention
 from jaxmoe.network.collectives import ring_all_reduce
@@ -19,12 +19,12 @@ from jaxmoe.network.collectives import ring_all_reduce
 RATE, FLOPS, MEMORY, VECTOR, TOKENS = 10.0, 100.0, 50.0, 8.0, 12
 
 
-def model_of(schedule="serial", around=(), latency=0.0):
+def model_of(schedule="serial", extras=(), latency=0.0):
     """Four nodes in a row, two groups of two neighbours."""
     mesh = Mesh(jnp.full(6, RATE), jnp.full(6, latency), shape=(1, 4))
     machine = Machine(mesh, Die(jnp.full(4, FLOPS)), node_memory(jnp.full(4, MEMORY)))
     plain = cases.model_on(machine, "sharded", "token_home", schedule=schedule_of(schedule))
-    return replace(plain, around=around)
+    return replace(plain, extras=extras)
 
 
 def attention(closing=False):
@@ -38,14 +38,14 @@ def timed(model, share, batch):
     return model(share, batch)
 
 
-def decided(model):
+def timed_on_a_batch(model):
     rng = np.random.default_rng(0)
     batch = replace(cases.batch(cases.random_tokens(rng, TOKENS, 4, 2)), weight=full(TOKENS, 1.0))
     return timed(model, jnp.asarray(cases.random_share(rng, 4, 4)), batch)
 
 
 def test_attention_and_its_all_reduce_by_hand():
-    alone, times = decided(model_of()), decided(model_of(around=(attention(closing=True),)))
+    alone, times = timed_on_a_batch(model_of()), timed_on_a_batch(model_of(extras=(attention(closing=True),)))
     # Six tokens a group: 180 FLOPs in 1.8 s; memory moves 400 + 6 * 70 + 2 * 6 * 8 = 916 B in 18.32 s.
     assert float(times.stages["attention"]) == pytest.approx(18.32)
     # 48 B of partial sums: half of them each way, twice. Both directions have links of their own.
@@ -57,23 +57,23 @@ def test_attention_and_its_all_reduce_by_hand():
 
 
 def test_metadata_goes_from_everyone_to_everyone():
-    times = decided(model_of(around=(Metadata(jnp.asarray(5.0)),), latency=0.25))
+    times = timed_on_a_batch(model_of(extras=(Metadata(jnp.asarray(5.0)),), latency=0.25))
     # The middle link carries four messages each way; the longest path has three hops, of which the chunk waits at two.
     assert float(times.stages["metadata"]) == pytest.approx(4 * 5 / RATE + 3 * 0.25 + 2 * 5 / RATE)
 
 
 def test_micro_batches_hide_the_all_reduce():
-    parts = decided(model_of("pipelined(2)", (attention(),)))
+    parts = timed_on_a_batch(model_of("pipelined(2)", (attention(),)))
     # Weights are read for every part: attention takes 2 * (400 + 210 + 48) / 50 s, and hides the first all-reduce.
     first = 2 * 658 / MEMORY + 2.4
-    assert float(parts.total) == pytest.approx(first + float(decided(model_of("pipelined(2)")).total), rel=1e-6)
+    assert float(parts.total) == pytest.approx(first + float(timed_on_a_batch(model_of("pipelined(2)")).total), rel=1e-6)
     assert float(parts.stages["all_reduce"]) == pytest.approx(4.8)
 
 
 def test_gradients_reach_the_numbers():
     def total(context):
         stage = attention()
-        return decided(model_of(around=(replace(stage, context_bytes=context),))).total
+        return timed_on_a_batch(model_of(extras=(replace(stage, context_bytes=context),))).total
 
     slope = jax.jit(jax.grad(total))(jnp.asarray(70.0))
     assert float(slope) == pytest.approx(6 / MEMORY, rel=1e-4)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.latency.streaming import StreamCosts
+from jaxmoe.engine.streaming import StreamCosts
 
 
 def turns_of(host: Float[Array, "expert die"]) -> Int[Array, " expert"]:

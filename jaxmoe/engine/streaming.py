@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.hardware import AbstractTopology, Machine
-from jaxmoe.latency.demand import LayerCosts
+from jaxmoe.engine.demand import LayerCosts
 from jaxmoe.network.loads import link_loads, path_maxima, path_sums
 from jaxmoe.relax import AbstractReduction, HardMax
 

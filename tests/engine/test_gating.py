@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from oracles import cases
 from oracles.arrays import floats, full
 
-from jaxmoe.latency import Decisions
-from jaxmoe.latency.gating import GateBias, biased_choices, chosen_experts, retained_mass
+from jaxmoe.engine import Decisions
+from jaxmoe.engine.gating import GateBias, biased_choices, chosen_experts, retained_mass
 from jaxmoe.network import replicated_visits
 from jaxmoe.relax import HardSupport, soft_top_k
 from jaxmoe.traces import Batch, TraceError, sample_batches, synthetic_trace
@@ -113,7 +113,7 @@ def test_a_bias_against_the_busiest_expert_shortens_the_layer_and_the_slope_says
 
     @eqx.filter_jit
     def seconds(table, temperature=None):
-        return model.decided(Decisions(share, gate=GateBias(table, temperature)), batch).total
+        return model.time(Decisions(share, gate=GateBias(table, temperature)), batch).total
 
     none = np.zeros((NODES, EXPERTS), np.float32)
     biased = np.where(np.arange(EXPERTS) == 0, np.float32(-0.7), none)
@@ -148,7 +148,7 @@ def test_traffic_has_a_slope_in_the_bias_as_well_where_few_tokens_choose():
     @jax.value_and_grad
     def seconds(table):
         gate = GateBias(table, jnp.asarray(0.3))
-        return model.decided(Decisions(share, gate=gate), batch).stages["combine"]
+        return model.time(Decisions(share, gate=gate), batch).stages["combine"]
 
     told, slope = seconds(np.zeros((NODES, EXPERTS), np.float32))
     assert np.abs(slope).max() > 0.01 * float(told)

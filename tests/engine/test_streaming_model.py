@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from oracles.arrays import floats, full
 
-from jaxmoe.latency.offloading import offloaded_seconds, turns_of
-from jaxmoe.latency.streaming import StreamCosts, asked_of, grouped, stream_time
+from jaxmoe.engine.offloading import offloaded_seconds, turns_of
+from jaxmoe.engine.streaming import StreamCosts, asked_of, grouped, stream_time
 from jaxmoe.policies.streaming import group_members, groups_in_order, loading_dies, ring_of, trajectories
 from jaxmoe.tune.order import tuned_order
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxmoe.hardware import Die, Machine, fully_connected, node_memory
-from jaxmoe.latency import EvenPart, EvenParts
+from jaxmoe.engine import EvenPart, EvenParts
 from jaxmoe.models.moe import GroupedQueryAttention, LatentAttention
 
 
