@@ -27,8 +27,8 @@ class AbstractMethod(eqx.Module):
     """Decides for every layer of a step: one batch of tokens that goes through all layers.
 
     A pytree of what was fitted, whose `init` and `step` work under `jit`, `vmap` and `lax.scan`. `precision` is what
-    its arithmetic needs, `differentiable` whether gradients pass its decisions. A `memoryless` method decides every step by
-    itself, from its tokens alone: steps are then timed side by side.
+    its arithmetic needs, `differentiable` whether gradients pass its decisions. A `memoryless` method decides every
+    step by itself, from its tokens alone: steps are then timed side by side.
     """
 
     precision: ClassVar[Literal["float32", "float64"]] = "float32"
