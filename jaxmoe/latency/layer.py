@@ -11,7 +11,6 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import Energy, Machine
 from jaxmoe.hardware.energy import Joules, added
-from jaxmoe.hardware.networks import corner_nodes
 from jaxmoe.latency.around import AbstractStages, NodeWork, Steps
 from jaxmoe.latency.demand import (
     Decisions,
@@ -129,7 +128,7 @@ class LayerModel(eqx.Module):
             return None
         match self.exchange if exchange is None else exchange:
             case GatherExchange(description=Gather("lowest_host" | "fewest_hops" | "corner_host" as home, route)):
-                turns = len(corner_nodes(self.machine.topology)) if home == "corner_host" else 1
+                turns = len(self.machine.topology.corners) if home == "corner_host" else 1
                 # Trees apply weights last, so batches share what comes before.
                 return Merging(home == "lowest_host", turns, 1 if route == "unicast" else min(SHARING, count))
             case ReduceScatterExchange() | RingExchange():
