@@ -3,7 +3,7 @@
 import abc
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Literal, Self
+from typing import Literal, TypeVar
 
 import equinox as eqx
 import jax
@@ -16,6 +16,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from jaxmoe.hardware.paths import Hops, Structure, TopologyError, check_grid, path_lengths, structure_of
 
 Number = int | float | Float[Array, ""]  # an array where JAX traces it
+Kind = TypeVar("Kind", bound="AbstractTopology")
 
 
 def _number(value: Number) -> Float[Array, ""]:
@@ -90,7 +91,7 @@ class AbstractTopology(eqx.Module):
     rings: Int[Array, " link"] | None = eqx.field(default=None, kw_only=True)
 
     @classmethod
-    def uniform(cls, bandwidth: Number, latency: Number, **fields) -> Self:
+    def uniform(cls: type[Kind], bandwidth: Number, latency: Number, **fields) -> Kind:
         """A network whose links are all alike, B/s and s; `fields` are the others of the class."""
         links = len(cls(filled(0, bandwidth), filled(0, latency), **fields).link_ends)
         return cls(filled(links, bandwidth), filled(links, latency), **fields)
