@@ -14,6 +14,7 @@ from jaxmoe.experiment.comparison import Comparison
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import GATHERED, STANDARD, TUNED
 from jaxmoe.experiment.validation import Figures, Trial, agreement, trials_agreement
+from jaxmoe.hardware.networks import mesh_link_order
 from jaxmoe.plotting import (
     MeshPanel,
     plot_breakdown,
@@ -279,8 +280,9 @@ def _draw_mesh_loads(folder: OutputFolder, inputs: Inputs, shape: tuple[int, int
     before, after = _before_and_after(comparison)
     gain = comparison.scores[before].mean - comparison.scores[after].mean
     row = int(np.abs(gain).argmax())
+    order = mesh_link_order(shape, inputs.model.machine.topology.link_ends)
     panels = [
-        MeshPanel(name, comparison.scores[name].node_time[row], comparison.scores[name].link_time[row])
+        MeshPanel(name, comparison.scores[name].node_time[row], comparison.scores[name].link_time[row, order])
         for name in (before, GATHERED, after)
         if name in comparison.scores
     ]

@@ -21,7 +21,6 @@ from jaxmoe.engine.price import price_parts
 from jaxmoe.engine.schedule import AbstractSchedule, Serial
 from jaxmoe.engine.times import LayerTime
 from jaxmoe.hardware import Machine
-from jaxmoe.hardware.networks import corner_nodes
 from jaxmoe.network import (
     AbstractExchange,
     AbstractTimeModel,
@@ -135,7 +134,7 @@ class LayerModel(AbstractLayer):
             return None
         match self.exchange if exchange is None else exchange:
             case GatherExchange(description=Gather("lowest_host" | "fewest_hops" | "corner_host" as home, route)):
-                turns = len(corner_nodes(self.machine.topology)) if home == "corner_host" else 1
+                turns = len(self.machine.topology.corners) if home == "corner_host" else 1
                 # Trees apply weights last, so batches share what comes before.
                 return Merging(home == "lowest_host", turns, 1 if route == "unicast" else min(SHARING, count))
             case ReduceScatterExchange() | RingExchange():

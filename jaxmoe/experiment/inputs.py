@@ -23,7 +23,6 @@ from jaxmoe.config import (
 from jaxmoe.des import Fabric, fabric_of
 from jaxmoe.engine import LayerModel
 from jaxmoe.errors import InputError
-from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.machine import MeasuredGemm
 from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange, build_exchange
@@ -73,8 +72,7 @@ class Inputs:
     @property
     def shape(self) -> tuple[int, int] | None:
         """The sides of the mesh; `None` where the machine is none."""
-        topology = self.model.machine.topology
-        return topology.shape if isinstance(topology, Mesh) else None
+        return self.model.machine.topology.grid
 
     @property
     def num_nodes(self) -> int:

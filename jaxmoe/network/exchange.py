@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.hardware import AbstractTopology, Mesh
+from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.visits import Visits, homes
 from jaxmoe.placement.exchange import Exchange, ExchangeError, Gather, ReduceScatter, Rings, exchange_of
 from jaxmoe.placement.strategies import groups_of, ring_orders
@@ -207,7 +207,7 @@ def build_exchange(description: Exchange | str, topology: AbstractTopology) -> A
 
 
 def _check_route(gather: Gather, topology: AbstractTopology) -> None:
-    if gather.route in ("cross_tree", "split_tree") and not isinstance(topology, Mesh):
+    if gather.route in ("cross_tree", "split_tree") and topology.crossed() is None:
         raise ExchangeError(
             f"exchange {gather.name} needs a mesh, whose paths can take either direction first, not a "
             f"{type(topology).__name__}; use {gather.home}_tree or {gather.home}"

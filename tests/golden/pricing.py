@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.compiling import UNFUSED
-from jaxmoe.latency import Decisions, Fetches, LayerModel, LayerTime, Movement, evaluate, schedule_of
-from jaxmoe.latency.circulation import circulating_seconds
-from jaxmoe.latency.fetch import fetch_demand, fetch_time, traffic_figures
-from jaxmoe.latency.offloading import offloaded_seconds
-from jaxmoe.latency.streaming import PARTS, StreamTime, asked_of, grouped, stream_time
+from jaxmoe.engine import Decisions, Fetches, LayerModel, LayerTime, Movement
+from jaxmoe.engine.circulation import circulating_seconds
+from jaxmoe.engine.fetch import fetch_demand, fetch_time, traffic_figures
+from jaxmoe.engine.offloading import offloaded_seconds
+from jaxmoe.engine.streaming import PARTS, StreamTime, asked_of, grouped, stream_time
 from jaxmoe.network.profile import STAGES as CAMOE_STAGES
 from jaxmoe.placement.slots import share_of_slots
 from jaxmoe.policies.gate import assignment_copies, node_copies
