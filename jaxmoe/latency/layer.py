@@ -11,7 +11,6 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import Energy, Machine
 from jaxmoe.hardware.energy import Joules, added
-from jaxmoe.hardware.networks import corner_nodes
 from jaxmoe.latency.around import AbstractStages, NodeWork, Steps
 from jaxmoe.latency.demand import (
     Decisions,
@@ -30,9 +29,6 @@ from jaxmoe.latency.schedule import AbstractSchedule, LayerTime, Serial
 from jaxmoe.network import (
     AbstractExchange,
     AbstractTimeModel,
-    GatherExchange,
-    ReduceScatterExchange,
-    RingExchange,
     StageTime,
     Visits,
     decided_visits,
@@ -41,7 +37,6 @@ from jaxmoe.network import (
 )
 from jaxmoe.network.collectives import price_rounds
 from jaxmoe.network.domains import scaled
-from jaxmoe.placement.exchange import Gather
 from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax, HardSupport, largest
 from jaxmoe.traces.batches import Batch, merge_tokens, micro_batches, over_batches
 
@@ -127,14 +122,10 @@ class LayerModel(eqx.Module):
         """How tokens of so many batches may be merged under an exchange, `None` where they have to stay apart."""
         if self.mode != "sharded" or self.schedule.micro_batches > 1:
             return None
-        match self.exchange if exchange is None else exchange:
-            case GatherExchange(description=Gather("lowest_host" | "fewest_hops" | "corner_host" as home, route)):
-                turns = len(corner_nodes(self.machine.topology)) if home == "corner_host" else 1
-                # Trees apply weights last, so batches share what comes before.
-                return Merging(home == "lowest_host", turns, 1 if route == "unicast" else min(SHARING, count))
-            case ReduceScatterExchange() | RingExchange():
-                return Merging()
-        return None
+        alike = (self.exchange if exchange is None else exchange).alike(self.machine.topology)
+        if alike is None:
+            return None
+        return Merging(alike.by_slot, alike.turns, min(SHARING, count) if alike.weights_last else 1)
 
     def _parts(
         self, decisions: Decisions, batch: Batch, reduction: AbstractReduction, support: AbstractSupport
