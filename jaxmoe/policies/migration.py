@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.engine import LayerTime
-from jaxmoe.engine.counts import repeated
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network import link_loads
 from jaxmoe.placement.slot_loads import repeated

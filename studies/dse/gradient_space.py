@@ -16,8 +16,8 @@ from jaxmoe.codesign.choices import Tried, tune_space
 from jaxmoe.codesign.run import HardwareResult
 from jaxmoe.codesign.space import SpaceFile
 from jaxmoe.experiment.clock import StageClock
-from jaxmoe.experiment.strategies import STANDARD
 from jaxmoe.files import read_table, write_table
+from jaxmoe.placement.named import compared_strategies
 from jaxmoe.sweep import Space, Study, read_study
 
 TABLE = HERE / "gradient_space.csv"
@@ -59,7 +59,7 @@ def row_of(tokens: int, points: int, grid: dict[str, str], found: tuple[Hardware
     """One row; times in microseconds. `evaluations` are machines timed, forward and backward each as one."""
     result, tried, seconds = found
     (met,) = result.best.constraints
-    usual = min((each for each in result.candidates if each.name in STANDARD), key=lambda each: each.own)
+    usual = min((each for each in result.candidates if each.name in compared_strategies()), key=lambda each: each.own)
     counts = result.evaluations
     return {
         "tokens": tokens,
