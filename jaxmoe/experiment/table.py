@@ -74,7 +74,9 @@ def study_options(doc: str | None, resume: bool = False) -> argparse.ArgumentPar
     """Command line of a study, for it to add its own options. `resume` says whether rows that are there stay."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", metavar="TABLE", help="tables to make, all unless said")
-    parser.add_argument("--only", nargs="+", metavar="TEXT", help="cases alone whose name has one of these in it")
+    parser.add_argument(
+        "--only", nargs="+", metavar="TEXT", help="of a table of several cases, those whose name has one of these"
+    )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="cases at a time, in processes of their own")
     parser.add_argument("--quick", action="store_true", help="a trial: the first case alone, tables in runs/quick")
     parser.add_argument("--to", type=Path, metavar="FOLDER", help="folder of the tables, that of the study")
@@ -108,7 +110,7 @@ def make_tables(
     names = [table.name for table in tables]
     if unknown := [name for name in given.tables if name not in names]:
         sys.exit(f"no table is called {', '.join(unknown)}; choose from {', '.join(names)}")
-    to = given.to or (folder / "runs" / "quick" if given.quick else folder)
+    to = folder_of_tables(folder, given)
     chosen = {to / f"{table.name}.csv": table for table in tables if table.name in (given.tables or names)}
     failed = [name for path, table in chosen.items() for name in _make(table, path, given, compiled)]
     if failed:
@@ -116,11 +118,17 @@ def make_tables(
     return {table.name: read_table(path) for path, table in chosen.items() if path.is_file()}
 
 
+def folder_of_tables(folder: Path, given: argparse.Namespace) -> Path:
+    """Where the tables of a study are: in its folder, those of a trial in `runs/quick`, or where the options say."""
+    return given.to or (folder / "runs" / "quick" if given.quick else folder)
+
+
 def _make(table: Table, path: Path, given: argparse.Namespace, compiled: Path | None) -> list[str]:
     """Makes the cases of one table that are wanted. Returns the names of those that failed."""
     cases, known = table.all_cases(), table.known(path)
-    wanted = [case for case in cases if not given.only or any(text in table.label(case) for text in given.only)]
-    wanted = wanted[:1] if given.quick and not given.only else wanted
+    only = given.only if table.key else None
+    wanted = [case for case in cases if not only or any(text in table.label(case) for text in only)]
+    wanted = wanted[:1] if given.quick and not only else wanted
     wanted = [case for case in wanted if not (given.resume and _text(case) in known)]
     if given.list:
         print("".join(f"{table.label(case)}\n" for case in wanted), end="")

@@ -75,6 +75,14 @@ def test_tables_are_chosen_by_name_and_later_ones_may_rest_on_earlier_ones(tmp_p
         made(tmp_path, [*first, second], "third")
 
 
+def test_a_table_of_one_case_is_made_whatever_cases_are_chosen(tmp_path):
+    sums = tables_of({"sums": lambda: [{"x": 1}]})
+    assert {name: len(rows) for name, rows in made(tmp_path, [times(), *sums], "--only", "/b/").items()} == {
+        "times": 2,
+        "sums": 1,
+    }
+
+
 def test_processes_make_the_same_table(tmp_path):
     made(tmp_path, [times()])
     one = (tmp_path / "times.csv").read_text()
