@@ -5,6 +5,7 @@ written when it is done, in the place of the rows that it had, so that a study t
 """
 
 import argparse
+import fnmatch
 import multiprocessing
 import os
 import sys
@@ -73,7 +74,7 @@ def tables_of(rows: Mapping[str, Callable[[], Iterable[Row]]], digits: int | Non
 def study_options(doc: str | None, resume: bool = False) -> argparse.ArgumentParser:
     """Command line of a study, for it to add its own options. `resume` says whether rows that are there stay."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help="tables to make, all unless said")
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help="tables to make, all unless said; * stands for any text")
     parser.add_argument(
         "--only", nargs="+", metavar="TEXT", help="of a table of several cases, those whose name has one of these"
     )
@@ -108,10 +109,11 @@ def make_tables(
     is told, the others go on, and the exit status is 1.
     """
     names = [table.name for table in tables]
-    if unknown := [name for name in given.tables if name not in names]:
+    if unknown := [name for name in given.tables if not fnmatch.filter(names, name)]:
         sys.exit(f"no table is called {', '.join(unknown)}; choose from {', '.join(names)}")
+    named = {name for pattern in given.tables or ["*"] for name in fnmatch.filter(names, pattern)}
     to = folder_of_tables(folder, given)
-    chosen = {to / f"{table.name}.csv": table for table in tables if table.name in (given.tables or names)}
+    chosen = {to / f"{table.name}.csv": table for table in tables if table.name in named}
     failed = [name for path, table in chosen.items() for name in _make(table, path, given, compiled)]
     if failed:
         sys.exit(f"{len(failed)} failed: {', '.join(failed)}")

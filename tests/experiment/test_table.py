@@ -71,6 +71,7 @@ def test_tables_are_chosen_by_name_and_later_ones_may_rest_on_earlier_ones(tmp_p
     second = Table("second", lambda x: [{"x": x, "twice": 2 * x}], lambda: [(1,), (2,)], ("x",))
     assert [*made(tmp_path, [*first, second], "second")] == ["second"]
     assert made(tmp_path, [*first, second])["second"] == [{"x": "1", "twice": "2"}, {"x": "2", "twice": "4"}]
+    assert [*made(tmp_path, [*first, second], "f*")] == ["first"]
     with pytest.raises(SystemExit, match="no table is called third; choose from first, second"):
         made(tmp_path, [*first, second], "third")
 
