@@ -45,7 +45,10 @@ class FetchCosts(eqx.Module):
 
 
 class HostLink(eqx.Module):
-    """PCIe to a host that allocates (V-F): `fixed` seconds for both ways, and the table up and the plan down at its rate."""
+    """PCIe to a host whose processor decides the allocation of a layer (V-F).
+
+    `fixed` seconds for both ways, and the table up and the plan down at its rate.
+    """
 
     bandwidth: Float[Array, ""] = eqx.field(converter=as_number)  # B/s
     fixed: Float[Array, ""] = eqx.field(converter=as_number)  # s

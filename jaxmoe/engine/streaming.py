@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxmoe.engine.lower import LayerCosts
 from jaxmoe.hardware import AbstractTopology, Machine
-from jaxmoe.engine.demand import LayerCosts
 from jaxmoe.network.loads import link_loads, path_maxima, path_sums
 from jaxmoe.relax import AbstractReduction, HardMax
 

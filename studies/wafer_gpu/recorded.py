@@ -6,7 +6,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from layers import told, work_of
 from runs import MODELS, POLICIES, SETTINGS, Row, beside, homes, machine_of, measured, policy_of, rolled_out
 

@@ -196,8 +196,7 @@ def bounds(model: str) -> Iterator[Row]:
             task = Task(np.bincount(chosen.ravel(), minlength=len(home)), home, local.astype(float))
             given = [jnp.asarray(each) for each in task]
             seconds = {
-                name: float(allocation_seconds(where, allocated(each, *given), task))
-                for name, each in own.items()
+                name: float(allocation_seconds(where, allocated(each, *given), task)) for name, each in own.items()
             }
             yield {
                 "model": model,

@@ -125,16 +125,12 @@ def test_a_lone_die_has_no_hops():
     lone = Machine(Mesh(none, none, shape=(1, 1)), Die(MACHINE.die.flops[:1]), tuple(one))
     _, figures = read(lone, fetches(full((4, 1), 30.0), [0] * 4))
     assert float(figures["hops"]) == float(figures["remote_read"]) == 0.0
-    assert float(timed(lone, fetches(full((4, 1), 30.0), [0] * 4)).total) == pytest.approx(
-        4 * BYTES / 2e12, rel=0.01
-    )
+    assert float(timed(lone, fetches(full((4, 1), 30.0), [0] * 4)).total) == pytest.approx(4 * BYTES / 2e12, rel=0.01)
 
 
 def test_relaxed_goes_to_exact():
     exact = float(timed(MACHINE, of(5)).total)
-    soft = [
-        float(timed(MACHINE, of(5), SmoothMax(t), SoftSupport(jnp.asarray(t / 10))).total) for t in (0.1, 0.001)
-    ]
+    soft = [float(timed(MACHINE, of(5), SmoothMax(t), SoftSupport(jnp.asarray(t / 10))).total) for t in (0.1, 0.001)]
     assert abs(soft[1] / exact - 1) < 0.01 < abs(soft[0] / exact - 1)
 
 
