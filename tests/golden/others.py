@@ -260,7 +260,9 @@ FAMILIES: dict[str, dict[str, Case]] = {
         for name in BALANCERS
         for invasive in (True, False)
     },
-    "copies": {f"copies/{key}_{choice}": _copies(key, choice) for key in SERVED for choice in ("even", "nearest", "fixed")},
+    "copies": {
+        f"copies/{key}_{choice}": _copies(key, choice) for key in SERVED for choice in ("even", "nearest", "fixed")
+    },
     "searches": {f"place/{key}": _placed(key) for key in SERVED}
     | {f"advise/{key}": _advised(key) for key in SERVED}
     | {f"tune/{name}": _tuned(name) for name in (MESH, "quickstart")},

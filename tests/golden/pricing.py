@@ -468,7 +468,9 @@ def price_schedules(ready: Any, names: tuple[str, ...], share: np.ndarray, desti
 def slopes(model: LayerModel, share: np.ndarray, batch: Batch) -> Arrays:
     """The total of a relaxed layer, and its derivatives by links, dies and shares, in double precision."""
     with jax.enable_x64(True):
-        wide = partial(jax.tree.map, lambda leaf: jnp.asarray(leaf, float) if jnp.issubdtype(leaf, jnp.floating) else leaf)
+        wide = partial(
+            jax.tree.map, lambda leaf: jnp.asarray(leaf, float) if jnp.issubdtype(leaf, jnp.floating) else leaf
+        )
         numbers, rest = eqx.partition((model, batch), eqx.is_array)
         model, batch = eqx.combine(wide(numbers), rest)
 
@@ -517,7 +519,9 @@ def price_copies(model: Any, slots: np.ndarray, before: np.ndarray, loads: np.nd
 
     @eqx.filter_jit
     def layers(held: Any, first: Any, loads: Any) -> tuple[LayerTime, Any]:
-        return jax.lax.map(lambda given: (model(given[0], given[2]), model.moving(given[0], given[1])), (held, first, loads))
+        return jax.lax.map(
+            lambda given: (model(given[0], given[2]), model.moving(given[0], given[1])), (held, first, loads)
+        )
 
     time, moving = layers(held, first, jnp.asarray(loads, jnp.float32))
     return figures_of(time) | {"moving": np.asarray(moving)}

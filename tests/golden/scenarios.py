@@ -86,7 +86,12 @@ VARIANTS = {
     "hd_moe_background": (MESH, "system.broadcast=charged", "schedule=idle_links", "system.forecast=cross_layer"),
     "hd_moe_last": (MESH, "system.window=last", "system.forecast=perfect"),
     "static_gated": (CHIPLETS, WITH_LOGITS, "system={name: static, plan: hybrid, gate: {lambda_cost: 0.4}}"),
-    "streaming_rule5": (STREAMING, "system.strategy=fse_rule5", "system.redistribute=true", "system.loaded_by=trajectory"),
+    "streaming_rule5": (
+        STREAMING,
+        "system.strategy=fse_rule5",
+        "system.redistribute=true",
+        "system.loaded_by=trajectory",
+    ),
     "streaming_prefetch": (STREAMING, "system.strategy=fse_paired", "system.prefetch=moving_average"),
     "wafer_llc": (WAFER, "system.llc_prefetch=true", "system.host_link_GB_per_s=32", "system.host_fixed_us=1"),
     "wafer_popular": (WAFER, "system.popular_copies=4", "system.eviction=least_recent", "system.prediction=perfect"),
