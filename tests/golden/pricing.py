@@ -469,7 +469,7 @@ def slopes(model: LayerModel, share: np.ndarray, batch: Batch) -> Arrays:
     """The total of a relaxed layer, and its derivatives by links, dies and shares, in double precision."""
     with jax.enable_x64(True):
         wide = partial(
-            jax.tree.map, lambda leaf: jnp.asarray(leaf, float) if jnp.issubdtype(leaf, jnp.floating) else leaf
+            jax.tree.map, lambda leaf: jnp.asarray(leaf, float) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
         )
         numbers, rest = eqx.partition((model, batch), eqx.is_array)
         model, batch = eqx.combine(wide(numbers), rest)
