@@ -16,9 +16,7 @@ import numpy as np
 from jaxmoe.compiling import UNFUSED
 from jaxmoe.config import build_layer_model
 from jaxmoe.config.build import build_even_parts
-from jaxmoe.hardware import Die, Machine, node_memory
-from jaxmoe.hardware.networks import wafers
-from jaxmoe.latency import (
+from jaxmoe.engine import (
     Decisions,
     Fetches,
     LayerCosts,
@@ -29,13 +27,15 @@ from jaxmoe.latency import (
     grouped_attention,
     schedule_of,
 )
-from jaxmoe.latency.around import Metadata
-from jaxmoe.latency.circulation import circulating_seconds
-from jaxmoe.latency.counts import AttentionTime, CountModel, paths_of
-from jaxmoe.latency.fetch import fetch_demand, fetch_time, traffic_figures
-from jaxmoe.latency.offloading import offloaded_seconds
-from jaxmoe.latency.replicas import replica_model
-from jaxmoe.latency.streaming import PARTS, StreamTime, asked_of, grouped, stream_time
+from jaxmoe.engine.attention import Metadata
+from jaxmoe.engine.circulation import circulating_seconds
+from jaxmoe.engine.copies import replica_model
+from jaxmoe.engine.counts import AttentionTime, CountModel, paths_of
+from jaxmoe.engine.fetch import fetch_demand, fetch_time, traffic_figures
+from jaxmoe.engine.offloading import offloaded_seconds
+from jaxmoe.engine.streaming import PARTS, StreamTime, asked_of, grouped, stream_time
+from jaxmoe.hardware import Die, Machine, node_memory
+from jaxmoe.hardware.networks import wafers
 from jaxmoe.network.domains import all_reduce_rounds, closing_rounds
 from jaxmoe.network.profile import STAGES as CAMOE_STAGES
 from jaxmoe.placement.slots import copies_of_slots, share_of_slots
