@@ -16,7 +16,6 @@ from study import Row, write
 from jaxmoe.des import fabric_of
 from jaxmoe.des.domains import replay_communication
 from jaxmoe.experiment.validation import agreement
-from jaxmoe.hardware import Mesh
 from jaxmoe.network import Congestion, token_communication, token_homes, visit_counts
 from jaxmoe.network.domains import num_homes
 from jaxmoe.placement.tokens import TokenLayout
@@ -69,7 +68,7 @@ def _price(communication, topology, counts, tokens):
 def line(case: Case, tokens: int, skew: float) -> Row:
     """Model and simulator of one batch."""
     topology, chunk = topology_of(case.machine)
-    cut_through = not isinstance(topology, Mesh)
+    cut_through = topology.grid is None
     layout, model = layout_of(case), Congestion(jnp.asarray(chunk), cut_through)
     visited = visits(layout, tokens * layout.num_groups, skew)
     group = np.arange(len(visited)) // tokens

@@ -11,7 +11,7 @@ from cases import clusters_of, hardware_of
 
 from jaxmoe.config import build_machine, build_model, load_model
 from jaxmoe.files import atomic_write
-from jaxmoe.hardware import Machine, Mesh
+from jaxmoe.hardware import Machine
 from jaxmoe.latency import LayerCosts, grouped_attention
 from jaxmoe.latency.counts import AttentionTime, CountModel, paths_of
 from jaxmoe.latency.demand import roofline
@@ -86,10 +86,10 @@ def moe_of(name: str) -> MoEModel:
 @lru_cache
 def layout_of(place: Place) -> TokenLayout:
     topology = machine_of(place.machine).topology
-    if not isinstance(topology, Mesh):
+    if topology.grid is None:
         return successive_layout(*clusters_of(place.machine), place.tp)
     wafer = getattr(hardware_of(place.machine), "wafer_shape", None)
-    return token_layout(place.layout, topology.shape, place.tp, wafer)
+    return token_layout(place.layout, topology.grid, place.tp, wafer)
 
 
 @lru_cache
@@ -218,8 +218,7 @@ class Method:
             rules["gradient"] = GradientSlots(model, distance, *costs, native, self.objective)
         windows = None
         if not self.invasive:
-            on_mesh = isinstance(topology, Mesh)
-            inside = links_inside_domains(layout, topology.link_ends) if on_mesh else None
+            inside = None if topology.grid is None else links_inside_domains(layout, topology.link_ends)
             windows = Windows.always(topology.num_links) if inside is None else Windows.alternating(inside)
         even = jnp.full((layers, moe.num_experts), 1 / moe.num_experts)
         forecast = PerfectForecast() if self.oracle else MovingAverage(even, jnp.asarray(RATE))
