@@ -73,7 +73,7 @@ def cases(network: str) -> Iterator[Case]:
 
 def exchanges(topology: AbstractTopology) -> list[str]:
     """All that suit the network."""
-    mesh = isinstance(topology, Mesh)
+    mesh = topology.grid is not None
     routes = ("", "_tree", "_cross_tree", "_split_tree") if mesh else ("", "_tree")
     groups = ("rings_2x2", "rings_2x2_both_ways", "rings_1x4_both_ways") if mesh else ("rings_4", "rings_4_both_ways")
     return [home + route for home in HOMES for route in routes] + ["reduce_scatter", "ring", "ring_both_ways", *groups]
