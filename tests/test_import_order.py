@@ -14,7 +14,7 @@ import jaxmoe
 ROOT = Path(jaxmoe.__file__).parent
 STUDIES = [path for folder in ("studies", "figures") for path in sorted((ROOT.parent / folder).rglob("*.py"))]
 
-DESCRIPTIONS = {"errors", "files", "threads", "units", "relax", "hardware", "models", "traces"}
+DESCRIPTIONS = {"errors", "files", "registry", "settings", "threads", "units", "relax", "hardware", "models", "traces"}
 TRAFFIC = DESCRIPTIONS | {"placement"}
 TIMES = TRAFFIC | {"network", "roofline"}
 SEARCHES = TIMES | {"latency"}
@@ -27,6 +27,8 @@ ALLOWED = {
     "compiling": set(),
     "errors": set(),
     "files": set(),
+    "registry": {"errors"},
+    "settings": {"errors"},
     "threads": set(),
     "units": set(),
     "relax": set(),
@@ -44,6 +46,8 @@ ALLOWED = {
     "plotting": {"errors", "files", "hardware"},
     "config": {
         "errors",
+        "registry",
+        "settings",
         "units",
         "hardware",
         "models",
