@@ -298,6 +298,7 @@ class HardwareConfig(OpenSection):
     unstated = "mesh"
     known: ClassVar[dict[str, Any]] = {}
     registry = TOPOLOGIES
+    is_mesh: ClassVar[bool] = False
 
     kind: str
     name: Name = Field(default="unnamed", description="a name for tables", examples=["nmp_4x8"])

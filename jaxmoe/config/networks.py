@@ -53,6 +53,8 @@ class LinkOverride(Section):
 class MeshMachine(HardwareConfig):
     """What all meshes have. Packets go along x first and then along y, or with `yx` the other way round."""
 
+    is_mesh = True
+
     link: LinkConfig = Field(description="the bandwidth and latency of the links as a mapping")
     routing: Literal["xy", "yx"] = Field(
         default="xy", description="the order of directions in which packets go", examples=["xy"]

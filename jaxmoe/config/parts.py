@@ -5,8 +5,9 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
+from jaxmoe.config.machine import HardwareConfig
+from jaxmoe.config.systems import SystemConfig
 from jaxmoe.errors import RuleError
 from jaxmoe.settings import Setting
 from jaxmoe.systems.settings import METHODS, PARTS, STATEMENTS, SystemSettings, described
@@ -92,7 +93,7 @@ def foreign_key(system: str, key: str) -> str:
     return f"is a key of {', '.join(others)}, not of {system}. {instead}"
 
 
-def check_together(system: Any, schedule: str, micro_batches: int, plan_divides: bool) -> None:
+def check_together(system: SystemConfig, schedule: str, micro_batches: int, plan_divides: bool) -> None:
     """Whether the parts that a scenario names go together. `plan_divides`: its plan has parts of experts on nodes.
 
     Raises `RuleError`.
@@ -109,15 +110,15 @@ def check_together(system: Any, schedule: str, micro_batches: int, plan_divides:
         raise RuleError(("system", "plan"), system.plan, f"{WHOLE}, with system {name}", remedy)
 
 
-def check_network(system: Any, kind: str, is_mesh: bool, has_switches: bool) -> None:
-    """Whether a system goes with a network. Raises `RuleError`."""
+def check_network(system: SystemConfig, hardware: HardwareConfig) -> None:
+    """Whether a system goes with the network of a machine. Raises `RuleError`."""
     stated, name = system.stated, system.name
-    if not stated.suits_network(is_mesh, has_switches):
+    if not stated.suits_network(hardware.is_mesh, hardware.switched is not None):
         others = ", ".join(other for other, each in STATEMENTS.items() if not each.networks)
-        expected = f"a system for a {kind}: {name} {stated.networks}"
+        expected = f"a system for a {hardware.kind}: {name} {stated.networks}"
         raise RuleError(("system", "name"), name, expected, f"Write one of {others}")
     try:
-        stated.check_network(kind, is_mesh)
+        stated.check_network(hardware.kind, hardware.is_mesh)
     except RuleError as error:
         raise RuleError(("system", *error.keys), error.value, error.expected, error.remedy) from None
 

@@ -237,10 +237,7 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _parts_go_together(self) -> "Scenario":
-        hardware = self.hardware
-        check_network(
-            self.system, hardware.kind, isinstance(hardware, MeshConfig | WafersConfig), hardware.switched is not None
-        )
+        check_network(self.system, self.hardware)
         plan = self.system.plan
         whole = plan.startswith("hybrid") and self.strategies.hybrid_regions == self.hardware.num_nodes
         check_together(self.system, self.schedule, _micro_batches(self.schedule), plan in DIVIDING and not whole)
