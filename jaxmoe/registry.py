@@ -17,7 +17,7 @@ import difflib
 import importlib
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any, Generic, TypeVar
@@ -193,5 +193,101 @@ def _package(entry: EntryPoint) -> str:
     return "an installed package" if entry.dist is None else f"package {entry.dist.name}"
 
 
-KERNEL_MODELS: Registry[Any] = Registry("kernel model", "jaxmoe.kernel_models")
-TOPOLOGIES: Registry[Any] = Registry("topology", "jaxmoe.topologies")
+# The open parts of this package. What a part of each kind is, says the module that is named there.
+
+
+def _attributes(module: str, names: Mapping[str, str]) -> dict[str, str]:
+    return {name: f"jaxmoe.{module}:{attribute}" for name, attribute in names.items()}
+
+
+def _modules(package: str, names: Iterable[str], attribute: str) -> dict[str, str]:
+    return {name: f"jaxmoe.{package}.{name}:{attribute}" for name in names}
+
+
+# Formats of JSON come last: to look at them, the whole file is read.
+TRACES: Registry[Any] = Registry(
+    "trace format",
+    "jaxmoe.traces",
+    _modules(
+        "traces.formats",
+        ("npz", "tensorrt_llm", "flame_moe", "megatron", "hd_moe", "data_movement", "vllm", "sglang"),
+        "TRACE",
+    ),
+)
+LOADS: Registry[Any] = Registry(
+    "format of load counts",
+    "jaxmoe.loads",
+    _modules("traces.formats", ("npz", "sglang", "tensorrt_llm"), "LOAD_COUNTS"),
+)
+ENGINES: Registry[Any] = Registry(
+    "placement file",
+    "jaxmoe.placement_files",
+    _attributes(
+        "placement.engines",
+        {
+            "eplb": "EPLB_FILE",
+            "sglang": "SGLANG_FILE",
+            "vllm_ascend": "VLLM_ASCEND_FILE",
+            "tensorrt_llm": "TENSORRT_LLM_FILE",
+            "vllm": "VLLM_FILE",
+        },
+    ),
+)
+STRATEGIES: Registry[Any] = Registry(
+    "placement strategy",
+    "jaxmoe.strategies",
+    _attributes(
+        "placement.named",
+        {
+            "tp": "TP",
+            "tp_both_ways": "TP_BOTH_WAYS",
+            "ep_random": "EP_RANDOM",
+            "ep_balanced": "EP_BALANCED",
+            "ep": "EP",
+            "hybrid": "HYBRID",
+            "hybrid_ring": "HYBRID_RING",
+            "hybrid_complete": "HYBRID_COMPLETE",
+            "ep_runs": "EP_RUNS",
+        },
+    ),
+)
+KERNEL_MODELS: Registry[Any] = Registry(
+    "kernel model",
+    "jaxmoe.kernel_models",
+    _attributes("hardware.machine", {"tiled": "TiledGemm", "measured": "MeasuredGemm"}),
+)
+OPTIMISERS: Registry[Any] = Registry(
+    "optimiser",
+    "jaxmoe.optimisers",
+    _attributes(
+        "tune.optimisers",
+        {
+            "gradient": "GRADIENT",
+            "milp-bayes": "MILP_BAYES",
+            "anneal": "ANNEAL",
+            "greedy": "GREEDY",
+            "random": "RANDOM",
+        },
+    ),
+)
+METRICS: Registry[Any] = Registry(
+    "metric",
+    "jaxmoe.metrics",
+    _attributes(
+        "sweep.metrics",
+        {
+            "total": "TOTAL",
+            "p95": "P95",
+            "dispatch": "DISPATCH",
+            "compute": "COMPUTE",
+            "combine": "COMBINE",
+            "utilisation": "UTILISATION",
+            "communication_share": "COMMUNICATION_SHARE",
+            "busiest": "BUSIEST",
+            "energy": "ENERGY",
+            "energy_per_token": "ENERGY_PER_TOKEN",
+            "area": "AREA",
+            "price": "PRICE",
+        },
+    ),
+)

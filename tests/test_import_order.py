@@ -27,14 +27,14 @@ ALLOWED = {
     "compiling": set(),
     "errors": set(),
     "files": set(),
-    "registry": {"errors"},
     "settings": {"errors"},
     "threads": set(),
     "units": set(),
+    "registry": {"errors"},
     "relax": set(),
     "hardware": {"errors", "units", "relax"},
     "models": {"errors", "units", "relax"},
-    "traces": {"errors", "files", "threads", "units", "relax"},
+    "traces": {"errors", "files", "threads", "units", "registry", "relax"},
     "placement": DESCRIPTIONS,
     "network": TRAFFIC,
     "roofline": TRAFFIC,
@@ -42,7 +42,7 @@ ALLOWED = {
     "tune": SEARCHES | {"compiling", "policies"},  # policies: whose numbers may be tuned
     "policies": SEARCHES,
     "systems": METHODS | {"compiling", "des"},
-    "des": {"errors", "threads", "units", "hardware", "models", "traces", "placement"},
+    "des": {"errors", "threads", "units", "registry", "hardware", "models", "traces", "placement"},
     "plotting": {"errors", "files", "hardware"},
     "config": {
         "errors",
@@ -152,7 +152,7 @@ def test_the_order_has_no_cycle():
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("import jaxmoe.latency.layer", "latency"),
+        ("import jaxmoe.engine.layer", "latency"),
         ("import numpy as np, jaxmoe.tune as t", "tune"),
         ("from jaxmoe.network import loads", "network"),
         ("from jaxmoe import cli", "cli"),

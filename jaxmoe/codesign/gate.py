@@ -12,8 +12,8 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxmoe.codesign.descent import GATE, augmented, followed
-from jaxmoe.latency import Decisions, LayerModel, evaluate
-from jaxmoe.latency.gating import GateBias
+from jaxmoe.engine import Decisions, LayerModel, evaluate
+from jaxmoe.engine.gating import GateBias
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.relax import SmoothMax
 from jaxmoe.traces import Batch, over_batches
@@ -143,9 +143,7 @@ def _segment(
         def layer(table, share, batches):
             gate = GateBias(table, jnp.asarray(TEMPERATURE))
             decisions, reduction = Decisions(share, gate=gate), SmoothMax(jnp.asarray(MAX_TEMPERATURE))
-            seconds = over_batches(
-                lambda batch: model.decided(decisions, batch, reduction).total, batches, share.shape[1]
-            )
+            seconds = over_batches(lambda batch: model.time(decisions, batch, reduction).total, batches, share.shape[1])
             return seconds.mean(), lost(gate, batches)
 
         seconds, away = jax.vmap(layer)(table, share, batches)

@@ -27,6 +27,7 @@ from jaxmoe.config.networks import (
 )
 from jaxmoe.config.schema import Scenario
 from jaxmoe.config.tuning import TuningConfig
+from jaxmoe.engine import EvenPart, EvenParts, LayerCosts, LayerModel, schedule_of
 from jaxmoe.hardware import (
     AbstractTopology,
     Die,
@@ -45,7 +46,6 @@ from jaxmoe.hardware import (
 from jaxmoe.hardware.machine import AbstractGemm, GemmError, TiledGemm, read_gemm_table
 from jaxmoe.hardware.networks import link_ends
 from jaxmoe.hardware.topology import filled
-from jaxmoe.latency import EvenPart, EvenParts, LayerCosts, LayerModel, schedule_of
 from jaxmoe.network import AbstractExchange, Congestion, Contention, build_exchange, passages_of
 from jaxmoe.network.contention import Order
 from jaxmoe.placement.exchange import ExchangeError

@@ -158,7 +158,7 @@ class ValidationConfig(Section):
 
 
 def _schedule(name: str) -> str:
-    from jaxmoe.latency.schedule import SCHEDULES, ScheduleError, schedule_of  # with JAX, only where one is named
+    from jaxmoe.engine.schedule import SCHEDULES, ScheduleError, schedule_of  # with JAX, only where one is named
 
     try:
         schedule_of(name)
@@ -171,7 +171,7 @@ def _schedule(name: str) -> str:
 def _micro_batches(schedule: str) -> int:
     if schedule == "serial":
         return 1
-    from jaxmoe.latency.schedule import schedule_of
+    from jaxmoe.engine.schedule import schedule_of
 
     return schedule_of(schedule).micro_batches
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jaxmoe.des.engine import Run, simulate
-from jaxmoe.des.fabric import Rows, one_each, paths_of, rows_by, rows_of
+from jaxmoe.des.fabric import Rows, link_rates, one_each, paths_of, rows_by, rows_of
 from jaxmoe.des.tasks import GraphBuilder, no_rows
 from jaxmoe.hardware import Machine
 
@@ -123,8 +123,8 @@ def _run(machine: Machine, slices: _Slices, size: float, costs: SliceCosts, reco
     channels = links + len(llc.bandwidth) + np.asarray(hbm.channel)
     hit = links + len(llc.bandwidth) + len(hbm.bandwidth)
     miss, write, servers = hit + 1, hit + 2, hit + 3
-    link_rate = np.asarray(topology.link_bandwidth, float) * float(topology.efficiency)
-    rate = np.concatenate([link_rate, np.asarray(llc.bandwidth, float), np.asarray(hbm.bandwidth, float), [np.inf] * 3])
+    channel_rates = [np.asarray(level.bandwidth, float) for level in (llc, hbm)]
+    rate = np.concatenate([link_rates(topology), *channel_rates, [np.inf] * 3])
     waits = [np.asarray(topology.link_latency, float), np.zeros(len(llc.bandwidth)), np.asarray(hbm.latency, float)]
     latency = np.concatenate([*waits, [costs.hit, costs.miss, costs.write]])
     graph = GraphBuilder(servers, nodes)

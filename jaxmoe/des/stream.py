@@ -93,7 +93,7 @@ def weight_transfers(
     return messages(fabric.paths, source, destination, np.full(len(source), size))
 
 
-# A layer from counts, node by node, as `jaxmoe.latency.counts` prices it, or token by token.
+# A layer from counts, node by node, as `jaxmoe.engine.counts` prices it, or token by token.
 
 
 def counted_layer(

@@ -15,6 +15,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.config import Scenario, build_layer_model, build_model
 from jaxmoe.config.build import build_even_parts
+from jaxmoe.engine import Decisions, EvenParts, LayerModel
+from jaxmoe.engine.copies import ReplicaModel, replica_model
 from jaxmoe.experiment.rebalancing import (
     Policy,
     moving_seconds,
@@ -22,8 +24,6 @@ from jaxmoe.experiment.rebalancing import (
 )
 from jaxmoe.experiment.replica_plans import EXCHANGE, drawn_tokens, served_by, token_seconds
 from jaxmoe.experiment.slot_plans import balance
-from jaxmoe.latency import Decisions, EvenParts, LayerModel
-from jaxmoe.latency.replicas import ReplicaModel, replica_model
 from jaxmoe.network import build_exchange
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.placement.replica_choice import ReplicaChoice
@@ -285,7 +285,7 @@ def alternatives(case: Case, slots: Slots, windows: Windows) -> dict[str, float]
             stacked = jax.tree.map(lambda leaf: leaf[None, None], batch)
             at = jnp.asarray(served_by(replica_model(layer, case.choice), slots[:1], stacked, experts)[0, 0])
         decided = Decisions(share, build_exchange(exchange, layer.machine.topology), at)
-        return float(layer.decided(decided, batch).total) / (times * case.tokens)
+        return float(layer.time(decided, batch).total) / (times * case.tokens)
 
     return {
         "as numbered": seconds(whole),

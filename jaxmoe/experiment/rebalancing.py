@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from scipy.optimize import linear_sum_assignment
 
-from jaxmoe.latency.replicas import ReplicaModel
+from jaxmoe.engine.copies import ReplicaModel
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.slots import copies_of_slots, loads_of_slots, max_over_mean, new_copies
 from jaxmoe.tune.replica_placement import ReplicaProblem, tuned_slots

@@ -190,5 +190,5 @@ def moves(before: SlotPlan, after: SlotPlan, expert_bytes: float, topology: Abst
     traffic = np.zeros((before.ranks, before.ranks), np.float32)
     np.add.at(traffic, (far.argmin(axis=1), rank), expert_bytes)
     carried = np.asarray(link_loads(topology, jnp.asarray(traffic)), np.float64)
-    seconds = carried / np.asarray(topology.link_bandwidth * topology.efficiency, np.float64)
+    seconds = carried / np.asarray(topology.link_rate, np.float64)
     return Moves(copies, traffic, carried, float(seconds.max(initial=0.0)))

@@ -30,11 +30,17 @@ class Energy(eqx.Module):
         """Energy of the bytes that every link carries, by kind of link, J."""
         return {kind: each @ carried for kind, each in self.links.items()}
 
+    def of_flops(self, flops: Float[Numbers, " node"]) -> Joules:
+        """Energy of the FLOPs of nodes, J."""
+        return {} if self.compute is None else {COMPUTE: self.compute * flops.sum()}
+
+    def of_memory(self, level: str, moved: Float[Numbers, " node"]) -> Joules:
+        """Energy of the bytes that nodes move to and from a level of memory, J."""
+        return {memory_part(level): self.memory[level] * moved.sum()} if level in self.memory else {}
+
     def of_nodes(self, flops: Float[Numbers, " node"], moved: Sequence[tuple[str, Float[Numbers, " node"]]]) -> Joules:
         """Energy of FLOPs, and of the bytes that the nodes move to and from every level of memory by name, J."""
-        parts = {} if self.compute is None else {COMPUTE: self.compute * flops.sum()}
-        named = ({memory_part(name): self.memory[name] * each.sum()} for name, each in moved if name in self.memory)
-        return added([parts, *named])
+        return added([self.of_flops(flops), *(self.of_memory(name, each) for name, each in moved)])
 
     def of_time(self, seconds: Float[Numbers, "*lead"], nodes: int) -> Joules:
         """Energy that all nodes take in so many seconds, busy or not, J."""

@@ -137,7 +137,7 @@ def multicast_stage(time_model: Congestion, topology: AbstractTopology, multicas
     sent = (multicasts.size * jnp.minimum(to.sum(axis=1), 1)) @ sender
     loads = multicast_loads(topology, multicasts)
     return StageTime(
-        link_time=loads / (topology.link_bandwidth * topology.efficiency),
+        link_time=loads / topology.link_rate,
         port_time=port_times(topology, sent, multicasts.size @ to),
         pair_time=jnp.zeros(0, to.dtype),
         path_delay=time_model(topology, largest).path_delay,

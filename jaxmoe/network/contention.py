@@ -256,8 +256,8 @@ def _fair_rate(offered: Float[Array, "channel input"]) -> Float[Array, " channel
 def _slowness(topology: AbstractTopology) -> Float[Array, " channel"]:
     """Seconds per byte of every channel; 0 without a limit."""
     free = jnp.zeros(topology.num_nodes, topology.link_bandwidth.dtype)
-    ports = [free if each is None else 1 / each for each in (topology.injection_bandwidth, topology.ejection_bandwidth)]
-    return jnp.concatenate([1 / topology.link_bandwidth, *ports]) / topology.efficiency
+    ports = [free if each is None else 1 / each for each in (topology.injection_rate, topology.ejection_rate)]
+    return jnp.concatenate([1 / topology.link_rate, *ports])
 
 
 def _by_credits(
@@ -266,7 +266,7 @@ def _by_credits(
     """Seconds until the buffers behind every channel have had room for its load; ports without a limit have room."""
     router, nodes = topology.router, topology.num_nodes
     assert router is not None
-    cycle = router.flit_bytes / (topology.link_bandwidth.max() * topology.efficiency)
+    cycle = router.flit_bytes / topology.link_rate.max()
     begun = jnp.floor(2 / router.internal_speedup)  # cycles of a hop that are not on the wire
     there_and_back = 2 * topology.link_latency + (1 + router.credit_delay - 2 * begun) * cycle
     at_port = topology.endpoint_latency + (2 + router.credit_delay - begun) * cycle

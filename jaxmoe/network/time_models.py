@@ -62,7 +62,7 @@ class Congestion(AbstractTimeModel):
         delay = latency + self._chunk(away) * per_byte
         loads = link_loads(topology, away)
         return StageTime(
-            link_time=loads / (topology.link_bandwidth * topology.efficiency),
+            link_time=loads / topology.link_rate,
             port_time=port_times(topology, away.sum(axis=1), away.sum(axis=0)),
             pair_time=jnp.zeros(0, traffic.dtype),
             path_delay=largest(jnp.where(away > 0, delay, 0).ravel()),
@@ -86,7 +86,7 @@ class Congestion(AbstractTimeModel):
         )
         loads = flow_loads(topology, sent, flows.destination)
         return StageTime(
-            link_time=loads * (unit / (topology.link_bandwidth * topology.efficiency)),
+            link_time=loads * (unit / topology.link_rate),
             port_time=port_times(topology, *away) * unit,
             pair_time=jnp.zeros(0, sent.dtype),
             path_delay=self._longest_delay(topology, flows, vector_bytes),
@@ -109,7 +109,7 @@ class Congestion(AbstractTimeModel):
             topology = crossed(topology)
         loads = tree_loads(topology, flows.source, flows.destination, weight)
         return StageTime(
-            link_time=loads * (vector_bytes / (topology.link_bandwidth * topology.efficiency)),
+            link_time=loads * (vector_bytes / topology.link_rate),
             port_time=port_times(topology, weight @ others, weight @ arriving) * vector_bytes,
             pair_time=jnp.zeros(0, parts.dtype),
             path_delay=stored._longest_delay(topology, flows, vector_bytes),
@@ -159,7 +159,7 @@ class Uncongested(AbstractTimeModel):
     """
 
     def __call__(self, topology: AbstractTopology, traffic: Float[Array, "node node2"]) -> StageTime:
-        slowness = path_sums(topology, 1 / (topology.link_bandwidth * topology.efficiency))
+        slowness = path_sums(topology, 1 / topology.link_rate)
         return _pairwise(topology, traffic, path_sums(topology, topology.link_latency), slowness)
 
 
@@ -203,7 +203,7 @@ def alpha_beta(topology: AbstractTopology, pipelined: bool = False) -> AlphaBeta
     Store-and-forward is camoe Eq. 7; pipelined (cut-through) has the slowest hop's seconds per byte (camoe,
     limitations: multi-hop and asymmetry).
     """
-    slowness = 1 / (topology.link_bandwidth * topology.efficiency)
+    slowness = 1 / topology.link_rate
     along = path_maxima if pipelined else path_sums
     return AlphaBeta(path_sums(topology, topology.link_latency), along(topology, slowness))
 
@@ -295,8 +295,8 @@ def port_times(
     topology: AbstractTopology, sent: Float[Array, " node"], received: Float[Array, " node"]
 ) -> Float[Array, " port"]:
     """Seconds that every injection port, then every ejection port is busy; empty without port limits."""
-    ports = ((sent, topology.injection_bandwidth), (received, topology.ejection_bandwidth))
-    times = [amount / (bandwidth * topology.efficiency) for amount, bandwidth in ports if bandwidth is not None]
+    ports = ((sent, topology.injection_rate), (received, topology.ejection_rate))
+    times = [amount / rate for amount, rate in ports if rate is not None]
     return jnp.concatenate([jnp.zeros(0, sent.dtype), *times])
 
 

@@ -14,16 +14,11 @@ from jaxmoe.policies.caching import LLCPrefetch as LLCPrefetch
 from jaxmoe.policies.caching import WaferPolicy as WaferPolicy
 from jaxmoe.policies.caching import copies_that_fit as copies_that_fit
 from jaxmoe.policies.caching import guide as guide
-from jaxmoe.policies.caching import run_policy as run_policy
 from jaxmoe.policies.forecast import AbstractForecast as AbstractForecast
 from jaxmoe.policies.forecast import CrossLayer as CrossLayer
 from jaxmoe.policies.forecast import MovingAverage as MovingAverage
 from jaxmoe.policies.forecast import PerfectForecast as PerfectForecast
 from jaxmoe.policies.forecast import StaticForecast as StaticForecast
-from jaxmoe.policies.method import AbstractMethod as AbstractMethod
-from jaxmoe.policies.method import LayerExchanges as LayerExchanges
-from jaxmoe.policies.method import StaticPlan as StaticPlan
-from jaxmoe.policies.method import rollout as rollout
 from jaxmoe.policies.migration import Windows as Windows
 from jaxmoe.policies.prebroadcast import AbstractAllowance as AbstractAllowance
 from jaxmoe.policies.prebroadcast import FixedAllowance as FixedAllowance

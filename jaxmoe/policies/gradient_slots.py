@@ -22,8 +22,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxmoe.engine.counts import CountModel
 from jaxmoe.hardware import Machine
-from jaxmoe.latency.counts import CountModel, node_loads
+from jaxmoe.placement.slot_loads import node_loads
 from jaxmoe.placement.slots import EMPTY
 from jaxmoe.policies.balancing import AbstractRule
 from jaxmoe.policies.migration import FAR, Slots

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxmoe.hardware import AbstractTopology, Mesh
-from jaxmoe.latency import LayerTime
-from jaxmoe.latency.counts import repeated
+from jaxmoe.engine import LayerTime
+from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network import link_loads
+from jaxmoe.placement.slot_loads import repeated
 from jaxmoe.placement.slots import EMPTY
 from jaxmoe.relax import largest
 
@@ -70,16 +70,16 @@ def moves_between(
 
 def edge_entries(topology: AbstractTopology) -> Int[np.ndarray, " node"]:
     """The node of a mesh's edge that is nearest to each node, in hops; of another network the node itself."""
-    if not isinstance(topology, Mesh):
+    if topology.grid is None:
         return np.arange(topology.num_nodes)
-    x, y = np.indices(topology.shape).reshape(2, -1)
-    edge = np.flatnonzero((x == 0) | (x == topology.shape[0] - 1) | (y == 0) | (y == topology.shape[1] - 1))
+    x, y = np.indices(topology.grid).reshape(2, -1)
+    edge = np.flatnonzero((x == 0) | (x == topology.grid[0] - 1) | (y == 0) | (y == topology.grid[1] - 1))
     return edge[topology.hop_counts()[edge].argmin(axis=0)]
 
 
 def link_seconds(topology: AbstractTopology, moves: Moves, expert_bytes: Float[Array, ""]) -> Float[Array, " link"]:
     """How long every link is busy with moves that have it to themselves, s."""
-    return link_loads(topology, moves.traffic) * expert_bytes / (topology.link_bandwidth * topology.efficiency)
+    return link_loads(topology, moves.traffic) * expert_bytes / topology.link_rate
 
 
 class Windows(eqx.Module):

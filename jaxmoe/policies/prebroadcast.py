@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxmoe.engine import AbstractMethod, Decisions, LayerTime, Movement
+from jaxmoe.engine.rollout import State
 from jaxmoe.hardware import Machine
-from jaxmoe.latency import Decisions, LayerTime, Movement
 from jaxmoe.network import PLACED, ChunkedBroadcast, kept, sharded_visits
 from jaxmoe.policies.forecast import AbstractForecast
-from jaxmoe.policies.method import AbstractMethod, State
 from jaxmoe.relax import HardSupport
 from jaxmoe.traces.batches import Batch
 from jaxmoe.traces.trace import MISSING
@@ -117,7 +117,7 @@ class WindowAllowance(AbstractAllowance):
         topology = machine.topology
         broadcast = ChunkedBroadcast(
             alpha=topology.link_latency.max(),
-            beta=self.element_bytes / (topology.link_bandwidth.min() * topology.efficiency),
+            beta=self.element_bytes / topology.link_rate.min(),
             nodes=jnp.asarray(float(topology.num_nodes)),
             hidden=self.hidden,
             intermediate=self.intermediate,
@@ -178,7 +178,7 @@ class PreBroadcast(AbstractMethod):
         """What is decided for one layer."""
         broadcast = choose_experts(share, forecast, seconds_each, allowed, self.limit)
         served = serve(share, tokens, broadcast, seconds_each)
-        return Decisions(share, served=served, movement=self._to_all(share, broadcast))
+        return Decisions(share, served=served, movements=(self._to_all(share, broadcast),))
 
     def _to_all(self, share: Float[Array, "expert node"], broadcast: Bool[Array, " expert"]) -> Movement:
         destination = jnp.broadcast_to(broadcast[:, None], share.shape).astype(share.dtype)
@@ -187,6 +187,8 @@ class PreBroadcast(AbstractMethod):
 
 def broadcast_experts(decisions: Decisions) -> Bool[Array, "*lead expert"]:
     """Which experts were sent anywhere; none without a movement."""
-    if decisions.movement is None:
-        return jnp.zeros(decisions.share.shape[:-1], bool)
-    return (decisions.movement.destination > 0).any(axis=-1)
+    found = jnp.zeros(decisions.share.shape[:-1], bool)
+    for movement in decisions.movements:
+        if isinstance(movement, Movement):
+            found |= (movement.destination > 0).any(axis=-1)
+    return found

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
+from jaxmoe.engine.fetch import FetchCosts
 from jaxmoe.hardware import Machine
-from jaxmoe.latency.fetch import FetchCosts
 from jaxmoe.network.loads import path_sums
 
 BLOCK = 50  # requests, IV-D5
@@ -39,7 +39,7 @@ class AllocationCosts(eqx.Module):
         topology, hbm = machine.topology, machine.memory[-1]
         rate = hbm.bandwidth[hbm.channel]
         size, flops = (jnp.asarray(number, rate.dtype) for number in (costs.expert_bytes, costs.flops_per_request))
-        link = size / (topology.link_bandwidth * topology.efficiency) + topology.link_latency
+        link = size / topology.link_rate + topology.link_latency
         dram, link, request = (
             jnp.round(seconds * 1e15).astype(float) for seconds in (size / rate, link, flops / machine.die.flops)
         )

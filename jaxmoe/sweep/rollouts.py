@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmoe.engine import LayerTime
+from jaxmoe.engine.schedule import STAGES
+from jaxmoe.engine.times import STAGES
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.simulation import iterations_of, setting_of
-from jaxmoe.latency import LayerTime
-from jaxmoe.latency.schedule import STAGES
+from jaxmoe.registry import METRICS
 from jaxmoe.sweep.groups import Group
-from jaxmoe.sweep.metrics import METRICS, Measured, Outcome, busy_by_kind
+from jaxmoe.sweep.metrics import Measured, Outcome, busy_by_kind
 from jaxmoe.systems import system_of
 
 TOGETHER = 8  # points that are handed on, and so written, at once

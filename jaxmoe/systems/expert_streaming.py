@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.compiling import UNFUSED
 from jaxmoe.des.streaming import Stream, stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
-from jaxmoe.latency import LayerTime
-from jaxmoe.latency.streaming import PARTS, StreamCosts, asked_of, grouped, stream_time
+from jaxmoe.engine import LayerTime
+from jaxmoe.engine.streaming import PARTS, StreamCosts, asked_of, grouped, stream_time
 from jaxmoe.policies.buffering import buffer_requests
 from jaxmoe.policies.forecast import AbstractForecast, forecast_of
 from jaxmoe.policies.streaming import (

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from jaxmoe.engine import AbstractMethod
 from jaxmoe.policies import (
     AbstractAllowance,
-    AbstractMethod,
     FixedAllowance,
     PreBroadcast,
     WindowAllowance,

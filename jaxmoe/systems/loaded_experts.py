@@ -11,10 +11,10 @@ from jaxtyping import Array, Float
 from jaxmoe.des import layer_seconds
 from jaxmoe.des.circulation import circulated
 from jaxmoe.des.offloading import offloaded
-from jaxmoe.latency import Decisions
-from jaxmoe.latency.circulation import circulating_seconds
-from jaxmoe.latency.offloading import offloaded_seconds
-from jaxmoe.latency.streaming import StreamCosts
+from jaxmoe.engine import Decisions
+from jaxmoe.engine.circulation import circulating_seconds
+from jaxmoe.engine.offloading import offloaded_seconds
+from jaxmoe.engine.streaming import StreamCosts
 from jaxmoe.placement import expert_parallel_balanced
 from jaxmoe.policies.streaming import ring_of, tokens_on_dies
 from jaxmoe.systems.setting import AbstractRun, Rolled
@@ -50,7 +50,7 @@ class OffloadedRun(AbstractRun):
         @eqx.filter_jit
         def one(batch: Batch, host: Array, costs: StreamCosts) -> tuple[dict[str, Array], Array]:
             counts = (batch.choices(layer.experts) * batch.weight[:, None]).sum(axis=0)
-            around = model.decided(Decisions(host), batch)
+            around = model.time(Decisions(host), batch)
             seconds, busy = offloaded_seconds(costs, counts, host, self.prefetch)
             stages = {"dispatch": around.dispatch, "compute": seconds, "combine": around.combine}
             return {"attention": layer.attention_seconds(batch.weight.sum())} | stages, busy

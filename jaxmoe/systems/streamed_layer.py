@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxmoe.latency import EvenPart, LayerTime
-from jaxmoe.latency.streaming import StreamCosts
+from jaxmoe.engine import EvenPart, LayerTime
+from jaxmoe.engine.streaming import StreamCosts
 from jaxmoe.relax import HardMax
 from jaxmoe.systems.setting import Setting, UnsuitableSystemError
 from jaxmoe.traces import Batch

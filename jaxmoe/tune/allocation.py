@@ -16,8 +16,8 @@ import optax
 import scipy
 from jaxtyping import Array, Float, Int, Key, Shaped
 
+from jaxmoe.engine import FetchCosts, Fetches, fetched_layer_time
 from jaxmoe.hardware import AbstractTopology, Machine
-from jaxmoe.latency import FetchCosts, Fetches, fetched_layer_time
 from jaxmoe.network.loads import link_loads
 from jaxmoe.relax import SmoothMax, SoftSupport, geometric
 
@@ -109,7 +109,7 @@ def _seconds_of_links(
     topology: AbstractTopology, traffic: Float[Array, "case node node2"], size: Float[Array, ""]
 ) -> Float[Array, "case link"]:
     loads = jax.lax.map(lambda each: link_loads(topology, each), traffic)
-    return loads * (size / (topology.link_bandwidth * topology.efficiency))
+    return loads * (size / topology.link_rate)
 
 
 class Descent(NamedTuple):

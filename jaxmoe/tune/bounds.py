@@ -20,8 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jaxmoe.hardware.machine import MeasuredGemm
-from jaxmoe.latency import IdleLinks, LayerModel, Serial
+from jaxmoe.engine import IdleLinks, LayerModel, Serial
 from jaxmoe.network import Congestion, RingExchange
 from jaxmoe.traces import Batch, expert_counts
 from jaxmoe.tune.problem import PlacementProblem
@@ -90,8 +89,8 @@ def _loads(problem: PlacementProblem, counts: Float[np.ndarray, "batch expert"])
     """FLOPs on dies, and weights on the channels of every memory level."""
     machine, costs = problem.model.machine, problem.model.costs
     count = np.pad(counts, ((0, 0), (0, 1)))
-    measured = isinstance(machine.die.gemm, MeasuredGemm)  # its times may be below those of the stated rate
-    flops = count.mean(axis=0) * float(costs.flops_per_token_expert) * (0.0 if measured else 1.0)
+    bounded = machine.die.gemm is None or machine.die.gemm.within_rate
+    flops = count.mean(axis=0) * float(costs.flops_per_token_expert) * (1.0 if bounded else 0.0)
     loads = [_Load(flops, _falling(machine.die.flops))]
     read = np.minimum(count, 1).mean(axis=0) * float(costs.expert_bytes)
     for level in machine.memory:
@@ -135,12 +134,12 @@ def _communication(problem: PlacementProblem, others: np.ndarray, often: np.ndar
         return 0.0
     hops = _least_hops(problem)
     both = float(costs.dispatch_bytes) + float(costs.combine_bytes)
-    links = float(often @ hops[np.minimum(others, len(hops) - 1)]) / _sum(topology.link_bandwidth)
-    ports = [_sum(port) for port in (topology.injection_bandwidth, topology.ejection_bandwidth) if port is not None]
+    links = float(often @ hops[np.minimum(others, len(hops) - 1)]) / _sum(topology.link_rate)
+    ports = [_sum(port) for port in (topology.injection_rate, topology.ejection_rate) if port is not None]
     sent = float(often @ np.minimum(others, len(hops) - 1))
     if not _only_unicasts(problem):  # a tree's home receives one vector for all
         sent = float(often @ (others > 0))
-    return both * max([links, *(sent / port for port in ports)]) / float(topology.efficiency)
+    return both * max([links, *(sent / port for port in ports)])
 
 
 def exchange_bound(
@@ -161,7 +160,7 @@ def exchange_bound(
     visited, weight = visited_nodes(share, batches)
     visits = np.stack([w @ of for w, of in zip(weight, visited, strict=True)])
     kept = np.array([w @ of.any(axis=1) for w, of in zip(weight, visited, strict=True)])
-    rates = np.asarray(topology.link_bandwidth, float) * float(topology.efficiency)
+    rates = np.asarray(topology.link_rate, float)
     seconds = np.zeros(len(weight))
     for end, size in zip(topology.link_ends.T, (costs.combine_bytes, costs.dispatch_bytes), strict=True):
         carried = np.bincount(end, rates, nodes)[:nodes]  # the last ends may be switches

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxmoe.latency import Decisions, LayerModel
+from jaxmoe.engine import Decisions, LayerModel
 from jaxmoe.relax import SmoothMax, SoftSupport, geometric, sinkhorn
 from jaxmoe.traces import Batch, over_batches
 from jaxmoe.tune.aim import Aim
@@ -178,7 +178,7 @@ def relaxed_objective(
     support = soft_hosts(frequency, stored.shape[1], now.width)
     reduction = SmoothMax(now.max_temperature)
     seconds = over_batches(
-        lambda batch: land.model.decided(decisions, batch, reduction, support).total, batches, stored.shape[1]
+        lambda batch: land.model.time(decisions, batch, reduction, support).total, batches, stored.shape[1]
     )
     time = land.aim(seconds, reduction)
     held = stored if land.model.mode == "sharded" else support.presence(support.amount(stored))

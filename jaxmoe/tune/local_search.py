@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from jaxmoe.compiling import SHORT, SOONER
-from jaxmoe.latency import LayerModel
+from jaxmoe.engine import LayerModel
 from jaxmoe.network import AbstractExchange
 from jaxmoe.network.xy import prefix_sums
 from jaxmoe.traces import Batch, over_batches

@@ -37,7 +37,7 @@ import scipy.sparse as sp
 from jaxtyping import Array, Float
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 
-from jaxmoe.latency import LayerModel
+from jaxmoe.engine import LayerModel
 from jaxmoe.network import sharded_visits
 from jaxmoe.placement.rounding import SLACK, SMALLEST_SHARE, rebalance
 from jaxmoe.relax import HardSupport

@@ -16,7 +16,7 @@ import optax
 from jaxtyping import Array, Float, Int
 from scipy.optimize import linear_sum_assignment
 
-from jaxmoe.latency.streaming import Asked, StreamCosts, grouped, stream_time
+from jaxmoe.engine.streaming import Asked, StreamCosts, grouped, stream_time
 from jaxmoe.relax import SmoothMax, geometric, sinkhorn
 
 WIDTH = 2  # experts of a group

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.latency.replicas import ReplicaModel
+from jaxmoe.engine.copies import ReplicaModel
 from jaxmoe.placement.slot_plan import filled
 from jaxmoe.placement.slots import EMPTY
 from jaxmoe.relax import AbstractReduction, SmoothMax, geometric

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.latency.replicas import ReplicaModel
+from jaxmoe.engine.copies import ReplicaModel
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.placement.slot_plan import filled

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numba import njit
 
-from jaxmoe.latency.replicas import ReplicaModel
+from jaxmoe.engine.copies import ReplicaModel
 from jaxmoe.placement.replica_choice import REPLICA_CHOICES
 from jaxmoe.placement.slots import copies_of_slots
 from jaxmoe.threads import side_by_side

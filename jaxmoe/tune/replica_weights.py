@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxmoe.latency.replicas import ReplicaModel
+from jaxmoe.engine.copies import ReplicaModel
 
 
 class Weights(NamedTuple):
@@ -40,13 +40,13 @@ def weights_of(model: ReplicaModel) -> Weights:
     ]
     first = np.cumsum([0, *(len(pair) for pair in pairs)])
     resource = np.array([each for pair in pairs for each in pair], np.int64)
-    rate = np.asarray(topology.link_bandwidth, float)
+    rate = np.asarray(topology.link_rate, float)
     ports = [
         np.full(nodes, np.inf) if given is None else np.asarray(given, float)
-        for given in (topology.injection_bandwidth, topology.ejection_bandwidth)
+        for given in (topology.injection_rate, topology.ejection_rate)
     ]
-    slowness = 1 / np.concatenate([rate, *ports]) / float(topology.efficiency)
-    back = 1 / np.concatenate([rate[np.asarray(topology.reverse_links)], *ports[::-1]]) / float(topology.efficiency)
+    slowness = 1 / np.concatenate([rate, *ports])
+    back = 1 / np.concatenate([rate[np.asarray(topology.reverse_links)], *ports[::-1]])
     origin = np.asarray(model.origin, float)
     even = np.zeros((nodes, len(slowness)))
     for pair, steps in enumerate(pairs):

@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
+from jaxmoe.engine import LayerModel
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.latency import LayerModel
 from jaxmoe.network import Congestion
 from jaxmoe.traces import Batch
 from jaxmoe.tune.bounds import visited_nodes
@@ -102,7 +102,7 @@ def _topology(model: LayerModel) -> AbstractTopology:
 
 def _rates(topology: AbstractTopology, order: np.ndarray) -> Float[np.ndarray, "way link"]:
     """What links carry in a second, B, there and back."""
-    rates = np.asarray(topology.link_bandwidth, float) * float(topology.efficiency)
+    rates = np.asarray(topology.link_rate, float)
     return np.stack([rates[order], rates[np.asarray(topology.reverse_links)][order]])
 
 

@@ -19,15 +19,16 @@ import numpy as np
 from jaxmoe.config import Scenario, build_model, load_model, load_scenario_with, resolved
 from jaxmoe.config.explain import Source
 from jaxmoe.config.systems import SystemConfig
+from jaxmoe.engine import LayerTime
 from jaxmoe.errors import InputError
 from jaxmoe.experiment import score, standard_strategies
 from jaxmoe.experiment.evaluation import replay
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.simulation import batch_at, iterations_of, setting_of
-from jaxmoe.experiment.strategies import STANDARD, Strategy, strategy
-from jaxmoe.latency import LayerTime
+from jaxmoe.experiment.strategies import Strategy, strategy
 from jaxmoe.models import MoEModel
 from jaxmoe.placement.exchange import exchange_names
+from jaxmoe.placement.named import compared_strategies
 from jaxmoe.systems import METHODS, system_of
 from jaxmoe.traces import GatingTrace, synthetic_trace, write_trace
 from jaxmoe.traces.synthesis import PRESETS, fit_process, preset_process, sample_trace
@@ -99,7 +100,7 @@ class Column:
     def ways(self) -> Iterator[tuple[Way, Callable[[], Cell]]]:
         """All rows of the table, in order."""
         for phase in PHASES:
-            for name in STANDARD:
+            for name in compared_strategies():
                 yield (phase, "strategy", name), partial(self._cell, phase, Phase.of_strategy, name)
             for name in exchange_names() if phase == EXCHANGES_IN else ():
                 yield (phase, "exchange", name), partial(self._cell, phase, Phase.of_exchange, name)

@@ -11,7 +11,7 @@ from oracles.wafer import traffic
 
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.des import SliceCosts, SliceWork, replay_slices
-from jaxmoe.latency import FetchCosts, Fetches, fetch_demand, fetch_time, traffic_figures
+from jaxmoe.engine import FetchCosts, Fetches, fetch_demand, fetch_time, traffic_figures
 from jaxmoe.policies import Algorithm1, AllocationCosts, deal
 
 BYTES = 3 * 7168 * 2048.0

@@ -8,11 +8,11 @@ from oracles.arrays import full
 
 from jaxmoe.des import LayerDescription, Memory, fabric_of, timeline_events
 from jaxmoe.des.stream import Phase, counted_layer, most_moves, moves, run_layers, weight_transfers
+from jaxmoe.engine import LayerCosts
+from jaxmoe.engine.counts import CountModel, attention_seconds, paths_of
+from jaxmoe.engine.schedule import Serial
 from jaxmoe.hardware import Die, Machine, node_memory
 from jaxmoe.hardware.networks import hop_counts, wafers
-from jaxmoe.latency import LayerCosts
-from jaxmoe.latency.counts import AttentionTime, CountModel, paths_of
-from jaxmoe.latency.schedule import Serial
 from jaxmoe.network import Congestion
 from jaxmoe.network.collectives import price_rounds
 from jaxmoe.network.domains import all_reduce_rounds, scaled
@@ -92,7 +92,7 @@ def test_stages_agree_with_the_count_model(name):
     costs = LayerCosts(*(jnp.asarray(value) for value in (BYTES, BYTES, EXPERT, 1e6, 128.0, 3.0)))
     price = eqx.filter_jit(price_rounds)
     reduced = price(Congestion(jnp.asarray(16.0)), TOPOLOGY, scaled(all_reduce_rounds(layout), REDUCED), HardMax())
-    before = AttentionTime(jnp.asarray(2e-5), reduced.seconds, reduced.link_time)
+    before = attention_seconds(jnp.asarray(2e-5), reduced.seconds, reduced.link_time)
     paths = paths_of(TOPOLOGY, layout.parts)
     model = eqx.filter_jit(CountModel(machine, costs, jnp.asarray(layout.parts), paths, before, Serial()))
     for seed in range(3):

@@ -11,7 +11,7 @@ from oracles.arrays import full
 from oracles.wafer import algorithm_1
 
 from jaxmoe.config import build_machine, load_hardware
-from jaxmoe.latency import FetchCosts, Fetches, fetched_layer_time
+from jaxmoe.engine import FetchCosts, Fetches, fetched_layer_time
 from jaxmoe.policies import Algorithm1, AllocationCosts, deal, widest
 from jaxmoe.traces import read_trace
 

@@ -10,7 +10,7 @@ import pytest
 from oracles.arrays import full
 
 from jaxmoe.config import build_machine, load_hardware
-from jaxmoe.latency import FetchCosts
+from jaxmoe.engine import FetchCosts
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.policies import (
     Algorithm1,

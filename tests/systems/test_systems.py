@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from oracles import cases
 
-from jaxmoe.latency import Pipelined
+from jaxmoe.engine import Pipelined, StaticPlan
 from jaxmoe.models import MoEModel
 from jaxmoe.policies import (
     CrossLayer,
@@ -16,7 +16,6 @@ from jaxmoe.policies import (
     PerfectForecast,
     PreBroadcast,
     StaticForecast,
-    StaticPlan,
     WindowAllowance,
 )
 from jaxmoe.registry import UnknownPartError

@@ -11,7 +11,7 @@ from oracles import cases
 from oracles.arrays import full
 
 import jaxmoe.traces.batches as batches_module
-from jaxmoe.latency import evaluate
+from jaxmoe.engine import evaluate
 from jaxmoe.traces import (
     Batch,
     GatingTrace,

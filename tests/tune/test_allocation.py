@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxmoe.config import build_machine, load_hardware
-from jaxmoe.latency import FetchCosts
+from jaxmoe.engine import FetchCosts
 from jaxmoe.policies import Algorithm1, AllocationCosts, deal
 from jaxmoe.tune.allocation import Task, allocation_bound, allocation_seconds, tuned_allocation, whole
 

@@ -7,8 +7,7 @@ import pytest
 from jaxtyping import Array, Float
 from small_problem import EXPERTS, LAYERS, NODES, SETTINGS, TOKENS, TOP_K, compilations, small_problem
 
-from jaxmoe.latency import Decisions
-from jaxmoe.latency.demand import Movement
+from jaxmoe.engine import Decisions, Movement
 from jaxmoe.network import build_exchange
 from jaxmoe.tune import PlacementProblem, descent
 from jaxmoe.tune.descent import AbstractParameters, TransportPlan, random_plans
@@ -90,7 +89,7 @@ class Carried(AbstractParameters):
 
     def decisions(self, frequency, node_part, temperature, budget_spread):
         share = self.plan.share(frequency, node_part, temperature, budget_spread)
-        return Decisions(share, movement=Movement(jax.nn.sigmoid(self.copy)))
+        return Decisions(share, movements=(Movement(jax.nn.sigmoid(self.copy)),))
 
 
 def test_any_parameters_of_decisions_descend():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from small_problem import NODES, compilations, random_shares, small_problem
 
-from jaxmoe.latency import evaluate
+from jaxmoe.engine import evaluate
 from jaxmoe.traces import Batch
 from jaxmoe.tune.link_balance import METHODS, Budget, Question, bayesian, question_of
 from jaxmoe.tune.link_balance.mapping import Best, scorer

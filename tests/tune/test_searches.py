@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from small_problem import LAYERS, NODES, small_problem
 
-from jaxmoe.latency import evaluate
+from jaxmoe.engine import evaluate
 from jaxmoe.tune import PlacementProblem, TuneResult, referee
 from jaxmoe.tune.greedy import (
     AnnealSettings,

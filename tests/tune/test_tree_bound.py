@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import cases
 
-from jaxmoe.latency import LayerModel
+from jaxmoe.engine import LayerModel
 from jaxmoe.network import AbstractExchange, Uncongested, build_exchange
 from jaxmoe.traces import Batch
 from jaxmoe.tune.bounds import exchange_bound

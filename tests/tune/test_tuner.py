@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from small_problem import LAYERS, SETTINGS, SHAPE, compilations, small_problem
 
-from jaxmoe.latency import evaluate
+from jaxmoe.engine import evaluate
 from jaxmoe.network import build_exchange
 from jaxmoe.placement import Placement, PlanError, check_fits, expert_parallel_random
 from jaxmoe.tune import PlacementProblem, TuneResult, referee, tune

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.latency import LayerModel
+from jaxmoe.engine import LayerModel
 from jaxmoe.relax import AbstractReduction, AbstractSupport
 from jaxmoe.traces import Batch, over_batches
 from jaxmoe.tune.aim import Aim

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.latency import LayerModel
+from jaxmoe.engine import LayerModel
 from jaxmoe.network import AbstractExchange, Congestion, GatherExchange, sharded_visits
 from jaxmoe.placement import PlanError
 from jaxmoe.placement.rounding import SLACK, rebalance

@@ -1,0 +1,115 @@
+"""Stages of a layer beside its experts: tensor-parallel attention with its all-reduce, and tables sent ahead."""
+
+import abc
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxmoe.engine.demand import Steps, Work
+from jaxmoe.engine.stage import Stage, Stages
+from jaxmoe.engine.times import ATTENTION
+from jaxmoe.hardware import AbstractTopology
+from jaxmoe.models import MoEModel
+from jaxmoe.models.moe import GroupedQueryAttention
+from jaxmoe.network import AbstractTimeModel
+from jaxmoe.network.collectives import all_to_all
+from jaxmoe.network.exchange import Rounds
+
+
+class AbstractStages(eqx.Module):
+    """Stages that ask the same of the machine wherever experts are placed."""
+
+    @abc.abstractmethod
+    def lower(
+        self, topology: AbstractTopology, tokens: Float[Array, ""], times: AbstractTimeModel
+    ) -> tuple[Stages, Stages]:
+        """Stages before those of the experts, and stages after them, of a batch of so many tokens."""
+
+
+class Metadata(AbstractStages):
+    """Every node tells every other what it will send: one message of `size` bytes a pair (camoe 3.2)."""
+
+    size: Float[Array, ""]
+
+    def lower(
+        self, topology: AbstractTopology, tokens: Float[Array, ""], times: AbstractTimeModel
+    ) -> tuple[Stages, Stages]:
+        everyone = 1 - jnp.eye(topology.num_nodes, dtype=self.size.dtype)
+        return (Stage("metadata", Steps(all_to_all(everyone), self.size, times)),), ()
+
+
+class GroupedAttention(AbstractStages):
+    """Attention of one layer in equal groups of nodes, tensor-parallel inside each (moentwine II-A, Fig. 5).
+
+    Groups have equal parts of the tokens. A node has its part of the heads and reads the keys and values that these
+    need; then its group adds up the partial results in `all_reduce`, rounds over a buffer of one byte in every group.
+    With `closing` rounds another sum follows at the end of the layer. FLOPs count as at the die's rate.
+    """
+
+    flops_per_token: Float[Array, ""]  # of one node for a token of its group
+    weight_bytes: Float[Array, ""]  # of one node
+    context_bytes: Float[Array, ""]  # keys and values that a node reads for a token of its group
+    vector_bytes: Float[Array, ""]  # a hidden vector on the network
+    groups: Float[Array, ""]
+    all_reduce: Rounds
+    closing: Rounds | None = None
+
+    def lower(
+        self, topology: AbstractTopology, tokens: Float[Array, ""], times: AbstractTimeModel
+    ) -> tuple[Stages, Stages]:
+        size = tokens / self.groups * self.vector_bytes
+        before = (
+            Stage("attention", self.work(topology, tokens), block=ATTENTION),
+            Stage("all_reduce", Steps(self.all_reduce, size, times), block=ATTENTION),
+        )
+        return before, () if self.closing is None else (Stage("closing", Steps(self.closing, size, times)),)
+
+    def work(self, topology: AbstractTopology, tokens: Float[Array, ""]) -> Work:
+        """Work of every node for a batch of so many tokens."""
+        nodes, own = topology.num_nodes, tokens / self.groups
+        read = self.weight_bytes + own * self.context_bytes
+        moved = 2 * own * self.vector_bytes  # vectors in, partial results out
+        flops, weights, vectors = (
+            jnp.broadcast_to(each, (nodes,)) for each in (own * self.flops_per_token, read, moved)
+        )
+        return Work(flops, weights, vectors)
+
+
+def grouped_attention(
+    moe: MoEModel,
+    group_size: int,
+    groups: int,
+    context_tokens: float,
+    all_reduce: Rounds,
+    *,
+    bytes_per_element: float,
+    weight_bytes_per_element: float,
+    linear_speedup: float = 1.0,
+    closing: Rounds | None = None,
+) -> GroupedAttention:
+    """The attention of a model in groups of `group_size` nodes, each token reading `context_tokens` before it.
+
+    Linear layers run `linear_speedup` times as fast as the die's rate (2 for INT8 on a machine stated in FP16,
+    moentwine VI-A1). Keys and values have `bytes_per_element`. Heads of grouped queries that share keys and values stay
+    together, so more nodes than key heads read copies; the short vectors of latent attention are common to all heads,
+    and every node of a group reads them whole. Raises `ModelError` for a model without attention.
+    """
+    projections = 2.0 * moe.attention_parameters / group_size
+    attention = moe.attention
+    assert attention is not None  # or its parameters could not be counted
+    context = 2.0 * attention.context_products * context_tokens / group_size
+    copies = min(group_size, attention.kv_heads) if isinstance(attention, GroupedQueryAttention) else 1
+    return GroupedAttention(
+        flops_per_token=_number(projections / linear_speedup + context),
+        weight_bytes=_number(moe.attention_parameters * weight_bytes_per_element / group_size),
+        context_bytes=_number(attention.cache_elements * context_tokens * bytes_per_element / copies),
+        vector_bytes=_number(moe.hidden_size * bytes_per_element),
+        groups=_number(float(groups)),
+        all_reduce=all_reduce,
+        closing=closing,
+    )
+
+
+def _number(value: float) -> Float[Array, ""]:
+    return jnp.asarray(value, jnp.float32)

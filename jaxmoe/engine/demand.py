@@ -1,0 +1,188 @@
+"""Kinds of demand: what a stage asks of the machine, each with its usage of resources.
+
+A new kind is rare. Traffic is of flows, of a matrix, of rounds, or of loads of links; `Work` is of nodes; `InTurn`
+joins several. Reads of `jaxmoe.engine.fetch` and the pipelines of `jaxmoe.engine.streaming` are kinds of their own.
+"""
+
+import abc
+from typing import ClassVar, Literal
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxmoe.engine.times import COMPUTE, NODE
+from jaxmoe.engine.usage import FLOPS, LINK_BYTES, Usage, in_turn, network_usage
+from jaxmoe.hardware import Machine
+from jaxmoe.network import AbstractTimeModel, Phases, StageTime
+from jaxmoe.network.collectives import price_rounds
+from jaxmoe.network.domains import scaled
+from jaxmoe.network.exchange import Rounds
+from jaxmoe.relax import AbstractReduction
+
+Server = Literal["network", "nodes", "machine"]
+
+
+class AbstractDemand(eqx.Module):
+    """What a stage asks of the machine. `server` says what serves it: the network, the nodes, or both (`machine`)."""
+
+    server: ClassVar[Server]
+
+    @abc.abstractmethod
+    def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:
+        """Seconds and amounts of every resource, exact or relaxed as the reduction is."""
+
+
+class Traffic(AbstractDemand):
+    """Phases of flows, whose hidden vectors, or experts, are of `unit` bytes each.
+
+    Mirrored, messages go from destination to source over the same links reversed (hd_moe IV-C1).
+    """
+
+    server = "network"
+    phases: Phases
+    unit: Float[Array, ""]
+    times: AbstractTimeModel
+    mirrored: bool = eqx.field(static=True, default=False)
+
+    def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:
+        price = self.times.of_mirrored if self.mirrored else self.times.of_flows
+        phases: list[StageTime] = []
+        for flows in self.phases:
+            first, *others = (price(machine.topology, each, self.unit) for each in flows)
+            for other in others:  # flows that run at once add up
+                first = first.beside(other)
+            phases.append(first)
+        return network_usage(phases, reduction)
+
+
+class Matrix(AbstractDemand):
+    """Traffic from every node to every other, B; mirrored, every message goes back over the same links reversed."""
+
+    server = "network"
+    traffic: Float[Array, "node node2"]
+    times: AbstractTimeModel
+    mirrored: bool = eqx.field(static=True, default=False)
+
+    def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:
+        price = self.times.mirrored if self.mirrored else self.times
+        return network_usage([price(machine.topology, self.traffic)], reduction)
+
+
+class Steps(AbstractDemand):
+    """Rounds of traffic, one after the other, whose amounts are of `unit` bytes each.
+
+    Mirrored, rounds come in the opposite order, and messages go back over the same links reversed.
+    """
+
+    server = "network"
+    rounds: Rounds
+    unit: Float[Array, ""]
+    times: AbstractTimeModel
+    mirrored: bool = eqx.field(static=True, default=False)
+
+    def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:
+        steps = price_rounds(self.times, machine.topology, scaled(self.rounds, self.unit), reduction, self.mirrored)
+        return Usage(
+            seconds=steps.seconds,
+            busy={"link": steps.link_time, "port": steps.port_time},
+            amount={LINK_BYTES: steps.link_bytes},
+            delay=jnp.zeros_like(steps.seconds),  # each round has its own, within its seconds
+        )
+
+
+class Loads(AbstractDemand):
+    """Bytes that every link carries, as a linear function of what was decided, and the delay of the longest path."""
+
+    server = "network"
+    carried: Float[Array, " link"]  # B
+    delay: Float[Array, ""]  # s
+
+    def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:
+        seconds = self.carried / machine.topology.link_rate
+        return Usage(
+            seconds=reduction(seconds) + self.delay,
+            busy={"link": seconds},
+            amount={LINK_BYTES: self.carried},
+            delay=self.delay,
+        )
+
+
+class Products(eqx.Module):
+    """Products of matrices by copy and node, for dies that do not run all of them at their rate."""
+
+    rows: Float[Array, "copy node"]  # tokens
+    part: Float[Array, "copy node"]  # of the expert's columns
+    present: Float[Array, "copy node"]  # 1 where the node computes the expert at all, or between when relaxed
+    flops_per_row: Float[Array, ""]  # of a whole expert
+    columns: Float[Array, ""]
+    gemms: Float[Array, ""]
+
+    def seconds(self, machine: Machine) -> Float[Array, " node"]:
+        """Seconds of every node (hd_moe Eq. 1), by the die's kernel model."""
+        assert machine.die.gemm is not None
+        rate = machine.die.flops / self.flops_per_row
+        each = machine.die.gemm.seconds(self.rows, self.part, self.present, rate, self.columns, self.gemms)
+        return each.sum(axis=0)
+
+
+class Work(AbstractDemand):
+    """What nodes compute, and the bytes that memory moves for it.
+
+    `weights`, B, pass every memory level on their way to the die, `vectors`, B, the nearest alone. Products that are
+    not given run at the die's rate.
+    """
+
+    server = "nodes"
+    flops: Float[Array, " node"]
+    weights: Float[Array, " node"]  # B
+    vectors: Float[Array, " node"]  # B
+    products: Products | None = None
+
+    def computing(self, machine: Machine) -> Float[Array, " node"]:
+        """Seconds in which every node multiplies matrices."""
+        if self.products is None or machine.die.gemm is None:
+            return self.flops / machine.die.flops
+        return self.products.seconds(machine)
+
+    def busy(self, machine: Machine) -> dict[str, Float[Array, " resource"]]:
+        """Busy seconds of compute and of each memory level, and of nodes, the longest of these."""
+        moved = moved_bytes(machine, self.weights, self.vectors)
+        node = seconds = self.computing(machine)
+        levels = {level.name: level.seconds(moved[level.name]) for level in machine.memory}
+        for level in machine.memory:  # a node waits for all that its channel moves, for whichever node
+            node = jnp.maximum(node, levels[level.name][level.channel])
+        return {NODE: node, COMPUTE: seconds, **levels}
+
+    def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:
+        busy = self.busy(machine)
+        taken = reduction(busy[NODE])
+        amount = {FLOPS: self.flops, **moved_bytes(machine, self.weights, self.vectors)}
+        return Usage(seconds=taken, busy=busy, amount=amount, delay=jnp.zeros_like(taken))
+
+
+def moved_bytes(
+    machine: Machine, weights: Float[Array, " node"], vectors: Float[Array, " node"]
+) -> dict[str, Float[Array, " node"]]:
+    """Bytes that every node moves to and from each level of memory, by its name; arguments as in `Work`."""
+    return {level.name: weights + vectors if depth == 0 else weights for depth, level in enumerate(machine.memory)}
+
+
+class InTurn(AbstractDemand):
+    """Demands one after the other that count as one stage."""
+
+    server = "machine"
+    parts: tuple[AbstractDemand, ...]
+
+    def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:
+        return in_turn(part.usage(machine, reduction) for part in self.parts)
+
+
+class Fixed(AbstractDemand):
+    """Seconds that pass whatever the machine does, such as those of a scheduler or of a host."""
+
+    server = "machine"
+    seconds: Float[Array, ""]
+
+    def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:
+        return Usage(seconds=self.seconds, busy={}, amount={}, delay=self.seconds)

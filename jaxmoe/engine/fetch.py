@@ -1,0 +1,191 @@
+"""A layer whose dies compute experts that they may have to fetch from another die's memory.
+
+The machine of the wafer-scale study of data movement (IV, V-A): weights stay in the HBM of their home dies, and a die
+that computes another die's expert reads it over the mesh, once a layer, unless it has a copy. Hidden vectors are not
+counted, as in the paper, whose data path is of weights alone.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxmoe.engine.demand import AbstractDemand, Fixed, Work
+from jaxmoe.engine.layer import AbstractLayer
+from jaxmoe.engine.price import price
+from jaxmoe.engine.schedule import Serial
+from jaxmoe.engine.stage import Stage
+from jaxmoe.engine.times import LayerTime
+from jaxmoe.engine.usage import LINK_BYTES, Usage
+from jaxmoe.hardware import Machine, MemoryLevel
+from jaxmoe.network.loads import link_loads, path_maxima, path_sums
+from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax, HardSupport, as_number
+
+
+class FetchCosts(eqx.Module):
+    """What an expert costs to read and to compute; latencies are of Table I, s.
+
+    Every slice of an expert that is read remotely takes a request of `request_bytes`. `hit` is the LLC's latency,
+    `miss` its penalty before HBM is asked, `write` that of writing what came from afar into it.
+    """
+
+    expert_bytes: Float[Array, ""] = eqx.field(converter=as_number)  # B
+    flops_per_request: Float[Array, ""] = eqx.field(converter=as_number)
+    slices: Float[Array, ""] = eqx.field(default=2.0, converter=as_number)  # of an expert
+    request_bytes: Float[Array, ""] = eqx.field(default=16.0, converter=as_number)  # B
+    hit: Float[Array, ""] = eqx.field(default=100e-9, converter=as_number)
+    miss: Float[Array, ""] = eqx.field(default=110e-9, converter=as_number)
+    write: Float[Array, ""] = eqx.field(default=30e-9, converter=as_number)
+
+
+class HostLink(eqx.Module):
+    """PCIe to a host whose processor decides the allocation of a layer (V-F).
+
+    `fixed` seconds for both ways, and the table up and the plan down at its rate.
+    """
+
+    bandwidth: Float[Array, ""] = eqx.field(converter=as_number)  # B/s
+    fixed: Float[Array, ""] = eqx.field(converter=as_number)  # s
+
+    def seconds(self, experts: int, dies: int) -> Float[Array, ""]:
+        """Once for each layer: 4 B of requests, 1 B of home and a bit for each die of every expert up; down as many
+        entries of an expert, a die and requests, 8 B each, as an expert has candidate dies at most, 5."""
+        table = experts * (5 + dies / 8)
+        return self.fixed + (table + experts * 5 * 8) / self.bandwidth
+
+
+class Fetches(eqx.Module):
+    """Who computes what in a layer, and from where it reads. Data, no times; `vmap` adds leading axes.
+
+    `local` is 1 where a die has the expert in its own HBM: its home, or a copy from before the layer. `copied` is 1
+    where what is read from afar is also written into the die's HBM. `hits` is the part of the expert that the LLC has.
+    """
+
+    requests: Float[Array, "*lead expert die"]
+    home: Int[Array, "*lead expert"]
+    local: Float[Array, "*lead expert die"]
+    copied: Float[Array, "*lead expert die"]
+    hits: Float[Array, "*lead expert die"] | None = None
+
+    def reads(self, costs: FetchCosts, support: AbstractSupport) -> "Reads":
+        """Who reads what from where. Relaxed by `support`, an expert is read to the degree that a die computes it.
+
+        The support sees a die's part of the expert's requests, from 0 to 1.
+        """
+        requests = self.requests
+        nodes = requests.shape[1]
+        total = requests.sum(axis=1, keepdims=True)
+        present = support.presence(support.amount(requests / jnp.maximum(total, 1)))
+        hits = jnp.zeros_like(present) if self.hits is None else present * self.hits
+        missed = present - hits
+        asked = present if self.hits is None else present * (self.hits < 1)
+        remote = missed * (1 - self.local)
+        at_home = jax.nn.one_hot(self.home, nodes, dtype=requests.dtype)
+        afar = at_home.T @ remote
+        return Reads(
+            reads=(afar + jnp.diag((missed * self.local).sum(axis=0))) * costs.expert_bytes,
+            llc=hits.sum(axis=0) * costs.expert_bytes,
+            writes=(remote * self.copied).sum(axis=0) * costs.expert_bytes,
+            remote_slices=afar * costs.slices,
+            experts=at_home.T @ (asked * (1 - self.local)) + jnp.diag((asked * self.local).sum(axis=0)),
+            costs=costs,
+        )
+
+
+class Reads(AbstractDemand):
+    """Experts that dies read from each other's HBM; `reads[h, d]` is what die d reads from the HBM of die h.
+
+    The machine's first memory level is the LLC, its last the HBM of the dies. A die has its weights when the busiest of
+    the channels and links on their ways is done.
+    """
+
+    server = "network"
+    reads: Float[Array, "die die2"]  # B
+    llc: Float[Array, " die"]  # B read from the LLC
+    writes: Float[Array, " die"]  # B of copies written into a die's HBM
+    remote_slices: Float[Array, "die die2"]
+    experts: Float[Array, "die die2"]  # of which die d reads anything from the HBM of die h
+    costs: FetchCosts
+
+    def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:
+        topology, llc, hbm, costs = machine.topology, machine.memory[0], machine.memory[-1], self.costs
+        carried = link_loads(topology, self.reads + self.remote_slices.T * costs.request_bytes)
+        link, moved = carried / topology.link_rate, self.reads.sum(axis=1) + self.writes
+        channel, cache = _busy(hbm, moved), _busy(llc, self.llc)
+        part = jnp.minimum(self.experts, 1)  # of an expert that is waited for, 1 unless relaxed
+        own = jnp.diagonal(part)
+        part = part + jnp.diag(jnp.minimum(self.writes / costs.expert_bytes, 1) * (own <= 0))
+        waits = part * jnp.maximum(channel[hbm.channel][:, None], path_maxima(topology, link))
+        first = part * _first_slice(machine, costs)
+        delay = reduction(first.T)
+        die = jnp.maximum(reduction(waits.T) + delay, (cache[llc.channel] + costs.hit) * (self.llc > 0))
+        die = die + costs.write * (self.writes > 0)
+        return Usage(
+            seconds=reduction(die),
+            busy={"link": link, hbm.name: channel, llc.name: cache},
+            amount={LINK_BYTES: carried, hbm.name: moved, llc.name: self.llc},
+            delay=reduction(delay),
+        )
+
+
+def _busy(level: MemoryLevel, moved: Float[Array, " die"]) -> Float[Array, " channel"]:
+    """Seconds of every channel for what its dies move, without latency, which is on the way of the first slice."""
+    return jax.ops.segment_sum(moved, level.channel, level.bandwidth.shape[0]) / level.bandwidth
+
+
+def _first_slice(machine: Machine, costs: FetchCosts) -> Float[Array, "die die2"]:
+    """Latency of what die d reads from die h: a miss, the way of the request, HBM, and the way of the data."""
+    hbm = machine.memory[-1]
+    way = path_sums(machine.topology, machine.topology.link_latency)
+    return costs.miss + hbm.latency[hbm.channel][:, None] + way + way.T
+
+
+class FetchLayer(AbstractLayer):
+    """A layer whose dies compute experts that they may have to fetch, on a machine with an LLC and HBM.
+
+    A die computes with what is there while it reads the rest, so reads and products are side by side. With a `host`
+    that allocates, every layer waits for it.
+    """
+
+    machine: Machine
+    costs: FetchCosts
+    host: HostLink | None = None
+
+    def time(
+        self,
+        decisions: Fetches,
+        tokens: Any = None,
+        reduction: AbstractReduction | None = None,
+        support: AbstractSupport | None = None,
+    ) -> LayerTime:
+        """Time of one layer from who computes what; `tokens` are not looked at."""
+        costs, requests = self.costs, decisions.requests
+        flops = requests.sum(axis=0) * costs.flops_per_request
+        nothing = jnp.zeros_like(flops)
+        stages: list[Stage] = []
+        if self.host is not None:
+            stages.append(Stage("host", Fixed(self.host.seconds(*requests.shape)), block="host", split="whole"))
+        reads = decisions.reads(costs, HardSupport() if support is None else support)
+        stages += [Stage("fetch", reads, split="whole"), Stage("compute", Work(flops, nothing, nothing), split="whole")]
+        return price(self.machine, Serial(), tuple(stages), HardMax() if reduction is None else reduction)
+
+    def blank(self, tokens: Any) -> Fetches:
+        layers, dies = jax.tree.leaves(tokens)[0].shape[0], self.machine.num_nodes
+        nothing = jnp.zeros((layers, 1, dies), self.costs.expert_bytes.dtype)
+        return Fetches(nothing, jnp.zeros((layers, 1), jnp.int32), nothing, nothing)
+
+
+def traffic_figures(machine: Machine, demand: Reads) -> Mapping[str, Float[Array, ""]]:
+    """Hops of all remote slices (V-D), and bytes by source (V-E), of one layer."""
+    hops = jnp.asarray(machine.topology.hop_counts(), demand.reads.dtype)
+    own = jnp.diagonal(demand.reads).sum()
+    return {
+        "hops": (hops * demand.remote_slices).sum(),
+        "local_read": own,
+        "remote_read": demand.reads.sum() - own,
+        "local_write": demand.writes.sum(),
+        "llc_read": demand.llc.sum(),
+    }

@@ -1,0 +1,168 @@
+"""One MoE layer on one machine, and placements timed on many batches of it.
+
+Every function here is for one placement of one layer and one batch. `vmap` lifts it to many of each, and to many
+machines: all numbers are arrays.
+"""
+
+import abc
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxmoe.engine.attention import AbstractStages
+from jaxmoe.engine.decisions import AbstractDecisions, Decisions
+from jaxmoe.engine.lower import LayerCosts
+from jaxmoe.engine.price import price_parts
+from jaxmoe.engine.schedule import AbstractSchedule, Serial
+from jaxmoe.engine.times import LayerTime
+from jaxmoe.hardware import Machine
+from jaxmoe.network import (
+    AbstractExchange,
+    AbstractTimeModel,
+)
+from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax, HardSupport
+from jaxmoe.traces.batches import Batch, merge_tokens, over_batches
+
+SHARING = 4  # rows per token up to which merged batches pay, where they share the work of their rows
+
+
+class Merging(NamedTuple):
+    """When tokens of the same experts are alike; see `jaxmoe.traces.merge_tokens`."""
+
+    by_slot: bool = False
+    turns: int = 1
+    rows_per_token: int = 1
+
+
+class AbstractLayer(eqx.Module):
+    """A layer on a machine, timed for what was decided; its tokens are of any kind that its decisions understand."""
+
+    machine: eqx.AbstractVar[Machine]
+
+    def under(self, exchange: AbstractExchange) -> "AbstractLayer":
+        """The layer with another exchange. Raises `ValueError` where it has none to choose."""
+        raise ValueError(f"a {type(self).__name__} has no exchange to choose")
+
+    @abc.abstractmethod
+    def time(
+        self,
+        decisions: Any,
+        tokens: Any,
+        reduction: AbstractReduction | None = None,
+        support: AbstractSupport | None = None,
+    ) -> LayerTime:
+        """Time of what passes the layer under all that was decided for it. Exact unless told otherwise."""
+
+    @abc.abstractmethod
+    def blank(self, tokens: Any) -> Any:
+        """Decisions [layer, ...] that ask for nothing: times have their shapes before the first step."""
+
+
+class LayerModel(AbstractLayer):
+    """A machine and the costs of one MoE layer on it."""
+
+    machine: Machine
+    costs: LayerCosts
+    time_model: AbstractTimeModel  # of all communication
+    exchange: AbstractExchange
+    mode: Literal["sharded", "replicated"] = eqx.field(static=True)
+    schedule: AbstractSchedule = Serial()
+    extras: tuple[AbstractStages, ...] = ()  # stages beside those of experts, such as attention
+
+    def __call__(
+        self,
+        share: Float[Array, "expert node"],
+        batch: Batch,
+        exchange: AbstractExchange | None = None,
+        reduction: AbstractReduction | None = None,
+        support: AbstractSupport | None = None,
+    ) -> LayerTime:
+        """Time of `batch` under the placement `share`. Exact unless told otherwise.
+
+        `exchange` defaults to the model's own, `reduction` to the hard maximum, `support` to share > 0.
+        """
+        return self.time(Decisions(share, exchange), batch, reduction, support)
+
+    def time(
+        self,
+        decisions: AbstractDecisions,
+        tokens: Batch,
+        reduction: AbstractReduction | None = None,
+        support: AbstractSupport | None = None,
+    ) -> LayerTime:
+        reduction = HardMax() if reduction is None else reduction
+        hosts = HardSupport() if support is None else support
+        decisions.check(self)
+        batch = decisions.tokens(tokens)
+        if self.schedule.micro_batches > 1:  # where a token lives does not depend on how its batch is cut
+            batch = replace(batch, source=batch.sources(self.machine.num_nodes))
+        return price_parts(
+            self.machine,
+            self.schedule,
+            lambda part: decisions.lower(self, part, hosts),
+            batch,
+            decisions.whole(self),
+            reduction,
+        )
+
+    def under(self, exchange: AbstractExchange) -> "LayerModel":
+        return replace(self, exchange=exchange)
+
+    def blank(self, tokens: Batch) -> Decisions:
+        return Decisions(jnp.zeros((tokens.experts.shape[0], 1, self.machine.num_nodes)))
+
+    def merged(self, batches: Batch, num_experts: int, exchange: AbstractExchange | None = None) -> Batch:
+        """Drawn batches with equal tokens merged, where placement and exchange treat equal tokens alike.
+
+        `exchange` defaults to the model's own.
+        """
+        merging = None if batches.logits is not None else self.merging(exchange, batches.weight.shape[1])
+        return batches if merging is None else merge_tokens(batches, num_experts, *merging)
+
+    def merging(self, exchange: AbstractExchange | None, count: int) -> Merging | None:
+        """How tokens of so many batches may be merged under an exchange, `None` where they have to stay apart."""
+        if self.mode != "sharded" or self.schedule.micro_batches > 1:
+            return None
+        alike = (self.exchange if exchange is None else exchange).alike(self.machine.topology)
+        if alike is None:
+            return None
+        return Merging(alike.by_slot, alike.turns, min(SHARING, count) if alike.weights_last else 1)
+
+
+# Placements timed on many batches: seconds of every layer and batch, and how busy resources are on average.
+
+
+@eqx.filter_jit
+def evaluate(
+    model: LayerModel,
+    share: Float[Array, "layer expert node"],
+    batches: Batch,
+    exchange: AbstractExchange | None = None,
+    served: Int[Array, "layer batch token top_k"] | None = None,
+    reduction: AbstractReduction | None = None,
+) -> LayerTime:
+    """Times of a placement, on drawn batches, leaves [layer, batch, ...], or merged ones. Exact without a `reduction`.
+
+    Stages and totals are [layer, batch], busy times [layer, resource], means over batches. `served` is as in
+    `Decisions`, for drawn batches.
+    """
+
+    def layer(share: Float[Array, "expert node"], batches: Batch, served: Array | None) -> LayerTime:
+        def one(batch: Batch, served: Array | None) -> LayerTime:
+            return model.time(Decisions(share, exchange, served), batch, reduction)
+
+        if served is None:
+            return over_batches(lambda batch: one(batch, None), batches, share.shape[1]).mean_busy()
+        return jax.vmap(one)(batches, served).mean_busy()
+
+    return jax.lax.map(lambda given: layer(*given), (share, batches, served))
+
+
+def is_tensor_parallel(share: np.ndarray) -> bool:
+    """Whether every expert is spread evenly over the whole machine, so that a ring can reduce (hd_moe Eq. 4)."""
+    return bool(np.allclose(share, 1 / share.shape[-1], rtol=1e-4))

@@ -1,0 +1,73 @@
+"""From tokens to stages: dispatch, compute and combine of a batch whose tokens visit the hosts of their experts."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxmoe.engine.demand import AbstractDemand, Products, Steps, Traffic, Work
+from jaxmoe.engine.stage import Stage
+from jaxmoe.hardware import AbstractTopology
+from jaxmoe.network import AbstractExchange, AbstractTimeModel, Visits
+from jaxmoe.network.exchange import Rounds
+from jaxmoe.relax import AbstractSupport
+
+
+class LayerCosts(eqx.Module):
+    """What a token costs in a layer: bytes, FLOPs and shapes of products."""
+
+    combine_bytes: Float[Array, ""]  # B: one hidden vector as combine sends it
+    dispatch_bytes: Float[Array, ""]  # B: one as dispatch sends it, with its metadata
+    expert_bytes: Float[Array, ""]  # B: weights of one expert
+    flops_per_token_expert: Float[Array, ""]
+    columns: Float[Array, ""]  # intermediate size of an expert
+    gemms: Float[Array, ""]  # products that an expert's FFN takes
+
+    def products(
+        self, rows: Float[Array, "copy node"], part: Float[Array, "copy node"], present: Float[Array, "copy node"]
+    ) -> Products:
+        """Products of so many rows through parts of experts."""
+        return Products(rows, part, present, self.flops_per_token_expert, self.columns, self.gemms)
+
+    def work(
+        self,
+        rows: Float[Array, " node"],
+        read: Float[Array, " node"],
+        vectors: Float[Array, " node"],
+        products: Products | None = None,
+    ) -> Work:
+        """Work of nodes that compute so many choices, read so many experts and move so many vectors in and out."""
+        return Work(
+            flops=rows * self.flops_per_token_expert,
+            weights=read * self.expert_bytes,
+            vectors=vectors * (self.dispatch_bytes + self.combine_bytes),
+            products=products,
+        )
+
+
+def expert_work(visits: Visits, costs: LayerCosts, support: AbstractSupport) -> Work:
+    """What nodes compute for the visits of a batch."""
+    present = support.presence(support.amount(visits.part)) * jnp.minimum(visits.rows, 1)
+    products = costs.products(visits.rows, visits.part, present)
+    return costs.work(visits.work, visits.read, visits.weight @ visits.visited, products)
+
+
+def lower_tokens(
+    exchange: AbstractExchange,
+    topology: AbstractTopology,
+    visits: Visits,
+    costs: LayerCosts,
+    times: AbstractTimeModel,
+    support: AbstractSupport,
+) -> tuple[Stage, Stage, Stage]:
+    """Dispatch, compute and combine of visits under an exchange; combine is what it describes, dispatch its mirror."""
+    sent = exchange(topology, visits)
+    dispatch: AbstractDemand
+    combine: AbstractDemand
+    if isinstance(sent, Rounds):
+        dispatch = Steps(sent, costs.dispatch_bytes, times, mirrored=True)
+        combine = Steps(sent, costs.combine_bytes, times)
+    else:
+        dispatch = Traffic(sent[::-1], costs.dispatch_bytes, times, mirrored=True)
+        combine = Traffic(sent, costs.combine_bytes, times)
+    compute = expert_work(visits, costs, support)
+    return Stage("dispatch", dispatch), Stage("compute", compute), Stage("combine", combine)

@@ -1,0 +1,92 @@
+"""The one place where stages become the time of a layer."""
+
+from collections.abc import Callable
+from functools import reduce
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxmoe.engine.schedule import AbstractSchedule
+from jaxmoe.engine.stage import Priced, Stages
+from jaxmoe.engine.times import MOVEMENTS, LayerTime
+from jaxmoe.engine.usage import Usage
+from jaxmoe.hardware import Machine
+from jaxmoe.hardware.energy import added
+from jaxmoe.relax import AbstractReduction
+from jaxmoe.traces.batches import Batch, micro_batches
+
+
+def price(machine: Machine, schedule: AbstractSchedule, stages: Stages, reduction: AbstractReduction) -> LayerTime:
+    """Time of the stages of a whole batch; micro-batches of a schedule have equal parts of the stages that allow it."""
+    many = schedule.micro_batches
+    priced = [stage.priced(machine, reduction) for stage in stages]
+    return _assembled(machine, schedule, [_evenly(each, many) for each in priced], reduction)
+
+
+def price_parts(
+    machine: Machine,
+    schedule: AbstractSchedule,
+    lower: Callable[[Batch], Stages],
+    batch: Batch,
+    whole: Stages,
+    reduction: AbstractReduction,
+) -> LayerTime:
+    """Time of a batch whose stages are lowered from the tokens of each micro-batch, and of stages of the `whole`."""
+
+    def part(tokens: Batch) -> list[Priced]:
+        return [stage.priced(machine, reduction) for stage in lower(tokens)]
+
+    many = schedule.micro_batches
+    if many == 1:
+        priced = jax.tree.map(lambda leaf: leaf[None], part(batch))
+    else:
+        priced = jax.vmap(part)(micro_batches(batch, many))
+    once = [_evenly(stage.priced(machine, reduction), 1) for stage in whole]
+    return _assembled(machine, schedule, [*priced, *once], reduction)
+
+
+def _evenly(stage: Priced, many: int) -> Priced:
+    """A stage of a whole batch as equal parts of so many, the leading axis."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf / many, (many, *leaf.shape)), stage)
+
+
+def _assembled(
+    machine: Machine, schedule: AbstractSchedule, stages: list[Priced], reduction: AbstractReduction
+) -> LayerTime:
+    """The time of a layer from its stages, leaves [part, ...]: usages of parts add up, the schedule has the total."""
+    summed = {stage.name: jax.tree.map(lambda leaf: leaf.sum(axis=0), stage.usage) for stage in stages}
+    total = schedule.total([stage for stage in stages if stage.charge == "stage"], reduction)
+    for stage in stages:
+        seconds = summed[stage.name].seconds
+        if stage.charge == "movement":
+            total = total + seconds
+        elif stage.charge == "background":
+            total = jnp.maximum(jnp.maximum(total, _busiest_link(summed, reduction)), seconds)
+    energy = added(usage.energy(machine) for usage in summed.values())
+    if machine.energy is not None:
+        energy |= machine.energy.of_time(total, machine.num_nodes)
+    return LayerTime(
+        stages={name: usage.seconds for name, usage in summed.items()},
+        busy={name: usage.busy for name, usage in summed.items()},
+        total=total,
+        energy=energy,
+        delay={name: usage.delay for name, usage in summed.items()},
+        blocks=_blocks(stages),
+    )
+
+
+def _blocks(stages: list[Priced]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Names of stages in their order, by block; movements are a block of their own."""
+    names: dict[str, tuple[str, ...]] = {}
+    for stage in stages:
+        block = stage.block if stage.charge == "stage" else MOVEMENTS
+        names[block] = (*names.get(block, ()), stage.name)
+    return tuple(names.items())
+
+
+def _busiest_link(usages: dict[str, Usage], reduction: AbstractReduction) -> Float[Array, ""]:
+    """Seconds that the busiest link or port serves all stages and movements together."""
+    serving = [usage.busy for usage in usages.values() if "link" in usage.busy]
+    kinds = [[busy[kind] for busy in serving if kind in busy] for kind in ("link", "port")]
+    return reduction(jnp.concatenate([reduce(jnp.add, each) for each in kinds if each]))

@@ -1,0 +1,178 @@
+"""Methods that decide in every step, and their rollout by one scan: decide, price, see the times, decide again."""
+
+import abc
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxmoe.engine.decisions import Decisions
+from jaxmoe.engine.layer import AbstractLayer
+from jaxmoe.engine.times import LayerTime
+from jaxmoe.hardware import Machine
+from jaxmoe.network import AbstractExchange
+from jaxmoe.relax import AbstractReduction, AbstractSupport
+from jaxmoe.traces.batches import Batch
+
+State = Any  # a pytree of arrays, of the method's own kind
+Steps = Any  # what passes the layers, leaves [step, layer, ...]: batches of tokens, or counts
+
+
+class AbstractMethod(eqx.Module):
+    """Decides for every layer of a step: one batch of tokens that goes through all layers.
+
+    A pytree of what was fitted, whose `init` and `step` work under `jit`, `vmap` and `lax.scan`. `precision` is what
+    its arithmetic needs, `differentiable` whether gradients pass its decisions. A `memoryless` method decides every
+    step by itself, from its tokens alone: steps are then timed side by side.
+    """
+
+    precision: ClassVar[Literal["float32", "float64"]] = "float32"
+    differentiable: ClassVar[bool] = True
+    memoryless: ClassVar[bool] = False
+
+    def prepare(self, layer: AbstractLayer, steps: Steps) -> tuple["AbstractMethod", Steps]:
+        """The method and the steps as they enter the scan: whatever is worked out once, outside it."""
+        return self, steps
+
+    @abc.abstractmethod
+    def init(self, machine: Machine) -> State:
+        """What is remembered before the first step."""
+
+    @abc.abstractmethod
+    def step(self, machine: Machine, state: State, tokens: Any, last: LayerTime) -> tuple[State, Any]:
+        """The state after a step, and what was decided for it; leaves of tokens and decisions are [layer, ...].
+
+        `last` are the times [layer] of the step before, 0 before the first. What is decided of a layer before it has
+        gated its tokens depends on these, on the state, and on the tokens of the layers before alone; where its tokens
+        go also on their gating there.
+        """
+
+
+class StaticPlan(AbstractMethod):
+    """The same placement in every step, with tokens at homes of its own where `source` names them."""
+
+    share: Float[Array, "layer expert node"]
+    source: Any = None  # int [layer, token]
+
+    def init(self, machine: Machine) -> State:
+        return ()
+
+    def step(self, machine: Machine, state: State, tokens: Batch, last: LayerTime) -> tuple[State, Decisions]:
+        return state, Decisions(self.share, source=self.source)
+
+
+class LayerExchanges(eqx.Module):
+    """The exchange of every layer: each of `exchanges` serves the layers in its entry of `rows`."""
+
+    exchanges: tuple[AbstractExchange, ...]
+    rows: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+
+    @classmethod
+    def from_names(cls, names: Sequence[str], build: Callable[[str], AbstractExchange]) -> "LayerExchanges":
+        """From the name of every layer's exchange; layers of one name share what `build` makes of it."""
+        known = tuple(dict.fromkeys(names))
+        rows = tuple(tuple(row for row, other in enumerate(names) if other == name) for name in known)
+        return cls(tuple(build(name) for name in known), rows)
+
+
+class Rollout(NamedTuple):
+    """The last state of a method, times [step, layer], and decisions [step, layer, ...], or what was kept of them."""
+
+    state: State
+    time: LayerTime
+    kept: Any
+
+
+Keep = Callable[[Any, LayerTime], Any]
+
+
+def everything(decisions: Any, time: LayerTime) -> tuple[LayerTime, Any]:
+    """Keep times and all that was decided."""
+    return time, decisions
+
+
+def rollout(
+    method: AbstractMethod,
+    layer: AbstractLayer,
+    steps: Steps,
+    exchanges: LayerExchanges | None = None,
+    reduction: AbstractReduction | None = None,
+    support: AbstractSupport | None = None,
+    keep: Keep = everything,
+) -> Rollout:
+    """Run `method` over steps whose leaves are [layer, step, ...], as `sample_batches` gives them.
+
+    `keep` takes of the decisions and the times of a step, leaves [layer, ...], what is told: shares of many steps are
+    large. Without `exchanges` all layers use the layer's own, or what the decisions name. Exact unless `reduction` and
+    `support` are given.
+    """
+    with jax.enable_x64(True) if method.precision == "float64" else contextlib.nullcontext():
+        method, steps = method.prepare(layer, steps)
+        return _scan(method, layer, steps, exchanges, reduction, support, keep)
+
+
+SIDE_BY_SIDE = 64  # steps that do not depend on each other, timed at once
+
+
+@eqx.filter_jit
+def _scan(
+    method: AbstractMethod,
+    layer: AbstractLayer,
+    steps: Steps,
+    exchanges: LayerExchanges | None,
+    reduction: AbstractReduction | None,
+    support: AbstractSupport | None,
+    keep: Keep,
+) -> Rollout:
+    in_turn = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), steps)
+    first = jax.tree.map(lambda leaf: leaf[0], in_turn)
+
+    def price(decisions: Any, tokens: Any, support: AbstractSupport | None = support) -> LayerTime:
+        return _priced(layer, decisions, tokens, exchanges, reduction, support)
+
+    def step(carry: tuple[State, LayerTime], tokens: Any) -> tuple[tuple[State, LayerTime], Any]:
+        state, last = carry
+        state, decisions = method.step(layer.machine, state, tokens, last)
+        times = price(decisions, tokens)
+        return (state, times), keep(decisions, times)
+
+    start = method.init(layer.machine)
+    # Only shapes are computed. Blank decisions have times of the same shapes, but for movements.
+    blank = jax.eval_shape(lambda tokens: price(layer.blank(tokens), tokens, None), first)
+    shapes = jax.eval_shape(lambda last: step((start, last), first)[0][1], blank)
+    before = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    if method.memoryless:
+        each = jax.lax.map(lambda tokens: step((start, before), tokens)[1], in_turn, batch_size=SIDE_BY_SIDE)
+        return Rollout(start, *each)
+    (state, _), kept = jax.lax.scan(step, (start, before), in_turn)
+    return Rollout(state, *kept)
+
+
+def _priced(
+    layer: AbstractLayer,
+    decisions: Any,
+    tokens: Any,
+    exchanges: LayerExchanges | None,
+    reduction: AbstractReduction | None,
+    support: AbstractSupport | None,
+) -> LayerTime:
+    """Times of all layers of a step, [layer]."""
+
+    def priced(layer: AbstractLayer, decisions: Any, tokens: Any) -> LayerTime:
+        return jax.vmap(lambda decided, each: layer.time(decided, each, reduction, support))(decisions, tokens)
+
+    if exchanges is None:
+        return priced(layer, decisions, tokens)
+    parts: list[LayerTime] = []
+    order: list[int] = []
+    for exchange, rows in zip(exchanges.exchanges, exchanges.rows, strict=True):
+        some = jax.tree.map(lambda leaf, at=rows: leaf[np.array(at)], (decisions, tokens))
+        parts.append(priced(layer.under(exchange), *some))
+        order += rows
+    back = np.argsort(order)
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[back], *parts)

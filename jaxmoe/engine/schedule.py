@@ -1,0 +1,161 @@
+"""How the stages of a layer follow each other: stages with their seconds become the time of the layer.
+
+- `Serial`: every stage begins when those before it have ended, t = t_comp + 2 t_comm (hd_moe Eq. 12).
+- `Overlap`: network and nodes of a block serve different work at once, so the longer of them counts: the limit of many
+  micro-batches, or of two batches that take turns.
+- `Pipelined`: the batch in `m` micro-batches of successive tokens. The network serves one stage at a time, in the
+  order dispatch 1, dispatch 2, combine 1, dispatch 3, combine 2, ...; a micro-batch computes when it is dispatched
+  and the one before has computed.
+- `IdleLinks`: stages as in `Serial`, while movements in the background use what they leave idle of every link: the
+  layer takes longer only where a link has no idle time left. In the other rules a movement comes before the stages.
+
+Blocks, such as attention and experts, follow each other.
+"""
+
+import abc
+import re
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from itertools import pairwise
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxmoe.engine.demand import Server
+from jaxmoe.engine.stage import Priced
+from jaxmoe.errors import InputError
+from jaxmoe.relax import AbstractReduction
+
+Seconds = Float[Array, ""]
+Parts = Float[Array, " part"]
+
+
+class ScheduleError(InputError):
+    """A schedule that is not known, or that means nothing for a stage, with the remedy."""
+
+
+class AbstractSchedule(eqx.Module):
+    """Combines stages. `micro_batches` is into how many parts a batch is cut, each with stages of its own."""
+
+    @property
+    def micro_batches(self) -> int:
+        return 1
+
+    @property
+    def in_background(self) -> bool:
+        """Whether movements run beside the stages."""
+        return False
+
+    def total(self, stages: Iterable[Priced], reduction: AbstractReduction) -> Seconds:
+        """Time of all parts of a batch, s, from its stages, leaves [part]: block after block."""
+        blocks: dict[str, list[Priced]] = {}
+        for stage in stages:
+            blocks.setdefault(stage.block, []).append(stage)
+        return reduce(jnp.add, [self.of_block(each, reduction) for each in blocks.values()])
+
+    @abc.abstractmethod
+    def of_block(self, stages: list[Priced], reduction: AbstractReduction) -> Seconds:
+        """Time of the stages of one block, s."""
+
+
+class Serial(AbstractSchedule):
+    """Every stage when those before it have ended."""
+
+    def of_block(self, stages, reduction):
+        ends: dict[str, Seconds] = {}
+        for stage in stages:
+            begin = [ends[name] for name in stage.before if name in ends]
+            ends[stage.name] = _last(begin, reduction) + stage.usage.seconds.sum()
+        awaited = {name for stage in stages for name in stage.before}
+        return _last([end for name, end in ends.items() if name not in awaited], reduction)
+
+
+def _last(ends: list[Seconds], reduction: AbstractReduction) -> Seconds | float:
+    """When all of these have ended."""
+    if len(ends) > 1:
+        return reduction(jnp.stack(ends))
+    return ends[0] if ends else 0.0
+
+
+class Overlap(AbstractSchedule):
+    """Compute hides communication, or the other way round. Stages that need the whole machine hide nothing."""
+
+    def of_block(self, stages, reduction):
+        def served(server: Server) -> list[Seconds]:
+            return [stage.usage.seconds.sum() for stage in stages if stage.server == server]
+
+        sums = [reduce(jnp.add, each) for each in (served("network"), served("nodes")) if each]
+        beside = [_last(sums, reduction)] if sums else []
+        return reduce(jnp.add, [*served("machine"), *beside])
+
+
+class Pipelined(AbstractSchedule):
+    """Micro-batches in a pipeline of network and nodes."""
+
+    parts: int = eqx.field(static=True, default=2)
+
+    @property
+    def micro_batches(self) -> int:
+        return self.parts
+
+    def of_block(self, stages, reduction):
+        before, node, after = _around_nodes(stages, f"pipelined({self.parts})")
+        network = free = jnp.zeros(())
+        computed: list[Seconds] = []
+        for part in range(self.parts):
+            network = network + before[part]
+            free = jnp.maximum(free, network) + node[part]
+            computed.append(free)
+            if part:
+                network = jnp.maximum(network, computed[part - 1]) + after[part - 1]
+        return jnp.maximum(network, computed[-1]) + after[-1]
+
+
+def _around_nodes(stages: list[Priced], schedule: str) -> tuple[Parts, Parts, Parts]:
+    """Seconds of the network before nodes compute, of the nodes, and of the network after.
+
+    Raises `ScheduleError` for stages that are not of this form.
+    """
+    at = [place for place, stage in enumerate(stages) if stage.server == "nodes"]
+    chain = all(stage.before[-1:] == (other.name,) for other, stage in pairwise(stages))
+    for stage in stages:
+        if stage.server == "machine" or stage.split == "whole":
+            raise ScheduleError(
+                f"schedule is {schedule!r}, which cuts a batch into parts, but the stage {stage.name} is of whole "
+                "batches; use serial or overlap"
+            )
+    if len(at) != 1 or not chain:
+        names = ", ".join(stage.name for stage in stages)
+        raise ScheduleError(
+            f"schedule is {schedule!r}, which takes stages of the network before and after one of nodes, not {names}; "
+            "use serial or overlap"
+        )
+    seconds = [stage.usage.seconds for stage in stages]
+    nothing = jnp.zeros_like(seconds[at[0]])
+    first, last = (reduce(jnp.add, some) if some else nothing for some in (seconds[: at[0]], seconds[at[0] + 1 :]))
+    return first, seconds[at[0]], last
+
+
+class IdleLinks(AbstractSchedule):
+    """Stages as in `Serial`; movements in the background."""
+
+    @property
+    def in_background(self) -> bool:
+        return True
+
+    def of_block(self, stages, reduction):
+        return Serial().of_block(stages, reduction)
+
+
+SCHEDULES = ("serial", "overlap", "pipelined(m)", "idle_links")
+
+
+def schedule_of(name: str) -> AbstractSchedule:
+    """The schedule of this name; `pipelined(4)` has four micro-batches. Raises `ScheduleError`."""
+    plain: Mapping[str, AbstractSchedule] = {"serial": Serial(), "overlap": Overlap(), "idle_links": IdleLinks()}
+    if name in plain:
+        return plain[name]
+    if found := re.fullmatch(r"pipelined\(([1-9]\d*)\)", name):
+        return Pipelined(int(found[1]))
+    raise ScheduleError(f"schedule is {name!r}, expected one of {', '.join(SCHEDULES)}, with a number for m")

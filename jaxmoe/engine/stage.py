@@ -1,0 +1,65 @@
+"""A stage of a layer: a name, the stages before it, and a demand of the machine."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Literal
+
+import equinox as eqx
+
+from jaxmoe.engine.demand import AbstractDemand, Server
+from jaxmoe.engine.times import EXPERTS
+from jaxmoe.engine.usage import Usage
+from jaxmoe.hardware import Machine
+from jaxmoe.relax import AbstractReduction
+
+Split = Literal["tokens", "even", "whole"]
+"""Under micro-batches a stage is that of each part's tokens, an equal part of the whole, or cannot be cut."""
+Charge = Literal["stage", "movement", "background", "hidden"]
+"""A stage of the layer; or a movement of weights, which comes before the stages, uses links that are idle, or is told
+without adding to the total."""
+
+
+class Stage(eqx.Module):
+    """One stage of a layer; `before` are the names of the stages that come before it in its block."""
+
+    name: str = eqx.field(static=True)
+    demand: AbstractDemand
+    before: tuple[str, ...] = eqx.field(static=True, default=())
+    block: str = eqx.field(static=True, default=EXPERTS)
+    split: Split = eqx.field(static=True, default="tokens")
+    charge: Charge = eqx.field(static=True, default="stage")
+
+    def priced(self, machine: Machine, reduction: AbstractReduction) -> "Priced":
+        """The stage with its usage in place of its demand."""
+        usage, server = self.demand.usage(machine, reduction), self.demand.server
+        return Priced(self.name, usage, server, self.before, self.block, self.split, self.charge)
+
+
+class Priced(eqx.Module):
+    """A stage with what it takes of each resource."""
+
+    name: str = eqx.field(static=True)
+    usage: Usage
+    server: Server = eqx.field(static=True)
+    before: tuple[str, ...] = eqx.field(static=True)
+    block: str = eqx.field(static=True)
+    split: Split = eqx.field(static=True)
+    charge: Charge = eqx.field(static=True)
+
+    def priced(self, machine: Machine, reduction: AbstractReduction) -> "Priced":
+        """The stage as it is: what is the same in every step is priced once."""
+        return self
+
+
+Stages = tuple[Stage | Priced, ...]
+
+
+def chained(stages: Iterable[Stage | Priced]) -> Stages:
+    """Stages one after the other: each comes after the one before it of the same block."""
+    last: dict[str, str] = {}
+    made: list[Stage | Priced] = []
+    for stage in stages:
+        before = (last[stage.block],) if stage.block in last else ()
+        made.append(replace(stage, before=before))
+        last[stage.block] = stage.name
+    return tuple(made)

@@ -1,0 +1,147 @@
+"""The time of a layer: stages, what was busy, energy and total. One type for the model and the event simulator."""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+STAGES = ("dispatch", "compute", "combine")  # stages of every layer whose tokens go to experts, in order
+NODE = "node"  # a node's work as a whole: the longest of its compute and its memory levels
+COMPUTE = "compute"
+LATENCY = "latency"
+ATTENTION, EXPERTS, MOVEMENTS = "attention", "experts", "movements"  # blocks of stages
+
+
+class Limit(NamedTuple):
+    """What limits a stage: a kind of resource, its number, and seconds.
+
+    `kind` is `link`, `port`, `pair`, `compute`, the name of a memory level, or `latency` (`number` -1).
+    """
+
+    kind: str
+    number: int
+    seconds: float
+
+
+class LayerTime(eqx.Module):
+    """Seconds. `vmap` adds leading axes to everything, such as layers and batches; arrays are of JAX or NumPy.
+
+    `busy[stage][kind]` is how long every resource of a kind is busy in a stage: `link`, `port` and `pair` for the
+    network, `compute` and each memory level by its name for nodes, and `node` for the longest of these. `delay[stage]`
+    is latency on top of the busiest resource. `energy` is of what the machine states: `compute`, levels of memory,
+    kinds of link, `idle`. Made by `jaxmoe.engine.price` and `measured_time` alone.
+    """
+
+    stages: dict[str, Any]  # [*lead]
+    busy: dict[str, dict[str, Any]]  # [*lead, resource]
+    total: Any  # [*lead]
+    energy: dict[str, Any] = eqx.field(default_factory=dict)  # J by resource, [*lead]
+    delay: dict[str, Any] = eqx.field(default_factory=dict)  # [*lead]
+    blocks: tuple[tuple[str, tuple[str, ...]], ...] = eqx.field(static=True, default=())
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Names of all stages in their order, movements last."""
+        return tuple(name for _, names in self.blocks for name in names)
+
+    @property
+    def total_energy(self) -> Any:
+        """J of all resources, [*lead]. Raises `ValueError` where the machine states no energy."""
+        if not self.energy:
+            raise ValueError("the machine states no energy; give it an Energy")
+        return sum(self.energy.values())
+
+    @property
+    def dispatch(self) -> Any:
+        return self.stages["dispatch"]
+
+    @property
+    def compute(self) -> Any:
+        return self.stages["compute"]
+
+    @property
+    def combine(self) -> Any:
+        return self.stages["combine"]
+
+    @property
+    def communication(self) -> Any:
+        return self.dispatch + self.combine
+
+    @property
+    def node_time(self) -> Any:
+        """Busy seconds of every node in the stages of experts."""
+        names = dict(self.blocks)[EXPERTS]
+        return sum(self.busy[name][NODE] for name in names if NODE in self.busy.get(name, {}))
+
+    @property
+    def dispatch_link_time(self) -> Any:
+        return self.busy["dispatch"]["link"]
+
+    @property
+    def combine_link_time(self) -> Any:
+        return self.busy["combine"]["link"]
+
+    @property
+    def link_time(self) -> Any:
+        """Busy seconds of every link in dispatch and combine together."""
+        return self.dispatch_link_time + self.combine_link_time
+
+    @property
+    def mean(self) -> Any:
+        """Mean total over batches, the last leading axis."""
+        return self.total.mean(axis=-1)
+
+    @property
+    def p95(self) -> Any:
+        """95th percentile of the total over batches, the last leading axis."""
+        return (np if isinstance(self.total, np.ndarray) else jnp).quantile(self.total, 0.95, axis=-1)
+
+    def first_batches(self, count: int) -> "LayerTime":
+        """Times [layer, batch] of the first batches; busy times that are means over batches stay as they are."""
+        stages, energy, delay = (
+            {name: values[..., :count] for name, values in part.items()}
+            for part in (self.stages, self.energy, self.delay)
+        )
+        return LayerTime(stages, self.busy, self.total[..., :count], energy, delay, self.blocks)
+
+    def mean_busy(self) -> "LayerTime":
+        """Times whose busy seconds are means over the first leading axis, the batches of a layer."""
+        return eqx.tree_at(lambda t: t.busy, self, jax.tree.map(lambda leaf: leaf.mean(axis=0), self.busy))
+
+    def without_busy(self) -> "LayerTime":
+        """Times without what keeps resources busy, which is large over many steps."""
+        return LayerTime(self.stages, {}, self.total, self.energy, self.delay, self.blocks)
+
+    def as_numpy(self) -> "LayerTime":
+        """All leaves as float64 NumPy arrays."""
+        return jax.tree.map(lambda leaf: np.asarray(leaf, float), self)
+
+    def limit(self, stage: str | None = None) -> Limit:
+        """The resource that limits a stage, by default the longest stage, as a mean over all leading axes.
+
+        Outside `jit`. Latency limits where it is more than the busiest resource.
+        """
+        if stage is None:
+            stage = max(self.stages, key=lambda name: float(np.mean(self.stages[name])))
+        found = Limit(LATENCY, -1, float(np.mean(self.delay.get(stage, 0.0))))
+        for kind, seconds in self.busy.get(stage, {}).items():
+            flat = np.asarray(seconds, float)
+            if (kind == NODE and len(self.busy[stage]) > 1) or not flat.size:
+                continue
+            each = flat.reshape(-1, flat.shape[-1]).mean(axis=0)
+            if each.max() >= found.seconds:
+                found = Limit(kind, int(each.argmax()), float(each.max()))
+        return found
+
+
+def measured_time(
+    stages: dict[str, Any],
+    busy: dict[str, dict[str, Any]],
+    total: Any | None = None,
+    energy: dict[str, Any] | None = None,
+) -> LayerTime:
+    """The time of a layer as the event simulator measured it; the total is the sum of its stages unless given."""
+    whole = sum(stages.values()) if total is None else total
+    return LayerTime(stages, busy, whole, energy or {}, {}, ((EXPERTS, tuple(stages)),))
