@@ -11,7 +11,7 @@ without `setting` is one as well, with its type and default alone. No JAX is imp
 
 import dataclasses
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -71,10 +71,10 @@ def setting(default: Any = MISSING, *, static: bool = False, **about: Any) -> An
     """A field of a dataclass or an `equinox.Module` that is a setting.
 
     `about` are fields of `About`: help, unit, null, above, at_least, below, at_most, example, part. A `static` field of
-    a module is no leaf of it.
+    a module is no leaf of it. One without a default is given by keyword.
     """
     metadata = {_STATED: About(**about)} | ({"static": True} if static else {})
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, kw_only=default is MISSING, metadata=metadata)
 
 
 def settings_of(kind: type, beyond: type = object) -> dict[str, Setting]:
@@ -125,7 +125,7 @@ def _plain(annotation: Any) -> Any:
     return None
 
 
-def made(kind: type, values: Mapping[str, Any], settings: Mapping[str, Setting], **others: Any) -> Any:
+def made(kind: Callable[..., Any], values: Mapping[str, Any], settings: Mapping[str, Setting], **others: Any) -> Any:
     """The part with these values of its settings. Numbers of a module become float32 arrays: they can be swept."""
     numbers = {name for name, each in settings.items() if each.swept and values.get(name) is not None}
     if not numbers:

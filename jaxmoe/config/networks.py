@@ -216,19 +216,10 @@ class OwnNetworkConfig(HardwareConfig):
 
     def topology(self) -> "AbstractTopology":
         """The network in B/s and s, all links alike."""
-        import jax.numpy as jnp
-
-        from jaxmoe.hardware.topology import filled
-
-        def network(bandwidth: Any, latency: Any) -> "AbstractTopology":
-            settings = self.settings_of_part(self.part)
-            links = {"link_bandwidth": bandwidth, "link_latency": latency}
-            return made(self.part, self.values_of_part(), settings, **links)
-
-        # How many links there are follows from the settings alone.
-        count = len(network(jnp.zeros(1), jnp.zeros(1)).link_ends)
-        numbers = (self.link.bandwidth_GB_per_s * GIGA, self.link.latency_ns * NANO)
-        return network(*(filled(count, number) for number in numbers))
+        link, settings = self.link, self.settings_of_part(self.part)
+        numbers = {"bandwidth": link.bandwidth_GB_per_s * GIGA, "latency": link.latency_ns * NANO}
+        network: AbstractTopology = made(self.part.uniform, self.values_of_part(), settings, **numbers)
+        return network
 
     @model_validator(mode="after")
     def _makes_a_network(self) -> "OwnNetworkConfig":

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import MISSING
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from pydantic import Field, GetCoreSchemaHandler, create_model
@@ -28,7 +29,7 @@ class OpenSection(Section):
     known: ClassVar[dict[str, Any]]
     registry: ClassVar[Registry[Any]]
     own: ClassVar[Any]  # the base of sections of registered parts
-    part: ClassVar[type]  # of a section of a registered part: its class
+    part: ClassVar[Any]  # of a section of a registered part: its class
 
     @classmethod
     def of_part(cls, name: str, part: type) -> "type[OpenSection]":
@@ -58,7 +59,7 @@ class OpenSection(Section):
         if not isinstance(name, str) or name in cls.known:
             return cls.known.get(name) if isinstance(name, str) else None
         try:
-            return cls.of_part(name, cls.registry[name]) if name in cls.registry else None
+            return _of_part(cls, name, cls.registry[name]) if name in cls.registry else None
         except (PartError, SettingError) as error:
             raise RuleError((cls.tag,), name, f"a part that can be used ({error})", "Repair it") from error
 
@@ -91,6 +92,12 @@ class OpenSection(Section):
             told = {"discriminator": repr(cls.tag), "tag": str(name), "expected_tags": known}
             raise PydanticKnownError("union_tag_invalid", told)
         return section.model_validate({cls.tag: name, **data})
+
+
+@lru_cache(maxsize=64)
+def _of_part(section: type[OpenSection], name: str, part: type) -> type[OpenSection]:
+    """One section for each part: scenarios of equal settings are equal."""
+    return section.of_part(name, part)
 
 
 # Fields of a section, made of settings.
