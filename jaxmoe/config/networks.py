@@ -4,7 +4,7 @@
 # ruff: noqa: N815
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 

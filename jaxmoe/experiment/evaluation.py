@@ -13,7 +13,6 @@ from jaxtyping import Array, Float
 from jaxmoe.compiling import SHORT, SOONER
 from jaxmoe.des import Fabric, LayerDescription, LayerReplay, Memory, replay_plan
 from jaxmoe.engine import LayerCosts, LayerModel, LayerTime, Overlap, Serial, evaluate, measured_time
-from jaxmoe.engine.schedule import STAGES
 from jaxmoe.engine.times import STAGES
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import Strategy

@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.engine import LayerTime
-from jaxmoe.engine.schedule import STAGES
 from jaxmoe.engine.times import STAGES
 from jaxmoe.hardware import Machine
 from jaxmoe.registry import METRICS, PartError

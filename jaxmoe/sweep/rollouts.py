@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.engine import LayerTime
-from jaxmoe.engine.schedule import STAGES
 from jaxmoe.engine.times import STAGES
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.simulation import iterations_of, setting_of

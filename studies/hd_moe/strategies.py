@@ -19,7 +19,7 @@ from jaxmoe.engine import LayerTime
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import Inputs
-from jaxmoe.experiment.strategies import Strategy, region_rings, strategy, strategy_settings
+from jaxmoe.experiment.strategies import Strategy, strategy, strategy_settings
 from jaxmoe.placement import expert_parallel_random, hybrid, tensor_parallel
 from jaxmoe.placement.exchange import Rings, exchange_of
 from jaxmoe.placement.named import region_rings

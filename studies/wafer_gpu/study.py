@@ -35,17 +35,18 @@ from runs import (
     double,
     homes,
     homes_in_turn,
+    layer_of,
     machine_of,
     measured,
     policy_of,
     requests_of,
+    rolled_out,
 )
 
 from jaxmoe.des import replay_slices
 from jaxmoe.engine import HostLink
 from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.files import read_table
-from jaxmoe.policies import run_policy
 from jaxmoe.systems.wafer_gpu import allocation_of
 from jaxmoe.tune.allocation import Task, allocation_bound, allocation_seconds
 
@@ -158,7 +159,7 @@ def agreement(model: str) -> Iterator[Row]:
         known = Case(model, drawn[:, :batch]).guidance(SETTINGS["top"])
         for machine, name in itertools.product(MACHINES, PUBLISHED):
             policy = policy_of(model, machine, **POLICIES[name])
-            times, traffic, asked, _ = jax.tree.map(np.asarray, run_policy(policy, machine_of(machine), costs, known))
+            _, times, (asked, traffic) = rolled_out(model, machine, policy, known)
             for at in ((0, 0), (1, 2), (19, 3)):  # step, layer
                 one = jax.tree.map(lambda leaf, at=at: leaf[at], asked)
                 replay = replay_slices(machine_of(machine), work_of(one), told(costs))
@@ -183,47 +184,45 @@ def allocated(allocation, *task):
 
 def bounds(model: str) -> Iterator[Row]:
     """Line 5: allocations beside the bound: decode step 10, two layers of every case."""
-    costs = MODELS[model].costs
     for machine in MACHINES:
-        chip = machine_of(machine)
-        names = ("home", "allo", "gradient", "linear_program")
-        own = {name: allocation_of(name, chip, costs) for name in names}
+        where = layer_of(model, machine)
+        dies, names = where.machine.num_nodes, ("home", "allo", "gradient", "linear_program")
+        own = {name: allocation_of(name, where) for name in names}
         for (batch, case), layer in itertools.product(cases(model), (0, 3)):
-            home = homes(model, chip.num_nodes)[layer]
-            local = home[:, None] == np.arange(chip.num_nodes)
+            home = homes(model, dies)[layer]
+            local = home[:, None] == np.arange(dies)
             chosen = case.experts[layer, :, PROMPT + 10]
             task = Task(np.bincount(chosen.ravel(), minlength=len(home)), home, local.astype(float))
             given = [jnp.asarray(each) for each in task]
             seconds = {
-                name: float(allocation_seconds(chip, costs, allocated(each, *given), task))
-                for name, each in own.items()
+                name: float(allocation_seconds(where, allocated(each, *given), task)) for name, each in own.items()
             }
             yield {
                 "model": model,
                 "machine": machine,
                 "batch": batch,
                 "layer": layer,
-                "bound_us": allocation_bound(chip, costs, task) * 1e6,
+                "bound_us": allocation_bound(where, task) * 1e6,
                 **{f"{name}_us": each * 1e6 for name, each in seconds.items()},
             }
 
 
 def doubled(model: str) -> Iterator[Row]:
     """Line 7: D2D of twice the bandwidth, with Algorithm 1's allocation as it was, and made anew."""
-    costs, drawn = MODELS[model].costs, requests_of(model, 4096)
+    drawn = requests_of(model, 4096)
     for batch, machine in itertools.product((1024, 4096), MACHINES):
-        chip = machine_of(machine)
-        faster = eqx.tree_at(lambda m: m.topology.link_bandwidth, chip, chip.topology.link_bandwidth * 2)
-        allo, anew = (allocation_of("allo", each, costs) for each in (chip, faster))
-        for layer, home in enumerate(homes(model, chip.num_nodes)):
-            local = home[:, None] == np.arange(chip.num_nodes)
+        own, dies = layer_of(model, machine), machine_of(machine).num_nodes
+        faster = eqx.tree_at(lambda m: m.machine.topology.link_bandwidth, own, replace_fn=lambda rate: rate * 2)
+        allo, anew = (allocation_of("allo", each) for each in (own, faster))
+        for layer, home in enumerate(homes(model, dies)):
+            local = home[:, None] == np.arange(dies)
             counts = np.bincount(drawn[layer, :batch, PROMPT + 10].ravel(), minlength=len(home))
             task = Task(counts, home, local.astype(float))
             plan, other = (allocated(each, *(jnp.asarray(leaf) for leaf in task)) for each in (allo, anew))
             seconds = {
-                "allo": allocation_seconds(chip, costs, plan, task),
-                "kept": allocation_seconds(faster, costs, plan, task),
-                "anew": allocation_seconds(faster, costs, other, task),
+                "allo": allocation_seconds(own, plan, task),
+                "kept": allocation_seconds(faster, plan, task),
+                "anew": allocation_seconds(faster, other, task),
             }
             yield {
                 "model": model,

@@ -20,7 +20,6 @@ class WaferGPUSettings(SystemSettings):
     plan = "ep_random"
     whole_experts = True
     takes_exchange = False
-    schedules = "own"
     keeps_requests = True
     goes = {  # noqa: RUF012
         "placement": f"{WHOLE}, its home",
@@ -33,7 +32,6 @@ class WaferGPUSettings(SystemSettings):
         "exchange": "weights travel to requests; vectors are not counted, as in the paper",
         "gate": "weights travel to tokens, and no token to its experts",
         "balancer": "allocation evens loads out in every step",
-        "schedule": "reads and products overlap slice by slice, in an order of their own",
     }
 
     allocation: Literal["base", "home", "allo", "gradient", "linear_program"] = _assignment(
