@@ -1,8 +1,8 @@
 from . import config as config
 from . import des as des
+from . import engine as engine
 from . import experiment as experiment
 from . import hardware as hardware
-from . import latency as latency
 from . import models as models
 from . import network as network
 from . import placement as placement
@@ -13,13 +13,13 @@ from . import systems as systems
 from . import traces as traces
 from . import tune as tune
 from . import units as units
+from .engine import LayerCosts as LayerCosts
+from .engine import LayerModel as LayerModel
+from .engine import LayerTime as LayerTime
+from .engine import evaluate as evaluate
 from .hardware import Die as Die
 from .hardware import Machine as Machine
 from .hardware import Mesh as Mesh
-from .latency import LayerCosts as LayerCosts
-from .latency import LayerModel as LayerModel
-from .latency import LayerTime as LayerTime
-from .latency import evaluate as evaluate
 from .models import MoEModel as MoEModel
 from .placement import Placement as Placement
 from .traces import Batch as Batch

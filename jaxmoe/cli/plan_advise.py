@@ -12,6 +12,7 @@ from rich.table import Table
 from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.config import build_layer_model, build_model
+from jaxmoe.engine.copies import replica_model
 from jaxmoe.experiment.advice import Advice, Case, advice_report, alternatives
 from jaxmoe.experiment.advice import advise as advised
 from jaxmoe.experiment.clock import StageClock
@@ -19,7 +20,6 @@ from jaxmoe.experiment.inputs import OptionError, hints_of
 from jaxmoe.experiment.replica_plans import placed_for_time, serving_scenario
 from jaxmoe.experiment.slot_plans import plan_report, windows_of
 from jaxmoe.experiment.summary import surroundings
-from jaxmoe.engine.copies import replica_model
 from jaxmoe.models import MoEModel
 from jaxmoe.placement.replica_choice import choice_of
 from jaxmoe.placement.slot_files import FORMATS, read_slot_plan, suffix_of_engine, write_slot_plan

@@ -19,12 +19,12 @@ from jaxmoe.codesign.run import HardwareResult, Met
 from jaxmoe.codesign.space import SYSTEM, read_space
 from jaxmoe.config import Scenario, resolved
 from jaxmoe.config.loader import override_values
+from jaxmoe.engine import LayerTime
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.strategies import STANDARD
 from jaxmoe.experiment.summary import per_layer, surroundings
 from jaxmoe.files import atomic_write
-from jaxmoe.engine import LayerTime
 from jaxmoe.placement import write_plan
 from jaxmoe.plotting import plot_starts
 from jaxmoe.plotting.style import time_unit

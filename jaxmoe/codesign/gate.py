@@ -143,9 +143,7 @@ def _segment(
         def layer(table, share, batches):
             gate = GateBias(table, jnp.asarray(TEMPERATURE))
             decisions, reduction = Decisions(share, gate=gate), SmoothMax(jnp.asarray(MAX_TEMPERATURE))
-            seconds = over_batches(
-                lambda batch: model.time(decisions, batch, reduction).total, batches, share.shape[1]
-            )
+            seconds = over_batches(lambda batch: model.time(decisions, batch, reduction).total, batches, share.shape[1])
             return seconds.mean(), lost(gate, batches)
 
         seconds, away = jax.vmap(layer)(table, share, batches)

@@ -14,8 +14,8 @@ from jaxtyping import Array, Float
 from jaxmoe.codesign.family import Arguments, Family, Settings, family_of
 from jaxmoe.codesign.space import PLAN, SYSTEM, Constraint, HardwareSpace, SpaceFile, read_constraint
 from jaxmoe.codesign.system import system_outcome
-from jaxmoe.experiment.strategies import STANDARD, Strategy
 from jaxmoe.engine import LayerTime
+from jaxmoe.experiment.strategies import STANDARD, Strategy
 from jaxmoe.relax import AbstractReduction
 from jaxmoe.sweep.evaluation import Given, outcome_at
 from jaxmoe.sweep.expressions import Expression, ExpressionError

@@ -21,11 +21,11 @@ from jaxmoe.codesign.ways import Ways
 from jaxmoe.codesign.whole import best_whole
 from jaxmoe.codesign.worth import Met, met_constraints
 from jaxmoe.config import Scenario, unstated_energy
+from jaxmoe.engine import LayerTime
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import Strategy
-from jaxmoe.engine import LayerTime
 from jaxmoe.sweep.metrics import METRICS, Outcome
 from jaxmoe.sweep.points import SweepError
 from jaxmoe.threads import beside

@@ -8,10 +8,10 @@ from jaxtyping import Array, Float
 
 from jaxmoe.codesign.space import PLAN
 from jaxmoe.compiling import SOONER
+from jaxmoe.engine import LayerModel, LayerTime
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.simulation import setting_of
 from jaxmoe.experiment.strategies import Strategy
-from jaxmoe.engine import LayerModel, LayerTime
 from jaxmoe.relax import AbstractReduction
 from jaxmoe.sweep.evaluation import Given
 from jaxmoe.sweep.metrics import Outcome

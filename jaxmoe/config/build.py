@@ -19,6 +19,7 @@ from jaxmoe.config.model import build_model
 from jaxmoe.config.networks import ClustersConfig, HardwareConfig, MeshConfig, TorusConfig, UniformConfig, WafersConfig
 from jaxmoe.config.schema import Scenario
 from jaxmoe.config.tuning import TuningConfig
+from jaxmoe.engine import EvenPart, EvenParts, LayerCosts, LayerModel, schedule_of
 from jaxmoe.hardware import (
     AbstractTopology,
     Die,
@@ -37,7 +38,6 @@ from jaxmoe.hardware import (
 from jaxmoe.hardware.machine import AbstractGemm, GemmError, TiledGemm, read_gemm_table
 from jaxmoe.hardware.networks import link_ends
 from jaxmoe.hardware.topology import filled
-from jaxmoe.engine import EvenPart, EvenParts, LayerCosts, LayerModel, schedule_of
 from jaxmoe.network import AbstractExchange, Congestion, Contention, build_exchange, passages_of
 from jaxmoe.network.contention import Order
 from jaxmoe.placement.exchange import ExchangeError

@@ -70,7 +70,10 @@ class GroupedAttention(AbstractStages):
         nodes, own = topology.num_nodes, tokens / self.groups
         read = self.weight_bytes + own * self.context_bytes
         moved = 2 * own * self.vector_bytes  # vectors in, partial results out
-        return Work(*(jnp.broadcast_to(each, (nodes,)) for each in (own * self.flops_per_token, read, moved)))
+        flops, weights, vectors = (
+            jnp.broadcast_to(each, (nodes,)) for each in (own * self.flops_per_token, read, moved)
+        )
+        return Work(flops, weights, vectors)
 
 
 def grouped_attention(

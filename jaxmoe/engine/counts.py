@@ -26,7 +26,6 @@ from jaxmoe.placement.slot_loads import per_slot, repeated
 from jaxmoe.placement.slots import EMPTY
 from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax
 
-
 # Where vectors travel: a node returns its results to the holders of their group, in equal parts (`TokenLayout.parts`);
 # what it fetches from them comes over the same links reversed.
 

@@ -1,4 +1,4 @@
-"""What is decided for one layer and step: data, and no times. What decisions ask of the machine is lowered from them."""
+"""Decisions for one layer and step: data, and no times. Stages are lowered from them."""
 
 import abc
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Kinds of demand: what a stage asks of the machine, each with its usage of resources.
 
-A new kind is rare. Traffic is of flows, of a matrix, of rounds, or of loads of links; `Work` is of nodes; `InTurn` joins
-several. `jaxmoe.engine.fetch` and the pipelines of `jaxmoe.engine.streaming` are kinds of their own.
+A new kind is rare. Traffic is of flows, of a matrix, of rounds, or of loads of links; `Work` is of nodes; `InTurn`
+joins several. Reads of `jaxmoe.engine.fetch` and the pipelines of `jaxmoe.engine.streaming` are kinds of their own.
 """
 
 import abc
@@ -186,4 +186,3 @@ class Fixed(AbstractDemand):
 
     def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:
         return Usage(seconds=self.seconds, busy={}, amount={}, delay=self.seconds)
-

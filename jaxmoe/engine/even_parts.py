@@ -28,7 +28,7 @@ class EvenPart(eqx.Module):
         """Work of every node in one step of `tokens` tokens."""
         moved = (self.weight_bytes + self.bytes_per_token * tokens) / nodes
         flops = tokens / nodes * self.flops_per_token
-        return Work(*(jnp.broadcast_to(each, (nodes,)) for each in (flops, moved, jnp.zeros(()))))
+        return Work(jnp.broadcast_to(flops, (nodes,)), jnp.broadcast_to(moved, (nodes,)), jnp.zeros(nodes))
 
     def seconds(self, machine: Machine, tokens: Float[Array, ""]) -> Float[Array, ""]:
         """Time of one step of `tokens` tokens: that of the slowest node, s."""

@@ -42,7 +42,10 @@ class FetchCosts(eqx.Module):
 
 
 class HostLink(eqx.Module):
-    """PCIe to a host whose processor decides the allocation of a layer (V-F): `fixed` seconds for both ways, and the table up and the plan down at its rate."""
+    """PCIe to a host whose processor decides the allocation of a layer (V-F).
+
+    `fixed` seconds for both ways, and the table up and the plan down at its rate.
+    """
 
     bandwidth: Float[Array, ""] = eqx.field(converter=as_number)  # B/s
     fixed: Float[Array, ""] = eqx.field(converter=as_number)  # s
@@ -66,7 +69,6 @@ class Fetches(eqx.Module):
     local: Float[Array, "*lead expert die"]
     copied: Float[Array, "*lead expert die"]
     hits: Float[Array, "*lead expert die"] | None = None
-
 
     def reads(self, costs: FetchCosts, support: AbstractSupport) -> "Reads":
         """Who reads what from where. Relaxed by `support`, an expert is read to the degree that a die computes it.

@@ -49,6 +49,10 @@ class AbstractLayer(eqx.Module):
 
     machine: eqx.AbstractVar[Machine]
 
+    def under(self, exchange: AbstractExchange) -> "AbstractLayer":
+        """The layer with another exchange. Raises `ValueError` where it has none to choose."""
+        raise ValueError(f"a {type(self).__name__} has no exchange to choose")
+
     @abc.abstractmethod
     def time(
         self,
@@ -110,6 +114,9 @@ class LayerModel(AbstractLayer):
             decisions.whole(self),
             reduction,
         )
+
+    def under(self, exchange: AbstractExchange) -> "LayerModel":
+        return replace(self, exchange=exchange)
 
     def blank(self, tokens: Batch) -> Decisions:
         return Decisions(jnp.zeros((tokens.experts.shape[0], 1, self.machine.num_nodes)))

@@ -3,7 +3,6 @@
 import abc
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import equinox as eqx
@@ -28,8 +27,8 @@ class AbstractMethod(eqx.Module):
     """Decides for every layer of a step: one batch of tokens that goes through all layers.
 
     A pytree of what was fitted, whose `init` and `step` work under `jit`, `vmap` and `lax.scan`. `precision` is what
-    its arithmetic needs, `differentiable` whether gradients pass its decisions. A `memoryless` method decides every step
-    by itself, from its tokens alone: steps are then timed side by side.
+    its arithmetic needs, `differentiable` whether gradients pass its decisions. A `memoryless` method decides every
+    step by itself, from its tokens alone: steps are then timed side by side.
     """
 
     precision: ClassVar[Literal["float32", "float64"]] = "float32"
@@ -165,7 +164,7 @@ def _priced(
     """Times of all layers of a step, [layer]."""
 
     def priced(layer: AbstractLayer, decisions: Any, tokens: Any) -> LayerTime:
-        return jax.vmap(lambda *given: layer.time(*given, reduction, support))(decisions, tokens)
+        return jax.vmap(lambda decided, each: layer.time(decided, each, reduction, support))(decisions, tokens)
 
     if exchanges is None:
         return priced(layer, decisions, tokens)
@@ -173,7 +172,7 @@ def _priced(
     order: list[int] = []
     for exchange, rows in zip(exchanges.exchanges, exchanges.rows, strict=True):
         some = jax.tree.map(lambda leaf, at=rows: leaf[np.array(at)], (decisions, tokens))
-        parts.append(priced(replace(layer, exchange=exchange), *some))
+        parts.append(priced(layer.under(exchange), *some))
         order += rows
     back = np.argsort(order)
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[back], *parts)

@@ -16,6 +16,7 @@ import abc
 import re
 from collections.abc import Iterable, Mapping
 from functools import reduce
+from itertools import pairwise
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -84,7 +85,7 @@ class Overlap(AbstractSchedule):
         def served(server: Server) -> list[Seconds]:
             return [stage.usage.seconds.sum() for stage in stages if stage.server == server]
 
-        sums = [reduce(jnp.add, each) for each in map(served, ("network", "nodes")) if each]
+        sums = [reduce(jnp.add, each) for each in (served("network"), served("nodes")) if each]
         beside = [_last(sums, reduction)] if sums else []
         return reduce(jnp.add, [*served("machine"), *beside])
 
@@ -117,7 +118,7 @@ def _around_nodes(stages: list[Priced], schedule: str) -> tuple[Parts, Parts, Pa
     Raises `ScheduleError` for stages that are not of this form.
     """
     at = [place for place, stage in enumerate(stages) if stage.server == "nodes"]
-    chain = all(stage.before[-1:] == (other.name,) for other, stage in zip(stages, stages[1:], strict=False))
+    chain = all(stage.before[-1:] == (other.name,) for other, stage in pairwise(stages))
     for stage in stages:
         if stage.server == "machine" or stage.split == "whole":
             raise ScheduleError(

@@ -17,11 +17,11 @@ ATTENTION, EXPERTS, MOVEMENTS = "attention", "experts", "movements"  # blocks of
 class Limit(NamedTuple):
     """What limits a stage: a kind of resource, its number, and seconds.
 
-    `kind` is `link`, `port`, `pair`, `compute`, the name of a memory level, or `latency` (`index` -1).
+    `kind` is `link`, `port`, `pair`, `compute`, the name of a memory level, or `latency` (`number` -1).
     """
 
     kind: str
-    index: int
+    number: int
     seconds: float
 
 
@@ -110,6 +110,10 @@ class LayerTime(eqx.Module):
         """Times whose busy seconds are means over the first leading axis, the batches of a layer."""
         return eqx.tree_at(lambda t: t.busy, self, jax.tree.map(lambda leaf: leaf.mean(axis=0), self.busy))
 
+    def without_busy(self) -> "LayerTime":
+        """Times without what keeps resources busy, which is large over many steps."""
+        return LayerTime(self.stages, {}, self.total, self.energy, self.delay, self.blocks)
+
     def as_numpy(self) -> "LayerTime":
         """All leaves as float64 NumPy arrays."""
         return jax.tree.map(lambda leaf: np.asarray(leaf, float), self)
@@ -124,7 +128,7 @@ class LayerTime(eqx.Module):
         found = Limit(LATENCY, -1, float(np.mean(self.delay.get(stage, 0.0))))
         for kind, seconds in self.busy.get(stage, {}).items():
             flat = np.asarray(seconds, float)
-            if kind == NODE and len(self.busy[stage]) > 1 or not flat.size:
+            if (kind == NODE and len(self.busy[stage]) > 1) or not flat.size:
                 continue
             each = flat.reshape(-1, flat.shape[-1]).mean(axis=0)
             if each.max() >= found.seconds:

@@ -15,6 +15,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.config import Scenario, build_layer_model, build_model
 from jaxmoe.config.build import build_even_parts
+from jaxmoe.engine import Decisions, EvenParts, LayerModel
+from jaxmoe.engine.copies import ReplicaModel, replica_model
 from jaxmoe.experiment.rebalancing import (
     Policy,
     moving_seconds,
@@ -22,8 +24,6 @@ from jaxmoe.experiment.rebalancing import (
 )
 from jaxmoe.experiment.replica_plans import EXCHANGE, drawn_tokens, served_by, token_seconds
 from jaxmoe.experiment.slot_plans import balance
-from jaxmoe.engine import Decisions, EvenParts, LayerModel
-from jaxmoe.engine.copies import ReplicaModel, replica_model
 from jaxmoe.network import build_exchange
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.placement.replica_choice import ReplicaChoice

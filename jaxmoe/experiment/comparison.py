@@ -6,12 +6,12 @@ from importlib.util import find_spec
 import numpy as np
 
 from jaxmoe.config import build_tuner_settings
+from jaxmoe.engine import LayerTime
 from jaxmoe.experiment.clock import Report, StageClock
 from jaxmoe.experiment.evaluation import Replay, is_simulated, replay, score
 from jaxmoe.experiment.inputs import Inputs, OptionError
 from jaxmoe.experiment.strategies import GATHERED, TUNED, Strategy, strategy
 from jaxmoe.experiment.validation import fitted_gamma
-from jaxmoe.engine import LayerTime
 from jaxmoe.placement import PlanError
 from jaxmoe.placement.placement import Mode
 from jaxmoe.threads import beside, side_by_side

@@ -13,13 +13,13 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.compiling import SHORT, SOONER
 from jaxmoe.des import Fabric, LayerDescription, LayerReplay, Memory, replay_plan
+from jaxmoe.engine import LayerModel, LayerTime, Overlap, Serial, evaluate, measured_time
+from jaxmoe.engine.times import STAGES
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.hardware import Machine
 from jaxmoe.hardware.energy import Joules, added
 from jaxmoe.hardware.machine import AbstractGemm, MeasuredGemm, TiledGemm
-from jaxmoe.engine import LayerModel, LayerTime, Overlap, Serial, evaluate
-from jaxmoe.engine.times import STAGES
 from jaxmoe.network import AbstractExchange
 from jaxmoe.placement.exchange import exchange_of
 from jaxmoe.placement.placement import Mode
@@ -187,7 +187,7 @@ def _layer_time(rows: list[list[LayerReplay]], machine: Machine) -> LayerTime:
     busy: dict[str, Any] = {"dispatch": links("dispatch"), "compute": nodes, "combine": links("combine")}
     energy = [[_energy(machine, seen) for seen in row] for row in rows]
     parts = {name: np.array([[each[name] for each in row] for row in energy]) for name in energy[0][0]}
-    return LayerTime(stages, busy, each(lambda seen: seen.total_s), parts)
+    return measured_time(stages, busy, each(lambda seen: seen.total_s), parts)
 
 
 def _energy(machine: Machine, seen: LayerReplay) -> Joules:

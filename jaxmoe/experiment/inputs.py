@@ -21,10 +21,10 @@ from jaxmoe.config import (
     load_scenario,
 )
 from jaxmoe.des import Fabric, fabric_of
+from jaxmoe.engine import LayerModel
 from jaxmoe.errors import InputError
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.machine import MeasuredGemm
-from jaxmoe.engine import LayerModel
 from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement.exchange import ALONE

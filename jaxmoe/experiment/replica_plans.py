@@ -10,11 +10,11 @@ from jaxtyping import Float, Int
 
 from jaxmoe.config import Scenario, load_hardware, load_model
 from jaxmoe.des import LayerReplay, replay_plan
+from jaxmoe.engine import LayerTime, evaluate
+from jaxmoe.engine.copies import ReplicaModel
 from jaxmoe.experiment.evaluation import describe
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.rebalancing import step_seconds
-from jaxmoe.engine import LayerTime, evaluate
-from jaxmoe.engine.copies import ReplicaModel
 from jaxmoe.placement.replica_choice import serving_nodes, serving_parts
 from jaxmoe.placement.slots import copies_of_slots, share_of_slots
 from jaxmoe.traces import Batch

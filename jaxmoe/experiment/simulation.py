@@ -9,13 +9,12 @@ import numpy as np
 
 from jaxmoe.config import HardwareConfig
 from jaxmoe.config.networks import ClustersConfig, UniformConfig, WafersConfig
+from jaxmoe.engine import LayerTime
 from jaxmoe.experiment.clock import Report, StageClock
 from jaxmoe.experiment.evaluation import describe
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.experiment.validation import Figures, agreement
-from jaxmoe.engine import LayerTime
-from jaxmoe.engine.schedule import PHASES
 from jaxmoe.systems import AbstractRun, Rolled, Setting, system_of
 from jaxmoe.traces import Batch, GatingTrace, request_batches, sample_batches, successive_batches
 
@@ -81,10 +80,9 @@ class Simulation:
 
     @property
     def stages(self) -> list[str]:
-        """Names of the stages of any run, in the order of a layer; others last."""
-        names = {name for run in self.runs.values() for name in run.time.stages}
-        order = [name for before, nodes, after in PHASES for name in (*before, nodes, *after) if name in names]
-        return order + sorted(names - {*order})
+        """Names of the stages of any run, in the order of the run that has most of them."""
+        orders = sorted((run.time.order for run in self.runs.values()), key=len, reverse=True)
+        return [*dict.fromkeys(name for order in orders for name in order)]
 
     @property
     def speedup(self) -> float:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxmoe.engine import is_tensor_parallel
 from jaxmoe.experiment.inputs import Inputs, OptionError
 from jaxmoe.hardware.cuts import square_cut
-from jaxmoe.engine import is_tensor_parallel
 from jaxmoe.placement import (
     Placement,
     PlanError,

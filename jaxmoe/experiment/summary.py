@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.config import build_even_parts, resolved, unstated_energy
+from jaxmoe.engine.times import STAGES
 from jaxmoe.experiment.comparison import Comparison
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
 from jaxmoe.experiment.strategies import TUNED
 from jaxmoe.experiment.validation import agreement
-from jaxmoe.engine.times import STAGES
 from jaxmoe.models import ModelError
 from jaxmoe.tune import History, TuneResult
 

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.des import replay_layer
+from jaxmoe.engine import LayerTime, evaluate
 from jaxmoe.experiment.clock import Report, StageClock
 from jaxmoe.experiment.evaluation import Replay, describe, replay, score
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import Strategy
-from jaxmoe.engine import LayerTime, evaluate
 from jaxmoe.placement import expert_parallel_random
 from jaxmoe.placement.strategies import filled_in_order
 from jaxmoe.traces import sample_batches

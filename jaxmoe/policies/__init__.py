@@ -20,10 +20,6 @@ from jaxmoe.policies.forecast import CrossLayer as CrossLayer
 from jaxmoe.policies.forecast import MovingAverage as MovingAverage
 from jaxmoe.policies.forecast import PerfectForecast as PerfectForecast
 from jaxmoe.policies.forecast import StaticForecast as StaticForecast
-from jaxmoe.policies.method import AbstractMethod as AbstractMethod
-from jaxmoe.policies.method import LayerExchanges as LayerExchanges
-from jaxmoe.policies.method import StaticPlan as StaticPlan
-from jaxmoe.policies.method import rollout as rollout
 from jaxmoe.policies.migration import Windows as Windows
 from jaxmoe.policies.prebroadcast import AbstractAllowance as AbstractAllowance
 from jaxmoe.policies.prebroadcast import FixedAllowance as FixedAllowance

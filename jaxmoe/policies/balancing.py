@@ -7,7 +7,8 @@ have arrived the copies before go on serving, so a node has memory for what it g
 """
 
 import abc
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -15,24 +16,24 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxmoe.engine import AbstractMethod, CountModel, LayerTime, Migration, SlotDecisions, rollout
 from jaxmoe.errors import InputError
 from jaxmoe.hardware import Machine
-from jaxmoe.engine import LayerModel, LayerTime
-from jaxmoe.engine.counts import CountModel
-from jaxmoe.placement.slot_loads import excess_over_mean, node_loads
+from jaxmoe.network import link_loads
 from jaxmoe.placement.eplb import eplb
+from jaxmoe.placement.slot_loads import excess_over_mean, node_loads
 from jaxmoe.placement.slots import EMPTY
-from jaxmoe.policies.forecast import AbstractForecast, State
+from jaxmoe.policies.forecast import AbstractForecast, Loads, State
 from jaxmoe.policies.migration import (
     Moves,
     Slots,
     Windows,
     iterations_needed,
-    link_seconds,
     moves_between,
 )
 from jaxmoe.policies.shadow_slots import Choice, fill_shadow_slots
 from jaxmoe.relax import largest
+from jaxmoe.traces import Batch
 from jaxmoe.units import GIGA
 
 # Rules that choose slots.
@@ -116,24 +117,12 @@ class BalancerState(NamedTuple):
     since: Float[Array, ""]  # iterations since the last migration began
 
 
-class Balanced(NamedTuple):
-    """What was decided for an iteration."""
-
-    slots: Slots
-    target: Slots  # what slots will be when all weights that travel have arrived
-    seconds: Float[Array, ""]  # that inference waits for weights
-    experts_moved: Float[Array, " layer"]
-    expert_hops: Float[Array, " layer"]
-    imbalance: Float[Array, ""]  # expected, Eq. 2: over all layers
-    triggered: Bool[Array, ""]
-    needed: Float[Array, ""]  # seconds of the busiest link for what was decided to move
-
-
-class Balancer(eqx.Module):
+class Balancer(AbstractMethod):
     """A rule with its trigger, its forecast and its way to move weights.
 
     `entry` is the node of the edge through which a node reaches disks; without it weights come from the nearest copy.
-    `windows` are those of a non-invasive balancer, `None` of an invasive one.
+    `windows` are those of a non-invasive balancer, `None` of an invasive one. `homes` are those of tokens, where a
+    layout has them.
     """
 
     rule: AbstractRule
@@ -144,6 +133,9 @@ class Balancer(eqx.Module):
     beta: Float[Array, ""]
     windows: Windows | None = None
     entry: Int[Array, " node"] | None = None
+    homes: Int[Array, " token"] | None = None
+    expert_bytes: Float[Array, ""] = eqx.field(kw_only=True)  # B of weights
+    experts: int = eqx.field(static=True, kw_only=True)  # of a layer
 
     def __check_init__(self) -> None:
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
@@ -156,38 +148,40 @@ class Balancer(eqx.Module):
         return BalancerState(self.forecast.init(), start, start, start, jnp.zeros(()), links, never)
 
     def step(
-        self,
-        model: CountModel | LayerModel,
-        state: BalancerState,
-        loads: Float[Array, "layer expert"],
-        idle: Float[Array, " link"],
-    ) -> tuple[BalancerState, Balanced]:
-        """The state after an iteration of `loads`, and what was decided just before it.
+        self, machine: Machine, state: BalancerState, tokens: Batch | Loads, last: LayerTime
+    ) -> tuple[BalancerState, SlotDecisions]:
+        """The state after an iteration, and slots decided just before it; loads of its tokens only serve the forecast.
 
-        `idle` is for how long the iteration before left links idle in the windows. Loads only serve the forecast.
+        Weights that travel have come further by what the iteration before left idle. The facts of the decisions are
+        `target`, what slots will be when all weights that travel have arrived; `experts_moved` and `expert_hops`
+        [layer]; `imbalance`, expected, of Eq. 2 over all layers; `triggered`; `needed`, seconds of the busiest link for
+        what was decided to move; and `excess`, of device loads over their mean, as they came [layer].
         """
+        loads = loads_of(tokens, self.experts)
         remembered, expected = self.forecast.step(state.forecast, loads)
-        state = _arrived(state._replace(forecast=remembered), idle)
+        state = state._replace(forecast=remembered)
+        if self.windows is not None:
+            state = _arrived(state, self.windows.idle(last))
         imbalance = excess_over_mean(jax.vmap(node_loads)(state.slots, expected)).sum()
         ready = (state.left <= 0) & (state.since > self.beta)
         triggered = ready & (imbalance > self.alpha)
-        layers, links = loads.shape[0], model.machine.topology.num_links
+        layers, topology = loads.shape[0], machine.topology
 
         def choose() -> tuple[Slots, Moves, Float[Array, " link"]]:
             target = self.rule(expected, state.resident)
             moves = moves_between(state.resident, target, self.distance, self.entry)
-            return target, moves, link_seconds(model.machine.topology, moves, model.costs.expert_bytes)
+            return target, moves, link_loads(topology, moves.traffic)
 
         def keep() -> tuple[Slots, Moves, Float[Array, " link"]]:
             nothing = Moves(jnp.zeros_like(self.distance), jnp.zeros(layers), jnp.zeros(layers))
-            return state.slots, nothing, jnp.zeros(links)
+            return state.slots, nothing, jnp.zeros(topology.num_links)
 
-        target, moves, needed = jax.lax.cond(triggered, choose, keep)
+        target, moves, carried = jax.lax.cond(triggered, choose, keep)
+        needed = carried * self.expert_bytes / topology.link_rate
         moving = moves.per_layer.sum() > 0
         # Slots that need no weights serve at once, and so do all of an invasive balancer.
         at_once = ~moving if self.windows is not None else jnp.asarray(True)
         serve_now = triggered & at_once
-        waits = jnp.zeros(()) if self.windows is not None else largest(needed)
         begun = triggered & moving
         after = BalancerState(
             state.forecast,
@@ -198,8 +192,40 @@ class Balancer(eqx.Module):
             jnp.where(begun & ~at_once, needed, state.needed),
             jnp.where(begun, 1.0, state.since + 1),
         )
-        moved = (moves.per_layer, moves.hops)
-        return after, Balanced(after.slots, after.target, waits, *moved, imbalance, triggered, largest(needed))
+        facts = {
+            "target": after.target,
+            "experts_moved": moves.per_layer,
+            "expert_hops": moves.hops,
+            "imbalance": jnp.broadcast_to(imbalance, layers),
+            "triggered": jnp.broadcast_to(triggered, layers),
+            "needed": jnp.broadcast_to(largest(needed), layers),
+            "excess": excess_over_mean(jax.vmap(node_loads)(after.slots, loads)),
+        }
+        return after, SlotDecisions(
+            after.slots, self.experts, self._homes(layers), self._waiting(moves, carried), facts
+        )
+
+    def _waiting(self, moves: Moves, carried: Float[Array, " link"]) -> Migration:
+        """What inference waits for, divided among layers as experts move; nothing where weights use idle links."""
+        layers = len(moves.per_layer)
+        part = moves.per_layer / jnp.maximum(moves.per_layer.sum(), 1)
+        part = part if self.windows is None else jnp.zeros_like(part)
+        return Migration(jnp.broadcast_to(carried, (layers, *carried.shape)), part)
+
+    def _homes(self, layers: int) -> Int[Array, "layer token"] | None:
+        return None if self.homes is None else jnp.broadcast_to(self.homes, (layers, *self.homes.shape))
+
+
+def loads_of(tokens: Batch | Loads, experts: int) -> Float[Array, "layer expert"]:
+    """Choices of every expert in all layers, of tokens or of counts [layer, *group, expert]."""
+    if not isinstance(tokens, Batch):
+        return tokens.reshape(len(tokens), -1, experts).sum(axis=1)
+
+    def counted(batch: Batch) -> Float[Array, " expert"]:
+        chosen = jnp.where(batch.experts < 0, experts, batch.experts)
+        return jnp.zeros(experts + 1).at[chosen].add(batch.weight[:, None])[:experts]
+
+    return jax.vmap(counted)(tokens)
 
 
 def _arrived(state: BalancerState, idle: Float[Array, " link"]) -> BalancerState:
@@ -255,18 +281,21 @@ def check_slots_fit(
         )
 
 
-# A balancer run over iterations.
+# A balancer run over the loads of many iterations.
 
 
 class Iterations(NamedTuple):
-    """Times [step, layer], without what keeps resources busy, and what was decided, [step, ...], without slots."""
+    """Times [step, layer], without what keeps resources busy, and the facts of the decisions, [step, layer, ...]."""
 
     time: LayerTime
-    decided: Balanced
-    excess: Float[Array, "step layer"]  # of device loads over their mean, as they came
+    facts: Mapping[str, Any]
+
+    @property
+    def excess(self) -> Float[Array, "step layer"]:
+        """(max - mean) / mean of device loads, as they came."""
+        return self.facts["excess"]
 
 
-@eqx.filter_jit
 def balanced_rollout(
     balancer: Balancer, model: CountModel, loads: Float[Array, "step layer *group expert"]
 ) -> Iterations:
@@ -274,21 +303,9 @@ def balanced_rollout(
 
     Every iteration has a stage `migration`: what inference waits for weights, divided among layers as experts moved.
     """
+    return Iterations(*rollout(balancer, model, jnp.swapaxes(loads, 0, 1), keep=_figures)[1:])
 
-    def step(carry, given: Float[Array, "layer *group expert"]):
-        state, idle = carry
-        layers, experts = given.shape[0], given.shape[-1]
-        summed = given.reshape(layers, -1, experts).sum(axis=1)
-        state, decided = balancer.step(model, state, summed, idle)
-        times = jax.vmap(model)(decided.slots, given)
-        if balancer.windows is not None:
-            idle = balancer.windows.idle(times)
-        moved = decided.experts_moved
-        migration = decided.seconds * moved / jnp.maximum(moved.sum(), 1)
-        charged = LayerTime(times.stages | {"migration": migration}, {}, times.total + migration)
-        excess = excess_over_mean(jax.vmap(node_loads)(decided.slots, summed))
-        nothing = jnp.zeros(())
-        return (state, idle), Iterations(charged, decided._replace(slots=nothing, target=nothing), excess)
 
-    idle = jnp.zeros(model.machine.topology.num_links)
-    return jax.lax.scan(step, (balancer.init(model.machine), idle), loads)[1]
+def _figures(decisions: SlotDecisions, time: LayerTime) -> tuple[LayerTime, Mapping[str, Array]]:
+    """Keep no slots, and of times what is small."""
+    return time.without_busy(), {name: fact for name, fact in decisions.facts.items() if name != "target"}

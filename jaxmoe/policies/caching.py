@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxmoe.hardware import Machine
 from jaxmoe.engine.fetch import FetchCosts, Fetches, fetch_demand, fetch_time, traffic_figures
 from jaxmoe.engine.times import LayerTime
+from jaxmoe.hardware import Machine
 from jaxmoe.placement.placement import PlanError
 
 Allocation = Callable[..., Int[Array, "expert die"]]  # called as `task_allocation` says

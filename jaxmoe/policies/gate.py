@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.hardware import AbstractTopology
+from jaxmoe.engine.all_to_all import assignment_copies, chosen_by_source
 from jaxmoe.engine.gating import biased, biased_choices, changed_part, chosen_experts, retained_mass
+from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.pairwise import AllToAll
 from jaxmoe.network.time_models import AlphaBeta
 from jaxmoe.relax import HardMax
@@ -35,31 +36,6 @@ def choose(logits: Float[Array, "*lead token expert"], top_k: int) -> Choice:
     """The largest K logits and their softmax (Eq. 4 and 5); of equal ones the expert of the lower number."""
     largest, experts = jax.lax.top_k(logits, top_k)
     return Choice(experts.astype(jnp.int32), jax.nn.softmax(largest, axis=-1))
-
-
-# Where a pass sends vectors (Eq. 8 and 10).
-
-
-def chosen_by_source(
-    chosen: Float[Array, "token expert"], source: Int[Array, " token"], nodes: int
-) -> Float[Array, "node expert"]:
-    """How often tokens of every node chose every expert, S' A of Eq. 10; `chosen` is 1 where they did, or a part."""
-    return jax.ops.segment_sum(chosen, source, nodes)
-
-
-def assignment_copies(
-    chosen: Float[Array, "token expert"], source: Int[Array, " token"], share: Float[Array, "expert node"]
-) -> Float[Array, "node node2"]:
-    """Copies from every source to every node: one for each expert chosen there (Eq. 8 and 10)."""
-    return chosen_by_source(chosen, source, share.shape[1]) @ share
-
-
-def node_copies(
-    chosen: Float[Array, "token expert"], source: Int[Array, " token"], share: Float[Array, "expert node"]
-) -> Float[Array, "node node2"]:
-    """Copies where a node gets a token once, however many of its experts are there. `share` is one-hot."""
-    visited = jnp.minimum(chosen @ share, 1)
-    return jax.ops.segment_sum(visited, source, share.shape[1])
 
 
 # The bias (Eq. 11 to 13).

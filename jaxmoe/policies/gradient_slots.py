@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxmoe.hardware import Machine
 from jaxmoe.engine.counts import CountModel
+from jaxmoe.hardware import Machine
 from jaxmoe.placement.slot_loads import node_loads
 from jaxmoe.placement.slots import EMPTY
 from jaxmoe.policies.balancing import AbstractRule

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxmoe.hardware import AbstractTopology, Mesh
 from jaxmoe.engine import LayerTime
-from jaxmoe.placement.slot_loads import repeated
+from jaxmoe.hardware import AbstractTopology, Mesh
 from jaxmoe.network import link_loads
+from jaxmoe.placement.slot_loads import repeated
 from jaxmoe.placement.slots import EMPTY
 from jaxmoe.relax import largest
 

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxmoe.engine import AbstractMethod, Decisions, LayerTime, Movement
+from jaxmoe.engine.rollout import State
 from jaxmoe.hardware import Machine
-from jaxmoe.engine import Decisions, LayerTime, Movement
 from jaxmoe.network import PLACED, ChunkedBroadcast, kept, sharded_visits
 from jaxmoe.policies.forecast import AbstractForecast
-from jaxmoe.policies.method import AbstractMethod, State
 from jaxmoe.relax import HardSupport
 from jaxmoe.traces.batches import Batch
 from jaxmoe.traces.trace import MISSING

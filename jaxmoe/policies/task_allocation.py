@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from jaxmoe.hardware import Machine
 from jaxmoe.engine.fetch import FetchCosts
+from jaxmoe.hardware import Machine
 from jaxmoe.network.loads import path_sums
 
 BLOCK = 50  # requests, IV-D5

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxmoe.engine import LayerTime
+from jaxmoe.engine.times import STAGES
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.strategies import standard_strategies
-from jaxmoe.engine import LayerTime
-from jaxmoe.engine.times import STAGES
 from jaxmoe.sweep.groups import check_layers, with_exchange
 from jaxmoe.sweep.points import Point, Space, SweepError
 from jaxmoe.sweep.searches import bound_of

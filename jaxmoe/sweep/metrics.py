@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.hardware import Machine
 from jaxmoe.engine import LayerTime
 from jaxmoe.engine.times import STAGES
+from jaxmoe.hardware import Machine
 
 Scalar = Float[Array, ""]
 Row = dict[str, Any]  # a point with its metrics, by column

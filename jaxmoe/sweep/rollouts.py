@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.errors import InputError
-from jaxmoe.experiment.simulation import iterations_of, setting_of
 from jaxmoe.engine import LayerTime
 from jaxmoe.engine.times import STAGES
+from jaxmoe.errors import InputError
+from jaxmoe.experiment.simulation import iterations_of, setting_of
 from jaxmoe.sweep.groups import Group
 from jaxmoe.sweep.metrics import METRICS, Measured, Outcome, busy_by_kind
 from jaxmoe.systems import system_of

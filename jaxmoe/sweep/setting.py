@@ -15,10 +15,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxmoe.config import Scenario, build_layer_model, number_at, with_numbers
+from jaxmoe.engine import LayerModel
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.strategies import Strategy, standard_strategies
-from jaxmoe.engine import LayerModel
 from jaxmoe.traces import Batch
 
 Numbers = Float[Array, " key"]

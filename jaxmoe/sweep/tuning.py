@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.engine import evaluate
+from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.network import AbstractExchange
 from jaxmoe.placement import PlanError
 from jaxmoe.placement.rounding import keep_hosts

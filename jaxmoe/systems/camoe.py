@@ -3,34 +3,31 @@
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from jaxmoe.des import replay_traffic
 from jaxmoe.des.description import node_seconds, plan_tokens
-from jaxmoe.engine import Decisions, LayerModel, LayerTime
-from jaxmoe.engine.gating import biased, changed_part, retained_mass
+from jaxmoe.engine import LayerModel, StaticPlan, rollout
+from jaxmoe.engine.all_to_all import AllToAllLayer
 from jaxmoe.network import alpha_beta
 from jaxmoe.network.pairwise import AllToAll, read_profile, same_models
 from jaxmoe.network.profile import STAGES
 from jaxmoe.policies.gate import (
     GateProblem,
-    assignment_copies,
-    choose,
     evaluate_gate,
     gate_bias,
-    node_copies,
     on_experts,
     standard_scores,
     time_proxy,
     unbiased_copies,
 )
-from jaxmoe.relax import HardMax
+from jaxmoe.systems.gated import gated_steps
 from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, UnsuitableSystemError
 from jaxmoe.traces import Batch, GatingTrace
 from jaxmoe.traces.logits import Logits, trace_with_logits
@@ -143,33 +140,20 @@ class GatedRun(AbstractRun):
     bias: Float[np.ndarray, "layer node expert"]
 
     def rollout(self, steps: Batch) -> Rolled:
-        assert steps.row is not None
-        assert self.trace.logits is not None
-        exchange = self.system.exchange(self.setting.model, self.trace.num_experts)
-        given = (jnp.asarray(self.bias), jnp.asarray(self.setting.share, jnp.float32))
-        times, kept, mass = [], [], []
-        for step in range(steps.row.shape[1]):
-            batch = jax.tree.map(lambda leaf, at=step: leaf[:, at], steps)
-            logits = np.moveaxis(self.trace.logits[np.asarray(batch.row[0])], 1, 0)
-            time, experts, lost = _gated(
-                self.setting.model, exchange, self.system.copies, *given, batch, jnp.asarray(logits, jnp.float32)
-            )
-            times.append(time.as_numpy())
-            kept.append(np.asarray(experts, np.int16))
-            mass.append(np.asarray(lost))
-        time = jax.tree.map(lambda *leaves: np.stack(leaves), *times)
-        chosen = np.stack(kept)
-        return Rolled(time, chosen, self._figures(steps, chosen, np.stack(mass)))
+        model, trace = self.setting.model, self.trace
+        gated = gated_steps(trace, self.bias, steps)
+        exchange = self.system.exchange(model, trace.num_experts)
+        layer = AllToAllLayer(model.machine, model.costs, exchange, model.schedule, self.system.copies)
+        plan = StaticPlan(jnp.asarray(self.setting.share, jnp.float32))
+        _, time, _ = rollout(plan, layer, gated.steps, keep=lambda _, time: (time, ()))
+        chosen = np.swapaxes(np.asarray(gated.steps.experts, np.int16), 0, 1)
+        return Rolled(time.as_numpy(), chosen, gated.figures() | self._spread(steps, chosen))
 
-    def _figures(
-        self, steps: Batch, experts: Int[np.ndarray, "step layer token top_k"], mass: Float[np.ndarray, "step layer 2"]
-    ) -> dict[str, float]:
-        """How far routing changed; none of these is accuracy."""
+    def _spread(self, steps: Batch, experts: Int[np.ndarray, "step layer token top_k"]) -> dict[str, float]:
+        """How far loads of experts changed; none of these is accuracy."""
         before = np.swapaxes(np.asarray(steps.experts), 0, 1)
         base, after = (_loads(each, self.trace.num_experts) for each in (before, experts))
         return {
-            "retained_gate_mass": float(mass[..., 0].mean()),
-            "changed_choices": float(mass[..., 1].mean()),
             "kl": global_kl(base, after),
             "avg_layer_kl": avg_layer_kl(base, after),
             "cv": global_cv(after),
@@ -204,33 +188,3 @@ def _loads(experts: Int[np.ndarray, "step layer token top_k"], count: int) -> Fl
     layers = experts.shape[1]
     place = np.maximum(experts, 0) + count * np.arange(layers)[:, None, None]
     return np.bincount(place.ravel(), minlength=layers * count).reshape(layers, count).astype(float)
-
-
-@eqx.filter_jit
-def _gated(
-    model: LayerModel,
-    exchange: AllToAll,
-    copies: str,
-    bias: Float[Array, "layer node expert"],
-    share: Float[Array, "layer expert node"],
-    tokens: Batch,
-    logits: Float[Array, "layer token expert"],
-) -> tuple[LayerTime, Int[Array, "layer token top_k"], Float[Array, "layer 2"]]:
-    """Times of all layers of a step, what the gate chose, and gate mass retained and the part of choices changed."""
-    count = assignment_copies if copies == "assignment" else node_copies
-
-    def layer(given: tuple[Any, ...]) -> tuple[LayerTime, Array, Array]:
-        bias, share, batch, logits = given
-        source, top_k = batch.sources(share.shape[1]), batch.experts.shape[-1]
-        chosen = choose(biased(logits, bias, source), top_k).experts
-        before, ones = (each.choices(len(share)) for each in (batch, replace(batch, experts=chosen)))
-        stages = exchange.stages(model.machine.topology, count(ones, source, share))
-        compute = model.time(Decisions(share, experts=chosen), batch)
-        seconds = {name: stages[name].total(HardMax()) for name in STAGES} | {"compute": compute.compute}
-        order = {name: seconds[name] for name in ("metadata", "dispatch", "compute", "combine")}
-        busy = {name: {"link": stages[name].link_time, "port": stages[name].port_time} for name in STAGES}
-        total = model.schedule.total({name: each[None] for name, each in order.items()}, HardMax())
-        told = jnp.stack([retained_mass(logits, ones, before), changed_part(ones, before)])
-        return LayerTime(order, busy | {"compute": compute.busy["compute"]}, total), chosen, told
-
-    return jax.lax.map(layer, (bias, share, tokens, logits))

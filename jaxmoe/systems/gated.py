@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -25,6 +26,77 @@ from jaxmoe.systems.setting import (
 )
 from jaxmoe.traces import Batch, GatingTrace
 from jaxmoe.traces.logits import Logits, trace_with_logits
+
+# Choices of a biased gate, in all layers and steps.
+
+
+class GatedSteps(NamedTuple):
+    """Steps whose tokens chose by biased logits; the gate mass that is retained and the part of choices changed."""
+
+    steps: Batch  # leaves [layer, step, ...]
+    retained: Float[Array, "layer step"]
+    changed: Float[Array, "layer step"]
+
+    def figures(self) -> dict[str, float]:
+        """Means over layers and steps."""
+        return {
+            "retained_gate_mass": float(self.retained.mean()),
+            "changed_choices": float(self.changed.mean()),
+        }
+
+
+def gated_steps(
+    trace: GatingTrace,
+    bias: Float[np.ndarray, "layer home expert"],
+    steps: Batch,
+    home: Int[np.ndarray, " token"] | None = None,
+) -> GatedSteps:
+    """The choices that a biased gate makes of the logits of a trace, whose rows the tokens of the steps name.
+
+    `home` is the row of the bias of each token of a step; by default the node where it lives.
+    """
+    assert steps.row is not None
+    assert trace.logits is not None
+    row = np.asarray(steps.row[0])
+    used, place = np.unique(row, return_inverse=True)
+    table = jnp.asarray(np.moveaxis(trace.logits[used], 1, 0), jnp.float32)
+    if home is None:
+        home = np.asarray(jax.tree.map(lambda leaf: leaf[0, 0], steps).sources(bias.shape[1]))
+    given = (jnp.asarray(bias, jnp.float32), jnp.asarray(home), jnp.asarray(place.reshape(row.shape)))
+    experts, retained, changed = _chosen(table, *given, steps.experts)
+    return GatedSteps(eqx.tree_at(lambda batch: batch.experts, steps, experts), retained, changed)
+
+
+@eqx.filter_jit
+def _chosen(
+    table: Float[Array, "layer row expert"],
+    bias: Float[Array, "layer home expert"],
+    home: Int[Array, " token"],
+    place: Int[Array, "step token"],
+    experts: Int[Array, "layer step token top_k"],
+) -> tuple[Int[Array, "layer step token top_k"], Float[Array, "layer step"], Float[Array, "layer step"]]:
+    """Rows of logits are gathered step by step: those of all steps together would be large."""
+    count, top_k = bias.shape[-1], experts.shape[-1]
+
+    def ones(choices: Int[Array, "token top_k"]) -> Float[Array, "token expert"]:
+        return jax.nn.one_hot(choices, count).sum(axis=1)
+
+    def layer(of_layer: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        table, bias, experts = of_layer
+
+        def step(of_step: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+            place, experts = of_step
+            logits = table[place]
+            chosen = choose(biased(logits, bias, home), top_k).experts
+            before, after = ones(experts), ones(chosen)
+            return chosen, retained_mass(logits, after, before), changed_part(after, before)
+
+        return jax.lax.map(step, (place, experts))
+
+    return jax.lax.map(layer, (table, bias, experts))
+
+
+# What the bias is made of.
 
 HISTORY = 8192  # tokens of the history, the last ones, that traffic is accounted on
 
@@ -91,11 +163,11 @@ class GatedSystem(AbstractSystem):
             raise UnsuitableSystemError(f"system.gate prices the paths from a token to experts, but {run.unplaced}")
         assert setting.trace is not None
         trace = trace_with_logits(setting.trace, self.gate.logits, "system.gate.logits")
-        return made | {f"{name}+gate": GatedSteps(run, trace, paths, self.gate.table(setting, paths))}
+        return made | {f"{name}+gate": GatedRun(run, trace, paths, self.gate.table(setting, paths))}
 
 
 @dataclass(frozen=True)
-class GatedSteps(AbstractRun):
+class GatedRun(AbstractRun):
     """A run whose tokens choose by biased logits; all else is as the run has it."""
 
     inner: AbstractRun
@@ -104,14 +176,10 @@ class GatedSteps(AbstractRun):
     bias: Float[np.ndarray, "layer home expert"]
 
     def rollout(self, steps: Batch) -> Rolled:
-        assert steps.row is not None
-        assert self.trace.logits is not None
-        logits = np.moveaxis(self.trace.logits[np.asarray(steps.row[0])], 2, 0)  # [layer, step, token, expert]
-        home, bias = jnp.asarray(self.paths.home), jnp.asarray(self.bias)
-        experts, retained, changed = _chosen(jnp.asarray(logits, jnp.float32), bias, home, steps)
-        rolled = self.inner.rollout(eqx.tree_at(lambda batch: batch.experts, steps, experts))
-        figures = {"retained_gate_mass": float(retained), "changed_choices": float(changed)}
-        return replace(rolled, kept=(rolled.kept, np.asarray(experts, np.int32)), figures=rolled.figures | figures)
+        gated = gated_steps(self.trace, self.bias, steps, self.paths.home)
+        rolled = self.inner.rollout(gated.steps)
+        kept = (rolled.kept, np.asarray(gated.steps.experts, np.int32))
+        return replace(rolled, kept=kept, figures=rolled.figures | gated.figures())
 
     def _inner(self, rolled: Rolled) -> Rolled:
         return replace(rolled, kept=rolled.kept[0])
@@ -137,27 +205,3 @@ class GatedSteps(AbstractRun):
     def notes(self, rolled: Rolled) -> list[str]:
         source = self.trace.facts.get("logit_source")
         return self.inner.notes(self._inner(rolled)) + ([] if source is None else [f"logits: {source}"])
-
-
-@eqx.filter_jit
-def _chosen(
-    logits: Float[Array, "layer step token expert"],
-    bias: Float[Array, "layer home expert"],
-    home: Int[Array, " token"],
-    steps: Batch,
-) -> tuple[Int[Array, "layer step token top_k"], Float[Array, ""], Float[Array, ""]]:
-    """Biased choices, the gate mass that they retain, and the part of choices that changed, as means over steps."""
-
-    def layer(of_layer: tuple[Array, Array, Batch]) -> tuple[Array, Array, Array]:
-        logits, bias, batches = of_layer
-
-        def step(of_step: tuple[Array, Batch]) -> tuple[Array, Array, Array]:
-            logits, batch = of_step
-            experts = choose(biased(logits, bias, home), batch.experts.shape[-1]).experts
-            before, after = (each.choices(bias.shape[-1]) for each in (batch, replace(batch, experts=experts)))
-            return experts, retained_mass(logits, after, before), changed_part(after, before)
-
-        return jax.lax.map(step, (logits, batches))
-
-    chosen, retained, changed = jax.lax.map(layer, (logits, bias, steps))
-    return chosen, retained.mean(), changed.mean()

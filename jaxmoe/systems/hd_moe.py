@@ -5,9 +5,9 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from jaxmoe.engine import AbstractMethod
 from jaxmoe.policies import (
     AbstractAllowance,
-    AbstractMethod,
     FixedAllowance,
     PreBroadcast,
     WindowAllowance,

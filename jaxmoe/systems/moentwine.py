@@ -3,21 +3,30 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.des import LayerDescription
 from jaxmoe.des.attention import AttentionDescription, attention_seconds
 from jaxmoe.des.description import node_seconds, plan_tokens
 from jaxmoe.des.domains import replay_communication
 from jaxmoe.des.stream import most_moves, run_layers, token_layer, weight_transfers
+from jaxmoe.engine import (
+    Decisions,
+    GroupedAttention,
+    LayerModel,
+    LayerTime,
+    SlotDecisions,
+    StaticPlan,
+    grouped_attention,
+    rollout,
+)
+from jaxmoe.engine.counts import CountModel, paths_of
 from jaxmoe.hardware import Mesh
-from jaxmoe.engine import GroupedAttention, LayerModel, LayerTime, grouped_attention
-from jaxmoe.engine.counts import CountModel, attention_seconds, paths_of
 from jaxmoe.network.domains import all_reduce_rounds, closing_rounds, token_homes
 from jaxmoe.network.layout_exchange import layout_exchange
 from jaxmoe.placement.slots import EMPTY, share_of_slots, slots_of_share
@@ -33,7 +42,6 @@ from jaxmoe.policies.balancing import (
 from jaxmoe.policies.forecast import MovingAverage
 from jaxmoe.policies.gradient_slots import HIDDEN, GradientSlots, hop_price
 from jaxmoe.policies.migration import Windows, edge_entries
-from jaxmoe.systems.layout_rollout import of_balancer, of_share
 from jaxmoe.systems.setting import (
     AbstractRun,
     AbstractSystem,
@@ -126,7 +134,7 @@ class Moentwine(AbstractSystem):
             setting.model,
             exchange=layout_exchange(layout, topology),
             mode="sharded" if layout.sliced else "replicated",
-            around=(attention,),
+            extras=(attention,),
         )
         if layout.sliced and own.balancer != "none":
             raise UnsuitableSystemError(
@@ -174,15 +182,17 @@ class Moentwine(AbstractSystem):
             beta=jnp.asarray(self.beta, jnp.float32),
             windows=windows,
             entry=jnp.asarray(edge_entries(machine.topology)) if self.weights_from == "edge" else None,
+            homes=jnp.asarray(_homes(layout, setting)),
+            expert_bytes=setting.model.costs.expert_bytes,
+            experts=setting.moe.num_experts,
         )
 
 
 def _count_model(layout: TokenLayout, setting: Setting) -> CountModel:
     """The layer's experts and all-to-all from counts. What comes before them does not depend on slots."""
-    machine, nothing = setting.model.machine, jnp.zeros(())
-    before = attention_seconds(nothing, nothing, jnp.zeros(machine.topology.num_links))
+    machine = setting.model.machine
     paths = paths_of(machine.topology, layout.parts)
-    return CountModel(machine, setting.model.costs, jnp.asarray(layout.parts), paths, before, setting.model.schedule)
+    return CountModel(machine, setting.model.costs, jnp.asarray(layout.parts), paths, (), setting.model.schedule)
 
 
 def _first_slots(setting: Setting, shadow: int) -> Int[np.ndarray, "layer node slot"]:
@@ -196,6 +206,31 @@ def _first_slots(setting: Setting, shadow: int) -> Int[np.ndarray, "layer node s
     native = int((share > 0.5).sum(axis=1).max())
     slots = slots_of_share((share > 0.5).astype(np.float32), native).reshape(len(share), share.shape[2], native)
     return np.pad(slots, ((0, 0), (0, 0), (0, shadow)), constant_values=EMPTY).astype(np.int32)
+
+
+def _homes(layout: TokenLayout, setting: Setting) -> Int[np.ndarray, " token"]:
+    return token_homes(layout, setting.batch_tokens).astype(np.int32)
+
+
+class Decided(NamedTuple):
+    """Slots that serve, and what a balancer tells of every step; see `Balancer.step`."""
+
+    slots: Int[Array, "step layer node slot"]
+    target: Int[Array, "step layer node slot"]
+    experts_moved: Float[Array, "step layer"]
+    expert_hops: Float[Array, "step layer"]
+    imbalance: Float[Array, "step layer"]
+    triggered: Bool[Array, "step layer"]
+    needed: Float[Array, "step layer"]
+    excess: Float[Array, "step layer"]
+
+
+def _time_alone(decisions: Decisions, time: LayerTime) -> tuple[LayerTime, Any]:
+    return time, ()
+
+
+def _slots_and_facts(decisions: SlotDecisions, time: LayerTime) -> tuple[LayerTime, Any]:
+    return time, (decisions.slots, decisions.facts)
 
 
 def _sliced(layout: TokenLayout, experts: int) -> Float[np.ndarray, "expert node"]:
@@ -218,22 +253,24 @@ class LayoutRun(AbstractRun):
 
     @cached_property
     def homes(self) -> Int[np.ndarray, " token"]:
-        return token_homes(self.layout, self.setting.batch_tokens).astype(np.int32)
+        return _homes(self.layout, self.setting)
 
     def rollout(self, steps: Batch) -> Rolled:
-        in_turn = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), steps)
-        homes = jnp.asarray(self.homes)
         if self.sliced is not None:
-            time = of_share(self.model, jnp.asarray(self.sliced), in_turn, homes).as_numpy()
+            layers = steps.experts.shape[0]
+            share = jnp.broadcast_to(jnp.asarray(self.sliced), (layers, *self.sliced.shape))
+            homes = jnp.broadcast_to(jnp.asarray(self.homes), (layers, *self.homes.shape))
+            time = rollout(StaticPlan(share, homes), self.model, steps, keep=_time_alone).time.as_numpy()
             return Rolled(time, (), {}, _replayed_stages(time))
         assert self.balancer is not None
-        time, decided, excess = of_balancer(self.balancer, self.model, in_turn, homes)
-        time, decided = time.as_numpy(), jax.tree.map(np.asarray, decided)
+        _, time, (slots, facts) = rollout(self.balancer, self.model, steps, keep=_slots_and_facts)
+        time, decided = time.as_numpy(), jax.tree.map(np.asarray, Decided(slots, **facts))
+        moved = decided.experts_moved.sum(axis=1)
         figures = {
-            "excess_over_mean_of_loads": float(excess.mean()),
-            "experts_moved_per_iteration": float(decided.experts_moved.sum(axis=1).mean()),
-            "hops_per_moved_expert": float(decided.expert_hops.sum() / max(decided.experts_moved.sum(), 1)),
-            "iterations_with_a_migration": int((decided.experts_moved.sum(axis=1) > 0).sum()),
+            "excess_over_mean_of_loads": float(decided.excess.mean()),
+            "experts_moved_per_iteration": float(moved.mean()),
+            "hops_per_moved_expert": float(decided.expert_hops.sum() / max(moved.sum(), 1)),
+            "iterations_with_a_migration": int((moved > 0).sum()),
         }
         return Rolled(time, decided, figures, _replayed_stages(time))
 

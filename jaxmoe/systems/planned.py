@@ -9,15 +9,15 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxmoe.des import layer_seconds, movement_seconds
-from jaxmoe.engine import Decisions
+from jaxmoe.engine import AbstractMethod, Decisions, LayerExchanges, LayerTime, StaticPlan, rollout
 from jaxmoe.engine.times import STAGES
-from jaxmoe.policies import AbstractMethod, LayerExchanges, StaticPlan, broadcast_experts, rollout
+from jaxmoe.policies import broadcast_experts
 from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, TokenPaths
 from jaxmoe.traces import Batch
 
 
-def _kept(decisions: Decisions) -> tuple[Any, Any]:
-    return broadcast_experts(decisions), decisions.served
+def _kept(decisions: Decisions, time: LayerTime) -> tuple[LayerTime, Any]:
+    return time, (broadcast_experts(decisions), decisions.served)
 
 
 @dataclass(frozen=True)

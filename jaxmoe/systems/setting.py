@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxmoe.des import Fabric, LayerDescription, Run
-from jaxmoe.errors import InputError
 from jaxmoe.engine import LayerModel, LayerTime
+from jaxmoe.errors import InputError
 from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange
 from jaxmoe.placement.placement import Mode

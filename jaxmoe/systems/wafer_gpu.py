@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxmoe.des import SliceCosts, SliceWork, replay_slices
-from jaxmoe.hardware import Machine
 from jaxmoe.engine import FetchCosts, Fetches, HostLink, LayerTime
+from jaxmoe.hardware import Machine
 from jaxmoe.policies import (
     Algorithm1,
     AllocationCosts,

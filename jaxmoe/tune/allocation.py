@@ -16,8 +16,8 @@ import optax
 import scipy
 from jaxtyping import Array, Float, Int, Key, Shaped
 
-from jaxmoe.hardware import AbstractTopology, Machine
 from jaxmoe.engine import FetchCosts, Fetches, fetched_layer_time
+from jaxmoe.hardware import AbstractTopology, Machine
 from jaxmoe.network.loads import link_loads
 from jaxmoe.relax import SmoothMax, SoftSupport, geometric
 

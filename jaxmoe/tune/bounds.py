@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jaxmoe.hardware.machine import MeasuredGemm
 from jaxmoe.engine import IdleLinks, LayerModel, Serial
+from jaxmoe.hardware.machine import MeasuredGemm
 from jaxmoe.network import Congestion, RingExchange
 from jaxmoe.traces import Batch, expert_counts
 from jaxmoe.tune.problem import PlacementProblem

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from jaxmoe.hardware import AbstractTopology, Mesh
 from jaxmoe.engine import LayerModel
+from jaxmoe.hardware import AbstractTopology, Mesh
 from jaxmoe.network import AbstractExchange, GatherExchange, ReduceScatterExchange, build_exchange
 from jaxmoe.placement import PlanError
 from jaxmoe.placement.exchange import ALONE, ExchangeError, exchange_of

@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jaxmoe.hardware import AbstractTopology
 from jaxmoe.engine import LayerModel
+from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network import Congestion
 from jaxmoe.traces import Batch
 from jaxmoe.tune.bounds import visited_nodes

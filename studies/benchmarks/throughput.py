@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmoe.engine import LayerCosts, LayerModel
+from jaxmoe.engine.demand import expert_seconds
 from jaxmoe.files import write_table
 from jaxmoe.hardware import Die, Machine, Mesh
 from jaxmoe.hardware.networks import link_ends, num_links, xy_path
-from jaxmoe.engine import LayerCosts, LayerModel
-from jaxmoe.engine.demand import expert_seconds
 from jaxmoe.network import Congestion, Visits, build_exchange, sharded_visits
 from jaxmoe.relax import HardMax, HardSupport, SmoothMax, SoftSupport
 from jaxmoe.traces import Batch, sample_batches, synthetic_trace

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from setting import LOGIT_SCALE, TOP_K, contiguous, costs, network, problem, tokens, write_rows
 
+from jaxmoe.engine.all_to_all import assignment_copies
 from jaxmoe.engine.gating import biased, chosen_experts
-from jaxmoe.policies.gate import assignment_copies, gate_bias, unbiased_copies
+from jaxmoe.policies.gate import gate_bias, unbiased_copies
 from jaxmoe.policies.gate_control import GateController, Observed
 
 ITERATIONS, CHANGE, BATCH, POOL, SEED = 1000, 200, 512, 8192, 0

@@ -12,11 +12,11 @@ import numpy as np
 from setting import EXPERTS, LAYERS, ROOT, TOP_K, write_rows
 
 from jaxmoe.config import build_even_parts, load_scenario
+from jaxmoe.engine.gating import biased
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.experiment.simulation import iterations_of, mean_stages, simulate
 from jaxmoe.experiment.strategies import given_plans
-from jaxmoe.engine.gating import biased
 from jaxmoe.policies.gate import choose
 
 TOKENS, NODES, REPEATS = 4096, 4, 9

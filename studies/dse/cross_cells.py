@@ -20,13 +20,13 @@ from pydantic import TypeAdapter
 from jaxmoe.config import Scenario, build_model, load_model, load_scenario_with, resolved
 from jaxmoe.config.explain import Source
 from jaxmoe.config.systems import SystemConfig
+from jaxmoe.engine import LayerTime
 from jaxmoe.errors import InputError
 from jaxmoe.experiment import score, standard_strategies
 from jaxmoe.experiment.evaluation import replay
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.simulation import batch_at, iterations_of, setting_of
 from jaxmoe.experiment.strategies import STANDARD, Strategy, strategy
-from jaxmoe.engine import LayerTime
 from jaxmoe.models import MoEModel
 from jaxmoe.placement.exchange import exchange_names
 from jaxmoe.systems import SYSTEMS, system_of

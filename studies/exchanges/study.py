@@ -15,11 +15,11 @@ import numpy as np
 
 from jaxmoe.des import Fabric, LayerDescription, fabric_of
 from jaxmoe.des.layer import replay_layer
+from jaxmoe.engine import LayerCosts, LayerModel
 from jaxmoe.experiment.validation import agreement
 from jaxmoe.files import read_table, write_table
 from jaxmoe.hardware import AbstractTopology, Die, Machine, Mesh, clusters, torus, wafers
 from jaxmoe.hardware.networks import num_links
-from jaxmoe.engine import LayerCosts, LayerModel
 from jaxmoe.network import Congestion, build_exchange
 from jaxmoe.placement import expert_parallel_balanced
 from jaxmoe.placement.exchange import HOMES, exchange_of

@@ -20,12 +20,12 @@ from jaxmoe.des.description import LayerDescription, Memory
 from jaxmoe.des.fabric import fabric_of
 from jaxmoe.des.streaming import stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
+from jaxmoe.engine import LayerCosts
+from jaxmoe.engine.streaming import PARTS, Asked, StreamCosts, asked_of, grouped, stream_time
 from jaxmoe.files import write_table
 from jaxmoe.hardware import Die, Machine, MemoryLevel, Mesh
 from jaxmoe.hardware.machine import TiledGemm
 from jaxmoe.hardware.networks import num_links
-from jaxmoe.engine import LayerCosts
-from jaxmoe.engine.streaming import PARTS, Asked, StreamCosts, asked_of, grouped, stream_time
 from jaxmoe.policies.streaming import NONE, group_members, groups_in_order, loading_dies, ring_of, trajectories
 from jaxmoe.tune.order import order_seconds, tuned_order
 

@@ -20,8 +20,8 @@ from jaxmoe.codesign.problem import hardware_problem
 from jaxmoe.codesign.run import tune_hardware
 from jaxmoe.codesign.space import read_constraint
 from jaxmoe.compiling import UNFUSED
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.engine.streaming import StreamCosts, asked_of, grouped, stream_time
+from jaxmoe.experiment.clock import StageClock
 from jaxmoe.policies.streaming import group_members, groups_in_order, loading_dies, ring_of, trajectories
 from jaxmoe.sweep.expressions import Expression
 from jaxmoe.sweep.study import in_order

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jaxmoe.engine import LayerModel, evaluate
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, read_inputs
 from jaxmoe.files import read_table, write_table
 from jaxmoe.hardware import node_memory
-from jaxmoe.engine import LayerModel, evaluate
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.traces import Batch, GatingTrace, read_trace, sample_batches, synthetic_trace
 from jaxmoe.traces.synthesis import fit_process, sample_trace

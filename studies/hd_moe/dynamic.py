@@ -9,10 +9,10 @@ import numpy as np
 from cases import DEEPSEEK, MIXTRAL, Case, inputs_of, trace_file
 
 from jaxmoe.des import layer_seconds
+from jaxmoe.engine import LayerTime, evaluate
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.evaluation import describe
 from jaxmoe.experiment.inputs import Inputs
-from jaxmoe.engine import LayerTime, evaluate
 from jaxmoe.placement import expert_parallel_balanced, read_plan
 from jaxmoe.policies import (
     AbstractForecast,

@@ -6,8 +6,8 @@ from pathlib import Path
 import jax.numpy as jnp
 from cases import MIXTRAL, SEED, Case, inputs_of
 
-from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.engine import evaluate
+from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.tune import PlacementProblem, TunerSettings, tune
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.node_balance import node_balance

@@ -15,11 +15,11 @@ import numpy as np
 from cases import BATCH_SIZES, CASES, DEEPSEEK, LAYERS, Case, inputs_of
 from tuners import plans_of
 
+from jaxmoe.engine import LayerTime
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import Strategy, region_rings, strategy
-from jaxmoe.engine import LayerTime
 from jaxmoe.placement import expert_parallel_random, hybrid, tensor_parallel
 from jaxmoe.placement.exchange import Rings, exchange_of
 from jaxmoe.traces import Batch

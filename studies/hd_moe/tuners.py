@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from cases import CASES, DEEPSEEK, LAYERS, MIXTRAL, QWEN, RUNS, Case, inputs_of
 
+from jaxmoe.engine import evaluate
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.validation import fitted_gamma
-from jaxmoe.engine import evaluate
 from jaxmoe.placement import read_plan
 from jaxmoe.tune import TuneResult, TunerSettings, tune
 from jaxmoe.tune.bounds import lower_bound

@@ -10,16 +10,15 @@ import numpy as np
 from cases import clusters_of, hardware_of
 
 from jaxmoe.config import build_machine, build_model, load_model
+from jaxmoe.engine import LayerCosts, grouped_attention
+from jaxmoe.engine.counts import CountModel, paths_of
+from jaxmoe.engine.schedule import Overlap
+from jaxmoe.engine.stage import chained
 from jaxmoe.files import atomic_write
 from jaxmoe.hardware import Machine, Mesh
-from jaxmoe.engine import LayerCosts, grouped_attention
-from jaxmoe.engine.counts import CountModel, attention_seconds, paths_of
-from jaxmoe.engine.demand import roofline
-from jaxmoe.engine.schedule import Overlap
 from jaxmoe.models import MoEModel
 from jaxmoe.network import Congestion
-from jaxmoe.network.collectives import price_rounds
-from jaxmoe.network.domains import all_reduce_rounds, scaled
+from jaxmoe.network.domains import all_reduce_rounds
 from jaxmoe.placement.tokens import TokenLayout, links_inside_domains, successive_layout, token_layout
 from jaxmoe.policies import Balancer, Eplb, KeepSlots, ShadowSlots, Windows, balanced_rollout, first_slots
 from jaxmoe.policies.balancing import AbstractRule, Iterations, check_slots_fit
@@ -103,13 +102,8 @@ def model_of(place: Place, phase: str) -> CountModel:
     )  # fmt: skip
     attention = replace(attention, context_bytes=attention.context_bytes / READ_TOGETHER[phase])
     in_all = jnp.asarray(float(place.tokens_of(phase)))
-    lowered = attention.lower(machine.topology, in_all)
-    work, steps = lowered["attention"], lowered["all_reduce"]
-    seconds = roofline(machine, work.flops / machine.die.flops, work.weights, work.vectors)
-    reduced = price_rounds(
-        Congestion(jnp.asarray(CHUNK)), machine.topology, scaled(steps.rounds, steps.unit), HardMax()
-    )
-    before = attention_seconds(seconds.max(), reduced.seconds, reduced.link_time)
+    (first, second), _ = attention.lower(machine.topology, in_all, Congestion(jnp.asarray(CHUNK)))
+    before = tuple(stage.priced(machine, HardMax()) for stage in chained((first, second)))
     vector = 2.0 * moe.hidden_size
     numbers = (
         vector,
@@ -224,7 +218,8 @@ class Method:
         even = jnp.full((layers, moe.num_experts), 1 / moe.num_experts)
         forecast = PerfectForecast() if self.oracle else MovingAverage(even, jnp.asarray(RATE))
         numbers = (jnp.asarray(layers * self.alpha), jnp.asarray(float(self.beta)))
-        return Balancer(rules[self.name], forecast, jnp.asarray(slots), distance, *numbers, windows)
+        sizes = {"expert_bytes": model.costs.expert_bytes, "experts": moe.num_experts}
+        return Balancer(rules[self.name], forecast, jnp.asarray(slots), distance, *numbers, windows, **sizes)
 
 
 def run(method: Method, place: Place, phase: str, loads: np.ndarray) -> Iterations:
@@ -236,10 +231,10 @@ def run(method: Method, place: Place, phase: str, loads: np.ndarray) -> Iteratio
 def figures_of(ran: Iterations, warm: int) -> dict[str, float]:
     """What a run comes to from iteration `warm` on; times are of one layer, means over layers and iterations."""
     stages = {name: 1e6 * float(each[warm:].mean()) for name, each in ran.time.stages.items()}
-    moved = ran.decided.experts_moved[warm:].sum(axis=1)
+    moved = ran.facts["experts_moved"][warm:].sum(axis=1)
     total = 1e6 * float(ran.time.total[warm:].mean())
     interrupted = int((moved > 0).sum())
-    waits = 1e6 * float(ran.decided.seconds[warm:].sum()) / ran.time.total.shape[1]
+    waits = 1e6 * float(ran.time.stages["migration"][warm:].sum()) / ran.time.total.shape[1]
     return {
         "excess": float(ran.excess[warm:].mean()),
         "attention_us": stages["attention"],
@@ -252,5 +247,5 @@ def figures_of(ran: Iterations, warm: int) -> dict[str, float]:
         "iterations_between": len(moved) / max(interrupted, 1) if interrupted else float("inf"),
         "migration_costs_iterations": waits / max(interrupted, 1) / (total - stages["migration"]),
         "experts_moved": float(moved.mean()),
-        "hops_per_expert": float(ran.decided.expert_hops[warm:].sum() / max(moved.sum(), 1)),
+        "hops_per_expert": float(ran.facts["expert_hops"][warm:].sum() / max(moved.sum(), 1)),
     }

@@ -15,9 +15,9 @@ import numpy as np
 from cases import DEEPSEEK, MIXTRAL, ROOT, RUNS, Run
 from scoring import SEED, Plan, Timed, timed
 
+from jaxmoe.engine import LayerModel, LayerTime
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import Inputs, read_inputs
-from jaxmoe.engine import LayerModel, LayerTime
 from jaxmoe.placement.strategies import shipped_strategies
 from jaxmoe.traces import write_trace
 from jaxmoe.traces.synthesis import sample_trace

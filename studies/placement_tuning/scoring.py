@@ -6,8 +6,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.engine import LayerTime, evaluate
+from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.placement.exchange import HOMES, ROUTES
 from jaxmoe.placement.strategies import shipped_strategies
 from jaxmoe.traces import Batch

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.config import build_layer_model, build_model, load_model
+from jaxmoe.engine.copies import replica_model
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.rebalancing import Policy, rebalanced
 from jaxmoe.experiment.replica_plans import drawn_loads, judged, replayed, serving_scenario
 from jaxmoe.files import write_table
-from jaxmoe.engine.copies import replica_model
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.replica_choice import REPLICA_CHOICES
 from jaxmoe.traces import Batch, GatingTrace, load_counts, read_trace, sample_batches

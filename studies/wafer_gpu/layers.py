@@ -10,8 +10,8 @@ from runs import CONFIGS, FP8, MODELS, POLICIES, PUBLISHED, SETTINGS, Case, Row,
 
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.des import SliceCosts, SliceWork, replay_slices
-from jaxmoe.hardware import Machine
 from jaxmoe.engine import FetchCosts, Fetches, LayerTime
+from jaxmoe.hardware import Machine
 from jaxmoe.policies import run_policy
 
 SHOWN = ("Qwen3-235B", "dojo_5x5", 4096, 19, 3)  # model, machine, batch, step, layer of the pictures

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.config import build_machine, load_hardware
-from jaxmoe.hardware import Machine
 from jaxmoe.engine import FetchCosts
+from jaxmoe.hardware import Machine
 from jaxmoe.policies import CrossToken, Guidance, LLCPrefetch, WaferPolicy, copies_that_fit, guide, run_policy, widest
 from jaxmoe.systems.wafer_gpu import allocation_of
 from jaxmoe.traces.synthesis import PRESETS, GatingProcess, sample_trace

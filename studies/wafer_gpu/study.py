@@ -43,8 +43,8 @@ from runs import (
 )
 
 from jaxmoe.des import replay_slices
-from jaxmoe.files import read_table, write_table
 from jaxmoe.engine import HostLink
+from jaxmoe.files import read_table, write_table
 from jaxmoe.policies import run_policy
 from jaxmoe.systems.wafer_gpu import allocation_of
 from jaxmoe.tune.allocation import Task, allocation_bound, allocation_seconds

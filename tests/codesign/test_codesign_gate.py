@@ -13,10 +13,10 @@ from jaxmoe.codesign.run import tune_hardware
 from jaxmoe.codesign.space import read_space
 from jaxmoe.codesign.ways import IN_TURN
 from jaxmoe.config import ConfigError
+from jaxmoe.engine.gating import GateBias
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import inputs_of
-from jaxmoe.engine.gating import GateBias
 from jaxmoe.traces import GatingTrace, TraceError, sample_batches, write_trace
 
 LINK, DIE = "hardware.link.bandwidth_GB_per_s", "hardware.die.compute_TFLOPs_per_s"

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from jaxmoe.config import ConfigError, build_layer_model, build_machine, build_model, load_hardware, load_scenario
 from jaxmoe.config.networks import MeshConfig
-from jaxmoe.hardware.networks import link_ends
 from jaxmoe.engine import Pipelined, Serial
+from jaxmoe.hardware.networks import link_ends
 from jaxmoe.network import GatherExchange, RingExchange
 
 

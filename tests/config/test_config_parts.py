@@ -7,8 +7,8 @@ import pytest
 from jaxmoe.config import ConfigError, Scenario, load_scenario
 from jaxmoe.config.parts import COMPOSITION, DIVIDING, PARTS, WHOLE_EXPERTS, details, table
 from jaxmoe.config.systems import SystemConfig
-from jaxmoe.experiment.strategies import RUNS, STANDARD
 from jaxmoe.engine.schedule import SCHEDULES
+from jaxmoe.experiment.strategies import RUNS, STANDARD
 from jaxmoe.systems import SYSTEMS
 
 SECTIONS = {

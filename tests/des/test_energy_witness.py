@@ -7,9 +7,9 @@ import pytest
 from oracles.arrays import full
 
 from jaxmoe.des import LayerDescription, Memory, fabric_of, replay_layer
+from jaxmoe.engine import LayerCosts, LayerModel, Pipelined
 from jaxmoe.hardware import Die, Energy, Machine, MemoryLevel, Mesh, clusters, wafers
 from jaxmoe.hardware.networks import border_links
-from jaxmoe.engine import LayerCosts, LayerModel, Pipelined
 from jaxmoe.network import Congestion, build_exchange
 from jaxmoe.placement.exchange import exchange_of
 from jaxmoe.traces import Batch

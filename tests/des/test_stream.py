@@ -8,11 +8,11 @@ from oracles.arrays import full
 
 from jaxmoe.des import LayerDescription, Memory, fabric_of, timeline_events
 from jaxmoe.des.stream import Phase, counted_layer, most_moves, moves, run_layers, weight_transfers
-from jaxmoe.hardware import Die, Machine, node_memory
-from jaxmoe.hardware.networks import hop_counts, wafers
 from jaxmoe.engine import LayerCosts
 from jaxmoe.engine.counts import CountModel, attention_seconds, paths_of
 from jaxmoe.engine.schedule import Serial
+from jaxmoe.hardware import Die, Machine, node_memory
+from jaxmoe.hardware.networks import hop_counts, wafers
 from jaxmoe.network import Congestion
 from jaxmoe.network.collectives import price_rounds
 from jaxmoe.network.domains import all_reduce_rounds, scaled

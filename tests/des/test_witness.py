@@ -13,10 +13,10 @@ from oracles.arrays import full
 
 import jaxmoe.des
 from jaxmoe.des import LayerDescription, Memory, fabric_of, movement_seconds, replay_layer
-from jaxmoe.hardware import Die, Machine, Mesh, clusters, node_memory, torus, wafers
-from jaxmoe.hardware.networks import num_links
 from jaxmoe.engine import LayerCosts, LayerModel, LayerTime, Pipelined
 from jaxmoe.engine.demand import Movement, lower_movement
+from jaxmoe.hardware import Die, Machine, Mesh, clusters, node_memory, torus, wafers
+from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import Congestion, build_exchange
 from jaxmoe.placement.exchange import Gather, Rings
 from jaxmoe.relax import HardMax

@@ -10,8 +10,8 @@ import pytest
 from oracles import cases
 from oracles.arrays import full
 
-from jaxmoe.hardware import Die, Machine, Mesh, node_memory
 from jaxmoe.engine import GroupedAttention, Metadata, grouped_attention, schedule_of
+from jaxmoe.hardware import Die, Machine, Mesh, node_memory
 from jaxmoe.models import MoEModel
 from jaxmoe.models.moe import GroupedQueryAttention, LatentAttention
 from jaxmoe.network.collectives import ring_all_reduce
@@ -66,7 +66,9 @@ def test_micro_batches_hide_the_all_reduce():
     parts = timed_on_a_batch(model_of("pipelined(2)", (attention(),)))
     # Weights are read for every part: attention takes 2 * (400 + 210 + 48) / 50 s, and hides the first all-reduce.
     first = 2 * 658 / MEMORY + 2.4
-    assert float(parts.total) == pytest.approx(first + float(timed_on_a_batch(model_of("pipelined(2)")).total), rel=1e-6)
+    assert float(parts.total) == pytest.approx(
+        first + float(timed_on_a_batch(model_of("pipelined(2)")).total), rel=1e-6
+    )
     assert float(parts.stages["all_reduce"]) == pytest.approx(4.8)
 
 

@@ -15,9 +15,9 @@ from oracles import cases
 from oracles.arrays import floats
 from oracles.derivatives import check_slopes
 
+from jaxmoe.engine import LayerModel
 from jaxmoe.hardware import MemoryLevel
 from jaxmoe.hardware.machine import TiledGemm
-from jaxmoe.engine import LayerModel
 from jaxmoe.relax import HardMax, SmoothMax, SoftSupport
 
 SHAPE, NODES, EXPERTS, TOKENS, TOP_K = (2, 2), 4, 3, 5, 2

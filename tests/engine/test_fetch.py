@@ -14,8 +14,8 @@ from oracles.wafer import traffic
 
 from jaxmoe import latency
 from jaxmoe.config import build_machine, load_hardware
-from jaxmoe.hardware import Die, Machine, Mesh
 from jaxmoe.engine import FetchCosts, Fetches, HostLink, fetched_layer_time
+from jaxmoe.hardware import Die, Machine, Mesh
 from jaxmoe.relax import SmoothMax, SoftSupport
 
 BYTES = 3 * 7168 * 2048.0

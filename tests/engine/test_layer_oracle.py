@@ -12,8 +12,8 @@ from oracles.arrays import floats, full
 from oracles.layer import Tokens
 from oracles.network import NumpyMachine
 
-from jaxmoe.hardware.networks import num_links
 from jaxmoe.engine import Decisions
+from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import build_exchange
 
 SHAPE, EXPERTS, TOKENS, TOP_K = (3, 4), 6, 10, 2

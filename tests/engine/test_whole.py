@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmoe.hardware import Die, Machine, fully_connected, node_memory
 from jaxmoe.engine import EvenPart, EvenParts
+from jaxmoe.hardware import Die, Machine, fully_connected, node_memory
 from jaxmoe.models.moe import GroupedQueryAttention, LatentAttention
 
 

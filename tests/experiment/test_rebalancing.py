@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from jaxmoe.des import fabric_of, replay_plan
+from jaxmoe.engine.copies import replica_model
 from jaxmoe.experiment.advice import Case, Outcome, _scaled, advise, outcomes
 from jaxmoe.experiment.evaluation import describe_model
 from jaxmoe.experiment.rebalancing import Policy, break_even_steps, matched, moving_seconds, rebalanced, step_seconds
 from jaxmoe.experiment.replica_plans import drawn_tokens, served_by, serving_scenario, token_seconds
-from jaxmoe.engine.copies import replica_model
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.placement.slots import copies_of_slots, new_copies, share_of_slots

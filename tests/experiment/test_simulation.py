@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from jaxmoe.engine import LayerTime
 from jaxmoe.experiment.simulation import Iterations, Run, Simulation, mean_stages
 from jaxmoe.experiment.strategies import Strategy
-from jaxmoe.engine import LayerTime
 from jaxmoe.systems import AbstractRun, Rolled
 from jaxmoe.systems.planned import late
 

@@ -8,9 +8,9 @@ import pytest
 from oracles import cases
 from oracles.layer import Tokens, visited_nodes
 
+from jaxmoe.engine import expert_seconds
 from jaxmoe.hardware import Die, Machine, fully_connected
 from jaxmoe.hardware.machine import GemmError, MeasuredGemm, TiledGemm, read_gemm_table
-from jaxmoe.engine import expert_seconds
 from jaxmoe.network import replicated_visits, sharded_visits
 from jaxmoe.relax import HardSupport
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmoe.hardware import Die, Machine, MemoryLevel, fully_connected, node_memory
 from jaxmoe.engine.demand import roofline
+from jaxmoe.hardware import Die, Machine, MemoryLevel, fully_connected, node_memory
 
 
 def level(bandwidth, latency, capacity, channel) -> MemoryLevel:

@@ -12,8 +12,8 @@ from oracles.arrays import floats, full
 from oracles.layer import Tokens
 from oracles.topologies import mesh, with_random_numbers
 
-from jaxmoe.hardware import AbstractTopology, Die, Machine, clusters, ring, switch, torus, wafers
 from jaxmoe.engine import LayerTime
+from jaxmoe.hardware import AbstractTopology, Die, Machine, clusters, ring, switch, torus, wafers
 from jaxmoe.network import Congestion, build_exchange
 from jaxmoe.placement.exchange import ExchangeError
 

@@ -10,8 +10,8 @@ from oracles import cases
 from oracles.arrays import floats, full
 from oracles.topologies import mesh, with_random_numbers
 
-from jaxmoe.hardware import Die, Machine
 from jaxmoe.engine import LayerModel
+from jaxmoe.hardware import Die, Machine
 from jaxmoe.network import Congestion
 from jaxmoe.relax import HardMax, HardSupport, SoftSupport
 

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmoe.engine import LayerCosts, LayerModel
 from jaxmoe.hardware import AbstractTopology, Die, Machine, node_memory
 from jaxmoe.hardware.networks import num_links
-from jaxmoe.engine import LayerCosts, LayerModel
 from jaxmoe.network import (
     AbstractTimeModel,
     Congestion,

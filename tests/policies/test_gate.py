@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.arrays import full
 
-from jaxmoe.engine import gating
+from jaxmoe.engine import all_to_all, gating
 from jaxmoe.network import AlphaBeta, Congestion
 from jaxmoe.network.pairwise import AllToAll, same_models
 from jaxmoe.policies import gate
@@ -21,8 +21,8 @@ seeds = st.integers(0, 2**31)
 
 # Compiled whole: step by step, every step of every shape is compiled by itself.
 assignment_copies, node_copies, biased = (
-    jax.jit(gate.assignment_copies),
-    jax.jit(gate.node_copies),
+    jax.jit(all_to_all.assignment_copies),
+    jax.jit(all_to_all.node_copies),
     jax.jit(gating.biased),
 )
 choose, chosen_experts = (jax.jit(each, static_argnums=1) for each in (gate.choose, gating.chosen_experts))

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from oracles.arrays import floats, full
 
-from jaxmoe.hardware import Die, Machine, node_memory
-from jaxmoe.hardware.networks import wafers
 from jaxmoe.engine import LayerCosts
 from jaxmoe.engine.counts import CountModel, attention_seconds, paths_of
-from jaxmoe.placement.slot_loads import excess_over_mean, node_loads
 from jaxmoe.engine.schedule import Overlap
+from jaxmoe.hardware import Die, Machine, node_memory
+from jaxmoe.hardware.networks import wafers
+from jaxmoe.placement.slot_loads import excess_over_mean, node_loads
 from jaxmoe.placement.slots import EMPTY
 from jaxmoe.placement.tokens import token_layout
 from jaxmoe.policies import gradient_slots, migration

@@ -9,8 +9,8 @@ from oracles import cases
 from oracles.arrays import floats, full
 from small_dynamic import EXPERTS, skewed_batches
 
-from jaxmoe.hardware import Die, Machine, Mesh
 from jaxmoe.engine import Decisions, IdleLinks, LayerCosts, LayerModel, Serial, evaluate
+from jaxmoe.hardware import Die, Machine, Mesh
 from jaxmoe.network import Congestion, build_exchange
 from jaxmoe.policies import (
     AbstractMethod,

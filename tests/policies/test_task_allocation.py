@@ -13,8 +13,8 @@ from oracles.arrays import floats, full
 from oracles.wafer import algorithm_1, dealt
 
 from jaxmoe.config import build_machine, load_hardware
-from jaxmoe.hardware.networks import hop_counts
 from jaxmoe.engine import FetchCosts
+from jaxmoe.hardware.networks import hop_counts
 from jaxmoe.policies import Algorithm1, AllocationCosts, AtHome, Dealt, deal, widest
 
 DRAM, HOP, REQUEST = 22_020_096_000, 29_560_128_000, 88_080_384  # fs: DeepSeek-V3 on dojo_5x5

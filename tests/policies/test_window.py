@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles.arrays import floats, full
 
-from jaxmoe.hardware import Die, Machine, Mesh
 from jaxmoe.engine import LayerTime
+from jaxmoe.hardware import Die, Machine, Mesh
 from jaxmoe.network import ChunkedBroadcast
 from jaxmoe.policies import FixedAllowance, WindowAllowance, experts_in_window
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from jaxmoe.codesign import read_space
-from jaxmoe.errors import InputError
 from jaxmoe.engine import LayerTime
+from jaxmoe.errors import InputError
 
 FOLDER = Path(__file__).resolve().parents[2] / "studies" / "dse"
 

@@ -7,11 +7,11 @@ import pytest
 from sweep_keys import LINK
 
 from jaxmoe.config import ConfigError
+from jaxmoe.engine import LayerTime
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.experiment.simulation import iterations_of, simulate
 from jaxmoe.experiment.strategies import given_plans
-from jaxmoe.engine import LayerTime
 from jaxmoe.placement import Placement, write_plan
 from jaxmoe.sweep import SweepError
 from jaxmoe.sweep.answers import elasticities, winners

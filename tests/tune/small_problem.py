@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from oracles import cases
 
-from jaxmoe.hardware import node_memory
 from jaxmoe.engine import LayerModel
+from jaxmoe.hardware import node_memory
 from jaxmoe.traces import GatingTrace, synthetic_trace
 from jaxmoe.tune import PlacementProblem, TunerSettings
 

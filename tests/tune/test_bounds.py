@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from oracles import cases
 
+from jaxmoe.engine import LayerModel, schedule_of
 from jaxmoe.hardware import Die, MemoryLevel, node_memory
 from jaxmoe.hardware.machine import MeasuredGemm
-from jaxmoe.engine import LayerModel, schedule_of
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement.exchange import HOMES, ROUTES
 from jaxmoe.traces import Batch, synthetic_trace

@@ -7,8 +7,7 @@ import pytest
 from jaxtyping import Array, Float
 from small_problem import EXPERTS, LAYERS, NODES, SETTINGS, TOKENS, TOP_K, compilations, small_problem
 
-from jaxmoe.engine import Decisions
-from jaxmoe.engine import Movement
+from jaxmoe.engine import Decisions, Movement
 from jaxmoe.network import build_exchange
 from jaxmoe.tune import PlacementProblem, descent
 from jaxmoe.tune.descent import AbstractParameters, TransportPlan, random_plans

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from small_problem import compilations
 
-from jaxmoe.hardware import fully_connected
 from jaxmoe.engine import gating
+from jaxmoe.hardware import fully_connected
 from jaxmoe.network import AlphaBeta
 from jaxmoe.network.pairwise import AllToAll, same_models
 from jaxmoe.policies.gate import GateProblem, divergence, evaluate_gate, on_experts

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from small_problem import LAYERS, SETTINGS, SHAPE, small_model, small_problem, small_trace
 
-from jaxmoe.hardware import node_memory, ring
 from jaxmoe.engine import evaluate
+from jaxmoe.hardware import node_memory, ring
 from jaxmoe.network import build_exchange
 from jaxmoe.placement import PlanError, expert_parallel_random
 from jaxmoe.placement.exchange import ExchangeError

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_problem import EXPERTS, LAYERS, NODES, SHAPE, compilations, random_shares, small_problem
 
-from jaxmoe.hardware.networks import hop_counts
 from jaxmoe.engine import evaluate
+from jaxmoe.hardware.networks import hop_counts
 from jaxmoe.network import build_exchange
 from jaxmoe.traces import Batch
 from jaxmoe.tune import PlacementProblem, local_search

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_problem import EXPERTS, LAYERS, NODES, TOKENS, TOP_K, small_problem
 
-from jaxmoe.hardware import Die, Machine, Mesh, node_memory
 from jaxmoe.engine import LayerCosts, LayerModel
+from jaxmoe.hardware import Die, Machine, Mesh, node_memory
 from jaxmoe.network import Congestion, GatherExchange
 from jaxmoe.placement import PlanError
 from jaxmoe.placement.rounding import rebalance

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from oracles import cases
 from oracles.optimum import best_plan
 
-from jaxmoe.hardware import node_memory
 from jaxmoe.engine import LayerModel, evaluate
+from jaxmoe.hardware import node_memory
 from jaxmoe.network import build_exchange
 from jaxmoe.placement import PlanError
 from jaxmoe.traces import merge_tokens, synthetic_trace

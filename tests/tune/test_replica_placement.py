@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmoe.hardware import Die, Machine, Mesh, clusters, node_memory
 from jaxmoe.engine import Decisions, LayerCosts, LayerModel
 from jaxmoe.engine.copies import ReplicaModel, replica_model
+from jaxmoe.hardware import Die, Machine, Mesh, clusters, node_memory
 from jaxmoe.network import Congestion, build_exchange
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.placement.replica_choice import REPLICA_CHOICES, ranked_distance, serving_nodes, serving_parts
