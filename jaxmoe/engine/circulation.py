@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class RingDecisions(AbstractDecisions):
     """Tokens of every expert on each die, and the order of dies in which they go round; slices are never cut further."""
 
-    tokens: Float[Array, "*lead expert die"]
+    on_dies: Float[Array, "*lead expert die"]
     ring: tuple[int, ...] = eqx.field(static=True)
     prefetch: bool = eqx.field(static=True)
 
@@ -52,7 +52,7 @@ class RingPipeline(AbstractDemand):
 
     def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:
         home, compute = _rolled(machine, self.costs, self.decisions)
-        tokens, ring = self.decisions.tokens, np.array(self.decisions.ring)
+        tokens, ring = self.decisions.on_dies, np.array(self.decisions.ring)
         costs, memory, following = self.costs.costs, machine.memory[-1], np.roll(np.array(self.decisions.ring), -1)
         loads, rounds = (tokens.sum(axis=1) > 0).sum(), (tokens > 0).sum()  # of experts, and of sequences
         # Every token passes every link of the ring; on its last way home it is a result alone.
@@ -143,5 +143,5 @@ def _rolled(
 
     idle = jnp.zeros(dies)
     state = _State(memory.latency, idle, idle, idle, idle, jnp.zeros(()))
-    state, busy = jax.lax.scan(expert, state, decisions.tokens[:, ring])
+    state, busy = jax.lax.scan(expert, state, decisions.on_dies[:, ring])
     return state.home, busy.sum(axis=0)[back]

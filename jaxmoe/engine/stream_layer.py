@@ -1,5 +1,6 @@
 """A layer whose experts are loaded from memory in every step, while its tokens stay on dies or go to them."""
 
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -59,6 +60,9 @@ class StreamLayer(AbstractLayer):
         """Time of one layer; `tokens` are `StreamTokens`, or a batch for experts that tokens go to."""
         stages = decisions.lower(self, tokens, HardSupport() if support is None else support)
         return price(self.machine, self.schedule, stages, HardMax() if reduction is None else reduction)
+
+    def under(self, exchange: AbstractExchange) -> "StreamLayer":
+        return replace(self, exchange=exchange)
 
     def blank(self, tokens: StreamTokens) -> StreamDecisions:
         nothing, dies = jnp.zeros_like(tokens.on_dies), self.machine.num_nodes

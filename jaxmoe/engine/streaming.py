@@ -32,13 +32,13 @@ NONE = -1  # in place of an expert: a group has fewer
 class StreamDecisions(AbstractDecisions):
     """Which dies the micro-slices of every expert visit, who loads them, and in which order. Shares may be relaxed.
 
-    `needed` is 1 at the dies that hold `tokens` of the expert, `following` at the die that comes after a die, or where
+    `needed` is 1 at the dies that hold tokens of the expert (`on_dies`), `following` at the die that comes after a die, or where
     the slices of a die without tokens begin. `loaders` are the parts of an expert that dies load; so many micro-slices
     are `held` from the start. `groups` of experts are loaded in turns, in their order. `moved` are tokens that dies send
     each other first. `facts` are figures of the method's own, by name.
     """
 
-    tokens: Float[Array, "*lead expert die"]
+    on_dies: Float[Array, "*lead expert die"]
     needed: Float[Array, "*lead expert die"]
     following: Float[Array, "*lead expert die die2"]
     loaders: Float[Array, "*lead expert die"]
@@ -68,13 +68,13 @@ class StreamPipeline(AbstractDemand):
 
     def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:
         costs, streams = self.costs, self.decisions
-        members = group_members(streams.groups, streams.tokens.shape[0])
+        members = group_members(streams.groups, streams.on_dies.shape[0])
         groups = grouped(slice_demand(machine, costs, streams), members)
         seconds = stream_seconds(machine, costs, groups, streams.rules, reduction)
         trips, dies = _trips(costs, streams), costs.dies
         loaded = (trips.slices[:, None] * streams.loaders - streams.held).sum(axis=0) * costs.slice_bytes
         read = streams.needed.sum(axis=0) * costs.costs.expert_bytes
-        here, compute, move = streams.tokens.sum(axis=0), groups.compute.sum(axis=0), groups.move.sum(axis=0)
+        here, compute, move = streams.on_dies.sum(axis=0), groups.compute.sum(axis=0), groups.move.sum(axis=0)
         return Usage(
             seconds=seconds,
             busy={
@@ -126,7 +126,7 @@ def slice_demand(machine: Machine, costs: SliceCosts, streams: StreamDecisions) 
     slices, outside, sent = _trips(costs, streams)
     stops = needed.sum(axis=1)
     active = (stops > 0).astype(needed.dtype)
-    load, each, one = costs.load(machine), costs.send(machine), costs.compute(machine, streams.tokens)
+    load, each, one = costs.load(machine), costs.send(machine), costs.compute(machine, streams.on_dies)
     busy = sent * each
     links = jax.vmap(lambda moved: link_loads(machine.topology, moved))(busy)
     onto = jax.nn.one_hot(memory.channel, load.shape[0], dtype=loaders.dtype)
