@@ -17,10 +17,8 @@ from jaxmoe.engine.decisions import AbstractDecisions
 from jaxmoe.engine.demand import AbstractDemand
 from jaxmoe.engine.slices import SliceCosts, send_latency, send_slowness
 from jaxmoe.engine.stage import Stage, Stages, chained
-from jaxmoe.engine.times import COMPUTE, NODE
-from jaxmoe.engine.usage import FLOPS, LINK_BYTES, Usage
+from jaxmoe.engine.usage import Usage
 from jaxmoe.hardware import Machine
-from jaxmoe.network.loads import link_loads
 from jaxmoe.relax import AbstractReduction, AbstractSupport
 
 if TYPE_CHECKING:
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RingDecisions(AbstractDecisions):
-    """Tokens of every expert on each die, and the order of dies in which they go round; slices are never cut further."""
+    """Tokens of every expert on each die, and the order of dies in which they go round. Slices are one piece each."""
 
     on_dies: Float[Array, "*lead expert die"]
     ring: tuple[int, ...] = eqx.field(static=True)
@@ -51,38 +49,28 @@ class RingPipeline(AbstractDemand):
     decisions: RingDecisions
 
     def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:
-        home, compute = _rolled(machine, self.costs, self.decisions)
-        tokens, ring = self.decisions.on_dies, np.array(self.decisions.ring)
-        costs, memory, following = self.costs.costs, machine.memory[-1], np.roll(np.array(self.decisions.ring), -1)
+        costs, memory, tokens = self.costs, machine.memory[-1], self.decisions.on_dies
+        ring = np.array(self.decisions.ring)
+        following, sizes, one = np.roll(ring, -1), costs.costs, jnp.ones(len(ring))
+        seconds, compute = _rolled(machine, costs, self.decisions)
         loads, rounds = (tokens.sum(axis=1) > 0).sum(), (tokens > 0).sum()  # of experts, and of sequences
+        size = sizes.expert_bytes / len(ring)  # of a slice
         # Every token passes every link of the ring; on its last way home it is a result alone.
-        passing = tokens.sum() * jnp.ones(len(ring))
-        carried = passing * (costs.dispatch_bytes + costs.combine_bytes) - tokens.sum(axis=0)[following] * costs.dispatch_bytes
-        slowness, latency = (each(machine.topology)[ring, following] for each in (send_slowness, send_latency))
-        sending = carried * slowness + rounds * (latency + self.costs.control)
-
-        def along(values: Float[Array, " die"]) -> Float[Array, "die die2"]:
-            """What each die has for the next."""
-            return jnp.zeros((len(ring), len(ring)), values.dtype).at[ring, following].set(values)
-
-        moving = along(sending)
-        slices = jnp.ones(len(ring)) * costs.expert_bytes / len(ring)  # of every die
-        load = costs.expert_bytes / len(ring) / memory.bandwidth + self.costs.control
-        return Usage(
-            seconds=home,
-            busy={
-                NODE: compute,
-                COMPUTE: compute,
-                memory.name: loads * memory.sharers * load,
-                "link": link_loads(machine.topology, moving),
-                "port": jnp.concatenate([moving.sum(axis=1), moving.sum(axis=0)]),
-            },
-            amount={
-                FLOPS: passing * costs.flops_per_token_expert / len(ring),
-                LINK_BYTES: link_loads(machine.topology, along(carried)),
-                **self.costs.memory_bytes(machine, loads * slices, rounds * slices, passing),
-            },
-            delay=memory.latency.max(),
+        way = jnp.zeros((len(ring), len(ring))).at[ring, following].set(1.0)
+        there = sizes.dispatch_bytes * (tokens.sum() - tokens.sum(axis=0))
+        sent = way * (there + sizes.combine_bytes * tokens.sum())
+        pace = send_latency(machine.topology) + costs.control
+        return costs.usage(
+            machine,
+            seconds,
+            compute=compute,
+            load=loads * memory.sharers * (size / memory.bandwidth + costs.control),
+            loaded=loads * size * one,
+            read=rounds * size * one,
+            choices=tokens.sum() / len(ring) * one,
+            vectors=tokens.sum() * one,
+            send=sent * send_slowness(machine.topology) + way * rounds * pace,
+            sent=sent,
         )
 
 

@@ -16,8 +16,7 @@ from jaxmoe.engine.demand import AbstractDemand
 from jaxmoe.engine.lower import lower_tokens
 from jaxmoe.engine.slices import SliceCosts
 from jaxmoe.engine.stage import Stage, Stages, chained
-from jaxmoe.engine.times import COMPUTE, NODE
-from jaxmoe.engine.usage import FLOPS, Usage
+from jaxmoe.engine.usage import Usage
 from jaxmoe.hardware import Machine
 from jaxmoe.network import replicated_visits
 from jaxmoe.relax import AbstractReduction, AbstractSupport
@@ -36,9 +35,7 @@ class HostDecisions(AbstractDecisions):
     def lower(self, layer: "StreamLayer", batch: Batch, support: AbstractSupport) -> Stages:
         visits = replicated_visits(self.host, batch, support)
         costs, topology = layer.costs, layer.machine.topology
-        dispatch, _, combine = lower_tokens(
-            layer.exchange, topology, visits, costs.costs, layer.time_model, support
-        )
+        dispatch, _, combine = lower_tokens(layer.exchange, topology, visits, costs.costs, layer.time_model, support)
         counts = batch.weight @ batch.choices(self.host.shape[0])
         # A part of the tokens would load every expert again.
         compute = Stage("compute", OffloadPipeline(costs, counts, self.host, self.prefetch), split="whole")
@@ -57,20 +54,19 @@ class OffloadPipeline(AbstractDemand):
     def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:
         costs, memory = self.costs, machine.memory[-1]
         on_host = self.tokens[:, None] * self.host
-        each = costs.part(machine, on_host, jnp.ones(()))
+        each, here = costs.part(machine, on_host, jnp.ones(())), on_host.sum(axis=0)
         load = costs.costs.expert_bytes / memory.bandwidth + costs.control
-        last = self._last(machine, each, load)
         loads = (self.tokens > 0) @ self.host  # of each die
-        read, here, compute = loads * costs.costs.expert_bytes, on_host.sum(axis=0), each.sum(axis=0)
-        return Usage(
-            seconds=reduction(last),
-            busy={
-                NODE: compute,
-                COMPUTE: compute,
-                memory.name: jax.ops.segment_sum(loads, memory.channel, load.shape[0]) * load,
-            },
-            amount={FLOPS: here * costs.costs.flops_per_token_expert, **costs.memory_bytes(machine, read, read, here)},
-            delay=memory.latency.max(),
+        read = loads * costs.costs.expert_bytes
+        return costs.usage(
+            machine,
+            reduction(self._last(machine, each, load)),
+            compute=each.sum(axis=0),
+            load=jax.ops.segment_sum(loads, memory.channel, load.shape[0]) * load,
+            loaded=read,
+            read=read,
+            choices=here,
+            vectors=here,
         )
 
     def _last(

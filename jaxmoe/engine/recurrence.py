@@ -151,9 +151,7 @@ def stream_seconds(
     return state.done
 
 
-def _hindered(
-    machine: Machine, costs: SliceCosts, asked: SliceDemand, rules: LoadRules
-) -> tuple[SliceDemand, float]:
+def _hindered(machine: Machine, costs: SliceCosts, asked: SliceDemand, rules: LoadRules) -> tuple[SliceDemand, float]:
     """What arrays take when they are not always fed, and the part of the time that senders are busy at most.
 
     Experts that come in turn go round in step. A channel that dies share is never idle for one of them.

@@ -144,7 +144,7 @@ def _side_by_side(
     chosen = np.minimum(np.arange(chunks * each), count - 1).reshape(chunks, each)
     cut = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1)[chosen], steps)
     kept = jax.lax.map(jax.vmap(step), cut)
-    return Rollout(state, *jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], kept))
+    return Rollout(state, *jax.tree.map(lambda leaf: leaf.reshape(len(chosen.ravel()), *leaf.shape[2:])[:count], kept))
 
 
 @eqx.filter_jit

@@ -11,8 +11,10 @@ from jaxtyping import Array, Float
 
 from jaxmoe.engine.demand import moved_bytes
 from jaxmoe.engine.lower import LayerCosts
+from jaxmoe.engine.times import COMPUTE, NODE
+from jaxmoe.engine.usage import FLOPS, LINK_BYTES, Usage
 from jaxmoe.hardware import AbstractTopology, Machine
-from jaxmoe.network.loads import path_maxima, path_sums
+from jaxmoe.network.loads import link_loads, path_maxima, path_sums
 
 
 class SliceCosts(eqx.Module):
@@ -71,21 +73,34 @@ class SliceCosts(eqx.Module):
         parts, numbers = jnp.broadcast_to(part, tokens.shape), (self.costs.columns, self.costs.gemms)
         return present * self.control + machine.die.gemm.seconds(tokens, parts, present, rate, *numbers)
 
-    def memory_bytes(
+    def usage(
         self,
         machine: Machine,
+        seconds: Float[Array, ""],
+        compute: Float[Array, " die"],
+        load: Float[Array, " channel"],
         loaded: Float[Array, " die"],
         read: Float[Array, " die"],
-        tokens: Float[Array, " die"],
-    ) -> dict[str, Float[Array, " die"]]:
-        """Bytes of every memory level, by its name.
+        choices: Float[Array, " die"],
+        vectors: Float[Array, " die"],
+        send: Float[Array, "die die2"] | None = None,
+        sent: Float[Array, "die die2"] | None = None,
+    ) -> Usage:
+        """Usage of a pipeline that takes so many seconds.
 
-        The last has the weights that are `loaded`, those before it the weights that arrays `read`, B; the nearest also
-        the vectors of `tokens`, in and out.
+        Arrays `compute`, channels `load`, and dies `send` each other, s. Weights are `loaded` from the last memory
+        level and `read` from those before it, B; dies compute so many whole `choices`, move so many `vectors` in and
+        out of the nearest level, and send `sent`, B.
         """
-        vectors = tokens * (self.costs.dispatch_bytes + self.costs.combine_bytes)
+        memory, sizes, topology = machine.memory[-1], self.costs, machine.topology
         near = replace(machine, memory=machine.memory[:-1])
-        return moved_bytes(near, read, vectors) | {machine.memory[-1].name: loaded}
+        busy = {NODE: compute, COMPUTE: compute, memory.name: load}
+        amount = moved_bytes(near, read, vectors * (sizes.dispatch_bytes + sizes.combine_bytes))
+        amount |= {memory.name: loaded, FLOPS: choices * sizes.flops_per_token_expert}
+        if send is not None and sent is not None:
+            busy |= {"link": link_loads(topology, send), "port": jnp.concatenate([send.sum(axis=1), send.sum(axis=0)])}
+            amount[LINK_BYTES] = link_loads(topology, sent)
+        return Usage(seconds, busy, amount, delay=memory.latency.max())
 
 
 def send_slowness(topology: AbstractTopology) -> Float[Array, "die die2"]:

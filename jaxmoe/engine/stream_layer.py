@@ -84,7 +84,7 @@ class StreamLayer(AbstractLayer):
 
     @eqx.filter_jit
     def ahead(self, tokens: Float[Array, ""]) -> Float[Array, " die"]:
-        """Micro-slices that each die may load during the attention of so many tokens: it has time and slots for them."""
+        """Micro-slices for which each die has time and slots during the attention of so many tokens."""
         memory, costs = self.machine.memory[-1], self.costs
         time = self.idle_seconds(tokens) / (memory.sharers * costs.load(self.machine))[memory.channel]
         # Slots that a trajectory needs stay free.

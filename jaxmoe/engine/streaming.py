@@ -17,8 +17,7 @@ from jaxmoe.engine.demand import AbstractDemand, Fixed, InTurn
 from jaxmoe.engine.recurrence import LoadRules, SliceDemand, grouped, stream_seconds
 from jaxmoe.engine.slices import SliceCosts
 from jaxmoe.engine.stage import Stage, Stages, chained
-from jaxmoe.engine.times import COMPUTE, NODE
-from jaxmoe.engine.usage import FLOPS, LINK_BYTES, Usage
+from jaxmoe.engine.usage import Usage
 from jaxmoe.hardware import Machine
 from jaxmoe.network.loads import link_loads
 from jaxmoe.relax import AbstractReduction, AbstractSupport
@@ -32,10 +31,10 @@ NONE = -1  # in place of an expert: a group has fewer
 class StreamDecisions(AbstractDecisions):
     """Which dies the micro-slices of every expert visit, who loads them, and in which order. Shares may be relaxed.
 
-    `needed` is 1 at the dies that hold tokens of the expert (`on_dies`), `following` at the die that comes after a die, or where
-    the slices of a die without tokens begin. `loaders` are the parts of an expert that dies load; so many micro-slices
-    are `held` from the start. `groups` of experts are loaded in turns, in their order. `moved` are tokens that dies send
-    each other first. `facts` are figures of the method's own, by name.
+    `on_dies` are tokens. `needed` is 1 at the dies that hold any of the expert, `following` at the die that comes after
+    a die, or where the slices of a die without tokens begin. `loaders` are the parts of an expert that dies load; so
+    many micro-slices are `held` from the start. `groups` of experts are loaded in turns, in their order. `moved` are
+    tokens that dies send each other first. `facts` are figures of the method's own, by name.
     """
 
     on_dies: Float[Array, "*lead expert die"]
@@ -70,26 +69,19 @@ class StreamPipeline(AbstractDemand):
         costs, streams = self.costs, self.decisions
         members = group_members(streams.groups, streams.on_dies.shape[0])
         groups = grouped(slice_demand(machine, costs, streams), members)
-        seconds = stream_seconds(machine, costs, groups, streams.rules, reduction)
-        trips, dies = _trips(costs, streams), costs.dies
-        loaded = (trips.slices[:, None] * streams.loaders - streams.held).sum(axis=0) * costs.slice_bytes
-        read = streams.needed.sum(axis=0) * costs.costs.expert_bytes
-        here, compute, move = streams.on_dies.sum(axis=0), groups.compute.sum(axis=0), groups.move.sum(axis=0)
-        return Usage(
-            seconds=seconds,
-            busy={
-                NODE: compute,
-                COMPUTE: compute,
-                machine.memory[-1].name: groups.load.sum(axis=0),
-                "link": move[2 * dies :],
-                "port": move[: 2 * dies],
-            },
-            amount={
-                FLOPS: here * costs.costs.flops_per_token_expert,
-                LINK_BYTES: link_loads(machine.topology, trips.sent.sum(axis=0) * costs.slice_bytes),
-                **costs.memory_bytes(machine, loaded, read, here),
-            },
-            delay=machine.memory[-1].latency.max(),
+        trips, here = _trips(costs, streams), streams.on_dies.sum(axis=0)
+        sent = trips.sent.sum(axis=0)
+        return costs.usage(
+            machine,
+            stream_seconds(machine, costs, groups, streams.rules, reduction),
+            compute=groups.compute.sum(axis=0),
+            load=groups.load.sum(axis=0),
+            loaded=(trips.slices[:, None] * streams.loaders - streams.held).sum(axis=0) * costs.slice_bytes,
+            read=streams.needed.sum(axis=0) * costs.costs.expert_bytes,
+            choices=here,
+            vectors=here,
+            send=sent * costs.send(machine),
+            sent=sent * costs.slice_bytes,
         )
 
 

@@ -19,7 +19,7 @@ def stream_layer(
     micro_slices: int,
     control_ns: float,
     scheduling_ns: float,
-    buffer_MB: float | None,  # noqa: N803
+    buffer_MB: float | None,
     attention: bool,
 ) -> StreamLayer:
     """Of the system's settings. Raises `UnsuitableSystemError` for a machine without memory to stream from."""
