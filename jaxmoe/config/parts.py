@@ -116,7 +116,7 @@ COMPOSITION: dict[str, dict[str, Part]] = {
             "reads of remote experts, and copies of them in local HBM",
         ),
         "balancer": _none("allocation evens loads out in every step"),
-        "schedule": _none("reads and products overlap slice by slice, in an order of their own"),
+        "schedule": NO_MICRO_BATCHES,
     },
     "expert_streaming": {
         "placement": _none("all dies load all experts, and none stays"),

@@ -16,13 +16,16 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.engine.demand import AbstractDemand, Fixed, Work
 from jaxmoe.engine.layer import AbstractLayer
 from jaxmoe.engine.price import price
-from jaxmoe.engine.schedule import Serial
+from jaxmoe.engine.schedule import AbstractSchedule, Serial
 from jaxmoe.engine.stage import Stage
 from jaxmoe.engine.times import LayerTime
 from jaxmoe.engine.usage import LINK_BYTES, Usage
 from jaxmoe.hardware import Machine, MemoryLevel
 from jaxmoe.network.loads import link_loads, path_maxima, path_sums
 from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax, HardSupport, as_number
+
+Figures = Mapping[str, Float[Array, "*lead"]]
+"""Figures of what moved, by name: hops, and bytes by source."""
 
 
 class FetchCosts(eqx.Module):
@@ -130,6 +133,18 @@ class Reads(AbstractDemand):
             delay=reduction(delay),
         )
 
+    def figures(self, machine: Machine) -> Figures:
+        """Hops of all remote slices (V-D), and bytes by source (V-E)."""
+        hops = jnp.asarray(machine.topology.hop_counts(), self.reads.dtype)
+        own = jnp.diagonal(self.reads).sum()
+        return {
+            "hops": (hops * self.remote_slices).sum(),
+            "local_read": own,
+            "remote_read": self.reads.sum() - own,
+            "local_write": self.writes.sum(),
+            "llc_read": self.llc.sum(),
+        }
+
 
 def _busy(level: MemoryLevel, moved: Float[Array, " die"]) -> Float[Array, " channel"]:
     """Seconds of every channel for what its dies move, without latency, which is on the way of the first slice."""
@@ -146,13 +161,15 @@ def _first_slice(machine: Machine, costs: FetchCosts) -> Float[Array, "die die2"
 class FetchLayer(AbstractLayer):
     """A layer whose dies compute experts that they may have to fetch, on a machine with an LLC and HBM.
 
-    A die computes with what is there while it reads the rest, so reads and products are side by side. With a `host`
-    that allocates, every layer waits for it.
+    A die computes with what is there while it reads the rest, so reads and products are side by side in every
+    schedule. An expert is read once for a whole batch, so that micro-batches are refused. With a `host` that allocates,
+    every layer waits for it.
     """
 
     machine: Machine
     costs: FetchCosts
     host: HostLink | None = None
+    schedule: AbstractSchedule = Serial()
 
     def time(
         self,
@@ -170,22 +187,17 @@ class FetchLayer(AbstractLayer):
             stages.append(Stage("host", Fixed(self.host.seconds(*requests.shape)), block="host", split="whole"))
         reads = decisions.reads(costs, HardSupport() if support is None else support)
         stages += [Stage("fetch", reads, split="whole"), Stage("compute", Work(flops, nothing, nothing), split="whole")]
-        return price(self.machine, Serial(), tuple(stages), HardMax() if reduction is None else reduction)
+        return price(self.machine, self.schedule, tuple(stages), HardMax() if reduction is None else reduction)
 
     def blank(self, tokens: Any) -> Fetches:
         layers, dies = jax.tree.leaves(tokens)[0].shape[0], self.machine.num_nodes
         nothing = jnp.zeros((layers, 1, dies), self.costs.expert_bytes.dtype)
         return Fetches(nothing, jnp.zeros((layers, 1), jnp.int32), nothing, nothing)
 
+    def with_traffic(self, fetches: Fetches, time: LayerTime) -> tuple[LayerTime, tuple[Fetches, Figures]]:
+        """What a rollout keeps of a step: times, who fetched what, and figures of traffic, leaves [layer, ...]."""
 
-def traffic_figures(machine: Machine, demand: Reads) -> Mapping[str, Float[Array, ""]]:
-    """Hops of all remote slices (V-D), and bytes by source (V-E), of one layer."""
-    hops = jnp.asarray(machine.topology.hop_counts(), demand.reads.dtype)
-    own = jnp.diagonal(demand.reads).sum()
-    return {
-        "hops": (hops * demand.remote_slices).sum(),
-        "local_read": own,
-        "remote_read": demand.reads.sum() - own,
-        "local_write": demand.writes.sum(),
-        "llc_read": demand.llc.sum(),
-    }
+        def figures(fetches: Fetches) -> Figures:
+            return fetches.reads(self.costs, HardSupport()).figures(self.machine)
+
+        return time, (fetches, jax.vmap(figures)(fetches))

@@ -14,7 +14,6 @@ from jaxmoe.policies.caching import LLCPrefetch as LLCPrefetch
 from jaxmoe.policies.caching import WaferPolicy as WaferPolicy
 from jaxmoe.policies.caching import copies_that_fit as copies_that_fit
 from jaxmoe.policies.caching import guide as guide
-from jaxmoe.policies.caching import run_policy as run_policy
 from jaxmoe.policies.forecast import AbstractForecast as AbstractForecast
 from jaxmoe.policies.forecast import CrossLayer as CrossLayer
 from jaxmoe.policies.forecast import MovingAverage as MovingAverage

@@ -1,12 +1,13 @@
 """Copies of remote experts in local HBM, and of local ones in the LLC, by what heat maps predict (wafer study, IV-D).
 
 `CrossToken` is the global command processor's heat map: it sees the choices of every step and says which experts follow
-which. `WaferPolicy` allocates the tasks of a layer, copies what a die reads from afar and is predicted to need again,
-and keeps all layers' copies within one capacity for each die. Both are init/step pairs. `LLCPrefetch` is what Insight 2
-says of the faster level, which the paper leaves open (V-G).
+which. The method `WaferPolicy` allocates the tasks of a layer, copies what a die reads from afar and is predicted to
+need again, and keeps all layers' copies within one capacity for each die. `LLCPrefetch` is what Insight 2 says of the
+faster level, which the paper leaves open (V-G).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import equinox as eqx
@@ -15,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxmoe.engine.fetch import FetchCosts, Fetches, fetch_demand, fetch_time, traffic_figures
-from jaxmoe.engine.times import LayerTime
+from jaxmoe.engine import AbstractLayer, AbstractMethod, Fetches, FetchLayer, LayerTime
 from jaxmoe.hardware import Machine
 from jaxmoe.placement.placement import PlanError
+from jaxmoe.traces import Batch
 
 Allocation = Callable[..., Int[Array, "expert die"]]  # called as `task_allocation` says
 Prediction = Literal["none", "heatmap", "perfect"]
@@ -26,17 +27,17 @@ Eviction = Literal["least_popular", "least_recent", "keep"]
 
 
 class Guidance(eqx.Module):
-    """What is known of a step when its layers are launched; leaves are [*lead, layer, ...].
+    """What is known of a step when its layers are launched; leaves are [layer, ...], of many steps [layer, step, ...].
 
     `counts` are the requests of every expert, `following` the `n` experts that most often come after each, -1 for none,
     and `popularity` how often each was chosen so far. `next_counts` are those of the next step, for perfect foresight.
     """
 
-    counts: Int[Array, "*lead layer expert"]
-    next_counts: Int[Array, "*lead layer expert"]
-    following: Int[Array, "*lead layer expert n"]
-    popularity: Float[Array, "*lead layer expert"]
-    forecast: Float[Array, "*lead layer expert"] | None = None  # requests of the layer after, for the LLC
+    counts: Int[Array, "layer *step expert"]
+    next_counts: Int[Array, "layer *step expert"]
+    following: Int[Array, "layer *step expert n"]
+    popularity: Float[Array, "layer *step expert"]
+    forecast: Float[Array, "layer *step expert"] | None = None  # requests of the layer after, for the LLC
 
 
 class CrossToken(eqx.Module):
@@ -100,55 +101,63 @@ def guide(
         rows = across / jnp.maximum(across.sum(axis=-1, keepdims=True), 1)
         forecast = jnp.einsum("sle,lef->slf", counts[:, :-1].astype(rows.dtype), rows)
         forecast = jnp.concatenate([forecast, jnp.zeros_like(counts[:, -1:], rows.dtype)], axis=1)
-    return Guidance(counts, jnp.concatenate([counts[1:], counts[-1:]]), following, popularity, forecast)
+    known = Guidance(counts, jnp.concatenate([counts[1:], counts[-1:]]), following, popularity, forecast)
+    return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), known)
 
 
 class Copies(eqx.Module):
-    """Copies that dies hold beside their home experts; `used` is the step of the last read."""
+    """Copies that dies hold beside their home experts; `used` is the step of the last read, `time` the last step, and
+    `most` how many a die has held at most after a step."""
 
     held: Bool[Array, "layer expert die"]
     used: Int[Array, "layer expert die"]
+    time: Int[Array, ""]
+    most: Int[Array, " die"]
 
 
 class LLCPrefetch(eqx.Module):
     """Experts of the next layer that a die reads from its own HBM into its LLC during this one (Insight 2).
 
     It reads in the time that the layer leaves its channel idle, so no layer waits for it: whole slices of the home
-    experts that are expected to have most requests, as many as the LLC holds.
+    experts that are expected to have most requests, as many as the LLC holds. `across` is what `guide` forecasts by.
     """
 
-    machine: Machine
-    costs: FetchCosts
+    layer: FetchLayer
+    across: Float[Array, "pair expert expert2"] | None = None
 
     def __call__(
         self, fetches: Fetches, forecast: Float[Array, " expert"], home: Int[Array, " expert"]
     ) -> Float[Array, "expert die"]:
         """The part of each expert that a die's LLC has after a layer; its home is that of the next layer."""
-        llc, hbm = self.machine.memory[0], self.machine.memory[-1]
-        time = fetch_time(self.machine, fetch_demand(fetches, self.costs), self.costs)
-        idle = jnp.maximum(time.total - time.busy["fetch"]["hbm"], 0) * hbm.bandwidth / jnp.maximum(hbm.sharers, 1)
+        machine, costs, time = self.layer.machine, self.layer.costs, self.layer.time(fetches)
+        llc, hbm = machine.memory[0], machine.memory[-1]
+        idle = jnp.maximum(time.total - time.busy["fetch"][hbm.name], 0) * hbm.bandwidth / jnp.maximum(hbm.sharers, 1)
         held = jnp.inf if llc.capacity is None else (llc.capacity / jnp.maximum(llc.sharers, 1))[llc.channel]
-        slices = jnp.floor(jnp.minimum(idle[hbm.channel], held) * self.costs.slices / self.costs.expert_bytes)
-        own = home[:, None] == jnp.arange(self.machine.num_nodes)
+        slices = jnp.floor(jnp.minimum(idle[hbm.channel], held) * costs.slices / costs.expert_bytes)
+        own = home[:, None] == jnp.arange(machine.num_nodes)
         worth = jnp.where(own & (forecast[:, None] > 0), forecast[:, None], -1.0)
         rank = jnp.argsort(jnp.argsort(-worth, axis=0, stable=True), axis=0, stable=True)
-        read = jnp.clip(slices - rank * self.costs.slices, 0, self.costs.slices) / self.costs.slices
+        read = jnp.clip(slices - rank * costs.slices, 0, costs.slices) / costs.slices
         return jnp.where(worth > 0, read, 0)
 
 
-class WaferPolicy(eqx.Module):
+class WaferPolicy(AbstractMethod):
     """Who computes what, and what is copied. `home` and `start`, copies from the beginning, are placement.
 
+    Without a `heatmap`, the steps are `Guidance` that was worked out before, for several policies.
     `capacity` is how many copies a die holds in all layers together; infinite is no limit. A full die makes room by
     `eviction`: the copy of the least popular expert goes, for a more popular one; or the least recently read; or with
     `keep` none. The paper does not say.
     """
 
+    precision = "float64"  # in which Algorithm 1's costs are exact
+    differentiable = False
     home: Int[Array, "layer expert"]
     capacity: Float[Array, " die"]
     allocation: Allocation
     start: Bool[Array, "layer expert die"] | None = None
     llc: LLCPrefetch | None = None
+    heatmap: CrossToken | None = None
     prediction: Prediction = eqx.field(static=True, default="heatmap")
     eviction: Eviction = eqx.field(static=True, default="least_popular")
 
@@ -156,14 +165,21 @@ class WaferPolicy(eqx.Module):
     def dies(self) -> int:
         return self.capacity.shape[0]
 
-    def init(self) -> Copies:
+    def prepare(self, layer: AbstractLayer, steps: Batch | Guidance) -> tuple["WaferPolicy", Guidance]:
+        if self.heatmap is None:
+            return self, steps
+        known = guide(self.heatmap, jnp.asarray(steps.experts), None if self.llc is None else self.llc.across)
+        return replace(self, heatmap=None), known
+
+    def init(self, machine: Machine) -> Copies:
         """The copies there are before the first step."""
         shape = (*self.home.shape, self.dies)
         held = jnp.zeros(shape, bool) if self.start is None else self.start
-        return Copies(held, jnp.zeros(shape, jnp.int32))
+        return Copies(held, jnp.zeros(shape, jnp.int32), jnp.zeros((), jnp.int32), jnp.zeros(self.dies, jnp.int32))
 
-    def step(self, copies: Copies, time: Int[Array, ""], guidance: Guidance) -> tuple[Copies, Fetches]:
-        """All layers of one step, one after the other; the second result's leaves are [layer, ...]."""
+    def step(self, machine: Machine, state: Copies, tokens: Guidance, last: LayerTime) -> tuple[Copies, Fetches]:
+        """All layers of one step, one after the other."""
+        time, popularity = state.time + 1, tokens.popularity
 
         def layer(
             carry: tuple[Copies, Array | None], given: tuple[Array, Array, Array, Guidance]
@@ -173,11 +189,11 @@ class WaferPolicy(eqx.Module):
             local = copies.held[row] | (home[:, None] == jnp.arange(self.dies))
             requests = self.allocation(known.counts, home, local, hits)
             computed = requests > 0
-            copies = Copies(copies.held, copies.used.at[row].set(jnp.where(computed, time, copies.used[row])))
+            copies = replace(copies, used=copies.used.at[row].set(jnp.where(computed, time, copies.used[row])))
             copied = jnp.zeros_like(local)
             if self.prediction != "none":
                 wanted = computed & ~local & self._predicted(computed, home, local, known)
-                copies, copied = self._admit(copies, row, time, wanted, guidance.popularity)
+                copies, copied = self._admit(copies, row, wanted, popularity)
             dtype = self.capacity.dtype
             fetches = Fetches(requests.astype(dtype), home, local.astype(dtype), copied.astype(dtype), hits)
             if self.llc is not None and known.forecast is not None:
@@ -186,10 +202,10 @@ class WaferPolicy(eqx.Module):
 
         none = None if self.llc is None else jnp.zeros((self.home.shape[1], self.dies), self.capacity.dtype)
         after = jnp.concatenate([self.home[1:], self.home[:1]])
-        (copies, _), fetches = jax.lax.scan(
-            layer, (copies, none), (jnp.arange(len(self.home)), self.home, after, guidance)
-        )
-        return copies, fetches
+        begin, rows = (replace(state, time=time), none), jnp.arange(len(self.home))
+        (copies, _), fetches = jax.lax.scan(layer, begin, (rows, self.home, after, tokens))
+        most = jnp.maximum(copies.most, copies.held.sum(axis=(0, 1), dtype=jnp.int32))
+        return replace(copies, most=most), fetches
 
     def _predicted(
         self,
@@ -210,7 +226,6 @@ class WaferPolicy(eqx.Module):
         self,
         copies: Copies,
         row: Int[Array, ""],
-        time: Int[Array, ""],
         wanted: Bool[Array, "expert die"],
         popularity: Float[Array, "layer expert"],
     ) -> tuple[Copies, Bool[Array, "expert die"]]:
@@ -219,7 +234,7 @@ class WaferPolicy(eqx.Module):
         index = jnp.arange(experts)
         worth = copies.used if self.eviction == "least_recent" else popularity[..., None]
         worth = jnp.broadcast_to(worth, copies.held.shape).astype(popularity.dtype)
-        value = jnp.full(experts, time, worth.dtype) if self.eviction == "least_recent" else popularity[row]
+        value = jnp.full(experts, copies.time, worth.dtype) if self.eviction == "least_recent" else popularity[row]
 
         def die(held: Array, worth: Array, wanted: Array, capacity: Array) -> tuple[Array, Array]:
             free = jnp.clip(capacity - held.sum(), 0, experts).astype(jnp.int32)
@@ -233,25 +248,7 @@ class WaferPolicy(eqx.Module):
             return flat.reshape(held.shape).at[row].max(copied), copied
 
         held, copied = jax.vmap(die, (2, 2, 1, 0), (2, 1))(copies.held, worth, wanted, self.capacity)
-        return Copies(held, copies.used), copied
-
-
-@eqx.filter_jit
-def run_policy(
-    policy: WaferPolicy, machine: Machine, costs: FetchCosts, guidance: Guidance
-) -> tuple[LayerTime, Mapping[str, Float[Array, "step layer"]], Fetches, Int[Array, "step die"]]:
-    """All steps: times and traffic [step, layer], who fetched what, and the copies that each die held after a step."""
-
-    def priced(fetches: Fetches) -> tuple[LayerTime, Mapping[str, Array]]:
-        demand = fetch_demand(fetches, costs)
-        return fetch_time(machine, demand, costs), traffic_figures(machine, demand)
-
-    def step(copies: Copies, given: tuple[Array, Guidance]) -> tuple[Copies, tuple]:
-        copies, fetches = policy.step(copies, *given)
-        return copies, (*jax.vmap(priced)(fetches), fetches, copies.held.sum(axis=(0, 1)))
-
-    steps = jnp.arange(1, len(guidance.counts) + 1, dtype=jnp.int32)
-    return jax.lax.scan(step, policy.init(), (steps, guidance))[1]
+        return replace(copies, held=held), copied
 
 
 def copies_that_fit(

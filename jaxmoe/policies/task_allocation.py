@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from jaxmoe.engine.fetch import FetchCosts
+from jaxmoe.engine import FetchCosts
 from jaxmoe.hardware import Machine
 from jaxmoe.network.loads import path_sums
 

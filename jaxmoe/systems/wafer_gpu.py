@@ -14,8 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxmoe.des import SliceCosts, SliceWork, replay_slices
-from jaxmoe.engine import FetchCosts, Fetches, HostLink, LayerTime
-from jaxmoe.hardware import Machine
+from jaxmoe.engine import FetchCosts, Fetches, FetchLayer, HostLink, rollout
 from jaxmoe.policies import (
     Algorithm1,
     AllocationCosts,
@@ -25,100 +24,83 @@ from jaxmoe.policies import (
     LLCPrefetch,
     WaferPolicy,
     copies_that_fit,
-    guide,
-    run_policy,
     widest,
 )
 from jaxmoe.policies.caching import Allocation, Eviction, Prediction
 from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, UnsuitableSystemError
 from jaxmoe.traces import Batch
-from jaxmoe.traces.statistics.counting import PairCounts, count_pairs
+from jaxmoe.traces.statistics.counting import count_pairs
 from jaxmoe.tune.allocation import AssignmentProgram, GradientAllocation, LinearAllocation
 
 AllocationName = Literal["base", "home", "allo", "gradient", "linear_program"]
 
 
-def allocation_of(name: AllocationName, machine: Machine, costs: FetchCosts, **settings: Any) -> Allocation:
+def allocation_of(name: AllocationName, layer: FetchLayer, **settings: Any) -> Allocation:
     """Who computes what, by name, with its settings: `block`, and `split` of `base`, or those of `Algorithm1`.
 
-    Of a concrete machine. Made in double precision, in which the costs of `allo` are exact.
+    Of a layer on a concrete machine. Made in double precision, in which the costs of `allo` are exact.
     """
+    machine = layer.machine
     match name:
         case "base":
             return Dealt(**settings)
         case "home":
             return AtHome()
         case "allo":
-            return Algorithm1(
-                jnp.asarray(machine.topology.hop_counts()), AllocationCosts.of(machine, costs), **settings
-            )
+            hops = jnp.asarray(machine.topology.hop_counts())
+            return Algorithm1(hops, AllocationCosts.of(machine, layer.costs), **settings)
         case "gradient":
-            return GradientAllocation(machine, costs, jax.random.key(0))
+            return GradientAllocation(layer, jax.random.key(0))
         case "linear_program":
-            return LinearAllocation(machine, costs, AssignmentProgram(machine, costs))
+            return LinearAllocation(layer, AssignmentProgram(layer))
 
 
 @dataclass(frozen=True)
 class WaferRun(AbstractRun):
-    """A policy on a machine. Rolled out in double precision, in which Algorithm 1's costs are exact."""
+    """A policy on a machine."""
 
-    machine: Machine
     policy: WaferPolicy
-    costs: FetchCosts
-    slices: int
-    pairs: PairCounts
-    top: int
-    host: HostLink | None = None
+    layer: FetchLayer
     bound: bool = False
 
     def rollout(self, steps: Batch) -> Rolled:
-        with jax.enable_x64(True):
-            heatmap = CrossToken(jnp.asarray(self.pairs.token_pairs, jnp.float32), self.top)
-            across = None if self.policy.llc is None else jnp.asarray(self.pairs.layer_pairs, jnp.float32)
-            guidance = guide(heatmap, jnp.asarray(steps.experts), across)
-            time, traffic, fetches, held = run_policy(self.policy, self.machine, self.costs, guidance)
-            time, traffic, kept = time.as_numpy(), jax.tree.map(np.asarray, traffic), _compact(fetches)
-        figures = {name: float(values.sum()) for name, values in traffic.items()}
-        figures |= {"most_copies_of_a_die": float(np.asarray(held).max())}
+        state, time, (fetches, traffic) = rollout(self.policy, self.layer, steps, keep=self.layer.with_traffic)
+        kept = _compact(fetches)
+        figures = {name: float(np.asarray(values).sum()) for name, values in traffic.items()}
+        figures |= {"most_copies_of_a_die": float(np.asarray(state.most).max())}
         if self.bound:
             figures |= {"bound_s": self._bound(kept)}
-        return Rolled(self._with_host(time, kept), kept, figures)
+        return Rolled(time.as_numpy(), kept, figures)
 
     def _bound(self, kept: dict[str, np.ndarray]) -> float:
         """Seconds in all that no allocation can beat with the copies that there were, by the assignment LP."""
-        program = AssignmentProgram(self.machine, self.costs)
+        program = AssignmentProgram(self.layer)
         every = (kept["requests"].sum(axis=-1), kept["home"], kept["local"])
         layers = zip(*(each.reshape(-1, *each.shape[2:]) for each in every), strict=True)
         return sum(program.solve(*layer)[1] for layer in layers)
 
-    def _with_host(self, time: LayerTime, kept: Any) -> LayerTime:
-        if self.host is None:
-            return time
-        experts, dies = kept["requests"].shape[-2:]
-        asked = np.full(time.total.shape, float(self.host.seconds(experts, dies)))
-        return LayerTime(time.stages | {"host": asked}, time.busy, time.total + asked, time.energy)
-
     def replay(self, rolled: Rolled, batch: Batch, step: int, row: int) -> float:
         known = {name: leaf[step, row] for name, leaf in rolled.kept.items()}
         work = SliceWork(**known)
-        waiting = rolled.time.stages["host"][step, row] if self.host is not None else 0.0
-        return replay_slices(self.machine, work, self._slice_costs()).seconds + float(waiting)
+        waiting = rolled.time.stages["host"][step, row] if self.layer.host is not None else 0.0
+        return replay_slices(self.layer.machine, work, self._slice_costs()).seconds + float(waiting)
 
     def _slice_costs(self) -> SliceCosts:
-        costs = self.costs
+        costs = self.layer.costs
         numbers = (costs.request_bytes, costs.hit, costs.miss, costs.write)
         sizes = float(costs.expert_bytes), float(costs.flops_per_request)
-        return SliceCosts(*sizes, self.slices, *map(float, numbers))
+        return SliceCosts(*sizes, int(costs.slices), *map(float, numbers))
 
 
 def _compact(fetches: Fetches) -> dict[str, np.ndarray]:
     """What the simulator needs of the fetches, small."""
+    hits = np.zeros(fetches.local.shape) if fetches.hits is None else fetches.hits
     return {
         "requests": np.asarray(fetches.requests).astype(np.int32),
         "home": np.asarray(fetches.home),
         "local": np.asarray(fetches.local) > 0,
         "copied": np.asarray(fetches.copied) > 0,
-        "hits": np.asarray(jnp.zeros_like(fetches.local) if fetches.hits is None else fetches.hits, np.float32),
+        "hits": np.asarray(hits, np.float32),
     }
 
 
@@ -155,25 +137,25 @@ class WaferGPU(AbstractSystem):
         own = self._run(setting)
 
         def plain(name: AllocationName, **settings: Any) -> WaferRun:
-            with jax.enable_x64(True):
-                allocation = allocation_of(name, own.machine, own.costs, **settings)
+            allocation = allocation_of(name, own.layer, **settings)
             policy = replace(own.policy, allocation=allocation, prediction="none", start=None, llc=None)
-            return replace(own, policy=policy, host=None, bound=False)
+            return replace(own, policy=policy, layer=replace(own.layer, host=None), bound=False)
 
-        dealt = plain("base", block=self.block, split=self.split)
-        return {"base": dealt, "expert_parallelism": plain("home"), "wafer_gpu": own}
+        with jax.enable_x64(True):
+            dealt, home = plain("base", block=self.block, split=self.split), plain("home")
+        return {"base": dealt, "expert_parallelism": home, "wafer_gpu": own}
 
     def _run(self, setting: Setting) -> WaferRun:
-        machine, experts = setting.model.machine, setting.share.shape[1]
+        machine = setting.model.machine
         self._check(setting)
         home = homes(setting.share)
         pairs = count_pairs(setting.history)
         with jax.enable_x64(True):
-            costs = self._costs(setting)
+            layer = FetchLayer(machine, self._costs(setting), schedule=setting.model.schedule)
             room = copies_that_fit(
                 np.full(machine.num_nodes, np.inf) if machine.capacity is None else np.asarray(machine.capacity, float),
                 home,
-                float(costs.expert_bytes),
+                float(layer.costs.expert_bytes),
                 len(home),
             )
             held = popular_copies(pairs.load, home, room, self.popular_copies)
@@ -185,16 +167,17 @@ class WaferGPU(AbstractSystem):
             policy = WaferPolicy(
                 home=jnp.asarray(home),
                 capacity=jnp.asarray(np.full(room.shape, np.inf) if self.unlimited else room),
-                allocation=allocation_of(self.allocation, machine, costs, **settings),
+                allocation=allocation_of(self.allocation, layer, **settings),
                 start=jnp.asarray(held) if held.any() else None,
-                llc=LLCPrefetch(machine, costs) if self.llc_prefetch else None,
+                llc=LLCPrefetch(layer, jnp.asarray(pairs.layer_pairs, jnp.float32)) if self.llc_prefetch else None,
+                heatmap=CrossToken(jnp.asarray(pairs.token_pairs, jnp.float32), min(self.top, len(home[0]))),
                 prediction=self.prediction,
                 eviction=self.eviction,
             )
-            host = None
             if self.host_link_GB_per_s is not None:
-                host = HostLink(jnp.asarray(self.host_link_GB_per_s * 1e9), jnp.asarray(self.host_fixed_us * 1e-6))
-        return WaferRun(machine, policy, costs, self.slices, pairs, min(self.top, experts), host, self.bound)
+                link = jnp.asarray(self.host_link_GB_per_s * 1e9), jnp.asarray(self.host_fixed_us * 1e-6)
+                layer = replace(layer, host=HostLink(*link))
+        return WaferRun(policy, layer, self.bound)
 
     def _check(self, setting: Setting) -> None:
         machine = setting.model.machine

@@ -16,7 +16,7 @@ import optax
 import scipy
 from jaxtyping import Array, Float, Int, Key, Shaped
 
-from jaxmoe.engine import FetchCosts, Fetches, fetched_layer_time
+from jaxmoe.engine import Fetches, FetchLayer
 from jaxmoe.hardware import AbstractTopology, Machine
 from jaxmoe.network.loads import link_loads
 from jaxmoe.relax import SmoothMax, SoftSupport, geometric
@@ -33,9 +33,9 @@ class Task(NamedTuple):
 class AssignmentProgram:
     """The assignment LP of layers on one machine (HiGHS); compared by identity, so that `jit` may hold it."""
 
-    def __init__(self, machine: Machine, costs: FetchCosts) -> None:
+    def __init__(self, layer: FetchLayer) -> None:
         """Of a concrete machine, not a traced one."""
-        hbm = machine.memory[-1]
+        machine, costs, hbm = layer.machine, layer.costs, layer.machine.memory[-1]
         self.channels, self.channel = len(hbm.bandwidth), np.asarray(hbm.channel)
         self.read = float(costs.expert_bytes) / np.asarray(hbm.bandwidth, float)  # s of an expert, by channel
         self.request = float(costs.flops_per_request) / np.asarray(machine.die.flops, float)
@@ -91,9 +91,9 @@ class AssignmentProgram:
         return share, float(found.fun) / scale + self.first
 
 
-def allocation_bound(machine: Machine, costs: FetchCosts, task: Task) -> float:
+def allocation_bound(layer: FetchLayer, task: Task) -> float:
     """Seconds that no allocation of the layer can beat."""
-    return AssignmentProgram(machine, costs).solve(task.counts, task.home, task.local)[1]
+    return AssignmentProgram(layer).solve(task.counts, task.home, task.local)[1]
 
 
 def _seconds_of_pairs(machine: Machine, size: float) -> scipy.sparse.csr_array:
@@ -124,8 +124,7 @@ class Descent(NamedTuple):
 
 @eqx.filter_jit
 def descend(
-    machine: Machine,
-    costs: FetchCosts,
+    layer: FetchLayer,
     counts: Int[Array, " expert"],
     home: Int[Array, " expert"],
     local: Float[Array, "expert die"],
@@ -141,7 +140,8 @@ def descend(
 
     def loss(logits: Array, width: Array, temperature: Array) -> Array:
         asked = Fetches(requests(logits), home, local, jnp.zeros_like(local))
-        return jnp.log(fetched_layer_time(machine, asked, costs, SmoothMax(temperature), SoftSupport(width)).total)
+        time = layer.time(asked, reduction=SmoothMax(temperature), support=SoftSupport(width))
+        return jnp.log(time.total)
 
     def step(state: tuple[Array, Any], annealed: tuple[Array, Array]) -> tuple[tuple[Array, Any], None]:
         logits, moments = state
@@ -171,28 +171,25 @@ def whole(
 LEAST = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.51)  # parts that a die may have at least, all tried
 
 
-def best_whole(
-    machine: Machine, costs: FetchCosts, relaxed: Float[Array, "expert die"], *task: Array
-) -> Int[Array, "expert die"]:
+def best_whole(layer: FetchLayer, relaxed: Float[Array, "expert die"], *task: Array) -> Int[Array, "expert die"]:
     """The best whole allocation of those that `whole` makes, and of homes; the task is counts, home and local."""
     counts, home, local = task
     plans = jax.vmap(lambda least: whole(relaxed, counts, least))(jnp.asarray(LEAST, relaxed.dtype))
     at_home = jnp.where(home[:, None] == jnp.arange(local.shape[1]), counts[:, None], 0)
     plans = jnp.concatenate([plans, at_home[None].astype(plans.dtype)])
-    return plans[jnp.argmin(jax.vmap(lambda plan: _seconds(machine, costs, home, plan, local))(plans))]
+    return plans[jnp.argmin(jax.vmap(lambda plan: _seconds(layer, home, plan, local))(plans))]
 
 
-def _seconds(machine: Machine, costs: FetchCosts, home: Array, plan: Array, local: Array) -> Float[Array, ""]:
-    local = local.astype(machine.die.flops.dtype)
+def _seconds(layer: FetchLayer, home: Array, plan: Array, local: Array) -> Float[Array, ""]:
+    local = local.astype(layer.machine.die.flops.dtype)
     asked = Fetches(plan.astype(local.dtype), home, local, jnp.zeros_like(local))
-    return fetched_layer_time(machine, asked, costs).total
+    return layer.time(asked).total
 
 
 class GradientAllocation(eqx.Module):
     """The best whole allocation that a descent ends with, or homes. A seed is that of every layer and step."""
 
-    machine: Machine
-    costs: FetchCosts
+    layer: FetchLayer
     key: Key[Array, ""]
     settings: Descent = Descent()
 
@@ -203,9 +200,9 @@ class GradientAllocation(eqx.Module):
         local: Shaped[Array, "expert die"],
         hits: Array | None = None,
     ) -> Int[Array, "expert die"]:
-        amounts = local.astype(self.machine.die.flops.dtype)
-        relaxed = descend(self.machine, self.costs, counts, home, amounts, self.key, self.settings)
-        return best_whole(self.machine, self.costs, relaxed, counts, home, amounts)
+        amounts = local.astype(self.layer.machine.die.flops.dtype)
+        relaxed = descend(self.layer, counts, home, amounts, self.key, self.settings)
+        return best_whole(self.layer, relaxed, counts, home, amounts)
 
 
 class LinearAllocation(eqx.Module):
@@ -214,8 +211,7 @@ class LinearAllocation(eqx.Module):
     It is solved outside of compiled code.
     """
 
-    machine: Machine
-    costs: FetchCosts
+    layer: FetchLayer
     program: AssignmentProgram = eqx.field(static=True)
 
     def __call__(
@@ -225,7 +221,7 @@ class LinearAllocation(eqx.Module):
         local: Shaped[Array, "expert die"],
         hits: Array | None = None,
     ) -> Int[Array, "expert die"]:
-        amounts = local.astype(self.machine.die.flops.dtype)
+        amounts = local.astype(self.layer.machine.die.flops.dtype)
         shape = jax.ShapeDtypeStruct(amounts.shape, amounts.dtype)
         program = self.program
 
@@ -233,26 +229,26 @@ class LinearAllocation(eqx.Module):
             return program.solve(*(np.asarray(each) for each in task))[0].astype(shape.dtype)
 
         share = jax.pure_callback(solved, shape, counts, home, amounts, vmap_method="sequential")
-        return best_whole(self.machine, self.costs, share * counts[:, None], counts, home, amounts)
+        return best_whole(self.layer, share * counts[:, None], counts, home, amounts)
 
 
 @eqx.filter_jit
 def _allocated(allocation: GradientAllocation, *task: Array) -> tuple[Array, Array]:
     counts, home, local = task
     plan = allocation(counts, home, local)
-    return plan, _seconds(allocation.machine, allocation.costs, home, plan, local)
+    return plan, _seconds(allocation.layer, home, plan, local)
 
 
 def tuned_allocation(
-    machine: Machine, costs: FetchCosts, task: Task, seed: int = 0, settings: Descent | None = None
+    layer: FetchLayer, task: Task, seed: int = 0, settings: Descent | None = None
 ) -> tuple[Int[np.ndarray, "expert die"], float]:
     """The whole allocation that a descent ends with, and its exact seconds."""
-    allocation = GradientAllocation(machine, costs, jax.random.key(seed), Descent() if settings is None else settings)
+    allocation = GradientAllocation(layer, jax.random.key(seed), Descent() if settings is None else settings)
     plan, seconds = _allocated(allocation, *jax.device_put(tuple(task)))
     return np.asarray(plan), float(seconds)
 
 
 @eqx.filter_jit
-def allocation_seconds(machine: Machine, costs: FetchCosts, plan: Array, task: Task) -> Float[Array, ""]:
+def allocation_seconds(layer: FetchLayer, plan: Array, task: Task) -> Float[Array, ""]:
     """Exact seconds of an allocation that copies nothing."""
-    return _seconds(machine, costs, jnp.asarray(task.home), jnp.asarray(plan), jnp.asarray(task.local))
+    return _seconds(layer, jnp.asarray(task.home), jnp.asarray(plan), jnp.asarray(task.local))

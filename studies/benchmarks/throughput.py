@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.engine import LayerCosts, LayerModel
-from jaxmoe.engine.demand import expert_seconds
+from jaxmoe.engine import LayerCosts, LayerModel, expert_work
 from jaxmoe.files import write_table
 from jaxmoe.hardware import Die, Machine, Mesh
 from jaxmoe.hardware.networks import link_ends, num_links, xy_path
@@ -117,8 +116,7 @@ def parts_of(model: LayerModel, shares: jax.Array, batch: Batch) -> dict[str, tu
         return sent.total(HardMax()) + back.total(HardMax())
 
     def compute(each: Visits) -> jax.Array:
-        numbers = (costs.flops_per_token_expert, costs.columns, costs.gemms)
-        return expert_seconds(machine, each, *numbers, HardSupport()).max()
+        return expert_work(each, costs, HardSupport()).computing(machine).max()
 
     return {
         "visits": (visits, (shares,)),

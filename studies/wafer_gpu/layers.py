@@ -6,13 +6,25 @@ from dataclasses import replace
 
 import jax
 import numpy as np
-from runs import CONFIGS, FP8, MODELS, POLICIES, PUBLISHED, SETTINGS, Case, Row, machine_of, policy_of, requests_of
+from runs import (
+    CONFIGS,
+    FP8,
+    MODELS,
+    POLICIES,
+    PUBLISHED,
+    SETTINGS,
+    Case,
+    Row,
+    machine_of,
+    policy_of,
+    requests_of,
+    rolled_out,
+)
 
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.des import SliceCosts, SliceWork, replay_slices
 from jaxmoe.engine import FetchCosts, Fetches, LayerTime
 from jaxmoe.hardware import Machine
-from jaxmoe.policies import run_policy
 
 SHOWN = ("Qwen3-235B", "dojo_5x5", 4096, 19, 3)  # model, machine, batch, step, layer of the pictures
 
@@ -22,8 +34,8 @@ def shown(name: str) -> tuple[LayerTime, Fetches]:
     model, machine, batch, *at = SHOWN
     known = Case(model, requests_of(model)[:, :batch]).guidance(SETTINGS["top"])
     policy = policy_of(model, machine, **POLICIES[name])
-    times, _, asked, _ = run_policy(policy, machine_of(machine), MODELS[model].costs, known)
-    return jax.tree.map(lambda leaf: np.asarray(leaf[tuple(at)]), (times, asked))
+    _, times, (asked, _) = rolled_out(model, machine, policy, known)
+    return jax.tree.map(lambda leaf: leaf[tuple(at)], (times, asked))
 
 
 def loads() -> Iterator[Row]:

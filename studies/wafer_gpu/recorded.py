@@ -6,12 +6,11 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from layers import told, work_of
-from runs import MODELS, POLICIES, SETTINGS, Row, beside, homes, machine_of, measured, policy_of
+from runs import MODELS, POLICIES, SETTINGS, Row, beside, homes, machine_of, measured, policy_of, rolled_out
 
 from jaxmoe.des import replay_slices
-from jaxmoe.policies import CrossToken, Guidance, WaferPolicy, guide, run_policy
+from jaxmoe.policies import CrossToken, Guidance, WaferPolicy, guide
 from jaxmoe.traces import GatingTrace, read_trace, request_batches
 from jaxmoe.traces.statistics.counting import count_pairs
 from jaxmoe.traces.synthesis import fit_process, sample_trace
@@ -80,7 +79,7 @@ def _compared(about: Row, model: str, machine: str, seed: int, known: Guidance) 
 def _replayed(model: str, machine: str, policy: WaferPolicy, known: Guidance) -> Row:
     """Some layers in the model and in the simulator, all together, and the most that one is off."""
     costs, chip = MODELS[model].costs, machine_of(machine)
-    times, traffic, asked, _ = jax.tree.map(np.asarray, run_policy(policy, chip, costs, known))
+    _, times, (asked, traffic) = rolled_out(model, machine, policy, known)
     names = ("hops", "local_read", "remote_read", "local_write")
     seconds, same = [], True
     for at in REPLAYED:

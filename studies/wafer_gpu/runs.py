@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.config import build_machine, load_hardware
-from jaxmoe.engine import FetchCosts
+from jaxmoe.engine import FetchCosts, FetchLayer, Rollout, rollout
 from jaxmoe.hardware import Machine
-from jaxmoe.policies import CrossToken, Guidance, LLCPrefetch, WaferPolicy, copies_that_fit, guide, run_policy, widest
+from jaxmoe.policies import CrossToken, Guidance, LLCPrefetch, WaferPolicy, copies_that_fit, guide, widest
 from jaxmoe.systems.wafer_gpu import allocation_of
 from jaxmoe.traces.synthesis import PRESETS, GatingProcess, sample_trace
 
@@ -105,6 +105,11 @@ def machine_of(name: str) -> Machine:
     changes = scaled(own) if kind == "scaled" else LATER if kind == "later" else {}
     file = CONFIGS / "hardware" / f"{'dojo_5x5' if kind == 'scaled' else own}.yaml"
     return build_machine(load_hardware(file, [f"{key}={value}" for key, value in changes.items()]))
+
+
+def layer_of(model: str, machine: str) -> FetchLayer:
+    """A layer of a model on a machine."""
+    return FetchLayer(machine_of(machine), MODELS[model].costs)
 
 
 def process_of(model: str, popularity: float = 1.0, reuse: float = 1.0, seed: int = SEED) -> GatingProcess:
@@ -199,7 +204,8 @@ def policy_of(
     **changes: Any,
 ) -> WaferPolicy:
     """A policy with the study's settings but for the changes."""
-    known, chip = MODELS[model], machine_of(machine)
+    known, layer = MODELS[model], layer_of(model, machine)
+    chip = layer.machine
     home = homes(model, chip.num_nodes) if home is None else home
     settings = SETTINGS | changes
     name = settings["allocation"]
@@ -210,9 +216,9 @@ def policy_of(
     return WaferPolicy(
         home=jnp.asarray(home),
         capacity=jnp.asarray(np.full(room.shape, np.inf) if settings.get("unlimited") else room, float),
-        allocation=allocation_of(name, chip, known.costs, **own),
+        allocation=allocation_of(name, layer, **own),
         start=None if start is None else jnp.asarray(start),
-        llc=LLCPrefetch(chip, known.costs) if settings.get("llc") else None,
+        llc=LLCPrefetch(layer) if settings.get("llc") else None,
         prediction=settings["prediction"],
         eviction=settings["eviction"],
     )
@@ -233,10 +239,15 @@ def double() -> Any:
 Row = dict[str, Any]
 
 
+def rolled_out(model: str, machine: str, policy: WaferPolicy, known: Guidance) -> Rollout:
+    """All steps as NumPy arrays: the last copies, times [step, layer], and who fetched what with figures of traffic."""
+    layer = layer_of(model, machine)
+    return jax.tree.map(np.asarray, rollout(policy, layer, known, keep=layer.with_traffic))
+
+
 def measured(model: str, machine: str, policy: WaferPolicy, known: Guidance, first: int = 0) -> Row:
     """Means over the steps from `first` on and all layers: times, bytes, hops, and the busiest of each resource."""
-    done = run_policy(policy, machine_of(machine), MODELS[model].costs, known)
-    times, traffic, _, held = jax.tree.map(np.asarray, done)
+    copies, times, (_, traffic) = rolled_out(model, machine, policy, known)
     busy = times.busy
     return {
         "layer_us": times.total[first:].mean() * 1e6,
@@ -245,13 +256,13 @@ def measured(model: str, machine: str, policy: WaferPolicy, known: Guidance, fir
         "compute_us": busy["compute"]["node"][first:].max(axis=-1).mean() * 1e6,
         "even_us": _even(machine, model, known)[first:].mean() * 1e6,
         **{name: values[first:].mean() for name, values in traffic.items()},
-        "copies": held.max(),
+        "copies": copies.most.max(),
     }
 
 
 def _even(machine: str, model: str, known: Guidance) -> np.ndarray:
     """Seconds [step, layer] that no allocation and no copies can beat: each expert read once, all dies alike busy."""
-    chip, costs, counts = machine_of(machine), MODELS[model].costs, np.asarray(known.counts)
+    chip, costs, counts = machine_of(machine), MODELS[model].costs, np.swapaxes(known.counts, 0, 1)
     read = (counts > 0).sum(axis=-1) * float(costs.expert_bytes / chip.memory[-1].bandwidth.sum())
     return np.maximum(read, counts.sum(axis=-1) * float(costs.flops_per_request / chip.die.flops.sum()))
 

@@ -1,13 +1,12 @@
-"""Tables of the study of the wafer-scale GPU: `python studies/wafer_gpu/study.py [TABLE ...] [--model NAME]`.
+"""Tables of the study of the wafer-scale GPU: `python studies/wafer_gpu/study.py [TABLE ...] [--only DeepSeek-V3]`.
 
-With a model, its rows alone are made anew, and the table keeps the others; with a batch, those of `throughput`.
-`recorded` needs recorded gating, in a folder `traces/` under that given with `--shared`.
+Tables are made model by model, `throughput` batch by batch as well (`--only DeepSeek-V3/512`). `recorded` needs
+recorded gating, in a folder `traces/` under that given with `--shared`.
 """
 
-import argparse
 import itertools
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,32 +35,33 @@ from runs import (
     double,
     homes,
     homes_in_turn,
+    layer_of,
     machine_of,
     measured,
     policy_of,
     requests_of,
+    rolled_out,
 )
 
 from jaxmoe.des import replay_slices
 from jaxmoe.engine import HostLink
-from jaxmoe.files import read_table, write_table
-from jaxmoe.policies import run_policy
+from jaxmoe.experiment.table import Table, make_tables, study_options
+from jaxmoe.files import read_table
 from jaxmoe.systems.wafer_gpu import allocation_of
 from jaxmoe.tune.allocation import Task, allocation_bound, allocation_seconds
 
 
-def throughput(model: str, batches: tuple[int, ...] = BATCHES) -> Iterator[Row]:
-    """Fig. 11 and 13: every machine, batch and policy."""
-    for batch, case in cases(model, batches):
-        known = case.guidance(SETTINGS["top"])
-        for machine in MACHINES:
-            rows = [
-                {"model": model, "machine": machine, "batch": batch, "policy": name}
-                | measured(model, machine, policy_of(model, machine, **changes), known)
-                for name, changes in POLICIES.items()
-                if name in NEEDED or machine in MAIN_MACHINES
-            ]
-            yield from beside(rows, rows[0])
+def throughput(model: str, batch: int) -> Iterator[Row]:
+    """Fig. 11 and 13: every machine and policy; batches are the first requests of one trace."""
+    known = Case(model, requests_of(model, max(BATCHES))[:, :batch]).guidance(SETTINGS["top"])
+    for machine in MACHINES:
+        rows = [
+            {"model": model, "machine": machine, "batch": batch, "policy": name}
+            | measured(model, machine, policy_of(model, machine, **changes), known)
+            for name, changes in POLICIES.items()
+            if name in NEEDED or machine in MAIN_MACHINES
+        ]
+        yield from beside(rows, rows[0])
 
 
 NEEDED = ("base", "allo+pred")  # on Dojo-Enhanced, of which V-F alone has figures
@@ -159,7 +159,7 @@ def agreement(model: str) -> Iterator[Row]:
         known = Case(model, drawn[:, :batch]).guidance(SETTINGS["top"])
         for machine, name in itertools.product(MACHINES, PUBLISHED):
             policy = policy_of(model, machine, **POLICIES[name])
-            times, traffic, asked, _ = jax.tree.map(np.asarray, run_policy(policy, machine_of(machine), costs, known))
+            _, times, (asked, traffic) = rolled_out(model, machine, policy, known)
             for at in ((0, 0), (1, 2), (19, 3)):  # step, layer
                 one = jax.tree.map(lambda leaf, at=at: leaf[at], asked)
                 replay = replay_slices(machine_of(machine), work_of(one), told(costs))
@@ -184,47 +184,45 @@ def allocated(allocation, *task):
 
 def bounds(model: str) -> Iterator[Row]:
     """Line 5: allocations beside the bound: decode step 10, two layers of every case."""
-    costs = MODELS[model].costs
     for machine in MACHINES:
-        chip = machine_of(machine)
-        names = ("home", "allo", "gradient", "linear_program")
-        own = {name: allocation_of(name, chip, costs) for name in names}
+        where = layer_of(model, machine)
+        dies, names = where.machine.num_nodes, ("home", "allo", "gradient", "linear_program")
+        own = {name: allocation_of(name, where) for name in names}
         for (batch, case), layer in itertools.product(cases(model), (0, 3)):
-            home = homes(model, chip.num_nodes)[layer]
-            local = home[:, None] == np.arange(chip.num_nodes)
+            home = homes(model, dies)[layer]
+            local = home[:, None] == np.arange(dies)
             chosen = case.experts[layer, :, PROMPT + 10]
             task = Task(np.bincount(chosen.ravel(), minlength=len(home)), home, local.astype(float))
             given = [jnp.asarray(each) for each in task]
             seconds = {
-                name: float(allocation_seconds(chip, costs, allocated(each, *given), task))
-                for name, each in own.items()
+                name: float(allocation_seconds(where, allocated(each, *given), task)) for name, each in own.items()
             }
             yield {
                 "model": model,
                 "machine": machine,
                 "batch": batch,
                 "layer": layer,
-                "bound_us": allocation_bound(chip, costs, task) * 1e6,
+                "bound_us": allocation_bound(where, task) * 1e6,
                 **{f"{name}_us": each * 1e6 for name, each in seconds.items()},
             }
 
 
 def doubled(model: str) -> Iterator[Row]:
     """Line 7: D2D of twice the bandwidth, with Algorithm 1's allocation as it was, and made anew."""
-    costs, drawn = MODELS[model].costs, requests_of(model, 4096)
+    drawn = requests_of(model, 4096)
     for batch, machine in itertools.product((1024, 4096), MACHINES):
-        chip = machine_of(machine)
-        faster = eqx.tree_at(lambda m: m.topology.link_bandwidth, chip, chip.topology.link_bandwidth * 2)
-        allo, anew = (allocation_of("allo", each, costs) for each in (chip, faster))
-        for layer, home in enumerate(homes(model, chip.num_nodes)):
-            local = home[:, None] == np.arange(chip.num_nodes)
+        own, dies = layer_of(model, machine), machine_of(machine).num_nodes
+        faster = eqx.tree_at(lambda m: m.machine.topology.link_bandwidth, own, replace_fn=lambda rate: rate * 2)
+        allo, anew = (allocation_of("allo", each) for each in (own, faster))
+        for layer, home in enumerate(homes(model, dies)):
+            local = home[:, None] == np.arange(dies)
             counts = np.bincount(drawn[layer, :batch, PROMPT + 10].ravel(), minlength=len(home))
             task = Task(counts, home, local.astype(float))
             plan, other = (allocated(each, *(jnp.asarray(leaf) for leaf in task)) for each in (allo, anew))
             seconds = {
-                "allo": allocation_seconds(chip, costs, plan, task),
-                "kept": allocation_seconds(faster, costs, plan, task),
-                "anew": allocation_seconds(faster, costs, other, task),
+                "allo": allocation_seconds(own, plan, task),
+                "kept": allocation_seconds(faster, plan, task),
+                "anew": allocation_seconds(faster, other, task),
             }
             yield {
                 "model": model,
@@ -273,7 +271,6 @@ def host(model: str) -> Iterator[Row]:
 
 
 BY_MODEL: dict[str, Callable[..., Iterator[Row]]] = {
-    "throughput": throughput,
     "seeds": seeds,
     "sensitivity": sensitivity,
     "agreement": agreement,
@@ -287,35 +284,25 @@ BY_MODEL: dict[str, Callable[..., Iterator[Row]]] = {
 ALONE: dict[str, Callable[[], Iterator[Row]]] = {"loads": loads, "timeline": timeline, "h100": h100}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=", ".join([*BY_MODEL, *ALONE, "recorded"]))
-    parser.add_argument("--model", choices=FP8)
-    parser.add_argument("--batch", type=int, choices=BATCHES, help="of throughput, with a model")
-    parser.add_argument("--shared", type=Path, default=FOLDER.parents[2] / "shared", help="has traces/")
-    told = parser.parse_args()
-    for name in told.tables or [*BY_MODEL, *ALONE]:
-        start = time.perf_counter()
-        with double():
-            if name in BY_MODEL:
-                some = {"batches": (told.batch,)} if told.batch and name == "throughput" else {}
-                rows = [row for model in ([told.model] if told.model else FP8) for row in BY_MODEL[name](model, **some)]
-            elif name in ALONE:
-                rows = [*ALONE[name]()]
-            elif name == "recorded":
-                rows = [*recorded(told.shared / "traces")]
-            else:
-                parser.error(f"no table {name!r}; expected some of {', '.join([*BY_MODEL, *ALONE, 'recorded'])}")
-        path = FOLDER / f"{name}.csv"
-        if name in BY_MODEL and told.model and path.exists():
-            cases = {(row["model"], row.get("batch") if told.batch else None) for row in rows}
-            cases = {(model, batch if batch is None else str(batch)) for model, batch in cases}
-            before = read_table(path)
-            others = [row for row in before if (row["model"], row["batch"] if told.batch else None) not in cases]
-            rows = sorted(others + rows, key=lambda row: (FP8.index(row["model"]), int(row.get("batch", 0))))
-        write_table(path, rows, digits=6)
-        print(f"{name}: {len(rows)} rows in {time.perf_counter() - start:.0f} s", flush=True)
+def precise(rows: Callable[..., Iterator[Row]], *case: Any) -> list[Row]:
+    """Rows of a case in double precision."""
+    with double():
+        return [*rows(*case)]
+
+
+def tables(traces: Path) -> Iterator[Table]:
+    """All tables; that of recorded gating is the last one."""
+    models = [(model,) for model in FP8]
+    both = [*itertools.product(FP8, BATCHES)]
+    yield Table("throughput", partial(precise, throughput), both, ("model", "batch"), digits=6)
+    for name, rows in BY_MODEL.items():
+        yield Table(name, partial(precise, rows), models, ("model",), digits=6)
+    for name, rows in (ALONE | {"recorded": partial(recorded, traces)}).items():
+        yield Table(name, partial(precise, rows), digits=6)
 
 
 if __name__ == "__main__":
-    main()
+    parser = study_options(__doc__)
+    parser.add_argument("--shared", type=Path, default=FOLDER.resolve().parents[2] / "shared", help="has traces/")
+    given = parser.parse_args()
+    make_tables(FOLDER, [*tables(given.shared / "traces")], given)

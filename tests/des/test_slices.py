@@ -11,8 +11,9 @@ from oracles.wafer import traffic
 
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.des import SliceCosts, SliceWork, replay_slices
-from jaxmoe.engine import FetchCosts, Fetches, fetch_demand, fetch_time, traffic_figures
+from jaxmoe.engine import FetchCosts, Fetches, FetchLayer, Overlap, Serial
 from jaxmoe.policies import Algorithm1, AllocationCosts, deal
+from jaxmoe.relax import HardSupport
 
 BYTES = 3 * 7168 * 2048.0
 COSTS = SliceCosts(BYTES, 2 * BYTES, 2, 16.0, 100e-9, 110e-9, 30e-9)
@@ -91,9 +92,10 @@ def cases():
 
 @eqx.filter_jit
 def modelled_traffic(chip, asked):
-    """Figures and seconds, as the model has them."""
-    demand = fetch_demand(asked, MODEL)
-    return traffic_figures(chip, demand), fetch_time(chip, demand, MODEL).total
+    """Figures and seconds, as the model has them, under the schedules `serial` and `overlap`."""
+    serial, overlap = (FetchLayer(chip, MODEL, schedule=schedule) for schedule in (Serial(), Overlap()))
+    figures = asked.reads(MODEL, HardSupport()).figures(chip)
+    return figures, serial.time(asked).total, overlap.time(asked).total
 
 
 def test_model_and_simulator_agree():
@@ -103,7 +105,8 @@ def test_model_and_simulator_agree():
         replay = replay_slices(chip, work_of(plan, home, copied, local=held), COSTS)
         amounts = (jnp.asarray(each, jnp.float32) for each in (held, copied))
         asked = Fetches(jnp.asarray(plan, jnp.float32), jnp.asarray(home), *amounts)
-        figures, total = modelled_traffic(chip, asked)
+        figures, total, overlapped = modelled_traffic(chip, asked)
+        assert float(overlapped) == float(total)
         for name in ("hops", "local_read", "remote_read", "local_write"):
             assert float(figures[name]) == pytest.approx(getattr(replay, name), rel=1e-6)
         pairs.append((float(total), replay.seconds))

@@ -11,7 +11,7 @@ from oracles.arrays import full
 from oracles.wafer import algorithm_1
 
 from jaxmoe.config import build_machine, load_hardware
-from jaxmoe.engine import FetchCosts, Fetches, fetched_layer_time
+from jaxmoe.engine import FetchCosts, Fetches, FetchLayer
 from jaxmoe.policies import Algorithm1, AllocationCosts, deal, widest
 from jaxmoe.traces import read_trace
 
@@ -99,7 +99,8 @@ def test_many_machines_batches_and_allocations_at_once_equal_each_alone():
             smart = Algorithm1(jnp.asarray(HOPS), AllocationCosts.of(machine, COSTS))(counts, at, local)
             plans = jnp.stack([deal(counts, 25), smart]).astype(float)
             none, held = full(local.shape, 0.0), local.astype(float)
-            return jax.vmap(lambda plan: fetched_layer_time(machine, Fetches(plan, at, held, none), COSTS).total)(plans)
+            layer = FetchLayer(machine, COSTS)
+            return jax.vmap(lambda plan: layer.time(Fetches(plan, at, held, none)).total)(plans)
 
         return jax.vmap(point)(counts, scale)
 

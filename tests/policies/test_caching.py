@@ -10,7 +10,7 @@ import pytest
 from oracles.arrays import full
 
 from jaxmoe.config import build_machine, load_hardware
-from jaxmoe.engine import FetchCosts
+from jaxmoe.engine import FetchCosts, FetchLayer, LayerTime, rollout
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.policies import (
     Algorithm1,
@@ -22,12 +22,13 @@ from jaxmoe.policies import (
     WaferPolicy,
     copies_that_fit,
     guide,
-    run_policy,
 )
 
 BYTES = 3 * 4096 * 1536.0
 COSTS = FetchCosts(BYTES, 2 * BYTES)
 MACHINE = build_machine(load_hardware("configs/hardware/dojo_5x5.yaml"))
+LAYER = FetchLayer(MACHINE, COSTS)
+NO_TIMES = LayerTime({}, {}, 0.0)  # of the step before, at which the policy does not look
 LAYERS, EXPERTS, STEPS, REQUESTS = 2, 16, 6, 120
 
 
@@ -47,7 +48,9 @@ def policy(capacity=3.0, allocation="allo", block=50, **settings_):
 
 
 def run(chosen, guidance):
-    return jax.tree.map(np.asarray, run_policy(chosen, MACHINE, COSTS, guidance))
+    """The last copies, times [step, layer], who fetched what, and figures of traffic."""
+    copies, time, (asked, figures) = rollout(chosen, LAYER, guidance, keep=LAYER.with_traffic)
+    return jax.tree.map(np.asarray, (copies, time, asked, figures))
 
 
 def guided(seed, top=4):
@@ -61,14 +64,14 @@ def test_the_map_counts_pairs_of_neighbouring_tokens_of_a_request():
         for before in chosen[layer, 0, request]:
             pairs[layer, before, chosen[layer, 1, request]] += 1
     known = guided(1)
-    np.testing.assert_array_equal(known.popularity[1], pairs.sum(axis=1))
+    np.testing.assert_array_equal(known.popularity[:, 1], pairs.sum(axis=1))
     assert (
-        np.take_along_axis(pairs, np.asarray(known.following[1]), axis=-1).min(axis=-1) >= np.sort(pairs)[..., -4]
+        np.take_along_axis(pairs, np.asarray(known.following[:, 1]), axis=-1).min(axis=-1) >= np.sort(pairs)[..., -4]
     ).all()
     counts = [np.bincount(chosen[0, step].ravel(), minlength=EXPERTS) for step in (0, 1)]
     np.testing.assert_array_equal(known.counts[0, 0], counts[0])
     np.testing.assert_array_equal(known.next_counts[0, 0], counts[1])
-    assert known.counts.shape == (STEPS, LAYERS, EXPERTS)
+    assert known.counts.shape == (LAYERS, STEPS, EXPERTS)
 
 
 def test_the_example_of_fig_10():
@@ -79,8 +82,8 @@ def test_the_example_of_fig_10():
     known = Guidance(counts, counts, jnp.asarray(following), full((1, 1, 8), 1.0))
     # Dealing on one row of two dies: expert 1 to die 0, expert 4 to die 1; blocks of 5 give both to both.
     chosen = WaferPolicy(jnp.full((1, 8), 2), full(3, 9.0), Dealt(3))
-    now = jax.tree.map(lambda leaf: np.asarray(leaf)[0], known)
-    copies, asked = eqx.filter_jit(chosen.step)(chosen.init(), jnp.asarray(1), now)
+    now = jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], known)
+    copies, asked = eqx.filter_jit(chosen.step)(MACHINE, chosen.init(MACHINE), now, NO_TIMES)
     assert (np.asarray(asked.requests[0]) > 0).sum() == 6
     np.testing.assert_array_equal(np.argwhere(asked.copied[0]), [[4, 0], [4, 1]])
     np.testing.assert_array_equal(np.argwhere(copies.held[0]), [[4, 0], [4, 1]])
@@ -98,9 +101,10 @@ def test_copies_never_exceed_capacity_and_serve_what_is_read(allocation, predict
     """Line 7, after each step; and nothing is copied that was not read from afar just then."""
     chosen = policy(2.0, allocation=allocation, prediction=prediction, eviction=eviction, block=20)
     known = guided(11)
-    _, figures, asked, held = run(chosen, known)
-    assert held.max() <= 2
-    np.testing.assert_array_equal(asked.requests.sum(axis=-1), known.counts)
+    copies, _, asked, figures = run(chosen, known)
+    assert copies.most.max() <= 2
+    assert (copies.held.sum(axis=(0, 1)) <= copies.most).all()
+    np.testing.assert_array_equal(asked.requests.sum(axis=-1), np.swapaxes(known.counts, 0, 1))
     assert (asked.copied <= (asked.requests > 0) * (1 - asked.local)).all()
     assert figures["local_write"].sum() == pytest.approx(asked.copied.sum() * BYTES)
 
@@ -110,7 +114,7 @@ def test_without_limit_perfect_foresight_reads_nothing_twice_in_steady_state():
     chosen = np.repeat(experts_of(3)[:, :1], STEPS, axis=1)
     known = guide(CrossToken(full((LAYERS, EXPERTS, EXPERTS), 0.0), 4), jnp.asarray(chosen))
     endless = policy(np.inf, allocation="base", prediction="perfect", block=20)
-    _, figures, _, _ = run(endless, known)
+    *_, figures = run(endless, known)
     assert figures["hops"][0].min() > 0
     assert figures["hops"][1:].max() == 0 == figures["remote_read"][1:].max()
 
@@ -119,12 +123,12 @@ def test_a_full_die_keeps_the_most_popular():
     every = CrossToken(full((LAYERS, EXPERTS, EXPERTS), 1.0), EXPERTS)  # predicts every expert
     known = guide(every, jnp.asarray(experts_of(7)))
     chosen = policy(3.0, allocation="base", block=20)
-    copies, decide = chosen.init(), eqx.filter_jit(chosen.step)
+    copies, decide = chosen.init(MACHINE), eqx.filter_jit(chosen.step)
     known = jax.tree.map(np.asarray, known)
     for step in range(STEPS):
-        now = jax.tree.map(lambda leaf, at=step: leaf[at], known)
+        now = jax.tree.map(lambda leaf, at=step: leaf[:, at], known)
         before = np.asarray(copies.held)
-        copies, asked = decide(copies, jnp.asarray(step), now)
+        copies, asked = decide(MACHINE, copies, now, NO_TIMES)
         offered = before | ((np.asarray(asked.requests) > 0) & ~(np.asarray(asked.local) > 0))
         worth = np.broadcast_to(np.asarray(now.popularity)[..., None], offered.shape)
         for die in range(25):
@@ -143,9 +147,9 @@ def test_home_experts_that_do_not_fit_are_refused():
 def test_what_never_followed_is_not_predicted():
     """A map of nothing predicts nothing: a die that knows no pairs copies nothing in the first step."""
     known = guided(5, EXPERTS)
-    assert (np.asarray(known.following[0]) == -1).all()
+    assert (np.asarray(known.following[:, 0]) == -1).all()
     chosen = policy(np.inf, allocation="base", block=20)
-    _, figures, _, _ = run(chosen, known)
+    *_, figures = run(chosen, known)
     assert figures["local_write"][0].sum() == 0 < figures["local_write"][1].sum()
 
 
@@ -154,16 +158,16 @@ def test_the_llc_is_filled_in_idle_time_and_saves_reads():
     across = full((LAYERS - 1, EXPERTS, EXPERTS), 1.0)
     heatmap = CrossToken(full((LAYERS, EXPERTS, EXPERTS), 0.0), 4)
     known = guide(heatmap, jnp.asarray(experts_of(2)), across)
-    np.testing.assert_allclose(known.forecast.sum(axis=-1)[:, 0], known.counts.sum(axis=-1)[:, 0], rtol=1e-5)
+    np.testing.assert_allclose(known.forecast.sum(axis=-1)[0], known.counts.sum(axis=-1)[0], rtol=1e-5)
     plain = run(policy(prediction="none", block=20), replace(known, forecast=None))
-    told = run(policy(prediction="none", block=20, llc=LLCPrefetch(MACHINE, COSTS)), known)
+    told = run(policy(prediction="none", block=20, llc=LLCPrefetch(LAYER)), known)
     hits = told[2].hits
     assert set(np.unique(hits)) <= {0.0, 0.5, 1.0}
     assert hits[:, 0].max() == 0 < hits[:, 1].max()
     assert (hits.sum(axis=2) * BYTES <= 64e6).all()
-    assert told[1]["llc_read"].sum() > 0
+    assert told[3]["llc_read"].sum() > 0
     reads = {
-        name: sum(done[1][each].sum() for each in ("local_read", "remote_read", "llc_read"))
+        name: sum(done[3][each].sum() for each in ("local_read", "remote_read", "llc_read"))
         for name, done in (("plain", plain), ("told", told))
     }
     assert reads["told"] == pytest.approx(reads["plain"], rel=0.2)

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from jaxmoe.config import build_machine, load_hardware
-from jaxmoe.engine import FetchCosts
+from jaxmoe.engine import FetchCosts, FetchLayer
 from jaxmoe.policies import Algorithm1, AllocationCosts, deal
 from jaxmoe.tune.allocation import Task, allocation_bound, allocation_seconds, tuned_allocation, whole
 
 BYTES = 3 * 4096 * 1536.0
 COSTS = FetchCosts(BYTES, 2 * BYTES)
 MACHINE = build_machine(load_hardware("configs/hardware/dojo_5x5.yaml"))
+LAYER = FetchLayer(MACHINE, COSTS)
 PRICES = AllocationCosts.of(MACHINE, COSTS)
 dealt_round = jax.jit(deal, static_argnums=1)
 FIRST = 110e-9 + 300e-9  # latency of a local read
@@ -26,13 +27,13 @@ def task_of(counts, home):
 
 def test_memory_bounds_few_requests():
     """Two experts of one home are read from its HBM, whoever computes them."""
-    bound = allocation_bound(MACHINE, COSTS, task_of([1, 1, 0], [12, 12, 12]))
+    bound = allocation_bound(LAYER, task_of([1, 1, 0], [12, 12, 12]))
     assert bound == pytest.approx(2 * BYTES / 2e12 + FIRST, rel=1e-5)
 
 
 def test_work_is_spread_where_it_bounds():
     """All dies compute; what they read in parts is far less."""
-    bound = allocation_bound(MACHINE, COSTS, task_of([10**6], [12]))
+    bound = allocation_bound(LAYER, task_of([10**6], [12]))
     assert bound == pytest.approx(10**6 * 2 * BYTES / 25 / 1e15 + FIRST, rel=1e-5)
 
 
@@ -45,10 +46,10 @@ def test_no_plan_beats_the_bound_and_the_descent_is_no_worse_than_algorithm_1(se
     given = jax.device_put(tuple(task))
     greedy = np.asarray(eqx.filter_jit(Algorithm1(hops, PRICES))(*given))
     dealt = np.asarray(dealt_round(given[0], 25))
-    plan, seconds = tuned_allocation(MACHINE, COSTS, task)
-    bound = allocation_bound(MACHINE, COSTS, task)
+    plan, seconds = tuned_allocation(LAYER, task)
+    bound = allocation_bound(LAYER, task)
     np.testing.assert_array_equal(plan.sum(axis=1), task.counts)
-    others = [allocation_seconds(MACHINE, COSTS, each, task) for each in (greedy, dealt)]
+    others = [allocation_seconds(LAYER, each, task) for each in (greedy, dealt)]
     assert bound * (1 - 1e-5) <= seconds <= min(others)
 
 
@@ -60,6 +61,6 @@ def test_whole_requests_keep_their_number_and_drop_small_parts():
 
 def test_the_same_seed_finds_the_same_plan():
     task = task_of([900, 20, 400], [0, 0, 3])
-    first, again = (tuned_allocation(MACHINE, COSTS, task, seed=3)[0] for _ in range(2))
+    first, again = (tuned_allocation(LAYER, task, seed=3)[0] for _ in range(2))
     np.testing.assert_array_equal(first, again)
     assert jax.config.jax_enable_x64 is False
