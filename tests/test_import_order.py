@@ -14,7 +14,7 @@ import jaxmoe
 ROOT = Path(jaxmoe.__file__).parent
 STUDIES = [path for folder in ("studies", "figures") for path in sorted((ROOT.parent / folder).rglob("*.py"))]
 
-DESCRIPTIONS = {"errors", "files", "threads", "units", "relax", "hardware", "models", "traces"}
+DESCRIPTIONS = {"errors", "files", "threads", "units", "registry", "relax", "hardware", "models", "traces"}
 TRAFFIC = DESCRIPTIONS | {"placement"}
 TIMES = TRAFFIC | {"network", "roofline"}
 SEARCHES = TIMES | {"latency"}
@@ -29,10 +29,11 @@ ALLOWED = {
     "files": set(),
     "threads": set(),
     "units": set(),
+    "registry": {"errors"},
     "relax": set(),
     "hardware": {"errors", "units", "relax"},
     "models": {"errors", "units", "relax"},
-    "traces": {"errors", "files", "threads", "units", "relax"},
+    "traces": {"errors", "files", "threads", "units", "registry", "relax"},
     "placement": DESCRIPTIONS,
     "network": TRAFFIC,
     "roofline": TRAFFIC,
@@ -40,7 +41,7 @@ ALLOWED = {
     "tune": SEARCHES | {"compiling", "policies"},  # policies: whose numbers may be tuned
     "policies": SEARCHES,
     "systems": METHODS | {"compiling", "des"},
-    "des": {"errors", "threads", "units", "hardware", "models", "traces", "placement"},
+    "des": {"errors", "threads", "units", "registry", "hardware", "models", "traces", "placement"},
     "plotting": {"errors", "files", "hardware"},
     "config": {
         "errors",

@@ -20,7 +20,8 @@ from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.experiment.traffic import Loads, Matrices, Prediction, loads_of, predict, read_matrices, simulate
 from jaxmoe.experiment.validation import agreement
-from jaxmoe.hardware import AbstractTopology, Mesh, bisection_bandwidth
+from jaxmoe.hardware import AbstractTopology, bisection_bandwidth
+from jaxmoe.hardware.networks import mesh_link_order
 from jaxmoe.network.contention import Order as ModelOrder
 from jaxmoe.plotting import MeshPanel, plot_mesh_loads, plot_network, plot_traffic
 from jaxmoe.plotting.report import MachineLoads, write_loads
@@ -149,9 +150,10 @@ def draw_matrix(
     times = f"{SECONDS.show(findings.model[row])} in the model, {SECONDS.show(findings.simulated[row])} simulated"
     title = f"{machine}, {name}: {times}"
     plot_traffic(folder.target("traffic.png"), traffic, f"{machine}, {name}: what every node sends")
-    if isinstance(topology, Mesh):
-        panel = MeshPanel("bytes received by nodes and carried by links", received, link)
-        plot_mesh_loads(folder.target("network.png"), topology.shape, [panel], title, (NODE_BYTES, LINK_BYTES))
+    if topology.grid is not None:
+        carried = link[mesh_link_order(topology.grid, topology.link_ends)]
+        panel = MeshPanel("bytes received by nodes and carried by links", received, carried)
+        plot_mesh_loads(folder.target("network.png"), topology.grid, [panel], title, (NODE_BYTES, LINK_BYTES))
     else:
         ends, positions = topology.link_ends, topology.positions()
         plot_network(

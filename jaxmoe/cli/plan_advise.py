@@ -22,7 +22,7 @@ from jaxmoe.experiment.slot_plans import plan_report, windows_of
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.models import MoEModel
 from jaxmoe.placement.replica_choice import choice_of
-from jaxmoe.placement.slot_files import FORMATS, read_slot_plan, suffix_of_engine, write_slot_plan
+from jaxmoe.placement.slot_files import formats, read_slot_plan, suffix_of_engine, write_slot_plan
 from jaxmoe.placement.slot_plan import SlotPlan
 from jaxmoe.plotting.style import time_unit
 from jaxmoe.tune.replica_placement import ReplicaProblem
@@ -93,8 +93,8 @@ def place_for_time(folder: OutputFolder, asked: Asked, weight_bytes: float) -> N
 
 def check_format(to: str) -> None:
     """Raise `OptionError` for a format that is not known."""
-    if to not in FORMATS:
-        raise OptionError(f"--to is {to!r}, expected one of {', '.join(FORMATS)}")
+    if to not in formats():
+        raise OptionError(f"--to is {to!r}, expected one of {', '.join(formats())}")
 
 
 def _before(asked: Asked, ids: tuple[int, ...]) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxmoe.plotting.report import SweepData
 from jaxmoe.sweep.answers import Winner, best
 from jaxmoe.sweep.folder import SweepFolder
-from jaxmoe.sweep.metrics import COLUMNS, is_finite
+from jaxmoe.sweep.metrics import column_of, is_finite
 
 DRAWN = 1500  # points, and cases: parallel coordinates of more take seconds where no GPU draws them
 MOST_METRICS = 4
@@ -31,7 +31,7 @@ def sweep_data(folder: SweepFolder, summary: Mapping[str, Any]) -> SweepData:
         points=len(folder.rows),
         able=len(able),
         axes=folder.axes,
-        metrics={name: COLUMNS[name] for name in metrics},
+        metrics={name: column_of(name) for name in metrics},
         fronts={pair: [index[key] for key in hashes] for pair, hashes in fronts.items()},
         best={name: row for name in planes if (row := best(folder.rows, name)) is not None},
         winners=[won[case].row for case in shown],

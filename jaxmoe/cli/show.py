@@ -12,8 +12,10 @@ from jaxmoe.cli.session import OutputFolder, messages
 from jaxmoe.config import HardwareConfig, unstated_energy
 from jaxmoe.experiment.comparison import Comparison
 from jaxmoe.experiment.inputs import Inputs
-from jaxmoe.experiment.strategies import GATHERED, STANDARD, TUNED
+from jaxmoe.experiment.strategies import GATHERED, TUNED
 from jaxmoe.experiment.validation import Figures, Trial, agreement, trials_agreement
+from jaxmoe.hardware.networks import mesh_link_order
+from jaxmoe.placement.named import compared_strategies
 from jaxmoe.plotting import (
     MeshPanel,
     plot_breakdown,
@@ -279,8 +281,9 @@ def _draw_mesh_loads(folder: OutputFolder, inputs: Inputs, shape: tuple[int, int
     before, after = _before_and_after(comparison)
     gain = comparison.scores[before].mean - comparison.scores[after].mean
     row = int(np.abs(gain).argmax())
+    order = mesh_link_order(shape, inputs.model.machine.topology.link_ends)
     panels = [
-        MeshPanel(name, comparison.scores[name].node_time[row], comparison.scores[name].link_time[row])
+        MeshPanel(name, comparison.scores[name].node_time[row], comparison.scores[name].link_time[row, order])
         for name in (before, GATHERED, after)
         if name in comparison.scores
     ]
@@ -290,7 +293,7 @@ def _draw_mesh_loads(folder: OutputFolder, inputs: Inputs, shape: tuple[int, int
 
 def _before_and_after(comparison: Comparison) -> tuple[str, str]:
     """Tuned after the first given plan, else after balanced EP; without tuning, a given plan, else hybrid, after it."""
-    given = [name for name in comparison.scores if name not in {*STANDARD, GATHERED, TUNED}]
+    given = [name for name in comparison.scores if name not in {*compared_strategies(), GATHERED, TUNED}]
     if TUNED in comparison.scores:
         return (given or ["ep_balanced"])[0], TUNED
     return "ep_balanced", (given or ["hybrid"])[0]

@@ -15,12 +15,13 @@ from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.cli.sweep_answers import draw_map, map_axes, print_limits, tell_effects
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.plotting.style import time_unit
+from jaxmoe.registry import METRICS
 from jaxmoe.sweep.access import locked, writing
 from jaxmoe.sweep.answers import METHOD, Elasticities, Winner, check_metrics, check_searched, limits, winners
 from jaxmoe.sweep.answers import elasticities as worth
 from jaxmoe.sweep.answers import pareto as front
 from jaxmoe.sweep.explanation import Explanation, explained, find_point
-from jaxmoe.sweep.metrics import COLUMNS, METRICS, Row
+from jaxmoe.sweep.metrics import Row, column_of
 from jaxmoe.sweep.points import Space, SweepError
 from jaxmoe.sweep.results import ELASTICITIES, MANIFEST, POINTS, STUDY, Results
 from jaxmoe.sweep.run import Progress as Report
@@ -144,7 +145,7 @@ def _told(study: Study, sweep: Sweep, name: str) -> str:
     best = sweep.best(name)
     if best is None:
         return "none can be compared"
-    shown = ("hash", *sweep.points[0].values, *(COLUMNS[metric] for metric in study.config.metrics))
+    shown = ("hash", *sweep.points[0].values, *(column_of(metric) for metric in study.config.metrics))
     return escape("\n".join(f"{key} {_short(best.get(key))}" for key in shown if best.get(key) is not None))
 
 
@@ -207,7 +208,7 @@ def _print_wins(study: Study, wins: dict[str, dict[str, Any]], cases: int) -> No
 
 def _print_front(study: Study, rows: list[Row], names: list[str]) -> None:
     keys = [key for key in study.config.axes if key not in METHOD]
-    shown = ["hash", *(COLUMNS[name] for name in names), "strategy", "exchange", *keys]
+    shown = ["hash", *(column_of(name) for name in names), "strategy", "exchange", *keys]
     more = f", the first {MOST_ROWS}" if len(rows) > MOST_ROWS else ""
     table = Table(title=escape(f"Pareto front of {' and '.join(names)}: {len(rows)} points{more}"))
     for column in shown:

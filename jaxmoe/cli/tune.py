@@ -26,9 +26,10 @@ from jaxmoe.experiment.comparison import (
     tuned_strategies,
 )
 from jaxmoe.experiment.inputs import Inputs, read_inputs
-from jaxmoe.experiment.strategies import GATHERED, STANDARD, TUNED, Strategy, given_plans, standard_strategies
+from jaxmoe.experiment.strategies import GATHERED, TUNED, Strategy, given_plans, standard_strategies
 from jaxmoe.experiment.summary import comparison_report, provenance, tuning_report
 from jaxmoe.placement import write_plan
+from jaxmoe.placement.named import compared_strategies
 from jaxmoe.tune import TuneResult
 
 
@@ -58,7 +59,10 @@ def run(
             check_optimiser(optimiser)
             limit = [] if time_limit is None else [f"tuning.time_limit_s={time_limit}"]
             inputs = read_inputs(config, [*(overrides or ()), *limit], trace, layers)
-            others = [*standard_strategies(inputs), *given_plans(plan, inputs, (*STANDARD, GATHERED, TUNED))]
+            others = [
+                *standard_strategies(inputs),
+                *given_plans(plan, inputs, (*compared_strategies(), GATHERED, TUNED)),
+            ]
             problem = placement_problem(inputs)
         with progress_bars(interrupts.check) as report:
             with clock.stage("tune"):

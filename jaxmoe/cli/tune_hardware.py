@@ -22,13 +22,13 @@ from jaxmoe.config.loader import override_values
 from jaxmoe.engine import LayerTime
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import OptionError
-from jaxmoe.experiment.strategies import STANDARD
 from jaxmoe.experiment.summary import per_layer, surroundings
 from jaxmoe.files import atomic_write
 from jaxmoe.placement import write_plan
+from jaxmoe.placement.named import compared_strategies
 from jaxmoe.plotting import plot_starts
 from jaxmoe.plotting.style import time_unit
-from jaxmoe.sweep.metrics import METRICS
+from jaxmoe.registry import METRICS
 
 SCENARIO, PLAN, GATE = "scenario.yaml", "plan.npz", "gate.npz"
 
@@ -84,7 +84,7 @@ def _write(folder: OutputFolder, result: HardwareResult) -> list[str]:
     if table is not None:
         with atomic_write(folder.target(GATE)) as aside, aside.open("wb") as file:
             np.savez(file, bias=table, layer_ids=strategy.placement.layer_ids)
-    if strategy.name in STANDARD or result.problem.space.placement == SYSTEM:
+    if strategy.name in compared_strategies() or result.problem.space.placement == SYSTEM:
         if _is_own(folder.path / "summary.json"):
             (folder.path / PLAN).unlink(missing_ok=True)  # of an earlier run
         return [SCENARIO]

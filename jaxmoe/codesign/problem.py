@@ -15,12 +15,14 @@ from jaxmoe.codesign.family import Arguments, Family, Settings, family_of
 from jaxmoe.codesign.space import PLAN, SYSTEM, Constraint, HardwareSpace, SpaceFile, read_constraint
 from jaxmoe.codesign.system import system_outcome
 from jaxmoe.engine import LayerTime
-from jaxmoe.experiment.strategies import STANDARD, Strategy
+from jaxmoe.experiment.strategies import Strategy
+from jaxmoe.placement.named import compared_strategies
+from jaxmoe.registry import METRICS
 from jaxmoe.relax import AbstractReduction
 from jaxmoe.sweep.evaluation import Given, outcome_at
 from jaxmoe.sweep.expressions import Expression, ExpressionError
 from jaxmoe.sweep.groups import groups_of
-from jaxmoe.sweep.metrics import METRICS, Outcome
+from jaxmoe.sweep.metrics import Outcome
 from jaxmoe.sweep.points import Point, Space, SweepError, is_parameter, takes_whole_numbers
 from jaxmoe.sweep.run import check_stated
 from jaxmoe.sweep.setting import Setting
@@ -218,7 +220,7 @@ def hardware_problem(
 
     Raises `InputError` for keys that are unknown or no plain numbers, and for values that no scenario may have.
     """
-    names = file.space.strategies or STANDARD
+    names = file.space.strategies or compared_strategies()
     sweep = Space(_study(file, scenario, fixed, layers, names))
     _check_keys(file.space, sweep)
     points = sweep.points()

@@ -26,7 +26,8 @@ from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import Strategy
-from jaxmoe.sweep.metrics import METRICS, Outcome
+from jaxmoe.registry import METRICS
+from jaxmoe.sweep.metrics import Outcome
 from jaxmoe.sweep.points import SweepError
 from jaxmoe.threads import beside
 from jaxmoe.tune import TuneResult

@@ -25,8 +25,9 @@ from pydantic import Field, model_validator
 
 from jaxmoe.config import RuleError, Section, load_section
 from jaxmoe.config.base import Fraction
+from jaxmoe.registry import METRICS
 from jaxmoe.sweep.expressions import Expression, ExpressionError
-from jaxmoe.sweep.study import METRICS, Count, RangeConfig, Seed, Texts, check_expression, in_order
+from jaxmoe.sweep.study import Count, RangeConfig, Seed, Texts, check_expression, in_order
 
 # Placements: all usual strategies; one that descends together with the machine; what the scenario's system does.
 USUAL, TUNED, SYSTEM = "usual", "tuned", "system"

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from jaxmoe.codesign.polish import Optimum
 from jaxmoe.codesign.problem import HardwareProblem
 from jaxmoe.codesign.space import Constraint
-from jaxmoe.sweep.metrics import METRICS
+from jaxmoe.registry import METRICS
 
 
 class Met(NamedTuple):

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxmoe.hardware import AbstractTopology, Graph, Mesh, Router
-from jaxmoe.hardware.networks import hop_counts, link_ends
+from jaxmoe.hardware import AbstractTopology, Router
 
 # Lists of numbers of different lengths, one after the other: paths, and what tasks wait for.
 
@@ -114,33 +113,9 @@ class Paths:
 
 def paths_of(topology: AbstractTopology) -> Paths:
     """The links of every path."""
-    if isinstance(topology, Mesh):
-        return mesh_paths(topology.shape, topology.routing)
-    if isinstance(topology, Graph):
-        pair, link = np.asarray(topology.hop_pair), np.asarray(topology.hop_link, np.int64)
-        return Paths(topology.num_nodes, rows_by(pair, link, topology.num_nodes**2))
-    return Paths(topology.num_nodes, rows_of([*chain.from_iterable(topology.paths())]))
-
-
-@lru_cache(maxsize=8)
-def mesh_paths(shape: tuple[int, int], routing: str) -> Paths:
-    """Paths along x first and then along y, or with routing `yx` the other way round; all take a step at a time."""
-    nodes = shape[0] * shape[1]
-    ends = link_ends(shape)
-    link = np.zeros((nodes, nodes), np.int64)
-    link[ends[:, 0], ends[:, 1]] = np.arange(len(ends))
-    pair = np.arange(nodes**2)
-    (x, y), (to_x, to_y) = (np.divmod(node, shape[1]) for node in np.divmod(pair, nodes))
-    owner, items = [pair[:0]], [pair[:0]]
-    for _ in range(int(hop_counts(shape).max(initial=0))):
-        along_x = (x != to_x) & ((y == to_y) | (routing == "xy"))
-        next_x = np.where(along_x, x + np.sign(to_x - x), x)
-        next_y = np.where(along_x, y, y + np.sign(to_y - y))
-        moves = np.flatnonzero((next_x != x) | (next_y != y))
-        owner.append(moves)
-        items.append(link[(x * shape[1] + y)[moves], (next_x * shape[1] + next_y)[moves]])
-        x, y = next_x, next_y
-    return Paths(nodes, rows_by(np.concatenate(owner), np.concatenate(items), nodes**2))
+    hops, nodes = topology.hops(), topology.num_nodes
+    start = _starts(np.bincount(np.asarray(hops.pair), minlength=nodes**2))
+    return Paths(nodes, Rows(start, np.asarray(hops.link, np.int64)))
 
 
 @dataclass(frozen=True)
@@ -156,7 +131,7 @@ class Fabric:
     rate: Float[np.ndarray, " server"]  # B/s
     latency: Float[np.ndarray, " server"]  # s
     routes: Paths  # links alone
-    crossed: Paths | None  # links of the paths along the other direction first; of a mesh
+    crossed: Paths | None  # links of the paths along the other direction first; None: there are none
     opposite: Int[np.ndarray, " link"]  # the link that runs the other way
     injection: int | None  # number of the first port
     ejection: int | None
@@ -167,7 +142,7 @@ class Fabric:
     ends: Int[np.ndarray, "link 2"] | None = None  # vertex where every link starts and where it ends
     port_order: Int[np.ndarray, " link"] | None = None  # links in the order that numbers the ports of routers
     router: Router | None = None  # None: buffers are unbounded
-    rings: Int[np.ndarray, " link"] | None = None  # see `Graph`
+    rings: Int[np.ndarray, " link"] | None = None  # see `AbstractTopology`
 
     @cached_property
     def paths(self) -> Paths:
@@ -193,7 +168,7 @@ def fabric_of(topology: AbstractTopology, chunk_bytes: float | None, cut_through
     """
     nodes, links = topology.num_nodes, topology.num_links
     rate, latency = [np.asarray(topology.link_bandwidth, float)], [np.asarray(topology.link_latency, float)]
-    injection = ejection = crossed = shape = None
+    injection = ejection = None
     router, unlimited = topology.router, np.full(nodes, np.inf)
     if router is not None:
         unlimited = np.full(nodes, rate[0].max(initial=0) * float(router.ports_per_node))
@@ -208,27 +183,25 @@ def fabric_of(topology: AbstractTopology, chunk_bytes: float | None, cut_through
         limit = topology.ejection_bandwidth
         rate.append(unlimited if limit is None else np.asarray(limit, float))
         latency.append(np.full(nodes, endpoint))
-    if isinstance(topology, Mesh):
-        shape = topology.shape
-        crossed = mesh_paths(shape, "yx" if topology.routing == "xy" else "xy")
+    crossed = topology.crossed()
     return Fabric(
         num_nodes=nodes,
         num_links=links,
         rate=_usable(topology, np.concatenate(rate)),
         latency=np.concatenate(latency),
         routes=paths_of(topology),
-        crossed=crossed,
+        crossed=None if crossed is None else paths_of(crossed),
         opposite=np.asarray(topology.reverse_links),
         injection=injection,
         ejection=ejection,
-        mesh_shape=shape,
+        mesh_shape=topology.grid,
         chunk_bytes=chunk_bytes,
         cut_through=cut_through,
         burst=_bursts(topology, sum(map(len, rate))),
         ends=np.asarray(topology.link_ends),
-        port_order=_port_order(topology),
+        port_order=topology.port_order,
         router=router,
-        rings=np.asarray(topology.rings) if isinstance(topology, Graph) and topology.rings is not None else None,
+        rings=None if topology.rings is None else np.asarray(topology.rings),
     )
 
 
@@ -240,14 +213,6 @@ def link_rates(topology: AbstractTopology) -> Float[np.ndarray, " link"]:
 def _usable(topology: AbstractTopology, bandwidth: Float[np.ndarray, " server"]) -> Float[np.ndarray, " server"]:
     """What routers leave of a bandwidth, B/s."""
     return bandwidth * float(topology.efficiency)
-
-
-def _port_order(topology: AbstractTopology) -> Int[np.ndarray, " link"]:
-    """By number; of a mesh those along the direction that packets take first before the others."""
-    order = np.arange(topology.num_links)
-    if isinstance(topology, Mesh) and topology.routing == "yx":
-        return np.roll(order, -2 * (topology.shape[0] - 1) * topology.shape[1])
-    return order
 
 
 def _bursts(topology: AbstractTopology, servers: int) -> Float[np.ndarray, " server"] | None:

@@ -21,15 +21,10 @@ from jaxmoe.engine.price import price_parts
 from jaxmoe.engine.schedule import AbstractSchedule, Serial
 from jaxmoe.engine.times import LayerTime
 from jaxmoe.hardware import Machine
-from jaxmoe.hardware.networks import corner_nodes
 from jaxmoe.network import (
     AbstractExchange,
     AbstractTimeModel,
-    GatherExchange,
-    ReduceScatterExchange,
-    RingExchange,
 )
-from jaxmoe.placement.exchange import Gather
 from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax, HardSupport
 from jaxmoe.traces.batches import Batch, merge_tokens, over_batches
 
@@ -133,14 +128,10 @@ class LayerModel(AbstractLayer):
         """How tokens of so many batches may be merged under an exchange, `None` where they have to stay apart."""
         if self.mode != "sharded" or self.schedule.micro_batches > 1:
             return None
-        match self.exchange if exchange is None else exchange:
-            case GatherExchange(description=Gather("lowest_host" | "fewest_hops" | "corner_host" as home, route)):
-                turns = len(corner_nodes(self.machine.topology)) if home == "corner_host" else 1
-                # Trees apply weights last, so batches share what comes before.
-                return Merging(home == "lowest_host", turns, 1 if route == "unicast" else min(SHARING, count))
-            case ReduceScatterExchange() | RingExchange():
-                return Merging()
-        return None
+        alike = (self.exchange if exchange is None else exchange).alike(self.machine.topology)
+        if alike is None:
+            return None
+        return Merging(alike.by_slot, alike.turns, min(SHARING, count) if alike.weights_last else 1)
 
 
 # Placements timed on many batches: seconds of every layer and batch, and how busy resources are on average.

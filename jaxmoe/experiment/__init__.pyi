@@ -16,7 +16,6 @@ from .inputs import inputs_of as inputs_of
 from .inputs import read_inputs as read_inputs
 from .strategies import Strategy as Strategy
 from .strategies import given_plans as given_plans
-from .strategies import region_rings as region_rings
 from .strategies import standard_strategies as standard_strategies
 from .strategies import strategy as strategy
 from .summary import comparison_report as comparison_report

@@ -14,10 +14,10 @@ from jaxmoe.experiment.strategies import GATHERED, TUNED, Strategy, strategy
 from jaxmoe.experiment.validation import fitted_gamma
 from jaxmoe.placement import PlanError
 from jaxmoe.placement.placement import Mode
+from jaxmoe.registry import OPTIMISERS
 from jaxmoe.threads import beside, side_by_side
 from jaxmoe.tune import PlacementProblem, TuneResult, TunerSettings
 from jaxmoe.tune.bounds import lower_bound
-from jaxmoe.tune.optimisers import OPTIMISERS
 from jaxmoe.tune.two_stage import TwoStageSettings
 
 # From inputs to a tuned plan: the problem, the optimiser by its name with its settings for one run, the result.
@@ -42,8 +42,9 @@ def check_optimiser(name: str) -> None:
     """Raise `OptionError` for a name that is an unknown optimiser, or an optimiser that lacks a package."""
     if name not in OPTIMISERS:
         raise OptionError(f"--optimiser is {name!r}, expected one of {', '.join(OPTIMISERS)}")
-    if name == "milp-bayes" and find_spec("optuna") is None:
-        raise OptionError(f"--optimiser {name} needs optuna; install it with: pip install 'jaxmoe[bayes]'")
+    for package, extra in OPTIMISERS[name].needs.items():
+        if find_spec(package) is None:
+            raise OptionError(f"--optimiser {name} needs {package}; install it with: pip install 'jaxmoe[{extra}]'")
 
 
 def search(name: str, inputs: Inputs, problem: PlacementProblem, report: Report) -> TuneResult:

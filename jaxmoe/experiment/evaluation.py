@@ -8,77 +8,41 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy  # imports its submodules when they are first used
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxmoe.compiling import SHORT, SOONER
 from jaxmoe.des import Fabric, LayerDescription, LayerReplay, Memory, replay_plan
-from jaxmoe.engine import LayerModel, LayerTime, Overlap, Serial, evaluate, measured_time
+from jaxmoe.engine import LayerCosts, LayerModel, LayerTime, Overlap, Serial, evaluate, measured_time
 from jaxmoe.engine.times import STAGES
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.hardware import Machine
 from jaxmoe.hardware.energy import Joules, added
-from jaxmoe.hardware.machine import AbstractGemm, MeasuredGemm, TiledGemm
+from jaxmoe.hardware.machine import AbstractGemm, Nodes, Parts, Seconds, Tokens, Witness
 from jaxmoe.network import AbstractExchange
 from jaxmoe.placement.exchange import exchange_of
 from jaxmoe.placement.placement import Mode
 from jaxmoe.threads import side_by_side
 from jaxmoe.traces import Batch
 
-# How long products take, told to the event simulator in plain NumPy: it shares no formula with the model.
 
-Nodes = Int[np.ndarray, " gemm"]
-Tokens = Int[np.ndarray, " gemm"]
-Parts = Float[np.ndarray, " gemm"]
-Seconds = Float[np.ndarray, " gemm"]
-
-
-def simulated_gemm(model: LayerModel) -> Callable[[Nodes, Tokens, Parts], Seconds] | None:
-    """Seconds of the products of an expert at a node, from its tokens and the part of the expert there.
-
-    `None` where a die multiplies at its full rate. Raises `TypeError` for a kind of product that is not known here.
-    """
-    gemm, columns = model.machine.die.gemm, float(model.costs.columns)
+def simulated_gemm(model: LayerModel) -> Witness | None:
+    """Times of an expert's products for the event simulator, `None` where a die multiplies at its full rate."""
+    gemm, costs = model.machine.die.gemm, model.costs
     if gemm is None:
         return None
-    if isinstance(gemm, MeasuredGemm):
-        return _measured(gemm, columns)
-    if isinstance(gemm, TiledGemm):
-        per_column = float(model.costs.flops_per_token_expert) / columns
-        return _tiled(gemm, columns, float(model.costs.gemms), per_column / np.asarray(model.machine.die.flops, float))
-    return _unknown(gemm)
+    flops = np.asarray(model.machine.die.flops, float) / float(costs.flops_per_token_expert)  # experts of a token
+    return gemm.witness(flops, float(costs.columns), float(costs.gemms)) or _own_times(gemm, flops, costs)
 
 
-def _tiled(gemm: TiledGemm, columns: float, gemms: float, seconds: Float[np.ndarray, " node"]):
-    """`seconds` are of a token and a column, by node."""
-    tall, wide, startup = float(gemm.tile_rows), float(gemm.tile_columns), float(gemm.startup)
+def _own_times(gemm: AbstractGemm, flops: Float[np.ndarray, " node"], costs: LayerCosts) -> Witness:
+    """The model's own times, product by product."""
 
     def timed(node: Nodes, tokens: Tokens, part: Parts) -> Seconds:
-        tiles = np.ceil(tokens / tall) * np.ceil(part * columns / wide - 1e-5)  # shares are float32
-        return tiles * tall * wide * seconds[node] + gemms * startup
+        rows, parts, rate = (jnp.asarray(each, jnp.float32) for each in (tokens, part, flops[node]))
+        return np.asarray(gemm.seconds(rows, parts, jnp.ones_like(rows), rate, costs.columns, costs.gemms), float)
 
     return timed
-
-
-def _measured(gemm: MeasuredGemm, columns: float):
-    axes = [np.asarray(axis, float) for axis in (gemm.rows, gemm.columns)]
-    # A grid of one point is as good as one of two that are alike.
-    table = np.asarray(gemm.table, float)
-    for side, axis in enumerate(axes):
-        if len(axis) == 1:
-            axes[side], table = np.array([axis[0], axis[0] + 1]), np.repeat(table, 2, axis=side)
-    lookup = scipy.interpolate.RegularGridInterpolator(tuple(axes), table)
-
-    def timed(node: Nodes, tokens: Tokens, part: Parts) -> Seconds:
-        points = [np.clip(value, axis[0], axis[-1]) for value, axis in zip((tokens, part * columns), axes, strict=True)]
-        return lookup(np.stack(points, axis=-1))
-
-    return timed
-
-
-def _unknown(gemm: AbstractGemm):
-    raise TypeError(f"the event simulator does not know {type(gemm).__name__}; tell it how long such products take")
 
 
 @eqx.filter_jit(compiler_options=SOONER)  # type: ignore[call-overload]  # an option of JAX

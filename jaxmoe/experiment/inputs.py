@@ -23,8 +23,6 @@ from jaxmoe.config import (
 from jaxmoe.des import Fabric, fabric_of
 from jaxmoe.engine import LayerModel
 from jaxmoe.errors import InputError
-from jaxmoe.hardware import Mesh
-from jaxmoe.hardware.machine import MeasuredGemm
 from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement.exchange import ALONE
@@ -73,8 +71,7 @@ class Inputs:
     @property
     def shape(self) -> tuple[int, int] | None:
         """The sides of the mesh; `None` where the machine is none."""
-        topology = self.model.machine.topology
-        return topology.shape if isinstance(topology, Mesh) else None
+        return self.model.machine.topology.grid
 
     @property
     def num_nodes(self) -> int:
@@ -126,9 +123,9 @@ class Inputs:
     def batches_of(self, tokens: int) -> Batch:
         """Evaluation batches of another size. Raises `OptionError` where measured products do not reach it."""
         gemm = self.model.machine.die.gemm
-        if isinstance(gemm, MeasuredGemm) and tokens > gemm.rows[-1]:
+        if gemm is not None and tokens > gemm.most_rows:
             raise OptionError(
-                f"batches of {tokens} tokens are larger than the {float(gemm.rows[-1]):g} up to which the table at "
+                f"batches of {tokens} tokens are larger than the {gemm.most_rows:g} up to which the table at "
                 "hardware.die.gemm goes; measure larger ones, or use smaller batches"
             )
         return self._evaluating(self.trace, tokens)

@@ -1,6 +1,6 @@
 """What is compared: a name, and a placement with the exchange of each of its layers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,27 +8,20 @@ import numpy as np
 
 from jaxmoe.engine import is_tensor_parallel
 from jaxmoe.experiment.inputs import Inputs, OptionError
-from jaxmoe.hardware.cuts import square_cut
 from jaxmoe.placement import (
     Placement,
     PlanError,
     check_fits,
-    expert_parallel_balanced,
-    expert_parallel_random,
     read_plan,
-    tensor_parallel,
 )
-from jaxmoe.placement.exchange import ALONE, ExchangeError, Rings
+from jaxmoe.placement.exchange import ExchangeError
+from jaxmoe.placement.named import StrategySettings, compared_strategies, strategy_named
 from jaxmoe.placement.placement import Mode
-from jaxmoe.placement.strategies import expert_parallel, groups_of, in_groups
+from jaxmoe.registry import STRATEGIES
 from jaxmoe.traces import GatingTrace
-from jaxmoe.traces.statistics import expert_runs
 
 TUNED = "tuned"
 GATHERED = "tuned_gathered"  # what the search itself ended with, before the comparison with shipped strategies
-STANDARD = ("tp", "tp_both_ways", "ep_random", "ep_balanced", "ep", "hybrid", "hybrid_ring", "hybrid_complete")
-
-RUNS = "ep_runs"  # whole experts in equal runs by number, as engines place them that do not look at loads
 
 
 @dataclass(frozen=True)
@@ -47,28 +40,29 @@ class Strategy:
 
 
 def standard_strategies(inputs: Inputs) -> list[Strategy]:
-    """The usual placements. Those that do not fit the memory are kept, and marked."""
-    layers, experts, nodes = len(inputs.layer_ids), inputs.moe.num_experts, inputs.num_nodes
+    """The placements that every comparison has. Those that do not fit the memory are kept, and marked."""
+    return list(named_strategies(inputs, compared_strategies()))
+
+
+def named_strategies(inputs: Inputs, names: Iterable[str]) -> Iterator[Strategy]:
+    """Placement strategies of these names on the layers of this run. Raises `PlanError` for shares that are none."""
     counts, topology = _choice_counts(inputs.trace), inputs.model.machine.topology
-    regions = region_rings(inputs)
-    spread, regional = tensor_parallel(layers, experts, nodes), in_groups(counts, groups_of(regions, topology))
-    alone = replace(regions, between=False)
-    return [
-        strategy(inputs, "tp", spread, "ring"),  # hd_moe Eq. 4: one way round
-        strategy(inputs, "tp_both_ways", spread, "ring_both_ways"),
-        strategy(inputs, "ep_random", expert_parallel_random(layers, experts, nodes, inputs.scenario.seed)),
-        strategy(inputs, "ep_balanced", expert_parallel_balanced(counts, nodes)),
-        strategy(inputs, "ep", expert_parallel(counts, topology)),
-        strategy(inputs, "hybrid", regional),
-        strategy(inputs, "hybrid_ring", regional, alone.name),
-        strategy(inputs, "hybrid_complete", regional, replace(regions, both_ways=True).name),
-    ]
+    settings = strategy_settings(inputs)
+    shape = (len(inputs.layer_ids), inputs.moe.num_experts, inputs.num_nodes)
+    for name in names:
+        of = strategy_named(name)
+        share = np.asarray(of.share(counts, topology, settings))
+        if share.shape != shape:
+            raise PlanError(
+                f"strategy {name} has shares of shape {share.shape}, expected [layer, expert, node], {shape}"
+            )
+        made = strategy(inputs, name, share, of.exchange_on(topology, settings), of.mode)
+        yield made if not made.fits or not of.note else replace(made, note=of.note)
 
 
-def region_rings(inputs: Inputs) -> Rings:
-    """Rings inside `strategies.hybrid_regions` equal groups: rectangles of a mesh, else successive nodes."""
-    count = inputs.scenario.strategies.hybrid_regions
-    return Rings((count,) if inputs.shape is None else square_cut(inputs.shape, count))
+def strategy_settings(inputs: Inputs) -> StrategySettings:
+    """What strategies are told of a scenario."""
+    return StrategySettings(inputs.scenario.seed, inputs.scenario.strategies.hybrid_regions)
 
 
 def strategy(
@@ -91,35 +85,36 @@ def strategy(
             check_fits(placement, float(inputs.model.costs.expert_bytes), capacity)
     except PlanError as error:
         return Strategy(name, placement, fits=False, comparable=False, note=f"does not fit: {error}")
-    if any(name.endswith(ALONE) for name in names):
-        note = "rings inside groups as hd_moe counts them, without what the groups send each other"
-        return Strategy(name, placement, comparable=False, note=note)
+    left_out = [each for each in dict.fromkeys(names) if not inputs.exchange(each).complete]
+    if left_out:
+        return Strategy(name, placement, comparable=False, note=f"{', '.join(left_out)} leaves traffic out")
     return Strategy(name, placement)
 
 
 def given_plans(
-    texts: Sequence[str] | None, inputs: Inputs, taken: Sequence[str] = STANDARD, compared: Sequence[str] = STANDARD
+    texts: Sequence[str] | None,
+    inputs: Inputs,
+    taken: Sequence[str] | None = None,
+    compared: Sequence[str] | None = None,
 ) -> list[Strategy]:
     """Read and check plans, none by a name that is `taken`. Raises `PlanError` or `OptionError`.
 
-    The name of a standard strategy may stand for a file, if there is none of that name: one that is `compared` is
-    there anyway.
+    The name of a strategy may stand for a file, if there is none of that name: one that is `compared` is there anyway.
+    Both are by default those that every comparison has.
     """
+    usual = compared_strategies()
+    taken, compared = usual if taken is None else taken, usual if compared is None else compared
     plans: list[Strategy] = []
     for text in texts or ():
-        if text in STANDARD and not Path(text).exists():
+        if text in STRATEGIES and not Path(text).exists():
             if text not in {*compared, *(plan.name for plan in plans)}:
-                plans += [usual for usual in standard_strategies(inputs) if usual.name == text]
-            continue
-        if text == RUNS and not Path(text).exists():
-            runs = expert_runs(len(inputs.layer_ids), inputs.moe.num_experts, inputs.num_nodes)
-            plans.append(strategy(inputs, RUNS, runs))
+                plans += named_strategies(inputs, [text])
             continue
         name, path = _name_and_path(text)
         if name in {*taken, *(plan.name for plan in plans)}:
             raise OptionError(f"--plan {text}: the name {name!r} is taken; give another one as --plan NAME={path}")
         if not path.exists():
-            raise PlanError(f"{path}: no such plan file; strategies that need no file: {', '.join((*STANDARD, RUNS))}")
+            raise PlanError(f"{path}: no such plan file; strategies that need no file: {', '.join(STRATEGIES)}")
         plans.append(Strategy(name, _checked_plan(path, inputs)))
     return plans
 

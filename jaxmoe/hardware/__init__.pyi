@@ -1,6 +1,5 @@
 from .energy import Energy as Energy
 from .graph import Graph as Graph
-from .graph import TopologyError as TopologyError
 from .graph import build_graph as build_graph
 from .machine import Die as Die
 from .machine import Machine as Machine
@@ -13,6 +12,8 @@ from .networks import ring as ring
 from .networks import switch as switch
 from .networks import torus as torus
 from .networks import wafers as wafers
+from .paths import Hops as Hops
+from .paths import TopologyError as TopologyError
 from .topology import AbstractTopology as AbstractTopology
 from .topology import Router as Router
 from .topology import bisection_bandwidth as bisection_bandwidth

@@ -10,21 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.errors import InputError
+from jaxmoe.hardware.paths import Hops, TopologyError, index_links, listed
 from jaxmoe.hardware.topology import AbstractTopology
-
-
-class TopologyError(InputError):
-    """A network that cannot be: disconnected, a path over a missing link, a bandwidth that is not positive."""
 
 
 class Graph(AbstractTopology):
     """Nodes, switches and links in any arrangement; see `AbstractTopology` for its numbers.
 
     Paths lie one after the other, by source and then by destination: hop `i` of all hops is over link `hop_link[i]`, on
-    the path of the pair `hop_pair[i]` = source * nodes + destination. `build_graph` makes one and checks it. Where
-    links lie on rings, as in a torus, `rings` numbers the dimension of every link, and below 0, as -1 - dimension, that
-    of the link that closes its ring, the *dateline*.
+    the path of the pair `hop_pair[i]` = source * nodes + destination. `build_graph` makes one and checks it. All of
+    these are arrays, so that one program serves every graph of a size.
     """
 
     nodes: int = eqx.field(static=True, kw_only=True)
@@ -33,7 +28,6 @@ class Graph(AbstractTopology):
     hop_link: Int[Array, " hop"] = eqx.field(kw_only=True)
     hop_pair: Int[Array, " hop"] = eqx.field(kw_only=True)
     vertices: Float[Array, "vertex 2"] = eqx.field(kw_only=True)  # where to draw them
-    rings: Int[Array, " link"] | None = eqx.field(default=None, kw_only=True)
 
     @property
     def num_nodes(self) -> int:
@@ -47,22 +41,11 @@ class Graph(AbstractTopology):
     def link_ends(self) -> Int[np.ndarray, "link 2"]:
         return np.asarray(self.ends)
 
-    def hop_counts(self) -> Int[np.ndarray | Array, "node node2"]:
-        pairs = self.num_nodes**2
-        counts: np.ndarray | Array
-        if isinstance(self.hop_pair, jax.core.Tracer):
-            counts = jax.ops.segment_sum(jnp.ones_like(self.hop_pair), self.hop_pair, pairs, indices_are_sorted=True)
-        else:  # JAX would compile it for every network
-            counts = np.bincount(np.asarray(self.hop_pair), minlength=pairs).astype(np.int32)
-        return counts.reshape(self.num_nodes, self.num_nodes)
+    def hops(self) -> Hops:
+        return Hops(self.hop_link, self.hop_pair)
 
     def paths(self) -> list[list[tuple[int, ...]]]:
-        nodes, links = self.num_nodes, np.asarray(self.hop_link).tolist()
-        border = np.searchsorted(np.asarray(self.hop_pair), np.arange(nodes**2 + 1)).tolist()
-        return [
-            [tuple(links[border[pair] : border[pair + 1]]) for pair in range(source * nodes, (source + 1) * nodes)]
-            for source in range(nodes)
-        ]
+        return listed(self.hops(), self.num_nodes)
 
     def positions(self) -> Float[np.ndarray, "vertex 2"]:
         return np.asarray(self.vertices, float)
@@ -84,7 +67,7 @@ def build_graph(
     """
     given: Mapping[tuple[int, int], Sequence[int]] = routes or {}
     _check_nodes(num_nodes, len(positions), given)
-    index = _index_links(ends, len(positions), num_nodes)
+    index = index_links(ends, len(positions), num_nodes)
     if not any(isinstance(number, jax.core.Tracer) for number in jax.tree.leaves((link_bandwidth, link_latency))):
         _check_numbers(ends, np.asarray(link_bandwidth, float), np.asarray(link_latency, float))
     hop_link: list[int] = []
@@ -124,25 +107,6 @@ def _check_nodes(nodes: int, vertices: int, routes: Mapping[tuple[int, int], Seq
     for source, destination in routes:
         if not (0 <= source < nodes and 0 <= destination < nodes):
             raise TopologyError(f"there is a path from {source} to {destination}, but nodes are 0..{nodes - 1}")
-
-
-def _index_links(ends: Sequence[tuple[int, int]], vertices: int, nodes: int) -> dict[tuple[int, int], int]:
-    index: dict[tuple[int, int], int] = {}
-    for number_of_link, (start, end) in enumerate(ends):
-        if start == end or not (0 <= start < vertices and 0 <= end < vertices):
-            raise TopologyError(
-                f"link {number_of_link} runs from {start} to {end}; name two of the vertices 0..{vertices - 1} "
-                f"(nodes are 0..{nodes - 1}, switches come after them)"
-            )
-        if (start, end) in index:
-            raise TopologyError(f"there are two links from {start} to {end}; merge them into one")
-        index[start, end] = number_of_link
-    for start, end in ends:
-        if (end, start) not in index:
-            raise TopologyError(
-                f"there is a link from {start} to {end} but none back; add a link from {end} to {start}"
-            )
-    return index
 
 
 def _check_numbers(ends: Sequence[tuple[int, int]], bandwidth: np.ndarray, latency: np.ndarray) -> None:

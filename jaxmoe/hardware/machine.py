@@ -2,12 +2,15 @@
 
 import abc
 import csv
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy  # imports its submodules when they are first used
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.errors import InputError
@@ -21,8 +24,29 @@ class GemmError(InputError):
     """Measured times that cannot be used, with the reason and the remedy."""
 
 
+Nodes = Int[np.ndarray, " gemm"]
+Tokens = Int[np.ndarray, " gemm"]
+Parts = Float[np.ndarray, " gemm"]
+Seconds = Float[np.ndarray, " gemm"]
+Witness = Callable[[Nodes, Tokens, Parts], Seconds]
+"""Seconds of the products of an expert at a node, from its tokens and the part of the expert there."""
+
+
 class AbstractGemm(eqx.Module):
-    """Seconds of expert FFNs on a die, by their shapes."""
+    """A kernel model: seconds of expert FFNs on a die, by their shapes.
+
+    Registered in `jaxmoe.registry.KERNEL_MODELS`.
+    """
+
+    @property
+    def within_rate(self) -> bool:
+        """Whether no product is faster than at the die's rate, so that FLOPs over the rate bound its time."""
+        return False
+
+    @property
+    def most_rows(self) -> float:
+        """Tokens up to which times are known."""
+        return math.inf
 
     @abc.abstractmethod
     def seconds(
@@ -40,6 +64,13 @@ class AbstractGemm(eqx.Module):
         where the node computes the expert at all, or between when relaxed.
         """
 
+    def witness(self, flops: Float[np.ndarray, " node"], columns: float, gemms: float) -> Witness | None:
+        """Times for the event simulator in plain NumPy, which share no formula with `seconds`; arguments are as there.
+
+        `None` where there are none: the simulator then takes those of `seconds`, which is no test of these.
+        """
+        return None
+
 
 class TiledGemm(AbstractGemm):
     """Whole tiles are computed, and every product starts up anew.
@@ -51,9 +82,23 @@ class TiledGemm(AbstractGemm):
     tile_columns: Float[Array, ""]
     startup: Float[Array, ""]  # s of each product
 
+    @property
+    def within_rate(self) -> bool:
+        return True
+
     def seconds(self, rows, part, present, flops, columns, gemms):
         whole = _rounded_up(rows, self.tile_rows) * _rounded_up(part * columns, self.tile_columns) / columns
         return whole / flops + present * gemms * self.startup
+
+    def witness(self, flops, columns, gemms):
+        tall, wide, startup = float(self.tile_rows), float(self.tile_columns), float(self.startup)
+        of_tile = tall * wide / (columns * flops)
+
+        def timed(node: Nodes, tokens: Tokens, part: Parts) -> Seconds:
+            tiles = np.ceil(tokens / tall) * np.ceil(part * columns / wide - 1e-5)  # shares are float32
+            return tiles * of_tile[node] + gemms * startup
+
+        return timed
 
 
 class MeasuredGemm(AbstractGemm):
@@ -66,8 +111,26 @@ class MeasuredGemm(AbstractGemm):
     columns: Float[Array, " column"]
     table: Float[Array, "row column"]  # s
 
+    @property
+    def most_rows(self) -> float:
+        return float(self.rows[-1])
+
     def seconds(self, rows, part, present, flops, columns, gemms):
         return present * _interpolated(self.rows, self.columns, self.table, rows, part * columns)
+
+    def witness(self, flops, columns, gemms):
+        axes, table = [np.asarray(axis, float) for axis in (self.rows, self.columns)], np.asarray(self.table, float)
+        # A grid of one point is as good as one of two that are alike.
+        for side, axis in enumerate(axes):
+            if len(axis) == 1:
+                axes[side], table = np.array([axis[0], axis[0] + 1]), np.repeat(table, 2, axis=side)
+        lookup = scipy.interpolate.RegularGridInterpolator(tuple(axes), table)
+
+        def timed(node: Nodes, tokens: Tokens, part: Parts) -> Seconds:
+            given = zip((tokens, part * columns), axes, strict=True)
+            return lookup(np.stack([np.clip(value, axis[0], axis[-1]) for value, axis in given], axis=-1))
+
+        return timed
 
 
 def read_gemm_table(path: Path, largest_rows: float, largest_columns: float) -> MeasuredGemm:

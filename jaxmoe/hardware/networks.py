@@ -1,6 +1,5 @@
 """Regular networks: meshes, wafers, tori, rings, switches, clusters. Descriptions only, no loads and no times."""
 
-import math
 from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
@@ -11,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxmoe.hardware.graph import Graph, TopologyError, build_graph
-from jaxmoe.hardware.topology import AbstractTopology, filled
+from jaxmoe.hardware.graph import Graph, build_graph
+from jaxmoe.hardware.paths import Hops, TopologyError, circle, listed
+from jaxmoe.hardware.topology import AbstractTopology, Number, filled
 
 # A 2D mesh: its nodes, its directed links and its XY paths. A description only, no loads and no times.
 #
@@ -45,13 +45,27 @@ class Mesh(AbstractTopology):
     def hop_counts(self) -> Int[np.ndarray, "node node2"]:
         return hop_counts(self.shape)
 
+    def hops(self) -> Hops:
+        return mesh_hops(self.shape, self.routing)
+
     def paths(self) -> list[list[tuple[int, ...]]]:
-        nodes = range(self.num_nodes)
-        path = xy_path if self.routing == "xy" else yx_path
-        return [[tuple(path(self.shape, source, destination)) for destination in nodes] for source in nodes]
+        return listed(self.hops(), self.num_nodes)
 
     def positions(self) -> Float[np.ndarray, "node 2"]:
         return np.argwhere(np.ones(self.shape))[:, ::-1].astype(float)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.shape
+
+    def crossed(self) -> "Mesh":
+        return replace(self, routing="yx" if self.routing == "xy" else "xy")
+
+    @property
+    def port_order(self) -> Int[np.ndarray, " link"]:
+        """Links along the direction that packets take first come before the others."""
+        order = np.arange(self.num_links)
+        return order if self.routing == "xy" else np.roll(order, -2 * (self.shape[0] - 1) * self.shape[1])
 
 
 def num_links(shape: tuple[int, int]) -> int:
@@ -86,6 +100,35 @@ def hop_counts(shape: tuple[int, int]) -> np.ndarray:
     return np.abs(x[:, None] - x) + np.abs(y[:, None] - y)
 
 
+@lru_cache(maxsize=8)
+def mesh_hops(shape: tuple[int, int], routing: Literal["xy", "yx"]) -> Hops:
+    """Paths along x first and then along y, or with routing `yx` the other way round; all take a step at a time."""
+    nodes = shape[0] * shape[1]
+    ends = link_ends(shape)
+    link = np.zeros((nodes, nodes), np.int32)
+    link[ends[:, 0], ends[:, 1]] = np.arange(len(ends))
+    pair = np.arange(nodes**2, dtype=np.int32)
+    (x, y), (to_x, to_y) = (np.divmod(node, shape[1]) for node in np.divmod(pair, nodes))
+    owner, items = [pair[:0]], [link.ravel()[:0]]
+    for _ in range(int(hop_counts(shape).max(initial=0))):
+        along_x = (x != to_x) & ((y == to_y) | (routing == "xy"))
+        next_x = np.where(along_x, x + np.sign(to_x - x), x)
+        next_y = np.where(along_x, y, y + np.sign(to_y - y))
+        moves = np.flatnonzero((next_x != x) | (next_y != y))
+        owner.append(pair[moves])
+        items.append(link[(x * shape[1] + y)[moves], (next_x * shape[1] + next_y)[moves]])
+        x, y = next_x, next_y
+    pairs = np.concatenate(owner)
+    order = np.argsort(pairs, kind="stable")
+    return Hops(np.concatenate(items)[order], pairs[order])
+
+
+def mesh_link_order(shape: tuple[int, int], ends: Int[np.ndarray, "link 2"]) -> Int[np.ndarray, " link"]:
+    """Links with these ends in the order in which a mesh of this shape numbers them."""
+    index = {(start, end): link for link, (start, end) in enumerate(ends.tolist())}
+    return np.array([index[start, end] for start, end in link_ends(shape).tolist()], np.int64)
+
+
 @lru_cache
 def _link_index(shape: tuple[int, int]) -> dict[tuple[int, int], int]:
     return {(int(a), int(b)): i for i, (a, b) in enumerate(link_ends(shape))}
@@ -109,19 +152,9 @@ def yx_path(shape: tuple[int, int], source: int, destination: int) -> list[int]:
     return [int(back[link]) for link in reversed(xy_path(shape, destination, source))]
 
 
-def corner_nodes(topology: AbstractTopology) -> np.ndarray:
-    """The corners of a mesh, int [corner]; every node of another network."""
-    if not isinstance(topology, Mesh):
-        return np.arange(topology.num_nodes)
-    x, y = topology.shape
-    return np.unique([0, y - 1, (x - 1) * y, x * y - 1])
-
-
 # The networks that the papers use, besides the mesh: wafers, torus, ring, switch, clusters, all to all.
 #
 # Bandwidths in B/s and latencies in s, of one directed link.
-
-Number = int | float | Float[Array, ""]  # an array where JAX traces it
 
 
 def wafers(
@@ -162,7 +195,7 @@ def ring(num_nodes: int, bandwidth: Number, latency: Number) -> Graph:
         for source in range(num_nodes)
         for destination in range(num_nodes)
     }
-    graph = _uniform(num_nodes, ends, bandwidth, latency, _circle(num_nodes), routes)
+    graph = _uniform(num_nodes, ends, bandwidth, latency, circle(num_nodes), routes)
     return replace(graph, rings=_rings(ends, (num_nodes, 1)))
 
 
@@ -196,14 +229,14 @@ def _rings(ends: list[tuple[int, int]], shape: tuple[int, int]) -> Int[Array, " 
 def switch(num_nodes: int, bandwidth: Number, latency: Number) -> Graph:
     """Nodes around one switch: two links between any two of them (NVL72 is a switch of 72)."""
     ends = _both_ways([(node, num_nodes) for node in range(num_nodes)])
-    positions = np.concatenate([_circle(num_nodes), np.zeros((1, 2))])
+    positions = np.concatenate([circle(num_nodes), np.zeros((1, 2))])
     return _uniform(num_nodes, ends, bandwidth, latency, positions)
 
 
 def fully_connected(num_nodes: int, bandwidth: Number, latency: Number) -> Graph:
     """A link from every node to every other."""
     ends = [(a, b) for a in range(num_nodes) for b in range(num_nodes) if a != b]
-    return _uniform(num_nodes, ends, bandwidth, latency, _circle(num_nodes))
+    return _uniform(num_nodes, ends, bandwidth, latency, circle(num_nodes))
 
 
 def clusters(
@@ -278,9 +311,3 @@ def _around(source: int, destination: int, size: int) -> list[int]:
     up = (destination - source) % size
     step = 1 if up <= size - up else -1
     return [(source + step * i) % size for i in range(min(up, size - up) + 1)]
-
-
-def _circle(count: int) -> Float[np.ndarray, "node 2"]:
-    """Points on a circle, the first on top, clockwise, about a unit apart."""
-    angle = 2 * math.pi * np.arange(count) / count
-    return max(count / (2 * math.pi), 1) * np.stack([np.sin(angle), -np.cos(angle)], axis=1)

@@ -1,8 +1,9 @@
-"""What every network is to those who use it: nodes, directed links, fixed paths, and its bisection."""
+"""Networks: nodes, directed links and fixed paths, with what follows from them, and the bisection."""
 
 import abc
 from collections.abc import Iterator
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, TypeVar
 
 import equinox as eqx
 import jax
@@ -12,13 +13,18 @@ from jaxtyping import Array, Bool, Float, Int
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
+from jaxmoe.hardware.paths import Hops, Structure, TopologyError, check_grid, path_lengths, structure_of
 
-def _number(value: Float[Array, ""] | float | int) -> Float[Array, ""]:
+Number = int | float | Float[Array, ""]  # an array where JAX traces it
+Kind = TypeVar("Kind", bound="AbstractTopology")
+
+
+def _number(value: Number) -> Float[Array, ""]:
     """A number that can be swept and does not recompile."""
     return jnp.asarray(value, jnp.float32)
 
 
-def filled(count: int, value: Float[Array, ""] | float | int) -> Float[Array, " each"]:
+def filled(count: int, value: Number) -> Float[Array, " each"]:
     """So many equal numbers. Where JAX does not trace the value, nothing is compiled for a new count.
 
     To `jnp.asarray` a type is told that the array has: JAX 0.10 compiles a copy of any other.
@@ -58,12 +64,20 @@ class AbstractTopology(eqx.Module):
     A node is an end point of messages; switches are vertices that come after the nodes. Every link has a
     reverse, the link that runs the other way. Messages take fixed paths.
 
+    A new network is a subclass that writes `link_ends` and `paths()`, which depend on its static fields alone; all
+    else is derived, once for all networks of equal static fields. It states `num_nodes` where its paths need it, and
+    `grid` and `rings` where it has them. For speed it may override `reverse_links`, `hops()`, `hop_counts()` and
+    `positions()`, and register its own rules for loads with the functions of `jaxmoe.network.loads`. Raises
+    `TopologyError`, on first use, where links and paths make no network.
+
     Bandwidths in B/s, latencies in s. `injection_bandwidth` and `ejection_bandwidth` are `None` where a node
     can use all its links at once. `endpoint_latency` is what a message takes besides its hops to get into the
     network and out of it. `efficiency` is the part of their bandwidth that links and ports yield to many flows
     that contend for routers; 1 is an ideal router, and a router calibrated cycle by cycle has less.
     `link_burst` in B is how much a link that was idle passes at once before its bandwidth limits it (a token bucket);
-    the event simulator alone knows it. Without a `router` buffers are unbounded.
+    the event simulator alone knows it. Without a `router` buffers are unbounded. Where links lie on rings, as in a
+    torus, `rings` numbers the dimension of every link, and below 0, as -1 - dimension, that of the link that closes its
+    ring, the *dateline*.
     """
 
     link_bandwidth: Float[Array, " link"]
@@ -74,11 +88,18 @@ class AbstractTopology(eqx.Module):
     efficiency: Float[Array, ""] = eqx.field(default=1.0, converter=_number, kw_only=True)
     link_burst: Float[Array, " link"] | None = eqx.field(default=None, kw_only=True)
     router: Router | None = eqx.field(default=None, kw_only=True)
+    rings: Int[Array, " link"] | None = eqx.field(default=None, kw_only=True)
+
+    @classmethod
+    def uniform(cls: type[Kind], bandwidth: Number, latency: Number, **fields) -> Kind:
+        """A network whose links are all alike, B/s and s; `fields` are the others of the class."""
+        links = len(cls(filled(0, bandwidth), filled(0, latency), **fields).link_ends)
+        return cls(filled(links, bandwidth), filled(links, latency), **fields)
 
     @property
-    @abc.abstractmethod
     def num_nodes(self) -> int:
-        """End points of messages."""
+        """End points of messages: rows of `paths()`."""
+        return _derived(self).num_nodes
 
     @property
     def num_links(self) -> int:
@@ -107,22 +128,48 @@ class AbstractTopology(eqx.Module):
     def link_ends(self) -> Int[np.ndarray, "link 2"]:
         """Vertex at which every link starts and vertex at which it ends."""
 
-    @property
-    @abc.abstractmethod
-    def reverse_links(self) -> Int[np.ndarray | Array, " link"]:
-        """Index of the link that runs the other way; its own inverse."""
-
-    @abc.abstractmethod
-    def hop_counts(self) -> Int[np.ndarray | Array, "node node2"]:
-        """Links on the path from every node to every node."""
-
     @abc.abstractmethod
     def paths(self) -> list[list[tuple[int, ...]]]:
-        """Links of every path in order, as `paths()[source][destination]`."""
+        """Links of every path in order, as `paths()[source][destination]`; none from a node to itself."""
 
-    @abc.abstractmethod
+    @property
+    def reverse_links(self) -> Int[np.ndarray | Array, " link"]:
+        """Index of the link that runs the other way; its own inverse."""
+        return _derived(self).reverse_links
+
+    def hops(self) -> Hops:
+        """All paths as flat arrays."""
+        return _derived(self).hops
+
+    def hop_counts(self) -> Int[np.ndarray | Array, "node node2"]:
+        """Links on the path from every node to every node."""
+        return path_lengths(self.hops(), self.num_nodes)
+
     def positions(self) -> Float[np.ndarray, "vertex 2"]:
         """Where to draw every vertex: to the right, and down."""
+        return _derived(self).positions
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """Sides of the mesh that nodes, row by row, and links between neighbours form; `None` if they form none."""
+        return None
+
+    @property
+    def corners(self) -> Int[np.ndarray, " corner"]:
+        """Nodes at the corners of the grid; every node of a network without one."""
+        if self.grid is None:
+            return np.arange(self.num_nodes)
+        x, y = self.grid
+        return np.unique([0, y - 1, (x - 1) * y, x * y - 1])
+
+    def crossed(self) -> "AbstractTopology | None":
+        """The network whose packets take directions in the other order; `None` where paths have but one."""
+        return None
+
+    @property
+    def port_order(self) -> Int[np.ndarray, " link"]:
+        """Links in the order that numbers the ports of routers, which decides who goes first among equals."""
+        return np.arange(self.num_links)
 
     def reversed(self) -> "AbstractTopology":
         """The network as seen by packets that retrace paths backwards: every link and port is its opposite."""
@@ -140,6 +187,37 @@ class AbstractTopology(eqx.Module):
             numbers,
             is_leaf=lambda leaf: leaf is None,
         )
+
+
+def _derived(topology: AbstractTopology) -> Structure:
+    """Structure of a network by its paths, worked out once for equal static fields."""
+    leaves, form = jax.tree.flatten(topology)
+    try:
+        hash(form)
+    except TypeError:
+        raise TopologyError(
+            f"static fields of {type(topology).__name__} cannot be hashed; use numbers, strings and tuples"
+        ) from None
+    return _structure(form, tuple(np.shape(leaf) for leaf in leaves))
+
+
+@lru_cache(maxsize=64)
+def _structure(form: jax.tree_util.PyTreeDef, shapes: tuple[tuple[int, ...], ...]) -> Structure:
+    """Structure of a class with static fields; of its numbers, which it must not depend on, shapes alone are known."""
+    topology = jax.tree.unflatten(form, [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes])
+    name = type(topology).__name__
+    try:
+        ends, paths = topology.link_ends, topology.paths()
+    except RecursionError:
+        raise TopologyError(f"links or paths of {name} ask for what follows from them; state its num_nodes") from None
+    structure = structure_of(ends, paths)
+    for what in ("bandwidth", "latency"):
+        given = getattr(topology, f"link_{what}").shape[-1]
+        if given != len(ends):
+            raise TopologyError(f"{name} has {len(ends)} links, but link_{what} has {given}; give one for each link")
+    if topology.grid is not None:
+        check_grid(topology.grid, ends, structure.num_nodes)
+    return structure
 
 
 # How much a network can move between its halves.

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.hardware import AbstractTopology, Mesh
+from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.collectives import (
     CollectiveTime,
     Rounds,
@@ -177,7 +177,7 @@ class ClusterExchange(AbstractTokenExchange):
 def token_exchange(layout: TokenLayout, topology: AbstractTopology) -> AbstractTokenExchange:
     """The exchange of a layout on its network."""
     group = jnp.asarray(layout.group, jnp.int32)
-    if not isinstance(topology, Mesh):
+    if topology.grid is None:
         clusters, size = layout.shape
         node = np.arange(layout.num_nodes)
         relay = np.arange(clusters) * size + (node % size)[:, None]

@@ -1,7 +1,7 @@
 """Exchanges of hidden vectors as flows on a network."""
 
 import abc
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.hardware import AbstractTopology, Mesh
+from jaxmoe.hardware import AbstractTopology
+from jaxmoe.hardware.networks import corner_nodes
 from jaxmoe.network.visits import Visits, homes
 from jaxmoe.placement.exchange import Exchange, ExchangeError, Gather, ReduceScatter, Rings, exchange_of
 from jaxmoe.placement.strategies import groups_of, ring_orders
@@ -103,8 +104,62 @@ class StageTime(eqx.Module):
 # What the exchanges of `jaxmoe.placement.exchange` send: visits become flows of combine; dispatch mirrors them.
 
 
+class MergeKey(NamedTuple):
+    """Tokens that chose the same experts are alike to an exchange, under conditions.
+
+    `by_slot`: if their draws name the same of their choices. `turns`: if they are of one turn, of so many that tokens
+    take in their order. Where `weights_last`, how many alike there are comes in after all else, so that batches share
+    the rest.
+    """
+
+    by_slot: bool = False
+    turns: int = 1
+    weights_last: bool = False
+
+
 class AbstractExchange(eqx.Module):
-    """Turns visits into flows of hidden vectors."""
+    """Turns visits into flows of hidden vectors.
+
+    Properties say what others have to know of it. Each is what is safe to assume of any exchange; one that can promise
+    more overrides it.
+    """
+
+    @property
+    def merges(self) -> bool:
+        """Whether parts of a token's result may be added up on their way, in routers or nodes."""
+        return not self.unicast
+
+    @property
+    def unicast(self) -> bool:
+        """Whether each visited node sends a whole vector, by itself, to one node that the token visits or lives at."""
+        return False
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that nodes have to send each other is counted."""
+        return True
+
+    @property
+    def by_group(self) -> bool:
+        """Whether whole groups of nodes take part, whichever of them a token visits.
+
+        It then suits plans that spread experts evenly over these groups, and is not tried on others.
+        """
+        return False
+
+    @property
+    def returns_home(self) -> bool:
+        """Whether results come back to where tokens live."""
+        return False
+
+    @property
+    def knows(self) -> Literal["nothing", "last", "batch"]:
+        """Of what other tokens it has to know at run time: none, those of the last step, or those of this batch."""
+        return "batch"
+
+    def alike(self, topology: AbstractTopology) -> MergeKey | None:
+        """When tokens of the same experts are alike to it, so that they need be counted once; `None`: never."""
+        return None
 
     @abc.abstractmethod
     def __call__(self, topology: AbstractTopology, visits: Visits) -> Phases | Rounds:
@@ -115,6 +170,25 @@ class GatherExchange(AbstractExchange):
     """Every visited node brings one vector to the token's home, alone or along a tree."""
 
     description: Gather = eqx.field(static=True, default=Gather())
+
+    @property
+    def unicast(self) -> bool:
+        return self.description.route == "unicast"
+
+    @property
+    def returns_home(self) -> bool:
+        return self.description.home == "token_home"
+
+    @property
+    def knows(self) -> Literal["nothing", "last", "batch"]:
+        return "batch" if self.description.home == "least_loaded" else "nothing"
+
+    def alike(self, topology: AbstractTopology) -> MergeKey | None:
+        home = self.description.home
+        if home not in ("lowest_host", "fewest_hops", "corner_host"):
+            return None
+        turns = len(corner_nodes(topology)) if home == "corner_host" else 1
+        return MergeKey(home == "lowest_host", turns, weights_last=not self.unicast)
 
     def __call__(self, topology: AbstractTopology, visits: Visits) -> Phases:
         rule, route = self.description.home, self.description.route
@@ -137,6 +211,17 @@ BOTH_TREES: tuple[Literal["tree", "cross_tree"], ...] = ("tree", "cross_tree")
 class ReduceScatterExchange(AbstractExchange):
     """Every visited node sends each of the others its part of the vector."""
 
+    @property
+    def merges(self) -> bool:
+        return False
+
+    @property
+    def knows(self) -> Literal["nothing", "last", "batch"]:
+        return "nothing"
+
+    def alike(self, topology: AbstractTopology) -> MergeKey | None:
+        return MergeKey()
+
     def __call__(self, topology: AbstractTopology, visits: Visits) -> Phases:
         visited = visits.visited
         spread = visited / jnp.maximum(visited.sum(axis=1, keepdims=True), 1e-9)
@@ -158,6 +243,21 @@ class RingExchange(AbstractExchange):
     size: Float[Array, ""]  # nodes of one ring
     both_ways: Float[Array, ""]  # 1: half of every part goes the other way round
     between: Float[Array, ""]  # 1: groups send each other slices
+
+    @property
+    def complete(self) -> bool:
+        return bool(self.between > 0) or int(self.size) == self.group.shape[0]
+
+    @property
+    def by_group(self) -> bool:
+        return True
+
+    @property
+    def knows(self) -> Literal["nothing", "last", "batch"]:
+        return "nothing"
+
+    def alike(self, topology: AbstractTopology) -> MergeKey | None:
+        return MergeKey()
 
     def __call__(self, topology: AbstractTopology, visits: Visits) -> Phases:
         nodes = self.group.shape[0]
@@ -207,7 +307,7 @@ def build_exchange(description: Exchange | str, topology: AbstractTopology) -> A
 
 
 def _check_route(gather: Gather, topology: AbstractTopology) -> None:
-    if gather.route in ("cross_tree", "split_tree") and not isinstance(topology, Mesh):
+    if gather.route in ("cross_tree", "split_tree") and topology.crossed() is None:
         raise ExchangeError(
             f"exchange {gather.name} needs a mesh, whose paths can take either direction first, not a "
             f"{type(topology).__name__}; use {gather.home}_tree or {gather.home}"

@@ -2,7 +2,7 @@
 
 import equinox as eqx
 
-from jaxmoe.hardware import AbstractTopology, Mesh
+from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.domains import AbstractTokenExchange, num_homes, token_exchange, visit_counts
 from jaxmoe.network.exchange import AbstractExchange, Rounds
 from jaxmoe.network.visits import Visits
@@ -25,5 +25,5 @@ class LayoutExchange(AbstractExchange):
 
 def layout_exchange(layout: TokenLayout, topology: AbstractTopology) -> LayoutExchange:
     """The exchange of a layout on its network."""
-    clusters = 1 if isinstance(topology, Mesh) else layout.shape[0]
+    clusters = layout.shape[0] if topology.grid is None else 1
     return LayoutExchange(token_exchange(layout, topology), num_homes(layout), clusters)

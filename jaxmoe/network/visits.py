@@ -7,7 +7,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.hardware.networks import corner_nodes
 from jaxmoe.network.xy import prefix_sums
 from jaxmoe.placement.exchange import LOAD_WEIGHT
 from jaxmoe.relax import AbstractSupport, HardSupport, OneOf, as_weights, is_number, straight_through
@@ -239,7 +238,7 @@ def _least_loaded(topology: AbstractTopology, visits: Visits) -> Int[Array, " to
 
 
 def _corner_host(topology: AbstractTopology, visits: Visits) -> Int[Array, " token"]:
-    corners = np.resize(corner_nodes(topology), visits.visited.shape[0])
+    corners = np.resize(topology.corners, visits.visited.shape[0])
     hops = jnp.asarray(topology.hop_counts(), visits.visited.dtype)
     beyond = hops.max() * 2
     return _least(hops[corners] + (1 - visits.visited) * beyond)

@@ -40,12 +40,20 @@ class Given:
 
 @dataclass(frozen=True)
 class Engine:
-    """A format: whether content is of it, how to read it, and how to write it."""
+    """A format, registered in `jaxmoe.registry.ENGINES`: whether content is of it, how to read and how to write it.
+
+    Content is what a JSON or YAML file holds, or the arrays of an npz by name. A format is written as `text` or as
+    `arrays`; one with neither is read alone.
+    """
 
     suffix: str
     is_it: Callable[[Any], bool]
     read: Callable[[Any, Hints, int | None], Given]
-    text: Callable[[SlotPlan], str] | None = None  # `None`: arrays
+    text: Callable[[SlotPlan], str] | None = None
+    arrays: Callable[[SlotPlan], dict[str, np.ndarray]] | None = None
+    states_ranks: bool = False
+    by_position: bool = False  # layers with experts are counted from 0
+    note: str = ""  # to know of every file
 
 
 # Numbers in files.
@@ -146,11 +154,10 @@ def _sglang(plan: SlotPlan) -> str:
 
 
 def _read_vllm(content: list[Any], hints: Hints, ranks: int | None) -> Given:
-    note = "vLLM reads no placement yet: this is the list of an open proposal"
     if content and all(type(expert) is int for expert in content):
         rows = _rows([content], "the list")
-        return Given(np.repeat(rows, 1 if hints.layer_ids is None else len(hints.layer_ids), axis=0), notes=(note,))
-    return Given(_rows(content, "the list"), notes=(note,))
+        return Given(np.repeat(rows, 1 if hints.layer_ids is None else len(hints.layer_ids), axis=0))
+    return Given(_rows(content, "the list"))
 
 
 def _read_ascend(content: dict[str, Any], hints: Hints, ranks: int | None) -> Given:
@@ -253,15 +260,17 @@ def _has(key: str) -> Callable[[Any], bool]:
     return lambda content: isinstance(content, dict) and key in content
 
 
-ENGINES: dict[str, Engine] = {
-    "eplb": Engine(".npz", _has("phy2log"), _read_eplb),
-    "sglang": Engine(".json", _has(SGLANG), _read_sglang, _sglang),
-    "vllm_ascend": Engine(".json", _has("layer_list"), _read_ascend, _ascend),
-    "tensorrt_llm": Engine(".yaml", _has("num_slots"), _read_tensorrt, _tensorrt),
-    "vllm": Engine(
-        ".json",
-        lambda content: isinstance(content, list),
-        _read_vllm,
-        lambda plan: json.dumps(plan.slots.tolist()) + "\n",
-    ),
-}
+NOT_READ_YET = "vLLM reads no placement yet: this is the list of an open proposal"
+
+EPLB_FILE = Engine(".npz", _has("phy2log"), _read_eplb, arrays=eplb_arrays, by_position=True)
+SGLANG_FILE = Engine(".json", _has(SGLANG), _read_sglang, _sglang)
+VLLM_ASCEND_FILE = Engine(".json", _has("layer_list"), _read_ascend, _ascend, states_ranks=True, by_position=True)
+TENSORRT_LLM_FILE = Engine(".yaml", _has("num_slots"), _read_tensorrt, _tensorrt)
+VLLM_FILE = Engine(
+    ".json",
+    lambda content: isinstance(content, list),
+    _read_vllm,
+    lambda plan: json.dumps(plan.slots.tolist()) + "\n",
+    by_position=True,
+    note=NOT_READ_YET,
+)

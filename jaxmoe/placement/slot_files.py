@@ -8,14 +8,20 @@ import numpy as np
 import yaml
 
 from jaxmoe.files import atomic_write
-from jaxmoe.placement.engines import ENGINES, Given, eplb_arrays
+from jaxmoe.placement.engines import Engine, Given
 from jaxmoe.placement.placement import PlanError, read_plan, write_plan
 from jaxmoe.placement.slot_plan import SlotPlan, slot_plan
+from jaxmoe.registry import ENGINES
 from jaxmoe.traces.formats.arrays import read_arrays
 from jaxmoe.traces.formats.source import Hints, parse_json, shown
 from jaxmoe.traces.trace import TraceError
 
-FORMATS = (*ENGINES, "plan")
+OWN = "plan"  # the name of jaxmoe's own format
+
+
+def formats() -> tuple[str, ...]:
+    """The names of all formats."""
+    return (*ENGINES, OWN)
 
 
 @dataclass(frozen=True)
@@ -38,15 +44,21 @@ def read_slot_plan(path: Path, hints: Hints, ranks: int | None = None) -> ReadPl
         if isinstance(content, dict) and "share" in content:
             plan, notes = slot_plan(read_plan(path, hints.layer_ids or ()))
             _check_ranks(plan.ranks, ranks)
-            return ReadPlan("plan", plan, notes)
+            return ReadPlan(OWN, plan, notes)
         for name, engine in ENGINES.items():
             if engine.is_it(content):
                 given = engine.read(content, hints, ranks)
-                return ReadPlan(name, _plan(given, hints, ranks), [*given.notes, *_assumed(hints)])
-        raise PlanError(f"is {shown(content)}, no placement of any of {', '.join(FORMATS)}")
+                return ReadPlan(
+                    name, _plan(given, hints, ranks), [*given.notes, *_noted(engine.note), *_assumed(hints)]
+                )
+        raise PlanError(f"is {shown(content)}, no placement of any of {', '.join(formats())}")
     except (PlanError, TraceError) as error:
         text = str(error)
         raise PlanError(text if text.startswith(str(path)) else f"{path}: {text}") from None
+
+
+def _noted(note: str) -> list[str]:
+    return [note] if note else []
 
 
 def _assumed(hints: Hints) -> list[str]:
@@ -111,35 +123,36 @@ def write_slot_plan(path: Path, name: str, plan: SlotPlan) -> list[str]:
 
     Raises `PlanError` where the engine could not load it, and for an unknown format.
     """
-    if name not in FORMATS:
-        raise PlanError(f"--to is {name!r}, expected one of {', '.join(FORMATS)}")
-    if name == "plan":
+    if name == OWN:
         write_plan(path, plan.placement())
         return []
-    text = ENGINES[name].text
-    if text is None:
+    if name not in ENGINES:
+        raise PlanError(f"--to is {name!r}, expected one of {', '.join(formats())}")
+    engine = ENGINES[name]
+    if engine.arrays is not None:
         with atomic_write(path) as aside, aside.open("wb") as file:
-            np.savez_compressed(file, **eplb_arrays(plan))  # type: ignore[arg-type]
-    else:
-        written = text(plan)
+            np.savez_compressed(file, **engine.arrays(plan))
+    elif engine.text is not None:
+        written = engine.text(plan)
         with atomic_write(path) as aside:
             aside.write_text(written, encoding="utf-8")
-    return _lost(name, plan)
+    else:
+        raise PlanError(f"--to is {name!r}, which is read alone; use another of {', '.join(formats())}")
+    return _lost(name, engine, plan)
 
 
-def _lost(name: str, plan: SlotPlan) -> list[str]:
+def _lost(name: str, engine: Engine, plan: SlotPlan) -> list[str]:
     lost = []
-    if name != "vllm_ascend":
+    if not engine.states_ranks:
         lost.append(f"{name} does not state the {plan.ranks} ranks: start the engine with as many")
-    if name == "vllm":
-        lost.append("vLLM reads no placement yet: this is the list of an open proposal")
-    if name in ("eplb", "vllm", "vllm_ascend") and plan.layer_ids != tuple(range(len(plan.layer_ids))):
+    lost += _noted(engine.note)
+    if engine.by_position and plan.layer_ids != tuple(range(len(plan.layer_ids))):
         lost.append(f"{name} counts layers with experts from 0, and does not hold their numbers in the model")
-    if name in ("sglang", "tensorrt_llm", "eplb", "vllm") and plan.repeated.any():
+    if plan.repeated.any():
         lost.append(f"{int(plan.repeated.sum())} times a rank has an expert in several slots, which serves nobody")
     return lost
 
 
 def suffix_of_engine(name: str) -> str:
     """Of a file in this format."""
-    return ENGINES[name].suffix if name in ENGINES else ".npz"
+    return ".npz" if name == OWN else ENGINES[name].suffix

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Float32, Int, Real
 
-from jaxmoe.hardware import AbstractTopology, Mesh
+from jaxmoe.hardware import AbstractTopology
 from jaxmoe.hardware.cuts import blocks, cut_blocks, ring_order
 from jaxmoe.placement.exchange import ExchangeError, Rings
 from jaxmoe.placement.placement import PlanError
@@ -22,13 +22,13 @@ def groups_of(rings: Rings, topology: AbstractTopology) -> np.ndarray:
     """
     nodes = topology.num_nodes
     if len(rings.groups) == 2:
-        if not isinstance(topology, Mesh):
+        if topology.grid is None:
             raise ExchangeError(
                 f"exchange {rings.name} cuts a mesh into rectangles, and the network is a {type(topology).__name__}; "
                 f"use rings_{rings.count}"
             )
         try:
-            return cut_blocks(topology.shape, (rings.groups[0], rings.groups[1]))
+            return cut_blocks(topology.grid, (rings.groups[0], rings.groups[1]))
         except ValueError as error:
             raise ExchangeError(f"exchange {rings.name}: {error}") from None
     if nodes % rings.count:
@@ -45,8 +45,8 @@ def ring_orders(rings: Rings, topology: AbstractTopology) -> np.ndarray:
     """
     group = groups_of(rings, topology)
     members = [np.flatnonzero(group == index) for index in range(rings.count)]
-    if isinstance(topology, Mesh) and (len(rings.groups) == 2 or rings.count == 1):
-        return np.stack([ring_order(topology.shape, nodes) for nodes in members])
+    if topology.grid is not None and (len(rings.groups) == 2 or rings.count == 1):
+        return np.stack([ring_order(topology.grid, nodes) for nodes in members])
     return np.stack(members)
 
 
@@ -118,7 +118,7 @@ def expert_parallel(frequency: Frequency, topology: AbstractTopology) -> Shares:
     if experts >= nodes:
         return expert_parallel_balanced(frequency, nodes)
     try:
-        group = blocks(topology.shape, experts) if isinstance(topology, Mesh) else None
+        group = None if topology.grid is None else blocks(topology.grid, experts)
     except ValueError:
         group = None
     if group is not None:
@@ -248,8 +248,8 @@ def complete_hybrids(topology: AbstractTopology, experts: int) -> list[Rings]:
 
     On a mesh groups are rectangles cut along x and along y, else successive nodes.
     """
-    if isinstance(topology, Mesh):
-        x, y = topology.shape
+    if topology.grid is not None:
+        x, y = topology.grid
         cuts: list[tuple[int, ...]] = [(a, b) for a in range(1, x + 1) for b in range(1, y + 1) if not (x % a or y % b)]
     else:
         cuts = [(count,) for count in range(1, topology.num_nodes + 1) if topology.num_nodes % count == 0]

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.engine import LayerTime
-from jaxmoe.hardware import AbstractTopology, Mesh
+from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network import link_loads
 from jaxmoe.placement.slot_loads import repeated
 from jaxmoe.placement.slots import EMPTY
@@ -70,10 +70,10 @@ def moves_between(
 
 def edge_entries(topology: AbstractTopology) -> Int[np.ndarray, " node"]:
     """The node of a mesh's edge that is nearest to each node, in hops; of another network the node itself."""
-    if not isinstance(topology, Mesh):
+    if topology.grid is None:
         return np.arange(topology.num_nodes)
-    x, y = np.indices(topology.shape).reshape(2, -1)
-    edge = np.flatnonzero((x == 0) | (x == topology.shape[0] - 1) | (y == 0) | (y == topology.shape[1] - 1))
+    x, y = np.indices(topology.grid).reshape(2, -1)
+    edge = np.flatnonzero((x == 0) | (x == topology.grid[0] - 1) | (y == 0) | (y == topology.grid[1] - 1))
     return edge[topology.hop_counts()[edge].argmin(axis=0)]
 
 

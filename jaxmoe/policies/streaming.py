@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxmoe.hardware import AbstractTopology, Mesh
+from jaxmoe.hardware import AbstractTopology
 from jaxmoe.traces import Batch
 
 NONE = -1  # in place of an expert: a group has fewer
@@ -73,9 +73,9 @@ def ring_of(topology: AbstractTopology) -> Int[np.ndarray, " die"]:
 
     A mesh with an even side has such a ring that also closes between neighbours: its first column is the way back.
     """
-    if not isinstance(topology, Mesh) or min(topology.shape) == 1:
+    if topology.grid is None or min(topology.grid) == 1:
         return np.arange(topology.num_nodes)
-    rows, columns = topology.shape
+    rows, columns = topology.grid
     grid = np.arange(rows * columns).reshape(rows, columns)
     if rows % 2:  # the other side may be even
         grid = grid.T

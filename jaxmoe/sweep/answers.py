@@ -14,10 +14,9 @@ from jaxtyping import Array, Bool, Float
 from jaxmoe.sweep.evaluation import Given, given, metrics_at
 from jaxmoe.sweep.expressions import ExpressionError
 from jaxmoe.sweep.groups import Group, groups_of
-from jaxmoe.sweep.metrics import COLUMNS, SEARCHED, Row, cost, is_finite
+from jaxmoe.sweep.metrics import SEARCHED, Row, column_of, cost, is_finite
 from jaxmoe.sweep.points import DEFAULTS, Point, Space, SweepError, is_number
-from jaxmoe.sweep.study import KNOWN as NAMES
-from jaxmoe.sweep.study import PLAN, SYSTEM, Study
+from jaxmoe.sweep.study import PLAN, SYSTEM, Study, known_metrics
 
 # Pareto front: what no other point beats in all metrics.
 
@@ -29,7 +28,7 @@ def pareto(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
     other than two or three known metrics.
     """
     check_metrics(names)
-    columns = [COLUMNS[name] for name in names]
+    columns = [column_of(name) for name in names]
     able = [row for row in rows if row["comparable"] and all(is_finite(row[column]) for column in columns)]
     if not able:
         return []
@@ -40,8 +39,8 @@ def pareto(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
 
 def check_metrics(names: Sequence[str]) -> None:
     """Raise `SweepError` for other than two or three different known metrics."""
-    known = f"two or three of {', '.join(NAMES)}"
-    if not 2 <= len(names) <= 3 or len(set(names)) < len(names) or not set(names) <= set(NAMES):
+    known = f"two or three of {', '.join(known_metrics())}"
+    if not 2 <= len(names) <= 3 or len(set(names)) < len(names) or not set(names) <= {*known_metrics()}:
         raise SweepError(f"--pareto is {','.join(names)!r}; expected {known}, separated by commas")
 
 
@@ -54,7 +53,7 @@ def check_searched(study: Study, names: Sequence[str]) -> None:
 
 def best(rows: Sequence[Row], name: str) -> Row | None:
     """The best row by a metric among those that can be compared; `None` where there is none."""
-    able = [row for row in rows if row["comparable"] and is_finite(row[COLUMNS[name]])]
+    able = [row for row in rows if row["comparable"] and is_finite(row[column_of(name)])]
     return min(able, key=lambda row: cost(row, name), default=None)
 
 
@@ -100,7 +99,7 @@ def winners(points: Sequence[Point], rows: Sequence[Row], name: str = "total") -
     """The winner of every combination of values but strategy and exchange, by a metric, in their order."""
     cases: dict[str, list[Row]] = {}
     for point, row in zip(points, rows, strict=True):
-        if row["comparable"] and is_finite(row[COLUMNS[name]]):
+        if row["comparable"] and is_finite(row[column_of(name)]):
             case = repr(sorted((key, str(value)) for key, value in point.values.items() if key not in METHOD))
             cases.setdefault(case, []).append(row)
     return [_winner(case, name) for case in cases.values()]

@@ -16,7 +16,7 @@ from itertools import combinations, pairwise
 import numpy as np
 from jaxtyping import Float
 
-from jaxmoe.sweep.metrics import COLUMNS, Row, is_finite
+from jaxmoe.sweep.metrics import Row, column_of, is_finite
 from jaxmoe.sweep.points import Point, Space, SweepError
 
 DEGREE = 4  # of the polynomials
@@ -53,7 +53,7 @@ def effects(space: Space, points: Sequence[Point], rows: Sequence[Row], name: st
     Times act by factors, so shares are of logarithms where all values are above 0. Raises `SweepError` where too few
     points have the metric, no axis has two values, or the metric is the same everywhere.
     """
-    column = COLUMNS[name]
+    column = column_of(name)
     able = [at for at, row in enumerate(rows) if row["comparable"] and is_finite(row[column])]
     if len(able) > MOST:
         able = sorted(np.random.default_rng(0).choice(able, MOST, replace=False))

@@ -13,9 +13,10 @@ from jaxtyping import Array, Float
 
 from jaxmoe.engine import LayerModel, evaluate
 from jaxmoe.network import AbstractExchange, Congestion
+from jaxmoe.registry import METRICS
 from jaxmoe.relax import AbstractReduction
 from jaxmoe.sweep.groups import Group
-from jaxmoe.sweep.metrics import METRICS, Measured, Outcome, busy_by_kind
+from jaxmoe.sweep.metrics import Measured, Outcome, busy_by_kind
 from jaxmoe.sweep.rollouts import rolled_out
 from jaxmoe.sweep.searches import Searches
 from jaxmoe.sweep.setting import Setting

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.sweep.answers import Winner, pareto, winners
-from jaxmoe.sweep.metrics import COLUMNS, Row, is_finite
+from jaxmoe.sweep.metrics import Row, column_of, columns, is_finite
 from jaxmoe.sweep.points import Point, SweepError
 from jaxmoe.sweep.results import AFTER, ELASTICITIES, MANIFEST, POINTS, STUDY, check_installed
 
@@ -28,7 +28,7 @@ class SweepFolder:
 
     def able(self, names: Sequence[str]) -> list[int]:
         """Rows that have these metrics and can be compared."""
-        columns = [COLUMNS[name] for name in names]
+        columns = [column_of(name) for name in names]
         return [
             index
             for index, row in enumerate(self.rows)
@@ -38,7 +38,7 @@ class SweepFolder:
     @property
     def keys(self) -> list[str]:
         """Columns of values that points were given: axes, what is derived from them, strategy and exchange."""
-        told = {"hash", "point", *self.manifest["metrics"], *COLUMNS.values(), *AFTER}
+        told = {"hash", "point", *self.manifest["metrics"], *columns().values(), *AFTER}
         return [key for key in self.rows[0] if key not in told]
 
     @property
@@ -94,7 +94,7 @@ def read_sweep(path: Path) -> SweepFolder:
     rows = {row["hash"]: row for file in sorted((path / POINTS).glob("*.parquet")) for row in _table(file).to_pylist()}
     if not rows:
         raise SweepError(f"{path} holds no points of a sweep yet; run the sweep again, and it goes on")
-    metrics = [name for name, column in COLUMNS.items() if any(is_finite(row.get(column)) for row in rows.values())]
+    metrics = [name for name, column in columns().items() if any(is_finite(row.get(column)) for row in rows.values())]
     return SweepFolder(path, manifest, list(rows.values()), metrics)
 
 

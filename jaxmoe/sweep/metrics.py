@@ -1,4 +1,4 @@
-"""What a sweep measures of a point, by name: means over layers and batches, as `jaxmoe evaluate` has them.
+"""Metrics of a point of a sweep, registered in `jaxmoe.registry.METRICS`: means over layers and batches.
 
 Energy, area and price are NaN where the machine does not state them, and empty in the results.
 """
@@ -6,7 +6,7 @@ Energy, area and price are NaN where the machine does not state them, and empty 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.engine import LayerTime
 from jaxmoe.engine.times import STAGES
 from jaxmoe.hardware import Machine
+from jaxmoe.registry import METRICS, PartError
 
 Scalar = Float[Array, ""]
 Row = dict[str, Any]  # a point with its metrics, by column
@@ -30,12 +31,15 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of an outcome. `part` is what the machine has to state for it, where not every one does."""
+    """A number of an outcome. `part` is an attribute of `Machine` that it needs, where not every machine states it.
 
-    column: str  # with the unit
+    A number that is not there is `None` or NaN, and empty in the results.
+    """
+
+    column: str  # of the results: a name that ends with the unit
     of: Callable[[Outcome], Scalar | None]
     lower_is_better: bool = True
-    part: Literal["energy", "area", "price"] | None = None
+    part: str | None = None
 
     def is_stated(self, machine: Machine) -> bool:
         """Whether the machine states what the metric needs."""
@@ -51,35 +55,47 @@ def _communication_share(times: LayerTime) -> Scalar:
     return times.communication.mean() / stages
 
 
-METRICS = {
-    "total": Metric("total_s", lambda seen: seen.times.total.mean()),
-    "p95": Metric("p95_s", lambda seen: seen.times.p95.mean()),
-    "dispatch": Metric("dispatch_s", lambda seen: seen.times.dispatch.mean()),
-    "compute": Metric("compute_s", lambda seen: seen.times.compute.mean()),
-    "combine": Metric("combine_s", lambda seen: seen.times.combine.mean()),
-    # The part of the layer's time in which the mean node computes or waits for memory.
-    "utilisation": Metric("utilisation", lambda seen: seen.times.node_time.mean() / seen.times.total.mean(), False),
-    "communication_share": Metric("communication_share", lambda seen: _communication_share(seen.times)),
-    # Seconds of the resource that is busy longest in a layer; which one it is comes with it.
-    "busiest": Metric("busiest_s", lambda seen: jnp.concatenate([*busy_by_kind(seen.times).values()]).max()),
-    # Of one layer: all that the machine states an energy of.
-    "energy": Metric("energy_J", lambda seen: seen.times.total_energy.mean(), part="energy"),
-    "energy_per_token": Metric(
-        "energy_per_token_J", lambda seen: seen.times.total_energy.mean() / seen.tokens, part="energy"
-    ),
-    "area": Metric("area_mm2", lambda seen: seen.machine.area, part="area"),
-    "price": Metric("machine_price", lambda seen: seen.machine.price, part="price"),
-}
+TOTAL = Metric("total_s", lambda seen: seen.times.total.mean())
+P95 = Metric("p95_s", lambda seen: seen.times.p95.mean())
+DISPATCH = Metric("dispatch_s", lambda seen: seen.times.dispatch.mean())
+COMPUTE = Metric("compute_s", lambda seen: seen.times.compute.mean())
+COMBINE = Metric("combine_s", lambda seen: seen.times.combine.mean())
+# The part of the layer's time in which the mean node computes or waits for memory.
+UTILISATION = Metric("utilisation", lambda seen: seen.times.node_time.mean() / seen.times.total.mean(), False)
+COMMUNICATION_SHARE = Metric("communication_share", lambda seen: _communication_share(seen.times))
+# Seconds of the resource that is busy longest in a layer; which one it is comes with it.
+BUSIEST = Metric("busiest_s", lambda seen: jnp.concatenate([*busy_by_kind(seen.times).values()]).max())
+# Of one layer: all that the machine states an energy of.
+ENERGY = Metric("energy_J", lambda seen: seen.times.total_energy.mean(), part="energy")
+ENERGY_PER_TOKEN = Metric(
+    "energy_per_token_J", lambda seen: seen.times.total_energy.mean() / seen.tokens, part="energy"
+)
+AREA = Metric("area_mm2", lambda seen: seen.machine.area, part="area")
+PRICE = Metric("machine_price", lambda seen: seen.machine.price, part="price")
 
 # What `jaxmoe.sweep.searches` finds, by name and column: the least time that anything tuning may return takes, and what
 # a short tuning reaches.
 SEARCHED = {"bound": "bound_s", "tuned": "tuned_s"}
-COLUMNS = {name: metric.column for name, metric in METRICS.items()} | SEARCHED
+
+
+def columns() -> dict[str, str]:
+    """The column of every metric, by its name. Raises `PartError` where two have the same one."""
+    named = {name: metric.column for name, metric in METRICS.items()} | SEARCHED
+    for name, column in named.items():
+        first = next(other for other in named if named[other] == column)
+        if first != name:
+            raise PartError(f"metric {name!r} has the column {column!r} of {first!r}; give it another one")
+    return named
+
+
+def column_of(name: str) -> str:
+    """The column of a metric."""
+    return SEARCHED[name] if name in SEARCHED else METRICS[name].column
 
 
 def cost(row: Row, name: str) -> float:
     """The metric of a row, so that lower is better."""
-    value = row[COLUMNS[name]]
+    value = row[column_of(name)]
     return value if name in SEARCHED or METRICS[name].lower_is_better else -value
 
 

@@ -19,19 +19,17 @@ from jaxmoe.config import Scenario, Section, load_scenario_with, resolved
 from jaxmoe.config.explain import Source
 from jaxmoe.config.loader import FOLDERS, PATHS, label_of
 from jaxmoe.errors import InputError
-from jaxmoe.experiment.strategies import STANDARD
 from jaxmoe.placement.exchange import ExchangeError, exchange_names, exchange_of
+from jaxmoe.placement.named import compared_strategies
 from jaxmoe.sweep.expressions import Expression
-from jaxmoe.sweep.metrics import COLUMNS
+from jaxmoe.sweep.metrics import columns
 from jaxmoe.sweep.study import PLAN, SYSTEM, RangeConfig, Study, axis_of, in_order, is_of_system
 
 OWN = "own"  # the exchange that a strategy has where none is named, and the strategy of a system: its plan
 DEFAULTS = {"strategy": "ep_balanced", "exchange": OWN}
 
-# Columns of the results that are of no key.
-RESERVED = {"hash", "point", "note", "comparable", "busiest_kind", "busiest_index", "jaxmoe_version"} | {
-    *COLUMNS.values()
-}
+# Columns of the results that are of no key, beside those of metrics.
+RESERVED = {"hash", "point", "note", "comparable", "busiest_kind", "busiest_index", "jaxmoe_version"}
 
 MOST_POINTS = 5_000_000  # before conditions; each takes about a kilobyte
 
@@ -100,7 +98,7 @@ class Space:
         self.base = self.scenario({})
 
     def _check_variables(self, used: set[str]) -> None:
-        for key in sorted(self.parameters & RESERVED):
+        for key in sorted(self.parameters & {*RESERVED, *columns().values()}):
             raise SweepError(f"{self.label}: {key} is a column of the results; give the variable another name")
         for key, value in self.fixed.items():
             if is_parameter(key) and key in used:
@@ -190,7 +188,10 @@ class Space:
 
     def _check_names(self) -> None:
         config = self.study.config
-        for key, known in (("strategy", STANDARD), ("exchange", (OWN, *exchange_names(), "rings_2x4 and its like"))):
+        for key, known in (
+            ("strategy", compared_strategies()),
+            ("exchange", (OWN, *exchange_names(), "rings_2x4 and its like")),
+        ):
             axis = config.axes.get(key)
             for value in axis if isinstance(axis, list) else [config.set.get(key, DEFAULTS[key])]:
                 try:

@@ -19,14 +19,13 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.files import atomic_write
+from jaxmoe.registry import METRICS
 from jaxmoe.sweep.answers import Elasticities
 from jaxmoe.sweep.groups import Group
-from jaxmoe.sweep.metrics import METRICS, SEARCHED, Row
+from jaxmoe.sweep.metrics import SEARCHED, Row, columns
 from jaxmoe.sweep.points import OWN, Point, Space, SweepError, is_number
 
 POINTS, MANIFEST, STUDY, ELASTICITIES = "points", "manifest.json", "study.yaml", "elasticities.parquet"
-MEASURED = tuple(metric.column for metric in METRICS.values())
-ALL = (*MEASURED, *SEARCHED.values())
 AFTER = ("busiest_kind", "busiest_index", "comparable", "note", "jaxmoe_version")  # columns after those of metrics
 
 
@@ -80,7 +79,7 @@ class Results:
 
         (self.folder / POINTS).mkdir(exist_ok=True)
         there = [name for schema in self._schemas.values() for name in schema.names]
-        new = ["hash", "point", *(key for point in points for key in point.values), *ALL, *AFTER]
+        new = ["hash", "point", *(key for point in points for key in point.values), *columns().values(), *AFTER]
         self._schema = pa.schema([(name, _kind(name, text)) for name in dict.fromkeys([*there, *new])])
         wanted = {point.values_hash: point.hash for point in points}
         for path, schema in self._schemas.items():
@@ -90,7 +89,7 @@ class Results:
                 if (key in self._complete and self._is_incomplete(row))  # of before, where a kill came between
                 or wanted.get(row.get("point") or "", key) != key
             }
-            if not {*MEASURED} <= {*schema.names}:  # of before a metric was there: null would say not stated
+            if not _measured() <= {*schema.names}:  # of before a metric was there: null would say not stated
                 dropped |= {*wanted.values()} & self._rows[path].keys() - self._complete
             if dropped or not schema.equals(self._schema):
                 self._conform(path, dropped)
@@ -100,7 +99,7 @@ class Results:
             "study": self.space.study.config.name,
             "base": str(self.space.study.scenario),
             "identity": self.space.identity,
-            "metrics": list(ALL),
+            "metrics": [*columns().values()],
             "versions": versions(),
         }
         with atomic_write(self.folder / MANIFEST) as aside:
@@ -138,7 +137,7 @@ class Results:
         always = tuple(metric.column for metric in METRICS.values() if metric.part is None)
         wanted = (*always, *(SEARCHED[name] for name in self.space.study.searched))
         some = any(row.get(column) is not None for column in always)
-        return some and (not {*MEASURED} <= row.keys() or any(row.get(column) is None for column in wanted))
+        return some and (not _measured() <= row.keys() or any(row.get(column) is None for column in wanted))
 
     def _conform(self, path: Path, dropped: set[str]) -> None:
         """Give a file the columns of all, without some rows."""
@@ -272,13 +271,18 @@ def row_of(point: Point, group: Group, text: frozenset[str]) -> Row:
         "hash": point.hash,
         "point": point.values_hash,
         **values,
-        **dict.fromkeys(ALL),
+        **dict.fromkeys(columns().values()),
         "busiest_kind": None,
         "busiest_index": None,
         "comparable": strategy is not None and strategy.comparable,
         "note": group.reason if strategy is None else strategy.note,
         "jaxmoe_version": _version("jaxmoe"),
     }
+
+
+def _measured() -> set[str]:
+    """Columns of metrics that every row has."""
+    return {metric.column for metric in METRICS.values()}
 
 
 def with_metrics(

@@ -12,8 +12,9 @@ from jaxmoe.engine import LayerTime
 from jaxmoe.engine.times import STAGES
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.simulation import iterations_of, setting_of
+from jaxmoe.registry import METRICS
 from jaxmoe.sweep.groups import Group
-from jaxmoe.sweep.metrics import METRICS, Measured, Outcome, busy_by_kind
+from jaxmoe.sweep.metrics import Measured, Outcome, busy_by_kind
 from jaxmoe.systems import system_of
 
 TOGETHER = 8  # points that are handed on, and so written, at once

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from jaxmoe.config import HardwareConfig, build_machine, unstated_energy
 from jaxmoe.errors import InputError
+from jaxmoe.registry import METRICS
 from jaxmoe.sweep.access import locked, writing
 from jaxmoe.sweep.answers import best
 from jaxmoe.sweep.cluster import Cluster, check_address
 from jaxmoe.sweep.evaluation import Engine, Measured, resources
 from jaxmoe.sweep.groups import Group, groups_of
-from jaxmoe.sweep.metrics import METRICS, Row, is_finite
+from jaxmoe.sweep.metrics import Row, is_finite
 from jaxmoe.sweep.points import Point, Space, SweepError, is_number
 from jaxmoe.sweep.results import Results, check_installed, row_of, text_columns, with_metrics
 from jaxmoe.sweep.study import Study
@@ -155,9 +156,13 @@ def check_stated(space: Space, wanted: Sequence[str], points: Sequence[Point]) -
     for name, part in parts.items():
         if machines and not any(map(METRICS[name].is_stated, machines)):
             raise SweepError(
-                f"{space.label}: the metric {name} is wanted, but no machine of the study states any {part}; write "
-                f"for example hardware.{EXAMPLES[str(part)]} under set, or leave {name} out"
+                f"{space.label}: the metric {name} is wanted, but no machine of the study states any {part}; "
+                f"{_to_state(part)}leave {name} out"
             )
+
+
+def _to_state(part: str) -> str:
+    return f"write for example hardware.{EXAMPLES[part]} under set, or " if part in EXAMPLES else ""
 
 
 def _machines(space: Space, points: Sequence[Point]) -> list[HardwareConfig]:

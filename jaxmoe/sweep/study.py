@@ -13,14 +13,18 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from jaxmoe.config import ConfigError, RuleError, Section, load_section
 from jaxmoe.config.loader import read_mapping
+from jaxmoe.registry import METRICS
 from jaxmoe.sweep.expressions import Expression, ExpressionError
 
-# `jaxmoe.sweep.metrics` says what each is; a study is read before JAX is loaded.
+# Metrics of `jaxmoe.sweep.metrics`: a study is read before JAX is loaded.
 SEARCHED = ("bound", "tuned")  # computed where a study names them: they take a search for every machine
 ALWAYS = ("total", "p95", "dispatch", "compute", "combine", "utilisation", "communication_share", "busiest")
-STATED = ("energy", "energy_per_token", "area", "price")  # of machines that state them
-METRICS = ALWAYS + STATED
-KNOWN = METRICS + SEARCHED
+
+
+def known_metrics() -> tuple[str, ...]:
+    """The names of all metrics."""
+    return (*METRICS, *SEARCHED)
+
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -135,7 +139,9 @@ class StudyConfig(Section):
         default={}, description="further keys as a mapping to expressions over keys", examples=["total / 4"]
     )
     where: Texts = Field(default=(), description="the conditions on points as a list of expressions over keys")
-    metrics: Texts = Field(default=ALWAYS, min_length=1, description=f"the metrics as a list of {', '.join(KNOWN)}")
+    metrics: Texts = Field(
+        default=ALWAYS, min_length=1, description=f"the metrics as a list of {', '.join(known_metrics())}"
+    )
 
     @model_validator(mode="after")
     def _axes_have_values(self) -> "StudyConfig":
@@ -233,8 +239,8 @@ class StudyConfig(Section):
     @model_validator(mode="after")
     def _metrics_are_known(self) -> "StudyConfig":
         for index, name in enumerate(self.metrics):
-            if name not in KNOWN:
-                raise RuleError(("metrics", index), name, f"one of {', '.join(KNOWN)}", "Write one of them")
+            if name not in METRICS and name not in SEARCHED:
+                raise RuleError(("metrics", index), name, f"one of {', '.join(known_metrics())}", "Write one of them")
         return self
 
 

@@ -26,7 +26,6 @@ from jaxmoe.engine import (
     rollout,
 )
 from jaxmoe.engine.counts import CountModel, paths_of
-from jaxmoe.hardware import Mesh
 from jaxmoe.network.domains import all_reduce_rounds, closing_rounds, token_homes
 from jaxmoe.network.layout_exchange import layout_exchange
 from jaxmoe.placement.slots import EMPTY, share_of_slots, slots_of_share
@@ -88,11 +87,12 @@ class Moentwine(AbstractSystem):
 
     def runs(self, setting: Setting) -> dict[str, AbstractRun]:
         """The baseline mapping without a balancer, the layout without one, and all together."""
-        mesh = isinstance(setting.model.machine.topology, Mesh)
+        grid = setting.model.machine.topology.grid
         names = dict.fromkeys(["baseline_esp" if self.layout.endswith("esp") else "baseline", self.layout])
-        layouts = (
-            {name: self._layout(name, setting) for name in names} if mesh else {"successive": self._switched(setting)}
-        )
+        if grid is None:
+            layouts = {"successive": self._switched(setting)}
+        else:
+            layouts = {name: self._layout(name, grid, setting) for name in names}
         made: dict[str, AbstractRun] = {
             name: self._run(layout, setting, replace(self, balancer="none")) for name, layout in layouts.items()
         }
@@ -102,13 +102,9 @@ class Moentwine(AbstractSystem):
             return made
         return made | {"moentwine": self._run(layouts[[*layouts][-1]], setting, self)}
 
-    def _layout(self, name: str, setting: Setting) -> TokenLayout:
-        topology = setting.model.machine.topology
-        assert isinstance(topology, Mesh)
+    def _layout(self, name: str, grid: tuple[int, int], setting: Setting) -> TokenLayout:
         baseline = name.startswith("baseline")
-        return token_layout(
-            name, topology.shape, self.tp, setting.wafer_shape, self.fetch, None if baseline else self.all_gather
-        )
+        return token_layout(name, grid, self.tp, setting.wafer_shape, self.fetch, None if baseline else self.all_gather)
 
     def _switched(self, setting: Setting) -> TokenLayout:
         if setting.clusters is None:
@@ -170,8 +166,7 @@ class Moentwine(AbstractSystem):
         windows = None
         if self.migration == "non_invasive" and self.balancer != "none":
             ends = machine.topology.link_ends
-            on_mesh = isinstance(machine.topology, Mesh)
-            inside = links_inside_domains(layout, ends) if on_mesh else None
+            inside = None if machine.topology.grid is None else links_inside_domains(layout, ends)
             windows = Windows.always(len(ends)) if inside is None else Windows.alternating(inside)
         return Balancer(
             rule=rules[self.balancer],

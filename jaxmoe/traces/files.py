@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jaxmoe.traces.formats import LOADS, TRACES, loads_format, opened, trace_format
+from jaxmoe.registry import LOADS, TRACES
+from jaxmoe.traces.formats import loads_format, opened, trace_format
 from jaxmoe.traces.formats.source import Hints, not_held
 from jaxmoe.traces.trace import GatingTrace, LoadCounts, TraceError, load_counts
 

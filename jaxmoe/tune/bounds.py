@@ -21,7 +21,6 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jaxmoe.engine import IdleLinks, LayerModel, Serial
-from jaxmoe.hardware.machine import MeasuredGemm
 from jaxmoe.network import Congestion, RingExchange
 from jaxmoe.traces import Batch, expert_counts
 from jaxmoe.tune.problem import PlacementProblem
@@ -90,8 +89,8 @@ def _loads(problem: PlacementProblem, counts: Float[np.ndarray, "batch expert"])
     """FLOPs on dies, and weights on the channels of every memory level."""
     machine, costs = problem.model.machine, problem.model.costs
     count = np.pad(counts, ((0, 0), (0, 1)))
-    measured = isinstance(machine.die.gemm, MeasuredGemm)  # its times may be below those of the stated rate
-    flops = count.mean(axis=0) * float(costs.flops_per_token_expert) * (0.0 if measured else 1.0)
+    bounded = machine.die.gemm is None or machine.die.gemm.within_rate
+    flops = count.mean(axis=0) * float(costs.flops_per_token_expert) * (1.0 if bounded else 0.0)
     loads = [_Load(flops, _falling(machine.die.flops))]
     read = np.minimum(count, 1).mean(axis=0) * float(costs.expert_bytes)
     for level in machine.memory:

@@ -1,6 +1,10 @@
-"""Every optimiser by name. Each takes a problem, its own settings and a progress report, and returns a `TuneResult`."""
+"""Optimisers, registered in `jaxmoe.registry.OPTIMISERS`.
 
-from collections.abc import Callable
+Each takes a problem, its own settings and a progress report, and returns a `TuneResult`.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxmoe.tune.greedy import AnnealSettings, GreedySettings, RandomSettings, anneal, greedy, random_search
@@ -11,16 +15,15 @@ from jaxmoe.tune.two_stage import TwoStageSettings, two_stage
 
 
 class Optimiser(NamedTuple):
-    """How to run an optimiser, and what its settings are."""
+    """How to run an optimiser, its settings, and packages that it needs with the extra of jaxmoe that installs each."""
 
     run: Callable[..., TuneResult]
-    settings: type[Any]  # a dataclass with `seed` and `time_limit_s` among its fields
+    settings: Callable[..., Any]  # a dataclass with `seed` and `time_limit_s` among its fields
+    needs: Mapping[str, str] = MappingProxyType({})
 
 
-OPTIMISERS = {
-    "gradient": Optimiser(tune, TunerSettings),
-    "milp-bayes": Optimiser(two_stage, TwoStageSettings),
-    "anneal": Optimiser(anneal, AnnealSettings),
-    "greedy": Optimiser(greedy, GreedySettings),
-    "random": Optimiser(random_search, RandomSettings),
-}
+GRADIENT = Optimiser(tune, TunerSettings)
+MILP_BAYES = Optimiser(two_stage, TwoStageSettings, needs={"optuna": "bayes"})
+ANNEAL = Optimiser(anneal, AnnealSettings)
+GREEDY = Optimiser(greedy, GreedySettings)
+RANDOM = Optimiser(random_search, RandomSettings)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from jaxmoe.engine import LayerModel
-from jaxmoe.hardware import AbstractTopology, Mesh
+from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network import AbstractExchange, GatherExchange, ReduceScatterExchange, build_exchange
 from jaxmoe.placement import PlanError
 from jaxmoe.placement.exchange import ALONE, ExchangeError, exchange_of
@@ -162,7 +162,7 @@ def check_exchanges(exchanges: tuple[str, ...], topology: AbstractTopology, expe
 
 def suited(exchanges: tuple[str, ...], topology: AbstractTopology) -> tuple[str, ...]:
     """The default exchanges as the network can have them; any others as they are."""
-    if exchanges != DEFAULT_EXCHANGES or isinstance(topology, Mesh):
+    if exchanges != DEFAULT_EXCHANGES or topology.crossed() is not None:
         return exchanges
     alike = {"corner_host_split_tree": "least_loaded_tree", "least_loaded_split_tree": "least_loaded_tree"}
     alike["random_host_split_tree"] = "random_host_tree"

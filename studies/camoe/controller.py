@@ -9,10 +9,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from setting import LOGIT_SCALE, TOP_K, contiguous, costs, network, problem, tokens, write_rows
+from setting import HERE, LOGIT_SCALE, TOP_K, contiguous, costs, network, problem, tokens
 
 from jaxmoe.engine.all_to_all import assignment_copies
 from jaxmoe.engine.gating import biased, chosen_experts
+from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.policies.gate import gate_bias, unbiased_copies
 from jaxmoe.policies.gate_control import GateController, Observed
 
@@ -37,20 +38,21 @@ def slowed(exchange, pair):
     return replace(exchange, models=models)
 
 
-def main() -> None:
+def controller() -> list[dict]:
+    """One line for each iteration; what they come to is printed."""
     trace = tokens(POOL, SEED, layers=ROW + 1)
     trace = trace.select_layers([ROW])
     given = problem(trace, 0, BATCH, network())
     before = costs(network())
     copies = unbiased_copies(problem(trace, 0, POOL, network()))[0]
     share = contiguous(4, 1)[0]
-    controller = GateController(before, copies, share, STRENGTH)
+    control = GateController(before, copies, share, STRENGTH)
     sent = before.traffic(copies)["dispatch"] * before.models["dispatch"].beta * (1 - jnp.eye(4))
     pair = tuple(int(at) for at in np.unravel_index(int(sent.argmax()), (4, 4)))
     after = slowed(before, pair)
     oracle = {True: gate_bias(after, copies, share, STRENGTH), False: gate_bias(before, copies, share, STRENGTH)}
-    rng, state, rows, probed = np.random.default_rng(SEED), controller.init(), [], 0.0
-    step, bias_of = eqx.filter_jit(controller.step), eqx.filter_jit(controller.bias)
+    rng, state, rows, probed = np.random.default_rng(SEED), control.init(), [], 0.0
+    step, bias_of = eqx.filter_jit(control.step), eqx.filter_jit(control.bias)
     pool = jnp.asarray(LOGIT_SCALE * np.moveaxis(trace.logits, 1, 0)[0])
     for iteration in range(ITERATIONS):
         changed = iteration >= CHANGE
@@ -59,10 +61,10 @@ def main() -> None:
         now, dispatch, combine = iterate(given, true, bias_of(state), logits)
         best = sum(map(float, iterate(given, true, oracle[changed], logits)[1:]))
         fixed = sum(map(float, iterate(given, true, oracle[False], logits)[1:]))
-        lone = true.models["dispatch"].alpha + true.models["dispatch"].beta * controller.probe_bytes
+        lone = true.models["dispatch"].alpha + true.models["dispatch"].beta * control.probe_bytes
         shake = 1 + NOISE * rng.standard_normal(18)
         probes = jnp.where(state.probe, lone * shake[:16].reshape(4, 4), 0)
-        probed += float(state.probe.sum() * controller.probe_bytes)
+        probed += float(state.probe.sum() * control.probe_bytes)
         moved = float((now * (1 - jnp.eye(4))).sum() * (before.dispatch_bytes + before.combine_bytes))
         seen = Observed(now, dispatch * shake[16], combine * shake[17], jnp.asarray(probes, jnp.float32))
         state = step(state, seen)
@@ -78,7 +80,6 @@ def main() -> None:
                 "moved_bytes": moved,
             }
         )
-    write_rows("controller", rows)
     found = next(row["iteration"] for row in rows if row["iteration"] >= CHANGE and row["believed_slowness"] > 1.5)
     late = [row for row in rows if row["iteration"] >= CHANGE + 20]
     ratio = np.mean([row["controlled_ms"] for row in late]) / np.mean([row["for_the_network_ms"] for row in late])
@@ -89,8 +90,9 @@ def main() -> None:
         f"from 20 iterations after the change on, latency is {ratio:.4f} of that with a bias made for the new network,"
     )
     print(f"{alone:.4f} without a controller; probes are {part:.4f} % of the traffic")
+    return rows
 
 
 if __name__ == "__main__":
     jax.config.update("jax_default_matmul_precision", "highest")
-    main()
+    make_tables(HERE, tables_of({"controller": controller}, digits=6), study_options(__doc__).parse_args())

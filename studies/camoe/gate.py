@@ -9,7 +9,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from setting import EXPERTS, LAYERS, ROOT, TOP_K, write_rows
+from setting import EXPERTS, HERE, LAYERS, ROOT, TOP_K
 
 from jaxmoe.config import build_even_parts, load_scenario
 from jaxmoe.engine.gating import biased
@@ -17,6 +17,7 @@ from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.experiment.simulation import iterations_of, mean_stages, simulate
 from jaxmoe.experiment.strategies import given_plans
+from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.policies.gate import choose
 
 TOKENS, NODES, REPEATS = 4096, 4, 9
@@ -68,12 +69,7 @@ def breakdown() -> list[dict]:
     ]
 
 
-def main() -> None:
-    for name, rows in (("speed", speed()), ("breakdown", breakdown())):
-        write_rows(name, rows)
-        for row in rows:
-            print({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()})
-
-
 if __name__ == "__main__":
-    main()
+    make_tables(
+        HERE, tables_of({"speed": speed, "breakdown": breakdown}, digits=6), study_options(__doc__).parse_args()
+    )

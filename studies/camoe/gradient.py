@@ -4,13 +4,15 @@
 on tokens of topics that training has not seen.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from setting import STRENGTHS, TOKENS_PER_NODE, network, problem, scores_of, write_rows
+from setting import HERE, STRENGTHS, TOKENS_PER_NODE, network, problem, scores_of
 
+from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.policies.gate import evaluate_gate, on_experts
 from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl
 from jaxmoe.traces.synthesis import PRESETS, sample_trace
@@ -69,31 +71,26 @@ def figures(problems, bias, share) -> dict[str, float]:
     }
 
 
-def main() -> None:
+def gradient() -> Iterator[dict]:
     batches = sets()
     training = batches["training"]
     share = training[0].share
     scores = jnp.stack([scores_of(each) for each in training]).mean(axis=0)
-    rows = []
 
-    def tell(strength, form, bias):
-        for name, problems in batches.items():
-            row = {"lambda": strength, "form": form, "tokens": name} | figures(problems, bias, share)
-            rows.append(row)
-            print(
-                {key: round(value, 5) if isinstance(value, float) else value for key, value in row.items()}, flush=True
-            )
-        write_rows("gradient", rows)
+    def told(strength, form, bias) -> list[dict]:
+        about = {"lambda": strength, "form": form}
+        return [about | {"tokens": name} | figures(problems, bias, share) for name, problems in batches.items()]
 
     for strength in STRENGTHS[1:]:
-        tell(strength, "rule", -strength * scores)
-        seen = next(row for row in rows if row["lambda"] == strength and row["tokens"] == "training")
+        rule = told(strength, "rule", -strength * scores)
+        yield from rule
+        seen = next(row for row in rule if row["tokens"] == "training")
         limits = Limits(MARGIN * (1 - seen["retained"]), MARGIN * seen["avg_layer_kl"])
         for form in FORMS if strength in ALL_FORMS_AT else ("table",):
             found = descend(training, limits, SETTINGS, start(form, scores, strength))
-            tell(strength, form, jnp.asarray(within(training, limits, found.bias, found.share)))
+            yield from told(strength, form, jnp.asarray(within(training, limits, found.bias, found.share)))
 
 
 if __name__ == "__main__":
     jax.config.update("jax_default_matmul_precision", "highest")
-    main()
+    make_tables(HERE, tables_of({"gradient": gradient}, digits=6), study_options(__doc__).parse_args())

@@ -1,21 +1,23 @@
 """Bias and placement, alone, in turn and at once, on three networks; see README.md.
 
-`python studies/camoe/joint.py` writes `joint.csv`; with `--networks` and `--seeds` it replaces those rows alone.
+`python studies/camoe/joint.py` writes `joint.csv`; with `--only wafer/0` the rows of a network and seed alone.
 Placements keep as many experts on every node.
 """
 
-import argparse
 from dataclasses import replace
+from itertools import product
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from setting import HERE, TOKENS_PER_NODE, network, problem, scores_of, tokens, write_rows
+from setting import HERE, TOKENS_PER_NODE, network, problem, scores_of, tokens
 
-from jaxmoe.files import read_table
+from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.hardware import wafers
 from jaxmoe.policies.gate import GateProblem, divergence, evaluate_gate, on_experts, unbiased
 from jaxmoe.tune.gate_bias import Bias, Found, GateSettings, Limits, descend, fastest, placed_like, start, tuned_bias
+
+jax.config.update("jax_default_matmul_precision", "highest")  # also in processes of `--jobs`
 
 NUM_LAYERS, SEEDS, STRENGTH, MARGIN = 4, (0, 1, 2), 0.2, 0.95
 PARTS, PART, HELD, UNSEEN = 4, 2048, 4096, 4096
@@ -88,26 +90,14 @@ def batches(seed: int, sizes: list[int], top, per_node: int) -> list[GateProblem
     return made
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--networks", nargs="+", choices=NODES_TOKENS, default=[*NODES_TOKENS])
-    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
-    options = parser.parse_args()
-    rows = read_table(HERE / "joint.csv") if (HERE / "joint.csv").exists() else []
-    for name in options.networks:
-        top, per_node = networks()[name], NODES_TOKENS[name]
-        for seed in options.seeds:
-            *training, held = batches(seed, [*[PART] * PARTS, HELD], top, per_node)
-            (unseen,) = batches(seed + 1000, [UNSEEN], top, per_node)  # of other requests
-            made = [{"seed": seed} | row for row in corners(training, [held], unseen, name)]
-            for row in made:
-                print({key: round(value, 5) if isinstance(value, float) else value for key, value in row.items()})
-            rows = [row for row in rows if (row["network"], row["seed"]) != (name, str(seed))]
-            rows = rows + [{key: str(value) for key, value in row.items()} for row in made]
-            order = [*NODES_TOKENS]
-            write_rows("joint", sorted(rows, key=lambda row: (order.index(row["network"]), int(row["seed"]))))
+def joint(name: str, seed: int) -> list[dict]:
+    top, per_node = networks()[name], NODES_TOKENS[name]
+    *training, held = batches(seed, [*[PART] * PARTS, HELD], top, per_node)
+    (unseen,) = batches(seed + 1000, [UNSEEN], top, per_node)  # of other requests
+    return [{"seed": seed} | row for row in corners(training, [held], unseen, name)]
 
+
+TABLE = Table("joint", joint, [*product(NODES_TOKENS, SEEDS)], ("network", "seed"))
 
 if __name__ == "__main__":
-    jax.config.update("jax_default_matmul_precision", "highest")
-    main()
+    make_tables(HERE, [TABLE], study_options(__doc__).parse_args())

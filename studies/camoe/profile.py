@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
-from setting import network, write_rows
+from setting import HERE, network
 
 from jaxmoe.des import fabric_of
 from jaxmoe.experiment.profiling import by_simulator, disturbed
+from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.network import AlphaBeta
 from jaxmoe.network.profile import STAGES, chained, profile_network
 
@@ -41,8 +42,9 @@ def table(topology, values) -> np.ndarray:
     return made
 
 
-def recovered(top) -> list[dict]:
+def recovered() -> list[dict]:
     """Largest and mean errors of alpha and beta."""
+    top = network()
     delay, slowness = table(top, top.link_latency), table(top, 1 / np.asarray(top.link_bandwidth, float))
     plain, bucket = (by_simulator(fabric_of(each, None)) for each in (top, with_bursts(top)))
     burst = table(top, with_bursts(top).link_burst)
@@ -65,8 +67,9 @@ def recovered(top) -> list[dict]:
     return rows
 
 
-def four_fits(top) -> list[dict]:
+def four_fits() -> list[dict]:
     """The fits of 4.3 with token buckets and without, at the paper's sizes."""
+    top = network()
     rows = []
     sizes = [tokens * VECTOR for tokens in TOKENS]
     for name, each in (("without buckets", top), ("token buckets", with_bursts(top))):
@@ -107,13 +110,9 @@ def gpu_paths() -> list[dict]:
     return [{"path": name, "alpha_ns": 1e9 * alpha, "paper_ns": stated} for name, (alpha, stated) in paths.items()]
 
 
-def main() -> None:
-    top = network()
-    for name, made in (("profile", recovered(top)), ("fits", four_fits(top)), ("paths", gpu_paths())):
-        write_rows(name, made)
-        for row in made:
-            print({key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in row.items()})
-
-
 if __name__ == "__main__":
-    main()
+    make_tables(
+        HERE,
+        tables_of({"profile": recovered, "fits": four_fits, "paths": gpu_paths}, digits=6),
+        study_options(__doc__).parse_args(),
+    )

@@ -1,21 +1,22 @@
 """The biased gate on recorded choices whose logits are reconstructed from gate weights; see README.md.
 
-`python studies/camoe/recorded.py` writes `recorded.csv`. It needs the recorded traces beside the project.
+`python studies/camoe/recorded.py` writes `recorded.csv`. It needs recorded traces, in `traces/` of `--shared`.
 """
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
-from setting import ROOT, TOKENS_PER_NODE, costs, network, problem, scores_of, write_rows
+from setting import HERE, ROOT, TOKENS_PER_NODE, costs, network, problem, scores_of
 
+from jaxmoe.experiment.table import add_shared, make_tables, study_options, tables_of
 from jaxmoe.policies.gate import GateProblem, evaluate_gate, on_experts, unbiased
 from jaxmoe.traces import GatingTrace, read_trace
 from jaxmoe.traces.logits import reconstruct_logits
 from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl
 
-TRACES = ROOT.parent / "shared" / "traces"
 HIDDEN = {"deepseek-v2-lite": 2048, "gpt-oss-20b": 2880}  # elements of a vector
 FILES = {
     "deepseek-v2-lite": ("intent", "summary", "translation"),
@@ -36,9 +37,9 @@ def logits_of(trace: GatingTrace, gaps: tuple[float, ...]) -> dict[str, np.ndarr
     return found | {"bound: all unchosen just below": made.most}
 
 
-def rows(model: str, name: str) -> list[dict]:
+def rows(folder: Path, model: str, name: str) -> list[dict]:
     """Traffic is accounted on the first half of the tokens; figures are of the second."""
-    trace, top = read_trace(TRACES / model / f"{name}.npz"), network()
+    trace, top = read_trace(folder / model / f"{name}.npz"), network()
     trace = trace.select_layers(trace.layer_ids[::EVERY].tolist())
     half, made = trace.num_tokens // 2, []
     for label, logits in logits_of(trace, GAPS[model]).items():
@@ -70,15 +71,13 @@ def told(given: GateProblem, base, bias) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    if not TRACES.is_dir():
-        raise SystemExit(f"no recorded traces at {Path(*TRACES.parts[-2:])} beside the project")
-    made = [row for model, names in FILES.items() for name in names for row in rows(model, name)]
-    write_rows("recorded", made)
-    for row in made:
-        print({key: round(value, 5) if isinstance(value, float) else value for key, value in row.items()})
+def recorded(folder: Path) -> list[dict]:
+    return [row for model, names in FILES.items() for name in names for row in rows(folder, model, name)]
 
 
 if __name__ == "__main__":
     jax.config.update("jax_default_matmul_precision", "highest")
-    main()
+    parser = study_options(__doc__)
+    add_shared(parser, ROOT.parent / "shared", "traces")
+    given = parser.parse_args()
+    make_tables(HERE, tables_of({"recorded": partial(recorded, given.shared / "traces")}, digits=6), given)

@@ -1,6 +1,5 @@
 """What all tables of this study start from: model, network, experts, tokens, and what an all-to-all costs there."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import jax
@@ -8,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.config import build_model, build_topology, load_hardware, load_model
-from jaxmoe.files import write_table
 from jaxmoe.network import alpha_beta
 from jaxmoe.network.pairwise import AllToAll, same_models
 from jaxmoe.policies.gate import GateProblem, standard_scores, time_proxy, unbiased_copies
@@ -76,8 +74,3 @@ def problem(
 def scores_of(problem: GateProblem, own: str = "counted") -> jax.Array:
     """Scores of every layer by an unbiased pass, [layer, source, node]."""
     return jax.vmap(lambda copies: standard_scores(time_proxy(problem.exchange, copies), own))(unbiased_copies(problem))
-
-
-def write_rows(name: str, rows: Iterable[dict]) -> None:
-    """A table of the study, numbers in six digits."""
-    write_table(HERE / f"{name}.csv", rows, digits=6)

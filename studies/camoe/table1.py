@@ -1,20 +1,20 @@
 """Tables 1 and 2 of camoe: latency, selectivity and change of routing by lambda; see README.md.
 
-`python studies/camoe/table1.py` writes `table1.csv`; with `--own` `own_node.csv`, the own node's part in the scores,
-here and on an even network; with `--few` `few_tokens.csv`, KL where few tokens are counted; with `--homes`
-`token_homes.csv`, what changes where fewer tokens live at the slow node, or it has other experts. With `--calibrate` it
-prints how the two calibrated latencies depend on tokens and scale of logits.
+`python studies/camoe/table1.py` writes `table1.csv`; `own_node.csv`, the own node's part in the scores, here and on an
+even network; `few_tokens.csv`, KL where few tokens are counted; and `token_homes.csv`, what changes where fewer tokens
+live at the slow node, or it has other experts; or those that are named. With `--calibrate` it prints how the two
+calibrated latencies depend on tokens and scale of logits.
 """
 
-import argparse
 from collections.abc import Callable
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from setting import LOGIT_SCALE, STRENGTHS, TOKENS_PER_NODE, network, problem, scores_of, tokens, write_rows
+from setting import HERE, LOGIT_SCALE, STRENGTHS, TOKENS_PER_NODE, network, problem, scores_of, tokens
 
+from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.hardware import fully_connected
 from jaxmoe.policies.gate import GateProblem, evaluate_gate, on_experts
 from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl
@@ -67,21 +67,17 @@ def rows(
     return made
 
 
-def show(row: dict) -> None:
-    print({name: round(value, 5) if isinstance(value, float) else value for name, value in row.items()}, flush=True)
-
-
 def relative(row: dict, first: dict, name: str) -> float:
     """Change since lambda 0, %."""
     return 100 * (row[name] / first[name] - 1)
 
 
-def own_node(trace) -> list[dict]:
+def own_node() -> list[dict]:
     """The own node in the scores, left out of them, and its part alone; on A.3 and where all pairs are alike.
 
     Left out, also with other scales of logits: one figure, the latency at lambda 0.25, calibrates it in either way.
     """
-    even = fully_connected(4, 1.25e9, 6e-4)
+    trace, even = tokens(BATCHES * TOKENS, SEED), fully_connected(4, 1.25e9, 6e-4)
     cases = [("camoe_4nodes", network(), own, LOGIT_SCALE) for own in ("counted", "left_out", "alone")]
     cases += [("camoe_4nodes", network(), "left_out", scale) for scale in OTHER_SCALES]
     cases += [("even", even, own, LOGIT_SCALE) for own in ("counted", "left_out", "alone")]
@@ -92,15 +88,13 @@ def own_node(trace) -> list[dict]:
             told = {"network": name, "own_node": own, "logit_scale": scale, "lambda": row["lambda"]}
             told |= {f"{key}_change_percent": relative(row, first, key) for key in ("mean_ms", "p95_ms", "cv")}
             told |= {key: row[key] for key in ("avg_layer_cv", "kl", "avg_layer_kl", "retained", "changed")}
-            print(
-                {key: round(value, 5) if isinstance(value, float) else value for key, value in told.items()}, flush=True
-            )
             made.append(told)
     return made
 
 
-def few_tokens(trace) -> list[dict]:
+def few_tokens() -> list[dict]:
     """KL and avg_layer_kl where so many tokens are counted in all."""
+    trace = tokens(max(FEW), SEED)
     cases = [(own, scale, size) for own, scale in (("counted", LOGIT_SCALE), ("left_out", 0.9)) for size in FEW]
     made = []
     for own, scale, size in cases:
@@ -109,12 +103,12 @@ def few_tokens(trace) -> list[dict]:
             made.append(
                 told | {key: row[key] for key in ("lambda", "kl", "avg_layer_kl", "paper_kl", "paper_avg_layer_kl")}
             )
-            show(made[-1])
     return made
 
 
-def token_homes(trace) -> list[dict]:
+def token_homes() -> list[dict]:
     """Where fewer tokens live at node 0, all of whose links are slow, and where it has the experts of another node."""
+    trace = tokens(TOKENS, SEED)
 
     def at_node_0(part: float, batch: GateProblem) -> GateProblem:
         token = np.arange(len(batch.source))
@@ -134,36 +128,12 @@ def token_homes(trace) -> list[dict]:
             told = {"part_of_tokens_at_node_0": part, "experts_moved_by_nodes": moved, "lambda": row["lambda"]}
             told |= {f"{key}_change_percent": relative(row, first, key) for key in ("mean_ms", "p95_ms", "cv")}
             made.append(told | {key: row[key] for key in ("avg_layer_cv", "kl", "avg_layer_kl", "retained", "changed")})
-            show(made[-1])
     return made
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--calibrate", action="store_true")
-    parser.add_argument("--own", action="store_true")
-    parser.add_argument("--few", action="store_true")
-    parser.add_argument("--homes", action="store_true")
-    options = parser.parse_args()
-    if options.few:
-        write_rows("few_tokens", few_tokens(tokens(max(FEW), SEED)))
-        return
-    if options.homes:
-        write_rows("token_homes", token_homes(tokens(TOKENS, SEED)))
-        return
-    trace = tokens(BATCHES * TOKENS, SEED)
-    if options.own:
-        write_rows("own_node", own_node(trace))
-        return
-    if options.calibrate:
-        for per_node in (TOKENS_PER_NODE - 30, TOKENS_PER_NODE + 30):
-            for scale in (LOGIT_SCALE - 0.1, LOGIT_SCALE + 0.1):
-                first, last = rows(trace, "counted", per_node, scale, (0.0, 0.25))
-                print(
-                    per_node, scale, f"{first['mean_ms']:.2f} ms, {relative(last, first, 'mean_ms'):.2f} %", flush=True
-                )
-        return
-    made = []
+def table1() -> list[dict]:
+    """Both tables of the paper, and the same with the own node left out of the scores."""
+    trace, made = tokens(BATCHES * TOKENS, SEED), []
     for own in ("counted", "left_out"):
         made += rows(trace, own, TOKENS_PER_NODE, LOGIT_SCALE)
     for row in made:
@@ -171,10 +141,25 @@ def main() -> None:
         for name in ("mean_ms", "p95_ms"):
             row[f"{name}_change_percent"] = relative(row, first, name)
             row[f"paper_{name}_change_percent"] = 100 * (row[f"paper_{name}"] / first[f"paper_{name}"] - 1)
-        show(row)
-    write_rows("table1", made)
+    return made
 
+
+def calibrate() -> None:
+    trace = tokens(BATCHES * TOKENS, SEED)
+    for per_node in (TOKENS_PER_NODE - 30, TOKENS_PER_NODE + 30):
+        for scale in (LOGIT_SCALE - 0.1, LOGIT_SCALE + 0.1):
+            first, last = rows(trace, "counted", per_node, scale, (0.0, 0.25))
+            print(per_node, scale, f"{first['mean_ms']:.2f} ms, {relative(last, first, 'mean_ms'):.2f} %", flush=True)
+
+
+TABLES = {"table1": table1, "own_node": own_node, "few_tokens": few_tokens, "token_homes": token_homes}
 
 if __name__ == "__main__":
     jax.config.update("jax_default_matmul_precision", "highest")
-    main()
+    parser = study_options(__doc__)
+    parser.add_argument("--calibrate", action="store_true")
+    options = parser.parse_args()
+    if options.calibrate:
+        calibrate()
+    else:
+        make_tables(HERE, tables_of(TABLES, digits=6), options)

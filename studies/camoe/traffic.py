@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from setting import network, write_rows
+from setting import HERE, network
 
 from jaxmoe.des import fabric_of, replay_traffic
+from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.hardware import AbstractTopology, fully_connected, switch, wafers
 from jaxmoe.network import Congestion, alpha_beta
 from jaxmoe.relax import HardMax
@@ -56,7 +57,7 @@ def matrix(kind: str, nodes: int, tokens: int, rng: np.random.Generator) -> np.n
     return sent * VECTOR
 
 
-def rows() -> Iterator[dict]:
+def matrices() -> Iterator[dict]:
     """A line for each matrix."""
     for name, case in CASES.items():
         fabric = fabric_of(case.topology, case.chunk, case.cut_through)
@@ -98,9 +99,9 @@ def slow_endpoint() -> Iterator[dict]:
             yield {"slowdown": slowdown, "others": others, "simulated_ms": 1e3 * seen, "congestion_ms": 1e3 * model}
 
 
-def main() -> None:
-    made = [*rows()]
-    write_rows("traffic", made)
+def traffic() -> list[dict]:
+    """All matrices; errors by class are printed."""
+    made = [*matrices()]
     print(f"{len(made)} matrices; error against the simulator in %, mean (mean absolute)")
     for name in CASES:
         for kind in CLASSES:
@@ -110,11 +111,12 @@ def main() -> None:
                 error = np.array([100 * (row[f"{label}_s"] / row["simulated_s"] - 1) for row in some])
                 text += f"  {label} {error.mean():+7.2f} ({np.abs(error).mean():.2f})"
             print(text)
-    slow = [*slow_endpoint()]
-    write_rows("slow_endpoint", slow)
-    for row in slow:
-        print({key: round(value, 3) for key, value in row.items()})
+    return made
 
 
 if __name__ == "__main__":
-    main()
+    make_tables(
+        HERE,
+        tables_of({"traffic": traffic, "slow_endpoint": slow_endpoint}, digits=6),
+        study_options(__doc__).parse_args(),
+    )

@@ -26,9 +26,10 @@ from jaxmoe.experiment import score, standard_strategies
 from jaxmoe.experiment.evaluation import replay
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.simulation import batch_at, iterations_of, setting_of
-from jaxmoe.experiment.strategies import STANDARD, Strategy, strategy
+from jaxmoe.experiment.strategies import Strategy, strategy
 from jaxmoe.models import MoEModel
 from jaxmoe.placement.exchange import exchange_names
+from jaxmoe.placement.named import compared_strategies
 from jaxmoe.systems import SYSTEMS, system_of
 from jaxmoe.traces import GatingTrace, synthetic_trace, write_trace
 from jaxmoe.traces.synthesis import PRESETS, fit_process, preset_process, sample_trace
@@ -100,7 +101,7 @@ class Column:
     def ways(self) -> Iterator[tuple[Way, Callable[[], Cell]]]:
         """All rows of the table, in order."""
         for phase in PHASES:
-            for name in STANDARD:
+            for name in compared_strategies():
                 yield (phase, "strategy", name), partial(self._cell, phase, Phase.of_strategy, name)
             for name in exchange_names() if phase == EXCHANGES_IN else ():
                 yield (phase, "exchange", name), partial(self._cell, phase, Phase.of_exchange, name)

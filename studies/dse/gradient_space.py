@@ -1,11 +1,10 @@
 """Gradient against grid on the 100,000 machines of `space.py`, at each size of batch; see README.md.
 
-    python studies/dse/gradient_space.py [--tokens 128]
+    python studies/dse/gradient_space.py [--only /128]
 
 The grid's best are read from `space_fronts.csv`. A size of batch replaces its own row of `gradient_space.csv`.
 """
 
-import argparse
 import time
 from collections.abc import Sequence
 
@@ -16,11 +15,10 @@ from jaxmoe.codesign.choices import Tried, tune_space
 from jaxmoe.codesign.run import HardwareResult
 from jaxmoe.codesign.space import SpaceFile
 from jaxmoe.experiment.clock import StageClock
-from jaxmoe.experiment.strategies import STANDARD
-from jaxmoe.files import read_table, write_table
+from jaxmoe.experiment.table import Table, make_tables, study_options
+from jaxmoe.files import read_table
+from jaxmoe.placement.named import compared_strategies
 from jaxmoe.sweep import Space, Study, read_study
-
-TABLE = HERE / "gradient_space.csv"
 
 
 def limit_of(file: SpaceFile) -> float:
@@ -59,7 +57,7 @@ def row_of(tokens: int, points: int, grid: dict[str, str], found: tuple[Hardware
     """One row; times in microseconds. `evaluations` are machines timed, forward and backward each as one."""
     result, tried, seconds = found
     (met,) = result.best.constraints
-    usual = min((each for each in result.candidates if each.name in STANDARD), key=lambda each: each.own)
+    usual = min((each for each in result.candidates if each.name in compared_strategies()), key=lambda each: each.own)
     counts = result.evaluations
     return {
         "tokens": tokens,
@@ -89,20 +87,16 @@ def _text(each: Tried) -> str:
     return f"{mesh}:{'none' if each.metric is None else format(each.metric * 1e6, '.5g')}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def rows(tokens: int) -> list[dict]:
+    """The row of a size of batch."""
     study, file = read_study(STUDY), read_space(HERE / "mesh_budget.yaml")
-    sizes = study.config.axes[TOKENS]
-    parser.add_argument("--tokens", type=int, nargs="+", choices=sizes, default=sizes)
-    options = parser.parse_args()
     limit = limit_of(file)
-    points, fronts = affordable(study, limit), read_table(HERE / "space_fronts.csv")
-    for tokens in options.tokens:
-        row = row_of(tokens, points, grid_best(fronts, tokens, limit), search(file, study, tokens))
-        others = [each for each in (read_table(TABLE) if TABLE.exists() else []) if int(each["tokens"]) != tokens]
-        write_table(TABLE, sorted([*others, row], key=lambda each: int(each["tokens"])), digits=6)
-        print(row, flush=True)
+    grid = grid_best(read_table(HERE / "space_fronts.csv"), tokens, limit)
+    return [row_of(tokens, affordable(study, limit), grid, search(file, study, tokens))]
 
 
 if __name__ == "__main__":
-    main()
+    sizes = [(tokens,) for tokens in sorted(read_study(STUDY).config.axes[TOKENS])]
+    make_tables(
+        HERE, [Table("gradient_space", rows, sizes, ("tokens",), digits=6)], study_options(__doc__).parse_args()
+    )

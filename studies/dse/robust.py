@@ -7,7 +7,6 @@ Kills, a full disk, several devices and a cluster that loses a node are held aga
 for row. Slopes, explanations and pages are those of `robust_answers.py`.
 """
 
-import argparse
 import json
 import os
 import random
@@ -17,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -26,13 +26,12 @@ import numpy as np
 from pyarrow import dataset
 from robust_answers import Row, explanations, pages, row, slopes
 
-from jaxmoe.files import read_table, write_table
+from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.sweep import Study, read_study, run, run_sweep
 from jaxmoe.sweep.cluster import Cluster
 from jaxmoe.sweep.evaluation import MOST, Engine
 
 HERE = Path(__file__).resolve().parent
-TABLE = HERE / "robust.csv"
 DRAWS, STRATEGIES = 8192, ["tp_both_ways", "ep_balanced", "ep_random", "hybrid"]
 POINTS = DRAWS * len(STRATEGIES)
 KILLS, SEED = 5, 0
@@ -281,24 +280,18 @@ PARTS = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for results and logs")
-    parser.add_argument("--only", nargs="+", choices=PARTS, help="parts to measure anew")
-    parser.add_argument("--sweep", action="store_true", help="run the sweep that the parts disturb, and nothing else")
-    options = parser.parse_args()
-    out = options.out.absolute()
-    if options.sweep:
-        sweep(out)
-        return
-    rows = read_table(TABLE) if TABLE.exists() else []
-    for name in options.only or PARTS:
-        found = PARTS[name](out)
-        for each in found:
-            print(*each.values(), sep=", ", flush=True)
-        rows = [each for each in rows if each["part"] != name] + found
-        write_table(TABLE, sorted(rows, key=lambda each: [*PARTS].index(each["part"])), digits=3)
+def found(out: Path, name: str) -> list[Row]:
+    """Rows of a part."""
+    return PARTS[name](out)
 
 
 if __name__ == "__main__":
-    main()
+    parser = study_options(__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for results and logs")
+    parser.add_argument("--sweep", action="store_true", help="run the sweep that the parts disturb, and nothing else")
+    options = parser.parse_args()
+    if options.sweep:
+        sweep(options.out.absolute())
+    else:
+        rows = partial(found, options.out.absolute())
+        make_tables(HERE, [Table("robust", rows, [(name,) for name in PARTS], ("part",), digits=3)], options)

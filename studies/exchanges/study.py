@@ -1,10 +1,9 @@
 """Model against event simulator: every exchange on every kind of network.
 
 Writes `agreement.csv`, a line for each case, and prints the agreement by group: `python studies/exchanges/study.py`.
-Networks can be chosen by name; their lines replace those of an earlier run.
+`--only torus` makes the lines of a network alone.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +15,8 @@ import numpy as np
 from jaxmoe.des import Fabric, LayerDescription, fabric_of
 from jaxmoe.des.layer import replay_layer
 from jaxmoe.engine import LayerCosts, LayerModel
+from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.experiment.validation import agreement
-from jaxmoe.files import read_table, write_table
 from jaxmoe.hardware import AbstractTopology, Die, Machine, Mesh, clusters, torus, wafers
 from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import Congestion, build_exchange
@@ -26,7 +25,6 @@ from jaxmoe.placement.exchange import HOMES, exchange_of
 from jaxmoe.placement.strategies import filled_in_order
 from jaxmoe.traces import sample_batches, synthetic_trace
 
-TABLE = Path(__file__).parent / "agreement.csv"
 NODES, EXPERTS, TOP_K, HIDDEN, COLUMNS = 16, 16, 4, 2048, 1024
 BANDWIDTH, FLOPS, CHUNK = 50e9, 5e12, 1024.0  # B/s of a link, FLOP/s of a die, B
 VECTOR, WEIGHTS, WORK = 4.0 * HIDDEN, 12.0 * HIDDEN * COLUMNS, 6.0 * HIDDEN * COLUMNS  # B, B, FLOP per token, expert
@@ -93,8 +91,13 @@ def plans(trace_experts: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def lines(case: Case) -> Iterator[dict[str, object]]:
-    """One line for each exchange, batch size and plan."""
+def lines(network: str) -> Iterator[dict[str, object]]:
+    """One line for each case of a network, exchange, batch size and plan."""
+    for case in cases(network):
+        yield from lines_of(case)
+
+
+def lines_of(case: Case) -> Iterator[dict[str, object]]:
     trace = synthetic_trace(2048, range(1), EXPERTS, TOP_K, skew=0.6, coactivation=0.2, reuse=0.2, seed=0)
     for exchange in exchanges(case.topology):
         model, layer = model_of(case, exchange), description_of(case, exchange)
@@ -140,20 +143,8 @@ def summarise(rows: list[dict[str, str]], by: str | None = None) -> None:
         print(text)
 
 
-def main(chosen: list[str]) -> None:
-    kept = []
-    if TABLE.exists():
-        kept = [row for row in read_table(TABLE) if row["network"] not in chosen]
-    made = [line for network in chosen for case in cases(network) for line in lines(case)]
-    write_table(TABLE, [*kept, *made], (*FIELDS, *TIMES))
-    rows = read_table(TABLE)
-    summarise(rows)
-    for field in FIELDS:
-        summarise(rows, field)
-
-
 if __name__ == "__main__":
-    unknown = set(sys.argv[1:]) - set(NETWORKS)
-    if unknown:
-        sys.exit(f"unknown networks {sorted(unknown)}, expected some of {', '.join(NETWORKS)}")
-    main(sys.argv[1:] or list(NETWORKS))
+    table = Table("agreement", lines, [(name,) for name in NETWORKS], ("network",), (*FIELDS, *TIMES))
+    for rows in make_tables(Path(__file__).parent, [table], study_options(__doc__).parse_args()).values():
+        for field in (None, *FIELDS):
+            summarise(rows, field)

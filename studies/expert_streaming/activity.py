@@ -7,14 +7,16 @@ Qwen3-30B-A3B with 256 tokens on 2x2, simulated.
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
-from agreement import CONTROL, HERE, Drawn, costs_of, described, machine_of, modelled, tokens_of, write
+from agreement import CONTROL, HERE, Drawn, costs_of, described, machine_of, modelled, tokens_of
 from jax import numpy as jnp
 
 from jaxmoe.des.streaming import COMPUTE, LOAD, SEND, Services, Stream, stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
 from jaxmoe.engine.streaming import StreamCosts
+from jaxmoe.experiment.table import make_tables, study_options, tables_of
 
 CASE = Drawn((2, 2), 25.6e9, 288e9, 3.2768e12, 8e6, 8)
 MODEL, TOKENS, DIES, SEED = "qwen3-30b-a3b", 256, 4, 3
@@ -34,8 +36,14 @@ def run(strategy: str) -> Stream:
     return stream(replace(flow), record=True)
 
 
-def snapshot(services: Services) -> None:
+def services_of(found: Stream) -> Services:
+    assert found.services is not None
+    return found.services
+
+
+def snapshot() -> list[dict[str, Any]]:
     """Spans of every die and kind in a part of the time, receiving among them."""
+    services = services_of(run("fse_paired"))
     rows, events = [], []
     for at in range(len(services.kind)):
         kind, die, begin, end = (column[at] for column in (services.kind, services.die, services.begin, services.end))
@@ -55,18 +63,17 @@ def snapshot(services: Services) -> None:
             )
             if begin >= START and end <= START + LENGTH:
                 rows.append({"die": place, "kind": name, "begin_s": float(begin), "end_s": float(end)})
-    write("activity", rows)
     (HERE / "runs").mkdir(exist_ok=True)
     (HERE / "runs" / "activity.json").write_text(json.dumps({"traceEvents": events[:2000], "displayTimeUnit": "ms"}))
+    return rows
 
 
-def busy() -> None:
+def busy() -> list[dict[str, Any]]:
     """The part of each of so many equal stretches in which the mean array computes."""
     rows = []
     for strategy in ("fse", "fse_paired"):
         found = run(strategy)
-        services = found.services
-        assert services is not None
+        services = services_of(found)
         computing = services.kind == COMPUTE
         edges = np.linspace(0, found.seconds, BINS + 1)
         inside = np.clip(
@@ -77,11 +84,8 @@ def busy() -> None:
         )
         for middle, part in zip((edges[1:] + edges[:-1]) / 2, inside.sum(axis=1) / np.diff(edges) / DIES, strict=True):
             rows.append({"strategy": strategy, "time_s": float(middle), "busy": float(part)})
-    write("busy", rows)
+    return rows
 
 
 if __name__ == "__main__":
-    services = run("fse_paired").services
-    assert services is not None
-    snapshot(services)
-    busy()
+    make_tables(HERE, tables_of({"activity": snapshot, "busy": busy}, digits=6), study_options(__doc__).parse_args())

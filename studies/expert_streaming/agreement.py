@@ -3,7 +3,6 @@
 Writes `agreement.csv` and `order.csv`, and prints what they come to: `python studies/expert_streaming/agreement.py`.
 """
 
-import argparse
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -22,7 +21,7 @@ from jaxmoe.des.streaming import stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
 from jaxmoe.engine import LayerCosts
 from jaxmoe.engine.streaming import PARTS, Asked, StreamCosts, asked_of, grouped, stream_time
-from jaxmoe.files import write_table
+from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.hardware import Die, Machine, MemoryLevel, Mesh
 from jaxmoe.hardware.machine import TiledGemm
 from jaxmoe.hardware.networks import num_links
@@ -182,15 +181,15 @@ def cases() -> Iterator[tuple[dict[str, Any], str, Drawn, np.ndarray]]:
         yield columns | {"shape": f"{case.shape[0]}x{case.shape[1]}"}, model, case, counts
 
 
-def agreement() -> None:
+def agreement() -> list[dict[str, Any]]:
     """All strategies on all machines."""
     rows = []
     for columns, model, case, counts in cases():
         for strategy in STRATEGIES:
             seconds, simulated = both(case, model, counts, strategy)
             rows.append(columns | {"strategy": strategy, "model_s": seconds, "simulated_s": simulated})
-    write("agreement", rows)
     told(rows)
+    return rows
 
 
 def near(simulated: np.ndarray, picked: np.ndarray) -> np.ndarray:
@@ -236,7 +235,7 @@ def small_asked(seed: int, experts: int) -> tuple[StreamCosts, Asked, np.ndarray
     return costs, asked, np.asarray(groups_in_order(counts, True)).ravel()
 
 
-def order() -> None:
+def order() -> list[dict[str, Any]]:
     """The order by gradient, paired load, and for up to 8 experts the best of all orders."""
     rows = []
     for experts, cases in ((4, 6), (6, 6), (8, 6), (16, 3)):
@@ -249,11 +248,11 @@ def order() -> None:
             least = best_of_all(costs, asked, experts) if experts <= 8 else float("nan")
             row = {"experts": experts, "seed": seed, "paired_s": found.starts[0], "by_number_s": found.starts[1]}
             rows.append(row | {"rounded_s": found.rounded, "tuned_s": found.seconds, "best_s": least, "wall_s": wall})
-    write("order", rows)
     gaps = [row["tuned_s"] / row["best_s"] - 1 for row in rows if row["experts"] <= 8]
     gains = [row["paired_s"] / row["tuned_s"] for row in rows]
     print(f"above the optimum: at most {100 * max(gaps):.2f} %")
     print(f"paired load takes {min(gains):.4f} to {max(gains):.4f} as long")
+    return rows
 
 
 @eqx.filter_jit
@@ -271,16 +270,7 @@ def best_of_all(costs: StreamCosts, asked: Asked, experts: int) -> float:
     return float(least_of(costs, asked, jnp.asarray(orders)))
 
 
-def write(name: str, rows: list[dict[str, Any]]) -> None:
-    write_table(HERE / f"{name}.csv", rows, digits=6)
-
-
 TABLES = {"agreement": agreement, "order": order}
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}; all by default")
-    for table in parser.parse_args().tables or TABLES:
-        if table not in TABLES:
-            parser.error(f"no table is called {table}; choose from {', '.join(TABLES)}")
-        TABLES[table]()
+    make_tables(HERE, tables_of(TABLES, digits=6), study_options(__doc__).parse_args())

@@ -4,7 +4,6 @@ Writes `grid.csv`, `slices.csv` and `machine.csv`: `python studies/expert_stream
 Qwen3-30B-A3B with 64 tokens on 2x2; points are timed by the model, all at once.
 """
 
-import argparse
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from agreement import CONTROL, HERE, TILE, Drawn, costs_of, machine_of, tokens_of, write
+from agreement import CONTROL, HERE, TILE, Drawn, costs_of, machine_of, tokens_of
 from jaxtyping import Array
 
 from jaxmoe.codesign import read_space
@@ -22,6 +21,7 @@ from jaxmoe.codesign.space import read_constraint
 from jaxmoe.compiling import UNFUSED
 from jaxmoe.engine.streaming import StreamCosts, asked_of, grouped, stream_time
 from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.policies.streaming import group_members, groups_in_order, loading_dies, ring_of, trajectories
 from jaxmoe.sweep.expressions import Expression
 from jaxmoe.sweep.study import in_order
@@ -121,7 +121,7 @@ def all_points(costs: StreamCosts, tokens: Array, points: Point) -> tuple[Array,
     return jax.lax.map(lambda point: timed(at(costs, point), tokens), points, batch_size=256)
 
 
-def grid() -> None:
+def grid() -> list[dict[str, Any]]:
     """Fig. 16: SRAM over DDR at 288 GB/s, and D2D over DDR at 14 MB, with and without a tile floor."""
     ddr = np.array([12.8, 19.2, 25.6, 32, 40, 48, 56, 64, 80, 102.4]) * 1e9
     sram = np.array([4, 6, 8, 10, 12, 14, 16, 20, 24, 32]) * 1e6
@@ -151,7 +151,6 @@ def grid() -> None:
                         "fits": bool(ok),
                     }
                 )
-    write("grid", rows)
     for tile in (1.0, TILE, 32.0):
         here = [
             row for row in rows if row["tile"] == tile and row["panel"] == "a" and abs(row["ddr_GB_per_s"] - 48) < 0.1
@@ -162,9 +161,10 @@ def grid() -> None:
                 f"{r['sram_MB']:g} MB {r['utilisation']:.2f} ({r['mac_utilisation']:.3f} of MACs)" for r in here
             )
         )
+    return rows
 
 
-def slices() -> None:
+def slices() -> list[dict[str, Any]]:
     """Fig. 17: seconds of a layer over the buffer and the micro-slices of a die's slice."""
     rows = []
     for model in ("phi-3.5-moe", MODEL):
@@ -183,10 +183,10 @@ def slices() -> None:
                 if float(costs.slots) >= DIES:  # else buffers are too small for any trajectory
                     row = {"model": model, "sram_MB": sram / 1e6, "micro_slices": cut}
                     rows.append(row | {"layer_s": float(run(costs, tokens)[0])})
-    write("slices", rows)
+    return rows
 
 
-def machine() -> None:
+def machine() -> list[dict[str, Any]]:
     """The fastest machine under Eq. 1 and 2: a grid of 10,000, and `tune --hardware` on the same space and batches."""
     problem = hardware_problem(FILE, SCENARIO, CHOSEN, [0])
     axes = [np.linspace(0, 1, 10)] * (len(problem.keys) - 1)  # modules follow from D2D
@@ -224,19 +224,14 @@ def machine() -> None:
         row |= {key: sum(walls[stage][key] for stage in stages) for key in ("compile_s", "run_s")}
         shown = (DDR, D2D, SRAM, RATE, MODULES, "die_mm2", "package_W")
         rows.append(row | {key.removeprefix("hardware."): float(numbers[key]) for key in shown})
-    write("machine", rows)
     for row in rows:
         print(", ".join(f"{key} {value:.5g}" if isinstance(value, float) else f"{value}" for key, value in row.items()))
     print("seconds by stage:", walls)
     print(f"{len(found) / rows[0]['run_s'] * 60:,.0f} design points a minute, compiled before")
+    return rows
 
 
-PARTS = {"grid": grid, "slices": slices, "machine": machine}
+TABLES = {"grid": grid, "slices": slices, "machine": machine}
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(PARTS)}; all by default")
-    for table in parser.parse_args().tables or PARTS:
-        if table not in PARTS:
-            parser.error(f"no table is called {table}; choose from {', '.join(PARTS)}")
-        PARTS[table]()
+    make_tables(HERE, tables_of(TABLES, digits=6), study_options(__doc__).parse_args())

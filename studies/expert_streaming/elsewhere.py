@@ -8,15 +8,17 @@ are. FSE-DP has the best of `CUTS`.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
-from study import SCENARIOS, write
+from study import HERE, SCENARIOS
 
 from jaxmoe.experiment.comparison import placement_problem, search
 from jaxmoe.experiment.inputs import Inputs, read_inputs
 from jaxmoe.experiment.simulation import Iterations, batch_at, iterations_of, setting_of
 from jaxmoe.experiment.strategies import Strategy, given_plans, strategy
+from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.systems import AbstractRun, system_of
 
 SCENARIO = {"chiplets_2x2": "hd_moe_2x2", "wafer_4x4": "qwen3-30b-a3b_wafer_4x4"}
@@ -104,14 +106,13 @@ def given(inputs: Inputs, plan: Strategy, iterations: Iterations) -> Any:
     return setting_of(inputs, plan, iterations.history)
 
 
-def rows() -> Iterator[dict[str, Any]]:
-    for machine in SCENARIO:
-        for tokens in TOKENS:
-            inputs = read(machine, tokens)
-            iterations = iterations_of(inputs, STEPS)
-            for row in (*placed(inputs, iterations), *streamed(machine, inputs, iterations)):
-                yield {"machine": machine, "tokens": tokens, **row}
+def rows(machine: str, tokens: int) -> Iterator[dict[str, Any]]:
+    inputs = read(machine, tokens)
+    iterations = iterations_of(inputs, STEPS)
+    for row in (*placed(inputs, iterations), *streamed(machine, inputs, iterations)):
+        yield {"machine": machine, "tokens": tokens, **row}
 
 
 if __name__ == "__main__":
-    write("elsewhere", rows())
+    table = Table("elsewhere", rows, [*product(SCENARIO, TOKENS)], ("machine", "tokens"), digits=5)
+    make_tables(HERE, [table], study_options(__doc__).parse_args())

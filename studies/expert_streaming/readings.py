@@ -5,7 +5,6 @@ model) and `prefetch.csv` (what a forecast order is worth), or what is named:
 `python studies/expert_streaming/readings.py buffering`.
 """
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -16,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from agreement import CONTROL, MODELS, Drawn, costs_of, described, machine_of, tokens_of
-from study import END_STEPS, ready, write, written
+from study import END_STEPS, HERE, ready
 
 from jaxmoe.des.description import Memory
 from jaxmoe.des.offloading import offloaded
 from jaxmoe.des.streaming import stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
+from jaxmoe.experiment.table import Table, make_tables, study_options, tables_of
 from jaxmoe.policies.streaming import groups_in_order, ring_of, trajectories
 
 BASE = Drawn((2, 2), 25.6e9, 288e9, 3.2768e12, 8e6, 8)
@@ -101,26 +101,14 @@ def seconds_of(
     return found
 
 
-def readings() -> Iterator[dict[str, Any]]:
-    """Every reading, model and number of tokens, but those that the table has: remove it to begin anew."""
-    known = {(row["reading"], row["model"], int(row["tokens"])): row for row in written("readings")}
-    return _readings(list(product(READINGS, MODELS, TOKENS)), known)
-
-
-def _readings(
-    asked: list[tuple[str, str, int]], known: dict[tuple[str, str, int], dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
+def readings(name: str, model: str, tokens: int) -> Iterator[dict[str, Any]]:
     """Means over seeds of gating, and the least and most that A3 gains."""
-    yield from known.values()
-    for name, model, tokens in asked:
-        if (name, model, tokens) in known:
-            continue
-        counts = [tokens_of(model, tokens, DIES, np.random.default_rng(seed)) for seed in SEEDS]
-        seen = [seconds_of(model, each, **READINGS[name]) for each in counts]
-        gains = [each["A2"] / each["A3"] for each in seen]
-        row = {"reading": name, "model": model, "tokens": tokens}
-        row |= {f"{key}_s": float(np.mean([each[key] for each in seen])) for key in seen[0]}
-        yield row | {"A3_least": min(gains), "A3_most": max(gains)}
+    counts = [tokens_of(model, tokens, DIES, np.random.default_rng(seed)) for seed in SEEDS]
+    seen = [seconds_of(model, each, **READINGS[name]) for each in counts]
+    gains = [each["A2"] / each["A3"] for each in seen]
+    row = {"reading": name, "model": model, "tokens": tokens}
+    row |= {f"{key}_s": float(np.mean([each[key] for each in seen])) for key in seen[0]}
+    yield row | {"A3_least": min(gains), "A3_most": max(gains)}
 
 
 def buffering() -> Iterator[dict[str, Any]]:
@@ -176,12 +164,11 @@ def prefetched() -> Iterator[dict[str, Any]]:
         jax.clear_caches()
 
 
-TABLES = {"readings": readings, "buffering": buffering, "threshold": thresholds, "prefetch": prefetched}
+CASES = [*product(READINGS, MODELS, TOKENS)]
+TABLES = [
+    Table("readings", readings, CASES, ("reading", "model", "tokens"), digits=5),
+    *tables_of({"buffering": buffering, "threshold": thresholds, "prefetch": prefetched}, digits=5),
+]
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}; all by default")
-    for table in parser.parse_args().tables or TABLES:
-        if table not in TABLES:
-            parser.error(f"no table is called {table}; choose from {', '.join(TABLES)}")
-        write(table, TABLES[table]())
+    make_tables(HERE, TABLES, study_options(__doc__, resume=True).parse_args())

@@ -6,15 +6,17 @@ before; the best of `REPEATS`.
 
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from agreement import CONTROL, STRATEGIES, Drawn, costs_of, described, machine_of, modelled, tokens_of, write
+from agreement import CONTROL, HERE, STRATEGIES, Drawn, costs_of, described, machine_of, modelled, tokens_of
 
 from jaxmoe.des.streaming import Flow, stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
 from jaxmoe.engine.streaming import StreamCosts
+from jaxmoe.experiment.table import make_tables, study_options, tables_of
 
 CASES = (
     ("qwen3-30b-a3b", 16, (2, 2)),
@@ -51,16 +53,15 @@ def measured(given: Flow) -> tuple[int, float]:
     return events, least
 
 
-def main() -> None:
-    rows: list[dict[str, Any]] = []
+def speed() -> Iterator[dict[str, Any]]:
     for model, tokens, shape in CASES:
         for strategy in ("fse_paired", "fse_rule5"):
             events, seconds = measured(flow(model, tokens, shape, strategy))
             row = {"model": model, "tokens": tokens, "array": f"{shape[0]}x{shape[1]}", "strategy": strategy}
-            rows.append(row | {"events": events, "cpu_s": seconds, "events_per_s": events / seconds})
-            print(*rows[-1].values(), f"load {os.getloadavg()[0]:.1f}")
-    write("speed", rows)
+            row |= {"events": events, "cpu_s": seconds, "events_per_s": events / seconds}
+            print(*row.values(), f"load {os.getloadavg()[0]:.1f}")
+            yield row
 
 
 if __name__ == "__main__":
-    main()
+    make_tables(HERE, tables_of({"speed": speed}, digits=6), study_options(__doc__).parse_args())

@@ -1,15 +1,12 @@
 """Expert streaming on chiplets: the layer alone (Fig. 9, 12), end to end (Fig. 14, 15), larger arrays (Fig. 18).
 
-Writes `layer.csv`, `end_to_end.csv` and `arrays.csv`, or those that are named after the command:
-`python studies/expert_streaming/study.py layer`.
+Writes `layer.csv`, `arrays.csv` and `end_to_end.csv`, or those that are named after the command, model by model:
+`python studies/expert_streaming/study.py layer --only qwen3`.
 Traces are synthetic: no recording of the four models is at hand. Sizes of experts are those of Table I.
 """
 
-import argparse
-import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ import numpy as np
 from jaxmoe.experiment.inputs import read_inputs
 from jaxmoe.experiment.simulation import batch_at, iterations_of, setting_of
 from jaxmoe.experiment.strategies import given_plans
-from jaxmoe.files import read_table
+from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.systems import system_of
 from jaxmoe.systems.expert_streaming import StreamedRun
 
@@ -59,28 +56,27 @@ def ready(model: str, tokens: int, layers: str, steps: int, *overrides: str) -> 
     return system.runs(setting_of(inputs, strategy, iterations.history)), iterations, inputs
 
 
-def layer_rows() -> Iterator[dict[str, Any]]:
+def layer_rows(model: str) -> Iterator[dict[str, Any]]:
     """Single layers without attention: every strategy with every cut, by model and by event simulator."""
-    for model in MODELS:
-        for tokens in TOKENS:
-            settings = ("system.attention=false", "system.strategy=fse_rule5")
-            runs, iterations, _ = ready(model, tokens, LAYERS, STEPS, *settings)
-            for name, whole in runs.items():
-                for cut, run in cuts_of(whole):
-                    rolled = run.rollout(iterations.batches)
-                    spots = [(step, row) for step in (0, STEPS - 1) for row in range(rolled.time.total.shape[1])]
-                    seen = [replayed(run, rolled, iterations, *spot) for spot in spots]
-                    modelled = np.array([rolled.compared[spot] for spot in spots])
-                    yield {
-                        "model": model,
-                        "tokens": tokens,
-                        "strategy": "fse_rule5" if name == "expert_streaming" else name,
-                        "micro_slices": cut,
-                        "model_s": modelled.mean(),
-                        "simulated_s": np.mean([each[0] for each in seen]),
-                        "package_memory_MB": max(each[1] for each in seen) / 1e6,
-                        "utilisation": np.mean([each[2] for each in seen]),
-                    }
+    for tokens in TOKENS:
+        settings = ("system.attention=false", "system.strategy=fse_rule5")
+        runs, iterations, _ = ready(model, tokens, LAYERS, STEPS, *settings)
+        for name, whole in runs.items():
+            for cut, run in cuts_of(whole):
+                rolled = run.rollout(iterations.batches)
+                spots = [(step, row) for step in (0, STEPS - 1) for row in range(rolled.time.total.shape[1])]
+                seen = [replayed(run, rolled, iterations, *spot) for spot in spots]
+                modelled = np.array([rolled.compared[spot] for spot in spots])
+                yield {
+                    "model": model,
+                    "tokens": tokens,
+                    "strategy": "fse_rule5" if name == "expert_streaming" else name,
+                    "micro_slices": cut,
+                    "model_s": modelled.mean(),
+                    "simulated_s": np.mean([each[0] for each in seen]),
+                    "package_memory_MB": max(each[1] for each in seen) / 1e6,
+                    "utilisation": np.mean([each[2] for each in seen]),
+                }
 
 
 def cuts_of(run: Any) -> Iterator[tuple[int | str, Any]]:
@@ -105,50 +101,48 @@ def replayed(run: Any, rolled: Any, iterations: Any, step: int, row: int) -> tup
     return seconds, rolled.figures["package_memory_B"], float(busy / seconds)
 
 
-def end_rows() -> Iterator[dict[str, Any]]:
+def end_rows(model: str) -> Iterator[dict[str, Any]]:
     """A hundred iterations with attention, by the model: throughput, and the utilisation of the experts' part."""
-    for model in MODELS:
-        for tokens in END_TOKENS:
-            runs, iterations, _ = ready(model, tokens, END_LAYERS, END_STEPS, "system.strategy=fse_rule5")
-            named = [
-                ("fse_rule5" if name == "expert_streaming" else name, run)
-                for name, run in runs.items()
-                if "hydra" not in name
-            ]
-            for slack in SLACKS:
-                # Places of requests that wait stay empty; `readings.py buffering` has the other ways.
-                empty = ("system.spare_requests=0", "system.arrive_together=true")
-                settings = ("system.strategy=fse_buffered", f"system.slack={slack}", *empty)
-                deferring, _, _ = ready(model, tokens, END_LAYERS, END_STEPS, *settings)
-                named.append((f"fse_buffered_{slack:g}", deferring["expert_streaming"]))
-            for name, run in named:
-                rolled = run.rollout(iterations.batches)
-                passes = rolled.figures.get("finished_passes", tokens * END_STEPS)
-                yield {
-                    "model": model,
-                    "tokens": tokens,
-                    "strategy": name,
-                    "token_layers_per_s": passes * rolled.time.total.shape[1] / rolled.time.total.sum(),
-                    "utilisation": rolled.figures["utilisation"],
-                    "attention_share": rolled.time.stages["attention"].sum() / rolled.time.total.sum(),
-                }
-            jax.clear_caches()
+    for tokens in END_TOKENS:
+        runs, iterations, _ = ready(model, tokens, END_LAYERS, END_STEPS, "system.strategy=fse_rule5")
+        named = [
+            ("fse_rule5" if name == "expert_streaming" else name, run)
+            for name, run in runs.items()
+            if "hydra" not in name
+        ]
+        for slack in SLACKS:
+            # Places of requests that wait stay empty; `readings.py buffering` has the other ways.
+            empty = ("system.spare_requests=0", "system.arrive_together=true")
+            settings = ("system.strategy=fse_buffered", f"system.slack={slack}", *empty)
+            deferring, _, _ = ready(model, tokens, END_LAYERS, END_STEPS, *settings)
+            named.append((f"fse_buffered_{slack:g}", deferring["expert_streaming"]))
+        for name, run in named:
+            rolled = run.rollout(iterations.batches)
+            passes = rolled.figures.get("finished_passes", tokens * END_STEPS)
+            yield {
+                "model": model,
+                "tokens": tokens,
+                "strategy": name,
+                "token_layers_per_s": passes * rolled.time.total.shape[1] / rolled.time.total.sum(),
+                "utilisation": rolled.figures["utilisation"],
+                "attention_share": rolled.time.stages["attention"].sum() / rolled.time.total.sum(),
+            }
+        jax.clear_caches()
 
 
-def array_rows() -> Iterator[dict[str, Any]]:
+def array_rows(shape: str) -> Iterator[dict[str, Any]]:
     """Qwen3 on larger arrays (Fig. 18): tokens in all as on 2x2, simulated. FSE-DP has the fastest of `ARRAY_CUTS`."""
-    for shape in ARRAYS:
-        for tokens in ARRAY_TOKENS:
-            cut = {cut: array_runs(shape, tokens, cut) for cut in ARRAY_CUTS}
-            runs, iterations = cut[ARRAY_CUTS[0]]
-            for name in ARRAY_RUNS:
-                if name == "expert_streaming":
-                    tried = {cut: array_row(each[0][name], each[1]) for cut, each in cut.items()}
-                    best = min(tried, key=lambda cut: tried[cut]["simulated_s"])
-                    found = {"strategy": "fse_paired", "micro_slices": best, **tried[best]}
-                else:
-                    found = {"strategy": name, "micro_slices": "", **array_row(runs[name], iterations)}
-                yield {"array": shape, "tokens": tokens, **found}
+    for tokens in ARRAY_TOKENS:
+        cut = {cut: array_runs(shape, tokens, cut) for cut in ARRAY_CUTS}
+        runs, iterations = cut[ARRAY_CUTS[0]]
+        for name in ARRAY_RUNS:
+            if name == "expert_streaming":
+                tried = {cut: array_row(each[0][name], each[1]) for cut, each in cut.items()}
+                best = min(tried, key=lambda cut: tried[cut]["simulated_s"])
+                found = {"strategy": "fse_paired", "micro_slices": best, **tried[best]}
+            else:
+                found = {"strategy": name, "micro_slices": "", **array_row(runs[name], iterations)}
+            yield {"array": shape, "tokens": tokens, **found}
 
 
 def array_runs(shape: str, tokens: int, cut: int) -> tuple[dict[str, Any], Any]:
@@ -168,37 +162,12 @@ def array_row(run: Any, iterations: Any) -> dict[str, float]:
     }
 
 
-def written(name: str) -> list[dict[str, Any]]:
-    """The rows of a table as it is, none where there is no table."""
-    path = HERE / f"{name}.csv"
-    return read_table(path) if path.exists() else []
-
-
-def write(name: str, rows: Iterator[dict[str, Any]], kept: Sequence[dict[str, Any]] = ()) -> None:
-    """A table, line by line as it is made, and on the screen; `kept` rows of an earlier one come first."""
-    with (HERE / f"{name}.csv").open("w", newline="") as file:
-        writer: Any = None
-        for row in chain(kept, rows):
-            shown = {key: f"{value:.5g}" if isinstance(value, float) else value for key, value in row.items()}
-            if writer is None:
-                writer = csv.DictWriter(file, shown, lineterminator="\n")
-                writer.writeheader()
-            writer.writerow(shown)
-            file.flush()
-            print(*shown.values())
-
-
-TABLES = {"layer": layer_rows, "arrays": array_rows, "end_to_end": end_rows}
+BY_MODEL = [(model,) for model in MODELS]
+TABLES = [
+    Table("layer", layer_rows, BY_MODEL, ("model",), digits=5),
+    Table("arrays", array_rows, [(shape,) for shape in ARRAYS], ("array",), digits=5),
+    Table("end_to_end", end_rows, BY_MODEL, ("model",), digits=5),
+]
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}; all by default")
-    parser.add_argument("--model", choices=MODELS, help="make the rows of this model alone anew")
-    asked = parser.parse_args()
-    if asked.model is not None:
-        MODELS = {asked.model: MODELS[asked.model]}
-    for table in asked.tables or TABLES:
-        if table not in TABLES:
-            parser.error(f"no table is called {table}; choose from {', '.join(TABLES)}")
-        others = [row for row in written(table) if asked.model is not None and row.get("model") != asked.model]
-        write(table, TABLES[table](), others)
+    make_tables(HERE, TABLES, study_options(__doc__).parse_args())

@@ -1,12 +1,13 @@
 """Plans tuned on one topic, on several, or on synthetic text, judged on held-out text of every topic; see README.md.
 
-`python studies/generalisation/study.py --shared FOLDER` writes `times.csv`; with `--cases` and `--seeds` it replaces
-those rows alone. FOLDER has the recorded traces in `traces/`.
+`python studies/generalisation/study.py --shared FOLDER` writes `times.csv`; with `--only
+deepseek_whole/0` the rows of a case and seed alone. FOLDER has the recorded traces in `traces/`.
 """
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import equinox as eqx
@@ -18,7 +19,7 @@ from jaxtyping import Array
 from jaxmoe.engine import LayerModel, evaluate
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, read_inputs
-from jaxmoe.files import read_table, write_table
+from jaxmoe.experiment.table import Table, add_shared, make_tables, study_options
 from jaxmoe.hardware import node_memory
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.traces import Batch, GatingTrace, read_trace, sample_batches, synthetic_trace
@@ -27,8 +28,11 @@ from jaxmoe.tune import PlacementProblem, TuneResult, TunerSettings, tune
 
 HERE = Path(__file__).resolve().parent
 SCENARIOS = HERE.parents[1] / "configs" / "scenarios"
+jax.config.update("jax_default_matmul_precision", "highest")  # also in processes of `--jobs`
+
 COLUMNS = ("case", "seed", "tuned_on", "judged_on", "layer", "mean_s", "exchange")
 MEAN, WORST, SYNTHETIC, EVEN = "mean of topics", "worst topic", "synthetic", "even choices"
+SEEDS = (0, 1)
 JUDGED = 32  # held-out batches of every topic
 SYNTHETIC_TOKENS = 8192
 SETTINGS = TunerSettings(
@@ -96,7 +100,7 @@ def even_choices(like: GatingTrace, seed: int) -> GatingTrace:
     return synthetic_trace(SYNTHETIC_TOKENS, like.layer_ids.tolist(), *shape, 0.0, 0.0, 0.0, seed)
 
 
-def rows_of(name: str, seed: int, shared: Path, quick: bool) -> Iterator[dict[str, str]]:
+def rows_of(shared: Path, quick: bool, name: str, seed: int) -> Iterator[dict[str, str]]:
     """One row for each plan, topic and layer of a case."""
     case, settings = CASES[name], replace(QUICK if quick else SETTINGS, seed=seed)
     folder = shared / "traces" / case.model
@@ -133,23 +137,9 @@ def _timed(model: LayerModel, share: Array, batches: Batch, exchange: AbstractEx
     return evaluate(model, share, batches, exchange).total
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shared", type=Path, required=True)
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=[*CASES])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
-    parser.add_argument("--quick", action="store_true", help="a trial of few steps, whose table is in runs/")
-    options = parser.parse_args()
-    path = HERE / "runs" / "times.csv" if options.quick else HERE / "times.csv"
-    for name in options.cases:
-        for seed in options.seeds:
-            known = read_table(path) if path.exists() else []
-            kept = [row for row in known if (row["case"], row["seed"]) != (name, str(seed))]
-            made = [*rows_of(name, seed, options.shared, options.quick)]
-            rows = sorted(kept + made, key=lambda row: ([*CASES].index(row["case"]), int(row["seed"])))
-            write_table(path, rows, COLUMNS)
-
-
 if __name__ == "__main__":
-    jax.config.update("jax_default_matmul_precision", "highest")
-    main()
+    parser = study_options(__doc__)
+    add_shared(parser, HERE.parents[2] / "shared", "traces")
+    given = parser.parse_args()
+    rows = partial(rows_of, given.shared, given.quick)
+    make_tables(HERE, [Table("times", rows, [*product(CASES, SEEDS)], ("case", "seed"), COLUMNS)], given)

@@ -9,7 +9,7 @@ import numpy as np
 from cases import DEEPSEEK, MIXTRAL, Case, inputs_of, trace_file
 
 from jaxmoe.des import layer_seconds
-from jaxmoe.engine import LayerTime, evaluate
+from jaxmoe.engine import LayerTime, evaluate, rollout
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.evaluation import describe
 from jaxmoe.experiment.inputs import Inputs
@@ -23,7 +23,6 @@ from jaxmoe.policies import (
     PreBroadcast,
     StaticForecast,
     WindowAllowance,
-    rollout,
 )
 from jaxmoe.traces import Batch, read_trace, sample_batches
 from jaxmoe.traces.prediction import NextLayer

@@ -8,10 +8,10 @@ from cases import MIXTRAL, SEED, Case, inputs_of
 
 from jaxmoe.engine import evaluate
 from jaxmoe.experiment.comparison import placement_problem
+from jaxmoe.registry import OPTIMISERS
 from jaxmoe.tune import PlacementProblem, TunerSettings, tune
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.node_balance import node_balance
-from jaxmoe.tune.optimisers import OPTIMISERS
 from jaxmoe.tune.optimum import optimum
 from jaxmoe.tune.two_stage import TwoStageSettings, two_stage
 

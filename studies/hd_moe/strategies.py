@@ -19,9 +19,10 @@ from jaxmoe.engine import LayerTime
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import Inputs
-from jaxmoe.experiment.strategies import Strategy, region_rings, strategy
+from jaxmoe.experiment.strategies import Strategy, strategy, strategy_settings
 from jaxmoe.placement import expert_parallel_random, hybrid, tensor_parallel
 from jaxmoe.placement.exchange import Rings, exchange_of
+from jaxmoe.placement.named import region_rings
 from jaxmoe.traces import Batch
 from jaxmoe.traces.statistics.counting import count_pairs
 
@@ -41,7 +42,10 @@ def strategies(inputs: Inputs, plans: dict[str, np.ndarray]) -> list[Strategy]:
         if experts < nodes
         else expert_parallel_random(layers, experts, nodes, SEED)
     )
-    regional, rings = hybrid(loads, inputs.shape, regions), replace(region_rings(inputs), between=False)
+    regional, rings = (
+        hybrid(loads, inputs.shape, regions),
+        replace(region_rings(inputs.model.machine.topology, strategy_settings(inputs)), between=False),
+    )
     made = [
         strategy(inputs, "tp", tensor_parallel(layers, experts, nodes), "ring"),
         strategy(inputs, "tp_both_ways", tensor_parallel(layers, experts, nodes), "ring_both_ways"),

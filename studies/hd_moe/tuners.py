@@ -17,10 +17,10 @@ from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.validation import fitted_gamma
 from jaxmoe.placement import read_plan
+from jaxmoe.registry import OPTIMISERS
 from jaxmoe.tune import TuneResult, TunerSettings, tune
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.node_balance import NodeBalance, node_balance
-from jaxmoe.tune.optimisers import OPTIMISERS
 from jaxmoe.tune.two_stage import TwoStageSettings, two_stage
 
 SEEDS = (0, 1, 2, 3, 4)

@@ -1,14 +1,14 @@
 """Machine, placement and gate tuned at once and in turn, judged on held-out text; see README.md.
 
-`python studies/joint/study.py --shared FOLDER` writes `joint.csv`; with `--cases` and `--seeds` it replaces those rows
-alone. FOLDER has the recorded traces in `traces/`.
+`python studies/joint/study.py --shared FOLDER` writes `joint.csv`; with `--only cluster/0/1` those of a case
+(name, gate loss, copies, seed) alone. FOLDER has the recorded traces in `traces/`.
 """
 
-import argparse
-import itertools
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,14 @@ from jaxmoe.codesign.space import HardwareSpace, SpaceFile
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import inputs_of
-from jaxmoe.files import read_table, write_table
+from jaxmoe.experiment.table import Table, add_shared, make_tables, study_options
 from jaxmoe.traces import read_trace, write_trace
 from jaxmoe.traces.logits import reconstruct_logits
 
 HERE = Path(__file__).resolve().parent
 SCENARIO = HERE.parents[1] / "configs" / "scenarios" / "hd_moe" / "deepseek-v2-lite_4x4_5TFLOPs_50GBps.yaml"
+jax.config.update("jax_default_matmul_precision", "highest")  # also in processes of `--jobs`
+
 COLUMNS = ("case", "gate_loss", "copies", "seed", "design", "tuning_s", "unseen_s", "lost", "exchange", "machine")
 DIE, LINK, UPLINK = (
     "hardware.die.compute_TFLOPs_per_s",
@@ -119,11 +121,9 @@ def unseen(problem: HardwareProblem, candidate: Candidate, held: Path) -> tuple[
     return float(score(inputs, strategy, gated(table, inputs.routed_batches)).mean.mean()), lost
 
 
-def rows_of(
-    name: str, gate_loss: float | None, copies: bool, seed: int, traces: tuple[Path, Path]
-) -> Iterator[dict[str, str]]:
-    """One row for each design."""
-    problem = problem_of(CASES[name], gate_loss, copies, seed, traces[0])
+def rows_of(traces: tuple[Path, Path], name: str, gate_loss: float, copies: int, seed: int) -> Iterator[dict[str, str]]:
+    """One row for each design; without a gate where `gate_loss` is 0, of whole experts with `copies`."""
+    problem = problem_of(CASES[name], gate_loss or None, bool(copies), seed, traces[0])
     with StageClock() as clock:
         result = tune_hardware(problem, lambda *_: None, clock)
     for each in result.candidates:
@@ -131,40 +131,25 @@ def rows_of(
         machine = " ".join(f"{each.numbers[key]:.4g}" for key in problem.keys)
         exchange = " ".join(each.design.strategy.placement.exchange)
         times = (f"{each.own:.6g}", f"{seconds:.6g}", f"{lost:.4g}")
-        key = (name, gate_loss or 0, int(copies), seed, each.name)
+        key = (name, gate_loss, copies, seed, each.name)
         yield dict(zip(COLUMNS, map(str, (*key, *times, exchange, machine)), strict=True))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shared", type=Path, required=True)
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=[*CASES])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
-    parser.add_argument("--copies", nargs="+", type=int, choices=[0, 1], default=[0, 1], help="1 for whole experts")
-    parser.add_argument("--losses", nargs="+", type=float, default=[0.0, 0.05], help="gate mass; 0 for no gate")
-    options = parser.parse_args()
-    path = HERE / "joint.csv"
-    recorded = read_trace(options.shared / "traces" / "deepseek-v2-lite" / "intent.npz").select_layers([LAYER])
+def cases() -> list[tuple[str, float, int, int]]:
+    """Case, gate mass that may be lost, whether experts are whole, and seed; a gate beside sharded experts alone."""
+    made = [*product(CASES, (0,), (0, 1), (0, 1)), *product(CASES, (0.05,), (0,), (0, 1))]
+    made += [("cluster", 0, 0, seed) for seed in (2, 3)]
+    return sorted(made, key=lambda case: ([*CASES].index(case[0]), *case[1:]))
+
+
+if __name__ == "__main__":
+    parser = study_options(__doc__)
+    add_shared(parser, HERE.parents[2] / "shared", "traces")
+    given = parser.parse_args()
+    recorded = read_trace(given.shared / "traces" / "deepseek-v2-lite" / "intent.npz").select_layers([LAYER])
     with tempfile.TemporaryDirectory() as folder:
         traces = (Path(folder) / "seen.npz", Path(folder) / "held.npz")
         for file, part in zip(traces, reconstruct_logits(recorded).trace.halves(), strict=True):
             write_trace(file, part)
-        wanted = itertools.product(options.cases, options.losses, options.copies, options.seeds)
-        for name, loss, copies, seed in wanted:
-            made = [*rows_of(name, loss or None, bool(copies), seed, traces)]
-            key = (name, str(loss or 0), str(copies), str(seed))
-            known = read_table(path) if path.exists() else []
-            kept = [row for row in known if tuple(row[column] for column in COLUMNS[:4]) != key]
-            write_table(path, sorted(kept + made, key=_order), COLUMNS)
-
-
-def _order(row: dict[str, str]) -> tuple[int, float, int, int]:
-    return [*CASES].index(row["case"]), float(row["gate_loss"]), int(row["copies"]), int(row["seed"])
-
-
-if __name__ == "__main__":
-    jax.config.update("jax_default_matmul_precision", "highest")
-    # Seeds, and cases of one kind of machine, compile many functions alike.
-    jax.config.update("jax_compilation_cache_dir", str(HERE / "runs" / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    main()
+        table = Table("joint", partial(rows_of, traces), cases(), COLUMNS[:4], COLUMNS)
+        make_tables(HERE, [table], given, compiled=HERE / "runs" / "compiled")  # seeds compile many functions alike

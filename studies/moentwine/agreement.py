@@ -11,10 +11,11 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from cases import MICRO, STAGES, Case, layout_of, topology_of
-from study import Row, write
+from study import HERE, Row
 
 from jaxmoe.des import fabric_of
 from jaxmoe.des.domains import replay_communication
+from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.experiment.validation import agreement
 from jaxmoe.hardware import Mesh
 from jaxmoe.network import Congestion, token_communication, token_homes, visit_counts
@@ -90,21 +91,21 @@ def line(case: Case, tokens: int, skew: float) -> Row:
     return row
 
 
-def main() -> None:
-    """Write the table, and print how well the two agree."""
-    rows = []
+def rows() -> list[Row]:
+    """All cases; how well the two agree is printed."""
+    made: list[Row] = []
     for case, skew in itertools.product(cases(), (0.0, SKEW)):
-        rows += [line(case, tokens, skew) for tokens in TOKENS.get(case.machine, USUAL)]
-    write("agreement", rows)
-    told, seen = (np.array([float(str(row[f"{who}_total_us"])) for row in rows]) for who in ("model", "simulated"))
-    print(len(rows), "cases:", agreement(told, seen))
+        made += [line(case, tokens, skew) for tokens in TOKENS.get(case.machine, USUAL)]
+    told, seen = (np.array([float(str(row[f"{who}_total_us"])) for row in made]) for who in ("model", "simulated"))
+    print(len(made), "cases:", agreement(told, seen))
     error = np.abs(told / seen - 1)
     for index in np.argsort(-error)[:8]:
         print(
             f"{told[index] / seen[index] - 1:+.3f}",
-            [rows[index][key] for key in ("machine", "layout", "tp", "fetch", "all_gather", "tokens", "gating")],
+            [made[index][key] for key in ("machine", "layout", "tp", "fetch", "all_gather", "tokens", "gating")],
         )
+    return made
 
 
 if __name__ == "__main__":
-    main()
+    make_tables(HERE, tables_of({"agreement": rows}, digits=6), study_options(__doc__).parse_args())

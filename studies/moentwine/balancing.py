@@ -1,12 +1,11 @@
 """moentwine's balancers on drifting workloads: Fig. 12, 15, 16, 17, and slots tuned by gradient.
 
-python studies/moentwine/balancing.py [table ...] [--shared FOLDER]     all tables beside this file, or some of them
+python studies/moentwine/balancing.py [balancing_loads ...] [--shared FOLDER]   all tables beside this file, or some
 """
 
-import argparse
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
 
@@ -32,7 +31,7 @@ from balancing_cases import (
 from balancing_moves import sharing, skew, tokens
 from balancing_stream import simulator, stream
 
-from jaxmoe.files import write_table
+from jaxmoe.experiment.table import add_shared, make_tables, study_options, tables_of
 from jaxmoe.placement import EMPTY
 from jaxmoe.policies import first_slots
 from jaxmoe.traces import read_any
@@ -238,22 +237,10 @@ TABLES: dict[str, Callable[[Path], Iterator[Row]]] = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", help=f"some of {', '.join(TABLES)}")
-    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder of traces/")
-    arguments = parser.parse_args()
-    folder = arguments.shared.resolve() / "traces"
-    if not folder.is_dir():
-        sys.exit(f"{folder}: no such folder; give the folder of the traces with --shared")
-    if unknown := set(arguments.tables) - TABLES.keys():
-        sys.exit(f"no table {', '.join(unknown)}; expected some of {', '.join(TABLES)}")
-    for name in arguments.tables or TABLES:
-        rows = list(TABLES[name](folder))
-        path = HERE / f"balancing_{name}.csv"
-        write_table(path, rows, digits=4)
-        print(f"{path.name}: {len(rows)} rows", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    parser = study_options(__doc__)
+    add_shared(parser, ROOT.parent / "shared", "traces")
+    given = parser.parse_args()
+    folder = given.shared / "traces"
+    made = {f"balancing_{name}": partial(rows, folder) for name, rows in TABLES.items()}
+    make_tables(HERE, tables_of(made, digits=4), given)

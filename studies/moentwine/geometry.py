@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 from cases import STAGES, Case, layout_of, priced, topology_of
-from study import WAFERS, Row, write
+from study import HERE, WAFERS, Row
 
+from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.placement.tokens import (
     average_hops,
     domain_area,
@@ -119,11 +120,5 @@ TABLES: dict[str, Callable[[], Iterator[Row]]] = {
 }
 
 
-def main() -> None:
-    """Write all tables."""
-    for name, rows in TABLES.items():
-        write(name, list(rows()))
-
-
 if __name__ == "__main__":
-    main()
+    make_tables(HERE, tables_of(TABLES, digits=6), study_options(__doc__).parse_args())

@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from cases import MICRO, MODELS, TOKENS, VECTOR, hardware_of, topology_of
-from study import Row, write
+from study import HERE, Row
 
+from jaxmoe.files import write_table
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import balanced_counts
@@ -146,8 +147,8 @@ def main() -> None:
         rows.append(row)
         if row["tuned_layout"] == "flat" and float(str(row["tuned_over_best"])) < 1 - TIE:
             found += sorted(devices(case[0], layout), key=lambda device: int(str(device["node"])))
-    write("mapping", rows)
-    write("found", found)
+    write_table(HERE / "mapping.csv", rows, digits=6)
+    write_table(HERE / "found.csv", found, digits=6)
     ratio = np.array([float(str(row["tuned_over_best"])) for row in rows])
     print(f"{len(rows)} cases: {(ratio < 1 - TIE).sum()} faster than the best known, {(ratio > 1 + TIE).sum()} slower")
 

@@ -5,14 +5,14 @@ python studies/moentwine/study.py links      one of them
 """
 
 import itertools
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 from cases import MODELS, STAGES, TOKENS, Case, best_fetch, gain, layout_of, microseconds, total
 
-from jaxmoe.files import read_table, write_table
+from jaxmoe.experiment.table import make_tables, study_options, tables_of
+from jaxmoe.files import read_table
 
 HERE = Path(__file__).parent
 RULES = ("eq_1", "congestion")
@@ -245,18 +245,5 @@ TABLES: dict[str, Callable[[], Iterator[Row]]] = {
 }
 
 
-def write(name: str, rows: list[Row]) -> None:
-    """A table beside this file, numbers in six digits."""
-    write_table(HERE / f"{name}.csv", rows, digits=6)
-
-
-def main() -> None:
-    """Write the tables that are named, or all."""
-    for name in sys.argv[1:] or TABLES:
-        rows = list(TABLES[name]())
-        write(name, rows)
-        print(f"{name}.csv: {len(rows)} rows")
-
-
 if __name__ == "__main__":
-    main()
+    make_tables(HERE, tables_of(TABLES, digits=6), study_options(__doc__).parse_args())

@@ -7,9 +7,9 @@ Everything for the base router, whose crossbar is as fast as its links, and for 
 another order of packets, for a rank that a seed changes is not one.
 """
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from scipy.stats import kendalltau
 from study import HERE
 
 from jaxmoe.des import Fabric, replay_traffic
-from jaxmoe.files import write_table
+from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network import AbstractTimeModel
 from jaxmoe.traces import synthetic_trace
@@ -142,17 +142,13 @@ def search_rows(name: str) -> Iterator[Row]:
         }
 
 
-def main() -> None:
-    """Write both tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--plans", type=int, default=100)
-    plans = parser.parse_args().plans
-    jax.config.update("jax_default_matmul_precision", "highest")
-    for name, rows in (("ranking", ranking_rows), ("search", search_rows)):
-        table = [row for router in ROUTERS for row in (rows(router, plans) if name == "ranking" else rows(router))]
-        write_table(HERE / f"{name}.csv", table)
-        print(*table, sep="\n")
-
-
 if __name__ == "__main__":
-    main()
+    parser = study_options(__doc__)
+    parser.add_argument("--plans", type=int, default=100)
+    given = parser.parse_args()
+    jax.config.update("jax_default_matmul_precision", "highest")
+    routers = [(name,) for name in ROUTERS]
+    ranking = partial(ranking_rows, plans=given.plans)
+    tables = [Table("ranking", ranking, routers, ("router",)), Table("search", search_rows, routers, ("router",))]
+    for rows in make_tables(HERE, tables, given).values():
+        print(*rows, sep="\n")

@@ -6,11 +6,10 @@ coupling, fitted to half of the records and judged on the others) and `worst_cas
 beside this file.
 """
 
-import argparse
 import json
-import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import equinox as eqx
@@ -19,7 +18,8 @@ import numpy as np
 from astra import astra_rows
 from booksim import VARIANTS, booksim_rows, predict, router, worst_case_rows
 
-from jaxmoe.files import read_table, write_table
+from jaxmoe.experiment.table import Table, add_shared, folder_of_tables, make_tables, study_options, tables_of
+from jaxmoe.files import read_table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -114,37 +114,26 @@ def coupling_rows(folder: Path) -> Iterable[Row]:
         yield {"exponent": exponent, "records": len(records)} | {key: f"{half:.3f}" for key, half in halves.items()}
 
 
-def known_rows(reference: str) -> list[Row]:
-    """Rows of a reference from the last run."""
-    path = HERE / "records.csv"
-    if not path.is_file():
-        return []
-    return [row for row in read_table(path) if row["reference"] == reference]
+def records(reference: Path, name: str) -> list[Row]:
+    """Every record of an outside simulator."""
+    return [*(booksim_rows(reference / "booksim2_mesh") if name == "booksim2" else astra_rows(reference))]
 
 
 def main() -> None:
     """Evaluate all records, or those of one reference, and write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder of reference/")
-    parser.add_argument("--only", choices=["booksim2", "astra"], help="run one reference, keep the rows of the other")
+    parser = study_options(__doc__)
+    add_shared(parser, ROOT.parent / "shared", "reference")
     given = parser.parse_args()
-    reference = given.shared.resolve() / "reference"
-    if not reference.is_dir():
-        sys.exit(f"{reference}: no such folder; give the folder of the reference results with --shared")
-    rows: list[Row] = []
-    for name, run in (
-        ("booksim2", lambda: booksim_rows(reference / "booksim2_mesh")),
-        ("astra", lambda: astra_rows(reference)),
-    ):
-        rows += known_rows(name) if given.only not in (None, name) else run()
-    write_table(HERE / "records.csv", rows)
-    write_table(HERE / "by_class.csv", by_class(rows))
-    write_table(HERE / "efficiency.csv", efficiency_rows(rows))
-    if given.only != "astra":
-        write_table(HERE / "coupling.csv", coupling_rows(reference / "booksim2_mesh"))
-        write_table(HERE / "worst_case.csv", worst_case_rows(reference / "booksim2_mesh"))
-    for name in ("by_class", "efficiency", "coupling"):
-        print(f"\n{name}.csv\n" + (HERE / f"{name}.csv").read_text())
+    reference = given.shared / "reference"
+    mesh = reference / "booksim2_mesh"
+
+    def of_records(rows: Callable[[list[Row]], Iterable[Row]]) -> Callable[[], Iterable[Row]]:
+        return lambda: rows(read_table(folder_of_tables(HERE, given) / "records.csv"))
+
+    known = Table("records", partial(records, reference), [("booksim2",), ("astra",)], ("reference",))
+    derived = {"by_class": of_records(by_class), "efficiency": of_records(efficiency_rows)}
+    derived |= {"coupling": lambda: coupling_rows(mesh), "worst_case": lambda: worst_case_rows(mesh)}
+    make_tables(HERE, [known, *tables_of(derived)], given)
 
 
 if __name__ == "__main__":

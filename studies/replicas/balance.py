@@ -1,7 +1,6 @@
 """`balanced_slots` against what is recorded of EPLB, FlashLB and vllm-ascend's other policies, in all cases.
 
-python studies/replicas/balance.py --part 0 --of 8      writes balance_0_of_8.csv
-python studies/replicas/balance.py --merge              writes balance.csv of all parts that are there, and tells
+python studies/replicas/balance.py --jobs 2 --resume      writes balance.csv and tells
 
 All figures are means over layers of the busiest rank's load over the mean, under equal split. `ours` is made with the
 budget that ships and has no expert twice on a rank, as the policies of vllm-ascend have none; `fast_repeats` is the
@@ -9,7 +8,6 @@ fast mode, with repeats as EPLB may have them. `bound` is what no placement of s
 all ways to give groups to nodes, and what a heavy expert leaves to one rank at least.
 """
 
-import argparse
 import time
 from collections.abc import Iterator
 from itertools import combinations
@@ -17,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxmoe.files import read_table, write_table
+from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.placement.slots import loads_of_slots, max_over_mean
 from jaxmoe.tune.replicas import balanced_slots
 
@@ -29,17 +27,17 @@ BETTER = 1e-6  # relative: less counts as equal
 Configuration = tuple[int, int, int, int]  # slots, groups, nodes, ranks
 
 
-def configurations() -> list[tuple[str, Configuration]]:
-    """Cases and configurations with an answer of EPLB, first those with one of FlashLB."""
-    found: list[tuple[bool, str, Configuration]] = []
+def configurations() -> list[tuple[str, str]]:
+    """Cases and configurations with an answer of EPLB."""
+    found = []
     for path in sorted(REFERENCE.glob("eplb_*.npz")):
         case = path.stem.removeprefix("eplb_")
         if case in EXAMPLES:
             continue
         with np.load(path) as file:
             rows = [tuple(row) for row in file["configs"].tolist()]
-        found += [("flashlb" not in recorded(case, row)[1], case, row) for row in rows]
-    return [(case, row) for _, case, row in sorted(found)]
+        found += [(case, "_".join(map(str, row))) for row in rows]
+    return sorted(found)
 
 
 def recorded(case: str, configuration: Configuration) -> tuple[np.ndarray, dict[str, float]]:
@@ -82,11 +80,11 @@ def packings(groups: list[int], size: int) -> Iterator[list[list[int]]]:
         yield from ([[groups[0], *others], *more] for more in packings(rest, size))
 
 
-def measured(case: str, configuration: Configuration) -> dict[str, object]:
-    """A row of the table."""
+def measured(case: str, name: str) -> list[dict[str, object]]:
+    """The row of a case and configuration."""
+    slots, groups, nodes, ranks = configuration = tuple(map(int, name.split("_")))
     with np.load(REFERENCE / f"eplb_{case}.npz") as file:
         weight = file["weight"].astype(float)
-    slots, groups, nodes, ranks = configuration
     eplb, policies = recorded(case, configuration)
     begun = time.process_time()
     ours, alike = (
@@ -96,35 +94,15 @@ def measured(case: str, configuration: Configuration) -> dict[str, object]:
         for fast in (False, True)
     )
     means = {"bound": bounds(weight, configuration), "ours": ours, "fast_repeats": alike, "eplb": eplb}
-    return (
-        {"case": case, "configuration": "_".join(map(str, configuration)), "layers": len(weight)}
+    return [
+        {"case": case, "configuration": name, "layers": len(weight)}
         | {name: f"{values.mean():.6f}" for name, values in means.items()}
         | {name: f"{policies[name]:.6f}" if name in policies else "" for name in POLICIES}
         | {
             "layers_where_fast_is_worse_than_eplb": int((alike > eplb * (1 + BETTER)).sum()),
             "processor_s": f"{time.process_time() - begun:.2f}",
         }
-    )
-
-
-def run(part: int, of: int) -> None:
-    """A part of the table; what is done is written at once."""
-    rows: list[dict[str, object]] = []
-    for case, configuration in configurations()[part::of]:
-        rows.append(measured(case, configuration))
-        print(*rows[-1].values(), flush=True)
-        write_table(HERE / f"balance_{part}_of_{of}.csv", rows)
-
-
-def merge() -> None:
-    parts = sorted(HERE.glob("balance_*_of_*.csv"))
-    rows = sorted(
-        (row for path in parts for row in read_table(path)), key=lambda row: (row["case"], row["configuration"])
-    )
-    write_table(HERE / "balance.csv", rows)
-    for path in parts:
-        path.unlink()
-    told(rows)
+    ]
 
 
 def told(rows: list[dict[str, str]]) -> None:
@@ -147,17 +125,7 @@ def told(rows: list[dict[str, str]]) -> None:
         print(f"{len(members)} with groups, {name}: {over.mean():.2%} above the bound, {over.max():.2%} at most")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", type=int, default=0)
-    parser.add_argument("--of", type=int, default=1)
-    parser.add_argument("--merge", action="store_true")
-    given = parser.parse_args()
-    if given.merge:
-        merge()
-    else:
-        run(given.part, given.of)
-
-
 if __name__ == "__main__":
-    main()
+    table = Table("balance", measured, configurations, ("case", "configuration"))
+    for rows in make_tables(HERE, [table], study_options(__doc__).parse_args()).values():
+        told(rows)

@@ -1,17 +1,18 @@
 """Loads that change: slots fitted on the first half of the recorded windows, judged on the other, beside FlashLB's.
 
-python studies/replicas/changing.py        writes changing.csv and tells
+python studies/replicas/changing.py        writes changing.csv
 
 Figures are max over mean of ranks, mean over windows and layers; `next` is of the half that no placement was made for.
 Ours has no expert twice on a rank, as FlashLB has none.
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from jaxmoe.files import write_table
+from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.placement.slots import loads_of_slots, max_over_mean
 from jaxmoe.tune.replica_windows import steady_slots
 
@@ -24,27 +25,24 @@ def balance(slots: np.ndarray, windows: np.ndarray, ranks: int) -> float:
     return float(np.mean([max_over_mean(loads_of_slots(slots, window, ranks)) for window in windows]))
 
 
-def main() -> None:
+def changing() -> Iterator[dict[str, object]]:
     answers: dict[tuple[str, int, int], dict[str, float]] = {}
     for record in json.loads((REFERENCE / "index_stages.json").read_text()):
         key = record["file"], record["num_replicas"], record["num_gpus"]
         answers.setdefault(key, {})[record["policy"]] = record["next_mean"]
-    rows: list[dict[str, object]] = []
     for (file, slots, ranks), theirs in answers.items():
         with np.load(REFERENCE / file) as recorded:
             windows = recorded["weight"].astype(float)
         half = len(windows) // 2
         found = [steady_slots(windows[:half], slots, ranks, seed=seed) for seed in range(SEEDS)]
         known, later = ([balance(each, part, ranks) for each in found] for part in (windows[:half], windows[half:]))
-        rows.append(
+        yield (
             {"case": Path(file).stem.removeprefix("stages_"), "slots": slots, "ranks": ranks}
             | {"known": f"{known[0]:.4f}", "next": f"{later[0]:.4f}"}
             | {"next_of_other_seeds": " ".join(f"{each:.4f}" for each in later[1:])}
             | {f"next_{policy}": f"{theirs[policy]:.4f}" for policy in ("flashlb", "eplb")}
         )
-        print(*rows[-1].values(), flush=True)
-    write_table(HERE / "changing.csv", rows)
 
 
 if __name__ == "__main__":
-    main()
+    make_tables(HERE, tables_of({"changing": changing}), study_options(__doc__).parse_args())

@@ -1,6 +1,6 @@
 """How long it takes to place copies for 58 layers of 256 experts, beside a NumPy port of EPLB in the same run.
 
-python studies/replicas/speed.py        writes speed.csv and tells
+python studies/replicas/speed.py        writes speed.csv
 
 Milliseconds by the clock and of processors, the least of 31 turns of all in turn (refined: of 3), compiled before.
 `fast` is the fast mode with repeats on a rank as EPLB may have them, `fast_legal` without, `refined` what
@@ -8,13 +8,13 @@ Milliseconds by the clock and of processors, the least of 31 turns of all in tur
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from jaxmoe.files import write_table
+from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.slots import loads_of_slots, max_over_mean
 from jaxmoe.tune.replicas import balanced_slots
@@ -43,10 +43,9 @@ def timed(place: Callable[[], np.ndarray]) -> tuple[float, float]:
     return time.perf_counter() - clock, time.process_time() - processor
 
 
-def main() -> None:
+def speed() -> Iterator[dict[str, object]]:
     with np.load(CASE) as file:
         loads = file["weight"].astype(float)
-    rows: list[dict[str, object]] = []
     for configuration in CONFIGURATIONS:
         named = methods(loads, configuration)
         placed = {name: place() for name, place in named.items()}
@@ -57,7 +56,7 @@ def main() -> None:
                     taken[name].append(timed(place))
         for name, slots in placed.items():
             busy = max_over_mean(loads_of_slots(slots, loads, configuration[3]))
-            rows.append(
+            yield (
                 {
                     "configuration": "_".join(map(str, configuration)),
                     "method": name,
@@ -66,9 +65,7 @@ def main() -> None:
                     "max_over_mean": f"{busy.mean():.5f}",
                 }
             )
-            print(*rows[-1].values(), flush=True)
-    write_table(HERE / "speed.csv", rows)
 
 
 if __name__ == "__main__":
-    main()
+    make_tables(HERE, tables_of({"speed": speed}), study_options(__doc__).parse_args())

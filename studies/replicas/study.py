@@ -1,11 +1,12 @@
 """Placements of replicas by the time they take, against EPLB's: see README.md.
 
-python studies/replicas/study.py topology dgx_b200_8x8 | moentwine_8x8 | moentwine_4x8x8
-python studies/replicas/study.py time even | nearest | fixed
+python studies/replicas/study.py 'topology_*_0'                           # of every machine, model and rule, seed 0
+python studies/replicas/study.py 'topology_dgx_b200_8x8*' time_nearest_0 --only 300     # windows of 300 steps
 """
 
-import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
 
 import equinox as eqx
@@ -17,7 +18,7 @@ from jaxmoe.engine.copies import replica_model
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.rebalancing import Policy, rebalanced
 from jaxmoe.experiment.replica_plans import drawn_loads, judged, replayed, serving_scenario
-from jaxmoe.files import write_table
+from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.replica_choice import REPLICA_CHOICES
 from jaxmoe.traces import Batch, GatingTrace, load_counts, read_trace, sample_batches
@@ -30,14 +31,16 @@ TOKENS = 2048  # of all ranks in a step
 MOVES = 8000  # of local search for every layer; a quarter on 256 ranks
 BATCHES = 8  # that judge, of tokens of the second half
 
-# Model, trace and slots of a rank, by machine; every so many layers of the trace.
+# By machine and model the trace, slots of a rank, and every so many layers of the trace.
 CASES = {
-    "dgx_b200_8x8": [("deepseek-v2-lite", "summary", 2, 6), ("gpt-oss-20b", "gpqa_main", 1, 6)],
-    "moentwine_8x8": [("deepseek-v2-lite", "summary", 2, 6), ("gpt-oss-20b", "gpqa_main", 1, 6)],
-    "moentwine_4x8x8": [("deepseek-v2-lite", "summary", 1, 13), ("gpt-oss-20b", "gpqa_main", 1, 12)],
+    "dgx_b200_8x8": {"deepseek-v2-lite": ("summary", 2, 6), "gpt-oss-20b": ("gpqa_main", 1, 6)},
+    "moentwine_8x8": {"deepseek-v2-lite": ("summary", 2, 6), "gpt-oss-20b": ("gpqa_main", 1, 6)},
+    "moentwine_4x8x8": {"deepseek-v2-lite": ("summary", 1, 13), "gpt-oss-20b": ("gpqa_main", 1, 12)},
 }
+SEEDS = (0, 1)
 
 
+@cache
 def inputs_for(machine: str, model: str, trace: str, every: int) -> tuple[Inputs, GatingTrace, GatingTrace]:
     """The inputs of some layers, and both halves of the trace."""
     scenario = serving_scenario(Path(f"configs/hardware/{machine}.yaml"), model, TOKENS)
@@ -55,18 +58,14 @@ def windows_of(trace: GatingTrace, count: int = 8) -> np.ndarray:
     return np.stack([load_counts(trace.select_tokens(part)).counts.sum(axis=0) for part in parts]).astype(float)
 
 
-def topology(machine: str, seed: int, only: str | None, rule: str | None) -> None:
+def topology(machine: str, model: str, choice: str, seed: int) -> list[dict]:
     """Acceptance 3: ours against EPLB's, on tokens of the later half, in the model and in the simulator."""
-    for model, name, per_rank, every in CASES[machine]:
-        if only not in (None, model):
-            continue
-        inputs, first, second = inputs_for(machine, model, name, every)
-        for choice in REPLICA_CHOICES if rule is None else (rule,):
-            rows = compared(inputs, first, second, per_rank, choice, seed)
-            about = {"machine": machine, "model": model, "slots": per_rank * inputs.num_nodes, "seed": seed}
-            path = HERE / f"topology_{machine}_{model}_{choice}_{seed}.csv"
-            write_table(path, [about | {"choice": choice} | row for row in rows])
-            print(machine, model, choice, told(rows), flush=True)
+    name, per_rank, every = CASES[machine][model]
+    inputs, first, second = inputs_for(machine, model, name, every)
+    rows = compared(inputs, first, second, per_rank, choice, seed)
+    print(machine, model, choice, told(rows), flush=True)
+    about = {"machine": machine, "model": model, "slots": per_rank * inputs.num_nodes, "seed": seed}
+    return [about | {"choice": choice} | row for row in rows]
 
 
 def mixed(batches: Batch, ranks: int, seed: int) -> Batch:
@@ -160,60 +159,53 @@ def drifting_loads(layers: list[int], windows: int, seed: int) -> np.ndarray:
     return drawn_counts(np.stack(shares), mixture, TOKENS * 6, seed).astype(float)
 
 
-def over_time(choice: str, seed: int, lengths: Sequence[int]) -> None:
-    """Acceptance 4 and the replay over time: every policy, for windows of several lengths; what is done is written."""
+@cache
+def drifting(choice: str, seed: int) -> tuple[ReplicaProblem, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Where to place copies, windows of loads that are known and those that follow, and slots to start from."""
     layers = list(build_model(load_model(MODEL, "model")).moe_layer_ids[::13])
     scenario = serving_scenario(Path(f"configs/hardware/{MACHINE}.yaml"), MODEL, TOKENS)
-    layer = build_layer_model(scenario, "sharded")
-    model, size = replica_model(layer, choice), float(layer.costs.expert_bytes)
     loads = drifting_loads(layers, 29, seed)
     known, windows = loads[:4], loads[4:]
+    model = replica_model(build_layer_model(scenario, "sharded"), choice)
     problem = ReplicaProblem(model, np.swapaxes(known, 0, 1), SLOTS)
     starts = {
         "eplb": eplb(known.sum(axis=0), SLOTS, problem.ranks),
         "tuned": tuned_slots(problem, MOVES, seed=seed).slots,
     }
-    rows = []
-    for steps in lengths:
-        for policy in POLICIES:
-            if steps != lengths[0] and (policy.placer != "tuned" or np.isinf(policy.patience)):
-                continue  # windows that are longer change nothing but what weighs moving against gains
-            for name in ("eplb", "tuned") if policy.placer == "keep" else ("eplb",):
-                run = rebalanced(problem, windows, known, starts[name], policy, steps, seed)
-                rows.append(
-                    {
-                        "choice": choice,
-                        "seed": seed,
-                        "policy": f"{policy.name}, {name} at the start" if policy.placer == "keep" else policy.name,
-                        "memory": policy.memory,
-                        "patience": policy.patience,
-                        "steps": steps,
-                        "layer_us": round(run.seconds.mean() / len(layers) * 1e6, 4),
-                        "moved_GB_a_window": round(run.experts.mean() * size / 1e9, 4),
-                        "moving_ms_a_window": round(run.moving.mean() * 1e3, 4),
-                    }
-                    | {f"step_us_{every}": round(run.per_step(every) / len(layers) * 1e6, 4) for every in STEPS}
-                )
-                print(*rows[-1].values(), flush=True)
-                write_table(HERE / f"time_{choice}_{seed}.csv", rows)
+    return problem, known, windows, starts
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=("topology", "time"))
-    parser.add_argument("what", choices=[*CASES, *REPLICA_CHOICES])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--model", help="of a topology, this model alone")
-    parser.add_argument("--choice", choices=REPLICA_CHOICES, help="of a topology, this rule alone")
-    parser.add_argument(
-        "--steps", type=int, nargs="+", default=STEPS, help="of a window over time, these lengths alone"
-    )
-    given = parser.parse_args()
-    if given.part == "topology":
-        topology(given.what, given.seed, given.model, given.choice)
-    else:
-        over_time(given.what, given.seed, given.steps)
+def over_time(choice: str, seed: int, steps: int) -> Iterator[dict]:
+    """Acceptance 4 and the replay over time: every policy, for windows of a length."""
+    problem, known, windows, starts = drifting(choice, seed)
+    layers, size = known.shape[1], float(problem.model.layer.costs.expert_bytes)
+    for policy in POLICIES:
+        if steps != STEPS[0] and (policy.placer != "tuned" or np.isinf(policy.patience)):
+            continue  # windows that are longer change nothing but what weighs moving against gains
+        for name in ("eplb", "tuned") if policy.placer == "keep" else ("eplb",):
+            run = rebalanced(problem, windows, known, starts[name], policy, steps, seed)
+            yield {
+                "choice": choice,
+                "seed": seed,
+                "policy": f"{policy.name}, {name} at the start" if policy.placer == "keep" else policy.name,
+                "memory": policy.memory,
+                "patience": policy.patience,
+                "steps": steps,
+                "layer_us": round(run.seconds.mean() / layers * 1e6, 4),
+                "moved_GB_a_window": round(run.experts.mean() * size / 1e9, 4),
+                "moving_ms_a_window": round(run.moving.mean() * 1e3, 4),
+            } | {f"step_us_{every}": round(run.per_step(every) / layers * 1e6, 4) for every in STEPS}
+
+
+def tables() -> Iterator[Table]:
+    """One for each machine, model, rule and seed; and one over time for each rule and seed."""
+    models = ((machine, model) for machine, models in CASES.items() for model in models)
+    for (machine, model), choice, seed in product(models, REPLICA_CHOICES, SEEDS):
+        rows = partial(topology, machine, model, choice, seed)
+        yield Table(f"topology_{machine}_{model}_{choice}_{seed}", rows)
+    for choice, seed in product(REPLICA_CHOICES, SEEDS):
+        yield Table(f"time_{choice}_{seed}", partial(over_time, choice, seed), [(s,) for s in STEPS], ("steps",))
 
 
 if __name__ == "__main__":
-    main()
+    make_tables(HERE, [*tables()], study_options(__doc__).parse_args())

@@ -1,13 +1,12 @@
-"""Tables of the study of the wafer-scale GPU: `python studies/wafer_gpu/study.py [TABLE ...] [--model NAME]`.
+"""Tables of the study of the wafer-scale GPU: `python studies/wafer_gpu/study.py [TABLE ...] [--only DeepSeek-V3]`.
 
-With a model, its rows alone are made anew, and the table keeps the others; with a batch, those of `throughput`.
-`recorded` needs recorded gating, in a folder `traces/` under that given with `--shared`.
+Tables are made model by model, `throughput` batch by batch as well (`--only DeepSeek-V3/512`). `recorded` needs
+recorded gating, in a folder `traces/` under that given with `--shared`.
 """
 
-import argparse
 import itertools
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,23 +45,23 @@ from runs import (
 
 from jaxmoe.des import replay_slices
 from jaxmoe.engine import HostLink
-from jaxmoe.files import read_table, write_table
+from jaxmoe.experiment.table import Table, make_tables, study_options
+from jaxmoe.files import read_table
 from jaxmoe.systems.wafer_gpu import allocation_of
 from jaxmoe.tune.allocation import Task, allocation_bound, allocation_seconds
 
 
-def throughput(model: str, batches: tuple[int, ...] = BATCHES) -> Iterator[Row]:
-    """Fig. 11 and 13: every machine, batch and policy."""
-    for batch, case in cases(model, batches):
-        known = case.guidance(SETTINGS["top"])
-        for machine in MACHINES:
-            rows = [
-                {"model": model, "machine": machine, "batch": batch, "policy": name}
-                | measured(model, machine, policy_of(model, machine, **changes), known)
-                for name, changes in POLICIES.items()
-                if name in NEEDED or machine in MAIN_MACHINES
-            ]
-            yield from beside(rows, rows[0])
+def throughput(model: str, batch: int) -> Iterator[Row]:
+    """Fig. 11 and 13: every machine and policy; batches are the first requests of one trace."""
+    known = Case(model, requests_of(model, max(BATCHES))[:, :batch]).guidance(SETTINGS["top"])
+    for machine in MACHINES:
+        rows = [
+            {"model": model, "machine": machine, "batch": batch, "policy": name}
+            | measured(model, machine, policy_of(model, machine, **changes), known)
+            for name, changes in POLICIES.items()
+            if name in NEEDED or machine in MAIN_MACHINES
+        ]
+        yield from beside(rows, rows[0])
 
 
 NEEDED = ("base", "allo+pred")  # on Dojo-Enhanced, of which V-F alone has figures
@@ -272,7 +271,6 @@ def host(model: str) -> Iterator[Row]:
 
 
 BY_MODEL: dict[str, Callable[..., Iterator[Row]]] = {
-    "throughput": throughput,
     "seeds": seeds,
     "sensitivity": sensitivity,
     "agreement": agreement,
@@ -286,35 +284,25 @@ BY_MODEL: dict[str, Callable[..., Iterator[Row]]] = {
 ALONE: dict[str, Callable[[], Iterator[Row]]] = {"loads": loads, "timeline": timeline, "h100": h100}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=", ".join([*BY_MODEL, *ALONE, "recorded"]))
-    parser.add_argument("--model", choices=FP8)
-    parser.add_argument("--batch", type=int, choices=BATCHES, help="of throughput, with a model")
-    parser.add_argument("--shared", type=Path, default=FOLDER.parents[2] / "shared", help="has traces/")
-    told = parser.parse_args()
-    for name in told.tables or [*BY_MODEL, *ALONE]:
-        start = time.perf_counter()
-        with double():
-            if name in BY_MODEL:
-                some = {"batches": (told.batch,)} if told.batch and name == "throughput" else {}
-                rows = [row for model in ([told.model] if told.model else FP8) for row in BY_MODEL[name](model, **some)]
-            elif name in ALONE:
-                rows = [*ALONE[name]()]
-            elif name == "recorded":
-                rows = [*recorded(told.shared / "traces")]
-            else:
-                parser.error(f"no table {name!r}; expected some of {', '.join([*BY_MODEL, *ALONE, 'recorded'])}")
-        path = FOLDER / f"{name}.csv"
-        if name in BY_MODEL and told.model and path.exists():
-            cases = {(row["model"], row.get("batch") if told.batch else None) for row in rows}
-            cases = {(model, batch if batch is None else str(batch)) for model, batch in cases}
-            before = read_table(path)
-            others = [row for row in before if (row["model"], row["batch"] if told.batch else None) not in cases]
-            rows = sorted(others + rows, key=lambda row: (FP8.index(row["model"]), int(row.get("batch", 0))))
-        write_table(path, rows, digits=6)
-        print(f"{name}: {len(rows)} rows in {time.perf_counter() - start:.0f} s", flush=True)
+def precise(rows: Callable[..., Iterator[Row]], *case: Any) -> list[Row]:
+    """Rows of a case in double precision."""
+    with double():
+        return [*rows(*case)]
+
+
+def tables(traces: Path) -> Iterator[Table]:
+    """All tables; that of recorded gating is the last one."""
+    models = [(model,) for model in FP8]
+    both = [*itertools.product(FP8, BATCHES)]
+    yield Table("throughput", partial(precise, throughput), both, ("model", "batch"), digits=6)
+    for name, rows in BY_MODEL.items():
+        yield Table(name, partial(precise, rows), models, ("model",), digits=6)
+    for name, rows in (ALONE | {"recorded": partial(recorded, traces)}).items():
+        yield Table(name, partial(precise, rows), digits=6)
 
 
 if __name__ == "__main__":
-    main()
+    parser = study_options(__doc__)
+    parser.add_argument("--shared", type=Path, default=FOLDER.resolve().parents[2] / "shared", help="has traces/")
+    given = parser.parse_args()
+    make_tables(FOLDER, [*tables(given.shared / "traces")], given)

@@ -9,7 +9,7 @@ import pytest
 
 from jaxmoe.experiment import comparison
 from jaxmoe.placement import read_plan
-from jaxmoe.tune.optimisers import OPTIMISERS
+from jaxmoe.registry import OPTIMISERS
 from jaxmoe.tune.two_stage import TwoStageSettings
 
 
@@ -17,7 +17,7 @@ from jaxmoe.tune.two_stage import TwoStageSettings
 def quick_two_stage(monkeypatch):
     """Node and link balance in fractions of a second; the others are quick on four experts."""
     quick = OPTIMISERS["milp-bayes"]._replace(settings=lambda **given: TwoStageSettings(0.0, 2.0, 0.5, **given))
-    monkeypatch.setitem(comparison.OPTIMISERS, "milp-bayes", quick)
+    monkeypatch.setattr(comparison, "OPTIMISERS", {**OPTIMISERS, "milp-bayes": quick})
 
 
 def summary_of(out):
@@ -63,7 +63,7 @@ def test_ctrl_c_ends_it_with_a_plan(run, scenario, out, name, monkeypatch):
 
         return real.run(problem, settings, press)
 
-    monkeypatch.setitem(comparison.OPTIMISERS, name, real._replace(run=interrupted))
+    monkeypatch.setattr(comparison, "OPTIMISERS", {**comparison.OPTIMISERS, name: real._replace(run=interrupted)})
     result = run("tune", scenario, "--optimiser", name, "--out", out)
     assert result.exit_code == 130, result.output
     assert "stopped early (interrupted); the best plan so far" in result.stderr

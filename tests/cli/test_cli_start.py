@@ -9,10 +9,9 @@ import pytest
 
 from jaxmoe.config.systems import HDMoEConfig
 from jaxmoe.des.traffic import Order
+from jaxmoe.registry import OPTIMISERS, TRACES
 from jaxmoe.systems import HDMoE
-from jaxmoe.traces.formats import TRACES
 from jaxmoe.traces.synthesis import PRESETS
-from jaxmoe.tune.optimisers import OPTIMISERS
 
 SCRIPT = """
 import sys

@@ -12,9 +12,9 @@ from pyarrow import dataset, parquet
 
 from jaxmoe.cli.session import Interrupts
 from jaxmoe.cli.sweep_answers import label_of
+from jaxmoe.registry import METRICS
 from jaxmoe.sweep import evaluation
 from jaxmoe.sweep.access import locked
-from jaxmoe.sweep.metrics import METRICS
 
 LINK, DIE = "hardware.link.bandwidth_GB_per_s", "hardware.die.compute_TFLOPs_per_s"
 AXES = {LINK: [2, 8], DIE: [1, 2], "strategy": ["tp", "ep_balanced"]}
@@ -153,7 +153,8 @@ def test_two_sweeps_at_once_are_one_clear_error(run, study, out):
 
 
 def test_metrics_that_are_no_numbers_make_a_summary_all_the_same(run, study, out, monkeypatch):
-    monkeypatch.setitem(METRICS, "p95", replace(METRICS["p95"], of=lambda seen: seen.times.p95.mean() * jnp.nan))
+    nan = replace(METRICS["p95"], of=lambda seen: seen.times.p95.mean() * jnp.nan)
+    monkeypatch.setattr(evaluation, "METRICS", {**METRICS, "p95": nan})
     result = run("sweep", study(), "--out", out)
     assert result.exit_code == 0, result.output
     assert json.loads((out / "summary.json").read_text())["best"]["total"]["p95_s"] is None

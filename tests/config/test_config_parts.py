@@ -8,7 +8,7 @@ from jaxmoe.config import ConfigError, Scenario, load_scenario
 from jaxmoe.config.parts import COMPOSITION, DIVIDING, PARTS, WHOLE_EXPERTS, details, table
 from jaxmoe.config.systems import SystemConfig
 from jaxmoe.engine.schedule import SCHEDULES
-from jaxmoe.experiment.strategies import RUNS, STANDARD
+from jaxmoe.registry import STRATEGIES
 from jaxmoe.systems import SYSTEMS
 
 SECTIONS = {
@@ -39,7 +39,7 @@ def test_every_key_of_a_system_names_a_part(system):
 
 
 def test_strategies_are_those_that_can_be_named():
-    assert {*WHOLE_EXPERTS, *DIVIDING} == {*STANDARD, RUNS}
+    assert {*WHOLE_EXPERTS, *DIVIDING} == {*STRATEGIES}
 
 
 def test_the_pages_have_the_table_of_the_code(pytestconfig):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from oracles.arrays import full
+from oracles.own_topologies import Dragonfly
 
 from jaxmoe.des import LayerDescription, fabric_of, replay_layer
 from jaxmoe.des.exchanges import ring_groups, stage_transfers
@@ -26,6 +27,7 @@ NETWORKS = {
     "switch": switch(8, 2.0, 0.1),
     "clusters": clusters(2, 4, 2.0, 0.1, 1.0, 0.3, spines=2),
     "fully_connected": fully_connected(8, 2.0, 0.1),
+    "dragonfly": Dragonfly.uniform(2.0, 0.1, groups=4, routers=2, terminals=1),
 }
 
 
@@ -134,7 +136,7 @@ def test_rings_are_of_neighbours_in_rectangles_and_of_successors_elsewhere():
 
 
 def names_for(topology: AbstractTopology) -> list[str]:
-    is_mesh = isinstance(topology, Mesh)
+    is_mesh = topology.grid is not None
     gathers = [Gather(home, route).name for home in HOMES for route in (ROUTES if is_mesh else ROUTES[:2])]
     return [*gathers, "reduce_scatter", "ring", "ring_both_ways", "rings_4_both_ways", *["rings_2x2"] * is_mesh]
 

@@ -10,7 +10,7 @@ from oracles.arrays import full
 
 from jaxmoe.des.buffers import BufferError
 from jaxmoe.des.description import LayerDescription, Memory
-from jaxmoe.des.fabric import fabric_of, mesh_paths, rows_of
+from jaxmoe.des.fabric import fabric_of, paths_of, rows_of
 from jaxmoe.des.streaming import COMPUTE, LOAD, SEND, Flow, Stream, stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
 from jaxmoe.hardware import Mesh
@@ -195,7 +195,7 @@ def random_flow(seed: int, dies: int, capacity: int, **rules: object) -> Flow:
         compute=rng.uniform(0, 4, (experts, dies)),
         load=1.0,
         send=rng.uniform(0.1, 3, (dies, dies)),
-        paths=mesh_paths(shape, "xy").rows,
+        paths=paths_of(Mesh.uniform(1.0, 0.0, shape=shape)).rows,
         capacity=np.full(dies, capacity),
         group=rng.integers(0, 3, experts),
         **rules,

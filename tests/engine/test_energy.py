@@ -12,10 +12,19 @@ from hypothesis import strategies as st
 from oracles import cases
 from oracles.arrays import floats, full
 
-from jaxmoe.engine import Decisions, LayerCosts, LayerModel, LayerTime, Movement, Pipelined, evaluate
+from jaxmoe.engine import (
+    Decisions,
+    LayerCosts,
+    LayerModel,
+    LayerTime,
+    Movement,
+    Pipelined,
+    StaticPlan,
+    evaluate,
+    rollout,
+)
 from jaxmoe.hardware import Die, Energy, Machine, Mesh, node_memory
 from jaxmoe.network import Congestion, Uncongested, alpha_beta, build_exchange
-from jaxmoe.policies import StaticPlan, rollout
 from jaxmoe.relax import SmoothMax, SoftSupport
 from jaxmoe.traces import Batch
 

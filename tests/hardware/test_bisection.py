@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.own_topologies import Dragonfly
 from oracles.topologies import both_ways, graph_of, mesh
 
 from jaxmoe.hardware import (
@@ -86,6 +87,7 @@ def test_the_networks_of_the_papers_by_hand(topology, expected):
         *(bordered(wafer, (2, 2), border) for wafer in [(1, 2), (3, 1)] for border in (0.1, 1.5)),
         ring(9, B, LATENCY),
         switch(8, B, LATENCY),
+        Dragonfly.uniform(B, LATENCY, groups=3, routers=2, terminals=1),
     ],
 )
 def test_no_halving_is_narrower(topology):

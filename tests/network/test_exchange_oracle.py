@@ -10,6 +10,7 @@ from oracles import cases
 from oracles import exchange as oracle
 from oracles.arrays import floats, full
 from oracles.layer import Tokens
+from oracles.own_topologies import Dragonfly
 from oracles.topologies import mesh, with_random_numbers
 
 from jaxmoe.engine import LayerTime
@@ -29,8 +30,9 @@ NETWORKS: dict[str, AbstractTopology] = {
     "clusters": clusters(2, 4, 1.0, 0.0, 1.0, 0.0),
     "switch": switch(6, 1.0, 0.0),
     "ring": ring(6, 1.0, 0.0),
+    "dragonfly": Dragonfly.uniform(1.0, 0.0, groups=3, routers=2, terminals=1),
 }
-WITH_PORTS = ("yx_mesh", "clusters", "line")
+WITH_PORTS = ("yx_mesh", "clusters", "line", "dragonfly")
 
 
 def random_tokens(rng: np.random.Generator, nodes: int) -> Tokens:
@@ -100,6 +102,10 @@ FEW = [
     ("clusters", "fewest_hops_tree"),
     ("clusters", "reduce_scatter"),
     ("clusters", "rings_2_both_ways"),
+    ("dragonfly", "least_loaded"),
+    ("dragonfly", "random_host_tree"),
+    ("dragonfly", "reduce_scatter"),
+    ("dragonfly", "rings_3_both_ways"),
 ]
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import paths as oracle
 from oracles.arrays import full
+from oracles.own_topologies import Dragonfly
 from oracles.topologies import NETWORKS, mesh, random_graph, random_traffic
 
 from jaxmoe.hardware import AbstractTopology
@@ -92,12 +93,10 @@ def test_many_traffics_at_once_equal_one_by_one(topology):
     )
 
 
-def test_a_network_of_another_kind_is_refused():
-    class Bus(AbstractTopology):
-        num_nodes = 2
-        link_ends = reverse_links = hop_counts = paths = positions = None
+def test_a_class_may_have_a_rule_of_its_own():
+    class Bus(Dragonfly):
+        pass
 
-    bus = Bus(full(1, 1.0), full(1, 0.0))
-    for function, values in ((link_loads, full((2, 2), 1.0)), (path_maxima, full(1, 1.0))):
-        with pytest.raises(TypeError, match="loads of a Bus are not known; use a Mesh or a Graph"):
-            function(bus, values)
+    bus = Bus.uniform(1.0, 0.0, groups=2, routers=1, terminals=1)
+    link_loads.register(Bus, lambda topology, traffic: jnp.full(topology.num_links, traffic.sum()))
+    assert (link_loads(bus, full((2, 2), 1.0)) == 4).all()

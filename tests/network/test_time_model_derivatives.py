@@ -53,7 +53,7 @@ def with_numbers(topology: AbstractTopology, numbers: dict[str, jax.Array]) -> A
 
 
 @pytest.mark.parametrize("model", TIME_MODELS)
-@pytest.mark.parametrize("network", ["mesh", pytest.param("spines", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("network", ["mesh", "dragonfly", pytest.param("spines", marks=pytest.mark.slow)])
 def test_gradients_agree_with_central_differences(network, model):
     topology, numbers = random_case(network)
 

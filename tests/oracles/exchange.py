@@ -1,12 +1,11 @@
 """Exchanges by name on any network: what every token sends, path by path, and how long that takes."""
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxmoe.hardware import AbstractTopology, Mesh
+from jaxmoe.hardware import AbstractTopology
 from oracles.layer import Costs, Tokens, node_times, visited_nodes
 from oracles.network import NumpyMachine
 
@@ -135,8 +134,8 @@ def _ring_phases(name: str, topology: AbstractTopology, visits: list[tuple[set[i
     chains: list[list[int]] = []
     for members in groups:
         part = sum(weight for visited, weight in visits if visited & set(members)) / size
-        neighbours = isinstance(topology, Mesh) and ("x" in words[1] if words[0] == "rings" else True)
-        order = ring_order(topology.shape[1], members) if neighbours else members
+        neighbours = topology.grid is not None and ("x" in words[1] if words[0] == "rings" else True)
+        order = ring_order(topology.grid[1], members) if neighbours else members
         for way in ((order, order[::-1]) if both else (order,)) if part > 0 else ():
             chains.append(list(range(len(around), len(around) + size)))
             around += [Message(*step, part / (1 + both)) for step in zip(way, way[1:] + way[:1], strict=True)]
@@ -166,8 +165,8 @@ def node_groups(words: str, topology: AbstractTopology) -> list[list[int]]:
     if len(cuts) == 1:
         size = topology.num_nodes // cuts[0]
         return [list(range(group * size, (group + 1) * size)) for group in range(cuts[0])]
-    assert isinstance(topology, Mesh)
-    x, y = topology.shape
+    assert topology.grid is not None
+    x, y = topology.grid
     wide, high = x // cuts[0], y // cuts[1]
     return [
         [(a * wide + i) * y + b * high + j for i in range(wide) for j in range(high)]
@@ -236,9 +235,9 @@ class _Walks:
         self.nodes = topology.num_nodes
         self.reverse = [int(link) for link in np.asarray(topology.reverse_links)]
         self.paths = {False: topology.paths()}
-        if isinstance(topology, Mesh):
-            other = "yx" if topology.routing == "xy" else "xy"
-            self.paths[True] = dataclasses.replace(topology, routing=other).paths()
+        other = topology.crossed()
+        if other is not None:
+            self.paths[True] = other.paths()
         self.bandwidth = np.asarray(topology.link_bandwidth, float)
         self.latency = np.asarray(topology.link_latency, float)
         ports = [topology.injection_bandwidth, topology.ejection_bandwidth]
@@ -281,12 +280,12 @@ class _Walks:
 
 def names_of(topology: AbstractTopology) -> Iterator[str]:
     """Every exchange that suits a network."""
-    mesh = isinstance(topology, Mesh)
+    mesh = topology.grid is not None
     yield from (name for name in GATHERS if mesh or ("cross" not in name and "split" not in name))
     yield from ("reduce_scatter", "ring", "ring_both_ways")
     cuts = [str(count) for count in range(2, topology.num_nodes + 1) if topology.num_nodes % count == 0]
     if mesh:
-        sides = [[n for n in range(1, side + 1) if side % n == 0] for side in topology.shape]
+        sides = [[n for n in range(1, side + 1) if side % n == 0] for side in topology.grid]
         cuts += [f"{a}x{b}" for a in sides[0] for b in sides[1] if a * b > 1]
     yield from (f"rings_{cut}{way}{alone}" for cut in cuts for way in ("", "_both_ways") for alone in ("", "_alone"))
 

@@ -18,6 +18,7 @@ from jaxmoe.hardware import (
 )
 from jaxmoe.hardware.networks import num_links
 from oracles.arrays import floats
+from oracles.own_topologies import Dragonfly
 
 
 def mesh(shape: tuple[int, int], bandwidth: float = 1.0, latency: float = 0.0, **options) -> Mesh:
@@ -65,6 +66,7 @@ NETWORKS: dict[str, AbstractTopology] = {
     "clusters": clusters(2, 3, 1.0, 0.0, 1.0, 0.0),
     "spines": clusters(3, 2, 1.0, 0.0, 1.0, 0.0, spines=2),
     "detours": detours(),
+    "dragonfly": Dragonfly.uniform(1.0, 0.0, groups=3, routers=2, terminals=1),
 }
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxmoe.placement.placement import Placement, PlanError, write_plan
-from jaxmoe.placement.slot_files import FORMATS, read_slot_plan, suffix_of_engine, write_slot_plan
+from jaxmoe.placement.slot_files import formats, read_slot_plan, suffix_of_engine, write_slot_plan
 from jaxmoe.placement.slot_plan import SlotPlan, moved
 from jaxmoe.traces.formats.source import Hints
 
@@ -44,7 +44,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("files")
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", formats())
 @settings(max_examples=40, deadline=None)
 @given(plan=plans())
 def test_round_trips_are_exact(folder, name, plan):
@@ -52,7 +52,7 @@ def test_round_trips_are_exact(folder, name, plan):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", formats())
 @settings(max_examples=1000, deadline=None)
 @given(plan=plans())
 def test_many_round_trips_are_exact(folder, name, plan):
@@ -76,7 +76,7 @@ def check_round_trip(folder: Path, name: str, plan: SlotPlan) -> None:
 @pytest.mark.slow
 def test_all_recorded_files_are_read_and_converted(folder, shared):
     """One placement of each, to one format in turns; vllm-ascend cannot hold those with an expert twice on a rank."""
-    formats, converted = cycle(FORMATS), dict.fromkeys(FORMATS, 0)
+    turns, converted = cycle(formats()), dict.fromkeys(formats(), 0)
     for number, path in enumerate(sorted((shared / "reference" / "eplb").glob("*.npz"))):
         with np.load(path) as file:
             names = [key for key in file.files if key.startswith("phy2log_")]
@@ -86,7 +86,7 @@ def test_all_recorded_files_are_read_and_converted(folder, shared):
         hints = Hints(num_experts=experts, layer_ids=tuple(range(3, layers + 3)), num_layers=layers + 3)
         plan = read_slot_plan(Path(f"{path}:{name}"), hints, ranks).plan
         np.testing.assert_array_equal(plan.slots, slots)
-        to = next(formats)
+        to = next(turns)
         if to == "vllm_ascend" and plan.repeated.any():
             with pytest.raises(PlanError, match="twice, which vllm-ascend cannot hold"):
                 write_slot_plan(folder / "twice.json", to, plan)

@@ -14,7 +14,7 @@ from oracles.layer import Tokens
 from small_dynamic import EXPERTS, NODES, quarters, skewed_batches
 
 from jaxmoe.des import LayerDescription, Memory, fabric_of, replay_layer, replay_plan
-from jaxmoe.engine import Decisions, LayerModel, evaluate
+from jaxmoe.engine import Decisions, LayerModel, evaluate, rollout
 from jaxmoe.placement.exchange import exchange_of
 from jaxmoe.policies import (
     CrossLayer,
@@ -24,7 +24,6 @@ from jaxmoe.policies import (
     PreBroadcast,
     StaticForecast,
     broadcast_experts,
-    rollout,
 )
 
 LAYERS, BATCHES, SHAPE = 3, 4, (2, 3)
@@ -173,7 +172,7 @@ def test_memory_of_broadcast_experts_by_hand():
     share = floats([[1.0, 0, 0], [0, 0.5, 0.5], [0, 0, 1]])
     tokens = Tokens(np.array([[0, 1], [0, 1], [0, -1]]), np.zeros(3, int), np.zeros((3, 2)), np.ones(3))
     served = jnp.array([[1, -1], [1, -1], [0, -1]])
-    latency = eqx.filter_jit(cases.layer_model(machine).decided)(Decisions(share, served=served), cases.batch(tokens))
+    latency = eqx.filter_jit(cases.layer_model(machine).time)(Decisions(share, served=served), cases.batch(tokens))
     vectors = np.array([1, 2, 2]) * (cases.COSTS.dispatch_bytes + cases.COSTS.combine_bytes)
     np.testing.assert_allclose(latency.node_time, (np.array([1, 1.5, 0.5]) * 3e6 + vectors) / 1e6, rtol=1e-6)
 

@@ -1,5 +1,7 @@
 """Rollouts: worked by hand, against a loop of steps, and under the transformations of JAX."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -9,20 +11,27 @@ from oracles import cases
 from oracles.arrays import floats, full
 from small_dynamic import EXPERTS, skewed_batches
 
-from jaxmoe.engine import Decisions, IdleLinks, LayerCosts, LayerModel, Serial, evaluate
+from jaxmoe.engine import (
+    AbstractMethod,
+    Decisions,
+    IdleLinks,
+    LayerCosts,
+    LayerExchanges,
+    LayerModel,
+    Serial,
+    StaticPlan,
+    evaluate,
+    rollout,
+)
 from jaxmoe.hardware import Die, Machine, Mesh
 from jaxmoe.network import Congestion, build_exchange
 from jaxmoe.policies import (
-    AbstractMethod,
     FixedAllowance,
-    LayerExchanges,
     MovingAverage,
     PerfectForecast,
     PreBroadcast,
-    StaticPlan,
     WindowAllowance,
     broadcast_experts,
-    rollout,
 )
 from jaxmoe.relax import SmoothMax, SoftSupport
 from jaxmoe.traces import Batch
@@ -138,7 +147,7 @@ def test_a_rollout_is_a_loop_of_steps():
     model, share, steps = random_rollout(1)
     method = adaptive(model, share)
     _, times, decisions = rollout(method, model, steps)
-    decide, timed = eqx.filter_jit(method.step), eqx.filter_jit(model.decided)
+    decide, timed = eqx.filter_jit(method.step), eqx.filter_jit(model.time)
     state, last = method.init(model.machine), jax.tree.map(lambda leaf: np.zeros_like(leaf[0]), times)
     steps = jax.tree.map(np.asarray, steps)
     for step in range(STEPS):
@@ -182,7 +191,7 @@ def test_every_layer_has_its_exchange():
 
 def test_what_is_kept_is_for_the_caller_to_say():
     model, share, steps = random_rollout(3)
-    kept = rollout(StaticPlan(share), model, steps, keep=lambda decisions: 2 * decisions.share)[2]
+    kept = rollout(StaticPlan(share), model, steps, keep=lambda decisions, time: (time, 2 * decisions.share)).kept
     np.testing.assert_array_equal(kept, np.broadcast_to(2 * np.asarray(share), (STEPS, *share.shape)))
 
 
@@ -211,7 +220,8 @@ def test_other_numbers_do_not_compile_anew():
     for seed, experts in enumerate((1, 3, 4)):
         model, share, steps = random_rollout(seed)
         made = adaptive(model, share, rate=0.1 * experts, experts=experts)
-        rollout(Counted(**{name: getattr(made, name) for name in made.__dataclass_fields__}), model, steps)
+        same = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
+        rollout(Counted(**same), model, steps)
     assert len(compiled) == 1
 
 

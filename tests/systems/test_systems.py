@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from oracles import cases
 
-from jaxmoe.engine import Pipelined
+from jaxmoe.engine import Pipelined, StaticPlan
 from jaxmoe.models import MoEModel
 from jaxmoe.policies import (
     CrossLayer,
@@ -16,7 +16,6 @@ from jaxmoe.policies import (
     PerfectForecast,
     PreBroadcast,
     StaticForecast,
-    StaticPlan,
     WindowAllowance,
 )
 from jaxmoe.systems import SYSTEMS, Setting, UnsuitableSystemError, system_of

@@ -16,10 +16,10 @@ from jaxmoe.network import build_exchange
 from jaxmoe.placement import PlanError, expert_parallel_random
 from jaxmoe.placement.exchange import ExchangeError
 from jaxmoe.placement.strategies import expert_parallel, shipped_strategies
+from jaxmoe.registry import OPTIMISERS
 from jaxmoe.tune import PlacementProblem, TuneResult, referee, tune
 from jaxmoe.tune import problem as ranking
 from jaxmoe.tune.aim import Aim
-from jaxmoe.tune.optimisers import OPTIMISERS
 from jaxmoe.tune.problem import Ranked, where_surely_faster
 from jaxmoe.tune.referee import Referee
 from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS, StopSwitch, TunerSettings, affordable

@@ -119,7 +119,7 @@ def test_counts_price_what_tokens_take(choice):
     )
     served = serving_nodes(parts, expert[:, None], source, np.zeros((len(expert), 1)))
     decisions = Decisions(held / held.sum(axis=1, keepdims=True), served=jnp.asarray(served))
-    exact = eqx.filter_jit(layer.decided)(decisions, batch)
+    exact = eqx.filter_jit(layer.time)(decisions, batch)
     counted = priced(model, held, jnp.full((1, EXPERTS), float(NODES)))
     for name, seconds in exact.stages.items():
         assert float(counted.stages[name][0]) == pytest.approx(float(seconds), rel=1e-5)

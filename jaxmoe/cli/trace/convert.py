@@ -12,9 +12,9 @@ from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import OptionError, hints_of
 from jaxmoe.experiment.summary import surroundings
+from jaxmoe.registry import TRACES
 from jaxmoe.traces import DECODE, MISSING, PREFILL, GatingTrace, Hints, LoadCounts, Recording, read_any, write_as
 from jaxmoe.traces.files import suffix_of
-from jaxmoe.traces.formats import TRACES
 from jaxmoe.traces.trace import chunks, release
 
 

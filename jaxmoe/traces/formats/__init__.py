@@ -2,27 +2,9 @@
 
 from pathlib import Path
 
-from jaxmoe.traces.formats import (
-    data_movement,
-    flame_moe,
-    hd_moe,
-    megatron,
-    npz,
-    sglang,
-    tensorrt_llm,
-    vllm,
-)
+from jaxmoe.registry import LOADS, TRACES
 from jaxmoe.traces.formats.source import Format, Source
 from jaxmoe.traces.trace import GatingTrace, LoadCounts, TraceError
-
-LOADS: dict[str, Format[LoadCounts]] = {
-    module.LOAD_COUNTS.name: module.LOAD_COUNTS for module in (npz, sglang, tensorrt_llm)
-}
-# Formats of JSON come last: looking at them reads the file.
-TRACES: dict[str, Format[GatingTrace]] = {
-    module.TRACE.name: module.TRACE
-    for module in (npz, tensorrt_llm, flame_moe, megatron, hd_moe, data_movement, vllm, sglang)
-}
 
 
 def opened(path: Path) -> Source:

@@ -32,7 +32,7 @@ class PartitionBound:
 
 def least_of_all_partitions(problem: MappingProblem) -> PartitionBound:
     """Bound for balanced counts and equal links without congestion. Raises `InputError` for too many or for others."""
-    (groups, members), shape = problem.shape, problem.topology.shape
+    (groups, members), shape = problem.shape, problem.grid
     nodes, count = groups * members, _number_of_partitions(groups, members)
     if problem.congested or count > MOST:
         raise InputError(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.hardware import AbstractTopology, Mesh
+from jaxmoe.hardware import AbstractTopology, TopologyError
 from jaxmoe.network import Congestion, Counts, OneByOne, Uncongested, path_sums, token_communication
 from jaxmoe.network.domains import FetchExchange
 from jaxmoe.network.time_models import AbstractTimeModel
@@ -29,7 +29,7 @@ class MappingProblem(eqx.Module):
     Eq. 1, or `congested`: under the congestion model with chunks of `chunk_bytes`.
     """
 
-    topology: Mesh
+    topology: AbstractTopology
     counts: Float[Array, "group node"]
     tokens: Float[Array, ""] = eqx.field(converter=as_number)
     vector_bytes: Float[Array, ""] = eqx.field(converter=as_number)
@@ -41,6 +41,13 @@ class MappingProblem(eqx.Module):
         """Groups, and devices of each."""
         groups, nodes = self.counts.shape
         return groups, nodes // groups
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Sides of the mesh. Raises `TopologyError` for a network that is none."""
+        if self.topology.grid is None:
+            raise TopologyError(f"groups of tokens are mapped to a mesh, not a {type(self.topology).__name__}")
+        return self.topology.grid
 
     def cost(self, places: Places, reduction: AbstractReduction) -> Float[Array, ""]:
         """Seconds of all-reduce, dispatch and combine; devices fetch from their own domain.
@@ -93,7 +100,7 @@ class MappingProblem(eqx.Module):
 
     def layout(self, order: Int[np.ndarray, " slot"]) -> TokenLayout:
         """The token layout of a mapping."""
-        return custom_layout(self.topology.shape, np.asarray(order).reshape(self.shape), name="tuned")
+        return custom_layout(self.grid, np.asarray(order).reshape(self.shape), name="tuned")
 
 
 def _steps(places: Places) -> tuple[Float[Array, "node slot"], Float[Array, "node slot"]]:

@@ -1,0 +1,391 @@
+"""The one place where golden tests touch pricing, policies and systems: small adapters from arrays to figures.
+
+Decisions and figures are plain arrays by name. When code moves, adapt this module alone; the golden files stay.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmoe.compiling import UNFUSED
+from jaxmoe.engine import Decisions, Fetches, LayerModel, LayerTime, Movement
+from jaxmoe.engine.circulation import circulating_seconds
+from jaxmoe.engine.fetch import fetch_demand, fetch_time, traffic_figures
+from jaxmoe.engine.offloading import offloaded_seconds
+from jaxmoe.engine.streaming import PARTS, StreamTime, asked_of, grouped, stream_time
+from jaxmoe.network.profile import STAGES as CAMOE_STAGES
+from jaxmoe.placement.slots import share_of_slots
+from jaxmoe.policies.gate import assignment_copies, node_copies
+from jaxmoe.policies.streaming import group_members, moved_tokens, ring_of, tokens_on_dies
+from jaxmoe.relax import HardMax
+from jaxmoe.systems import Rolled, system_of
+from jaxmoe.systems.camoe import GatedRun
+from jaxmoe.systems.expert_streaming import StreamedRun
+from jaxmoe.systems.gated import GatedSteps
+from jaxmoe.systems.loaded_experts import CirculatingRun, OffloadedRun
+from jaxmoe.systems.moentwine import LayoutRun
+from jaxmoe.systems.planned import PlannedRun
+from jaxmoe.systems.wafer_gpu import WaferRun
+from jaxmoe.traces import Batch
+
+from .store import Arrays, named, under
+
+Run = Any  # one way to go through iterations
+
+
+def figures_of(time: LayerTime) -> Arrays:
+    """Seconds of stages, of busy resources and in all, and energy, by name."""
+    found = {f"stages/{name}": seconds for name, seconds in time.stages.items()}
+    for stage, kinds in time.busy.items():
+        found |= {f"busy/{stage}/{kind}": seconds for kind, seconds in kinds.items() if seconds is not None}
+    found |= {"total": time.total} | {f"energy/{name}": joules for name, joules in time.energy.items()}
+    return {name: np.asarray(value) for name, value in found.items()}
+
+
+# Systems.
+
+
+def runs_of(scenario: Any, setting: Any) -> dict[str, Run]:
+    """The runs that a scenario's system names."""
+    section = scenario.system
+    return system_of(section.name, **section.model_dump(exclude={"name", "plan"})).runs(setting)
+
+
+def with_plan(setting: Any, share: np.ndarray) -> Any:
+    """The setting with a stored plan in place of its own."""
+    return replace(setting, share=share.astype(np.float32))
+
+
+def decide(run: Run, steps: Batch) -> tuple[Arrays, Arrays]:
+    """What a run decides for steps [layer, step, ...]; and the figures of its own roll-out."""
+    rolled = run.rollout(steps)
+    told = figures_of(rolled.time) | {f"own/{name}": np.asarray(value) for name, value in rolled.figures.items()}
+    return _frozen(run, rolled.kept, steps), told
+
+
+def _frozen(run: Run, kept: Any, steps: Batch) -> Arrays:
+    """What a roll-out kept, by name."""
+    match run:
+        case GatedSteps():
+            return {"experts": np.asarray(kept[1])} | named(_frozen(run.inner, kept[0], steps), "inner/")
+        case PlannedRun():
+            found = {"broadcast": kept[0]}
+            return found if kept[1] is None else found | {"served": kept[1]}
+        case LayoutRun():
+            if run.sliced is not None:
+                return {"slices": run.sliced, "homes": run.homes}
+            names = ("slots", "target", "seconds", "experts_moved", "expert_hops", "triggered")
+            return {name: getattr(kept, name) for name in names} | {"homes": run.homes}
+        case WaferRun():
+            return dict(kept)
+        case OffloadedRun():
+            return {"hosts": np.asarray(kept).argmax(axis=-1)}
+        case CirculatingRun():
+            return {"tokens": kept}
+        case StreamedRun():
+            return _streams(run, kept, steps)
+        case GatedRun():
+            return {"experts": kept, "bias": run.bias}
+    raise TypeError(f"{type(run).__name__} is not known to golden tests")
+
+
+def _streams(run: StreamedRun, kept: Any, steps: Batch) -> Arrays:
+    passing = steps if run.buffering is None else run._deferred(steps)[0]
+    found = dict(zip(("tokens", "groups", "following", "loaders", "held"), kept, strict=True))
+    found |= {"passing": np.asarray(passing.weight).sum(axis=-1).T}
+    if run.rules.redistributed:
+        whole, costs = run.layer.with_shared(passing), run.costs
+        count = jax.jit(jax.vmap(jax.vmap(lambda batch: tokens_on_dies(batch, run.layer.experts, costs.dies))))
+        found |= {"before": np.swapaxes(np.asarray(count(whole)), 0, 1).astype(int)}
+    return found
+
+
+def price(run: Run, decisions: Arrays, steps: Batch) -> Arrays:
+    """Figures [step, layer, ...] of stored decisions for steps [layer, step, ...]."""
+    match run:
+        case GatedSteps():
+            chosen = jnp.asarray(decisions["experts"], jnp.int32)
+            return price(run.inner, under(decisions, "inner/"), replace(steps, experts=chosen))
+        case PlannedRun():
+            return _price_share(run, decisions, steps)
+        case LayoutRun():
+            return _price_slots(run, decisions, steps)
+        case WaferRun():
+            return _price_fetches(run, decisions)
+        case OffloadedRun():
+            return _price_hosts(run, decisions, steps)
+        case CirculatingRun():
+            return _price_circulation(run, decisions, steps)
+        case StreamedRun():
+            return _price_stream(run, decisions)
+        case GatedRun():
+            return _price_gate(run, decisions, steps)
+    raise TypeError(f"{type(run).__name__} is not known to golden tests")
+
+
+def replay(run: Run, decisions: Arrays, batch: Batch, step: int, row: int) -> Arrays:
+    """Seconds of one layer and step in the event simulator, and of weights that travel apart."""
+    rolled = Rolled(None, _kept(run, decisions))
+    if isinstance(run, WaferRun) and run.host is not None:
+        run = replace(run, host=None)  # a constant, which the model's figures have
+    seconds = {
+        "replay": run.replay(rolled, batch, step, row),
+        "replay_movement": run.replay_movement(rolled, step, row),
+    }
+    return {name: np.asarray(value) for name, value in seconds.items()}
+
+
+class _Slots:
+    """What a replay of a layout reads of what a balancer decided."""
+
+    def __init__(self, slots: np.ndarray) -> None:
+        self.slots = slots.astype(np.int32)
+
+
+def _kept(run: Run, decisions: Arrays) -> Any:
+    """Stored decisions as a roll-out would have kept them."""
+    match run:
+        case GatedSteps():
+            return _kept(run.inner, under(decisions, "inner/")), decisions["experts"].astype(np.int32)
+        case PlannedRun():
+            served = decisions.get("served")
+            return decisions["broadcast"], None if served is None else served.astype(np.int32)
+        case LayoutRun():
+            return _Slots(decisions["slots"]) if "slots" in decisions else ()
+        case WaferRun():
+            return decisions | {"requests": decisions["requests"].astype(np.int32)}
+        case OffloadedRun():
+            return np.eye(run.layer.costs.dies, dtype=np.float32)[decisions["hosts"]]
+        case CirculatingRun():
+            return decisions["tokens"].astype(np.int32)
+        case StreamedRun():
+            wide = {name: array if array.dtype == bool else array.astype(np.int32) for name, array in decisions.items()}
+            return tuple(wide[name] for name in ("tokens", "groups", "following", "loaders", "held"))
+        case GatedRun():
+            return decisions["experts"]
+    raise TypeError(f"{type(run).__name__} is not known to golden tests")
+
+
+def _by_layer(of_layer: Callable[[int], LayerTime], layers: int) -> LayerTime:
+    """Times [step, layer] from those of the steps of every layer."""
+    found = [of_layer(row).as_numpy() for row in range(layers)]
+    return jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *found)
+
+
+def _layer(steps: Batch, row: int) -> Batch:
+    return jax.tree.map(lambda leaf: leaf[row], steps)
+
+
+@eqx.filter_jit
+def _steps_of_share(
+    model: LayerModel, share: Any, batches: Batch, exchange: Any, sent: Any, served: Any, hidden: bool, most: int
+) -> LayerTime:
+    """Times of one layer's steps under one plan, and what is sent and served in each."""
+
+    def step(batch: Batch, sent: Any, served: Any) -> LayerTime:
+        movement = None
+        if served is not None:
+            destination = jnp.broadcast_to(sent[:, None], share.shape).astype(share.dtype)
+            movement = Movement(destination, hidden, most)
+        return model.decided(Decisions(share, exchange, served, movement=movement), batch)
+
+    return jax.vmap(step)(batches, sent, served)
+
+
+def _price_share(run: PlannedRun, decisions: Arrays, steps: Batch) -> Arrays:
+    """A plan, with broadcasts and the nodes that serve choices where a method decides them."""
+    setting, served = run.setting, decisions.get("served")
+    hidden, most = getattr(run.method, "hidden", False), getattr(run.method, "limit", 0)
+
+    def of_layer(row: int) -> LayerTime:
+        exchange = setting.build_exchange(setting.exchange[row])
+        serving = None if served is None else jnp.asarray(served[:, row], jnp.int32)
+        sent = jnp.asarray(decisions["broadcast"][:, row])
+        share = jnp.asarray(setting.share[row], jnp.float32)
+        return _steps_of_share(setting.model, share, _layer(steps, row), exchange, sent, serving, hidden, most)
+
+    return figures_of(_by_layer(of_layer, len(setting.share)))
+
+
+@eqx.filter_jit
+def _steps_of_homes(model: LayerModel, share: Any, batches: Batch, homes: Any) -> LayerTime:
+    return jax.vmap(lambda share, batch: model.decided(Decisions(share, source=homes), batch))(share, batches)
+
+
+def _price_slots(run: LayoutRun, decisions: Arrays, steps: Batch) -> Arrays:
+    """Tokens at homes, experts in slots or slices; and what inference waits for weights, as it was told."""
+    setting, homes = run.setting, jnp.asarray(decisions["homes"], jnp.int32)
+    layers, count = steps.experts.shape[:2]
+
+    def of_layer(row: int) -> LayerTime:
+        if run.sliced is not None:
+            share = np.broadcast_to(decisions["slices"], (count, *decisions["slices"].shape))
+        else:
+            slots = decisions["slots"][:, row].astype(np.int32)
+            share = share_of_slots(slots.reshape(count, -1), setting.moe.num_experts, run.layout.num_nodes)
+        return _steps_of_homes(run.model, jnp.asarray(share, jnp.float32), _layer(steps, row), homes)
+
+    time = _by_layer(of_layer, layers)
+    if run.sliced is None:
+        moved = decisions["experts_moved"]
+        migration = decisions["seconds"][:, None] * moved / np.maximum(moved.sum(axis=1, keepdims=True), 1)
+        time = LayerTime(time.stages | {"migration": migration}, time.busy, time.total + migration, time.energy)
+    return figures_of(time)
+
+
+@eqx.filter_jit
+def _fetched(machine: Any, fetches: Fetches, costs: Any) -> tuple[LayerTime, Any]:
+    def layer(fetches: Fetches) -> tuple[LayerTime, Any]:
+        demand = fetch_demand(fetches, costs)
+        return fetch_time(machine, demand, costs), traffic_figures(machine, demand)
+
+    return jax.vmap(jax.vmap(layer))(fetches)
+
+
+def _price_fetches(run: WaferRun, decisions: Arrays) -> Arrays:
+    """Who computes what and reads it from where, in double precision; and a host that is asked."""
+    with jax.enable_x64(True):
+        wide = {name: jnp.asarray(array, float) for name, array in decisions.items() if name != "home"}
+        fetches = Fetches(home=jnp.asarray(decisions["home"], jnp.int32), **wide)
+        time, traffic = _fetched(run.machine, fetches, run.costs)
+    time = time.as_numpy()
+    if run.host is not None:
+        experts, dies = decisions["requests"].shape[-2:]
+        asked = np.full(time.total.shape, float(run.host.seconds(experts, dies)))
+        time = LayerTime(time.stages | {"host": asked}, time.busy, time.total + asked, time.energy)
+    return figures_of(time) | {f"traffic/{name}": np.asarray(value) for name, value in traffic.items()}
+
+
+@eqx.filter_jit
+def _loaded(layer: Any, model: LayerModel, batches: Batch, host: Any, prefetch: bool) -> tuple[dict, Any]:
+    experts, costs = host.shape[0], layer[0]
+
+    def step(batch: Batch) -> tuple[dict, Any]:
+        counts = (batch.choices(experts) * batch.weight[:, None]).sum(axis=0)
+        around = model.decided(Decisions(host), batch)
+        seconds, busy = offloaded_seconds(costs, counts, host, prefetch)
+        return {"dispatch": around.dispatch, "compute": seconds, "combine": around.combine}, busy
+
+    return jax.vmap(step)(batches)
+
+
+def _streamed_figures(stages: Arrays, busy: np.ndarray) -> Arrays:
+    stages = {name: np.asarray(value, float) for name, value in stages.items()}
+    found = {f"stages/{name}": value for name, value in stages.items()}
+    return found | {"busy/compute/node": busy, "total": sum(stages.values())}
+
+
+def _attention(run: Run, tokens: np.ndarray) -> np.ndarray:
+    """Seconds of attention for so many tokens of every step and layer."""
+    once = {float(count): float(run.layer.attention_seconds(jnp.asarray(float(count)))) for count in np.unique(tokens)}
+    return np.vectorize(once.__getitem__)(tokens.astype(float))
+
+
+def _price_hosts(run: OffloadedRun, decisions: Arrays, steps: Batch) -> Arrays:
+    """Whole experts that their dies load."""
+    layer, setting = run.layer, run.layer.setting
+    model = replace(setting.model, mode="replicated", exchange=setting.build_exchange("token_home"))
+    whole, eye = layer.with_shared(steps), np.eye(layer.costs.dies, dtype=np.float32)
+
+    def of_layer(row: int) -> tuple[dict, Any]:
+        host = jnp.asarray(eye[decisions["hosts"][row]])
+        return _loaded((layer.costs,), model, _layer(whole, row), host, run.prefetch)
+
+    found = [of_layer(row) for row in range(len(steps.experts))]
+    stages, busy = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves], axis=1), *found)
+    attention = _attention(run, np.asarray(steps.weight).sum(axis=-1).T)
+    return _streamed_figures({"attention": attention} | stages, busy)
+
+
+@partial(jax.jit, static_argnums=(2, 3))
+def _circulating(costs: Any, tokens: Any, ring: tuple[int, ...], prefetch: bool) -> tuple[Any, Any]:
+    return jax.vmap(jax.vmap(lambda each: circulating_seconds(costs, each, np.array(ring), prefetch)))(tokens)
+
+
+def _price_circulation(run: CirculatingRun, decisions: Arrays, steps: Batch) -> Arrays:
+    """Slices that stay while tokens go round."""
+    costs = run.layer.costs
+    ring = tuple(ring_of(costs.machine.topology).tolist())
+    tokens = jnp.asarray(decisions["tokens"], jnp.float32)
+    seconds, busy = (np.asarray(each) for each in _circulating(costs, tokens, ring, run.prefetch))
+    attention = _attention(run, np.asarray(steps.weight).sum(axis=-1).T)
+    return _streamed_figures({"attention": attention, "compute": seconds}, busy)
+
+
+@eqx.filter_jit(compiler_options=UNFUSED)
+def _streaming(costs: Any, rules: Any, given: tuple[Any, ...]) -> StreamTime:
+    def layer(given: tuple[Any, ...]) -> StreamTime:
+        tokens, groups, following, loaders, held = given
+        needed = (tokens > 0).astype(tokens.dtype)
+        after = jax.nn.one_hot(following, costs.dies, dtype=tokens.dtype)
+        parts = loaders / jnp.maximum(loaders.sum(axis=1, keepdims=True), 1)
+        asked = asked_of(costs, tokens, needed, after, parts, rules.balanced, held)
+        members = grouped(asked, group_members(groups, len(tokens)))
+        pieces = 1 if rules.uncut else PARTS
+        return stream_time(costs, members, rules.matched, rules.in_turn, rules.balanced, pieces)
+
+    return jax.vmap(jax.vmap(layer))(given)
+
+
+def _price_stream(run: StreamedRun, decisions: Arrays) -> Arrays:
+    """Micro-slices that go round along trajectories, in the order of groups."""
+    whole = (jnp.asarray(decisions[name], jnp.int32) for name in ("groups", "following"))
+    tokens, loaders, held = (jnp.asarray(decisions[name], jnp.float32) for name in ("tokens", "loaders", "held"))
+    groups, following = whole
+    time = _streaming(run.costs, run.rules, (tokens, groups, following, loaders, held))
+    stages = {"attention": _attention(run, decisions["passing"])}
+    stages |= {"stream": np.asarray(time.seconds) + np.float32(run.layer.scheduling)}
+    if run.rules.redistributed:
+        stages["redistribution"] = _redistribution(run, decisions)
+    more = {"channels": np.asarray(time.load), "moves": np.asarray(time.move)}
+    return _streamed_figures(stages, np.asarray(time.compute)) | more
+
+
+def _redistribution(run: StreamedRun, decisions: Arrays) -> np.ndarray:
+    """Seconds in which tokens go to other dies, and results come back."""
+    costs = run.costs.costs
+
+    def layer(before: Any, after: Any) -> Any:
+        moved = moved_tokens(before, after)
+        ways = (moved * costs.dispatch_bytes, moved.T * costs.combine_bytes)
+        return run.layer.moving_seconds(ways[0]) + run.layer.moving_seconds(ways[1])
+
+    given = (jnp.asarray(decisions[name], jnp.float32) for name in ("before", "tokens"))
+    return np.asarray(jax.jit(jax.vmap(jax.vmap(layer)))(*given))
+
+
+@eqx.filter_jit
+def _gated(model: LayerModel, exchange: Any, copies: str, share: Any, batches: Batch) -> LayerTime:
+    count = assignment_copies if copies == "assignment" else node_copies
+
+    def step(batch: Batch) -> LayerTime:
+        source, ones = batch.sources(share.shape[1]), batch.choices(len(share))
+        stages = exchange.stages(model.machine.topology, count(ones, source, share))
+        compute = model.decided(Decisions(share), batch)
+        seconds = {name: stages[name].total(HardMax()) for name in CAMOE_STAGES} | {"compute": compute.compute}
+        busy = {name: {"link": stages[name].link_time, "port": stages[name].port_time} for name in CAMOE_STAGES}
+        order = {name: seconds[name][None] for name in ("metadata", "dispatch", "compute", "combine")}
+        total = model.schedule.total(order, HardMax())
+        return LayerTime(seconds, busy | {"compute": compute.busy["compute"]}, total)
+
+    return jax.vmap(step)(batches)
+
+
+def _price_gate(run: GatedRun, decisions: Arrays, steps: Batch) -> Arrays:
+    """The choices of a gate [step, layer, token, k], whose tokens go to whole experts."""
+    model = run.setting.model
+    exchange = run.system.exchange(model, run.trace.num_experts)
+
+    def of_layer(row: int) -> LayerTime:
+        chosen = jnp.asarray(decisions["experts"][:, row], jnp.int32)
+        batches = replace(_layer(steps, row), experts=chosen)
+        share = jnp.asarray(run.setting.share[row], jnp.float32)
+        return _gated(model, exchange, run.system.copies, share, batches)
+
+    return figures_of(_by_layer(of_layer, len(run.setting.share)))
