@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.hardware.networks import corner_nodes
 from jaxmoe.network.visits import Visits, homes
 from jaxmoe.placement.exchange import Exchange, ExchangeError, Gather, ReduceScatter, Rings, exchange_of
 from jaxmoe.placement.strategies import groups_of, ring_orders
@@ -187,7 +186,7 @@ class GatherExchange(AbstractExchange):
         home = self.description.home
         if home not in ("lowest_host", "fewest_hops", "corner_host"):
             return None
-        turns = len(corner_nodes(topology)) if home == "corner_host" else 1
+        turns = len(topology.corners) if home == "corner_host" else 1
         return MergeKey(home == "lowest_host", turns, weights_last=not self.unicast)
 
     def __call__(self, topology: AbstractTopology, visits: Visits) -> Phases:
