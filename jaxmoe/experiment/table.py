@@ -74,7 +74,9 @@ def tables_of(rows: Mapping[str, Callable[[], Iterable[Row]]], digits: int | Non
 def study_options(doc: str | None, resume: bool = False) -> argparse.ArgumentParser:
     """Command line of a study, for it to add its own options. `resume` says whether rows that are there stay."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help="tables to make, all unless said; * stands for any text")
+    parser.add_argument(
+        "tables", nargs="*", metavar="TABLE", help="tables to make, all unless said; * stands for any text"
+    )
     parser.add_argument(
         "--only", nargs="+", metavar="TEXT", help="of a table of several cases, those whose name has one of these"
     )

@@ -17,7 +17,8 @@ from jaxtyping import Float
 
 from jaxmoe.config import Scenario, Section, load_scenario_with, resolved
 from jaxmoe.config.explain import Source
-from jaxmoe.config.loader import FOLDERS, PATHS, label_of
+from jaxmoe.config.files import label_of
+from jaxmoe.config.loader import FOLDERS, PATHS
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.strategies import STANDARD
 from jaxmoe.placement.exchange import ExchangeError, exchange_names, exchange_of
