@@ -31,7 +31,7 @@ from jaxmoe.engine.attention import Metadata
 from jaxmoe.engine.circulation import circulating_seconds
 from jaxmoe.engine.copies import replica_model
 from jaxmoe.engine.counts import AttentionTime, CountModel, paths_of
-from jaxmoe.engine.fetch import fetch_demand, fetch_time, traffic_figures
+from jaxmoe.engine.fetch import FetchLayer, traffic_figures
 from jaxmoe.engine.offloading import offloaded_seconds
 from jaxmoe.engine.streaming import PARTS, StreamTime, asked_of, grouped, stream_time
 from jaxmoe.hardware import Die, Machine, node_memory
@@ -271,12 +271,8 @@ def _price_slots(run: LayoutRun, decisions: Arrays, steps: Batch) -> Arrays:
 
 
 @eqx.filter_jit
-def _fetched(machine: Any, fetches: Fetches, costs: Any) -> tuple[LayerTime, Any]:
-    def layer(fetches: Fetches) -> tuple[LayerTime, Any]:
-        demand = fetch_demand(fetches, costs)
-        return fetch_time(machine, demand, costs), traffic_figures(machine, demand)
-
-    return jax.vmap(jax.vmap(layer))(fetches)
+def _fetched(layer: FetchLayer, fetches: Fetches) -> LayerTime:
+    return jax.vmap(jax.vmap(layer.time))(fetches)
 
 
 def _price_fetches(run: WaferRun, decisions: Arrays) -> Arrays:
@@ -284,13 +280,8 @@ def _price_fetches(run: WaferRun, decisions: Arrays) -> Arrays:
     with jax.enable_x64(True):
         wide = {name: jnp.asarray(array, float) for name, array in decisions.items() if name != "home"}
         fetches = Fetches(home=jnp.asarray(decisions["home"], jnp.int32), **wide)
-        time, traffic = _fetched(run.machine, fetches, run.costs)
-    time = time.as_numpy()
-    if run.host is not None:
-        experts, dies = decisions["requests"].shape[-2:]
-        asked = np.full(time.total.shape, float(run.host.seconds(experts, dies)))
-        time = LayerTime(time.stages | {"host": asked}, time.busy, time.total + asked, time.energy)
-    return figures_of(time) | {f"traffic/{name}": np.asarray(value) for name, value in traffic.items()}
+        time, traffic = _fetched(run.layer, fetches), traffic_figures(run.layer, fetches)
+    return figures_of(time.as_numpy()) | {f"traffic/{name}": np.asarray(value) for name, value in traffic.items()}
 
 
 @eqx.filter_jit
