@@ -34,6 +34,7 @@ from .engine import Decisions as Decisions
 from .engine import LayerCosts as LayerCosts
 from .engine import LayerModel as LayerModel
 from .engine import LayerTime as LayerTime
+from .engine import Movement as Movement
 from .engine import StaticPlan as StaticPlan
 from .hardware import Die as Die
 from .hardware import Machine as Machine

@@ -26,9 +26,9 @@ def makes_a_time(source: str) -> list[int]:
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue
-        if called(node) in MAKES:
-            lines.append(node.lineno)
-        elif called(node) == "replace" and {keyword.arg for keyword in node.keywords} & (TIMES - {"energy"}):
+        if called(node) in MAKES or (
+            called(node) == "replace" and {keyword.arg for keyword in node.keywords} & (TIMES - {"energy"})
+        ):
             lines.append(node.lineno)
         elif called(node) == "tree_at" and node.args and isinstance(node.args[0], ast.Lambda):
             # Fields of a StageTime of the network have other names.
