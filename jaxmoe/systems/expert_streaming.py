@@ -12,11 +12,12 @@ from jaxmoe.des.streaming import Stream, stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
 from jaxmoe.engine import LayerTime, LoadRules, SliceCosts, StreamDecisions, StreamLayer
 from jaxmoe.policies.buffering import Buffering
-from jaxmoe.policies.forecast import Forecast, forecast_of
+from jaxmoe.policies.forecast import forecast_of
 from jaxmoe.policies.fse_dp import FSEDP
 from jaxmoe.relax import AbstractReduction
 from jaxmoe.systems.loaded_experts import CirculatingRun, OffloadedRun
 from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, UnsuitableSystemError
+from jaxmoe.systems.settings.expert_streaming import ExpertStreamingSettings
 from jaxmoe.systems.streamed_layer import LoadedRun, experts_of, stream_layer
 from jaxmoe.traces import Batch
 
@@ -32,7 +33,7 @@ STRATEGIES: dict[str, dict[str, bool]] = {
 
 
 @dataclass(frozen=True)
-class ExpertStreaming(AbstractSystem):
+class ExpertStreaming(ExpertStreamingSettings, AbstractSystem):
     """One of the strategies, with the other ones and expert parallelism to compare with.
 
     The nearest memory level is the buffer; `buffer_MB` of each die replaces its capacity. Naive slices are not cut, and
@@ -40,21 +41,6 @@ class ExpertStreaming(AbstractSystem):
     expert has fewer than `least_tokens`; `spare_requests`, a part of the batch, take the places of those that wait.
     With `prefetch` dies load the first experts of an order that is forecast while attention leaves DDR idle.
     """
-
-    strategy: Strategy = "fse_paired"
-    micro_slices: int = 8
-    control_ns: float = 200.0
-    scheduling_ns: float = 500.0
-    buffer_MB: float | None = None  # noqa: N815
-    redistribute: bool = False
-    loaded_by: Literal["all", "trajectory"] = "all"
-    ahead: bool = True
-    attention: bool = True
-    slack: float = 0.2
-    least_tokens: float = 2.0
-    spare_requests: float = 1.0
-    arrive_together: bool = False
-    prefetch: Forecast | Literal["none"] = "none"
 
     def runs(self, setting: Setting) -> dict[str, AbstractRun]:
         """Expert parallelism and by popularity (Hydra), and slices that tokens go round (Fig. 3b), serial and with

@@ -13,6 +13,7 @@ from jaxmoe.engine import AbstractMethod, Decisions, LayerExchanges, LayerTime, 
 from jaxmoe.engine.times import STAGES
 from jaxmoe.policies import broadcast_experts
 from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, TokenPaths
+from jaxmoe.systems.settings.static import StaticSettings
 from jaxmoe.traces import Batch
 
 
@@ -57,7 +58,7 @@ class PlannedRun(AbstractRun):
         return None if served is None else served[step, row]
 
     def token_paths(self, tokens: int) -> TokenPaths | None:
-        if not all(name.startswith("token_home") for name in self.setting.exchange):
+        if not all(self.setting.build_exchange(name).returns_home for name in self.setting.exchange):
             return None
         nodes = self.setting.share.shape[2]
         return TokenPaths.of_nodes(np.arange(tokens, dtype=np.int32) * nodes // tokens, nodes)
@@ -93,7 +94,7 @@ def late(
 
 
 @dataclass(frozen=True)
-class Static(AbstractSystem):
+class Static(StaticSettings, AbstractSystem):
     """Decides nothing at run time: what other systems are compared with."""
 
     def runs(self, setting: Setting) -> dict[str, AbstractRun]:

@@ -139,9 +139,7 @@ def test_overlap_hides_what_leaves_the_rest_of_the_machine_alone(kind):
 
 @pytest.mark.parametrize(("kind", "stage"), [("stream", "stream"), ("host", "compute"), ("ring", "compute")])
 def test_experts_are_not_loaded_again_for_every_part_of_a_batch(kind, stage):
-    with pytest.raises(
-        ScheduleError, match=rf"but the stage {stage} is of whole batches; use serial or overlap"
-    ):
+    with pytest.raises(ScheduleError, match=rf"but the stage {stage} is of whole batches; use serial or overlap"):
         timed(layer("pipelined(2)"), kind)
 
 
