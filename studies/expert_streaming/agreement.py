@@ -20,7 +20,7 @@ from jaxmoe.des.fabric import fabric_of
 from jaxmoe.des.streaming import stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
 from jaxmoe.engine import LayerCosts, LoadRules, SliceCosts, StreamPipeline, StreamTokens
-from jaxmoe.engine.streaming import NONE, slice_demand
+from jaxmoe.engine.streaming import NONE, slice_demand, trips_of
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.hardware import Die, Machine, MemoryLevel, Mesh
 from jaxmoe.hardware.machine import TiledGemm
@@ -229,7 +229,8 @@ def small_streams(seed: int, experts: int) -> tuple[Streams, np.ndarray]:
     machine, costs = machine_of(case), slices_of(model, case.micro_slices, case.sram, 4)
     counts = jnp.asarray(tokens, jnp.float32)
     decided = streams(machine.topology, StreamTokens(counts, counts.sum()), LoadRules(matched=False))
-    return Streams(machine, costs, slice_demand(machine, costs, decided)), np.asarray(decided.groups).ravel()
+    asked = slice_demand(machine, costs, decided, trips_of(machine, costs, decided))
+    return Streams(machine, costs, asked), np.asarray(decided.groups).ravel()
 
 
 def order() -> list[dict[str, Any]]:
