@@ -3,6 +3,7 @@
 Numbers of a description may be traced by JAX: a machine is then a function of them that `vmap` and `grad` work on.
 """
 
+import inspect
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from jaxtyping import Array, Float
 from jaxmoe.config.base import ConfigError
 from jaxmoe.config.energy import build_energy, whole_machine
 from jaxmoe.config.graph import GraphConfig, as_graph
-from jaxmoe.config.machine import DieConfig, LinkConfig, MeasuredGemmConfig, MemoryConfig
+from jaxmoe.config.machine import DieConfig, LinkConfig, MeasuredGemmConfig, MemoryConfig, OpenGemmConfig
 from jaxmoe.config.model import build_model
 from jaxmoe.config.networks import ClustersConfig, HardwareConfig, MeshConfig, TorusConfig, UniformConfig, WafersConfig
 from jaxmoe.config.schema import Scenario
@@ -41,6 +42,7 @@ from jaxmoe.latency import EvenPart, EvenParts, LayerCosts, LayerModel, schedule
 from jaxmoe.network import AbstractExchange, Congestion, Contention, build_exchange, passages_of
 from jaxmoe.network.contention import Order
 from jaxmoe.placement.exchange import ExchangeError
+from jaxmoe.registry import KERNEL_MODELS
 from jaxmoe.tune.problem import check_exchanges, suited
 from jaxmoe.tune.settings import TunerSettings
 from jaxmoe.units import GIGA, NANO, TERA
@@ -192,7 +194,23 @@ def _gemm(die: DieConfig, tokens: int, columns: int) -> AbstractGemm | None:
             return read_gemm_table(Path(die.gemm.path), float(tokens), float(columns))
         except GemmError as error:
             raise ConfigError(f"hardware.die.gemm.path: {error}") from None
+    if isinstance(die.gemm, OpenGemmConfig):
+        return _registered_gemm(die.gemm)
     return TiledGemm(*map(_number, (die.gemm.tile_tokens, die.gemm.tile_columns, die.gemm.startup_ns * NANO)))
+
+
+def _registered_gemm(config: OpenGemmConfig) -> AbstractGemm:
+    """The kernel model of this name, made of its numbers. Raises `ConfigError` for what is none."""
+    entry, numbers = KERNEL_MODELS[config.kind], {name: _number(value) for name, value in config.numbers.items()}
+    try:
+        inspect.signature(entry).bind(**numbers)
+    except TypeError as error:
+        takes = ", ".join(inspect.signature(entry).parameters) or "no numbers"
+        raise ConfigError(f"hardware.die.gemm of kind {config.kind} takes {takes}: {error}") from None
+    made = entry(**numbers)
+    if not isinstance(made, AbstractGemm):
+        raise ConfigError(f"hardware.die.gemm.kind is {config.kind!r}, which makes no AbstractGemm; register another")
+    return made
 
 
 def _memory(hardware: HardwareConfig, die: DieConfig) -> tuple[MemoryLevel, ...]:

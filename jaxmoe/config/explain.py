@@ -224,7 +224,8 @@ def _pick(annotation: Any, data: object) -> type[Section] | None:
     if len(classes) > 1:
         tag = "kind" if "kind" in classes[0].model_fields else "name"
         stated = data.get(tag, DEFAULT_KIND) if isinstance(data, dict) else None
-        classes = [c for c in classes if stated in get_args(c.model_fields[tag].annotation)]
+        named = [c for c in classes if stated in get_args(c.model_fields[tag].annotation)]
+        classes = named or [c for c in classes if c.model_fields[tag].annotation is str]  # that of a user's own
     return classes[0] if classes else None
 
 

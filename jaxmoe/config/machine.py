@@ -8,11 +8,12 @@ Units are in the key names and decimal: GB is 1e9 B, TFLOP 1e12 FLOP.
 
 import abc
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from jaxmoe.config.base import Count, Name, Portion, Rate, RuleError, Section
+from jaxmoe.registry import KERNEL_MODELS
 
 DEFAULT_KIND = "mesh"  # of files that name none
 MOST_NODES = 512  # of networks whose paths between all pairs are kept
@@ -39,6 +40,42 @@ class MeasuredGemmConfig(Section):
     )
 
 
+class OpenGemmConfig(Section):
+    """A kernel model that is registered, with the numbers that it takes."""
+
+    model_config = ConfigDict(extra="allow")
+    kind: str = Field(description="the name of a kernel model", examples=["tiled"])
+
+    @model_validator(mode="after")
+    def _is_registered(self) -> "OpenGemmConfig":
+        if self.kind not in KERNEL_MODELS:
+            remedy = "Write one of them, or leave gemm out for the full rate of a die"
+            raise RuleError(("kind",), self.kind, f"one of {KERNEL_MODELS.shown()}", remedy)
+        for key, value in self.numbers.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise RuleError((key,), value, "a finite number", f"Correct what {self.kind} is told")
+        return self
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """What the kernel model is told, by name: numbers, which may be traced by JAX."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+def _form(given: Any) -> str:
+    """The section that describes a kernel model: one of its own, or that of all others."""
+    kind = given.get("kind") if isinstance(given, dict) else getattr(given, "kind", None)
+    return kind if kind in ("tiled", "measured") else "open"
+
+
+GemmConfig = Annotated[
+    Annotated[TiledGemmConfig, Tag("tiled")]
+    | Annotated[MeasuredGemmConfig, Tag("measured")]
+    | Annotated[OpenGemmConfig, Tag("open")],
+    Discriminator(_form),
+]
+
+
 class DieConfig(Section):
     """One node's compute and memory; all nodes are alike."""
 
@@ -49,10 +86,11 @@ class DieConfig(Section):
     memory_capacity_GB: Rate | None = Field(
         default=None, description="the memory of one node in GB, or null for no limit", examples=[8]
     )
-    gemm: Annotated[TiledGemmConfig | MeasuredGemmConfig, Field(discriminator="kind")] | None = Field(
+    gemm: GemmConfig | None = Field(
         default=None,
-        description="how well a die multiplies matrices as {kind: tiled, tile_tokens: .., tile_columns: ..} or "
-        "{kind: measured, path: ..}, or null for its full rate at every shape",
+        description="how well a die multiplies matrices as {kind: tiled, tile_tokens: .., tile_columns: ..}, "
+        "{kind: measured, path: ..} or a kernel model of your own with its numbers, or null for its full rate at every "
+        "shape",
     )
     energy_pJ_per_FLOP: Amount | None = Field(
         default=None, description="the energy of a FLOP in pJ, or null where not known", examples=[0.5]
