@@ -14,6 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from order import order_seconds, tuned_order
 
 from jaxmoe.des.description import LayerDescription, Memory
 from jaxmoe.des.fabric import fabric_of
@@ -26,7 +27,6 @@ from jaxmoe.hardware.networks import num_links
 from jaxmoe.latency import LayerCosts
 from jaxmoe.latency.streaming import PARTS, Asked, StreamCosts, asked_of, grouped, stream_time
 from jaxmoe.policies.streaming import NONE, group_members, groups_in_order, loading_dies, ring_of, trajectories
-from jaxmoe.tune.order import order_seconds, tuned_order
 
 HERE = Path(__file__).parent
 # Hidden size, expert size of Table I, experts, experts of a token, shared experts.
@@ -235,7 +235,7 @@ def small_asked(seed: int, experts: int) -> tuple[StreamCosts, Asked, np.ndarray
     return costs, asked, np.asarray(groups_in_order(counts, True)).ravel()
 
 
-def order() -> list[dict[str, Any]]:
+def orders() -> list[dict[str, Any]]:
     """The order by gradient, paired load, and for up to 8 experts the best of all orders."""
     rows = []
     for experts, cases in ((4, 6), (6, 6), (8, 6), (16, 3)):
@@ -270,7 +270,7 @@ def best_of_all(costs: StreamCosts, asked: Asked, experts: int) -> float:
     return float(least_of(costs, asked, jnp.asarray(orders)))
 
 
-TABLES = {"agreement": agreement, "order": order}
+TABLES = {"agreement": agreement, "order": orders}
 
 if __name__ == "__main__":
     make_tables(HERE, tables_of(TABLES, digits=6), study_options(__doc__).parse_args())

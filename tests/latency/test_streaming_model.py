@@ -14,10 +14,10 @@ from oracles.arrays import floats, full
 from jaxmoe.latency.offloading import offloaded_seconds, turns_of
 from jaxmoe.latency.streaming import StreamCosts, asked_of, grouped, stream_time
 from jaxmoe.policies.streaming import group_members, groups_in_order, loading_dies, ring_of, trajectories
-from jaxmoe.tune.order import tuned_order
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "expert_streaming"))
 import agreement as study
+from order import tuned_order
 
 CASE = study.Drawn((2, 2), 25.6e9, 288e9, 3.2768e12, 16e6, 8)
 
