@@ -14,8 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxmoe.tune.order import Streams, order_seconds, tuned_order
-from order import order_seconds, tuned_order
+from order import Streams, order_seconds, tuned_order
 
 from jaxmoe.des.description import LayerDescription, Memory
 from jaxmoe.des.fabric import fabric_of
@@ -31,7 +30,7 @@ from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.hardware import Die, Machine, MemoryLevel, Mesh
 from jaxmoe.hardware.machine import TiledGemm
 from jaxmoe.hardware.networks import num_links
-from jaxmoe.policies.streaming import NONE, streams
+from jaxmoe.policies.streaming import streams
 from jaxmoe.relax import HardMax
 
 HERE = Path(__file__).parent

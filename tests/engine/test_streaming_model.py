@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxmoe.tune.order import tuned_order
 from oracles.arrays import floats
 
 from jaxmoe.engine import LoadRules, OffloadPipeline, SliceCosts, StreamPipeline, StreamTokens
