@@ -61,12 +61,15 @@ class OpenSection(Section):
         try:
             return _of_part(cls, name, cls.registry[name]) if name in cls.registry else None
         except (PartError, SettingError) as error:
-            raise RuleError((cls.tag,), name, f"a part that can be used ({error})", "Repair it") from error
+            raise RuleError((cls.tag,), name, f"a part that can be used ({error})", "Name another one") from error
 
     @classmethod
     def chosen(cls, data: object) -> "type[OpenSection] | None":
         """The section for the data, which may be wrong; `None` where they state no name that there is."""
-        return cls.named(data.get(cls.tag, cls.unstated)) if isinstance(data, dict) else None
+        try:
+            return cls.named(data.get(cls.tag, cls.unstated)) if isinstance(data, dict) else None
+        except RuleError:
+            return None
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
