@@ -76,6 +76,11 @@ class OpenSection(Section):
         """All names: of this package, registered ones and those of installed packages."""
         return tuple(dict.fromkeys((*cls.known, *cls.registry.names)))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its name: sections that are made stand in no module."""
+        whole = next(each for each in type(self).__mro__ if "known" in vars(each))
+        return _restored, (whole, getattr(self, self.tag), self.__getstate__())
+
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(cls._validated) if cls.is_open() else handler(source)
@@ -101,6 +106,15 @@ class OpenSection(Section):
 def _of_part(section: type[OpenSection], name: str, part: type) -> type[OpenSection]:
     """One section for each part: scenarios of equal settings are equal."""
     return section.of_part(name, part)
+
+
+def _restored(whole: type[OpenSection], name: str, state: dict[Any, Any]) -> OpenSection:
+    section = whole.named(name)
+    if section is None:
+        raise PartError(f"{whole.registry.kind} {name!r} is not there; install its package here as well")
+    made = section.__new__(section)
+    made.__setstate__(state)
+    return made
 
 
 # Fields of a section, made of settings.

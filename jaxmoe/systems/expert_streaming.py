@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -38,7 +38,6 @@ from jaxmoe.systems.settings.expert_streaming import ExpertStreamingSettings
 from jaxmoe.systems.streamed_layer import StreamedLayer, over_layers, utilisation
 from jaxmoe.traces import Batch
 
-Strategy = Literal["fse_naive", "fse", "fse_paired", "fse_rule5", "fse_buffered"]
 # A1 to A5 of VI-C. What A5 adds, token buffering, goes by `slack`.
 STRATEGIES: dict[str, dict[str, bool]] = {
     "fse_naive": {"paired": False, "matched": False, "in_turn": True, "uncut": True},

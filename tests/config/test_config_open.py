@@ -1,6 +1,7 @@
 """A package of a user's own names a system, a topology and a kernel model in YAML, validated as those of jaxmoe are."""
 
 import dataclasses
+import pickle
 import sys
 
 import numpy as np
@@ -90,9 +91,7 @@ def _package(tmp_path, monkeypatch):
     about = folder / "own_parts-1.0.dist-info"
     about.mkdir(parents=True)
     (folder / "own_parts.py").write_text(MODULE)
-    (about / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: own-parts\nVersion: 1.0\n"
-    )
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own-parts\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(ENTRIES)
     monkeypatch.syspath_prepend(folder)
     yield
@@ -111,6 +110,7 @@ def test_all_three_are_named_in_a_scenario_and_made(scenario_file):
     assert (scenario.system.hottest, scenario.system.wait_us, scenario.system.mode) == (3, 2.0, "one")
     assert (scenario.hardware.num_nodes, scenario.hardware.twist) == (4, 0)
     assert Scenario.model_validate(resolved(scenario)) == scenario
+    assert pickle.loads(pickle.dumps(scenario)) == scenario
     machine = build_layer_model(scenario, "sharded").machine
     assert machine.num_nodes == 4
     np.testing.assert_allclose(machine.topology.link_bandwidth, np.full(8, 5e9))
