@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from tables import STUDIES, Rows, column, distinct, read_table, select
 
+from jaxmoe.placement.exchange import Gather, Rings, exchange_of
 from jaxmoe.plotting import ScatterPanel, plot_scatter_panels
 
 HERE = Path(__file__).resolve().parent
@@ -18,11 +19,12 @@ TITLES = {"mesh": "4x4 mesh", "torus": "4x4 torus", "wafers": "two 2x4 wafers", 
 
 def family(exchange: str) -> str:
     """The kind of an exchange."""
-    if exchange.startswith("ring"):
-        return "rings"
-    if exchange.endswith("tree"):
-        return "gather along trees"
-    return "reduce-scatter" if exchange == "reduce_scatter" else "gather by unicasts"
+    match exchange_of(exchange):
+        case Rings():
+            return "rings"
+        case Gather(route=route):
+            return "gather by unicasts" if route == "unicast" else "gather along trees"
+    return "reduce-scatter"
 
 
 def panel(network: str, rows: Rows) -> ScatterPanel:

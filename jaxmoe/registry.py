@@ -9,8 +9,8 @@ A package of one's own names its parts in its `pyproject.toml`, and they are the
     idle = "my_package.metrics:idle"
 
 Names are listed without importing any part; a part is imported when it is asked for. A name may be a template, which
-stands for a family of parts: `rings_{groups}` for any text without an underscore in place of `{groups}`, or
-`rings_{groups:[0-9x]+}` for what a regular expression matches.
+stands for a family of parts: `rings_{2x4}` for any text without an underscore in place of the example 2x4, or
+`rings_{2x4:[0-9x]+}` for what a regular expression matches.
 """
 
 import difflib
@@ -27,7 +27,7 @@ from jaxmoe.errors import InputError
 Part = TypeVar("Part")
 Registered = TypeVar("Registered")
 
-_HOLE = re.compile(r"\{(?P<name>\w+)(?::(?P<pattern>[^{}]+))?\}")
+_HOLE = re.compile(r"\{(?P<example>\w+)(?::(?P<pattern>[^{}]+))?\}")
 
 
 class UnknownPartError(InputError):
@@ -100,11 +100,11 @@ class Registry(Mapping[str, Part], Generic[Part]):
     @property
     def names(self) -> tuple[str, ...]:
         """All names that stand for one part: no templates."""
-        return tuple(name for name in self if not _HOLE.search(name))
+        return tuple(name for name in self if not _is_template(name))
 
     def shown(self) -> str:
-        """All names for people, templates without their patterns."""
-        return ", ".join(_HOLE.sub(r"{\g<name>}", name) for name in self)
+        """All names for people, with an example of every family."""
+        return ", ".join(_HOLE.sub(r"\g<example>", name) + " and its like" * _is_template(name) for name in self)
 
     def _found(self, name: str) -> str | None:
         if name in self._order:
@@ -176,10 +176,14 @@ def _entry_points(group: str, path: tuple[str, ...]) -> EntryPoints:
     return entry_points(group=group)
 
 
+def _is_template(name: str) -> bool:
+    return _HOLE.search(name) is not None
+
+
 @lru_cache(maxsize=1024)
 def _fits(template: str, name: str) -> bool:
     """Whether a name is of the family that a template stands for."""
-    if "{" not in template:
+    if not _is_template(template):
         return False
     pattern, end = "", 0
     for hole in _HOLE.finditer(template):

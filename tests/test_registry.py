@@ -73,14 +73,14 @@ def test_an_unknown_name_is_told_with_the_closest_and_all_others(colours):
 
 
 def test_templates_stand_for_families(colours):
-    colours.register("grey_{percent:[0-9]+}", "a grey")
-    colours.register("mix_{one}_{other}", "a mix")
+    colours.register("grey_{50:[0-9]+}", "a grey")
+    colours.register("mix_{red}_{blue}", "a mix")
     assert colours["grey_50"] == "a grey"
     assert colours["mix_red_blue"] == "a mix"
-    assert colours.entry("grey_50") == "grey_{percent:[0-9]+}"
+    assert colours.entry("grey_50") == "grey_{50:[0-9]+}"
     assert [name in colours for name in ("grey_", "grey_light", "grey_50x", "mix_red", "mix_a_b_c")] == [False] * 5
     assert colours.names == ("red", "blue")
-    assert colours.shown() == "red, blue, grey_{percent}, mix_{one}_{other}"
+    assert colours.shown() == "red, blue, grey_50 and its like, mix_red_blue and its like"
 
 
 def test_installed_packages_are_found_and_imported_when_asked_for(colours, install):
@@ -94,7 +94,7 @@ def test_installed_packages_are_found_and_imported_when_asked_for(colours, insta
 
 
 def test_templates_of_packages(colours, install):
-    install({"shade_{percent}": "paint_parts:green"})
+    install({"shade_{50}": "paint_parts:green"})
     assert colours["shade_7"] == 3
 
 

@@ -73,8 +73,9 @@ class LayerDescription:
 class TokenPlan:
     """What a batch asks of the network and of the nodes.
 
-    `home` is where a gather brings a token's results, of no meaning for other exchanges and for a token that visits
-    no node. `part` is how much of every choice a node computes, and `served` the node that does it alone, or -1.
+    `home` is where a gather brings a token's results, of no meaning for a token that visits no node; under other
+    exchanges, where the token lives. `part` is how much of every choice a node computes, and `served` the node that
+    does it alone, or -1.
     """
 
     visited: Bool[np.ndarray, "token node"]
@@ -102,9 +103,8 @@ def plan_tokens(
     chosen = (experts >= 0)[..., None]
     part = share[experts] * chosen if layer.mode == "sharded" else _drawn(share, batch) * chosen
     part = np.where(served[..., None] < 0, part, served[..., None] == np.arange(layer.num_nodes))
-    home = np.zeros(len(experts), np.int64)
-    if isinstance(layer.exchange, Gather):
-        home = homes_of(layer.exchange.home, batch, part > 0, layer.fabric.hops, layer.fabric.mesh_shape)
+    rule: Home = layer.exchange.home if isinstance(layer.exchange, Gather) else "token_home"
+    home = homes_of(rule, batch, part > 0, layer.fabric.hops, layer.fabric.mesh_shape)
     return TokenPlan(np.asarray((part > 0).any(axis=1)), home, part, served, _read(layer, share, experts, part, served))
 
 

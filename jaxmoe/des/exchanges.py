@@ -1,5 +1,6 @@
 """Exchanges as the simulator carries them out, with equal groups of nodes and the rings inside them."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +11,19 @@ from jaxmoe.des.schedules import ring_steps
 from jaxmoe.des.tasks import Transfers, messages
 from jaxmoe.des.trees import tree_transfers
 from jaxmoe.hardware.cuts import ring_order
-from jaxmoe.placement.exchange import Exchange, ExchangeError, Gather, ReduceScatter, Rings, Route, exchange_of
+from jaxmoe.placement.exchange import (
+    GATHERS,
+    RINGS,
+    RINGS_IN_GROUPS,
+    Exchange,
+    ExchangeError,
+    Gather,
+    ReduceScatter,
+    Rings,
+    Route,
+    exchange_of,
+)
+from jaxmoe.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -68,7 +81,8 @@ def _divisors(number: int) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
-# The exchanges carried out: which transfers dispatch and combine of a batch consist of.
+# The exchanges carried out: which transfers dispatch and combine of a batch consist of. A user's own is a function of
+# the same arguments and result as `stage_transfers`; `phases` lays out its messages.
 #
 # Combine is the way described; dispatch is its mirror: the same messages sent back over the same links reversed
 # (hd_moe IV-C1). A stage is a list of transfers one after the other, with a barrier over all nodes between them.
@@ -78,9 +92,18 @@ Messages = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Source, destination and size of messages, in the order in which they are sent."""
 
 
+SIMULATED: Registry[Callable[..., list[Transfers]]] = Registry(
+    "simulated exchange",
+    "jaxmoe.simulated_exchanges",
+    dict.fromkeys(GATHERS, "jaxmoe.des.exchanges:gather")
+    | {"reduce_scatter": "jaxmoe.des.exchanges:reduce_scatter"}
+    | dict.fromkeys((*RINGS, *RINGS_IN_GROUPS), "jaxmoe.des.exchanges:rings"),
+)
+
+
 def check_exchange(exchange: Exchange, fabric: Fabric) -> None:
-    """Raise `ExchangeError` for an exchange that is not known or does not suit the network, with the remedy."""
-    exchange_of(exchange.name)
+    """Raise `ExchangeError` for one that the simulator cannot carry out on the network, with the remedy."""
+    _carrier(exchange)
     if isinstance(exchange, Rings):
         ring_groups(exchange, fabric)
     if isinstance(exchange, Gather) and exchange.route != "unicast":
@@ -95,17 +118,42 @@ def stage_transfers(
     size: float,
     mirrored: bool,
 ) -> list[Transfers]:
-    """The transfers of combine or, `mirrored`, of dispatch, for vectors of `size` B. `home` is of gathers alone."""
-    match exchange:
-        case Gather(route="unicast"):
-            parts = [_laid(fabric, _gather(visited, home, size), mirrored)]
-        case Gather():
-            parts = [tree_transfers(fabric, _trees(exchange, fabric), visited, home, size, mirrored)]
-        case ReduceScatter():
-            parts = [_laid(fabric, _reduce_scatter(visited, size), mirrored)]
-        case Rings():
-            parts = _rings(exchange, fabric, visited, size, mirrored)
+    """The transfers of combine or, `mirrored`, of dispatch, for vectors of `size` B.
+
+    `home` is where a gather brings a token's results together, and where the token lives under other exchanges.
+    """
+    parts = _carrier(exchange)(exchange, fabric, visited, home, size, mirrored)
     return [part for part in parts if len(part)]
+
+
+def _carrier(exchange: Exchange) -> Callable[..., list[Transfers]]:
+    exchange_of(exchange.name)  # raises where there is none
+    if exchange.name not in SIMULATED:
+        raise ExchangeError(
+            f"exchange {exchange.name} cannot be replayed, since nothing says how the simulator carries it out; "
+            f"register a function in jaxmoe.des.exchanges.SIMULATED, or by an entry point {SIMULATED.group!r}"
+        )
+    return SIMULATED[exchange.name]
+
+
+def phases(fabric: Fabric, sent: Sequence[Messages], mirrored: bool) -> list[Transfers]:
+    """Messages of combine, phase by phase with barriers between, as transfers; `mirrored`, the last one comes first."""
+    parts = [_laid(fabric, messages, mirrored) for messages in sent]
+    return parts[::-1] if mirrored else parts
+
+
+def gather(exchange: Gather, fabric: Fabric, visited: Visited, home: np.ndarray, size: float, mirrored: bool):
+    """Every visited node sends one message to the home, or adds to its tree."""
+    if exchange.route == "unicast":
+        return phases(fabric, [_gather(visited, home, size)], mirrored)
+    return [tree_transfers(fabric, _trees(exchange, fabric), visited, home, size, mirrored)]
+
+
+def reduce_scatter(
+    exchange: ReduceScatter, fabric: Fabric, visited: Visited, home: np.ndarray, size: float, mirrored: bool
+):
+    """Every visited node sends each other one its part."""
+    return phases(fabric, [_reduce_scatter(visited, size)], mirrored)
 
 
 def _laid(fabric: Fabric, sent: Messages, mirrored: bool) -> Transfers:
@@ -149,7 +197,7 @@ def _reduce_scatter(visited: Visited, size: float) -> Messages:
     return node[sender], node[receiver], size / count[sender]
 
 
-def _rings(exchange: Rings, fabric: Fabric, visited: Visited, size: float, mirrored: bool) -> list[Transfers]:
+def rings(exchange: Rings, fabric: Fabric, visited: Visited, home: np.ndarray, size: float, mirrored: bool):
     """Rings inside groups, then messages between groups; the mirror begins with the latter."""
     groups = ring_groups(exchange, fabric)
     visiting = np.asarray(visited[:, groups.members].any(axis=2))  # [token, group]

@@ -149,9 +149,9 @@ class Work(AbstractDemand):
         """Busy seconds of compute and of each memory level, and of nodes, the longest of these."""
         moved = moved_bytes(machine, self.weights, self.vectors)
         node = seconds = self.computing(machine)
-        levels = {level.name: level.seconds(moved[level.name]) for level in machine.memory}
-        for level in machine.memory:  # a node waits for all that its channel moves, for whichever node
-            node = jnp.maximum(node, levels[level.name][level.channel])
+        levels = {name: level.seconds(moved[name]) for name, level in machine.levels.items()}
+        for name, level in machine.levels.items():  # a node waits for all that its channel moves, for whichever node
+            node = jnp.maximum(node, levels[name][level.channel])
         return {NODE: node, COMPUTE: seconds, **levels}
 
     def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:
@@ -165,7 +165,7 @@ def moved_bytes(
     machine: Machine, weights: Float[Array, " node"], vectors: Float[Array, " node"]
 ) -> dict[str, Float[Array, " node"]]:
     """Bytes that every node moves to and from each level of memory, by its name; arguments as in `Work`."""
-    return {level.name: weights + vectors if depth == 0 else weights for depth, level in enumerate(machine.memory)}
+    return {name: weights + vectors if depth == 0 else weights for depth, name in enumerate(machine.levels)}
 
 
 class InTurn(AbstractDemand):

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxmoe.hardware import Energy, Machine
+from jaxmoe.hardware import Machine
 from jaxmoe.hardware.energy import Joules, added
 from jaxmoe.network import StageTime
 from jaxmoe.relax import AbstractReduction
@@ -29,15 +29,14 @@ class Usage(eqx.Module):
         """Energy of the amounts, J, by resource; without what nodes take all the time."""
         if machine.energy is None:
             return {}
-        return added(self._energy_of(machine.energy, kind, amount) for kind, amount in self.amount.items())
+        known, levels = machine.energy, machine.levels
 
-    def _energy_of(self, known: Energy, kind: str, amount: Float[Array, " resource"]) -> Joules:
-        match kind:
-            case "link_bytes":
+        def of(kind: str, amount: Float[Array, " resource"]) -> Joules:
+            if kind == LINK_BYTES:
                 return known.of_links(amount)
-            case "flops":
-                return known.of_flops(amount)
-        return known.of_memory(kind, amount)
+            return known.of_flops(amount) if kind == FLOPS else known.of_memory(levels[kind].name, amount)
+
+        return added(of(kind, amount) for kind, amount in self.amount.items())
 
 
 def network_usage(phases: Sequence[StageTime], reduction: AbstractReduction) -> Usage:

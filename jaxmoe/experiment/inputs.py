@@ -25,7 +25,6 @@ from jaxmoe.engine import LayerModel
 from jaxmoe.errors import InputError
 from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange, build_exchange
-from jaxmoe.placement.exchange import ALONE
 from jaxmoe.traces import (
     Batch,
     GatingTrace,
@@ -85,8 +84,9 @@ class Inputs:
         between groups.
         """
         others = suited(self.scenario.tuning.exchanges, self.model.machine.topology)
-        named = (self.scenario.costs.exchange, *(name for name in others if not name.startswith(HYBRIDS)))
-        return tuple(dict.fromkeys(name for name in named if not name.endswith(ALONE)))
+        any_plan = (name for name in others if name != HYBRIDS and self.exchange(name).groups <= 1)
+        named = (self.scenario.costs.exchange, *any_plan)
+        return tuple(name for name in dict.fromkeys(named) if self.exchange(name).complete)
 
     @cached_property
     def _built(self) -> dict[str, AbstractExchange]:

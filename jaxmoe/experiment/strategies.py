@@ -85,9 +85,10 @@ def strategy(
             check_fits(placement, float(inputs.model.costs.expert_bytes), capacity)
     except PlanError as error:
         return Strategy(name, placement, fits=False, comparable=False, note=f"does not fit: {error}")
-    left_out = [each for each in dict.fromkeys(names) if not inputs.exchange(each).complete]
-    if left_out:
-        return Strategy(name, placement, comparable=False, note=f"{', '.join(left_out)} leaves traffic out")
+    partial = [each for each in dict.fromkeys(names) if not inputs.exchange(each).complete]
+    if partial:
+        note = inputs.exchange(partial[0]).note or f"the exchange {partial[0]} leaves traffic out"
+        return Strategy(name, placement, comparable=False, note=note)
     return Strategy(name, placement)
 
 

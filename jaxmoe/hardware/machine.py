@@ -294,6 +294,14 @@ class Machine(eqx.Module):
         return self.topology.num_nodes
 
     @property
+    def levels(self) -> dict[str, MemoryLevel]:
+        """Memory levels by name; a second one of a name has its depth behind it."""
+        named: dict[str, MemoryLevel] = {}
+        for depth, level in enumerate(self.memory):
+            named[f"{level.name}_{depth}" if level.name in named else level.name] = level
+        return named
+
+    @property
     def capacity(self) -> Float[Array, " node"] | None:
         """Weights that fit each node, B: its even part of its channel of the last level. `None` is no limit."""
         level = self.memory[-1] if self.memory else None

@@ -35,16 +35,13 @@ class Structure(NamedTuple):
     positions: Float[np.ndarray, "vertex 2"]
 
 
-def structure_of(ends: Int[np.ndarray, "link 2"], paths: Sequence[Sequence[Sequence[int]]]) -> Structure:
+def structure_of(link_ends: object, paths: Sequence[Sequence[Sequence[int]]]) -> Structure:
     """Derive a network from the ends of its links and from `paths[source][destination]`, the links of each in order.
 
     Raises `TopologyError` for a link that has no reverse or is given twice, and for a path that names a link that there
     is not, or whose links do not lead from its source to its destination.
     """
-    if not isinstance(ends, np.ndarray) or ends.ndim != 2 or ends.shape[1] != 2 or ends.dtype.kind not in "iu":
-        kind = f"{ends.dtype} {list(ends.shape)}" if isinstance(ends, np.ndarray) else type(ends).__name__
-        raise TopologyError(f"link_ends is {kind}, expected a NumPy array of whole numbers [link, 2]")
-    nodes = len(paths)
+    ends, nodes = _checked_ends(link_ends), len(paths)
     if not nodes:
         raise TopologyError("paths() is empty, expected a row for every node")
     for source, row in enumerate(paths):
@@ -59,6 +56,13 @@ def structure_of(ends: Int[np.ndarray, "link 2"], paths: Sequence[Sequence[Seque
     _check_hops(hops, ends, nodes)
     reverse = np.array([index[end, start] for start, end in pairs], np.int32)
     return Structure(nodes, reverse, hops, _circles(ends, nodes, vertices))
+
+
+def _checked_ends(ends: object) -> Int[np.ndarray, "link 2"]:
+    if isinstance(ends, np.ndarray) and ends.shape[1:] == (2,) and ends.dtype.kind in "iu":
+        return ends
+    kind = f"{ends.dtype} {list(ends.shape)}" if isinstance(ends, np.ndarray) else f"a {type(ends).__name__}"
+    raise TopologyError(f"link_ends is {kind}, expected a NumPy array of whole numbers [link, 2]")
 
 
 def index_links(ends: Sequence[tuple[int, int]], vertices: int, nodes: int) -> Mapping[tuple[int, int], int]:
@@ -84,7 +88,7 @@ def index_links(ends: Sequence[tuple[int, int]], vertices: int, nodes: int) -> M
 def _check_hops(hops: Hops, ends: Int[np.ndarray, "link 2"], nodes: int) -> None:
     """Raise for the first path whose links do not lead from its source to its destination."""
 
-    def name(pair: int) -> str:
+    def name(pair: int | np.integer) -> str:
         return f"the path from {pair // nodes} to {pair % nodes}"
 
     link, pair = np.asarray(hops.link), np.asarray(hops.pair)

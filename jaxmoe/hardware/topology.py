@@ -189,32 +189,38 @@ class AbstractTopology(eqx.Module):
         )
 
 
+class _Unknown:
+    """Stands for a number of a network whose links and paths are derived, which they must not depend on."""
+
+    def _refuse(self, *_):
+        raise TopologyError("links or paths depend on a number of their network; let them depend on static fields")
+
+    __getattr__ = __getitem__ = __float__ = __array__ = _refuse
+
+
 def _derived(topology: AbstractTopology) -> Structure:
     """Structure of a network by its paths, worked out once for equal static fields."""
-    leaves, form = jax.tree.flatten(topology)
-    try:
-        hash(form)
-    except TypeError:
-        raise TopologyError(
-            f"static fields of {type(topology).__name__} cannot be hashed; use numbers, strings and tuples"
-        ) from None
-    return _structure(form, tuple(np.shape(leaf) for leaf in leaves))
+    structure = _structure(jax.tree.structure(topology))
+    name, links = type(topology).__name__, len(structure.reverse_links)
+    for what, given in (("bandwidths", topology.link_bandwidth), ("latencies", topology.link_latency)):
+        if given.shape[-1] != links:
+            raise TopologyError(f"{name} has {links} links, but {given.shape[-1]} {what}; give one for each link")
+    return structure
 
 
-@lru_cache(maxsize=64)
-def _structure(form: jax.tree_util.PyTreeDef, shapes: tuple[tuple[int, ...], ...]) -> Structure:
-    """Structure of a class with static fields; of its numbers, which it must not depend on, shapes alone are known."""
-    topology = jax.tree.unflatten(form, [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes])
-    name = type(topology).__name__
+@lru_cache(maxsize=16)
+def _structure(form: jax.tree_util.PyTreeDef) -> Structure:
+    """Structure of a class with static fields."""
+    topology = jax.tree.unflatten(form, [_Unknown()] * form.num_leaves)
     try:
         ends, paths = topology.link_ends, topology.paths()
     except RecursionError:
-        raise TopologyError(f"links or paths of {name} ask for what follows from them; state its num_nodes") from None
+        raise TopologyError(
+            f"links or paths of {type(topology).__name__} ask for what is derived from them; state its num_nodes"
+        ) from None
     structure = structure_of(ends, paths)
-    for what in ("bandwidth", "latency"):
-        given = getattr(topology, f"link_{what}").shape[-1]
-        if given != len(ends):
-            raise TopologyError(f"{name} has {len(ends)} links, but link_{what} has {given}; give one for each link")
+    if type(topology).num_nodes is not AbstractTopology.num_nodes and topology.num_nodes != structure.num_nodes:
+        raise TopologyError(f"num_nodes is {topology.num_nodes}, but paths() has {structure.num_nodes} rows")
     if topology.grid is not None:
         check_grid(topology.grid, ends, structure.num_nodes)
     return structure

@@ -11,7 +11,15 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.visits import Visits, homes
-from jaxmoe.placement.exchange import Exchange, ExchangeError, Gather, ReduceScatter, Rings, exchange_of
+from jaxmoe.placement.exchange import (
+    EXCHANGES,
+    Exchange,
+    ExchangeError,
+    Gather,
+    ReduceScatter,
+    Rings,
+    exchange_of,
+)
 from jaxmoe.placement.strategies import groups_of, ring_orders
 from jaxmoe.relax import AbstractReduction, OneOf, as_weights
 
@@ -103,6 +111,9 @@ class StageTime(eqx.Module):
 # What the exchanges of `jaxmoe.placement.exchange` send: visits become flows of combine; dispatch mirrors them.
 
 
+OWN_NAME = "own"  # of the exchange of a model, where nothing else tells it
+
+
 class MergeKey(NamedTuple):
     """Tokens that chose the same experts are alike to an exchange, under conditions.
 
@@ -117,11 +128,25 @@ class MergeKey(NamedTuple):
 
 
 class AbstractExchange(eqx.Module):
-    """Turns visits into flows of hidden vectors.
+    """Turns visits into flows of hidden vectors: combine; dispatch mirrors it.
 
-    Properties say what others have to know of it. Each is what is safe to assume of any exchange; one that can promise
-    more overrides it.
+    A user's own is registered in `jaxmoe.placement.exchange.EXCHANGES`, and how the simulator carries it out in
+    `jaxmoe.des.exchanges.SIMULATED`. Properties say what others have to know of it. Each has the value that is safe to
+    assume of any exchange; one that can promise more overrides it.
     """
+
+    @classmethod
+    def build(cls, name: str, topology: AbstractTopology) -> "AbstractExchange":
+        """The exchange of this name on a network. Raises `ExchangeError` where it does not suit the network.
+
+        A family of exchanges, registered under a template, reads its parameters from the name.
+        """
+        return cls()
+
+    @property
+    def name(self) -> str:
+        """The name of an exchange that knows it."""
+        return OWN_NAME
 
     @property
     def merges(self) -> bool:
@@ -139,12 +164,17 @@ class AbstractExchange(eqx.Module):
         return True
 
     @property
-    def by_group(self) -> bool:
-        """Whether whole groups of nodes take part, whichever of them a token visits.
+    def note(self) -> str:
+        """What a reader of its figures has to know, such as what one that is not complete leaves out."""
+        return ""
 
-        It then suits plans that spread experts evenly over these groups, and is not tried on others.
+    @property
+    def groups(self) -> int:
+        """Number of equal groups of nodes that take part whole, whichever of their nodes a token visits.
+
+        0: visited nodes take part alone. Tuning tries an exchange of groups on plans that fill them evenly alone.
         """
-        return False
+        return 0
 
     @property
     def returns_home(self) -> bool:
@@ -171,6 +201,10 @@ class GatherExchange(AbstractExchange):
     description: Gather = eqx.field(static=True, default=Gather())
 
     @property
+    def name(self) -> str:
+        return self.description.name
+
+    @property
     def unicast(self) -> bool:
         return self.description.route == "unicast"
 
@@ -188,6 +222,13 @@ class GatherExchange(AbstractExchange):
             return None
         turns = len(topology.corners) if home == "corner_host" else 1
         return MergeKey(home == "lowest_host", turns, weights_last=not self.unicast)
+
+    @classmethod
+    def build(cls, name: str, topology: AbstractTopology) -> "GatherExchange":
+        described = exchange_of(name)
+        assert isinstance(described, Gather)
+        _check_route(described, topology)
+        return cls(described)
 
     def __call__(self, topology: AbstractTopology, visits: Visits) -> Phases:
         rule, route = self.description.home, self.description.route
@@ -209,6 +250,10 @@ BOTH_TREES: tuple[Literal["tree", "cross_tree"], ...] = ("tree", "cross_tree")
 
 class ReduceScatterExchange(AbstractExchange):
     """Every visited node sends each of the others its part of the vector."""
+
+    @property
+    def name(self) -> str:
+        return ReduceScatter().name
 
     @property
     def merges(self) -> bool:
@@ -245,11 +290,16 @@ class RingExchange(AbstractExchange):
 
     @property
     def complete(self) -> bool:
-        return bool(self.between > 0) or int(self.size) == self.group.shape[0]
+        return float(self.between) > 0 or self.groups == 1
 
     @property
-    def by_group(self) -> bool:
-        return True
+    def note(self) -> str:
+        told = "rings inside groups as hd_moe counts them, without what the groups send each other"
+        return "" if self.complete else told
+
+    @property
+    def groups(self) -> int:
+        return self.group.shape[0] // int(self.size)
 
     @property
     def knows(self) -> Literal["nothing", "last", "batch"]:
@@ -257,6 +307,23 @@ class RingExchange(AbstractExchange):
 
     def alike(self, topology: AbstractTopology) -> MergeKey | None:
         return MergeKey()
+
+    @classmethod
+    def build(cls, name: str, topology: AbstractTopology) -> "RingExchange":
+        rings = exchange_of(name)
+        assert isinstance(rings, Rings)
+        successor, place = np.empty(topology.num_nodes), np.empty(topology.num_nodes)
+        for order in ring_orders(rings, topology):
+            successor[order], place[np.sort(order)] = np.roll(order, -1), np.arange(len(order))
+        with jax.ensure_compile_time_eval():  # these are constants, and told of by properties, while others trace
+            return cls(
+                group=jnp.asarray(groups_of(rings, topology), jnp.int32),
+                successor=jnp.asarray(successor, jnp.int32),
+                place=jnp.asarray(place, jnp.int32),
+                size=jnp.asarray(topology.num_nodes // rings.count, jnp.float32),
+                both_ways=jnp.asarray(rings.both_ways, jnp.float32),
+                between=jnp.asarray(rings.between and rings.count > 1, jnp.float32),
+            )
 
     def __call__(self, topology: AbstractTopology, visits: Visits) -> Phases:
         nodes = self.group.shape[0]
@@ -294,15 +361,17 @@ class RingExchange(AbstractExchange):
 
 
 def build_exchange(description: Exchange | str, topology: AbstractTopology) -> AbstractExchange:
-    """The exchange on a network. Raises `ExchangeError` where it does not suit the network."""
-    described = exchange_of(description) if isinstance(description, str) else description
-    match described:
-        case Gather():
-            _check_route(described, topology)
-            return GatherExchange(described)
-        case ReduceScatter():
-            return ReduceScatterExchange()
-    return _ring_exchange(described, topology)
+    """The exchange on a network. Raises `ExchangeError` where it is not known or does not suit the network."""
+    name = description if isinstance(description, str) else description.name
+    exchange_of(name)  # raises where there is none
+    entry = EXCHANGES[name]
+    made = getattr(entry, "build", entry)(name, topology)
+    if not isinstance(made, AbstractExchange):
+        raise ExchangeError(
+            f"exchange {name} is registered as what makes a {type(made).__name__}, expected an AbstractExchange; "
+            "register a class of these, or a function of a name and a network that returns one"
+        )
+    return made
 
 
 def _check_route(gather: Gather, topology: AbstractTopology) -> None:
@@ -311,17 +380,3 @@ def _check_route(gather: Gather, topology: AbstractTopology) -> None:
             f"exchange {gather.name} needs a mesh, whose paths can take either direction first, not a "
             f"{type(topology).__name__}; use {gather.home}_tree or {gather.home}"
         )
-
-
-def _ring_exchange(rings: Rings, topology: AbstractTopology) -> RingExchange:
-    group, successor, place = groups_of(rings, topology), np.empty(topology.num_nodes), np.empty(topology.num_nodes)
-    for order in ring_orders(rings, topology):
-        successor[order], place[np.sort(order)] = np.roll(order, -1), np.arange(len(order))
-    return RingExchange(
-        group=jnp.asarray(group, jnp.int32),
-        successor=jnp.asarray(successor, jnp.int32),
-        place=jnp.asarray(place, jnp.int32),
-        size=jnp.asarray(topology.num_nodes // rings.count, jnp.float32),
-        both_ways=jnp.asarray(rings.both_ways, jnp.float32),
-        between=jnp.asarray(rings.between and rings.count > 1, jnp.float32),
-    )

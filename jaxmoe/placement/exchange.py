@@ -1,6 +1,7 @@
 """How hidden vectors get from where tokens are to where they are computed and back: exchanges by name.
 
-A description only. `jaxmoe.network` says what an exchange costs; the event simulator carries it out on its own.
+A description only. `jaxmoe.network` says what an exchange costs; the event simulator carries it out on its own. A user
+adds one to `EXCHANGES` (`jaxmoe.network.exchange.AbstractExchange`), and to `jaxmoe.des.exchanges.SIMULATED`.
 
 Combine is what is described; dispatch is its mirror, over the same links reversed (hd_moe IV-C1).
 
@@ -15,9 +16,10 @@ Combine is what is described; dispatch is its mirror, over the same links revers
 
 import re
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from jaxmoe.errors import InputError
+from jaxmoe.registry import Registry, UnknownPartError
 
 Home = Literal["lowest_host", "random_host", "fewest_hops", "least_loaded", "corner_host", "token_home"]
 Route = Literal["unicast", "tree", "cross_tree", "split_tree"]
@@ -93,35 +95,43 @@ class Rings:
         return "_".join(parts + ["both_ways"] * self.both_ways + ["alone"] * (not self.between))
 
 
-Exchange = Gather | ReduceScatter | Rings
-ALONE = "_alone"  # ends the names of rings that leave out what groups send each other
+@dataclass(frozen=True)
+class Registered:
+    """An exchange of a user's own, by the name that it is registered under or that fits the template of its family."""
+
+    name: str
 
 
-def exchange_names() -> tuple[str, ...]:
-    """Every exchange that suits machines of any size; those in groups of nodes depend on what divides a machine."""
-    gathers = (Gather(home, route).name for home in get_args(Home) for route in get_args(Route))
-    return (*gathers, ReduceScatter().name, *(Rings(both_ways=both).name for both in (False, True)))
+Exchange = Gather | ReduceScatter | Rings | Registered
 
+_GATHERS = {Gather(home, route).name: Gather(home, route) for home in get_args(Home) for route in get_args(Route)}
+GATHERS = tuple(_GATHERS)
+RINGS = ("ring", "ring_both_ways")
+_GROUPS = "rings_{2x4:[1-9][0-9]*(?:x[1-9][0-9]*)?}"
+RINGS_IN_GROUPS = tuple(_GROUPS + ways + alone for ways in ("", "_both_ways") for alone in ("", "_alone"))
 
-KNOWN = (
-    f"{', '.join(HOMES)}, each alone or with {', '.join('_' + route for route in ROUTES[1:])}; reduce_scatter; ring, "
-    "ring_both_ways; rings_2x4, rings_2x4_both_ways for any 2x4 groups of a mesh, rings_8 for 8 groups of any machine"
+EXCHANGES: Registry[Any] = Registry(
+    "exchange",
+    "jaxmoe.exchanges",
+    dict.fromkeys(GATHERS, "jaxmoe.network.exchange:GatherExchange")
+    | {"reduce_scatter": "jaxmoe.network.exchange:ReduceScatterExchange"}
+    | dict.fromkeys((*RINGS, *RINGS_IN_GROUPS), "jaxmoe.network.exchange:RingExchange"),
 )
 
 
 def exchange_of(name: str) -> Exchange:
     """The exchange of this name. Raises `ExchangeError` for any other, with the known ones."""
+    if name in _GATHERS:
+        return _GATHERS[name]
     if name == "reduce_scatter":
         return ReduceScatter()
-    if name in ("ring", "ring_both_ways"):
+    if name in RINGS:
         return Rings(both_ways=name != "ring")
     if rings := re.fullmatch(r"rings_([1-9]\d*(?:x[1-9]\d*)?)(_both_ways)?(_alone)?", name):
         groups = tuple(int(side) for side in rings[1].split("x"))
         return Rings(groups, both_ways=bool(rings[2]), between=not rings[3])
-    for home in HOMES:
-        if name == home:
-            return Gather(home)  # type: ignore[arg-type]
-        for route in ROUTES[1:]:
-            if name == f"{home}_{route}":
-                return Gather(home, route)  # type: ignore[arg-type]
-    raise ExchangeError(f"exchange is {name!r}, expected one of {KNOWN}")
+    try:
+        EXCHANGES.entry(name)
+    except UnknownPartError as error:
+        raise ExchangeError(str(error)) from None
+    return Registered(name)

@@ -109,7 +109,6 @@ HYBRID = PlacementStrategy(_in_regions)
 HYBRID_RING = PlacementStrategy(
     _in_regions,
     lambda topology, settings: replace(region_rings(topology, settings), between=False).name,
-    note="rings inside groups as hd_moe counts them, without what the groups send each other",
 )
 HYBRID_COMPLETE = PlacementStrategy(
     _in_regions, lambda topology, settings: replace(region_rings(topology, settings), both_ways=True).name

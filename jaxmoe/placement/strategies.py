@@ -206,6 +206,7 @@ class Shipped(NamedTuple):
     name: str
     share: Shares
     exchanges: tuple[str, ...]
+    rings: Rings | None = None  # of a complete hybrid
 
 
 def shipped_strategies(
@@ -221,7 +222,10 @@ def shipped_strategies(
         Shipped("ep", expert_parallel(frequency, topology), any_plan),
         *(
             Shipped(
-                f"hybrid_{rings.name[6:]}", in_groups(frequency, groups_of(rings, topology)), (rings.name, *any_plan)
+                f"hybrid_{rings.name.removeprefix('rings_')}",
+                in_groups(frequency, groups_of(rings, topology)),
+                (rings.name, *any_plan),
+                rings,
             )
             for rings in complete_hybrids(topology, experts)
         ),

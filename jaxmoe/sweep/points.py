@@ -17,9 +17,10 @@ from jaxtyping import Float
 
 from jaxmoe.config import Scenario, Section, load_scenario_with, resolved
 from jaxmoe.config.explain import Source
-from jaxmoe.config.loader import FOLDERS, PATHS, label_of
+from jaxmoe.config.files import label_of
+from jaxmoe.config.loader import FOLDERS, PATHS
 from jaxmoe.errors import InputError
-from jaxmoe.placement.exchange import ExchangeError, exchange_names, exchange_of
+from jaxmoe.placement.exchange import EXCHANGES
 from jaxmoe.placement.named import compared_strategies
 from jaxmoe.sweep.expressions import Expression
 from jaxmoe.sweep.metrics import columns
@@ -190,15 +191,11 @@ class Space:
         config = self.study.config
         for key, known in (
             ("strategy", compared_strategies()),
-            ("exchange", (OWN, *exchange_names(), "rings_2x4 and its like")),
+            ("exchange", (OWN, *EXCHANGES.shown().split(", "))),
         ):
             axis = config.axes.get(key)
             for value in axis if isinstance(axis, list) else [config.set.get(key, DEFAULTS[key])]:
-                try:
-                    right = value == OWN or bool(exchange_of(value)) if key == "exchange" else value in known
-                except (ExchangeError, TypeError):
-                    right = False
-                if not right:
+                if value not in known and not (key == "exchange" and value in EXCHANGES):
                     guess = "".join(f"; did you mean {close}?" for close in get_close_matches(str(value), known, n=1))
                     raise SweepError(f"{self.label}: {key} has {value!r}; expected one of {', '.join(known)}{guess}")
 

@@ -58,7 +58,7 @@ class PlannedRun(AbstractRun):
         return None if served is None else served[step, row]
 
     def token_paths(self, tokens: int) -> TokenPaths | None:
-        if not all(name.startswith("token_home") for name in self.setting.exchange):
+        if not all(self.setting.build_exchange(name).returns_home for name in self.setting.exchange):
             return None
         nodes = self.setting.share.shape[2]
         return TokenPaths.of_nodes(np.arange(tokens, dtype=np.int32) * nodes // tokens, nodes)

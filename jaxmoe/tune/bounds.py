@@ -21,10 +21,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jaxmoe.engine import IdleLinks, LayerModel, Serial
-from jaxmoe.network import Congestion, RingExchange
+from jaxmoe.network import Congestion
 from jaxmoe.traces import Batch, expert_counts
 from jaxmoe.tune.problem import PlacementProblem
-from jaxmoe.tune.settings import HYBRIDS
 
 BISECTIONS = 50
 GRID = 512  # values of c between even work and one node for every token
@@ -46,7 +45,7 @@ def lower_bound(problem: PlacementProblem, batches: Batch) -> Float[np.ndarray, 
 
     It bounds the mean, whatever weight the problem gives to the tail or to the worst topic. Latencies, chunks, start-up
     times and tiles are left out: they only add. Communication is left out under time models without congestion, and
-    where groups that ring apart send each other nothing.
+    where the model's own exchange is not complete.
     """
     experts, weight = np.asarray(batches.experts), np.asarray(batches.weight, float)
     counts = expert_counts(batches, problem.trace.num_experts)
@@ -147,7 +146,7 @@ def exchange_bound(
 ) -> Float[np.ndarray, " batch"]:
     """Communication time of a sharded plan that no exchange beats, s, for drawn or merged batches of one layer.
 
-    It holds for the congestion model and choices computed where they are placed; not for `_alone` rings, which leave
+    It holds for the congestion model and choices computed where they are placed; not for exchanges that leave
     traffic out. Raises `ValueError` for replicas and other time models.
 
     Every node that a token visits sends its part of the result on, over its own links, and all tokens together keep no
@@ -193,11 +192,7 @@ def _least_busy(
 
 def _loads_links(problem: PlacementProblem) -> bool:
     """Whether every vector has to pass a link that it keeps busy for others."""
-    exchange = problem.model.exchange
-    parted = (
-        isinstance(exchange, RingExchange) and not bool(exchange.between) and np.ptp(np.asarray(exchange.group)) > 0
-    )
-    return isinstance(problem.model.time_model, Congestion) and not parted
+    return isinstance(problem.model.time_model, Congestion) and problem.model.exchange.complete
 
 
 def _sum(values: object) -> float:
@@ -214,6 +209,4 @@ def _least_hops(problem: PlacementProblem) -> Float[np.ndarray, " others"]:
 
 def _only_unicasts(problem: PlacementProblem) -> bool:
     """Whether every exchange that may be chosen sends whole vectors to one node."""
-    names = [*problem.gathers, *problem.exchanges]
-    merging = (HYBRIDS, "ring", "tree", "scatter", "own")
-    return not any(part in name for name in names for part in merging)
+    return not problem.hybrids and all(exchange.unicast for exchange in problem.named.values())

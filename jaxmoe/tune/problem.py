@@ -12,13 +12,13 @@ from jaxtyping import Float, Shaped
 
 from jaxmoe.engine import LayerModel
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.network import AbstractExchange, GatherExchange, ReduceScatterExchange, build_exchange
+from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement import PlanError
-from jaxmoe.placement.exchange import ALONE, ExchangeError, exchange_of
+from jaxmoe.placement.exchange import ExchangeError, Rings
 from jaxmoe.placement.strategies import complete_hybrids
 from jaxmoe.traces import Batch, GatingTrace, TraceError, expert_counts, load_counts, sample_batches, topic_batches
 from jaxmoe.tune.aim import Aim
-from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS
+from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS, WITHOUT_MESH
 
 BRIM = 1 + 1e-5  # shares are float32: a node filled to the brim may seem overfull by so much
 
@@ -94,16 +94,30 @@ class PlacementProblem:
         return np.mean([_parts(load_counts(each).counts[0]) for each in traces], axis=0)
 
     @cached_property
-    def gathers(self) -> dict[str, AbstractExchange]:
-        """The exchanges that suit any plan, by name; the model's own comes first."""
-        topology = self.model.machine.topology
-        own = self.own_exchange or own_name(self.model)
-        # What groups send each other is left out there: no plan may profit from it.
-        named = {} if own.endswith(ALONE) else {own: self.model.exchange}
+    def named(self) -> dict[str, AbstractExchange]:
+        """The exchanges that may be chosen by name; the model's own comes first, if it is complete.
+
+        No plan may profit from traffic that is left out.
+        """
+        topology, own = self.model.machine.topology, self.model.exchange
+        made = {self.own_exchange or own.name: own} if own.complete else {}
         for name in self.exchanges:
-            if name != HYBRIDS and not name.startswith("ring"):
-                named.setdefault(name, build_exchange(name, topology))
-        return named or {"lowest_host": build_exchange("lowest_host", topology)}
+            if name != HYBRIDS and name not in made:
+                made[name] = build_exchange(name, topology)
+        return made
+
+    @cached_property
+    def gathers(self) -> dict[str, AbstractExchange]:
+        """Those of them that suit any plan."""
+        own = self.model.exchange
+        any_plan = {name: each for name, each in self.named.items() if each is own or not each.groups}
+        return any_plan or {"lowest_host": build_exchange("lowest_host", self.model.machine.topology)}
+
+    @cached_property
+    def hybrids(self) -> dict[str, Rings]:
+        """Complete hybrids that may be chosen, by the name of their exchange."""
+        named = {rings.name: rings for rings in complete_hybrids(self.model.machine.topology, self.trace.num_experts)}
+        return named if HYBRIDS in self.exchanges else {name: named[name] for name in self.exchanges if name in named}
 
     def under(self, exchange: AbstractExchange) -> "PlacementProblem":
         """The same problem for a model whose own exchange is this one."""
@@ -148,35 +162,26 @@ def check_topics(trace: GatingTrace, topics: tuple[GatingTrace, ...]) -> None:
 def check_exchanges(exchanges: tuple[str, ...], topology: AbstractTopology, experts: int) -> None:
     """Raise `ExchangeError` for one that is not known, does not suit the network, or that tuning may not choose."""
     for name in exchanges:
-        if name != HYBRIDS:
-            build_exchange(name, topology)
-        if not name.startswith("rings_"):
+        if name == HYBRIDS:
             continue
-        hybrids = {rings.name for rings in complete_hybrids(topology, experts)}
-        if name not in hybrids:
+        exchange, hybrids = (
+            build_exchange(name, topology),
+            {rings.name for rings in complete_hybrids(topology, experts)},
+        )
+        if exchange.groups > 1 and name not in hybrids:
             raise ExchangeError(
                 f"tuning chooses among complete hybrids, and {name} is none with {topology.num_nodes} nodes and "
                 f"{experts} experts; use {HYBRIDS} for all, or some of {', '.join(sorted(hybrids)) or 'none'}"
             )
+        if not exchange.complete:
+            raise ExchangeError(f"{name} leaves traffic out, from which no plan may profit; tune with another exchange")
 
 
 def suited(exchanges: tuple[str, ...], topology: AbstractTopology) -> tuple[str, ...]:
     """The default exchanges as the network can have them; any others as they are."""
     if exchanges != DEFAULT_EXCHANGES or topology.crossed() is not None:
         return exchanges
-    alike = {"corner_host_split_tree": "least_loaded_tree", "least_loaded_split_tree": "least_loaded_tree"}
-    alike["random_host_split_tree"] = "random_host_tree"
-    return tuple(dict.fromkeys(alike.get(name, name) for name in exchanges))
-
-
-def own_name(model: LayerModel) -> str:
-    """The name of a model's own exchange."""
-    match model.exchange:
-        case GatherExchange(description=description):
-            return description.name
-        case ReduceScatterExchange():
-            return exchange_of("reduce_scatter").name
-    return "own"
+    return tuple(dict.fromkeys(WITHOUT_MESH.get(name, name) for name in exchanges))
 
 
 # Plans with the exchange that serves each layer best, and what that takes.

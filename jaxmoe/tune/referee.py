@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jaxmoe.network import AbstractExchange, build_exchange
+from jaxmoe.placement.exchange import Rings
 from jaxmoe.placement.rounding import fit_memory, fit_slots, is_even, rebalance
 from jaxmoe.placement.strategies import Shipped, shipped_replicas, shipped_strategies
 from jaxmoe.threads import side_by_side
@@ -40,7 +41,7 @@ from jaxmoe.tune.problem import (
     silent,
     where_surely_faster,
 )
-from jaxmoe.tune.settings import HYBRIDS, StopSwitch
+from jaxmoe.tune.settings import StopSwitch
 
 SELECTION_ENTRIES = 2**21  # entries [batch, token, node] of the batches that have the last word
 SELECTION_BATCHES = (8, 256)  # but at least and at most so many
@@ -134,10 +135,10 @@ class Referee:
     @cached_property
     def strategies(self) -> dict[str, Ranked]:
         """Every strategy that ships with jaxmoe and fits, by name, under its best exchange in every layer."""
-        able = [strategy for strategy in self._strategies() if self.fits(strategy.share[:, None]).all()]
+        able = [strategy for strategy in self._strategies if self.fits(strategy.share[:, None]).all()]
         named = {each.name: self._exchanges(each) for each in able}
         # All hybrids run under their own rings; on machines with many nodes only the best few under any exchange.
-        own = {name: {key: of[key] for key in of if key.startswith("rings_")} or of for name, of in named.items()}
+        own = {name: {key: of[key] for key in of if of[key].groups > 1} or of for name, of in named.items()}
         ranked = {each.name: self.under_best(each.share.astype(float), own[each.name]) for each in able}
         hybrids = [name for name in ranked if own[name] != named[name]]
         gathers = self.problem.gathers
@@ -149,10 +150,16 @@ class Referee:
         return ranked
 
     @property
+    def hybrids(self) -> dict[str, Rings]:
+        """The groups of those strategies that are complete hybrids, by name."""
+        return {each.name: each.rings for each in self._strategies if each.rings is not None}
+
+    @property
     def shipped(self) -> Ranked | None:
         """The best of these in every layer; `None` where none fits."""
         return least(self.strategies.values()) if self.strategies else None
 
+    @cached_property
     def _strategies(self) -> list[Shipped]:
         problem, topology = self.problem, self.problem.model.machine.topology
         if problem.model.mode == "replicated":
@@ -163,11 +170,13 @@ class Referee:
     def _exchanges(self, strategy: Shipped) -> dict[str, AbstractExchange]:
         """Those of a strategy's exchanges that may be chosen."""
         problem = self.problem
-        named = {name: problem.gathers[name] for name in strategy.exchanges if name in problem.gathers}
+        made = {name: problem.gathers[name] for name in strategy.exchanges if name in problem.gathers}
         for name in strategy.exchanges:
-            if name in problem.exchanges or (name.startswith("rings_") and HYBRIDS in problem.exchanges):
-                named.setdefault(name, build_exchange(name, problem.model.machine.topology))
-        return named
+            if name in problem.named:
+                made.setdefault(name, problem.named[name])
+            elif name in problem.hybrids:
+                made.setdefault(name, build_exchange(name, problem.model.machine.topology))
+        return made
 
     def legal(self, plans: Plans) -> Plans:
         """The same plans, but those that do not fit moved to the nearest ones that do."""

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 HYBRIDS = "rings"  # among exchanges: the complete hybrids of every cut of the machine
 SPLIT_TREES = ("corner_host_split_tree", "least_loaded_split_tree", "random_host_split_tree")
 DEFAULT_EXCHANGES = ("least_loaded", "reduce_scatter", *SPLIT_TREES, "ring_both_ways", HYBRIDS)
+WITHOUT_MESH = {  # default exchanges that need a mesh, and those that take their place elsewhere
+    "corner_host_split_tree": "least_loaded_tree",
+    "least_loaded_split_tree": "least_loaded_tree",
+    "random_host_split_tree": "random_host_tree",
+}
 
 
 @dataclass(frozen=True)

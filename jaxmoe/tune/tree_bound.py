@@ -8,7 +8,7 @@ the lengths; and in L seconds links carry no more than L times the sum of length
 the lengths. In dispatch all is mirrored. It holds for homes, trees, rings and reduce-scatter alike, for homes chosen
 element by element, and for vectors cut in pieces that go different ways. Assumed is that experts are computed where
 they are placed, that links are loaded as in the congestion model, and that no two tokens' numbers are coded into one.
-Latencies, chunks and node ports are left out, for they only add; so are the `_alone` rings, which leave traffic out.
+Latencies, chunks and node ports are left out, for they only add; so are exchanges that are not complete.
 
 **The lengths.** The best ones make the bound what fractions of trees can reach. They are sought by raising, step by
 step, the lengths of links that short trees of some of the tokens use more than others.

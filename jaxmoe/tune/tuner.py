@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement.rounding import keep_hosts
-from jaxmoe.placement.strategies import complete_hybrids, groups_of
+from jaxmoe.placement.strategies import groups_of
 from jaxmoe.relax import geometric
 from jaxmoe.threads import beside, side_by_side
 from jaxmoe.tune import descent, local_search
@@ -35,7 +35,7 @@ from jaxmoe.tune.problem import (
     silent,
 )
 from jaxmoe.tune.referee import Referee
-from jaxmoe.tune.settings import HYBRIDS, StopSwitch, TunerSettings, affordable
+from jaxmoe.tune.settings import StopSwitch, TunerSettings, affordable
 
 LEAST_PART = 0.1  # of an expert's typical part on a node; less is rounded away
 REFINE_COLDNESS = (3e3, 3e5)  # 1 / temperature of local improvement, first and last, relative to a layer's time
@@ -194,14 +194,13 @@ class _Run:
     def best_cuts(self) -> list[_Hybrid]:
         """The `hybrid_cuts` cuts that are best with experts dealt by load."""
         problem, topology = self.problem, self.problem.model.machine.topology
-        wanted = any(name == HYBRIDS or name.startswith("rings_") for name in problem.exchanges)
-        if problem.model.mode == "replicated" or not wanted:
+        if problem.model.mode == "replicated" or not problem.hybrids:
             return []
-        named = {rings.name: rings for rings in complete_hybrids(topology, problem.trace.num_experts)}
-        seen = {name: ranked for name, ranked in self.referee.strategies.items() if name.startswith("hybrid_")}
+        cuts = self.referee.hybrids
+        seen = {name: ranked for name, ranked in self.referee.strategies.items() if name in cuts}
         made = []
         for name in sorted(seen, key=lambda name: seen[name].seconds.mean())[: self.settings.hybrid_cuts]:
-            group = groups_of(named[f"rings_{name.removeprefix('hybrid_')}"], topology)
+            group = groups_of(cuts[name], topology)
             exchange, _ = Counter(seen[name].exchange.tolist()).most_common(1)[0]
             plan = _over_groups(seen[name].plan, group)
             made.append(_Hybrid(exchange, group, build_exchange(exchange, topology), plan))

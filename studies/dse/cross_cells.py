@@ -27,7 +27,7 @@ from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.simulation import batch_at, iterations_of, setting_of
 from jaxmoe.experiment.strategies import Strategy, strategy
 from jaxmoe.models import MoEModel
-from jaxmoe.placement.exchange import exchange_names
+from jaxmoe.placement.exchange import EXCHANGES
 from jaxmoe.placement.named import compared_strategies
 from jaxmoe.systems import METHODS, system_of
 from jaxmoe.traces import GatingTrace, synthetic_trace, write_trace
@@ -102,7 +102,7 @@ class Column:
         for phase in PHASES:
             for name in compared_strategies():
                 yield (phase, "strategy", name), partial(self._cell, phase, Phase.of_strategy, name)
-            for name in exchange_names() if phase == EXCHANGES_IN else ():
+            for name in EXCHANGES.names if phase == EXCHANGES_IN else ():
                 yield (phase, "exchange", name), partial(self._cell, phase, Phase.of_exchange, name)
             for name in METHODS:
                 yield (phase, "system", name), partial(self._cell, phase, Phase.of_system, name)

@@ -73,7 +73,7 @@ def cases(network: str) -> Iterator[Case]:
 
 def exchanges(topology: AbstractTopology) -> list[str]:
     """All that suit the network."""
-    mesh = isinstance(topology, Mesh)
+    mesh = topology.grid is not None
     routes = ("", "_tree", "_cross_tree", "_split_tree") if mesh else ("", "_tree")
     groups = ("rings_2x2", "rings_2x2_both_ways", "rings_1x4_both_ways") if mesh else ("rings_4", "rings_4_both_ways")
     return [home + route for home in HOMES for route in routes] + ["reduce_scatter", "ring", "ring_both_ways", *groups]
@@ -104,7 +104,7 @@ def lines_of(case: Case) -> Iterator[dict[str, object]]:
         for tokens in TOKENS:
             batch = jax.tree.map(lambda leaf: leaf[0, 0], sample_batches(trace, tokens, 1, SEED))
             for plan, share in plans(trace.experts).items():
-                if plan == "tp" and tokens == TOKENS[-1] and not exchange.startswith("ring"):
+                if plan == "tp" and tokens == TOKENS[-1] and not model.exchange.groups:
                     continue  # half a million messages, all alike
                 told, seen = (
                     model(jnp.asarray(share), batch),

@@ -17,7 +17,6 @@ from jaxmoe.des import fabric_of
 from jaxmoe.des.domains import replay_communication
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.experiment.validation import agreement
-from jaxmoe.hardware import Mesh
 from jaxmoe.network import Congestion, token_communication, token_homes, visit_counts
 from jaxmoe.network.domains import num_homes
 from jaxmoe.placement.tokens import TokenLayout
@@ -70,7 +69,7 @@ def _price(communication, topology, counts, tokens):
 def line(case: Case, tokens: int, skew: float) -> Row:
     """Model and simulator of one batch."""
     topology, chunk = topology_of(case.machine)
-    cut_through = not isinstance(topology, Mesh)
+    cut_through = topology.grid is None
     layout, model = layout_of(case), Congestion(jnp.asarray(chunk), cut_through)
     visited = visits(layout, tokens * layout.num_groups, skew)
     group = np.arange(len(visited)) // tokens

@@ -15,7 +15,7 @@ from jaxmoe.engine.counts import CountModel, paths_of
 from jaxmoe.engine.schedule import Overlap
 from jaxmoe.engine.stage import chained
 from jaxmoe.files import atomic_write
-from jaxmoe.hardware import Machine, Mesh
+from jaxmoe.hardware import Machine
 from jaxmoe.models import MoEModel
 from jaxmoe.network import Congestion
 from jaxmoe.network.domains import all_reduce_rounds
@@ -85,10 +85,10 @@ def moe_of(name: str) -> MoEModel:
 @lru_cache
 def layout_of(place: Place) -> TokenLayout:
     topology = machine_of(place.machine).topology
-    if not isinstance(topology, Mesh):
+    if topology.grid is None:
         return successive_layout(*clusters_of(place.machine), place.tp)
     wafer = getattr(hardware_of(place.machine), "wafer_shape", None)
-    return token_layout(place.layout, topology.shape, place.tp, wafer)
+    return token_layout(place.layout, topology.grid, place.tp, wafer)
 
 
 @lru_cache
@@ -212,8 +212,7 @@ class Method:
             rules["gradient"] = GradientSlots(model, distance, *costs, native, self.objective)
         windows = None
         if not self.invasive:
-            on_mesh = isinstance(topology, Mesh)
-            inside = links_inside_domains(layout, topology.link_ends) if on_mesh else None
+            inside = None if topology.grid is None else links_inside_domains(layout, topology.link_ends)
             windows = Windows.always(topology.num_links) if inside is None else Windows.alternating(inside)
         even = jnp.full((layers, moe.num_experts), 1 / moe.num_experts)
         forecast = PerfectForecast() if self.oracle else MovingAverage(even, jnp.asarray(RATE))

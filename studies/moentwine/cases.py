@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxmoe.config import HardwareConfig, load_hardware
 from jaxmoe.config.build import build_topology
-from jaxmoe.hardware import AbstractTopology, Mesh
+from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network import (
     Congestion,
     Counts,
@@ -88,7 +88,7 @@ def topology_of(
     """A machine's network, and the chunk of its messages, B. A border's bandwidth keeps its part of a link's."""
     hardware = hardware_of(machine)
     topology = build_topology(hardware)
-    if isinstance(topology, Mesh):
+    if topology.grid is not None:
         scale = 1.0 if link_GB_per_s is None else link_GB_per_s / hardware.link.bandwidth_GB_per_s
         topology = replace(
             topology,
@@ -149,8 +149,8 @@ def priced(case: Case) -> dict[str, dict[str, np.ndarray]]:
     """Seconds of every stage, and what its links carry, by name."""
     topology, chunk = topology_of(case.machine, case.link_GB_per_s, case.latency_ns)
     layout, model = layout_of(case), MODELS[case.model]
-    congestion = Congestion(jnp.asarray(chunk), cut_through=not isinstance(topology, Mesh))
-    eq_1 = case.rule == "eq_1" and isinstance(topology, Mesh)
+    congestion = Congestion(jnp.asarray(chunk), cut_through=topology.grid is None)
+    eq_1 = case.rule == "eq_1" and topology.grid is not None
     models = (OneByOne(), Uncongested()) if eq_1 else (congestion, congestion)
     communication = token_communication(layout, topology, *models, case.both_ways)
     hosts = clusters_of(case.machine)[0] if case.layout == "successive" and case.fetch == "sliced" else None

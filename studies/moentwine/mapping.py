@@ -41,7 +41,6 @@ SWAPS = {16: 20_000, 36: 5_000, 64: 1_000}  # of a chain of annealing, about as 
 def problem_of(machine: str, tp: int, top_k: int, congested: bool) -> MappingProblem:
     """Communication on a machine's wafers."""
     topology, chunk = topology_of(machine)
-    assert isinstance(topology, Mesh)
     nodes = topology.num_nodes
     counts = balanced_counts(float(TOKENS), nodes // tp, nodes, 1, MODEL.experts, top_k).node
     return MappingProblem(topology, counts, float(TOKENS), VECTOR * MODEL.hidden, chunk, congested)

@@ -19,7 +19,6 @@ from scoring import MICRO, SEED, Plan, timed, under_best
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.files import read_table
-from jaxmoe.hardware import Mesh
 from jaxmoe.placement.strategies import shipped_strategies
 from jaxmoe.tune.bounds import exchange_bound
 
@@ -53,7 +52,7 @@ def plans_of(inputs: Inputs) -> list[tuple[int, Plan]]:
     """Every shipped plan, with the number of groups that it deals experts to, fewest first."""
     problem = placement_problem(inputs)
     topology = problem.model.machine.topology
-    trees = TREES if isinstance(topology, Mesh) else ()
+    trees = () if topology.crossed() is None else TREES
     plans = [
         (len(np.unique(each.share[0] > 0, axis=0)), Plan(each.name, each.share[0], each.exchanges))
         for each in shipped_strategies(problem.frequency, topology, (*EXCHANGES, *trees), SEED)

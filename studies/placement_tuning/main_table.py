@@ -16,7 +16,7 @@ from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.tune import PlacementProblem, tune
 from jaxmoe.tune.bounds import lower_bound
-from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS
+from jaxmoe.tune.settings import DEFAULT_EXCHANGES
 
 COLUMNS = (
     "job",
@@ -61,7 +61,7 @@ def problem_of(inputs: Inputs, trees: str, usual: dict[str, Timed]) -> Placement
     if trees == PUBLISHED_SETTING:
         return replace(problem, exchanges=())
     default = (name for name in DEFAULT_EXCHANGES if name not in TREES or trees == "yes")
-    others = (best.exchange for best in usual.values() if not best.exchange.startswith(HYBRIDS))
+    others = (best.exchange for best in usual.values() if inputs.exchange(best.exchange).groups <= 1)
     return replace(problem, exchanges=tuple(dict.fromkeys((*default, *others))))
 
 

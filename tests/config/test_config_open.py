@@ -21,6 +21,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxmoe.engine import AbstractMethod, Decisions
 from jaxmoe.errors import RuleError
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.hardware.machine import AbstractGemm
@@ -45,6 +46,22 @@ class Hottest(AbstractSystem):
 
     def runs(self, given):
         return system_of("static").runs(given)
+
+
+class Faded(AbstractMethod):
+    """The plan with the weight of experts that were not chosen lately faded."""
+
+    whole_experts = True
+    takes_gate = True
+
+    share: Float[Array, "layer expert node"]
+    rate: Float[Array, ""] = setting(0.5, help="the weight of the latest step", at_least=0, at_most=1)
+
+    def init(self, machine):
+        return ()
+
+    def step(self, machine, state, tokens, last):
+        return state, Decisions(self.share)
 
 
 class Loop(AbstractTopology):
@@ -75,6 +92,7 @@ class Slow(AbstractGemm):
 '''
 ENTRIES = """[jaxmoe.methods]
 hottest = own_parts:Hottest
+faded = own_parts:Faded
 broken = own_parts:Missing
 [jaxmoe.topologies]
 loop = own_parts:Loop
@@ -147,7 +165,10 @@ SYSTEMS = {
     "{name: hottest, plan: tp}": ['system.plan is "tp"; expected whole experts', "with system hottest"],
     "{name: hottest, balancer: eplb}": ["system.balancer is a key of moentwine, not of hottest", "no balancer to name"],
     "{name: hottest, experts: 2}": ["is a key of hd_moe", "Its movement is named by system.hottest"],
-    "{name: hotest}": ["system.name is \"hotest\"", "'expert_streaming', 'hottest', 'broken'"],
+    "{name: faded, rate: 2}": ["system.rate is 2; expected at most 1", "the weight of the latest step"],
+    "{name: faded, share: 2}": ["system.share is not a known key", "Known here: name, plan, gate, rate."],
+    "{name: faded, plan: tp}": ["expected whole experts, one node each, with system faded"],
+    "{name: hotest}": ["system.name is \"hotest\"", "'expert_streaming', 'hottest', 'faded', 'broken'"],
     "{name: broken}": ["system.name is \"broken\"", "package own-parts cannot be imported"],
 }  # fmt: skip
 
@@ -156,6 +177,13 @@ SYSTEMS = {
 def test_settings_of_a_system_are_checked_as_those_of_jaxmoe(scenario_file, system):
     said = refused(scenario_file, f"system={system}")
     assert [part for part in SYSTEMS[system] if part not in said] == [], said
+
+
+def test_a_method_with_init_and_step_has_its_fields_as_settings_but_for_the_plan(scenario_file):
+    section = load_scenario(scenario_file, ["system={name: faded, rate: 0.25, gate: {lambda_cost: 1}}"]).system
+    system = system_of(section.name, **section.model_dump(exclude={"name", "plan"}))
+    assert (section.rate, section.gate.lambda_cost) == (0.25, 1)
+    assert system.gate.lambda_cost == 1
 
 
 def test_rules_of_the_scenario_hold_for_it_as_well(scenario_file):

@@ -13,8 +13,7 @@ from oracles.arrays import full
 
 import jaxmoe.des
 from jaxmoe.des import LayerDescription, Memory, fabric_of, movement_seconds, replay_layer
-from jaxmoe.engine import LayerCosts, LayerModel, LayerTime, Pipelined
-from jaxmoe.engine.demand import Movement, lower_movement
+from jaxmoe.engine import LayerCosts, LayerModel, LayerTime, Movement, Pipelined
 from jaxmoe.hardware import Die, Machine, Mesh, clusters, node_memory, torus, wafers
 from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import Congestion, build_exchange
@@ -162,7 +161,7 @@ def test_a_pipeline_by_hand():
 
 def test_movements_are_borne_out():
     layer, share, _, mesh = random_layer("sharded", "lowest_host", None)
-    rng, costs = np.random.default_rng(1), analytic_model(layer, mesh).costs
+    rng, model = np.random.default_rng(1), analytic_model(layer, mesh)
     destination = np.zeros(share.shape, bool)
     destination[[1, 4]] = True
     destination[6] = rng.random(share.shape[1]) < 0.4
@@ -170,9 +169,9 @@ def test_movements_are_borne_out():
 
     @jax.jit
     def told(destination):
-        traffic = lower_movement(Movement(destination), jnp.asarray(share), costs)
-        ((flows,),) = traffic.phases
-        return Congestion(jnp.asarray(1e4)).of_mirrored(mesh, flows, traffic.unit).total(HardMax())
+        fine = dataclasses.replace(model, time_model=Congestion(jnp.asarray(1e4)))
+        stage = Movement(destination).stage(fine, jnp.asarray(share), "movement")
+        return stage.demand.usage(model.machine, HardMax()).seconds
 
     np.testing.assert_allclose(told(destination.astype(np.float32)), seen, rtol=0.05)
     assert movement_seconds(layer, share.astype(float), np.zeros(share.shape, bool)) == 0

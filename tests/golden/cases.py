@@ -1,49 +1,13 @@
 """What is frozen: cases that decide, price and replay, in families that share a golden file."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 
 import jax
 import numpy as np
 
-from . import pricing, scenarios
-from .store import HERE, WORSE, Arrays, differences, named, under
-
-
-@dataclass(frozen=True)
-class Case:
-    """`decide` makes decisions and tells figures of its own; `price` has figures of stored decisions.
-
-    Without `rules` decisions are drawn by hand. A case that is `searched` may end a little worse than it did, in the
-    figures whose names begin so.
-    """
-
-    decide: Callable[[], tuple[Arrays, Arrays]]
-    price: Callable[[Arrays], Arrays]
-    rules: bool = True
-    searched: str = ""
-
-
-def recorded(case: Case) -> Arrays:
-    """Decisions, figures, and what deciding told beside. Raises `ValueError` where deciding and pricing disagree."""
-    decisions, told = case.decide()
-    figures = case.price(decisions)
-    alike = {name for name in told if name in figures}
-    off = differences({n: told[n] for n in alike}, {n: figures[n] for n in alike}, 3 * HERE)
-    if off:
-        raise ValueError("deciding and pricing disagree: " + "; ".join(off))
-    beside = {name: told[name] for name in told if name not in alike}
-    return named(decisions, "decisions/") | named(figures, "figures/") | named(beside, "told/")
-
-
-def worse(case: Case, decided: Arrays, figures: Arrays) -> list[str]:
-    """Every figure in which newly decided ones are worse than a search may be."""
-    found = case.price(decided)
-    names = [name for name in figures if name.startswith(case.searched)]
-    sums = {name: (found[name].sum(), figures[name].sum()) for name in names}
-    return [f"{name} is {new:.6g}, expected {old:.6g}" for name, (new, old) in sums.items() if new > old * (1 + WORSE)]
-
+from . import others, pricing, scenarios
+from .case import Case
+from .store import Arrays, named, under
 
 # Systems on scenarios.
 
@@ -92,7 +56,7 @@ def _families() -> dict[str, dict[str, Case]]:
     for name in scenarios.every():
         family = name.split("/")[0] if "/" in name else "top"
         made.setdefault(family, {})[name] = _scenario(name)
-    return made
+    return made | others.FAMILIES
 
 
 FAMILIES: dict[str, dict[str, Case]] = _families()

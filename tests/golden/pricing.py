@@ -4,7 +4,7 @@ Decisions and figures are plain arrays by name. When code moves, adapt this modu
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -14,16 +14,39 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.compiling import UNFUSED
-from jaxmoe.engine import Decisions, Fetches, LayerModel, LayerTime, Movement
+from jaxmoe.config import build_layer_model
+from jaxmoe.config.build import build_even_parts
+from jaxmoe.engine import (
+    Decisions,
+    Fetches,
+    LayerCosts,
+    LayerModel,
+    LayerTime,
+    Movement,
+    evaluate,
+    grouped_attention,
+    schedule_of,
+)
+from jaxmoe.engine.attention import Metadata
 from jaxmoe.engine.circulation import circulating_seconds
-from jaxmoe.engine.fetch import fetch_demand, fetch_time, traffic_figures
+from jaxmoe.engine.copies import replica_model
+from jaxmoe.engine.counts import AttentionTime, CountModel, paths_of
+from jaxmoe.engine.fetch import FetchLayer, traffic_figures
 from jaxmoe.engine.offloading import offloaded_seconds
 from jaxmoe.engine.streaming import PARTS, StreamTime, asked_of, grouped, stream_time
+from jaxmoe.hardware import Die, Machine, node_memory
+from jaxmoe.hardware.networks import wafers
+from jaxmoe.network.domains import all_reduce_rounds, closing_rounds
 from jaxmoe.network.profile import STAGES as CAMOE_STAGES
-from jaxmoe.placement.slots import share_of_slots
+from jaxmoe.placement.slots import copies_of_slots, share_of_slots
+from jaxmoe.placement.tokens import links_inside_domains, token_layout
+from jaxmoe.policies.balancing import Balancer, Eplb, KeepSlots, ShadowSlots, balanced_rollout, first_slots
+from jaxmoe.policies.forecast import MovingAverage
 from jaxmoe.policies.gate import assignment_copies, node_copies
+from jaxmoe.policies.gradient_slots import GradientSlots, hop_price
+from jaxmoe.policies.migration import Windows
 from jaxmoe.policies.streaming import group_members, moved_tokens, ring_of, tokens_on_dies
-from jaxmoe.relax import HardMax
+from jaxmoe.relax import HardMax, SmoothMax, SoftSupport
 from jaxmoe.systems import Rolled, system_of
 from jaxmoe.systems.camoe import GatedRun
 from jaxmoe.systems.expert_streaming import StreamedRun
@@ -31,8 +54,11 @@ from jaxmoe.systems.gated import GatedSteps
 from jaxmoe.systems.loaded_experts import CirculatingRun, OffloadedRun
 from jaxmoe.systems.moentwine import LayoutRun
 from jaxmoe.systems.planned import PlannedRun
+from jaxmoe.systems.registry import SYSTEMS
 from jaxmoe.systems.wafer_gpu import WaferRun
 from jaxmoe.traces import Batch
+from jaxmoe.tune import PlacementProblem
+from jaxmoe.tune.bounds import exchange_bound, lower_bound
 
 from .store import Arrays, named, under
 
@@ -54,7 +80,11 @@ def figures_of(time: LayerTime) -> Arrays:
 def runs_of(scenario: Any, setting: Any) -> dict[str, Run]:
     """The runs that a scenario's system names."""
     section = scenario.system
-    return system_of(section.name, **section.model_dump(exclude={"name", "plan"})).runs(setting)
+    settings = section.model_dump(exclude={"name", "plan"})
+    for field in fields(SYSTEMS[section.name]):
+        if field.type is float:  # defaults of configuration are not converted
+            settings[field.name] = float(settings[field.name])
+    return system_of(section.name, **settings).runs(setting)
 
 
 def with_plan(setting: Any, share: np.ndarray) -> Any:
@@ -131,7 +161,8 @@ def price(run: Run, decisions: Arrays, steps: Batch) -> Arrays:
 
 def replay(run: Run, decisions: Arrays, batch: Batch, step: int, row: int) -> Arrays:
     """Seconds of one layer and step in the event simulator, and of weights that travel apart."""
-    rolled = Rolled(None, _kept(run, decisions))
+    nothing = LayerTime({}, {}, np.zeros(()))
+    rolled = Rolled(nothing, _kept(run, decisions))
     if isinstance(run, WaferRun) and run.host is not None:
         run = replace(run, host=None)  # a constant, which the model's figures have
     seconds = {
@@ -240,12 +271,8 @@ def _price_slots(run: LayoutRun, decisions: Arrays, steps: Batch) -> Arrays:
 
 
 @eqx.filter_jit
-def _fetched(machine: Any, fetches: Fetches, costs: Any) -> tuple[LayerTime, Any]:
-    def layer(fetches: Fetches) -> tuple[LayerTime, Any]:
-        demand = fetch_demand(fetches, costs)
-        return fetch_time(machine, demand, costs), traffic_figures(machine, demand)
-
-    return jax.vmap(jax.vmap(layer))(fetches)
+def _fetched(layer: FetchLayer, fetches: Fetches) -> LayerTime:
+    return jax.vmap(jax.vmap(layer.time))(fetches)
 
 
 def _price_fetches(run: WaferRun, decisions: Arrays) -> Arrays:
@@ -253,13 +280,8 @@ def _price_fetches(run: WaferRun, decisions: Arrays) -> Arrays:
     with jax.enable_x64(True):
         wide = {name: jnp.asarray(array, float) for name, array in decisions.items() if name != "home"}
         fetches = Fetches(home=jnp.asarray(decisions["home"], jnp.int32), **wide)
-        time, traffic = _fetched(run.machine, fetches, run.costs)
-    time = time.as_numpy()
-    if run.host is not None:
-        experts, dies = decisions["requests"].shape[-2:]
-        asked = np.full(time.total.shape, float(run.host.seconds(experts, dies)))
-        time = LayerTime(time.stages | {"host": asked}, time.busy, time.total + asked, time.energy)
-    return figures_of(time) | {f"traffic/{name}": np.asarray(value) for name, value in traffic.items()}
+        time, traffic = _fetched(run.layer, fetches), traffic_figures(run.layer, fetches)
+    return figures_of(time.as_numpy()) | {f"traffic/{name}": np.asarray(value) for name, value in traffic.items()}
 
 
 @eqx.filter_jit
@@ -389,3 +411,161 @@ def _price_gate(run: GatedRun, decisions: Arrays, steps: Batch) -> Arrays:
         return _gated(model, exchange, run.system.copies, share, batches)
 
     return figures_of(_by_layer(of_layer, len(run.setting.share)))
+
+
+# Layers and plans without a system.
+
+
+def price_plans(model: LayerModel, shares: np.ndarray, exchange: Any, batches: Batch) -> Arrays:
+    """Plans [plan, layer, expert, node] under one exchange, on batches [layer, batch, ...] whose equal tokens merge."""
+    plans, layers, experts, _ = shares.shape
+    merged = model.merged(batches, experts, exchange)
+    many = jax.tree.map(lambda leaf: jnp.concatenate([leaf] * plans), merged)
+    rows = jnp.asarray(shares.reshape(plans * layers, *shares.shape[2:]), jnp.float32)
+    time = evaluate(model, rows, many, exchange).as_numpy()
+    return figures_of(jax.tree.map(lambda leaf: leaf.reshape(plans, layers, *leaf.shape[1:]), time))
+
+
+@eqx.filter_jit
+def _with_movements(model: LayerModel, share: Any, batch: Batch, destination: Any) -> dict[str, LayerTime]:
+    moved = {"alone": None, "hidden": Movement(destination, True), "charged": Movement(destination)}
+    return {name: model.decided(Decisions(share, movement=each), batch) for name, each in moved.items()}
+
+
+def price_schedules(ready: Any, names: tuple[str, ...], share: np.ndarray, destination: np.ndarray, batch: Batch):
+    """One layer with attention, its all-reduce and metadata beside its experts, by schedule and movement."""
+    model, scenario = ready.inputs.model, ready.inputs.scenario
+    layout = token_layout("er", model.machine.topology.shape, 4)
+    attention = grouped_attention(
+        ready.inputs.moe,
+        layout.tp,
+        layout.num_groups,
+        float(scenario.workload.context_tokens),
+        all_reduce_rounds(layout, True),
+        bytes_per_element=2.0,
+        weight_bytes_per_element=1.0,
+        closing=closing_rounds(layout, True),
+    )
+    given = tuple(jnp.asarray(each, jnp.float32) for each in (share, destination))
+    found: Arrays = {}
+    for name in names:
+        around = (attention, Metadata(jnp.asarray(64.0)))
+        own = replace(model, schedule=schedule_of(name), around=around)
+        for kind, time in _with_movements(own, given[0], batch, given[1]).items():
+            found |= named(figures_of(time), f"{name}/{kind}/")
+    return found
+
+
+def slopes(model: LayerModel, share: np.ndarray, batch: Batch) -> Arrays:
+    """The total of a relaxed layer, and its derivatives by links, dies and shares, in double precision."""
+    with jax.enable_x64(True):
+        wide = partial(
+            jax.tree.map, lambda leaf: jnp.asarray(leaf, float) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+        )
+        numbers, rest = eqx.partition((model, batch), eqx.is_array)
+        model, batch = eqx.combine(wide(numbers), rest)
+
+        @jax.jit
+        def total(bandwidth: Any, flops: Any, share: Any) -> Any:
+            places = (model.machine.topology.link_bandwidth, model.machine.die.flops)
+            assert places[0].shape == bandwidth.shape
+            changed = eqx.tree_at(
+                lambda m: (m.machine.topology.link_bandwidth, m.machine.die.flops), model, (bandwidth, flops)
+            )
+            return changed(share, batch, None, SmoothMax(0.05), SoftSupport(0.1)).total
+
+        at = (model.machine.topology.link_bandwidth, model.machine.die.flops, jnp.asarray(share, float))
+        value, each = jax.value_and_grad(total, argnums=(0, 1, 2))(*at)
+    return {"total": np.asarray(value)} | dict(zip(("bandwidth", "flops", "share"), map(np.asarray, each), strict=True))
+
+
+def even_parts(ready: Any, tokens: tuple[float, ...]) -> Arrays:
+    """Seconds beside routed experts of a step of so many tokens."""
+    parts = build_even_parts(ready.inputs.scenario)
+    seconds = [parts(jnp.asarray(count)) for count in tokens]
+    return {name: np.array([float(getattr(each, name)) for each in seconds]) for name in seconds[0]._fields}
+
+
+def bounds(ready: Any, share: np.ndarray, batches: Batch) -> Arrays:
+    """Times that nothing beats: of any plan, and of any exchange of this one."""
+    inputs = ready.inputs
+    problem = PlacementProblem(inputs.model, inputs.trace, inputs.scenario.workload.batch_tokens)
+    of_layer = [jax.tree.map(lambda leaf, at=row: leaf[at], batches) for row in range(len(share))]
+    exchange = [exchange_bound(inputs.model, plan, each) for plan, each in zip(share, of_layer, strict=True)]
+    return {"any_plan": lower_bound(problem, batches), "any_exchange": np.stack(exchange)}
+
+
+# Copies of experts, from loads.
+
+
+def copies_model(scenario: Any, choice: str) -> Any:
+    """The model of copies on a scenario's machine, whose tokens live on all ranks alike."""
+    return replica_model(build_layer_model(scenario, "sharded"), choice)
+
+
+def price_copies(model: Any, slots: np.ndarray, before: np.ndarray, loads: np.ndarray) -> Arrays:
+    """Slots [layer, slot] for loads [layer, batch, expert], and moving to them from those before."""
+    nodes, experts = model.layer.machine.num_nodes, loads.shape[2]
+    held, first = (jnp.asarray(copies_of_slots(each, experts, nodes), jnp.float32) for each in (slots, before))
+
+    @eqx.filter_jit
+    def layers(held: Any, first: Any, loads: Any) -> tuple[LayerTime, Any]:
+        return jax.lax.map(
+            lambda given: (model(given[0], given[2]), model.moving(given[0], given[1])), (held, first, loads)
+        )
+
+    time, moving = layers(held, first, jnp.asarray(loads, jnp.float32))
+    return figures_of(time) | {"moving": np.asarray(moving)}
+
+
+# Slots on counts.
+
+WAFER, DIES, LAYERS = (4, 4), 16, 3
+
+
+def count_model(schedule: str) -> CountModel:
+    """A small wafer with entwined rings, whose links are slow beside its dies."""
+    topology = wafers(WAFER, (1, 1), 1e9, 1e-8, 1e9, 1e-8)
+    memory = node_memory(jnp.full(DIES, 1e10), jnp.full(DIES, 1e6))
+    machine = Machine(topology, Die(jnp.full(DIES, 1e12)), memory)
+    costs = LayerCosts(*(jnp.asarray(value) for value in (64.0, 32.0, 5e3, 1e6, 128.0, 3.0)))
+    parts = token_layout("er", WAFER, 4).parts
+    before = AttentionTime(jnp.asarray(1e-5), jnp.asarray(2e-6), jnp.full(topology.num_links, 1e-6))
+    paths = paths_of(topology, parts)
+    return CountModel(machine, costs, jnp.asarray(parts), paths, before, schedule_of(schedule))
+
+
+def price_counts(schedule: str, slots: np.ndarray, loads: np.ndarray) -> Arrays:
+    """Slots [case, node, slot] for loads [case, expert], of all groups alike, or [case, group, expert]."""
+    model = count_model(schedule)
+    time = jax.jit(jax.vmap(model))(jnp.asarray(slots, jnp.int32), jnp.asarray(loads, jnp.float32))
+    return figures_of(time)
+
+
+def balance(name: str, invasive: bool, loads: np.ndarray) -> Arrays:
+    """A balancer over loads [step, layer, expert]: times, moves, imbalance."""
+    model = count_model("serial")
+    distance = jnp.asarray(model.machine.topology.hop_counts(), jnp.float32)
+    price = hop_price(model.machine, model.costs.expert_bytes)
+    rules = {
+        "none": KeepSlots,
+        "eplb": Eplb,
+        "greedy": lambda: ShadowSlots(distance, 1, "coldest"),
+        "topology_aware": lambda: ShadowSlots(distance, 1, "nearest"),
+        "gradient": lambda: GradientSlots(model, distance, jnp.asarray(10.0), price * (1.0 if invasive else 0.1), 1),
+    }
+    inside = links_inside_domains(token_layout("er", WAFER, 4), model.machine.topology.link_ends)
+    balancer = Balancer(
+        rule=rules[name](),
+        forecast=MovingAverage(jnp.full((LAYERS, DIES), 1 / DIES), jnp.asarray(0.5)),
+        start=jnp.asarray(first_slots(LAYERS, DIES, DIES, 1)),
+        distance=distance,
+        alpha=jnp.asarray(np.inf if name == "none" else 0.1, jnp.float32),
+        beta=jnp.asarray(1.0),
+        windows=None if invasive else Windows.alternating(inside),
+    )
+    ran = balanced_rollout(balancer, model, jnp.asarray(loads, jnp.float32))
+    decided = ran.decided._asdict()
+    names = ("seconds", "experts_moved", "expert_hops", "imbalance", "triggered", "needed")
+    found = figures_of(ran.time) | {name: np.asarray(decided[name]) for name in names}
+    return found | {"excess": np.asarray(ran.excess)}

@@ -13,7 +13,7 @@ import conftest  # the settings under which tests compile, before JAX looks for 
 
 conftest.pytest_configure()
 
-from . import cases, store  # noqa: E402
+from . import case, cases, store  # noqa: E402
 
 
 def main(names: list[str]) -> None:
@@ -22,9 +22,9 @@ def main(names: list[str]) -> None:
         if names and family not in names:
             continue
         arrays: store.Arrays = {}
-        for name, case in known.items():
+        for name, one in known.items():
             begin = time.perf_counter()
-            arrays |= store.named(cases.recorded(case), f"{name}:")
+            arrays |= store.named(case.recorded(one), f"{name}:")
             print(f"{family} {name}: {time.perf_counter() - begin:.1f} s", flush=True)
         path = store.write(family, arrays)
         print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB", flush=True)

@@ -69,6 +69,7 @@ def read(family: str) -> tuple[Arrays, dict[str, str]]:
     """The arrays of a family, and the fingerprint of the machine that recorded them."""
     with np.load(DATA / f"{family}.npz", allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
+    arrays = {name: array.astype(np.int32) if array.dtype.kind == "u" else array for name, array in arrays.items()}
     return arrays, json.loads(str(arrays.pop("about")))
 
 

@@ -3,13 +3,37 @@
 import numpy as np
 import pytest
 
+from . import case as cased
 from . import cases, store
 
-SLOW: frozenset[str] = frozenset()
+# The everyday tier has at least one case of every kind of run; the rest takes minutes.
+EVERYDAY = (
+    "quickstart",
+    "camoe/",
+    "hd_moe/mixtral-8x7b_4x4",
+    "hd_moe/qwen2-57b-a14b_4x8_5",
+    "hd_moe/deepseek-v2-lite_8x8_5",
+    "moentwine/deepseek-v3_6x6",
+    "wafer_gpu/gpt-oss-20b",
+    "expert_streaming/hd_moe_2x2",
+    "expert_streaming/yuan2.0-m32_2x2",
+    "variant/moentwine_invasive",
+    "variant/hd_moe_charged",
+    "variant/static_gated",
+    "schedules/serial",
+    "schedules/pipelined(2)",
+    "bounds/",
+    "slopes/hd_moe",
+    "counts/",
+    "balancer/topology_aware_invasive",
+    "copies/nodes_nearest",
+)
 EVERY = [(family, name) for family, known in cases.FAMILIES.items() for name in known]
 
 
-PARAMETERS = [pytest.param(each, id=each[1], marks=[pytest.mark.slow] if each[1] in SLOW else []) for each in EVERY]
+PARAMETERS = [
+    pytest.param(each, id=each[1], marks=[] if each[1].startswith(EVERYDAY) else [pytest.mark.slow]) for each in EVERY
+]
 
 
 def frozen(family: str, name: str) -> tuple[store.Arrays, store.Arrays, store.Arrays, float]:
@@ -44,7 +68,7 @@ def test_rules_decide_as_they_did(golden):
         pytest.skip("made by hand, not decided")
     decided, told = case.decide()
     if case.searched:
-        agree(cases.worse(case, decided, figures))
+        agree(cased.worse(case, told, beside))
         return
     agree(store.undecided(decided, decisions, 0.0 if rtol == store.HERE else store.OTHERWISE))
     known = figures | beside

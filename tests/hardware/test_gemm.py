@@ -8,7 +8,7 @@ import pytest
 from oracles import cases
 from oracles.layer import Tokens, visited_nodes
 
-from jaxmoe.engine import expert_seconds
+from jaxmoe.engine import LayerCosts, expert_work
 from jaxmoe.hardware import Die, Machine, fully_connected
 from jaxmoe.hardware.machine import GemmError, MeasuredGemm, TiledGemm, read_gemm_table
 from jaxmoe.network import replicated_visits, sharded_visits
@@ -105,8 +105,8 @@ def test_nodes_compute_expert_by_expert(mode):
 
     @jax.jit
     def computed(share, batch):
-        numbers = (jnp.asarray(number) for number in (2.0, 44.0, 3.0))
-        return expert_seconds(machine, VISITS[mode](share, batch, HardSupport()), *numbers, HardSupport())
+        costs = LayerCosts(*(jnp.asarray(number) for number in (1.0, 1.0, 1.0, 2.0, 44.0, 3.0)))
+        return expert_work(VISITS[mode](share, batch, HardSupport()), costs, HardSupport()).computing(machine)
 
     measured = computed(jnp.asarray(share, float), cases.batch(tokens))
     np.testing.assert_allclose(measured, tiled_seconds(share, tokens, mode, np.asarray(machine.die.flops)), rtol=1e-5)

@@ -198,7 +198,7 @@ def test_every_way_that_there_is_has_a_row(study, tmp_path):
     assert {("decode_32", "strategy", "ep_balanced"), ("prefill_2048", "system", "hd_moe")} <= {*ways}
     assert ("decode_128", "exchange", "token_home_tree") in ways
     each = len(cells.compared_strategies()) + len(cells.METHODS)
-    assert len(ways) == len({*ways}) == len(cells.PHASES) * each + len(cells.exchange_names())
+    assert len(ways) == len({*ways}) == len(cells.PHASES) * each + len(cells.EXCHANGES.names)
 
 
 def test_machines_that_share_what_is_compiled_come_together(study):

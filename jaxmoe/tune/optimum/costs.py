@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.engine import LayerModel
-from jaxmoe.network import AbstractExchange, Congestion, GatherExchange, sharded_visits
+from jaxmoe.network import AbstractExchange, Congestion, sharded_visits
 from jaxmoe.placement import PlanError
 from jaxmoe.placement.rounding import SLACK, rebalance
 from jaxmoe.relax import HardSupport
@@ -204,4 +204,4 @@ def _limited_by_memory(model: LayerModel) -> bool:
 
 
 def _is_supported(exchange: AbstractExchange) -> bool:
-    return isinstance(exchange, GatherExchange) and exchange.description.name in SUPPORTED
+    return exchange.name in SUPPORTED
