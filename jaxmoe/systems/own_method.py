@@ -17,11 +17,11 @@ from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting,
 from jaxmoe.traces import Batch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MethodSystem(AbstractSystem):
     """The method of a class with settings of its own; a field `share` gets the plan."""
 
-    name: str
+    called: str
     kind: type[AbstractMethod]
     values: Mapping[str, Any]
 
@@ -29,7 +29,7 @@ class MethodSystem(AbstractSystem):
         wants_plan = "share" in {field.name for field in fields(self.kind)}  # type: ignore[arg-type]
         given = {"share": jnp.asarray(setting.share, jnp.float32)} if wants_plan else {}
         method = made(self.kind, self.values, settings_of(self.kind), **given)
-        return Static().runs(setting) | {self.name: MethodRun(setting, method)}
+        return Static().runs(setting) | {self.called: MethodRun(setting, method)}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def system_of(name: str, gate: Mapping[str, Any] | None = None, **settings: Any)
     """
     kind = METHODS[name]
     if issubclass(kind, AbstractMethod):
-        system: AbstractSystem = MethodSystem(name, kind, settings)
+        system: AbstractSystem = MethodSystem(called=name, kind=kind, values=settings)
     else:
         system = made(kind, settings, settings_of(kind))
     return system if gate is None else GatedSystem(system, Gate(**gate))

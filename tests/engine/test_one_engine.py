@@ -1,4 +1,4 @@
-"""There is one way from a decision to a time, read from the sources: nothing outside the engine makes or changes one."""
+"""There is one way from a decision to a time: nothing outside the engine makes or changes one (read from sources)."""
 
 import ast
 from pathlib import Path

@@ -91,8 +91,7 @@ def test_energy_is_of_flops_and_of_bytes_that_the_simulator_moves():
     )
     size = float(made.costs.slice_bytes)
     hops = (found.services.kind == SEND).sum()  # from neighbour to neighbour
-    attention = timed(replace(made, costs=made.costs), "stream").stages["attention"]
-    assert float(attention) > 0
+    assert float(time.stages["attention"]) > 0
     alone = timed(replace(made, attention=None), "stream")
     np.testing.assert_allclose(alone.energy["memory_ddr"], found.loaded * size * 5e-12, rtol=1e-5)
     np.testing.assert_allclose(alone.energy["d2d"], hops * size * 3e-12, rtol=1e-5)
@@ -140,9 +139,7 @@ def test_overlap_hides_what_leaves_the_rest_of_the_machine_alone(kind):
 
 @pytest.mark.parametrize(("kind", "stage"), [("stream", "stream"), ("host", "compute"), ("ring", "compute")])
 def test_experts_are_not_loaded_again_for_every_part_of_a_batch(kind, stage):
-    with pytest.raises(
-        ScheduleError, match=rf"cuts a batch into parts, but the stage {stage} is of whole batches; use"
-    ):
+    with pytest.raises(ScheduleError, match=rf"but the stage {stage} is of whole batches; use serial or overlap"):
         timed(layer("pipelined(2)"), kind)
 
 
