@@ -9,8 +9,8 @@ import numpy as np
 from jaxmoe.codesign.gate import Table, gated
 from jaxmoe.codesign.problem import SIZES, HardwareProblem
 from jaxmoe.experiment.inputs import Inputs, inputs_of
+from jaxmoe.experiment.parametric import ParametricRun
 from jaxmoe.experiment.strategies import Strategy
-from jaxmoe.sweep.setting import Setting
 
 DIGITS = 7  # of the numbers that are reported: those that are scored
 
@@ -40,7 +40,7 @@ def inputs_at(problem: HardwareProblem, numbers: dict[str, float]) -> list[Input
     return [inputs_of(scenario, layers=layers) for scenario in scenarios]
 
 
-def settings_of(problem: HardwareProblem, table: Table | None) -> Sequence[Setting]:
+def settings_of(problem: HardwareProblem, table: Table | None) -> Sequence[ParametricRun]:
     """The settings, whose tokens choose as a bias has it."""
     if table is None:
         return problem.settings

@@ -7,21 +7,21 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxmoe.experiment.parametric import ParametricRun
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.sweep.evaluation import Given
-from jaxmoe.sweep.setting import Setting
 
 
 class Part(NamedTuple):
     """The layers of a design that share an exchange, and what times them."""
 
-    setting: Setting
+    setting: ParametricRun
     exchange: str
     rows: tuple[int, ...]
 
 
 Arguments = tuple[tuple[Given, ...], ...]  # by size of batch and part
-Settings = tuple[tuple[Setting, ...], ...]  # likewise
+Settings = tuple[tuple[ParametricRun, ...], ...]  # likewise
 
 
 class Family(NamedTuple):
@@ -41,7 +41,7 @@ class Family(NamedTuple):
         return tuple(tuple(part.setting for part in parts) for parts in self.parts)
 
 
-def family_of(strategies: Sequence[Strategy], settings: Sequence[Setting]) -> Family:
+def family_of(strategies: Sequence[Strategy], settings: Sequence[ParametricRun]) -> Family:
     """Strategies of one mode whose layers have the same exchanges, as one family."""
     names = strategies[0].placement.exchange
     parts, given = [], []

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from jaxmoe.codesign.family import Arguments, Family, Settings, family_of
 from jaxmoe.codesign.space import PLAN, SYSTEM, Constraint, HardwareSpace, SpaceFile, read_constraint
 from jaxmoe.codesign.system import system_outcome
+from jaxmoe.experiment.parametric import ParametricRun
 from jaxmoe.experiment.strategies import STANDARD, Strategy
 from jaxmoe.latency import LayerTime
 from jaxmoe.relax import AbstractReduction
@@ -23,7 +24,6 @@ from jaxmoe.sweep.groups import groups_of
 from jaxmoe.sweep.metrics import METRICS, Outcome
 from jaxmoe.sweep.points import Point, Space, SweepError, is_parameter, takes_whole_numbers
 from jaxmoe.sweep.run import check_stated
-from jaxmoe.sweep.setting import Setting
 from jaxmoe.sweep.study import Study, StudyConfig, in_order, is_of_system
 from jaxmoe.traces.logits import with_logits
 
@@ -41,7 +41,7 @@ class HardwareProblem:
     file: SpaceFile
     sweep: Space
     base: Point  # at the lower bounds, whose values but for variables are those of all machines
-    settings: tuple[Setting, ...]
+    settings: tuple[ParametricRun, ...]
     strategies: tuple[Strategy, ...]
 
     @property
@@ -189,7 +189,7 @@ class HardwareProblem:
         return mean if metric.lower_is_better else -mean
 
     def _outcome(
-        self, setting: Setting, given: Given, numbers: Mapping[str, Any], reduction: AbstractReduction | None
+        self, setting: ParametricRun, given: Given, numbers: Mapping[str, Any], reduction: AbstractReduction | None
     ) -> Outcome:
         timed = system_outcome if self.space.placement == SYSTEM else outcome_at
         return timed(setting, model_numbers(setting, numbers), given, reduction)
@@ -199,7 +199,7 @@ class HardwareProblem:
         return float(np.exp(objective if METRICS[self.space.objective].lower_is_better else -objective))
 
 
-def model_numbers(setting: Setting, numbers: Mapping[str, Any]) -> Float[Array, " key"]:
+def model_numbers(setting: ParametricRun, numbers: Mapping[str, Any]) -> Float[Array, " key"]:
     """The numbers that a setting's model is a function of."""
     return jnp.stack([jnp.asarray(numbers[key], jnp.float32) for key in setting.keys])
 
@@ -224,13 +224,13 @@ def hardware_problem(
     points = sweep.points()
     check_stated(sweep, [file.space.objective], points)
     groups = groups_of(sweep, points, lambda done, total: None)
-    settings: dict[Any, Setting] = {}
+    settings: dict[Any, ParametricRun] = {}
     for group in groups:
-        if group.setting is None:
+        if group.run is None:
             raise SweepError(group.reason)
         size = group.points[0].values.get(SIZES)
-        _check_numbers(file.space, sweep, group.setting)
-        settings.setdefault(size, group.setting)
+        _check_numbers(file.space, sweep, group.run)
+        settings.setdefault(size, group.run)
     first = next(iter(settings.values()))
     chosen = [_comparable(sweep, first.strategies[name], file.space.strategies is not None) for name in names]
     if file.space.placement == SYSTEM:
@@ -291,7 +291,7 @@ def _check_keys(space: HardwareSpace, sweep: Space) -> None:
             )
 
 
-def _check_numbers(space: HardwareSpace, sweep: Space, setting: Setting) -> None:
+def _check_numbers(space: HardwareSpace, sweep: Space, setting: ParametricRun) -> None:
     """Raise `SweepError` for a key that is more than a number of the model: a size, a seed, what decides something."""
     for key in (*space.variables, *space.derived):
         if not is_parameter(key) and key not in setting.keys:

@@ -9,19 +9,19 @@ from jaxtyping import Array, Float
 from jaxmoe.codesign.space import PLAN
 from jaxmoe.compiling import SOONER
 from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.experiment.parametric import ParametricRun
 from jaxmoe.experiment.simulation import setting_of
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.latency import LayerModel, LayerTime
 from jaxmoe.relax import AbstractReduction
 from jaxmoe.sweep.evaluation import Given
 from jaxmoe.sweep.metrics import Outcome
-from jaxmoe.sweep.setting import Setting
 from jaxmoe.systems import system_of
 from jaxmoe.traces import Batch
 
 
 def system_outcome(
-    setting: Setting, numbers: Float[Array, " key"], common: Given, reduction: AbstractReduction | None
+    setting: ParametricRun, numbers: Float[Array, " key"], common: Given, reduction: AbstractReduction | None
 ) -> Outcome:
     """Times of the scenario's system at these numbers, [layer, batch], exact without a `reduction`.
 

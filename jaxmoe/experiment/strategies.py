@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Array
 
 from jaxmoe.experiment.inputs import Inputs, OptionError
 from jaxmoe.hardware.cuts import square_cut
-from jaxmoe.latency import is_tensor_parallel
+from jaxmoe.latency import LayerModel, is_tensor_parallel
 from jaxmoe.placement import (
     Placement,
     PlanError,
@@ -27,6 +28,8 @@ from jaxmoe.traces.statistics import expert_runs
 TUNED = "tuned"
 GATHERED = "tuned_gathered"  # what the search itself ended with, before the comparison with shipped strategies
 STANDARD = ("tp", "tp_both_ways", "ep_random", "ep_balanced", "ep", "hybrid", "hybrid_ring", "hybrid_complete")
+
+PLACEMENT_KEYS = ("seed", "strategies")  # of a scenario, on which the standard placements depend beside trace and nodes
 
 RUNS = "ep_runs"  # whole experts in equal runs by number, as engines place them that do not look at loads
 
@@ -95,6 +98,12 @@ def strategy(
         note = "rings inside groups as hd_moe counts them, without what the groups send each other"
         return Strategy(name, placement, comparable=False, note=note)
     return Strategy(name, placement)
+
+
+def decides_fit(model: LayerModel) -> tuple[Array, ...]:
+    """Numbers of the model that say whether a placement fits; none where memory holds whatever is asked of it."""
+    capacity = model.machine.capacity
+    return () if capacity is None else (model.costs.expert_bytes, capacity)
 
 
 def given_plans(

@@ -149,7 +149,7 @@ def elasticities(space: Space, points: Sequence[Point], progress: Callable[[int,
         raise SweepError(f"{space.label}: points are systems, which are rolled out, not differentiated; leave it out")
     done, answers = 0, []
     for group in groups_of(space, points, lambda done, total: progress(0, len(points))):
-        if group.setting is not None and _axes(space, group):
+        if group.run is not None and _axes(space, group):
             answers.append(_of_group(space, group))
         done += len(group.points)
         progress(done, len(points))
@@ -160,8 +160,8 @@ def elasticities(space: Space, points: Sequence[Point], progress: Callable[[int,
 
 def _axes(space: Space, group: Group) -> tuple[str, ...]:
     """Axes that change numbers of the model and nothing else, be it through keys that are derived from them."""
-    assert group.setting is not None
-    free = {*group.setting.keys, *space.parameters}
+    assert group.run is not None
+    free = {*group.run.keys, *space.parameters}
     structural = set().union(*(_behind(space, key) for key in space.derived if key not in free))
     return tuple(key for key in _given(space, group) if key in free and key not in structural)
 
@@ -184,10 +184,10 @@ def _behind(space: Space, key: str) -> set[str]:
 
 
 def _of_group(space: Space, group: Group) -> Elasticities:
-    setting, axes = group.setting, _axes(space, group)
-    assert setting is not None
+    run, axes = group.run, _axes(space, group)
+    assert run is not None
     fixed = tuple(key for key in _given(space, group) if key not in axes)
-    numbers_of_model = [key for key in space.derived if key in setting.keys]
+    numbers_of_model = [key for key in space.derived if key in run.keys]
     needed = set(numbers_of_model).union(*(_behind(space, key) for key in numbers_of_model))
 
     def measured(
@@ -197,7 +197,7 @@ def _of_group(space: Space, group: Group) -> Elasticities:
         for key in space.derived:
             if key in needed and is_number(group.points[0].values[key]):
                 numbers[key] = _derived(space, group, key, numbers)
-        metrics = jnp.asarray(metrics_at(setting, jnp.stack([numbers[key] for key in setting.keys]), common).metrics)
+        metrics = jnp.asarray(metrics_at(run, jnp.stack([numbers[key] for key in run.keys]), common).metrics)
         return metrics, metrics
 
     @jax.jit

@@ -12,9 +12,9 @@ from jaxmoe.config import Scenario, build_model
 from jaxmoe.config.systems import SystemConfig
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.experiment.parametric import ParametricRun, parametric_run, structural_keys
 from jaxmoe.experiment.strategies import Strategy, given_plans, strategy
 from jaxmoe.sweep.points import DEFAULTS, OWN, Point, Space, SweepError, Values, is_number
-from jaxmoe.sweep.setting import Setting, setting_of
 from jaxmoe.sweep.study import is_of_system
 
 MOST_TRIED = 32  # points in which a value of points that cannot be is tried
@@ -28,7 +28,7 @@ class Group:
     """
 
     points: list[Point]
-    setting: Setting | None = None
+    run: ParametricRun | None = None
     strategy: Strategy | None = None
     reason: str = ""
     system: SystemConfig | None = None
@@ -37,8 +37,8 @@ class Group:
     @property
     def numbers(self) -> Float[np.ndarray, "point key"]:
         """The numbers of every point, as the scenario has them."""
-        assert self.setting is not None
-        keys = self.setting.keys
+        assert self.run is not None
+        keys = self.run.keys
         rows = [[point.values[key] for key in keys] for point in self.points]
         return np.array(rows, float).reshape(len(rows), len(keys))
 
@@ -58,7 +58,7 @@ class Grouping:
     refusals: dict[str, InputError | None] = field(default_factory=dict)  # by the text of a scenario's values
 
     def sorted(self, points: Sequence[Point]) -> list[list[Point]]:
-        """Points by all but their numbers, those that share a setting next to each other."""
+        """Points by all but their numbers, those that share a run next to each other."""
         groups: dict[str, dict[str, list[Point]]] = {}
         for point in points:
             structure, method = self.structure(point.values)
@@ -66,7 +66,7 @@ class Grouping:
         return [group for methods in groups.values() for group in methods.values()]
 
     def structure(self, values: Values) -> tuple[str, str]:
-        """Texts that are equal for points of one setting, and for those of one strategy, exchange and system in it."""
+        """Texts that are equal for points of one run, and for those of one strategy, exchange and system in it."""
         rest = {
             key: "a number" if self._may_be_number(key, value) else [value]
             for key, value in values.items()
@@ -106,7 +106,7 @@ def _is_method(key: str) -> bool:
 def groups_of(
     space: Space, points: Sequence[Point], report: Callable[[int, int], None], known: Sequence[Point] = ()
 ) -> Iterator[Group]:
-    """All points in groups, those of a setting after each other; a setting is drawn when its first group is asked for.
+    """All points in groups, those of a run after each other; a run is drawn when its first group is asked for.
 
     Raises `SweepError` at once for a value that no point may have, and with the first group where none can be set up.
     `report` is called with the points done and those in all. `known` are further points of the study, whose rows are
@@ -120,24 +120,24 @@ def groups_of(
 def _set_up(
     grouping: Grouping, points: Sequence[Point], report: Callable[[int, int], None], able: bool
 ) -> Iterator[Group]:
-    """The groups. Those without a setting wait for the first that has one, unless points are known to be `able`."""
+    """The groups. Those without a run wait for the first that has one, unless points are known to be `able`."""
     waiting, held, done = grouping.sorted(points)[::-1], list[Group](), 0
-    last: tuple[str, Setting] | None = None  # and the structure that it is of
+    last: tuple[str, ParametricRun] | None = None  # and the structure that it is of
     while waiting:
         members = waiting.pop()
         before, structure = len(grouping.structural), grouping.structure(members[0].values)[0]
-        found = last[1] if last and last[0] == structure else _setting(grouping, members)
+        found = last[1] if last and last[0] == structure else _run_of(grouping, members)
         if len(grouping.structural) > before:
             # The structures of all others changed as well.
             rest = [*members, *(point for part in waiting[::-1] for point in part)]
             waiting, last = grouping.sorted(rest)[::-1], None
             continue
-        setting, refused = (found, {}) if isinstance(found, Setting) else (None, found)
-        last = last if setting is None else (structure, setting)
-        held += _parted(grouping.space, members, setting, refused or _refused_numbers(grouping, members))
+        run, refused = (found, {}) if isinstance(found, ParametricRun) else (None, found)
+        last = last if run is None else (structure, run)
+        held += _parted(grouping.space, members, run, refused or _refused_numbers(grouping, members))
         done += len(members)
         report(done, len(points))
-        able = able or any(group.setting is not None for group in held)
+        able = able or any(group.run is not None for group in held)
         if able:
             yield from held
             held.clear()
@@ -145,13 +145,15 @@ def _set_up(
         raise SweepError(held[0].reason)
 
 
-def _parted(space: Space, members: list[Point], setting: Setting | None, refused: dict[int, InputError]) -> list[Group]:
+def _parted(
+    space: Space, members: list[Point], run: ParametricRun | None, refused: dict[int, InputError]
+) -> list[Group]:
     """Points that can be set up in one group, and a group for each reason why others, by their place, cannot."""
     able = [point for at, point in enumerate(members) if at not in refused]
     by_reason: dict[str, list[int]] = {}
     for at, error in refused.items():
         by_reason.setdefault(str(error), []).append(at)
-    groups = [_group(space, able, setting)] if able and setting is not None else []
+    groups = [_group(space, able, run)] if able and run is not None else []
     return groups + [Group([members[at] for at in places], reason=reason) for reason, places in by_reason.items()]
 
 
@@ -189,16 +191,16 @@ def _text(point: Point, key: str) -> Any:
     return value if is_number(value) else json.dumps(value)
 
 
-def _group(space: Space, points: list[Point], setting: Setting) -> Group:
+def _group(space: Space, points: list[Point], run: ParametricRun) -> Group:
     name, exchange = points[0].values["strategy"], points[0].values["exchange"]
     try:
         if not space.study.has_systems:
-            return Group(points, setting, with_exchange(setting.inputs, setting.strategies[name], exchange))
+            return Group(points, run, with_exchange(run.inputs, run.strategies[name], exchange))
         system = space.scenario(points[0].values).system
-        plans = given_plans([system.plan], setting.inputs, compared=()) if system.plan not in setting.strategies else ()
-        usual = plans[0] if plans else setting.strategies[system.plan]
-        plan = with_exchange(setting.inputs, usual, exchange)
-        return Group(points, setting, plan, system=system, iterations=space.study.config.iterations)
+        plans = given_plans([system.plan], run.inputs, compared=()) if system.plan not in run.strategies else ()
+        usual = plans[0] if plans else run.strategies[system.plan]
+        plan = with_exchange(run.inputs, usual, exchange)
+        return Group(points, run, plan, system=system, iterations=space.study.config.iterations)
     except InputError as error:
         return Group(points, reason=str(error))
 
@@ -211,10 +213,10 @@ def with_exchange(inputs: Inputs, usual: Strategy, exchange: str) -> Strategy:
     return strategy(inputs, usual.name, usual.placement.share, exchange)
 
 
-def _setting(grouping: Grouping, members: list[Point]) -> Setting | dict[int, InputError]:
+def _run_of(grouping: Grouping, members: list[Point]) -> ParametricRun | dict[int, InputError]:
     """What the points have in common, or why each of them, by its place, cannot be set up.
 
-    Adds keys that turn out to be no numbers to those that define groups; what it returns is then of no use.
+    Where keys are no plain numbers of the model, adds them to those that define groups and returns nothing.
     """
     keys, layers = grouping.numbers(members[0].values), grouping.space.study.layers
     errors: dict[int, InputError] = {}
@@ -229,13 +231,10 @@ def _setting(grouping: Grouping, members: list[Point]) -> Setting | dict[int, In
         try:
             scenario = grouping.space.scenario(members[at].values)
             check_layers(grouping.space, scenario)
-            setting = setting_of(scenario, keys, layers)
-            if setting is None:
-                wrong = {key for key in keys if setting_of(scenario, (key,), layers) is None}
-                # Each for itself may do where all together do not; then none is a number.
-                grouping.structural |= wrong or set(keys)
+            if structural := structural_keys(scenario, keys):
+                grouping.structural |= structural.keys()
                 return {}
-            return setting
+            return parametric_run(scenario, keys, layers)
         except InputError as error:
             errors[at] = grouping.refusals[text] = error
     return errors

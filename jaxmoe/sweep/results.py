@@ -263,7 +263,7 @@ def _is_numeric(value: Any) -> bool:
 def row_of(point: Point, group: Group, text: frozenset[str]) -> Row:
     """A point without metrics: its hash, its values, and what there is to know of its group."""
     values = {key: _cell(value, key in text) for key, value in point.values.items()}
-    if values["exchange"] == OWN and group.setting is not None:
+    if values["exchange"] == OWN and group.run is not None:
         values["exchange"] = group.exchange
     strategy = group.strategy
     if group.system is not None and strategy is not None:

@@ -29,7 +29,7 @@ def rolled_out(group: Group, resources: list[tuple[str, int]]) -> Iterator[tuple
         try:
             rows = [_measured(group, numbers, resources) for numbers in group.numbers[part]]
         except InputError as error:
-            yield replace(group, setting=None, strategy=None, reason=str(error)), part, None
+            yield replace(group, run=None, strategy=None, reason=str(error)), part, None
             continue
         metrics, busiest = (np.stack(each) for each in zip(*rows, strict=True))
         yield group, part, Measured(metrics, busiest, [{} for _ in rows])
@@ -37,16 +37,16 @@ def rolled_out(group: Group, resources: list[tuple[str, int]]) -> Iterator[tuple
 
 def _measured(group: Group, numbers: np.ndarray, resources: list[tuple[str, int]]) -> tuple[np.ndarray, np.ndarray]:
     """All metrics of one point, and which resource is busiest, -1 where the system does not tell."""
-    setting, system, plan = group.setting, group.system, group.strategy
-    assert setting is not None
+    run, system, plan = group.run, group.system, group.strategy
+    assert run is not None
     assert system is not None
     assert plan is not None
-    inputs = setting.at(numbers)
+    inputs = run.at(numbers)
     inputs = replace(inputs, scenario=inputs.scenario.model_copy(update={"system": system}))
     steps = iterations_of(inputs, group.iterations)
     made = system_of(system.name, **system.model_dump(exclude={"name", "plan"}))
-    *_, run = made.runs(setting_of(inputs, plan, steps.history)).values()  # the last is the system itself
-    times = _by_layer(run.rollout(steps.batches).time, inputs.num_nodes)
+    *_, rollout = made.runs(setting_of(inputs, plan, steps.history)).values()  # the last is the system itself
+    times = _by_layer(rollout.rollout(steps.batches).time, inputs.num_nodes)
     outcome = Outcome(times, inputs.model.machine, jnp.asarray(float(inputs.scenario.workload.batch_tokens)))
     busy = busy_by_kind(times)
     counts = {kind: sum(each == kind for each, _ in resources) for kind, _ in resources}

@@ -134,8 +134,8 @@ def _chunk(group: Group, part: slice, measured: Measured | None, text: frozenset
     rows = [row_of(point, group, text) for point in group.points[part]]
     if measured is None:
         return rows
-    assert group.setting is not None
-    busy = resources(group.setting)
+    assert group.run is not None
+    busy = resources(group.run)
     return [
         with_metrics(row, metrics, busy[int(busiest)] if busiest >= 0 else (None, None), found)
         for row, metrics, busiest, found in zip(rows, *measured, strict=True)

@@ -7,11 +7,11 @@ from jaxtyping import Float
 
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.experiment.parametric import ParametricRun
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.network import AbstractExchange
 from jaxmoe.placement import PlanError
 from jaxmoe.sweep.groups import Group
-from jaxmoe.sweep.setting import Setting
 from jaxmoe.sweep.tuning import tuned
 from jaxmoe.traces import Batch
 from jaxmoe.tune.bounds import lower_bound
@@ -33,38 +33,38 @@ def bound_of(inputs: Inputs, strategy: Strategy, exchange: AbstractExchange, bat
 
 @dataclass
 class Searches:
-    """What searches find for points of one setting after another; what strategies have in common is found once."""
+    """What searches find for points of one run after another; what strategies have in common is found once."""
 
-    _setting: Setting | None = None
+    _run: ParametricRun | None = None
     _kept: dict[tuple, float] = field(default_factory=dict)
 
     def found(
         self, group: Group, numbers: Float[np.ndarray, "point key"], names: tuple[str, ...]
     ) -> list[dict[str, float]]:
         """These metrics of points of a group, by name, s; NaN where there is none."""
-        if group.setting is not self._setting:
-            self._setting = group.setting
+        if group.run is not self._run:
+            self._run = group.run
             self._kept.clear()
         if "tuned" in names:
-            self._tune(group.setting, numbers)
+            self._tune(group.run, numbers)
         return [{name: self._one(name, group, row) for name in names} for row in numbers]
 
-    def _tune(self, setting: Setting | None, numbers: Float[np.ndarray, "point key"]) -> None:
+    def _tune(self, run: ParametricRun | None, numbers: Float[np.ndarray, "point key"]) -> None:
         """All machines among these that have not been tuned yet."""
-        assert setting is not None
+        assert run is not None
         new = numbers[np.array([("tuned", *row) not in self._kept for row in numbers], bool)]
-        for row, seconds in zip(new, tuned(setting, new), strict=True):
+        for row, seconds in zip(new, tuned(run, new), strict=True):
             self._kept["tuned", *row] = float(seconds)
 
     def _one(self, name: str, group: Group, numbers: Float[np.ndarray, " key"]) -> float:
         if name == "tuned":
             return self._kept["tuned", *numbers]
-        setting, strategy = group.setting, group.strategy
-        assert setting is not None
+        run, strategy = group.run, group.strategy
+        assert run is not None
         assert strategy is not None
         key = name, group.exchange, strategy.fits, strategy.comparable, *numbers
         if key not in self._kept:
-            exchange = setting.inputs.exchange(group.exchange)
-            found = bound_of(setting.at(numbers), strategy, exchange, setting.batches)
+            exchange = run.inputs.exchange(group.exchange)
+            found = bound_of(run.at(numbers), strategy, exchange, run.batches)
             self._kept[key] = np.nan if found is None else found
         return self._kept[key]

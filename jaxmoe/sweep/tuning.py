@@ -18,11 +18,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxmoe.experiment.comparison import placement_problem
+from jaxmoe.experiment.parametric import ParametricRun
 from jaxmoe.latency import evaluate
 from jaxmoe.network import AbstractExchange
 from jaxmoe.placement import PlanError
 from jaxmoe.placement.rounding import keep_hosts
-from jaxmoe.sweep.setting import Setting
 from jaxmoe.traces import Batch
 from jaxmoe.tune import PlacementProblem, TunerSettings, descent
 from jaxmoe.tune.referee import Referee
@@ -36,7 +36,7 @@ Shares = Float[np.ndarray, "machine layer expert node"]
 Seconds = Float[np.ndarray, "machine layer"]
 
 
-def tuned(setting: Setting, numbers: Float[np.ndarray, "machine key"]) -> Float[np.ndarray, " machine"]:
+def tuned(run: ParametricRun, numbers: Float[np.ndarray, "machine key"]) -> Float[np.ndarray, " machine"]:
     """The least time that tuning and usual strategies reach at these numbers, s: a mean over layers and batches.
 
     NaN where no placement fits.
@@ -46,18 +46,18 @@ def tuned(setting: Setting, numbers: Float[np.ndarray, "machine key"]) -> Float[
         rows = numbers[first : first + BLOCK]
         padded = np.concatenate([rows, np.repeat(rows[-1:], BLOCK - len(rows), axis=0)])
         try:
-            found[first : first + BLOCK] = _block(setting, padded)[: len(rows)]
-        except PlanError:  # memory is the same for all points of a setting
+            found[first : first + BLOCK] = _block(run, padded)[: len(rows)]
+        except PlanError:  # memory is the same for all points of a run
             break
     return found
 
 
-def _block(setting: Setting, numbers: Float[np.ndarray, "machine key"]) -> Float[np.ndarray, " machine"]:
-    problems = [placement_problem(setting.at(row)) for row in numbers]
-    inputs, batches, names = setting.inputs, setting.batches, setting.inputs.exchanges
+def _block(run: ParametricRun, numbers: Float[np.ndarray, "machine key"]) -> Float[np.ndarray, " machine"]:
+    problems = [placement_problem(run.at(row)) for row in numbers]
+    inputs, batches, names = run.inputs, run.batches, run.inputs.exchanges
     models = _Stack.of([problem.model for problem in problems])
     best = np.full((len(numbers), len(inputs.layer_ids)), np.inf)
-    for strategy in setting.strategies.values():
+    for strategy in run.strategies.values():
         share = np.broadcast_to(strategy.placement.share, (len(numbers), *strategy.placement.share.shape))
         for name in dict.fromkeys((strategy.placement.exchange[0], *names)) if strategy.comparable else ():
             best = np.minimum(best, _timed(models, share, batches, inputs.exchange(name)))

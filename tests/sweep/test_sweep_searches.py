@@ -8,9 +8,9 @@ from sweep_keys import DIE, LINK
 from jaxmoe.experiment import score, standard_strategies
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import inputs_of
+from jaxmoe.experiment.parametric import parametric_run
 from jaxmoe.sweep import SweepError, read_study, results, tuning
 from jaxmoe.sweep.answers import check_searched
-from jaxmoe.sweep.setting import setting_of
 from jaxmoe.sweep.tuning import tuned
 from jaxmoe.tune.bounds import lower_bound
 
@@ -124,7 +124,7 @@ def test_a_tuned_time_does_not_depend_on_the_machines_beside(space, monkeypatch)
     ports = ("hardware.ports.injection_GB_per_s", "hardware.ports.ejection_GB_per_s")
     changes = {"workload.trace.skew": 1.2, "model.num_experts": 8, "hardware.die.compute_TFLOPs_per_s": 100}
     changes |= {"tuning.exchanges": ["least_loaded", "corner_host_split_tree"]} | dict.fromkeys(ports, 1)
-    set_up = setting_of(space(axes={LINK: [1]}, set=changes, layers=[3]).scenario({}), (LINK, *ports), "3")
+    set_up = parametric_run(space(axes={LINK: [1]}, set=changes, layers=[3]).scenario({}), (LINK, *ports), "3")
     machines = np.array([[0.5, 1, 100], [100, 1, 1], [0.5, 100, 1], [100, 0.5, 0.5], [0.5, 1, 1]])
     under, descended = [], tuning._descended
 
