@@ -13,10 +13,10 @@ from rich.table import Table
 
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.show import print_table, print_warnings
-from jaxmoe.codesign.choices import Tried, tune_space
-from jaxmoe.codesign.descent import MET
-from jaxmoe.codesign.run import HardwareResult, Met
-from jaxmoe.codesign.space import SYSTEM, read_space
+from jaxmoe.experiment.codesign.discrete import Tried, tune_space
+from jaxmoe.tune.machine.augmented_lagrangian import MET
+from jaxmoe.experiment.codesign.search import HardwareResult, Met
+from jaxmoe.config.hardware_space import SYSTEM, read_space
 from jaxmoe.config import Scenario, resolved
 from jaxmoe.config.loader import override_values
 from jaxmoe.experiment.clock import StageClock
@@ -28,7 +28,7 @@ from jaxmoe.latency import LayerTime
 from jaxmoe.placement import write_plan
 from jaxmoe.plotting import plot_starts
 from jaxmoe.plotting.style import time_unit
-from jaxmoe.sweep.metrics import METRICS
+from jaxmoe.experiment.metrics import METRICS
 
 SCENARIO, PLAN, GATE = "scenario.yaml", "plan.npz", "gate.npz"
 

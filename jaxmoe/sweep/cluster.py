@@ -17,7 +17,7 @@ import jax
 
 from jaxmoe.experiment.parametric import ParametricRun
 from jaxmoe.sweep.evaluation import Engine, Evaluated, Measured, most_points
-from jaxmoe.sweep.groups import Group
+from jaxmoe.sweep.compile_groups import Group
 from jaxmoe.sweep.points import SweepError
 
 CONNECT_S = 5.0

@@ -15,10 +15,10 @@ from jaxmoe.experiment.parametric import ParametricRun
 from jaxmoe.latency import LayerModel, evaluate
 from jaxmoe.network import AbstractExchange, Congestion
 from jaxmoe.relax import AbstractReduction
-from jaxmoe.sweep.groups import Group
-from jaxmoe.sweep.metrics import METRICS, Measured, Outcome, busy_by_kind
+from jaxmoe.sweep.compile_groups import Group
+from jaxmoe.experiment.metrics import METRICS, Measured, Outcome, busy_by_kind
 from jaxmoe.sweep.rollouts import rolled_out
-from jaxmoe.sweep.searches import Searches
+from jaxmoe.sweep.search_metrics import Searches
 from jaxmoe.traces import Batch
 
 MOST = 2048  # points of a chunk: as many as are lost at most when a sweep is killed

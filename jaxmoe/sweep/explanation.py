@@ -10,9 +10,9 @@ from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.strategies import standard_strategies
 from jaxmoe.latency import LayerTime
 from jaxmoe.latency.schedule import STAGES
-from jaxmoe.sweep.groups import check_layers, with_exchange
+from jaxmoe.sweep.compile_groups import check_layers, with_exchange
 from jaxmoe.sweep.points import Point, Space, SweepError
-from jaxmoe.sweep.searches import bound_of
+from jaxmoe.sweep.search_metrics import bound_of
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from jaxmoe.config.loader import FOLDERS, PATHS, label_of
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.strategies import STANDARD
 from jaxmoe.placement.exchange import ExchangeError, exchange_names, exchange_of
-from jaxmoe.sweep.expressions import Expression
-from jaxmoe.sweep.metrics import COLUMNS
+from jaxmoe.config.expressions import Expression
+from jaxmoe.experiment.metrics import COLUMNS
 from jaxmoe.sweep.study import PLAN, SYSTEM, RangeConfig, Study, axis_of, in_order, is_of_system
 
 OWN = "own"  # the exchange that a strategy has where none is named, and the strategy of a system: its plan

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.files import atomic_write
-from jaxmoe.sweep.answers import Elasticities
-from jaxmoe.sweep.groups import Group
-from jaxmoe.sweep.metrics import METRICS, SEARCHED, Row
+from jaxmoe.sweep.analysis import Elasticities
+from jaxmoe.sweep.compile_groups import Group
+from jaxmoe.experiment.metrics import METRICS, SEARCHED, Row
 from jaxmoe.sweep.points import OWN, Point, Space, SweepError, is_number
 
 POINTS, MANIFEST, STUDY, ELASTICITIES = "points", "manifest.json", "study.yaml", "elasticities.parquet"

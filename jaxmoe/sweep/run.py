@@ -11,12 +11,12 @@ from pathlib import Path
 
 from jaxmoe.config import HardwareConfig, build_machine, unstated_energy
 from jaxmoe.errors import InputError
-from jaxmoe.sweep.access import locked, writing
-from jaxmoe.sweep.answers import best
+from jaxmoe.sweep.folder_lock import locked, writing
+from jaxmoe.sweep.analysis import best
 from jaxmoe.sweep.cluster import Cluster, check_address
 from jaxmoe.sweep.evaluation import Engine, Measured, resources
-from jaxmoe.sweep.groups import Group, groups_of
-from jaxmoe.sweep.metrics import METRICS, Row, is_finite
+from jaxmoe.sweep.compile_groups import Group, groups_of
+from jaxmoe.experiment.metrics import METRICS, Row, is_finite
 from jaxmoe.sweep.points import Point, Space, SweepError, is_number
 from jaxmoe.sweep.results import Results, check_installed, row_of, text_columns, with_metrics
 from jaxmoe.sweep.study import Study

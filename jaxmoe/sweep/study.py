@@ -13,9 +13,9 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from jaxmoe.config import ConfigError, RuleError, Section, load_section
 from jaxmoe.config.loader import read_mapping
-from jaxmoe.sweep.expressions import Expression, ExpressionError
+from jaxmoe.config.expressions import Expression, ExpressionError
 
-# `jaxmoe.sweep.metrics` says what each is; a study is read before JAX is loaded.
+# `jaxmoe.experiment.metrics` says what each is; a study is read before JAX is loaded.
 SEARCHED = ("bound", "tuned")  # computed where a study names them: they take a search for every machine
 ALWAYS = ("total", "p95", "dispatch", "compute", "combine", "utilisation", "communication_share", "busiest")
 STATED = ("energy", "energy_per_token", "area", "price")  # of machines that state them

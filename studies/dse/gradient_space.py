@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from space import HERE, MESH, STUDY, TOKENS
 
-from jaxmoe.codesign import read_space
-from jaxmoe.codesign.choices import Tried, tune_space
-from jaxmoe.codesign.run import HardwareResult
-from jaxmoe.codesign.space import SpaceFile
+from jaxmoe.config.hardware_space import read_space
+from jaxmoe.experiment.codesign.discrete import Tried, tune_space
+from jaxmoe.experiment.codesign.search import HardwareResult
+from jaxmoe.config.hardware_space import SpaceFile
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.strategies import STANDARD
 from jaxmoe.files import read_table, write_table

@@ -15,15 +15,15 @@ import numpy as np
 from agreement import CONTROL, HERE, TILE, Drawn, costs_of, machine_of, tokens_of, write
 from jaxtyping import Array
 
-from jaxmoe.codesign import read_space
-from jaxmoe.codesign.problem import hardware_problem
-from jaxmoe.codesign.run import tune_hardware
-from jaxmoe.codesign.space import read_constraint
+from jaxmoe.config.hardware_space import read_space
+from jaxmoe.experiment.codesign.problem import hardware_problem
+from jaxmoe.experiment.codesign.search import tune_hardware
+from jaxmoe.config.hardware_space import read_constraint
 from jaxmoe.compiling import UNFUSED
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.latency.streaming import StreamCosts, asked_of, grouped, stream_time
 from jaxmoe.policies.streaming import group_members, groups_in_order, loading_dies, ring_of, trajectories
-from jaxmoe.sweep.expressions import Expression
+from jaxmoe.config.expressions import Expression
 from jaxmoe.sweep.study import in_order
 
 MODEL, TOKENS, DIES, BATCHES, SEED = "qwen3-30b-a3b", 64, 4, 4, 3

@@ -15,10 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmoe.codesign.gate import gated, lost_by_layer
-from jaxmoe.codesign.problem import HardwareProblem, hardware_problem
-from jaxmoe.codesign.run import Candidate, tune_hardware
-from jaxmoe.codesign.space import HardwareSpace, SpaceFile
+from jaxmoe.tune.machine.gate_table import gated, lost_by_layer
+from jaxmoe.experiment.codesign.problem import HardwareProblem, hardware_problem
+from jaxmoe.experiment.codesign.search import Candidate, tune_hardware
+from jaxmoe.config.hardware_space import HardwareSpace, SpaceFile
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import inputs_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from jaxmoe.codesign import read_space
+from jaxmoe.config.hardware_space import read_space
 from jaxmoe.errors import InputError
 from jaxmoe.latency import LayerTime
 

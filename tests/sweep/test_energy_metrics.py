@@ -7,7 +7,7 @@ from sweep_keys import DIE, LINK
 from jaxmoe.experiment import score, standard_strategies
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.sweep import SweepError
-from jaxmoe.sweep.answers import elasticities, pareto
+from jaxmoe.sweep.analysis import elasticities, pareto
 from jaxmoe.sweep.study import METRICS as NAMES
 
 BYTE, IDLE = "hardware.link.energy_pJ_per_B", "hardware.die.idle_W"

@@ -16,10 +16,10 @@ from jaxmoe.experiment import score, standard_strategies
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.experiment.parametric import parametric_run
 from jaxmoe.sweep import SweepError, evaluation
-from jaxmoe.sweep import groups as groups_module
+from jaxmoe.sweep import compile_groups
 from jaxmoe.sweep.evaluation import Engine, given, outcome_at, resources
-from jaxmoe.sweep.groups import groups_of
-from jaxmoe.sweep.metrics import METRICS, busy_by_kind
+from jaxmoe.sweep.compile_groups import groups_of
+from jaxmoe.experiment.metrics import METRICS, busy_by_kind
 from jaxmoe.sweep.study import METRICS as NAMES
 
 LATENCY, MEMORY = "hardware.link.latency_ns", "hardware.die.memory_bandwidth_GB_per_s"
@@ -146,7 +146,7 @@ def test_settings_are_drawn_as_they_are_needed(space, monkeypatch):
         drawn.append(scenario.workload.batch_tokens)
         return parametric_run(scenario, keys, layers)
 
-    monkeypatch.setattr(groups_module, "parametric_run", counted)
+    monkeypatch.setattr(compile_groups, "parametric_run", counted)
     made = space(axes={"workload.batch_tokens": [8, 4, 2], LINK: [1, 2], "strategy": ["tp", "ep"]})
     ahead = []
     for group in groups_of(made, made.points(), lambda done, total: None):

@@ -14,7 +14,7 @@ from jaxmoe.experiment.strategies import given_plans
 from jaxmoe.latency import LayerTime
 from jaxmoe.placement import Placement, write_plan
 from jaxmoe.sweep import SweepError
-from jaxmoe.sweep.answers import elasticities, winners
+from jaxmoe.sweep.analysis import elasticities, winners
 from jaxmoe.sweep.rollouts import _by_layer
 
 LATENCY = "hardware.link.latency_ns"

@@ -4,9 +4,9 @@ import pytest
 import yaml
 from test_codesign import BOUNDS, DIE, LINK, PRICE, QUICK, parts, quiet
 
-from jaxmoe.codesign import read_space
-from jaxmoe.codesign.choices import STARTS, TRYING, in_short, tune_space
-from jaxmoe.codesign.descent import MET
+from jaxmoe.config.hardware_space import read_space
+from jaxmoe.experiment.codesign.discrete import STARTS, TRYING, in_short, tune_space
+from jaxmoe.tune.machine.augmented_lagrangian import MET
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.sweep import SweepError
 

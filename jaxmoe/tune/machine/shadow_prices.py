@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-from jaxmoe.codesign.polish import Optimum
-from jaxmoe.codesign.problem import HardwareProblem
-from jaxmoe.codesign.space import Constraint
-from jaxmoe.sweep.metrics import METRICS
+from jaxmoe.tune.machine.trust_region import Optimum
+from jaxmoe.experiment.codesign.problem import HardwareProblem
+from jaxmoe.config.hardware_space import Constraint
+from jaxmoe.experiment.metrics import METRICS
 
 
 class Met(NamedTuple):

@@ -8,25 +8,25 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from jaxmoe.codesign import joint
-from jaxmoe.codesign.descent import MET, Progress, descend, feasible_starts, to_feasible, violation
-from jaxmoe.codesign.design import Design, inputs_at, settings_of, written
-from jaxmoe.codesign.family import family_of
-from jaxmoe.codesign.gate import Table, gated, lost_by_layer
-from jaxmoe.codesign.polish import STATIONARY, Exact, Optimum, best_starts, polish
-from jaxmoe.codesign.problem import HardwareProblem
-from jaxmoe.codesign.space import SYSTEM, TUNED
-from jaxmoe.codesign.system import system_times
-from jaxmoe.codesign.ways import Ways
-from jaxmoe.codesign.whole import best_whole
-from jaxmoe.codesign.worth import Met, met_constraints
+from jaxmoe.tune.machine import joint_descent as joint
+from jaxmoe.tune.machine.augmented_lagrangian import MET, Progress, descend, feasible_starts, to_feasible, violation
+from jaxmoe.experiment.codesign.designs import Design, inputs_at, settings_of, written
+from jaxmoe.tune.machine.designs import family_of
+from jaxmoe.tune.machine.gate_table import Table, gated, lost_by_layer
+from jaxmoe.tune.machine.trust_region import STATIONARY, Exact, Optimum, best_starts, polish
+from jaxmoe.experiment.codesign.problem import HardwareProblem
+from jaxmoe.config.hardware_space import SYSTEM, TUNED
+from jaxmoe.experiment.codesign.systems import system_times
+from jaxmoe.experiment.codesign.placements import Ways
+from jaxmoe.tune.machine.integers import best_whole
+from jaxmoe.tune.machine.shadow_prices import Met, met_constraints
 from jaxmoe.config import Scenario, unstated_energy
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.latency import LayerTime
-from jaxmoe.sweep.metrics import METRICS, Outcome
+from jaxmoe.experiment.metrics import METRICS, Outcome
 from jaxmoe.sweep.points import SweepError
 from jaxmoe.threads import beside
 from jaxmoe.tune import TuneResult

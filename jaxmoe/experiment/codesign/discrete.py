@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from jaxmoe.codesign.descent import Progress, feasible_starts
-from jaxmoe.codesign.polish import Exact, best_starts, polish
-from jaxmoe.codesign.problem import HardwareProblem, hardware_problem
-from jaxmoe.codesign.run import HardwareResult, tune_hardware
-from jaxmoe.codesign.space import SpaceFile
+from jaxmoe.tune.machine.augmented_lagrangian import Progress, feasible_starts
+from jaxmoe.tune.machine.trust_region import Exact, best_starts, polish
+from jaxmoe.experiment.codesign.problem import HardwareProblem, hardware_problem
+from jaxmoe.experiment.codesign.search import HardwareResult, tune_hardware
+from jaxmoe.config.hardware_space import SpaceFile
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.sweep.points import SweepError

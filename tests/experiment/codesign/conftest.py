@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jaxmoe.codesign import read_space
-from jaxmoe.codesign.problem import HardwareProblem, hardware_problem
+from jaxmoe.config.hardware_space import read_space
+from jaxmoe.experiment.codesign.problem import HardwareProblem, hardware_problem
 
 
 @pytest.fixture

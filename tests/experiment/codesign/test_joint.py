@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import yaml
 
-from jaxmoe.codesign import joint
-from jaxmoe.codesign.design import inputs_at, written
-from jaxmoe.codesign.problem import hardware_problem
-from jaxmoe.codesign.space import read_space
+from jaxmoe.tune.machine import joint_descent as joint
+from jaxmoe.experiment.codesign.designs import inputs_at, written
+from jaxmoe.experiment.codesign.problem import hardware_problem
+from jaxmoe.config.hardware_space import read_space
 from jaxmoe.config import ConfigError
 from jaxmoe.experiment.evaluation import score
 

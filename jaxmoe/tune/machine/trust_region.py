@@ -18,9 +18,9 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.optimize import linprog
 
-from jaxmoe.codesign.descent import MET, Progress, to_feasible, violation
-from jaxmoe.codesign.family import Arguments, Family, Settings, by_design
-from jaxmoe.codesign.problem import HardwareProblem
+from jaxmoe.tune.machine.augmented_lagrangian import MET, Progress, to_feasible, violation
+from jaxmoe.tune.machine.designs import Arguments, Family, Settings, by_design
+from jaxmoe.experiment.codesign.problem import HardwareProblem
 from jaxmoe.compiling import UNFUSED
 
 ROUNDS = 60  # at most

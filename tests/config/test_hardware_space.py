@@ -3,10 +3,10 @@
 import pytest
 import yaml
 
-from jaxmoe.codesign import read_space
-from jaxmoe.codesign.space import read_constraint
+from jaxmoe.config.hardware_space import read_space
+from jaxmoe.config.hardware_space import read_constraint
 from jaxmoe.config import ConfigError
-from jaxmoe.sweep.expressions import ExpressionError
+from jaxmoe.config.expressions import ExpressionError
 
 KEY = "hardware.link.bandwidth_GB_per_s"
 

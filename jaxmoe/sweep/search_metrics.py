@@ -11,8 +11,8 @@ from jaxmoe.experiment.parametric import ParametricRun
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.network import AbstractExchange
 from jaxmoe.placement import PlanError
-from jaxmoe.sweep.groups import Group
-from jaxmoe.sweep.tuning import tuned
+from jaxmoe.sweep.compile_groups import Group
+from jaxmoe.sweep.short_tuning import tuned
 from jaxmoe.traces import Batch
 from jaxmoe.tune.bounds import lower_bound
 

@@ -10,8 +10,8 @@ from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.experiment.parametric import parametric_run
 from jaxmoe.sweep import SweepError, read_study, results, tuning
-from jaxmoe.sweep.answers import check_searched
-from jaxmoe.sweep.tuning import tuned
+from jaxmoe.sweep.analysis import check_searched
+from jaxmoe.sweep.short_tuning import tuned
 from jaxmoe.tune.bounds import lower_bound
 
 CAPACITY = "hardware.die.memory_capacity_GB"

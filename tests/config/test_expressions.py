@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmoe.sweep.expressions import Expression, ExpressionError
+from jaxmoe.config.expressions import Expression, ExpressionError
 
 VALUES = {"a": 3, "b.c": 4.0, "shape": [2, 8], "name": "tp", "nothing": None, "die": {"x": 1}}
 

@@ -16,8 +16,8 @@ from jaxtyping import Array, Float
 from scipy.optimize import least_squares
 from scipy.stats import qmc
 
-from jaxmoe.codesign.family import Arguments, Settings, by_design
-from jaxmoe.codesign.problem import HardwareProblem
+from jaxmoe.tune.machine.designs import Arguments, Settings, by_design
+from jaxmoe.experiment.codesign.problem import HardwareProblem
 from jaxmoe.compiling import UNFUSED
 from jaxmoe.relax import SmoothMax, geometric
 from jaxmoe.sweep.points import SweepError

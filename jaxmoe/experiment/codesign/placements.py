@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxmoe.codesign import joint
-from jaxmoe.codesign.descent import MET, Progress, feasible_starts, to_feasible, violation
-from jaxmoe.codesign.design import Design, inputs_at, written
-from jaxmoe.codesign.gate import Table, tuned_table, within
-from jaxmoe.codesign.problem import HardwareProblem
+from jaxmoe.tune.machine import joint_descent as joint
+from jaxmoe.tune.machine.augmented_lagrangian import MET, Progress, feasible_starts, to_feasible, violation
+from jaxmoe.experiment.codesign.designs import Design, inputs_at, written
+from jaxmoe.tune.machine.gate_table import Table, tuned_table, within
+from jaxmoe.experiment.codesign.problem import HardwareProblem
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import TUNED as TUNED_PLAN

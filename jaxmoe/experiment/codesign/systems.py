@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxmoe.codesign.space import PLAN
+from jaxmoe.config.hardware_space import PLAN
 from jaxmoe.compiling import SOONER
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.parametric import ParametricRun
@@ -15,7 +15,7 @@ from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.latency import LayerModel, LayerTime
 from jaxmoe.relax import AbstractReduction
 from jaxmoe.sweep.evaluation import Given
-from jaxmoe.sweep.metrics import Outcome
+from jaxmoe.experiment.metrics import Outcome
 from jaxmoe.systems import system_of
 from jaxmoe.traces import Batch
 

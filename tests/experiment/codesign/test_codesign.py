@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from oracles.arrays import full
 
-from jaxmoe.codesign.descent import feasible_starts
-from jaxmoe.codesign.polish import Cut, Exact, polish, stationarity
-from jaxmoe.codesign.problem import hardware_problem
-from jaxmoe.codesign.run import met_constraints, tune_hardware
+from jaxmoe.tune.machine.augmented_lagrangian import feasible_starts
+from jaxmoe.tune.machine.trust_region import Cut, Exact, polish, stationarity
+from jaxmoe.experiment.codesign.problem import hardware_problem
+from jaxmoe.experiment.codesign.search import met_constraints, tune_hardware
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import inputs_of

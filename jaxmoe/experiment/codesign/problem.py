@@ -11,17 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxmoe.codesign.family import Arguments, Family, Settings, family_of
-from jaxmoe.codesign.space import PLAN, SYSTEM, Constraint, HardwareSpace, SpaceFile, read_constraint
-from jaxmoe.codesign.system import system_outcome
+from jaxmoe.tune.machine.designs import Arguments, Family, Settings, family_of
+from jaxmoe.config.hardware_space import PLAN, SYSTEM, Constraint, HardwareSpace, SpaceFile, read_constraint
+from jaxmoe.experiment.codesign.systems import system_outcome
 from jaxmoe.experiment.parametric import ParametricRun
 from jaxmoe.experiment.strategies import STANDARD, Strategy
 from jaxmoe.latency import LayerTime
 from jaxmoe.relax import AbstractReduction
 from jaxmoe.sweep.evaluation import Given, outcome_at
-from jaxmoe.sweep.expressions import Expression, ExpressionError
-from jaxmoe.sweep.groups import groups_of
-from jaxmoe.sweep.metrics import METRICS, Outcome
+from jaxmoe.config.expressions import Expression, ExpressionError
+from jaxmoe.sweep.compile_groups import groups_of
+from jaxmoe.experiment.metrics import METRICS, Outcome
 from jaxmoe.sweep.points import Point, Space, SweepError, is_parameter, takes_whole_numbers
 from jaxmoe.sweep.run import check_stated
 from jaxmoe.sweep.study import Study, StudyConfig, in_order, is_of_system

@@ -25,7 +25,7 @@ from pydantic import Field, model_validator
 
 from jaxmoe.config import RuleError, Section, load_section
 from jaxmoe.config.base import Fraction
-from jaxmoe.sweep.expressions import Expression, ExpressionError
+from jaxmoe.config.expressions import Expression, ExpressionError
 from jaxmoe.sweep.study import METRICS, Count, RangeConfig, Seed, Texts, check_expression, in_order
 
 # Placements: all usual strategies; one that descends together with the machine; what the scenario's system does.

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import yaml
 
-from jaxmoe.codesign import joint
-from jaxmoe.codesign.gate import gated, lost_by_layer, within
-from jaxmoe.codesign.problem import hardware_problem
-from jaxmoe.codesign.run import tune_hardware
-from jaxmoe.codesign.space import read_space
-from jaxmoe.codesign.ways import IN_TURN
+from jaxmoe.tune.machine import joint_descent as joint
+from jaxmoe.tune.machine.gate_table import gated, lost_by_layer, within
+from jaxmoe.experiment.codesign.problem import hardware_problem
+from jaxmoe.experiment.codesign.search import tune_hardware
+from jaxmoe.config.hardware_space import read_space
+from jaxmoe.experiment.codesign.placements import IN_TURN
 from jaxmoe.config import ConfigError
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.evaluation import score

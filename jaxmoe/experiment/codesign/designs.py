@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxmoe.codesign.gate import Table, gated
-from jaxmoe.codesign.problem import SIZES, HardwareProblem
+from jaxmoe.tune.machine.gate_table import Table, gated
+from jaxmoe.experiment.codesign.problem import SIZES, HardwareProblem
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.parametric import ParametricRun
 from jaxmoe.experiment.strategies import Strategy

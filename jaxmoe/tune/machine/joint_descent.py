@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxmoe.codesign import descent as hardware
-from jaxmoe.codesign.gate import RATE, Gated, Table, gated, lost
-from jaxmoe.codesign.problem import HardwareProblem, model_numbers
+from jaxmoe.tune.machine import augmented_lagrangian as hardware
+from jaxmoe.tune.machine.gate_table import RATE, Gated, Table, gated, lost
+from jaxmoe.experiment.codesign.problem import HardwareProblem, model_numbers
 from jaxmoe.config import build_tuner_settings
 from jaxmoe.experiment.comparison import placement_problem, tuned_strategies
 from jaxmoe.experiment.inputs import Inputs

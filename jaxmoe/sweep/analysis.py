@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxmoe.sweep.evaluation import Given, given, metrics_at
-from jaxmoe.sweep.expressions import ExpressionError
-from jaxmoe.sweep.groups import Group, groups_of
-from jaxmoe.sweep.metrics import COLUMNS, SEARCHED, Row, cost, is_finite
+from jaxmoe.config.expressions import ExpressionError
+from jaxmoe.sweep.compile_groups import Group, groups_of
+from jaxmoe.experiment.metrics import COLUMNS, SEARCHED, Row, cost, is_finite
 from jaxmoe.sweep.points import DEFAULTS, Point, Space, SweepError, is_number
 from jaxmoe.sweep.study import KNOWN as NAMES
 from jaxmoe.sweep.study import PLAN, SYSTEM, Study

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxmoe.codesign.descent import Progress
-from jaxmoe.codesign.polish import Exact, Optimum, polish
-from jaxmoe.codesign.problem import HardwareProblem
+from jaxmoe.tune.machine.augmented_lagrangian import Progress
+from jaxmoe.tune.machine.trust_region import Exact, Optimum, polish
+from jaxmoe.experiment.codesign.problem import HardwareProblem
 
 NEAR = 1  # to each side
 EQUAL = 5e-4  # of what is minimised, a logarithm: where polishing ends is no nearer

@@ -7,10 +7,10 @@ import pytest
 import yaml
 from oracles.arrays import full
 
-from jaxmoe.codesign.problem import hardware_problem
-from jaxmoe.codesign.run import tune_hardware
-from jaxmoe.codesign.space import read_space
-from jaxmoe.codesign.system import system_times
+from jaxmoe.experiment.codesign.problem import hardware_problem
+from jaxmoe.experiment.codesign.search import tune_hardware
+from jaxmoe.config.hardware_space import read_space
+from jaxmoe.experiment.codesign.systems import system_times
 from jaxmoe.config import ConfigError
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import inputs_of

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxmoe.codesign.descent import GATE, augmented, followed
+from jaxmoe.tune.machine.augmented_lagrangian import GATE, augmented, followed
 from jaxmoe.latency import Decisions, LayerModel, evaluate
 from jaxmoe.latency.gating import GateBias
 from jaxmoe.network import AbstractExchange, build_exchange
