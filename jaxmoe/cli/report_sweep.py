@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxmoe.experiment.metrics import COLUMNS, is_finite
 from jaxmoe.plotting.report import SweepData
 from jaxmoe.sweep.analysis import Winner, best
 from jaxmoe.sweep.folder import SweepFolder
-from jaxmoe.experiment.metrics import COLUMNS, is_finite
 
 DRAWN = 1500  # points, and cases: parallel coordinates of more take seconds where no GPU draws them
 MOST_METRICS = 4

@@ -4,8 +4,10 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
+from graphlib import TopologicalSorter
 from typing import Any
 
+from jaxmoe.config.base import RuleError
 from jaxmoe.errors import InputError
 
 BINARY: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
@@ -149,3 +151,17 @@ def _extreme(name: str, values: list[Any]) -> Any:
         stacked = jnp.stack([jnp.asarray(value, jnp.float32) for value in values])
         return stacked.min() if name == "min" else stacked.max()
     return min(values) if name == "min" else max(values)
+
+
+def in_order(derived: Mapping[str, str | int | float]) -> list[str]:
+    """Derived keys, each after those that it needs. Raises `CycleError` where they need each other."""
+    needs = {key: [other for other in Expression(str(text)).keys if other in derived] for key, text in derived.items()}
+    return list(TopologicalSorter(needs).static_order())
+
+
+def check_expression(keys: tuple[str | int, ...], text: str) -> None:
+    """Raise `RuleError` for what is no expression."""
+    try:
+        Expression(text)
+    except ExpressionError as error:
+        raise RuleError(keys, text, f"an expression ({error})", "Correct it") from None

@@ -23,10 +23,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from jaxmoe.config import RuleError, Section, load_section
-from jaxmoe.config.base import Fraction
-from jaxmoe.config.expressions import Expression, ExpressionError
-from jaxmoe.sweep.study import METRICS, Count, RangeConfig, Seed, Texts, check_expression, in_order
+from jaxmoe.config.base import Fraction, RuleError, Section
+from jaxmoe.config.expressions import Expression, ExpressionError, check_expression, in_order
+from jaxmoe.config.loader import load_section
+from jaxmoe.config.metric_names import METRICS
+from jaxmoe.config.ranges import Count, RangeConfig, Seed, Texts
 
 # Placements: all usual strategies; one that descends together with the machine; what the scenario's system does.
 USUAL, TUNED, SYSTEM = "usual", "tuned", "system"

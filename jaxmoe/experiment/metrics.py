@@ -71,7 +71,7 @@ METRICS = {
     "price": Metric("machine_price", lambda seen: seen.machine.price, part="price"),
 }
 
-# What `jaxmoe.sweep.search_metrics` finds, by name and column: the least time that anything tuning may return takes, and what
+# What `jaxmoe.sweep.searches` finds, by name and column: the least time that anything tuning may return takes, and what
 # a short tuning reaches.
 SEARCHED = {"bound": "bound_s", "tuned": "tuned_s"}
 COLUMNS = {name: metric.column for name, metric in METRICS.items()} | SEARCHED

@@ -13,9 +13,13 @@ from jaxtyping import Array, Float
 
 from jaxmoe.config import Scenario, build_layer_model, number_at, with_numbers
 from jaxmoe.experiment.inputs import BATCH_KEYS, TRACE_KEYS, Inputs, inputs_of
+from jaxmoe.experiment.metrics import Outcome
 from jaxmoe.experiment.strategies import PLACEMENT_KEYS, Strategy, decides_fit, standard_strategies
-from jaxmoe.latency import LayerModel
+from jaxmoe.latency import LayerModel, evaluate
+from jaxmoe.network import Congestion
+from jaxmoe.relax import AbstractReduction
 from jaxmoe.traces import Batch
+from jaxmoe.tune.machine.designs import EvaluationArguments
 from jaxmoe.tune.machine.model_numbers import Build, ModelNumbers, StructuralNumberError, leaves_of, model_numbers
 
 DECLARED = (
@@ -87,3 +91,19 @@ def _structural(scenario: Scenario, key: str) -> str:
 
 def _build(scenario: Scenario) -> Build:
     return lambda numbers: build_layer_model(with_numbers(scenario, numbers), "sharded")
+
+
+def outcome_at(
+    run: ParametricRun,
+    values: Float[Array, " key"],
+    arguments: EvaluationArguments,
+    reduction: AbstractReduction | None = None,
+) -> Outcome:
+    """Times of one point, [layer, batch] and [layer, resource], exact without a `reduction`; and its machine."""
+    model = run.model(values, arguments.model)
+    if reduction is None:
+        assert isinstance(model.time_model, Congestion)
+        # Points of a group share their flows: pairs of nodes that they use are found once for all.
+        model = replace(model, time_model=replace(model.time_model, pair_by_pair=True))
+    times = evaluate(model, arguments.share, arguments.batches, arguments.exchange, reduction=reduction)
+    return Outcome(times, model.machine, arguments.batches.weight.sum(axis=-1).mean())

@@ -11,13 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from jaxmoe.sweep.evaluation import Given, given, metrics_at
 from jaxmoe.config.expressions import ExpressionError
-from jaxmoe.sweep.compile_groups import Group, groups_of
+from jaxmoe.config.keys import PLAN, SYSTEM, is_number
+from jaxmoe.config.metric_names import KNOWN as NAMES
 from jaxmoe.experiment.metrics import COLUMNS, SEARCHED, Row, cost, is_finite
-from jaxmoe.sweep.points import DEFAULTS, Point, Space, SweepError, is_number
-from jaxmoe.sweep.study import KNOWN as NAMES
-from jaxmoe.sweep.study import PLAN, SYSTEM, Study
+from jaxmoe.sweep.compile_groups import Group, groups_of
+from jaxmoe.sweep.evaluation import given, metrics_at
+from jaxmoe.sweep.points import DEFAULTS, Point, Space, SweepError
+from jaxmoe.sweep.study import Study
+from jaxmoe.tune.machine.designs import EvaluationArguments
 
 # Pareto front: what no other point beats in all metrics.
 
@@ -191,7 +193,7 @@ def _of_group(space: Space, group: Group) -> Elasticities:
     needed = set(numbers_of_model).union(*(_behind(space, key) for key in numbers_of_model))
 
     def measured(
-        values: Float[Array, " axis"], rest: Float[Array, " fixed"], common: Given
+        values: Float[Array, " axis"], rest: Float[Array, " fixed"], common: EvaluationArguments
     ) -> tuple[Float[Array, " metric"], Float[Array, " metric"]]:
         numbers = dict(zip((*axes, *fixed), (*values, *rest), strict=True))
         for key in space.derived:
@@ -202,7 +204,7 @@ def _of_group(space: Space, group: Group) -> Elasticities:
 
     @jax.jit
     def relative(
-        values: Float[Array, "point axis"], rest: Float[Array, "point fixed"], common: Given
+        values: Float[Array, "point axis"], rest: Float[Array, "point fixed"], common: EvaluationArguments
     ) -> Float[Array, "point metric axis"]:
         def one(given: tuple[Array, Array]) -> Float[Array, "metric axis"]:
             slopes, metrics = jax.jacfwd(measured, has_aux=True)(*given, common)

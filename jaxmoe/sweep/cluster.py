@@ -16,8 +16,8 @@ from typing import Any
 import jax
 
 from jaxmoe.experiment.parametric import ParametricRun
-from jaxmoe.sweep.evaluation import Engine, Evaluated, Measured, most_points
 from jaxmoe.sweep.compile_groups import Group
+from jaxmoe.sweep.evaluation import Engine, Evaluated, Measured, most_points
 from jaxmoe.sweep.points import SweepError
 
 CONNECT_S = 5.0

@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxmoe.config import Scenario, build_model
+from jaxmoe.config.keys import is_number, is_of_system
 from jaxmoe.config.systems import SystemConfig
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.parametric import ParametricRun, parametric_run, structural_keys
 from jaxmoe.experiment.strategies import Strategy, given_plans, strategy
-from jaxmoe.sweep.points import DEFAULTS, OWN, Point, Space, SweepError, Values, is_number
-from jaxmoe.sweep.study import is_of_system
+from jaxmoe.sweep.points import DEFAULTS, OWN, Point, Space, SweepError, Values
 
 MOST_TRIED = 32  # points in which a value of points that cannot be is tried
 

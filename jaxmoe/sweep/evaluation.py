@@ -2,8 +2,8 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +11,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from jaxmoe.experiment.parametric import ParametricRun
-from jaxmoe.latency import LayerModel, evaluate
-from jaxmoe.network import AbstractExchange, Congestion
-from jaxmoe.relax import AbstractReduction
+from jaxmoe.experiment.metrics import METRICS, Measured, busy_by_kind
+from jaxmoe.experiment.parametric import ParametricRun, outcome_at
 from jaxmoe.sweep.compile_groups import Group
-from jaxmoe.experiment.metrics import METRICS, Measured, Outcome, busy_by_kind
 from jaxmoe.sweep.rollouts import rolled_out
 from jaxmoe.sweep.search_metrics import Searches
-from jaxmoe.traces import Batch
+from jaxmoe.tune.machine.designs import EvaluationArguments
 
 MOST = 2048  # points of a chunk: as many as are lost at most when a sweep is killed
 MOST_SEARCHED = 64  # where metrics take a search for every one of them
@@ -33,43 +30,21 @@ def most_points(searched: Sequence[str]) -> int:
     return min(MOST, MOST_SEARCHED) if searched else MOST
 
 
-class Given(NamedTuple):
-    """What all points of a group have in common, as arguments: constants of their own would be compiled in."""
-
-    model: LayerModel
-    share: Float[Array, "layer expert node"]
-    batches: Batch
-    exchange: AbstractExchange
-
-
 Evaluated = tuple[Group, slice, Measured | None]
 """A group, which of its points, and their metrics in NumPy; `None` where it could not be set up."""
 
 
-def given(group: Group) -> Given:
+def given(group: Group) -> EvaluationArguments:
     """The arguments of a group."""
     run, strategy = group.run, group.strategy
     assert run is not None
     assert strategy is not None
     inputs = run.inputs
     share = jnp.asarray(strategy.placement.share)
-    return Given(inputs.model, share, run.batches, inputs.exchange(group.exchange))
+    return EvaluationArguments(inputs.model, share, run.batches, inputs.exchange(group.exchange))
 
 
-def outcome_at(
-    run: ParametricRun, numbers: Float[Array, " key"], common: Given, reduction: AbstractReduction | None = None
-) -> Outcome:
-    """Times of one point, [layer, batch] and [layer, resource], exact without a `reduction`; and its machine."""
-    model = run.model(numbers, common.model)
-    if reduction is None:
-        assert isinstance(model.time_model, Congestion)
-        # Points of a group share their flows: pairs of nodes that they use are found once for all.
-        model = replace(model, time_model=replace(model.time_model, pair_by_pair=True))
-    times = evaluate(model, common.share, common.batches, common.exchange, reduction=reduction)
-    return Outcome(times, model.machine, common.batches.weight.sum(axis=-1).mean())
-
-
-def metrics_at(run: ParametricRun, numbers: Float[Array, " key"], common: Given) -> Measured:
+def metrics_at(run: ParametricRun, numbers: Float[Array, " key"], common: EvaluationArguments) -> Measured:
     """All metrics of one point."""
     outcome = outcome_at(run, numbers, common)
     busy = jnp.concatenate([*busy_by_kind(outcome.times).values()])
@@ -144,7 +119,7 @@ class Engine:
             found = self._searches.found(group, exact[part], self.searched)
             yield part, Measured(metrics, busiest, found)
 
-    def _function(self, run: ParametricRun, points: int, common: Given) -> tuple[Compiled, int]:
+    def _function(self, run: ParametricRun, points: int, common: EvaluationArguments) -> tuple[Compiled, int]:
         """What evaluates a chunk, and the points of one."""
         if run is not self._run:
             self._compiled.clear()  # points come run by run
@@ -163,7 +138,7 @@ class Engine:
             self._fitting[key] = known[-1][1]
         return known[-1]
 
-    def _compile_to_fit(self, run: ParametricRun, common: Given, size: int) -> tuple[Compiled, int]:
+    def _compile_to_fit(self, run: ParametricRun, common: EvaluationArguments, size: int) -> tuple[Compiled, int]:
         """Compile for a chunk and ask what memory it takes; where that is too much, for as many as the limit allows.
 
         What even the least chunk takes is taken.
@@ -182,14 +157,14 @@ class Engine:
         of_one = -(-points // self.devices)
         return (of_one if of_one <= TOGETHER else -(-of_one // TOGETHER) * TOGETHER) * self.devices
 
-    def _compile(self, run: ParametricRun, common: Given, points: int) -> tuple[Compiled, float]:
+    def _compile(self, run: ParametricRun, common: EvaluationArguments, points: int) -> tuple[Compiled, float]:
         """A function of numbers [point, key] and what is given, and the bytes that it takes on all devices.
 
         Blocks of points go one after the other. What is the same for all points XLA works out before the first.
         """
         at_once = _block(points // self.devices) * self.devices
 
-        def chunk(numbers: Float[Array, "point key"], common: Given) -> Measured:
+        def chunk(numbers: Float[Array, "point key"], common: EvaluationArguments) -> Measured:
             # Points of a device are successive ones, and a block has some of every device.
             blocks = jnp.swapaxes(numbers.reshape(at_once, points // at_once, numbers.shape[1]), 0, 1)
             measured = jax.lax.map(jax.vmap(lambda each: metrics_at(run, each, common)), blocks)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxmoe.sweep.analysis import Winner, pareto, winners
 from jaxmoe.experiment.metrics import COLUMNS, Row, is_finite
+from jaxmoe.sweep.analysis import Winner, pareto, winners
 from jaxmoe.sweep.points import Point, SweepError
 from jaxmoe.sweep.results import AFTER, ELASTICITIES, MANIFEST, POINTS, STUDY, check_installed
 

@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxmoe.config.keys import is_number
+from jaxmoe.experiment.metrics import METRICS, SEARCHED, Row
 from jaxmoe.files import atomic_write
 from jaxmoe.sweep.analysis import Elasticities
 from jaxmoe.sweep.compile_groups import Group
-from jaxmoe.experiment.metrics import METRICS, SEARCHED, Row
-from jaxmoe.sweep.points import OWN, Point, Space, SweepError, is_number
+from jaxmoe.sweep.points import OWN, Point, Space, SweepError
 
 POINTS, MANIFEST, STUDY, ELASTICITIES = "points", "manifest.json", "study.yaml", "elasticities.parquet"
 MEASURED = tuple(metric.column for metric in METRICS.values())

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.errors import InputError
+from jaxmoe.experiment.metrics import METRICS, Measured, Outcome, busy_by_kind
 from jaxmoe.experiment.simulation import iterations_of, setting_of
 from jaxmoe.latency import LayerTime
 from jaxmoe.latency.schedule import STAGES
 from jaxmoe.sweep.compile_groups import Group
-from jaxmoe.experiment.metrics import METRICS, Measured, Outcome, busy_by_kind
 from jaxmoe.systems import system_of
 
 TOGETHER = 8  # points that are handed on, and so written, at once

@@ -9,15 +9,17 @@ from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 
-from jaxmoe.config import HardwareConfig, build_machine, unstated_energy
+from jaxmoe.config import HardwareConfig, unstated_energy
+from jaxmoe.config.keys import is_number
 from jaxmoe.errors import InputError
-from jaxmoe.sweep.folder_lock import locked, writing
+from jaxmoe.experiment.metrics import METRICS, Row, is_finite
+from jaxmoe.experiment.stated_metrics import check_stated, parts_of
 from jaxmoe.sweep.analysis import best
 from jaxmoe.sweep.cluster import Cluster, check_address
-from jaxmoe.sweep.evaluation import Engine, Measured, resources
 from jaxmoe.sweep.compile_groups import Group, groups_of
-from jaxmoe.experiment.metrics import METRICS, Row, is_finite
-from jaxmoe.sweep.points import Point, Space, SweepError, is_number
+from jaxmoe.sweep.evaluation import Engine, Measured, resources
+from jaxmoe.sweep.folder_lock import locked, writing
+from jaxmoe.sweep.points import Point, Space, SweepError
 from jaxmoe.sweep.results import Results, check_installed, row_of, text_columns, with_metrics
 from jaxmoe.sweep.study import Study
 
@@ -81,7 +83,7 @@ def _run(
     text = text_columns(points, results.there)
     known = [point for point in points if point.hash in rows]
     wanted = tuple(dict.fromkeys((*study.config.metrics, *names)))
-    check_stated(space, wanted, points)
+    _check_stated(space, wanted, points)
     done = 0
 
     def check(*_: int) -> None:
@@ -142,22 +144,13 @@ def _chunk(group: Group, part: slice, measured: Measured | None, text: frozenset
     ]
 
 
-EXAMPLES = {"energy": "link.energy_pJ_per_B", "area": "die.area_mm2", "price": "die.price"}  # of what to state
-
-
-def check_stated(space: Space, wanted: Sequence[str], points: Sequence[Point]) -> None:
-    """Raise `SweepError` for a metric that is wanted and that no machine of the study states, or no system tells."""
-    parts = {name: METRICS[name].part for name in wanted if name in METRICS and METRICS[name].part}
+def _check_stated(space: Space, wanted: Sequence[str], points: Sequence[Point]) -> None:
+    """Raise `InputError` for a metric that is wanted and that no machine of the study states, or no system tells."""
+    parts = parts_of(wanted)
     if space.study.has_systems and "energy" in parts.values():
         name = next(name for name, part in parts.items() if part == "energy")
         raise SweepError(f"{space.label}: the metric {name} is wanted, but systems do not tell it; leave it out")
-    machines = [build_machine(hardware) for hardware in _machines(space, points)] if parts else []
-    for name, part in parts.items():
-        if machines and not any(map(METRICS[name].is_stated, machines)):
-            raise SweepError(
-                f"{space.label}: the metric {name} is wanted, but no machine of the study states any {part}; write "
-                f"for example hardware.{EXAMPLES[str(part)]} under set, or leave {name} out"
-            )
+    check_stated(space.label, wanted, _machines(space, points) if parts else [])
 
 
 def _machines(space: Space, points: Sequence[Point]) -> list[HardwareConfig]:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxmoe.config import load_hardware, resolved
+from jaxmoe.experiment.metrics import METRICS
 from jaxmoe.plotting.report import read_loads
 from jaxmoe.sweep import Space, Study, read_study, run_sweep
 from jaxmoe.sweep.analysis import Elasticities, elasticities
 from jaxmoe.sweep.explanation import explained
-from jaxmoe.experiment.metrics import METRICS
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE.parents[1] / "configs"

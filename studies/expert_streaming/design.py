@@ -15,16 +15,14 @@ import numpy as np
 from agreement import CONTROL, HERE, TILE, Drawn, costs_of, machine_of, tokens_of, write
 from jaxtyping import Array
 
-from jaxmoe.config.hardware_space import read_space
+from jaxmoe.compiling import UNFUSED
+from jaxmoe.config.expressions import Expression, in_order
+from jaxmoe.config.hardware_space import read_constraint, read_space
+from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.codesign.problem import hardware_problem
 from jaxmoe.experiment.codesign.search import tune_hardware
-from jaxmoe.config.hardware_space import read_constraint
-from jaxmoe.compiling import UNFUSED
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.latency.streaming import StreamCosts, asked_of, grouped, stream_time
 from jaxmoe.policies.streaming import group_members, groups_in_order, loading_dies, ring_of, trajectories
-from jaxmoe.config.expressions import Expression
-from jaxmoe.sweep.study import in_order
 
 MODEL, TOKENS, DIES, BATCHES, SEED = "qwen3-30b-a3b", 64, 4, 4, 3
 BASE = Drawn((2, 2), 25.6e9, 288e9, 3.2768e12, 8e6, 8)
@@ -191,12 +189,12 @@ def machine() -> None:
     problem = hardware_problem(FILE, SCENARIO, CHOSEN, [0])
     axes = [np.linspace(0, 1, 10)] * (len(problem.keys) - 1)  # modules follow from D2D
     places = np.stack([axis.ravel() for axis in np.meshgrid(*axes)], axis=1)
-    (family,) = problem.families
-    given = tuple(tuple(each._replace(share=each.share[0]) for each in parts) for parts in family.given)
+    (group,) = problem.groups
+    given = tuple(tuple(each._replace(share=each.share[0]) for each in parts) for parts in group.arguments)
 
     @partial(jax.jit, compiler_options=UNFUSED)  # as the search is
     def timed_at(positions: Array) -> Array:
-        return jax.lax.map(lambda at: problem.objective(family.settings, given, at, None), positions, batch_size=256)
+        return jax.lax.map(lambda at: problem.objective(group.static, given, at, None), positions, batch_size=256)
 
     bounds = problem.space.variables
     d2d = bounds[D2D].at(places[:, problem.keys.index(D2D)])
@@ -217,7 +215,7 @@ def machine() -> None:
             result.best.numbers,
             result.best.metric,
             sum(result.evaluations.values()),
-            ("descend", "polish"),  # what is reported is read and scored once more after that
+            ("descend", "trust region"),  # what is reported is read and scored once more after that
         ),
     ):
         row = {"method": name, "layer_s": layer_s, "points_timed": points}

@@ -3,10 +3,9 @@
 import pytest
 import yaml
 
-from jaxmoe.config.hardware_space import read_space
-from jaxmoe.config.hardware_space import read_constraint
 from jaxmoe.config import ConfigError
 from jaxmoe.config.expressions import ExpressionError
+from jaxmoe.config.hardware_space import read_constraint, read_space
 
 KEY = "hardware.link.bandwidth_GB_per_s"
 

@@ -9,8 +9,9 @@ import yaml
 
 from jaxmoe.experiment.parametric import ParametricRun
 from jaxmoe.sweep import Space, Sweep, evaluation, read_study, run_sweep
-from jaxmoe.sweep.evaluation import Compiled, Engine, Given
+from jaxmoe.sweep.evaluation import Compiled, Engine
 from jaxmoe.sweep.points import _files
+from jaxmoe.tune.machine.designs import EvaluationArguments
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -18,7 +19,9 @@ def _compiled_once() -> Iterator[None]:
     """Most tests sweep the same small machine: what one has compiled serves the others, with files as they are."""
     real, kept = Engine._compile, {}
 
-    def compile_once(self: Engine, run: ParametricRun, common: Given, points: int) -> tuple[Compiled, float]:
+    def compile_once(
+        self: Engine, run: ParametricRun, common: EvaluationArguments, points: int
+    ) -> tuple[Compiled, float]:
         leaves, structure = jax.tree.flatten(common)
         whole = run.inputs.scenario.model_dump(mode="json")
         metrics = tuple(evaluation.METRICS.items())

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sweep_keys import CHUNK, DIE, LINK
 
+from jaxmoe.experiment.metrics import METRICS
 from jaxmoe.sweep import SweepError
 from jaxmoe.sweep.analysis import elasticities, is_efficient, limits, pareto, winners
 from jaxmoe.sweep.explanation import explained, find_point
-from jaxmoe.experiment.metrics import METRICS
 
 NAMES = list(METRICS)
 LATENCY = "hardware.link.latency_ns"

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from sweep_keys import DIE, LINK
 
+from jaxmoe.config.metric_names import METRICS as NAMES
 from jaxmoe.experiment import score, standard_strategies
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.sweep import SweepError
 from jaxmoe.sweep.analysis import elasticities, pareto
-from jaxmoe.sweep.study import METRICS as NAMES
 
 BYTE, IDLE = "hardware.link.energy_pJ_per_B", "hardware.die.idle_W"
 PRICES = {"hardware.die.price": 7, "hardware.die.price_per_TFLOPs_per_s": 2}

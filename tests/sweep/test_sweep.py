@@ -12,15 +12,14 @@ from pyarrow import dataset
 from sweep_keys import CHUNK, DIE, LINK
 
 from jaxmoe.config import ConfigError
+from jaxmoe.config.metric_names import METRICS as NAMES
 from jaxmoe.experiment import score, standard_strategies
 from jaxmoe.experiment.inputs import inputs_of
-from jaxmoe.experiment.parametric import parametric_run
-from jaxmoe.sweep import SweepError, evaluation
-from jaxmoe.sweep import compile_groups
-from jaxmoe.sweep.evaluation import Engine, given, outcome_at, resources
-from jaxmoe.sweep.compile_groups import groups_of
 from jaxmoe.experiment.metrics import METRICS, busy_by_kind
-from jaxmoe.sweep.study import METRICS as NAMES
+from jaxmoe.experiment.parametric import outcome_at, parametric_run
+from jaxmoe.sweep import SweepError, compile_groups, evaluation
+from jaxmoe.sweep.compile_groups import groups_of
+from jaxmoe.sweep.evaluation import Engine, given, resources
 
 LATENCY, MEMORY = "hardware.link.latency_ns", "hardware.die.memory_bandwidth_GB_per_s"
 SHARED = [{"name": "hbm", "bandwidth_GB_per_s": 10, "nodes_per_channel": 2}]

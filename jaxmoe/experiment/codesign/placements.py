@@ -1,7 +1,7 @@
-"""Machine, placement, token layout, copies and gate tuned in turn and at once: two ways with the same means.
+"""Placements tuned for a machine, and together with it: token layout, copies and the gate as well.
 
-In turn, plans descend on a given machine. At once, each plan descends beside a machine of its own. Then both go on
-alike: rounding, local moves, the gate for the plan, and the machine once more.
+Sequentially, plans descend on a given machine. Jointly, each plan descends beside a machine of its own. Then both are
+rounded, improved by local moves and given a gate, and the machine is searched once more.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,44 +9,48 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxmoe.tune.machine import joint_descent as joint
-from jaxmoe.tune.machine.augmented_lagrangian import MET, Progress, feasible_starts, to_feasible, violation
-from jaxmoe.experiment.codesign.designs import Design, inputs_at, written
-from jaxmoe.tune.machine.gate_table import Table, tuned_table, within
-from jaxmoe.experiment.codesign.problem import HardwareProblem
 from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.codesign.designs import Design
+from jaxmoe.experiment.codesign.machines import inputs_at, reported_numbers
+from jaxmoe.experiment.codesign.plans import BIASED_BATCHES, placement_on, relaxed_plans, rounded
+from jaxmoe.experiment.codesign.problem import HardwareProblem
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import TUNED as TUNED_PLAN
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.tune import TuneResult
+from jaxmoe.tune.descent import SEGMENT
+from jaxmoe.tune.machine.augmented_lagrangian import MET, feasible_starts, to_feasible, violation
+from jaxmoe.tune.machine.gate_table import Table, tuned_table, within
+from jaxmoe.tune.machine.joint_descent import Joint
+from jaxmoe.tune.machine.problem import Progress
 
 IN_TURN = "in_turn"  # the placement that is tuned for the best machine of the usual strategies
 ROUNDED = 2  # plans of the joint descent that are rounded, each on the machine where it ended
 
 
 @dataclass
-class Ways:
-    """A search for designs. `polished` takes designs in, and finds the best machine of each from given positions."""
+class PlacementSearch:
+    """A search for designs. `optimised` takes designs in, and finds the best machine of each from given positions."""
 
     problem: HardwareProblem
     report: Progress
     clock: StageClock
-    polished: Callable[[list[Design], list[np.ndarray]], None]
+    optimised: Callable[[list[Design], list[np.ndarray]], None]
 
-    def in_turn(self, machines: Sequence[np.ndarray]) -> None:
+    def sequential(self, machines: Sequence[np.ndarray]) -> None:
         """Placements for each of these machines, the gate for all, and the machine once more."""
         for number, position in enumerate(machines):
             with self.clock.stage("tune in turn"):
                 inputs = self._inputs(position)
-                _, plans = joint.rounded(self.problem, inputs, None, self.report)
+                _, plans = rounded(self.problem, inputs, None, self.report)
                 suffix = "" if number == 0 else f"_{number + 1}"
                 plans = [replace(plan, name=f"{_in_turn(plan.name)}{suffix}") for plan in plans]
                 designs = [Design(plan) for plan in plans]
                 if self.problem.space.gate_loss is not None:
                     designs += [self._biased(inputs, plan, None) for plan in plans]
-            self.polished(designs, [position])
+            self.optimised(designs, [position])
 
-    def at_once(self, usual: np.ndarray) -> tuple[TuneResult, np.ndarray]:
+    def simultaneous(self, usual: np.ndarray) -> tuple[TuneResult, np.ndarray]:
         """Descend over all together, then round the best plans, each on its machine.
 
         One descent starts at the machine of the usual strategies. Returns what came of the best plan, and the objective
@@ -56,8 +60,8 @@ class Ways:
         with self.clock.stage("descend with placement"):
             starts = feasible_starts(problem, problem.space.starts)
             starts[0] = usual
-            ended = joint.descend(problem, self._inputs(usual), starts, self.report)
-        order = np.argsort(ended.history[-joint.SEGMENT :].mean(axis=0))[:ROUNDED]
+            ended = relaxed_plans(problem, self._inputs(usual), starts, self.report)
+        order = np.argsort(ended.history[-SEGMENT:].mean(axis=0))[:ROUNDED]
         results = []
         for number, at in enumerate(order.tolist(), start=1):
             with self.clock.stage("tune"):
@@ -65,19 +69,17 @@ class Ways:
                 result, designs = self._rounded(ended, at, position, "" if number == 1 else f"_{number}")
                 results.append(result)
             # A plan of a machine that is slow at first may be the best where another is.
-            self.polished(designs, [position, usual])
+            self.optimised(designs, [position, usual])
         return results[0], ended.history
 
-    def _rounded(
-        self, ended: joint.Joint, at: int, position: np.ndarray, suffix: str
-    ) -> tuple[TuneResult, list[Design]]:
+    def _rounded(self, ended: Joint, at: int, position: np.ndarray, suffix: str) -> tuple[TuneResult, list[Design]]:
         """Designs from where one descent ended."""
         problem, inputs, table = self.problem, self._inputs(position), None
         if ended.tables is not None and problem.space.gate_loss is not None:
-            drawn = joint.placement(problem, inputs).draw(joint.BIASED_BATCHES, problem.space.seed)
+            drawn = placement_on(problem, inputs).draw(BIASED_BATCHES, problem.space.seed)
             table = within(ended.tables[:, at], drawn, problem.space.gate_loss)
         relaxed = ended.shares[:, [at]]
-        result, plans = joint.rounded(problem, inputs, relaxed, self.report, table, ended.exchanges[at])
+        result, plans = rounded(problem, inputs, relaxed, self.report, table, ended.exchanges[at])
         plans = [replace(plan, name=f"{plan.name}{suffix}") for plan in plans]
         if table is None:
             return result, [Design(plan) for plan in plans]
@@ -87,7 +89,7 @@ class Ways:
         """A plan with the bias of the gate that serves it on this machine, from a start or none."""
         space, placement = self.problem.space, plan.placement
         assert space.gate_loss is not None
-        placed, none = joint.placement(self.problem, inputs), np.zeros(placement.share.shape).swapaxes(1, 2)
+        placed, none = placement_on(self.problem, inputs), np.zeros(placement.share.shape).swapaxes(1, 2)
         table = tuned_table(
             placed,
             placement.share,
@@ -100,7 +102,7 @@ class Ways:
         return Design(replace(plan, name=f"{plan.name}+gate"), table)
 
     def _inputs(self, position: np.ndarray) -> Inputs:
-        return inputs_at(self.problem, written(self.problem, position))[0]
+        return inputs_at(self.problem, reported_numbers(self.problem, position))[0]
 
     def _feasible(self, position: np.ndarray, other: np.ndarray) -> np.ndarray:
         """A machine that meets the constraints near a position, or the other one where there is none."""

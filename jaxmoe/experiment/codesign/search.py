@@ -1,38 +1,38 @@
-"""From a space to its best machine: descend, polish, tune the placement where that is asked for, score exactly."""
+"""From a space to its best machine: descent, trust region, placement where that is tuned, and exact scores."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from jaxmoe.tune.machine import joint_descent as joint
-from jaxmoe.tune.machine.augmented_lagrangian import MET, Progress, descend, feasible_starts, to_feasible, violation
-from jaxmoe.experiment.codesign.designs import Design, inputs_at, settings_of, written
-from jaxmoe.tune.machine.designs import family_of
-from jaxmoe.tune.machine.gate_table import Table, gated, lost_by_layer
-from jaxmoe.tune.machine.trust_region import STATIONARY, Exact, Optimum, best_starts, polish
-from jaxmoe.experiment.codesign.problem import HardwareProblem
-from jaxmoe.config.hardware_space import SYSTEM, TUNED
-from jaxmoe.experiment.codesign.systems import system_times
-from jaxmoe.experiment.codesign.placements import Ways
-from jaxmoe.tune.machine.integers import best_whole
-from jaxmoe.tune.machine.shadow_prices import Met, met_constraints
 from jaxmoe.config import Scenario, unstated_energy
+from jaxmoe.config.hardware_space import SYSTEM, TUNED
 from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.codesign.designs import Design, biased_group
+from jaxmoe.experiment.codesign.machines import inputs_at, reported_numbers
+from jaxmoe.experiment.codesign.placements import PlacementSearch
+from jaxmoe.experiment.codesign.plans import placement_on
+from jaxmoe.experiment.codesign.problem import HardwareProblem
+from jaxmoe.experiment.codesign.systems import system_times
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.experiment.metrics import METRICS, Outcome
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.latency import LayerTime
-from jaxmoe.experiment.metrics import METRICS, Outcome
-from jaxmoe.sweep.points import SweepError
 from jaxmoe.threads import beside
 from jaxmoe.tune import TuneResult
+from jaxmoe.tune.machine.augmented_lagrangian import MET, descend, feasible_starts, to_feasible, violation
+from jaxmoe.tune.machine.gate_table import Table, gated, lost_by_layer
+from jaxmoe.tune.machine.integers import best_integers
+from jaxmoe.tune.machine.problem import MachineSearchError, Progress
+from jaxmoe.tune.machine.shadow_prices import PricedConstraint, shadow_prices
+from jaxmoe.tune.machine.trust_region import STATIONARY, ExactObjective, Optimum, best_starts, local_optima
 
 SAME = 1e-6  # relative: times are float32
-MOST_AGAIN = 4  # times that all designs are polished from the best machine
+MOST_AGAIN = 4  # times that all designs are found from the best machine
 
 
 class Candidate(NamedTuple):
@@ -57,7 +57,7 @@ class Machine:
     lost: float  # gate mass that it loses on the batches that score the machine, mean over layers
     times: tuple[LayerTime, ...]
     metric: float  # SI units, geometric mean over sizes of batch
-    constraints: list[Met]
+    constraints: list[PricedConstraint]
     residual: float
 
 
@@ -88,7 +88,7 @@ class _Search:
     report: Progress
     clock: StageClock
     known: np.ndarray | None = None  # a machine that is known to be good
-    exacts: list[Exact] = field(default_factory=list)
+    exacts: list[ExactObjective] = field(default_factory=list)
     optima: list[Optimum] = field(default_factory=list)
     designs: list[Design] = field(default_factory=list)
     history: dict[str, np.ndarray] = field(default_factory=dict)
@@ -100,13 +100,14 @@ class _Search:
             starts, ended = self._usual()
         if self.problem.space.placement == TUNED:
             tuning = self._tuned()
-        if self.problem.space.whole:
-            with self.clock.stage("polish"):
-                found, others = best_whole(self.exacts, self.optima, self.report)
-                self.problem, self.exacts, self.optima = found.problem, found.exacts, found.optima
+        if self.problem.integers:
+            with self.clock.stage("trust region"):
+                found, others = best_integers(self.exacts, self.optima, self.report)
+                self.problem = cast(HardwareProblem, found.problem)
+                self.exacts, self.optima = found.exacts, found.optima
                 self.evaluations["whole numbers"] = others
         problem = self.problem
-        with self.clock.stage("polish"):
+        with self.clock.stage("trust region"):
             index = self._settled()
         with self.clock.stage("score"):
             best, candidates = self._scored(index)
@@ -117,21 +118,21 @@ class _Search:
 
     def _usual(self) -> tuple[np.ndarray, np.ndarray]:
         """Descend over machines of every strategy. Returns exact metrics of all starts, and of where they ended."""
-        problem, families = self.problem, self.problem.families
-        names = [name for family in families for name in family.names]
+        problem, groups = self.problem, self.problem.groups
+        names = [name for group in groups for name in group.names]
         by_name = {strategy.name: strategy for strategy in problem.strategies}
         count = -(-problem.space.starts // len(names))  # of every strategy
         starts = feasible_starts(problem, count * len(names)).reshape(count, len(names), -1).swapaxes(0, 1)
         if self.known is not None:
             starts[:, 0] = self.known
-        ends = np.cumsum([len(family.names) for family in families])[:-1]
-        exact = Exact(problem, families)
+        ends = np.cumsum([len(group.names) for group in groups])[:-1]
+        exact = ExactObjective(problem, groups)
         # Both take long to compile.
         with beside(lambda: best_starts(exact, starts)) as scored:
             descended = descend(problem, np.split(starts, ends), self.report)
         first, before = scored.result()
         self.history["descend"] = descended.history
-        sizes = len(problem.settings)
+        sizes = problem.num_sizes
         self.evaluations["descend"] = 2 * descended.history.size * sizes
         ended = np.concatenate(descended.positions)
         ended = np.stack([[to_feasible(problem, each) for each in row] for row in ended])
@@ -139,7 +140,7 @@ class _Search:
         better = after.min(axis=1) <= before.min(axis=1)
         self.designs += [Design(by_name[name]) for name in names]
         self.exacts.append(exact)
-        self.optima += polish(exact, np.where(better[:, None], last, first), self.report)
+        self.optima += local_optima(exact, np.where(better[:, None], last, first), self.report)
         return np.vectorize(problem.metric)(before).ravel(), np.vectorize(problem.metric)(after).ravel()
 
     def _met(self, positions: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -154,30 +155,29 @@ class _Search:
         In turn begins at the best machine of the usual strategies, and at that of the best one whose exchange suits any
         plan: what is returned is never slower than in turn.
         """
-        ways, usual = Ways(self.problem, self.report, self.clock, self._polished), [*self.optima]
+        placements, usual = PlacementSearch(self.problem, self.report, self.clock, self._optimised), [*self.optima]
         best = min(usual, key=lambda optimum: optimum.value).position
-        (inputs,) = inputs_at(self.problem, written(self.problem, best))
-        gathers = joint.placement(self.problem, inputs).gathers
+        (inputs,) = inputs_at(self.problem, reported_numbers(self.problem, best))
+        gathers = placement_on(self.problem, inputs).gathers
         any_plan = [
             optimum
             for optimum, design in zip(usual, self.designs, strict=True)
             if design.strategy.placement.exchange[0] in gathers
         ]
         other = min(any_plan, key=lambda optimum: optimum.value, default=usual[0]).position
-        ways.in_turn([best] if np.array_equal(best, other) else [best, other])
-        tuning, history = ways.at_once(best)
+        placements.sequential([best] if np.array_equal(best, other) else [best, other])
+        tuning, history = placements.simultaneous(best)
         self.history["descend with placement"] = history
         self.evaluations["descend with placement"] = 2 * history.size
         return tuning
 
-    def _polished(self, designs: list[Design], positions: list[np.ndarray]) -> None:
+    def _optimised(self, designs: list[Design], positions: list[np.ndarray]) -> None:
         """Take designs in, and polish their machines from the best of these positions."""
-        with self.clock.stage("polish"):
-            families = [family_of([each.strategy], settings_of(self.problem, each.table)) for each in designs]
-            exact = self.exacts[0].of(families)
+        with self.clock.stage("trust region"):
+            exact = self.exacts[0].of([biased_group(each, self.problem.runs) for each in designs])
             self.designs += designs
             self.exacts.append(exact)
-            self.optima += polish(exact, best_starts(exact, np.stack([positions] * len(designs)))[0], self.report)
+            self.optima += local_optima(exact, best_starts(exact, np.stack([positions] * len(designs)))[0], self.report)
 
     def _settled(self) -> int:
         """The index of the best design, on whose machine no other one is faster."""
@@ -186,10 +186,10 @@ class _Search:
             here = self._at(self.optima[best].position)
             if here.min() > self.optima[best].value - SAME:
                 break
-            at, polished = self.optima[best].position, []
+            at, found = self.optima[best].position, []
             for exact in self.exacts:
-                polished += polish(exact, np.tile(at, (len(exact.names), 1)), self.report)
-            self.optima = [min(pair, key=lambda each: each.value) for pair in zip(self.optima, polished, strict=True)]
+                found += local_optima(exact, np.tile(at, (len(exact.names), 1)), self.report)
+            self.optima = [min(pair, key=lambda each: each.value) for pair in zip(self.optima, found, strict=True)]
         return int(np.argmin([optimum.value for optimum in self.optima]))
 
     def _at(self, position: np.ndarray) -> np.ndarray:
@@ -198,7 +198,7 @@ class _Search:
 
     def _scored(self, index: int) -> tuple[Machine, list[Candidate]]:
         problem, optimum, (strategy, table) = self.problem, self.optima[index], self.designs[index]
-        numbers = written(problem, optimum.position)
+        numbers = reported_numbers(problem, optimum.position)
         inputs = inputs_at(problem, numbers)
         of_system = problem.space.placement == SYSTEM
         times, lost = (
@@ -220,7 +220,7 @@ class _Search:
         ]
         value = float(np.exp(np.mean([np.log(float(metric(each))) for each in seen])))
         scenarios = tuple(each.scenario for each in inputs)
-        met = met_constraints(problem, numbers, optimum, value)
+        met = shadow_prices(problem, numbers, optimum, value)
         best = Machine(numbers, scenarios, strategy, table, lost, times, value, met, optimum.stationarity.residual)
         here = self._at(optimum.position)
         candidates = [
@@ -230,7 +230,7 @@ class _Search:
                 problem.metric(at),
                 each.stationarity.residual,
                 design,
-                written(problem, each.position),
+                reported_numbers(problem, each.position),
             )
             for design, each, at in zip(self.designs, self.optima, here, strict=True)
         ]
@@ -244,19 +244,20 @@ def _score(inputs: Inputs, strategy: Strategy) -> LayerTime:
 def tune_hardware(
     problem: HardwareProblem, report: Progress, clock: StageClock, known: np.ndarray | None = None
 ) -> HardwareResult:
-    """The best machine of a space, with the placement that runs on it. Raises `SweepError` where none is feasible.
+    """The best machine of a space, with the placement that runs on it.
 
     The result is scored by the exact model, and no design that was tried is faster there. The position of a machine
-    that is `known` to be good is one of the starts.
+    that is `known` to be good is one of the starts. Raises `MachineSearchError` where no machine meets the constraints.
     """
     return _Search(problem, report, clock, known).result()
 
 
 def _notes(problem: HardwareProblem, best: Machine, tuning: TuneResult | None) -> list[str]:
-    """What a reader has to know. Raises `SweepError` where a constraint is not met."""
+    """What a reader has to know. Raises `MachineSearchError` where a constraint is not met."""
     broken = [met.constraint.text for met in best.constraints if met.excess > MET]
     if broken:
-        raise SweepError(f"the search ended where {' and '.join(map(repr, broken))} does not hold; use more starts")
+        told = " and ".join(map(repr, broken))
+        raise MachineSearchError(f"the search ended where {told} does not hold; use more starts")
     notes = [best.strategy.note] if best.strategy.note else []
     unstated = unstated_energy(best.scenarios[0].hardware)
     if unstated and METRICS[problem.space.objective].part == "energy":

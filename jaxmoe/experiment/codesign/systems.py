@@ -1,4 +1,4 @@
-"""What a scenario's system takes on a machine of any numbers, where every layer can be timed alone."""
+"""Times of a scenario's system on a machine of any numbers, where every layer can be timed alone."""
 
 from dataclasses import replace
 
@@ -6,30 +6,33 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxmoe.config.hardware_space import PLAN
 from jaxmoe.compiling import SOONER
+from jaxmoe.config.hardware_space import PLAN
 from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.experiment.metrics import Outcome
 from jaxmoe.experiment.parametric import ParametricRun
 from jaxmoe.experiment.simulation import setting_of
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.latency import LayerModel, LayerTime
 from jaxmoe.relax import AbstractReduction
-from jaxmoe.sweep.evaluation import Given
-from jaxmoe.experiment.metrics import Outcome
 from jaxmoe.systems import system_of
 from jaxmoe.traces import Batch
+from jaxmoe.tune.machine.designs import EvaluationArguments
 
 
 def system_outcome(
-    setting: ParametricRun, numbers: Float[Array, " key"], common: Given, reduction: AbstractReduction | None
+    run: ParametricRun,
+    values: Float[Array, " key"],
+    arguments: EvaluationArguments,
+    reduction: AbstractReduction | None,
 ) -> Outcome:
-    """Times of the scenario's system at these numbers, [layer, batch], exact without a `reduction`.
+    """Times of the scenario's system at these values, [layer, batch], exact without a `reduction`.
 
     Raises `UnsuitableSystemError` for a system whose steps depend on those before.
     """
-    model = setting.model(numbers, common.model)
-    times = _times(setting.inputs, setting.strategies[PLAN], model, common.batches, reduction)
-    return Outcome(times, model.machine, common.batches.weight.sum(axis=-1).mean())
+    model = run.model(values, arguments.model)
+    times = _times(run.inputs, run.strategies[PLAN], model, arguments.batches, reduction)
+    return Outcome(times, model.machine, arguments.batches.weight.sum(axis=-1).mean())
 
 
 def system_times(inputs: Inputs, plan: Strategy) -> LayerTime:

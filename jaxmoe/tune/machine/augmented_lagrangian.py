@@ -16,12 +16,11 @@ from jaxtyping import Array, Float
 from scipy.optimize import least_squares
 from scipy.stats import qmc
 
-from jaxmoe.tune.machine.designs import Arguments, Settings, by_design
-from jaxmoe.experiment.codesign.problem import HardwareProblem
 from jaxmoe.compiling import UNFUSED
 from jaxmoe.relax import SmoothMax, geometric
-from jaxmoe.sweep.points import SweepError
 from jaxmoe.tune.descent import SEGMENT
+from jaxmoe.tune.machine.designs import Arguments, by_design
+from jaxmoe.tune.machine.problem import AbstractMachineProblem, MachineSearchError, Progress
 
 LEARNING_RATE = (0.1, 0.001)  # of a variable's range, first and last
 MAX_TEMPERATURE = (0.1, 0.002)  # of the smooth maximum, relative, first and last
@@ -43,8 +42,6 @@ OPTIMISERS = optax.multi_transform(
     lambda at: {name: name for name in at},
 )
 
-Progress = Callable[[str, int, int], None]
-
 
 class Moment(NamedTuple):
     """What is annealed, at one step or at each of several."""
@@ -62,13 +59,13 @@ class Walk(NamedTuple):
     multipliers: Float[Array, "*lead constraint"]
 
 
-def feasible_starts(problem: HardwareProblem, count: int) -> Float[np.ndarray, "start variable"]:
+def feasible_starts(problem: AbstractMachineProblem, count: int) -> Float[np.ndarray, "start variable"]:
     """So many machines spread over the bounds, each moved to a near one that meets the constraints.
 
-    Raises `SweepError` where none meets them; it says which constraint is broken and how far.
+    Raises `MachineSearchError` where none meets them; it says which constraint is broken and how far.
     """
     power = int(np.ceil(np.log2(max(count, 1))))
-    spread = qmc.Sobol(len(problem.keys), rng=problem.space.seed).random_base2(power)[:count]
+    spread = qmc.Sobol(len(problem.keys), rng=problem.seed).random_base2(power)[:count]
     if not problem.constraints:
         return spread
     moved = np.stack([to_feasible(problem, start) for start in spread])
@@ -79,7 +76,7 @@ def feasible_starts(problem: HardwareProblem, count: int) -> Float[np.ndarray, "
     return fine[np.arange(count) % len(fine)]
 
 
-def to_feasible(problem: HardwareProblem, position: np.ndarray) -> np.ndarray:
+def to_feasible(problem: AbstractMachineProblem, position: np.ndarray) -> np.ndarray:
     """A near position with the least sum of squares of what constraints are broken by."""
     if not problem.constraints:
         return position
@@ -97,12 +94,12 @@ def to_feasible(problem: HardwareProblem, position: np.ndarray) -> np.ndarray:
     return position if np.abs(broken(position)).max() <= np.abs(broken(found)).max() else found
 
 
-def violation(problem: HardwareProblem, excess: Float[np.ndarray, "*lead constraint"]) -> np.ndarray:
+def violation(problem: AbstractMachineProblem, excess: Float[np.ndarray, "*lead constraint"]) -> np.ndarray:
     """What is broken of each constraint, relative, at least 0."""
     return np.where(problem.equal, np.abs(excess), np.maximum(excess, 0))
 
 
-def _infeasible(problem: HardwareProblem, position: np.ndarray) -> SweepError:
+def _infeasible(problem: AbstractMachineProblem, position: np.ndarray) -> MachineSearchError:
     """What is broken at the position that is nearest to meeting all constraints."""
     numbers = {key: float(value) for key, value in problem.numbers(jnp.asarray(position)).items()}
     broken = violation(problem, problem.excess_and_slope(position[None])[0])[0]
@@ -112,8 +109,8 @@ def _infeasible(problem: HardwareProblem, position: np.ndarray) -> SweepError:
             left, right = problem.sides(constraint, numbers)
             told.append(f"{constraint.text!r} at best {float(left):.5g} against {float(right):.5g}")
     where = ", ".join(f"{key} {numbers[key]:.4g}" for key in problem.keys)
-    return SweepError(
-        f"{problem.sweep.label}: no machine inside the bounds meets all constraints: {'; '.join(told)} (nearest at "
+    return MachineSearchError(
+        f"{problem.label}: no machine inside the bounds meets all constraints: {'; '.join(told)} (nearest at "
         f"{where}); relax a constraint or widen the bounds"
     )
 
@@ -148,7 +145,7 @@ def begun(at: Any, constraints: int, lead: tuple[int, ...]) -> Walk:
 
 
 def moved(
-    problem: HardwareProblem,
+    problem: AbstractMachineProblem,
     walk: Walk,
     now: Moment,
     objective: Callable[[Any], tuple[Float[Array, ""], Float[Array, " further"]]],
@@ -174,7 +171,7 @@ def moved(
     return Walk(at, optimiser, multipliers), value
 
 
-def _equal(problem: HardwareProblem, excess: Float[Array, " constraint"]) -> np.ndarray:
+def _equal(problem: AbstractMachineProblem, excess: Float[Array, " constraint"]) -> np.ndarray:
     """Which of the machine's and further constraints are equalities."""
     return np.pad(problem.equal, (0, len(excess) - len(problem.equal)))
 
@@ -189,16 +186,16 @@ def schedule(first: int, steps: int) -> Moment:
 
 
 class Descended(NamedTuple):
-    """Where descents ended, by family [design, start, variable], and the relaxed objective of every step and start."""
+    """Where descents ended, by group [design, start, variable], and the relaxed objective of every step and start."""
 
     positions: list[Float[np.ndarray, "design start variable"]]
     history: Float[np.ndarray, "step start"]
     steps: int  # of every start
 
 
-def descend(problem: HardwareProblem, starts: Sequence[np.ndarray], report: Progress) -> Descended:
-    """Descend from all starts, by family [design, start, variable], in one function for families that are alike."""
-    families, steps = problem.families, -(-problem.space.steps // SEGMENT) * SEGMENT
+def descend(problem: AbstractMachineProblem, starts: Sequence[np.ndarray], report: Progress) -> Descended:
+    """Descend from all starts, by group [design, start, variable], in one function for groups that are alike."""
+    groups, steps = problem.groups, -(-problem.steps // SEGMENT) * SEGMENT
     segment = jax.jit(partial(_segment, problem), static_argnums=0, compiler_options=UNFUSED)
     history = []
     walks = [
@@ -207,7 +204,7 @@ def descend(problem: HardwareProblem, starts: Sequence[np.ndarray], report: Prog
     for first in range(0, steps, SEGMENT):
         report("descend", first, steps)
         now = schedule(first, steps)
-        run = [segment(each.settings, walk, each.given, now) for each, walk in zip(families, walks, strict=True)]
+        run = [segment(each.static, walk, each.arguments, now) for each, walk in zip(groups, walks, strict=True)]
         walks = [walk for walk, _ in run]
         history.append(np.concatenate([np.asarray(each, float).reshape(SEGMENT, -1) for _, each in run], axis=1))
     report("descend", steps, steps)
@@ -215,17 +212,17 @@ def descend(problem: HardwareProblem, starts: Sequence[np.ndarray], report: Prog
 
 
 def _segment(
-    problem: HardwareProblem, settings: Settings, walk: Walk, given: Arguments, moments: Moment
+    problem: AbstractMachineProblem, static: Any, walk: Walk, arguments: Arguments, moments: Moment
 ) -> tuple[Walk, Float[Array, "step design start"]]:
     def step(walk: Walk, now: Moment) -> tuple[Walk, Float[Array, "design start"]]:
-        def one(walk: Walk, given: Arguments) -> tuple[Walk, Float[Array, ""]]:
+        def one(walk: Walk, arguments: Arguments) -> tuple[Walk, Float[Array, ""]]:
             def objective(at: Any) -> tuple[Float[Array, ""], Float[Array, " further"]]:
-                value = problem.objective(settings, given, at["position"], SmoothMax(now.max_temperature))
+                value = problem.objective(static, arguments, at["position"], SmoothMax(now.max_temperature))
                 return value, jnp.zeros(0)
 
             return moved(problem, walk, now, objective, {"position": 1.0})
 
         over_starts = jax.vmap(one, in_axes=(0, None))
-        return jax.vmap(over_starts, in_axes=(0, by_design(given)))(walk, given)
+        return jax.vmap(over_starts, in_axes=(0, by_design(arguments)))(walk, arguments)
 
     return jax.lax.scan(step, walk, moments)

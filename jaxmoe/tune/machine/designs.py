@@ -1,67 +1,39 @@
-"""Designs that are timed by one compiled function, and what that function is given of them."""
+"""Designs that one compiled function times: arguments by batch size and exchange, and the axes that differ."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
+from jaxtyping import Array, Float
 
-from jaxmoe.experiment.parametric import ParametricRun
-from jaxmoe.experiment.strategies import Strategy
-from jaxmoe.sweep.evaluation import Given
-
-
-class Part(NamedTuple):
-    """The layers of a design that share an exchange, and what times them."""
-
-    setting: ParametricRun
-    exchange: str
-    rows: tuple[int, ...]
+from jaxmoe.latency import LayerModel
+from jaxmoe.network import AbstractExchange
+from jaxmoe.traces import Batch
 
 
-Arguments = tuple[tuple[Given, ...], ...]  # by size of batch and part
-Settings = tuple[tuple[ParametricRun, ...], ...]  # likewise
+class EvaluationArguments(NamedTuple):
+    """A placement and all that it is timed with, as arguments: constants of their own would be compiled in."""
+
+    model: LayerModel
+    share: Float[Array, "*design layer expert node"]
+    batches: Batch  # leaves [layer, batch, ...]
+    exchange: AbstractExchange  # of all these layers
 
 
-class Family(NamedTuple):
-    """Designs that are timed by one function: strategies under one exchange, or a tuned plan.
+Arguments = tuple[tuple[EvaluationArguments, ...], ...]  # by size of batch and exchange
 
-    `parts` has for every size of batch those of the layers, `given` their arguments, whose shares have a leading axis
-    of designs.
+
+class DesignGroup(NamedTuple):
+    """Designs that one function times: strategies under one exchange, or a tuned plan.
+
+    Groups with equal `static` share what is compiled; the shares of `arguments` have a leading axis of designs.
     """
 
     names: tuple[str, ...]
-    parts: tuple[tuple[Part, ...], ...]
-    given: Arguments
-
-    @property
-    def settings(self) -> Settings:
-        """All that a compiled function is of beside its arguments: families that have the same share it."""
-        return tuple(tuple(part.setting for part in parts) for parts in self.parts)
+    static: Hashable
+    arguments: Arguments
 
 
-def family_of(strategies: Sequence[Strategy], settings: Sequence[ParametricRun]) -> Family:
-    """Strategies of one mode whose layers have the same exchanges, as one family."""
-    names = strategies[0].placement.exchange
-    parts, given = [], []
-    for setting in settings:
-        rows = {name: tuple(at for at, other in enumerate(names) if other == name) for name in dict.fromkeys(names)}
-        chosen = [Part(setting, name, where) for name, where in rows.items()]
-        parts.append(tuple(chosen))
-        given.append(tuple(_given(part, strategies) for part in chosen))
-    return Family(tuple(strategy.name for strategy in strategies), tuple(parts), tuple(given))
-
-
-def _given(part: Part, strategies: Sequence[Strategy]) -> Given:
-    setting, rows = part.setting, np.array(part.rows)
-    share = jax.device_put(np.stack([strategy.placement.share[rows] for strategy in strategies]))
-    batches = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)[rows]), setting.batches)
-    model = replace(setting.inputs.model, mode=strategies[0].placement.mode)
-    return Given(model, share, batches, setting.inputs.exchange(part.exchange))
-
-
-def by_design(given: Arguments) -> Any:
-    """`in_axes` of `vmap` over the designs of a family: shares alone differ."""
+def by_design(arguments: Arguments) -> Any:
+    """`in_axes` of `vmap` over the designs of a group: shares alone differ."""
     axes: Any = (None, 0, None, None)
-    return tuple(tuple(Given(*axes) for _ in parts) for parts in given)
+    return tuple(tuple(EvaluationArguments(*axes) for _ in parts) for parts in arguments)

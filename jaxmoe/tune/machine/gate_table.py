@@ -11,7 +11,6 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxmoe.tune.machine.augmented_lagrangian import GATE, augmented, followed
 from jaxmoe.latency import Decisions, LayerModel, evaluate
 from jaxmoe.latency.gating import GateBias
 from jaxmoe.network import AbstractExchange, build_exchange
@@ -19,6 +18,7 @@ from jaxmoe.relax import SmoothMax
 from jaxmoe.traces import Batch, over_batches
 from jaxmoe.tune import PlacementProblem
 from jaxmoe.tune.descent import SEGMENT, AbstractParameters, segment_batches
+from jaxmoe.tune.machine.augmented_lagrangian import GATE, augmented, followed
 from jaxmoe.tune.problem import Plan
 
 TEMPERATURE = 0.3  # of choices, in logits

@@ -2,7 +2,7 @@
 exchanges and a bias descend side by side.
 
 The choice is relaxed: every exchange that may be chosen is priced, and times are weighed by a softmax that sharpens as
-the plan does. Where the space has `copies`, a plan's shares are whole experts and their replicas.
+the plan does. Where the placement problem's plans have copies, a plan's shares are whole experts and their replicas.
 """
 
 from collections import Counter
@@ -14,17 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxmoe.tune.machine import augmented_lagrangian as hardware
-from jaxmoe.tune.machine.gate_table import RATE, Gated, Table, gated, lost
-from jaxmoe.experiment.codesign.problem import HardwareProblem, model_numbers
-from jaxmoe.config import build_tuner_settings
-from jaxmoe.experiment.comparison import placement_problem, tuned_strategies
-from jaxmoe.experiment.inputs import Inputs
-from jaxmoe.experiment.strategies import Strategy, strategy
 from jaxmoe.network import AbstractExchange, build_exchange
-from jaxmoe.placement.placement import Mode
 from jaxmoe.traces import Batch
-from jaxmoe.tune import PlacementProblem, TuneResult, TunerSettings
+from jaxmoe.tune import PlacementProblem, TunerSettings
 from jaxmoe.tune.descent import (
     SEGMENT,
     Annealed,
@@ -36,11 +28,10 @@ from jaxmoe.tune.descent import (
     segment_batches,
 )
 from jaxmoe.tune.descent import schedule as annealed
+from jaxmoe.tune.machine import augmented_lagrangian as hardware
+from jaxmoe.tune.machine.gate_table import RATE, Gated, lost
+from jaxmoe.tune.machine.problem import AbstractMachineProblem, Progress
 from jaxmoe.tune.settings import STEP_PRODUCTS
-from jaxmoe.tune.tuner import tune
-
-BIASED_BATCHES = 240  # that a plan is tuned on for a gate that is biased
-SHIPPED = "shipped"  # the best strategy of every layer, under its best exchange
 
 
 @dataclass(frozen=True)
@@ -63,34 +54,40 @@ class Given(NamedTuple):
     exchanges: tuple[AbstractExchange, ...]  # among which a layer chooses
 
 
-def descend(problem: HardwareProblem, inputs: Inputs, starts: np.ndarray, report: hardware.Progress) -> Joint:
-    """Descend from all starts [start, variable], each with a random plan of its own, in one compiled function.
+def descend(
+    problem: AbstractMachineProblem,
+    placed: PlacementProblem,
+    settings: TunerSettings,
+    starts: Float[np.ndarray, "start variable"],
+    gate_loss: float | None,
+    report: Progress,
+) -> Joint:
+    """Descend from all starts, each with a random plan of its own, in one compiled function.
 
-    Starts lean towards one exchange each, in turn. Where the space has a `gate_loss`, a bias of the gate descends as
-    well, from none. `inputs` are of any machine of the space.
+    Starts lean towards one exchange each, in turn. With a `gate_loss`, the part of the gate's mass that may be lost, a
+    bias of the gate descends as well, from none. `placed` is the placement problem on any machine of the search.
     """
-    placed, settings = placement(problem, inputs), build_tuner_settings(inputs.scenario.tuning)
     names, exchanges = [*placed.gathers], tuple(placed.gathers.values())
-    steps = -(-problem.space.steps // SEGMENT) * SEGMENT
+    steps = -(-problem.steps // SEGMENT) * SEGMENT
     given = Given(landscape(placed, settings.budget_spread, settings.learning_rate), exchanges)
     count, layers = len(starts), len(placed.frequency)
     batches_per_step = _affordable(placed, settings, count * steps * len(names))
-    plans = random_plans(problem.space.seed, layers, count, placed.trace.num_experts, placed.num_nodes)
+    plans = random_plans(problem.seed, layers, count, placed.trace.num_experts, placed.num_nodes)
     by_start = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), plans)
     leaning = jax.nn.one_hot(np.arange(count) % len(names), len(names))
     layout = jnp.broadcast_to(leaning[:, None], (count, layers, len(names)))
     at = {"position": jnp.asarray(starts, jnp.float32), "plan": by_start, "layout": layout}
-    gate = problem.space.gate_loss is not None
+    gate = gate_loss is not None
     if gate:
         at["gate"] = jnp.zeros((count, layers, placed.num_nodes, placed.trace.num_experts))
     walk = hardware.begun(at, len(problem.constraints) + gate, (count,))
-    segment = _segment(problem)
+    segment = _segment(problem, gate_loss)
     ends = {
         "temperature": settings.sinkhorn_temperature,
         "width": settings.support_width,
         "max_temperature": settings.max_temperature,
     }
-    seeds, history = np.random.default_rng([problem.space.seed, 2]), []
+    seeds, history = np.random.default_rng([problem.seed, 2]), []
     # What one exchange may merge another may not.
     alike = exchanges[0] if len(names) == 1 else build_exchange("token_home", placed.model.machine.topology)
     for first in range(0, steps, SEGMENT):
@@ -116,16 +113,14 @@ def _affordable(placed: PlacementProblem, settings: TunerSettings, walked: int) 
     return int(np.clip(STEP_PRODUCTS / (walked * entries), 1, settings.batches_per_step))
 
 
-def _segment(problem: HardwareProblem) -> Any:
-    (setting,), limit = problem.settings, problem.space.gate_loss
-
+def _segment(problem: AbstractMachineProblem, limit: float | None) -> Any:
     def objective(
         at: Any, given: Given, batches: Batch, now: Annealed
     ) -> tuple[Float[Array, ""], Float[Array, " further"]]:
         """The logarithm of the relaxed time, mean over layers, with what overfull memory costs; and by how much the
         gate loses too much."""
-        land, numbers = given.land, problem.numbers(at["position"])
-        model = setting.model(model_numbers(setting, numbers), land.model)
+        land = given.land
+        model = problem.model(problem.numbers(at["position"]), land.model)
         layers = jax.vmap(relaxed_objective, in_axes=(0, None, 0, 0, None))
         plans = at["plan"] if limit is None else Gated(at["plan"], at["gate"])
 
@@ -168,42 +163,3 @@ def _shares(
         return plan.share(frequency, land.node_part, temperature, land.budget_spread)
 
     return jax.vmap(lambda plan: jax.vmap(share)(plan, land.frequency))(plans)
-
-
-def mode_of(problem: HardwareProblem) -> Mode:
-    """Whether a tuned placement cuts experts, or has copies of whole ones."""
-    return "replicated" if problem.space.copies else "sharded"
-
-
-def placement(problem: HardwareProblem, inputs: Inputs) -> PlacementProblem:
-    """What the placement is tuned for: the space's objective, the mean or the 95th percentile, and its kind of plan."""
-    placed = replace(placement_problem(inputs), p95_weight=float(problem.space.objective == "p95"))
-    placed = replace(placed, model=replace(placed.model, mode=mode_of(problem)))
-    return replace(placed, logits=problem.space.gate_loss is not None)
-
-
-def rounded(
-    problem: HardwareProblem,
-    inputs: Inputs,
-    relaxed: np.ndarray | None,
-    report: hardware.Progress,
-    table: Table | None = None,
-    exchange: str | None = None,
-) -> tuple[TuneResult, list[Strategy]]:
-    """Relaxed plans [layer, start, expert, node] rounded, improved under an exchange and compared by the tuner at a
-    machine's numbers; without any it descends itself. With a `table` tokens choose as that bias has it.
-
-    Returns its result, and what it found as strategies: the plan, what the search ended with where that is another,
-    and the best shipped strategies. Ctrl-C raises `KeyboardInterrupt` when the tuner has ended.
-    """
-    placed = placement(problem, inputs)
-    if table is not None:
-        placed = replace(placed, batches=gated(table, placed.draw(BIASED_BATCHES, problem.space.seed)))
-    settings, mode = build_tuner_settings(inputs.scenario.tuning), mode_of(problem)
-    result = tune(replace(placed, logits=False), settings, report, relaxed, exchange)
-    if result.stopped == "interrupted":
-        raise KeyboardInterrupt
-    found = tuned_strategies(inputs, result, mode)
-    if result.shipped is not None:
-        found.append(strategy(inputs, SHIPPED, result.shipped.plan, result.shipped.exchange.tolist(), mode))
-    return result, found

@@ -32,7 +32,7 @@ def leaves_of(build: Build, name: str, value: float) -> KeyPaths:
     Raises `StructuralNumberError` where the structure of what is built depends on the number, or Python needs to know
     its value; and whatever `build` raises without other numbers.
     """
-    form = jax.tree.structure(build({}))
+    form: Any = jax.tree.structure(build({}))
     found: list[KeyPaths] = []
 
     def traced(number: Number) -> Number:
@@ -74,9 +74,10 @@ class ModelNumbers:
         """The model at these numbers, in the order of `names`; all other leaves are those of `fixed`."""
         built = self.build(dict(zip(self.names, numbers, strict=True)))
         changed, leaves = self.changed, jax.tree.leaves(built)
-        paths, structure = jax.tree_util.tree_flatten_with_path(fixed)
+        paths, _ = jax.tree_util.tree_flatten_with_path(fixed)
         pairs = zip(paths, leaves, strict=True)
-        return structure.unflatten(new if jax.tree_util.keystr(path) in changed else old for (path, old), new in pairs)
+        mixed = [new if jax.tree_util.keystr(path) in changed else old for (path, old), new in pairs]
+        return jax.tree.unflatten(jax.tree.structure(fixed), mixed)
 
 
 def model_numbers(build: Build, values: Mapping[str, float]) -> ModelNumbers:

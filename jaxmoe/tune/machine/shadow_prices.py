@@ -1,21 +1,19 @@
-"""What every constraint is at the best machine, and what one more of its limit is worth."""
+"""Shadow prices: by how much the metric of the best machine changes for one more of a constraint's limit."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from jaxmoe.tune.machine.problem import AbstractMachineProblem
 from jaxmoe.tune.machine.trust_region import Optimum
-from jaxmoe.experiment.codesign.problem import HardwareProblem
-from jaxmoe.config.hardware_space import Constraint
-from jaxmoe.experiment.metrics import METRICS
 
 
-class Met(NamedTuple):
-    """A constraint at the best machine. `worth` is the change of the metric per unit of the limit."""
+class PricedConstraint(NamedTuple):
+    """A constraint at the best machine. `shadow_price` is the change of the metric per unit of the limit."""
 
-    constraint: Constraint
+    constraint: Any
     left: float
     right: float
     excess: float  # relative; what an equality is off, at least 0
-    worth: float
+    shadow_price: float
     elasticity: float | None  # % of the metric for 1 % of the limit; none where no side is constant
 
     @property
@@ -24,20 +22,20 @@ class Met(NamedTuple):
         return abs(self.right - self.left) * (1 if self.excess <= 0 else -1)
 
 
-def met_constraints(problem: HardwareProblem, numbers: dict[str, float], optimum: Optimum, metric: float) -> list[Met]:
-    """Every constraint at the numbers as written, with what its limit is worth."""
-    met, sign = [], 1 if METRICS[problem.space.objective].lower_is_better else -1
+def shadow_prices(
+    problem: AbstractMachineProblem, numbers: dict[str, float], optimum: Optimum, metric: float
+) -> list[PricedConstraint]:
+    """Every constraint at the numbers as reported, with the shadow price of its limit."""
+    priced, sign = [], 1 if problem.lower_is_better else -1
     multipliers = optimum.stationarity.multipliers
     for constraint, multiplier in zip(problem.constraints, multipliers, strict=True):
         left, right = (float(side) for side in problem.sides(constraint, numbers))
-        scale = float(problem.scale(constraint, left, right))
+        scale, limit = float(problem.scale(constraint, left, right)), problem.limit(constraint)
         gap = right - left if constraint.relation == ">=" else left - right
-        limit = problem.limit(constraint)
-        is_left = limit is not None and problem.varies(constraint.right)
         # Raising the right side of <= loosens it, as lowering that of >= does.
-        worth = sign * metric * float(multiplier) / scale * (1 if constraint.relation == ">=" else -1)
-        worth = -worth if is_left else worth
-        elasticity = None if limit is None else worth * limit / metric
+        price = sign * metric * float(multiplier) / scale * (1 if constraint.relation == ">=" else -1)
+        price = -price if problem.limit_is_left(constraint) else price
+        elasticity = None if limit is None else price * limit / metric
         excess = abs(gap) if constraint.relation == "==" else gap
-        met.append(Met(constraint, left, right, float(excess / scale), worth, elasticity))
-    return met
+        priced.append(PricedConstraint(constraint, left, right, float(excess / scale), price, elasticity))
+    return priced

@@ -1,4 +1,4 @@
-"""Exact optima: a bundle of slopes, linear programmes in a trust region, multipliers, and what stationarity lacks.
+"""ExactObjective local optima: a bundle of slopes, linear programmes in a trust region, multipliers, stationarity.
 
 Times are maxima, so at an optimum there is often a kink: no single slope vanishes there, a mean of the slopes around it
 does. The bundle keeps them as cuts; a linear programme finds the step that the highest of them promises most for, and
@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float
 from scipy.optimize import linprog
 
-from jaxmoe.tune.machine.augmented_lagrangian import MET, Progress, to_feasible, violation
-from jaxmoe.tune.machine.designs import Arguments, Family, Settings, by_design
-from jaxmoe.experiment.codesign.problem import HardwareProblem
 from jaxmoe.compiling import UNFUSED
+from jaxmoe.tune.machine.augmented_lagrangian import MET, to_feasible, violation
+from jaxmoe.tune.machine.designs import Arguments, DesignGroup, by_design
+from jaxmoe.tune.machine.problem import AbstractMachineProblem, Progress
 
 ROUNDS = 60  # at most
 REGION = 0.1  # of a variable's range: the first trust region
@@ -32,47 +32,47 @@ STATIONARY = 2e-3  # what is left of the slope, per range of a variable, up to w
 CONFIRMED = 0.1  # of what a step promises
 
 
-class Exact:
-    """The exact objective of every design at a position of its own, and its slope; compiled once for families alike.
+class ExactObjective:
+    """The exact objective of every design at a position of its own, and its slope; compiled once for groups alike.
 
     `evaluations` counts machines timed, forward and backward each as one.
     """
 
-    def __init__(self, problem: HardwareProblem, families: Sequence[Family]) -> None:
-        self.problem, self.families, self.evaluations = problem, families, 0
-        self.names = [name for family in families for name in family.names]
+    def __init__(self, problem: AbstractMachineProblem, groups: Sequence[DesignGroup]) -> None:
+        self.problem, self.groups, self.evaluations = problem, groups, 0
+        self.names = [name for group in groups for name in group.names]
         self._timed = jax.jit(partial(_timed, problem), static_argnums=0, compiler_options=UNFUSED)
 
-    def under(self, problem: HardwareProblem) -> "Exact":
-        """The same under other constraints."""
+    def under(self, problem: AbstractMachineProblem) -> "ExactObjective":
+        """These designs under other constraints."""
         other = copy(self)
         other.problem, other.evaluations = problem, 0
         return other
 
-    def of(self, families: Sequence[Family]) -> "Exact":
-        """The same for other designs."""
+    def of(self, groups: Sequence[DesignGroup]) -> "ExactObjective":
+        """Other designs of this problem."""
         other = copy(self)
-        other.families, other.evaluations = families, 0
-        other.names = [name for family in families for name in family.names]
+        other.groups, other.evaluations = groups, 0
+        other.names = [name for group in groups for name in group.names]
         return other
 
     def __call__(self, positions: Float[np.ndarray, "design variable"]) -> tuple[np.ndarray, np.ndarray]:
         """Objectives float64 [design] and slopes [design, variable]; a design that has none has infinity."""
-        ends = np.cumsum([len(family.names) for family in self.families])[:-1]
+        ends = np.cumsum([len(group.names) for group in self.groups])[:-1]
         parts = np.split(positions.astype(np.float32), ends)
-        found = [self._timed(each.settings, at, each.given) for each, at in zip(self.families, parts, strict=True)]
-        self.evaluations += 2 * len(positions) * len(self.problem.settings)
+        found = [self._timed(each.static, at, each.arguments) for each, at in zip(self.groups, parts, strict=True)]
+        self.evaluations += 2 * len(positions) * self.problem.num_sizes
         value, slope = (np.concatenate([np.asarray(each, float) for each in both]) for both in zip(*found, strict=True))
         return np.where(np.isfinite(value), value, np.inf), np.nan_to_num(slope)
 
 
-def _timed(problem: HardwareProblem, settings: Settings, positions: Array, given: Arguments) -> tuple[Array, Array]:
-    """Objectives [design] of a family and slopes [design, variable]."""
+def _timed(problem: AbstractMachineProblem, static: Any, positions: Array, arguments: Arguments) -> tuple[Array, Array]:
+    """Objectives [design] of a group and slopes [design, variable]."""
 
-    def one(position: Array, given: Arguments) -> tuple[Array, Array]:
-        return jax.value_and_grad(lambda at: problem.objective(settings, given, at, None))(position)
+    def one(position: Array, arguments: Arguments) -> tuple[Array, Array]:
+        return jax.value_and_grad(lambda at: problem.objective(static, arguments, at, None))(position)
 
-    return jax.vmap(one, in_axes=(0, by_design(given)))(positions, given)
+    return jax.vmap(one, in_axes=(0, by_design(arguments)))(positions, arguments)
 
 
 class Cut(NamedTuple):
@@ -98,7 +98,7 @@ class Stationarity(NamedTuple):
 class Bundle:
     """One design on its way to an optimum."""
 
-    problem: HardwareProblem
+    problem: AbstractMachineProblem
     at: Float[np.ndarray, " variable"]
     cuts: list[Cut] = field(default_factory=list)
     feasible: list[Cut] = field(default_factory=list)  # those that meet the constraints
@@ -184,7 +184,7 @@ class Bundle:
 
 
 def stationarity(
-    problem: HardwareProblem, at: np.ndarray, cuts: Sequence[Cut], excess: np.ndarray, slopes: np.ndarray
+    problem: AbstractMachineProblem, at: np.ndarray, cuts: Sequence[Cut], excess: np.ndarray, slopes: np.ndarray
 ) -> Stationarity:
     """The mean of slopes, multipliers of constraints and pushes of bounds that come nearest to adding up to zero."""
     d, c, n = len(at), len(excess), len(cuts)
@@ -217,27 +217,27 @@ class Optimum(NamedTuple):
     stationarity: Stationarity
 
 
-def polish(
-    exact: Exact, starts: Float[np.ndarray, "design variable"], report: Progress, rounds: int = ROUNDS
+def local_optima(
+    exact: ExactObjective, starts: Float[np.ndarray, "design variable"], report: Progress, rounds: int = ROUNDS
 ) -> list[Optimum]:
     """The exact optimum of every design, from a start of its own; all are tried in step, at most so many rounds."""
     problem = exact.problem
     bundles = [Bundle(problem, to_feasible(problem, start)) for start in starts]
     tried = np.stack([bundle.at for bundle in bundles])
     for done in range(rounds):
-        report("polish", done, rounds)
+        report("trust region", done, rounds)
         for bundle, at, value, slope in zip(bundles, tried, *exact(tried), strict=True):
             if not bundle.is_done:
                 bundle.seen(at, value, slope)
         if all(bundle.is_done for bundle in bundles):
             break
         tried = np.stack([bundle.at if bundle.is_done else bundle.wanted() for bundle in bundles])
-    report("polish", rounds, rounds)
+    report("trust region", rounds, rounds)
     return [bundle.optimum(name) for name, bundle in zip(exact.names, bundles, strict=True)]
 
 
 def best_starts(
-    exact: Exact, positions: Float[np.ndarray, "design start variable"]
+    exact: ExactObjective, positions: Float[np.ndarray, "design start variable"]
 ) -> tuple[Float[np.ndarray, "design variable"], Float[np.ndarray, "design start"]]:
     """The best start of every design, and the exact objectives of all."""
     values = np.stack([exact(positions[:, index])[0] for index in range(positions.shape[1])], axis=1)

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 from oracles.arrays import full
 
-from jaxmoe.tune.machine.augmented_lagrangian import feasible_starts
-from jaxmoe.tune.machine.trust_region import Cut, Exact, polish, stationarity
-from jaxmoe.experiment.codesign.problem import hardware_problem
-from jaxmoe.experiment.codesign.search import met_constraints, tune_hardware
 from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.codesign.problem import hardware_problem
+from jaxmoe.experiment.codesign.search import tune_hardware
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.relax import SmoothMax
-from jaxmoe.sweep import SweepError
+from jaxmoe.tune.machine.augmented_lagrangian import feasible_starts
+from jaxmoe.tune.machine.problem import MachineSearchError
+from jaxmoe.tune.machine.shadow_prices import shadow_prices
+from jaxmoe.tune.machine.trust_region import Cut, ExactObjective, local_optima, stationarity
 
 LINK, DIE = "hardware.link.bandwidth_GB_per_s", "hardware.die.compute_TFLOPs_per_s"
 BOUNDS = {DIE: {"from": 0.01, "to": 10, "scale": "log"}, LINK: {"from": 0.1, "to": 100, "scale": "log"}}
@@ -35,7 +36,7 @@ def tuned(problem):
 
 def parts(problem):
     """Seconds of compute and of traffic at 1 TFLOP/s and 1 GB/s: without latency both go as one over the rate."""
-    scenario = problem.sweep.scenario({DIE: 1.0, LINK: 1.0})
+    scenario = problem.scenario_at({DIE: 1.0, LINK: 1.0})
     inputs = inputs_of(scenario, layers="3")
     times = score(inputs, problem.strategies[0], inputs.evaluation_batches)
     return float(times.compute.mean()), float(times.communication.mean())
@@ -53,7 +54,7 @@ def test_the_optimum_and_what_the_limit_is_worth_are_those_worked_out_by_hand(pr
     assert result.best.numbers[DIE] == pytest.approx(limit * np.sqrt(a / 3) / s, rel=0.01)
     assert result.best.numbers[LINK] == pytest.approx(limit * np.sqrt(b / 0.2) / s, rel=0.01)
     (met,) = result.best.constraints
-    assert met.worth == pytest.approx(-(s**2) / limit**2, rel=0.01)
+    assert met.shadow_price == pytest.approx(-(s**2) / limit**2, rel=0.01)
     assert met.elasticity == pytest.approx(-1, abs=0.01)
     assert met.left == pytest.approx(limit, rel=1e-4)
     assert result.best.residual < 5e-3
@@ -66,22 +67,22 @@ def test_the_optimum_and_what_the_limit_is_worth_are_those_worked_out_by_hand(pr
 
 def test_an_equality_and_a_floor_have_the_multipliers_worked_out_by_hand(problem):
     made = problem(variables=BOUNDS, constraints=[f"{LINK} >= 5", f"2 == {PRICE}"], **QUICK)
-    (found,) = polish(Exact(made, made.families), np.array([[0.5, 0.7]]), quiet)
+    (found,) = local_optima(ExactObjective(made, made.groups), np.array([[0.5, 0.7]]), quiet)
     metric = made.metric(found.value)
     # All that the link leaves goes to the dies, x = (C - 0.2 y) / 3: the time a/x + b/y changes with the floor y by
     # 0.2/3 a/x^2 - b/y^2, which is above 0 here, and with the money C by -a/x^2 / 3.
     a, b = parts(made)
     x, y = (2 - 0.2 * 5) / 3, 5
-    floor, money = met_constraints(made, made.numbers(found.position.tolist()), found, metric)
+    floor, money = shadow_prices(made, made.numbers(found.position.tolist()), found, metric)
     assert metric == pytest.approx(a / x + b / y, rel=1e-4)
-    assert floor.worth == pytest.approx(0.2 / 3 * a / x**2 - b / y**2, rel=0.02)
-    assert money.worth == pytest.approx(-a / x**2 / 3, rel=0.02)
-    assert floor.worth > 0 > money.worth
+    assert floor.shadow_price == pytest.approx(0.2 / 3 * a / x**2 - b / y**2, rel=0.02)
+    assert money.shadow_price == pytest.approx(-a / x**2 / 3, rel=0.02)
+    assert floor.shadow_price > 0 > money.shadow_price
 
 
 def test_without_constraints_the_bounds_are_the_optimum(problem):
     made = problem(variables=BOUNDS, placement=["ep_balanced"])
-    (best,) = polish(Exact(made, made.families), np.array([[0.6, 0.7]]), quiet)
+    (best,) = local_optima(ExactObjective(made, made.groups), np.array([[0.6, 0.7]]), quiet)
     np.testing.assert_allclose(best.position, 1)
     assert best.stationarity.residual < 2e-3
 
@@ -90,15 +91,15 @@ def test_slopes_are_finite_differences_through_the_keys(problem):
     made = problem(
         variables={"half": {"from": 1, "to": 50}, DIE: BOUNDS[DIE]}, derived={LINK: "half * 2"}, placement=["tp"]
     )
-    (family,) = made.families
-    one = tuple(tuple(each._replace(share=each.share[0]) for each in parts) for parts in family.given)
+    (group,) = made.groups
+    one = tuple(tuple(each._replace(share=each.share[0]) for each in parts) for parts in group.arguments)
 
     @jax.jit
     @partial(jax.jacfwd, has_aux=True)
     def both(at):
         """Exact and relaxed, slopes and values."""
         reductions = (None, SmoothMax(jnp.asarray(0.05)))
-        values = jnp.stack([made.objective(family.settings, one, at, each) for each in reductions])
+        values = jnp.stack([made.objective(group.static, one, at, each) for each in reductions])
         return values, values
 
     at, step = np.array([0.3, 0.6], np.float32), 0.01
@@ -108,16 +109,16 @@ def test_slopes_are_finite_differences_through_the_keys(problem):
         np.testing.assert_allclose(slopes[:, index], (ahead - behind) / (2 * step), rtol=0.01, atol=1e-4)
 
 
-def test_families_that_are_alike_are_compiled_once_and_each_has_its_own_time(problem):
+def test_groups_that_are_alike_are_compiled_once_and_each_has_its_own_time(problem):
     made = problem(variables=BOUNDS, placement=["tp", "tp_both_ways"])
-    exact, at = Exact(made, made.families), np.array([0.5, 0.4])
+    exact, at = ExactObjective(made, made.groups), np.array([0.5, 0.4])
     values, _ = exact(np.stack([at, at]))
-    assert len(made.families) == 2
+    assert len(made.groups) == 2
     assert exact._timed._cache_size() == 1
-    np.testing.assert_array_equal(exact.of(made.families[1:])(at[None])[0], values[1:])
+    np.testing.assert_array_equal(exact.of(made.groups[1:])(at[None])[0], values[1:])
     assert exact._timed._cache_size() == 1
     numbers = made.numbers([float(part) for part in at])
-    inputs = inputs_of(made.sweep.scenario({key: float(numbers[key]) for key in BOUNDS}), layers="3")
+    inputs = inputs_of(made.scenario_at({key: float(numbers[key]) for key in BOUNDS}), layers="3")
     times = [float(score(inputs, each, inputs.evaluation_batches).total.mean()) for each in made.strategies]
     assert times[0] > 1.1 * times[1]
     np.testing.assert_allclose(np.exp(values), times, rtol=1e-5)
@@ -126,10 +127,10 @@ def test_families_that_are_alike_are_compiled_once_and_each_has_its_own_time(pro
 @pytest.mark.slow
 def test_the_objective_of_several_sizes_is_their_geometric_mean(problem):
     made = problem(variables={DIE: BOUNDS[DIE]}, batch_tokens=[4, 8], placement=["ep_balanced"])
-    value = Exact(made, made.families)(np.array([[0.5]]))[0][0]
+    value = ExactObjective(made, made.groups)(np.array([[0.5]]))[0][0]
     logs = []
     for tokens in (4, 8):
-        scenario = made.sweep.scenario({DIE: float(made.numbers([0.5])[DIE]), "workload.batch_tokens": tokens})
+        scenario = made.scenario_at({DIE: float(made.numbers([0.5])[DIE]), "workload.batch_tokens": tokens})
         inputs = inputs_of(scenario, layers="3")
         logs.append(np.log(score(inputs, made.strategies[0], inputs.evaluation_batches).total.mean()))
     assert value == pytest.approx(np.mean(logs), rel=1e-5)
@@ -138,7 +139,7 @@ def test_the_objective_of_several_sizes_is_their_geometric_mean(problem):
 # The parts of the search, on functions with kinks whose optima are known.
 
 
-class Kinked(Exact):
+class Kinked(ExactObjective):
     """max(log 1/x, log 2/y) with x + y <= 9 in bounds of 1 to 9: x = 3, y = 6, where both sides of the kink meet."""
 
     def __init__(self, problem):
@@ -159,7 +160,7 @@ def kinked(problem):
 
 @pytest.mark.parametrize("start", [(0.0, 0.0), (1.0, 1.0), (0.1, 0.9)])
 def test_an_optimum_at_a_kink_is_found_and_known_for_one(kinked, start):
-    (found,) = polish(kinked, np.array([start]), quiet)
+    (found,) = local_optima(kinked, np.array([start]), quiet)
     np.testing.assert_allclose(9**found.position, [3, 6], rtol=2e-3)
     assert found.stationarity.residual < 2e-3
     # The objective is log(3 / C) at the optimum for x + y <= C: 1 % more of the limit is 1 % less.
@@ -186,7 +187,7 @@ def test_what_is_no_optimum_is_known_for_none(kinked):
         ({"variables": {"workload.batch_tokens": {"from": 4, "to": 8}}}, "workload.batch_tokens is a whole number"),
         ({"variables": {"hardware.die.memory_capacity_GB": {"from": 1, "to": 2}}}, "decides the form of the run"),
         ({"variables": BOUNDS, "placement": ["hybrid_ring"]}, "hybrid_ring, which is not comparable"),
-        ({"variables": BOUNDS, "placement": ["ep_best"]}, "strategy has 'ep_best'"),
+        ({"variables": BOUNDS, "placement": ["ep_best"]}, "placement has 'ep_best'"),
     ],
 )
 def test_a_space_that_cannot_be_searched_is_one_clear_error(problem, sections, told):
@@ -196,7 +197,7 @@ def test_a_space_that_cannot_be_searched_is_one_clear_error(problem, sections, t
 
 def test_fixed_values_and_variables_exclude_each_other(problem, scenario):
     made = problem(variables=BOUNDS, placement=["tp"])
-    with pytest.raises(SweepError, match=f"--set {LINK}: space.yaml has it as a variable"):
+    with pytest.raises(MachineSearchError, match=f"--set {LINK}: space.yaml has it as a variable"):
         hardware_problem(made.file, scenario, {LINK: 3}, None)
 
 
@@ -212,12 +213,12 @@ def test_what_is_derived_from_constants_is_a_limit(problem):
 
 
 def test_a_side_that_is_no_number_is_one_error(problem):
-    with pytest.raises(SweepError, match="area_mm2' is None, no number"):
+    with pytest.raises(MachineSearchError, match="area_mm2' is None, no number"):
         problem(variables=BOUNDS, constraints=["hardware.die.area_mm2 <= 5"], **QUICK)
 
 
 def test_a_design_that_meets_no_constraint_is_never_the_best(problem):
     """Steep constraints are broken on the way; what is returned meets them."""
     made = problem(variables=BOUNDS, constraints=[f"({PRICE}) ** 8 <= 25"], **QUICK)
-    (optimum,) = polish(Exact(made, made.families), np.full((1, 2), 0.9), quiet)
+    (optimum,) = local_optima(ExactObjective(made, made.groups), np.full((1, 2), 0.9), quiet)
     assert np.isinf(optimum.value) or np.asarray(made.excess(jnp.asarray(optimum.position))).max() <= 1e-3

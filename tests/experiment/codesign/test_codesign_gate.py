@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import yaml
 
-from jaxmoe.tune.machine import joint_descent as joint
-from jaxmoe.tune.machine.gate_table import gated, lost_by_layer, within
+from jaxmoe.config import ConfigError
+from jaxmoe.config.hardware_space import read_space
+from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.codesign.placements import IN_TURN
+from jaxmoe.experiment.codesign.plans import placement_on
 from jaxmoe.experiment.codesign.problem import hardware_problem
 from jaxmoe.experiment.codesign.search import tune_hardware
-from jaxmoe.config.hardware_space import read_space
-from jaxmoe.experiment.codesign.placements import IN_TURN
-from jaxmoe.config import ConfigError
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.latency.gating import GateBias
 from jaxmoe.traces import GatingTrace, TraceError, sample_batches, write_trace
+from jaxmoe.tune.machine.gate_table import gated, lost_by_layer, within
 
 LINK, DIE = "hardware.link.bandwidth_GB_per_s", "hardware.die.compute_TFLOPs_per_s"
 BOUNDS = {DIE: {"from": 0.01, "to": 10, "scale": "log"}, LINK: {"from": 0.1, "to": 100, "scale": "log"}}
@@ -84,9 +84,9 @@ def test_joint_is_no_slower_than_in_turn_and_is_as_fast_as_is_told(space, scenar
         if table is None:
             continue
         assert table.shape == (1, NODES, EXPERTS)
-        inputs = inputs_of(problem.sweep.scenario({key: each.numbers[key] for key in problem.keys}), layers="3")
+        inputs = inputs_of(problem.scenario_at({key: each.numbers[key] for key in problem.keys}), layers="3")
         # The limit is kept on other batches: of so few tokens as the evaluation's, a mean tells little.
-        others = joint.placement(problem, inputs).draw(512, 7)
+        others = placement_on(problem, inputs).draw(512, 7)
         assert float(lost_by_layer(jnp.asarray(table), others).mean()) < 0.11
         batches = gated(jnp.asarray(table), inputs.routed_batches)
         seconds = float(score(inputs, each.design.strategy, batches).mean.mean())

@@ -7,12 +7,12 @@ import pytest
 import yaml
 from oracles.arrays import full
 
+from jaxmoe.config import ConfigError
+from jaxmoe.config.hardware_space import read_space
+from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.codesign.problem import hardware_problem
 from jaxmoe.experiment.codesign.search import tune_hardware
-from jaxmoe.config.hardware_space import read_space
 from jaxmoe.experiment.codesign.systems import system_times
-from jaxmoe.config import ConfigError
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.experiment.simulation import Iterations, setting_of
 from jaxmoe.systems import UnsuitableSystemError, system_of
@@ -71,16 +71,16 @@ def streaming(tmp_path):
 
 
 def own(problem):
-    (family,) = problem.families
-    return family, tuple(tuple(each._replace(share=each.share[0]) for each in parts) for parts in family.given)
+    (group,) = problem.groups
+    return group, tuple(tuple(each._replace(share=each.share[0]) for each in parts) for parts in group.arguments)
 
 
 @pytest.mark.slow
 def test_slopes_of_a_system_are_finite_differences(streaming):
     problem = streaming()
-    family, given = own(problem)
+    group, given = own(problem)
     at = np.array([0.3, 0.35, 0.4, 0.6, 0.5], np.float32)
-    both = jax.jit(jax.value_and_grad(lambda at: problem.objective(family.settings, given, at, None)))
+    both = jax.jit(jax.value_and_grad(lambda at: problem.objective(group.static, given, at, None)))
     slope = np.asarray(both(at)[1])
     step = 2e-3
     for index, way in enumerate(step * np.eye(len(at), dtype=np.float32)):
@@ -101,8 +101,8 @@ def test_the_best_machine_of_a_system_has_whole_numbers_and_beats_a_grid(streami
     axes = [np.linspace(0, 1, 6)] * 4 + [np.linspace(0, 1, 5)]
     grid = np.stack([axis.ravel() for axis in np.meshgrid(*axes)], axis=1)
     legal = grid[problem.excess_and_slope(grid)[0].max(axis=1) <= 0]
-    family, given = own(problem)
-    timed = jax.jit(lambda points: jax.lax.map(lambda at: problem.objective(family.settings, given, at, None), points))
+    group, given = own(problem)
+    timed = jax.jit(lambda points: jax.lax.map(lambda at: problem.objective(group.static, given, at, None), points))
     assert result.best.metric <= problem.metric(float(timed(jnp.asarray(legal, jnp.float32)).min())) * (1 + 1e-4)
     # What is told is what the system takes, over iterations that are the evaluation batches.
     inputs = inputs_of(result.best.scenarios[0], layers="0")
@@ -128,7 +128,7 @@ def test_whole_numbers_are_the_best_ones_worked_out_by_hand(problem):
     )
     with StageClock() as clock:
         best = tune_hardware(made, lambda *_: None, clock).best
-    unit = made.sweep.scenario({DIE: 1.0, LINK: 1.0})
+    unit = made.scenario_at({DIE: 1.0, LINK: 1.0})
     from jaxmoe.experiment.evaluation import score
 
     inputs = inputs_of(unit, layers="3")
@@ -145,9 +145,9 @@ def test_systems_that_go_from_step_to_step_are_told(streaming):
         ({"name": "static"}, "a layer alone has no time"),
     ):
         problem = streaming({"system": system})
-        family, given = own(problem)
+        group, given = own(problem)
         with pytest.raises(UnsuitableSystemError, match=told):
-            problem.objective(family.settings, given, full(5, 0.5), None)
+            problem.objective(group.static, given, full(5, 0.5), None)
 
 
 @pytest.mark.parametrize(

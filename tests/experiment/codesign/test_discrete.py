@@ -5,10 +5,10 @@ import yaml
 from test_codesign import BOUNDS, DIE, LINK, PRICE, QUICK, parts, quiet
 
 from jaxmoe.config.hardware_space import read_space
-from jaxmoe.experiment.codesign.discrete import STARTS, TRYING, in_short, tune_space
-from jaxmoe.tune.machine.augmented_lagrangian import MET
 from jaxmoe.experiment.clock import StageClock
-from jaxmoe.sweep import SweepError
+from jaxmoe.experiment.codesign.discrete import STARTS, TRYING, short_search, tune_space
+from jaxmoe.tune.machine.augmented_lagrangian import MET
+from jaxmoe.tune.machine.problem import MachineSearchError
 
 MESH = "hardware.mesh_shape"
 LIMIT = 6.0  # of dies and their links together: two dies may have twice as much each as four
@@ -63,15 +63,15 @@ def test_the_slower_choice_is_slower_by_hand_as_well(problem):
     """Both ends of the comparison, each on a mesh that is fixed."""
     sections = {key: value for key, value in SPACE.items() if key != "choices"}
     made = problem(**sections)
-    found = in_short(made, quiet)
+    found = short_search(made, quiet)
     assert made.metric(found.value) == pytest.approx(by_hand(made, 4), rel=0.01)
 
 
 def test_choices_are_not_fixed_as_well(searched):
-    with pytest.raises(SweepError, match=r"--set hardware\.mesh_shape: space.yaml has it among its choices"):
+    with pytest.raises(MachineSearchError, match=r"--set hardware\.mesh_shape: space.yaml has it among its choices"):
         searched(fixed={MESH: [2, 2]})
 
 
 def test_no_choice_that_can_be_is_the_error_of_the_first(searched):
-    with pytest.raises(SweepError, match=rf"no machine inside the bounds.*{LINK}"):
+    with pytest.raises(MachineSearchError, match=rf"no machine inside the bounds.*{LINK}"):
         searched(choices={MESH: [[8, 8], [4, 8]]}, constraints=[f"{MESH}[0] * {MESH}[1] * {DIE} <= 0.1"])

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import yaml
 
-from jaxmoe.tune.machine import joint_descent as joint
-from jaxmoe.experiment.codesign.designs import inputs_at, written
-from jaxmoe.experiment.codesign.problem import hardware_problem
-from jaxmoe.config.hardware_space import read_space
 from jaxmoe.config import ConfigError
+from jaxmoe.config.hardware_space import read_space
+from jaxmoe.experiment.codesign.machines import inputs_at, reported_numbers
+from jaxmoe.experiment.codesign.plans import placement_on, relaxed_plans, rounded
+from jaxmoe.experiment.codesign.problem import hardware_problem
 from jaxmoe.experiment.evaluation import score
 
 LINK, DIE = "hardware.link.bandwidth_GB_per_s", "hardware.die.compute_TFLOPs_per_s"
@@ -30,7 +30,7 @@ def made(scenario, tmp_path):
         path.write_text(yaml.safe_dump(SPACE | {"starts": 4, "steps": 50} | sections))
         fixed = {"costs.exchange": EXCHANGES[0], "tuning.exchanges": EXCHANGES} | fixed
         problem = hardware_problem(read_space(path), scenario, fixed, [3])
-        return problem, inputs_at(problem, written(problem, np.full(2, 0.5)))[0]
+        return problem, inputs_at(problem, reported_numbers(problem, np.full(2, 0.5)))[0]
 
     return make
 
@@ -39,7 +39,7 @@ def made(scenario, tmp_path):
 def test_the_best_start_ends_at_the_faster_token_layout(made):
     """Tokens that go home pay for a way that those which meet at a host do not have: starts lean to either in turn."""
     problem, inputs = made({})
-    ended = joint.descend(problem, inputs, np.full((4, 2), 0.5), lambda *_: None)
+    ended = relaxed_plans(problem, inputs, np.full((4, 2), 0.5), lambda *_: None)
     last = ended.history[-10:].mean(axis=0)
     assert ended.exchanges[int(last.argmin())] == EXCHANGES[0]
     assert ended.shares.shape == (1, 4, 4, 4)
@@ -56,9 +56,9 @@ def test_a_hot_expert_gets_copies_and_no_placement_without_copies_is_as_fast(mad
     problem, inputs = made(
         room | {"workload.trace.skew": 1.5, "tuning.refine_steps": 100, "evaluation.batches": 64}, copies=True
     )
-    np.testing.assert_array_equal(joint.placement(problem, inputs).room, 2)
-    ended = joint.descend(problem, inputs, np.full((4, 2), 0.5), lambda *_: None)
-    _, plans = joint.rounded(problem, inputs, ended.shares, lambda *_: None, exchange=ended.exchanges[0])
+    np.testing.assert_array_equal(placement_on(problem, inputs).room, 2)
+    ended = relaxed_plans(problem, inputs, np.full((4, 2), 0.5), lambda *_: None)
+    _, plans = rounded(problem, inputs, ended.shares, lambda *_: None, exchange=ended.exchanges[0])
     for plan in plans:
         assert plan.placement.mode == "replicated"
         assert plan.fits
