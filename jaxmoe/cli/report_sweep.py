@@ -37,7 +37,7 @@ def sweep_data(folder: SweepFolder, summary: Mapping[str, Any]) -> SweepData:
         winners=[won[case].row for case in shown],
         behind=[won[case].behind for case in shown],
         wins=_wins(won) if "strategy" in folder.axes else {},
-        worth=folder.worth(),
+        worth=folder.elasticities(),
         notes=_notes(folder, summary),
     )
 

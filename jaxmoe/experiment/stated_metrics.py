@@ -3,14 +3,9 @@
 from collections.abc import Sequence
 
 from jaxmoe.config import HardwareConfig, build_machine
-from jaxmoe.errors import InputError
 from jaxmoe.experiment.metrics import METRICS
 
 EXAMPLES = {"energy": "link.energy_pJ_per_B", "area": "die.area_mm2", "price": "die.price"}  # of keys to state
-
-
-class UnstatedError(InputError):
-    """A metric that is wanted and that no machine states the numbers for."""
 
 
 def parts_of(names: Sequence[str]) -> dict[str, str]:
@@ -18,13 +13,15 @@ def parts_of(names: Sequence[str]) -> dict[str, str]:
     return {name: part for name in names if name in METRICS and (part := METRICS[name].part)}
 
 
-def check_stated(label: str, names: Sequence[str], machines: Sequence[HardwareConfig]) -> None:
-    """Raise `UnstatedError` for a metric whose numbers none of these machines states; `label` names the study."""
+def unstated(names: Sequence[str], machines: Sequence[HardwareConfig]) -> str:
+    """Why one of these metrics cannot be had, where no machine states its numbers; empty where all can, or there is
+    no machine."""
     parts = parts_of(names)
     built = [build_machine(hardware) for hardware in machines] if parts else []
     for name, part in parts.items():
         if built and not any(map(METRICS[name].is_stated, built)):
-            raise UnstatedError(
-                f"{label}: the metric {name} is wanted, but no machine of the study states any {part}; write for "
-                f"example hardware.{EXAMPLES[str(part)]} under set, or leave {name} out"
+            return (
+                f"the metric {name} is wanted, but no machine of the study states any {part}; write for example "
+                f"hardware.{EXAMPLES[part]} under set, or leave {name} out"
             )
+    return ""

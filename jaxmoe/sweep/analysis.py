@@ -1,4 +1,4 @@
-"""What a sweep tells: Pareto fronts, who wins where, and how much each number is worth, by gradients."""
+"""Analysis of a sweep: Pareto fronts, the fastest strategy of every case, and elasticities by gradients."""
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -21,7 +21,7 @@ from jaxmoe.sweep.points import DEFAULTS, Point, Space, SweepError
 from jaxmoe.sweep.study import Study
 from jaxmoe.tune.machine.designs import EvaluationArguments
 
-# Pareto front: what no other point beats in all metrics.
+# Pareto front: points that no other one is as good as in all metrics and better in one.
 
 
 def pareto(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
@@ -84,7 +84,7 @@ def is_efficient(costs: Float[np.ndarray, "point metric"]) -> Bool[np.ndarray, "
     return efficient[which.ravel()]
 
 
-# Who wins where: points that are the same but for strategy and exchange.
+# The fastest strategy of every case: of points that are equal but for strategy and exchange.
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def limits(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
     return {strategy: dict(of) for strategy, of in counts.items()}
 
 
-# How much each number is worth: elasticities, d log metric / d log number.
+# Elasticities: d log metric / d log number.
 
 TOGETHER = 16  # points whose derivatives are worked out at once
 

@@ -114,7 +114,7 @@ class Cluster:
             ray.shutdown()
 
     def _ready(self, handed: dict[Any, tuple[Group, slice]]) -> Iterator[Evaluated]:
-        """What is ready of the chunks handed out, after some time."""
+        """Chunks handed out that are ready, after some time."""
         import ray
 
         self._check()

@@ -1,4 +1,7 @@
-"""Points in groups: those of one structure, strategy and exchange, with all that is drawn once for them."""
+"""Points in groups that compile once: of one structure, strategy and exchange, with all that is drawn once for them.
+
+Points of a group differ in numbers of the layer model alone (`experiment.parametric`).
+"""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +54,7 @@ class Group:
 
 @dataclass
 class Grouping:
-    """Sorts points into groups, and remembers which keys turned out to be no numbers."""
+    """Sorts points into groups, and remembers which keys are no numbers of the model."""
 
     space: Space
     structural: set[str] = field(default_factory=set)
@@ -214,7 +217,7 @@ def with_exchange(inputs: Inputs, usual: Strategy, exchange: str) -> Strategy:
 
 
 def _run_of(grouping: Grouping, members: list[Point]) -> ParametricRun | dict[int, InputError]:
-    """What the points have in common, or why each of them, by its place, cannot be set up.
+    """The run that these points share, or why each of them, by its place, cannot be set up.
 
     Where keys are no plain numbers of the model, adds them to those that define groups and returns nothing.
     """
@@ -268,12 +271,12 @@ def _refused_numbers(grouping: Grouping, members: list[Point]) -> dict[int, Inpu
 
 
 def _ends(members: list[Point], keys: tuple[str, ...]) -> list[int]:
-    """The first point, and places where a number is least, largest, or the first to be no whole one."""
+    """The first point, and places where a number is least, largest, or the first that is no integer."""
     ends = [0]
     for key in keys:
         numbers = [point.values[key] for point in members]
         broken = [at for at, number in enumerate(numbers) if not isinstance(number, int)]
         places = range(len(members))
-        # a whole number alone may be too narrow
+        # a key that takes integers alone refuses the first of these
         ends += [min(places, key=numbers.__getitem__), max(places, key=numbers.__getitem__), *broken[:1]]
     return list(dict.fromkeys(ends))

@@ -15,7 +15,7 @@ from jaxmoe.experiment.metrics import METRICS, Measured, busy_by_kind
 from jaxmoe.experiment.parametric import ParametricRun, outcome_at
 from jaxmoe.sweep.compile_groups import Group
 from jaxmoe.sweep.rollouts import rolled_out
-from jaxmoe.sweep.search_metrics import Searches
+from jaxmoe.sweep.search_metrics import SearchMetrics
 from jaxmoe.tune.machine.designs import EvaluationArguments
 
 MOST = 2048  # points of a chunk: as many as are lost at most when a sweep is killed
@@ -79,7 +79,7 @@ class Engine:
     _compiled: dict[tuple, list[tuple[Compiled, int]]] = field(default_factory=dict)
     _fitting: dict[tuple, int] = field(default_factory=dict)  # points of a chunk, where memory limits them
     _run: ParametricRun | None = None
-    _searches: Searches = field(default_factory=Searches)
+    _searches: SearchMetrics = field(default_factory=SearchMetrics)
 
     def __post_init__(self) -> None:
         self.most = self.most or most_points(self.searched)
@@ -120,7 +120,7 @@ class Engine:
             yield part, Measured(metrics, busiest, found)
 
     def _function(self, run: ParametricRun, points: int, common: EvaluationArguments) -> tuple[Compiled, int]:
-        """What evaluates a chunk, and the points of one."""
+        """The compiled function of a chunk, and the points of one."""
         if run is not self._run:
             self._compiled.clear()  # points come run by run
             self._fitting.clear()

@@ -1,4 +1,4 @@
-"""Why a point is as fast as it is: how long every stage keeps every resource busy, and the bound."""
+"""Time of a point by stage and resource: how long every stage keeps each of them busy, and the bound."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Explanation:
         return max(self.resources, key=lambda resource: resource.busy.get(stage, 0.0))
 
     def beside(self, stage: str) -> float:
-        """What a stage takes beyond its busiest resource: delays of paths, and batches limited by another resource."""
+        """Seconds of a stage beyond its busiest resource: delays of paths, and batches limited by another resource."""
         return self.stages[stage] - self.busiest(stage).busy[stage]
 
 

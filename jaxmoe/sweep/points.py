@@ -65,12 +65,12 @@ class Point:
 
     @cached_property
     def hash(self) -> str:
-        """The same for equal values and content, whatever the study."""
+        """Equal for equal values and content, whatever the study."""
         return _digest(self._text + self.content)
 
     @cached_property
     def values_hash(self) -> str:
-        """The same for equal values, also where a file that they name has changed."""
+        """Equal for equal values, also where a file that they name has changed."""
         return _digest(self._text)
 
     @property
@@ -114,7 +114,7 @@ class Space:
 
     @property
     def identity(self) -> str:
-        """The same for studies whose points may lie in one folder: equal but for axes, conditions and metrics."""
+        """Equal for studies whose points may lie in one folder: they differ in axes, conditions and metrics alone."""
         files = _files(resolved(self.base))
         parts: list[Any] = [resolved(self.base), self.study.config.layers, *([files] if files else [])]
         parts += [self.study.config.iterations] if self.study.has_systems else []
@@ -154,7 +154,7 @@ class Space:
         for values in self._combined():
             view = _View(self, dict(values))
             for key, expression in self.derived.items():
-                view.known[key] = _rounded(expression(view), self._whole.get(key, False))
+                view.known[key] = _rounded(expression(view), self._integers.get(key, False))
             if all(bool(condition(view)) for condition in self.conditions):
                 given = {key: self.study.config.set.get(key, default) for key, default in DEFAULTS.items()}
                 given |= {"strategy": OWN} if self.study.has_systems else {}
@@ -166,7 +166,7 @@ class Space:
         return list(found.values())
 
     def outside(self, values: Mapping[str, Any], key: str) -> Any:
-        """What the scenario of a point has at a key that is no axis. Raises `ConfigError` for an unknown one."""
+        """The value of a point's scenario at a key that is no axis. Raises `ConfigError` for an unknown one."""
         named = {
             name: value
             for name, value in self._own(values).items()
@@ -179,8 +179,8 @@ class Space:
         return ChainMap(dict(numbers), _View(self, point.values))  # type: ignore[arg-type]
 
     @cached_property
-    def _whole(self) -> dict[str, bool]:
-        """Whether a key takes whole numbers alone."""
+    def _integers(self) -> dict[str, bool]:
+        """Whether a key takes integers alone."""
         return {key: takes_whole_numbers(self.base, key) for key in (*self.study.config.axes, *self.derived)}
 
     def _check_names(self) -> None:
@@ -246,7 +246,7 @@ class Space:
             if isinstance(axis, RangeConfig):
                 assert axis.points is not None  # else the study would have been refused
                 numbers = axis.at(np.linspace(0, 1, axis.points))
-                columns.append([_rounded(float(number), self._whole[key]) for number in numbers])
+                columns.append([_rounded(float(number), self._integers[key]) for number in numbers])
             else:
                 columns.append(axis)
         for row in zip(*columns, strict=True):
@@ -256,7 +256,7 @@ class Space:
         """Numbers of ranges drawn together; those that are zipped share one coordinate."""
         part = self._unit_cube(len(units))
         columns = {
-            key: [_rounded(float(number), self._whole[key]) for number in self._range(key).at(part[:, at])]
+            key: [_rounded(float(number), self._integers[key]) for number in self._range(key).at(part[:, at])]
             for at, keys in enumerate(units)
             for key in keys
         }

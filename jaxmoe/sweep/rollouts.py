@@ -61,14 +61,17 @@ def _of_size(busy: Any, count: int) -> np.ndarray:
 
 
 def _by_layer(time: LayerTime, nodes: int) -> LayerTime:
-    """Times [step, layer] as those of strategies are, [layer, batch]; NaN for a stage that a system does not have.
+    """Times [step, layer] as those of strategies are, [layer, batch], with busy times as means over steps."""
+    told = _with_unknowns(time, nodes)
+    stages, total, energy = jax.tree.map(lambda leaf: np.swapaxes(leaf, 0, 1), (told.stages, told.total, told.energy))
+    busy = jax.tree.map(lambda seconds: seconds.mean(axis=0), told.busy)
+    return jax.tree.map(jnp.asarray, LayerTime(stages, busy, total, energy))
 
-    Energy is not told of systems.
-    """
-    none = np.full(time.total.shape, np.nan)
-    stages = dict.fromkeys(STAGES, none) | time.stages
-    busy = {stage: {kind: seconds.mean(axis=0) for kind, seconds in of.items()} for stage, of in time.busy.items()}
-    computing = {"node": np.full((time.total.shape[1], nodes), np.nan)} | busy.get("compute", {})
-    stages, total = jax.tree.map(lambda leaf: np.swapaxes(leaf, 0, 1), (stages, time.total))
-    energy = {"of systems": np.full(total.shape, np.nan)}
-    return jax.tree.map(jnp.asarray, LayerTime(stages, busy | {"compute": computing}, total, energy))
+
+def _with_unknowns(time: LayerTime, nodes: int) -> LayerTime:
+    """Times with NaN for stages, busy nodes and energies that a system does not tell: metrics read them of any."""
+    steps_and_layers = time.total.shape
+    none = np.full(steps_and_layers, np.nan)
+    computing = {"node": np.full((*steps_and_layers, nodes), np.nan)} | time.busy.get("compute", {})
+    stages, busy = dict.fromkeys(STAGES, none) | time.stages, time.busy | {"compute": computing}
+    return LayerTime(stages, busy, time.total, {"of systems": none})

@@ -13,7 +13,7 @@ from jaxmoe.config import HardwareConfig, unstated_energy
 from jaxmoe.config.keys import is_number
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.metrics import METRICS, Row, is_finite
-from jaxmoe.experiment.stated_metrics import check_stated, parts_of
+from jaxmoe.experiment.stated_metrics import parts_of, unstated
 from jaxmoe.sweep.analysis import best
 from jaxmoe.sweep.cluster import Cluster, check_address
 from jaxmoe.sweep.compile_groups import Group, groups_of
@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Sweep:
-    """What came out. `rows` are those of the study's points, in their order; seconds are of this run."""
+    """Result of a sweep. `rows` are those of the study's points, in their order; seconds are of this run."""
 
     space: Space
     points: list[Point]
@@ -150,7 +150,8 @@ def _check_stated(space: Space, wanted: Sequence[str], points: Sequence[Point]) 
     if space.study.has_systems and "energy" in parts.values():
         name = next(name for name, part in parts.items() if part == "energy")
         raise SweepError(f"{space.label}: the metric {name} is wanted, but systems do not tell it; leave it out")
-    check_stated(space.label, wanted, _machines(space, points) if parts else [])
+    if reason := unstated(wanted, _machines(space, points) if parts else []):
+        raise SweepError(f"{space.label}: {reason}")
 
 
 def _machines(space: Space, points: Sequence[Point]) -> list[HardwareConfig]:
@@ -166,7 +167,7 @@ def _machines(space: Space, points: Sequence[Point]) -> list[HardwareConfig]:
 
 
 def _notes(results: Results, points: list[Point], known: Mapping[str, Row], wanted: Sequence[str]) -> list[str]:
-    """What a reader has to know: files set aside, rows of other versions, points without metrics or not comparable."""
+    """Notes for a reader: files set aside, rows of other versions, points without metrics or not comparable."""
     rows = [known[point.hash] for point in points]
     notes = [
         f"{name} could not be read: it was set aside, and its points were computed anew" for name in results.damaged

@@ -32,8 +32,8 @@ def bound_of(inputs: Inputs, strategy: Strategy, exchange: AbstractExchange, bat
 
 
 @dataclass
-class Searches:
-    """What searches find for points of one run after another; what strategies have in common is found once."""
+class SearchMetrics:
+    """Metrics by search, for points of one run after another; strategies share what does not depend on them."""
 
     _run: ParametricRun | None = None
     _kept: dict[tuple, float] = field(default_factory=dict)

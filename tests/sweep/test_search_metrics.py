@@ -66,7 +66,7 @@ def test_a_kill_between_new_rows_and_the_end_of_old_ones_leaves_none_twice(sweep
 
 
 def test_no_moment_has_a_point_twice(sweep, tmp_path, monkeypatch):
-    """What is in the folder after each replacement and each removal of a file, while rows get one more metric."""
+    """Rows in the folder after each replacement and each removal of a file, while rows get one more metric."""
     axes, points = {LINK: [1, 20, 30], "strategy": ["tp"]}, tmp_path / "out" / "points"
     sweep(axes=axes)
     seen, conform, replace = [], results.Results._conform, results.Results._replace
@@ -92,7 +92,7 @@ def test_a_search_that_the_study_does_not_ask_for_cannot_be_on_a_front(study):
 
 @pytest.mark.slow
 def test_tuned_times_are_between_the_bound_and_what_ships(space, sweep):
-    """The same for all strategies of a machine, one block or two; somewhere faster than all that ships."""
+    """Equal for all strategies of a machine, one block or two; somewhere faster than all that ships."""
     axes = {
         LINK: {"from": 0.5, "to": 40, "points": 5, "scale": "log"},
         DIE: [0.2, 2],

@@ -22,7 +22,7 @@ HD_MOE = {"name": "hd_moe", "experts": 1}
 
 
 def simulated(space, point, iterations):
-    """What `jaxmoe simulate` rolls out at a point, s [step, layer]."""
+    """Times by `jaxmoe simulate` at a point, s [step, layer]."""
     inputs = inputs_of(space.scenario(point.values), layers=space.study.layers)
     (plan,) = given_plans([inputs.scenario.system.plan], inputs, compared=())
     told = simulate(inputs, plan, iterations_of(inputs, iterations), 1, StageClock(), lambda *_: None)

@@ -112,5 +112,5 @@ class PlacementSearch:
 
 
 def _in_turn(name: str) -> str:
-    """What a plan of the tuner is called where it was tuned in turn."""
+    """The name of a tuned plan that was found for a given machine."""
     return IN_TURN if name == TUNED_PLAN else f"{IN_TURN}_{name.removeprefix(f'{TUNED_PLAN}_')}"

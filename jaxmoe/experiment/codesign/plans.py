@@ -26,15 +26,14 @@ def mode_of(problem: HardwareProblem) -> Mode:
 
 
 def placement_on(problem: HardwareProblem, inputs: Inputs) -> PlacementProblem:
-    """What the placement is tuned for: the space's objective, the mean or the 95th percentile, and its kind of plan."""
+    """The placement problem on a machine, for the space's objective, mean or 95th percentile, and kind of plan."""
     placed = replace(placement_problem(inputs), p95_weight=float(problem.space.objective == "p95"))
     placed = replace(placed, model=replace(placed.model, mode=mode_of(problem)))
     return replace(placed, logits=problem.space.gate_loss is not None)
 
 
 def relaxed_plans(problem: HardwareProblem, inputs: Inputs, starts: np.ndarray, report: Progress) -> Joint:
-    """Plans and machines that descend together from all starts [start, variable], on the exchanges and batches of any
-    machine's `inputs`."""
+    """Plans and machines that descend together from all starts [start, variable]; `inputs` are of any machine."""
     settings = build_tuner_settings(inputs.scenario.tuning)
     return descend(problem, placement_on(problem, inputs), settings, starts, problem.space.gate_loss, report)
 

@@ -28,7 +28,7 @@ from jaxmoe.experiment.codesign.designs import design_group
 from jaxmoe.experiment.codesign.systems import system_outcome
 from jaxmoe.experiment.metrics import METRICS
 from jaxmoe.experiment.parametric import ParametricRun, outcome_at, parametric_run, structural_keys
-from jaxmoe.experiment.stated_metrics import check_stated
+from jaxmoe.experiment.stated_metrics import unstated
 from jaxmoe.experiment.strategies import STANDARD, Strategy
 from jaxmoe.latency import LayerModel, LayerTime
 from jaxmoe.relax import AbstractReduction
@@ -260,7 +260,8 @@ def _runs(problem: HardwareProblem) -> tuple[ParametricRun, ...]:
         sized = {} if tokens is None else {BATCH_TOKENS: tokens}
         scenarios.append(problem.scenario.at(low | sized))
         problem.scenario.at(high | sized)  # limits of a key are intervals: both ends have to be able
-    check_stated(problem.label, [space.objective], [scenarios[0].hardware])
+    if reason := unstated([space.objective], [scenarios[0].hardware]):
+        raise MachineSearchError(f"{problem.label}: {reason}")
     for scenario in scenarios:
         for key, reason in structural_keys(scenario, tuple(low)).items():
             raise MachineSearchError(

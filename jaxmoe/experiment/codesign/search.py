@@ -63,7 +63,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class HardwareResult:
-    """What came out.
+    """Result of a search.
 
     `starts` are exact metrics of the machines that descent began with, `ended` those where it ended, moved to meet
     the constraints. `evaluations` counts machines timed, forward and backward each as one.
@@ -150,10 +150,10 @@ class _Search:
         return np.where((broken <= MET)[..., None], positions, others)
 
     def _tuned(self) -> TuneResult:
-        """Machine and placement, and the gate where it may be biased, in turn and at once.
+        """Machine and placement, and the gate where it may be biased: sequentially, then jointly.
 
-        In turn begins at the best machine of the usual strategies, and at that of the best one whose exchange suits any
-        plan: what is returned is never slower than in turn.
+        The sequential search begins at the best machine of the usual strategies, and at that of the best one whose
+        exchange suits any plan; the result is never slower than what it finds.
         """
         placements, usual = PlacementSearch(self.problem, self.report, self.clock, self._optimised), [*self.optima]
         best = min(usual, key=lambda optimum: optimum.value).position
@@ -172,7 +172,7 @@ class _Search:
         return tuning
 
     def _optimised(self, designs: list[Design], positions: list[np.ndarray]) -> None:
-        """Take designs in, and polish their machines from the best of these positions."""
+        """Add designs, and find the optimum of each from the best of these positions."""
         with self.clock.stage("trust region"):
             exact = self.exacts[0].of([biased_group(each, self.problem.runs) for each in designs])
             self.designs += designs
@@ -193,7 +193,7 @@ class _Search:
         return int(np.argmin([optimum.value for optimum in self.optima]))
 
     def _at(self, position: np.ndarray) -> np.ndarray:
-        """What is minimised of every design on one machine."""
+        """Objectives of all designs on one machine, [design]."""
         return np.concatenate([exact(np.tile(position, (len(exact.names), 1)))[0] for exact in self.exacts])
 
     def _scored(self, index: int) -> tuple[Machine, list[Candidate]]:
@@ -253,7 +253,7 @@ def tune_hardware(
 
 
 def _notes(problem: HardwareProblem, best: Machine, tuning: TuneResult | None) -> list[str]:
-    """What a reader has to know. Raises `MachineSearchError` where a constraint is not met."""
+    """Notes for a reader. Raises `MachineSearchError` where a constraint is not met."""
     broken = [met.constraint.text for met in best.constraints if met.excess > MET]
     if broken:
         told = " and ".join(map(repr, broken))

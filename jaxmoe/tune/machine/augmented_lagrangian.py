@@ -44,7 +44,7 @@ OPTIMISERS = optax.multi_transform(
 
 
 class Moment(NamedTuple):
-    """What is annealed, at one step or at each of several."""
+    """Annealed values, at one step or at each of several."""
 
     rate: Float[Array, "..."]
     max_temperature: Float[Array, "..."]
@@ -60,7 +60,7 @@ class Walk(NamedTuple):
 
 
 def feasible_starts(problem: AbstractMachineProblem, count: int) -> Float[np.ndarray, "start variable"]:
-    """So many machines spread over the bounds, each moved to a near one that meets the constraints.
+    """`count` machines spread over the bounds, each moved to a near one that meets the constraints.
 
     Raises `MachineSearchError` where none meets them; it says which constraint is broken and how far.
     """
@@ -77,7 +77,7 @@ def feasible_starts(problem: AbstractMachineProblem, count: int) -> Float[np.nda
 
 
 def to_feasible(problem: AbstractMachineProblem, position: np.ndarray) -> np.ndarray:
-    """A near position with the least sum of squares of what constraints are broken by."""
+    """A near position with the least sum of squared excesses of broken constraints."""
     if not problem.constraints:
         return position
 
@@ -95,12 +95,12 @@ def to_feasible(problem: AbstractMachineProblem, position: np.ndarray) -> np.nda
 
 
 def violation(problem: AbstractMachineProblem, excess: Float[np.ndarray, "*lead constraint"]) -> np.ndarray:
-    """What is broken of each constraint, relative, at least 0."""
+    """By how much each constraint is broken, relative, at least 0."""
     return np.where(problem.equal, np.abs(excess), np.maximum(excess, 0))
 
 
 def _infeasible(problem: AbstractMachineProblem, position: np.ndarray) -> MachineSearchError:
-    """What is broken at the position that is nearest to meeting all constraints."""
+    """The error that names the constraints that are broken at the position nearest to meeting all of them."""
     numbers = {key: float(value) for key, value in problem.numbers(jnp.asarray(position)).items()}
     broken = violation(problem, problem.excess_and_slope(position[None])[0])[0]
     told = []
@@ -118,7 +118,7 @@ def _infeasible(problem: AbstractMachineProblem, position: np.ndarray) -> Machin
 def augmented(
     excess: Float[Array, " constraint"], multipliers: Float[Array, " constraint"], equal: np.ndarray
 ) -> Float[Array, ""]:
-    """What constraints add to the objective."""
+    """Terms of the augmented Lagrangian, which constraints add to the objective."""
     pushed = multipliers + PENALTY * excess
     kept = jnp.where(equal, pushed, jnp.maximum(pushed, 0))
     return ((kept**2 - multipliers**2) / (2 * PENALTY)).sum()

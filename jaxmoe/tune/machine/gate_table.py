@@ -53,7 +53,7 @@ def lost(gate: GateBias, batches: Batch) -> Float[Array, ""]:
 
 @jax.jit
 def lost_by_layer(table: Float[Array, "layer node expert"], batches: Batch) -> Float[Array, " layer"]:
-    """The same of every layer by exact choices; leaves of the batches are [layer, batch, ...]."""
+    """Gate mass that every layer loses by exact choices; leaves of the batches are [layer, batch, ...]."""
     return jax.vmap(lambda table, batches: lost(GateBias(table), batches))(table, batches)
 
 

@@ -1,4 +1,4 @@
-"""Whole numbers: variables that descend as others do, and of which the whole numbers around where that ends are tried.
+"""Integer variables: they descend as others do, and the integers around where that ends are tried.
 
 So a ceiling such as that of links per module is relaxed, and every machine that is compared in the end has it exactly.
 """
@@ -14,11 +14,11 @@ from jaxmoe.tune.machine.problem import AbstractMachineProblem, Progress
 from jaxmoe.tune.machine.trust_region import ExactObjective, Optimum, local_optima
 
 NEAR = 1  # to each side
-EQUAL = 5e-4  # of what is minimised, a logarithm: a trust region ends no nearer
+EQUAL = 5e-4  # of the objective, a logarithm: a trust region ends no nearer
 
 
 class IntegerOptimum(NamedTuple):
-    """The problem with its whole numbers held, and the optimum of every design there."""
+    """The problem with its integers held, and the optimum of every design there."""
 
     problem: AbstractMachineProblem
     exacts: list[ExactObjective]
@@ -32,7 +32,7 @@ class IntegerOptimum(NamedTuple):
 def best_integers(
     exacts: Sequence[ExactObjective], optima: Sequence[Optimum], report: Progress
 ) -> tuple[IntegerOptimum, int]:
-    """The best whole numbers around the best relaxed optimum, and how many machines were timed for the others."""
+    """The best integers around the best relaxed optimum, and how many machines were timed for the others."""
     problem, relaxed, found = exacts[0].problem, min(optima, key=lambda each: each.value), list[IntegerOptimum]()
     numbers, keys = problem.numbers(relaxed.position.tolist()), problem.integers
     for near in product(*(_around(problem, key, numbers[key]) for key in keys)):
@@ -49,12 +49,12 @@ def best_integers(
 
 
 def _with_integers(problem: AbstractMachineProblem, numbers: Mapping[str, int]) -> AbstractMachineProblem:
-    """The problem with constraints that variables have these whole numbers."""
+    """The problem with constraints that variables have these integers."""
     return problem.with_constraints([f"{key} == {number}" for key, number in numbers.items()])
 
 
 def _around(problem: AbstractMachineProblem, key: str, value: float) -> range:
-    """Whole numbers within the bounds of a variable, some to each side of a value."""
+    """Integers within the bounds of a variable, some to each side of a value."""
     bounds = problem.bounds[key]
     first, last = math.ceil(bounds.start), math.floor(bounds.stop)
     low = min(max(math.ceil(value) - NEAR, first), last)

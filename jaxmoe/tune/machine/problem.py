@@ -72,12 +72,12 @@ class AbstractMachineProblem(abc.ABC):
     @property
     @abc.abstractmethod
     def integers(self) -> tuple[str, ...]:
-        """Variables that are whole numbers in the end."""
+        """Variables that are integers in the end."""
 
     @property
     @abc.abstractmethod
     def constraints(self) -> Sequence[Constraint]:
-        """What has to hold of the numbers."""
+        """Conditions on the numbers."""
 
     @property
     @abc.abstractmethod
@@ -151,7 +151,7 @@ class AbstractMachineProblem(abc.ABC):
         return self.with_derived(values)
 
     def scale(self, constraint: Constraint, left: Any, right: Any) -> Any:
-        """What the excess of a constraint is relative to: its limit, or where that is no constant the larger side.
+        """Scale of a constraint's excess: its limit, or where that is no constant the larger side.
 
         Of a limit of 0 it is the larger side in the middle of the bounds.
         """
@@ -192,5 +192,5 @@ class AbstractMachineProblem(abc.ABC):
         return both
 
     def metric(self, objective: float) -> float:
-        """The metric itself, SI units, from what is minimised."""
+        """The metric, SI units, from a value of the objective."""
         return float(np.exp(objective if self.lower_is_better else -objective))

@@ -12,7 +12,7 @@ class PricedConstraint(NamedTuple):
     constraint: Any
     left: float
     right: float
-    excess: float  # relative; what an equality is off, at least 0
+    excess: float  # relative; of an equality its size
     shadow_price: float
     elasticity: float | None  # % of the metric for 1 % of the limit; none where no side is constant
 
