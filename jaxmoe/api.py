@@ -8,7 +8,7 @@ time = jm.evaluate(layer, jm.expert_parallel(trace, mesh), batches)
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -20,8 +20,8 @@ from jaxtyping import Array, Float
 from jaxmoe import engine
 from jaxmoe.config import build_model
 from jaxmoe.config.loader import load_model
-from jaxmoe.des import fabric_of, layer_seconds, movement_seconds
-from jaxmoe.engine import AbstractLayer, AbstractMethod, Decisions, LayerCosts, LayerModel, LayerTime, Movement
+from jaxmoe.des import fabric_of
+from jaxmoe.engine import AbstractLayer, AbstractMethod, Decisions, LayerCosts, LayerModel, LayerTime
 from jaxmoe.engine.schedule import schedule_of
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.evaluation import describe_model
@@ -31,6 +31,7 @@ from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange, AbstractTimeModel, Congestion, build_exchange
 from jaxmoe.placement.named import StrategySettings, strategy_named
 from jaxmoe.relax import SmoothMax, SoftSupport
+from jaxmoe.systems.own_method import replayed_movements, replayed_stages
 from jaxmoe.traces import Batch, GatingTrace, load_counts
 
 Number = int | float | Float[Array, ""]
@@ -73,8 +74,10 @@ def machine(
     if np.ndim(rate) and np.shape(rate) != (nodes,):
         raise ArgumentError(f"flops has the shape {np.shape(rate)}, expected one number, or [node] of {nodes} nodes")
     each = jnp.asarray(rate, jnp.float32) if np.ndim(rate) else filled(nodes, cast(Number, rate))
-    own = (None if value is None else filled(nodes, value) for value in (memory_bandwidth, memory_capacity))
-    return Machine(topology, Die(each, gemm), memory or node_memory(*own), energy)
+    rate_of_memory, room = (
+        None if value is None else filled(nodes, value) for value in (memory_bandwidth, memory_capacity)
+    )
+    return Machine(topology, Die(each, gemm), memory or node_memory(rate_of_memory, room), energy)
 
 
 def model(name: str | Path) -> MoEModel:
@@ -263,11 +266,8 @@ def replay(run: Run, step: int, progress: Callable[[int, int], None] | None = No
         batch = jax.tree.map(lambda leaf, at=row: np.asarray(leaf[at, step]), run.steps)
         exchange = run.layer.exchange if decided.exchange is None else decided.exchange
         described = describe_model(run.layer, fabric, run.layer.mode, exchange.name)
-        batch = jax.tree.map(np.asarray, decided.tokens(batch))
-        seconds[row] = layer_seconds(replace(described, micro_batches=1), decided.share, batch, decided.served)
-        for moved in decided.movements:
-            if isinstance(moved, Movement):
-                movement[row] += movement_seconds(described, decided.stored, moved.destination > 0)
+        seconds[row] = replayed_stages(described, decided, batch)
+        movement[row] = replayed_movements(described, decided)
         if progress is not None:
             progress(row + 1, layers)
     return Replayed(seconds, movement)

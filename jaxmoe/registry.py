@@ -307,7 +307,7 @@ METRICS: Registry[Any] = Registry(
     "metric",
     "jaxmoe.metrics",
     _attributes(
-        "sweep.metrics",
+        "experiment.metrics",
         {
             "total": "TOTAL",
             "p95": "P95",

@@ -59,8 +59,7 @@ ALLOWED = {
     },  # for settings
     "experiment": RUNS,
     "sweep": RUNS | {"experiment"},
-    "codesign": RUNS | {"experiment", "sweep"},
-    "cli": RUNS | {"experiment", "sweep", "codesign", "plotting"},
+    "cli": RUNS | {"experiment", "sweep", "plotting"},
 }
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxmoe.cli.session import session
-from jaxmoe.codesign.space import read_space
 from jaxmoe.config import load_scenario
+from jaxmoe.config.hardware_space import read_space
 
 
 def runs(

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxmoe.experiment.metrics import column_of, is_finite
 from jaxmoe.plotting.report import SweepData
-from jaxmoe.sweep.answers import Winner, best
+from jaxmoe.sweep.analysis import Winner, best
 from jaxmoe.sweep.folder import SweepFolder
-from jaxmoe.sweep.metrics import column_of, is_finite
 
 DRAWN = 1500  # points, and cases: parallel coordinates of more take seconds where no GPU draws them
 MOST_METRICS = 4
@@ -37,7 +37,7 @@ def sweep_data(folder: SweepFolder, summary: Mapping[str, Any]) -> SweepData:
         winners=[won[case].row for case in shown],
         behind=[won[case].behind for case in shown],
         wins=_wins(won) if "strategy" in folder.axes else {},
-        worth=folder.worth(),
+        worth=folder.elasticities(),
         notes=_notes(folder, summary),
     )
 

@@ -13,15 +13,15 @@ from rich.table import Table
 from jaxmoe.cli.session import Interrupts, OutputFolder, messages
 from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.cli.sweep_answers import draw_map, map_axes, print_limits, tell_effects
+from jaxmoe.experiment.metrics import Row, column_of
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.plotting.style import time_unit
 from jaxmoe.registry import METRICS
-from jaxmoe.sweep.access import locked, writing
-from jaxmoe.sweep.answers import METHOD, Elasticities, Winner, check_metrics, check_searched, limits, winners
-from jaxmoe.sweep.answers import elasticities as worth
-from jaxmoe.sweep.answers import pareto as front
+from jaxmoe.sweep.analysis import METHOD, Elasticities, Winner, check_metrics, check_searched, limits, winners
+from jaxmoe.sweep.analysis import elasticities as worth
+from jaxmoe.sweep.analysis import pareto as front
 from jaxmoe.sweep.explanation import Explanation, explained, find_point
-from jaxmoe.sweep.metrics import Row, column_of
+from jaxmoe.sweep.folder_lock import locked, writing
 from jaxmoe.sweep.points import Space, SweepError
 from jaxmoe.sweep.results import ELASTICITIES, MANIFEST, POINTS, STUDY, Results
 from jaxmoe.sweep.run import Progress as Report

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.plotting import plot_wins
-from jaxmoe.sweep.answers import Winner
+from jaxmoe.sweep.analysis import Winner
 from jaxmoe.sweep.effects import Effects, effects
 from jaxmoe.sweep.points import SweepError
 from jaxmoe.sweep.run import Sweep

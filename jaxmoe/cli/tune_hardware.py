@@ -13,14 +13,13 @@ from rich.table import Table
 
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.show import print_table, print_warnings
-from jaxmoe.codesign.choices import Tried, tune_space
-from jaxmoe.codesign.descent import MET
-from jaxmoe.codesign.run import HardwareResult, Met
-from jaxmoe.codesign.space import SYSTEM, read_space
 from jaxmoe.config import Scenario, resolved
+from jaxmoe.config.hardware_space import SYSTEM, read_space
 from jaxmoe.config.loader import override_values
 from jaxmoe.engine import LayerTime
 from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.codesign.discrete import TriedChoice, tune_space
+from jaxmoe.experiment.codesign.search import HardwareResult
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.summary import per_layer, surroundings
 from jaxmoe.files import atomic_write
@@ -29,6 +28,8 @@ from jaxmoe.placement.named import compared_strategies
 from jaxmoe.plotting import plot_starts
 from jaxmoe.plotting.style import time_unit
 from jaxmoe.registry import METRICS
+from jaxmoe.tune.machine.augmented_lagrangian import MET
+from jaxmoe.tune.machine.shadow_prices import PricedConstraint
 
 SCENARIO, PLAN, GATE = "scenario.yaml", "plan.npz", "gate.npz"
 
@@ -125,7 +126,7 @@ def _name(result: HardwareResult) -> str:
 # For programs.
 
 
-def _summary(result: HardwareResult, tried: list[Tried], command: str) -> dict[str, Any]:
+def _summary(result: HardwareResult, tried: list[TriedChoice], command: str) -> dict[str, Any]:
     """Times are seconds; constraints have the units of their expressions."""
     problem, best = result.problem, result.best
     column = METRICS[problem.space.objective].column
@@ -169,14 +170,14 @@ def _size(scenario: Scenario, times: LayerTime) -> dict[str, Any]:
     return {"batch_tokens": scenario.workload.batch_tokens, **stages, **means}
 
 
-def _constraint(met: Met, column: str) -> dict[str, Any]:
+def _constraint(met: PricedConstraint, column: str) -> dict[str, Any]:
     return {
         "constraint": met.constraint.text,
         "left": met.left,
         "right": met.right,
         "slack": met.slack,
         "relative_excess": met.excess,
-        f"{column}_per_unit_of_limit": _finite(met.worth),
+        f"{column}_per_unit_of_limit": _finite(met.shadow_price),
         "percent_per_percent_of_limit": None if met.elasticity is None else _finite(met.elasticity),
     }
 
@@ -198,7 +199,7 @@ def _shown(result: HardwareResult) -> tuple[float, str]:
     return time_unit(result.best.metric) if column.endswith("_s") else (1.0, "")
 
 
-def _print(result: HardwareResult, tried: list[Tried], command: str) -> None:
+def _print(result: HardwareResult, tried: list[TriedChoice], command: str) -> None:
     _print_numbers(result)
     if tried:
         _print_choices(result, tried)
@@ -231,7 +232,7 @@ def _print_numbers(result: HardwareResult) -> None:
     print_table(table)
 
 
-def _print_choices(result: HardwareResult, tried: list[Tried]) -> None:
+def _print_choices(result: HardwareResult, tried: list[TriedChoice]) -> None:
     """What every combination of choices came to in a short search, the best first."""
     factor, unit = _shown(result)
     table = Table(title=f"choices after a short search, {result.problem.space.objective} {unit}".strip())
@@ -244,7 +245,7 @@ def _print_choices(result: HardwareResult, tried: list[Tried]) -> None:
     print_table(table)
 
 
-def _best_first(result: HardwareResult, tried: list[Tried]) -> list[Tried]:
+def _best_first(result: HardwareResult, tried: list[TriedChoice]) -> list[TriedChoice]:
     sign = 1 if METRICS[result.problem.space.objective].lower_is_better else -1
     return sorted(tried, key=lambda each: np.inf if each.metric is None else sign * each.metric)
 
@@ -257,8 +258,8 @@ def _print_constraints(result: HardwareResult) -> None:
         table.add_column(column, justify="right")
     for met in result.best.constraints:
         slack = "none" if abs(met.excess) < MET else f"{met.slack:.4g}"
-        worth = ["-" if value is None else f"{value:.4g}" for value in (met.worth * factor, met.elasticity)]
-        table.add_row(escape(met.constraint.text), f"{met.left:.5g}", f"{met.right:.5g}", slack, *worth)
+        price = ["-" if value is None else f"{value:.4g}" for value in (met.shadow_price * factor, met.elasticity)]
+        table.add_row(escape(met.constraint.text), f"{met.left:.5g}", f"{met.right:.5g}", slack, *price)
     print_table(table)
 
 

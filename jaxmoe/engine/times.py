@@ -110,6 +110,13 @@ class LayerTime(eqx.Module):
         """Times whose busy seconds are means over the first leading axis, the batches of a layer."""
         return eqx.tree_at(lambda t: t.busy, self, jax.tree.map(lambda leaf: leaf.mean(axis=0), self.busy))
 
+    def by_layer(self) -> "LayerTime":
+        """Times of steps [step, layer] as those of batches are, [layer, batch]; busy seconds are means over steps."""
+        turned = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), (self.stages, self.total, self.energy, self.delay))
+        stages, total, energy, delay = turned
+        busy = jax.tree.map(lambda leaf: leaf.mean(axis=0), self.busy)
+        return LayerTime(stages, busy, total, energy, delay, self.blocks)
+
     def without_busy(self) -> "LayerTime":
         """Times without what keeps resources busy, which is large over many steps."""
         return LayerTime(self.stages, {}, self.total, self.energy, self.delay, self.blocks)

@@ -45,6 +45,11 @@ from jaxmoe.tune.settings import HYBRIDS
 EVALUATION_SEEDS = 2**64
 
 
+# Keys and sections of a scenario that decide which trace a run is on, and which batches are drawn from it, whatever
+# the machine. A sweep over any other number draws them once.
+TRACE_KEYS = ("workload.trace", "model.num_experts", "model.top_k", "model.moe_layer_ids")
+BATCH_KEYS = ("workload.batch_tokens", "evaluation")
+
 Source = GatingTrace | LoadCounts
 
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Array
 
-from jaxmoe.engine import is_tensor_parallel
+from jaxmoe.engine import LayerModel, is_tensor_parallel
 from jaxmoe.experiment.inputs import Inputs, OptionError
 from jaxmoe.placement import (
     Placement,
@@ -22,6 +23,7 @@ from jaxmoe.traces import GatingTrace
 
 TUNED = "tuned"
 GATHERED = "tuned_gathered"  # what the search itself ended with, before the comparison with shipped strategies
+PLACEMENT_KEYS = ("seed", "strategies")  # of a scenario, on which the standard placements depend beside trace and nodes
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,12 @@ def strategy(
         note = inputs.exchange(partial[0]).note or f"the exchange {partial[0]} leaves traffic out"
         return Strategy(name, placement, comparable=False, note=note)
     return Strategy(name, placement)
+
+
+def decides_fit(model: LayerModel) -> tuple[Array, ...]:
+    """Numbers of the model that say whether a placement fits; none where memory holds whatever is asked of it."""
+    capacity = model.machine.capacity
+    return () if capacity is None else (model.costs.expert_bytes, capacity)
 
 
 def given_plans(

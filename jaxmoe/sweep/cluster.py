@@ -15,10 +15,10 @@ from typing import Any
 
 import jax
 
+from jaxmoe.experiment.parametric import ParametricRun
+from jaxmoe.sweep.compile_groups import Group
 from jaxmoe.sweep.evaluation import Engine, Evaluated, Measured, most_points
-from jaxmoe.sweep.groups import Group
 from jaxmoe.sweep.points import SweepError
-from jaxmoe.sweep.setting import Setting
 
 CONNECT_S = 5.0
 AHEAD = 2  # chunks handed out for each worker: one to evaluate, one to follow
@@ -88,19 +88,19 @@ class Cluster:
         import ray
 
         handed: dict[Any, tuple[Group, slice]] = {}
-        setting, shared = None, None
+        run, shared = None, None
         precision = jax.config.values["jax_default_matmul_precision"]  # of float32 products, set by the command
         for group in groups:
-            if group.setting is None:
+            if group.run is None:
                 yield group, slice(None), None
                 continue
-            if setting is not group.setting:
-                setting, shared = group.setting, ray.put(group.setting)
+            if run is not group.run:
+                run, shared = group.run, ray.put(group.run)
             for part in _parts(len(group.points), most_points(self.searched)):
                 while len(handed) >= AHEAD * self.devices:
                     yield from self._ready(handed)
-                chunk = replace(group, points=group.points[part], setting=None)
-                # In a list, a reference is handed on as it is: only a worker that lacks the setting fetches it.
+                chunk = replace(group, points=group.points[part], run=None)
+                # In a list, a reference is handed on as it is: only a worker that lacks the run fetches it.
                 task = self._evaluate([shared], chunk, self.memory_bytes, self.searched, precision)
                 handed[task] = group, part
         while handed:
@@ -114,7 +114,7 @@ class Cluster:
             ray.shutdown()
 
     def _ready(self, handed: dict[Any, tuple[Group, slice]]) -> Iterator[Evaluated]:
-        """What is ready of the chunks handed out, after some time."""
+        """Chunks handed out that are ready, after some time."""
         import ray
 
         self._check()
@@ -141,7 +141,7 @@ def _parts(points: int, most: int) -> Iterator[slice]:
 
 # In a worker.
 
-_setting: tuple[str, Setting] | None = None  # the last, by the name of its reference
+_run: tuple[str, ParametricRun] | None = None  # the last, by the name of its reference
 
 
 @cache
@@ -157,13 +157,13 @@ def _evaluate(
 ) -> Answer:
     import ray
 
-    global _setting
+    global _run
     (reference,) = shared
-    if _setting is None or _setting[0] != reference.hex():
-        _setting = reference.hex(), ray.get(reference)
+    if _run is None or _run[0] != reference.hex():
+        _run = reference.hex(), ray.get(reference)
     engine = _engine(memory_bytes, searched)
     before = engine.compiles, engine.too_large
     with jax.default_matmul_precision(precision):
-        parts = [*engine.chunks(replace(chunk, setting=_setting[1]))]
+        parts = [*engine.chunks(replace(chunk, run=_run[1]))]
     node = ray.get_runtime_context().get_node_id()
     return parts, engine.compiles - before[0], engine.too_large - before[1], node

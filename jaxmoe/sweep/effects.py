@@ -16,7 +16,7 @@ from itertools import combinations, pairwise
 import numpy as np
 from jaxtyping import Float
 
-from jaxmoe.sweep.metrics import Row, column_of, is_finite
+from jaxmoe.experiment.metrics import Row, column_of, is_finite
 from jaxmoe.sweep.points import Point, Space, SweepError
 
 DEGREE = 4  # of the polynomials

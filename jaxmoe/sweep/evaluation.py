@@ -2,8 +2,8 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +11,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from jaxmoe.engine import LayerModel, evaluate
-from jaxmoe.network import AbstractExchange, Congestion
+from jaxmoe.engine.times import COMPUTE
+from jaxmoe.experiment.metrics import Measured, busy_by_kind
+from jaxmoe.experiment.parametric import ParametricRun, outcome_at
 from jaxmoe.registry import METRICS
-from jaxmoe.relax import AbstractReduction
-from jaxmoe.sweep.groups import Group
-from jaxmoe.sweep.metrics import Measured, Outcome, busy_by_kind
+from jaxmoe.sweep.compile_groups import Group
 from jaxmoe.sweep.rollouts import rolled_out
-from jaxmoe.sweep.searches import Searches
-from jaxmoe.sweep.setting import Setting
-from jaxmoe.traces import Batch
+from jaxmoe.sweep.search_metrics import SearchMetrics
+from jaxmoe.tune.machine.designs import EvaluationArguments
 
 MOST = 2048  # points of a chunk: as many as are lost at most when a sweep is killed
 MOST_SEARCHED = 64  # where metrics take a search for every one of them
@@ -34,56 +32,36 @@ def most_points(searched: Sequence[str]) -> int:
     return min(MOST, MOST_SEARCHED) if searched else MOST
 
 
-class Given(NamedTuple):
-    """What all points of a group have in common, as arguments: constants of their own would be compiled in."""
-
-    model: LayerModel
-    share: Float[Array, "layer expert node"]
-    batches: Batch
-    exchange: AbstractExchange
-
-
 Evaluated = tuple[Group, slice, Measured | None]
 """A group, which of its points, and their metrics in NumPy; `None` where it could not be set up."""
 
 
-def given(group: Group) -> Given:
+def given(group: Group) -> EvaluationArguments:
     """The arguments of a group."""
-    setting, strategy = group.setting, group.strategy
-    assert setting is not None
+    run, strategy = group.run, group.strategy
+    assert run is not None
     assert strategy is not None
-    inputs = setting.inputs
+    inputs = run.inputs
     share = jnp.asarray(strategy.placement.share)
-    return Given(inputs.model, share, setting.batches, inputs.exchange(group.exchange))
+    return EvaluationArguments(inputs.model, share, run.batches, inputs.exchange(group.exchange))
 
 
-def outcome_at(
-    setting: Setting, numbers: Float[Array, " key"], common: Given, reduction: AbstractReduction | None = None
-) -> Outcome:
-    """Times of one point, [layer, batch] and [layer, resource], exact without a `reduction`; and its machine."""
-    model = setting.model(numbers, common.model)
-    if reduction is None:
-        assert isinstance(model.time_model, Congestion)
-        # Points of a group share their flows: pairs of nodes that they use are found once for all.
-        model = replace(model, time_model=replace(model.time_model, pair_by_pair=True))
-    times = evaluate(model, common.share, common.batches, common.exchange, reduction=reduction)
-    return Outcome(times, model.machine, common.batches.weight.sum(axis=-1).mean())
-
-
-def metrics_at(setting: Setting, numbers: Float[Array, " key"], common: Given) -> Measured:
+def metrics_at(run: ParametricRun, numbers: Float[Array, " key"], common: EvaluationArguments) -> Measured:
     """All metrics of one point."""
-    outcome = outcome_at(setting, numbers, common)
+    outcome = outcome_at(run, numbers, common)
     busy = jnp.concatenate([*busy_by_kind(outcome.times).values()])
     return Measured(jnp.stack([metric(outcome) for metric in METRICS.values()]), busy.argmax())
 
 
-def resources(setting: Setting) -> list[tuple[str, int]]:
+def resources(run: ParametricRun) -> list[tuple[str, int]]:
     """Kind and index of every resource, in the order that `Measured.busiest` counts them."""
-    topology = setting.inputs.model.machine.topology
+    machine = run.inputs.model.machine
+    topology = machine.topology
     limits = (topology.injection_bandwidth, topology.ejection_bandwidth)
     ports = sum(topology.num_nodes for limit in limits if limit is not None)
-    counts = {"link": topology.num_links, "node": topology.num_nodes, "port": ports}
-    return [(kind, index) for kind, count in counts.items() for index in range(count)]
+    counts = {"link": topology.num_links, COMPUTE: topology.num_nodes, "port": ports}
+    counts |= {name: len(level.bandwidth) for name, level in machine.levels.items()}
+    return [(kind, index) for kind, count in sorted(counts.items()) for index in range(count)]
 
 
 Compiled = Callable[..., Any]
@@ -91,7 +69,7 @@ Compiled = Callable[..., Any]
 
 @dataclass
 class Engine:
-    """Compiles and evaluates. Groups of one setting, form of exchange, shape and about one size share what is compiled.
+    """Compiles and evaluates. Groups of one run, form of exchange, shape and about one size share what is compiled.
 
     `memory_bytes` is what a chunk may take in all, `searched` names metrics that take a search. `compiles` counts
     compilations, `too_large` those of them whose chunks would have taken more memory.
@@ -104,8 +82,8 @@ class Engine:
     too_large: int = 0
     _compiled: dict[tuple, list[tuple[Compiled, int]]] = field(default_factory=dict)
     _fitting: dict[tuple, int] = field(default_factory=dict)  # points of a chunk, where memory limits them
-    _setting: Setting | None = None
-    _searches: Searches = field(default_factory=Searches)
+    _run: ParametricRun | None = None
+    _searches: SearchMetrics = field(default_factory=SearchMetrics)
 
     def __post_init__(self) -> None:
         self.most = self.most or most_points(self.searched)
@@ -119,10 +97,10 @@ class Engine:
     def evaluated(self, groups: Iterable[Group]) -> Iterator[Evaluated]:
         """All points of these groups."""
         for group in groups:
-            if group.setting is None:
+            if group.run is None:
                 yield group, slice(None), None
             elif group.system is not None:
-                yield from rolled_out(group, resources(group.setting))
+                yield from rolled_out(group, resources(group.run))
             else:
                 yield from ((group, part, measured) for part, measured in self.chunks(group))
 
@@ -131,11 +109,11 @@ class Engine:
 
     def chunks(self, group: Group) -> Iterator[tuple[slice, Measured]]:
         """Which points of a group, and their metrics in NumPy."""
-        setting, common, exact = group.setting, given(group), group.numbers
+        run, common, exact = group.run, given(group), group.numbers
         numbers = exact.astype(np.float32)
-        assert setting is not None
+        assert run is not None
         common = jax.device_put(common, self._same)
-        function, size = self._function(setting, len(group.points), common)
+        function, size = self._function(run, len(group.points), common)
         for start in range(0, len(numbers), size):
             rows = numbers[start : start + size]
             padded = np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), axis=0)])
@@ -145,12 +123,12 @@ class Engine:
             found = self._searches.found(group, exact[part], self.searched)
             yield part, Measured(metrics, busiest, found)
 
-    def _function(self, setting: Setting, points: int, common: Given) -> tuple[Compiled, int]:
-        """What evaluates a chunk, and the points of one."""
-        if setting is not self._setting:
-            self._compiled.clear()  # points come setting by setting
+    def _function(self, run: ParametricRun, points: int, common: EvaluationArguments) -> tuple[Compiled, int]:
+        """The compiled function of a chunk, and the points of one."""
+        if run is not self._run:
+            self._compiled.clear()  # points come run by run
             self._fitting.clear()
-            self._setting = setting
+            self._run = run
         leaves, structure = jax.tree.flatten(common)
         key = (structure, *(leaf.shape for leaf in leaves))  # all rings have one structure
         wanted = self._even(-(-points // -(-points // self.most)))
@@ -159,23 +137,23 @@ class Engine:
         for compiled, size in known:
             if wanted <= FAR * size and size <= FAR * wanted:
                 return compiled, size
-        known.append(self._compile_to_fit(setting, common, wanted))
+        known.append(self._compile_to_fit(run, common, wanted))
         if known[-1][1] < wanted:
             self._fitting[key] = known[-1][1]
         return known[-1]
 
-    def _compile_to_fit(self, setting: Setting, common: Given, size: int) -> tuple[Compiled, int]:
+    def _compile_to_fit(self, run: ParametricRun, common: EvaluationArguments, size: int) -> tuple[Compiled, int]:
         """Compile for a chunk and ask what memory it takes; where that is too much, for as many as the limit allows.
 
         What even the least chunk takes is taken.
         """
-        compiled, taken = self._compile(setting, common, size)
+        compiled, taken = self._compile(run, common, size)
         while taken > self.memory_bytes and size > self.devices:
             self.too_large += 1
             # Memory grows with the points of a block but for a fixed part: a little less spares another attempt.
             block = _block(size // self.devices)
             size = max(min(int(0.9 * block * self.memory_bytes / taken), block - 1), 1) * self.devices
-            compiled, taken = self._compile(setting, common, size)
+            compiled, taken = self._compile(run, common, size)
         return compiled, size
 
     def _even(self, points: int) -> int:
@@ -183,20 +161,20 @@ class Engine:
         of_one = -(-points // self.devices)
         return (of_one if of_one <= TOGETHER else -(-of_one // TOGETHER) * TOGETHER) * self.devices
 
-    def _compile(self, setting: Setting, common: Given, points: int) -> tuple[Compiled, float]:
+    def _compile(self, run: ParametricRun, common: EvaluationArguments, points: int) -> tuple[Compiled, float]:
         """A function of numbers [point, key] and what is given, and the bytes that it takes on all devices.
 
         Blocks of points go one after the other. What is the same for all points XLA works out before the first.
         """
         at_once = _block(points // self.devices) * self.devices
 
-        def chunk(numbers: Float[Array, "point key"], common: Given) -> Measured:
+        def chunk(numbers: Float[Array, "point key"], common: EvaluationArguments) -> Measured:
             # Points of a device are successive ones, and a block has some of every device.
             blocks = jnp.swapaxes(numbers.reshape(at_once, points // at_once, numbers.shape[1]), 0, 1)
-            measured = jax.lax.map(jax.vmap(lambda each: metrics_at(setting, each, common)), blocks)
+            measured = jax.lax.map(jax.vmap(lambda each: metrics_at(run, each, common)), blocks)
             return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1).reshape(points, *leaf.shape[2:]), measured)
 
-        shape = jax.ShapeDtypeStruct((points, len(setting.keys)), jnp.float32)
+        shape = jax.ShapeDtypeStruct((points, len(run.keys)), jnp.float32)
         jitted = jax.jit(chunk, in_shardings=(self._spread, self._same), out_shardings=self._spread)
         compiled = jitted.lower(shape, common).compile()
         self.compiles += 1

@@ -1,4 +1,4 @@
-"""Why a point is as fast as it is: how long every stage keeps every resource busy, and the bound."""
+"""Time of a point by stage and resource: how long every stage keeps each of them busy, and the bound."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxmoe.engine import LayerTime
-from jaxmoe.engine.times import STAGES
+from jaxmoe.engine.times import COMPUTE, NODE, STAGES
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.strategies import standard_strategies
-from jaxmoe.sweep.groups import check_layers, with_exchange
+from jaxmoe.sweep.compile_groups import check_layers, with_exchange
 from jaxmoe.sweep.points import Point, Space, SweepError
-from jaxmoe.sweep.searches import bound_of
+from jaxmoe.sweep.search_metrics import bound_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Explanation:
         return max(self.resources, key=lambda resource: resource.busy.get(stage, 0.0))
 
     def beside(self, stage: str) -> float:
-        """What a stage takes beyond its busiest resource: delays of paths, and batches limited by another resource."""
+        """Seconds of a stage beyond its busiest resource: delays of paths, and batches limited by another resource."""
         return self.stages[stage] - self.busiest(stage).busy[stage]
 
 
@@ -94,6 +94,8 @@ def _resources(inputs: Inputs, times: LayerTime) -> list[Resource]:
     found: dict[tuple[str, int], dict[str, float]] = {}
     for stage, kinds in times.busy.items():
         for kind, seconds in kinds.items():
+            if kind == NODE:
+                continue  # it is told as its compute and its memory levels
             for index, value in enumerate(seconds.mean(axis=0)):
                 found.setdefault((kind, index), {})[stage] = float(value)
     nodes, first = inputs.num_nodes, inputs.model.machine.topology.injection_bandwidth is not None
@@ -104,7 +106,7 @@ def _resources(inputs: Inputs, times: LayerTime) -> list[Resource]:
         if kind == "port":
             sends = first and index < nodes
             return f"{'injection' if sends else 'ejection'} port of node {index % nodes}"
-        return f"node {index}"
+        return f"compute of node {index}" if kind == COMPUTE else f"channel {index} of {kind}"
 
     resources = [Resource(kind, index, place(kind, index), busy) for (kind, index), busy in found.items()]
     return sorted(resources, key=lambda resource: -resource.total)

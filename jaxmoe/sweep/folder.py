@@ -1,4 +1,4 @@
-"""A folder of a sweep read on its own: its rows, and the answers that need neither study nor scenario."""
+"""A folder of a sweep read on its own: its rows, and the analyses that need neither study nor scenario."""
 
 import json
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxmoe.sweep.answers import Winner, pareto, winners
-from jaxmoe.sweep.metrics import Row, column_of, columns, is_finite
+from jaxmoe.experiment.metrics import Row, column_of, columns, is_finite
+from jaxmoe.sweep.analysis import Winner, pareto, winners
 from jaxmoe.sweep.points import Point, SweepError
 from jaxmoe.sweep.results import AFTER, ELASTICITIES, MANIFEST, POINTS, STUDY, check_installed
 
@@ -19,7 +19,7 @@ QUANTILES = (0.05, 0.5, 0.95)
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """What a folder of a sweep holds. `metrics` are names of metrics that some row has."""
+    """Content of a sweep's folder. `metrics` are names of metrics that some row has."""
 
     path: Path
     manifest: dict[str, Any]
@@ -62,7 +62,7 @@ class SweepFolder:
         points = [Point({key: row[key] for key in self.keys}) for row in self.rows]
         return winners(points, self.rows, name)
 
-    def worth(self) -> dict[str, dict[str, tuple[float, float, float]]]:
+    def elasticities(self) -> dict[str, dict[str, tuple[float, float, float]]]:
         """By metric and number: its elasticity at the 5th percentile of points, in the median, and at the 95th.
 
         Empty where elasticities were not asked for.

@@ -10,21 +10,31 @@ from difflib import get_close_matches
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from jaxmoe.config import Scenario, Section, load_scenario_with, resolved
+from jaxmoe.config import Scenario, resolved
 from jaxmoe.config.explain import Source
-from jaxmoe.config.files import label_of
-from jaxmoe.config.loader import FOLDERS, PATHS
+from jaxmoe.config.expressions import Expression, in_order
+from jaxmoe.config.keys import (
+    PLAN,
+    SYSTEM,
+    ScenarioFile,
+    is_number,
+    is_of_system,
+    is_parameter,
+    spelled_out,
+    takes_whole_numbers,
+)
+from jaxmoe.config.loader import FOLDERS, PATHS, label_of
+from jaxmoe.config.ranges import RangeConfig
 from jaxmoe.errors import InputError
+from jaxmoe.experiment.metrics import columns
 from jaxmoe.placement.exchange import EXCHANGES
 from jaxmoe.placement.named import compared_strategies
-from jaxmoe.sweep.expressions import Expression
-from jaxmoe.sweep.metrics import columns
-from jaxmoe.sweep.study import PLAN, SYSTEM, RangeConfig, Study, axis_of, in_order, is_of_system
+from jaxmoe.sweep.study import Study, axis_of
 
 OWN = "own"  # the exchange that a strategy has where none is named, and the strategy of a system: its plan
 DEFAULTS = {"strategy": "ep_balanced", "exchange": OWN}
@@ -53,12 +63,12 @@ class Point:
 
     @cached_property
     def hash(self) -> str:
-        """The same for equal values and content, whatever the study."""
+        """Equal for equal values and content, whatever the study."""
         return _digest(self._text + self.content)
 
     @cached_property
     def values_hash(self) -> str:
-        """The same for equal values, also where a file that they name has changed."""
+        """Equal for equal values, also where a file that they name has changed."""
         return _digest(self._text)
 
     @property
@@ -75,24 +85,19 @@ def _plain(value: Any) -> Any:
     return float(value) if is_number(value) else value
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 class Space:
     """The points of a study, and scenarios at them."""
 
     def __init__(self, study: Study) -> None:
         self.study = study
         self.label = label_of(study.path)
-        self._source = Source(self.label, study.path.parent)
-        self._loaded: dict[str, dict[str, Any]] = {}
         self._contents: dict[str, str] = {}
         config = study.config
         derived = [(key, config.derived[key]) for key in in_order(config.derived)]
         self.derived = {key: Expression(str(text)) for key, text in derived}
         self.conditions = [Expression(text) for text in config.where]
         self.fixed = {key: value for key, value in config.set.items() if key not in DEFAULTS}
+        self._file = ScenarioFile(study.scenario, Source(self.label, study.path.parent), self.fixed)
         used = {key for expression in (*self.derived.values(), *self.conditions) for key in expression.keys}
         self.parameters = {key for key in (*config.axes, *self.derived) if is_parameter(key) and key in used}
         self._check_variables(used)
@@ -107,7 +112,7 @@ class Space:
 
     @property
     def identity(self) -> str:
-        """The same for studies whose points may lie in one folder: equal but for axes, conditions and metrics."""
+        """Equal for studies whose points may lie in one folder: they differ in axes, conditions and metrics alone."""
         files = _files(resolved(self.base))
         parts: list[Any] = [resolved(self.base), self.study.config.layers, *([files] if files else [])]
         parts += [self.study.config.iterations] if self.study.has_systems else []
@@ -115,15 +120,11 @@ class Space:
 
     def scenario(self, values: Mapping[str, Any]) -> Scenario:
         """The base scenario with the values of a point. Raises `ConfigError`."""
-        own = {key: value for key, value in values.items() if key not in DEFAULTS and key not in self.parameters}
-        whole = dict(_spelled_out(key, value) for key, value in (self.fixed | own).items())
-        if any(map(is_of_system, whole)) and SYSTEM not in whole:
-            whole = {f"{SYSTEM}.name": self._own_system} | whole  # where the scenario leaves it to the default
-        return load_scenario_with(self.study.scenario, whole, self._source)
+        return self._file.at(self._own(values))
 
-    @cached_property
-    def _own_system(self) -> str:
-        return load_scenario_with(self.study.scenario, {}, self._source).system.name
+    def _own(self, values: Mapping[str, Any]) -> Values:
+        """Those of these values that are keys of the scenario."""
+        return {key: value for key, value in values.items() if key not in DEFAULTS and key not in self.parameters}
 
     def content(self, values: Values) -> str:
         """A digest of what the files hold that a point's values name; nothing where they name none."""
@@ -140,7 +141,7 @@ class Space:
         except InputError:  # told when the point is set up; with another file it is another point
             return ""
         sections = {key: whole[key] for key, value in named.items() if key in FOLDERS and isinstance(value, str)}
-        spelled = [_spelled_out(key, value)[0] for key, value in named.items()]
+        spelled = [spelled_out(key, value)[0] for key, value in named.items()]
         files = {key: digest for key, digest in _files(whole).items() if any(_is_below(key, name) for name in spelled)}
         return json.dumps([sections, files], sort_keys=True) if sections or files else ""
 
@@ -151,7 +152,7 @@ class Space:
         for values in self._combined():
             view = _View(self, dict(values))
             for key, expression in self.derived.items():
-                view.known[key] = _rounded(expression(view), self._whole.get(key, False))
+                view.known[key] = _rounded(expression(view), self._integers.get(key, False))
             if all(bool(condition(view)) for condition in self.conditions):
                 given = {key: self.study.config.set.get(key, default) for key, default in DEFAULTS.items()}
                 given |= {"strategy": OWN} if self.study.has_systems else {}
@@ -163,28 +164,21 @@ class Space:
         return list(found.values())
 
     def outside(self, values: Mapping[str, Any], key: str) -> Any:
-        """What the scenario of a point has at a key that is no axis. Raises `SweepError` for an unknown one."""
-        named = {name: value for name, value in values.items() if not is_number(value) and name not in self.derived}
-        cached = json.dumps(named, sort_keys=True, default=str)
-        node: Any = self._loaded.get(cached) or self._loaded.setdefault(cached, resolved(self.scenario(named)))
-        for part in key.split("."):
-            if isinstance(node, list):
-                node = {entry.get("name"): entry for entry in node if isinstance(entry, dict)}
-            if not isinstance(node, dict) or part not in node:
-                known = [*self.study.config.axes, *self.derived, *(node if isinstance(node, dict) else ())]
-                close = get_close_matches(key, known, n=1) or get_close_matches(part, known, n=1)
-                guess = f"did you mean {close[0]}? " if close else ""
-                raise SweepError(f"{self.label}: {key!r} in an expression is no axis and no key; {guess}correct it")
-            node = node[part]
-        return node
+        """The value of a point's scenario at a key that is no axis. Raises `ConfigError` for an unknown one."""
+        named = {
+            name: value
+            for name, value in self._own(values).items()
+            if not is_number(value) and name not in self.derived
+        }
+        return self._file.value(key, named, (*self.study.config.axes, *self.derived))
 
     def behind(self, point: Point, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
         """Numbers, and behind them the values of a point, and behind these its scenario."""
         return ChainMap(dict(numbers), _View(self, point.values))  # type: ignore[arg-type]
 
     @cached_property
-    def _whole(self) -> dict[str, bool]:
-        """Whether a key takes whole numbers alone."""
+    def _integers(self) -> dict[str, bool]:
+        """Whether a key takes integers alone."""
         return {key: takes_whole_numbers(self.base, key) for key in (*self.study.config.axes, *self.derived)}
 
     def _check_names(self) -> None:
@@ -249,7 +243,7 @@ class Space:
             if isinstance(axis, RangeConfig):
                 assert axis.points is not None  # else the study would have been refused
                 numbers = axis.at(np.linspace(0, 1, axis.points))
-                columns.append([_rounded(float(number), self._whole[key]) for number in numbers])
+                columns.append([_rounded(float(number), self._integers[key]) for number in numbers])
             else:
                 columns.append(axis)
         for row in zip(*columns, strict=True):
@@ -259,7 +253,7 @@ class Space:
         """Numbers of ranges drawn together; those that are zipped share one coordinate."""
         part = self._unit_cube(len(units))
         columns = {
-            key: [_rounded(float(number), self._whole[key]) for number in self._range(key).at(part[:, at])]
+            key: [_rounded(float(number), self._integers[key]) for number in self._range(key).at(part[:, at])]
             for at, keys in enumerate(units)
             for key in keys
         }
@@ -293,18 +287,6 @@ class _View(Mapping[str, Any]):
         return len(self.known)
 
 
-def is_parameter(key: str) -> bool:
-    """Whether a key may be a variable of the study's own: no dots, and nothing that a scenario has."""
-    return "." not in key and key not in Scenario.model_fields and key not in DEFAULTS and key != PLAN
-
-
-def _spelled_out(key: str, value: Any) -> tuple[str, Any]:
-    """What the scenario calls it: `plan` is short for that of the system, and a system's name for a mapping with it."""
-    if key == PLAN:
-        return f"{SYSTEM}.{PLAN}", value
-    return key, {"name": value} if key == SYSTEM and isinstance(value, str) else value
-
-
 def _files(whole: Values) -> dict[str, str]:
     """Digests of the files that a resolved scenario has paths of, by dotted key."""
     digests: dict[str, str] = {}
@@ -319,20 +301,6 @@ def _files(whole: Values) -> dict[str, str]:
 
 def _is_below(key: str, section: str) -> bool:
     return key == section or key.startswith(f"{section}.")
-
-
-def takes_whole_numbers(section: Section, key: str) -> bool:
-    """Whether the field at a dotted key of a scenario is a whole number."""
-    *path, last = key.split(".")
-    node: Any = section
-    for part in path:
-        node = getattr(node, part, None)
-    field = type(node).model_fields.get(last) if isinstance(node, Section) else None
-    if field is None:
-        return False
-    kinds = {field.annotation, *get_args(field.annotation)}
-    kinds |= {part for kind in kinds for part in get_args(kind)}  # inside Annotated
-    return int in kinds and float not in kinds
 
 
 def _rounded(value: Any, whole: bool) -> Any:

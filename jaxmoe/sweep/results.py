@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from jaxmoe.config.keys import is_number
+from jaxmoe.experiment.metrics import SEARCHED, Row, columns
 from jaxmoe.files import atomic_write
 from jaxmoe.registry import METRICS
-from jaxmoe.sweep.answers import Elasticities
-from jaxmoe.sweep.groups import Group
-from jaxmoe.sweep.metrics import SEARCHED, Row, columns
-from jaxmoe.sweep.points import OWN, Point, Space, SweepError, is_number
+from jaxmoe.sweep.analysis import Elasticities
+from jaxmoe.sweep.compile_groups import Group
+from jaxmoe.sweep.points import OWN, Point, Space, SweepError
 
 POINTS, MANIFEST, STUDY, ELASTICITIES = "points", "manifest.json", "study.yaml", "elasticities.parquet"
 AFTER = ("busiest_kind", "busiest_index", "comparable", "note", "jaxmoe_version")  # columns after those of metrics
@@ -262,7 +263,7 @@ def _is_numeric(value: Any) -> bool:
 def row_of(point: Point, group: Group, text: frozenset[str]) -> Row:
     """A point without metrics: its hash, its values, and what there is to know of its group."""
     values = {key: _cell(value, key in text) for key, value in point.values.items()}
-    if values["exchange"] == OWN and group.setting is not None:
+    if values["exchange"] == OWN and group.run is not None:
         values["exchange"] = group.exchange
     strategy = group.strategy
     if group.system is not None and strategy is not None:

@@ -8,13 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.engine import LayerTime
-from jaxmoe.engine.times import STAGES
 from jaxmoe.errors import InputError
+from jaxmoe.experiment.metrics import Measured, Outcome, busy_by_kind
 from jaxmoe.experiment.simulation import iterations_of, setting_of
 from jaxmoe.registry import METRICS
-from jaxmoe.sweep.groups import Group
-from jaxmoe.sweep.metrics import Measured, Outcome, busy_by_kind
+from jaxmoe.sweep.compile_groups import Group
 from jaxmoe.systems import system_of
 
 TOGETHER = 8  # points that are handed on, and so written, at once
@@ -30,7 +28,7 @@ def rolled_out(group: Group, resources: list[tuple[str, int]]) -> Iterator[tuple
         try:
             rows = [_measured(group, numbers, resources) for numbers in group.numbers[part]]
         except InputError as error:
-            yield replace(group, setting=None, strategy=None, reason=str(error)), part, None
+            yield replace(group, run=None, strategy=None, reason=str(error)), part, None
             continue
         metrics, busiest = (np.stack(each) for each in zip(*rows, strict=True))
         yield group, part, Measured(metrics, busiest, [{} for _ in rows])
@@ -38,16 +36,16 @@ def rolled_out(group: Group, resources: list[tuple[str, int]]) -> Iterator[tuple
 
 def _measured(group: Group, numbers: np.ndarray, resources: list[tuple[str, int]]) -> tuple[np.ndarray, np.ndarray]:
     """All metrics of one point, and which resource is busiest, -1 where the system does not tell."""
-    setting, system, plan = group.setting, group.system, group.strategy
-    assert setting is not None
+    run, system, plan = group.run, group.system, group.strategy
+    assert run is not None
     assert system is not None
     assert plan is not None
-    inputs = setting.at(numbers)
+    inputs = run.at(numbers)
     inputs = replace(inputs, scenario=inputs.scenario.model_copy(update={"system": system}))
     steps = iterations_of(inputs, group.iterations)
     made = system_of(system.name, **system.model_dump(exclude={"name", "plan"}))
-    *_, run = made.runs(setting_of(inputs, plan, steps.history)).values()  # the last is the system itself
-    times = _by_layer(run.rollout(steps.batches).time, inputs.num_nodes)
+    *_, rollout = made.runs(setting_of(inputs, plan, steps.history)).values()  # the last is the system itself
+    times = jax.tree.map(jnp.asarray, rollout.rollout(steps.batches).time.by_layer())
     outcome = Outcome(times, inputs.model.machine, jnp.asarray(float(inputs.scenario.workload.batch_tokens)))
     busy = busy_by_kind(times)
     counts = {kind: sum(each == kind for each, _ in resources) for kind, _ in resources}
@@ -59,17 +57,3 @@ def _measured(group: Group, numbers: np.ndarray, resources: list[tuple[str, int]
 def _of_size(busy: Any, count: int) -> np.ndarray:
     """Busy seconds of so many resources; none where the system counts others."""
     return np.asarray(busy) if len(busy) == count else np.zeros(count)
-
-
-def _by_layer(time: LayerTime, nodes: int) -> LayerTime:
-    """Times [step, layer] as those of strategies are, [layer, batch]; NaN for a stage that a system does not have.
-
-    Energy is not told of systems.
-    """
-    none = np.full(time.total.shape, np.nan)
-    stages = dict.fromkeys(STAGES, none) | time.stages
-    busy = {stage: {kind: seconds.mean(axis=0) for kind, seconds in of.items()} for stage, of in time.busy.items()}
-    computing = {"node": np.full((time.total.shape[1], nodes), np.nan)} | busy.get("compute", {})
-    stages, total = jax.tree.map(lambda leaf: np.swapaxes(leaf, 0, 1), (stages, time.total))
-    energy = {"of systems": np.full(total.shape, np.nan)}
-    return jax.tree.map(jnp.asarray, LayerTime(stages, busy | {"compute": computing}, total, energy))

@@ -9,16 +9,18 @@ from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 
-from jaxmoe.config import HardwareConfig, build_machine, unstated_energy
+from jaxmoe.config import HardwareConfig, unstated_energy
+from jaxmoe.config.keys import is_number
 from jaxmoe.errors import InputError
+from jaxmoe.experiment.metrics import Row, is_finite
+from jaxmoe.experiment.stated_metrics import parts_of, unstated
 from jaxmoe.registry import METRICS
-from jaxmoe.sweep.access import locked, writing
-from jaxmoe.sweep.answers import best
+from jaxmoe.sweep.analysis import best
 from jaxmoe.sweep.cluster import Cluster, check_address
+from jaxmoe.sweep.compile_groups import Group, groups_of
 from jaxmoe.sweep.evaluation import Engine, Measured, resources
-from jaxmoe.sweep.groups import Group, groups_of
-from jaxmoe.sweep.metrics import Row, is_finite
-from jaxmoe.sweep.points import Point, Space, SweepError, is_number
+from jaxmoe.sweep.folder_lock import locked, writing
+from jaxmoe.sweep.points import Point, Space, SweepError
 from jaxmoe.sweep.results import Results, check_installed, row_of, text_columns, with_metrics
 from jaxmoe.sweep.study import Study
 
@@ -28,7 +30,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Sweep:
-    """What came out. `rows` are those of the study's points, in their order; seconds are of this run."""
+    """Result of a sweep. `rows` are those of the study's points, in their order; seconds are of this run."""
 
     space: Space
     points: list[Point]
@@ -82,7 +84,7 @@ def _run(
     text = text_columns(points, results.there)
     known = [point for point in points if point.hash in rows]
     wanted = tuple(dict.fromkeys((*study.config.metrics, *names)))
-    check_stated(space, wanted, points)
+    _check_stated(space, wanted, points)
     done = 0
 
     def check(*_: int) -> None:
@@ -135,34 +137,19 @@ def _chunk(group: Group, part: slice, measured: Measured | None, text: frozenset
     rows = [row_of(point, group, text) for point in group.points[part]]
     if measured is None:
         return rows
-    assert group.setting is not None
-    busy = resources(group.setting)
+    assert group.run is not None
+    busy = resources(group.run)
     return [
         with_metrics(row, metrics, busy[int(busiest)] if busiest >= 0 else (None, None), found)
         for row, metrics, busiest, found in zip(rows, *measured, strict=True)
     ]
 
 
-EXAMPLES = {"energy": "link.energy_pJ_per_B", "area": "die.area_mm2", "price": "die.price"}  # of what to state
-
-
-def check_stated(space: Space, wanted: Sequence[str], points: Sequence[Point]) -> None:
-    """Raise `SweepError` for a metric that is wanted and that no machine of the study states, or no system tells."""
-    parts = {name: METRICS[name].part for name in wanted if name in METRICS and METRICS[name].part}
-    if space.study.has_systems and "energy" in parts.values():
-        name = next(name for name, part in parts.items() if part == "energy")
-        raise SweepError(f"{space.label}: the metric {name} is wanted, but systems do not tell it; leave it out")
-    machines = [build_machine(hardware) for hardware in _machines(space, points)] if parts else []
-    for name, part in parts.items():
-        if machines and not any(map(METRICS[name].is_stated, machines)):
-            raise SweepError(
-                f"{space.label}: the metric {name} is wanted, but no machine of the study states any {part}; "
-                f"{_to_state(part)}leave {name} out"
-            )
-
-
-def _to_state(part: str) -> str:
-    return f"write for example hardware.{EXAMPLES[part]} under set, or " if part in EXAMPLES else ""
+def _check_stated(space: Space, wanted: Sequence[str], points: Sequence[Point]) -> None:
+    """Raise `InputError` for a metric that is wanted and that no machine of the study states."""
+    parts = parts_of(wanted)
+    if reason := unstated(wanted, _machines(space, points) if parts else []):
+        raise SweepError(f"{space.label}: {reason}")
 
 
 def _machines(space: Space, points: Sequence[Point]) -> list[HardwareConfig]:
@@ -178,7 +165,7 @@ def _machines(space: Space, points: Sequence[Point]) -> list[HardwareConfig]:
 
 
 def _notes(results: Results, points: list[Point], known: Mapping[str, Row], wanted: Sequence[str]) -> list[str]:
-    """What a reader has to know: files set aside, rows of other versions, points without metrics or not comparable."""
+    """Notes for a reader: files set aside, rows of other versions, points without metrics or not comparable."""
     rows = [known[point.hash] for point in points]
     notes = [
         f"{name} could not be read: it was set aside, and its points were computed anew" for name in results.damaged

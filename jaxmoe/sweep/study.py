@@ -1,75 +1,20 @@
 """A study as a user describes it: a scenario, axes over anything in it, how to sample them, and what to measure."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
+from graphlib import CycleError
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import numpy as np
-from jaxtyping import Float
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from jaxmoe.config import ConfigError, RuleError, Section, load_section
+from jaxmoe.config.expressions import check_expression, in_order
 from jaxmoe.config.files import read_mapping
+from jaxmoe.config.keys import PLAN, SYSTEM, is_of_system
+from jaxmoe.config.metric_names import ALWAYS, SEARCHED, known_metrics
+from jaxmoe.config.ranges import Count, RangeConfig, Seed, Texts
 from jaxmoe.registry import METRICS
-from jaxmoe.sweep.expressions import Expression, ExpressionError
-
-# Metrics of `jaxmoe.sweep.metrics`: a study is read before JAX is loaded.
-SEARCHED = ("bound", "tuned")  # computed where a study names them: they take a search for every machine
-ALWAYS = ("total", "p95", "dispatch", "compute", "combine", "utilisation", "communication_share", "busiest")
-
-
-def known_metrics() -> tuple[str, ...]:
-    """The names of all metrics."""
-    return (*METRICS, *SEARCHED)
-
-
-Count = Annotated[int, Field(ge=1)]
-
-PLAN, SYSTEM = "plan", "system"  # axes short for system.plan, and for system with its name alone
-
-
-def is_of_system(key: str) -> bool:
-    """Whether a key says which system runs, how, or on which plan."""
-    return key == PLAN or key.split(".")[0] == SYSTEM
-
-
-Seed = Annotated[int, Field(ge=0, lt=2**32)]
-
-
-class RangeConfig(Section):
-    """Numbers from one end to the other."""
-
-    start: float = Field(alias="from", description="the first number", examples=[10])
-    stop: float = Field(alias="to", description="the last number", examples=[100])
-    points: Count | None = Field(default=None, description="how many numbers a grid has", examples=[5])
-    scale: Literal["linear", "log"] = Field(
-        default="linear", description="whether equal steps are differences or ratios", examples=["log"]
-    )
-
-    @model_validator(mode="after")
-    def _has_a_logarithm(self) -> "RangeConfig":
-        if self.scale == "log" and min(self.start, self.stop) <= 0:
-            raise RuleError(("scale",), self.scale, "linear where an end is not above 0", "Raise the end")
-        return self
-
-    def at(self, part: Float[np.ndarray, " point"]) -> Float[np.ndarray, " point"]:
-        """The numbers at parts of the way, 0 to 1."""
-        if self.scale == "log":
-            values = self.start * (self.stop / self.start) ** part
-        else:
-            values = self.start + (self.stop - self.start) * part
-        ends = np.where(part == 0, self.start, np.where(part == 1, self.stop, values))  # as written, not rounded
-        return ends.astype(float)
-
-    def parts(self, numbers: Float[np.ndarray, " point"]) -> Float[np.ndarray, " point"]:
-        """Where numbers are on the way, 0 to 1; all at 0 where both ends are one."""
-        ends = np.array([self.start, self.stop])
-        if self.scale == "log":
-            ends, numbers = np.log(ends), np.log(numbers)
-        return (numbers - ends[0]) / ((ends[1] - ends[0]) or 1.0)
 
 
 class SampleConfig(Section):
@@ -104,10 +49,6 @@ class SampleConfig(Section):
     def count(self) -> int | None:
         """Points drawn from the ranges; `None` for a grid."""
         return self.latin_hypercube or self.sobol
-
-
-# Strict mode would refuse the list that YAML gives; the entries stay strict.
-Texts = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class StudyConfig(Section):
@@ -262,20 +203,6 @@ def axis_of(value: Any, keys: tuple[str | int, ...]) -> RangeConfig | list[Any]:
         where = ".".join(str(part) for part in problem["loc"])
         expected = f"{{from: .., to: .., points: .., scale: linear|log}} ({where or 'scale'}: {reason})"
         raise RuleError(keys, value, expected, "Correct it") from None
-
-
-def in_order(derived: Mapping[str, str | int | float]) -> list[str]:
-    """Derived keys, each after those that it needs. Raises `CycleError` where they need each other."""
-    needs = {key: [other for other in Expression(str(text)).keys if other in derived] for key, text in derived.items()}
-    return list(TopologicalSorter(needs).static_order())
-
-
-def check_expression(keys: tuple[str | int, ...], text: str) -> None:
-    """Raise `RuleError` for what is no expression."""
-    try:
-        Expression(text)
-    except ExpressionError as error:
-        raise RuleError(keys, text, f"an expression ({error})", "Correct it") from None
 
 
 @dataclass(frozen=True)

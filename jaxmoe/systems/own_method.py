@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.des import layer_seconds, movement_seconds
+from jaxmoe.des import LayerDescription, layer_seconds, movement_seconds
 from jaxmoe.engine import AbstractMethod, Decisions, LayerExchanges, LayerTime, Movement, rollout
 from jaxmoe.engine.times import MOVEMENTS
 from jaxmoe.settings import made, settings_of
@@ -26,7 +26,7 @@ class MethodSystem(AbstractSystem):
     values: Mapping[str, Any]
 
     def runs(self, setting: Setting) -> dict[str, AbstractRun]:
-        wants_plan = "share" in {field.name for field in fields(self.kind)}  # type: ignore[arg-type]
+        wants_plan = "share" in {field.name for field in fields(self.kind)}
         given = {"share": jnp.asarray(setting.share, jnp.float32)} if wants_plan else {}
         method = made(self.kind, self.values, settings_of(self.kind), **given)
         return Static().runs(setting) | {self.called: MethodRun(setting, method)}
@@ -53,21 +53,32 @@ class MethodRun(AbstractRun):
     def _decided(self, rolled: Rolled, step: int, row: int) -> Decisions:
         return jax.tree.map(lambda leaf: leaf[step, row], rolled.kept)
 
+    def _described(self, row: int) -> LayerDescription:
+        return self.setting.describe(self.setting.mode, self.setting.exchange[row])
+
     def replay(self, rolled: Rolled, batch: Batch, step: int, row: int) -> float:
-        decided = self._decided(rolled, step, row)
-        layer = replace(self.setting.describe(self.setting.mode, self.setting.exchange[row]), micro_batches=1)
-        batch = jax.tree.map(np.asarray, decided.tokens(batch))
-        return layer_seconds(layer, decided.share, batch, decided.served)
+        return replayed_stages(self._described(row), self._decided(rolled, step, row), batch)
 
     def replay_movement(self, rolled: Rolled, step: int, row: int) -> float:
-        decided = self._decided(rolled, step, row)
-        layer = self.setting.describe(self.setting.mode, self.setting.exchange[row])
-        stored = decided.stored.astype(float)
-        moved = [each for each in decided.movements if isinstance(each, Movement)]
-        return sum(movement_seconds(layer, stored, each.destination > 0) for each in moved)
+        return replayed_movements(self._described(row), self._decided(rolled, step, row))
 
     def served(self, rolled: Rolled, step: int, row: int) -> np.ndarray | None:
-        return self._decided(rolled, step, row).served
+        served = self._decided(rolled, step, row).served
+        return None if served is None else np.asarray(served)
+
+
+def replayed_stages(layer: LayerDescription, decided: Decisions, batch: Batch) -> float:
+    """Seconds of one layer's whole batch in the event simulator, stage after stage; leaves are [token, ...]."""
+    served = None if decided.served is None else np.asarray(decided.served)
+    batch = jax.tree.map(np.asarray, decided.tokens(batch))
+    return layer_seconds(replace(layer, micro_batches=1), np.asarray(decided.share), batch, served)
+
+
+def replayed_movements(layer: LayerDescription, decided: Decisions) -> float:
+    """Seconds of the weights that travel, each movement with the network to itself."""
+    stored = np.asarray(decided.stored, float)
+    moved = [each for each in decided.movements if isinstance(each, Movement)]
+    return float(sum(movement_seconds(layer, stored, np.asarray(each.destination) > 0) for each in moved))
 
 
 def _means(facts: Mapping[str, Any]) -> dict[str, float]:

@@ -4,13 +4,13 @@ import argparse
 import time
 from pathlib import Path
 
-from jaxmoe.codesign import read_space
-from jaxmoe.codesign.problem import hardware_problem
-from jaxmoe.codesign.run import tune_hardware
+from jaxmoe.config.expressions import Expression
+from jaxmoe.config.hardware_space import read_space
 from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.codesign.problem import hardware_problem
+from jaxmoe.experiment.codesign.search import tune_hardware
 from jaxmoe.files import write_table
 from jaxmoe.sweep import read_study, run_sweep
-from jaxmoe.sweep.expressions import Expression
 
 HERE = Path(__file__).parent
 SPACES = {"gradient": "budget_space.yaml", "gradient, with placement": "budget_space_tuned.yaml"}
@@ -49,7 +49,7 @@ def gradient(name: str, file: str) -> dict[str, object]:
         "cost": budget.left,
         "strategy": result.best.strategy.name,
         "residual": result.best.residual,
-        "us_per_unit_of_cost": budget.worth * 1e6,
+        "us_per_unit_of_cost": budget.shadow_price * 1e6,
         "seconds": time.perf_counter() - start,
     } | {key: result.best.numbers[key] for key in problem.keys}
 

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 from space import HERE, MESH, STUDY, TOKENS
 
-from jaxmoe.codesign import read_space
-from jaxmoe.codesign.choices import Tried, tune_space
-from jaxmoe.codesign.run import HardwareResult
-from jaxmoe.codesign.space import SpaceFile
+from jaxmoe.config.hardware_space import SpaceFile, read_space
 from jaxmoe.experiment.clock import StageClock
-from jaxmoe.experiment.table import Table, make_tables, study_options
+from jaxmoe.experiment.codesign.discrete import TriedChoice, tune_space
+from jaxmoe.experiment.codesign.search import HardwareResult
 from jaxmoe.files import read_table
-from jaxmoe.placement.named import compared_strategies
 from jaxmoe.sweep import Space, Study, read_study
+
+TABLE = HERE / "gradient_space.csv"
+Found = tuple[HardwareResult, list[TriedChoice], float]  # with the seconds of the search
 
 
 def limit_of(file: SpaceFile) -> float:
@@ -40,7 +40,7 @@ def grid_best(rows: Sequence[dict[str, str]], tokens: int, limit: float) -> dict
     return min(within, key=lambda row: float(row["total_us"]))
 
 
-def search(file: SpaceFile, study: Study, tokens: int) -> tuple[HardwareResult, list[Tried], float]:
+def search(file: SpaceFile, study: Study, tokens: int) -> Found:
     """What `jaxmoe tune --hardware` does at a size of batch, and its seconds; it knows nothing of the grid."""
 
     def report(stage: str, done: int, total: int) -> None:
@@ -53,7 +53,7 @@ def search(file: SpaceFile, study: Study, tokens: int) -> tuple[HardwareResult, 
     return *found, time.perf_counter() - start
 
 
-def row_of(tokens: int, points: int, grid: dict[str, str], found: tuple[HardwareResult, list[Tried], float]) -> dict:
+def row_of(tokens: int, points: int, grid: dict[str, str], found: Found) -> dict:
     """One row; times in microseconds. `evaluations` are machines timed, forward and backward each as one."""
     result, tried, seconds = found
     (met,) = result.best.constraints
@@ -72,7 +72,7 @@ def row_of(tokens: int, points: int, grid: dict[str, str], found: tuple[Hardware
         "mesh": "x".join(map(str, result.best.scenarios[0].hardware.mesh_shape)),
         "price": met.left,
         "over_limit": met.excess,
-        "us_per_unit_of_price": met.worth * 1e6,
+        "us_per_unit_of_price": met.shadow_price * 1e6,
         "evaluations": sum(counts.values()),
         "part_of_grid": sum(counts.values()) / points,
         **{f"to_{name.replace(' ', '_')}": count for name, count in counts.items()},
@@ -82,7 +82,7 @@ def row_of(tokens: int, points: int, grid: dict[str, str], found: tuple[Hardware
     }
 
 
-def _text(each: Tried) -> str:
+def _text(each: TriedChoice) -> str:
     mesh = "x".join(map(str, each.values[MESH]))
     return f"{mesh}:{'none' if each.metric is None else format(each.metric * 1e6, '.5g')}"
 

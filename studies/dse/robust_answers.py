@@ -17,7 +17,7 @@ from jaxmoe.config import load_hardware, resolved
 from jaxmoe.plotting.report import read_loads
 from jaxmoe.registry import METRICS
 from jaxmoe.sweep import Space, Study, read_study, run_sweep
-from jaxmoe.sweep.answers import Elasticities, elasticities
+from jaxmoe.sweep.analysis import Elasticities, elasticities
 from jaxmoe.sweep.explanation import explained
 
 HERE = Path(__file__).resolve().parent

@@ -21,7 +21,7 @@ from pyarrow import dataset
 from jaxmoe.files import atomic_write, write_table
 from jaxmoe.placement.exchange import Rings, exchange_of
 from jaxmoe.sweep import Study, Sweep, read_study, run_sweep
-from jaxmoe.sweep.answers import is_efficient
+from jaxmoe.sweep.analysis import is_efficient
 
 HERE = Path(__file__).resolve().parent
 STUDY = HERE / "mesh_space.yaml"

@@ -14,19 +14,12 @@ import numpy as np
 from agreement import HERE, TILE, Drawn, machine_of, slices_of, tokens_of
 from jaxtyping import Array
 
-from jaxmoe.codesign import read_space
-from jaxmoe.codesign.problem import hardware_problem
-from jaxmoe.codesign.run import tune_hardware
-from jaxmoe.codesign.space import read_constraint
 from jaxmoe.compiling import UNFUSED
-from jaxmoe.engine import LoadRules, SliceCosts, StreamPipeline, StreamTokens
+from jaxmoe.config.expressions import Expression, in_order
+from jaxmoe.config.hardware_space import read_constraint, read_space
 from jaxmoe.experiment.clock import StageClock
-from jaxmoe.experiment.table import make_tables, study_options, tables_of
-from jaxmoe.hardware import Machine
-from jaxmoe.policies.streaming import streams
-from jaxmoe.relax import HardMax
-from jaxmoe.sweep.expressions import Expression
-from jaxmoe.sweep.study import in_order
+from jaxmoe.experiment.codesign.problem import hardware_problem
+from jaxmoe.experiment.codesign.search import tune_hardware
 
 MODEL, TOKENS, DIES, BATCHES, SEED = "qwen3-30b-a3b", 64, 4, 4, 3
 BASE = Drawn((2, 2), 25.6e9, 288e9, 3.2768e12, 8e6, 8)
@@ -182,12 +175,12 @@ def machine() -> list[dict[str, Any]]:
     problem = hardware_problem(FILE, SCENARIO, CHOSEN, [0])
     axes = [np.linspace(0, 1, 10)] * (len(problem.keys) - 1)  # modules follow from D2D
     places = np.stack([axis.ravel() for axis in np.meshgrid(*axes)], axis=1)
-    (family,) = problem.families
-    given = tuple(tuple(each._replace(share=each.share[0]) for each in parts) for parts in family.given)
+    (group,) = problem.groups
+    given = tuple(tuple(each._replace(share=each.share[0]) for each in parts) for parts in group.arguments)
 
     @partial(jax.jit, compiler_options=UNFUSED)  # as the search is
     def timed_at(positions: Array) -> Array:
-        return jax.lax.map(lambda at: problem.objective(family.settings, given, at, None), positions, batch_size=256)
+        return jax.lax.map(lambda at: problem.objective(group.static, given, at, None), positions, batch_size=256)
 
     bounds = problem.space.variables
     d2d = bounds[D2D].at(places[:, problem.keys.index(D2D)])
@@ -208,7 +201,7 @@ def machine() -> list[dict[str, Any]]:
             result.best.numbers,
             result.best.metric,
             sum(result.evaluations.values()),
-            ("descend", "polish"),  # what is reported is read and scored once more after that
+            ("descend", "trust region"),  # what is reported is read and scored once more after that
         ),
     ):
         row = {"method": name, "layer_s": layer_s, "points_timed": points}

@@ -15,16 +15,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmoe.codesign.gate import gated, lost_by_layer
-from jaxmoe.codesign.problem import HardwareProblem, hardware_problem
-from jaxmoe.codesign.run import Candidate, tune_hardware
-from jaxmoe.codesign.space import HardwareSpace, SpaceFile
+from jaxmoe.config.hardware_space import HardwareSpace, SpaceFile
 from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.codesign.problem import HardwareProblem, hardware_problem
+from jaxmoe.experiment.codesign.search import Candidate, tune_hardware
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.experiment.table import Table, add_shared, make_tables, study_options
 from jaxmoe.traces import read_trace, write_trace
 from jaxmoe.traces.logits import reconstruct_logits
+from jaxmoe.tune.machine.gate_table import gated, lost_by_layer
 
 HERE = Path(__file__).resolve().parent
 SCENARIO = HERE.parents[1] / "configs" / "scenarios" / "hd_moe" / "deepseek-v2-lite_4x4_5TFLOPs_50GBps.yaml"
@@ -112,7 +112,7 @@ def problem_of(case: Case, gate_loss: float | None, copies: bool, seed: int, tra
 def unseen(problem: HardwareProblem, candidate: Candidate, held: Path) -> tuple[float, float]:
     """Time of a design on its own best machine on held-out text, s, and the gate mass that it loses there."""
     own = {key: candidate.numbers[key] for key in problem.keys} | {"evaluation.batches": UNSEEN_BATCHES}
-    inputs = inputs_of(problem.sweep.scenario(own), held, str(LAYER))
+    inputs = inputs_of(problem.scenario_at(own), held, str(LAYER))
     strategy, table = candidate.design
     if table is None:
         return float(score(inputs, strategy, inputs.evaluation_batches).mean.mean()), 0.0

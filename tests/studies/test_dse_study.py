@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from jaxmoe.codesign import read_space
-from jaxmoe.engine import LayerTime
+from jaxmoe.config.hardware_space import read_space
 from jaxmoe.errors import InputError
 
 FOLDER = Path(__file__).resolve().parents[2] / "studies" / "dse"

@@ -7,10 +7,11 @@ import jax
 import pytest
 import yaml
 
+from jaxmoe.experiment.parametric import ParametricRun
 from jaxmoe.sweep import Space, Sweep, evaluation, read_study, run_sweep
-from jaxmoe.sweep.evaluation import Compiled, Engine, Given
+from jaxmoe.sweep.evaluation import Compiled, Engine
 from jaxmoe.sweep.points import _files
-from jaxmoe.sweep.setting import Setting
+from jaxmoe.tune.machine.designs import EvaluationArguments
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -18,18 +19,20 @@ def _compiled_once() -> Iterator[None]:
     """Most tests sweep the same small machine: what one has compiled serves the others, with files as they are."""
     real, kept = Engine._compile, {}
 
-    def compile_once(self: Engine, setting: Setting, common: Given, points: int) -> tuple[Compiled, float]:
+    def compile_once(
+        self: Engine, run: ParametricRun, common: EvaluationArguments, points: int
+    ) -> tuple[Compiled, float]:
         leaves, structure = jax.tree.flatten(common)
-        whole = setting.inputs.scenario.model_dump(mode="json")
+        whole = run.inputs.scenario.model_dump(mode="json")
         metrics = tuple(evaluation.METRICS.items())
         key = (
-            *(str(whole), str(_files(whole)), setting.keys, setting.traced, structure, metrics),
+            *(str(whole), str(_files(whole)), tuple(run.numbers.leaves.items()), structure, metrics),
             *(points, evaluation.TOGETHER, self.devices, *((leaf.shape, leaf.dtype) for leaf in leaves)),
         )
         if key in kept:
             self.compiles += 1
         else:
-            kept[key] = real(self, setting, common, points)
+            kept[key] = real(self, run, common, points)
         return kept[key]
 
     with pytest.MonkeyPatch.context() as patch:

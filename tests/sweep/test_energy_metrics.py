@@ -8,7 +8,7 @@ from jaxmoe.experiment import score, standard_strategies
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.registry import METRICS
 from jaxmoe.sweep import SweepError
-from jaxmoe.sweep.answers import elasticities, pareto
+from jaxmoe.sweep.analysis import elasticities, pareto
 
 BYTE, IDLE = "hardware.link.energy_pJ_per_B", "hardware.die.idle_W"
 PRICES = {"hardware.die.price": 7, "hardware.die.price_per_TFLOPs_per_s": 2}

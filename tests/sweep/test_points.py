@@ -146,7 +146,7 @@ def test_a_study_that_cannot_be_is_one_clear_error(space, sections, told):
     ],
 )
 def test_points_that_cannot_be(space, sections, told):
-    with pytest.raises(SweepError) as error:
+    with pytest.raises(InputError) as error:
         space(**sections).points()
     assert told in str(error.value)
 

@@ -9,8 +9,8 @@ from pyarrow import dataset, parquet
 from sweep_keys import DIE, LINK
 
 from jaxmoe.sweep import SweepError, evaluation, read_study, results, run_sweep
-from jaxmoe.sweep.access import locked
-from jaxmoe.sweep.groups import Group
+from jaxmoe.sweep.compile_groups import Group
+from jaxmoe.sweep.folder_lock import locked
 from jaxmoe.sweep.results import TEXT, row_of
 
 GEMM = {"kind": "tiled", "tile_tokens": 4, "tile_columns": 64, "startup_ns": 50}

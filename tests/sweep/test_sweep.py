@@ -14,13 +14,12 @@ from sweep_keys import CHUNK, DIE, LINK
 from jaxmoe.config import ConfigError
 from jaxmoe.experiment import score, standard_strategies
 from jaxmoe.experiment.inputs import inputs_of
+from jaxmoe.experiment.metrics import busy_by_kind
+from jaxmoe.experiment.parametric import outcome_at, parametric_run
 from jaxmoe.registry import METRICS
-from jaxmoe.sweep import SweepError, evaluation
-from jaxmoe.sweep import groups as groups_module
-from jaxmoe.sweep.evaluation import Engine, given, outcome_at, resources
-from jaxmoe.sweep.groups import groups_of
-from jaxmoe.sweep.metrics import busy_by_kind
-from jaxmoe.sweep.setting import setting_of
+from jaxmoe.sweep import SweepError, compile_groups, evaluation
+from jaxmoe.sweep.compile_groups import groups_of
+from jaxmoe.sweep.evaluation import Engine, given, resources
 
 LATENCY, MEMORY = "hardware.link.latency_ns", "hardware.die.memory_bandwidth_GB_per_s"
 SHARED = [{"name": "hbm", "bandwidth_GB_per_s": 10, "nodes_per_channel": 2}]
@@ -128,9 +127,9 @@ def test_what_decides_or_sizes_something_makes_groups(space):
         }
     )
     groups = [*groups_of(made, made.points(), lambda done, total: None)]
-    assert all(group.setting is not None for group in groups)
+    assert all(group.run is not None for group in groups)
     assert len(groups) == 2 * 2 * 2  # tokens, skew, whether memory has a limit
-    kinds = {group.setting.keys for group in groups}
+    kinds = {group.run.keys for group in groups}
     assert kinds == {(LINK, CHUNK), (LINK, CHUNK, MEMORY)}
 
 
@@ -140,9 +139,9 @@ def test_settings_are_drawn_as_they_are_needed(space, monkeypatch):
 
     def counted(scenario, keys, layers):
         drawn.append(scenario.workload.batch_tokens)
-        return setting_of(scenario, keys, layers)
+        return parametric_run(scenario, keys, layers)
 
-    monkeypatch.setattr(groups_module, "setting_of", counted)
+    monkeypatch.setattr(compile_groups, "parametric_run", counted)
     made = space(axes={"workload.batch_tokens": [8, 4, 2], LINK: [1, 2], "strategy": ["tp", "ep"]})
     ahead = []
     for group in groups_of(made, made.points(), lambda done, total: None):
@@ -236,12 +235,12 @@ def test_a_memory_limit_makes_chunks_smaller(space):
     made = space(axes={LINK: {"from": 1, "to": 50, "points": 200}, "strategy": ["ep_balanced"]})
     (group,) = groups_of(made, made.points(), lambda done, total: None)
     free = Engine()
-    _, taken = free._compile(group.setting, given(group), 200)
+    _, taken = free._compile(group.run, given(group), 200)
     tight = Engine(memory_bytes=taken / 3)
     sizes = {part.stop - part.start for part, _ in tight.chunks(group)}
     assert max(sizes) <= 80
     assert tight.too_large >= 1
-    _, least = tight._compile(group.setting, given(group), max(sizes))
+    _, least = tight._compile(group.run, given(group), max(sizes))
     assert least <= taken / 3
 
 
@@ -272,8 +271,8 @@ def test_the_busiest_resource_is_named(sweep):
 def test_resources_are_counted_as_the_model_has_them(space, ports):
     made = space(axes={LINK: [1]}, set={"hardware.ports": ports})
     (group,) = groups_of(made, made.points(), lambda done, total: None)
-    busy = busy_by_kind(outcome_at(group.setting, jnp.ones(1, jnp.float32), given(group)).times)
-    assert resources(group.setting) == [(kind, at) for kind, seconds in busy.items() for at in range(len(seconds))]
+    busy = busy_by_kind(outcome_at(group.run, jnp.ones(1, jnp.float32), given(group)).times)
+    assert resources(group.run) == [(kind, at) for kind, seconds in busy.items() for at in range(len(seconds))]
 
 
 SCRIPT = """

@@ -2,27 +2,30 @@
 
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles.arrays import full
 from sweep_keys import LINK
 
 from jaxmoe.config import ConfigError
-from jaxmoe.engine import LayerTime
+from jaxmoe.engine import measured_time
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import inputs_of
+from jaxmoe.experiment.metrics import Outcome
 from jaxmoe.experiment.simulation import iterations_of, simulate
 from jaxmoe.experiment.strategies import given_plans
 from jaxmoe.placement import Placement, write_plan
+from jaxmoe.registry import METRICS
 from jaxmoe.sweep import SweepError
-from jaxmoe.sweep.answers import elasticities, winners
-from jaxmoe.sweep.rollouts import _by_layer
+from jaxmoe.sweep.analysis import elasticities, winners
 
 LATENCY = "hardware.link.latency_ns"
 HD_MOE = {"name": "hd_moe", "experts": 1}
 
 
 def simulated(space, point, iterations):
-    """What `jaxmoe simulate` rolls out at a point, s [step, layer]."""
+    """Times by `jaxmoe simulate` at a point, s [step, layer]."""
     inputs = inputs_of(space.scenario(point.values), layers=space.study.layers)
     (plan,) = given_plans([inputs.scenario.system.plan], inputs, compared=())
     told = simulate(inputs, plan, iterations_of(inputs, iterations), 1, StageClock(), lambda *_: None)
@@ -109,15 +112,19 @@ def test_systems_have_no_elasticities(space):
 
 def test_a_stage_that_a_system_does_not_have_is_no_time_of_none():
     """It fetches for 1 and 2 s in two steps of one layer, and dispatches nothing."""
-    fetch = np.array([[1.0], [2.0]])
-    told = _by_layer(LayerTime({"fetch": fetch}, {}, fetch), nodes=2)
-    assert told.total.tolist() == told.stages["fetch"].tolist() == [[1.0, 2.0]]
-    assert np.isnan(told.dispatch).all()
+    fetch = jnp.asarray([[1.0], [2.0]])
+    times = measured_time({"fetch": fetch}, {"fetch": {"link": full((2, 1, 3), 1.0)}}).by_layer()
+    assert times.total.tolist() == times.stages["fetch"].tolist() == [[1.0, 2.0]]
+    assert times.busy["fetch"]["link"].shape == (1, 3)
+    outcome = Outcome(times, None, jnp.asarray(1.0))
+    assert np.isnan(METRICS["dispatch"](outcome))
+    assert np.isnan(METRICS["communication_share"](outcome))
+    assert float(METRICS["total"](outcome)) == 1.5
 
 
-@pytest.mark.parametrize("name", ["energy", "energy_per_token"])
-def test_an_energy_that_systems_do_not_tell_is_one_clear_error(sweep, name):
-    """Also where the machine states one."""
-    stated = {"hardware.link.energy_pJ_per_B": 4}
-    with pytest.raises(SweepError, match=f"the metric {name} is wanted, but systems do not tell it"):
-        sweep(axes={"system": ["static"]}, set=stated, metrics=["total", name])
+def test_systems_tell_the_energy_that_the_machine_states(sweep):
+    """A plan left alone takes what the same plan takes as a strategy."""
+    stated = {"hardware.link.energy_pJ_per_B": 4, "hardware.die.energy_pJ_per_FLOP": 1}
+    (system,) = sweep(axes={"system": ["static"]}, set=stated, metrics=["total", "energy"]).rows
+    assert system["energy_J"] > 0
+    assert system["energy_per_token_J"] > 0

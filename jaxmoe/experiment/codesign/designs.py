@@ -1,0 +1,48 @@
+"""Designs: a placement, its exchanges and a bias of the gate, on a machine of the space."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxmoe.experiment.parametric import ParametricRun
+from jaxmoe.experiment.strategies import Strategy
+from jaxmoe.tune.machine.designs import DesignGroup, EvaluationArguments
+from jaxmoe.tune.machine.gate_table import Table, gated
+
+
+class Design(NamedTuple):
+    """A placement, and the bias of the gate, [layer, node, expert], where it has one."""
+
+    strategy: Strategy
+    table: Table | None = None
+
+
+def design_group(strategies: Sequence[Strategy], runs: Sequence[ParametricRun]) -> DesignGroup:
+    """Strategies of one mode whose layers have equal exchanges; layers that share an exchange are timed together."""
+    exchanges = strategies[0].placement.exchange
+    rows = {name: np.flatnonzero([name == other for other in exchanges]) for name in dict.fromkeys(exchanges)}
+    return DesignGroup(
+        names=tuple(strategy.name for strategy in strategies),
+        static=tuple((run,) * len(rows) for run in runs),
+        arguments=tuple(tuple(_arguments(run, strategies, name, rows[name]) for name in rows) for run in runs),
+    )
+
+
+def _arguments(
+    run: ParametricRun, strategies: Sequence[Strategy], exchange: str, rows: np.ndarray
+) -> EvaluationArguments:
+    share = jax.device_put(np.stack([strategy.placement.share[rows] for strategy in strategies]))
+    batches = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)[rows]), run.batches)
+    model = replace(run.inputs.model, mode=strategies[0].placement.mode)
+    return EvaluationArguments(model, share, batches, run.inputs.exchange(exchange))
+
+
+def biased_group(design: Design, runs: Sequence[ParametricRun]) -> DesignGroup:
+    """A design alone, whose tokens choose as its bias has it."""
+    if design.table is None:
+        return design_group([design.strategy], runs)
+    biased = [replace(run, batches=gated(design.table, run.inputs.routed_batches)) for run in runs]
+    return design_group([design.strategy], biased)
