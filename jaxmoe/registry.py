@@ -255,6 +255,24 @@ STRATEGIES: Registry[Any] = Registry(
         },
     ),
 )
+# Classes of networks, and functions that make one.
+TOPOLOGIES: Registry[Any] = Registry(
+    "topology",
+    "jaxmoe.topologies",
+    _attributes(
+        "hardware",
+        {
+            "mesh": "Mesh",
+            "wafers": "wafers",
+            "torus": "torus",
+            "ring": "ring",
+            "switch": "switch",
+            "fully_connected": "fully_connected",
+            "clusters": "clusters",
+            "graph": "Graph",
+        },
+    ),
+)
 KERNEL_MODELS: Registry[Any] = Registry(
     "kernel model",
     "jaxmoe.kernel_models",

@@ -14,7 +14,7 @@ import jaxmoe
 ROOT = Path(jaxmoe.__file__).parent
 STUDIES = [path for folder in ("studies", "figures") for path in sorted((ROOT.parent / folder).rglob("*.py"))]
 
-DESCRIPTIONS = {"errors", "files", "threads", "units", "registry", "relax", "hardware", "models", "traces"}
+DESCRIPTIONS = {"errors", "files", "registry", "settings", "threads", "units", "relax", "hardware", "models", "traces"}
 TRAFFIC = DESCRIPTIONS | {"placement"}
 TIMES = TRAFFIC | {"network", "roofline"}
 SEARCHES = TIMES | {"latency"}
@@ -27,6 +27,7 @@ ALLOWED = {
     "compiling": set(),
     "errors": set(),
     "files": set(),
+    "settings": {"errors"},
     "threads": set(),
     "units": set(),
     "registry": {"errors"},
@@ -45,6 +46,8 @@ ALLOWED = {
     "plotting": {"errors", "files", "hardware"},
     "config": {
         "errors",
+        "registry",
+        "settings",
         "units",
         "hardware",
         "models",

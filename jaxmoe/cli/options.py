@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from jaxmoe.systems.settings import STATEMENTS
+
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The scenario, a YAML file.", show_default=False)]
 Out = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="The folder for results; made if need be.", show_default=False)
@@ -228,7 +230,7 @@ NewSystem = Annotated[
     typer.Option(
         "--system",
         metavar="NAME",
-        help="static, hd_moe, moentwine, camoe, wafer_gpu or expert_streaming.",
+        help=f"{', '.join(STATEMENTS)}, or one of your own.",
     ),
 ]
 NewBatch = Annotated[

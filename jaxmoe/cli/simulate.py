@@ -10,7 +10,6 @@ from rich.table import Table
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.cli.timeline import ShownLayer, check_target, write_layer, write_layers
-from jaxmoe.config.parts import ANY_EXCHANGE, COMPOSITION
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import Inputs, OptionError, read_inputs
 from jaxmoe.experiment.simulation import (
@@ -144,11 +143,11 @@ def _cells(simulation: Simulation, name: str, factor: float) -> list[str]:
 
 def _plan_of(inputs: Inputs, simulation: Simulation) -> str:
     """The plan, and its exchange where the system has none of its own, or how many layers have each."""
-    parts = COMPOSITION[inputs.scenario.system.name]
-    if not parts["placement"].keys:
+    system = inputs.scenario.system
+    if not system.uses_plan:
         return "no plan"
     plan = f"plan {simulation.strategy.name}"
-    return f"{plan}, {_exchanges(simulation)}" if parts["exchange"] is ANY_EXCHANGE else plan
+    return f"{plan}, {_exchanges(simulation)}" if system.statement.takes_exchange else plan
 
 
 def _exchanges(simulation: Simulation) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from jaxmoe.errors import InputError
+from jaxmoe.errors import RuleError as RuleError
 from jaxmoe.placement.exchange import EXCHANGES
 
 
@@ -21,18 +22,6 @@ class Section(BaseModel):
 
 class ConfigError(InputError):
     """A configuration that cannot be used. The message names the place, the value and the remedy."""
-
-
-class RuleError(ValueError):
-    """A rule between several keys does not hold, or a value has the wrong form.
-
-    `keys` lead from the section that holds the rule to the value to blame; `expected` and `remedy` are
-    put into the message as they are.
-    """
-
-    def __init__(self, keys: tuple[str | int, ...], value: object, expected: str, remedy: str) -> None:
-        super().__init__(f"{keys} is {value!r}; expected {expected}. {remedy}")
-        self.keys, self.value, self.expected, self.remedy = keys, value, expected, remedy
 
 
 Name = Annotated[str, Field(min_length=1)]

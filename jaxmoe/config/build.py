@@ -14,9 +14,17 @@ from jaxtyping import Array, Float
 from jaxmoe.config.base import ConfigError
 from jaxmoe.config.energy import build_energy, whole_machine
 from jaxmoe.config.graph import GraphConfig, as_graph
-from jaxmoe.config.machine import DieConfig, LinkConfig, MeasuredGemmConfig, MemoryConfig
+from jaxmoe.config.machine import DieConfig, LinkConfig, MeasuredGemmConfig, MemoryConfig, TiledGemmConfig
 from jaxmoe.config.model import build_model
-from jaxmoe.config.networks import ClustersConfig, HardwareConfig, MeshConfig, TorusConfig, UniformConfig, WafersConfig
+from jaxmoe.config.networks import (
+    ClustersConfig,
+    HardwareConfig,
+    MeshConfig,
+    OwnNetworkConfig,
+    TorusConfig,
+    UniformConfig,
+    WafersConfig,
+)
 from jaxmoe.config.schema import Scenario
 from jaxmoe.config.tuning import TuningConfig
 from jaxmoe.engine import EvenPart, EvenParts, LayerCosts, LayerModel, schedule_of
@@ -41,6 +49,7 @@ from jaxmoe.hardware.topology import filled
 from jaxmoe.network import AbstractExchange, Congestion, Contention, build_exchange, passages_of
 from jaxmoe.network.contention import Order
 from jaxmoe.placement.exchange import ExchangeError
+from jaxmoe.settings import made
 from jaxmoe.tune.problem import check_exchanges, suited
 from jaxmoe.tune.settings import TunerSettings
 from jaxmoe.units import GIGA, NANO, TERA
@@ -185,14 +194,18 @@ def build_even_parts(scenario: Scenario) -> EvenParts:
 
 
 def _gemm(die: DieConfig, tokens: int, columns: int) -> AbstractGemm | None:
-    if die.gemm is None:
-        return None
-    if isinstance(die.gemm, MeasuredGemmConfig):
-        try:
-            return read_gemm_table(Path(die.gemm.path), float(tokens), float(columns))
-        except GemmError as error:
-            raise ConfigError(f"hardware.die.gemm.path: {error}") from None
-    return TiledGemm(*map(_number, (die.gemm.tile_tokens, die.gemm.tile_columns, die.gemm.startup_ns * NANO)))
+    match die.gemm:
+        case None:
+            return None
+        case MeasuredGemmConfig(path=path):
+            try:
+                return read_gemm_table(Path(path), float(tokens), float(columns))
+            except GemmError as error:
+                raise ConfigError(f"hardware.die.gemm.path: {error}") from None
+        case TiledGemmConfig(tile_tokens=rows, tile_columns=width, startup_ns=startup):
+            return TiledGemm(*map(_number, (rows, width, startup * NANO)))
+    model: AbstractGemm = made(die.gemm.part, die.gemm.values_of_part(), die.gemm.settings_of_part(die.gemm.part))
+    return model
 
 
 def _memory(hardware: HardwareConfig, die: DieConfig) -> tuple[MemoryLevel, ...]:
@@ -232,6 +245,9 @@ def _network(hardware: HardwareConfig) -> AbstractTopology:
             return clusters(hardware.clusters, hardware.nodes_per_cluster, *numbers, hardware.spines)
         case GraphConfig():
             return as_graph(hardware)
+        case OwnNetworkConfig():
+            return hardware.topology()
+    raise ConfigError(f"hardware.kind is {hardware.kind!r}, which no network is made of")
 
 
 def _mesh(hardware: MeshConfig) -> Mesh:

@@ -100,7 +100,7 @@ def _stated(hardware: HardwareConfig, topology: AbstractTopology, key: str) -> I
     if isinstance(hardware, ClustersConfig):
         special = uplinks(hardware.clusters, hardware.nodes_per_cluster, hardware.spines)
         yield "uplink", np.flatnonzero(special), getattr(hardware.uplink, key)
-    yield "link", np.flatnonzero(~special), getattr(hardware.link, key)
+    yield "link", np.flatnonzero(~special), getattr(hardware.link, key)  # type: ignore[attr-defined]
     if isinstance(hardware, MeshConfig):
         ends = link_ends(hardware.mesh_shape)
         for link in hardware.links:

@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from jaxmoe.config.base import ConfigError, RuleError, Section
-from jaxmoe.config.machine import DEFAULT_KIND
+from jaxmoe.config.base import ConfigError, Section
+from jaxmoe.config.open import OpenSection
 from jaxmoe.config.parts import foreign_key
+from jaxmoe.errors import RuleError
 
 # Configuration data before validation, with a memory of where every part of it was written.
 
@@ -222,10 +223,10 @@ def _pick(annotation: Any, data: object) -> type[Section] | None:
     """The class of these mappings; where there are several, the one of the kind or name that the data state."""
     classes = list(_classes(annotation))
     if len(classes) > 1:
-        tag = "kind" if "kind" in classes[0].model_fields else "name"
-        stated = data.get(tag, DEFAULT_KIND) if isinstance(data, dict) else None
-        classes = [c for c in classes if stated in get_args(c.model_fields[tag].annotation)]
-    return classes[0] if classes else None
+        stated = data.get("kind") if isinstance(data, dict) else None
+        classes = [c for c in classes if stated in get_args(c.model_fields["kind"].annotation)]
+    section = classes[0] if classes else None
+    return section.chosen(data) if section and issubclass(section, OpenSection) and section.is_open() else section
 
 
 def _is_union(annotation: Any) -> bool:

@@ -12,8 +12,9 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import Field, model_validator
 
-from jaxmoe.config.base import Rate, RuleError, pair_of
-from jaxmoe.config.machine import MOST_NODES, Amount, Latency, LinkTakes, Machine
+from jaxmoe.config.base import Rate, pair_of
+from jaxmoe.config.machine import MOST_NODES, Amount, HardwareConfig, Latency, LinkTakes
+from jaxmoe.errors import RuleError
 from jaxmoe.units import GIGA, NANO
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class GraphLink(LinkTakes):
         return [there] if self.one_way else [there, there[::-1]]
 
 
-class GraphConfig(Machine):
+class GraphConfig(HardwareConfig):
     """Nodes, switches and links in any arrangement. Nodes are 0, 1, ..; the switches come after them."""
 
     kind: Literal["graph"] = Field(description="the kind of network", examples=["graph"])

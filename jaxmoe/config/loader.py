@@ -98,6 +98,23 @@ def read_mapping(path: Path) -> dict[str, object]:
     return data
 
 
+FORMAT = 1  # of YAML files that this version writes; it reads those of all formats up to this one
+
+
+def read_formatted(path: Path) -> dict[str, object]:
+    """The mapping in a YAML file whose key `format`, 1 where it is left out, says which keys it may have."""
+    data = read_mapping(path)
+    stated = data.pop("format", FORMAT)
+    if isinstance(stated, bool) or not isinstance(stated, int) or not 1 <= stated <= FORMAT:
+        newer = isinstance(stated, int) and stated > FORMAT
+        remedy = "Install a newer jaxmoe, or write" if newer else "Write"
+        raise ConfigError(
+            f"{label_of(path)}: format is {stated!r}; expected {FORMAT}, the newest that this jaxmoe reads. "
+            f"{remedy} format: {FORMAT} and the keys of that format."
+        )
+    return data
+
+
 def label_of(path: Path) -> str:
     """An absolute path as a user would write it: from the working folder where it lies inside."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
@@ -207,7 +224,7 @@ def _normal(path: str | Path) -> Path:
 
 
 def _read(path: Path) -> Draft:
-    data = read_mapping(path)
+    data = read_formatted(path)
     data.setdefault("name", path.stem)
     return Draft(data, Source(label_of(path), path.parent))
 
@@ -252,7 +269,7 @@ def _resolve(draft: Draft, key: str, folder: str, scenario: Path) -> None:
     if isinstance(part, str):
         is_path = key == "model" and part.endswith((".yaml", ".json"))
         file = _at_path(draft, key, part) if is_path else _find(draft, key, part, folder, scenario)
-        content = _read_model(file) if key == "model" else read_mapping(file)
+        content = _read_model(file) if key == "model" else read_formatted(file)
         draft.put((key,), {"name": name_of(file), **content}, Source(label_of(file), file.parent, depth=1))
     elif isinstance(part, dict):
         part.setdefault("name", scenario.stem)
@@ -261,7 +278,7 @@ def _resolve(draft: Draft, key: str, folder: str, scenario: Path) -> None:
 def _read_model(file: Path) -> dict[str, object]:
     """The description of a model, from a file that holds one or a config.json of Hugging Face."""
     try:
-        content = read_json(file) if file.suffix == ".json" else read_mapping(file)
+        content = read_json(file) if file.suffix == ".json" else read_formatted(file)
         return describe_model(from_hugging_face(content, name_of(file))) if "model_type" in content else content
     except ModelError as error:
         raise ConfigError(f"{label_of(file)}: {error}") from error

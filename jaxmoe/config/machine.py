@@ -8,20 +8,32 @@ Units are in the key names and decimal: GB is 1e9 B, TFLOP 1e12 FLOP.
 
 import abc
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from jaxmoe.config.base import Count, Name, Portion, Rate, RuleError, Section
+from jaxmoe.config.base import Count, Name, Portion, Rate, Section
+from jaxmoe.config.open import OpenSection
+from jaxmoe.errors import RuleError
+from jaxmoe.registry import KERNEL_MODELS, TOPOLOGIES
 
-DEFAULT_KIND = "mesh"  # of files that name none
 MOST_NODES = 512  # of networks whose paths between all pairs are kept
 
 Latency = Annotated[float, Field(ge=0, le=1e12)]
 Amount = Annotated[float, Field(ge=0, le=1e12)]  # of energy, power, area or money
 
 
-class TiledGemmConfig(Section):
+class GemmConfig(OpenSection):
+    """How well a die multiplies matrices: a kernel model of those below, or one of the user's own."""
+
+    tag_about = "the way products are timed"
+    known: ClassVar[dict[str, Any]] = {}
+    registry = KERNEL_MODELS
+
+    kind: str
+
+
+class TiledGemmConfig(GemmConfig):
     """Products of matrices that are computed in whole tiles."""
 
     kind: Literal["tiled"] = Field(description="the way products are timed", examples=["tiled"])
@@ -30,13 +42,21 @@ class TiledGemmConfig(Section):
     startup_ns: Latency = Field(default=0.0, description="what every product takes to start up in ns", examples=[2000])
 
 
-class MeasuredGemmConfig(Section):
+class MeasuredGemmConfig(GemmConfig):
     """Measured times of an expert's FFN. A relative path starts at the YAML file that holds it."""
 
     kind: Literal["measured"] = Field(description="the way products are timed", examples=["measured"])
     path: Name = Field(
         description="the path of a CSV file with the columns tokens, columns and seconds", examples=["gemm/b200.csv"]
     )
+
+
+class OwnGemmConfig(GemmConfig):
+    """A kernel model of the user's own; its settings are the fields of its class."""
+
+
+GemmConfig.known.update(tiled=TiledGemmConfig, measured=MeasuredGemmConfig)
+GemmConfig.own = OwnGemmConfig
 
 
 class DieConfig(Section):
@@ -49,7 +69,7 @@ class DieConfig(Section):
     memory_capacity_GB: Rate | None = Field(
         default=None, description="the memory of one node in GB, or null for no limit", examples=[8]
     )
-    gemm: Annotated[TiledGemmConfig | MeasuredGemmConfig, Field(discriminator="kind")] | None = Field(
+    gemm: GemmConfig | None = Field(
         default=None,
         description="how well a die multiplies matrices as {kind: tiled, tile_tokens: .., tile_columns: ..} or "
         "{kind: measured, path: ..}, or null for its full rate at every shape",
@@ -268,9 +288,19 @@ class RouterConfig(Section):
         return self
 
 
-class Machine(Section):
-    """What machines of every kind have: the dies at the nodes, their ports, and how messages pass."""
+class HardwareConfig(OpenSection):
+    """A machine of any kind: the dies at the nodes, their ports, and how messages pass.
 
+    Its network is of one of the kinds of `jaxmoe.config.networks`, or a topology of the user's own.
+    """
+
+    tag_about = "the kind of network"
+    unstated = "mesh"
+    known: ClassVar[dict[str, Any]] = {}
+    registry = TOPOLOGIES
+    is_mesh: ClassVar[bool] = False
+
+    kind: str
     name: Name = Field(default="unnamed", description="a name for tables", examples=["nmp_4x8"])
     die: DieConfig | None = Field(
         default=None, description="the compute and memory of a node as a mapping, or null for a network alone"
@@ -291,8 +321,13 @@ class Machine(Section):
     def num_nodes(self) -> int:
         """End points of messages."""
 
+    @property
+    def switched(self) -> tuple[int, int] | None:
+        """Switches and the nodes around each; `None` where nodes do not stand around switches of their own."""
+        return None
+
     @model_validator(mode="after")
-    def _memory_is_told_once(self) -> "Machine":
+    def _memory_is_told_once(self) -> "HardwareConfig":
         if self.memory and self.die is not None:
             for key in type(self.die).model_fields:
                 value = getattr(self.die, key)
@@ -302,7 +337,7 @@ class Machine(Section):
         return self
 
     @model_validator(mode="after")
-    def _memory_of_dies_is_there(self) -> "Machine":
+    def _memory_of_dies_is_there(self) -> "HardwareConfig":
         if self.die is None:
             return self
         rate, capacity = self.die.memory_bandwidth_GB_per_s, self.die.memory_capacity_GB
@@ -317,7 +352,7 @@ class Machine(Section):
         return self
 
     @model_validator(mode="after")
-    def _levels_have_names_of_their_own(self) -> "Machine":
+    def _levels_have_names_of_their_own(self) -> "HardwareConfig":
         names = [level.name for level in self.memory]
         for index, name in enumerate(names):
             if name in names[:index]:
@@ -325,7 +360,7 @@ class Machine(Section):
         return self
 
     @model_validator(mode="after")
-    def _channels_divide_nodes(self) -> "Machine":
+    def _channels_divide_nodes(self) -> "HardwareConfig":
         for index, level in enumerate(self.memory):
             if self.num_nodes % level.nodes_per_channel:
                 legal = ", ".join(str(n) for n in range(1, self.num_nodes + 1) if self.num_nodes % n == 0)

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from jaxmoe.config.base import Count, Name, RuleError, Section
+from jaxmoe.config.base import Count, Name, Section
+from jaxmoe.errors import RuleError
 from jaxmoe.models import Attention, GroupedQueryAttention, LatentAttention, MoEModel, SharedExperts
 
 

@@ -4,13 +4,19 @@
 # ruff: noqa: N815
 
 import math
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from jaxmoe.config.base import Count, Rate, RuleError, Section, pair_of
+from jaxmoe.config.base import Count, Rate, Section, pair_of
 from jaxmoe.config.graph import GraphConfig
-from jaxmoe.config.machine import DEFAULT_KIND, MOST_NODES, Amount, Latency, LinkConfig, Machine
+from jaxmoe.config.machine import MOST_NODES, Amount, HardwareConfig, Latency, LinkConfig
+from jaxmoe.errors import RuleError
+from jaxmoe.settings import Setting, made, settings_of
+from jaxmoe.units import GIGA, NANO
+
+if TYPE_CHECKING:
+    from jaxmoe.hardware import AbstractTopology
 
 LONGEST_SIDE = 64
 
@@ -44,8 +50,10 @@ class LinkOverride(Section):
     )
 
 
-class MeshMachine(Machine):
+class MeshMachine(HardwareConfig):
     """What all meshes have. Packets go along x first and then along y, or with `yx` the other way round."""
+
+    is_mesh = True
 
     link: LinkConfig = Field(description="the bandwidth and latency of the links as a mapping")
     routing: Literal["xy", "yx"] = Field(
@@ -126,7 +134,7 @@ class WafersConfig(MeshMachine):
 # Machines of every kind, told apart by `kind`; a file without it describes a mesh.
 
 
-class TorusConfig(Machine):
+class TorusConfig(HardwareConfig):
     """A mesh whose rows and columns are rings."""
 
     kind: Literal["torus"] = Field(description="the kind of network", examples=["torus"])
@@ -144,7 +152,7 @@ class TorusConfig(Machine):
         return self
 
 
-class UniformConfig(Machine):
+class UniformConfig(HardwareConfig):
     """Nodes on a ring, around one switch, or each linked to every other."""
 
     kind: Literal["ring", "switch", "fully_connected"] = Field(description="the kind of network", examples=["ring"])
@@ -155,8 +163,12 @@ class UniformConfig(Machine):
     def num_nodes(self) -> int:
         return self.nodes
 
+    @property
+    def switched(self) -> tuple[int, int] | None:
+        return (1, self.nodes) if self.kind == "switch" else None
 
-class ClustersConfig(Machine):
+
+class ClustersConfig(HardwareConfig):
     """Clusters of nodes around a switch each, and every such switch linked to every one of the spines above."""
 
     kind: Literal["clusters"] = Field(description="the kind of network", examples=["clusters"])
@@ -169,6 +181,10 @@ class ClustersConfig(Machine):
     @property
     def num_nodes(self) -> int:
         return self.clusters * self.nodes_per_cluster
+
+    @property
+    def switched(self) -> tuple[int, int] | None:
+        return self.clusters, self.nodes_per_cluster
 
     @model_validator(mode="after")
     def _has_nodes(self) -> "ClustersConfig":
@@ -183,12 +199,43 @@ def _check_not_too_many(nodes: int, key: str, value: object) -> None:
         raise RuleError((key,), value, f"at most {MOST_NODES} nodes in all (these are {nodes})", "Write a smaller one")
 
 
-def _mesh_by_default(value: Any) -> Any:
-    return {"kind": DEFAULT_KIND, **value} if isinstance(value, dict) else value
+class OwnNetworkConfig(HardwareConfig):
+    """A topology of the user's own; its settings are the fields of its class beyond those of every topology."""
+
+    link: LinkConfig = Field(description="the bandwidth and latency of the links as a mapping")
+
+    @classmethod
+    def settings_of_part(cls, part: type) -> dict[str, Setting]:
+        from jaxmoe.hardware import AbstractTopology  # with JAX, only where a part of the user's own is named
+
+        return settings_of(part, beyond=AbstractTopology)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.topology().num_nodes
+
+    def topology(self) -> "AbstractTopology":
+        """The network in B/s and s, all links alike."""
+        link, settings = self.link, self.settings_of_part(self.part)
+        numbers = {"bandwidth": link.bandwidth_GB_per_s * GIGA, "latency": link.latency_ns * NANO}
+        network: AbstractTopology = made(self.part.uniform, self.values_of_part(), settings, **numbers)
+        return network
+
+    @model_validator(mode="after")
+    def _makes_a_network(self) -> "OwnNetworkConfig":
+        try:
+            nodes = self.num_nodes
+        except ValueError as error:
+            expected = f"settings that make a network ({error})"
+            raise RuleError(("kind",), self.kind, expected, "Correct its settings") from error
+        if nodes < 2:
+            raise RuleError(("kind",), self.kind, f"at least two nodes (these are {nodes})", "Correct its settings")
+        _check_not_too_many(nodes, "kind", self.kind)
+        return self
 
 
-HardwareConfig = Annotated[
-    MeshConfig | WafersConfig | TorusConfig | UniformConfig | ClustersConfig | GraphConfig,
-    Field(discriminator="kind"),
-    BeforeValidator(_mesh_by_default),
-]
+_NETWORKS = (MeshConfig, WafersConfig, TorusConfig, UniformConfig, ClustersConfig, GraphConfig)
+HardwareConfig.known.update(
+    {kind: section for section in _NETWORKS for kind in get_args(section.model_fields["kind"].annotation)}
+)
+HardwareConfig.own = OwnNetworkConfig

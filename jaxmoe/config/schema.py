@@ -4,12 +4,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from jaxmoe.config.base import Count, ExchangeName, Fraction, Name, NonNegative, Positive, RuleError, Section, Seed
+from jaxmoe.config.base import Count, ExchangeName, Fraction, Name, NonNegative, Positive, Section, Seed
 from jaxmoe.config.model import ModelConfig
-from jaxmoe.config.networks import HardwareConfig, MeshMachine
-from jaxmoe.config.parts import DIVIDING, check_machine, check_together
-from jaxmoe.config.systems import StaticConfig, SystemConfig
+from jaxmoe.config.networks import HardwareConfig, MeshConfig, WafersConfig
+from jaxmoe.config.parts import DIVIDING, check_network, check_together
+from jaxmoe.config.systems import SystemConfig
 from jaxmoe.config.tuning import TuningConfig
+from jaxmoe.errors import RuleError
 from jaxmoe.hardware.cuts import square_cut
 
 LOGITS = "the scale of the logits that tokens get, 1 for the log-odds they were drawn with, or null for none"
@@ -201,9 +202,9 @@ class Scenario(Section):
         default=ValidationConfig(), description="the replay of the winner as a mapping"
     )
     system: SystemConfig = Field(
-        default=StaticConfig(),
+        default=SystemConfig.known["static"](name="static"),
         description="the system that runs the plan as a mapping: {name: static} or {name: hd_moe, ..}, or that of "
-        "moentwine, camoe, wafer_gpu or expert_streaming",
+        f"{', '.join([*SystemConfig.known][2:-1])} or {[*SystemConfig.known][-1]}",
     )
     tuning: TuningConfig = Field(default=TuningConfig(), description="the settings of the tuner as a mapping")
     seed: Seed = Field(default=0, description="the default seed", examples=[0])
@@ -221,7 +222,7 @@ class Scenario(Section):
         if not divides(hardware, regions):
             legal = ", ".join(str(n) for n in range(1, hardware.num_nodes + 1) if divides(hardware, n))
             expected = f"a number of equal groups of the {hardware.num_nodes} nodes"
-            if isinstance(hardware, MeshMachine):
+            if isinstance(hardware, MeshConfig | WafersConfig):
                 expected = "a number of equal rectangles that cut the {}x{} mesh".format(*hardware.mesh_shape)
             raise RuleError(("strategies", "hybrid_regions"), regions, expected, f"Write one of {legal}")
         return self
@@ -236,7 +237,7 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _parts_go_together(self) -> "Scenario":
-        check_machine(self.system, self.hardware.kind)
+        check_network(self.system, self.hardware)
         plan = self.system.plan
         whole = plan.startswith("hybrid") and self.strategies.hybrid_regions == self.hardware.num_nodes
         check_together(self.system, self.schedule, _micro_batches(self.schedule), plan in DIVIDING and not whole)
@@ -253,7 +254,7 @@ class Scenario(Section):
 
 def divides(hardware: HardwareConfig, count: int) -> bool:
     """Whether there are `count` equal groups: rectangles of a mesh, else successive nodes."""
-    if not isinstance(hardware, MeshMachine):
+    if not isinstance(hardware, MeshConfig | WafersConfig):
         return hardware.num_nodes % count == 0
     try:
         square_cut(hardware.mesh_shape, count)

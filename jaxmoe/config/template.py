@@ -10,11 +10,12 @@ from pydantic.fields import FieldInfo
 
 from jaxmoe.config.base import ConfigError, Section
 from jaxmoe.config.explain import Draft, Source
-from jaxmoe.config.loader import load_hardware, load_model, load_named, validated
+from jaxmoe.config.loader import FORMAT, load_hardware, load_model, load_named, validated
 from jaxmoe.config.networks import HardwareConfig
 from jaxmoe.config.schema import Scenario, divides
 
 WIDTH = 110
+_FORMAT = f"format: {FORMAT}  # of this file; newer versions of jaxmoe read it as well"
 # Parts of which a template shows what their files state; of all others it shows every key.
 AS_STATED = ("hardware", "model")
 
@@ -54,11 +55,11 @@ def new_scenario(
 def commented(section: Scenario | HardwareConfig) -> str:
     """The scenario, or what a machine's file states, as YAML with a comment for each key; reads back as it was."""
     if not isinstance(section, Scenario):
-        return "\n".join(_entries(section, True, "")) + "\n"
-    lines: list[str] = []
+        return "\n".join([_FORMAT, *_entries(section, True, "")]) + "\n"
+    lines = [_FORMAT]
     for key in type(section).model_fields:
         lines += ["", *_entry(section, key, key in AS_STATED, "")]
-    return "\n".join(lines[1:]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _entry(section: Section, name: str, as_stated: bool, indent: str) -> Iterator[str]:

@@ -4,7 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from jaxmoe.config.base import Count, Fraction, Name, NonNegative, Positive, RuleError, Section, Seed, check_known
+from jaxmoe.config.base import Count, Fraction, Name, NonNegative, Positive, Section, Seed, check_known
+from jaxmoe.errors import RuleError
 from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS, TunerSettings
 
 DEFAULT = TunerSettings()

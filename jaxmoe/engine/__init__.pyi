@@ -2,6 +2,8 @@ from .attention import AbstractStages as AbstractStages
 from .attention import GroupedAttention as GroupedAttention
 from .attention import Metadata as Metadata
 from .attention import grouped_attention as grouped_attention
+from .circulation import RingDecisions as RingDecisions
+from .circulation import RingPipeline as RingPipeline
 from .counts import CountModel as CountModel
 from .decisions import AbstractDecisions as AbstractDecisions
 from .decisions import AbstractMovement as AbstractMovement
@@ -32,7 +34,10 @@ from .layer import is_tensor_parallel as is_tensor_parallel
 from .lower import LayerCosts as LayerCosts
 from .lower import expert_work as expert_work
 from .lower import lower_tokens as lower_tokens
+from .offloading import HostDecisions as HostDecisions
+from .offloading import OffloadPipeline as OffloadPipeline
 from .price import price as price
+from .recurrence import LoadRules as LoadRules
 from .rollout import AbstractMethod as AbstractMethod
 from .rollout import LayerExchanges as LayerExchanges
 from .rollout import Rollout as Rollout
@@ -45,8 +50,13 @@ from .schedule import Pipelined as Pipelined
 from .schedule import ScheduleError as ScheduleError
 from .schedule import Serial as Serial
 from .schedule import schedule_of as schedule_of
+from .slices import SliceCosts as SliceCosts
 from .stage import Priced as Priced
 from .stage import Stage as Stage
+from .stream_layer import StreamLayer as StreamLayer
+from .stream_layer import StreamTokens as StreamTokens
+from .streaming import StreamDecisions as StreamDecisions
+from .streaming import StreamPipeline as StreamPipeline
 from .times import LayerTime as LayerTime
 from .times import measured_time as measured_time
 from .usage import Usage as Usage

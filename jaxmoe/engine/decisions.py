@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
 
 class AbstractDecisions(eqx.Module):
-    """Data that was decided for a layer; `vmap` adds leading axes."""
+    """Data that was decided for a layer; `vmap` adds leading axes. Each kind knows its layer and its tokens."""
 
-    def tokens(self, batch: Batch) -> Batch:
+    def tokens(self, batch: Any) -> Any:
         """The batch with what was decided for its tokens."""
         return batch
 
     @abc.abstractmethod
-    def lower(self, layer: "LayerModel", batch: Batch, support: AbstractSupport) -> Stages:
+    def lower(self, layer: Any, batch: Any, support: AbstractSupport) -> Stages:
         """Stages of a batch, or of a micro-batch."""
 
-    def whole(self, layer: "LayerModel") -> Stages:
+    def whole(self, layer: Any) -> Stages:
         """Stages of whole batches, such as weights that move."""
         return ()
 
-    def check(self, layer: "LayerModel") -> None:
+    def check(self, layer: Any) -> None:
         """Raise `ValueError` where the layer cannot carry out what was decided."""
 
 

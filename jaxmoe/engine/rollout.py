@@ -3,7 +3,7 @@
 import abc
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import equinox as eqx
 import jax
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxmoe.compiling import UNFUSED
 from jaxmoe.engine.decisions import Decisions
 from jaxmoe.engine.layer import AbstractLayer
 from jaxmoe.engine.times import LayerTime
@@ -113,10 +114,37 @@ def rollout(
     """
     with jax.enable_x64(True) if method.precision == "float64" else contextlib.nullcontext():
         method, steps = method.prepare(layer, steps)
-        return _scan(method, layer, steps, exchanges, reduction, support, keep)
+        run = _side_by_side if method.memoryless else _scan
+        return run(method, layer, steps, exchanges, reduction, support, keep)
 
 
-SIDE_BY_SIDE = 64  # steps that do not depend on each other, timed at once
+SIDE_BY_SIDE = 256  # layers of steps that do not depend on each other, timed at once
+
+
+@eqx.filter_jit(compiler_options=UNFUSED)  # type: ignore[call-overload]  # an option of JAX
+def _side_by_side(
+    method: AbstractMethod,
+    layer: AbstractLayer,
+    steps: Steps,
+    exchanges: LayerExchanges | None,
+    reduction: AbstractReduction | None,
+    support: AbstractSupport | None,
+    keep: Keep,
+) -> Rollout:
+    """In chunks of steps, equal ones, so that a step is compiled once."""
+    state, nothing = method.init(layer.machine), cast(LayerTime, None)
+
+    def step(tokens: Any) -> Any:
+        _, decisions = method.step(layer.machine, state, tokens, nothing)
+        return keep(decisions, _priced(layer, decisions, tokens, exchanges, reduction, support))
+
+    layers, count = jax.tree.leaves(steps)[0].shape[:2]
+    chunks = min(count, -(-count * layers // SIDE_BY_SIDE))
+    each = -(-count // chunks)
+    chosen = np.minimum(np.arange(chunks * each), count - 1).reshape(chunks, each)
+    cut = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1)[chosen], steps)
+    kept = jax.lax.map(jax.vmap(step), cut)
+    return Rollout(state, *jax.tree.map(lambda leaf: leaf.reshape(len(chosen.ravel()), *leaf.shape[2:])[:count], kept))
 
 
 @eqx.filter_jit
@@ -146,9 +174,6 @@ def _scan(
     blank = jax.eval_shape(lambda tokens: price(layer.blank(tokens), tokens, None), first)
     shapes = jax.eval_shape(lambda last: step((start, last), first)[0][1], blank)
     before = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    if method.memoryless:
-        each = jax.lax.map(lambda tokens: step((start, before), tokens)[1], in_turn, batch_size=SIDE_BY_SIDE)
-        return Rollout(start, *each)
     (state, _), kept = jax.lax.scan(step, (start, before), in_turn)
     return Rollout(state, *kept)
 

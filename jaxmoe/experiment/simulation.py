@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxmoe.config import HardwareConfig
-from jaxmoe.config.networks import ClustersConfig, UniformConfig, WafersConfig
+from jaxmoe.config.networks import WafersConfig
 from jaxmoe.engine import LayerTime
 from jaxmoe.experiment.clock import Report, StageClock
 from jaxmoe.experiment.evaluation import describe
@@ -141,19 +140,9 @@ def setting_of(inputs: Inputs, strategy: Strategy, history: GatingTrace) -> Sett
         build_exchange=inputs.exchange,
         describe=lambda mode, exchange: describe(inputs, mode, exchange),
         wafer_shape=scenario.hardware.wafer_shape if isinstance(scenario.hardware, WafersConfig) else None,
-        clusters=_clusters(scenario.hardware),
+        clusters=scenario.hardware.switched,
         trace=inputs.trace,
     )
-
-
-def _clusters(hardware: HardwareConfig) -> tuple[int, int] | None:
-    """Switches and nodes of each, of machines that are made so."""
-    match hardware:
-        case ClustersConfig():
-            return hardware.clusters, hardware.nodes_per_cluster
-        case UniformConfig(kind="switch"):
-            return 1, hardware.nodes
-    return None
 
 
 def simulate(

@@ -8,9 +8,36 @@ as there are spare ones; without any, a place stays empty for an iteration.
 
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+
+from jaxmoe.traces import Batch
+
+
+class Buffering(eqx.Module):
+    """Settings of Algorithm 2; see `buffer_requests`."""
+
+    least: Float[Array, ""]  # tokens
+    slack: Float[Array, ""]
+    spare: int = eqx.field(static=True)
+    together: bool = eqx.field(static=True)
+
+    @eqx.filter_jit
+    def __call__(self, steps: Batch, num_experts: int, dies: int) -> Batch:
+        """Steps [layer, step, ...] in which requests wait. Activations stay where the pass began."""
+        made = buffer_requests(steps.experts, num_experts, self.least, self.slack, self.spare, self.together)
+        served, began, place = (jnp.moveaxis(each, 1, 0) for each in made[:3])  # [layer, step, request]
+        at = (jnp.arange(len(served))[:, None, None], began, place)
+        experts = steps.experts[at]
+        return Batch(
+            experts=experts,
+            token_draw=jnp.zeros(served.shape),
+            draw=jnp.zeros(experts.shape),
+            weight=served.astype(jnp.float32),
+            source=steps.sources(dies)[at],
+        )
 
 
 class Buffered(NamedTuple):

@@ -144,7 +144,7 @@ class LLCPrefetch(eqx.Module):
 class WaferPolicy(AbstractMethod):
     """Who computes what, and what is copied. `home` and `start`, copies from the beginning, are placement.
 
-    Without a `heatmap`, the steps are `Guidance` that was worked out before, for several policies.
+    Steps are batches, or the `Guidance` that the `heatmap` gives of them, worked out once for several policies.
     `capacity` is how many copies a die holds in all layers together; infinite is no limit. A full die makes room by
     `eviction`: the copy of the least popular expert goes, for a more popular one; or the least recently read; or with
     `keep` none. The paper does not say.
@@ -166,8 +166,9 @@ class WaferPolicy(AbstractMethod):
         return self.capacity.shape[0]
 
     def prepare(self, layer: AbstractLayer, steps: Batch | Guidance) -> tuple["WaferPolicy", Guidance]:
-        if self.heatmap is None:
+        if isinstance(steps, Guidance):
             return self, steps
+        assert self.heatmap is not None, "a policy without a heat map takes Guidance as its steps"
         known = guide(self.heatmap, jnp.asarray(steps.experts), None if self.llc is None else self.llc.across)
         return replace(self, heatmap=None), known
 

@@ -6,36 +6,15 @@ decided while it runs, such as the next group of experts for an idle die, is a r
 
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxmoe.engine import LoadRules, StreamDecisions, StreamTokens
+from jaxmoe.engine.streaming import NONE
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.traces import Batch
-
-NONE = -1  # in place of an expert: a group has fewer
-
-
-class Rules(eqx.Module):
-    """What a strategy does, without any times.
-
-    `paired` loads hot and cold experts together, else each by itself in the order of its number; `balanced` is rule 5
-    and `matched` Algorithm 1; with `in_turn` an expert is loaded when the one before is computed. `everywhere`, all
-    dies load, else those with tokens of the expert; `redistributed` tokens are spread evenly first. `micro_slices` is
-    into how many parts the slice of every die is cut.
-    """
-
-    micro_slices: Float[Array, ""]
-    paired: bool = eqx.field(static=True, default=True)
-    matched: bool = eqx.field(static=True, default=True)
-    balanced: bool = eqx.field(static=True, default=False)
-    in_turn: bool = eqx.field(static=True, default=False)
-    uncut: bool = eqx.field(static=True, default=False)
-    everywhere: bool = eqx.field(static=True, default=True)
-    redistributed: bool = eqx.field(static=True, default=False)
-    prefetched: bool = eqx.field(static=True, default=False)
 
 
 class Trajectories(NamedTuple):
@@ -164,6 +143,37 @@ def pairs_of(order: Int[Array, " expert"], active: Int[Array, ""]) -> Int[Array,
     return jnp.stack([hot, second], axis=1)
 
 
-def group_members(groups: Int[Array, "group member"], experts: int) -> Float[Array, "group expert"]:
-    """1 where an expert belongs to a group."""
-    return jax.nn.one_hot(groups, experts, dtype=jnp.float32).sum(axis=1)
+# All together.
+
+
+def streams(
+    topology: AbstractTopology,
+    tokens: StreamTokens,
+    rules: LoadRules,
+    paired: bool = True,
+    everywhere: bool = True,
+    redistribute: bool = False,
+) -> StreamDecisions:
+    """Everything that is decided of one layer.
+
+    `paired` loads hot and cold experts together, else each by itself in the order of its number. `everywhere`, all dies
+    load, else those with tokens of the expert. To `redistribute` tokens is to spread them evenly first.
+    """
+    here = redistributed(tokens.on_dies) if redistribute else tokens.on_dies
+    needed, following = trajectories(here, ring_of(topology))
+    if tokens.ahead is None:
+        groups, held = groups_in_order(here, paired), jnp.zeros_like(here)
+    else:
+        held = tokens.ahead * (here > 0).any(axis=1, keepdims=True)  # others make room at the gate
+        groups = groups_with_first(here, held.any(axis=1), paired)
+    return StreamDecisions(
+        on_dies=here,
+        needed=needed,
+        following=following,
+        loaders=loading_dies(needed, everywhere),
+        held=held,
+        groups=groups,
+        rules=rules,
+        moved=moved_tokens(tokens.on_dies, here) if redistribute else None,
+        facts={"passing": tokens.count},
+    )

@@ -4,7 +4,6 @@ from .hd_moe import HDMoE as HDMoE
 from .moentwine import Moentwine as Moentwine
 from .planned import PlannedRun as PlannedRun
 from .planned import Static as Static
-from .registry import SYSTEMS as SYSTEMS
 from .registry import system_of as system_of
 from .setting import AbstractRun as AbstractRun
 from .setting import AbstractSystem as AbstractSystem
@@ -12,5 +11,6 @@ from .setting import Recorded as Recorded
 from .setting import Rolled as Rolled
 from .setting import Setting as Setting
 from .setting import UnsuitableSystemError as UnsuitableSystemError
+from .settings import METHODS as METHODS
 from .wafer_gpu import WaferGPU as WaferGPU
 from .wafer_gpu import WaferRun as WaferRun

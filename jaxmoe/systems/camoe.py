@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import equinox as eqx
 import jax
@@ -29,8 +28,9 @@ from jaxmoe.policies.gate import (
 )
 from jaxmoe.systems.gated import gated_steps
 from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, UnsuitableSystemError
+from jaxmoe.systems.settings.camoe import CAMoESettings
 from jaxmoe.traces import Batch, GatingTrace
-from jaxmoe.traces.logits import Logits, trace_with_logits
+from jaxmoe.traces.logits import trace_with_logits
 from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl
 from jaxmoe.tune.gate_bias import GateSettings, Limits, start, tuned_bias
 
@@ -39,7 +39,7 @@ PARTS, STEPS = 4, 80  # of the history that a bias by gradient is tuned on, and 
 
 
 @dataclass(frozen=True)
-class CAMoE(AbstractSystem):
+class CAMoE(CAMoESettings, AbstractSystem):
     """A biased gate on a plan of whole experts, beside the gate as it is.
 
     Traffic is accounted on the history, without bias. The bias is that of Eq. 13 with `lambda_cost`, whose scores count
@@ -48,14 +48,6 @@ class CAMoE(AbstractSystem):
     (Eq. 8), or one for each node. Logits are `recorded` with the trace, or `reconstructed` from gate weights. With a
     `profile`, the path of a table, the bias is made of what was measured.
     """
-
-    lambda_cost: float = 0.2
-    own_node: Literal["counted", "left_out"] = "counted"
-    bias: Literal["rule", "gradient"] = "rule"
-    copies: Literal["assignment", "node"] = "assignment"
-    time_model: Literal["alpha_beta", "congestion"] = "alpha_beta"
-    logits: Logits = "recorded"
-    profile: str | None = None
 
     def runs(self, setting: Setting) -> dict[str, AbstractRun]:
         _check(setting)

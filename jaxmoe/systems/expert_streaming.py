@@ -2,39 +2,23 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
 
-from jaxmoe.compiling import UNFUSED
 from jaxmoe.des.streaming import Stream, stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
-from jaxmoe.engine import LayerTime
-from jaxmoe.engine.streaming import PARTS, StreamCosts, asked_of, grouped, stream_time
-from jaxmoe.policies.buffering import buffer_requests
-from jaxmoe.policies.forecast import AbstractForecast, Forecast, forecast_of
-from jaxmoe.policies.streaming import (
-    Rules,
-    group_members,
-    groups_in_order,
-    groups_with_first,
-    loading_dies,
-    moved_tokens,
-    prefetched_slices,
-    redistributed,
-    ring_of,
-    tokens_on_dies,
-    trajectories,
-)
+from jaxmoe.engine import LayerTime, LoadRules, SliceCosts, StreamDecisions, StreamLayer
+from jaxmoe.policies.buffering import Buffering
+from jaxmoe.policies.forecast import forecast_of
+from jaxmoe.policies.fse_dp import FSEDP
 from jaxmoe.relax import AbstractReduction
 from jaxmoe.systems.loaded_experts import CirculatingRun, OffloadedRun
 from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, UnsuitableSystemError
-from jaxmoe.systems.streamed_layer import StreamedLayer, over_layers, utilisation
+from jaxmoe.systems.settings.expert_streaming import ExpertStreamingSettings
+from jaxmoe.systems.streamed_layer import LoadedRun, experts_of, stream_layer
 from jaxmoe.traces import Batch
 
 Strategy = Literal["fse_naive", "fse", "fse_paired", "fse_rule5", "fse_buffered"]
@@ -49,7 +33,7 @@ STRATEGIES: dict[str, dict[str, bool]] = {
 
 
 @dataclass(frozen=True)
-class ExpertStreaming(AbstractSystem):
+class ExpertStreaming(ExpertStreamingSettings, AbstractSystem):
     """One of the strategies, with the other ones and expert parallelism to compare with.
 
     The nearest memory level is the buffer; `buffer_MB` of each die replaces its capacity. Naive slices are not cut, and
@@ -58,38 +42,23 @@ class ExpertStreaming(AbstractSystem):
     With `prefetch` dies load the first experts of an order that is forecast while attention leaves DDR idle.
     """
 
-    strategy: Strategy = "fse_paired"
-    micro_slices: int = 8
-    control_ns: float = 200.0
-    scheduling_ns: float = 500.0
-    buffer_MB: float | None = None  # noqa: N815
-    redistribute: bool = False
-    loaded_by: Literal["all", "trajectory"] = "all"
-    ahead: bool = True
-    attention: bool = True
-    slack: float = 0.2
-    least_tokens: float = 2.0
-    spare_requests: float = 1.0
-    arrive_together: bool = False
-    prefetch: Forecast | Literal["none"] = "none"
-
     def runs(self, setting: Setting) -> dict[str, AbstractRun]:
         """Expert parallelism and by popularity (Hydra), and slices that tokens go round (Fig. 3b), serial and with
         prefetch; simpler strategies; and itself.
         """
         layer = self._layer(setting)
         made: dict[str, AbstractRun] = {
-            "ep": OffloadedRun(layer, prefetch=False, by_popularity=False),
-            "hydra": OffloadedRun(layer, prefetch=False, by_popularity=True),
-            "ep_prefetch": OffloadedRun(layer, prefetch=True, by_popularity=False),
-            "hydra_prefetch": OffloadedRun(layer, prefetch=True, by_popularity=True),
-            "fse_tokens": CirculatingRun(layer, prefetch=False),
-            "fse_tokens_prefetch": CirculatingRun(layer, prefetch=True),
+            "ep": OffloadedRun.of(setting, layer, prefetch=False, by_popularity=False),
+            "hydra": OffloadedRun.of(setting, layer, prefetch=False, by_popularity=True),
+            "ep_prefetch": OffloadedRun.of(setting, layer, prefetch=True, by_popularity=False),
+            "hydra_prefetch": OffloadedRun.of(setting, layer, prefetch=True, by_popularity=True),
+            "fse_tokens": CirculatingRun.of(setting, layer, prefetch=False),
+            "fse_tokens_prefetch": CirculatingRun.of(setting, layer, prefetch=True),
         }
         for name in [*STRATEGIES][: [*STRATEGIES].index(self.strategy)]:
             if name != "fse_rule5":
-                made[name] = self._run(name, layer)
-        return made | {"expert_streaming": self._run(self.strategy, layer)}
+                made[name] = self._run(name, setting, layer)
+        return made | {"expert_streaming": self._run(self.strategy, setting, layer)}
 
     def layer_times(self, setting: Setting, batches: Batch, reduction: AbstractReduction | None = None) -> LayerTime:
         """Of its strategy. Raises `UnsuitableSystemError` for `fse_buffered`, whose requests wait."""
@@ -99,9 +68,9 @@ class ExpertStreaming(AbstractSystem):
                     f"system.{key} is {stateful}, which goes on from step to step, so a layer alone has no time; use "
                     "fse_paired without prefetch"
                 )
-        return self._run(self.strategy, self._layer(setting)).layer_times(batches, reduction)
+        return self._run(self.strategy, setting, self._layer(setting)).layer_times(batches, reduction)
 
-    def _layer(self, setting: Setting) -> "StreamedLayer":
+    def _layer(self, setting: Setting) -> StreamLayer:
         """Raises `UnsuitableSystemError` where dies that have no tokens yet would prefetch."""
         if self.prefetch != "none" and self.loaded_by != "all":
             raise UnsuitableSystemError(
@@ -109,188 +78,74 @@ class ExpertStreaming(AbstractSystem):
                 "of an expert is known after the gate alone; use loaded_by: all, or prefetch: none"
             )
         numbers = (self.micro_slices, self.control_ns, self.scheduling_ns, self.buffer_MB, self.attention)
-        return StreamedLayer.of(setting, *numbers)
+        return stream_layer(setting, *numbers)
 
-    def _run(self, name: str, layer: "StreamedLayer") -> "StreamedRun":
+    def _run(self, name: str, setting: Setting, layer: StreamLayer) -> "StreamedRun":
         flags = {"in_turn": not self.ahead} | STRATEGIES[name]
-        rules = Rules(
-            jnp.asarray(1.0 if flags.get("uncut") else float(self.micro_slices)),
-            everywhere=self.loaded_by == "all",
-            redistributed=self.redistribute,
-            prefetched=self.prefetch != "none" and not flags.get("uncut"),
-            **flags,
-        )
-        forecast = None if self.prefetch == "none" else forecast_of(self.prefetch, layer.setting.history)
-        if name != "fse_buffered":
-            return StreamedRun(layer, rules, forecast=forecast)
-        spare = math.ceil(self.spare_requests * layer.setting.batch_tokens)
-        buffering = (self.least_tokens, self.slack, spare, self.arrive_together)
-        return StreamedRun(layer, rules, buffering, forecast)
+        paired = flags.pop("paired", True)
+        rules, buffering, forecast = LoadRules(**flags), None, None
+        if self.prefetch != "none" and not rules.uncut:
+            forecast = forecast_of(self.prefetch, setting.history)
+        if name == "fse_buffered":
+            spare = math.ceil(self.spare_requests * setting.batch_tokens)
+            least, slack = jnp.asarray(float(self.least_tokens)), jnp.asarray(float(self.slack))
+            buffering = Buffering(least, slack, spare, self.arrive_together)
+        everywhere = self.loaded_by == "all"
+        method = FSEDP(experts_of(setting), rules, paired, everywhere, self.redistribute, buffering, forecast)
+        if rules.uncut:
+            layer = replace(layer, costs=layer.costs.uncut())
+        return StreamedRun(setting, layer, method)
 
 
 @dataclass(frozen=True)
-class StreamedRun(AbstractRun):
-    """Experts that stream by rules; `buffering`, (theta_min, slack, spare, together), is Algorithm 2.
+class StreamedRun(LoadedRun):
+    """Experts that stream by rules."""
 
-    `forecast` tells the loads by which rules that say so prefetch.
-    """
-
-    layer: StreamedLayer
-    rules: Rules
-    buffering: tuple[float, float, int, bool] | None = None
-    forecast: AbstractForecast | None = None
+    method: FSEDP
 
     @property
-    def costs(self) -> StreamCosts:
-        """With micro-slices of the rules, and for slices that are not cut a slot for each die."""
-        costs = replace(self.layer.costs, micro_slices=self.rules.micro_slices)
-        if not self.rules.uncut:
-            return costs
-        return replace(costs, buffer_bytes=jnp.maximum(costs.buffer_bytes, costs.dies * costs.slice_bytes))
+    def costs(self) -> SliceCosts:
+        return self.layer.costs
 
     @property
     def slicing(self) -> Slicing:
-        """The same for the simulator."""
-        rules, costs = self.rules, self.costs
+        """Rules and slices as the simulator takes them."""
+        rules, costs = self.method.rules, self.costs
         flags = (rules.matched, rules.balanced, rules.in_turn)
-        return Slicing(round(float(rules.micro_slices)), float(costs.buffer_bytes.min()), float(costs.control), *flags)
+        return Slicing(round(float(costs.micro_slices)), float(costs.buffer_bytes.min()), float(costs.control), *flags)
+
+    @staticmethod
+    def keep(decisions: StreamDecisions, time: LayerTime) -> tuple[LayerTime, Any]:
+        whole = {name: getattr(decisions, name).astype(jnp.int32) for name in ("on_dies", "held")}
+        routes = (decisions.groups, decisions.following.argmax(axis=-1), decisions.loaders > 0)
+        return time, ((whole["on_dies"], *routes, whole["held"]), decisions.facts["passing"])
 
     def rollout(self, steps: Batch) -> Rolled:
         """Raises `BufferError` where a micro-slice is larger than a buffer."""
         self.slicing.slots(float(self.costs.slice_bytes))
-        finished = None
-        if self.buffering is not None:
-            steps, finished = self._deferred(steps)
-        ring = tuple(ring_of(self.costs.machine.topology).tolist())
-        whole = self.layer.with_shared(steps)
-        early = jax.jit(self._early)(whole) if self.rules.prefetched else None
-        held = _tokens_of_steps(whole, self.layer.experts, self.costs.dies)
-        seconds, busy, kept, moved = _streamed_steps(ring, (held, early), self.costs, self.rules)
-        tokens = np.asarray(steps.weight).sum(axis=-1).T
-        time = self.layer.time(jax.jit(jax.vmap(jax.vmap(self._stages)))(seconds, tokens, moved), busy)
-        figures = {"utilisation": utilisation(time)}
-        if finished is not None:
-            figures["finished_passes"] = float(finished.sum())
-        if self.rules.prefetched:
-            used = (np.asarray(kept[0]) > 0).any(axis=-1).sum()
-            loaded = self.costs.dies * float(self.costs.micro_slices) * used
-            figures["prefetched"] = float(np.asarray(kept[4]).sum() / loaded)
-        return Rolled(time, jax.tree.map(np.asarray, kept), figures, modelled=time.stages["stream"])
-
-    def _early(self, steps: Batch) -> "Early":
-        """What is forecast in every step, and the micro-slices that dies have time and room for, [layer, step]."""
-        forecast = self.forecast
-        assert forecast is not None
-        counts = jax.vmap(jax.vmap(lambda batch: batch.weight @ batch.choices(self.layer.experts)))(steps)
-        routed = self.layer.setting.moe.num_experts
-        loads = jnp.swapaxes(counts[..., :routed], 0, 1)  # [step, layer, expert]
-        _, told = jax.lax.scan(lambda state, load: forecast.step(state, load), forecast.init(), loads)
-        told = jnp.concatenate([jnp.swapaxes(told, 0, 1), counts[..., routed:]], axis=-1)
-        idle = jax.vmap(jax.vmap(self.layer.idle_seconds))(jnp.asarray(steps.weight).sum(axis=-1))
-        costs, sharers = self.costs, self.costs.machine.memory[-1].sharers
-        channel = costs.machine.memory[-1].channel
-        time = idle / (sharers * costs.load)[channel]
-        # Slots that a trajectory needs stay free.
-        return Early(told, jnp.floor(jnp.clip(time, 0, jnp.maximum(jnp.floor(costs.slots) - costs.dies, 0))))
+        time, found, utilisation = self.rolled(steps)
+        kept, passing = jax.tree.map(np.asarray, found)
+        figures = {"utilisation": utilisation}
+        if self.method.buffering is not None:  # a pass is finished when it passes the last layer
+            figures["finished_passes"] = float(passing[:, -1].sum())
+        if self.method.forecast is not None:
+            used = (kept[0] > 0).any(axis=-1).sum()
+            figures["prefetched"] = float(kept[4].sum() / (self.costs.dies * float(self.costs.micro_slices) * used))
+        return Rolled(time, kept, figures, modelled=time.stages["stream"])
 
     def layer_times(self, batches: Batch, reduction: AbstractReduction | None) -> LayerTime:
         """Times of single layers, [layer, batch]."""
-        ring = ring_of(self.costs.machine.topology)
 
-        def one(batch: Batch) -> LayerTime:
-            tokens = tokens_on_dies(batch, self.layer.experts, self.costs.dies)
-            seconds, busy, _, moved = _streamed(ring, tokens, self.costs, self.rules, reduction)
-            stages = self._stages(seconds, batch.weight.sum(), moved)
-            return LayerTime(stages, {"compute": {"node": busy}}, sum(stages.values(), start=jnp.zeros(())))
+        def step(tokens: Any) -> LayerTime:
+            _, decisions = self.method.step(self.layer.machine, (), tokens, None)
+            return jax.vmap(lambda *given: self.layer.time(*given, reduction))(decisions, tokens)
 
-        return jax.vmap(jax.vmap(one))(self.layer.with_shared(batches))
-
-    def _stages(
-        self, seconds: Float[Array, ""], tokens: Float[Array, ""], moved: Float[Array, "die die2"]
-    ) -> dict[str, Float[Array, ""]]:
-        """Of one layer. Tokens that are spread evenly go to their dies, all experts together, and results come back."""
-        stages = {"attention": self.layer.attention_seconds(tokens), "stream": seconds + self.layer.scheduling}
-        if self.rules.redistributed:
-            costs = self.costs.costs
-            ways = (moved * costs.dispatch_bytes, moved.T * costs.combine_bytes)
-            stages["redistribution"] = self.layer.moving_seconds(ways[0]) + self.layer.moving_seconds(ways[1])
-        return stages
-
-    def _deferred(self, steps: Batch) -> tuple[Batch, np.ndarray]:
-        """What passes the layers when requests wait, and the forward passes that are finished."""
-        assert self.buffering is not None
-        least, slack, spare, together = self.buffering
-        experts = jnp.asarray(steps.experts)
-        numbers = (self.layer.setting.moe.num_experts, jnp.asarray(float(least)), jnp.asarray(float(slack)))
-        made = jax.jit(buffer_requests, static_argnums=(1, 4, 5))(experts, *numbers, spare, together)
-        served, began, place = (np.moveaxis(np.asarray(each), 1, 0) for each in made[:3])  # [layer, step, request]
-        at = (np.arange(len(served))[:, None, None], began, place)
-        passing = (
-            np.asarray(experts)[at],
-            np.zeros(served.shape, np.float32),
-            np.zeros((*served.shape, experts.shape[-1]), np.float32),
-            served.astype(np.float32),
-            np.asarray(steps.sources(self.costs.dies))[at],  # activations stay where the pass began
-        )
-        return Batch(*jax.device_put(passing)), np.asarray(made.finished)
+        return jax.vmap(step, in_axes=1, out_axes=1)(self.method.prepare(self.layer, batches)[1])
 
     def replay(self, rolled: Rolled, batch: Batch, step: int, row: int) -> float:
-        return self.simulated(rolled, step, row).seconds + self.layer.scheduling
+        return self.simulated(rolled, step, row).seconds + float(self.layer.scheduling)
 
     def simulated(self, rolled: Rolled, step: int, row: int, record: bool = False) -> Stream:
         """The event simulator's run of one layer and step. Raises `BufferError` where buffers are too small."""
-        tokens, groups, following, loading, held = (each[step, row] for each in rolled.kept)
-        layer = self.layer.setting.describe("replicated", "token_home")
-        return stream(flow_of(layer, self.slicing, tokens, groups, following, loading, held), record)
-
-
-class Early(NamedTuple):
-    """What is known before the gate decides: loads that are forecast, and micro-slices that dies may load."""
-
-    forecast: Float[Array, "*lead expert"]
-    room: Float[Array, "*lead die"]
-
-
-@eqx.filter_jit(compiler_options=UNFUSED)  # type: ignore[call-overload]  # an option of JAX
-def _streamed_steps(
-    ring: tuple[int, ...],
-    steps: tuple[Float[Array, "layer step expert die"], Early | None],
-    costs: StreamCosts,
-    rules: Rules,
-) -> tuple[Array, Array, tuple[Array, ...], Array]:
-    """`_streamed` of all steps and layers. Compiled once for a set of rules, whatever the size of the batch."""
-    rows = jnp.zeros(steps[0].shape[0])
-    return over_layers(lambda given, _: _streamed(np.array(ring), given[0], costs, rules, None, given[1]), steps, rows)
-
-
-@partial(jax.jit, static_argnums=(1, 2))
-def _tokens_of_steps(steps: Batch, experts: int, dies: int) -> Float[Array, "layer step expert die"]:
-    """Tokens of every expert on each die."""
-    return jax.vmap(jax.vmap(lambda batch: tokens_on_dies(batch, experts, dies)))(steps)
-
-
-def _streamed(
-    ring: Int[np.ndarray, " die"],
-    tokens: Float[Array, "expert die"],
-    costs: StreamCosts,
-    rules: Rules,
-    reduction: AbstractReduction | None = None,
-    early: Early | None = None,
-) -> tuple[Array, Array, tuple[Array, ...], Array]:
-    """Seconds of one layer and step, those that arrays are busy, what the simulator needs, and tokens that move."""
-    before = tokens
-    if rules.redistributed:
-        tokens = redistributed(tokens)
-    needed, following = trajectories(tokens, ring)
-    groups, held = groups_in_order(tokens, rules.paired), jnp.zeros_like(tokens)
-    if early is not None:
-        loaded = prefetched_slices(early.forecast, early.room, costs.micro_slices, rules.paired)
-        held = loaded * (tokens > 0).any(axis=1, keepdims=True)  # others make room at the gate
-        groups = groups_with_first(tokens, held.any(axis=1), rules.paired)
-    loaders = loading_dies(needed, rules.everywhere)
-    asked = asked_of(costs, tokens, needed, following, loaders, rules.balanced, held)
-    parts = 1 if rules.uncut else PARTS
-    members = grouped(asked, group_members(groups, len(tokens)))
-    time = stream_time(costs, members, rules.matched, rules.in_turn, rules.balanced, parts, reduction)
-    kept = (tokens.astype(jnp.int32), groups, following.argmax(axis=-1), loaders > 0, held.astype(jnp.int32))
-    return time.seconds, time.compute, kept, moved_tokens(before, tokens)
+        described = self.setting.describe("replicated", "token_home")
+        return stream(flow_of(described, self.slicing, *(each[step, row] for each in rolled.kept)), record)

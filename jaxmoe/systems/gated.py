@@ -24,8 +24,9 @@ from jaxmoe.systems.setting import (
     TokenPaths,
     UnsuitableSystemError,
 )
+from jaxmoe.systems.settings.camoe import CostGateSettings
 from jaxmoe.traces import Batch, GatingTrace
-from jaxmoe.traces.logits import Logits, trace_with_logits
+from jaxmoe.traces.logits import trace_with_logits
 
 # Choices of a biased gate, in all layers and steps.
 
@@ -102,15 +103,12 @@ HISTORY = 8192  # tokens of the history, the last ones, that traffic is accounte
 
 
 @dataclass(frozen=True)
-class Gate:
+class Gate(CostGateSettings):
     """The bias of camoe Eq. 11 to 13 with `lambda_cost`, for tokens wherever a system has them.
 
     A token that a node may fetch from several holders costs the mean of their paths. An expert that several nodes share
     costs the mean of theirs.
     """
-
-    lambda_cost: float = 0.2
-    logits: Logits = "recorded"
 
     def table(self, setting: Setting, paths: TokenPaths) -> Float[np.ndarray, "layer home expert"]:
         """The bias of every layer, home and expert, from the traffic of the history without bias."""

@@ -1,7 +1,6 @@
 """hd_moe: a hybrid plan, and before every layer a broadcast of the experts that are expected to congest (IV-D)."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import jax.numpy as jnp
 
@@ -12,13 +11,14 @@ from jaxmoe.policies import (
     PreBroadcast,
     WindowAllowance,
 )
-from jaxmoe.policies.forecast import Forecast, forecast_of
+from jaxmoe.policies.forecast import forecast_of
 from jaxmoe.systems.planned import PlannedRun, Static
 from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Setting, UnsuitableSystemError
+from jaxmoe.systems.settings.hd_moe import HDMoESettings
 
 
 @dataclass(frozen=True)
-class HDMoE(AbstractSystem):
+class HDMoE(HDMoESettings, AbstractSystem):
     """Pre-broadcast on top of any sharded plan.
 
     `forecast` is fitted on the history; that of `cross_layer` has `prior` choices by the frequencies added to every
@@ -26,13 +26,6 @@ class HDMoE(AbstractSystem):
     `experts` are broadcast, or with the window `last` as many of them as fit the time of the layer before (Eq. 17).
     A `hidden` broadcast costs no time, as in the paper; a `charged` one goes by the schedule of the layer.
     """
-
-    forecast: Forecast = "moving_average"
-    rate: float = 0.5
-    prior: float = 10.0
-    experts: int = 2
-    window: Literal["fixed", "last"] = "fixed"
-    broadcast: Literal["hidden", "charged"] = "hidden"
 
     def runs(self, setting: Setting) -> dict[str, AbstractRun]:
         own = PlannedRun(setting, self.method(setting), hidden=self.broadcast == "hidden")

@@ -1,105 +1,93 @@
-"""What streamed experts are compared with: experts that dies load for themselves, and slices that tokens go round."""
+"""Runs that streamed experts are compared with: dies that load their own experts, and slices that tokens go round."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from jaxmoe.des import layer_seconds
 from jaxmoe.des.circulation import circulated
 from jaxmoe.des.offloading import offloaded
-from jaxmoe.engine import Decisions
-from jaxmoe.engine.circulation import circulating_seconds
-from jaxmoe.engine.offloading import offloaded_seconds
-from jaxmoe.engine.streaming import StreamCosts
+from jaxmoe.engine import HostDecisions, LayerTime, RingDecisions, StreamLayer
 from jaxmoe.placement import expert_parallel_balanced
-from jaxmoe.policies.streaming import ring_of, tokens_on_dies
-from jaxmoe.systems.setting import AbstractRun, Rolled
-from jaxmoe.systems.streamed_layer import StreamedLayer, over_layers, utilisation
+from jaxmoe.policies.fse_dp import CirculatingTokens, Experts, OffloadedExperts
+from jaxmoe.policies.streaming import ring_of
+from jaxmoe.systems.setting import Rolled, Setting
+from jaxmoe.systems.streamed_layer import LoadedRun, experts_of
 from jaxmoe.traces import Batch, load_counts
 
 
+def hosts_of(setting: Setting, experts: Experts, by_popularity: bool) -> Float[np.ndarray, "layer expert die"]:
+    """Experts by number in equal runs, or by popularity before the run; shared experts go from die to die."""
+    dies, layers = setting.model.machine.num_nodes, len(setting.history.layer_ids)
+    if by_popularity:
+        share = expert_parallel_balanced(load_counts(setting.history).counts[0].astype(float), dies)
+    else:
+        number = np.broadcast_to(np.arange(experts.routed) * dies // experts.routed, (layers, experts.routed))
+        share = np.eye(dies, dtype=np.float32)[number]
+    shared = np.eye(dies, dtype=np.float32)[np.arange(experts.shared) % dies]
+    return np.concatenate([share, np.broadcast_to(shared, (layers, *shared.shape))], axis=1)
+
+
 @dataclass(frozen=True)
-class OffloadedRun(AbstractRun):
+class OffloadedRun(LoadedRun):
     """Expert parallelism whose dies load their own experts: dispatch, load and compute, combine."""
 
-    layer: StreamedLayer
-    prefetch: bool
-    by_popularity: bool
+    method: OffloadedExperts
 
-    def hosts(self) -> Float[np.ndarray, "layer expert die"]:
-        """Experts by number in equal runs, or by popularity before the run; shared experts go from die to die."""
-        setting, dies = self.layer.setting, self.layer.costs.dies
-        layers = len(setting.history.layer_ids)
-        if self.by_popularity:
-            share = expert_parallel_balanced(load_counts(setting.history).counts[0].astype(float), dies)
-        else:
-            experts = setting.moe.num_experts
-            number = np.broadcast_to(np.arange(experts) * dies // experts, (layers, experts))
-            share = np.eye(dies, dtype=np.float32)[number]
-        shared = np.eye(dies, dtype=np.float32)[np.arange(self.layer.shared) % dies]
-        return np.concatenate([share, np.broadcast_to(shared, (layers, *shared.shape))], axis=1)
+    @staticmethod
+    def of(setting: Setting, layer: StreamLayer, prefetch: bool, by_popularity: bool) -> "OffloadedRun":
+        experts = experts_of(setting)
+        hosts = jnp.asarray(hosts_of(setting, experts, by_popularity), jnp.float32)
+        return OffloadedRun(setting, layer, OffloadedExperts(experts, hosts, prefetch))
+
+    @staticmethod
+    def keep(decisions: HostDecisions, time: LayerTime) -> tuple[LayerTime, Any]:
+        return time, ()
 
     def rollout(self, steps: Batch) -> Rolled:
-        layer, setting = self.layer, self.layer.setting
-        model = replace(setting.model, mode="replicated", exchange=setting.build_exchange("token_home"))
-
-        @eqx.filter_jit
-        def one(batch: Batch, host: Array, costs: StreamCosts) -> tuple[dict[str, Array], Array]:
-            counts = (batch.choices(layer.experts) * batch.weight[:, None]).sum(axis=0)
-            around = model.time(Decisions(host), batch)
-            seconds, busy = offloaded_seconds(costs, counts, host, self.prefetch)
-            stages = {"dispatch": around.dispatch, "compute": seconds, "combine": around.combine}
-            return {"attention": layer.attention_seconds(batch.weight.sum())} | stages, busy
-
-        hosts = self.hosts()
-        stages, busy = over_layers(
-            lambda batch, row: one(batch, row, layer.costs), layer.with_shared(steps), jnp.asarray(hosts)
-        )
-        time = layer.time(stages, busy)
-        used = float((1 + self.prefetch) * layer.costs.dies * layer.costs.costs.expert_bytes)
-        figures = {"package_memory_B": used, "utilisation": utilisation(time)}
-        return Rolled(time, hosts, figures, modelled=time.total - time.stages["attention"])
+        time, _, utilisation = self.rolled(steps)
+        used = float((1 + self.method.prefetch) * self.layer.machine.num_nodes * self.layer.costs.costs.expert_bytes)
+        figures = {"package_memory_B": used, "utilisation": utilisation}
+        served = sum(time.stages[name] for name in ("dispatch", "compute", "combine"))
+        return Rolled(time, np.asarray(self.method.hosts), figures, modelled=served)
 
     def replay(self, rolled: Rolled, batch: Batch, step: int, row: int) -> float:
-        layer, setting = self.layer, self.layer.setting
-        batch = jax.tree.map(np.asarray, layer.with_shared(batch))
-        described = setting.describe("replicated", "token_home")
+        batch = jax.tree.map(np.asarray, self.method.experts.joined(batch))
+        described = self.setting.describe("replicated", "token_home")
         host = rolled.kept[row]
-        counts = np.bincount(batch.experts.ravel(), minlength=layer.experts)
-        alone = replace(described, flops=np.full(layer.costs.dies, np.inf), memory=(), gemm=None)
-        inside = offloaded(described, counts, host.argmax(axis=1), self.prefetch, float(layer.costs.control))
+        counts = np.bincount(batch.experts.ravel(), minlength=len(host))
+        alone = replace(described, flops=np.full(host.shape[1], np.inf), memory=(), gemm=None)
+        control = float(self.layer.costs.control)
+        inside = offloaded(described, counts, host.argmax(axis=1), self.method.prefetch, control)
         return layer_seconds(alone, host, batch) + inside
 
 
 @dataclass(frozen=True)
-class CirculatingRun(AbstractRun):
+class CirculatingRun(LoadedRun):
     """Slices stay on the dies that load them, and the tokens of an expert go round (Fig. 3b)."""
 
-    layer: StreamedLayer
-    prefetch: bool
+    method: CirculatingTokens
+
+    @staticmethod
+    def of(setting: Setting, layer: StreamLayer, prefetch: bool) -> "CirculatingRun":
+        return CirculatingRun(setting, layer, CirculatingTokens(experts_of(setting), prefetch))
+
+    @staticmethod
+    def keep(decisions: RingDecisions, time: LayerTime) -> tuple[LayerTime, Any]:
+        return time, decisions.on_dies.astype(jnp.int32)
 
     def rollout(self, steps: Batch) -> Rolled:
-        layer, ring = self.layer, ring_of(self.layer.costs.machine.topology)
-
-        @eqx.filter_jit
-        def one(batch: Batch, costs: StreamCosts) -> tuple[dict[str, Array], Array, Array]:
-            tokens = tokens_on_dies(batch, layer.experts, costs.dies)
-            seconds, busy = circulating_seconds(costs, tokens, ring, self.prefetch)
-            stages = {"attention": layer.attention_seconds(batch.weight.sum()), "compute": seconds}
-            return stages, busy, tokens.astype(jnp.int32)
-
-        rows = jnp.zeros(steps.experts.shape[0])
-        stages, busy, tokens = over_layers(lambda batch, _: one(batch, layer.costs), layer.with_shared(steps), rows)
-        time = layer.time(stages, busy)
-        used = float((1 + self.prefetch) * layer.costs.costs.expert_bytes)
-        figures = {"package_memory_B": used, "utilisation": utilisation(time)}
+        time, tokens, utilisation = self.rolled(steps)
+        used = float((1 + self.method.prefetch) * self.layer.costs.costs.expert_bytes)
+        figures = {"package_memory_B": used, "utilisation": utilisation}
         return Rolled(time, np.asarray(tokens), figures, modelled=time.stages["compute"])
 
     def replay(self, rolled: Rolled, batch: Batch, step: int, row: int) -> float:
-        described = self.layer.setting.describe("replicated", "token_home")
-        ring = ring_of(self.layer.costs.machine.topology)
-        return circulated(described, rolled.kept[step, row], ring, self.prefetch, float(self.layer.costs.control))
+        described = self.setting.describe("replicated", "token_home")
+        ring = ring_of(self.layer.machine.topology)
+        control = float(self.layer.costs.control)
+        return circulated(described, rolled.kept[step, row], ring, self.method.prefetch, control)

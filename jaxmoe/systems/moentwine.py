@@ -50,6 +50,7 @@ from jaxmoe.systems.setting import (
     TokenPaths,
     UnsuitableSystemError,
 )
+from jaxmoe.systems.settings.moentwine import MoentwineSettings
 from jaxmoe.traces import Batch
 from jaxmoe.traces.prediction.predictor import shares
 from jaxmoe.traces.statistics.counting import count_pairs
@@ -61,7 +62,7 @@ REPLAYED = ("attention", "all_reduce", "dispatch", "compute", "combine")  # stag
 
 
 @dataclass(frozen=True)
-class Moentwine(AbstractSystem):
+class Moentwine(MoentwineSettings, AbstractSystem):
     """A token layout with its exchange, attention before the experts, and a balancer.
 
     `layout`, `tp`, `fetch` and `all_gather` are as in `token_layout`; on networks of switches groups are of successive
@@ -69,21 +70,6 @@ class Moentwine(AbstractSystem):
     run `linear_speedup` times as fast as the die's rate (INT8, VI-A1). The balancer acts where the expected excess of
     loads over their mean, summed over layers, is above `alpha`, and `beta` iterations after it last did (Eq. 2).
     """
-
-    layout: str = "er"
-    tp: int = 4
-    fetch: str = "domain"
-    all_gather: bool | None = None
-    both_ways: bool = True
-    closing: bool = False
-    linear_speedup: float = 2.0
-    balancer: BalancerName = "topology_aware"
-    migration: Literal["invasive", "non_invasive"] = "non_invasive"
-    alpha: float = 0.0
-    beta: float = 0.0
-    shadow_slots: int = 1
-    rate: float = 0.1
-    weights_from: Literal["copy", "edge"] = "copy"
 
     def runs(self, setting: Setting) -> dict[str, AbstractRun]:
         """The baseline mapping without a balancer, the layout without one, and all together."""

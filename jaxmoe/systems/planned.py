@@ -13,6 +13,7 @@ from jaxmoe.engine import AbstractMethod, Decisions, LayerExchanges, LayerTime, 
 from jaxmoe.engine.times import STAGES
 from jaxmoe.policies import broadcast_experts
 from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, TokenPaths
+from jaxmoe.systems.settings.static import StaticSettings
 from jaxmoe.traces import Batch
 
 
@@ -93,7 +94,7 @@ def late(
 
 
 @dataclass(frozen=True)
-class Static(AbstractSystem):
+class Static(StaticSettings, AbstractSystem):
     """Decides nothing at run time: what other systems are compared with."""
 
     def runs(self, setting: Setting) -> dict[str, AbstractRun]:

@@ -1,33 +1,19 @@
-"""All systems by the name that a scenario calls them; `static` leaves the plan as it is."""
+"""Systems by the name that a scenario calls them, with their settings and a gate before them."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from jaxmoe.systems.camoe import CAMoE
-from jaxmoe.systems.expert_streaming import ExpertStreaming
+from jaxmoe.settings import made, settings_of
 from jaxmoe.systems.gated import Gate, GatedSystem
-from jaxmoe.systems.hd_moe import HDMoE
-from jaxmoe.systems.moentwine import Moentwine
-from jaxmoe.systems.planned import Static
-from jaxmoe.systems.setting import AbstractSystem, UnsuitableSystemError
-from jaxmoe.systems.wafer_gpu import WaferGPU
-
-SYSTEMS: dict[str, type[AbstractSystem]] = {
-    "static": Static,
-    "hd_moe": HDMoE,
-    "moentwine": Moentwine,
-    "camoe": CAMoE,
-    "wafer_gpu": WaferGPU,
-    "expert_streaming": ExpertStreaming,
-}
+from jaxmoe.systems.setting import AbstractSystem
+from jaxmoe.systems.settings import METHODS
 
 
 def system_of(name: str, gate: Mapping[str, Any] | None = None, **settings: Any) -> AbstractSystem:
     """The system of this name with settings of its own, and behind a gate where one is set.
 
-    Raises `UnsuitableSystemError` for a name that is none.
+    Raises `UnknownPartError` for a name that is none.
     """
-    if name not in SYSTEMS:
-        raise UnsuitableSystemError(f"system is {name!r}, expected one of {', '.join(SYSTEMS)}")
-    system = SYSTEMS[name](**settings)
+    kind = METHODS[name]
+    system: AbstractSystem = made(kind, settings, settings_of(kind))
     return system if gate is None else GatedSystem(system, Gate(**gate))

@@ -15,6 +15,7 @@ from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange
 from jaxmoe.placement.placement import Mode
 from jaxmoe.relax import AbstractReduction
+from jaxmoe.systems.settings.base import SystemSettings
 from jaxmoe.traces import Batch, GatingTrace
 
 
@@ -128,8 +129,8 @@ class AbstractRun(abc.ABC):
         return []
 
 
-class AbstractSystem(abc.ABC):
-    """A paper's method as a composition of parts, with its settings."""
+class AbstractSystem(SystemSettings, abc.ABC):
+    """A method as a composition of parts, with its settings. A subclass may state facts of `SystemSettings`."""
 
     @abc.abstractmethod
     def runs(self, setting: Setting) -> dict[str, AbstractRun]:

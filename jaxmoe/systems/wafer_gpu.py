@@ -26,8 +26,9 @@ from jaxmoe.policies import (
     copies_that_fit,
     widest,
 )
-from jaxmoe.policies.caching import Allocation, Eviction, Prediction
+from jaxmoe.policies.caching import Allocation
 from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, UnsuitableSystemError
+from jaxmoe.systems.settings.wafer_gpu import WaferGPUSettings
 from jaxmoe.traces import Batch
 from jaxmoe.traces.statistics.counting import count_pairs
 from jaxmoe.tune.allocation import AssignmentProgram, GradientAllocation, LinearAllocation
@@ -105,7 +106,7 @@ def _compact(fetches: Fetches) -> dict[str, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class WaferGPU(AbstractSystem):
+class WaferGPU(WaferGPUSettings, AbstractSystem):
     """Allocation, prediction and eviction by name; latencies of Table I in ns.
 
     The heat map starts from the history, such as the prefill's (Insight 1). `popular_copies` experts of each layer,
@@ -113,25 +114,6 @@ class WaferGPU(AbstractSystem):
     `llc_prefetch` dies read into their LLC what the layer before lets expect (Insight 2). With `bound` the assignment
     bound of every layer is found too.
     """
-
-    allocation: AllocationName = "allo"
-    prediction: Prediction = "heatmap"
-    top: int = 32
-    eviction: Eviction = "least_popular"
-    unlimited: bool = False
-    block: int = 50
-    split: int | None = None
-    spare: int = 4
-    llc_prefetch: bool = False
-    bound: bool = False
-    popular_copies: int = 0
-    slices: int = 2
-    request_bytes: float = 16
-    llc_hit_ns: float = 100
-    llc_miss_ns: float = 110
-    llc_write_ns: float = 30
-    host_link_GB_per_s: float | None = None  # noqa: N815
-    host_fixed_us: float = 0
 
     def runs(self, setting: Setting) -> dict[str, AbstractRun]:
         own = self._run(setting)

@@ -16,13 +16,23 @@ import optax
 from jaxtyping import Array, Float, Int
 from scipy.optimize import linear_sum_assignment
 
-from jaxmoe.engine.streaming import Asked, StreamCosts, grouped, stream_time
-from jaxmoe.relax import SmoothMax, geometric, sinkhorn
+from jaxmoe.engine import LoadRules, SliceCosts
+from jaxmoe.engine.recurrence import SliceDemand, grouped, stream_seconds
+from jaxmoe.hardware import Machine
+from jaxmoe.relax import HardMax, SmoothMax, geometric, sinkhorn
 
 WIDTH = 2  # experts of a group
 SHARP = (1.0, 0.05)  # temperature of the plan, first and last
 SMOOTH = 0.02  # of maxima, relative
 START = 3.0  # log-weight of the order that a descent starts from
+
+
+class Streams(NamedTuple):
+    """Experts that are to be ordered: the machine, costs of their slices, and what each asks of every resource."""
+
+    machine: Machine
+    costs: SliceCosts
+    experts: SliceDemand
 
 
 class OrderResult(NamedTuple):
@@ -35,40 +45,41 @@ class OrderResult(NamedTuple):
 
 
 def order_seconds(
-    costs: StreamCosts, asked: Asked, plan: Float[Array, "place expert"], smooth: float | None = None
+    streams: Streams, plan: Float[Array, "place expert"], smooth: float | None = None
 ) -> Float[Array, ""]:
     """Time of experts in their places: a permutation, or with `smooth` a relaxed one."""
     places = plan.shape[0]
     padded = jnp.concatenate([plan, jnp.zeros((-places % WIDTH, plan.shape[1]))])
     members = padded.reshape(-1, WIDTH, plan.shape[1]).sum(axis=1)
-    reduction = None if smooth is None else SmoothMax(jnp.asarray(smooth))
-    return stream_time(costs, grouped(asked, members), reduction=reduction).seconds
+    reduction = HardMax() if smooth is None else SmoothMax(jnp.asarray(smooth))
+    groups, rules = grouped(streams.experts, members), LoadRules(matched=False)
+    return stream_seconds(streams.machine, streams.costs, groups, rules, reduction)
 
 
 def tuned_order(
-    costs: StreamCosts, asked: Asked, starts: Int[np.ndarray, "start place"], steps: int = 60, rate: float = 0.2
+    streams: Streams, starts: Int[np.ndarray, "start place"], steps: int = 60, rate: float = 0.2
 ) -> OrderResult:
     """Descend from each of the orders `starts`, round, polish, and take the best by the exact model."""
     experts = starts.shape[1]
-    plans = _descended(costs, asked, jax.nn.one_hot(jnp.asarray(starts), experts) * START, steps, rate)
+    plans = _descended(streams, jax.nn.one_hot(jnp.asarray(starts), experts) * START, steps, rate)
     rounded = np.stack([linear_sum_assignment(-plan)[1] for plan in np.asarray(plans)])
     candidates = np.concatenate([starts, rounded])
-    seconds = np.asarray(_scores(costs, asked, jnp.asarray(candidates)), float)
+    seconds = np.asarray(_scores(streams, jnp.asarray(candidates)), float)
     best = candidates[seconds.argmin()]
-    polished, least = _polished(lambda orders: np.asarray(_scores(costs, asked, jnp.asarray(orders)), float), best)
+    polished, least = _polished(lambda orders: np.asarray(_scores(streams, jnp.asarray(orders)), float), best)
     return OrderResult(polished, least, seconds[: len(starts)].tolist(), float(seconds[len(starts) :].min()))
 
 
 @eqx.filter_jit
-def _scores(costs: StreamCosts, asked: Asked, orders: Int[Array, "order place"]) -> Float[Array, " order"]:
+def _scores(streams: Streams, orders: Int[Array, "order place"]) -> Float[Array, " order"]:
     """Seconds of each order by the exact model."""
     plans = jax.nn.one_hot(orders, orders.shape[1])
-    return jax.vmap(lambda plan: order_seconds(costs, asked, plan))(plans)
+    return jax.vmap(lambda plan: order_seconds(streams, plan))(plans)
 
 
 @eqx.filter_jit
 def _descended(
-    costs: StreamCosts, asked: Asked, logits: Float[Array, "start place expert"], steps: int, rate: float
+    streams: Streams, logits: Float[Array, "start place expert"], steps: int, rate: float
 ) -> Float[Array, "start place expert"]:
     """Plans after so many steps of Adam from each start, ever sharper."""
     places = logits.shape[1]
@@ -79,7 +90,7 @@ def _descended(
         return sinkhorn(logits / temperature, one, one)
 
     def loss(logits: Array, temperature: Array) -> Array:
-        seconds = jax.vmap(lambda each: order_seconds(costs, asked, plan(each, temperature), SMOOTH))(logits)
+        seconds = jax.vmap(lambda each: order_seconds(streams, plan(each, temperature), SMOOTH))(logits)
         return jnp.log(seconds).sum()
 
     def step(state, temperature):

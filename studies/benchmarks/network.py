@@ -6,7 +6,7 @@ warmed up and block until ready, the best of several is taken, baselines are tim
 
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from throughput import compiled, machine, rate
 from jaxmoe.des import Fabric, GraphBuilder, TaskGraph, fabric_of, simulate
 from jaxmoe.des.engine import run_on
 from jaxmoe.des.tasks import add_transfers, messages, no_rows
-from jaxmoe.files import write_table
+from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.hardware import Mesh, Router
 from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import Congestion
@@ -151,17 +151,22 @@ def row(
     return {"what": what, "mesh": mesh, "case": case} | rates | {"compile_or_first_s": f"{first_s:.2f}"}
 
 
-def main() -> None:
-    """Measure, print the table and write it."""
-    jobs: list[Callable[[], dict[str, object]]] = [lambda s=s, c=c: model_row(s, c) for s, c in MESHES.items()]  # type: ignore[misc]
-    jobs += [lambda s=s, c=c: simulator_row(s, c) for s in SIMULATED for c in (False, True)]  # type: ignore[misc]
-    jobs += [lambda: router_row(SIMULATED[0])]
-    rows = [{"run_ms": "", "build_ms": ""} | job() | {"machine": machine()} for job in jobs]
-    for line in rows:
-        print(line)
-    columns = ["what", "mesh", "case", "per_s", "unit", "baseline_per_s", "ratio", "run_ms", "build_ms"]
-    write_table(HERE / "network.csv", rows, [*columns, "compile_or_first_s", "machine"])
+def rows() -> Iterator[dict[str, object]]:
+    """All rows: the model, the simulator, and the simulator with finite buffers."""
+    for shape, count in MESHES.items():
+        yield model_row(shape, count)
+    for shape in SIMULATED:
+        for cut_through in (False, True):
+            yield simulator_row(shape, cut_through)
+    yield router_row(SIMULATED[0])
 
+
+def told() -> list[dict[str, object]]:
+    return [row | {"machine": machine()} for row in rows()]
+
+
+COLUMNS = ["what", "mesh", "case", "per_s", "unit", "baseline_per_s", "ratio", "run_ms", "build_ms"]
+TABLE = Table("network", told, columns=[*COLUMNS, "compile_or_first_s", "machine"])
 
 if __name__ == "__main__":
-    main()
+    make_tables(HERE, [TABLE], study_options(__doc__).parse_args())

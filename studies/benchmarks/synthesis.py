@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from throughput import machine
 
-from jaxmoe.files import write_table
+from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.traces.synthesis import PRESETS, GatingProcess, sample_trace
 
 HERE = Path(__file__).resolve().parent
@@ -55,7 +55,7 @@ def numpy_seconds(process: GatingProcess, tokens: int) -> float:
     return time.perf_counter() - begun
 
 
-def measure(name: str) -> dict[str, object]:
+def measure(name: str) -> list[dict[str, object]]:
     """One row of the table."""
     preset, tokens = SHAPES[name]
     process = preset.process()
@@ -64,7 +64,7 @@ def measure(name: str) -> dict[str, object]:
     again = min(drawn(process, tokens, seed=0) for _ in range(RUNS))
     rate = tokens * len(process.layer_ids) / again
     numpy_rate = NUMPY_TOKENS * len(process.layer_ids) / numpy_seconds(process, NUMPY_TOKENS)
-    return {
+    row = {
         "process": name,
         "tokens": tokens,
         "token_layers_per_s": round(rate),
@@ -72,17 +72,11 @@ def measure(name: str) -> dict[str, object]:
         "compile_s": f"{first - again:.2f}",
         "numpy_token_layers_per_s": round(numpy_rate),
         "over_numpy": f"{rate / numpy_rate:.1f}",
+        "machine": machine(),
     }
-
-
-def main() -> None:
-    """Measure, print and write the table."""
-    rows = [measure(name) for name in SHAPES]
-    for row in rows:
-        print(row)
-    print(machine())
-    write_table(HERE / "synthesis.csv", (row | {"machine": machine()} for row in rows))
+    return [row]
 
 
 if __name__ == "__main__":
-    main()
+    shapes = [(name,) for name in SHAPES]
+    make_tables(HERE, [Table("synthesis", measure, shapes, ("process",))], study_options(__doc__).parse_args())

@@ -8,7 +8,7 @@ Parts of a forward evaluation are timed one by one, as functions of their own.
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.engine import LayerCosts, LayerModel, expert_work
-from jaxmoe.files import write_table
+from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.hardware import Die, Machine, Mesh
 from jaxmoe.hardware.networks import link_ends, num_links, xy_path
 from jaxmoe.network import Congestion, Visits, build_exchange, sharded_visits
@@ -211,17 +211,12 @@ def machine() -> str:
     )
 
 
-def main() -> None:
-    """Measure all sizes, print the table and write it: `throughput.csv`, on a GPU `throughput_gpu.csv`."""
-    print(machine(), flush=True)
-    rows = []
+def sizes() -> Iterator[dict[str, object]]:
     for size in SIZES:
-        rows.append(measure(size) | {"machine": machine()})
-        print(rows[-1], flush=True)
-    device = jax.devices()[0].platform
-    name = "throughput" if device == "cpu" else f"throughput_{device}"
-    write_table(HERE / f"{name}.csv", rows)
+        yield measure(size) | {"machine": machine()}
 
 
 if __name__ == "__main__":
-    main()
+    device = jax.devices()[0].platform
+    name = "throughput" if device == "cpu" else f"throughput_{device}"
+    make_tables(HERE, tables_of({name: sizes}), study_options(__doc__).parse_args())

@@ -1,24 +1,26 @@
 """Systems of one paper and combinations of two, on unseen tokens of the same layer; see README.md.
 
-    python studies/combinations/study.py --out FOLDER
-    python studies/combinations/study.py --out FOLDER --machines moentwine_6x6 --seeds 0
+    python studies/combinations/study.py
+    python studies/combinations/study.py --only moentwine_6x6/0/
 
-A row is written to FOLDER when it is known; the same command goes on, and writes the tables.
+A row is written to `runs/` when it is known; the same command goes on, and writes the tables.
 """
 
-import argparse
-import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from summary import summary
+from summary import numbers, summary
 
 from jaxmoe.config import build_model, load_model, load_scenario_with
 from jaxmoe.config.explain import Source
@@ -27,7 +29,8 @@ from jaxmoe.experiment import standard_strategies
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.simulation import Iterations, batch_at, iterations_of, setting_of
 from jaxmoe.experiment.strategies import strategy
-from jaxmoe.files import atomic_write, write_table
+from jaxmoe.experiment.table import Table, folder_of_tables, make_tables, study_options
+from jaxmoe.files import write_table
 from jaxmoe.models import MoEModel
 from jaxmoe.systems import AbstractRun, Rolled
 from jaxmoe.systems.registry import system_of
@@ -35,6 +38,7 @@ from jaxmoe.traces import write_trace
 from jaxmoe.traces.synthesis import preset_process, sample_trace
 
 HERE = Path(__file__).resolve().parent
+RUNS = HERE / "runs"
 CONFIGS = HERE.parents[1] / "configs"
 TOKENS, STEPS, SEEDS = 32768, 2, (0, 1)
 LAMBDAS = (0.2, 0.1)  # of every gate, alone and combined: that of the paper, and half of it
@@ -112,7 +116,7 @@ def ways(tp: int, layouts: tuple[str, ...]) -> Iterator[Way]:
 class Case:
     """A machine with a trace: what came before is known, what comes after is judged."""
 
-    def __init__(self, machine: str, seed: int, folder: Path) -> None:
+    def __init__(self, machine: str, seed: int) -> None:
         self.machine, self.seed = machine, seed
         tokens, self.tp, self.layouts = MACHINES[machine]
         values = {
@@ -127,7 +131,7 @@ class Case:
         }
         scenario = load_scenario_with(CONFIGS / "scenarios" / "quickstart.yaml", values, Source("study.py", HERE))
         layer = str(middle_layer(build_model(scenario.model)))
-        self.inputs = inputs_of(scenario, trace_of(MODEL, seed, folder), layers=layer)
+        self.inputs = inputs_of(scenario, trace_of(MODEL, seed), layers=layer)
         self.iterations = iterations_of(self.inputs, STEPS)
 
     def iterations_for(self, way: Way) -> tuple[Inputs, Iterations]:
@@ -152,10 +156,11 @@ def middle_layer(moe: MoEModel) -> int:
     return moe.moe_layer_ids[len(moe.moe_layer_ids) // 2]
 
 
-def trace_of(model: str, seed: int, folder: Path) -> Path:
+def trace_of(model: str, seed: int) -> Path:
     """A file with one layer of a trace, drawn in a process of its own that compiles for speed."""
-    path = folder / f"trace_{model}_{seed}.npz"
+    path = RUNS / f"trace_{model}_{seed}.npz"
     if not path.exists():
+        RUNS.mkdir(exist_ok=True)
         command = [sys.executable, __file__, "--draw", model, str(seed), str(path)]
         subprocess.run(command, check=True, env=os.environ | {"XLA_FLAGS": ""})
     return path
@@ -170,14 +175,16 @@ def draw(model: str, seed: int, path: Path) -> None:
 # Systems that say nothing about attention have the all-reduce of groups of neighbours, moentwine's baseline.
 
 
-def row_of(case: Case, way: Way, baseline_us: float) -> dict[str, Any]:
-    """A row of the table, in us; with the reason where it cannot be."""
-    row: dict[str, Any] = {"papers": "+".join(way.papers), "way": way.label}
+def row_of(machine: str, seed: int, papers: str, label: str) -> list[dict[str, Any]]:
+    """The row of a case and a system, in us; with the reason where it cannot be."""
+    case, baseline_us = case_of(machine, seed)
+    way = next(way for way in ways(case.tp, case.layouts) if ("+".join(way.papers), way.label) == (papers, label))
+    row: dict[str, Any] = {"machine": machine, "seed": seed, "papers": papers, "way": label}
     try:
         run, rolled, iterations = case.run(way)
         replayed = 0.0 if way.system == "expert_streaming" else run.replay(rolled, batch_at(iterations, 0, 0), 0, 0)
     except InputError as error:
-        return row | {"reason": str(error).partition("\n")[0]}
+        return [row | {"reason": str(error).partition("\n")[0]}]
     stages = {name: 1e6 * float(np.mean(seconds)) for name, seconds in rolled.time.stages.items()}
     attention = stages.pop("attention", 0.0)
     first = 1e6 * float(rolled.time.stages["attention"][0, 0]) if attention else 0.0
@@ -188,7 +195,7 @@ def row_of(case: Case, way: Way, baseline_us: float) -> dict[str, Any]:
     if replayed:
         row["model_of_replayed_us"] = 1e6 * float(rolled.compared[0, 0]) - first + added
         row["simulated_us"] = 1e6 * replayed - first + added
-    return row
+    return [row]
 
 
 def baseline_of(case: Case) -> float:
@@ -201,41 +208,35 @@ def baseline_of(case: Case) -> float:
     return 1e6 * float(np.mean(rolled.time.stages["all_reduce"]))
 
 
-def fill(machine: str, seed: int, folder: Path) -> list[dict[str, Any]]:
-    """The rows of a machine and seed; those that a file has are not computed again."""
-    path = folder / f"{machine}_{seed}.json"
-    known: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
-    case = Case(machine, seed, folder)
-    wanted = {f"{'+'.join(way.papers)} {way.label}": way for way in ways(case.tp, case.layouts)}
-    if missing := [name for name in wanted if name not in known]:
-        baseline_us = baseline_of(case)
-        for name in missing:
-            known[name] = row_of(case, wanted[name], baseline_us)
-            with atomic_write(path) as aside:
-                aside.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-    return [{"machine": machine, "seed": seed} | known[name] for name in wanted]
+@cache
+def case_of(machine: str, seed: int) -> tuple[Case, float]:
+    """The case, and its all-reduce of groups of neighbours, us. What another kind of machine compiled is let go."""
+    jax.clear_caches()
+    case = Case(machine, seed)
+    return case, baseline_of(case)
+
+
+KEY = ("machine", "seed", "papers", "way")
+CASES = [
+    (machine, seed, "+".join(way.papers), way.label)
+    for machine, seed in product(MACHINES, SEEDS)
+    for way in ways(*MACHINES[machine][1:])
+]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for rows and traces")
-    parser.add_argument("--machines", nargs="+", choices=MACHINES, default=[*MACHINES])
-    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
-    options = parser.parse_args()
+    given = study_options(__doc__, resume=True).parse_args()
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", QUICK)
-    options.out.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for machine in options.machines:
-        for seed in options.seeds:
-            rows += fill(machine, seed, options.out)
-            print(f"{machine}, seed {seed}: {sum('total_us' in row for row in rows)} rows", flush=True)
-        jax.clear_caches()
-    write_table(HERE / "ways.csv", rows, digits=5)
-    write_table(HERE / "summary.csv", summary(rows), digits=5)
+    made = make_tables(RUNS, [Table("rows", row_of, CASES, KEY)], given)  # with all digits
+    rows, to = [numbers(row) for row in made.get("rows", [])], folder_of_tables(HERE, given)
+    write_table(to / "ways.csv", rows, digits=5)
+    wanted, there = (Counter(map(itemgetter(0, 1), each)) for each in (CASES, map(itemgetter(*KEY), rows)))
+    whole = [row for row in rows if wanted[case := (row["machine"], row["seed"])] == there[case]]
+    write_table(to / "summary.csv", summary(whole), digits=5)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--draw":
+    if sys.argv[1:2] == ["--draw"]:
         draw(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))
     else:
         main()

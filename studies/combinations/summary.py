@@ -1,6 +1,6 @@
 """The best system of every paper and the best combination of two, for each machine and seed: `summary.csv`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 Row = dict[str, Any]
@@ -9,8 +9,19 @@ TREE = "token_home_tree"
 NETWORK = ("dispatch_us", "combine_us")
 
 
-def summary(rows: Sequence[Row]) -> list[Row]:
+def numbers(row: dict[str, str]) -> Row:
+    """A row of `ways.csv`: what it has, times and figures as numbers."""
+    texts = ("machine", "papers", "way", "reason")
+    return {
+        key: value if key in texts else int(value) if key == "seed" else float(value)
+        for key, value in row.items()
+        if value
+    }
+
+
+def summary(rows: Iterable[Row]) -> list[Row]:
     """A line for each machine and seed, in the order of the rows."""
+    rows = list(rows)
     cases = dict.fromkeys((row["machine"], row["seed"]) for row in rows)
     return [_line(case, [row for row in rows if (row["machine"], row["seed"]) == case]) for case in cases]
 

@@ -7,7 +7,6 @@ layers), `prediction_sets.csv` (the paper's rule of the top experts of each row)
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxmoe
+from jaxmoe.experiment.table import add_shared
 from jaxmoe.files import write_table
 from jaxmoe.traces import GatingTrace, read_trace
 from jaxmoe.traces.prediction import (
@@ -207,11 +207,8 @@ def report(rows: list[dict]) -> None:
 def main() -> None:
     """Run all trials, write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = ROOT.parent / "shared" / "traces"
-    parser.add_argument("--traces", type=Path, default=default, help="folder of the real traces, by model")
-    folder = parser.parse_args().traces.resolve()
-    if not folder.is_dir():
-        sys.exit(f"{folder}: no such folder; give the folder of the real traces with --traces")
+    add_shared(parser, ROOT.parent / "shared", "traces")
+    folder = parser.parse_args().shared / "traces"
     settings = Settings()
     done = [rows_of(trial, folder, settings) for trial in TRIALS]
     rows = [row for table, _ in done for row in table]

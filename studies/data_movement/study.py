@@ -7,7 +7,6 @@ Writes `statistics.csv` (every trace), `loads.csv` (load counts), `insights.csv`
 """
 
 import argparse
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from insights import (
     workloads,
 )
 
+from jaxmoe.experiment.table import add_shared
 from jaxmoe.files import write_table
 from jaxmoe.traces import GatingTrace, load_counts, read_loads, read_trace
 from jaxmoe.traces.statistics import (
@@ -56,10 +56,8 @@ Row = dict[str, object]
 def main() -> None:
     """Measure everything and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder of traces/")
-    folder = parser.parse_args().shared.resolve() / "traces"
-    if not folder.is_dir():
-        sys.exit(f"{folder}: no such folder; give the folder of the traces with --shared")
+    add_shared(parser, ROOT.parent / "shared", "traces")
+    folder = parser.parse_args().shared / "traces"
     files = sorted(folder.glob("*/*.npz"))
     traces = {label(file): read_trace(file) for file in files if not file.name.startswith("load_")}
     statistics, insights, arrays = [], [], {}

@@ -6,13 +6,12 @@ Writes `synthesis.csv` and `synthesis_layers.csv` beside this file.
 """
 
 import argparse
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 from study import HERE, ROOT, label
 
+from jaxmoe.experiment.table import add_shared
 from jaxmoe.files import write_table
 from jaxmoe.traces import read_trace
 from jaxmoe.traces.synthesis import fit_process, sample_trace, zipf_trace
@@ -26,11 +25,9 @@ def main() -> None:
     """Fit, draw and compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trace", nargs="*", help="names of traces; all by default")
-    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder of traces/")
+    add_shared(parser, ROOT.parent / "shared", "traces")
     arguments = parser.parse_args()
-    folder = arguments.shared.resolve() / "traces"
-    if not folder.is_dir():
-        sys.exit(f"{folder}: no such folder; give the folder of the traces with --shared")
+    folder = arguments.shared / "traces"
     figures: list[dict[str, object]] = []
     layers: list[dict[str, object]] = []
     files = sorted(file for file in folder.glob("*/*.npz") if not file.name.startswith("load_"))

@@ -15,7 +15,6 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from pydantic import TypeAdapter
 
 from jaxmoe.config import Scenario, build_model, load_model, load_scenario_with, resolved
 from jaxmoe.config.explain import Source
@@ -30,7 +29,7 @@ from jaxmoe.experiment.strategies import Strategy, strategy
 from jaxmoe.models import MoEModel
 from jaxmoe.placement.exchange import EXCHANGES
 from jaxmoe.placement.named import compared_strategies
-from jaxmoe.systems import SYSTEMS, system_of
+from jaxmoe.systems import METHODS, system_of
 from jaxmoe.traces import GatingTrace, synthetic_trace, write_trace
 from jaxmoe.traces.synthesis import PRESETS, fit_process, preset_process, sample_trace
 
@@ -105,7 +104,7 @@ class Column:
                 yield (phase, "strategy", name), partial(self._cell, phase, Phase.of_strategy, name)
             for name in EXCHANGES.names if phase == EXCHANGES_IN else ():
                 yield (phase, "exchange", name), partial(self._cell, phase, Phase.of_exchange, name)
-            for name in SYSTEMS:
+            for name in METHODS:
                 yield (phase, "system", name), partial(self._cell, phase, Phase.of_system, name)
 
     def _cell(self, phase: str, of: Callable[["Phase", str], Cell], name: str) -> Cell:
@@ -145,7 +144,7 @@ class Phase:
     def of_system(self, name: str) -> Cell:
         """The system on the same placement, as a mean over iterations."""
         parts = {"tp": self.inputs.scenario.strategies.hybrid_regions} if name == "moentwine" else {}
-        section = TypeAdapter(SystemConfig).validate_python({"name": name} | parts)
+        section = SystemConfig.model_validate({"name": name} | parts)
         if section.keeps_requests and self.name.startswith("prefill"):
             return {"reason": f"system {name} serves requests that decode, a token of each at a time"}
         usual = self.strategies[PLACEMENT]

@@ -10,12 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from agreement import CONTROL, HERE, Drawn, costs_of, described, machine_of, modelled, tokens_of
+from agreement import CONTROL, HERE, Drawn, costs_of, described, machine_of, modelled, slices_of, tokens_of
 from jax import numpy as jnp
 
 from jaxmoe.des.streaming import COMPUTE, LOAD, SEND, Services, Stream, stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
-from jaxmoe.engine.streaming import StreamCosts
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
 
 CASE = Drawn((2, 2), 25.6e9, 288e9, 3.2768e12, 8e6, 8)
@@ -28,8 +27,8 @@ def run(strategy: str) -> Stream:
     """The recorded simulation of a layer."""
     machine, costs = machine_of(CASE), costs_of(MODEL)
     tokens = tokens_of(MODEL, TOKENS, DIES, np.random.default_rng(SEED))
-    streamed = StreamCosts(machine, costs, jnp.asarray(8.0), jnp.full(DIES, CASE.sram), jnp.asarray(CONTROL))
-    _, groups, following = modelled(strategy, CASE.shape)(streamed, jnp.asarray(tokens, jnp.float32))
+    slices = slices_of(MODEL, CASE.micro_slices, CASE.sram, DIES)
+    _, groups, following = modelled(strategy)(machine, slices, jnp.asarray(tokens, jnp.float32))
     slicing = Slicing(8, CASE.sram, CONTROL, matched=strategy == "fse_paired")
     whole = np.ones(tokens.shape, bool)
     flow = flow_of(described(machine, costs), slicing, tokens, np.asarray(groups), np.asarray(following), whole)

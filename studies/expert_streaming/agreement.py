@@ -19,14 +19,15 @@ from jaxmoe.des.description import LayerDescription, Memory
 from jaxmoe.des.fabric import fabric_of
 from jaxmoe.des.streaming import stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
-from jaxmoe.engine import LayerCosts
-from jaxmoe.engine.streaming import PARTS, Asked, StreamCosts, asked_of, grouped, stream_time
+from jaxmoe.engine import LayerCosts, LoadRules, SliceCosts, StreamPipeline, StreamTokens
+from jaxmoe.engine.streaming import NONE, slice_demand
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.hardware import Die, Machine, MemoryLevel, Mesh
 from jaxmoe.hardware.machine import TiledGemm
 from jaxmoe.hardware.networks import num_links
-from jaxmoe.policies.streaming import NONE, group_members, groups_in_order, loading_dies, ring_of, trajectories
-from jaxmoe.tune.order import order_seconds, tuned_order
+from jaxmoe.policies.streaming import streams
+from jaxmoe.relax import HardMax
+from jaxmoe.tune.order import Streams, order_seconds, tuned_order
 
 HERE = Path(__file__).parent
 # Hidden size, expert size of Table I, experts, experts of a token, shared experts.
@@ -98,6 +99,12 @@ def costs_of(model: str) -> LayerCosts:
     return LayerCosts(*(jnp.asarray(float(number)) for number in numbers))
 
 
+def slices_of(model: str, micro_slices: int, sram: float, dies: int, control: float = CONTROL) -> SliceCosts:
+    """The model's experts, cut for dies that have a buffer of so many bytes each."""
+    room = jnp.full(dies, sram, jnp.float32)
+    return SliceCosts(costs_of(model), jnp.asarray(float(micro_slices)), room, jnp.asarray(control))
+
+
 def tokens_of(model: str, tokens: int, dies: int, rng: np.random.Generator) -> np.ndarray:
     """Tokens of each expert on each die: log-normal popularity of width 0.8, every token its top k by Gumbel."""
     _, _, experts, top_k, shared = MODELS[model]
@@ -126,21 +133,17 @@ def described(machine: Machine, costs: LayerCosts, tile: float = TILE) -> LayerD
 
 
 @cache
-def modelled(strategy: str, shape: tuple[int, int]):
-    """Compiled: seconds, and what the simulator is given, from costs and tokens."""
-    rules = STRATEGIES[strategy]
-    naive = rules.get("in_turn", False)
-    ring = ring_of(machine_of(Drawn(shape, 1.0, 1.0, 1.0, 1.0, 1)).topology)
+def modelled(strategy: str):
+    """Compiled: seconds, and what the simulator is given, from a machine, costs of slices and tokens."""
+    flags = {"matched": False, **STRATEGIES[strategy]}
+    paired = flags.pop("paired")
+    rules = LoadRules(**flags, uncut=flags.get("in_turn", False))
 
     @eqx.filter_jit
-    def run(costs: StreamCosts, tokens):
-        needed, following = trajectories(tokens, ring)
-        groups = groups_in_order(tokens, rules["paired"])
-        asked = asked_of(costs, tokens, needed, following, loading_dies(needed, True), rules.get("balanced", False))
-        members = group_members(groups, tokens.shape[0])
-        flags = (rules.get("matched", False), naive, rules.get("balanced", False))
-        found = stream_time(costs, grouped(asked, members), *flags, parts=1 if naive else PARTS)
-        return found.seconds, groups, following.argmax(axis=-1)
+    def run(machine: Machine, costs: SliceCosts, tokens):
+        decided = streams(machine.topology, StreamTokens(tokens, tokens.sum()), rules, paired)
+        usage = StreamPipeline(costs, decided).usage(machine, HardMax())
+        return usage.seconds, decided.groups, decided.following.argmax(axis=-1)
 
     return run
 
@@ -151,12 +154,9 @@ def both(case: Drawn, model: str, tokens: np.ndarray, strategy: str) -> tuple[fl
     dies, naive = tokens.shape[1], strategy == "fse_naive"
     cut = 1 if naive else case.micro_slices
     room = max(case.sram, float(costs.expert_bytes) * 1.001) if naive else case.sram
-    streamed = StreamCosts(
-        machine, costs, jnp.asarray(float(cut)), jnp.full(dies, room, jnp.float32), jnp.asarray(CONTROL)
-    )
     # With experts that have no tokens and cost nothing, so that all models are compiled once.
     padded = jnp.zeros((MOST_EXPERTS, dies)).at[: len(tokens)].set(tokens)
-    seconds, groups, following = modelled(strategy, case.shape)(streamed, padded)
+    seconds, groups, following = modelled(strategy)(machine, slices_of(model, cut, room, dies), padded)
     groups = np.where(groups < len(tokens), groups, NONE)
     rules = {"matched": False} | {name: on for name, on in STRATEGIES[strategy].items() if name != "paired"}
     flow = flow_of(
@@ -219,20 +219,17 @@ def told(rows: list[dict[str, Any]]) -> None:
     print(f"  without rule 5: {100 * first:.1f} %, always A2 {100 * same[0]:.1f} %, always A3 {100 * same[1]:.1f} %")
 
 
-def small_asked(seed: int, experts: int) -> tuple[StreamCosts, Asked, np.ndarray]:
-    """A few experts of Phi on 2x2, hot and cold ones, in a tight buffer."""
+def small_streams(seed: int, experts: int) -> tuple[Streams, np.ndarray]:
+    """A few experts of Phi on 2x2, hot and cold ones, in a tight buffer, and their order in paired load."""
     rng = np.random.default_rng(seed)
     model = "phi-3.5-moe"
     tokens = rng.poisson(np.exp(rng.uniform(0, 5, (experts, 1))) / 4, (experts, 4)) + np.eye(experts, 4, dtype=int)
     tokens[np.arange(experts), rng.integers(4, size=experts)] += 1
     case = Drawn((2, 2), 25.6e9, 288e9, 3.2768e12, 8e6, 8)
-    costs = StreamCosts(
-        machine_of(case), costs_of(model), jnp.asarray(8.0), jnp.full(4, case.sram, jnp.float32), jnp.asarray(CONTROL)
-    )
+    machine, costs = machine_of(case), slices_of(model, case.micro_slices, case.sram, 4)
     counts = jnp.asarray(tokens, jnp.float32)
-    needed, following = trajectories(counts, ring_of(costs.machine.topology))
-    asked = asked_of(costs, counts, needed, following, loading_dies(needed, True))
-    return costs, asked, np.asarray(groups_in_order(counts, True)).ravel()
+    decided = streams(machine.topology, StreamTokens(counts, counts.sum()), LoadRules(matched=False))
+    return Streams(machine, costs, slice_demand(machine, costs, decided)), np.asarray(decided.groups).ravel()
 
 
 def order() -> list[dict[str, Any]]:
@@ -240,12 +237,12 @@ def order() -> list[dict[str, Any]]:
     rows = []
     for experts, cases in ((4, 6), (6, 6), (8, 6), (16, 3)):
         for seed in range(cases):
-            costs, asked, paired = small_asked(seed, experts)
+            given, paired = small_streams(seed, experts)
             started = time.perf_counter()
             starts = np.stack([paired, np.arange(experts), np.random.default_rng(seed).permutation(experts)])
-            found = tuned_order(costs, asked, starts)
+            found = tuned_order(given, starts)
             wall = time.perf_counter() - started
-            least = best_of_all(costs, asked, experts) if experts <= 8 else float("nan")
+            least = best_of_all(given, experts) if experts <= 8 else float("nan")
             row = {"experts": experts, "seed": seed, "paired_s": found.starts[0], "by_number_s": found.starts[1]}
             rows.append(row | {"rounded_s": found.rounded, "tuned_s": found.seconds, "best_s": least, "wall_s": wall})
     gaps = [row["tuned_s"] / row["best_s"] - 1 for row in rows if row["experts"] <= 8]
@@ -256,18 +253,16 @@ def order() -> list[dict[str, Any]]:
 
 
 @eqx.filter_jit
-def least_of(costs: StreamCosts, asked: Asked, orders):
+def least_of(given: Streams, orders):
     """The least seconds of many orders, compiled once for a number of experts."""
     experts = orders.shape[1]
-    return jax.lax.map(
-        lambda each: order_seconds(costs, asked, jax.nn.one_hot(each, experts)), orders, batch_size=256
-    ).min()
+    return jax.lax.map(lambda each: order_seconds(given, jax.nn.one_hot(each, experts)), orders, batch_size=256).min()
 
 
-def best_of_all(costs: StreamCosts, asked: Asked, experts: int) -> float:
+def best_of_all(given: Streams, experts: int) -> float:
     """Every order once, but for who is first in a group."""
     orders = [each for each in permutations(range(experts)) if all(a < b for a, b in zip(each[::2], each[1::2]))]  # noqa: B905
-    return float(least_of(costs, asked, jnp.asarray(orders)))
+    return float(least_of(given, jnp.asarray(orders)))
 
 
 TABLES = {"agreement": agreement, "order": order}

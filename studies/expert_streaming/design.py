@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from agreement import CONTROL, HERE, TILE, Drawn, costs_of, machine_of, tokens_of
+from agreement import HERE, TILE, Drawn, machine_of, slices_of, tokens_of
 from jaxtyping import Array
 
 from jaxmoe.codesign import read_space
@@ -19,10 +19,12 @@ from jaxmoe.codesign.problem import hardware_problem
 from jaxmoe.codesign.run import tune_hardware
 from jaxmoe.codesign.space import read_constraint
 from jaxmoe.compiling import UNFUSED
-from jaxmoe.engine.streaming import StreamCosts, asked_of, grouped, stream_time
+from jaxmoe.engine import LoadRules, SliceCosts, StreamPipeline, StreamTokens
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
-from jaxmoe.policies.streaming import group_members, groups_in_order, loading_dies, ring_of, trajectories
+from jaxmoe.hardware import Machine
+from jaxmoe.policies.streaming import streams
+from jaxmoe.relax import HardMax
 from jaxmoe.sweep.expressions import Expression
 from jaxmoe.sweep.study import in_order
 
@@ -67,58 +69,53 @@ def fits(known: dict[str, Any]) -> Array:
     return jnp.stack([left <= right * (1 + 1e-6) for left, right in sides]).all(axis=0)
 
 
-def batches(tile: float = TILE) -> tuple[StreamCosts, Array]:
+Case = tuple[Machine, SliceCosts]
+
+
+def batches(tile: float = TILE) -> tuple[Case, Array]:
     """The base machine with tiles of so many tokens, and tokens of some layers, [batch, expert, die]."""
     rng = np.random.default_rng(SEED)
     machine = machine_of(BASE)
     machine = eqx.tree_at(lambda m: m.die.gemm.tile_rows, machine, jnp.asarray(tile))
-    costs = StreamCosts(
-        machine,
-        costs_of(MODEL),
-        jnp.asarray(float(BASE.micro_slices)),
-        jnp.full(DIES, BASE.sram, jnp.float32),
-        jnp.asarray(CONTROL),
-    )
-    return costs, jnp.asarray(np.stack([tokens_of(MODEL, TOKENS, DIES, rng) for _ in range(BATCHES)]), jnp.float32)
+    case = machine, slices_of(MODEL, BASE.micro_slices, BASE.sram, DIES)
+    return case, jnp.asarray(np.stack([tokens_of(MODEL, TOKENS, DIES, rng) for _ in range(BATCHES)]), jnp.float32)
 
 
-def at(costs: StreamCosts, point: Point) -> StreamCosts:
+def at(case: Case, point: Point) -> Case:
     """The machine with these numbers."""
     port = jnp.full(DIES, 1.0) * point.d2d
-    machine = costs.machine
+    machine, _ = case
     where = lambda c: (  # noqa: E731
-        c.machine.memory[-1].bandwidth,
-        c.machine.topology.link_bandwidth,
-        c.machine.topology.injection_bandwidth,
-        c.machine.topology.ejection_bandwidth,
-        c.machine.die.flops,
-        c.buffer_bytes,
+        c[0].memory[-1].bandwidth,
+        c[0].topology.link_bandwidth,
+        c[0].topology.injection_bandwidth,
+        c[0].topology.ejection_bandwidth,
+        c[0].die.flops,
+        c[1].buffer_bytes,
     )
     link = jnp.full(machine.topology.link_bandwidth.shape, 1.0) * point.d2d
     flops = machine.die.flops * point.macs
     return eqx.tree_at(
-        where, costs, (jnp.full(DIES, 1.0) * point.ddr, link, port, port, flops, jnp.full(DIES, 1.0) * point.sram)
+        where, case, (jnp.full(DIES, 1.0) * point.ddr, link, port, port, flops, jnp.full(DIES, 1.0) * point.sram)
     )
 
 
-def timed(costs: StreamCosts, tokens: Array) -> tuple[Array, Array]:
+def timed(case: Case, tokens: Array) -> tuple[Array, Array]:
     """Mean seconds of a layer under paired load, and the mean part of the time that arrays are busy."""
-    ring = ring_of(costs.machine.topology)
+    machine, costs = case
 
     def one(counts: Array) -> tuple[Array, Array]:
-        needed, following = trajectories(counts, ring)
-        asked = asked_of(costs, counts, needed, following, loading_dies(needed, True))
-        members = group_members(groups_in_order(counts, True), counts.shape[0])
-        found = stream_time(costs, grouped(asked, members), matched=True)
-        return found.seconds, found.compute.mean()
+        decided = streams(machine.topology, StreamTokens(counts, counts.sum()), LoadRules())
+        usage = StreamPipeline(costs, decided).usage(machine, HardMax())
+        return usage.seconds, usage.busy["compute"].mean()
 
     seconds, busy = jax.vmap(one)(tokens)
     return seconds.mean(), busy.sum() / seconds.sum()
 
 
 @eqx.filter_jit
-def all_points(costs: StreamCosts, tokens: Array, points: Point) -> tuple[Array, Array]:
-    return jax.lax.map(lambda point: timed(at(costs, point), tokens), points, batch_size=256)
+def all_points(case: Case, tokens: Array, points: Point) -> tuple[Array, Array]:
+    return jax.lax.map(lambda point: timed(at(case, point), tokens), points, batch_size=256)
 
 
 def grid() -> list[dict[str, Any]]:
@@ -128,11 +125,11 @@ def grid() -> list[dict[str, Any]]:
     d2d = np.array([48, 96, 144, 192, 288, 384, 512, 576, 768]) * 1e9
     rows: list[dict[str, Any]] = []
     for tile in (1.0, TILE, 32.0):
-        costs, tokens = batches(tile)
+        case, tokens = batches(tile)
         for panel, mesh in (("a", np.meshgrid(ddr, [288e9], sram)), ("b", np.meshgrid(ddr, d2d, [14e6]))):
             points = Point(*(jnp.asarray(axis.ravel(), jnp.float32) for axis in mesh), jnp.ones(mesh[0].size))
-            seconds, busy = all_points(costs, tokens, points)
-            macs = float(tokens.sum(axis=(1, 2)).mean() * costs.costs.flops_per_token_expert / DIES / BASE.flops)
+            seconds, busy = all_points(case, tokens, points)
+            macs = float(tokens.sum(axis=(1, 2)).mean() * case[1].costs.flops_per_token_expert / DIES / BASE.flops)
             known = limited(points)
             columns = (*points, seconds, busy, known["die_mm2"], known["package_W"], fits(known))
             for ddr_at, d2d_at, sram_at, _, s, u, mm2, w, ok in zip(*map(np.asarray, columns), strict=True):
@@ -173,16 +170,10 @@ def slices() -> list[dict[str, Any]]:
         run = eqx.filter_jit(timed)
         for sram in (4e6, 6e6, 8e6, 12e6, 16e6, 32e6):
             for cut in (1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32):
-                costs = StreamCosts(
-                    machine_of(BASE),
-                    costs_of(model),
-                    jnp.asarray(float(cut)),
-                    jnp.full(DIES, sram),
-                    jnp.asarray(CONTROL),
-                )
+                costs = slices_of(model, cut, sram, DIES)
                 if float(costs.slots) >= DIES:  # else buffers are too small for any trajectory
                     row = {"model": model, "sram_MB": sram / 1e6, "micro_slices": cut}
-                    rows.append(row | {"layer_s": float(run(costs, tokens)[0])})
+                    rows.append(row | {"layer_s": float(run((machine_of(BASE), costs), tokens)[0])})
     return rows
 
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from agreement import CONTROL, HERE, STRATEGIES, Drawn, costs_of, described, machine_of, modelled, tokens_of
+from agreement import CONTROL, HERE, STRATEGIES, Drawn, costs_of, described, machine_of, modelled, slices_of, tokens_of
 
 from jaxmoe.des.streaming import Flow, stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
-from jaxmoe.engine.streaming import StreamCosts
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
 
 CASES = (
@@ -34,8 +33,8 @@ def flow(model: str, tokens: int, shape: tuple[int, int], strategy: str) -> Flow
     machine, costs = machine_of(case), costs_of(model)
     dies = shape[0] * shape[1]
     counts = tokens_of(model, tokens, dies, np.random.default_rng(SEED))
-    streamed = StreamCosts(machine, costs, jnp.asarray(float(CUT)), jnp.full(dies, SRAM), jnp.asarray(CONTROL))
-    _, groups, following = modelled(strategy, shape)(streamed, jnp.asarray(counts, jnp.float32))
+    slices = slices_of(model, CUT, SRAM, dies)
+    _, groups, following = modelled(strategy)(machine, slices, jnp.asarray(counts, jnp.float32))
     rules = {"matched": False} | {name: on for name, on in STRATEGIES[strategy].items() if name != "paired"}
     slicing = Slicing(CUT, SRAM, CONTROL, **rules)
     whole = np.ones(counts.shape, bool)

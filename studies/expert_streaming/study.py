@@ -81,11 +81,12 @@ def layer_rows(model: str) -> Iterator[dict[str, Any]]:
 
 def cuts_of(run: Any) -> Iterator[tuple[int | str, Any]]:
     """A run with slices in as many of `LAYER_CUTS` as its buffers can pass on; as it is where slices are not cut."""
-    if not isinstance(run, StreamedRun) or run.rules.uncut:
+    if not isinstance(run, StreamedRun) or run.method.rules.uncut:
         yield "", run
         return
     for cut in LAYER_CUTS:
-        each = replace(run, rules=replace(run.rules, micro_slices=jnp.asarray(float(cut))))
+        costs = replace(run.costs, micro_slices=jnp.asarray(float(cut)))
+        each = replace(run, layer=replace(run.layer, costs=costs))
         if float(each.costs.slots) >= each.costs.dies:
             yield cut, each
 
@@ -95,7 +96,7 @@ def replayed(run: Any, rolled: Any, iterations: Any, step: int, row: int) -> tup
     if isinstance(run, StreamedRun):
         seen = run.simulated(rolled, step, row)
         held = seen.buffers.peak_together * float(run.costs.slice_bytes)
-        return seen.seconds + run.layer.scheduling, held, float(seen.compute_busy.mean() / seen.seconds)
+        return seen.seconds + float(run.layer.scheduling), held, float(seen.compute_busy.mean() / seen.seconds)
     seconds = run.replay(rolled, batch_at(iterations, row, step), step, row)
     busy = rolled.time.busy["compute"]["node"][step, row].mean()
     return seconds, rolled.figures["package_memory_B"], float(busy / seconds)

@@ -6,14 +6,12 @@ Every job keeps its rows under `runs/`: one that is there is not run again, so a
 it was. Delete `runs/` to start over. Then all tables are written beside this file, and the claims are printed.
 """
 
-import argparse
 import json
-import multiprocessing
 import os
 import sys
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 import activation
@@ -26,6 +24,8 @@ import summary
 import tuners
 from cases import QWEN, ROOT, RUNS, trace_file
 from jax.experimental.compilation_cache import compilation_cache
+
+from jaxmoe.experiment.table import add_shared, run_jobs
 
 # The gradient tuner has the machine to itself, for its wall time counts and it uses all cores. Of the others the long
 # ones come first, so that no process is left alone with one at the end. The last round needs the plans of those before.
@@ -48,8 +48,8 @@ TABLES = (
 )
 
 
-def run(name: str, shared: Path) -> float:
-    """Run a job and keep its rows. Returns the wall seconds."""
+def run(name: str, shared: Path) -> list[dict]:
+    """Run a job and keep its rows."""
     # Compiled code is kept for the cases of the same shapes; but a first run of the gradient tuner pays for all of it.
     jax.config.update("jax_enable_compilation_cache", name not in ALONE)
     compilation_cache.reset_cache()
@@ -60,23 +60,14 @@ def run(name: str, shared: Path) -> float:
     aside = RUNS / f"{name}.part"
     aside.write_text(json.dumps({"wall_s": time.perf_counter() - begun, "rows": rows}))
     aside.rename(RUNS / f"{name}.json")
-    return time.perf_counter() - begun
+    return rows
 
 
 def run_missing(jobs: dict[str, Callable], shared: Path, processes: int) -> None:
     """Run the jobs whose rows are not there, several at a time."""
-    missing = [name for name in jobs if not (RUNS / f"{name}.json").is_file()]
-    # Own process groups, so that Ctrl-C cannot cut a search short which is then kept as a whole one.
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=os.setpgrp) as pool:
-        running = {pool.submit(run, name, shared): name for name in missing}
-        try:
-            for done, job in enumerate(as_completed(running), start=1):
-                print(f"{running[job]}: {job.result():.0f} s ({done} of {len(missing)})", flush=True)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.terminate()
-            raise
+    missing = {name: (name, shared) for name in jobs if not (RUNS / f"{name}.json").is_file()}
+    if failed := run_jobs(run, missing, processes, lambda _, rows: f"{len(rows)} rows"):
+        sys.exit(f"{len(failed)} failed: {', '.join(failed)}")
 
 
 def gathered() -> dict[str, list[dict]]:
@@ -96,13 +87,11 @@ def seconds_of_jobs() -> list[dict]:
 
 def main() -> None:
     """Run what is missing, then write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder of traces/ and reference/")
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    add_shared(parser, ROOT.parent / "shared", "traces", "reference")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="jobs at a time; all cores' number")
     arguments = parser.parse_args()
-    shared = arguments.shared.resolve()
-    if not (shared / "traces").is_dir() or not (shared / "reference").is_dir():
-        sys.exit(f"{shared}: no traces/ and reference/ there; give their folder with --shared")
+    shared = arguments.shared
     begun = time.perf_counter()
     RUNS.mkdir(exist_ok=True)
     trace_file(QWEN, shared)  # made once, before processes want it at the same time

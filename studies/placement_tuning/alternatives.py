@@ -4,23 +4,22 @@ Each alternative replaces one part of the tuner and leaves the rest as it is. Th
 package keeps only what won. Results gather at the lowest-numbered host, the one exchange that may be chosen.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
 from unittest.mock import patch
 
 import equinox as eqx
 import jax
 import numpy as np
 import scipy.sparse as sp
-from cases import CASES, HERE, ROOT, SCENARIOS, Case, Run
+from cases import CASES, HERE, ROOT, SCENARIOS, Run
 from scipy.optimize import linprog
 
 from jaxmoe.experiment.comparison import placement_problem
-from jaxmoe.experiment.inputs import Inputs, read_inputs
-from jaxmoe.files import write_table
+from jaxmoe.experiment.inputs import read_inputs
+from jaxmoe.experiment.table import Table, add_shared, make_tables, study_options
 from jaxmoe.placement.strategies import expert_parallel_random
 from jaxmoe.relax import SoftSupport
 from jaxmoe.tune import History, TunerSettings, descent, tune, tuner
@@ -114,10 +113,13 @@ ALTERNATIVES: dict[str, tuple[dict, list]] = {
 }
 
 
-def rows(case: Case, inputs: Inputs) -> list[dict]:
+def rows(run: Run, name: str) -> list[dict]:
     """Every alternative on the layers of one case: mean times, s, and wall seconds."""
+    case = next(case for case in LAYERS if case.name == name)
+    scenario = SCENARIOS / f"{name}.yaml"
+    inputs = read_inputs(scenario, ["tuning.exchanges=[]"], run.trace(case.model), LAYERS[case])
     made = []
-    for name, (settings, patches) in ALTERNATIVES.items():
+    for alternative, (settings, patches) in ALTERNATIVES.items():
         jax.clear_caches()  # compiled code holds on to what was patched
         with ExitStack() as stack:
             stack.enter_context(patch.object(tuner._Run, "shipped_starts", no_strategies))
@@ -127,23 +129,14 @@ def rows(case: Case, inputs: Inputs) -> list[dict]:
             result = tune(placement_problem(inputs), TunerSettings(**(SETTINGS | settings)))
         stages = {stage: f"{seconds.mean():.6e}" for stage, seconds in result.stages.items()}
         made.append(
-            {"case": case.name, "alternative": name} | stages | {"wall_s": f"{time.perf_counter() - begun:.1f}"}
+            {"case": case.name, "alternative": alternative} | stages | {"wall_s": f"{time.perf_counter() - begun:.1f}"}
         )
-        print(made[-1], flush=True)
     return made
 
 
-def main() -> None:
-    """Run all alternatives and write alternatives.csv."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="folder of traces/")
-    run = Run(parser.parse_args().shared.resolve())
-    made = []
-    for case, layers in LAYERS.items():
-        scenario = SCENARIOS / f"{case.name}.yaml"
-        made += rows(case, read_inputs(scenario, ["tuning.exchanges=[]"], run.trace(case.model), layers))
-    write_table(HERE / "alternatives.csv", made)
-
-
 if __name__ == "__main__":
-    main()
+    parser = study_options(__doc__)
+    add_shared(parser, ROOT.parent / "shared", "traces")
+    given = parser.parse_args()
+    cases = [(case.name,) for case in LAYERS]
+    make_tables(HERE, [Table("alternatives", partial(rows, Run(given.shared)), cases, ("case",))], given)

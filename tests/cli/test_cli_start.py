@@ -7,10 +7,10 @@ from typing import get_args
 
 import pytest
 
-from jaxmoe.config.systems import HDMoEConfig
+from jaxmoe.config.systems import SystemConfig
 from jaxmoe.des.traffic import Order
 from jaxmoe.registry import OPTIMISERS, TRACES
-from jaxmoe.systems import HDMoE
+from jaxmoe.systems import METHODS
 from jaxmoe.traces.synthesis import PRESETS
 
 SCRIPT = """
@@ -59,6 +59,8 @@ def test_help_lists_every_choice(run, arguments, choices, monkeypatch):
     assert [choice for choice in choices if choice not in shown] == []
 
 
-def test_a_scenario_has_the_defaults_of_the_system_itself():
-    given = HDMoEConfig(name="hd_moe").model_dump()
-    assert {key: given[key] for key in asdict(HDMoE())} == asdict(HDMoE())
+@pytest.mark.parametrize("name", SystemConfig.known)
+def test_a_scenario_has_the_defaults_of_the_system_itself(name):
+    given, system = SystemConfig.known[name](name=name).model_dump(), asdict(METHODS[name]())
+    assert {key: given[key] for key in system} == system
+    assert given.keys() - system.keys() <= {"name", "plan", "gate"}

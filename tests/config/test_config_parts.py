@@ -5,15 +5,13 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 from jaxmoe.config import ConfigError, Scenario, load_scenario
-from jaxmoe.config.parts import COMPOSITION, DIVIDING, PARTS, WHOLE_EXPERTS, details, table
+from jaxmoe.config.parts import COMPOSITION, DIVIDING, WHOLE_EXPERTS, details, table
 from jaxmoe.config.systems import SystemConfig
 from jaxmoe.engine.schedule import SCHEDULES
 from jaxmoe.registry import STRATEGIES
-from jaxmoe.systems import SYSTEMS
+from jaxmoe.systems.settings import METHODS, PARTS
 
-SECTIONS = {
-    get_args(section.model_fields["name"].annotation)[0]: section for section in get_args(get_args(SystemConfig)[0])
-}
+SECTIONS = SystemConfig.known
 CELLS = [(system, part) for system, parts in COMPOSITION.items() for part in parts]
 
 
@@ -23,7 +21,7 @@ def between(text: str, name: str) -> str:
 
 
 def test_every_system_has_every_part_once():
-    assert [*COMPOSITION] == [*SYSTEMS]
+    assert [*COMPOSITION] == [*METHODS]
     assert all([*parts] == [*PARTS] for parts in COMPOSITION.values())
     assert all(bool(part.keys) != bool(part.why_not) for parts in COMPOSITION.values() for part in parts.values())
 
@@ -34,7 +32,7 @@ def test_every_key_of_a_system_names_a_part(system):
     keys = [key for part in COMPOSITION[system].values() for key in part.keys]
     own = [key for key in keys if "." not in key and key != "schedule"]
     fields = set(SECTIONS[system].model_fields) - {"name"}
-    assert sorted(own) == sorted(fields - (set() if SECTIONS[system].uses_plan else {"plan"}))
+    assert sorted(own) == sorted(fields - (set() if SECTIONS[system].statement.plan else {"plan"}))
     assert {key.split(".")[0] for key in keys} - fields <= Scenario.model_fields.keys()
 
 

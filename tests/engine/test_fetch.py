@@ -196,7 +196,7 @@ def test_micro_batches_are_refused_and_overlap_is_the_same():
 
 
 def test_energy_is_of_all_that_moves_and_computes():
-    """Expert 0 from die 0 on die 2, two hops, copied; half of expert 1 from the LLC of its home 7; 30 requests."""
+    """Expert 0 from die 0 on die 2, two hops, copied there; half of expert 1 from the LLC of its home, die 7."""
     kinds = {"link": full(80, 3e-12)}
     energy = Energy(jnp.asarray(1e-12), {"llc": jnp.asarray(2e-12), "hbm": jnp.asarray(5e-12)}, kinds, jnp.asarray(4.0))
     requests = full((2, 25), 0.0).at[0, 2].set(10.0).at[1, 7].set(20.0)

@@ -197,7 +197,7 @@ def test_every_way_that_there_is_has_a_row(study, tmp_path):
     ways = [way for way, _ in cross.Column("nmp_4x4", "mixtral-8x7b", tmp_path).ways()]
     assert {("decode_32", "strategy", "ep_balanced"), ("prefill_2048", "system", "hd_moe")} <= {*ways}
     assert ("decode_128", "exchange", "token_home_tree") in ways
-    each = len(cells.compared_strategies()) + len(cells.SYSTEMS)
+    each = len(cells.compared_strategies()) + len(cells.METHODS)
     assert len(ways) == len({*ways}) == len(cells.PHASES) * each + len(cells.EXCHANGES.names)
 
 

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from jaxmoe.experiment.table import add_shared, make_tables, study_options
+from jaxmoe.files import write_table
+
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("cases", "scoring", "main_table", "sensitivity", "machines", "gaps", "any_exchange", "study", "summary")
 
@@ -28,30 +31,26 @@ def study():
                 sys.modules[name] = kept[name]
 
 
-def test_a_job_is_finished_once_its_rows_are_there(study, tmp_path):
-    runner, _ = study
-    path = tmp_path / "new" / "main.csv"
-    assert runner.finished(path) == set()
-    runner.append(path, ("job", "x"), [{"job": "a", "x": 1}, {"job": "a", "x": 2}])
-    runner.append(path, ("job", "x"), [{"job": "b", "x": "1,5"}])
-    assert path.read_text() == 'job,x\na,1\na,2\nb,"1,5"\n'
-    assert runner.finished(path) == {"a", "b"}
-
-
-def test_jobs_are_chosen_by_part_of_their_name(study, tmp_path, monkeypatch):
+def test_a_job_whose_rows_are_there_is_not_run_again(study, tmp_path, monkeypatch, capsys):
     runner, _ = study
     monkeypatch.setattr(sys.modules["cases"], "HERE", tmp_path)
-    run = sys.modules["cases"].Run(tmp_path, layers_step=8)
-    names = [name for _, name in runner.missing(run, ["sensitivity_5TFLOPs"])]
-    assert names == [f"sensitivity_5TFLOPs_{tokens}" for tokens in (32, 128, 1024)]
-    (tmp_path / "sensitivity.csv").write_text("job\nsensitivity_5TFLOPs_32\n")
-    assert [name for _, name in runner.missing(run, ["sensitivity_5TFLOPs"])] == names[1:]
+    for folder in ("traces", "reference"):
+        (tmp_path / folder).mkdir()
+    parser = study_options(None, resume=True)
+    add_shared(parser, tmp_path, "traces", "reference")
+    parser.add_argument("--layers-step", type=int, default=8)
+    given = parser.parse_args(["sensitivity", "--list", "--only", "sensitivity_5TFLOPs"])
+    names = [f"sensitivity/sensitivity_5TFLOPs_{tokens}" for tokens in (32, 128, 1024)]
+    for left in (names, names[1:]):
+        make_tables(tmp_path, runner.tables(given), given)
+        assert capsys.readouterr().out.split() == left
+        (tmp_path / "sensitivity.csv").write_text("job\nsensitivity_5TFLOPs_32\n")
 
 
 def test_every_case_machine_and_cell_has_a_job(study, tmp_path):
     runner, _ = study
     run = sys.modules["cases"].Run(tmp_path, layers_step=8)
-    count = {table: len(jobs(run)) for table, (jobs, _) in runner.TABLES.items()}
+    count = {table: len(runner.names(table, run)) for table in runner.JOBS}
     # Ten cases of four layers, with and without trees; three of them once more in the published setting.
     assert count["main"] == 10 * 4 * 2 + 3 * 4
     assert count["machines"] == 10 * 4 * 3
@@ -146,9 +145,8 @@ def test_cells_far_above_all_deals_are_asked_what_a_new_exchange_could_give(stud
         deal("open", "4", 105, 20, 110),
     ]
     for table, rows in (("machines", cells), ("gaps", deals)):
-        runner.append(tmp_path / f"{table}.csv", ("job", *rows[0]), [{"job": "j"} | row for row in rows])
-    names = [name for _, name in runner.missing(sys.modules["cases"].Run(tmp_path), ["any_exchange"])]
-    assert names == ["any_exchange_m_open_128"]
+        write_table(tmp_path / f"{table}.csv", [{"job": "j"} | row for row in rows])
+    assert runner.names("any_exchange", sys.modules["cases"].Run(tmp_path)) == [("any_exchange_m_open_128",)]
     about = {"machine": "m", "model": "open", "batch_tokens": "128", "compute_us": "105"}
     rows = [about | {"groups": "4", "least_total_us": "116", "balanced_us": "20", "balanced_total_us": "125"}]
     rows += [about | {"groups": "8", "least_total_us": "117", "balanced_us": "15", "balanced_total_us": "120"}]

@@ -18,7 +18,8 @@ from jaxmoe.policies import (
     StaticForecast,
     WindowAllowance,
 )
-from jaxmoe.systems import SYSTEMS, Setting, UnsuitableSystemError, system_of
+from jaxmoe.registry import UnknownPartError
+from jaxmoe.systems import METHODS, Setting, UnsuitableSystemError, system_of
 from jaxmoe.traces import GatingTrace
 
 LAYERS, EXPERTS = 2, 4
@@ -46,9 +47,11 @@ def setting() -> Setting:
 
 
 def test_unknown_names_are_told_the_known_ones():
-    with pytest.raises(UnsuitableSystemError, match=r"'hdmoe', expected one of static, hd_moe, moentwine"):
+    with pytest.raises(
+        UnknownPartError, match=r"'hdmoe' \(did you mean hd_moe.*\?\), expected one of static, hd_moe, moentwine"
+    ):
         system_of("hdmoe")
-    assert [*SYSTEMS][:3] == ["static", "hd_moe", "moentwine"]
+    assert [*METHODS][:3] == ["static", "hd_moe", "moentwine"]
 
 
 def test_static_is_the_plan(setting):
