@@ -4,7 +4,7 @@ Decisions and figures are plain arrays by name. When code moves, adapt this modu
 """
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,23 +22,24 @@ from jaxmoe.engine import (
     Decisions,
     Fetches,
     FetchLayer,
+    HostDecisions,
     LayerCosts,
     LayerModel,
     LayerTime,
     Metadata,
     Migration,
     Movement,
+    RingDecisions,
     SlotDecisions,
+    StreamDecisions,
+    StreamTokens,
     evaluate,
     grouped_attention,
     schedule_of,
 )
 from jaxmoe.engine.all_to_all import AllToAllLayer
-from jaxmoe.engine.circulation import circulating_seconds
 from jaxmoe.engine.copies import replica_model
 from jaxmoe.engine.counts import CountModel, attention_seconds, paths_of
-from jaxmoe.engine.offloading import offloaded_seconds
-from jaxmoe.engine.streaming import PARTS, StreamTime, asked_of, grouped, stream_time
 from jaxmoe.hardware import Die, Machine, node_memory
 from jaxmoe.hardware.networks import wafers
 from jaxmoe.network import link_loads
@@ -49,7 +50,7 @@ from jaxmoe.policies.balancing import Balancer, Eplb, KeepSlots, ShadowSlots, ba
 from jaxmoe.policies.forecast import MovingAverage
 from jaxmoe.policies.gradient_slots import GradientSlots, hop_price
 from jaxmoe.policies.migration import Windows, moves_between
-from jaxmoe.policies.streaming import group_members, moved_tokens, ring_of, tokens_on_dies
+from jaxmoe.policies.streaming import moved_tokens, ring_of
 from jaxmoe.relax import HardSupport, SmoothMax, SoftSupport
 from jaxmoe.systems import Rolled, system_of
 from jaxmoe.systems.camoe import GatedRun as CamoeRun
@@ -58,7 +59,7 @@ from jaxmoe.systems.gated import GatedRun
 from jaxmoe.systems.loaded_experts import CirculatingRun, OffloadedRun
 from jaxmoe.systems.moentwine import LayoutRun
 from jaxmoe.systems.planned import PlannedRun
-from jaxmoe.systems.registry import SYSTEMS
+from jaxmoe.systems.streamed_layer import LoadedRun
 from jaxmoe.systems.wafer_gpu import WaferRun
 from jaxmoe.traces import Batch
 from jaxmoe.tune import PlacementProblem
@@ -85,9 +86,6 @@ def runs_of(scenario: Any, setting: Any) -> dict[str, Run]:
     """The runs that a scenario's system names."""
     section = scenario.system
     settings = section.model_dump(exclude={"name", "plan"})
-    for field in fields(SYSTEMS[section.name]):
-        if field.type is float:  # defaults of configuration are not converted
-            settings[field.name] = float(settings[field.name])
     return system_of(section.name, **settings).runs(setting)
 
 
@@ -99,8 +97,8 @@ def with_plan(setting: Any, share: np.ndarray) -> Any:
 def decide(run: Run, steps: Batch) -> tuple[Arrays, Arrays]:
     """What a run decides for steps [layer, step, ...]; and the figures of its own roll-out."""
     rolled = run.rollout(steps)
-    told = figures_of(rolled.time) | {f"own/{name}": np.asarray(value) for name, value in rolled.figures.items()}
-    return _frozen(run, rolled.kept, steps, rolled.time), told
+    own = {f"own/{name}": np.asarray(value) for name, value in rolled.figures.items()}
+    return _frozen(run, rolled.kept, steps, rolled.time), _figures_of_run(run, rolled.time) | own
 
 
 def _frozen(run: Run, kept: Any, steps: Batch, time: LayerTime) -> Arrays:
@@ -131,13 +129,11 @@ def _frozen(run: Run, kept: Any, steps: Batch, time: LayerTime) -> Arrays:
 
 
 def _streams(run: StreamedRun, kept: Any, steps: Batch) -> Arrays:
-    passing = steps if run.buffering is None else run._deferred(steps)[0]
+    passing = run.method.prepare(run.layer, steps)[1]
     found = dict(zip(("tokens", "groups", "following", "loaders", "held"), kept, strict=True))
-    found |= {"passing": np.asarray(passing.weight).sum(axis=-1).T}
-    if run.rules.redistributed:
-        whole, costs = run.layer.with_shared(passing), run.costs
-        count = jax.jit(jax.vmap(jax.vmap(lambda batch: tokens_on_dies(batch, run.layer.experts, costs.dies))))
-        found |= {"before": np.swapaxes(np.asarray(count(whole)), 0, 1).astype(int)}
+    found |= {"passing": np.asarray(passing.count).T}
+    if run.method.redistribute:
+        found |= {"before": np.swapaxes(np.asarray(passing.on_dies), 0, 1).astype(int)}
     return found
 
 
@@ -197,7 +193,7 @@ def _kept(run: Run, decisions: Arrays) -> Any:
         case WaferRun():
             return decisions | {"requests": decisions["requests"].astype(np.int32)}
         case OffloadedRun():
-            return np.eye(run.layer.costs.dies, dtype=np.float32)[decisions["hosts"]]
+            return _hosts(run, decisions)
         case CirculatingRun():
             return decisions["tokens"].astype(np.int32)
         case StreamedRun():
@@ -308,102 +304,75 @@ def _price_fetches(run: WaferRun, decisions: Arrays) -> Arrays:
     return figures_of(time.as_numpy()) | {f"traffic/{name}": np.asarray(value) for name, value in traffic.items()}
 
 
-@eqx.filter_jit
-def _loaded(layer: Any, model: LayerModel, batches: Batch, host: Any, prefetch: bool) -> tuple[dict, Any]:
-    experts, costs = host.shape[0], layer[0]
-
-    def step(batch: Batch) -> tuple[dict, Any]:
-        counts = (batch.choices(experts) * batch.weight[:, None]).sum(axis=0)
-        around = model.time(Decisions(host), batch)
-        seconds, busy = offloaded_seconds(costs, counts, host, prefetch)
-        return {"dispatch": around.dispatch, "compute": seconds, "combine": around.combine}, busy
-
-    return jax.vmap(step)(batches)
+# Experts that are loaded anew in every step.
 
 
-def _streamed_figures(stages: Arrays, busy: np.ndarray) -> Arrays:
-    stages = {name: np.asarray(value, float) for name, value in stages.items()}
-    found = {f"stages/{name}": value for name, value in stages.items()}
-    return found | {"busy/compute/node": busy, "total": sum(stages.values())}
+def _figures_of_run(run: Run, time: LayerTime) -> Arrays:
+    """Figures of a run; of a pipeline, where its arrays, channels, ports and links have names of their own."""
+    found = figures_of(time)
+    if isinstance(run, StreamedRun):
+        memory = run.layer.machine.memory[-1].name
+        busy = {kind: found.pop(f"busy/stream/{kind}") for kind in ("node", "port", "link")}
+        found["busy/compute/node"], found["channels"] = busy["node"], found.pop(f"busy/stream/{memory}")
+        found["moves"] = np.concatenate([busy["port"], busy["link"]], axis=-1)
+    return found
 
 
-def _attention(run: Run, tokens: np.ndarray) -> np.ndarray:
-    """Seconds of attention for so many tokens of every step and layer."""
-    once = {float(count): float(run.layer.attention_seconds(jnp.asarray(float(count)))) for count in np.unique(tokens)}
-    return np.vectorize(once.__getitem__)(tokens.astype(float))
+def _priced_run(run: LoadedRun, decisions: AbstractDecisions, tokens: Any) -> Arrays:
+    """Figures of decisions and tokens [step, layer, ...]."""
+    time = _steps_of_loads(run.layer, decisions, tokens)
+    return _figures_of_run(run, time.as_numpy())
+
+
+@eqx.filter_jit(compiler_options=UNFUSED)
+def _steps_of_loads(layer: AbstractLayer, decisions: AbstractDecisions, tokens: Any) -> LayerTime:
+    return jax.vmap(jax.vmap(layer.time))(decisions, tokens)
+
+
+def _steps_first(leaves: Any) -> Any:
+    return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), leaves)
+
+
+def _hosts(run: OffloadedRun, decisions: Arrays) -> np.ndarray:
+    return np.eye(run.layer.costs.dies, dtype=np.float32)[decisions["hosts"]]
 
 
 def _price_hosts(run: OffloadedRun, decisions: Arrays, steps: Batch) -> Arrays:
     """Whole experts that their dies load."""
-    layer, setting = run.layer, run.layer.setting
-    model = replace(setting.model, mode="replicated", exchange=setting.build_exchange("token_home"))
-    whole, eye = layer.with_shared(steps), np.eye(layer.costs.dies, dtype=np.float32)
-
-    def of_layer(row: int) -> tuple[dict, Any]:
-        host = jnp.asarray(eye[decisions["hosts"][row]])
-        return _loaded((layer.costs,), model, _layer(whole, row), host, run.prefetch)
-
-    found = [of_layer(row) for row in range(len(steps.experts))]
-    stages, busy = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves], axis=1), *found)
-    attention = _attention(run, np.asarray(steps.weight).sum(axis=-1).T)
-    return _streamed_figures({"attention": attention} | stages, busy)
-
-
-@partial(jax.jit, static_argnums=(2, 3))
-def _circulating(costs: Any, tokens: Any, ring: tuple[int, ...], prefetch: bool) -> tuple[Any, Any]:
-    return jax.vmap(jax.vmap(lambda each: circulating_seconds(costs, each, np.array(ring), prefetch)))(tokens)
+    hosts = jnp.asarray(_hosts(run, decisions))
+    count = steps.experts.shape[1]
+    decided = HostDecisions(jnp.broadcast_to(hosts, (count, *hosts.shape)), run.method.prefetch)
+    return _priced_run(run, decided, _steps_first(run.method.experts.joined(steps)))
 
 
 def _price_circulation(run: CirculatingRun, decisions: Arrays, steps: Batch) -> Arrays:
     """Slices that stay while tokens go round."""
-    costs = run.layer.costs
-    ring = tuple(ring_of(costs.machine.topology).tolist())
-    tokens = jnp.asarray(decisions["tokens"], jnp.float32)
-    seconds, busy = (np.asarray(each) for each in _circulating(costs, tokens, ring, run.prefetch))
-    attention = _attention(run, np.asarray(steps.weight).sum(axis=-1).T)
-    return _streamed_figures({"attention": attention, "compute": seconds}, busy)
-
-
-@eqx.filter_jit(compiler_options=UNFUSED)
-def _streaming(costs: Any, rules: Any, given: tuple[Any, ...]) -> StreamTime:
-    def layer(given: tuple[Any, ...]) -> StreamTime:
-        tokens, groups, following, loaders, held = given
-        needed = (tokens > 0).astype(tokens.dtype)
-        after = jax.nn.one_hot(following, costs.dies, dtype=tokens.dtype)
-        parts = loaders / jnp.maximum(loaders.sum(axis=1, keepdims=True), 1)
-        asked = asked_of(costs, tokens, needed, after, parts, rules.balanced, held)
-        members = grouped(asked, group_members(groups, len(tokens)))
-        pieces = 1 if rules.uncut else PARTS
-        return stream_time(costs, members, rules.matched, rules.in_turn, rules.balanced, pieces)
-
-    return jax.vmap(jax.vmap(layer))(given)
+    on_dies = jnp.asarray(decisions["tokens"], jnp.float32)
+    ring = tuple(ring_of(run.layer.machine.topology).tolist())
+    passing = _steps_first(steps.weight).sum(axis=-1)
+    return _priced_run(run, RingDecisions(on_dies, ring, run.method.prefetch), StreamTokens(on_dies, passing))
 
 
 def _price_stream(run: StreamedRun, decisions: Arrays) -> Arrays:
     """Micro-slices that go round along trajectories, in the order of groups."""
-    whole = (jnp.asarray(decisions[name], jnp.int32) for name in ("groups", "following"))
-    tokens, loaders, held = (jnp.asarray(decisions[name], jnp.float32) for name in ("tokens", "loaders", "held"))
-    groups, following = whole
-    time = _streaming(run.costs, run.rules, (tokens, groups, following, loaders, held))
-    stages = {"attention": _attention(run, decisions["passing"])}
-    stages |= {"stream": np.asarray(time.seconds) + np.float32(run.layer.scheduling)}
-    if run.rules.redistributed:
-        stages["redistribution"] = _redistribution(run, decisions)
-    more = {"channels": np.asarray(time.load), "moves": np.asarray(time.move)}
-    return _streamed_figures(stages, np.asarray(time.compute)) | more
+    whole = {name: jnp.asarray(array, jnp.float32) for name, array in decisions.items() if name != "groups"}
+    on_dies, loaders = whole["tokens"], whole["loaders"]
+    before = whole.get("before", on_dies)
+    moved = jax.vmap(jax.vmap(moved_tokens))(before, on_dies) if run.method.redistribute else None
+    decided = StreamDecisions(
+        on_dies=on_dies,
+        needed=(on_dies > 0).astype(jnp.float32),
+        following=jax.nn.one_hot(whole["following"].astype(jnp.int32), run.costs.dies),
+        loaders=loaders / jnp.maximum(loaders.sum(axis=-1, keepdims=True), 1),
+        held=whole["held"],
+        groups=jnp.asarray(decisions["groups"], jnp.int32),
+        rules=run.method.rules,
+        moved=moved,
+    )
+    return _priced_run(run, decided, StreamTokens(before, whole["passing"]))
 
 
-def _redistribution(run: StreamedRun, decisions: Arrays) -> np.ndarray:
-    """Seconds in which tokens go to other dies, and results come back."""
-    costs = run.costs.costs
-
-    def layer(before: Any, after: Any) -> Any:
-        moved = moved_tokens(before, after)
-        ways = (moved * costs.dispatch_bytes, moved.T * costs.combine_bytes)
-        return run.layer.moving_seconds(ways[0]) + run.layer.moving_seconds(ways[1])
-
-    given = (jnp.asarray(decisions[name], jnp.float32) for name in ("before", "tokens"))
-    return np.asarray(jax.jit(jax.vmap(jax.vmap(layer)))(*given))
+# Choices of gates.
 
 
 def _price_gate(run: CamoeRun, decisions: Arrays, steps: Batch) -> Arrays:
