@@ -101,6 +101,23 @@ def decide(run: Run, steps: Batch) -> tuple[Arrays, Arrays]:
     return _frozen(run, rolled.kept, steps, rolled.time), _figures_of_run(run, rolled.time) | own
 
 
+def _figures_of_run(run: Run, time: LayerTime) -> Arrays:
+    """Figures of a run, as they were recorded: streams by names of their own, energy without weights that migrate."""
+    found = figures_of(time)
+    match run:
+        case StreamedRun():
+            memory = run.layer.machine.memory[-1].name
+            busy = {kind: found.pop(f"busy/stream/{kind}") for kind in ("node", "port", "link")}
+            found["busy/compute/node"], found["channels"] = busy["node"], found.pop(f"busy/stream/{memory}")
+            found["moves"] = np.concatenate([busy["port"], busy["link"]], axis=-1)
+        case LayoutRun() if time.energy and "migration" in time.busy:
+            machine = run.model.machine
+            carried = time.busy["migration"]["link"] * np.asarray(machine.topology.link_rate, float)
+            for kind, each in machine.energy.links.items():
+                found[f"energy/{kind}"] = found[f"energy/{kind}"] - carried @ np.asarray(each, float)
+    return found
+
+
 def _frozen(run: Run, kept: Any, steps: Batch, time: LayerTime) -> Arrays:
     """What a roll-out kept, by name."""
     match run:
@@ -267,7 +284,7 @@ def _price_slots(run: LayoutRun, decisions: Arrays, steps: Batch) -> Arrays:
     if run.sliced is None:
         carried, part = _waited_for(run, decisions)
     found = [_steps_of_decisions(run.model, decided(row), _layer(steps, row)) for row in range(layers)]
-    return figures_of(_by_layer(found.__getitem__, layers))
+    return _figures_of_run(run, _by_layer(found.__getitem__, layers))
 
 
 def _waited_for(run: LayoutRun, decisions: Arrays) -> tuple[np.ndarray, np.ndarray]:
@@ -305,17 +322,6 @@ def _price_fetches(run: WaferRun, decisions: Arrays) -> Arrays:
 
 
 # Experts that are loaded anew in every step.
-
-
-def _figures_of_run(run: Run, time: LayerTime) -> Arrays:
-    """Figures of a run; of a pipeline, where its arrays, channels, ports and links have names of their own."""
-    found = figures_of(time)
-    if isinstance(run, StreamedRun):
-        memory = run.layer.machine.memory[-1].name
-        busy = {kind: found.pop(f"busy/stream/{kind}") for kind in ("node", "port", "link")}
-        found["busy/compute/node"], found["channels"] = busy["node"], found.pop(f"busy/stream/{memory}")
-        found["moves"] = np.concatenate([busy["port"], busy["link"]], axis=-1)
-    return found
 
 
 def _priced_run(run: LoadedRun, decisions: AbstractDecisions, tokens: Any) -> Arrays:
