@@ -102,6 +102,11 @@ class Registry(Mapping[str, Part], Generic[Part]):
         """All names that stand for one part: no templates."""
         return tuple(name for name in self if not _is_template(name))
 
+    @property
+    def added(self) -> tuple[str, ...]:
+        """The names of parts that are not of this package."""
+        return tuple(name for name in self if name not in self._lazy)
+
     def shown(self) -> str:
         """All names for people, with an example of every family."""
         return ", ".join(_HOLE.sub(r"\g<example>", name) + " and its like" * _is_template(name) for name in self)

@@ -80,11 +80,14 @@ def setting(default: Any = MISSING, *, static: bool = False, **about: Any) -> An
 def settings_of(kind: type, beyond: type = object) -> dict[str, Setting]:
     """The settings of a part by name: the fields that its constructor takes, but for those of the class `beyond`.
 
+    Fields that a class names in its `given` are given by the run, and no settings.
+
     Raises `SettingError` where a field's type cannot be written in a configuration file.
     """
     if not dataclasses.is_dataclass(kind):
         return {}
     theirs = {field.name for field in dataclasses.fields(beyond)} if dataclasses.is_dataclass(beyond) else set()
+    theirs |= set(getattr(kind, "given", ()))
     own = [field for field in dataclasses.fields(kind) if field.init and field.name not in theirs]
     try:
         hints = get_type_hints(kind, include_extras=True) if own else {}

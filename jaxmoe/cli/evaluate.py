@@ -39,5 +39,5 @@ def run(
         summary = provenance("evaluate", inputs) | comparison_report(inputs, comparison)
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
         title, scenario = f"{inputs.scenario.name}: mean over {len(inputs.layer_ids)} layers", inputs.scenario
-        print_comparison(comparison, title, scenario.workload.batch_tokens)
+        print_comparison(inputs, comparison, title)
         print_warnings(comparison_warnings(comparison, scenario.hardware))

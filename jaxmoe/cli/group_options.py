@@ -147,10 +147,12 @@ Loads = Annotated[
 ]
 PlanMachine = Annotated[
     Path | None,
-    typer.Option("--machine", metavar="FILE", help="A machine: what links carry there, or to place for its time."),
+    typer.Option(
+        "--machine", metavar="NAME_OR_PATH", help="A machine: what links carry there, or to place for its time."
+    ),
 ]
 CheckedMachine = Annotated[
-    Path, typer.Option("--machine", metavar="FILE", help="The description of a machine.", show_default=False)
+    Path, typer.Option("--machine", metavar="NAME_OR_PATH", help="The description of a machine.", show_default=False)
 ]
 Before = Annotated[
     Path | None,

@@ -12,6 +12,7 @@ from jaxmoe.cli.session import OutputFolder, messages
 from jaxmoe.config import HardwareConfig, unstated_energy
 from jaxmoe.experiment.comparison import Comparison
 from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.experiment.limits import LayerLimit, layer_limits, usual_limit
 from jaxmoe.experiment.strategies import GATHERED, TUNED
 from jaxmoe.experiment.validation import Figures, Trial, agreement, trials_agreement
 from jaxmoe.hardware.networks import mesh_link_order
@@ -34,8 +35,8 @@ from jaxmoe.tune import History, TuneResult
 WIDTH = 180  # where there is no terminal to tell
 
 
-def print_comparison(comparison: Comparison, title: str, batch_tokens: int) -> None:
-    """Mean over layers of every strategy, and energy where the machine states any."""
+def print_comparison(inputs: Inputs, comparison: Comparison, title: str) -> None:
+    """Mean over layers of every strategy, its limit, and energy where the machine states any."""
     factor, unit = time_unit(max(float(score.mean.mean()) for score in comparison.scores.values()))
     table = Table(title=f"{title} [{unit}]".replace("[", r"\["))
     table.add_column("strategy", no_wrap=True)
@@ -44,7 +45,8 @@ def print_comparison(comparison: Comparison, title: str, batch_tokens: int) -> N
         table.add_column(column, justify="right")
     table.add_column("best exchange")
     table.add_column("total under\nthe best", justify="right")
-    energy = _energy_per_token(comparison, batch_tokens)
+    table.add_column("limited by")
+    energy, limits = _energy_per_token(comparison, inputs.scenario.workload.batch_tokens), _limits(inputs, comparison)
     if energy:
         joules, energy_name = energy_unit(max(energy.values()))
         table.add_column(f"energy of a token\n{energy_name}", justify="right")
@@ -57,13 +59,19 @@ def print_comparison(comparison: Comparison, title: str, batch_tokens: int) -> N
         simulated, best = _simulated(comparison, name, factor), _best(comparison, name, factor)
         spent = [f"{energy[name] * joules:.4g}"] if energy else []
         gain = [_gain(comparison, name)] if tuned else []
-        table.add_row(_marked(comparison, name), own, *row, simulated, *best, *spent, *gain)
+        table.add_row(_marked(comparison, name), own, *row, simulated, *best, limits[name].text, *spent, *gain)
     print_table(table)
     if any(each.comparable for each in comparison.strategies.values()):
-        Console(width=WIDTH, highlight=False).print(escape(_fastest(comparison)), soft_wrap=True)
+        Console(width=WIDTH, highlight=False).print(escape(_fastest(comparison, limits)), soft_wrap=True)
 
 
-def _fastest(comparison: Comparison) -> str:
+def _limits(inputs: Inputs, comparison: Comparison) -> dict[str, LayerLimit]:
+    """The limit of most layers of every strategy under its own exchange."""
+    topology = inputs.model.machine.topology
+    return {name: usual_limit(layer_limits(score, topology)) for name, score in comparison.scores.items()}
+
+
+def _fastest(comparison: Comparison, limits: Mapping[str, LayerLimit]) -> str:
     """The answer in a sentence: what is fastest, what it waits for, and how much less there could be."""
     named = {name: comparison.best(name) for name, each in comparison.strategies.items() if each.comparable}
     name, best = min(named.items(), key=lambda item: item[1].mean.mean())
@@ -72,7 +80,7 @@ def _fastest(comparison: Comparison) -> str:
     stage, most = max(zip(("dispatch", "compute", "combine"), stages, strict=True), key=lambda item: item[1])
     told = f"fastest: {name} under {', '.join(exchange_names(best.exchange).splitlines())}, "
     told += f"{best.mean.mean() * factor:.4g} {unit} a layer; under its own exchange {stage} takes "
-    told += f"{100 * most / total:.0f} % of the time"
+    told += f"{100 * most / total:.0f} % of the time; {limits[name].resource} limits {limits[name].stage}"
     if comparison.bound is None:
         return told
     return f"{told}; tuning cannot find less than {comparison.bound.mean() * factor:.4g} {unit}"
@@ -209,7 +217,8 @@ def draw_comparison(folder: OutputFolder, inputs: Inputs, comparison: Comparison
     latency = {name: score.mean for name, score in comparison.scores.items()}
     plot_layer_latency(folder.target("latency_by_layer.png"), inputs.layer_ids, latency, f"{scenario}: time of a layer")
     stages = {name: (score.dispatch, score.compute, score.combine) for name, score in comparison.scores.items()}
-    plot_breakdown(folder.target("breakdown.png"), stages, f"{scenario}: what the time is made of")
+    limits = {name: each.text for name, each in _limits(inputs, comparison).items()}
+    plot_breakdown(folder.target("breakdown.png"), stages, f"{scenario}: stages of a layer and their limit", limits)
     if inputs.shape is not None:
         _draw_mesh_loads(folder, inputs, inputs.shape, comparison)
     simulated = {name: replay.time.communication for name, replay in comparison.replays.items()}

@@ -86,7 +86,7 @@ def run(
         }
         folder.write_json("summary.json", summary)
         title, scenario = f"{inputs.scenario.name}: mean over {len(inputs.layer_ids)} layers", inputs.scenario
-        print_comparison(comparison, title, scenario.workload.batch_tokens)
+        print_comparison(inputs, comparison, title)
         if topics:
             print_topics(topics)
         print_warnings(comparison_warnings(comparison, scenario.hardware))

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
-from jaxmoe.cli.show import draw_scatter, print_agreement
+from jaxmoe.cli.show import draw_scatter, print_agreement, print_warnings
 from jaxmoe.cli.timeline import check_target, chosen_layer, write_timeline
 from jaxmoe.experiment.clock import StageClock
+from jaxmoe.experiment.evaluation import unwitnessed
 from jaxmoe.experiment.inputs import Inputs, OptionError, read_inputs
 from jaxmoe.experiment.strategies import given_plans, standard_strategies
 from jaxmoe.experiment.summary import provenance
@@ -47,6 +48,7 @@ def run(
         summary = provenance("validate", inputs) | validation_report(inputs.layer_ids, trials)
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
         print_agreement(trials)
+        print_warnings(unwitnessed(inputs.model))
 
 
 def _draw(folder: OutputFolder, title: str, trials: list[Trial]) -> None:

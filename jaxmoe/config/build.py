@@ -133,7 +133,6 @@ def build_time_model(hardware: HardwareConfig, order: Order | None = None) -> Co
 def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]) -> LayerModel:
     """The machine and what one MoE layer of the model costs on it: B and FLOP."""
     model, costs = build_model(scenario.model), scenario.costs
-    flops = FFN_FLOPS[costs.ffn_flops] * model.hidden_size * model.expert_size
     dispatched, combined = (
         costs.bytes_per_element if own is None else own
         for own in (costs.dispatch_bytes_per_element, costs.combine_bytes_per_element)
@@ -146,13 +145,13 @@ def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]
             raise ConfigError(f"tuning.exchanges is {name!r}, which does not suit the machine: {error}") from None
     return LayerModel(
         machine=machine,
-        costs=LayerCosts(
-            combine_bytes=_number(model.hidden_size * combined),
-            dispatch_bytes=_number(model.hidden_size * dispatched + model.top_k * costs.metadata_bytes_per_choice),
-            expert_bytes=_number(model.expert_parameters * costs.weight_bytes_per_element),
-            flops_per_token_expert=_number(flops),
-            columns=_number(model.expert_size),
-            gemms=_number(FFN_FLOPS[costs.ffn_flops] / 2),
+        costs=LayerCosts.of(
+            model,
+            dispatch_bytes_per_element=dispatched,
+            combine_bytes_per_element=combined,
+            weight_bytes_per_element=costs.weight_bytes_per_element,
+            metadata_bytes_per_choice=costs.metadata_bytes_per_choice,
+            products=FFN_FLOPS[costs.ffn_flops] // 2,
         ),
         time_model=build_time_model(scenario.hardware),
         exchange=_exchange("costs.exchange", costs.exchange, machine.topology),

@@ -10,7 +10,8 @@ from pydantic.fields import FieldInfo
 
 from jaxmoe.config.base import ConfigError, Section
 from jaxmoe.config.explain import Draft, Source
-from jaxmoe.config.loader import FORMAT, load_hardware, load_model, load_named, validated
+from jaxmoe.config.files import FORMAT
+from jaxmoe.config.loader import load_hardware, load_model, load_named, validated
 from jaxmoe.config.networks import HardwareConfig
 from jaxmoe.config.schema import Scenario, divides
 

@@ -27,6 +27,7 @@ from .fetch import Fetches as Fetches
 from .fetch import FetchLayer as FetchLayer
 from .fetch import HostLink as HostLink
 from .fetch import Reads as Reads
+from .fetch import traffic_figures as traffic_figures
 from .layer import AbstractLayer as AbstractLayer
 from .layer import LayerModel as LayerModel
 from .layer import evaluate as evaluate

@@ -194,10 +194,12 @@ class FetchLayer(AbstractLayer):
         nothing = jnp.zeros((layers, 1, dies), self.costs.expert_bytes.dtype)
         return Fetches(nothing, jnp.zeros((layers, 1), jnp.int32), nothing, nothing)
 
-    def with_traffic(self, fetches: Fetches, time: LayerTime) -> tuple[LayerTime, tuple[Fetches, Figures]]:
-        """What a rollout keeps of a step: times, who fetched what, and figures of traffic, leaves [layer, ...]."""
 
-        def figures(fetches: Fetches) -> Figures:
-            return fetches.reads(self.costs, HardSupport()).figures(self.machine)
+@eqx.filter_jit
+def traffic_figures(layer: FetchLayer, fetches: Fetches) -> Figures:
+    """Figures of the traffic of a rollout, [step, layer], from who fetched what, leaves [step, layer, ...]."""
 
-        return time, (fetches, jax.vmap(figures)(fetches))
+    def figures(fetches: Fetches) -> Figures:
+        return fetches.reads(layer.costs, HardSupport()).figures(layer.machine)
+
+    return jax.lax.map(jax.vmap(figures), fetches)

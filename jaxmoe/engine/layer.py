@@ -145,8 +145,11 @@ def evaluate(
     exchange: AbstractExchange | None = None,
     served: Int[Array, "layer batch token top_k"] | None = None,
     reduction: AbstractReduction | None = None,
+    support: AbstractSupport | None = None,
 ) -> LayerTime:
-    """Times of a placement, on drawn batches, leaves [layer, batch, ...], or merged ones. Exact without a `reduction`.
+    """Times of a placement, on drawn batches, leaves [layer, batch, ...], or merged ones.
+
+    Exact unless a `reduction` and a `support` are given.
 
     Stages and totals are [layer, batch], busy times [layer, resource], means over batches. `served` is as in
     `Decisions`, for drawn batches.
@@ -154,7 +157,7 @@ def evaluate(
 
     def layer(share: Float[Array, "expert node"], batches: Batch, served: Array | None) -> LayerTime:
         def one(batch: Batch, served: Array | None) -> LayerTime:
-            return model.time(Decisions(share, exchange, served), batch, reduction)
+            return model.time(Decisions(share, exchange, served), batch, reduction, support)
 
         if served is None:
             return over_batches(lambda batch: one(batch, None), batches, share.shape[1]).mean_busy()

@@ -7,9 +7,12 @@ from jaxtyping import Array, Float
 from jaxmoe.engine.demand import AbstractDemand, Products, Steps, Traffic, Work
 from jaxmoe.engine.stage import Stage
 from jaxmoe.hardware import AbstractTopology
+from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange, AbstractTimeModel, Visits
 from jaxmoe.network.exchange import Rounds
 from jaxmoe.relax import AbstractSupport
+
+Number = int | float | Float[Array, ""]  # an array where JAX traces it
 
 
 class LayerCosts(eqx.Module):
@@ -21,6 +24,32 @@ class LayerCosts(eqx.Module):
     flops_per_token_expert: Float[Array, ""]
     columns: Float[Array, ""]  # intermediate size of an expert
     gemms: Float[Array, ""]  # products that an expert's FFN takes
+
+    @classmethod
+    def of(
+        cls,
+        moe: MoEModel,
+        *,
+        dispatch_bytes_per_element: Number,
+        combine_bytes_per_element: Number,
+        weight_bytes_per_element: Number,
+        metadata_bytes_per_choice: Number = 0.0,
+        products: int = 3,
+    ) -> "LayerCosts":
+        """Costs of a model's layer at so many bytes of each number.
+
+        An expert's FFN takes `products` products of hidden times intermediate size: 3 where it is gated (6 h i FLOPs of
+        a token), 1 as hd_moe counts them (2 h i).
+        """
+        numbers = (
+            moe.hidden_size * combine_bytes_per_element,
+            moe.hidden_size * dispatch_bytes_per_element + moe.top_k * metadata_bytes_per_choice,
+            moe.expert_parameters * weight_bytes_per_element,
+            2 * products * moe.hidden_size * moe.expert_size,
+            moe.expert_size,
+            products,
+        )
+        return cls(*(jnp.asarray(number, jnp.float32) for number in numbers))
 
     def products(
         self, rows: Float[Array, "copy node"], part: Float[Array, "copy node"], present: Float[Array, "copy node"]

@@ -35,6 +35,7 @@ class AbstractMethod(eqx.Module):
     precision: ClassVar[Literal["float32", "float64"]] = "float32"
     differentiable: ClassVar[bool] = True
     memoryless: ClassVar[bool] = False
+    given: ClassVar[tuple[str, ...]] = ("share",)  # fields that a run gives: the plan, where a method has it
 
     def prepare(self, layer: AbstractLayer, steps: Steps) -> tuple["AbstractMethod", Steps]:
         """The method and the steps as they enter the scan: whatever is worked out once, outside it."""

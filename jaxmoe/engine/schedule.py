@@ -99,6 +99,17 @@ class Pipelined(AbstractSchedule):
     def micro_batches(self) -> int:
         return self.parts
 
+    def total(self, stages, reduction):
+        """Raises `ScheduleError` for stages that cannot be cut into parts."""
+        stages = [*stages]
+        for stage in sorted(stages, key=lambda each: each.split != "whole"):
+            if stage.server == "machine" or stage.split == "whole":
+                raise ScheduleError(
+                    f"schedule is 'pipelined({self.parts})', which cuts a batch into parts, but the stage {stage.name} "
+                    "is of whole batches; use serial or overlap"
+                )
+        return super().total(stages, reduction)
+
     def of_block(self, stages, reduction):
         before, node, after = _around_nodes(stages, f"pipelined({self.parts})")
         network = free = jnp.zeros(())
@@ -119,12 +130,6 @@ def _around_nodes(stages: list[Priced], schedule: str) -> tuple[Parts, Parts, Pa
     """
     at = [place for place, stage in enumerate(stages) if stage.server == "nodes"]
     chain = all(stage.before[-1:] == (other.name,) for other, stage in pairwise(stages))
-    for stage in stages:
-        if stage.server == "machine" or stage.split == "whole":
-            raise ScheduleError(
-                f"schedule is {schedule!r}, which cuts a batch into parts, but the stage {stage.name} is of whole "
-                "batches; use serial or overlap"
-            )
     if len(at) != 1 or not chain:
         names = ", ".join(stage.name for stage in stages)
         raise ScheduleError(

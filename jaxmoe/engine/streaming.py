@@ -68,9 +68,8 @@ class StreamPipeline(AbstractDemand):
     def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:
         costs, streams = self.costs, self.decisions
         members = group_members(streams.groups, streams.on_dies.shape[0])
-        groups = grouped(slice_demand(machine, costs, streams), members)
-        trips, here = _trips(costs, streams), streams.on_dies.sum(axis=0)
-        sent = trips.sent.sum(axis=0)
+        trips, here = trips_of(machine, costs, streams), streams.on_dies.sum(axis=0)
+        groups, sent = grouped(slice_demand(machine, costs, streams, trips), members), trips.sent.sum(axis=0)
         return costs.usage(
             machine,
             stream_seconds(machine, costs, groups, streams.rules, reduction),
@@ -80,7 +79,7 @@ class StreamPipeline(AbstractDemand):
             read=streams.needed.sum(axis=0) * costs.costs.expert_bytes,
             choices=here,
             vectors=here,
-            send=sent * costs.send(machine),
+            send=sent * trips.send,
             sent=sent * costs.slice_bytes,
         )
 
@@ -90,15 +89,20 @@ def group_members(groups: Int[Array, "group member"], experts: int) -> Float[Arr
     return jax.nn.one_hot(groups, experts, dtype=jnp.float32).sum(axis=1)
 
 
-class _Trips(NamedTuple):
-    """Micro-slices of every expert: in all, those that dies without its tokens load, as a part, and sent ones."""
+class Trips(NamedTuple):
+    """Micro-slices of every expert: in all, those that dies without its tokens load, as a part, and sent ones.
+
+    `send` are seconds of one from die to die.
+    """
 
     slices: Float[Array, " expert"]
     outside: Float[Array, "expert die"]
     sent: Float[Array, "expert die die2"]
+    send: Float[Array, "die die2"]
 
 
-def _trips(costs: SliceCosts, streams: StreamDecisions) -> _Trips:
+def trips_of(machine: Machine, costs: SliceCosts, streams: StreamDecisions) -> Trips:
+    """Where micro-slices go, along the trajectories of their experts."""
     needed, following = streams.needed, streams.following
     stops = needed.sum(axis=1)
     slices = (stops > 0).astype(needed.dtype) * costs.dies * costs.micro_slices
@@ -109,16 +113,16 @@ def _trips(costs: SliceCosts, streams: StreamDecisions) -> _Trips:
     entering = slices[:, None] * (parts * needed + jnp.einsum("ed,edf->ef", outside, following))
     ends = jnp.einsum("edf,ef->ed", following, entering)  # those that end at the die before
     sent = needed * (slices[:, None] - ends) + slices[:, None] * outside
-    return _Trips(slices, outside, sent[:, :, None] * following)
+    return Trips(slices, outside, sent[:, :, None] * following, costs.send(machine))
 
 
-def slice_demand(machine: Machine, costs: SliceCosts, streams: StreamDecisions) -> SliceDemand:
+def slice_demand(machine: Machine, costs: SliceCosts, streams: StreamDecisions, trips: Trips) -> SliceDemand:
     """What every expert asks of each resource, along its trajectory."""
     needed, loaders, memory = streams.needed, streams.loaders, machine.memory[-1]
-    slices, outside, sent = _trips(costs, streams)
+    slices, outside, sent, each = trips
     stops = needed.sum(axis=1)
     active = (stops > 0).astype(needed.dtype)
-    load, each, one = costs.load(machine), costs.send(machine), costs.compute(machine, streams.on_dies)
+    load, one = costs.load(machine), costs.compute(machine, streams.on_dies)
     busy = sent * each
     links = jax.vmap(lambda moved: link_loads(machine.topology, moved))(busy)
     onto = jax.nn.one_hot(memory.channel, load.shape[0], dtype=loaders.dtype)

@@ -118,13 +118,17 @@ class LayerTime(eqx.Module):
         """All leaves as float64 NumPy arrays."""
         return jax.tree.map(lambda leaf: np.asarray(leaf, float), self)
 
+    @property
+    def longest_stage(self) -> str:
+        """The stage that takes longest, as a mean over all leading axes; of equal ones the first."""
+        return max(self.order or self.stages, key=lambda name: float(np.mean(self.stages[name])))
+
     def limit(self, stage: str | None = None) -> Limit:
         """The resource that limits a stage, by default the longest stage, as a mean over all leading axes.
 
         Outside `jit`. Latency limits where it is more than the busiest resource.
         """
-        if stage is None:
-            stage = max(self.stages, key=lambda name: float(np.mean(self.stages[name])))
+        stage = self.longest_stage if stage is None else stage
         found = Limit(LATENCY, -1, float(np.mean(self.delay.get(stage, 0.0))))
         for kind, seconds in self.busy.get(stage, {}).items():
             flat = np.asarray(seconds, float)

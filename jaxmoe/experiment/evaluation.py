@@ -35,6 +35,16 @@ def simulated_gemm(model: LayerModel) -> Witness | None:
     return gemm.witness(flops, float(costs.columns), float(costs.gemms)) or _own_times(gemm, flops, costs)
 
 
+def unwitnessed(model: LayerModel) -> list[str]:
+    """What the event simulator takes from the model, and so does not test."""
+    gemm = model.machine.die.gemm
+    if gemm is None or gemm.witness(np.ones(model.machine.num_nodes), 1.0, 1.0) is not None:
+        return []
+    return [
+        f"{type(gemm).__name__} states no times of its own for the simulator: its products take what the model says"
+    ]
+
+
 def _own_times(gemm: AbstractGemm, flops: Float[np.ndarray, " node"], costs: LayerCosts) -> Witness:
     """The model's own times, product by product."""
 

@@ -13,6 +13,7 @@ from jaxmoe.config import build_even_parts, resolved, unstated_energy
 from jaxmoe.engine.times import STAGES
 from jaxmoe.experiment.comparison import Comparison
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
+from jaxmoe.experiment.limits import layer_limits
 from jaxmoe.experiment.strategies import TUNED
 from jaxmoe.experiment.validation import agreement
 from jaxmoe.models import ModelError
@@ -167,7 +168,7 @@ def _energy(inputs: Inputs, comparison: Comparison, name: str) -> dict[str, Any]
 
 
 def _limits(inputs: Inputs, comparison: Comparison, name: str) -> list[dict[str, Any]]:
-    """What limits every layer: the busiest node, the busiest link of either stage, the longest stage."""
+    """Of every layer the busiest node, the busiest link of either stage, the longest stage and its limit."""
     score, ends = comparison.scores[name], np.asarray(inputs.model.machine.topology.link_ends)
     link = np.maximum(score.dispatch_link_time, score.combine_link_time).argmax(axis=1)
     longest = np.stack([score.stages[stage].mean(axis=1) for stage in STAGES]).argmax(axis=0)
@@ -176,8 +177,9 @@ def _limits(inputs: Inputs, comparison: Comparison, name: str) -> list[dict[str,
             "bottleneck_node": int(score.node_time[row].argmax()),
             "bottleneck_link": ends[link[row]].tolist(),
             "bottleneck_stage": STAGES[longest[row]],
+            "limit": limit._asdict(),
         }
-        for row in range(len(inputs.layer_ids))
+        for row, limit in enumerate(layer_limits(score, inputs.model.machine.topology))
     ]
 
 

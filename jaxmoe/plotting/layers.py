@@ -48,9 +48,15 @@ def plot_speedups(
 
 
 def plot_breakdown(
-    path: Path, strategies: Mapping[str, Sequence[float | int | np.floating | np.ndarray]], title: str
+    path: Path,
+    strategies: Mapping[str, Sequence[float | int | np.floating | np.ndarray]],
+    title: str,
+    limits: Mapping[str, str] | None = None,
 ) -> None:
-    """Seconds of (dispatch, compute, combine) of every strategy, stacked; [layer] arrays are averaged."""
+    """Seconds of (dispatch, compute, combine) of every strategy, stacked; [layer] arrays are averaged.
+
+    `limits` says behind each bar what limits the strategy.
+    """
     style.check_not_empty("strategies", strategies)
     for name, parts in strategies.items():
         if len(parts) != len(PARTS):
@@ -59,7 +65,7 @@ def plot_breakdown(
     factor, unit = style.time_unit(float(seconds.sum(axis=1).max()))
     figure = style.new_figure(8.0, 1.7 + 0.42 * len(strategies), title)
     axes = figure.subplots()
-    _stack(axes, list(strategies), seconds * factor)
+    _stack(axes, list(strategies), seconds * factor, limits or {})
     style.dress(axes, f"time of a layer, mean [{unit}]", "", grid="x")
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
@@ -101,19 +107,18 @@ def _fit_y(axes: Axes, values: np.ndarray) -> None:
         axes.set_ylim(0, float(values.max()) * 1.08 or 1.0)
 
 
-def _stack(axes: Axes, names: list[str], times: np.ndarray) -> None:
+def _stack(axes: Axes, names: list[str], times: np.ndarray, limits: Mapping[str, str]) -> None:
     row = np.arange(len(names))
     left = np.zeros(len(names))
     for (part, colour), width in zip(PARTS.items(), times.T, strict=True):
         axes.barh(row, width, left=left, height=0.62, color=colour, label=part, edgecolor="white", linewidth=0.8)
         left = left + width
-    for index, total in enumerate(left):
-        axes.annotate(
-            f"{total:.3g}", (total, index), (5, 0), textcoords="offset points", va="center", fontsize=style.TICK_SIZE
-        )
+    for index, (name, total) in enumerate(zip(names, left, strict=True)):
+        told = f"{total:.3g}" + (f"  {limits[name]}" if name in limits else "")
+        axes.annotate(told, (total, index), (5, 0), textcoords="offset points", va="center", fontsize=style.TICK_SIZE)
     axes.set_yticks(row, names)
     axes.set_ylim(len(names) - 0.5, -0.5)  # the first strategy on top
-    axes.set_xlim(0, float(left.max()) * 1.1 or 1.0)
+    axes.set_xlim(0, float(left.max()) * (1.3 if limits else 1.1) or 1.0)
 
 
 # How an optimiser came to its plan: what it minimised step by step, and what its plan took after each stage.

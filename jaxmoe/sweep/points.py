@@ -17,7 +17,8 @@ from jaxtyping import Float
 
 from jaxmoe.config import Scenario, Section, load_scenario_with, resolved
 from jaxmoe.config.explain import Source
-from jaxmoe.config.loader import FOLDERS, PATHS, label_of
+from jaxmoe.config.files import label_of
+from jaxmoe.config.loader import FOLDERS, PATHS
 from jaxmoe.errors import InputError
 from jaxmoe.placement.exchange import EXCHANGES
 from jaxmoe.placement.named import compared_strategies

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from jaxmoe.config import ConfigError, RuleError, Section, load_section
-from jaxmoe.config.loader import read_mapping
+from jaxmoe.config.files import read_mapping
 from jaxmoe.registry import METRICS
 from jaxmoe.sweep.expressions import Expression, ExpressionError
 

@@ -138,7 +138,7 @@ class StreamedRun(LoadedRun):
 
         def step(tokens: Any) -> LayerTime:
             _, decisions = self.method.step(self.layer.machine, (), tokens, None)
-            return jax.vmap(lambda *given: self.layer.time(*given, reduction))(decisions, tokens)
+            return jax.vmap(lambda decided, each: self.layer.time(decided, each, reduction))(decisions, tokens)
 
         return jax.vmap(step, in_axes=1, out_axes=1)(self.method.prepare(self.layer, batches)[1])
 

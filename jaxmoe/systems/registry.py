@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from jaxmoe.engine import AbstractMethod
 from jaxmoe.settings import made, settings_of
 from jaxmoe.systems.gated import Gate, GatedSystem
+from jaxmoe.systems.own_method import MethodSystem
 from jaxmoe.systems.setting import AbstractSystem
 from jaxmoe.systems.settings import METHODS
 
@@ -15,5 +17,8 @@ def system_of(name: str, gate: Mapping[str, Any] | None = None, **settings: Any)
     Raises `UnknownPartError` for a name that is none.
     """
     kind = METHODS[name]
-    system: AbstractSystem = made(kind, settings, settings_of(kind))
+    if issubclass(kind, AbstractMethod):
+        system: AbstractSystem = MethodSystem(called=name, kind=kind, values=settings)
+    else:
+        system = made(kind, settings, settings_of(kind))
     return system if gate is None else GatedSystem(system, Gate(**gate))

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxmoe.des import SliceCosts, SliceWork, replay_slices
-from jaxmoe.engine import FetchCosts, Fetches, FetchLayer, HostLink, rollout
+from jaxmoe.engine import FetchCosts, Fetches, FetchLayer, HostLink, rollout, traffic_figures
 from jaxmoe.policies import (
     Algorithm1,
     AllocationCosts,
@@ -65,7 +65,9 @@ class WaferRun(AbstractRun):
     bound: bool = False
 
     def rollout(self, steps: Batch) -> Rolled:
-        state, time, (fetches, traffic) = rollout(self.policy, self.layer, steps, keep=self.layer.with_traffic)
+        state, time, fetches = rollout(self.policy, self.layer, steps)
+        with jax.enable_x64(True):  # as the fetches are
+            traffic = traffic_figures(self.layer, fetches)
         kept = _compact(fetches)
         figures = {name: float(np.asarray(values).sum()) for name, values in traffic.items()}
         figures |= {"most_copies_of_a_die": float(np.asarray(state.most).max())}

@@ -14,20 +14,24 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from order import Streams, order_seconds, tuned_order
 
 from jaxmoe.des.description import LayerDescription, Memory
 from jaxmoe.des.fabric import fabric_of
 from jaxmoe.des.streaming import stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
 from jaxmoe.engine import LayerCosts, LoadRules, SliceCosts, StreamPipeline, StreamTokens
-from jaxmoe.engine.streaming import NONE, slice_demand
+from jaxmoe.engine.streaming import (
+    NONE,
+    slice_demand,
+    trips_of,
+)
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.hardware import Die, Machine, MemoryLevel, Mesh
 from jaxmoe.hardware.machine import TiledGemm
 from jaxmoe.hardware.networks import num_links
 from jaxmoe.policies.streaming import streams
 from jaxmoe.relax import HardMax
-from jaxmoe.tune.order import Streams, order_seconds, tuned_order
 
 HERE = Path(__file__).parent
 # Hidden size, expert size of Table I, experts, experts of a token, shared experts.
@@ -229,10 +233,11 @@ def small_streams(seed: int, experts: int) -> tuple[Streams, np.ndarray]:
     machine, costs = machine_of(case), slices_of(model, case.micro_slices, case.sram, 4)
     counts = jnp.asarray(tokens, jnp.float32)
     decided = streams(machine.topology, StreamTokens(counts, counts.sum()), LoadRules(matched=False))
-    return Streams(machine, costs, slice_demand(machine, costs, decided)), np.asarray(decided.groups).ravel()
+    asked = slice_demand(machine, costs, decided, trips_of(machine, costs, decided))
+    return Streams(machine, costs, asked), np.asarray(decided.groups).ravel()
 
 
-def order() -> list[dict[str, Any]]:
+def orders() -> list[dict[str, Any]]:
     """The order by gradient, paired load, and for up to 8 experts the best of all orders."""
     rows = []
     for experts, cases in ((4, 6), (6, 6), (8, 6), (16, 3)):
@@ -265,7 +270,7 @@ def best_of_all(given: Streams, experts: int) -> float:
     return float(least_of(given, jnp.asarray(orders)))
 
 
-TABLES = {"agreement": agreement, "order": order}
+TABLES = {"agreement": agreement, "order": orders}
 
 if __name__ == "__main__":
     make_tables(HERE, tables_of(TABLES, digits=6), study_options(__doc__).parse_args())

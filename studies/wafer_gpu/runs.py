@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.config import build_machine, load_hardware
-from jaxmoe.engine import FetchCosts, FetchLayer, Rollout, rollout
+from jaxmoe.engine import FetchCosts, FetchLayer, Rollout, rollout, traffic_figures
 from jaxmoe.hardware import Machine
 from jaxmoe.policies import CrossToken, Guidance, LLCPrefetch, WaferPolicy, copies_that_fit, guide, widest
 from jaxmoe.systems.wafer_gpu import allocation_of
@@ -242,7 +242,8 @@ Row = dict[str, Any]
 def rolled_out(model: str, machine: str, policy: WaferPolicy, known: Guidance) -> Rollout:
     """All steps as NumPy arrays: the last copies, times [step, layer], and who fetched what with figures of traffic."""
     layer = layer_of(model, machine)
-    return jax.tree.map(np.asarray, rollout(policy, layer, known, keep=layer.with_traffic))
+    done = rollout(policy, layer, known)
+    return jax.tree.map(np.asarray, done._replace(kept=(done.kept, traffic_figures(layer, done.kept))))
 
 
 def measured(model: str, machine: str, policy: WaferPolicy, known: Guidance, first: int = 0) -> Row:

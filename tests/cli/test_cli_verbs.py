@@ -17,7 +17,7 @@ SECONDS = {
     "compute_s", "dispatch_s", "combine_s", "total_s", "p95_total_s", "best_total_s",
     "des_total_s", "des_model_total_s",
 }  # fmt: skip
-ABOUT = {"layer_id", "exchange", "best_exchange", "bottleneck_node", "bottleneck_link", "bottleneck_stage"}
+ABOUT = {"layer_id", "exchange", "best_exchange", "bottleneck_node", "bottleneck_link", "bottleneck_stage", "limit"}
 STANDARD = ["tp", "tp_both_ways", "ep_random", "ep_balanced", "ep", "hybrid", "hybrid_ring", "hybrid_complete"]
 PROVENANCE = {"command", "scenario", "seed", "versions", "device", "trace", "evaluation", "layer_ids", "wall_s"}
 PICTURES = {"mesh_loads.png", "latency_by_layer.png", "breakdown.png", "model_vs_simulation.png"}

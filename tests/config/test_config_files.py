@@ -23,7 +23,7 @@ from jaxmoe.config import (
     resolved,
 )
 from jaxmoe.config.base import Section
-from jaxmoe.config.loader import read_mapping
+from jaxmoe.config.files import read_mapping
 from jaxmoe.config.schema import ModelConfig, WorkloadConfig
 from jaxmoe.config.tuning import TuningConfig
 from jaxmoe.des import fabric_of, replay_traffic

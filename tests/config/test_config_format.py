@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from jaxmoe.config import ConfigError, commented, load_hardware, load_scenario, resolved
-from jaxmoe.config.loader import FORMAT
+from jaxmoe.config.files import FORMAT
 
 
 def stating(path, number):

@@ -3,9 +3,8 @@
 from typing import Literal, get_args, get_origin
 
 import pytest
-import yaml
 
-from jaxmoe.config import ConfigError, commented, load_scenario, new_scenario, resolved
+from jaxmoe.config import ConfigError, commented, load_hardware, load_scenario, new_scenario, resolved
 from jaxmoe.config.systems import SystemConfig
 
 SYSTEMS = [*SystemConfig.known]
@@ -17,8 +16,8 @@ def _in_the_project(monkeypatch, pytestconfig):
 
 
 def machines(configs):
-    described = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((configs / "hardware").glob("*.yaml"))}
-    return [name for name, machine in described.items() if "die" in machine]
+    described = {path.stem: load_hardware(path) for path in sorted((configs / "hardware").glob("*.yaml"))}
+    return [name for name, machine in described.items() if machine.die is not None]
 
 
 def test_each_shipped_machine_and_system_reads_back_as_it_was(configs, tmp_path):

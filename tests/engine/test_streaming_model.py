@@ -16,10 +16,10 @@ from jaxmoe.engine.offloading import turns_of
 from jaxmoe.hardware import Machine
 from jaxmoe.policies.streaming import streams
 from jaxmoe.relax import HardMax
-from jaxmoe.tune.order import tuned_order
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "expert_streaming"))
 import agreement as study
+from order import tuned_order
 
 CASE = study.Drawn((2, 2), 25.6e9, 288e9, 3.2768e12, 16e6, 8)
 

@@ -18,6 +18,8 @@ import yaml
 
 from jaxmoe.config import load_hardware, load_model, load_scenario
 from jaxmoe.config.base import ConfigError
+from jaxmoe.config.explain import Draft, Source
+from jaxmoe.config.files import put_file
 from jaxmoe.models.hugging_face import read_hugging_face
 from jaxmoe.models.moe import ModelError
 from jaxmoe.placement import Placement, PlanError, read_plan, write_plan
@@ -181,7 +183,14 @@ def processes() -> list[Files]:
 
 
 def yaml_files(folder: str) -> list[Files]:
-    return [{"file.yaml": file.read_bytes()} for file in sorted((ROOT / "configs" / folder).glob("*.yaml"))]
+    files = sorted((ROOT / "configs" / folder).glob("*.yaml"))
+    return [{"file.yaml": file.read_bytes()} | {base.name: base.read_bytes() for base in bases(file)} for file in files]
+
+
+def bases(file: Path) -> list[Path]:
+    """The base of a file, the base of that, and so on."""
+    base = yaml.safe_load(file.read_bytes()).get("base")
+    return [] if base is None else [file.with_name(base), *bases(file.with_name(base))]
 
 
 def scenarios() -> list[Files]:
@@ -191,8 +200,10 @@ def scenarios() -> list[Files]:
     whole = yaml.safe_load(named["scenarios/file.yaml"])
     for key, place in (("hardware", "hardware"), ("model", "models"), ("workload", "workloads")):
         name = f"{place}/{whole[key]}.yaml"
-        named[name] = (folder / name).read_bytes()
-        whole[key] = yaml.safe_load(named[name])
+        named |= {f"{place}/{file.name}": file.read_bytes() for file in (folder / name, *bases(folder / name))}
+        draft = Draft({}, Source(name, folder))
+        put_file(draft, (), folder / name)
+        whole[key] = draft.data
     return [named, {"scenarios/file.yaml": yaml.safe_dump(whole).encode()}]
 
 

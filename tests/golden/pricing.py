@@ -40,6 +40,7 @@ from jaxmoe.engine import (
 from jaxmoe.engine.all_to_all import AllToAllLayer
 from jaxmoe.engine.copies import replica_model
 from jaxmoe.engine.counts import CountModel, attention_seconds, paths_of
+from jaxmoe.engine.fetch import traffic_figures
 from jaxmoe.hardware import Die, Machine, node_memory
 from jaxmoe.hardware.networks import wafers
 from jaxmoe.network import link_loads
@@ -51,7 +52,7 @@ from jaxmoe.policies.forecast import MovingAverage
 from jaxmoe.policies.gradient_slots import GradientSlots, hop_price
 from jaxmoe.policies.migration import Windows, moves_between
 from jaxmoe.policies.streaming import moved_tokens, ring_of
-from jaxmoe.relax import HardSupport, SmoothMax, SoftSupport
+from jaxmoe.relax import SmoothMax, SoftSupport
 from jaxmoe.systems import Rolled, system_of
 from jaxmoe.systems.camoe import GatedRun as CamoeRun
 from jaxmoe.systems.expert_streaming import StreamedRun
@@ -305,11 +306,8 @@ def _waited_for(run: LayoutRun, decisions: Arrays) -> tuple[np.ndarray, np.ndarr
 
 
 @eqx.filter_jit
-def _fetched(layer: FetchLayer, fetches: Fetches) -> tuple[LayerTime, Any]:
-    def one(fetches: Fetches) -> tuple[LayerTime, Any]:
-        return layer.time(fetches), fetches.reads(layer.costs, HardSupport()).figures(layer.machine)
-
-    return jax.vmap(jax.vmap(one))(fetches)
+def _fetched(layer: FetchLayer, fetches: Fetches) -> LayerTime:
+    return jax.vmap(jax.vmap(layer.time))(fetches)
 
 
 def _price_fetches(run: WaferRun, decisions: Arrays) -> Arrays:
@@ -317,7 +315,7 @@ def _price_fetches(run: WaferRun, decisions: Arrays) -> Arrays:
     with jax.enable_x64(True):
         wide = {name: jnp.asarray(array, float) for name, array in decisions.items() if name != "home"}
         fetches = Fetches(home=jnp.asarray(decisions["home"], jnp.int32), **wide)
-        time, traffic = _fetched(run.layer, fetches)
+        time, traffic = _fetched(run.layer, fetches), traffic_figures(run.layer, fetches)
     return figures_of(time.as_numpy()) | {f"traffic/{name}": np.asarray(value) for name, value in traffic.items()}
 
 

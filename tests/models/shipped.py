@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from jaxmoe.config import ModelConfig, build_model
-from jaxmoe.config.loader import read_mapping
+from jaxmoe.config.files import read_mapping
 from jaxmoe.models import MoEModel
 
 

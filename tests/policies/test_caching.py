@@ -10,7 +10,7 @@ import pytest
 from oracles.arrays import full
 
 from jaxmoe.config import build_machine, load_hardware
-from jaxmoe.engine import FetchCosts, FetchLayer, LayerTime, rollout
+from jaxmoe.engine import FetchCosts, FetchLayer, LayerTime, rollout, traffic_figures
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.policies import (
     Algorithm1,
@@ -49,8 +49,8 @@ def policy(capacity=3.0, allocation="allo", block=50, **settings_):
 
 def run(chosen, guidance):
     """The last copies, times [step, layer], who fetched what, and figures of traffic."""
-    copies, time, (asked, figures) = rollout(chosen, LAYER, guidance, keep=LAYER.with_traffic)
-    return jax.tree.map(np.asarray, (copies, time, asked, figures))
+    copies, time, asked = rollout(chosen, LAYER, guidance)
+    return jax.tree.map(np.asarray, (copies, time, asked, traffic_figures(LAYER, asked)))
 
 
 def guided(seed, top=4):

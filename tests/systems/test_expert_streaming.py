@@ -11,7 +11,8 @@ from jaxmoe.des.buffers import BufferError
 from jaxmoe.experiment.inputs import read_inputs
 from jaxmoe.experiment.simulation import batch_at, iterations_of, setting_of
 from jaxmoe.experiment.strategies import given_plans
-from jaxmoe.systems import UnsuitableSystemError, expert_streaming, system_of
+from jaxmoe.policies import fse_dp
+from jaxmoe.systems import UnsuitableSystemError, system_of
 
 SCENARIO = """
 hardware:
@@ -68,11 +69,12 @@ def test_every_run_is_replayed_as_modelled(tmp_path, names):
 def test_another_number_does_not_compile_again(tmp_path):
     # Each compilation is one call of the traced function.
     traced = []
-    original = expert_streaming._streamed
+    original = fse_dp.streams
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(expert_streaming, "_streamed", lambda *given: traced.append(1) or original(*given))
-        for control in (10, 20):
-            runs, iterations = made(tmp_path, "system.strategy=fse", f"system.control_ns={control}")
+        patch.setattr(fse_dp, "streams", lambda *given: traced.append(1) or original(*given))
+        for control, tokens in ((10, 16), (20, 16), (20, 24)):
+            changed = (f"system.control_ns={control}", f"workload.batch_tokens={tokens}")
+            runs, iterations = made(tmp_path, "system.strategy=fse", *changed)
             runs["expert_streaming"].rollout(iterations.batches)
     assert len(traced) <= 1
 

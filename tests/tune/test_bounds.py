@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import sys
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -19,7 +21,11 @@ from jaxmoe.traces import Batch, synthetic_trace
 from jaxmoe.tune import PlacementProblem
 from jaxmoe.tune.bounds import exchange_bound, lower_bound
 from jaxmoe.tune.settings import HYBRIDS
-from jaxmoe.tune.tree_bound import tree_bound
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "placement_tuning"))
+from tree_bound import tree_bound
+
+sys.path.pop(0)
 
 EXPERTS, NODES, TOP_K, TOKENS, BATCHES = 4, 4, 2, 10, 4  # 12 kinds of token: batches stay unmerged
 FACTORS = (1e-2, 1.0, 30.0, 1e3)  # of link bandwidth: from slow links to fast ones

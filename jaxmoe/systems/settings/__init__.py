@@ -7,7 +7,8 @@ A system of a user's own is a class with settings, registered under its name:
     class Hottest(AbstractSystem):
         experts: int = setting(2, help="the number of experts that are copied", at_least=1)
 
-or named by an entry point `jaxmoe.methods` of its package. It may state facts of `SystemSettings` as class variables.
+or a method, a class with `init` and `step` (`jaxmoe.engine.AbstractMethod`), which decides on the plan; or named by an
+entry point `jaxmoe.methods` of its package. It may state facts of `SystemSettings` as class variables.
 """
 
 from typing import Any

@@ -18,7 +18,6 @@ class ExpertStreamingSettings(SystemSettings):
     made_by = "jaxmoe.systems.expert_streaming:ExpertStreaming"
     plan = None
     takes_exchange = False
-    schedules = "own"
     goes = {  # noqa: RUF012
         "attention": "by heads over all dies, or left out",
         "assignment": "where tokens are, or spread evenly",
@@ -30,7 +29,6 @@ class ExpertStreamingSettings(SystemSettings):
         "exchange": "tokens stay on their dies",
         "gate": "every die loads a part of each expert, so that none is nearer",
         "balancer": "no expert stays anywhere, so that there is nothing to place anew",
-        "schedule": "the order of micro-slices is its schedule",
     }
 
     strategy: Literal["fse_naive", "fse", "fse_paired", "fse_rule5", "fse_buffered"] = _movement(

@@ -27,9 +27,10 @@ def loads_format(source: Source) -> Format[LoadCounts] | None:
 
 def trace_format(source: Source) -> Format[GatingTrace]:
     """The format of traces that a source has, by its content. Raises `TraceError` for none of them."""
-    for some in TRACES.values():
-        if some.matches(source):
-            return some
+    # A user's own come first: to look at formats of JSON fails where a file is none.
+    for name in (*TRACES.added, *TRACES):
+        if TRACES[name].matches(source):
+            return TRACES[name]
     if source.path.is_dir():
         held = ", ".join(list(source.files)[:4])
         raise TraceError(f"a directory of no known kind, with {held}; expected one of {', '.join(TRACES)}")

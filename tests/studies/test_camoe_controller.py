@@ -1,6 +1,8 @@
 """The controller on a network that changes: what it learns, when it probes, and what it leaves alone."""
 
+import sys
 from functools import partial
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -12,7 +14,11 @@ from oracles.arrays import full
 from jaxmoe.hardware import fully_connected
 from jaxmoe.network import AlphaBeta
 from jaxmoe.network.pairwise import AllToAll, same_models
-from jaxmoe.policies.gate_control import GateController, Observed
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "camoe"))
+from gate_control import GateController, Observed
+
+sys.path.pop(0)
 
 NODES, EXPERTS = 4, 8
 SHARE = jnp.asarray(np.repeat(np.eye(NODES, dtype=np.float32), 2, axis=0))

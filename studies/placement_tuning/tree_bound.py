@@ -21,13 +21,13 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
+from trees import Links, lengths_of, links_of, shortest, spread
 
 from jaxmoe.engine import LayerModel
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network import Congestion
 from jaxmoe.traces import Batch
 from jaxmoe.tune.bounds import visited_nodes
-from jaxmoe.tune.trees import Links, lengths_of, links_of, shortest, spread
 
 STEPS = 60  # in search of lengths ...
 SAMPLE = 128  # ... on so many sets of visited nodes

@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import sys
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -16,8 +18,12 @@ from jaxmoe.engine import LayerModel
 from jaxmoe.network import AbstractExchange, Uncongested, build_exchange
 from jaxmoe.traces import Batch
 from jaxmoe.tune.bounds import exchange_bound
-from jaxmoe.tune.tree_bound import balanced_trees, tree_bound
-from jaxmoe.tune.trees import ascend, grow, links_of
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "placement_tuning"))
+from tree_bound import balanced_trees, tree_bound
+from trees import ascend, grow, links_of
+
+sys.path.pop(0)
 
 EXPERTS, TOP_K, TOKENS = 6, 3, 12
 NAMES = ("token_home", "least_loaded_tree", "reduce_scatter")  # all others are in test_bounds.py, on a smaller mesh
