@@ -103,6 +103,11 @@ class Registry(Mapping[str, Part], Generic[Part]):
         return tuple(name for name in self if not _is_template(name))
 
     @property
+    def builtin(self) -> tuple[str, ...]:
+        """The names of parts of this package, for which no other one is looked through."""
+        return tuple(self._lazy)
+
+    @property
     def added(self) -> tuple[str, ...]:
         """The names of parts that are not of this package."""
         return tuple(name for name in self if name not in self._lazy)
@@ -202,7 +207,8 @@ def _package(entry: EntryPoint) -> str:
     return "an installed package" if entry.dist is None else f"package {entry.dist.name}"
 
 
-# The open parts of this package. What a part of each kind is, says the module that is named there.
+# The open parts of this package. What a part of each kind is, says the module that is named there. Exchanges are in
+# `jaxmoe.placement.exchange`, where their names are made, and those of the simulator in `jaxmoe.des.exchanges`.
 
 
 def _attributes(module: str, names: Mapping[str, str]) -> dict[str, str]:

@@ -235,6 +235,16 @@ def report(
         import_module("jaxmoe.cli.report").run(results, out)
 
 
+@app.command("list")
+def list_parts(verbose: options.Verbose = False) -> None:
+    """List every part that can be named: systems, networks, strategies, metrics, formats, also those of your packages.
+
+    Example: jaxmoe list
+    """
+    with errors_told(verbose):
+        import_module("jaxmoe.cli.list_parts").run()
+
+
 def _print_version(wanted: bool) -> bool:
     if wanted:
         typer.echo(f"jaxmoe {version('jaxmoe')}")

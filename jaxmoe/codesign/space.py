@@ -79,7 +79,7 @@ class HardwareSpace(Section):
         description="the constraints as a list of expressions with <=, >= or ==",
         examples=[["hardware.die.compute_TFLOPs_per_s * 0.5 <= 20"]],
     )
-    objective: str = Field(default="total", description=f"one of {', '.join(METRICS)}", examples=["p95"])
+    objective: str = Field(default="total", description=f"one of {', '.join(METRICS.builtin)}", examples=["p95"])
     batch_tokens: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)] | None = Field(
         default=None,
         description="batch sizes whose geometric mean counts as a list, or null for the scenario's",

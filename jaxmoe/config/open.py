@@ -61,17 +61,25 @@ class OpenSection(Section):
         try:
             return _of_part(cls, name, cls.registry[name]) if name in cls.registry else None
         except (PartError, SettingError) as error:
-            raise RuleError((cls.tag,), name, f"a part that can be used ({error})", "Repair it") from error
+            raise RuleError((cls.tag,), name, f"a part that can be used ({error})", "Name another one") from error
 
     @classmethod
     def chosen(cls, data: object) -> "type[OpenSection] | None":
         """The section for the data, which may be wrong; `None` where they state no name that there is."""
-        return cls.named(data.get(cls.tag, cls.unstated)) if isinstance(data, dict) else None
+        try:
+            return cls.named(data.get(cls.tag, cls.unstated)) if isinstance(data, dict) else None
+        except RuleError:
+            return None
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """All names: of this package, registered ones and those of installed packages."""
         return tuple(dict.fromkeys((*cls.known, *cls.registry.names)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its name: sections that are made stand in no module."""
+        whole = next(each for each in type(self).__mro__ if "known" in vars(each))
+        return _restored, (whole, getattr(self, self.tag), self.__getstate__())
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -98,6 +106,15 @@ class OpenSection(Section):
 def _of_part(section: type[OpenSection], name: str, part: type) -> type[OpenSection]:
     """One section for each part: scenarios of equal settings are equal."""
     return section.of_part(name, part)
+
+
+def _restored(whole: type[OpenSection], name: str, state: dict[Any, Any]) -> OpenSection:
+    section = whole.named(name)
+    if section is None:
+        raise PartError(f"{whole.registry.kind} {name!r} is not there; install its package here as well")
+    made = section.__new__(section)
+    made.__setstate__(state)
+    return made
 
 
 # Fields of a section, made of settings.

@@ -1,5 +1,7 @@
 """The exchange of a token layout, as any layer can have it: its tokens live in the layout's homes."""
 
+from typing import Literal
+
 import equinox as eqx
 
 from jaxmoe.hardware import AbstractTopology
@@ -18,6 +20,14 @@ class LayoutExchange(AbstractExchange):
     exchange: AbstractTokenExchange
     homes: int = eqx.field(static=True)
     clusters: int = eqx.field(static=True, default=1)
+
+    @property
+    def returns_home(self) -> bool:
+        return True
+
+    @property
+    def knows(self) -> Literal["nothing", "last", "batch"]:
+        return "nothing"
 
     def __call__(self, topology: AbstractTopology, visits: Visits) -> Rounds:
         return self.exchange(visit_counts(visits.visited, visits.weight, visits.source, self.homes, self.clusters))

@@ -140,7 +140,9 @@ class StudyConfig(Section):
     )
     where: Texts = Field(default=(), description="the conditions on points as a list of expressions over keys")
     metrics: Texts = Field(
-        default=ALWAYS, min_length=1, description=f"the metrics as a list of {', '.join(known_metrics())}"
+        default=ALWAYS,
+        min_length=1,
+        description=f"the metrics as a list of {', '.join((*METRICS.builtin, *SEARCHED))}, and of your own",
     )
 
     @model_validator(mode="after")

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,6 @@ from jaxmoe.systems.settings.expert_streaming import ExpertStreamingSettings
 from jaxmoe.systems.streamed_layer import LoadedRun, experts_of, stream_layer
 from jaxmoe.traces import Batch
 
-Strategy = Literal["fse_naive", "fse", "fse_paired", "fse_rule5", "fse_buffered"]
 # A1 to A5 of VI-C. What A5 adds, token buffering, goes by `slack`.
 STRATEGIES: dict[str, dict[str, bool]] = {
     "fse_naive": {"paired": False, "matched": False, "in_turn": True, "uncut": True},

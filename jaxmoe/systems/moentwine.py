@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,6 @@ from jaxmoe.traces import Batch
 from jaxmoe.traces.prediction.predictor import shares
 from jaxmoe.traces.statistics.counting import count_pairs
 
-BalancerName = Literal["none", "eplb", "greedy", "topology_aware", "gradient"]
 HORIZON = 10.0  # iterations over which slots by gradient write a move off
 RECORDED_CHUNK = 65536.0  # B, of timelines at least: files with every packet are too large for viewers
 REPLAYED = ("attention", "all_reduce", "dispatch", "compute", "combine")  # stages that the simulator replays

@@ -6,7 +6,7 @@ and of what moves only weights, as in the paper.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +28,10 @@ from jaxmoe.policies import (
 )
 from jaxmoe.policies.caching import Allocation
 from jaxmoe.systems.setting import AbstractRun, AbstractSystem, Rolled, Setting, UnsuitableSystemError
-from jaxmoe.systems.settings.wafer_gpu import WaferGPUSettings
+from jaxmoe.systems.settings.wafer_gpu import AllocationName, WaferGPUSettings
 from jaxmoe.traces import Batch
 from jaxmoe.traces.statistics.counting import count_pairs
 from jaxmoe.tune.allocation import AssignmentProgram, GradientAllocation, LinearAllocation
-
-AllocationName = Literal["base", "home", "allo", "gradient", "linear_program"]
 
 
 def allocation_of(name: AllocationName, layer: FetchLayer, **settings: Any) -> Allocation:

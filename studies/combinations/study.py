@@ -229,6 +229,8 @@ def main() -> None:
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", QUICK)
     made = make_tables(RUNS, [Table("rows", row_of, CASES, KEY)], given)  # with all digits
     rows, to = [numbers(row) for row in made.get("rows", [])], folder_of_tables(HERE, given)
+    if given.list or not rows:
+        return
     write_table(to / "ways.csv", rows, digits=5)
     wanted, there = (Counter(map(itemgetter(0, 1), each)) for each in (CASES, map(itemgetter(*KEY), rows)))
     whole = [row for row in rows if wanted[case := (row["machine"], row["seed"])] == there[case]]

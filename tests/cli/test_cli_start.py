@@ -30,18 +30,22 @@ COMMANDS = {
     "evaluate no_such.yaml --out results": 2,
     "sweep no_such.yaml --out results": 2,
     "report --help": 0,
+    "list": 0,
+    "init --machine dojo_5x5 --model tiny --system hd_moe --out {out}": 0,
     "init --machine no_such --model tiny --out results": 2,
     "sweep configs/scenarios/quickstart.yaml --out results": 2,
 }
 
 
-def test_help_and_wrong_keys_are_told_without_jax(pytestconfig):
+def test_help_and_wrong_keys_are_told_without_jax(pytestconfig, tmp_path):
     """One process for all: what a command has loaded is still there after the next."""
+    given = [command.format(out=tmp_path / "new") for command in COMMANDS]
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *COMMANDS], capture_output=True, text=True, cwd=pytestconfig.rootpath
+        [sys.executable, "-c", SCRIPT, *given], capture_output=True, text=True, cwd=pytestconfig.rootpath
     )
     told = [line for line in done.stdout.splitlines() if " after " in line and line[0].isdigit()]
-    assert told == [f"{code} [] after {command}" for command, code in COMMANDS.items()], done.stderr
+    expected = [f"{code} [] after {command}" for command, code in zip(given, COMMANDS.values(), strict=True)]
+    assert told == expected, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A new scenario reads back as it was, and says what each of its keys stands for."""
 
+import pickle
 from typing import Literal, get_args, get_origin
 
 import pytest
@@ -28,6 +29,7 @@ def test_each_shipped_machine_and_system_reads_back_as_it_was(configs, tmp_path)
         made = new_scenario("mine", machine, "mixtral-8x7b", None, system, 64)
         path.write_text(commented(made))
         assert resolved(load_scenario(path)) == resolved(made), (machine, system)
+        assert pickle.loads(pickle.dumps(made)) == made
 
 
 def test_every_key_of_a_system_is_there_with_what_it_stands_for(tmp_path):

@@ -1,6 +1,7 @@
 """Systems by name: what they are composed of, and the settings they refuse."""
 
 from dataclasses import replace
+from typing import Literal, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,7 @@ from oracles import cases
 
 from jaxmoe.engine import Pipelined, StaticPlan
 from jaxmoe.models import MoEModel
+from jaxmoe.placement.tokens import LayoutName
 from jaxmoe.policies import (
     CrossLayer,
     FixedAllowance,
@@ -18,9 +20,14 @@ from jaxmoe.policies import (
     StaticForecast,
     WindowAllowance,
 )
+from jaxmoe.policies.caching import Eviction, Prediction
+from jaxmoe.policies.forecast import Forecast
 from jaxmoe.registry import UnknownPartError
+from jaxmoe.settings import settings_of
 from jaxmoe.systems import METHODS, Setting, UnsuitableSystemError, system_of
+from jaxmoe.systems.settings import STATEMENTS
 from jaxmoe.traces import GatingTrace
+from jaxmoe.traces.logits import Logits
 
 LAYERS, EXPERTS = 2, 4
 
@@ -98,3 +105,19 @@ def test_settings_that_do_not_suit(setting):
     with pytest.raises(UnsuitableSystemError, match=r"use the schedule serial"):
         system_of("hd_moe").method(cut)
     assert isinstance(system_of("static").runs(cut)["static"].method, StaticPlan)
+
+
+@pytest.mark.parametrize(
+    ("statement", "setting", "taken"),
+    [
+        ("hd_moe", "forecast", Forecast),
+        ("expert_streaming", "prefetch", Literal["none", Forecast]),
+        ("moentwine", "layout", LayoutName),
+        ("camoe", "logits", Logits),
+        ("wafer_gpu", "prediction", Prediction),
+        ("wafer_gpu", "eviction", Eviction),
+    ],
+)
+def test_choices_that_are_stated_are_those_that_are_taken(statement, setting, taken):
+    """Statements cannot take them from where they are used, for JAX is there."""
+    assert settings_of(STATEMENTS[statement])[setting].choices == get_args(taken)

@@ -7,6 +7,8 @@ from typing import Literal
 from jaxmoe.settings import setting
 from jaxmoe.systems.settings.base import UNTIMED, WHOLE, SystemSettings
 
+AllocationName = Literal["base", "home", "allo", "gradient", "linear_program"]
+
 _assignment = partial(setting, part="assignment")
 _movement = partial(setting, part="movement")
 
@@ -34,7 +36,7 @@ class WaferGPUSettings(SystemSettings):
         "balancer": "allocation evens loads out in every step",
     }
 
-    allocation: Literal["base", "home", "allo", "gradient", "linear_program"] = _assignment(
+    allocation: AllocationName = _assignment(  # noqa: RUF009
         "allo",
         help="who computes which requests: round-robin, the homes of experts, Algorithm 1, a gradient descent "
         "through the model, or the assignment LP, rounded",
