@@ -36,6 +36,8 @@ def _first(batches: Batch) -> Batch:
 # Standard strategies, each under its own exchange and several others.
 
 OTHERS = ("lowest_host", "token_home_tree", "reduce_scatter", "least_loaded")
+# The order of plans in recorded figures; a golden file sorts its arrays by name.
+PLANS = ("tp", "tp_both_ways", "ep_random", "ep_balanced", "ep", "hybrid", "hybrid_ring", "hybrid_complete")
 
 
 def _standard(name: str) -> Case:
@@ -47,8 +49,9 @@ def _standard(name: str) -> Case:
 
     def price(decisions: Arrays) -> Arrays:
         inputs, batches = scenarios.ready(name).inputs, _thawed(decisions)
-        shares = under(decisions, "share/")
-        own = {plan: str(exchange[0]) for plan, exchange in under(decisions, "exchange/").items()}
+        named_shares, exchanges = under(decisions, "share/"), under(decisions, "exchange/")
+        shares = {plan: named_shares[plan] for plan in PLANS}
+        own = {plan: str(exchanges[plan][0]) for plan in PLANS}
         under_all = np.stack([*shares.values()])
         found: Arrays = {}
         for exchange in OTHERS:

@@ -4,7 +4,7 @@ Decisions and figures are plain arrays by name. When code moves, adapt this modu
 """
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,44 +17,50 @@ from jaxmoe.compiling import UNFUSED
 from jaxmoe.config import build_layer_model
 from jaxmoe.config.build import build_even_parts
 from jaxmoe.engine import (
+    AbstractDecisions,
+    AbstractLayer,
     Decisions,
     Fetches,
+    FetchLayer,
+    HostDecisions,
     LayerCosts,
     LayerModel,
     LayerTime,
+    Metadata,
+    Migration,
     Movement,
+    RingDecisions,
+    SlotDecisions,
+    StreamDecisions,
+    StreamTokens,
     evaluate,
     grouped_attention,
     schedule_of,
 )
-from jaxmoe.engine.attention import Metadata
-from jaxmoe.engine.circulation import circulating_seconds
+from jaxmoe.engine.all_to_all import AllToAllLayer
 from jaxmoe.engine.copies import replica_model
-from jaxmoe.engine.counts import AttentionTime, CountModel, paths_of
-from jaxmoe.engine.fetch import FetchLayer, traffic_figures
-from jaxmoe.engine.offloading import offloaded_seconds
-from jaxmoe.engine.streaming import PARTS, StreamTime, asked_of, grouped, stream_time
+from jaxmoe.engine.counts import CountModel, attention_seconds, paths_of
+from jaxmoe.engine.fetch import traffic_figures
 from jaxmoe.hardware import Die, Machine, node_memory
 from jaxmoe.hardware.networks import wafers
+from jaxmoe.network import link_loads
 from jaxmoe.network.domains import all_reduce_rounds, closing_rounds
-from jaxmoe.network.profile import STAGES as CAMOE_STAGES
-from jaxmoe.placement.slots import copies_of_slots, share_of_slots
+from jaxmoe.placement.slots import EMPTY, copies_of_slots
 from jaxmoe.placement.tokens import links_inside_domains, token_layout
 from jaxmoe.policies.balancing import Balancer, Eplb, KeepSlots, ShadowSlots, balanced_rollout, first_slots
 from jaxmoe.policies.forecast import MovingAverage
-from jaxmoe.policies.gate import assignment_copies, node_copies
 from jaxmoe.policies.gradient_slots import GradientSlots, hop_price
-from jaxmoe.policies.migration import Windows
-from jaxmoe.policies.streaming import group_members, moved_tokens, ring_of, tokens_on_dies
-from jaxmoe.relax import HardMax, SmoothMax, SoftSupport
+from jaxmoe.policies.migration import Windows, moves_between
+from jaxmoe.policies.streaming import moved_tokens, ring_of
+from jaxmoe.relax import SmoothMax, SoftSupport
 from jaxmoe.systems import Rolled, system_of
-from jaxmoe.systems.camoe import GatedRun
+from jaxmoe.systems.camoe import GatedRun as CamoeRun
 from jaxmoe.systems.expert_streaming import StreamedRun
-from jaxmoe.systems.gated import GatedSteps
+from jaxmoe.systems.gated import GatedRun
 from jaxmoe.systems.loaded_experts import CirculatingRun, OffloadedRun
 from jaxmoe.systems.moentwine import LayoutRun
 from jaxmoe.systems.planned import PlannedRun
-from jaxmoe.systems.registry import SYSTEMS
+from jaxmoe.systems.streamed_layer import LoadedRun
 from jaxmoe.systems.wafer_gpu import WaferRun
 from jaxmoe.traces import Batch
 from jaxmoe.tune import PlacementProblem
@@ -81,9 +87,6 @@ def runs_of(scenario: Any, setting: Any) -> dict[str, Run]:
     """The runs that a scenario's system names."""
     section = scenario.system
     settings = section.model_dump(exclude={"name", "plan"})
-    for field in fields(SYSTEMS[section.name]):
-        if field.type is float:  # defaults of configuration are not converted
-            settings[field.name] = float(settings[field.name])
     return system_of(section.name, **settings).runs(setting)
 
 
@@ -95,23 +98,41 @@ def with_plan(setting: Any, share: np.ndarray) -> Any:
 def decide(run: Run, steps: Batch) -> tuple[Arrays, Arrays]:
     """What a run decides for steps [layer, step, ...]; and the figures of its own roll-out."""
     rolled = run.rollout(steps)
-    told = figures_of(rolled.time) | {f"own/{name}": np.asarray(value) for name, value in rolled.figures.items()}
-    return _frozen(run, rolled.kept, steps), told
+    own = {f"own/{name}": np.asarray(value) for name, value in rolled.figures.items()}
+    return _frozen(run, rolled.kept, steps, rolled.time), _figures_of_run(run, rolled.time) | own
 
 
-def _frozen(run: Run, kept: Any, steps: Batch) -> Arrays:
+def _figures_of_run(run: Run, time: LayerTime) -> Arrays:
+    """Figures of a run, as they were recorded: streams by names of their own, energy without weights that migrate."""
+    found = figures_of(time)
+    match run:
+        case StreamedRun():
+            memory = run.layer.machine.memory[-1].name
+            busy = {kind: found.pop(f"busy/stream/{kind}") for kind in ("node", "port", "link")}
+            found["busy/compute/node"], found["channels"] = busy["node"], found.pop(f"busy/stream/{memory}")
+            found["moves"] = np.concatenate([busy["port"], busy["link"]], axis=-1)
+        case LayoutRun() if time.energy and "migration" in time.busy:
+            machine = run.model.machine
+            carried = time.busy["migration"]["link"] * np.asarray(machine.topology.link_rate, float)
+            for kind, each in machine.energy.links.items():
+                found[f"energy/{kind}"] = found[f"energy/{kind}"] - carried @ np.asarray(each, float)
+    return found
+
+
+def _frozen(run: Run, kept: Any, steps: Batch, time: LayerTime) -> Arrays:
     """What a roll-out kept, by name."""
     match run:
-        case GatedSteps():
-            return {"experts": np.asarray(kept[1])} | named(_frozen(run.inner, kept[0], steps), "inner/")
+        case GatedRun():
+            return {"experts": np.asarray(kept[1])} | named(_frozen(run.inner, kept[0], steps, time), "inner/")
         case PlannedRun():
             found = {"broadcast": kept[0]}
             return found if kept[1] is None else found | {"served": kept[1]}
         case LayoutRun():
             if run.sliced is not None:
                 return {"slices": run.sliced, "homes": run.homes}
-            names = ("slots", "target", "seconds", "experts_moved", "expert_hops", "triggered")
-            return {name: getattr(kept, name) for name in names} | {"homes": run.homes}
+            found = {name: getattr(kept, name) for name in ("slots", "target", "experts_moved", "expert_hops")}
+            waited = {"seconds": time.stages["migration"].sum(axis=1), "triggered": kept.triggered[:, 0]}
+            return found | waited | {"homes": run.homes}
         case WaferRun():
             return dict(kept)
         case OffloadedRun():
@@ -120,26 +141,24 @@ def _frozen(run: Run, kept: Any, steps: Batch) -> Arrays:
             return {"tokens": kept}
         case StreamedRun():
             return _streams(run, kept, steps)
-        case GatedRun():
+        case CamoeRun():
             return {"experts": kept, "bias": run.bias}
     raise TypeError(f"{type(run).__name__} is not known to golden tests")
 
 
 def _streams(run: StreamedRun, kept: Any, steps: Batch) -> Arrays:
-    passing = steps if run.buffering is None else run._deferred(steps)[0]
+    passing = run.method.prepare(run.layer, steps)[1]
     found = dict(zip(("tokens", "groups", "following", "loaders", "held"), kept, strict=True))
-    found |= {"passing": np.asarray(passing.weight).sum(axis=-1).T}
-    if run.rules.redistributed:
-        whole, costs = run.layer.with_shared(passing), run.costs
-        count = jax.jit(jax.vmap(jax.vmap(lambda batch: tokens_on_dies(batch, run.layer.experts, costs.dies))))
-        found |= {"before": np.swapaxes(np.asarray(count(whole)), 0, 1).astype(int)}
+    found |= {"passing": np.asarray(passing.count).T}
+    if run.method.redistribute:
+        found |= {"before": np.swapaxes(np.asarray(passing.on_dies), 0, 1).astype(int)}
     return found
 
 
 def price(run: Run, decisions: Arrays, steps: Batch) -> Arrays:
     """Figures [step, layer, ...] of stored decisions for steps [layer, step, ...]."""
     match run:
-        case GatedSteps():
+        case GatedRun():
             chosen = jnp.asarray(decisions["experts"], jnp.int32)
             return price(run.inner, under(decisions, "inner/"), replace(steps, experts=chosen))
         case PlannedRun():
@@ -154,7 +173,7 @@ def price(run: Run, decisions: Arrays, steps: Batch) -> Arrays:
             return _price_circulation(run, decisions, steps)
         case StreamedRun():
             return _price_stream(run, decisions)
-        case GatedRun():
+        case CamoeRun():
             return _price_gate(run, decisions, steps)
     raise TypeError(f"{type(run).__name__} is not known to golden tests")
 
@@ -163,8 +182,8 @@ def replay(run: Run, decisions: Arrays, batch: Batch, step: int, row: int) -> Ar
     """Seconds of one layer and step in the event simulator, and of weights that travel apart."""
     nothing = LayerTime({}, {}, np.zeros(()))
     rolled = Rolled(nothing, _kept(run, decisions))
-    if isinstance(run, WaferRun) and run.host is not None:
-        run = replace(run, host=None)  # a constant, which the model's figures have
+    if isinstance(run, WaferRun):
+        run = replace(run, layer=replace(run.layer, host=None))  # a constant, which the model's figures have
     seconds = {
         "replay": run.replay(rolled, batch, step, row),
         "replay_movement": run.replay_movement(rolled, step, row),
@@ -182,7 +201,7 @@ class _Slots:
 def _kept(run: Run, decisions: Arrays) -> Any:
     """Stored decisions as a roll-out would have kept them."""
     match run:
-        case GatedSteps():
+        case GatedRun():
             return _kept(run.inner, under(decisions, "inner/")), decisions["experts"].astype(np.int32)
         case PlannedRun():
             served = decisions.get("served")
@@ -192,13 +211,13 @@ def _kept(run: Run, decisions: Arrays) -> Any:
         case WaferRun():
             return decisions | {"requests": decisions["requests"].astype(np.int32)}
         case OffloadedRun():
-            return np.eye(run.layer.costs.dies, dtype=np.float32)[decisions["hosts"]]
+            return _hosts(run, decisions)
         case CirculatingRun():
             return decisions["tokens"].astype(np.int32)
         case StreamedRun():
             wide = {name: array if array.dtype == bool else array.astype(np.int32) for name, array in decisions.items()}
             return tuple(wide[name] for name in ("tokens", "groups", "following", "loaders", "held"))
-        case GatedRun():
+        case CamoeRun():
             return decisions["experts"]
     raise TypeError(f"{type(run).__name__} is not known to golden tests")
 
@@ -220,11 +239,11 @@ def _steps_of_share(
     """Times of one layer's steps under one plan, and what is sent and served in each."""
 
     def step(batch: Batch, sent: Any, served: Any) -> LayerTime:
-        movement = None
+        movements: tuple[Movement, ...] = ()
         if served is not None:
             destination = jnp.broadcast_to(sent[:, None], share.shape).astype(share.dtype)
-            movement = Movement(destination, hidden, most)
-        return model.decided(Decisions(share, exchange, served, movement=movement), batch)
+            movements = (Movement(destination, hidden, most),)
+        return model.time(Decisions(share, exchange, served, movements=movements), batch)
 
     return jax.vmap(step)(batches, sent, served)
 
@@ -245,29 +264,45 @@ def _price_share(run: PlannedRun, decisions: Arrays, steps: Batch) -> Arrays:
 
 
 @eqx.filter_jit
-def _steps_of_homes(model: LayerModel, share: Any, batches: Batch, homes: Any) -> LayerTime:
-    return jax.vmap(lambda share, batch: model.decided(Decisions(share, source=homes), batch))(share, batches)
+def _steps_of_decisions(model: AbstractLayer, decisions: AbstractDecisions, batches: Batch) -> LayerTime:
+    """Times of one layer's steps under what was decided in each."""
+    return jax.vmap(model.time)(decisions, batches)
 
 
 def _price_slots(run: LayoutRun, decisions: Arrays, steps: Batch) -> Arrays:
-    """Tokens at homes, experts in slots or slices; and what inference waits for weights, as it was told."""
-    setting, homes = run.setting, jnp.asarray(decisions["homes"], jnp.int32)
+    """Tokens at homes, experts in slots or slices; and the experts that move where inference waits for them."""
     layers, count = steps.experts.shape[:2]
+    homes = jnp.asarray(np.broadcast_to(decisions["homes"], (count, *decisions["homes"].shape)), jnp.int32)
 
-    def of_layer(row: int) -> LayerTime:
+    def decided(row: int) -> AbstractDecisions:
         if run.sliced is not None:
             share = np.broadcast_to(decisions["slices"], (count, *decisions["slices"].shape))
-        else:
-            slots = decisions["slots"][:, row].astype(np.int32)
-            share = share_of_slots(slots.reshape(count, -1), setting.moe.num_experts, run.layout.num_nodes)
-        return _steps_of_homes(run.model, jnp.asarray(share, jnp.float32), _layer(steps, row), homes)
+            return Decisions(jnp.asarray(share, jnp.float32), source=homes)
+        slots = jnp.asarray(decisions["slots"][:, row], jnp.int32)
+        migration = Migration(jnp.asarray(carried), jnp.asarray(part[:, row]))
+        return SlotDecisions(slots, run.setting.moe.num_experts, homes, migration)
 
-    time = _by_layer(of_layer, layers)
     if run.sliced is None:
-        moved = decisions["experts_moved"]
-        migration = decisions["seconds"][:, None] * moved / np.maximum(moved.sum(axis=1, keepdims=True), 1)
-        time = LayerTime(time.stages | {"migration": migration}, time.busy, time.total + migration, time.energy)
-    return figures_of(time)
+        carried, part = _waited_for(run, decisions)
+    found = [_steps_of_decisions(run.model, decided(row), _layer(steps, row)) for row in range(layers)]
+    return _figures_of_run(run, _by_layer(found.__getitem__, layers))
+
+
+def _waited_for(run: LayoutRun, decisions: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    """Experts that every link carries while inference waits, [step, link], and each layer's part of them."""
+    topology, balancer, slots = run.model.machine.topology, run.balancer, decisions["slots"].astype(np.int32)
+    carried = np.zeros((len(slots), topology.num_links), np.float32)
+    part = np.zeros(slots.shape[:2], np.float32)
+    if balancer.windows is not None:  # weights travel on idle links
+        return carried, part
+    moved = jax.jit(lambda before, after: moves_between(before, after, balancer.distance, balancer.entry))
+    held = np.asarray(balancer.start)
+    for step in np.flatnonzero(decisions["triggered"]):
+        moves = moved(held, slots[step])
+        carried[step] = link_loads(topology, moves.traffic)
+        part[step] = np.asarray(moves.per_layer) / max(float(moves.per_layer.sum()), 1)
+        held = np.where(slots[step] == EMPTY, held, slots[step])
+    return carried, part
 
 
 @eqx.filter_jit
@@ -284,131 +319,77 @@ def _price_fetches(run: WaferRun, decisions: Arrays) -> Arrays:
     return figures_of(time.as_numpy()) | {f"traffic/{name}": np.asarray(value) for name, value in traffic.items()}
 
 
-@eqx.filter_jit
-def _loaded(layer: Any, model: LayerModel, batches: Batch, host: Any, prefetch: bool) -> tuple[dict, Any]:
-    experts, costs = host.shape[0], layer[0]
-
-    def step(batch: Batch) -> tuple[dict, Any]:
-        counts = (batch.choices(experts) * batch.weight[:, None]).sum(axis=0)
-        around = model.decided(Decisions(host), batch)
-        seconds, busy = offloaded_seconds(costs, counts, host, prefetch)
-        return {"dispatch": around.dispatch, "compute": seconds, "combine": around.combine}, busy
-
-    return jax.vmap(step)(batches)
+# Experts that are loaded anew in every step.
 
 
-def _streamed_figures(stages: Arrays, busy: np.ndarray) -> Arrays:
-    stages = {name: np.asarray(value, float) for name, value in stages.items()}
-    found = {f"stages/{name}": value for name, value in stages.items()}
-    return found | {"busy/compute/node": busy, "total": sum(stages.values())}
+def _priced_run(run: LoadedRun, decisions: AbstractDecisions, tokens: Any) -> Arrays:
+    """Figures of decisions and tokens [step, layer, ...]."""
+    time = _steps_of_loads(run.layer, decisions, tokens)
+    return _figures_of_run(run, time.as_numpy())
 
 
-def _attention(run: Run, tokens: np.ndarray) -> np.ndarray:
-    """Seconds of attention for so many tokens of every step and layer."""
-    once = {float(count): float(run.layer.attention_seconds(jnp.asarray(float(count)))) for count in np.unique(tokens)}
-    return np.vectorize(once.__getitem__)(tokens.astype(float))
+@eqx.filter_jit(compiler_options=UNFUSED)
+def _steps_of_loads(layer: AbstractLayer, decisions: AbstractDecisions, tokens: Any) -> LayerTime:
+    return jax.vmap(jax.vmap(layer.time))(decisions, tokens)
+
+
+def _steps_first(leaves: Any) -> Any:
+    return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), leaves)
+
+
+def _hosts(run: OffloadedRun, decisions: Arrays) -> np.ndarray:
+    return np.eye(run.layer.costs.dies, dtype=np.float32)[decisions["hosts"]]
 
 
 def _price_hosts(run: OffloadedRun, decisions: Arrays, steps: Batch) -> Arrays:
     """Whole experts that their dies load."""
-    layer, setting = run.layer, run.layer.setting
-    model = replace(setting.model, mode="replicated", exchange=setting.build_exchange("token_home"))
-    whole, eye = layer.with_shared(steps), np.eye(layer.costs.dies, dtype=np.float32)
-
-    def of_layer(row: int) -> tuple[dict, Any]:
-        host = jnp.asarray(eye[decisions["hosts"][row]])
-        return _loaded((layer.costs,), model, _layer(whole, row), host, run.prefetch)
-
-    found = [of_layer(row) for row in range(len(steps.experts))]
-    stages, busy = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves], axis=1), *found)
-    attention = _attention(run, np.asarray(steps.weight).sum(axis=-1).T)
-    return _streamed_figures({"attention": attention} | stages, busy)
-
-
-@partial(jax.jit, static_argnums=(2, 3))
-def _circulating(costs: Any, tokens: Any, ring: tuple[int, ...], prefetch: bool) -> tuple[Any, Any]:
-    return jax.vmap(jax.vmap(lambda each: circulating_seconds(costs, each, np.array(ring), prefetch)))(tokens)
+    hosts = jnp.asarray(_hosts(run, decisions))
+    count = steps.experts.shape[1]
+    decided = HostDecisions(jnp.broadcast_to(hosts, (count, *hosts.shape)), run.method.prefetch)
+    return _priced_run(run, decided, _steps_first(run.method.experts.joined(steps)))
 
 
 def _price_circulation(run: CirculatingRun, decisions: Arrays, steps: Batch) -> Arrays:
     """Slices that stay while tokens go round."""
-    costs = run.layer.costs
-    ring = tuple(ring_of(costs.machine.topology).tolist())
-    tokens = jnp.asarray(decisions["tokens"], jnp.float32)
-    seconds, busy = (np.asarray(each) for each in _circulating(costs, tokens, ring, run.prefetch))
-    attention = _attention(run, np.asarray(steps.weight).sum(axis=-1).T)
-    return _streamed_figures({"attention": attention, "compute": seconds}, busy)
-
-
-@eqx.filter_jit(compiler_options=UNFUSED)
-def _streaming(costs: Any, rules: Any, given: tuple[Any, ...]) -> StreamTime:
-    def layer(given: tuple[Any, ...]) -> StreamTime:
-        tokens, groups, following, loaders, held = given
-        needed = (tokens > 0).astype(tokens.dtype)
-        after = jax.nn.one_hot(following, costs.dies, dtype=tokens.dtype)
-        parts = loaders / jnp.maximum(loaders.sum(axis=1, keepdims=True), 1)
-        asked = asked_of(costs, tokens, needed, after, parts, rules.balanced, held)
-        members = grouped(asked, group_members(groups, len(tokens)))
-        pieces = 1 if rules.uncut else PARTS
-        return stream_time(costs, members, rules.matched, rules.in_turn, rules.balanced, pieces)
-
-    return jax.vmap(jax.vmap(layer))(given)
+    on_dies = jnp.asarray(decisions["tokens"], jnp.float32)
+    ring = tuple(ring_of(run.layer.machine.topology).tolist())
+    passing = _steps_first(steps.weight).sum(axis=-1)
+    return _priced_run(run, RingDecisions(on_dies, ring, run.method.prefetch), StreamTokens(on_dies, passing))
 
 
 def _price_stream(run: StreamedRun, decisions: Arrays) -> Arrays:
     """Micro-slices that go round along trajectories, in the order of groups."""
-    whole = (jnp.asarray(decisions[name], jnp.int32) for name in ("groups", "following"))
-    tokens, loaders, held = (jnp.asarray(decisions[name], jnp.float32) for name in ("tokens", "loaders", "held"))
-    groups, following = whole
-    time = _streaming(run.costs, run.rules, (tokens, groups, following, loaders, held))
-    stages = {"attention": _attention(run, decisions["passing"])}
-    stages |= {"stream": np.asarray(time.seconds) + np.float32(run.layer.scheduling)}
-    if run.rules.redistributed:
-        stages["redistribution"] = _redistribution(run, decisions)
-    more = {"channels": np.asarray(time.load), "moves": np.asarray(time.move)}
-    return _streamed_figures(stages, np.asarray(time.compute)) | more
+    whole = {name: jnp.asarray(array, jnp.float32) for name, array in decisions.items() if name != "groups"}
+    on_dies, loaders = whole["tokens"], whole["loaders"]
+    before = whole.get("before", on_dies)
+    moved = jax.vmap(jax.vmap(moved_tokens))(before, on_dies) if run.method.redistribute else None
+    decided = StreamDecisions(
+        on_dies=on_dies,
+        needed=(on_dies > 0).astype(jnp.float32),
+        following=jax.nn.one_hot(whole["following"].astype(jnp.int32), run.costs.dies),
+        loaders=loaders / jnp.maximum(loaders.sum(axis=-1, keepdims=True), 1),
+        held=whole["held"],
+        groups=jnp.asarray(decisions["groups"], jnp.int32),
+        rules=run.method.rules,
+        moved=moved,
+    )
+    return _priced_run(run, decided, StreamTokens(before, whole["passing"]))
 
 
-def _redistribution(run: StreamedRun, decisions: Arrays) -> np.ndarray:
-    """Seconds in which tokens go to other dies, and results come back."""
-    costs = run.costs.costs
-
-    def layer(before: Any, after: Any) -> Any:
-        moved = moved_tokens(before, after)
-        ways = (moved * costs.dispatch_bytes, moved.T * costs.combine_bytes)
-        return run.layer.moving_seconds(ways[0]) + run.layer.moving_seconds(ways[1])
-
-    given = (jnp.asarray(decisions[name], jnp.float32) for name in ("before", "tokens"))
-    return np.asarray(jax.jit(jax.vmap(jax.vmap(layer)))(*given))
+# Choices of gates.
 
 
-@eqx.filter_jit
-def _gated(model: LayerModel, exchange: Any, copies: str, share: Any, batches: Batch) -> LayerTime:
-    count = assignment_copies if copies == "assignment" else node_copies
-
-    def step(batch: Batch) -> LayerTime:
-        source, ones = batch.sources(share.shape[1]), batch.choices(len(share))
-        stages = exchange.stages(model.machine.topology, count(ones, source, share))
-        compute = model.decided(Decisions(share), batch)
-        seconds = {name: stages[name].total(HardMax()) for name in CAMOE_STAGES} | {"compute": compute.compute}
-        busy = {name: {"link": stages[name].link_time, "port": stages[name].port_time} for name in CAMOE_STAGES}
-        order = {name: seconds[name][None] for name in ("metadata", "dispatch", "compute", "combine")}
-        total = model.schedule.total(order, HardMax())
-        return LayerTime(seconds, busy | {"compute": compute.busy["compute"]}, total)
-
-    return jax.vmap(step)(batches)
-
-
-def _price_gate(run: GatedRun, decisions: Arrays, steps: Batch) -> Arrays:
+def _price_gate(run: CamoeRun, decisions: Arrays, steps: Batch) -> Arrays:
     """The choices of a gate [step, layer, token, k], whose tokens go to whole experts."""
     model = run.setting.model
     exchange = run.system.exchange(model, run.trace.num_experts)
+    layer = AllToAllLayer(model.machine, model.costs, exchange, model.schedule, run.system.copies)
 
     def of_layer(row: int) -> LayerTime:
         chosen = jnp.asarray(decisions["experts"][:, row], jnp.int32)
-        batches = replace(_layer(steps, row), experts=chosen)
         share = jnp.asarray(run.setting.share[row], jnp.float32)
-        return _gated(model, exchange, run.system.copies, share, batches)
+        decided = Decisions(jnp.broadcast_to(share, (len(chosen), *share.shape)), experts=chosen)
+        return _steps_of_decisions(layer, decided, _layer(steps, row))
 
     return figures_of(_by_layer(of_layer, len(run.setting.share)))
 
@@ -428,8 +409,8 @@ def price_plans(model: LayerModel, shares: np.ndarray, exchange: Any, batches: B
 
 @eqx.filter_jit
 def _with_movements(model: LayerModel, share: Any, batch: Batch, destination: Any) -> dict[str, LayerTime]:
-    moved = {"alone": None, "hidden": Movement(destination, True), "charged": Movement(destination)}
-    return {name: model.decided(Decisions(share, movement=each), batch) for name, each in moved.items()}
+    moved = {"alone": (), "hidden": (Movement(destination, True),), "charged": (Movement(destination),)}
+    return {name: model.time(Decisions(share, movements=each), batch) for name, each in moved.items()}
 
 
 def price_schedules(ready: Any, names: tuple[str, ...], share: np.ndarray, destination: np.ndarray, batch: Batch):
@@ -449,8 +430,8 @@ def price_schedules(ready: Any, names: tuple[str, ...], share: np.ndarray, desti
     given = tuple(jnp.asarray(each, jnp.float32) for each in (share, destination))
     found: Arrays = {}
     for name in names:
-        around = (attention, Metadata(jnp.asarray(64.0)))
-        own = replace(model, schedule=schedule_of(name), around=around)
+        extras = (attention, Metadata(jnp.asarray(64.0)))
+        own = replace(model, schedule=schedule_of(name), extras=extras)
         for kind, time in _with_movements(own, given[0], batch, given[1]).items():
             found |= named(figures_of(time), f"{name}/{kind}/")
     return found
@@ -530,7 +511,7 @@ def count_model(schedule: str) -> CountModel:
     machine = Machine(topology, Die(jnp.full(DIES, 1e12)), memory)
     costs = LayerCosts(*(jnp.asarray(value) for value in (64.0, 32.0, 5e3, 1e6, 128.0, 3.0)))
     parts = token_layout("er", WAFER, 4).parts
-    before = AttentionTime(jnp.asarray(1e-5), jnp.asarray(2e-6), jnp.full(topology.num_links, 1e-6))
+    before = attention_seconds(jnp.asarray(1e-5), jnp.asarray(2e-6), jnp.full(topology.num_links, 1e-6))
     paths = paths_of(topology, parts)
     return CountModel(machine, costs, jnp.asarray(parts), paths, before, schedule_of(schedule))
 
@@ -563,9 +544,11 @@ def balance(name: str, invasive: bool, loads: np.ndarray) -> Arrays:
         alpha=jnp.asarray(np.inf if name == "none" else 0.1, jnp.float32),
         beta=jnp.asarray(1.0),
         windows=None if invasive else Windows.alternating(inside),
+        expert_bytes=model.costs.expert_bytes,
+        experts=DIES,
     )
     ran = balanced_rollout(balancer, model, jnp.asarray(loads, jnp.float32))
-    decided = ran.decided._asdict()
-    names = ("seconds", "experts_moved", "expert_hops", "imbalance", "triggered", "needed")
-    found = figures_of(ran.time) | {name: np.asarray(decided[name]) for name in names}
-    return found | {"excess": np.asarray(ran.excess)}
+    facts = {name: np.asarray(fact) for name, fact in ran.facts.items()}
+    whole = {name: facts.pop(name)[:, 0] for name in ("imbalance", "triggered", "needed")}  # of all layers
+    waited = np.asarray(ran.time.stages["migration"]).sum(axis=1)
+    return figures_of(ran.time) | facts | whole | {"seconds": waited}
