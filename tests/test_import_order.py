@@ -46,6 +46,7 @@ ALLOWED = {
     "config": {
         "errors",
         "units",
+        "registry",
         "hardware",
         "models",
         "placement",
