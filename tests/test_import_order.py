@@ -49,6 +49,7 @@ ALLOWED = {
         "registry",
         "settings",
         "units",
+        "registry",
         "hardware",
         "models",
         "placement",
