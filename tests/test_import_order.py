@@ -49,7 +49,6 @@ ALLOWED = {
         "registry",
         "settings",
         "units",
-        "registry",
         "hardware",
         "models",
         "placement",
