@@ -112,6 +112,10 @@ class Registry(Mapping[str, Part], Generic[Part]):
         """The names of parts that are not of this package."""
         return tuple(name for name in self if name not in self._lazy)
 
+    def name_of(self, part: Any) -> str | None:
+        """The name that a part was registered under, `None` for one that was not or is not loaded."""
+        return next((name for name, each in self._parts.items() if each is part), None)
+
     def shown(self) -> str:
         """All names for people, with an example of every family."""
         return ", ".join(_HOLE.sub(r"\g<example>", name) + " and its like" * _is_template(name) for name in self)

@@ -145,8 +145,8 @@ class AbstractExchange(eqx.Module):
 
     @property
     def name(self) -> str:
-        """The name of an exchange that knows it."""
-        return OWN_NAME
+        """The name that its class is registered under; an exchange that has several names knows its own."""
+        return EXCHANGES.name_of(type(self)) or OWN_NAME
 
     @property
     def merges(self) -> bool:

@@ -20,6 +20,7 @@ from jaxmoe.config import Scenario, build_model, load_model, load_scenario_with,
 from jaxmoe.config.explain import Source
 from jaxmoe.config.systems import SystemConfig
 from jaxmoe.engine import LayerTime
+from jaxmoe.engine.times import NODE
 from jaxmoe.errors import InputError
 from jaxmoe.experiment import score, standard_strategies
 from jaxmoe.experiment.evaluation import replay
@@ -197,7 +198,9 @@ def bottleneck(time: LayerTime) -> str:
     `latency` where no resource is busy for half of the stage; the stage alone where its resources are not told.
     """
     stage = max(time.stages, key=lambda name: float(np.mean(time.stages[name])))
-    busy = {kind: np.asarray(seconds) for kind, seconds in time.busy.get(stage, {}).items() if np.size(seconds)}
+    kinds = time.busy.get(stage, {})
+    named = {kind: seconds for kind, seconds in kinds.items() if kind != NODE or len(kinds) == 1}
+    busy = {kind: np.asarray(seconds) for kind, seconds in named.items() if np.size(seconds)}
     if not busy:
         return stage
     most = {kind: float(seconds.max(axis=-1).mean()) for kind, seconds in busy.items()}

@@ -144,7 +144,7 @@ def test_shipped_machines_say_where_their_constants_are_from(configs):
             if re.match(r"\s*(\w*energy_pJ_per_\w+|idle_W|\w*(area_mm2|price)\w*):", line):
                 assert re.search(r"# .*(moentwine|I, )", line), (path.name, line)
                 stated += 1
-    assert stated == 7
+    assert stated == 4  # machines that differ from another in a few numbers have theirs from it
 
 
 @pytest.mark.parametrize(("name", "pJ_per_bit"), [("moentwine_4x8x8", 0.1), ("dgx_b200_4x8", 1.3), ("nvl72", 1.3)])

@@ -108,7 +108,7 @@ BAD_FILES = {
         "hardware/mine.yaml",
         "{compute",
         "{gemm: {kind: table}, compute",
-        ['die.gemm.kind is "table"', "tiled, measured", "full rate"],
+        ['die.gemm.kind is "table"', "'tiled', 'measured'", "full rate"],
     ),
     "empty section": (
         "hardware/mine.yaml",

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxmoe.engine import LayerTime
+from jaxmoe.engine import measured_time
 from jaxmoe.experiment.simulation import Iterations, Run, Simulation, mean_stages
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.systems import AbstractRun, Rolled
@@ -30,7 +30,7 @@ class Made(AbstractRun):
 
 def made(**more) -> Run:
     stages = STAGES | {name: np.array(seconds, float) for name, seconds in more.items()}
-    rolled = Rolled(LayerTime(stages, {}, TOTAL / (2 if more else 1)))
+    rolled = Rolled(measured_time(stages, {}, TOTAL / (2 if more else 1)))
     return Run(Made(), rolled, simulated=np.full((1, 3), 7.0 if more else 14), moved=np.zeros((1, 3)))
 
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from jaxmoe.config.hardware_space import read_space
+from jaxmoe.engine import measured_time
 from jaxmoe.errors import InputError
 
 FOLDER = Path(__file__).resolve().parents[2] / "studies" / "dse"
@@ -216,9 +217,9 @@ def test_a_bottleneck_is_of_the_longest_stage(study):
 
     def limit(link, port=0.0):
         busy = {"dispatch": {"link": np.array([[link, 0.1]]), "port": np.array([[port]])}}
-        return cells.bottleneck(LayerTime(stages, busy, np.array([3.0])))
+        return cells.bottleneck(measured_time(stages, busy, np.array([3.0])))
 
     assert limit(1.9) == "dispatch: link"
     assert limit(1.0, 1.5) == "dispatch: port"
     assert limit(0.9) == "dispatch: latency"
-    assert cells.bottleneck(LayerTime(stages, {}, np.array([3.0]))) == "dispatch"
+    assert cells.bottleneck(measured_time(stages, {}, np.array([3.0]))) == "dispatch"

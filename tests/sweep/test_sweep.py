@@ -261,7 +261,7 @@ def test_rings_of_all_kinds_are_compiled_once(sweep):
 
 def test_the_busiest_resource_is_named(sweep):
     slow, fast = sweep(axes={LINK: [0.001, 1e6], "strategy": ["ep_balanced"]}).rows
-    assert (slow["busiest_kind"], fast["busiest_kind"]) == ("link", "node")
+    assert (slow["busiest_kind"], fast["busiest_kind"]) == ("link", "compute")
     (narrow,) = sweep(axes={"hardware.ports.ejection_GB_per_s": [0.001], "strategy": ["ep_balanced"]}).rows
     assert narrow["busiest_kind"] == "port"
     assert narrow["busiest_index"] in range(4)

@@ -15,6 +15,7 @@ from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.experiment.metrics import Outcome
 from jaxmoe.experiment.simulation import iterations_of, simulate
 from jaxmoe.experiment.strategies import given_plans
+from jaxmoe.hardware import Die, Machine, Mesh
 from jaxmoe.placement import Placement, write_plan
 from jaxmoe.registry import METRICS
 from jaxmoe.sweep import SweepError
@@ -116,7 +117,8 @@ def test_a_stage_that_a_system_does_not_have_is_no_time_of_none():
     times = measured_time({"fetch": fetch}, {"fetch": {"link": full((2, 1, 3), 1.0)}}).by_layer()
     assert times.total.tolist() == times.stages["fetch"].tolist() == [[1.0, 2.0]]
     assert times.busy["fetch"]["link"].shape == (1, 3)
-    outcome = Outcome(times, None, jnp.asarray(1.0))
+    machine = Machine(Mesh.uniform(1.0, 0.0, shape=(1, 2)), Die(full(2, 1.0)))
+    outcome = Outcome(times, machine, jnp.asarray(1.0))
     assert np.isnan(METRICS["dispatch"](outcome))
     assert np.isnan(METRICS["communication_share"](outcome))
     assert float(METRICS["total"](outcome)) == 1.5

@@ -8,6 +8,7 @@ import yaml
 
 from jaxmoe.config import ConfigError
 from jaxmoe.config.hardware_space import read_space
+from jaxmoe.engine.gating import GateBias
 from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.codesign.placements import IN_TURN
 from jaxmoe.experiment.codesign.plans import placement_on
