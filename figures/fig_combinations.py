@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tables import STUDIES, Rows, distinct, read_table, select
 
-from jaxmoe.plotting import style
+from jaxmoe.report import style
 
 HERE = Path(__file__).resolve().parent
 TREE = "token_home_tree"

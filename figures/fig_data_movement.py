@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from tables import STUDIES, Rows, read_table
 
-from jaxmoe.plotting import (
+from jaxmoe.report import (
     plot_coactivation,
     plot_conditional,
     plot_coverage,

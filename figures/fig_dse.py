@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator
 from tables import STUDIES, Rows, column, distinct, read_table, select
 
-from jaxmoe.plotting import style
+from jaxmoe.report import style
 
 HERE = Path(__file__).resolve().parent
 LABELS = {

@@ -10,7 +10,7 @@ import numpy as np
 from tables import STUDIES, Rows, column, distinct, read_table, select
 
 from jaxmoe.placement.exchange import Gather, Rings, exchange_of
-from jaxmoe.plotting import ScatterPanel, plot_scatter_panels
+from jaxmoe.report import ScatterPanel, plot_scatter_panels
 
 HERE = Path(__file__).resolve().parent
 MICRO = 1e6

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.colors import Normalize
 from tables import STUDIES, column, distinct, read_table, select
 
-from jaxmoe.plotting.style import PALETTE, dress, legend_below, marked_line, new_figure, node_colours, save
+from jaxmoe.report.style import PALETTE, dress, legend_below, marked_line, new_figure, node_colours, save
 
 HERE = Path(__file__).resolve().parent
 TABLES = STUDIES / "expert_streaming"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from tables import STUDIES, Rows, distinct, read_table, select
 
-from jaxmoe.plotting import style
+from jaxmoe.report import style
 
 HERE = Path(__file__).resolve().parent
 TITLES = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from tables import STUDIES, Rows, column, distinct, read_table, select
 
-from jaxmoe.plotting import (
+from jaxmoe.report import (
     GroupPanel,
     MeshPanel,
     ScatterPanel,

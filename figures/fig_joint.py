@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from tables import STUDIES, Rows, column, distinct, read_table, select
 
-from jaxmoe.plotting import GroupPanel, plot_bar_panels
+from jaxmoe.report import GroupPanel, plot_bar_panels
 
 HERE = Path(__file__).resolve().parent
 TITLES = {

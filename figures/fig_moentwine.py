@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from tables import STUDIES, Rows, column, distinct, read_table, select
 
-from jaxmoe.plotting import (
+from jaxmoe.report import (
     GroupPanel,
     MeshPanel,
     ScatterPanel,
@@ -21,7 +21,7 @@ from jaxmoe.plotting import (
     plot_scatter_panels,
     style,
 )
-from jaxmoe.plotting.style import Measure
+from jaxmoe.report.style import Measure
 
 STUDY = STUDIES / "moentwine"
 NAMES = {

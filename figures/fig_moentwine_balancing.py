@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from tables import STUDIES, Rows, column, distinct, read_table, select
 
-from jaxmoe.plotting import style
+from jaxmoe.report import style
 
 STUDY = STUDIES / "moentwine"
 NAMES = {"none": "no balancer", "eplb": "EPLB", "greedy": "greedy", "topology_aware": "topology-aware"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from tables import STUDIES, Rows, column, read_table
 
-from jaxmoe.plotting import plot_model_vs_simulation, style
+from jaxmoe.report import plot_model_vs_simulation, style
 
 HERE = Path(__file__).resolve().parent
 STUDY = STUDIES / "network_validation"

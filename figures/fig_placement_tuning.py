@@ -15,7 +15,7 @@ from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.patches import Patch
 from tables import STUDIES, Rows, column, distinct, read_table, select
 
-from jaxmoe.plotting import GroupPanel, MeshPanel, plot_bar_panels, plot_mesh_loads, style
+from jaxmoe.report import GroupPanel, MeshPanel, plot_bar_panels, plot_mesh_loads, style
 
 HERE = Path(__file__).resolve().parent
 STUDY = STUDIES / "placement_tuning"

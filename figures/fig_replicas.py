@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from tables import STUDIES, read_table
 
-from jaxmoe.plotting import style
-from jaxmoe.plotting.grouped import GroupPanel, plot_bar_panels
+from jaxmoe.report import style
+from jaxmoe.report.grouped import GroupPanel, plot_bar_panels
 
 HERE = Path(__file__).resolve().parent
 TABLES = STUDIES / "replicas"

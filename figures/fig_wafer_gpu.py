@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 from tables import STUDIES, column, distinct, read_table, select
 
-from jaxmoe.plotting import style
-from jaxmoe.plotting.mesh_loads import MeshPanel, plot_mesh_loads
+from jaxmoe.report import style
+from jaxmoe.report.mesh_loads import MeshPanel, plot_mesh_loads
 
 HERE = Path(__file__).resolve().parent
 TABLES = STUDIES / "wafer_gpu"

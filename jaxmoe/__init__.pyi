@@ -4,13 +4,12 @@ from . import des as des
 from . import engine as engine
 from . import experiment as experiment
 from . import hardware as hardware
+from . import methods as methods
 from . import models as models
 from . import network as network
 from . import placement as placement
-from . import plotting as plotting
-from . import policies as policies
 from . import relax as relax
-from . import systems as systems
+from . import report as report
 from . import traces as traces
 from . import tune as tune
 from . import units as units
@@ -31,8 +30,8 @@ from .api import rollout as rollout
 from .api import tensor_parallel as tensor_parallel
 from .engine import AbstractLayer as AbstractLayer
 from .engine import Decisions as Decisions
+from .engine import Layer as Layer
 from .engine import LayerCosts as LayerCosts
-from .engine import LayerModel as LayerModel
 from .engine import LayerTime as LayerTime
 from .engine import Movement as Movement
 from .engine import StaticPlan as StaticPlan

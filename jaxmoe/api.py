@@ -21,17 +21,17 @@ from jaxmoe import engine
 from jaxmoe.config import build_model
 from jaxmoe.config.loader import load_model
 from jaxmoe.des import fabric_of
-from jaxmoe.engine import AbstractLayer, AbstractMethod, Decisions, LayerCosts, LayerModel, LayerTime
+from jaxmoe.engine import AbstractLayer, AbstractMethod, Decisions, Layer, LayerCosts, LayerTime
 from jaxmoe.engine.schedule import schedule_of
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.evaluation import describe_model
 from jaxmoe.hardware import AbstractGemm, AbstractTopology, Die, Energy, Machine, MemoryLevel, Mesh, node_memory
 from jaxmoe.hardware.topology import filled
+from jaxmoe.methods.own_method import replayed_movements, replayed_stages
 from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange, AbstractTimeModel, Congestion, build_exchange
 from jaxmoe.placement.named import StrategySettings, strategy_named
 from jaxmoe.relax import SmoothMax, SoftSupport
-from jaxmoe.systems.own_method import replayed_movements, replayed_stages
 from jaxmoe.traces import Batch, GatingTrace, load_counts
 
 Number = int | float | Float[Array, ""]
@@ -97,7 +97,7 @@ def layer(
     chunk_bytes: Number = 0.0,
     cut_through: bool = False,
     time_model: AbstractTimeModel | None = None,
-) -> LayerModel:
+) -> Layer:
     """One MoE layer of a model on a machine.
 
     Activations and weights have so many bytes each, 2 as in bfloat16 by default. `exchange` is a name or an exchange of
@@ -111,7 +111,7 @@ def layer(
     )
     times = Congestion(jnp.asarray(chunk_bytes, jnp.float32), cut_through) if time_model is None else time_model
     built = build_exchange(exchange, machine.topology) if isinstance(exchange, str) else exchange
-    return LayerModel(machine, costs, times, built, mode, schedule_of(schedule))
+    return Layer(machine, costs, times, built, mode, schedule_of(schedule))
 
 
 def place(
@@ -137,7 +137,7 @@ def tensor_parallel(trace: GatingTrace, topology: AbstractTopology) -> Float[Arr
 
 
 def evaluate(
-    layer: LayerModel,
+    layer: Layer,
     share: Float[Array, "layer expert node"],
     batches: Batch,
     exchange: str | AbstractExchange | None = None,
@@ -158,9 +158,9 @@ def evaluate(
     return engine.evaluate(layer, share, batches, used, None, SmoothMax(width), SoftSupport(width))
 
 
-def _check_share(layer: LayerModel, share: Any, batches: Batch) -> None:
+def _check_share(layer: Layer, share: Any, batches: Batch) -> None:
     """Raise `ArgumentError` where a share does not fit the layer's machine, or batches the share."""
-    if not isinstance(layer, LayerModel):
+    if not isinstance(layer, Layer):
         raise ArgumentError(f"layer is a {type(layer).__name__}, expected what jm.layer(machine, model) makes")
     nodes, shape = layer.machine.num_nodes, np.shape(share)
     if len(shape) != 3:
@@ -249,7 +249,7 @@ def replay(run: Run, step: int, progress: Callable[[int, int], None] | None = No
     Stages follow each other with barriers. Raises `ArgumentError` for runs whose layers or decisions are not those of
     tokens that go to experts.
     """
-    if not isinstance(run.layer, LayerModel) or not isinstance(run.decisions, Decisions):
+    if not isinstance(run.layer, Layer) or not isinstance(run.decisions, Decisions):
         raise ArgumentError(
             f"a {type(run.decisions).__name__} on a {type(run.layer).__name__} is not replayed from here; "
             "use jaxmoe simulate, whose systems replay themselves"

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 
 from jaxmoe import api
 from jaxmoe.des.exchanges import SIMULATED
-from jaxmoe.engine import AbstractMethod, Decisions, LayerModel, LayerTime
+from jaxmoe.engine import AbstractMethod, Decisions, Layer, LayerTime
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.evaluation import describe_model
 from jaxmoe.hardware import AbstractGemm, AbstractTopology, Mesh
@@ -70,14 +70,12 @@ def _trace() -> GatingTrace:
     return synthetic_trace(512, range(1), skew=0.5, coactivation=0.2, reuse=0.1, seed=0, **sizes)
 
 
-def _layer(
-    topology: AbstractTopology, exchange: str | AbstractExchange, gemm: AbstractGemm | None = None
-) -> LayerModel:
+def _layer(topology: AbstractTopology, exchange: str | AbstractExchange, gemm: AbstractGemm | None = None) -> Layer:
     machine = api.machine(topology, 1e12, memory_bandwidth=1e12, gemm=gemm)
     return api.layer(machine, _model(), exchange, cut_through=True)
 
 
-def _placed(layer: LayerModel) -> tuple[Float[Array, "layer expert node"], Batch]:
+def _placed(layer: Layer) -> tuple[Float[Array, "layer expert node"], Batch]:
     """Experts dealt over the nodes, half of each on the next node; and batches."""
     nodes = layer.machine.num_nodes
     share = np.zeros((1, EXPERTS, nodes), np.float32)
@@ -87,7 +85,7 @@ def _placed(layer: LayerModel) -> tuple[Float[Array, "layer expert node"], Batch
     return jnp.asarray(share), sample_batches(_trace(), TOKENS, 3, seed=1)
 
 
-def _timed(layer: LayerModel, **options: Any) -> LayerTime:
+def _timed(layer: Layer, **options: Any) -> LayerTime:
     share, batches = _placed(layer)
     time = api.evaluate(layer, share, batches, **options)
     for name, seconds in time.stages.items():
@@ -118,7 +116,7 @@ def _wide(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), float) if eqx.is_inexact_array(leaf) else leaf, tree)
 
 
-def _check_link_slopes(layer: LayerModel) -> None:
+def _check_link_slopes(layer: Layer) -> None:
     """Slopes of a relaxed layer with respect to all bandwidths of links."""
     share, batches = _placed(layer)
     with jax.enable_x64(True):
@@ -133,7 +131,7 @@ def _check_link_slopes(layer: LayerModel) -> None:
         _check_slopes(total, wide.machine.topology.link_bandwidth, "link_bandwidth")
 
 
-def _replayed(layer: LayerModel, time: LayerTime) -> float:
+def _replayed(layer: Layer, time: LayerTime) -> float:
     """Mean seconds of the same batches in the event simulator, within 2 % of the model's."""
     from jaxmoe.des import fabric_of, replay_plan
 
@@ -233,7 +231,7 @@ def check_kernel_model(gemm: AbstractGemm) -> Report:
     return Report(float(time.total.mean()), _replayed(layer, time))
 
 
-def check_method(method: AbstractMethod, layer: LayerModel, steps: Batch) -> Report:
+def check_method(method: AbstractMethod, layer: Layer, steps: Batch) -> Report:
     """A method: states that keep their shapes, decisions that are priced under one scan, and a step replayed.
 
     Steps are [layer, step, ...], such as `jm.sample_batches` draws.

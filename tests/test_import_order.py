@@ -16,34 +16,31 @@ STUDIES = [path for folder in ("studies", "figures") for path in sorted((ROOT.pa
 
 DESCRIPTIONS = {"errors", "files", "registry", "settings", "threads", "units", "relax", "hardware", "models", "traces"}
 TRAFFIC = DESCRIPTIONS | {"placement"}
-TIMES = TRAFFIC | {"network", "roofline"}
-SEARCHES = TIMES | {"latency"}
-METHODS = SEARCHES | {"tune", "policies"}
-RUNS = METHODS | {"compiling", "systems", "des", "config"}
+TIMES = TRAFFIC | {"network"}
+DECIDED = TIMES | {"compiling", "engine"}
+RUNS = DECIDED | {"methods", "tune", "des", "config"}
 
 # Beside itself, each package may import these. "" is the top: `__init__`, which only hands on, and `__main__`.
 ALLOWED = {
-    "": METHODS | {"cli"},
+    "": RUNS | {"api", "experiment", "cli"},
     "compiling": set(),
     "errors": set(),
     "files": set(),
+    "registry": {"errors"},
     "settings": {"errors"},
     "threads": set(),
     "units": set(),
-    "registry": {"errors"},
     "relax": set(),
-    "hardware": {"errors", "units", "relax"},
+    "hardware": {"errors", "registry", "settings", "units", "relax"},
     "models": {"errors", "units", "relax"},
-    "traces": {"errors", "files", "threads", "units", "registry", "relax"},
+    "traces": {"errors", "files", "registry", "threads", "units", "relax"},
     "placement": DESCRIPTIONS,
     "network": TRAFFIC,
-    "roofline": TRAFFIC,
-    "latency": TIMES,
-    "tune": SEARCHES | {"compiling", "policies"},  # policies: whose numbers may be tuned
-    "policies": SEARCHES,
-    "systems": METHODS | {"compiling", "des"},
-    "des": {"errors", "threads", "units", "registry", "hardware", "models", "traces", "placement"},
-    "plotting": {"errors", "files", "hardware"},
+    "engine": TIMES | {"compiling"},
+    "tune": DECIDED | {"methods"},  # methods: whose numbers may be tuned
+    "methods": DECIDED | {"des"},  # des: a system carries out what it decided there
+    "des": {"errors", "registry", "threads", "units", "hardware", "models", "traces", "placement"},
+    "report": {"errors", "files", "hardware"},
     "config": {
         "errors",
         "registry",
@@ -53,13 +50,15 @@ ALLOWED = {
         "models",
         "placement",
         "network",
-        "latency",
+        "engine",
         "tune",
-        "systems",
+        "methods",
     },  # for settings
     "experiment": RUNS,
     "sweep": RUNS | {"experiment"},
-    "cli": RUNS | {"experiment", "sweep", "plotting"},
+    "api": RUNS | {"experiment"},
+    "testing": RUNS | {"experiment", "api"},
+    "cli": RUNS | {"experiment", "sweep", "report"},
 }
 
 
@@ -132,8 +131,8 @@ def test_the_studies_are_really_read():
 def test_the_sources_are_really_read():
     edges = {(package, imported) for package, imported, _ in package_imports()}
     assert {
-        ("tune", "latency"),
-        ("latency", "network"),
+        ("tune", "engine"),
+        ("engine", "network"),
         ("des", "hardware"),
         ("cli", "experiment"),
         ("", "cli"),
@@ -151,14 +150,14 @@ def test_the_order_has_no_cycle():
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("import jaxmoe.engine.layer", "latency"),
+        ("import jaxmoe.engine.layer", "engine"),
         ("import numpy as np, jaxmoe.tune as t", "tune"),
         ("from jaxmoe.network import loads", "network"),
         ("from jaxmoe import cli", "cli"),
         ("def late():\n    from jaxmoe.sweep import run", "sweep"),
         ("if TYPE_CHECKING:\n    from jaxmoe.des.engine import Run", "des"),
         ("from .tasks import TaskGraph", "des"),
-        ("from ..latency import judge", "latency"),
+        ("from ..engine import evaluate", "engine"),
         ("from .. import tune", "tune"),
     ],
 )

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from jaxmoe.cli.app import app
 from jaxmoe.des.exchanges import SIMULATED, phases
-from jaxmoe.engine import LayerModel, evaluate
+from jaxmoe.engine import Layer, evaluate
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network import AbstractExchange, Flows, Phases, Visits, build_exchange
 from jaxmoe.network.exchange import MergeKey
@@ -87,14 +87,14 @@ def _registered() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def model() -> LayerModel:
+def model() -> Layer:
     machine = cases.random_machine(np.random.default_rng(0), SHAPE)
     machine.link_bandwidth *= 0.01
     return cases.layer_model(machine, rule="token_home")
 
 
 @pytest.fixture
-def problem(model: LayerModel) -> Callable[..., PlacementProblem]:
+def problem(model: Layer) -> Callable[..., PlacementProblem]:
     """The problem of a machine that tokens need many nodes of, among these exchanges."""
     trace = synthetic_trace(400, [0], EXPERTS, TOP_K, skew=1.0, coactivation=0.0, reuse=0.0, seed=0)
     rate = jnp.full(8, 2e8)  # so slow that a node has no time for all experts of a token
@@ -109,7 +109,7 @@ def plans(count: int = 24) -> np.ndarray:
     return np.concatenate([np.eye(8)[host], np.full((1, EXPERTS, 8), 1 / 8)]).astype(np.float32)
 
 
-def times_of(model: LayerModel, exchange: AbstractExchange, batches: Batch) -> np.ndarray:
+def times_of(model: Layer, exchange: AbstractExchange, batches: Batch) -> np.ndarray:
     """Mean time of every plan."""
     some = jnp.asarray(plans())
     return np.array([evaluate(model, each[None], batches, exchange).total.mean() for each in some])

@@ -11,8 +11,8 @@ import typer
 from typer.core import TyperGroup
 
 from jaxmoe.cli import options
-from jaxmoe.cli.body import runs
-from jaxmoe.cli.groups import plan_app, trace_app
+from jaxmoe.cli.deferred import runs
+from jaxmoe.cli.group_commands import plan_app, trace_app
 from jaxmoe.cli.session import INTERRUPTED, command_line, end_at_second_interrupt, errors_told
 from jaxmoe.sweep.study import read_study
 

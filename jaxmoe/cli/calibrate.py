@@ -7,16 +7,16 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
+from jaxmoe.cli.comparison_output import print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder, command_line
-from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.config import commented, load_hardware, resolved
 from jaxmoe.experiment.calibration import Calibration, FittedNumber, calibrate, fitted_keys
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.measurements import read_measured
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.files import atomic_write
-from jaxmoe.plotting.scatter import plot_model_vs_simulation
+from jaxmoe.report.scatter import plot_model_vs_simulation
 
 
 def run(
@@ -29,7 +29,7 @@ def run(
     seed: int,
 ) -> None:
     """Fit a machine's numbers, and write it with them."""
-    with StageClock() as clock:
+    with StageTimer() as clock:
         hardware = load_hardware(config, overrides or ())
         samples = [read_measured(path, hardware) for path in measured]
         twice = {each.kind for each in samples if [other.kind for other in samples].count(each.kind) > 1}

@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
-from jaxmoe.cli.show import (
+from jaxmoe.cli.comparison_output import (
     comparison_warnings,
     draw_comparison,
     print_comparison,
     print_warnings,
     write_comparison_loads,
 )
-from jaxmoe.experiment.clock import StageClock
+from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.experiment.comparison import compare
 from jaxmoe.experiment.inputs import read_inputs
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.strategies import given_plans, standard_strategies
 from jaxmoe.experiment.summary import comparison_report, provenance
 
@@ -27,7 +27,7 @@ def run(
     layers: str | None,
 ) -> None:
     """Time the usual placements, and given plans, on batches drawn from the trace."""
-    with StageClock() as clock:
+    with StageTimer() as clock:
         with clock.stage("load"):
             inputs = read_inputs(config, overrides, trace, layers)
             strategies = [*standard_strategies(inputs), *given_plans(plan, inputs)]

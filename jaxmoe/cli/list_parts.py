@@ -5,8 +5,8 @@ import textwrap
 import typer
 
 from jaxmoe import registry
+from jaxmoe.methods.settings import METHODS
 from jaxmoe.registry import Registry
-from jaxmoe.systems.settings import METHODS
 
 WIDTH = 120
 

@@ -10,22 +10,22 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
+from jaxmoe.cli.comparison_output import draw_scatter, print_table
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
-from jaxmoe.cli.show import draw_scatter, print_table
 from jaxmoe.config import HardwareConfig, build_time_model, build_topology, load_hardware, resolved
 from jaxmoe.des import fabric_of
 from jaxmoe.des.traffic import Order
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import OptionError
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.experiment.traffic import Loads, Matrices, Prediction, loads_of, predict, read_matrices, simulate
 from jaxmoe.experiment.validation import agreement
 from jaxmoe.hardware import AbstractTopology, bisection_bandwidth
 from jaxmoe.hardware.networks import mesh_link_order
 from jaxmoe.network.contention import Order as ModelOrder
-from jaxmoe.plotting import MeshPanel, plot_mesh_loads, plot_network, plot_traffic
-from jaxmoe.plotting.report import MachineLoads, write_loads
-from jaxmoe.plotting.style import LINK_BYTES, NODE_BYTES, PALETTE, Measure, byte_unit, digits, time_unit
+from jaxmoe.report import MeshPanel, plot_mesh_loads, plot_network, plot_traffic
+from jaxmoe.report.html import MachineLoads, write_loads
+from jaxmoe.report.style import LINK_BYTES, NODE_BYTES, PALETTE, Measure, byte_unit, digits, time_unit
 
 MOST_ROWS, SHOWN_ROWS = 40, 20
 
@@ -220,7 +220,7 @@ def run(
     show: str | None,
 ) -> None:
     """Tell how long given traffic takes on a network of any kind, and which link or port limits it."""
-    with StageClock() as clock:
+    with StageTimer() as clock:
         with clock.stage("load"):
             task = _read(config, overrides, traffic, order, seed)
             if show is not None and show not in task.matrices:
@@ -265,7 +265,7 @@ def _check_chunks(label: str, matrix: np.ndarray, chunk_B: int | None) -> None:
         )
 
 
-def _find(task: Task, clock: StageClock, report: Callable[[int, int], None]) -> Findings:
+def _find(task: Task, clock: StageTimer, report: Callable[[int, int], None]) -> Findings:
     router = task.hardware.router
     chunk = None if router.chunk_B is None else float(router.chunk_B)
     with clock.stage("model"):

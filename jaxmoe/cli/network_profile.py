@@ -9,16 +9,16 @@ from jaxtyping import Float
 from rich.markup import escape
 from rich.table import Table
 
+from jaxmoe.cli.comparison_output import print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
-from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.config import build_topology, load_hardware, resolved
 from jaxmoe.des import fabric_of
-from jaxmoe.experiment.clock import Report, StageClock
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.profiling import by_simulator, disturbed, read_timings, write_profile, write_timings
+from jaxmoe.experiment.stage_timer import Report, StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.network.profile import STAGES, Measure, Profile, Profiled, Timings, fit_profile, profile_network
-from jaxmoe.plotting.profile import plot_fits
+from jaxmoe.report.profile import plot_fits
 
 SHOWN_ROWS = 24
 SMALLEST, LARGEST, COUNT = 1e3, 64e6, 24  # B, and how many sizes
@@ -35,7 +35,7 @@ def run(
     seed: int,
 ) -> None:
     """Fit alpha and beta of every pair, phase by phase (camoe Algorithm 1)."""
-    with StageClock() as clock:
+    with StageTimer() as clock:
         if config.suffix.lower() == ".csv":
             given = {"--set": overrides, "--sizes": sizes, "--noise": noise, "--outliers": outliers}
             if refused := [option for option, value in given.items() if value]:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from jaxmoe.systems.settings import STATEMENTS
+from jaxmoe.methods.settings import STATEMENTS
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The scenario, a YAML file.", show_default=False)]
 Out = Annotated[

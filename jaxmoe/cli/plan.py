@@ -7,11 +7,10 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
+from jaxmoe.cli.comparison_output import print_table, print_warnings
 from jaxmoe.cli.plan_advise import Asked, check_format, place_for_time
 from jaxmoe.cli.session import Interrupts, OutputFolder
-from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.config import build_machine, build_model, build_topology, load_hardware, load_model
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import OptionError, hints_of
 from jaxmoe.experiment.slot_plans import (
     balance,
@@ -22,10 +21,11 @@ from jaxmoe.experiment.slot_plans import (
     plan_report,
     windows_of,
 )
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.placement.slot_files import ReadPlan, read_slot_plan, suffix_of_engine, write_slot_plan
-from jaxmoe.plotting.slots import plot_slots
-from jaxmoe.plotting.style import byte_unit, time_unit
+from jaxmoe.report.slots import plot_slots
+from jaxmoe.report.style import byte_unit, time_unit
 
 
 def place(
@@ -51,7 +51,7 @@ def place(
         asked = Asked(loads, to, slots, placed_ranks, model, nodes, repeats, machine, choice, tokens, before, steps)
         place_for_time(folder, asked, weight_bytes)
         return
-    with StageClock() as clock:
+    with StageTimer() as clock:
         check_format(to)
         with clock.stage("load"):
             windows, ids = windows_of(loads, model)
@@ -91,7 +91,7 @@ def convert(
     folder: OutputFolder, interrupts: Interrupts, source: Path, to: str, model: str | None, ranks: int | None
 ) -> None:
     """Write a placement of any format in another one."""
-    with StageClock() as clock:
+    with StageTimer() as clock:
         check_format(to)
         read = read_slot_plan(source, hints_of(model), ranks)
         target = folder.target("placement" + suffix_of_engine(to))
@@ -112,7 +112,7 @@ def show(
     loads: Path | None,
 ) -> None:
     """Tell what a placement holds, and how it balances given loads, with a picture."""
-    with StageClock() as clock:
+    with StageTimer() as clock:
         read = read_slot_plan(source, hints_of(model), ranks)
         counts = None if loads is None else loads_for(read.plan, loads, model)
         report = _report("show", source, read, counts)
@@ -133,7 +133,7 @@ def diff(
     weight_bytes: float,
 ) -> None:
     """Tell what has to move from one placement to another: copies, bytes, and over which links."""
-    with StageClock() as clock:
+    with StageTimer() as clock:
         hints = hints_of(model)
         before, after = (read_slot_plan(path, hints, ranks) for path in (first, second))
         size = _expert_bytes(model, weight_bytes)
@@ -165,7 +165,7 @@ def check(
     weight_bytes: float,
 ) -> None:
     """Tell whether a placement is whole and fits a machine. Raises `OptionError` where it does not."""
-    with StageClock() as clock:
+    with StageTimer() as clock:
         moe = build_model(load_model(model, "--model"))
         built = build_machine(load_hardware(machine), 1, moe.expert_size)
         read = read_slot_plan(source, hints_of(model), ranks or built.num_nodes)

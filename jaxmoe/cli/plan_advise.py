@@ -9,22 +9,22 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from jaxmoe.cli.comparison_output import print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder
-from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.config import build_layer_model, build_model
 from jaxmoe.engine.copies import replica_model
 from jaxmoe.experiment.advice import Advice, Case, advice_report, alternatives
 from jaxmoe.experiment.advice import advise as advised
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import OptionError, hints_of
 from jaxmoe.experiment.replica_plans import placed_for_time, serving_scenario
 from jaxmoe.experiment.slot_plans import plan_report, windows_of
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.models import MoEModel
 from jaxmoe.placement.replica_choice import choice_of
 from jaxmoe.placement.slot_files import formats, read_slot_plan, suffix_of_engine, write_slot_plan
 from jaxmoe.placement.slot_plan import SlotPlan
-from jaxmoe.plotting.style import time_unit
+from jaxmoe.report.style import time_unit
 from jaxmoe.tune.replica_placement import ReplicaProblem
 
 
@@ -48,7 +48,7 @@ class Asked:
 
 def place_for_time(folder: OutputFolder, asked: Asked, weight_bytes: float) -> None:
     """Place copies for the time of a layer on a machine."""
-    with StageClock() as clock:
+    with StageTimer() as clock:
         if asked.model is None:
             raise OptionError("--machine needs --model, which tells what a token and an expert cost; give the model")
         check_format(asked.to)
@@ -144,7 +144,7 @@ def advise(
     weight_bytes: float,
 ) -> None:
     """Tell whether placing experts anew pays, and write the placement to deploy."""
-    with StageClock() as clock:
+    with StageTimer() as clock:
         check_format(to)
         with clock.stage("load"):
             windows, ids = windows_of(trace, model)

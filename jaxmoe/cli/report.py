@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from jaxmoe.cli.session import SUMMARY
-from jaxmoe.plotting.report import (
+from jaxmoe.report.html import (
     Block,
     Folded,
     Note,
@@ -181,7 +181,7 @@ def _sweep_page(results: Path, summary: dict[str, Any]) -> Page:
     """The page of a sweep, also of one that was stopped."""
     # The answers of a sweep need JAX, which takes a while to load; no other page does.
     from jaxmoe.cli.report_sweep import sweep_data
-    from jaxmoe.plotting.report import sweep_blocks
+    from jaxmoe.report.html import sweep_blocks
     from jaxmoe.sweep.folder import read_sweep
 
     folder = read_sweep(results)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.experiment.metrics import column_of, is_finite
-from jaxmoe.plotting.report import SweepData
+from jaxmoe.report.html import SweepData
 from jaxmoe.sweep.analysis import Winner, best
 from jaxmoe.sweep.folder import SweepFolder
 

@@ -21,7 +21,7 @@ from jaxmoe.errors import InputError
 from jaxmoe.files import atomic_write
 
 if TYPE_CHECKING:
-    from jaxmoe.experiment.clock import Report
+    from jaxmoe.experiment.stage_timer import Report
 
 BAD_INPUT = 2
 SUMMARY = "summary.json"

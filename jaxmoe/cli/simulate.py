@@ -7,10 +7,9 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
+from jaxmoe.cli.comparison_output import print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
-from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.cli.timeline import ShownLayer, check_target, write_layer, write_layers
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import Inputs, OptionError, read_inputs
 from jaxmoe.experiment.simulation import (
     Simulation,
@@ -20,11 +19,12 @@ from jaxmoe.experiment.simulation import (
     simulate,
     simulation_report,
 )
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.strategies import Strategy, given_plans
 from jaxmoe.experiment.summary import provenance
-from jaxmoe.plotting import plot_iterations
-from jaxmoe.plotting.style import time_unit
-from jaxmoe.systems import PlannedRun
+from jaxmoe.methods import PlannedRun
+from jaxmoe.report import plot_iterations
+from jaxmoe.report.style import time_unit
 from jaxmoe.traces import GatingTrace
 
 
@@ -42,7 +42,7 @@ def run(
     timeline: Path | None,
 ) -> None:
     """Run a system over iterations, and tell what it gains over what it is compared with."""
-    with StageClock() as clock:
+    with StageTimer() as clock:
         with clock.stage("load"):
             check_target(timeline, None)
             replays = _replays(replay, iterations)

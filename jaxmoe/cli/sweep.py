@@ -10,13 +10,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from jaxmoe.cli.comparison_output import print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder, messages
-from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.cli.sweep_answers import draw_map, map_axes, print_limits, tell_effects
 from jaxmoe.experiment.metrics import Row, column_of
 from jaxmoe.experiment.summary import surroundings
-from jaxmoe.plotting.style import time_unit
 from jaxmoe.registry import METRICS
+from jaxmoe.report.style import time_unit
 from jaxmoe.sweep.analysis import METHOD, Elasticities, Winner, check_metrics, check_searched, limits, winners
 from jaxmoe.sweep.analysis import elasticities as worth
 from jaxmoe.sweep.analysis import pareto as front

@@ -8,8 +8,8 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from jaxmoe.cli.show import print_table, print_warnings
-from jaxmoe.plotting import plot_wins
+from jaxmoe.cli.comparison_output import print_table, print_warnings
+from jaxmoe.report import plot_wins
 from jaxmoe.sweep.analysis import Winner
 from jaxmoe.sweep.effects import Effects, effects
 from jaxmoe.sweep.points import SweepError

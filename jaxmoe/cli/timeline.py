@@ -18,9 +18,9 @@ from jaxmoe.experiment.inputs import Inputs, OptionError
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.experiment.validation import Trial
 from jaxmoe.files import atomic_write
+from jaxmoe.methods import Recorded
 from jaxmoe.placement import Placement
-from jaxmoe.plotting import GanttRow, plot_gantt
-from jaxmoe.systems import Recorded
+from jaxmoe.report import GanttRow, plot_gantt
 from jaxmoe.traces import Batch
 
 DRAWN = 16  # links, and as many nodes

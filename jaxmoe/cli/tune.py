@@ -6,8 +6,7 @@ from pathlib import Path
 import typer
 
 from jaxmoe.cli import tune_hardware
-from jaxmoe.cli.session import INTERRUPTED, Interrupts, OutputFolder, progress_bars
-from jaxmoe.cli.show import (
+from jaxmoe.cli.comparison_output import (
     comparison_warnings,
     draw_comparison,
     draw_tuning,
@@ -16,7 +15,7 @@ from jaxmoe.cli.show import (
     print_warnings,
     write_comparison_loads,
 )
-from jaxmoe.experiment.clock import StageClock
+from jaxmoe.cli.session import INTERRUPTED, Interrupts, OutputFolder, progress_bars
 from jaxmoe.experiment.comparison import (
     check_optimiser,
     compare,
@@ -26,6 +25,7 @@ from jaxmoe.experiment.comparison import (
     tuned_strategies,
 )
 from jaxmoe.experiment.inputs import Inputs, read_inputs
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.strategies import GATHERED, TUNED, Strategy, given_plans, standard_strategies
 from jaxmoe.experiment.summary import comparison_report, provenance, tuning_report
 from jaxmoe.placement import write_plan
@@ -54,7 +54,7 @@ def run(
         refused = {"--plan": plan, "--optimiser": optimiser != "gradient", "--time-limit": time_limit}
         tune_hardware.run(folder, interrupts, config, hardware, trace, overrides, layers, refused)
         return
-    with StageClock() as clock:
+    with StageTimer() as clock:
         with clock.stage("load"):
             check_optimiser(optimiser)
             limit = [] if time_limit is None else [f"tuning.time_limit_s={time_limit}"]

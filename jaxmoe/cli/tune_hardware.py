@@ -11,23 +11,23 @@ import yaml
 from rich.markup import escape
 from rich.table import Table
 
+from jaxmoe.cli.comparison_output import print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
-from jaxmoe.cli.show import print_table, print_warnings
 from jaxmoe.config import Scenario, resolved
 from jaxmoe.config.hardware_space import SYSTEM, read_space
 from jaxmoe.config.loader import override_values
 from jaxmoe.engine import LayerTime
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.codesign.discrete import TriedChoice, tune_space
 from jaxmoe.experiment.codesign.search import HardwareResult
 from jaxmoe.experiment.inputs import OptionError
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import per_layer, surroundings
 from jaxmoe.files import atomic_write
 from jaxmoe.placement import write_plan
 from jaxmoe.placement.named import compared_strategies
-from jaxmoe.plotting import plot_starts
-from jaxmoe.plotting.style import time_unit
 from jaxmoe.registry import METRICS
+from jaxmoe.report import plot_starts
+from jaxmoe.report.style import time_unit
 from jaxmoe.tune.machine.augmented_lagrangian import MET
 from jaxmoe.tune.machine.shadow_prices import PricedConstraint
 
@@ -51,7 +51,7 @@ def run(
     for option, given in refused.items():
         if given:
             raise OptionError(f"{option} does not go with --hardware; leave one of the two out")
-    with StageClock() as clock:
+    with StageTimer() as clock:
         with clock.stage("load"):
             fixed = override_values(overrides or ())
             if trace is not None:

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+from jaxmoe.cli.comparison_output import draw_scatter, print_agreement, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
-from jaxmoe.cli.show import draw_scatter, print_agreement, print_warnings
 from jaxmoe.cli.timeline import check_target, chosen_layer, write_timeline
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.evaluation import unwitnessed
 from jaxmoe.experiment.inputs import Inputs, OptionError, read_inputs
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.strategies import given_plans, standard_strategies
 from jaxmoe.experiment.summary import provenance
 from jaxmoe.experiment.validation import Trial, run_trial, validation_report
@@ -27,7 +27,7 @@ def run(
     timeline_of: str | None,
 ) -> None:
     """Replay plans in the event simulator, and tell how far the model is off."""
-    with StageClock() as clock:
+    with StageTimer() as clock:
         with clock.stage("load"):
             check_target(timeline, timeline_of)
             inputs = read_inputs(config, overrides, trace, layers)

@@ -27,7 +27,7 @@ from jaxmoe.config.networks import (
 )
 from jaxmoe.config.schema import Scenario
 from jaxmoe.config.tuning import TuningConfig
-from jaxmoe.engine import EvenPart, EvenParts, LayerCosts, LayerModel, schedule_of
+from jaxmoe.engine import EvenPart, EvenParts, Layer, LayerCosts, schedule_of
 from jaxmoe.hardware import (
     AbstractTopology,
     Die,
@@ -130,7 +130,7 @@ def build_time_model(hardware: HardwareConfig, order: Order | None = None) -> Co
     return Contention(chunk, cut_through=cut_through, order=known, ways=ways, ways_back=ways_back)
 
 
-def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]) -> LayerModel:
+def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]) -> Layer:
     """The machine and what one MoE layer of the model costs on it: B and FLOP."""
     model, costs = build_model(scenario.model), scenario.costs
     dispatched, combined = (
@@ -143,7 +143,7 @@ def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]
             check_exchanges((name,), machine.topology, model.num_experts)
         except ExchangeError as error:
             raise ConfigError(f"tuning.exchanges is {name!r}, which does not suit the machine: {error}") from None
-    return LayerModel(
+    return Layer(
         machine=machine,
         costs=LayerCosts.of(
             model,

@@ -13,8 +13,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from jaxmoe.config.base import ConfigError, Section
+from jaxmoe.config.composition import foreign_key
 from jaxmoe.config.open import OpenSection
-from jaxmoe.config.parts import foreign_key
 from jaxmoe.errors import RuleError
 
 # Configuration data before validation, with a memory of where every part of it was written.

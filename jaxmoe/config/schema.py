@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from jaxmoe.config.base import Count, ExchangeName, Fraction, Name, NonNegative, Positive, Section, Seed
+from jaxmoe.config.composition import DIVIDING, check_network, check_together
 from jaxmoe.config.model import ModelConfig
 from jaxmoe.config.networks import HardwareConfig, MeshConfig, WafersConfig
-from jaxmoe.config.parts import DIVIDING, check_network, check_together
 from jaxmoe.config.systems import SystemConfig
 from jaxmoe.config.tuning import TuningConfig
 from jaxmoe.errors import RuleError

@@ -8,8 +8,8 @@ from pydantic import Field, create_model, model_validator
 from jaxmoe.config.base import Name, Section
 from jaxmoe.config.open import OpenSection, named_section, setting_fields
 from jaxmoe.errors import RuleError
+from jaxmoe.methods.settings import METHODS, STATEMENTS, CostGateSettings, SystemSettings, statement_of
 from jaxmoe.settings import Setting, SettingError, settings_of
-from jaxmoe.systems.settings import METHODS, STATEMENTS, CostGateSettings, SystemSettings, statement_of
 
 GateConfig: Any = create_model(
     "GateConfig", __base__=Section, __doc__=CostGateSettings.__doc__, **setting_fields(settings_of(CostGateSettings))

@@ -29,7 +29,7 @@ from .fetch import HostLink as HostLink
 from .fetch import Reads as Reads
 from .fetch import traffic_figures as traffic_figures
 from .layer import AbstractLayer as AbstractLayer
-from .layer import LayerModel as LayerModel
+from .layer import Layer as Layer
 from .layer import evaluate as evaluate
 from .layer import is_tensor_parallel as is_tensor_parallel
 from .lower import LayerCosts as LayerCosts

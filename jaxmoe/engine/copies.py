@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.engine.counts import copy_work
 from jaxmoe.engine.demand import Loads, Matrix
-from jaxmoe.engine.layer import LayerModel
+from jaxmoe.engine.layer import Layer
 from jaxmoe.engine.price import price
 from jaxmoe.engine.stage import Stage, chained
 from jaxmoe.engine.times import LayerTime
@@ -27,7 +27,7 @@ class ReplicaModel(eqx.Module):
     `origin` is the part of all tokens that lives at every rank; it sums to 1.
     """
 
-    layer: LayerModel
+    layer: Layer
     origin: Float[Array, " node"]
     tier: Int[Array, "node node2"]  # places of distances in hops, from the nearest on
     tiers: int = eqx.field(static=True)
@@ -88,7 +88,7 @@ class ReplicaModel(eqx.Module):
         return Loads(carried, jnp.zeros(())).usage(self.layer.machine, reduction).seconds
 
 
-def replica_model(layer: LayerModel, choice: str, origin: Float[np.ndarray, " node"] | None = None) -> ReplicaModel:
+def replica_model(layer: Layer, choice: str, origin: Float[np.ndarray, " node"] | None = None) -> ReplicaModel:
     """The model of a layer whose tokens live on all ranks alike, or as `origin` says, in any unit.
 
     Raises `PlanError` for an unknown choice, and `ValueError` for origins that are not of the machine's nodes.

@@ -28,7 +28,7 @@ from jaxmoe.relax import AbstractSupport
 from jaxmoe.traces.batches import Batch
 
 if TYPE_CHECKING:
-    from jaxmoe.engine.layer import LayerModel
+    from jaxmoe.engine.layer import Layer
 
 
 class AbstractDecisions(eqx.Module):
@@ -58,7 +58,7 @@ class AbstractMovement(eqx.Module):
     is a stage, but no part of the total."""
 
     @abc.abstractmethod
-    def stage(self, layer: "LayerModel", stored: Float[Array, "expert node"], charge: Charge) -> Stage:
+    def stage(self, layer: "Layer", stored: Float[Array, "expert node"], charge: Charge) -> Stage:
         """The stage of the movement; `stored` is the part of every expert that each node stores."""
 
 
@@ -84,7 +84,7 @@ class Movement(AbstractMovement):
         hosts = jnp.tile(jnp.eye(nodes, dtype=part.dtype), (resident.shape[0], 1))
         return ((Flows(receivers, hosts, part, (part > 0).astype(part.dtype), route="tree"),),)
 
-    def stage(self, layer: "LayerModel", stored: Float[Array, "expert node"], charge: Charge) -> Stage:
+    def stage(self, layer: "Layer", stored: Float[Array, "expert node"], charge: Charge) -> Stage:
         demand = Traffic(self.phases(stored), layer.costs.expert_bytes, layer.time_model, mirrored=True)
         return Stage("movement", demand, split="whole", charge="hidden" if self.hidden else charge)
 
@@ -104,7 +104,7 @@ class Migration(AbstractMovement):
         demand = Loads(self.carried * (self.part * expert_bytes), jnp.zeros(()))
         return Stage("migration", demand, split="whole", charge="movement")
 
-    def stage(self, layer: "LayerModel", stored: Float[Array, "expert node"], charge: Charge) -> Stage:
+    def stage(self, layer: "Layer", stored: Float[Array, "expert node"], charge: Charge) -> Stage:
         return self.lower(layer.costs.expert_bytes)
 
 
@@ -142,7 +142,7 @@ class Decisions(AbstractDecisions):
         """The part of every expert that each node stores."""
         return self.share if self.resident is None else self.resident
 
-    def check(self, layer: "LayerModel") -> None:
+    def check(self, layer: "Layer") -> None:
         if self.served is None:
             return
         if layer.schedule.micro_batches > 1:
@@ -150,14 +150,14 @@ class Decisions(AbstractDecisions):
         if layer.mode == "replicated":
             raise ValueError("choices decided at run time are of sharded placements; give one, or no `served`")
 
-    def visits(self, layer: "LayerModel", batch: Batch, support: AbstractSupport) -> Visits:
+    def visits(self, layer: "Layer", batch: Batch, support: AbstractSupport) -> Visits:
         """Who computes what of a batch."""
         if self.served is not None:
             return decided_visits(self.share, batch, self.served, support)
         visits = sharded_visits if layer.mode == "sharded" else replicated_visits
         return visits(self.share, batch, support)
 
-    def lower(self, layer: "LayerModel", batch: Batch, support: AbstractSupport) -> Stages:
+    def lower(self, layer: "Layer", batch: Batch, support: AbstractSupport) -> Stages:
         exchange = layer.exchange if self.exchange is None else self.exchange
         visits = self.visits(layer, batch, support)
         experts = lower_tokens(exchange, layer.machine.topology, visits, layer.costs, layer.time_model, support)
@@ -165,7 +165,7 @@ class Decisions(AbstractDecisions):
         before, after = ([stage for each in extras for stage in each[side]] for side in (0, 1))
         return chained((*before, *experts, *after))
 
-    def whole(self, layer: "LayerModel") -> Stages:
+    def whole(self, layer: "Layer") -> Stages:
         charge: Charge = "background" if layer.schedule.in_background else "movement"
         return tuple(movement.stage(layer, self.stored, charge) for movement in self.movements)
 
@@ -185,10 +185,10 @@ class SlotDecisions(AbstractDecisions):
     def tokens(self, batch: Batch) -> Batch:
         return batch if self.source is None else replace(batch, source=self.source)
 
-    def lower(self, layer: "LayerModel", batch: Batch, support: AbstractSupport) -> Stages:
+    def lower(self, layer: "Layer", batch: Batch, support: AbstractSupport) -> Stages:
         return Decisions(share_of(self.slots, self.experts)).lower(layer, batch, support)
 
-    def whole(self, layer: "LayerModel") -> Stages:
+    def whole(self, layer: "Layer") -> Stages:
         return self.movements(layer.costs.expert_bytes)
 
     def movements(self, expert_bytes: Float[Array, ""]) -> Stages:

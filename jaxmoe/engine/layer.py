@@ -63,7 +63,7 @@ class AbstractLayer(eqx.Module):
         """Decisions [layer, ...] that ask for nothing: times have their shapes before the first step."""
 
 
-class LayerModel(AbstractLayer):
+class Layer(AbstractLayer):
     """A machine and the costs of one MoE layer on it."""
 
     machine: Machine
@@ -110,7 +110,7 @@ class LayerModel(AbstractLayer):
             reduction,
         )
 
-    def under(self, exchange: AbstractExchange) -> "LayerModel":
+    def under(self, exchange: AbstractExchange) -> "Layer":
         return replace(self, exchange=exchange)
 
     def blank(self, tokens: Batch) -> Decisions:
@@ -139,7 +139,7 @@ class LayerModel(AbstractLayer):
 
 @eqx.filter_jit
 def evaluate(
-    model: LayerModel,
+    model: Layer,
     share: Float[Array, "layer expert node"],
     batches: Batch,
     exchange: AbstractExchange | None = None,

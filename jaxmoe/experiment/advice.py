@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.config import Scenario, build_layer_model, build_model
 from jaxmoe.config.build import build_even_parts
-from jaxmoe.engine import Decisions, EvenParts, LayerModel
+from jaxmoe.engine import Decisions, EvenParts, Layer
 from jaxmoe.engine.copies import ReplicaModel, replica_model
 from jaxmoe.experiment.rebalancing import (
     Policy,
@@ -96,7 +96,7 @@ class Case:
     moves: int = 8000  # of local search for each placement
     seed: int = 0
 
-    def layer(self) -> LayerModel:
+    def layer(self) -> Layer:
         return build_layer_model(self.scenario, "sharded")
 
     def beside(self) -> EvenParts | None:
@@ -170,7 +170,7 @@ def _scaled(windows: Windows, choices: float) -> Windows:
     return share * choices
 
 
-def fitting_tokens(case: Case, layer: LayerModel, beside: EvenParts | None, expert_bytes: float) -> int:
+def fitting_tokens(case: Case, layer: Layer, beside: EvenParts | None, expert_bytes: float) -> int:
     """The tokens of a step whose contexts fit beside the weights of a rank, at most those that are asked for."""
     if layer.machine.capacity is None or beside is None:
         return case.tokens

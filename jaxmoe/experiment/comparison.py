@@ -7,9 +7,9 @@ import numpy as np
 
 from jaxmoe.config import build_tuner_settings
 from jaxmoe.engine import LayerTime
-from jaxmoe.experiment.clock import Report, StageClock
 from jaxmoe.experiment.evaluation import Replay, is_simulated, replay, score
 from jaxmoe.experiment.inputs import Inputs, OptionError
+from jaxmoe.experiment.stage_timer import Report, StageTimer
 from jaxmoe.experiment.strategies import GATHERED, TUNED, Strategy, strategy
 from jaxmoe.experiment.validation import fitted_gamma
 from jaxmoe.placement import PlanError
@@ -112,7 +112,7 @@ class Comparison:
         return self.best(name).mean / self.best(plan).mean
 
 
-def compare(inputs: Inputs, strategies: list[Strategy], clock: StageClock, report: Report) -> Comparison:
+def compare(inputs: Inputs, strategies: list[Strategy], clock: StageTimer, report: Report) -> Comparison:
     """Evaluate and replay every strategy; replays go on while the model is traced and compiled."""
     with beside(lambda: {s.name: _replay(inputs, s, report) for s in strategies}) as replaying:
         with clock.stage("evaluate"):

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from jaxmoe.compiling import SHORT, SOONER
 from jaxmoe.des import Fabric, LayerDescription, LayerReplay, Memory, replay_plan
-from jaxmoe.engine import LayerCosts, LayerModel, LayerTime, Overlap, Serial, evaluate, measured_time
+from jaxmoe.engine import Layer, LayerCosts, LayerTime, Overlap, Serial, evaluate, measured_time
 from jaxmoe.engine.times import STAGES
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import Strategy
@@ -26,7 +26,7 @@ from jaxmoe.threads import side_by_side
 from jaxmoe.traces import Batch
 
 
-def simulated_gemm(model: LayerModel) -> Witness | None:
+def simulated_gemm(model: Layer) -> Witness | None:
     """Times of an expert's products for the event simulator, `None` where a die multiplies at its full rate."""
     gemm, costs = model.machine.die.gemm, model.costs
     if gemm is None:
@@ -35,7 +35,7 @@ def simulated_gemm(model: LayerModel) -> Witness | None:
     return gemm.witness(flops, float(costs.columns), float(costs.gemms)) or _own_times(gemm, flops, costs)
 
 
-def unwitnessed(model: LayerModel) -> list[str]:
+def unwitnessed(model: Layer) -> list[str]:
     """What the event simulator takes from the model, and so does not test."""
     gemm = model.machine.die.gemm
     if gemm is None or gemm.witness(np.ones(model.machine.num_nodes), 1.0, 1.0) is not None:
@@ -57,7 +57,7 @@ def _own_times(gemm: AbstractGemm, flops: Float[np.ndarray, " node"], costs: Lay
 
 @eqx.filter_jit(compiler_options=SOONER)  # type: ignore[call-overload]  # an option of JAX
 def _evaluate_soon(
-    model: LayerModel, share: Float[Array, "layer expert node"], batches: Batch, exchange: AbstractExchange
+    model: Layer, share: Float[Array, "layer expert node"], batches: Batch, exchange: AbstractExchange
 ) -> LayerTime:
     return evaluate(model, share, batches, exchange)
 
@@ -125,7 +125,7 @@ def describe(inputs: Inputs, mode: Mode, exchange: str) -> LayerDescription:
     return describe_model(inputs.model, inputs.fabric, mode, exchange)
 
 
-def describe_model(model: LayerModel, fabric: Fabric, mode: Mode, exchange: str) -> LayerDescription:
+def describe_model(model: Layer, fabric: Fabric, mode: Mode, exchange: str) -> LayerDescription:
     """The same of any model of a layer, with its network as the simulator sees it."""
     machine, costs = model.machine, model.costs
     levels = ((level.bandwidth, level.latency, level.channel) for level in machine.memory)

@@ -21,7 +21,7 @@ from jaxmoe.config import (
     load_scenario,
 )
 from jaxmoe.des import Fabric, fabric_of
-from jaxmoe.engine import LayerModel
+from jaxmoe.engine import Layer
 from jaxmoe.errors import InputError
 from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange, build_exchange
@@ -63,7 +63,7 @@ class Inputs:
 
     scenario: Scenario
     moe: MoEModel
-    model: LayerModel
+    model: Layer
     trace: GatingTrace  # the layers of this run, in order
     trace_path: str  # or what a synthetic one is drawn from
     topics: Mapping[str, GatingTrace] = field(default_factory=dict)  # by name, those that plans are tuned over
@@ -301,7 +301,7 @@ def _fitting(
     return chosen
 
 
-def _with_memory_for(model: LayerModel, part: float) -> LayerModel:
+def _with_memory_for(model: Layer, part: float) -> Layer:
     """The model with the part of every node's memory that this run's layers may take."""
     if model.machine.capacity is None or part == 1:
         return model

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxmoe.config import Scenario, build_layer_model, number_at, with_numbers
-from jaxmoe.engine import LayerModel, evaluate
+from jaxmoe.engine import Layer, evaluate
 from jaxmoe.experiment.inputs import BATCH_KEYS, TRACE_KEYS, Inputs, inputs_of
 from jaxmoe.experiment.metrics import Outcome
 from jaxmoe.experiment.strategies import PLACEMENT_KEYS, Strategy, decides_fit, standard_strategies
@@ -43,7 +43,7 @@ class ParametricRun:
         """Keys of the scenario, in the order that values are given in."""
         return self.numbers.names
 
-    def model(self, values: Float[Array, " key"], fixed: LayerModel) -> LayerModel:
+    def model(self, values: Float[Array, " key"], fixed: Layer) -> Layer:
         """The model at these values in the scenario's units; leaves that no key changes are those of `fixed`."""
         return self.numbers.model(values, fixed)
 

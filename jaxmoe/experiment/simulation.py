@@ -9,12 +9,12 @@ import numpy as np
 
 from jaxmoe.config.networks import WafersConfig
 from jaxmoe.engine import LayerTime
-from jaxmoe.experiment.clock import Report, StageClock
 from jaxmoe.experiment.evaluation import describe
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
+from jaxmoe.experiment.stage_timer import Report, StageTimer
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.experiment.validation import Figures, agreement
-from jaxmoe.systems import AbstractRun, Rolled, Setting, system_of
+from jaxmoe.methods import AbstractRun, RolloutResult, Setting, system_of
 from jaxmoe.traces import Batch, GatingTrace, request_batches, sample_batches, successive_batches
 
 
@@ -41,7 +41,7 @@ class Run:
     """
 
     system: AbstractRun
-    rolled: Rolled
+    rolled: RolloutResult
     simulated: np.ndarray
     moved: np.ndarray
 
@@ -146,7 +146,7 @@ def setting_of(inputs: Inputs, strategy: Strategy, history: GatingTrace) -> Sett
 
 
 def simulate(
-    inputs: Inputs, strategy: Strategy, iterations: Iterations, replays: int, clock: StageClock, report: Report
+    inputs: Inputs, strategy: Strategy, iterations: Iterations, replays: int, clock: StageTimer, report: Report
 ) -> Simulation:
     """Run the scenario's system and what it is compared with. Raises `UnsuitableSystemError`."""
     section = inputs.scenario.system
@@ -170,7 +170,12 @@ def batch_at(iterations: Iterations, row: int, step: int) -> Batch:
 
 
 def _replayed(
-    run: AbstractRun, rolled: Rolled, iterations: Iterations, replayed: tuple[int, ...], name: str, report: Report
+    run: AbstractRun,
+    rolled: RolloutResult,
+    iterations: Iterations,
+    replayed: tuple[int, ...],
+    name: str,
+    report: Report,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Seconds of stages and of movements in the event simulator, [replay, layer]."""
     seconds = np.zeros((len(replayed), rolled.time.total.shape[1]))

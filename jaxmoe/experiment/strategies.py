@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Array
 
-from jaxmoe.engine import LayerModel, is_tensor_parallel
+from jaxmoe.engine import Layer, is_tensor_parallel
 from jaxmoe.experiment.inputs import Inputs, OptionError
 from jaxmoe.placement import (
     Placement,
@@ -94,7 +94,7 @@ def strategy(
     return Strategy(name, placement)
 
 
-def decides_fit(model: LayerModel) -> tuple[Array, ...]:
+def decides_fit(model: Layer) -> tuple[Array, ...]:
     """Numbers of the model that say whether a placement fits; none where memory holds whatever is asked of it."""
     capacity = model.machine.capacity
     return () if capacity is None else (model.costs.expert_bytes, capacity)

@@ -6,8 +6,8 @@ from functools import partial
 
 import numpy as np
 
-from jaxmoe.experiment.clock import Report
 from jaxmoe.experiment.inputs import OptionError, Source
+from jaxmoe.experiment.stage_timer import Report
 from jaxmoe.placement import Placement, expert_parallel_balanced
 from jaxmoe.traces import GatingTrace, LoadCounts, load_counts
 from jaxmoe.traces import statistics as st

@@ -10,9 +10,9 @@ import numpy as np
 
 from jaxmoe.des import replay_layer
 from jaxmoe.engine import LayerTime, evaluate
-from jaxmoe.experiment.clock import Report, StageClock
 from jaxmoe.experiment.evaluation import Replay, describe, replay, score
 from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.experiment.stage_timer import Report, StageTimer
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.placement import expert_parallel_random
 from jaxmoe.placement.strategies import filled_in_order
@@ -55,7 +55,7 @@ class Trial:
         return self.replay.time
 
 
-def run_trial(inputs: Inputs, strategy: Strategy, tokens: int, clock: StageClock, report: Report) -> Trial:
+def run_trial(inputs: Inputs, strategy: Strategy, tokens: int, clock: StageTimer, report: Report) -> Trial:
     """Evaluate and replay a strategy on batches of so many tokens."""
     batches = inputs.first_batches(inputs.batches_of(tokens))
     with clock.stage("evaluate"):

@@ -11,9 +11,9 @@ import numpy as np
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.metrics import Measured, Outcome, busy_by_kind
 from jaxmoe.experiment.simulation import iterations_of, setting_of
+from jaxmoe.methods import system_of
 from jaxmoe.registry import METRICS
 from jaxmoe.sweep.compile_groups import Group
-from jaxmoe.systems import system_of
 
 TOGETHER = 8  # points that are handed on, and so written, at once
 

@@ -25,7 +25,7 @@ from jaxmoe.placement import PlanError
 from jaxmoe.placement.rounding import keep_hosts
 from jaxmoe.traces import Batch
 from jaxmoe.tune import PlacementProblem, TunerSettings, descent
-from jaxmoe.tune.referee import Referee
+from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.settings import StopSwitch, affordable
 from jaxmoe.tune.tuner import LEAST_PART
 
@@ -125,8 +125,8 @@ def _descended(problems: Sequence[PlacementProblem], exchange: AbstractExchange)
     shares = np.asarray(_shares(lands, state, schedule.temperature[-1])).astype(float)
     least = LEAST_PART * descent.typical_part(first.frequency, first.num_nodes)
     shares = keep_hosts(shares, np.broadcast_to(least[:, None], shares.shape[:-1]))
-    referee = Referee(first, settings.seed, StopSwitch())
-    return [np.stack([referee.legal(each[:, at : at + 1])[:, 0] for each in shares]) for at in range(shares.shape[2])]
+    evaluator = Evaluator(first, settings.seed, StopSwitch())
+    return [np.stack([evaluator.legal(each[:, at : at + 1])[:, 0] for each in shares]) for at in range(shares.shape[2])]
 
 
 @eqx.filter_jit

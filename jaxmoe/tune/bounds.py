@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jaxmoe.engine import IdleLinks, LayerModel, Serial
+from jaxmoe.engine import IdleLinks, Layer, Serial
 from jaxmoe.network import Congestion
 from jaxmoe.traces import Batch, expert_counts
 from jaxmoe.tune.problem import PlacementProblem
@@ -142,7 +142,7 @@ def _communication(problem: PlacementProblem, others: np.ndarray, often: np.ndar
 
 
 def exchange_bound(
-    model: LayerModel, share: Float[np.ndarray, "expert node"], batches: Batch
+    model: Layer, share: Float[np.ndarray, "expert node"], batches: Batch
 ) -> Float[np.ndarray, " batch"]:
     """Communication time of a sharded plan that no exchange beats, s, for drawn or merged batches of one layer.
 

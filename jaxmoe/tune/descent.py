@@ -11,10 +11,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxmoe.engine import Decisions, LayerModel
+from jaxmoe.engine import Decisions, Layer
 from jaxmoe.relax import SmoothMax, SoftSupport, geometric, sinkhorn
 from jaxmoe.traces import Batch, over_batches
-from jaxmoe.tune.aim import Aim
+from jaxmoe.tune.objective import Objective
 from jaxmoe.tune.problem import PlacementProblem
 
 # Relaxed placements: shares as a transport plan between experts and nodes.
@@ -105,14 +105,14 @@ class Annealed(NamedTuple):
 class Landscape(NamedTuple):
     """What the objective of every layer is made of. Numbers only: changing one compiles nothing."""
 
-    model: LayerModel
+    model: Layer
     frequency: Float[Array, "layer expert"]
     node_part: Float[Array, " node"]
     room: Float[Array, " node"]
     scale: Float[Array, ""]  # s: a layer's compute time if work were even
     budget_spread: Float[Array, ""]
     learning_rate: Float[Array, ""]
-    aim: Aim
+    aim: Objective
 
 
 class Descent(NamedTuple):

@@ -13,9 +13,9 @@ from jaxmoe.placement.strategies import filled_in_order
 from jaxmoe.relax import geometric
 from jaxmoe.traces import MISSING, Batch, over_batches
 from jaxmoe.tune import local_search
+from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.local_search import Search
 from jaxmoe.tune.problem import BRIM, History, PlacementProblem, Plans, Progress, TuneResult, best, silent
-from jaxmoe.tune.referee import Referee
 from jaxmoe.tune.settings import StopSwitch
 
 # Greedy construction: experts in order of falling load each take the hosts that cost the least at that moment.
@@ -40,26 +40,26 @@ class GreedySettings:
 def greedy(problem: PlacementProblem, settings: GreedySettings, progress: Progress = silent) -> TuneResult:
     """Place expert after expert. Once Ctrl-C or the time limit strikes, the others go whole to the idlest nodes."""
     with StopSwitch(settings.time_limit_s) as stop:
-        referee, history = Referee(problem, settings.seed, stop, progress), History()
+        evaluator, history = Evaluator(problem, settings.seed, stop, progress), History()
         layers, experts = problem.frequency.shape
-        with referee.timed("greedy"):
-            batches, reached = referee.draw(settings.batches), np.full((layers, experts), np.nan)
-            plans = np.stack([_place(referee, layer, batches, reached) for layer in range(layers)])
+        with evaluator.timed("greedy"):
+            batches, reached = evaluator.draw(settings.batches), np.full((layers, experts), np.nan)
+            plans = np.stack([_place(evaluator, layer, batches, reached) for layer in range(layers)])
             for step in range(experts):
                 history.add(step + 1, reached[:, step])
-            plans = referee.legal(plans[:, None])
-            scores = referee.score(plans)
+            plans = evaluator.legal(plans[:, None])
+            scores = evaluator.score(plans)
         stages = {"constructed": scores[:, 0]}
-        with referee.timed("rebalance"):
-            plans, _ = referee.rebalance(plans, scores)
-        return referee.conclude(plans[:, 0], stages, {"greedy": history} if not np.isnan(reached).any() else {})
+        with evaluator.timed("rebalance"):
+            plans, _ = evaluator.rebalance(plans, scores)
+        return evaluator.conclude(plans[:, 0], stages, {"greedy": history} if not np.isnan(reached).any() else {})
 
 
 def _place(
-    referee: Referee, layer: int, batches: Batch, reached: Float[np.ndarray, "layer expert"]
+    evaluator: Evaluator, layer: int, batches: Batch, reached: Float[np.ndarray, "layer expert"]
 ) -> Float[np.ndarray, "expert node"]:
     """The plan of one layer; the cost after each choice is written to `reached`."""
-    problem = referee.problem
+    problem = evaluator.problem
     frequency, nodes = problem.frequency[layer], problem.num_nodes
     even = problem.batch_tokens * problem.trace.top_k * float(problem.model.costs.flops_per_token_expert)
     even /= float(np.asarray(problem.model.machine.die.flops, float).sum())
@@ -70,14 +70,14 @@ def _place(
     candidates, even_s = jnp.asarray(near, jnp.float32), jnp.asarray(even, jnp.float32)
     share = np.zeros((len(frequency), nodes))
     for step, expert in enumerate(np.argsort(-frequency, kind="stable")):
-        if referee.stop.reason:
+        if evaluator.stop.reason:
             share[expert, (frequency @ share).argmin()] = 1
             continue
         placed = jnp.asarray(share, jnp.float32)
-        costs = _costs(referee.search, placed, candidates, jnp.asarray(expert), here, even_s)
+        costs = _costs(evaluator.search, placed, candidates, jnp.asarray(expert), here, even_s)
         chosen = int(np.asarray(costs).argmin())
         share[expert], reached[layer, step] = near[chosen], costs[chosen]
-        referee.progress("greedy", layer * len(frequency) + step + 1, problem.frequency.size)
+        evaluator.progress("greedy", layer * len(frequency) + step + 1, problem.frequency.size)
     return share
 
 
@@ -139,17 +139,17 @@ def _seconds(
 # Where searches start: legal plans without preference, every node with its even part of the work.
 
 
-def random_starts(referee: Referee, candidates: int, seed: int) -> Plans:
+def random_starts(evaluator: Evaluator, candidates: int, seed: int) -> Plans:
     """Plans that fill nodes in random order with experts in random order; the same seed gives the same plans."""
     rng = np.random.default_rng([seed, 2])
-    problem = referee.problem
+    problem = evaluator.problem
     flops = np.asarray(problem.model.machine.die.flops, float)
     part = flops / flops.sum()
 
     def plan(frequency: np.ndarray) -> np.ndarray:
         return filled_in_order(frequency, part, rng.permutation(len(frequency)), rng.permutation(len(part)))
 
-    return referee.legal(np.stack([[plan(layer) for _ in range(candidates)] for layer in problem.frequency]))
+    return evaluator.legal(np.stack([[plan(layer) for _ in range(candidates)] for layer in problem.frequency]))
 
 
 # The best of many random plans: what any search has to beat.
@@ -170,21 +170,21 @@ class RandomSettings:
 def random_search(problem: PlacementProblem, settings: RandomSettings, progress: Progress = silent) -> TuneResult:
     """Draw balanced plans at random and keep the best. Ctrl-C or the time limit ends the drawing."""
     with StopSwitch(settings.time_limit_s) as stop:
-        referee, history = Referee(problem, settings.seed, stop, progress), History()
-        with referee.timed("random search"):
-            batches = referee.draw(settings.batches)
+        evaluator, history = Evaluator(problem, settings.seed, stop, progress), History()
+        with evaluator.timed("random search"):
+            batches = evaluator.draw(settings.batches)
             kept = np.zeros((len(problem.frequency), 0, *problem.frequency.shape[1:], problem.num_nodes))
             scores = np.zeros(kept.shape[:2])
             for first in range(0, settings.plans, SEGMENT):
-                drawn = random_starts(referee, SEGMENT, settings.seed + first)
-                costs = local_search.score_candidates(referee.search, jnp.asarray(drawn, jnp.float32), batches)
+                drawn = random_starts(evaluator, SEGMENT, settings.seed + first)
+                costs = local_search.score_candidates(evaluator.search, jnp.asarray(drawn, jnp.float32), batches)
                 plans, seconds = np.concatenate([kept, drawn], axis=1), np.concatenate([scores, costs], axis=1)
                 kept, scores = best(plans, seconds, 1)
                 history.add(first + SEGMENT, scores[:, 0])
                 progress("random search", min(first + SEGMENT, settings.plans), settings.plans)
                 if stop.reason:
                     break
-        return referee.conclude(kept[:, 0], {}, {"random search": history})
+        return evaluator.conclude(kept[:, 0], {}, {"random search": history})
 
 
 # Simulated annealing over legal plans with the exact model: all layers and chains in one vmapped run.
@@ -207,16 +207,18 @@ class AnnealSettings:
 def anneal(problem: PlacementProblem, settings: AnnealSettings, progress: Progress = silent) -> TuneResult:
     """Find a plan by simulated annealing. Ctrl-C or the time limit ends the chains where they are."""
     with StopSwitch(settings.time_limit_s) as stop:
-        referee, history, key = Referee(problem, settings.seed, stop, progress), History(), jr.key(settings.seed)
-        with referee.timed("annealing"):
-            shares = jnp.asarray(random_starts(referee, settings.chains, settings.seed), jnp.float32)
+        evaluator, history, key = Evaluator(problem, settings.seed, stop, progress), History(), jr.key(settings.seed)
+        with evaluator.timed("annealing"):
+            shares = jnp.asarray(random_starts(evaluator, settings.chains, settings.seed), jnp.float32)
             kept, least = np.asarray(shares[:, 0], float), np.full(len(shares), np.inf)
             for first in range(0, settings.steps, local_search.SEGMENT):
                 # Under a time limit cooling follows the time used.
                 cooled = np.clip((first + np.arange(local_search.SEGMENT)) / settings.steps, min(stop.used, 1), 1)
                 coldness = jnp.asarray(geometric(*settings.coldness, cooled), jnp.float32)
-                batches = referee.draw(settings.batches)
-                shares, costs = local_search.improve(referee.search, shares, batches, coldness, jr.fold_in(key, first))
+                batches = evaluator.draw(settings.batches)
+                shares, costs = local_search.improve(
+                    evaluator.search, shares, batches, coldness, jr.fold_in(key, first)
+                )
                 found, seconds = best(np.asarray(shares, float), np.asarray(costs, float), 1)
                 improved = seconds[:, 0] < least
                 kept, least = np.where(improved[:, None, None], found[:, 0], kept), np.minimum(least, seconds[:, 0])
@@ -225,8 +227,8 @@ def anneal(problem: PlacementProblem, settings: AnnealSettings, progress: Progre
                 if stop.reason:
                     break
             plans = np.concatenate([np.asarray(shares, float), kept[:, None]], axis=1)
-            plans, scores = best(plans, referee.score(plans), 1)
+            plans, scores = best(plans, evaluator.score(plans), 1)
         stages = {"annealed": scores[:, 0]}
-        with referee.timed("rebalance"):
-            plans, _ = referee.rebalance(plans, scores)
-        return referee.conclude(plans[:, 0], stages, {"annealing": history})
+        with evaluator.timed("rebalance"):
+            plans, _ = evaluator.rebalance(plans, scores)
+        return evaluator.conclude(plans[:, 0], stages, {"annealing": history})

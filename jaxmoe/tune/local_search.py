@@ -16,11 +16,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from jaxmoe.compiling import SHORT, SOONER
-from jaxmoe.engine import LayerModel
+from jaxmoe.engine import Layer
 from jaxmoe.network import AbstractExchange
 from jaxmoe.network.xy import prefix_sums
 from jaxmoe.traces import Batch, over_batches
-from jaxmoe.tune.aim import Aim
+from jaxmoe.tune.objective import Objective
 from jaxmoe.tune.problem import BRIM, PlacementProblem
 
 SEGMENT = 100  # moves of a compiled call; the time limit is checked in between
@@ -34,12 +34,12 @@ class Search(NamedTuple):
     There are as many places as nodes; those without `room` stay empty.
     """
 
-    model: LayerModel
+    model: Layer
     frequency: Float[Array, "layer expert"]
     room: Float[Array, " place"]  # in experts
     hops: Float[Array, "place place2"]  # near places are tried more often
     spread: Float[Array, "place node"]  # rows sum to 1
-    aim: Aim
+    aim: Objective
 
 
 def search_of(problem: PlacementProblem, group: np.ndarray | None = None) -> Search:

@@ -37,7 +37,7 @@ import scipy.sparse as sp
 from jaxtyping import Array, Float
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 
-from jaxmoe.engine import LayerModel
+from jaxmoe.engine import Layer
 from jaxmoe.network import sharded_visits
 from jaxmoe.placement.rounding import SLACK, SMALLEST_SHARE, rebalance
 from jaxmoe.relax import HardSupport
@@ -264,13 +264,13 @@ class GammaFit:
     r2: float
 
 
-def mean_bandwidth(model: LayerModel) -> Float[Array, ""]:
+def mean_bandwidth(model: Layer) -> Float[Array, ""]:
     """BW of Eq. 2 where links differ: their mean, B/s."""
     return jnp.mean(model.machine.topology.link_bandwidth)
 
 
 def node_estimate(
-    model: LayerModel, share: Float[Array, "expert node"], batch: Batch, bandwidth: Float[Array, ""] | float
+    model: Layer, share: Float[Array, "expert node"], batch: Batch, bandwidth: Float[Array, ""] | float
 ) -> Float[Array, ""]:
     """Estimated seconds of one stage, dispatch or combine, for a sharded plan (hd_moe Eq. 2).
 
@@ -283,7 +283,7 @@ def node_estimate(
 
 @eqx.filter_jit
 def node_estimates(
-    model: LayerModel,
+    model: Layer,
     shares: Float[Array, "plan expert node"],
     batches: Batch,
     bandwidth: Float[Array, ""] | float | None = None,

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from jaxmoe.engine import LayerModel
+from jaxmoe.engine import Layer
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement import PlanError
 from jaxmoe.placement.exchange import ExchangeError, Rings
 from jaxmoe.placement.strategies import complete_hybrids
 from jaxmoe.traces import Batch, GatingTrace, TraceError, expert_counts, load_counts, sample_batches, topic_batches
-from jaxmoe.tune.aim import Aim
+from jaxmoe.tune.objective import Objective
 from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS, WITHOUT_MESH
 
 BRIM = 1 + 1e-5  # shares are float32: a node filled to the brim may seem overfull by so much
@@ -38,7 +38,7 @@ class PlacementProblem:
     mesh has the split trees of the default ones, other networks get `least_loaded_tree` and `random_host_tree`.
     """
 
-    model: LayerModel
+    model: Layer
     trace: GatingTrace
     batch_tokens: int
     consecutive: bool = False
@@ -78,9 +78,9 @@ class PlacementProblem:
         return room if self.model.mode == "sharded" else np.floor(room * (1 + 1e-6))
 
     @property
-    def aim(self) -> Aim:
+    def aim(self) -> Objective:
         """What is minimised of the times of batches."""
-        return Aim(jnp.asarray(self.p95_weight), jnp.asarray(self.worst_weight), max(len(self.topics), 1))
+        return Objective(jnp.asarray(self.p95_weight), jnp.asarray(self.worst_weight), max(len(self.topics), 1))
 
     @cached_property
     def frequency(self) -> np.ndarray:
@@ -212,7 +212,7 @@ def least(ranked: Iterable[Ranked]) -> Ranked:
     return Ranked(*(np.stack(parts)[chosen, row] for parts in zip(*given, strict=True)))
 
 
-def where_surely_faster(plan: Ranked, known: Ranked, aim: Aim) -> Ranked:
+def where_surely_faster(plan: Ranked, known: Ranked, aim: Objective) -> Ranked:
     """The plan, but of infinite time in layers where its gain over a known one may be chance.
 
     The gain is the mean over groups of batches, and has to be at least twice its standard error.

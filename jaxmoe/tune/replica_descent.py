@@ -17,7 +17,7 @@ from jaxmoe.engine.copies import ReplicaModel
 from jaxmoe.placement.slot_plan import filled
 from jaxmoe.placement.slots import EMPTY
 from jaxmoe.relax import AbstractReduction, SmoothMax, geometric
-from jaxmoe.tune.aim import objective
+from jaxmoe.tune.objective import objective
 
 STEPS = 100
 LEARNING_RATE = 0.3

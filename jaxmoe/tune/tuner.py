@@ -20,6 +20,7 @@ from jaxmoe.relax import geometric
 from jaxmoe.threads import beside, side_by_side
 from jaxmoe.tune import descent, local_search
 from jaxmoe.tune.descent import typical_part
+from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.greedy import random_starts
 from jaxmoe.tune.problem import (
     History,
@@ -34,7 +35,6 @@ from jaxmoe.tune.problem import (
     better,
     silent,
 )
-from jaxmoe.tune.referee import Referee
 from jaxmoe.tune.settings import StopSwitch, TunerSettings, affordable
 
 LEAST_PART = 0.1  # of an expert's typical part on a node; less is rounded away
@@ -56,8 +56,8 @@ def tune(
     result says why it stopped. The same problem and settings give the same plan, unless stopped.
     """
     with StopSwitch(settings.time_limit_s) as stop:
-        referee = Referee(problem, settings.seed, stop, progress)
-        return _Run(referee, affordable(settings, problem)).result(relaxed, exchange)
+        evaluator = Evaluator(problem, settings.seed, stop, progress)
+        return _Run(evaluator, affordable(settings, problem)).result(relaxed, exchange)
 
 
 class _Hybrid(NamedTuple):
@@ -73,47 +73,47 @@ class _Hybrid(NamedTuple):
 class _Run:
     """One run of the tuner."""
 
-    referee: Referee
+    evaluator: Evaluator
     settings: TunerSettings
 
     @property
     def problem(self) -> PlacementProblem:
-        return self.referee.problem
+        return self.evaluator.problem
 
     def result(self, relaxed: Plans | None, named: str | None) -> TuneResult:
-        referee, stages, history = self.referee, {}, {}
-        with referee.timed("strategies"):
+        evaluator, stages, history = self.evaluator, {}, {}
+        with evaluator.timed("strategies"):
             exchange = self.gathering() if named is None else self.problem.gathers[named]
         # Compiling the descent leaves a core to the strategies, which it does not wait for.
-        with referee.timed("descent"), beside(self.shipped_starts) as shipped:
+        with evaluator.timed("descent"), beside(self.shipped_starts) as shipped:
             if relaxed is None:
                 relaxed, stages["relaxed"], history["descent"] = self.descend(exchange)
-        with referee.timed("rounding"):
+        with evaluator.timed("rounding"):
             plans = np.concatenate([self.round(relaxed), shipped.result()], axis=1)
-            scores = referee.score(plans, exchange)
+            scores = evaluator.score(plans, exchange)
             stages["rounded"] = scores.min(axis=1)
             plans, scores = best(plans, scores, self.settings.refine_chains)
-        with referee.timed("rebalance"):
-            plans, scores = referee.rebalance(plans, scores, exchange)
+        with evaluator.timed("rebalance"):
+            plans, scores = evaluator.rebalance(plans, scores, exchange)
             stages["rebalanced"] = scores.min(axis=1)
-        with referee.timed("refinement"):
-            plans, scores, history["refinement"] = self.refine(referee.search, plans, scores, exchange)
-            plans, scores = referee.rebalance(*best(plans, scores, 1), exchange)
-        with referee.timed("hybrids"):
+        with evaluator.timed("refinement"):
+            plans, scores, history["refinement"] = self.refine(evaluator.search, plans, scores, exchange)
+            plans, scores = evaluator.rebalance(*best(plans, scores, 1), exchange)
+        with evaluator.timed("hybrids"):
             hybrids = self.hybrids()
-        return referee.conclude(plans[:, 0], stages, history, hybrids)
+        return evaluator.conclude(plans[:, 0], stages, history, hybrids)
 
     def gathering(self) -> AbstractExchange:
         """The exchange for plans that gather: the best for plans without preference."""
         gathers = self.problem.gathers
-        start = random_starts(self.referee, 1, self.settings.seed)
-        scores = side_by_side(lambda each: self.referee.score(start, each).mean(), gathers.values())
+        start = random_starts(self.evaluator, 1, self.settings.seed)
+        scores = side_by_side(lambda each: self.evaluator.score(start, each).mean(), gathers.values())
         seconds = dict(zip(gathers, scores, strict=True))
         return gathers[min(seconds, key=seconds.__getitem__)]
 
     def shipped_starts(self) -> Plans:
         """The best strategy of every layer as a plan to improve."""
-        shipped = self.referee.shipped
+        shipped = self.evaluator.shipped
         empty = np.zeros((len(self.problem.frequency), 0, *self.problem.frequency.shape[1:], self.problem.num_nodes))
         return empty if shipped is None else shipped.plan[:, None]
 
@@ -130,14 +130,14 @@ class _Run:
         state = descent.start(problem, settings.restarts, settings.seed)
         for first in range(0, settings.steps, descent.SEGMENT):
             batches = descent.segment_batches(
-                problem, settings.batches_per_step, next(self.referee.seeds), settings.descent_tokens
+                problem, settings.batches_per_step, next(self.evaluator.seeds), settings.descent_tokens
             )
             schedule = descent.schedule(first, settings.steps, ends)
             state, seconds = descent.descend(land, state, batches, schedule)
             # Few batches are noisy: the mean over a segment is not.
             history.add(first + descent.SEGMENT, np.asarray(seconds.mean(axis=0).min(axis=1)))
-            self.referee.progress("descent", min(first + descent.SEGMENT, settings.steps), settings.steps)
-            if self.referee.stop.reason:
+            self.evaluator.progress("descent", min(first + descent.SEGMENT, settings.steps), settings.steps)
+            if self.evaluator.stop.reason:
                 break
         shares = descent.relaxed_shares(land, state.plans, schedule.temperature[-1])
         return np.asarray(shares, float), history.seconds[-1], history
@@ -145,7 +145,7 @@ class _Run:
     def round(self, relaxed: Plans) -> Plans:
         """Keep the hosts that count, and divide each expert over them as descent did."""
         least = LEAST_PART * typical_part(self.problem.frequency, relaxed.shape[-1])
-        return self.referee.legal(keep_hosts(relaxed, np.broadcast_to(least[:, None], relaxed.shape[:-1])))
+        return self.evaluator.legal(keep_hosts(relaxed, np.broadcast_to(least[:, None], relaxed.shape[:-1])))
 
     def refine(
         self,
@@ -160,34 +160,34 @@ class _Run:
         All moves see the same batches: with others for every segment, a chain would follow their differences.
         """
         steps, history, key = self.settings.refine_steps, History(), jr.key(self.settings.seed)
-        shares, batches = jnp.asarray(plans, jnp.float32), self.referee.draw(self.settings.refine_batches, exchange)
+        shares, batches = jnp.asarray(plans, jnp.float32), self.evaluator.draw(self.settings.refine_batches, exchange)
         for first in range(0, steps, local_search.SEGMENT):
-            if self.referee.stop.reason:
+            if self.evaluator.stop.reason:
                 break
             progress = np.minimum((first + np.arange(local_search.SEGMENT)) / steps, 1)
             coldness = jnp.asarray(geometric(*REFINE_COLDNESS, progress), jnp.float32)
             shares, costs = local_search.improve(search, shares, batches, coldness, jr.fold_in(key, first), exchange)
             history.add(first + local_search.SEGMENT, np.asarray(costs.min(axis=1)))
-            self.referee.progress("refinement", min(first + local_search.SEGMENT, steps), steps)
+            self.evaluator.progress("refinement", min(first + local_search.SEGMENT, steps), steps)
         ended = np.asarray(shares, float)
-        referee = self.referee
-        scored = referee.score(ended, exchange) if group is None else referee.score_groups(ended, group, exchange)
+        evaluator = self.evaluator
+        scored = evaluator.score(ended, exchange) if group is None else evaluator.score_groups(ended, group, exchange)
         return *better(plans, scores, ended, scored), history
 
     def hybrids(self) -> list[Ranked]:
         """The best cuts of the machine, with the experts that each group holds improved by exact moves."""
         made = []
         for hybrid in self.best_cuts():
-            if self.referee.stop.reason:
+            if self.evaluator.stop.reason:
                 break
             search = local_search.search_of(self.problem, hybrid.group)
             plans = np.repeat(hybrid.plan[:, None], self.settings.refine_chains, axis=1)
-            scores = self.referee.score_groups(plans, hybrid.group, hybrid.exchange)
+            scores = self.evaluator.score_groups(plans, hybrid.group, hybrid.exchange)
             plans, scores, _ = self.refine(search, plans, scores, hybrid.exchange, hybrid.group)
-            plans, _ = self.referee.rebalance(*best(plans, scores, 1), hybrid.exchange, hybrid.group)
+            plans, _ = self.evaluator.rebalance(*best(plans, scores, 1), hybrid.exchange, hybrid.group)
             spread = plans[:, 0] @ np.asarray(search.spread, float)
-            fits = self.referee.fits(spread[:, None])[:, 0]
-            ranked = self.referee.under_best(spread, {hybrid.name: hybrid.exchange})
+            fits = self.evaluator.fits(spread[:, None])[:, 0]
+            ranked = self.evaluator.under_best(spread, {hybrid.name: hybrid.exchange})
             made.append(ranked._replace(seconds=np.where(fits, ranked.seconds, np.inf)))
         return made
 
@@ -196,8 +196,8 @@ class _Run:
         problem, topology = self.problem, self.problem.model.machine.topology
         if problem.model.mode == "replicated" or not problem.hybrids:
             return []
-        cuts = self.referee.hybrids
-        seen = {name: ranked for name, ranked in self.referee.strategies.items() if name in cuts}
+        cuts = self.evaluator.hybrids
+        seen = {name: ranked for name, ranked in self.evaluator.strategies.items() if name in cuts}
         made = []
         for name in sorted(seen, key=lambda name: seen[name].seconds.mean())[: self.settings.hybrid_cuts]:
             group = groups_of(cuts[name], topology)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.link_balance import METHODS, Budget, Mapping, question_of
 from jaxmoe.tune.node_balance import NodeBalance, node_balance
 from jaxmoe.tune.problem import History, PlacementProblem, Progress, TuneResult, silent
-from jaxmoe.tune.referee import Referee
 from jaxmoe.tune.settings import StopSwitch
 
 NODE_PART = 0.75  # of a layer's time under a time limit of the whole run
@@ -54,20 +54,20 @@ def two_stage(
     if balanced is not None and len(balanced) != len(problem.frequency):
         raise ValueError(f"balanced has {len(balanced)} layers, the problem {len(problem.frequency)}; give every layer")
     with StopSwitch(settings.time_limit_s) as stop:
-        return _Run(Referee(problem, settings.seed, stop, progress), settings).result(balanced)
+        return _Run(Evaluator(problem, settings.seed, stop, progress), settings).result(balanced)
 
 
 @dataclass
 class _Run:
     """One run of both stages."""
 
-    referee: Referee
+    evaluator: Evaluator
     settings: TwoStageSettings
 
     def __post_init__(self) -> None:
         self.begun = time.monotonic()
-        self.layers = len(self.referee.problem.frequency)
-        self.batches = self.referee.draw(self.settings.link_batches)
+        self.layers = len(self.evaluator.problem.frequency)
+        self.batches = self.evaluator.draw(self.settings.link_batches)
 
     def result(self, balanced: Sequence[NodeBalance] | None) -> TuneResult:
         nodes, mappings = [], []
@@ -76,28 +76,28 @@ class _Run:
             nodes.append(self.balance(layer, node_s) if balanced is None else balanced[layer])
             mappings.append(self.map(layer, nodes[-1], link_s))
         plan = np.stack([node.share for node in nodes])
-        with self.referee.timed("scoring"):
-            stages = {"node_balanced": self.referee.score(plan[:, None])[:, 0]}
+        with self.evaluator.timed("scoring"):
+            stages = {"node_balanced": self.evaluator.score(plan[:, None])[:, 0]}
         mapped = np.stack([node.share[:, found.order] for node, found in zip(nodes, mappings, strict=True)])
         # Where nodes have room for more or less than each other, a mapping may fill one beyond it.
-        legal = self.referee.legal(mapped[:, None])[:, 0]
-        return self.referee.conclude(legal, stages, {"link balance": together([found.history for found in mappings])})
+        legal = self.evaluator.legal(mapped[:, None])[:, 0]
+        return self.evaluator.conclude(legal, stages, {"link balance": together([found.history for found in mappings])})
 
     def balance(self, layer: int, seconds: float) -> NodeBalance:
-        with self.referee.timed("node balance"):
+        with self.evaluator.timed("node balance"):
             return node_balance(
-                self.referee.problem,
+                self.evaluator.problem,
                 layer,
                 self.settings.gamma,
                 seconds,
-                self.referee.stop,
+                self.evaluator.stop,
                 report=self._report("node balance", layer),
             )
 
     def map(self, layer: int, node: NodeBalance, seconds: float) -> Mapping:
-        with self.referee.timed("link balance"):
-            question = question_of(self.referee.problem, node.share, layer, self.batches)
-            budget = Budget(seconds, stop=self.referee.stop, report=self._report("link balance", layer))
+        with self.evaluator.timed("link balance"):
+            question = question_of(self.evaluator.problem, node.share, layer, self.batches)
+            budget = Budget(seconds, stop=self.evaluator.stop, report=self._report("link balance", layer))
             return METHODS[self.settings.link_method](question, self.settings.seed, budget)
 
     def _times(self, layer: int, is_balanced: bool) -> tuple[float, float]:
@@ -113,7 +113,7 @@ class _Run:
         """Progress of one layer in a stage, of all layers as the caller sees it."""
 
         def report(part: float) -> None:
-            self.referee.progress(stage, layer * PERCENT + round(part * PERCENT), self.layers * PERCENT)
+            self.evaluator.progress(stage, layer * PERCENT + round(part * PERCENT), self.layers * PERCENT)
 
         return report
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.engine import LayerCosts, LayerModel, expert_work
+from jaxmoe.engine import Layer, LayerCosts, expert_work
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.hardware import Die, Machine, Mesh
 from jaxmoe.hardware.networks import link_ends, num_links, xy_path
@@ -54,7 +54,7 @@ SIZES = (
 )
 
 
-def layer_model(size: Size) -> LayerModel:
+def layer_model(size: Size) -> Layer:
     """HD-MoE's 5 TFLOP/s and 50 GB/s with DeepSeek-V2-Lite's experts."""
     links, hidden, width = num_links(size.shape), 2048, 1408
     mesh = Mesh(jnp.full(links, 50e9), jnp.zeros(links), shape=size.shape)
@@ -66,7 +66,7 @@ def layer_model(size: Size) -> LayerModel:
         columns=jnp.asarray(float(width)),
         gemms=jnp.asarray(3.0),
     )
-    return LayerModel(
+    return Layer(
         machine=Machine(mesh, Die(flops=jnp.full(size.nodes, 5e12))),
         costs=costs,
         time_model=Congestion(jnp.asarray(1024.0)),
@@ -91,19 +91,19 @@ def random_plans(size: Size, count: int) -> np.ndarray:
 
 
 @eqx.filter_jit
-def forward(model: LayerModel, shares: jax.Array, batch: Batch) -> jax.Array:
+def forward(model: Layer, shares: jax.Array, batch: Batch) -> jax.Array:
     """Exact total time of every plan, s."""
     return jax.vmap(lambda share: model(share, batch).total)(shares)
 
 
 @eqx.filter_jit
-def with_gradient(model: LayerModel, shares: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+def with_gradient(model: Layer, shares: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Relaxed total time of every plan and its gradient with respect to the shares."""
     soft = {"reduction": SmoothMax(jnp.asarray(0.05)), "support": SoftSupport(jnp.asarray(0.1))}
     return jax.vmap(jax.value_and_grad(lambda share: model(share, batch, **soft).total))(shares)
 
 
-def parts_of(model: LayerModel, shares: jax.Array, batch: Batch) -> dict[str, tuple[Callable, tuple]]:
+def parts_of(model: Layer, shares: jax.Array, batch: Batch) -> dict[str, tuple[Callable, tuple]]:
     """The steps of a forward evaluation, as functions of all plans and what they are given."""
     machine, costs = model.machine, model.costs
     visits = eqx.filter_jit(jax.vmap(lambda share: sharded_visits(share, batch, HardSupport())))
@@ -128,7 +128,7 @@ def parts_of(model: LayerModel, shares: jax.Array, batch: Batch) -> dict[str, tu
 class NumpyModel:
     """The same exact time, one plan after the other: vectorised over tokens, with a dense path matrix."""
 
-    def __init__(self, size: Size, model: LayerModel, batch: Batch) -> None:
+    def __init__(self, size: Size, model: Layer, batch: Batch) -> None:
         self.experts, slot = np.asarray(batch.experts), np.asarray(batch.gather_slot)
         self.gather_expert = np.take_along_axis(self.experts, slot[:, None], axis=1)[:, 0]
         self.counts = np.bincount(self.experts.ravel(), minlength=size.experts)

@@ -15,7 +15,7 @@ from setting import HERE, LOGIT_SCALE, TOP_K, contiguous, costs, network, proble
 from jaxmoe.engine.all_to_all import assignment_copies
 from jaxmoe.engine.gating import biased, chosen_experts
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
-from jaxmoe.policies.gate import gate_bias, unbiased_copies
+from jaxmoe.methods.camoe.gate import gate_bias, unbiased_copies
 
 ITERATIONS, CHANGE, BATCH, POOL, SEED = 1000, 200, 512, 8192, 0
 NOISE = 0.03  # of observed times, relative

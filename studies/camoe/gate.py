@@ -13,12 +13,12 @@ from setting import EXPERTS, HERE, LAYERS, ROOT, TOP_K
 
 from jaxmoe.config import build_even_parts, load_scenario
 from jaxmoe.engine.gating import biased
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.experiment.simulation import iterations_of, mean_stages, simulate
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.strategies import given_plans
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
-from jaxmoe.policies.gate import choose
+from jaxmoe.methods.camoe.gate import choose
 
 TOKENS, NODES, REPEATS = 4096, 4, 9
 SCENARIO = ROOT / "configs" / "scenarios" / "camoe" / "qwen3-30b-a3b_4nodes.yaml"
@@ -57,7 +57,7 @@ def breakdown() -> list[dict]:
     inputs = inputs_of(scenario, layers="0,1,2,3")
     steps = iterations_of(inputs, 1)
     plan = given_plans([scenario.system.plan], inputs, taken=(), compared=())[0]
-    found = simulate(inputs, plan, steps, 1, StageClock(), lambda *_: None)
+    found = simulate(inputs, plan, steps, 1, StageTimer(), lambda *_: None)
     layers = len(inputs.layer_ids)
     stages = {name: 1e3 * value / layers for name, value in mean_stages(found, found.baseline).items()}
     beside = build_even_parts(scenario)(jnp.asarray(float(scenario.workload.batch_tokens)))

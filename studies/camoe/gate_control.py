@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxmoe.methods.camoe.gate import OwnNode, gate_bias
 from jaxmoe.network.pairwise import AllToAll
 from jaxmoe.network.time_models import AlphaBeta
-from jaxmoe.policies.gate import OwnNode, gate_bias
 from jaxmoe.relax import as_number
 
 

@@ -14,8 +14,18 @@ from setting import HERE, TOKENS_PER_NODE, network, problem, scores_of, tokens
 
 from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.hardware import wafers
-from jaxmoe.policies.gate import GateProblem, divergence, evaluate_gate, on_experts, unbiased
-from jaxmoe.tune.gate_bias import Bias, Found, GateSettings, Limits, descend, fastest, placed_like, start, tuned_bias
+from jaxmoe.methods.camoe.gate import GateProblem, divergence, evaluate_gate, on_experts, unbiased
+from jaxmoe.methods.camoe.gate_bias import (
+    Bias,
+    Found,
+    GateSettings,
+    Limits,
+    descend,
+    fastest,
+    placed_like,
+    start,
+    tuned_bias,
+)
 
 jax.config.update("jax_default_matmul_precision", "highest")  # also in processes of `--jobs`
 

@@ -12,7 +12,7 @@ import numpy as np
 from setting import HERE, ROOT, TOKENS_PER_NODE, costs, network, problem, scores_of
 
 from jaxmoe.experiment.table import add_shared, make_tables, study_options, tables_of
-from jaxmoe.policies.gate import GateProblem, evaluate_gate, on_experts, unbiased
+from jaxmoe.methods.camoe.gate import GateProblem, evaluate_gate, on_experts, unbiased
 from jaxmoe.traces import GatingTrace, read_trace
 from jaxmoe.traces.logits import reconstruct_logits
 from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.config import build_model, build_topology, load_hardware, load_model
+from jaxmoe.methods.camoe.gate import GateProblem, standard_scores, time_proxy, unbiased_copies
 from jaxmoe.network import alpha_beta
 from jaxmoe.network.pairwise import AllToAll, same_models
-from jaxmoe.policies.gate import GateProblem, standard_scores, time_proxy, unbiased_copies
 from jaxmoe.traces import GatingTrace
 from jaxmoe.traces.synthesis import PRESETS, sample_trace
 

@@ -16,7 +16,7 @@ from setting import HERE, LOGIT_SCALE, STRENGTHS, TOKENS_PER_NODE, network, prob
 
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.hardware import fully_connected
-from jaxmoe.policies.gate import GateProblem, evaluate_gate, on_experts
+from jaxmoe.methods.camoe.gate import GateProblem, evaluate_gate, on_experts
 from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl
 
 BATCHES, TOKENS = 2, 4 * TOKENS_PER_NODE

@@ -31,9 +31,9 @@ from jaxmoe.experiment.simulation import Iterations, batch_at, iterations_of, se
 from jaxmoe.experiment.strategies import strategy
 from jaxmoe.experiment.table import Table, folder_of_tables, make_tables, study_options
 from jaxmoe.files import write_table
+from jaxmoe.methods import AbstractRun, RolloutResult
+from jaxmoe.methods.registry import system_of
 from jaxmoe.models import MoEModel
-from jaxmoe.systems import AbstractRun, Rolled
-from jaxmoe.systems.registry import system_of
 from jaxmoe.traces import write_trace
 from jaxmoe.traces.synthesis import preset_process, sample_trace
 
@@ -141,7 +141,7 @@ class Case:
         scenario = self.inputs.scenario.model_copy(update={"system": section})
         return self.inputs, iterations_of(replace(self.inputs, scenario=scenario), STEPS)
 
-    def run(self, way: Way) -> tuple[AbstractRun, Rolled, Iterations]:
+    def run(self, way: Way) -> tuple[AbstractRun, RolloutResult, Iterations]:
         inputs, iterations = self.iterations_for(way)
         known = replace(inputs, trace=iterations.history)
         placed = {each.name: each for each in standard_strategies(known)}[way.plan]

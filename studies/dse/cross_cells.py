@@ -27,10 +27,10 @@ from jaxmoe.experiment.evaluation import replay
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.simulation import batch_at, iterations_of, setting_of
 from jaxmoe.experiment.strategies import Strategy, strategy
+from jaxmoe.methods import METHODS, system_of
 from jaxmoe.models import MoEModel
 from jaxmoe.placement.exchange import EXCHANGES
 from jaxmoe.placement.named import compared_strategies
-from jaxmoe.systems import METHODS, system_of
 from jaxmoe.traces import GatingTrace, synthetic_trace, write_trace
 from jaxmoe.traces.synthesis import PRESETS, fit_process, preset_process, sample_trace
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from jaxmoe.config.expressions import Expression
 from jaxmoe.config.hardware_space import read_space
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.codesign.problem import hardware_problem
 from jaxmoe.experiment.codesign.search import tune_hardware
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.files import write_table
 from jaxmoe.sweep import read_study, run_sweep
 
@@ -38,7 +38,7 @@ def gradient(name: str, file: str) -> dict[str, object]:
     """The best machine by descent, without a word on the grid."""
     start = time.perf_counter()
     problem = hardware_problem(read_space(HERE / file), HERE / "mesh_4x4.yaml", {}, [3])
-    with StageClock() as clock:
+    with StageTimer() as clock:
         result = tune_hardware(problem, lambda stage, done, total: None, clock)
     (budget,) = result.best.constraints
     return {

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from space import HERE, MESH, STUDY, TOKENS
 
 from jaxmoe.config.hardware_space import SpaceFile, read_space
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.codesign.discrete import TriedChoice, tune_space
 from jaxmoe.experiment.codesign.search import HardwareResult
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.files import read_table
 from jaxmoe.sweep import Space, Study, read_study
 
@@ -47,7 +47,7 @@ def search(file: SpaceFile, study: Study, tokens: int) -> Found:
         print(f"{tokens} tokens: {stage} {done} of {total}    ", end="\r", flush=True)
 
     start = time.perf_counter()
-    with StageClock() as clock:
+    with StageTimer() as clock:
         fixed = study.config.set | {TOKENS: tokens}
         found = tune_space(file, HERE / str(study.config.scenario), fixed, study.config.layers, report, clock)
     return *found, time.perf_counter() - start

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxmoe.config import load_hardware, resolved
-from jaxmoe.plotting.report import read_loads
 from jaxmoe.registry import METRICS
+from jaxmoe.report.html import read_loads
 from jaxmoe.sweep import Space, Study, read_study, run_sweep
 from jaxmoe.sweep.analysis import Elasticities, elasticities
 from jaxmoe.sweep.explanation import explained

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxmoe.des import Fabric, LayerDescription, fabric_of
 from jaxmoe.des.layer import replay_layer
-from jaxmoe.engine import LayerCosts, LayerModel
+from jaxmoe.engine import Layer, LayerCosts
 from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.experiment.validation import agreement
 from jaxmoe.hardware import AbstractTopology, Die, Machine, Mesh, clusters, torus, wafers
@@ -115,9 +115,9 @@ def lines_of(case: Case) -> Iterator[dict[str, object]]:
                 yield case.fields(exchange, tokens, plan) | dict(zip(TIMES, times, strict=True))
 
 
-def model_of(case: Case, exchange: str) -> LayerModel:
+def model_of(case: Case, exchange: str) -> Layer:
     numbers = (VECTOR, VECTOR, WEIGHTS, WORK, float(COLUMNS), 3.0)
-    return LayerModel(
+    return Layer(
         machine=Machine(case.topology, Die(jnp.full(NODES, FLOPS, jnp.float32))),
         costs=LayerCosts(*(jnp.asarray(number, jnp.float32) for number in numbers)),
         time_model=Congestion(jnp.asarray(CHUNK, jnp.float32), case.cut_through),

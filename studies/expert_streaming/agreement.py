@@ -30,7 +30,7 @@ from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.hardware import Die, Machine, MemoryLevel, Mesh
 from jaxmoe.hardware.machine import TiledGemm
 from jaxmoe.hardware.networks import num_links
-from jaxmoe.policies.streaming import streams
+from jaxmoe.methods.expert_streaming.trajectories import streams
 from jaxmoe.relax import HardMax
 
 HERE = Path(__file__).parent

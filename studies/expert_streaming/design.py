@@ -17,9 +17,9 @@ from jaxtyping import Array
 from jaxmoe.compiling import UNFUSED
 from jaxmoe.config.expressions import Expression, in_order
 from jaxmoe.config.hardware_space import read_constraint, read_space
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.codesign.problem import hardware_problem
 from jaxmoe.experiment.codesign.search import tune_hardware
+from jaxmoe.experiment.stage_timer import StageTimer
 
 MODEL, TOKENS, DIES, BATCHES, SEED = "qwen3-30b-a3b", 64, 4, 4, 3
 BASE = Drawn((2, 2), 25.6e9, 288e9, 3.2768e12, 8e6, 8)
@@ -187,7 +187,7 @@ def machine() -> list[dict[str, Any]]:
     modules = bounds[MODULES].parts(np.ceil(d2d / UCIE_RATE * 1e9 - 1e-6))
     positions = np.concatenate([places, modules[:, None]], axis=1)
     legal = problem.excess_and_slope(positions)[0].max(axis=1) <= 1e-6
-    with StageClock() as clock:
+    with StageTimer() as clock:
         with clock.stage("grid"):
             found = np.asarray(timed_at(jnp.asarray(positions, jnp.float32)))
         result = tune_hardware(problem, lambda *_: None, clock)

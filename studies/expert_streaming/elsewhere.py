@@ -19,7 +19,7 @@ from jaxmoe.experiment.inputs import Inputs, read_inputs
 from jaxmoe.experiment.simulation import Iterations, batch_at, iterations_of, setting_of
 from jaxmoe.experiment.strategies import Strategy, given_plans, strategy
 from jaxmoe.experiment.table import Table, make_tables, study_options
-from jaxmoe.systems import AbstractRun, system_of
+from jaxmoe.methods import AbstractRun, system_of
 
 SCENARIO = {"chiplets_2x2": "hd_moe_2x2", "wafer_4x4": "qwen3-30b-a3b_wafer_4x4"}
 TOKENS, STEPS = (16, 256), 4

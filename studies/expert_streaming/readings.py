@@ -22,7 +22,7 @@ from jaxmoe.des.offloading import offloaded
 from jaxmoe.des.streaming import stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
 from jaxmoe.experiment.table import Table, make_tables, study_options, tables_of
-from jaxmoe.policies.streaming import groups_in_order, ring_of, trajectories
+from jaxmoe.methods.expert_streaming.trajectories import groups_in_order, ring_of, trajectories
 
 BASE = Drawn((2, 2), 25.6e9, 288e9, 3.2768e12, 8e6, 8)
 DIES, SEEDS = 4, range(4)

@@ -18,8 +18,8 @@ from jaxmoe.experiment.inputs import read_inputs
 from jaxmoe.experiment.simulation import batch_at, iterations_of, setting_of
 from jaxmoe.experiment.strategies import given_plans
 from jaxmoe.experiment.table import Table, make_tables, study_options
-from jaxmoe.systems import system_of
-from jaxmoe.systems.expert_streaming import StreamedRun
+from jaxmoe.methods import system_of
+from jaxmoe.methods.expert_streaming.system import StreamedRun
 
 HERE = Path(__file__).parent
 SCENARIOS = HERE.parents[1] / "configs" / "scenarios" / "expert_streaming"

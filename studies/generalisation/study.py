@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxmoe.engine import LayerModel, evaluate
+from jaxmoe.engine import Layer, evaluate
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, read_inputs
 from jaxmoe.experiment.table import Table, add_shared, make_tables, study_options
@@ -133,7 +133,7 @@ def seconds(problem: PlacementProblem, result: TuneResult, batches: Batch) -> np
 
 
 @eqx.filter_jit
-def _timed(model: LayerModel, share: Array, batches: Batch, exchange: AbstractExchange) -> Array:
+def _timed(model: Layer, share: Array, batches: Batch, exchange: AbstractExchange) -> Array:
     return evaluate(model, share, batches, exchange).total
 
 

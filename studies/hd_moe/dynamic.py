@@ -13,8 +13,7 @@ from jaxmoe.engine import LayerTime, evaluate, rollout
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.evaluation import describe
 from jaxmoe.experiment.inputs import Inputs
-from jaxmoe.placement import expert_parallel_balanced, read_plan
-from jaxmoe.policies import (
+from jaxmoe.methods import (
     AbstractForecast,
     CrossLayer,
     FixedAllowance,
@@ -24,6 +23,7 @@ from jaxmoe.policies import (
     StaticForecast,
     WindowAllowance,
 )
+from jaxmoe.placement import expert_parallel_balanced, read_plan
 from jaxmoe.traces import Batch, read_trace, sample_batches
 from jaxmoe.traces.prediction import NextLayer
 from jaxmoe.traces.prediction.predictor import shares as as_shares

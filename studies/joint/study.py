@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxmoe.config.hardware_space import HardwareSpace, SpaceFile
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.codesign.problem import HardwareProblem, hardware_problem
 from jaxmoe.experiment.codesign.search import Candidate, tune_hardware
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import inputs_of
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.table import Table, add_shared, make_tables, study_options
 from jaxmoe.traces import read_trace, write_trace
 from jaxmoe.traces.logits import reconstruct_logits
@@ -124,7 +124,7 @@ def unseen(problem: HardwareProblem, candidate: Candidate, held: Path) -> tuple[
 def rows_of(traces: tuple[Path, Path], name: str, gate_loss: float, copies: int, seed: int) -> Iterator[dict[str, str]]:
     """One row for each design; without a gate where `gate_loss` is 0, of whole experts with `copies`."""
     problem = problem_of(CASES[name], gate_loss or None, bool(copies), seed, traces[0])
-    with StageClock() as clock:
+    with StageTimer() as clock:
         result = tune_hardware(problem, lambda *_: None, clock)
     for each in result.candidates:
         seconds, lost = unseen(problem, each, traces[1])

@@ -32,8 +32,8 @@ from balancing_moves import sharing, skew, tokens
 from balancing_stream import simulator, stream
 
 from jaxmoe.experiment.table import add_shared, make_tables, study_options, tables_of
+from jaxmoe.methods import first_slots
 from jaxmoe.placement import EMPTY
-from jaxmoe.policies import first_slots
 from jaxmoe.traces import read_any
 from jaxmoe.traces.trace import GatingTrace, load_counts
 

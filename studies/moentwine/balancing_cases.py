@@ -16,14 +16,14 @@ from jaxmoe.engine.schedule import Overlap
 from jaxmoe.engine.stage import chained
 from jaxmoe.files import atomic_write
 from jaxmoe.hardware import Machine
+from jaxmoe.methods import Balancer, Eplb, KeepSlots, ShadowSlots, Windows, balanced_rollout, first_slots
+from jaxmoe.methods.forecast import MovingAverage, PerfectForecast
+from jaxmoe.methods.moentwine.balancing import AbstractRule, Iterations, check_slots_fit
+from jaxmoe.methods.moentwine.gradient_slots import HIDDEN, GradientSlots, Objective, hop_price
 from jaxmoe.models import MoEModel
 from jaxmoe.network import Congestion
 from jaxmoe.network.domains import all_reduce_rounds
 from jaxmoe.placement.tokens import TokenLayout, links_inside_domains, successive_layout, token_layout
-from jaxmoe.policies import Balancer, Eplb, KeepSlots, ShadowSlots, Windows, balanced_rollout, first_slots
-from jaxmoe.policies.balancing import AbstractRule, Iterations, check_slots_fit
-from jaxmoe.policies.forecast import MovingAverage, PerfectForecast
-from jaxmoe.policies.gradient_slots import HIDDEN, GradientSlots, Objective, hop_price
 from jaxmoe.relax import HardMax
 from jaxmoe.traces.synthesis import preset_process
 from jaxmoe.traces.synthesis.mixtures import (

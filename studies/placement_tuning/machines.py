@@ -15,7 +15,7 @@ import numpy as np
 from cases import DEEPSEEK, MIXTRAL, ROOT, RUNS, Run
 from scoring import SEED, Plan, Timed, timed
 
-from jaxmoe.engine import LayerModel, LayerTime
+from jaxmoe.engine import Layer, LayerTime
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import Inputs, read_inputs
 from jaxmoe.placement.strategies import shipped_strategies
@@ -95,7 +95,7 @@ def limit(inputs: Inputs, best: Timed) -> str:
 
 def _compute_without_memory(inputs: Inputs, best: Timed) -> float:
     """Seconds of compute if memory were as fast as could be."""
-    free: LayerModel = eqx.tree_at(lambda model: model.machine.memory, inputs.model, ())
+    free: Layer = eqx.tree_at(lambda model: model.machine.memory, inputs.model, ())
     seen: LayerTime = timed(replace(inputs, model=free), best.plan, best.exchange, inputs.evaluation_batches).time
     return float(seen.compute.mean())
 

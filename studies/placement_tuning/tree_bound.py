@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from trees import Links, lengths_of, links_of, shortest, spread
 
-from jaxmoe.engine import LayerModel
+from jaxmoe.engine import Layer
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network import Congestion
 from jaxmoe.traces import Batch
@@ -43,9 +43,7 @@ class _Sets(NamedTuple):
     tokens: Float[np.ndarray, "batch set"]
 
 
-def tree_bound(
-    model: LayerModel, share: Float[np.ndarray, "expert node"], batches: Batch
-) -> Float[np.ndarray, " batch"]:
+def tree_bound(model: Layer, share: Float[np.ndarray, "expert node"], batches: Batch) -> Float[np.ndarray, " batch"]:
     """Communication time of a sharded plan that no exchange beats, s, for drawn or merged batches of one layer.
 
     Where tokens visit few of many nodes it is above `exchange_bound`, which looks at single nodes; where they visit
@@ -61,7 +59,7 @@ def tree_bound(
 
 
 def balanced_trees(
-    model: LayerModel, share: Float[np.ndarray, "expert node"], batches: Batch, passes: int = PASSES
+    model: Layer, share: Float[np.ndarray, "expert node"], batches: Batch, passes: int = PASSES
 ) -> Float[np.ndarray, " batch"]:
     """Communication time of a sharded plan along trees chosen one by one for the loads, s; batches as in `tree_bound`.
 
@@ -94,7 +92,7 @@ def balanced_trees(
     return np.array(seconds)
 
 
-def _topology(model: LayerModel) -> AbstractTopology:
+def _topology(model: Layer) -> AbstractTopology:
     if model.mode != "sharded" or not isinstance(model.time_model, Congestion):
         raise ValueError("trees are of sharded plans under the congestion model")
     return model.machine.topology

@@ -20,9 +20,9 @@ from runs import (
     topics_of,
 )
 
+from jaxmoe.methods import copies_that_fit
+from jaxmoe.methods.wafer_gpu.system import popular_copies
 from jaxmoe.placement.strategies import expert_parallel_balanced
-from jaxmoe.policies import copies_that_fit
-from jaxmoe.systems.wafer_gpu import popular_copies
 
 COPIES = 4  # popular experts of a layer that every die has a copy of, Insight 4
 SIZE = 4096

@@ -10,7 +10,7 @@ from layers import told, work_of
 from runs import MODELS, POLICIES, SETTINGS, Row, beside, homes, machine_of, measured, policy_of, rolled_out
 
 from jaxmoe.des import replay_slices
-from jaxmoe.policies import CrossToken, Guidance, WaferPolicy, guide
+from jaxmoe.methods import CrossToken, Guidance, WaferPolicy, guide
 from jaxmoe.traces import GatingTrace, read_trace, request_batches
 from jaxmoe.traces.statistics.counting import count_pairs
 from jaxmoe.traces.synthesis import fit_process, sample_trace

@@ -13,8 +13,8 @@ import numpy as np
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.engine import FetchCosts, FetchLayer, Rollout, rollout, traffic_figures
 from jaxmoe.hardware import Machine
-from jaxmoe.policies import CrossToken, Guidance, LLCPrefetch, WaferPolicy, copies_that_fit, guide, widest
-from jaxmoe.systems.wafer_gpu import allocation_of
+from jaxmoe.methods import CrossToken, Guidance, LLCPrefetch, WaferPolicy, copies_that_fit, guide, widest
+from jaxmoe.methods.wafer_gpu.system import allocation_of
 from jaxmoe.traces.synthesis import PRESETS, GatingProcess, sample_trace
 
 FOLDER = Path(__file__).parent

@@ -47,8 +47,8 @@ from jaxmoe.des import replay_slices
 from jaxmoe.engine import HostLink
 from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.files import read_table
-from jaxmoe.systems.wafer_gpu import allocation_of
-from jaxmoe.tune.allocation import Task, allocation_bound, allocation_seconds
+from jaxmoe.methods.wafer_gpu.descended_allocation import Task, allocation_bound, allocation_seconds
+from jaxmoe.methods.wafer_gpu.system import allocation_of
 
 
 def throughput(model: str, batch: int) -> Iterator[Row]:

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from jaxmoe.plotting.report import MachineLoads, write_loads
+from jaxmoe.report.html import MachineLoads, write_loads
 
 TIMES = ("total_s", "p95_s", "dispatch_s", "compute_s", "combine_s")
 METRICS = (*TIMES, "utilisation", "communication_share", "busiest_s")

@@ -2,12 +2,12 @@
 
 import pytest
 
-from jaxmoe.cli.show import comparison_warnings, print_comparison
+from jaxmoe.cli.comparison_output import comparison_warnings, print_comparison
 from jaxmoe.config import load_scenario
 from jaxmoe.experiment import standard_strategies
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.comparison import Comparison, compare
 from jaxmoe.experiment.inputs import Inputs, inputs_of
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import comparison_report
 
 SPENT = ["hardware.link.energy_pJ_per_B=400", "hardware.die.idle_W=2"]
@@ -18,7 +18,7 @@ def compared(scenario, *overrides: str) -> tuple[Inputs, Comparison]:
     """Balanced expert parallelism alone, on one layer."""
     inputs = inputs_of(load_scenario(scenario, [*overrides, *FEW]), layers="3")
     strategies = [strategy for strategy in standard_strategies(inputs) if strategy.name == "ep_balanced"]
-    with StageClock() as clock:
+    with StageTimer() as clock:
         return inputs, compare(inputs, strategies, clock, lambda stage, done, total: None)
 
 

@@ -248,10 +248,10 @@ def full_disk(*_):
 def test_a_page_that_cannot_be_written_is_one_error(run, evaluated, tmp_path, monkeypatch):
     refused(run("report", evaluated, "--out", tmp_path), tmp_path, "--out is", "a folder; give the name of a file")
     refused(run("report", evaluated, "--out", tmp_path / "no" / "page.html"), tmp_path, "there is no folder", "no")
-    monkeypatch.setattr("jaxmoe.plotting.report.page.in_script", full_disk)
+    monkeypatch.setattr("jaxmoe.report.html.page.in_script", full_disk)
     refused(run("report", evaluated), tmp_path, "--out: cannot write", "No space left on device; give another file")
 
 
 def test_without_plotly_it_says_what_to_install(run, evaluated, monkeypatch):
-    monkeypatch.setattr("jaxmoe.plotting.report.page.find_spec", lambda name: None)
+    monkeypatch.setattr("jaxmoe.report.html.page.find_spec", lambda name: None)
     refused(run("report", evaluated), evaluated, "needs plotly; install it with: pip install 'jaxmoe[report]'")

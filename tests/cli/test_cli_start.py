@@ -9,8 +9,8 @@ import pytest
 
 from jaxmoe.config.systems import SystemConfig
 from jaxmoe.des.traffic import Order
+from jaxmoe.methods import METHODS
 from jaxmoe.registry import OPTIMISERS, TRACES
-from jaxmoe.systems import METHODS
 from jaxmoe.traces.synthesis import PRESETS
 
 SCRIPT = """

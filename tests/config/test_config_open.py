@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from jaxmoe.config import ConfigError, Scenario, build_layer_model, commented, load_scenario, new_scenario, resolved
-from jaxmoe.config.parts import composition, details, table
+from jaxmoe.config.composition import composition, details, table
+from jaxmoe.methods import METHODS, system_of
 from jaxmoe.registry import PartError
 from jaxmoe.settings import SettingError, setting, settings_of
-from jaxmoe.systems import METHODS, system_of
 
 MODULE = '''
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from jaxmoe.errors import RuleError
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.hardware.machine import AbstractGemm
 from jaxmoe.settings import setting
-from jaxmoe.systems import AbstractSystem, system_of
+from jaxmoe.methods import AbstractSystem, system_of
 
 
 @dataclass(frozen=True)

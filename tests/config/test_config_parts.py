@@ -5,11 +5,11 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 from jaxmoe.config import ConfigError, Scenario, load_scenario
-from jaxmoe.config.parts import COMPOSITION, DIVIDING, WHOLE_EXPERTS, details, table
+from jaxmoe.config.composition import COMPOSITION, DIVIDING, WHOLE_EXPERTS, details, table
 from jaxmoe.config.systems import SystemConfig
 from jaxmoe.engine.schedule import SCHEDULES
+from jaxmoe.methods.settings import METHODS, PARTS
 from jaxmoe.registry import STRATEGIES
-from jaxmoe.systems.settings import METHODS, PARTS
 
 SECTIONS = SystemConfig.known
 CELLS = [(system, part) for system, parts in COMPOSITION.items() for part in parts]

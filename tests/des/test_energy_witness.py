@@ -7,7 +7,7 @@ import pytest
 from oracles.arrays import full
 
 from jaxmoe.des import LayerDescription, Memory, fabric_of, replay_layer
-from jaxmoe.engine import LayerCosts, LayerModel, Pipelined
+from jaxmoe.engine import Layer, LayerCosts, Pipelined
 from jaxmoe.hardware import Die, Energy, Machine, MemoryLevel, Mesh, clusters, wafers
 from jaxmoe.hardware.networks import border_links
 from jaxmoe.network import Congestion, build_exchange
@@ -68,7 +68,7 @@ def test_bytes_flops_and_energies_are_borne_out(network, exchange, mode, parts):
         {"cache": jnp.asarray(2.0), "ddr": jnp.asarray(40.0)},
         {"link": jnp.asarray(each[0]), "border": jnp.asarray(each[1])},
     )
-    model = LayerModel(
+    model = Layer(
         Machine(topology, Die(full(NODES, 1e12)), levels, energy),
         LayerCosts(*map(jnp.asarray, (*COSTS, 1.0, 1.0))),
         Congestion(jnp.asarray(256.0)),

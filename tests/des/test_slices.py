@@ -12,7 +12,7 @@ from oracles.wafer import traffic
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.des import SliceCosts, SliceWork, replay_slices
 from jaxmoe.engine import FetchCosts, Fetches, FetchLayer, Overlap, Serial
-from jaxmoe.policies import Algorithm1, AllocationCosts, deal
+from jaxmoe.methods import Algorithm1, AllocationCosts, deal
 from jaxmoe.relax import HardSupport
 
 BYTES = 3 * 7168 * 2048.0

@@ -13,12 +13,12 @@ from jaxmoe.engine.counts import CountModel, attention_seconds, paths_of
 from jaxmoe.engine.schedule import Serial
 from jaxmoe.hardware import Die, Machine, node_memory
 from jaxmoe.hardware.networks import hop_counts, wafers
+from jaxmoe.methods.moentwine.balancing import first_slots
+from jaxmoe.methods.moentwine.migration import moves_between
 from jaxmoe.network import Congestion
 from jaxmoe.network.collectives import price_rounds
 from jaxmoe.network.domains import all_reduce_rounds, scaled
 from jaxmoe.placement.tokens import TokenLayout, token_layout
-from jaxmoe.policies.balancing import first_slots
-from jaxmoe.policies.migration import moves_between
 from jaxmoe.relax import HardMax
 
 SHAPE, NODES, BYTES, EXPERT, REDUCED = (4, 4), 16, 64.0, 2e5, 4096.0

@@ -13,7 +13,7 @@ from oracles.arrays import full
 
 import jaxmoe.des
 from jaxmoe.des import LayerDescription, Memory, fabric_of, movement_seconds, replay_layer
-from jaxmoe.engine import LayerCosts, LayerModel, LayerTime, Movement, Pipelined
+from jaxmoe.engine import Layer, LayerCosts, LayerTime, Movement, Pipelined
 from jaxmoe.hardware import Die, Machine, Mesh, clusters, node_memory, torus, wafers
 from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import Congestion, build_exchange
@@ -75,9 +75,9 @@ def random_layer(
     return layer, share, batch, mesh
 
 
-def analytic_model(layer: LayerDescription, mesh: Mesh) -> LayerModel:
+def analytic_model(layer: LayerDescription, mesh: Mesh) -> Layer:
     numbers = (layer.combine_bytes, layer.dispatch_bytes, layer.expert_bytes, layer.flops_per_token_expert, 1.0, 1.0)
-    return LayerModel(
+    return Layer(
         machine=Machine(mesh, Die(jnp.asarray(layer.flops)), node_memory(jnp.asarray(layer.memory[0].bandwidth))),
         costs=LayerCosts(*(jnp.asarray(number) for number in numbers)),
         time_model=Congestion(jnp.asarray(layer.fabric.chunk_bytes)),
@@ -87,7 +87,7 @@ def analytic_model(layer: LayerDescription, mesh: Mesh) -> LayerModel:
 
 
 @eqx.filter_jit
-def timed(model: LayerModel, share: jax.Array, batch: Batch) -> LayerTime:
+def timed(model: Layer, share: jax.Array, batch: Batch) -> LayerTime:
     return model(share, batch)
 
 

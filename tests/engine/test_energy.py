@@ -14,8 +14,8 @@ from oracles.arrays import floats, full
 
 from jaxmoe.engine import (
     Decisions,
+    Layer,
     LayerCosts,
-    LayerModel,
     LayerTime,
     Movement,
     Pipelined,
@@ -41,13 +41,13 @@ def energy(links: int, compute=2.0, memory=3.0, link=5.0, idle=7.0) -> Energy:
     )
 
 
-def two_nodes(exchange: str = "lowest_host", **parts) -> LayerModel:
+def two_nodes(exchange: str = "lowest_host", **parts) -> Layer:
     """A line of two nodes: 10 B/s and no latency, 4 FLOP/s, 20 B/s of memory."""
     line = Mesh(full(2, 10.0), full(2, 0.0), shape=(1, 2))
     machine = Machine(line, Die(full(2, 4.0)), node_memory(full(2, 20.0)), energy(2))
     # Combine 60 B, dispatch 100 B, an expert of 1000 B and 40 FLOPs.
     costs = LayerCosts(*map(jnp.asarray, (60.0, 100.0, 1000.0, 40.0, 1.0, 1.0)))
-    model = LayerModel(machine, costs, Congestion(jnp.asarray(0.0)), build_exchange(exchange, line), "sharded")
+    model = Layer(machine, costs, Congestion(jnp.asarray(0.0)), build_exchange(exchange, line), "sharded")
     return dataclasses.replace(model, **parts)
 
 
@@ -101,7 +101,7 @@ def test_a_machine_that_states_no_energy_has_none():
         _ = times.total_energy
 
 
-def random_model(rule="lowest_host", seed=0, **parts) -> tuple[LayerModel, jax.Array, Batch]:
+def random_model(rule="lowest_host", seed=0, **parts) -> tuple[Layer, jax.Array, Batch]:
     rng = np.random.default_rng(seed)
     machine = cases.as_machine(cases.random_machine(rng, (2, 3), memory=True))
     machine = dataclasses.replace(machine, energy=energy(machine.topology.num_links))

@@ -15,7 +15,7 @@ from oracles import cases
 from oracles.arrays import floats
 from oracles.derivatives import check_slopes
 
-from jaxmoe.engine import LayerModel
+from jaxmoe.engine import Layer
 from jaxmoe.hardware import MemoryLevel
 from jaxmoe.hardware.machine import TiledGemm
 from jaxmoe.relax import HardMax, SmoothMax, SoftSupport
@@ -50,7 +50,7 @@ def double_precision():
         yield
 
 
-def random_model(rng: np.random.Generator, mode: str, exchange: str) -> LayerModel:
+def random_model(rng: np.random.Generator, mode: str, exchange: str) -> Layer:
     """A machine that computes about as long as it communicates."""
     machine = cases.random_machine(rng, SHAPE, ports=True, memory=True)
     # Node 0 waits for its FLOPs, node 1 for its memory, nodes 2 and 3 for the memory that they share.
@@ -58,7 +58,7 @@ def random_model(rng: np.random.Generator, mode: str, exchange: str) -> LayerMod
     return cases.layer_model(machine, mode, exchange)
 
 
-def with_shared_memory(model: LayerModel) -> LayerModel:
+def with_shared_memory(model: Layer) -> Layer:
     """A second level, whose two channels two nodes share each."""
     numbers = (jnp.asarray(pair) for pair in ([3e12, 3e11], [2e-7, 1e-7], [np.inf, np.inf]))
     level = MemoryLevel(*numbers, channel=jnp.asarray([0, 0, 1, 1], jnp.int32))
@@ -75,7 +75,7 @@ WHERE = {
 }
 
 
-def changed(model: LayerModel, numbers: dict[str, jax.Array]) -> LayerModel:
+def changed(model: Layer, numbers: dict[str, jax.Array]) -> Layer:
     names = [name for name in numbers if name in WHERE]
     return eqx.tree_at(lambda m: [WHERE[name](m) for name in names], model, [numbers[name] for name in names])
 

@@ -19,9 +19,9 @@ from jaxmoe.engine.offloading import HostDecisions
 from jaxmoe.engine.schedule import ScheduleError
 from jaxmoe.engine.times import ATTENTION
 from jaxmoe.hardware import Energy
+from jaxmoe.methods.expert_streaming.trajectories import ring_of, streams
 from jaxmoe.network import Congestion
 from jaxmoe.network.exchange import build_exchange
-from jaxmoe.policies.streaming import ring_of, streams
 from jaxmoe.relax import SmoothMax
 from jaxmoe.traces import Batch
 

@@ -14,7 +14,7 @@ from oracles.arrays import floats
 from jaxmoe.engine import LoadRules, OffloadPipeline, SliceCosts, StreamPipeline, StreamTokens
 from jaxmoe.engine.offloading import turns_of
 from jaxmoe.hardware import Machine
-from jaxmoe.policies.streaming import streams
+from jaxmoe.methods.expert_streaming.trajectories import streams
 from jaxmoe.relax import HardMax
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "expert_streaming"))

@@ -6,7 +6,7 @@ import pytest
 from oracles.arrays import full
 
 from jaxmoe.experiment import clock as clock_module
-from jaxmoe.experiment.clock import COMPILING, CompileTime, StageClock
+from jaxmoe.experiment.stage_timer import COMPILING, CompileTime, StageTimer
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_other_events_do_not_count(now):
 
 
 def test_what_jax_compiles_is_heard():
-    with StageClock() as clock, clock.stage("work"):
+    with StageTimer() as clock, clock.stage("work"):
         jax.jit(lambda x: jnp.sin(x) @ x.T)(full((7, 11), 1.0)).block_until_ready()
     work = clock.report()["stages"]["work"]
     assert work["compile_s"] > 0
@@ -40,7 +40,7 @@ def test_what_jax_compiles_is_heard():
 
 def test_a_stage_that_runs_again_adds_up(now):
     now(0.0)
-    clock = StageClock()
+    clock = StageTimer()
     for start, end in [(1.0, 2.0), (5.0, 7.0)]:
         now(start)
         with clock.stage("work"):

@@ -6,8 +6,8 @@ import pytest
 from jaxmoe.engine import measured_time
 from jaxmoe.experiment.simulation import Iterations, Run, Simulation, mean_stages
 from jaxmoe.experiment.strategies import Strategy
-from jaxmoe.systems import AbstractRun, Rolled
-from jaxmoe.systems.planned import late
+from jaxmoe.methods import AbstractRun, RolloutResult
+from jaxmoe.methods.static import late
 
 # Two iterations of three layers.
 STAGES = {
@@ -30,7 +30,7 @@ class Made(AbstractRun):
 
 def made(**more) -> Run:
     stages = STAGES | {name: np.array(seconds, float) for name, seconds in more.items()}
-    rolled = Rolled(measured_time(stages, {}, TOTAL / (2 if more else 1)))
+    rolled = RolloutResult(measured_time(stages, {}, TOTAL / (2 if more else 1)))
     return Run(Made(), rolled, simulated=np.full((1, 3), 7.0 if more else 14), moved=np.zeros((1, 3)))
 
 

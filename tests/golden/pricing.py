@@ -23,8 +23,8 @@ from jaxmoe.engine import (
     Fetches,
     FetchLayer,
     HostDecisions,
+    Layer,
     LayerCosts,
-    LayerModel,
     LayerTime,
     Metadata,
     Migration,
@@ -43,25 +43,25 @@ from jaxmoe.engine.counts import CountModel, attention_seconds, paths_of
 from jaxmoe.engine.fetch import traffic_figures
 from jaxmoe.hardware import Die, Machine, node_memory
 from jaxmoe.hardware.networks import wafers
+from jaxmoe.methods import RolloutResult, system_of
+from jaxmoe.methods.camoe.gated import GatedRun
+from jaxmoe.methods.camoe.system import GatedRun as CamoeRun
+from jaxmoe.methods.expert_streaming.loaded_experts import CirculatingRun, OffloadedRun
+from jaxmoe.methods.expert_streaming.streamed_layer import LoadedRun
+from jaxmoe.methods.expert_streaming.system import StreamedRun
+from jaxmoe.methods.expert_streaming.trajectories import moved_tokens, ring_of
+from jaxmoe.methods.forecast import MovingAverage
+from jaxmoe.methods.moentwine.balancing import Balancer, Eplb, KeepSlots, ShadowSlots, balanced_rollout, first_slots
+from jaxmoe.methods.moentwine.gradient_slots import GradientSlots, hop_price
+from jaxmoe.methods.moentwine.migration import Windows, moves_between
+from jaxmoe.methods.moentwine.system import LayoutRun
+from jaxmoe.methods.static import PlannedRun
+from jaxmoe.methods.wafer_gpu.system import WaferRun
 from jaxmoe.network import link_loads
 from jaxmoe.network.domains import all_reduce_rounds, closing_rounds
 from jaxmoe.placement.slots import EMPTY, copies_of_slots
 from jaxmoe.placement.tokens import links_inside_domains, token_layout
-from jaxmoe.policies.balancing import Balancer, Eplb, KeepSlots, ShadowSlots, balanced_rollout, first_slots
-from jaxmoe.policies.forecast import MovingAverage
-from jaxmoe.policies.gradient_slots import GradientSlots, hop_price
-from jaxmoe.policies.migration import Windows, moves_between
-from jaxmoe.policies.streaming import moved_tokens, ring_of
 from jaxmoe.relax import SmoothMax, SoftSupport
-from jaxmoe.systems import Rolled, system_of
-from jaxmoe.systems.camoe import GatedRun as CamoeRun
-from jaxmoe.systems.expert_streaming import StreamedRun
-from jaxmoe.systems.gated import GatedRun
-from jaxmoe.systems.loaded_experts import CirculatingRun, OffloadedRun
-from jaxmoe.systems.moentwine import LayoutRun
-from jaxmoe.systems.planned import PlannedRun
-from jaxmoe.systems.streamed_layer import LoadedRun
-from jaxmoe.systems.wafer_gpu import WaferRun
 from jaxmoe.traces import Batch
 from jaxmoe.tune import PlacementProblem
 from jaxmoe.tune.bounds import exchange_bound, lower_bound
@@ -181,7 +181,7 @@ def price(run: Run, decisions: Arrays, steps: Batch) -> Arrays:
 def replay(run: Run, decisions: Arrays, batch: Batch, step: int, row: int) -> Arrays:
     """Seconds of one layer and step in the event simulator, and of weights that travel apart."""
     nothing = LayerTime({}, {}, np.zeros(()))
-    rolled = Rolled(nothing, _kept(run, decisions))
+    rolled = RolloutResult(nothing, _kept(run, decisions))
     if isinstance(run, WaferRun):
         run = replace(run, layer=replace(run.layer, host=None))  # a constant, which the model's figures have
     seconds = {
@@ -234,7 +234,7 @@ def _layer(steps: Batch, row: int) -> Batch:
 
 @eqx.filter_jit
 def _steps_of_share(
-    model: LayerModel, share: Any, batches: Batch, exchange: Any, sent: Any, served: Any, hidden: bool, most: int
+    model: Layer, share: Any, batches: Batch, exchange: Any, sent: Any, served: Any, hidden: bool, most: int
 ) -> LayerTime:
     """Times of one layer's steps under one plan, and what is sent and served in each."""
 
@@ -397,7 +397,7 @@ def _price_gate(run: CamoeRun, decisions: Arrays, steps: Batch) -> Arrays:
 # Layers and plans without a system.
 
 
-def price_plans(model: LayerModel, shares: np.ndarray, exchange: Any, batches: Batch) -> Arrays:
+def price_plans(model: Layer, shares: np.ndarray, exchange: Any, batches: Batch) -> Arrays:
     """Plans [plan, layer, expert, node] under one exchange, on batches [layer, batch, ...] whose equal tokens merge."""
     plans, layers, experts, _ = shares.shape
     merged = model.merged(batches, experts, exchange)
@@ -408,7 +408,7 @@ def price_plans(model: LayerModel, shares: np.ndarray, exchange: Any, batches: B
 
 
 @eqx.filter_jit
-def _with_movements(model: LayerModel, share: Any, batch: Batch, destination: Any) -> dict[str, LayerTime]:
+def _with_movements(model: Layer, share: Any, batch: Batch, destination: Any) -> dict[str, LayerTime]:
     moved = {"alone": (), "hidden": (Movement(destination, True),), "charged": (Movement(destination),)}
     return {name: model.time(Decisions(share, movements=each), batch) for name, each in moved.items()}
 
@@ -437,7 +437,7 @@ def price_schedules(ready: Any, names: tuple[str, ...], share: np.ndarray, desti
     return found
 
 
-def slopes(model: LayerModel, share: np.ndarray, batch: Batch) -> Arrays:
+def slopes(model: Layer, share: np.ndarray, batch: Batch) -> Arrays:
     """The total of a relaxed layer, and its derivatives by links, dies and shares, in double precision."""
     with jax.enable_x64(True):
         wide = partial(

@@ -15,7 +15,7 @@ from oracles.own_topologies import Dragonfly, PlainMesh
 from oracles.topologies import with_random_numbers
 
 from jaxmoe.des import LayerDescription, fabric_of, replay_layer
-from jaxmoe.engine import LayerModel, LayerTime
+from jaxmoe.engine import Layer, LayerTime
 from jaxmoe.hardware import AbstractTopology, Die, Machine, Mesh, Router, clusters
 from jaxmoe.network import build_exchange
 from jaxmoe.network.contention import Contention, passages_of
@@ -51,7 +51,7 @@ def test_sums_along_paths_equal_those_by_prefix_sums():
 
 
 @eqx.filter_jit
-def timed(model: LayerModel, share: jax.Array, batch: Batch) -> LayerTime:
+def timed(model: Layer, share: jax.Array, batch: Batch) -> LayerTime:
     return model(share, batch)
 
 

@@ -10,7 +10,7 @@ from oracles import cases
 from oracles.arrays import floats, full
 from oracles.topologies import mesh, with_random_numbers
 
-from jaxmoe.engine import LayerModel
+from jaxmoe.engine import Layer
 from jaxmoe.hardware import Die, Machine
 from jaxmoe.network import Congestion
 from jaxmoe.relax import HardMax, HardSupport, SoftSupport
@@ -29,7 +29,7 @@ def case(exchange: str, seed: int):
 
 
 @eqx.filter_jit
-def slopes(model: LayerModel, share, batch, support):
+def slopes(model: Layer, share, batch, support):
     """The total, and its derivatives by latency and bandwidth of every link and by the shares."""
 
     def total(numbers, share):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.engine import LayerCosts, LayerModel
+from jaxmoe.engine import Layer, LayerCosts
 from jaxmoe.hardware import AbstractTopology, Die, Machine, node_memory
 from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import (
@@ -83,16 +83,16 @@ def layer_costs(costs: Costs = COSTS) -> LayerCosts:
 
 def model_on(
     machine: Machine, mode: str = "sharded", rule: str = "lowest_host", costs: Costs = COSTS, **parts
-) -> LayerModel:
+) -> Layer:
     """The model of one layer on any machine, with the exchange of a name."""
     chunks = Congestion(floats(costs.chunk_bytes))
     exchange = build_exchange(rule, machine.topology)
-    return LayerModel(machine, layer_costs(costs), chunks, exchange, mode, **parts)
+    return Layer(machine, layer_costs(costs), chunks, exchange, mode, **parts)
 
 
 def layer_model(
     machine: NumpyMachine, mode: str = "sharded", rule: str = "lowest_host", costs: Costs = COSTS, **parts
-) -> LayerModel:
+) -> Layer:
     """The model of one layer on a mesh."""
     return model_on(as_machine(machine), mode, rule, costs, **parts)
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import cases
 
-from jaxmoe.engine import LayerModel
+from jaxmoe.engine import Layer
 from jaxmoe.network import AbstractExchange, Uncongested, build_exchange
 from jaxmoe.traces import Batch
 from jaxmoe.tune.bounds import exchange_bound
@@ -81,7 +81,7 @@ def test_the_bound_on_a_tree_is_near_the_minimum_and_the_tree_found_is_one():
 
 
 @eqx.filter_jit
-def communication(model: LayerModel, share: jax.Array, batch: Batch, exchange: AbstractExchange) -> jax.Array:
+def communication(model: Layer, share: jax.Array, batch: Batch, exchange: AbstractExchange) -> jax.Array:
     return model(share, batch, exchange).communication
 
 
@@ -101,7 +101,7 @@ def test_no_exchange_is_faster_than_the_bound(seed, hosts):
         assert bound <= seconds * (1 + 1e-5)
 
 
-def even_line(nodes: int) -> LayerModel:
+def even_line(nodes: int) -> Layer:
     machine = cases.random_machine(np.random.default_rng(0), (1, nodes))
     machine.link_bandwidth[:] = 1e9
     machine.link_latency[:] = 0

@@ -10,10 +10,10 @@ from sweep_keys import LINK
 
 from jaxmoe.config import ConfigError
 from jaxmoe.engine import measured_time
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.experiment.metrics import Outcome
 from jaxmoe.experiment.simulation import iterations_of, simulate
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.strategies import given_plans
 from jaxmoe.hardware import Die, Machine, Mesh
 from jaxmoe.placement import Placement, write_plan
@@ -29,7 +29,7 @@ def simulated(space, point, iterations):
     """Times by `jaxmoe simulate` at a point, s [step, layer]."""
     inputs = inputs_of(space.scenario(point.values), layers=space.study.layers)
     (plan,) = given_plans([inputs.scenario.system.plan], inputs, compared=())
-    told = simulate(inputs, plan, iterations_of(inputs, iterations), 1, StageClock(), lambda *_: None)
+    told = simulate(inputs, plan, iterations_of(inputs, iterations), 1, StageTimer(), lambda *_: None)
     return told.runs[told.system].time
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from oracles import cases
 
-from jaxmoe.engine import LayerModel
+from jaxmoe.engine import Layer
 from jaxmoe.hardware import node_memory
 from jaxmoe.traces import GatingTrace, synthetic_trace
 from jaxmoe.tune import PlacementProblem, TunerSettings
@@ -32,7 +32,7 @@ def small_model(
     flops_factor: float = 1.0,
     message_factor: float = 1.0,
     rule: str = "lowest_host",
-) -> LayerModel:
+) -> Layer:
     """A machine whose nodes and links all differ; `room` is in experts of one layer per node."""
     machine = cases.random_machine(np.random.default_rng(seed), SHAPE)
     machine.link_bandwidth *= link_factor

@@ -8,27 +8,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxmoe.relax import SmoothMax
-from jaxmoe.tune.aim import Aim
+from jaxmoe.tune.objective import Objective
 
 SECONDS = jnp.asarray([1.0, 10.0, 3.0, 20.0])  # of topics 0, 1, 0, 1: means 2 and 15
 
 
 @pytest.mark.parametrize(("worst_weight", "expected"), [(0.0, 8.5), (0.5, 11.75), (1.0, 15.0)])
 def test_mean_and_worst_by_hand(worst_weight, expected):
-    assert float(Aim(worst_weight=worst_weight, topics=2)(SECONDS)) == pytest.approx(expected)
+    assert float(Objective(worst_weight=worst_weight, topics=2)(SECONDS)) == pytest.approx(expected)
 
 
 def test_the_tail_is_of_every_topic_by_itself():
     """The 95th percentiles of 1, 3 and of 10, 20 are 2.9 and 19.5."""
-    np.testing.assert_allclose(Aim(p95_weight=1.0, topics=2).by_topic(SECONDS), [2.9, 19.5], rtol=1e-6)
+    np.testing.assert_allclose(Objective(p95_weight=1.0, topics=2).by_topic(SECONDS), [2.9, 19.5], rtol=1e-6)
 
 
 def test_a_topic_with_more_batches_counts_no_more():
-    assert float(Aim(topics=2)(jnp.asarray([1.0, 10.0, 3.0]))) == pytest.approx((2 + 10) / 2)
+    assert float(Objective(topics=2)(jnp.asarray([1.0, 10.0, 3.0]))) == pytest.approx((2 + 10) / 2)
 
 
 def test_fewer_batches_than_topics():
-    assert float(Aim(worst_weight=1.0, topics=5)(jnp.asarray([1.0, 4.0]))) == pytest.approx(4)
+    assert float(Objective(worst_weight=1.0, topics=5)(jnp.asarray([1.0, 4.0]))) == pytest.approx(4)
 
 
 @settings(max_examples=20, deadline=None)
@@ -38,7 +38,7 @@ def test_fewer_batches_than_topics():
     st.sampled_from([1, 2, 3]),
 )
 def test_it_lies_between_mean_and_worst_wherever_the_batches_begin(seconds, worst_weight, topics):
-    times, aim = np.array(seconds), Aim(worst_weight=worst_weight, topics=topics)
+    times, aim = np.array(seconds), Objective(worst_weight=worst_weight, topics=topics)
     means = times.reshape(-1, topics).mean(axis=0)
     value = float(aim(jnp.asarray(times)))
     assert means.mean() * (1 - 1e-5) <= value <= means.max() * (1 + 1e-5)
@@ -46,7 +46,7 @@ def test_it_lies_between_mean_and_worst_wherever_the_batches_begin(seconds, wors
 
 
 def test_the_smooth_worst_tends_to_the_worst_and_has_its_slope():
-    aim = Aim(worst_weight=1.0, topics=2)
+    aim = Objective(worst_weight=1.0, topics=2)
     soft = [float(aim(SECONDS, SmoothMax(temperature))) for temperature in (1.0, 0.1, 0.001)]
     assert soft[0] > soft[1] >= soft[2] == pytest.approx(15)
     slope = jax.grad(lambda seconds: aim(seconds, SmoothMax(0.5)))(SECONDS)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from oracles import cases
 
-from jaxmoe.engine import LayerModel, schedule_of
+from jaxmoe.engine import Layer, schedule_of
 from jaxmoe.hardware import Die, MemoryLevel, node_memory
 from jaxmoe.hardware.machine import MeasuredGemm
 from jaxmoe.network import AbstractExchange, build_exchange
@@ -54,7 +54,7 @@ def problem_of(
     return PlacementProblem(model, trace, TOKENS, exchanges=tuple(chosen))
 
 
-def with_memory(model: LayerModel, memory: tuple[MemoryLevel, ...]) -> LayerModel:
+def with_memory(model: Layer, memory: tuple[MemoryLevel, ...]) -> Layer:
     return dataclasses.replace(model, machine=dataclasses.replace(model.machine, memory=memory))
 
 
@@ -63,7 +63,7 @@ def even_time(problem: PlacementProblem) -> float:
 
 
 @eqx.filter_jit
-def all_times(model: LayerModel, plans: jax.Array, batches: Batch, exchange: AbstractExchange | None) -> jax.Array:
+def all_times(model: Layer, plans: jax.Array, batches: Batch, exchange: AbstractExchange | None) -> jax.Array:
     """Mean time of every plan over the batches."""
     times = jax.vmap(jax.vmap(lambda plan, batch: model(plan, batch, exchange).total, (None, 0)), (0, None))
     return times(plans, batches).mean(axis=1)
@@ -258,7 +258,7 @@ def test_layers_are_bounded_each_for_itself():
 
 
 @eqx.filter_jit
-def communication_of(model: LayerModel, plans: jax.Array, batches: Batch, exchange: AbstractExchange) -> jax.Array:
+def communication_of(model: Layer, plans: jax.Array, batches: Batch, exchange: AbstractExchange) -> jax.Array:
     """Communication time of every plan and batch."""
     times = jax.vmap(jax.vmap(lambda plan, batch: model(plan, batch, exchange).communication, (None, 0)), (0, None))
     return times(plans, batches)

@@ -17,11 +17,11 @@ from jaxmoe.placement import PlanError, expert_parallel_random
 from jaxmoe.placement.exchange import ExchangeError
 from jaxmoe.placement.strategies import expert_parallel, shipped_strategies
 from jaxmoe.registry import OPTIMISERS
-from jaxmoe.tune import PlacementProblem, TuneResult, referee, tune
+from jaxmoe.tune import PlacementProblem, TuneResult, evaluator, tune
 from jaxmoe.tune import problem as ranking
-from jaxmoe.tune.aim import Aim
+from jaxmoe.tune.evaluator import Evaluator
+from jaxmoe.tune.objective import Objective
 from jaxmoe.tune.problem import Ranked, where_surely_faster
-from jaxmoe.tune.referee import Referee
 from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS, StopSwitch, TunerSettings, affordable
 
 QUICK = {
@@ -35,8 +35,8 @@ QUICK = {
 
 @pytest.fixture(autouse=True)
 def few_batches(monkeypatch):
-    monkeypatch.setattr(referee, "SELECTION_BATCHES", (8, 8))
-    monkeypatch.setattr(referee, "REBALANCE_BATCHES", 32)
+    monkeypatch.setattr(evaluator, "SELECTION_BATCHES", (8, 8))
+    monkeypatch.setattr(evaluator, "REBALANCE_BATCHES", 32)
 
 
 def optimised(name: str, problem: PlacementProblem, seed: int = 3) -> TuneResult:
@@ -47,7 +47,7 @@ def optimised(name: str, problem: PlacementProblem, seed: int = 3) -> TuneResult
 def seconds_of(problem: PlacementProblem, share: np.ndarray, exchange: str, seed: int = 3) -> np.ndarray:
     """Mean time of every layer on the selection batches under the exchange of this name, s."""
     built = build_exchange(exchange, problem.model.machine.topology)
-    selection = Referee(problem, seed, StopSwitch()).selection
+    selection = Evaluator(problem, seed, StopSwitch()).selection
     return np.asarray(evaluate(problem.model, jnp.asarray(share, jnp.float32), selection, built).total.mean(axis=1))
 
 
@@ -102,17 +102,17 @@ def ranked(*seconds: float) -> Ranked:
 def test_a_gain_counts_from_twice_its_standard_error_on():
     known = ranked(*[10.0] * 8)
     # Gains 0, 0, 0, 0, 2, 2, 2, 2: mean 1, standard error 0.378.
-    sure = where_surely_faster(ranked(*[10.0] * 4, *[8.0] * 4), known, Aim())
+    sure = where_surely_faster(ranked(*[10.0] * 4, *[8.0] * 4), known, Objective())
     np.testing.assert_array_equal(sure.seconds, [9.0])
     # Gains -2, -2, -2, 2, 2, 2, 2, 2: mean 0.5, standard error 0.73.
-    unsure = where_surely_faster(ranked(*[12.0] * 3, *[8.0] * 5), known, Aim())
+    unsure = where_surely_faster(ranked(*[12.0] * 3, *[8.0] * 5), known, Objective())
     np.testing.assert_array_equal(unsure.seconds, [np.inf])
-    assert where_surely_faster(known, known, Aim()).seconds == np.inf
+    assert where_surely_faster(known, known, Objective()).seconds == np.inf
 
 
 def test_a_shipped_strategy_is_returned_where_what_was_searched_is_not_surely_faster(monkeypatch):
     problem = small_problem(link_factor=0.3)
-    known = Referee(problem, 3, StopSwitch()).shipped
+    known = Evaluator(problem, 3, StopSwitch()).shipped
     monkeypatch.setattr(ranking, "STANDARD_ERRORS", 1e9)
     result = optimised("greedy", problem)
     np.testing.assert_array_equal(result.share, known.plan)
@@ -140,7 +140,7 @@ def halves_far_apart() -> PlacementProblem:
 
 @pytest.mark.slow
 def test_a_complete_hybrid_is_found_and_improved_where_it_is_best(monkeypatch):
-    monkeypatch.setattr(referee, "SELECTION_BATCHES", (64, 64))
+    monkeypatch.setattr(evaluator, "SELECTION_BATCHES", (64, 64))
     problem = halves_far_apart()
     settings = dataclasses.replace(SETTINGS, seed=3, steps=25, refine_batches=64, hybrid_cuts=1)
     result = tune(problem, settings)

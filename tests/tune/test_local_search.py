@@ -14,8 +14,8 @@ from jaxmoe.hardware.networks import hop_counts
 from jaxmoe.network import build_exchange
 from jaxmoe.traces import Batch
 from jaxmoe.tune import PlacementProblem, local_search
-from jaxmoe.tune.aim import objective
 from jaxmoe.tune.local_search import search_of
+from jaxmoe.tune.objective import objective
 
 HOPS = jnp.asarray(hop_counts(SHAPE), jnp.float32)
 ROOM = jnp.full(NODES, jnp.inf)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_problem import EXPERTS, LAYERS, NODES, TOKENS, TOP_K, small_problem
 
-from jaxmoe.engine import LayerCosts, LayerModel
+from jaxmoe.engine import Layer, LayerCosts
 from jaxmoe.hardware import Die, Machine, Mesh, node_memory
 from jaxmoe.network import Congestion, GatherExchange
 from jaxmoe.placement import PlanError
@@ -37,7 +37,7 @@ def tiny_problem(
     nodes, links = len(flops), 2 * (len(flops) - 1)
     mesh = Mesh(jnp.full(links, bandwidth), jnp.zeros(links), shape=(1, nodes))
     capacity = jnp.full(nodes, room) if np.isfinite(room) else None
-    model = LayerModel(
+    model = Layer(
         Machine(mesh, Die(jnp.asarray(flops, float)), node_memory(None, capacity)),
         LayerCosts(*(jnp.asarray(1.0) for _ in range(6))),
         time_model=Congestion(jnp.asarray(1.0)),

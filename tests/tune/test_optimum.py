@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oracles import cases
 from oracles.optimum import best_plan
 
-from jaxmoe.engine import LayerModel, evaluate
+from jaxmoe.engine import Layer, evaluate
 from jaxmoe.hardware import node_memory
 from jaxmoe.network import build_exchange
 from jaxmoe.placement import PlanError
@@ -31,7 +31,7 @@ def machine_of(shape: tuple[int, int], seed: int, links: float = 1.0):
     return machine
 
 
-def problem_of(model: LayerModel, experts: int, tokens: list | None = None, room: float | None = None, seed: int = 0):
+def problem_of(model: Layer, experts: int, tokens: list | None = None, room: float | None = None, seed: int = 0):
     """A problem of one layer with given batches, drawn where there are none; `room` is in experts per node."""
     if room is not None:
         capacity = jnp.full(model.machine.topology.num_nodes, room * cases.COSTS.expert_bytes)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmoe.engine import Decisions, LayerCosts, LayerModel
+from jaxmoe.engine import Decisions, Layer, LayerCosts
 from jaxmoe.engine.copies import ReplicaModel, replica_model
 from jaxmoe.hardware import Die, Machine, Mesh, clusters, node_memory
 from jaxmoe.network import Congestion, build_exchange
@@ -34,7 +34,7 @@ def priced(model, *given):
     return model(*given)
 
 
-def layer_model(network: str = "mesh", ports: bool = False) -> LayerModel:
+def layer_model(network: str = "mesh", ports: bool = False) -> Layer:
     if network == "mesh":
         topology = Mesh(jnp.full(8, 1e9), jnp.zeros(8), shape=(2, 2))
     else:
@@ -44,7 +44,7 @@ def layer_model(network: str = "mesh", ports: bool = False) -> LayerModel:
     machine = Machine(topology, Die(jnp.full(NODES, 1e12)), node_memory(jnp.full(NODES, 1e12), None))
     costs = LayerCosts(*(jnp.asarray(value) for value in (64.0, 32.0, 1e6, 2e6, 128.0, 3.0)))
     model = Congestion(jnp.asarray(64.0), cut_through=True)
-    return LayerModel(machine, costs, model, build_exchange("token_home", topology), "sharded")
+    return Layer(machine, costs, model, build_exchange("token_home", topology), "sharded")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ import pytest
 from small_problem import LAYERS, NODES, small_problem
 
 from jaxmoe.engine import evaluate
-from jaxmoe.tune import PlacementProblem, TuneResult, referee
+from jaxmoe.tune import PlacementProblem, TuneResult, evaluator
+from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.greedy import (
     AnnealSettings,
     GreedySettings,
@@ -20,7 +21,6 @@ from jaxmoe.tune.greedy import (
     random_search,
     random_starts,
 )
-from jaxmoe.tune.referee import Referee
 from jaxmoe.tune.settings import StopSwitch
 
 SEARCHES = {
@@ -32,8 +32,8 @@ SEARCHES = {
 
 @pytest.fixture(autouse=True)
 def few_batches(monkeypatch):
-    monkeypatch.setattr(referee, "SELECTION_BATCHES", (8, 8))
-    monkeypatch.setattr(referee, "REBALANCE_BATCHES", 32)
+    monkeypatch.setattr(evaluator, "SELECTION_BATCHES", (8, 8))
+    monkeypatch.setattr(evaluator, "REBALANCE_BATCHES", 32)
 
 
 def run(name: str, problem: PlacementProblem, progress=lambda *_: None, **changed) -> TuneResult:
@@ -53,7 +53,7 @@ def test_the_result_is_a_legal_plan_with_its_exact_cost(name):
     problem = small_problem()
     result = run(name, problem)
     assert_legal(result, problem)
-    selection = Referee(problem, 3, StopSwitch()).selection
+    selection = Evaluator(problem, 3, StopSwitch()).selection
     total = evaluate(problem.model, jnp.asarray(result.gathered, jnp.float32), selection).total
     np.testing.assert_allclose(result.stages["searched"], total.mean(axis=1), rtol=1e-5)
     assert (result.bound <= result.stages["searched"]).all()
@@ -70,7 +70,7 @@ def test_the_result_is_a_legal_plan_with_its_exact_cost(name):
 def test_it_finds_something_better_than_a_plan_without_preference(name):
     problem = small_problem()
     batches = problem.draw(64, seed=99)
-    starts = random_starts(Referee(problem, 0, StopSwitch()), 16, seed=7)
+    starts = random_starts(Evaluator(problem, 0, StopSwitch()), 16, seed=7)
     drawn = [
         evaluate(problem.model, jnp.asarray(plan, jnp.float32), batches).total.mean() for plan in starts.swapaxes(0, 1)
     ]
@@ -142,7 +142,7 @@ def test_given_batches_are_all_that_counts():
 def test_starts_have_even_work():
     problem = small_problem()
     flops = np.asarray(problem.model.machine.die.flops, float)
-    starts = random_starts(Referee(problem, 0, StopSwitch()), 3, seed=1)
+    starts = random_starts(Evaluator(problem, 0, StopSwitch()), 3, seed=1)
     work = np.einsum("le,lcen->lcn", problem.frequency, starts)
     np.testing.assert_allclose(work, np.broadcast_to(flops / flops.sum(), work.shape), rtol=1e-6)
     assert not np.array_equal(starts[:, 0], starts[:, 1])

@@ -14,15 +14,15 @@ from small_problem import LAYERS, SETTINGS, SHAPE, compilations, small_problem
 from jaxmoe.engine import evaluate
 from jaxmoe.network import build_exchange
 from jaxmoe.placement import Placement, PlanError, check_fits, expert_parallel_random
-from jaxmoe.tune import PlacementProblem, TuneResult, referee, tune
+from jaxmoe.tune import PlacementProblem, TuneResult, evaluator, tune
 from jaxmoe.tune.bounds import lower_bound
-from jaxmoe.tune.referee import Referee
+from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.settings import StopSwitch
 
 
 def few_batches_in(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(referee, "SELECTION_BATCHES", (8, 8))
-    patch.setattr(referee, "REBALANCE_BATCHES", 32)
+    patch.setattr(evaluator, "SELECTION_BATCHES", (8, 8))
+    patch.setattr(evaluator, "REBALANCE_BATCHES", 32)
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_each_stage_is_at_least_as_good_as_the_one_before_and_none_beats_the_bou
 
 def test_the_last_stage_is_the_exact_time_of_the_plan(tuned):
     problem = small_problem()
-    run = Referee(problem, SETTINGS.seed, StopSwitch())  # draws the same selection batches
+    run = Evaluator(problem, SETTINGS.seed, StopSwitch())  # draws the same selection batches
     total = evaluate(problem.model, jnp.asarray(tuned.gathered, jnp.float32), run.selection).total
     np.testing.assert_allclose(tuned.stages["searched"], total.mean(axis=1), rtol=1e-5)
     np.testing.assert_allclose(tuned.bound, lower_bound(problem, run.selection), rtol=1e-6)
@@ -203,7 +203,7 @@ def test_a_layer_that_tensor_parallelism_serves_faster_gets_it():
     faster = ringing.stages["final"] < ringing.stages["searched"]
     assert faster.all()
     np.testing.assert_array_equal(ringing.share, np.full_like(ringing.share, 1 / 4))
-    run = Referee(even_problem(), SETTINGS.seed, StopSwitch())  # draws the same selection batches
+    run = Evaluator(even_problem(), SETTINGS.seed, StopSwitch())  # draws the same selection batches
     scored = evaluate(
         run.problem.model,
         jnp.asarray(ringing.share, jnp.float32),
@@ -242,19 +242,19 @@ def even_problem(**machine) -> PlacementProblem:
 def test_batches_scored_a_few_at_a_time_score_the_same(monkeypatch):
     problem = small_problem(p95_weight=0.5)
     plans = expert_parallel_random(LAYERS, problem.trace.num_experts, problem.num_nodes, 0)[:, None].astype(float)
-    together = Referee(problem, 0, StopSwitch()).score(plans)
-    monkeypatch.setattr(referee, "MANY_NODES", 1)
-    np.testing.assert_allclose(Referee(problem, 0, StopSwitch()).score(plans), together, rtol=1e-5)
+    together = Evaluator(problem, 0, StopSwitch()).score(plans)
+    monkeypatch.setattr(evaluator, "MANY_NODES", 1)
+    np.testing.assert_allclose(Evaluator(problem, 0, StopSwitch()).score(plans), together, rtol=1e-5)
 
 
 def test_uneven_work_is_divided_anew_and_even_work_is_not(monkeypatch):
-    run, asked = Referee(even_problem(), 0, StopSwitch()), []
+    run, asked = Evaluator(even_problem(), 0, StopSwitch()), []
 
     def divided(support, *given):
         asked.append(support)
         raise PlanError("too many experts")
 
-    monkeypatch.setattr(referee, "rebalance", divided)
+    monkeypatch.setattr(evaluator, "rebalance", divided)
     even = np.full((LAYERS, 1, run.problem.trace.num_experts, run.problem.num_nodes), 1 / run.problem.num_nodes)
     kept, _ = run.rebalance(even, run.score(even))
     np.testing.assert_array_equal(kept, even)

@@ -11,11 +11,11 @@ import pytest
 from small_problem import LAYERS, NODES, small_problem
 
 from jaxmoe.engine import evaluate
-from jaxmoe.tune import PlacementProblem, TuneResult, referee
+from jaxmoe.tune import PlacementProblem, TuneResult, evaluator
+from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.link_balance import METHODS
 from jaxmoe.tune.node_balance import node_balance
 from jaxmoe.tune.problem import History
-from jaxmoe.tune.referee import Referee
 from jaxmoe.tune.settings import StopSwitch
 from jaxmoe.tune.two_stage import TwoStageSettings, together, two_stage
 
@@ -24,7 +24,7 @@ SETTINGS = TwoStageSettings(node_time_s=0.5, link_time_s=0.3, link_batches=6, se
 
 @pytest.fixture(autouse=True)
 def few_batches(monkeypatch):
-    monkeypatch.setattr(referee, "SELECTION_BATCHES", (8, 8))
+    monkeypatch.setattr(evaluator, "SELECTION_BATCHES", (8, 8))
 
 
 def assert_legal(result: TuneResult, problem: PlacementProblem) -> None:
@@ -42,7 +42,7 @@ def test_both_stages_make_a_legal_plan_with_its_exact_cost(method):
     result = two_stage(problem, dataclasses.replace(SETTINGS, link_method=method), lambda *now: reported.append(now))
     assert_legal(result, problem)
     assert list(result.stages) == ["node_balanced", "searched", "final"]
-    selection = Referee(problem, 5, StopSwitch()).selection
+    selection = Evaluator(problem, 5, StopSwitch()).selection
     total = evaluate(problem.model, jnp.asarray(result.gathered, jnp.float32), selection).total
     np.testing.assert_allclose(result.stages["searched"], total.mean(axis=1), rtol=1e-5)
     assert (result.bound <= result.stages["searched"]).all()
@@ -66,7 +66,7 @@ def test_known_node_balances_are_mapped_as_they_are():
     balanced = [node_balance(problem, layer, 1.0, 1.0) for layer in range(LAYERS)]
     result = two_stage(problem, SETTINGS, balanced=balanced)
     assert "node balance" not in result.seconds
-    run = Referee(problem, 5, StopSwitch())
+    run = Evaluator(problem, 5, StopSwitch())
     shares = np.stack([node.share for node in balanced])
     np.testing.assert_allclose(result.stages["node_balanced"], run.score(shares[:, None])[:, 0], rtol=1e-6)
     for plan, share in zip(result.gathered, shares, strict=True):

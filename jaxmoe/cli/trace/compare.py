@@ -9,12 +9,12 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from jaxmoe.cli.comparison_output import print_table
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
-from jaxmoe.cli.show import print_table
 from jaxmoe.cli.trace.pictures import draw_comparison
 from jaxmoe.cli.trace.stats import source_report
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import OptionError, Source, read_file
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.experiment.trace_statistics import (
     count,
@@ -40,7 +40,7 @@ def run(
     nodes: int | None,
 ) -> None:
     """Tell how alike two traces are, and whether a plan tuned on A serves B."""
-    with StageClock() as clock:
+    with StageTimer() as clock:
         with clock.stage("load"):
             one, other = read_file(first, model), read_file(second, model)
             layer_ids = _common_layers(f"{first}", one, f"{second}", other)

@@ -7,10 +7,10 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
+from jaxmoe.cli.comparison_output import print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder
-from jaxmoe.cli.show import print_table, print_warnings
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import OptionError, hints_of
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.registry import TRACES
 from jaxmoe.traces import DECODE, MISSING, PREFILL, GatingTrace, Hints, LoadCounts, Recording, read_any, write_as
@@ -30,7 +30,7 @@ def run(
     num_layers: int | None,
 ) -> None:
     """Write a trace or load counts of any format in another one, and tell what was read."""
-    with StageClock() as clock:
+    with StageTimer() as clock:
         with clock.stage("read"):
             if to not in TRACES:
                 raise OptionError(f"--to is {to!r}, expected one of {', '.join(TRACES)}")

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxmoe.cli.session import OutputFolder
 from jaxmoe.experiment.trace_statistics import Findings, LongTail, NodeLoads, top_count
-from jaxmoe.plotting import (
+from jaxmoe.report import (
     plot_coactivation,
     plot_conditional,
     plot_coverage,

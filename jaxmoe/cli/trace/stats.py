@@ -9,11 +9,11 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
+from jaxmoe.cli.comparison_output import print_table
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
-from jaxmoe.cli.show import print_table
 from jaxmoe.cli.trace.pictures import draw_statistics
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import OptionError, Source, read_files
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.experiment.trace_statistics import Findings, LongTail, NodeLoads, find, find_topics, node_plan, top_count
 from jaxmoe.files import write_table
@@ -169,7 +169,7 @@ def run(
     window: int,
 ) -> None:
     """Tell loads, pairs of experts over tokens and layers, reuse, and what they would be by chance."""
-    with StageClock() as clock:
+    with StageTimer() as clock:
         with clock.stage("load"):
             sources = read_files(files, model)
             plan = _plan(placement, nodes)

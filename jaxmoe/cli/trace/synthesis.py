@@ -6,12 +6,12 @@ from typing import Any
 
 from rich.table import Table
 
+from jaxmoe.cli.comparison_output import print_table
 from jaxmoe.cli.session import Interrupts, OutputFolder, messages, progress_bars
-from jaxmoe.cli.show import print_table
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.inputs import hints_of
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
-from jaxmoe.plotting import plot_trace_comparison
+from jaxmoe.report import plot_trace_comparison
 from jaxmoe.traces import read_trace
 from jaxmoe.traces.formats.npz import write_trace_in_parts
 from jaxmoe.traces.synthesis import (
@@ -41,7 +41,7 @@ def fit(
     seed: int,
 ) -> None:
     """Fit a generator to a trace, write it as process.npz, and compare a trace of it with the recorded one."""
-    with StageClock() as clock:
+    with StageTimer() as clock:
         with clock.stage("load"):
             trace = read_trace(file, hints=hints_of(model))
         with progress_bars(interrupts.check) as report:
@@ -122,7 +122,7 @@ def synth(
 
     With `logits`, the scale of them, it has logits of its own, whose largest K are the choices.
     """
-    with StageClock() as clock:
+    with StageTimer() as clock:
         with clock.stage("load"):
             generator = _process(process)
             deal = generator.requests.deal(tokens, seed)

@@ -11,9 +11,9 @@ from jaxtyping import Float
 
 from jaxmoe.config.hardware_space import SpaceFile
 from jaxmoe.errors import InputError
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.codesign.problem import HardwareProblem, hardware_problem
 from jaxmoe.experiment.codesign.search import HardwareResult, tune_hardware
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.tune.machine.augmented_lagrangian import feasible_starts
 from jaxmoe.tune.machine.problem import MachineSearchError, Progress
 from jaxmoe.tune.machine.trust_region import ExactObjective, best_starts, local_optima
@@ -45,7 +45,7 @@ def tune_space(
     fixed: Mapping[str, Any],
     layers: Sequence[int] | None,
     report: Progress,
-    clock: StageClock,
+    clock: StageTimer,
 ) -> tuple[HardwareResult, list[TriedChoice]]:
     """The best machine of a space on the scenario at a path, and the best metric of every combination of its choices.
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.codesign.designs import Design
 from jaxmoe.experiment.codesign.machines import inputs_at, reported_numbers
 from jaxmoe.experiment.codesign.plans import BIASED_BATCHES, placement_on, relaxed_plans, rounded
 from jaxmoe.experiment.codesign.problem import HardwareProblem
 from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.strategies import TUNED as TUNED_PLAN
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.tune import TuneResult
@@ -34,7 +34,7 @@ class PlacementSearch:
 
     problem: HardwareProblem
     report: Progress
-    clock: StageClock
+    clock: StageTimer
     optimised: Callable[[list[Design], list[np.ndarray]], None]
 
     def sequential(self, machines: Sequence[np.ndarray]) -> None:

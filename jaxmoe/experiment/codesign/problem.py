@@ -24,7 +24,7 @@ from jaxmoe.config.hardware_space import (
 from jaxmoe.config.keys import ScenarioFile, is_of_system, is_parameter, takes_whole_numbers
 from jaxmoe.config.loader import label_of
 from jaxmoe.config.ranges import RangeConfig
-from jaxmoe.engine import LayerModel, LayerTime
+from jaxmoe.engine import Layer, LayerTime
 from jaxmoe.experiment.codesign.designs import design_group
 from jaxmoe.experiment.codesign.systems import system_outcome
 from jaxmoe.experiment.parametric import ParametricRun, outcome_at, parametric_run, structural_keys
@@ -166,7 +166,7 @@ class HardwareProblem(AbstractMachineProblem):
                 known[key] = self.value(expression, known)
         return known
 
-    def model(self, numbers: Mapping[str, Any], fixed: LayerModel) -> LayerModel:
+    def model(self, numbers: Mapping[str, Any], fixed: Layer) -> Layer:
         run = self.runs[0]
         return run.model(values_of(run, numbers), fixed)
 

@@ -11,7 +11,6 @@ from jaxtyping import Float
 from jaxmoe.config import Scenario, unstated_energy
 from jaxmoe.config.hardware_space import SYSTEM, TUNED
 from jaxmoe.engine import LayerTime
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.codesign.designs import Design, biased_group
 from jaxmoe.experiment.codesign.machines import inputs_at, reported_numbers
 from jaxmoe.experiment.codesign.placements import PlacementSearch
@@ -21,6 +20,7 @@ from jaxmoe.experiment.codesign.systems import system_times
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.metrics import Outcome
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.registry import METRICS
 from jaxmoe.threads import beside
@@ -87,7 +87,7 @@ class _Search:
 
     problem: HardwareProblem
     report: Progress
-    clock: StageClock
+    clock: StageTimer
     known: np.ndarray | None = None  # a machine that is known to be good
     exacts: list[ExactObjective] = field(default_factory=list)
     optima: list[Optimum] = field(default_factory=list)
@@ -243,7 +243,7 @@ def _score(inputs: Inputs, strategy: Strategy) -> LayerTime:
 
 
 def tune_hardware(
-    problem: HardwareProblem, report: Progress, clock: StageClock, known: np.ndarray | None = None
+    problem: HardwareProblem, report: Progress, clock: StageTimer, known: np.ndarray | None = None
 ) -> HardwareResult:
     """The best machine of a space, with the placement that runs on it.
 

@@ -8,14 +8,14 @@ from jaxtyping import Array, Float
 
 from jaxmoe.compiling import SOONER
 from jaxmoe.config.hardware_space import PLAN
-from jaxmoe.engine import LayerModel, LayerTime
+from jaxmoe.engine import Layer, LayerTime
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.metrics import Outcome
 from jaxmoe.experiment.parametric import ParametricRun
 from jaxmoe.experiment.simulation import setting_of
 from jaxmoe.experiment.strategies import Strategy
+from jaxmoe.methods import system_of
 from jaxmoe.relax import AbstractReduction
-from jaxmoe.systems import system_of
 from jaxmoe.traces import Batch
 from jaxmoe.tune.machine.designs import EvaluationArguments
 
@@ -43,7 +43,7 @@ def system_times(inputs: Inputs, plan: Strategy) -> LayerTime:
 
 
 def _times(
-    inputs: Inputs, plan: Strategy, model: LayerModel, batches: Batch, reduction: AbstractReduction | None
+    inputs: Inputs, plan: Strategy, model: Layer, batches: Batch, reduction: AbstractReduction | None
 ) -> LayerTime:
     section = inputs.scenario.system
     system = system_of(section.name, **section.model_dump(exclude={"name", "plan"}))

@@ -18,7 +18,7 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 import numpy as np
 
-from jaxmoe.traces.formats.choices import naming
+from jaxmoe.traces.formats.expert_choices import naming
 from jaxmoe.traces.formats.source import AGAIN, parse_json, shown
 from jaxmoe.traces.trace import TraceError
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.files import atomic_write
-from jaxmoe.traces.formats.choices import (
+from jaxmoe.traces.formats.expert_choices import (
     Recorded,
     choices_of,
     joined,

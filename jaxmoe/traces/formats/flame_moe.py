@@ -16,7 +16,15 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.files import atomic_write
-from jaxmoe.traces.formats.choices import Recorded, check_not_negative, joined, names, naming, parted, stacked_layers
+from jaxmoe.traces.formats.expert_choices import (
+    Recorded,
+    check_not_negative,
+    joined,
+    names,
+    naming,
+    parted,
+    stacked_layers,
+)
 from jaxmoe.traces.formats.source import AGAIN, Format, Hints, Source, check_whole
 from jaxmoe.traces.trace import GatingTrace, TraceError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxmoe.files import atomic_write
-from jaxmoe.traces.formats.choices import Recorded, choices_of, joined, layer_number, stacked_layers
+from jaxmoe.traces.formats.expert_choices import Recorded, choices_of, joined, layer_number, stacked_layers
 from jaxmoe.traces.formats.source import Format, Hints, Source, check_whole
 from jaxmoe.traces.trace import GatingTrace, TraceError
 

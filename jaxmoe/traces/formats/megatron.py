@@ -19,7 +19,16 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.files import atomic_write
-from jaxmoe.traces.formats.choices import Recorded, by_rank, choices_of, joined, names, naming, parted, stacked_layers
+from jaxmoe.traces.formats.expert_choices import (
+    Recorded,
+    by_rank,
+    choices_of,
+    joined,
+    names,
+    naming,
+    parted,
+    stacked_layers,
+)
 from jaxmoe.traces.formats.source import AGAIN, Format, Hints, Source, check_whole, shown
 from jaxmoe.traces.trace import GatingTrace, TraceError
 

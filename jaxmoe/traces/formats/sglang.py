@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.arrays import member_names
-from jaxmoe.traces.formats.choices import (
+from jaxmoe.traces.formats.expert_choices import (
     Recorded,
     check_rows,
     expert_layers,

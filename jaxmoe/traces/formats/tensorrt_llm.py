@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.arrays import read_safetensors, write_safetensors
-from jaxmoe.traces.formats.choices import (
+from jaxmoe.traces.formats.expert_choices import (
     Recorded,
     by_rank,
     check_not_negative,

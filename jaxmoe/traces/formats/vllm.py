@@ -11,7 +11,16 @@ import numpy as np
 
 from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.arrays import npy_array
-from jaxmoe.traces.formats.choices import Recorded, check_rows, joined, names, naming, parted, phases, prefill_lengths
+from jaxmoe.traces.formats.expert_choices import (
+    Recorded,
+    check_rows,
+    joined,
+    names,
+    naming,
+    parted,
+    phases,
+    prefill_lengths,
+)
 from jaxmoe.traces.formats.source import AGAIN, Format, Hints, Source, check_whole, decode_base64, lacks, shown
 from jaxmoe.traces.trace import GatingTrace, TraceError
 

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.engine import LayerModel
+from jaxmoe.engine import Layer
 from jaxmoe.relax import AbstractReduction, AbstractSupport
 from jaxmoe.traces import Batch, over_batches
-from jaxmoe.tune.aim import Aim
+from jaxmoe.tune.objective import Objective
 from jaxmoe.tune.problem import History, PlacementProblem
 from jaxmoe.tune.settings import StopSwitch
 
@@ -24,11 +24,11 @@ Order = Int[np.ndarray, " node"]
 class Question(NamedTuple):
     """One layer whose clusters are to be mapped to nodes, and what judges a mapping. Numbers only."""
 
-    model: LayerModel
+    model: Layer
     share: Float[Array, "expert cluster"]
     frequency: Float[Array, " expert"]
     batches: Batch  # leaves [batch, ...], or merged
-    aim: Aim
+    aim: Objective
 
     def cost(
         self,

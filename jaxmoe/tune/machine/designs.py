@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 
-from jaxmoe.engine import LayerModel
+from jaxmoe.engine import Layer
 from jaxmoe.network import AbstractExchange
 from jaxmoe.traces import Batch
 
@@ -13,7 +13,7 @@ from jaxmoe.traces import Batch
 class EvaluationArguments(NamedTuple):
     """A placement and all that it is timed with, as arguments: constants of their own would be compiled in."""
 
-    model: LayerModel
+    model: Layer
     share: Float[Array, "*design layer expert node"]
     batches: Batch  # leaves [layer, batch, ...]
     exchange: AbstractExchange  # of all these layers

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from jaxmoe.engine import Decisions, LayerModel, evaluate
+from jaxmoe.engine import Decisions, Layer, evaluate
 from jaxmoe.engine.gating import GateBias
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.relax import SmoothMax
@@ -131,7 +131,7 @@ def _seconds(placed: PlacementProblem, share: Plan, exchanges: Sequence[str], ba
 
 @eqx.filter_jit
 def _segment(
-    model: LayerModel,
+    model: Layer,
     share: Float[Array, "layer expert node"],
     limit: Float[Array, ""],
     state: _State,

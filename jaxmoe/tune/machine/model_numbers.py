@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxmoe.engine import LayerModel
+from jaxmoe.engine import Layer
 from jaxmoe.errors import InputError
 
 Number = float | Float[Array, ""]
@@ -70,7 +70,7 @@ class ModelNumbers:
         """Key paths of all leaves that some number changes."""
         return frozenset(path for paths in self.leaves.values() for path in paths)
 
-    def model(self, numbers: Float[Array, " name"], fixed: LayerModel) -> LayerModel:
+    def model(self, numbers: Float[Array, " name"], fixed: Layer) -> Layer:
         """The model at these numbers, in the order of `names`; all other leaves are those of `fixed`."""
         built = self.build(dict(zip(self.names, numbers, strict=True)))
         changed, leaves = self.changed, jax.tree.leaves(built)

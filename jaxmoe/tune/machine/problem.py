@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxmoe.engine import LayerModel
+from jaxmoe.engine import Layer
 from jaxmoe.errors import InputError
 from jaxmoe.relax import AbstractReduction
 from jaxmoe.tune.machine.designs import Arguments, DesignGroup
@@ -125,7 +125,7 @@ class AbstractMachineProblem(abc.ABC):
         """The problem with further constraints."""
 
     @abc.abstractmethod
-    def model(self, numbers: Mapping[str, Any], fixed: LayerModel) -> LayerModel:
+    def model(self, numbers: Mapping[str, Any], fixed: Layer) -> Layer:
         """The layer model at numbers by name; leaves that no number changes are those of `fixed`."""
 
     @abc.abstractmethod

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.engine import LayerModel
+from jaxmoe.engine import Layer
 from jaxmoe.network import AbstractExchange, Congestion, sharded_visits
 from jaxmoe.placement import PlanError
 from jaxmoe.placement.rounding import SLACK, rebalance
@@ -162,7 +162,7 @@ def _counts(batches: Batch, num_experts: int) -> tuple[np.ndarray, np.ndarray]:
     return tokens, demand
 
 
-def _pairs(model: LayerModel, sets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _pairs(model: Layer, sets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """`pair_time` and `pair_delay`, as the model has them."""
     shares = sets[1:] / sets[1:].sum(axis=1, keepdims=True)
     one = Batch(jnp.array([[0, 1]]), jnp.zeros(1), jnp.zeros((1, 2)), jnp.ones(1))
@@ -182,7 +182,7 @@ def _pairs(model: LayerModel, sets: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 @eqx.filter_jit
 def _of_pairs(
-    model: LayerModel, shares: Float[Array, "set node"], token: Batch
+    model: Layer, shares: Float[Array, "set node"], token: Batch
 ) -> tuple[Float[Array, "set set2 stage resource"], Float[Array, "set set2 stage"]]:
     """What one token of two experts on two sets asks of the network in dispatch and combine, s."""
     topology, costs, price = model.machine.topology, model.costs, model.time_model
@@ -199,7 +199,7 @@ def _of_pairs(
     return jax.vmap(jax.vmap(pair, (None, 0)), (0, None))(shares, shares)
 
 
-def _limited_by_memory(model: LayerModel) -> bool:
+def _limited_by_memory(model: Layer) -> bool:
     return any(bool(np.isfinite(np.asarray(level.bandwidth)).any()) for level in model.machine.memory)
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from oracles.arrays import full
 
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.codesign.problem import hardware_problem
 from jaxmoe.experiment.codesign.search import tune_hardware
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import inputs_of
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.relax import SmoothMax
 from jaxmoe.tune.machine.augmented_lagrangian import feasible_starts
 from jaxmoe.tune.machine.problem import MachineSearchError
@@ -30,7 +30,7 @@ def quiet(stage, done, total):
 
 
 def tuned(problem):
-    with StageClock() as clock:
+    with StageTimer() as clock:
         return tune_hardware(problem, quiet, clock)
 
 

@@ -9,13 +9,13 @@ import yaml
 from jaxmoe.config import ConfigError
 from jaxmoe.config.hardware_space import read_space
 from jaxmoe.engine.gating import GateBias
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.codesign.placements import IN_TURN
 from jaxmoe.experiment.codesign.plans import placement_on
 from jaxmoe.experiment.codesign.problem import hardware_problem
 from jaxmoe.experiment.codesign.search import tune_hardware
 from jaxmoe.experiment.evaluation import score
 from jaxmoe.experiment.inputs import inputs_of
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.traces import GatingTrace, TraceError, sample_batches, write_trace
 from jaxmoe.tune.machine.gate_table import gated, lost_by_layer, within
 
@@ -71,7 +71,7 @@ def test_joint_is_no_slower_than_in_turn_and_is_as_fast_as_is_told(space, scenar
     fixed = {"workload.trace": {"kind": "file", "path": str(trace)}}
     dear_links = space(gate_loss=0.1, starts=4, steps=25, constraints=[f"0.1 * {DIE} + {LINK} <= 1.5"])
     problem = hardware_problem(dear_links, scenario, fixed, [3])
-    with StageClock() as clock:
+    with StageTimer() as clock:
         result = tune_hardware(problem, lambda *_: None, clock)
     own = {each.name: each.own for each in result.candidates}
     assert {IN_TURN, f"{IN_TURN}+gate", "tuned+gate"} <= set(own)

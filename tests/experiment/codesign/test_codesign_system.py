@@ -9,13 +9,13 @@ from oracles.arrays import full
 
 from jaxmoe.config import ConfigError
 from jaxmoe.config.hardware_space import read_space
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.codesign.problem import hardware_problem
 from jaxmoe.experiment.codesign.search import tune_hardware
 from jaxmoe.experiment.codesign.systems import system_times
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.experiment.simulation import Iterations, setting_of
-from jaxmoe.systems import UnsuitableSystemError, system_of
+from jaxmoe.experiment.stage_timer import StageTimer
+from jaxmoe.methods import UnsuitableSystemError, system_of
 
 DDR, LINK = "hardware.memory.ddr.bandwidth_GB_per_s", "hardware.link.bandwidth_GB_per_s"
 SRAM, DIE = "hardware.memory.sram.capacity_GB", "hardware.die.compute_TFLOPs_per_s"
@@ -93,7 +93,7 @@ def test_slopes_of_a_system_are_finite_differences(streaming):
 @pytest.mark.slow
 def test_the_best_machine_of_a_system_has_whole_numbers_and_beats_a_grid(streaming):
     problem = streaming()
-    with StageClock() as clock:
+    with StageTimer() as clock:
         result = tune_hardware(problem, lambda *_: None, clock)
     numbers = result.best.numbers
     assert numbers["modules"] in (1, 2, 3, 4, 5)
@@ -126,7 +126,7 @@ def test_whole_numbers_are_the_best_ones_worked_out_by_hand(problem):
         starts=4,
         steps=25,
     )
-    with StageClock() as clock:
+    with StageTimer() as clock:
         best = tune_hardware(made, lambda *_: None, clock).best
     unit = made.scenario_at({DIE: 1.0, LINK: 1.0})
     from jaxmoe.experiment.evaluation import score

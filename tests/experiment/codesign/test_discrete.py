@@ -5,8 +5,8 @@ import yaml
 from test_codesign import BOUNDS, DIE, LINK, PRICE, QUICK, parts, quiet
 
 from jaxmoe.config.hardware_space import read_space
-from jaxmoe.experiment.clock import StageClock
 from jaxmoe.experiment.codesign.discrete import STARTS, TRYING, short_search, tune_space
+from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.tune.machine.augmented_lagrangian import MET
 from jaxmoe.tune.machine.problem import MachineSearchError
 
@@ -25,7 +25,7 @@ def searched(scenario, tmp_path):
     def search(fixed=None, **sections):
         path = tmp_path / "space.yaml"
         path.write_text(yaml.safe_dump(SPACE | sections, sort_keys=False))
-        with StageClock() as clock:
+        with StageTimer() as clock:
             return tune_space(read_space(path), scenario, fixed or {}, [3], quiet, clock)
 
     return search

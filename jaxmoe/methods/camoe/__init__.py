@@ -1,0 +1,1 @@
+"""camoe: a gate whose choices are biased by what paths cost."""

@@ -1,0 +1,93 @@
+"""Runs that streamed experts are compared with: dies that load their own experts, and slices that tokens go round."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from jaxmoe.des import layer_seconds
+from jaxmoe.des.circulation import circulated
+from jaxmoe.des.offloading import offloaded
+from jaxmoe.engine import HostDecisions, LayerTime, RingDecisions, StreamLayer
+from jaxmoe.methods.expert_streaming.fse_dp import CirculatingTokens, Experts, OffloadedExperts
+from jaxmoe.methods.expert_streaming.streamed_layer import LoadedRun, experts_of
+from jaxmoe.methods.expert_streaming.trajectories import ring_of
+from jaxmoe.methods.system import RolloutResult, Setting
+from jaxmoe.placement import expert_parallel_balanced
+from jaxmoe.traces import Batch, load_counts
+
+
+def hosts_of(setting: Setting, experts: Experts, by_popularity: bool) -> Float[np.ndarray, "layer expert die"]:
+    """Experts by number in equal runs, or by popularity before the run; shared experts go from die to die."""
+    dies, layers = setting.model.machine.num_nodes, len(setting.history.layer_ids)
+    if by_popularity:
+        share = expert_parallel_balanced(load_counts(setting.history).counts[0].astype(float), dies)
+    else:
+        number = np.broadcast_to(np.arange(experts.routed) * dies // experts.routed, (layers, experts.routed))
+        share = np.eye(dies, dtype=np.float32)[number]
+    shared = np.eye(dies, dtype=np.float32)[np.arange(experts.shared) % dies]
+    return np.concatenate([share, np.broadcast_to(shared, (layers, *shared.shape))], axis=1)
+
+
+@dataclass(frozen=True)
+class OffloadedRun(LoadedRun):
+    """Expert parallelism whose dies load their own experts: dispatch, load and compute, combine."""
+
+    method: OffloadedExperts
+
+    @staticmethod
+    def of(setting: Setting, layer: StreamLayer, prefetch: bool, by_popularity: bool) -> "OffloadedRun":
+        experts = experts_of(setting)
+        hosts = jnp.asarray(hosts_of(setting, experts, by_popularity), jnp.float32)
+        return OffloadedRun(setting, layer, OffloadedExperts(experts, hosts, prefetch))
+
+    @staticmethod
+    def keep(decisions: HostDecisions, time: LayerTime) -> tuple[LayerTime, Any]:
+        return time, ()
+
+    def rollout(self, steps: Batch) -> RolloutResult:
+        time, _, utilisation = self.rolled(steps)
+        used = float((1 + self.method.prefetch) * self.layer.machine.num_nodes * self.layer.costs.costs.expert_bytes)
+        figures = {"package_memory_B": used, "utilisation": utilisation}
+        served = sum(time.stages[name] for name in ("dispatch", "compute", "combine"))
+        return RolloutResult(time, np.asarray(self.method.hosts), figures, modelled=served)
+
+    def replay(self, rolled: RolloutResult, batch: Batch, step: int, row: int) -> float:
+        batch = jax.tree.map(np.asarray, self.method.experts.joined(batch))
+        described = self.setting.describe("replicated", "token_home")
+        host = rolled.kept[row]
+        counts = np.bincount(batch.experts.ravel(), minlength=len(host))
+        alone = replace(described, flops=np.full(host.shape[1], np.inf), memory=(), gemm=None)
+        control = float(self.layer.costs.control)
+        inside = offloaded(described, counts, host.argmax(axis=1), self.method.prefetch, control)
+        return layer_seconds(alone, host, batch) + inside
+
+
+@dataclass(frozen=True)
+class CirculatingRun(LoadedRun):
+    """Slices stay on the dies that load them, and the tokens of an expert go round (Fig. 3b)."""
+
+    method: CirculatingTokens
+
+    @staticmethod
+    def of(setting: Setting, layer: StreamLayer, prefetch: bool) -> "CirculatingRun":
+        return CirculatingRun(setting, layer, CirculatingTokens(experts_of(setting), prefetch))
+
+    @staticmethod
+    def keep(decisions: RingDecisions, time: LayerTime) -> tuple[LayerTime, Any]:
+        return time, decisions.on_dies.astype(jnp.int32)
+
+    def rollout(self, steps: Batch) -> RolloutResult:
+        time, tokens, utilisation = self.rolled(steps)
+        used = float((1 + self.method.prefetch) * self.layer.costs.costs.expert_bytes)
+        figures = {"package_memory_B": used, "utilisation": utilisation}
+        return RolloutResult(time, np.asarray(tokens), figures, modelled=time.stages["compute"])
+
+    def replay(self, rolled: RolloutResult, batch: Batch, step: int, row: int) -> float:
+        described = self.setting.describe("replicated", "token_home")
+        ring = ring_of(self.layer.machine.topology)
+        control = float(self.layer.costs.control)
+        return circulated(described, rolled.kept[step, row], ring, self.method.prefetch, control)

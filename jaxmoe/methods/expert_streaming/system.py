@@ -1,0 +1,150 @@
+"""expert_streaming: experts that stream through dies in micro-slices (FSE-DP), beside off-loaded expert parallelism."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmoe.des.streaming import Stream, stream
+from jaxmoe.des.streaming_layer import Slicing, flow_of
+from jaxmoe.engine import LayerTime, LoadRules, SliceCosts, StreamDecisions, StreamLayer
+from jaxmoe.methods.expert_streaming.buffering import Buffering
+from jaxmoe.methods.expert_streaming.fse_dp import FSEDP
+from jaxmoe.methods.expert_streaming.loaded_experts import CirculatingRun, OffloadedRun
+from jaxmoe.methods.expert_streaming.streamed_layer import LoadedRun, experts_of, stream_layer
+from jaxmoe.methods.forecast import forecast_of
+from jaxmoe.methods.settings.expert_streaming import ExpertStreamingSettings
+from jaxmoe.methods.system import AbstractRun, AbstractSystem, RolloutResult, Setting, UnsuitableSystemError
+from jaxmoe.relax import AbstractReduction
+from jaxmoe.traces import Batch
+
+# A1 to A5 of VI-C. What A5 adds, token buffering, goes by `slack`.
+STRATEGIES: dict[str, dict[str, bool]] = {
+    "fse_naive": {"paired": False, "matched": False, "in_turn": True, "uncut": True},
+    "fse": {"paired": False, "matched": False},
+    "fse_paired": {},
+    "fse_rule5": {"balanced": True},
+    "fse_buffered": {},
+}
+
+
+@dataclass(frozen=True)
+class ExpertStreaming(ExpertStreamingSettings, AbstractSystem):
+    """One of the strategies, with the other ones and expert parallelism to compare with.
+
+    The nearest memory level is the buffer; `buffer_MB` of each die replaces its capacity. Naive slices are not cut, and
+    have the room that they need. A run of `fse_buffered` defers requests, one a token of the batch, by `slack` where an
+    expert has fewer than `least_tokens`; `spare_requests`, a part of the batch, take the places of those that wait.
+    With `prefetch` dies load the first experts of an order that is forecast while attention leaves DDR idle.
+    """
+
+    def runs(self, setting: Setting) -> dict[str, AbstractRun]:
+        """Expert parallelism and by popularity (Hydra), and slices that tokens go round (Fig. 3b), serial and with
+        prefetch; simpler strategies; and itself.
+        """
+        layer = self._layer(setting)
+        made: dict[str, AbstractRun] = {
+            "ep": OffloadedRun.of(setting, layer, prefetch=False, by_popularity=False),
+            "hydra": OffloadedRun.of(setting, layer, prefetch=False, by_popularity=True),
+            "ep_prefetch": OffloadedRun.of(setting, layer, prefetch=True, by_popularity=False),
+            "hydra_prefetch": OffloadedRun.of(setting, layer, prefetch=True, by_popularity=True),
+            "fse_tokens": CirculatingRun.of(setting, layer, prefetch=False),
+            "fse_tokens_prefetch": CirculatingRun.of(setting, layer, prefetch=True),
+        }
+        for name in [*STRATEGIES][: [*STRATEGIES].index(self.strategy)]:
+            if name != "fse_rule5":
+                made[name] = self._run(name, setting, layer)
+        return made | {"expert_streaming": self._run(self.strategy, setting, layer)}
+
+    def layer_times(self, setting: Setting, batches: Batch, reduction: AbstractReduction | None = None) -> LayerTime:
+        """Of its strategy. Raises `UnsuitableSystemError` for `fse_buffered`, whose requests wait."""
+        for key, stateful in (("strategy", "fse_buffered"), ("prefetch", self.prefetch)):
+            if getattr(self, key) == stateful != "none":
+                raise UnsuitableSystemError(
+                    f"system.{key} is {stateful}, which goes on from step to step, so a layer alone has no time; use "
+                    "fse_paired without prefetch"
+                )
+        return self._run(self.strategy, setting, self._layer(setting)).layer_times(batches, reduction)
+
+    def _layer(self, setting: Setting) -> StreamLayer:
+        """Raises `UnsuitableSystemError` where dies that have no tokens yet would prefetch."""
+        if self.prefetch != "none" and self.loaded_by != "all":
+            raise UnsuitableSystemError(
+                f"system.prefetch is {self.prefetch}, but system.loaded_by is {self.loaded_by}: which dies have tokens "
+                "of an expert is known after the gate alone; use loaded_by: all, or prefetch: none"
+            )
+        numbers = (self.micro_slices, self.control_ns, self.scheduling_ns, self.buffer_MB, self.attention)
+        return stream_layer(setting, *numbers)
+
+    def _run(self, name: str, setting: Setting, layer: StreamLayer) -> "StreamedRun":
+        flags = {"in_turn": not self.ahead} | STRATEGIES[name]
+        paired = flags.pop("paired", True)
+        rules, buffering, forecast = LoadRules(**flags), None, None
+        if self.prefetch != "none" and not rules.uncut:
+            forecast = forecast_of(self.prefetch, setting.history)
+        if name == "fse_buffered":
+            spare = math.ceil(self.spare_requests * setting.batch_tokens)
+            least, slack = jnp.asarray(float(self.least_tokens)), jnp.asarray(float(self.slack))
+            buffering = Buffering(least, slack, spare, self.arrive_together)
+        everywhere = self.loaded_by == "all"
+        method = FSEDP(experts_of(setting), rules, paired, everywhere, self.redistribute, buffering, forecast)
+        if rules.uncut:
+            layer = replace(layer, costs=layer.costs.uncut())
+        return StreamedRun(setting, layer, method)
+
+
+@dataclass(frozen=True)
+class StreamedRun(LoadedRun):
+    """Experts that stream by rules."""
+
+    method: FSEDP
+
+    @property
+    def costs(self) -> SliceCosts:
+        return self.layer.costs
+
+    @property
+    def slicing(self) -> Slicing:
+        """Rules and slices as the simulator takes them."""
+        rules, costs = self.method.rules, self.costs
+        flags = (rules.matched, rules.balanced, rules.in_turn)
+        return Slicing(round(float(costs.micro_slices)), float(costs.buffer_bytes.min()), float(costs.control), *flags)
+
+    @staticmethod
+    def keep(decisions: StreamDecisions, time: LayerTime) -> tuple[LayerTime, Any]:
+        whole = {name: getattr(decisions, name).astype(jnp.int32) for name in ("on_dies", "held")}
+        routes = (decisions.groups, decisions.following.argmax(axis=-1), decisions.loaders > 0)
+        return time, ((whole["on_dies"], *routes, whole["held"]), decisions.facts["passing"])
+
+    def rollout(self, steps: Batch) -> RolloutResult:
+        """Raises `BufferError` where a micro-slice is larger than a buffer."""
+        self.slicing.slots(float(self.costs.slice_bytes))
+        time, found, utilisation = self.rolled(steps)
+        kept, passing = jax.tree.map(np.asarray, found)
+        figures = {"utilisation": utilisation}
+        if self.method.buffering is not None:  # a pass is finished when it passes the last layer
+            figures["finished_passes"] = float(passing[:, -1].sum())
+        if self.method.forecast is not None:
+            used = (kept[0] > 0).any(axis=-1).sum()
+            figures["prefetched"] = float(kept[4].sum() / (self.costs.dies * float(self.costs.micro_slices) * used))
+        return RolloutResult(time, kept, figures, modelled=time.stages["stream"])
+
+    def layer_times(self, batches: Batch, reduction: AbstractReduction | None) -> LayerTime:
+        """Times of single layers, [layer, batch]."""
+
+        def step(tokens: Any) -> LayerTime:
+            _, decisions = self.method.step(self.layer.machine, (), tokens, None)
+            return jax.vmap(lambda decided, each: self.layer.time(decided, each, reduction))(decisions, tokens)
+
+        return jax.vmap(step, in_axes=1, out_axes=1)(self.method.prepare(self.layer, batches)[1])
+
+    def replay(self, rolled: RolloutResult, batch: Batch, step: int, row: int) -> float:
+        return self.simulated(rolled, step, row).seconds + float(self.layer.scheduling)
+
+    def simulated(self, rolled: RolloutResult, step: int, row: int, record: bool = False) -> Stream:
+        """The event simulator's run of one layer and step. Raises `BufferError` where buffers are too small."""
+        described = self.setting.describe("replicated", "token_home")
+        return stream(flow_of(described, self.slicing, *(each[step, row] for each in rolled.kept)), record)

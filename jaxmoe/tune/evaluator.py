@@ -1,0 +1,255 @@
+"""What all optimisers have in common: fresh batches, exact scores on batches no search sees, and the last word.
+
+The last word compares what was searched, under every exchange that may be chosen, with every strategy that ships with
+jaxmoe: nothing returned is slower than any of them, and one of them is returned unless what was searched is faster by
+more than the choice of batches explains.
+"""
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from threading import Lock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float
+
+from jaxmoe.network import AbstractExchange, build_exchange
+from jaxmoe.placement.exchange import Rings
+from jaxmoe.placement.rounding import fit_memory, fit_slots, is_even, rebalance
+from jaxmoe.placement.strategies import Shipped, shipped_replicas, shipped_strategies
+from jaxmoe.threads import side_by_side
+from jaxmoe.traces import Batch, expert_counts
+from jaxmoe.tune import local_search
+from jaxmoe.tune.bounds import lower_bound
+from jaxmoe.tune.problem import (
+    BRIM,
+    History,
+    PlacementProblem,
+    Plan,
+    Plans,
+    Progress,
+    Ranked,
+    Scores,
+    TuneResult,
+    better,
+    least,
+    silent,
+    where_surely_faster,
+)
+from jaxmoe.tune.settings import StopSwitch
+
+SELECTION_ENTRIES = 2**21  # entries [batch, token, node] of the batches that have the last word
+SELECTION_BATCHES = (8, 256)  # but at least and at most so many
+MANY_NODES = 64  # above this not all complete hybrids are tried under every exchange, to save time
+HYBRIDS_TRIED = 2  # so many are: those that are fastest on
+LOOK_BATCHES = 2  # so many batches
+REBALANCE_BATCHES = 128  # over which work is divided anew, or as many as the linear programme may have
+LEAST_BATCHES = 4  # over fewer, work is not divided anew
+REBALANCE_ENTRIES = 2**16  # of the linear programme; larger ones take minutes
+
+
+@dataclass
+class Evaluator:
+    """One run of an optimiser. The same problem and seed give the same batches, in the order they are drawn."""
+
+    problem: PlacementProblem
+    seed: int
+    stop: StopSwitch
+    progress: Progress = silent
+    seconds: dict[str, float] = field(default_factory=dict)
+    seeds: Iterator[int] = field(init=False)
+    selection: Batch = field(init=False)  # the batches that have the last word
+    search: local_search.Search = field(init=False)
+
+    def __post_init__(self) -> None:
+        # One stream of seeds: every draw of batches has its own, all of them given by one seed.
+        source = np.random.default_rng([self.seed, 1])
+        self.seeds = iter(lambda: int(source.integers(2**62)), None)
+        affordable = SELECTION_ENTRIES // (self.problem.batch_tokens * self.problem.num_nodes)
+        count = int(np.clip(affordable, *SELECTION_BATCHES))
+        # With many nodes compiling takes longer than scoring, so all batches go as many at a time as in a look.
+        self._at_once = LOOK_BATCHES if self.problem.num_nodes > MANY_NODES else count
+        self.selection = self.problem.draw(count // self._at_once * self._at_once, next(self.seeds))
+        self._merged: dict[tuple, Batch] = {}
+        self._merging = Lock()
+        self.search = local_search.search_of(self.problem)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the wall time of the block to that of the stage."""
+        begun = time.perf_counter()
+        yield
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - begun
+
+    def draw(self, batches: int, exchange: AbstractExchange | None = None) -> Batch:
+        """Fresh batches to search with, leaves [layer, batch, ...], merged where that pays under the exchange."""
+        return self.problem.merged(self.problem.draw(batches, next(self.seeds)), exchange)
+
+    def fits(self, plans: Plans) -> Bool[np.ndarray, "layer candidate"]:
+        """Whether no node holds more than it has room for."""
+        held = plans if self.problem.model.mode == "sharded" else plans > 0
+        return (held.sum(axis=2) <= self.problem.room * BRIM).all(axis=-1)
+
+    def score(self, plans: Plans, exchange: AbstractExchange | None = None) -> Scores:
+        """Exact objective on the selection batches, s; under the model's own exchange unless told otherwise."""
+        return self._scored(self.search, plans, exchange)[0]
+
+    def score_groups(self, plans: Plans, group: np.ndarray, exchange: AbstractExchange | None) -> Scores:
+        """The same for plans over the groups of the machine."""
+        return self._scored(local_search.search_of(self.problem, group), plans, exchange)[0]
+
+    def _scored(
+        self, search: local_search.Search, plans: Plans, exchange: AbstractExchange | None, batches: int | None = None
+    ) -> tuple[Scores, Float[np.ndarray, "layer candidate batch"]]:
+        """Objective and the times of the selection batches, or the first so many of them, s."""
+        count = self.selection.weight.shape[1] if batches is None else batches
+        drawn = [self._selected(first, exchange) for first in range(0, count, self._at_once)]
+        shares = [jnp.asarray(share) for share in np.moveaxis(plans, 1, 0).astype(np.float32)]
+        scored = [[local_search.seconds_of_all(search, share, part, exchange) for part in drawn] for share in shares]
+        seconds = np.stack([np.concatenate(of_one, axis=1, dtype=float) for of_one in scored], axis=1)
+        return np.asarray(self.problem.aim(jnp.asarray(seconds)), float), seconds
+
+    def _selected(self, first: int, exchange: AbstractExchange | None) -> Batch:
+        """Some selection batches from the first on, merged where that pays under the exchange."""
+        key = first, self.problem.model.merging(exchange, self._at_once)
+        with self._merging:
+            if key not in self._merged:
+                part = jax.tree.map(lambda leaf: leaf[:, first : first + self._at_once], self.selection)
+                self._merged[key] = self.problem.merged(part, exchange)
+            return self._merged[key]
+
+    def under_best(self, plan: Plan, exchanges: Mapping[str, AbstractExchange], batches: int | None = None) -> Ranked:
+        """The plan with the best of these exchanges in every layer, on all selection batches or the first so many."""
+
+        def under(name: str) -> Ranked:
+            scores, seconds = self._scored(self.search, plan[:, None], exchanges[name], batches)
+            return Ranked(plan, scores[:, 0], np.full(len(plan), name, object), seconds[:, 0])
+
+        return least(side_by_side(under, exchanges))
+
+    @cached_property
+    def strategies(self) -> dict[str, Ranked]:
+        """Every strategy that ships with jaxmoe and fits, by name, under its best exchange in every layer."""
+        able = [strategy for strategy in self._strategies if self.fits(strategy.share[:, None]).all()]
+        named = {each.name: self._exchanges(each) for each in able}
+        # All hybrids run under their own rings; on machines with many nodes only the best few under any exchange.
+        own = {name: {key: of[key] for key in of if of[key].groups > 1} or of for name, of in named.items()}
+        ranked = {each.name: self.under_best(each.share.astype(float), own[each.name]) for each in able}
+        hybrids = [name for name in ranked if own[name] != named[name]]
+        gathers = self.problem.gathers
+        if self.problem.num_nodes > MANY_NODES:
+            seen = {name: self.under_best(ranked[name].plan, gathers, LOOK_BATCHES).seconds.mean() for name in hybrids}
+            hybrids = sorted(hybrids, key=seen.__getitem__)[:HYBRIDS_TRIED]
+        for name in hybrids:
+            ranked[name] = least([ranked[name], self.under_best(ranked[name].plan, gathers)])
+        return ranked
+
+    @property
+    def hybrids(self) -> dict[str, Rings]:
+        """The groups of those strategies that are complete hybrids, by name."""
+        return {each.name: each.rings for each in self._strategies if each.rings is not None}
+
+    @property
+    def shipped(self) -> Ranked | None:
+        """The best of these in every layer; `None` where none fits."""
+        return least(self.strategies.values()) if self.strategies else None
+
+    @cached_property
+    def _strategies(self) -> list[Shipped]:
+        problem, topology = self.problem, self.problem.model.machine.topology
+        if problem.model.mode == "replicated":
+            return shipped_replicas(problem.frequency, problem.room, tuple(problem.gathers), self.seed)
+        strategies = shipped_strategies(problem.frequency, topology, tuple(problem.gathers), self.seed)
+        return [each for each in strategies if self._exchanges(each)]
+
+    def _exchanges(self, strategy: Shipped) -> dict[str, AbstractExchange]:
+        """Those of a strategy's exchanges that may be chosen."""
+        problem = self.problem
+        made = {name: problem.gathers[name] for name in strategy.exchanges if name in problem.gathers}
+        for name in strategy.exchanges:
+            if name in problem.named:
+                made.setdefault(name, problem.named[name])
+            elif name in problem.hybrids:
+                made.setdefault(name, build_exchange(name, problem.model.machine.topology))
+        return made
+
+    def legal(self, plans: Plans) -> Plans:
+        """The same plans, but those that do not fit moved to the nearest ones that do."""
+        made, fit = np.array(plans, float), fit_memory if self.problem.model.mode == "sharded" else fit_slots
+        for layer, candidate in np.argwhere(~self.fits(made)):
+            made[layer, candidate] = fit(made[layer, candidate], self.problem.room)
+        return made
+
+    def rebalance(
+        self, plans: Plans, scores: Scores, exchange: AbstractExchange | None = None, group: np.ndarray | None = None
+    ) -> tuple[Plans, Scores]:
+        """Divide experts over their hosts anew, where that is better; not when there is no time left for it.
+
+        With `group` plans are over the groups of a machine in place of its nodes.
+        """
+        if self.stop.reason:
+            return plans, scores
+        drawn = self.problem.draw(REBALANCE_BATCHES, next(self.seeds))
+        counts = expert_counts(drawn, plans.shape[2])
+        room, rates = self.problem.room, np.asarray(self.problem.model.machine.die.flops, float)
+        if group is not None:
+            rates = np.bincount(group, rates, len(rates))
+            room = np.bincount(group, np.minimum(room, 1e9), len(room))
+        seconds = np.where(rates > 0, float(self.problem.model.costs.flops_per_token_expert) / np.maximum(rates, 1), 1)
+        balanced = np.array(plans)
+
+        def divided(at: tuple[int, int]) -> None:
+            layer, candidate = at
+            plan, some = plans[layer, candidate], counts[layer, : self._affordable(plans[layer, candidate])]
+            if len(some) >= LEAST_BATCHES and not is_even(plan, some, seconds) and not self.stop.reason:
+                balanced[layer, candidate] = rebalance(plan > 0, some, seconds, self._divisible(room))
+
+        every = list(itertools.product(range(plans.shape[0]), range(plans.shape[1])))
+        for done, _ in enumerate(side_by_side(divided, every), start=1):
+            self.progress("rebalance", done, len(every))
+        scored = self.score(balanced, exchange) if group is None else self.score_groups(balanced, group, exchange)
+        return better(plans, scores, balanced, np.where(self.fits(balanced) | (group is not None), scored, np.inf))
+
+    def _affordable(self, plan: Float[np.ndarray, "expert node"]) -> int:
+        """How many batches a linear programme of the plan's hosts may have."""
+        return REBALANCE_ENTRIES // max(int((plan > 0).sum()), plan.shape[1])
+
+    def _divisible(self, room: np.ndarray) -> np.ndarray:
+        """Room as it limits shares: replicas take a whole expert's room, however little they serve."""
+        return room if self.problem.model.mode == "sharded" else np.full_like(room, np.inf)
+
+    def conclude(
+        self,
+        plan: Plan,
+        stages: Mapping[str, np.ndarray],
+        history: Mapping[str, History],
+        others: Iterable[Ranked] = (),
+    ) -> TuneResult:
+        """The result of a search that ended with `plan`, and maybe others. `stages` are those before `searched`."""
+        with self.timed("scoring"):
+            found = self.under_best(plan, self.problem.gathers)
+        with self.timed("strategies"):
+            plans, known = [found, *others], self.shipped
+            if known is not None:
+                plans = [known, *(where_surely_faster(each, known, self.problem.aim) for each in plans)]
+            final = least(plans)
+        with self.timed("bound"):
+            bound = lower_bound(self.problem, self.selection)
+        return TuneResult(
+            share=final.plan,
+            exchange=tuple(final.exchange.tolist()),
+            gathered=plan,
+            gathered_exchange=tuple(found.exchange.tolist()),
+            stages={**stages, "searched": found.seconds, "final": final.seconds},
+            bound=bound,
+            history=dict(history),
+            seed=self.seed,
+            seconds=self.seconds,
+            stopped=self.stop.reason,
+            shipped=known,
+        )

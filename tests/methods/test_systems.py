@@ -1,0 +1,126 @@
+"""Systems by name: what they are composed of, and the settings they refuse."""
+
+from dataclasses import replace
+from typing import Literal, get_args
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles import cases
+
+from jaxmoe.engine import Pipelined, StaticPlan
+from jaxmoe.methods import (
+    METHODS,
+    CrossLayer,
+    FixedAllowance,
+    MovingAverage,
+    PerfectForecast,
+    PreBroadcast,
+    Setting,
+    StaticForecast,
+    UnsuitableSystemError,
+    WindowAllowance,
+    system_of,
+)
+from jaxmoe.methods.forecast import Forecast
+from jaxmoe.methods.settings import STATEMENTS
+from jaxmoe.methods.wafer_gpu.caching import Eviction, Prediction
+from jaxmoe.models import MoEModel
+from jaxmoe.placement.tokens import LayoutName
+from jaxmoe.registry import UnknownPartError
+from jaxmoe.settings import settings_of
+from jaxmoe.traces import GatingTrace
+from jaxmoe.traces.logits import Logits
+
+LAYERS, EXPERTS = 2, 4
+
+
+@pytest.fixture
+def setting() -> Setting:
+    """Tokens choose experts 0 and 1 three times, 2 and 3 once, in both layers."""
+    rng = np.random.default_rng(0)
+    experts = np.repeat([[[0, 1]], [[0, 1]], [[0, 1]], [[2, 3]]], LAYERS, axis=1)
+    return Setting(
+        share=np.stack([cases.random_share(rng, EXPERTS, 6) for _ in range(LAYERS)]),
+        mode="sharded",
+        exchange=("lowest_host",) * LAYERS,
+        model=cases.layer_model(cases.random_machine(rng, (2, 3))),
+        moe=MoEModel("small", 64, 128, EXPERTS, 2, (0, 1), 2),
+        weight_bytes_per_element=2.0,
+        bytes_per_element=2.0,
+        batch_tokens=8,
+        context_tokens=16,
+        build_exchange=pytest.fail,
+        describe=lambda mode, exchange: pytest.fail(exchange),
+        history=GatingTrace(experts.astype(np.int16), EXPERTS, np.arange(LAYERS), np.array([0]), None, {}),
+    )
+
+
+def test_unknown_names_are_told_the_known_ones():
+    with pytest.raises(
+        UnknownPartError, match=r"'hdmoe' \(did you mean hd_moe.*\?\), expected one of static, hd_moe, moentwine"
+    ):
+        system_of("hdmoe")
+    assert [*METHODS][:3] == ["static", "hd_moe", "moentwine"]
+
+
+def test_static_is_the_plan(setting):
+    (run,) = system_of("static").runs(setting).values()
+    method = run.method
+    assert isinstance(method, StaticPlan)
+    np.testing.assert_allclose(method.share, setting.share, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("moving_average", MovingAverage),
+        ("static", StaticForecast),
+        ("perfect", PerfectForecast),
+        ("cross_layer", CrossLayer),
+    ],
+)
+def test_forecasts_by_name(setting, name, kind):
+    method = system_of("hd_moe", forecast=name, rate=0.25).method(setting)
+    assert isinstance(method, PreBroadcast)
+    assert type(method.forecast) is kind
+    if name in ("moving_average", "static"):
+        np.testing.assert_allclose(method.forecast.frequency[1], [0.375, 0.375, 0.125, 0.125])
+    if name == "moving_average":
+        assert float(method.forecast.rate) == 0.25
+
+
+def test_broadcast_and_window(setting):
+    fixed = system_of("hd_moe", experts=9).method(setting)
+    assert isinstance(fixed.allowance, FixedAllowance)
+    assert (fixed.limit, fixed.hidden) == (EXPERTS, True)  # there are no more experts
+    charged = system_of("hd_moe", window="last", broadcast="charged").method(setting)
+    assert not charged.hidden
+    assert isinstance(charged.allowance, WindowAllowance)
+    assert [float(size) for size in vars(charged.allowance).values()] == [64, 128, 2]
+    assert charged.flops_per_token_expert == jnp.asarray(cases.COSTS.flops_per_token_expert)
+
+
+def test_settings_that_do_not_suit(setting):
+    with pytest.raises(UnsuitableSystemError, match=r"plan is replicated; use a sharded plan"):
+        system_of("hd_moe").method(replace(setting, mode="replicated"))
+    cut = replace(setting, model=replace(setting.model, schedule=Pipelined(2)))
+    with pytest.raises(UnsuitableSystemError, match=r"use the schedule serial"):
+        system_of("hd_moe").method(cut)
+    assert isinstance(system_of("static").runs(cut)["static"].method, StaticPlan)
+
+
+@pytest.mark.parametrize(
+    ("statement", "setting", "taken"),
+    [
+        ("hd_moe", "forecast", Forecast),
+        ("expert_streaming", "prefetch", Literal["none", Forecast]),
+        ("moentwine", "layout", LayoutName),
+        ("camoe", "logits", Logits),
+        ("wafer_gpu", "prediction", Prediction),
+        ("wafer_gpu", "eviction", Eviction),
+    ],
+)
+def test_choices_that_are_stated_are_those_that_are_taken(statement, setting, taken):
+    """Statements cannot take them from where they are used, for JAX is there."""
+    assert settings_of(STATEMENTS[statement])[setting].choices == get_args(taken)
