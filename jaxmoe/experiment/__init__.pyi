@@ -1,5 +1,5 @@
-from .clock import Report as Report
-from .clock import StageTimer as StageTimer
+from .stage_timer import Report as Report
+from .stage_timer import StageTimer as StageTimer
 from .comparison import Best as Best
 from .comparison import Comparison as Comparison
 from .comparison import compare as compare
