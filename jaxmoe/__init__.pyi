@@ -35,6 +35,7 @@ from .engine import LayerCosts as LayerCosts
 from .engine import LayerTime as LayerTime
 from .engine import Movement as Movement
 from .engine import StaticPlan as StaticPlan
+from .errors import InputError as InputError
 from .hardware import Die as Die
 from .hardware import Machine as Machine
 from .hardware import Mesh as Mesh
@@ -44,8 +45,11 @@ from .hardware import ring as ring
 from .hardware import switch as switch
 from .hardware import torus as torus
 from .hardware import wafers as wafers
+from .methods import METHODS as METHODS
 from .models import MoEModel as MoEModel
+from .network import Flows as Flows
 from .placement import Placement as Placement
+from .placement.exchange import EXCHANGES as EXCHANGES
 from .registry import ENGINES as ENGINES
 from .registry import KERNEL_MODELS as KERNEL_MODELS
 from .registry import METRICS as METRICS

@@ -229,6 +229,8 @@ def rollout(method: AbstractMethod, layer: AbstractLayer, steps: Batch, **option
     """
     if not isinstance(method, AbstractMethod):
         raise ArgumentError(f"method is a {type(method).__name__}, expected a Method with init and step")
+    if not isinstance(steps, Batch):
+        raise ArgumentError(f"steps is a {type(steps).__name__}, expected what jm.sample_batches draws from a trace")
     if steps.weight.ndim != 3:
         raise ArgumentError(f"steps have the axes {list(steps.weight.shape)}, expected [layer, step, token]")
     done = engine.rollout(method, layer, steps, **options)

@@ -62,7 +62,7 @@ def print_comparison(inputs: Inputs, comparison: Comparison, title: str) -> None
         table.add_row(_marked(comparison, name), own, *row, simulated, *best, limits[name].text, *spent, *gain)
     print_table(table)
     if any(each.comparable for each in comparison.strategies.values()):
-        Console(width=WIDTH, highlight=False).print(escape(_fastest(comparison, limits)), soft_wrap=True)
+        Console(width=WIDTH, highlight=False).print(escape(_fastest(inputs, comparison, limits)), soft_wrap=True)
 
 
 def _limits(inputs: Inputs, comparison: Comparison) -> dict[str, LayerLimit]:
@@ -71,7 +71,7 @@ def _limits(inputs: Inputs, comparison: Comparison) -> dict[str, LayerLimit]:
     return {name: usual_limit(layer_limits(score, topology)) for name, score in comparison.scores.items()}
 
 
-def _fastest(comparison: Comparison, limits: Mapping[str, LayerLimit]) -> str:
+def _fastest(inputs: Inputs, comparison: Comparison, limits: Mapping[str, LayerLimit]) -> str:
     """The answer in a sentence: what is fastest, what it waits for, and how much less there could be."""
     named = {name: comparison.best(name) for name, each in comparison.strategies.items() if each.comparable}
     name, best = min(named.items(), key=lambda item: item[1].mean.mean())
@@ -82,8 +82,15 @@ def _fastest(comparison: Comparison, limits: Mapping[str, LayerLimit]) -> str:
     told += f"{best.mean.mean() * factor:.4g} {unit} a layer; under its own exchange {stage} takes "
     told += f"{100 * most / total:.0f} % of the time; {limits[name].resource} limits {limits[name].stage}"
     if comparison.bound is None:
-        return told
+        return told + _why_unbounded(inputs)
     return f"{told}; tuning cannot find less than {comparison.bound.mean() * factor:.4g} {unit}"
+
+
+def _why_unbounded(inputs: Inputs) -> str:
+    gemm = inputs.model.machine.die.gemm
+    if gemm is None or gemm.within_rate:
+        return ""
+    return f"; nothing bounds what tuning finds, as {type(gemm).__name__} does not state within_rate = True"
 
 
 def print_topics(means: Mapping[str, Mapping[str, float]]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.engine.demand import Loads, Traffic
@@ -138,7 +139,7 @@ class Decisions(AbstractDecisions):
         return batch if self.gate is None else self.gate(batch)
 
     @property
-    def stored(self) -> Float[Array, "*lead expert node"]:
+    def stored(self) -> Float[Array | np.ndarray, "*lead expert node"]:
         """The part of every expert that each node stores."""
         return self.share if self.resident is None else self.resident
 

@@ -17,7 +17,7 @@ from jaxmoe.placement.placement import Mode
 from jaxmoe.registry import OPTIMISERS
 from jaxmoe.threads import beside, side_by_side
 from jaxmoe.tune import PlacementProblem, TuneResult, TunerSettings
-from jaxmoe.tune.bounds import lower_bound
+from jaxmoe.tune.bounds import bound_if_any
 from jaxmoe.tune.two_stage import TwoStageSettings
 
 # From inputs to a tuned plan: the problem, the optimiser by its name with its settings for one run, the result.
@@ -166,12 +166,12 @@ def _replayed(inputs: Inputs, strategy: Strategy, seen: LayerTime) -> LayerTime:
 
 
 def _bound(inputs: Inputs) -> np.ndarray | None:
-    """The bound on what any placement does on the evaluation batches, `None` where no placement fits."""
+    """The bound on what any placement does on the evaluation batches, `None` where none fits or nothing bounds it."""
     try:
         problem = placement_problem(inputs)
     except PlanError:
         return None
-    return lower_bound(problem, inputs.evaluation_batches)
+    return bound_if_any(problem, inputs.evaluation_batches)
 
 
 def _replay(inputs: Inputs, strategy: Strategy, report: Report) -> Replay:

@@ -168,8 +168,10 @@ def _draw_levels(axes: Axes, stages: Mapping[str, float], bound: float, factor: 
             label=f"{name}: {value * factor:.4g} {unit}",
             zorder=1.5,
         )
-    axes.axhline(bound * factor, color=style.GUIDE, linewidth=1.2, label=f"lower bound: {bound * factor:.4g} {unit}")
-    axes.axhspan(0, bound * factor, color="#efefef", zorder=0)
+    if bound > 0:
+        label = f"lower bound: {bound * factor:.4g} {unit}"
+        axes.axhline(bound * factor, color=style.GUIDE, linewidth=1.2, label=label)
+        axes.axhspan(0, bound * factor, color="#efefef", zorder=0)
     axes.set_ylim(bottom=0)
 
 

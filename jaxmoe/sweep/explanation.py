@@ -38,7 +38,7 @@ class Explanation:
     stages: dict[str, float]
     total: float
     resources: list[Resource]  # the busiest first
-    bound: float | None  # nothing that tuning may return does better; `None` where no placement fits
+    bound: float | None  # nothing that tuning may return does better; `None` where none fits or there is none
     note: str
 
     def busiest(self, stage: str) -> Resource:

@@ -14,13 +14,13 @@ from jaxmoe.placement import PlanError
 from jaxmoe.sweep.compile_groups import Group
 from jaxmoe.sweep.short_tuning import tuned
 from jaxmoe.traces import Batch
-from jaxmoe.tune.bounds import lower_bound
+from jaxmoe.tune.bounds import bound_if_any
 
 
 def bound_of(inputs: Inputs, strategy: Strategy, exchange: AbstractExchange, batches: Batch) -> float | None:
     """A time that no placement beats, under this exchange or any that tuning may choose, s: a mean over layers.
 
-    `None` where no placement fits, and for accountings that leave traffic out, of which it says nothing.
+    `None` where no placement fits or nothing bounds it, and for accountings that leave traffic out, of which it says nothing.
     """
     if strategy.fits and not strategy.comparable:
         return None
@@ -28,7 +28,8 @@ def bound_of(inputs: Inputs, strategy: Strategy, exchange: AbstractExchange, bat
         problem = placement_problem(inputs).under(exchange)
     except PlanError:
         return None
-    return float(lower_bound(problem, batches).mean())
+    bound = bound_if_any(problem, batches)
+    return None if bound is None else float(bound.mean())
 
 
 @dataclass

@@ -52,6 +52,15 @@ def lower_bound(problem: PlacementProblem, batches: Batch) -> Float[np.ndarray, 
     return np.array([_layer_bound(problem, *layer) for layer in zip(experts, weight, counts, strict=True)])
 
 
+def bound_if_any(problem: PlacementProblem, batches: Batch) -> Float[np.ndarray, " layer"] | None:
+    """The lower bound of every layer, s; `None` where it is 0, which tells nothing.
+
+    So it is where products may be faster than a die's rate and nothing else keeps experts apart.
+    """
+    bound = lower_bound(problem, batches)
+    return bound if bound.any() else None
+
+
 def _layer_bound(
     problem: PlacementProblem,
     experts: np.ndarray,

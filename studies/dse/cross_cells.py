@@ -238,7 +238,7 @@ def drawn(model: str) -> GatingTrace:
 @cache
 def code_version() -> str:
     """A digest of all code that cells may depend on, whatever its comments and its format, and of what it runs on."""
-    parts = [ROOT / "jaxmoe" / name for name in ("cli", "plotting")]  # these compute nothing
+    parts = [ROOT / "jaxmoe" / name for name in ("cli", "report")]  # these compute nothing
     files = [path for path in sorted((ROOT / "jaxmoe").rglob("*.py")) if not any(map(path.is_relative_to, parts))]
     trees = (ast.dump(ast.parse(path.read_bytes())) for path in (*files, Path(__file__)))
     return _digest(jax.__version__, np.__version__, *trees)

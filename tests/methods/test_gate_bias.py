@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_problem import compilations
+from oracles.compilations import compilations
 
 from jaxmoe.engine import gating
 from jaxmoe.hardware import fully_connected

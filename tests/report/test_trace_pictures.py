@@ -5,7 +5,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from jaxmoe import plotting
+from jaxmoe import report
 from jaxmoe.report import style
 from jaxmoe.report.trace_heatmaps import _scale
 
@@ -57,7 +57,7 @@ def drawn(monkeypatch) -> list[Figure]:
     ids=lambda size: "L{}-E{}-K{}".format(*size),
 )
 def test_models_of_any_size_are_drawn_and_what_is_shown_is_named(tmp_path, drawn, name, size):
-    getattr(plotting, name)(tmp_path / "figure.png", *drawings(*size)[name])
+    getattr(report, name)(tmp_path / "figure.png", *drawings(*size)[name])
     height, width = imread(tmp_path / "figure.png").shape[:2]
     assert 500 < width < 3500
     assert 250 < height < 3000
@@ -78,17 +78,17 @@ def labels_of(figure: Figure) -> set[str]:
 
 def test_coverage_tells_its_values_at_the_mark(tmp_path, drawn):
     curve = np.array([0, 0.5, 0.8, 1.0, 1.0, 1.0])
-    plotting.plot_coverage(tmp_path / "f.png", {"m": curve}, {"m": np.linspace(0, 1, 11)}, "t", mark=0.1)
+    report.plot_coverage(tmp_path / "f.png", {"m": curve}, {"m": np.linspace(0, 1, 11)}, "t", mark=0.1)
     assert "m: 25% on the top 10% (by chance 10%)" in labels_of(drawn[0])
 
 
 def test_the_tail_tells_how_many_experts_are_idle(tmp_path, drawn):
-    plotting.plot_long_tail(tmp_path / "f.png", {16: np.array([[3, 0], [0, 0]])}, "t")
+    report.plot_long_tail(tmp_path / "f.png", {16: np.array([[3, 0], [0, 0]])}, "t")
     assert labels_of(drawn[0]) == {"16 tokens: 75% of experts idle"}
 
 
 def test_loads_are_shown_over_their_layers_mean(tmp_path, drawn):
-    plotting.plot_expert_load(tmp_path / "f.png", np.array([4, 9]), np.array([[1, 3], [20, 20]]), "t")
+    report.plot_expert_load(tmp_path / "f.png", np.array([4, 9]), np.array([[1, 3], [20, 20]]), "t")
     image = drawn[0].axes[0].images[0].get_array()
     np.testing.assert_allclose(image, [[0.5, 1.5], [1, 1]])
     assert labels_of(drawn[0]) == {"most uneven: layer 4", "most even: layer 9", "mean"}
@@ -96,18 +96,18 @@ def test_loads_are_shown_over_their_layers_mean(tmp_path, drawn):
 
 def test_only_the_busiest_experts_of_a_topic_are_coloured(tmp_path, drawn):
     load = {"a": np.array([5, 1, 3, 0]), "b": np.array([0, 0, 9, 0])}
-    plotting.plot_top_experts(tmp_path / "f.png", load, "t", top=2)
+    report.plot_top_experts(tmp_path / "f.png", load, "t", top=2)
     shown = drawn[0].axes[0].images[0].get_array()
     assert (~shown.mask).tolist() == [[True, False], [False, False], [True, True], [False, False]]
 
 
 def test_an_expert_is_no_pair_with_itself(tmp_path, drawn):
-    plotting.plot_coactivation(tmp_path / "f.png", {"layer 0": np.full((4, 4), 2.0)}, "t")
+    report.plot_coactivation(tmp_path / "f.png", {"layer 0": np.full((4, 4), 2.0)}, "t")
     assert np.isnan(np.diag(drawn[0].axes[0].images[0].get_array().filled(np.nan))).all()
 
 
 def test_many_nodes_are_grey_but_for_the_busiest(tmp_path, drawn):
-    plotting.plot_node_load(tmp_path / "f.png", np.arange(3), np.tile(np.arange(12.0), (3, 1)), "t")
+    report.plot_node_load(tmp_path / "f.png", np.arange(3), np.tile(np.arange(12.0), (3, 1)), "t")
     assert labels_of(drawn[0]) == {"mean", "node 8", "node 9", "node 10", "node 11"}
 
 
@@ -130,23 +130,23 @@ def test_colours_end_where_few_values_are_larger(values, end, extend):
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
-        (lambda p: plotting.plot_conditional(p, {}, ""), "panels is empty"),
-        (lambda p: plotting.plot_conditional(p, {"a": np.ones((2, 3))}, ""), r"a has shape \(2, 3\)"),
-        (lambda p: plotting.plot_coactivation(p, {"a": np.ones((0, 0))}, ""), r"a has shape \(0, 0\)"),
-        (lambda p: plotting.plot_coverage(p, {"a": np.ones(1)}, {}, ""), "a has 1 points"),
-        (lambda p: plotting.plot_coverage(p, {}, {}, ""), "curves is empty"),
-        (lambda p: plotting.plot_reuse(p, np.arange(2), {"a": np.ones(3)}, {}, ""), "a has 3 .* layer_ids has 2"),
-        (lambda p: plotting.plot_reuse(p, np.arange(2), {}, {}, ""), "values by layer is empty"),
+        (lambda p: report.plot_conditional(p, {}, ""), "panels is empty"),
+        (lambda p: report.plot_conditional(p, {"a": np.ones((2, 3))}, ""), r"a has shape \(2, 3\)"),
+        (lambda p: report.plot_coactivation(p, {"a": np.ones((0, 0))}, ""), r"a has shape \(0, 0\)"),
+        (lambda p: report.plot_coverage(p, {"a": np.ones(1)}, {}, ""), "a has 1 points"),
+        (lambda p: report.plot_coverage(p, {}, {}, ""), "curves is empty"),
+        (lambda p: report.plot_reuse(p, np.arange(2), {"a": np.ones(3)}, {}, ""), "a has 3 .* layer_ids has 2"),
+        (lambda p: report.plot_reuse(p, np.arange(2), {}, {}, ""), "values by layer is empty"),
         (
-            lambda p: plotting.plot_stage_correlation(p, np.arange(2), {"a": np.ones(2)}, {"a": np.ones(1)}, ""),
+            lambda p: report.plot_stage_correlation(p, np.arange(2), {"a": np.ones(2)}, {"a": np.ones(1)}, ""),
             "a has 1 values but layer_ids has 2",
         ),
-        (lambda p: plotting.plot_expert_load(p, np.arange(2), np.ones((3, 4)), ""), "load has 3 values"),
-        (lambda p: plotting.plot_top_experts(p, {"a": np.ones(3), "b": np.ones(4)}, ""), "b has 4 values but a has 3"),
-        (lambda p: plotting.plot_node_load(p, np.arange(2), np.ones((3, 4)), ""), "ratio has 3 values"),
-        (lambda p: plotting.plot_long_tail(p, {}, ""), "tokens_per_expert is empty"),
-        (lambda p: plotting.plot_recall(p, np.arange(2), {"a": np.ones(3)}, 1, ""), "a has 3 values but sizes has 2"),
-        (lambda p: plotting.plot_trace_comparison(p, ["x"], {"real": np.ones(2)}, ""), "real has 2 values"),
+        (lambda p: report.plot_expert_load(p, np.arange(2), np.ones((3, 4)), ""), "load has 3 values"),
+        (lambda p: report.plot_top_experts(p, {"a": np.ones(3), "b": np.ones(4)}, ""), "b has 4 values but a has 3"),
+        (lambda p: report.plot_node_load(p, np.arange(2), np.ones((3, 4)), ""), "ratio has 3 values"),
+        (lambda p: report.plot_long_tail(p, {}, ""), "tokens_per_expert is empty"),
+        (lambda p: report.plot_recall(p, np.arange(2), {"a": np.ones(3)}, 1, ""), "a has 3 values but sizes has 2"),
+        (lambda p: report.plot_trace_comparison(p, ["x"], {"real": np.ones(2)}, ""), "real has 2 values"),
     ],
 )  # fmt: skip
 def test_arrays_that_do_not_fit_are_refused_before_anything_is_written(tmp_path, draw, message):

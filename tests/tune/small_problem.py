@@ -1,10 +1,7 @@
 """A problem that is tuned in a second: six experts, two layers, four nodes."""
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from oracles import cases
@@ -64,19 +61,3 @@ def random_shares(rng: np.random.Generator, *candidates: int, hosts: int = 3) ->
     count = LAYERS * int(np.prod(candidates))
     plans = [cases.random_share(rng, EXPERTS, NODES, hosts) for _ in range(count)]
     return np.stack(plans).reshape(LAYERS, *candidates, EXPERTS, NODES).astype(np.float32)
-
-
-@contextmanager
-def compilations() -> Iterator[list[str]]:
-    """A list to which every function that JAX compiles inside the block adds an entry."""
-    seen: list[str] = []
-
-    def listen(event: str, seconds: float, **facts) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            seen.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield seen
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)

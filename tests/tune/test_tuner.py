@@ -9,7 +9,8 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_problem import LAYERS, SETTINGS, SHAPE, compilations, small_problem
+from oracles.compilations import compilations
+from small_problem import LAYERS, SETTINGS, SHAPE, small_problem
 
 from jaxmoe.engine import evaluate
 from jaxmoe.network import build_exchange

@@ -237,11 +237,11 @@ def _tuning(tuning: Mapping[str, Any], factor: float, unit: str) -> list[Block]:
     """The search, and what its stages ended with."""
     stages = {name.removesuffix("_s"): of["mean"] * factor for name, of in tuning["stages"].items()}
     bound = tuning["bound_s"]["mean"] * factor
-    rows: list[list[Cell]] = [[name, seconds, seconds / bound] for name, seconds in stages.items()]
+    rows: list[list[Cell]] = [[name, seconds, seconds / bound if bound else None] for name, seconds in stages.items()]
     table = Table(
         f"Optimiser {tuning['optimiser']}, times in {unit}",
         ["stage", "time of a layer", "times the lower bound"],
-        [*rows, ["lower bound", bound, 1.0]],
+        [*rows, *([["lower bound", bound, 1.0]] if bound else [])],
         "Mean over layers, on the batches that the tuner has seen.",
     )
     histories = {name: of for name, of in tuning["history"].items() if of["step"]}

@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import pytest
 from oracles.arrays import full
 
-from jaxmoe.experiment import clock as clock_module
+from jaxmoe.experiment import stage_timer
 from jaxmoe.experiment.stage_timer import COMPILING, CompileTime, StageTimer
 
 
 @pytest.fixture
 def now(monkeypatch):
     """Sets the time."""
-    return lambda seconds: monkeypatch.setattr(clock_module.time, "perf_counter", lambda: seconds)
+    return lambda seconds: monkeypatch.setattr(stage_timer.time, "perf_counter", lambda: seconds)
 
 
 def test_spans_inside_each_other_count_once(now):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyQuadMesh
 
-from jaxmoe.report import plot_wins, style, wins
+from jaxmoe.report import plot_wins, style, winner_map
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_a_grid_has_a_tile_for_every_place(drawn):
     axes = drawn([1, 1, 10, 10, 100, 100], [1, 2] * 3, ["tp", "ep", "tp", "tp", "ep", "tp"], (True, False))
     assert tiles(axes) == {"tp": 4, "ep": 2}
     assert axes.get_xscale() == "log"
-    assert wins._edges(np.array([1.0, 100.0, 10_000.0]), True) == pytest.approx([0.1, 10, 1000, 100_000])
+    assert winner_map._edges(np.array([1.0, 100.0, 10_000.0]), True) == pytest.approx([0.1, 10, 1000, 100_000])
 
 
 def test_who_wins_most_cases_of_a_place_has_it(drawn):
