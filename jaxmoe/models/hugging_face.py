@@ -53,7 +53,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def name_of(path: Path) -> str:
-    """What to call the model in a file: the file's name, or its folder's as every config.json has the same."""
+    """Returns the model's name: the file name without suffix; for a `config.json`, the name of its folder."""
     return path.absolute().parent.name if path.name == "config.json" else path.stem
 
 
@@ -126,7 +126,10 @@ class _Keys:
 
 
 def _model(keys: _Keys, name: str, experts: str, expert_size: str, attention: Attention) -> MoEModel:
-    """What nearly all families name alike, with experts in every layer; they differ in the two keys given."""
+    """The model from keys that most Hugging Face families share, with experts in every layer.
+
+    `experts` and `expert_size` are the two keys whose names differ: number of experts, and intermediate size of one.
+    """
     num_experts, num_layers = keys.experts(experts), keys.count("num_hidden_layers", most=MOST_LAYERS)
     return MoEModel(
         name=name,

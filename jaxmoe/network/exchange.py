@@ -160,12 +160,12 @@ class AbstractExchange(eqx.Module):
 
     @property
     def complete(self) -> bool:
-        """Whether all that nodes have to send each other is counted."""
+        """Whether the exchange counts all messages that nodes have to send each other."""
         return True
 
     @property
     def note(self) -> str:
-        """What a reader of its figures has to know, such as what one that is not complete leaves out."""
+        """Remark shown with results of this exchange, such as the traffic that it does not count; empty if none."""
         return ""
 
     @property

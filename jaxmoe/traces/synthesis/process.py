@@ -180,7 +180,8 @@ class Preferences(eqx.Module):
 
     @property
     def opening(self) -> Float[Array, "layer expert"]:
-        """What `from_token` adds at the first token of a request: its mean over usual tokens."""
+        """Log-weights at the first token of a request, in place of `from_token`: its expected sum over the experts that
+        an average token chooses."""
         return jnp.einsum("le,lef->lf", self.usual, self.from_token)
 
     def background(
@@ -204,7 +205,7 @@ class GatingProcess:
     """A generator of gating traces. Raises `TraceError` when the parts do not fit together.
 
     Group-limited routing (DeepSeek-V3) lets a token choose only from `groups_per_token` of `expert_groups` equal
-    groups of neighbouring experts: those of the first experts to win. 1 of 1 is no limit.
+    groups of neighbouring experts: the groups of the experts drawn first. 1 of 1 is no limit.
     """
 
     preferences: Preferences
