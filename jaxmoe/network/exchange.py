@@ -155,7 +155,7 @@ class AbstractExchange(eqx.Module):
 
     @property
     def unicast(self) -> bool:
-        """Whether each visited node sends a whole vector, by itself, to one node that the token visits or lives at."""
+        """Whether each visited node sends a full vector of its own to one node: the token's home or a visited node."""
         return False
 
     @property
@@ -170,9 +170,9 @@ class AbstractExchange(eqx.Module):
 
     @property
     def groups(self) -> int:
-        """Number of equal groups of nodes that take part whole, whichever of their nodes a token visits.
+        """Number of equal groups of nodes. If a token visits any node of a group, all nodes of the group take part.
 
-        0: visited nodes take part alone. Tuning tries an exchange of groups on plans that fill them evenly alone.
+        0: only visited nodes take part. Tuning tries an exchange of groups only on plans that fill the groups evenly.
         """
         return 0
 

@@ -52,7 +52,10 @@ class Requests:
             raise TraceError(f"drift is {self.drift}, expected a number from 0 to 1")
 
     def deal(self, tokens: int, seed: int) -> "Deal":
-        """Requests for this many tokens; the last is cut. The deck is dealt whole before it is dealt again."""
+        """Draws requests until they have `tokens` tokens; the last is cut short.
+
+        Every request is drawn once before any is drawn again. Raises `TraceError` for fewer than 1 token.
+        """
         if tokens < 1:
             raise TraceError(f"tokens is {tokens}, expected at least 1")
         rng = np.random.default_rng((seed, 0))
