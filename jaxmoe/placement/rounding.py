@@ -103,7 +103,8 @@ def fit_slots(
 ) -> Float[np.ndarray, "expert node"]:
     """Removes replicas until every node holds at most `room` experts, rounded down.
 
-    The largest shares keep their hosts, and every expert keeps at least one. Raises `PlanError` where there are fewer slots than experts.
+    The largest shares keep their hosts, and every expert keeps at least one. Raises `PlanError` where
+    there are fewer slots than experts.
     """
     left, kept = np.minimum(np.floor(room), len(share)), np.zeros_like(share)
     if left.sum() < len(share):
