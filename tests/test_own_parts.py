@@ -17,7 +17,7 @@ from jaxmoe.config.base import ConfigError
 from jaxmoe.config.build import build_layer_model
 from jaxmoe.experiment.metrics import Metric
 from jaxmoe.hardware.machine import AbstractGemm
-from jaxmoe.placement.engines import Engine, Given
+from jaxmoe.placement.engines import EngineFormat, FilePlacement
 from jaxmoe.placement.named import PlacementStrategy
 from jaxmoe.placement.slot_files import read_slot_plan, write_slot_plan
 from jaxmoe.placement.slot_plan import SlotPlan
@@ -166,10 +166,10 @@ def test_an_optimiser_says_which_packages_it_needs(add, scenario, tmp_path):
 
 
 def test_a_placement_file_is_read_and_written(add, tmp_path):
-    mine = Engine(
+    mine = EngineFormat(
         ".json",
         lambda content: isinstance(content, dict) and "mine" in content,
-        lambda content, hints, ranks: Given(np.array(content["mine"], np.int64)),
+        lambda content, hints, ranks: FilePlacement(np.array(content["mine"], np.int64)),
         lambda plan: json.dumps({"mine": plan.slots.tolist()}),
     )
     add(ENGINES, "mine", mine)

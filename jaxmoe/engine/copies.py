@@ -39,7 +39,10 @@ class ReplicaModel(eqx.Module):
         loads: Float[Array, "batch expert"],
         reduction: AbstractReduction | None = None,
     ) -> LayerTime:
-        """Times of batches with so many choices of every expert, leaves [batch, ...]; exact unless told otherwise."""
+        """Times of batches, leaves [batch, ...]; `loads` counts the tokens that choose each expert.
+
+        `held` counts the copies of every expert on every node. Times are exact without a relaxed `reduction`.
+        """
         reduction = HardMax() if reduction is None else reduction
         # [expert, source, node]: the part of all choices of an expert
         parts = serving_parts(held, self.tier, self.tiers, self.choice) * self.origin[:, None]

@@ -1,4 +1,4 @@
-"""A layer from counts: how many tokens chose each expert, and which slots hold it; no tokens.
+"""Time of a layer from token counts of experts and from the slots that hold them, without single tokens.
 
 This is what runs over a thousand iterations. Copies of an expert serve equal parts of its tokens. Counts do not say
 which choices are of one token, so every choice is a vector of its own on the network, and the network's times are those
@@ -30,15 +30,19 @@ from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax
 # what it fetches from them comes over the same links reversed.
 
 
-class Paths(eqx.Module):
-    """Loads of links in combine for every vector that a node computes, if groups are alike; and delays, s."""
+class LayoutPaths(eqx.Module):
+    """Link loads and path delays of a token layout on a network.
+
+    `loads[n, l]` is how often a vector that node n computes crosses link l in combine, on average over equal groups of
+    tokens. Delays are in seconds.
+    """
 
     loads: Float[Array, "node link"]
     dispatch_delay: Float[Array, ""]  # of the longest path
     combine_delay: Float[Array, ""]
 
 
-def paths_of(topology: AbstractTopology, holders: Int[np.ndarray, "group part node"]) -> Paths:
+def paths_of(topology: AbstractTopology, holders: Int[np.ndarray, "group part node"]) -> LayoutPaths:
     """The paths of a token layout on a network; derivatives with respect to latencies are those of the delays."""
     nodes = topology.num_nodes
     groups, parts, _ = holders.shape
@@ -54,7 +58,7 @@ def paths_of(topology: AbstractTopology, holders: Int[np.ndarray, "group part no
         return jnp.where(used, path_sums(network, network.link_latency) + network.endpoint_latency, 0).max()
 
     each = jax.lax.map(loads, jnp.arange(nodes))
-    return Paths(each, delay(topology.reversed()), delay(topology))
+    return LayoutPaths(each, delay(topology.reversed()), delay(topology))
 
 
 def attention_seconds(
@@ -79,7 +83,7 @@ class CountModel(AbstractLayer):
     machine: Machine
     costs: LayerCosts
     holders: Int[Array, "group part node"]
-    paths: Paths
+    paths: LayoutPaths
     before: tuple[Priced, ...]
     schedule: AbstractSchedule
 

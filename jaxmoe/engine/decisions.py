@@ -44,7 +44,7 @@ class AbstractDecisions(eqx.Module):
         """Stages of a batch, or of a micro-batch."""
 
     def whole(self, layer: Any) -> Stages:
-        """Stages of whole batches, such as weights that move."""
+        """Stages that run once for a batch, not for each micro-batch, such as movements of weights."""
         return ()
 
     def check(self, layer: Any) -> None:

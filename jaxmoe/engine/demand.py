@@ -1,4 +1,4 @@
-"""Kinds of demand: what a stage asks of the machine, each with its usage of resources.
+"""Kinds of demand of a stage for the machine; each kind computes its usage of resources: seconds, bytes and FLOPs.
 
 A new kind is rare. Traffic is of flows, of a matrix, of rounds, or of loads of links; `Work` is of nodes; `InTurn`
 joins several. Reads of `jaxmoe.engine.fetch` and the pipelines of `jaxmoe.engine.streaming` are kinds of their own.
@@ -24,7 +24,10 @@ Server = Literal["network", "nodes", "machine"]
 
 
 class AbstractDemand(eqx.Module):
-    """What a stage asks of the machine. `server` says what serves it: the network, the nodes, or both (`machine`)."""
+    """Demand of one stage for a machine's resources: traffic on links, work of nodes, or both.
+
+    `server` is the part of the machine that serves it: `network`, `nodes`, or `machine` for both.
+    """
 
     server: ClassVar[Server]
 
@@ -127,10 +130,10 @@ class Products(eqx.Module):
 
 
 class Work(AbstractDemand):
-    """What nodes compute, and the bytes that memory moves for it.
+    """Computation of every node, FLOP, and the bytes that its memory moves for it.
 
-    `weights`, B, pass every memory level on their way to the die, `vectors`, B, the nearest alone. Products that are
-    not given run at the die's rate.
+    `weights`, B, pass every memory level on their way to the die; `vectors`, B, pass only the nearest level. Time of
+    compute is that of `products` by the die's kernel model; without either, of `flops` at the die's rate.
     """
 
     server = "nodes"

@@ -29,10 +29,11 @@ Figures = Mapping[str, Float[Array, "*lead"]]
 
 
 class FetchCosts(eqx.Module):
-    """What an expert costs to read and to compute; latencies are of Table I, s.
+    """Bytes, FLOPs and cache latencies, s, of reading and computing one expert; latencies are of the study's Table I.
 
-    Every slice of an expert that is read remotely takes a request of `request_bytes`. `hit` is the LLC's latency,
-    `miss` its penalty before HBM is asked, `write` that of writing what came from afar into it.
+    Every slice of an expert that a die reads from a remote die takes a request of `request_bytes`. `hit` is the
+    latency of the last-level cache (LLC), `miss` its penalty before HBM is read, and `write` the latency of writing
+    remote data into the LLC.
     """
 
     expert_bytes: Float[Array, ""] = eqx.field(converter=as_number)  # B

@@ -56,11 +56,11 @@ class AbstractLayer(eqx.Module):
         reduction: AbstractReduction | None = None,
         support: AbstractSupport | None = None,
     ) -> LayerTime:
-        """Time of what passes the layer under all that was decided for it. Exact unless told otherwise."""
+        """Time of a layer for `tokens` under `decisions`, such as a placement; exact without a relaxed `reduction`."""
 
     @abc.abstractmethod
     def blank(self, tokens: Any) -> Any:
-        """Decisions [layer, ...] that ask for nothing: times have their shapes before the first step."""
+        """Neutral decisions, leaves [layer, ...]; times priced with them have the shapes of the first step's times."""
 
 
 class Layer(AbstractLayer):
@@ -82,9 +82,10 @@ class Layer(AbstractLayer):
         reduction: AbstractReduction | None = None,
         support: AbstractSupport | None = None,
     ) -> LayerTime:
-        """Time of `batch` under the placement `share`. Exact unless told otherwise.
+        """Time of `batch` under the placement `share`, the part of every expert on every node.
 
-        `exchange` defaults to the model's own, `reduction` to the hard maximum, `support` to share > 0.
+        `exchange` defaults to the layer's own, `reduction` to the hard maximum, and `support`, which nodes host an
+        expert, to share > 0. With these defaults the time is exact, else it is a smooth approximation.
         """
         return self.time(Decisions(share, exchange), batch, reduction, support)
 
@@ -167,5 +168,5 @@ def evaluate(
 
 
 def is_tensor_parallel(share: np.ndarray) -> bool:
-    """Whether every expert is spread evenly over the whole machine, so that a ring can reduce (hd_moe Eq. 4)."""
+    """Whether every expert is split evenly over all nodes, so that a ring can reduce the results (hd_moe Eq. 4)."""
     return bool(np.allclose(share, 1 / share.shape[-1], rtol=1e-4))

@@ -16,7 +16,7 @@ Number = int | float | Float[Array, ""]  # an array where JAX traces it
 
 
 class LayerCosts(eqx.Module):
-    """What a token costs in a layer: bytes, FLOPs and shapes of products."""
+    """Sizes from which the cost of a layer follows: bytes of a vector and of an expert, FLOPs, and GEMM shapes."""
 
     combine_bytes: Float[Array, ""]  # B: one hidden vector as combine sends it
     dispatch_bytes: Float[Array, ""]  # B: one as dispatch sends it, with its metadata
@@ -74,7 +74,10 @@ class LayerCosts(eqx.Module):
 
 
 def expert_work(visits: Visits, costs: LayerCosts, support: AbstractSupport) -> Work:
-    """What nodes compute for the visits of a batch."""
+    """Work of every node for a batch: FLOPs, bytes of weights and vectors, and matrix products.
+
+    `support` decides which nodes compute an expert at all: 0 or 1, or a number between when it is relaxed.
+    """
     present = support.presence(support.amount(visits.part)) * jnp.minimum(visits.rows, 1)
     products = costs.products(visits.rows, visits.part, present)
     return costs.work(visits.work, visits.read, visits.weight @ visits.visited, products)

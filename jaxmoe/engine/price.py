@@ -18,7 +18,7 @@ from jaxmoe.traces.batches import Batch, micro_batches
 
 
 def price(machine: Machine, schedule: AbstractSchedule, stages: Stages, reduction: AbstractReduction) -> LayerTime:
-    """Time of the stages of a whole batch; micro-batches of a schedule have equal parts of the stages that allow it."""
+    """Time of a batch from its stages; micro-batches have equal parts of every stage that its `split` allows to cut."""
     many = schedule.micro_batches
     priced = [stage.priced(machine, reduction) for stage in stages]
     return _assembled(machine, schedule, [_evenly(each, many) for each in priced], reduction)
@@ -32,7 +32,10 @@ def price_parts(
     whole: Stages,
     reduction: AbstractReduction,
 ) -> LayerTime:
-    """Time of a batch whose stages are lowered from the tokens of each micro-batch, and of stages of the `whole`."""
+    """Time of a batch that is cut into micro-batches.
+
+    `lower` makes the stages of one micro-batch from its tokens; `whole` are stages that run once for the batch.
+    """
 
     def part(tokens: Batch) -> list[Priced]:
         return [stage.priced(machine, reduction) for stage in lower(tokens)]
@@ -47,7 +50,7 @@ def price_parts(
 
 
 def _evenly(stage: Priced, many: int) -> Priced:
-    """A stage of a whole batch as equal parts of so many, the leading axis."""
+    """Splits a stage of a batch into `many` equal parts on a new leading axis."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf / many, (many, *leaf.shape)), stage)
 
 

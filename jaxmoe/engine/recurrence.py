@@ -48,7 +48,7 @@ class LoadRules(eqx.Module):
 
 
 class SliceDemand(NamedTuple):
-    """What every expert, or group of them, asks of each resource."""
+    """Demand of every expert, or of every group of experts, for channels, arrays, senders, receivers and links."""
 
     slices: Float[Array, " group"]  # micro-slices in all
     load: Float[Array, "group channel"]  # s
@@ -152,9 +152,10 @@ def stream_seconds(
 
 
 def _hindered(machine: Machine, costs: SliceCosts, asked: SliceDemand, rules: LoadRules) -> tuple[SliceDemand, float]:
-    """What arrays take when they are not always fed, and the part of the time that senders are busy at most.
+    """The demand with the array time that late micro-slices add, and the largest share of time that a sender is busy.
 
-    Experts that come in turn go round in step. A channel that dies share is never idle for one of them.
+    Nothing is added under rule `in_turn`, where all experts move round the dies in step, under rule `balanced`, nor
+    where dies share memory channels: then a channel never waits for one of its dies.
     """
     if rules.in_turn:
         return asked, 1.0

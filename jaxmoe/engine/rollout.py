@@ -43,7 +43,7 @@ class AbstractMethod(eqx.Module):
 
     @abc.abstractmethod
     def init(self, machine: Machine) -> State:
-        """What is remembered before the first step."""
+        """Returns the method's state before the first step, a pytree of arrays; `()` for a method without state."""
 
     @abc.abstractmethod
     def step(self, machine: Machine, state: State, tokens: Any, last: LayerTime) -> tuple[State, Any]:
@@ -56,7 +56,10 @@ class AbstractMethod(eqx.Module):
 
 
 class StaticPlan(AbstractMethod):
-    """The same placement in every step, with tokens at homes of its own where `source` names them."""
+    """A placement that never changes: `share` is the part of every expert on every node.
+
+    `source` is the node where each token lives, in place of the batch's own.
+    """
 
     share: Float[Array, "layer expert node"]
     source: Any = None  # int [layer, token]

@@ -60,7 +60,7 @@ class AbstractSchedule(eqx.Module):
 
 
 class Serial(AbstractSchedule):
-    """Every stage when those before it have ended."""
+    """Runs every stage once all stages in its `before` have ended."""
 
     def of_block(self, stages, reduction):
         ends: dict[str, Seconds] = {}
@@ -72,14 +72,15 @@ class Serial(AbstractSchedule):
 
 
 def _last(ends: list[Seconds], reduction: AbstractReduction) -> Seconds | float:
-    """When all of these have ended."""
+    """The latest of the end times, s; 0 if there are none."""
     if len(ends) > 1:
         return reduction(jnp.stack(ends))
     return ends[0] if ends else 0.0
 
 
 class Overlap(AbstractSchedule):
-    """Compute hides communication, or the other way round. Stages that need the whole machine hide nothing."""
+    """Overlaps compute with communication: the longer of the two sums counts. Stages that need network and nodes
+    together (`machine`) overlap with nothing and are added."""
 
     def of_block(self, stages, reduction):
         def served(server: Server) -> list[Seconds]:

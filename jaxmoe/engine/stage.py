@@ -13,10 +13,10 @@ from jaxmoe.hardware import Machine
 from jaxmoe.relax import AbstractReduction
 
 Split = Literal["tokens", "even", "whole"]
-"""Under micro-batches a stage is that of each part's tokens, an equal part of the whole, or cannot be cut."""
+"""How micro-batches split a stage: by the tokens of each, into equal parts, or not at all."""
 Charge = Literal["stage", "movement", "background", "hidden"]
-"""A stage of the layer; or a movement of weights, which comes before the stages, uses links that are idle, or is told
-without adding to the total."""
+"""How a stage counts in the total: `stage` is a stage of the layer. The others are movements of weights: `movement`
+runs before the stages, `background` on idle links, and `hidden` is reported but not added to the total."""
 
 
 class Stage(eqx.Module):

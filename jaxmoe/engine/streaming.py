@@ -1,4 +1,4 @@
-"""Experts that stream through dies: what is decided of them, and what that asks of memory channels, arrays and links.
+"""Experts that stream through dies: the decisions about them, and the demand for channels, arrays and links.
 
 Source: expert_streaming_fse_dp section IV. Model and simulator are given the same decisions; what can only be decided
 while it runs, such as the next group of experts for an idle die, is a rule that each carries out.
@@ -117,7 +117,7 @@ def trips_of(machine: Machine, costs: SliceCosts, streams: StreamDecisions) -> T
 
 
 def slice_demand(machine: Machine, costs: SliceCosts, streams: StreamDecisions, trips: Trips) -> SliceDemand:
-    """What every expert asks of each resource, along its trajectory."""
+    """Demand of every expert for memory channels, arrays and links, on its trajectory from die to die."""
     needed, loaders, memory = streams.needed, streams.loaders, machine.memory[-1]
     slices, outside, sent, each = trips
     stops = needed.sum(axis=1)

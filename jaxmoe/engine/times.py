@@ -15,9 +15,9 @@ ATTENTION, EXPERTS, MOVEMENTS = "attention", "experts", "movements"  # blocks of
 
 
 class Limit(NamedTuple):
-    """What limits a stage: a kind of resource, its number, and seconds.
+    """The bottleneck of a stage: the resource that is busy longest, by kind and number, and its busy seconds.
 
-    `kind` is `link`, `port`, `pair`, `compute`, the name of a memory level, or `latency` (`number` -1).
+    `kind` is `link`, `port`, `pair`, `compute`, the name of a memory level, or `latency` (with `number` -1).
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""What one stage asks of each resource: seconds, and what energy is spent on."""
+"""Usage of resources by one stage: busy seconds, and the bytes and FLOPs from which its energy follows."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""What a machine takes of energy: for a FLOP, for a byte of memory and of a link, and all the time."""
+"""Energy model of a machine: joules of a FLOP, of a byte of memory and of a link, and idle power of nodes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

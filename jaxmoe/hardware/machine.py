@@ -255,7 +255,7 @@ _sums = jax.jit(jax.ops.segment_sum, static_argnames="num_segments")
 
 @jax.jit
 def _even_parts(level: MemoryLevel, capacity: Float[Array, " channel"]) -> Float[Array, " node"]:
-    """What each node has of its channel's capacity."""
+    """Memory capacity of every node, B: its channel's capacity, divided equally among the nodes on that channel."""
     return jnp.take(capacity / jnp.maximum(level.sharers, 1), level.channel)
 
 

@@ -1,4 +1,4 @@
-"""What follows from the links and paths of a network: reverse links, hops, where to draw it. Checked on the way."""
+"""Structure of a network, derived from its links and paths and checked: reverse links, hops, drawing positions."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain

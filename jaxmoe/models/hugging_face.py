@@ -53,7 +53,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def name_of(path: Path) -> str:
-    """What to call the model in a file: the file's name, or its folder's as every config.json has the same."""
+    """Returns the model's name: the file name without suffix; for a `config.json`, the name of its folder."""
     return path.absolute().parent.name if path.name == "config.json" else path.stem
 
 
@@ -65,7 +65,7 @@ class _Keys:
     above: str = ""
 
     def count(self, key: str, least: int = 1, most: int | None = None) -> int:
-        """A whole number that has to be there."""
+        """Returns a required integer. Raises `ModelError` where it is missing or outside `least` to `most`."""
         value = self._present(key)
         # A boolean is an int to Python.
         if type(value) is not int or value < least or (most is not None and value > most):
@@ -74,11 +74,11 @@ class _Keys:
         return value
 
     def count_or(self, key: str, default: int, least: int = 1, most: int | None = None) -> int:
-        """A whole number that may be missing or null."""
+        """Returns an integer, or `default` where it is missing or null."""
         return default if self.values.get(key) is None else self.count(key, least, most)
 
     def count_or_null(self, key: str, least: int = 1) -> int | None:
-        """A whole number or null. It has to be there: what its absence means depends on the version."""
+        """Returns an integer, or `None` for null. The key is required: its default depends on the library's version."""
         return None if self._present(key) is None else self.count(key, least)
 
     def experts(self, key: str) -> int:
@@ -126,7 +126,10 @@ class _Keys:
 
 
 def _model(keys: _Keys, name: str, experts: str, expert_size: str, attention: Attention) -> MoEModel:
-    """What nearly all families name alike, with experts in every layer; they differ in the two keys given."""
+    """The model from keys that most Hugging Face families share, with experts in every layer.
+
+    `experts` and `expert_size` are the two keys whose names differ: number of experts, and intermediate size of one.
+    """
     num_experts, num_layers = keys.experts(experts), keys.count("num_hidden_layers", most=MOST_LAYERS)
     return MoEModel(
         name=name,
@@ -143,7 +146,7 @@ def _model(keys: _Keys, name: str, experts: str, expert_size: str, attention: At
 
 
 def _grouped_query(keys: _Keys, head_size: int | None = None) -> GroupedQueryAttention:
-    """Heads that split the hidden vector, unless told otherwise by the family or the file."""
+    """Grouped-query attention. The head size is `head_size` or the file's `head_dim`, else hidden size / heads."""
     heads, hidden_size = keys.count("num_attention_heads"), keys.count("hidden_size")
     return GroupedQueryAttention(
         heads=heads,

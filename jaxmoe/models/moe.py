@@ -22,7 +22,7 @@ class GroupedQueryAttention:
 
     @property
     def cache_elements(self) -> int:
-        """What is kept of a token of context: its keys and values."""
+        """Elements of the KV cache for one token of context in one layer: keys and values of all KV heads."""
         return 2 * self.kv_heads * self.head_size
 
     @property
@@ -56,7 +56,8 @@ class LatentAttention:
 
     @property
     def cache_elements(self) -> int:
-        """What is kept of a token of context: its short vector and the common part of its keys."""
+        """Elements of the KV cache for one token of context in one layer: its latent vector and the shared key with
+        rotary position."""
         return self.kv_rank + self.rope_size
 
     @property

@@ -1,4 +1,4 @@
-"""What real routers and the order of messages add to the load of the busiest link.
+"""Contention of routers: a time model that adds router contention and message order to the load of the busiest link.
 
 `Contention` is the congestion model with two things more, neither of which builds on results of a simulation.
 

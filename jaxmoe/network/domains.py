@@ -54,10 +54,10 @@ def visit_counts(
 def balanced_counts(
     tokens: Float[Array, ""] | float, homes: int, nodes: int, clusters: int, num_experts: int, top_k: int
 ) -> Counts:
-    """What to expect of `tokens` of every home if all experts are as likely and every node has as many (VI-B).
+    """Expected counts for `tokens` tokens of each home, with equally likely experts spread evenly over nodes (VI-B).
 
-    A node with n whole experts of E is visited with the chance that a draw of K has any of them; one with less than an
-    expert, which others share by tokens, by K over the nodes.
+    A token visits a node that holds n of E experts with the probability that its K distinct experts include one of the
+    n. A node that holds at most one expert, shared with others by tokens, is visited with probability K / nodes.
     """
 
     def chance(parts: int) -> float:
@@ -130,7 +130,7 @@ class SlicedExchange(AbstractTokenExchange):
         return self.around(counts).then(self.fetched(counts))
 
     def fetched(self, counts: Counts) -> Rounds:
-        """What devices return to the homes of tokens."""
+        """Rounds in which every device returns its `portion` of the results, in vectors, to the homes of the tokens."""
         return self.fetching(counts._replace(node=counts.node * self.portion))
 
     def around(self, counts: Counts) -> Rounds:

@@ -155,24 +155,24 @@ class AbstractExchange(eqx.Module):
 
     @property
     def unicast(self) -> bool:
-        """Whether each visited node sends a whole vector, by itself, to one node that the token visits or lives at."""
+        """Whether each visited node sends a full vector of its own to one node: the token's home or a visited node."""
         return False
 
     @property
     def complete(self) -> bool:
-        """Whether all that nodes have to send each other is counted."""
+        """Whether the exchange counts all messages that nodes have to send each other."""
         return True
 
     @property
     def note(self) -> str:
-        """What a reader of its figures has to know, such as what one that is not complete leaves out."""
+        """Remark shown with results of this exchange, such as the traffic that it does not count; empty if none."""
         return ""
 
     @property
     def groups(self) -> int:
-        """Number of equal groups of nodes that take part whole, whichever of their nodes a token visits.
+        """Number of equal groups of nodes. If a token visits any node of a group, all nodes of the group take part.
 
-        0: visited nodes take part alone. Tuning tries an exchange of groups on plans that fill them evenly alone.
+        0: only visited nodes take part. Tuning tries an exchange of groups only on plans that fill the groups evenly.
         """
         return 0
 

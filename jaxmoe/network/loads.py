@@ -21,7 +21,10 @@ from jaxmoe.relax import OneOf, as_weights
 
 @singledispatch
 def link_loads(topology: AbstractTopology, traffic: Float[Array, "node node2"]) -> Float[Array, " link"]:
-    """What every directed link carries, in the unit of `traffic` [source, destination]; the diagonal is free."""
+    """Load of every directed link, in the unit of `traffic`, along the network's paths.
+
+    `traffic[s, d]` is the amount sent from node s to node d; the diagonal, from a node to itself, loads no link.
+    """
     link, pair = topology.hops()
     return jax.ops.segment_sum(traffic.ravel()[pair], link, topology.num_links)
 

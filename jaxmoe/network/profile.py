@@ -247,7 +247,10 @@ def _check_groups(timings: Timings, group: np.ndarray, expected: list[int], node
 
 @dataclass(frozen=True)
 class Profiled:
-    """What the algorithm found: `baseline` of lone messages and `refined` under contention, with their timings."""
+    """The two network profiles that were fitted, and the timings behind them.
+
+    `baseline` is fitted to messages sent alone (`alone`), `refined` also to messages in contention (`contended`).
+    """
 
     baseline: Profile
     refined: Profile

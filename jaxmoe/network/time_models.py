@@ -32,7 +32,10 @@ class AbstractTimeModel(eqx.Module):
         return repeated(self(topology, flows.traffic(vector_bytes)), flows.rounds)
 
     def of_mirrored(self, topology: AbstractTopology, flows: Flows, vector_bytes: Float[Array, ""]) -> StageTime:
-        """The same messages sent back: from destination to source, over the same links reversed (hd_moe IV-C1)."""
+        """Time of flows sent back, from destination to source over the same links reversed (hd_moe IV-C1).
+
+        `vector_bytes` is the size of one hidden vector. Links and ports are numbered as in `topology`.
+        """
         return _turned_back(self.of_flows(topology.reversed(), flows, vector_bytes), topology)
 
     def mirrored(self, topology: AbstractTopology, traffic: Float[Array, "node node2"]) -> StageTime:
@@ -272,7 +275,7 @@ def _turned_back(stage: StageTime, topology: AbstractTopology) -> StageTime:
 
 
 def repeated(stage: StageTime, rounds: Float[Array, ""] | int) -> StageTime:
-    """The same stage several times, one after the other."""
+    """Time and bytes of a stage run `rounds` times in sequence: every field times `rounds`."""
     return eqx.tree_at(
         lambda s: (s.link_time, s.port_time, s.pair_time, s.path_delay, s.link_bytes),
         stage,
@@ -281,9 +284,10 @@ def repeated(stage: StageTime, rounds: Float[Array, ""] | int) -> StageTime:
 
 
 def _sent(flows: Flows) -> tuple[Float[Array, "flow node"], Float[Array, ""]]:
-    """What every node sends into every flow, and of how many hidden vectors a unit of it is.
+    """Amount that every node sends into every flow, and the number of hidden vectors in one unit of that amount.
 
-    Loads are linear, so a size that all messages share is left for the end: it spares a pass over all flows.
+    Loads are linear in the amounts, so a size common to all messages is a factor applied at the end, which saves a
+    pass over all flows.
     """
     sent = flows.source if flows.weight is None else flows.source * flows.weight[:, None]
     if flows.vectors.ndim:

@@ -22,11 +22,11 @@ PLACED = -1  # computed where the expert is placed
 
 
 class Visits(eqx.Module):
-    """What a batch asks of the nodes. `visited` and `named` are 0 or 1, or between when relaxed.
+    """The nodes that the tokens of a batch visit, and the work that each node has for them.
 
-    The lowest host of the choice that a token's draw names is that of row `h` of `home` where `named[token, h]` is 1,
-    or of the token's own row where `named` is None. `home` has numbers of nodes for exact visits of experts as placed,
-    else weights of nodes.
+    `visited` and `named` are 0 or 1, or between when relaxed. A token's draw names one of its choices. The lowest node
+    that hosts this choice stands in row h of `home` where `named[token, h]` is 1, or in the token's own row where
+    `named` is None. `home` has node numbers for exact visits of experts as placed, else weights of nodes.
     """
 
     visited: Float[Array, "token node"]

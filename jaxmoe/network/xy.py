@@ -52,7 +52,10 @@ class LineTraffic(eqx.Module):
     along_y: Float[Array, "y_from x y_to"]  # in the column of the destination
 
     def link_loads(self) -> Float[Array, " link"]:
-        """What every directed link carries, numbered as in `jaxmoe.hardware.networks` (XY paths: hd_moe IV-B2)."""
+        """Load of every directed link under XY routing (hd_moe IV-B2), in the unit of the traffic.
+
+        Links are numbered as in `jaxmoe.hardware.networks`.
+        """
         plus_x, minus_x = _line_loads(self.along_x)
         plus_y, minus_y = _line_loads(self.along_y)
         return jnp.concatenate([plus_x.ravel(), minus_x.ravel(), plus_y.T.ravel(), minus_y.T.ravel()])
@@ -94,7 +97,10 @@ def _side(shape: tuple[int, int], axis: int, dtype: jnp.dtype) -> Float[Array, "
 
 
 def link_loads(shape: tuple[int, int], traffic: Float[Array, "node node2"]) -> Float[Array, " link"]:
-    """What every directed link carries, in the unit of `traffic` [source, destination]; the diagonal is free."""
+    """Load of every directed link of a mesh under XY routing, in the unit of `traffic` [source, destination].
+
+    The diagonal, from a node to itself, loads no link.
+    """
     x, y = shape
     flow = traffic.reshape(x, y, x, y)
     return LineTraffic(along_x=flow.sum(axis=3), along_y=flow.sum(axis=0)).link_loads()

@@ -1,4 +1,4 @@
-"""Placement files of serving engines, read and written: what each states, and what engines do not check.
+"""Placement files of serving engines: their formats, read and written, and checks that the engines leave out.
 
 - `eplb`: arrays of DeepSeek's EPLB in an npz, `phy2log` [layer, slot], `log2phy` [layer, expert, copy] padded with -1,
   `logcnt` [layer, expert]. https://github.com/deepseek-ai/EPLB
@@ -29,8 +29,11 @@ MOST_IDS = 2**24  # numbers in a file: more are no placement
 
 
 @dataclass(frozen=True)
-class Given:
-    """What a file says: slots, and where it does, ranks, model layers, and things to know of it."""
+class FilePlacement:
+    """A placement as its file states it: the expert of every slot, with ranks and model layers where they are stated.
+
+    `ranks` and `layer_ids` are `None` where the file does not state them. `notes` are remarks for the user.
+    """
 
     slots: Slots
     ranks: int | None = None
@@ -39,16 +42,16 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Engine:
-    """A format, registered in `jaxmoe.registry.ENGINES`: whether content is of it, how to read and how to write it.
+class EngineFormat:
+    """Placement file format of a serving engine: how to recognise, read and write it; an entry of `registry.ENGINES`.
 
-    Content is what a JSON or YAML file holds, or the arrays of an npz by name. A format is written as `text` or as
-    `arrays`; one with neither is read alone.
+    `is_it` and `read` take the parsed content: the value in a JSON or YAML file, or the arrays of an npz by name.
+    A format is written as `text` or as `arrays`; one with neither can only be read.
     """
 
     suffix: str
     is_it: Callable[[Any], bool]
-    read: Callable[[Any, Hints, int | None], Given]
+    read: Callable[[Any, Hints, int | None], FilePlacement]
     text: Callable[[SlotPlan], str] | None = None
     arrays: Callable[[SlotPlan], dict[str, np.ndarray]] | None = None
     states_ranks: bool = False
@@ -84,7 +87,7 @@ def _integer(value: Any, what: str) -> int:
 # EPLB.
 
 
-def _read_eplb(arrays: dict[str, np.ndarray], hints: Hints, ranks: int | None) -> Given:
+def _read_eplb(arrays: dict[str, np.ndarray], hints: Hints, ranks: int | None) -> FilePlacement:
     slots = arrays["phy2log"]
     if slots.ndim != 2 or slots.dtype.kind not in "iu" or not slots.size:
         raise PlanError(f"phy2log is {slots.dtype} of shape {slots.shape}, expected experts [layer, slot]")
@@ -96,7 +99,7 @@ def _read_eplb(arrays: dict[str, np.ndarray], hints: Hints, ranks: int | None) -
             raise PlanError("logcnt does not count the experts of phy2log; write the file again")
     if "log2phy" in arrays and not np.array_equal(_sorted(arrays["log2phy"]), _sorted(_log2phy(slots, experts))):
         raise PlanError("log2phy does not name the slots of phy2log; write the file again")
-    return Given(slots)
+    return FilePlacement(slots)
 
 
 def _sorted(log2phy: np.ndarray) -> np.ndarray:
@@ -126,20 +129,20 @@ def eplb_arrays(plan: SlotPlan) -> dict[str, np.ndarray]:
 SGLANG = "physical_to_logical_map"
 
 
-def _read_sglang(content: dict[str, Any], hints: Hints, ranks: int | None) -> Given:
+def _read_sglang(content: dict[str, Any], hints: Hints, ranks: int | None) -> FilePlacement:
     further = [key for key in content if key != SGLANG]
     if further:
         raise PlanError(f"has the key {shown(further[0])} beside {SGLANG}, with which SGLang stops; remove it")
     rows = _rows(content[SGLANG], SGLANG)
     if hints.layer_ids is None:
         note = "no model was given, so every row is taken for a layer with experts; rows of dense layers are among them"
-        return Given(rows, notes=(note,))
+        return FilePlacement(rows, notes=(note,))
     if hints.num_layers is not None and len(rows) != hints.num_layers:
         raise PlanError(
             f"has {len(rows)} rows, but the model {hints.num_layers} layers; SGLang counts dense layers, and gives "
             "layers beyond the last row the placement of the start"
         )
-    return Given(rows[list(hints.layer_ids)], layer_ids=hints.layer_ids)
+    return FilePlacement(rows[list(hints.layer_ids)], layer_ids=hints.layer_ids)
 
 
 def _sglang(plan: SlotPlan) -> str:
@@ -153,14 +156,14 @@ def _sglang(plan: SlotPlan) -> str:
 # vLLM's list, and the map of vllm-ascend.
 
 
-def _read_vllm(content: list[Any], hints: Hints, ranks: int | None) -> Given:
+def _read_vllm(content: list[Any], hints: Hints, ranks: int | None) -> FilePlacement:
     if content and all(type(expert) is int for expert in content):
         rows = _rows([content], "the list")
-        return Given(np.repeat(rows, 1 if hints.layer_ids is None else len(hints.layer_ids), axis=0))
-    return Given(_rows(content, "the list"))
+        return FilePlacement(np.repeat(rows, 1 if hints.layer_ids is None else len(hints.layer_ids), axis=0))
+    return FilePlacement(_rows(content, "the list"))
 
 
-def _read_ascend(content: dict[str, Any], hints: Hints, ranks: int | None) -> Given:
+def _read_ascend(content: dict[str, Any], hints: Hints, ranks: int | None) -> FilePlacement:
     layers = content["layer_list"]
     if not isinstance(layers, list) or not layers:
         raise PlanError(f"layer_list is {shown(layers)}, expected a list of layers")
@@ -175,7 +178,7 @@ def _read_ascend(content: dict[str, Any], hints: Hints, ranks: int | None) -> Gi
         raise PlanError("layers have different numbers of slots; every layer needs as many")
     ids = [layer.get("layer_id") for layer in layers]
     notes = () if ids == [*range(len(ids))] else ("layer_id is not the position, but the engine goes by position",)
-    return Given(np.stack([each.ravel() for each in slots]), ranks=len(devices[0]), notes=notes)
+    return FilePlacement(np.stack([each.ravel() for each in slots]), ranks=len(devices[0]), notes=notes)
 
 
 def _devices(layer: Any, position: int) -> list[Any]:
@@ -213,7 +216,7 @@ def _ascend(plan: SlotPlan) -> str:
 TENSORRT_KEYS = {"initial_global_assignments", "num_slots", "layer_updates_per_iter"}
 
 
-def _read_tensorrt(content: dict[str, Any], hints: Hints, ranks: int | None) -> Given:
+def _read_tensorrt(content: dict[str, Any], hints: Hints, ranks: int | None) -> FilePlacement:
     further = [key for key in content if key not in TENSORRT_KEYS]
     if further:
         raise PlanError(f"has the key {shown(further[0])}, which TensorRT-LLM refuses; remove it")
@@ -232,11 +235,15 @@ def _read_tensorrt(content: dict[str, Any], hints: Hints, ranks: int | None) -> 
     if hints.layer_ids is not None and layers != hints.layer_ids:
         missing = sorted({*hints.layer_ids} ^ {*layers})
         raise PlanError(f"layer {missing[0]} is in the file or in the model alone; keys are layers with experts")
-    return Given(slots, layer_ids=layers, notes=notes)
+    return FilePlacement(slots, layer_ids=layers, notes=notes)
 
 
-def _tensorrt_start(count: int, hints: Hints, ranks: int | None, notes: tuple[str, ...]) -> Given:
-    """What the engine starts from without assignments: rank r has the experts from r E // D on."""
+def _tensorrt_start(count: int, hints: Hints, ranks: int | None, notes: tuple[str, ...]) -> FilePlacement:
+    """The initial placement of TensorRT-LLM where the file assigns no experts: rank r of D holds experts from r E // D.
+
+    Every layer has the same row of slots. Raises `PlanError` where the experts, layers or ranks are not known, or the
+    slots cannot be split evenly over the ranks.
+    """
     if ranks is None or hints.num_experts is None or hints.layer_ids is None:
         raise PlanError("states no assignments, so they depend on model and ranks; give --model and --ranks")
     if count > MOST_IDS or ranks < 1 or count % ranks:
@@ -244,7 +251,7 @@ def _tensorrt_start(count: int, hints: Hints, ranks: int | None, notes: tuple[st
     rank, own = np.divmod(np.arange(count), count // ranks)
     row = (rank * hints.num_experts // ranks + own) % hints.num_experts
     note = "states no assignments: these are the engine's own at the start"
-    return Given(np.tile(row, (len(hints.layer_ids), 1)), layer_ids=hints.layer_ids, notes=(*notes, note))
+    return FilePlacement(np.tile(row, (len(hints.layer_ids), 1)), layer_ids=hints.layer_ids, notes=(*notes, note))
 
 
 def _tensorrt(plan: SlotPlan) -> str:
@@ -262,11 +269,11 @@ def _has(key: str) -> Callable[[Any], bool]:
 
 NOT_READ_YET = "vLLM reads no placement yet: this is the list of an open proposal"
 
-EPLB_FILE = Engine(".npz", _has("phy2log"), _read_eplb, arrays=eplb_arrays, by_position=True)
-SGLANG_FILE = Engine(".json", _has(SGLANG), _read_sglang, _sglang)
-VLLM_ASCEND_FILE = Engine(".json", _has("layer_list"), _read_ascend, _ascend, states_ranks=True, by_position=True)
-TENSORRT_LLM_FILE = Engine(".yaml", _has("num_slots"), _read_tensorrt, _tensorrt)
-VLLM_FILE = Engine(
+EPLB_FILE = EngineFormat(".npz", _has("phy2log"), _read_eplb, arrays=eplb_arrays, by_position=True)
+SGLANG_FILE = EngineFormat(".json", _has(SGLANG), _read_sglang, _sglang)
+VLLM_ASCEND_FILE = EngineFormat(".json", _has("layer_list"), _read_ascend, _ascend, states_ranks=True, by_position=True)
+TENSORRT_LLM_FILE = EngineFormat(".yaml", _has("num_slots"), _read_tensorrt, _tensorrt)
+VLLM_FILE = EngineFormat(
     ".json",
     lambda content: isinstance(content, list),
     _read_vllm,

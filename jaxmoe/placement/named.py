@@ -34,7 +34,7 @@ from jaxmoe.traces.statistics import expert_runs
 
 
 class StrategySettings(NamedTuple):
-    """What strategies may be told beside loads and network."""
+    """Settings that a placement strategy takes besides expert loads and network."""
 
     seed: int
     regions: int  # equal groups of a hybrid

@@ -101,9 +101,10 @@ def fit_memory(
 def fit_slots(
     share: Float[np.ndarray, "expert node"], room: Float[np.ndarray, " node"]
 ) -> Float[np.ndarray, "expert node"]:
-    """Replicas that fit: `room` is in whole experts. The largest shares keep their hosts, and each expert has one.
+    """Removes replicas until every node holds at most `room` experts, rounded down.
 
-    Raises `PlanError` where there are fewer slots than experts.
+    The largest shares keep their hosts, and every expert keeps at least one. Raises `PlanError` where
+    there are fewer slots than experts.
     """
     left, kept = np.minimum(np.floor(room), len(share)), np.zeros_like(share)
     if left.sum() < len(share):

@@ -1,4 +1,4 @@
-"""Placement files of any serving engine: told apart by their content, read, and written whole or not at all."""
+"""Placement files of any serving engine: format detected from the content, read, and written atomically."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 import yaml
 
 from jaxmoe.files import atomic_write
-from jaxmoe.placement.engines import Engine, Given
+from jaxmoe.placement.engines import EngineFormat, FilePlacement
 from jaxmoe.placement.placement import PlanError, read_plan, write_plan
 from jaxmoe.placement.slot_plan import SlotPlan, slot_plan
 from jaxmoe.registry import ENGINES
@@ -26,7 +26,7 @@ def formats() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """A file as it was read: its format, its plan, and things to know."""
+    """A placement file after reading: the name of its format, its plan, and remarks for the user."""
 
     format: str
     plan: SlotPlan
@@ -65,7 +65,7 @@ def _assumed(hints: Hints) -> list[str]:
     return [] if hints.num_experts else ["the number of experts is taken from the largest in the file; give --model"]
 
 
-def _plan(given: Given, hints: Hints, ranks: int | None) -> SlotPlan:
+def _plan(given: FilePlacement, hints: Hints, ranks: int | None) -> SlotPlan:
     stated = given.ranks
     _check_ranks(stated, ranks)
     experts = hints.num_experts or int(given.slots.max(initial=0)) + 1
@@ -141,7 +141,7 @@ def write_slot_plan(path: Path, name: str, plan: SlotPlan) -> list[str]:
     return _lost(name, engine, plan)
 
 
-def _lost(name: str, engine: Engine, plan: SlotPlan) -> list[str]:
+def _lost(name: str, engine: EngineFormat, plan: SlotPlan) -> list[str]:
     lost = []
     if not engine.states_ranks:
         lost.append(f"{name} does not state the {plan.ranks} ranks: start the engine with as many")

@@ -109,7 +109,7 @@ def in_groups(frequency: Frequency, group: Int[np.ndarray, " node"]) -> Shares:
 
 
 def expert_parallel(frequency: Frequency, topology: AbstractTopology) -> Shares:
-    """Expert parallelism that uses the whole machine: with fewer experts than nodes, each has an equal part of it.
+    """Expert parallelism over all nodes: with fewer experts than nodes, each expert gets an equal part of the nodes.
 
     Parts are rectangles where they cut the mesh, else successive nodes, a node on a border being shared. With as many
     experts as nodes or more it is `expert_parallel_balanced`.
@@ -212,7 +212,10 @@ class Shipped(NamedTuple):
 def shipped_strategies(
     frequency: Frequency, topology: AbstractTopology, gathers: Sequence[str], seed: int
 ) -> list[Shipped]:
-    """Tensor parallelism, expert parallelism three ways, and every complete hybrid; `gathers` are for any plan."""
+    """Sharded strategies: tensor parallelism, three of expert parallelism, and every complete hybrid.
+
+    Each has its share [layer, expert, node] and the exchanges that it can use; `gathers` suit every plan.
+    """
     layers, experts = frequency.shape
     nodes, any_plan = topology.num_nodes, tuple(gathers)
     return [

@@ -250,7 +250,7 @@ _GATHER_EXPERT = jax.jit(lambda batch: batch.gather_expert)
 def merge_tokens(
     batches: Batch, num_experts: int, by_slot: bool = True, turns: int = 1, rows_per_token: int = 1
 ) -> Batch:
-    """The same batches with equal tokens merged, where there are few kinds of token; else as they are.
+    """Merges equal tokens of a batch into one weighted row where few kinds of token exist; else returns `batches`.
 
     With few experts there are few kinds: 8 experts of which 2 are chosen make 28 choices. Where it matters which
     choice a token's draw names (`by_slot`), these are 56; where the token's place in its batch matters, modulo `turns`,

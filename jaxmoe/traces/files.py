@@ -1,4 +1,4 @@
-"""Files and folders of traces and load counts, in every format. What a source is, its content says."""
+"""Reads and writes files and folders of traces and load counts; their format is detected from their content."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from jaxmoe.traces.trace import GatingTrace, LoadCounts, TraceError, load_counts
 
 @dataclass(frozen=True)
 class Recording:
-    """What a source holds, and the name of its format."""
+    """A trace or load counts as read from a file or folder, and the name of the format."""
 
     format: str
     content: GatingTrace | LoadCounts

@@ -22,8 +22,8 @@ from jaxmoe.traces import GatingTrace, read_trace
 from jaxmoe.traces.prediction import (
     AbstractHeatmap,
     AbstractPredictor,
-    History,
     Perfect,
+    TokenHistory,
     batch_loads,
     fit,
     history,
@@ -121,7 +121,7 @@ def rows_of(trial: Trial, folder: Path, settings: Settings) -> tuple[list[dict],
     return table, [where | row for row in set_rows(predictors, tokens)]
 
 
-def measures(predictor: AbstractPredictor, tokens: History, settings: Settings) -> list[float]:
+def measures(predictor: AbstractPredictor, tokens: TokenHistory, settings: Settings) -> list[float]:
     """`MEASURES` of one predictor, mean over layers; NaN for what it cannot be asked.
 
     Recall at n of K, 2 K and 4 K, then at K and 2 K of the tokens after the prefill only; error of the loads of
@@ -141,7 +141,7 @@ def measures(predictor: AbstractPredictor, tokens: History, settings: Settings) 
     return [float(jnp.mean(by_layer)) for by_layer in (*found, of_batches, of_windows)]
 
 
-def set_rows(predictors: dict[str, AbstractPredictor], tokens: History) -> Iterator[dict]:
+def set_rows(predictors: dict[str, AbstractPredictor], tokens: TokenHistory) -> Iterator[dict]:
     """Recall and size of the sets that the top experts of each row make, beside the ranking at the same size."""
     for name, predictor in predictors.items():
         if isinstance(predictor, AbstractHeatmap):

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from jaxmoe.registry import LOADS, TRACES
-from jaxmoe.traces.formats.source import Format, Source
+from jaxmoe.traces.formats.source import Format, TraceSource
 from jaxmoe.traces.trace import GatingTrace, LoadCounts, TraceError
 
 
-def opened(path: Path) -> Source:
+def opened(path: Path) -> TraceSource:
     """Open a source. Raises `TraceError` for an empty one or a single array, and `OSError`."""
-    source = Source(path)
+    source = TraceSource(path)
     if path.is_dir():
         if not source.files:
             raise TraceError("not readable (an empty directory); expected the files of a trace")
@@ -20,12 +20,12 @@ def opened(path: Path) -> Source:
     return source
 
 
-def loads_format(source: Source) -> Format[LoadCounts] | None:
+def loads_format(source: TraceSource) -> Format[LoadCounts] | None:
     """The format of load counts that a source has, by its content; `None` for none of them."""
     return next((some for some in LOADS.values() if some.matches(source)), None)
 
 
-def trace_format(source: Source) -> Format[GatingTrace]:
+def trace_format(source: TraceSource) -> Format[GatingTrace]:
     """The format of traces that a source has, by its content. Raises `TraceError` for none of them."""
     # A user's own come first: to look at formats of JSON fails where a file is none.
     for name in (*TRACES.added, *TRACES):

@@ -142,7 +142,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class Header:
-    """What a .npy says of its array."""
+    """Header of a .npy file: data type, shape, and memory order of its array (C or Fortran)."""
 
     dtype: np.dtype
     shape: tuple[int, ...]

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.expert_choices import (
-    Recorded,
+    RecordedSequence,
     choices_of,
     joined,
     layer_number,
@@ -28,13 +28,13 @@ from jaxmoe.traces.formats.expert_choices import (
     stacked_layers,
 )
 from jaxmoe.traces.formats.hd_moe import is_layers
-from jaxmoe.traces.formats.source import AGAIN, Format, Hints, Source, check_whole, json_values, shown
+from jaxmoe.traces.formats.source import AGAIN, Format, Hints, TraceSource, check_whole, json_values, shown
 from jaxmoe.traces.trace import GatingTrace, TraceError
 
 FOLDERS = 4  # org, model, benchmark, subject
 
 
-def _matches(source: Source) -> bool:
+def _matches(source: TraceSource) -> bool:
     if source.path.is_dir():
         return any(name.endswith(".json") for name in source.files)
     return len(source.values) == 1 and _is_request(source.values[0])
@@ -44,9 +44,9 @@ def _is_request(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and is_layers(value[0])
 
 
-def _read(source: Source, hints: Hints) -> GatingTrace:
+def _read(source: TraceSource, hints: Hints) -> GatingTrace:
     order: list[int] = []
-    sequences: list[Recorded] = []
+    sequences: list[RecordedSequence] = []
     for name, file in source.files.items():
         with naming(name if source.path.is_dir() else ""):
             values = json_values(file) if source.path.is_dir() else source.values
@@ -59,7 +59,7 @@ def _read(source: Source, hints: Hints) -> GatingTrace:
     return joined(sequences, order, hints.num_experts, facts)
 
 
-def _request(name: str, values: list[Any]) -> tuple[list[int], Recorded]:
+def _request(name: str, values: list[Any]) -> tuple[list[int], RecordedSequence]:
     """The layers with experts and the choices in one file."""
     if len(values) != 1 or not _is_request(values[0]):
         raise TraceError(f"not a request, a list of one object of layers for each step; {AGAIN}")
@@ -72,7 +72,7 @@ def _request(name: str, values: list[Any]) -> tuple[list[int], Recorded]:
     if not tokens:
         raise TraceError("has null for every layer; use a trace of a model with experts")
     experts = stacked_layers({layer: choices_of(f"layer {layer}", chosen) for layer, chosen in tokens.items()})
-    return sorted(tokens), Recorded(name, experts, phases(lengths[0], sum(lengths)))
+    return sorted(tokens), RecordedSequence(name, experts, phases(lengths[0], sum(lengths)))
 
 
 def _extend(tokens: dict[int, list[Any]], step: Any, first: bool) -> int:
@@ -94,7 +94,7 @@ def _extend(tokens: dict[int, list[Any]], step: Any, first: bool) -> int:
     return next(iter(counts.values()), 0)
 
 
-def _facts(source: Source) -> dict[str, str]:
+def _facts(source: TraceSource) -> dict[str, str]:
     """Model and dataset, from the folders of the files; nothing where the files lie at different depths."""
     depths = {name.count("/") for name in source.files}
     if len(depths) > 1:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxmoe.traces.formats.source import AGAIN, MOST_DIGITS, Hints, Source, shown
+from jaxmoe.traces.formats.source import AGAIN, MOST_DIGITS, Hints, TraceSource, shown
 from jaxmoe.traces.trace import DECODE, PREFILL, GatingTrace, TraceError
 
 # Lists of expert ids as arrays, and the first of them that does not fit.
@@ -108,7 +108,7 @@ def with_dense(rows: np.ndarray, layer_ids: Sequence[int]) -> np.ndarray:
 # Folders with a file for each rank.
 
 
-def by_rank(source: Source, pattern: str) -> list[tuple[str, Path]]:
+def by_rank(source: TraceSource, pattern: str) -> list[tuple[str, Path]]:
     """Files whose name in the folder matches, the rank in the first group, by rank.
 
     Raises `TraceError` where a rank from 0 to the last is missing.
@@ -124,9 +124,10 @@ def by_rank(source: Source, pattern: str) -> list[tuple[str, Path]]:
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """One sequence, with the parts of a `GatingTrace`. `experts` may be of any whole-number type; the name may be
-    empty where there is only one.
+class RecordedSequence:
+    """One recorded sequence of tokens, with the fields of a `GatingTrace`.
+
+    `experts` may be of any whole-number type. `name` may be empty where there is only one sequence.
     """
 
     name: str
@@ -146,7 +147,7 @@ def naming(place: str) -> Iterator[None]:
 
 
 def joined(
-    sequences: Sequence[Recorded], layer_ids: Sequence[int], num_experts: int | None, facts: dict[str, str]
+    sequences: Sequence[RecordedSequence], layer_ids: Sequence[int], num_experts: int | None, facts: dict[str, str]
 ) -> GatingTrace:
     """The trace of all sequences in order, checked one by one so that an error names its sequence.
 
@@ -213,7 +214,7 @@ def phases(prefill: int, tokens: int) -> np.ndarray:
     return np.repeat(np.array([PREFILL, DECODE], np.int8), [prefill, tokens - prefill])
 
 
-def _alone(part: Recorded, layer_ids: Sequence[int], num_experts: int, facts: dict[str, str]) -> GatingTrace:
+def _alone(part: RecordedSequence, layer_ids: Sequence[int], num_experts: int, facts: dict[str, str]) -> GatingTrace:
     with naming(part.name):
         return GatingTrace(
             experts=part.experts,

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.expert_choices import (
-    Recorded,
+    RecordedSequence,
     check_not_negative,
     joined,
     names,
@@ -25,18 +25,18 @@ from jaxmoe.traces.formats.expert_choices import (
     parted,
     stacked_layers,
 )
-from jaxmoe.traces.formats.source import AGAIN, Format, Hints, Source, check_whole
+from jaxmoe.traces.formats.source import AGAIN, Format, Hints, TraceSource, check_whole
 from jaxmoe.traces.trace import GatingTrace, TraceError
 
 _LAYER = re.compile(r"layer[_-]?(\d+)", re.IGNORECASE)
 _ITERATION = re.compile(r"(?:iter(?:ation)?|step|epoch|checkpoint|ckpt)[_-]?(\d+)|(?:^|/)(\d+)(?=/|\.)", re.IGNORECASE)
 
 
-def _matches(source: Source) -> bool:
+def _matches(source: TraceSource) -> bool:
     return source.head.startswith(b"PAR1") or any(name.endswith(".parquet") for name in source.files)
 
 
-def _read(source: Source, hints: Hints) -> GatingTrace:
+def _read(source: TraceSource, hints: Hints) -> GatingTrace:
     table: dict[int, dict[int, tuple[str, Path]]] = {}
     for name, file in source.files.items():
         if name.endswith(".parquet") or not source.path.is_dir():
@@ -65,7 +65,7 @@ def _numbers(name: str) -> tuple[int, int]:
     return 0 if iteration is None else int(iteration[1] or iteration[2]), int(layer[1])
 
 
-def _iteration(number: int, layers: dict[int, tuple[str, Path]]) -> Recorded:
+def _iteration(number: int, layers: dict[int, tuple[str, Path]]) -> RecordedSequence:
     experts, weights = {}, {}
     for layer, (name, file) in sorted(layers.items()):
         with naming(name):
@@ -80,7 +80,7 @@ def _iteration(number: int, layers: dict[int, tuple[str, Path]]) -> Recorded:
         raise TraceError(f"iteration {number}: layers {sorted(experts.keys() - weights.keys())} have no scores")
     with naming(f"iteration {number}"):
         scores = stacked_layers(weights) if weights else None
-        return Recorded(f"iteration {number}", stacked_layers(experts), weights=scores)
+        return RecordedSequence(f"iteration {number}", stacked_layers(experts), weights=scores)
 
 
 def _columns(file: Path) -> dict[str, np.ndarray]:

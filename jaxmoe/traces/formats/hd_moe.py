@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxmoe.files import atomic_write
-from jaxmoe.traces.formats.expert_choices import Recorded, choices_of, joined, layer_number, stacked_layers
-from jaxmoe.traces.formats.source import Format, Hints, Source, check_whole
+from jaxmoe.traces.formats.expert_choices import RecordedSequence, choices_of, joined, layer_number, stacked_layers
+from jaxmoe.traces.formats.source import Format, Hints, TraceSource, check_whole
 from jaxmoe.traces.trace import GatingTrace, TraceError
 
 
-def _matches(source: Source) -> bool:
+def _matches(source: TraceSource) -> bool:
     return len(source.values) == 1 and is_layers(source.values[0])
 
 
@@ -23,12 +23,12 @@ def is_layers(value: Any) -> bool:
     return isinstance(value, dict) and any(key.isascii() and key.isdecimal() for key in value)
 
 
-def _read(source: Source, hints: Hints) -> GatingTrace:
+def _read(source: TraceSource, hints: Hints) -> GatingTrace:
     rows = {key: layer_number(key) for key in source.values[0]}
     layers = {number: choices_of(f"layer {number}", source.values[0][key]) for key, number in rows.items()}
     if len(layers) < len(rows):
         raise TraceError(f"layer_ids names a layer twice: {sorted(rows.values())}")
-    sequence = Recorded("", stacked_layers(layers))
+    sequence = RecordedSequence("", stacked_layers(layers))
     return joined([sequence], sorted(layers), hints.num_experts, {"source": source.path.name})
 
 

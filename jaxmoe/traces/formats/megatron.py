@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.expert_choices import (
-    Recorded,
+    RecordedSequence,
     by_rank,
     choices_of,
     joined,
@@ -29,7 +29,7 @@ from jaxmoe.traces.formats.expert_choices import (
     parted,
     stacked_layers,
 )
-from jaxmoe.traces.formats.source import AGAIN, Format, Hints, Source, check_whole, shown
+from jaxmoe.traces.formats.source import AGAIN, Format, Hints, TraceSource, check_whole, shown
 from jaxmoe.traces.trace import GatingTrace, TraceError
 
 FILES = r"router_trace_rank(\d+)\.jsonl"
@@ -37,15 +37,15 @@ COUNTS = ("step", "layer", "rank", "num_tokens", "topk")
 LOGITS = ("logit_offset", "logit_bytes", "logit_shape")
 
 
-def _matches(source: Source) -> bool:
+def _matches(source: TraceSource) -> bool:
     if source.path.is_dir():
         return bool(source.matching(FILES))
     return bool(source.values) and isinstance(source.values[0], dict) and "top_indices" in source.values[0]
 
 
-def _read(source: Source, hints: Hints) -> GatingTrace:
+def _read(source: TraceSource, hints: Hints) -> GatingTrace:
     if source.path.is_dir():
-        recorded = [_rank(name, Source(file)) for name, file in by_rank(source, FILES)]
+        recorded = [_rank(name, TraceSource(file)) for name, file in by_rank(source, FILES)]
     else:
         recorded = [_rank("", source)]
     order, first = recorded[0]
@@ -63,7 +63,7 @@ def _read(source: Source, hints: Hints) -> GatingTrace:
     return joined(sequences, order, num_experts, {"source": source.path.name})
 
 
-def _rank(name: str, file: Source) -> tuple[list[int], Recorded]:
+def _rank(name: str, file: TraceSource) -> tuple[list[int], RecordedSequence]:
     """The layers and the choices in one file."""
     with naming(name):
         lines = [(number, _line(number, value)) for number, value in enumerate(file.values, start=1)]
@@ -84,7 +84,7 @@ def _rank(name: str, file: Source) -> tuple[list[int], Recorded]:
         if min(experts) < 0:
             raise TraceError("has layer 0 in lines without a block, where layers count from 1; trace again")
         logits = _logits(file.path.parent, lines, offset)
-        return sorted(experts), Recorded(name, stacked_layers(experts), logits=logits)
+        return sorted(experts), RecordedSequence(name, stacked_layers(experts), logits=logits)
 
 
 def _line(number: int, value: Any) -> dict[str, Any]:

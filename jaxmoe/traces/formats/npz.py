@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.arrays import member_names, read_arrays, write_member
-from jaxmoe.traces.formats.source import Format, Hints, Source
+from jaxmoe.traces.formats.source import Format, Hints, TraceSource
 from jaxmoe.traces.trace import GatingTrace, LoadCounts, TraceError, chunks, release
 
 REQUIRED = ("experts", "num_experts", "layer_ids", "seq_start")
@@ -88,20 +88,20 @@ def _kept(parts: Iterable[np.ndarray] | Iterable[Part], waiting: IO[bytes]) -> I
             yield part
 
 
-def _matches(source: Source, array: str) -> bool:
+def _matches(source: TraceSource, array: str) -> bool:
     return source.head.startswith(b"PK") and f"{array}.npy" in member_names(source.path)
 
 
-def _is_loads(source: Source) -> bool:
+def _is_loads(source: TraceSource) -> bool:
     return _matches(source, "counts") and not _matches(source, "experts")
 
 
-def _is_trace(source: Source) -> bool:
+def _is_trace(source: TraceSource) -> bool:
     """Any other zip, too, so that an error tells what is missing; but not one of pickled tensors."""
     return source.head.startswith(b"PK") and not any(name.endswith("data.pkl") for name in member_names(source.path))
 
 
-def _read(source: Source, hints: Hints) -> GatingTrace:
+def _read(source: TraceSource, hints: Hints) -> GatingTrace:
     arrays = read_arrays(source.path)
     if "experts" not in arrays:
         raise TraceError(f"has no array experts, only {sorted(arrays)}; use a trace file")
@@ -125,7 +125,7 @@ def _read(source: Source, hints: Hints) -> GatingTrace:
     )
 
 
-def _read_loads(source: Source, hints: Hints) -> LoadCounts:
+def _read_loads(source: TraceSource, hints: Hints) -> LoadCounts:
     arrays = read_arrays(source.path)
     counts = arrays["counts"]
     if counts.ndim != 2:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.arrays import member_names
 from jaxmoe.traces.formats.expert_choices import (
-    Recorded,
+    RecordedSequence,
     check_rows,
     expert_layers,
     joined,
@@ -21,18 +21,18 @@ from jaxmoe.traces.formats.expert_choices import (
     prefill_lengths,
     with_dense,
 )
-from jaxmoe.traces.formats.source import AGAIN, Format, Hints, Source, check_whole, decode_base64, lacks
+from jaxmoe.traces.formats.source import AGAIN, Format, Hints, TraceSource, check_whole, decode_base64, lacks
 from jaxmoe.traces.formats.vllm import KEY, START_KEY, Payload, payloads, phase_of
 from jaxmoe.traces.trace import MISSING, GatingTrace, LoadCounts, TraceError
 
 
-def _matches_recorder(source: Source) -> bool:
+def _matches_recorder(source: TraceSource) -> bool:
     if source.path.is_dir():
         return any(name.endswith(".pt") for name in source.files)
     return source.head.startswith(b"PK") and any(name.endswith("data.pkl") for name in member_names(source.path))
 
 
-def _read_recorder(source: Source, hints: Hints) -> LoadCounts:
+def _read_recorder(source: TraceSource, hints: Hints) -> LoadCounts:
     steps = []
     for name, file in source.files.items():
         if name.endswith(".pt") or not source.path.is_dir():
@@ -105,12 +105,12 @@ MOST_TOKENS = 2**22  # of a response that have no row
 # a window. Reading and writing need PyTorch, the extra jaxmoe[torch]; nothing but tensors is ever unpickled.
 
 
-def _matches(source: Source) -> bool:
+def _matches(source: TraceSource) -> bool:
     found = payloads(source.values)
     return bool(found) and isinstance(found[0].value, str)
 
 
-def _read(source: Source, hints: Hints) -> GatingTrace:
+def _read(source: TraceSource, hints: Hints) -> GatingTrace:
     if hints.num_layers is None:
         raise lacks("the number of layers", "--num-layers")
     if hints.top_k is None:
@@ -143,7 +143,7 @@ def _rows(payload: Payload, num_layers: int, top_k: int) -> np.ndarray:
         return rows
 
 
-def _sequence(payload: Payload, experts: np.ndarray, number: str) -> Recorded:
+def _sequence(payload: Payload, experts: np.ndarray, number: str) -> RecordedSequence:
     with naming(payload.place):
         if payload.start > MOST_TOKENS:
             raise TraceError(f"{START_KEY} is {payload.start}, expected at most {MOST_TOKENS} tokens; get it again")
@@ -151,7 +151,7 @@ def _sequence(payload: Payload, experts: np.ndarray, number: str) -> Recorded:
     if payload.start:
         unknown = np.full((payload.start, *experts.shape[1:]), MISSING, experts.dtype)
         experts = np.concatenate([unknown, experts])
-    return Recorded(payload.name or number, experts, phase)
+    return RecordedSequence(payload.name or number, experts, phase)
 
 
 def _write(path: Path, trace: GatingTrace) -> list[str]:

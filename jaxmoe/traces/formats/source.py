@@ -1,4 +1,4 @@
-"""What every format has in common: a source on disk, what the user says of it, and how it is read and written."""
+"""Common parts of all trace formats: the file or folder, the user's hints about the model, readers and writers."""
 
 import binascii
 import json
@@ -55,8 +55,8 @@ _BASE64 = re.compile(rb"[A-Za-z0-9+/]{12,}={0,2}")
 
 
 @dataclass(frozen=True)
-class Source:
-    """A file or a folder. Raises `OSError` for what cannot be read."""
+class TraceSource:
+    """A file or folder that a trace or load counts are read from. Raises `OSError` for what cannot be read."""
 
     path: Path
 
@@ -159,8 +159,8 @@ class Format(Generic[Content]):
     """
 
     name: str
-    matches: Callable[[Source], bool]
-    read: Callable[[Source, Hints], Content]
+    matches: Callable[[TraceSource], bool]
+    read: Callable[[TraceSource, Hints], Content]
     write: Callable[[Path, Content], list[str]]
     suffix: str = ""
     holds: frozenset[str] = frozenset()

@@ -18,7 +18,7 @@ import numpy as np
 from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.arrays import read_safetensors, write_safetensors
 from jaxmoe.traces.formats.expert_choices import (
-    Recorded,
+    RecordedSequence,
     by_rank,
     check_not_negative,
     joined,
@@ -27,7 +27,7 @@ from jaxmoe.traces.formats.expert_choices import (
     parted,
     stacked_layers,
 )
-from jaxmoe.traces.formats.source import AGAIN, MOST_DIGITS, Format, Hints, Source, check_whole, parse_json, shown
+from jaxmoe.traces.formats.source import AGAIN, MOST_DIGITS, Format, Hints, TraceSource, check_whole, parse_json, shown
 from jaxmoe.traces.trace import MAX_EXPERTS, GatingTrace, LoadCounts, TraceError, load_counts
 
 META = "meta_info.json"
@@ -40,16 +40,16 @@ Arrays = dict[int, dict[int, np.ndarray]]
 """By iteration and layer."""
 
 
-def _is_trace(source: Source) -> bool:
+def _is_trace(source: TraceSource) -> bool:
     return bool(source.matching(CHOICES))
 
 
-def _is_loads(source: Source) -> bool:
+def _is_loads(source: TraceSource) -> bool:
     # A lone file, too, so that an error tells what is missing.
     return not _is_trace(source) and (bool(source.matching(COUNTS)) or META in source.files)
 
 
-def _read(source: Source, hints: Hints) -> GatingTrace:
+def _read(source: TraceSource, hints: Hints) -> GatingTrace:
     num_experts, top_k = _meta(source, hints)
     files, counted = by_rank(source, CHOICES), source.matching(COUNTS)
     if counted and len(counted) != len(files):
@@ -60,7 +60,7 @@ def _read(source: Source, hints: Hints) -> GatingTrace:
     return joined(sequences, order, num_experts, {"source": source.path.name})
 
 
-def _read_loads(source: Source, hints: Hints) -> LoadCounts:
+def _read_loads(source: TraceSource, hints: Hints) -> LoadCounts:
     num_experts, top_k = _meta(source, hints)
     if not source.matching(COUNTS):
         raise TraceError(f"has {META} but no rank0.safetensors; get the files of all ranks")
@@ -79,7 +79,7 @@ def _read_loads(source: Source, hints: Hints) -> LoadCounts:
     return LoadCounts(total, np.asarray(order), top_k, windows, {"source": source.path.name})
 
 
-def _meta(source: Source, hints: Hints) -> tuple[int, int]:
+def _meta(source: TraceSource, hints: Hints) -> tuple[int, int]:
     """The numbers of experts and of experts per token."""
     if META not in source.files:
         raise TraceError(f"has no {META}; give the folder that it is in")
@@ -126,7 +126,7 @@ def _layers(recorded: list[tuple[str, Arrays]]) -> list[int]:
     return order
 
 
-def _sequence(name: str, arrays: Arrays, top_k: int) -> Recorded:
+def _sequence(name: str, arrays: Arrays, top_k: int) -> RecordedSequence:
     parts = []
     with naming(name):
         for iteration, layers in sorted(arrays.items()):
@@ -136,7 +136,7 @@ def _sequence(name: str, arrays: Arrays, top_k: int) -> Recorded:
                 check_not_negative(f"iteration {iteration}, layer {layer}", chosen)
             with naming(f"iteration {iteration}"):
                 parts.append(stacked_layers(layers))
-    return Recorded(name, np.concatenate(parts))
+    return RecordedSequence(name, np.concatenate(parts))
 
 
 def _write(path: Path, trace: GatingTrace) -> list[str]:

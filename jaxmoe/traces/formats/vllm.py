@@ -12,7 +12,7 @@ import numpy as np
 from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.arrays import npy_array
 from jaxmoe.traces.formats.expert_choices import (
-    Recorded,
+    RecordedSequence,
     check_rows,
     joined,
     names,
@@ -21,7 +21,7 @@ from jaxmoe.traces.formats.expert_choices import (
     phases,
     prefill_lengths,
 )
-from jaxmoe.traces.formats.source import AGAIN, Format, Hints, Source, check_whole, decode_base64, lacks, shown
+from jaxmoe.traces.formats.source import AGAIN, Format, Hints, TraceSource, check_whole, decode_base64, lacks, shown
 from jaxmoe.traces.trace import GatingTrace, TraceError
 
 KEY, PROMPT_KEY, START_KEY = "routed_experts", "prompt_routed_experts", "routed_experts_start_len"
@@ -82,7 +82,10 @@ def _is_batch(value: Any) -> bool:
 
 
 def _of_record(place: str, record: Any) -> list[Payload]:
-    """What one response tells, a payload for each of its choices."""
+    """Recorded experts of one response: a payload for each of its choices, none where it recorded none.
+
+    Raises `TraceError` where some choices have recorded experts and others do not.
+    """
     if isinstance(record, str) or (isinstance(record, list) and record and isinstance(record[0], list)):
         return [Payload(place, None, record)]
     if not isinstance(record, dict):
@@ -136,7 +139,7 @@ _FACTS = ("id", START_KEY, "prompt_tokens", "completion_tokens")
 NPY = base64.b64encode(b"\x93NUMPY").decode()  # how base64 of every .npy starts
 
 
-def _matches(source: Source) -> bool:
+def _matches(source: TraceSource) -> bool:
     found = payloads(source.values)
     return bool(found) and (isinstance(found[0].value, list) or _is_npy(found[0].value))
 
@@ -145,7 +148,7 @@ def _is_npy(value: Any) -> bool:
     return isinstance(value, str) and value.startswith(NPY)
 
 
-def _read(source: Source, hints: Hints) -> GatingTrace:
+def _read(source: TraceSource, hints: Hints) -> GatingTrace:
     found = payloads(source.values)
     sequences = [_sequence(payload, number, len(found)) for number, payload in enumerate(found)]
     rows = sequences[0].experts.shape[1]
@@ -160,7 +163,7 @@ def _read(source: Source, hints: Hints) -> GatingTrace:
     return joined(sequences, hints.layer_ids, hints.num_experts, {"source": source.path.name})
 
 
-def _sequence(payload: Payload, number: int, count: int) -> Recorded:
+def _sequence(payload: Payload, number: int, count: int) -> RecordedSequence:
     with naming(payload.place):
         experts = _ids(payload.value)
         phase = None
@@ -172,7 +175,7 @@ def _sequence(payload: Payload, number: int, count: int) -> Recorded:
             phase = phases(len(prompt), len(experts))
         elif payload.start == 0:
             phase = phase_of(payload, len(experts))
-        return Recorded(payload.name or (str(number) if count > 1 else ""), experts, phase)
+        return RecordedSequence(payload.name or (str(number) if count > 1 else ""), experts, phase)
 
 
 def _ids(value: Any) -> np.ndarray:

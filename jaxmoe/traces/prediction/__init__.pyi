@@ -1,13 +1,13 @@
 from .predictor import AbstractHeatmap as AbstractHeatmap
 from .predictor import AbstractPredictor as AbstractPredictor
 from .predictor import Frequency as Frequency
-from .predictor import History as History
-from .predictor import MovingAverage as MovingAverage
+from .predictor import MovingAveragePredictor as MovingAveragePredictor
 from .predictor import NextLayer as NextLayer
 from .predictor import NextToken as NextToken
 from .predictor import PrefillHeatmap as PrefillHeatmap
 from .predictor import PrefillLoad as PrefillLoad
 from .predictor import RunningWindow as RunningWindow
+from .predictor import TokenHistory as TokenHistory
 from .predictor import advance as advance
 from .predictor import conditional_rows as conditional_rows
 from .predictor import history as history

@@ -20,8 +20,8 @@ State = Any  # a pytree of arrays, of the predictor's own kind
 Seen = TypeVar("Seen")
 
 
-class History(eqx.Module):
-    """Tokens in the order in which they were run; without the leading axis, one token."""
+class TokenHistory(eqx.Module):
+    """Expert choices of tokens in the order in which they were run; without the leading axis, of one token."""
 
     experts: Int[Array, "*token layer top_k"]  # -1: missing
     start: Bool[Array, "*token"]  # first of a request
@@ -38,26 +38,31 @@ class AbstractPredictor(eqx.Module):
 
     @abstractmethod
     def init(self, top_k: int) -> State:
-        """What is remembered before the first token of a request."""
+        """Returns the predictor's state before the first token of a request, a pytree of arrays; `()` if it has none.
+
+        `top_k` is the number of experts that a token chooses.
+        """
 
     @abstractmethod
-    def step(self, state: State, token: History) -> tuple[State, Float[Array, "layer expert"]]:
+    def step(self, state: State, token: TokenHistory) -> tuple[State, Float[Array, "layer expert"]]:
         """The state after a token, and the scores made for it: not negative, the higher, the likelier.
 
         Scores of a layer depend on the state and on the token's choices in the layers before, nothing else.
         """
 
 
-def history(trace: GatingTrace, prefill_tokens: int) -> History:
+def history(trace: GatingTrace, prefill_tokens: int) -> TokenHistory:
     """A trace as predictors see it. Where it does not state phases, requests have that many tokens of prefill."""
     start = np.zeros(trace.num_tokens, bool)
     start[trace.seq_start] = True
     since = np.arange(trace.num_tokens) - trace.seq_start[np.cumsum(start) - 1]
     prefill = since < prefill_tokens if trace.phase is None else trace.phase == PREFILL
-    return History(jnp.asarray(trace.experts, jnp.int32), jnp.asarray(start), jnp.asarray(prefill))
+    return TokenHistory(jnp.asarray(trace.experts, jnp.int32), jnp.asarray(start), jnp.asarray(prefill))
 
 
-def advance(predictor: AbstractPredictor, state: State, token: History) -> tuple[State, Float[Array, "layer expert"]]:
+def advance(
+    predictor: AbstractPredictor, state: State, token: TokenHistory
+) -> tuple[State, Float[Array, "layer expert"]]:
     """One step; the first token of a request finds the state as `init` gives it."""
     fresh = predictor.init(token.experts.shape[-1])
     state = jax.tree.map(lambda new, old: jnp.where(token.start, new, old), fresh, state)
@@ -67,7 +72,7 @@ def advance(predictor: AbstractPredictor, state: State, token: History) -> tuple
 def replay(
     predictor: AbstractPredictor,
     state: State,
-    tokens: History,
+    tokens: TokenHistory,
     look: Callable[[Float[Array, "layer expert"], Int[Array, "layer top_k"]], Seen],
 ) -> tuple[State, Seen]:
     """The state after all tokens, and what `look(scores, experts)` made of each, stacked over tokens.
@@ -75,7 +80,7 @@ def replay(
     Looking inside the scan keeps the scores of long histories out of memory.
     """
 
-    def step(state: State, token: History) -> tuple[State, Seen]:
+    def step(state: State, token: TokenHistory) -> tuple[State, Seen]:
         state, scores = advance(predictor, state, token)
         return state, look(scores, token.experts)
 
@@ -83,7 +88,7 @@ def replay(
 
 
 @eqx.filter_jit
-def scores(predictor: AbstractPredictor, tokens: History) -> Float[Array, "token layer expert"]:
+def scores(predictor: AbstractPredictor, tokens: TokenHistory) -> Float[Array, "token layer expert"]:
     """The scores made for every token, each before it was known."""
     return replay(predictor, predictor.init(tokens.experts.shape[-1]), tokens, lambda scores, _: scores)[1]
 
@@ -103,18 +108,18 @@ def counts(experts: Int[Array, "layer top_k"], num_experts: int) -> Float[Array,
 
 
 class Frequency(AbstractPredictor):
-    """The shares of a trace seen before, whatever the request does: what any other predictor has to beat."""
+    """The shares of experts in an earlier trace, constant over the request; the baseline of all predictors."""
 
     frequency: Float[Array, "layer expert"]
 
     def init(self, top_k: int) -> State:
         return ()
 
-    def step(self, state: State, token: History) -> tuple[State, Float[Array, "layer expert"]]:
+    def step(self, state: State, token: TokenHistory) -> tuple[State, Float[Array, "layer expert"]]:
         return state, self.frequency
 
 
-class MovingAverage(AbstractPredictor):
+class MovingAveragePredictor(AbstractPredictor):
     """Exponential moving average of the request's choices, from the shares of a trace seen before.
 
     After each token, average <- (1 - rate) average + rate (its choices as shares); a token all of whose choices
@@ -127,7 +132,7 @@ class MovingAverage(AbstractPredictor):
     def init(self, top_k: int) -> State:
         return self.frequency
 
-    def step(self, state: State, token: History) -> tuple[State, Float[Array, "layer expert"]]:
+    def step(self, state: State, token: TokenHistory) -> tuple[State, Float[Array, "layer expert"]]:
         chosen = counts(token.experts, self.frequency.shape[-1])
         known = chosen.sum(axis=-1, keepdims=True)
         latest = jnp.where(known > 0, chosen / jnp.maximum(known, 1), state)
@@ -148,7 +153,7 @@ class RunningWindow(AbstractPredictor):
         recent = jnp.full((self.window, layers, top_k), -1, jnp.int32)
         return recent, jnp.zeros_like(self.frequency), jnp.zeros((), jnp.int32)
 
-    def step(self, state: State, token: History) -> tuple[State, Float[Array, "layer expert"]]:
+    def step(self, state: State, token: TokenHistory) -> tuple[State, Float[Array, "layer expert"]]:
         recent, counted, oldest = state
         num_experts = self.frequency.shape[-1]
         after = counted + counts(token.experts, num_experts) - counts(recent[oldest], num_experts)
@@ -176,17 +181,17 @@ class AbstractHeatmap(AbstractPredictor):
     def init(self, top_k: int) -> State:
         return jnp.full((self.rows.shape[0], top_k), MISSING, jnp.int32)
 
-    def step(self, state: State, token: History) -> tuple[State, Float[Array, "layer expert"]]:
+    def step(self, state: State, token: TokenHistory) -> tuple[State, Float[Array, "layer expert"]]:
         layer = jnp.arange(self.rows.shape[0])[:, None]
         return token.experts, self.rows[layer, self.given(state, token)].sum(axis=1)
 
     @abstractmethod
-    def given(self, last: Int[Array, "layer top_k"], token: History) -> Int[Array, "layer top_k"]:
+    def given(self, last: Int[Array, "layer top_k"], token: TokenHistory) -> Int[Array, "layer top_k"]:
         """The experts whose rows are looked up, from the last token's choices and this one's."""
 
 
 class NextToken(AbstractHeatmap):
-    """Given: what the token before chose in the same layer."""
+    """Predicts from the experts that the previous token chose in the same layer."""
 
     @classmethod
     def from_counts(cls, counts: PairCounts, prior: float) -> "NextToken":
@@ -194,12 +199,12 @@ class NextToken(AbstractHeatmap):
         frequency = shares(counts.load)
         return cls(conditional_rows(jnp.asarray(counts.token_pairs, jnp.float32), frequency, prior))
 
-    def given(self, last: Int[Array, "layer top_k"], token: History) -> Int[Array, "layer top_k"]:
+    def given(self, last: Int[Array, "layer top_k"], token: TokenHistory) -> Int[Array, "layer top_k"]:
         return last
 
 
 class NextLayer(AbstractHeatmap):
-    """Given: what the same token chose in the layer before. Nothing is given in the first layer."""
+    """Predicts from the experts that the same token chose in the layer before; in the first layer, by frequency."""
 
     @classmethod
     def from_counts(cls, counts: PairCounts, prior: float) -> "NextLayer":
@@ -208,7 +213,7 @@ class NextLayer(AbstractHeatmap):
         pairs = np.concatenate([np.zeros_like(counts.token_pairs[:1]), counts.layer_pairs])
         return cls(conditional_rows(jnp.asarray(pairs, jnp.float32), frequency, prior))
 
-    def given(self, last: Int[Array, "layer top_k"], token: History) -> Int[Array, "layer top_k"]:
+    def given(self, last: Int[Array, "layer top_k"], token: TokenHistory) -> Int[Array, "layer top_k"]:
         return jnp.concatenate([jnp.full_like(token.experts[:1], MISSING), token.experts[:-1]])
 
 
@@ -244,7 +249,7 @@ class PrefillLoad(AbstractPredictor):
     def init(self, top_k: int) -> State:
         return jnp.zeros_like(self.frequency)
 
-    def step(self, state: State, token: History) -> tuple[State, Float[Array, "layer expert"]]:
+    def step(self, state: State, token: TokenHistory) -> tuple[State, Float[Array, "layer expert"]]:
         after = state + token.prefill * counts(token.experts, self.frequency.shape[-1])
         return after, state + self.prior * self.frequency
 
@@ -258,7 +263,7 @@ class PrefillHeatmap(AbstractPredictor):
     def init(self, top_k: int) -> State:
         return self.heatmap.init(top_k), jnp.zeros_like(self.heatmap.rows)
 
-    def step(self, state: State, token: History) -> tuple[State, Float[Array, "layer expert"]]:
+    def step(self, state: State, token: TokenHistory) -> tuple[State, Float[Array, "layer expert"]]:
         last, pairs = state
         given = self.heatmap.given(last, token)
         layer = jnp.arange(len(given))[:, None]

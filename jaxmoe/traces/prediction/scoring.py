@@ -9,14 +9,14 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxmoe.traces.prediction.predictor import (
     AbstractPredictor,
     Frequency,
-    History,
-    MovingAverage,
+    MovingAveragePredictor,
     NextLayer,
     NextToken,
     PrefillHeatmap,
     PrefillLoad,
     RunningWindow,
     State,
+    TokenHistory,
     advance,
     counts,
     replay,
@@ -29,7 +29,7 @@ from jaxmoe.traces.trace import MISSING, GatingTrace, TraceError
 
 
 @eqx.filter_jit
-def ranks(predictor: AbstractPredictor, tokens: History) -> Int[Array, "token layer top_k"]:
+def ranks(predictor: AbstractPredictor, tokens: TokenHistory) -> Int[Array, "token layer top_k"]:
     """The place, from 0, at which each chosen expert was ranked; -1 for missing choices.
 
     Of equal scores, the expert of the lower number is ranked first.
@@ -52,7 +52,9 @@ def recall(
 
 
 @eqx.filter_jit
-def set_recall(predictor: AbstractPredictor, tokens: History) -> tuple[Float[Array, "layer"], Float[Array, "layer"]]:
+def set_recall(
+    predictor: AbstractPredictor, tokens: TokenHistory
+) -> tuple[Float[Array, "layer"], Float[Array, "layer"]]:
     """The share of chosen experts in the predicted sets, those with a score above 0, and the mean size of the sets."""
 
     def look(scores: Float[Array, "layer expert"], experts: Int[Array, "layer top_k"]) -> tuple[Array, ...]:
@@ -65,7 +67,7 @@ def set_recall(predictor: AbstractPredictor, tokens: History) -> tuple[Float[Arr
 
 @eqx.filter_jit
 def batch_loads(
-    predictor: AbstractPredictor, tokens: History, batch: Int[Array, "token"], batches: int
+    predictor: AbstractPredictor, tokens: TokenHistory, batch: Int[Array, "token"], batches: int
 ) -> tuple[Float[Array, "batch layer expert"], Float[Array, "batch layer expert"]]:
     """Predicted and real choices of each expert in batches of tokens that run side by side, as in decode.
 
@@ -74,7 +76,7 @@ def batch_loads(
     """
 
     def add(
-        carry: tuple[State, Float[Array, "2 batch layer expert"]], one: tuple[History, Int[Array, ""]]
+        carry: tuple[State, Float[Array, "2 batch layer expert"]], one: tuple[TokenHistory, Int[Array, ""]]
     ) -> tuple[tuple[State, Float[Array, "2 batch layer expert"]], None]:
         (state, loads), (token, batch) = carry, one
         state, scores = advance(predictor, state, token)
@@ -91,7 +93,7 @@ def batch_loads(
 
 
 def window_loads(
-    predictor: AbstractPredictor, tokens: History, window: int
+    predictor: AbstractPredictor, tokens: TokenHistory, window: int
 ) -> tuple[Float[Array, "window layer expert"], Float[Array, "window layer expert"]]:
     """Load forecast at the first token of every `window` tokens one after another, and the load that came.
 
@@ -117,12 +119,12 @@ def load_error(
 
 @eqx.filter_jit
 def _window_loads(
-    predictor: AbstractPredictor, tokens: History, windows: int, window: int
+    predictor: AbstractPredictor, tokens: TokenHistory, windows: int, window: int
 ) -> tuple[Float[Array, "window layer expert"], Float[Array, "window layer expert"]]:
     def look(scores: Float[Array, "layer expert"], experts: Int[Array, "layer top_k"]) -> tuple[Array, Array]:
         return _shares(scores), counts(experts, scores.shape[-1])
 
-    def one_window(state: State, tokens: History) -> tuple[State, tuple[Array, Array]]:
+    def one_window(state: State, tokens: TokenHistory) -> tuple[State, tuple[Array, Array]]:
         state, (forecast, chosen) = replay(predictor, state, tokens, look)
         real = jnp.where(tokens.start[1:].any(), 0, chosen.sum(axis=0))
         return state, (forecast[0] * real.sum(axis=-1, keepdims=True), real)
@@ -153,7 +155,7 @@ class Perfect(AbstractPredictor):
     def init(self, top_k: int) -> State:
         return ()
 
-    def step(self, state: State, token: History) -> tuple[State, Float[Array, "layer expert"]]:
+    def step(self, state: State, token: TokenHistory) -> tuple[State, Float[Array, "layer expert"]]:
         return state, counts(token.experts, self.num_experts)
 
 
@@ -166,7 +168,7 @@ class Random(AbstractPredictor):
     def init(self, top_k: int) -> State:
         return jnp.zeros((), jnp.int32)
 
-    def step(self, state: State, token: History) -> tuple[State, Float[Array, "layer expert"]]:
+    def step(self, state: State, token: TokenHistory) -> tuple[State, Float[Array, "layer expert"]]:
         shape = (token.experts.shape[0], self.num_experts)
         return state + 1, jax.random.uniform(jax.random.fold_in(self.key, state), shape)
 
@@ -197,7 +199,7 @@ def fit(
         "frequency": Frequency(frequency),
         "repeat last": RunningWindow(frequency, window=1),
         "running window": RunningWindow(frequency, window),
-        "exponential average": MovingAverage(frequency, jnp.asarray(rate)),
+        "exponential average": MovingAveragePredictor(frequency, jnp.asarray(rate)),
         "prefill load": PrefillLoad(frequency, jnp.asarray(prefill_prior)),
         "next token": next_token,
         "prefill next token": PrefillHeatmap(next_token, jnp.asarray(prefill_prior)),

@@ -1,4 +1,4 @@
-"""What traces tell: loads, pairs of experts over tokens and layers, reuse, and how all of it compares."""
+"""Statistics of traces: expert loads, pairs of experts over tokens and layers, reuse, and comparisons of traces."""
 
 from jaxmoe.traces.statistics.concentration import BATCH_TOKENS as BATCH_TOKENS
 from jaxmoe.traces.statistics.concentration import avg_layer_cv as avg_layer_cv

@@ -1,4 +1,4 @@
-"""What topics, nodes and groups of experts have of the load."""
+"""Expert load split by topic, batch, node and group of experts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

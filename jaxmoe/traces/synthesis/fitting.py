@@ -54,7 +54,10 @@ def log_likelihood(preferences: Preferences, choices: Choices) -> Float[Array, "
 def _added(
     table: Float[Array, "layer expert expert"], chosen: Int[Array, "token layer choice"]
 ) -> Float[Array, "token layer expert"]:
-    """What choices add to the log-weights of their layer. Taking rows is several times as fast as a product."""
+    """Sum of the table rows of chosen experts, which is added to the layer's log-weights; a missing choice adds 0.
+
+    Taking rows is several times as fast as a product with one-hot choices.
+    """
     layer = jnp.arange(len(table))[:, None]
     rows = table[layer, jnp.maximum(chosen, 0)]
     return jnp.where((chosen != MISSING)[..., None], rows, 0.0).sum(axis=2)
@@ -102,7 +105,10 @@ def fit_process(trace: GatingTrace, seed: int, report: Report = lambda *_: None)
 
 
 def fitted_part(trace: GatingTrace) -> GatingTrace:
-    """What is fitted of a trace: all of it, or of a long one, requests spread over all of it."""
+    """Returns the part of a trace that a process is fitted to.
+
+    A trace of more than `MOST_TOKENS` tokens is thinned: every n-th request is kept, after long ones are cut.
+    """
     if trace.num_tokens <= MOST_TOKENS:
         return trace
     trace = _with_short_requests(trace)

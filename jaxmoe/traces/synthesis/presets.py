@@ -22,7 +22,7 @@ PROMPT, ANSWER, SPREAD = 256, 384, 0.6  # median tokens, and the width of their 
 
 @dataclass(frozen=True)
 class Targets:
-    """What traces of a preset should show, averaged over layers. What the study does not tell is `None`."""
+    """Target statistics for traces of a preset, as means over layers; `None` where the study gives no value."""
 
     layer_pair_coverage_top20: float | None
     token_pair_coverage_top20: float | None
@@ -96,7 +96,10 @@ def _normal(rng: np.random.Generator, width: float, shape: tuple[int, ...]) -> n
 
 
 def _affinity(rng: np.random.Generator, strength: float, shape: tuple[int, int], groups: int, top_k: int) -> np.ndarray:
-    """What a token's experts add for each other: `strength` inside random circles of 3 K / 2 experts of one group."""
+    """Log-weights that a chosen expert adds to others of its token, [layer, chosen, other].
+
+    They are `strength` inside random circles of 3 K / 2 experts of one group, and 0 between circles.
+    """
     layers, experts = shape
     size = experts // groups
     order = rng.permuted(np.broadcast_to(np.arange(size), (layers, groups, size)), axis=2).reshape(layers, experts)

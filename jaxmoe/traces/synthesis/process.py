@@ -52,7 +52,10 @@ class Requests:
             raise TraceError(f"drift is {self.drift}, expected a number from 0 to 1")
 
     def deal(self, tokens: int, seed: int) -> "Deal":
-        """Requests for this many tokens; the last is cut. The deck is dealt whole before it is dealt again."""
+        """Draws requests until they have `tokens` tokens; the last is cut short.
+
+        Every request is drawn once before any is drawn again. Raises `TraceError` for fewer than 1 token.
+        """
         if tokens < 1:
             raise TraceError(f"tokens is {tokens}, expected at least 1")
         rng = np.random.default_rng((seed, 0))
@@ -180,7 +183,8 @@ class Preferences(eqx.Module):
 
     @property
     def opening(self) -> Float[Array, "layer expert"]:
-        """What `from_token` adds at the first token of a request: its mean over usual tokens."""
+        """Log-weights at the first token of a request, in place of `from_token`: its expected sum over the experts that
+        an average token chooses."""
         return jnp.einsum("le,lef->lf", self.usual, self.from_token)
 
     def background(
@@ -204,7 +208,7 @@ class GatingProcess:
     """A generator of gating traces. Raises `TraceError` when the parts do not fit together.
 
     Group-limited routing (DeepSeek-V3) lets a token choose only from `groups_per_token` of `expert_groups` equal
-    groups of neighbouring experts: those of the first experts to win. 1 of 1 is no limit.
+    groups of neighbouring experts: the groups of the experts drawn first. 1 of 1 is no limit.
     """
 
     preferences: Preferences

@@ -28,7 +28,9 @@ Progress = Callable[[int], None]
 def in_order(
     jobs: Sequence[Callable[[Progress], Result]], workers: int, report: Callable[[int], None]
 ) -> Iterator[Result]:
-    """The results of jobs, in their order. No more than `workers` run or wait at a time besides the one asked for.
+    """Runs jobs in threads and yields their results in the order of the jobs.
+
+    At most `workers` jobs run, or hold a finished result, besides the one whose result comes next.
 
     `report` is called now and then, by the caller's thread, with how much is done of all jobs; what it raises ends
     them, as does closing the iterator.

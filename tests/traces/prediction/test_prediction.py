@@ -15,11 +15,11 @@ from oracles.arrays import full
 from jaxmoe.traces import GatingTrace, TraceError, synthetic_trace
 from jaxmoe.traces.prediction import (
     Frequency,
-    History,
     NextToken,
     Perfect,
     Random,
     RunningWindow,
+    TokenHistory,
     advance,
     batch_loads,
     conditional_rows,
@@ -152,7 +152,7 @@ def test_batch_and_window_loads_are_those_of_plain_loops(seed):
 PAIRS = np.zeros((1, 6, 6), np.float32)
 PAIRS[0, 1, [2, 4, 0]], PAIRS[0, 4, [4, 5, 3]] = [8, 6, 1], [7, 5, 2]
 EXAMPLE = NextToken(conditional_rows(jnp.asarray(PAIRS), full((1, 6), 1 / 6), 1e-6))
-NOW = History(jnp.array([[[1, 4]], [[2, 5]]]), jnp.array([True, False]), jnp.array([False, False]))
+NOW = TokenHistory(jnp.array([[[1, 4]], [[2, 5]]]), jnp.array([True, False]), jnp.array([False, False]))
 
 
 def test_the_rows_of_the_chosen_experts_name_the_next():
