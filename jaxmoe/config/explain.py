@@ -23,7 +23,7 @@ Keys = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
-class Source:
+class ConfigSource:
     """A file, or the command line. `depth` leading keys of a full path are not part of the file."""
 
     label: str
@@ -34,9 +34,9 @@ class Source:
 class Draft:
     """A mapping that is put together from files and overrides."""
 
-    def __init__(self, data: dict[str, object], source: Source) -> None:
+    def __init__(self, data: dict[str, object], source: ConfigSource) -> None:
         self.data = data
-        self._sources: dict[Keys, Source] = {(): source}
+        self._sources: dict[Keys, ConfigSource] = {(): source}
 
     def get(self, *keys: str) -> object:
         """The value at a key path, `None` where there is none."""
@@ -45,7 +45,7 @@ class Draft:
             node = node.get(key) if isinstance(node, dict) else None
         return node
 
-    def put(self, keys: tuple[str, ...], value: object, source: Source) -> None:
+    def put(self, keys: tuple[str, ...], value: object, source: ConfigSource) -> None:
         """Set the value at a key path; missing mappings on the way are made, and entries of lists go by name."""
         node: Any = self.data
         path: Keys = ()
@@ -66,7 +66,7 @@ class Draft:
         node[last] = value
         self._sources[(*path, last)] = source
 
-    def source(self, keys: Keys) -> Source:
+    def source(self, keys: Keys) -> ConfigSource:
         """Where the value at a key path was written, or, if it is missing, the mapping that lacks it."""
         return next(self._sources[keys[:n]] for n in range(len(keys), -1, -1) if keys[:n] in self._sources)
 

@@ -37,7 +37,7 @@ RELATIONS: dict[type[ast.cmpop], Relation] = {ast.LtE: "<=", ast.GtE: ">=", ast.
 
 
 @dataclass(frozen=True)
-class Constraint:
+class ExpressionConstraint:
     """An expression, a relation and another expression."""
 
     text: str
@@ -46,13 +46,13 @@ class Constraint:
     right: Expression
 
 
-def read_constraint(text: str) -> Constraint:
+def read_constraint(text: str) -> ExpressionConstraint:
     """Raises `ExpressionError` where the text compares no two expressions by <=, >= or ==."""
     Expression(text)
     match ast.parse(text.strip(), mode="eval").body:
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in RELATIONS:
             sides = [Expression(ast.unparse(side)) for side in (left, right)]
-            return Constraint(text, sides[0], RELATIONS[type(op)], sides[1])
+            return ExpressionConstraint(text, sides[0], RELATIONS[type(op)], sides[1])
     raise ExpressionError(f"{text!r} is no constraint; write two expressions with one <=, >= or == between them")
 
 

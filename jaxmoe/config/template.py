@@ -9,7 +9,7 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from jaxmoe.config.base import ConfigError, Section
-from jaxmoe.config.explain import Draft, Source
+from jaxmoe.config.explain import ConfigSource, Draft
 from jaxmoe.config.files import FORMAT
 from jaxmoe.config.loader import load_hardware, load_model, load_named, validated
 from jaxmoe.config.networks import HardwareConfig
@@ -45,10 +45,10 @@ def new_scenario(
         "strategies": {"hybrid_regions": regions},
         "system": {"name": system},
     }
-    draft = Draft(data, Source("the new scenario", Path.cwd()))
+    draft = Draft(data, ConfigSource("the new scenario", Path.cwd()))
     for keys, option in ((("system",), "--system"), (("workload", "batch_tokens"), "--batch-tokens")):
         if (value := draft.get(*keys)) is not None:
-            draft.put(keys, value, Source(option, Path.cwd()))
+            draft.put(keys, value, ConfigSource(option, Path.cwd()))
     scenario: Scenario = validated(Scenario, draft)
     return scenario
 

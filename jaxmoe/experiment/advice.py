@@ -59,7 +59,7 @@ class Action:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ActionOutcome:
     """What an action takes on loads that it was not made for.
 
     `seconds` are of a step by window, end to end and with moving; `tokens` of all ranks fit in a step.
@@ -113,7 +113,7 @@ def actions_of(experts: int, ranks: int) -> list[Action]:
     return found + [Action(extra, True, every) for extra in sorted({0, deepest}) for every in EVERY]
 
 
-def outcomes(case: Case, known: Past, later: Windows) -> list[Outcome]:
+def outcomes(case: Case, known: Past, later: Windows) -> list[ActionOutcome]:
     """What every action takes on `later` windows when it knows those before. Those that do not fit are left out."""
     layer, beside = case.layer(), case.beside()
     model = replica_model(layer, case.choice)
@@ -129,7 +129,7 @@ def outcomes(case: Case, known: Past, later: Windows) -> list[Outcome]:
 
 def _outcome(
     case: Case, model: ReplicaModel, beside: EvenParts | None, action: Action, known: Past, later: Windows
-) -> Outcome | None:
+) -> ActionOutcome | None:
     layers, experts = known.shape[1:]
     ranks = model.layer.machine.num_nodes
     per_rank = -(-experts // ranks) + action.extra
@@ -150,7 +150,7 @@ def _outcome(
     others = 0.0 if beside is None else float(beside(jnp.asarray(float(tokens))).total)
     loads = after.mean(axis=0)
     seconds = token_seconds(model, run.slots, after, tokens, top_k, case.seed)
-    return Outcome(
+    return ActionOutcome(
         action,
         tokens,
         seconds + others + run.moving / case.steps,
@@ -188,8 +188,8 @@ def fitting_tokens(case: Case, layer: Layer, beside: EvenParts | None, expert_by
 class Advice:
     """The action to take, what it gains over leaving things as they are, and how sure that is."""
 
-    chosen: Outcome
-    outcomes: list[Outcome]
+    chosen: ActionOutcome
+    outcomes: list[ActionOutcome]
     gain: float  # part of the seconds of a token, end to end
     confidence: str
     break_even: float  # steps after which placing anew has paid for what it moves
@@ -234,7 +234,7 @@ def advise(case: Case, windows: Windows) -> Advice:
     return Advice(chosen, found, float(gains.mean()), sure, *change, _for_all(case, chosen, windows))
 
 
-def _change(case: Case, base: Outcome, chosen: Outcome) -> tuple[float, float, float]:
+def _change(case: Case, base: ActionOutcome, chosen: ActionOutcome) -> tuple[float, float, float]:
     """Steps until a change has paid for what it moves, seconds of moving, and bytes.
 
     Of placing once it is the change to the slots; further ones hold experts from 0 on before. Of placing again, it is
@@ -258,7 +258,7 @@ def _error(values: Float[np.ndarray, " window"]) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
-def _for_all(case: Case, chosen: Outcome, windows: Windows) -> Slots:
+def _for_all(case: Case, chosen: ActionOutcome, windows: Windows) -> Slots:
     """The slots to deploy: those of the action, made for all windows."""
     if not chosen.action.placed:
         return chosen.slots

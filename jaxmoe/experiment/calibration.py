@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from jaxmoe.config import HardwareConfig, Section, build_machine, build_time_model, number_at, with_numbers
 from jaxmoe.experiment.inputs import OptionError
-from jaxmoe.experiment.measurements import Crowding, Measured, seconds_of
+from jaxmoe.experiment.measurements import Crowding, Measurements, seconds_of
 
 FITTED = ("_per_s", "_ns", "efficiency")  # ends of keys that are fitted where no key is named
 STARTS, SPREAD = 8, 1.5  # fits from so many places, and how far they are from the description, in e-folds
@@ -56,7 +56,7 @@ class Calibration:
     hardware: HardwareConfig
     numbers: tuple[FittedNumber, ...]
     crowding: Crowding
-    measured: Sequence[Measured]
+    measured: Sequence[Measurements]
     before: Sequence[np.ndarray]
     after: Sequence[np.ndarray]
 
@@ -104,7 +104,7 @@ class Fit:
 
     hardware: HardwareConfig
     keys: tuple[str, ...]
-    measured: Sequence[Measured]
+    measured: Sequence[Measurements]
     base: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -166,7 +166,9 @@ class Fit:
         return np.concatenate([part[~each.held_out] for part, each in zip(parts, self.measured, strict=True)])
 
 
-def calibrate(hardware: HardwareConfig, keys: Sequence[str], measured: Sequence[Measured], seed: int) -> Calibration:
+def calibrate(
+    hardware: HardwareConfig, keys: Sequence[str], measured: Sequence[Measurements], seed: int
+) -> Calibration:
     """Fit the numbers at `keys`, from several starts, and tell how well each is known.
 
     Raises `OptionError` for keys that are no numbers above 0, and where nothing measured depends on any of them.

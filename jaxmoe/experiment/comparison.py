@@ -81,7 +81,7 @@ def tuned_strategies(inputs: Inputs, result: TuneResult, mode: Mode = "sharded")
 
 
 @dataclass(frozen=True)
-class Best:
+class BestExchange:
     """The fastest exchange of every layer, and the mean seconds over batches under it, [layer]."""
 
     exchange: tuple[str, ...]
@@ -99,13 +99,13 @@ class Comparison:
     replayed: dict[str, LayerTime]  # the model on the replayed batches alone, with the simulator's schedule
     bound: np.ndarray | None  # s [layer]: nothing that tuning may return does better on these batches
 
-    def best(self, name: str) -> Best:
+    def best(self, name: str) -> BestExchange:
         """Layer by layer: a strategy's own exchange, or, where it is comparable, a faster one that may be chosen."""
         own = self.strategies[name].placement.exchange
         names, means = [*self.under[name]], np.stack([self.scores[name].mean, *self.under[name].values()])
         fastest = means.argmin(axis=0)
         chosen = tuple(names[index - 1] if index else own[row] for row, index in enumerate(fastest))
-        return Best(chosen, means.min(axis=0))
+        return BestExchange(chosen, means.min(axis=0))
 
     def speedup(self, name: str, plan: str = TUNED) -> np.ndarray:
         """Time of a strategy over that of `plan`, each under its best exchange, [layer]."""

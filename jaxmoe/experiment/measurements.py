@@ -32,7 +32,7 @@ HELD_OUT = 5  # every so many-th measurement of a kind is kept from the fit
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurements:
     """Measurements of one kind: columns by name, [sample], and seconds."""
 
     kind: str
@@ -65,7 +65,7 @@ class Crowding(NamedTuple):
 ALONE = Crowding()
 
 
-def read_measured(path: Path, hardware: HardwareConfig) -> Measured:
+def read_measured(path: Path, hardware: HardwareConfig) -> Measurements:
     """A CSV whose first line names the columns of one kind. Raises `OptionError` naming file, line and column."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -87,7 +87,7 @@ def read_measured(path: Path, hardware: HardwareConfig) -> Measured:
     arrays = {name: np.array(values) for name, values in columns.items()}
     if kind == "ping" and (arrays["source"] == arrays["destination"]).any():
         raise OptionError(f"{path}: a message goes from a node to itself; remove its line")
-    return Measured(kind, arrays, arrays.pop("seconds"))
+    return Measurements(kind, arrays, arrays.pop("seconds"))
 
 
 def _entry(place: str, name: str, text: str | None, hardware: HardwareConfig) -> float | int:
@@ -116,7 +116,7 @@ def _entry(place: str, name: str, text: str | None, hardware: HardwareConfig) ->
 
 
 def seconds_of(
-    measured: Measured, machine: Machine, network: Congestion, crowding: Crowding = ALONE
+    measured: Measurements, machine: Machine, network: Congestion, crowding: Crowding = ALONE
 ) -> Float[Array, " sample"]:
     """Seconds of every measurement by the model; `crowding` is of all-to-alls.
 

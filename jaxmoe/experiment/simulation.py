@@ -19,7 +19,7 @@ from jaxmoe.traces import Batch, GatingTrace, request_batches, sample_batches, s
 
 
 @dataclass(frozen=True)
-class Iterations:
+class IterationBatches:
     """What passes the layers: batches with leaves [layer, step, ...], and the gating that was seen before them."""
 
     batches: Batch
@@ -33,7 +33,7 @@ class Iterations:
 
 
 @dataclass(frozen=True)
-class Run:
+class SystemRun:
     """One system over all iterations, and what was replayed of it.
 
     `simulated` are seconds of what the model says in `rolled.compared`, and `moved` those of weights that travel apart,
@@ -65,9 +65,9 @@ class Simulation:
     """Runs by name, the baseline first and the system last; `replayed` are the steps that the event simulator has."""
 
     strategy: Strategy
-    iterations: Iterations
+    iterations: IterationBatches
     replayed: tuple[int, ...]
-    runs: dict[str, Run]
+    runs: dict[str, SystemRun]
 
     @property
     def baseline(self) -> str:
@@ -101,7 +101,7 @@ class Simulation:
         return agreement(run.rolled.compared[list(self.replayed)], run.simulated)
 
 
-def iterations_of(inputs: Inputs, count: int, history: GatingTrace | None = None) -> Iterations:
+def iterations_of(inputs: Inputs, count: int, history: GatingTrace | None = None) -> IterationBatches:
     """The last tokens of the trace in their order, where it is long enough, else batches drawn from it.
 
     A system that keeps requests apart gets successive tokens of the same requests instead.
@@ -114,13 +114,13 @@ def iterations_of(inputs: Inputs, count: int, history: GatingTrace | None = None
         kept, before = request_batches(trace, tokens, count, seed)
         if history is None:
             history = trace.select_tokens(np.flatnonzero(before)) if before.any() else trace
-        return Iterations(kept, True, history, foresight=history is trace)
+        return IterationBatches(kept, True, history, foresight=history is trace)
     batches = successive_batches(trace, tokens, count, seed, numbered=True)
     first = trace.num_tokens - tokens * count
     if history is None:
         history = trace.select_tokens(np.arange(first)) if first >= tokens else trace
     drawn = sample_batches(trace, tokens, count, seed, numbered=True) if batches is None else batches
-    return Iterations(drawn, batches is not None, history, foresight=history is trace)
+    return IterationBatches(drawn, batches is not None, history, foresight=history is trace)
 
 
 def setting_of(inputs: Inputs, strategy: Strategy, history: GatingTrace) -> Setting:
@@ -146,13 +146,13 @@ def setting_of(inputs: Inputs, strategy: Strategy, history: GatingTrace) -> Sett
 
 
 def simulate(
-    inputs: Inputs, strategy: Strategy, iterations: Iterations, replays: int, clock: StageTimer, report: Report
+    inputs: Inputs, strategy: Strategy, iterations: IterationBatches, replays: int, clock: StageTimer, report: Report
 ) -> Simulation:
     """Run the scenario's system and what it is compared with. Raises `UnsuitableSystemError`."""
     section = inputs.scenario.system
     system = system_of(section.name, **section.model_dump(exclude={"name", "plan"}))
     replayed = tuple(dict.fromkeys(np.linspace(0, iterations.count - 1, replays).round().astype(int).tolist()))
-    runs: dict[str, Run] = {}
+    runs: dict[str, SystemRun] = {}
     with clock.stage("rollout"):
         ready = system.runs(setting_of(inputs, strategy, iterations.history))
     for name, run in ready.items():
@@ -160,11 +160,11 @@ def simulate(
             rolled = run.rollout(iterations.batches)
         report("roll out", len(runs) + 1, len(ready))
         with clock.stage("simulate"):
-            runs[name] = Run(run, rolled, *_replayed(run, rolled, iterations, replayed, name, report))
+            runs[name] = SystemRun(run, rolled, *_replayed(run, rolled, iterations, replayed, name, report))
     return Simulation(strategy, iterations, replayed, runs)
 
 
-def batch_at(iterations: Iterations, row: int, step: int) -> Batch:
+def batch_at(iterations: IterationBatches, row: int, step: int) -> Batch:
     """The batch of one layer and iteration, as NumPy arrays."""
     return jax.tree.map(lambda leaf: np.asarray(leaf[row, step]), iterations.batches)
 
@@ -172,7 +172,7 @@ def batch_at(iterations: Iterations, row: int, step: int) -> Batch:
 def _replayed(
     run: AbstractRun,
     rolled: RolloutResult,
-    iterations: Iterations,
+    iterations: IterationBatches,
     replayed: tuple[int, ...],
     name: str,
     report: Report,

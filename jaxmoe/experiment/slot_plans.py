@@ -51,7 +51,7 @@ def windows_of(path: Path, model: str | None) -> tuple[Float[np.ndarray, "window
 
 
 @dataclass(frozen=True)
-class Placed:
+class EvaluatedSlotPlan:
     """A plan for given loads, and how even loads are: `fitted` on all windows, `later` on the second half of them for
     plans that were made for the first half. By name, as mean max over mean of layers and windows."""
 
@@ -69,7 +69,7 @@ def placed_for(
     nodes: int,
     repeats: bool,
     fast: bool,
-) -> Placed:
+) -> EvaluatedSlotPlan:
     """Copies placed for loads, beside EPLB and experts in order. Raises `PlanError` for numbers that do not go."""
     groups = moe.expert_groups if moe is not None else 1
     if moe is not None and len(layer_ids) == len(moe.moe_layer_ids) and layer_ids == tuple(range(len(layer_ids))):
@@ -94,7 +94,7 @@ def placed_for(
     all_of_it, half = made(windows), len(windows) // 2
     plan = SlotPlan(all_of_it["placed"], ranks, windows.shape[2], layer_ids, None if moe is None else moe.num_layers)
     later = told(made(windows[:half]), windows[half:]) if half else None
-    return Placed(plan, told(all_of_it, windows), later)
+    return EvaluatedSlotPlan(plan, told(all_of_it, windows), later)
 
 
 def balance(loads: Float[np.ndarray, "layer rank"]) -> dict[str, float]:
@@ -167,7 +167,7 @@ def _groups(plan: SlotPlan, moe: MoEModel) -> str:
 
 
 @dataclass(frozen=True)
-class Moves:
+class PlanMoves:
     """What has to travel from one plan to another: copies, and bytes from the nearest rank that has the expert."""
 
     copies: Float[np.ndarray, " layer"]
@@ -176,12 +176,12 @@ class Moves:
     seconds: float | None  # of the busiest link, with the network to itself
 
 
-def moves(before: SlotPlan, after: SlotPlan, expert_bytes: float, topology: AbstractTopology | None) -> Moves:
+def moves(before: SlotPlan, after: SlotPlan, expert_bytes: float, topology: AbstractTopology | None) -> PlanMoves:
     """Raises `PlanError` for plans of different models, and `OptionError` for a machine of other ranks."""
     needed = moved(before, after)
     copies = needed.sum(axis=(1, 2)).astype(float)
     if topology is None:
-        return Moves(copies, None, None, None)
+        return PlanMoves(copies, None, None, None)
     if topology.num_nodes != before.ranks:
         raise OptionError(f"--machine has {topology.num_nodes} nodes, the plans {before.ranks} ranks; give theirs")
     hops, held = np.asarray(topology.hop_counts()), before.copies > 0
@@ -191,4 +191,4 @@ def moves(before: SlotPlan, after: SlotPlan, expert_bytes: float, topology: Abst
     np.add.at(traffic, (far.argmin(axis=1), rank), expert_bytes)
     carried = np.asarray(link_loads(topology, jnp.asarray(traffic)), np.float64)
     seconds = carried / np.asarray(topology.link_rate, np.float64)
-    return Moves(copies, traffic, carried, float(seconds.max(initial=0.0)))
+    return PlanMoves(copies, traffic, carried, float(seconds.max(initial=0.0)))

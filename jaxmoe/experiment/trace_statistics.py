@@ -68,7 +68,7 @@ class LongTail:
 
 
 @dataclass(frozen=True)
-class Findings:
+class TraceFindings:
     """All that is told of one file. Load counts have a summary alone."""
 
     source: Source
@@ -82,16 +82,18 @@ class Findings:
     long_tail: LongTail | None = None
 
 
-def find(name: str, source: Source, plan: NodePlan | None, window_tokens: int, seed: int, report: Report) -> Findings:
+def find(
+    name: str, source: Source, plan: NodePlan | None, window_tokens: int, seed: int, report: Report
+) -> TraceFindings:
     """All that is told of one file."""
     if isinstance(source, LoadCounts):
-        return Findings(source, source.counts.sum(axis=0), summarise_loads(source, seed))
+        return TraceFindings(source, source.counts.sum(axis=0), summarise_loads(source, seed))
     counts = count_pairs(source, partial(report, f"{name}: count"))
     shuffled = count_shuffled(source, seed, partial(report, f"{name}: shuffle"))
     phase = source.phase
     dealt = None if phase is None else shuffled_phases(phase, seed)
     sizes = [size for size in BATCH_TOKENS if size <= source.num_tokens]
-    return Findings(
+    return TraceFindings(
         source,
         counts.load,
         summarise(source.layer_ids, source.top_k, counts, shuffled, seed),

@@ -33,7 +33,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Loads:
+class TrafficLoads:
     """Exactly how many bytes every matrix puts where. What a node sends itself counts nowhere."""
 
     sent: Float[np.ndarray, "matrix node"]
@@ -96,11 +96,11 @@ def simulate(
     return completion
 
 
-def loads_of(fabric: Fabric, matrices: Matrices) -> Loads:
+def loads_of(fabric: Fabric, matrices: Matrices) -> TrafficLoads:
     """Count bytes along the paths that messages take, B."""
     pair, link = fabric.routes.rows.owner, fabric.routes.rows.items
     traffic = list(matrices.values())
-    return Loads(
+    return TrafficLoads(
         sent=np.stack([matrix.sum(axis=1) for matrix in traffic]),
         received=np.stack([matrix.sum(axis=0) for matrix in traffic]),
         link=np.stack([np.bincount(link, matrix.ravel()[pair], fabric.num_links) for matrix in traffic]),

@@ -68,7 +68,7 @@ Compiled = Callable[..., Any]
 
 
 @dataclass
-class Engine:
+class SweepEvaluator:
     """Compiles and evaluates. Groups of one run, form of exchange, shape and about one size share what is compiled.
 
     `memory_bytes` is what a chunk may take in all, `searched` names metrics that take a search. `compiles` counts

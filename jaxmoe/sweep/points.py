@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxmoe.config import Scenario, resolved
-from jaxmoe.config.explain import Source
+from jaxmoe.config.explain import ConfigSource
 from jaxmoe.config.expressions import Expression, in_order
 from jaxmoe.config.keys import (
     PLAN,
@@ -97,7 +97,7 @@ class Space:
         self.derived = {key: Expression(str(text)) for key, text in derived}
         self.conditions = [Expression(text) for text in config.where]
         self.fixed = {key: value for key, value in config.set.items() if key not in DEFAULTS}
-        self._file = ScenarioFile(study.scenario, Source(self.label, study.path.parent), self.fixed)
+        self._file = ScenarioFile(study.scenario, ConfigSource(self.label, study.path.parent), self.fixed)
         used = {key for expression in (*self.derived.values(), *self.conditions) for key in expression.keys}
         self.parameters = {key for key in (*config.axes, *self.derived) if is_parameter(key) and key in used}
         self._check_variables(used)
