@@ -24,7 +24,10 @@ Keys = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class ConfigSource:
-    """A file, or the command line. `depth` leading keys of a full path are not part of the file."""
+    """The place where a value was written: a file, or an option of the command line.
+
+    `depth`: leading keys of a full key path that are not part of the file.
+    """
 
     label: str
     folder: Path  # where relative paths start
@@ -207,7 +210,7 @@ def _spelling(name: str, field: FieldInfo) -> str:
 
 
 def _look_up(root: Any, keys: Keys, data: object) -> tuple[type[Section] | None, FieldInfo | None]:
-    """What the schema has at a key path: the section class, if it is a mapping, and the field that led there."""
+    """The section class at a key path, `None` if it is no mapping; and the field of the path's last name, if any."""
     section = _pick(root, data)
     field: FieldInfo | None = None
     for key in keys:

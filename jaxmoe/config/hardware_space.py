@@ -38,7 +38,7 @@ RELATIONS: dict[type[ast.cmpop], Relation] = {ast.LtE: "<=", ast.GtE: ">=", ast.
 
 @dataclass(frozen=True)
 class ExpressionConstraint:
-    """An expression, a relation and another expression."""
+    """A constraint between two expressions over keys: `left` <=, >= or == `right`; `text` is the source."""
 
     text: str
     left: Expression
@@ -47,7 +47,7 @@ class ExpressionConstraint:
 
 
 def read_constraint(text: str) -> ExpressionConstraint:
-    """Raises `ExpressionError` where the text compares no two expressions by <=, >= or ==."""
+    """Parse a constraint. Raises `ExpressionError` unless the text compares two expressions by <=, >= or ==."""
     Expression(text)
     match ast.parse(text.strip(), mode="eval").body:
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in RELATIONS:

@@ -49,7 +49,10 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
 
 
 def load_scenario_with(path: str | Path, values: Mapping[str, object], source: ConfigSource) -> Scenario:
-    """The same with values by dotted key that `source` states, for its errors and its relative paths."""
+    """The scenario in a YAML file, or a shipped one by name, with these values by dotted key. Raises `ConfigError`.
+
+    `source` says where the values were written: errors name it, and relative paths start in its folder.
+    """
     given = [(tuple(key.split(".")), value) for key, value in values.items()]
     return _with_overrides(find_file(path, "scenarios"), sorted(given, key=lambda override: len(override[0])), source)
 
@@ -90,7 +93,10 @@ def load_model(name: str, option: str) -> ModelConfig:
 
 
 def load_named(schema: Any, key: str, name: str, option: str) -> Any:
-    """What an option names: NAME for `hardware/NAME.yaml`, or that folder of `key`, as `load_model` finds it."""
+    """The section that an option names: `schema` from a file, or from NAME in the folder of `key`, as in `load_model`.
+
+    Raises `ConfigError`, whose message names the option.
+    """
     here = Path.cwd()
     draft = Draft({key: name}, ConfigSource(option, here))
     _resolve(draft, key, FOLDERS[key], here / "configs" / "any.yaml")

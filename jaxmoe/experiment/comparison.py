@@ -24,7 +24,10 @@ from jaxmoe.tune.two_stage import TwoStageSettings
 
 
 def placement_problem(inputs: Inputs) -> PlacementProblem:
-    """What a tuner is asked. Raises `PlanError` where no placement fits."""
+    """The search problem of a tuner: layer model, trace or topics, batch size, weights of the objective, exchanges.
+
+    Raises `PlanError` where no placement fits the memory.
+    """
     return PlacementProblem(
         model=inputs.model,
         trace=inputs.trace,
@@ -90,14 +93,14 @@ class BestExchange:
 
 @dataclass(frozen=True)
 class Comparison:
-    """By name of the strategy."""
+    """Times, replays and bound of all strategies, by name of the strategy."""
 
     strategies: dict[str, Strategy]
     scores: dict[str, LayerTime]  # each under its own exchange
     under: dict[str, dict[str, np.ndarray]]  # mean s [layer] by exchange; none where not comparable
     replays: dict[str, Replay]
     replayed: dict[str, LayerTime]  # the model on the replayed batches alone, with the simulator's schedule
-    bound: np.ndarray | None  # s [layer]: nothing that tuning may return does better on these batches
+    bound: np.ndarray | None  # s [layer]: no placement that tuning may return is faster on these batches
 
     def best(self, name: str) -> BestExchange:
         """Layer by layer: a strategy's own exchange, or, where it is comparable, a faster one that may be chosen."""
@@ -130,7 +133,8 @@ def _evaluated(
 ) -> tuple[dict[str, LayerTime], dict[str, dict[str, np.ndarray]]]:
     """Every strategy under its own exchange, and the mean seconds [layer] under every other one that may be chosen.
 
-    Exchanges go side by side, for most of the time is compiling, and all strategies share what one has compiled.
+    Exchanges are evaluated in parallel threads, since most of the time is compilation. All strategies share the
+    compiled function of an exchange.
     """
     batches, own = inputs.evaluation_batches, {each.name: _uniform(each.placement.exchange) for each in strategies}
     wanted: dict[str | tuple[str, ...], list[Strategy]] = {}
@@ -166,7 +170,7 @@ def _replayed(inputs: Inputs, strategy: Strategy, seen: LayerTime) -> LayerTime:
 
 
 def _bound(inputs: Inputs) -> np.ndarray | None:
-    """The bound on what any placement does on the evaluation batches, `None` where no placement fits."""
+    """Lower bound on the time of any placement on the evaluation batches, s [layer]; `None` where none fits."""
     try:
         problem = placement_problem(inputs)
     except PlanError:

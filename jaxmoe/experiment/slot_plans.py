@@ -1,4 +1,4 @@
-"""What there is to tell of plans in slots: balance of given loads, memory, and what has to move from one to another."""
+"""Reports on plans of expert slots: balance of given loads, memory, and the traffic of changing plans."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +23,9 @@ from jaxmoe.units import GIGA
 
 
 def loads_for(plan: SlotPlan, path: Path, model: str | None) -> Float[np.ndarray, "layer expert"]:
-    """Choices of every expert in a trace or in load counts, for the layers of a plan, by their numbers or positions.
+    """Choices of every expert in a trace or in load counts, for the layers of a plan, by layer number or position.
 
-    Raises `OptionError` where these are not there, or experts are others.
+    Raises `OptionError` where the file lacks a layer of the plan or has another number of experts.
     """
     content = read_file(path, model)
     counts = count_pairs(content).load if isinstance(content, GatingTrace) else content.counts.sum(axis=0)
@@ -52,8 +52,11 @@ def windows_of(path: Path, model: str | None) -> tuple[Float[np.ndarray, "window
 
 @dataclass(frozen=True)
 class EvaluatedSlotPlan:
-    """A plan for given loads, and how even loads are: `fitted` on all windows, `later` on the second half of them for
-    plans that were made for the first half. By name, as mean max over mean of layers and windows."""
+    """A plan of slots for given loads, with its load imbalance beside EPLB's and that of experts in order.
+
+    Imbalance: load of the busiest rank over the mean, averaged over layers and windows, by name. `fitted`: on all
+    windows. `later`: on the second half, of plans made for the first; `None` for a single window.
+    """
 
     plan: SlotPlan
     fitted: dict[str, float]
@@ -70,7 +73,10 @@ def placed_for(
     repeats: bool,
     fast: bool,
 ) -> EvaluatedSlotPlan:
-    """Copies placed for loads, beside EPLB and experts in order. Raises `PlanError` for numbers that do not go."""
+    """Place copies of experts for loads, and evaluate the plan beside EPLB and experts in order.
+
+    Raises `PlanError` for numbers that do not divide each other, or fewer slots than experts.
+    """
     groups = moe.expert_groups if moe is not None else 1
     if moe is not None and len(layer_ids) == len(moe.moe_layer_ids) and layer_ids == tuple(range(len(layer_ids))):
         layer_ids = moe.moe_layer_ids
@@ -133,7 +139,7 @@ def plan_report(plan: SlotPlan, loads: Float[np.ndarray, "layer expert"] | None)
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that has to hold of a plan on a machine."""
+    """A requirement of a plan on a machine, whether it holds, and the numbers compared."""
 
     name: str
     holds: bool
@@ -141,7 +147,7 @@ class Check:
 
 
 def checks(plan: SlotPlan, moe: MoEModel, machine: Machine, expert_bytes: float) -> list[Check]:
-    """Whether a plan is of a model's experts and fits a machine. Files were checked when they were read."""
+    """Check that a plan has the model's layers and experts and fits the machine's ranks and memory."""
     made = [
         Check("ranks", plan.ranks == machine.num_nodes, f"{plan.ranks} ranks, {machine.num_nodes} nodes"),
         Check("layers", plan.layer_ids == moe.moe_layer_ids, f"{len(plan.layer_ids)} of {len(moe.moe_layer_ids)}"),
@@ -159,7 +165,7 @@ def checks(plan: SlotPlan, moe: MoEModel, machine: Machine, expert_bytes: float)
 
 
 def _groups(plan: SlotPlan, moe: MoEModel) -> str:
-    """On how many ranks the experts of a group are, on average: a token goes to few groups alone."""
+    """The mean number of ranks that hold experts of one group, as text; with group-limited gating fewer is better."""
     group = np.arange(plan.num_experts) * moe.expert_groups // plan.num_experts
     held = plan.copies > 0
     spread = [held[:, group == index].any(axis=1).sum(axis=1).mean() for index in range(moe.expert_groups)]
@@ -168,7 +174,7 @@ def _groups(plan: SlotPlan, moe: MoEModel) -> str:
 
 @dataclass(frozen=True)
 class PlanMoves:
-    """What has to travel from one plan to another: copies, and bytes from the nearest rank that has the expert."""
+    """Expert copies that travel when one plan replaces another, each from the nearest rank that holds the expert."""
 
     copies: Float[np.ndarray, " layer"]
     traffic: Float[np.ndarray, "rank rank2"] | None  # B, where the machine is known
@@ -177,7 +183,11 @@ class PlanMoves:
 
 
 def moves(before: SlotPlan, after: SlotPlan, expert_bytes: float, topology: AbstractTopology | None) -> PlanMoves:
-    """Raises `PlanError` for plans of different models, and `OptionError` for a machine of other ranks."""
+    """Copies, traffic and link bytes of changing from one plan to another; only copies without a topology.
+
+    `expert_bytes`: weights of an expert, B. Raises `PlanError` for plans of different models, and `OptionError` for a
+    machine with another number of ranks.
+    """
     needed = moved(before, after)
     copies = needed.sum(axis=(1, 2)).astype(float)
     if topology is None:

@@ -25,7 +25,7 @@ Matrices = Mapping[str, Float[np.ndarray, "node node2"]]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the time models say of every matrix, s. `model` is the congestion model, whose busy times are here too."""
+    """Completion times of every matrix by each time model, s, and busy times by the congestion model, `model`, s."""
 
     completion: dict[str, Float[np.ndarray, " matrix"]]  # by time model: model, uncongested, alpha_beta
     link_time: Float[np.ndarray, "matrix link"]
@@ -34,7 +34,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class TrafficLoads:
-    """Exactly how many bytes every matrix puts where. What a node sends itself counts nowhere."""
+    """Bytes that every matrix sends, receives and puts on each link, exact. A node's traffic to itself is left out."""
 
     sent: Float[np.ndarray, "matrix node"]
     received: Float[np.ndarray, "matrix node"]

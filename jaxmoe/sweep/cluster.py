@@ -1,5 +1,7 @@
-"""Chunks evaluated on the hosts of a Ray cluster. Which host has a chunk, and that it is evaluated again where a host
-was lost, is Ray's doing; files are written by this process alone, so that nothing is there twice.
+"""Chunks evaluated on the hosts of a Ray cluster.
+
+Ray assigns chunks to hosts and evaluates those of a lost host again. This process alone writes files, so that no row is
+written twice.
 """
 
 import logging
@@ -109,7 +111,7 @@ class Cluster:
             yield from self._ready(handed)
 
     def close(self) -> None:
-        """Leave the cluster; one that was started for this end ends."""
+        """Shut down the cluster if this process started it; leave any other running."""
         import ray
 
         if self._own:

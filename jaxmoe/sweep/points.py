@@ -63,12 +63,12 @@ class Point:
 
     @cached_property
     def hash(self) -> str:
-        """Equal for equal values and content, whatever the study."""
+        """A digest of the values and of the files that they name, independent of the study."""
         return _digest(self._text + self.content)
 
     @cached_property
     def values_hash(self) -> str:
-        """Equal for equal values, also where a file that they name has changed."""
+        """A digest of the values alone: the same after a file that they name has changed."""
         return _digest(self._text)
 
     @property
@@ -112,7 +112,7 @@ class Space:
 
     @property
     def identity(self) -> str:
-        """Equal for studies whose points may lie in one folder: they differ in axes, conditions and metrics alone."""
+        """A digest that studies share if they differ in axes, conditions and metrics alone: one folder suits all."""
         files = _files(resolved(self.base))
         parts: list[Any] = [resolved(self.base), self.study.config.layers, *([files] if files else [])]
         parts += [self.study.config.iterations] if self.study.has_systems else []
@@ -173,7 +173,7 @@ class Space:
         return self._file.value(key, named, (*self.study.config.axes, *self.derived))
 
     def behind(self, point: Point, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Numbers, and behind them the values of a point, and behind these its scenario."""
+        """Values by key: looked up in `numbers`, else in the point, else in its scenario."""
         return ChainMap(dict(numbers), _View(self, point.values))  # type: ignore[arg-type]
 
     @cached_property
@@ -272,7 +272,7 @@ class Space:
 
 
 class _View(Mapping[str, Any]):
-    """Values of a point, and behind them those of its scenario."""
+    """Values by key: those of a point, else those of its scenario."""
 
     def __init__(self, space: Space, values: Values) -> None:
         self.space, self.known = space, values

@@ -83,7 +83,7 @@ class HardwareResult:
 
 @dataclass
 class _Search:
-    """One run."""
+    """State of one search: designs so far, their exact objectives and optima, histories and counts of evaluations."""
 
     problem: HardwareProblem
     report: Progress
