@@ -28,7 +28,7 @@ class SettingError(InputError):
 
 @dataclass(frozen=True)
 class About:
-    """All that is said of a setting beside its type and default."""
+    """Help, unit, bounds, example and part of a setting: all but its type and default."""
 
     help: str = ""  # a noun phrase: messages put it after "Write"
     unit: str = ""
@@ -52,7 +52,7 @@ class About:
 class Setting:
     """A setting of a part. Its type is bool, int, float, str, a `Literal`, a tuple of these, or one of them or None.
 
-    `default` is `MISSING` where one has to be given. `swept`: a number that JAX gets as an array.
+    `default` is `MISSING` where one has to be given. `swept`: whether JAX gets it as an array.
     """
 
     name: str
@@ -80,7 +80,7 @@ def setting(default: Any = MISSING, *, static: bool = False, **about: Any) -> An
 def settings_of(kind: type, beyond: type = object) -> dict[str, Setting]:
     """The settings of a part by name: the fields that its constructor takes, but for those of the class `beyond`.
 
-    Fields that a class names in its `given` are given by the run, and no settings.
+    Fields that a class names in its `given` come from the run and are no settings.
 
     Raises `SettingError` where a field's type cannot be written in a configuration file.
     """
@@ -129,7 +129,7 @@ def _plain(annotation: Any) -> Any:
 
 
 def made(kind: Callable[..., Any], values: Mapping[str, Any], settings: Mapping[str, Setting], **others: Any) -> Any:
-    """The part with these values of its settings. Numbers of a module become float32 arrays: they can be swept."""
+    """Build the part with these values of its settings. `swept` numbers become float32 arrays for JAX."""
     numbers = {name for name, each in settings.items() if each.swept and values.get(name) is not None}
     if not numbers:
         return kind(**others, **values)

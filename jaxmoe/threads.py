@@ -1,4 +1,4 @@
-"""Work side by side on threads: for what leaves Python's lock, like compiling by XLA and solving by HiGHS.
+"""Parallel threads, for work that releases Python's global lock, such as XLA compilation and HiGHS.
 
 Settings of JAX that hold inside a `with` block alone do not reach these threads: set them for the whole process.
 """
@@ -19,9 +19,9 @@ def cores() -> int:
 
 
 def side_by_side(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """What the function makes of each item, in order, made as many at a time as there are cores.
+    """Apply the function to every item, on as many threads as there are cores; yields results in the items' order.
 
-    An error comes in its item's turn, and leaves out what was not begun.
+    An error is raised when its item's turn comes; items not yet begun are then dropped.
     """
     with _pool(cores()) as pool:
         yield from pool.map(function, items)
@@ -29,14 +29,14 @@ def side_by_side(function: Callable[[Item], Result], items: Iterable[Item]) -> I
 
 @contextmanager
 def beside(function: Callable[[], Result]) -> Iterator[Future[Result]]:
-    """What the function makes on another thread while the block runs; leaving the block waits for it."""
+    """Run the function on another thread while the block runs; yields its future. Leaving the block waits for it."""
     with _pool(1) as pool:
         yield pool.submit(function)
 
 
 @contextmanager
 def _pool(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """A pool that an error or Ctrl-C leaves at once, without waiting for what is under way."""
+    """A thread pool. On an error or Ctrl-C the block is left at once, without waiting for running work."""
     pool = ThreadPoolExecutor(workers)
     try:
         yield pool

@@ -18,7 +18,7 @@ from jaxmoe.des.traffic import Order
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
-from jaxmoe.experiment.traffic import Loads, Matrices, Prediction, loads_of, predict, read_matrices, simulate
+from jaxmoe.experiment.traffic import Matrices, Prediction, TrafficLoads, loads_of, predict, read_matrices, simulate
 from jaxmoe.experiment.validation import agreement
 from jaxmoe.hardware import AbstractTopology, bisection_bandwidth
 from jaxmoe.hardware.networks import mesh_link_order
@@ -40,7 +40,7 @@ class Findings:
     names: list[str]
     prediction: Prediction
     simulated: np.ndarray  # s [matrix]
-    loads: Loads
+    loads: TrafficLoads
 
     @property
     def model(self) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Configuration files: YAML to a validated description to what computes."""
+"""Configuration files: YAML read, validated as descriptions, and built into machines and layer models."""
 
 import lazy_loader
 

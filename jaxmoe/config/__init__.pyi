@@ -10,7 +10,7 @@ from .build import build_time_model as build_time_model
 from .build import build_topology as build_topology
 from .build import build_tuner_settings as build_tuner_settings
 from .energy import unstated_energy as unstated_energy
-from .explain import Source as Source
+from .explain import ConfigSource as ConfigSource
 from .loader import load_hardware as load_hardware
 from .loader import load_model as load_model
 from .loader import load_scenario as load_scenario

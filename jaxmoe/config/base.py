@@ -1,4 +1,4 @@
-"""What every section of a configuration file has in common, and names of exchanges in it."""
+"""Base class of the sections of configuration files, types of their fields, and numbers by dotted key."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
@@ -35,7 +35,7 @@ SMALLEST = 1e-12
 
 
 def _not_tiny(value: float) -> float:
-    """What is divided by has to stay above zero in 32 bits, whatever its unit."""
+    """Refuse a value below `SMALLEST`: as a divisor it could become zero in float32 once converted to SI units."""
     if value < SMALLEST:
         raise RuleError((), value, f"at least {SMALLEST:g}", "Write a larger number")
     return value

@@ -1,4 +1,4 @@
-"""From the validated description to what computes: SI units, float32 arrays. Configuration ends here.
+"""Machines, layer models and tuner settings from validated descriptions, in SI units and float32 arrays.
 
 Numbers of a description may be traced by JAX: a machine is then a function of them that `vmap` and `grad` work on.
 """
@@ -168,7 +168,9 @@ def _exchange(key: str, name: str, topology: AbstractTopology) -> AbstractExchan
 
 
 def build_even_parts(scenario: Scenario) -> EvenParts:
-    """What every token passes beside the routed experts. Raises `ModelError` where the model does not give it.
+    """FLOPs, weight bytes and KV cache bytes of the parts that every token passes, over all layers of the model.
+
+    The parts are attention, dense FFNs and shared experts. Raises `ModelError` where the model does not state them.
 
     FFNs count FLOPs as `costs.ffn_flops` says, attention two for each weight and for each product with the context.
     """
@@ -208,7 +210,7 @@ def _gemm(die: DieConfig, tokens: int, columns: int) -> AbstractGemm | None:
 
 
 def _memory(hardware: HardwareConfig, die: DieConfig) -> tuple[MemoryLevel, ...]:
-    """The levels, or the one of a node's own that the die tells of."""
+    """The memory levels, or the single one that the die's own keys describe."""
     nodes = hardware.num_nodes
     if hardware.memory:
         return tuple(_level(level, nodes) for level in hardware.memory)

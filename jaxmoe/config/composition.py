@@ -1,6 +1,6 @@
-"""What combines with what: the keys that name each part of a system, or why the system has no such part.
+"""Composition of systems: the keys that choose each part of a system, or why the system has no such part.
 
-`python -m jaxmoe.config.composition` prints the table of README.md and what configs/README.md says beside it.
+`python -m jaxmoe.config.composition` prints the table of README.md and the text about it in configs/README.md.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ from jaxmoe.settings import Setting
 
 @dataclass(frozen=True)
 class Part:
-    """The keys that name a part, the first of which chooses it, and what goes with the system; or why there is none.
+    """The keys of a part, the first of which chooses it, and which choices suit the system; or why it has none.
 
     Keys with a dot, and `schedule`, are of the scenario, all others of its section `system`.
     """
@@ -76,7 +76,7 @@ DIVIDING = ("tp", "tp_both_ways", "hybrid", "hybrid_ring", "hybrid_complete")
 
 
 def part_of(key: str) -> str:
-    """The part that a key of `system` names in some system, or nothing."""
+    """The name of the part that a key of `system` belongs to in some system, or an empty string."""
     return next((part for parts in COMPOSITION.values() for part in parts if key in parts[part].keys), "")
 
 

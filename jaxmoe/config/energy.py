@@ -1,7 +1,7 @@
-"""What a machine takes beside time, from its description: energy of all that it does, and its area and price.
+"""Energy, area and price of a machine, from its description.
 
-Area and price are linear: a part for every node, and a part for every TFLOP/s, GB/s and GB. Each counts what is stated
-and nothing else.
+Area and price are linear: a part for every node, and a part for every TFLOP/s, GB/s and GB. Keys that are not stated
+add nothing.
 """
 
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ def whole_machine(
 
 
 def _rates(hardware: HardwareConfig, amount: str) -> Iterator[tuple[Any, Any]]:
-    """How much there is of everything but links, and what each of it takes; `None` where not stated."""
+    """Amount and area or price of a unit, of all nodes, compute and memory; `None` where not stated."""
     die, nodes = hardware.die, hardware.num_nodes
     yield nodes, getattr(die, amount)
     yield nodes * die.compute_TFLOPs_per_s, getattr(die, f"{amount}_per_TFLOPs_per_s")  # type: ignore[union-attr]
@@ -76,7 +76,7 @@ def _rates(hardware: HardwareConfig, amount: str) -> Iterator[tuple[Any, Any]]:
 
 
 def _per_link(hardware: HardwareConfig, topology: AbstractTopology, key: str) -> dict[str, Float[Array, " link"]]:
-    """What is stated under a key of links, by kind: on all links of the kind, and 0 on all others."""
+    """Stated values of a key of links, [link] by kind of link: 0 on links of other kinds."""
     found: dict[str, Float[Array, " link"]] = {}
     for kind, where, value in _stated(hardware, topology, key):
         if value is not None:
@@ -86,7 +86,7 @@ def _per_link(hardware: HardwareConfig, topology: AbstractTopology, key: str) ->
 
 
 def _stated(hardware: HardwareConfig, topology: AbstractTopology, key: str) -> Iterator[tuple[str, np.ndarray, Any]]:
-    """Kind, numbers of links and value, the more special ones later."""
+    """Kind, indices and stated value of links; entries for single links come after those for all."""
     if isinstance(hardware, GraphConfig):
         own = [getattr(link, key) for link in hardware.links for _ in link.directions]
         known = any(value is not None for value in own)

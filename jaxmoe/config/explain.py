@@ -23,8 +23,11 @@ Keys = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
-class Source:
-    """A file, or the command line. `depth` leading keys of a full path are not part of the file."""
+class ConfigSource:
+    """The place where a value was written: a file, or an option of the command line.
+
+    `depth`: leading keys of a full key path that are not part of the file.
+    """
 
     label: str
     folder: Path  # where relative paths start
@@ -34,9 +37,9 @@ class Source:
 class Draft:
     """A mapping that is put together from files and overrides."""
 
-    def __init__(self, data: dict[str, object], source: Source) -> None:
+    def __init__(self, data: dict[str, object], source: ConfigSource) -> None:
         self.data = data
-        self._sources: dict[Keys, Source] = {(): source}
+        self._sources: dict[Keys, ConfigSource] = {(): source}
 
     def get(self, *keys: str) -> object:
         """The value at a key path, `None` where there is none."""
@@ -45,7 +48,7 @@ class Draft:
             node = node.get(key) if isinstance(node, dict) else None
         return node
 
-    def put(self, keys: tuple[str, ...], value: object, source: Source) -> None:
+    def put(self, keys: tuple[str, ...], value: object, source: ConfigSource) -> None:
         """Set the value at a key path; missing mappings on the way are made, and entries of lists go by name."""
         node: Any = self.data
         path: Keys = ()
@@ -66,7 +69,7 @@ class Draft:
         node[last] = value
         self._sources[(*path, last)] = source
 
-    def source(self, keys: Keys) -> Source:
+    def source(self, keys: Keys) -> ConfigSource:
         """Where the value at a key path was written, or, if it is missing, the mapping that lacks it."""
         return next(self._sources[keys[:n]] for n in range(len(keys), -1, -1) if keys[:n] in self._sources)
 
@@ -207,7 +210,7 @@ def _spelling(name: str, field: FieldInfo) -> str:
 
 
 def _look_up(root: Any, keys: Keys, data: object) -> tuple[type[Section] | None, FieldInfo | None]:
-    """What the schema has at a key path: the section class, if it is a mapping, and the field that led there."""
+    """The section class at a key path, `None` if it is no mapping; and the field of the path's last name, if any."""
     section = _pick(root, data)
     field: FieldInfo | None = None
     for key in keys:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from jaxmoe.config.base import ConfigError
-from jaxmoe.config.explain import Draft, Source
+from jaxmoe.config.explain import ConfigSource, Draft
 
 MOST_VALUES = 100_000  # of a file
 
@@ -133,7 +133,7 @@ def put_file(
     """
     chain = [*_bases(path, read)]
     for file, content in reversed(chain):
-        _merge(draft, at, content, Source(label_of(file), file.parent, depth=len(at)))
+        _merge(draft, at, content, ConfigSource(label_of(file), file.parent, depth=len(at)))
     named = {"name": path.stem} | {key: value for key, value in chain[0][1].items() if key == "name"}
     _merge(draft, at, named, draft.source(at))
 
@@ -159,7 +159,7 @@ def _bases(path: Path, read: Callable[[Path], dict[str, object]]) -> Iterator[tu
         seen.append(path)
 
 
-def _merge(draft: Draft, at: tuple[str, ...], content: dict[str, object], source: Source) -> None:
+def _merge(draft: Draft, at: tuple[str, ...], content: dict[str, object], source: ConfigSource) -> None:
     """Puts a mapping over that at a key path. What lacks a key is from then on the mapping of this source."""
     known = draft.get(*at) if at else draft.data
     known = known if isinstance(known, dict) else {}

@@ -127,7 +127,7 @@ class GraphConfig(HardwareConfig):
     def _flaw(
         self, path: tuple[int, ...], directed: set[tuple[int, int]], seen: set[tuple[int, int]]
     ) -> tuple[str, str]:
-        """What was expected of a path and the remedy, or nothing."""
+        """Check a path: returns what was expected and the remedy, empty strings if the path is valid."""
         if len(path) < 2 or len(set(path)) < len(path) or max(path[0], path[-1]) >= self.nodes:
             between = f"the way from one of the nodes 0..{self.nodes - 1} to another, and no vertex twice"
             return between, "Write all nodes and switches on it, both ends included"

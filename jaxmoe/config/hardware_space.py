@@ -37,8 +37,8 @@ RELATIONS: dict[type[ast.cmpop], Relation] = {ast.LtE: "<=", ast.GtE: ">=", ast.
 
 
 @dataclass(frozen=True)
-class Constraint:
-    """An expression, a relation and another expression."""
+class ExpressionConstraint:
+    """A constraint between two expressions over keys: `left` <=, >= or == `right`; `text` is the source."""
 
     text: str
     left: Expression
@@ -46,13 +46,13 @@ class Constraint:
     right: Expression
 
 
-def read_constraint(text: str) -> Constraint:
-    """Raises `ExpressionError` where the text compares no two expressions by <=, >= or ==."""
+def read_constraint(text: str) -> ExpressionConstraint:
+    """Parse a constraint. Raises `ExpressionError` unless the text compares two expressions by <=, >= or ==."""
     Expression(text)
     match ast.parse(text.strip(), mode="eval").body:
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in RELATIONS:
             sides = [Expression(ast.unparse(side)) for side in (left, right)]
-            return Constraint(text, sides[0], RELATIONS[type(op)], sides[1])
+            return ExpressionConstraint(text, sides[0], RELATIONS[type(op)], sides[1])
     raise ExpressionError(f"{text!r} is no constraint; write two expressions with one <=, >= or == between them")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from jaxmoe.config.base import ConfigError, Section
-from jaxmoe.config.explain import Source
+from jaxmoe.config.explain import ConfigSource
 from jaxmoe.config.loader import load_scenario_with, resolved
 from jaxmoe.config.schema import Scenario
 
@@ -57,7 +57,7 @@ class ScenarioFile:
     """A scenario file with fixed values, by dotted key, in place of its own. `source` is where these were written."""
 
     path: Path
-    source: Source
+    source: ConfigSource
     fixed: Mapping[str, Any]
     _loaded: dict[str, dict[str, Any]] = field(default_factory=dict)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from jaxmoe.config.base import ConfigError, Section
-from jaxmoe.config.explain import Draft, Source, explain
+from jaxmoe.config.explain import ConfigSource, Draft, explain
 from jaxmoe.config.files import find_file, label_of, named_files, parse_yaml, put_file, read_formatted, shipped
 from jaxmoe.config.model import ModelConfig, describe_model
 from jaxmoe.config.networks import HardwareConfig
@@ -45,16 +45,19 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     order is as given. So `hardware=nmp_8x8` swaps the file, `hardware.link.bandwidth_GB_per_s=75` reaches
     into it, and both together do so in either order.
     """
-    return _with_overrides(find_file(path, "scenarios"), _parse_overrides(overrides), Source("--set", Path.cwd()))
+    return _with_overrides(find_file(path, "scenarios"), _parse_overrides(overrides), ConfigSource("--set", Path.cwd()))
 
 
-def load_scenario_with(path: str | Path, values: Mapping[str, object], source: Source) -> Scenario:
-    """The same with values by dotted key that `source` states, for its errors and its relative paths."""
+def load_scenario_with(path: str | Path, values: Mapping[str, object], source: ConfigSource) -> Scenario:
+    """The scenario in a YAML file, or a shipped one by name, with these values by dotted key. Raises `ConfigError`.
+
+    `source` says where the values were written: errors name it, and relative paths start in its folder.
+    """
     given = [(tuple(key.split(".")), value) for key, value in values.items()]
     return _with_overrides(find_file(path, "scenarios"), sorted(given, key=lambda override: len(override[0])), source)
 
 
-def _with_overrides(path: Path, overrides: list[Override], source: Source) -> Scenario:
+def _with_overrides(path: Path, overrides: list[Override], source: ConfigSource) -> Scenario:
     """The scenario with overrides, shorter key paths first."""
     draft = _read(path)
     _apply(draft, [override for override in overrides if len(override[0]) == 1], source)
@@ -71,7 +74,7 @@ def _with_overrides(path: Path, overrides: list[Override], source: Source) -> Sc
 def load_hardware(path: str | Path, overrides: Sequence[str] = ()) -> HardwareConfig:
     """The machine in a YAML file of its own, or a shipped one by name; overrides from the top of this file."""
     draft = _read(find_file(path, "hardware"))
-    _apply(draft, _parse_overrides(overrides), Source("--set", Path.cwd()))
+    _apply(draft, _parse_overrides(overrides), ConfigSource("--set", Path.cwd()))
     _anchor(draft, ("die", "gemm", "path"))
     return validated(HardwareConfig, draft)
 
@@ -90,9 +93,12 @@ def load_model(name: str, option: str) -> ModelConfig:
 
 
 def load_named(schema: Any, key: str, name: str, option: str) -> Any:
-    """What an option names: NAME for `hardware/NAME.yaml`, or that folder of `key`, as `load_model` finds it."""
+    """The section that an option names: `schema` from a file, or from NAME in the folder of `key`, as in `load_model`.
+
+    Raises `ConfigError`, whose message names the option.
+    """
     here = Path.cwd()
-    draft = Draft({key: name}, Source(option, here))
+    draft = Draft({key: name}, ConfigSource(option, here))
     _resolve(draft, key, FOLDERS[key], here / "configs" / "any.yaml")
     return validated(schema, Draft(draft.data[key], draft.source((key,))))  # type: ignore[arg-type]
 
@@ -106,7 +112,7 @@ def resolved(section: Section) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Draft:
-    draft = Draft({}, Source(label_of(path), path.parent))
+    draft = Draft({}, ConfigSource(label_of(path), path.parent))
     put_file(draft, (), path)
     return draft
 
@@ -140,7 +146,7 @@ def _parse_override(text: str) -> Override:
     return keys, parse_yaml(value, f"--set {path.strip()}")
 
 
-def _apply(draft: Draft, overrides: list[Override], source: Source) -> None:
+def _apply(draft: Draft, overrides: list[Override], source: ConfigSource) -> None:
     for keys, value in overrides:
         draft.put(keys, value, source)
 
@@ -151,7 +157,7 @@ def _resolve(draft: Draft, key: str, folder: str, scenario: Path) -> None:
     if isinstance(part, str):
         is_path = key == "model" and part.endswith((".yaml", ".json"))
         file = _at_path(draft, key, part) if is_path else _find(draft, key, part, folder, scenario)
-        draft.put((key,), {}, Source(label_of(file), file.parent, depth=1))
+        draft.put((key,), {}, ConfigSource(label_of(file), file.parent, depth=1))
         put_file(draft, (key,), file, _read_model if key == "model" else read_formatted)
     elif isinstance(part, dict):
         part.setdefault("name", scenario.stem)

@@ -1,4 +1,4 @@
-"""What machines of every kind have in common, as a user describes it.
+"""Description of the parts of all machines: dies, matrix products, memory, links, ports and routers.
 
 Units are in the key names and decimal: GB is 1e9 B, TFLOP 1e12 FLOP.
 """
@@ -164,7 +164,7 @@ def _check_needed(section: Section, needed: dict[str, tuple[str, float | None]],
 
 
 class LinkTakes(Section):
-    """What a directed link takes beside time."""
+    """Energy, area and price of a directed link."""
 
     energy_pJ_per_B: Amount | None = Field(
         default=None,
@@ -189,7 +189,7 @@ class LinkConfig(LinkTakes):
 
 
 class PortsConfig(Section):
-    """What a node can send and receive over all its links together."""
+    """Limits on the rates at which a node sends and receives over all its links together, and its number of ports."""
 
     injection_GB_per_s: Rate | None = Field(
         default=None, description="the rate at which a node can send in GB/s, or null for no limit", examples=[100]
@@ -261,7 +261,7 @@ class RouterConfig(Section):
 
     @property
     def cuts_through(self) -> bool:
-        """Whether chunks go on before they are there whole."""
+        """Whether a router sends a chunk on before it has received all of it."""
         return self.switching != "store_and_forward"
 
     @model_validator(mode="after")

@@ -51,7 +51,7 @@ class LinkOverride(Section):
 
 
 class MeshMachine(HardwareConfig):
-    """What all meshes have. Packets go along x first and then along y, or with `yx` the other way round."""
+    """A machine on a mesh of equal links. Packets go along x first and then along y, or with `yx` along y first."""
 
     is_mesh = True
 

@@ -1,4 +1,4 @@
-"""Sections that are open: told by a name, of this package or of a registered part, whose settings are its keys."""
+"""Open sections: one key names a part, shipped or registered by a user, whose settings are the other keys."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING

@@ -31,7 +31,7 @@ class RangeConfig(Section):
         return self
 
     def at(self, part: Float[np.ndarray, " point"]) -> Float[np.ndarray, " point"]:
-        """The numbers at parts of the way, 0 to 1."""
+        """The numbers at these fractions of the range, 0 to 1, on a linear or logarithmic scale."""
         if self.scale == "log":
             values = self.start * (self.stop / self.start) ** part
         else:
@@ -40,7 +40,7 @@ class RangeConfig(Section):
         return ends.astype(float)
 
     def parts(self, numbers: Float[np.ndarray, " point"]) -> Float[np.ndarray, " point"]:
-        """Where numbers are on the way, 0 to 1; all at 0 where both ends are one."""
+        """The fractions of the range at which numbers lie, 0 to 1; all 0 where both ends are equal."""
         ends = np.array([self.start, self.stop])
         if self.scale == "log":
             ends, numbers = np.log(ends), np.log(numbers)

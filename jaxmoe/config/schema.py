@@ -91,7 +91,7 @@ class WorkloadConfig(Section):
 
 
 class CostsConfig(Section):
-    """What a token costs in FLOPs and bytes."""
+    """Data widths, FLOP convention and exchange, which give the FLOPs and bytes of a token."""
 
     ffn_flops: Literal["2hi", "6hi"] = Field(
         default="6hi",

@@ -9,7 +9,7 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from jaxmoe.config.base import ConfigError, Section
-from jaxmoe.config.explain import Draft, Source
+from jaxmoe.config.explain import ConfigSource, Draft
 from jaxmoe.config.files import FORMAT
 from jaxmoe.config.loader import load_hardware, load_model, load_named, validated
 from jaxmoe.config.networks import HardwareConfig
@@ -45,10 +45,10 @@ def new_scenario(
         "strategies": {"hybrid_regions": regions},
         "system": {"name": system},
     }
-    draft = Draft(data, Source("the new scenario", Path.cwd()))
+    draft = Draft(data, ConfigSource("the new scenario", Path.cwd()))
     for keys, option in ((("system",), "--system"), (("workload", "batch_tokens"), "--batch-tokens")):
         if (value := draft.get(*keys)) is not None:
-            draft.put(keys, value, Source(option, Path.cwd()))
+            draft.put(keys, value, ConfigSource(option, Path.cwd()))
     scenario: Scenario = validated(Scenario, draft)
     return scenario
 
@@ -82,7 +82,7 @@ def _entry(section: Section, name: str, as_stated: bool, indent: str) -> Iterato
 
 
 def _about(field: FieldInfo) -> str | None:
-    """What a key stands for, and its choices where that does not name them all."""
+    """The description of a key, followed by its choices if the description does not name them all."""
     about, choices = field.description, [str(choice) for choice in get_args(field.annotation)]
     if get_origin(field.annotation) is not Literal or about is None or all(choice in about for choice in choices):
         return about
@@ -104,7 +104,7 @@ def _flow(value: object) -> str:
 
 
 def _with_comment(line: str, about: str | None, indent: str) -> Iterator[str]:
-    """What a key stands for, behind it where there is room, else above it."""
+    """The line of a key with its description as a comment: on the line where there is room, else above it."""
     if about and len(line) + len(about) + 4 > WIDTH:
         for part in textwrap.wrap(about, WIDTH - len(indent) - 2):
             yield f"{indent}# {part}"

@@ -1,4 +1,4 @@
-"""What the tuner may be told. What is annealed goes from `start` to `stop`."""
+"""Section `tuning` of a scenario: settings of the gradient tuner. Annealed values fall from `start` to `stop`."""
 
 from typing import Annotated, Any
 
@@ -33,14 +33,14 @@ class Annealing(Section):
 
 
 class WidthAnnealing(Annealing):
-    """The same for the width of the soft hosts."""
+    """Annealing of the width of the soft host indicator: falls by equal ratios while the descent proceeds."""
 
     start: Positive = _first(DEFAULT.support_width)
     stop: Positive = _last(DEFAULT.support_width)
 
 
 class MaxAnnealing(Annealing):
-    """The same for the temperature of the smooth maximum, which has to be close to the hard one throughout."""
+    """Annealing of the temperature of the smooth maximum; low from the start, to stay close to the hard maximum."""
 
     start: Positive = _first(DEFAULT.max_temperature)
     stop: Positive = _last(DEFAULT.max_temperature)

@@ -1,4 +1,4 @@
-from .comparison import Best as Best
+from .comparison import BestExchange as BestExchange
 from .comparison import Comparison as Comparison
 from .comparison import compare as compare
 from .comparison import placement_problem as placement_problem

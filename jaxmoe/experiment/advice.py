@@ -42,7 +42,10 @@ Past = Float[np.ndarray, "past layer expert"]
 
 @dataclass(frozen=True)
 class Action:
-    """Slots of a rank beyond what experts need, whether they are placed for loads, and how often again."""
+    """A placement policy: `extra` slots on every rank for copies, beyond those that the experts need.
+
+    `placed`: slots are placed for known loads. `every`: windows between two placements; `None` for a single one.
+    """
 
     extra: int
     placed: bool
@@ -59,10 +62,11 @@ class Action:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What an action takes on loads that it was not made for.
+class ActionOutcome:
+    """Times, traffic and memory of one action on later loads, which its placement was not made for.
 
-    `seconds` are of a step by window, end to end and with moving; `tokens` of all ranks fit in a step.
+    `seconds`: of a step in each window, end to end, with the time of moving experts. `tokens`: of all ranks together,
+    as many as fit in a step.
     """
 
     action: Action
@@ -77,7 +81,7 @@ class Outcome:
 
     @property
     def slots(self) -> Slots:
-        """Those of the last window."""
+        """Slots of the last window, [layer, slot]."""
         return self.history[-1]
 
     @property
@@ -100,12 +104,12 @@ class Case:
         return build_layer_model(self.scenario, "sharded")
 
     def beside(self) -> EvenParts | None:
-        """What every token passes beside routed experts; `None` where the model does not tell of attention."""
+        """Attention, dense FFNs and shared experts, passed by every token; `None` if the model states no attention."""
         return build_even_parts(self.scenario) if build_model(self.scenario.model).attention is not None else None
 
 
 def actions_of(experts: int, ranks: int) -> list[Action]:
-    """From the simplest on."""
+    """All actions to compare, the simplest first."""
     found = [Action(0, False), Action(0, True)]
     for extra in EXTRA:
         found += [Action(extra, True)] if -(-experts // ranks) + extra <= experts else []
@@ -113,8 +117,11 @@ def actions_of(experts: int, ranks: int) -> list[Action]:
     return found + [Action(extra, True, every) for extra in sorted({0, deepest}) for every in EVERY]
 
 
-def outcomes(case: Case, known: Past, later: Windows) -> list[Outcome]:
-    """What every action takes on `later` windows when it knows those before. Those that do not fit are left out."""
+def outcomes(case: Case, known: Past, later: Windows) -> list[ActionOutcome]:
+    """Evaluate every action on the `later` windows, placed for the `known` ones before them.
+
+    Actions whose weights leave no room for a token are left out. Raises `PlanError` where none fits.
+    """
     layer, beside = case.layer(), case.beside()
     model = replica_model(layer, case.choice)
     found = [
@@ -129,7 +136,7 @@ def outcomes(case: Case, known: Past, later: Windows) -> list[Outcome]:
 
 def _outcome(
     case: Case, model: ReplicaModel, beside: EvenParts | None, action: Action, known: Past, later: Windows
-) -> Outcome | None:
+) -> ActionOutcome | None:
     layers, experts = known.shape[1:]
     ranks = model.layer.machine.num_nodes
     per_rank = -(-experts // ranks) + action.extra
@@ -150,7 +157,7 @@ def _outcome(
     others = 0.0 if beside is None else float(beside(jnp.asarray(float(tokens))).total)
     loads = after.mean(axis=0)
     seconds = token_seconds(model, run.slots, after, tokens, top_k, case.seed)
-    return Outcome(
+    return ActionOutcome(
         action,
         tokens,
         seconds + others + run.moving / case.steps,
@@ -164,14 +171,14 @@ def _outcome(
 
 
 def _scaled(windows: Windows, choices: float) -> Windows:
-    """Loads of a step of so many choices; layers without any are even."""
+    """Loads scaled to a step of `choices` expert choices; a layer without any load gets equal ones."""
     total = windows.sum(axis=2, keepdims=True)
     share = np.where(total > 0, windows / np.where(total > 0, total, 1), 1 / windows.shape[2])
     return share * choices
 
 
 def fitting_tokens(case: Case, layer: Layer, beside: EvenParts | None, expert_bytes: float) -> int:
-    """The tokens of a step whose contexts fit beside the weights of a rank, at most those that are asked for."""
+    """The number of tokens in a step whose KV caches fit beside the weights, at most `case.tokens`."""
     if layer.machine.capacity is None or beside is None:
         return case.tokens
     ranks, room = layer.machine.num_nodes, float(np.min(np.asarray(layer.machine.capacity)))
@@ -181,15 +188,15 @@ def fitting_tokens(case: Case, layer: Layer, beside: EvenParts | None, expert_by
     return int(np.clip(free * ranks / context if context else np.inf * free, 0, case.tokens))
 
 
-# What to do.
+# The choice among actions.
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The action to take, what it gains over leaving things as they are, and how sure that is."""
+    """The recommended action, its gain over keeping the placement, and the confidence in it."""
 
-    chosen: Outcome
-    outcomes: list[Outcome]
+    chosen: ActionOutcome
+    outcomes: list[ActionOutcome]
     gain: float  # part of the seconds of a token, end to end
     confidence: str
     break_even: float  # steps after which placing anew has paid for what it moves
@@ -212,10 +219,10 @@ class Advice:
 
 
 def advise(case: Case, windows: Windows) -> Advice:
-    """Choose by what the second half of the windows says of placements made for the first.
+    """Recommend an action: placements are made for the first half of the windows and evaluated on the second.
 
-    The simplest action that is not surely slower than any other wins: a gain counts from `WORTH` and its standard
-    error over windows on. Raises `PlanError` for fewer than four windows.
+    A more complex action replaces a simpler one only if its mean gain exceeds both `WORTH` and the gain's standard
+    error over windows. Raises `PlanError` for fewer than four windows.
     """
     if len(windows) < 4:
         raise PlanError(
@@ -234,11 +241,11 @@ def advise(case: Case, windows: Windows) -> Advice:
     return Advice(chosen, found, float(gains.mean()), sure, *change, _for_all(case, chosen, windows))
 
 
-def _change(case: Case, base: Outcome, chosen: Outcome) -> tuple[float, float, float]:
-    """Steps until a change has paid for what it moves, seconds of moving, and bytes.
+def _change(case: Case, base: ActionOutcome, chosen: ActionOutcome) -> tuple[float, float, float]:
+    """Steps until the gain of a change has paid for its movement of weights; seconds and bytes of that movement.
 
-    Of placing once it is the change to the slots; further ones hold experts from 0 on before. Of placing again, it is
-    the mean change of a window.
+    For a placement made once: from the slots before, where extra slots hold experts in order from 0, to the new ones.
+    For repeated placements: the mean of a window.
     """
     model = replica_model(case.layer(), case.choice)
     size = float(model.layer.costs.expert_bytes)
@@ -258,8 +265,8 @@ def _error(values: Float[np.ndarray, " window"]) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
-def _for_all(case: Case, chosen: Outcome, windows: Windows) -> Slots:
-    """The slots to deploy: those of the action, made for all windows."""
+def _for_all(case: Case, chosen: ActionOutcome, windows: Windows) -> Slots:
+    """The slots to deploy: the chosen action's placement, made for all windows, [layer, slot]."""
     if not chosen.action.placed:
         return chosen.slots
     model, top_k = replica_model(case.layer(), case.choice), build_model(case.scenario.model).top_k
@@ -268,7 +275,7 @@ def _for_all(case: Case, chosen: Outcome, windows: Windows) -> Slots:
 
 
 def alternatives(case: Case, slots: Slots, windows: Windows) -> dict[str, float]:
-    """Seconds of a token in the experts of the first layer, with something else than placement changed, by name.
+    """Seconds of a token in the experts of the first layer, by the name of what is changed instead of placement.
 
     Tensor parallelism of all experts over all ranks, results that come back along trees, and a batch twice as large,
     beside experts as numbered and the `slots` advised; all of tokens drawn from the loads.
@@ -297,7 +304,7 @@ def alternatives(case: Case, slots: Slots, windows: Windows) -> dict[str, float]
 
 
 def advice_report(advice: Advice) -> dict[str, Any]:
-    """For `summary.json`: times in seconds."""
+    """The advice and all outcomes for `summary.json`; times in seconds."""
     base = advice.outcomes[0]
     return {
         "advice": advice.sentence,

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from jaxmoe.config import HardwareConfig, Section, build_machine, build_time_model, number_at, with_numbers
 from jaxmoe.experiment.inputs import OptionError
-from jaxmoe.experiment.measurements import Crowding, Measured, seconds_of
+from jaxmoe.experiment.measurements import Crowding, Measurements, seconds_of
 
 FITTED = ("_per_s", "_ns", "efficiency")  # ends of keys that are fitted where no key is named
 STARTS, SPREAD = 8, 1.5  # fits from so many places, and how far they are from the description, in e-folds
@@ -33,9 +33,10 @@ PART_OF_IT, MOST_ERROR = 0.1, 0.5  # of a key in such a direction, and its stand
 
 @dataclass(frozen=True)
 class FittedNumber:
-    """A number before and after, and its relative standard error; `alike` are the keys it cannot be told from.
+    """A number of the machine before and after the fit, with its relative standard error.
 
-    `known` is false where the measurements do not say what the number is.
+    `known` is false where the measurements do not determine the number. `alike` are the keys whose effects on the
+    measurements cannot be separated from its own.
     """
 
     key: str
@@ -48,20 +49,20 @@ class FittedNumber:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The machine with fitted numbers, and what it says of every measurement, s.
+    """The machine with fitted numbers, and modelled seconds of every measurement `before` and `after` the fit.
 
-    `crowding` is what all-to-alls take over what the model says; `after` has it in, the machine has not.
+    `crowding`: the fitted factors of all-to-alls. `after` includes them; the machine in `hardware` does not.
     """
 
     hardware: HardwareConfig
     numbers: tuple[FittedNumber, ...]
     crowding: Crowding
-    measured: Sequence[Measured]
+    measured: Sequence[Measurements]
     before: Sequence[np.ndarray]
     after: Sequence[np.ndarray]
 
     def errors(self, of: Sequence[np.ndarray], held_out: bool) -> dict[str, float]:
-        """Mean relative error by kind, of what the fit saw or of what was held out."""
+        """Mean relative error of predictions by kind, over the held-out samples or over those the fit used."""
         found = {}
         for each, said in zip(self.measured, of, strict=True):
             rows = each.held_out if held_out else ~each.held_out
@@ -104,7 +105,7 @@ class Fit:
 
     hardware: HardwareConfig
     keys: tuple[str, ...]
-    measured: Sequence[Measured]
+    measured: Sequence[Measurements]
     base: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -130,22 +131,26 @@ class Fit:
         return jax.jit(logarithms)
 
     def predicted(self, position: np.ndarray) -> list[np.ndarray]:
-        """What the model says, s."""
+        """Modelled seconds of every measurement at a position, [sample] for each entry of `measured`."""
         return [np.exp(np.asarray(log, float)) for log in self._logarithms(jnp.asarray(position, jnp.float32))]
 
     def residuals(self, position: np.ndarray) -> Float[np.ndarray, " sample"]:
-        """How far the logarithms are off, of what is not held out, and of the factors from what they usually are."""
+        """Residuals of the fit at a position.
+
+        Logarithms of modelled over measured seconds, without held-out samples; then one for each factor of all-to-alls,
+        its logarithm weighted by `EXPECTED`.
+        """
         said = self._logarithms(jnp.asarray(position, jnp.float32))
         logs = [np.asarray(log, float) - np.log(each.seconds) for log, each in zip(said, self.measured, strict=True)]
         return np.append(self._seen(logs), EXPECTED @ position[-2:])
 
     def jacobian(self, position: np.ndarray) -> Float[np.ndarray, "sample position"]:
-        """Their derivatives by every position."""
+        """Derivatives of the residuals by every position."""
         parts = [np.asarray(part, float) for part in self._derivatives(jnp.asarray(position, jnp.float32))]
         return np.vstack([self._seen(parts), np.hstack([np.zeros((2, len(self.keys))), EXPECTED])])
 
     def noise(self, residuals: Float[np.ndarray, " sample"]) -> Float[np.ndarray, " sample"]:
-        """The standard deviation of every residual: robust, and of each kind by itself where it has enough of them."""
+        """The standard deviation of every residual, by medians; for each kind apart where it has `ENOUGH` samples."""
         spare = max(len(residuals) - len(self.base) - 2, 1)
 
         def spread(some: Float[np.ndarray, " sample"]) -> float:
@@ -166,7 +171,9 @@ class Fit:
         return np.concatenate([part[~each.held_out] for part, each in zip(parts, self.measured, strict=True)])
 
 
-def calibrate(hardware: HardwareConfig, keys: Sequence[str], measured: Sequence[Measured], seed: int) -> Calibration:
+def calibrate(
+    hardware: HardwareConfig, keys: Sequence[str], measured: Sequence[Measurements], seed: int
+) -> Calibration:
     """Fit the numbers at `keys`, from several starts, and tell how well each is known.
 
     Raises `OptionError` for keys that are no numbers above 0, and where nothing measured depends on any of them.
@@ -196,7 +203,7 @@ def calibrate(hardware: HardwareConfig, keys: Sequence[str], measured: Sequence[
 
 
 def _told(fit: Fit, position: np.ndarray) -> tuple[FittedNumber, ...]:
-    """Standard errors by the curvature at the fit, and which numbers the measurements do not tell."""
+    """Fitted numbers, their standard errors from the curvature at the fit, and whether the data determine each."""
     jacobian, noise = fit.jacobian(position), fit.noise(fit.residuals(position))
     seen = np.flatnonzero(np.abs(jacobian).max(axis=0) > 0)  # what some measurement depends on
     _, values, directions = np.linalg.svd(jacobian[:, seen], full_matrices=len(jacobian) < len(seen))

@@ -24,7 +24,10 @@ from jaxmoe.tune.two_stage import TwoStageSettings
 
 
 def placement_problem(inputs: Inputs) -> PlacementProblem:
-    """What a tuner is asked. Raises `PlanError` where no placement fits."""
+    """The search problem of a tuner: layer model, trace or topics, batch size, weights of the objective, exchanges.
+
+    Raises `PlanError` where no placement fits the memory.
+    """
     return PlacementProblem(
         model=inputs.model,
         trace=inputs.trace,
@@ -81,7 +84,7 @@ def tuned_strategies(inputs: Inputs, result: TuneResult, mode: Mode = "sharded")
 
 
 @dataclass(frozen=True)
-class Best:
+class BestExchange:
     """The fastest exchange of every layer, and the mean seconds over batches under it, [layer]."""
 
     exchange: tuple[str, ...]
@@ -90,22 +93,22 @@ class Best:
 
 @dataclass(frozen=True)
 class Comparison:
-    """By name of the strategy."""
+    """Times, replays and bound of all strategies, by name of the strategy."""
 
     strategies: dict[str, Strategy]
     scores: dict[str, LayerTime]  # each under its own exchange
     under: dict[str, dict[str, np.ndarray]]  # mean s [layer] by exchange; none where not comparable
     replays: dict[str, Replay]
     replayed: dict[str, LayerTime]  # the model on the replayed batches alone, with the simulator's schedule
-    bound: np.ndarray | None  # s [layer]: nothing that tuning may return does better on these batches
+    bound: np.ndarray | None  # s [layer]: no placement that tuning may return is faster on these batches
 
-    def best(self, name: str) -> Best:
+    def best(self, name: str) -> BestExchange:
         """Layer by layer: a strategy's own exchange, or, where it is comparable, a faster one that may be chosen."""
         own = self.strategies[name].placement.exchange
         names, means = [*self.under[name]], np.stack([self.scores[name].mean, *self.under[name].values()])
         fastest = means.argmin(axis=0)
         chosen = tuple(names[index - 1] if index else own[row] for row, index in enumerate(fastest))
-        return Best(chosen, means.min(axis=0))
+        return BestExchange(chosen, means.min(axis=0))
 
     def speedup(self, name: str, plan: str = TUNED) -> np.ndarray:
         """Time of a strategy over that of `plan`, each under its best exchange, [layer]."""
@@ -130,7 +133,8 @@ def _evaluated(
 ) -> tuple[dict[str, LayerTime], dict[str, dict[str, np.ndarray]]]:
     """Every strategy under its own exchange, and the mean seconds [layer] under every other one that may be chosen.
 
-    Exchanges go side by side, for most of the time is compiling, and all strategies share what one has compiled.
+    Exchanges are evaluated in parallel threads, since most of the time is compilation. All strategies share the
+    compiled function of an exchange.
     """
     batches, own = inputs.evaluation_batches, {each.name: _uniform(each.placement.exchange) for each in strategies}
     wanted: dict[str | tuple[str, ...], list[Strategy]] = {}
@@ -166,7 +170,10 @@ def _replayed(inputs: Inputs, strategy: Strategy, seen: LayerTime) -> LayerTime:
 
 
 def _bound(inputs: Inputs) -> np.ndarray | None:
-    """The bound on what any placement does on the evaluation batches, `None` where none fits or nothing bounds it."""
+    """Lower bound on the time of any placement on the evaluation batches, s [layer].
+
+    `None` where no placement fits, or nothing bounds it.
+    """
     try:
         problem = placement_problem(inputs)
     except PlanError:

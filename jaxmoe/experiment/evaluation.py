@@ -36,7 +36,7 @@ def simulated_gemm(model: Layer) -> Witness | None:
 
 
 def unwitnessed(model: Layer) -> list[str]:
-    """What the event simulator takes from the model, and so does not test."""
+    """Notes on times that the event simulator takes from the model and so cannot check: products without a witness."""
     gemm = model.machine.die.gemm
     if gemm is None or gemm.witness(np.ones(model.machine.num_nodes), 1.0, 1.0) is not None:
         return []
@@ -67,8 +67,8 @@ def score(
 ) -> LayerTime:
     """Exact times of a strategy, [layer, batch]; busy times are means over batches.
 
-    Every layer runs under its own exchange, or all under the one named. `as_simulated` is with the schedule that the
-    event simulator replays.
+    Every layer runs under its own exchange, or all under the one named. `as_simulated` uses the schedule that the event
+    simulator replays.
     """
     placement = strategy.placement
     model = replace(inputs.model, mode=placement.mode)
@@ -121,12 +121,12 @@ def replay(inputs: Inputs, strategy: Strategy, batches: Batch, report: Callable[
 
 
 def describe(inputs: Inputs, mode: Mode, exchange: str) -> LayerDescription:
-    """The machine and the layer in the simulator's own terms."""
+    """The run's machine and layer in the event simulator's own terms, under the named exchange."""
     return describe_model(inputs.model, inputs.fabric, mode, exchange)
 
 
 def describe_model(model: Layer, fabric: Fabric, mode: Mode, exchange: str) -> LayerDescription:
-    """The same of any model of a layer, with its network as the simulator sees it."""
+    """Any layer model in the event simulator's own terms, on the network `fabric`; SI units, NumPy and floats."""
     machine, costs = model.machine, model.costs
     levels = ((level.bandwidth, level.latency, level.channel) for level in machine.memory)
     return LayerDescription(

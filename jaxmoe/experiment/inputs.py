@@ -54,12 +54,16 @@ Source = GatingTrace | LoadCounts
 
 
 class OptionError(InputError):
-    """Something that a run is asked for and cannot be done, with the reason and the remedy."""
+    """An option or input that a run cannot use. The message gives the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one run is about. `model` is sharded; its memory is what the layers of `trace` may take of it."""
+    """All inputs of a run but plans: scenario, layer model and gating trace.
+
+    `model` is in the sharded mode. Its memory capacity is the part of a node's memory that the layers of `trace` may
+    use.
+    """
 
     scenario: Scenario
     moe: MoEModel
@@ -74,7 +78,7 @@ class Inputs:
 
     @property
     def shape(self) -> tuple[int, int] | None:
-        """The sides of the mesh; `None` where the machine is none."""
+        """The sides of the mesh; `None` for other networks."""
         return self.model.machine.topology.grid
 
     @property
@@ -117,7 +121,7 @@ class Inputs:
 
     @cached_property
     def validation_batches(self) -> Batch:
-        """Those of them that the event simulator replays."""
+        """The evaluation batches that the event simulator replays, leaves [layer, batch, ...]."""
         return self.first_batches(self.evaluation_batches)
 
     @cached_property
@@ -145,7 +149,7 @@ class Inputs:
         return sample_batches(trace, tokens, evaluation.batches, seed, consecutive, logits=logits)
 
     def first_batches(self, batches: Batch) -> Batch:
-        """As many of them as the event simulator replays."""
+        """The first of these batches, as many as the event simulator replays."""
         return jax.tree.map(lambda leaf: leaf[:, : self.scenario.validation.batches], batches)
 
     def capacity(self, layers: int) -> np.ndarray | None:
@@ -155,12 +159,15 @@ class Inputs:
 
 
 def read_inputs(config: Path, overrides: Sequence[str] | None, trace: Path | None, layers: str | None) -> Inputs:
-    """Read and check everything but plans. Raises `ConfigError`, `TraceError` or `OptionError`."""
+    """Read and check all inputs of a run but plans. Raises `ConfigError`, `TraceError` or `OptionError`."""
     return inputs_of(load_scenario(config, overrides or ()), trace, layers)
 
 
 def inputs_of(scenario: Scenario, trace: Path | None = None, layers: str | None = None) -> Inputs:
-    """The same from a scenario. Its numbers may be traced by JAX where only the machine and its costs need them."""
+    """All inputs of a run but plans, from a scenario in memory. Raises `ConfigError`, `TraceError` or `OptionError`.
+
+    Numbers of the scenario may be JAX tracers where only the machine and its costs depend on them.
+    """
     moe = build_model(scenario.model)
     layer_ids = _chosen_layers(layers, moe)
     if trace is None and isinstance(scenario.workload.trace, FileTrace):
@@ -184,7 +191,7 @@ def inputs_of(scenario: Scenario, trace: Path | None = None, layers: str | None 
 def read_files(paths: Sequence[Path], model: str | None) -> dict[str, Source]:
     """Every file by its name, or its whole path where two have the same name.
 
-    `model` is the name or file of the model that they are of, for what a file does not state. Raises `TraceError`,
+    `model`, a name or a file, supplies the sizes of the model that a file does not state. Raises `TraceError`,
     `ConfigError` or `OptionError`.
     """
     if len(set(paths)) < len(paths):
@@ -199,12 +206,15 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def read_file(path: Path, model: str | None) -> Source:
-    """A trace or load counts of any kind, as above."""
+    """Read a gating trace or load counts of any format; `model` as in `read_files`."""
     return read_any(path, hints_of(model)).content
 
 
 def hints_of(model: str | None) -> Hints:
-    """What the model tells that a file may not state; nothing without one. Raises `ConfigError`."""
+    """The sizes that a trace file may not state: experts, top-k and layers of a model; empty without a model.
+
+    Raises `ConfigError`.
+    """
     if model is None:
         return Hints()
     return _hints(build_model(load_model(model, "--model")))
@@ -224,7 +234,7 @@ def _chosen_layers(text: str | None, moe: MoEModel) -> tuple[int, ...]:
 
 
 def _source(scenario: Scenario) -> str:
-    """What the synthetic trace of the workload is drawn from, for people."""
+    """A name of the synthetic trace for messages and reports: its process file or preset."""
     match scenario.workload.trace:
         case ProcessTrace(path=path):
             return f"synthetic from {path}"

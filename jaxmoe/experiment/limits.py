@@ -1,4 +1,4 @@
-"""The resource that limits a layer, told outside `jit`: of which stage, of which kind, and where it is."""
+"""The resource that limits a layer, found outside `jit`: its stage, its kind, and its place in the machine."""
 
 from collections import Counter
 from typing import Any, NamedTuple

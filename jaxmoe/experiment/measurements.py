@@ -1,6 +1,6 @@
-"""Measurements of a machine, as CSV files have them, and what the model says of each.
+"""Measurements of a machine from CSV files, and the modelled time of each.
 
-Every measurement is priced by the very functions that price a layer.
+The functions that time a layer also time the measurements.
 """
 
 import csv
@@ -32,7 +32,7 @@ HELD_OUT = 5  # every so many-th measurement of a kind is kept from the fit
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurements:
     """Measurements of one kind: columns by name, [sample], and seconds."""
 
     kind: str
@@ -44,14 +44,15 @@ class Measured:
 
     @property
     def held_out(self) -> np.ndarray:
-        """Which ones the fit does not see."""
+        """Whether each measurement is kept from the fit to test it, bool [sample]."""
         return np.arange(len(self)) % HELD_OUT == HELD_OUT - 1
 
 
 class Crowding(NamedTuple):
-    """What an all-to-all takes over what the model says: a factor of its busiest link or port, one of its longest path.
+    """Factors on the modelled time of an all-to-all, fitted to measurements.
 
-    Messages wait for each other where paths cross, and the one that ends last need not have the longest path.
+    `load` multiplies the seconds of its busiest link or port, `path` the delay of its longest path. They are not 1
+    because messages wait for each other where paths cross, and the last one to arrive need not have the longest path.
     """
 
     load: float | Float[Array, ""] = 1.0
@@ -65,7 +66,7 @@ class Crowding(NamedTuple):
 ALONE = Crowding()
 
 
-def read_measured(path: Path, hardware: HardwareConfig) -> Measured:
+def read_measured(path: Path, hardware: HardwareConfig) -> Measurements:
     """A CSV whose first line names the columns of one kind. Raises `OptionError` naming file, line and column."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -87,11 +88,11 @@ def read_measured(path: Path, hardware: HardwareConfig) -> Measured:
     arrays = {name: np.array(values) for name, values in columns.items()}
     if kind == "ping" and (arrays["source"] == arrays["destination"]).any():
         raise OptionError(f"{path}: a message goes from a node to itself; remove its line")
-    return Measured(kind, arrays, arrays.pop("seconds"))
+    return Measurements(kind, arrays, arrays.pop("seconds"))
 
 
 def _entry(place: str, name: str, text: str | None, hardware: HardwareConfig) -> float | int:
-    """One value of a line: a level as its place in the list."""
+    """One value of a line; a memory level as its index in the machine's list."""
     if name == "level":
         known = [level.name for level in hardware.memory] or ["memory"]
         if text not in known:
@@ -112,11 +113,11 @@ def _entry(place: str, name: str, text: str | None, hardware: HardwareConfig) ->
     return value
 
 
-# What the model says of measurements.
+# Modelled times of measurements.
 
 
 def seconds_of(
-    measured: Measured, machine: Machine, network: Congestion, crowding: Crowding = ALONE
+    measured: Measurements, machine: Machine, network: Congestion, crowding: Crowding = ALONE
 ) -> Float[Array, " sample"]:
     """Seconds of every measurement by the model; `crowding` is of all-to-alls.
 
@@ -156,7 +157,7 @@ def seconds_of(
 
 
 def _gemm_seconds(machine: Machine, columns: Mapping[str, Array]) -> Float[Array, " sample"]:
-    """One product on one die: as an expert of one product, all of whose columns the die has."""
+    """Seconds of one matrix product on one die, timed as an expert that is a single product, not cut."""
     rows, width = columns["tokens"], columns["columns"]
     rate = machine.die.flops[0] / (2 * columns["hidden"] * width)  # tokens a second
     if machine.die.gemm is None:

@@ -22,7 +22,7 @@ Row = dict[str, Any]  # a point with its metrics, by column
 
 
 class Outcome(NamedTuple):
-    """What came of a point: times of all layers, stages [layer, batch] and busy times [layer, resource]."""
+    """Times of a point of a sweep, s: stages [layer, batch], busy times [layer, resource]. Machine and batch size."""
 
     times: LayerTime
     machine: Machine

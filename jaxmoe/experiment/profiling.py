@@ -69,7 +69,7 @@ def _row(path: Path, line: int, row: dict[str, str]) -> tuple[int, int, int, flo
 
 
 def write_timings(path: Path, timings: Timings) -> None:
-    """The same table."""
+    """Write timings as a CSV that `read_timings` reads: source, destination, phase, bytes and seconds."""
     phases = [STAGES[row] for row in timings.phase]
     values = (timings.source, timings.destination, phases, timings.bytes, timings.seconds)
     _write(path, COLUMNS, zip(*values, strict=True))

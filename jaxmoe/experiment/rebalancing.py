@@ -29,9 +29,9 @@ Placer = Literal["keep", "eplb", "eplb_matched", "tuned", "oracle"]
 class Policy:
     """`placer` places anew every so many windows, or when busiest ranks have `trigger` times the mean.
 
-    `eplb_matched` gives EPLB's packs to the ranks that hold most of them already. `tuned` weighs what moving costs
-    against what it gains over the steps until its next turn, `patience` times as many; infinite, moving counts as free.
-    The `oracle` knows the window to come, and what it moves is not charged.
+    `eplb_matched` gives EPLB's packs of experts to the ranks that hold most of them already. `tuned` weighs the time of
+    moving against the gain over the steps until it places again, times `patience`; with an infinite `patience` moving
+    counts as free. The `oracle` knows the coming window, and its movements cost nothing.
     """
 
     placer: Placer
@@ -52,7 +52,11 @@ class Policy:
 
 @dataclass(frozen=True)
 class Rebalanced:
-    """What a policy takes: s of a step, all layers together, s of moving and experts moved before every window."""
+    """Times and movements of a policy by window.
+
+    `seconds`: of a step, all layers together. `moving`: seconds that weights travel before the window, all layers
+    together. `experts`: the number of expert copies that travel then.
+    """
 
     seconds: Float[np.ndarray, " window"]
     moving: Float[np.ndarray, " window"]
@@ -60,7 +64,7 @@ class Rebalanced:
     slots: Int[np.ndarray, "window layer slot"]  # in every window
 
     def per_step(self, steps: int) -> float:
-        """Mean seconds of a step with what moving takes, for windows of so many steps."""
+        """Mean seconds of a step including its share of the movements, for windows of so many steps."""
         return float(self.seconds.mean() + self.moving.mean() / steps)
 
 
@@ -104,7 +108,10 @@ def _placed(problem: ReplicaProblem, looked: Windows, slots: Slots, policy: Poli
 
 
 def matched(before: Slots, after: Slots, experts: int, ranks: int) -> Slots:
-    """The same packs of experts, given to ranks so that as few experts as can be have to move."""
+    """Slots `after` with ranks renumbered so that as few experts as possible move from `before`, [layer, slot].
+
+    Which experts share a rank stays as it is; a linear assignment gives each such group a rank.
+    """
     held, wanted = (copies_of_slots(slots, experts, ranks) > 0 for slots in (before, after))
     packs, given = after.reshape(len(after), ranks, -1), np.empty((*after.shape[:1], ranks), int)
     for layer in range(len(after)):
@@ -126,7 +133,7 @@ def _times(model: ReplicaModel, held: Array, loads: Array) -> Array:
 
 
 def moving_seconds(model: ReplicaModel, before: Slots, after: Slots, experts: int) -> Float[np.ndarray, " layer"]:
-    """Seconds until the weights of every layer have come, each by itself."""
+    """Seconds until the new copies of every layer have arrived, each layer by itself, [layer]."""
     nodes = model.layer.machine.num_nodes
     held = (jnp.asarray(copies_of_slots(slots, experts, nodes), jnp.float32) for slots in (after, before))
     return np.asarray(_moving(model, *held), float)

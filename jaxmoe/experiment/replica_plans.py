@@ -1,4 +1,4 @@
-"""Slots on a machine that serves a model: the batches they are tuned on, and how tokens, not counts, judge them."""
+"""Expert slots on a serving machine: batches of counts for tuning, and exact times and replays of single tokens."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,8 +57,8 @@ def drawn_loads(
 ) -> Float[np.ndarray, "layer batch expert"]:
     """Choices of every expert in batches of so many choices, drawn one by one.
 
-    Every other batch is drawn from all windows together, as batches of a served mixture are, and the rest from windows
-    in turns, so that what windows differ by counts too.
+    Every other batch is drawn from all windows together, like a mixture of requests, and the rest from single windows
+    in turn, so that differences between windows count too.
     """
     rng = np.random.default_rng(seed)
     share = windows + 1e-12
@@ -70,8 +70,11 @@ def drawn_loads(
 
 @dataclass(frozen=True)
 class PlacedForTime:
-    """Slots, and mean seconds of a layer by name: of all candidates on what they were made for, and `later`, of the
-    tuned slots and EPLB's made for the first half of the windows, on the second."""
+    """Tuned slots, and mean seconds of a layer by name of the candidate.
+
+    `fitted`: of all candidates, on the batches they were made for. `later`: of the tuned slots and the starting ones
+    such as EPLB's, made for the first half of the windows, on the second; `None` for a single window.
+    """
 
     slots: Slots
     fitted: dict[str, float]
@@ -79,7 +82,7 @@ class PlacedForTime:
 
 
 def placed_for_time(problem: ReplicaProblem, windows: Windows, choices: int, seed: int = 0) -> PlacedForTime:
-    """Slots tuned for batches of so many choices drawn from all windows. The problem's own loads are not looked at."""
+    """Slots tuned for batches of so many choices drawn from all windows. The problem's own loads are ignored."""
 
     def made(windows: Windows, seed: int) -> TunedSlots:
         return tuned_slots(replace(problem, loads=drawn_loads(windows, choices, FIT_BATCHES, seed)), seed=seed)
@@ -119,7 +122,7 @@ def judged(model: ReplicaModel, slots: Slots, batches: Batch, experts: int) -> L
 
 
 def replayed(inputs: Inputs, model: ReplicaModel, slots: Slots, batches: Batch) -> list[list[LayerReplay]]:
-    """The same tokens in the event simulator, [layer][batch]."""
+    """Replay the batches under these slots in the event simulator; results [layer][batch]."""
     experts = inputs.moe.num_experts
     share = share_of_slots(slots, experts, inputs.num_nodes)
     return replay_plan(

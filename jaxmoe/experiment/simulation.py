@@ -1,4 +1,4 @@
-"""A system over iterations, beside what it is compared with: all in the model, some in the event simulator too."""
+"""A system and its baselines over iterations: all iterations in the model, some in the event simulator too."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,8 +19,8 @@ from jaxmoe.traces import Batch, GatingTrace, request_batches, sample_batches, s
 
 
 @dataclass(frozen=True)
-class Iterations:
-    """What passes the layers: batches with leaves [layer, step, ...], and the gating that was seen before them."""
+class IterationBatches:
+    """Input of a simulation: batches with leaves [layer, step, ...], and the gating trace seen before them."""
 
     batches: Batch
     successive: bool  # tokens of the trace in their order, else drawn from all of it
@@ -33,11 +33,11 @@ class Iterations:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One system over all iterations, and what was replayed of it.
+class SystemRun:
+    """Times of one system: over all iterations by the model, over some in the event simulator.
 
-    `simulated` are seconds of what the model says in `rolled.compared`, and `moved` those of weights that travel apart,
-    [replay, layer].
+    `simulated`: simulated seconds of the stages that `rolled.compared` times by the model. `moved`: simulated seconds
+    of weight movements, which are replayed apart. Both [replay, layer].
     """
 
     system: AbstractRun
@@ -51,12 +51,12 @@ class Run:
 
     @cached_property
     def seconds(self) -> np.ndarray:
-        """Of every iteration, all layers together, [step]."""
+        """Modelled seconds of every iteration, all layers together, [step]."""
         return np.asarray(self.time.total.sum(axis=1))
 
     @property
     def movement(self) -> np.ndarray:
-        """Seconds that weights travel, [step, layer]."""
+        """Modelled seconds that weights travel, [step, layer]."""
         return np.asarray(self.time.stages.get("movement", np.zeros(self.time.total.shape)))
 
 
@@ -65,9 +65,9 @@ class Simulation:
     """Runs by name, the baseline first and the system last; `replayed` are the steps that the event simulator has."""
 
     strategy: Strategy
-    iterations: Iterations
+    iterations: IterationBatches
     replayed: tuple[int, ...]
-    runs: dict[str, Run]
+    runs: dict[str, SystemRun]
 
     @property
     def baseline(self) -> str:
@@ -79,7 +79,7 @@ class Simulation:
 
     @property
     def stages(self) -> list[str]:
-        """Names of the stages of any run, in the order of the run that has most of them."""
+        """Names of the stages of all runs, in the order of the run that has most of them."""
         orders = sorted((run.time.order for run in self.runs.values()), key=len, reverse=True)
         return [*dict.fromkeys(name for order in orders for name in order)]
 
@@ -89,24 +89,25 @@ class Simulation:
         return float(self.runs[self.baseline].seconds.sum() / self.runs[self.system].seconds.sum())
 
     def simulated_speedup(self) -> tuple[float, float]:
-        """The same on the replayed iterations and without movements: by the model, and by the simulator."""
+        """Speedup on the replayed iterations without movements of weights: by the model, and by the event simulator."""
         first, system = self.runs[self.baseline], self.runs[self.system]
         steps = list(self.replayed)
         modelled = first.rolled.compared[steps].sum() / system.rolled.compared[steps].sum()
         return float(modelled), float(first.simulated.sum() / system.simulated.sum())
 
     def agreement(self, name: str) -> Figures:
-        """Model and simulator on all layers of the replayed iterations."""
+        """Agreement of model and event simulator over all layers of the replayed iterations."""
         run = self.runs[name]
         return agreement(run.rolled.compared[list(self.replayed)], run.simulated)
 
 
-def iterations_of(inputs: Inputs, count: int, history: GatingTrace | None = None) -> Iterations:
-    """The last tokens of the trace in their order, where it is long enough, else batches drawn from it.
+def iterations_of(inputs: Inputs, count: int, history: GatingTrace | None = None) -> IterationBatches:
+    """Batches for `count` iterations: the last tokens of the trace in order if it is long enough, else drawn from it.
 
     A system that keeps requests apart gets successive tokens of the same requests instead.
 
-    What was seen before is `history`, or the tokens before the first one, or, where these are none, the same trace.
+    The trace seen before is `history`; by default the tokens before the first batch, or the whole trace if there are
+    too few.
     """
     trace, tokens = inputs.trace, inputs.scenario.workload.batch_tokens
     seed = EVALUATION_SEEDS + inputs.scenario.evaluation.seed
@@ -114,17 +115,17 @@ def iterations_of(inputs: Inputs, count: int, history: GatingTrace | None = None
         kept, before = request_batches(trace, tokens, count, seed)
         if history is None:
             history = trace.select_tokens(np.flatnonzero(before)) if before.any() else trace
-        return Iterations(kept, True, history, foresight=history is trace)
+        return IterationBatches(kept, True, history, foresight=history is trace)
     batches = successive_batches(trace, tokens, count, seed, numbered=True)
     first = trace.num_tokens - tokens * count
     if history is None:
         history = trace.select_tokens(np.arange(first)) if first >= tokens else trace
     drawn = sample_batches(trace, tokens, count, seed, numbered=True) if batches is None else batches
-    return Iterations(drawn, batches is not None, history, foresight=history is trace)
+    return IterationBatches(drawn, batches is not None, history, foresight=history is trace)
 
 
 def setting_of(inputs: Inputs, strategy: Strategy, history: GatingTrace) -> Setting:
-    """What systems are made for, from a scenario and a plan."""
+    """The setting that a system is built for: placement, layer model, data widths, batch size, trace, history."""
     placement, scenario = strategy.placement, inputs.scenario
     return Setting(
         share=placement.share,
@@ -146,13 +147,13 @@ def setting_of(inputs: Inputs, strategy: Strategy, history: GatingTrace) -> Sett
 
 
 def simulate(
-    inputs: Inputs, strategy: Strategy, iterations: Iterations, replays: int, clock: StageTimer, report: Report
+    inputs: Inputs, strategy: Strategy, iterations: IterationBatches, replays: int, clock: StageTimer, report: Report
 ) -> Simulation:
-    """Run the scenario's system and what it is compared with. Raises `UnsuitableSystemError`."""
+    """Run the scenario's system and its baselines. Raises `UnsuitableSystemError`."""
     section = inputs.scenario.system
     system = system_of(section.name, **section.model_dump(exclude={"name", "plan"}))
     replayed = tuple(dict.fromkeys(np.linspace(0, iterations.count - 1, replays).round().astype(int).tolist()))
-    runs: dict[str, Run] = {}
+    runs: dict[str, SystemRun] = {}
     with clock.stage("rollout"):
         ready = system.runs(setting_of(inputs, strategy, iterations.history))
     for name, run in ready.items():
@@ -160,11 +161,11 @@ def simulate(
             rolled = run.rollout(iterations.batches)
         report("roll out", len(runs) + 1, len(ready))
         with clock.stage("simulate"):
-            runs[name] = Run(run, rolled, *_replayed(run, rolled, iterations, replayed, name, report))
+            runs[name] = SystemRun(run, rolled, *_replayed(run, rolled, iterations, replayed, name, report))
     return Simulation(strategy, iterations, replayed, runs)
 
 
-def batch_at(iterations: Iterations, row: int, step: int) -> Batch:
+def batch_at(iterations: IterationBatches, row: int, step: int) -> Batch:
     """The batch of one layer and iteration, as NumPy arrays."""
     return jax.tree.map(lambda leaf: np.asarray(leaf[row, step]), iterations.batches)
 
@@ -172,7 +173,7 @@ def batch_at(iterations: Iterations, row: int, step: int) -> Batch:
 def _replayed(
     run: AbstractRun,
     rolled: RolloutResult,
-    iterations: Iterations,
+    iterations: IterationBatches,
     replayed: tuple[int, ...],
     name: str,
     report: Report,
@@ -189,7 +190,7 @@ def _replayed(
 
 
 def simulation_report(simulation: Simulation) -> dict[str, Any]:
-    """Everything in seconds; an iteration is all layers of the run together."""
+    """The simulation for `summary.json`: times in seconds, of all layers of the run together."""
     iterations, placement = simulation.iterations, simulation.strategy.placement
     modelled, simulated = simulation.simulated_speedup()
     return {

@@ -1,4 +1,4 @@
-"""What there is to tell of plans in slots: balance of given loads, memory, and what has to move from one to another."""
+"""Reports on plans of expert slots: balance of given loads, memory, and the traffic of changing plans."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +23,9 @@ from jaxmoe.units import GIGA
 
 
 def loads_for(plan: SlotPlan, path: Path, model: str | None) -> Float[np.ndarray, "layer expert"]:
-    """Choices of every expert in a trace or in load counts, for the layers of a plan, by their numbers or positions.
+    """Choices of every expert in a trace or in load counts, for the layers of a plan, by layer number or position.
 
-    Raises `OptionError` where these are not there, or experts are others.
+    Raises `OptionError` where the file lacks a layer of the plan or has another number of experts.
     """
     content = read_file(path, model)
     counts = count_pairs(content).load if isinstance(content, GatingTrace) else content.counts.sum(axis=0)
@@ -51,9 +51,12 @@ def windows_of(path: Path, model: str | None) -> tuple[Float[np.ndarray, "window
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A plan for given loads, and how even loads are: `fitted` on all windows, `later` on the second half of them for
-    plans that were made for the first half. By name, as mean max over mean of layers and windows."""
+class EvaluatedSlotPlan:
+    """A plan of slots for given loads, with its load imbalance beside EPLB's and that of experts in order.
+
+    Imbalance: load of the busiest rank over the mean, averaged over layers and windows, by name. `fitted`: on all
+    windows. `later`: on the second half, of plans made for the first; `None` for a single window.
+    """
 
     plan: SlotPlan
     fitted: dict[str, float]
@@ -69,8 +72,11 @@ def placed_for(
     nodes: int,
     repeats: bool,
     fast: bool,
-) -> Placed:
-    """Copies placed for loads, beside EPLB and experts in order. Raises `PlanError` for numbers that do not go."""
+) -> EvaluatedSlotPlan:
+    """Place copies of experts for loads, and evaluate the plan beside EPLB and experts in order.
+
+    Raises `PlanError` for numbers that do not divide each other, or fewer slots than experts.
+    """
     groups = moe.expert_groups if moe is not None else 1
     if moe is not None and len(layer_ids) == len(moe.moe_layer_ids) and layer_ids == tuple(range(len(layer_ids))):
         layer_ids = moe.moe_layer_ids
@@ -94,7 +100,7 @@ def placed_for(
     all_of_it, half = made(windows), len(windows) // 2
     plan = SlotPlan(all_of_it["placed"], ranks, windows.shape[2], layer_ids, None if moe is None else moe.num_layers)
     later = told(made(windows[:half]), windows[half:]) if half else None
-    return Placed(plan, told(all_of_it, windows), later)
+    return EvaluatedSlotPlan(plan, told(all_of_it, windows), later)
 
 
 def balance(loads: Float[np.ndarray, "layer rank"]) -> dict[str, float]:
@@ -133,7 +139,7 @@ def plan_report(plan: SlotPlan, loads: Float[np.ndarray, "layer expert"] | None)
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that has to hold of a plan on a machine."""
+    """A requirement of a plan on a machine, whether it holds, and the numbers compared."""
 
     name: str
     holds: bool
@@ -141,7 +147,7 @@ class Check:
 
 
 def checks(plan: SlotPlan, moe: MoEModel, machine: Machine, expert_bytes: float) -> list[Check]:
-    """Whether a plan is of a model's experts and fits a machine. Files were checked when they were read."""
+    """Check that a plan has the model's layers and experts and fits the machine's ranks and memory."""
     made = [
         Check("ranks", plan.ranks == machine.num_nodes, f"{plan.ranks} ranks, {machine.num_nodes} nodes"),
         Check("layers", plan.layer_ids == moe.moe_layer_ids, f"{len(plan.layer_ids)} of {len(moe.moe_layer_ids)}"),
@@ -159,7 +165,7 @@ def checks(plan: SlotPlan, moe: MoEModel, machine: Machine, expert_bytes: float)
 
 
 def _groups(plan: SlotPlan, moe: MoEModel) -> str:
-    """On how many ranks the experts of a group are, on average: a token goes to few groups alone."""
+    """The mean number of ranks that hold experts of one group, as text; with group-limited gating fewer is better."""
     group = np.arange(plan.num_experts) * moe.expert_groups // plan.num_experts
     held = plan.copies > 0
     spread = [held[:, group == index].any(axis=1).sum(axis=1).mean() for index in range(moe.expert_groups)]
@@ -167,8 +173,8 @@ def _groups(plan: SlotPlan, moe: MoEModel) -> str:
 
 
 @dataclass(frozen=True)
-class Moves:
-    """What has to travel from one plan to another: copies, and bytes from the nearest rank that has the expert."""
+class PlanMoves:
+    """Expert copies that travel when one plan replaces another, each from the nearest rank that holds the expert."""
 
     copies: Float[np.ndarray, " layer"]
     traffic: Float[np.ndarray, "rank rank2"] | None  # B, where the machine is known
@@ -176,12 +182,16 @@ class Moves:
     seconds: float | None  # of the busiest link, with the network to itself
 
 
-def moves(before: SlotPlan, after: SlotPlan, expert_bytes: float, topology: AbstractTopology | None) -> Moves:
-    """Raises `PlanError` for plans of different models, and `OptionError` for a machine of other ranks."""
+def moves(before: SlotPlan, after: SlotPlan, expert_bytes: float, topology: AbstractTopology | None) -> PlanMoves:
+    """Copies, traffic and link bytes of changing from one plan to another; only copies without a topology.
+
+    `expert_bytes`: weights of an expert, B. Raises `PlanError` for plans of different models, and `OptionError` for a
+    machine with another number of ranks.
+    """
     needed = moved(before, after)
     copies = needed.sum(axis=(1, 2)).astype(float)
     if topology is None:
-        return Moves(copies, None, None, None)
+        return PlanMoves(copies, None, None, None)
     if topology.num_nodes != before.ranks:
         raise OptionError(f"--machine has {topology.num_nodes} nodes, the plans {before.ranks} ranks; give theirs")
     hops, held = np.asarray(topology.hop_counts()), before.copies > 0
@@ -191,4 +201,4 @@ def moves(before: SlotPlan, after: SlotPlan, expert_bytes: float, topology: Abst
     np.add.at(traffic, (far.argmin(axis=1), rank), expert_bytes)
     carried = np.asarray(link_loads(topology, jnp.asarray(traffic)), np.float64)
     seconds = carried / np.asarray(topology.link_rate, np.float64)
-    return Moves(copies, traffic, carried, float(seconds.max(initial=0.0)))
+    return PlanMoves(copies, traffic, carried, float(seconds.max(initial=0.0)))

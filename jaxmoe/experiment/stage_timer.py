@@ -67,5 +67,5 @@ class StageTimer:
             spent["compile_s"] += compile_s
 
     def report(self) -> dict[str, object]:
-        """Seconds since the clock was made, and of every stage."""
+        """Seconds since the timer was created, and running and compiling seconds of every stage."""
         return {"total": time.perf_counter() - self._start, "stages": self._stages}

@@ -1,4 +1,4 @@
-"""What is compared: a name, and a placement with the exchange of each of its layers."""
+"""Strategies of a comparison: named placements with the exchange of each layer, shipped, tuned or from files."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,8 +30,8 @@ PLACEMENT_KEYS = ("seed", "strategies")  # of a scenario, on which the standard 
 class Strategy:
     """A named placement of the layers of a run, which names the exchange of every layer.
 
-    `comparable` is false where the accounting leaves something out, or the placement does not fit the memory. `note`
-    is what a reader of its figures has to know.
+    `comparable` is false where the exchange leaves traffic out, or the placement does not fit the memory. `note` is for
+    readers of its times.
     """
 
     name: str
@@ -47,7 +47,7 @@ def standard_strategies(inputs: Inputs) -> list[Strategy]:
 
 
 def named_strategies(inputs: Inputs, names: Iterable[str]) -> Iterator[Strategy]:
-    """Placement strategies of these names on the layers of this run. Raises `PlanError` for shares that are none."""
+    """Placement strategies of these names on the layers of this run. Raises `PlanError` for a wrong shape."""
     counts, topology = _choice_counts(inputs.trace), inputs.model.machine.topology
     settings = strategy_settings(inputs)
     shape = (len(inputs.layer_ids), inputs.moe.num_experts, inputs.num_nodes)
@@ -63,7 +63,7 @@ def named_strategies(inputs: Inputs, names: Iterable[str]) -> Iterator[Strategy]
 
 
 def strategy_settings(inputs: Inputs) -> StrategySettings:
-    """What strategies are told of a scenario."""
+    """Settings of placement strategies from the scenario: its seed, and the number of groups of a hybrid."""
     return StrategySettings(inputs.scenario.seed, inputs.scenario.strategies.hybrid_regions)
 
 
@@ -95,7 +95,7 @@ def strategy(
 
 
 def decides_fit(model: Layer) -> tuple[Array, ...]:
-    """Numbers of the model that say whether a placement fits; none where memory holds whatever is asked of it."""
+    """Numbers of the model that decide whether a placement fits the memory; none where capacity is unlimited."""
     capacity = model.machine.capacity
     return () if capacity is None else (model.costs.expert_bytes, capacity)
 

@@ -1,4 +1,4 @@
-"""What `summary.json` says of a run: its surroundings, and how strategies compare. All times are seconds."""
+"""Contents of `summary.json`: provenance of a run, and the comparison of its strategies. All times are in seconds."""
 
 import os
 import platform
@@ -21,7 +21,7 @@ from jaxmoe.tune import History, TuneResult
 
 
 def provenance(command: str, inputs: Inputs) -> dict[str, Any]:
-    """The part of a summary that is the same for all verbs on scenarios."""
+    """The part of a summary that all commands on scenarios share: scenario, seed, versions, device, trace, batches."""
     return {
         "command": command,
         "scenario": resolved(inputs.scenario),
@@ -45,7 +45,7 @@ def provenance(command: str, inputs: Inputs) -> dict[str, Any]:
 
 
 def surroundings() -> dict[str, Any]:
-    """Software and machine, which every run has."""
+    """Versions of the software, and the device that it runs on."""
     versions = {name: version(name) for name in ("jaxmoe", "jax", "jaxlib", "numpy")}
     return {"versions": versions | {"python": platform.python_version()}, "device": _device()}
 
@@ -228,5 +228,5 @@ def _gap(comparison: Comparison) -> float | None:
 
 
 def _history(history: History) -> dict[str, list[int] | list[float]]:
-    """Mean over layers."""
+    """The steps of a search, and the time found at each, s, mean over layers."""
     return {"step": list(history.step), "mean_s": [float(np.mean(seconds)) for seconds in history.seconds]}

@@ -1,4 +1,4 @@
-"""From traces and load counts to all that is told of them, and how alike two of them are."""
+"""Statistics of gating traces and load counts, and the similarity of two of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,8 +68,8 @@ class LongTail:
 
 
 @dataclass(frozen=True)
-class Findings:
-    """All that is told of one file. Load counts have a summary alone."""
+class TraceFindings:
+    """Statistics of one trace file. Load counts have a load and a summary alone."""
 
     source: Source
     load: np.ndarray  # [layer, expert]
@@ -82,16 +82,18 @@ class Findings:
     long_tail: LongTail | None = None
 
 
-def find(name: str, source: Source, plan: NodePlan | None, window_tokens: int, seed: int, report: Report) -> Findings:
-    """All that is told of one file."""
+def find(
+    name: str, source: Source, plan: NodePlan | None, window_tokens: int, seed: int, report: Report
+) -> TraceFindings:
+    """Compute the statistics of one file, `name` for progress; `plan` gives the loads of nodes."""
     if isinstance(source, LoadCounts):
-        return Findings(source, source.counts.sum(axis=0), summarise_loads(source, seed))
+        return TraceFindings(source, source.counts.sum(axis=0), summarise_loads(source, seed))
     counts = count_pairs(source, partial(report, f"{name}: count"))
     shuffled = count_shuffled(source, seed, partial(report, f"{name}: shuffle"))
     phase = source.phase
     dealt = None if phase is None else shuffled_phases(phase, seed)
     sizes = [size for size in BATCH_TOKENS if size <= source.num_tokens]
-    return Findings(
+    return TraceFindings(
         source,
         counts.load,
         summarise(source.layer_ids, source.top_k, counts, shuffled, seed),
@@ -130,9 +132,9 @@ def top_count(num_experts: int) -> int:
 
 
 def node_plan(name: str, source: Source, plan: Placement | None, nodes: int | None) -> NodePlan | None:
-    """What the nodes have of the experts of a trace: the plan's shares, or whole experts in equal runs.
+    """Shares of a trace's experts on nodes: those of a plan, or without one whole experts in contiguous equal runs.
 
-    Raises `OptionError` when the plan does not fit the trace.
+    `None` for load counts. Raises `OptionError` when the plan does not fit the trace.
     """
     if isinstance(source, LoadCounts):
         return None
@@ -159,7 +161,7 @@ def _node_loads(trace: GatingTrace, plan: NodePlan, window_tokens: int, seed: in
 
 
 def _phases(trace: GatingTrace, phase: np.ndarray | None, report: Callable[[int, int], None]) -> PhaseAgreement | None:
-    """`None` for a trace that is not of both phases."""
+    """Agreement of prefill and decode; `None` for a trace that does not have both phases."""
     if phase is None or phase.min() == phase.max():
         return None
     return phase_agreement(trace, phase, report)
@@ -193,7 +195,7 @@ def similarity_of_loads(a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def similarity_of_pairs(a: PairCounts, b: PairCounts) -> dict[str, np.ndarray]:
-    """Heatmaps, and what B's events put on the pairs that are the most frequent in A, and on its own."""
+    """Rank correlations of heatmaps, and the part of B's events on the most frequent pairs of A, and of B itself."""
     figures = {
         "token_heatmap_spearman": _heatmaps(a.token_pairs, b.token_pairs),
         "layer_heatmap_spearman": _heatmaps(a.layer_pairs, b.layer_pairs),

@@ -25,7 +25,7 @@ Matrices = Mapping[str, Float[np.ndarray, "node node2"]]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the time models say of every matrix, s. `model` is the congestion model, whose busy times are here too."""
+    """Completion times of every matrix by each time model, s, and busy times by the congestion model, `model`, s."""
 
     completion: dict[str, Float[np.ndarray, " matrix"]]  # by time model: model, uncongested, alpha_beta
     link_time: Float[np.ndarray, "matrix link"]
@@ -33,8 +33,8 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Loads:
-    """Exactly how many bytes every matrix puts where. What a node sends itself counts nowhere."""
+class TrafficLoads:
+    """Bytes that every matrix sends, receives and puts on each link, exact. A node's traffic to itself is left out."""
 
     sent: Float[np.ndarray, "matrix node"]
     received: Float[np.ndarray, "matrix node"]
@@ -96,11 +96,11 @@ def simulate(
     return completion
 
 
-def loads_of(fabric: Fabric, matrices: Matrices) -> Loads:
+def loads_of(fabric: Fabric, matrices: Matrices) -> TrafficLoads:
     """Count bytes along the paths that messages take, B."""
     pair, link = fabric.routes.rows.owner, fabric.routes.rows.items
     traffic = list(matrices.values())
-    return Loads(
+    return TrafficLoads(
         sent=np.stack([matrix.sum(axis=1) for matrix in traffic]),
         received=np.stack([matrix.sum(axis=0) for matrix in traffic]),
         link=np.stack([np.bincount(link, matrix.ravel()[pair], fabric.num_links) for matrix in traffic]),

@@ -101,7 +101,7 @@ def _both(trial: Trial, at: tuple[int, ...]) -> dict[str, dict[str, float]]:
 
 
 def trials_agreement(trials: list[Trial]) -> dict[str, Figures]:
-    """Of communication and of the total, over all these trials."""
+    """Agreement of model and simulator on communication and on the total time, over all these trials."""
     return {
         what: agreement(
             np.concatenate([np.ravel(getattr(trial.model, what)) for trial in trials]),
@@ -139,7 +139,7 @@ class NodeTraffic:
 
 
 def fitted_gamma(inputs: Inputs) -> GammaFit:
-    """Fitted on random plans with full nodes of the run's first layer."""
+    """Gamma of hd_moe Eq. 3, fitted to simulated combines of random plans with full nodes in the run's first layer."""
     return node_traffic(inputs, inputs.scenario.workload.batch_tokens).of(BALANCED).fit
 
 

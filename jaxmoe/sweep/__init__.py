@@ -1,4 +1,4 @@
-"""Design spaces: studies of many points, evaluated in batches and kept in resumable tables, and what they tell."""
+"""Sweeps of design spaces: many points evaluated in batches, resumable tables of results, and their analysis."""
 
 import lazy_loader
 

@@ -25,7 +25,7 @@ from jaxmoe.tune.machine.designs import EvaluationArguments
 
 
 def pareto(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
-    """Rows that no other one is as good as in all metrics and better in one, by the first metric.
+    """The Pareto front: rows that no other row dominates in these metrics, ordered by the first one.
 
     Rows without these metrics as finite numbers, or that cannot be compared, are left out. Raises `SweepError` for
     other than two or three known metrics.
@@ -61,9 +61,9 @@ def best(rows: Sequence[Row], name: str) -> Row | None:
 
 
 def is_efficient(costs: Float[np.ndarray, "point metric"]) -> Bool[np.ndarray, " point"]:
-    """Whether nothing is at least as low in all metrics and lower in one. Equal points are all efficient.
+    """Whether a point is Pareto efficient: no other one is at least as low in all metrics and lower in one.
 
-    Of two or three metrics.
+    For two or three metrics. Equal points are all efficient or all not.
     """
     unique, which = np.unique(
         costs, axis=0, return_inverse=True

@@ -1,5 +1,7 @@
-"""Chunks evaluated on the hosts of a Ray cluster. Which host has a chunk, and that it is evaluated again where a host
-was lost, is Ray's doing; files are written by this process alone, so that nothing is there twice.
+"""Chunks evaluated on the hosts of a Ray cluster.
+
+Ray assigns chunks to hosts and evaluates those of a lost host again. This process alone writes files, so that no row is
+written twice.
 """
 
 import logging
@@ -17,7 +19,7 @@ import jax
 
 from jaxmoe.experiment.parametric import ParametricRun
 from jaxmoe.sweep.compile_groups import Group
-from jaxmoe.sweep.evaluation import Engine, Evaluated, Measured, most_points
+from jaxmoe.sweep.evaluation import Evaluated, Measured, SweepEvaluator, most_points
 from jaxmoe.sweep.points import SweepError
 
 CONNECT_S = 5.0
@@ -62,7 +64,9 @@ def _unreachable(address: str, error: Exception) -> SweepError:
 
 
 class Cluster:
-    """Evaluates as `Engine` does, on all hosts of a cluster, each worker with devices of its own: a GPU, or a core.
+    """Evaluates groups of points as `SweepEvaluator` does, on all hosts of a Ray cluster.
+
+    Every worker has devices of its own: a GPU, or a core.
 
     `compiles` counts the compilations of all workers, `chunks` the chunks by the node that evaluated them.
     `memory_bytes` limits what a chunk takes on its worker; 0 is a part of the memory of its host, over its cores.
@@ -107,7 +111,7 @@ class Cluster:
             yield from self._ready(handed)
 
     def close(self) -> None:
-        """Leave the cluster; one that was started for this end ends."""
+        """Shut down the cluster if this process started it; leave any other running."""
         import ray
 
         if self._own:
@@ -145,8 +149,8 @@ _run: tuple[str, ParametricRun] | None = None  # the last, by the name of its re
 
 
 @cache
-def _engine(memory_bytes: float, searched: tuple[str, ...]) -> Engine:
-    engine = Engine(memory_bytes, searched)
+def _engine(memory_bytes: float, searched: tuple[str, ...]) -> SweepEvaluator:
+    engine = SweepEvaluator(memory_bytes, searched)
     if not memory_bytes and jax.default_backend() == "cpu":
         engine.memory_bytes /= os.cpu_count() or 1  # as many workers share it
     return engine

@@ -1,4 +1,4 @@
-"""Points in groups that compile once: of one structure, strategy and exchange, with all that is drawn once for them.
+"""Groups of points that share one compilation and one set of inputs: equal structure, strategy and exchange.
 
 Points of a group differ in numbers of the layer model alone (`experiment.parametric`).
 """
@@ -102,7 +102,7 @@ class Grouping:
 
 
 def _is_method(key: str) -> bool:
-    """Whether a key says what runs, on whatever machine."""
+    """Whether a key chooses the strategy, exchange or system, and not the machine."""
     return key in DEFAULTS or is_of_system(key)
 
 

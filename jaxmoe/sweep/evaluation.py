@@ -28,7 +28,7 @@ FAR = 4  # a chunk of so many times the points that are wanted, or so many times
 
 
 def most_points(searched: Sequence[str]) -> int:
-    """Points of a chunk with these metrics that take a search."""
+    """The most points of a chunk; fewer where one of the metrics takes a search for every point."""
     return min(MOST, MOST_SEARCHED) if searched else MOST
 
 
@@ -37,7 +37,7 @@ Evaluated = tuple[Group, slice, Measured | None]
 
 
 def given(group: Group) -> EvaluationArguments:
-    """The arguments of a group."""
+    """Arguments that all points of a group share: layer model, shares, batches and exchange."""
     run, strategy = group.run, group.strategy
     assert run is not None
     assert strategy is not None
@@ -47,7 +47,7 @@ def given(group: Group) -> EvaluationArguments:
 
 
 def metrics_at(run: ParametricRun, numbers: Float[Array, " key"], common: EvaluationArguments) -> Measured:
-    """All metrics of one point."""
+    """All metrics of one point, and the index of its busiest resource."""
     outcome = outcome_at(run, numbers, common)
     busy = jnp.concatenate([*busy_by_kind(outcome.times).values()])
     return Measured(jnp.stack([metric(outcome) for metric in METRICS.values()]), busy.argmax())
@@ -68,11 +68,12 @@ Compiled = Callable[..., Any]
 
 
 @dataclass
-class Engine:
-    """Compiles and evaluates. Groups of one run, form of exchange, shape and about one size share what is compiled.
+class SweepEvaluator:
+    """Evaluates groups of points in chunks, by one compiled function for groups that can share it.
 
-    `memory_bytes` is what a chunk may take in all, `searched` names metrics that take a search. `compiles` counts
-    compilations, `too_large` those of them whose chunks would have taken more memory.
+    Groups share it if they have the same run, form of exchange and shapes, and about the same size. `memory_bytes`
+    limits the memory of a chunk on all devices, B; 0 is a fixed part of what there is. `searched` names the metrics
+    that take a search. `compiles` counts compilations, `too_large` those whose chunk exceeded the limit.
     """
 
     memory_bytes: float = 0.0
@@ -95,7 +96,7 @@ class Engine:
             self.memory_bytes = PART_OF_MEMORY * _memory()
 
     def evaluated(self, groups: Iterable[Group]) -> Iterator[Evaluated]:
-        """All points of these groups."""
+        """Metrics of all points of these groups, chunk by chunk."""
         for group in groups:
             if group.run is None:
                 yield group, slice(None), None
@@ -105,10 +106,10 @@ class Engine:
                 yield from ((group, part, measured) for part, measured in self.chunks(group))
 
     def close(self) -> None:
-        """Nothing is held but memory."""
+        """Do nothing: no process or file has to be closed. For use in place of `Cluster`."""
 
     def chunks(self, group: Group) -> Iterator[tuple[slice, Measured]]:
-        """Which points of a group, and their metrics in NumPy."""
+        """Chunks of a group: a slice of its points, and their metrics in NumPy."""
         run, common, exact = group.run, given(group), group.numbers
         numbers = exact.astype(np.float32)
         assert run is not None
@@ -124,7 +125,7 @@ class Engine:
             yield part, Measured(metrics, busiest, found)
 
     def _function(self, run: ParametricRun, points: int, common: EvaluationArguments) -> tuple[Compiled, int]:
-        """The compiled function of a chunk, and the points of one."""
+        """The compiled function of a chunk, and the number of its points."""
         if run is not self._run:
             self._compiled.clear()  # points come run by run
             self._fitting.clear()
@@ -143,9 +144,9 @@ class Engine:
         return known[-1]
 
     def _compile_to_fit(self, run: ParametricRun, common: EvaluationArguments, size: int) -> tuple[Compiled, int]:
-        """Compile for a chunk and ask what memory it takes; where that is too much, for as many as the limit allows.
+        """Compile for a chunk of `size` points, or for fewer where that exceeds the memory limit; returns their number.
 
-        What even the least chunk takes is taken.
+        A chunk of one point for each device is accepted whatever memory it takes.
         """
         compiled, taken = self._compile(run, common, size)
         while taken > self.memory_bytes and size > self.devices:
@@ -162,9 +163,9 @@ class Engine:
         return (of_one if of_one <= TOGETHER else -(-of_one // TOGETHER) * TOGETHER) * self.devices
 
     def _compile(self, run: ParametricRun, common: EvaluationArguments, points: int) -> tuple[Compiled, float]:
-        """A function of numbers [point, key] and what is given, and the bytes that it takes on all devices.
+        """The compiled function of numbers [point, key] and `common`, and its memory on all devices, B.
 
-        Blocks of points go one after the other. What is the same for all points XLA works out before the first.
+        Blocks of points are evaluated one after the other. XLA computes what is equal for all points once, before.
         """
         at_once = _block(points // self.devices) * self.devices
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxmoe.config import Scenario, resolved
-from jaxmoe.config.explain import Source
+from jaxmoe.config.explain import ConfigSource
 from jaxmoe.config.expressions import Expression, in_order
 from jaxmoe.config.keys import (
     PLAN,
@@ -63,12 +63,12 @@ class Point:
 
     @cached_property
     def hash(self) -> str:
-        """Equal for equal values and content, whatever the study."""
+        """A digest of the values and of the files that they name, independent of the study."""
         return _digest(self._text + self.content)
 
     @cached_property
     def values_hash(self) -> str:
-        """Equal for equal values, also where a file that they name has changed."""
+        """A digest of the values alone: the same after a file that they name has changed."""
         return _digest(self._text)
 
     @property
@@ -97,7 +97,7 @@ class Space:
         self.derived = {key: Expression(str(text)) for key, text in derived}
         self.conditions = [Expression(text) for text in config.where]
         self.fixed = {key: value for key, value in config.set.items() if key not in DEFAULTS}
-        self._file = ScenarioFile(study.scenario, Source(self.label, study.path.parent), self.fixed)
+        self._file = ScenarioFile(study.scenario, ConfigSource(self.label, study.path.parent), self.fixed)
         used = {key for expression in (*self.derived.values(), *self.conditions) for key in expression.keys}
         self.parameters = {key for key in (*config.axes, *self.derived) if is_parameter(key) and key in used}
         self._check_variables(used)
@@ -112,7 +112,7 @@ class Space:
 
     @property
     def identity(self) -> str:
-        """Equal for studies whose points may lie in one folder: they differ in axes, conditions and metrics alone."""
+        """A digest that studies share if they differ in axes, conditions and metrics alone: one folder suits all."""
         files = _files(resolved(self.base))
         parts: list[Any] = [resolved(self.base), self.study.config.layers, *([files] if files else [])]
         parts += [self.study.config.iterations] if self.study.has_systems else []
@@ -173,7 +173,7 @@ class Space:
         return self._file.value(key, named, (*self.study.config.axes, *self.derived))
 
     def behind(self, point: Point, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Numbers, and behind them the values of a point, and behind these its scenario."""
+        """Values by key: looked up in `numbers`, else in the point, else in its scenario."""
         return ChainMap(dict(numbers), _View(self, point.values))  # type: ignore[arg-type]
 
     @cached_property
@@ -272,7 +272,7 @@ class Space:
 
 
 class _View(Mapping[str, Any]):
-    """Values of a point, and behind them those of its scenario."""
+    """Values by key: those of a point, else those of its scenario."""
 
     def __init__(self, space: Space, values: Values) -> None:
         self.space, self.known = space, values

@@ -1,4 +1,4 @@
-"""Results of a sweep in a folder: a Parquet file for each chunk, there whole or not at all, and what study it is of.
+"""Results of a sweep in a folder: one Parquet file for each chunk, written atomically, and a manifest of the study.
 
 All files have the same columns of the same types, so that the folder can be read as one dataset. `point` is the same
 for equal values and `hash` for equal values and files that these name: where such a file has changed, rows of before go
@@ -50,9 +50,9 @@ class Results:
     _schema: Any = None  # of all files from `begin` on
 
     def open(self) -> dict[str, Row]:
-        """Rows that are there, by hash, without those that an older version has left without some metric.
+        """Read the rows in the folder, by hash, without those that lack a metric.
 
-        Raises `SweepError` where they are of another study.
+        Raises `SweepError` where the folder is of another study.
         """
         self._check_study()
         rows: dict[str, Row] = {}
@@ -312,5 +312,5 @@ _version = cache(version)
 
 
 def versions() -> dict[str, str]:
-    """Of what computed a row."""
+    """Versions of the packages that compute a row."""
     return {name: _version(name) for name in ("jaxmoe", "jax", "jaxlib", "numpy")}

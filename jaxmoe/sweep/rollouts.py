@@ -35,7 +35,7 @@ def rolled_out(group: Group, resources: list[tuple[str, int]]) -> Iterator[tuple
 
 
 def _measured(group: Group, numbers: np.ndarray, resources: list[tuple[str, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """All metrics of one point, and which resource is busiest, -1 where the system does not tell."""
+    """All metrics of one point, and the index of its busiest resource, -1 where the system reports none."""
     run, system, plan = group.run, group.system, group.strategy
     assert run is not None
     assert system is not None

@@ -18,7 +18,7 @@ from jaxmoe.registry import METRICS
 from jaxmoe.sweep.analysis import best
 from jaxmoe.sweep.cluster import Cluster, check_address
 from jaxmoe.sweep.compile_groups import Group, groups_of
-from jaxmoe.sweep.evaluation import Engine, Measured, resources
+from jaxmoe.sweep.evaluation import Measured, SweepEvaluator, resources
 from jaxmoe.sweep.folder_lock import locked, writing
 from jaxmoe.sweep.points import Point, Space, SweepError
 from jaxmoe.sweep.results import Results, check_installed, row_of, text_columns, with_metrics
@@ -96,7 +96,7 @@ def _run(
         results.begin(points, text)
     setup_s, start = time.perf_counter() - start, time.perf_counter()
     given = memory_bytes, study.searched
-    engine = Cluster(ray, *given, check) if ray and missing else Engine(*given)
+    engine = Cluster(ray, *given, check) if ray and missing else SweepEvaluator(*given)
     with closing(engine):
         for group, part, measured in engine.evaluated(chain([first] if first else [], groups)):
             chunk = results.with_earlier(_chunk(group, part, measured, text))

@@ -18,9 +18,10 @@ from jaxmoe.tune.bounds import bound_if_any
 
 
 def bound_of(inputs: Inputs, strategy: Strategy, exchange: AbstractExchange, batches: Batch) -> float | None:
-    """A time that no placement beats, under this exchange or any that tuning may choose, s: a mean over layers.
+    """Lower bound on the time of any placement under this exchange or any that tuning may choose, s, mean over layers.
 
-    `None` where no placement fits or nothing bounds it, and for accountings that leave traffic out, of which it says nothing.
+    `None` where no placement fits or nothing bounds it, and for exchanges that leave traffic out, to which the bound does
+    not apply.
     """
     if strategy.fits and not strategy.comparable:
         return None
@@ -51,7 +52,7 @@ class SearchMetrics:
         return [{name: self._one(name, group, row) for name in names} for row in numbers]
 
     def _tune(self, run: ParametricRun | None, numbers: Float[np.ndarray, "point key"]) -> None:
-        """All machines among these that have not been tuned yet."""
+        """Tune the machines of these numbers that have not been tuned yet, and keep their times."""
         assert run is not None
         new = numbers[np.array([("tuned", *row) not in self._kept for row in numbers], bool)]
         for row, seconds in zip(new, tuned(run, new), strict=True):

@@ -223,12 +223,12 @@ class Study:
 
     @property
     def searched(self) -> tuple[str, ...]:
-        """Those of its metrics that take a search."""
+        """Metrics of the study that take a search for every machine."""
         return tuple(name for name in SEARCHED if name in self.config.metrics)
 
     @property
     def layers(self) -> str | None:
-        """As `--layers` has it."""
+        """The layers as the text that `--layers` takes; `None` for all."""
         return None if self.config.layers is None else ",".join(map(str, self.config.layers))
 
 

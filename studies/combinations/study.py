@@ -23,11 +23,11 @@ import numpy as np
 from summary import numbers, summary
 
 from jaxmoe.config import build_model, load_model, load_scenario_with
-from jaxmoe.config.explain import Source
+from jaxmoe.config.explain import ConfigSource
 from jaxmoe.errors import InputError
 from jaxmoe.experiment import standard_strategies
 from jaxmoe.experiment.inputs import Inputs, inputs_of
-from jaxmoe.experiment.simulation import Iterations, batch_at, iterations_of, setting_of
+from jaxmoe.experiment.simulation import IterationBatches, batch_at, iterations_of, setting_of
 from jaxmoe.experiment.strategies import strategy
 from jaxmoe.experiment.table import Table, folder_of_tables, make_tables, study_options
 from jaxmoe.files import write_table
@@ -129,19 +129,19 @@ class Case:
             "costs.weight_bytes_per_element": 1,
             "strategies.hybrid_regions": self.tp,
         }
-        scenario = load_scenario_with(CONFIGS / "scenarios" / "quickstart.yaml", values, Source("study.py", HERE))
+        scenario = load_scenario_with(CONFIGS / "scenarios" / "quickstart.yaml", values, ConfigSource("study.py", HERE))
         layer = str(middle_layer(build_model(scenario.model)))
         self.inputs = inputs_of(scenario, trace_of(MODEL, seed), layers=layer)
         self.iterations = iterations_of(self.inputs, STEPS)
 
-    def iterations_for(self, way: Way) -> tuple[Inputs, Iterations]:
+    def iterations_for(self, way: Way) -> tuple[Inputs, IterationBatches]:
         if way.system != "wafer_gpu":
             return self.inputs, self.iterations
         section = type("Kept", (), {"keeps_requests": True})
         scenario = self.inputs.scenario.model_copy(update={"system": section})
         return self.inputs, iterations_of(replace(self.inputs, scenario=scenario), STEPS)
 
-    def run(self, way: Way) -> tuple[AbstractRun, RolloutResult, Iterations]:
+    def run(self, way: Way) -> tuple[AbstractRun, RolloutResult, IterationBatches]:
         inputs, iterations = self.iterations_for(way)
         known = replace(inputs, trace=iterations.history)
         placed = {each.name: each for each in standard_strategies(known)}[way.plan]

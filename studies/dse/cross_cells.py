@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jaxmoe.config import Scenario, build_model, load_model, load_scenario_with, resolved
-from jaxmoe.config.explain import Source
+from jaxmoe.config.explain import ConfigSource
 from jaxmoe.config.systems import SystemConfig
 from jaxmoe.engine import LayerTime
 from jaxmoe.engine.times import NODE
@@ -69,7 +69,7 @@ class Column:
     def scenario(self, phase: str) -> Scenario:
         """What is timed. Raises `InputError` where the machine computes nothing."""
         values = COMMON | PHASES[phase] | {"hardware": self.machine, "model": self.model}
-        base, source = CONFIGS / "scenarios" / "quickstart.yaml", Source("cross.py", HERE)
+        base, source = CONFIGS / "scenarios" / "quickstart.yaml", ConfigSource("cross.py", HERE)
         for regions in REGIONS:
             try:
                 return load_scenario_with(base, values | {"strategies.hybrid_regions": regions}, source)

@@ -29,7 +29,7 @@ from robust_answers import Row, explanations, pages, row, slopes
 from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.sweep import Study, read_study, run, run_sweep
 from jaxmoe.sweep.cluster import Cluster
-from jaxmoe.sweep.evaluation import MOST, Engine
+from jaxmoe.sweep.evaluation import MOST, SweepEvaluator
 
 HERE = Path(__file__).resolve().parent
 DRAWS, STRATEGIES = 8192, ["tp_both_ways", "ep_balanced", "ep_random", "hybrid"]
@@ -64,16 +64,16 @@ class Chunk(NamedTuple):
 def sweep(out: Path) -> None:
     """The study, with a line in the file LOG for every chunk as soon as it is evaluated, before it is written."""
     log = os.open(os.environ["LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    chunks = Engine.chunks
+    chunks = SweepEvaluator.chunks
 
-    def logged(self: Engine, group: Any) -> Iterator[Any]:
+    def logged(self: SweepEvaluator, group: Any) -> Iterator[Any]:
         start = time.perf_counter()
         for part, measured in chunks(self, group):
             os.write(log, f"{json.dumps([part.stop - part.start, time.perf_counter() - start])}\n".encode())
             yield part, measured
             start = time.perf_counter()
 
-    Engine.chunks = logged  # type: ignore[method-assign]
+    SweepEvaluator.chunks = logged  # type: ignore[method-assign]
     run_sweep(study(), out, lambda done, total: None)
 
 

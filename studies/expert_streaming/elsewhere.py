@@ -16,7 +16,7 @@ from study import HERE, SCENARIOS
 
 from jaxmoe.experiment.comparison import placement_problem, search
 from jaxmoe.experiment.inputs import Inputs, read_inputs
-from jaxmoe.experiment.simulation import Iterations, batch_at, iterations_of, setting_of
+from jaxmoe.experiment.simulation import IterationBatches, batch_at, iterations_of, setting_of
 from jaxmoe.experiment.strategies import Strategy, given_plans, strategy
 from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.methods import AbstractRun, system_of
@@ -43,7 +43,7 @@ def read(machine: str, tokens: int) -> Inputs:
     return read_inputs(SCENARIOS / f"{SCENARIO[machine]}.yaml", settings, None, "0")
 
 
-def timed(run: AbstractRun, iterations: Iterations) -> tuple[float, float]:
+def timed(run: AbstractRun, iterations: IterationBatches) -> tuple[float, float]:
     """Mean seconds of the layer by model and by event simulator."""
     rolled = run.rollout(iterations.batches)
     steps = range(rolled.time.total.shape[0])
@@ -51,7 +51,7 @@ def timed(run: AbstractRun, iterations: Iterations) -> tuple[float, float]:
     return float(rolled.compared.mean()), float(np.mean(seen))
 
 
-def streamed(machine: str, inputs: Inputs, iterations: Iterations) -> Iterator[dict[str, Any]]:
+def streamed(machine: str, inputs: Inputs, iterations: IterationBatches) -> Iterator[dict[str, Any]]:
     """Expert parallelism that loads and FSE-DP, cut as the model finds fastest, by each reading of control."""
     plan = given_plans(["ep_balanced"], inputs, taken=(), compared=())[0]
     for told, control in CONTROL_NS.items():
@@ -76,7 +76,7 @@ def streamed(machine: str, inputs: Inputs, iterations: Iterations) -> Iterator[d
             yield {"method": "fse_paired" if name == "expert_streaming" else name, **row}
 
 
-def placed(inputs: Inputs, iterations: Iterations) -> Iterator[dict[str, Any]]:
+def placed(inputs: Inputs, iterations: IterationBatches) -> Iterator[dict[str, Any]]:
     """Placements that stay: the usual ones and HD-MoE's, and HD-MoE's with its pre-broadcast."""
     before = replace(inputs, trace=iterations.history)
     found = search("milp-bayes", before, placement_problem(before), lambda *_: None)
@@ -102,7 +102,7 @@ def placed(inputs: Inputs, iterations: Iterations) -> Iterator[dict[str, Any]]:
             yield row | {"model_s": model_s, "simulated_s": simulated_s}
 
 
-def given(inputs: Inputs, plan: Strategy, iterations: Iterations) -> Any:
+def given(inputs: Inputs, plan: Strategy, iterations: IterationBatches) -> Any:
     return setting_of(inputs, plan, iterations.history)
 
 

@@ -10,7 +10,7 @@ from jaxmoe.config import build_machine, build_time_model, build_topology, load_
 from jaxmoe.des import fabric_of, replay_traffic
 from jaxmoe.experiment.calibration import calibrate, fitted_keys
 from jaxmoe.experiment.inputs import OptionError
-from jaxmoe.experiment.measurements import Crowding, Measured, read_measured, seconds_of
+from jaxmoe.experiment.measurements import Crowding, Measurements, read_measured, seconds_of
 
 MACHINE = """
 mesh_shape: [3, 3]
@@ -50,12 +50,12 @@ def products(rng, count=150):
     tokens, hidden, columns = (2 ** rng.integers(low, 12, count) for low in (0, 6, 6))
     tiles = np.ceil(tokens / 16) * 16 * np.ceil(columns / 64) * 64
     seconds = 2 * tiles * hidden / 12e12 + 3.2e-6
-    return Measured("gemm", {"tokens": tokens, "hidden": hidden, "columns": columns}, noisy(seconds, rng))
+    return Measurements("gemm", {"tokens": tokens, "hidden": hidden, "columns": columns}, noisy(seconds, rng))
 
 
 def reads(rng, count=100):
     size = np.geomspace(1e3, 1e8, count)
-    return Measured("memory", {"level": np.ones(count, int), "bytes": size}, noisy(410e-9 + size / 760e9, rng))
+    return Measurements("memory", {"level": np.ones(count, int), "bytes": size}, noisy(410e-9 + size / 760e9, rng))
 
 
 def messages(machine, rng, count=150):
@@ -70,14 +70,14 @@ def messages(machine, rng, count=150):
         traffic[start, end] = amount
         seconds.append(replay_traffic(fabric, traffic).completion_s)
     columns = {"source": source, "destination": destination, "bytes": size}
-    return Measured("ping", columns, noisy(seconds, rng))
+    return Measurements("ping", columns, noisy(seconds, rng))
 
 
 def all_to_alls(machine, rng, count=30):
     fabric = fabric_of(build_topology(with_numbers(machine, HIDDEN)), 4096.0, cut_through=True)
     size = np.geomspace(1e4, 1e6, count)
     seconds = [replay_traffic(fabric, amount * (1 - np.eye(9))).completion_s for amount in size]
-    return Measured("all_to_all", {"bytes": size}, noisy(seconds, rng))
+    return Measurements("all_to_all", {"bytes": size}, noisy(seconds, rng))
 
 
 def told_of(measured, machine, network, crowding):
@@ -129,7 +129,7 @@ def test_stated_errors_are_those_of_repeated_fits(machine):
 def test_an_all_to_all_takes_its_load_and_its_path(machine):
     """By hand: the longest path of a 3x3 mesh has 4 hops, its busiest link 6 messages."""
     built, sizes = build_machine(machine), np.array([1e5, 1e6])
-    measured = Measured("all_to_all", {"bytes": sizes}, sizes)
+    measured = Measurements("all_to_all", {"bytes": sizes}, sizes)
     load, path = 6 * sizes / 50e9, 4 * 100e-9
     for crowding in (Crowding(), Crowding(1.2, 0.5)):
         told = told_of(measured, built, build_time_model(machine), crowding)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmoe.config import Source, build_layer_model, load_scenario_with, number_at, resolved, with_numbers
+from jaxmoe.config import ConfigSource, build_layer_model, load_scenario_with, number_at, resolved, with_numbers
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.experiment.parametric import parametric_run, structural_keys
@@ -43,7 +43,7 @@ LINK, DIE = "hardware.link.bandwidth_GB_per_s", "hardware.die.compute_TFLOPs_per
 
 @pytest.fixture
 def with_changes(kept_scenario: Path):
-    return lambda changes: load_scenario_with(kept_scenario, changes, Source("a test", kept_scenario.parent))
+    return lambda changes: load_scenario_with(kept_scenario, changes, ConfigSource("a test", kept_scenario.parent))
 
 
 def numeric_keys(node, prefix=""):

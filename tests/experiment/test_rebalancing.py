@@ -9,7 +9,7 @@ import yaml
 
 from jaxmoe.des import fabric_of, replay_plan
 from jaxmoe.engine.copies import replica_model
-from jaxmoe.experiment.advice import Case, Outcome, _scaled, advise, outcomes
+from jaxmoe.experiment.advice import ActionOutcome, Case, _scaled, advise, outcomes
 from jaxmoe.experiment.evaluation import describe_model
 from jaxmoe.experiment.rebalancing import Policy, break_even_steps, matched, moving_seconds, rebalanced, step_seconds
 from jaxmoe.experiment.replica_plans import drawn_tokens, served_by, serving_scenario, token_seconds
@@ -135,7 +135,7 @@ CASES = [
 ]
 
 
-def simulated_per_token(case: Case, outcome: Outcome, later: np.ndarray) -> float:
+def simulated_per_token(case: Case, outcome: ActionOutcome, later: np.ndarray) -> float:
     """Seconds of a token in the event simulator, layers replayed in every fourth window; the rest as the model says."""
     layer = case.layer()
     model = replica_model(layer, case.choice)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxmoe.engine import measured_time
-from jaxmoe.experiment.simulation import Iterations, Run, Simulation, mean_stages
+from jaxmoe.experiment.simulation import IterationBatches, Simulation, SystemRun, mean_stages
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.methods import AbstractRun, RolloutResult
 from jaxmoe.methods.static import late
@@ -28,17 +28,17 @@ class Made(AbstractRun):
         pytest.fail("it has been replayed already")
 
 
-def made(**more) -> Run:
+def made(**more) -> SystemRun:
     stages = STAGES | {name: np.array(seconds, float) for name, seconds in more.items()}
     rolled = RolloutResult(measured_time(stages, {}, TOTAL / (2 if more else 1)))
-    return Run(Made(), rolled, simulated=np.full((1, 3), 7.0 if more else 14), moved=np.zeros((1, 3)))
+    return SystemRun(Made(), rolled, simulated=np.full((1, 3), 7.0 if more else 14), moved=np.zeros((1, 3)))
 
 
 @pytest.fixture
 def simulation() -> Simulation:
     runs = {"static": made(), "own": made(movement=[[1, 2, 3], [0, 0, 6]])}
     # Neither the plan nor the tokens are looked at here.
-    return Simulation(object.__new__(Strategy), object.__new__(Iterations), (0,), runs)
+    return Simulation(object.__new__(Strategy), object.__new__(IterationBatches), (0,), runs)
 
 
 def test_iterations_and_stages(simulation):

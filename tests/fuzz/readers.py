@@ -18,7 +18,7 @@ import yaml
 
 from jaxmoe.config import load_hardware, load_model, load_scenario
 from jaxmoe.config.base import ConfigError
-from jaxmoe.config.explain import Draft, Source
+from jaxmoe.config.explain import ConfigSource, Draft
 from jaxmoe.config.files import put_file
 from jaxmoe.models.hugging_face import read_hugging_face
 from jaxmoe.models.moe import ModelError
@@ -201,7 +201,7 @@ def scenarios() -> list[Files]:
     for key, place in (("hardware", "hardware"), ("model", "models"), ("workload", "workloads")):
         name = f"{place}/{whole[key]}.yaml"
         named |= {f"{place}/{file.name}": file.read_bytes() for file in (folder / name, *bases(folder / name))}
-        draft = Draft({}, Source(name, folder))
+        draft = Draft({}, ConfigSource(name, folder))
         put_file(draft, (), folder / name)
         whole[key] = draft.data
     return [named, {"scenarios/file.yaml": yaml.safe_dump(whole).encode()}]

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxmoe.config import build_model, load_scenario
 from jaxmoe.experiment.inputs import Inputs, inputs_of
-from jaxmoe.experiment.simulation import Iterations, iterations_of, setting_of
+from jaxmoe.experiment.simulation import IterationBatches, iterations_of, setting_of
 from jaxmoe.experiment.strategies import Strategy, given_plans
 from jaxmoe.traces import Batch
 
@@ -34,7 +34,7 @@ class Ready:
     """All that a system is made from; `setting` is that of jaxmoe."""
 
     inputs: Inputs
-    iterations: Iterations
+    iterations: IterationBatches
     strategy: Strategy
     setting: object
 

@@ -9,7 +9,7 @@ import yaml
 
 from jaxmoe.experiment.parametric import ParametricRun
 from jaxmoe.sweep import Space, Sweep, evaluation, read_study, run_sweep
-from jaxmoe.sweep.evaluation import Compiled, Engine
+from jaxmoe.sweep.evaluation import Compiled, SweepEvaluator
 from jaxmoe.sweep.points import _files
 from jaxmoe.tune.machine.designs import EvaluationArguments
 
@@ -17,10 +17,10 @@ from jaxmoe.tune.machine.designs import EvaluationArguments
 @pytest.fixture(autouse=True, scope="session")
 def _compiled_once() -> Iterator[None]:
     """Most tests sweep the same small machine: what one has compiled serves the others, with files as they are."""
-    real, kept = Engine._compile, {}
+    real, kept = SweepEvaluator._compile, {}
 
     def compile_once(
-        self: Engine, run: ParametricRun, common: EvaluationArguments, points: int
+        self: SweepEvaluator, run: ParametricRun, common: EvaluationArguments, points: int
     ) -> tuple[Compiled, float]:
         leaves, structure = jax.tree.flatten(common)
         whole = run.inputs.scenario.model_dump(mode="json")
@@ -36,7 +36,7 @@ def _compiled_once() -> Iterator[None]:
         return kept[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Engine, "_compile", compile_once)
+        patch.setattr(SweepEvaluator, "_compile", compile_once)
         yield
 
 

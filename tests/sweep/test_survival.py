@@ -28,14 +28,14 @@ from jaxmoe.sweep import evaluation
 
 evaluation.MOST = int(sys.argv[2])
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-chunks = evaluation.Engine.chunks
+chunks = evaluation.SweepEvaluator.chunks
 
 def logged(self, group):
     for chunk in chunks(self, group):
         os.write(log, f"{time.monotonic()}\\n".encode())
         yield chunk
 
-evaluation.Engine.chunks = logged
+evaluation.SweepEvaluator.chunks = logged
 app(sys.argv[3:])
 """
 

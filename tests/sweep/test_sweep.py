@@ -19,7 +19,7 @@ from jaxmoe.experiment.parametric import outcome_at, parametric_run
 from jaxmoe.registry import METRICS
 from jaxmoe.sweep import SweepError, compile_groups, evaluation
 from jaxmoe.sweep.compile_groups import groups_of
-from jaxmoe.sweep.evaluation import Engine, given, resources
+from jaxmoe.sweep.evaluation import SweepEvaluator, given, resources
 
 LATENCY, MEMORY = "hardware.link.latency_ns", "hardware.die.memory_bandwidth_GB_per_s"
 SHARED = [{"name": "hbm", "bandwidth_GB_per_s": 10, "nodes_per_channel": 2}]
@@ -209,7 +209,7 @@ def test_a_bad_axis_is_one_clear_error_and_writes_nothing(sweep, tmp_path, axes,
 def test_chunks_of_any_size_give_the_same(space):
     made = space(axes={LINK: {"from": 1, "to": 50, "points": 37}, "strategy": ["ep_balanced"]})
     (group,) = groups_of(made, made.points(), lambda done, total: None)
-    whole, small = Engine(), Engine(most=10)
+    whole, small = SweepEvaluator(), SweepEvaluator(most=10)
     (one,) = [measured for _, measured in whole.chunks(group)]
     parts = [(part, measured) for part, measured in small.chunks(group)]
     assert [part.stop - part.start for part, _ in parts] == [10, 10, 10, 7]
@@ -223,7 +223,7 @@ def test_a_small_group_makes_no_small_chunks_of_a_large_one(space):
         axes={"strategy": ["ep_random", "ep_balanced", "ep"], LINK: {"from": 1, "to": 60, "points": 60}},
         where=[f"strategy != 'ep_random' or {LINK} < 3"],
     )
-    engine = Engine()
+    engine = SweepEvaluator()
     groups = [*groups_of(made, made.points(), lambda done, total: None)]
     assert [len(group.points) for group in groups] == [2, 60, 60]
     assert [len([*engine.chunks(group)]) for group in groups] == [1, 1, 1]
@@ -234,9 +234,9 @@ def test_a_small_group_makes_no_small_chunks_of_a_large_one(space):
 def test_a_memory_limit_makes_chunks_smaller(space):
     made = space(axes={LINK: {"from": 1, "to": 50, "points": 200}, "strategy": ["ep_balanced"]})
     (group,) = groups_of(made, made.points(), lambda done, total: None)
-    free = Engine()
+    free = SweepEvaluator()
     _, taken = free._compile(group.run, given(group), 200)
-    tight = Engine(memory_bytes=taken / 3)
+    tight = SweepEvaluator(memory_bytes=taken / 3)
     sizes = {part.stop - part.start for part, _ in tight.chunks(group)}
     assert max(sizes) <= 80
     assert tight.too_large >= 1
@@ -247,9 +247,9 @@ def test_a_memory_limit_makes_chunks_smaller(space):
 def test_points_in_blocks_are_those_at_once(space, monkeypatch):
     made = space(axes={LINK: {"from": 1, "to": 50, "points": 12}, "strategy": ["ep_balanced"]})
     (group,) = groups_of(made, made.points(), lambda done, total: None)
-    ((_, at_once),) = Engine().chunks(group)
+    ((_, at_once),) = SweepEvaluator().chunks(group)
     monkeypatch.setattr(evaluation, "TOGETHER", 4)
-    ((_, in_blocks),) = Engine().chunks(group)
+    ((_, in_blocks),) = SweepEvaluator().chunks(group)
     assert len(np.unique(at_once.metrics[:, 0])) == 12
     np.testing.assert_allclose(in_blocks.metrics, at_once.metrics, rtol=1e-6)
 

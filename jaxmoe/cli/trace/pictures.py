@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxmoe.cli.session import OutputFolder
-from jaxmoe.experiment.trace_statistics import Findings, LongTail, NodeLoads, top_count
+from jaxmoe.experiment.trace_statistics import LongTail, NodeLoads, TraceFindings, top_count
 from jaxmoe.report import (
     plot_coactivation,
     plot_conditional,
@@ -35,7 +35,7 @@ from jaxmoe.traces.statistics import (
 PANELS = 3  # layers shown of heatmaps: the first, the middle one and the last
 
 
-def draw_statistics(folder: OutputFolder, findings: Mapping[str, Findings], topics: Topics | None) -> None:
+def draw_statistics(folder: OutputFolder, findings: Mapping[str, TraceFindings], topics: Topics | None) -> None:
     """Of one file everything; of several what they have in common, and what differs by topic."""
     if len(findings) == 1:
         ((name, found),) = findings.items()
@@ -68,7 +68,7 @@ def _draw_side_by_side(path: Path, figures: Mapping[str, Mapping[str, float | No
     plot_trace_comparison(path, shared, values, title)
 
 
-def _draw_file(folder: OutputFolder, name: str, found: Findings) -> None:
+def _draw_file(folder: OutputFolder, name: str, found: TraceFindings) -> None:
     layer_ids = found.source.layer_ids
     plot_expert_load(folder.target("load.png"), layer_ids, found.load, f"{name}: load of experts over the mean")
     if found.counts is None or found.shuffled is None or not isinstance(found.source, GatingTrace):
@@ -84,7 +84,7 @@ def _draw_file(folder: OutputFolder, name: str, found: Findings) -> None:
         _draw_long_tail(folder, name, layer_ids, found.long_tail)
 
 
-def _draw_reuse(folder: OutputFolder, findings: Mapping[str, Findings]) -> None:
+def _draw_reuse(folder: OutputFolder, findings: Mapping[str, TraceFindings]) -> None:
     """Of those files that have steps, in the layers of the first of them."""
     known = {name: of.summary for name, of in findings.items() if of.summary.mean().get("token_reuse") is not None}
     if not known:

@@ -15,7 +15,15 @@ from jaxmoe.cli.trace.pictures import draw_statistics
 from jaxmoe.experiment.inputs import OptionError, Source, read_files
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
-from jaxmoe.experiment.trace_statistics import Findings, LongTail, NodeLoads, find, find_topics, node_plan, top_count
+from jaxmoe.experiment.trace_statistics import (
+    LongTail,
+    NodeLoads,
+    TraceFindings,
+    find,
+    find_topics,
+    node_plan,
+    top_count,
+)
 from jaxmoe.files import write_table
 from jaxmoe.placement import Placement, read_plan
 from jaxmoe.traces import LoadCounts
@@ -31,14 +39,14 @@ CAPTION = (
 )
 
 
-def statistics_report(findings: Mapping[str, Findings], topics: Topics | None) -> dict[str, Any]:
+def statistics_report(findings: Mapping[str, TraceFindings], topics: Topics | None) -> dict[str, Any]:
     """Of one file all that was found; of several that of each, by name. And their topics."""
     reports = {name: _findings(found) for name, found in findings.items()}
     files = next(iter(reports.values())) if len(reports) == 1 else {"files": reports}
     return files | {"topics": None if topics is None else _topics(topics)}
 
 
-def print_statistics(findings: Mapping[str, Findings]) -> None:
+def print_statistics(findings: Mapping[str, TraceFindings]) -> None:
     """Figures and their baselines: of one file with the layers at both ends, of several on average."""
     if len(findings) == 1:
         ((name, found),) = findings.items()
@@ -47,7 +55,7 @@ def print_statistics(findings: Mapping[str, Findings]) -> None:
         print_table(_figures_of_many({name: found.summary for name, found in findings.items()}))
 
 
-def layer_rows(findings: Mapping[str, Findings]) -> list[dict[str, Any]]:
+def layer_rows(findings: Mapping[str, TraceFindings]) -> list[dict[str, Any]]:
     """Every layer of every file."""
     return [{"file": name} | row for name, found in findings.items() for row in found.summary.report()["layers"]]
 
@@ -60,7 +68,7 @@ def source_report(source: Source) -> dict[str, Any]:
     return {"kind": "trace", "tokens": source.num_tokens, "sequences": len(source.seq_start)} | about
 
 
-def _findings(found: Findings) -> dict[str, Any]:
+def _findings(found: TraceFindings) -> dict[str, Any]:
     return {
         "source": source_report(found.source),
         **found.summary.report(),

@@ -41,7 +41,7 @@ def _arguments(
 
 
 def biased_group(design: Design, runs: Sequence[ParametricRun]) -> DesignGroup:
-    """A design alone, whose tokens choose as its bias has it."""
+    """A group of one design, whose tokens choose experts by logits with the design's bias."""
     if design.table is None:
         return design_group([design.strategy], runs)
     biased = [replace(run, batches=gated(design.table, run.inputs.routed_batches)) for run in runs]

@@ -49,9 +49,9 @@ def tune_space(
 ) -> tuple[HardwareResult, list[TriedChoice]]:
     """The best machine of a space on the scenario at a path, and the best metric of every combination of its choices.
 
-    Combinations are tried under the usual strategies. The full search, of the best one, has the machine found so among
-    its starts: it ends with no slower one but by what constraints may be broken by, `MET`. Raises `InputError` where no
-    combination has a machine.
+    Combinations are tried under the usual strategies. The full search of the best one starts from the machine found
+    there, among others, so its result is no slower, up to the tolerance of constraints, `MET`. Raises `InputError`
+    where no combination has a machine.
     """
     for key in fixed:
         if key in file.space.choices:

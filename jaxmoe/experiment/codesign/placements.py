@@ -38,7 +38,7 @@ class PlacementSearch:
     optimised: Callable[[list[Design], list[np.ndarray]], None]
 
     def sequential(self, machines: Sequence[np.ndarray]) -> None:
-        """Placements for each of these machines, the gate for all, and the machine once more."""
+        """Tune placements on each of these machines, then a gate bias for each plan, then each design's machine."""
         for number, position in enumerate(machines):
             with self.clock.stage("tune in turn"):
                 inputs = self._inputs(position)
@@ -51,10 +51,10 @@ class PlacementSearch:
             self.optimised(designs, [position])
 
     def simultaneous(self, usual: np.ndarray) -> tuple[TuneResult, np.ndarray]:
-        """Descend over all together, then round the best plans, each on its machine.
+        """Descend over machines and placements together, then round the best plans, each on its machine.
 
-        One descent starts at the machine of the usual strategies. Returns what came of the best plan, and the objective
-        of every step and start.
+        One descent starts at the machine of the usual strategies. Returns the tuning result of the best plan, and the
+        objective of every step and start.
         """
         problem = self.problem
         with self.clock.stage("descend with placement"):
@@ -86,7 +86,7 @@ class PlacementSearch:
         return result, [self._biased(inputs, plan, table) for plan in plans]
 
     def _biased(self, inputs: Inputs, plan: Strategy, start: Table | None) -> Design:
-        """A plan with the bias of the gate that serves it on this machine, from a start or none."""
+        """A plan with a gate bias tuned for it on this machine; the bias starts from `start`, or from zero."""
         space, placement = self.problem.space, plan.placement
         assert space.gate_loss is not None
         placed, none = placement_on(self.problem, inputs), np.zeros(placement.share.shape).swapaxes(1, 2)

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxmoe.config import Scenario, Source
+from jaxmoe.config import ConfigSource, Scenario
 from jaxmoe.config.expressions import Expression, ExpressionError, in_order
 from jaxmoe.config.hardware_space import (
     PLAN,
     SYSTEM,
-    Constraint,
+    ExpressionConstraint,
     HardwareSpace,
     SpaceFile,
     read_constraint,
@@ -83,7 +83,7 @@ class HardwareProblem(AbstractMachineProblem):
         return METRICS[self.space.objective].lower_is_better
 
     @cached_property
-    def constraints(self) -> tuple[Constraint, ...]:
+    def constraints(self) -> tuple[ExpressionConstraint, ...]:
         return tuple(read_constraint(text) for text in self.space.constraints)
 
     @cached_property
@@ -141,16 +141,16 @@ class HardwareProblem(AbstractMachineProblem):
             return self.space.batch_tokens[0]
         return self.scenario.value(key, {}, (*self.space.variables, *self.space.derived))
 
-    def sides(self, constraint: Constraint, numbers: Mapping[str, Any]) -> tuple[Any, Any]:
+    def sides(self, constraint: ExpressionConstraint, numbers: Mapping[str, Any]) -> tuple[Any, Any]:
         return self.value(constraint.left, numbers), self.value(constraint.right, numbers)
 
-    def limit(self, constraint: Constraint) -> float | None:
+    def limit(self, constraint: ExpressionConstraint) -> float | None:
         for side in (constraint.right, constraint.left):
             if not self._varies(side):
                 return float(self.value(side, self._constants))
         return None
 
-    def limit_is_left(self, constraint: Constraint) -> bool:
+    def limit_is_left(self, constraint: ExpressionConstraint) -> bool:
         return self._varies(constraint.right) and not self._varies(constraint.left)
 
     def _varies(self, side: Expression) -> bool:
@@ -208,7 +208,7 @@ def hardware_problem(
     """
     space = file.space
     _check_fixed(file, fixed)
-    scenario = ScenarioFile(path.absolute(), Source(label_of(file.path), file.path.parent), fixed)
+    scenario = ScenarioFile(path.absolute(), ConfigSource(label_of(file.path), file.path.parent), fixed)
     _check_keys(space, scenario)
     chosen = None if layers is None else ",".join(map(str, layers))
     problem = HardwareProblem(file, scenario, chosen, (), ())

@@ -48,7 +48,7 @@ class Candidate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Machine:
+class ScoredMachine:
     """The best machine and the design that runs on it, scored by the exact model at the numbers as written."""
 
     numbers: dict[str, float]  # variables and what is derived from them, by key
@@ -71,7 +71,7 @@ class HardwareResult:
     """
 
     problem: HardwareProblem
-    best: Machine
+    best: ScoredMachine
     candidates: list[Candidate]
     starts: Float[np.ndarray, " start"]
     ended: Float[np.ndarray, " start"]
@@ -83,7 +83,7 @@ class HardwareResult:
 
 @dataclass
 class _Search:
-    """One run."""
+    """State of one search: designs so far, their exact objectives and optima, histories and counts of evaluations."""
 
     problem: HardwareProblem
     report: Progress
@@ -197,7 +197,7 @@ class _Search:
         """Objectives of all designs on one machine, [design]."""
         return np.concatenate([exact(np.tile(position, (len(exact.names), 1)))[0] for exact in self.exacts])
 
-    def _scored(self, index: int) -> tuple[Machine, list[Candidate]]:
+    def _scored(self, index: int) -> tuple[ScoredMachine, list[Candidate]]:
         problem, optimum, (strategy, table) = self.problem, self.optima[index], self.designs[index]
         numbers = reported_numbers(problem, optimum.position)
         inputs = inputs_at(problem, numbers)
@@ -222,7 +222,9 @@ class _Search:
         value = float(np.exp(np.mean([np.log(float(metric(each))) for each in seen])))
         scenarios = tuple(each.scenario for each in inputs)
         met = shadow_prices(problem, numbers, optimum, value)
-        best = Machine(numbers, scenarios, strategy, table, lost, times, value, met, optimum.stationarity.residual)
+        best = ScoredMachine(
+            numbers, scenarios, strategy, table, lost, times, value, met, optimum.stationarity.residual
+        )
         here = self._at(optimum.position)
         candidates = [
             Candidate(
@@ -253,7 +255,7 @@ def tune_hardware(
     return _Search(problem, report, clock, known).result()
 
 
-def _notes(problem: HardwareProblem, best: Machine, tuning: TuneResult | None) -> list[str]:
+def _notes(problem: HardwareProblem, best: ScoredMachine, tuning: TuneResult | None) -> list[str]:
     """Notes for a reader. Raises `MachineSearchError` where a constraint is not met."""
     broken = [met.constraint.text for met in best.constraints if met.excess > MET]
     if broken:

@@ -13,7 +13,7 @@ from jaxmoe.experiment.codesign.problem import hardware_problem
 from jaxmoe.experiment.codesign.search import tune_hardware
 from jaxmoe.experiment.codesign.systems import system_times
 from jaxmoe.experiment.inputs import inputs_of
-from jaxmoe.experiment.simulation import Iterations, setting_of
+from jaxmoe.experiment.simulation import IterationBatches, setting_of
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.methods import UnsuitableSystemError, system_of
 
@@ -109,7 +109,7 @@ def test_the_best_machine_of_a_system_has_whole_numbers_and_beats_a_grid(streami
     section = inputs.scenario.system
     system = system_of(section.name, **section.model_dump(exclude={"name", "plan"}))
     runs = system.runs(setting_of(inputs, result.best.strategy, inputs.trace))
-    iterations = Iterations(inputs.evaluation_batches, False, inputs.trace, foresight=True)
+    iterations = IterationBatches(inputs.evaluation_batches, False, inputs.trace, foresight=True)
     rolled = runs["expert_streaming"].rollout(iterations.batches)
     np.testing.assert_allclose(result.best.metric, rolled.time.total.mean(), rtol=1e-5)
     np.testing.assert_allclose(system_times(inputs, result.best.strategy).total.T, rolled.time.total, rtol=1e-5)
