@@ -1,4 +1,4 @@
-"""What `jaxmoe sweep` tells beside its table: what limits points, effects of axes, and who wins where as a map."""
+"""Further output of `jaxmoe sweep`: bottlenecks of points, effects of axes, and a map of the best strategies."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +32,10 @@ def print_limits(limits: dict[str, dict[str, int]]) -> None:
 
 
 def tell_effects(study: Study, sweep: Sweep) -> dict[str, Any]:
-    """Print effects on the study's metrics, and give them for the summary; those that there are none of are told."""
+    """Print the effects of axes on the study's metrics, and return them for the summary.
+
+    A metric whose effects cannot be computed is left out, with a warning.
+    """
     found: list[Effects] = []
     for name in study.config.metrics:
         try:

@@ -121,7 +121,7 @@ def _obstacle(path: Path) -> str | None:
 
 
 def _known(inputs: Inputs, recorded: RecordedLayer | Recorded) -> dict[str, Any]:
-    """What is told of every timeline."""
+    """Facts in the file of every timeline: version of jaxmoe, name of the scenario, and total time, s."""
     return {"jaxmoe": version("jaxmoe"), "scenario": inputs.scenario.name, "total_s": recorded.run.makespan}
 
 

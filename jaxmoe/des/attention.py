@@ -10,7 +10,10 @@ from jaxmoe.des.description import LayerDescription
 
 @dataclass(frozen=True)
 class AttentionDescription:
-    """What one node has to do for a token of its group, in FLOPs at the die's rate and bytes, and for each step."""
+    """Attention costs of a node: FLOPs and bytes for every token of its group, and bytes of weights for every step.
+
+    `group` names the group of every node. A node of a tensor-parallel group has its share of the costs alone.
+    """
 
     group: Int[np.ndarray, " node"]
     flops_per_token: float

@@ -23,11 +23,11 @@ class BufferError(InputError):
 
 @dataclass(frozen=True)
 class Occupancy:
-    """What buffers held over a run: slots at most, and slot-seconds, of each; and of all together at most."""
+    """Use of finite buffers over a run: peak and slot-seconds of every buffer, and the peak of all together."""
 
-    peak: Int[np.ndarray, " place"]
-    held: Float[np.ndarray, " place"]
-    peak_together: int
+    peak: Int[np.ndarray, " place"]  # most slots in use at once
+    held: Float[np.ndarray, " place"]  # slots in use, integrated over time, slot s
+    peak_together: int  # most slots in use at once in all buffers together
 
     def mean(self, seconds: float) -> Float[np.ndarray, " place"]:
         """Slots in use on average over a run of so many seconds."""
@@ -49,7 +49,7 @@ def empty_buffers(capacity):
 @njit(inline="always")
 @no_type_check
 def admits(buffers, place, ahead):
-    """Whether what has `ahead` places to go after this one may come in."""
+    """Whether a buffer has room for an item that has `ahead` more buffers to pass after this one."""
     return buffers[0][place] > ahead
 
 

@@ -1,4 +1,4 @@
-"""What is replayed: a layer, where its tokens are computed and come together, and how long nodes compute."""
+"""Input of the simulator: the description of an MoE layer, the nodes of every token, and compute times of nodes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -71,11 +71,11 @@ class LayerDescription:
 
 @dataclass(frozen=True)
 class TokenPlan:
-    """What a batch asks of the network and of the nodes.
+    """Nodes that the tokens of a batch visit, the node that gathers their results, and the work of every node.
 
-    `home` is where a gather brings a token's results, of no meaning for a token that visits no node; under other
-    exchanges, where the token lives. `part` is how much of every choice a node computes, and `served` the node that
-    does it alone, or -1.
+    `home` is the node to which a gather brings a token's results, of no meaning for a token that visits no node; under
+    other exchanges, the node where the token lives. `part` is the part of every choice that a node computes, and
+    `served` the node that computes a choice alone, or -1.
     """
 
     visited: Bool[np.ndarray, "token node"]

@@ -73,8 +73,11 @@ def _starts(lengths: Int[np.ndarray, " row"]) -> Int[np.ndarray, "row+1"]:
 
 
 @dataclass(frozen=True)
-class Paths:
-    """What a message passes from every node to every other; nothing from a node to itself."""
+class FabricPaths:
+    """Servers, links and maybe ports, that a message passes in turn from every node to every other.
+
+    The path from a node to itself is empty.
+    """
 
     num_nodes: int
     rows: Rows  # that of source * num_nodes + destination
@@ -92,13 +95,13 @@ class Paths:
         """Length of every path."""
         return self.rows.lengths.reshape(self.num_nodes, self.num_nodes)
 
-    def mirrored(self, opposite: Int[np.ndarray, " link"]) -> "Paths":
+    def mirrored(self, opposite: Int[np.ndarray, " link"]) -> "FabricPaths":
         """From d to s, the path from s to d walked backwards over the `opposite` of every link."""
         source, destination = np.divmod(self.rows.owner[::-1], self.num_nodes)
         back = rows_by(destination * self.num_nodes + source, opposite[self.rows.items[::-1]], len(self.rows))
-        return Paths(self.num_nodes, back)
+        return FabricPaths(self.num_nodes, back)
 
-    def with_ports(self, injection: int | None, ejection: int | None) -> "Paths":
+    def with_ports(self, injection: int | None, ejection: int | None) -> "FabricPaths":
         """Paths of messages that pass a port of their source and one of their destination; their first numbers."""
         nodes = self.num_nodes
         source, destination = np.divmod(np.arange(nodes**2), nodes)
@@ -108,14 +111,14 @@ class Paths:
             owner, items = [away, *owner], [injection + source[away], *items]
         if ejection is not None:
             owner, items = [*owner, away], [*items, ejection + destination[away]]
-        return Paths(nodes, rows_by(np.concatenate(owner), np.concatenate(items), nodes**2))
+        return FabricPaths(nodes, rows_by(np.concatenate(owner), np.concatenate(items), nodes**2))
 
 
-def paths_of(topology: AbstractTopology) -> Paths:
+def paths_of(topology: AbstractTopology) -> FabricPaths:
     """The links of every path."""
     hops, nodes = topology.hops(), topology.num_nodes
     start = _starts(np.bincount(np.asarray(hops.pair), minlength=nodes**2))
-    return Paths(nodes, Rows(start, np.asarray(hops.link, np.int64)))
+    return FabricPaths(nodes, Rows(start, np.asarray(hops.link, np.int64)))
 
 
 @dataclass(frozen=True)
@@ -130,8 +133,8 @@ class Fabric:
     num_links: int
     rate: Float[np.ndarray, " server"]  # B/s
     latency: Float[np.ndarray, " server"]  # s
-    routes: Paths  # links alone
-    crossed: Paths | None  # links of the paths along the other direction first; None: there are none
+    routes: FabricPaths  # links alone
+    crossed: FabricPaths | None  # links of the paths along the other direction first; None: there are none
     opposite: Int[np.ndarray, " link"]  # the link that runs the other way
     injection: int | None  # number of the first port
     ejection: int | None
@@ -145,13 +148,16 @@ class Fabric:
     rings: Int[np.ndarray, " link"] | None = None  # see `AbstractTopology`
 
     @cached_property
-    def paths(self) -> Paths:
-        """Servers that a message passes."""
+    def paths(self) -> FabricPaths:
+        """Links and ports that a message passes from every node to every other."""
         return self.routes.with_ports(self.injection, self.ejection)
 
     @cached_property
-    def mirrored(self) -> Paths:
-        """The same for what retraces the path of a message from destination to source."""
+    def mirrored(self) -> FabricPaths:
+        """Links and ports of a message that runs backwards, from the destination of a path to its source.
+
+        It takes the opposite of every link, in reverse order, and then the ports of its own two ends.
+        """
         return self.routes.mirrored(self.opposite).with_ports(self.injection, self.ejection)
 
     @property
@@ -211,7 +217,7 @@ def link_rates(topology: AbstractTopology) -> Float[np.ndarray, " link"]:
 
 
 def _usable(topology: AbstractTopology, bandwidth: Float[np.ndarray, " server"]) -> Float[np.ndarray, " server"]:
-    """What routers leave of a bandwidth, B/s."""
+    """Bandwidth that is left for payload at the network's efficiency, B/s."""
     return bandwidth * float(topology.efficiency)
 
 

@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 
 from jaxmoe.des.description import LayerDescription, node_seconds, plan_tokens
 from jaxmoe.des.domains import exchange_traffic, reduce_steps
-from jaxmoe.des.engine import Run, run_on
-from jaxmoe.des.fabric import Fabric, Paths, Rows, one_each
+from jaxmoe.des.engine import SimulatedRun, run_on
+from jaxmoe.des.fabric import Fabric, FabricPaths, Rows, one_each
 from jaxmoe.des.tasks import GraphBuilder, Transfers, add_transfers, messages, no_rows
 from jaxmoe.des.traffic import messages_of
 from jaxmoe.placement.slots import EMPTY
@@ -37,7 +37,7 @@ class Phase:
 class StreamRun:
     """A simulation with the stage of every task; when every layer is done, and all weights are there, s."""
 
-    run: Run
+    run: SimulatedRun
     stage: list[str]
     layer_ends: Float[np.ndarray, " layer"]
     weights_end: float
@@ -144,7 +144,7 @@ def _phases(
     """All phases in order; `traffic` is that of combine in vectors, part by part, and dispatch its mirror."""
     fabric = layer.fabric
 
-    def sent(traffic: Float[np.ndarray, "node node2"], paths: Paths) -> Transfers:
+    def sent(traffic: Float[np.ndarray, "node node2"], paths: FabricPaths) -> Transfers:
         return messages(paths, *messages_of(traffic, "in_turns", fabric.chunk_bytes))
 
     return [
