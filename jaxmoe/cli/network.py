@@ -44,7 +44,7 @@ class NetworkResult:
 
     @property
     def model(self) -> np.ndarray:
-        """Completion as the congestion model has it, s [matrix]."""
+        """Completion time of every matrix in the congestion model, s [matrix]."""
         return self.prediction.completion["model"]
 
 
@@ -211,7 +211,7 @@ class NetworkInputs:
     matrices: Matrices
     order: Order
     seed: int
-    model_order: ModelOrder | None  # order of messages that the model takes into account; None: any
+    model_order: ModelOrder | None  # order of messages in the contention model; None: no contention
 
 
 def run(

@@ -64,7 +64,7 @@ def run(
 
 
 def _replays(replay: int | None, iterations: int) -> int:
-    """How many iterations to replay: a few, or as asked for."""
+    """Number of iterations to replay in the simulator: `replay`, or at most 3 by default."""
     if replay is not None and replay > iterations:
         raise OptionError(f"--replay is {replay}, expected at most --iterations, {iterations}")
     return min(3, iterations) if replay is None else replay

@@ -91,7 +91,7 @@ def _percent(share: float) -> str:
     return "-" if np.isnan(share) else f"{100 * share:.1f}"
 
 
-# Who wins where.
+# Map of the best strategies.
 
 
 def map_axes(study: Study, text: str) -> tuple[str, str]:

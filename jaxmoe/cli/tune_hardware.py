@@ -1,4 +1,4 @@
-"""`jaxmoe tune --hardware`: the best numbers of a machine under constraints, and what each limit is worth."""
+"""`jaxmoe tune --hardware`: the best parameters of a machine under constraints, and shadow prices of its limits."""
 
 import json
 from collections.abc import Mapping

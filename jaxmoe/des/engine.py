@@ -75,7 +75,7 @@ class SimulatedRun:
 
     @property
     def makespan(self) -> float:
-        """When the last task is finished; 0 without tasks."""
+        """Time at which the last task is finished, s; 0 without tasks."""
         return float(self.finish.max(initial=0.0))
 
 
@@ -168,7 +168,7 @@ def _first_event(task, first_chunk):
 @njit(cache=True, nogil=True)
 @no_type_check
 def _release(times, codes, size, now, followers, waits, first_chunk):
-    """Tell tasks that one they wait for is done; those that wait for no more begin. Returns the heap's new size."""
+    """Count down what `followers` wait for, and start those that wait for no task. Returns the heap's new size."""
     for task in followers:
         waits[task] -= 1
         if waits[task] == 0:

@@ -96,13 +96,16 @@ class FabricPaths:
         return self.rows.lengths.reshape(self.num_nodes, self.num_nodes)
 
     def mirrored(self, opposite: Int[np.ndarray, " link"]) -> "FabricPaths":
-        """From d to s, the path from s to d walked backwards over the `opposite` of every link."""
+        """Paths from d to s that retrace the path from s to d over the `opposite` of every link."""
         source, destination = np.divmod(self.rows.owner[::-1], self.num_nodes)
         back = rows_by(destination * self.num_nodes + source, opposite[self.rows.items[::-1]], len(self.rows))
         return FabricPaths(self.num_nodes, back)
 
     def with_ports(self, injection: int | None, ejection: int | None) -> "FabricPaths":
-        """Paths of messages that pass a port of their source and one of their destination; their first numbers."""
+        """Paths that pass the injection port of their source first and the ejection port of their destination last.
+
+        `injection` and `ejection` are the numbers of the first port of each kind; `None`: there are no such ports.
+        """
         nodes = self.num_nodes
         source, destination = np.divmod(np.arange(nodes**2), nodes)
         away = np.flatnonzero(source != destination)
@@ -115,7 +118,7 @@ class FabricPaths:
 
 
 def paths_of(topology: AbstractTopology) -> FabricPaths:
-    """The links of every path."""
+    """Links of the path between every two nodes of a topology."""
     hops, nodes = topology.hops(), topology.num_nodes
     start = _starts(np.bincount(np.asarray(hops.pair), minlength=nodes**2))
     return FabricPaths(nodes, Rows(start, np.asarray(hops.link, np.int64)))
@@ -222,7 +225,7 @@ def _usable(topology: AbstractTopology, bandwidth: Float[np.ndarray, " server"])
 
 
 def _bursts(topology: AbstractTopology, servers: int) -> Float[np.ndarray, " server"] | None:
-    """Those of links; ports have none."""
+    """Burst of every server, B: that of the topology for links, 0 for ports; `None` where links have no burst."""
     if topology.link_burst is None:
         return None
     return np.pad(np.asarray(topology.link_burst, float), (0, servers - topology.num_links))

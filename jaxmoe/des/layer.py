@@ -200,14 +200,14 @@ def _parts(
 
 
 def _stage(layer: LayerDescription, parts: Sequence[Transfers]) -> SimulatedRun:
-    """One stage of communication, alone, every node ready at time 0."""
+    """Simulate one stage of communication alone, with every node ready at time 0."""
     graph = _graph(layer)
     _add_stage(graph, parts, ready=no_rows(layer.num_nodes))
     return _simulate(layer, graph)
 
 
 def _layer(layer: LayerDescription, parts: Sequence[_Work], record: bool = False) -> RecordedLayer:
-    """The whole layer in one simulation, with a barrier after every stage, which counts as part of it.
+    """Simulate a whole layer, with a barrier after every stage; a barrier counts as part of its stage.
 
     The network serves one stage at a time, and a micro-batch computes when the one before has computed.
     """
@@ -238,12 +238,12 @@ def _layer(layer: LayerDescription, parts: Sequence[_Work], record: bool = False
 
 
 def _with_barriers(layer: LayerDescription, parts: Sequence[_Work]) -> SimulatedRun:
-    """The whole layer, with a barrier after every stage."""
+    """Simulate the whole layer, with a barrier after every stage."""
     return _layer(layer, parts).run
 
 
 def _without_barriers(layer: LayerDescription, work: _Work) -> SimulatedRun:
-    """The whole layer, in which every node goes on as soon as it can."""
+    """Simulate the whole layer without barriers: every node computes and sends as soon as it has its inputs."""
     graph = _graph(layer)
     inputs = _add_stage(graph, work.dispatch, ready=no_rows(layer.num_nodes))
     computed = graph.computations(np.arange(layer.num_nodes), work.seconds, inputs)

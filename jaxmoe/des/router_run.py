@@ -52,7 +52,7 @@ class RouterWork(NamedTuple):
 @njit(_nrt=False, error_model="numpy")
 @no_type_check
 def _release(net, work, size, number, now):
-    """A task that waits for no other any more begins. Returns the heap's new size."""
+    """Start a task whose predecessors are all finished. Returns the heap's new size."""
     task, source = work.task, work.source
     if task[number].packets == 0 and task[number].computes == 0:
         task[number].start = now

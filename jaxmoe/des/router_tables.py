@@ -26,7 +26,7 @@ MOST_BITS = 62  # buffers at the inputs of a router
 
 
 class RouterError(InputError):
-    """Routers that cannot be simulated, or what they cannot do."""
+    """Raised for routers that cannot be simulated, and for traffic that they cannot carry."""
 
 
 class Channels(NamedTuple):

@@ -1,4 +1,4 @@
-"""Routers as they are: finite buffers in virtual channels, credits, allocators; simulated cycle by cycle.
+"""Routers with finite buffers in virtual channels, credits and allocators, simulated cycle by cycle.
 
 This is the input-queued router of BookSim2 (Jiang et al., "A detailed and flexible cycle-accurate network-on-chip
 simulator", ISPASS 2013), written anew from its description. A *cycle* is the time of a flit on the fastest link. Every

@@ -154,7 +154,7 @@ def _hops(shape: tuple[int, int], source: int, destination: int, routing: Routin
 
 
 def transfers_of(sends: Sequence[Send], paths: FabricPaths) -> Transfers:
-    """A schedule laid on the paths of a fabric."""
+    """Transfers of a schedule of sends, each over the path of a fabric between its two nodes."""
     source, destination = (np.array([send[end] for send in sends], np.int64) for end in (0, 1))
     laid = messages(paths, source, destination, np.array([send.size for send in sends], float))
     return replace(laid, after=rows_of([send.after for send in sends]))

@@ -58,7 +58,7 @@ class SliceReplay:
 
 @dataclass(frozen=True)
 class _Slices:
-    """One entry for each slice, in the order in which they are asked for."""
+    """Slices that dies read, in the order in which they request them."""
 
     die: Int[np.ndarray, " slice"]
     source: Int[np.ndarray, " slice"]  # the die whose HBM has it; `die` itself where it is there, or in the LLC

@@ -103,7 +103,10 @@ def server_rows(fabric: Fabric, link_ends: Int[np.ndarray, "link 2"]) -> list[Ro
 
 
 def run_slices(run: SimulatedRun, fabric: Fabric) -> Slices:
-    """The services of a recorded run, those back to back of one server to one task as one."""
+    """Slices of a recorded run: services of one task by one server that follow without a pause count as one.
+
+    Raises `ValueError` for a run without a record.
+    """
     services = _services(run)
     lasting = np.flatnonzero(services.end > services.begin)
     order = lasting[np.argsort(services.server[lasting], kind="stable")]  # those of one server in order of time

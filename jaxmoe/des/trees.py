@@ -83,7 +83,7 @@ def _tree_steps(
 
 
 def _side_by_side(parts: Sequence[TreeSteps]) -> TreeSteps:
-    """Steps of several trees of every token."""
+    """Join the steps of several trees of every token in one set of steps."""
     first = np.cumsum([0, *(len(part.token) for part in parts[:-1])])
     return TreeSteps(
         *(np.concatenate([getattr(part, name) for part in parts]) for name in ("token", "kind", "at")),
@@ -95,7 +95,10 @@ def _side_by_side(parts: Sequence[TreeSteps]) -> TreeSteps:
 
 
 def _sorted_steps(steps: TreeSteps, mirrored: bool, longest: int) -> TreeSteps:
-    """Token by token, and of a token those that others come after first. `longest` is what a chain may have."""
+    """Sort steps by token, and those of a token so that every step comes after those it waits for.
+
+    `longest` is the most steps that a path can have. Raises `ExchangeError` where paths lead in a circle.
+    """
     before, then = (steps.then, steps.before) if mirrored else (steps.before, steps.then)
     depth, settled = np.zeros(len(steps.token), np.int64), False
     while not settled:

@@ -20,7 +20,7 @@ CLAIMS = re.compile(r"\*\*(Claims?|Question|Measured|Met|Missed)\b")  # what par
 
 @dataclass
 class StudyFolder:
-    """A folder with a README, and its pictures by file with their captions."""
+    """Folder of one study: the text of its README, and the captions of its pictures by file."""
 
     readme: Path
     text: str
@@ -31,7 +31,7 @@ class StudyFolder:
         return self.readme.parent.name
 
     def told(self, path: Path) -> bool:
-        """Whether the README names this picture."""
+        """Whether the text of the README names this picture."""
         return re.search(rf"\b{re.escape(path.name)}\b", self.text) is not None
 
 

@@ -1,4 +1,4 @@
-"""A sweep: who wins where, Pareto fronts linked with parallel coordinates, and what numbers are worth."""
+"""Blocks for a sweep: best strategies, Pareto fronts linked with parallel coordinates, and elasticities."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
