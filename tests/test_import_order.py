@@ -155,7 +155,7 @@ def test_the_order_has_no_cycle():
         ("from jaxmoe.network import loads", "network"),
         ("from jaxmoe import cli", "cli"),
         ("def late():\n    from jaxmoe.sweep import run", "sweep"),
-        ("if TYPE_CHECKING:\n    from jaxmoe.des.engine import Run", "des"),
+        ("if TYPE_CHECKING:\n    from jaxmoe.des.engine import SimulatedRun", "des"),
         ("from .tasks import TaskGraph", "des"),
         ("from ..engine import evaluate", "engine"),
         ("from .. import tune", "tune"),

@@ -122,7 +122,7 @@ def exchange_names(names: Sequence[str]) -> str:
 
 
 def print_warnings(lines: Iterable[str]) -> None:
-    """What a reader has to know, one line each, apart from the results."""
+    """Print every warning as a line of its own on the message stream, apart from the results."""
     for line in lines:
         messages().print(f"[yellow]note:[/] {escape(line)}")
 

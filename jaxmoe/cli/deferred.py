@@ -19,8 +19,8 @@ def runs(
 ) -> Callable[[Callable], Callable]:
     """Give a signature the body `function(folder, interrupts, ...)` of a module of this package.
 
-    Of a `scenario`, or what `check` reads, a wrong key is told before JAX is loaded; what is no file, such as a pipe,
-    can be read but once.
+    A wrong key in a `scenario`, or in a file that `check` reads, is reported before JAX is loaded. A pipe is not
+    checked early, as it can be read only once.
     """
 
     def with_body(signature: Callable) -> Callable:

@@ -30,12 +30,12 @@ from jaxmoe.report.style import LINK_BYTES, NODE_BYTES, PALETTE, Measure, byte_u
 MOST_ROWS, SHOWN_ROWS = 40, 20
 
 
-# What `jaxmoe network` tells: the summary for programs and the table for people. Times are seconds.
+# Output of `jaxmoe network`: the summary for programs and the table for people. Times are seconds.
 
 
 @dataclass(frozen=True)
-class Findings:
-    """What was found of every matrix, in the order of `names`."""
+class NetworkResult:
+    """Modelled and simulated times of every traffic matrix, and loads of links and ports, in the order of `names`."""
 
     names: list[str]
     prediction: Prediction
@@ -44,11 +44,11 @@ class Findings:
 
     @property
     def model(self) -> np.ndarray:
-        """Completion as the congestion model has it, s [matrix]."""
+        """Completion time of every matrix in the congestion model, s [matrix]."""
         return self.prediction.completion["model"]
 
 
-def network_report(hardware: HardwareConfig, topology: AbstractTopology, findings: Findings) -> dict[str, Any]:
+def network_report(hardware: HardwareConfig, topology: AbstractTopology, findings: NetworkResult) -> dict[str, Any]:
     """Network, matrices, and how the simulator agrees."""
     return {
         "network": {
@@ -63,7 +63,7 @@ def network_report(hardware: HardwareConfig, topology: AbstractTopology, finding
     }
 
 
-def print_findings(topology: AbstractTopology, findings: Findings, title: str) -> None:
+def print_findings(topology: AbstractTopology, findings: NetworkResult, title: str) -> None:
     """One line for each matrix; of many, those that take longest."""
     rows = np.arange(len(findings.names))
     if len(rows) > MOST_ROWS:
@@ -82,7 +82,7 @@ def print_findings(topology: AbstractTopology, findings: Findings, title: str) -
     print_table(table)
 
 
-def _columns(findings: Findings, rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _columns(findings: NetworkResult, rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Headings with a unit, and the values of these matrices in it."""
     loads, longest = findings.loads, np.maximum(findings.model, findings.simulated)
     busiest = loads.link.max(axis=1)
@@ -97,7 +97,7 @@ def _columns(findings: Findings, rows: np.ndarray) -> Iterator[tuple[str, np.nda
         yield f"{name}\n{unit_name}", values[rows] * factor
 
 
-def _matrix(topology: AbstractTopology, findings: Findings, row: int) -> dict[str, Any]:
+def _matrix(topology: AbstractTopology, findings: NetworkResult, row: int) -> dict[str, Any]:
     loads = findings.loads
     predicted = {name: float(seconds[row]) for name, seconds in findings.prediction.completion.items()}
     return {
@@ -143,7 +143,12 @@ SECONDS = Measure("completion", time_unit)
 
 
 def draw_matrix(
-    folder: OutputFolder, machine: str, topology: AbstractTopology, traffic: np.ndarray, findings: Findings, row: int
+    folder: OutputFolder,
+    machine: str,
+    topology: AbstractTopology,
+    traffic: np.ndarray,
+    findings: NetworkResult,
+    row: int,
 ) -> None:
     """One matrix, and what the network carries under it."""
     name, link, received = findings.names[row], findings.loads.link[row], findings.loads.received[row]
@@ -161,7 +166,7 @@ def draw_matrix(
         )
 
 
-def write_matrix_loads(folder: OutputFolder, topology: AbstractTopology, findings: Findings) -> None:
+def write_matrix_loads(folder: OutputFolder, topology: AbstractTopology, findings: NetworkResult) -> None:
     """`loads.npz`: bytes that nodes receive and links carry, of the matrices that take longest, in their order."""
     rows = np.sort(np.argsort(-findings.model, kind="stable")[:MOST_MATRICES])
     loads = MachineLoads(
@@ -176,7 +181,7 @@ def write_matrix_loads(folder: OutputFolder, topology: AbstractTopology, finding
     write_loads(folder.target("loads.npz"), loads)
 
 
-def draw_agreement(folder: OutputFolder, machine: str, findings: Findings) -> None:
+def draw_agreement(folder: OutputFolder, machine: str, findings: NetworkResult) -> None:
     """Model against simulation, coloured by what matrices are called; none for fewer than three."""
     if len(findings.names) < FEWEST_POINTS:
         return
@@ -198,15 +203,15 @@ MOST_CHUNKS = 10_000_000  # of one matrix, that the simulator can hold
 
 
 @dataclass(frozen=True)
-class Task:
-    """What one run is about."""
+class NetworkInputs:
+    """Checked inputs of one run: network, traffic matrices, and the order in which a node sends its messages."""
 
     hardware: HardwareConfig
     topology: AbstractTopology
     matrices: Matrices
     order: Order
     seed: int
-    model_order: ModelOrder | None  # that the model is to know; None: none
+    model_order: ModelOrder | None  # order of messages in the contention model; None: no contention
 
 
 def run(
@@ -239,7 +244,7 @@ def run(
         print_findings(task.topology, findings, f"{machine}: completion of given traffic")
 
 
-def _read(config: Path, overrides: list[str] | None, traffic: Path, order: str | None, seed: int) -> Task:
+def _read(config: Path, overrides: list[str] | None, traffic: Path, order: str | None, seed: int) -> NetworkInputs:
     """Read and check everything. Raises `ConfigError` or `OptionError`."""
     known = {name: name for name in get_args(Order)}
     if order is not None and order not in known:
@@ -253,7 +258,9 @@ def _read(config: Path, overrides: list[str] | None, traffic: Path, order: str |
     for name, matrix in matrices.items():
         _check_chunks(f"{traffic}: {name}", matrix, hardware.router.chunk_B)
     orders: dict[str, ModelOrder] = {"staggered": "staggered", "by_destination": "by_destination"}
-    return Task(hardware, topology, matrices, known[order], seed, orders.get(order, "shuffled") if asked else None)
+    return NetworkInputs(
+        hardware, topology, matrices, known[order], seed, orders.get(order, "shuffled") if asked else None
+    )
 
 
 def _check_chunks(label: str, matrix: np.ndarray, chunk_B: int | None) -> None:
@@ -265,7 +272,7 @@ def _check_chunks(label: str, matrix: np.ndarray, chunk_B: int | None) -> None:
         )
 
 
-def _find(task: Task, clock: StageTimer, report: Callable[[int, int], None]) -> Findings:
+def _find(task: NetworkInputs, clock: StageTimer, report: Callable[[int, int], None]) -> NetworkResult:
     router = task.hardware.router
     chunk = None if router.chunk_B is None else float(router.chunk_B)
     with clock.stage("model"):
@@ -274,10 +281,10 @@ def _find(task: Task, clock: StageTimer, report: Callable[[int, int], None]) -> 
         fabric = fabric_of(task.topology, chunk, router.cuts_through)
         simulated = simulate(fabric, task.matrices, task.order, task.seed, report)
         loads = loads_of(fabric, task.matrices)
-    return Findings(list(task.matrices), prediction, simulated, loads)
+    return NetworkResult(list(task.matrices), prediction, simulated, loads)
 
 
-def _provenance(task: Task, traffic: Path) -> dict[str, Any]:
+def _provenance(task: NetworkInputs, traffic: Path) -> dict[str, Any]:
     return {
         "command": "network",
         "hardware": resolved(task.hardware),

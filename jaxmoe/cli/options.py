@@ -1,4 +1,4 @@
-"""Arguments and options of the verbs. Choices are written out here: the command line answers before JAX is loaded."""
+"""Arguments and options of the commands. Choices are listed here, so that they are checked before JAX is loaded."""
 
 from pathlib import Path
 from typing import Annotated

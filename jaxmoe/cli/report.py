@@ -15,7 +15,7 @@ from jaxmoe.report.html import (
     Note,
     Page,
     ReportError,
-    Table,
+    TableBlock,
     check_installed,
     comparison_blocks,
     gallery,
@@ -78,7 +78,7 @@ def run(results: Path, out: Path | None) -> None:
 
 
 def _page_of(results: Path, target: Path) -> Page:
-    """What the folder holds: studies, a sweep, or the run of a command."""
+    """Page for the content of the folder, which is studies, a sweep, or the run of a command."""
     if not (results / SUMMARY).exists() and is_gallery(results):
         return gallery(results, target)
     check_installed()
@@ -87,7 +87,10 @@ def _page_of(results: Path, target: Path) -> Page:
 
 
 def _summary(results: Path) -> dict[str, Any]:
-    """What the summary says; nothing for a sweep that was stopped before it wrote one."""
+    """Read `summary.json`; an empty dict for a sweep that was stopped before it wrote one.
+
+    Raises `ReportError` for a summary that is missing or damaged, or that names no command.
+    """
     path = results / SUMMARY
     if not path.exists():
         if (results / MANIFEST).exists():
@@ -170,10 +173,10 @@ def _about(summary: Mapping[str, Any]) -> list[Block]:
     stages = summary.get("wall_s", {}).get("stages", {})
     if stages:
         rows = [[name, spent["run_s"], spent["compile_s"]] for name, spent in stages.items()]
-        blocks.append(Table("Wall time [s]", ["stage", "running", "compiling"], rows))
+        blocks.append(TableBlock("Wall time [s]", ["stage", "running", "compiling"], rows))
     if "versions" in summary:
         rows = [[name, version] for name, version in summary["versions"].items()]
-        blocks.append(Table("Versions", ["package", "version"], rows))
+        blocks.append(TableBlock("Versions", ["package", "version"], rows))
     return blocks or [Note("The summary says nothing about this.")]
 
 

@@ -1,4 +1,4 @@
-"""What the page of a sweep shows: of many points a sample, and the whole of their Pareto fronts."""
+"""Data for the page of a sweep: all points or, of many, a seeded sample and every point of the Pareto fronts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -68,7 +68,7 @@ def _wins(won: Sequence[Winner]) -> dict[str, tuple[int, float | None]]:
 
 
 def _notes(folder: SweepFolder, summary: Mapping[str, Any]) -> list[str]:
-    """What the sweep had to say, and what a reader has to know of the folder."""
+    """Notes of the sweep itself, and a warning where the folder has fewer or more points than the study."""
     notes = [str(note) for note in summary.get("notes", [])]
     if not summary:
         notes.append("The sweep was stopped before it was done; the page shows the points that it has.")

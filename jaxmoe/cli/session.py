@@ -1,4 +1,4 @@
-"""What surrounds every verb: the output folder, progress, Ctrl-C, one clear message for bad input, and exit codes."""
+"""Shared frame of all commands: output folder, progress bars, Ctrl-C, one clear message for bad input, exit codes."""
 
 import json
 import os

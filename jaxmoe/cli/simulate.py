@@ -64,7 +64,7 @@ def run(
 
 
 def _replays(replay: int | None, iterations: int) -> int:
-    """How many iterations to replay: a few, or as asked for."""
+    """Number of iterations to replay in the simulator: `replay`, or at most 3 by default."""
     if replay is not None and replay > iterations:
         raise OptionError(f"--replay is {replay}, expected at most --iterations, {iterations}")
     return min(3, iterations) if replay is None else replay
@@ -81,7 +81,10 @@ def _plan(inputs: Inputs, plan: str | None, history: GatingTrace) -> Strategy:
 
 
 def _write_timeline(path: Path, inputs: Inputs, simulation: Simulation) -> None:
-    """What the system recorded itself, or else of its first replayed iteration the slowest layer in the simulator."""
+    """Write the timeline that the system recorded, or that of the slowest layer of its first replayed iteration.
+
+    Raises `OptionError` for a system that runs no plan and recorded nothing.
+    """
     run, step = simulation.runs[simulation.system], simulation.replayed[0]
     if not isinstance(run.system, PlannedRun):
         recorded = run.system.record(run.rolled, lambda row, step: batch_at(simulation.iterations, row, step))
@@ -158,7 +161,7 @@ def _exchanges(simulation: Simulation) -> str:
 
 
 def _warnings(inputs: Inputs, simulation: Simulation) -> list[str]:
-    """What a reader has to know of the plan, the tokens and the movements."""
+    """Warnings on the plan, on tokens that are reused or known before the run, and those of the system itself."""
     run, steps = simulation.runs[simulation.system], simulation.iterations
     notes = [f"{simulation.strategy.name}: {simulation.strategy.note}"] if simulation.strategy.note else []
     if not steps.successive:

@@ -180,13 +180,13 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
-# Answers: who wins where, the Pareto front, what numbers are worth, why a point is as fast as it is.
+# Printed results: the best strategies, the Pareto front, elasticities, and the bottlenecks of a point.
 
 MOST_ROWS = 20  # of a table; the files have all
 
 
 def _wins(won: list[Winner]) -> dict[str, dict[str, Any]]:
-    """By strategy: the cases that it wins, and how far the next strategy is behind there."""
+    """Number of cases in which each strategy is best, and the median lead over the next one there, by strategy."""
     wins = {}
     for name in sorted({winner.row["strategy"] for winner in won}):
         behind = [winner.behind for winner in won if winner.row["strategy"] == name]

@@ -1,4 +1,4 @@
-"""What `jaxmoe sweep` tells beside its table: what limits points, effects of axes, and who wins where as a map."""
+"""Further output of `jaxmoe sweep`: bottlenecks of points, effects of axes, and a map of the best strategies."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +32,10 @@ def print_limits(limits: dict[str, dict[str, int]]) -> None:
 
 
 def tell_effects(study: Study, sweep: Sweep) -> dict[str, Any]:
-    """Print effects on the study's metrics, and give them for the summary; those that there are none of are told."""
+    """Print the effects of axes on the study's metrics, and return them for the summary.
+
+    A metric whose effects cannot be computed is left out, with a warning.
+    """
     found: list[Effects] = []
     for name in study.config.metrics:
         try:
@@ -88,7 +91,7 @@ def _percent(share: float) -> str:
     return "-" if np.isnan(share) else f"{100 * share:.1f}"
 
 
-# Who wins where.
+# Map of the best strategies.
 
 
 def map_axes(study: Study, text: str) -> tuple[str, str]:

@@ -27,7 +27,7 @@ DRAWN = 16  # links, and as many nodes
 
 
 def check_target(path: Path | None, of: str | None) -> None:
-    """Raise `OptionError` where no timeline could be written, or one is described but not asked for."""
+    """Raise `OptionError` where no timeline can be written to `path`, or `--timeline-of` is given without a file."""
     if path is None:
         if of is not None:
             raise OptionError("--timeline-of is given without --timeline FILE.json; say where to write the timeline")
@@ -42,7 +42,7 @@ def check_target(path: Path | None, of: str | None) -> None:
 
 
 def chosen_layer(text: str | None, strategies: Sequence[Strategy], inputs: Inputs) -> tuple[str, int] | None:
-    """Name of the strategy and row of the layer that `--timeline-of` asks for."""
+    """Name of the strategy and row of the layer that `--timeline-of` names. Raises `OptionError` for a wrong name."""
     if text is None:
         return None
     name, _, layer = text.rpartition(":")
@@ -57,7 +57,7 @@ def chosen_layer(text: str | None, strategies: Sequence[Strategy], inputs: Input
 
 @dataclass(frozen=True)
 class ShownLayer:
-    """One layer and batch of a run, as NumPy arrays; `facts` say which, beside what is told of every layer."""
+    """One layer and batch of a run, as NumPy arrays; `facts` say which, for the file of the timeline."""
 
     name: str  # of the strategy or system
     row: int
@@ -121,7 +121,7 @@ def _obstacle(path: Path) -> str | None:
 
 
 def _known(inputs: Inputs, recorded: RecordedLayer | Recorded) -> dict[str, Any]:
-    """What is told of every timeline."""
+    """Facts in the file of every timeline: version of jaxmoe, name of the scenario, and total time, s."""
     return {"jaxmoe": version("jaxmoe"), "scenario": inputs.scenario.name, "total_s": recorded.run.makespan}
 
 

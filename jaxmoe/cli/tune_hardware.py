@@ -1,4 +1,4 @@
-"""`jaxmoe tune --hardware`: the best numbers of a machine under constraints, and what each limit is worth."""
+"""`jaxmoe tune --hardware`: the best parameters of a machine under constraints, and shadow prices of its limits."""
 
 import json
 from collections.abc import Mapping
@@ -103,7 +103,7 @@ def _is_own(summary: Path) -> bool:
 
 
 def _command(folder: OutputFolder, result: HardwareResult, files: list[str], layers: str | None) -> str:
-    """What evaluates the best machine anew."""
+    """Command line that evaluates the best machine again, from the files of this run."""
     plan = f" --plan {result.best.strategy.name}={folder.path / PLAN}" if PLAN in files else ""
     chosen = f" --layers {layers}" if layers else ""
     if result.problem.space.placement == SYSTEM:
@@ -233,7 +233,10 @@ def _print_numbers(result: HardwareResult) -> None:
 
 
 def _print_choices(result: HardwareResult, tried: list[TriedChoice]) -> None:
-    """What every combination of choices came to in a short search, the best first."""
+    """Print the metric that every combination of choices reached in a short search, the best first.
+
+    A combination that failed has the reason in place of the metric.
+    """
     factor, unit = _shown(result)
     table = Table(title=f"choices after a short search, {result.problem.space.objective} {unit}".strip())
     for key in tried[0].values:

@@ -1,7 +1,7 @@
 from .description import LayerDescription as LayerDescription
 from .description import Memory as Memory
-from .engine import Run as Run
-from .engine import Services as Services
+from .engine import ServiceRecord as ServiceRecord
+from .engine import SimulatedRun as SimulatedRun
 from .engine import simulate as simulate
 from .fabric import Fabric as Fabric
 from .fabric import fabric_of as fabric_of
@@ -15,7 +15,7 @@ from .layer import replay_plan as replay_plan
 from .schedules import Send as Send
 from .schedules import add_sends as add_sends
 from .schedules import ring_sends as ring_sends
-from .slices import SliceCosts as SliceCosts
+from .slices import FetchedSliceCosts as FetchedSliceCosts
 from .slices import SliceReplay as SliceReplay
 from .slices import SliceWork as SliceWork
 from .slices import replay_slices as replay_slices

@@ -13,7 +13,10 @@ from numba.extending import intrinsic
 @intrinsic
 @no_type_check
 def uncounted(context, value):
-    """The same arrays, in tuples of any depth. Whoever calls it keeps the arrays themselves until the last use."""
+    """Views of the arrays in `value`, a tuple of any depth, without reference counts: compiled code reads them faster.
+
+    A view does not keep its memory alive, so the caller has to hold the arrays themselves until the last use.
+    """
 
     @no_type_check
     def bare(context, builder, kind, value):

@@ -1,4 +1,4 @@
-"""Attention in equal groups of nodes, as the simulator has it: every node works for the tokens of its own group."""
+"""Attention in equal groups of nodes, for the simulator: every node works for the tokens of its own group."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,10 @@ from jaxmoe.des.description import LayerDescription
 
 @dataclass(frozen=True)
 class AttentionDescription:
-    """What one node has to do for a token of its group, in FLOPs at the die's rate and bytes, and for each step."""
+    """Attention costs of a node: FLOPs and bytes for every token of its group, and bytes of weights for every step.
+
+    `group` names the group of every node. Costs are those of one node, its share in a tensor-parallel group.
+    """
 
     group: Int[np.ndarray, " node"]
     flops_per_token: float
@@ -22,7 +25,10 @@ class AttentionDescription:
 def attention_seconds(
     layer: LayerDescription, attention: AttentionDescription, group: Int[np.ndarray, " token"]
 ) -> float:
-    """Seconds of the slowest node, for tokens of these groups. All but vectors comes from the last level of memory."""
+    """Attention time of the slowest node, s, for tokens that belong to the groups `group`.
+
+    Weights, keys and values pass every level of memory, hidden vectors the first level alone.
+    """
     tokens = np.bincount(group, minlength=attention.group.max() + 1)[attention.group]
     seconds = tokens * attention.flops_per_token / layer.flops
     read = attention.weight_bytes + tokens * attention.context_bytes

@@ -1,4 +1,4 @@
-"""Counted buffers with back-pressure: what enters a place takes a slot there, and waits where none may be taken.
+"""Finite buffers with back-pressure: an item takes a slot of the buffer that it enters, or waits until it may.
 
 **No deadlock.** What has still `ahead` places to go after this one is let in only where more than `ahead` slots are
 free. So the item with the fewest places ahead can always move: all others where it wants to go have at least as many
@@ -18,19 +18,19 @@ from jaxmoe.errors import InputError
 
 
 class BufferError(InputError):
-    """Buffers in which nothing can move any more, with what they hold, or that are too small from the start."""
+    """Raised for buffers that are too small, or in which no item can move any more; the message has their occupancy."""
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """What buffers held over a run: slots at most, and slot-seconds, of each; and of all together at most."""
+    """Use of finite buffers over a run: peak and slot-seconds of every buffer, and the peak of all together."""
 
-    peak: Int[np.ndarray, " place"]
-    held: Float[np.ndarray, " place"]
-    peak_together: int
+    peak: Int[np.ndarray, " place"]  # most slots in use at once
+    held: Float[np.ndarray, " place"]  # slots in use, integrated over time, slot s
+    peak_together: int  # most slots in use at once in all buffers together
 
     def mean(self, seconds: float) -> Float[np.ndarray, " place"]:
-        """Slots in use on average over a run of so many seconds."""
+        """Mean slots in use of every buffer over a run of `seconds`."""
         return self.held / seconds if seconds > 0 else np.zeros_like(self.held)
 
 
@@ -49,14 +49,14 @@ def empty_buffers(capacity):
 @njit(inline="always")
 @no_type_check
 def admits(buffers, place, ahead):
-    """Whether what has `ahead` places to go after this one may come in."""
+    """Whether a buffer has room for an item that has `ahead` more buffers to pass after this one."""
     return buffers[0][place] > ahead
 
 
 @njit(inline="always")
 @no_type_check
 def take_slot(buffers, capacity, place, now):
-    """Hold one more slot from now on."""
+    """Take a slot of buffer `place` at time `now`, s."""
     free, peak, held, since, together = buffers
     held[place] += (capacity[place] - free[place]) * (now - since[place])
     since[place] = now
@@ -69,7 +69,7 @@ def take_slot(buffers, capacity, place, now):
 @njit(inline="always")
 @no_type_check
 def give_slot(buffers, capacity, place, now):
-    """Hold one slot less from now on."""
+    """Free a slot of buffer `place` at time `now`, s."""
     free, _, held, since, together = buffers
     held[place] += (capacity[place] - free[place]) * (now - since[place])
     since[place] = now

@@ -1,4 +1,4 @@
-"""What is replayed: a layer, where its tokens are computed and come together, and how long nodes compute."""
+"""Input of the simulator: the description of an MoE layer, the nodes of every token, and compute times of nodes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ Gemm = Callable[[Int[np.ndarray, " gemm"], Int[np.ndarray, " gemm"], Float[np.nd
 
 @dataclass(frozen=True)
 class Memory:
-    """A level of memory. A channel serves what all nodes that use it ask for."""
+    """A level of memory: channels with a bandwidth and a latency, each shared by the nodes that use it."""
 
     bandwidth: Float[np.ndarray, " channel"]  # B/s
     latency: Float[np.ndarray, " channel"]  # s
@@ -71,11 +71,11 @@ class LayerDescription:
 
 @dataclass(frozen=True)
 class TokenPlan:
-    """What a batch asks of the network and of the nodes.
+    """Nodes that the tokens of a batch visit, the node that gathers their results, and the work of every node.
 
-    `home` is where a gather brings a token's results, of no meaning for a token that visits no node; under other
-    exchanges, where the token lives. `part` is how much of every choice a node computes, and `served` the node that
-    does it alone, or -1.
+    `home` is the node to which a gather brings a token's results, of no meaning for a token that visits no node; under
+    other exchanges, the node where the token lives. `part` is the part of every choice that a node computes, and
+    `served` the node that computes a choice alone, or -1.
     """
 
     visited: Bool[np.ndarray, "token node"]
@@ -91,9 +91,10 @@ def plan_tokens(
     batch: Batch,
     served: Int[np.ndarray, "token top_k"] | None = None,
 ) -> TokenPlan:
-    """Apply the placement `share` to a batch of one layer, and what a policy decided for it.
+    """Assign the tokens of a batch of one layer to nodes, by the placement `share` and the decisions of a policy.
 
-    `served` names the node that computes a choice alone, from a whole copy of the expert; -1: as placed.
+    `share` is the part of every expert on every node. `served` names the node that computes a choice alone, from a
+    whole copy of the expert; -1: as placed. Raises `ValueError` for a batch or decisions that do not fit the layer.
     """
     experts = np.asarray(batch.experts)
     served = np.full_like(experts, -1) if served is None else served
@@ -115,7 +116,7 @@ def _read(
     part: Float[np.ndarray, "token k node"],
     served: Int[np.ndarray, "token k"],
 ) -> Float[np.ndarray, " node"]:
-    """Weights that pass the memory, in experts: the parts of experts that any token uses, and whole copies."""
+    """Weights that every node reads from memory, in experts: parts of experts that any token uses, and whole copies."""
     sliced = served < 0 if layer.mode == "sharded" else np.zeros_like(served, bool)
     read = share[np.unique(experts[(experts >= 0) & sliced])].sum(axis=0, dtype=float)
     token, choice, node = np.nonzero((part > 0) & ~sliced[..., None])
@@ -124,7 +125,10 @@ def _read(
 
 
 def _drawn(share: Float[np.ndarray, "expert node"], batch: Batch) -> Float[np.ndarray, "token top_k node"]:
-    """1 at the host whose slice [lower, upper) of the cumulated shares, scaled to 1, holds the token's draw."""
+    """Part of every choice on every node, under replication: 1 at the host that the token's draw picks, else 0.
+
+    A host has the interval [lower, upper) of the cumulative shares, scaled to 1; the draw lies in one of them.
+    """
     upper = np.cumsum(share, axis=1)
     upper = upper / upper[:, -1:]
     lower = np.concatenate([np.zeros_like(upper[:, :1]), upper[:, :-1]], axis=1)
@@ -170,7 +174,10 @@ def homes_of(
     hops: Int[np.ndarray, "node node2"],
     mesh_shape: tuple[int, int] | None = None,
 ) -> Int[np.ndarray, " token"]:
-    """The home of every token; of one that visits no node it is of no meaning. `hosts` are those of its choices."""
+    """Node where the results of every token are gathered; of no meaning for a token that visits no node.
+
+    `home` is the rule that picks it among the visited nodes, `hosts` the nodes that compute each choice.
+    """
     visited = np.asarray(hosts.any(axis=1))
     tokens, nodes = visited.shape
     if home == "lowest_host":
@@ -199,7 +206,7 @@ def _corners(mesh_shape: tuple[int, int] | None, nodes: int) -> list[int]:
 
 
 def token_sources(batch: Batch, nodes: int) -> Int[np.ndarray, " token"]:
-    """The node where every token lives: as the batch says, or by their order in equal runs."""
+    """Node where every token lives: as the batch says, else equal runs of successive tokens on successive nodes."""
     if batch.source is not None:
         return np.asarray(batch.source)
     tokens = len(batch.experts)
@@ -209,7 +216,7 @@ def token_sources(batch: Batch, nodes: int) -> Int[np.ndarray, " token"]:
 def _least_loaded(
     visited: Bool[np.ndarray, "token node"], hops_in_all: Int[np.ndarray, "token node"]
 ) -> Int[np.ndarray, " token"]:
-    """Hops in all, and so many more for every token that a node is already home to; tokens in their order."""
+    """Home of every token by least cost: its hops, plus a penalty for every earlier token with the same home."""
     tokens, nodes = visited.shape
     home, count = np.zeros(tokens, np.int64), np.zeros(nodes, np.int64)
     for token in np.flatnonzero(visited.any(axis=1)):
@@ -223,7 +230,7 @@ def _least_loaded(
 
 
 def node_seconds(layer: LayerDescription, plan: TokenPlan, batch: Batch) -> Float[np.ndarray, " node"]:
-    """A node is done when its products are, and when each of its channels has served all that use it."""
+    """Compute time of every node, s: the longest of its products and its channels, each serving all its users."""
     if layer.gemm is None:
         seconds = node_flops(layer, plan) / layer.flops
     else:
@@ -236,7 +243,7 @@ def node_seconds(layer: LayerDescription, plan: TokenPlan, batch: Batch) -> Floa
 
 
 def node_flops(layer: LayerDescription, plan: TokenPlan) -> Float[np.ndarray, " node"]:
-    """FLOPs of every node, without what tiles are filled up with."""
+    """FLOPs of every node, without the padding of tiles."""
     return plan.part.sum(axis=(0, 1)) * layer.flops_per_token_expert
 
 
@@ -251,7 +258,10 @@ def node_bytes(layer: LayerDescription, plan: TokenPlan) -> Float[np.ndarray, "l
 def _gemm_seconds(
     gemm: Gemm, plan: TokenPlan, experts: Int[np.ndarray, "token top_k"], sharded: bool
 ) -> Float[np.ndarray, " node"]:
-    """The products of every expert on every node one after the other; a whole copy is apart from what is placed."""
+    """Time of the matrix products of every node, s, one expert after the other.
+
+    Tokens of a whole copy of an expert are a product apart from those of the part that is placed there.
+    """
     token, choice, node = np.nonzero(plan.part)
     is_copy = plan.served[token, choice] >= 0
     part = np.where(is_copy | (not sharded), 1.0, plan.part[token, choice, node])

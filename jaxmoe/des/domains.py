@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxmoe.des.engine import Run, run_on
-from jaxmoe.des.fabric import Fabric, Paths, one_each
+from jaxmoe.des.engine import SimulatedRun, run_on
+from jaxmoe.des.fabric import Fabric, FabricPaths, one_each
 from jaxmoe.des.tasks import GraphBuilder, add_transfers, messages, no_rows
 from jaxmoe.des.traffic import messages_of
 from jaxmoe.placement.tokens import TokenLayout
@@ -51,7 +51,10 @@ def replay_communication(
 
 
 def reduce_steps(layout: TokenLayout, size: float) -> Iterator[Traffic]:
-    """What every node sends in every step of the all-reduce of `size` B, both ways round."""
+    """Yield the traffic of every step of the ring all-reduce of `size` B, B [node, node].
+
+    Every ring sends half of the bytes each way round; a ring of two nodes sends all of them one way.
+    """
     part, wafers = size / layout.tp, layout.wafer_rings
     yield from _ring_steps(layout.ring, part, layout.num_nodes)
     if layout.on_every_wafer:
@@ -145,7 +148,7 @@ def _round_slices(
 # The simulation of traffic in phases.
 
 
-def _replay(fabric: Fabric, phases: Sequence[tuple[Traffic, Paths]]) -> StageReplay:
+def _replay(fabric: Fabric, phases: Sequence[tuple[Traffic, FabricPaths]]) -> StageReplay:
     """Phases one after the other, with a barrier over all nodes between them."""
     graph = GraphBuilder(len(fabric.rate), 0, fabric.chunk_bytes)
     ready = no_rows(fabric.num_nodes)
@@ -154,5 +157,5 @@ def _replay(fabric: Fabric, phases: Sequence[tuple[Traffic, Paths]]) -> StageRep
         add_transfers(graph, sent, ready)
         barrier = graph.barrier(np.arange(graph.num_tasks))
         ready = one_each(np.full(fabric.num_nodes, barrier))
-    run: Run = run_on(replace(fabric, burst=None), graph.build())
+    run: SimulatedRun = run_on(replace(fabric, burst=None), graph.build())
     return StageReplay(run.makespan, run.link_busy[: fabric.num_links])

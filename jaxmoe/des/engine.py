@@ -43,7 +43,7 @@ from jaxmoe.des.tasks import TaskGraph
 
 
 @dataclass(frozen=True)
-class Services:
+class ServiceRecord:
     """Every service of a chunk by a server, in the order of arrival; so those of one server in order of time.
 
     One in the background is listed when it ends or is interrupted, in as many pieces as it was served in. `server`
@@ -59,22 +59,23 @@ class Services:
 
 
 @dataclass(frozen=True)
-class Run:
-    """What happened, in seconds. A task starts when its first chunk is first served.
+class SimulatedRun:
+    """Result of a simulation: start and finish of every task, and busy time of every link and node, s.
 
-    A link's busy time is its load, bytes over bandwidth, however it is switched: the time for which cut-through
-    holds a link for a tail that comes slowly is not in it. A run without a record has no `services`.
+    A task starts when its first chunk is first served. A link's busy time is its load, bytes over bandwidth, however
+    it is switched: the time for which cut-through holds a link for a tail that comes slowly is not in it. `services`
+    is `None` unless they were recorded.
     """
 
     start: Float[np.ndarray, " task"]
     finish: Float[np.ndarray, " task"]
     link_busy: Float[np.ndarray, " link"]
     node_busy: Float[np.ndarray, " node"]
-    services: Services | None
+    services: ServiceRecord | None
 
     @property
     def makespan(self) -> float:
-        """When the last task is finished; 0 without tasks."""
+        """Time at which the last task is finished, s; 0 without tasks."""
         return float(self.finish.max(initial=0.0))
 
 
@@ -86,8 +87,8 @@ def simulate(
     cut_through: bool = False,
     record: bool = False,
     burst: Float[np.ndarray, " link"] | None = None,
-) -> Run:
-    """Run `graph` on links of `link_bandwidth` (B/s) and `link_latency` (s per hop), in order as said above.
+) -> SimulatedRun:
+    """Run `graph` on links of `link_bandwidth` (B/s) and `link_latency` (s per hop), by the rules of this module.
 
     Chunks are stored and forwarded, or with `cut_through` cut through. With `record` the run lists its services.
     `burst` in B is of links with token buckets; `None`: there are none.
@@ -103,7 +104,7 @@ def simulate(
     # A node serves seconds of work at rate 1, without delay.
     rate = np.concatenate([link_bandwidth, np.ones(nodes)])
     delay = np.concatenate([link_latency, np.zeros(nodes)])
-    # What a full bucket is worth, in seconds.
+    # Seconds by which a full bucket lets a link send ahead of its bandwidth.
     credit = np.zeros(len(rate)) if burst is None else np.concatenate([burst / link_bandwidth, np.zeros(nodes)])
     work = (graph.chunks, graph.chunk_size, graph.last_size, graph.predecessors)
     order = (graph.path_start, graph.path, graph.successor_start, graph.successor)
@@ -114,28 +115,31 @@ def simulate(
     recorded = graph.chunk_hops * (2 if len(behind) else 1) if record else 0
     start, finish, busy, services = _event_loop((*work, *order), rate, delay, credit, cut_through, recorded, behind)
     links = graph.num_links
-    return Run(start, finish, busy[:links], busy[links:], Services(*services) if record else None)
+    return SimulatedRun(start, finish, busy[:links], busy[links:], ServiceRecord(*services) if record else None)
 
 
-def run_on(fabric: Fabric, graph: TaskGraph, record: bool = False) -> Run:
-    """Run `graph` on a network as described: on routers with finite buffers, where it has them, or as said above."""
+def run_on(fabric: Fabric, graph: TaskGraph, record: bool = False) -> SimulatedRun:
+    """Run `graph` on the routers of `fabric` where they have finite buffers, else in the event loop of this module."""
     if fabric.router is not None:
         return _on_routers(fabric, graph, record)
     cut_through, burst = fabric.cut_through, fabric.burst
     return simulate(graph, fabric.rate, fabric.latency, cut_through=cut_through, record=record, burst=burst)
 
 
-def _on_routers(fabric: Fabric, graph: TaskGraph, record: bool) -> Run:
-    """The same from routers; flits of several packets may take turns on a link, so services may overlap."""
+def _on_routers(fabric: Fabric, graph: TaskGraph, record: bool) -> SimulatedRun:
+    """Run `graph` on routers with finite buffers, cycle by cycle.
+
+    Flits of several packets may take turns on a link, so the services of a link may overlap.
+    """
     run = simulate_routers(fabric, graph, record)
     servers, passed = len(fabric.rate), np.diff(graph.path_start)
     size = (graph.chunks - 1) * graph.chunk_size + graph.last_size
     busy = np.bincount(graph.path, np.repeat(size, passed), minlength=servers + graph.num_nodes)
     services = _router_services(graph, run, servers) if record else None
-    return Run(run.start, run.finish, busy[:servers] / fabric.rate, busy[servers:], services)
+    return SimulatedRun(run.start, run.finish, busy[:servers] / fabric.rate, busy[servers:], services)
 
 
-def _router_services(graph: TaskGraph, run: RouterRun, servers: int) -> Services:
+def _router_services(graph: TaskGraph, run: RouterRun, servers: int) -> ServiceRecord:
     """Every passage of a packet, and every computation, in order of its begin."""
     owner = np.repeat(np.arange(graph.num_tasks), graph.chunks)
     hops = np.diff(graph.path_start)[owner]
@@ -146,7 +150,7 @@ def _router_services(graph: TaskGraph, run: RouterRun, servers: int) -> Services
     chunk = service - (np.cumsum(graph.chunks) - graph.chunks)[task]
     moments = np.where((server >= servers)[:, None], np.stack([run.start, run.finish], axis=1)[task], run.record)
     order = np.argsort(moments[:, 0], kind="stable")
-    return Services(task[order], server[order], chunk[order], moments[order, 0], moments[order, 1])
+    return ServiceRecord(task[order], server[order], chunk[order], moments[order, 0], moments[order, 1])
 
 
 # `no_type_check` keeps run-time type checkers from wrapping what numba compiles.
@@ -164,7 +168,7 @@ def _first_event(task, first_chunk):
 @njit(cache=True, nogil=True)
 @no_type_check
 def _release(times, codes, size, now, followers, waits, first_chunk):
-    """Tell tasks that one they wait for is done; those that wait for no more begin. Returns the heap's new size."""
+    """Count down what `followers` wait for, and start those that wait for no task. Returns the heap's new size."""
     for task in followers:
         waits[task] -= 1
         if waits[task] == 0:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jaxmoe.des.fabric import Fabric, Paths, rows_by
+from jaxmoe.des.fabric import Fabric, FabricPaths, rows_by
 from jaxmoe.des.schedules import ring_steps
 from jaxmoe.des.tasks import Transfers, messages
 from jaxmoe.des.trees import tree_transfers
@@ -170,7 +170,7 @@ def _gather(visited: Visited, home: Int[np.ndarray, " token"], size: float) -> M
     return node[away], home[token[away]], np.full(away.sum(), float(size))
 
 
-def _trees(exchange: Gather, fabric: Fabric) -> list[Paths]:
+def _trees(exchange: Gather, fabric: Fabric) -> list[FabricPaths]:
     """The paths of which trees are the unions; each tree has an equal part of every vector."""
     if exchange.route != "tree" and fabric.crossed is None:
         raise ExchangeError(
@@ -178,7 +178,7 @@ def _trees(exchange: Gather, fabric: Fabric) -> list[Paths]:
             f"use {Gather(exchange.home, 'tree').name} on this machine"
         )
     crossed = [] if fabric.crossed is None else [fabric.crossed]
-    trees: dict[Route, list[Paths]] = {
+    trees: dict[Route, list[FabricPaths]] = {
         "tree": [fabric.routes],
         "cross_tree": crossed,
         "split_tree": [fabric.routes, *crossed],

@@ -73,8 +73,11 @@ def _starts(lengths: Int[np.ndarray, " row"]) -> Int[np.ndarray, "row+1"]:
 
 
 @dataclass(frozen=True)
-class Paths:
-    """What a message passes from every node to every other; nothing from a node to itself."""
+class FabricPaths:
+    """Servers, links and maybe ports, that a message passes in turn from every node to every other.
+
+    The path from a node to itself is empty.
+    """
 
     num_nodes: int
     rows: Rows  # that of source * num_nodes + destination
@@ -92,14 +95,17 @@ class Paths:
         """Length of every path."""
         return self.rows.lengths.reshape(self.num_nodes, self.num_nodes)
 
-    def mirrored(self, opposite: Int[np.ndarray, " link"]) -> "Paths":
-        """From d to s, the path from s to d walked backwards over the `opposite` of every link."""
+    def mirrored(self, opposite: Int[np.ndarray, " link"]) -> "FabricPaths":
+        """Paths from d to s that retrace the path from s to d over the `opposite` of every link."""
         source, destination = np.divmod(self.rows.owner[::-1], self.num_nodes)
         back = rows_by(destination * self.num_nodes + source, opposite[self.rows.items[::-1]], len(self.rows))
-        return Paths(self.num_nodes, back)
+        return FabricPaths(self.num_nodes, back)
 
-    def with_ports(self, injection: int | None, ejection: int | None) -> "Paths":
-        """Paths of messages that pass a port of their source and one of their destination; their first numbers."""
+    def with_ports(self, injection: int | None, ejection: int | None) -> "FabricPaths":
+        """Paths that pass the injection port of their source first and the ejection port of their destination last.
+
+        `injection` and `ejection` are the numbers of the first port of each kind; `None`: there are no such ports.
+        """
         nodes = self.num_nodes
         source, destination = np.divmod(np.arange(nodes**2), nodes)
         away = np.flatnonzero(source != destination)
@@ -108,14 +114,14 @@ class Paths:
             owner, items = [away, *owner], [injection + source[away], *items]
         if ejection is not None:
             owner, items = [*owner, away], [*items, ejection + destination[away]]
-        return Paths(nodes, rows_by(np.concatenate(owner), np.concatenate(items), nodes**2))
+        return FabricPaths(nodes, rows_by(np.concatenate(owner), np.concatenate(items), nodes**2))
 
 
-def paths_of(topology: AbstractTopology) -> Paths:
-    """The links of every path."""
+def paths_of(topology: AbstractTopology) -> FabricPaths:
+    """Links of the path between every two nodes of a topology."""
     hops, nodes = topology.hops(), topology.num_nodes
     start = _starts(np.bincount(np.asarray(hops.pair), minlength=nodes**2))
-    return Paths(nodes, Rows(start, np.asarray(hops.link, np.int64)))
+    return FabricPaths(nodes, Rows(start, np.asarray(hops.link, np.int64)))
 
 
 @dataclass(frozen=True)
@@ -130,8 +136,8 @@ class Fabric:
     num_links: int
     rate: Float[np.ndarray, " server"]  # B/s
     latency: Float[np.ndarray, " server"]  # s
-    routes: Paths  # links alone
-    crossed: Paths | None  # links of the paths along the other direction first; None: there are none
+    routes: FabricPaths  # links alone
+    crossed: FabricPaths | None  # links of the paths along the other direction first; None: there are none
     opposite: Int[np.ndarray, " link"]  # the link that runs the other way
     injection: int | None  # number of the first port
     ejection: int | None
@@ -145,13 +151,16 @@ class Fabric:
     rings: Int[np.ndarray, " link"] | None = None  # see `AbstractTopology`
 
     @cached_property
-    def paths(self) -> Paths:
-        """Servers that a message passes."""
+    def paths(self) -> FabricPaths:
+        """Links and ports that a message passes from every node to every other."""
         return self.routes.with_ports(self.injection, self.ejection)
 
     @cached_property
-    def mirrored(self) -> Paths:
-        """The same for what retraces the path of a message from destination to source."""
+    def mirrored(self) -> FabricPaths:
+        """Links and ports of a message that runs backwards, from the destination of a path to its source.
+
+        It takes the opposite of every link, in reverse order, and then the ports of its own two ends.
+        """
         return self.routes.mirrored(self.opposite).with_ports(self.injection, self.ejection)
 
     @property
@@ -211,12 +220,12 @@ def link_rates(topology: AbstractTopology) -> Float[np.ndarray, " link"]:
 
 
 def _usable(topology: AbstractTopology, bandwidth: Float[np.ndarray, " server"]) -> Float[np.ndarray, " server"]:
-    """What routers leave of a bandwidth, B/s."""
+    """Bandwidth that is left for payload at the network's efficiency, B/s."""
     return bandwidth * float(topology.efficiency)
 
 
 def _bursts(topology: AbstractTopology, servers: int) -> Float[np.ndarray, " server"] | None:
-    """Those of links; ports have none."""
+    """Burst of every server, B: that of the topology for links, 0 for ports; `None` where links have no burst."""
     if topology.link_burst is None:
         return None
     return np.pad(np.asarray(topology.link_burst, float), (0, servers - topology.num_links))

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jaxmoe.des.description import LayerDescription, node_bytes, node_flops, node_seconds, plan_tokens
-from jaxmoe.des.engine import Run, run_on
+from jaxmoe.des.engine import SimulatedRun, run_on
 from jaxmoe.des.exchanges import stage_transfers
 from jaxmoe.des.fabric import Rows, one_each
 from jaxmoe.des.tasks import GraphBuilder, Transfers, add_transfers, no_rows
@@ -50,7 +50,7 @@ class LayerReplay:
 class RecordedLayer:
     """A layer simulated with a barrier between stages: a run with its services, and the stage of every task."""
 
-    run: Run
+    run: SimulatedRun
     stage: list[str]
 
 
@@ -144,7 +144,11 @@ def replay_plan(
 
 @dataclass(frozen=True)
 class _Work:
-    """What a batch makes the machine do: transfers of both stages in parts, and seconds of every node with its work."""
+    """Tasks of one batch or micro-batch: its transfers, and the time of every node, s.
+
+    `dispatch` and `combine` are lists of parts, with a barrier between a part and the next. `flops` and
+    `memory_bytes` are the work behind `seconds`.
+    """
 
     dispatch: list[Transfers]
     seconds: Float[np.ndarray, " node"]
@@ -195,15 +199,15 @@ def _parts(
     return works
 
 
-def _stage(layer: LayerDescription, parts: Sequence[Transfers]) -> Run:
-    """One stage of communication, alone, every node ready at time 0."""
+def _stage(layer: LayerDescription, parts: Sequence[Transfers]) -> SimulatedRun:
+    """Simulate one stage of communication alone, with every node ready at time 0."""
     graph = _graph(layer)
     _add_stage(graph, parts, ready=no_rows(layer.num_nodes))
     return _simulate(layer, graph)
 
 
 def _layer(layer: LayerDescription, parts: Sequence[_Work], record: bool = False) -> RecordedLayer:
-    """The whole layer in one simulation, with a barrier after every stage, which counts as part of it.
+    """Simulate a whole layer, with a barrier after every stage; a barrier counts as part of its stage.
 
     The network serves one stage at a time, and a micro-batch computes when the one before has computed.
     """
@@ -233,13 +237,13 @@ def _layer(layer: LayerDescription, parts: Sequence[_Work], record: bool = False
     return RecordedLayer(_simulate(layer, graph, record), stage)
 
 
-def _with_barriers(layer: LayerDescription, parts: Sequence[_Work]) -> Run:
-    """The whole layer, with a barrier after every stage."""
+def _with_barriers(layer: LayerDescription, parts: Sequence[_Work]) -> SimulatedRun:
+    """Simulate the whole layer, with a barrier after every stage."""
     return _layer(layer, parts).run
 
 
-def _without_barriers(layer: LayerDescription, work: _Work) -> Run:
-    """The whole layer, in which every node goes on as soon as it can."""
+def _without_barriers(layer: LayerDescription, work: _Work) -> SimulatedRun:
+    """Simulate the whole layer without barriers: every node computes and sends as soon as it has its inputs."""
     graph = _graph(layer)
     inputs = _add_stage(graph, work.dispatch, ready=no_rows(layer.num_nodes))
     computed = graph.computations(np.arange(layer.num_nodes), work.seconds, inputs)
@@ -267,7 +271,7 @@ def _graph(layer: LayerDescription) -> GraphBuilder:
     return GraphBuilder(len(layer.fabric.rate), layer.num_nodes, layer.fabric.chunk_bytes)
 
 
-def _simulate(layer: LayerDescription, graph: GraphBuilder, record: bool = False) -> Run:
+def _simulate(layer: LayerDescription, graph: GraphBuilder, record: bool = False) -> SimulatedRun:
     return run_on(layer.fabric, graph.build(), record)
 
 

@@ -1,6 +1,6 @@
-"""One step of a router with finite buffers, as compiled code: what arrives, who may go on, what is sent.
+"""Steps of a router with finite buffers, as compiled code: arrivals, allocation of channels, crossbar, and departures.
 
-What happens when is told in `jaxmoe.des.routers`, and what the records mean in `jaxmoe.des.router_state`. All functions
+`jaxmoe.des.routers` states the order of events, and `jaxmoe.des.router_state` the meaning of the records. All functions
 are compiled into the loop of `jaxmoe.des.router_run`, without reference counts (`_nrt=False`), which would take most of
 the time. Numba's cache sees a change here when that file is changed too.
 """
@@ -17,7 +17,7 @@ from jaxmoe.des.router_state import NOBODY, RETURNS, STORE_AND_FORWARD, TAILS, W
 @njit(inline="always", _nrt=False)
 @no_type_check
 def next_from(mask, pointer):
-    """The first of the set bits in turn."""
+    """The first set bit of `mask` from `pointer` on, cyclically: round robin."""
     above = (mask >> pointer) << pointer
     return trailing_zeros(above if above != 0 else mask)
 
@@ -25,7 +25,7 @@ def next_from(mask, pointer):
 @njit(inline="always", _nrt=False)
 @no_type_check
 def put(net, kind, cycle, item):
-    """Let something happen in a later cycle."""
+    """Schedule an arrival of this kind, a flit, credit or packet, for a later cycle."""
     slot = cycle & (len(net.wheel) - 1)
     count = net.wheel[slot, kind]
     net.wheel[slot, 3 + kind * net.width + count] = item
@@ -35,7 +35,7 @@ def put(net, kind, cycle, item):
 @njit(inline="always", _nrt=False)
 @no_type_check
 def _can_send(net, b, can):
-    """A buffer asks for the crossbar from now on, if `can` is true: without a branch, for it is as often false."""
+    """Let a buffer request the crossbar, if `can` is true. It is as often false, so the code has no branch."""
     at, port = net.buffer[b].at, net.buffer[b].output
     net.ready[at, port] |= np.int64(can) << net.buffer[b].bit
     net.router[at].sends |= np.int64(can) << port
@@ -44,14 +44,14 @@ def _can_send(net, b, can):
 @njit(inline="always", _nrt=False)
 @no_type_check
 def _cannot_send(net, b, cannot):
-    """It does so no more, if `cannot` is true."""
+    """End the crossbar request of a buffer, if `cannot` is true."""
     net.ready[net.buffer[b].at, net.buffer[b].output] &= ~(np.int64(cannot) << net.buffer[b].bit)
 
 
 @njit(inline="always", _nrt=False)
 @no_type_check
 def _ask(net, b):
-    """The first packet of a buffer asks for a virtual channel of its next channel."""
+    """Request a virtual channel of the next channel for the first packet of a buffer."""
     number = net.ring[b, net.buffer[b].first]
     hop = net.packet[number].hop + 1
     c = net.path[hop, 0]
@@ -65,7 +65,7 @@ def _ask(net, b):
 @njit(inline="always", _nrt=False)
 @no_type_check
 def _front(net, b):
-    """The next packet has come to the head of a buffer."""
+    """Make the next packet of a buffer its first one, and request a virtual channel for it where it may go on."""
     flits = net.packet[net.ring[b, net.buffer[b].first]].flits
     net.buffer[b].left = flits
     if net.switching != STORE_AND_FORWARD or net.buffer[b].count >= flits:
@@ -75,7 +75,7 @@ def _front(net, b):
 @njit(inline="always", _nrt=False)
 @no_type_check
 def arrive(net, b):
-    """A flit comes into a buffer."""
+    """Add an arrived flit to a buffer."""
     count = net.buffer[b].count + 1
     net.buffer[b].count = count
     net.buffer[b].peak = max(net.buffer[b].peak, count)
@@ -90,7 +90,7 @@ def arrive(net, b):
 @njit(inline="always", _nrt=False)
 @no_type_check
 def give_credit(net, b):
-    """The sender to a buffer may send it one flit more."""
+    """Return a credit: the sender to a buffer may send it one more flit."""
     credits, user = net.buffer[b].credits + 1, net.buffer[b].user
     net.buffer[b].credits = credits
     if credits == 1 and user != NOBODY:
@@ -100,7 +100,7 @@ def give_credit(net, b):
 @njit(inline="always", _nrt=False)
 @no_type_check
 def hold(net, b, number, sender):
-    """A buffer is for this packet until its tail has been sent there."""
+    """Reserve a buffer for a packet until the packet's tail has been sent there."""
     place, ring = net.buffer[b].first + net.buffer[b].held, net.ring.shape[1]
     net.ring[b, place if place < ring else place - ring] = number
     net.buffer[b].held += 1
@@ -110,14 +110,14 @@ def hold(net, b, number, sender):
 @njit(inline="always", _nrt=False)
 @no_type_check
 def fits(net, b, number):
-    """Whether a packet may take a buffer: unless it is a wormhole, there has to be room for all of it."""
+    """Whether a packet may be sent to a buffer: with wormhole switching always, else only if all of it fits."""
     return net.switching == WORMHOLE or net.buffer[b].credits >= net.packet[number].flits
 
 
 @njit(_nrt=False)
 @no_type_check
 def _oldest(net, at, mask, pointer):
-    """Of the buffers in `mask` that whose first packet was injected first; of equals the first in turn."""
+    """Bit of the buffer in `mask` whose first packet was injected earliest; round robin among equals."""
     best, chosen = np.int64(-1), np.int64(0)
     while mask != 0:
         bit = next_from(mask, pointer)

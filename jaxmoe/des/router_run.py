@@ -38,12 +38,12 @@ SOURCE = np.dtype(
 )
 
 
-class Work(NamedTuple):
-    """What nodes do."""
+class RouterWork(NamedTuple):
+    """Work of the nodes for the loop over cycles: tasks, their successors, injection channels, and a heap of tasks."""
 
-    task: Any
-    source: Any
-    begins: Any  # of every task's successors
+    task: Any  # records `TASK`
+    source: Any  # records `SOURCE`
+    begins: Any  # where the successors of every task begin in `successor`
     successor: Any
     times: Any  # room for the heap of tasks that will be done
     codes: Any
@@ -52,7 +52,7 @@ class Work(NamedTuple):
 @njit(_nrt=False, error_model="numpy")
 @no_type_check
 def _release(net, work, size, number, now):
-    """A task that waits for no other any more begins. Returns the heap's new size."""
+    """Start a task whose predecessors are all finished. Returns the heap's new size."""
     task, source = work.task, work.source
     if task[number].packets == 0 and task[number].computes == 0:
         task[number].start = now
@@ -135,7 +135,10 @@ def _inject(net, work, at, now):
 @njit(inline="always", _nrt=False, error_model="numpy")
 @no_type_check
 def _happen(net, work, size, now):
-    """What reaches its end in this cycle: flits, credits, packets. Returns the heap's new size and how many."""
+    """Deliver the flits, credits and packets that arrive in this cycle.
+
+    Returns the new size of the heap of finished tasks, and the number of arrivals.
+    """
     slot = now & (len(net.wheel) - 1)
     flits, credits, tails = net.wheel[slot, ARRIVALS], net.wheel[slot, RETURNS], net.wheel[slot, TAILS]
     for event in range(flits):

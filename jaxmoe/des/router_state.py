@@ -1,5 +1,4 @@
-"""What routers with finite buffers are in the simulator: records of buffers, channels, routers and packets, and all of
-it.
+"""State of routers with finite buffers: records of buffers, channels, routers and packets, and `Net`, which has all.
 
 A *buffer* is one virtual channel of a channel, with the number `channel * num_vcs + vc`. A set of buffers, of outputs
 or of virtual channels of a router is a mask of bits; an input has the bit of its first buffer. A round-robin pointer is

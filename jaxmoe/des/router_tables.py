@@ -26,7 +26,7 @@ MOST_BITS = 62  # buffers at the inputs of a router
 
 
 class RouterError(InputError):
-    """Routers that cannot be simulated, or what they cannot do."""
+    """Raised for routers that cannot be simulated, and for traffic that they cannot carry."""
 
 
 class Channels(NamedTuple):
@@ -76,7 +76,7 @@ class Parameters:
 
 
 def parameters_of(fabric: Fabric) -> Parameters:
-    """What a fabric's router says."""
+    """Router parameters of a fabric that has routers. A cycle is the time of a flit on the fastest link or port, s."""
     router = fabric.router
     assert router is not None
     lanes = round(float(router.ports_per_node))

@@ -1,4 +1,4 @@
-"""Routers as they are: finite buffers in virtual channels, credits, allocators; simulated cycle by cycle.
+"""Routers with finite buffers in virtual channels, credits and allocators, simulated cycle by cycle.
 
 This is the input-queued router of BookSim2 (Jiang et al., "A detailed and flexible cycle-accurate network-on-chip
 simulator", ISPASS 2013), written anew from its description. A *cycle* is the time of a flit on the fastest link. Every
@@ -33,7 +33,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt
 
 from jaxmoe.des.fabric import Fabric
-from jaxmoe.des.router_run import SOURCE, TASK, Work, run_routers
+from jaxmoe.des.router_run import SOURCE, TASK, RouterWork, run_routers
 from jaxmoe.des.router_state import NOBODY, PACKET, Net
 from jaxmoe.des.router_tables import RouterError, channels_of, net_of, parameters_of
 from jaxmoe.des.tasks import TaskGraph
@@ -45,7 +45,10 @@ class DeadlockError(RouterError):
 
 @dataclass(frozen=True)
 class RouterRun:
-    """What happened, in seconds; `begin` and `end` of every packet on every server of its path, where recorded."""
+    """Result of a simulation on routers: start and finish of every task, s, and the peak of every buffer, flits.
+
+    `record` has when every packet begins and ends to pass each server of its path, s; it is empty unless recorded.
+    """
 
     start: Float[np.ndarray, " task"]
     finish: Float[np.ndarray, " task"]
@@ -54,7 +57,7 @@ class RouterRun:
 
 
 def simulate_routers(fabric: Fabric, graph: TaskGraph, record: bool = False) -> RouterRun:
-    """Run `graph` on the routers of `fabric`, as said above.
+    """Run `graph` on the routers of `fabric`, by the rules of this module.
 
     Raises `RouterError` for what cannot be simulated, and `DeadlockError` where packets wait for each other for ever.
     """
@@ -68,7 +71,7 @@ def simulate_routers(fabric: Fabric, graph: TaskGraph, record: bool = False) -> 
     source = np.zeros(max(channels.nodes, graph.num_nodes) * channels.lanes, SOURCE)
     source["now"] = source["target"] = source["last"] = -1
     room = np.empty(len(task) + 1), np.empty(len(task) + 1, np.int64)
-    done = run_routers(net, Work(task, source, graph.successor_start, graph.successor, *room))
+    done = run_routers(net, RouterWork(task, source, graph.successor_start, graph.successor, *room))
     if done < len(task):
         raise DeadlockError(_circle(fabric, net, len(task) - done))
     start, finish = (task[name] * parameters.cycle for name in ("start", "finish"))
@@ -128,7 +131,7 @@ def _classes(fabric: Fabric, graph: TaskGraph) -> Int[np.ndarray, " hop"]:
 
 
 def _tasks(fabric: Fabric, graph: TaskGraph, cycle: float) -> np.ndarray:
-    """What nodes do: packets that they send, and computations."""
+    """Records `TASK` of all tasks: packets that a node sends, computations, and barriers, which do neither."""
     servers, task, acts = len(fabric.rate), np.zeros(graph.num_tasks, TASK), graph.chunks > 0
     first = np.zeros(graph.num_tasks, np.int64)
     first[acts] = graph.path[graph.path_start[:-1][acts]]

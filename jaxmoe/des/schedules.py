@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxmoe.des.fabric import Paths, rows_of
+from jaxmoe.des.fabric import FabricPaths, rows_of
 from jaxmoe.des.tasks import GraphBuilder, Transfers, add_transfers, chunk_sizes, messages
 from jaxmoe.hardware.cuts import blocks, ring_order
 from jaxmoe.hardware.networks import link_ends, xy_path, yx_path
@@ -100,7 +100,10 @@ def entwined_ring_sends(
 
 
 def forwarded_sends(shape: tuple[int, int], sends: Sequence[Send]) -> list[Send]:
-    """The same messages between different nodes, received whole and sent on by every node on their XY paths."""
+    """Split every message into one send for each link of its XY path on a mesh of `shape`.
+
+    A node on the path receives the message whole before it sends it on. Messages from a node to itself have no send.
+    """
     hops: list[Send] = []
     arrival: list[int] = []  # for every message, the index of its last hop
     for source, destination, size, after in sends:
@@ -150,15 +153,15 @@ def _hops(shape: tuple[int, int], source: int, destination: int, routing: Routin
         yield int(start), int(end)
 
 
-def transfers_of(sends: Sequence[Send], paths: Paths) -> Transfers:
-    """A schedule laid on the paths of a fabric."""
+def transfers_of(sends: Sequence[Send], paths: FabricPaths) -> Transfers:
+    """Transfers of a schedule of sends, each over the path of a fabric between its two nodes."""
     source, destination = (np.array([send[end] for send in sends], np.int64) for end in (0, 1))
     laid = messages(paths, source, destination, np.array([send.size for send in sends], float))
     return replace(laid, after=rows_of([send.after for send in sends]))
 
 
 def add_sends(
-    graph: GraphBuilder, sends: Sequence[Send], paths: Paths, ready: Sequence[Sequence[int]]
+    graph: GraphBuilder, sends: Sequence[Send], paths: FabricPaths, ready: Sequence[Sequence[int]]
 ) -> list[list[int]]:
     """Add a schedule to `graph`; `ready[node]` are the tasks after which that node may send.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxmoe.des.engine import Run, simulate
+from jaxmoe.des.engine import SimulatedRun, simulate
 from jaxmoe.des.fabric import Rows, link_rates, one_each, paths_of, rows_by, rows_of
 from jaxmoe.des.tasks import GraphBuilder, no_rows
 from jaxmoe.hardware import Machine
@@ -20,26 +20,26 @@ AT_ONCE = 4  # parts of a slice that are on their way at once
 
 
 @dataclass(frozen=True)
-class SliceCosts:
-    """Sizes, B, and latencies, s, as in Table I."""
+class FetchedSliceCosts:
+    """Costs of an expert that dies fetch slice by slice: sizes, B, and latencies, s, as in Table I."""
 
-    expert_bytes: float
-    flops_per_request: float
-    slices: int
-    request_bytes: float
-    hit: float
-    miss: float
-    write: float
+    expert_bytes: float  # weights of one expert
+    flops_per_request: float  # of one token at one expert
+    slices: int  # of one expert
+    request_bytes: float  # message that asks for a slice
+    hit: float  # latency of the LLC for a slice that it holds
+    miss: float  # latency of the LLC before HBM is asked for a slice that it does not hold
+    write: float  # latency of writing a copy to HBM
 
 
 @dataclass(frozen=True)
 class SliceWork:
-    """What every die computes of one layer, in whole requests, and where the weights are."""
+    """Requests that every die computes in one layer, each a token at an expert, and where the experts' weights are."""
 
     requests: Int[np.ndarray, "expert die"]
-    home: Int[np.ndarray, " expert"]
-    local: Bool[np.ndarray, "expert die"]
-    copied: Bool[np.ndarray, "expert die"]
+    home: Int[np.ndarray, " expert"]  # die whose HBM holds the expert
+    local: Bool[np.ndarray, "expert die"]  # in the HBM of the die itself
+    copied: Bool[np.ndarray, "expert die"]  # the die writes what it fetches to its own HBM
     hits: Float[np.ndarray, "expert die"]  # the part of an expert that the LLC has
 
 
@@ -53,12 +53,12 @@ class SliceReplay:
     remote_read: float
     local_write: float
     llc_read: float
-    run: Run
+    run: SimulatedRun
 
 
 @dataclass(frozen=True)
 class _Slices:
-    """One entry for each slice, in the order in which they are asked for."""
+    """Slices that dies read, in the order in which they request them."""
 
     die: Int[np.ndarray, " slice"]
     source: Int[np.ndarray, " slice"]  # the die whose HBM has it; `die` itself where it is there, or in the LLC
@@ -67,7 +67,7 @@ class _Slices:
     seconds: Float[np.ndarray, " slice"]  # of compute
 
 
-def replay_slices(machine: Machine, work: SliceWork, costs: SliceCosts, record: bool = False) -> SliceReplay:
+def replay_slices(machine: Machine, work: SliceWork, costs: FetchedSliceCosts, record: bool = False) -> SliceReplay:
     """Simulate a layer. At time 0 a die asks for all its slices, each of which streams to some of its cores.
 
     Of a slice `AT_ONCE` parts are on their way; a part is computed when it is there, and those of one die in turn. Each
@@ -92,7 +92,7 @@ def replay_slices(machine: Machine, work: SliceWork, costs: SliceCosts, record: 
     )
 
 
-def _slices(machine: Machine, work: SliceWork, costs: SliceCosts) -> _Slices:
+def _slices(machine: Machine, work: SliceWork, costs: FetchedSliceCosts) -> _Slices:
     nodes, experts = machine.num_nodes, len(work.home)
     expert, die = np.nonzero(work.requests)
     start = (expert - die * experts // nodes) % experts
@@ -115,7 +115,7 @@ def _slices(machine: Machine, work: SliceWork, costs: SliceCosts) -> _Slices:
     return _Slices(**{name: getattr(slices, name)[first] for name in ("die", "source", "hit", "copied", "seconds")})
 
 
-def _run(machine: Machine, slices: _Slices, size: float, costs: SliceCosts, record: bool) -> Run:
+def _run(machine: Machine, slices: _Slices, size: float, costs: FetchedSliceCosts, record: bool) -> SimulatedRun:
     """Servers are the links, the channels of the LLC and of HBM, and one each for what takes latency alone."""
     topology, llc, hbm, nodes = machine.topology, machine.memory[0], machine.memory[-1], machine.num_nodes
     paths, links = paths_of(topology), machine.topology.num_links
@@ -146,7 +146,7 @@ def _run(machine: Machine, slices: _Slices, size: float, costs: SliceCosts, reco
 
 
 def _passing(first: Int[np.ndarray, " message"], ways: Rows) -> Rows:
-    """Ways with another server before them."""
+    """Paths `ways` that pass the server `first` before all others."""
     messages = np.arange(len(first))
     owner, items = np.concatenate([messages, ways.owner]), np.concatenate([first, ways.items])
     return rows_by(owner, items, len(first))

@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 
 from jaxmoe.des.description import LayerDescription, node_seconds, plan_tokens
 from jaxmoe.des.domains import exchange_traffic, reduce_steps
-from jaxmoe.des.engine import Run, run_on
-from jaxmoe.des.fabric import Fabric, Paths, Rows, one_each
+from jaxmoe.des.engine import SimulatedRun, run_on
+from jaxmoe.des.fabric import Fabric, FabricPaths, Rows, one_each
 from jaxmoe.des.tasks import GraphBuilder, Transfers, add_transfers, messages, no_rows
 from jaxmoe.des.traffic import messages_of
 from jaxmoe.placement.slots import EMPTY
@@ -37,7 +37,7 @@ class Phase:
 class StreamRun:
     """A simulation with the stage of every task; when every layer is done, and all weights are there, s."""
 
-    run: Run
+    run: SimulatedRun
     stage: list[str]
     layer_ends: Float[np.ndarray, " layer"]
     weights_end: float
@@ -89,7 +89,7 @@ def weight_transfers(
     destination: Int[np.ndarray, " move"],
     size: float,
 ) -> Transfers:
-    """Experts of `size` B on their way from node to node."""
+    """Transfers of experts of `size` B each, from every source to its destination."""
     return messages(fabric.paths, source, destination, np.full(len(source), size))
 
 
@@ -144,7 +144,7 @@ def _phases(
     """All phases in order; `traffic` is that of combine in vectors, part by part, and dispatch its mirror."""
     fabric = layer.fabric
 
-    def sent(traffic: Float[np.ndarray, "node node2"], paths: Paths) -> Transfers:
+    def sent(traffic: Float[np.ndarray, "node node2"], paths: FabricPaths) -> Transfers:
         return messages(paths, *messages_of(traffic, "in_turns", fabric.chunk_bytes))
 
     return [
@@ -159,7 +159,7 @@ def _phases(
 def _served(
     slots: Int[np.ndarray, "node slot"], loads: Float[np.ndarray, "group expert"]
 ) -> Float[np.ndarray, "group node slot"]:
-    """Choices of every group that each slot serves."""
+    """Choices of every group that each slot serves: all copies of an expert have equal parts."""
     served = np.zeros((len(loads), *slots.shape))
     for expert in range(loads.shape[1]):
         places = np.argwhere(slots == expert)
@@ -171,7 +171,7 @@ def _served(
 def _computing(
     layer: LayerDescription, slots: Int[np.ndarray, "node slot"], rows: Float[np.ndarray, "node slot"]
 ) -> Float[np.ndarray, " node"]:
-    """Seconds of every node: its products, and the weights and vectors that its memory moves for them."""
+    """Compute time of every node, s: the longest of its matrix products and of each memory channel that it uses."""
     seconds = rows.sum(axis=1) * layer.flops_per_token_expert / layer.flops
     for depth, level in enumerate(layer.memory):
         moved = np.zeros(len(rows))
@@ -194,7 +194,10 @@ def moves(
     after: Int[np.ndarray, "node slot"],
     hops: Int[np.ndarray, "node node2"],
 ) -> Iterator[tuple[int, int]]:
-    """From where to where experts travel when slots change: from the nearest node that held them before."""
+    """Yield source and destination of every expert that moves when slots change.
+
+    The source is the nearest node that held the expert before.
+    """
     for node, held in enumerate(after.tolist()):
         for expert in dict.fromkeys(held):
             if expert == EMPTY or expert in before[node]:
@@ -209,7 +212,7 @@ def most_moves(
     hops: Int[np.ndarray, "node node2"],
     layers: int,
 ) -> tuple[int, range, Int[np.ndarray, "move 2"]]:
-    """Step and successive layers in which most slots change, and from where to where experts travel for it."""
+    """Step and successive layers in which most slots change, and source and destination of every expert moved."""
     changed = np.lib.stride_tricks.sliding_window_view((after != before).sum(axis=(2, 3)), layers, axis=1).sum(axis=2)
     step, first = (int(index) for index in np.unravel_index(changed.argmax(), changed.shape))
     rows = range(first, first + layers)

@@ -30,7 +30,7 @@ from jaxmoe.des.streaming_loop import COMPUTE, LOAD, SEND, Rules, Times, Work, e
 
 @dataclass(frozen=True)
 class Flow:
-    """What flows: micro-slices in the order of loading, and the time that each step takes, s.
+    """Micro-slices of experts in the order in which they are loaded, their routes, and the time of every step, s.
 
     Raises `BufferError` where a die has fewer slots than a micro-slice passes dies.
     """
@@ -69,7 +69,10 @@ class Flow:
 
 @dataclass(frozen=True)
 class Services:
-    """What was done: its kind, the die (of a load the one that receives, of a transfer the sender), and when, s."""
+    """Recorded loads, computations and transfers of micro-slices, with their begin and end, s.
+
+    `kind` is `LOAD`, `COMPUTE` or `SEND`. `die` is the die that computes, receives a load, or sends a transfer.
+    """
 
     kind: Int[np.ndarray, " service"]
     die: Int[np.ndarray, " service"]
@@ -104,9 +107,9 @@ def _uniform(array: np.ndarray) -> np.ndarray:
 
 
 def stream(flow: Flow, record: bool = False) -> Stream:
-    """Let it flow until all is computed. Raises `BufferError`, with the state of the buffers, where it comes to a halt.
+    """Simulate `flow` until every micro-slice is computed; with `record`, the result lists its services.
 
-    With `record` the services are listed.
+    Raises `BufferError`, with the state of the buffers, where no micro-slice can move any more.
     """
     dies = flow.needed.shape[1]
     groups = int(flow.group.max(initial=-1)) + 1

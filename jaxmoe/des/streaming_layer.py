@@ -31,7 +31,7 @@ class Slicing:
             raise BufferError(f"micro_slices is {self.micro_slices}, expected at least 1")
 
     def slots(self, slice_bytes: float) -> int:
-        """Micro-slices that a die's buffer holds."""
+        """Number of micro-slices that a die's buffer holds. Raises `BufferError` where it cannot hold one."""
         if slice_bytes > self.buffer_bytes:
             raise BufferError(
                 f"a micro-slice has {slice_bytes:g} B, but a die's buffer {self.buffer_bytes:g} B; "
@@ -102,7 +102,7 @@ def flow_of(
 def compute_seconds(
     layer: LayerDescription, slicing: Slicing, tokens: Int[np.ndarray, "expert die"]
 ) -> Float[np.ndarray, "expert die"]:
-    """Of one micro-slice: its products, and what sets it up."""
+    """Time to compute one micro-slice of every expert on every die, s: its matrix products and a fixed control time."""
     parts = layer.num_nodes * slicing.micro_slices
     expert, die = np.nonzero(tokens)
     seconds = np.zeros(tokens.shape)
@@ -115,7 +115,10 @@ def compute_seconds(
 
 
 def send_seconds(fabric: Fabric, size: float, control: float) -> Float[np.ndarray, "die die2"]:
-    """Of `size` B: at the pace of the slowest link or port of the path, after the latency of all."""
+    """Time to send `size` B from every die to every other, s.
+
+    It is the sum of the latencies of the path, of `size` over its slowest link or port, and of a fixed control time.
+    """
     path, dies = fabric.paths.rows, fabric.num_nodes
     slowest, latency = np.full(dies**2, np.inf), np.zeros(dies**2)
     np.minimum.at(slowest, path.owner, fabric.rate[path.items])

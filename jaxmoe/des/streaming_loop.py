@@ -34,7 +34,11 @@ State = namedtuple(
 @njit(cache=True, nogil=True)
 @no_type_check
 def event_loop(given, durations, rules, recorded):
-    """Run until nothing is due: the last time, computations done, busy seconds, buffers, counts, and services."""
+    """Run the simulation until no server is at work any more.
+
+    Returns the time of the last event, s, the number of computations done, the busy time of every server, s, the state
+    of the buffers, counts of services, and the recorded services: their numbers, and begin and end, s.
+    """
     made = _empty(given, durations, recorded)
     work, times, state = uncounted(given), uncounted(durations), uncounted(made)
     for one in range(len(work.expert)):
@@ -59,7 +63,7 @@ def event_loop(given, durations, rules, recorded):
 @njit(inline="always")
 @no_type_check
 def _soonest(state):
-    """When the next server is done."""
+    """Time at which the next server is done, s; infinite where none is at work."""
     soonest = np.inf
     for server in range(len(state.due)):
         if state.due[server] < soonest:
@@ -70,7 +74,7 @@ def _soonest(state):
 @njit(inline="always")
 @no_type_check
 def _empty(work, times, recorded):
-    """Nothing has happened."""
+    """Initial state of the simulation, with all servers idle and all buffers empty."""
     dies, channels, groups = work.needed.shape[1], times.channel.max() + 1, len(work.work)
     servers, slices = channels + 2 * dies, len(work.expert)
     links = work.links.max() + 1 if len(work.links) else 1
@@ -101,7 +105,7 @@ def _empty(work, times, recorded):
 @njit(inline="always")
 @no_type_check
 def _begin(work, times, rules, state, now):
-    """Begin whatever can: all dies compute, then all send, then all channels load."""
+    """Start every service that can start: computations of all dies, then their transfers, then loads of channels."""
     dies = work.needed.shape[1]
     channels = len(state.due) - 2 * dies
     for die in range(dies):
@@ -121,7 +125,7 @@ def _begin(work, times, rules, state, now):
 @njit(inline="always")
 @no_type_check
 def _serve(state, server, kind, die, one, now, seconds, target):
-    """A server begins; written down where services are recorded."""
+    """Start a service of `seconds` on a server, and record it where services are recorded."""
     state.due[server], state.serving[server], state.target[server] = now + seconds, one, target
     state.busy[server] += seconds
     if state.numbers.shape[1] > 0:
@@ -134,7 +138,7 @@ def _serve(state, server, kind, die, one, now, seconds, target):
 @njit(inline="always")
 @no_type_check
 def _finish(work, times, rules, state, server, now):
-    """A server is done."""
+    """End the service of a server, and note what may start now that it is done."""
     dies = work.needed.shape[1]
     channels = len(state.due) - 2 * dies
     one, target = state.serving[server], state.target[server]
@@ -170,7 +174,7 @@ def _finish(work, times, rules, state, server, now):
 @njit(inline="always")
 @no_type_check
 def _wake(state, place):
-    """Senders that wait for this die, or for a link, try again."""
+    """Let the senders that wait for this die, or for a link, try again."""
     for die in range(state.blocked.shape[1]):
         if state.blocked[place, die]:
             state.blocked[place, die] = False
@@ -187,7 +191,7 @@ def _append(state, kind, die, one):
 @njit(inline="always")
 @no_type_check
 def _removed(state, kind, die, index):
-    """Take one out of a list, which keeps its order."""
+    """Remove the entry at `index` from a list of waiting micro-slices, and return it; the others keep their order."""
     lists, last = state.lists, state.ends[kind, die] - 1
     one = lists[kind, die, index]
     for place in range(index, last):
@@ -199,7 +203,7 @@ def _removed(state, kind, die, index):
 @njit(inline="always")
 @no_type_check
 def _loaded(work, state, one, die):
-    """A loaded micro-slice waits to be computed, or on a die without tokens of its expert to be sent."""
+    """Queue a loaded micro-slice for computation, or for sending on a die that has no tokens of its expert."""
     if work.needed[work.expert[one], die]:
         _append(state, LOADED, die, one)
         state.tries[COMPUTE, die] = True
@@ -212,7 +216,7 @@ def _loaded(work, state, one, die):
 @njit(inline="always")
 @no_type_check
 def _mark(times, rules, state, one, die, mark, now):
-    """Set a mark; with both the slot is free (rule 3)."""
+    """Mark a micro-slice as computed or sent; free its slot once it is both (rule 3)."""
     state.marks[one, die] |= mark
     if state.marks[one, die] == IS_COMPUTED | IS_SENT:
         give_slot(state.buffers, times.capacity, die, now)
@@ -226,7 +230,7 @@ def _mark(times, rules, state, one, die, mark, now):
 @njit(inline="always")
 @no_type_check
 def _compute(work, times, rules, state, die, now):
-    """Rules 1 and 2 on an idle array."""
+    """Start the next computation of an idle die, by rules 1 and 2."""
     if rules.newest_first and state.ends[RECEIVED, die] > 0:
         one = _removed(state, RECEIVED, die, state.ends[RECEIVED, die] - 1)
     elif state.ends[LOADED, die] > 0:
@@ -245,7 +249,7 @@ def _compute(work, times, rules, state, die, now):
 @njit(inline="always")
 @no_type_check
 def _send(work, times, state, die, now):
-    """An idle sender takes the first that waits and may go."""
+    """Start the first waiting transfer of an idle sender whose receiver and links are free."""
     dies = work.needed.shape[1]
     for index in range(state.ends[SENDING, die]):
         one = state.lists[SENDING, die, index]
@@ -270,7 +274,7 @@ def _send(work, times, state, die, now):
 @njit(inline="always")
 @no_type_check
 def _free(work, state, first, last):
-    """Whether no link of a path carries anything."""
+    """Whether all links of a path are idle."""
     held = 0
     for link in range(first, last):
         held += state.linked[work.links[link]]
@@ -280,7 +284,7 @@ def _free(work, state, first, last):
 @njit(inline="always")
 @no_type_check
 def _load(work, times, rules, state, channel, now):
-    """Rules 4 and 5 on an idle channel: of its dies that with the fewest loads goes first."""
+    """Start the next load of an idle channel, by rules 4 and 5, for that of its dies which has had the fewest loads."""
     best, fewest, place, chosen = -1, 0, -1, -1
     for die in range(len(times.channel)):
         if times.channel[die] != channel or (best >= 0 and state.at[2, die] >= fewest):

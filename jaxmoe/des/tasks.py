@@ -1,4 +1,4 @@
-"""What the simulator runs: transfers and other tasks, and what each waits for, as lists of different lengths."""
+"""Task graphs of the simulator: transfers, computations and barriers, and the tasks that each one waits for."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxmoe.des.fabric import Paths, Rows, joined, one_each, rows_by, rows_of
+from jaxmoe.des.fabric import FabricPaths, Rows, joined, one_each, rows_by, rows_of
 
 # Tasks and what they wait for, as flat arrays for the event loop. Knows no topology and no collective.
 #
@@ -192,7 +192,7 @@ class Transfers:
 
 
 def messages(
-    paths: Paths,
+    paths: FabricPaths,
     source: Int[np.ndarray, " message"],
     destination: Int[np.ndarray, " message"],
     size: Float[np.ndarray, " message"],

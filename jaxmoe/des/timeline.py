@@ -1,4 +1,4 @@
-"""A recorded run in the trace-event format of Chrome: what every link, port and node did when.
+"""A recorded run in the trace-event format of Chrome: when every link, port and node was busy, and with which task.
 
 Trace viewers (chrome://tracing, Perfetto) show it as rows of slices. One process has a row for each directed link.
 Every node is a process with rows for what it computes, for the messages it sends and receives, and for its ports
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxmoe.des.engine import Run, Services
+from jaxmoe.des.engine import ServiceRecord, SimulatedRun
 from jaxmoe.des.fabric import Fabric
 
 Event = dict[str, Any]
@@ -26,10 +26,10 @@ COMPUTES, SENDS, RECEIVES = "compute", "sends", "receives"
 
 @dataclass(frozen=True)
 class Slices:
-    """What servers did for one task without a pause, by time of begin, causes before effects.
+    """Spans of time in which a server works for one task without a pause, in order of their begin, causes first.
 
-    Servers have the numbers of `Services`. `begin` and `end` are s; `size` is B of transfers, s of computations.
-    What took no time is not in here.
+    Servers have the numbers of `ServiceRecord`. `begin` and `end` are s; `size` is B of transfers, s of computations.
+    Services that take no time are left out.
     """
 
     task: Int[np.ndarray, " slice"]
@@ -67,7 +67,7 @@ Place = dict[str, int]
 
 
 def timeline_events(
-    run: Run, fabric: Fabric, link_ends: Int[np.ndarray, "link 2"], stage: Sequence[str] | None = None
+    run: SimulatedRun, fabric: Fabric, link_ends: Int[np.ndarray, "link 2"], stage: Sequence[str] | None = None
 ) -> list[Event]:
     """Events of a recorded run on `fabric`: first those that describe rows, then the others in order of time.
 
@@ -102,8 +102,11 @@ def server_rows(fabric: Fabric, link_ends: Int[np.ndarray, "link 2"]) -> list[Ro
     return [*links, *ports, *(Row(node + 1, COMPUTES) for node in range(nodes))]
 
 
-def run_slices(run: Run, fabric: Fabric) -> Slices:
-    """The services of a recorded run, those back to back of one server to one task as one."""
+def run_slices(run: SimulatedRun, fabric: Fabric) -> Slices:
+    """Slices of a recorded run: services of one task by one server that follow without a pause count as one.
+
+    Raises `ValueError` for a run without a record.
+    """
     services = _services(run)
     lasting = np.flatnonzero(services.end > services.begin)
     order = lasting[np.argsort(services.server[lasting], kind="stable")]  # those of one server in order of time
@@ -118,7 +121,9 @@ def run_slices(run: Run, fabric: Fabric) -> Slices:
     return Slices(*(column[by_time] for column in slices))
 
 
-def _check(run: Run, fabric: Fabric, link_ends: Int[np.ndarray, "link 2"], stage: Sequence[str] | None) -> None:
+def _check(
+    run: SimulatedRun, fabric: Fabric, link_ends: Int[np.ndarray, "link 2"], stage: Sequence[str] | None
+) -> None:
     if len(run.link_busy) != len(fabric.rate):
         raise ValueError(f"the run has {len(run.link_busy)} links and ports, but the fabric {len(fabric.rate)}")
     if len(link_ends) != fabric.num_links:
@@ -127,20 +132,20 @@ def _check(run: Run, fabric: Fabric, link_ends: Int[np.ndarray, "link 2"], stage
         raise ValueError(f"there are {len(stage)} stages for {len(run.start)} tasks")
 
 
-def _services(run: Run) -> Services:
+def _services(run: SimulatedRun) -> ServiceRecord:
     if run.services is None:
         raise ValueError("the run has no record of its services; simulate it with record=True")
     return run.services
 
 
 def _port_kinds(fabric: Fabric) -> list[str]:
-    """What the ports are, of which there is one for every node of each kind."""
+    """Kinds of ports that the fabric has; every node has one port of each kind."""
     ports = {"injection port": fabric.injection, "ejection port": fabric.ejection}
     return [kind for kind, first in ports.items() if first is not None]
 
 
-def _sizes(services: Services, fabric: Fabric) -> Float[np.ndarray, " service"]:
-    """What every service served: B, or s of computations.
+def _sizes(services: ServiceRecord, fabric: Fabric) -> Float[np.ndarray, " service"]:
+    """Size of every service: B of transfers, s of computations.
 
     Sizes follow from how long the first server with a limit took: cut-through may hold later ones longer.
     """
@@ -163,7 +168,7 @@ def _sizes(services: Services, fabric: Fabric) -> Float[np.ndarray, " service"]:
     return np.where(divided, served * (services.end - services.begin) / np.where(divided, whole, 1), size)
 
 
-def _plain_stages(run: Run, fabric: Fabric) -> list[str]:
+def _plain_stages(run: SimulatedRun, fabric: Fabric) -> list[str]:
     services = _services(run)
     stages = np.full(len(run.start), "transfer")
     stages[services.task[services.server >= len(fabric.rate)]] = COMPUTES
@@ -171,7 +176,7 @@ def _plain_stages(run: Run, fabric: Fabric) -> list[str]:
 
 
 def _messages(
-    run: Run, fabric: Fabric, link_ends: Int[np.ndarray, "link 2"], stages: Sequence[str]
+    run: SimulatedRun, fabric: Fabric, link_ends: Int[np.ndarray, "link 2"], stages: Sequence[str]
 ) -> dict[int, Message]:
     """The messages by their tasks. They come from where their first server starts, and go where their last one ends."""
     services = _services(run)

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 import numpy as np
 from jaxtyping import Float
 
-from jaxmoe.des.engine import Run, run_on
+from jaxmoe.des.engine import SimulatedRun, run_on
 from jaxmoe.des.fabric import Fabric, Rows
 from jaxmoe.des.tasks import GraphBuilder, add_transfers, messages, no_rows
 
@@ -20,7 +20,7 @@ class TrafficReplay:
     completion_s: float
     received_s: Float[np.ndarray, " node"]  # when a node had received everything; 0 for nothing
     link_busy: Float[np.ndarray, " link"]
-    run: Run
+    run: SimulatedRun
 
 
 def replay_traffic(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxmoe.des.fabric import Fabric, Paths, rows_by
+from jaxmoe.des.fabric import Fabric, FabricPaths, rows_by
 from jaxmoe.des.tasks import Transfers, chunk_sizes
 from jaxmoe.placement.exchange import ExchangeError
 
@@ -23,8 +23,11 @@ LINK, ENTRY, EXIT = range(3)
 
 
 @dataclass(frozen=True)
-class Steps:
-    """What a chunk passes in the trees of all tokens, and of which steps one comes right after the other."""
+class TreeSteps:
+    """Steps of a chunk through the trees of all tokens, each a link, an entry or an exit, and the order among them.
+
+    Step `then[i]` comes right after step `before[i]`.
+    """
 
     token: Int[np.ndarray, " step"]
     kind: Int[np.ndarray, " step"]
@@ -35,7 +38,7 @@ class Steps:
 
 def tree_transfers(
     fabric: Fabric,
-    trees: Sequence[Paths],
+    trees: Sequence[FabricPaths],
     visited: Bool[np.ndarray, "token node"],
     home: Int[np.ndarray, " token"],
     size: float,
@@ -53,12 +56,12 @@ def tree_transfers(
 
 
 def _tree_steps(
-    paths: Paths,
+    paths: FabricPaths,
     token: Int[np.ndarray, " vector"],
     node: Int[np.ndarray, " vector"],
     home: Int[np.ndarray, " token"],
     num_links: int,
-) -> Steps:
+) -> TreeSteps:
     """The steps of vectors on their way to the homes of their tokens: first entries, then exits, then links."""
     rows, sent = paths.between(node, home[token]), np.unique(token)
     vectors, first_link = len(token), len(token) + len(sent)
@@ -70,7 +73,7 @@ def _tree_steps(
     before = np.concatenate([np.arange(vectors), hop[onward], hop[last]])
     then = np.concatenate([hop[first], hop[onward + 1], vectors + np.searchsorted(sent, token)])
     before, then = np.unique(np.stack([before, then]), axis=1)
-    return Steps(
+    return TreeSteps(
         token=np.concatenate([token, sent, links // num_links]),
         kind=np.repeat([ENTRY, EXIT, LINK], [vectors, len(sent), len(links)]),
         at=np.concatenate([node, home[sent], links % num_links]),
@@ -79,10 +82,10 @@ def _tree_steps(
     )
 
 
-def _side_by_side(parts: Sequence[Steps]) -> Steps:
-    """Steps of several trees of every token."""
+def _side_by_side(parts: Sequence[TreeSteps]) -> TreeSteps:
+    """Join the steps of several trees of every token in one set of steps."""
     first = np.cumsum([0, *(len(part.token) for part in parts[:-1])])
-    return Steps(
+    return TreeSteps(
         *(np.concatenate([getattr(part, name) for part in parts]) for name in ("token", "kind", "at")),
         *(
             np.concatenate([start + getattr(part, name) for start, part in zip(first, parts, strict=True)])
@@ -91,8 +94,11 @@ def _side_by_side(parts: Sequence[Steps]) -> Steps:
     )
 
 
-def _sorted_steps(steps: Steps, mirrored: bool, longest: int) -> Steps:
-    """Token by token, and of a token those that others come after first. `longest` is what a chain may have."""
+def _sorted_steps(steps: TreeSteps, mirrored: bool, longest: int) -> TreeSteps:
+    """Sort steps by token, and those of a token so that every step comes after those it waits for.
+
+    `longest` is the most steps that a path can have. Raises `ExchangeError` where paths lead in a circle.
+    """
     before, then = (steps.then, steps.before) if mirrored else (steps.before, steps.then)
     depth, settled = np.zeros(len(steps.token), np.int64), False
     while not settled:
@@ -103,10 +109,10 @@ def _sorted_steps(steps: Steps, mirrored: bool, longest: int) -> Steps:
             raise ExchangeError("paths to one node lead in a circle, which no tree does; use the unicast of this home")
     order = np.lexsort((depth, steps.token))
     place = np.argsort(order)
-    return Steps(steps.token[order], steps.kind[order], steps.at[order], place[before], place[then])
+    return TreeSteps(steps.token[order], steps.kind[order], steps.at[order], place[before], place[then])
 
 
-def _chunk_by_chunk(fabric: Fabric, steps: Steps, sizes: Float[np.ndarray, " chunk"], mirrored: bool) -> Transfers:
+def _chunk_by_chunk(fabric: Fabric, steps: TreeSteps, sizes: Float[np.ndarray, " chunk"], mirrored: bool) -> Transfers:
     """A transfer for every chunk and step, of one token before the next."""
     count = np.bincount(steps.token)[steps.token]
     first = np.searchsorted(steps.token, steps.token)

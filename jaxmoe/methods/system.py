@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxmoe.des import Fabric, LayerDescription, Run
+from jaxmoe.des import Fabric, LayerDescription, SimulatedRun
 from jaxmoe.engine import Layer, LayerTime
 from jaxmoe.errors import InputError
 from jaxmoe.methods.settings.base import SystemSettings
@@ -85,7 +85,7 @@ class TokenPaths:
 class Recorded:
     """Layers in the event simulator, recorded, with the stage of every task; `shown` says which they are."""
 
-    run: Run
+    run: SimulatedRun
     stage: list[str]
     fabric: Fabric
     shown: str

@@ -192,7 +192,7 @@ def _describe(
     values: tuple[np.ndarray | None, np.ndarray | None],
     measures: tuple[Measure, Measure],
 ) -> None:
-    """What is drawn, and which node and link have the largest values."""
+    """Title the picture with its numbers of nodes, switches and links, and with the busiest link and node."""
     switches = vertices - nodes
     round_ones = {0: "", 1: ", 1 switch (circle)"}.get(switches, f", {switches} switches (circles)")
     lines = [f"{nodes} nodes (squares){round_ones}, {len(ends)} directed links"]

@@ -92,7 +92,7 @@ TOUCHING = 1e-6  # µs
 
 @dataclass(frozen=True)
 class GanttRow:
-    """What one link or node does: seconds at which each slice begins and ends, in order, and its stage."""
+    """Bars of one link or node: begin and end of every slice, s, in order of time, and the stage of each."""
 
     label: str
     begin_s: np.ndarray  # [slice]

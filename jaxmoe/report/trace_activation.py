@@ -1,4 +1,4 @@
-"""What choices of experts are like, in four panels: uneven, changing, related and predictable.
+"""Plot of expert activation in four panels: load imbalance, overlap of neighbours, affinity and prediction accuracy.
 
 After Fig. 3 of "hd_moe".
 """

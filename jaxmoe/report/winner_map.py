@@ -1,4 +1,4 @@
-"""A map of who wins where, over two numbers."""
+"""Map of the best strategy of every case over two parameters."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,8 +24,8 @@ def plot_wins(
 ) -> None:
     """Draw the winner of every case at its place: tiles where cases fill a grid, else points.
 
-    Of several cases in one tile, who wins most of them counts. Colours are told apart by colour-blind readers; points
-    differ in their markers and tiles in hatching as well.
+    Of several cases in one tile, the strategy that is best in most of them is drawn. Colours suit colour-blind
+    readers; points differ in their markers and tiles in hatching as well.
     """
     style.check_not_empty("winner", winner)
     style.check_lengths("x", x, "winner", winner)
@@ -48,7 +48,7 @@ def plot_wins(
 def _most_wins(
     columns: np.ndarray, rows: np.ndarray, x: np.ndarray, y: np.ndarray, winner: Sequence[str], names: list[str]
 ) -> np.ndarray:
-    """Who wins most at every place: an index into `names`, [row, column]."""
+    """Strategy that is best in most cases of every tile, as an index into `names`, [row, column]."""
     counts = np.zeros((len(rows), len(columns), len(names)), int)
     which = np.array([names.index(name) for name in winner])
     np.add.at(counts, (np.searchsorted(rows, y), np.searchsorted(columns, x), which), 1)

@@ -22,7 +22,7 @@ from runs import (
 )
 
 from jaxmoe.config import build_machine, load_hardware
-from jaxmoe.des import SliceCosts, SliceWork, replay_slices
+from jaxmoe.des import FetchedSliceCosts, SliceWork, replay_slices
 from jaxmoe.engine import FetchCosts, Fetches, LayerTime
 from jaxmoe.hardware import Machine
 
@@ -89,7 +89,7 @@ def h100() -> Iterator[Row]:
         yield {"kind": "copy", "amount": size, "simulated_us": seconds * 1e6, "rate_us": rate * 1e6}
 
 
-def lone(chip: Machine, costs: SliceCosts, die: int, requests: int) -> float:
+def lone(chip: Machine, costs: FetchedSliceCosts, die: int, requests: int) -> float:
     """Seconds of one expert of die 0, computed on a die."""
     plan = requests * (np.arange(2) == die).astype(int)[None]
     none = np.zeros((1, 2))
@@ -112,9 +112,9 @@ def work_of(asked: Fetches) -> SliceWork:
     return SliceWork(asked.requests.astype(int), asked.home, asked.local > 0, asked.copied > 0, none)
 
 
-def told(costs: FetchCosts) -> SliceCosts:
+def told(costs: FetchCosts) -> FetchedSliceCosts:
     """Costs as the simulator takes them."""
     numbers = (costs.request_bytes, costs.hit, costs.miss, costs.write)
-    return SliceCosts(
+    return FetchedSliceCosts(
         float(costs.expert_bytes), float(costs.flops_per_request), int(costs.slices), *map(float, numbers)
     )

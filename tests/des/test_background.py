@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmoe.des import GraphBuilder, Run, simulate
+from jaxmoe.des import GraphBuilder, SimulatedRun, simulate
 from jaxmoe.des.fabric import Rows, rows_of
 
 
@@ -13,11 +13,11 @@ def add_behind(graph: GraphBuilder, path: list[int], size: float, after: tuple[i
     return int(graph.transfers(rows_of([path]), np.array([size]), rows_of([after]), background=True)[0])
 
 
-def run(graph: GraphBuilder, links: int, latency: float = 0.0, **options: bool) -> Run:
+def run(graph: GraphBuilder, links: int, latency: float = 0.0, **options: bool) -> SimulatedRun:
     return simulate(graph.build(), np.ones(links), np.full(links, latency), **options)
 
 
-def pieces(result: Run, task: int) -> list[tuple[float, float]]:
+def pieces(result: SimulatedRun, task: int) -> list[tuple[float, float]]:
     services = result.services
     mine = services.task == task
     return list(zip(services.begin[mine].tolist(), services.end[mine].tolist(), strict=True))

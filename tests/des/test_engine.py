@@ -5,18 +5,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmoe.des import GraphBuilder, Run, simulate
-from jaxmoe.des.engine import Services
+from jaxmoe.des import GraphBuilder, SimulatedRun, simulate
+from jaxmoe.des.engine import ServiceRecord
 
 from .reference import Task, build, bytes_over_links, run_reference
 
 
-def run(graph: GraphBuilder, bandwidth: float | list[float], latency: float, links: int, **options: bool) -> Run:
+def run(
+    graph: GraphBuilder, bandwidth: float | list[float], latency: float, links: int, **options: bool
+) -> SimulatedRun:
     bandwidths = np.broadcast_to(np.asarray(bandwidth, float), links)
     return simulate(graph.build(), bandwidths, np.full(links, latency), **options)
 
 
-def rows(services: Services | None) -> list[tuple]:
+def rows(services: ServiceRecord | None) -> list[tuple]:
     """(task, server, chunk, begin, end) of every service."""
     assert services is not None
     columns = (services.task, services.server, services.chunk, services.begin, services.end)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from oracles.arrays import full
 
 from jaxmoe.des import GraphBuilder, Send, add_sends, fabric_of, replay_traffic, ring_sends, simulate
-from jaxmoe.des.fabric import Paths, rows_of
+from jaxmoe.des.fabric import FabricPaths, rows_of
 from jaxmoe.des.schedules import (
     all_to_all_sends,
     entwined_ring_sends,
@@ -29,9 +29,9 @@ def ring_graph(nodes: int, chunk_bytes: float | None = None) -> GraphBuilder:
     return GraphBuilder(nodes, nodes, chunk_bytes)
 
 
-def ring_paths(nodes: int) -> Paths:
+def ring_paths(nodes: int) -> FabricPaths:
     """Whoever a node sends to, it sends over its own wire."""
-    return Paths(nodes, rows_of([(source,) for source in range(nodes) for _ in range(nodes)]))
+    return FabricPaths(nodes, rows_of([(source,) for source in range(nodes) for _ in range(nodes)]))
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 5, 8])

@@ -10,13 +10,13 @@ import pytest
 from oracles.wafer import traffic
 
 from jaxmoe.config import build_machine, load_hardware
-from jaxmoe.des import SliceCosts, SliceWork, replay_slices
+from jaxmoe.des import FetchedSliceCosts, SliceWork, replay_slices
 from jaxmoe.engine import FetchCosts, Fetches, FetchLayer, Overlap, Serial
 from jaxmoe.methods import Algorithm1, AllocationCosts, deal
 from jaxmoe.relax import HardSupport
 
 BYTES = 3 * 7168 * 2048.0
-COSTS = SliceCosts(BYTES, 2 * BYTES, 2, 16.0, 100e-9, 110e-9, 30e-9)
+COSTS = FetchedSliceCosts(BYTES, 2 * BYTES, 2, 16.0, 100e-9, 110e-9, 30e-9)
 MODEL = FetchCosts(BYTES, 2 * BYTES)
 DEAL = jax.jit(deal, static_argnums=1)
 

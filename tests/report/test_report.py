@@ -17,7 +17,7 @@ from jaxmoe.report.html import (
     Page,
     ReportError,
     SweepData,
-    Table,
+    TableBlock,
     loads_block,
     read_loads,
     sweep_blocks,
@@ -61,7 +61,7 @@ def parsed(path):
 def evil_page(tmp_path):
     bars = figure([{"type": "bar", "x": [EVIL], "y": [1.0], "name": EVIL}])
     drawn = Figure(EVIL, EVIL, {"figure": bars, "choices": choices(EVIL, [(EVIL, {"y": [[2.0]]})])})
-    blocks = [drawn, Table(EVIL, [EVIL], [[EVIL], [None], [1.5]], EVIL), Note(EVIL), Folded(EVIL, EVIL)]
+    blocks = [drawn, TableBlock(EVIL, [EVIL], [[EVIL], [None], [1.5]], EVIL), Note(EVIL), Folded(EVIL, EVIL)]
     path = tmp_path / "report.html"
     write_page(path, Page(EVIL, [(EVIL, EVIL)], [(EVIL, blocks)]))
     return path

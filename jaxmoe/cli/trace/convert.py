@@ -52,7 +52,7 @@ def run(
 def _hints(
     model: str | None, num_experts: int | None, top_k: int | None, layer_ids: str | None, num_layers: int | None
 ) -> Hints:
-    """What the model tells, where no option of its own does."""
+    """Hints for the reader of a trace: values of the options, and those of the model for options that are not given."""
     known = hints_of(model)
     return Hints(
         num_experts=known.num_experts if num_experts is None else num_experts,
@@ -73,7 +73,7 @@ def _layer_numbers(text: str) -> tuple[int, ...]:
 
 
 def _found(recording: Recording) -> dict[str, Any]:
-    """What was read, as figures."""
+    """Figures of the trace or load counts that were read: format, layers, experts, top-k, and those of their kind."""
     content = recording.content
     shape = _trace_figures(content) if isinstance(content, GatingTrace) else _load_figures(content)
     return {

@@ -61,7 +61,7 @@ def layer_rows(findings: Mapping[str, TraceFindings]) -> list[dict[str, Any]]:
 
 
 def source_report(source: Source) -> dict[str, Any]:
-    """What a file is."""
+    """Kind and size of a trace or of load counts, for the summary."""
     about: dict[str, Any] = {"num_experts": source.num_experts, "top_k": source.top_k, "facts": source.facts}
     if isinstance(source, LoadCounts):
         return {"kind": "load counts", "windows": len(source.window_name), "choices": int(source.counts.sum())} | about
@@ -153,7 +153,11 @@ def _figures_of_many(summaries: Mapping[str, Summary]) -> Table:
 
 
 def _by_chance(mean: Mapping[str, float | None], figure: str) -> float | None:
-    """What stands beside a figure: of pairs chosen together their coverage, which the baseline of the study is not."""
+    """Value that a figure would have by chance; `None` where there is none.
+
+    It is the one with independent choices where there is one, as for the coverage of pairs chosen together, else the
+    baseline of the study.
+    """
     return mean.get(figure + INDEPENDENT, mean.get(figure + BASELINE))
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxmoe.des import SliceCosts, SliceWork, replay_slices
+from jaxmoe.des import FetchedSliceCosts, SliceWork, replay_slices
 from jaxmoe.engine import FetchCosts, Fetches, FetchLayer, HostLink, rollout, traffic_figures
 from jaxmoe.methods import (
     Algorithm1,
@@ -86,11 +86,11 @@ class WaferRun(AbstractRun):
         waiting = rolled.time.stages["host"][step, row] if self.layer.host is not None else 0.0
         return replay_slices(self.layer.machine, work, self._slice_costs()).seconds + float(waiting)
 
-    def _slice_costs(self) -> SliceCosts:
+    def _slice_costs(self) -> FetchedSliceCosts:
         costs = self.layer.costs
         numbers = (costs.request_bytes, costs.hit, costs.miss, costs.write)
         sizes = float(costs.expert_bytes), float(costs.flops_per_request)
-        return SliceCosts(*sizes, int(costs.slices), *map(float, numbers))
+        return FetchedSliceCosts(*sizes, int(costs.slices), *map(float, numbers))
 
 
 def _compact(fetches: Fetches) -> dict[str, np.ndarray]:

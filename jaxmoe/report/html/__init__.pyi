@@ -3,7 +3,7 @@ from .blocks import Figure as Figure
 from .blocks import Folded as Folded
 from .blocks import Note as Note
 from .blocks import ReportError as ReportError
-from .blocks import Table as Table
+from .blocks import TableBlock as TableBlock
 from .comparison import comparison_blocks as comparison_blocks
 from .gallery import gallery as gallery
 from .gallery import is_gallery as is_gallery

@@ -1,4 +1,4 @@
-"""What a report is made of: figures, tables, notes, and text to unfold."""
+"""Blocks of an HTML report: figures, tables, notes, text, folded text and pictures."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ Cell = str | int | float | None
 
 
 @dataclass(frozen=True)
-class Table:
+class TableBlock:
     """A table that sorts by a click on a heading. Cells are text, numbers, or `None` where there is nothing."""
 
     title: str
@@ -65,7 +65,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Folded:
-    """Text of fixed width that is shown when it is asked for."""
+    """Text of fixed width, folded until a reader opens it."""
 
     title: str
     text: str
@@ -80,7 +80,7 @@ class Prose:
 
 @dataclass(frozen=True)
 class FoldedProse:
-    """The same, shown when it is asked for."""
+    """Text as HTML, like `Prose`, folded under its title until a reader opens it."""
 
     title: str
     html: str
@@ -97,7 +97,7 @@ class Picture:
     size: tuple[int, int]
 
 
-Block = Figure | Table | Note | Folded | Prose | FoldedProse | Picture
+Block = Figure | TableBlock | Note | Folded | Prose | FoldedProse | Picture
 
 
 # Figures for Plotly: one look for all.

@@ -12,7 +12,7 @@ from jaxmoe.report.html.blocks import (
     Cell,
     Figure,
     Note,
-    Table,
+    TableBlock,
     axis,
     choices,
     figure,
@@ -56,7 +56,10 @@ def _column(of: Mapping[str, Any], key: str) -> np.ndarray:
 
 
 def _reference(strategies: Mapping[str, Any]) -> str:
-    """What others are compared with: the tuned plan, else the fastest under its best exchange that is comparable."""
+    """Name of the strategy to which the others are compared: `tuned` if it is there, else the fastest.
+
+    The fastest has the least time under its best exchange; comparable strategies come before all others.
+    """
     if "tuned" in strategies:
         return "tuned"
     able = {name: of for name, of in strategies.items() if of["comparable"]} or strategies
@@ -68,7 +71,7 @@ def _exchange_names(of: Mapping[str, Any], key: str) -> str:
     return ", ".join(name if len(counted) == 1 else f"{name} ({count})" for name, count in counted)
 
 
-def _table(strategies: Mapping[str, Any], factor: float, unit: str) -> Table:
+def _table(strategies: Mapping[str, Any], factor: float, unit: str) -> TableBlock:
     reference = _reference(strategies)
     best = _column(strategies[reference], "best_total_s")
     rows = []
@@ -79,7 +82,7 @@ def _table(strategies: Mapping[str, Any], factor: float, unit: str) -> Table:
         exchanges = [_exchange_names(of, key) if key == "exchange" or of["comparable"] else None for key in EXCHANGES]
         fits = name if of["fits"] else f"{name} (does not fit)"
         rows.append([fits, *own, under, ratio, mean["des_total_s"] * factor, *exchanges])
-    return Table(
+    return TableBlock(
         f"Mean over layers, times in {unit}",
         [
             *("strategy", *STAGES, "total", "p95", "total, best exchange", f"times as long as {reference}"),
@@ -238,7 +241,7 @@ def _tuning(tuning: Mapping[str, Any], factor: float, unit: str) -> list[Block]:
     stages = {name.removesuffix("_s"): of["mean"] * factor for name, of in tuning["stages"].items()}
     bound = tuning["bound_s"]["mean"] * factor
     rows: list[list[Cell]] = [[name, seconds, seconds / bound if bound else None] for name, seconds in stages.items()]
-    table = Table(
+    table = TableBlock(
         f"Optimiser {tuning['optimiser']}, times in {unit}",
         ["stage", "time of a layer", "times the lower bound"],
         [*rows, *([["lower bound", bound, 1.0]] if bound else [])],

@@ -19,8 +19,8 @@ CLAIMS = re.compile(r"\*\*(Claims?|Question|Measured|Met|Missed)\b")  # what par
 
 
 @dataclass
-class Study:
-    """A folder with a README, and its pictures by file with their captions."""
+class StudyFolder:
+    """Folder of one study: the text of its README, and the captions of its pictures by file."""
 
     readme: Path
     text: str
@@ -31,7 +31,7 @@ class Study:
         return self.readme.parent.name
 
     def told(self, path: Path) -> bool:
-        """Whether the README names this picture."""
+        """Whether the text of the README names this picture."""
         return re.search(rf"\b{re.escape(path.name)}\b", self.text) is not None
 
 
@@ -51,7 +51,7 @@ def gallery(folder: Path, target: Path) -> Page:
     """
     if find_spec("markdown_it") is None:
         raise ReportError("a gallery needs markdown-it-py; install it with: pip install 'jaxmoe[report]'")
-    studies = [Study(path, _read(path)) for path in sorted(folder.glob(f"*/{README}"))]
+    studies = [StudyFolder(path, _read(path)) for path in sorted(folder.glob(f"*/{README}"))]
     drawn = sorted(path.resolve() for path in (folder.resolve().parent / "figures").glob("*.png"))
     _with_pictures(studies, drawn)
     facts = [
@@ -62,7 +62,7 @@ def gallery(folder: Path, target: Path) -> Page:
     return Page("Studies of jaxmoe", facts, [_section(study, target) for study in studies])
 
 
-def _with_pictures(studies: Sequence[Study], drawn: Sequence[Path]) -> None:
+def _with_pictures(studies: Sequence[StudyFolder], drawn: Sequence[Path]) -> None:
     """Give every study the pictures that its README shows, and of the others those that it names or is named like.
 
     A picture that two READMEs show is with the first of them.
@@ -87,7 +87,7 @@ def _alike(study: str, picture: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _section(study: Study, target: Path) -> tuple[str, list[Block]]:
+def _section(study: StudyFolder, target: Path) -> tuple[str, list[Block]]:
     """The heading of the README, what comes before its first part, the pictures, and all else."""
     from markdown_it import MarkdownIt
 
@@ -124,7 +124,7 @@ def _claims(tokens: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _redirect(token: Any, study: Study, target: Path) -> None:
+def _redirect(token: Any, study: StudyFolder, target: Path) -> None:
     """Links lead from the page, and pictures, which stand beside the text, become links to them."""
     for each in token.children or ():
         if each.type == "link_open" and not re.match(r"[a-z]+:|#", href := str(each.attrGet("href"))):

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxmoe.report.html.blocks import Block, Cell, Figure, Note, Table, axis, figure, rounded, seconds_unit
+from jaxmoe.report.html.blocks import Block, Cell, Figure, Note, TableBlock, axis, figure, rounded, seconds_unit
 from jaxmoe.report.style import PALETTE
 
 
@@ -24,26 +24,28 @@ def hardware_blocks(summary: Mapping[str, Any]) -> dict[str, list[Block]]:
     }
 
 
-def _numbers(summary: Mapping[str, Any], best: float, unit: str) -> Table:
+def _numbers(summary: Mapping[str, Any], best: float, unit: str) -> TableBlock:
     bounds = summary["space"]["variables"]
     rows: list[list[Cell]] = [
         [key, value, bounds[key]["from"], bounds[key]["to"]] for key, value in summary["numbers"].items()
     ]
     rows += [[key, value, None, None] for key, value in summary["derived"].items()]
     title = f"{summary['objective']['metric']} {best:.5g} {unit} with {summary['strategy']['name']}"
-    return Table(title, ["number", "best", "from", "to"], rows, "Numbers without bounds are derived from the others.")
+    return TableBlock(
+        title, ["number", "best", "from", "to"], rows, "Numbers without bounds are derived from the others."
+    )
 
 
-def _choices(summary: Mapping[str, Any], column: str, factor: float, unit: str) -> Table:
+def _choices(summary: Mapping[str, Any], column: str, factor: float, unit: str) -> TableBlock:
     rows: list[list[Cell]] = [
         [*map(str, each["values"].values()), _scaled(each[column], factor), each.get("reason", "")]
         for each in summary["choices"]
     ]
     columns = [*summary["choices"][0]["values"], f"{summary['objective']['metric']} [{unit}]", "why none"]
-    return Table("Choices", columns, rows, "Each after a short search; the best one was searched in full.")
+    return TableBlock("Choices", columns, rows, "Each after a short search; the best one was searched in full.")
 
 
-def _constraints(summary: Mapping[str, Any], column: str, factor: float, unit: str) -> Table:
+def _constraints(summary: Mapping[str, Any], column: str, factor: float, unit: str) -> TableBlock:
     rows: list[list[Cell]] = [
         [
             each["constraint"],
@@ -56,16 +58,18 @@ def _constraints(summary: Mapping[str, Any], column: str, factor: float, unit: s
         for each in summary["constraints"]
     ]
     columns = ["constraint", "left", "right", "slack", f"1 more of the limit adds [{unit}]", "1 % more adds [%]"]
-    return Table("What limits are worth", columns, rows, "Both sides of a constraint are in the units of its keys.")
+    return TableBlock(
+        "What limits are worth", columns, rows, "Both sides of a constraint are in the units of its keys."
+    )
 
 
-def _candidates(summary: Mapping[str, Any], column: str, factor: float, unit: str) -> Table:
+def _candidates(summary: Mapping[str, Any], column: str, factor: float, unit: str) -> TableBlock:
     rows: list[list[Cell]] = [
         [each["name"], *(_scaled(each[f"{where}_{column}"], factor) for where in ("own", "here"))]
         for each in summary["candidates"]
     ]
     columns = ["strategy", f"on its own best machine [{unit}]", f"on the best of all [{unit}]"]
-    return Table(summary["objective"]["metric"], columns, rows, "Each strategy has a best machine of its own.")
+    return TableBlock(summary["objective"]["metric"], columns, rows, "Each strategy has a best machine of its own.")
 
 
 def _starts(summary: Mapping[str, Any], column: str, factor: float, unit: str) -> Figure:

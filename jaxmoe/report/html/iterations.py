@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxmoe.report.html.blocks import Block, Cell, Figure, Note, Table, axis, figure, seconds_unit, stage_colours
+from jaxmoe.report.html.blocks import Block, Cell, Figure, Note, TableBlock, axis, figure, seconds_unit, stage_colours
 from jaxmoe.report.style import strategy_colours
 
 OWN = "experts_broadcast_per_layer"  # a figure that only some systems have
@@ -21,7 +21,7 @@ def iterations_blocks(summary: Mapping[str, Any]) -> dict[str, list[Block]]:
         times = [run["mean"][f"{stage}_s"] * factor for stage in (*stages, "total")]
         speedup = slow / sum(run["total_s"])
         rows.append([name, *times, run["p95_total_s"] * factor, speedup, *(run[key] for key in own)])
-    table = Table(
+    table = TableBlock(
         f"Mean over {summary['iterations']} iterations, all layers together, times in {unit}",
         ["system", *stages, "total", "p95", f"speed-up over {baseline}", *(key.replace("_", " ") for key in own)],
         rows,

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxmoe.report.html.blocks import Block, Cell, Table, seconds_unit
+from jaxmoe.report.html.blocks import Block, Cell, TableBlock, seconds_unit
 from jaxmoe.report.html.validation import agreement_figure
 from jaxmoe.report.style import byte_unit
 
@@ -21,7 +21,7 @@ def network_blocks(summary: Mapping[str, Any]) -> dict[str, list[Block]]:
     return {"Traffic": [_table(matrices), agreement_figure({"matrices": (simulated, model)}, caption)]}
 
 
-def _table(matrices: Mapping[str, Mapping[str, Any]]) -> Table:
+def _table(matrices: Mapping[str, Mapping[str, Any]]) -> TableBlock:
     """The matrices that take longest."""
     slowest = sorted(matrices, key=lambda name: -matrices[name]["completion_s"]["model"])[:MOST_ROWS]
     factor, unit = seconds_unit(max(of["completion_s"].values()) for of in matrices.values())
@@ -37,7 +37,7 @@ def _table(matrices: Mapping[str, Mapping[str, Any]]) -> Table:
         for name in slowest
     ]
     left = len(matrices) - len(rows)
-    return Table(
+    return TableBlock(
         "Completion of every matrix",
         [
             *("matrix", *(f"{_told(model)} [{unit}]" for model in models)),

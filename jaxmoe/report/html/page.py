@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxmoe.files import atomic_write
-from jaxmoe.report.html.blocks import Block, Cell, Figure, Folded, FoldedProse, Picture, Prose, ReportError, Table
+from jaxmoe.report.html.blocks import Block, Cell, Figure, Folded, FoldedProse, Picture, Prose, ReportError, TableBlock
 from jaxmoe.report.style import digits
 
 # Nothing may be loaded, whatever a figure asks for. Plotly's parallel coordinates compile code of their own.
@@ -123,7 +123,7 @@ def _block(block: Block, drawn: dict[str, Any], alone: bool) -> str:
         return f'<div class="block prose">{block.html}</div>'
     if isinstance(block, FoldedProse):
         return f'<details><summary>{escape(block.title)}</summary><div class="prose">{block.html}</div></details>'
-    if isinstance(block, Table):
+    if isinstance(block, TableBlock):
         return f'<div class="block"><h3>{escape(block.title)}</h3>{_table(block)}{_caption(block.caption)}</div>'
     if isinstance(block, Folded):
         return f"<details><summary>{escape(block.title)}</summary><pre>{escape(block.text)}</pre></details>"
@@ -134,7 +134,7 @@ def _caption(text: str) -> str:
     return f"<p class='caption'>{escape(text)}</p>" if text else ""
 
 
-def _table(table: Table) -> str:
+def _table(table: TableBlock) -> str:
     """Headings are buttons, which the keyboard reaches; `data-value` is what a column is sorted by."""
     head = "".join(
         f'<th scope="col" aria-sort="none"><button type="button">{escape(name)}</button></th>' for name in table.columns

@@ -1,4 +1,4 @@
-"""A sweep: who wins where, Pareto fronts linked with parallel coordinates, and what numbers are worth."""
+"""Blocks for a sweep: best strategies, Pareto fronts linked with parallel coordinates, and elasticities."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxmoe.report.html.blocks import Block, Cell, Figure, Note, Table, axis, choices, figure, rounded
+from jaxmoe.report.html.blocks import Block, Cell, Figure, Note, TableBlock, axis, choices, figure, rounded
 from jaxmoe.report.style import INK, PALETTE, strategy_colours, time_unit
 
 Row = Mapping[str, Any]
@@ -18,7 +18,7 @@ MOST_AXES = 12  # of the parallel coordinates
 
 @dataclass(frozen=True)
 class SweepData:
-    """What a sweep came to. Rows are all points that can be drawn or, of many, a sample with all of the fronts.
+    """Results of a sweep. Rows are all points that can be drawn or, of many, a sample and all points of the fronts.
 
     `axes` are columns that differ between points, `metrics` names of metrics with their columns; metrics whose column
     ends in `_s` are seconds. `fronts` are indices of `rows` by pair of metrics, in the order of the first. `winners`
@@ -108,7 +108,7 @@ def _columns(data: SweepData, rows: Sequence[Row], keys: Sequence[str]) -> list[
 # Tables.
 
 
-def _best_table(data: SweepData) -> Table:
+def _best_table(data: SweepData) -> TableBlock:
     """The best point by every metric."""
     metrics = [name for name in data.metrics if name in data.best]
     keys = ["strategy", "exchange", *(key for key in data.axes if key not in ("strategy", "exchange"))]
@@ -122,7 +122,7 @@ def _best_table(data: SweepData) -> Table:
         rows.append([name, str(row["hash"]), *told, *(_cell(row.get(key)) for key in keys)])
     headings = [f"{name} [{factors[name][1]}]" if factors[name][1] else name for name in metrics]
     caption = f"{data.points:,} points; {data.able:,} have metrics and can be compared."
-    return Table("Best point by every metric", ["best by", "point", *headings, *columns], rows, caption)
+    return TableBlock("Best point by every metric", ["best by", "point", *headings, *columns], rows, caption)
 
 
 def _unit(data: SweepData, name: str) -> tuple[float, str]:
@@ -137,13 +137,13 @@ def _cell(value: Any) -> Cell:
     return value if isinstance(value, str | int | float | None) and not isinstance(value, bool) else str(value)
 
 
-def _wins_table(data: SweepData) -> Table:
+def _wins_table(data: SweepData) -> TableBlock:
     rows: list[list[Cell]] = [
         [name, cases, None if behind is None else 100 * behind]
         for name, (cases, behind) in sorted(data.wins.items(), key=lambda item: -item[1][0])
     ]
     cases = sum(count for count, _ in data.wins.values())
-    return Table(
+    return TableBlock(
         f"Best strategy, {cases:,} cases",
         ["strategy", "wins", "next strategy behind by (median), %"],
         rows,

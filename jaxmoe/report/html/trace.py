@@ -1,9 +1,9 @@
-"""What `trace` found: figures of every layer, from its `summary.json`."""
+"""Blocks for the results of `jaxmoe trace`: figures of every layer, read from its `summary.json`."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from jaxmoe.report.html.blocks import Block, Figure, Table, axis, choices, figure
+from jaxmoe.report.html.blocks import Block, Figure, TableBlock, axis, choices, figure
 from jaxmoe.report.style import GUIDE, PALETTE
 
 CHANCE = "_baseline"  # ends the name of a figure as it would be by chance
@@ -16,7 +16,7 @@ def trace_blocks(summary: Mapping[str, Any]) -> dict[str, list[Block]]:
         layers = of["layers"]
         keys = [key for key in layers[0] if key != "layer_id"]
         rows = [[layer["layer_id"], *(layer.get(key) for key in keys)] for layer in layers]
-        table = Table("Layers", ["layer", *(key.replace("_", " ") for key in keys)], rows)
+        table = TableBlock("Layers", ["layer", *(key.replace("_", " ") for key in keys)], rows)
         sections[heading.capitalize()] = [*_lines(layers, keys), table]
     return sections
 

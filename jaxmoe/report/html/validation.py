@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxmoe.report.html.blocks import Block, Cell, Figure, Table, axis, figure, seconds_unit
+from jaxmoe.report.html.blocks import Block, Cell, Figure, TableBlock, axis, figure, seconds_unit
 from jaxmoe.report.style import GUIDE, strategy_colours
 
 STAGES = ("dispatch", "compute", "combine", "total")
@@ -27,7 +27,7 @@ def validation_blocks(summary: Mapping[str, Any]) -> dict[str, list[Block]]:
     return {"Model against simulator": [_table(trials), agreement_figure(points, "Every layer and batch, in total.")]}
 
 
-def _table(trials: Mapping[tuple[str, int], Mapping[str, Any]]) -> Table:
+def _table(trials: Mapping[tuple[str, int], Mapping[str, Any]]) -> TableBlock:
     """A line for each strategy and size of batch: means of both, and how they agree."""
     means = {key: trial["mean"] for key, trial in trials.items()}
     factor, unit = seconds_unit(mean["simulated"]["total_s"] for mean in means.values())
@@ -37,7 +37,7 @@ def _table(trials: Mapping[tuple[str, int], Mapping[str, Any]]) -> Table:
         agreed = trials[name, tokens]["agreement"]["total"]
         rows.append([name, tokens, *times, agreed["r2"], agreed["mean_abs_error_percent"]])
     columns = [f"{stage}, {of}" for stage in STAGES for of in ("model", "simulated")]
-    return Table(
+    return TableBlock(
         f"Mean over layers and batches, times in {unit}",
         ["strategy", "tokens", *columns, "R2 of the total", "mean absolute error, %"],
         rows,
