@@ -1,5 +1,3 @@
-from .stage_timer import Report as Report
-from .stage_timer import StageTimer as StageTimer
 from .comparison import Best as Best
 from .comparison import Comparison as Comparison
 from .comparison import compare as compare
@@ -14,6 +12,8 @@ from .inputs import Inputs as Inputs
 from .inputs import OptionError as OptionError
 from .inputs import inputs_of as inputs_of
 from .inputs import read_inputs as read_inputs
+from .stage_timer import Report as Report
+from .stage_timer import StageTimer as StageTimer
 from .strategies import Strategy as Strategy
 from .strategies import given_plans as given_plans
 from .strategies import standard_strategies as standard_strategies

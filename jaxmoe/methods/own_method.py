@@ -12,7 +12,7 @@ from jaxmoe.des import LayerDescription, layer_seconds, movement_seconds
 from jaxmoe.engine import AbstractMethod, Decisions, LayerExchanges, LayerTime, Movement, rollout
 from jaxmoe.engine.times import MOVEMENTS
 from jaxmoe.methods.static import Static
-from jaxmoe.methods.system import AbstractRun, AbstractSystem, RolloutResult, Setting, UnsuitableSystemError
+from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, RolloutResult, UnsuitableSystemError
 from jaxmoe.settings import made, settings_of
 from jaxmoe.traces import Batch
 
@@ -25,7 +25,7 @@ class MethodSystem(AbstractSystem):
     kind: type[AbstractMethod]
     values: Mapping[str, Any]
 
-    def runs(self, setting: Setting) -> dict[str, AbstractRun]:
+    def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
         wants_plan = "share" in {field.name for field in fields(self.kind)}
         given = {"share": jnp.asarray(setting.share, jnp.float32)} if wants_plan else {}
         method = made(self.kind, self.values, settings_of(self.kind), **given)
@@ -36,7 +36,7 @@ class MethodSystem(AbstractSystem):
 class MethodRun(AbstractRun):
     """A method over iterations. All that it decides is kept, and replayed layer by layer with barriers."""
 
-    setting: Setting
+    setting: DeploymentSetting
     method: AbstractMethod
 
     def rollout(self, steps: Batch) -> RolloutResult:

@@ -13,7 +13,7 @@ from jaxmoe.engine import AbstractMethod, Decisions, LayerExchanges, LayerTime, 
 from jaxmoe.engine.times import STAGES
 from jaxmoe.methods import broadcast_experts
 from jaxmoe.methods.settings.static import StaticSettings
-from jaxmoe.methods.system import AbstractRun, AbstractSystem, RolloutResult, Setting, TokenPaths
+from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, RolloutResult, TokenPaths
 from jaxmoe.traces import Batch
 
 
@@ -25,7 +25,7 @@ def _kept(decisions: Decisions, time: LayerTime) -> tuple[LayerTime, Any]:
 class PlannedRun(AbstractRun):
     """A method on the setting's plan. Replayed are the stages of whole batches with barriers, and movements apart."""
 
-    setting: Setting
+    setting: DeploymentSetting
     method: AbstractMethod
     hidden: bool = False  # movements are behind the layer before
 
@@ -97,5 +97,5 @@ def late(
 class Static(StaticSettings, AbstractSystem):
     """Decides nothing at run time: what other systems are compared with."""
 
-    def runs(self, setting: Setting) -> dict[str, AbstractRun]:
+    def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
         return {"static": PlannedRun(setting, StaticPlan(jnp.asarray(setting.share, jnp.float32)))}

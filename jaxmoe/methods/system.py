@@ -20,7 +20,7 @@ from jaxmoe.traces import Batch, GatingTrace
 
 
 @dataclass(frozen=True)
-class Setting:
+class DeploymentSetting:
     """What a system is made for: a plan with the exchange of every layer, its model and machine, and earlier gating.
 
     `model` is of the plan's mode. `context_tokens` is what attention reads for a token. `build_exchange` makes an
@@ -82,7 +82,7 @@ class TokenPaths:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class SystemRecording:
     """Layers in the event simulator, recorded, with the stage of every task; `shown` says which they are."""
 
     run: Run
@@ -120,7 +120,7 @@ class AbstractRun(abc.ABC):
         """Why a run has no `token_paths`, for an error."""
         return "this system has none; leave system.gate out"
 
-    def record(self, rolled: RolloutResult, batch_at: Callable[[int, int], Batch]) -> Recorded | None:
+    def record(self, rolled: RolloutResult, batch_at: Callable[[int, int], Batch]) -> SystemRecording | None:
         """Layers worth a timeline, from the batch of any row and step; `None` where the run has no such record."""
         return None
 
@@ -133,13 +133,15 @@ class AbstractSystem(SystemSettings, abc.ABC):
     """A method as a composition of parts, with its settings. A subclass may state facts of `SystemSettings`."""
 
     @abc.abstractmethod
-    def runs(self, setting: Setting) -> dict[str, AbstractRun]:
+    def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
         """What it is compared with, the baseline first, and then itself under its own name.
 
         Raises `UnsuitableSystemError` where it does not suit the setting.
         """
 
-    def layer_times(self, setting: Setting, batches: Batch, reduction: AbstractReduction | None = None) -> LayerTime:
+    def layer_times(
+        self, setting: DeploymentSetting, batches: Batch, reduction: AbstractReduction | None = None
+    ) -> LayerTime:
         """Times of single layers, [layer, batch], as functions of the model's numbers that JAX may trace.
 
         Exact without a `reduction`. Raises `UnsuitableSystemError` where steps depend on those before.

@@ -60,7 +60,7 @@ def start(form: Form, scores: Float[Array, "layer node node2"], strength: float)
     return Bias(scale.astype(scores.dtype), table, scores)
 
 
-class Placed(eqx.Module):
+class RelaxedPlacement(eqx.Module):
     """Experts on nodes, as many on each: a transport plan that sharpens as its temperature falls."""
 
     logits: Float[Array, "layer expert node"]
@@ -71,9 +71,9 @@ class Placed(eqx.Module):
         return jax.vmap(lambda logits: sinkhorn(logits / temperature, *even))(self.logits)
 
 
-def placed_like(share: Float[Array, "layer expert node"], strength: float = 1.0) -> Placed:
+def placed_like(share: Float[Array, "layer expert node"], strength: float = 1.0) -> RelaxedPlacement:
     """A start near a placement."""
-    return Placed(strength * jnp.asarray(share, jnp.float32))
+    return RelaxedPlacement(strength * jnp.asarray(share, jnp.float32))
 
 
 def rounded(share: Float[Array, "layer expert node"]) -> Float[np.ndarray, "layer expert node"]:
@@ -127,7 +127,7 @@ class Found:
 
 
 class _State(NamedTuple):
-    free: tuple[Bias | None, Placed | None]
+    free: tuple[Bias | None, RelaxedPlacement | None]
     moments: optax.OptState
     prices: Float[Array, " limit"]  # of gate mass lost and of divergence
 
@@ -137,7 +137,7 @@ def descend(
     limits: Limits,
     settings: GateSettings,
     bias: Bias | None = None,
-    place: Placed | None = None,
+    place: RelaxedPlacement | None = None,
 ) -> Found:
     """Least mean latency over layers within limits, over the bias, the placement, or both at once.
 
@@ -166,7 +166,7 @@ def descend(
 
 
 def relaxed_objective(
-    free: tuple[Bias | None, Placed | None],
+    free: tuple[Bias | None, RelaxedPlacement | None],
     problem: GateProblem,
     base: GateOutcome,
     settings: GateSettings,

@@ -17,9 +17,9 @@ from jaxmoe.methods.settings.camoe import CostGateSettings
 from jaxmoe.methods.system import (
     AbstractRun,
     AbstractSystem,
-    Recorded,
+    DeploymentSetting,
     RolloutResult,
-    Setting,
+    SystemRecording,
     TokenPaths,
     UnsuitableSystemError,
 )
@@ -110,7 +110,7 @@ class Gate(CostGateSettings):
     costs the mean of theirs.
     """
 
-    def table(self, setting: Setting, paths: TokenPaths) -> Float[np.ndarray, "layer home expert"]:
+    def table(self, setting: DeploymentSetting, paths: TokenPaths) -> Float[np.ndarray, "layer home expert"]:
         """The bias of every layer, home and expert, from the traffic of the history without bias."""
         last = np.arange(max(0, setting.history.num_tokens - HISTORY), setting.history.num_tokens)
         history = setting.history.select_tokens(last)
@@ -149,7 +149,7 @@ class GatedSystem(AbstractSystem):
     inner: AbstractSystem
     gate: Gate
 
-    def runs(self, setting: Setting) -> dict[str, AbstractRun]:
+    def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
         """What the system is compared with, the system itself, and last the system behind the gate.
 
         Raises `UnsuitableSystemError` where its tokens have no home, or its experts no place.
@@ -194,7 +194,7 @@ class GatedRun(AbstractRun):
     def served(self, rolled: RolloutResult, step: int, row: int) -> np.ndarray | None:
         return self.inner.served(self._inner(rolled), step, row)
 
-    def record(self, rolled: RolloutResult, batch_at: Callable[[int, int], Batch]) -> Recorded | None:
+    def record(self, rolled: RolloutResult, batch_at: Callable[[int, int], Batch]) -> SystemRecording | None:
         def gated(row: int, step: int) -> Batch:
             return self._gated(rolled, batch_at(row, step), step, row)
 

@@ -26,7 +26,7 @@ from jaxmoe.methods.camoe.gate import (
 from jaxmoe.methods.camoe.gate_bias import GateSettings, Limits, start, tuned_bias
 from jaxmoe.methods.camoe.gated import gated_steps
 from jaxmoe.methods.settings.camoe import CAMoESettings
-from jaxmoe.methods.system import AbstractRun, AbstractSystem, RolloutResult, Setting, UnsuitableSystemError
+from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, RolloutResult, UnsuitableSystemError
 from jaxmoe.network import alpha_beta
 from jaxmoe.network.pairwise import AllToAll, read_profile, same_models
 from jaxmoe.network.profile import STAGES
@@ -49,13 +49,13 @@ class CAMoE(CAMoESettings, AbstractSystem):
     `profile`, the path of a table, the bias is made of what was measured.
     """
 
-    def runs(self, setting: Setting) -> dict[str, AbstractRun]:
+    def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
         _check(setting)
         assert setting.trace is not None
         traces = (setting.trace, setting.history)
         trace, history = (trace_with_logits(each, self.logits, "system.logits") for each in traces)
         table = self._table(setting, history)
-        run = partial(GatedRun, setting, self, trace)
+        run = partial(CAMoERun, setting, self, trace)
         return {"unbiased": run(np.zeros_like(table)), "camoe": run(table)}
 
     def exchange(self, model: Layer, experts: int) -> AllToAll:
@@ -76,7 +76,7 @@ class CAMoE(CAMoESettings, AbstractSystem):
             )
         return replace(exchange, models={stage: found.model(stage) for stage in STAGES})
 
-    def _table(self, setting: Setting, history: GatingTrace) -> Float[np.ndarray, "layer node expert"]:
+    def _table(self, setting: DeploymentSetting, history: GatingTrace) -> Float[np.ndarray, "layer node expert"]:
         """The bias of every layer, source and expert."""
         problems = [self._problem(setting, history, part) for part in range(PARTS)]
         copies = jnp.mean(jnp.stack([unbiased_copies(problem) for problem in problems]), axis=0)
@@ -92,7 +92,7 @@ class CAMoE(CAMoESettings, AbstractSystem):
         found = tuned_bias(problems[:-1], problems[-1:], Limits(float(np.mean(lost))), settings, begin)
         return np.asarray(on_experts(jnp.asarray(found.bias), share))
 
-    def _problem(self, setting: Setting, history: GatingTrace, part: int) -> GateProblem:
+    def _problem(self, setting: DeploymentSetting, history: GatingTrace, part: int) -> GateProblem:
         """A part of the last tokens of the history, which stands for a batch."""
         nodes, batch = setting.model.machine.num_nodes, setting.batch_tokens
         seen = min(history.num_tokens, batch)
@@ -111,7 +111,7 @@ class CAMoE(CAMoESettings, AbstractSystem):
         )
 
 
-def _check(setting: Setting) -> None:
+def _check(setting: DeploymentSetting) -> None:
     if not np.isin(setting.share, (0, 1)).all():
         raise UnsuitableSystemError(
             "system camoe needs whole experts, one node each, but the plan shares some among nodes; use plan: ep"
@@ -123,10 +123,10 @@ def _check(setting: Setting) -> None:
 
 
 @dataclass(frozen=True)
-class GatedRun(AbstractRun):
+class CAMoERun(AbstractRun):
     """The gate with a bias [layer, source, expert]; what it chose is replayed stage by stage."""
 
-    setting: Setting
+    setting: DeploymentSetting
     system: CAMoE
     trace: GatingTrace
     bias: Float[np.ndarray, "layer node expert"]

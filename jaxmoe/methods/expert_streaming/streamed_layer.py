@@ -10,12 +10,12 @@ from jaxmoe.engine import EvenPart, LayerTime, SliceCosts, StreamLayer, rollout
 from jaxmoe.engine.rollout import AbstractMethod
 from jaxmoe.engine.times import ATTENTION
 from jaxmoe.methods.expert_streaming.fse_dp import Experts
-from jaxmoe.methods.system import AbstractRun, Setting, UnsuitableSystemError
+from jaxmoe.methods.system import AbstractRun, DeploymentSetting, UnsuitableSystemError
 from jaxmoe.traces import Batch
 
 
 def stream_layer(
-    setting: Setting,
+    setting: DeploymentSetting,
     micro_slices: int,
     control_ns: float,
     scheduling_ns: float,
@@ -50,7 +50,7 @@ def stream_layer(
     )
 
 
-def experts_of(setting: Setting) -> Experts:
+def experts_of(setting: DeploymentSetting) -> Experts:
     """Experts of a layer; shared ones count by their size."""
     moe = setting.moe
     shared = moe.shared_experts
@@ -61,7 +61,7 @@ def experts_of(setting: Setting) -> Experts:
 class LoadedRun(AbstractRun):
     """A method on a layer whose experts are loaded anew in every step."""
 
-    setting: Setting
+    setting: DeploymentSetting
     layer: StreamLayer
     method: AbstractMethod
 
@@ -78,7 +78,7 @@ class LoadedRun(AbstractRun):
         return time, kept, float(time.node_time.mean(axis=-1).sum() / experts.sum())
 
 
-def _attention(setting: Setting) -> EvenPart:
+def _attention(setting: DeploymentSetting) -> EvenPart:
     """Attention of one layer: its FLOPs, its weights and the keys and values of its context."""
     moe = setting.moe
     kind = moe.attention

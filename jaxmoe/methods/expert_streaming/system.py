@@ -17,7 +17,7 @@ from jaxmoe.methods.expert_streaming.loaded_experts import CirculatingRun, Offlo
 from jaxmoe.methods.expert_streaming.streamed_layer import LoadedRun, experts_of, stream_layer
 from jaxmoe.methods.forecast import forecast_of
 from jaxmoe.methods.settings.expert_streaming import ExpertStreamingSettings
-from jaxmoe.methods.system import AbstractRun, AbstractSystem, RolloutResult, Setting, UnsuitableSystemError
+from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, RolloutResult, UnsuitableSystemError
 from jaxmoe.relax import AbstractReduction
 from jaxmoe.traces import Batch
 
@@ -41,7 +41,7 @@ class ExpertStreaming(ExpertStreamingSettings, AbstractSystem):
     With `prefetch` dies load the first experts of an order that is forecast while attention leaves DDR idle.
     """
 
-    def runs(self, setting: Setting) -> dict[str, AbstractRun]:
+    def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
         """Expert parallelism and by popularity (Hydra), and slices that tokens go round (Fig. 3b), serial and with
         prefetch; simpler strategies; and itself.
         """
@@ -59,7 +59,9 @@ class ExpertStreaming(ExpertStreamingSettings, AbstractSystem):
                 made[name] = self._run(name, setting, layer)
         return made | {"expert_streaming": self._run(self.strategy, setting, layer)}
 
-    def layer_times(self, setting: Setting, batches: Batch, reduction: AbstractReduction | None = None) -> LayerTime:
+    def layer_times(
+        self, setting: DeploymentSetting, batches: Batch, reduction: AbstractReduction | None = None
+    ) -> LayerTime:
         """Of its strategy. Raises `UnsuitableSystemError` for `fse_buffered`, whose requests wait."""
         for key, stateful in (("strategy", "fse_buffered"), ("prefetch", self.prefetch)):
             if getattr(self, key) == stateful != "none":
@@ -69,7 +71,7 @@ class ExpertStreaming(ExpertStreamingSettings, AbstractSystem):
                 )
         return self._run(self.strategy, setting, self._layer(setting)).layer_times(batches, reduction)
 
-    def _layer(self, setting: Setting) -> StreamLayer:
+    def _layer(self, setting: DeploymentSetting) -> StreamLayer:
         """Raises `UnsuitableSystemError` where dies that have no tokens yet would prefetch."""
         if self.prefetch != "none" and self.loaded_by != "all":
             raise UnsuitableSystemError(
@@ -79,7 +81,7 @@ class ExpertStreaming(ExpertStreamingSettings, AbstractSystem):
         numbers = (self.micro_slices, self.control_ns, self.scheduling_ns, self.buffer_MB, self.attention)
         return stream_layer(setting, *numbers)
 
-    def _run(self, name: str, setting: Setting, layer: StreamLayer) -> "StreamedRun":
+    def _run(self, name: str, setting: DeploymentSetting, layer: StreamLayer) -> "StreamedRun":
         flags = {"in_turn": not self.ahead} | STRATEGIES[name]
         paired = flags.pop("paired", True)
         rules, buffering, forecast = LoadRules(**flags), None, None

@@ -21,7 +21,7 @@ from jaxmoe.errors import InputError
 from jaxmoe.hardware import Machine
 from jaxmoe.methods.forecast import AbstractForecast, Loads, State
 from jaxmoe.methods.moentwine.migration import (
-    Moves,
+    ExpertTransfers,
     Slots,
     Windows,
     iterations_needed,
@@ -167,13 +167,13 @@ class Balancer(AbstractMethod):
         triggered = ready & (imbalance > self.alpha)
         layers, topology = loads.shape[0], machine.topology
 
-        def choose() -> tuple[Slots, Moves, Float[Array, " link"]]:
+        def choose() -> tuple[Slots, ExpertTransfers, Float[Array, " link"]]:
             target = self.rule(expected, state.resident)
             moves = moves_between(state.resident, target, self.distance, self.entry)
             return target, moves, link_loads(topology, moves.traffic)
 
-        def keep() -> tuple[Slots, Moves, Float[Array, " link"]]:
-            nothing = Moves(jnp.zeros_like(self.distance), jnp.zeros(layers), jnp.zeros(layers))
+        def keep() -> tuple[Slots, ExpertTransfers, Float[Array, " link"]]:
+            nothing = ExpertTransfers(jnp.zeros_like(self.distance), jnp.zeros(layers), jnp.zeros(layers))
             return state.slots, nothing, jnp.zeros(topology.num_links)
 
         target, moves, carried = jax.lax.cond(triggered, choose, keep)
@@ -205,7 +205,7 @@ class Balancer(AbstractMethod):
             after.slots, self.experts, self._homes(layers), self._waiting(moves, carried), facts
         )
 
-    def _waiting(self, moves: Moves, carried: Float[Array, " link"]) -> Migration:
+    def _waiting(self, moves: ExpertTransfers, carried: Float[Array, " link"]) -> Migration:
         """What inference waits for, divided among layers as experts move; nothing where weights use idle links."""
         layers = len(moves.per_layer)
         part = moves.per_layer / jnp.maximum(moves.per_layer.sum(), 1)
@@ -284,7 +284,7 @@ def check_slots_fit(
 # A balancer run over the loads of many iterations.
 
 
-class Iterations(NamedTuple):
+class BalancedRollout(NamedTuple):
     """Times [step, layer], without what keeps resources busy, and the facts of the decisions, [step, layer, ...]."""
 
     time: LayerTime
@@ -298,12 +298,12 @@ class Iterations(NamedTuple):
 
 def balanced_rollout(
     balancer: Balancer, model: CountModel, loads: Float[Array, "step layer *group expert"]
-) -> Iterations:
+) -> BalancedRollout:
     """Run a balancer over the loads of iterations, in choices of each expert, of all groups or group by group.
 
     Every iteration has a stage `migration`: what inference waits for weights, divided among layers as experts moved.
     """
-    return Iterations(*rollout(balancer, model, jnp.swapaxes(loads, 0, 1), keep=_figures)[1:])
+    return BalancedRollout(*rollout(balancer, model, jnp.swapaxes(loads, 0, 1), keep=_figures)[1:])
 
 
 def _figures(decisions: SlotDecisions, time: LayerTime) -> tuple[LayerTime, Mapping[str, Array]]:

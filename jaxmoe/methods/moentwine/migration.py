@@ -25,7 +25,7 @@ FAR = 10**4  # hops to a node that does not hold an expert
 MOVES_AT_ONCE = 256
 
 
-class Moves(NamedTuple):
+class ExpertTransfers(NamedTuple):
     """What has to travel, in experts."""
 
     traffic: Float[Array, "node node2"]  # from source to destination, all layers together
@@ -35,7 +35,7 @@ class Moves(NamedTuple):
 
 def moves_between(
     before: Slots, after: Slots, distance: Float[Array, "node node2"], entry: Int[Array, " node"] | None
-) -> Moves:
+) -> ExpertTransfers:
     """What travels when slots change: each expert to every node that holds it after and not before.
 
     It comes from the nearest node that holds it before, in hops, the lowest-numbered of equals; or with `entry` from
@@ -65,7 +65,7 @@ def moves_between(
 
     start = (jnp.asarray(0), jnp.zeros((nodes, nodes), distance.dtype), jnp.zeros(len(before), distance.dtype))
     _, traffic, hops = jax.lax.while_loop(lambda at: at[0] * MOVES_AT_ONCE < count, some, start)
-    return Moves(traffic, new.sum(axis=(1, 2)).astype(distance.dtype), hops)
+    return ExpertTransfers(traffic, new.sum(axis=(1, 2)).astype(distance.dtype), hops)
 
 
 def edge_entries(topology: AbstractTopology) -> Int[np.ndarray, " node"]:
@@ -77,7 +77,9 @@ def edge_entries(topology: AbstractTopology) -> Int[np.ndarray, " node"]:
     return edge[topology.hop_counts()[edge].argmin(axis=0)]
 
 
-def link_seconds(topology: AbstractTopology, moves: Moves, expert_bytes: Float[Array, ""]) -> Float[Array, " link"]:
+def link_seconds(
+    topology: AbstractTopology, moves: ExpertTransfers, expert_bytes: Float[Array, ""]
+) -> Float[Array, " link"]:
     """How long every link is busy with moves that have it to themselves, s."""
     return link_loads(topology, moves.traffic) * expert_bytes / topology.link_rate
 

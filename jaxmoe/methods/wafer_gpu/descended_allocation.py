@@ -22,7 +22,7 @@ from jaxmoe.network.loads import link_loads
 from jaxmoe.relax import SmoothMax, SoftSupport, geometric
 
 
-class Task(NamedTuple):
+class AllocationTask(NamedTuple):
     """A layer to allocate: requests of every expert, its home, and which dies have it in their own HBM."""
 
     counts: Int[np.ndarray, " expert"]
@@ -91,7 +91,7 @@ class AssignmentProgram:
         return share, float(found.fun) / scale + self.first
 
 
-def allocation_bound(layer: FetchLayer, task: Task) -> float:
+def allocation_bound(layer: FetchLayer, task: AllocationTask) -> float:
     """Seconds that no allocation of the layer can beat."""
     return AssignmentProgram(layer).solve(task.counts, task.home, task.local)[1]
 
@@ -112,7 +112,7 @@ def _seconds_of_links(
     return loads * (size / topology.link_rate)
 
 
-class Descent(NamedTuple):
+class AllocationDescentSettings(NamedTuple):
     """Settings of `descend`: widths of support and temperatures of maxima fall geometrically over the steps."""
 
     steps: int = 400
@@ -129,7 +129,7 @@ def descend(
     home: Int[Array, " expert"],
     local: Float[Array, "expert die"],
     key: Key[Array, ""],
-    settings: Descent,
+    settings: AllocationDescentSettings,
 ) -> Float[Array, "expert die"]:
     """Relaxed requests [expert, die] by Adam on the layer's time, from homes and a little noise alone."""
     optimiser = optax.adam(settings.rate)
@@ -191,7 +191,7 @@ class GradientAllocation(eqx.Module):
 
     layer: FetchLayer
     key: Key[Array, ""]
-    settings: Descent = Descent()
+    settings: AllocationDescentSettings = AllocationDescentSettings()
 
     def __call__(
         self,
@@ -240,15 +240,17 @@ def _allocated(allocation: GradientAllocation, *task: Array) -> tuple[Array, Arr
 
 
 def tuned_allocation(
-    layer: FetchLayer, task: Task, seed: int = 0, settings: Descent | None = None
+    layer: FetchLayer, task: AllocationTask, seed: int = 0, settings: AllocationDescentSettings | None = None
 ) -> tuple[Int[np.ndarray, "expert die"], float]:
     """The whole allocation that a descent ends with, and its exact seconds."""
-    allocation = GradientAllocation(layer, jax.random.key(seed), Descent() if settings is None else settings)
+    allocation = GradientAllocation(
+        layer, jax.random.key(seed), AllocationDescentSettings() if settings is None else settings
+    )
     plan, seconds = _allocated(allocation, *jax.device_put(tuple(task)))
     return np.asarray(plan), float(seconds)
 
 
 @eqx.filter_jit
-def allocation_seconds(layer: FetchLayer, plan: Array, task: Task) -> Float[Array, ""]:
+def allocation_seconds(layer: FetchLayer, plan: Array, task: AllocationTask) -> Float[Array, ""]:
     """Exact seconds of an allocation that copies nothing."""
     return _seconds(layer, jnp.asarray(task.home), jnp.asarray(plan), jnp.asarray(task.local))

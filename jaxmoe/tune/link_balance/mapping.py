@@ -100,7 +100,7 @@ class Budget:
 
 
 @dataclass
-class Best:
+class BestOrder:
     """The best order seen, from the identity on: no search ends with a worse one."""
 
     order: Order
@@ -108,7 +108,7 @@ class Best:
     history: History = field(default_factory=History)
 
     @classmethod
-    def identity(cls, score: Callable[[Int[np.ndarray, "order node"]], np.ndarray], nodes: int) -> "Best":
+    def identity(cls, score: Callable[[Int[np.ndarray, "order node"]], np.ndarray], nodes: int) -> "BestOrder":
         order = np.arange(nodes)
         best = cls(order, float(score(order[None])[0]))
         best.history.add(0, np.asarray(best.seconds))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxmoe.tune.machine.problem import AbstractMachineProblem, Progress
-from jaxmoe.tune.machine.trust_region import ExactObjective, Optimum, local_optima
+from jaxmoe.tune.machine.trust_region import DesignOptimum, ExactObjective, local_optima
 
 NEAR = 1  # to each side
 EQUAL = 5e-4  # of the objective, a logarithm: a trust region ends no nearer
@@ -22,7 +22,7 @@ class IntegerOptimum(NamedTuple):
 
     problem: AbstractMachineProblem
     exacts: list[ExactObjective]
-    optima: list[Optimum]
+    optima: list[DesignOptimum]
 
     @property
     def value(self) -> float:
@@ -30,7 +30,7 @@ class IntegerOptimum(NamedTuple):
 
 
 def best_integers(
-    exacts: Sequence[ExactObjective], optima: Sequence[Optimum], report: Progress
+    exacts: Sequence[ExactObjective], optima: Sequence[DesignOptimum], report: Progress
 ) -> tuple[IntegerOptimum, int]:
     """The best integers around the best relaxed optimum, and how many machines were timed for the others."""
     problem, relaxed, found = exacts[0].problem, min(optima, key=lambda each: each.value), list[IntegerOptimum]()

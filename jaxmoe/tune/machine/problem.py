@@ -42,7 +42,7 @@ class Bounds(Protocol):
 
 
 @runtime_checkable
-class Constraint(Protocol):
+class MachineConstraint(Protocol):
     """Two expressions of numbers, and how the left one stands to the right one."""
 
     @property
@@ -76,7 +76,7 @@ class AbstractMachineProblem(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def constraints(self) -> Sequence[Constraint]:
+    def constraints(self) -> Sequence[MachineConstraint]:
         """Conditions on the numbers."""
 
     @property
@@ -150,7 +150,7 @@ class AbstractMachineProblem(abc.ABC):
             values[key] = low * (high / low) ** part if bounds.scale == "log" else low + (high - low) * part
         return self.with_derived(values)
 
-    def scale(self, constraint: Constraint, left: Any, right: Any) -> Any:
+    def scale(self, constraint: MachineConstraint, left: Any, right: Any) -> Any:
         """Scale of a constraint's excess: its limit, or where that is no constant the larger side.
 
         Of a limit of 0 it is the larger side in the middle of the bounds.

@@ -142,16 +142,16 @@ class Bundle:
         if np.isfinite(self.found.residual):
             self.weight = max(self.weight, 2 * np.abs(self.found.multipliers).max(initial=0))
 
-    def optimum(self, name: str) -> "Optimum":
+    def optimum(self, name: str) -> "DesignOptimum":
         """Where it ended, or the best place before it that meets the constraints, if those are broken there."""
         found = self.found or Stationarity(np.inf, np.zeros(len(self.excess)))
         if violation(self.problem, self.excess).max(initial=0) <= MET:
-            return Optimum(name, self.at, self.value, found)
+            return DesignOptimum(name, self.at, self.value, found)
         best = min(self.feasible, key=lambda cut: cut.value, default=None)
         if best is None:
-            return Optimum(name, self.at, np.inf, found)
+            return DesignOptimum(name, self.at, np.inf, found)
         near = [cut for cut in self.cuts if np.abs(cut.at - best.at).max() <= NEAR]
-        return Optimum(
+        return DesignOptimum(
             name, best.at, best.value, stationarity(self.problem, best.at, near, *self._constraints(best.at))
         )
 
@@ -205,7 +205,7 @@ def stationarity(
     return Stationarity(float(found.fun), found.x[n : n + c])
 
 
-class Optimum(NamedTuple):
+class DesignOptimum(NamedTuple):
     """Where a design ended, what is minimised there, and how near to stationary that is.
 
     `value` is infinite where no machine was found that meets the constraints: such a design is never the best.
@@ -219,7 +219,7 @@ class Optimum(NamedTuple):
 
 def local_optima(
     exact: ExactObjective, starts: Float[np.ndarray, "design variable"], report: Progress, rounds: int = ROUNDS
-) -> list[Optimum]:
+) -> list[DesignOptimum]:
     """The exact optimum of every design, from a start of its own; all are tried in step, at most so many rounds."""
     problem = exact.problem
     bundles = [Bundle(problem, to_feasible(problem, start)) for start in starts]
