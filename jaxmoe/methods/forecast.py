@@ -19,14 +19,14 @@ Loads = Float[Array, "layer expert"]
 
 
 class AbstractForecast(eqx.Module):
-    """Tells the loads of an iteration, tokens per expert, in every layer just before it.
+    """Forecasts the loads of an iteration, tokens per expert, in every layer just before it.
 
     A pytree of what was fitted, with an `init` and a `step` that work under `jit`, `vmap` and `lax.scan`.
     """
 
     @abstractmethod
     def init(self) -> State:
-        """What is remembered before the first iteration."""
+        """Returns the state before the first iteration."""
 
     @abstractmethod
     def step(self, state: State, loads: Loads) -> tuple[State, Loads]:
@@ -69,10 +69,10 @@ class MovingAverage(AbstractForecast):
 
 
 class CrossLayer(AbstractForecast):
-    """What the loads of the layer before lead to; the first layer is forecast by `first`.
+    """Forecasts a layer's loads from the loads of the layer before; `first` forecasts the first layer.
 
-    Each choice of expert i is followed by expert j in the share of its row. This stands for hd_moe's prediction by
-    the gates of neighbouring layers, which no recorded trace can replay.
+    A choice of expert i is followed by expert j with the probability in row i, column j. This stands for hd_moe's
+    prediction by the gates of neighbouring layers, which no recorded trace can replay.
     """
 
     rows: Float[Array, "layer given expert"]  # P(expert in a layer | given expert in the layer before); sum 1
@@ -93,7 +93,7 @@ class CrossLayer(AbstractForecast):
 
 
 class PerfectForecast(AbstractForecast):
-    """Knows the loads that will come: the limit of what forecasts are worth."""
+    """Returns the loads that will come: an upper limit on the benefit of forecasts."""
 
     def init(self) -> State:
         return ()

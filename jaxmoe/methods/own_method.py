@@ -82,7 +82,7 @@ def replayed_movements(layer: LayerDescription, decided: Decisions) -> float:
 
 
 def _means(facts: Mapping[str, Any]) -> dict[str, float]:
-    """What a method tells of its decisions, as means over steps and layers."""
+    """Means over steps and layers of the facts that a method reports with its decisions."""
     return {name: float(np.mean(fact)) for name, fact in facts.items()}
 
 

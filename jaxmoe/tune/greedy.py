@@ -30,7 +30,7 @@ LARGEST = 2.0  # most hosts of an expert, relative to how many nodes its work wo
 
 @dataclass(frozen=True)
 class GreedySettings:
-    """What a choice of hosts is judged on."""
+    """Batches that score each choice of hosts, the seed that draws them, and the limit of wall time, s."""
 
     batches: int = 16
     seed: int = 0

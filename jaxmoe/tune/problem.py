@@ -1,4 +1,4 @@
-"""What a tuner is asked, which machine, tokens and exchanges; and what it returns."""
+"""Problems that tuners solve, with machine, tokens and exchanges, and the results that they return."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -79,7 +79,7 @@ class PlacementProblem:
 
     @property
     def aim(self) -> Objective:
-        """What is minimised of the times of batches."""
+        """Objective over the times of batches, with this problem's weights of the 95th percentile and worst topic."""
         return Objective(jnp.asarray(self.p95_weight), jnp.asarray(self.worst_weight), max(len(self.topics), 1))
 
     @cached_property
@@ -120,7 +120,7 @@ class PlacementProblem:
         return named if HYBRIDS in self.exchanges else {name: named[name] for name in self.exchanges if name in named}
 
     def under(self, exchange: AbstractExchange) -> "PlacementProblem":
-        """The same problem for a model whose own exchange is this one."""
+        """Returns this problem with `exchange` as the model's own."""
         return replace(self, model=replace(self.model, exchange=exchange), own_exchange=None)
 
     def draw(self, batches: int, seed: int) -> Batch:
@@ -265,7 +265,7 @@ class History:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """A legal plan, the exchange of every layer, what it takes, and how it came about: the same of every optimiser.
+    """Result of every optimiser: a legal plan, the exchange of every layer, its time, and the course of the search.
 
     `stages` holds the objective after each step of the way, s [layer], all on the same batches, unseen by the
     search. The last two are `searched`, of the plan that the search ended with, and `final`, of what is returned: in

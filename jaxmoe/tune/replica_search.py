@@ -72,7 +72,10 @@ def search_value(
 @njit(cache=True, nogil=True)
 @no_type_check
 def _profile(weights, count, kind, network, rows):
-    """What one choice of an expert with `count` [node] copies takes of every resource, and of which node it is."""
+    """Write how one choice of an expert with `count` [node] copies spreads over resources and nodes.
+
+    `network` [resource] gets the vectors that pass each link or port, `rows` [node] the part that each node computes.
+    """
     network[:] = 0
     rows[:] = 0
     nodes, copies = len(count), count.sum()
@@ -146,7 +149,7 @@ def _begun(weights, load, held, kind, known, nearest):
 @njit(cache=True, nogil=True)
 @no_type_check
 def _asked(weights, asked, load, rows, sign):
-    """Add what the choices of an expert ask of nodes and of channels of memory."""
+    """Add the seconds that the choices of an expert keep nodes and memory channels busy, times `sign`."""
     levels, channels = weights.reading.shape
     nodes = len(rows)
     for node in range(nodes):
@@ -295,7 +298,10 @@ def _count_moves(count, pair, node, other, sign):
 @njit(cache=True, nogil=True)
 @no_type_check
 def _change_moves(weights, moving, count, known, nearest, first, second, node, other):
-    """What travels after a move, whose counts are the new ones: a node needs an expert once."""
+    """Change `moving`, s by resource, for a move after which experts have `count` [expert, node] copies.
+
+    However many copies of an expert a node has, its weights travel there once.
+    """
     if count[first, node] == 0 and not known[first, node]:
         _moved(weights, moving, nearest[first, node], node, -1.0)
     if count[second, node] == 1 and not known[second, node]:

@@ -26,7 +26,7 @@ OwnNode = Literal["counted", "left_out", "alone"]
 
 
 class Choice(NamedTuple):
-    """What a gate chose: the strongest expert first, and the weights of Eq. 5, which sum to 1."""
+    """Experts that a gate chooses, by falling logits, and their softmax weights (Eq. 5), which sum to 1."""
 
     experts: Int[Array, "*lead token top_k"]
     weights: Float[Array, "*lead token top_k"]
@@ -97,7 +97,10 @@ def gate_bias(
 
 
 class Routed(NamedTuple):
-    """What a biased gate does with a batch of one layer."""
+    """One layer's batch after a biased gate: its traffic, its expert loads and how far choices changed.
+
+    `copies` and `loads` are in tokens, `retained` and `changed` are fractions.
+    """
 
     copies: Float[Array, "node node2"]  # [source, node of the expert]
     loads: Float[Array, " expert"]
@@ -145,7 +148,7 @@ def route(
 
 
 class GateOutcome(NamedTuple):
-    """What bias and placement do to the tokens of a problem; leaves are [layer]."""
+    """All-to-all time, s, expert loads and changes of routing in every layer, under a bias and a placement."""
 
     seconds: Float[Array, " layer"]
     loads: Float[Array, "layer expert"]

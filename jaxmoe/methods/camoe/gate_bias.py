@@ -61,7 +61,10 @@ def start(form: Form, scores: Float[Array, "layer node node2"], strength: float)
 
 
 class RelaxedPlacement(eqx.Module):
-    """Experts on nodes, as many on each: a transport plan that sharpens as its temperature falls."""
+    """A relaxed placement with equally many experts on every node: a Sinkhorn transport plan of learned logits.
+
+    Shares approach 0 or 1 as the temperature falls.
+    """
 
     logits: Float[Array, "layer expert node"]
 
@@ -72,7 +75,7 @@ class RelaxedPlacement(eqx.Module):
 
 
 def placed_like(share: Float[Array, "layer expert node"], strength: float = 1.0) -> RelaxedPlacement:
-    """A start near a placement."""
+    """Returns a relaxed placement whose logits are `strength` times the given shares."""
     return RelaxedPlacement(strength * jnp.asarray(share, jnp.float32))
 
 
@@ -90,14 +93,17 @@ def rounded(share: Float[Array, "layer expert node"]) -> Float[np.ndarray, "laye
 
 @dataclass(frozen=True)
 class Limits:
-    """What routing may lose: 1 less retained gate mass, and divergence of loads by layer (avg_layer_kl, nats)."""
+    """Limits on changes of routing, as means over layers.
+
+    `lost` bounds 1 - retained gate mass. `avg_layer_kl` bounds the Kullback-Leibler divergence of expert loads, nats.
+    """
 
     lost: float
     avg_layer_kl: float = np.inf
 
 
 Ends = tuple[Float[Array, ""] | float, Float[Array, ""] | float]
-"""What is annealed, first and last."""
+"""First and last value of an annealed number."""
 
 
 def _as_numbers(ends: Ends) -> Ends:

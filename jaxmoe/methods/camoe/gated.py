@@ -144,15 +144,15 @@ class Gate(CostGateSettings):
 
 @dataclass(frozen=True)
 class GatedSystem(AbstractSystem):
-    """A system as it is, and behind the gate."""
+    """A system in two versions: with the router's own choices, and with choices by a biased gate."""
 
     inner: AbstractSystem
     gate: Gate
 
     def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
-        """What the system is compared with, the system itself, and last the system behind the gate.
+        """Runs by name: those of the inner system, baselines first, and last the inner system behind the biased gate.
 
-        Raises `UnsuitableSystemError` where its tokens have no home, or its experts no place.
+        Raises `UnsuitableSystemError` where tokens have no home node, or experts no fixed place.
         """
         made = self.inner.runs(setting)
         name, run = next(reversed(made.items()))
@@ -166,7 +166,7 @@ class GatedSystem(AbstractSystem):
 
 @dataclass(frozen=True)
 class GatedRun(AbstractRun):
-    """A run whose tokens choose by biased logits; all else is as the run has it."""
+    """A run whose tokens choose experts by biased logits. The `inner` run does everything else."""
 
     inner: AbstractRun
     trace: GatingTrace

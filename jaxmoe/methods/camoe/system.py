@@ -59,7 +59,10 @@ class CAMoE(CAMoESettings, AbstractSystem):
         return {"unbiased": run(np.zeros_like(table)), "camoe": run(table)}
 
     def exchange(self, model: Layer, experts: int) -> AllToAll:
-        """What the three stages cost; the bias itself needs alpha and beta."""
+        """Returns the all-to-all of metadata, dispatch and combine under the system's time model.
+
+        Metadata has one count of tokens for each of the `experts` of a layer.
+        """
         times = alpha_beta(model.machine.topology) if self.time_model == "alpha_beta" else model.time_model
         sizes = (jnp.asarray(experts * COUNT_BYTES), model.costs.dispatch_bytes, model.costs.combine_bytes)
         return AllToAll(same_models(times), *sizes)

@@ -1,7 +1,8 @@
-"""What is decided for experts that stream through dies: which dies each visits, and in which order they are loaded.
+"""Decisions for experts that stream through dies: which dies each expert visits, and the order in which experts load.
 
-Source: expert_streaming_fse_dp sections III to V. Model and simulator are given the same decisions; what can only be
-decided while it runs, such as the next group of experts for an idle die, is a rule that each carries out.
+Source: expert_streaming_fse_dp sections III to V. The analytic model and the event simulator get the same
+decisions. Decisions that depend on the state at run time, such as the next group of experts for an idle die, are rules
+that both carry out.
 """
 
 from typing import NamedTuple

@@ -32,7 +32,10 @@ class HDMoE(HDMoESettings, AbstractSystem):
         return Static().runs(setting) | {"hd_moe": own}
 
     def method(self, setting: DeploymentSetting) -> AbstractMethod:
-        """What decides in every iteration. Raises `UnsuitableSystemError` where the plan or schedule do not suit."""
+        """Returns the pre-broadcast method on the setting's plan, with its forecast fitted on the history.
+
+        Raises `UnsuitableSystemError` where the plan is not sharded, or the schedule has micro-batches.
+        """
         if setting.mode != "sharded":
             raise UnsuitableSystemError(
                 f"system hd_moe broadcasts the experts of sharded plans, but the plan is {setting.mode}; "

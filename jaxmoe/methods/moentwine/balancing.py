@@ -106,7 +106,7 @@ class ShadowSlots(AbstractRule):
 
 
 class BalancerState(NamedTuple):
-    """What is remembered from iteration to iteration."""
+    """State of a balancer between iterations: its forecast, all slots, and the migration that is under way."""
 
     forecast: State
     slots: Slots  # that serve
@@ -206,7 +206,10 @@ class Balancer(AbstractMethod):
         )
 
     def _waiting(self, moves: ExpertTransfers, carried: Float[Array, " link"]) -> Migration:
-        """What inference waits for, divided among layers as experts move; nothing where weights use idle links."""
+        """Returns the migration that inference waits for, divided among layers by how many experts each moves.
+
+        All parts are 0 for a non-invasive balancer, whose weights use idle links.
+        """
         layers = len(moves.per_layer)
         part = moves.per_layer / jnp.maximum(moves.per_layer.sum(), 1)
         part = part if self.windows is None else jnp.zeros_like(part)
@@ -229,7 +232,7 @@ def loads_of(tokens: Batch | Loads, experts: int) -> Float[Array, "layer expert"
 
 
 def _arrived(state: BalancerState, idle: Float[Array, " link"]) -> BalancerState:
-    """After an iteration that left links `idle`: weights have come further, or are there and serve."""
+    """Returns the state after weights travelled for the links' `idle` seconds; slots serve once all have arrived."""
     moving = state.left > 0
     left = jnp.where(moving, state.left - 1 / iterations_needed(state.needed, idle), 0)
     landed = moving & (left <= 1e-6)
@@ -285,14 +288,17 @@ def check_slots_fit(
 
 
 class BalancedRollout(NamedTuple):
-    """Times [step, layer], without what keeps resources busy, and the facts of the decisions, [step, layer, ...]."""
+    """Results of a balancer over many iterations: times, s [step, layer], and facts of decisions [step, layer, ...].
+
+    Times have no busy seconds of resources.
+    """
 
     time: LayerTime
     facts: Mapping[str, Any]
 
     @property
     def excess(self) -> Float[Array, "step layer"]:
-        """(max - mean) / mean of device loads, as they came."""
+        """(max - mean) / mean of the actual device loads."""
         return self.facts["excess"]
 
 
@@ -301,11 +307,12 @@ def balanced_rollout(
 ) -> BalancedRollout:
     """Run a balancer over the loads of iterations, in choices of each expert, of all groups or group by group.
 
-    Every iteration has a stage `migration`: what inference waits for weights, divided among layers as experts moved.
+    Every iteration has a stage `migration`: the time that inference waits for weights, divided among layers by the
+    experts that each moved.
     """
     return BalancedRollout(*rollout(balancer, model, jnp.swapaxes(loads, 0, 1), keep=_figures)[1:])
 
 
 def _figures(decisions: SlotDecisions, time: LayerTime) -> tuple[LayerTime, Mapping[str, Array]]:
-    """Keep no slots, and of times what is small."""
+    """Drop what is large of a step: slots, and the busy seconds of resources."""
     return time.without_busy(), {name: fact for name, fact in decisions.facts.items() if name != "target"}

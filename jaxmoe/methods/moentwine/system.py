@@ -193,7 +193,7 @@ def _homes(layout: TokenLayout, setting: DeploymentSetting) -> Int[np.ndarray, "
 
 
 class Decided(NamedTuple):
-    """Slots that serve, and what a balancer tells of every step; see `Balancer.step`."""
+    """Slots that serve, and the facts that a balancer reports of every step; see `Balancer.step`."""
 
     slots: Int[Array, "step layer node slot"]
     target: Int[Array, "step layer node slot"]

@@ -2,7 +2,7 @@
 
 `AssignmentProgram` relaxes Algorithm 1's task (wafer-scale study, IV-D5): requests may be split at will, and a die that
 computes a part of an expert reads only that part. So its value bounds every allocation, and its solution, rounded, is
-one. `GradientAllocation` goes down the model's own price, from homes and not from any plan. Both end with whole
+one. `GradientAllocation` descends on the model's own time, from homes and not from any plan. Both end with whole
 requests, and are called as `methods.wafer_gpu.task_allocation` says.
 """
 
@@ -187,7 +187,7 @@ def _seconds(layer: FetchLayer, home: Array, plan: Array, local: Array) -> Float
 
 
 class GradientAllocation(eqx.Module):
-    """The best whole allocation that a descent ends with, or homes. A seed is that of every layer and step."""
+    """The best allocation of whole requests from gradient descent, or homes. One `key` serves all layers and steps."""
 
     layer: FetchLayer
     key: Key[Array, ""]
@@ -242,7 +242,7 @@ def _allocated(allocation: GradientAllocation, *task: Array) -> tuple[Array, Arr
 def tuned_allocation(
     layer: FetchLayer, task: AllocationTask, seed: int = 0, settings: AllocationDescentSettings | None = None
 ) -> tuple[Int[np.ndarray, "expert die"], float]:
-    """The whole allocation that a descent ends with, and its exact seconds."""
+    """Returns the allocation of whole requests that a gradient descent ends with, and its exact time, s."""
     allocation = GradientAllocation(
         layer, jax.random.key(seed), AllocationDescentSettings() if settings is None else settings
     )

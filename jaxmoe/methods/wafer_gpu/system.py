@@ -35,9 +35,10 @@ from jaxmoe.traces.statistics.counting import count_pairs
 
 
 def allocation_of(name: AllocationName, layer: FetchLayer, **settings: Any) -> Allocation:
-    """Who computes what, by name, with its settings: `block`, and `split` of `base`, or those of `Algorithm1`.
+    """Returns the allocation of requests to dies of this name.
 
-    Of a layer on a concrete machine. Made in double precision, in which the costs of `allo` are exact.
+    `settings` are `block` and `split` of `base`, or those of `Algorithm1`. The machine of `layer` is concrete, not
+    traced. Call it in double precision, in which the costs of `allo` are exact.
     """
     machine = layer.machine
     match name:
@@ -56,7 +57,7 @@ def allocation_of(name: AllocationName, layer: FetchLayer, **settings: Any) -> A
 
 @dataclass(frozen=True)
 class WaferRun(AbstractRun):
-    """A policy on a machine."""
+    """Iterations of a wafer policy on the machine of its layer model."""
 
     policy: WaferPolicy
     layer: FetchLayer
@@ -94,7 +95,7 @@ class WaferRun(AbstractRun):
 
 
 def _compact(fetches: Fetches) -> dict[str, np.ndarray]:
-    """What the simulator needs of the fetches, small."""
+    """Returns the fields of fetches that the event simulator reads, as NumPy arrays of small types."""
     hits = np.zeros(fetches.local.shape) if fetches.hits is None else fetches.hits
     return {
         "requests": np.asarray(fetches.requests).astype(np.int32),

@@ -123,7 +123,7 @@ def _sampler(optuna: ModuleType, seed: int) -> Any:
 
 
 def _optuna() -> ModuleType:
-    """The library, told to be silent."""
+    """Imports Optuna and turns its logging off. Raises `ImportError` where it is not installed."""
     try:
         import optuna
     except ImportError:

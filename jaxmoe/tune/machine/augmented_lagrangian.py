@@ -153,7 +153,7 @@ def moved(
 ) -> tuple[Walk, Float[Array, ""]]:
     """One step of one start, and the objective there. `rates` multiply the learning rate, leaf by leaf.
 
-    The objective tells the excess of further constraints beside those on the machine's numbers, none an equality.
+    The objective also returns the excess of constraints beyond those on the machine's numbers, none an equality.
     """
 
     def lagrangian(at: Any) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, " constraint"]]]:

@@ -1,6 +1,6 @@
-"""Integer variables: they descend as others do, and the integers around where that ends are tried.
+"""Integer variables: they descend as real numbers, then the integers on both sides of the result are tried.
 
-So a ceiling such as that of links per module is relaxed, and every machine that is compared in the end has it exactly.
+So a ceiling, such as that of links per module, is relaxed in descent, and exact in all machines that are compared.
 """
 
 import math
@@ -32,7 +32,7 @@ class IntegerOptimum(NamedTuple):
 def best_integers(
     exacts: Sequence[ExactObjective], optima: Sequence[DesignOptimum], report: Progress
 ) -> tuple[IntegerOptimum, int]:
-    """The best integers around the best relaxed optimum, and how many machines were timed for the others."""
+    """The best integers next to the best relaxed optimum, and how many machines were timed for the others."""
     problem, relaxed, found = exacts[0].problem, min(optima, key=lambda each: each.value), list[IntegerOptimum]()
     numbers, keys = problem.numbers(relaxed.position.tolist()), problem.integers
     for near in product(*(_around(problem, key, numbers[key]) for key in keys)):

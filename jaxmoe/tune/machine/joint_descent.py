@@ -48,7 +48,7 @@ class Joint:
 
 
 class SegmentArguments(NamedTuple):
-    """Arguments of a segment."""
+    """Arguments of one compiled segment of descent: the relaxed objective, and the exchanges to choose among."""
 
     land: Landscape  # whose model has the numbers of one machine
     exchanges: tuple[AbstractExchange, ...]  # among which a layer chooses

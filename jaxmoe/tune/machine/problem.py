@@ -43,7 +43,7 @@ class Bounds(Protocol):
 
 @runtime_checkable
 class MachineConstraint(Protocol):
-    """Two expressions of numbers, and how the left one stands to the right one."""
+    """A relation between two expressions of a machine's numbers, such as `left <= right`."""
 
     @property
     def text(self) -> str: ...

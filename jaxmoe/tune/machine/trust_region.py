@@ -1,10 +1,10 @@
-"""ExactObjective local optima: a bundle of slopes, linear programmes in a trust region, multipliers, stationarity.
+"""Exact local optima: a bundle of slopes, linear programmes in a trust region, multipliers, stationarity.
 
 Times are maxima, so at an optimum there is often a kink: no single slope vanishes there, a mean of the slopes around it
 does. The bundle keeps them as cuts; a linear programme finds the step that the highest of them promises most for, and
 that is taken where the exact model confirms it (sequential linear programming with an exact penalty; bundle methods,
 Lemarechal 1975). Where all is convex in the logarithms of the numbers, as for times and costs that are sums and maxima
-of products of powers, what it ends at is the best of all machines.
+of products of powers, the local optimum is the best of all machines.
 """
 
 from collections.abc import Sequence
@@ -143,7 +143,7 @@ class Bundle:
             self.weight = max(self.weight, 2 * np.abs(self.found.multipliers).max(initial=0))
 
     def optimum(self, name: str) -> "DesignOptimum":
-        """Where it ended, or the best place before it that meets the constraints, if those are broken there."""
+        """The last position, or where that breaks constraints, the best earlier one that meets them."""
         found = self.found or Stationarity(np.inf, np.zeros(len(self.excess)))
         if violation(self.problem, self.excess).max(initial=0) <= MET:
             return DesignOptimum(name, self.at, self.value, found)
@@ -206,7 +206,7 @@ def stationarity(
 
 
 class DesignOptimum(NamedTuple):
-    """Where a design ended, what is minimised there, and how near to stationary that is.
+    """End of one design's search: its position between the bounds, the objective there, and how stationary it is.
 
     `value` is infinite where no machine was found that meets the constraints: such a design is never the best.
     """

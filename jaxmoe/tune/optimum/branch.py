@@ -59,7 +59,7 @@ def _responses(costs: Costs, sets: Sets, expert: int, contained: np.ndarray) -> 
 
 
 class Tables(NamedTuple):
-    """What the search reads. A run is one stage of one batch; the objective is the mean over batches."""
+    """Constant tables of the search. A run is one stage of one batch; the objective is the mean over batches."""
 
     pair_time: np.ndarray  # [set, set2, run, resource]
     tokens: np.ndarray  # [run, expert, expert2]
@@ -71,7 +71,7 @@ class Tables(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """Where the search stands. Level d has d experts in their places; it is overwritten when another is tried."""
+    """State of the depth-first search. Level d has d experts in their places; another choice overwrites it."""
 
     level: np.ndarray  # [1]
     entered: np.ndarray  # [1]: whether the level's children are listed
