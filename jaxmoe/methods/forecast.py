@@ -38,7 +38,7 @@ class AbstractForecast(eqx.Module):
 
 
 class StaticForecast(AbstractForecast):
-    """The frequencies of a trace seen before, such as the one the placement was tuned on."""
+    """Forecasts the frequencies of an earlier trace in every iteration, such as that of the placement's tuning."""
 
     frequency: Loads  # each expert's share of its layer's choices
 
@@ -80,7 +80,7 @@ class CrossLayer(AbstractForecast):
 
     @classmethod
     def from_heatmap(cls, heatmap: NextLayer, first: AbstractForecast) -> "CrossLayer":
-        """With the rows of a fitted predictor; that for a missing expert is not needed."""
+        """Takes the rows of a fitted predictor, without the one for a missing expert."""
         return cls(heatmap.rows[:, :-1], first)
 
     def init(self) -> State:

@@ -1,4 +1,4 @@
-"""A method of a user's own as a system: it decides on the scenario's plan, beside the plan left alone."""
+"""A user's own method as a system: it runs on the scenario's plan and is compared with the static plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace

@@ -68,7 +68,7 @@ class RolloutResult:
 
 @dataclass(frozen=True)
 class TokenPaths:
-    """Where the tokens of a step live: the home of every token, and who holds a home's tokens for which node.
+    """Homes of the tokens of a step, and the nodes that hold a home's tokens for each node that fetches them.
 
     A node fetches equal parts of them from each of the holders.
     """
@@ -78,7 +78,7 @@ class TokenPaths:
 
     @staticmethod
     def of_nodes(home: Int[np.ndarray, " token"], nodes: int) -> "TokenPaths":
-        """Of tokens that live at one node each."""
+        """Returns the paths of tokens that live at one node each: `home` names it."""
         return TokenPaths(home, np.broadcast_to(np.arange(nodes)[:, None, None], (nodes, 1, nodes)))
 
 
@@ -109,7 +109,7 @@ class AbstractRun(abc.ABC):
         return 0.0
 
     def served(self, rolled: RolloutResult, step: int, row: int) -> np.ndarray | None:
-        """Where choices were computed, as in `Decisions`; `None`: as placed."""
+        """Node that computed each choice, as in `Decisions`; `None` where all were computed as placed."""
         return None
 
     def token_paths(self, tokens: int) -> TokenPaths | None:
@@ -118,7 +118,7 @@ class AbstractRun(abc.ABC):
 
     @property
     def unplaced(self) -> str:
-        """Why a run has no `token_paths`, for an error."""
+        """Reason why a run has no `token_paths`, for an error message."""
         return "this system has none; leave system.gate out"
 
     def record(self, rolled: RolloutResult, batch_at: Callable[[int, int], Batch]) -> SystemRecording | None:

@@ -39,7 +39,7 @@ class AbstractParameters(eqx.Module):
 
 
 class TransportPlan(AbstractParameters):
-    """A relaxed placement."""
+    """A relaxed placement: logits of a transport plan between experts and nodes, and budgets of nodes."""
 
     logits: Float[Array, "*lead expert node"]
     budget: Float[Array, "*lead node"]
@@ -64,7 +64,7 @@ class TransportPlan(AbstractParameters):
 
 
 def random_plans(seed: int, layers: int, restarts: int, experts: int, nodes: int) -> TransportPlan:
-    """Starts without preference but for noise; leaves are [layer, restart, ...]."""
+    """Random starts: plans of noise without any preference; leaves are [layer, restart, ...]."""
     noise = np.random.default_rng([seed, 0]).normal(scale=0.5, size=(layers, restarts, experts, nodes))
     return TransportPlan(jnp.asarray(noise, jnp.float32), jnp.zeros((layers, restarts, nodes), jnp.float32))
 

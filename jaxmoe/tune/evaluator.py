@@ -154,12 +154,12 @@ class Evaluator:
 
     @property
     def hybrids(self) -> dict[str, Rings]:
-        """The groups of those strategies that are complete hybrids, by name."""
+        """Groups of the shipped strategies that are complete hybrids, by name."""
         return {each.name: each.rings for each in self._strategies if each.rings is not None}
 
     @property
     def shipped(self) -> Ranked | None:
-        """The best of these in every layer; `None` where none fits."""
+        """The fastest of `strategies` in every layer; `None` where none fits."""
         return least(self.strategies.values()) if self.strategies else None
 
     @cached_property
@@ -171,7 +171,7 @@ class Evaluator:
         return [each for each in strategies if self._exchanges(each)]
 
     def _exchanges(self, strategy: Shipped) -> dict[str, AbstractExchange]:
-        """Those of a strategy's exchanges that may be chosen."""
+        """Exchanges of a strategy that the problem lets it choose, by name."""
         problem = self.problem
         made = {name: problem.gathers[name] for name in strategy.exchanges if name in problem.gathers}
         for name in strategy.exchanges:
@@ -191,7 +191,7 @@ class Evaluator:
     def rebalance(
         self, plans: Plans, scores: Scores, exchange: AbstractExchange | None = None, group: np.ndarray | None = None
     ) -> tuple[Plans, Scores]:
-        """Divide experts over their hosts anew, where that is better; not when there is no time left for it.
+        """Divides experts over their hosts anew, and keeps the better plans; changes nothing once `stop` is set.
 
         With `group` plans are over the groups of a machine in place of its nodes.
         """

@@ -17,7 +17,7 @@ Windows = Float[np.ndarray, "window layer expert"]
 
 
 def windows_to_come(windows: Windows) -> Float[np.ndarray, "told layer expert"]:
-    """Windows to place copies for: those given, or where loads drift, the last of them and forecasts, as shares."""
+    """Windows to place copies for: those given, or where loads drift, the last two and forecasts, as shares."""
     total = windows.sum(axis=2, keepdims=True)
     share = np.where(total > 0, windows / np.where(total > 0, total, 1), 1 / windows.shape[2])
     if len(windows) < FEWEST or _missed(share, 1.0) < DRIFT * _missed(share, KEPT):

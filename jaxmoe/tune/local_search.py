@@ -56,7 +56,7 @@ def search_of(problem: PlacementProblem, group: np.ndarray | None = None) -> Sea
 
 
 class Pick(NamedTuple):
-    """The random picks that a move is made from."""
+    """Random choices that define a move."""
 
     expert: Int[Array, ""]
     other: Int[Array, ""]  # an expert that lives at the target, if any does

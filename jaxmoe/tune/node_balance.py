@@ -153,7 +153,7 @@ class _Costs:
         return 1 + 2 * self.gamma * self.least_communication(compute)
 
     def most_compute(self, share: Share) -> float:
-        """No plan that is better than `share` and within Eq. 9 computes for longer."""
+        """Upper bound on the compute time of every plan that is better than `share` and within Eq. 9."""
         longest = value = self.value(share)
         for _ in range(TIGHTENINGS):
             longest = value - 2 * self.gamma * self.least_communication(longest)

@@ -108,7 +108,7 @@ class PlacementProblem:
 
     @cached_property
     def gathers(self) -> dict[str, AbstractExchange]:
-        """Those of them that suit any plan."""
+        """Exchanges of `named` that suit any plan."""
         own = self.model.exchange
         any_plan = {name: each for name, each in self.named.items() if each is own or not each.groups}
         return any_plan or {"lowest_host": build_exchange("lowest_host", self.model.machine.topology)}
@@ -124,7 +124,7 @@ class PlacementProblem:
         return replace(self, model=replace(self.model, exchange=exchange), own_exchange=None)
 
     def draw(self, batches: int, seed: int) -> Batch:
-        """So many fresh batches, leaves [layer, batch, ...]; given ones come round and round."""
+        """Draws so many batches, leaves [layer, batch, ...]; given `batches` are repeated in order."""
         if self.batches is not None:
             order = np.arange(batches) % self.batches.weight.shape[1]
             if self.batches.experts.ndim == self.batches.weight.ndim:  # merged ones share their rows
@@ -213,7 +213,7 @@ def least(ranked: Iterable[Ranked]) -> Ranked:
 
 
 def where_surely_faster(plan: Ranked, known: Ranked, aim: Objective) -> Ranked:
-    """The plan, but of infinite time in layers where its gain over a known one may be chance.
+    """Returns the plan, with an infinite time in layers where its gain over a known plan may be chance.
 
     The gain is the mean over groups of batches, and has to be at least twice its standard error.
     """

@@ -56,7 +56,7 @@ def descended(
     before: Float[Array, "layer expert node"],
     steps: int = STEPS,
 ) -> Float[Array, "layer start expert node"]:
-    """How likely nodes have copies where descents from `starts` end, layer after layer."""
+    """Probability that a node has a copy of each expert at the end of descents from `starts`."""
     progress = np.linspace(0, 1, steps)
     cooling = [jnp.asarray(geometric(*pair, progress), jnp.float32) for pair in (SOFTMAX, MAXIMUM)]
     optimiser = optax.adam(LEARNING_RATE)
@@ -88,7 +88,7 @@ def descended(
 
 
 def likely_copies(weights: Float[Array, "node slot expert"]) -> Float[Array, "expert node"]:
-    """How likely a node has each expert in any of its slots."""
+    """Probability that a node has each expert in any of its slots."""
     return 1 - jnp.prod(1 - jax.nn.softmax(weights, axis=-1), axis=1).T
 
 

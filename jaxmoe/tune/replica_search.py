@@ -33,7 +33,7 @@ def searched_slots(
     repeats: bool = False,
     seed: int = 0,
 ) -> Int[np.ndarray, "layer slot"]:
-    """Slots that are no worse by the count model than those of the start, layer by layer.
+    """Slots after local search: by the count model, no layer is worse than at the start.
 
     The value is the mean over batches mixed with the 95th percentile, and the seconds of moving from `before` over
     `horizon` steps. Where ranks have no expert twice at the start, none has at the end, unless `repeats`.
@@ -196,7 +196,7 @@ def _value(times, p95_weight, moving, each):
 @njit(cache=True, nogil=True)
 @no_type_check
 def _p95(times):
-    """As NumPy's `quantile`, which Numba takes five seconds to compile."""
+    """95th percentile, as NumPy's `quantile`, which Numba takes five seconds to compile."""
     rank = 1 + 0.95 * (len(times) - 1)
     part = rank - int(rank)
     largest = np.full(len(times) + 1 - int(rank), -np.inf)  # in ascending order

@@ -1,4 +1,4 @@
-"""A gate that knows what its choices cost: a bias on the router's logits, made of the time of every path (camoe).
+"""A cost-aware gate: a bias on the router's logits, made of the communication time of every path (camoe).
 
 Logits are [token, expert]; leading axes, such as layers, are added by `vmap`. A token's source is the node it lives at.
 """
@@ -177,7 +177,7 @@ def evaluate_gate(
 def on_experts(
     bias: Float[Array, "layer node node2"], share: Float[Array, "layer expert node"]
 ) -> Float[Array, "layer node expert"]:
-    """The bias of every expert: that of its node."""
+    """Turns a bias on nodes into a bias on experts: every expert gets that of its node."""
     return jnp.einsum("lun,len->lue", bias, share)
 
 
@@ -189,7 +189,7 @@ def divergence(base: Float[Array, "*lead expert"], loads: Float[Array, "*lead ex
 
 
 def unbiased(problem: GateProblem) -> Float[Array, "layer node expert"]:
-    """No bias at all."""
+    """Returns a bias of 0 for every layer, node and expert."""
     layers, _, experts = problem.logits.shape
     return jnp.zeros((layers, problem.num_nodes, experts))
 

@@ -52,7 +52,7 @@ class Bias(eqx.Module):
 
 
 def start(form: Form, scores: Float[Array, "layer node node2"], strength: float) -> Bias:
-    """A bias of this form that does what lambda = `strength` does; `scores` are those of camoe Eq. 12."""
+    """Returns a bias of this form that equals that of lambda = `strength`; `scores` are those of camoe Eq. 12."""
     layers, nodes, _ = scores.shape
     shape = {"scalar": (), "layer": (layers, 1, 1), "source": (nodes, 1), "table": ()}[form]
     table = -strength * scores if form == "table" else jnp.zeros(())
@@ -80,7 +80,7 @@ def placed_like(share: Float[Array, "layer expert node"], strength: float = 1.0)
 
 
 def rounded(share: Float[Array, "layer expert node"]) -> Float[np.ndarray, "layer expert node"]:
-    """Whole experts, as many on every node: the assignment of the largest sum of shares."""
+    """Assigns each expert to one node, equally many to every node, with the largest sum of shares."""
     given = np.asarray(share, float)
     _, experts, nodes = given.shape
     slot = np.arange(experts) * nodes // experts
@@ -111,7 +111,7 @@ def _as_numbers(ends: Ends) -> Ends:
 
 
 class GateSettings(eqx.Module):
-    """How to descend. Temperatures: of choices, in logits; of the maximum, relative; of the placement."""
+    """Settings of the descent. Temperatures are of choices, in logits, of the relative maximum and of the placement."""
 
     steps: int = eqx.field(static=True, default=120)
     learning_rate: Float[Array, ""] = eqx.field(default=0.03, converter=as_number)
@@ -248,7 +248,7 @@ def within(
     return low * bias
 
 
-# Tokens that no descent has seen: a table of a number for every pair learns the chance of few tokens by heart.
+# Tokens that no descent has seen: a table with a number for every pair overfits few tokens.
 
 
 def fastest(held: Sequence[GateProblem], candidates: Sequence[Found]) -> Found:
@@ -265,7 +265,7 @@ def fastest(held: Sequence[GateProblem], candidates: Sequence[Found]) -> Found:
 def tuned_bias(
     problems: Sequence[GateProblem], held: Sequence[GateProblem], limits: Limits, settings: GateSettings, begin: Bias
 ) -> Found:
-    """A bias by descent from a start, as far from the start as `held` tokens bear out: at least as fast there.
+    """A bias by descent from a start, as far from it as pays on `held` tokens, on which it is at least as fast.
 
     What is compared keeps the limits on `problems`; so the start, too, is scaled until it does.
     """

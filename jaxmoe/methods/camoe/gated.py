@@ -1,4 +1,4 @@
-"""A system behind camoe's gate: choices are biased by what a token's paths cost before the system sees them."""
+"""A system behind camoe's gate: the communication time of a token's paths biases its choices before the system runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -40,7 +40,7 @@ PARTS, STEPS = 4, 80  # of the history that a bias by gradient is tuned on, and 
 
 @dataclass(frozen=True)
 class CAMoE(CAMoESettings, AbstractSystem):
-    """A biased gate on a plan of whole experts, beside the gate as it is.
+    """A biased gate on a plan of whole experts, compared with the unbiased gate.
 
     Traffic is accounted on the history, without bias. The bias is that of Eq. 13 with `lambda_cost`, whose scores count
     the own node or leave it out; or by `gradient`, with as much gate mass lost as that of the rule. Times are by
@@ -96,7 +96,7 @@ class CAMoE(CAMoESettings, AbstractSystem):
         return np.asarray(on_experts(jnp.asarray(found.bias), share))
 
     def _problem(self, setting: DeploymentSetting, history: GatingTrace, part: int) -> GateProblem:
-        """A part of the last tokens of the history, which stands for a batch."""
+        """Returns part number `part` of the last tokens of the history, weighted to stand for a batch."""
         nodes, batch = setting.model.machine.num_nodes, setting.batch_tokens
         seen = min(history.num_tokens, batch)
         size = max(seen // PARTS, 1)
@@ -127,7 +127,7 @@ def _check(setting: DeploymentSetting) -> None:
 
 @dataclass(frozen=True)
 class CAMoERun(AbstractRun):
-    """The gate with a bias [layer, source, expert]; what it chose is replayed stage by stage."""
+    """A run of the gate with a bias [layer, source, expert]; replays have its choices, stage by stage."""
 
     setting: DeploymentSetting
     system: CAMoE
@@ -145,7 +145,7 @@ class CAMoERun(AbstractRun):
         return RolloutResult(time.as_numpy(), chosen, gated.figures() | self._spread(steps, chosen))
 
     def _spread(self, steps: Batch, experts: Int[np.ndarray, "step layer token top_k"]) -> dict[str, float]:
-        """How far loads of experts changed; none of these is accuracy."""
+        """Measures of how far expert loads changed; none of them is accuracy."""
         before = np.swapaxes(np.asarray(steps.experts), 0, 1)
         base, after = (_loads(each, self.trace.num_experts) for each in (before, experts))
         return {

@@ -1,4 +1,4 @@
-"""Runs that streamed experts are compared with: dies that load their own experts, and slices that tokens go round."""
+"""Baselines of streamed experts: dies that load their own experts, and tokens that circulate among slices."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -70,7 +70,7 @@ class OffloadedRun(LoadedRun):
 
 @dataclass(frozen=True)
 class CirculatingRun(LoadedRun):
-    """Slices stay on the dies that load them, and the tokens of an expert go round (Fig. 3b)."""
+    """Slices stay on the dies that load them, and the tokens of an expert circulate (Fig. 3b)."""
 
     method: CirculatingTokens
 

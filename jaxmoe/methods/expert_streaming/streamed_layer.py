@@ -1,4 +1,4 @@
-"""The layer of experts that are loaded anew in every step, as a setting and the system's numbers make it."""
+"""The layer model of experts that are loaded in every step, from a deployment setting and the system's numbers."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -22,7 +22,10 @@ def stream_layer(
     buffer_MB: float | None,
     attention: bool,
 ) -> StreamLayer:
-    """Of the system's settings. Raises `UnsuitableSystemError` for a machine without memory to stream from."""
+    """Builds the layer model of streamed experts from the system's settings.
+
+    Raises `UnsuitableSystemError` for a machine without memory to stream from.
+    """
     model, dies = setting.model, setting.model.machine.num_nodes
     if not model.machine.memory:
         raise UnsuitableSystemError(
@@ -68,7 +71,7 @@ class LoadedRun(AbstractRun):
     @staticmethod
     @abstractmethod
     def keep(decisions: Any, time: LayerTime) -> tuple[LayerTime, Any]:
-        """The times of a step, and what the simulator needs of its decisions."""
+        """Times of a step, and the decisions that the event simulator replays."""
 
     def rolled(self, steps: Batch) -> tuple[LayerTime, Any, float]:
         """NumPy times, kept decisions, and the part of the time without attention in which the mean array computes."""

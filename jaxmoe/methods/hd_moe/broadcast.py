@@ -86,11 +86,11 @@ def serve(
 
 
 class AbstractAllowance(eqx.Module):
-    """Says before a step how many experts every layer may have broadcast."""
+    """Limits how many experts every layer may broadcast, before each step."""
 
     @abc.abstractmethod
     def __call__(self, machine: Machine, last: LayerTime, limit: int) -> Int[Array, " layer"]:
-        """At most `limit`, from the times [layer] of the step before."""
+        """Number of experts of every layer, at most `limit`, from the times [layer] of the step before."""
 
 
 class FixedAllowance(AbstractAllowance):
@@ -186,7 +186,7 @@ class PreBroadcast(AbstractMethod):
 
 
 def broadcast_experts(decisions: Decisions) -> Bool[Array, "*lead expert"]:
-    """Which experts were sent anywhere; none without a movement."""
+    """Marks the experts that were sent to any node; none without a movement."""
     found = jnp.zeros(decisions.share.shape[:-1], bool)
     for movement in decisions.movements:
         if isinstance(movement, Movement):

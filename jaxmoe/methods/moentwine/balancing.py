@@ -48,14 +48,14 @@ class AbstractRule(eqx.Module):
 
 
 class KeepSlots(AbstractRule):
-    """No balancing."""
+    """Keeps all slots as they are: no balancing."""
 
     def __call__(self, expected: Float[Array, "layer expert"], resident: Slots) -> Slots:
         return resident
 
 
 class Eplb(AbstractRule):
-    """EPLB, for all slots anew, native ones too.
+    """Chooses all slots by EPLB, native ones too.
 
     It numbers its packs of experts regardless of where experts are. `renamed`, each device in turn takes the pack of
     which it holds most; the balance is the same, and less moves.
@@ -248,7 +248,7 @@ def _holding(target: Slots, resident: Slots) -> Slots:
 
 
 class BalancerError(InputError):
-    """A balancer that cannot be, with the reason and the remedy."""
+    """Settings that no balancer can have. The message has the reason and the remedy."""
 
 
 def first_slots(layers: int, experts: int, nodes: int, shadow: int) -> Int[np.ndarray, "layer node slot"]:

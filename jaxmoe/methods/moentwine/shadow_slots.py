@@ -17,7 +17,7 @@ Choice = Literal["nearest", "coldest"]
 
 
 class _Filling(NamedTuple):
-    """Shadow slots being filled."""
+    """State of the loop that fills shadow slots."""
 
     shadow: Int[Array, "node slot"]
     copies: Float[Array, " expert"]

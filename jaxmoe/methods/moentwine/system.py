@@ -71,7 +71,7 @@ class Moentwine(MoentwineSettings, AbstractSystem):
     """
 
     def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
-        """The baseline mapping without a balancer, the layout without one, and all together."""
+        """Runs by name: the baseline mapping and the layout, both without a balancer, and last the layout with it."""
         grid = setting.model.machine.topology.grid
         names = dict.fromkeys(["baseline_esp" if self.layout.endswith("esp") else "baseline", self.layout])
         if grid is None:
@@ -169,7 +169,7 @@ class Moentwine(MoentwineSettings, AbstractSystem):
 
 
 def _count_model(layout: TokenLayout, setting: DeploymentSetting) -> CountModel:
-    """The layer's experts and all-to-all from counts. What comes before them does not depend on slots."""
+    """Model of the layer's experts and all-to-all from counts; stages before them do not depend on slots."""
     machine = setting.model.machine
     paths = paths_of(machine.topology, layout.parts)
     return CountModel(machine, setting.model.costs, jnp.asarray(layout.parts), paths, (), setting.model.schedule)
@@ -309,7 +309,7 @@ class LayoutRun(AbstractRun):
         return SystemRecording(ran.run, ran.stage, fabric, shown, facts)
 
     def _serving(self, rolled: RolloutResult, step: int, row: int) -> Float[np.ndarray, "expert node"]:
-        """Who serves which part of every expert."""
+        """The part of every expert that each node serves, in a step and layer."""
         if self.sliced is not None:
             return self.sliced
         slots = rolled.kept.slots[step, row].reshape(1, -1)

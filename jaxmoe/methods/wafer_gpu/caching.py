@@ -181,7 +181,7 @@ class WaferPolicy(AbstractMethod):
         return Copies(held, jnp.zeros(shape, jnp.int32), jnp.zeros((), jnp.int32), jnp.zeros(self.dies, jnp.int32))
 
     def step(self, machine: Machine, state: Copies, tokens: Guidance, last: LayerTime) -> tuple[Copies, Fetches]:
-        """All layers of one step, one after the other."""
+        """Copies after one step, and the fetches of all its layers, one after the other."""
         time, popularity = state.time + 1, tokens.popularity
 
         def layer(

@@ -34,7 +34,7 @@ class AssignmentProgram:
     """The assignment LP of layers on one machine (HiGHS); compared by identity, so that `jit` may hold it."""
 
     def __init__(self, layer: FetchLayer) -> None:
-        """Of a concrete machine, not a traced one."""
+        """Reads the numbers of a layer on a concrete machine, not a traced one."""
         machine, costs, hbm = layer.machine, layer.costs, layer.machine.memory[-1]
         self.channels, self.channel = len(hbm.bandwidth), np.asarray(hbm.channel)
         self.read = float(costs.expert_bytes) / np.asarray(hbm.bandwidth, float)  # s of an expert, by channel
@@ -172,7 +172,7 @@ LEAST = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.51)  # parts that a die may hav
 
 
 def best_whole(layer: FetchLayer, relaxed: Float[Array, "expert die"], *task: Array) -> Int[Array, "expert die"]:
-    """The best whole allocation of those that `whole` makes, and of homes; the task is counts, home and local."""
+    """The fastest allocation of whole requests among those of `whole` and homes; `task` is counts, home and local."""
     counts, home, local = task
     plans = jax.vmap(lambda least: whole(relaxed, counts, least))(jnp.asarray(LEAST, relaxed.dtype))
     at_home = jnp.where(home[:, None] == jnp.arange(local.shape[1]), counts[:, None], 0)

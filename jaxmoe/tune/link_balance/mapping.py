@@ -101,7 +101,7 @@ class Budget:
 
 @dataclass
 class BestOrder:
-    """The best order seen, from the identity on: no search ends with a worse one."""
+    """The best order seen so far. It begins with the identity, so no search ends with a worse order."""
 
     order: Order
     seconds: float
@@ -115,7 +115,7 @@ class BestOrder:
         return best
 
     def see(self, step: int, orders: Int[np.ndarray, "order node"], seconds: Float[np.ndarray, " order"]) -> None:
-        """Orders that were scored by the end of a step."""
+        """Takes note of orders and their scores, s, at the end of a step."""
         first = int(np.argmin(seconds))
         if seconds[first] < self.seconds:
             self.order, self.seconds = np.asarray(orders[first]), float(seconds[first])

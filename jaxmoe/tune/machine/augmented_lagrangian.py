@@ -44,7 +44,7 @@ OPTIMISERS = optax.multi_transform(
 
 
 class Moment(NamedTuple):
-    """Annealed values, at one step or at each of several."""
+    """Annealed values: scalars for one step, or arrays [step]."""
 
     rate: Float[Array, "..."]
     max_temperature: Float[Array, "..."]
@@ -52,7 +52,7 @@ class Moment(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """A descent under way; leaves have leading axes [design, start]."""
+    """State of a descent; leaves have leading axes [design, start]."""
 
     at: Any  # a mapping with `position`, and whatever else descends
     optimiser: optax.OptState

@@ -62,7 +62,7 @@ class AbstractMachineProblem(abc.ABC):
     @property
     @abc.abstractmethod
     def label(self) -> str:
-        """Where the search was stated, for errors."""
+        """Name of the file or text that states the search, for errors."""
 
     @property
     @abc.abstractmethod
@@ -72,7 +72,7 @@ class AbstractMachineProblem(abc.ABC):
     @property
     @abc.abstractmethod
     def integers(self) -> tuple[str, ...]:
-        """Variables that are integers in the end."""
+        """Names of the variables that have to be integers."""
 
     @property
     @abc.abstractmethod
@@ -82,7 +82,7 @@ class AbstractMachineProblem(abc.ABC):
     @property
     @abc.abstractmethod
     def groups(self) -> Sequence[DesignGroup]:
-        """Designs, by what times them."""
+        """Groups of designs; one compiled function times each group."""
 
     @property
     @abc.abstractmethod
@@ -114,7 +114,7 @@ class AbstractMachineProblem(abc.ABC):
 
     @abc.abstractmethod
     def limit(self, constraint: Any) -> float | None:
-        """The side that is the same for all machines, the right one first; `None` where there is none."""
+        """Value of the side that is the same for all machines, the right one first; `None` where neither is."""
 
     @abc.abstractmethod
     def limit_is_left(self, constraint: Any) -> bool:

@@ -44,13 +44,13 @@ class ExactObjective:
         self._timed = jax.jit(partial(_timed, problem), static_argnums=0, compiler_options=UNFUSED)
 
     def under(self, problem: AbstractMachineProblem) -> "ExactObjective":
-        """These designs under other constraints."""
+        """Returns the objective of these designs under another problem's constraints."""
         other = copy(self)
         other.problem, other.evaluations = problem, 0
         return other
 
     def of(self, groups: Sequence[DesignGroup]) -> "ExactObjective":
-        """Other designs of this problem."""
+        """Returns the objective of other designs of this problem."""
         other = copy(self)
         other.groups, other.evaluations = groups, 0
         other.names = [name for group in groups for name in group.names]
@@ -96,7 +96,7 @@ class Stationarity(NamedTuple):
 
 @dataclass
 class Bundle:
-    """One design on its way to an optimum."""
+    """State of one design's search: position, exact slopes seen (cuts), trust region and penalty weight."""
 
     problem: AbstractMachineProblem
     at: Float[np.ndarray, " variable"]
@@ -125,7 +125,7 @@ class Bundle:
         return bool(met and self.found is not None and self.found.residual < STATIONARY)
 
     def seen(self, at: np.ndarray, value: float, slope: np.ndarray) -> None:
-        """Take note of the exact objective at a tried position, and go there where it is better."""
+        """Records the exact objective at a tried position, and moves there where it is better."""
         excess, slopes = self._constraints(at)
         if np.isfinite(value):
             self.cuts.append(Cut(at, value, slope))
@@ -159,7 +159,7 @@ class Bundle:
         return [cut for cut in self.cuts if np.abs(cut.at - self.at).max() <= radius]
 
     def wanted(self) -> np.ndarray:
-        """The position to try next: the step that the highest of all near cuts promises most for."""
+        """The position to try next: the step of the largest predicted gain, by the highest of all near cuts."""
         cuts = self.near(4 * self.region) or self.cuts[-1:]
         d, c = len(self.at), len(self.excess)
         # Columns: the step, the height of the cuts, and what each constraint is broken by.

@@ -1,4 +1,4 @@
-"""The true optimum of a small layer, with proof: the measure of what optimisers find.
+"""The proven optimum of a small layer, with which the results of optimisers are compared.
 
 All sharded placements count, on the very batches that the problem gives, by the mean of their total times.
 """

@@ -141,7 +141,7 @@ def _halves(costs: Costs, pair_time: np.ndarray, tokens: np.ndarray, best: float
 
 
 def open_bound(tree: Tree) -> float:
-    """No plan in what is still to be searched takes less, s; infinite when there is nothing left."""
+    """Lower bound on the time of all plans still to be searched, s; infinite when none are left."""
     level, entered = int(tree.level[0]), int(tree.entered[0])
     ends = [tree.bound[d, tree.tried[d]] for d in range(level + entered) if tree.tried[d] < tree.children[d]]
     if level >= 0 and not entered:
