@@ -18,7 +18,7 @@ from jaxmoe.experiment.inputs import Inputs, OptionError
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.experiment.validation import Trial
 from jaxmoe.files import atomic_write
-from jaxmoe.methods import Recorded
+from jaxmoe.methods import SystemRecording
 from jaxmoe.placement import Placement
 from jaxmoe.report import GanttRow, plot_gantt
 from jaxmoe.traces import Batch
@@ -87,7 +87,7 @@ def write_layer(path: Path, inputs: Inputs, shown: ShownLayer) -> None:
 def write_recorded(
     path: Path,
     inputs: Inputs,
-    recorded: RecordedLayer | Recorded,
+    recorded: RecordedLayer | SystemRecording,
     fabric: Fabric,
     shown: str,
     facts: dict[str, Any],
@@ -99,7 +99,7 @@ def write_recorded(
     plot_gantt(path.with_suffix(".png"), _gantt_rows(recorded, fabric, link_ends), title, recorded.run.makespan)
 
 
-def write_layers(path: Path, inputs: Inputs, recorded: Recorded) -> None:
+def write_layers(path: Path, inputs: Inputs, recorded: SystemRecording) -> None:
     """Write the timeline of layers that a system recorded, and draw it."""
     facts = _known(inputs, recorded) | recorded.facts
     write_recorded(path, inputs, recorded, recorded.fabric, recorded.shown, facts)
@@ -120,7 +120,7 @@ def _obstacle(path: Path) -> str | None:
     return None
 
 
-def _known(inputs: Inputs, recorded: RecordedLayer | Recorded) -> dict[str, Any]:
+def _known(inputs: Inputs, recorded: RecordedLayer | SystemRecording) -> dict[str, Any]:
     """Facts in the file of every timeline: version of jaxmoe, name of the scenario, and total time, s."""
     return {"jaxmoe": version("jaxmoe"), "scenario": inputs.scenario.name, "total_s": recorded.run.makespan}
 
@@ -147,7 +147,7 @@ def _aside(path: Path) -> Path:
     return path.with_name(f"{path.name}.part")
 
 
-def _gantt_rows(recorded: RecordedLayer | Recorded, fabric: Fabric, link_ends: np.ndarray) -> list[GanttRow]:
+def _gantt_rows(recorded: RecordedLayer | SystemRecording, fabric: Fabric, link_ends: np.ndarray) -> list[GanttRow]:
     """The busiest links, then the nodes that compute longest."""
     slices, names = run_slices(recorded.run, fabric), [row.name for row in server_rows(fabric, link_ends)]
     computing = len(fabric.rate)

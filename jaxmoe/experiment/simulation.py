@@ -14,7 +14,7 @@ from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
 from jaxmoe.experiment.stage_timer import Report, StageTimer
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.experiment.validation import Figures, agreement
-from jaxmoe.methods import AbstractRun, RolloutResult, Setting, system_of
+from jaxmoe.methods import AbstractRun, DeploymentSetting, RolloutResult, system_of
 from jaxmoe.traces import Batch, GatingTrace, request_batches, sample_batches, successive_batches
 
 
@@ -124,10 +124,10 @@ def iterations_of(inputs: Inputs, count: int, history: GatingTrace | None = None
     return IterationBatches(drawn, batches is not None, history, foresight=history is trace)
 
 
-def setting_of(inputs: Inputs, strategy: Strategy, history: GatingTrace) -> Setting:
+def setting_of(inputs: Inputs, strategy: Strategy, history: GatingTrace) -> DeploymentSetting:
     """The setting that a system is built for: placement, layer model, data widths, batch size, trace, history."""
     placement, scenario = strategy.placement, inputs.scenario
-    return Setting(
+    return DeploymentSetting(
         share=placement.share,
         mode=placement.mode,
         exchange=tuple(placement.exchange),

@@ -1,4 +1,4 @@
-"""Methods: what decides at run time, static plans and the papers' own, and their systems by name."""
+"""Methods that make decisions at run time, from static plans to those of papers, and their systems by name."""
 
 import lazy_loader
 

@@ -29,9 +29,9 @@ from .static import PlannedRun as PlannedRun
 from .static import Static as Static
 from .system import AbstractRun as AbstractRun
 from .system import AbstractSystem as AbstractSystem
-from .system import Recorded as Recorded
+from .system import DeploymentSetting as DeploymentSetting
 from .system import RolloutResult as RolloutResult
-from .system import Setting as Setting
+from .system import SystemRecording as SystemRecording
 from .system import UnsuitableSystemError as UnsuitableSystemError
 from .wafer_gpu.caching import Copies as Copies
 from .wafer_gpu.caching import CrossToken as CrossToken

@@ -19,14 +19,14 @@ Loads = Float[Array, "layer expert"]
 
 
 class AbstractForecast(eqx.Module):
-    """Tells the loads of an iteration, tokens per expert, in every layer just before it.
+    """Forecasts the loads of an iteration, tokens per expert, in every layer just before it.
 
     A pytree of what was fitted, with an `init` and a `step` that work under `jit`, `vmap` and `lax.scan`.
     """
 
     @abstractmethod
     def init(self) -> State:
-        """What is remembered before the first iteration."""
+        """Returns the state before the first iteration."""
 
     @abstractmethod
     def step(self, state: State, loads: Loads) -> tuple[State, Loads]:
@@ -38,7 +38,7 @@ class AbstractForecast(eqx.Module):
 
 
 class StaticForecast(AbstractForecast):
-    """The frequencies of a trace seen before, such as the one the placement was tuned on."""
+    """Forecasts the frequencies of an earlier trace in every iteration, such as that of the placement's tuning."""
 
     frequency: Loads  # each expert's share of its layer's choices
 
@@ -69,10 +69,10 @@ class MovingAverage(AbstractForecast):
 
 
 class CrossLayer(AbstractForecast):
-    """What the loads of the layer before lead to; the first layer is forecast by `first`.
+    """Forecasts a layer's loads from the loads of the layer before; `first` forecasts the first layer.
 
-    Each choice of expert i is followed by expert j in the share of its row. This stands for hd_moe's prediction by
-    the gates of neighbouring layers, which no recorded trace can replay.
+    A choice of expert i is followed by expert j with the probability in row i, column j. This stands for hd_moe's
+    prediction by the gates of neighbouring layers, which no recorded trace can replay.
     """
 
     rows: Float[Array, "layer given expert"]  # P(expert in a layer | given expert in the layer before); sum 1
@@ -80,7 +80,7 @@ class CrossLayer(AbstractForecast):
 
     @classmethod
     def from_heatmap(cls, heatmap: NextLayer, first: AbstractForecast) -> "CrossLayer":
-        """With the rows of a fitted predictor; that for a missing expert is not needed."""
+        """Takes the rows of a fitted predictor, without the one for a missing expert."""
         return cls(heatmap.rows[:, :-1], first)
 
     def init(self) -> State:
@@ -93,7 +93,7 @@ class CrossLayer(AbstractForecast):
 
 
 class PerfectForecast(AbstractForecast):
-    """Knows the loads that will come: the limit of what forecasts are worth."""
+    """Returns the loads that will come: an upper limit on the benefit of forecasts."""
 
     def init(self) -> State:
         return ()

@@ -1,4 +1,4 @@
-"""A method of a user's own as a system: it decides on the scenario's plan, beside the plan left alone."""
+"""A user's own method as a system: it runs on the scenario's plan and is compared with the static plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -12,7 +12,7 @@ from jaxmoe.des import LayerDescription, layer_seconds, movement_seconds
 from jaxmoe.engine import AbstractMethod, Decisions, LayerExchanges, LayerTime, Movement, rollout
 from jaxmoe.engine.times import MOVEMENTS
 from jaxmoe.methods.static import Static
-from jaxmoe.methods.system import AbstractRun, AbstractSystem, RolloutResult, Setting, UnsuitableSystemError
+from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, RolloutResult, UnsuitableSystemError
 from jaxmoe.settings import made, settings_of
 from jaxmoe.traces import Batch
 
@@ -25,7 +25,7 @@ class MethodSystem(AbstractSystem):
     kind: type[AbstractMethod]
     values: Mapping[str, Any]
 
-    def runs(self, setting: Setting) -> dict[str, AbstractRun]:
+    def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
         wants_plan = "share" in {field.name for field in fields(self.kind)}
         given = {"share": jnp.asarray(setting.share, jnp.float32)} if wants_plan else {}
         method = made(self.kind, self.values, settings_of(self.kind), **given)
@@ -36,7 +36,7 @@ class MethodSystem(AbstractSystem):
 class MethodRun(AbstractRun):
     """A method over iterations. All that it decides is kept, and replayed layer by layer with barriers."""
 
-    setting: Setting
+    setting: DeploymentSetting
     method: AbstractMethod
 
     def rollout(self, steps: Batch) -> RolloutResult:
@@ -82,7 +82,7 @@ def replayed_movements(layer: LayerDescription, decided: Decisions) -> float:
 
 
 def _means(facts: Mapping[str, Any]) -> dict[str, float]:
-    """What a method tells of its decisions, as means over steps and layers."""
+    """Means over steps and layers of the facts that a method reports with its decisions."""
     return {name: float(np.mean(fact)) for name, fact in facts.items()}
 
 

@@ -1,4 +1,4 @@
-"""Systems that run a plan by a method: the plan left alone, and methods that decide anew in every iteration."""
+"""Runs of a plan by a method, and the system that keeps the plan static, which other systems are compared with."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +13,7 @@ from jaxmoe.engine import AbstractMethod, Decisions, LayerExchanges, LayerTime, 
 from jaxmoe.engine.times import STAGES
 from jaxmoe.methods import broadcast_experts
 from jaxmoe.methods.settings.static import StaticSettings
-from jaxmoe.methods.system import AbstractRun, AbstractSystem, RolloutResult, Setting, TokenPaths
+from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, RolloutResult, TokenPaths
 from jaxmoe.traces import Batch
 
 
@@ -23,9 +23,9 @@ def _kept(decisions: Decisions, time: LayerTime) -> tuple[LayerTime, Any]:
 
 @dataclass(frozen=True)
 class PlannedRun(AbstractRun):
-    """A method on the setting's plan. Replayed are the stages of whole batches with barriers, and movements apart."""
+    """A run of a method on the setting's plan. Replays take whole batches stage by stage, and movements separately."""
 
-    setting: Setting
+    setting: DeploymentSetting
     method: AbstractMethod
     hidden: bool = False  # movements are behind the layer before
 
@@ -95,7 +95,7 @@ def late(
 
 @dataclass(frozen=True)
 class Static(StaticSettings, AbstractSystem):
-    """Decides nothing at run time: what other systems are compared with."""
+    """Makes no decisions at run time: the baseline of other systems."""
 
-    def runs(self, setting: Setting) -> dict[str, AbstractRun]:
+    def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
         return {"static": PlannedRun(setting, StaticPlan(jnp.asarray(setting.share, jnp.float32)))}

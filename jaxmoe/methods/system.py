@@ -1,4 +1,4 @@
-"""What systems have in common: the setting that they are made for, and runs over iterations that can be replayed."""
+"""Interfaces of systems: the deployment that a system is built for, and runs over iterations that can be replayed."""
 
 import abc
 from collections.abc import Callable
@@ -20,11 +20,12 @@ from jaxmoe.traces import Batch, GatingTrace
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What a system is made for: a plan with the exchange of every layer, its model and machine, and earlier gating.
+class DeploymentSetting:
+    """Inputs of a system: a plan, the exchange of every layer, model and machine, and gating from before the run.
 
-    `model` is of the plan's mode. `context_tokens` is what attention reads for a token. `build_exchange` makes an
-    exchange of its name, and `describe` tells the event simulator of a layer of a mode with an exchange.
+    `model` is of the plan's mode. `context_tokens` is the length of the context that attention reads for a token.
+    `build_exchange` returns the exchange of a name. `describe` returns the event simulator's description of a layer
+    from a mode and the name of an exchange.
     """
 
     share: Float[np.ndarray, "layer expert node"]
@@ -50,9 +51,9 @@ class UnsuitableSystemError(InputError):
 
 @dataclass(frozen=True)
 class RolloutResult:
-    """What a run did: NumPy times [step, layer], what replays need of it, and figures of its own by name.
+    """Results of a run: NumPy times [step, layer], the decisions that replays need, and figures of the run by name.
 
-    `modelled` is what the event simulator is compared with, s [step, layer]: the total where it is not given.
+    `modelled` are the seconds that a replay in the event simulator is compared with; by default the total time.
     """
 
     time: LayerTime
@@ -67,7 +68,7 @@ class RolloutResult:
 
 @dataclass(frozen=True)
 class TokenPaths:
-    """Where the tokens of a step live: the home of every token, and who holds a home's tokens for which node.
+    """Homes of the tokens of a step, and the nodes that hold a home's tokens for each node that fetches them.
 
     A node fetches equal parts of them from each of the holders.
     """
@@ -77,13 +78,13 @@ class TokenPaths:
 
     @staticmethod
     def of_nodes(home: Int[np.ndarray, " token"], nodes: int) -> "TokenPaths":
-        """Of tokens that live at one node each."""
+        """Returns the paths of tokens that live at one node each: `home` names it."""
         return TokenPaths(home, np.broadcast_to(np.arange(nodes)[:, None, None], (nodes, 1, nodes)))
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """Layers in the event simulator, recorded, with the stage of every task; `shown` says which they are."""
+class SystemRecording:
+    """Some layers of a run, recorded in the event simulator, with the stage of every task; `shown` names the layers."""
 
     run: SimulatedRun
     stage: list[str]
@@ -93,7 +94,7 @@ class Recorded:
 
 
 class AbstractRun(abc.ABC):
-    """One way to go through the iterations: all in the model, and any layer and step in the event simulator."""
+    """Times of a system's iterations: all of them by the analytic model, any layer and step by the event simulator."""
 
     @abc.abstractmethod
     def rollout(self, steps: Batch) -> RolloutResult:
@@ -108,24 +109,27 @@ class AbstractRun(abc.ABC):
         return 0.0
 
     def served(self, rolled: RolloutResult, step: int, row: int) -> np.ndarray | None:
-        """Where choices were computed, as in `Decisions`; `None`: as placed."""
+        """Node that computed each choice, as in `Decisions`; `None` where all were computed as placed."""
         return None
 
     def token_paths(self, tokens: int) -> TokenPaths | None:
-        """From where so many tokens go to their experts; `None` where they start at no place, as `unplaced` says."""
+        """Homes of so many tokens of a step; `None` where tokens have no home, for the reason in `unplaced`."""
         return None
 
     @property
     def unplaced(self) -> str:
-        """Why a run has no `token_paths`, for an error."""
+        """Reason why a run has no `token_paths`, for an error message."""
         return "this system has none; leave system.gate out"
 
-    def record(self, rolled: RolloutResult, batch_at: Callable[[int, int], Batch]) -> Recorded | None:
-        """Layers worth a timeline, from the batch of any row and step; `None` where the run has no such record."""
+    def record(self, rolled: RolloutResult, batch_at: Callable[[int, int], Batch]) -> SystemRecording | None:
+        """Records some layers in the event simulator for a timeline; `None` where the run has no such record.
+
+        `batch_at` returns the batch of a row and a step.
+        """
         return None
 
     def notes(self, rolled: RolloutResult) -> list[str]:
-        """What a reader of the times has to know."""
+        """Notes for readers of the times, such as broadcasts too long to be hidden; none by default."""
         return []
 
 
@@ -133,13 +137,15 @@ class AbstractSystem(SystemSettings, abc.ABC):
     """A method as a composition of parts, with its settings. A subclass may state facts of `SystemSettings`."""
 
     @abc.abstractmethod
-    def runs(self, setting: Setting) -> dict[str, AbstractRun]:
-        """What it is compared with, the baseline first, and then itself under its own name.
+    def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
+        """Runs by name: the baselines first, and last the system itself under its own name.
 
         Raises `UnsuitableSystemError` where it does not suit the setting.
         """
 
-    def layer_times(self, setting: Setting, batches: Batch, reduction: AbstractReduction | None = None) -> LayerTime:
+    def layer_times(
+        self, setting: DeploymentSetting, batches: Batch, reduction: AbstractReduction | None = None
+    ) -> LayerTime:
         """Times of single layers, [layer, batch], as functions of the model's numbers that JAX may trace.
 
         Exact without a `reduction`. Raises `UnsuitableSystemError` where steps depend on those before.

@@ -20,8 +20,8 @@ from jaxmoe.tune.bounds import bound_if_any
 def bound_of(inputs: Inputs, strategy: Strategy, exchange: AbstractExchange, batches: Batch) -> float | None:
     """Lower bound on the time of any placement under this exchange or any that tuning may choose, s, mean over layers.
 
-    `None` where no placement fits or nothing bounds it, and for exchanges that leave traffic out, to which the bound does
-    not apply.
+    `None` where no placement fits or nothing bounds it, and for exchanges that leave traffic out, to
+    which the bound does not apply.
     """
     if strategy.fits and not strategy.comparable:
         return None

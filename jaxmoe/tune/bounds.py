@@ -1,4 +1,4 @@
-"""A time that nothing a tuner may return beats, whatever the placement and the exchange.
+"""Lower bounds on the time of any plan that a tuner may return, whatever the placement and the exchange.
 
 Suppose a sharded plan computes in c seconds on average. Then no node has more than c seconds of average work, nor
 reads more than c seconds of weights, so the experts of a token, having so much work and weight together, must live on
@@ -30,7 +30,7 @@ GRID = 512  # values of c between even work and one node for every token
 
 
 class _Load(NamedTuple):
-    """Something that nodes have to do: an amount for every expert, and how much of it each server does in a second."""
+    """Work on one kind of resource: an amount for every expert, and the rate of each server."""
 
     amount: Float[np.ndarray, " expert+1"]  # mean of a batch; the last is for missing choices
     rates: Float[np.ndarray, " server"]  # falling

@@ -25,7 +25,7 @@ from jaxmoe.tune.problem import PlacementProblem
 
 
 class AbstractParameters(eqx.Module):
-    """What descent changes, for one layer: any arrays, and how they become decisions."""
+    """Parameters of one layer that gradient descent changes: arrays, and their conversion to relaxed decisions."""
 
     @abc.abstractmethod
     def decisions(
@@ -39,7 +39,7 @@ class AbstractParameters(eqx.Module):
 
 
 class TransportPlan(AbstractParameters):
-    """A relaxed placement."""
+    """A relaxed placement: logits of a transport plan between experts and nodes, and budgets of nodes."""
 
     logits: Float[Array, "*lead expert node"]
     budget: Float[Array, "*lead node"]
@@ -64,7 +64,7 @@ class TransportPlan(AbstractParameters):
 
 
 def random_plans(seed: int, layers: int, restarts: int, experts: int, nodes: int) -> TransportPlan:
-    """Starts without preference but for noise; leaves are [layer, restart, ...]."""
+    """Random starts: plans of noise without any preference; leaves are [layer, restart, ...]."""
     noise = np.random.default_rng([seed, 0]).normal(scale=0.5, size=(layers, restarts, experts, nodes))
     return TransportPlan(jnp.asarray(noise, jnp.float32), jnp.zeros((layers, restarts, nodes), jnp.float32))
 
@@ -95,7 +95,7 @@ MEMORY_WEIGHT = 10.0  # relative time that a node filled twice over costs
 
 
 class Annealed(NamedTuple):
-    """What is annealed, at one step or at each of several."""
+    """Temperatures and a width that are annealed: scalars for one step, or arrays [step]."""
 
     temperature: Float[Array, "..."]  # of the transport plan
     width: Float[Array, "..."]  # of the soft hosts
@@ -103,7 +103,10 @@ class Annealed(NamedTuple):
 
 
 class Landscape(NamedTuple):
-    """What the objective of every layer is made of. Numbers only: changing one compiles nothing."""
+    """Arguments of the relaxed objective of every layer: model, frequencies, memory and settings of the descent.
+
+    Its leaves are arrays, so that another value compiles nothing anew.
+    """
 
     model: Layer
     frequency: Float[Array, "layer expert"]
@@ -146,7 +149,7 @@ def start(problem: PlacementProblem, restarts: int, seed: int) -> Descent:
 
 
 def start_from(parameters: AbstractParameters) -> Descent:
-    """Given parameters, whose leaves are [layer, restart, ...]."""
+    """Returns a descent at its first step from these parameters, whose leaves are [layer, restart, ...]."""
     return Descent(parameters, _fresh_optimisers(parameters))
 
 
@@ -172,7 +175,10 @@ def relaxed_shares(
 def relaxed_objective(
     plan: AbstractParameters, land: Landscape, frequency: Float[Array, " expert"], batches: Batch, now: Annealed
 ) -> Float[Array, ""]:
-    """Relaxed time of one layer over the even compute time, as the aim takes it of batches."""
+    """Relaxed objective of one layer over batches, relative to its compute time with even work.
+
+    Memory beyond a node's room adds a penalty.
+    """
     decisions = plan.decisions(frequency, land.node_part, now.temperature, land.budget_spread)
     stored = decisions.stored
     support = soft_hosts(frequency, stored.shape[1], now.width)
@@ -219,7 +225,7 @@ def schedule(first: int, steps: int, ends: dict[str, tuple[float, float]]) -> An
 def segment_batches(problem: PlacementProblem, batches_per_step: int, seed: int, tokens: int | None = None) -> Batch:
     """Fresh batches for one segment, leaves [step, layer, batch, ...]; merged ones share rows [step, layer, row, ...].
 
-    Of large batches the first so many `tokens` stand for all.
+    With `tokens`, large batches keep only their first so many tokens, with weights scaled up in proportion.
     """
     drawn = problem.draw(SEGMENT * batches_per_step, seed)
     if tokens is not None and tokens < drawn.weight.shape[-1] and drawn.experts.ndim > drawn.weight.ndim:

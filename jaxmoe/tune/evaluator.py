@@ -1,8 +1,8 @@
-"""What all optimisers have in common: fresh batches, exact scores on batches no search sees, and the last word.
+"""Parts that all optimisers share: fresh batches, exact scores on batches that no search sees, and the final choice.
 
-The last word compares what was searched, under every exchange that may be chosen, with every strategy that ships with
-jaxmoe: nothing returned is slower than any of them, and one of them is returned unless what was searched is faster by
-more than the choice of batches explains.
+The final choice compares the plans that a search found, under every exchange that may be chosen, with every strategy
+that ships with jaxmoe. No plan that is returned is slower than any of these strategies. One of them is returned unless
+a plan that was found is faster by more than the choice of batches explains.
 """
 
 import itertools
@@ -43,11 +43,11 @@ from jaxmoe.tune.problem import (
 )
 from jaxmoe.tune.settings import StopSwitch
 
-SELECTION_ENTRIES = 2**21  # entries [batch, token, node] of the batches that have the last word
+SELECTION_ENTRIES = 2**21  # entries [batch, token, node] of the batches of the final choice
 SELECTION_BATCHES = (8, 256)  # but at least and at most so many
 MANY_NODES = 64  # above this not all complete hybrids are tried under every exchange, to save time
-HYBRIDS_TRIED = 2  # so many are: those that are fastest on
-LOOK_BATCHES = 2  # so many batches
+HYBRIDS_TRIED = 2  # complete hybrids that are tried there, the fastest
+LOOK_BATCHES = 2  # batches that rank them
 REBALANCE_BATCHES = 128  # over which work is divided anew, or as many as the linear programme may have
 LEAST_BATCHES = 4  # over fewer, work is not divided anew
 REBALANCE_ENTRIES = 2**16  # of the linear programme; larger ones take minutes
@@ -63,7 +63,7 @@ class Evaluator:
     progress: Progress = silent
     seconds: dict[str, float] = field(default_factory=dict)
     seeds: Iterator[int] = field(init=False)
-    selection: Batch = field(init=False)  # the batches that have the last word
+    selection: Batch = field(init=False)  # the batches of the final choice
     search: local_search.Search = field(init=False)
 
     def __post_init__(self) -> None:
@@ -96,11 +96,14 @@ class Evaluator:
         return (held.sum(axis=2) <= self.problem.room * BRIM).all(axis=-1)
 
     def score(self, plans: Plans, exchange: AbstractExchange | None = None) -> Scores:
-        """Exact objective on the selection batches, s; under the model's own exchange unless told otherwise."""
+        """Exact objective of plans on the selection batches, s; by default under the model's own exchange."""
         return self._scored(self.search, plans, exchange)[0]
 
     def score_groups(self, plans: Plans, group: np.ndarray, exchange: AbstractExchange | None) -> Scores:
-        """The same for plans over the groups of the machine."""
+        """Exact objective on the selection batches, s, of plans over groups of nodes; `group` is [node].
+
+        The nodes of a group divide its experts evenly.
+        """
         return self._scored(local_search.search_of(self.problem, group), plans, exchange)[0]
 
     def _scored(
@@ -151,12 +154,12 @@ class Evaluator:
 
     @property
     def hybrids(self) -> dict[str, Rings]:
-        """The groups of those strategies that are complete hybrids, by name."""
+        """Groups of the shipped strategies that are complete hybrids, by name."""
         return {each.name: each.rings for each in self._strategies if each.rings is not None}
 
     @property
     def shipped(self) -> Ranked | None:
-        """The best of these in every layer; `None` where none fits."""
+        """The fastest of `strategies` in every layer; `None` where none fits."""
         return least(self.strategies.values()) if self.strategies else None
 
     @cached_property
@@ -168,7 +171,7 @@ class Evaluator:
         return [each for each in strategies if self._exchanges(each)]
 
     def _exchanges(self, strategy: Shipped) -> dict[str, AbstractExchange]:
-        """Those of a strategy's exchanges that may be chosen."""
+        """Exchanges of a strategy that the problem lets it choose, by name."""
         problem = self.problem
         made = {name: problem.gathers[name] for name in strategy.exchanges if name in problem.gathers}
         for name in strategy.exchanges:
@@ -179,7 +182,7 @@ class Evaluator:
         return made
 
     def legal(self, plans: Plans) -> Plans:
-        """The same plans, but those that do not fit moved to the nearest ones that do."""
+        """Returns the plans, with every one that exceeds a node's memory replaced by a near one that fits."""
         made, fit = np.array(plans, float), fit_memory if self.problem.model.mode == "sharded" else fit_slots
         for layer, candidate in np.argwhere(~self.fits(made)):
             made[layer, candidate] = fit(made[layer, candidate], self.problem.room)
@@ -188,7 +191,7 @@ class Evaluator:
     def rebalance(
         self, plans: Plans, scores: Scores, exchange: AbstractExchange | None = None, group: np.ndarray | None = None
     ) -> tuple[Plans, Scores]:
-        """Divide experts over their hosts anew, where that is better; not when there is no time left for it.
+        """Divides experts over their hosts anew, and keeps the better plans; changes nothing once `stop` is set.
 
         With `group` plans are over the groups of a machine in place of its nodes.
         """

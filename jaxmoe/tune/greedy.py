@@ -30,7 +30,7 @@ LARGEST = 2.0  # most hosts of an expert, relative to how many nodes its work wo
 
 @dataclass(frozen=True)
 class GreedySettings:
-    """What a choice of hosts is judged on."""
+    """Batches that score each choice of hosts, the seed that draws them, and the limit of wall time, s."""
 
     batches: int = 16
     seed: int = 0
@@ -159,7 +159,7 @@ SEGMENT = 32  # plans of a compiled call; the time limit is checked in between
 
 @dataclass(frozen=True)
 class RandomSettings:
-    """How many plans are drawn."""
+    """Settings of the random search: how many plans are drawn."""
 
     plans: int = 1024  # of every layer; rounded up to whole segments
     batches: int = 16  # that judge a plan: the same for all
@@ -194,7 +194,7 @@ def random_search(problem: PlacementProblem, settings: RandomSettings, progress:
 
 @dataclass(frozen=True)
 class AnnealSettings:
-    """How long the chains are and how they cool."""
+    """Settings of simulated annealing: length of the chains and their temperatures."""
 
     chains: int = 8  # of every layer
     steps: int = 6000  # moves of a chain; rounded up to whole segments

@@ -1,8 +1,8 @@
-"""Loads of windows to come, from those that were: as they are where loads vary, forecast where they drift.
+"""Expected loads of future windows of time: the observed windows where loads only vary, forecasts where they drift.
 
-Where loads wander from window to window, the last ones tell most of the next: a forecast is a mean in which a window
-counts less than the one after it (exponential smoothing). What forecasts missed before is what they will miss again, so
-each miss, and its opposite, makes a window to come of the last forecast. Misses are factors, of all experts together.
+Where loads drift, the latest windows predict the next one best: a forecast is a mean in which a window counts less than
+the one after it (exponential smoothing). Forecasts are expected to err as they did before, so the last forecast times
+each earlier error, and over it, makes one expected window. An error is a factor for each expert.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ Windows = Float[np.ndarray, "window layer expert"]
 
 
 def windows_to_come(windows: Windows) -> Float[np.ndarray, "told layer expert"]:
-    """Windows to place copies for: those given, or where loads drift, the last of them and forecasts, as shares."""
+    """Windows to place copies for: those given, or where loads drift, the last two and forecasts, as shares."""
     total = windows.sum(axis=2, keepdims=True)
     share = np.where(total > 0, windows / np.where(total > 0, total, 1), 1 / windows.shape[2])
     if len(windows) < FEWEST or _missed(share, 1.0) < DRIFT * _missed(share, KEPT):
@@ -29,7 +29,7 @@ def windows_to_come(windows: Windows) -> Float[np.ndarray, "told layer expert"]:
 
 
 def _forecasts(share: Windows, kept: float) -> Windows:
-    """After every window, what it and those before tell of the next."""
+    """Forecast after every window, by exponential smoothing of it and those before."""
     total, weight, told = np.zeros_like(share[0]), 0.0, np.empty_like(share)
     for number, window in enumerate(share):
         total, weight = kept * total + window, kept * weight + 1
@@ -38,7 +38,7 @@ def _forecasts(share: Windows, kept: float) -> Windows:
 
 
 def _missed(share: Windows, kept: float) -> float:
-    """By how much forecasts miss all later windows: squares over what was told, in the mean."""
+    """Mean squared error of forecasts over all later windows, relative to the forecast."""
     first = max(len(share) // 4, 1)
     later, squares = (np.cumsum(each[::-1], axis=0)[::-1][first:] for each in (share, share**2))
     told, count = _forecasts(share, kept)[first - 1 : -1], np.arange(len(share) - first, 0, -1)[:, None, None]

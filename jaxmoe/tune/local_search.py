@@ -28,10 +28,11 @@ SMALLEST_SHARE = 5e-3  # a smaller part is not worth a message to its host
 
 
 class Search(NamedTuple):
-    """What every chain needs to know. Numbers only: changing one compiles nothing.
+    """Arguments of every annealing chain: model, frequencies, memory, distances and objective.
 
-    Chains move parts of experts between places: nodes, or groups of nodes that divide what they have as `spread` says.
-    There are as many places as nodes; those without `room` stay empty.
+    Its leaves are arrays, so that another value compiles nothing anew. Chains move parts of experts between places:
+    nodes, or groups of nodes that divide what they have as `spread` says. There are as many places as nodes; those
+    without `room` stay empty.
     """
 
     model: Layer
@@ -43,7 +44,7 @@ class Search(NamedTuple):
 
 
 def search_of(problem: PlacementProblem, group: np.ndarray | None = None) -> Search:
-    """What the chains of a problem need to know, with nodes as places, or the groups of a machine."""
+    """Arguments of the chains of a problem. Places are nodes, or with `group` [node] the groups of nodes."""
     nodes, room = problem.num_nodes, problem.room
     hops, spread = np.asarray(problem.model.machine.topology.hop_counts()), np.eye(nodes)
     if group is not None:
@@ -55,7 +56,7 @@ def search_of(problem: PlacementProblem, group: np.ndarray | None = None) -> Sea
 
 
 class Pick(NamedTuple):
-    """The random picks that a move is made from."""
+    """Random choices that define a move."""
 
     expert: Int[Array, ""]
     other: Int[Array, ""]  # an expert that lives at the target, if any does

@@ -144,16 +144,16 @@ class _Costs:
         return np.minimum((held < 1 - 1e-6).sum(axis=1) + 1, len(self.work))
 
     def least_communication(self, compute: float) -> float:
-        """Of a plan that computes for at most so long: every expert is somewhere, and on enough nodes."""
+        """Least communication time of a plan whose compute time is at most `compute`: every expert has enough hosts."""
         mean = self.frequency @ self.fewest_hosts(compute) / len(self.work)
         return float(self.visits * max(self.frequency.max(), mean))
 
     def value_bound(self, compute: float) -> float:
-        """What no plan that computes for at most so long is below."""
+        """Lower bound on the objective of every plan whose compute time is at most `compute`, relative to `even_s`."""
         return 1 + 2 * self.gamma * self.least_communication(compute)
 
     def most_compute(self, share: Share) -> float:
-        """No plan that is better than `share` and within Eq. 9 computes for longer."""
+        """Upper bound on the compute time of every plan that is better than `share` and within Eq. 9."""
         longest = value = self.value(share)
         for _ in range(TIGHTENINGS):
             longest = value - 2 * self.gamma * self.least_communication(longest)
@@ -213,10 +213,10 @@ def _programme(costs: _Costs, known: Share, relaxed: bool) -> dict[str, Any]:
 def _solve(
     programme: dict[str, Any], time_limit_s: float, gap: float, stop: StopSwitch, report: Callable[[float], None]
 ) -> OptimizeResult | None:
-    """HiGHS in a thread of its own: it holds no lock of Python's, so `stop` is looked at meanwhile.
+    """Solves the programme by HiGHS in a thread of its own, which leaves Python free to look at `stop` meanwhile.
 
-    Where that strikes, the answer is `None`: HiGHS cannot be asked for what it has. The thread is left to end by its
-    own time limit, or with the process.
+    Returns `None` once `stop` is set, for HiGHS cannot hand out the best plan so far. The thread then ends by its own
+    time limit, or with the process.
     """
     answer: Future[OptimizeResult] = Future()
 

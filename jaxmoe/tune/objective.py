@@ -1,5 +1,4 @@
-"""What is minimised of the times of batches: their mean, mixed with the tail; over topics the mean, mixed with the
-worst one."""
+"""Objectives over the times of batches: the mean, mixed with the 95th percentile and with the worst topic."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ def objective(seconds: Float[Array, "*lead batch"], p95_weight: Float[Array, ""]
 
 
 class Objective(eqx.Module):
-    """What is minimised of batches that come from topics in turn: batch b from topic b modulo `topics`.
+    """Objective over the times of batches that come from topics in turn: batch b from topic b modulo `topics`.
 
     Each topic counts with its `objective`, however many batches it has. Their mean is mixed with the worst of them by
     `worst_weight`.

@@ -1,4 +1,4 @@
-"""What a tuner is asked, which machine, tokens and exchanges; and what it returns."""
+"""Problems that tuners solve, with machine, tokens and exchanges, and the results that they return."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -79,7 +79,7 @@ class PlacementProblem:
 
     @property
     def aim(self) -> Objective:
-        """What is minimised of the times of batches."""
+        """Objective over the times of batches, with this problem's weights of the 95th percentile and worst topic."""
         return Objective(jnp.asarray(self.p95_weight), jnp.asarray(self.worst_weight), max(len(self.topics), 1))
 
     @cached_property
@@ -108,7 +108,7 @@ class PlacementProblem:
 
     @cached_property
     def gathers(self) -> dict[str, AbstractExchange]:
-        """Those of them that suit any plan."""
+        """Exchanges of `named` that suit any plan."""
         own = self.model.exchange
         any_plan = {name: each for name, each in self.named.items() if each is own or not each.groups}
         return any_plan or {"lowest_host": build_exchange("lowest_host", self.model.machine.topology)}
@@ -120,11 +120,11 @@ class PlacementProblem:
         return named if HYBRIDS in self.exchanges else {name: named[name] for name in self.exchanges if name in named}
 
     def under(self, exchange: AbstractExchange) -> "PlacementProblem":
-        """The same problem for a model whose own exchange is this one."""
+        """Returns this problem with `exchange` as the model's own."""
         return replace(self, model=replace(self.model, exchange=exchange), own_exchange=None)
 
     def draw(self, batches: int, seed: int) -> Batch:
-        """So many fresh batches, leaves [layer, batch, ...]; given ones come round and round."""
+        """Draws so many batches, leaves [layer, batch, ...]; given `batches` are repeated in order."""
         if self.batches is not None:
             order = np.arange(batches) % self.batches.weight.shape[1]
             if self.batches.experts.ndim == self.batches.weight.ndim:  # merged ones share their rows
@@ -213,7 +213,7 @@ def least(ranked: Iterable[Ranked]) -> Ranked:
 
 
 def where_surely_faster(plan: Ranked, known: Ranked, aim: Objective) -> Ranked:
-    """The plan, but of infinite time in layers where its gain over a known one may be chance.
+    """Returns the plan, with an infinite time in layers where its gain over a known plan may be chance.
 
     The gain is the mean over groups of batches, and has to be at least twice its standard error.
     """
@@ -265,7 +265,7 @@ class History:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """A legal plan, the exchange of every layer, what it takes, and how it came about: the same of every optimiser.
+    """Result of every optimiser: a legal plan, the exchange of every layer, its time, and the course of the search.
 
     `stages` holds the objective after each step of the way, s [layer], all on the same batches, unseen by the
     search. The last two are `searched`, of the plan that the search ended with, and `final`, of what is returned: in

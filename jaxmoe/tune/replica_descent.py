@@ -2,8 +2,8 @@
 
 Every slot of a rank holds parts of experts, a softmax, so every relaxed placement has the right number of slots
 everywhere; a rank has a copy as likely as any of its slots does. Experts with less than one copy are charged for.
-Temperatures of the softmax and of the smooth maximum fall together. Descend, round, and let the exact model have the
-last word: `jaxmoe.tune.replica_placement`.
+Temperatures of the softmax and of the smooth maximum fall together. `jaxmoe.tune.replica_placement` rounds the result
+and compares it by the exact model.
 """
 
 import equinox as eqx
@@ -27,7 +27,10 @@ MISSING = 0.05  # charge for a missing expert, in times of the logarithm of the 
 
 
 class Mixing(eqx.Module):
-    """What is minimised: the mean over batches mixed with p95, and moving from `before` over `horizon` steps, s."""
+    """Objective of copies, s: the mean time over batches mixed with the 95th percentile, and the cost of moving.
+
+    The time of moving from `before` is spread over `horizon` steps.
+    """
 
     p95_weight: Float[Array, ""]
     horizon: Float[Array, ""]  # infinite where moving costs nothing
@@ -53,7 +56,7 @@ def descended(
     before: Float[Array, "layer expert node"],
     steps: int = STEPS,
 ) -> Float[Array, "layer start expert node"]:
-    """How likely nodes have copies where descents from `starts` end, layer after layer."""
+    """Probability that a node has a copy of each expert at the end of descents from `starts`."""
     progress = np.linspace(0, 1, steps)
     cooling = [jnp.asarray(geometric(*pair, progress), jnp.float32) for pair in (SOFTMAX, MAXIMUM)]
     optimiser = optax.adam(LEARNING_RATE)
@@ -85,7 +88,7 @@ def descended(
 
 
 def likely_copies(weights: Float[Array, "node slot expert"]) -> Float[Array, "expert node"]:
-    """How likely a node has each expert in any of its slots."""
+    """Probability that a node has each expert in any of its slots."""
     return 1 - jnp.prod(1 - jax.nn.softmax(weights, axis=-1), axis=1).T
 
 

@@ -11,14 +11,14 @@ import numpy as np
 from numba import njit
 
 BETTER = 1 - 1e-9  # a rank that is relieved by less counts as no less busy
-LESS, NOW, MORE = 0, 1, 2  # what a copy has to do with one copy fewer, as it is, and with one more
+LESS, NOW, MORE = 0, 1, 2  # load of a copy with one copy fewer, as it is, and with one more
 ROUNDING = 1 + 1e-12  # so that a bound never leaves out what only rounding puts beyond it
 
 
 @njit(cache=True, nogil=True)
 @no_type_check
 def parts(load, copies):
-    """What a copy of every expert has to do, [expert, (one copy fewer, as it is, one more)]."""
+    """Load of one copy of every expert, [expert, 3]: with one copy fewer, with as many as now, and with one more."""
     part = np.empty((len(load), 3))
     for expert in range(len(load)):
         _divide(load, copies, part, expert)

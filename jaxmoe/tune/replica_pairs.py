@@ -1,6 +1,6 @@
 """How many copies experts have where ranks have two slots: the heaviest copy goes beside the lightest.
 
-No other pairing has a less busy rank, so only numbers of copies have to be searched, and what a change is worth is
+No other pairing has a less busy rank, so only numbers of copies have to be searched, and the gain of a change is
 known without placing anything. A search by chance moves a copy from one expert to another at the busiest pair. It takes
 changes for the worse less and less. Compiled by Numba, on arrays of one layer: `load` and `copies` [expert].
 """

@@ -1,10 +1,10 @@
 """Slots tuned for the time of a layer on its machine: which experts have copies, how many, and on which ranks.
 
-Where `jaxmoe.tune.replicas` evens loads out, this asks the model: network and nodes, batch by batch, with the way the
-engine picks among copies, and what moving from the placement before costs. Starts are EPLB, the balanced slots, the
+Where `jaxmoe.tune.replicas` evens loads out, this uses the model's time: network and nodes, batch by batch, with the
+engine's choice among copies, and the cost of moving from the placement before. Starts are EPLB, the balanced slots, the
 same copies far from each other, the placement before, and the ends of gradient descents. All are improved by local
-search, the exact model judges what comes of it, and the best of every layer is kept: on what it was tuned for it is
-never worse than a start.
+search and compared by the exact model. The best of every layer is kept, so on the loads it was tuned for it is never
+worse than a start.
 """
 
 from dataclasses import dataclass
@@ -175,7 +175,7 @@ def _as_arrays(problem: ReplicaProblem, slots: Slots) -> tuple[Array, Array, Arr
 
 
 def _descents(problem: ReplicaProblem, starts: dict[str, Slots], steps: int) -> dict[str, Slots]:
-    """What descents end at, rounded: from balanced slots, and from the placement before."""
+    """Rounded results of gradient descents by the name of their start: balanced slots, and the placement before."""
     names = [name for name in ("balanced", "before") if name in starts]
     given = np.stack([starts[name].reshape(len(problem.loads), problem.ranks, -1) for name in names], axis=1)
     _, loads, before = _as_arrays(problem, starts["balanced"])

@@ -33,7 +33,7 @@ def searched_slots(
     repeats: bool = False,
     seed: int = 0,
 ) -> Int[np.ndarray, "layer slot"]:
-    """Slots that are no worse by the count model than those of the start, layer by layer.
+    """Slots after local search: by the count model, no layer is worse than at the start.
 
     The value is the mean over batches mixed with the 95th percentile, and the seconds of moving from `before` over
     `horizon` steps. Where ranks have no expert twice at the start, none has at the end, unless `repeats`.
@@ -72,7 +72,10 @@ def search_value(
 @njit(cache=True, nogil=True)
 @no_type_check
 def _profile(weights, count, kind, network, rows):
-    """What one choice of an expert with `count` [node] copies takes of every resource, and of which node it is."""
+    """Write how one choice of an expert with `count` [node] copies spreads over resources and nodes.
+
+    `network` [resource] gets the vectors that pass each link or port, `rows` [node] the part that each node computes.
+    """
     network[:] = 0
     rows[:] = 0
     nodes, copies = len(count), count.sum()
@@ -146,7 +149,7 @@ def _begun(weights, load, held, kind, known, nearest):
 @njit(cache=True, nogil=True)
 @no_type_check
 def _asked(weights, asked, load, rows, sign):
-    """Add what the choices of an expert ask of nodes and of channels of memory."""
+    """Add the seconds that the choices of an expert keep nodes and memory channels busy, times `sign`."""
     levels, channels = weights.reading.shape
     nodes = len(rows)
     for node in range(nodes):
@@ -193,7 +196,7 @@ def _value(times, p95_weight, moving, each):
 @njit(cache=True, nogil=True)
 @no_type_check
 def _p95(times):
-    """As NumPy's `quantile`, which Numba takes five seconds to compile."""
+    """95th percentile, as NumPy's `quantile`, which Numba takes five seconds to compile."""
     rank = 1 + 0.95 * (len(times) - 1)
     part = rank - int(rank)
     largest = np.full(len(times) + 1 - int(rank), -np.inf)  # in ascending order
@@ -295,7 +298,10 @@ def _count_moves(count, pair, node, other, sign):
 @njit(cache=True, nogil=True)
 @no_type_check
 def _change_moves(weights, moving, count, known, nearest, first, second, node, other):
-    """What travels after a move, whose counts are the new ones: a node needs an expert once."""
+    """Change `moving`, s by resource, for a move after which experts have `count` [expert, node] copies.
+
+    However many copies of an expert a node has, its weights travel there once.
+    """
     if count[first, node] == 0 and not known[first, node]:
         _moved(weights, moving, nearest[first, node], node, -1.0)
     if count[second, node] == 1 and not known[second, node]:

@@ -125,7 +125,10 @@ def _search(load, held, repeats, proposals):
 @njit(cache=True, nogil=True)
 @no_type_check
 def _turned(load, copies, count, busy, old, expert, rank, new, touched):
-    """What ranks have in every window when a copy of `old` on a rank becomes one of another expert."""
+    """Write to `new` the loads [rank, window] after a copy of `old` on a rank becomes one of `expert`.
+
+    `touched` [rank] marks the ranks whose loads change.
+    """
     for at in range(len(busy)):
         if not (count[expert, at] or count[old, at] or at == rank):
             continue

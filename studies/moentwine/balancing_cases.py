@@ -18,7 +18,7 @@ from jaxmoe.files import atomic_write
 from jaxmoe.hardware import Machine
 from jaxmoe.methods import Balancer, Eplb, KeepSlots, ShadowSlots, Windows, balanced_rollout, first_slots
 from jaxmoe.methods.forecast import MovingAverage, PerfectForecast
-from jaxmoe.methods.moentwine.balancing import AbstractRule, Iterations, check_slots_fit
+from jaxmoe.methods.moentwine.balancing import AbstractRule, BalancedRollout, check_slots_fit
 from jaxmoe.methods.moentwine.gradient_slots import HIDDEN, GradientSlots, Objective, hop_price
 from jaxmoe.models import MoEModel
 from jaxmoe.network import Congestion
@@ -221,13 +221,13 @@ class Method:
         return Balancer(rules[self.name], forecast, jnp.asarray(slots), distance, *numbers, windows, **sizes)
 
 
-def run(method: Method, place: Place, phase: str, loads: np.ndarray) -> Iterations:
+def run(method: Method, place: Place, phase: str, loads: np.ndarray) -> BalancedRollout:
     """The iterations of a balancer, as NumPy arrays."""
     model = model_of(place, phase)
     return jax.tree.map(np.asarray, balanced_rollout(method.balancer(place, phase), model, jnp.asarray(loads)))
 
 
-def figures_of(ran: Iterations, warm: int) -> dict[str, float]:
+def figures_of(ran: BalancedRollout, warm: int) -> dict[str, float]:
     """What a run comes to from iteration `warm` on; times are of one layer, means over layers and iterations."""
     stages = {name: 1e6 * float(each[warm:].mean()) for name, each in ran.time.stages.items()}
     moved = ran.facts["experts_moved"][warm:].sum(axis=1)

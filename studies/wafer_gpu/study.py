@@ -47,7 +47,7 @@ from jaxmoe.des import replay_slices
 from jaxmoe.engine import HostLink
 from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.files import read_table
-from jaxmoe.methods.wafer_gpu.descended_allocation import Task, allocation_bound, allocation_seconds
+from jaxmoe.methods.wafer_gpu.descended_allocation import AllocationTask, allocation_bound, allocation_seconds
 from jaxmoe.methods.wafer_gpu.system import allocation_of
 
 
@@ -192,7 +192,7 @@ def bounds(model: str) -> Iterator[Row]:
             home = homes(model, dies)[layer]
             local = home[:, None] == np.arange(dies)
             chosen = case.experts[layer, :, PROMPT + 10]
-            task = Task(np.bincount(chosen.ravel(), minlength=len(home)), home, local.astype(float))
+            task = AllocationTask(np.bincount(chosen.ravel(), minlength=len(home)), home, local.astype(float))
             given = [jnp.asarray(each) for each in task]
             seconds = {
                 name: float(allocation_seconds(where, allocated(each, *given), task)) for name, each in own.items()
@@ -217,7 +217,7 @@ def doubled(model: str) -> Iterator[Row]:
         for layer, home in enumerate(homes(model, dies)):
             local = home[:, None] == np.arange(dies)
             counts = np.bincount(drawn[layer, :batch, PROMPT + 10].ravel(), minlength=len(home))
-            task = Task(counts, home, local.astype(float))
+            task = AllocationTask(counts, home, local.astype(float))
             plan, other = (allocated(each, *(jnp.asarray(leaf) for leaf in task)) for each in (allo, anew))
             seconds = {
                 "allo": allocation_seconds(own, plan, task),

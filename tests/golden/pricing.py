@@ -45,7 +45,7 @@ from jaxmoe.hardware import Die, Machine, node_memory
 from jaxmoe.hardware.networks import wafers
 from jaxmoe.methods import RolloutResult, system_of
 from jaxmoe.methods.camoe.gated import GatedRun
-from jaxmoe.methods.camoe.system import GatedRun as CamoeRun
+from jaxmoe.methods.camoe.system import CAMoERun
 from jaxmoe.methods.expert_streaming.loaded_experts import CirculatingRun, OffloadedRun
 from jaxmoe.methods.expert_streaming.streamed_layer import LoadedRun
 from jaxmoe.methods.expert_streaming.system import StreamedRun
@@ -141,7 +141,7 @@ def _frozen(run: Run, kept: Any, steps: Batch, time: LayerTime) -> Arrays:
             return {"tokens": kept}
         case StreamedRun():
             return _streams(run, kept, steps)
-        case CamoeRun():
+        case CAMoERun():
             return {"experts": kept, "bias": run.bias}
     raise TypeError(f"{type(run).__name__} is not known to golden tests")
 
@@ -173,7 +173,7 @@ def price(run: Run, decisions: Arrays, steps: Batch) -> Arrays:
             return _price_circulation(run, decisions, steps)
         case StreamedRun():
             return _price_stream(run, decisions)
-        case CamoeRun():
+        case CAMoERun():
             return _price_gate(run, decisions, steps)
     raise TypeError(f"{type(run).__name__} is not known to golden tests")
 
@@ -217,7 +217,7 @@ def _kept(run: Run, decisions: Arrays) -> Any:
         case StreamedRun():
             wide = {name: array if array.dtype == bool else array.astype(np.int32) for name, array in decisions.items()}
             return tuple(wide[name] for name in ("tokens", "groups", "following", "loaders", "held"))
-        case CamoeRun():
+        case CAMoERun():
             return decisions["experts"]
     raise TypeError(f"{type(run).__name__} is not known to golden tests")
 
@@ -379,7 +379,7 @@ def _price_stream(run: StreamedRun, decisions: Arrays) -> Arrays:
 # Choices of gates.
 
 
-def _price_gate(run: CamoeRun, decisions: Arrays, steps: Batch) -> Arrays:
+def _price_gate(run: CAMoERun, decisions: Arrays, steps: Batch) -> Arrays:
     """The choices of a gate [step, layer, token, k], whose tokens go to whole experts."""
     model = run.setting.model
     exchange = run.system.exchange(model, run.trace.num_experts)

@@ -10,7 +10,7 @@ from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.engine import FetchCosts, FetchLayer
 from jaxmoe.methods import Algorithm1, AllocationCosts, deal
 from jaxmoe.methods.wafer_gpu.descended_allocation import (
-    Task,
+    AllocationTask,
     allocation_bound,
     allocation_seconds,
     tuned_allocation,
@@ -28,7 +28,7 @@ FIRST = 110e-9 + 300e-9  # latency of a local read
 
 def task_of(counts, home):
     home = np.asarray(home)
-    return Task(np.asarray(counts), home, (home[:, None] == np.arange(25)).astype(float))
+    return AllocationTask(np.asarray(counts), home, (home[:, None] == np.arange(25)).astype(float))
 
 
 def test_memory_bounds_few_requests():

@@ -12,7 +12,7 @@ from jaxmoe.config import load_scenario
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.experiment.simulation import batch_at, iterations_of, setting_of
 from jaxmoe.experiment.strategies import given_plans, strategy
-from jaxmoe.methods import Setting, UnsuitableSystemError, system_of
+from jaxmoe.methods import DeploymentSetting, UnsuitableSystemError, system_of
 from jaxmoe.methods.camoe.gated import Gate
 from jaxmoe.methods.system import TokenPaths
 from jaxmoe.models import MoEModel
@@ -61,11 +61,11 @@ def runs_of(inputs, name, exchange=None, **settings):
     return system_of(name, **settings).runs(setting_of(inputs, plan, iterations.history)), iterations
 
 
-def two_nodes(latency=0.0) -> Setting:
+def two_nodes(latency=0.0) -> DeploymentSetting:
     """Two dies with an expert each; all tokens of the history choose both."""
     machine = cases.random_machine(np.random.default_rng(0), (1, 2))
     history = GatingTrace(np.array([[[0, 1]]] * 4, np.int16), 2, np.arange(1), np.array([0]), None, {})
-    return Setting(
+    return DeploymentSetting(
         share=np.eye(2, dtype=np.float32)[None],
         mode="sharded",
         exchange=("token_home",),

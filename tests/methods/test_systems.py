@@ -12,11 +12,11 @@ from jaxmoe.engine import Pipelined, StaticPlan
 from jaxmoe.methods import (
     METHODS,
     CrossLayer,
+    DeploymentSetting,
     FixedAllowance,
     MovingAverage,
     PerfectForecast,
     PreBroadcast,
-    Setting,
     StaticForecast,
     UnsuitableSystemError,
     WindowAllowance,
@@ -36,11 +36,11 @@ LAYERS, EXPERTS = 2, 4
 
 
 @pytest.fixture
-def setting() -> Setting:
+def setting() -> DeploymentSetting:
     """Tokens choose experts 0 and 1 three times, 2 and 3 once, in both layers."""
     rng = np.random.default_rng(0)
     experts = np.repeat([[[0, 1]], [[0, 1]], [[0, 1]], [[2, 3]]], LAYERS, axis=1)
-    return Setting(
+    return DeploymentSetting(
         share=np.stack([cases.random_share(rng, EXPERTS, 6) for _ in range(LAYERS)]),
         mode="sharded",
         exchange=("lowest_host",) * LAYERS,

@@ -11,7 +11,7 @@ from oracles.arrays import full
 from jaxmoe.config import build_machine, load_hardware, load_scenario
 from jaxmoe.engine import Overlap, Serial
 from jaxmoe.errors import InputError
-from jaxmoe.methods import Setting, UnsuitableSystemError, system_of
+from jaxmoe.methods import DeploymentSetting, UnsuitableSystemError, system_of
 from jaxmoe.methods.wafer_gpu.system import popular_copies
 from jaxmoe.models import MoEModel
 from jaxmoe.placement.placement import PlanError
@@ -25,11 +25,11 @@ def trace_of(tokens=2048):
 
 
 @pytest.fixture
-def setting() -> Setting:
+def setting() -> DeploymentSetting:
     rng = np.random.default_rng(0)
     machine = build_machine(load_hardware("configs/hardware/dojo_5x5.yaml"))
     home = np.stack([rng.permutation(np.arange(EXPERTS) % 25) for _ in range(LAYERS)])
-    return Setting(
+    return DeploymentSetting(
         share=np.eye(25, dtype=np.float32)[home],
         mode="sharded",
         exchange=("lowest_host",) * LAYERS,

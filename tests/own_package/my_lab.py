@@ -12,7 +12,7 @@ import jaxmoe as jm
 from jaxmoe.des.exchanges import phases
 from jaxmoe.experiment.metrics import Metric
 from jaxmoe.network import Flows
-from jaxmoe.placement.engines import Engine, Given
+from jaxmoe.placement.engines import EngineFormat, FilePlacement
 from jaxmoe.settings import setting
 
 
@@ -99,9 +99,9 @@ class Startup(jm.KernelModel):
 
 spread = Metric("spread", lambda seen: seen.times.total.std() / seen.times.total.mean())
 
-mine = Engine(
+mine = EngineFormat(
     ".json",
     lambda content: isinstance(content, dict) and "mine" in content,
-    lambda content, hints, ranks: Given(np.array(content["mine"], np.int64)),
+    lambda content, hints, ranks: FilePlacement(np.array(content["mine"], np.int64)),
     lambda plan: json.dumps({"mine": plan.slots.tolist()}),
 )

@@ -13,7 +13,7 @@ from small_problem import NODES, compilations, random_shares, small_problem
 from jaxmoe.engine import evaluate
 from jaxmoe.traces import Batch
 from jaxmoe.tune.link_balance import METHODS, Budget, Question, bayesian, question_of
-from jaxmoe.tune.link_balance.mapping import Best, scorer
+from jaxmoe.tune.link_balance.mapping import BestOrder, scorer
 from jaxmoe.tune.settings import StopSwitch
 
 TRIALS = {"bayesian": 96, "annealing": 300, "sinkhorn": 100}
@@ -152,7 +152,7 @@ def test_a_budget_without_an_end_is_refused(limits):
 
 
 def test_the_best_is_kept_whatever_follows():
-    best = Best.identity(lambda orders: np.full(len(orders), 5.0), 3)
+    best = BestOrder.identity(lambda orders: np.full(len(orders), 5.0), 3)
     best.see(1, np.array([[2, 1, 0], [1, 0, 2]]), np.array([4.0, 3.0]))
     best.see(2, np.array([[2, 1, 0]]), np.array([4.0]))
     np.testing.assert_array_equal(best.order, [1, 0, 2])

@@ -30,7 +30,7 @@ from jaxmoe.tune.machine.gate_table import Table, gated, lost_by_layer
 from jaxmoe.tune.machine.integers import best_integers
 from jaxmoe.tune.machine.problem import MachineSearchError, Progress
 from jaxmoe.tune.machine.shadow_prices import PricedConstraint, shadow_prices
-from jaxmoe.tune.machine.trust_region import STATIONARY, ExactObjective, Optimum, best_starts, local_optima
+from jaxmoe.tune.machine.trust_region import STATIONARY, DesignOptimum, ExactObjective, best_starts, local_optima
 
 SAME = 1e-6  # relative: times are float32
 MOST_AGAIN = 4  # times that all designs are found from the best machine
@@ -90,7 +90,7 @@ class _Search:
     clock: StageTimer
     known: np.ndarray | None = None  # a machine that is known to be good
     exacts: list[ExactObjective] = field(default_factory=list)
-    optima: list[Optimum] = field(default_factory=list)
+    optima: list[DesignOptimum] = field(default_factory=list)
     designs: list[Design] = field(default_factory=list)
     history: dict[str, np.ndarray] = field(default_factory=dict)
     evaluations: dict[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""A gate that knows what its choices cost: a bias on the router's logits, made of the time of every path (camoe).
+"""A cost-aware gate: a bias on the router's logits, made of the communication time of every path (camoe).
 
 Logits are [token, expert]; leading axes, such as layers, are added by `vmap`. A token's source is the node it lives at.
 """
@@ -26,7 +26,7 @@ OwnNode = Literal["counted", "left_out", "alone"]
 
 
 class Choice(NamedTuple):
-    """What a gate chose: the strongest expert first, and the weights of Eq. 5, which sum to 1."""
+    """Experts that a gate chooses, by falling logits, and their softmax weights (Eq. 5), which sum to 1."""
 
     experts: Int[Array, "*lead token top_k"]
     weights: Float[Array, "*lead token top_k"]
@@ -97,7 +97,10 @@ def gate_bias(
 
 
 class Routed(NamedTuple):
-    """What a biased gate does with a batch of one layer."""
+    """One layer's batch after a biased gate: its traffic, its expert loads and how far choices changed.
+
+    `copies` and `loads` are in tokens, `retained` and `changed` are fractions.
+    """
 
     copies: Float[Array, "node node2"]  # [source, node of the expert]
     loads: Float[Array, " expert"]
@@ -145,7 +148,7 @@ def route(
 
 
 class GateOutcome(NamedTuple):
-    """What bias and placement do to the tokens of a problem; leaves are [layer]."""
+    """All-to-all time, s, expert loads and changes of routing in every layer, under a bias and a placement."""
 
     seconds: Float[Array, " layer"]
     loads: Float[Array, "layer expert"]
@@ -174,7 +177,7 @@ def evaluate_gate(
 def on_experts(
     bias: Float[Array, "layer node node2"], share: Float[Array, "layer expert node"]
 ) -> Float[Array, "layer node expert"]:
-    """The bias of every expert: that of its node."""
+    """Turns a bias on nodes into a bias on experts: every expert gets that of its node."""
     return jnp.einsum("lun,len->lue", bias, share)
 
 
@@ -186,7 +189,7 @@ def divergence(base: Float[Array, "*lead expert"], loads: Float[Array, "*lead ex
 
 
 def unbiased(problem: GateProblem) -> Float[Array, "layer node expert"]:
-    """No bias at all."""
+    """Returns a bias of 0 for every layer, node and expert."""
     layers, _, experts = problem.logits.shape
     return jnp.zeros((layers, problem.num_nodes, experts))
 

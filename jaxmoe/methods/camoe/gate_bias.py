@@ -52,7 +52,7 @@ class Bias(eqx.Module):
 
 
 def start(form: Form, scores: Float[Array, "layer node node2"], strength: float) -> Bias:
-    """A bias of this form that does what lambda = `strength` does; `scores` are those of camoe Eq. 12."""
+    """Returns a bias of this form that equals that of lambda = `strength`; `scores` are those of camoe Eq. 12."""
     layers, nodes, _ = scores.shape
     shape = {"scalar": (), "layer": (layers, 1, 1), "source": (nodes, 1), "table": ()}[form]
     table = -strength * scores if form == "table" else jnp.zeros(())
@@ -60,8 +60,11 @@ def start(form: Form, scores: Float[Array, "layer node node2"], strength: float)
     return Bias(scale.astype(scores.dtype), table, scores)
 
 
-class Placed(eqx.Module):
-    """Experts on nodes, as many on each: a transport plan that sharpens as its temperature falls."""
+class RelaxedPlacement(eqx.Module):
+    """A relaxed placement with equally many experts on every node: a Sinkhorn transport plan of learned logits.
+
+    Shares approach 0 or 1 as the temperature falls.
+    """
 
     logits: Float[Array, "layer expert node"]
 
@@ -71,13 +74,13 @@ class Placed(eqx.Module):
         return jax.vmap(lambda logits: sinkhorn(logits / temperature, *even))(self.logits)
 
 
-def placed_like(share: Float[Array, "layer expert node"], strength: float = 1.0) -> Placed:
-    """A start near a placement."""
-    return Placed(strength * jnp.asarray(share, jnp.float32))
+def placed_like(share: Float[Array, "layer expert node"], strength: float = 1.0) -> RelaxedPlacement:
+    """Returns a relaxed placement whose logits are `strength` times the given shares."""
+    return RelaxedPlacement(strength * jnp.asarray(share, jnp.float32))
 
 
 def rounded(share: Float[Array, "layer expert node"]) -> Float[np.ndarray, "layer expert node"]:
-    """Whole experts, as many on every node: the assignment of the largest sum of shares."""
+    """Assigns each expert to one node, equally many to every node, with the largest sum of shares."""
     given = np.asarray(share, float)
     _, experts, nodes = given.shape
     slot = np.arange(experts) * nodes // experts
@@ -90,14 +93,17 @@ def rounded(share: Float[Array, "layer expert node"]) -> Float[np.ndarray, "laye
 
 @dataclass(frozen=True)
 class Limits:
-    """What routing may lose: 1 less retained gate mass, and divergence of loads by layer (avg_layer_kl, nats)."""
+    """Limits on changes of routing, as means over layers.
+
+    `lost` bounds 1 - retained gate mass. `avg_layer_kl` bounds the Kullback-Leibler divergence of expert loads, nats.
+    """
 
     lost: float
     avg_layer_kl: float = np.inf
 
 
 Ends = tuple[Float[Array, ""] | float, Float[Array, ""] | float]
-"""What is annealed, first and last."""
+"""First and last value of an annealed number."""
 
 
 def _as_numbers(ends: Ends) -> Ends:
@@ -105,7 +111,7 @@ def _as_numbers(ends: Ends) -> Ends:
 
 
 class GateSettings(eqx.Module):
-    """How to descend. Temperatures: of choices, in logits; of the maximum, relative; of the placement."""
+    """Settings of the descent. Temperatures are of choices, in logits, of the relative maximum and of the placement."""
 
     steps: int = eqx.field(static=True, default=120)
     learning_rate: Float[Array, ""] = eqx.field(default=0.03, converter=as_number)
@@ -127,7 +133,7 @@ class Found:
 
 
 class _State(NamedTuple):
-    free: tuple[Bias | None, Placed | None]
+    free: tuple[Bias | None, RelaxedPlacement | None]
     moments: optax.OptState
     prices: Float[Array, " limit"]  # of gate mass lost and of divergence
 
@@ -137,7 +143,7 @@ def descend(
     limits: Limits,
     settings: GateSettings,
     bias: Bias | None = None,
-    place: Placed | None = None,
+    place: RelaxedPlacement | None = None,
 ) -> Found:
     """Least mean latency over layers within limits, over the bias, the placement, or both at once.
 
@@ -166,7 +172,7 @@ def descend(
 
 
 def relaxed_objective(
-    free: tuple[Bias | None, Placed | None],
+    free: tuple[Bias | None, RelaxedPlacement | None],
     problem: GateProblem,
     base: GateOutcome,
     settings: GateSettings,
@@ -242,7 +248,7 @@ def within(
     return low * bias
 
 
-# Tokens that no descent has seen: a table of a number for every pair learns the chance of few tokens by heart.
+# Tokens that no descent has seen: a table with a number for every pair overfits few tokens.
 
 
 def fastest(held: Sequence[GateProblem], candidates: Sequence[Found]) -> Found:
@@ -259,7 +265,7 @@ def fastest(held: Sequence[GateProblem], candidates: Sequence[Found]) -> Found:
 def tuned_bias(
     problems: Sequence[GateProblem], held: Sequence[GateProblem], limits: Limits, settings: GateSettings, begin: Bias
 ) -> Found:
-    """A bias by descent from a start, as far from the start as `held` tokens bear out: at least as fast there.
+    """A bias by descent from a start, as far from it as pays on `held` tokens, on which it is at least as fast.
 
     What is compared keeps the limits on `problems`; so the start, too, is scaled until it does.
     """

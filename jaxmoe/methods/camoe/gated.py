@@ -1,4 +1,4 @@
-"""A system behind camoe's gate: choices are biased by what a token's paths cost before the system sees them."""
+"""A system behind camoe's gate: the communication time of a token's paths biases its choices before the system runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,9 +17,9 @@ from jaxmoe.methods.settings.camoe import CostGateSettings
 from jaxmoe.methods.system import (
     AbstractRun,
     AbstractSystem,
-    Recorded,
+    DeploymentSetting,
     RolloutResult,
-    Setting,
+    SystemRecording,
     TokenPaths,
     UnsuitableSystemError,
 )
@@ -110,7 +110,7 @@ class Gate(CostGateSettings):
     costs the mean of theirs.
     """
 
-    def table(self, setting: Setting, paths: TokenPaths) -> Float[np.ndarray, "layer home expert"]:
+    def table(self, setting: DeploymentSetting, paths: TokenPaths) -> Float[np.ndarray, "layer home expert"]:
         """The bias of every layer, home and expert, from the traffic of the history without bias."""
         last = np.arange(max(0, setting.history.num_tokens - HISTORY), setting.history.num_tokens)
         history = setting.history.select_tokens(last)
@@ -144,15 +144,15 @@ class Gate(CostGateSettings):
 
 @dataclass(frozen=True)
 class GatedSystem(AbstractSystem):
-    """A system as it is, and behind the gate."""
+    """A system in two versions: with the router's own choices, and with choices by a biased gate."""
 
     inner: AbstractSystem
     gate: Gate
 
-    def runs(self, setting: Setting) -> dict[str, AbstractRun]:
-        """What the system is compared with, the system itself, and last the system behind the gate.
+    def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
+        """Runs by name: those of the inner system, baselines first, and last the inner system behind the biased gate.
 
-        Raises `UnsuitableSystemError` where its tokens have no home, or its experts no place.
+        Raises `UnsuitableSystemError` where tokens have no home node, or experts no fixed place.
         """
         made = self.inner.runs(setting)
         name, run = next(reversed(made.items()))
@@ -166,7 +166,7 @@ class GatedSystem(AbstractSystem):
 
 @dataclass(frozen=True)
 class GatedRun(AbstractRun):
-    """A run whose tokens choose by biased logits; all else is as the run has it."""
+    """A run whose tokens choose experts by biased logits. The `inner` run does everything else."""
 
     inner: AbstractRun
     trace: GatingTrace
@@ -194,7 +194,7 @@ class GatedRun(AbstractRun):
     def served(self, rolled: RolloutResult, step: int, row: int) -> np.ndarray | None:
         return self.inner.served(self._inner(rolled), step, row)
 
-    def record(self, rolled: RolloutResult, batch_at: Callable[[int, int], Batch]) -> Recorded | None:
+    def record(self, rolled: RolloutResult, batch_at: Callable[[int, int], Batch]) -> SystemRecording | None:
         def gated(row: int, step: int) -> Batch:
             return self._gated(rolled, batch_at(row, step), step, row)
 

@@ -26,7 +26,7 @@ from jaxmoe.methods.camoe.gate import (
 from jaxmoe.methods.camoe.gate_bias import GateSettings, Limits, start, tuned_bias
 from jaxmoe.methods.camoe.gated import gated_steps
 from jaxmoe.methods.settings.camoe import CAMoESettings
-from jaxmoe.methods.system import AbstractRun, AbstractSystem, RolloutResult, Setting, UnsuitableSystemError
+from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, RolloutResult, UnsuitableSystemError
 from jaxmoe.network import alpha_beta
 from jaxmoe.network.pairwise import AllToAll, read_profile, same_models
 from jaxmoe.network.profile import STAGES
@@ -40,7 +40,7 @@ PARTS, STEPS = 4, 80  # of the history that a bias by gradient is tuned on, and 
 
 @dataclass(frozen=True)
 class CAMoE(CAMoESettings, AbstractSystem):
-    """A biased gate on a plan of whole experts, beside the gate as it is.
+    """A biased gate on a plan of whole experts, compared with the unbiased gate.
 
     Traffic is accounted on the history, without bias. The bias is that of Eq. 13 with `lambda_cost`, whose scores count
     the own node or leave it out; or by `gradient`, with as much gate mass lost as that of the rule. Times are by
@@ -49,17 +49,20 @@ class CAMoE(CAMoESettings, AbstractSystem):
     `profile`, the path of a table, the bias is made of what was measured.
     """
 
-    def runs(self, setting: Setting) -> dict[str, AbstractRun]:
+    def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
         _check(setting)
         assert setting.trace is not None
         traces = (setting.trace, setting.history)
         trace, history = (trace_with_logits(each, self.logits, "system.logits") for each in traces)
         table = self._table(setting, history)
-        run = partial(GatedRun, setting, self, trace)
+        run = partial(CAMoERun, setting, self, trace)
         return {"unbiased": run(np.zeros_like(table)), "camoe": run(table)}
 
     def exchange(self, model: Layer, experts: int) -> AllToAll:
-        """What the three stages cost; the bias itself needs alpha and beta."""
+        """Returns the all-to-all of metadata, dispatch and combine under the system's time model.
+
+        Metadata has one count of tokens for each of the `experts` of a layer.
+        """
         times = alpha_beta(model.machine.topology) if self.time_model == "alpha_beta" else model.time_model
         sizes = (jnp.asarray(experts * COUNT_BYTES), model.costs.dispatch_bytes, model.costs.combine_bytes)
         return AllToAll(same_models(times), *sizes)
@@ -76,7 +79,7 @@ class CAMoE(CAMoESettings, AbstractSystem):
             )
         return replace(exchange, models={stage: found.model(stage) for stage in STAGES})
 
-    def _table(self, setting: Setting, history: GatingTrace) -> Float[np.ndarray, "layer node expert"]:
+    def _table(self, setting: DeploymentSetting, history: GatingTrace) -> Float[np.ndarray, "layer node expert"]:
         """The bias of every layer, source and expert."""
         problems = [self._problem(setting, history, part) for part in range(PARTS)]
         copies = jnp.mean(jnp.stack([unbiased_copies(problem) for problem in problems]), axis=0)
@@ -92,8 +95,8 @@ class CAMoE(CAMoESettings, AbstractSystem):
         found = tuned_bias(problems[:-1], problems[-1:], Limits(float(np.mean(lost))), settings, begin)
         return np.asarray(on_experts(jnp.asarray(found.bias), share))
 
-    def _problem(self, setting: Setting, history: GatingTrace, part: int) -> GateProblem:
-        """A part of the last tokens of the history, which stands for a batch."""
+    def _problem(self, setting: DeploymentSetting, history: GatingTrace, part: int) -> GateProblem:
+        """Returns part number `part` of the last tokens of the history, weighted to stand for a batch."""
         nodes, batch = setting.model.machine.num_nodes, setting.batch_tokens
         seen = min(history.num_tokens, batch)
         size = max(seen // PARTS, 1)
@@ -111,7 +114,7 @@ class CAMoE(CAMoESettings, AbstractSystem):
         )
 
 
-def _check(setting: Setting) -> None:
+def _check(setting: DeploymentSetting) -> None:
     if not np.isin(setting.share, (0, 1)).all():
         raise UnsuitableSystemError(
             "system camoe needs whole experts, one node each, but the plan shares some among nodes; use plan: ep"
@@ -123,10 +126,10 @@ def _check(setting: Setting) -> None:
 
 
 @dataclass(frozen=True)
-class GatedRun(AbstractRun):
-    """The gate with a bias [layer, source, expert]; what it chose is replayed stage by stage."""
+class CAMoERun(AbstractRun):
+    """A run of the gate with a bias [layer, source, expert]; replays have its choices, stage by stage."""
 
-    setting: Setting
+    setting: DeploymentSetting
     system: CAMoE
     trace: GatingTrace
     bias: Float[np.ndarray, "layer node expert"]
@@ -142,7 +145,7 @@ class GatedRun(AbstractRun):
         return RolloutResult(time.as_numpy(), chosen, gated.figures() | self._spread(steps, chosen))
 
     def _spread(self, steps: Batch, experts: Int[np.ndarray, "step layer token top_k"]) -> dict[str, float]:
-        """How far loads of experts changed; none of these is accuracy."""
+        """Measures of how far expert loads changed; none of them is accuracy."""
         before = np.swapaxes(np.asarray(steps.experts), 0, 1)
         base, after = (_loads(each, self.trace.num_experts) for each in (before, experts))
         return {

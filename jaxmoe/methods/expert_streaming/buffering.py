@@ -1,8 +1,8 @@
 """Token buffering: requests that wait at a layer whose expert would be loaded for few tokens.
 
 Source: expert_streaming_fse_dp IV-A and Algorithm 2. A request that waits keeps its activations and its gating, and
-goes on from the same layer in the next iteration, with other requests' tokens. What it may cost a request is slack:
-once in so many forward passes it may be deferred. Newly arriving requests take the places of those that wait, as far
+continues at the same layer in the next iteration, with other requests' tokens. Slack limits the delay of a request: it
+may be deferred once in so many forward passes. Newly arriving requests take the places of those that wait, as far
 as there are spare ones; without any, a place stays empty for an iteration.
 """
 
@@ -41,7 +41,10 @@ class Buffering(eqx.Module):
 
 
 class Buffered(NamedTuple):
-    """What passes every layer in every iteration. A pass is known by the iteration and the place that it began in."""
+    """Forward passes that every layer serves in every iteration.
+
+    A pass is identified by the iteration and the place of the batch in which it began.
+    """
 
     served: Bool[Array, "step layer request"]  # whether the request passes the layer
     began: Int[Array, "step layer request"]  # the iteration in which its pass began

@@ -1,4 +1,4 @@
-"""Methods whose experts come from memory in every step: FSE-DP, and what expert_streaming_fse_dp compares it with."""
+"""Methods that load experts from memory in every step: FSE-DP and the baselines of expert_streaming_fse_dp."""
 
 from dataclasses import replace
 from typing import Any
@@ -36,7 +36,7 @@ class Experts(eqx.Module):
 
     @eqx.filter_jit
     def joined(self, batch: Batch) -> Batch:
-        """The choices of every token, and all shared experts. Leaves may be of NumPy."""
+        """Adds all shared experts to the choices of every token. Leaves may be of NumPy."""
         if not self.shared:
             return batch
         number = jnp.arange(self.routed, self.count, dtype=jnp.int32)
@@ -87,7 +87,7 @@ class FSEDP(AbstractMethod):
 
     @eqx.filter_jit
     def _ahead(self, layer: StreamLayer, tokens: StreamTokens) -> StreamTokens:
-        """With the micro-slices that dies load before the gate decides."""
+        """Returns the tokens with the micro-slices that dies load before the gate decides."""
         forecast, routed = self.forecast, self.experts.routed
         assert forecast is not None
         counts = tokens.on_dies.sum(axis=-1)  # [layer, step, expert]
@@ -120,7 +120,7 @@ class OffloadedExperts(AbstractMethod):
 
 
 class CirculatingTokens(AbstractMethod):
-    """Slices stay on the dies that load them, and the tokens of an expert go round (Fig. 3b)."""
+    """Slices stay on the dies that load them, and the tokens of an expert circulate (Fig. 3b)."""
 
     memoryless = True
     experts: Experts

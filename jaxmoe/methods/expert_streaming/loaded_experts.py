@@ -1,4 +1,4 @@
-"""Runs that streamed experts are compared with: dies that load their own experts, and slices that tokens go round."""
+"""Baselines of streamed experts: dies that load their own experts, and tokens that circulate among slices."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,12 +15,14 @@ from jaxmoe.engine import HostDecisions, LayerTime, RingDecisions, StreamLayer
 from jaxmoe.methods.expert_streaming.fse_dp import CirculatingTokens, Experts, OffloadedExperts
 from jaxmoe.methods.expert_streaming.streamed_layer import LoadedRun, experts_of
 from jaxmoe.methods.expert_streaming.trajectories import ring_of
-from jaxmoe.methods.system import RolloutResult, Setting
+from jaxmoe.methods.system import DeploymentSetting, RolloutResult
 from jaxmoe.placement import expert_parallel_balanced
 from jaxmoe.traces import Batch, load_counts
 
 
-def hosts_of(setting: Setting, experts: Experts, by_popularity: bool) -> Float[np.ndarray, "layer expert die"]:
+def hosts_of(
+    setting: DeploymentSetting, experts: Experts, by_popularity: bool
+) -> Float[np.ndarray, "layer expert die"]:
     """Experts by number in equal runs, or by popularity before the run; shared experts go from die to die."""
     dies, layers = setting.model.machine.num_nodes, len(setting.history.layer_ids)
     if by_popularity:
@@ -39,7 +41,7 @@ class OffloadedRun(LoadedRun):
     method: OffloadedExperts
 
     @staticmethod
-    def of(setting: Setting, layer: StreamLayer, prefetch: bool, by_popularity: bool) -> "OffloadedRun":
+    def of(setting: DeploymentSetting, layer: StreamLayer, prefetch: bool, by_popularity: bool) -> "OffloadedRun":
         experts = experts_of(setting)
         hosts = jnp.asarray(hosts_of(setting, experts, by_popularity), jnp.float32)
         return OffloadedRun(setting, layer, OffloadedExperts(experts, hosts, prefetch))
@@ -68,12 +70,12 @@ class OffloadedRun(LoadedRun):
 
 @dataclass(frozen=True)
 class CirculatingRun(LoadedRun):
-    """Slices stay on the dies that load them, and the tokens of an expert go round (Fig. 3b)."""
+    """Slices stay on the dies that load them, and the tokens of an expert circulate (Fig. 3b)."""
 
     method: CirculatingTokens
 
     @staticmethod
-    def of(setting: Setting, layer: StreamLayer, prefetch: bool) -> "CirculatingRun":
+    def of(setting: DeploymentSetting, layer: StreamLayer, prefetch: bool) -> "CirculatingRun":
         return CirculatingRun(setting, layer, CirculatingTokens(experts_of(setting), prefetch))
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The layer of experts that are loaded anew in every step, as a setting and the system's numbers make it."""
+"""The layer model of experts that are loaded in every step, from a deployment setting and the system's numbers."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -10,19 +10,22 @@ from jaxmoe.engine import EvenPart, LayerTime, SliceCosts, StreamLayer, rollout
 from jaxmoe.engine.rollout import AbstractMethod
 from jaxmoe.engine.times import ATTENTION
 from jaxmoe.methods.expert_streaming.fse_dp import Experts
-from jaxmoe.methods.system import AbstractRun, Setting, UnsuitableSystemError
+from jaxmoe.methods.system import AbstractRun, DeploymentSetting, UnsuitableSystemError
 from jaxmoe.traces import Batch
 
 
 def stream_layer(
-    setting: Setting,
+    setting: DeploymentSetting,
     micro_slices: int,
     control_ns: float,
     scheduling_ns: float,
     buffer_MB: float | None,
     attention: bool,
 ) -> StreamLayer:
-    """Of the system's settings. Raises `UnsuitableSystemError` for a machine without memory to stream from."""
+    """Builds the layer model of streamed experts from the system's settings.
+
+    Raises `UnsuitableSystemError` for a machine without memory to stream from.
+    """
     model, dies = setting.model, setting.model.machine.num_nodes
     if not model.machine.memory:
         raise UnsuitableSystemError(
@@ -50,7 +53,7 @@ def stream_layer(
     )
 
 
-def experts_of(setting: Setting) -> Experts:
+def experts_of(setting: DeploymentSetting) -> Experts:
     """Experts of a layer; shared ones count by their size."""
     moe = setting.moe
     shared = moe.shared_experts
@@ -61,14 +64,14 @@ def experts_of(setting: Setting) -> Experts:
 class LoadedRun(AbstractRun):
     """A method on a layer whose experts are loaded anew in every step."""
 
-    setting: Setting
+    setting: DeploymentSetting
     layer: StreamLayer
     method: AbstractMethod
 
     @staticmethod
     @abstractmethod
     def keep(decisions: Any, time: LayerTime) -> tuple[LayerTime, Any]:
-        """The times of a step, and what the simulator needs of its decisions."""
+        """Times of a step, and the decisions that the event simulator replays."""
 
     def rolled(self, steps: Batch) -> tuple[LayerTime, Any, float]:
         """NumPy times, kept decisions, and the part of the time without attention in which the mean array computes."""
@@ -78,7 +81,7 @@ class LoadedRun(AbstractRun):
         return time, kept, float(time.node_time.mean(axis=-1).sum() / experts.sum())
 
 
-def _attention(setting: Setting) -> EvenPart:
+def _attention(setting: DeploymentSetting) -> EvenPart:
     """Attention of one layer: its FLOPs, its weights and the keys and values of its context."""
     moe = setting.moe
     kind = moe.attention

@@ -17,7 +17,7 @@ from jaxmoe.methods.expert_streaming.loaded_experts import CirculatingRun, Offlo
 from jaxmoe.methods.expert_streaming.streamed_layer import LoadedRun, experts_of, stream_layer
 from jaxmoe.methods.forecast import forecast_of
 from jaxmoe.methods.settings.expert_streaming import ExpertStreamingSettings
-from jaxmoe.methods.system import AbstractRun, AbstractSystem, RolloutResult, Setting, UnsuitableSystemError
+from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, RolloutResult, UnsuitableSystemError
 from jaxmoe.relax import AbstractReduction
 from jaxmoe.traces import Batch
 
@@ -41,9 +41,11 @@ class ExpertStreaming(ExpertStreamingSettings, AbstractSystem):
     With `prefetch` dies load the first experts of an order that is forecast while attention leaves DDR idle.
     """
 
-    def runs(self, setting: Setting) -> dict[str, AbstractRun]:
-        """Expert parallelism and by popularity (Hydra), and slices that tokens go round (Fig. 3b), serial and with
-        prefetch; simpler strategies; and itself.
+    def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
+        """Runs by name: baselines, simpler strategies, and last the system itself.
+
+        Baselines are expert parallelism, experts placed by popularity (Hydra) and tokens that circulate among slices
+        (Fig. 3b), each without and with prefetch.
         """
         layer = self._layer(setting)
         made: dict[str, AbstractRun] = {
@@ -59,8 +61,13 @@ class ExpertStreaming(ExpertStreamingSettings, AbstractSystem):
                 made[name] = self._run(name, setting, layer)
         return made | {"expert_streaming": self._run(self.strategy, setting, layer)}
 
-    def layer_times(self, setting: Setting, batches: Batch, reduction: AbstractReduction | None = None) -> LayerTime:
-        """Of its strategy. Raises `UnsuitableSystemError` for `fse_buffered`, whose requests wait."""
+    def layer_times(
+        self, setting: DeploymentSetting, batches: Batch, reduction: AbstractReduction | None = None
+    ) -> LayerTime:
+        """Times of single layers, [layer, batch], under the system's strategy.
+
+        Raises `UnsuitableSystemError` for `fse_buffered`, whose requests wait, and with `prefetch`.
+        """
         for key, stateful in (("strategy", "fse_buffered"), ("prefetch", self.prefetch)):
             if getattr(self, key) == stateful != "none":
                 raise UnsuitableSystemError(
@@ -69,8 +76,8 @@ class ExpertStreaming(ExpertStreamingSettings, AbstractSystem):
                 )
         return self._run(self.strategy, setting, self._layer(setting)).layer_times(batches, reduction)
 
-    def _layer(self, setting: Setting) -> StreamLayer:
-        """Raises `UnsuitableSystemError` where dies that have no tokens yet would prefetch."""
+    def _layer(self, setting: DeploymentSetting) -> StreamLayer:
+        """Returns the layer model. Raises `UnsuitableSystemError` where dies without tokens would prefetch."""
         if self.prefetch != "none" and self.loaded_by != "all":
             raise UnsuitableSystemError(
                 f"system.prefetch is {self.prefetch}, but system.loaded_by is {self.loaded_by}: which dies have tokens "
@@ -79,7 +86,7 @@ class ExpertStreaming(ExpertStreamingSettings, AbstractSystem):
         numbers = (self.micro_slices, self.control_ns, self.scheduling_ns, self.buffer_MB, self.attention)
         return stream_layer(setting, *numbers)
 
-    def _run(self, name: str, setting: Setting, layer: StreamLayer) -> "StreamedRun":
+    def _run(self, name: str, setting: DeploymentSetting, layer: StreamLayer) -> "StreamedRun":
         flags = {"in_turn": not self.ahead} | STRATEGIES[name]
         paired = flags.pop("paired", True)
         rules, buffering, forecast = LoadRules(**flags), None, None
@@ -98,7 +105,7 @@ class ExpertStreaming(ExpertStreamingSettings, AbstractSystem):
 
 @dataclass(frozen=True)
 class StreamedRun(LoadedRun):
-    """Experts that stream by rules."""
+    """A run of experts that stream through dies by the method's rules."""
 
     method: FSEDP
 
@@ -108,7 +115,7 @@ class StreamedRun(LoadedRun):
 
     @property
     def slicing(self) -> Slicing:
-        """Rules and slices as the simulator takes them."""
+        """Rules and slice sizes for the event simulator."""
         rules, costs = self.method.rules, self.costs
         flags = (rules.matched, rules.balanced, rules.in_turn)
         return Slicing(round(float(costs.micro_slices)), float(costs.buffer_bytes.min()), float(costs.control), *flags)
@@ -120,7 +127,7 @@ class StreamedRun(LoadedRun):
         return time, ((whole["on_dies"], *routes, whole["held"]), decisions.facts["passing"])
 
     def rollout(self, steps: Batch) -> RolloutResult:
-        """Raises `BufferError` where a micro-slice is larger than a buffer."""
+        """Times of all steps. Raises `BufferError` where a micro-slice is larger than a buffer."""
         self.slicing.slots(float(self.costs.slice_bytes))
         time, found, utilisation = self.rolled(steps)
         kept, passing = jax.tree.map(np.asarray, found)

@@ -1,7 +1,8 @@
-"""What is decided for experts that stream through dies: which dies each visits, and in which order they are loaded.
+"""Decisions for experts that stream through dies: which dies each expert visits, and the order in which experts load.
 
-Source: expert_streaming_fse_dp sections III to V. Model and simulator are given the same decisions; what can only be
-decided while it runs, such as the next group of experts for an idle die, is a rule that each carries out.
+Source: expert_streaming_fse_dp sections III to V. The analytic model and the event simulator get the same
+decisions. Decisions that depend on the state at run time, such as the next group of experts for an idle die, are rules
+that both carry out.
 """
 
 from typing import NamedTuple
@@ -79,7 +80,7 @@ def trajectories(tokens: Float[Array, "expert die"], ring: Int[np.ndarray, " die
 
 
 def loading_dies(needed: Float[Array, "expert die"], everywhere: bool) -> Float[Array, "expert die"]:
-    """The part of every expert that each die loads, equal ones: of all dies, or of those that hold its tokens.
+    """The part of every expert that each die loads: equal parts on all dies, or on those that hold its tokens.
 
     All dies load where memory holds experts fully sharded, a slice behind each die (Fig. 6).
     """
@@ -154,7 +155,7 @@ def streams(
     everywhere: bool = True,
     redistribute: bool = False,
 ) -> StreamDecisions:
-    """Everything that is decided of one layer.
+    """All decisions of one layer.
 
     `paired` loads hot and cold experts together, else each by itself in the order of its number. `everywhere`, all dies
     load, else those with tokens of the expert. To `redistribute` tokens is to spread them evenly first.

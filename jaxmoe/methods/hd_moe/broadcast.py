@@ -86,15 +86,15 @@ def serve(
 
 
 class AbstractAllowance(eqx.Module):
-    """Says before a step how many experts every layer may have broadcast."""
+    """Limits how many experts every layer may broadcast, before each step."""
 
     @abc.abstractmethod
     def __call__(self, machine: Machine, last: LayerTime, limit: int) -> Int[Array, " layer"]:
-        """At most `limit`, from the times [layer] of the step before."""
+        """Number of experts of every layer, at most `limit`, from the times [layer] of the step before."""
 
 
 class FixedAllowance(AbstractAllowance):
-    """The same number in every step, of all layers or of each."""
+    """Allows a fixed number of experts in every step: one number for all layers, or one for each [layer]."""
 
     experts: Int[Array, "*layer"]
 
@@ -103,10 +103,10 @@ class FixedAllowance(AbstractAllowance):
 
 
 class WindowAllowance(AbstractAllowance):
-    """As many as fit the time of the layer before (hd_moe IV-D1, Eq. 17), as the step before tells it.
+    """Allows as many experts as a broadcast can send during the layer before (hd_moe IV-D1, Eq. 17).
 
-    The window of the first layer is the last layer of the step before; there is none before the first step. Chunks pass
-    the slowest link. The paper counts hidden x intermediate elements of an expert.
+    Layer times are those of the step before. The first layer has the last layer of that step as its window, and none
+    before the first step. Chunks pass the slowest link. The paper counts hidden x intermediate elements of an expert.
     """
 
     hidden: Float[Array, ""]
@@ -175,7 +175,7 @@ class PreBroadcast(AbstractMethod):
         tokens: Batch,
         seconds_each: Float[Array, " node"],
     ) -> Decisions:
-        """What is decided for one layer."""
+        """Returns one layer's placement, its broadcast, and the node that serves each choice of a broadcast expert."""
         broadcast = choose_experts(share, forecast, seconds_each, allowed, self.limit)
         served = serve(share, tokens, broadcast, seconds_each)
         return Decisions(share, served=served, movements=(self._to_all(share, broadcast),))
@@ -186,7 +186,7 @@ class PreBroadcast(AbstractMethod):
 
 
 def broadcast_experts(decisions: Decisions) -> Bool[Array, "*lead expert"]:
-    """Which experts were sent anywhere; none without a movement."""
+    """Marks the experts that were sent to any node; none without a movement."""
     found = jnp.zeros(decisions.share.shape[:-1], bool)
     for movement in decisions.movements:
         if isinstance(movement, Movement):

@@ -14,7 +14,7 @@ from jaxmoe.methods import (
 from jaxmoe.methods.forecast import forecast_of
 from jaxmoe.methods.settings.hd_moe import HDMoESettings
 from jaxmoe.methods.static import PlannedRun, Static
-from jaxmoe.methods.system import AbstractRun, AbstractSystem, Setting, UnsuitableSystemError
+from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, UnsuitableSystemError
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,15 @@ class HDMoE(HDMoESettings, AbstractSystem):
     A `hidden` broadcast costs no time, as in the paper; a `charged` one goes by the schedule of the layer.
     """
 
-    def runs(self, setting: Setting) -> dict[str, AbstractRun]:
+    def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
         own = PlannedRun(setting, self.method(setting), hidden=self.broadcast == "hidden")
         return Static().runs(setting) | {"hd_moe": own}
 
-    def method(self, setting: Setting) -> AbstractMethod:
-        """What decides in every iteration. Raises `UnsuitableSystemError` where the plan or schedule do not suit."""
+    def method(self, setting: DeploymentSetting) -> AbstractMethod:
+        """Returns the pre-broadcast method on the setting's plan, with its forecast fitted on the history.
+
+        Raises `UnsuitableSystemError` where the plan is not sharded, or the schedule has micro-batches.
+        """
         if setting.mode != "sharded":
             raise UnsuitableSystemError(
                 f"system hd_moe broadcasts the experts of sharded plans, but the plan is {setting.mode}; "
@@ -52,7 +55,7 @@ class HDMoE(HDMoESettings, AbstractSystem):
             hidden=self.broadcast == "hidden",
         )
 
-    def _allowance(self, setting: Setting) -> AbstractAllowance:
+    def _allowance(self, setting: DeploymentSetting) -> AbstractAllowance:
         if self.window == "fixed":
             return FixedAllowance(jnp.asarray(self.experts))
         sizes = (setting.moe.hidden_size, setting.moe.expert_size, setting.weight_bytes_per_element)

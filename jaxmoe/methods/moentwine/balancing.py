@@ -21,7 +21,7 @@ from jaxmoe.errors import InputError
 from jaxmoe.hardware import Machine
 from jaxmoe.methods.forecast import AbstractForecast, Loads, State
 from jaxmoe.methods.moentwine.migration import (
-    Moves,
+    ExpertTransfers,
     Slots,
     Windows,
     iterations_needed,
@@ -48,14 +48,14 @@ class AbstractRule(eqx.Module):
 
 
 class KeepSlots(AbstractRule):
-    """No balancing."""
+    """Keeps all slots as they are: no balancing."""
 
     def __call__(self, expected: Float[Array, "layer expert"], resident: Slots) -> Slots:
         return resident
 
 
 class Eplb(AbstractRule):
-    """EPLB, for all slots anew, native ones too.
+    """Chooses all slots by EPLB, native ones too.
 
     It numbers its packs of experts regardless of where experts are. `renamed`, each device in turn takes the pack of
     which it holds most; the balance is the same, and less moves.
@@ -106,7 +106,7 @@ class ShadowSlots(AbstractRule):
 
 
 class BalancerState(NamedTuple):
-    """What is remembered from iteration to iteration."""
+    """State of a balancer between iterations: its forecast, all slots, and the migration that is under way."""
 
     forecast: State
     slots: Slots  # that serve
@@ -167,13 +167,13 @@ class Balancer(AbstractMethod):
         triggered = ready & (imbalance > self.alpha)
         layers, topology = loads.shape[0], machine.topology
 
-        def choose() -> tuple[Slots, Moves, Float[Array, " link"]]:
+        def choose() -> tuple[Slots, ExpertTransfers, Float[Array, " link"]]:
             target = self.rule(expected, state.resident)
             moves = moves_between(state.resident, target, self.distance, self.entry)
             return target, moves, link_loads(topology, moves.traffic)
 
-        def keep() -> tuple[Slots, Moves, Float[Array, " link"]]:
-            nothing = Moves(jnp.zeros_like(self.distance), jnp.zeros(layers), jnp.zeros(layers))
+        def keep() -> tuple[Slots, ExpertTransfers, Float[Array, " link"]]:
+            nothing = ExpertTransfers(jnp.zeros_like(self.distance), jnp.zeros(layers), jnp.zeros(layers))
             return state.slots, nothing, jnp.zeros(topology.num_links)
 
         target, moves, carried = jax.lax.cond(triggered, choose, keep)
@@ -205,8 +205,11 @@ class Balancer(AbstractMethod):
             after.slots, self.experts, self._homes(layers), self._waiting(moves, carried), facts
         )
 
-    def _waiting(self, moves: Moves, carried: Float[Array, " link"]) -> Migration:
-        """What inference waits for, divided among layers as experts move; nothing where weights use idle links."""
+    def _waiting(self, moves: ExpertTransfers, carried: Float[Array, " link"]) -> Migration:
+        """Returns the migration that inference waits for, divided among layers by how many experts each moves.
+
+        All parts are 0 for a non-invasive balancer, whose weights use idle links.
+        """
         layers = len(moves.per_layer)
         part = moves.per_layer / jnp.maximum(moves.per_layer.sum(), 1)
         part = part if self.windows is None else jnp.zeros_like(part)
@@ -229,7 +232,7 @@ def loads_of(tokens: Batch | Loads, experts: int) -> Float[Array, "layer expert"
 
 
 def _arrived(state: BalancerState, idle: Float[Array, " link"]) -> BalancerState:
-    """After an iteration that left links `idle`: weights have come further, or are there and serve."""
+    """Returns the state after weights travelled for the links' `idle` seconds; slots serve once all have arrived."""
     moving = state.left > 0
     left = jnp.where(moving, state.left - 1 / iterations_needed(state.needed, idle), 0)
     landed = moving & (left <= 1e-6)
@@ -245,7 +248,7 @@ def _holding(target: Slots, resident: Slots) -> Slots:
 
 
 class BalancerError(InputError):
-    """A balancer that cannot be, with the reason and the remedy."""
+    """Settings that no balancer can have. The message has the reason and the remedy."""
 
 
 def first_slots(layers: int, experts: int, nodes: int, shadow: int) -> Int[np.ndarray, "layer node slot"]:
@@ -284,28 +287,32 @@ def check_slots_fit(
 # A balancer run over the loads of many iterations.
 
 
-class Iterations(NamedTuple):
-    """Times [step, layer], without what keeps resources busy, and the facts of the decisions, [step, layer, ...]."""
+class BalancedRollout(NamedTuple):
+    """Results of a balancer over many iterations: times, s [step, layer], and facts of decisions [step, layer, ...].
+
+    Times have no busy seconds of resources.
+    """
 
     time: LayerTime
     facts: Mapping[str, Any]
 
     @property
     def excess(self) -> Float[Array, "step layer"]:
-        """(max - mean) / mean of device loads, as they came."""
+        """(max - mean) / mean of the actual device loads."""
         return self.facts["excess"]
 
 
 def balanced_rollout(
     balancer: Balancer, model: CountModel, loads: Float[Array, "step layer *group expert"]
-) -> Iterations:
+) -> BalancedRollout:
     """Run a balancer over the loads of iterations, in choices of each expert, of all groups or group by group.
 
-    Every iteration has a stage `migration`: what inference waits for weights, divided among layers as experts moved.
+    Every iteration has a stage `migration`: the time that inference waits for weights, divided among layers by the
+    experts that each moved.
     """
-    return Iterations(*rollout(balancer, model, jnp.swapaxes(loads, 0, 1), keep=_figures)[1:])
+    return BalancedRollout(*rollout(balancer, model, jnp.swapaxes(loads, 0, 1), keep=_figures)[1:])
 
 
 def _figures(decisions: SlotDecisions, time: LayerTime) -> tuple[LayerTime, Mapping[str, Array]]:
-    """Keep no slots, and of times what is small."""
+    """Drop what is large of a step: slots, and the busy seconds of resources."""
     return time.without_busy(), {name: fact for name, fact in decisions.facts.items() if name != "target"}

@@ -142,7 +142,7 @@ class GradientSlots(AbstractRule):
         return self.horizon * seconds + self.hop_seconds * moved.sum()
 
     def _hops(self, resident: Int[Array, "node place"], experts: int) -> Float[Array, "expert node"]:
-        """How far every expert is from every node that may get it."""
+        """Hops of every expert to every node that may get it."""
         far = jnp.full((experts + 1, len(resident)), FAR, self.distance.dtype)
         return far.at[resident].min(self.distance[:, None])[:experts]  # EMPTY goes to the last
 
@@ -251,7 +251,7 @@ def _staying(
 
 
 class _Dealing(NamedTuple):
-    """Copies being dealt."""
+    """State of the loop that deals copies to slots."""
 
     turn: Int[Array, ""]  # in the queue
     evicted: Int[Array, ""]  # the expert that lost its slot, and comes before the queue

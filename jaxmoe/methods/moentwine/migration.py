@@ -25,8 +25,8 @@ FAR = 10**4  # hops to a node that does not hold an expert
 MOVES_AT_ONCE = 256
 
 
-class Moves(NamedTuple):
-    """What has to travel, in experts."""
+class ExpertTransfers(NamedTuple):
+    """Expert weights that move between nodes, in experts: by source and destination, and by layer."""
 
     traffic: Float[Array, "node node2"]  # from source to destination, all layers together
     per_layer: Float[Array, " layer"]
@@ -35,11 +35,11 @@ class Moves(NamedTuple):
 
 def moves_between(
     before: Slots, after: Slots, distance: Float[Array, "node node2"], entry: Int[Array, " node"] | None
-) -> Moves:
-    """What travels when slots change: each expert to every node that holds it after and not before.
+) -> ExpertTransfers:
+    """Transfers that turn slots `before` into `after`: each expert goes to every node that newly holds it.
 
-    It comes from the nearest node that holds it before, in hops, the lowest-numbered of equals; or with `entry` from
-    the node through which a node reaches the disks at the wafer's edge (III-C).
+    The source is the nearest node that holds the expert before, in hops, the lowest-numbered of equals. With `entry`
+    it is the node through which the destination reaches the disks at the wafer's edge (III-C).
     """
     nodes = before.shape[1]
     ranked = distance.T.astype(jnp.int32) * nodes + jnp.arange(nodes)
@@ -65,7 +65,7 @@ def moves_between(
 
     start = (jnp.asarray(0), jnp.zeros((nodes, nodes), distance.dtype), jnp.zeros(len(before), distance.dtype))
     _, traffic, hops = jax.lax.while_loop(lambda at: at[0] * MOVES_AT_ONCE < count, some, start)
-    return Moves(traffic, new.sum(axis=(1, 2)).astype(distance.dtype), hops)
+    return ExpertTransfers(traffic, new.sum(axis=(1, 2)).astype(distance.dtype), hops)
 
 
 def edge_entries(topology: AbstractTopology) -> Int[np.ndarray, " node"]:
@@ -77,15 +77,17 @@ def edge_entries(topology: AbstractTopology) -> Int[np.ndarray, " node"]:
     return edge[topology.hop_counts()[edge].argmin(axis=0)]
 
 
-def link_seconds(topology: AbstractTopology, moves: Moves, expert_bytes: Float[Array, ""]) -> Float[Array, " link"]:
+def link_seconds(
+    topology: AbstractTopology, moves: ExpertTransfers, expert_bytes: Float[Array, ""]
+) -> Float[Array, " link"]:
     """How long every link is busy with moves that have it to themselves, s."""
     return link_loads(topology, moves.traffic) * expert_bytes / topology.link_rate
 
 
 class Windows(eqx.Module):
-    """When weights may use a link: during the all-reduce and attention, during the all-to-all and the experts.
+    """Links that weights may use in each phase: `attention` with its all-reduce, `experts` with the all-to-all.
 
-    The paper's rule is links inside domains in the first, links between domains in the second: `alternating`.
+    The paper's rule, `alternating`, uses links inside domains in the first and links between domains in the second.
     """
 
     attention: Bool[Array, " link"]
@@ -93,12 +95,12 @@ class Windows(eqx.Module):
 
     @classmethod
     def alternating(cls, inside: Bool[np.ndarray, " link"]) -> "Windows":
-        """Local moves in the one, global moves in the other (V-A)."""
+        """Links `inside` domains in the first phase, all others in the second (V-A)."""
         return cls(jnp.asarray(inside), jnp.asarray(~inside))
 
     @classmethod
     def always(cls, num_links: int) -> "Windows":
-        """Whatever is idle."""
+        """All links in both phases, so that weights use all idle time."""
         return cls(jnp.ones(num_links, bool), jnp.ones(num_links, bool))
 
     def idle(self, times: LayerTime) -> Float[Array, " link"]:

@@ -17,7 +17,7 @@ Choice = Literal["nearest", "coldest"]
 
 
 class _Filling(NamedTuple):
-    """Shadow slots being filled."""
+    """State of the loop that fills shadow slots."""
 
     shadow: Int[Array, "node slot"]
     copies: Float[Array, " expert"]
@@ -79,7 +79,7 @@ def fill_shadow_slots(
 
 
 def kept_in_place(wanted: Int[Array, "node slot"], resident: Int[Array, "node slot"]) -> Int[Array, "node slot"]:
-    """The same experts on every node, those that are resident in the slot where they are."""
+    """Reorders the wanted experts of every node so that those already resident stay in their slots."""
     stays = (resident != EMPTY) & (resident[:, :, None] == wanted[:, None, :]).any(axis=2)
     new = (wanted != EMPTY) & ~(wanted[:, :, None] == resident[:, None, :]).any(axis=2)
     place, number = jnp.cumsum(~stays, axis=1), jnp.cumsum(new, axis=1)  # 1, 2, ... of places, and of who takes them

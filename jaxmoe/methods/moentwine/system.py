@@ -41,9 +41,9 @@ from jaxmoe.methods.settings.moentwine import MoentwineSettings
 from jaxmoe.methods.system import (
     AbstractRun,
     AbstractSystem,
-    Recorded,
+    DeploymentSetting,
     RolloutResult,
-    Setting,
+    SystemRecording,
     TokenPaths,
     UnsuitableSystemError,
 )
@@ -70,8 +70,8 @@ class Moentwine(MoentwineSettings, AbstractSystem):
     loads over their mean, summed over layers, is above `alpha`, and `beta` iterations after it last did (Eq. 2).
     """
 
-    def runs(self, setting: Setting) -> dict[str, AbstractRun]:
-        """The baseline mapping without a balancer, the layout without one, and all together."""
+    def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
+        """Runs by name: the baseline mapping and the layout, both without a balancer, and last the layout with it."""
         grid = setting.model.machine.topology.grid
         names = dict.fromkeys(["baseline_esp" if self.layout.endswith("esp") else "baseline", self.layout])
         if grid is None:
@@ -87,18 +87,18 @@ class Moentwine(MoentwineSettings, AbstractSystem):
             return made
         return made | {"moentwine": self._run(layouts[[*layouts][-1]], setting, self)}
 
-    def _layout(self, name: str, grid: tuple[int, int], setting: Setting) -> TokenLayout:
+    def _layout(self, name: str, grid: tuple[int, int], setting: DeploymentSetting) -> TokenLayout:
         baseline = name.startswith("baseline")
         return token_layout(name, grid, self.tp, setting.wafer_shape, self.fetch, None if baseline else self.all_gather)
 
-    def _switched(self, setting: Setting) -> TokenLayout:
+    def _switched(self, setting: DeploymentSetting) -> TokenLayout:
         if setting.clusters is None:
             raise UnsuitableSystemError(
                 "system moentwine places tokens on meshes, wafers, switches and clusters; this machine is neither"
             )
         return successive_layout(*setting.clusters, self.tp)
 
-    def _run(self, layout: TokenLayout, setting: Setting, own: "Moentwine") -> "LayoutRun":
+    def _run(self, layout: TokenLayout, setting: DeploymentSetting, own: "Moentwine") -> "LayoutRun":
         topology = setting.model.machine.topology
         attention = grouped_attention(
             setting.moe,
@@ -127,7 +127,7 @@ class Moentwine(MoentwineSettings, AbstractSystem):
             setting, layout, model, attention, share, None if layout.sliced else own.balancer_of(layout, setting)
         )
 
-    def balancer_of(self, layout: TokenLayout, setting: Setting) -> Balancer:
+    def balancer_of(self, layout: TokenLayout, setting: DeploymentSetting) -> Balancer:
         """The balancer for a plan of whole experts. Raises `UnsuitableSystemError`, or `BalancerError` without room."""
         machine = setting.model.machine
         shadow = 0 if self.balancer == "none" else self.shadow_slots
@@ -168,14 +168,14 @@ class Moentwine(MoentwineSettings, AbstractSystem):
         )
 
 
-def _count_model(layout: TokenLayout, setting: Setting) -> CountModel:
-    """The layer's experts and all-to-all from counts. What comes before them does not depend on slots."""
+def _count_model(layout: TokenLayout, setting: DeploymentSetting) -> CountModel:
+    """Model of the layer's experts and all-to-all from counts; stages before them do not depend on slots."""
     machine = setting.model.machine
     paths = paths_of(machine.topology, layout.parts)
     return CountModel(machine, setting.model.costs, jnp.asarray(layout.parts), paths, (), setting.model.schedule)
 
 
-def _first_slots(setting: Setting, shadow: int) -> Int[np.ndarray, "layer node slot"]:
+def _first_slots(setting: DeploymentSetting, shadow: int) -> Int[np.ndarray, "layer node slot"]:
     """The plan's experts in slots, and empty ones for copies."""
     share = setting.share
     if (share.max(axis=2) < 1 - 1e-4).any():
@@ -188,12 +188,12 @@ def _first_slots(setting: Setting, shadow: int) -> Int[np.ndarray, "layer node s
     return np.pad(slots, ((0, 0), (0, 0), (0, shadow)), constant_values=EMPTY).astype(np.int32)
 
 
-def _homes(layout: TokenLayout, setting: Setting) -> Int[np.ndarray, " token"]:
+def _homes(layout: TokenLayout, setting: DeploymentSetting) -> Int[np.ndarray, " token"]:
     return token_homes(layout, setting.batch_tokens).astype(np.int32)
 
 
 class Decided(NamedTuple):
-    """Slots that serve, and what a balancer tells of every step; see `Balancer.step`."""
+    """Slots that serve, and the facts that a balancer reports of every step; see `Balancer.step`."""
 
     slots: Int[Array, "step layer node slot"]
     target: Int[Array, "step layer node slot"]
@@ -224,7 +224,7 @@ def _sliced(layout: TokenLayout, experts: int) -> Float[np.ndarray, "expert node
 class LayoutRun(AbstractRun):
     """A token layout over iterations, with a balancer, or with experts in slices."""
 
-    setting: Setting
+    setting: DeploymentSetting
     layout: TokenLayout
     model: Layer
     attention: GroupedAttention
@@ -275,7 +275,7 @@ class LayoutRun(AbstractRun):
     def unplaced(self) -> str:
         return f"system.layout: {self.layout.name} slices every expert alike; use the layout er"
 
-    def record(self, rolled: RolloutResult, batch_at: Callable[[int, int], Batch]) -> Recorded | None:
+    def record(self, rolled: RolloutResult, batch_at: Callable[[int, int], Batch]) -> SystemRecording | None:
         """Two layers, with the weights that move to them where slots change most (moentwine Fig. 11e)."""
         described = self.setting.describe(self.model.mode, "lowest_host")
         fabric = replace(described.fabric, chunk_bytes=max(described.fabric.chunk_bytes or 0.0, RECORDED_CHUNK))
@@ -306,10 +306,10 @@ class LayoutRun(AbstractRun):
             f"moentwine, iteration {step}, {len(rows)} layers from the one in row {rows[0]}, {len(pairs)} experts move"
         )
         facts = {"iteration": step, "rows": [*rows], "experts_moved": len(pairs), "chunk_B": fabric.chunk_bytes}
-        return Recorded(ran.run, ran.stage, fabric, shown, facts)
+        return SystemRecording(ran.run, ran.stage, fabric, shown, facts)
 
     def _serving(self, rolled: RolloutResult, step: int, row: int) -> Float[np.ndarray, "expert node"]:
-        """Who serves which part of every expert."""
+        """The part of every expert that each node serves, in a step and layer."""
         if self.sliced is not None:
             return self.sliced
         slots = rolled.kept.slots[step, row].reshape(1, -1)

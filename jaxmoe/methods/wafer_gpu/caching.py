@@ -27,10 +27,11 @@ Eviction = Literal["least_popular", "least_recent", "keep"]
 
 
 class Guidance(eqx.Module):
-    """What is known of a step when its layers are launched; leaves are [layer, ...], of many steps [layer, step, ...].
+    """Expert counts and heat-map predictions that are known when the layers of a step are launched.
 
-    `counts` are the requests of every expert, `following` the `n` experts that most often come after each, -1 for none,
-    and `popularity` how often each was chosen so far. `next_counts` are those of the next step, for perfect foresight.
+    Leaves are [layer, ...], of many steps [layer, step, ...]. `counts` are the requests of every expert. `following`
+    are the `n` experts that most often come after each, -1 for none, and `popularity` is how often each was chosen so
+    far. `next_counts` are the counts of the next step, for perfect foresight.
     """
 
     counts: Int[Array, "layer *step expert"]
@@ -77,10 +78,11 @@ def guide(
     experts: Int[Array, "layer step token k"],
     across: Float[Array, "pair expert expert2"] | None = None,
 ) -> Guidance:
-    """What the map says in each step, from the choices of the same requests in all steps; -1 is no choice.
+    """Counts and predictions of each step, from the choices of the same requests in all steps; -1 is no choice.
 
-    The first step has no step before it, so what the map has then is its start; the last is its own future. `across`
-    counts pairs of experts of a token in a layer and in the next, as seen before: what forecasts go by.
+    Predictions of the first step come from the map's `start` alone. The last step counts as its own next step.
+    `across` counts the pairs of experts that a token chose in a layer and in the next, as seen before; forecasts are
+    made of it.
     """
     in_turn = jnp.moveaxis(experts, 1, 0)
     num_experts = heatmap.start.shape[-1]
@@ -142,7 +144,7 @@ class LLCPrefetch(eqx.Module):
 
 
 class WaferPolicy(AbstractMethod):
-    """Who computes what, and what is copied. `home` and `start`, copies from the beginning, are placement.
+    """Allocates requests to dies, and copies remote experts. `home` and `start`, the first copies, are the placement.
 
     Steps are batches, or the `Guidance` that the `heatmap` gives of them, worked out once for several policies.
     `capacity` is how many copies a die holds in all layers together; infinite is no limit. A full die makes room by
@@ -173,13 +175,13 @@ class WaferPolicy(AbstractMethod):
         return replace(self, heatmap=None), known
 
     def init(self, machine: Machine) -> Copies:
-        """The copies there are before the first step."""
+        """Returns the copies that exist before the first step."""
         shape = (*self.home.shape, self.dies)
         held = jnp.zeros(shape, bool) if self.start is None else self.start
         return Copies(held, jnp.zeros(shape, jnp.int32), jnp.zeros((), jnp.int32), jnp.zeros(self.dies, jnp.int32))
 
     def step(self, machine: Machine, state: Copies, tokens: Guidance, last: LayerTime) -> tuple[Copies, Fetches]:
-        """All layers of one step, one after the other."""
+        """Copies after one step, and the fetches of all its layers, one after the other."""
         time, popularity = state.time + 1, tokens.popularity
 
         def layer(
@@ -215,7 +217,11 @@ class WaferPolicy(AbstractMethod):
         local: Bool[Array, "expert die"],
         known: Guidance,
     ) -> Bool[Array, "expert die"]:
-        """What each die is taken to compute next: the top of the rows of all experts that it computes now."""
+        """Marks experts that each die is predicted to compute in the next step.
+
+        They are the most frequent successors of all experts that it computes now; with `perfect` prediction, the
+        experts that the next step's allocation gives it.
+        """
         if self.prediction == "perfect":
             return self.allocation(known.next_counts, home, local) > 0
         experts = len(home)
@@ -230,7 +236,7 @@ class WaferPolicy(AbstractMethod):
         wanted: Bool[Array, "expert die"],
         popularity: Float[Array, "layer expert"],
     ) -> tuple[Copies, Bool[Array, "expert die"]]:
-        """Take wanted copies, the most popular first, while there is room, or a copy that is worth less."""
+        """Admits wanted copies, the most popular first, while there is room or a less valuable copy to evict."""
         experts = len(wanted)
         index = jnp.arange(experts)
         worth = copies.used if self.eviction == "least_recent" else popularity[..., None]

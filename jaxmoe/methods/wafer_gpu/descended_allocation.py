@@ -2,7 +2,7 @@
 
 `AssignmentProgram` relaxes Algorithm 1's task (wafer-scale study, IV-D5): requests may be split at will, and a die that
 computes a part of an expert reads only that part. So its value bounds every allocation, and its solution, rounded, is
-one. `GradientAllocation` goes down the model's own price, from homes and not from any plan. Both end with whole
+one. `GradientAllocation` descends on the model's own time, from homes and not from any plan. Both end with whole
 requests, and are called as `methods.wafer_gpu.task_allocation` says.
 """
 
@@ -22,7 +22,7 @@ from jaxmoe.network.loads import link_loads
 from jaxmoe.relax import SmoothMax, SoftSupport, geometric
 
 
-class Task(NamedTuple):
+class AllocationTask(NamedTuple):
     """A layer to allocate: requests of every expert, its home, and which dies have it in their own HBM."""
 
     counts: Int[np.ndarray, " expert"]
@@ -34,7 +34,7 @@ class AssignmentProgram:
     """The assignment LP of layers on one machine (HiGHS); compared by identity, so that `jit` may hold it."""
 
     def __init__(self, layer: FetchLayer) -> None:
-        """Of a concrete machine, not a traced one."""
+        """Reads the numbers of a layer on a concrete machine, not a traced one."""
         machine, costs, hbm = layer.machine, layer.costs, layer.machine.memory[-1]
         self.channels, self.channel = len(hbm.bandwidth), np.asarray(hbm.channel)
         self.read = float(costs.expert_bytes) / np.asarray(hbm.bandwidth, float)  # s of an expert, by channel
@@ -91,7 +91,7 @@ class AssignmentProgram:
         return share, float(found.fun) / scale + self.first
 
 
-def allocation_bound(layer: FetchLayer, task: Task) -> float:
+def allocation_bound(layer: FetchLayer, task: AllocationTask) -> float:
     """Seconds that no allocation of the layer can beat."""
     return AssignmentProgram(layer).solve(task.counts, task.home, task.local)[1]
 
@@ -112,7 +112,7 @@ def _seconds_of_links(
     return loads * (size / topology.link_rate)
 
 
-class Descent(NamedTuple):
+class AllocationDescentSettings(NamedTuple):
     """Settings of `descend`: widths of support and temperatures of maxima fall geometrically over the steps."""
 
     steps: int = 400
@@ -129,7 +129,7 @@ def descend(
     home: Int[Array, " expert"],
     local: Float[Array, "expert die"],
     key: Key[Array, ""],
-    settings: Descent,
+    settings: AllocationDescentSettings,
 ) -> Float[Array, "expert die"]:
     """Relaxed requests [expert, die] by Adam on the layer's time, from homes and a little noise alone."""
     optimiser = optax.adam(settings.rate)
@@ -172,7 +172,7 @@ LEAST = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.51)  # parts that a die may hav
 
 
 def best_whole(layer: FetchLayer, relaxed: Float[Array, "expert die"], *task: Array) -> Int[Array, "expert die"]:
-    """The best whole allocation of those that `whole` makes, and of homes; the task is counts, home and local."""
+    """The fastest allocation of whole requests among those of `whole` and homes; `task` is counts, home and local."""
     counts, home, local = task
     plans = jax.vmap(lambda least: whole(relaxed, counts, least))(jnp.asarray(LEAST, relaxed.dtype))
     at_home = jnp.where(home[:, None] == jnp.arange(local.shape[1]), counts[:, None], 0)
@@ -187,11 +187,11 @@ def _seconds(layer: FetchLayer, home: Array, plan: Array, local: Array) -> Float
 
 
 class GradientAllocation(eqx.Module):
-    """The best whole allocation that a descent ends with, or homes. A seed is that of every layer and step."""
+    """The best allocation of whole requests from gradient descent, or homes. One `key` serves all layers and steps."""
 
     layer: FetchLayer
     key: Key[Array, ""]
-    settings: Descent = Descent()
+    settings: AllocationDescentSettings = AllocationDescentSettings()
 
     def __call__(
         self,
@@ -240,15 +240,17 @@ def _allocated(allocation: GradientAllocation, *task: Array) -> tuple[Array, Arr
 
 
 def tuned_allocation(
-    layer: FetchLayer, task: Task, seed: int = 0, settings: Descent | None = None
+    layer: FetchLayer, task: AllocationTask, seed: int = 0, settings: AllocationDescentSettings | None = None
 ) -> tuple[Int[np.ndarray, "expert die"], float]:
-    """The whole allocation that a descent ends with, and its exact seconds."""
-    allocation = GradientAllocation(layer, jax.random.key(seed), Descent() if settings is None else settings)
+    """Returns the allocation of whole requests that a gradient descent ends with, and its exact time, s."""
+    allocation = GradientAllocation(
+        layer, jax.random.key(seed), AllocationDescentSettings() if settings is None else settings
+    )
     plan, seconds = _allocated(allocation, *jax.device_put(tuple(task)))
     return np.asarray(plan), float(seconds)
 
 
 @eqx.filter_jit
-def allocation_seconds(layer: FetchLayer, plan: Array, task: Task) -> Float[Array, ""]:
+def allocation_seconds(layer: FetchLayer, plan: Array, task: AllocationTask) -> Float[Array, ""]:
     """Exact seconds of an allocation that copies nothing."""
     return _seconds(layer, jnp.asarray(task.home), jnp.asarray(plan), jnp.asarray(task.local))

@@ -27,7 +27,7 @@ from jaxmoe.methods import (
     widest,
 )
 from jaxmoe.methods.settings.wafer_gpu import AllocationName, WaferGPUSettings
-from jaxmoe.methods.system import AbstractRun, AbstractSystem, RolloutResult, Setting, UnsuitableSystemError
+from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, RolloutResult, UnsuitableSystemError
 from jaxmoe.methods.wafer_gpu.caching import Allocation
 from jaxmoe.methods.wafer_gpu.descended_allocation import AssignmentProgram, GradientAllocation, LinearAllocation
 from jaxmoe.traces import Batch
@@ -35,9 +35,10 @@ from jaxmoe.traces.statistics.counting import count_pairs
 
 
 def allocation_of(name: AllocationName, layer: FetchLayer, **settings: Any) -> Allocation:
-    """Who computes what, by name, with its settings: `block`, and `split` of `base`, or those of `Algorithm1`.
+    """Returns the allocation of requests to dies of this name.
 
-    Of a layer on a concrete machine. Made in double precision, in which the costs of `allo` are exact.
+    `settings` are `block` and `split` of `base`, or those of `Algorithm1`. The machine of `layer` is concrete, not
+    traced. Call it in double precision, in which the costs of `allo` are exact.
     """
     machine = layer.machine
     match name:
@@ -56,7 +57,7 @@ def allocation_of(name: AllocationName, layer: FetchLayer, **settings: Any) -> A
 
 @dataclass(frozen=True)
 class WaferRun(AbstractRun):
-    """A policy on a machine."""
+    """Iterations of a wafer policy on the machine of its layer model."""
 
     policy: WaferPolicy
     layer: FetchLayer
@@ -94,7 +95,7 @@ class WaferRun(AbstractRun):
 
 
 def _compact(fetches: Fetches) -> dict[str, np.ndarray]:
-    """What the simulator needs of the fetches, small."""
+    """Returns the fields of fetches that the event simulator reads, as NumPy arrays of small types."""
     hits = np.zeros(fetches.local.shape) if fetches.hits is None else fetches.hits
     return {
         "requests": np.asarray(fetches.requests).astype(np.int32),
@@ -115,7 +116,7 @@ class WaferGPU(WaferGPUSettings, AbstractSystem):
     bound of every layer is found too.
     """
 
-    def runs(self, setting: Setting) -> dict[str, AbstractRun]:
+    def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
         own = self._run(setting)
 
         def plain(name: AllocationName, **settings: Any) -> WaferRun:
@@ -127,7 +128,7 @@ class WaferGPU(WaferGPUSettings, AbstractSystem):
             dealt, home = plain("base", block=self.block, split=self.split), plain("home")
         return {"base": dealt, "expert_parallelism": home, "wafer_gpu": own}
 
-    def _run(self, setting: Setting) -> WaferRun:
+    def _run(self, setting: DeploymentSetting) -> WaferRun:
         machine = setting.model.machine
         self._check(setting)
         home = homes(setting.share)
@@ -161,7 +162,7 @@ class WaferGPU(WaferGPUSettings, AbstractSystem):
                 layer = replace(layer, host=HostLink(*link))
         return WaferRun(policy, layer, self.bound)
 
-    def _check(self, setting: Setting) -> None:
+    def _check(self, setting: DeploymentSetting) -> None:
         machine = setting.model.machine
         if len(machine.memory) < 2:
             raise UnsuitableSystemError(
@@ -174,7 +175,7 @@ class WaferGPU(WaferGPUSettings, AbstractSystem):
                 "expert; use 1 or 2"
             )
 
-    def _costs(self, setting: Setting) -> FetchCosts:
+    def _costs(self, setting: DeploymentSetting) -> FetchCosts:
         known = setting.model.costs
         numbers = (known.expert_bytes, known.flops_per_token_expert, self.slices, self.request_bytes)
         latencies = (self.llc_hit_ns, self.llc_miss_ns, self.llc_write_ns)

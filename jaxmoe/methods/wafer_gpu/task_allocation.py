@@ -49,7 +49,7 @@ class AllocationCosts(eqx.Module):
 def deal(
     counts: Int[Array, " expert"], dies: int, block: int | Int[Array, " expert"] = BLOCK
 ) -> Int[Array, "expert die"]:
-    """Blocks of all experts in their order, one die after the other, whatever the data is: the study's base (V-A).
+    """Deals blocks of all experts in order to one die after the other, wherever weights are: the study's base (V-A).
 
     Each kernel begins at die 0. The last block of an expert is what is left. Blocks of one expert that come to one die
     are one task: what the LLC has read for the first serves the next.
@@ -65,7 +65,7 @@ def deal(
 
 
 class Dealt(eqx.Module):
-    """The study's base, which knows nothing of where weights are: blocks of `block` requests, dealt round the dies.
+    """The study's base, which ignores where weights are: blocks of `block` requests, dealt to dies in turn.
 
     With `split`, every expert comes to so many dies in equal parts, however many requests it has.
     """

@@ -1,4 +1,4 @@
-"""Link balance: which logical cluster lives on which node of the machine, judged by the exact model (hd_moe IV-C2)."""
+"""Link balance: which logical cluster lives on which node of the machine, scored by the exact model (hd_moe IV-C2)."""
 
 from jaxmoe.tune.link_balance.mapping import Budget as Budget
 from jaxmoe.tune.link_balance.mapping import Mapping as Mapping

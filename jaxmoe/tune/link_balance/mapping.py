@@ -1,4 +1,4 @@
-"""What the searches over mappings share: the question, when to stop, how orders are scored, and the answer."""
+"""Shared parts of the searches over mappings of clusters to nodes: problem, budget, scores and result."""
 
 import time
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Order = Int[np.ndarray, " node"]
 
 
 class Question(NamedTuple):
-    """One layer whose clusters are to be mapped to nodes, and what judges a mapping. Numbers only."""
+    """One layer whose clusters are to be mapped to nodes: its plan, and what scores a mapping."""
 
     model: Layer
     share: Float[Array, "expert cluster"]
@@ -36,7 +36,7 @@ class Question(NamedTuple):
         reduction: AbstractReduction | None = None,
         support: AbstractSupport | None = None,
     ) -> Float[Array, ""]:
-        """Objective of a plan, s. Exact unless told otherwise."""
+        """Objective of a plan, s: exact, or relaxed by a `reduction` or a `support`."""
         seconds = over_batches(
             lambda batch: self.model(share, batch, reduction=reduction, support=support).total, self.batches
         )
@@ -67,10 +67,10 @@ class Mapping:
 
 @dataclass
 class Budget:
-    """How long a search lasts: `seconds`, or `trials` for a result that the machine's speed leaves alone, or both.
+    """Limits of a search: `seconds`, `trials`, or both. `trials` alone give a result that no computer's speed changes.
 
-    What a trial is, the method says. The clock starts after the first ones, which may have to compile. `report` is
-    called with the part that is spent.
+    Each method defines its trial. Seconds count from the end of the first trials, which may include compiling.
+    `report` is called with the part that is spent. Raises `ValueError` without a limit above 0.
     """
 
     seconds: float | None = None
@@ -100,22 +100,22 @@ class Budget:
 
 
 @dataclass
-class Best:
-    """The best order seen, from the identity on: no search ends with a worse one."""
+class BestOrder:
+    """The best order seen so far. It begins with the identity, so no search ends with a worse order."""
 
     order: Order
     seconds: float
     history: History = field(default_factory=History)
 
     @classmethod
-    def identity(cls, score: Callable[[Int[np.ndarray, "order node"]], np.ndarray], nodes: int) -> "Best":
+    def identity(cls, score: Callable[[Int[np.ndarray, "order node"]], np.ndarray], nodes: int) -> "BestOrder":
         order = np.arange(nodes)
         best = cls(order, float(score(order[None])[0]))
         best.history.add(0, np.asarray(best.seconds))
         return best
 
     def see(self, step: int, orders: Int[np.ndarray, "order node"], seconds: Float[np.ndarray, " order"]) -> None:
-        """Orders that were scored by the end of a step."""
+        """Takes note of orders and their scores, s, at the end of a step."""
         first = int(np.argmin(seconds))
         if seconds[first] < self.seconds:
             self.order, self.seconds = np.asarray(orders[first]), float(seconds[first])

@@ -16,7 +16,7 @@ from scipy.optimize import linear_sum_assignment
 
 from jaxmoe.relax import SmoothMax, geometric, sinkhorn
 from jaxmoe.tune.descent import soft_hosts
-from jaxmoe.tune.link_balance.mapping import Best, Budget, Mapping, Question, scorer
+from jaxmoe.tune.link_balance.mapping import BestOrder, Budget, Mapping, Question, scorer
 
 # Simulated annealing of the mapping: many chains that swap two clusters, scored by the exact model.
 
@@ -28,7 +28,7 @@ COLDNESS = (1e2, 3e3)  # 1 / temperature, first and last, relative to a layer's 
 def annealing(question: Question, seed: int, budget: Budget) -> Mapping:
     """Search with swaps. A trial is an order that is scored; all chains start from the identity."""
     nodes = question.share.shape[1]
-    best, trials, key = Best.identity(scorer(question), nodes), 0, jr.key(seed)
+    best, trials, key = BestOrder.identity(scorer(question), nodes), 0, jr.key(seed)
     state = _start(best.order, best.seconds)
     while (spent := budget.spent(trials)) < 1:
         coldness = jnp.asarray(geometric(*COLDNESS, spent), jnp.float32)
@@ -100,7 +100,7 @@ def bayesian(question: Question, seed: int, budget: Budget, objective: Objective
     optuna = _optuna()
     score = scorer(question, GROUP) if objective is None else objective
     nodes = question.share.shape[1]
-    best, trials = Best.identity(score, nodes), 0
+    best, trials = BestOrder.identity(score, nodes), 0
     names = [f"key_{cluster}" for cluster in range(nodes)]
     study = optuna.create_study(sampler=_sampler(optuna, seed))
     study.enqueue_trial(dict(zip(names, (best.order + 0.5) / nodes, strict=True)))
@@ -123,7 +123,7 @@ def _sampler(optuna: ModuleType, seed: int) -> Any:
 
 
 def _optuna() -> ModuleType:
-    """The library, told to be silent."""
+    """Imports Optuna and turns its logging off. Raises `ImportError` where it is not installed."""
     try:
         import optuna
     except ImportError:
@@ -151,7 +151,7 @@ def descent(question: Question, seed: int, budget: Budget) -> Mapping:
     """Search by descent from several random starts. A trial is a step of all of them."""
     nodes = question.share.shape[1]
     score = scorer(question, RESTARTS)
-    best, steps = Best.identity(score, nodes), 0
+    best, steps = BestOrder.identity(score, nodes), 0
     scale = jnp.asarray(best.seconds, jnp.float32)
     logits = NOISE * jr.normal(jr.key(seed), (RESTARTS, nodes, nodes))
     state = logits, jax.vmap(optax.scale_by_adam().init)(logits)

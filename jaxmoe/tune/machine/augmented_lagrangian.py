@@ -44,7 +44,7 @@ OPTIMISERS = optax.multi_transform(
 
 
 class Moment(NamedTuple):
-    """Annealed values, at one step or at each of several."""
+    """Annealed values: scalars for one step, or arrays [step]."""
 
     rate: Float[Array, "..."]
     max_temperature: Float[Array, "..."]
@@ -52,7 +52,7 @@ class Moment(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """A descent under way; leaves have leading axes [design, start]."""
+    """State of a descent; leaves have leading axes [design, start]."""
 
     at: Any  # a mapping with `position`, and whatever else descends
     optimiser: optax.OptState
@@ -153,7 +153,7 @@ def moved(
 ) -> tuple[Walk, Float[Array, ""]]:
     """One step of one start, and the objective there. `rates` multiply the learning rate, leaf by leaf.
 
-    The objective tells the excess of further constraints beside those on the machine's numbers, none an equality.
+    The objective also returns the excess of constraints beyond those on the machine's numbers, none an equality.
     """
 
     def lagrangian(at: Any) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, " constraint"]]]:

@@ -1,6 +1,6 @@
-"""Integer variables: they descend as others do, and the integers around where that ends are tried.
+"""Integer variables: they descend as real numbers, then the integers on both sides of the result are tried.
 
-So a ceiling such as that of links per module is relaxed, and every machine that is compared in the end has it exactly.
+So a ceiling, such as that of links per module, is relaxed in descent, and exact in all machines that are compared.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxmoe.tune.machine.problem import AbstractMachineProblem, Progress
-from jaxmoe.tune.machine.trust_region import ExactObjective, Optimum, local_optima
+from jaxmoe.tune.machine.trust_region import DesignOptimum, ExactObjective, local_optima
 
 NEAR = 1  # to each side
 EQUAL = 5e-4  # of the objective, a logarithm: a trust region ends no nearer
@@ -22,7 +22,7 @@ class IntegerOptimum(NamedTuple):
 
     problem: AbstractMachineProblem
     exacts: list[ExactObjective]
-    optima: list[Optimum]
+    optima: list[DesignOptimum]
 
     @property
     def value(self) -> float:
@@ -30,9 +30,9 @@ class IntegerOptimum(NamedTuple):
 
 
 def best_integers(
-    exacts: Sequence[ExactObjective], optima: Sequence[Optimum], report: Progress
+    exacts: Sequence[ExactObjective], optima: Sequence[DesignOptimum], report: Progress
 ) -> tuple[IntegerOptimum, int]:
-    """The best integers around the best relaxed optimum, and how many machines were timed for the others."""
+    """The best integers next to the best relaxed optimum, and how many machines were timed for the others."""
     problem, relaxed, found = exacts[0].problem, min(optima, key=lambda each: each.value), list[IntegerOptimum]()
     numbers, keys = problem.numbers(relaxed.position.tolist()), problem.integers
     for near in product(*(_around(problem, key, numbers[key]) for key in keys)):

@@ -47,8 +47,8 @@ class Joint:
     batches_per_step: int
 
 
-class Given(NamedTuple):
-    """Arguments of a segment."""
+class SegmentArguments(NamedTuple):
+    """Arguments of one compiled segment of descent: the relaxed objective, and the exchanges to choose among."""
 
     land: Landscape  # whose model has the numbers of one machine
     exchanges: tuple[AbstractExchange, ...]  # among which a layer chooses
@@ -69,7 +69,7 @@ def descend(
     """
     names, exchanges = [*placed.gathers], tuple(placed.gathers.values())
     steps = -(-problem.steps // SEGMENT) * SEGMENT
-    given = Given(landscape(placed, settings.budget_spread, settings.learning_rate), exchanges)
+    given = SegmentArguments(landscape(placed, settings.budget_spread, settings.learning_rate), exchanges)
     count, layers = len(starts), len(placed.frequency)
     batches_per_step = _affordable(placed, settings, count * steps * len(names))
     plans = random_plans(problem.seed, layers, count, placed.trace.num_experts, placed.num_nodes)
@@ -115,7 +115,7 @@ def _affordable(placed: PlacementProblem, settings: TunerSettings, walked: int) 
 
 def _segment(problem: AbstractMachineProblem, limit: float | None) -> Any:
     def objective(
-        at: Any, given: Given, batches: Batch, now: Annealed
+        at: Any, given: SegmentArguments, batches: Batch, now: Annealed
     ) -> tuple[Float[Array, ""], Float[Array, " further"]]:
         """The logarithm of the relaxed time, mean over layers, with what overfull memory costs; and by how much the
         gate loses too much."""
@@ -138,7 +138,7 @@ def _segment(problem: AbstractMachineProblem, limit: float | None) -> Any:
 
     @jax.jit
     def segment(
-        walk: hardware.Walk, given: Given, batches: Batch, moments: hardware.Moment, schedule: Annealed
+        walk: hardware.Walk, given: SegmentArguments, batches: Batch, moments: hardware.Moment, schedule: Annealed
     ) -> tuple[hardware.Walk, Float[Array, "step start"]]:
         def step(walk: hardware.Walk, each: tuple[Batch, hardware.Moment, Annealed]):
             drawn, moment, now = each

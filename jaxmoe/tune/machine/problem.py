@@ -42,8 +42,8 @@ class Bounds(Protocol):
 
 
 @runtime_checkable
-class Constraint(Protocol):
-    """Two expressions of numbers, and how the left one stands to the right one."""
+class MachineConstraint(Protocol):
+    """A relation between two expressions of a machine's numbers, such as `left <= right`."""
 
     @property
     def text(self) -> str: ...
@@ -62,7 +62,7 @@ class AbstractMachineProblem(abc.ABC):
     @property
     @abc.abstractmethod
     def label(self) -> str:
-        """Where the search was stated, for errors."""
+        """Name of the file or text that states the search, for errors."""
 
     @property
     @abc.abstractmethod
@@ -72,17 +72,17 @@ class AbstractMachineProblem(abc.ABC):
     @property
     @abc.abstractmethod
     def integers(self) -> tuple[str, ...]:
-        """Variables that are integers in the end."""
+        """Names of the variables that have to be integers."""
 
     @property
     @abc.abstractmethod
-    def constraints(self) -> Sequence[Constraint]:
+    def constraints(self) -> Sequence[MachineConstraint]:
         """Conditions on the numbers."""
 
     @property
     @abc.abstractmethod
     def groups(self) -> Sequence[DesignGroup]:
-        """Designs, by what times them."""
+        """Groups of designs; one compiled function times each group."""
 
     @property
     @abc.abstractmethod
@@ -114,7 +114,7 @@ class AbstractMachineProblem(abc.ABC):
 
     @abc.abstractmethod
     def limit(self, constraint: Any) -> float | None:
-        """The side that is the same for all machines, the right one first; `None` where there is none."""
+        """Value of the side that is the same for all machines, the right one first; `None` where neither is."""
 
     @abc.abstractmethod
     def limit_is_left(self, constraint: Any) -> bool:
@@ -150,7 +150,7 @@ class AbstractMachineProblem(abc.ABC):
             values[key] = low * (high / low) ** part if bounds.scale == "log" else low + (high - low) * part
         return self.with_derived(values)
 
-    def scale(self, constraint: Constraint, left: Any, right: Any) -> Any:
+    def scale(self, constraint: MachineConstraint, left: Any, right: Any) -> Any:
         """Scale of a constraint's excess: its limit, or where that is no constant the larger side.
 
         Of a limit of 0 it is the larger side in the middle of the bounds.

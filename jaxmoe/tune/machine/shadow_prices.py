@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from jaxmoe.tune.machine.problem import AbstractMachineProblem
-from jaxmoe.tune.machine.trust_region import Optimum
+from jaxmoe.tune.machine.trust_region import DesignOptimum
 
 
 class PricedConstraint(NamedTuple):
@@ -23,7 +23,7 @@ class PricedConstraint(NamedTuple):
 
 
 def shadow_prices(
-    problem: AbstractMachineProblem, numbers: dict[str, float], optimum: Optimum, metric: float
+    problem: AbstractMachineProblem, numbers: dict[str, float], optimum: DesignOptimum, metric: float
 ) -> list[PricedConstraint]:
     """Every constraint at the numbers as reported, with the shadow price of its limit."""
     priced, sign = [], 1 if problem.lower_is_better else -1

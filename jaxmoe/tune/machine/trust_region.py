@@ -1,10 +1,10 @@
-"""ExactObjective local optima: a bundle of slopes, linear programmes in a trust region, multipliers, stationarity.
+"""Exact local optima: a bundle of slopes, linear programmes in a trust region, multipliers, stationarity.
 
 Times are maxima, so at an optimum there is often a kink: no single slope vanishes there, a mean of the slopes around it
 does. The bundle keeps them as cuts; a linear programme finds the step that the highest of them promises most for, and
 that is taken where the exact model confirms it (sequential linear programming with an exact penalty; bundle methods,
 Lemarechal 1975). Where all is convex in the logarithms of the numbers, as for times and costs that are sums and maxima
-of products of powers, what it ends at is the best of all machines.
+of products of powers, the local optimum is the best of all machines.
 """
 
 from collections.abc import Sequence
@@ -44,13 +44,13 @@ class ExactObjective:
         self._timed = jax.jit(partial(_timed, problem), static_argnums=0, compiler_options=UNFUSED)
 
     def under(self, problem: AbstractMachineProblem) -> "ExactObjective":
-        """These designs under other constraints."""
+        """Returns the objective of these designs under another problem's constraints."""
         other = copy(self)
         other.problem, other.evaluations = problem, 0
         return other
 
     def of(self, groups: Sequence[DesignGroup]) -> "ExactObjective":
-        """Other designs of this problem."""
+        """Returns the objective of other designs of this problem."""
         other = copy(self)
         other.groups, other.evaluations = groups, 0
         other.names = [name for group in groups for name in group.names]
@@ -96,7 +96,7 @@ class Stationarity(NamedTuple):
 
 @dataclass
 class Bundle:
-    """One design on its way to an optimum."""
+    """State of one design's search: position, exact slopes seen (cuts), trust region and penalty weight."""
 
     problem: AbstractMachineProblem
     at: Float[np.ndarray, " variable"]
@@ -125,7 +125,7 @@ class Bundle:
         return bool(met and self.found is not None and self.found.residual < STATIONARY)
 
     def seen(self, at: np.ndarray, value: float, slope: np.ndarray) -> None:
-        """Take note of the exact objective at a tried position, and go there where it is better."""
+        """Records the exact objective at a tried position, and moves there where it is better."""
         excess, slopes = self._constraints(at)
         if np.isfinite(value):
             self.cuts.append(Cut(at, value, slope))
@@ -142,16 +142,16 @@ class Bundle:
         if np.isfinite(self.found.residual):
             self.weight = max(self.weight, 2 * np.abs(self.found.multipliers).max(initial=0))
 
-    def optimum(self, name: str) -> "Optimum":
-        """Where it ended, or the best place before it that meets the constraints, if those are broken there."""
+    def optimum(self, name: str) -> "DesignOptimum":
+        """The last position, or where that breaks constraints, the best earlier one that meets them."""
         found = self.found or Stationarity(np.inf, np.zeros(len(self.excess)))
         if violation(self.problem, self.excess).max(initial=0) <= MET:
-            return Optimum(name, self.at, self.value, found)
+            return DesignOptimum(name, self.at, self.value, found)
         best = min(self.feasible, key=lambda cut: cut.value, default=None)
         if best is None:
-            return Optimum(name, self.at, np.inf, found)
+            return DesignOptimum(name, self.at, np.inf, found)
         near = [cut for cut in self.cuts if np.abs(cut.at - best.at).max() <= NEAR]
-        return Optimum(
+        return DesignOptimum(
             name, best.at, best.value, stationarity(self.problem, best.at, near, *self._constraints(best.at))
         )
 
@@ -159,7 +159,7 @@ class Bundle:
         return [cut for cut in self.cuts if np.abs(cut.at - self.at).max() <= radius]
 
     def wanted(self) -> np.ndarray:
-        """The position to try next: the step that the highest of all near cuts promises most for."""
+        """The position to try next: the step of the largest predicted gain, by the highest of all near cuts."""
         cuts = self.near(4 * self.region) or self.cuts[-1:]
         d, c = len(self.at), len(self.excess)
         # Columns: the step, the height of the cuts, and what each constraint is broken by.
@@ -205,8 +205,8 @@ def stationarity(
     return Stationarity(float(found.fun), found.x[n : n + c])
 
 
-class Optimum(NamedTuple):
-    """Where a design ended, what is minimised there, and how near to stationary that is.
+class DesignOptimum(NamedTuple):
+    """End of one design's search: its position between the bounds, the objective there, and how stationary it is.
 
     `value` is infinite where no machine was found that meets the constraints: such a design is never the best.
     """
@@ -219,7 +219,7 @@ class Optimum(NamedTuple):
 
 def local_optima(
     exact: ExactObjective, starts: Float[np.ndarray, "design variable"], report: Progress, rounds: int = ROUNDS
-) -> list[Optimum]:
+) -> list[DesignOptimum]:
     """The exact optimum of every design, from a start of its own; all are tried in step, at most so many rounds."""
     problem = exact.problem
     bundles = [Bundle(problem, to_feasible(problem, start)) for start in starts]

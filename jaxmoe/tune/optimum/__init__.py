@@ -1,4 +1,4 @@
-"""The true optimum of a small layer, with proof: the measure of what optimisers find.
+"""The proven optimum of a small layer, with which the results of optimisers are compared.
 
 All sharded placements count, on the very batches that the problem gives, by the mean of their total times.
 """
@@ -44,7 +44,7 @@ def optimum(
     is soon proven, eight experts on 2x3 nodes in seconds. Several batches, or a limit, need a linear programme for
     every set of hosts that the bounds leave, and may not be in time. `incumbent` is a legal plan to beat. When time
     is up, or at Ctrl-C, the best plan so far comes back unproven. A share of `costs.TOKEN_SHARE` names a host that
-    does next to no work but is worth gathering at. Raises `PlanError` for problems of other kinds, with the remedy.
+    does next to no work but is a good place to gather. Raises `PlanError` for problems of other kinds, with the remedy.
     """
     with StopSwitch(time_limit_s) as stop:
         costs = layer_costs(problem, layer)

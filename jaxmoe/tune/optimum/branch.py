@@ -59,7 +59,7 @@ def _responses(costs: Costs, sets: Sets, expert: int, contained: np.ndarray) -> 
 
 
 class Tables(NamedTuple):
-    """What the search reads. A run is one stage of one batch; the objective is the mean over batches."""
+    """Constant tables of the search. A run is one stage of one batch; the objective is the mean over batches."""
 
     pair_time: np.ndarray  # [set, set2, run, resource]
     tokens: np.ndarray  # [run, expert, expert2]
@@ -71,7 +71,7 @@ class Tables(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """Where the search stands. Level d has d experts in their places; it is overwritten when another is tried."""
+    """State of the depth-first search. Level d has d experts in their places; another choice overwrites it."""
 
     level: np.ndarray  # [1]
     entered: np.ndarray  # [1]: whether the level's children are listed
@@ -141,7 +141,7 @@ def _halves(costs: Costs, pair_time: np.ndarray, tokens: np.ndarray, best: float
 
 
 def open_bound(tree: Tree) -> float:
-    """No plan in what is still to be searched takes less, s; infinite when there is nothing left."""
+    """Lower bound on the time of all plans still to be searched, s; infinite when none are left."""
     level, entered = int(tree.level[0]), int(tree.entered[0])
     ends = [tree.bound[d, tree.tried[d]] for d in range(level + entered) if tree.tried[d] < tree.children[d]]
     if level >= 0 and not entered:

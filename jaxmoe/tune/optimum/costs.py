@@ -1,9 +1,8 @@
-"""What every placement of one small layer costs on given batches, as tables over sets of nodes.
+"""Times of every placement of one small layer on given batches, as tables over sets of nodes.
 
-Communication depends on the hosts of every expert alone. A token of at most two experts keeps links busy by an
-amount that their two sets of hosts tell; so one table over pairs of sets holds all there is to know of the network,
-and it is filled by the model itself, one token at a time. With the hosts given, dividing the work is a linear
-programme.
+Communication depends on the hosts of every expert alone. A token of at most two experts keeps links busy for times that
+depend on their two sets of hosts. So one table over pairs of sets describes the network, and the model itself fills it,
+one token at a time. With the hosts given, dividing the work is a linear programme.
 
 A set of nodes is a number: bit n is set where node n belongs to it.
 """
@@ -184,7 +183,10 @@ def _pairs(model: Layer, sets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _of_pairs(
     model: Layer, shares: Float[Array, "set node"], token: Batch
 ) -> tuple[Float[Array, "set set2 stage resource"], Float[Array, "set set2 stage"]]:
-    """What one token of two experts on two sets asks of the network in dispatch and combine, s."""
+    """Network time of one token whose two experts live on two sets of nodes, s, in dispatch and combine.
+
+    Returns the busy time of every link and port, and the delay of the longest path.
+    """
     topology, costs, price = model.machine.topology, model.costs, model.time_model
 
     def pair(first: Float[Array, " node"], other: Float[Array, " node"]):

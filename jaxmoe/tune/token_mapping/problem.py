@@ -1,4 +1,4 @@
-"""What a mapping of devices to groups costs: exact for a mapping, differentiable for a relaxed one.
+"""Communication time of a mapping of devices to groups: exact for a mapping, differentiable for a relaxed one.
 
 A mapping gives every device a slot: a group, and a place on the group's ring. The devices of equal place are a full
 token domain. Relaxed, a device has a weight in every slot; weights of a device and of a slot sum to 1.
