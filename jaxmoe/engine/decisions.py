@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.engine.demand import Loads, Traffic
@@ -139,7 +138,7 @@ class Decisions(AbstractDecisions):
         return batch if self.gate is None else self.gate(batch)
 
     @property
-    def stored(self) -> Float[Array | np.ndarray, "*lead expert node"]:
+    def stored(self) -> Float[Array, "*lead expert node"]:
         """The part of every expert that each node stores."""
         return self.share if self.resident is None else self.resident
 

@@ -76,6 +76,7 @@ def replayed_stages(layer: LayerDescription, decided: Decisions, batch: Batch) -
 
 def replayed_movements(layer: LayerDescription, decided: Decisions) -> float:
     """Seconds of the weights that travel, each movement with the network to itself."""
+    decided = jax.tree.map(jnp.asarray, decided)
     stored = np.asarray(decided.stored, float)
     moved = [each for each in decided.movements if isinstance(each, Movement)]
     return float(sum(movement_seconds(layer, stored, np.asarray(each.destination) > 0) for each in moved))
