@@ -44,6 +44,8 @@ def _not_tiny(value: float) -> float:
 # No machine comes near 1e9 of these units: such a value was written in B/s, B or FLOP/s.
 Rate = Annotated[float, Field(gt=0, le=1e9), AfterValidator(_not_tiny)]
 Portion = Annotated[float, Field(gt=0, le=1), AfterValidator(_not_tiny)]
+Latency = Annotated[float, Field(ge=0, le=1e12)]  # ns
+Amount = Annotated[float, Field(ge=0, le=1e12)]  # of energy, power, area or money
 
 
 def pair_of(what: str, example: str) -> BeforeValidator:

@@ -12,9 +12,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxmoe.config.base import ConfigError
+from jaxmoe.config.dies import DieConfig, MeasuredGemmConfig, MemoryConfig, TiledGemmConfig
 from jaxmoe.config.energy import build_energy, whole_machine
 from jaxmoe.config.graph import GraphConfig, as_graph
-from jaxmoe.config.machine import DieConfig, LinkConfig, MeasuredGemmConfig, MemoryConfig, TiledGemmConfig
+from jaxmoe.config.machine import LinkConfig
 from jaxmoe.config.model import build_model
 from jaxmoe.config.networks import (
     ClustersConfig,

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import Field, model_validator
 
-from jaxmoe.config.base import Rate, pair_of
-from jaxmoe.config.machine import MOST_NODES, Amount, HardwareConfig, Latency, LinkTakes
+from jaxmoe.config.base import Amount, Latency, Rate, pair_of
+from jaxmoe.config.machine import MOST_NODES, HardwareConfig, LinkTakes
 from jaxmoe.errors import RuleError
 from jaxmoe.units import GIGA, NANO
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from jaxmoe.config.base import Count, Rate, Section, pair_of
+from jaxmoe.config.base import Amount, Count, Latency, Rate, Section, pair_of
 from jaxmoe.config.graph import GraphConfig
-from jaxmoe.config.machine import MOST_NODES, Amount, HardwareConfig, Latency, LinkConfig
+from jaxmoe.config.machine import MOST_NODES, HardwareConfig, LinkConfig
 from jaxmoe.errors import RuleError
 from jaxmoe.settings import Setting, made, settings_of
 from jaxmoe.units import GIGA, NANO

@@ -14,7 +14,7 @@ from jaxmoe.models import MoEModel
 from jaxmoe.models.moe import GroupedQueryAttention
 from jaxmoe.network import AbstractTimeModel
 from jaxmoe.network.collectives import all_to_all
-from jaxmoe.network.exchange import Rounds
+from jaxmoe.network.flows import Rounds
 
 
 class AbstractStages(eqx.Module):

@@ -17,7 +17,7 @@ from jaxmoe.hardware import Machine
 from jaxmoe.network import AbstractTimeModel, Phases, StageTime
 from jaxmoe.network.collectives import price_rounds
 from jaxmoe.network.domains import scaled
-from jaxmoe.network.exchange import Rounds
+from jaxmoe.network.flows import Rounds
 from jaxmoe.relax import AbstractReduction
 
 Server = Literal["network", "nodes", "machine"]

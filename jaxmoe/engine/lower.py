@@ -9,7 +9,7 @@ from jaxmoe.engine.stage import Stage
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange, AbstractTimeModel, Visits
-from jaxmoe.network.exchange import Rounds
+from jaxmoe.network.flows import Rounds
 from jaxmoe.relax import AbstractSupport
 
 Number = int | float | Float[Array, ""]  # an array where JAX traces it

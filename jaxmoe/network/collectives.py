@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.network.exchange import Rounds, StageTime
+from jaxmoe.network.flows import Rounds, StageTime
 from jaxmoe.network.loads import flow_loads
 from jaxmoe.network.time_models import AbstractTimeModel, Congestion, port_times
 from jaxmoe.relax import AbstractReduction

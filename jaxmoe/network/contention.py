@@ -39,7 +39,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.network.exchange import Flows, StageTime
+from jaxmoe.network.flows import Flows, StageTime
 from jaxmoe.network.time_models import Congestion, away_from_self, repeated
 from jaxmoe.relax import largest
 

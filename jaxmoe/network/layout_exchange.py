@@ -6,7 +6,8 @@ import equinox as eqx
 
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.domains import AbstractTokenExchange, num_homes, token_exchange, visit_counts
-from jaxmoe.network.exchange import AbstractExchange, Rounds
+from jaxmoe.network.exchange import AbstractExchange
+from jaxmoe.network.flows import Rounds
 from jaxmoe.network.visits import Visits
 from jaxmoe.placement.tokens import TokenLayout
 

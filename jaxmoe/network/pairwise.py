@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.network.exchange import StageTime
+from jaxmoe.network.flows import StageTime
 from jaxmoe.network.profile import STAGES, Profile, ProfileError
 from jaxmoe.network.time_models import AbstractTimeModel
 from jaxmoe.relax import AbstractReduction, HardMax

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.network.exchange import Flows, StageTime
+from jaxmoe.network.flows import Flows, StageTime
 from jaxmoe.network.loads import crossed, flow_loads, link_loads, path_maxima, path_sums, tree_loads
 from jaxmoe.relax import OneOf, is_number, largest, look_up
 

@@ -73,7 +73,7 @@ class Moentwine(MoentwineSettings, AbstractSystem):
     def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
         """Runs by name: the baseline mapping and the layout, both without a balancer, and last the layout with it."""
         grid = setting.model.machine.topology.grid
-        names = dict.fromkeys(["baseline_esp" if self.layout.endswith("esp") else "baseline", self.layout])
+        names = dict.fromkeys(["baseline_esp" if self.slices_experts else "baseline", self.layout])
         if grid is None:
             layouts = {"successive": self._switched(setting)}
         else:
