@@ -155,14 +155,14 @@ def test_the_order_has_no_cycle():
         ("from jaxmoe.network import loads", "network"),
         ("from jaxmoe import cli", "cli"),
         ("def late():\n    from jaxmoe.sweep import run", "sweep"),
-        ("if TYPE_CHECKING:\n    from jaxmoe.des.engine import SimulatedRun", "des"),
+        ("if TYPE_CHECKING:\n    from jaxmoe.des.event_loop import SimulatedRun", "des"),
         ("from .tasks import TaskGraph", "des"),
         ("from ..engine import evaluate", "engine"),
         ("from .. import tune", "tune"),
     ],
 )
 def test_an_import_is_found_in_any_form(source, expected):
-    assert [package_of(name) for name in imported_modules(source, "jaxmoe.des.engine")] == [expected]
+    assert [package_of(name) for name in imported_modules(source, "jaxmoe.des.event_loop")] == [expected]
 
 
 @pytest.mark.slow

@@ -17,14 +17,14 @@ from jaxmoe.config.base import ConfigError
 from jaxmoe.config.build import build_layer_model
 from jaxmoe.experiment.metrics import Metric
 from jaxmoe.hardware.machine import AbstractGemm
-from jaxmoe.placement.engines import EngineFormat, FilePlacement
+from jaxmoe.placement.engine_files import EngineFormat, FilePlacement
 from jaxmoe.placement.named import PlacementStrategy
 from jaxmoe.placement.slot_files import read_slot_plan, write_slot_plan
 from jaxmoe.placement.slot_plan import SlotPlan
 from jaxmoe.registry import ENGINES, KERNEL_MODELS, METRICS, OPTIMISERS, STRATEGIES, TRACES
 from jaxmoe.traces import Hints, read_any, synthetic_trace
 from jaxmoe.traces.formats.source import Format
-from jaxmoe.tune.greedy import RandomSettings, random_search
+from jaxmoe.tune.gradient_free import RandomSettings, random_search
 from jaxmoe.tune.optimisers import Optimiser
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from jaxmoe.config.base import Amount, Count, Latency, Name, Rate, Section
-from jaxmoe.config.open import OpenSection
+from jaxmoe.config.open_section import OpenSection
 from jaxmoe.errors import RuleError
 from jaxmoe.registry import KERNEL_MODELS
 

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from jaxmoe.config.base import ConfigError, Section
 from jaxmoe.config.composition import foreign_key
-from jaxmoe.config.open import OpenSection
+from jaxmoe.config.open_section import OpenSection
 from jaxmoe.errors import RuleError
 
 # Configuration data before validation, with a memory of where every part of it was written.

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from jaxmoe.config.base import Amount, Count, Latency, Name, Portion, Rate, Section
 from jaxmoe.config.dies import DieConfig, MemoryConfig, check_needed
-from jaxmoe.config.open import OpenSection
+from jaxmoe.config.open_section import OpenSection
 from jaxmoe.errors import RuleError
 from jaxmoe.registry import TOPOLOGIES
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, create_model, model_validator
 
 from jaxmoe.config.base import Name, Section
-from jaxmoe.config.open import OpenSection, named_section, setting_fields
+from jaxmoe.config.open_section import OpenSection, named_section, setting_fields
 from jaxmoe.errors import RuleError
 from jaxmoe.methods.settings import METHODS, STATEMENTS, CostGateSettings, SystemSettings, statement_of
 from jaxmoe.settings import Setting, SettingError, settings_of

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxmoe.des.description import LayerDescription
-from jaxmoe.des.engine import simulate
+from jaxmoe.des.event_loop import simulate
 from jaxmoe.des.streaming_layer import Slicing, compute_seconds, send_seconds
 from jaxmoe.des.tasks import GraphBuilder
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jaxmoe.des.description import LayerDescription, node_bytes, node_flops, node_seconds, plan_tokens
-from jaxmoe.des.engine import SimulatedRun, run_on
+from jaxmoe.des.event_loop import SimulatedRun, run_on
 from jaxmoe.des.exchanges import stage_transfers
 from jaxmoe.des.fabric import Rows, one_each
 from jaxmoe.des.tasks import GraphBuilder, Transfers, add_transfers, no_rows

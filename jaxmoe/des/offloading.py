@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxmoe.des.description import LayerDescription
-from jaxmoe.des.engine import simulate
+from jaxmoe.des.event_loop import simulate
 from jaxmoe.des.tasks import GraphBuilder
 
 

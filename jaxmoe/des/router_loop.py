@@ -1,310 +1,211 @@
-"""Steps of a router with finite buffers, as compiled code: arrivals, allocation of channels, crossbar, and departures.
+"""The loop over cycles of routers with finite buffers: tasks, nodes that inject and compute, every router's steps."""
 
-`jaxmoe.des.routers` states the order of events, and `jaxmoe.des.router_state` the meaning of the records. All functions
-are compiled into the loop of `jaxmoe.des.router_run`, without reference counts (`_nrt=False`), which would take most of
-the time. Numba's cache sees a change here when that file is changed too.
-"""
-
-from typing import no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import numpy as np
 from numba import njit
-from numba.cpython.unsafe.numbers import trailing_zeros
 
-from jaxmoe.des.router_state import NOBODY, RETURNS, STORE_AND_FORWARD, TAILS, WORMHOLE
+from jaxmoe.des.heap import drop_first, push
+from jaxmoe.des.router_state import ARRIVALS, NOBODY, RETURNS, TAILS
+from jaxmoe.des.router_step import arrive, fits, give_credit, hold, note, put, step
+
+TASK = np.dtype(
+    [
+        ("packets", np.int64),  # 0: none
+        ("node", np.int64),  # that sends them, or computes
+        ("computes", np.int64),
+        ("first_packet", np.int64),
+        ("path", np.int64),  # where it begins
+        ("awaits", np.int64),  # tasks
+        ("undelivered", np.int64),  # packets
+        ("following", np.int64),  # the next task that its node sends, -1: none yet
+        ("work", np.float64),  # cycles of a computation
+        ("start", np.float64),
+        ("finish", np.float64),
+    ]
+)
+# An injection channel. That of a node's first port has what is of the node.
+SOURCE = np.dtype(
+    [
+        ("now", np.int64),  # task whose packets it sends, -1: none
+        ("at_packet", np.int64),  # of that task
+        ("target", np.int64),  # buffer that it sends to, -1: none yet
+        ("rest", np.int64),  # flits
+        ("last", np.int64),  # task that was released last, -1: none
+        ("released", np.int64),  # packets that were
+        ("free_at", np.float64),  # when the node has computed
+    ]
+)
 
 
-@njit(inline="always", _nrt=False)
+class RouterWork(NamedTuple):
+    """Work of the nodes for the loop over cycles: tasks, their successors, injection channels, and a heap of tasks."""
+
+    task: Any  # records `TASK`
+    source: Any  # records `SOURCE`
+    begins: Any  # where the successors of every task begin in `successor`
+    successor: Any
+    times: Any  # room for the heap of tasks that will be done
+    codes: Any
+
+
+@njit(_nrt=False, error_model="numpy")
 @no_type_check
-def next_from(mask, pointer):
-    """The first set bit of `mask` from `pointer` on, cyclically: round robin."""
-    above = (mask >> pointer) << pointer
-    return trailing_zeros(above if above != 0 else mask)
+def _release(net, work, size, number, now):
+    """Start a task whose predecessors are all finished. Returns the heap's new size."""
+    task, source = work.task, work.source
+    if task[number].packets == 0 and task[number].computes == 0:
+        task[number].start = now
+        return push(work.times, work.codes, size, now, number)
+    first = task[number].node * net.lanes
+    if task[number].computes:
+        begin = max(now, source[first].free_at)
+        task[number].start = begin
+        source[first].free_at = begin + task[number].work
+        return push(work.times, work.codes, size, source[first].free_at, number)
+    if source[first].last >= 0:
+        task[source[first].last].following = number
+    source[first].last = number
+    for lane in range(net.lanes):  # packets take the ports of their node in turn
+        at_packet = (lane - source[first].released) % net.lanes
+        if source[first + lane].now < 0 and at_packet < task[number].packets:
+            source[first + lane].now, source[first + lane].at_packet = number, at_packet
+    source[first].released += task[number].packets
+    return size
 
 
-@njit(inline="always", _nrt=False)
+@njit(inline="always", _nrt=False, error_model="numpy")
 @no_type_check
-def put(net, kind, cycle, item):
-    """Schedule an arrival of this kind, a flit, credit or packet, for a later cycle."""
-    slot = cycle & (len(net.wheel) - 1)
-    count = net.wheel[slot, kind]
-    net.wheel[slot, 3 + kind * net.width + count] = item
-    net.wheel[slot, kind] = count + 1
+def _begin_packet(net, work, at, now):
+    """The next packet of an injection channel takes a virtual channel with room, in turn, where there is one."""
+    task, c = work.source[at].now, net.injection + at
+    number = work.task[task].first_packet + work.source[at].at_packet
+    tries = 1 if net.channel[c].last_vc < 0 else net.vcs  # BookSim2 tries the first alone until one was used
+    vc = net.channel[c].last_vc
+    for _ in range(tries):
+        vc = vc + 1 if vc + 1 < net.vcs else 0
+        b = c * net.vcs + vc
+        free = (net.channel[c].free >> vc) & 1 == 1 and net.buffer[b].credits > 0
+        if work.source[at].target < 0 and free and fits(net, b, number):
+            net.channel[c].last_vc = vc
+            net.channel[c].free &= ~(np.int64(1) << vc)
+            net.packet[number].hop, net.packet[number].born = work.task[task].path, now
+            hold(net, b, number, NOBODY)
+            work.source[at].target, work.source[at].rest = b, net.packet[number].flits
 
 
-@njit(inline="always", _nrt=False)
+@njit(inline="always", _nrt=False, error_model="numpy")
 @no_type_check
-def _can_send(net, b, can):
-    """Let a buffer request the crossbar, if `can` is true. It is as often false, so the code has no branch."""
-    at, port = net.buffer[b].at, net.buffer[b].output
-    net.ready[at, port] |= np.int64(can) << net.buffer[b].bit
-    net.router[at].sends |= np.int64(can) << port
-
-
-@njit(inline="always", _nrt=False)
-@no_type_check
-def _cannot_send(net, b, cannot):
-    """End the crossbar request of a buffer, if `cannot` is true."""
-    net.ready[net.buffer[b].at, net.buffer[b].output] &= ~(np.int64(cannot) << net.buffer[b].bit)
-
-
-@njit(inline="always", _nrt=False)
-@no_type_check
-def _ask(net, b):
-    """Request a virtual channel of the next channel for the first packet of a buffer."""
-    number = net.ring[b, net.buffer[b].first]
-    hop = net.packet[number].hop + 1
-    c = net.path[hop, 0]
-    port = net.channel[c if c < net.ejection else c + net.packet[number].port].out_port
-    net.buffer[b].onward, net.buffer[b].output = hop, port
-    at = net.buffer[b].at
-    net.waiting[at, port, net.path[hop, 1]] |= np.int64(1) << net.buffer[b].bit
-    net.router[at].waits |= np.int64(1) << port
-
-
-@njit(inline="always", _nrt=False)
-@no_type_check
-def _front(net, b):
-    """Make the next packet of a buffer its first one, and request a virtual channel for it where it may go on."""
-    flits = net.packet[net.ring[b, net.buffer[b].first]].flits
-    net.buffer[b].left = flits
-    if net.switching != STORE_AND_FORWARD or net.buffer[b].count >= flits:
-        _ask(net, b)
-
-
-@njit(inline="always", _nrt=False)
-@no_type_check
-def arrive(net, b):
-    """Add an arrived flit to a buffer."""
-    count = net.buffer[b].count + 1
-    net.buffer[b].count = count
-    net.buffer[b].peak = max(net.buffer[b].peak, count)
-    if net.buffer[b].left == 0:
-        _front(net, b)
-    elif net.buffer[b].to != NOBODY:
-        _can_send(net, b, net.buffer[net.buffer[b].to].credits > 0)
-    elif net.switching == STORE_AND_FORWARD and count == net.buffer[b].left:
-        _ask(net, b)
-
-
-@njit(inline="always", _nrt=False)
-@no_type_check
-def give_credit(net, b):
-    """Return a credit: the sender to a buffer may send it one more flit."""
-    credits, user = net.buffer[b].credits + 1, net.buffer[b].user
-    net.buffer[b].credits = credits
-    if credits == 1 and user != NOBODY:
-        _can_send(net, user, net.buffer[user].count > 0)
-
-
-@njit(inline="always", _nrt=False)
-@no_type_check
-def hold(net, b, number, sender):
-    """Reserve a buffer for a packet until the packet's tail has been sent there."""
-    place, ring = net.buffer[b].first + net.buffer[b].held, net.ring.shape[1]
-    net.ring[b, place if place < ring else place - ring] = number
-    net.buffer[b].held += 1
-    net.buffer[b].user = sender
-
-
-@njit(inline="always", _nrt=False)
-@no_type_check
-def fits(net, b, number):
-    """Whether a packet may be sent to a buffer: with wormhole switching always, else only if all of it fits."""
-    return net.switching == WORMHOLE or net.buffer[b].credits >= net.packet[number].flits
-
-
-@njit(_nrt=False)
-@no_type_check
-def _oldest(net, at, mask, pointer):
-    """Bit of the buffer in `mask` whose first packet was injected earliest; round robin among equals."""
-    best, chosen = np.int64(-1), np.int64(0)
-    while mask != 0:
-        bit = next_from(mask, pointer)
-        mask &= ~(np.int64(1) << bit)
-        b = net.bits[at, bit]
-        born = net.packet[net.ring[b, net.buffer[b].first]].born
-        if best < 0 or born < best:
-            best, chosen = born, bit
-    return chosen
-
-
-@njit(inline="always", _nrt=False)
-@no_type_check
-def _asking(net, at, port, b):
-    """The buffers of a router that ask for buffer `b` behind an output."""
-    mask = np.int64(0)
-    for kind in range(len(net.classes)):
-        if (net.classes[kind] >> net.buffer[b].vc) & 1:
-            mask |= net.waiting[at, port, kind]
-    if net.switching != WORMHOLE:
-        left = mask
-        while left != 0:
-            bit = trailing_zeros(left)
-            left &= left - 1
-            asking = net.bits[at, bit]
-            if not fits(net, b, net.ring[asking, net.buffer[asking].first]):
-                mask &= ~(np.int64(1) << bit)
-    return mask
-
-
-@njit(inline="always", _nrt=False)
-@no_type_check
-def _take(net, at, asking, b):
-    """A packet has its next virtual channel: buffer `asking` sends to `b` from now on."""
-    number, port = net.ring[asking, net.buffer[asking].first], net.buffer[asking].output
-    net.packet[number].hop += 1
-    hold(net, b, number, asking)
-    net.buffer[asking].to = b
-    net.waiting[at, port, net.path[net.buffer[asking].onward, 1]] &= ~(np.int64(1) << net.buffer[asking].bit)
-    rest = np.int64(0)
-    for kind in range(len(net.classes)):
-        rest |= net.waiting[at, port, kind]
-    if rest == 0:
-        net.router[at].waits &= ~(np.int64(1) << port)
-    _can_send(net, asking, net.buffer[b].credits > 0)
-
-
-@njit(inline="always", _nrt=False)
-@no_type_check
-def allocate_vcs(net, at, port):
-    """Free virtual channels of an output go to buffers that ask for one, by iSLIP. Returns how many."""
-    c, one = net.outs[at, port], np.int64(1)
-    free, taken, given = net.channel[c].free, np.int64(0), 0
-    for iteration in range(net.iterations):
-        left, asked = free, np.int64(0)
-        while left != 0:  # every free virtual channel grants
-            vc = trailing_zeros(left)
-            left &= left - 1
-            b = c * net.vcs + vc
-            mask = _asking(net, at, port, b) & ~taken
-            if mask != 0:
-                pointer = net.buffer[b].grant
-                bit = _oldest(net, at, mask, pointer) if net.oldest else next_from(mask, pointer)
-                net.granted[bit] |= one << vc
-                asked |= one << bit
-        if asked == 0:
-            break
-        while asked != 0:  # every buffer accepts one
-            bit = trailing_zeros(asked)
-            asked &= asked - 1
-            asking, first = net.bits[at, bit], port * net.vcs
-            pointer = net.buffer[asking].accept - first
-            vc = next_from(net.granted[bit], pointer if 0 < pointer < net.vcs else 0)
-            net.granted[bit] = 0
-            b = c * net.vcs + vc
-            taken |= one << bit
-            free &= ~(one << vc)
-            if iteration == 0:
-                net.buffer[b].grant = bit + 1 if bit + 1 < net.router[at].in_bits else 0
-                net.buffer[asking].accept = first + vc + 1 if first + vc + 1 < net.router[at].out_bits else 0
-            _take(net, at, asking, b)
-            given += 1
-    net.channel[c].free = free
-    return given
-
-
-@njit(inline="always", _nrt=False)
-@no_type_check
-def switch(net, at):
-    """Match inputs with outputs by iSLIP. Returns how many; `net.matched` lists the buffers that send a flit.
-
-    An input sends from the buffer that comes next in turn among those for the output it gets, or from the oldest.
-    """
-    outputs, taken, number, one = net.router[at].sends, np.int64(0), 0, np.int64(1)
-    every = (one << net.vcs) - 1
-    for iteration in range(net.iterations):
-        left, offered = outputs, np.int64(0)
-        while left != 0:  # every output grants
-            output = trailing_zeros(left)
-            left &= left - 1
-            ready = net.ready[at, output]
-            if ready == 0:
-                net.router[at].sends &= ~(one << output)
-            ready &= ~taken
-            if ready != 0:
-                pointer = net.channel[net.outs[at, output]].grant
-                bit = _oldest(net, at, ready, pointer) if net.oldest else next_from(ready, pointer)
-                port = np.int64(net.inputs[bit])
-                net.granted[port] |= one << output
-                offered |= one << port
-        if offered == 0:
-            break
-        while offered != 0:  # every input accepts one
-            port = trailing_zeros(offered)
-            offered &= offered - 1
-            b = net.bits[at, port]
-            c = net.buffer[b].channel
-            output = next_from(net.granted[port], net.channel[c].accept)
-            net.granted[port] = 0
-            if iteration == 0:
-                grant, accept = port + net.vcs, output + 1
-                net.channel[net.outs[at, output]].grant = grant if grant < net.router[at].in_bits else 0
-                net.channel[c].accept = accept if accept * net.vcs < net.router[at].out_bits else 0
-            taken |= every << port
-            outputs &= ~(one << output)
-            mask, turn = (net.ready[at, output] >> port) & every, net.channel[c].turn
-            vc = _oldest(net, at, mask << port, port + turn) - port if net.oldest else next_from(mask, turn)
-            net.matched[number] = b + vc
-            number += 1
-    return number
-
-
-@njit(inline="always", _nrt=False)
-@no_type_check
-def send(net, b, now, leaves):
-    """A buffer sends a flit, which leaves the router in cycle `leaves` or as soon as its channel is free after it."""
-    to, c = net.buffer[b].to, net.buffer[b].channel
-    out, first = net.buffer[to].channel, net.buffer[b].first
-    turn, left = net.buffer[b].vc + 1, net.buffer[b].left - 1
-    net.channel[c].turn = turn if turn < net.vcs else 0
-    credits, count = net.buffer[to].credits - 1, net.buffer[b].count - 1
-    net.buffer[to].credits, net.buffer[b].count, net.buffer[b].left = credits, count, left
-    _cannot_send(net, b, (left == 0) | (count == 0) | (credits == 0))
-    depart = max(float(leaves), net.channel[out].free_at)
-    net.channel[out].free_at = depart + net.channel[out].period
+def _inject_flit(net, work, at, b, now):
+    """A flit of a packet enters an injection channel."""
+    task, source, c = work.task, work.source, net.injection + at
+    sent, number = source[at].now, task[source[at].now].first_packet + source[at].at_packet
+    if source[at].at_packet == 0 and source[at].rest == net.packet[number].flits:
+        task[sent].start = now
+    net.buffer[b].credits -= 1
+    source[at].rest -= 1
+    net.channel[c].free_at = max(float(now), net.channel[c].free_at) + net.channel[c].period
+    put(net, ARRIVALS, now + net.channel[c].wire, b)
     if len(net.record) > 0:
-        note(net, net.ring[b, first], net.buffer[b].onward, left, depart, net.channel[out].free_at)
-    whole = np.int64(np.ceil(depart))
-    put(net, net.channel[out].brings, whole + net.channel[out].after, to)
-    back = max(now, net.channel[c].credit_at)
-    net.channel[c].credit_at = back + 1
-    put(net, RETURNS, back + net.channel[c].credit, b)
-    if left == 0:
-        if net.channel[out].sink < 0:
-            put(net, TAILS, whole + net.channel[out].wire, net.ring[b, first])
-            net.buffer[to].held = 0
-        net.channel[out].free |= np.int64(1) << net.buffer[to].vc
-        net.buffer[to].user = NOBODY
-        net.buffer[b].first = first + 1 if first + 1 < net.ring.shape[1] else 0
-        net.buffer[b].held -= 1
-        net.buffer[b].to = NOBODY
-        if count > 0:
-            _front(net, b)
+        note(net, number, task[sent].path, source[at].rest, float(now), net.channel[c].free_at)
+    if source[at].rest == 0:
+        net.channel[c].free |= np.int64(1) << net.buffer[b].vc
+        source[at].target = -1
+        source[at].at_packet += net.lanes
+        while source[at].now >= 0 and source[at].at_packet >= task[source[at].now].packets:
+            source[at].at_packet -= task[source[at].now].packets
+            source[at].now = task[source[at].now].following
 
 
-@njit(inline="always", _nrt=False)
+@njit(inline="always", _nrt=False, error_model="numpy")
 @no_type_check
-def note(net, number, hop, left, begin, end):
-    """Record when a packet's first flit takes a channel and when its last one has passed it."""
-    place = net.packet[number].place + net.path[hop, 2]
-    if left + 1 == net.packet[number].flits:
-        net.record[place, 0] = begin
-    if left == 0:
-        net.record[place, 1] = end
-
-
-@njit(inline="always", _nrt=False)
-@no_type_check
-def step(net, at, now, leaves):
-    """One step of a router: both allocations start from what was known before it. Returns how much has moved."""
-    number = switch(net, at)
-    moved, waits = number, net.router[at].waits
-    while waits != 0:
-        port = trailing_zeros(waits)
-        waits &= waits - 1
-        if net.channel[net.outs[at, port]].free != 0:
-            moved += allocate_vcs(net, at, port)
-    for index in range(number):
-        send(net, net.matched[index], now, leaves)
+def _inject(net, work, at, now):
+    """A flit of the next packet enters an injection channel, if there is room. Returns whether one did or soon will."""
+    moved = 1
+    if net.channel[net.injection + at].free_at <= now:
+        if work.source[at].target < 0:
+            _begin_packet(net, work, at, now)
+        b = work.source[at].target
+        moved = 1 if b >= 0 and net.buffer[b].credits > 0 else 0
+        if moved:
+            _inject_flit(net, work, at, b, now)
     return moved
+
+
+@njit(inline="always", _nrt=False, error_model="numpy")
+@no_type_check
+def _happen(net, work, size, now):
+    """Deliver the flits, credits and packets that arrive in this cycle.
+
+    Returns the new size of the heap of finished tasks, and the number of arrivals.
+    """
+    slot = now & (len(net.wheel) - 1)
+    flits, credits, tails = net.wheel[slot, ARRIVALS], net.wheel[slot, RETURNS], net.wheel[slot, TAILS]
+    for event in range(flits):
+        arrive(net, net.wheel[slot, 3 + event])
+    for event in range(credits):
+        give_credit(net, net.wheel[slot, 3 + net.width + event])
+    for event in range(tails):
+        number = net.packet[net.wheel[slot, 3 + 2 * net.width + event]].task
+        work.task[number].undelivered -= 1
+        if work.task[number].undelivered == 0:
+            size = push(work.times, work.codes, size, float(now), number)
+    for kind in range(3):
+        net.wheel[slot, kind] = 0
+    return size, flits + credits + tails
+
+
+@njit(inline="always", _nrt=False, error_model="numpy")
+@no_type_check
+def _next_arrival(wheel, now):
+    """The first cycle from this one on in which something on its way arrives; -1 where nothing is."""
+    for cycle in range(now, now + len(wheel)):
+        slot = cycle & (len(wheel) - 1)
+        if wheel[slot, ARRIVALS] + wheel[slot, RETURNS] + wheel[slot, TAILS] > 0:
+            return cycle
+    return -1
+
+
+@njit(cache=True, _nrt=False, nogil=True, error_model="numpy")
+@no_type_check
+def run_routers(net, work):
+    """Run all tasks. Returns how many are done: fewer than all where nothing can move any more."""
+    tasks, size = len(work.task), 0
+    for number in range(tasks):
+        if work.task[number].awaits == 0:
+            size = _release(net, work, size, number, 0.0)
+    now, done, partial = 0, 0, 0.0
+    while True:
+        size, moved = _happen(net, work, size, now)
+        while size > 0 and work.times[0] <= now:
+            time, number = work.times[0], work.codes[0]
+            size = drop_first(work.times, work.codes, size)
+            work.task[number].finish = time
+            done += 1
+            for edge in range(work.begins[number], work.begins[number + 1]):
+                then = work.successor[edge]
+                work.task[then].awaits -= 1
+                if work.task[then].awaits == 0:
+                    size = _release(net, work, size, then, time)
+        if done == tasks:
+            return done
+        for at in range(len(work.source)):
+            if work.source[at].now >= 0:
+                moved += _inject(net, work, at, now)
+        partial += net.speedup
+        while partial >= 1.0:
+            partial -= 1.0
+            leaves = now if partial >= 1.0 else now + 1
+            for at in range(len(net.router)):
+                if net.router[at].sends | net.router[at].waits:
+                    moved += step(net, at, now, leaves)
+        now += 1
+        if moved == 0:  # nor does anything until what is on its way arrives, or a task is done
+            then = _next_arrival(net.wheel, now)
+            if then < 0 and size == 0:
+                return done
+            if size > 0 and (then < 0 or work.times[0] <= then):
+                then = max(now, np.int64(np.ceil(work.times[0])))
+            while now < then:
+                partial = (partial + net.speedup) % 1.0
+                now += 1

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxmoe.des.engine import ServiceRecord, SimulatedRun
+from jaxmoe.des.event_loop import ServiceRecord, SimulatedRun
 from jaxmoe.des.fabric import Fabric
 
 Event = dict[str, Any]

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 import numpy as np
 from jaxtyping import Float
 
-from jaxmoe.des.engine import SimulatedRun, run_on
+from jaxmoe.des.event_loop import SimulatedRun, run_on
 from jaxmoe.des.fabric import Fabric, Rows
 from jaxmoe.des.tasks import GraphBuilder, add_transfers, messages, no_rows
 

@@ -32,13 +32,12 @@ from .layer import AbstractLayer as AbstractLayer
 from .layer import Layer as Layer
 from .layer import evaluate as evaluate
 from .layer import is_tensor_parallel as is_tensor_parallel
-from .lower import LayerCosts as LayerCosts
-from .lower import expert_work as expert_work
-from .lower import lower_tokens as lower_tokens
+from .lowering import LayerCosts as LayerCosts
+from .lowering import expert_work as expert_work
+from .lowering import lower_tokens as lower_tokens
 from .offloading import HostDecisions as HostDecisions
 from .offloading import OffloadPipeline as OffloadPipeline
 from .price import price as price
-from .recurrence import LoadRules as LoadRules
 from .rollout import AbstractMethod as AbstractMethod
 from .rollout import LayerExchanges as LayerExchanges
 from .rollout import Rollout as Rollout
@@ -58,6 +57,7 @@ from .stream_layer import StreamLayer as StreamLayer
 from .stream_layer import StreamTokens as StreamTokens
 from .streaming import StreamDecisions as StreamDecisions
 from .streaming import StreamPipeline as StreamPipeline
+from .streaming_time import LoadRules as LoadRules
 from .times import LayerTime as LayerTime
 from .times import measured_time as measured_time
 from .usage import Usage as Usage

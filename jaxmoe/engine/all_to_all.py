@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.engine.decisions import Decisions
 from jaxmoe.engine.demand import Matrix
 from jaxmoe.engine.layer import AbstractLayer
-from jaxmoe.engine.lower import LayerCosts, expert_work
+from jaxmoe.engine.lowering import LayerCosts, expert_work
 from jaxmoe.engine.price import price_parts
 from jaxmoe.engine.schedule import AbstractSchedule
 from jaxmoe.engine.stage import Stage, Stages, chained

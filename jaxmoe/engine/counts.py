@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxmoe.engine.decisions import SlotDecisions
 from jaxmoe.engine.demand import Loads, Server, Work
 from jaxmoe.engine.layer import AbstractLayer
-from jaxmoe.engine.lower import LayerCosts
+from jaxmoe.engine.lowering import LayerCosts
 from jaxmoe.engine.price import price
 from jaxmoe.engine.schedule import AbstractSchedule
 from jaxmoe.engine.stage import Priced, Stage, Stages, chained

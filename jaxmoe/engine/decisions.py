@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.engine.demand import Loads, Traffic
 from jaxmoe.engine.gating import GateBias
-from jaxmoe.engine.lower import lower_tokens
+from jaxmoe.engine.lowering import lower_tokens
 from jaxmoe.engine.stage import Charge, Stage, Stages, chained
 from jaxmoe.network import (
     AbstractExchange,

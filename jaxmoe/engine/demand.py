@@ -16,8 +16,8 @@ from jaxmoe.engine.usage import FLOPS, LINK_BYTES, Usage, in_turn, network_usage
 from jaxmoe.hardware import Machine
 from jaxmoe.network import AbstractTimeModel, Phases, StageTime
 from jaxmoe.network.collectives import price_rounds
-from jaxmoe.network.domains import scaled
 from jaxmoe.network.flows import Rounds
+from jaxmoe.network.token_communication import scaled
 from jaxmoe.relax import AbstractReduction
 
 Server = Literal["network", "nodes", "machine"]

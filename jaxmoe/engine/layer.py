@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.engine.attention import AbstractStages
 from jaxmoe.engine.decisions import AbstractDecisions, Decisions
-from jaxmoe.engine.lower import LayerCosts
+from jaxmoe.engine.lowering import LayerCosts
 from jaxmoe.engine.price import price_parts
 from jaxmoe.engine.schedule import AbstractSchedule, Serial
 from jaxmoe.engine.times import LayerTime

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.engine.decisions import AbstractDecisions
 from jaxmoe.engine.demand import AbstractDemand
-from jaxmoe.engine.lower import lower_tokens
+from jaxmoe.engine.lowering import lower_tokens
 from jaxmoe.engine.slices import SliceCosts
 from jaxmoe.engine.stage import Stage, Stages, chained
 from jaxmoe.engine.usage import Usage

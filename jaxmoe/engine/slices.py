@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxmoe.engine.demand import moved_bytes
-from jaxmoe.engine.lower import LayerCosts
+from jaxmoe.engine.lowering import LayerCosts
 from jaxmoe.engine.times import COMPUTE, NODE
 from jaxmoe.engine.usage import FLOPS, LINK_BYTES, Usage
 from jaxmoe.hardware import AbstractTopology, Machine

@@ -13,11 +13,11 @@ from jaxmoe.engine.demand import Fixed, InTurn, Matrix
 from jaxmoe.engine.even_parts import EvenPart
 from jaxmoe.engine.layer import AbstractLayer
 from jaxmoe.engine.price import price
-from jaxmoe.engine.recurrence import LoadRules
 from jaxmoe.engine.schedule import AbstractSchedule, Serial
 from jaxmoe.engine.slices import SliceCosts
 from jaxmoe.engine.stage import Stage
 from jaxmoe.engine.streaming import NONE, StreamDecisions
+from jaxmoe.engine.streaming_time import LoadRules
 from jaxmoe.engine.times import ATTENTION, LayerTime
 from jaxmoe.hardware import Machine
 from jaxmoe.network import AbstractExchange, AbstractTimeModel

@@ -14,9 +14,9 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.engine.decisions import AbstractDecisions
 from jaxmoe.engine.demand import AbstractDemand, Fixed, InTurn
-from jaxmoe.engine.recurrence import LoadRules, SliceDemand, grouped, stream_seconds
 from jaxmoe.engine.slices import SliceCosts
 from jaxmoe.engine.stage import Stage, Stages, chained
+from jaxmoe.engine.streaming_time import LoadRules, SliceDemand, grouped, stream_seconds
 from jaxmoe.engine.usage import Usage
 from jaxmoe.hardware import Machine
 from jaxmoe.network.loads import link_loads

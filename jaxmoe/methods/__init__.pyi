@@ -1,3 +1,4 @@
+from .by_name import system_of as system_of
 from .camoe.system import CAMoE as CAMoE
 from .expert_streaming.system import ExpertStreaming as ExpertStreaming
 from .forecast import AbstractForecast as AbstractForecast
@@ -23,7 +24,6 @@ from .moentwine.balancing import balanced_rollout as balanced_rollout
 from .moentwine.balancing import first_slots as first_slots
 from .moentwine.migration import Windows as Windows
 from .moentwine.system import Moentwine as Moentwine
-from .registry import system_of as system_of
 from .settings import METHODS as METHODS
 from .static import PlannedRun as PlannedRun
 from .static import Static as Static

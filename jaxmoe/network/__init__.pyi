@@ -10,13 +10,6 @@ from .collectives import ring_reduce_scatter as ring_reduce_scatter
 from .contention import Contention as Contention
 from .contention import Passages as Passages
 from .contention import passages_of as passages_of
-from .domains import Counts as Counts
-from .domains import TokenCommunication as TokenCommunication
-from .domains import balanced_counts as balanced_counts
-from .domains import token_communication as token_communication
-from .domains import token_exchange as token_exchange
-from .domains import token_homes as token_homes
-from .domains import visit_counts as visit_counts
 from .exchange import AbstractExchange as AbstractExchange
 from .exchange import GatherExchange as GatherExchange
 from .exchange import ReduceScatterExchange as ReduceScatterExchange
@@ -34,6 +27,13 @@ from .time_models import Congestion as Congestion
 from .time_models import OneByOne as OneByOne
 from .time_models import Uncongested as Uncongested
 from .time_models import alpha_beta as alpha_beta
+from .token_communication import Counts as Counts
+from .token_communication import TokenCommunication as TokenCommunication
+from .token_communication import balanced_counts as balanced_counts
+from .token_communication import token_communication as token_communication
+from .token_communication import token_exchange as token_exchange
+from .token_communication import token_homes as token_homes
+from .token_communication import visit_counts as visit_counts
 from .visits import PLACED as PLACED
 from .visits import Visits as Visits
 from .visits import decided_visits as decided_visits

@@ -5,11 +5,11 @@ from typing import Literal
 import equinox as eqx
 
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.network.domains import AbstractTokenExchange, num_homes, token_exchange, visit_counts
 from jaxmoe.network.exchange import AbstractExchange
 from jaxmoe.network.flows import Rounds
+from jaxmoe.network.token_communication import AbstractTokenExchange, num_homes, token_exchange, visit_counts
 from jaxmoe.network.visits import Visits
-from jaxmoe.placement.tokens import TokenLayout
+from jaxmoe.placement.token_layout import TokenLayout
 
 
 class LayoutExchange(AbstractExchange):

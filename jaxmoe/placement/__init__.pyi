@@ -13,9 +13,9 @@ from .strategies import expert_parallel_balanced as expert_parallel_balanced
 from .strategies import expert_parallel_random as expert_parallel_random
 from .strategies import hybrid as hybrid
 from .strategies import tensor_parallel as tensor_parallel
-from .tokens import TokenLayout as TokenLayout
-from .tokens import TokenLayoutError as TokenLayoutError
-from .tokens import custom_layout as custom_layout
-from .tokens import hierarchical_layout as hierarchical_layout
-from .tokens import successive_layout as successive_layout
-from .tokens import token_layout as token_layout
+from .token_layout import TokenLayout as TokenLayout
+from .token_layout import TokenLayoutError as TokenLayoutError
+from .token_layout import custom_layout as custom_layout
+from .token_layout import hierarchical_layout as hierarchical_layout
+from .token_layout import successive_layout as successive_layout
+from .token_layout import token_layout as token_layout

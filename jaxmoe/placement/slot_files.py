@@ -8,7 +8,7 @@ import numpy as np
 import yaml
 
 from jaxmoe.files import atomic_write
-from jaxmoe.placement.engines import EngineFormat, FilePlacement
+from jaxmoe.placement.engine_files import EngineFormat, FilePlacement
 from jaxmoe.placement.placement import PlanError, read_plan, write_plan
 from jaxmoe.placement.slot_plan import SlotPlan, slot_plan
 from jaxmoe.registry import ENGINES

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from jaxmoe.tune.greedy import AnnealSettings, GreedySettings, RandomSettings, anneal, greedy, random_search
+from jaxmoe.tune.gradient_free import AnnealSettings, GreedySettings, RandomSettings, anneal, greedy, random_search
 from jaxmoe.tune.problem import TuneResult
 from jaxmoe.tune.settings import TunerSettings
 from jaxmoe.tune.tuner import tune

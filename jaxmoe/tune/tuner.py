@@ -21,7 +21,7 @@ from jaxmoe.threads import beside, side_by_side
 from jaxmoe.tune import descent, local_search
 from jaxmoe.tune.descent import typical_part
 from jaxmoe.tune.evaluator import Evaluator
-from jaxmoe.tune.greedy import random_starts
+from jaxmoe.tune.gradient_free import random_starts
 from jaxmoe.tune.problem import (
     History,
     PlacementProblem,

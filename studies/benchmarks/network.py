@@ -17,7 +17,7 @@ import numpy as np
 from throughput import compiled, machine, rate
 
 from jaxmoe.des import Fabric, GraphBuilder, TaskGraph, fabric_of, simulate
-from jaxmoe.des.engine import run_on
+from jaxmoe.des.event_loop import run_on
 from jaxmoe.des.tasks import add_transfers, messages, no_rows
 from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.hardware import Mesh, Router

@@ -13,8 +13,8 @@ import numpy as np
 from setting import HERE, STRENGTHS, TOKENS_PER_NODE, network, problem, scores_of
 
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
+from jaxmoe.methods.camoe.bias_descent import FORMS, GateSettings, Limits, descend, start, within
 from jaxmoe.methods.camoe.gate import evaluate_gate, on_experts
-from jaxmoe.methods.camoe.gate_bias import FORMS, GateSettings, Limits, descend, start, within
 from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl
 from jaxmoe.traces.synthesis import PRESETS, sample_trace
 

@@ -14,8 +14,7 @@ from setting import HERE, TOKENS_PER_NODE, network, problem, scores_of, tokens
 
 from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.hardware import wafers
-from jaxmoe.methods.camoe.gate import GateProblem, divergence, evaluate_gate, on_experts, unbiased
-from jaxmoe.methods.camoe.gate_bias import (
+from jaxmoe.methods.camoe.bias_descent import (
     Bias,
     Found,
     GateSettings,
@@ -26,6 +25,7 @@ from jaxmoe.methods.camoe.gate_bias import (
     start,
     tuned_bias,
 )
+from jaxmoe.methods.camoe.gate import GateProblem, divergence, evaluate_gate, on_experts, unbiased
 
 jax.config.update("jax_default_matmul_precision", "highest")  # also in processes of `--jobs`
 

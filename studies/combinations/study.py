@@ -32,7 +32,7 @@ from jaxmoe.experiment.strategies import strategy
 from jaxmoe.experiment.table import Table, folder_of_tables, make_tables, study_options
 from jaxmoe.files import write_table
 from jaxmoe.methods import AbstractRun, RolloutResult
-from jaxmoe.methods.registry import system_of
+from jaxmoe.methods.by_name import system_of
 from jaxmoe.models import MoEModel
 from jaxmoe.traces import write_trace
 from jaxmoe.traces.synthesis import preset_process, sample_trace

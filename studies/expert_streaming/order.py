@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from scipy.optimize import linear_sum_assignment
 
 from jaxmoe.engine import LoadRules, SliceCosts
-from jaxmoe.engine.recurrence import SliceDemand, grouped, stream_seconds
+from jaxmoe.engine.streaming_time import SliceDemand, grouped, stream_seconds
 from jaxmoe.hardware import Machine
 from jaxmoe.relax import HardMax, SmoothMax, geometric, sinkhorn
 

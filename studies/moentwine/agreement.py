@@ -14,12 +14,12 @@ from cases import MICRO, STAGES, Case, layout_of, topology_of
 from study import HERE, Row
 
 from jaxmoe.des import fabric_of
-from jaxmoe.des.domains import replay_communication
+from jaxmoe.des.token_communication import replay_communication
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.experiment.validation import agreement
 from jaxmoe.network import Congestion, token_communication, token_homes, visit_counts
-from jaxmoe.network.domains import num_homes
-from jaxmoe.placement.tokens import TokenLayout
+from jaxmoe.network.token_communication import num_homes
+from jaxmoe.placement.token_layout import TokenLayout
 from jaxmoe.relax import HardMax
 
 VECTOR, TOP_K, SKEW, SEED = 8192.0, 8, 0.6, 0

@@ -22,8 +22,8 @@ from jaxmoe.methods.moentwine.balancing import AbstractRule, BalancedRollout, ch
 from jaxmoe.methods.moentwine.gradient_slots import HIDDEN, GradientSlots, Objective, hop_price
 from jaxmoe.models import MoEModel
 from jaxmoe.network import Congestion
-from jaxmoe.network.domains import all_reduce_rounds
-from jaxmoe.placement.tokens import TokenLayout, links_inside_domains, successive_layout, token_layout
+from jaxmoe.network.token_communication import all_reduce_rounds
+from jaxmoe.placement.token_layout import TokenLayout, links_inside_domains, successive_layout, token_layout
 from jaxmoe.relax import HardMax
 from jaxmoe.traces.synthesis import preset_process
 from jaxmoe.traces.synthesis.mixtures import (

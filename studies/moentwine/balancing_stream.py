@@ -9,8 +9,8 @@ import numpy as np
 from balancing_cases import TOKENS, Method, Place, layout_of, loads_of, machine_of, model_of
 
 from jaxmoe.des import LayerDescription, Memory, fabric_of
-from jaxmoe.des.stream import Migration, StreamRun, counted_layer, moves, run_layers, weight_transfers
-from jaxmoe.placement.tokens import links_inside_domains
+from jaxmoe.des.layers_in_turn import Migration, StreamRun, counted_layer, moves, run_layers, weight_transfers
+from jaxmoe.placement.token_layout import links_inside_domains
 
 PLACE, PHASE = Place("moentwine_4x4", "er", 4), "decode"
 CHUNK = 65536.0  # B: smaller ones change little, and take as many times as long

@@ -26,8 +26,8 @@ from jaxmoe.network import (
     token_communication,
 )
 from jaxmoe.network.collectives import price_rounds
-from jaxmoe.network.domains import SlicedExchange, num_homes, scaled
-from jaxmoe.placement.tokens import TokenLayout, hierarchical_layout, successive_layout, token_layout
+from jaxmoe.network.token_communication import SlicedExchange, num_homes, scaled
+from jaxmoe.placement.token_layout import TokenLayout, hierarchical_layout, successive_layout, token_layout
 from jaxmoe.relax import HardMax
 
 HARDWARE = Path(__file__).resolve().parents[2] / "configs" / "hardware"

@@ -11,7 +11,7 @@ from cases import STAGES, Case, layout_of, priced, topology_of
 from study import HERE, WAFERS, Row
 
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
-from jaxmoe.placement.tokens import (
+from jaxmoe.placement.token_layout import (
     average_hops,
     domain_area,
     links_inside_domains,

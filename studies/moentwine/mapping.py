@@ -22,7 +22,7 @@ from jaxmoe.files import write_table
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import balanced_counts
-from jaxmoe.placement.tokens import TokenLayout, hierarchical_layout, token_layout
+from jaxmoe.placement.token_layout import TokenLayout, hierarchical_layout, token_layout
 from jaxmoe.tune.token_mapping import (
     MappingProblem,
     MappingResult,

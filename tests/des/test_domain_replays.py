@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from jaxmoe.des import fabric_of
-from jaxmoe.des.domains import exchange_traffic, reduce_steps, replay_communication
+from jaxmoe.des.token_communication import exchange_traffic, reduce_steps, replay_communication
 from jaxmoe.hardware import Mesh, clusters
 from jaxmoe.hardware.networks import num_links
-from jaxmoe.placement.tokens import successive_layout, token_layout
+from jaxmoe.placement.token_layout import successive_layout, token_layout
 
 BANDWIDTH, LATENCY = 50e9, 1e-6
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxmoe.des import GraphBuilder, SimulatedRun, simulate
-from jaxmoe.des.engine import ServiceRecord
+from jaxmoe.des.event_loop import ServiceRecord
 
 from .reference import Task, build, bytes_over_links, run_reference
 

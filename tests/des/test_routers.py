@@ -10,7 +10,7 @@ from oracles.arrays import full
 from oracles.router import Network, Packet, Simulation
 
 from jaxmoe.des import Fabric, GraphBuilder, fabric_of, replay_traffic
-from jaxmoe.des.engine import run_on
+from jaxmoe.des.event_loop import run_on
 from jaxmoe.des.routers import DeadlockError, RouterError, simulate_routers
 from jaxmoe.des.tasks import TaskGraph, add_transfers, messages, no_rows
 from jaxmoe.hardware import AbstractTopology, Mesh, Router, ring, switch, torus

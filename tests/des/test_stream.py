@@ -7,7 +7,7 @@ import pytest
 from oracles.arrays import full
 
 from jaxmoe.des import LayerDescription, Memory, fabric_of, timeline_events
-from jaxmoe.des.stream import Phase, counted_layer, most_moves, moves, run_layers, weight_transfers
+from jaxmoe.des.layers_in_turn import Phase, counted_layer, most_moves, moves, run_layers, weight_transfers
 from jaxmoe.engine import LayerCosts
 from jaxmoe.engine.counts import CountModel, attention_seconds, paths_of
 from jaxmoe.engine.schedule import Serial
@@ -17,8 +17,8 @@ from jaxmoe.methods.moentwine.balancing import first_slots
 from jaxmoe.methods.moentwine.migration import moves_between
 from jaxmoe.network import Congestion
 from jaxmoe.network.collectives import price_rounds
-from jaxmoe.network.domains import all_reduce_rounds, scaled
-from jaxmoe.placement.tokens import TokenLayout, token_layout
+from jaxmoe.network.token_communication import all_reduce_rounds, scaled
+from jaxmoe.placement.token_layout import TokenLayout, token_layout
 from jaxmoe.relax import HardMax
 
 SHAPE, NODES, BYTES, EXPERT, REDUCED = (4, 4), 16, 64.0, 2e5, 4096.0

@@ -58,9 +58,9 @@ from jaxmoe.methods.moentwine.system import LayoutRun
 from jaxmoe.methods.static import PlannedRun
 from jaxmoe.methods.wafer_gpu.system import WaferRun
 from jaxmoe.network import link_loads
-from jaxmoe.network.domains import all_reduce_rounds, closing_rounds
+from jaxmoe.network.token_communication import all_reduce_rounds, closing_rounds
 from jaxmoe.placement.slots import EMPTY, copies_of_slots
-from jaxmoe.placement.tokens import links_inside_domains, token_layout
+from jaxmoe.placement.token_layout import links_inside_domains, token_layout
 from jaxmoe.relax import SmoothMax, SoftSupport
 from jaxmoe.traces import Batch
 from jaxmoe.tune import PlacementProblem

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from oracles.arrays import floats, full
 
-from jaxmoe.des.stream import moves as loop_moves
+from jaxmoe.des.layers_in_turn import moves as loop_moves
 from jaxmoe.engine import LayerCosts
 from jaxmoe.engine.counts import CountModel, attention_seconds, paths_of
 from jaxmoe.engine.schedule import Pipelined, Serial
@@ -29,7 +29,7 @@ from jaxmoe.methods.moentwine.balancing import (
 )
 from jaxmoe.methods.moentwine.migration import Windows, edge_entries, iterations_needed
 from jaxmoe.placement.slot_loads import excess_over_mean, node_loads
-from jaxmoe.placement.tokens import links_inside_domains, token_layout
+from jaxmoe.placement.token_layout import links_inside_domains, token_layout
 
 SHAPE, NODES, LAYERS = (4, 4), 16, 3
 # Compiled whole: step by step, every step of every shape is compiled by itself.

@@ -9,8 +9,7 @@ from oracles.compilations import compilations
 
 from jaxmoe.engine import gating
 from jaxmoe.hardware import fully_connected
-from jaxmoe.methods.camoe.gate import GateProblem, divergence, evaluate_gate, on_experts
-from jaxmoe.methods.camoe.gate_bias import (
+from jaxmoe.methods.camoe.bias_descent import (
     Bias,
     GateSettings,
     Limits,
@@ -22,6 +21,7 @@ from jaxmoe.methods.camoe.gate_bias import (
     tuned_bias,
     within,
 )
+from jaxmoe.methods.camoe.gate import GateProblem, divergence, evaluate_gate, on_experts
 from jaxmoe.network import AlphaBeta
 from jaxmoe.network.pairwise import AllToAll, same_models
 from jaxmoe.traces.statistics.concentration import avg_layer_kl

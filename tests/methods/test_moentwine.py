@@ -13,7 +13,7 @@ from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.strategies import given_plans
 from jaxmoe.methods import UnsuitableSystemError
 from jaxmoe.methods.moentwine.balancing import BalancerError
-from jaxmoe.placement.tokens import TokenLayoutError
+from jaxmoe.placement.token_layout import TokenLayoutError
 
 WAFER = {
     "kind": "mesh",

@@ -26,7 +26,7 @@ from jaxmoe.methods.forecast import Forecast
 from jaxmoe.methods.settings import STATEMENTS
 from jaxmoe.methods.wafer_gpu.caching import Eviction, Prediction
 from jaxmoe.models import MoEModel
-from jaxmoe.placement.tokens import LayoutName
+from jaxmoe.placement.token_layout import LayoutName
 from jaxmoe.registry import UnknownPartError
 from jaxmoe.settings import settings_of
 from jaxmoe.traces import GatingTrace

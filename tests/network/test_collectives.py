@@ -36,9 +36,9 @@ from jaxmoe.network import (
     ring_all_reduce,
     ring_reduce_scatter,
 )
-from jaxmoe.network.domains import all_reduce_rounds
-from jaxmoe.network.domains import scaled as scaled_rounds
-from jaxmoe.placement.tokens import token_layout
+from jaxmoe.network.token_communication import all_reduce_rounds
+from jaxmoe.network.token_communication import scaled as scaled_rounds
+from jaxmoe.placement.token_layout import token_layout
 from jaxmoe.relax import SmoothMax
 
 seeds = st.integers(0, 2**32 - 1)

@@ -13,7 +13,7 @@ from oracles.arrays import floats, full
 
 from jaxmoe.des import GraphBuilder, add_sends, fabric_of, simulate
 from jaxmoe.des import schedules as des
-from jaxmoe.des.domains import replay_communication
+from jaxmoe.des.token_communication import replay_communication
 from jaxmoe.hardware import Mesh, clusters, switch
 from jaxmoe.hardware.networks import hop_counts, num_links
 from jaxmoe.network import (
@@ -23,7 +23,7 @@ from jaxmoe.network import (
     collective_time,
     ring_all_reduce,
 )
-from jaxmoe.network.domains import (
+from jaxmoe.network.token_communication import (
     Counts,
     all_reduce_rounds,
     balanced_counts,
@@ -34,7 +34,7 @@ from jaxmoe.network.domains import (
     token_homes,
     visit_counts,
 )
-from jaxmoe.placement.tokens import ring_step_hops, successive_layout, token_layout
+from jaxmoe.placement.token_layout import ring_step_hops, successive_layout, token_layout
 from jaxmoe.relax import HardMax, SmoothMax
 
 CHUNK, RATE, VECTOR = 1024.0, 1e12, 8192.0

@@ -16,8 +16,8 @@ from jaxmoe.network import (
     collective_time,
     link_loads,
 )
-from jaxmoe.network.domains import all_reduce_rounds, scaled
-from jaxmoe.placement.tokens import links_inside_domains, token_layout
+from jaxmoe.network.token_communication import all_reduce_rounds, scaled
+from jaxmoe.placement.token_layout import links_inside_domains, token_layout
 from jaxmoe.relax import HardMax
 
 SIZE, BANDWIDTH, LATENCY = 1.2e6, 50e9, 1e-6

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jaxmoe.hardware.cuts import grid_ring, has_unit_ring
 from jaxmoe.hardware.networks import hop_counts, link_ends
-from jaxmoe.placement.tokens import (
+from jaxmoe.placement.token_layout import (
     LAYOUTS,
     TokenLayoutError,
     average_hops,

@@ -12,7 +12,7 @@ from small_problem import LAYERS, NODES, small_problem
 from jaxmoe.engine import evaluate
 from jaxmoe.tune import PlacementProblem, TuneResult, evaluator
 from jaxmoe.tune.evaluator import Evaluator
-from jaxmoe.tune.greedy import (
+from jaxmoe.tune.gradient_free import (
     AnnealSettings,
     GreedySettings,
     RandomSettings,

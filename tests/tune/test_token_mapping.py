@@ -12,7 +12,7 @@ from jaxmoe.errors import InputError
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.networks import hop_counts, num_links
 from jaxmoe.network import balanced_counts
-from jaxmoe.placement.tokens import token_layout
+from jaxmoe.placement.token_layout import token_layout
 from jaxmoe.relax import HardMax, SmoothMax
 from jaxmoe.tune.token_mapping import (
     MappingProblem,

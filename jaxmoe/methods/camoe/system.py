@@ -14,6 +14,7 @@ from jaxmoe.des import replay_traffic
 from jaxmoe.des.description import node_seconds, plan_tokens
 from jaxmoe.engine import Layer, StaticPlan, rollout
 from jaxmoe.engine.all_to_all import AllToAllLayer
+from jaxmoe.methods.camoe.bias_descent import GateSettings, Limits, start, tuned_bias
 from jaxmoe.methods.camoe.gate import (
     GateProblem,
     evaluate_gate,
@@ -23,7 +24,6 @@ from jaxmoe.methods.camoe.gate import (
     time_proxy,
     unbiased_copies,
 )
-from jaxmoe.methods.camoe.gate_bias import GateSettings, Limits, start, tuned_bias
 from jaxmoe.methods.camoe.gated import gated_steps
 from jaxmoe.methods.settings.camoe import CAMoESettings
 from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, RolloutResult, UnsuitableSystemError

@@ -2,7 +2,7 @@
 
 An allocation is called with the requests of a layer's experts [expert], their home dies [expert], where the weights are
 in a die's own HBM [expert, die], 1 or 0, and the parts that LLCs have [expert, die]. It returns requests [expert, die].
-Dealing and Algorithm 1 go by blocks of requests (IV-D5). `tune.allocation` has others.
+Dealing and Algorithm 1 go by blocks of requests (IV-D5). `descended_allocation` has one by gradient.
 """
 
 from typing import Literal

@@ -14,9 +14,9 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology, TopologyError
 from jaxmoe.network import Congestion, Counts, OneByOne, Uncongested, path_sums, token_communication
-from jaxmoe.network.domains import FetchExchange
 from jaxmoe.network.time_models import AbstractTimeModel
-from jaxmoe.placement.tokens import TokenLayout, custom_layout
+from jaxmoe.network.token_communication import FetchExchange
+from jaxmoe.placement.token_layout import TokenLayout, custom_layout
 from jaxmoe.relax import AbstractReduction, HardMax, as_number
 
 Places = Float[Array, "node group place"]

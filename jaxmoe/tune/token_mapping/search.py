@@ -13,7 +13,7 @@ import optax
 from jaxtyping import Array, Float, Int, Key
 from scipy.optimize import linear_sum_assignment
 
-from jaxmoe.placement.tokens import TokenLayout
+from jaxmoe.placement.token_layout import TokenLayout
 from jaxmoe.relax import AbstractReduction, HardMax, SmoothMax, geometric, sinkhorn
 from jaxmoe.tune.token_mapping.problem import MappingProblem, exact_seconds
 

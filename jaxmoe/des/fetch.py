@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxmoe.des.engine import SimulatedRun, simulate
+from jaxmoe.des.event_loop import SimulatedRun, simulate
 from jaxmoe.des.fabric import Rows, link_rates, one_each, paths_of, rows_by, rows_of
 from jaxmoe.des.tasks import GraphBuilder, no_rows
 from jaxmoe.hardware import Machine

@@ -12,13 +12,13 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxmoe.des.description import LayerDescription, node_seconds, plan_tokens
-from jaxmoe.des.domains import exchange_traffic, reduce_steps
-from jaxmoe.des.engine import SimulatedRun, run_on
+from jaxmoe.des.event_loop import SimulatedRun, run_on
 from jaxmoe.des.fabric import Fabric, FabricPaths, Rows, one_each
 from jaxmoe.des.tasks import GraphBuilder, Transfers, add_transfers, messages, no_rows
+from jaxmoe.des.token_communication import exchange_traffic, reduce_steps
 from jaxmoe.des.traffic import messages_of
 from jaxmoe.placement.slots import EMPTY
-from jaxmoe.placement.tokens import TokenLayout
+from jaxmoe.placement.token_layout import TokenLayout
 from jaxmoe.traces import Batch
 
 Migration = Literal["background", "waited_for", "beside"]

@@ -1,8 +1,8 @@
 """Communication of a token layout, message by message: all-reduce in rounds of ring steps, dispatch and combine.
 
-An independent witness of `jaxmoe.network.domains`: it shares the layout and the tokens with it, and no formula. Tokens
-are counted one by one, and every time is the end of a simulation. Dispatch sends the messages of combine back over the
-same links. A device sends its messages in turns, a chunk to each destination.
+An independent witness of `jaxmoe.network.token_communication`: it shares the layout and the tokens with it, and no
+formula. Tokens are counted one by one, and every time is the end of a simulation. Dispatch sends the messages of
+combine back over the same links. A device sends its messages in turns, a chunk to each destination.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxmoe.des.engine import SimulatedRun, run_on
+from jaxmoe.des.event_loop import SimulatedRun, run_on
 from jaxmoe.des.fabric import Fabric, FabricPaths, one_each
 from jaxmoe.des.tasks import GraphBuilder, add_transfers, messages, no_rows
 from jaxmoe.des.traffic import messages_of
-from jaxmoe.placement.tokens import TokenLayout
+from jaxmoe.placement.token_layout import TokenLayout
 
 Traffic = Float[np.ndarray, "node node2"]
 

@@ -3,8 +3,8 @@
 Attention runs in data-parallel groups of `tp` devices. After the all-reduce every member of a group holds all tokens of
 its group. A *full token domain* (FTD) is a least set of devices that together hold all tokens: one of every group. A
 device of the experts fetches tokens from the members of its own domain, or from the nearest member of every group, and
-returns its results to where it fetched them. A description only: `jaxmoe.network.domains` says what it costs, the event
-simulator carries it out on its own.
+returns its results to where it fetched them. A description only: `jaxmoe.network.token_communication` says what it
+costs, and the event simulator carries it out on its own.
 """
 
 from dataclasses import dataclass

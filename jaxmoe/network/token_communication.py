@@ -25,7 +25,7 @@ from jaxmoe.network.collectives import (
     twice,
 )
 from jaxmoe.network.time_models import AbstractTimeModel
-from jaxmoe.placement.tokens import TokenLayout
+from jaxmoe.placement.token_layout import TokenLayout
 from jaxmoe.relax import AbstractReduction, OneOf, look_up
 
 # How many vectors go where.
