@@ -7,7 +7,7 @@ layer = jm.layer(jm.machine(mesh, flops=5e12), jm.model("mixtral-8x7b"), exchang
 time = jm.evaluate(layer, jm.expert_parallel(trace, mesh), batches)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -73,6 +73,10 @@ def machine(
     rate = _positive("flops", flops)
     if np.ndim(rate) and np.shape(rate) != (nodes,):
         raise ArgumentError(f"flops has the shape {np.shape(rate)}, expected one number, or [node] of {nodes} nodes")
+    if memory and (memory_bandwidth is not None or memory_capacity is not None):
+        raise ArgumentError(
+            "memory is given beside memory_bandwidth or memory_capacity; give levels or numbers, not both"
+        )
     each = jnp.asarray(rate, jnp.float32) if np.ndim(rate) else filled(nodes, cast(Number, rate))
     rate_of_memory, room = (
         None if value is None else filled(nodes, value) for value in (memory_bandwidth, memory_capacity)
@@ -103,6 +107,8 @@ def layer(
     Activations and weights have so many bytes each, 2 as in bfloat16 by default. `exchange` is a name or an exchange of
     your own; messages are stored and forwarded in chunks, whole where `chunk_bytes` is 0, or `cut_through`.
     """
+    if mode not in ("sharded", "replicated"):
+        raise ArgumentError(f"mode is {mode!r}, expected 'sharded' or 'replicated'")
     costs = LayerCosts.of(
         model,
         dispatch_bytes_per_element=bytes_per_element,
@@ -154,7 +160,7 @@ def evaluate(
     used = build_exchange(exchange, layer.machine.topology) if isinstance(exchange, str) else exchange
     if smooth is None:
         return engine.evaluate(layer, share, batches, used)
-    width = jnp.asarray(smooth, jnp.float32)
+    width = jnp.asarray(_positive("smooth", smooth), jnp.float32)
     return engine.evaluate(layer, share, batches, used, None, SmoothMax(width), SoftSupport(width))
 
 
@@ -195,7 +201,7 @@ def _check_values(share: Any, batches: Batch, experts: int) -> None:
     if isinstance(share, jax.core.Tracer) or isinstance(batches.experts, jax.core.Tracer):
         return
     rows = np.asarray(share).sum(axis=-1)
-    for at in np.argwhere(np.abs(rows - 1) > 1e-3)[:1]:
+    for at in np.argwhere(~(np.abs(rows - 1) <= 1e-3))[:1]:
         raise ArgumentError(
             f"share sums to {rows[tuple(at)]:g} over nodes for expert {at[1]} of layer {at[0]}, expected 1; "
             "divide it by share.sum(axis=-1, keepdims=True)"
@@ -220,6 +226,7 @@ class Run:
     time: LayerTime
     decisions: Any
     state: Any
+    options: Mapping[str, Any]  # of the rollout
 
 
 def rollout(method: AbstractMethod, layer: AbstractLayer, steps: Batch, **options: Any) -> Run:
@@ -234,7 +241,7 @@ def rollout(method: AbstractMethod, layer: AbstractLayer, steps: Batch, **option
     if steps.weight.ndim != 3:
         raise ArgumentError(f"steps have the axes {list(steps.weight.shape)}, expected [layer, step, token]")
     done = engine.rollout(method, layer, steps, **options)
-    return Run(layer, method, steps, done.time, done.kept, done.state)
+    return Run(layer, method, steps, done.time, done.kept, done.state, options)
 
 
 @dataclass(frozen=True)
@@ -255,6 +262,11 @@ def replay(run: Run, step: int, progress: Callable[[int, int], None] | None = No
         raise ArgumentError(
             f"a {type(run.decisions).__name__} on a {type(run.layer).__name__} is not replayed from here; "
             "use jaxmoe simulate, whose systems replay themselves"
+        )
+    if run.options:
+        raise ArgumentError(
+            f"the run has the options {', '.join(run.options)}, with which nothing is replayed from here; "
+            "roll out without them, on a layer of that exchange"
         )
     layers, steps = run.steps.weight.shape[:2]
     if not -steps <= step < steps:

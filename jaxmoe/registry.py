@@ -113,8 +113,9 @@ class Registry(Mapping[str, Part], Generic[Part]):
         return tuple(name for name in self if name not in self._lazy)
 
     def name_of(self, part: Any) -> str | None:
-        """The name that a part was registered under, `None` for one that was not or is not loaded."""
-        return next((name for name, each in self._parts.items() if each is part), None)
+        """The one name that a part was registered under; `None` for one of several names, or that is not loaded."""
+        names = [name for name, each in self._parts.items() if each is part]
+        return names[0] if len(names) == 1 else None
 
     def shown(self) -> str:
         """All names for people, with an example of every family."""

@@ -167,7 +167,13 @@ class Decisions(AbstractDecisions):
 
     def whole(self, layer: "Layer") -> Stages:
         charge: Charge = "background" if layer.schedule.in_background else "movement"
-        return tuple(movement.stage(layer, self.stored, charge) for movement in self.movements)
+        stages = [movement.stage(layer, self.stored, charge) for movement in self.movements]
+        return tuple(
+            stage
+            if (count := sum(each.name == stage.name for each in stages[:at])) == 0
+            else replace(stage, name=f"{stage.name}_{count + 1}")
+            for at, stage in enumerate(stages)
+        )
 
 
 class SlotDecisions(AbstractDecisions):

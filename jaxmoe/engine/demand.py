@@ -86,11 +86,12 @@ class Steps(AbstractDemand):
 
     def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:
         steps = price_rounds(self.times, machine.topology, scaled(self.rounds, self.unit), reduction, self.mirrored)
+        pair = {"pair": steps.pair_time} if steps.pair_time.shape[-1] else {}
         return Usage(
             seconds=steps.seconds,
-            busy={"link": steps.link_time, "port": steps.port_time},
+            busy={"link": steps.link_time, "port": steps.port_time, **pair},
             amount={LINK_BYTES: steps.link_bytes},
-            delay=jnp.zeros_like(steps.seconds),  # each round has its own, within its seconds
+            delay=steps.path_delay,
         )
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxmoe.engine.schedule import AbstractSchedule
 from jaxmoe.engine.stage import Priced, Stages
-from jaxmoe.engine.times import MOVEMENTS, LayerTime
+from jaxmoe.engine.times import HIDDEN, MOVEMENTS, LayerTime
 from jaxmoe.engine.usage import Usage
 from jaxmoe.hardware import Machine
 from jaxmoe.hardware.energy import added
@@ -58,6 +58,9 @@ def _assembled(
     machine: Machine, schedule: AbstractSchedule, stages: list[Priced], reduction: AbstractReduction
 ) -> LayerTime:
     """The time of a layer from its stages, leaves [part, ...]: usages of parts add up, the schedule has the total."""
+    names = [stage.name for stage in stages]
+    if len(set(names)) < len(names):
+        raise ValueError(f"stages are called {', '.join(names)}; give each a name of its own")
     summed = {stage.name: jax.tree.map(lambda leaf: leaf.sum(axis=0), stage.usage) for stage in stages}
     total = schedule.total([stage for stage in stages if stage.charge == "stage"], reduction)
     for stage in stages:
@@ -83,7 +86,7 @@ def _blocks(stages: list[Priced]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Names of stages in their order, by block; movements are a block of their own."""
     names: dict[str, tuple[str, ...]] = {}
     for stage in stages:
-        block = stage.block if stage.charge == "stage" else MOVEMENTS
+        block = {"stage": stage.block, "hidden": HIDDEN}.get(stage.charge, MOVEMENTS)
         names[block] = (*names.get(block, ()), stage.name)
     return tuple(names.items())
 

@@ -11,7 +11,7 @@ STAGES = ("dispatch", "compute", "combine")  # stages of every layer whose token
 NODE = "node"  # a node's work as a whole: the longest of its compute and its memory levels
 COMPUTE = "compute"
 LATENCY = "latency"
-ATTENTION, EXPERTS, MOVEMENTS = "attention", "experts", "movements"  # blocks of stages
+ATTENTION, EXPERTS, MOVEMENTS, HIDDEN = "attention", "experts", "movements", "hidden"  # blocks of stages
 
 
 class Limit(NamedTuple):
@@ -127,8 +127,12 @@ class LayerTime(eqx.Module):
 
     @property
     def longest_stage(self) -> str:
-        """The stage that takes longest, as a mean over all leading axes; of equal ones the first."""
-        return max(self.order or self.stages, key=lambda name: float(np.mean(self.stages[name])))
+        """The stage that takes longest, as a mean over all leading axes; of equal ones the first.
+
+        Movements that are hidden take no time. Under a schedule that overlaps, others may take as long together.
+        """
+        named = [name for block, names in self.blocks if block != HIDDEN for name in names]
+        return max(named or self.order or self.stages, key=lambda name: float(np.mean(self.stages[name])))
 
     def limit(self, stage: str | None = None) -> Limit:
         """The resource that limits a stage, by default the longest stage, as a mean over all leading axes.

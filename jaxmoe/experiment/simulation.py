@@ -57,7 +57,8 @@ class SystemRun:
     @property
     def movement(self) -> np.ndarray:
         """Modelled seconds that weights travel, [step, layer]."""
-        return np.asarray(self.time.stages.get("movement", np.zeros(self.time.total.shape)))
+        moved = [seconds for name, seconds in self.time.stages.items() if name.startswith("movement")]
+        return np.asarray(sum(moved, np.zeros(self.time.total.shape)))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxmoe.des import LayerDescription, layer_seconds, movement_seconds
 from jaxmoe.engine import AbstractMethod, Decisions, LayerExchanges, LayerTime, Movement, rollout
-from jaxmoe.engine.times import MOVEMENTS
+from jaxmoe.engine.times import HIDDEN, MOVEMENTS
 from jaxmoe.methods.static import Static
 from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, RolloutResult, UnsuitableSystemError
 from jaxmoe.settings import made, settings_of
@@ -53,14 +53,17 @@ class MethodRun(AbstractRun):
     def _decided(self, rolled: RolloutResult, step: int, row: int) -> Decisions:
         return jax.tree.map(lambda leaf: leaf[step, row], rolled.kept)
 
-    def _described(self, row: int) -> LayerDescription:
-        return self.setting.describe(self.setting.mode, self.setting.exchange[row])
+    def _described(self, row: int, decided: Decisions) -> LayerDescription:
+        exchange = self.setting.exchange[row] if decided.exchange is None else decided.exchange.name
+        return self.setting.describe(self.setting.mode, exchange)
 
     def replay(self, rolled: RolloutResult, batch: Batch, step: int, row: int) -> float:
-        return replayed_stages(self._described(row), self._decided(rolled, step, row), batch)
+        decided = self._decided(rolled, step, row)
+        return replayed_stages(self._described(row, decided), decided, batch)
 
     def replay_movement(self, rolled: RolloutResult, step: int, row: int) -> float:
-        return replayed_movements(self._described(row), self._decided(rolled, step, row))
+        decided = self._decided(rolled, step, row)
+        return replayed_movements(self._described(row, decided), decided)
 
     def served(self, rolled: RolloutResult, step: int, row: int) -> np.ndarray | None:
         served = self._decided(rolled, step, row).served
@@ -78,8 +81,14 @@ def replayed_movements(layer: LayerDescription, decided: Decisions) -> float:
     """Seconds of the weights that travel, each movement with the network to itself."""
     decided = jax.tree.map(jnp.asarray, decided)
     stored = np.asarray(decided.stored, float)
-    moved = [each for each in decided.movements if isinstance(each, Movement)]
-    return float(sum(movement_seconds(layer, stored, np.asarray(each.destination) > 0) for each in moved))
+    seconds = 0.0
+    for each in decided.movements:
+        if not isinstance(each, Movement):
+            raise UnsuitableSystemError(
+                f"the movement {type(each).__name__} is not replayed; decide a Movement, whose weights are multicast"
+            )
+        seconds += movement_seconds(layer, stored, np.asarray(each.destination) > 0)
+    return float(seconds)
 
 
 def _means(facts: Mapping[str, Any]) -> dict[str, float]:
@@ -89,5 +98,5 @@ def _means(facts: Mapping[str, Any]) -> dict[str, float]:
 
 def _stages(time: LayerTime) -> np.ndarray:
     """Seconds of all stages one after the other, without movements, [step, layer]."""
-    names = [name for block, names in time.blocks if block != MOVEMENTS for name in names]
+    names = [name for block, names in time.blocks if block not in (MOVEMENTS, HIDDEN) for name in names]
     return np.sum([time.stages[name] for name in names], axis=0)

@@ -29,6 +29,8 @@ class CollectiveTime(eqx.Module):
     link_time: Float[Array, " link"]
     port_time: Float[Array, " port"]
     link_bytes: Float[Array, " link"]
+    pair_time: Float[Array, " pair"]
+    path_delay: Float[Array, ""]
 
 
 def price_rounds(
@@ -45,7 +47,7 @@ def price_rounds(
     one_round = time_model.mirrored if mirrored else time_model
     stages = jax.vmap(lambda traffic: one_round(topology, traffic))(rounds.traffic)
     seconds = jax.vmap(lambda stage: stage.total(reduction))(stages)
-    parts = (seconds, stages.link_time, stages.port_time, stages.link_bytes)
+    parts = (seconds, stages.link_time, stages.port_time, stages.link_bytes, stages.pair_time, stages.path_delay)
     return CollectiveTime(*(jnp.tensordot(rounds.repeats, part, 1) for part in parts))
 
 

@@ -39,12 +39,27 @@ class MergeKey(NamedTuple):
     weights_last: bool = False
 
 
+class Label(str):
+    """A name for people and for lookups. All labels are equal, so that functions compile once for all of them."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Label)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return 0
+
+
 class AbstractExchange(eqx.Module):
     """Turns visits into flows of hidden vectors: combine; dispatch mirrors it.
 
     A user's own is registered in `jaxmoe.placement.exchange.EXCHANGES`, and how the simulator carries it out in
-    `jaxmoe.des.exchanges.SIMULATED`. Properties say what others have to know of it. Each has the value that is safe to
-    assume of any exchange; one that can promise more overrides it.
+    `jaxmoe.des.exchanges.SIMULATED`. Properties say what others have to know of it. By default an exchange is
+    `complete`; one that leaves messages out has to say so. All other defaults are safe for any exchange.
     """
 
     @classmethod
@@ -57,7 +72,7 @@ class AbstractExchange(eqx.Module):
 
     @property
     def name(self) -> str:
-        """The name that its class is registered under; an exchange that has several names knows its own."""
+        """The name that its class is registered under; a class that has several names overrides it."""
         return EXCHANGES.name_of(type(self)) or OWN_NAME
 
     @property
@@ -199,6 +214,11 @@ class RingExchange(AbstractExchange):
     size: Float[Array, ""]  # nodes of one ring
     both_ways: Float[Array, ""]  # 1: half of every part goes the other way round
     between: Float[Array, ""]  # 1: groups send each other slices
+    called: Label = eqx.field(static=True, default=Label("ring"))
+
+    @property
+    def name(self) -> str:
+        return str(self.called)
 
     @property
     def complete(self) -> bool:
@@ -235,6 +255,7 @@ class RingExchange(AbstractExchange):
                 size=jnp.asarray(topology.num_nodes // rings.count, jnp.float32),
                 both_ways=jnp.asarray(rings.both_ways, jnp.float32),
                 between=jnp.asarray(rings.between and rings.count > 1, jnp.float32),
+                called=Label(rings.name),
             )
 
     def __call__(self, topology: AbstractTopology, visits: Visits) -> Phases:
