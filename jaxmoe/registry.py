@@ -243,7 +243,7 @@ ENGINES: Registry[Any] = Registry(
     "placement file",
     "jaxmoe.placement_files",
     _attributes(
-        "placement.engines",
+        "placement.engine_files",
         {
             "eplb": "EPLB_FILE",
             "sglang": "SGLANG_FILE",
