@@ -154,7 +154,7 @@ def _bases(path: Path, read: Callable[[Path], dict[str, object]]) -> Iterator[tu
         if path in seen:
             circle = " -> ".join(label_of(file) for file in (*seen[seen.index(path) :], path))
             raise ConfigError(f"{place}; but files cannot be their own base: {circle}. Leave one of the bases out.")
-        if not path.is_file():
+        if not os.path.isfile(path):  # unlike the method, no error for a name that is too long
             raise ConfigError(f"{place}; there is no file {label_of(path)}. {_nearby(path)}")
         seen.append(path)
 
@@ -198,4 +198,4 @@ def find_file(path: str | Path, folder: str) -> Path:
     found = Path(os.path.abspath(path))
     by_name = shipped() / folder / f"{path}.yaml"
     is_name = not found.exists() and not Path(path).is_absolute() and Path(path).suffix not in (".yaml", ".yml")
-    return by_name if is_name and by_name.is_file() else found
+    return by_name if is_name and os.path.isfile(by_name) else found

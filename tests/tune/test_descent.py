@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import Array, Float
-from small_problem import EXPERTS, LAYERS, NODES, SETTINGS, TOKENS, TOP_K, compilations, small_problem
+from oracles.compilations import compilations
+from small_problem import EXPERTS, LAYERS, NODES, SETTINGS, TOKENS, TOP_K, small_problem
 
 from jaxmoe.engine import Decisions, Movement
 from jaxmoe.network import build_exchange

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_problem import NODES, compilations, random_shares, small_problem
+from oracles.compilations import compilations
+from small_problem import NODES, random_shares, small_problem
 
 from jaxmoe.engine import evaluate
 from jaxmoe.traces import Batch

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_problem import EXPERTS, LAYERS, NODES, SHAPE, compilations, random_shares, small_problem
+from oracles.compilations import compilations
+from small_problem import EXPERTS, LAYERS, NODES, SHAPE, random_shares, small_problem
 
 from jaxmoe.engine import evaluate
 from jaxmoe.hardware.networks import hop_counts

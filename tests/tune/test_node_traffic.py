@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import cases
-from small_problem import EXPERTS, NODES, TOP_K, compilations, random_shares, small_model, small_problem
+from oracles.compilations import compilations
+from small_problem import EXPERTS, NODES, TOP_K, random_shares, small_model, small_problem
 
 from jaxmoe.tune.node_balance import fit_gamma, mean_bandwidth, node_estimate, node_estimates
 
