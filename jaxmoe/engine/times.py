@@ -119,7 +119,7 @@ class LayerTime(eqx.Module):
 
     def without_busy(self) -> "LayerTime":
         """Times without what keeps resources busy, which is large over many steps."""
-        return LayerTime(self.stages, {}, self.total, self.energy, self.delay, self.blocks)
+        return eqx.tree_at(lambda t: t.busy, self, {})
 
     def as_numpy(self) -> "LayerTime":
         """All leaves as float64 NumPy arrays."""
