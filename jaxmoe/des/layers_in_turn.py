@@ -1,11 +1,13 @@
 """Several layers in one simulation, stage after stage, and weights that migrate meanwhile (moentwine V-A).
 
-A layer has attention, its all-reduce, dispatch, experts and combine, with a barrier over all nodes after each. Weights
+A layer has attention, its all-reduce, dispatch, experts and combine, with a barrier over all nodes after each. Where it
+is cut into micro-batches, the network serves one phase at a time while nodes compute another micro-batch. Weights
 travel in the background of all that, or inference waits for them, or they compete with it as any other message does.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Literal
 
 import numpy as np
@@ -26,11 +28,15 @@ Migration = Literal["background", "waited_for", "beside"]
 
 @dataclass(frozen=True)
 class Phase:
-    """A stage of a layer: messages in parts, one after the other, or what every node computes, s."""
+    """A stage of a layer: messages in parts, one after the other, or what every node computes, s.
+
+    Phases of a `block` follow each other; a block begins when the one before has ended for all micro-batches.
+    """
 
     name: str
     parts: tuple[Transfers, ...] = ()
     seconds: Float[np.ndarray, " node"] | None = None
+    block: str = "experts"
 
 
 @dataclass(frozen=True)
@@ -49,8 +55,12 @@ def run_layers(
     weights: Transfers | None = None,
     migration: Migration = "background",
     record: bool = False,
+    micro_batches: int = 1,
 ) -> StreamRun:
-    """Simulate layers one after the other, with weights on their way from the start."""
+    """Simulate layers one after the other, with weights on their way from the start.
+
+    Each of so many micro-batches has an equal part of every phase.
+    """
     graph = GraphBuilder(len(fabric.rate), fabric.num_nodes, fabric.chunk_bytes)
     nodes = np.arange(fabric.num_nodes)
     stage: list[str] = []
@@ -69,12 +79,32 @@ def run_layers(
     if weights is not None and migration != "background":
         there = migrate()
         arrived, ready = int(there.items[0]), there if migration == "waited_for" else ready
-    for layer in layers:
-        for phase in layer:
+
+    def sent(phases: Sequence[Phase], ready: Rows) -> Rows:
+        for phase in phases:
             for part in phase.parts:
-                ready = barrier(phase.name, ready, add_transfers(graph, part, ready))
-            if phase.seconds is not None:
-                ready = barrier(phase.name, one_each(graph.computations(nodes, phase.seconds, ready)))
+                cut = replace(part, size=part.size / micro_batches)
+                ready = barrier(phase.name, ready, add_transfers(graph, cut, ready))
+        return ready
+
+    def pipelined(before: Sequence[Phase], node: Phase, after: Sequence[Phase], ready: Rows) -> Rows:
+        assert node.seconds is not None
+        network, computed, waiting = ready, ready, list[Rows]()
+        for _ in range(micro_batches):
+            network = sent(before, network)
+            begin = network if computed is ready else barrier(node.name, network, computed)
+            computed = barrier(node.name, one_each(graph.computations(nodes, node.seconds / micro_batches, begin)))
+            waiting.append(computed)
+            if len(waiting) > 1:
+                network = sent(after, barrier(node.name, network, waiting.pop(0)))
+        last = waiting.pop(0) if micro_batches == 1 else barrier(node.name, network, waiting.pop(0))
+        return sent(after, last)
+
+    for layer in layers:
+        for _, grouped in groupby(layer, lambda phase: phase.block):
+            block = list(grouped)
+            at = next(place for place, phase in enumerate(block) if phase.seconds is not None)
+            ready = pipelined(block[:at], block[at], block[at + 1 :], ready)
         ends.append(int(ready.items[0]))
     if weights is not None and migration == "background":
         ready = no_rows(len(nodes))  # from the start on, not after the layers
@@ -148,8 +178,13 @@ def _phases(
         return messages(paths, *messages_of(traffic, "in_turns", fabric.chunk_bytes))
 
     return [
-        Phase("attention", seconds=attention),
-        Phase("all_reduce", tuple(sent(step, fabric.paths) for step in reduce_steps(layout, reduced_bytes))),
+        Phase("attention", seconds=attention, block="attention"),
+        Phase(
+            "all_reduce",
+            tuple(sent(step, fabric.paths) for step in reduce_steps(layout, reduced_bytes)),
+            None,
+            "attention",
+        ),
         Phase("dispatch", tuple(sent((each * layer.dispatch_bytes).T, fabric.mirrored) for each in traffic[::-1])),
         Phase("compute", seconds=computing),
         Phase("combine", tuple(sent(each * layer.combine_bytes, fabric.paths) for each in traffic)),

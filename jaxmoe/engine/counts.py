@@ -12,14 +12,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.engine.decisions import SlotDecisions
-from jaxmoe.engine.demand import Loads, Server, Work
+from jaxmoe.engine.demand import Loads, Work
 from jaxmoe.engine.layer import AbstractLayer
 from jaxmoe.engine.lowering import LayerCosts
 from jaxmoe.engine.price import price
 from jaxmoe.engine.schedule import AbstractSchedule
 from jaxmoe.engine.stage import Priced, Stage, Stages, chained
-from jaxmoe.engine.times import ATTENTION, LayerTime
-from jaxmoe.engine.usage import Usage
+from jaxmoe.engine.times import LayerTime
 from jaxmoe.hardware import AbstractTopology, Machine
 from jaxmoe.network import link_loads, path_sums
 from jaxmoe.placement.slot_loads import per_slot, repeated
@@ -59,19 +58,6 @@ def paths_of(topology: AbstractTopology, holders: Int[np.ndarray, "group part no
 
     each = jax.lax.map(loads, jnp.arange(nodes))
     return LayoutPaths(each, delay(topology.reversed()), delay(topology))
-
-
-def attention_seconds(
-    attention: Float[Array, ""], all_reduce: Float[Array, ""], links: Float[Array, " link"]
-) -> tuple[Priced, Priced]:
-    """Attention and its all-reduce of known seconds, s, and how long links are busy with the latter, s."""
-
-    def known(name: str, server: Server, seconds: Array, busy: dict[str, Array]) -> Priced:
-        usage = Usage(seconds, busy, {}, jnp.zeros_like(seconds))
-        before = ("attention",) if name != "attention" else ()
-        return Priced(name, usage, server, before, ATTENTION, "even", "stage")
-
-    return known("attention", "nodes", attention, {}), known("all_reduce", "network", all_reduce, {"link": links})
 
 
 class CountModel(AbstractLayer):

@@ -1,5 +1,7 @@
 """Several layers with weights that migrate: regular work is never later, and times agree with the count model."""
 
+from dataclasses import replace
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -8,16 +10,18 @@ from oracles.arrays import full
 
 from jaxmoe.des import LayerDescription, Memory, fabric_of, timeline_events
 from jaxmoe.des.layers_in_turn import Phase, counted_layer, most_moves, moves, run_layers, weight_transfers
-from jaxmoe.engine import LayerCosts
-from jaxmoe.engine.counts import CountModel, attention_seconds, paths_of
-from jaxmoe.engine.schedule import Serial
+from jaxmoe.engine import LayerCosts, Migration, SlotDecisions
+from jaxmoe.engine.counts import CountModel, paths_of
+from jaxmoe.engine.demand import Steps, Work
+from jaxmoe.engine.schedule import AbstractSchedule, Serial, schedule_of
+from jaxmoe.engine.stage import Stage
+from jaxmoe.engine.times import ATTENTION
 from jaxmoe.hardware import Die, Machine, node_memory
 from jaxmoe.hardware.networks import hop_counts, wafers
 from jaxmoe.methods.moentwine.balancing import first_slots
 from jaxmoe.methods.moentwine.migration import moves_between
-from jaxmoe.network import Congestion
-from jaxmoe.network.collectives import price_rounds
-from jaxmoe.network.token_communication import all_reduce_rounds, scaled
+from jaxmoe.network import Congestion, link_loads
+from jaxmoe.network.token_communication import all_reduce_rounds
 from jaxmoe.placement.token_layout import TokenLayout, token_layout
 from jaxmoe.relax import HardMax
 
@@ -84,23 +88,57 @@ def test_a_timeline_of_two_layers_has_the_stream_of_weights(layout):
     assert {"migration", "dispatch", "combine", "all_reduce", "compute"} <= names
 
 
+def count_model(layout: TokenLayout, machine: Machine, schedule: AbstractSchedule) -> CountModel:
+    """The costs of the layers of `layer_of`."""
+    costs = LayerCosts(*(jnp.asarray(value) for value in (BYTES, BYTES, EXPERT, 1e6, 128.0, 3.0)))
+    reduced = Steps(all_reduce_rounds(layout), jnp.asarray(REDUCED), Congestion(jnp.asarray(16.0)))
+    alone = (
+        Stage("attention", Work(2e-5 * machine.die.flops, full(NODES, 0.0), full(NODES, 0.0)), (), ATTENTION, "even"),
+        Stage("all_reduce", reduced, ("attention",), ATTENTION, "even"),
+    )
+    before = tuple(eqx.filter_jit(Stage.priced)(stage, machine, HardMax()) for stage in alone)
+    return CountModel(machine, costs, jnp.asarray(layout.parts), paths_of(TOPOLOGY, layout.parts), before, schedule)
+
+
 @pytest.mark.parametrize("name", ["baseline", "er"])
 def test_stages_agree_with_the_count_model(name):
     """Congestion against messages: within 5 % at 300 and more vectors a node."""
     layout = token_layout(name, SHAPE, 4)
     machine = Machine(TOPOLOGY, Die(full(NODES, 1e12)), node_memory(full(NODES, 1e10), None))
-    costs = LayerCosts(*(jnp.asarray(value) for value in (BYTES, BYTES, EXPERT, 1e6, 128.0, 3.0)))
-    price = eqx.filter_jit(price_rounds)
-    reduced = price(Congestion(jnp.asarray(16.0)), TOPOLOGY, scaled(all_reduce_rounds(layout), REDUCED), HardMax())
-    before = attention_seconds(jnp.asarray(2e-5), reduced.seconds, reduced.link_time)
-    paths = paths_of(TOPOLOGY, layout.parts)
-    model = eqx.filter_jit(CountModel(machine, costs, jnp.asarray(layout.parts), paths, before, Serial()))
+    model = eqx.filter_jit(count_model(layout, machine, Serial()))
     for seed in range(3):
         told = model(jnp.asarray(slots_of(seed)), jnp.asarray(loads_of(seed), jnp.float32))
         ran = run_layers(described().fabric, [layer_of(layout, seed)])
         np.testing.assert_allclose(ran.layer_ends[0], told.total, rtol=0.05)
         alone = run_layers(described().fabric, [[layer_of(layout, seed)[3]]])
         np.testing.assert_allclose(alone.layer_ends[0], told.stages["compute"], rtol=1e-5)
+
+
+CUTS = {"pipelined(2)": 2, "overlap": 64}  # overlap is the limit of many micro-batches
+
+
+@pytest.mark.parametrize("schedule", CUTS)
+@pytest.mark.parametrize("rate", [5e13, 1e13])  # of a die, FLOP/s: links take longer, then nodes do
+def test_schedules_take_as_long_as_in_the_simulator(layout, schedule, rate):
+    """Within 3 %, with weights that inference waits for."""
+    memory, loads = node_memory(full(NODES, 1e10), None), loads_of(0) * 4
+    machine = Machine(TOPOLOGY, Die(full(NODES, rate)), memory)
+    model = count_model(layout, machine, schedule_of(schedule))
+    before, after = (jnp.asarray(slots_of(seed)) for seed in (1, 2))
+    moved = moves_between(before[None], after[None], jnp.asarray(hop_counts(SHAPE), jnp.float32), None)
+    migration = Migration(link_loads(TOPOLOGY, moved.traffic), jnp.ones(()))
+    decisions = SlotDecisions(after, NODES, movement=migration)
+    told = eqx.filter_jit(CountModel.time)(model, decisions, jnp.asarray(loads, jnp.float32))
+    assert told.stages["migration"] > 0.02 * told.total
+    fabric = described(256.0).fabric
+    layer = replace(described(256.0), flops=np.full(NODES, rate))
+    pairs = np.array([*moves(*map(np.asarray, (before, after)), hop_counts(SHAPE))])
+    weights = weight_transfers(fabric, pairs[:, 0], pairs[:, 1], EXPERT)
+    phases = counted_layer(layer, layout, np.asarray(after), loads, np.full(NODES, 2e-5), REDUCED)
+    ran = run_layers(fabric, [phases], weights, "waited_for", micro_batches=CUTS[schedule])
+    assert ran.layer_ends[0] == pytest.approx(float(told.total), rel=0.03)
+    slower = run_layers(fabric, [phases], weights, "waited_for")
+    assert ran.layer_ends[0] < 0.95 * slower.layer_ends[0]
 
 
 def test_moves_are_those_of_the_model():

@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from oracles.stages import known_attention
 
 from jaxmoe.compiling import UNFUSED
 from jaxmoe.config import build_layer_model
@@ -39,7 +40,7 @@ from jaxmoe.engine import (
 )
 from jaxmoe.engine.all_to_all import AllToAllLayer
 from jaxmoe.engine.copies import replica_model
-from jaxmoe.engine.counts import CountModel, attention_seconds, paths_of
+from jaxmoe.engine.counts import CountModel, paths_of
 from jaxmoe.engine.fetch import traffic_figures
 from jaxmoe.hardware import Die, Machine, node_memory
 from jaxmoe.hardware.networks import wafers
@@ -511,7 +512,7 @@ def count_model(schedule: str) -> CountModel:
     machine = Machine(topology, Die(jnp.full(DIES, 1e12)), memory)
     costs = LayerCosts(*(jnp.asarray(value) for value in (64.0, 32.0, 5e3, 1e6, 128.0, 3.0)))
     parts = token_layout("er", WAFER, 4).parts
-    before = attention_seconds(jnp.asarray(1e-5), jnp.asarray(2e-6), jnp.full(topology.num_links, 1e-6))
+    before = known_attention(jnp.asarray(1e-5), jnp.asarray(2e-6), jnp.full(topology.num_links, 1e-6))
     paths = paths_of(topology, parts)
     return CountModel(machine, costs, jnp.asarray(parts), paths, before, schedule_of(schedule))
 

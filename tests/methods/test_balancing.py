@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles.arrays import floats, full
+from oracles.stages import known_attention
 
 from jaxmoe.des.layers_in_turn import moves as loop_moves
 from jaxmoe.engine import LayerCosts
-from jaxmoe.engine.counts import CountModel, attention_seconds, paths_of
+from jaxmoe.engine.counts import CountModel, paths_of
 from jaxmoe.engine.schedule import Pipelined, Serial
 from jaxmoe.hardware import Die, Machine, node_memory
 from jaxmoe.hardware.networks import wafers
@@ -47,7 +48,7 @@ def make_model(bandwidth=1e9, before=(1e-5, 2e-6)):
     machine = Machine(topology, Die(full(NODES, 1e12)), memory)
     costs = LayerCosts(*(jnp.asarray(value) for value in (64.0, 32.0, 5e3, 1e6, 128.0, 3.0)))
     layout = token_layout("er", SHAPE, 4)
-    attention = attention_seconds(jnp.asarray(before[0]), jnp.asarray(before[1]), full(topology.num_links, 0.0))
+    attention = known_attention(jnp.asarray(before[0]), jnp.asarray(before[1]), full(topology.num_links, 0.0))
     paths = paths_of(topology, layout.parts)
     return CountModel(machine, costs, jnp.asarray(layout.parts), paths, attention, Serial())
 

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles.arrays import floats, full
+from oracles.stages import known_attention
 
 from jaxmoe.engine import LayerCosts
-from jaxmoe.engine.counts import CountModel, attention_seconds, paths_of
+from jaxmoe.engine.counts import CountModel, paths_of
 from jaxmoe.engine.schedule import Overlap
 from jaxmoe.hardware import Die, Machine, node_memory
 from jaxmoe.hardware.networks import wafers
@@ -36,7 +37,7 @@ def model_of(memory: float, corner: float = 1e10) -> CountModel:
     machine = Machine(topology, Die(full(NODES, 1e12)), node_memory(full(NODES, memory), None))
     costs = LayerCosts(*(jnp.asarray(value) for value in (64.0, 64.0, 1e6, 2e6, 128.0, 3.0)))
     layout = token_layout("er", (4, 4), 4)
-    before = attention_seconds(jnp.asarray(0.0), jnp.asarray(0.0), full(topology.num_links, 0.0))
+    before = known_attention(jnp.asarray(0.0), jnp.asarray(0.0), full(topology.num_links, 0.0))
     return CountModel(machine, costs, jnp.asarray(layout.parts), paths_of(topology, layout.parts), before, Overlap())
 
 
