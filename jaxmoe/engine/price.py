@@ -79,6 +79,7 @@ def _assembled(
         energy=energy,
         delay={name: usage.delay for name, usage in summed.items()},
         blocks=_blocks(stages),
+        servers=_overlapping(stages) if schedule.overlaps else (),
     )
 
 
@@ -89,6 +90,11 @@ def _blocks(stages: list[Priced]) -> tuple[tuple[str, tuple[str, ...]], ...]:
         block = {"stage": stage.block, "hidden": HIDDEN}.get(stage.charge, MOVEMENTS)
         names[block] = (*names.get(block, ()), stage.name)
     return tuple(names.items())
+
+
+def _overlapping(stages: list[Priced]) -> tuple[tuple[str, str], ...]:
+    """Stages of the layer that leave other servers free, each with its server."""
+    return tuple((each.name, each.server) for each in stages if each.charge == "stage" and each.server != "machine")
 
 
 def _busiest_link(usages: dict[str, Usage], reduction: AbstractReduction) -> Float[Array, ""]:

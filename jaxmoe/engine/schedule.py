@@ -47,6 +47,11 @@ class AbstractSchedule(eqx.Module):
         """Whether movements run beside the stages."""
         return False
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether network and nodes serve stages of a block at once."""
+        return False
+
     def total(self, stages: Iterable[Priced], reduction: AbstractReduction) -> Seconds:
         """Time of all parts of a batch, s, from its stages, leaves [part]: block after block."""
         blocks: dict[str, list[Priced]] = {}
@@ -82,6 +87,10 @@ class Overlap(AbstractSchedule):
     """Overlaps compute with communication: the longer of the two sums counts. Stages that need network and nodes
     together (`machine`) overlap with nothing and are added."""
 
+    @property
+    def overlaps(self) -> bool:
+        return True
+
     def of_block(self, stages, reduction):
         def served(server: Server) -> list[Seconds]:
             return [stage.usage.seconds.sum() for stage in stages if stage.server == server]
@@ -99,6 +108,10 @@ class Pipelined(AbstractSchedule):
     @property
     def micro_batches(self) -> int:
         return self.parts
+
+    @property
+    def overlaps(self) -> bool:
+        return self.parts > 1
 
     def total(self, stages, reduction):
         """Raises `ScheduleError` for stages that cannot be cut into parts."""

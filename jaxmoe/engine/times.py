@@ -31,7 +31,8 @@ class LayerTime(eqx.Module):
     `busy[stage][kind]` is how long every resource of a kind is busy in a stage: `link`, `port` and `pair` for the
     network, `compute` and each memory level by its name for nodes, and `node` for the longest of these. `delay[stage]`
     is latency on top of the busiest resource. `energy` is of what the machine states: `compute`, levels of memory,
-    kinds of link, `idle`. Made by `jaxmoe.engine.price` and `measured_time` alone.
+    kinds of link, `idle`. `servers` are those of stages that a schedule lets overlap with other servers' stages.
+    Made by `jaxmoe.engine.price` and `measured_time` alone.
     """
 
     stages: dict[str, Any]  # [*lead]
@@ -40,6 +41,7 @@ class LayerTime(eqx.Module):
     energy: dict[str, Any] = eqx.field(default_factory=dict)  # J by resource, [*lead]
     delay: dict[str, Any] = eqx.field(default_factory=dict)  # [*lead]
     blocks: tuple[tuple[str, tuple[str, ...]], ...] = eqx.field(static=True, default=())
+    servers: tuple[tuple[str, str], ...] = eqx.field(static=True, default=())
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -104,7 +106,7 @@ class LayerTime(eqx.Module):
             {name: values[..., :count] for name, values in part.items()}
             for part in (self.stages, self.energy, self.delay)
         )
-        return LayerTime(stages, self.busy, self.total[..., :count], energy, delay, self.blocks)
+        return LayerTime(stages, self.busy, self.total[..., :count], energy, delay, self.blocks, self.servers)
 
     def mean_busy(self) -> "LayerTime":
         """Times whose busy seconds are means over the first leading axis, the batches of a layer."""
@@ -115,7 +117,7 @@ class LayerTime(eqx.Module):
         turned = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), (self.stages, self.total, self.energy, self.delay))
         stages, total, energy, delay = turned
         busy = jax.tree.map(lambda leaf: leaf.mean(axis=0), self.busy)
-        return LayerTime(stages, busy, total, energy, delay, self.blocks)
+        return LayerTime(stages, busy, total, energy, delay, self.blocks, self.servers)
 
     def without_busy(self) -> "LayerTime":
         """Times without what keeps resources busy, which is large over many steps."""
@@ -129,10 +131,23 @@ class LayerTime(eqx.Module):
     def longest_stage(self) -> str:
         """The stage that takes longest, as a mean over all leading axes; of equal ones the first.
 
-        Movements that are hidden take no time. Under a schedule that overlaps, others may take as long together.
+        Movements that are hidden take no time. Where servers overlap, the stages of the one that is done first do not
+        count: in each block they run beside those of the other.
         """
-        named = [name for block, names in self.blocks if block != HIDDEN for name in names]
-        return max(named or self.order or self.stages, key=lambda name: float(np.mean(self.stages[name])))
+        named = [name for block, names in self.blocks if block != HIDDEN for name in self._waited_for(names)]
+        return max(named or self.order or self.stages, key=self._mean_seconds)
+
+    def _mean_seconds(self, stage: str) -> float:
+        return float(np.mean(self.stages[stage]))
+
+    def _waited_for(self, block: tuple[str, ...]) -> list[str]:
+        """Stages of a block but for those that run beside longer ones of another server."""
+        server, sums = dict(self.servers), dict[str, float]()
+        for name in block:
+            if name in server:
+                sums[server[name]] = sums.get(server[name], 0.0) + self._mean_seconds(name)
+        slowest = max(sums, key=lambda each: sums[each], default=None)
+        return [name for name in block if server.get(name, slowest) == slowest]
 
     def limit(self, stage: str | None = None) -> Limit:
         """The resource that limits a stage, by default the longest stage, as a mean over all leading axes.

@@ -13,6 +13,7 @@ from oracles import cases
 from oracles.arrays import floats, full
 
 from jaxmoe.engine import Decisions, Movement, Pipelined, Priced, ScheduleError, Serial, Usage, schedule_of
+from jaxmoe.engine.price import price
 from jaxmoe.network import build_exchange
 from jaxmoe.relax import HardMax
 from jaxmoe.traces.batches import Batch, micro_batches
@@ -87,6 +88,20 @@ def test_serial_and_overlap_by_hand():
     assert total("serial", [2.0], [5.0], [1.0]) == total("idle_links", [2.0], [5.0], [1.0]) == 8
     assert total("overlap", [2.0], [5.0], [1.0]) == 5
     assert total("overlap", [4.0], [5.0], [3.0]) == 7
+
+
+@pytest.mark.parametrize(
+    ("schedule", "limits"), [("serial", "compute"), ("overlap", "dispatch"), ("pipelined(2)", "dispatch")]
+)
+def test_the_stage_that_limits_is_of_the_server_that_is_done_last(schedule, limits):
+    """Compute takes longest alone, dispatch and combine together; attention is of another block."""
+    seconds = {"attention": 1.0, "dispatch": 4.0, "compute": 5.0, "combine": 3.0}
+    stages = tuple(stages_of({name: jnp.asarray(each) for name, each in seconds.items()}))
+    machine = cases.layer_model(cases.random_machine(np.random.default_rng(0), SHAPE)).machine
+    time = price(machine, schedule_of(schedule), stages, HardMax())
+    assert time.longest_stage == limits
+    shorter = eqx.tree_at(lambda each: each.stages["combine"], time, jnp.asarray(0.5))
+    assert shorter.longest_stage == "compute"
 
 
 def test_phases_follow_each_other():
