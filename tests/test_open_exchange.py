@@ -12,10 +12,14 @@ import pytest
 from oracles import cases
 from typer.testing import CliRunner, Result
 
+import jaxmoe as jm
 from jaxmoe.cli.app import app
+from jaxmoe.des import fabric_of, replay_layer
 from jaxmoe.des.exchanges import SIMULATED, phases
 from jaxmoe.engine import Layer, evaluate
+from jaxmoe.experiment.evaluation import describe_model
 from jaxmoe.hardware import AbstractTopology
+from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange, Flows, Phases, Visits, build_exchange
 from jaxmoe.network.exchange import MergeKey
 from jaxmoe.placement.exchange import EXCHANGES, ExchangeError, Registered, exchange_of
@@ -70,7 +74,29 @@ class Boastful(Halving):
     unicast = True
 
 
-PARTS = {"halving": Halving, "partial": Partial, "boastful": Boastful}
+class Asking(Halving):
+    """The same, once every node has told each other one how many tokens chose which of its experts."""
+
+    def deciding(self, topology: AbstractTopology, visits: Visits) -> Phases:
+        nodes = topology.num_nodes
+        return ((Flows(jnp.ones((nodes, nodes)), jnp.arange(nodes), jnp.asarray(4.0 * EXPERTS), jnp.ones(nodes)),),)
+
+
+def asked(exchange, fabric, visited, home, size, mirrored):
+    """As `halving`."""
+    return halved(exchange, fabric, visited, home, size, mirrored)
+
+
+def counts_of_all(exchange, fabric, visited, home):
+    """Every node's 32 B for each other node, in one phase."""
+    source, destination = np.nonzero(~np.eye(fabric.num_nodes, dtype=bool))
+    return phases(fabric, [(source, destination, np.full(len(source), 4.0 * EXPERTS))], mirrored=False)
+
+
+asked.deciding = counts_of_all
+
+
+PARTS = {"asking": Asking, "halving": Halving, "partial": Partial, "boastful": Boastful}
 
 
 @pytest.fixture(autouse=True)
@@ -79,11 +105,13 @@ def _registered() -> Iterator[None]:
         EXCHANGES.register(name, part)
     SIMULATED.register("halving", halved)
     SIMULATED.register("partial", halved)
+    SIMULATED.register("asking", asked)
     yield
     for name in PARTS:
         EXCHANGES.remove(name)
     SIMULATED.remove("halving")
     SIMULATED.remove("partial")
+    SIMULATED.remove("asking")
 
 
 @pytest.fixture(scope="module")
@@ -212,6 +240,23 @@ def test_the_simulator_carries_it_out(scenario, tmp_path):
     for batch in (batch for layer in sizes["layers"] for batch in layer["batches"]):
         for stage in ("dispatch_s", "combine_s"):
             assert batch["simulated"][stage] == pytest.approx(batch["model"][stage], rel=0.02)
+
+
+def test_deciding_is_a_stage_of_its_own_in_model_and_simulator():
+    """32 B from each of 8 nodes in a row to each other: 4 x 4 messages cross the middle either way."""
+    mesh = jm.mesh(SHAPE, bandwidth=1e8, latency=0.0)
+    machine, moe = jm.machine(mesh, flops=1e12), MoEModel("small", 64, 128, 8, 2, (0,), 1)
+    layer = jm.layer(machine, moe, exchange="asking", cut_through=True)
+    share, batch = jnp.eye(8), cases.batch(cases.random_tokens(np.random.default_rng(0), 64, 8, 2))
+    batch = replace(batch, weight=jnp.ones(64))
+    time, plain = layer(share, batch), layer(share, batch, build_exchange("halving", mesh))
+    assert time.order == ("decide", "dispatch", "compute", "combine")
+    assert float(time.stages["decide"]) == pytest.approx(16 * 32 / 1e8, rel=1e-5)
+    assert float(time.total) == pytest.approx(float(plain.total + time.stages["decide"]), rel=1e-6)
+    described = describe_model(layer, fabric_of(mesh, None, cut_through=True), "sharded", "asking")
+    seen = replay_layer(described, np.asarray(share), jax.tree.map(np.asarray, batch))
+    assert seen.stages["decide"] == pytest.approx(float(time.stages["decide"]), rel=0.02)
+    assert seen.total_s == pytest.approx(sum(seen.stages.values()))
 
 
 def test_without_an_entry_for_the_simulator_that_is_said(scenario, tmp_path):

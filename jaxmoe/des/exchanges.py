@@ -126,6 +126,14 @@ def stage_transfers(
     return [part for part in parts if len(part)]
 
 
+def deciding_transfers(
+    exchange: Exchange, fabric: Fabric, visited: Visited, home: Int[np.ndarray, " token"]
+) -> list[Transfers]:
+    """The transfers before dispatch by which nodes decide: those of the attribute `deciding` of who carries it out."""
+    asked = getattr(_carrier(exchange), "deciding", None)
+    return [] if asked is None else [part for part in asked(exchange, fabric, visited, home) if len(part)]
+
+
 def _carrier(exchange: Exchange) -> Callable[..., list[Transfers]]:
     exchange_of(exchange.name)  # raises where there is none
     if exchange.name not in SIMULATED:

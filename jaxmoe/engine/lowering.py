@@ -8,7 +8,7 @@ from jaxmoe.engine.demand import AbstractDemand, Products, Steps, Traffic, Work
 from jaxmoe.engine.stage import Stage
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.models import MoEModel
-from jaxmoe.network import AbstractExchange, AbstractTimeModel, Visits
+from jaxmoe.network import AbstractExchange, AbstractTimeModel, Phases, Visits
 from jaxmoe.network.flows import Rounds
 from jaxmoe.relax import AbstractSupport
 
@@ -90,16 +90,25 @@ def lower_tokens(
     costs: LayerCosts,
     times: AbstractTimeModel,
     support: AbstractSupport,
-) -> tuple[Stage, Stage, Stage]:
-    """Dispatch, compute and combine of visits under an exchange; combine is what it describes, dispatch its mirror."""
-    sent = exchange(topology, visits)
-    dispatch: AbstractDemand
-    combine: AbstractDemand
+) -> tuple[Stage, ...]:
+    """Dispatch, compute and combine of visits under an exchange; combine is what it describes, dispatch its mirror.
+
+    A stage `decide` comes first where deciding takes traffic.
+    """
+    sent, asked = exchange(topology, visits), exchange.deciding(topology, visits)
+    first = () if asked is None else (Stage("decide", _demand(asked, jnp.ones(()), times)),)
+    return (
+        *first,
+        Stage("dispatch", _demand(sent, costs.dispatch_bytes, times, mirrored=True)),
+        Stage("compute", expert_work(visits, costs, support)),
+        Stage("combine", _demand(sent, costs.combine_bytes, times)),
+    )
+
+
+def _demand(
+    sent: Phases | Rounds, unit: Float[Array, ""], times: AbstractTimeModel, mirrored: bool = False
+) -> AbstractDemand:
+    """The demand of traffic whose amounts are of `unit` bytes each."""
     if isinstance(sent, Rounds):
-        dispatch = Steps(sent, costs.dispatch_bytes, times, mirrored=True)
-        combine = Steps(sent, costs.combine_bytes, times)
-    else:
-        dispatch = Traffic(sent[::-1], costs.dispatch_bytes, times, mirrored=True)
-        combine = Traffic(sent, costs.combine_bytes, times)
-    compute = expert_work(visits, costs, support)
-    return Stage("dispatch", dispatch), Stage("compute", compute), Stage("combine", combine)
+        return Steps(sent, unit, times, mirrored)
+    return Traffic(sent[::-1] if mirrored else sent, unit, times, mirrored)

@@ -117,6 +117,10 @@ class AbstractExchange(eqx.Module):
         """When tokens of the same experts are alike to it, so that they need be counted once; `None`: never."""
         return None
 
+    def deciding(self, topology: AbstractTopology, visits: Visits) -> Phases | Rounds | None:
+        """Traffic before dispatch by which nodes learn what they have to know, B; `None`: it costs nothing."""
+        return None
+
     @abc.abstractmethod
     def __call__(self, topology: AbstractTopology, visits: Visits) -> Phases | Rounds:
         """The flows of combine, or its traffic in rounds, in hidden vectors."""
