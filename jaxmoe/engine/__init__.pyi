@@ -1,4 +1,7 @@
 from .attention import AbstractStages as AbstractStages
+from .attention import BesideExperts as BesideExperts
+from .attention import EvenPart as EvenPart
+from .attention import EvenParts as EvenParts
 from .attention import GroupedAttention as GroupedAttention
 from .attention import Metadata as Metadata
 from .attention import grouped_attention as grouped_attention
@@ -18,10 +21,8 @@ from .demand import Loads as Loads
 from .demand import Matrix as Matrix
 from .demand import Steps as Steps
 from .demand import Traffic as Traffic
+from .demand import Usage as Usage
 from .demand import Work as Work
-from .even_parts import BesideExperts as BesideExperts
-from .even_parts import EvenPart as EvenPart
-from .even_parts import EvenParts as EvenParts
 from .fetch import FetchCosts as FetchCosts
 from .fetch import Fetches as Fetches
 from .fetch import FetchLayer as FetchLayer
@@ -60,4 +61,3 @@ from .streaming import StreamPipeline as StreamPipeline
 from .streaming_time import LoadRules as LoadRules
 from .times import LayerTime as LayerTime
 from .times import measured_time as measured_time
-from .usage import Usage as Usage

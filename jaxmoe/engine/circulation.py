@@ -14,10 +14,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxmoe.engine.decisions import AbstractDecisions
-from jaxmoe.engine.demand import AbstractDemand
+from jaxmoe.engine.demand import AbstractDemand, Usage
 from jaxmoe.engine.slices import SliceCosts, send_latency, send_slowness
 from jaxmoe.engine.stage import Stage, Stages, chained
-from jaxmoe.engine.usage import Usage
 from jaxmoe.hardware import Machine
 from jaxmoe.relax import AbstractReduction, AbstractSupport
 

@@ -13,13 +13,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxmoe.engine.demand import AbstractDemand, Fixed, Work
+from jaxmoe.engine.demand import LINK_BYTES, AbstractDemand, Fixed, Usage, Work
 from jaxmoe.engine.layer import AbstractLayer
 from jaxmoe.engine.price import price
 from jaxmoe.engine.schedule import AbstractSchedule, Serial
 from jaxmoe.engine.stage import Stage
 from jaxmoe.engine.times import LayerTime
-from jaxmoe.engine.usage import LINK_BYTES, Usage
 from jaxmoe.hardware import Machine, MemoryLevel
 from jaxmoe.network.loads import link_loads, path_maxima, path_sums
 from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax, HardSupport, as_number

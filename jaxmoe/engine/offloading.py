@@ -12,11 +12,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.engine.decisions import AbstractDecisions
-from jaxmoe.engine.demand import AbstractDemand
+from jaxmoe.engine.demand import AbstractDemand, Usage
 from jaxmoe.engine.lowering import lower_tokens
 from jaxmoe.engine.slices import SliceCosts
 from jaxmoe.engine.stage import Stage, Stages, chained
-from jaxmoe.engine.usage import Usage
 from jaxmoe.hardware import Machine
 from jaxmoe.network import replicated_visits
 from jaxmoe.relax import AbstractReduction, AbstractSupport

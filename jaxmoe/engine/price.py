@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxmoe.engine.demand import Usage
 from jaxmoe.engine.schedule import AbstractSchedule
 from jaxmoe.engine.stage import Priced, Stages
 from jaxmoe.engine.times import HIDDEN, MOVEMENTS, LayerTime
-from jaxmoe.engine.usage import Usage
 from jaxmoe.hardware import Machine
 from jaxmoe.hardware.energy import added
 from jaxmoe.relax import AbstractReduction

@@ -3,6 +3,7 @@
 import abc
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import equinox as eqx
@@ -119,28 +120,49 @@ def rollout(
     with jax.enable_x64(True) if method.precision == "float64" else contextlib.nullcontext():
         method, steps = method.prepare(layer, steps)
         run = _side_by_side if method.memoryless else _scan
-        return run(method, layer, steps, exchanges, reduction, support, keep)
+        return run(method, _Pricing(layer, exchanges, reduction, support), steps, keep)
+
+
+class _Pricing(eqx.Module):
+    """Prices all layers of a step."""
+
+    layer: AbstractLayer
+    exchanges: LayerExchanges | None
+    reduction: AbstractReduction | None
+    support: AbstractSupport | None
+
+    def __call__(self, decisions: Any, tokens: Any) -> LayerTime:
+        """Times [layer]."""
+
+        def priced(layer: AbstractLayer, decisions: Any, tokens: Any) -> LayerTime:
+            return jax.vmap(lambda decided, own: layer.time(decided, own, self.reduction, self.support))(
+                decisions, tokens
+            )
+
+        if self.exchanges is None:
+            return priced(self.layer, decisions, tokens)
+        parts: list[LayerTime] = []
+        order: list[int] = []
+        for exchange, rows in zip(self.exchanges.exchanges, self.exchanges.rows, strict=True):
+            some = jax.tree.map(lambda leaf, at=rows: leaf[np.array(at)], (decisions, tokens))
+            parts.append(priced(self.layer.under(exchange), *some))
+            order += rows
+        back = np.argsort(order)
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[back], *parts)
 
 
 SIDE_BY_SIDE = 256  # layers of steps that do not depend on each other, timed at once
 
 
 @eqx.filter_jit(compiler_options=UNFUSED)  # type: ignore[call-overload]  # an option of JAX
-def _side_by_side(
-    method: AbstractMethod,
-    layer: AbstractLayer,
-    steps: Steps,
-    exchanges: LayerExchanges | None,
-    reduction: AbstractReduction | None,
-    support: AbstractSupport | None,
-    keep: Keep,
-) -> Rollout:
+def _side_by_side(method: AbstractMethod, price: _Pricing, steps: Steps, keep: Keep) -> Rollout:
     """In chunks of steps, equal ones, so that a step is compiled once."""
-    state, nothing = method.init(layer.machine), cast(LayerTime, None)
+    machine, nothing = price.layer.machine, cast(LayerTime, None)
+    state = method.init(machine)
 
     def step(tokens: Any) -> Any:
-        _, decisions = method.step(layer.machine, state, tokens, nothing)
-        return keep(decisions, _priced(layer, decisions, tokens, exchanges, reduction, support))
+        _, decisions = method.step(machine, state, tokens, nothing)
+        return keep(decisions, price(decisions, tokens))
 
     layers, count = jax.tree.leaves(steps)[0].shape[:2]
     chunks = min(count, -(-count * layers // SIDE_BY_SIDE))
@@ -152,20 +174,10 @@ def _side_by_side(
 
 
 @eqx.filter_jit
-def _scan(
-    method: AbstractMethod,
-    layer: AbstractLayer,
-    steps: Steps,
-    exchanges: LayerExchanges | None,
-    reduction: AbstractReduction | None,
-    support: AbstractSupport | None,
-    keep: Keep,
-) -> Rollout:
+def _scan(method: AbstractMethod, price: _Pricing, steps: Steps, keep: Keep) -> Rollout:
     in_turn = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), steps)
     first = jax.tree.map(lambda leaf: leaf[0], in_turn)
-
-    def price(decisions: Any, tokens: Any, support: AbstractSupport | None = support) -> LayerTime:
-        return _priced(layer, decisions, tokens, exchanges, reduction, support)
+    layer = price.layer
 
     def step(carry: tuple[State, LayerTime], tokens: Any) -> tuple[tuple[State, LayerTime], Any]:
         state, last = carry
@@ -175,33 +187,9 @@ def _scan(
 
     start = method.init(layer.machine)
     # Only shapes are computed. Blank decisions have times of the same shapes, but for movements.
-    blank = jax.eval_shape(lambda tokens: price(layer.blank(tokens), tokens, None), first)
+    exact = replace(price, support=None)
+    blank = jax.eval_shape(lambda tokens: exact(layer.blank(tokens), tokens), first)
     shapes = jax.eval_shape(lambda last: step((start, last), first)[0][1], blank)
     before = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     (state, _), kept = jax.lax.scan(step, (start, before), in_turn)
     return Rollout(state, *kept)
-
-
-def _priced(
-    layer: AbstractLayer,
-    decisions: Any,
-    tokens: Any,
-    exchanges: LayerExchanges | None,
-    reduction: AbstractReduction | None,
-    support: AbstractSupport | None,
-) -> LayerTime:
-    """Times of all layers of a step, [layer]."""
-
-    def priced(layer: AbstractLayer, decisions: Any, tokens: Any) -> LayerTime:
-        return jax.vmap(lambda decided, each: layer.time(decided, each, reduction, support))(decisions, tokens)
-
-    if exchanges is None:
-        return priced(layer, decisions, tokens)
-    parts: list[LayerTime] = []
-    order: list[int] = []
-    for exchange, rows in zip(exchanges.exchanges, exchanges.rows, strict=True):
-        some = jax.tree.map(lambda leaf, at=rows: leaf[np.array(at)], (decisions, tokens))
-        parts.append(priced(layer.under(exchange), *some))
-        order += rows
-    back = np.argsort(order)
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[back], *parts)

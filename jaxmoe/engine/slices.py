@@ -9,10 +9,9 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxmoe.engine.demand import moved_bytes
+from jaxmoe.engine.demand import FLOPS, LINK_BYTES, Usage, moved_bytes
 from jaxmoe.engine.lowering import LayerCosts
 from jaxmoe.engine.times import COMPUTE, NODE
-from jaxmoe.engine.usage import FLOPS, LINK_BYTES, Usage
 from jaxmoe.hardware import AbstractTopology, Machine
 from jaxmoe.network.loads import link_loads, path_maxima, path_sums
 

@@ -6,9 +6,8 @@ from typing import Literal
 
 import equinox as eqx
 
-from jaxmoe.engine.demand import AbstractDemand, Server
+from jaxmoe.engine.demand import AbstractDemand, Server, Usage
 from jaxmoe.engine.times import EXPERTS
-from jaxmoe.engine.usage import Usage
 from jaxmoe.hardware import Machine
 from jaxmoe.relax import AbstractReduction
 

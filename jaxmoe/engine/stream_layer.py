@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxmoe.engine.attention import EvenPart
 from jaxmoe.engine.decisions import AbstractDecisions
 from jaxmoe.engine.demand import Fixed, InTurn, Matrix
-from jaxmoe.engine.even_parts import EvenPart
 from jaxmoe.engine.layer import AbstractLayer
 from jaxmoe.engine.price import price
 from jaxmoe.engine.schedule import AbstractSchedule, Serial

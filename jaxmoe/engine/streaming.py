@@ -13,11 +13,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.engine.decisions import AbstractDecisions
-from jaxmoe.engine.demand import AbstractDemand, Fixed, InTurn
+from jaxmoe.engine.demand import AbstractDemand, Fixed, InTurn, Usage
 from jaxmoe.engine.slices import SliceCosts
 from jaxmoe.engine.stage import Stage, Stages, chained
 from jaxmoe.engine.streaming_time import LoadRules, SliceDemand, grouped, stream_seconds
-from jaxmoe.engine.usage import Usage
 from jaxmoe.hardware import Machine
 from jaxmoe.network.loads import link_loads
 from jaxmoe.relax import AbstractReduction, AbstractSupport

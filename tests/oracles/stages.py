@@ -3,10 +3,9 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxmoe.engine.demand import Server
+from jaxmoe.engine.demand import Server, Usage
 from jaxmoe.engine.stage import Priced
 from jaxmoe.engine.times import ATTENTION
-from jaxmoe.engine.usage import Usage
 
 
 def known_attention(
