@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.errors import InputError
 from jaxmoe.hardware.energy import Energy
 from jaxmoe.hardware.topology import AbstractTopology
+from jaxmoe.relax import as_number
 
 # How well a die multiplies matrices: what an expert's FFN takes beyond its FLOPs.
 
@@ -78,9 +79,9 @@ class TiledGemm(AbstractGemm):
     The FLOPs count as if rows and columns were whole multiples of a tile; gradients pass as if they were not rounded.
     """
 
-    tile_rows: Float[Array, ""]
-    tile_columns: Float[Array, ""]
-    startup: Float[Array, ""]  # s of each product
+    tile_rows: Float[Array, ""] = eqx.field(converter=as_number)
+    tile_columns: Float[Array, ""] = eqx.field(converter=as_number)
+    startup: Float[Array, ""] = eqx.field(converter=as_number)  # s of each product
 
     @property
     def within_rate(self) -> bool:

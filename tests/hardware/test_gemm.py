@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import cases
+from oracles.arrays import floats
+from oracles.compilations import compilations
 from oracles.layer import Tokens, visited_nodes
 
 from jaxmoe.engine import LayerCosts, expert_work
@@ -175,3 +177,13 @@ def test_a_point_that_is_measured_twice_is_refused(tmp_path):
 def test_a_file_that_is_absent_is_refused(tmp_path):
     with pytest.raises(GemmError, match="cannot be read as a CSV file"):
         read_gemm_table(tmp_path / "absent.csv", 4.0, 20.0)
+
+
+def test_plain_numbers_do_not_compile_anew():
+    timed = eqx.filter_jit(
+        lambda gemm: gemm.seconds(jnp.ones(4), jnp.ones(4), jnp.ones(4), jnp.asarray(1e9), *floats([128.0, 3.0])).sum()
+    )
+    timed(TiledGemm(16.0, 32.0, 1e-6))
+    with compilations() as compiled:
+        timed(TiledGemm(8.0, 64.0, 2e-6))
+    assert not compiled
