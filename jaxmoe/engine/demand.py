@@ -156,7 +156,10 @@ class Steps(AbstractDemand):
 
 
 class Loads(AbstractDemand):
-    """Bytes that every link carries, as a linear function of what was decided, and the delay of the longest path."""
+    """Bytes that every link carries, as a linear function of what was decided, and the delay of the longest path.
+
+    Ports of nodes are not counted: links alone limit.
+    """
 
     server = "network"
     carried: Float[Array, " link"]  # B
