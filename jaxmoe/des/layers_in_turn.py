@@ -6,7 +6,7 @@ travel in the background of all that, or inference waits for them, or they compe
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Literal
 
@@ -35,7 +35,7 @@ class Phase:
 
     name: str
     parts: tuple[Transfers, ...] = ()
-    seconds: Float[np.ndarray, " node"] | None = None
+    seconds: Float[np.ndarray, " node"] = field(default_factory=lambda: np.zeros(0))
     block: str = "experts"
 
 
@@ -61,56 +61,63 @@ def run_layers(
 
     Each of so many micro-batches has an equal part of every phase.
     """
-    graph = GraphBuilder(len(fabric.rate), fabric.num_nodes, fabric.chunk_bytes)
-    nodes = np.arange(fabric.num_nodes)
-    stage: list[str] = []
+    tasks, background = _LayerTasks(fabric, micro_batches), migration == "background"
+    start = ready = no_rows(fabric.num_nodes)
     ends: list[int] = []
-    ready, arrived = no_rows(fabric.num_nodes), -1
+    arrived = None
+    if weights is not None and not background:
+        arrived = tasks.migrated(weights, start, behind=False)
+        ready = arrived if migration == "waited_for" else start
+    for layer in layers:
+        for _, phases in groupby(layer, lambda phase: phase.block):
+            ready = tasks.block(list(phases), ready)
+        ends.append(int(ready.items[0]))
+    if weights is not None and background:  # from the start on, not after the layers
+        arrived = tasks.migrated(weights, start, behind=True)
+    run = run_on(replace(fabric, burst=None), tasks.graph.build(), record)
+    there = 0.0 if arrived is None else float(run.finish[int(arrived.items[0])])
+    return StreamRun(run, tasks.stage, run.finish[ends], there)
 
-    def barrier(name: str, *waits: Rows) -> Rows:
-        done = graph.barrier(np.concatenate([each.items for each in waits]))
-        stage.extend([name] * (graph.num_tasks - len(stage)))
-        return one_each(np.full(len(nodes), done))
 
-    def migrate() -> Rows:
-        assert weights is not None
-        return barrier("migration", ready, add_transfers(graph, weights, ready, migration == "background"))
+class _LayerTasks:
+    """Tasks of layers, with the stage of each. Every method returns the tasks after which nodes may go on."""
 
-    if weights is not None and migration != "background":
-        there = migrate()
-        arrived, ready = int(there.items[0]), there if migration == "waited_for" else ready
+    def __init__(self, fabric: Fabric, micro_batches: int) -> None:
+        self.graph = GraphBuilder(len(fabric.rate), fabric.num_nodes, fabric.chunk_bytes)
+        self.stage: list[str] = []
+        self._nodes, self._many = np.arange(fabric.num_nodes), micro_batches
 
-    def sent(phases: Sequence[Phase], ready: Rows) -> Rows:
-        for phase in phases:
-            for part in phase.parts:
-                cut = replace(part, size=part.size / micro_batches)
-                ready = barrier(phase.name, ready, add_transfers(graph, cut, ready))
-        return ready
+    def migrated(self, weights: Transfers, ready: Rows, behind: bool) -> Rows:
+        """Weights that travel, `behind` all else where they use idle links alone."""
+        return self._barrier("migration", ready, add_transfers(self.graph, weights, ready, behind))
 
-    def pipelined(before: Sequence[Phase], node: Phase, after: Sequence[Phase], ready: Rows) -> Rows:
-        assert node.seconds is not None
+    def block(self, phases: list[Phase], ready: Rows) -> Rows:
+        """All micro-batches of a block: the network serves one phase at a time, while nodes compute another part."""
+        at = next(place for place, phase in enumerate(phases) if len(phase.seconds))
+        before, node, after = phases[:at], phases[at], phases[at + 1 :]
         network, computed, waiting = ready, ready, list[Rows]()
-        for _ in range(micro_batches):
-            network = sent(before, network)
-            begin = network if computed is ready else barrier(node.name, network, computed)
-            computed = barrier(node.name, one_each(graph.computations(nodes, node.seconds / micro_batches, begin)))
+        for _ in range(self._many):
+            network = self._sent(before, network)
+            begin = network if computed is ready else self._barrier(node.name, network, computed)
+            work = self.graph.computations(self._nodes, node.seconds / self._many, begin)
+            computed = self._barrier(node.name, one_each(work))
             waiting.append(computed)
             if len(waiting) > 1:
-                network = sent(after, barrier(node.name, network, waiting.pop(0)))
-        last = waiting.pop(0) if micro_batches == 1 else barrier(node.name, network, waiting.pop(0))
-        return sent(after, last)
+                network = self._sent(after, self._barrier(node.name, network, waiting.pop(0)))
+        last = computed if self._many == 1 else self._barrier(node.name, network, computed)
+        return self._sent(after, last)
 
-    for layer in layers:
-        for _, grouped in groupby(layer, lambda phase: phase.block):
-            block = list(grouped)
-            at = next(place for place, phase in enumerate(block) if phase.seconds is not None)
-            ready = pipelined(block[:at], block[at], block[at + 1 :], ready)
-        ends.append(int(ready.items[0]))
-    if weights is not None and migration == "background":
-        ready = no_rows(len(nodes))  # from the start on, not after the layers
-        arrived = int(migrate().items[0])
-    run = run_on(replace(fabric, burst=None), graph.build(), record)
-    return StreamRun(run, stage, run.finish[ends], float(run.finish[arrived]) if arrived >= 0 else 0.0)
+    def _sent(self, phases: Sequence[Phase], ready: Rows) -> Rows:
+        for phase in phases:
+            for part in phase.parts:
+                cut = replace(part, size=part.size / self._many)
+                ready = self._barrier(phase.name, ready, add_transfers(self.graph, cut, ready))
+        return ready
+
+    def _barrier(self, name: str, *waits: Rows) -> Rows:
+        done = self.graph.barrier(np.concatenate([each.items for each in waits]))
+        self.stage.extend([name] * (self.graph.num_tasks - len(self.stage)))
+        return one_each(np.full(len(self._nodes), done))
 
 
 def weight_transfers(
@@ -177,14 +184,10 @@ def _phases(
     def sent(traffic: Float[np.ndarray, "node node2"], paths: FabricPaths) -> Transfers:
         return messages(paths, *messages_of(traffic, "in_turns", fabric.chunk_bytes))
 
+    reduced = tuple(sent(step, fabric.paths) for step in reduce_steps(layout, reduced_bytes))
     return [
         Phase("attention", seconds=attention, block="attention"),
-        Phase(
-            "all_reduce",
-            tuple(sent(step, fabric.paths) for step in reduce_steps(layout, reduced_bytes)),
-            None,
-            "attention",
-        ),
+        Phase("all_reduce", reduced, block="attention"),
         Phase("dispatch", tuple(sent((each * layer.dispatch_bytes).T, fabric.mirrored) for each in traffic[::-1])),
         Phase("compute", seconds=computing),
         Phase("combine", tuple(sent(each * layer.combine_bytes, fabric.paths) for each in traffic)),
