@@ -58,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_shared(parser, ROOT.parent / "shared", "traces")
     folder = parser.parse_args().shared / "traces"
-    files = sorted(folder.glob("*/*.npz"))
+    files = gating_files(folder)
     traces = {label(file): read_trace(file) for file in files if not file.name.startswith("load_")}
     statistics, insights, arrays = [], [], {}
     for name, trace in traces.items():
@@ -140,6 +140,11 @@ def curve(events: np.ndarray) -> np.ndarray:
 def digits(summary: Summary) -> Row:
     """The means over layers as text; empty where there is none."""
     return {name: "" if value is None else f"{value:.4f}" for name, value in summary.mean().items()}
+
+
+def gating_files(folder: Path) -> list[Path]:
+    """Recorded traces and load counts, by model; what is in `arrivals` are times of requests, without gating."""
+    return sorted(file for file in folder.glob("*/*.npz") if file.parent.name != "arrivals")
 
 
 def label(file: Path) -> str:

@@ -9,7 +9,7 @@ import argparse
 import time
 
 import numpy as np
-from study import HERE, ROOT, label
+from study import HERE, ROOT, gating_files, label
 
 from jaxmoe.experiment.table import add_shared
 from jaxmoe.files import write_table
@@ -30,7 +30,7 @@ def main() -> None:
     folder = arguments.shared / "traces"
     figures: list[dict[str, object]] = []
     layers: list[dict[str, object]] = []
-    files = sorted(file for file in folder.glob("*/*.npz") if not file.name.startswith("load_"))
+    files = [file for file in gating_files(folder) if not file.name.startswith("load_")]
     for name in arguments.trace or [label(file) for file in files]:
         trace = read_trace(folder / f"{name}.npz")
         start = time.perf_counter()
