@@ -300,6 +300,8 @@ class TokenCommunication(eqx.Module):
         priced = [
             price_rounds(model, topology, scaled(rounds, vector_bytes), reduction, mirrored) for model, rounds in parts
         ]
+        if len({each.pair_time.shape for each in priced}) > 1:  # of models that price pairs or nodes of different kinds
+            priced = [eqx.tree_at(lambda each: each.pair_time, each, each.pair_time[:0]) for each in priced]
         return jax.tree.map(lambda *each: sum(each), *priced)
 
 

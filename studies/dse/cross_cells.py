@@ -198,13 +198,11 @@ def bottleneck(time: LayerTime) -> str:
     `latency` where no resource is busy for half of the stage; the stage alone where its resources are not told.
     """
     stage = max(time.stages, key=lambda name: float(np.mean(time.stages[name])))
-    kinds = time.busy.get(stage, {})
-    named = {kind: seconds for kind, seconds in kinds.items() if kind != NODE or len(kinds) == 1}
-    busy = {kind: np.asarray(seconds) for kind, seconds in named.items() if np.size(seconds)}
+    busy = {kind: np.asarray(seconds) for kind, seconds in time.busy.get(stage, {}).items() if np.size(seconds)}
     if not busy:
         return stage
     most = {kind: float(seconds.max(axis=-1).mean()) for kind, seconds in busy.items()}
-    kind = max(most, key=lambda kind: most[kind])
+    kind = max(most, key=lambda kind: (most[kind], kind == NODE))  # a node as a whole, not the part that it waits for
     return f"{stage}: {kind}" if most[kind] >= 0.5 * float(np.mean(time.stages[stage])) else f"{stage}: latency"
 
 

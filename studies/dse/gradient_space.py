@@ -17,7 +17,6 @@ from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.files import read_table
 from jaxmoe.sweep import Space, Study, read_study
 
-TABLE = HERE / "gradient_space.csv"
 Found = tuple[HardwareResult, list[TriedChoice], float]  # with the seconds of the search
 
 

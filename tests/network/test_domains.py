@@ -122,6 +122,22 @@ def test_eq_1_by_hand():
         assert told["closing"] == pytest.approx(told["all_reduce"], rel=1e-6)
 
 
+@pytest.mark.parametrize("models", [(OneByOne(), Uncongested()), (OneByOne(), CONGESTED)], ids=["eq_1", "mixed"])
+def test_sliced_experts_add_up_what_two_models_price(models):
+    layout = LAYOUTS["baseline_esp"]
+    topology, counts = mesh_of((4, 4)), counted(layout, tokens_of(layout, 8))
+    communication = token_communication(layout, topology, *models)
+    rings, fetches = communication.exchange.around(counts), communication.exchange.fetched(counts)
+    around, fetched = (
+        float(priced_rounds(model, topology, scaled(rounds, VECTOR)))
+        for model, rounds in ((models[1], rings), (models[0], fetches))
+    )
+    combine = priced(communication, topology, counts, 8.0)["combine"]
+    assert float(combine.seconds) == pytest.approx(around + fetched, rel=1e-6)
+    assert min(around, fetched) > 0
+    assert combine.pair_time.shape == (0,)
+
+
 def test_latency_counts_at_every_hop():
     counts = Counts(full((4, 16), 8.0), full((4, 1), 0.0))
     slow, fast = (
