@@ -29,7 +29,6 @@ from .time_models import Uncongested as Uncongested
 from .time_models import alpha_beta as alpha_beta
 from .token_communication import Counts as Counts
 from .token_communication import TokenCommunication as TokenCommunication
-from .token_communication import balanced_counts as balanced_counts
 from .token_communication import token_communication as token_communication
 from .token_communication import token_exchange as token_exchange
 from .token_communication import token_homes as token_homes

@@ -51,27 +51,6 @@ def visit_counts(
     return Counts(at_home.T @ visited, at_home.T @ of_cluster)
 
 
-def balanced_counts(
-    tokens: Float[Array, ""] | float, homes: int, nodes: int, clusters: int, num_experts: int, top_k: int
-) -> Counts:
-    """Expected counts for `tokens` tokens of each home, with equally likely experts spread evenly over nodes (VI-B).
-
-    A token visits a node that holds n of E experts with the probability that its K distinct experts include one of the
-    n. A node that holds at most one expert, shared with others by tokens, is visited with probability K / nodes.
-    """
-
-    def chance(parts: int) -> float:
-        held = num_experts / parts
-        missed = np.prod([1 - held / (num_experts - drawn) for drawn in range(top_k)]) if held < num_experts else 0.0
-        return 1 - max(float(missed), 0.0) if held > 1 else top_k / parts
-
-    each = jnp.asarray(tokens, float)
-    return Counts(
-        jnp.broadcast_to(each * chance(nodes), (homes, nodes)),
-        jnp.broadcast_to(each * chance(clusters), (homes, clusters)),
-    )
-
-
 def token_homes(layout: TokenLayout, tokens: int) -> Int[np.ndarray, " token"]:
     """The home of successive tokens, dealt to the groups evenly; the members of a group on switches take turns."""
     token = np.arange(tokens)

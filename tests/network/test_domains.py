@@ -1,6 +1,8 @@
 """Communication of token layouts: by hand, against plain loops, against the event simulator, and its derivatives."""
 
+import sys
 from functools import partial
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -26,7 +28,6 @@ from jaxmoe.network import (
 from jaxmoe.network.token_communication import (
     Counts,
     all_reduce_rounds,
-    balanced_counts,
     num_homes,
     scaled,
     token_communication,
@@ -34,8 +35,13 @@ from jaxmoe.network.token_communication import (
     token_homes,
     visit_counts,
 )
-from jaxmoe.placement.token_layout import ring_step_hops, successive_layout, token_layout
+from jaxmoe.placement.token_layout import successive_layout, token_layout
 from jaxmoe.relax import HardMax, SmoothMax
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "moentwine"))
+from layouts import balanced_counts, ring_step_hops
+
+sys.path.pop(0)
 
 CHUNK, RATE, VECTOR = 1024.0, 1e12, 8192.0
 CONGESTED = Congestion(jnp.asarray(CHUNK))
