@@ -11,8 +11,8 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-from jaxmoe.des.array_views import uncounted
 from jaxmoe.des.buffers import admits, empty_buffers, give_slot, take_slot
+from jaxmoe.des.heap import uncounted
 
 LOAD, COMPUTE, SEND = range(3)
 RECEIVED, LOADED, SENDING = range(3)  # lists of what waits on a die

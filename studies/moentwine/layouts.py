@@ -1,14 +1,26 @@
-"""Token layouts measured on the mesh (Fig. 8 and 10b), and what their devices expect of balanced gating."""
+"""Token layouts: their geometry (Fig. 8 and 10b), what devices expect of balanced gating, communication priced."""
 
 from itertools import combinations
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxmoe.hardware import AbstractTopology
 from jaxmoe.hardware.networks import hop_counts
-from jaxmoe.network import Counts
+from jaxmoe.network import AbstractTimeModel, Counts, Rounds, price_rounds, token_exchange
+from jaxmoe.network.collectives import CollectiveTime
+from jaxmoe.network.token_communication import (
+    AbstractTokenExchange,
+    SlicedExchange,
+    all_reduce_rounds,
+    closing_rounds,
+    scaled,
+)
 from jaxmoe.placement.token_layout import TokenLayout
+from jaxmoe.relax import AbstractReduction
 
 
 def average_hops(layout: TokenLayout) -> float:
@@ -66,3 +78,66 @@ def balanced_counts(
         jnp.broadcast_to(each * chance(nodes), (homes, nodes)),
         jnp.broadcast_to(each * chance(clusters), (homes, clusters)),
     )
+
+
+# A layer's communication priced.
+
+
+class TokenCommunication(eqx.Module):
+    """All-reduce, dispatch and combine of a layout on a network, s.
+
+    `exchanging` is the time model of dispatch and combine, `reducing` that of collectives round rings.
+    """
+
+    exchange: AbstractTokenExchange
+    all_reduce: Rounds  # of one byte
+    closing: Rounds
+    exchanging: AbstractTimeModel
+    reducing: AbstractTimeModel
+
+    def __call__(
+        self,
+        topology: AbstractTopology,
+        counts: Counts,
+        tokens: Float[Array, ""] | float,
+        vector_bytes: Float[Array, ""] | float,
+        reduction: AbstractReduction,
+    ) -> dict[str, CollectiveTime]:
+        """Every stage by name, for `tokens` in every group with hidden vectors of `vector_bytes`."""
+        size = tokens * vector_bytes
+        return {
+            "all_reduce": price_rounds(self.reducing, topology, scaled(self.all_reduce, size), reduction),
+            "dispatch": self._exchanged(topology, counts, vector_bytes, reduction, mirrored=True),
+            "combine": self._exchanged(topology, counts, vector_bytes, reduction, mirrored=False),
+            "closing": price_rounds(self.reducing, topology, scaled(self.closing, size), reduction),
+        }
+
+    def _exchanged(
+        self,
+        topology: AbstractTopology,
+        counts: Counts,
+        vector_bytes: Float[Array, ""] | float,
+        reduction: AbstractReduction,
+        mirrored: bool,
+    ) -> CollectiveTime:
+        """Dispatch or combine; what goes round rings is priced as other rings are."""
+        if not isinstance(self.exchange, SlicedExchange):
+            parts = [(self.exchanging, self.exchange(counts))]
+        else:
+            parts = [(self.reducing, self.exchange.around(counts)), (self.exchanging, self.exchange.fetched(counts))]
+        priced = [
+            price_rounds(model, topology, scaled(rounds, vector_bytes), reduction, mirrored) for model, rounds in parts
+        ]
+        return jax.tree.map(lambda *each: sum(each), *priced)
+
+
+def token_communication(
+    layout: TokenLayout,
+    topology: AbstractTopology,
+    exchanging: AbstractTimeModel,
+    reducing: AbstractTimeModel,
+    both_ways: bool = True,
+) -> TokenCommunication:
+    """The communication of a layout on its network."""
+    all_reduce, closing = all_reduce_rounds(layout, both_ways), closing_rounds(layout, both_ways)
+    return TokenCommunication(token_exchange(layout, topology), all_reduce, closing, exchanging, reducing)

@@ -1,5 +1,8 @@
 """Several layers with weights that migrate: regular work is never later, and times agree with the count model."""
 
+import sys
+from pathlib import Path
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +10,7 @@ import pytest
 from oracles.arrays import full
 
 from jaxmoe.des import LayerDescription, Memory, fabric_of, timeline_events
-from jaxmoe.des.layers_in_turn import Phase, counted_layer, most_moves, moves, run_layers, weight_transfers
+from jaxmoe.des.layers_in_turn import Phase, most_moves, moves, run_layers, weight_transfers
 from jaxmoe.engine import LayerCosts
 from jaxmoe.engine.counts import CountModel, attention_seconds, paths_of
 from jaxmoe.engine.schedule import Serial
@@ -20,6 +23,11 @@ from jaxmoe.network.collectives import price_rounds
 from jaxmoe.network.token_communication import all_reduce_rounds, scaled
 from jaxmoe.placement.token_layout import TokenLayout, token_layout
 from jaxmoe.relax import HardMax
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "moentwine"))
+from counted_layer import counted_layer
+
+sys.path.pop(0)
 
 SHAPE, NODES, BYTES, EXPERT, REDUCED = (4, 4), 16, 64.0, 2e5, 4096.0
 TOPOLOGY = wafers(SHAPE, (1, 1), 1e9, 0.0, 1e9, 0.0)
