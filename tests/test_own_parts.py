@@ -20,7 +20,7 @@ from jaxmoe.hardware.machine import AbstractGemm
 from jaxmoe.placement.engine_files import EngineFormat, FilePlacement
 from jaxmoe.placement.named import PlacementStrategy
 from jaxmoe.placement.slot_files import read_slot_plan, write_slot_plan
-from jaxmoe.placement.slot_plan import SlotPlan
+from jaxmoe.placement.slots import SlotPlan
 from jaxmoe.registry import ENGINES, KERNEL_MODELS, METRICS, OPTIMISERS, STRATEGIES, TRACES
 from jaxmoe.traces import Hints, read_any, synthetic_trace
 from jaxmoe.traces.formats.source import Format

@@ -5,7 +5,7 @@ import pytest
 from beartype import beartype
 from jaxtyping import Float, TypeCheckError, jaxtyped
 
-from jaxmoe.tune.token_mapping.partitions import _first_free
+from jaxmoe.des.fabric import _starts
 
 
 def adder():
@@ -32,6 +32,6 @@ def test_arguments_and_results_of_functions_inside_others(first):
 
 
 def test_arguments_of_the_package():
-    np.testing.assert_array_equal(_first_free(np.array([0, 1, 5, 7])), [0, 1, 1, 3])
+    np.testing.assert_array_equal(_starts(np.array([2, 0, 3])), [0, 2, 2, 5])
     with pytest.raises(TypeCheckError):
-        _first_free(np.zeros((2, 2), int))
+        _starts(np.zeros((2, 2), int))

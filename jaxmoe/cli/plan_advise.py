@@ -23,7 +23,7 @@ from jaxmoe.experiment.summary import surroundings
 from jaxmoe.models import MoEModel
 from jaxmoe.placement.replica_choice import choice_of
 from jaxmoe.placement.slot_files import formats, read_slot_plan, suffix_of_engine, write_slot_plan
-from jaxmoe.placement.slot_plan import SlotPlan
+from jaxmoe.placement.slots import SlotPlan
 from jaxmoe.report.style import time_unit
 from jaxmoe.tune.replica_placement import ReplicaProblem
 

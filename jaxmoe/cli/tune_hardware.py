@@ -29,7 +29,7 @@ from jaxmoe.registry import METRICS
 from jaxmoe.report import plot_starts
 from jaxmoe.report.style import time_unit
 from jaxmoe.tune.machine.augmented_lagrangian import MET
-from jaxmoe.tune.machine.shadow_prices import PricedConstraint
+from jaxmoe.tune.machine.trust_region import PricedConstraint
 
 SCENARIO, PLAN, GATE = "scenario.yaml", "plan.npz", "gate.npz"
 

@@ -17,14 +17,12 @@ from .layer import record_layer as record_layer
 from .layer import replay_layer as replay_layer
 from .layer import replay_plan as replay_plan
 from .layers_in_turn import StreamRun as StreamRun
-from .layers_in_turn import counted_layer as counted_layer
 from .layers_in_turn import run_layers as run_layers
 from .layers_in_turn import weight_transfers as weight_transfers
-from .schedules import Send as Send
-from .schedules import add_sends as add_sends
-from .schedules import ring_sends as ring_sends
 from .tasks import GraphBuilder as GraphBuilder
+from .tasks import Send as Send
 from .tasks import TaskGraph as TaskGraph
+from .tasks import add_sends as add_sends
 from .timeline import timeline_events as timeline_events
 from .traffic import TrafficReplay as TrafficReplay
 from .traffic import replay_traffic as replay_traffic

@@ -1,17 +1,17 @@
 """The event loop: links and nodes are first-come-first-served servers that pass chunks on, whole or cut through.
 
-This is the scheduler of hd_moe IV-B2: messages cut in chunks, events in a priority queue, a record of when each
-link is free. A chunk that reaches the head of a link keeps it for `chunk / bandwidth` seconds and is at the
-next node, whole, `latency` seconds later. A computation keeps its node for its duration. A task is finished
-when its last chunk is delivered; it is released when all tasks it waits for are finished, and then all its
-chunks stand at its first server, in order.
+This is the scheduler of hd_moe IV-B2: messages cut in chunks, events in a priority queue, a record of when each link is
+free. A chunk that reaches the head of a link keeps it for `chunk / bandwidth` seconds and is at the next node, whole,
+`latency` seconds later. A computation keeps its node for its duration. A task is finished when its last chunk is
+delivered; it is released when all tasks it waits for are finished, and then all its chunks stand at its first server,
+in order.
 
-**Switching.** The above is store-and-forward: a chunk moves on when it is there whole. With cut-through its head
-moves on as soon as a link takes it, is at the next node `latency` seconds later, and may be served there at once.
-The link is free again when `chunk / bandwidth` seconds have passed and the tail of the chunk has arrived over the
-link before, so one that follows a slower link is held for longer than its own bandwidth asks for. Buffers are
-unbounded (virtual cut-through): a chunk that must wait gathers at the node where its head is, and does not hold
-up the link it came over. It is delivered when its tail is.
+**Switching.** The above is store-and-forward: a chunk moves on when it is there whole. With cut-through its head moves
+on as soon as a link takes it, is at the next node `latency` seconds later, and may be served there at once. The link is
+free again when `chunk / bandwidth` seconds have passed and the tail of the chunk has arrived over the link before, so
+one that follows a slower link is held for longer than its own bandwidth asks for. Buffers are unbounded (virtual
+cut-through): a chunk that must wait gathers at the node where its head is, and does not hold up the link it came over.
+It is delivered when its tail is.
 
 **Background tasks** have a queue of their own at every server, first come first served, and are served while no other
 task needs the server. One that does interrupts them at once, and they go on from where they were (preemptive-resume):
@@ -23,10 +23,9 @@ only what goes beyond waits for it to fill. So a lone message of B bytes takes m
 
 **Order of simultaneous events.** Two kinds of event exist beside that: the completion of a task, and the arrival of a
 chunk (with cut-through, of its head) at a server. Pending events are taken by (time, kind, task, chunk), completions
-before arrivals. So a server's queue is in order of arrival, and ties go to the earlier task, then to the earlier
-chunk; tasks released at time 0 queue in task order. An event caused at the present instant (by a zero latency or
-a zero size) takes its place among those still pending. Times are compared as the floating-point numbers they
-are, without tolerance.
+before arrivals. So a server's queue is in order of arrival, and ties go to the earlier task, then to the earlier chunk;
+tasks released at time 0 queue in task order. An event caused at the present instant (by a zero latency or a zero size)
+takes its place among those still pending. Times are compared as the floating-point numbers they are, without tolerance.
 """
 
 from dataclasses import dataclass
@@ -94,10 +93,9 @@ def simulate(
     `burst` in B is of links with token buckets; `None`: there are none.
     Raises `ValueError` for links that are not the graph's, or have no bandwidth, or a negative latency.
     """
-    if not len(link_bandwidth) == len(link_latency) == graph.num_links:
-        raise ValueError(
-            f"{len(link_bandwidth)} bandwidths and {len(link_latency)} latencies for {graph.num_links} links"
-        )
+    given = len(link_bandwidth), len(link_latency)
+    if given != (graph.num_links, graph.num_links):
+        raise ValueError(f"{given[0]} bandwidths and {given[1]} latencies for {graph.num_links} links")
     if not ((link_bandwidth > 0).all() and (link_latency >= 0).all()):
         raise ValueError("every link needs a bandwidth above zero and a latency that is not negative")
     nodes = graph.num_nodes
@@ -119,18 +117,13 @@ def simulate(
 
 
 def run_on(fabric: Fabric, graph: TaskGraph, record: bool = False) -> SimulatedRun:
-    """Run `graph` on the routers of `fabric` where they have finite buffers, else in the event loop of this module."""
-    if fabric.router is not None:
-        return _on_routers(fabric, graph, record)
-    cut_through, burst = fabric.cut_through, fabric.burst
-    return simulate(graph, fabric.rate, fabric.latency, cut_through=cut_through, record=record, burst=burst)
+    """Run `graph` on the routers of `fabric` where they have finite buffers, else in the event loop of this module.
 
-
-def _on_routers(fabric: Fabric, graph: TaskGraph, record: bool) -> SimulatedRun:
-    """Run `graph` on routers with finite buffers, cycle by cycle.
-
-    Flits of several packets may take turns on a link, so the services of a link may overlap.
+    Flits of several packets may take turns on a link between routers, so its services may overlap.
     """
+    if fabric.router is None:
+        cut_through, burst = fabric.cut_through, fabric.burst
+        return simulate(graph, fabric.rate, fabric.latency, cut_through=cut_through, record=record, burst=burst)
     run = simulate_routers(fabric, graph, record)
     servers, passed = len(fabric.rate), np.diff(graph.path_start)
     size = (graph.chunks - 1) * graph.chunk_size + graph.last_size
@@ -179,19 +172,19 @@ def _release(times, codes, size, now, followers, waits, first_chunk):
 # An event is a time and a code: below `tasks` the completion of that task, from there on the arrival of chunk
 # `code - tasks`, counted over all tasks. Comparing codes compares (kind, task, chunk).
 #
-# One event for each chunk and hop is enough: arrivals are taken in order, so a queue is told by the time at
-# which the server will have served all that has arrived. With cut-through the tail needs no event of its own:
-# when the head is taken, it is known when the tail will leave, and so when it reaches the next server.
+# One event for each chunk and hop is enough: arrivals are taken in order, so a queue is told by the time at which the
+# server will have served all that has arrived. With cut-through the tail needs no event of its own: when the head is
+# taken, it is known when the tail will leave, and so when it reaches the next server.
 #
 # What leaves a server comes to the next ones in the order in which it left, so of the chunks on their way from one
 # server only the first is in the heap; the others are in a list behind it. The heap is then about as large as the
 # network, not as what is sent.
 #
-# The chunks of a released task are taken one by one, each after the one before it. All stand at
-# the first server from the time of release, so a chunk could not have been taken before the one ahead of it,
-# and the order is the same. It stays so at every server, as chunks of a task that arrive together are taken in
-# turn: they never overtake each other, and the delivery of the last completes the task. Nothing here depends
-# on how much of a chunk must have arrived before it moves on, so all of it holds for cut-through too.
+# The chunks of a released task are taken one by one, each after the one before it. All stand at the first server from
+# the time of release, so a chunk could not have been taken before the one ahead of it, and the order is the same. It
+# stays so at every server, as chunks of a task that arrive together are taken in turn: they never overtake each other,
+# and the delivery of the last completes the task. Nothing here depends on how much of a chunk must have arrived before
+# it moves on, so all of it holds for cut-through too.
 #
 # A chunk in the background waits in a list of its server. For the one being served is known since when, or from when
 # on, it has the server, and when it will be done if nobody comes. Whoever comes puts that off. So one pending event for

@@ -7,8 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jaxmoe.des.fabric import Fabric, FabricPaths, rows_by
-from jaxmoe.des.schedules import ring_steps
-from jaxmoe.des.tasks import Transfers, messages
+from jaxmoe.des.tasks import Transfers, messages, ring_steps
 from jaxmoe.des.trees import tree_transfers
 from jaxmoe.hardware.cuts import ring_order
 from jaxmoe.placement.exchange import (

@@ -130,29 +130,7 @@ def weight_transfers(
     return messages(fabric.paths, source, destination, np.full(len(source), size))
 
 
-# A layer from counts, node by node, as `jaxmoe.engine.counts` prices it, or token by token.
-
-
-def counted_layer(
-    layer: LayerDescription,
-    layout: TokenLayout,
-    slots: Int[np.ndarray, "node slot"],
-    loads: Float[np.ndarray, "group expert"],
-    attention: Float[np.ndarray, " node"],
-    reduced_bytes: float,
-) -> list[Phase]:
-    """The phases of a layer in which the tokens of every group make so many choices of each expert.
-
-    All copies of an expert serve equal parts of its choices, each of which is a vector of its own. `reduced_bytes` is
-    the buffer of a device in the all-reduce.
-    """
-    served = _served(slots, loads)
-    traffic = np.zeros((layout.num_nodes,) * 2)
-    for group, node in np.argwhere(served.sum(axis=2) > 0).tolist():
-        for holder in layout.parts[group, :, node].tolist():
-            traffic[node, holder] += served[group, node].sum() / layout.parts.shape[1]
-    computing = _computing(layer, slots, served.sum(axis=0))
-    return _phases(layer, layout, [traffic], attention, computing, reduced_bytes)
+# A layer token by token.
 
 
 def token_layer(
@@ -167,10 +145,10 @@ def token_layer(
     plan = plan_tokens(layer, share, batch)
     traffic = exchange_traffic(layer.fabric, layout, plan.visited, group)
     reduced = len(group) / layout.num_groups * layer.combine_bytes
-    return _phases(layer, layout, traffic, attention, node_seconds(layer, plan, batch), reduced)
+    return phases(layer, layout, traffic, attention, node_seconds(layer, plan, batch), reduced)
 
 
-def _phases(
+def phases(
     layer: LayerDescription,
     layout: TokenLayout,
     traffic: Sequence[Float[np.ndarray, "node node2"]],
@@ -192,39 +170,6 @@ def _phases(
         Phase("compute", seconds=computing),
         Phase("combine", tuple(sent(each * layer.combine_bytes, fabric.paths) for each in traffic)),
     ]
-
-
-def _served(
-    slots: Int[np.ndarray, "node slot"], loads: Float[np.ndarray, "group expert"]
-) -> Float[np.ndarray, "group node slot"]:
-    """Choices of every group that each slot serves: all copies of an expert have equal parts."""
-    served = np.zeros((len(loads), *slots.shape))
-    for expert in range(loads.shape[1]):
-        places = np.argwhere(slots == expert)
-        for node, slot in places.tolist():
-            served[:, node, slot] = loads[:, expert] / len(places)
-    return served
-
-
-def _computing(
-    layer: LayerDescription, slots: Int[np.ndarray, "node slot"], rows: Float[np.ndarray, "node slot"]
-) -> Float[np.ndarray, " node"]:
-    """Compute time of every node, s: the longest of its matrix products and of each memory channel that it uses."""
-    seconds = rows.sum(axis=1) * layer.flops_per_token_expert / layer.flops
-    for depth, level in enumerate(layer.memory):
-        moved = np.zeros(len(rows))
-        for node, held in enumerate(slots.tolist()):
-            chosen = {expert: 0.0 for expert in held if expert != EMPTY}
-            for expert, count in zip(held, rows[node].tolist(), strict=True):
-                if expert != EMPTY:
-                    chosen[expert] = max(chosen[expert], min(count, 1.0))
-            moved[node] = sum(chosen.values()) * layer.expert_bytes
-            if depth == 0:
-                moved[node] += rows[node].sum() * (layer.dispatch_bytes + layer.combine_bytes)
-        asked = np.bincount(level.channel, moved, len(level.bandwidth))
-        channel = np.where(asked > 0, level.latency + asked / level.bandwidth, 0.0)
-        seconds = np.maximum(seconds, channel[level.channel])
-    return seconds
 
 
 def moves(
@@ -256,3 +201,38 @@ def most_moves(
     rows = range(first, first + layers)
     pairs = [pair for row in rows for pair in moves(before[step, row], after[step, row], hops)]
     return step, rows, np.array(pairs, int).reshape(-1, 2)
+
+
+# Attention in equal groups of nodes: every node works for the tokens of its own group.
+
+
+@dataclass(frozen=True)
+class AttentionDescription:
+    """Attention costs of a node: FLOPs and bytes for every token of its group, and bytes of weights for every step.
+
+    `group` names the group of every node. Costs are those of one node, its share in a tensor-parallel group.
+    """
+
+    group: Int[np.ndarray, " node"]
+    flops_per_token: float
+    weight_bytes: float
+    context_bytes: float  # of keys and values, for a token
+    vector_bytes: float
+
+
+def attention_seconds(
+    layer: LayerDescription, attention: AttentionDescription, group: Int[np.ndarray, " token"]
+) -> float:
+    """Attention time of the slowest node, s, for tokens that belong to the groups `group`.
+
+    Weights, keys and values pass every level of memory, hidden vectors the first level alone.
+    """
+    tokens = np.bincount(group, minlength=attention.group.max() + 1)[attention.group]
+    seconds = tokens * attention.flops_per_token / layer.flops
+    read = attention.weight_bytes + tokens * attention.context_bytes
+    for depth, level in enumerate(layer.memory):
+        asked = read if depth else read + tokens * 2 * attention.vector_bytes
+        served = np.bincount(level.channel, asked, len(level.bandwidth))
+        channel: Float[np.ndarray, " channel"] = level.latency + served / level.bandwidth
+        seconds = np.maximum(seconds, channel[level.channel])
+    return float(seconds.max())

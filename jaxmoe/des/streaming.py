@@ -17,6 +17,7 @@ in order: all compute, all send, all load. `jaxmoe.des.buffers` says what a buff
 ever.
 """
 
+from collections import namedtuple
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,7 +26,12 @@ from jaxtyping import Bool, Float, Int
 
 from jaxmoe.des.buffers import BufferError, Occupancy
 from jaxmoe.des.fabric import Rows
-from jaxmoe.des.streaming_loop import COMPUTE, LOAD, SEND, Rules, Times, Work, event_loop
+from jaxmoe.des.streaming_loop import COMPUTE, LOAD, SEND, event_loop
+
+# What the loop is given.
+Work = namedtuple("Work", "expert origin held queue first covers work following needed stops paths links")
+Times = namedtuple("Times", "compute load latency send channel capacity")
+Rules = namedtuple("Rules", "newest_first balanced matched in_turn")
 
 
 @dataclass(frozen=True)

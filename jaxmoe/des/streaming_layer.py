@@ -1,5 +1,9 @@
-"""A MoE layer whose experts stream through dies, laid out for the simulator."""
+"""A MoE layer on dies that load experts from memory, laid out for the simulator (expert_streaming_fse_dp III).
 
+Experts stream through dies; or dies fetch their own whole; or they keep slices while tokens go round.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,8 +11,10 @@ from jaxtyping import Bool, Float, Int
 
 from jaxmoe.des.buffers import BufferError
 from jaxmoe.des.description import LayerDescription
+from jaxmoe.des.event_loop import simulate
 from jaxmoe.des.fabric import Fabric
 from jaxmoe.des.streaming import Flow
+from jaxmoe.des.tasks import GraphBuilder
 
 
 @dataclass(frozen=True)
@@ -103,15 +109,20 @@ def compute_seconds(
     layer: LayerDescription, slicing: Slicing, tokens: Int[np.ndarray, "expert die"]
 ) -> Float[np.ndarray, "expert die"]:
     """Time to compute one micro-slice of every expert on every die, s: its matrix products and a fixed control time."""
-    parts = layer.num_nodes * slicing.micro_slices
     expert, die = np.nonzero(tokens)
     seconds = np.zeros(tokens.shape)
-    if layer.gemm is None:
-        seconds[expert, die] = tokens[expert, die] * layer.flops_per_token_expert / parts / layer.flops[die]
-    else:
-        seconds[expert, die] = layer.gemm(die, tokens[expert, die], np.full(len(die), 1 / parts))
-    seconds[expert, die] += slicing.control
+    products = _products(layer, die, tokens[expert, die], layer.num_nodes * slicing.micro_slices)
+    seconds[expert, die] = products + slicing.control
     return seconds
+
+
+def _products(
+    layer: LayerDescription, die: Int[np.ndarray, " product"], tokens: Int[np.ndarray, " product"], parts: int
+) -> Float[np.ndarray, " product"]:
+    """Time of dies for the products of so many tokens with one of so many equal parts of an expert, s."""
+    if layer.gemm is None:
+        return tokens * layer.flops_per_token_expert / parts / layer.flops[die]
+    return layer.gemm(die, tokens, np.full(len(die), 1 / parts))
 
 
 def send_seconds(fabric: Fabric, size: float, control: float) -> Float[np.ndarray, "die die2"]:
@@ -125,3 +136,95 @@ def send_seconds(fabric: Fabric, size: float, control: float) -> Float[np.ndarra
     np.add.at(latency, path.owner, fabric.latency[path.items])
     away = ~np.eye(dies, dtype=bool)
     return away * (size / slowest + latency + control).reshape(dies, dies)
+
+
+# Dies that fetch their own experts from memory: every load and every product a task.
+
+
+def offloaded(
+    layer: LayerDescription,
+    tokens: Int[np.ndarray, " expert"],
+    host: Int[np.ndarray, " expert"],
+    prefetch: bool,
+    control: float = 0.0,
+) -> float:
+    """Seconds until every die has loaded and computed its experts with tokens, each by number.
+
+    With `prefetch` an expert is loaded while the one before is computed, else after it.
+    """
+    dies, memory = layer.num_nodes, layer.memory[-1]
+    graph = GraphBuilder(0, dies + len(memory.bandwidth))
+    done: list[list[int]] = [[] for _ in range(dies)]
+    waits_first = memory.latency.copy()  # of a channel, once
+    rank = np.array([(host[:expert] == die).sum() for expert, die in enumerate(host)])
+    for expert in np.lexsort((host, rank)):
+        if not tokens[expert]:
+            continue
+        die = int(host[expert])
+        channel = int(memory.channel[die])
+        waits: Sequence[int] = done[die][-2:-1] if prefetch else done[die][-1:]
+        seconds = layer.expert_bytes / memory.bandwidth[channel] + control + waits_first[channel]
+        waits_first[channel] = 0
+        load = graph.compute(dies + channel, float(seconds), waits)
+        product = float(_products(layer, np.array([die]), tokens[[expert]], 1)[0]) + control
+        done[die].append(graph.compute(die, product, [load, *done[die][-1:]]))
+    return simulate(graph.build(), np.zeros(0), np.zeros(0)).makespan
+
+
+# Dies that keep their slices of an expert while tokens go round: every step a task (III, Fig. 3b).
+#
+# Servers are the arrays, the DDR channels and the senders of the dies. A transfer keeps its sender busy at the pace of
+# the slowest link or port of its path; as every die has one die before it on the ring, none waits for a receiver.
+
+
+def circulated(
+    layer: LayerDescription,
+    tokens: Int[np.ndarray, "expert die"],
+    ring: Int[np.ndarray, " die"],
+    prefetch: bool,
+    control: float = 0.0,
+) -> float:
+    """Seconds until the results of all experts are home. Experts go by number, each die's slice loaded in that order.
+
+    With `prefetch` a slice is loaded while the one before is in use, else after it.
+    """
+    dies, memory = layer.num_nodes, layer.memory[-1]
+    senders, places = dies + len(memory.bandwidth), ring.tolist()
+    graph = GraphBuilder(0, senders + dies)
+    load = layer.expert_bytes / dies / memory.bandwidth + control
+    whole = Slicing(1, np.inf, control)
+    out, back = (
+        [send_seconds(layer.fabric, count * size, control) for count in range(tokens.max(initial=0) + 1)]
+        for size in (layer.dispatch_bytes + layer.combine_bytes, layer.combine_bytes)
+    )
+    used: list[list[int]] = [[] for _ in range(dies)]  # the last task of each slice
+    busy: list[list[int]] = [[] for _ in range(dies)]  # of each array
+    waits_first = memory.latency.copy()  # of a channel, once
+    for counts in tokens[tokens.any(axis=1)]:
+        slices = []
+        for die in places:
+            channel = int(memory.channel[die])
+            waits = used[die][-2:-1] if prefetch else used[die][-1:]
+            slices.append(graph.compute(dies + channel, float(load[channel] + waits_first[channel]), waits))
+            waits_first[channel] = 0
+        arrived: list[list[int]] = [[] for _ in range(dies)]  # what the sequence on each place of the ring waits for
+        last = [[one] for one in slices]
+        held = [int(counts[die]) for die in places]
+        for phase in range(dies):
+            after: list[list[int]] = [[] for _ in range(dies)]
+            for place, die in enumerate(places):
+                if not held[place]:
+                    continue
+                to = places[(place + 1) % dies]
+                on_die = np.zeros((1, dies), int)
+                on_die[0, die] = held[place]
+                seconds = float(compute_seconds(layer, whole, on_die)[0, die])
+                done = graph.compute(die, seconds, [*arrived[place], slices[place], *busy[die][-1:]])
+                busy[die].append(done)
+                last[place].append(done)
+                moved = float((out if phase < dies - 1 else back)[held[place]][die, to])
+                after[(place + 1) % dies] = [graph.compute(senders + die, moved, [done])]
+            arrived, held = after, [held[place - 1] for place in range(dies)]
+        for place, die in enumerate(places):
+            used[die].append(graph.barrier(last[place]))
+    return simulate(graph.build(), np.zeros(0), np.zeros(0)).makespan

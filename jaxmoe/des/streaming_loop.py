@@ -11,16 +11,13 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-from jaxmoe.des.array_views import uncounted
 from jaxmoe.des.buffers import admits, empty_buffers, give_slot, take_slot
+from jaxmoe.des.heap import uncounted
 
 LOAD, COMPUTE, SEND = range(3)
 RECEIVED, LOADED, SENDING = range(3)  # lists of what waits on a die
 IS_COMPUTED, IS_SENT = 1, 2
 
-Work = namedtuple("Work", "expert origin held queue first covers work following needed stops paths links")
-Times = namedtuple("Times", "compute load latency send channel capacity")
-Rules = namedtuple("Rules", "newest_first balanced matched in_turn")
 # `at`: of each die the group it is loading, how many of it, and of all; `chosen`: groups taken, computations left of
 # these, and done; `counts`: services by kind, and recorded; `blocked[place, die]`: a sender that waits for a die, or
 # in the last row for a link; `tries`: which dies and channels may be able to begin something.

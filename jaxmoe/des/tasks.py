@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -220,3 +220,66 @@ def add_transfers(graph: GraphBuilder, transfers: Transfers, ready: Rows, backgr
     tasks = graph.transfers(transfers.paths, transfers.size, after, background, transfers.chunks_before)
     delivers = transfers.receiver >= 0
     return rows_by(transfers.receiver[delivers], tasks[delivers], len(ready))
+
+
+# Who sends what to whom, and after which receipts: collectives as lists of sends.
+#
+# A schedule knows nodes but no links. `add_sends` lays it on the paths of a fabric. A send waits for what it passes on,
+# and not for rounds. `first` is everywhere the offset of the new sends in the whole schedule.
+
+
+Ints = Int[np.ndarray, " send"]
+
+
+class Send(NamedTuple):
+    """One message of `size` bytes; it waits for the sends of its schedule whose indices are in `after`."""
+
+    source: int
+    destination: int
+    size: float
+    after: tuple[int, ...] = ()
+
+
+def ring_all_reduce_sends(order: Sequence[int], size: float, bidirectional: bool = False, first: int = 0) -> list[Send]:
+    """Reduce-scatter, then all-gather, of buffers of `size` B cut in R parts: 2 (R - 1) steps of a ring.
+
+    The first part to be gathered is the one that was reduced last, so the steps go on without a break. With
+    `bidirectional` half of every part goes the other way round; a ring of two has but one way.
+    """
+    nodes = len(order)
+    ways = [order, order[::-1]] if bidirectional and nodes > 2 else [order]
+    sends: list[Send] = []
+    for way in ways:
+        sends += _ring_steps(way, size / nodes / len(ways), 2 * (nodes - 1), first + len(sends))
+    return sends
+
+
+def _ring_steps(order: Sequence[int], size: float, steps: int, first: int) -> list[Send]:
+    sends = zip(*(ends.tolist() for ends in ring_steps(order, steps, first)), strict=True)
+    return [Send(node, to, size, (received,) if received >= 0 else ()) for node, to, received in sends]
+
+
+def ring_steps(order: Sequence[int], steps: int, first: int = 0) -> tuple[Ints, Ints, Ints]:
+    """Source and destination of a ring's sends, step by step, and which send brought what each passes on (-1: none)."""
+    nodes, ring = len(order), np.asarray(order, np.int64)
+    step, place = (index.ravel() for index in np.indices((steps, nodes)))
+    received = first + (step - 1) * nodes + (place - 1) % nodes
+    return ring[place], ring[(place + 1) % nodes], np.where(step > 0, received, -1)
+
+
+def transfers_of(sends: Sequence[Send], paths: FabricPaths) -> Transfers:
+    """Transfers of a schedule of sends, each over the path of a fabric between its two nodes."""
+    source, destination = (np.array([send[end] for send in sends], np.int64) for end in (0, 1))
+    laid = messages(paths, source, destination, np.array([send.size for send in sends], float))
+    return replace(laid, after=rows_of([send.after for send in sends]))
+
+
+def add_sends(
+    graph: GraphBuilder, sends: Sequence[Send], paths: FabricPaths, ready: Sequence[Sequence[int]]
+) -> list[list[int]]:
+    """Add a schedule to `graph`; `ready[node]` are the tasks after which that node may send.
+
+    Returns for every node the tasks that deliver to it.
+    """
+    received = add_transfers(graph, transfers_of(sends, paths), rows_of(ready))
+    return [list(received[node]) for node in range(len(ready))]

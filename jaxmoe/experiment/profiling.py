@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxmoe.des import Fabric, replay_traffic
+from jaxmoe.experiment.profile_fit import Measure, Timings
 from jaxmoe.files import atomic_write
-from jaxmoe.network.pairwise import FITTED
-from jaxmoe.network.profile import STAGES, Measure, Profile, ProfileError, Timings
+from jaxmoe.network.pairwise import FITTED, STAGES, Profile, ProfileError
 
 COLUMNS = ("source", "destination", "phase", "bytes", "seconds")
 

@@ -13,8 +13,7 @@ from jaxmoe.hardware import AbstractTopology, Machine
 from jaxmoe.models import MoEModel
 from jaxmoe.network import link_loads
 from jaxmoe.placement.eplb import eplb
-from jaxmoe.placement.slot_plan import SlotPlan, moved
-from jaxmoe.placement.slots import loads_of_slots, max_over_mean
+from jaxmoe.placement.slots import SlotPlan, loads_of_slots, max_over_mean, moved
 from jaxmoe.traces import GatingTrace
 from jaxmoe.traces.statistics.counting import count_pairs
 from jaxmoe.tune.replica_windows import steady_slots

@@ -15,14 +15,6 @@ MOST_LAYERS = 10_000  # a hundred times what models have
 REMEDY = "use the config.json that was published with the model"
 
 
-def read_hugging_face(path: Path) -> MoEModel:
-    """The model in a config.json, called by `name_of`. Raises `ModelError` with the file's name."""
-    try:
-        return from_hugging_face(read_json(path), name_of(path))
-    except ModelError as error:
-        raise ModelError(f"{path}: {error}") from None
-
-
 def from_hugging_face(config: dict[str, Any], name: str) -> MoEModel:
     """The model that the content of a config.json describes.
 

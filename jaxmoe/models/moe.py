@@ -142,20 +142,8 @@ class MoEModel:
     @property
     def parameters(self) -> int:
         """Weights of the whole model. Raises `ModelError` where one of its parts is not given."""
-        return self._with_experts(self.num_experts)
-
-    @property
-    def active_parameters(self) -> int:
-        """Weights that a token has to do with: all but the routed experts that it does not choose.
-
-        Both embedding tables count in full, as with most publishers. Raises `ModelError` as `parameters` does.
-        """
-        return self._with_experts(self.top_k)
-
-    def _with_experts(self, routed: int) -> int:
-        """All weights with this many routed experts in every MoE layer."""
         router = self.num_experts * self.hidden_size
-        moe = routed * self.expert_parameters + self.shared_expert_parameters + router
+        moe = self.num_experts * self.expert_parameters + self.shared_expert_parameters + router
         attention = self.num_layers * self.attention_parameters
         return len(self.moe_layer_ids) * moe + self._dense_layers() + attention + self.embedding_parameters
 

@@ -1,10 +1,6 @@
 from .collectives import ChunkedBroadcast as ChunkedBroadcast
-from .collectives import Multicasts as Multicasts
 from .collectives import all_to_all as all_to_all
-from .collectives import collective_time as collective_time
-from .collectives import multicast_loads as multicast_loads
-from .collectives import multicast_stage as multicast_stage
-from .collectives import ring_all_gather as ring_all_gather
+from .collectives import price_rounds as price_rounds
 from .collectives import ring_all_reduce as ring_all_reduce
 from .collectives import ring_reduce_scatter as ring_reduce_scatter
 from .contention import Contention as Contention
@@ -28,9 +24,6 @@ from .time_models import OneByOne as OneByOne
 from .time_models import Uncongested as Uncongested
 from .time_models import alpha_beta as alpha_beta
 from .token_communication import Counts as Counts
-from .token_communication import TokenCommunication as TokenCommunication
-from .token_communication import balanced_counts as balanced_counts
-from .token_communication import token_communication as token_communication
 from .token_communication import token_exchange as token_exchange
 from .token_communication import token_homes as token_homes
 from .token_communication import visit_counts as visit_counts

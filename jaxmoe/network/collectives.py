@@ -1,4 +1,4 @@
-"""Collectives as traffic, as time and as schedules: all-to-all, rings, multicast, chunked broadcast."""
+"""Collectives as rounds of traffic and as time: all-to-all, rings, chunked broadcast."""
 
 from functools import partial
 
@@ -9,9 +9,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.network.flows import Rounds, StageTime
-from jaxmoe.network.loads import flow_loads
-from jaxmoe.network.time_models import AbstractTimeModel, Congestion, port_times
+from jaxmoe.network.flows import Rounds
+from jaxmoe.network.time_models import AbstractTimeModel
 from jaxmoe.relax import AbstractReduction
 
 # A collective as rounds of traffic, and how long it takes: a round begins when the one before it has ended.
@@ -51,13 +50,6 @@ def price_rounds(
     return CollectiveTime(*(jnp.tensordot(rounds.repeats, part, 1) for part in parts))
 
 
-def collective_time(
-    time_model: AbstractTimeModel, topology: AbstractTopology, rounds: Rounds, reduction: AbstractReduction
-) -> Float[Array, ""]:
-    """Seconds of all rounds, one after the other, each as the time model has it."""
-    return price_rounds(time_model, topology, rounds, reduction).seconds
-
-
 # Reduce-scatter, all-gather and all-reduce round rings, one ring or several equal ones at once.
 #
 # Each of the R members of a ring has a buffer of `size` bytes, cut in R parts. In every one of R - 1 rounds all
@@ -80,11 +72,6 @@ def ring_reduce_scatter(orders: Order, size: Size, num_nodes: int, bidirectional
     return Rounds(traffic, jnp.full(1, members - 1, part.dtype))
 
 
-def ring_all_gather(orders: Order, size: Size, num_nodes: int, bidirectional: bool = False) -> Rounds:
-    """Every member starts with one part of the buffer, and ends with all: the same messages as reduce-scatter."""
-    return ring_reduce_scatter(orders, size, num_nodes, bidirectional)
-
-
 def ring_all_reduce(orders: Order, size: Size, num_nodes: int, bidirectional: bool = False) -> Rounds:
     """Reduce-scatter, then all-gather: every member ends with the sum of all buffers of its ring."""
     return twice(ring_reduce_scatter(orders, size, num_nodes, bidirectional))
@@ -100,55 +87,6 @@ def ring_ways(orders: Order, bidirectional: bool) -> list[tuple[Order, Order]]:
     members = orders.shape[-1]
     onwards = (orders, orders[..., np.arange(1, members + 1) % members])
     return [onwards, onwards[::-1]] if bidirectional and members > 2 else [onwards]
-
-
-# Multicast: one message to several nodes along the union of its paths, XY trees on a mesh.
-#
-# A link carries the message once, however many destinations lie beyond it; routers make the copies.
-
-
-class Multicasts(eqx.Module):
-    """Messages sent at once, each from one node to every node where `destinations` is 1; itself is free.
-
-    Entries of `destinations` may lie between 0 and 1 when relaxed. Sizes in B.
-    """
-
-    source: Int[Array, " multicast"]
-    destinations: Float[Array, "multicast node"]
-    size: Float[Array, " multicast"]
-
-
-def multicast_loads(topology: AbstractTopology, multicasts: Multicasts) -> Float[Array, " link"]:
-    """Bytes that every directed link carries."""
-    sender = _sender(topology, multicasts)
-    copies = jax.vmap(lambda source, to: flow_loads(topology, source[None], to[None]))(sender, multicasts.destinations)
-    return multicasts.size @ jnp.minimum(copies, 1)
-
-
-def multicast_stage(time_model: Congestion, topology: AbstractTopology, multicasts: Multicasts) -> StageTime:
-    """Time of multicasts under congestion: the busiest link or port, and the delay of the longest path.
-
-    A port of the sender is used once for a message. The other time models know no links: for them a multicast is
-    its pairs.
-    """
-    sender = _sender(topology, multicasts)
-    to = multicasts.destinations * (1 - sender)
-    # Delays grow with the message, so the largest from node to node has the longest.
-    nodes = topology.num_nodes
-    largest = jnp.zeros((nodes, nodes), to.dtype).at[multicasts.source].max(multicasts.size[:, None] * to)
-    sent = (multicasts.size * jnp.minimum(to.sum(axis=1), 1)) @ sender
-    loads = multicast_loads(topology, multicasts)
-    return StageTime(
-        link_time=loads / topology.link_rate,
-        port_time=port_times(topology, sent, multicasts.size @ to),
-        pair_time=jnp.zeros(0, to.dtype),
-        path_delay=time_model(topology, largest).path_delay,
-        link_bytes=loads,
-    )
-
-
-def _sender(topology: AbstractTopology, multicasts: Multicasts) -> Float[Array, "multicast node"]:
-    return jax.nn.one_hot(multicasts.source, topology.num_nodes, dtype=multicasts.destinations.dtype)
 
 
 # The pre-broadcast of an expert in chunks, as hd_moe IV-D2 has it: Eq. 14 to 18.

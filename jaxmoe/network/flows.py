@@ -60,10 +60,6 @@ class Rounds(eqx.Module):
         """These rounds, and the others after them."""
         return jax.tree.map(lambda *both: jnp.concatenate(both), self, other)
 
-    def total_traffic(self) -> Float[Array, "node node2"]:
-        """Bytes of all rounds together."""
-        return jnp.einsum("r,rsd->sd", self.repeats, self.traffic)
-
 
 class StageTime(eqx.Module):
     """How long one stage keeps each resource, s. A time model fills in what it knows of, and leaves the rest empty.

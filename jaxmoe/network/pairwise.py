@@ -1,18 +1,21 @@
 """The all-to-all of a MoE layer in its three stages, each priced by a time model of its own (camoe 3.2, Eq. 9)."""
 
 import csv
+from dataclasses import dataclass
 from pathlib import Path
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
+from jaxmoe.errors import InputError
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.flows import StageTime
-from jaxmoe.network.profile import STAGES, Profile, ProfileError
-from jaxmoe.network.time_models import AbstractTimeModel
+from jaxmoe.network.time_models import AbstractTimeModel, AlphaBeta
 from jaxmoe.relax import AbstractReduction, HardMax
+
+STAGES = ("metadata", "dispatch", "combine")  # the phases of an all-to-all that are profiled apart
 
 
 class AllToAll(eqx.Module):
@@ -66,7 +69,49 @@ def same_models(model: AbstractTimeModel) -> dict[str, AbstractTimeModel]:
     return dict.fromkeys(STAGES, model)
 
 
-# Measured models, from the table of a profile.
+# Measured models: the profile of a network, and its table.
+
+
+class ProfileError(InputError):
+    """Timings from which alpha and beta cannot be had, with the reason and the remedy."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """alpha in s and beta in s/B of every phase and pair [source, destination], with standard errors; 0 on diagonals.
+
+    `samples` is how many timings each was fitted to. A negative alpha is no latency: it says where the line of large
+    messages meets the axis, as of a token bucket, delay - burst / rate. It predicts, and must not be added up.
+    """
+
+    alpha: Float[np.ndarray, "phase node node2"]
+    beta: Float[np.ndarray, "phase node node2"]
+    alpha_error: Float[np.ndarray, "phase node node2"]
+    beta_error: Float[np.ndarray, "phase node node2"]
+    samples: Int[np.ndarray, "phase node node2"]
+
+    @property
+    def num_nodes(self) -> int:
+        return self.alpha.shape[1]
+
+    def model(self, phase: str) -> AlphaBeta:
+        """The time model of one phase."""
+        row = STAGES.index(phase)
+        return AlphaBeta(jnp.asarray(self.alpha[row], jnp.float32), jnp.asarray(self.beta[row], jnp.float32))
+
+    def warnings(self) -> list[str]:
+        """One line where alphas are negative by more than their errors."""
+        negative = self.alpha < -2 * self.alpha_error
+        if not negative.any():
+            return []
+        phase, source, destination = np.argwhere(negative)[0]
+        alpha = 1e3 * self.alpha[phase, source, destination]
+        return [
+            f"alpha of {int(negative.sum())} pairs is negative, first {STAGES[phase]} {source} -> {destination} with "
+            f"{alpha:.4g} ms: a line through messages above a burst that passes at once (a token bucket) meets 0 bytes "
+            "below 0. It predicts messages of the sizes measured; do not add it up as a latency"
+        ]
+
 
 FITTED = ("phase", "source", "destination", "alpha_s", "alpha_error_s", "beta_s_per_B", "beta_error_s_per_B", "samples")
 """Columns of a table of a profile."""

@@ -7,7 +7,7 @@ is in hidden vectors.
 """
 
 import abc
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -17,16 +17,15 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.collectives import (
-    CollectiveTime,
-    Rounds,
-    price_rounds,
     ring_reduce_scatter,
     ring_ways,
     twice,
 )
-from jaxmoe.network.time_models import AbstractTimeModel
+from jaxmoe.network.exchange import AbstractExchange
+from jaxmoe.network.flows import Rounds
+from jaxmoe.network.visits import Visits
 from jaxmoe.placement.token_layout import TokenLayout
-from jaxmoe.relax import AbstractReduction, OneOf, look_up
+from jaxmoe.relax import OneOf, look_up
 
 # How many vectors go where.
 
@@ -49,27 +48,6 @@ def visit_counts(
     at_home = jax.nn.one_hot(home, homes, dtype=visited.dtype) * weight[:, None]
     of_cluster = visited.reshape(len(visited), clusters, -1).max(axis=2)
     return Counts(at_home.T @ visited, at_home.T @ of_cluster)
-
-
-def balanced_counts(
-    tokens: Float[Array, ""] | float, homes: int, nodes: int, clusters: int, num_experts: int, top_k: int
-) -> Counts:
-    """Expected counts for `tokens` tokens of each home, with equally likely experts spread evenly over nodes (VI-B).
-
-    A token visits a node that holds n of E experts with the probability that its K distinct experts include one of the
-    n. A node that holds at most one expert, shared with others by tokens, is visited with probability K / nodes.
-    """
-
-    def chance(parts: int) -> float:
-        held = num_experts / parts
-        missed = np.prod([1 - held / (num_experts - drawn) for drawn in range(top_k)]) if held < num_experts else 0.0
-        return 1 - max(float(missed), 0.0) if held > 1 else top_k / parts
-
-    each = jnp.asarray(tokens, float)
-    return Counts(
-        jnp.broadcast_to(each * chance(nodes), (homes, nodes)),
-        jnp.broadcast_to(each * chance(clusters), (homes, clusters)),
-    )
 
 
 def token_homes(layout: TokenLayout, tokens: int) -> Int[np.ndarray, " token"]:
@@ -252,71 +230,37 @@ def _rings(layout: TokenLayout, both_ways: bool) -> tuple[Rounds, Rounds, Rounds
     return once, across, every
 
 
-# A layer's communication priced.
-
-
-class TokenCommunication(eqx.Module):
-    """All-reduce, dispatch and combine of a layout on a network, s.
-
-    `exchanging` is the time model of dispatch and combine, `reducing` that of collectives round rings.
-    """
-
-    exchange: AbstractTokenExchange
-    all_reduce: Rounds  # of one byte
-    closing: Rounds
-    exchanging: AbstractTimeModel
-    reducing: AbstractTimeModel
-
-    def __call__(
-        self,
-        topology: AbstractTopology,
-        counts: Counts,
-        tokens: Float[Array, ""] | float,
-        vector_bytes: Float[Array, ""] | float,
-        reduction: AbstractReduction,
-    ) -> dict[str, CollectiveTime]:
-        """Every stage by name, for `tokens` in every group with hidden vectors of `vector_bytes`."""
-        size = tokens * vector_bytes
-        return {
-            "all_reduce": price_rounds(self.reducing, topology, scaled(self.all_reduce, size), reduction),
-            "dispatch": self._exchanged(topology, counts, vector_bytes, reduction, mirrored=True),
-            "combine": self._exchanged(topology, counts, vector_bytes, reduction, mirrored=False),
-            "closing": price_rounds(self.reducing, topology, scaled(self.closing, size), reduction),
-        }
-
-    def _exchanged(
-        self,
-        topology: AbstractTopology,
-        counts: Counts,
-        vector_bytes: Float[Array, ""] | float,
-        reduction: AbstractReduction,
-        mirrored: bool,
-    ) -> CollectiveTime:
-        """Dispatch or combine; what goes round rings is priced as other rings are."""
-        if not isinstance(self.exchange, SlicedExchange):
-            parts = [(self.exchanging, self.exchange(counts))]
-        else:
-            parts = [(self.reducing, self.exchange.around(counts)), (self.exchanging, self.exchange.fetched(counts))]
-        priced = [
-            price_rounds(model, topology, scaled(rounds, vector_bytes), reduction, mirrored) for model, rounds in parts
-        ]
-        if len({each.pair_time.shape for each in priced}) > 1:  # of models that price pairs or nodes of different kinds
-            priced = [eqx.tree_at(lambda each: each.pair_time, each, each.pair_time[:0]) for each in priced]
-        return jax.tree.map(lambda *each: sum(each), *priced)
-
-
-def token_communication(
-    layout: TokenLayout,
-    topology: AbstractTopology,
-    exchanging: AbstractTimeModel,
-    reducing: AbstractTimeModel,
-    both_ways: bool = True,
-) -> TokenCommunication:
-    """The communication of a layout on its network."""
-    all_reduce, closing = all_reduce_rounds(layout, both_ways), closing_rounds(layout, both_ways)
-    return TokenCommunication(token_exchange(layout, topology), all_reduce, closing, exchanging, reducing)
-
-
 def scaled(rounds: Rounds, unit: Float[Array, ""] | float) -> Rounds:
     """Rounds whose traffic is so many times as large."""
     return Rounds(rounds.traffic * unit, rounds.repeats)
+
+
+# The exchange of a token layout, as any layer can have it: its tokens live in the layout's homes.
+
+
+class LayoutExchange(AbstractExchange):
+    """Nodes fetch tokens from holders of their homes, and return results there (moentwine IV-A).
+
+    The `source` of a token is the number of its home, as `token_homes` deals them.
+    """
+
+    exchange: AbstractTokenExchange
+    homes: int = eqx.field(static=True)
+    clusters: int = eqx.field(static=True, default=1)
+
+    @property
+    def returns_home(self) -> bool:
+        return True
+
+    @property
+    def knows(self) -> Literal["nothing", "last", "batch"]:
+        return "nothing"
+
+    def __call__(self, topology: AbstractTopology, visits: Visits) -> Rounds:
+        return self.exchange(visit_counts(visits.visited, visits.weight, visits.source, self.homes, self.clusters))
+
+
+def layout_exchange(layout: TokenLayout, topology: AbstractTopology) -> LayoutExchange:
+    """The exchange of a layout on its network."""
+    clusters = layout.shape[0] if topology.grid is None else 1
+    return LayoutExchange(token_exchange(layout, topology), num_homes(layout), clusters)

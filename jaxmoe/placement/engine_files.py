@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from jaxmoe.placement.placement import PlanError
-from jaxmoe.placement.slot_plan import SlotPlan
-from jaxmoe.placement.slots import Slots
+from jaxmoe.placement.slots import SlotPlan, Slots
 from jaxmoe.traces.formats.source import Hints, shown
 
 MOST_IDS = 2**24  # numbers in a file: more are no placement

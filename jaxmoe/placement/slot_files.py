@@ -10,7 +10,7 @@ import yaml
 from jaxmoe.files import atomic_write
 from jaxmoe.placement.engine_files import EngineFormat, FilePlacement
 from jaxmoe.placement.placement import PlanError, read_plan, write_plan
-from jaxmoe.placement.slot_plan import SlotPlan, slot_plan
+from jaxmoe.placement.slots import SlotPlan, slot_plan
 from jaxmoe.registry import ENGINES
 from jaxmoe.traces.formats.arrays import read_arrays
 from jaxmoe.traces.formats.source import Hints, parse_json, shown

@@ -8,11 +8,10 @@ costs, and the event simulator carries it out on its own.
 """
 
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Literal, get_args
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
 from jaxmoe.errors import InputError
 from jaxmoe.hardware.cuts import grid_ring, has_unit_ring
@@ -292,45 +291,6 @@ def _check_names(name: str, fetch: str) -> None:
 def _check_wafer(shape: Shape, wafer: Shape) -> None:
     if any(part < 1 or side % part for side, part in zip(shape, wafer, strict=True)):
         raise TokenLayoutError(f"wafers of {wafer[0]}x{wafer[1]} do not tile a mesh of {shape[0]}x{shape[1]}")
-
-
-# Geometry.
-
-
-def average_hops(layout: TokenLayout) -> float:
-    """Mean hops from a device to the holders from which it fetches the tokens that it does not have itself."""
-    holder, node = layout.parts, np.arange(layout.num_nodes)
-    hops = hop_counts(layout.shape)[holder, node]
-    away = holder != node
-    return float(hops[away].mean()) if away.any() else 0.0
-
-
-def domain_boxes(layout: TokenLayout) -> Int[np.ndarray, "domain 4"]:
-    """Bounding box of every domain: first and last x, first and last y."""
-    x, y = np.unravel_index(np.arange(layout.num_nodes), layout.shape)
-    inside = [layout.domain == domain for domain in range(layout.domain.max() + 1)]
-    return np.array([[x[own].min(), x[own].max(), y[own].min(), y[own].max()] for own in inside])
-
-
-def domain_area(layout: TokenLayout) -> Float[np.ndarray, " domain"]:
-    """Devices in the bounding box of every domain."""
-    low_x, high_x, low_y, high_y = domain_boxes(layout).T
-    return (high_x - low_x + 1.0) * (high_y - low_y + 1)
-
-
-def overlapping_domains(layout: TokenLayout) -> list[tuple[int, int]]:
-    """Pairs of domains whose bounding boxes share a device."""
-    boxes = domain_boxes(layout).tolist()
-
-    def meet(one: list[int], other: list[int]) -> bool:
-        return all(max(one[low], other[low]) <= min(one[low + 1], other[low + 1]) for low in (0, 2))
-
-    return [(one, other) for one, other in combinations(range(len(boxes)), 2) if meet(boxes[one], boxes[other])]
-
-
-def ring_step_hops(layout: TokenLayout) -> Int[np.ndarray, "group member"]:
-    """Hops from every member to the next on its ring; 0 for a group of one."""
-    return hop_counts(layout.shape)[layout.ring, np.roll(layout.ring, -1, axis=1)]
 
 
 def links_inside_domains(layout: TokenLayout, ends: Int[np.ndarray, "link 2"]) -> Bool[np.ndarray, " link"]:

@@ -58,17 +58,6 @@ def searched_slots(
     return np.stack([*side_by_side(searched, range(layers))])
 
 
-def search_value(
-    model: ReplicaModel, weights: Weights, loads: Float[np.ndarray, "batch expert"], slots: Int[np.ndarray, " slot"]
-) -> Float[np.ndarray, " batch"]:
-    """The times of batches as the search sees them, s, without delays of paths."""
-    held = slots.reshape(len(weights.origin), -1).astype(np.int64)
-    nothing = np.ones((loads.shape[1], len(held)), bool)
-    kind = REPLICA_CHOICES.index(model.choice)
-    state = _begun(weights, np.ascontiguousarray(loads, np.float64), held, kind, nothing, np.zeros_like(nothing, int))
-    return _times(weights, state[3], state[4])
-
-
 @njit(cache=True, nogil=True)
 @no_type_check
 def _profile(weights, count, kind, network, rows):

@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
+from hops import chained
 from setting import HERE, network
 
 from jaxmoe.des import fabric_of
+from jaxmoe.experiment.profile_fit import profile_network
 from jaxmoe.experiment.profiling import by_simulator, disturbed
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.network import AlphaBeta
-from jaxmoe.network.profile import STAGES, chained, profile_network
+from jaxmoe.network.pairwise import STAGES
 
 SIZES = np.geomspace(1e3, 64e6, 32).tolist()
 ABOVE = np.geomspace(2e6, 64e6, 8).tolist()  # above the bursts of 0.25 and 1.25 MB

@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from load_scoring import batch_loads, load_error, set_recall, top_of_rows, window_loads
 
 import jaxmoe
 from jaxmoe.experiment.table import add_shared
@@ -24,16 +25,11 @@ from jaxmoe.traces.prediction import (
     AbstractPredictor,
     Perfect,
     TokenHistory,
-    batch_loads,
     fit,
     history,
-    load_error,
     ranks,
     recall,
-    set_recall,
     split_sequences,
-    top_of_rows,
-    window_loads,
 )
 
 HERE = Path(__file__).resolve().parent

@@ -18,9 +18,8 @@ from agreement import CONTROL, MODELS, Drawn, costs_of, described, machine_of, t
 from study import END_STEPS, HERE, ready
 
 from jaxmoe.des.description import Memory
-from jaxmoe.des.offloading import offloaded
 from jaxmoe.des.streaming import stream
-from jaxmoe.des.streaming_layer import Slicing, flow_of
+from jaxmoe.des.streaming_layer import Slicing, flow_of, offloaded
 from jaxmoe.experiment.table import Table, make_tables, study_options, tables_of
 from jaxmoe.methods.expert_streaming.trajectories import groups_in_order, ring_of, trajectories
 

@@ -7,10 +7,10 @@ import numpy as np
 from cases import BATCH_SIZES, DEEPSEEK, MIXTRAL, Case, inputs_of
 
 from jaxmoe.des import GraphBuilder, add_sends, fabric_of, simulate
-from jaxmoe.des.schedules import ring_all_reduce_sends
+from jaxmoe.des.tasks import ring_all_reduce_sends
 from jaxmoe.experiment.validation import node_traffic
 from jaxmoe.hardware import ring
-from jaxmoe.network import Congestion, collective_time, ring_all_reduce
+from jaxmoe.network import Congestion, price_rounds, ring_all_reduce
 from jaxmoe.relax import HardMax
 
 KIB, MICRO, GBIT = 1024, 1e-6, 1e9 / 8
@@ -39,7 +39,7 @@ def table_iii(shared: Path) -> list[dict]:
     for latency, bandwidth, analytical, astra in TABLE_III:
         network = ring(NODES, bandwidth * GBIT, latency * MICRO)
         rounds = ring_all_reduce(np.arange(NODES), NODES * float(PART), NODES)
-        ours = float(collective_time(Congestion(jnp.asarray(0.0)), network, rounds, HardMax()))
+        ours = float(price_rounds(Congestion(jnp.asarray(0.0)), network, rounds, HardMax()).seconds)
         fabric = fabric_of(network, None)
         graph = GraphBuilder(fabric.num_links, 0)
         add_sends(graph, ring_all_reduce_sends(range(NODES), NODES * float(PART)), fabric.paths, [()] * NODES)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 from cases import MIXTRAL, SEED, Case, inputs_of
+from optimum import optimum
 
 from jaxmoe.engine import evaluate
 from jaxmoe.experiment.comparison import placement_problem
@@ -12,7 +13,6 @@ from jaxmoe.registry import OPTIMISERS
 from jaxmoe.tune import PlacementProblem, TunerSettings, tune
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.node_balance import node_balance
-from jaxmoe.tune.optimum import optimum
 from jaxmoe.tune.two_stage import TwoStageSettings, two_stage
 
 MESHES = ("2x2", "2x3")

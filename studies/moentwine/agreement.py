@@ -17,7 +17,7 @@ from jaxmoe.des import fabric_of
 from jaxmoe.des.token_communication import replay_communication
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.experiment.validation import agreement
-from jaxmoe.network import Congestion, token_communication, token_homes, visit_counts
+from jaxmoe.network import Congestion, token_homes, visit_counts
 from jaxmoe.network.token_communication import num_homes
 from jaxmoe.placement.token_layout import TokenLayout
 from jaxmoe.relax import HardMax

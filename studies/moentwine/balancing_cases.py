@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from cases import clusters_of, hardware_of
+from scenarios import iteration_mixture, merged_arrivals, scenario_of_requests, scenario_shares
 
 from jaxmoe.config import build_machine, build_model, load_model
 from jaxmoe.engine import LayerCosts, grouped_attention
@@ -25,15 +26,7 @@ from jaxmoe.network import Congestion
 from jaxmoe.network.token_communication import all_reduce_rounds
 from jaxmoe.placement.token_layout import TokenLayout, links_inside_domains, successive_layout, token_layout
 from jaxmoe.relax import HardMax
-from jaxmoe.traces.synthesis import preset_process
-from jaxmoe.traces.synthesis.mixtures import (
-    drawn_counts,
-    iteration_mixture,
-    merged_arrivals,
-    read_arrivals,
-    scenario_of_requests,
-    scenario_shares,
-)
+from jaxmoe.traces.synthesis import drawn_counts, preset_process, read_arrivals
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"

@@ -7,9 +7,10 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 from balancing_cases import TOKENS, Method, Place, layout_of, loads_of, machine_of, model_of
+from counted_layer import counted_layer
 
 from jaxmoe.des import LayerDescription, Memory, fabric_of
-from jaxmoe.des.layers_in_turn import Migration, StreamRun, counted_layer, moves, run_layers, weight_transfers
+from jaxmoe.des.layers_in_turn import Migration, StreamRun, moves, run_layers, weight_transfers
 from jaxmoe.placement.token_layout import links_inside_domains
 
 PLACE, PHASE = Place("moentwine_4x4", "er", 4), "decode"

@@ -13,6 +13,7 @@ from pathlib import Path
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from layouts import balanced_counts, token_communication
 
 from jaxmoe.config import HardwareConfig, load_hardware
 from jaxmoe.config.build import build_topology
@@ -22,8 +23,6 @@ from jaxmoe.network import (
     Counts,
     OneByOne,
     Uncongested,
-    balanced_counts,
-    token_communication,
 )
 from jaxmoe.network.collectives import price_rounds
 from jaxmoe.network.token_communication import SlicedExchange, num_homes, scaled

@@ -8,17 +8,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 from cases import STAGES, Case, layout_of, priced, topology_of
+from layouts import average_hops, domain_area, overlapping_domains, ring_step_hops
 from study import HERE, WAFERS, Row
 
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
-from jaxmoe.placement.token_layout import (
-    average_hops,
-    domain_area,
-    links_inside_domains,
-    overlapping_domains,
-    ring_step_hops,
-    token_layout,
-)
+from jaxmoe.placement.token_layout import links_inside_domains, token_layout
 
 DRAWN = (
     ("moentwine_4x4", "baseline", 4),

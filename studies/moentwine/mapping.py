@@ -16,21 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from cases import MICRO, MODELS, TOKENS, VECTOR, hardware_of, topology_of
+from layouts import balanced_counts
+from mapping_bound import least_of_all_partitions
+from mapping_problem import MappingProblem, exact_seconds
+from mapping_search import MappingResult, anneal_mapping, tune_mapping
 from study import HERE, Row
 
 from jaxmoe.files import write_table
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.networks import num_links
-from jaxmoe.network import balanced_counts
 from jaxmoe.placement.token_layout import TokenLayout, hierarchical_layout, token_layout
-from jaxmoe.tune.token_mapping import (
-    MappingProblem,
-    MappingResult,
-    anneal_mapping,
-    exact_seconds,
-    least_of_all_partitions,
-    tune_mapping,
-)
 
 MODEL = MODELS["qwen3-235b-a22b"]
 WAFERS_OF_16 = "moentwine_4x8x8:wafer_shape=[4, 4]:border.bandwidth_GB_per_s=1125"  # 9 TB/s over 4 links and 2 ways

@@ -14,7 +14,7 @@ import numpy as np
 from booksim import predict
 
 from jaxmoe.des import Fabric, GraphBuilder, add_sends, fabric_of, replay_traffic, simulate
-from jaxmoe.des.schedules import ring_all_reduce_sends
+from jaxmoe.des.tasks import ring_all_reduce_sends
 from jaxmoe.des.traffic import Order
 from jaxmoe.hardware import AbstractTopology, Graph, Mesh, fully_connected, ring, switch
 from jaxmoe.hardware.networks import num_links

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxmoe.cli.network_profile import _report
-from jaxmoe.network.profile import Profile
+from jaxmoe.network.pairwise import Profile
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from jaxmoe.placement.slot_files import write_slot_plan
-from jaxmoe.placement.slot_plan import SlotPlan
+from jaxmoe.placement.slots import SlotPlan
 from jaxmoe.traces import write_trace
 from jaxmoe.traces.synthetic import synthetic_trace
 

@@ -6,18 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.arrays import full
-
-from jaxmoe.des import GraphBuilder, Send, add_sends, fabric_of, replay_traffic, ring_sends, simulate
-from jaxmoe.des.fabric import FabricPaths, rows_of
-from jaxmoe.des.schedules import (
+from oracles.schedules import (
     all_to_all_sends,
     entwined_ring_sends,
     entwined_rings,
     forwarded_sends,
     multicast_tree,
-    ring_all_reduce_sends,
+    ring_sends,
     tree_sends,
 )
+
+from jaxmoe.des import GraphBuilder, Send, add_sends, fabric_of, replay_traffic, simulate
+from jaxmoe.des.fabric import FabricPaths, rows_of
+from jaxmoe.des.tasks import ring_all_reduce_sends
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.networks import hop_counts, num_links
 

@@ -1,6 +1,8 @@
 """Several layers with weights that migrate: regular work is never later, and times agree with the count model."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import pytest
 from oracles.arrays import full
 
 from jaxmoe.des import LayerDescription, Memory, fabric_of, timeline_events
-from jaxmoe.des.layers_in_turn import Phase, counted_layer, most_moves, moves, run_layers, weight_transfers
+from jaxmoe.des.layers_in_turn import Phase, most_moves, moves, run_layers, weight_transfers
 from jaxmoe.engine import LayerCosts, Migration, SlotDecisions
 from jaxmoe.engine.counts import CountModel, paths_of
 from jaxmoe.engine.demand import Steps, Work
@@ -24,6 +26,11 @@ from jaxmoe.network import Congestion, link_loads
 from jaxmoe.network.token_communication import all_reduce_rounds
 from jaxmoe.placement.token_layout import TokenLayout, token_layout
 from jaxmoe.relax import HardMax
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "moentwine"))
+from counted_layer import counted_layer
+
+sys.path.pop(0)
 
 SHAPE, NODES, BYTES, EXPERT, REDUCED = (4, 4), 16, 64.0, 2e5, 4096.0
 TOPOLOGY = wafers(SHAPE, (1, 1), 1e9, 0.0, 1e9, 0.0)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from oracles.arrays import full
 
-from jaxmoe.des.circulation import circulated
+from jaxmoe.des.streaming_layer import circulated
 from jaxmoe.engine import RingDecisions, RingPipeline, SliceCosts
 from jaxmoe.hardware import Machine
 from jaxmoe.relax import HardMax

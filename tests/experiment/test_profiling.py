@@ -9,8 +9,9 @@ import pytest
 
 from jaxmoe.config import build_topology, load_hardware
 from jaxmoe.des import fabric_of
+from jaxmoe.experiment.profile_fit import fit_profile, profile_network
 from jaxmoe.experiment.profiling import by_simulator, disturbed, read_timings, write_timings
-from jaxmoe.network.profile import ProfileError, fit_profile, profile_network
+from jaxmoe.network.pairwise import ProfileError
 
 ROOT = Path(__file__).parents[2]
 NETWORK = build_topology(load_hardware(ROOT / "configs" / "hardware" / "camoe_4nodes.yaml"))

@@ -20,7 +20,6 @@ from jaxmoe.config import load_hardware, load_model, load_scenario
 from jaxmoe.config.base import ConfigError
 from jaxmoe.config.explain import ConfigSource, Draft
 from jaxmoe.config.files import put_file
-from jaxmoe.models.hugging_face import read_hugging_face
 from jaxmoe.models.moe import ModelError
 from jaxmoe.placement import Placement, PlanError, read_plan, write_plan
 from jaxmoe.traces import GatingTrace, Hints, LoadCounts, TraceError, load_counts, read_any, write_as
@@ -281,7 +280,6 @@ READERS = {
         Reader("scenario", scenarios, lambda path, _: load_scenario(path), "scenarios/file.yaml"),
         Reader("hardware", lambda: yaml_files("hardware"), lambda path, _: load_hardware(path), "file.yaml"),
         Reader("model", lambda: yaml_files("models"), lambda path, _: load_model(str(path), "--model"), "file.yaml"),
-        Reader("config.json", hugging_face, lambda path, _: read_hugging_face(path), "file.json"),
         Reader("config.json as model", hugging_face, lambda path, _: load_model(str(path), "--model"), "file.json"),
     )
 }

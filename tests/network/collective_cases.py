@@ -1,17 +1,16 @@
-"""Meshes, multicasts and replays that tests of collectives share."""
+"""Meshes and replays that tests of collectives share."""
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from oracles.arrays import floats, full
+from oracles.arrays import full
 
 from jaxmoe.des import GraphBuilder, add_sends, fabric_of, simulate
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import (
     Congestion,
-    Multicasts,
-    collective_time,
+    price_rounds,
 )
 from jaxmoe.relax import HardMax
 
@@ -34,7 +33,7 @@ def uneven_mesh(shape, seed=0, routing="xy", dtype=jnp.float32):
 
 @eqx.filter_jit
 def jitted_time(model, topology, rounds, reduction):
-    return collective_time(model, topology, rounds, reduction)
+    return price_rounds(model, topology, rounds, reduction).seconds
 
 
 def seconds(topology, rounds, model=WHOLE, reduction=EXACT):
@@ -47,7 +46,3 @@ def replay(topology, sends, chunk_bytes=None):
     graph = GraphBuilder(len(fabric.rate), 0, chunk_bytes)
     add_sends(graph, sends, fabric.paths, [()] * fabric.num_nodes)
     return simulate(graph.build(), fabric.rate, fabric.latency).makespan
-
-
-def multicasts_of(source, destinations, size):
-    return Multicasts(jnp.asarray(source, jnp.int32), floats(destinations), jnp.asarray(size, float))

@@ -14,25 +14,22 @@ from collective_cases import (
     SIZE,
     WHOLE,
     mesh_of,
-    multicasts_of,
     replay,
     seconds,
     uneven_mesh,
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import schedules as des
 from oracles.arrays import floats, full
 
-from jaxmoe.des import schedules as des
 from jaxmoe.hardware import fully_connected, ring
 from jaxmoe.hardware.networks import link_ends
 from jaxmoe.network import (
     Congestion,
     all_to_all,
     build_exchange,
-    collective_time,
-    multicast_stage,
-    ring_all_gather,
+    price_rounds,
     ring_all_reduce,
     ring_reduce_scatter,
 )
@@ -55,7 +52,6 @@ def test_rings_take_the_textbook_time(shape):
     mesh = mesh_of(shape)
     scatter = seconds(mesh, ring_reduce_scatter(order, SIZE, nodes))
     assert scatter == pytest.approx((nodes - 1) * step(nodes), rel=1e-6)
-    assert seconds(mesh, ring_all_gather(order, SIZE, nodes)) == scatter
     assert seconds(mesh, ring_all_reduce(order, SIZE, nodes)) == pytest.approx(2 * scatter, rel=1e-6)
 
 
@@ -76,7 +72,7 @@ def test_rings_at_once_wait_for_the_one_with_most():
     sizes = jnp.asarray([SIZE, 2 * SIZE, 3 * SIZE, SIZE / 2])
     rounds = ring_all_reduce(orders, sizes, 16)
     assert seconds(mesh_of((4, 4)), rounds) == pytest.approx(6 * step(4, size=3 * SIZE), rel=1e-6)
-    sent = np.asarray(rounds.total_traffic()).sum(axis=1)
+    sent = np.asarray(des.total_traffic(rounds)).sum(axis=1)
     np.testing.assert_allclose(sent[orders], np.broadcast_to(2 * 3 / 4 * np.asarray(sizes)[:, None], (4, 4)), rtol=1e-6)
 
 
@@ -89,7 +85,7 @@ def test_the_ring_of_the_exchange_sends_the_same():
 
 def test_rounds_follow_each_other():
     order = np.arange(4)
-    scatter, gather = ring_reduce_scatter(order, SIZE, 4), ring_all_gather(order, 2 * SIZE, 4)
+    scatter, gather = (ring_reduce_scatter(order, size, 4) for size in (SIZE, 2 * SIZE))
     network = ring(4, BANDWIDTH, LATENCY)
     both = seconds(network, scatter.then(gather))
     assert both == pytest.approx(seconds(network, scatter) + seconds(network, gather), rel=1e-6)
@@ -166,27 +162,19 @@ ORDER = np.asarray(des.block_rings((4, 2), 1)[0])
 ROUNDS = {
     "all_to_all": lambda size: all_to_all(pair_traffic(size)),
     "reduce_scatter": lambda size: ring_reduce_scatter(ORDER, size, 8),
-    "all_gather": lambda size: ring_all_gather(ORDER, size, 8),
     "all_reduce": lambda size: ring_all_reduce(ORDER, size, 8, bidirectional=True),
     "entwined": lambda size: scaled_rounds(all_reduce_rounds(token_layout("er", (4, 2), 2)), size),
     "hierarchical": lambda size: scaled_rounds(all_reduce_rounds(token_layout("her", (4, 2), 4, (2, 2))), size),
 }
 
 
-def multicast_time(mesh, size):
-    multicasts = multicasts_of([0, 5], np.random.default_rng(3).random((2, 8)) < 0.6, jnp.stack([size, 0.7 * size]))
-    return multicast_stage(Congestion(jnp.asarray(1e4)), mesh, multicasts).total(EXACT)
-
-
 def log_time(name, mesh, log_bandwidth, log_latency, log_size):
     """Logarithms keep numbers of all sizes alike. Links are unequal, so no two are the slowest."""
     mesh, size = scaled(mesh, log_bandwidth, log_latency), SIZE * jnp.exp(log_size)
-    if name == "multicast":
-        return jnp.log(multicast_time(mesh, size))
-    return jnp.log(collective_time(WHOLE, mesh, ROUNDS[name](size), EXACT))
+    return jnp.log(price_rounds(WHOLE, mesh, ROUNDS[name](size), EXACT).seconds)
 
 
-ONE_OF_A_KIND = ("all_to_all", "hierarchical", "entwined", "multicast")
+ONE_OF_A_KIND = ("all_to_all", "hierarchical", "entwined")
 
 
 @pytest.mark.parametrize(
@@ -227,7 +215,7 @@ def test_sizes_and_machines_batch():
 
     def value(size, bandwidth):
         machine = eqx.tree_at(lambda m: m.link_bandwidth, mesh, full(mesh.num_links, 1.0) * bandwidth)
-        return collective_time(WHOLE, machine, ring_all_reduce(blocks, size, 16, bidirectional=True), EXACT)
+        return price_rounds(WHOLE, machine, ring_all_reduce(blocks, size, 16, bidirectional=True), EXACT).seconds
 
     grid = jax.jit(jax.vmap(jax.vmap(value, (None, 0)), (0, None)))(sizes, bandwidths)
     expected = 6 * (np.asarray(sizes)[:, None] / 8 / np.asarray(bandwidths) + LATENCY)

@@ -4,17 +4,17 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles import schedules as des
 
 from jaxmoe.des import GraphBuilder, add_sends, fabric_of, simulate
-from jaxmoe.des import schedules as des
 from jaxmoe.hardware import Mesh, wafers
 from jaxmoe.hardware.networks import link_ends, num_links
 from jaxmoe.network import (
     Congestion,
     Uncongested,
     alpha_beta,
-    collective_time,
     link_loads,
+    price_rounds,
 )
 from jaxmoe.network.token_communication import all_reduce_rounds, scaled
 from jaxmoe.placement.token_layout import links_inside_domains, token_layout
@@ -27,7 +27,7 @@ ER = token_layout("er", (4, 4), 4)
 
 
 def seconds(topology, rounds, model=WHOLE):
-    return float(eqx.filter_jit(collective_time)(model, topology, rounds, HardMax()))
+    return float(eqx.filter_jit(price_rounds)(model, topology, rounds, HardMax()).seconds)
 
 
 def replay(sends):
@@ -88,4 +88,4 @@ def test_hierarchical_rings_scatter_inside_wafers_and_gather_across():
     inside = 3 * 2 * step(4, ways=2)
     across = 3 * (4 * SIZE / 8 / (BANDWIDTH / 2) + 5 * LATENCY)
     assert seconds(network, rounds, STRAIGHT) == pytest.approx(inside + across, rel=1e-6)
-    assert float(rounds.total_traffic().sum()) == pytest.approx(64 * (3 + 3) * SIZE / 4, rel=1e-6)
+    assert float(des.total_traffic(rounds).sum()) == pytest.approx(64 * (3 + 3) * SIZE / 4, rel=1e-6)

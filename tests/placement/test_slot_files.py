@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jaxmoe.placement.placement import Placement, PlanError, write_plan
 from jaxmoe.placement.slot_files import formats, read_slot_plan, suffix_of_engine, write_slot_plan
-from jaxmoe.placement.slot_plan import SlotPlan, moved
+from jaxmoe.placement.slots import SlotPlan, moved
 from jaxmoe.traces.formats.source import Hints
 
 LAYERS, EXPERTS, RANKS, ALL_LAYERS = (2, 4), 6, 4, 5

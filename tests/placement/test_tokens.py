@@ -1,6 +1,8 @@
 """Token layouts: the paper's 4x4 case by hand, every mesh up to 12 x 12, and what is refused."""
 
 import itertools
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,16 +14,17 @@ from jaxmoe.hardware.networks import hop_counts, link_ends
 from jaxmoe.placement.token_layout import (
     LAYOUTS,
     TokenLayoutError,
-    average_hops,
     custom_layout,
-    domain_area,
     hierarchical_layout,
     links_inside_domains,
-    overlapping_domains,
-    ring_step_hops,
     successive_layout,
     token_layout,
 )
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "moentwine"))
+from layouts import average_hops, domain_area, overlapping_domains, ring_step_hops
+
+sys.path.pop(0)
 
 SIDES = list(itertools.product(range(2, 13), repeat=2))
 

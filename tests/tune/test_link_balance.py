@@ -13,8 +13,7 @@ from small_problem import NODES, random_shares, small_problem
 
 from jaxmoe.engine import evaluate
 from jaxmoe.traces import Batch
-from jaxmoe.tune.link_balance import METHODS, Budget, Question, bayesian, question_of
-from jaxmoe.tune.link_balance.mapping import BestOrder, scorer
+from jaxmoe.tune.link_balance import METHODS, BestOrder, Budget, Question, bayesian, question_of, scorer
 from jaxmoe.tune.settings import StopSwitch
 
 TRIALS = {"bayesian": 96, "annealing": 300, "sinkhorn": 100}

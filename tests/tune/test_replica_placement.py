@@ -17,9 +17,8 @@ from jaxmoe.placement.placement import PlanError
 from jaxmoe.placement.replica_choice import REPLICA_CHOICES, ranked_distance, serving_nodes, serving_parts
 from jaxmoe.placement.slots import copies_of_slots
 from jaxmoe.traces import Batch
-from jaxmoe.tune.replica_descent import rounded
-from jaxmoe.tune.replica_placement import ReplicaProblem, slot_values, spread_slots, tuned_slots
-from jaxmoe.tune.replica_search import _p95, search_value
+from jaxmoe.tune.replica_placement import ReplicaProblem, rounded, slot_values, spread_slots, tuned_slots
+from jaxmoe.tune.replica_search import _begun, _p95, _times
 from jaxmoe.tune.replica_weights import weights_of
 
 NODES, EXPERTS = 4, 6
@@ -123,6 +122,15 @@ def test_counts_price_what_tokens_take(choice):
     counted = priced(model, held, jnp.full((1, EXPERTS), float(NODES)))
     for name, seconds in exact.stages.items():
         assert float(counted.stages[name][0]) == pytest.approx(float(seconds), rel=1e-5)
+
+
+def search_value(model, weights, loads, slots):
+    """The times of batches as the search sees them, s, without delays of paths."""
+    held = slots.reshape(len(weights.origin), -1).astype(np.int64)
+    nothing = np.ones((loads.shape[1], len(held)), bool)
+    kind = REPLICA_CHOICES.index(model.choice)
+    state = _begun(weights, np.ascontiguousarray(loads, np.float64), held, kind, nothing, np.zeros_like(nothing, int))
+    return _times(weights, state[3], state[4])
 
 
 @pytest.mark.parametrize("choice", REPLICA_CHOICES)

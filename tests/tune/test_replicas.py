@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.placement.slots import copies_of_slots, loads_of_slots, max_over_mean
-from jaxmoe.tune.load_forecast import _forecasts, windows_to_come
 from jaxmoe.tune.replica_moves import parts, relieved
-from jaxmoe.tune.replica_pairs import _busiest_pair, paired_copies
-from jaxmoe.tune.replica_windows import steady_slots
-from jaxmoe.tune.replicas import balanced_slots
+from jaxmoe.tune.replica_windows import _forecasts, steady_slots, windows_to_come
+from jaxmoe.tune.replicas import _busiest_pair, balanced_slots, paired_copies
 
 TRAP = np.array([[600, 560, 120, 120, 20, 10, 10, 10.0]])  # EPLB ends at 232, the optimum is 196 2/3
 

@@ -27,10 +27,17 @@ from jaxmoe.threads import beside
 from jaxmoe.tune import TuneResult
 from jaxmoe.tune.machine.augmented_lagrangian import MET, descend, feasible_starts, to_feasible, violation
 from jaxmoe.tune.machine.gate_table import Table, gated, lost_by_layer
-from jaxmoe.tune.machine.integers import best_integers
 from jaxmoe.tune.machine.problem import MachineSearchError, Progress
-from jaxmoe.tune.machine.shadow_prices import PricedConstraint, shadow_prices
-from jaxmoe.tune.machine.trust_region import STATIONARY, DesignOptimum, ExactObjective, best_starts, local_optima
+from jaxmoe.tune.machine.trust_region import (
+    STATIONARY,
+    DesignOptimum,
+    ExactObjective,
+    PricedConstraint,
+    best_integers,
+    best_starts,
+    local_optima,
+    shadow_prices,
+)
 
 SAME = 1e-6  # relative: times are float32
 MOST_AGAIN = 4  # times that all designs are found from the best machine

@@ -28,8 +28,7 @@ from jaxmoe.methods.camoe.gated import gated_steps
 from jaxmoe.methods.settings.camoe import CAMoESettings
 from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, RolloutResult, UnsuitableSystemError
 from jaxmoe.network import alpha_beta
-from jaxmoe.network.pairwise import AllToAll, read_profile, same_models
-from jaxmoe.network.profile import STAGES
+from jaxmoe.network.pairwise import STAGES, AllToAll, read_profile, same_models
 from jaxmoe.traces import Batch, GatingTrace
 from jaxmoe.traces.logits import trace_with_logits
 from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl

@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxmoe.des import layer_seconds
-from jaxmoe.des.circulation import circulated
-from jaxmoe.des.offloading import offloaded
+from jaxmoe.des.streaming_layer import circulated, offloaded
 from jaxmoe.engine import HostDecisions, LayerTime, RingDecisions, StreamLayer
 from jaxmoe.methods.expert_streaming.fse_dp import CirculatingTokens, Experts, OffloadedExperts
 from jaxmoe.methods.expert_streaming.streamed_layer import LoadedRun, experts_of

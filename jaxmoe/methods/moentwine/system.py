@@ -11,9 +11,15 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.des import LayerDescription
-from jaxmoe.des.attention import AttentionDescription, attention_seconds
 from jaxmoe.des.description import node_seconds, plan_tokens
-from jaxmoe.des.layers_in_turn import most_moves, run_layers, token_layer, weight_transfers
+from jaxmoe.des.layers_in_turn import (
+    AttentionDescription,
+    attention_seconds,
+    most_moves,
+    run_layers,
+    token_layer,
+    weight_transfers,
+)
 from jaxmoe.des.token_communication import replay_communication
 from jaxmoe.engine import (
     Decisions,
@@ -47,8 +53,7 @@ from jaxmoe.methods.system import (
     TokenPaths,
     UnsuitableSystemError,
 )
-from jaxmoe.network.layout_exchange import layout_exchange
-from jaxmoe.network.token_communication import all_reduce_rounds, closing_rounds, token_homes
+from jaxmoe.network.token_communication import all_reduce_rounds, closing_rounds, layout_exchange, token_homes
 from jaxmoe.placement.slots import EMPTY, share_of_slots, slots_of_share
 from jaxmoe.placement.token_layout import TokenLayout, links_inside_domains, successive_layout, token_layout
 from jaxmoe.traces import Batch

@@ -18,6 +18,7 @@ from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.expert_choices import (
     RecordedSequence,
     choices_of,
+    is_layers,
     joined,
     layer_number,
     names,
@@ -27,7 +28,6 @@ from jaxmoe.traces.formats.expert_choices import (
     prefill_lengths,
     stacked_layers,
 )
-from jaxmoe.traces.formats.hd_moe import is_layers
 from jaxmoe.traces.formats.source import AGAIN, Format, Hints, TraceSource, check_whole, json_values, shown
 from jaxmoe.traces.trace import GatingTrace, TraceError
 

@@ -48,6 +48,11 @@ def check_rows(row: str, experts: np.ndarray) -> None:
         check_not_negative(f"{row} {layer}", experts[:, layer])
 
 
+def is_layers(value: Any) -> bool:
+    """Whether a JSON value is an object in which some key is a layer number."""
+    return isinstance(value, dict) and any(key.isascii() and key.isdecimal() for key in value)
+
+
 def layer_number(key: Any) -> int:
     """The layer that a key of a JSON object names."""
     if not (isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= MOST_DIGITS):

@@ -6,21 +6,22 @@ experts, which without a hint is the largest id + 1, and no missing choices.
 
 import json
 from pathlib import Path
-from typing import Any
 
 from jaxmoe.files import atomic_write
-from jaxmoe.traces.formats.expert_choices import RecordedSequence, choices_of, joined, layer_number, stacked_layers
+from jaxmoe.traces.formats.expert_choices import (
+    RecordedSequence,
+    choices_of,
+    is_layers,
+    joined,
+    layer_number,
+    stacked_layers,
+)
 from jaxmoe.traces.formats.source import Format, Hints, TraceSource, check_whole
 from jaxmoe.traces.trace import GatingTrace, TraceError
 
 
 def _matches(source: TraceSource) -> bool:
     return len(source.values) == 1 and is_layers(source.values[0])
-
-
-def is_layers(value: Any) -> bool:
-    """Whether a JSON value is an object in which some key is a layer number."""
-    return isinstance(value, dict) and any(key.isascii() and key.isdecimal() for key in value)
 
 
 def _read(source: TraceSource, hints: Hints) -> GatingTrace:

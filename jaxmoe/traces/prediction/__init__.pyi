@@ -13,14 +13,9 @@ from .predictor import conditional_rows as conditional_rows
 from .predictor import history as history
 from .predictor import replay as replay
 from .predictor import scores as scores
-from .predictor import top_of_rows as top_of_rows
 from .scoring import Perfect as Perfect
 from .scoring import Random as Random
-from .scoring import batch_loads as batch_loads
 from .scoring import fit as fit
-from .scoring import load_error as load_error
 from .scoring import ranks as ranks
 from .scoring import recall as recall
-from .scoring import set_recall as set_recall
 from .scoring import split_sequences as split_sequences
-from .scoring import window_loads as window_loads

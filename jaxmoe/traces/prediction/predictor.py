@@ -231,12 +231,6 @@ def conditional_rows(
     return jnp.concatenate([rows, frequency[:, None]], axis=1)
 
 
-def top_of_rows(heatmap: Rows, n: int) -> Rows:
-    """The paper's rule: a row names its top `n` experts. Scores become votes, and the predicted set is `scores > 0`."""
-    place = jnp.argsort(jnp.argsort(-heatmap.rows, axis=-1), axis=-1)
-    return eqx.tree_at(lambda heatmap: heatmap.rows, heatmap, (place < n).astype(jnp.float32))
-
-
 # Prediction of a request's decode from its own prefill: Insight 1 of "wafer_scale_moe_data_movement", III-B4.
 
 

@@ -1,52 +1,5 @@
 """Statistics of traces: expert loads, pairs of experts over tokens and layers, reuse, and comparisons of traces."""
 
-from jaxmoe.traces.statistics.concentration import BATCH_TOKENS as BATCH_TOKENS
-from jaxmoe.traces.statistics.concentration import avg_layer_cv as avg_layer_cv
-from jaxmoe.traces.statistics.concentration import avg_layer_kl as avg_layer_kl
-from jaxmoe.traces.statistics.concentration import coverage as coverage
-from jaxmoe.traces.statistics.concentration import coverage_curve as coverage_curve
-from jaxmoe.traces.statistics.concentration import coverage_of as coverage_of
-from jaxmoe.traces.statistics.concentration import cv as cv
-from jaxmoe.traces.statistics.concentration import even_loads as even_loads
-from jaxmoe.traces.statistics.concentration import every_pair as every_pair
-from jaxmoe.traces.statistics.concentration import excess_over_mean as excess_over_mean
-from jaxmoe.traces.statistics.concentration import global_cv as global_cv
-from jaxmoe.traces.statistics.concentration import global_kl as global_kl
-from jaxmoe.traces.statistics.concentration import kl as kl
-from jaxmoe.traces.statistics.concentration import long_tail as long_tail
-from jaxmoe.traces.statistics.concentration import max_over_mean as max_over_mean
-from jaxmoe.traces.statistics.concentration import mean_over_max as mean_over_max
-from jaxmoe.traces.statistics.concentration import pairs_above as pairs_above
-from jaxmoe.traces.statistics.counting import PairCounts as PairCounts
-from jaxmoe.traces.statistics.counting import count_pairs as count_pairs
-from jaxmoe.traces.statistics.counting import count_shuffled as count_shuffled
-from jaxmoe.traces.statistics.heatmaps import PhaseAgreement as PhaseAgreement
-from jaxmoe.traces.statistics.heatmaps import affinity as affinity
-from jaxmoe.traces.statistics.heatmaps import coactivation as coactivation
-from jaxmoe.traces.statistics.heatmaps import common_fraction as common_fraction
-from jaxmoe.traces.statistics.heatmaps import conditional as conditional
-from jaxmoe.traces.statistics.heatmaps import hottest as hottest
-from jaxmoe.traces.statistics.heatmaps import jaccard as jaccard
-from jaxmoe.traces.statistics.heatmaps import phase_agreement as phase_agreement
-from jaxmoe.traces.statistics.heatmaps import shuffled_phases as shuffled_phases
-from jaxmoe.traces.statistics.heatmaps import spearman as spearman
-from jaxmoe.traces.statistics.heatmaps import spearman_of_heatmaps as spearman_of_heatmaps
-from jaxmoe.traces.statistics.summary import TOP_PAIRS as TOP_PAIRS
-from jaxmoe.traces.statistics.summary import TOP_TOGETHER as TOP_TOGETHER
-from jaxmoe.traces.statistics.summary import Summary as Summary
-from jaxmoe.traces.statistics.summary import by_layer as by_layer
-from jaxmoe.traces.statistics.summary import load_figures as load_figures
-from jaxmoe.traces.statistics.summary import pair_figures as pair_figures
-from jaxmoe.traces.statistics.summary import summarise as summarise
-from jaxmoe.traces.statistics.summary import summarise_loads as summarise_loads
-from jaxmoe.traces.statistics.topics import TOP_EXPERTS as TOP_EXPERTS
-from jaxmoe.traces.statistics.topics import Imbalance as Imbalance
-from jaxmoe.traces.statistics.topics import Topics as Topics
-from jaxmoe.traces.statistics.topics import batch_node_ratio as batch_node_ratio
-from jaxmoe.traces.statistics.topics import expert_runs as expert_runs
-from jaxmoe.traces.statistics.topics import imbalance as imbalance
-from jaxmoe.traces.statistics.topics import loads_of_groups as loads_of_groups
-from jaxmoe.traces.statistics.topics import node_load_ratio as node_load_ratio
-from jaxmoe.traces.statistics.topics import topics_of_files as topics_of_files
-from jaxmoe.traces.statistics.topics import topics_of_sequences as topics_of_sequences
-from jaxmoe.traces.statistics.topics import topics_of_windows as topics_of_windows
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -2,13 +2,8 @@ from .fidelity import zipf_trace as zipf_trace
 from .fitting import fit_process as fit_process
 from .fitting import fitted_part as fitted_part
 from .mixtures import Arrivals as Arrivals
-from .mixtures import cyclic_mixture as cyclic_mixture
 from .mixtures import drawn_counts as drawn_counts
-from .mixtures import iteration_mixture as iteration_mixture
-from .mixtures import merged_arrivals as merged_arrivals
 from .mixtures import read_arrivals as read_arrivals
-from .mixtures import scenario_of_requests as scenario_of_requests
-from .mixtures import scenario_shares as scenario_shares
 from .presets import PRESETS as PRESETS
 from .presets import preset_process as preset_process
 from .process import GatingProcess as GatingProcess

@@ -1,4 +1,4 @@
-"""Exact local optima: a bundle of slopes, linear programmes in a trust region, multipliers, stationarity.
+"""Exact local optima, of real and integer variables, by linear programmes in a trust region; and shadow prices there.
 
 Times are maxima, so at an optimum there is often a kink: no single slope vanishes there, a mean of the slopes around it
 does. The bundle keeps them as cuts; a linear programme finds the step that the highest of them promises most for, and
@@ -7,10 +7,12 @@ Lemarechal 1975). Where all is convex in the logarithms of the numbers, as for t
 of products of powers, the local optimum is the best of all machines.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import jax
@@ -242,3 +244,94 @@ def best_starts(
     """The best start of every design, and the exact objectives of all."""
     values = np.stack([exact(positions[:, index])[0] for index in range(positions.shape[1])], axis=1)
     return positions[np.arange(len(positions)), values.argmin(axis=1)], values
+
+
+# Integer variables descend as real numbers, then the integers on both sides of the result are tried.
+#
+# So a ceiling, such as that of links per module, is relaxed in descent, and exact in all machines that are compared.
+
+
+BESIDE = 1  # integers to each side
+EQUAL = 5e-4  # of the objective, a logarithm: a trust region ends no nearer
+
+
+class IntegerOptimum(NamedTuple):
+    """The problem with its integers held, and the optimum of every design there."""
+
+    problem: AbstractMachineProblem
+    exacts: list[ExactObjective]
+    optima: list[DesignOptimum]
+
+    @property
+    def value(self) -> float:
+        return min(each.value for each in self.optima)
+
+
+def best_integers(
+    exacts: Sequence[ExactObjective], optima: Sequence[DesignOptimum], report: Progress
+) -> tuple[IntegerOptimum, int]:
+    """The best integers next to the best relaxed optimum, and how many machines were timed for the others."""
+    problem, relaxed, found = exacts[0].problem, min(optima, key=lambda each: each.value), list[IntegerOptimum]()
+    numbers, keys = problem.numbers(relaxed.position.tolist()), problem.integers
+    for near in product(*(_around(problem, key, numbers[key]) for key in keys)):
+        held, start = _with_integers(problem, dict(zip(keys, near, strict=True))), relaxed.position.copy()
+        for key, number in zip(keys, near, strict=True):
+            start[problem.keys.index(key)] = problem.bounds[key].parts(np.array([float(number)]))[0]
+        under = [exact.under(held) for exact in exacts]
+        ends = [local_optima(exact, np.tile(start, (len(exact.names), 1)), report) for exact in under]
+        found.append(IntegerOptimum(held, under, [optimum for each in ends for optimum in each]))
+    least = min(each.value for each in found)
+    best = next(each for each in found if each.value <= least + EQUAL)  # of equals the least numbers
+    others = [*exacts, *(exact for each in found if each is not best for exact in each.exacts)]
+    return best, sum(exact.evaluations for exact in others)
+
+
+def _with_integers(problem: AbstractMachineProblem, numbers: Mapping[str, int]) -> AbstractMachineProblem:
+    """The problem with constraints that variables have these integers."""
+    return problem.with_constraints([f"{key} == {number}" for key, number in numbers.items()])
+
+
+def _around(problem: AbstractMachineProblem, key: str, value: float) -> range:
+    """Integers within the bounds of a variable, some to each side of a value."""
+    bounds = problem.bounds[key]
+    first, last = math.ceil(bounds.start), math.floor(bounds.stop)
+    low = min(max(math.ceil(value) - BESIDE, first), last)
+    return range(low, max(min(math.floor(value) + BESIDE, last), low) + 1)
+
+
+# Shadow prices: by how much the metric of the best machine changes for one more of a constraint's limit.
+
+
+class PricedConstraint(NamedTuple):
+    """A constraint at the best machine. `shadow_price` is the change of the metric per unit of the limit."""
+
+    constraint: Any
+    left: float
+    right: float
+    excess: float  # relative; of an equality its size
+    shadow_price: float
+    elasticity: float | None  # % of the metric for 1 % of the limit; none where no side is constant
+
+    @property
+    def slack(self) -> float:
+        """How far the left side may still move, in its unit."""
+        return abs(self.right - self.left) * (1 if self.excess <= 0 else -1)
+
+
+def shadow_prices(
+    problem: AbstractMachineProblem, numbers: dict[str, float], optimum: DesignOptimum, metric: float
+) -> list[PricedConstraint]:
+    """Every constraint at the numbers as reported, with the shadow price of its limit."""
+    priced, sign = [], 1 if problem.lower_is_better else -1
+    multipliers = optimum.stationarity.multipliers
+    for constraint, multiplier in zip(problem.constraints, multipliers, strict=True):
+        left, right = (float(side) for side in problem.sides(constraint, numbers))
+        scale, limit = float(problem.scale(constraint, left, right)), problem.limit(constraint)
+        gap = right - left if constraint.relation == ">=" else left - right
+        # Raising the right side of <= loosens it, as lowering that of >= does.
+        price = sign * metric * float(multiplier) / scale * (1 if constraint.relation == ">=" else -1)
+        price = -price if problem.limit_is_left(constraint) else price
+        elasticity = None if limit is None else price * limit / metric
+        excess = abs(gap) if constraint.relation == "==" else gap
+        priced.append(PricedConstraint(constraint, left, right, float(excess / scale), price, elasticity))
+    return priced

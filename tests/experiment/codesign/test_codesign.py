@@ -16,8 +16,7 @@ from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.relax import SmoothMax
 from jaxmoe.tune.machine.augmented_lagrangian import feasible_starts
 from jaxmoe.tune.machine.problem import MachineSearchError
-from jaxmoe.tune.machine.shadow_prices import shadow_prices
-from jaxmoe.tune.machine.trust_region import Cut, ExactObjective, local_optima, stationarity
+from jaxmoe.tune.machine.trust_region import Cut, ExactObjective, local_optima, shadow_prices, stationarity
 
 LINK, DIE = "hardware.link.bandwidth_GB_per_s", "hardware.die.compute_TFLOPs_per_s"
 BOUNDS = {DIE: {"from": 0.01, "to": 10, "scale": "log"}, LINK: {"from": 0.1, "to": 100, "scale": "log"}}

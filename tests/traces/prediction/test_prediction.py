@@ -1,6 +1,8 @@
 """Predictors against plain loops, cases worked by hand, and what holds for any of them."""
 
 import dataclasses
+import sys
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -21,20 +23,20 @@ from jaxmoe.traces.prediction import (
     RunningWindow,
     TokenHistory,
     advance,
-    batch_loads,
     conditional_rows,
     fit,
     history,
-    load_error,
     ranks,
     recall,
     scores,
-    set_recall,
     split_sequences,
-    top_of_rows,
-    window_loads,
 )
 from jaxmoe.traces.prediction.predictor import PrefillHeatmap, PrefillLoad
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "studies" / "data_movement"))
+from load_scoring import batch_loads, load_error, set_recall, top_of_rows, window_loads
+
+sys.path.pop(0)
 
 TOKENS, LAYERS, EXPERTS, TOP_K, PREFILL = 24, 3, 5, 2, 4
 RATE, WINDOW, PRIOR, PREFILL_PRIOR = 0.25, 3, 2.0, 5.0

@@ -1,23 +1,27 @@
 """Drifting mixtures: parts of scenarios by hand, what iterations serve against plain loops, counts and traces."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxmoe.traces import TraceError
-from jaxmoe.traces.synthesis import PRESETS
-from jaxmoe.traces.synthesis.mixtures import (
-    Arrivals,
+from jaxmoe.traces.synthesis import PRESETS, Arrivals, drawn_counts, read_arrivals
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "moentwine"))
+from scenarios import (
     cyclic_mixture,
-    drawn_counts,
     iteration_mixture,
     merged_arrivals,
     only_topic,
-    read_arrivals,
     scenario_of_requests,
     scenario_shares,
 )
+
+sys.path.pop(0)
 
 
 @pytest.fixture(scope="module")

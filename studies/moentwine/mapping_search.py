@@ -11,11 +11,11 @@ import jax.random as jr
 import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key
+from mapping_problem import MappingProblem, exact_seconds
 from scipy.optimize import linear_sum_assignment
 
 from jaxmoe.placement.token_layout import TokenLayout
 from jaxmoe.relax import AbstractReduction, HardMax, SmoothMax, geometric, sinkhorn
-from jaxmoe.tune.token_mapping.problem import MappingProblem, exact_seconds
 
 TEMPERATURE = (1.0, 0.2)  # of the transport plan, first and last
 MAX_TEMPERATURE = (0.3, 0.02)  # of the smooth maximum

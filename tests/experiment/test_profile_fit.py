@@ -1,22 +1,22 @@
 """Profiles: lines recovered from timings, the algorithm's samples, and what timings cannot tell."""
 
+import sys
+from pathlib import Path
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxmoe.experiment.profile_fit import Lines, Timings, fit_lines, fit_profile, profile_network
 from jaxmoe.network import AlphaBeta
-from jaxmoe.network.profile import (
-    STAGES,
-    Lines,
-    ProfileError,
-    Timings,
-    chained,
-    fit_lines,
-    fit_profile,
-    profile_network,
-)
+from jaxmoe.network.pairwise import STAGES, ProfileError
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "camoe"))
+from hops import chained
+
+sys.path.pop(0)
 
 SIZES = np.geomspace(1e3, 1e8, 12)
 LIST = SIZES.tolist()

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
+from mapping_problem import MappingProblem
 
 from jaxmoe.errors import InputError
 from jaxmoe.hardware.networks import hop_counts
-from jaxmoe.tune.token_mapping.problem import MappingProblem
 
 MOST = 5_000_000  # partitions
 

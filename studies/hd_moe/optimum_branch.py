@@ -5,9 +5,9 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from jaxtyping import Float
 from numba import njit
+from optimum_costs import Costs, Sets
 
 from jaxmoe.placement.rounding import SLACK
-from jaxmoe.tune.optimum.costs import Costs, Sets
 
 # Good supports to begin with: one expert at a time moves to its best set of nodes, until none gains.
 

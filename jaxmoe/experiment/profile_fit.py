@@ -6,16 +6,12 @@ one sample in place of N - 1.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxmoe.errors import InputError
-from jaxmoe.network.time_models import AlphaBeta
-
-STAGES = ("metadata", "dispatch", "combine")  # the phases of an all-to-all that are profiled apart
+from jaxmoe.network.pairwise import STAGES, Profile, ProfileError
 
 LEAST_RATIO = 1.2  # of the largest size to the smallest: of more alike ones alpha and beta cannot be told apart
 FEWEST_REFINED, MOST_ERROR = 6, 0.1  # sizes and relative standard error of what phase two may change
@@ -25,10 +21,6 @@ LEAST_SCALE = 1e-9  # of relative residuals: what is left of exact timings is ro
 
 Measure = Callable[[str, Float[np.ndarray, "node node2"]], float]
 """Seconds of a phase that carries these bytes from every node (row) to every node (column)."""
-
-
-class ProfileError(InputError):
-    """Timings from which alpha and beta cannot be had, with the reason and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -55,43 +47,6 @@ class Timings:
 
     def __len__(self) -> int:
         return len(self.source)
-
-
-@dataclass(frozen=True)
-class Profile:
-    """alpha in s and beta in s/B of every phase and pair [source, destination], with standard errors; 0 on diagonals.
-
-    `samples` is how many timings each was fitted to. A negative alpha is no latency: it says where the line of large
-    messages meets the axis, as of a token bucket, delay - burst / rate. It predicts, and must not be added up.
-    """
-
-    alpha: Float[np.ndarray, "phase node node2"]
-    beta: Float[np.ndarray, "phase node node2"]
-    alpha_error: Float[np.ndarray, "phase node node2"]
-    beta_error: Float[np.ndarray, "phase node node2"]
-    samples: Int[np.ndarray, "phase node node2"]
-
-    @property
-    def num_nodes(self) -> int:
-        return self.alpha.shape[1]
-
-    def model(self, phase: str) -> AlphaBeta:
-        """The time model of one phase."""
-        row = STAGES.index(phase)
-        return AlphaBeta(jnp.asarray(self.alpha[row], jnp.float32), jnp.asarray(self.beta[row], jnp.float32))
-
-    def warnings(self) -> list[str]:
-        """One line where alphas are negative by more than their errors."""
-        negative = self.alpha < -2 * self.alpha_error
-        if not negative.any():
-            return []
-        phase, source, destination = np.argwhere(negative)[0]
-        alpha = 1e3 * self.alpha[phase, source, destination]
-        return [
-            f"alpha of {int(negative.sum())} pairs is negative, first {STAGES[phase]} {source} -> {destination} with "
-            f"{alpha:.4g} ms: a line through messages above a burst that passes at once (a token bucket) meets 0 bytes "
-            "below 0. It predicts messages of the sizes measured; do not add it up as a latency"
-        ]
 
 
 # Robust lines: weighted least squares of relative residuals, weighted anew by Tukey's biweight. All groups at once.
@@ -315,20 +270,3 @@ def _refined(baseline: Profile, timings: Timings) -> Profile:
                 tables[at].ravel()[number], tables[at + 2].ravel()[number] = value[0], error[0]
                 tables[4].ravel()[number] = chosen.sum()
     return Profile(*tables)
-
-
-def chained(hops: Sequence[AlphaBeta], pipelined: bool = False) -> AlphaBeta:
-    """One model of several hops after each other: alphas add up; betas add up too, or pipelined the largest counts.
-
-    camoe 3.4, multi-hop and asymmetry. Raises `ProfileError` where an alpha is negative: it is no latency to add.
-    """
-    if not hops:
-        raise ProfileError("no hops are given; name those that a message passes")
-    alpha = jnp.stack([hop.alpha for hop in hops])
-    beta = jnp.stack([hop.beta for hop in hops])
-    if float(alpha.min()) < 0:
-        raise ProfileError(
-            f"a hop has alpha {float(alpha.min()):.4g} s, below 0, as after a burst that passes at once; it is no "
-            "latency and cannot be added up: measure the path end to end"
-        )
-    return replace(hops[0], alpha=alpha.sum(axis=0), beta=beta.max(axis=0) if pipelined else beta.sum(axis=0))

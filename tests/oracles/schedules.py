@@ -1,37 +1,24 @@
-"""Who sends what to whom, and after which receipts: collectives as lists of sends.
-
-A schedule knows nodes but no links. `add_sends` lays it on the paths of a fabric.
-
-A send waits for what it passes on, and not for rounds. `first` is everywhere the offset of the new sends in the
-whole schedule.
-"""
+"""Collectives as lists of sends that only tests simulate: all-to-all, rings, entwined rings and multicast trees."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
 
-from jaxmoe.des.fabric import FabricPaths, rows_of
-from jaxmoe.des.tasks import GraphBuilder, Transfers, add_transfers, chunk_sizes, messages
+from jaxmoe.des.tasks import Send, _ring_steps, chunk_sizes, ring_all_reduce_sends
 from jaxmoe.hardware.cuts import blocks, ring_order
 from jaxmoe.hardware.networks import link_ends, xy_path, yx_path
 
 Routing = Literal["xy", "yx"]
-Ints = Int[np.ndarray, " send"]
 
 
-class Send(NamedTuple):
-    """One message of `size` bytes; it waits for the sends of its schedule whose indices are in `after`."""
-
-    source: int
-    destination: int
-    size: float
-    after: tuple[int, ...] = ()
+def total_traffic(rounds):
+    """Bytes of all rounds together, [source, destination]."""
+    return jnp.einsum("r,rsd->sd", rounds.repeats, rounds.traffic)
 
 
-def all_to_all_sends(traffic: Float[np.ndarray, "node node2"]) -> list[Send]:
+def all_to_all_sends(traffic: np.ndarray) -> list[Send]:
     """A message of traffic[s, d] B from every node s to every other d: first to s + 1, then to s + 2, and so on."""
     nodes = len(traffic)
     pairs = [(node, (node + step) % nodes) for node in range(nodes) for step in range(1, nodes)]
@@ -44,33 +31,6 @@ def ring_sends(order: Sequence[int], size: float, first: int = 0) -> list[Send]:
     What a node sends on is what it received in the step before.
     """
     return _ring_steps(order, size, len(order) - 1, first)
-
-
-def ring_all_reduce_sends(order: Sequence[int], size: float, bidirectional: bool = False, first: int = 0) -> list[Send]:
-    """Reduce-scatter, then all-gather, of buffers of `size` B cut in R parts: 2 (R - 1) steps of a ring.
-
-    The first part to be gathered is the one that was reduced last, so the steps go on without a break. With
-    `bidirectional` half of every part goes the other way round; a ring of two has but one way.
-    """
-    nodes = len(order)
-    ways = [order, order[::-1]] if bidirectional and nodes > 2 else [order]
-    sends: list[Send] = []
-    for way in ways:
-        sends += _ring_steps(way, size / nodes / len(ways), 2 * (nodes - 1), first + len(sends))
-    return sends
-
-
-def _ring_steps(order: Sequence[int], size: float, steps: int, first: int) -> list[Send]:
-    sends = zip(*(ends.tolist() for ends in ring_steps(order, steps, first)), strict=True)
-    return [Send(node, to, size, (received,) if received >= 0 else ()) for node, to, received in sends]
-
-
-def ring_steps(order: Sequence[int], steps: int, first: int = 0) -> tuple[Ints, Ints, Ints]:
-    """Source and destination of a ring's sends, step by step, and which send brought what each passes on (-1: none)."""
-    nodes, ring = len(order), np.asarray(order, np.int64)
-    step, place = (index.ravel() for index in np.indices((steps, nodes)))
-    received = first + (step - 1) * nodes + (place - 1) % nodes
-    return ring[place], ring[(place + 1) % nodes], np.where(step > 0, received, -1)
 
 
 def block_rings(shape: tuple[int, int], count: int) -> list[list[int]]:
@@ -151,21 +111,3 @@ def _hops(shape: tuple[int, int], source: int, destination: int, routing: Routin
     for link in path(shape, source, destination):
         start, end = link_ends(shape)[link]
         yield int(start), int(end)
-
-
-def transfers_of(sends: Sequence[Send], paths: FabricPaths) -> Transfers:
-    """Transfers of a schedule of sends, each over the path of a fabric between its two nodes."""
-    source, destination = (np.array([send[end] for send in sends], np.int64) for end in (0, 1))
-    laid = messages(paths, source, destination, np.array([send.size for send in sends], float))
-    return replace(laid, after=rows_of([send.after for send in sends]))
-
-
-def add_sends(
-    graph: GraphBuilder, sends: Sequence[Send], paths: FabricPaths, ready: Sequence[Sequence[int]]
-) -> list[list[int]]:
-    """Add a schedule to `graph`; `ready[node]` are the tasks after which that node may send.
-
-    Returns for every node the tasks that deliver to it.
-    """
-    received = add_transfers(graph, transfers_of(sends, paths), rows_of(ready))
-    return [list(received[node]) for node in range(len(ready))]

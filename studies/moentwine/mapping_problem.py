@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
+from layouts import token_communication
 
 from jaxmoe.hardware import AbstractTopology, TopologyError
-from jaxmoe.network import Congestion, Counts, OneByOne, Uncongested, path_sums, token_communication
+from jaxmoe.network import Congestion, Counts, OneByOne, Uncongested, path_sums
 from jaxmoe.network.time_models import AbstractTimeModel
 from jaxmoe.network.token_communication import FetchExchange
 from jaxmoe.placement.token_layout import TokenLayout, custom_layout

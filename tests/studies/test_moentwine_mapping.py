@@ -1,6 +1,8 @@
 """Mappings tuned by gradient: exact against the layouts' own time, derivatives, the optimum of 4x4, bad input."""
 
 import itertools
+import sys
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -11,16 +13,16 @@ import pytest
 from jaxmoe.errors import InputError
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.networks import hop_counts, num_links
-from jaxmoe.network import balanced_counts
 from jaxmoe.placement.token_layout import token_layout
 from jaxmoe.relax import HardMax, SmoothMax
-from jaxmoe.tune.token_mapping import (
-    MappingProblem,
-    anneal_mapping,
-    exact_seconds,
-    least_of_all_partitions,
-    tune_mapping,
-)
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "moentwine"))
+from layouts import balanced_counts
+from mapping_bound import _first_free, least_of_all_partitions
+from mapping_problem import MappingProblem, exact_seconds
+from mapping_search import anneal_mapping, tune_mapping
+
+sys.path.pop(0)
 
 
 def problem_of(shape=(4, 4), tp=4, top_k=8, congested=False, latency=0.0):
@@ -138,3 +140,7 @@ def test_the_bound_needs_equal_links():
     slower = eqx.tree_at(lambda p: p.topology.link_bandwidth, problem, replace_fn=lambda rate: rate.at[3].multiply(0.5))
     with pytest.raises(InputError, match="needs equal links"):
         least_of_all_partitions(slower)
+
+
+def test_the_first_free_device_is_the_lowest_bit_not_set():
+    np.testing.assert_array_equal(_first_free(np.array([0, 1, 5, 7])), [0, 1, 1, 3])

@@ -1,6 +1,8 @@
 """The proven optimum, against all sets of hosts of tiny machines, the model, and many plans."""
 
 import dataclasses
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +20,12 @@ from jaxmoe.placement import PlanError
 from jaxmoe.traces import merge_tokens, synthetic_trace
 from jaxmoe.tune import PlacementProblem
 from jaxmoe.tune.bounds import lower_bound
-from jaxmoe.tune.optimum import TOLERANCE, optimum
-from jaxmoe.tune.optimum.costs import layer_costs
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "hd_moe"))
+from optimum import TOLERANCE, optimum
+from optimum_costs import layer_costs
+
+sys.path.pop(0)
 
 TOKENS, TOP_K = 24, 2
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 from jaxtyping import Float
+from optimum_branch import descend, explore, open_bound, plant
+from optimum_costs import Costs, as_sets, layer_costs
 
 from jaxmoe.placement import PlanError
 from jaxmoe.tune.bounds import lower_bound
-from jaxmoe.tune.optimum.branch import descend, explore, open_bound, plant
-from jaxmoe.tune.optimum.costs import Costs, as_sets, layer_costs
 from jaxmoe.tune.problem import BRIM, PlacementProblem
 from jaxmoe.tune.settings import StopSwitch
 
