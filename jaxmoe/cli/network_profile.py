@@ -18,7 +18,7 @@ from jaxmoe.experiment.profiling import by_simulator, disturbed, read_timings, w
 from jaxmoe.experiment.stage_timer import Report, StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.network.profile import STAGES, Measure, Profile, Profiled, Timings, fit_profile, profile_network
-from jaxmoe.report.profile import plot_fits
+from jaxmoe.report.scatter import plot_fits
 
 SHOWN_ROWS = 24
 SMALLEST, LARGEST, COUNT = 1e3, 64e6, 24  # B, and how many sizes
