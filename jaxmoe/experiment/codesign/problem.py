@@ -22,14 +22,13 @@ from jaxmoe.config.hardware_space import (
     SpaceFile,
     read_constraint,
 )
-from jaxmoe.config.keys import ScenarioFile, is_of_system, is_parameter, takes_whole_numbers
+from jaxmoe.config.keys import RangeConfig, ScenarioFile, is_of_system, is_parameter, takes_whole_numbers
 from jaxmoe.config.loader import label_of
-from jaxmoe.config.ranges import RangeConfig
 from jaxmoe.engine import Layer, LayerTime
 from jaxmoe.experiment.codesign.designs import design_group, system_outcome
 from jaxmoe.experiment.inputs import Inputs, inputs_of
+from jaxmoe.experiment.metrics import unstated
 from jaxmoe.experiment.parametric import ParametricRun, outcome_at, parametric_run, structural_keys
-from jaxmoe.experiment.stated_metrics import unstated
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.placement.named import compared_strategies
 from jaxmoe.registry import METRICS

@@ -234,7 +234,7 @@ def trace_blocks(summary: Mapping[str, Any]) -> dict[str, list[Block]]:
     return sections
 
 
-def _parts(name: str, of: Any) -> list[tuple[str, Mapping[str, Any]]]:
+def _parts(name: str, of: object) -> list[tuple[str, Mapping[str, Any]]]:
     """Mappings with a list `layers` of figures by `layer_id`, by what they are called."""
     if not isinstance(of, dict):
         return []
