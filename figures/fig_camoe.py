@@ -7,9 +7,10 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+from panels import GroupPanel, plot_bar_panels
 from tables import STUDIES, Rows, column, distinct, read_table, select
 
-from jaxmoe.report import GroupPanel, plot_bar_panels, style
+from jaxmoe.report import style
 
 HERE = Path(__file__).resolve().parent
 BLUE, RED, GREEN, GREY = style.PALETTE[0], style.PALETTE[1], style.PALETTE[2], style.GUIDE

@@ -6,6 +6,7 @@ python figures/fig_data_movement.py
 from pathlib import Path
 
 import numpy as np
+from activation import plot_recall
 from tables import STUDIES, Rows, read_table
 
 from jaxmoe.report import (
@@ -15,7 +16,6 @@ from jaxmoe.report import (
     plot_expert_load,
     plot_long_tail,
     plot_node_load,
-    plot_recall,
     plot_reuse,
     plot_stage_correlation,
     plot_top_experts,

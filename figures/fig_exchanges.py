@@ -7,10 +7,10 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+from panels import ScatterPanel, plot_scatter_panels
 from tables import STUDIES, Rows, column, distinct, read_table, select
 
 from jaxmoe.placement.exchange import Gather, Rings, exchange_of
-from jaxmoe.report import ScatterPanel, plot_scatter_panels
 
 HERE = Path(__file__).resolve().parent
 MICRO = 1e6

@@ -6,17 +6,11 @@ python figures/fig_hd_moe.py
 from pathlib import Path
 
 import numpy as np
+from activation import plot_activation
+from panels import GroupPanel, ScatterPanel, plot_bar_panels, plot_scatter_panels
 from tables import STUDIES, Rows, column, distinct, read_table, select
 
-from jaxmoe.report import (
-    GroupPanel,
-    MeshPanel,
-    ScatterPanel,
-    plot_activation,
-    plot_bar_panels,
-    plot_mesh_loads,
-    plot_scatter_panels,
-)
+from jaxmoe.report import MeshPanel, plot_mesh_loads
 
 HERE = Path(__file__).resolve().parent
 MODELS = {

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 from fig_hd_moe import HERE, MACHINES, MICRO, MODELS, OPTIMISERS, machine_title, on, table
+from panels import GroupPanel, plot_bar_panels, plot_dot_panels
 from tables import Rows, column, distinct, select
-
-from jaxmoe.report import GroupPanel, plot_bar_panels, plot_dot_panels
 
 SHORT = {"mixtral-8x7b": "Mixtral", "deepseek-v2-lite": "DeepSeek", "qwen2-57b-a14b": "Qwen2's\nshape"}
 

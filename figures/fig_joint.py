@@ -7,9 +7,8 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+from panels import GroupPanel, plot_bar_panels
 from tables import STUDIES, Rows, column, distinct, read_table, select
-
-from jaxmoe.report import GroupPanel, plot_bar_panels
 
 HERE = Path(__file__).resolve().parent
 TITLES = {

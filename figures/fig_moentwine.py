@@ -10,17 +10,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyArrowPatch, Rectangle
+from panels import GroupPanel, ScatterPanel, plot_bar_panels, plot_scatter_panels
 from tables import STUDIES, Rows, column, distinct, read_table, select
 
-from jaxmoe.report import (
-    GroupPanel,
-    MeshPanel,
-    ScatterPanel,
-    plot_bar_panels,
-    plot_mesh_loads,
-    plot_scatter_panels,
-    style,
-)
+from jaxmoe.report import MeshPanel, plot_mesh_loads, style
 from jaxmoe.report.style import Measure
 
 STUDY = STUDIES / "moentwine"

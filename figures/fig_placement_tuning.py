@@ -13,9 +13,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.patches import Patch
+from panels import GroupPanel, plot_bar_panels
 from tables import STUDIES, Rows, column, distinct, read_table, select
 
-from jaxmoe.report import GroupPanel, MeshPanel, plot_bar_panels, plot_mesh_loads, style
+from jaxmoe.report import MeshPanel, plot_mesh_loads, style
 
 HERE = Path(__file__).resolve().parent
 STUDY = STUDIES / "placement_tuning"

@@ -4,10 +4,10 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+from panels import GroupPanel, plot_bar_panels
 from tables import STUDIES, read_table
 
 from jaxmoe.report import style
-from jaxmoe.report.grouped import GroupPanel, plot_bar_panels
 
 HERE = Path(__file__).resolve().parent
 TABLES = STUDIES / "replicas"

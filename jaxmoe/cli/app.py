@@ -3,18 +3,27 @@
 import os
 import shlex
 import sys
+import textwrap
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from jaxmoe import registry
 from jaxmoe.cli import options
-from jaxmoe.cli.deferred import runs
 from jaxmoe.cli.group_commands import plan_app, trace_app
-from jaxmoe.cli.session import INTERRUPTED, command_line, end_at_second_interrupt, errors_told
+from jaxmoe.cli.session import INTERRUPTED, command_line, end_at_second_interrupt, errors_told, runs, session
+from jaxmoe.config import ConfigError, commented, new_scenario
+from jaxmoe.files import atomic_write
+from jaxmoe.methods.settings import METHODS
+from jaxmoe.registry import Registry
 from jaxmoe.sweep.study import read_study
+
+SCENARIO = "scenario.yaml"
+WIDTH = 120  # of the list of parts
 
 
 class _Verbs(TyperGroup):
@@ -64,7 +73,7 @@ def tune(
 
 
 @app.command()
-@runs("evaluate", scenario=True)
+@runs("tune", "evaluate", scenario=True)
 def evaluate(
     config: options.Config,
     out: options.Out,
@@ -202,7 +211,6 @@ def calibrate(
 
 
 @app.command()
-@runs("init")
 def init(
     machine: options.NewMachine,
     model: options.NewModel,
@@ -216,6 +224,16 @@ def init(
 
     Example: jaxmoe init --machine dojo_5x5 --model mixtral-8x7b --trace trace.npz --out runs/mine
     """
+    with session(out, verbose) as (folder, _):
+        path = out / SCENARIO
+        if path.exists():
+            raise ConfigError(f"--out: there is a scenario already, {path}. Give another folder, or remove it first.")
+        name = f"{Path(model).stem}_{Path(machine).stem}"
+        text = commented(new_scenario(name, machine, model, trace, system, batch_tokens))
+        with atomic_write(folder.target(SCENARIO)) as aside:
+            aside.write_text(f"# Written by {command_line.get()}\n\n{text}", encoding="utf-8")
+        verb = "evaluate" if system == "static" else "simulate"
+        typer.echo(f"{path} is ready; try: jaxmoe {verb} {path} --out {out / 'results'}")
 
 
 @app.command()
@@ -241,8 +259,10 @@ def list_parts(verbose: options.Verbose = False) -> None:
 
     Example: jaxmoe list
     """
-    with errors_told(verbose):
-        import_module("jaxmoe.cli.list_parts").run()
+    registries = [METHODS, *(each for each in vars(registry).values() if isinstance(each, Registry))]
+    with errors_told(verbose):  # two parts of one name
+        for each in sorted(registries, key=lambda one: one.kind):
+            typer.echo("\n".join(textwrap.wrap(f"{each.kind}: {each.shown()}", WIDTH, subsequent_indent="  ")))
 
 
 def _print_version(wanted: bool) -> bool:

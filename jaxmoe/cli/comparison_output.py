@@ -11,10 +11,10 @@ from rich.table import Table
 from jaxmoe.cli.session import OutputFolder, messages
 from jaxmoe.config import HardwareConfig, unstated_energy
 from jaxmoe.experiment.comparison import Comparison
+from jaxmoe.experiment.evaluation import LayerLimit, layer_limits, usual_limit
 from jaxmoe.experiment.inputs import Inputs
-from jaxmoe.experiment.limits import LayerLimit, layer_limits, usual_limit
 from jaxmoe.experiment.strategies import GATHERED, TUNED
-from jaxmoe.experiment.validation import Figures, Trial, agreement, trials_agreement
+from jaxmoe.experiment.validation import Figures, agreement
 from jaxmoe.hardware.networks import mesh_link_order
 from jaxmoe.placement.named import compared_strategies
 from jaxmoe.report import (
@@ -144,35 +144,6 @@ def comparison_warnings(comparison: Comparison, hardware: HardwareConfig) -> lis
     return notes
 
 
-def print_agreement(trials: list[Trial]) -> None:
-    """How model and simulator agree, by strategy and batch size, and how long it takes without barriers."""
-    few = "R2 goes by the spread of the simulated times: of few times, or of times that are alike, it says little"
-    table = Table(title="model against event simulation", caption=few)
-    table.add_column("strategy", no_wrap=True)
-    table.add_column("exchange")
-    for column in ("tokens", "communication\nR2", "mean abs\nerror, %", "total\nR2", "mean abs\nerror, %"):
-        table.add_column(column, justify="right")
-    table.add_column("simulated total\nwithout barriers", justify="right")
-    for trial in trials:
-        exchange = exchange_names(trial.strategy.placement.exchange)
-        table.add_row(escape(trial.strategy.name), exchange, str(trial.tokens), *_figures([trial]))
-    table.add_row("all", "", "", *_figures(trials))
-    print_table(table)
-
-
-def _figures(trials: list[Trial]) -> tuple[str, ...]:
-    """R2 and error of communication and of the total, and the part of the time without barriers."""
-    texts = [text for figures in trials_agreement(trials).values() for text in _agreement_cells(figures)]
-    free = sum(float(trial.replay.free_running.sum()) for trial in trials)
-    whole = sum(float(trial.simulated.total.sum()) for trial in trials)
-    return *texts, f"{100 * free / whole:.1f} %"
-
-
-def _agreement_cells(figures: Figures) -> tuple[str, str]:
-    r2, error = figures["r2"], figures["mean_abs_error_percent"]
-    return "-" if r2 is None else f"{r2:.6f}", "-" if error is None else f"{error:.3f}"
-
-
 def _means(comparison: Comparison, name: str) -> list[float]:
     score = comparison.scores[name]
     return [float(np.mean(part)) for part in (score.dispatch, score.compute, score.combine, score.total)] + [
@@ -206,6 +177,15 @@ def _gain(comparison: Comparison, name: str) -> str:
     return f"{ratio.mean():.2f} ({ratio.min():.2f})"
 
 
+def new_table(title: str, name: str, numbers: Iterable[str], caption: str | None = None) -> Table:
+    """A table whose first column has names, never broken, and whose other columns have numbers."""
+    table = Table(title=escape(title), caption=caption)
+    table.add_column(name, no_wrap=True)
+    for heading in numbers:
+        table.add_column(heading, justify="right")
+    return table
+
+
 def print_table(table: Table) -> None:
     """Show a table, as wide as it needs where no terminal limits it."""
     console = Console(highlight=False)
@@ -219,7 +199,7 @@ def print_table(table: Table) -> None:
 
 
 def draw_comparison(folder: OutputFolder, inputs: Inputs, comparison: Comparison) -> None:
-    """Figures of `evaluate`, which `tune` draws as well."""
+    """Figures of `evaluate`, which `tune` draws as well, and the loads that are in them."""
     scenario = inputs.scenario.name
     latency = {name: score.mean for name, score in comparison.scores.items()}
     plot_layer_latency(folder.target("latency_by_layer.png"), inputs.layer_ids, latency, f"{scenario}: time of a layer")
@@ -231,9 +211,10 @@ def draw_comparison(folder: OutputFolder, inputs: Inputs, comparison: Comparison
     simulated = {name: replay.time.communication for name, replay in comparison.replays.items()}
     model = {name: comparison.replayed[name].communication for name in simulated}
     draw_scatter(folder, f"{scenario}: dispatch and combine", model, simulated)
+    _write_loads(folder, inputs, comparison)
 
 
-def write_comparison_loads(folder: OutputFolder, inputs: Inputs, comparison: Comparison) -> None:
+def _write_loads(folder: OutputFolder, inputs: Inputs, comparison: Comparison) -> None:
     """`loads.npz`: busy seconds of every node and link by strategy and layer, under the strategy's own exchange."""
     topology, scores = inputs.model.machine.topology, comparison.scores
     loads = MachineLoads(

@@ -3,7 +3,7 @@
 import typer
 
 from jaxmoe.cli import group_options, options
-from jaxmoe.cli.deferred import runs
+from jaxmoe.cli.session import runs
 
 trace_app = typer.Typer(no_args_is_help=True, help="What traces and load counts tell, and how they compare.")
 plan_app = typer.Typer(no_args_is_help=True, help="Placement files of serving engines: make, convert, compare, check.")

@@ -15,11 +15,11 @@ from jaxmoe.config import build_topology, load_hardware, resolved
 from jaxmoe.des import fabric_of
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.profile_fit import Measure, Profiled, Timings, fit_profile, profile_network
-from jaxmoe.experiment.profiling import by_simulator, disturbed, read_timings, write_profile, write_timings
 from jaxmoe.experiment.stage_timer import Report, StageTimer
 from jaxmoe.experiment.summary import surroundings
+from jaxmoe.experiment.traffic import by_simulator, disturbed, read_timings, write_profile, write_timings
 from jaxmoe.network.pairwise import STAGES, Profile
-from jaxmoe.report.profile import plot_fits
+from jaxmoe.report.scatter import plot_fits
 
 SHOWN_ROWS = 24
 SMALLEST, LARGEST, COUNT = 1e3, 64e6, 24  # B, and how many sizes

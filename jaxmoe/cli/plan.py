@@ -7,7 +7,7 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from jaxmoe.cli.comparison_output import print_table, print_warnings
+from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
 from jaxmoe.cli.plan_advise import Asked, check_format, place_for_time
 from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.config import build_machine, build_model, build_topology, load_hardware, load_model
@@ -23,8 +23,9 @@ from jaxmoe.experiment.slot_plans import (
 )
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
+from jaxmoe.hardware import AbstractTopology
 from jaxmoe.placement.slot_files import ReadPlan, read_slot_plan, suffix_of_engine, write_slot_plan
-from jaxmoe.report.slots import plot_slots
+from jaxmoe.report.mesh_loads import plot_slots
 from jaxmoe.report.style import byte_unit, time_unit
 
 
@@ -76,10 +77,11 @@ def place(
 
 def _print_placed(ratios: dict[str, Any], title: str) -> None:
     """Busiest rank over the mean, as means over layers and windows."""
-    table = Table(title=escape(f"{title}: busiest rank over the mean"))
-    table.add_column("evaluated on", no_wrap=True)
-    for name in ratios["same_loads"]:
-        table.add_column(name.replace("_", " "), justify="right")
+    table = new_table(
+        f"{title}: busiest rank over the mean",
+        "evaluated on",
+        (name.replace("_", " ") for name in ratios["same_loads"]),
+    )
     labels = {"same_loads": "the windows it was made for", "later_loads": "the second half, made for the first"}
     for key, label in labels.items():
         if ratios[key] is not None:
@@ -198,9 +200,9 @@ def _expert_bytes(model: str | None, weight_bytes: float) -> float:
     return build_model(load_model(model, "--model")).expert_parameters * weight_bytes
 
 
-def _busiest(carried: np.ndarray | None, topology: Any) -> list[int] | None:
+def _busiest(carried: np.ndarray | None, topology: AbstractTopology | None) -> list[int] | None:
     """The vertices at both ends of the link that carries most."""
-    if carried is None or not carried.any():
+    if carried is None or topology is None or not carried.any():
         return None
     return [int(end) for end in np.asarray(topology.link_ends)[int(carried.argmax())]]
 
@@ -220,9 +222,7 @@ def _draw(folder: OutputFolder, read: ReadPlan, counts: np.ndarray | None, name:
 
 
 def _print(plan: dict[str, Any], title: str) -> None:
-    table = Table(title=escape(title))
-    table.add_column("what was read", no_wrap=True)
-    table.add_column("", justify="right")
+    table = new_table(title, "what was read", ("",))
     for name, value in plan.items():
         if isinstance(value, dict):
             for figure in balance(np.ones((1, 1))):
@@ -234,9 +234,7 @@ def _print(plan: dict[str, Any], title: str) -> None:
 
 def _print_moves(report: dict[str, Any], title: str) -> None:
     factor, unit = byte_unit(max(report["bytes"], 1.0))
-    table = Table(title=escape(title))
-    table.add_column("what has to move", no_wrap=True)
-    table.add_column("", justify="right")
+    table = new_table(title, "what has to move", ("",))
     table.add_row("copies of experts", f"{report['copies']:.0f}")
     table.add_row("layers with any", str(sum(count > 0 for count in report["copies_by_layer"].values())))
     table.add_row(f"weights [{unit}]", f"{report['bytes'] * factor:.4g}")

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from jaxmoe.cli.comparison_output import print_table, print_warnings
+from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.config import build_layer_model, build_model
 from jaxmoe.engine.copies import replica_model
@@ -59,7 +58,7 @@ def place_for_time(folder: OutputFolder, asked: Asked, weight_bytes: float) -> N
             if layer.machine.num_nodes != asked.ranks:
                 raise OptionError(f"--ranks is {asked.ranks}, but --machine has {layer.machine.num_nodes} nodes")
             ids = _layer_ids(ids, windows, moe, asked.loads)
-            before = None if asked.before is None else _before(asked, ids)
+            before = None if asked.before is None else _before(asked, asked.before, ids)
         with clock.stage("place"):
             problem = ReplicaProblem(
                 replica_model(layer, asked.choice),
@@ -97,11 +96,10 @@ def check_format(to: str) -> None:
         raise OptionError(f"--to is {to!r}, expected one of {', '.join(formats())}")
 
 
-def _before(asked: Asked, ids: tuple[int, ...]) -> np.ndarray:
-    assert asked.before is not None
-    plan = read_slot_plan(asked.before, hints_of(asked.model), asked.ranks).plan
+def _before(asked: Asked, path: Path, ids: tuple[int, ...]) -> np.ndarray:
+    plan = read_slot_plan(path, hints_of(asked.model), asked.ranks).plan
     if plan.layer_ids != ids:
-        raise OptionError(f"--before {asked.before} is of the layers {list(plan.layer_ids)}, the loads {list(ids)}")
+        raise OptionError(f"--before {path} is of the layers {list(plan.layer_ids)}, the loads {list(ids)}")
     return plan.slots
 
 
@@ -120,10 +118,11 @@ def _print_seconds(seconds: dict[str, Any], title: str) -> None:
     """Mean time of a layer, by candidate."""
     known = [value for row in seconds.values() if row for value in row.values()]
     factor, unit = time_unit(max(known))
-    table = Table(title=escape(f"{title}: mean time of a layer [{unit}]"))
-    table.add_column("slots", no_wrap=True)
-    table.add_column("loads they were made for", justify="right")
-    table.add_column("second half, made for the first", justify="right")
+    table = new_table(
+        f"{title}: mean time of a layer [{unit}]",
+        "slots",
+        ("loads they were made for", "second half, made for the first"),
+    )
     for name, value in seconds["same_loads"].items():
         later = (seconds["later_loads"] or {}).get(name)
         table.add_row(name, f"{value * factor:.4g}", "-" if later is None else f"{later * factor:.4g}")
@@ -177,10 +176,11 @@ def advise(
 def _print_actions(advice: Advice, title: str) -> None:
     base = advice.outcomes[0]
     factor, unit = time_unit(max(float(each.seconds.mean()) for each in advice.outcomes))
-    table = Table(title=escape(f"{title}: made for the first half of the trace, evaluated on the second"))
-    table.add_column("action", no_wrap=True)
-    for name in (escape(f"step [{unit}]"), "tokens", "gain %", "max/mean", "mean/max", "(max-mean)/mean", "GB a rank"):
-        table.add_column(name, justify="right")
+    table = new_table(
+        f"{title}: made for the first half of the trace, evaluated on the second",
+        "action",
+        (escape(f"step [{unit}]"), "tokens", "gain %", "max/mean", "mean/max", "(max-mean)/mean", "GB a rank"),
+    )
     for each in advice.outcomes:
         gain = float((1 - each.per_token / base.per_token).mean())
         table.add_row(
@@ -196,9 +196,7 @@ def _print_actions(advice: Advice, title: str) -> None:
 
 def _print_alternatives(others: dict[str, float]) -> None:
     factor, unit = time_unit(max(others.values()))
-    table = Table(title=escape(f"beside placement: time of a token in the first layer's experts [{unit}]"))
-    table.add_column("what", no_wrap=True)
-    table.add_column("", justify="right")
+    table = new_table(f"beside placement: time of a token in the first layer's experts [{unit}]", "what", ("",))
     for name, value in others.items():
         table.add_row(name, f"{value * factor:.4g}")
     print_table(table)

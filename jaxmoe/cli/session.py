@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from jaxmoe.config import load_scenario
+from jaxmoe.config.hardware_space import read_space
 from jaxmoe.errors import InputError
 from jaxmoe.files import atomic_write
 
@@ -185,6 +189,43 @@ def session(out: Path, verbose: bool) -> Iterator[tuple[OutputFolder, Interrupts
         kept += f"; {folder.to_go_on}" if folder.written and folder.to_go_on else ""
         messages().print(f"[bold red]interrupted;[/] {escape(kept)}")
         raise typer.Exit(INTERRUPTED) from None
+
+
+# Commands: a signature on the command line, whose body is in a module of its own that is loaded when it runs.
+
+
+def runs(
+    module: str,
+    function: str = "run",
+    scenario: bool = False,
+    check: Callable[[Path], object] | None = None,
+) -> Callable[[Callable], Callable]:
+    """Give a signature the body `function(folder, interrupts, ...)` of a module of this package.
+
+    A wrong key in a `scenario`, or in a file that `check` reads, is reported before JAX is loaded. A pipe is not
+    checked early, as it can be read only once.
+    """
+
+    def with_body(signature: Callable) -> Callable:
+        @wraps(signature)
+        def command(out: Path, verbose: bool, **given: Any) -> None:
+            with session(out, verbose) as (folder, interrupts):
+                if check is not None and not _is_pipe(given["config"]):
+                    check(given["config"])
+                if scenario and not _is_pipe(given["config"]):
+                    load_scenario(given["config"], given["overrides"] or ())
+                if given.get("hardware") is not None:
+                    read_space(given["hardware"])
+                body = getattr(import_module(f"jaxmoe.cli.{module}"), function)
+                body(folder, interrupts, **given)
+
+        return command
+
+    return with_body
+
+
+def _is_pipe(path: Path) -> bool:
+    return path.exists() and not path.is_file()
 
 
 # Progress bars on a terminal, silence elsewhere.

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from jaxmoe.cli.comparison_output import print_table, print_warnings
+from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder, messages
 from jaxmoe.cli.sweep_answers import draw_map, map_axes, print_limits, tell_effects
 from jaxmoe.experiment.metrics import Row, column_of
@@ -21,11 +21,10 @@ from jaxmoe.sweep.analysis import METHOD, Elasticities, Winner, check_metrics, c
 from jaxmoe.sweep.analysis import elasticities as worth
 from jaxmoe.sweep.analysis import pareto as front
 from jaxmoe.sweep.explanation import Explanation, explained, find_point
-from jaxmoe.sweep.folder_lock import locked, writing
 from jaxmoe.sweep.points import Space, SweepError
 from jaxmoe.sweep.results import ELASTICITIES, MANIFEST, POINTS, STUDY, Results
 from jaxmoe.sweep.run import Progress as Report
-from jaxmoe.sweep.run import Sweep, run_sweep
+from jaxmoe.sweep.run import Sweep, locked, run_sweep, writing
 from jaxmoe.sweep.study import Study, read_study
 from jaxmoe.units import GIGA
 
@@ -149,7 +148,7 @@ def _told(study: Study, sweep: Sweep, name: str) -> str:
     return escape("\n".join(f"{key} {_short(best.get(key))}" for key in shown if best.get(key) is not None))
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
@@ -196,10 +195,11 @@ def _wins(won: list[Winner]) -> dict[str, dict[str, Any]]:
 
 
 def _print_wins(study: Study, wins: dict[str, dict[str, Any]], cases: int) -> None:
-    table = Table(title=escape(f"best strategy by {study.config.metrics[0]}, {cases} cases"))
-    table.add_column("strategy", no_wrap=True)
-    for column in ("wins", "next strategy behind by\n(median), %"):
-        table.add_column(column, justify="right")
+    table = new_table(
+        f"best strategy by {study.config.metrics[0]}, {cases} cases",
+        "strategy",
+        ("wins", "next strategy behind by\n(median), %"),
+    )
     for name, told in sorted(wins.items(), key=lambda item: -item[1]["cases"]):
         behind = "-" if told["median_behind"] is None else f"{100 * told['median_behind']:.1f}"
         table.add_row(name, str(told["cases"]), behind)
@@ -265,10 +265,7 @@ def _print_explanation(told: Explanation) -> None:
     """The busiest resources of every kind, then stages, total and bound."""
     factor, unit = time_unit(told.total)
     title = f"{told.point.hash}: {told.point.values['strategy']} under {told.exchange} [{unit}]"
-    table = Table(title=escape(title))
-    table.add_column("busy", no_wrap=True)
-    for column in (*told.stages, "all stages"):
-        table.add_column(column, justify="right")
+    table = new_table(title, "busy", (*told.stages, "all stages"))
     kinds = dict.fromkeys(resource.kind for resource in told.resources)
     for kind in kinds:
         of_kind = [resource for resource in told.resources if resource.kind == kind]

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 from rich.markup import escape
-from rich.table import Table
 
-from jaxmoe.cli.comparison_output import print_table, print_warnings
+from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
+from jaxmoe.config.keys import is_number
 from jaxmoe.report import plot_wins
 from jaxmoe.sweep.analysis import Winner
 from jaxmoe.sweep.effects import Effects, effects
@@ -22,10 +22,7 @@ WORTH_A_ROW = 0.01  # of the variance, for two axes together
 def print_limits(limits: dict[str, dict[str, int]]) -> None:
     """At how many points of each strategy a node, a link or a port is busy longest."""
     kinds = sorted({kind for counts in limits.values() for kind in counts})
-    table = Table(title="points by what is busy longest")
-    table.add_column("strategy", no_wrap=True)
-    for kind in kinds:
-        table.add_column(kind, justify="right")
+    table = new_table("points by what is busy longest", "strategy", kinds)
     for name, counts in limits.items():
         table.add_row(escape(name), *(str(counts.get(kind, 0)) for kind in kinds))
     print_table(table)
@@ -61,10 +58,11 @@ def _for_programs(told: Effects) -> dict[str, Any]:
 
 
 def _print_effects(found: Sequence[Effects]) -> None:
-    table = Table(title="% of a metric's variance (of its logarithm, where above 0) that axes explain")
-    table.add_column("axes", no_wrap=True)
-    for told in found:
-        table.add_column(told.metric, justify="right")
+    table = new_table(
+        "% of a metric's variance (of its logarithm, where above 0) that axes explain",
+        "axes",
+        (told.metric for told in found),
+    )
     axes = list(dict.fromkeys(axis for told in found for axis in told.axes))
     for axis in axes:
         table.add_row(escape(axis), *(_percent(_main(told, axis)) for told in found))
@@ -107,8 +105,8 @@ def map_axes(study: Study, text: str) -> tuple[str, str]:
     return chosen[0], chosen[1]
 
 
-def _is_numeric(axis: Any) -> bool:
-    return isinstance(axis, dict) or all(isinstance(v, int | float) and not isinstance(v, bool) for v in axis)
+def _is_numeric(axis: dict | list) -> bool:
+    return isinstance(axis, dict) or all(map(is_number, axis))
 
 
 def draw_map(study: Study, axes: tuple[str, str], won: Sequence[Winner], path: Path) -> None:

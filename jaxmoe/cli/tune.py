@@ -1,5 +1,6 @@
-"""`jaxmoe tune`: find a placement, then compare it with the usual ones."""
+"""`jaxmoe tune` and `jaxmoe evaluate`: find a placement, and compare it or given ones with the usual ones."""
 
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from jaxmoe.cli.comparison_output import (
     print_comparison,
     print_topics,
     print_warnings,
-    write_comparison_loads,
 )
 from jaxmoe.cli.session import INTERRUPTED, Interrupts, OutputFolder, progress_bars
 from jaxmoe.experiment.comparison import (
+    Comparison,
     check_optimiser,
     compare,
     placement_problem,
@@ -77,7 +78,6 @@ def run(
             topics = topic_means(inputs, comparison) if inputs.topics else {}
         with clock.stage("draw"):
             draw_comparison(folder, inputs, comparison)
-            write_comparison_loads(folder, inputs, comparison)
             draw_tuning(folder, inputs, comparison, result)
         summary = provenance("tune", inputs) | comparison_report(inputs, comparison)
         summary |= {
@@ -85,13 +85,39 @@ def run(
             "wall_s": clock.report(),
         }
         folder.write_json("summary.json", summary)
-        title, scenario = f"{inputs.scenario.name}: mean over {len(inputs.layer_ids)} layers", inputs.scenario
-        print_comparison(inputs, comparison, title)
-        if topics:
-            print_topics(topics)
-        print_warnings(comparison_warnings(comparison, scenario.hardware))
+        _print(inputs, comparison, topics)
         if result.stopped == "interrupted":
             raise typer.Exit(INTERRUPTED)
+
+
+def evaluate(
+    folder: OutputFolder,
+    interrupts: Interrupts,
+    config: Path,
+    trace: Path | None,
+    plan: list[str] | None,
+    overrides: list[str] | None,
+    layers: str | None,
+) -> None:
+    """Time the usual placements, and given plans, on batches drawn from the trace."""
+    with StageTimer() as clock:
+        with clock.stage("load"):
+            inputs = read_inputs(config, overrides, trace, layers)
+            strategies = [*standard_strategies(inputs), *given_plans(plan, inputs)]
+        with progress_bars(interrupts.check) as report:
+            comparison = compare(inputs, strategies, clock, report)
+        with clock.stage("draw"):
+            draw_comparison(folder, inputs, comparison)
+        summary = provenance("evaluate", inputs) | comparison_report(inputs, comparison)
+        folder.write_json("summary.json", summary | {"wall_s": clock.report()})
+        _print(inputs, comparison, {})
+
+
+def _print(inputs: Inputs, comparison: Comparison, topics: Mapping[str, Mapping[str, float]]) -> None:
+    print_comparison(inputs, comparison, f"{inputs.scenario.name}: mean over {len(inputs.layer_ids)} layers")
+    if topics:
+        print_topics(topics)
+    print_warnings(comparison_warnings(comparison, inputs.scenario.hardware))
 
 
 def _write_plans(

@@ -11,7 +11,7 @@ import yaml
 from rich.markup import escape
 from rich.table import Table
 
-from jaxmoe.cli.comparison_output import print_table, print_warnings
+from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.config import Scenario, resolved
 from jaxmoe.config.hardware_space import SYSTEM, read_space
@@ -221,10 +221,7 @@ def _print(result: HardwareResult, tried: list[TriedChoice], command: str) -> No
 def _print_numbers(result: HardwareResult) -> None:
     problem, (factor, unit) = result.problem, _shown(result)
     told = f"{problem.space.objective} {result.best.metric * factor:.5g} {unit}".strip()
-    table = Table(title=escape(f"{_name(result)}: {told} with {result.best.strategy.name}"))
-    table.add_column("number", no_wrap=True)
-    for column in ("best", "from", "to"):
-        table.add_column(column, justify="right")
+    table = new_table(f"{_name(result)}: {told} with {result.best.strategy.name}", "number", ("best", "from", "to"))
     for key, bounds in problem.space.variables.items():
         table.add_row(escape(key), *(f"{value:.5g}" for value in (result.best.numbers[key], bounds.start, bounds.stop)))
     for key in problem.derived:
@@ -269,10 +266,11 @@ def _print_constraints(result: HardwareResult) -> None:
 def _print_candidates(result: HardwareResult) -> None:
     """Every design: the best that it does on a machine of its own, and what it does on the best of all."""
     factor, unit = _shown(result)
-    table = Table(title=f"designs, {result.problem.space.objective} {unit}".strip())
-    table.add_column("design", no_wrap=True)
-    for column in ("on its own best machine", "on this machine", "slope left, per range"):
-        table.add_column(column, justify="right")
+    table = new_table(
+        f"designs, {result.problem.space.objective} {unit}".strip(),
+        "design",
+        ("on its own best machine", "on this machine", "slope left, per range"),
+    )
     for each in sorted(result.candidates, key=lambda each: each.own):
         table.add_row(each.name, f"{each.own * factor:.5g}", f"{each.here * factor:.5g}", f"{each.residual:.1g}")
     print_table(table)

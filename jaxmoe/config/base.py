@@ -51,7 +51,7 @@ Amount = Annotated[float, Field(ge=0, le=1e12)]  # of energy, power, area or mon
 def pair_of(what: str, example: str) -> BeforeValidator:
     """Take a pair as a whole: pydantic would report a short list as a missing second entry."""
 
-    def as_pair(value: Any) -> Any:
+    def as_pair(value: object) -> tuple[object, ...]:
         if not isinstance(value, list | tuple) or len(value) != 2:
             raise RuleError((), value, f"two {what} in brackets", f"Write them as {example}")
         return tuple(value)

@@ -75,7 +75,7 @@ def build_machine(hardware: HardwareConfig, tokens: int = 1, columns: int = 1) -
         topology,
         Die(flops, _gemm(die, tokens, columns)),
         _memory(hardware, die),
-        energy=build_energy(hardware, topology),
+        energy=build_energy(hardware, die, topology),
         area=whole_machine(hardware, topology, "area_mm2"),
         price=whole_machine(hardware, topology, "price"),
     )

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxmoe.config.dies import DieConfig
 from jaxmoe.config.graph import GraphConfig
 from jaxmoe.config.networks import ClustersConfig, HardwareConfig, MeshConfig, WafersConfig
 from jaxmoe.hardware import AbstractTopology, Energy
@@ -21,10 +22,8 @@ MEMORY = "memory"  # the name of the level that the die tells of
 LINK_OR_LEVEL = "energy_pJ_per_B"
 
 
-def build_energy(hardware: HardwareConfig, topology: AbstractTopology) -> Energy | None:
+def build_energy(hardware: HardwareConfig, die: DieConfig, topology: AbstractTopology) -> Energy | None:
     """Energies in J/FLOP, J/B and W; `None` where nothing is stated."""
-    die = hardware.die
-    assert die is not None
     memory = {level.name: level.energy_pJ_per_B for level in hardware.memory} or {MEMORY: die.memory_energy_pJ_per_B}
     energy = Energy(
         compute=_number(die.energy_pJ_per_FLOP, PICO),

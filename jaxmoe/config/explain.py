@@ -114,7 +114,7 @@ EXPECTED = {
 }
 
 
-def explain(error: ValidationError, root: Any, draft: Draft) -> ConfigError:
+def explain(error: ValidationError, root: object, draft: Draft) -> ConfigError:
     """The error for the user, one line for each thing that is wrong. `root` is a section or a union of them."""
     # Unknown keys first: a misspelt key is also a missing one, and then only its line is of use.
     problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
@@ -134,7 +134,7 @@ def explain(error: ValidationError, root: Any, draft: Draft) -> ConfigError:
     return ConfigError("\n".join(lines[:MOST_LINES] + rest))
 
 
-def _unknown_key(keys: Keys, value: object, root: Any, draft: Draft) -> tuple[str, str]:
+def _unknown_key(keys: Keys, value: object, root: object, draft: Draft) -> tuple[str, str]:
     """The line, and the key that was probably meant (or nothing)."""
     section, _ = _look_up(root, keys[:-1], draft.data)
     known = [_spelling(name, field) for name, field in section.model_fields.items()] if section else []
@@ -146,7 +146,7 @@ def _unknown_key(keys: Keys, value: object, root: Any, draft: Draft) -> tuple[st
     return line + ", ".join(known) + ".", close[0] if close else ""
 
 
-def _wrong_value(keys: Keys, problem: ErrorDetails, root: Any, draft: Draft) -> str:
+def _wrong_value(keys: Keys, problem: ErrorDetails, root: object, draft: Draft) -> str:
     context: dict[str, Any] = problem.get("ctx", {})
     rule = context.get("error")
     if isinstance(rule, RuleError):
@@ -179,7 +179,7 @@ def _show(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _key_path(location: tuple[str | int, ...], root: Any, data: object) -> Keys:
+def _key_path(location: tuple[str | int, ...], root: object, data: object) -> Keys:
     """Pydantic's location without the tags it adds where a kind or name chose the section."""
     keys: Keys = ()
     tag_follows = _is_union(root)
@@ -209,7 +209,7 @@ def _spelling(name: str, field: FieldInfo) -> str:
     return field.alias or name
 
 
-def _look_up(root: Any, keys: Keys, data: object) -> tuple[type[Section] | None, FieldInfo | None]:
+def _look_up(root: object, keys: Keys, data: object) -> tuple[type[Section] | None, FieldInfo | None]:
     """The section class at a key path, `None` if it is no mapping; and the field of the path's last name, if any."""
     section = _pick(root, data)
     field: FieldInfo | None = None
@@ -222,7 +222,7 @@ def _look_up(root: Any, keys: Keys, data: object) -> tuple[type[Section] | None,
     return section, field
 
 
-def _pick(annotation: Any, data: object) -> type[Section] | None:
+def _pick(annotation: object, data: object) -> type[Section] | None:
     """The class of these mappings; where there are several, the one of the kind or name that the data state."""
     classes = list(_classes(annotation))
     if len(classes) > 1:
@@ -232,11 +232,11 @@ def _pick(annotation: Any, data: object) -> type[Section] | None:
     return section.chosen(data) if section and issubclass(section, OpenSection) and section.is_open() else section
 
 
-def _is_union(annotation: Any) -> bool:
+def _is_union(annotation: object) -> bool:
     return len(list(_classes(annotation))) > 1
 
 
-def _classes(annotation: Any) -> Iterator[type[Section]]:
+def _classes(annotation: object) -> Iterator[type[Section]]:
     if isinstance(annotation, type) and issubclass(annotation, Section):
         yield annotation
     for part in get_args(annotation):

@@ -132,13 +132,13 @@ def _applied(op: ast.operator, left: Any, right: Any) -> Any:
     return BINARY[type(op)](left, right)
 
 
-def _check_numbers(*values: Any) -> None:
+def _check_numbers(*values: object) -> None:
     for value in values:
         if value is None or isinstance(value, str | list | tuple | dict):
             raise TypeError(f"{_short(value)} is no number")
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 

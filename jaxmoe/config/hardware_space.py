@@ -25,8 +25,8 @@ from pydantic import Field, model_validator
 
 from jaxmoe.config.base import Fraction, RuleError, Section
 from jaxmoe.config.expressions import Expression, ExpressionError, check_expression, in_order
+from jaxmoe.config.keys import Count, RangeConfig, Seed, Texts
 from jaxmoe.config.loader import load_section
-from jaxmoe.config.ranges import Count, RangeConfig, Seed, Texts
 from jaxmoe.registry import METRICS
 
 # Placements: all usual strategies; one that descends together with the machine; what the scenario's system does.

@@ -1,4 +1,4 @@
-"""Dotted keys of a scenario: which a study may vary, and a scenario file with other values at some of them."""
+"""Keys of a scenario and ranges of numbers that a study may vary, and a scenario file with other values at some."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -6,12 +6,21 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, TypeGuard, get_args
 
-from jaxmoe.config.base import ConfigError, Section
+import numpy as np
+from jaxtyping import Float
+from pydantic import Field, model_validator
+
+from jaxmoe.config.base import ConfigError, RuleError, Section
 from jaxmoe.config.explain import ConfigSource
 from jaxmoe.config.loader import load_scenario_with, resolved
 from jaxmoe.config.schema import Scenario
+
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+# Strict mode would refuse the list that YAML gives; the entries stay strict.
+Texts = Annotated[tuple[str, ...], Field(strict=False)]
 
 PLAN, SYSTEM = "plan", "system"  # keys short for system.plan, and for system with its name alone
 METHOD = ("strategy", "exchange")  # keys of studies that no scenario has: they say what is timed on the machine
@@ -22,7 +31,7 @@ def is_of_system(key: str) -> bool:
     return key == PLAN or key.split(".")[0] == SYSTEM
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -45,7 +54,7 @@ def takes_whole_numbers(section: Section, key: str) -> bool:
     return int in kinds and float not in kinds
 
 
-def spelled_out(key: str, value: Any) -> tuple[str, Any]:
+def spelled_out(key: str, value: object) -> tuple[str, object]:
     """A key and value as a scenario has them: `plan` is that of the system, a system's name a mapping with it."""
     if key == PLAN:
         return f"{SYSTEM}.{PLAN}", value
@@ -91,3 +100,36 @@ class ScenarioFile:
     @cached_property
     def _own_system(self) -> str:
         return load_scenario_with(self.path, {}, self.source).system.name
+
+
+class RangeConfig(Section):
+    """Numbers from one end to the other."""
+
+    start: float = Field(alias="from", description="the first number", examples=[10])
+    stop: float = Field(alias="to", description="the last number", examples=[100])
+    points: Count | None = Field(default=None, description="how many numbers a grid has", examples=[5])
+    scale: Literal["linear", "log"] = Field(
+        default="linear", description="whether equal steps are differences or ratios", examples=["log"]
+    )
+
+    @model_validator(mode="after")
+    def _has_a_logarithm(self) -> "RangeConfig":
+        if self.scale == "log" and min(self.start, self.stop) <= 0:
+            raise RuleError(("scale",), self.scale, "linear where an end is not above 0", "Raise the end")
+        return self
+
+    def at(self, part: Float[np.ndarray, " point"]) -> Float[np.ndarray, " point"]:
+        """The numbers at these fractions of the range, 0 to 1, on a linear or logarithmic scale."""
+        if self.scale == "log":
+            values = self.start * (self.stop / self.start) ** part
+        else:
+            values = self.start + (self.stop - self.start) * part
+        ends = np.where(part == 0, self.start, np.where(part == 1, self.stop, values))  # as written, not rounded
+        return ends.astype(float)
+
+    def parts(self, numbers: Float[np.ndarray, " point"]) -> Float[np.ndarray, " point"]:
+        """The fractions of the range at which numbers lie, 0 to 1; all 0 where both ends are equal."""
+        ends = np.array([self.start, self.stop])
+        if self.scale == "log":
+            ends, numbers = np.log(ends), np.log(numbers)
+        return (numbers - ends[0]) / ((ends[1] - ends[0]) or 1.0)

@@ -92,7 +92,7 @@ def load_model(name: str, option: str) -> ModelConfig:
     return model
 
 
-def load_named(schema: Any, key: str, name: str, option: str) -> Any:
+def load_named(schema: object, key: str, name: str, option: str) -> Any:
     """The section that an option names: `schema` from a file, or from NAME in the folder of `key`, as in `load_model`.
 
     Raises `ConfigError`, whose message names the option.

@@ -1,6 +1,6 @@
 """A scenario as a user describes it: a model, its workload, the machine, and how they are costed and evaluated."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -126,7 +126,7 @@ class CostsConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _names_the_exchange(cls, value: Any) -> Any:
+    def _names_the_exchange(cls, value: object) -> object:
         if isinstance(value, dict) and "gather" in value:
             rule = value["gather"]
             raise RuleError(("gather",), rule, "the key exchange in place of gather", f"Write exchange: {rule}")

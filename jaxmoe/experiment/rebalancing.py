@@ -63,10 +63,6 @@ class Rebalanced:
     experts: Float[np.ndarray, " window"]
     slots: Int[np.ndarray, "window layer slot"]  # in every window
 
-    def per_step(self, steps: int) -> float:
-        """Mean seconds of a step including its share of the movements, for windows of so many steps."""
-        return float(self.seconds.mean() + self.moving.mean() / steps)
-
 
 def rebalanced(
     problem: ReplicaProblem, windows: Windows, known: Past, start: Slots, policy: Policy, steps: int, seed: int = 0

@@ -1,10 +1,10 @@
-"""Scatter plots: model against simulation, one or several panels."""
+"""Points on logarithmic axes: model against simulation, and measured messages with the lines fitted to them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float
 from matplotlib.axes import Axes
 
 from jaxmoe.report import style
@@ -81,102 +81,28 @@ def _annotate(axes: Axes, text: str) -> None:
     )
 
 
-# Two measures of the same cases against each other, in panels with lines through the origin.
-#
-# After Fig. 5 of "hd_moe".
+# Measured times of messages and the lines fitted to them: Fig. 6 of "camoe".
 
-SIDE = 3.9  # inches of a panel
-LINE = 0.2  # inches of an entry of its legend
+Fit = tuple[Float[np.ndarray, " message"], Float[np.ndarray, " message"], float, float]
+"""Bytes and seconds of messages, alpha in s and beta in s/B."""
 
 
-@dataclass(frozen=True)
-class ScatterPanel:
-    """Points (x [point], y [point]) by group, and lines y = slope x by the group that lends its colour, or "equal".
-
-    Groups in the legend are called by their `labels`, where they have one. `logarithmic` axes leave out what is not
-    above 0; NaN is not drawn.
-    """
-
-    title: str
-    points: Mapping[str, tuple[np.ndarray, np.ndarray]]
-    xlabel: str
-    ylabel: str
-    slopes: Mapping[str, float] = field(default_factory=lambda: {"equal": 1.0})
-    labels: Mapping[str, str] = field(default_factory=dict)
-    logarithmic: bool = False
-
-
-def plot_scatter_panels(path: Path, panels: Sequence[ScatterPanel], title: str, columns: int = 3) -> None:
-    """Draw the panels, with the same limits on both axes of each. Panels with labels have legends of their own."""
-    style.check_not_empty("panels", panels)
-    for panel in panels:
-        _check(panel)
-    columns = min(columns, len(panels))
-    rows = -(-len(panels) // columns)
-    entries = max(len(panel.points) + len(panel.slopes) if panel.labels else 0 for panel in panels)
-    figure = style.new_figure(max(SIDE * columns, 6.4), (SIDE + LINE * entries) * rows + 0.9, title)
-    grid = list(figure.subplots(rows, columns, squeeze=False).ravel())
-    colours = style.strategy_colours(group for panel in panels for group in panel.points)
-    markers = style.strategy_markers(colours)
-    for axes, panel in zip(grid, panels, strict=False):
-        _draw(axes, panel, colours, markers)
-    for axes in grid[len(panels) :]:
-        axes.set_visible(False)
-    common = [axes for axes, panel in zip(grid, panels, strict=False) if not panel.labels]
-    if common:
-        style.legend_below(figure, common)
+def plot_fits(path: Path, fits: Mapping[str, Fit], title: str) -> None:
+    """A panel for every pair: measured messages, and alpha + beta x bytes, on logarithmic axes."""
+    style.check_not_empty("fits", fits)
+    rows, columns = -(-len(fits) // 2), min(len(fits), 2)
+    figure = style.new_figure(5.0 * columns, 3.4 * rows, title)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for panel in axes.flat[len(fits) :]:
+        panel.set_visible(False)
+    for panel, (name, (size, seconds, alpha, beta)) in zip(axes.flat, fits.items(), strict=False):
+        panel.scatter(size / 1e3, 1e3 * seconds, s=18, color=style.PALETTE[0], label="measured", zorder=3)
+        at = np.geomspace(size[size > 0].min(), size.max(), 200)
+        line = 1e3 * (alpha + beta * at)
+        label = f"{1e3 * alpha:.3g} ms + {1e9 * beta:.3g} ns/B"
+        panel.plot(at[line > 0] / 1e3, line[line > 0], color=style.PALETTE[1], label=label)
+        panel.set(xscale="log", yscale="log")
+        panel.set_title(name, fontsize=style.PANEL_SIZE)
+        style.dress(panel, "message [kB]", "time [ms]", grid="both")
+        panel.legend(fontsize=style.TICK_SIZE, frameon=False)
     style.save(figure, path)
-
-
-def _check(panel: ScatterPanel) -> None:
-    style.check_not_empty(f"points of {panel.title!r}", panel.points)
-    for group, (x, y) in panel.points.items():
-        style.check_lengths(f"x of {group}", x, f"y of {group}", y)
-    for group in panel.slopes:
-        if group != "equal" and group not in panel.points:
-            raise ValueError(f"a slope of {panel.title!r} is for {group!r}, which is none of {', '.join(panel.points)}")
-    if not _known(panel).size:
-        raise ValueError(f"{panel.title!r} has no point to draw")
-
-
-def _known(panel: ScatterPanel) -> np.ndarray:
-    """All values that can be drawn."""
-    values = np.concatenate([np.ravel(np.asarray(one, float)) for pair in panel.points.values() for one in pair])
-    return values[np.isfinite(values) & ((values > 0) | (not panel.logarithmic))]
-
-
-def _draw(axes: Axes, panel: ScatterPanel, colours: Mapping[str, str], markers: Mapping[str, str]) -> None:
-    for group, (x, y) in panel.points.items():
-        axes.scatter(
-            x,
-            y,
-            s=30,
-            color=colours[group],
-            marker=markers[group],
-            edgecolors="white",
-            linewidths=0.4,
-            alpha=0.85,
-            label=panel.labels.get(group, group),
-            zorder=3,
-        )
-    known = _known(panel)
-    low, high = (known.min() / 1.4, known.max() * 1.4) if panel.logarithmic else _around(known)
-    for group, slope in panel.slopes.items():
-        colour, label = (style.GUIDE, "equal") if group == "equal" else (colours[group], None)
-        ends = np.array([low, high])
-        axes.plot(ends, slope * ends, color=colour, linewidth=1.3, linestyle="--", label=label, zorder=2)
-    style.dress(axes, panel.xlabel, panel.ylabel, grid="both")
-    if panel.logarithmic:
-        axes.set(xscale="log", yscale="log")
-    else:
-        axes.locator_params(nbins=7)
-    axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
-    axes.set_title(panel.title, fontsize=style.PANEL_SIZE, color=style.INK)
-    if panel.labels:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), fontsize=style.TICK_SIZE, frameon=False)
-
-
-def _around(values: np.ndarray) -> tuple[float, float]:
-    """Limits a little wider than the values."""
-    margin = 0.08 * float(np.ptp(values)) or 0.1
-    return float(values.min()) - margin, float(values.max()) + margin

@@ -1,6 +1,6 @@
-"""Curves of traces: coverage, recall, over time and by layer."""
+"""Curves of traces: coverage, over time and by layer; and bars of statistics of several traces."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -57,42 +57,6 @@ def _parts(curve: np.ndarray) -> np.ndarray:
 
 def _at(part: float, curve: np.ndarray) -> float:
     return float(np.interp(part, _parts(curve), curve))
-
-
-# How many of the chosen experts were predicted: Fig. 3(d) of "hd_moe".
-
-LIMITS = ("random", "perfect")
-
-
-def plot_recall(path: Path, sizes: np.ndarray, recall: Mapping[str, np.ndarray], top_k: int, title: str) -> None:
-    """Share of chosen experts among the n ranked highest, [n] by name of the predictor, over `sizes` n, [n].
-
-    Random and perfect prediction, where given, are dashed; a dotted line is at `top_k`, what a token chooses.
-    """
-    style.check_not_empty("sizes", sizes)
-    style.check_not_empty("recall", recall)
-    for name, values in recall.items():
-        style.check_lengths(name, values, "sizes", sizes)
-    predictors = [name for name in recall if name not in LIMITS]
-    colours, markers = style.strategy_colours(predictors), style.strategy_markers(predictors)
-    figure = style.new_figure(8.0, 5.0, title)
-    axes = figure.subplots()
-    axes.axvline(top_k, color=style.GUIDE, linewidth=1.0, linestyle=":", zorder=1)
-    axes.annotate(f"chosen: {top_k}", (top_k, 1.02), (4, 0), textcoords="offset points", fontsize=style.TICK_SIZE)
-    for name in sorted(recall, key=lambda name: -float(np.mean(recall[name]))):
-        if name in LIMITS:
-            axes.plot(sizes, recall[name], color=style.INK, linewidth=1.2, linestyle="--")
-            axes.annotate(
-                name, (sizes[-1], recall[name][-1]), (4, 0), textcoords="offset points", fontsize=style.TICK_SIZE
-            )
-        else:
-            style.marked_line(axes, sizes, recall[name], name, colours[name], markers[name], width=1.6)
-    style.dress(axes, "experts predicted for a token and layer, n", "recall of the chosen experts", grid="both")
-    style.whole_number_ticks(axes, np.asarray(sizes))
-    axes.set_ylim(0, 1.08)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.legend(loc="upper left", bbox_to_anchor=(1.08, 1.0), fontsize=style.TICK_SIZE, frameon=False)
-    style.save(figure, path)
 
 
 # Loads of nodes as tokens pass: Fig. 12 of "moentwine".
@@ -218,3 +182,48 @@ def _lines(
     style.whole_number_ticks(axes, layer_ids)
     axes.margins(x=0.02 if len(layer_ids) > 1 else 0.5)
     return figure, axes
+
+
+# A real trace beside made-up ones, statistic by statistic.
+
+BAR = 0.8  # of the height of a statistic
+
+
+def plot_trace_comparison(
+    path: Path, statistics: Sequence[str], traces: Mapping[str, Sequence[float] | np.ndarray], title: str
+) -> None:
+    """Statistics by name, and their values [statistic] of each trace, the real one first.
+
+    Every statistic has its own scale, from 0 to its largest value; the numbers are at the ends of the bars.
+    """
+    style.check_not_empty("statistics", statistics)
+    style.check_not_empty("traces", traces)
+    for name, values in traces.items():
+        style.check_lengths(name, values, "statistics", statistics)
+    values = np.array([np.asarray(some, float) for some in traces.values()])  # [trace, statistic]
+    largest = np.abs(values).max(axis=0)
+    length = np.divide(values, largest, out=np.zeros_like(values), where=largest > 0)
+    thick = BAR / len(traces)
+    figure = style.new_figure(8.4, 1.5 + (0.2 * len(traces) + 0.16) * len(statistics), title)
+    axes = figure.subplots()
+    for index, (name, colour) in enumerate(style.strategy_colours(traces).items()):
+        row = np.arange(len(statistics)) + (index - (len(traces) - 1) / 2) * thick
+        axes.barh(row, length[index], height=thick * 0.9, color=colour, label=name)
+        for y, end, value in zip(row, length[index], values[index], strict=True):
+            axes.annotate(
+                style.digits(value),
+                (max(end, 0), y),
+                (4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=style.TICK_SIZE,
+            )
+    style.dress(axes, "", "", grid="x")
+    axes.set_yticks(range(len(statistics)), list(statistics))
+    axes.set_ylim(len(statistics) - 0.5, -0.5)  # the first statistic on top
+    axes.set_xlim(min(0.0, float(length.min())), 1.1)
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    style.legend_below(figure, [axes])
+    style.save(figure, path)

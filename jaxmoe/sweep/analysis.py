@@ -13,12 +13,11 @@ from jaxtyping import Array, Bool, Float
 
 from jaxmoe.config.expressions import ExpressionError
 from jaxmoe.config.keys import PLAN, SYSTEM, is_number
-from jaxmoe.config.metric_names import known_metrics
 from jaxmoe.experiment.metrics import SEARCHED, Row, column_of, cost, is_finite
 from jaxmoe.sweep.compile_groups import Group, groups_of
 from jaxmoe.sweep.evaluation import given, metrics_at
 from jaxmoe.sweep.points import DEFAULTS, Point, Space, SweepError
-from jaxmoe.sweep.study import Study
+from jaxmoe.sweep.study import Study, known_metrics
 from jaxmoe.tune.machine.designs import EvaluationArguments
 
 # Pareto front: points that no other one is as good as in all metrics and better in one.
@@ -151,7 +150,7 @@ def elasticities(space: Space, points: Sequence[Point], progress: Callable[[int,
         raise SweepError(f"{space.label}: points are systems, which are rolled out, not differentiated; leave it out")
     done, answers = 0, []
     for group in groups_of(space, points, lambda done, total: progress(0, len(points))):
-        if group.run is not None and _axes(space, group):
+        if isinstance(group, Group) and _axes(space, group):
             answers.append(_of_group(space, group))
         done += len(group.points)
         progress(done, len(points))
@@ -162,7 +161,6 @@ def elasticities(space: Space, points: Sequence[Point], progress: Callable[[int,
 
 def _axes(space: Space, group: Group) -> tuple[str, ...]:
     """Axes that change numbers of the model and nothing else, be it through keys that are derived from them."""
-    assert group.run is not None
     free = {*group.run.keys, *space.parameters}
     structural = set().union(*(_behind(space, key) for key in space.derived if key not in free))
     return tuple(key for key in _given(space, group) if key in free and key not in structural)
@@ -187,7 +185,6 @@ def _behind(space: Space, key: str) -> set[str]:
 
 def _of_group(space: Space, group: Group) -> Elasticities:
     run, axes = group.run, _axes(space, group)
-    assert run is not None
     fixed = tuple(key for key in _given(space, group) if key not in axes)
     numbers_of_model = [key for key in space.derived if key in run.keys]
     needed = set(numbers_of_model).union(*(_behind(space, key) for key in numbers_of_model))

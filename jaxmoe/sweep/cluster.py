@@ -10,7 +10,6 @@ import socket
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -18,9 +17,10 @@ from typing import Any
 import jax
 
 from jaxmoe.experiment.parametric import ParametricRun
-from jaxmoe.sweep.compile_groups import Group
+from jaxmoe.experiment.strategies import Strategy
+from jaxmoe.sweep.compile_groups import Group, Refused
 from jaxmoe.sweep.evaluation import Evaluated, Measured, SweepEvaluator, most_points
-from jaxmoe.sweep.points import SweepError
+from jaxmoe.sweep.points import Point, SweepError
 
 CONNECT_S = 5.0
 AHEAD = 2  # chunks handed out for each worker: one to evaluate, one to follow
@@ -87,7 +87,7 @@ class Cluster:
         gpus = 1 if there.get("GPU") else 0
         self._evaluate = ray.remote(num_cpus=1, num_gpus=gpus)(_evaluate).remote
 
-    def evaluated(self, groups: Iterable[Group]) -> Iterator[Evaluated]:
+    def evaluated(self, groups: Iterable[Group | Refused]) -> Iterator[Evaluated]:
         """All points of these groups, in the order in which they are ready. Raises `SweepError` where Ray gives up."""
         import ray
 
@@ -95,7 +95,7 @@ class Cluster:
         run, shared = None, None
         precision = jax.config.values["jax_default_matmul_precision"]  # of float32 products, set by the command
         for group in groups:
-            if group.run is None:
+            if isinstance(group, Refused):
                 yield group, slice(None), None
                 continue
             if run is not group.run:
@@ -103,7 +103,7 @@ class Cluster:
             for part in _parts(len(group.points), most_points(self.searched)):
                 while len(handed) >= AHEAD * self.devices:
                     yield from self._ready(handed)
-                chunk = replace(group, points=group.points[part], run=None)
+                chunk = group.points[part], group.strategy
                 # In a list, a reference is handed on as it is: only a worker that lacks the run fetches it.
                 task = self._evaluate([shared], chunk, self.memory_bytes, self.searched, precision)
                 handed[task] = group, part
@@ -157,7 +157,11 @@ def _engine(memory_bytes: float, searched: tuple[str, ...]) -> SweepEvaluator:
 
 
 def _evaluate(
-    shared: list[Any], chunk: Group, memory_bytes: float, searched: tuple[str, ...], precision: str | None
+    shared: list[Any],
+    chunk: tuple[list[Point], Strategy],
+    memory_bytes: float,
+    searched: tuple[str, ...],
+    precision: str | None,
 ) -> Answer:
     import ray
 
@@ -168,6 +172,7 @@ def _evaluate(
     engine = _engine(memory_bytes, searched)
     before = engine.compiles, engine.too_large
     with jax.default_matmul_precision(precision):
-        parts = [*engine.chunks(replace(chunk, run=_run[1]))]
+        points, strategy = chunk
+        parts = [*engine.chunks(Group(points, _run[1], strategy))]
     node = ray.get_runtime_context().get_node_id()
     return parts, engine.compiles - before[0], engine.too_large - before[1], node

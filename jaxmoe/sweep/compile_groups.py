@@ -6,7 +6,7 @@ Points of a group differ in numbers of the layer model alone (`experiment.parame
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -25,22 +25,20 @@ MOST_TRIED = 32  # points in which a value of points that cannot be is tried
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Points that differ in numbers alone. Where no model could be set up, `reason` says why.
+    """Points that differ in numbers alone.
 
     With a `system`, the strategy is its plan, and it is rolled out over so many `iterations`.
     """
 
     points: list[Point]
-    run: ParametricRun | None = None
-    strategy: Strategy | None = None
-    reason: str = ""
+    run: ParametricRun
+    strategy: Strategy
     system: SystemConfig | None = None
     iterations: int = 0
 
     @property
     def numbers(self) -> Float[np.ndarray, "point key"]:
         """The numbers of every point, as the scenario has them."""
-        assert self.run is not None
         keys = self.run.keys
         rows = [[point.values[key] for key in keys] for point in self.points]
         return np.array(rows, float).reshape(len(rows), len(keys))
@@ -48,8 +46,14 @@ class Group:
     @property
     def exchange(self) -> str:
         """The exchange of all layers."""
-        assert self.strategy is not None
         return self.strategy.placement.exchange[0]
+
+
+class Refused(NamedTuple):
+    """Points that no model could be set up for, and why."""
+
+    points: list[Point]
+    reason: str
 
 
 @dataclass
@@ -78,7 +82,7 @@ class Grouping:
         method = {key: value for key, value in values.items() if _is_method(key)}
         return json.dumps(rest, sort_keys=True), json.dumps(method, sort_keys=True)
 
-    def _may_be_number(self, key: str, value: Any) -> bool:
+    def _may_be_number(self, key: str, value: object) -> bool:
         return is_number(value) and key not in self.structural
 
     def numbers(self, values: Values) -> tuple[str, ...]:
@@ -108,7 +112,7 @@ def _is_method(key: str) -> bool:
 
 def groups_of(
     space: Space, points: Sequence[Point], report: Callable[[int, int], None], known: Sequence[Point] = ()
-) -> Iterator[Group]:
+) -> Iterator[Group | Refused]:
     """All points in groups, those of a run after each other; a run is drawn when its first group is asked for.
 
     Raises `SweepError` at once for a value that no point may have, and with the first group where none can be set up.
@@ -122,9 +126,9 @@ def groups_of(
 
 def _set_up(
     grouping: Grouping, points: Sequence[Point], report: Callable[[int, int], None], able: bool
-) -> Iterator[Group]:
+) -> Iterator[Group | Refused]:
     """The groups. Those without a run wait for the first that has one, unless points are known to be `able`."""
-    waiting, held, done = grouping.sorted(points)[::-1], list[Group](), 0
+    waiting, held, done = grouping.sorted(points)[::-1], list[Refused](), 0
     last: tuple[str, ParametricRun] | None = None  # and the structure that it is of
     while waiting:
         members = waiting.pop()
@@ -137,27 +141,29 @@ def _set_up(
             continue
         run, refused = (found, {}) if isinstance(found, ParametricRun) else (None, found)
         last = last if run is None else (structure, run)
-        held += _parted(grouping.space, members, run, refused or _refused_numbers(grouping, members))
+        parted = _parted(grouping.space, members, run, refused or _refused_numbers(grouping, members))
         done += len(members)
         report(done, len(points))
-        able = able or any(group.run is not None for group in held)
+        able = able or any(isinstance(each, Group) for each in parted)
         if able:
-            yield from held
+            yield from (*held, *parted)
             held.clear()
+        else:
+            held += [each for each in parted if isinstance(each, Refused)]
     if held:
         raise SweepError(held[0].reason)
 
 
 def _parted(
     space: Space, members: list[Point], run: ParametricRun | None, refused: dict[int, InputError]
-) -> list[Group]:
+) -> list[Group | Refused]:
     """Points that can be set up in one group, and a group for each reason why others, by their place, cannot."""
     able = [point for at, point in enumerate(members) if at not in refused]
     by_reason: dict[str, list[int]] = {}
     for at, error in refused.items():
         by_reason.setdefault(str(error), []).append(at)
     groups = [_group(space, able, run)] if able and run is not None else []
-    return groups + [Group([members[at] for at in places], reason=reason) for reason, places in by_reason.items()]
+    return groups + [Refused([members[at] for at in places], reason) for reason, places in by_reason.items()]
 
 
 def _check_values(grouping: Grouping, points: Sequence[Point], known: Sequence[Point]) -> None:
@@ -194,7 +200,7 @@ def _text(point: Point, key: str) -> Any:
     return value if is_number(value) else json.dumps(value)
 
 
-def _group(space: Space, points: list[Point], run: ParametricRun) -> Group:
+def _group(space: Space, points: list[Point], run: ParametricRun) -> Group | Refused:
     name, exchange = points[0].values["strategy"], points[0].values["exchange"]
     try:
         if not space.study.has_systems:
@@ -205,7 +211,7 @@ def _group(space: Space, points: list[Point], run: ParametricRun) -> Group:
         plan = with_exchange(run.inputs, usual, exchange)
         return Group(points, run, plan, system=system, iterations=space.study.config.iterations)
     except InputError as error:
-        return Group(points, reason=str(error))
+        return Refused(points, str(error))
 
 
 def with_exchange(inputs: Inputs, usual: Strategy, exchange: str) -> Strategy:

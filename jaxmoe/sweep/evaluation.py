@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -11,12 +11,15 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
+from jaxmoe.config.systems import SystemConfig
 from jaxmoe.engine.times import COMPUTE
-from jaxmoe.experiment.metrics import Measured, busy_by_kind
+from jaxmoe.errors import InputError
+from jaxmoe.experiment.metrics import Measured, Outcome, busy_by_kind
 from jaxmoe.experiment.parametric import ParametricRun, outcome_at
+from jaxmoe.experiment.simulation import iterations_of, setting_of
+from jaxmoe.methods import system_of
 from jaxmoe.registry import METRICS
-from jaxmoe.sweep.compile_groups import Group
-from jaxmoe.sweep.rollouts import rolled_out
+from jaxmoe.sweep.compile_groups import Group, Refused
 from jaxmoe.sweep.search_metrics import SearchMetrics
 from jaxmoe.tune.machine.designs import EvaluationArguments
 
@@ -32,18 +35,14 @@ def most_points(searched: Sequence[str]) -> int:
     return min(MOST, MOST_SEARCHED) if searched else MOST
 
 
-Evaluated = tuple[Group, slice, Measured | None]
-"""A group, which of its points, and their metrics in NumPy; `None` where it could not be set up."""
+Evaluated = tuple[Group | Refused, slice, Measured | None]
+"""A group, which of its points, and their metrics in NumPy; `None` where they could not be set up."""
 
 
 def given(group: Group) -> EvaluationArguments:
     """Arguments that all points of a group share: layer model, shares, batches and exchange."""
-    run, strategy = group.run, group.strategy
-    assert run is not None
-    assert strategy is not None
-    inputs = run.inputs
-    share = jnp.asarray(strategy.placement.share)
-    return EvaluationArguments(inputs.model, share, run.batches, inputs.exchange(group.exchange))
+    inputs, share = group.run.inputs, jnp.asarray(group.strategy.placement.share)
+    return EvaluationArguments(inputs.model, share, group.run.batches, inputs.exchange(group.exchange))
 
 
 def metrics_at(run: ParametricRun, numbers: Float[Array, " key"], common: EvaluationArguments) -> Measured:
@@ -95,13 +94,13 @@ class SweepEvaluator:
         if not self.memory_bytes:
             self.memory_bytes = PART_OF_MEMORY * _memory()
 
-    def evaluated(self, groups: Iterable[Group]) -> Iterator[Evaluated]:
+    def evaluated(self, groups: Iterable[Group | Refused]) -> Iterator[Evaluated]:
         """Metrics of all points of these groups, chunk by chunk."""
         for group in groups:
-            if group.run is None:
+            if isinstance(group, Refused):
                 yield group, slice(None), None
             elif group.system is not None:
-                yield from rolled_out(group, resources(group.run))
+                yield from rolled_out(group, group.system, resources(group.run))
             else:
                 yield from ((group, part, measured) for part, measured in self.chunks(group))
 
@@ -112,7 +111,6 @@ class SweepEvaluator:
         """Chunks of a group: a slice of its points, and their metrics in NumPy."""
         run, common, exact = group.run, given(group), group.numbers
         numbers = exact.astype(np.float32)
-        assert run is not None
         common = jax.device_put(common, self._same)
         function, size = self._function(run, len(group.points), common)
         for start in range(0, len(numbers), size):
@@ -195,3 +193,47 @@ def _memory() -> float:
     if all("bytes_limit" in each for each in stats):
         return float(sum(each["bytes_limit"] for each in stats))
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+# Points that are systems: rolled out over iterations, as `jaxmoe simulate` does, and measured as others are.
+
+HANDED_ON = 8  # points that are handed on, and so written, at once
+
+
+def rolled_out(group: Group, system: SystemConfig, resources: list[tuple[str, int]]) -> Iterator[Evaluated]:
+    """Points of a group, some at a time, with their metrics; or those with the reason why they cannot be.
+
+    `resources` are those of the machine, in the order that `Measured.busiest` counts them.
+    """
+    for start in range(0, len(group.points), HANDED_ON):
+        part = slice(start, min(start + HANDED_ON, len(group.points)))
+        try:
+            rows = [_measured(group, system, numbers, resources) for numbers in group.numbers[part]]
+        except InputError as error:
+            yield Refused(group.points[part], str(error)), slice(None), None
+            continue
+        metrics, busiest = (np.stack(each) for each in zip(*rows, strict=True))
+        yield group, part, Measured(metrics, busiest, [{} for _ in rows])
+
+
+def _measured(
+    group: Group, system: SystemConfig, numbers: np.ndarray, resources: list[tuple[str, int]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """All metrics of one point, and the index of its busiest resource, -1 where the system reports none."""
+    inputs = group.run.at(numbers)
+    inputs = replace(inputs, scenario=inputs.scenario.model_copy(update={"system": system}))
+    steps = iterations_of(inputs, group.iterations)
+    made = system_of(system.name, **system.model_dump(exclude={"name", "plan"}))
+    *_, rollout = made.runs(setting_of(inputs, group.strategy, steps.history)).values()  # the last is the system itself
+    times = jax.tree.map(jnp.asarray, rollout.rollout(steps.batches).time.by_layer())
+    outcome = Outcome(times, inputs.model.machine, jnp.asarray(float(inputs.scenario.workload.batch_tokens)))
+    busy = busy_by_kind(times)
+    counts = {kind: sum(each == kind for each, _ in resources) for kind, _ in resources}
+    seconds = np.concatenate([_of_size(busy.get(kind, ()), count) for kind, count in counts.items()])
+    metrics = np.array([float(metric(outcome)) for metric in METRICS.values()])
+    return metrics, np.asarray(seconds.argmax() if seconds.any() else -1)
+
+
+def _of_size(busy: Any, count: int) -> np.ndarray:
+    """Busy seconds of so many resources; none where the system counts others."""
+    return np.asarray(busy) if len(busy) == count else np.zeros(count)

@@ -21,6 +21,7 @@ from jaxmoe.config.expressions import Expression, in_order
 from jaxmoe.config.keys import (
     PLAN,
     SYSTEM,
+    RangeConfig,
     ScenarioFile,
     is_number,
     is_of_system,
@@ -29,7 +30,6 @@ from jaxmoe.config.keys import (
     takes_whole_numbers,
 )
 from jaxmoe.config.loader import FOLDERS, PATHS, label_of
-from jaxmoe.config.ranges import RangeConfig
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.metrics import columns
 from jaxmoe.placement.exchange import EXCHANGES
@@ -80,7 +80,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """10 and 10.0 are one number."""
     return float(value) if is_number(value) else value
 
@@ -263,9 +263,8 @@ class Space:
         from scipy.stats import qmc  # takes long to import
 
         sample = self.study.config.sample
-        if sample.latin_hypercube:
+        if sample.sobol is None:
             return qmc.LatinHypercube(dimensions, rng=sample.seed).random(sample.latin_hypercube)
-        assert sample.sobol is not None
         # Balance needs a power of two; of a longer sequence the first points are the best.
         power = int(np.ceil(np.log2(sample.sobol)))
         return qmc.Sobol(dimensions, rng=sample.seed).random_base2(power)[: sample.sobol]
@@ -303,7 +302,7 @@ def _is_below(key: str, section: str) -> bool:
     return key == section or key.startswith(f"{section}.")
 
 
-def _rounded(value: Any, whole: bool) -> Any:
+def _rounded(value: object, whole: bool) -> object:
     return round(value) if whole and isinstance(value, float) else value
 
 
@@ -311,5 +310,5 @@ def _length(axis: RangeConfig | list[Any]) -> int | None:
     return axis.points if isinstance(axis, RangeConfig) else len(axis)
 
 
-def _is_range(axis: Any) -> bool:
+def _is_range(axis: object) -> bool:
     return isinstance(axis, RangeConfig)

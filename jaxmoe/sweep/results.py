@@ -23,7 +23,7 @@ from jaxmoe.experiment.metrics import SEARCHED, Row, columns
 from jaxmoe.files import atomic_write
 from jaxmoe.registry import METRICS
 from jaxmoe.sweep.analysis import Elasticities
-from jaxmoe.sweep.compile_groups import Group
+from jaxmoe.sweep.compile_groups import Group, Refused
 from jaxmoe.sweep.points import OWN, Point, Space, SweepError
 
 POINTS, MANIFEST, STUDY, ELASTICITIES = "points", "manifest.json", "study.yaml", "elasticities.parquet"
@@ -256,18 +256,21 @@ def text_columns(points: Sequence[Point], rows: Sequence[Row]) -> frozenset[str]
     return frozenset(needed | there)
 
 
-def _is_numeric(value: Any) -> bool:
+def _is_numeric(value: object) -> bool:
     return value is None or is_number(value)
 
 
-def row_of(point: Point, group: Group, text: frozenset[str]) -> Row:
+def row_of(point: Point, group: Group | Refused, text: frozenset[str]) -> Row:
     """A point without metrics: its hash, its values, and what there is to know of its group."""
     values = {key: _cell(value, key in text) for key, value in point.values.items()}
-    if values["exchange"] == OWN and group.run is not None:
-        values["exchange"] = group.exchange
-    strategy = group.strategy
-    if group.system is not None and strategy is not None:
-        values["strategy"] = f"{group.system.name} on {strategy.name}"
+    if isinstance(group, Refused):
+        comparable, note = False, group.reason
+    else:
+        comparable, note = group.strategy.comparable, group.strategy.note
+        if values["exchange"] == OWN:
+            values["exchange"] = group.exchange
+        if group.system is not None:
+            values["strategy"] = f"{group.system.name} on {group.strategy.name}"
     return {
         "hash": point.hash,
         "point": point.values_hash,
@@ -275,8 +278,8 @@ def row_of(point: Point, group: Group, text: frozenset[str]) -> Row:
         **dict.fromkeys(columns().values()),
         "busiest_kind": None,
         "busiest_index": None,
-        "comparable": strategy is not None and strategy.comparable,
-        "note": group.reason if strategy is None else strategy.note,
+        "comparable": comparable,
+        "note": note,
         "jaxmoe_version": _version("jaxmoe"),
     }
 

@@ -1,9 +1,13 @@
 """A sweep from study to results: what is missing is computed, chunk by chunk."""
 
+import errno
+import fcntl
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
@@ -12,14 +16,12 @@ from pathlib import Path
 from jaxmoe.config import HardwareConfig, unstated_energy
 from jaxmoe.config.keys import is_number
 from jaxmoe.errors import InputError
-from jaxmoe.experiment.metrics import Row, is_finite
-from jaxmoe.experiment.stated_metrics import parts_of, unstated
+from jaxmoe.experiment.metrics import Row, is_finite, parts_of, unstated
 from jaxmoe.registry import METRICS
 from jaxmoe.sweep.analysis import best
 from jaxmoe.sweep.cluster import Cluster, check_address
-from jaxmoe.sweep.compile_groups import Group, groups_of
+from jaxmoe.sweep.compile_groups import Group, Refused, groups_of
 from jaxmoe.sweep.evaluation import Measured, SweepEvaluator, resources
-from jaxmoe.sweep.folder_lock import locked, writing
 from jaxmoe.sweep.points import Point, Space, SweepError
 from jaxmoe.sweep.results import Results, check_installed, row_of, text_columns, with_metrics
 from jaxmoe.sweep.study import Study
@@ -120,24 +122,23 @@ def _run(
     )
 
 
-class _Counted(Iterator[Group]):
+class _Counted(Iterator[Group | Refused]):
     """Groups, and how many have been asked for."""
 
-    def __init__(self, groups: Iterator[Group]) -> None:
+    def __init__(self, groups: Iterator[Group | Refused]) -> None:
         self.groups, self.count = groups, 0
 
-    def __next__(self) -> Group:
+    def __next__(self) -> Group | Refused:
         group = next(self.groups)
         self.count += 1
         return group
 
 
-def _chunk(group: Group, part: slice, measured: Measured | None, text: frozenset[str]) -> list[Row]:
+def _chunk(group: Group | Refused, part: slice, measured: Measured | None, text: frozenset[str]) -> list[Row]:
     """Rows of a part of a group."""
     rows = [row_of(point, group, text) for point in group.points[part]]
-    if measured is None:
+    if measured is None or isinstance(group, Refused):
         return rows
-    assert group.run is not None
     busy = resources(group.run)
     return [
         with_metrics(row, metrics, busy[int(busiest)] if busiest >= 0 else (None, None), found)
@@ -194,3 +195,58 @@ def _unstated(space: Space, points: Sequence[Point]) -> list[str]:
     """A note on what energies leave out, on any machine."""
     keys = {key for hardware in _machines(space, points) for key in unstated_energy(hardware)}
     return [f"energy counts nothing for what machines do not state: {', '.join(sorted(keys))}"] if keys else []
+
+
+# Writing to the folder of a sweep: one at a time, and a clear error where the system cannot.
+
+_held: ContextVar[frozenset[Path]] = ContextVar("_held", default=frozenset())  # folders locked around here
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other sweeps out of a folder, for as long as this process lives at most. Raises `SweepError` in theirs.
+
+    What is inside may lock the folder again.
+    """
+    place = folder.resolve()
+    if place in _held.get():
+        yield
+        return
+    token = _held.set(_held.get() | {place})
+    try:
+        with _flocked(folder):
+            yield
+    finally:
+        _held.reset(token)
+
+
+@contextmanager
+def _flocked(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY)  # the folder itself: no file to be left behind
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SweepError(
+                f"--out: another sweep is writing to {folder}; wait for it to end or give another folder"
+            ) from None
+        except OSError:
+            pass  # some file systems have no locks
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raise `SweepError` where the system cannot write what is written inside: its own error names no folder."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        remedy = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "put that right"
+        raise SweepError(
+            f"--out: cannot write to {folder}: {os.strerror(error.errno)}; {remedy} and run again: points that are "
+            "complete there stay"
+        ) from error

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from jaxmoe.cli import evaluate, tune
+from jaxmoe.cli import tune
 from jaxmoe.cli.session import GRACE_S, Interrupts
 from jaxmoe.placement import read_plan
 from jaxmoe.tune import History, TuneResult
@@ -113,7 +113,7 @@ def test_ctrl_c_waits_for_a_safe_place(run, scenario, out, monkeypatch):
         report("evaluate", 1, 2)
         reached.append("beyond")
 
-    monkeypatch.setattr(evaluate, "compare", compare)
+    monkeypatch.setattr(tune, "compare", compare)
     result = run("evaluate", scenario, "--out", out)
     assert result.exit_code == 130
     assert reached == ["safe place"]

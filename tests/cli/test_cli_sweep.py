@@ -14,7 +14,7 @@ from jaxmoe.cli.session import Interrupts
 from jaxmoe.cli.sweep_answers import label_of
 from jaxmoe.registry import METRICS
 from jaxmoe.sweep import evaluation
-from jaxmoe.sweep.folder_lock import locked
+from jaxmoe.sweep.run import locked
 
 LINK, DIE = "hardware.link.bandwidth_GB_per_s", "hardware.die.compute_TFLOPs_per_s"
 AXES = {LINK: [2, 8], DIE: [1, 2], "strategy": ["tp", "ep_balanced"]}

@@ -23,8 +23,6 @@ def drawings(layers: int, experts: int, top_k: int) -> dict:
     curve = {name: np.linspace(0, 1, experts**2 + 1) ** power for name, power in (("a", 0.3), ("b", 0.7))}
     topics = {f"topic {i}": load[0] * rng.random(experts) for i in range(layers)}
     batches = {size: rng.poisson(size * top_k / experts, (4, experts)) for size in (16, 256)}
-    sizes = np.unique(np.minimum([1, top_k, 2 * top_k], experts))
-    recall = {name: np.sort(rng.random(len(sizes))) for name in ("random", "next token", "frequency", "perfect")}
     time, ratio = np.arange(20) * 64, rng.random((20, experts)) * 2
     return {
         "plot_conditional": (pairs, "what follows"),
@@ -36,7 +34,6 @@ def drawings(layers: int, experts: int, top_k: int) -> dict:
         "plot_node_load": (time, ratio, "loads over time", {"chat": 0.0, "code": 640.0}),
         "plot_long_tail": (batches, "long tail"),
         "plot_reuse": (ids, line, chance, "reuse"),
-        "plot_recall": (sizes, recall, top_k, "recall"),
         "plot_trace_comparison": (["skew", "nothing"], {"real": [1.5, 0.0], "made up": [1.4, 0.0]}, "comparison"),
     }
 
@@ -145,7 +142,6 @@ def test_colours_end_where_few_values_are_larger(values, end, extend):
         (lambda p: report.plot_top_experts(p, {"a": np.ones(3), "b": np.ones(4)}, ""), "b has 4 values but a has 3"),
         (lambda p: report.plot_node_load(p, np.arange(2), np.ones((3, 4)), ""), "ratio has 3 values"),
         (lambda p: report.plot_long_tail(p, {}, ""), "tokens_per_expert is empty"),
-        (lambda p: report.plot_recall(p, np.arange(2), {"a": np.ones(3)}, 1, ""), "a has 3 values but sizes has 2"),
         (lambda p: report.plot_trace_comparison(p, ["x"], {"real": np.ones(2)}, ""), "real has 2 values"),
     ],
 )  # fmt: skip

@@ -9,9 +9,9 @@ from pyarrow import dataset, parquet
 from sweep_keys import DIE, LINK
 
 from jaxmoe.sweep import SweepError, evaluation, read_study, results, run_sweep
-from jaxmoe.sweep.compile_groups import Group
-from jaxmoe.sweep.folder_lock import locked
+from jaxmoe.sweep.compile_groups import Refused
 from jaxmoe.sweep.results import TEXT, row_of
+from jaxmoe.sweep.run import locked
 
 GEMM = {"kind": "tiled", "tile_tokens": 4, "tile_columns": 64, "startup_ns": 50}
 
@@ -154,7 +154,7 @@ def test_one_sweep_at_a_time_in_a_folder(study, tmp_path):
 def test_the_version_is_looked_up_once(space):
     """Looking it up reads the package's metadata from disk, which a row must not."""
     (point,) = space(axes={LINK: [1]}).points()
-    group = Group([point], reason="none")
+    group = Refused([point], "none")
     row_of(point, group, TEXT)
     known = results._version.cache_info()
     for _ in range(20):

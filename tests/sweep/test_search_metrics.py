@@ -9,9 +9,9 @@ from jaxmoe.experiment import score, standard_strategies
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.experiment.parametric import parametric_run
-from jaxmoe.sweep import SweepError, read_study, results, short_tuning
+from jaxmoe.sweep import SweepError, read_study, results, search_metrics
 from jaxmoe.sweep.analysis import check_searched
-from jaxmoe.sweep.short_tuning import tuned
+from jaxmoe.sweep.search_metrics import tuned
 from jaxmoe.tune.bounds import lower_bound
 
 CAPACITY = "hardware.die.memory_capacity_GB"
@@ -126,13 +126,13 @@ def test_a_tuned_time_does_not_depend_on_the_machines_beside(space, monkeypatch)
     changes |= {"tuning.exchanges": ["least_loaded", "corner_host_split_tree"]} | dict.fromkeys(ports, 1)
     set_up = parametric_run(space(axes={LINK: [1]}, set=changes, layers=[3]).scenario({}), (LINK, *ports), "3")
     machines = np.array([[0.5, 1, 100], [100, 1, 1], [0.5, 100, 1], [100, 0.5, 0.5], [0.5, 1, 1]])
-    under, descended = [], short_tuning._descended
+    under, descended = [], search_metrics._descended
 
     def watched(problems, exchange):
         under.append(exchange.description)
         return descended(problems, exchange)
 
-    monkeypatch.setattr(short_tuning, "_descended", watched)
+    monkeypatch.setattr(search_metrics, "_descended", watched)
     together = tuned(set_up, machines)
     assert len({*under}) == len(under) == 2  # one block, and machines of either choice
     alone = [tuned(set_up, row[None])[0] for row in machines]

@@ -18,7 +18,7 @@ from jaxmoe.experiment.metrics import busy_by_kind
 from jaxmoe.experiment.parametric import outcome_at, parametric_run
 from jaxmoe.registry import METRICS
 from jaxmoe.sweep import SweepError, compile_groups, evaluation
-from jaxmoe.sweep.compile_groups import groups_of
+from jaxmoe.sweep.compile_groups import Group, groups_of
 from jaxmoe.sweep.evaluation import SweepEvaluator, given, resources
 
 LATENCY, MEMORY = "hardware.link.latency_ns", "hardware.die.memory_bandwidth_GB_per_s"
@@ -127,7 +127,7 @@ def test_what_decides_or_sizes_something_makes_groups(space):
         }
     )
     groups = [*groups_of(made, made.points(), lambda done, total: None)]
-    assert all(group.run is not None for group in groups)
+    assert all(isinstance(group, Group) for group in groups)
     assert len(groups) == 2 * 2 * 2  # tokens, skew, whether memory has a limit
     kinds = {group.run.keys for group in groups}
     assert kinds == {(LINK, CHUNK), (LINK, CHUNK, MEMORY)}

@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from jaxmoe.cli.comparison_output import print_table
+from jaxmoe.cli.comparison_output import new_table, print_table
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.trace.pictures import draw_comparison
 from jaxmoe.cli.trace.stats import source_report
@@ -114,9 +112,7 @@ def _print_means(title: str, mean: dict[str, float | None]) -> None:
         "the mean on B, with experts balanced on A, on B, or in order; heatmap: rank correlation of pairs of tokens, "
         "and of layers; of_a_in_b: the share of B's pairs on those most frequent in A"
     )
-    table = Table(title=escape(title), caption=caption)
-    table.add_column("figure", no_wrap=True)
-    table.add_column("mean over layers", justify="right")
+    table = new_table(title, "figure", ("mean over layers",), caption=caption)
     for name, value in mean.items():
         table.add_row(name, "-" if value is None else f"{value:.3f}")
     print_table(table)

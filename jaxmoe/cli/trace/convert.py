@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 from rich.markup import escape
-from rich.table import Table
 
-from jaxmoe.cli.comparison_output import print_table, print_warnings
+from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.experiment.inputs import OptionError, hints_of
 from jaxmoe.experiment.stage_timer import StageTimer
@@ -113,9 +112,7 @@ def _load_figures(loads: LoadCounts) -> dict[str, Any]:
 
 
 def _print(found: dict[str, Any], title: str) -> None:
-    table = Table(title=escape(title))
-    table.add_column("what was read", no_wrap=True)
-    table.add_column("", justify="right")
+    table = new_table(title, "what was read", ("",))
     for name, value in found.items():
         shown = _ranges(value) if name == "layer_ids" else "unknown" if value is None else value
         if isinstance(value, bool):

@@ -9,7 +9,7 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from jaxmoe.cli.comparison_output import print_table
+from jaxmoe.cli.comparison_output import new_table, print_table
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.trace.pictures import draw_statistics
 from jaxmoe.experiment.inputs import OptionError, Source, read_files
@@ -125,10 +125,7 @@ def _topics(topics: Topics) -> dict[str, Any]:
 
 
 def _figures_of_one(name: str, summary: Summary) -> Table:
-    table = Table(title=escape(name), caption=CAPTION)
-    table.add_column("figure", no_wrap=True)
-    for heading in ("mean", "by chance", "lowest (layer)", "highest (layer)"):
-        table.add_column(heading, justify="right")
+    table = new_table(name, "figure", ("mean", "by chance", "lowest (layer)", "highest (layer)"), caption=CAPTION)
     mean = summary.mean()
     for figure in _measured(mean):
         values, cells = summary.figures[figure], ["-", "-"]

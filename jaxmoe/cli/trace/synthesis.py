@@ -4,9 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
-from jaxmoe.cli.comparison_output import print_table
+from jaxmoe.cli.comparison_output import new_table, print_table
 from jaxmoe.cli.session import Interrupts, OutputFolder, messages, progress_bars
 from jaxmoe.experiment.inputs import hints_of
 from jaxmoe.experiment.stage_timer import StageTimer
@@ -97,10 +95,12 @@ def fidelity_report(found: dict[str, Fidelity]) -> dict[str, Any]:
 
 def print_fidelity(found: dict[str, Fidelity], title: str) -> None:
     """Figures of the recorded, the drawn and the Zipf trace side by side."""
-    table = Table(title=title, caption="zipf: a trace with the recorded skew of loads, and nothing else of it")
-    table.add_column("mean over layers", no_wrap=True)
-    for column in (*found, "tolerance", "met"):
-        table.add_column(column, justify="right")
+    table = new_table(
+        title,
+        "mean over layers",
+        (*found, "tolerance", "met"),
+        caption="zipf: a trace with the recorded skew of loads, and nothing else of it",
+    )
     recorded = found["recorded"].figures
     for name, tolerance in TOLERANCES.items():
         if name in recorded:

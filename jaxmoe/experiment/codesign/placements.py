@@ -9,23 +9,72 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from jaxmoe.config import build_tuner_settings
 from jaxmoe.experiment.codesign.designs import Design
-from jaxmoe.experiment.codesign.machines import inputs_at, reported_numbers
-from jaxmoe.experiment.codesign.plans import BIASED_BATCHES, placement_on, relaxed_plans, rounded
 from jaxmoe.experiment.codesign.problem import HardwareProblem
+from jaxmoe.experiment.comparison import placement_problem, tuned_strategies
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.strategies import TUNED as TUNED_PLAN
-from jaxmoe.experiment.strategies import Strategy
-from jaxmoe.tune import TuneResult
+from jaxmoe.experiment.strategies import Strategy, strategy
+from jaxmoe.placement.placement import Mode
+from jaxmoe.tune import PlacementProblem, TuneResult
 from jaxmoe.tune.descent import SEGMENT
 from jaxmoe.tune.machine.augmented_lagrangian import MET, feasible_starts, to_feasible, violation
-from jaxmoe.tune.machine.gate_table import Table, tuned_table, within
-from jaxmoe.tune.machine.joint_descent import Joint
+from jaxmoe.tune.machine.gate_table import Table, gated, tuned_table, within
+from jaxmoe.tune.machine.joint_descent import Joint, descend
 from jaxmoe.tune.machine.problem import Progress
+from jaxmoe.tune.tuner import tune
 
+BIASED_BATCHES = 240  # that a plan is tuned on for a gate that is biased
+SHIPPED = "shipped"  # the best strategy of every layer, under its best exchange
 IN_TURN = "in_turn"  # the placement that is tuned for the best machine of the usual strategies
 ROUNDED = 2  # plans of the joint descent that are rounded, each on the machine where it ended
+
+
+def mode_of(problem: HardwareProblem) -> Mode:
+    """Whether a tuned placement cuts experts, or has copies of whole ones."""
+    return "replicated" if problem.space.copies else "sharded"
+
+
+def placement_on(problem: HardwareProblem, inputs: Inputs) -> PlacementProblem:
+    """The placement problem on a machine, for the space's objective, mean or 95th percentile, and kind of plan."""
+    placed = replace(placement_problem(inputs), p95_weight=float(problem.space.objective == "p95"))
+    placed = replace(placed, model=replace(placed.model, mode=mode_of(problem)))
+    return replace(placed, logits=problem.space.gate_loss is not None)
+
+
+def relaxed_plans(problem: HardwareProblem, inputs: Inputs, starts: np.ndarray, report: Progress) -> Joint:
+    """Plans and machines that descend together from all starts [start, variable]; `inputs` are of any machine."""
+    settings = build_tuner_settings(inputs.scenario.tuning)
+    return descend(problem, placement_on(problem, inputs), settings, starts, problem.space.gate_loss, report)
+
+
+def rounded(
+    problem: HardwareProblem,
+    inputs: Inputs,
+    relaxed: np.ndarray | None,
+    report: Progress,
+    table: Table | None = None,
+    exchange: str | None = None,
+) -> tuple[TuneResult, list[Strategy]]:
+    """Relaxed plans [layer, start, expert, node] rounded, improved under an exchange and compared by the tuner at a
+    machine's numbers; without any it descends itself. With a `table` tokens choose as that bias has it.
+
+    Returns its result, and what it found as strategies: the plan, what the search ended with where that is another,
+    and the best shipped strategies. Ctrl-C raises `KeyboardInterrupt` when the tuner has ended.
+    """
+    placed = placement_on(problem, inputs)
+    if table is not None:
+        placed = replace(placed, batches=gated(table, placed.draw(BIASED_BATCHES, problem.space.seed)))
+    settings, mode = build_tuner_settings(inputs.scenario.tuning), mode_of(problem)
+    result = tune(replace(placed, logits=False), settings, report, relaxed, exchange)
+    if result.stopped == "interrupted":
+        raise KeyboardInterrupt
+    found = tuned_strategies(inputs, result, mode)
+    if result.shipped is not None:
+        found.append(strategy(inputs, SHIPPED, result.shipped.plan, result.shipped.exchange.tolist(), mode))
+    return result, found
 
 
 @dataclass
@@ -46,8 +95,8 @@ class PlacementSearch:
                 suffix = "" if number == 0 else f"_{number + 1}"
                 plans = [replace(plan, name=f"{_in_turn(plan.name)}{suffix}") for plan in plans]
                 designs = [Design(plan) for plan in plans]
-                if self.problem.space.gate_loss is not None:
-                    designs += [self._biased(inputs, plan, None) for plan in plans]
+                if (loss := self.problem.space.gate_loss) is not None:
+                    designs += [self._biased(inputs, plan, loss) for plan in plans]
             self.optimised(designs, [position])
 
     def simultaneous(self, usual: np.ndarray) -> tuple[TuneResult, np.ndarray]:
@@ -75,34 +124,27 @@ class PlacementSearch:
     def _rounded(self, ended: Joint, at: int, position: np.ndarray, suffix: str) -> tuple[TuneResult, list[Design]]:
         """Designs from where one descent ended."""
         problem, inputs, table = self.problem, self._inputs(position), None
-        if ended.tables is not None and problem.space.gate_loss is not None:
+        loss = problem.space.gate_loss
+        if ended.tables is not None and loss is not None:
             drawn = placement_on(problem, inputs).draw(BIASED_BATCHES, problem.space.seed)
-            table = within(ended.tables[:, at], drawn, problem.space.gate_loss)
+            table = within(ended.tables[:, at], drawn, loss)
         relaxed = ended.shares[:, [at]]
         result, plans = rounded(problem, inputs, relaxed, self.report, table, ended.exchanges[at])
         plans = [replace(plan, name=f"{plan.name}{suffix}") for plan in plans]
-        if table is None:
+        if table is None or loss is None:
             return result, [Design(plan) for plan in plans]
-        return result, [self._biased(inputs, plan, table) for plan in plans]
+        return result, [self._biased(inputs, plan, loss, table) for plan in plans]
 
-    def _biased(self, inputs: Inputs, plan: Strategy, start: Table | None) -> Design:
+    def _biased(self, inputs: Inputs, plan: Strategy, loss: float, start: Table | None = None) -> Design:
         """A plan with a gate bias tuned for it on this machine; the bias starts from `start`, or from zero."""
-        space, placement = self.problem.space, plan.placement
-        assert space.gate_loss is not None
-        placed, none = placement_on(self.problem, inputs), np.zeros(placement.share.shape).swapaxes(1, 2)
-        table = tuned_table(
-            placed,
-            placement.share,
-            placement.exchange,
-            none if start is None else start,
-            space.gate_loss,
-            space.steps,
-            space.seed,
-        )
+        space, share, exchange = self.problem.space, plan.placement.share, plan.placement.exchange
+        start = np.zeros(share.shape).swapaxes(1, 2) if start is None else start
+        placed = placement_on(self.problem, inputs)
+        table = tuned_table(placed, share, exchange, start, loss, space.steps, space.seed)
         return Design(replace(plan, name=f"{plan.name}+gate"), table)
 
     def _inputs(self, position: np.ndarray) -> Inputs:
-        return inputs_at(self.problem, reported_numbers(self.problem, position))[0]
+        return self.problem.inputs_at(self.problem.reported_numbers(position))[0]
 
     def _feasible(self, position: np.ndarray, other: np.ndarray) -> np.ndarray:
         """A machine that meets the constraints near a position, or the other one where there is none."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxmoe.config import ConfigSource, Scenario
@@ -21,14 +22,13 @@ from jaxmoe.config.hardware_space import (
     SpaceFile,
     read_constraint,
 )
-from jaxmoe.config.keys import ScenarioFile, is_of_system, is_parameter, takes_whole_numbers
+from jaxmoe.config.keys import RangeConfig, ScenarioFile, is_of_system, is_parameter, takes_whole_numbers
 from jaxmoe.config.loader import label_of
-from jaxmoe.config.ranges import RangeConfig
 from jaxmoe.engine import Layer, LayerTime
-from jaxmoe.experiment.codesign.designs import design_group
-from jaxmoe.experiment.codesign.systems import system_outcome
+from jaxmoe.experiment.codesign.designs import design_group, system_outcome
+from jaxmoe.experiment.inputs import Inputs, inputs_of
+from jaxmoe.experiment.metrics import unstated
 from jaxmoe.experiment.parametric import ParametricRun, outcome_at, parametric_run, structural_keys
-from jaxmoe.experiment.stated_metrics import unstated
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.placement.named import compared_strategies
 from jaxmoe.registry import METRICS
@@ -38,6 +38,7 @@ from jaxmoe.tune.machine.designs import Arguments, DesignGroup
 from jaxmoe.tune.machine.problem import AbstractMachineProblem, MachineSearchError, Position
 
 BATCH_TOKENS = "workload.batch_tokens"
+DIGITS = 7  # of the numbers that are reported: those that are scored
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +103,18 @@ class HardwareProblem(AbstractMachineProblem):
     def scenario_at(self, numbers: Mapping[str, Any]) -> Scenario:
         """The scenario with these numbers, by key; those that are no keys of it, as derived ones, are left out."""
         return self.scenario.at(_scenario_values(numbers))
+
+    def reported_numbers(self, position: Float[np.ndarray, " variable"]) -> dict[str, float]:
+        """Variables with as many digits as are reported, and numbers that are derived from them."""
+        plain = self.numbers([float(part) for part in position])
+        integers = {key: float(round(plain[key])) for key in self.integers}
+        rounded = {key: float(f"{plain[key]:.{DIGITS}g}") for key in self.keys}
+        return self.with_derived(rounded | integers)
+
+    def inputs_at(self, numbers: Mapping[str, float]) -> list[Inputs]:
+        """A run on the machine of these numbers, for every size of batch."""
+        sizes = [{BATCH_TOKENS: tokens} for tokens in self.space.batch_tokens or ()] or [{}]
+        return [inputs_of(self.scenario_at({**numbers, **size}), layers=self.layers) for size in sizes]
 
     def with_constraints(self, texts: Sequence[str]) -> "HardwareProblem":
         space = self.space.model_copy(update={"constraints": (*self.space.constraints, *texts)})

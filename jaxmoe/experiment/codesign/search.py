@@ -11,14 +11,10 @@ from jaxtyping import Float
 from jaxmoe.config import Scenario, unstated_energy
 from jaxmoe.config.hardware_space import SYSTEM, TUNED
 from jaxmoe.engine import LayerTime
-from jaxmoe.experiment.codesign.designs import Design, biased_group
-from jaxmoe.experiment.codesign.machines import inputs_at, reported_numbers
-from jaxmoe.experiment.codesign.placements import PlacementSearch
-from jaxmoe.experiment.codesign.plans import placement_on
+from jaxmoe.experiment.codesign.designs import Design, biased_group, system_times
+from jaxmoe.experiment.codesign.placements import PlacementSearch, placement_on
 from jaxmoe.experiment.codesign.problem import HardwareProblem
-from jaxmoe.experiment.codesign.systems import system_times
 from jaxmoe.experiment.evaluation import score
-from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.metrics import Outcome
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.strategies import Strategy
@@ -165,7 +161,7 @@ class _Search:
         """
         placements, usual = PlacementSearch(self.problem, self.report, self.clock, self._optimised), [*self.optima]
         best = min(usual, key=lambda optimum: optimum.value).position
-        (inputs,) = inputs_at(self.problem, reported_numbers(self.problem, best))
+        (inputs,) = self.problem.inputs_at(self.problem.reported_numbers(best))
         gathers = placement_on(self.problem, inputs).gathers
         any_plan = [
             optimum
@@ -206,14 +202,15 @@ class _Search:
 
     def _scored(self, index: int) -> tuple[ScoredMachine, list[Candidate]]:
         problem, optimum, (strategy, table) = self.problem, self.optima[index], self.designs[index]
-        numbers = reported_numbers(problem, optimum.position)
-        inputs = inputs_at(problem, numbers)
-        of_system = problem.space.placement == SYSTEM
-        times, lost = (
-            tuple(system_times(each, strategy) if of_system else _score(each, strategy) for each in inputs),
-            0.0,
-        )
-        if table is not None:
+        times: tuple[LayerTime, ...]
+        numbers = problem.reported_numbers(optimum.position)
+        inputs = problem.inputs_at(numbers)
+        lost = 0.0
+        if problem.space.placement == SYSTEM:
+            times = tuple(system_times(each, strategy) for each in inputs)
+        elif table is None:
+            times = tuple(score(each, strategy, each.evaluation_batches) for each in inputs)
+        else:
             (each,) = inputs
             times = (score(each, strategy, gated(table, each.routed_batches)),)
             lost = float(lost_by_layer(table, each.routed_batches).mean())
@@ -240,15 +237,11 @@ class _Search:
                 problem.metric(at),
                 each.stationarity.residual,
                 design,
-                reported_numbers(problem, each.position),
+                problem.reported_numbers(each.position),
             )
             for design, each, at in zip(self.designs, self.optima, here, strict=True)
         ]
         return best, candidates
-
-
-def _score(inputs: Inputs, strategy: Strategy) -> LayerTime:
-    return score(inputs, strategy, inputs.evaluation_batches)
 
 
 def tune_hardware(

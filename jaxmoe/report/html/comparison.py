@@ -18,7 +18,7 @@ from jaxmoe.report.html.blocks import (
     figure,
     seconds_unit,
 )
-from jaxmoe.report.html.validation import agreement_figure
+from jaxmoe.report.html.summaries import agreement_figure
 from jaxmoe.report.style import GUIDE, INK, strategy_colours
 
 STAGES = ("dispatch", "compute", "combine")

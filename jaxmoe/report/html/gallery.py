@@ -1,8 +1,11 @@
-"""A gallery: every study of a folder with its claim, its pictures, and the rest of its README to unfold."""
+"""Pages of pictures: a gallery of studies with their claims, and the folder of a command without figures."""
 
+import base64
+import io
+import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib.util import find_spec
@@ -10,12 +13,39 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from jaxmoe.report.html.blocks import Block, FoldedProse, Prose, ReportError
+from jaxmoe.report.html.blocks import Block, Folded, FoldedProse, Picture, Prose, ReportError
 from jaxmoe.report.html.page import Page
-from jaxmoe.report.html.pictures import picture
 
+WIDTH = 1400  # px: wider pictures are made smaller, since the page holds them all
+QUALITY = 80  # of WebP
+ABOUT = ("hardware", "scenario", "versions", "device", "wall_s", "command_line")  # told elsewhere on the page
 README = "README.md"
 CLAIMS = re.compile(r"\*\*(Claims?|Question|Measured|Met|Missed)\b")  # what paragraphs that are shown begin with
+
+
+def picture(path: Path, caption: str, link: str, named_by: Path) -> Picture:
+    """A picture small enough for a page, with a link to the original. Raises `ReportError` naming who wants it."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as opened:
+            image = opened.convert("RGB")
+    except (OSError, UnidentifiedImageError) as error:
+        reason = getattr(error, "strerror", None) or "it is no picture"
+        raise ReportError(f"{named_by}: cannot read its picture {path}: {reason}; draw it anew") from error
+    image.thumbnail((WIDTH, 4 * WIDTH))
+    written = io.BytesIO()
+    image.save(written, "WEBP", quality=QUALITY)
+    data = "data:image/webp;base64," + base64.b64encode(written.getvalue()).decode()
+    return Picture(f"picture-{path.stem}", data, caption, link, image.size)
+
+
+def plain_blocks(folder: Path, summary: Mapping[str, Any]) -> dict[str, list[Block]]:
+    """Blocks by heading: the pictures of a folder, and what its summary says as it stands there."""
+    drawn: list[Block] = [picture(path, path.stem, path.name, folder) for path in sorted(folder.glob("*.png"))]
+    told = {key: value for key, value in summary.items() if key not in ABOUT}
+    figures: list[Block] = [Folded("The summary", json.dumps(told, indent=1))]
+    return ({"Pictures": drawn} if drawn else {}) | {"Figures": figures}
 
 
 @dataclass

@@ -73,7 +73,7 @@ def _plotly(drawn: dict[str, Any]) -> list[str]:
     return [get_plotlyjs()]
 
 
-def in_script(value: Any) -> str:
+def in_script(value: object) -> str:
     """JSON that can stand in a script element: nothing in it ends the element or begins another."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

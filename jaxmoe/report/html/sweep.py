@@ -96,7 +96,7 @@ def column(rows: Sequence[Row], key: str, label: str, is_time: bool = False) -> 
     return {"label": label, "scale": "log" if wide else "linear", "values": rounded(numbers)}
 
 
-def _name(value: Any) -> str:
+def _name(value: object) -> str:
     return "-" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
@@ -133,7 +133,7 @@ def _unit(data: SweepData, name: str) -> tuple[float, str]:
     return time_unit(max(row[key] for row in data.best.values() if row.get(key) is not None))
 
 
-def _cell(value: Any) -> Cell:
+def _cell(value: object) -> Cell:
     return value if isinstance(value, str | int | float | None) and not isinstance(value, bool) else str(value)
 
 

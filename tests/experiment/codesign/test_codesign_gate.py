@@ -9,8 +9,7 @@ import yaml
 from jaxmoe.config import ConfigError
 from jaxmoe.config.hardware_space import read_space
 from jaxmoe.engine.gating import GateBias
-from jaxmoe.experiment.codesign.placements import IN_TURN
-from jaxmoe.experiment.codesign.plans import placement_on
+from jaxmoe.experiment.codesign.placements import IN_TURN, placement_on
 from jaxmoe.experiment.codesign.problem import hardware_problem
 from jaxmoe.experiment.codesign.search import tune_hardware
 from jaxmoe.experiment.evaluation import score

@@ -9,9 +9,9 @@ from oracles.arrays import full
 
 from jaxmoe.config import ConfigError
 from jaxmoe.config.hardware_space import read_space
+from jaxmoe.experiment.codesign.designs import system_times
 from jaxmoe.experiment.codesign.problem import hardware_problem
 from jaxmoe.experiment.codesign.search import tune_hardware
-from jaxmoe.experiment.codesign.systems import system_times
 from jaxmoe.experiment.inputs import inputs_of
 from jaxmoe.experiment.simulation import IterationBatches, setting_of
 from jaxmoe.experiment.stage_timer import StageTimer

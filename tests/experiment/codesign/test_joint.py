@@ -9,8 +9,7 @@ import yaml
 
 from jaxmoe.config import ConfigError
 from jaxmoe.config.hardware_space import read_space
-from jaxmoe.experiment.codesign.machines import inputs_at, reported_numbers
-from jaxmoe.experiment.codesign.plans import placement_on, relaxed_plans, rounded
+from jaxmoe.experiment.codesign.placements import placement_on, relaxed_plans, rounded
 from jaxmoe.experiment.codesign.problem import hardware_problem
 from jaxmoe.experiment.evaluation import score
 
@@ -30,7 +29,7 @@ def made(scenario, tmp_path):
         path.write_text(yaml.safe_dump(SPACE | {"starts": 4, "steps": 50} | sections))
         fixed = {"costs.exchange": EXCHANGES[0], "tuning.exchanges": EXCHANGES} | fixed
         problem = hardware_problem(read_space(path), scenario, fixed, [3])
-        return problem, inputs_at(problem, reported_numbers(problem, np.full(2, 0.5)))[0]
+        return problem, problem.inputs_at(problem.reported_numbers(np.full(2, 0.5)))[0]
 
     return make
 

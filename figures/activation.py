@@ -1,9 +1,6 @@
-"""Plot of expert activation in four panels: load imbalance, overlap of neighbours, affinity and prediction accuracy.
+"""How experts are activated, Fig. 3 of "hd_moe", and how well predictors know what will be."""
 
-After Fig. 3 of "hd_moe".
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -102,46 +99,37 @@ def _legend_above(axes: Axes) -> None:
     axes.legend(loc="upper center", ncols=4, fontsize=style.TICK_SIZE, frameon=False, columnspacing=1.2)
 
 
-# A real trace beside made-up ones, statistic by statistic.
+# How many of the chosen experts were predicted: Fig. 3(d) of "hd_moe".
 
-BAR = 0.8  # of the height of a statistic
+LIMITS = ("random", "perfect")
 
 
-def plot_trace_comparison(
-    path: Path, statistics: Sequence[str], traces: Mapping[str, Sequence[float] | np.ndarray], title: str
-) -> None:
-    """Statistics by name, and their values [statistic] of each trace, the real one first.
+def plot_recall(path: Path, sizes: np.ndarray, recall: Mapping[str, np.ndarray], top_k: int, title: str) -> None:
+    """Share of chosen experts among the n ranked highest, [n] by name of the predictor, over `sizes` n, [n].
 
-    Every statistic has its own scale, from 0 to its largest value; the numbers are at the ends of the bars.
+    Random and perfect prediction, where given, are dashed; a dotted line is at `top_k`, what a token chooses.
     """
-    style.check_not_empty("statistics", statistics)
-    style.check_not_empty("traces", traces)
-    for name, values in traces.items():
-        style.check_lengths(name, values, "statistics", statistics)
-    values = np.array([np.asarray(some, float) for some in traces.values()])  # [trace, statistic]
-    largest = np.abs(values).max(axis=0)
-    length = np.divide(values, largest, out=np.zeros_like(values), where=largest > 0)
-    thick = BAR / len(traces)
-    figure = style.new_figure(8.4, 1.5 + (0.2 * len(traces) + 0.16) * len(statistics), title)
+    style.check_not_empty("sizes", sizes)
+    style.check_not_empty("recall", recall)
+    for name, values in recall.items():
+        style.check_lengths(name, values, "sizes", sizes)
+    predictors = [name for name in recall if name not in LIMITS]
+    colours, markers = style.strategy_colours(predictors), style.strategy_markers(predictors)
+    figure = style.new_figure(8.0, 5.0, title)
     axes = figure.subplots()
-    for index, (name, colour) in enumerate(style.strategy_colours(traces).items()):
-        row = np.arange(len(statistics)) + (index - (len(traces) - 1) / 2) * thick
-        axes.barh(row, length[index], height=thick * 0.9, color=colour, label=name)
-        for y, end, value in zip(row, length[index], values[index], strict=True):
+    axes.axvline(top_k, color=style.GUIDE, linewidth=1.0, linestyle=":", zorder=1)
+    axes.annotate(f"chosen: {top_k}", (top_k, 1.02), (4, 0), textcoords="offset points", fontsize=style.TICK_SIZE)
+    for name in sorted(recall, key=lambda name: -float(np.mean(recall[name]))):
+        if name in LIMITS:
+            axes.plot(sizes, recall[name], color=style.INK, linewidth=1.2, linestyle="--")
             axes.annotate(
-                style.digits(value),
-                (max(end, 0), y),
-                (4, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=style.TICK_SIZE,
+                name, (sizes[-1], recall[name][-1]), (4, 0), textcoords="offset points", fontsize=style.TICK_SIZE
             )
-    style.dress(axes, "", "", grid="x")
-    axes.set_yticks(range(len(statistics)), list(statistics))
-    axes.set_ylim(len(statistics) - 0.5, -0.5)  # the first statistic on top
-    axes.set_xlim(min(0.0, float(length.min())), 1.1)
-    axes.set_xticks([])
-    axes.spines["bottom"].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    style.legend_below(figure, [axes])
+        else:
+            style.marked_line(axes, sizes, recall[name], name, colours[name], markers[name], width=1.6)
+    style.dress(axes, "experts predicted for a token and layer, n", "recall of the chosen experts", grid="both")
+    style.whole_number_ticks(axes, np.asarray(sizes))
+    axes.set_ylim(0, 1.08)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.legend(loc="upper left", bbox_to_anchor=(1.08, 1.0), fontsize=style.TICK_SIZE, frameon=False)
     style.save(figure, path)

@@ -1,6 +1,8 @@
-"""Pictures of studies: panels of bars, dots and points, and four views of activation; misfits are refused."""
+"""Pictures of several studies: panels of bars, dots and points, activation, recall; misfits are refused."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,16 +11,13 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from jaxmoe.report import (
-    GroupPanel,
-    ScatterPanel,
-    plot_activation,
-    plot_bar_panels,
-    plot_dot_panels,
-    plot_scatter_panels,
-    style,
-)
+from jaxmoe.report import style
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "figures"))
+from activation import plot_activation, plot_recall
+from panels import GroupPanel, ScatterPanel, plot_bar_panels, plot_dot_panels, plot_scatter_panels
+
+sys.path.pop(0)
 rng = np.random.default_rng(0)
 BARS = GroupPanel(
     "bars", ["16", "32"], {"TP": np.array([1.0, 2.0]), "EP": np.array([3.0, np.nan])}, "time [s]", "batch"
@@ -26,6 +25,7 @@ BARS = GroupPanel(
 NOTED = replace(BARS, reference=(1.5, "paper"), notes={"EP": ["3 s", "none"]})
 DOTS = GroupPanel("dots", ["a", "b"], {"gap": np.array([[0.0, 1.0, 8.0], [2.0, 2.0, np.nan]])}, "gap [%]")
 POINTS = {"a": (np.array([1.0, 2.0]), np.array([2.0, 4.0])), "b": (np.array([3.0, np.nan]), np.array([3.0, 1.0]))}
+RECALL = {name: np.sort(rng.random(3)) for name in ("random", "next token", "frequency", "perfect")}
 SCATTER = ScatterPanel("points", POINTS, "estimate [s]", "simulated [s]", {"a": 2.0}, {"a": "a: gamma 2"})
 
 
@@ -55,6 +55,7 @@ DRAWINGS = {
         path, [ScatterPanel("points", POINTS, "x", "y", logarithmic=True)], "points"
     ),
     "small model": lambda path: plot_activation(path, **activation(1, 2)),
+    "recall": lambda path: plot_recall(path, np.array([2, 4, 8]), RECALL, 2, "recall"),
     "large model": lambda path: plot_activation(path, **activation(58, 256)),
 }  # fmt: skip
 
@@ -159,6 +160,7 @@ def test_activation_hides_an_experts_affinity_to_itself_and_the_panel_that_has_n
             "measured has 3 values but layer_ids has 4",
         ),
         (lambda p: plot_activation(p, **activation(4, 8) | {"frequency": {}}), "frequency is empty"),
+        (lambda p: plot_recall(p, np.arange(2), {"a": np.ones(3)}, 1, ""), "a has 3 values but sizes has 2"),
     ],
 )  # fmt: skip
 def test_arrays_that_do_not_fit_are_refused_before_anything_is_written(tmp_path, draw, message):
