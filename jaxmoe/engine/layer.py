@@ -28,6 +28,7 @@ from jaxmoe.network import (
 from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax, HardSupport
 from jaxmoe.traces.batches import Batch, merge_tokens, over_batches
 
+MOST_VISITS = 2**27  # [layer, token, choice, node] that are timed side by side: several arrays of 512 MiB
 SHARING = 4  # rows per token up to which merged batches pay, where they share the work of their rows
 
 
@@ -57,6 +58,10 @@ class AbstractLayer(eqx.Module):
         support: AbstractSupport | None = None,
     ) -> LayerTime:
         """Time of a layer for `tokens` under `decisions`, such as a placement; exact without a relaxed `reduction`."""
+
+    def in_turn(self, tokens: Any) -> bool:
+        """Whether layers with such tokens, [layer, ...], are timed one after the other, which takes less memory."""
+        return False
 
     @abc.abstractmethod
     def blank(self, tokens: Any) -> Any:
@@ -113,6 +118,9 @@ class Layer(AbstractLayer):
 
     def under(self, exchange: AbstractExchange) -> "Layer":
         return replace(self, exchange=exchange)
+
+    def in_turn(self, tokens: Batch) -> bool:
+        return tokens.experts.size * self.machine.num_nodes > MOST_VISITS
 
     def blank(self, tokens: Batch) -> Decisions:
         return Decisions(jnp.zeros((tokens.experts.shape[0], 1, self.machine.num_nodes)))

@@ -135,9 +135,12 @@ class _Pricing(eqx.Module):
         """Times [layer]."""
 
         def priced(layer: AbstractLayer, decisions: Any, tokens: Any) -> LayerTime:
-            return jax.vmap(lambda decided, own: layer.time(decided, own, self.reduction, self.support))(
-                decisions, tokens
-            )
+            def one(given: tuple[Any, Any]) -> LayerTime:
+                return layer.time(*given, self.reduction, self.support)
+
+            if layer.in_turn(tokens):
+                return jax.lax.map(one, (decisions, tokens))
+            return jax.vmap(one)((decisions, tokens))
 
         if self.exchanges is None:
             return priced(self.layer, decisions, tokens)
