@@ -44,6 +44,7 @@ from .wafer_gpu.system import WaferGPU as WaferGPU
 from .wafer_gpu.system import WaferRun as WaferRun
 from .wafer_gpu.task_allocation import Algorithm1 as Algorithm1
 from .wafer_gpu.task_allocation import AllocationCosts as AllocationCosts
+from .wafer_gpu.task_allocation import AllocationTask as AllocationTask
 from .wafer_gpu.task_allocation import AtHome as AtHome
 from .wafer_gpu.task_allocation import Dealt as Dealt
 from .wafer_gpu.task_allocation import deal as deal
