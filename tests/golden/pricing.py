@@ -46,8 +46,7 @@ from jaxmoe.hardware.networks import wafers
 from jaxmoe.methods import RolloutResult, system_of
 from jaxmoe.methods.camoe.gated import GatedRun
 from jaxmoe.methods.camoe.system import CAMoERun
-from jaxmoe.methods.expert_streaming.loaded_experts import CirculatingRun, OffloadedRun
-from jaxmoe.methods.expert_streaming.streamed_layer import LoadedRun
+from jaxmoe.methods.expert_streaming.loaded_experts import CirculatingRun, LoadedRun, OffloadedRun
 from jaxmoe.methods.expert_streaming.system import StreamedRun
 from jaxmoe.methods.expert_streaming.trajectories import moved_tokens, ring_of
 from jaxmoe.methods.forecast import MovingAverage
