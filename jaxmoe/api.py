@@ -27,7 +27,7 @@ from jaxmoe.errors import InputError
 from jaxmoe.experiment.evaluation import describe_model
 from jaxmoe.hardware import AbstractGemm, AbstractTopology, Die, Energy, Machine, MemoryLevel, Mesh, node_memory
 from jaxmoe.hardware.topology import filled
-from jaxmoe.methods.own_method import replayed_movements, replayed_stages
+from jaxmoe.methods.static import replayed_movements, replayed_stages
 from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange, AbstractTimeModel, Congestion, build_exchange
 from jaxmoe.placement.named import StrategySettings, strategy_named

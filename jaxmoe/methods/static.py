@@ -1,20 +1,107 @@
 """Runs of a plan by a method, and the system that keeps the plan static, which other systems are compared with."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxmoe.des import layer_seconds, movement_seconds
-from jaxmoe.engine import AbstractMethod, Decisions, LayerExchanges, LayerTime, StaticPlan, rollout
-from jaxmoe.engine.times import STAGES
-from jaxmoe.methods import broadcast_experts
-from jaxmoe.methods.settings.static import StaticSettings
-from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, RolloutResult, TokenPaths
+from jaxmoe.des import LayerDescription, layer_seconds, movement_seconds
+from jaxmoe.engine import AbstractMethod, Decisions, LayerExchanges, LayerTime, Movement, StaticPlan, rollout
+from jaxmoe.engine.rollout import everything
+from jaxmoe.engine.times import HIDDEN, MOVEMENTS, STAGES
+from jaxmoe.methods.settings.base import StaticSettings
+from jaxmoe.methods.system import (
+    AbstractRun,
+    AbstractSystem,
+    DeploymentSetting,
+    RolloutResult,
+    TokenPaths,
+    UnsuitableSystemError,
+)
 from jaxmoe.traces import Batch
+
+
+@dataclass(frozen=True)
+class MethodRun(AbstractRun):
+    """A method over iterations. All that it decides is kept, and replayed layer by layer with barriers."""
+
+    setting: DeploymentSetting
+    method: AbstractMethod
+
+    def rolled(self, steps: Batch, keep: Callable[[Any, LayerTime], Any] = everything) -> tuple[LayerTime, Any]:
+        """NumPy times, and what is kept of the decisions, under the exchange that the setting has for every layer."""
+        exchanges = LayerExchanges.from_names(self.setting.exchange, self.setting.build_exchange)
+        _, time, kept = rollout(self.method, self.setting.model, steps, exchanges, keep=keep)
+        if keep is everything and not isinstance(kept, Decisions):
+            raise UnsuitableSystemError(
+                f"the method {type(self.method).__name__} decides {type(kept).__name__}, which nothing replays; "
+                "return Decisions, or write an AbstractSystem with a run of its own"
+            )
+        return time.as_numpy(), jax.tree.map(np.asarray, kept)
+
+    def rollout(self, steps: Batch) -> RolloutResult:
+        time, kept = self.rolled(steps)
+        facts = {name: float(np.mean(fact)) for name, fact in kept.facts.items()}
+        # Of all stages one after the other, without movements.
+        names = [name for block, names in time.blocks if block not in (MOVEMENTS, HIDDEN) for name in names]
+        return RolloutResult(time, kept, facts, modelled=np.sum([time.stages[name] for name in names], axis=0))
+
+    def decided(self, rolled: RolloutResult, step: int, row: int) -> Decisions:
+        """The decisions of one layer and step."""
+        return jax.tree.map(lambda leaf: leaf[step, row], rolled.kept)
+
+    def _described(self, row: int, decided: Decisions) -> LayerDescription:
+        exchange = self.setting.exchange[row] if decided.exchange is None else decided.exchange.name
+        return self.setting.describe(self.setting.mode, exchange)
+
+    def replay(self, rolled: RolloutResult, batch: Batch, step: int, row: int) -> float:
+        decided = self.decided(rolled, step, row)
+        return replayed_stages(self._described(row, decided), decided, batch)
+
+    def replay_movement(self, rolled: RolloutResult, step: int, row: int) -> float:
+        decided = self.decided(rolled, step, row)
+        return replayed_movements(self._described(row, decided), decided)
+
+    def served(self, rolled: RolloutResult, step: int, row: int) -> np.ndarray | None:
+        served = self.decided(rolled, step, row).served
+        return None if served is None else np.asarray(served)
+
+
+def replayed_stages(layer: LayerDescription, decided: Decisions, batch: Batch) -> float:
+    """Seconds of one layer's whole batch in the event simulator, stage after stage; leaves are [token, ...].
+
+    Run-time decisions are of whole batches, so micro-batches are left out.
+    """
+    served = None if decided.served is None else np.asarray(decided.served)
+    batch = jax.tree.map(np.asarray, decided.tokens(batch))
+    return layer_seconds(replace(layer, micro_batches=1), np.asarray(decided.share), batch, served)
+
+
+def replayed_movements(layer: LayerDescription, decided: Decisions) -> float:
+    """Seconds of the weights that travel, each movement with the network to itself."""
+    decided = jax.tree.map(jnp.asarray, decided)
+    stored = np.asarray(decided.stored, float)
+    seconds = 0.0
+    for each in decided.movements:
+        if not isinstance(each, Movement):
+            raise UnsuitableSystemError(
+                f"the movement {type(each).__name__} is not replayed; decide a Movement, whose weights are multicast"
+            )
+        seconds += movement_seconds(layer, stored, np.asarray(each.destination) > 0)
+    return float(seconds)
+
+
+def broadcast_experts(decisions: Decisions) -> Bool[Array, "*lead expert"]:
+    """Marks the experts that were sent to any node; none without a movement."""
+    found = jnp.zeros(decisions.share.shape[:-1], bool)
+    for movement in decisions.movements:
+        if isinstance(movement, Movement):
+            found |= (movement.destination > 0).any(axis=-1)
+    return found
 
 
 def _kept(decisions: Decisions, time: LayerTime) -> tuple[LayerTime, Any]:
@@ -22,40 +109,25 @@ def _kept(decisions: Decisions, time: LayerTime) -> tuple[LayerTime, Any]:
 
 
 @dataclass(frozen=True)
-class PlannedRun(AbstractRun):
-    """A run of a method on the setting's plan. Replays take whole batches stage by stage, and movements separately."""
+class PlannedRun(MethodRun):
+    """A run of a method that broadcasts experts of the setting's plan, or leaves it alone; shares are not kept."""
 
-    setting: DeploymentSetting
-    method: AbstractMethod
     hidden: bool = False  # movements are behind the layer before
 
     def rollout(self, steps: Batch) -> RolloutResult:
-        exchanges = LayerExchanges.from_names(self.setting.exchange, self.setting.build_exchange)
-        _, time, kept = rollout(self.method, self.setting.model, steps, exchanges, keep=_kept)
-        time, kept = time.as_numpy(), jax.tree.map(np.asarray, kept)
-        sent = kept[0]
+        time, kept = self.rolled(steps, _kept)
+        sent, movement = kept[0].sum(axis=-1), time.stages.get("movement", np.zeros(time.total.shape))
         figures = {
-            "experts_broadcast_per_layer": float(sent.sum(axis=-1).mean()),
-            "broadcasts_longer_than_the_layer_before": late(time.total, _movement(time), sent.sum(axis=-1)),
+            "experts_broadcast_per_layer": float(sent.mean()),
+            "broadcasts_longer_than_the_layer_before": late(time.total, movement, sent),
         }
         return RolloutResult(time, kept, figures, modelled=np.sum([time.stages[name] for name in STAGES], axis=0))
 
-    def replay(self, rolled: RolloutResult, batch: Batch, step: int, row: int) -> float:
-        # Stages are compared one after the other: run-time decisions are of whole batches.
-        layer = replace(self.setting.describe(self.setting.mode, self.setting.exchange[row]), micro_batches=1)
-        return layer_seconds(layer, self.setting.share[row], batch, self.served(rolled, step, row))
-
-    def replay_movement(self, rolled: RolloutResult, step: int, row: int) -> float:
-        sent = rolled.kept[0][step, row]
-        if not sent.any():
-            return 0.0
-        layer = self.setting.describe(self.setting.mode, self.setting.exchange[row])
-        everywhere = np.repeat(sent[:, None], layer.num_nodes, axis=1)
-        return movement_seconds(layer, self.setting.share[row].astype(float), everywhere)
-
-    def served(self, rolled: RolloutResult, step: int, row: int) -> np.ndarray | None:
-        served = rolled.kept[1]
-        return None if served is None else served[step, row]
+    def decided(self, rolled: RolloutResult, step: int, row: int) -> Decisions:
+        sent, served = jax.tree.map(lambda leaf: jnp.asarray(leaf[step, row]), rolled.kept)
+        share = jnp.asarray(self.setting.share[row])
+        movement = Movement(jnp.broadcast_to(sent[:, None], share.shape).astype(share.dtype))
+        return Decisions(share, served=served, movements=(movement,))
 
     def token_paths(self, tokens: int) -> TokenPaths | None:
         if not all(self.setting.build_exchange(name).returns_home for name in self.setting.exchange):
@@ -76,10 +148,6 @@ class PlannedRun(AbstractRun):
             f"{100 * part:.0f} % of the broadcasts take longer than the layer before, so they could not be hidden "
             "behind it; with system.window: last only those that fit Eq. 17 are made"
         ]
-
-
-def _movement(time: Any) -> Float[np.ndarray, "step layer"]:
-    return time.stages.get("movement", np.zeros(time.total.shape))
 
 
 def late(

@@ -19,9 +19,9 @@ from jaxmoe.methods.camoe.bias_descent import (
     Found,
     GateSettings,
     Limits,
+    RelaxedPlacement,
     descend,
     fastest,
-    placed_like,
     start,
     tuned_bias,
 )
@@ -36,6 +36,11 @@ BIAS = GateSettings(steps=40)
 PLACE = GateSettings(steps=40, learning_rate=0.1)
 BOTH = GateSettings(steps=40, learning_rate=0.05)
 NODES_TOKENS = {"camoe_4nodes": TOKENS_PER_NODE, "spine_leaf": 190, "wafer": 190}  # as many tokens on 4 nodes as on 32
+
+
+def placed_like(share: np.ndarray, strength: float) -> RelaxedPlacement:
+    """A relaxed placement whose logits are `strength` times the given shares."""
+    return RelaxedPlacement(strength * jnp.asarray(share, jnp.float32))
 
 
 def networks():

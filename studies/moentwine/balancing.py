@@ -27,12 +27,12 @@ from balancing_cases import (
     peak_of_devices,
     run,
     shares_of,
+    slots_in_order,
 )
 from balancing_moves import sharing, skew, tokens
 from balancing_stream import simulator, stream
 
 from jaxmoe.experiment.table import add_shared, make_tables, study_options, tables_of
-from jaxmoe.methods import first_slots
 from jaxmoe.placement import EMPTY
 from jaxmoe.traces import read_any
 from jaxmoe.traces.trace import GatingTrace, load_counts
@@ -105,7 +105,7 @@ def traces(shared: Path) -> Iterator[Row]:
     for iteration in range(ITERATIONS):
         row: Row = {"iteration": iteration}
         for name, each in ran.items():
-            row[f"{name}_excess"] = each.excess[iteration].mean()
+            row[f"{name}_excess"] = each.kept["excess"][iteration].mean()
             row[f"{name}_waits_us"] = 1e6 * each.time.stages["migration"][iteration].sum()
             row[f"{name}_iteration_us"] = 1e6 * each.time.total[iteration].sum()
         yield row
@@ -128,7 +128,7 @@ def parts(shared: Path) -> Iterator[Row]:
             given = loads_of(place, "mixed", phase, ITERATIONS, shared)
             found = figures_of(run(method, place, phase, given), WARM)
             moe, nodes = moe_of(place.model), layout_of(place).num_nodes
-            slots = first_slots(1, moe.num_experts, nodes, 0)
+            slots = slots_in_order(1, moe.num_experts, nodes, 0)
             held = (slots != EMPTY).sum(axis=2).mean()
             yield {"phase": phase, "step": name, "devices": nodes, "experts_per_device": held} | found
 

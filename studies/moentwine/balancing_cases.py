@@ -11,15 +11,16 @@ from cases import clusters_of, hardware_of
 from scenarios import iteration_mixture, merged_arrivals, scenario_of_requests, scenario_shares
 
 from jaxmoe.config import build_machine, build_model, load_model
-from jaxmoe.engine import LayerCosts, grouped_attention
+from jaxmoe.engine import LayerCosts, grouped_attention, rollout
 from jaxmoe.engine.counts import CountModel, paths_of
+from jaxmoe.engine.rollout import Rollout
 from jaxmoe.engine.schedule import Overlap
 from jaxmoe.engine.stage import chained
 from jaxmoe.files import atomic_write
 from jaxmoe.hardware import Machine
-from jaxmoe.methods import Balancer, Eplb, KeepSlots, ShadowSlots, Windows, balanced_rollout, first_slots
+from jaxmoe.methods import Balancer, Eplb, KeepSlots, ShadowSlots, Windows, facts_alone, first_slots
 from jaxmoe.methods.forecast import MovingAverage, PerfectForecast
-from jaxmoe.methods.moentwine.balancing import AbstractRule, BalancedRollout, check_slots_fit
+from jaxmoe.methods.moentwine.balancing import AbstractRule, check_slots_fit
 from jaxmoe.methods.moentwine.gradient_slots import HIDDEN, GradientSlots, Objective, hop_price
 from jaxmoe.models import MoEModel
 from jaxmoe.network import Congestion
@@ -187,7 +188,7 @@ class Method:
         model, moe, layout = model_of(place, phase), moe_of(place.model), layout_of(place)
         topology = model.machine.topology
         layers = len(moe.moe_layer_ids)
-        slots = first_slots(layers, moe.num_experts, topology.num_nodes, self.shadow)
+        slots = slots_in_order(layers, moe.num_experts, topology.num_nodes, self.shadow)
         changing = slots.shape[2] if self.name == "eplb" else self.shadow
         arriving = 0 if self.invasive else changing
         check_slots_fit(slots, float(model.costs.expert_bytes), model.machine, arriving)
@@ -214,21 +215,28 @@ class Method:
         return Balancer(rules[self.name], forecast, jnp.asarray(slots), distance, *numbers, windows, **sizes)
 
 
-def run(method: Method, place: Place, phase: str, loads: np.ndarray) -> BalancedRollout:
+def slots_in_order(layers: int, experts: int, nodes: int, shadow: int) -> np.ndarray:
+    """Experts in order, as evenly as they go, and `shadow` empty slots on every node, int [layer, node, slot]."""
+    share = np.eye(nodes)[np.arange(experts) * nodes // experts]
+    return first_slots(np.broadcast_to(share, (layers, *share.shape)), shadow)
+
+
+def run(method: Method, place: Place, phase: str, loads: np.ndarray) -> Rollout:
     """The iterations of a balancer, as NumPy arrays."""
-    model = model_of(place, phase)
-    return jax.tree.map(np.asarray, balanced_rollout(method.balancer(place, phase), model, jnp.asarray(loads)))
+    in_turn = jnp.swapaxes(jnp.asarray(loads), 0, 1)
+    ran = rollout(method.balancer(place, phase), model_of(place, phase), in_turn, keep=facts_alone)
+    return jax.tree.map(np.asarray, ran)
 
 
-def figures_of(ran: BalancedRollout, warm: int) -> dict[str, float]:
+def figures_of(ran: Rollout, warm: int) -> dict[str, float]:
     """What a run comes to from iteration `warm` on; times are of one layer, means over layers and iterations."""
     stages = {name: 1e6 * float(each[warm:].mean()) for name, each in ran.time.stages.items()}
-    moved = ran.facts["experts_moved"][warm:].sum(axis=1)
+    moved = ran.kept["experts_moved"][warm:].sum(axis=1)
     total = 1e6 * float(ran.time.total[warm:].mean())
     interrupted = int((moved > 0).sum())
     waits = 1e6 * float(ran.time.stages["migration"][warm:].sum()) / ran.time.total.shape[1]
     return {
-        "excess": float(ran.excess[warm:].mean()),
+        "excess": float(ran.kept["excess"][warm:].mean()),
         "attention_us": stages["attention"],
         "all_reduce_us": stages["all_reduce"],
         "compute_us": stages["compute"],
@@ -239,5 +247,5 @@ def figures_of(ran: BalancedRollout, warm: int) -> dict[str, float]:
         "iterations_between": len(moved) / max(interrupted, 1) if interrupted else float("inf"),
         "migration_costs_iterations": waits / max(interrupted, 1) / (total - stages["migration"]),
         "experts_moved": float(moved.mean()),
-        "hops_per_expert": float(ran.facts["expert_hops"][warm:].sum() / max(moved.sum(), 1)),
+        "hops_per_expert": float(ran.kept["expert_hops"][warm:].sum() / max(moved.sum(), 1)),
     }

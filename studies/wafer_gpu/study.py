@@ -13,7 +13,6 @@ from typing import Any
 import equinox as eqx
 import insights
 import jax
-import jax.numpy as jnp
 import numpy as np
 from layers import h100, loads, timeline, told, work_of
 from recorded import recorded
@@ -47,7 +46,8 @@ from jaxmoe.des import replay_slices
 from jaxmoe.engine import HostLink
 from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.files import read_table
-from jaxmoe.methods.wafer_gpu.descended_allocation import AllocationTask, allocation_bound, allocation_seconds
+from jaxmoe.methods import AllocationTask
+from jaxmoe.methods.wafer_gpu.descended_allocation import AssignmentProgram, allocation_seconds
 from jaxmoe.methods.wafer_gpu.system import allocation_of
 
 
@@ -178,8 +178,12 @@ def agreement(model: str) -> Iterator[Row]:
 
 
 @eqx.filter_jit
-def allocated(allocation, *task):
-    return allocation(*task)
+def allocated(allocation, task):
+    """The allocation of a task, compiled once for all tasks."""
+    return allocation(task)
+
+
+seconds_of = eqx.filter_jit(allocation_seconds)
 
 
 def bounds(model: str) -> Iterator[Row]:
@@ -193,16 +197,14 @@ def bounds(model: str) -> Iterator[Row]:
             local = home[:, None] == np.arange(dies)
             chosen = case.experts[layer, :, PROMPT + 10]
             task = AllocationTask(np.bincount(chosen.ravel(), minlength=len(home)), home, local.astype(float))
-            given = [jnp.asarray(each) for each in task]
-            seconds = {
-                name: float(allocation_seconds(where, allocated(each, *given), task)) for name, each in own.items()
-            }
+            given = jax.device_put(task)
+            seconds = {name: float(seconds_of(where, allocated(each, given), given)) for name, each in own.items()}
             yield {
                 "model": model,
                 "machine": machine,
                 "batch": batch,
                 "layer": layer,
-                "bound_us": allocation_bound(where, task) * 1e6,
+                "bound_us": AssignmentProgram(where).solve(task)[1] * 1e6,
                 **{f"{name}_us": each * 1e6 for name, each in seconds.items()},
             }
 
@@ -217,12 +219,12 @@ def doubled(model: str) -> Iterator[Row]:
         for layer, home in enumerate(homes(model, dies)):
             local = home[:, None] == np.arange(dies)
             counts = np.bincount(drawn[layer, :batch, PROMPT + 10].ravel(), minlength=len(home))
-            task = AllocationTask(counts, home, local.astype(float))
-            plan, other = (allocated(each, *(jnp.asarray(leaf) for leaf in task)) for each in (allo, anew))
+            task = jax.device_put(AllocationTask(counts, home, local.astype(float)))
+            plan, other = (allocated(each, task) for each in (allo, anew))
             seconds = {
-                "allo": allocation_seconds(own, plan, task),
-                "kept": allocation_seconds(faster, plan, task),
-                "anew": allocation_seconds(faster, other, task),
+                "allo": seconds_of(own, plan, task),
+                "kept": seconds_of(faster, plan, task),
+                "anew": seconds_of(faster, other, task),
             }
             yield {
                 "model": model,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles.arrays import full
+from oracles.slots import in_order
 
 from jaxmoe.des import LayerDescription, Memory, fabric_of, timeline_events
 from jaxmoe.des.layers_in_turn import Phase, most_moves, moves, run_layers, weight_transfers
@@ -20,7 +21,6 @@ from jaxmoe.engine.stage import Stage
 from jaxmoe.engine.times import ATTENTION
 from jaxmoe.hardware import Die, Machine, node_memory
 from jaxmoe.hardware.networks import hop_counts, wafers
-from jaxmoe.methods.moentwine.balancing import first_slots
 from jaxmoe.methods.moentwine.migration import moves_between
 from jaxmoe.network import Congestion, link_loads
 from jaxmoe.network.token_communication import all_reduce_rounds
@@ -51,7 +51,7 @@ def loads_of(seed: int, groups: int = 4) -> np.ndarray:
 
 def slots_of(seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    slots = first_slots(1, NODES, NODES, 1)[0].copy()
+    slots = in_order(1, NODES, NODES, 1)[0].copy()
     some = rng.permutation(NODES)[:5]
     slots[some, 1] = rng.integers(0, NODES, 5)
     return slots
@@ -160,7 +160,7 @@ def test_moves_are_those_of_the_model():
 
 
 def test_the_step_and_layers_with_most_moves_by_hand():
-    before = np.repeat(first_slots(3, NODES, NODES, 1)[None], 3, axis=0)
+    before = np.repeat(in_order(3, NODES, NODES, 1)[None], 3, axis=0)
     assert most_moves(before, before, hop_counts(SHAPE), 2)[2].shape == (0, 2)
     after = before.copy()
     after[1, 0, 3, 1] = 7  # in step 1 one expert moves in layer 0,

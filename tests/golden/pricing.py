@@ -36,6 +36,7 @@ from jaxmoe.engine import (
     StreamTokens,
     evaluate,
     grouped_attention,
+    rollout,
     schedule_of,
 )
 from jaxmoe.engine.all_to_all import AllToAllLayer
@@ -47,12 +48,11 @@ from jaxmoe.hardware.networks import wafers
 from jaxmoe.methods import RolloutResult, system_of
 from jaxmoe.methods.camoe.gated import GatedRun
 from jaxmoe.methods.camoe.system import CAMoERun
-from jaxmoe.methods.expert_streaming.loaded_experts import CirculatingRun, OffloadedRun
-from jaxmoe.methods.expert_streaming.streamed_layer import LoadedRun
+from jaxmoe.methods.expert_streaming.loaded_experts import CirculatingRun, LoadedRun, OffloadedRun
 from jaxmoe.methods.expert_streaming.system import StreamedRun
 from jaxmoe.methods.expert_streaming.trajectories import moved_tokens, ring_of
 from jaxmoe.methods.forecast import MovingAverage
-from jaxmoe.methods.moentwine.balancing import Balancer, Eplb, KeepSlots, ShadowSlots, balanced_rollout, first_slots
+from jaxmoe.methods.moentwine.balancing import Balancer, Eplb, KeepSlots, ShadowSlots, facts_alone, first_slots
 from jaxmoe.methods.moentwine.gradient_slots import GradientSlots, hop_price
 from jaxmoe.methods.moentwine.migration import Windows, moves_between
 from jaxmoe.methods.moentwine.system import LayoutRun
@@ -131,8 +131,8 @@ def _frozen(run: Run, kept: Any, steps: Batch, time: LayerTime) -> Arrays:
         case LayoutRun():
             if run.sliced is not None:
                 return {"slices": run.sliced, "homes": run.homes}
-            found = {name: getattr(kept, name) for name in ("slots", "target", "experts_moved", "expert_hops")}
-            waited = {"seconds": time.stages["migration"].sum(axis=1), "triggered": kept.triggered[:, 0]}
+            found = {name: kept[name] for name in ("slots", "target", "experts_moved", "expert_hops")}
+            waited = {"seconds": time.stages["migration"].sum(axis=1), "triggered": kept["triggered"][:, 0]}
             return found | waited | {"homes": run.homes}
         case WaferRun():
             return dict(kept)
@@ -192,13 +192,6 @@ def replay(run: Run, decisions: Arrays, batch: Batch, step: int, row: int) -> Ar
     return {name: np.asarray(value) for name, value in seconds.items()}
 
 
-class _Slots:
-    """What a replay of a layout reads of what a balancer decided."""
-
-    def __init__(self, slots: np.ndarray) -> None:
-        self.slots = slots.astype(np.int32)
-
-
 def _kept(run: Run, decisions: Arrays) -> Any:
     """Stored decisions as a roll-out would have kept them."""
     match run:
@@ -208,7 +201,7 @@ def _kept(run: Run, decisions: Arrays) -> Any:
             served = decisions.get("served")
             return decisions["broadcast"], None if served is None else served.astype(np.int32)
         case LayoutRun():
-            return _Slots(decisions["slots"]) if "slots" in decisions else ()
+            return {"slots": decisions["slots"].astype(np.int32)} if "slots" in decisions else ()
         case WaferRun():
             return decisions | {"requests": decisions["requests"].astype(np.int32)}
         case OffloadedRun():
@@ -540,7 +533,7 @@ def balance(name: str, invasive: bool, loads: np.ndarray) -> Arrays:
     balancer = Balancer(
         rule=rules[name](),
         forecast=MovingAverage(jnp.full((LAYERS, DIES), 1 / DIES), jnp.asarray(0.5)),
-        start=jnp.asarray(first_slots(LAYERS, DIES, DIES, 1)),
+        start=jnp.asarray(first_slots(np.broadcast_to(np.eye(DIES), (LAYERS, DIES, DIES)), 1)),
         distance=distance,
         alpha=jnp.asarray(np.inf if name == "none" else 0.1, jnp.float32),
         beta=jnp.asarray(1.0),
@@ -548,8 +541,8 @@ def balance(name: str, invasive: bool, loads: np.ndarray) -> Arrays:
         expert_bytes=model.costs.expert_bytes,
         experts=DIES,
     )
-    ran = balanced_rollout(balancer, model, jnp.asarray(loads, jnp.float32))
-    facts = {name: np.asarray(fact) for name, fact in ran.facts.items()}
+    ran = rollout(balancer, model, jnp.swapaxes(jnp.asarray(loads, jnp.float32), 0, 1), keep=facts_alone)
+    facts = {name: np.asarray(fact) for name, fact in ran.kept.items()}
     whole = {name: facts.pop(name)[:, 0] for name in ("imbalance", "triggered", "needed")}  # of all layers
     waited = np.asarray(ran.time.stages["migration"]).sum(axis=1)
     return figures_of(ran.time) | facts | whole | {"seconds": waited}

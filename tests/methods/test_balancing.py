@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles.arrays import floats, full
+from oracles.slots import in_order
 from oracles.stages import known_attention
 
 from jaxmoe.des.layers_in_turn import moves as loop_moves
-from jaxmoe.engine import LayerCosts
+from jaxmoe.engine import LayerCosts, rollout
 from jaxmoe.engine.counts import CountModel, paths_of
 from jaxmoe.engine.schedule import Pipelined, Serial
 from jaxmoe.hardware import Die, Machine, node_memory
@@ -24,17 +25,22 @@ from jaxmoe.methods.moentwine.balancing import (
     Eplb,
     KeepSlots,
     ShadowSlots,
-    balanced_rollout,
     check_slots_fit,
-    first_slots,
+    facts_alone,
 )
 from jaxmoe.methods.moentwine.migration import Windows, edge_entries, iterations_needed
+from jaxmoe.network import link_loads
 from jaxmoe.placement.slot_loads import excess_over_mean, node_loads
 from jaxmoe.placement.token_layout import links_inside_domains, token_layout
 
 SHAPE, NODES, LAYERS = (4, 4), 16, 3
 # Compiled whole: step by step, every step of every shape is compiled by itself.
-moves_between, link_seconds = eqx.filter_jit(migration.moves_between), eqx.filter_jit(migration.link_seconds)
+moves_between = eqx.filter_jit(migration.moves_between)
+
+
+def balanced_rollout(balancer, model, loads):
+    """Times and facts [step, layer] of a balancer over the loads of iterations."""
+    return rollout(balancer, model, jnp.swapaxes(loads, 0, 1), keep=facts_alone)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +83,7 @@ def loads_of(steps=12, seed=0):
 
 def balancer_of(model, rule, alpha=0.1, beta=0.0, windows=None, forecast=None, shadow=1, entry=None):
     forecast = forecast or MovingAverage(full((LAYERS, NODES), 1 / NODES), jnp.asarray(1.0))
-    start = jnp.asarray(first_slots(LAYERS, NODES, NODES, shadow))
+    start = jnp.asarray(in_order(LAYERS, NODES, NODES, shadow))
     numbers = (jnp.asarray(float(alpha)), jnp.asarray(float(beta)))
     sizes = {"expert_bytes": model.costs.expert_bytes, "experts": NODES}
     return Balancer(rule, forecast, start, hops(model), *numbers, windows, entry, **sizes)
@@ -95,7 +101,7 @@ def test_moves_come_from_the_nearest_copy_by_hand(model):
     np.testing.assert_array_equal(moves.traffic, expected)
     assert float(moves.hops[0]) == 2
     assert float(moves.per_layer[0]) == 2
-    seconds = link_seconds(model.machine.topology, moves, jnp.asarray(5e3))
+    seconds = link_loads(model.machine.topology, moves.traffic) * 5e3 / model.machine.topology.link_rate
     np.testing.assert_allclose(np.sort(seconds)[-3:], [0, 5e-6, 5e-6], rtol=1e-6)
 
 
@@ -103,14 +109,14 @@ def test_moves_from_the_edge(model):
     entry = edge_entries(model.machine.topology)
     assert entry[5] in (1, 4)
     assert entry[3] == 3
-    before = jnp.asarray(first_slots(1, NODES, NODES, 1))
+    before = jnp.asarray(in_order(1, NODES, NODES, 1))
     moves = moves_between(before, before.at[0, 5, 1].set(9), hops(model), jnp.asarray(entry))
     assert float(moves.traffic[entry[5], 5]) == 1
     assert float(moves.hops[0]) == 1
 
 
 def test_the_same_expert_twice_on_a_node_moves_once(model):
-    before = jnp.asarray(first_slots(1, NODES, NODES, 2))
+    before = jnp.asarray(in_order(1, NODES, NODES, 2))
     after = before.at[0, 3, 1].set(7).at[0, 3, 2].set(7)
     assert float(moves_between(before, after, hops(model), None).per_layer[0]) == 1
 
@@ -119,7 +125,7 @@ def test_the_same_expert_twice_on_a_node_moves_once(model):
 def test_moves_of_many_rounds_against_loops(model, monkeypatch, at_once):
     monkeypatch.setattr(migration, "MOVES_AT_ONCE", at_once)
     rng = np.random.default_rng(at_once)
-    before = np.concatenate([first_slots(LAYERS, NODES, NODES, 0), rng.integers(-1, NODES, (LAYERS, NODES, 2))], axis=2)
+    before = np.concatenate([in_order(LAYERS, NODES, NODES, 0), rng.integers(-1, NODES, (LAYERS, NODES, 2))], axis=2)
     after = rng.integers(-1, NODES, before.shape)
     after[1] = before[1]
     distance = np.asarray(model.machine.topology.hop_counts())
@@ -148,18 +154,18 @@ def test_weights_wait_for_the_link_with_the_least_idle_time():
 def test_no_balancer_is_the_static_placement(model):
     loads = loads_of()
     ran = balanced_rollout(balancer_of(model, KeepSlots()), model, loads)
-    slots = jnp.asarray(first_slots(1, NODES, NODES, 1))[0]
+    slots = jnp.asarray(in_order(1, NODES, NODES, 1))[0]
     alone = jax.jit(jax.vmap(jax.vmap(lambda given: model(slots, given))))(loads)
     np.testing.assert_allclose(ran.time.total, alone.total, rtol=1e-6)
     np.testing.assert_allclose(
-        ran.excess, np.asarray(loads).max(axis=2) / np.asarray(loads).mean(axis=2) - 1, rtol=1e-5
+        ran.kept["excess"], np.asarray(loads).max(axis=2) / np.asarray(loads).mean(axis=2) - 1, rtol=1e-5
     )
 
 
 @pytest.mark.parametrize("choice", ["nearest", "coldest"])
 def test_copies_lower_the_excess_an_iteration_after_the_change(model, choice):
     ran = balanced_rollout(balancer_of(model, ShadowSlots(hops(model), 1, choice)), model, loads_of())
-    excess = np.asarray(ran.excess).mean(axis=1)
+    excess = np.asarray(ran.kept["excess"]).mean(axis=1)
     assert excess[0] > 4  # nothing is known yet
     assert excess[1:6].max() < 1.5
     assert excess[6] > 4  # the change cannot be foreseen
@@ -168,28 +174,28 @@ def test_copies_lower_the_excess_an_iteration_after_the_change(model, choice):
 
 def test_an_oracle_is_not_surprised(model):
     oracle = balancer_of(model, ShadowSlots(hops(model), 1), forecast=PerfectForecast())
-    assert float(balanced_rollout(oracle, model, loads_of()).excess.max()) < 1.5
+    assert float(balanced_rollout(oracle, model, loads_of()).kept["excess"].max()) < 1.5
 
 
 def test_invasive_waits_for_the_busiest_link(model):
     ran = balanced_rollout(balancer_of(model, ShadowSlots(hops(model), 1)), model, loads_of())
     waits = np.asarray(ran.time.stages["migration"]).sum(axis=1)
-    moved = np.asarray(ran.facts["experts_moved"]).sum(axis=1)
+    moved = np.asarray(ran.kept["experts_moved"]).sum(axis=1)
     assert (waits[moved > 0] >= 5e-6 * 0.999).all()  # at least one expert over one link
     assert (waits[moved == 0] == 0).all()
-    np.testing.assert_allclose(waits, np.asarray(ran.facts["needed"])[:, 0], rtol=1e-5)
+    np.testing.assert_allclose(waits, np.asarray(ran.kept["needed"])[:, 0], rtol=1e-5)
 
 
 def test_beta_keeps_interruptions_apart(model):
     ran = balanced_rollout(balancer_of(model, ShadowSlots(hops(model), 1), beta=3), model, loads_of(24))
-    begun = np.flatnonzero(np.asarray(ran.facts["experts_moved"]).sum(axis=1))
+    begun = np.flatnonzero(np.asarray(ran.kept["experts_moved"]).sum(axis=1))
     assert len(begun) > 1
     assert (np.diff(begun) > 3).all()
 
 
 def test_alpha_above_all_imbalance_never_moves(model):
     ran = balanced_rollout(balancer_of(model, ShadowSlots(hops(model), 1), alpha=1e3), model, loads_of())
-    assert float(ran.facts["experts_moved"].sum()) == 0
+    assert float(ran.kept["experts_moved"].sum()) == 0
 
 
 def test_non_invasive_costs_nothing_and_serves_when_all_has_arrived():
@@ -200,12 +206,12 @@ def test_non_invasive_costs_nothing_and_serves_when_all_has_arrived():
     assert float(hidden.time.stages["migration"].max()) == 0
     assert float(waiting.time.stages["migration"].sum()) > 0
     # Weights need a link between domains for 95 us. It has no other traffic: an all-to-all leaves it idle throughout.
-    begun = int(np.flatnonzero(np.asarray(hidden.facts["needed"][:, 0]))[0])
-    np.testing.assert_allclose(hidden.facts["needed"][begun], 95e-6, rtol=1e-5)
+    begun = int(np.flatnonzero(np.asarray(hidden.kept["needed"][:, 0]))[0])
+    np.testing.assert_allclose(hidden.kept["needed"][begun], 95e-6, rtol=1e-5)
     idle = sum(float(hidden.time.stages[name][begun].sum()) for name in ("dispatch", "combine"))
     arrival = begun + int(np.ceil(95e-6 / idle))
     assert arrival == begun + 4
-    excess = np.asarray(hidden.excess).mean(axis=1)
+    excess = np.asarray(hidden.kept["excess"]).mean(axis=1)
     assert excess[begun:arrival].min() > 4
     assert excess[arrival] < 1.5
 
@@ -213,14 +219,14 @@ def test_non_invasive_costs_nothing_and_serves_when_all_has_arrived():
 def test_links_that_are_never_idle_never_deliver(model):
     windows = Windows(jnp.zeros(48, bool), jnp.zeros(48, bool))
     ran = balanced_rollout(balancer_of(model, ShadowSlots(hops(model), 1), windows=windows), model, loads_of())
-    assert float(ran.excess.mean(axis=1).min()) > 4
+    assert float(ran.kept["excess"].mean(axis=1).min()) > 4
 
 
 def test_eplb_balances_all_slots_anew(model):
     ran = balanced_rollout(balancer_of(model, Eplb()), model, loads_of())
     shadow = balanced_rollout(balancer_of(model, ShadowSlots(hops(model), 1)), model, loads_of())
-    assert np.asarray(ran.excess)[1:6].mean() < 1
-    assert float(ran.facts["expert_hops"].sum()) > 2 * float(shadow.facts["expert_hops"].sum())
+    assert np.asarray(ran.kept["excess"])[1:6].mean() < 1
+    assert float(ran.kept["expert_hops"].sum()) > 2 * float(shadow.kept["expert_hops"].sum())
 
 
 def test_eplb_renamed_balances_alike_and_moves_less(model):
@@ -229,12 +235,12 @@ def test_eplb_renamed_balances_alike_and_moves_less(model):
     plain, renamed = (
         balanced_rollout(balancer_of(model, Eplb(renamed=renamed)), model, loads) for renamed in (False, True)
     )
-    np.testing.assert_allclose(renamed.excess, plain.excess, rtol=1e-5)
-    assert float(renamed.facts["experts_moved"].sum()) < 0.8 * float(plain.facts["experts_moved"].sum())
+    np.testing.assert_allclose(renamed.kept["excess"], plain.kept["excess"], rtol=1e-5)
+    assert float(renamed.kept["experts_moved"].sum()) < 0.8 * float(plain.kept["experts_moved"].sum())
 
 
 def test_groups_alike_and_group_by_group_agree(model):
-    slots = jnp.asarray(first_slots(1, NODES, NODES, 1))[0].at[2, 1].set(5)
+    slots = jnp.asarray(in_order(1, NODES, NODES, 1))[0].at[2, 1].set(5)
     loads = loads_of(1)[0, 0]
     whole, groups = timed(model, slots, loads), timed(model, slots, jnp.tile(loads / 4, (4, 1)))
     np.testing.assert_allclose(groups.total, whole.total, rtol=1e-5)
@@ -244,7 +250,7 @@ def test_groups_alike_and_group_by_group_agree(model):
 def test_times_by_hand(model):
     """One expert with 16 choices, four from each group, on node 5 of domain {0, 1, 4, 5}."""
     loads = full(NODES, 0.0).at[5].set(16.0)
-    time = timed(model, jnp.asarray(first_slots(1, NODES, NODES, 1)[0]), loads)
+    time = timed(model, jnp.asarray(in_order(1, NODES, NODES, 1)[0]), loads)
     # Four come from each of nodes 0, 1, 4 over links into node 5: those of 0 and 1 or 4 share the last link.
     np.testing.assert_allclose(time.stages["dispatch"], 8 * 32 / 1e9, rtol=1e-5)
     np.testing.assert_allclose(time.stages["combine"], 8 * 64 / 1e9, rtol=1e-5)
@@ -255,7 +261,7 @@ def test_times_by_hand(model):
 
 
 def test_micro_batches_take_no_longer_than_one_batch(model):
-    loads, slots = loads_of(1)[0, 0], jnp.asarray(first_slots(1, NODES, NODES, 1))[0]
+    loads, slots = loads_of(1)[0, 0], jnp.asarray(in_order(1, NODES, NODES, 1))[0]
     serial, piped = timed(model, slots, loads), timed(replace(model, schedule=Pipelined(4)), slots, loads)
     np.testing.assert_allclose(piped.stages["compute"], serial.stages["compute"])
     assert float(piped.total) < float(serial.total)
@@ -264,7 +270,7 @@ def test_micro_batches_take_no_longer_than_one_batch(model):
 
 def test_derivatives_with_respect_to_bandwidth_and_loads():
     loads = loads_of(1)[0, 0]
-    slots = jnp.asarray(first_slots(1, NODES, NODES, 1))[0]
+    slots = jnp.asarray(in_order(1, NODES, NODES, 1))[0]
 
     @jax.jit
     def seconds(rate):
@@ -291,15 +297,15 @@ def test_negative_thresholds(model, alpha, beta, name):
 
 
 def test_slots_that_do_not_fit(model):
-    check_slots_fit(first_slots(LAYERS, NODES, NODES, 1), 5e3, model.machine)
+    check_slots_fit(in_order(LAYERS, NODES, NODES, 1), 5e3, model.machine)
     with pytest.raises(BalancerError, match=r"67 slots on each of 16 nodes in 3 layers .* at most 66 slots"):
-        check_slots_fit(first_slots(LAYERS, NODES, NODES, 66), 5e3, model.machine)
+        check_slots_fit(in_order(LAYERS, NODES, NODES, 66), 5e3, model.machine)
     # 66 fit alone, but not while another one arrives beside them.
-    check_slots_fit(first_slots(LAYERS, NODES, NODES, 65), 5e3, model.machine)
+    check_slots_fit(in_order(LAYERS, NODES, NODES, 65), 5e3, model.machine)
     with pytest.raises(BalancerError, match=r"room for 1 more that arrive meanwhile, .* at most 65 slots"):
-        check_slots_fit(first_slots(LAYERS, NODES, NODES, 65), 5e3, model.machine, arriving=1)
+        check_slots_fit(in_order(LAYERS, NODES, NODES, 65), 5e3, model.machine, arriving=1)
 
 
 def test_first_slots_of_few_and_many_experts():
-    np.testing.assert_array_equal(first_slots(1, 4, 2, 1)[0], [[0, 1, -1], [2, 3, -1]])
-    np.testing.assert_array_equal(first_slots(1, 2, 4, 0)[0], [[0], [-1], [1], [-1]])
+    np.testing.assert_array_equal(in_order(1, 4, 2, 1)[0], [[0, 1, -1], [2, 3, -1]])
+    np.testing.assert_array_equal(in_order(1, 2, 4, 0)[0], [[0], [-1], [1], [-1]])

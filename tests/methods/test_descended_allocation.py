@@ -8,12 +8,11 @@ import pytest
 
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.engine import FetchCosts, FetchLayer
-from jaxmoe.methods import Algorithm1, AllocationCosts, deal
+from jaxmoe.methods import Algorithm1, AllocationCosts, AllocationTask, deal
 from jaxmoe.methods.wafer_gpu.descended_allocation import (
-    AllocationTask,
-    allocation_bound,
+    AssignmentProgram,
+    GradientAllocation,
     allocation_seconds,
-    tuned_allocation,
     whole,
 )
 
@@ -23,6 +22,7 @@ MACHINE = build_machine(load_hardware("configs/hardware/dojo_5x5.yaml"))
 LAYER = FetchLayer(MACHINE, COSTS)
 PRICES = AllocationCosts.of(MACHINE, COSTS)
 dealt_round = jax.jit(deal, static_argnums=1)
+seconds_of = eqx.filter_jit(allocation_seconds)
 FIRST = 110e-9 + 300e-9  # latency of a local read
 
 
@@ -31,15 +31,24 @@ def task_of(counts, home):
     return AllocationTask(np.asarray(counts), home, (home[:, None] == np.arange(25)).astype(float))
 
 
+def bound_of(task):
+    return AssignmentProgram(LAYER).solve(task)[1]
+
+
+@eqx.filter_jit
+def tuned(task, seed=0):
+    return GradientAllocation(LAYER, jax.random.key(seed))(task)
+
+
 def test_memory_bounds_few_requests():
     """Two experts of one home are read from its HBM, whoever computes them."""
-    bound = allocation_bound(LAYER, task_of([1, 1, 0], [12, 12, 12]))
+    bound = bound_of(task_of([1, 1, 0], [12, 12, 12]))
     assert bound == pytest.approx(2 * BYTES / 2e12 + FIRST, rel=1e-5)
 
 
 def test_work_is_spread_where_it_bounds():
     """All dies compute; what they read in parts is far less."""
-    bound = allocation_bound(LAYER, task_of([10**6], [12]))
+    bound = bound_of(task_of([10**6], [12]))
     assert bound == pytest.approx(10**6 * 2 * BYTES / 25 / 1e15 + FIRST, rel=1e-5)
 
 
@@ -49,13 +58,13 @@ def test_no_plan_beats_the_bound_and_the_descent_is_no_worse_than_algorithm_1(se
     rng = np.random.default_rng(seed)
     task = task_of(np.floor(rng.gamma(1.0, 200, 128)).astype(int), rng.permutation(np.arange(128) % 25))
     hops = jnp.asarray(MACHINE.topology.hop_counts())
-    given = jax.device_put(tuple(task))
-    greedy = np.asarray(eqx.filter_jit(Algorithm1(hops, PRICES))(*given))
-    dealt = np.asarray(dealt_round(given[0], 25))
-    plan, seconds = tuned_allocation(LAYER, task)
-    bound = allocation_bound(LAYER, task)
+    given = jax.device_put(task)
+    greedy = np.asarray(eqx.filter_jit(Algorithm1(hops, PRICES))(given))
+    dealt = np.asarray(dealt_round(given.counts, 25))
+    plan = tuned(given)
+    bound = bound_of(task)
     np.testing.assert_array_equal(plan.sum(axis=1), task.counts)
-    others = [allocation_seconds(LAYER, each, task) for each in (greedy, dealt)]
+    seconds, *others = (seconds_of(LAYER, each, given) for each in (plan, greedy, dealt))
     assert bound * (1 - 1e-5) <= seconds <= min(others)
 
 
@@ -66,7 +75,7 @@ def test_whole_requests_keep_their_number_and_drop_small_parts():
 
 
 def test_the_same_seed_finds_the_same_plan():
-    task = task_of([900, 20, 400], [0, 0, 3])
-    first, again = (tuned_allocation(LAYER, task, seed=3)[0] for _ in range(2))
+    task = jax.device_put(task_of([900, 20, 400], [0, 0, 3]))
+    first, again = (tuned(task, seed=3) for _ in range(2))
     np.testing.assert_array_equal(first, again)
     assert jax.config.jax_enable_x64 is False

@@ -13,8 +13,8 @@ from jaxmoe.methods.camoe.bias_descent import (
     Bias,
     GateSettings,
     Limits,
+    RelaxedPlacement,
     descend,
-    placed_like,
     relaxed_objective,
     rounded,
     start,
@@ -84,7 +84,8 @@ def test_the_derivative_is_that_of_finite_differences():
         given = jax.tree.map(lambda leaf: leaf.astype(float) if eqx.is_inexact_array(leaf) else leaf, problem())
         settings = GateSettings(temperature=0.5, max_temperature=(0.2, 0.2), place_temperature=(0.5, 0.5))
         base = evaluate_gate(given, jnp.zeros((LAYERS, NODES, EXPERTS)))
-        place = placed_like(SHARE.astype(float) + np.random.default_rng(2).normal(size=SHARE.shape))
+        logits = np.asarray(SHARE) + np.random.default_rng(2).normal(size=SHARE.shape)
+        place = RelaxedPlacement(jnp.asarray(logits, jnp.float32))
         direction = jnp.asarray(np.random.default_rng(3).normal(size=SHARE.shape))
 
         @jax.jit
@@ -185,7 +186,7 @@ def test_placement_descends_to_whole_experts_as_many_on_each_node():
     given = problem()
     popular = jnp.asarray([2.0, 2, 0, 0, 0, 0, 0, 0])
     given = eqx.tree_at(lambda p: p.logits, given, given.logits + popular)
-    found = descend([given], Limits(1.0), GateSettings(steps=80, learning_rate=0.1), place=placed_like(SHARE))
+    found = descend([given], Limits(1.0), GateSettings(steps=80, learning_rate=0.1), place=RelaxedPlacement(SHARE))
     assert set(np.unique(found.share)) == {0, 1}
     np.testing.assert_array_equal(found.share.sum(axis=1), 2)
     none = jnp.zeros((LAYERS, NODES, EXPERTS))

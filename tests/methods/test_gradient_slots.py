@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles.arrays import floats, full
+from oracles.slots import in_order
 from oracles.stages import known_attention
 
 from jaxmoe.engine import LayerCosts
@@ -16,7 +17,7 @@ from jaxmoe.engine.schedule import Overlap
 from jaxmoe.hardware import Die, Machine, node_memory
 from jaxmoe.hardware.networks import wafers
 from jaxmoe.methods.moentwine import gradient_slots, migration
-from jaxmoe.methods.moentwine.balancing import Eplb, ShadowSlots, first_slots
+from jaxmoe.methods.moentwine.balancing import Eplb, ShadowSlots
 from jaxmoe.methods.moentwine.gradient_slots import GradientSlots, hop_price
 from jaxmoe.placement.slot_loads import excess_over_mean, node_loads
 from jaxmoe.placement.slots import EMPTY
@@ -56,7 +57,7 @@ def loads() -> jax.Array:
     return jnp.asarray(np.random.default_rng(0).gamma(0.5, 100, (4, NODES)).astype(np.float32))
 
 
-START = jnp.asarray(first_slots(4, NODES, NODES, 1))
+START = jnp.asarray(in_order(4, NODES, NODES, 1))
 DISTANCE = rule_of(model_of(1e13)).distance
 
 

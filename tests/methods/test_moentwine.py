@@ -88,7 +88,7 @@ def test_a_balancer_evens_out_loads_and_its_weights_take_idle_links(tmp_path):
     assert [*found.runs] == ["baseline", "er", "moentwine"]
     alone, balanced = (found.runs[name].time for name in ("er", "moentwine"))
     # A link carries about one expert an iteration beside what it has to do, so the first copies come late.
-    slots = found.runs["moentwine"].rolled.kept.slots
+    slots = found.runs["moentwine"].rolled.kept["slots"]
     assert (slots[1] == slots[0]).all()
     assert (slots[-1] != slots[0]).any()
     assert balanced.stages["compute"][-10:].mean() < 0.5 * alone.stages["compute"][-10:].mean()

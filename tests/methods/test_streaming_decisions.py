@@ -1,5 +1,7 @@
 """Decisions for streaming experts: rings, trajectories, groups; and requests that wait, worked by hand."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from oracles.arrays import floats, full
 
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.networks import num_links
-from jaxmoe.methods.expert_streaming.buffering import buffer_requests
+from jaxmoe.methods.expert_streaming.buffering import Buffering
 from jaxmoe.methods.expert_streaming.trajectories import (
     groups_in_order,
     groups_with_first,
@@ -31,8 +33,12 @@ loading = jax.jit(loading_dies, static_argnums=1)
 on_dies = jax.jit(tokens_on_dies, static_argnums=(1, 2))
 evened, moved = jax.jit(redistributed), jax.jit(moved_tokens)
 prefetched = jax.jit(prefetched_slices, static_argnames="paired")
-buffered = jax.jit(buffer_requests, static_argnums=(1, 4), static_argnames="together")
 trajectories_round = jax.jit(lambda tokens: trajectories(tokens, np.arange(tokens.shape[1])))
+
+
+@partial(jax.jit, static_argnums=(1, 4), static_argnames="together")
+def buffered(experts, num_experts, least, slack, spare=0, together=True):
+    return Buffering(jnp.asarray(least), jnp.asarray(slack), spare, together).passes(experts, num_experts)
 
 
 def mesh(shape: tuple[int, int]) -> Mesh:

@@ -15,7 +15,7 @@ from oracles.wafer import algorithm_1, dealt
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.engine import FetchCosts
 from jaxmoe.hardware.networks import hop_counts
-from jaxmoe.methods import Algorithm1, AllocationCosts, AtHome, Dealt, deal, widest
+from jaxmoe.methods import Algorithm1, AllocationCosts, AllocationTask, AtHome, Dealt, deal, widest
 
 DRAM, HOP, REQUEST = 22_020_096_000, 29_560_128_000, 88_080_384  # fs: DeepSeek-V3 on dojo_5x5
 DEAL = jax.jit(deal, static_argnums=(1, 2))
@@ -37,7 +37,7 @@ def held_at(home, dies: int = 25) -> jax.Array:
 @eqx.filter_jit
 def allocated(rule, *given):
     """What a rule decides, compiled once for all rules of these settings and shapes."""
-    return rule(*given)
+    return rule(AllocationTask(*given))
 
 
 def on(shape, **settings):

@@ -17,15 +17,7 @@ import optax
 from jaxtyping import Array, Float
 from scipy.optimize import linear_sum_assignment
 
-from jaxmoe.methods.camoe.gate import (
-    GateOutcome,
-    GateProblem,
-    divergence,
-    evaluate_gate,
-    on_experts,
-    route,
-    unbiased,
-)
+from jaxmoe.methods.camoe.gate import GateOutcome, GateProblem, divergence, evaluate_gate, on_experts, route, unbiased
 from jaxmoe.relax import SmoothMax, as_number, sinkhorn
 
 Form = Literal["scalar", "layer", "source", "table"]
@@ -51,6 +43,12 @@ class Bias(eqx.Module):
         return -self.scale * jax.lax.stop_gradient(self.scores) + self.table
 
 
+def _on_nodes(bias: Bias | None, problem: GateProblem) -> Float[Array, "layer node node2"]:
+    """The bias of every layer, source and node; 0 without one."""
+    table = jnp.zeros(()) if bias is None else bias.nodes()
+    return jnp.broadcast_to(table, (len(problem.share), problem.num_nodes, problem.num_nodes))
+
+
 def start(form: Form, scores: Float[Array, "layer node node2"], strength: float) -> Bias:
     """Returns a bias of this form that equals that of lambda = `strength`; `scores` are those of camoe Eq. 12."""
     layers, nodes, _ = scores.shape
@@ -72,11 +70,6 @@ class RelaxedPlacement(eqx.Module):
         _, experts, nodes = self.logits.shape
         even = jnp.full(experts, 1.0), jnp.full(nodes, experts / nodes)
         return jax.vmap(lambda logits: sinkhorn(logits / temperature, *even))(self.logits)
-
-
-def placed_like(share: Float[Array, "layer expert node"], strength: float = 1.0) -> RelaxedPlacement:
-    """Returns a relaxed placement whose logits are `strength` times the given shares."""
-    return RelaxedPlacement(strength * jnp.asarray(share, jnp.float32))
 
 
 def rounded(share: Float[Array, "layer expert node"]) -> Float[np.ndarray, "layer expert node"]:
@@ -162,13 +155,10 @@ def descend(
         state, now = _step(problems[turn], before[turn], bounds, numbers, state, progress)
         history.append(now)
     bias, place = state.free
-    layers, nodes = len(problems[0].share), problems[0].num_nodes
-    share, table = np.asarray(problems[0].share), jnp.zeros((layers, nodes, nodes))
+    share = np.asarray(problems[0].share)
     if place is not None:
         share = rounded(place.share(jnp.asarray(settings.place_temperature[1])))
-    if bias is not None:
-        table = jnp.broadcast_to(bias.nodes(), table.shape)
-    return Found(np.asarray(table), share, np.asarray(history))
+    return Found(np.asarray(_on_nodes(bias, problems[0])), share, np.asarray(history))
 
 
 def relaxed_objective(
@@ -185,21 +175,16 @@ def relaxed_objective(
         return ends[0] * (ends[1] / ends[0]) ** progress
 
     bias, place = free
-    layers, nodes = len(problem.logits), problem.num_nodes
     share = problem.share if place is None else place.share(annealed(settings.place_temperature))
-    on_nodes = (
-        jnp.zeros((layers, nodes, nodes)) if bias is None else jnp.broadcast_to(bias.nodes(), (layers, nodes, nodes))
-    )
     reduction = SmoothMax(annealed(settings.max_temperature))
     temperature = None if bias is None else jnp.asarray(settings.temperature)
 
     def layer(given):
         logits, on_nodes, share, loads = given
-        routed = route(problem, logits, on_nodes @ share.T, share, temperature)
-        seconds = problem.exchange.total(problem.topology, routed.copies, reduction)
-        return seconds, 1 - routed.retained, divergence(loads, routed.loads)
+        routed = route(problem, logits, on_nodes @ share.T, share, temperature, reduction)
+        return routed.seconds, 1 - routed.retained, divergence(loads, routed.loads)
 
-    seconds, lost, moved = jax.lax.map(layer, (problem.logits, on_nodes, share, base.loads))
+    seconds, lost, moved = jax.lax.map(layer, (problem.logits, _on_nodes(bias, problem), share, base.loads))
     figures = jnp.stack([seconds.mean() / base.seconds.mean(), lost.mean(), moved.mean()])
     return figures[0] + (prices * figures[1:]).sum(), figures
 

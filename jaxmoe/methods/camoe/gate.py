@@ -16,7 +16,7 @@ from jaxmoe.engine.gating import biased, biased_choices, changed_part, chosen_ex
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.pairwise import AllToAll
 from jaxmoe.network.time_models import AlphaBeta
-from jaxmoe.relax import HardMax
+from jaxmoe.relax import AbstractReduction, HardMax
 
 ALIKE = 1e-6  # of the largest entry: rows that spread less differ by rounding alone, and have no scores
 OwnNode = Literal["counted", "left_out", "alone"]
@@ -96,18 +96,6 @@ def gate_bias(
 # Batches of all layers under a bias.
 
 
-class Routed(NamedTuple):
-    """One layer's batch after a biased gate: its traffic, its expert loads and how far choices changed.
-
-    `copies` and `loads` are in tokens, `retained` and `changed` are fractions.
-    """
-
-    copies: Float[Array, "node node2"]  # [source, node of the expert]
-    loads: Float[Array, " expert"]
-    retained: Float[Array, ""]  # gate mass of the choices over that of the unbiased ones
-    changed: Float[Array, ""]  # part of the unbiased choices that are no longer made
-
-
 class GateProblem(eqx.Module):
     """Tokens of all layers with their logits, and what their all-to-all costs.
 
@@ -128,32 +116,30 @@ class GateProblem(eqx.Module):
         return self.share.shape[-1]
 
 
+class GateOutcome(NamedTuple):
+    """All-to-all time, s, expert loads in tokens and changes of routing under a bias and a placement."""
+
+    seconds: Float[Array, "*layer"]
+    loads: Float[Array, "*layer expert"]
+    retained: Float[Array, "*layer"]  # gate mass of the choices over that of the unbiased ones
+    changed: Float[Array, "*layer"]  # part of the unbiased choices that are no longer made
+
+
 def route(
     problem: GateProblem,
     logits: Float[Array, "token expert"],
     bias: Float[Array, "node expert"],
     share: Float[Array, "expert node"],
     temperature: Float[Array, ""] | None,
-) -> Routed:
+    reduction: AbstractReduction,
+) -> GateOutcome:
     """Route the tokens of one layer by biased logits: exact, or with the derivative of choices at a temperature."""
     chosen = biased_choices(biased(logits, bias, problem.source), problem.top_k, temperature)
     before = chosen_experts(logits, problem.top_k)
     by_source = problem.weight * chosen_by_source(chosen, problem.source, problem.num_nodes)
-    return Routed(
-        copies=by_source @ share,
-        loads=by_source.sum(axis=0),
-        retained=retained_mass(logits, chosen, before),
-        changed=changed_part(chosen, before),
-    )
-
-
-class GateOutcome(NamedTuple):
-    """All-to-all time, s, expert loads and changes of routing in every layer, under a bias and a placement."""
-
-    seconds: Float[Array, " layer"]
-    loads: Float[Array, "layer expert"]
-    retained: Float[Array, " layer"]
-    changed: Float[Array, " layer"]
+    seconds = problem.exchange.total(problem.topology, by_source @ share, reduction)
+    mass = retained_mass(logits, chosen, before)
+    return GateOutcome(seconds, by_source.sum(axis=0), mass, changed_part(chosen, before))
 
 
 @eqx.filter_jit
@@ -162,16 +148,10 @@ def evaluate_gate(
     bias: Float[Array, "layer node expert"],
     share: Float[Array, "layer expert node"] | None = None,
 ) -> GateOutcome:
-    """Exact times and choices, layer by layer, under the problem's placement or another."""
+    """Exact times and choices of all layers, one after the other, under the problem's placement or another."""
     shares = problem.share if share is None else share
-
-    def layer(given) -> GateOutcome:
-        logits, bias, share = given
-        routed = route(problem, logits, bias, share, None)
-        seconds = problem.exchange.total(problem.topology, routed.copies, HardMax())
-        return GateOutcome(seconds, routed.loads, routed.retained, routed.changed)
-
-    return jax.lax.map(layer, (problem.logits, bias, shares))
+    exact = partial(route, problem, temperature=None, reduction=HardMax())
+    return jax.lax.map(lambda given: exact(*given), (problem.logits, bias, shares))
 
 
 def on_experts(

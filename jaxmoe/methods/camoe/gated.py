@@ -40,10 +40,7 @@ class GatedSteps(NamedTuple):
 
     def figures(self) -> dict[str, float]:
         """Means over layers and steps."""
-        return {
-            "retained_gate_mass": float(self.retained.mean()),
-            "changed_choices": float(self.changed.mean()),
-        }
+        return {"retained_gate_mass": float(self.retained.mean()), "changed_choices": float(self.changed.mean())}
 
 
 def gated_steps(

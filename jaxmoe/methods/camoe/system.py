@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from jaxmoe.des import replay_traffic
 from jaxmoe.des.description import node_seconds, plan_tokens
@@ -30,6 +30,7 @@ from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting
 from jaxmoe.network import alpha_beta
 from jaxmoe.network.pairwise import STAGES, AllToAll, read_profile, same_models
 from jaxmoe.traces import Batch, GatingTrace
+from jaxmoe.traces.batches import expert_counts
 from jaxmoe.traces.logits import trace_with_logits
 from jaxmoe.traces.statistics.concentration import avg_layer_cv, avg_layer_kl, global_cv, global_kl
 
@@ -41,11 +42,8 @@ PARTS, STEPS = 4, 80  # of the history that a bias by gradient is tuned on, and 
 class CAMoE(CAMoESettings, AbstractSystem):
     """A biased gate on a plan of whole experts, compared with the unbiased gate.
 
-    Traffic is accounted on the history, without bias. The bias is that of Eq. 13 with `lambda_cost`, whose scores count
-    the own node or leave it out; or by `gradient`, with as much gate mass lost as that of the rule. Times are by
-    `alpha_beta` of hops (Eq. 9) or by the machine's congestion model; `copies` are sent for every expert chosen
-    (Eq. 8), or one for each node. Logits are `recorded` with the trace, or `reconstructed` from gate weights. With a
-    `profile`, the path of a table, the bias is made of what was measured.
+    Traffic is accounted on the history, without bias. The bias is that of Eq. 13, or by gradient. Times are by alpha
+    and beta of hops (Eq. 9) or by the machine's congestion model, of copies for every expert chosen (Eq. 8) or node.
     """
 
     def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
@@ -141,18 +139,15 @@ class CAMoERun(AbstractRun):
         plan = StaticPlan(jnp.asarray(self.setting.share, jnp.float32))
         _, time, _ = rollout(plan, layer, gated.steps, keep=lambda _, time: (time, ()))
         chosen = np.swapaxes(np.asarray(gated.steps.experts, np.int16), 0, 1)
-        return RolloutResult(time.as_numpy(), chosen, gated.figures() | self._spread(steps, chosen))
-
-    def _spread(self, steps: Batch, experts: Int[np.ndarray, "step layer token top_k"]) -> dict[str, float]:
-        """Measures of how far expert loads changed; none of them is accuracy."""
-        before = np.swapaxes(np.asarray(steps.experts), 0, 1)
-        base, after = (_loads(each, self.trace.num_experts) for each in (before, experts))
-        return {
+        base, after = (expert_counts(each, trace.num_experts).sum(axis=1) for each in (steps, gated.steps))
+        # How far expert loads changed; none of these is accuracy.
+        spread = {
             "kl": global_kl(base, after),
             "avg_layer_kl": avg_layer_kl(base, after),
             "cv": global_cv(after),
             "avg_layer_cv": avg_layer_cv(after),
         }
+        return RolloutResult(time.as_numpy(), chosen, gated.figures() | spread)
 
     def replay(self, rolled: RolloutResult, batch: Batch, step: int, row: int) -> float:
         share = self.setting.share[row]
@@ -176,9 +171,3 @@ class CAMoERun(AbstractRun):
     def notes(self, rolled: RolloutResult) -> list[str]:
         source = self.trace.facts.get("logit_source")
         return [] if source is None else [f"logits: {source}"]
-
-
-def _loads(experts: Int[np.ndarray, "step layer token top_k"], count: int) -> Float[np.ndarray, "layer expert"]:
-    layers = experts.shape[1]
-    place = np.maximum(experts, 0) + count * np.arange(layers)[:, None, None]
-    return np.bincount(place.ravel(), minlength=layers * count).reshape(layers, count).astype(float)

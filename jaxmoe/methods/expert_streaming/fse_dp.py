@@ -21,6 +21,7 @@ from jaxmoe.hardware import Machine
 from jaxmoe.methods.expert_streaming.buffering import Buffering
 from jaxmoe.methods.expert_streaming.trajectories import prefetched_slices, ring_of, streams, tokens_on_dies
 from jaxmoe.methods.forecast import AbstractForecast
+from jaxmoe.models import MoEModel
 from jaxmoe.traces import Batch
 
 
@@ -29,6 +30,12 @@ class Experts(eqx.Module):
 
     routed: int = eqx.field(static=True)
     shared: int = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, moe: MoEModel) -> "Experts":
+        """Those of a model; shared ones count by their size."""
+        shared = moe.shared_experts
+        return cls(moe.num_experts, 0 if shared is None else round(shared.count * shared.size / moe.expert_size))
 
     @property
     def count(self) -> int:
@@ -53,15 +60,23 @@ class Experts(eqx.Module):
         return StreamTokens(counted, joined.weight.sum(axis=-1))
 
 
-class FSEDP(AbstractMethod):
+class LoadingMethod(AbstractMethod):
+    """A method on a layer whose experts are loaded anew in every step."""
+
+    memoryless = True
+    experts: Experts
+
+    def init(self, machine: Machine) -> tuple[()]:
+        return ()
+
+
+class FSEDP(LoadingMethod):
     """Experts that stream through dies in micro-slices (sections III to V); settings as in `streams`.
 
     With `buffering` requests wait (Algorithm 2). Dies prefetch the first experts of the order that is `forecast`, while
     attention leaves memory idle (IV-A).
     """
 
-    memoryless = True
-    experts: Experts
     rules: LoadRules
     paired: bool = eqx.field(static=True, default=True)
     everywhere: bool = eqx.field(static=True, default=True)
@@ -75,9 +90,6 @@ class FSEDP(AbstractMethod):
             steps = self.buffering(steps, self.experts.routed, dies)
         tokens = self.experts.on_dies(steps, dies)
         return self, tokens if self.forecast is None else self._ahead(layer, tokens)
-
-    def init(self, machine: Machine) -> tuple[()]:
-        return ()
 
     def step(
         self, machine: Machine, state: tuple[()], tokens: StreamTokens, last: Any
@@ -101,36 +113,26 @@ class FSEDP(AbstractMethod):
         return replace(tokens, ahead=jax.vmap(jax.vmap(one))(told, tokens.count))
 
 
-class OffloadedExperts(AbstractMethod):
+class OffloadedExperts(LoadingMethod):
     """Expert parallelism whose dies load their own experts, each the experts for which `hosts` has 1."""
 
-    memoryless = True
-    experts: Experts
     hosts: Float[Array, "layer expert die"]
     prefetch: bool = eqx.field(static=True)
 
     def prepare(self, layer: Any, steps: Batch) -> tuple["OffloadedExperts", Batch]:
         return self, self.experts.joined(steps)
 
-    def init(self, machine: Machine) -> tuple[()]:
-        return ()
-
     def step(self, machine: Machine, state: tuple[()], tokens: Batch, last: Any) -> tuple[tuple[()], HostDecisions]:
         return state, HostDecisions(self.hosts, self.prefetch)
 
 
-class CirculatingTokens(AbstractMethod):
+class CirculatingTokens(LoadingMethod):
     """Slices stay on the dies that load them, and the tokens of an expert circulate (Fig. 3b)."""
 
-    memoryless = True
-    experts: Experts
     prefetch: bool = eqx.field(static=True)
 
     def prepare(self, layer: Any, steps: Batch) -> tuple["CirculatingTokens", StreamTokens]:
         return self, self.experts.on_dies(steps, layer.machine.num_nodes)
-
-    def init(self, machine: Machine) -> tuple[()]:
-        return ()
 
     def step(
         self, machine: Machine, state: tuple[()], tokens: StreamTokens, last: Any

@@ -1,5 +1,6 @@
-"""Baselines of streamed experts: dies that load their own experts, and tokens that circulate among slices."""
+"""Runs whose experts are loaded in every step; baselines: dies load their own, or tokens circulate among slices."""
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,11 +11,11 @@ from jaxtyping import Float
 
 from jaxmoe.des import layer_seconds
 from jaxmoe.des.streaming_layer import circulated, offloaded
-from jaxmoe.engine import HostDecisions, LayerTime, RingDecisions, StreamLayer
-from jaxmoe.methods.expert_streaming.fse_dp import CirculatingTokens, Experts, OffloadedExperts
-from jaxmoe.methods.expert_streaming.streamed_layer import LoadedRun, experts_of
+from jaxmoe.engine import HostDecisions, LayerTime, RingDecisions, StreamLayer, rollout
+from jaxmoe.engine.times import ATTENTION
+from jaxmoe.methods.expert_streaming.fse_dp import CirculatingTokens, Experts, LoadingMethod, OffloadedExperts
 from jaxmoe.methods.expert_streaming.trajectories import ring_of
-from jaxmoe.methods.system import DeploymentSetting, RolloutResult
+from jaxmoe.methods.system import AbstractRun, DeploymentSetting, RolloutResult
 from jaxmoe.placement import expert_parallel_balanced
 from jaxmoe.traces import Batch, load_counts
 
@@ -34,6 +35,27 @@ def hosts_of(
 
 
 @dataclass(frozen=True)
+class LoadedRun(AbstractRun):
+    """A method on a layer whose experts are loaded anew in every step."""
+
+    setting: DeploymentSetting
+    layer: StreamLayer
+    method: LoadingMethod
+
+    @staticmethod
+    @abstractmethod
+    def keep(decisions: Any, time: LayerTime) -> tuple[LayerTime, Any]:
+        """Times of a step, and the decisions that the event simulator replays."""
+
+    def rolled(self, steps: Batch) -> tuple[LayerTime, Any, float]:
+        """NumPy times, kept decisions, and the part of the time without attention in which the mean array computes."""
+        _, time, kept = rollout(self.method, self.layer, steps, keep=self.keep)
+        time = time.as_numpy()
+        experts = time.total - sum(time.stages[name] for name in dict(time.blocks)[ATTENTION])
+        return time, kept, float(time.node_time.mean(axis=-1).sum() / experts.sum())
+
+
+@dataclass(frozen=True)
 class OffloadedRun(LoadedRun):
     """Expert parallelism whose dies load their own experts: dispatch, load and compute, combine."""
 
@@ -41,7 +63,7 @@ class OffloadedRun(LoadedRun):
 
     @staticmethod
     def of(setting: DeploymentSetting, layer: StreamLayer, prefetch: bool, by_popularity: bool) -> "OffloadedRun":
-        experts = experts_of(setting)
+        experts = Experts.of(setting.moe)
         hosts = jnp.asarray(hosts_of(setting, experts, by_popularity), jnp.float32)
         return OffloadedRun(setting, layer, OffloadedExperts(experts, hosts, prefetch))
 
@@ -75,7 +97,7 @@ class CirculatingRun(LoadedRun):
 
     @staticmethod
     def of(setting: DeploymentSetting, layer: StreamLayer, prefetch: bool) -> "CirculatingRun":
-        return CirculatingRun(setting, layer, CirculatingTokens(experts_of(setting), prefetch))
+        return CirculatingRun(setting, layer, CirculatingTokens(Experts.of(setting.moe), prefetch))
 
     @staticmethod
     def keep(decisions: RingDecisions, time: LayerTime) -> tuple[LayerTime, Any]:

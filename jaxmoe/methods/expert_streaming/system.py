@@ -10,11 +10,10 @@ import numpy as np
 
 from jaxmoe.des.streaming import Stream, stream
 from jaxmoe.des.streaming_layer import Slicing, flow_of
-from jaxmoe.engine import LayerTime, LoadRules, SliceCosts, StreamDecisions, StreamLayer
+from jaxmoe.engine import EvenPart, LayerTime, LoadRules, SliceCosts, StreamDecisions, StreamLayer
 from jaxmoe.methods.expert_streaming.buffering import Buffering
-from jaxmoe.methods.expert_streaming.fse_dp import FSEDP
-from jaxmoe.methods.expert_streaming.loaded_experts import CirculatingRun, OffloadedRun
-from jaxmoe.methods.expert_streaming.streamed_layer import LoadedRun, experts_of, stream_layer
+from jaxmoe.methods.expert_streaming.fse_dp import FSEDP, Experts
+from jaxmoe.methods.expert_streaming.loaded_experts import CirculatingRun, LoadedRun, OffloadedRun
 from jaxmoe.methods.forecast import forecast_of
 from jaxmoe.methods.settings.expert_streaming import ExpertStreamingSettings
 from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, RolloutResult, UnsuitableSystemError
@@ -35,10 +34,8 @@ STRATEGIES: dict[str, dict[str, bool]] = {
 class ExpertStreaming(ExpertStreamingSettings, AbstractSystem):
     """One of the strategies, with the other ones and expert parallelism to compare with.
 
-    The nearest memory level is the buffer; `buffer_MB` of each die replaces its capacity. Naive slices are not cut, and
-    have the room that they need. A run of `fse_buffered` defers requests, one a token of the batch, by `slack` where an
-    expert has fewer than `least_tokens`; `spare_requests`, a part of the batch, take the places of those that wait.
-    With `prefetch` dies load the first experts of an order that is forecast while attention leaves DDR idle.
+    The nearest memory level is the buffer. Naive slices are not cut, and have the room that they need. Requests of
+    `fse_buffered` are one a token of the batch.
     """
 
     def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
@@ -48,14 +45,14 @@ class ExpertStreaming(ExpertStreamingSettings, AbstractSystem):
         (Fig. 3b), each without and with prefetch.
         """
         layer = self._layer(setting)
+        prefetches = {"": False, "_prefetch": True}
         made: dict[str, AbstractRun] = {
-            "ep": OffloadedRun.of(setting, layer, prefetch=False, by_popularity=False),
-            "hydra": OffloadedRun.of(setting, layer, prefetch=False, by_popularity=True),
-            "ep_prefetch": OffloadedRun.of(setting, layer, prefetch=True, by_popularity=False),
-            "hydra_prefetch": OffloadedRun.of(setting, layer, prefetch=True, by_popularity=True),
-            "fse_tokens": CirculatingRun.of(setting, layer, prefetch=False),
-            "fse_tokens_prefetch": CirculatingRun.of(setting, layer, prefetch=True),
+            f"{name}{after}": OffloadedRun.of(setting, layer, prefetch, by_popularity=name == "hydra")
+            for after, prefetch in prefetches.items()
+            for name in ("ep", "hydra")
         }
+        for after, prefetch in prefetches.items():
+            made[f"fse_tokens{after}"] = CirculatingRun.of(setting, layer, prefetch)
         for name in [*STRATEGIES][: [*STRATEGIES].index(self.strategy)]:
             if name != "fse_rule5":
                 made[name] = self._run(name, setting, layer)
@@ -77,14 +74,37 @@ class ExpertStreaming(ExpertStreamingSettings, AbstractSystem):
         return self._run(self.strategy, setting, self._layer(setting)).layer_times(batches, reduction)
 
     def _layer(self, setting: DeploymentSetting) -> StreamLayer:
-        """Returns the layer model. Raises `UnsuitableSystemError` where dies without tokens would prefetch."""
+        """The layer model. Raises `UnsuitableSystemError` where memory lacks, or dies without tokens would prefetch."""
+        model, memory = setting.model, setting.model.machine.memory
         if self.prefetch != "none" and self.loaded_by != "all":
             raise UnsuitableSystemError(
                 f"system.prefetch is {self.prefetch}, but system.loaded_by is {self.loaded_by}: which dies have tokens "
                 "of an expert is known after the gate alone; use loaded_by: all, or prefetch: none"
             )
-        numbers = (self.micro_slices, self.control_ns, self.scheduling_ns, self.buffer_MB, self.attention)
-        return stream_layer(setting, *numbers)
+        if not memory:
+            raise UnsuitableSystemError(
+                "system expert_streaming loads experts from memory, but the machine lists none; "
+                "give hardware.memory a buffer and the level behind it"
+            )
+        if self.buffer_MB is not None:
+            room = jnp.full(model.machine.num_nodes, self.buffer_MB * 1e6)
+        elif memory[0].capacity is not None:
+            room = (memory[0].capacity / jnp.maximum(memory[0].sharers, 1))[memory[0].channel]
+        else:
+            raise UnsuitableSystemError(
+                f"system expert_streaming keeps micro-slices in {memory[0].name}, whose capacity is not stated; "
+                "write hardware.memory capacity_GB, or system.buffer_MB"
+            )
+        slices = jnp.asarray(float(self.micro_slices))
+        return StreamLayer(
+            model.machine,
+            SliceCosts(model.costs, slices, room, jnp.asarray(self.control_ns * 1e-9)),
+            _attention(setting) if self.attention else None,
+            jnp.asarray(self.scheduling_ns * 1e-9),
+            model.time_model,
+            setting.build_exchange("token_home"),
+            model.schedule,
+        )
 
     def _run(self, name: str, setting: DeploymentSetting, layer: StreamLayer) -> "StreamedRun":
         flags = {"in_turn": not self.ahead} | STRATEGIES[name]
@@ -97,10 +117,26 @@ class ExpertStreaming(ExpertStreamingSettings, AbstractSystem):
             least, slack = jnp.asarray(float(self.least_tokens)), jnp.asarray(float(self.slack))
             buffering = Buffering(least, slack, spare, self.arrive_together)
         everywhere = self.loaded_by == "all"
-        method = FSEDP(experts_of(setting), rules, paired, everywhere, self.redistribute, buffering, forecast)
+        method = FSEDP(Experts.of(setting.moe), rules, paired, everywhere, self.redistribute, buffering, forecast)
         if rules.uncut:
             layer = replace(layer, costs=layer.costs.uncut())
         return StreamedRun(setting, layer, method)
+
+
+def _attention(setting: DeploymentSetting) -> EvenPart:
+    """Attention of one layer: its FLOPs, its weights and the keys and values of its context."""
+    moe = setting.moe
+    kind = moe.attention
+    if kind is None:
+        raise UnsuitableSystemError(
+            "system expert_streaming times attention, which the model does not give; set attention: false"
+        )
+    numbers = (
+        2.0 * (moe.attention_parameters + setting.context_tokens * kind.context_products),
+        moe.attention_parameters * setting.weight_bytes_per_element,
+        setting.context_tokens * kind.cache_elements * setting.bytes_per_element,
+    )
+    return EvenPart(*(jnp.asarray(float(number)) for number in numbers))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ have arrived the copies before go on serving, so a node has memory for what it g
 
 import abc
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -16,22 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxmoe.engine import AbstractMethod, CountModel, LayerTime, Migration, SlotDecisions, rollout
+from jaxmoe.engine import AbstractMethod, LayerTime, Migration, SlotDecisions
 from jaxmoe.errors import InputError
 from jaxmoe.hardware import Machine
 from jaxmoe.methods.forecast import AbstractForecast, Loads, State
-from jaxmoe.methods.moentwine.migration import (
-    ExpertTransfers,
-    Slots,
-    Windows,
-    iterations_needed,
-    moves_between,
-)
+from jaxmoe.methods.moentwine.migration import ExpertTransfers, Slots, Windows, iterations_needed, moves_between
 from jaxmoe.methods.moentwine.shadow_slots import Choice, fill_shadow_slots
 from jaxmoe.network import link_loads
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.slot_loads import excess_over_mean, node_loads
-from jaxmoe.placement.slots import EMPTY
+from jaxmoe.placement.slots import EMPTY, slots_of_share
 from jaxmoe.relax import largest
 from jaxmoe.traces import Batch
 from jaxmoe.units import GIGA
@@ -247,21 +241,24 @@ def _holding(target: Slots, resident: Slots) -> Slots:
     return jnp.where(target == EMPTY, resident, target)
 
 
+def facts_alone(decisions: SlotDecisions, time: LayerTime) -> tuple[LayerTime, Mapping[str, Array]]:
+    """What `rollout` may keep of many iterations: no slots, and no busy seconds of resources."""
+    return time.without_busy(), {name: fact for name, fact in decisions.facts.items() if name != "target"}
+
+
 class BalancerError(InputError):
     """Settings that no balancer can have. The message has the reason and the remedy."""
 
 
-def first_slots(layers: int, experts: int, nodes: int, shadow: int) -> Int[np.ndarray, "layer node slot"]:
-    """Native slots with experts in order, as evenly as they go, and `shadow` empty slots on every node.
+def first_slots(share: Float[np.ndarray, "layer expert node"], shadow: int) -> Int[np.ndarray, "layer node slot"]:
+    """Slots that hold the experts of a plan of whole ones, in order, and `shadow` empty ones on every node.
 
-    Fewer experts than nodes are spread over them; what is left of native slots stays empty.
+    Every node has as many native slots as the one with most experts.
     """
-    native = -(-experts // nodes)
-    slots = np.full((layers, nodes, native + shadow), EMPTY, np.int32)
-    node = np.arange(experts) * nodes // experts
-    place = np.arange(experts) - np.searchsorted(node, node)
-    slots[:, node, place] = np.arange(experts)
-    return slots
+    hosted = (share > 0.5).astype(np.float32)
+    native = int(hosted.sum(axis=1).max())
+    slots = slots_of_share(hosted, native).reshape(len(share), share.shape[2], native)
+    return np.pad(slots, ((0, 0), (0, 0), (0, shadow)), constant_values=EMPTY).astype(np.int32)
 
 
 def check_slots_fit(
@@ -282,37 +279,3 @@ def check_slots_fit(
             f"{count} slots{beside} on each of {nodes} nodes in {layers} layers need {needed / GIGA:.4g} GB a node, "
             f"but a node has {least / GIGA:.4g} GB; have at most {most} slots"
         )
-
-
-# A balancer run over the loads of many iterations.
-
-
-class BalancedRollout(NamedTuple):
-    """Results of a balancer over many iterations: times, s [step, layer], and facts of decisions [step, layer, ...].
-
-    Times have no busy seconds of resources.
-    """
-
-    time: LayerTime
-    facts: Mapping[str, Any]
-
-    @property
-    def excess(self) -> Float[Array, "step layer"]:
-        """(max - mean) / mean of the actual device loads."""
-        return self.facts["excess"]
-
-
-def balanced_rollout(
-    balancer: Balancer, model: CountModel, loads: Float[Array, "step layer *group expert"]
-) -> BalancedRollout:
-    """Run a balancer over the loads of iterations, in choices of each expert, of all groups or group by group.
-
-    Every iteration has a stage `migration`: the time that inference waits for weights, divided among layers by the
-    experts that each moved.
-    """
-    return BalancedRollout(*rollout(balancer, model, jnp.swapaxes(loads, 0, 1), keep=_figures)[1:])
-
-
-def _figures(decisions: SlotDecisions, time: LayerTime) -> tuple[LayerTime, Mapping[str, Array]]:
-    """Drop what is large of a step: slots, and the busy seconds of resources."""
-    return time.without_busy(), {name: fact for name, fact in decisions.facts.items() if name != "target"}

@@ -14,7 +14,7 @@ Several slacks and numbers of copies are tried, Algorithm 1 and what is resident
 the price of what has to move choose one of them.
 """
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -26,13 +26,19 @@ from jaxmoe.engine.counts import CountModel
 from jaxmoe.hardware import Machine
 from jaxmoe.methods.moentwine.balancing import AbstractRule
 from jaxmoe.methods.moentwine.migration import FAR, Slots
-from jaxmoe.methods.moentwine.shadow_slots import fill_shadow_slots, kept_in_place
+from jaxmoe.methods.moentwine.shadow_slots import (
+    Distances,
+    ExpertLoads,
+    Native,
+    Shadow,
+    fill_shadow_slots,
+    kept_in_place,
+)
 from jaxmoe.placement.slot_loads import node_loads
 from jaxmoe.placement.slots import EMPTY
 from jaxmoe.relax import AbstractReduction, HardMax, SmoothMax, least_at
 
 Objective = Literal["time", "loads"]
-OBJECTIVES: tuple[str, ...] = get_args(Objective)
 SLACKS = (0.02, 0.05, 0.1, 0.2)  # above a node's budget, and by which an expert keeps the copies that it has
 FILLED = (0.0, 0.25, 0.5, 0.75, 1.0)  # parts of the shadow slots that hold a copy
 WARMEST, COLDEST = 0.2, 0.01  # temperatures of the smooth maximum, from the first step to the last
@@ -55,7 +61,7 @@ class GradientSlots(AbstractRule):
     """
 
     model: CountModel
-    distance: Float[Array, "node node2"]  # hops
+    distance: Distances
     horizon: Float[Array, ""]
     hop_seconds: Float[Array, ""]
     native: int = eqx.field(static=True)
@@ -94,9 +100,7 @@ class GradientSlots(AbstractRule):
         """Seconds of a layer whose nodes compute so many choices, each with one expert more than its own to read."""
         return self.model.of_nodes(rows, jnp.full_like(rows, self.native + 1.0), reduction).total
 
-    def _layer(
-        self, budget: Float[Array, " node"], loads: Float[Array, " expert"], resident: Int[Array, "node slot"]
-    ) -> Int[Array, "node slot"]:
+    def _layer(self, budget: Float[Array, " node"], loads: ExpertLoads, resident: Shadow) -> Shadow:
         fixed, shadow = resident[:, : self.native], resident[:, self.native :]
         if shadow.shape[1] == 0:
             return resident
@@ -108,11 +112,7 @@ class GradientSlots(AbstractRule):
         return jnp.concatenate([fixed, kept_in_place(plans[jnp.argmin(costs)], shadow)], axis=1)
 
     def _candidates(
-        self,
-        budget: Float[Array, " node"],
-        loads: Float[Array, " expert"],
-        fixed: Int[Array, "node native"],
-        shadow: Int[Array, "node slot"],
+        self, budget: Float[Array, " node"], loads: ExpertLoads, fixed: Native, shadow: Shadow
     ) -> Int[Array, "plan node slot"]:
         marks = jnp.asarray([round(part * shadow.size) for part in FILLED])
 
@@ -125,11 +125,7 @@ class GradientSlots(AbstractRule):
         return jax.lax.map(of_slack, jnp.asarray(SLACKS)).reshape(-1, *shadow.shape)
 
     def _cost(
-        self,
-        shadow: Int[Array, "node slot"],
-        loads: Float[Array, " expert"],
-        fixed: Int[Array, "node native"],
-        hops: Float[Array, "expert node"],
+        self, shadow: Shadow, loads: ExpertLoads, fixed: Native, hops: Float[Array, "expert node"]
     ) -> Float[Array, ""]:
         """The objective of shadow slots that hold these, exactly."""
         slots = jnp.concatenate([fixed, shadow], axis=1)
@@ -148,10 +144,7 @@ class GradientSlots(AbstractRule):
 
 
 def copies_by_load(
-    loads: Float[Array, " expert"],
-    shadow: Int[Array, "node slot"],
-    slack: Float[Array, ""],
-    further: Int[Array, " number"],
+    loads: ExpertLoads, shadow: Shadow, slack: Float[Array, ""], further: Int[Array, " number"]
 ) -> Int[Array, "number expert"]:
     """Copies of every expert with so many `further` ones, ascending, each to the expert whose copies have most to do.
 
@@ -177,11 +170,11 @@ def copies_by_load(
 def deal_copies(
     copies: Int[Array, " expert"],
     limit: Float[Array, " node"],
-    loads: Float[Array, " expert"],
-    fixed: Int[Array, "node native"],
-    resident: Int[Array, "node slot"],
-    distance: Float[Array, "node node2"],
-) -> Int[Array, "node slot"]:
+    loads: ExpertLoads,
+    fixed: Native,
+    resident: Shadow,
+    distance: Distances,
+) -> Shadow:
     """Shadow slots with all copies beyond the native one, on nodes that keep within `limit` choices where that can be.
 
     What is resident stays where it is wanted and fits. Of nodes that a copy fits, the one nearest to its native node
@@ -230,12 +223,8 @@ def deal_copies(
 
 
 def _staying(
-    copies: Int[Array, " expert"],
-    limit: Float[Array, " node"],
-    each: Float[Array, " expert"],
-    fixed: Int[Array, "node native"],
-    resident: Int[Array, "node slot"],
-) -> tuple[Int[Array, "node slot"], Float[Array, " node"], Int[Array, " expert"]]:
+    copies: Int[Array, " expert"], limit: Float[Array, " node"], each: ExpertLoads, fixed: Native, resident: Shadow
+) -> tuple[Shadow, Float[Array, " node"], Int[Array, " expert"]]:
     """Shadow slots with what stays where it is, the choices of every node then, and copies that are still wanted."""
     (nodes, slots), experts = resident.shape, len(each)
     heat, wanted = jnp.where(fixed == EMPTY, 0, each[fixed]).sum(axis=1), copies - 1
@@ -256,5 +245,5 @@ class _Dealing(NamedTuple):
     turn: Int[Array, ""]  # in the queue
     evicted: Int[Array, ""]  # the expert that lost its slot, and comes before the queue
     heat: Float[Array, " node"]
-    filled: Int[Array, "node slot"]
+    filled: Shadow
     weight: Float[Array, "node slot"]  # choices of each copy, infinitely many where there is none

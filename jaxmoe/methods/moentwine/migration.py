@@ -14,7 +14,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.engine import LayerTime
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.network import link_loads
 from jaxmoe.placement.slot_loads import repeated
 from jaxmoe.placement.slots import EMPTY
 from jaxmoe.relax import largest
@@ -75,13 +74,6 @@ def edge_entries(topology: AbstractTopology) -> Int[np.ndarray, " node"]:
     x, y = np.indices(topology.grid).reshape(2, -1)
     edge = np.flatnonzero((x == 0) | (x == topology.grid[0] - 1) | (y == 0) | (y == topology.grid[1] - 1))
     return edge[topology.hop_counts()[edge].argmin(axis=0)]
-
-
-def link_seconds(
-    topology: AbstractTopology, moves: ExpertTransfers, expert_bytes: Float[Array, ""]
-) -> Float[Array, " link"]:
-    """How long every link is busy with moves that have it to themselves, s."""
-    return link_loads(topology, moves.traffic) * expert_bytes / topology.link_rate
 
 
 class Windows(eqx.Module):

@@ -14,24 +14,24 @@ from jaxmoe.placement.slots import EMPTY
 from jaxmoe.relax import least_at
 
 Choice = Literal["nearest", "coldest"]
+Native = Int[Array, "node native"]  # experts in slots, EMPTY for none
+Shadow = Int[Array, "node slot"]
+ExpertLoads = Float[Array, " expert"]  # choices of each
+Distances = Float[Array, "node node2"]  # hops
 
 
 class _Filling(NamedTuple):
     """State of the loop that fills shadow slots."""
 
-    shadow: Int[Array, "node slot"]
+    shadow: Shadow
     copies: Float[Array, " expert"]
     heat: Float[Array, " node"]
     going_on: Bool[Array, ""]
 
 
 def fill_shadow_slots(
-    loads: Float[Array, " expert"],
-    native: Int[Array, "node native"],
-    resident: Int[Array, "node slot"],
-    distance: Float[Array, "node node2"],
-    choice: Choice,
-) -> Int[Array, "node slot"]:
+    loads: ExpertLoads, native: Native, resident: Shadow, distance: Distances, choice: Choice
+) -> Shadow:
     """Experts for the shadow slots of one layer, from none on (moentwine Algorithm 1); -1 where a slot is not used.
 
     The most popular expert of the hottest device goes to one of the devices that would stay cooler than that device is,
@@ -78,7 +78,7 @@ def fill_shadow_slots(
     return kept_in_place(jax.lax.while_loop(lambda at: at.going_on, copy, start).shadow, resident)
 
 
-def kept_in_place(wanted: Int[Array, "node slot"], resident: Int[Array, "node slot"]) -> Int[Array, "node slot"]:
+def kept_in_place(wanted: Shadow, resident: Shadow) -> Shadow:
     """Reorders the wanted experts of every node so that those already resident stay in their slots."""
     stays = (resident != EMPTY) & (resident[:, :, None] == wanted[:, None, :]).any(axis=2)
     new = (wanted != EMPTY) & ~(wanted[:, :, None] == resident[:, None, :]).any(axis=2)

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Float, Int
 
 from jaxmoe.des import LayerDescription
 from jaxmoe.des.description import node_seconds, plan_tokens
@@ -21,16 +21,7 @@ from jaxmoe.des.layers_in_turn import (
     weight_transfers,
 )
 from jaxmoe.des.token_communication import replay_communication
-from jaxmoe.engine import (
-    Decisions,
-    GroupedAttention,
-    Layer,
-    LayerTime,
-    SlotDecisions,
-    StaticPlan,
-    grouped_attention,
-    rollout,
-)
+from jaxmoe.engine import GroupedAttention, Layer, LayerTime, SlotDecisions, StaticPlan, grouped_attention, rollout
 from jaxmoe.engine.counts import CountModel, paths_of
 from jaxmoe.methods.forecast import MovingAverage
 from jaxmoe.methods.moentwine.balancing import (
@@ -40,6 +31,7 @@ from jaxmoe.methods.moentwine.balancing import (
     KeepSlots,
     ShadowSlots,
     check_slots_fit,
+    first_slots,
 )
 from jaxmoe.methods.moentwine.gradient_slots import HIDDEN, GradientSlots, hop_price
 from jaxmoe.methods.moentwine.migration import Windows, edge_entries
@@ -54,7 +46,7 @@ from jaxmoe.methods.system import (
     UnsuitableSystemError,
 )
 from jaxmoe.network.token_communication import all_reduce_rounds, closing_rounds, layout_exchange, token_homes
-from jaxmoe.placement.slots import EMPTY, share_of_slots, slots_of_share
+from jaxmoe.placement.slots import share_of_slots
 from jaxmoe.placement.token_layout import TokenLayout, links_inside_domains, successive_layout, token_layout
 from jaxmoe.traces import Batch
 from jaxmoe.traces.prediction.predictor import shares
@@ -69,10 +61,8 @@ REPLAYED = ("attention", "all_reduce", "dispatch", "compute", "combine")  # stag
 class Moentwine(MoentwineSettings, AbstractSystem):
     """A token layout with its exchange, attention before the experts, and a balancer.
 
-    `layout`, `tp`, `fetch` and `all_gather` are as in `token_layout`; on networks of switches groups are of successive
-    devices. With `closing` the sums of a token's holders are reduced at the end of a layer. Linear layers of attention
-    run `linear_speedup` times as fast as the die's rate (INT8, VI-A1). The balancer acts where the expected excess of
-    loads over their mean, summed over layers, is above `alpha`, and `beta` iterations after it last did (Eq. 2).
+    `layout`, `tp`, `fetch` and `all_gather` are as in `token_layout`, `linear_speedup` as in VI-A1; `alpha` and `beta`
+    are those of Eq. 2. On networks of switches groups are of successive devices.
     """
 
     def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
@@ -136,7 +126,12 @@ class Moentwine(MoentwineSettings, AbstractSystem):
         """The balancer for a plan of whole experts. Raises `UnsuitableSystemError`, or `BalancerError` without room."""
         machine = setting.model.machine
         shadow = 0 if self.balancer == "none" else self.shadow_slots
-        slots = _first_slots(setting, shadow)
+        if (setting.share.max(axis=2) < 1 - 1e-4).any():
+            raise UnsuitableSystemError(
+                "system moentwine moves whole experts, but the plan divides some; use a plan such as ep_balanced, or "
+                "system.layout: esp to slice them over domains"
+            )
+        slots = first_slots(setting.share, shadow)
         changing = slots.shape[2] if self.balancer == "eplb" else shadow
         arriving = changing if self.migration == "non_invasive" else 0
         check_slots_fit(slots, float(setting.model.costs.expert_bytes), machine, arriving)
@@ -151,7 +146,9 @@ class Moentwine(MoentwineSettings, AbstractSystem):
         if self.balancer == "gradient":
             hop = hop_price(machine, setting.model.costs.expert_bytes)
             price = hop if self.migration == "invasive" else HIDDEN * hop
-            model = _count_model(layout, setting)
+            parts, paths = jnp.asarray(layout.parts), paths_of(machine.topology, layout.parts)
+            # Of experts and all-to-all alone: stages before them do not depend on slots.
+            model = CountModel(machine, setting.model.costs, parts, paths, (), setting.model.schedule)
             rules["gradient"] = GradientSlots(model, distance, jnp.asarray(HORIZON), price, native)
         windows = None
         if self.migration == "non_invasive" and self.balancer != "none":
@@ -173,49 +170,12 @@ class Moentwine(MoentwineSettings, AbstractSystem):
         )
 
 
-def _count_model(layout: TokenLayout, setting: DeploymentSetting) -> CountModel:
-    """Model of the layer's experts and all-to-all from counts; stages before them do not depend on slots."""
-    machine = setting.model.machine
-    paths = paths_of(machine.topology, layout.parts)
-    return CountModel(machine, setting.model.costs, jnp.asarray(layout.parts), paths, (), setting.model.schedule)
-
-
-def _first_slots(setting: DeploymentSetting, shadow: int) -> Int[np.ndarray, "layer node slot"]:
-    """The plan's experts in slots, and empty ones for copies."""
-    share = setting.share
-    if (share.max(axis=2) < 1 - 1e-4).any():
-        raise UnsuitableSystemError(
-            "system moentwine moves whole experts, but the plan divides some; use a plan such as ep_balanced, or "
-            "system.layout: esp to slice them over domains"
-        )
-    native = int((share > 0.5).sum(axis=1).max())
-    slots = slots_of_share((share > 0.5).astype(np.float32), native).reshape(len(share), share.shape[2], native)
-    return np.pad(slots, ((0, 0), (0, 0), (0, shadow)), constant_values=EMPTY).astype(np.int32)
-
-
 def _homes(layout: TokenLayout, setting: DeploymentSetting) -> Int[np.ndarray, " token"]:
     return token_homes(layout, setting.batch_tokens).astype(np.int32)
 
 
-class Decided(NamedTuple):
-    """Slots that serve, and the facts that a balancer reports of every step; see `Balancer.step`."""
-
-    slots: Int[Array, "step layer node slot"]
-    target: Int[Array, "step layer node slot"]
-    experts_moved: Float[Array, "step layer"]
-    expert_hops: Float[Array, "step layer"]
-    imbalance: Float[Array, "step layer"]
-    triggered: Bool[Array, "step layer"]
-    needed: Float[Array, "step layer"]
-    excess: Float[Array, "step layer"]
-
-
-def _time_alone(decisions: Decisions, time: LayerTime) -> tuple[LayerTime, Any]:
-    return time, ()
-
-
 def _slots_and_facts(decisions: SlotDecisions, time: LayerTime) -> tuple[LayerTime, Any]:
-    return time, (decisions.slots, decisions.facts)
+    return time, {"slots": decisions.slots, **decisions.facts}
 
 
 def _sliced(layout: TokenLayout, experts: int) -> Float[np.ndarray, "expert node"]:
@@ -240,21 +200,30 @@ class LayoutRun(AbstractRun):
     def homes(self) -> Int[np.ndarray, " token"]:
         return _homes(self.layout, self.setting)
 
+    @property
+    def group(self) -> Int[np.ndarray, " token"]:
+        """The group of the layout that has each token."""
+        return self.homes if self.layout.name != "successive" else self.layout.group[self.homes]
+
+    @property
+    def vector_bytes(self) -> float:
+        return self.setting.moe.hidden_size * self.setting.bytes_per_element
+
     def rollout(self, steps: Batch) -> RolloutResult:
         if self.sliced is not None:
             layers = steps.experts.shape[0]
             share = jnp.broadcast_to(jnp.asarray(self.sliced), (layers, *self.sliced.shape))
             homes = jnp.broadcast_to(jnp.asarray(self.homes), (layers, *self.homes.shape))
-            time = rollout(StaticPlan(share, homes), self.model, steps, keep=_time_alone).time.as_numpy()
+            time = rollout(StaticPlan(share, homes), self.model, steps, keep=lambda _, time: (time, ())).time.as_numpy()
             return RolloutResult(time, (), {}, _replayed_stages(time))
         assert self.balancer is not None
-        _, time, (slots, facts) = rollout(self.balancer, self.model, steps, keep=_slots_and_facts)
-        time, decided = time.as_numpy(), jax.tree.map(np.asarray, Decided(slots, **facts))
-        moved = decided.experts_moved.sum(axis=1)
+        _, time, decided = rollout(self.balancer, self.model, steps, keep=_slots_and_facts)
+        time, decided = time.as_numpy(), jax.tree.map(np.asarray, decided)
+        moved = decided["experts_moved"].sum(axis=1)
         figures = {
-            "excess_over_mean_of_loads": float(decided.excess.mean()),
+            "excess_over_mean_of_loads": float(decided["excess"].mean()),
             "experts_moved_per_iteration": float(moved.mean()),
-            "hops_per_moved_expert": float(decided.expert_hops.sum() / max(moved.sum(), 1)),
+            "hops_per_moved_expert": float(decided["expert_hops"].sum() / max(moved.sum(), 1)),
             "iterations_with_a_migration": int((moved > 0).sum()),
         }
         return RolloutResult(time, decided, figures, _replayed_stages(time))
@@ -262,12 +231,9 @@ class LayoutRun(AbstractRun):
     def replay(self, rolled: RolloutResult, batch: Batch, step: int, row: int) -> float:
         layer: LayerDescription = self.setting.describe(self.model.mode, "lowest_host")
         plan = plan_tokens(layer, self._serving(rolled, step, row), batch)
-        group = self.homes if self.layout.name != "successive" else self.layout.group[self.homes]
-        vector = self.setting.moe.hidden_size * self.setting.bytes_per_element
-        sent = replay_communication(layer.fabric, self.layout, plan.visited, group, vector)
+        sent = replay_communication(layer.fabric, self.layout, plan.visited, self.group, self.vector_bytes)
         node = float(node_seconds(layer, plan, batch).max())
-        attention = attention_seconds(layer, self._described(vector), group)
-        return attention + node + sum(stage.seconds for stage in sent.values())
+        return self._attention_seconds(layer) + node + sum(stage.seconds for stage in sent.values())
 
     def token_paths(self, tokens: int) -> TokenPaths | None:
         if self.sliced is not None:
@@ -285,26 +251,22 @@ class LayoutRun(AbstractRun):
         described = self.setting.describe(self.model.mode, "lowest_host")
         fabric = replace(described.fabric, chunk_bytes=max(described.fabric.chunk_bytes or 0.0, RECORDED_CHUNK))
         layer = replace(described, fabric=fabric)
-        layers, hidden = (
-            min(2, len(self.setting.share)),
-            self.balancer is not None and self.balancer.windows is not None,
-        )
+        layers = min(2, len(self.setting.share))
+        hidden = self.balancer is not None and self.balancer.windows is not None
         if self.balancer is None:
             step, rows, pairs = 0, range(layers), np.zeros((0, 2), int)
         else:
             # In the background weights travel while those before serve; else inference waits until they are there.
-            slots = rolled.kept.slots
+            slots = rolled.kept["slots"]
             before = slots if hidden else np.concatenate([np.asarray(self.balancer.start)[None], slots[:-1]])
-            step, rows, pairs = most_moves(before, rolled.kept.target if hidden else slots, fabric.hops, layers)
+            step, rows, pairs = most_moves(before, rolled.kept["target"] if hidden else slots, fabric.hops, layers)
             if self.balancer.entry is not None:
                 pairs[:, 0] = np.asarray(self.balancer.entry)[pairs[:, 1]]
-        group = self.homes if self.layout.name != "successive" else self.layout.group[self.homes]
-        vector = self.setting.moe.hidden_size * self.setting.bytes_per_element
-        attention = np.full(fabric.num_nodes, attention_seconds(layer, self._described(vector), group))
-        phases = [
-            token_layer(layer, self.layout, self._serving(rolled, step, row), batch_at(row, step), group, attention)
-            for row in rows
-        ]
+        attention = np.full(fabric.num_nodes, self._attention_seconds(layer))
+        phases = []
+        for row in rows:
+            served, batch = self._serving(rolled, step, row), batch_at(row, step)
+            phases.append(token_layer(layer, self.layout, served, batch, self.group, attention))
         weights = weight_transfers(fabric, pairs[:, 0], pairs[:, 1], layer.expert_bytes) if len(pairs) else None
         ran = run_layers(fabric, phases, weights, "background" if hidden else "waited_for", record=True)
         shown = (
@@ -317,13 +279,14 @@ class LayoutRun(AbstractRun):
         """The part of every expert that each node serves, in a step and layer."""
         if self.sliced is not None:
             return self.sliced
-        slots = rolled.kept.slots[step, row].reshape(1, -1)
+        slots = rolled.kept["slots"][step, row].reshape(1, -1)
         return share_of_slots(slots, self.setting.moe.num_experts, self.layout.num_nodes)[0]
 
-    def _described(self, vector_bytes: float) -> AttentionDescription:
+    def _attention_seconds(self, layer: LayerDescription) -> float:
+        """Seconds of attention in the event simulator."""
         flops, weights = float(self.attention.flops_per_token), float(self.attention.weight_bytes)
-        context = float(self.attention.context_bytes)
-        return AttentionDescription(self.layout.group, flops, weights, context, vector_bytes)
+        numbers = (flops, weights, float(self.attention.context_bytes), self.vector_bytes)
+        return attention_seconds(layer, AttentionDescription(self.layout.group, *numbers), self.group)
 
 
 def _replayed_stages(time: LayerTime) -> Float[np.ndarray, "step layer"]:

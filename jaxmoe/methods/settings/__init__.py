@@ -13,12 +13,11 @@ entry point `jaxmoe.methods` of its package. It may state facts of `SystemSettin
 
 from typing import Any
 
-from jaxmoe.methods.settings.base import FACTS, PARTS, SystemSettings
+from jaxmoe.methods.settings.base import FACTS, PARTS, StaticSettings, SystemSettings
 from jaxmoe.methods.settings.camoe import CAMoESettings, CostGateSettings
 from jaxmoe.methods.settings.expert_streaming import ExpertStreamingSettings
 from jaxmoe.methods.settings.hd_moe import HDMoESettings
 from jaxmoe.methods.settings.moentwine import MoentwineSettings
-from jaxmoe.methods.settings.static import StaticSettings
 from jaxmoe.methods.settings.wafer_gpu import WaferGPUSettings
 from jaxmoe.registry import Registry
 from jaxmoe.settings import Setting, settings_of

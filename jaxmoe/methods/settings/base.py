@@ -1,4 +1,4 @@
-"""Facts and rules that a system states beside its settings, and the parts that all systems are made of."""
+"""Facts and rules that a system states beside its settings, parts that all are made of, and the static system's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,3 +66,21 @@ class SystemSettings:
 
 
 FACTS = tuple(name for name in SystemSettings.__annotations__)
+
+
+@dataclass(frozen=True)
+class StaticSettings(SystemSettings):
+    """The plan as it is, in every iteration."""
+
+    name = "static"
+    made_by = "jaxmoe.methods.static:Static"
+    takes_gate = True
+    schedules = "any"
+    goes = {"placement": "any", "gate": HOMES}  # noqa: RUF012
+    why_not = {  # noqa: RUF012
+        "token layout": SPREAD,
+        "attention": UNTIMED,
+        "assignment": AS_PLACED,
+        "movement": "no weights travel",
+        "balancer": "the plan stays as it is",
+    }

@@ -15,7 +15,7 @@ class HDMoESettings(SystemSettings):
     """Pre-broadcast of hd_moe IV-D on top of the plan."""
 
     name = "hd_moe"
-    made_by = "jaxmoe.methods.hd_moe.system:HDMoE"
+    made_by = "jaxmoe.methods.hd_moe:HDMoE"
     takes_gate = True
     goes = {"placement": "any sharded plan", "gate": HOMES, "movement": "broadcasts before a layer"}  # noqa: RUF012
     why_not = {  # noqa: RUF012
@@ -31,10 +31,7 @@ class HDMoESettings(SystemSettings):
         example="charged",
     )
     experts: int = _movement(
-        2,
-        help="the number of experts of a layer that are broadcast, with window: last the most",
-        at_least=1,
-        example=2,
+        2, help="the number of experts of a layer that are broadcast, with window: last the most", at_least=1, example=2
     )
     window: Literal["fixed", "last"] = _movement(
         "fixed",

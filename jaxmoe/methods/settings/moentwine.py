@@ -88,9 +88,7 @@ class MoentwineSettings(SystemSettings):
         0.1, help="the weight of the latest iteration in the forecast of loads", at_least=0, at_most=1, example=0.1
     )
     weights_from: Literal["copy", "edge"] = _movement(
-        "copy",
-        help="whether weights come from the nearest copy, or from disks at the wafer's edge",
-        example="edge",
+        "copy", help="whether weights come from the nearest copy, or from disks at the wafer's edge", example="edge"
     )
 
     @property

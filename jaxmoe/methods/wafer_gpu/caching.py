@@ -6,7 +6,6 @@ need again, and keeps all layers' copies within one capacity for each die. `LLCP
 faster level, which the paper leaves open (V-G).
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -18,10 +17,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.engine import AbstractLayer, AbstractMethod, Fetches, FetchLayer, LayerTime
 from jaxmoe.hardware import Machine
+from jaxmoe.methods.wafer_gpu.task_allocation import Allocation, AllocationTask
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.traces import Batch
 
-Allocation = Callable[..., Int[Array, "expert die"]]  # called as `task_allocation` says
 Prediction = Literal["none", "heatmap", "perfect"]
 Eviction = Literal["least_popular", "least_recent", "keep"]
 
@@ -190,12 +189,13 @@ class WaferPolicy(AbstractMethod):
             copies, hits = carry
             row, home, after, known = given
             local = copies.held[row] | (home[:, None] == jnp.arange(self.dies))
-            requests = self.allocation(known.counts, home, local, hits)
+            task = AllocationTask(known.counts, home, local, hits)
+            requests = self.allocation(task)
             computed = requests > 0
             copies = replace(copies, used=copies.used.at[row].set(jnp.where(computed, time, copies.used[row])))
             copied = jnp.zeros_like(local)
             if self.prediction != "none":
-                wanted = computed & ~local & self._predicted(computed, home, local, known)
+                wanted = computed & ~local & self._predicted(computed, task, known)
                 copies, copied = self._admit(copies, row, wanted, popularity)
             dtype = self.capacity.dtype
             fetches = Fetches(requests.astype(dtype), home, local.astype(dtype), copied.astype(dtype), hits)
@@ -211,11 +211,7 @@ class WaferPolicy(AbstractMethod):
         return replace(copies, most=most), fetches
 
     def _predicted(
-        self,
-        computed: Bool[Array, "expert die"],
-        home: Int[Array, " expert"],
-        local: Bool[Array, "expert die"],
-        known: Guidance,
+        self, computed: Bool[Array, "expert die"], task: AllocationTask, known: Guidance
     ) -> Bool[Array, "expert die"]:
         """Marks experts that each die is predicted to compute in the next step.
 
@@ -223,8 +219,8 @@ class WaferPolicy(AbstractMethod):
         experts that the next step's allocation gives it.
         """
         if self.prediction == "perfect":
-            return self.allocation(known.next_counts, home, local) > 0
-        experts = len(home)
+            return self.allocation(task._replace(counts=known.next_counts, hits=None)) > 0
+        experts = len(computed)
         after = jnp.where(known.following < 0, experts, known.following)
         follows = jnp.zeros((experts, experts), jnp.float32).at[jnp.arange(experts)[:, None], after].set(1, mode="drop")
         return follows.T @ computed.astype(jnp.float32) > 0

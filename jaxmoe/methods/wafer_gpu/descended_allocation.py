@@ -3,10 +3,10 @@
 `AssignmentProgram` relaxes Algorithm 1's task (wafer-scale study, IV-D5): requests may be split at will, and a die that
 computes a part of an expert reads only that part. So its value bounds every allocation, and its solution, rounded, is
 one. `GradientAllocation` descends on the model's own time, from homes and not from any plan. Both end with whole
-requests, and are called as `methods.wafer_gpu.task_allocation` says.
+requests, and are allocations as `methods.wafer_gpu.task_allocation` has them.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -14,20 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import scipy
-from jaxtyping import Array, Float, Int, Key, Shaped
+from jaxtyping import Array, Float, Int, Key
 
 from jaxmoe.engine import Fetches, FetchLayer
-from jaxmoe.hardware import AbstractTopology, Machine
-from jaxmoe.network.loads import link_loads
+from jaxmoe.methods.wafer_gpu.task_allocation import AllocationTask
 from jaxmoe.relax import SmoothMax, SoftSupport, geometric
-
-
-class AllocationTask(NamedTuple):
-    """A layer to allocate: requests of every expert, its home, and which dies have it in their own HBM."""
-
-    counts: Int[np.ndarray, " expert"]
-    home: Int[np.ndarray, " expert"]
-    local: Float[np.ndarray, "expert die"]
 
 
 class AssignmentProgram:
@@ -41,31 +32,31 @@ class AssignmentProgram:
         self.request = float(costs.flops_per_request) / np.asarray(machine.die.flops, float)
         self.first = float(costs.miss + hbm.latency.min())
         self.dies, self.links = machine.num_nodes, machine.topology.num_links
-        self.ways = _seconds_of_pairs(machine, float(costs.expert_bytes))
+        # How long an expert keeps every link of a way, [source * dies + destination, link].
+        hops, each = machine.topology.hops(), np.float32(costs.expert_bytes) / np.asarray(machine.topology.link_rate)
+        link, pair = np.asarray(hops.link), np.asarray(hops.pair)
+        self.ways = scipy.sparse.csr_array((each[link].astype(float), (pair, link)), (self.dies**2, self.links))
+        self.ways.sort_indices()
 
-    def solve(
-        self,
-        counts: Int[np.ndarray, " expert"],
-        home: Int[np.ndarray, " expert"],
-        local: Shaped[np.ndarray, "expert die"],
-    ) -> tuple[Float[np.ndarray, "expert die"], float]:
+    def solve(self, task: AllocationTask) -> tuple[Float[np.ndarray, "expert die"], float]:
         """The parts of every expert's requests that dies compute, and seconds that no allocation can beat.
 
         The largest of the times of dies, HBM channels and links, and the latency of a local read. Copies that are
         written cost nothing here. Raises `ValueError` where the solver fails.
         """
+        counts, home, local = (np.asarray(each) for each in task[:3])
         share = np.zeros((len(counts), self.dies))
         used = np.flatnonzero(counts)
         if not len(used):
             return share, 0.0
         experts, columns = len(used), np.arange(len(used) * self.dies)
         expert, die = np.divmod(columns, self.dies)
-        source = np.where(np.asarray(local)[used][expert, die] > 0, die, np.asarray(home)[used][expert])
+        source = np.where(local[used][expert, die] > 0, die, home[used][expert])
         channel = self.channel[source]
         ways = self.ways[source * self.dies + die].tocoo()
         busy = scipy.sparse.coo_array(
             (
-                np.concatenate([np.asarray(counts)[used][expert] * self.request[die], self.read[channel], ways.data]),
+                np.concatenate([counts[used][expert] * self.request[die], self.read[channel], ways.data]),
                 (
                     np.concatenate([die, self.dies + channel, self.dies + self.channels + ways.col]),
                     np.concatenate([columns, columns, ways.row]),
@@ -91,68 +82,34 @@ class AssignmentProgram:
         return share, float(found.fun) / scale + self.first
 
 
-def allocation_bound(layer: FetchLayer, task: AllocationTask) -> float:
-    """Seconds that no allocation of the layer can beat."""
-    return AssignmentProgram(layer).solve(task.counts, task.home, task.local)[1]
-
-
-def _seconds_of_pairs(machine: Machine, size: float) -> scipy.sparse.csr_array:
-    """How long an expert keeps every link, for every pair of dies [source * dies + destination, link]."""
-    pairs = machine.num_nodes**2
-    one = np.eye(pairs, dtype=np.float32).reshape(pairs, machine.num_nodes, machine.num_nodes)
-    seconds = _seconds_of_links(machine.topology, jnp.asarray(one, jnp.float32), jnp.float32(size))
-    return scipy.sparse.csr_array(np.asarray(seconds, float))
+# Numbers of `descend`: widths of support and temperatures of maxima fall geometrically over the steps.
+STEPS, LEARNING_RATE = 400, 0.1
+WIDTHS, TEMPERATURES = (0.5, 0.05), (0.2, 0.01)
+HOME = 3.0  # logit of a die that has the expert, at first
 
 
 @eqx.filter_jit
-def _seconds_of_links(
-    topology: AbstractTopology, traffic: Float[Array, "case node node2"], size: Float[Array, ""]
-) -> Float[Array, "case link"]:
-    loads = jax.lax.map(lambda each: link_loads(topology, each), traffic)
-    return loads * (size / topology.link_rate)
-
-
-class AllocationDescentSettings(NamedTuple):
-    """Settings of `descend`: widths of support and temperatures of maxima fall geometrically over the steps."""
-
-    steps: int = 400
-    rate: float = 0.1
-    width: tuple[float, float] = (0.5, 0.05)
-    temperature: tuple[float, float] = (0.2, 0.01)
-    home: float = 3.0  # logit of a die that has the expert, at first
-
-
-@eqx.filter_jit
-def descend(
-    layer: FetchLayer,
-    counts: Int[Array, " expert"],
-    home: Int[Array, " expert"],
-    local: Float[Array, "expert die"],
-    key: Key[Array, ""],
-    settings: AllocationDescentSettings,
-) -> Float[Array, "expert die"]:
+def descend(layer: FetchLayer, task: AllocationTask, key: Key[Array, ""]) -> Float[Array, "expert die"]:
     """Relaxed requests [expert, die] by Adam on the layer's time, from homes and a little noise alone."""
-    optimiser = optax.adam(settings.rate)
-    logits = settings.home * local + 0.1 * jax.random.normal(key, local.shape, local.dtype)
+    optimiser, local = optax.adam(LEARNING_RATE), task.local
+    logits = HOME * local + 0.1 * jax.random.normal(key, local.shape, local.dtype)
 
     def requests(logits: Array) -> Array:
-        return jax.nn.softmax(logits, axis=1) * counts[:, None]
+        return jax.nn.softmax(logits, axis=1) * task.counts[:, None]
 
     def loss(logits: Array, width: Array, temperature: Array) -> Array:
-        asked = Fetches(requests(logits), home, local, jnp.zeros_like(local))
+        asked = Fetches(requests(logits), task.home, local, jnp.zeros_like(local))
         time = layer.time(asked, reduction=SmoothMax(temperature), support=SoftSupport(width))
         return jnp.log(time.total)
 
-    def step(state: tuple[Array, Any], annealed: tuple[Array, Array]) -> tuple[tuple[Array, Any], None]:
+    def step(state: tuple[Array, Any], annealed: tuple[Array, ...]) -> tuple[tuple[Array, Any], None]:
         logits, moments = state
         change, moments = optimiser.update(jax.grad(loss)(logits, *annealed), moments)
         return (optax.apply_updates(logits, change), moments), None
 
-    progress = np.linspace(0, 1, settings.steps)
-    width, temperature = (
-        jnp.asarray(geometric(*ends, progress), local.dtype) for ends in (settings.width, settings.temperature)
-    )
-    (logits, _), _ = jax.lax.scan(step, (logits, optimiser.init(logits)), (width, temperature))
+    progress = np.linspace(0, 1, STEPS)
+    annealed = tuple(jnp.asarray(geometric(*ends, progress), local.dtype) for ends in (WIDTHS, TEMPERATURES))
+    (logits, _), _ = jax.lax.scan(step, (logits, optimiser.init(logits)), annealed)
     return requests(logits)
 
 
@@ -171,19 +128,19 @@ def whole(
 LEAST = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.51)  # parts that a die may have at least, all tried
 
 
-def best_whole(layer: FetchLayer, relaxed: Float[Array, "expert die"], *task: Array) -> Int[Array, "expert die"]:
-    """The fastest allocation of whole requests among those of `whole` and homes; `task` is counts, home and local."""
-    counts, home, local = task
-    plans = jax.vmap(lambda least: whole(relaxed, counts, least))(jnp.asarray(LEAST, relaxed.dtype))
-    at_home = jnp.where(home[:, None] == jnp.arange(local.shape[1]), counts[:, None], 0)
-    plans = jnp.concatenate([plans, at_home[None].astype(plans.dtype)])
-    return plans[jnp.argmin(jax.vmap(lambda plan: _seconds(layer, home, plan, local))(plans))]
+def best_whole(
+    layer: FetchLayer, relaxed: Float[Array, "expert die"], task: AllocationTask
+) -> Int[Array, "expert die"]:
+    """The fastest allocation of whole requests among those of `whole` and homes."""
+    plans = jax.vmap(lambda least: whole(relaxed, task.counts, least))(jnp.asarray(LEAST, relaxed.dtype))
+    plans = jnp.concatenate([plans, task.at_home[None].astype(plans.dtype)])
+    return plans[jnp.argmin(jax.vmap(lambda plan: allocation_seconds(layer, plan, task))(plans))]
 
 
-def _seconds(layer: FetchLayer, home: Array, plan: Array, local: Array) -> Float[Array, ""]:
-    local = local.astype(layer.machine.die.flops.dtype)
-    asked = Fetches(plan.astype(local.dtype), home, local, jnp.zeros_like(local))
-    return layer.time(asked).total
+def allocation_seconds(layer: FetchLayer, plan: Int[Array, "expert die"], task: AllocationTask) -> Float[Array, ""]:
+    """Exact seconds of an allocation that copies nothing."""
+    local = task.local.astype(layer.machine.die.flops.dtype)
+    return layer.time(Fetches(plan.astype(local.dtype), task.home, local, jnp.zeros_like(local))).total
 
 
 class GradientAllocation(eqx.Module):
@@ -191,18 +148,10 @@ class GradientAllocation(eqx.Module):
 
     layer: FetchLayer
     key: Key[Array, ""]
-    settings: AllocationDescentSettings = AllocationDescentSettings()
 
-    def __call__(
-        self,
-        counts: Int[Array, " expert"],
-        home: Int[Array, " expert"],
-        local: Shaped[Array, "expert die"],
-        hits: Array | None = None,
-    ) -> Int[Array, "expert die"]:
-        amounts = local.astype(self.layer.machine.die.flops.dtype)
-        relaxed = descend(self.layer, counts, home, amounts, self.key, self.settings)
-        return best_whole(self.layer, relaxed, counts, home, amounts)
+    def __call__(self, task: AllocationTask) -> Int[Array, "expert die"]:
+        task = AllocationTask(task.counts, task.home, task.local.astype(self.layer.machine.die.flops.dtype))
+        return best_whole(self.layer, descend(self.layer, task, self.key), task)
 
 
 class LinearAllocation(eqx.Module):
@@ -214,43 +163,11 @@ class LinearAllocation(eqx.Module):
     layer: FetchLayer
     program: AssignmentProgram = eqx.field(static=True)
 
-    def __call__(
-        self,
-        counts: Int[Array, " expert"],
-        home: Int[Array, " expert"],
-        local: Shaped[Array, "expert die"],
-        hits: Array | None = None,
-    ) -> Int[Array, "expert die"]:
-        amounts = local.astype(self.layer.machine.die.flops.dtype)
-        shape = jax.ShapeDtypeStruct(amounts.shape, amounts.dtype)
-        program = self.program
+    def __call__(self, task: AllocationTask) -> Int[Array, "expert die"]:
+        shape = jax.ShapeDtypeStruct(task.local.shape, self.layer.machine.die.flops.dtype)
 
-        def solved(*task: Any) -> np.ndarray:
-            return program.solve(*(np.asarray(each) for each in task))[0].astype(shape.dtype)
+        def solved(*given: Any) -> np.ndarray:
+            return self.program.solve(AllocationTask(*given))[0].astype(shape.dtype)
 
-        share = jax.pure_callback(solved, shape, counts, home, amounts, vmap_method="sequential")
-        return best_whole(self.layer, share * counts[:, None], counts, home, amounts)
-
-
-@eqx.filter_jit
-def _allocated(allocation: GradientAllocation, *task: Array) -> tuple[Array, Array]:
-    counts, home, local = task
-    plan = allocation(counts, home, local)
-    return plan, _seconds(allocation.layer, home, plan, local)
-
-
-def tuned_allocation(
-    layer: FetchLayer, task: AllocationTask, seed: int = 0, settings: AllocationDescentSettings | None = None
-) -> tuple[Int[np.ndarray, "expert die"], float]:
-    """Returns the allocation of whole requests that a gradient descent ends with, and its exact time, s."""
-    allocation = GradientAllocation(
-        layer, jax.random.key(seed), AllocationDescentSettings() if settings is None else settings
-    )
-    plan, seconds = _allocated(allocation, *jax.device_put(tuple(task)))
-    return np.asarray(plan), float(seconds)
-
-
-@eqx.filter_jit
-def allocation_seconds(layer: FetchLayer, plan: Array, task: AllocationTask) -> Float[Array, ""]:
-    """Exact seconds of an allocation that copies nothing."""
-    return _seconds(layer, jnp.asarray(task.home), jnp.asarray(plan), jnp.asarray(task.local))
+        share = jax.pure_callback(solved, shape, *task[:3], vmap_method="sequential")
+        return best_whole(self.layer, share * task.counts[:, None], task)

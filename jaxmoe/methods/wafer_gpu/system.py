@@ -28,8 +28,8 @@ from jaxmoe.methods import (
 )
 from jaxmoe.methods.settings.wafer_gpu import AllocationName, WaferGPUSettings
 from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, RolloutResult, UnsuitableSystemError
-from jaxmoe.methods.wafer_gpu.caching import Allocation
 from jaxmoe.methods.wafer_gpu.descended_allocation import AssignmentProgram, GradientAllocation, LinearAllocation
+from jaxmoe.methods.wafer_gpu.task_allocation import Allocation, AllocationTask
 from jaxmoe.traces import Batch
 from jaxmoe.traces.statistics.counting import count_pairs
 
@@ -79,7 +79,7 @@ class WaferRun(AbstractRun):
         program = AssignmentProgram(self.layer)
         every = (kept["requests"].sum(axis=-1), kept["home"], kept["local"])
         layers = zip(*(each.reshape(-1, *each.shape[2:]) for each in every), strict=True)
-        return sum(program.solve(*layer)[1] for layer in layers)
+        return sum(program.solve(AllocationTask(*layer))[1] for layer in layers)
 
     def replay(self, rolled: RolloutResult, batch: Batch, step: int, row: int) -> float:
         known = {name: leaf[step, row] for name, leaf in rolled.kept.items()}
@@ -110,10 +110,8 @@ def _compact(fetches: Fetches) -> dict[str, np.ndarray]:
 class WaferGPU(WaferGPUSettings, AbstractSystem):
     """Allocation, prediction and eviction by name; latencies of Table I in ns.
 
-    The heat map starts from the history, such as the prefill's (Insight 1). `popular_copies` experts of each layer,
-    the most popular in the history, are copied to every die beforehand, as far as they fit (Insight 4). With
-    `llc_prefetch` dies read into their LLC what the layer before lets expect (Insight 2). With `bound` the assignment
-    bound of every layer is found too.
+    The heat map starts from the history, such as the prefill's (Insight 1). So do `popular_copies` (Insight 4) and what
+    `llc_prefetch` reads (Insight 2).
     """
 
     def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:

@@ -1,11 +1,10 @@
 """Which die computes which requests of which expert: round-robin dealing, homes, and Algorithm 1 of the wafer study.
 
-An allocation is called with the requests of a layer's experts [expert], their home dies [expert], where the weights are
-in a die's own HBM [expert, die], 1 or 0, and the parts that LLCs have [expert, die]. It returns requests [expert, die].
 Dealing and Algorithm 1 go by blocks of requests (IV-D5). `descended_allocation` has one by gradient.
 """
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,6 +18,26 @@ from jaxmoe.network.loads import path_sums
 
 BLOCK = 50  # requests, IV-D5
 SPARE = 4  # candidates beyond one for each block: with it, a home and its neighbours are all tried
+
+
+class AllocationTask(NamedTuple):
+    """A layer to allocate: requests of every expert, its home die, and which dies have it in their own HBM, 1 or 0.
+
+    `hits` are the parts of experts that LLCs have.
+    """
+
+    counts: Int[Array, " expert"]
+    home: Int[Array, " expert"]
+    local: Shaped[Array, "expert die"]
+    hits: Float[Array, "expert die"] | None = None
+
+    @property
+    def at_home(self) -> Int[Array, "expert die"]:
+        """The requests of every expert at its home."""
+        return self.counts[:, None] * (self.home[:, None] == jnp.arange(self.local.shape[1]))
+
+
+Allocation = Callable[[AllocationTask], Int[Array, "expert die"]]  # requests of every expert on each die
 
 
 class AllocationCosts(eqx.Module):
@@ -73,24 +92,16 @@ class Dealt(eqx.Module):
     block: int = eqx.field(static=True, default=BLOCK)
     split: int | None = eqx.field(static=True, default=None)
 
-    def __call__(
-        self, counts: Int[Array, " expert"], home: Array, local: Shaped[Array, "expert die"], hits: Array | None = None
-    ) -> Int[Array, "expert die"]:
-        block = self.block if self.split is None else jnp.maximum(1, -(-counts // self.split))
-        return deal(counts, local.shape[1], block)
+    def __call__(self, task: AllocationTask) -> Int[Array, "expert die"]:
+        block = self.block if self.split is None else jnp.maximum(1, -(-task.counts // self.split))
+        return deal(task.counts, task.local.shape[1], block)
 
 
 class AtHome(eqx.Module):
     """Every expert is computed where it lives: expert parallelism, with nothing fetched from afar."""
 
-    def __call__(
-        self,
-        counts: Int[Array, " expert"],
-        home: Int[Array, " expert"],
-        local: Shaped[Array, "expert die"],
-        hits: Array | None = None,
-    ) -> Int[Array, "expert die"]:
-        return counts[:, None] * (home[:, None] == jnp.arange(local.shape[1]))
+    def __call__(self, task: AllocationTask) -> Int[Array, "expert die"]:
+        return task.at_home
 
 
 def max_split(counts: Int[Array, "*shape"], block: int = BLOCK, spare: int = SPARE) -> Int[Array, "*shape"]:
@@ -130,13 +141,8 @@ class Algorithm1(eqx.Module):
     order: Literal["ascending", "number"] = eqx.field(static=True, default="ascending")
     neighbours: int | None = eqx.field(static=True, default=None)
 
-    def __call__(
-        self,
-        counts: Int[Array, " expert"],
-        home: Int[Array, " expert"],
-        local: Shaped[Array, "expert die"],
-        hits: Float[Array, "expert die"] | None = None,
-    ) -> Int[Array, "expert die"]:
+    def __call__(self, task: AllocationTask) -> Int[Array, "expert die"]:
+        counts, home, local, hits = task
         holders, costs = local > 0, self.costs
         candidate, valid = self._candidates(holders, home)
         held = jnp.take_along_axis(holders, candidate, axis=1)

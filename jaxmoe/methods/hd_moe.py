@@ -1,7 +1,10 @@
-"""Pre-broadcast of hd_moe IV-D: which experts, in which window of time, and where their tokens then go."""
+"""hd_moe: before every layer a broadcast of the experts that are expected to congest a hybrid plan (IV-D).
+
+Which experts are broadcast, in which window of time, and where their tokens then go.
+"""
 
 import abc
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import equinox as eqx
 import jax
@@ -11,7 +14,10 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxmoe.engine import AbstractMethod, Decisions, LayerTime, Movement
 from jaxmoe.engine.rollout import State
 from jaxmoe.hardware import Machine
-from jaxmoe.methods.forecast import AbstractForecast
+from jaxmoe.methods.forecast import AbstractForecast, forecast_of
+from jaxmoe.methods.settings.hd_moe import HDMoESettings
+from jaxmoe.methods.static import PlannedRun, Static
+from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, UnsuitableSystemError
 from jaxmoe.network import PLACED, ChunkedBroadcast, kept, sharded_visits
 from jaxmoe.relax import HardSupport
 from jaxmoe.traces.batches import Batch
@@ -185,10 +191,46 @@ class PreBroadcast(AbstractMethod):
         return Movement(destination, self.hidden, self.limit)
 
 
-def broadcast_experts(decisions: Decisions) -> Bool[Array, "*lead expert"]:
-    """Marks the experts that were sent to any node; none without a movement."""
-    found = jnp.zeros(decisions.share.shape[:-1], bool)
-    for movement in decisions.movements:
-        if isinstance(movement, Movement):
-            found |= (movement.destination > 0).any(axis=-1)
-    return found
+# The system.
+
+
+@dataclass(frozen=True)
+class HDMoE(HDMoESettings, AbstractSystem):
+    """Pre-broadcast on top of any sharded plan.
+
+    The forecast is fitted on the history. A `hidden` broadcast costs no time, as in the paper.
+    """
+
+    def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
+        own = PlannedRun(setting, self.method(setting), hidden=self.broadcast == "hidden")
+        return Static().runs(setting) | {"hd_moe": own}
+
+    def method(self, setting: DeploymentSetting) -> AbstractMethod:
+        """Returns the pre-broadcast method on the setting's plan, with its forecast fitted on the history.
+
+        Raises `UnsuitableSystemError` where the plan is not sharded, or the schedule has micro-batches.
+        """
+        if setting.mode != "sharded":
+            raise UnsuitableSystemError(
+                f"system hd_moe broadcasts the experts of sharded plans, but the plan is {setting.mode}; "
+                "use a sharded plan, or the system static"
+            )
+        if setting.model.schedule.micro_batches > 1:
+            raise UnsuitableSystemError(
+                "system hd_moe decides for whole batches, but the schedule cuts them into micro-batches; "
+                "use the schedule serial, overlap or idle_links"
+            )
+        return PreBroadcast(
+            share=jnp.asarray(setting.share, jnp.float32),
+            flops_per_token_expert=setting.model.costs.flops_per_token_expert,
+            forecast=forecast_of(self.forecast, setting.history, self.rate, self.prior),
+            allowance=self._allowance(setting),
+            limit=min(self.experts, setting.share.shape[1]),
+            hidden=self.broadcast == "hidden",
+        )
+
+    def _allowance(self, setting: DeploymentSetting) -> AbstractAllowance:
+        if self.window == "fixed":
+            return FixedAllowance(jnp.asarray(self.experts))
+        sizes = (setting.moe.hidden_size, setting.moe.expert_size, setting.weight_bytes_per_element)
+        return WindowAllowance(*(jnp.asarray(float(size)) for size in sizes))
