@@ -27,8 +27,7 @@ from jaxmoe.hardware import Machine
 from jaxmoe.methods.moentwine.balancing import AbstractRule
 from jaxmoe.methods.moentwine.migration import FAR, Slots
 from jaxmoe.methods.moentwine.shadow_slots import fill_shadow_slots, kept_in_place
-from jaxmoe.placement.slot_loads import node_loads
-from jaxmoe.placement.slots import EMPTY
+from jaxmoe.placement.slots import EMPTY, node_loads
 from jaxmoe.relax import AbstractReduction, HardMax, SmoothMax, least_at
 
 Objective = Literal["time", "loads"]
