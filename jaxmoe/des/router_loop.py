@@ -6,8 +6,8 @@ import numpy as np
 from numba import njit
 
 from jaxmoe.des.heap import drop_first, push
-from jaxmoe.des.router_state import ARRIVALS, NOBODY, RETURNS, TAILS
 from jaxmoe.des.router_step import arrive, fits, give_credit, hold, note, put, step
+from jaxmoe.des.router_tables import ARRIVALS, NOBODY, RETURNS, TAILS
 
 TASK = np.dtype(
     [

@@ -1,8 +1,8 @@
 """Steps of a router with finite buffers, as compiled code: arrivals, allocation of channels, crossbar, and departures.
 
-`jaxmoe.des.routers` states the order of events, and `jaxmoe.des.router_state` the meaning of the records. All functions
-are compiled into the loop of `jaxmoe.des.router_loop`, without reference counts (`_nrt=False`), which would take most
-of the time. Numba's cache sees a change here when that file is changed too.
+`jaxmoe.des.routers` states the order of events, and `jaxmoe.des.router_tables` the meaning of the records. All
+functions are compiled into the loop of `jaxmoe.des.router_loop`, without reference counts (`_nrt=False`), which would
+take most of the time. Numba's cache sees a change here when that file is changed too.
 """
 
 from typing import no_type_check
@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 from numba.cpython.unsafe.numbers import trailing_zeros
 
-from jaxmoe.des.router_state import NOBODY, RETURNS, STORE_AND_FORWARD, TAILS, WORMHOLE
+from jaxmoe.des.router_tables import NOBODY, RETURNS, STORE_AND_FORWARD, TAILS, WORMHOLE
 
 
 @njit(inline="always", _nrt=False)

@@ -34,8 +34,7 @@ from jaxtyping import Float, Int, UInt
 
 from jaxmoe.des.fabric import Fabric
 from jaxmoe.des.router_loop import SOURCE, TASK, RouterWork, run_routers
-from jaxmoe.des.router_state import NOBODY, PACKET, Net
-from jaxmoe.des.router_tables import RouterError, channels_of, net_of, parameters_of
+from jaxmoe.des.router_tables import NOBODY, PACKET, Net, RouterError, channels_of, net_of, parameters_of
 from jaxmoe.des.tasks import TaskGraph
 
 

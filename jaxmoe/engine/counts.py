@@ -21,8 +21,7 @@ from jaxmoe.engine.stage import Priced, Stage, Stages, chained
 from jaxmoe.engine.times import LayerTime
 from jaxmoe.hardware import AbstractTopology, Machine
 from jaxmoe.network import link_loads, path_sums
-from jaxmoe.placement.slot_loads import per_slot, repeated
-from jaxmoe.placement.slots import EMPTY
+from jaxmoe.placement.slots import EMPTY, per_slot, repeated
 from jaxmoe.relax import AbstractReduction, AbstractSupport, HardMax
 
 # Where vectors travel: a node returns its results to the holders of their group, in equal parts (`TokenLayout.parts`);

@@ -23,7 +23,7 @@ from jaxmoe.network import (
     replicated_visits,
     sharded_visits,
 )
-from jaxmoe.placement.slot_loads import share_of
+from jaxmoe.placement.slots import share_of
 from jaxmoe.relax import AbstractSupport
 from jaxmoe.traces.batches import Batch
 

@@ -129,29 +129,6 @@ def mesh_link_order(shape: tuple[int, int], ends: Int[np.ndarray, "link 2"]) -> 
     return np.array([index[start, end] for start, end in link_ends(shape).tolist()], np.int64)
 
 
-@lru_cache
-def _link_index(shape: tuple[int, int]) -> dict[tuple[int, int], int]:
-    return {(int(a), int(b)): i for i, (a, b) in enumerate(link_ends(shape))}
-
-
-def xy_path(shape: tuple[int, int], source: int, destination: int) -> list[int]:
-    """Links of the path from `source` to `destination`: along x first, then along y."""
-    index, path = _link_index(shape), []
-    x, y = divmod(source, shape[1])
-    to_x, to_y = divmod(destination, shape[1])
-    while (x, y) != (to_x, to_y):
-        step = (x + np.sign(to_x - x), y) if x != to_x else (x, y + np.sign(to_y - y))
-        path.append(index[x * shape[1] + y, int(step[0] * shape[1] + step[1])])
-        x, y = int(step[0]), int(step[1])
-    return path
-
-
-def yx_path(shape: tuple[int, int], source: int, destination: int) -> list[int]:
-    """Links of the path along y first, then along x: the XY path of the way back, walked backwards."""
-    back = reverse_links(shape)
-    return [int(back[link]) for link in reversed(xy_path(shape, destination, source))]
-
-
 # The networks that the papers use, besides the mesh: wafers, torus, ring, switch, clusters, all to all.
 #
 # Bandwidths in B/s and latencies in s, of one directed link.

@@ -2,13 +2,14 @@
 
 Serving engines place experts in this form. Every node has equally many slots: slot p of a layer is on node
 p // (slots of a node). An expert with c copies serves 1 / c of its tokens at each, the equal split that all published
-balancers assume. All functions are of NumPy arrays, for all layers at once.
+balancers assume. Functions of NumPy arrays are for all layers at once, those of JAX arrays for one.
 """
 
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.placement.placement import Placement, PlanError
 
@@ -208,3 +209,45 @@ def moved(before: SlotPlan, after: SlotPlan) -> Bool[np.ndarray, "layer expert r
                 f"the plans have different {what}, {one} and {other}; compare plans of one model and machine"
             )
     return new_copies(before.slots, after.slots, before.num_experts, before.ranks)
+
+
+# Loads of the slots of one layer, as JAX functions: copies of an expert serve equal parts of its tokens.
+
+
+NodeSlots = Int[Array, "node slot"]
+
+
+def copies_of(slots: NodeSlots, experts: int) -> Int[Array, " expert"]:
+    """Slots that hold each expert."""
+    return jnp.zeros(experts + 1, jnp.int32).at[jnp.where(slots == EMPTY, experts, slots)].add(1)[:experts]
+
+
+def per_slot(slots: NodeSlots, loads: Float[Array, "*group expert"]) -> Float[Array, "*group node slot"]:
+    """The load of every slot under equal split."""
+    each = loads / jnp.maximum(copies_of(slots, loads.shape[-1]), 1)
+    return jnp.where(slots == EMPTY, 0, each[..., slots])
+
+
+def node_loads(slots: NodeSlots, loads: Float[Array, " expert"]) -> Float[Array, " node"]:
+    """The load of every node under equal split: its heat, moentwine Algorithm 1."""
+    return per_slot(slots, loads).sum(axis=-1)
+
+
+def share_of(slots: NodeSlots, experts: int) -> Float[Array, "expert node"]:
+    """The part of every expert's tokens that each node serves."""
+    each = 1 / jnp.maximum(copies_of(slots, experts), 1)
+    node = jnp.arange(slots.shape[0])[:, None]
+    held = jnp.zeros((experts + 1, slots.shape[0])).at[jnp.where(slots == EMPTY, experts, slots), node].add(1)
+    return held[:experts] * each[:, None]
+
+
+def repeated(slots: Int[Array, "*lead node slot"]) -> Bool[Array, "*lead node slot"]:
+    """Slots whose expert another slot of the same node holds, before it."""
+    count = slots.shape[-1]
+    return ((slots[..., :, None] == slots[..., None, :]) & np.tri(count, k=-1, dtype=bool)).any(axis=-1)
+
+
+def excess_over_mean(loads: Float[Array, "*lead node"]) -> Float[Array, "*lead"]:
+    """(max - mean) / mean, moentwine Eq. 2; 0 where nobody has any load."""
+    mean = loads.mean(axis=-1)
+    return jnp.where(mean > 0, loads.max(axis=-1) / jnp.where(mean > 0, mean, 1) - 1, 0)

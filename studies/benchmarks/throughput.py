@@ -20,7 +20,7 @@ import numpy as np
 from jaxmoe.engine import Layer, LayerCosts, expert_work
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.hardware import Die, Machine, Mesh
-from jaxmoe.hardware.networks import link_ends, num_links, xy_path
+from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import Congestion, Visits, build_exchange, sharded_visits
 from jaxmoe.relax import HardMax, HardSupport, SmoothMax, SoftSupport
 from jaxmoe.traces import Batch, sample_batches, synthetic_trace
@@ -132,10 +132,9 @@ class NumpyModel:
         self.experts, slot = np.asarray(batch.experts), np.asarray(batch.gather_slot)
         self.gather_expert = np.take_along_axis(self.experts, slot[:, None], axis=1)[:, 0]
         self.counts = np.bincount(self.experts.ravel(), minlength=size.experts)
-        self.paths = np.zeros((size.nodes**2, len(link_ends(size.shape))), np.float32)
-        for source in range(size.nodes):
-            for destination in range(size.nodes):
-                self.paths[source * size.nodes + destination, xy_path(size.shape, source, destination)] = 1
+        link, pair = model.machine.topology.hops()
+        self.paths = np.zeros((size.nodes**2, model.machine.topology.num_links), np.float32)
+        self.paths[pair, link] = 1
         self.hops = self.paths.sum(axis=1)
         self.per_message, self.per_chunk = float(model.costs.combine_bytes) / 50e9, 1024 / 50e9
         self.per_token = float(model.costs.flops_per_token_expert) / 5e12

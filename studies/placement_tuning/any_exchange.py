@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from cases import Run
+from exchange_bound import exchange_bound
 from gaps import FAR, far_cells, plans_of
 from machines import inputs_of
 from scoring import MICRO, Plan, timed
@@ -22,7 +23,6 @@ from tree_bound import balanced_trees, tree_bound
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.files import read_table
 from jaxmoe.traces import Batch
-from jaxmoe.tune.bounds import exchange_bound
 
 GAIN = 1.001  # shipped / tuned, from which on it is one
 ROUTED = 4096  # tokens, in as many batches as that takes, get trees

@@ -13,6 +13,7 @@ from itertools import groupby
 import jax
 import numpy as np
 from cases import Run
+from exchange_bound import exchange_bound
 from machines import inputs_of
 from scoring import MICRO, SEED, Plan, timed, under_best
 
@@ -20,7 +21,6 @@ from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.files import read_table
 from jaxmoe.placement.strategies import shipped_strategies
-from jaxmoe.tune.bounds import exchange_bound
 
 FAR = 1.1  # tuned / bound
 EXCHANGES = ("reduce_scatter", "least_loaded")

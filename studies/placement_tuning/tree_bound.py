@@ -20,6 +20,7 @@ rise with the load of what other tokens have taken, thought over a few times. No
 from typing import NamedTuple
 
 import numpy as np
+from exchange_bound import visited_nodes
 from jaxtyping import Bool, Float
 from trees import Links, lengths_of, links_of, shortest, spread
 
@@ -27,7 +28,6 @@ from jaxmoe.engine import Layer
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network import Congestion
 from jaxmoe.traces import Batch
-from jaxmoe.tune.bounds import visited_nodes
 
 STEPS = 60  # in search of lengths ...
 SAMPLE = 128  # ... on so many sets of visited nodes

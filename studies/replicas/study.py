@@ -22,7 +22,7 @@ from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.replica_choice import REPLICA_CHOICES
 from jaxmoe.traces import Batch, GatingTrace, load_counts, read_trace, sample_batches
-from jaxmoe.traces.synthesis.mixtures import drawn_counts, read_arrivals
+from jaxmoe.traces.synthesis.sampling import drawn_counts, read_arrivals
 from jaxmoe.tune.replica_placement import ReplicaProblem, tuned_slots
 
 HERE = Path(__file__).parent

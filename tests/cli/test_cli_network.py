@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from oracles.paths import xy_path
 
 from jaxmoe.cli import network
 from jaxmoe.experiment import traffic as traffic_module
-from jaxmoe.hardware.networks import xy_path
 
 SECTIONS = """
 link: {bandwidth_GB_per_s: 2, latency_ns: 100}

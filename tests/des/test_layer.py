@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles.arrays import floats, full
+from oracles.paths import xy_path
 
 from jaxmoe.des import LayerDescription, Memory, fabric_of, layer_seconds, replay_layer, replay_plan
 from jaxmoe.hardware import Mesh
-from jaxmoe.hardware.networks import num_links, xy_path
+from jaxmoe.hardware.networks import num_links
 from jaxmoe.placement.exchange import Gather, Rings, exchange_of
 from jaxmoe.traces import Batch
 

@@ -6,12 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles.arrays import full
+from oracles.paths import xy_path, yx_path
 
 from jaxmoe.des import LayerDescription, fabric_of, replay_layer
 from jaxmoe.des.exchanges import stage_transfers
 from jaxmoe.des.layer import _stage
 from jaxmoe.hardware import AbstractTopology, Mesh, build_graph, clusters, ring, torus, wafers
-from jaxmoe.hardware.networks import num_links, xy_path, yx_path
+from jaxmoe.hardware.networks import num_links
 from jaxmoe.placement.exchange import ExchangeError, Gather
 
 # Links of the 2x2 mesh: 0: 0>2   1: 1>3   2: 2>0   3: 3>1   4: 0>1   5: 2>3   6: 1>0   7: 3>2

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.paths import xy_path
 
 from jaxmoe.hardware import Mesh
 from jaxmoe.hardware.cuts import blocks, ring_order
-from jaxmoe.hardware.networks import hop_counts, link_ends, num_links, reverse_links, xy_path
+from jaxmoe.hardware.networks import hop_counts, link_ends, num_links, reverse_links
 
 shapes = st.tuples(st.integers(1, 5), st.integers(1, 6))
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.paths import xy_path
 from oracles.topologies import NETWORKS, mesh, with_random_numbers
 
 from jaxmoe.hardware import AbstractTopology, clusters, fully_connected, ring, switch, torus, wafers
-from jaxmoe.hardware.networks import xy_path
 
 every_network = pytest.mark.parametrize("topology", NETWORKS.values(), ids=NETWORKS.keys())
 LINK = (1.0, 0.0)  # B/s, s

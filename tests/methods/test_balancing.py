@@ -30,7 +30,7 @@ from jaxmoe.methods.moentwine.balancing import (
 )
 from jaxmoe.methods.moentwine.migration import Windows, edge_entries, iterations_needed
 from jaxmoe.network import link_loads
-from jaxmoe.placement.slot_loads import excess_over_mean, node_loads
+from jaxmoe.placement.slots import excess_over_mean, node_loads
 from jaxmoe.placement.token_layout import links_inside_domains, token_layout
 
 SHAPE, NODES, LAYERS = (4, 4), 16, 3

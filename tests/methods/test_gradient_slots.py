@@ -19,8 +19,7 @@ from jaxmoe.hardware.networks import wafers
 from jaxmoe.methods.moentwine import gradient_slots, migration
 from jaxmoe.methods.moentwine.balancing import Eplb, ShadowSlots
 from jaxmoe.methods.moentwine.gradient_slots import GradientSlots, hop_price
-from jaxmoe.placement.slot_loads import excess_over_mean, node_loads
-from jaxmoe.placement.slots import EMPTY
+from jaxmoe.placement.slots import EMPTY, excess_over_mean, node_loads
 from jaxmoe.placement.token_layout import token_layout
 from jaxmoe.relax import HardMax, SmoothMax
 

@@ -8,9 +8,10 @@ from oracles import cases
 from oracles import network as oracle
 from oracles.arrays import floats
 from oracles.cases import congestion, mirrored_congestion
+from oracles.paths import xy_path
 
 from jaxmoe.hardware import Mesh
-from jaxmoe.hardware.networks import num_links, xy_path
+from jaxmoe.hardware.networks import num_links
 from jaxmoe.network import Congestion, Flows
 from jaxmoe.relax import HardMax
 

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 
 from jaxmoe.hardware import Mesh
-from jaxmoe.hardware.networks import link_ends, num_links, xy_path
+from jaxmoe.hardware.networks import link_ends, num_links
+from oracles.paths import xy_path
 
 
 @dataclass

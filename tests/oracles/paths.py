@@ -1,11 +1,13 @@
 """Loads and times of traffic on any network, walking its paths link by link."""
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 import jax
 import numpy as np
 
 from jaxmoe.hardware import AbstractTopology
+from jaxmoe.hardware.networks import link_ends, reverse_links
 
 
 def walks(topology: AbstractTopology, mirrored: bool = False) -> Iterator[tuple[int, int, list[int]]]:
@@ -106,3 +108,29 @@ def lone_message(rates: list[float], size: float, chunk_bytes: float) -> float:
             at = free[station] = max(at, free[station]) + chunk / rate
         rest -= chunk
     return float(free[-1])
+
+
+# Paths on a mesh, hop by hop.
+
+
+@lru_cache
+def _link_index(shape: tuple[int, int]) -> dict[tuple[int, int], int]:
+    return {(int(a), int(b)): i for i, (a, b) in enumerate(link_ends(shape))}
+
+
+def xy_path(shape: tuple[int, int], source: int, destination: int) -> list[int]:
+    """Links of the path from `source` to `destination`: along x first, then along y."""
+    index, path = _link_index(shape), []
+    x, y = divmod(source, shape[1])
+    to_x, to_y = divmod(destination, shape[1])
+    while (x, y) != (to_x, to_y):
+        step = (x + np.sign(to_x - x), y) if x != to_x else (x, y + np.sign(to_y - y))
+        path.append(index[x * shape[1] + y, int(step[0] * shape[1] + step[1])])
+        x, y = int(step[0]), int(step[1])
+    return path
+
+
+def yx_path(shape: tuple[int, int], source: int, destination: int) -> list[int]:
+    """Links of the path along y first, then along x: the XY path of the way back, walked backwards."""
+    back = reverse_links(shape)
+    return [int(back[link]) for link in reversed(xy_path(shape, destination, source))]

@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxmoe.des.tasks import Send, _ring_steps, chunk_sizes, ring_all_reduce_sends
 from jaxmoe.hardware.cuts import blocks, ring_order
-from jaxmoe.hardware.networks import link_ends, xy_path, yx_path
+from jaxmoe.hardware.networks import link_ends
+from oracles.paths import xy_path, yx_path
 
 Routing = Literal["xy", "yx"]
 

@@ -17,9 +17,9 @@ from oracles import cases
 from jaxmoe.engine import Layer
 from jaxmoe.network import AbstractExchange, Uncongested, build_exchange
 from jaxmoe.traces import Batch
-from jaxmoe.tune.bounds import exchange_bound
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "placement_tuning"))
+from exchange_bound import exchange_bound
 from tree_bound import balanced_trees, tree_bound
 from trees import ascend, grow, links_of
 

@@ -19,10 +19,11 @@ from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement.exchange import HOMES, ROUTES
 from jaxmoe.traces import Batch, synthetic_trace
 from jaxmoe.tune import PlacementProblem
-from jaxmoe.tune.bounds import exchange_bound, lower_bound
+from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.settings import HYBRIDS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies" / "placement_tuning"))
+from exchange_bound import exchange_bound
 from tree_bound import tree_bound
 
 sys.path.pop(0)

@@ -24,8 +24,7 @@ from jaxmoe.methods.moentwine.migration import ExpertTransfers, Slots, Windows, 
 from jaxmoe.methods.moentwine.shadow_slots import Choice, fill_shadow_slots
 from jaxmoe.network import link_loads
 from jaxmoe.placement.eplb import eplb
-from jaxmoe.placement.slot_loads import excess_over_mean, node_loads
-from jaxmoe.placement.slots import EMPTY, slots_of_share
+from jaxmoe.placement.slots import EMPTY, excess_over_mean, node_loads, slots_of_share
 from jaxmoe.relax import largest
 from jaxmoe.traces import Batch
 from jaxmoe.units import GIGA

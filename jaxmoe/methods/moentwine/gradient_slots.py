@@ -34,8 +34,7 @@ from jaxmoe.methods.moentwine.shadow_slots import (
     fill_shadow_slots,
     kept_in_place,
 )
-from jaxmoe.placement.slot_loads import node_loads
-from jaxmoe.placement.slots import EMPTY
+from jaxmoe.placement.slots import EMPTY, node_loads
 from jaxmoe.relax import AbstractReduction, HardMax, SmoothMax, least_at
 
 Objective = Literal["time", "loads"]

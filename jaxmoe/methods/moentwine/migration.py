@@ -14,8 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.engine import LayerTime
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.placement.slot_loads import repeated
-from jaxmoe.placement.slots import EMPTY
+from jaxmoe.placement.slots import EMPTY, repeated
 from jaxmoe.relax import largest
 
 Slots = Int[Array, "layer node slot"]

@@ -1,9 +1,6 @@
 from .fidelity import zipf_trace as zipf_trace
 from .fitting import fit_process as fit_process
 from .fitting import fitted_part as fitted_part
-from .mixtures import Arrivals as Arrivals
-from .mixtures import drawn_counts as drawn_counts
-from .mixtures import read_arrivals as read_arrivals
 from .presets import PRESETS as PRESETS
 from .presets import preset_process as preset_process
 from .process import GatingProcess as GatingProcess
@@ -11,6 +8,9 @@ from .process import Preferences as Preferences
 from .process import Requests as Requests
 from .process import read_process as read_process
 from .process import write_process as write_process
+from .sampling import Arrivals as Arrivals
+from .sampling import drawn_counts as drawn_counts
 from .sampling import facts_of as facts_of
+from .sampling import read_arrivals as read_arrivals
 from .sampling import sample_parts as sample_parts
 from .sampling import sample_trace as sample_trace
