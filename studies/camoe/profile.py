@@ -10,8 +10,8 @@ import numpy as np
 from setting import HERE, network
 
 from jaxmoe.des import fabric_of
+from jaxmoe.experiment.profiling import by_simulator, disturbed
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
-from jaxmoe.experiment.traffic import by_simulator, disturbed
 from jaxmoe.network import AlphaBeta
 from jaxmoe.network.profile import STAGES, chained, profile_network
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxmoe.config import build_topology, load_hardware
 from jaxmoe.des import fabric_of
-from jaxmoe.experiment.traffic import by_simulator, disturbed, read_timings, write_timings
+from jaxmoe.experiment.profiling import by_simulator, disturbed, read_timings, write_timings
 from jaxmoe.network.profile import ProfileError, fit_profile, profile_network
 
 ROOT = Path(__file__).parents[2]
