@@ -15,9 +15,9 @@ from jaxmoe.config import build_topology, load_hardware, resolved
 from jaxmoe.des import fabric_of
 from jaxmoe.experiment.inputs import OptionError
 from jaxmoe.experiment.profile_fit import Measure, Profiled, Timings, fit_profile, profile_network
+from jaxmoe.experiment.profiling import by_simulator, disturbed, read_timings, write_profile, write_timings
 from jaxmoe.experiment.stage_timer import Report, StageTimer
 from jaxmoe.experiment.summary import surroundings
-from jaxmoe.experiment.traffic import by_simulator, disturbed, read_timings, write_profile, write_timings
 from jaxmoe.network.pairwise import STAGES, Profile
 from jaxmoe.report.scatter import plot_fits
 

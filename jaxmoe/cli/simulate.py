@@ -4,10 +4,8 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from rich.markup import escape
-from rich.table import Table
 
-from jaxmoe.cli.comparison_output import print_table, print_warnings
+from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.timeline import ShownLayer, check_target, write_layer, write_layers
 from jaxmoe.experiment.inputs import Inputs, OptionError, read_inputs
@@ -120,11 +118,8 @@ def _print(inputs: Inputs, simulation: Simulation) -> None:
     count = simulation.iterations.count
     title = f"{inputs.scenario.name}: {len(inputs.layer_ids)} layers, mean of {count} iterations, "
     title += f"{_plan_of(inputs, simulation)} [{unit}]"
-    table = Table(title=escape(title))
-    table.add_column("system", no_wrap=True)
     columns = (*simulation.stages, "total", "p95", "speed-up", "simulated\n(model there)")
-    for column in (*columns, "model's mean abs\nerror, %"):
-        table.add_column(column, justify="right")
+    table = new_table(title, "system", (*columns, "model's mean abs\nerror, %"))
     for name in simulation.runs:
         table.add_row(name, *_cells(simulation, name, factor))
     print_table(table)

@@ -220,11 +220,9 @@ def _print_front(study: Study, rows: list[Row], names: list[str]) -> None:
 
 def _print_worth(study: Study, answers: list[Elasticities]) -> None:
     """The median elasticity of every metric over points, with the 5th and 95th percentile."""
-    table = Table(title="1 % more is so many % more of a metric: median over points (5th to 95th percentile)")
-    table.add_column("number", no_wrap=True)
     metrics = [name for name in study.config.metrics if name in METRICS]
-    for name in metrics:
-        table.add_column(name, justify="right")
+    title = "1 % more is so many % more of a metric: median over points (5th to 95th percentile)"
+    table = new_table(title, "number", metrics)
     for key in dict.fromkeys(key for answer in answers for key in answer.keys):
         having = [answer for answer in answers if key in answer.keys]
         values = np.concatenate([answer.values[:, :, answer.keys.index(key)] for answer in having])

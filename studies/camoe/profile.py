@@ -12,8 +12,8 @@ from setting import HERE, network
 
 from jaxmoe.des import fabric_of
 from jaxmoe.experiment.profile_fit import profile_network
+from jaxmoe.experiment.profiling import by_simulator, disturbed
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
-from jaxmoe.experiment.traffic import by_simulator, disturbed
 from jaxmoe.network import AlphaBeta
 from jaxmoe.network.pairwise import STAGES
 

@@ -10,7 +10,7 @@ import pytest
 from jaxmoe.config import build_topology, load_hardware
 from jaxmoe.des import fabric_of
 from jaxmoe.experiment.profile_fit import fit_profile, profile_network
-from jaxmoe.experiment.traffic import by_simulator, disturbed, read_timings, write_timings
+from jaxmoe.experiment.profiling import by_simulator, disturbed, read_timings, write_timings
 from jaxmoe.network.pairwise import ProfileError
 
 ROOT = Path(__file__).parents[2]
