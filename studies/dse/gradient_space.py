@@ -14,7 +14,9 @@ from jaxmoe.config.hardware_space import SpaceFile, read_space
 from jaxmoe.experiment.codesign.discrete import TriedChoice, tune_space
 from jaxmoe.experiment.codesign.search import HardwareResult
 from jaxmoe.experiment.stage_timer import StageTimer
+from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.files import read_table
+from jaxmoe.placement.named import compared_strategies
 from jaxmoe.sweep import Space, Study, read_study
 
 Found = tuple[HardwareResult, list[TriedChoice], float]  # with the seconds of the search

@@ -17,9 +17,14 @@ from jaxtyping import Array
 from jaxmoe.compiling import UNFUSED
 from jaxmoe.config.expressions import Expression, in_order
 from jaxmoe.config.hardware_space import read_constraint, read_space
+from jaxmoe.engine import LoadRules, SliceCosts, StreamPipeline, StreamTokens
 from jaxmoe.experiment.codesign.problem import hardware_problem
 from jaxmoe.experiment.codesign.search import tune_hardware
 from jaxmoe.experiment.stage_timer import StageTimer
+from jaxmoe.experiment.table import make_tables, study_options, tables_of
+from jaxmoe.hardware import Machine
+from jaxmoe.methods.expert_streaming.trajectories import streams
+from jaxmoe.relax import HardMax
 
 MODEL, TOKENS, DIES, BATCHES, SEED = "qwen3-30b-a3b", 64, 4, 4, 3
 BASE = Drawn((2, 2), 25.6e9, 288e9, 3.2768e12, 8e6, 8)

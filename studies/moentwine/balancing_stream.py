@@ -35,7 +35,8 @@ def _layers(shared: Path) -> tuple:
         memory=(memory,),
     )  # fmt: skip
     groups, start = layout.num_groups, np.asarray(balancer.start)
-    attention = np.full(nodes, float(model.before.attention))
+    attended, _ = model.before  # and its all-reduce, which `counted_layer` sends itself
+    attention = np.full(nodes, float(attended.usage.seconds))
     reduced = TOKENS[PHASE] * float(costs.combine_bytes)
     phases = [
         counted_layer(layer, layout, start[row], np.tile(loads[row] / groups, (groups, 1)), attention, reduced)

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from functools import partial
 from unittest.mock import patch
 
-import equinox as eqx
 import jax
 import numpy as np
 import scipy.sparse as sp
@@ -23,34 +22,28 @@ from jaxmoe.experiment.table import Table, add_shared, make_tables, study_option
 from jaxmoe.placement.strategies import expert_parallel_random
 from jaxmoe.relax import SoftSupport
 from jaxmoe.tune import History, TunerSettings, descent, tune, tuner
-from jaxmoe.tune.descent import random_plans
+from jaxmoe.tune.descent import TransportPlan, random_plans
 
 LAYERS = {CASES[0]: "0,7", CASES[2]: "11,21"}  # an even and a skewed one
 SETTINGS = {"restarts": 4, "steps": 300, "batches_per_step": 4, "refine_steps": 500, "refine_batches": 32}
 
 
-class ExpertSoftmax(eqx.Module):
+class ExpertSoftmax(TransportPlan):
     """Every expert spread over nodes by its own softmax: nothing keeps nodes evenly loaded."""
-
-    logits: jax.Array
-    budget: jax.Array
 
     def share(self, frequency, node_part, temperature, budget_spread):
         return jax.nn.softmax(self.logits / temperature, axis=1)
 
 
-class NodeSoftmax(eqx.Module):
+class NodeSoftmax(TransportPlan):
     """Every node filled with experts by its own softmax, then experts scaled to be whole."""
-
-    logits: jax.Array
-    budget: jax.Array
 
     def share(self, frequency, node_part, temperature, budget_spread):
         work = node_part * jax.nn.softmax(self.logits / temperature, axis=0)
         return work / (work.sum(axis=1, keepdims=True) + 1e-12)
 
 
-def with_plan(plan: type) -> Callable:
+def with_plan(plan: type[TransportPlan]) -> Callable:
     """Starts of another relaxation."""
 
     def starts(seed: int, layers: int, restarts: int, experts: int, nodes: int):

@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 from jaxmoe.experiment.table import add_shared, make_tables, study_options
@@ -10,6 +12,7 @@ from jaxmoe.files import write_table
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("cases", "scoring", "main_table", "sensitivity", "machines", "gaps", "any_exchange", "study", "summary")
+NAMES += ("alternatives",)
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +22,7 @@ def study():
     kept = {name: sys.modules.pop(name, None) for name in NAMES}
     sys.path.insert(0, folder)
     try:
+        import alternatives  # noqa: F401
         import study
         import summary
 
@@ -152,3 +156,11 @@ def test_cells_far_above_all_deals_are_asked_what_a_new_exchange_could_give(stud
     rows += [about | {"groups": "8", "least_total_us": "117", "balanced_us": "15", "balanced_total_us": "120"}]
     line = summary.any_exchange(rows, deals, cells).splitlines()[2]
     assert line == "| m | open | 128 | 130 | 1.18 | 1.12 | 1.08 | 8 | 105.00 + 15.00 |"
+
+
+@pytest.mark.parametrize("name", ["ExpertSoftmax", "NodeSoftmax"])
+def test_other_relaxations_decide_whole_experts(study, name):
+    alternatives = sys.modules["alternatives"]
+    plan = jax.tree.map(lambda leaf: leaf[0, 0], alternatives.with_plan(getattr(alternatives, name))(0, 1, 1, 6, 4))
+    decisions = plan.decisions(np.full(6, 1 / 6), np.full(4, 1 / 4), 0.5, 0.1)
+    np.testing.assert_allclose(decisions.share.sum(axis=1), 1, rtol=1e-5)
