@@ -19,7 +19,7 @@ def top_of_rows(heatmap: Rows, n: int) -> Rows:
 @eqx.filter_jit
 def set_recall(
     predictor: AbstractPredictor, tokens: TokenHistory
-) -> tuple[Float[Array, "layer"], Float[Array, "layer"]]:
+) -> tuple[Float[Array, " layer"], Float[Array, " layer"]]:
     """The share of chosen experts in the predicted sets, those with a score above 0, and the mean size of the sets."""
 
     def look(scores: Float[Array, "layer expert"], experts: Int[Array, "layer top_k"]) -> tuple[Array, ...]:
@@ -32,7 +32,7 @@ def set_recall(
 
 @eqx.filter_jit
 def batch_loads(
-    predictor: AbstractPredictor, tokens: TokenHistory, batch: Int[Array, "token"], batches: int
+    predictor: AbstractPredictor, tokens: TokenHistory, batch: Int[Array, " token"], batches: int
 ) -> tuple[Float[Array, "batch layer expert"], Float[Array, "batch layer expert"]]:
     """Predicted and real choices of each expert in batches of tokens that run side by side, as in decode.
 
@@ -75,7 +75,7 @@ def window_loads(
 @jax.jit
 def load_error(
     predicted: Float[Array, "batch layer expert"], real: Float[Array, "batch layer expert"]
-) -> Float[Array, "layer"]:
+) -> Float[Array, " layer"]:
     """Mean over experts of |predicted - real| over their mean real load, averaged over batches with any load."""
     load = real.sum(axis=-1)
     error = jnp.abs(predicted - real).sum(axis=-1) / jnp.where(load > 0, load, 1)

@@ -11,6 +11,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from cases import MICRO, STAGES, Case, layout_of, topology_of
+from layouts import token_communication
 from study import HERE, Row
 
 from jaxmoe.des import fabric_of
