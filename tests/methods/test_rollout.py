@@ -189,6 +189,17 @@ def test_every_layer_has_its_exchange():
         np.testing.assert_allclose(times.total[:, row], alone.total[0], rtol=1e-6)
 
 
+def test_layers_one_after_the_other_take_the_same_time(monkeypatch):
+    model, share, batches = random_rollout(2)
+    side_by_side = rollout(StaticPlan(share), model, batches).time
+    assert not model.in_turn(batches)
+    monkeypatch.setattr("jaxmoe.engine.layer.MOST_VISITS", 1)
+    assert model.in_turn(batches)
+    in_turn = rollout(StaticPlan(share), model, batches, keep=lambda _, time: (time, ()))  # traced anew
+    for one, other in zip(jax.tree.leaves(in_turn.time), jax.tree.leaves(side_by_side), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
 def test_what_is_kept_is_for_the_caller_to_say():
     model, share, steps = random_rollout(3)
     kept = rollout(StaticPlan(share), model, steps, keep=lambda decisions, time: (time, 2 * decisions.share)).kept
