@@ -29,8 +29,7 @@ STAGES = ("dispatch", "compute", "combine")
 class LayerReplay:
     """Seconds a layer took, and seconds each resource was busy.
 
-    `stages`: dispatch and combine simulated alone, and compute, the slowest node; of all micro-batches together; and
-    `decide`, where the exchange takes traffic to decide.
+    `stages`: dispatch and combine simulated alone, and compute, the slowest node; of all micro-batches together.
     `total_s`: the whole layer with a barrier between stages, so their sum unless micro-batches overlap.
     `free_running_s`: the whole batch without barriers, so a node computes as soon as its own inputs are there, and
     sends as soon as it has computed. `link_busy` is of dispatch and of combine. What energy is spent on is counted as
@@ -69,7 +68,7 @@ def replay_layer(
     work = parts[0] if len(parts) == 1 else _work(layer, share, batch, served)
     # Side by side, for the event loop leaves Python's lock. One batch needs no run with barriers: its stages follow
     # each other.
-    names = ("decide", "dispatch", "combine") if work.decide else ("dispatch", "combine")
+    names = ("dispatch", "combine")
     simulations = [
         partial(_without_barriers, layer, work),
         *(partial(_stage, layer, getattr(part, name)) for name in names for part in parts),
@@ -81,7 +80,8 @@ def replay_layer(
     links = slice(layer.fabric.num_links)
     link_busy = {name: np.sum([run.link_busy[links] for run in stage], axis=0) for name, stage in sent.items()}
     seconds = {name: sum(run.makespan for run in stage) for name, stage in sent.items()}
-    stages = seconds | {"compute": sum(float(part.seconds.max()) for part in parts)}
+    seconds["compute"] = sum(float(part.seconds.max()) for part in parts)
+    stages = {name: seconds[name] for name in STAGES}
     return LayerReplay(
         stages=stages,
         total_s=whole[0].makespan if whole else sum(stages.values()),
@@ -143,11 +143,10 @@ def replay_plan(
 class _Work:
     """Tasks of one batch or micro-batch: its transfers, and the time of every node, s.
 
-    `decide`, `dispatch` and `combine` are lists of parts, with a barrier between a part and the next. `flops` and
+    `dispatch` and `combine` are lists of parts, with a barrier between a part and the next. `flops` and
     `memory_bytes` are the work behind `seconds`.
     """
 
-    decide: list[Transfers]
     dispatch: list[Transfers]
     seconds: Float[np.ndarray, " node"]
     combine: list[Transfers]
@@ -167,8 +166,10 @@ def _work(
         return stage_transfers(layer.exchange, layer.fabric, plan.visited, plan.home, size, mirrored)
 
     return _Work(
-        decide=deciding_transfers(layer.exchange, layer.fabric, plan.visited, plan.home),
-        dispatch=transfers(layer.dispatch_bytes, mirrored=True),
+        dispatch=[
+            *deciding_transfers(layer.exchange, layer.fabric, plan.visited, plan.home),
+            *transfers(layer.dispatch_bytes, mirrored=True),
+        ],
         seconds=node_seconds(layer, plan, batch),
         combine=transfers(layer.combine_bytes, mirrored=False),
         flops=node_flops(layer, plan),
@@ -226,8 +227,6 @@ def _layer(layer: LayerDescription, parts: Sequence[_Work], record: bool = False
         return done("combine", ready, _add_stage(graph, work.combine, ready))
 
     for work in parts:
-        if work.decide:
-            network = done("decide", network, _add_stage(graph, work.decide, network))
         network = done("dispatch", network, _add_stage(graph, work.dispatch, network))
         ready = done("compute", network, computed)
         computed = done("compute", one_each(graph.computations(nodes, work.seconds, ready)))
@@ -246,10 +245,7 @@ def _with_barriers(layer: LayerDescription, parts: Sequence[_Work]) -> Simulated
 def _without_barriers(layer: LayerDescription, work: _Work) -> SimulatedRun:
     """Simulate the whole layer without barriers: every node computes and sends as soon as it has its inputs."""
     graph = _graph(layer)
-    ready = no_rows(layer.num_nodes)
-    if work.decide:
-        ready = _join(graph, _add_stage(graph, work.decide, ready))
-    inputs = _add_stage(graph, work.dispatch, ready)
+    inputs = _add_stage(graph, work.dispatch, ready=no_rows(layer.num_nodes))
     computed = graph.computations(np.arange(layer.num_nodes), work.seconds, inputs)
     _add_stage(graph, work.combine, one_each(computed))
     return _simulate(layer, graph)

@@ -92,8 +92,15 @@ class _LayerTasks:
         return self._barrier("migration", ready, add_transfers(self.graph, weights, ready, behind))
 
     def block(self, phases: list[Phase], ready: Rows) -> Rows:
-        """All micro-batches of a block: the network serves one phase at a time, while nodes compute another part."""
-        at = next(place for place, phase in enumerate(phases) if len(phase.seconds))
+        """All micro-batches of a block: the network serves one phase at a time, while nodes compute another part.
+
+        Raises `ValueError` for a block that has not one phase of nodes.
+        """
+        places = [place for place, phase in enumerate(phases) if len(phase.seconds)]
+        if len(places) != 1 or phases[places[0]].parts:
+            names = ", ".join(phase.name for phase in phases)
+            raise ValueError(f"a block has the phases {names}; give it one in which nodes compute and nothing is sent")
+        (at,) = places
         before, node, after = phases[:at], phases[at], phases[at + 1 :]
         network, computed, waiting = ready, ready, list[Rows]()
         for _ in range(self._many):

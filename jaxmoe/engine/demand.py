@@ -236,10 +236,14 @@ def moved_bytes(
 
 
 class InTurn(AbstractDemand):
-    """Demands one after the other that count as one stage."""
+    """Demands one after the other that count as one stage, of the server of all parts or else of the machine."""
 
-    server = "machine"
     parts: tuple[AbstractDemand, ...]
+
+    @property
+    def server(self) -> Server:  # type: ignore[override]
+        first, *others = {part.server for part in self.parts}
+        return "machine" if others else first
 
     def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:
         return in_turn(part.usage(machine, reduction) for part in self.parts)

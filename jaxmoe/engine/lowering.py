@@ -4,7 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxmoe.engine.demand import AbstractDemand, Products, Steps, Traffic, Work
+from jaxmoe.engine.demand import AbstractDemand, InTurn, Products, Steps, Traffic, Work
 from jaxmoe.engine.stage import Stage
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.models import MoEModel
@@ -90,19 +90,17 @@ def lower_tokens(
     costs: LayerCosts,
     times: AbstractTimeModel,
     support: AbstractSupport,
-) -> tuple[Stage, ...]:
+) -> tuple[Stage, Stage, Stage]:
     """Dispatch, compute and combine of visits under an exchange; combine is what it describes, dispatch its mirror.
 
-    A stage `decide` comes first where deciding takes traffic.
+    What deciding takes comes before the hidden vectors, as part of dispatch.
     """
     sent, asked = exchange(topology, visits), exchange.deciding(topology, visits)
-    first = () if asked is None else (Stage("decide", _demand(asked, jnp.ones(()), times)),)
-    return (
-        *first,
-        Stage("dispatch", _demand(sent, costs.dispatch_bytes, times, mirrored=True)),
-        Stage("compute", expert_work(visits, costs, support)),
-        Stage("combine", _demand(sent, costs.combine_bytes, times)),
-    )
+    dispatch = _demand(sent, costs.dispatch_bytes, times, mirrored=True)
+    if asked is not None:
+        dispatch = InTurn((_demand(asked, jnp.ones(()), times), dispatch))
+    compute, combine = expert_work(visits, costs, support), _demand(sent, costs.combine_bytes, times)
+    return Stage("dispatch", dispatch), Stage("compute", compute), Stage("combine", combine)
 
 
 def _demand(

@@ -34,12 +34,11 @@ class HostDecisions(AbstractDecisions):
     def lower(self, layer: "StreamLayer", batch: Batch, support: AbstractSupport) -> Stages:
         visits = replicated_visits(self.host, batch, support)
         costs, topology = layer.costs, layer.machine.topology
-        lowered = lower_tokens(layer.exchange, topology, visits, costs.costs, layer.time_model, support)
+        dispatch, _, combine = lower_tokens(layer.exchange, topology, visits, costs.costs, layer.time_model, support)
         counts = batch.weight @ batch.choices(self.host.shape[0])
         # A part of the tokens would load every expert again.
         compute = Stage("compute", OffloadPipeline(costs, counts, self.host, self.prefetch), split="whole")
-        experts = [compute if stage.name == compute.name else stage for stage in lowered]
-        return chained((layer.attention_stage(batch.weight.sum()), *experts))
+        return chained((layer.attention_stage(batch.weight.sum()), dispatch, compute, combine))
 
 
 class OffloadPipeline(AbstractDemand):

@@ -168,7 +168,8 @@ def _side_by_side(method: AbstractMethod, price: _Pricing, steps: Steps, keep: K
         return keep(decisions, price(decisions, tokens))
 
     layers, count = jax.tree.leaves(steps)[0].shape[:2]
-    chunks = min(count, -(-count * layers // SIDE_BY_SIDE))
+    one = jax.tree.map(lambda leaf: leaf[:, 0], steps)
+    chunks = count if price.layer.in_turn(one) else min(count, -(-count * layers // SIDE_BY_SIDE))
     each = -(-count // chunks)
     chosen = np.minimum(np.arange(chunks * each), count - 1).reshape(chunks, each)
     cut = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1)[chosen], steps)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.config import build_even_parts, resolved, unstated_energy
-from jaxmoe.engine.times import STAGES
 from jaxmoe.experiment.comparison import Comparison
 from jaxmoe.experiment.evaluation import layer_limits
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
@@ -171,12 +170,11 @@ def _limits(inputs: Inputs, comparison: Comparison, name: str) -> list[dict[str,
     """Of every layer the busiest node, the busiest link of either stage, the longest stage and its limit."""
     score, ends = comparison.scores[name], np.asarray(inputs.model.machine.topology.link_ends)
     link = np.maximum(score.dispatch_link_time, score.combine_link_time).argmax(axis=1)
-    longest = np.stack([score.stages[stage].mean(axis=1) for stage in STAGES]).argmax(axis=0)
     return [
         {
             "bottleneck_node": int(score.node_time[row].argmax()),
             "bottleneck_link": ends[link[row]].tolist(),
-            "bottleneck_stage": STAGES[longest[row]],
+            "bottleneck_stage": limit.stage,
             "limit": limit._asdict(),
         }
         for row, limit in enumerate(layer_limits(score, inputs.model.machine.topology))

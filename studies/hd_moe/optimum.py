@@ -43,8 +43,8 @@ def optimum(
     For few experts, at most two per token, on few nodes: the search is exhaustive. One batch without a memory limit
     is soon proven, eight experts on 2x3 nodes in seconds. Several batches, or a limit, need a linear programme for
     every set of hosts that the bounds leave, and may not be in time. `incumbent` is a legal plan to beat. When time
-    is up, or at Ctrl-C, the best plan so far comes back unproven. A share of `costs.TOKEN_SHARE` names a host that
-    does next to no work but is a good place to gather. Raises `PlanError` for problems of other kinds, with the remedy.
+    is up, or at Ctrl-C, the best plan so far comes back unproven. A share of `optimum_costs.TOKEN_SHARE` names a host
+    that does next to no work but is a good place to gather. Raises `PlanError` for other problems, with the remedy.
     """
     with StopSwitch(time_limit_s) as stop:
         costs = layer_costs(problem, layer)

@@ -58,9 +58,15 @@ def test_what_is_looked_for_is_found(source):
 
 
 def test_one_scan_rolls_out_every_system():
-    """Systems say what decides and how it is replayed; their steps go through `jaxmoe.engine.rollout`."""
-    systems = [path for path in OUTSIDE if path.parent.name in ("systems", "methods")]
-    assert systems
-    for path in systems:
-        calls = {called(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
-        assert "scan" not in calls, f"{path.name} rolls out by itself"
+    """Systems and their runs say what decides and how it is replayed; steps go through `jaxmoe.engine.rollout`."""
+    classes = [
+        each
+        for path in OUTSIDE
+        if "methods" in path.parts
+        for each in ast.walk(ast.parse(path.read_text()))
+        if isinstance(each, ast.ClassDef) and any(ast.unparse(b).endswith(("System", "Run")) for b in each.bases)
+    ]
+    assert len(classes) > 10
+    for each in classes:
+        calls = {called(node) for node in ast.walk(each) if isinstance(node, ast.Call)}
+        assert not calls & {"scan", "while_loop", "fori_loop"}, f"{each.name} rolls out by itself"
