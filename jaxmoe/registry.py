@@ -292,7 +292,7 @@ TOPOLOGIES: Registry[Any] = Registry(
 KERNEL_MODELS: Registry[Any] = Registry(
     "kernel model",
     "jaxmoe.kernel_models",
-    _attributes("hardware.machine", {"tiled": "TiledGemm", "measured": "MeasuredGemm"}),
+    _attributes("hardware.kernels", {"tiled": "TiledGemm", "measured": "MeasuredGemm"}),
 )
 OPTIMISERS: Registry[Any] = Registry(
     "optimiser",

@@ -16,7 +16,7 @@ from jaxmoe.config import load_scenario
 from jaxmoe.config.base import ConfigError
 from jaxmoe.config.build import build_layer_model
 from jaxmoe.experiment.metrics import Metric
-from jaxmoe.hardware.machine import AbstractGemm
+from jaxmoe.hardware.kernels import AbstractGemm
 from jaxmoe.placement.engine_files import EngineFormat, FilePlacement
 from jaxmoe.placement.named import PlacementStrategy
 from jaxmoe.placement.slot_files import read_slot_plan, write_slot_plan

@@ -11,8 +11,8 @@ from rich.table import Table
 from jaxmoe.cli.session import OutputFolder, messages
 from jaxmoe.config import HardwareConfig, unstated_energy
 from jaxmoe.experiment.comparison import Comparison
-from jaxmoe.experiment.evaluation import LayerLimit, layer_limits, usual_limit
 from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.experiment.limits import LayerLimit, layer_limits, usual_limit
 from jaxmoe.experiment.strategies import GATHERED, TUNED
 from jaxmoe.experiment.validation import Figures, agreement
 from jaxmoe.hardware.networks import mesh_link_order

@@ -44,7 +44,7 @@ from jaxmoe.hardware import (
     torus,
     wafers,
 )
-from jaxmoe.hardware.machine import AbstractGemm, GemmError, TiledGemm, read_gemm_table
+from jaxmoe.hardware.kernels import AbstractGemm, GemmError, TiledGemm, read_gemm_table
 from jaxmoe.hardware.networks import link_ends
 from jaxmoe.hardware.topology import filled
 from jaxmoe.network import AbstractExchange, Congestion, Contention, build_exchange, passages_of

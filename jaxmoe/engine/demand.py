@@ -194,7 +194,7 @@ class Products(eqx.Module):
 
 
 class Work(AbstractDemand):
-    """Computation of every node, FLOP, and the bytes that its memory moves for it.
+    """Computation of every node, FLOP, and the bytes that its memory moves for it: a roofline, the longer of both.
 
     `weights`, B, pass every memory level on their way to the die; `vectors`, B, pass only the nearest level. Time of
     compute is that of `products` by the die's kernel model; without either, of `flops` at the die's rate.

@@ -1,9 +1,8 @@
-"""Strategies timed on the same batches, by the analytic model and in the event simulator; and what limits them."""
+"""Strategies timed on the same batches, by the analytic model and in the event simulator."""
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -17,9 +16,9 @@ from jaxmoe.engine import Layer, LayerCosts, LayerTime, Overlap, Serial, evaluat
 from jaxmoe.engine.times import STAGES
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import Strategy
-from jaxmoe.hardware import AbstractTopology, Machine
+from jaxmoe.hardware import Machine
 from jaxmoe.hardware.energy import Joules, added
-from jaxmoe.hardware.machine import AbstractGemm, Nodes, Parts, Seconds, Tokens, Witness
+from jaxmoe.hardware.kernels import AbstractGemm, Nodes, Parts, Seconds, Tokens, Witness
 from jaxmoe.network import AbstractExchange
 from jaxmoe.placement.exchange import exchange_of
 from jaxmoe.placement.placement import Mode
@@ -173,42 +172,3 @@ def _energy(machine: Machine, seen: LayerReplay) -> Joules:
     moved = [(level.name, moved) for level, moved in zip(machine.memory, seen.memory_bytes, strict=True)]
     idle = known.of_time(np.asarray(seen.total_s), machine.num_nodes)
     return added([known.of_links(seen.link_bytes), known.of_nodes(seen.flops, moved), idle])
-
-
-# The resource that limits a layer, found outside `jit`: its stage, its kind, and its place in the machine.
-
-
-class LayerLimit(NamedTuple):
-    """The longest stage of a layer and the resource that it waits for.
-
-    `resource` is `link`, `port`, `pair`, `compute`, the name of a memory level, or `latency`; `place` are the ends of a
-    link, or the number of a node, port or channel.
-    """
-
-    stage: str
-    resource: str
-    place: int | list[int] | None
-    seconds: float
-
-    @property
-    def text(self) -> str:
-        """The resource for people, with its stage where that is another word."""
-        return self.resource if self.resource == self.stage else f"{self.resource} in {self.stage}"
-
-
-def layer_limits(time: LayerTime, topology: AbstractTopology) -> list[LayerLimit]:
-    """The limit of every layer of times [layer, batch], as a mean over batches."""
-    found = []
-    for row in range(len(time.total)):
-        of_layer = jax.tree.map(lambda leaf, at=row: leaf[at], time)
-        stage = of_layer.longest_stage
-        limit = of_layer.limit(stage)
-        place = topology.link_ends[limit.number].tolist() if limit.kind == "link" else limit.number
-        found.append(LayerLimit(stage, limit.kind, None if limit.kind == "latency" else place, limit.seconds))
-    return found
-
-
-def usual_limit(limits: list[LayerLimit]) -> LayerLimit:
-    """The limit of most layers, by stage and resource."""
-    ((stage, resource), _), *_ = Counter((each.stage, each.resource) for each in limits).most_common()
-    return next(each for each in limits if (each.stage, each.resource) == (stage, resource))

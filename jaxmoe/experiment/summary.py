@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxmoe.config import build_even_parts, resolved, unstated_energy
 from jaxmoe.experiment.comparison import Comparison
-from jaxmoe.experiment.evaluation import layer_limits
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
+from jaxmoe.experiment.limits import layer_limits
 from jaxmoe.experiment.strategies import TUNED
 from jaxmoe.experiment.validation import agreement
 from jaxmoe.models import ModelError

@@ -1,7 +1,7 @@
 from .energy import Energy as Energy
 from .graph import Graph as Graph
 from .graph import build_graph as build_graph
-from .machine import AbstractGemm as AbstractGemm
+from .kernels import AbstractGemm as AbstractGemm
 from .machine import Die as Die
 from .machine import Machine as Machine
 from .machine import MemoryLevel as MemoryLevel

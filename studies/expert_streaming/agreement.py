@@ -28,7 +28,7 @@ from jaxmoe.engine.streaming import (
 )
 from jaxmoe.experiment.table import make_tables, study_options, tables_of
 from jaxmoe.hardware import Die, Machine, MemoryLevel, Mesh
-from jaxmoe.hardware.machine import TiledGemm
+from jaxmoe.hardware.kernels import TiledGemm
 from jaxmoe.hardware.networks import num_links
 from jaxmoe.methods.expert_streaming.trajectories import streams
 from jaxmoe.relax import HardMax

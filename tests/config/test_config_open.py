@@ -24,7 +24,7 @@ from jaxtyping import Array, Float
 from jaxmoe.engine import AbstractMethod, Decisions
 from jaxmoe.errors import RuleError
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.hardware.machine import AbstractGemm
+from jaxmoe.hardware.kernels import AbstractGemm
 from jaxmoe.settings import setting
 from jaxmoe.methods import AbstractSystem, system_of
 

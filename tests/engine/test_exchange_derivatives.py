@@ -17,7 +17,7 @@ from oracles.derivatives import check_slopes
 
 from jaxmoe.engine import Layer
 from jaxmoe.hardware import MemoryLevel
-from jaxmoe.hardware.machine import TiledGemm
+from jaxmoe.hardware.kernels import TiledGemm
 from jaxmoe.relax import HardMax, SmoothMax, SoftSupport
 
 SHAPE, NODES, EXPERTS, TOKENS, TOP_K = (2, 2), 4, 3, 5, 2

@@ -12,7 +12,7 @@ from oracles.arrays import floats, full
 from oracles.topologies import with_random_numbers
 
 from jaxmoe.hardware import Die, Machine, MemoryLevel
-from jaxmoe.hardware.machine import TiledGemm
+from jaxmoe.hardware.kernels import TiledGemm
 from jaxmoe.network import Congestion, build_exchange
 from jaxmoe.relax import SmoothMax, SoftSupport
 from jaxmoe.traces import Batch

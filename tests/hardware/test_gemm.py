@@ -12,7 +12,7 @@ from oracles.layer import Tokens, visited_nodes
 
 from jaxmoe.engine import LayerCosts, expert_work
 from jaxmoe.hardware import Die, Machine, fully_connected
-from jaxmoe.hardware.machine import GemmError, MeasuredGemm, TiledGemm, read_gemm_table
+from jaxmoe.hardware.kernels import GemmError, MeasuredGemm, TiledGemm, read_gemm_table
 from jaxmoe.network import replicated_visits, sharded_visits
 from jaxmoe.relax import HardSupport
 

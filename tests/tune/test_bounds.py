@@ -14,7 +14,7 @@ from oracles import cases
 
 from jaxmoe.engine import Layer, schedule_of
 from jaxmoe.hardware import Die, MemoryLevel, node_memory
-from jaxmoe.hardware.machine import MeasuredGemm
+from jaxmoe.hardware.kernels import MeasuredGemm
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement.exchange import HOMES, ROUTES
 from jaxmoe.traces import Batch, synthetic_trace
