@@ -226,7 +226,8 @@ def plot_iterations(
         times.plot(at, np.asarray(values) * factor, color=colours[name], linewidth=1.6, label=name)
         look = {"color": colours[name], "marker": markers[name], "edgecolors": style.INK, "s": 46, "zorder": 3}
         times.scatter(replayed, np.asarray(simulated[name]) * factor, label=f"{name}, event simulator", **look)
-    times.set_ylim(bottom=0)
+    highest = max(float(np.max(each)) for each in (*seconds.values(), *simulated.values()) if len(each))
+    times.set_ylim(0, highest * factor * 1.08 or 1.0)  # markers at the top are whole
     for axes in rest:
         axes.axhline(1, color=style.GUIDE, linewidth=1.4, linestyle="--", zorder=1)
         for name in others:
