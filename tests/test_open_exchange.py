@@ -255,6 +255,10 @@ def test_deciding_is_part_of_dispatch_in_model_and_simulator():
     piped = replace(layer, schedule=schedule_of("pipelined(2)"))
     assert float(piped(share, batch).total) < 1.5 * float(time.total)  # links alone serve it
     described = describe_model(layer, fabric_of(mesh, None, cut_through=True), "sharded", "asking")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(asked, "deciding")
+        with pytest.raises(ExchangeError, match="asking takes traffic to decide"):
+            describe_model(layer, fabric_of(mesh, None, cut_through=True), "sharded", "asking")
     seen = replay_layer(described, np.asarray(share), jax.tree.map(np.asarray, batch))
     assert seen.stages["dispatch"] == pytest.approx(float(time.dispatch), rel=0.02)
     assert seen.total_s == pytest.approx(sum(seen.stages.values()))

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from jaxmoe.compiling import SHORT, SOONER
 from jaxmoe.des import Fabric, LayerDescription, LayerReplay, Memory, replay_plan
+from jaxmoe.des.exchanges import SIMULATED
 from jaxmoe.engine import Layer, LayerCosts, LayerTime, Overlap, Serial, evaluate, measured_time
 from jaxmoe.engine.times import STAGES
 from jaxmoe.experiment.inputs import Inputs
@@ -20,7 +21,7 @@ from jaxmoe.hardware import Machine
 from jaxmoe.hardware.energy import Joules, added
 from jaxmoe.hardware.kernels import AbstractGemm, Nodes, Parts, Seconds, Tokens, Witness
 from jaxmoe.network import AbstractExchange
-from jaxmoe.placement.exchange import exchange_of
+from jaxmoe.placement.exchange import EXCHANGES, ExchangeError, exchange_of
 from jaxmoe.placement.placement import Mode
 from jaxmoe.threads import side_by_side
 from jaxmoe.traces import Batch
@@ -126,7 +127,11 @@ def describe(inputs: Inputs, mode: Mode, exchange: str) -> LayerDescription:
 
 
 def describe_model(model: Layer, fabric: Fabric, mode: Mode, exchange: str) -> LayerDescription:
-    """Any layer model in the event simulator's own terms, on the network `fabric`; SI units, NumPy and floats."""
+    """Any layer model in the event simulator's own terms, on the network `fabric`; SI units, NumPy and floats.
+
+    Raises `ExchangeError` for an exchange whose traffic to decide the simulator would leave out.
+    """
+    _check_deciding(exchange)
     machine, costs = model.machine, model.costs
     levels = ((level.bandwidth, level.latency, level.channel) for level in machine.memory)
     return LayerDescription(
@@ -142,6 +147,17 @@ def describe_model(model: Layer, fabric: Fabric, mode: Mode, exchange: str) -> L
         gemm=simulated_gemm(model),
         micro_batches=model.schedule.micro_batches,
     )
+
+
+def _check_deciding(exchange: str) -> None:
+    if exchange not in EXCHANGES or exchange not in SIMULATED:
+        return  # refused by name elsewhere
+    decides = getattr(EXCHANGES[exchange], "deciding", AbstractExchange.deciding)
+    if decides is not AbstractExchange.deciding and not hasattr(SIMULATED[exchange], "deciding"):
+        raise ExchangeError(
+            f"exchange {exchange} takes traffic to decide, which the simulator would leave out; give the function that "
+            "carries it out the attribute `deciding`"
+        )
 
 
 def _layer_time(rows: list[list[LayerReplay]], machine: Machine) -> LayerTime:
