@@ -8,10 +8,11 @@ from jaxtyping import Bool, Int
 
 from jaxmoe.des.fabric import Fabric, FabricPaths, rows_by
 from jaxmoe.des.tasks import Transfers, messages, ring_steps
-from jaxmoe.des.trees import tree_transfers
+from jaxmoe.des.trees import TokenTrees, tree_transfers
 from jaxmoe.hardware.cuts import ring_order
 from jaxmoe.placement.exchange import (
     GATHERS,
+    LEAST_CONGESTED,
     RINGS,
     RINGS_IN_GROUPS,
     Exchange,
@@ -95,6 +96,7 @@ SIMULATED: Registry[Callable[..., list[Transfers]]] = Registry(
     "simulated exchange",
     "jaxmoe.simulated_exchanges",
     dict.fromkeys(GATHERS, "jaxmoe.des.exchanges:gather")
+    | dict.fromkeys(LEAST_CONGESTED, "jaxmoe.des.congested:least_congested")
     | {"reduce_scatter": "jaxmoe.des.exchanges:reduce_scatter"}
     | dict.fromkeys((*RINGS, *RINGS_IN_GROUPS), "jaxmoe.des.exchanges:rings"),
 )
@@ -153,7 +155,8 @@ def gather(exchange: Gather, fabric: Fabric, visited: Visited, home: np.ndarray,
     """Every visited node sends one message to the home, or adds to its tree."""
     if exchange.route == "unicast":
         return phases(fabric, [_gather(visited, home, size)], mirrored)
-    return [tree_transfers(fabric, _trees(exchange, fabric), visited, home, size, mirrored)]
+    trees = [TokenTrees(paths, visited, home) for paths in _trees(exchange, fabric)]
+    return [tree_transfers(fabric, trees, size / len(trees), mirrored)]
 
 
 def reduce_scatter(

@@ -18,7 +18,7 @@ from jaxmoe.des.event_loop import SimulatedRun, run_on
 from jaxmoe.des.exchanges import deciding_transfers, stage_transfers
 from jaxmoe.des.fabric import Rows, one_each
 from jaxmoe.des.tasks import GraphBuilder, Transfers, add_transfers, no_rows
-from jaxmoe.des.trees import tree_transfers
+from jaxmoe.des.trees import TokenTrees, tree_transfers
 from jaxmoe.threads import side_by_side
 from jaxmoe.traces import Batch
 
@@ -298,5 +298,6 @@ def movement_seconds(
     for expert, node in parts:
         size = float(stored[expert, node]) * layer.expert_bytes
         receivers, sender = destination[expert][None], np.array([node])
-        add_transfers(graph, tree_transfers(fabric, [fabric.routes], receivers, sender, size, mirrored=True), ready)
+        trees = [TokenTrees(fabric.routes, receivers, sender)]
+        add_transfers(graph, tree_transfers(fabric, trees, size, mirrored=True), ready)
     return run_on(fabric, graph.build()).makespan

@@ -11,6 +11,7 @@ through the ejection ports of the entries. Where a machine has no such ports, en
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -36,34 +37,29 @@ class TreeSteps:
     then: Int[np.ndarray, " pair"]
 
 
-def tree_transfers(
-    fabric: Fabric,
-    trees: Sequence[FabricPaths],
-    visited: Bool[np.ndarray, "token node"],
-    home: Int[np.ndarray, " token"],
-    size: float,
-    mirrored: bool,
-) -> Transfers:
-    """Vectors of `size` B, cut in equal parts for the `trees`, one token after the other and chunk by chunk.
+class TokenTrees(NamedTuple):
+    """Trees of tokens along the paths from the nodes that they visit to their homes."""
+
+    paths: FabricPaths
+    visited: Bool[np.ndarray, "token node"]
+    home: Int[np.ndarray, " token"]
+
+
+def tree_transfers(fabric: Fabric, trees: Sequence[TokenTrees], size: float, mirrored: bool) -> Transfers:
+    """Parts of vectors, `size` B along each of the `trees`, one token after the other and chunk by chunk.
 
     Raises `ExchangeError` where paths to a node lead in a circle.
     """
-    token, node = np.nonzero(visited)
-    away = node != home[token]
-    parts = [_tree_steps(paths, token[away], node[away], home, fabric.num_links) for paths in trees]
-    steps = _sorted_steps(_side_by_side(parts), mirrored, longest=fabric.num_links + 2)
-    return _chunk_by_chunk(fabric, steps, np.array(chunk_sizes(size / len(trees), fabric.chunk_bytes)), mirrored)
+    steps = _side_by_side([_tree_steps(each, fabric.num_links) for each in trees])
+    steps = _sorted_steps(steps, mirrored, longest=fabric.num_links + 2)
+    return _chunk_by_chunk(fabric, steps, np.array(chunk_sizes(size, fabric.chunk_bytes)), mirrored)
 
 
-def _tree_steps(
-    paths: FabricPaths,
-    token: Int[np.ndarray, " vector"],
-    node: Int[np.ndarray, " vector"],
-    home: Int[np.ndarray, " token"],
-    num_links: int,
-) -> TreeSteps:
+def _tree_steps(trees: TokenTrees, num_links: int) -> TreeSteps:
     """The steps of vectors on their way to the homes of their tokens: first entries, then exits, then links."""
-    rows, sent = paths.between(node, home[token]), np.unique(token)
+    home = trees.home
+    token, node = np.nonzero(trees.visited & (home[:, None] != np.arange(trees.visited.shape[1])))
+    rows, sent = trees.paths.between(node, home[token]), np.unique(token)
     vectors, first_link = len(token), len(token) + len(sent)
     # A link is one step of a token's tree, however many of its paths lead over it.
     links, link_of = np.unique(token[rows.owner] * num_links + rows.items, return_inverse=True)

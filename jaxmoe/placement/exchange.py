@@ -9,6 +9,8 @@ Combine is what is described; dispatch is its mirror, over the same links revers
   there: as unicasts, or along a tree, the union of the paths to the home, whose routers add up what they pass on, so
   that a link carries a token's vector once. Dispatch is a multicast along the same tree.
 - *Reduce-scatter*: each of the V nodes that a token visits ends with 1/V of its vector.
+- *Least congested*: a gather whose tokens choose, in turn, where each half of their vector meets and along which tree,
+  so that the links they use are those least busy so far.
 - *Rings*: the nodes of a group reduce-scatter round a ring the vectors of all tokens that visit the group, so each ends
   with an equal slice (hd_moe Eq. 4). One group is tensor parallelism. With several, a token that visits V groups has
   its slices added up between nodes of equal place in them, each group keeping 1/V: the complete hybrid.
@@ -57,6 +59,38 @@ class Gather:
         return self.home if self.route == "unicast" else f"{self.home}_{self.route}"
 
 
+Meeting = Literal["any", "visited", "token_home"]
+
+LEVELS = 16  # a link doubles its price at every 1/16 of the load of the busiest one
+ROUNDING = 2**-10  # of a level: quotients are not rounded alike everywhere, and whole ones must not fall below
+
+
+@dataclass(frozen=True)
+class LeastCongested:
+    """Tokens choose, in turn, where their results meet, by prices of the links on the way.
+
+    Every link has a price: 2 to the power of the whole part of LEVELS x its load over that of the busiest link (plus
+    ROUNDING). A load is what tokens have chosen so far, and half a message more, over the rate of the link. A token
+    chooses the node and the paths whose links cost least; among equals the paths along the machine's own order of
+    directions, then the node of the lowest number. Its results may meet at `any` node, at one that it has `visited`,
+    or at its `token_home`.
+
+    A `tree` is chosen for each half of the vector by itself, the second after the first is known, on meshes in either
+    order of directions. A `unicast` takes the machine's own paths with the whole vector, and pays for every path. So
+    many tokens choose `at_once`, without knowing of each other: a batch takes so many fewer choices one after another.
+    """
+
+    meeting: Meeting = "any"
+    route: Literal["tree", "unicast"] = "tree"
+    at_once: int = 1
+
+    @property
+    def name(self) -> str:
+        parts = ["least_congested"]
+        parts += [self.meeting] * (self.meeting != "any") + [self.route] * (self.route != "tree")
+        return "_".join(parts + [f"by_{self.at_once}"] * (self.at_once != 1))
+
+
 @dataclass(frozen=True)
 class ReduceScatter:
     """Every visited node ends with an equal part of the token's vector."""
@@ -102,10 +136,16 @@ class Registered:
     name: str
 
 
-Exchange = Gather | ReduceScatter | Rings | Registered
+Exchange = Gather | LeastCongested | ReduceScatter | Rings | Registered
 
 _GATHERS = {Gather(home, route).name: Gather(home, route) for home in get_args(Home) for route in get_args(Route)}
 GATHERS = tuple(_GATHERS)
+LEAST_CONGESTED = tuple(
+    LeastCongested(meeting, route).name + several
+    for several in ("", "_by_{8:[1-9][0-9]*}")
+    for meeting in get_args(Meeting)
+    for route in ("tree", "unicast")
+)
 RINGS = ("ring", "ring_both_ways")
 _GROUPS = "rings_{2x4:[1-9][0-9]*(?:x[1-9][0-9]*)?}"
 RINGS_IN_GROUPS = tuple(_GROUPS + ways + alone for ways in ("", "_both_ways") for alone in ("", "_alone"))
@@ -114,6 +154,7 @@ EXCHANGES: Registry[Any] = Registry(
     "exchange",
     "jaxmoe.exchanges",
     dict.fromkeys(GATHERS, "jaxmoe.network.exchange:GatherExchange")
+    | dict.fromkeys(LEAST_CONGESTED, "jaxmoe.network.congested:LeastCongestedExchange")
     | {"reduce_scatter": "jaxmoe.network.exchange:ReduceScatterExchange"}
     | dict.fromkeys((*RINGS, *RINGS_IN_GROUPS), "jaxmoe.network.exchange:RingExchange"),
 )
@@ -125,6 +166,8 @@ def exchange_of(name: str) -> Exchange:
         return _GATHERS[name]
     if name == "reduce_scatter":
         return ReduceScatter()
+    if chosen := re.fullmatch(r"least_congested(?:_(visited|token_home))?(?:_(unicast))?(?:_by_([1-9]\d*))?", name):
+        return LeastCongested(chosen[1] or "any", chosen[2] or "tree", int(chosen[3] or 1))  # type: ignore[arg-type]
     if name in RINGS:
         return Rings(both_ways=name != "ring")
     if rings := re.fullmatch(r"rings_([1-9]\d*(?:x[1-9]\d*)?)(_both_ways)?(_alone)?", name):

@@ -135,10 +135,21 @@ def test_rings_are_of_neighbours_in_rectangles_and_of_successors_elsewhere():
     assert ring_groups(Rings((4,)), other).rings[3].tolist() == [12, 13, 14, 15]
 
 
+CHOSEN = ("least_congested", "least_congested_visited_unicast_by_3", "least_congested_token_home_by_2")
+
+
 def names_for(topology: AbstractTopology) -> list[str]:
     is_mesh = topology.grid is not None
     gathers = [Gather(home, route).name for home in HOMES for route in (ROUTES if is_mesh else ROUTES[:2])]
-    return [*gathers, "reduce_scatter", "ring", "ring_both_ways", "rings_4_both_ways", *["rings_2x2"] * is_mesh]
+    return [
+        *gathers,
+        *CHOSEN,
+        "reduce_scatter",
+        "ring",
+        "ring_both_ways",
+        "rings_4_both_ways",
+        *["rings_2x2"] * is_mesh,
+    ]
 
 
 @pytest.mark.parametrize("name", NETWORKS)

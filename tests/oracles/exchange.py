@@ -10,6 +10,12 @@ from oracles.layer import Costs, Tokens, node_times, visited_nodes
 from oracles.network import NumpyMachine
 
 HOMES = ("lowest_host", "random_host", "fewest_hops", "least_loaded", "token_home")
+LEAST_CONGESTED = [
+    "least_congested" + meeting + route + several
+    for meeting in ("", "_visited", "_token_home")
+    for route in ("", "_unicast")
+    for several in ("", "_by_3")
+]
 GATHERS = [home + route for home in HOMES for route in ("", "_tree", "_cross_tree", "_split_tree")]
 
 
@@ -97,6 +103,8 @@ def combine_phases(name: str, topology: AbstractTopology, share: np.ndarray, tok
         return [Phase(_scattered(visits))]
     if name.startswith("ring"):
         return _ring_phases(name, topology, visits)
+    if name.startswith("least_congested"):
+        return [Phase(_least_congested(name, topology, tokens, visits))]
     rule = next(home for home in HOMES if name.startswith(home))
     route = name[len(rule) :].lstrip("_")
     sends: list[Message | Tree] = []
@@ -111,6 +119,47 @@ def combine_phases(name: str, topology: AbstractTopology, share: np.ndarray, tok
         if route == "split_tree":
             sends += [Tree(visited, home, 0.5, weight, crossed) for crossed in (False, True)]
     return [Phase(sends)]
+
+
+def _least_congested(
+    name: str, topology: AbstractTopology, tokens: Tokens, visits: list[tuple[set[int], float]]
+) -> list[Message | Tree]:
+    """Each token looks at every node and every order of directions, and lists the links on the way."""
+    words = name.removeprefix("least_congested").split("_by_")
+    at_once = int(words[1]) if len(words) > 1 else 1
+    unicast = "unicast" in words[0]
+    routes = [topology.paths()]
+    if topology.crossed() is not None and not unicast:
+        routes.append(topology.crossed().paths())
+    rate = np.asarray(topology.link_rate, float)
+    load, chosen = np.zeros(topology.num_links), []
+    for first in range(0, len(visits), at_once):
+        together = range(first, min(first + at_once, len(visits)))
+        for _ in range(1 if unicast else 2):
+            busy = [(carried + 0.5) / speed for carried, speed in zip(load, rate, strict=True)]
+            price = [2 ** int(16 * each / max(busy) + 1 / 1024) for each in busy]
+            added = np.zeros_like(load)
+            for token in together:
+                visited, weight = visits[token]
+                able = range(topology.num_nodes)
+                if "token_home" in words[0]:
+                    able = [tokens.living_node(token, topology.num_nodes)]
+                elif "visited" in words[0]:
+                    able = sorted(visited) or able
+                offers = []
+                for across, paths in enumerate(routes):
+                    for node in able:
+                        links = [link for other in visited for link in paths[other][node]]
+                        links = links if unicast else sorted(set(links))
+                        offers.append((sum(price[link] for link in links), across, node, links))
+                _, across, node, links = min(offers)
+                np.add.at(added, links, weight)
+                if weight and visited and unicast:
+                    chosen += [Message(other, node, 1.0, weight) for other in visited]
+                elif weight and visited:
+                    chosen.append(Tree(visited, node, 0.5, weight, bool(across)))
+            load += added
+    return chosen
 
 
 def _scattered(visits: list[tuple[set[int], float]]) -> list[Message | Tree]:
@@ -282,6 +331,7 @@ def names_of(topology: AbstractTopology) -> Iterator[str]:
     """Every exchange that suits a network."""
     mesh = topology.grid is not None
     yield from (name for name in GATHERS if mesh or ("cross" not in name and "split" not in name))
+    yield from LEAST_CONGESTED
     yield from ("reduce_scatter", "ring", "ring_both_ways")
     cuts = [str(count) for count in range(2, topology.num_nodes + 1) if topology.num_nodes % count == 0]
     if mesh:
