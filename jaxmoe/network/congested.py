@@ -9,9 +9,10 @@ as they add up to less than 2**24.
 """
 
 import abc
+import itertools
 from collections.abc import Sequence
 from functools import singledispatch
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -26,6 +27,14 @@ from jaxmoe.network.loads import crossed, flow_loads, path_sums
 from jaxmoe.network.visits import Visits
 from jaxmoe.placement.exchange import LEVELS, ROUNDING, LeastCongested, exchange_of
 from jaxmoe.relax import least_at
+
+
+class Choices(NamedTuple):
+    """Where every part of a token's vector meets, its route (0 the machine's own, 1 across), and what links carry."""
+
+    home: Int[Array, "part token"]
+    route: Int[Array, "part token"]
+    carried: Float[Array, "part route link"]  # parts of vectors
 
 
 class LeastCongestedExchange(AbstractExchange):
@@ -56,46 +65,49 @@ class LeastCongestedExchange(AbstractExchange):
         return "batch"
 
     def __call__(self, topology: AbstractTopology, visits: Visits) -> Phases:
-        homes, routes = jax.lax.stop_gradient(self.choices(topology, visits))
+        chosen = jax.lax.stop_gradient(self.choices(topology, visits))
         one, ways = jnp.ones((), visits.visited.dtype), _route_names(topology, self.unicast)
         return (
             tuple(
-                Flows(visits.visited, home, one / len(homes), visits.weight * (route == number), route=way)
-                for home, route in zip(homes, routes, strict=True)
+                Flows(
+                    visits.visited,
+                    chosen.home[part],
+                    one / len(chosen.home),
+                    visits.weight * (chosen.route[part] == number),
+                    carried=None if self.unicast else chosen.carried[part, number],
+                    route=way,
+                )
+                for part in range(len(chosen.home))
                 for number, way in enumerate(ways)
             ),
         )
 
-    def choices(
-        self, topology: AbstractTopology, visits: Visits
-    ) -> tuple[Int[Array, "part token"], Int[Array, "part token"]]:
-        """Where each part of every token's vector meets, and the number of its route: 0 the machine's own, 1 across."""
+    def choices(self, topology: AbstractTopology, visits: Visits) -> "Choices":
+        """Where each part of every token's vector meets, and by which route."""
         parts, at_once = 1 if self.unicast else 2, self.description.at_once
         visited = jax.lax.stop_gradient(visits.visited)
         tokens, slowness = len(visited), topology.link_rate.max() / topology.link_rate
-        rounds = jax.tree.map(
-            lambda each: _in_rounds(each, at_once),
-            (self._ways(topology, visited), self._allowed(visits), jax.lax.stop_gradient(visits.weight)),
-        )
+        given = self._ways(topology, visited), self._allowed(visits), visits.weight
+        rounds = jax.lax.stop_gradient(jax.tree.map(lambda each: _in_rounds(each, at_once), given))
 
-        def choose(load: Float[Array, " link"], given: tuple) -> tuple[Array, tuple[Array, Array]]:
+        def choose(carried: Float[Array, "part route link"], given: tuple) -> tuple[Array, tuple[Array, Array]]:
             ways, allowed, weight = given
             homes, routes = [], []
-            for _ in range(parts):
-                price = link_prices(load, slowness)
+            for part in range(parts):
+                price = link_prices(carried.sum(axis=(0, 1)), slowness)
                 costs = jnp.stack([jnp.where(allowed, way.costs(topology, price), jnp.inf) for way in ways], axis=1)
                 found = least_at(costs.reshape(len(weight), -1))
                 route, home = found // topology.num_nodes, found % topology.num_nodes
-                for number, way in enumerate(ways):
-                    load += way.loads(topology, home, weight * (route == number))
+                added = [way.loads(topology, home, weight * (route == number)) for number, way in enumerate(ways)]
+                carried = carried.at[part].add(jnp.stack(added))
                 homes.append(home)
                 routes.append(route)
-            return load, (jnp.stack(homes), jnp.stack(routes))
+            return carried, (jnp.stack(homes), jnp.stack(routes))
 
-        idle = jnp.zeros(topology.num_links, visited.dtype)
-        _, chosen = jax.lax.scan(choose, idle, jax.lax.stop_gradient(rounds))
-        homes, routes = (jnp.moveaxis(each, 1, 0).reshape(parts, -1)[:, :tokens] for each in chosen)
-        return homes, routes
+        idle = jnp.zeros((parts, len(given[0]), topology.num_links), visited.dtype)
+        carried, chosen = jax.lax.scan(choose, idle, rounds)
+        home, route = (jnp.moveaxis(each, 1, 0).reshape(parts, -1)[:, :tokens] for each in chosen)
+        return Choices(home, route, carried)
 
     def _ways(self, topology: AbstractTopology, visited: Float[Array, "token node"]) -> "Sequence[_AbstractWays]":
         return [_Unicasts(visited)] if self.unicast else trees(topology, visited)
@@ -207,24 +219,22 @@ class _MeshTrees(_AbstractWays):
 
     def costs(self, topology: AbstractTopology, price: Float[Array, " link"]) -> Float[Array, "token node"]:
         up_x, down_x, up_y, down_y = _by_side(self.shape, price, self.across)
-        before_x, before_y = _segments_before(up_x.shape[0] + 1), _segments_before(up_y.shape[1] + 1)
-        row = jnp.einsum("txy,xy->tx", self.up_x, up_x) @ before_x
-        row += jnp.einsum("txy,xy->tx", self.down_x, down_x) @ (1 - before_x)
-        column = (self.up_y[:, None] * up_y) @ before_y + (self.down_y[:, None] * down_y) @ (1 - before_y)
+        row = _towards((self.up_x * up_x).sum(axis=2), (self.down_x * down_x).sum(axis=2))
+        column = _towards(self.up_y[:, None] * up_y, self.down_y[:, None] * down_y)
         cost = row[:, :, None] + column  # [token, x, y]
         return (jnp.swapaxes(cost, 1, 2) if self.across else cost).reshape(len(cost), -1)
 
     def loads(self, topology, home, weight):
         x, y = self.shape[::-1] if self.across else self.shape
         at_x, at_y = (home % x, home // x) if self.across else (home // y, home % y)
-        at_x, at_y = jax.nn.one_hot(at_x, x), jax.nn.one_hot(at_y, y)
-        beyond_x, beyond_y = at_x @ _segments_before(x).T, at_y @ _segments_before(y).T  # [token, segment]
-        weighed = at_x * weight[:, None]
+        positions_x, positions_y = jnp.arange(x), jnp.arange(y)
+        beyond_x, beyond_y = at_x[:, None] > positions_x[:-1], at_y[:, None] > positions_y[:-1]  # [token, segment]
+        column = (at_x[:, None] == positions_x) * weight[:, None]
         sides = (
-            jnp.einsum("txy,tx->xy", self.up_x, beyond_x * weight[:, None]),
-            jnp.einsum("txy,tx->xy", self.down_x, (1 - beyond_x) * weight[:, None]),
-            weighed.T @ (self.up_y * beyond_y),
-            weighed.T @ (self.down_y * (1 - beyond_y)),
+            (self.up_x * (beyond_x * weight[:, None])[:, :, None]).sum(axis=0),
+            (self.down_x * (~beyond_x * weight[:, None])[:, :, None]).sum(axis=0),
+            (column[:, :, None] * (self.up_y * beyond_y)[:, None]).sum(axis=0),
+            (column[:, :, None] * (self.down_y * ~beyond_y)[:, None]).sum(axis=0),
         )
         ordered = [sides[side].T for side in (2, 3, 0, 1)] if self.across else sides
         return jnp.concatenate([side.ravel() for side in ordered])
@@ -244,9 +254,13 @@ def _mesh_trees(shape: tuple[int, int], visited: Float[Array, "token node"], acr
     return _MeshTrees(before(there), after(there), before(any_x), after(any_x), shape, across)
 
 
-def _segments_before(positions: int) -> Float[np.ndarray, "segment position"]:
-    """1 where a segment between successive positions comes before a position."""
-    return np.triu(np.ones((positions - 1, positions), np.float32), 1)
+def _towards(up: Float[Array, "*lead segment"], down: Float[Array, "*lead segment"]) -> Float[Array, "*lead position"]:
+    """What lies between each position and both ends: segments before it count `up`, those after it `down`."""
+    nothing = jnp.zeros_like(up[..., :1])
+    ups, downs = (jnp.split(each, each.shape[-1], axis=-1) if each.shape[-1] else [] for each in (up, down))
+    before = itertools.accumulate(ups, jnp.add, initial=nothing)
+    after = reversed(list(itertools.accumulate(downs[::-1], jnp.add, initial=nothing)))
+    return jnp.concatenate([a + b for a, b in zip(before, after, strict=True)], axis=-1)
 
 
 def _by_side(shape: tuple[int, int], per_link: Float[Array, " link"], across: bool) -> tuple[Array, ...]:

@@ -21,7 +21,8 @@ class Flows(eqx.Module):
     destination; routers add up what they pass on, so a link carries one message of each flow. There `source` is 1
     where a message starts. A flow with a `weight` stands for so many alike. Where a flow has several destinations,
     `messages` says how many run from node to node, and so which paths are used. Flows of one `chain` wait for each
-    other round by round, so their delays add up along all of it but the quickest step.
+    other round by round, so their delays add up along all of it but the quickest step. Who has followed trees already
+    may give what links carry as `carried`, in vectors times `vectors`; derivatives are still those of the trees.
     """
 
     source: Float[Array, "flow node"]
@@ -30,6 +31,7 @@ class Flows(eqx.Module):
     weight: Float[Array, " flow"] | None = None
     messages: Float[Array, "node node2"] | None = None
     chain: Int[Array, " flow"] | None = None
+    carried: Float[Array, " link"] | None = None
     rounds: Float[Array, ""] | int = 1
     route: Literal["unicast", "tree", "cross_tree"] = eqx.field(static=True, default="unicast")
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.flows import Flows, StageTime
-from jaxmoe.network.loads import crossed, flow_loads, link_loads, path_maxima, path_sums, tree_loads
+from jaxmoe.network.loads import crossed, flow_loads, known_loads, link_loads, path_maxima, path_sums, tree_loads
 from jaxmoe.relax import OneOf, is_number, largest, look_up
 
 
@@ -110,7 +110,8 @@ class Congestion(AbstractTimeModel):
         stored = replace(self, cut_through=False)
         if cross:
             topology = crossed(topology)
-        loads = tree_loads(topology, flows.source, flows.destination, weight)
+        trees = topology, flows.source, flows.destination, weight
+        loads = tree_loads(*trees) if flows.carried is None else known_loads(flows.carried * flows.vectors, *trees)
         return StageTime(
             link_time=loads * (vector_bytes / topology.link_rate),
             port_time=port_times(topology, weight @ others, weight @ arriving) * vector_bytes,
