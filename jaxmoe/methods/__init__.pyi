@@ -42,11 +42,11 @@ from .wafer_gpu.caching import copies_that_fit as copies_that_fit
 from .wafer_gpu.caching import guide as guide
 from .wafer_gpu.system import WaferGPU as WaferGPU
 from .wafer_gpu.system import WaferRun as WaferRun
-from .wafer_gpu.task_allocation import Algorithm1 as Algorithm1
 from .wafer_gpu.task_allocation import AllocationCosts as AllocationCosts
 from .wafer_gpu.task_allocation import AllocationTask as AllocationTask
 from .wafer_gpu.task_allocation import AtHome as AtHome
 from .wafer_gpu.task_allocation import Dealt as Dealt
+from .wafer_gpu.task_allocation import GreedyAllocation as GreedyAllocation
 from .wafer_gpu.task_allocation import deal as deal
 from .wafer_gpu.task_allocation import max_split as max_split
 from .wafer_gpu.task_allocation import widest as widest

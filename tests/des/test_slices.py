@@ -12,7 +12,7 @@ from oracles.wafer import traffic
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.des import FetchedSliceCosts, SliceWork, replay_slices
 from jaxmoe.engine import FetchCosts, Fetches, FetchLayer, Overlap, Serial
-from jaxmoe.methods import Algorithm1, AllocationCosts, AllocationTask, deal
+from jaxmoe.methods import AllocationCosts, AllocationTask, GreedyAllocation, deal
 from jaxmoe.relax import HardSupport
 
 BYTES = 3 * 7168 * 2048.0
@@ -83,7 +83,7 @@ def cases():
             home = rng.permutation(np.arange(256) % chip.num_nodes)
             held = (home[:, None] == np.arange(chip.num_nodes)) | (rng.random((256, chip.num_nodes)) < 0.05)
             hops = jnp.asarray(chip.topology.hop_counts())
-            allocate = Algorithm1(hops, AllocationCosts.of(chip, MODEL), cost="serial", begin="idle")
+            allocate = GreedyAllocation(hops, AllocationCosts.of(chip, MODEL), cost="serial", begin="idle")
             smart = eqx.filter_jit(allocate)(AllocationTask(counts, jnp.asarray(home), jnp.asarray(held)))
             for plan in (DEAL(counts, chip.num_nodes), smart):
                 copied = rng.random(held.shape) < 0.1

@@ -12,7 +12,7 @@ from oracles.wafer import algorithm_1
 
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.engine import FetchCosts, Fetches, FetchLayer
-from jaxmoe.methods import Algorithm1, AllocationCosts, AllocationTask, deal, widest
+from jaxmoe.methods import AllocationCosts, AllocationTask, GreedyAllocation, deal, widest
 from jaxmoe.traces import read_trace
 
 pytestmark = pytest.mark.slow
@@ -39,7 +39,7 @@ def best_of(runs, call):
 
 @eqx.filter_jit
 def many(counts, holders, home, costs):
-    rule = Algorithm1(jnp.asarray(HOPS), costs, neighbours=widest(HOPS))
+    rule = GreedyAllocation(jnp.asarray(HOPS), costs, neighbours=widest(HOPS))
     return jax.vmap(rule)(AllocationTask(counts, home, holders))
 
 
@@ -84,7 +84,7 @@ def test_every_choice_on_recorded_layers(file, shared):
             home, holders = placed(rng, trace.num_experts)
             given = (jnp.asarray(counts), jnp.asarray(home), jnp.asarray(holders))
             expected = algorithm_1(counts, holders, home, HOPS, *numbers, 50, 4)
-            np.testing.assert_array_equal(Algorithm1(jnp.asarray(HOPS), costs)(AllocationTask(*given)), expected)
+            np.testing.assert_array_equal(GreedyAllocation(jnp.asarray(HOPS), costs)(AllocationTask(*given)), expected)
 
 
 def test_many_machines_batches_and_allocations_at_once_equal_each_alone():
@@ -97,7 +97,8 @@ def test_many_machines_batches_and_allocations_at_once_equal_each_alone():
         def point(counts, scale):
             machine = eqx.tree_at(lambda m: m.topology.link_bandwidth, CHIP, CHIP.topology.link_bandwidth * scale)
             local, at = jnp.asarray(holders), jnp.asarray(home)
-            smart = Algorithm1(jnp.asarray(HOPS), AllocationCosts.of(machine, COSTS))(AllocationTask(counts, at, local))
+            greedy = GreedyAllocation(jnp.asarray(HOPS), AllocationCosts.of(machine, COSTS))
+            smart = greedy(AllocationTask(counts, at, local))
             plans = jnp.stack([deal(counts, 25), smart]).astype(float)
             none, held = full(local.shape, 0.0), local.astype(float)
             layer = FetchLayer(machine, COSTS)

@@ -12,10 +12,10 @@ from oracles.arrays import full
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.engine import FetchCosts, FetchLayer, LayerTime, rollout, traffic_figures
 from jaxmoe.methods import (
-    Algorithm1,
     AllocationCosts,
     CrossToken,
     Dealt,
+    GreedyAllocation,
     Guidance,
     LLCPrefetch,
     WaferPolicy,
@@ -43,7 +43,7 @@ def policy(capacity=3.0, allocation="allo", block=50, **settings_):
     home = jnp.asarray(np.stack([np.random.default_rng(row).permutation(EXPERTS) for row in range(LAYERS)]))
     room = full(25, capacity)
     hops, costs = jnp.asarray(MACHINE.topology.hop_counts()), AllocationCosts.of(MACHINE, COSTS)
-    chosen = Dealt(block) if allocation == "base" else Algorithm1(hops, costs, block, cost="serial", begin="idle")
+    chosen = Dealt(block) if allocation == "base" else GreedyAllocation(hops, costs, block, cost="serial", begin="idle")
     return WaferPolicy(home, room, chosen, **settings_)
 
 

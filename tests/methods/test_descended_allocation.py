@@ -8,7 +8,7 @@ import pytest
 
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.engine import FetchCosts, FetchLayer
-from jaxmoe.methods import Algorithm1, AllocationCosts, AllocationTask, deal
+from jaxmoe.methods import AllocationCosts, AllocationTask, GreedyAllocation, deal
 from jaxmoe.methods.wafer_gpu.descended_allocation import (
     AssignmentProgram,
     GradientAllocation,
@@ -59,7 +59,7 @@ def test_no_plan_beats_the_bound_and_the_descent_is_no_worse_than_algorithm_1(se
     task = task_of(np.floor(rng.gamma(1.0, 200, 128)).astype(int), rng.permutation(np.arange(128) % 25))
     hops = jnp.asarray(MACHINE.topology.hop_counts())
     given = jax.device_put(task)
-    greedy = np.asarray(eqx.filter_jit(Algorithm1(hops, PRICES))(given))
+    greedy = np.asarray(eqx.filter_jit(GreedyAllocation(hops, PRICES))(given))
     dealt = np.asarray(dealt_round(given.counts, 25))
     plan = tuned(given)
     bound = bound_of(task)

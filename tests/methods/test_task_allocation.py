@@ -15,7 +15,7 @@ from oracles.wafer import algorithm_1, dealt
 from jaxmoe.config import build_machine, load_hardware
 from jaxmoe.engine import FetchCosts
 from jaxmoe.hardware.networks import hop_counts
-from jaxmoe.methods import Algorithm1, AllocationCosts, AllocationTask, AtHome, Dealt, deal, widest
+from jaxmoe.methods import AllocationCosts, AllocationTask, AtHome, Dealt, GreedyAllocation, deal, widest
 
 DRAM, HOP, REQUEST = 22_020_096_000, 29_560_128_000, 88_080_384  # fs: DeepSeek-V3 on dojo_5x5
 DEAL = jax.jit(deal, static_argnums=(1, 2))
@@ -42,7 +42,7 @@ def allocated(rule, *given):
 
 def on(shape, **settings):
     hops = hop_counts(shape)
-    return partial(allocated, Algorithm1(jnp.asarray(hops), costs_of(hops), **settings))
+    return partial(allocated, GreedyAllocation(jnp.asarray(hops), costs_of(hops), **settings))
 
 
 def case(rng, experts, shape):
@@ -146,7 +146,7 @@ def test_unlike_dies_cost_what_they_are():
     slow = eqx.tree_at(lambda c: c.request, costs, floats([1.0, 100.0, 1.0]))
     given_ = jnp.asarray([100]), jnp.asarray([1]), jnp.asarray([[False, True, False]])
     for told, at in ((costs, [50, 50, 0]), (slow, [50, 0, 50])):
-        rule = Algorithm1(jnp.asarray(hops), told, cost="serial", block=50)
+        rule = GreedyAllocation(jnp.asarray(hops), told, cost="serial", block=50)
         np.testing.assert_array_equal(np.asarray(allocated(rule, *given_))[0], at)
 
 

@@ -16,11 +16,11 @@ from jaxtyping import Float, Int
 from jaxmoe.des import FetchedSliceCosts, SliceWork, replay_slices
 from jaxmoe.engine import FetchCosts, Fetches, FetchLayer, HostLink, rollout, traffic_figures
 from jaxmoe.methods import (
-    Algorithm1,
     AllocationCosts,
     AtHome,
     CrossToken,
     Dealt,
+    GreedyAllocation,
     LLCPrefetch,
     WaferPolicy,
     copies_that_fit,
@@ -37,8 +37,8 @@ from jaxmoe.traces.statistics.counting import count_pairs
 def allocation_of(name: AllocationName, layer: FetchLayer, **settings: Any) -> Allocation:
     """Returns the allocation of requests to dies of this name.
 
-    `settings` are `block` and `split` of `base`, or those of `Algorithm1`. The machine of `layer` is concrete, not
-    traced. Call it in double precision, in which the costs of `allo` are exact.
+    `settings` are `block` and `split` of `base`, or those of `GreedyAllocation`. The machine of `layer` is concrete,
+    not traced. Call it in double precision, in which the costs of `allo` are exact.
     """
     machine = layer.machine
     match name:
@@ -48,7 +48,7 @@ def allocation_of(name: AllocationName, layer: FetchLayer, **settings: Any) -> A
             return AtHome()
         case "allo":
             hops = jnp.asarray(machine.topology.hop_counts())
-            return Algorithm1(hops, AllocationCosts.of(machine, layer.costs), **settings)
+            return GreedyAllocation(hops, AllocationCosts.of(machine, layer.costs), **settings)
         case "gradient":
             return GradientAllocation(layer, jax.random.key(0))
         case "linear_program":

@@ -115,8 +115,8 @@ def max_split(counts: Int[Array, "*shape"], block: int = BLOCK, spare: int = SPA
 _Totals = tuple[Array, Array]  # what the reads of every die take, and its requests
 
 
-class Algorithm1(eqx.Module):
-    """Algorithm 1 of the wafer study. Choices are made expert by expert, and of each block by block.
+class GreedyAllocation(eqx.Module):
+    """Algorithm 1 of the wafer study, greedy: choices are made expert by expert, and of each block by block.
 
     Candidates are dies with the expert and those one hop from any; the `max_split` of fewest requests stay, of equals
     the lowest. Each block goes where the cost is least, of equals to the lowest die. `vmap` adds layers and batches.
@@ -210,5 +210,5 @@ class Algorithm1(eqx.Module):
 
 
 def widest(hops: Int[np.ndarray, "die die2"]) -> int:
-    """The most dies within a hop of any die, itself among them: what `Algorithm1` takes as `neighbours`."""
+    """The most dies within a hop of any die, itself among them: what `GreedyAllocation` takes as `neighbours`."""
     return int((np.asarray(hops) <= 1).sum(axis=1).max())
