@@ -34,7 +34,6 @@ from .engine import Layer as Layer
 from .engine import LayerCosts as LayerCosts
 from .engine import LayerTime as LayerTime
 from .engine import Movement as Movement
-from .engine import StaticPlan as StaticPlan
 from .errors import InputError as InputError
 from .hardware import Die as Die
 from .hardware import Machine as Machine
@@ -46,6 +45,7 @@ from .hardware import switch as switch
 from .hardware import torus as torus
 from .hardware import wafers as wafers
 from .methods import METHODS as METHODS
+from .methods import StaticPlan as StaticPlan
 from .models import MoEModel as MoEModel
 from .network import Flows as Flows
 from .placement import Placement as Placement

@@ -42,7 +42,6 @@ from .price import price as price
 from .rollout import AbstractMethod as AbstractMethod
 from .rollout import LayerExchanges as LayerExchanges
 from .rollout import Rollout as Rollout
-from .rollout import StaticPlan as StaticPlan
 from .rollout import rollout as rollout
 from .schedule import AbstractSchedule as AbstractSchedule
 from .schedule import IdleLinks as IdleLinks

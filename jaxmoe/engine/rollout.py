@@ -10,16 +10,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
 from jaxmoe.compiling import UNFUSED
-from jaxmoe.engine.decisions import Decisions
 from jaxmoe.engine.layer import AbstractLayer
 from jaxmoe.engine.times import LayerTime
 from jaxmoe.hardware import Machine
 from jaxmoe.network import AbstractExchange
 from jaxmoe.relax import AbstractReduction, AbstractSupport
-from jaxmoe.traces.batches import Batch
 
 State = Any  # a pytree of arrays, of the method's own kind
 Steps = Any  # what passes the layers, leaves [step, layer, ...]: batches of tokens, or counts
@@ -54,22 +51,6 @@ class AbstractMethod(eqx.Module):
         gated its tokens depends on these, on the state, and on the tokens of the layers before alone; where its tokens
         go also on their gating there.
         """
-
-
-class StaticPlan(AbstractMethod):
-    """A placement that never changes: `share` is the part of every expert on every node.
-
-    `source` is the node where each token lives, in place of the batch's own.
-    """
-
-    share: Float[Array, "layer expert node"]
-    source: Any = None  # int [layer, token]
-
-    def init(self, machine: Machine) -> State:
-        return ()
-
-    def step(self, machine: Machine, state: State, tokens: Batch, last: LayerTime) -> tuple[State, Decisions]:
-        return state, Decisions(self.share, source=self.source)
 
 
 class LayerExchanges(eqx.Module):

@@ -26,6 +26,7 @@ from .moentwine.system import Moentwine as Moentwine
 from .settings import METHODS as METHODS
 from .static import PlannedRun as PlannedRun
 from .static import Static as Static
+from .static import StaticPlan as StaticPlan
 from .static import broadcast_experts as broadcast_experts
 from .system import AbstractRun as AbstractRun
 from .system import AbstractSystem as AbstractSystem

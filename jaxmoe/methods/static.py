@@ -1,4 +1,4 @@
-"""Runs of a plan by a method, and the system that keeps the plan static, which other systems are compared with."""
+"""A plan that never changes, runs of a plan by a method, and the static system, which others are compared with."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,9 +10,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.des import LayerDescription, layer_seconds, movement_seconds
-from jaxmoe.engine import AbstractMethod, Decisions, LayerExchanges, LayerTime, Movement, StaticPlan, rollout
-from jaxmoe.engine.rollout import everything
+from jaxmoe.engine import AbstractMethod, Decisions, LayerExchanges, LayerTime, Movement, rollout
+from jaxmoe.engine.rollout import State, everything
 from jaxmoe.engine.times import HIDDEN, MOVEMENTS, STAGES
+from jaxmoe.hardware import Machine
 from jaxmoe.methods.settings.base import StaticSettings
 from jaxmoe.methods.system import (
     AbstractRun,
@@ -23,6 +24,22 @@ from jaxmoe.methods.system import (
     UnsuitableSystemError,
 )
 from jaxmoe.traces import Batch
+
+
+class StaticPlan(AbstractMethod):
+    """A placement that never changes: `share` is the part of every expert on every node.
+
+    `source` is the node where each token lives, in place of the batch's own.
+    """
+
+    share: Float[Array, "layer expert node"]
+    source: Any = None  # int [layer, token]
+
+    def init(self, machine: Machine) -> State:
+        return ()
+
+    def step(self, machine: Machine, state: State, tokens: Batch, last: LayerTime) -> tuple[State, Decisions]:
+        return state, Decisions(self.share, source=self.source)
 
 
 @dataclass(frozen=True)

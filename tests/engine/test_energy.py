@@ -19,11 +19,11 @@ from jaxmoe.engine import (
     LayerTime,
     Movement,
     Pipelined,
-    StaticPlan,
     evaluate,
     rollout,
 )
 from jaxmoe.hardware import Die, Energy, Machine, Mesh, node_memory
+from jaxmoe.methods import StaticPlan
 from jaxmoe.network import Congestion, Uncongested, alpha_beta, build_exchange
 from jaxmoe.relax import SmoothMax, SoftSupport
 from jaxmoe.traces import Batch

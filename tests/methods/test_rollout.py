@@ -19,7 +19,6 @@ from jaxmoe.engine import (
     LayerCosts,
     LayerExchanges,
     Serial,
-    StaticPlan,
     evaluate,
     rollout,
 )
@@ -29,6 +28,7 @@ from jaxmoe.methods import (
     MovingAverage,
     PerfectForecast,
     PreBroadcast,
+    StaticPlan,
     WindowAllowance,
     broadcast_experts,
 )

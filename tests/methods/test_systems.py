@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from oracles import cases
 
-from jaxmoe.engine import Pipelined, StaticPlan
+from jaxmoe.engine import Pipelined
 from jaxmoe.methods import (
     METHODS,
     CrossLayer,
@@ -18,6 +18,7 @@ from jaxmoe.methods import (
     PerfectForecast,
     PreBroadcast,
     StaticForecast,
+    StaticPlan,
     UnsuitableSystemError,
     WindowAllowance,
     system_of,

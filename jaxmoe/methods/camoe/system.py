@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from jaxmoe.des import replay_traffic
 from jaxmoe.des.description import node_seconds, plan_tokens
-from jaxmoe.engine import Layer, StaticPlan, rollout
+from jaxmoe.engine import Layer, rollout
 from jaxmoe.engine.all_to_all import AllToAllLayer
 from jaxmoe.methods.camoe.bias_descent import GateSettings, Limits, start, tuned_bias
 from jaxmoe.methods.camoe.gate import (
@@ -26,6 +26,7 @@ from jaxmoe.methods.camoe.gate import (
 )
 from jaxmoe.methods.camoe.gated import gated_steps
 from jaxmoe.methods.settings.camoe import CAMoESettings
+from jaxmoe.methods.static import StaticPlan
 from jaxmoe.methods.system import AbstractRun, AbstractSystem, DeploymentSetting, RolloutResult, UnsuitableSystemError
 from jaxmoe.network import alpha_beta
 from jaxmoe.network.pairwise import STAGES, AllToAll, read_profile, same_models

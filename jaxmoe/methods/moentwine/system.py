@@ -21,7 +21,7 @@ from jaxmoe.des.layers_in_turn import (
     weight_transfers,
 )
 from jaxmoe.des.token_communication import replay_communication
-from jaxmoe.engine import GroupedAttention, Layer, LayerTime, SlotDecisions, StaticPlan, grouped_attention, rollout
+from jaxmoe.engine import GroupedAttention, Layer, LayerTime, SlotDecisions, grouped_attention, rollout
 from jaxmoe.engine.counts import CountModel, paths_of
 from jaxmoe.methods.forecast import MovingAverage
 from jaxmoe.methods.moentwine.balancing import (
@@ -36,6 +36,7 @@ from jaxmoe.methods.moentwine.balancing import (
 from jaxmoe.methods.moentwine.gradient_slots import HIDDEN, GradientSlots, hop_price
 from jaxmoe.methods.moentwine.migration import Windows, edge_entries
 from jaxmoe.methods.settings.moentwine import MoentwineSettings
+from jaxmoe.methods.static import StaticPlan
 from jaxmoe.methods.system import (
     AbstractRun,
     AbstractSystem,
