@@ -5,17 +5,18 @@ from functools import lru_cache
 import jax
 import numpy as np
 
-from . import others, pricing, scenarios
+from . import others, scenarios
 from .case import Case
+from .pricing import systems
 from .store import Arrays, named, under
 
 # Systems on scenarios.
 
 
 @lru_cache(maxsize=2)
-def _runs(name: str) -> dict[str, pricing.Run]:
+def _runs(name: str) -> dict[str, systems.Run]:
     ready = scenarios.ready(name)
-    return pricing.runs_of(ready.inputs.scenario, ready.setting)
+    return systems.runs_of(ready.inputs.scenario, ready.setting)
 
 
 def _decide_scenario(name: str) -> tuple[Arrays, Arrays]:
@@ -26,7 +27,7 @@ def _decide_scenario(name: str) -> tuple[Arrays, Arrays]:
     decisions |= {"exchange": np.array(ready.strategy.placement.exchange)}
     told: Arrays = {}
     for run_name, run in _runs(name).items():
-        decided, seen = pricing.decide(run, ready.batches)
+        decided, seen = systems.decide(run, ready.batches)
         decisions |= named(decided, f"{run_name}/")
         told |= named(seen, f"{run_name}/")
     return decisions, told
@@ -35,14 +36,14 @@ def _decide_scenario(name: str) -> tuple[Arrays, Arrays]:
 def _price_scenario(name: str, decisions: Arrays) -> Arrays:
     """Every run of stored decisions, and one layer and step of each in the event simulator."""
     ready, batches = scenarios.ready(name), scenarios.thawed(under(decisions, "batches/"))
-    setting = pricing.with_plan(ready.setting, decisions["plan"])
+    setting = systems.with_plan(ready.setting, decisions["plan"])
     layers, steps = batches.experts.shape[:2]
     step, row = steps - 1, layers - 1
     batch = jax.tree.map(lambda leaf: np.asarray(leaf[row, step]), batches)
     figures: Arrays = {}
-    for run_name, run in pricing.runs_of(ready.inputs.scenario, setting).items():
+    for run_name, run in systems.runs_of(ready.inputs.scenario, setting).items():
         own = under(decisions, f"{run_name}/")
-        found = pricing.price(run, own, batches) | pricing.replay(run, own, batch, step, row)
+        found = systems.price(run, own, batches) | systems.replay(run, own, batch, step, row)
         figures |= named(found, f"{run_name}/")
     return figures
 

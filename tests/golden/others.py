@@ -13,8 +13,9 @@ from jaxmoe.traces import Batch
 from jaxmoe.tune import PlacementProblem, TunerSettings, tune
 from jaxmoe.tune.replica_placement import ReplicaProblem
 
-from . import pricing, scenarios
+from . import scenarios
 from .case import Case
+from .pricing import counts, plans
 from .store import Arrays, named, under
 
 MESH, WAFER = "hd_moe/mixtral-8x7b_4x4_5TFLOPs_50GBps", "expert_streaming/qwen3-30b-a3b_wafer_4x4"
@@ -55,11 +56,11 @@ def _standard(name: str) -> Case:
         under_all = np.stack([*shares.values()])
         found: Arrays = {}
         for exchange in OTHERS:
-            figures = pricing.price_plans(inputs.model, under_all, inputs.exchange(exchange), batches)
+            figures = plans.price_plans(inputs.model, under_all, inputs.exchange(exchange), batches)
             found |= named(figures, f"all/{exchange}/")
         for exchange in dict.fromkeys(own.values()):
             some = np.stack([share for plan, share in shares.items() if own[plan] == exchange])
-            figures = pricing.price_plans(inputs.model, some, inputs.exchange(exchange), batches)
+            figures = plans.price_plans(inputs.model, some, inputs.exchange(exchange), batches)
             found |= named(figures, f"own/{exchange}/")
         return found
 
@@ -91,7 +92,7 @@ def _schedules(names: tuple[str, ...]) -> Case:
 
     def price(decisions: Arrays) -> Arrays:
         ready, batch = scenarios.ready(WAFER), _first(_thawed(decisions))
-        return pricing.price_schedules(ready, names, decisions["share"], decisions["sent"], batch)
+        return plans.price_schedules(ready, names, decisions["share"], decisions["sent"], batch)
 
     return Case(decide, price, rules=False)
 
@@ -109,7 +110,7 @@ def _drawn_plan(name: str, layers: int | None = None) -> Arrays:
 def _slopes(name: str) -> Case:
     def price(decisions: Arrays) -> Arrays:
         model, batch = scenarios.ready(name).inputs.model, _first(_thawed(decisions))
-        return pricing.slopes(model, decisions["share"][0], batch)
+        return plans.slopes(model, decisions["share"][0], batch)
 
     return Case(lambda: (_drawn_plan(name, 1), {}), price, rules=False)
 
@@ -117,8 +118,8 @@ def _slopes(name: str) -> Case:
 def _bounds(name: str) -> Case:
     def price(decisions: Arrays) -> Arrays:
         ready = scenarios.ready(name)
-        found = pricing.bounds(ready, decisions["share"], _thawed(decisions))
-        return found | named(pricing.even_parts(ready, (1.0, 64.0)), "beside/")
+        found = plans.bounds(ready, decisions["share"], _thawed(decisions))
+        return found | named(plans.even_parts(ready, (1.0, 64.0)), "beside/")
 
     return Case(lambda: (_drawn_plan(name), {}), price, rules=False)
 
@@ -134,8 +135,8 @@ def _counts(schedule: str) -> Case:
         return {"slots": many, "loads": rng.integers(0, 200, (3, 16)), "groups": rng.integers(0, 90, (3, 4, 16))}, {}
 
     def price(decisions: Arrays) -> Arrays:
-        alike = pricing.price_counts(schedule, decisions["slots"], decisions["loads"])
-        by_group = pricing.price_counts(schedule, decisions["slots"], decisions["groups"])
+        alike = counts.price_counts(schedule, decisions["slots"], decisions["loads"])
+        by_group = counts.price_counts(schedule, decisions["slots"], decisions["groups"])
         return named(alike, "alike/") | named(by_group, "by_group/")
 
     return Case(decide, price, rules=False)
@@ -144,11 +145,11 @@ def _counts(schedule: str) -> Case:
 def _balancer(name: str, invasive: bool) -> Case:
     def decide() -> tuple[Arrays, Arrays]:
         rng = np.random.default_rng(3)
-        loads = rng.integers(10, 20, (8, pricing.LAYERS, pricing.DIES))
+        loads = rng.integers(10, 20, (8, counts.LAYERS, counts.DIES))
         loads[:4, :, 5], loads[4:, :, 9] = 200, 150
         return {"loads": loads}, {}
 
-    return Case(decide, lambda decisions: pricing.balance(name, invasive, decisions["loads"]), rules=False)
+    return Case(decide, lambda decisions: counts.balance(name, invasive, decisions["loads"]), rules=False)
 
 
 # Copies of experts: `plan place`, `plan advise`, and the model that they ask.
@@ -180,22 +181,22 @@ def _copies(key: str, choice: str) -> Case:
         return {"slots": slots, "before": before, "loads": loads.astype(int)}, {}
 
     def price(decisions: Arrays) -> Arrays:
-        model = pricing.copies_model(_served(key)[0], choice)
-        return pricing.price_copies(model, decisions["slots"], decisions["before"], decisions["loads"])
+        model = counts.copies_model(_served(key)[0], choice)
+        return counts.price_copies(model, decisions["slots"], decisions["before"], decisions["loads"])
 
     return Case(decide, price, rules=False)
 
 
 def _placed(key: str) -> Case:
     def price(decisions: Arrays) -> Arrays:
-        model = pricing.copies_model(_served(key)[0], "nearest")
-        return pricing.price_copies(model, decisions["slots"], decisions["before"], decisions["loads"])
+        model = counts.copies_model(_served(key)[0], "nearest")
+        return counts.price_copies(model, decisions["slots"], decisions["before"], decisions["loads"])
 
     def decide() -> tuple[Arrays, Arrays]:
         scenario, tokens, count = _served(key)
         experts, choices = scenario.model.num_experts, tokens * scenario.model.top_k
         windows = _windows(experts)
-        model = pricing.copies_model(scenario, "nearest")
+        model = counts.copies_model(scenario, "nearest")
         found = placed_for_time(ReplicaProblem(model, np.swapaxes(windows, 0, 1), count), windows, choices)
         loads = drawn_loads(windows, choices, FIT_BATCHES, 0)
         told = {f"fitted/{name}": np.array(value) for name, value in found.fitted.items()}
@@ -244,7 +245,7 @@ def _tuned(name: str) -> Case:
         for row, exchange in enumerate(decisions["exchange"]):
             one = jax.tree.map(lambda leaf, at=row: leaf[at : at + 1], batches)
             share = decisions["share"][None, row : row + 1]
-            figures = pricing.price_plans(inputs.model, share, inputs.exchange(str(exchange)), one)
+            figures = plans.price_plans(inputs.model, share, inputs.exchange(str(exchange)), one)
             found |= named(figures, f"{row}/")
         return found
 
