@@ -243,7 +243,7 @@ ENGINES: Registry[Any] = Registry(
     "placement file",
     "jaxmoe.placement_files",
     _attributes(
-        "placement.engine_files",
+        "placement.engine_formats",
         {
             "eplb": "EPLB_FILE",
             "sglang": "SGLANG_FILE",

@@ -17,9 +17,9 @@ from jaxmoe.config.base import ConfigError
 from jaxmoe.config.build import build_layer_model
 from jaxmoe.experiment.metrics import Metric
 from jaxmoe.hardware.kernels import AbstractGemm
-from jaxmoe.placement.engine_files import EngineFormat, FilePlacement
+from jaxmoe.placement.engine_files import read_slot_plan, write_slot_plan
+from jaxmoe.placement.engine_formats import EngineFormat, FilePlacement
 from jaxmoe.placement.named import PlacementStrategy
-from jaxmoe.placement.slot_files import read_slot_plan, write_slot_plan
 from jaxmoe.placement.slots import SlotPlan
 from jaxmoe.registry import ENGINES, KERNEL_MODELS, METRICS, OPTIMISERS, STRATEGIES, TRACES
 from jaxmoe.traces import Hints, read_any, synthetic_trace

@@ -24,7 +24,7 @@ from jaxmoe.experiment.slot_plans import (
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.placement.slot_files import ReadPlan, read_slot_plan, suffix_of_engine, write_slot_plan
+from jaxmoe.placement.engine_files import ReadPlan, read_slot_plan, suffix_of_engine, write_slot_plan
 from jaxmoe.report.mesh_loads import plot_slots
 from jaxmoe.report.style import byte_unit, time_unit
 

@@ -20,8 +20,8 @@ from jaxmoe.experiment.slot_plans import plan_report, windows_of
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.models import MoEModel
+from jaxmoe.placement.engine_files import formats, read_slot_plan, suffix_of_engine, write_slot_plan
 from jaxmoe.placement.replica_choice import choice_of
-from jaxmoe.placement.slot_files import formats, read_slot_plan, suffix_of_engine, write_slot_plan
 from jaxmoe.placement.slots import SlotPlan
 from jaxmoe.report.style import time_unit
 from jaxmoe.tune.replica_placement import ReplicaProblem

@@ -20,7 +20,7 @@ from report_folders import write_evaluated
 from jaxmoe.cli.app import app
 from jaxmoe.config import load_scenario
 from jaxmoe.placement import Placement, write_plan
-from jaxmoe.placement.slot_files import write_slot_plan
+from jaxmoe.placement.engine_files import write_slot_plan
 from jaxmoe.placement.slots import SlotPlan
 from jaxmoe.traces import GatingTrace, write_trace
 from jaxmoe.traces.synthetic import synthetic_trace

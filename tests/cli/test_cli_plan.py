@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from jaxmoe.placement.slot_files import write_slot_plan
+from jaxmoe.placement.engine_files import write_slot_plan
 from jaxmoe.placement.slots import SlotPlan
 from jaxmoe.traces import write_trace
 from jaxmoe.traces.synthetic import synthetic_trace

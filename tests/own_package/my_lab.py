@@ -12,7 +12,7 @@ import jaxmoe as jm
 from jaxmoe.des.exchanges import phases
 from jaxmoe.experiment.metrics import Metric
 from jaxmoe.network import Flows
-from jaxmoe.placement.engine_files import EngineFormat, FilePlacement
+from jaxmoe.placement.engine_formats import EngineFormat, FilePlacement
 from jaxmoe.settings import setting
 
 

@@ -10,8 +10,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxmoe.placement.engine_files import formats, read_slot_plan, suffix_of_engine, write_slot_plan
 from jaxmoe.placement.placement import Placement, PlanError, write_plan
-from jaxmoe.placement.slot_files import formats, read_slot_plan, suffix_of_engine, write_slot_plan
 from jaxmoe.placement.slots import SlotPlan, moved
 from jaxmoe.traces.formats.source import Hints
 
