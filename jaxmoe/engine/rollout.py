@@ -100,8 +100,10 @@ def rollout(
     """
     with jax.enable_x64(True) if method.precision == "float64" else contextlib.nullcontext():
         method, steps = method.prepare(layer, steps)
-        run = _side_by_side if method.memoryless else _scan
-        return run(method, _Pricing(layer, exchanges, reduction, support), steps, keep)
+        given = (method, _Pricing(layer, exchanges, reduction, support), steps, keep)
+        # Options are of a whole compilation. Inside of another one's function, whatever is made is traced.
+        inside = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((given, jnp.zeros(()))))
+        return (_rolled_inside if inside else _rolled_alone)(*given)
 
 
 class _Pricing(eqx.Module):
@@ -138,7 +140,6 @@ class _Pricing(eqx.Module):
 SIDE_BY_SIDE = 256  # layers of steps that do not depend on each other, timed at once
 
 
-@eqx.filter_jit(compiler_options=UNFUSED)  # type: ignore[call-overload]  # an option of JAX
 def _side_by_side(method: AbstractMethod, price: _Pricing, steps: Steps, keep: Keep) -> Rollout:
     """In chunks of steps, equal ones, so that a step is compiled once."""
     machine, nothing = price.layer.machine, cast(LayerTime, None)
@@ -158,7 +159,6 @@ def _side_by_side(method: AbstractMethod, price: _Pricing, steps: Steps, keep: K
     return Rollout(state, *jax.tree.map(lambda leaf: leaf.reshape(len(chosen.ravel()), *leaf.shape[2:])[:count], kept))
 
 
-@eqx.filter_jit
 def _scan(method: AbstractMethod, price: _Pricing, steps: Steps, keep: Keep) -> Rollout:
     in_turn = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), steps)
     first = jax.tree.map(lambda leaf: leaf[0], in_turn)
@@ -178,3 +178,11 @@ def _scan(method: AbstractMethod, price: _Pricing, steps: Steps, keep: Keep) -> 
     before = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     (state, _), kept = jax.lax.scan(step, (start, before), in_turn)
     return Rollout(state, *kept)
+
+
+def _rolled(method: AbstractMethod, price: _Pricing, steps: Steps, keep: Keep) -> Rollout:
+    return (_side_by_side if method.memoryless else _scan)(method, price, steps, keep)
+
+
+_rolled_alone = eqx.filter_jit(_rolled, compiler_options=UNFUSED)  # type: ignore[call-overload]  # an option of JAX
+_rolled_inside = eqx.filter_jit(_rolled)

@@ -220,6 +220,28 @@ def test_vmap_over_machines_equals_one_by_one():
         np.testing.assert_allclose(together[row], totals(model), rtol=1e-6)
 
 
+def test_a_rollout_may_be_part_of_another_function():
+    model, share, steps = random_rollout(8)
+
+    class Memoryless(StaticPlan):
+        memoryless = True
+
+        def step(self, machine, state, tokens, last):
+            return state, Decisions(self.share)
+
+    for kind in (StaticPlan, Memoryless):
+
+        def mean(share, kind=kind):
+            return rollout(kind(share), model, steps).time.total.mean()
+
+        alone = pytest.approx(float(mean(share)), rel=1e-6)
+        value, slope = jax.value_and_grad(mean)(share)
+        assert value == alone
+        assert np.isfinite(np.asarray(slope)).all()
+        assert jax.jit(mean)(share) == alone
+        assert jax.jit(lambda one, mean=mean: one * mean(share))(1.0) == alone  # of constants alone
+
+
 def test_other_numbers_do_not_compile_anew():
     compiled = []
 
