@@ -59,17 +59,18 @@ class AbstractMethod(eqx.Module):
 class StaticPlan(AbstractMethod):
     """A placement that never changes: `share` is the part of every expert on every node.
 
-    `source` is the node where each token lives, in place of the batch's own.
+    `source` is the node where each token lives, in place of the batch's own. With `serving`, `share` is of copies.
     """
 
     share: Float[Array, "layer expert node"]
     source: Any = None  # int [layer, token]
+    serving: Any = None  # of copies, leaves [layer, ...]
 
     def init(self, machine: Machine) -> State:
         return ()
 
     def step(self, machine: Machine, state: State, tokens: Batch, last: LayerTime) -> tuple[State, Decisions]:
-        return state, Decisions(self.share, source=self.source)
+        return state, Decisions(self.share, source=self.source, serving=self.serving)
 
 
 class LayerExchanges(eqx.Module):
