@@ -156,7 +156,7 @@ def _checked_plan(path: Path, inputs: Inputs) -> Placement:
             inputs.exchange(name)
     except (PlanError, ExchangeError) as error:
         raise PlanError(f"{path}: {error}") from None
-    return replace(plan, share=plan.share[rows], layer_ids=inputs.layer_ids, exchange=names)
+    return chosen.of_layers(rows)
 
 
 def _with_exchange(plan: Placement, default: str) -> Placement:

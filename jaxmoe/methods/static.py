@@ -9,8 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxmoe.des import LayerDescription, layer_seconds, movement_seconds
-from jaxmoe.engine import AbstractMethod, Decisions, LayerExchanges, LayerTime, Movement, StaticPlan, rollout
+from jaxmoe.des import LayerDescription, layer_seconds, movement_seconds, served_batch
+from jaxmoe.engine import (
+    AbstractMethod,
+    Decisions,
+    LayerExchanges,
+    LayerTime,
+    Movement,
+    StaticPlan,
+    rollout,
+    serving_of,
+)
 from jaxmoe.engine.rollout import everything
 from jaxmoe.engine.times import HIDDEN, MOVEMENTS, STAGES
 from jaxmoe.methods.settings.base import StaticSettings
@@ -77,7 +86,9 @@ def replayed_stages(layer: LayerDescription, decided: Decisions, batch: Batch) -
     Run-time decisions are of whole batches, so micro-batches are left out.
     """
     served = None if decided.served is None else np.asarray(decided.served)
-    batch = jax.tree.map(np.asarray, decided.tokens(batch))
+    batch = jax.tree.map(np.asarray, decided.choices(batch))
+    if decided.serving is not None:  # by its rule, which the simulator carries out in its own way
+        batch = served_batch(decided.serving.described(np.asarray(decided.share)), 0, batch)
     return layer_seconds(replace(layer, micro_batches=1), np.asarray(decided.share), batch, served)
 
 
@@ -125,9 +136,10 @@ class PlannedRun(MethodRun):
 
     def decided(self, rolled: RolloutResult, step: int, row: int) -> Decisions:
         sent, served = jax.tree.map(lambda leaf: jnp.asarray(leaf[step, row]), rolled.kept)
-        share = jnp.asarray(self.setting.share[row])
+        share, copies = jnp.asarray(self.setting.share[row]), self.setting.copies
+        serving = None if copies is None else jax.tree.map(lambda leaf: leaf[0], serving_of(copies.rows([row])))
         movement = Movement(jnp.broadcast_to(sent[:, None], share.shape).astype(share.dtype))
-        return Decisions(share, served=served, movements=(movement,))
+        return Decisions(share, served=served, movements=(movement,), serving=serving)
 
     def token_paths(self, tokens: int) -> TokenPaths | None:
         if not all(self.setting.build_exchange(name).returns_home for name in self.setting.exchange):
@@ -166,4 +178,5 @@ class Static(StaticSettings, AbstractSystem):
     """Makes no decisions at run time: the baseline of other systems."""
 
     def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
-        return {"static": PlannedRun(setting, StaticPlan(jnp.asarray(setting.share, jnp.float32)))}
+        serving = None if setting.copies is None else serving_of(setting.copies)
+        return {"static": PlannedRun(setting, StaticPlan(jnp.asarray(setting.share, jnp.float32), serving=serving))}
