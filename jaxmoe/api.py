@@ -30,6 +30,7 @@ from jaxmoe.hardware.topology import filled
 from jaxmoe.methods.static import replayed_movements, replayed_stages
 from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange, AbstractTimeModel, Congestion, build_exchange
+from jaxmoe.placement.copies import Copies
 from jaxmoe.placement.named import StrategySettings, strategy_named
 from jaxmoe.relax import SmoothMax, SoftSupport
 from jaxmoe.traces import Batch, GatingTrace, load_counts
@@ -123,9 +124,17 @@ def layer(
 def place(
     strategy: str, trace: GatingTrace, topology: AbstractTopology, *, seed: int = 0, regions: int = 2
 ) -> Float[Array, "layer expert node"]:
-    """Shares by the name of a placement strategy, from how often experts are chosen in a trace."""
+    """Shares by the name of a placement strategy, from how often experts are chosen in a trace.
+
+    Raises `ArgumentError` for a strategy with copies of experts, which has more than shares.
+    """
     counts = load_counts(trace).counts[0]
     share = strategy_named(strategy).share(counts, topology, StrategySettings(seed, regions))
+    if isinstance(share, Copies):
+        raise ArgumentError(
+            f"strategy is {strategy!r}, which has copies of experts, and so no shares of experts; make the copies with "
+            "jaxmoe.placement.regions.region_copies, and time them with jaxmoe.engine.evaluate"
+        )
     return jnp.asarray(share, jnp.float32)
 
 

@@ -1,8 +1,12 @@
-"""Errors of bad input, and of rules between several settings."""
+"""Errors of bad input and of placements, and of rules between several settings."""
 
 
 class InputError(ValueError):
     """Something that was given is wrong. The message names it, its value and the remedy."""
+
+
+class PlanError(InputError):
+    """A placement that cannot be used, with the reason and the remedy."""
 
 
 class RuleError(ValueError):

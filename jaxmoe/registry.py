@@ -253,6 +253,7 @@ ENGINES: Registry[Any] = Registry(
         },
     ),
 )
+_CUT = "[1-9][0-9]*(?:x[1-9][0-9]*)?"
 STRATEGIES: Registry[Any] = Registry(
     "placement strategy",
     "jaxmoe.strategies",
@@ -268,6 +269,7 @@ STRATEGIES: Registry[Any] = Registry(
             "hybrid_ring": "HYBRID_RING",
             "hybrid_complete": "HYBRID_COMPLETE",
             "ep_runs": "EP_RUNS",
+            f"regions_{{1x2:{_CUT}}}_{{tp:tp|ep|hybrid_{_CUT}}}": "REGIONS",
         },
     ),
 )

@@ -13,7 +13,7 @@ from jaxmoe.config import HardwareConfig, unstated_energy
 from jaxmoe.experiment.comparison import Comparison
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.limits import LayerLimit, layer_limits, usual_limit
-from jaxmoe.experiment.strategies import GATHERED, TUNED
+from jaxmoe.experiment.strategies import GATHERED, TUNED, Strategy, weights_on_nodes
 from jaxmoe.experiment.validation import Figures, agreement
 from jaxmoe.hardware.networks import mesh_link_order
 from jaxmoe.placement.named import compared_strategies
@@ -29,6 +29,7 @@ from jaxmoe.report import (
 from jaxmoe.report.html import MachineLoads, write_loads
 from jaxmoe.report.style import energy_unit, time_unit
 from jaxmoe.tune import History, TuneResult
+from jaxmoe.units import GIGA
 
 # Tables for people, on standard output.
 
@@ -63,6 +64,22 @@ def print_comparison(inputs: Inputs, comparison: Comparison, title: str) -> None
     print_table(table)
     if any(each.comparable for each in comparison.strategies.values()):
         Console(width=WIDTH, highlight=False).print(escape(_fastest(inputs, comparison, limits)), soft_wrap=True)
+    print_memory(inputs, [*comparison.strategies.values()])
+
+
+def print_memory(inputs: Inputs, strategies: Sequence[Strategy]) -> None:
+    """Weights on a node and what they leave, where a strategy has copies: these buy time with bytes."""
+    if not any(strategy.placement.copies for strategy in strategies):
+        return
+    table = Table(title=escape(f"memory of a node for experts, {len(inputs.layer_ids)} layers [GB]"))
+    table.add_column("strategy", no_wrap=True)
+    for column in ("weights, mean", "fullest node", "least left for KV"):
+        table.add_column(column, justify="right")
+    for strategy in strategies:
+        memory = weights_on_nodes(inputs, strategy.placement)
+        left = "not stated" if memory.left is None else f"{memory.left / GIGA:.4g}"
+        table.add_row(escape(strategy.name), f"{memory.mean / GIGA:.4g}", f"{memory.most / GIGA:.4g}", left)
+    print_table(table)
 
 
 def _limits(inputs: Inputs, comparison: Comparison) -> dict[str, LayerLimit]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
+from jaxmoe.cli.comparison_output import new_table, print_memory, print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.timeline import ShownLayer, check_target, write_layer, write_layers
 from jaxmoe.experiment.inputs import Inputs, OptionError, read_inputs
@@ -58,6 +58,7 @@ def run(
         summary = provenance("simulate", inputs) | simulation_report(simulation)
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
         _print(inputs, simulation)
+        print_memory(inputs, [simulation.strategy])
         print_warnings(_warnings(inputs, simulation))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxmoe.des import Fabric, RecordedLayer, record_layer, timeline_events
+from jaxmoe.des import Fabric, RecordedLayer, record_layer, served_batch, timeline_events
 from jaxmoe.des.timeline import Slices, run_slices, server_rows
 from jaxmoe.experiment.evaluation import describe
 from jaxmoe.experiment.inputs import Inputs, OptionError
@@ -78,8 +78,10 @@ def write_timeline(path: Path, inputs: Inputs, trial: Trial, row: int | None) ->
 
 def write_layer(path: Path, inputs: Inputs, shown: ShownLayer) -> None:
     """Record a layer; write its timeline and draw it."""
-    layer = describe(inputs, shown.placement.mode, shown.placement.exchange[shown.row])
-    recorded = record_layer(layer, shown.placement.share[shown.row], shown.batch, shown.served)
+    placement, row = shown.placement, shown.row
+    layer = describe(inputs, placement.computed_mode, placement.exchange[row])
+    batch = shown.batch if placement.copies is None else served_batch(placement.copies, row, shown.batch)
+    recorded = record_layer(layer, placement.computed[row], batch, shown.served)
     run = f"{shown.name}, layer {inputs.layer_ids[shown.row]}, {len(shown.batch.experts)} tokens"
     write_recorded(path, inputs, recorded, layer.fabric, run, _facts(inputs, shown, recorded))
 

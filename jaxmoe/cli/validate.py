@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from jaxmoe.cli.comparison_output import draw_scatter, exchange_names, print_table, print_warnings
+from jaxmoe.cli.comparison_output import draw_scatter, exchange_names, print_memory, print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.timeline import check_target, chosen_layer, write_timeline
 from jaxmoe.experiment.evaluation import unwitnessed
@@ -51,6 +51,7 @@ def run(
         summary = provenance("validate", inputs) | validation_report(inputs.layer_ids, trials)
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
         _print(trials)
+        print_memory(inputs, strategies)
         print_warnings(unwitnessed(inputs.model))
 
 

@@ -11,6 +11,7 @@ from jaxmoe.config.systems import SystemConfig
 from jaxmoe.errors import RuleError
 from jaxmoe.methods.settings import METHODS, PARTS, STATEMENTS, SystemSettings, described
 from jaxmoe.methods.settings.base import HOMES, WHOLE
+from jaxmoe.registry import STRATEGIES
 from jaxmoe.settings import Setting
 
 
@@ -72,7 +73,8 @@ def _part(name: str, stated: type[SystemSettings], settings: dict[str, Setting])
 COMPOSITION = {name: composition(name) for name in STATEMENTS}  # of the systems of this package
 
 WHOLE_EXPERTS = ("ep", "ep_balanced", "ep_random", "ep_runs")  # strategies that leave experts whole
-DIVIDING = ("tp", "tp_both_ways", "hybrid", "hybrid_ring", "hybrid_complete")
+REGIONS = next(name for name in STRATEGIES.builtin if name.startswith("regions_"))
+DIVIDING = ("tp", "tp_both_ways", "hybrid", "hybrid_ring", "hybrid_complete", REGIONS)
 
 
 def part_of(key: str) -> str:

@@ -12,6 +12,7 @@ from jaxmoe.config.systems import SystemConfig
 from jaxmoe.config.tuning import TuningConfig
 from jaxmoe.errors import RuleError
 from jaxmoe.hardware.cuts import square_cut
+from jaxmoe.registry import STRATEGIES
 
 LOGITS = "the scale of the logits that tokens get, 1 for the log-odds they were drawn with, or null for none"
 
@@ -239,8 +240,9 @@ class Scenario(Section):
     def _parts_go_together(self) -> "Scenario":
         check_network(self.system, self.hardware)
         plan = self.system.plan
+        parts = plan in DIVIDING or (plan.startswith("regions_") and plan in STRATEGIES)
         whole = plan.startswith("hybrid") and self.strategies.hybrid_regions == self.hardware.num_nodes
-        check_together(self.system, self.schedule, _micro_batches(self.schedule), plan in DIVIDING and not whole)
+        check_together(self.system, self.schedule, _micro_batches(self.schedule), parts and not whole)
         return self
 
     @model_validator(mode="after")

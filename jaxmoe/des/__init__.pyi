@@ -1,3 +1,4 @@
+from .copies import served_batch as served_batch
 from .description import LayerDescription as LayerDescription
 from .description import Memory as Memory
 from .event_loop import ServiceRecord as ServiceRecord

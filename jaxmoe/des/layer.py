@@ -13,12 +13,14 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from jaxmoe.des.copies import served_batch
 from jaxmoe.des.description import LayerDescription, node_bytes, node_flops, node_seconds, plan_tokens
 from jaxmoe.des.event_loop import SimulatedRun, run_on
 from jaxmoe.des.exchanges import deciding_transfers, stage_transfers
 from jaxmoe.des.fabric import Rows, one_each
 from jaxmoe.des.tasks import GraphBuilder, Transfers, add_transfers, no_rows
 from jaxmoe.des.trees import TokenTrees, tree_transfers
+from jaxmoe.placement.copies import Copies
 from jaxmoe.threads import side_by_side
 from jaxmoe.traces import Batch
 
@@ -120,10 +122,12 @@ def replay_plan(
     batches: Batch,
     progress: Callable[[int, int], None] | None = None,
     served: Int[np.ndarray, "layer batch token top_k"] | None = None,
+    copies: Copies | None = None,
 ) -> list[list[LayerReplay]]:
     """Replay every batch (leaves [layer, batch, token, ...]) of every layer: results [layer][batch].
 
-    `served` is as in `replay_layer`. `progress` is called after each replay with the number done and the number in all.
+    `served` is as in `replay_layer`. With `copies`, whose shares these are, each choice is served by one of them.
+    `progress` is called after each replay with the number done and the number in all.
     """
     leaves = jax.tree.map(np.asarray, batches)
     layers, count = leaves.experts.shape[:2]
@@ -132,6 +136,7 @@ def replay_plan(
     replays: list[list[LayerReplay]] = [[] for _ in range(layers)]
     for done, (row, column) in enumerate(np.ndindex(layers, count), start=1):
         batch = jax.tree.map(lambda leaf, at=(row, column): leaf[at], leaves)
+        batch = batch if copies is None else served_batch(copies, row, batch)
         decided = None if served is None else served[row, column]
         replays[row].append(replay_layer(layer, shares[row], batch, decided))
         if progress is not None:

@@ -50,6 +50,8 @@ from .schedule import Pipelined as Pipelined
 from .schedule import ScheduleError as ScheduleError
 from .schedule import Serial as Serial
 from .schedule import schedule_of as schedule_of
+from .serving import AbstractServing as AbstractServing
+from .serving import serving_of as serving_of
 from .slices import SliceCosts as SliceCosts
 from .stage import Priced as Priced
 from .stage import Stage as Stage

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.engine.demand import Loads, Traffic
 from jaxmoe.engine.gating import GateBias
 from jaxmoe.engine.lowering import lower_tokens
+from jaxmoe.engine.serving import AbstractServing
 from jaxmoe.engine.stage import Charge, Stage, Stages, chained
 from jaxmoe.network import (
     AbstractExchange,
@@ -117,7 +118,8 @@ class Decisions(AbstractDecisions):
     `share` says which node computes which part of every expert. `resident` says which node stores it, where that is
     another: the rest has to be moved. `served` names the node that computes a choice whole, -1 as the expert is shared.
     Without an `exchange` the model's own is used. `experts` are the choices of a gate that changes them, and `source`
-    the nodes where tokens live, in place of the batch's own. A `gate` chooses anew from the logits of the batch.
+    the nodes where tokens live, in place of the batch's own. A `gate` chooses anew from the logits of the batch. With
+    a rule of `serving`, `share` is of copies of experts, and each choice is served by the copy that the rule names.
     `movements` are weights that travel. `facts` are figures of the method's own, by name.
     """
 
@@ -130,8 +132,14 @@ class Decisions(AbstractDecisions):
     source: Int[Array, "*lead token"] | None = None
     gate: GateBias | None = None
     facts: Mapping[str, Any] = eqx.field(default_factory=dict)
+    serving: AbstractServing | None = None
 
     def tokens(self, batch: Batch) -> Batch:
+        batch = self.choices(batch)
+        return batch if self.serving is None else self.serving(self.share, batch)
+
+    def choices(self, batch: Batch) -> Batch:
+        """The batch with what was decided for its tokens, choices naming experts."""
         decided = {"experts": self.experts, "source": self.source}
         given = {name: value for name, value in decided.items() if value is not None}
         batch = replace(batch, **given) if given else batch
@@ -143,6 +151,8 @@ class Decisions(AbstractDecisions):
         return self.share if self.resident is None else self.resident
 
     def check(self, layer: "Layer") -> None:
+        if self.serving is not None and (layer.mode == "replicated" or self.served is not None):
+            raise ValueError("copies are sharded, and their rule says which serves; give a sharded layer, no `served`")
         if self.served is None:
             return
         if layer.schedule.micro_batches > 1:

@@ -19,6 +19,7 @@ from jaxmoe.engine.decisions import AbstractDecisions, Decisions
 from jaxmoe.engine.lowering import LayerCosts
 from jaxmoe.engine.price import price_parts
 from jaxmoe.engine.schedule import AbstractSchedule, Serial
+from jaxmoe.engine.serving import AbstractServing
 from jaxmoe.engine.times import LayerTime
 from jaxmoe.hardware import Machine
 from jaxmoe.network import (
@@ -155,24 +156,29 @@ def evaluate(
     served: Int[Array, "layer batch token top_k"] | None = None,
     reduction: AbstractReduction | None = None,
     support: AbstractSupport | None = None,
+    serving: AbstractServing | None = None,
 ) -> LayerTime:
     """Times of a placement, on drawn batches, leaves [layer, batch, ...], or merged ones.
 
     Exact unless a `reduction` and a `support` are given.
 
     Stages and totals are [layer, batch], busy times [layer, resource], means over batches. `served` is as in
-    `Decisions`, for drawn batches.
+    `Decisions`, for drawn batches. With `serving`, leaves [layer, ...], the share is of copies.
     """
+    if serving is not None and batches.experts.ndim == batches.weight.ndim:
+        raise ValueError("which copy serves a choice depends on more than its expert; give batches that are not merged")
 
-    def layer(share: Float[Array, "expert node"], batches: Batch, served: Array | None) -> LayerTime:
+    def layer(
+        share: Float[Array, "expert node"], batches: Batch, served: Array | None, serving: AbstractServing | None
+    ) -> LayerTime:
         def one(batch: Batch, served: Array | None) -> LayerTime:
-            return model.time(Decisions(share, exchange, served), batch, reduction, support)
+            return model.time(Decisions(share, exchange, served, serving=serving), batch, reduction, support)
 
         if served is None:
             return over_batches(lambda batch: one(batch, None), batches, share.shape[1]).mean_busy()
         return jax.vmap(one)(batches, served).mean_busy()
 
-    return jax.lax.map(lambda given: layer(*given), (share, batches, served))
+    return jax.lax.map(lambda given: layer(*given), (share, batches, served, serving))
 
 
 def is_tensor_parallel(share: np.ndarray) -> bool:

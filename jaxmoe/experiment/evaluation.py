@@ -13,7 +13,17 @@ from jaxtyping import Array, Float
 from jaxmoe.compiling import SHORT, SOONER
 from jaxmoe.des import Fabric, LayerDescription, LayerReplay, Memory, replay_plan
 from jaxmoe.des.exchanges import SIMULATED
-from jaxmoe.engine import Layer, LayerCosts, LayerTime, Overlap, Serial, evaluate, measured_time
+from jaxmoe.engine import (
+    AbstractServing,
+    Layer,
+    LayerCosts,
+    LayerTime,
+    Overlap,
+    Serial,
+    evaluate,
+    measured_time,
+    serving_of,
+)
 from jaxmoe.engine.times import STAGES
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import Strategy
@@ -58,9 +68,13 @@ def _own_times(gemm: AbstractGemm, flops: Float[np.ndarray, " node"], costs: Lay
 
 @eqx.filter_jit(compiler_options=SOONER)  # type: ignore[call-overload]  # an option of JAX
 def _evaluate_soon(
-    model: Layer, share: Float[Array, "layer expert node"], batches: Batch, exchange: AbstractExchange
+    model: Layer,
+    share: Float[Array, "layer expert node"],
+    batches: Batch,
+    exchange: AbstractExchange,
+    serving: AbstractServing | None,
 ) -> LayerTime:
-    return evaluate(model, share, batches, exchange)
+    return evaluate(model, share, batches, exchange, serving=serving)
 
 
 def score(
@@ -72,17 +86,19 @@ def score(
     simulator replays.
     """
     placement = strategy.placement
-    model = replace(inputs.model, mode=placement.mode)
+    model = replace(inputs.model, mode=placement.computed_mode)
     if as_simulated and not is_simulated(inputs):
         model = replace(model, schedule=Serial())
     names = placement.exchange if exchange is None else (exchange,) * len(placement.share)
     parts, order = [], []
     for name in dict.fromkeys(names):
         rows = np.flatnonzero([name == other for other in names])
-        share, drawn = jnp.asarray(placement.share[rows]), jax.tree.map(lambda leaf, at=rows: leaf[at], batches)
-        merged = model.merged(drawn, inputs.moe.num_experts, inputs.exchange(name))
-        short = merged.weight.size * share.shape[2] <= SHORT
-        parts.append((_evaluate_soon if short else evaluate)(model, share, merged, inputs.exchange(name)).as_numpy())
+        share, drawn = jnp.asarray(placement.computed[rows]), jax.tree.map(lambda leaf, at=rows: leaf[at], batches)
+        serving = None if placement.copies is None else serving_of(placement.copies.rows(rows))
+        if serving is None:
+            drawn = model.merged(drawn, inputs.moe.num_experts, inputs.exchange(name))
+        timed = _evaluate_soon if drawn.weight.size * share.shape[2] <= SHORT else evaluate
+        parts.append(timed(model, share, drawn, inputs.exchange(name), serving=serving).as_numpy())
         order.append(rows)
     back = np.argsort(np.concatenate(order))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *parts)
@@ -107,11 +123,13 @@ class Replay:
 def replay(inputs: Inputs, strategy: Strategy, batches: Batch, report: Callable[[int, int], None]) -> Replay:
     """Replay every batch of every layer; `report` is called with the layers done and those in all."""
     placement, leaves = strategy.placement, jax.tree.map(np.asarray, batches)
-    layers = {name: describe(inputs, placement.mode, name) for name in dict.fromkeys(placement.exchange)}
+    layers = {name: describe(inputs, placement.computed_mode, name) for name in dict.fromkeys(placement.exchange)}
 
     def replayed(row: int) -> list[LayerReplay]:
         batch = jax.tree.map(lambda leaf: leaf[row : row + 1], leaves)
-        return replay_plan(layers[placement.exchange[row]], placement.share[row : row + 1], batch)[0]
+        copies = None if placement.copies is None else placement.copies.rows([row])
+        shares = placement.computed[row : row + 1]
+        return replay_plan(layers[placement.exchange[row]], shares, batch, copies=copies)[0]
 
     rows = []
     for seen in side_by_side(replayed, range(len(placement.exchange))):  # the event loop leaves Python's lock

@@ -14,7 +14,7 @@ from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
 from jaxmoe.experiment.stage_timer import Report, StageTimer
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.experiment.validation import Figures, agreement
-from jaxmoe.methods import AbstractRun, DeploymentSetting, RolloutResult, system_of
+from jaxmoe.methods import AbstractRun, DeploymentSetting, RolloutResult, UnsuitableSystemError, system_of
 from jaxmoe.traces import Batch, GatingTrace, request_batches, sample_batches, successive_batches
 
 
@@ -129,10 +129,10 @@ def setting_of(inputs: Inputs, strategy: Strategy, history: GatingTrace) -> Depl
     """The setting that a system is built for: placement, layer model, data widths, batch size, trace, history."""
     placement, scenario = strategy.placement, inputs.scenario
     return DeploymentSetting(
-        share=placement.share,
-        mode=placement.mode,
+        share=placement.computed,
+        mode=placement.computed_mode,
         exchange=tuple(placement.exchange),
-        model=replace(inputs.model, mode=placement.mode),
+        model=replace(inputs.model, mode=placement.computed_mode),
         moe=inputs.moe,
         weight_bytes_per_element=scenario.costs.weight_bytes_per_element,
         bytes_per_element=scenario.costs.bytes_per_element,
@@ -143,6 +143,7 @@ def setting_of(inputs: Inputs, strategy: Strategy, history: GatingTrace) -> Depl
         describe=lambda mode, exchange: describe(inputs, mode, exchange),
         wafer_shape=scenario.hardware.wafer_shape if isinstance(scenario.hardware, WafersConfig) else None,
         clusters=scenario.hardware.switched,
+        copies=placement.copies,
         trace=inputs.trace,
     )
 
@@ -153,6 +154,11 @@ def simulate(
     """Run the scenario's system and its baselines. Raises `UnsuitableSystemError`."""
     section = inputs.scenario.system
     system = system_of(section.name, **section.model_dump(exclude={"name", "plan"}))
+    if strategy.placement.copies is not None and not system.serves_copies:
+        raise UnsuitableSystemError(
+            f"plan {strategy.name} has copies of experts, which the system {section.name}, or a gate before it, does "
+            "not serve; use the system static without a gate, or a plan of one copy of each expert"
+        )
     replayed = tuple(dict.fromkeys(np.linspace(0, iterations.count - 1, replays).round().astype(int).tolist()))
     runs: dict[str, SystemRun] = {}
     with clock.stage("rollout"):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Array
@@ -15,6 +16,7 @@ from jaxmoe.placement import (
     check_fits,
     read_plan,
 )
+from jaxmoe.placement.copies import Copies
 from jaxmoe.placement.exchange import ExchangeError
 from jaxmoe.placement.named import StrategySettings, compared_strategies, strategy_named
 from jaxmoe.placement.placement import Mode
@@ -53,10 +55,10 @@ def named_strategies(inputs: Inputs, names: Iterable[str]) -> Iterator[Strategy]
     shape = (len(inputs.layer_ids), inputs.moe.num_experts, inputs.num_nodes)
     for name in names:
         of = strategy_named(name)
-        share = np.asarray(of.share(counts, topology, settings))
-        if share.shape != shape:
+        share = of.share(counts, topology, settings)
+        if not isinstance(share, Copies) and np.shape(share) != shape:
             raise PlanError(
-                f"strategy {name} has shares of shape {share.shape}, expected [layer, expert, node], {shape}"
+                f"strategy {name} has shares of shape {np.shape(share)}, expected [layer, expert, node], {shape}"
             )
         made = strategy(inputs, name, share, of.exchange_on(topology, settings), of.mode)
         yield made if not made.fits or not of.note else replace(made, note=of.note)
@@ -70,17 +72,20 @@ def strategy_settings(inputs: Inputs) -> StrategySettings:
 def strategy(
     inputs: Inputs,
     name: str,
-    share: np.ndarray,
+    share: np.ndarray | Copies,
     exchange: str | Sequence[str] | None = None,
     mode: Mode = "sharded",
 ) -> Strategy:
-    """Name shares of this run's layers, and say whether they fit.
+    """Name shares of this run's layers, or copies, and say whether they fit.
 
     `exchange` is of all layers or of each, by default the scenario's.
     """
     chosen = inputs.scenario.costs.exchange if exchange is None else exchange
-    names = (chosen,) * len(share) if isinstance(chosen, str) else tuple(chosen)
-    placement = Placement(share.astype(np.float32), inputs.shape, mode, inputs.layer_ids, exchange=names)
+    names = (chosen,) * len(inputs.layer_ids) if isinstance(chosen, str) else tuple(chosen)
+    if isinstance(share, Copies):
+        placement = Placement.of_copies(share, inputs.shape, inputs.layer_ids, exchange=names)
+    else:
+        placement = Placement(np.asarray(share, np.float32), inputs.shape, mode, inputs.layer_ids, exchange=names)
     capacity = inputs.capacity(len(inputs.layer_ids))
     try:
         if capacity is not None:
@@ -92,6 +97,21 @@ def strategy(
         note = inputs.exchange(partial[0]).note or f"the exchange {partial[0]} leaves traffic out"
         return Strategy(name, placement, comparable=False, note=note)
     return Strategy(name, placement)
+
+
+class NodeMemory(NamedTuple):
+    """Bytes of expert weights on nodes, of all layers of a run: the mean and the most; and the least left for KV."""
+
+    mean: float
+    most: float
+    left: float | None  # where a capacity is known
+
+
+def weights_on_nodes(inputs: Inputs, placement: Placement) -> NodeMemory:
+    """What the weights of a placement, copies included, take of the memory of nodes."""
+    held, capacity = placement.memory(float(inputs.model.costs.expert_bytes)), inputs.capacity(len(inputs.layer_ids))
+    left = None if capacity is None else float((capacity - held).min())
+    return NodeMemory(float(held.mean()), float(held.max()), left)
 
 
 def decides_fit(model: Layer) -> tuple[Array, ...]:
@@ -123,7 +143,7 @@ def given_plans(
         if name in {*taken, *(plan.name for plan in plans)}:
             raise OptionError(f"--plan {text}: the name {name!r} is taken; give another one as --plan NAME={path}")
         if not path.exists():
-            raise PlanError(f"{path}: no such plan file; strategies that need no file: {', '.join(STRATEGIES)}")
+            raise PlanError(f"{path}: no such plan file; strategies that need no file: {STRATEGIES.shown()}")
         plans.append(Strategy(name, _checked_plan(path, inputs)))
     return plans
 
@@ -156,7 +176,7 @@ def _checked_plan(path: Path, inputs: Inputs) -> Placement:
             inputs.exchange(name)
     except (PlanError, ExchangeError) as error:
         raise PlanError(f"{path}: {error}") from None
-    return replace(plan, share=plan.share[rows], layer_ids=inputs.layer_ids, exchange=names)
+    return chosen.of_layers(rows)
 
 
 def _with_exchange(plan: Placement, default: str) -> Placement:

@@ -13,7 +13,7 @@ from jaxmoe.config import build_even_parts, resolved, unstated_energy
 from jaxmoe.experiment.comparison import Comparison
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
 from jaxmoe.experiment.limits import layer_limits
-from jaxmoe.experiment.strategies import TUNED
+from jaxmoe.experiment.strategies import TUNED, Strategy, weights_on_nodes
 from jaxmoe.experiment.validation import agreement
 from jaxmoe.models import ModelError
 from jaxmoe.tune import History, TuneResult
@@ -113,6 +113,7 @@ def _strategy(inputs: Inputs, comparison: Comparison, name: str) -> dict[str, An
         "comparable": strategy.comparable,
         "note": strategy.note,
         "mode": strategy.placement.mode,
+        "memory": memory_report(inputs, strategy),
         "mean": {key: float(values.mean()) for key, values in seconds.items()},
         "under": {exchange: float(mean.mean()) for exchange, mean in comparison.under[name].items()},
         "energy": _energy(inputs, comparison, name),
@@ -123,6 +124,12 @@ def _strategy(inputs: Inputs, comparison: Comparison, name: str) -> dict[str, An
             for row, layer in enumerate(inputs.layer_ids)
         ],
     }
+
+
+def memory_report(inputs: Inputs, strategy: Strategy) -> dict[str, float | None]:
+    """Bytes of expert weights on a node, of the layers of the run, and the least that is left for KV."""
+    memory = weights_on_nodes(inputs, strategy.placement)
+    return {"weights_mean_B": memory.mean, "weights_most_B": memory.most, "left_B": memory.left}
 
 
 def _seconds(comparison: Comparison, name: str) -> dict[str, np.ndarray]:

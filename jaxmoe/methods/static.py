@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxmoe.des import LayerDescription, layer_seconds, movement_seconds
-from jaxmoe.engine import AbstractMethod, Decisions, LayerExchanges, LayerTime, Movement, rollout
+from jaxmoe.des import LayerDescription, layer_seconds, movement_seconds, served_batch
+from jaxmoe.engine import AbstractMethod, Decisions, LayerExchanges, LayerTime, Movement, rollout, serving_of
 from jaxmoe.engine.rollout import State, everything
 from jaxmoe.engine.times import HIDDEN, MOVEMENTS, STAGES
 from jaxmoe.hardware import Machine
@@ -29,17 +29,18 @@ from jaxmoe.traces import Batch
 class StaticPlan(AbstractMethod):
     """A placement that never changes: `share` is the part of every expert on every node.
 
-    `source` is the node where each token lives, in place of the batch's own.
+    `source` is the node where each token lives, in place of the batch's own. With `serving`, `share` is of copies.
     """
 
     share: Float[Array, "layer expert node"]
     source: Any = None  # int [layer, token]
+    serving: Any = None  # of copies, leaves [layer, ...]
 
     def init(self, machine: Machine) -> State:
         return ()
 
     def step(self, machine: Machine, state: State, tokens: Batch, last: LayerTime) -> tuple[State, Decisions]:
-        return state, Decisions(self.share, source=self.source)
+        return state, Decisions(self.share, source=self.source, serving=self.serving)
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,9 @@ def replayed_stages(layer: LayerDescription, decided: Decisions, batch: Batch) -
     Run-time decisions are of whole batches, so micro-batches are left out.
     """
     served = None if decided.served is None else np.asarray(decided.served)
-    batch = jax.tree.map(np.asarray, decided.tokens(batch))
+    batch = jax.tree.map(np.asarray, decided.choices(batch))
+    if decided.serving is not None:  # by its rule, which the simulator carries out in its own way
+        batch = served_batch(decided.serving.described(np.asarray(decided.share)), 0, batch)
     return layer_seconds(replace(layer, micro_batches=1), np.asarray(decided.share), batch, served)
 
 
@@ -142,9 +145,10 @@ class PlannedRun(MethodRun):
 
     def decided(self, rolled: RolloutResult, step: int, row: int) -> Decisions:
         sent, served = jax.tree.map(lambda leaf: jnp.asarray(leaf[step, row]), rolled.kept)
-        share = jnp.asarray(self.setting.share[row])
+        share, copies = jnp.asarray(self.setting.share[row]), self.setting.copies
+        serving = None if copies is None else jax.tree.map(lambda leaf: leaf[0], serving_of(copies.rows([row])))
         movement = Movement(jnp.broadcast_to(sent[:, None], share.shape).astype(share.dtype))
-        return Decisions(share, served=served, movements=(movement,))
+        return Decisions(share, served=served, movements=(movement,), serving=serving)
 
     def token_paths(self, tokens: int) -> TokenPaths | None:
         if not all(self.setting.build_exchange(name).returns_home for name in self.setting.exchange):
@@ -183,4 +187,5 @@ class Static(StaticSettings, AbstractSystem):
     """Makes no decisions at run time: the baseline of other systems."""
 
     def runs(self, setting: DeploymentSetting) -> dict[str, AbstractRun]:
-        return {"static": PlannedRun(setting, StaticPlan(jnp.asarray(setting.share, jnp.float32)))}
+        serving = None if setting.copies is None else serving_of(setting.copies)
+        return {"static": PlannedRun(setting, StaticPlan(jnp.asarray(setting.share, jnp.float32), serving=serving))}

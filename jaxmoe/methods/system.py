@@ -14,6 +14,7 @@ from jaxmoe.errors import InputError
 from jaxmoe.methods.settings.base import SystemSettings
 from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange
+from jaxmoe.placement.copies import Copies
 from jaxmoe.placement.placement import Mode
 from jaxmoe.relax import AbstractReduction
 from jaxmoe.traces import Batch, GatingTrace
@@ -23,7 +24,8 @@ from jaxmoe.traces import Batch, GatingTrace
 class DeploymentSetting:
     """Inputs of a system: a plan, the exchange of every layer, model and machine, and gating from before the run.
 
-    `model` is of the plan's mode. `context_tokens` is the length of the context that attention reads for a token.
+    Where the plan has `copies`, `share` is theirs. `model` is of the mode of the shares. `context_tokens` is the length
+    of the context that attention reads for a token.
     `build_exchange` returns the exchange of a name. `describe` returns the event simulator's description of a layer
     from a mode and the name of an exchange.
     """
@@ -42,6 +44,7 @@ class DeploymentSetting:
     describe: Callable[[Mode, str], LayerDescription]
     wafer_shape: tuple[int, int] | None = None  # of a mesh that is made of wafers
     clusters: tuple[int, int] | None = None  # switches, and nodes of each
+    copies: Copies | None = None
     trace: GatingTrace | None = None  # that of the run, whose rows the tokens of its steps name
 
 

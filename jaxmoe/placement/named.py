@@ -19,8 +19,10 @@ from jaxtyping import Float, Int
 
 from jaxmoe.hardware import AbstractTopology, Mesh
 from jaxmoe.hardware.cuts import square_cut
+from jaxmoe.placement.copies import Copies
 from jaxmoe.placement.exchange import Rings
 from jaxmoe.placement.placement import Mode
+from jaxmoe.placement.regions import region_copies, regions_named
 from jaxmoe.placement.strategies import (
     expert_parallel,
     expert_parallel_balanced,
@@ -41,12 +43,12 @@ class StrategySettings(NamedTuple):
 
 
 Counts = Int[np.ndarray, "layer expert"]  # how often every expert was chosen
-Share = Callable[[Counts, AbstractTopology, StrategySettings], Float[np.ndarray, "layer expert node"]]
+Share = Callable[[Counts, AbstractTopology, StrategySettings], Float[np.ndarray, "layer expert node"] | Copies]
 
 
 @dataclass(frozen=True)
 class PlacementStrategy:
-    """A function from loads, network and settings to shares, and what goes with them.
+    """A function from loads, network and settings to shares, or to copies of experts, and what goes with them.
 
     `exchange` is its name, or a function of network and settings to it; `None` is the exchange of the scenario. `note`
     is what a reader of its figures has to know. One that is not `compared` is there where it is asked for by name.
@@ -63,15 +65,24 @@ class PlacementStrategy:
         return self.exchange(topology, settings) if callable(self.exchange) else self.exchange
 
 
+@dataclass(frozen=True)
+class StrategyFamily:
+    """Strategies whose names fit a template, each made of its name."""
+
+    named: Callable[[str], PlacementStrategy]
+
+
 def strategy_named(name: str) -> PlacementStrategy:
     """The strategy of this name. Raises `InputError` where there is none."""
     part = STRATEGIES[name]
+    if isinstance(part, StrategyFamily):
+        return part.named(name)
     return part if isinstance(part, PlacementStrategy) else PlacementStrategy(part)
 
 
 def compared_strategies() -> tuple[str, ...]:
     """The names of the strategies that every comparison has."""
-    return tuple(name for name in STRATEGIES if strategy_named(name).compared)
+    return tuple(name for name in STRATEGIES.names if strategy_named(name).compared)
 
 
 def region_rings(topology: AbstractTopology, settings: StrategySettings) -> Rings:
@@ -115,3 +126,13 @@ HYBRID_COMPLETE = PlacementStrategy(
 )
 # Whole experts in equal runs by number, as engines place them that do not look at loads.
 EP_RUNS = PlacementStrategy(_by_number, compared=False)
+
+
+def _regions(name: str) -> PlacementStrategy:
+    regions = regions_named(name)
+    return PlacementStrategy(
+        lambda counts, topology, settings: region_copies(regions, counts, topology), compared=False
+    )
+
+
+REGIONS = StrategyFamily(_regions)

@@ -1,24 +1,24 @@
 """A placement, which part of every expert each node holds and the exchange that it is run with; and its files."""
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
-from jaxmoe.errors import InputError
+from jaxmoe.errors import PlanError
 from jaxmoe.files import atomic_write
+from jaxmoe.placement.copies import Copies, copies_of_arrays
 from jaxmoe.placement.exchange import ExchangeError, exchange_of
 from jaxmoe.traces.formats.arrays import read_arrays
 from jaxmoe.traces.trace import TraceError
 from jaxmoe.units import GIGA
 
-Mode = Literal["sharded", "replicated"]
-
-
-class PlanError(InputError):
-    """A placement that cannot be used, with the reason and the remedy."""
+Mode = Literal["sharded", "replicated"]  # of shares
+PlanMode = Literal["sharded", "replicated", "copies"]
+FORMAT = 2  # of plan files; those before had no copies and stated none
 
 
 @dataclass(frozen=True)
@@ -27,19 +27,23 @@ class Placement:
 
     `sharded`: a node holds that fraction of the expert's weights, and a token visits every host.
     `replicated`: every host has the whole expert and serves that fraction of its tokens.
+    `copies`: each choice is served by one of several copies of its expert, which are `copies`; see `of_copies`.
     `mesh_shape` is of machines that are meshes. `exchange` names that of every layer; empty where none is stated.
     """
 
     share: np.ndarray
     mesh_shape: tuple[int, int] | None
-    mode: Mode
+    mode: PlanMode
     layer_ids: tuple[int, ...]
     meta: dict[str, object] = field(default_factory=dict)
     exchange: tuple[str, ...] = ()
+    copies: Copies | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in ("sharded", "replicated"):
-            raise PlanError(f"mode is {self.mode!r}, expected 'sharded' or 'replicated'")
+        if self.mode not in get_args(PlanMode):
+            raise PlanError(f"mode is {self.mode!r}, expected 'sharded', 'replicated' or 'copies'")
+        if (self.mode == "copies") != (self.copies is not None):
+            raise PlanError(f"mode is {self.mode!r} with{'' if self.copies else 'out'} copies; make it with of_copies")
         if self.share.ndim != 3 or 0 in self.share.shape:
             raise PlanError(f"share has shape {self.share.shape}, expected non-empty [layer, expert, node]")
         if self.mesh_shape is not None:
@@ -56,8 +60,43 @@ class Placement:
                 f"shares of expert {worst[1]} in layer {self.layer_ids[worst[0]]} sum to {total[worst]:.6g}, expected 1"
             )
 
+    @classmethod
+    def of_copies(
+        cls,
+        copies: Copies,
+        mesh_shape: tuple[int, int] | None,
+        layer_ids: tuple[int, ...],
+        meta: dict[str, object] | None = None,
+        exchange: tuple[str, ...] = (),
+    ) -> "Placement":
+        """A placement of copies; its share is what each node does of an expert on average, as far as its rule says."""
+        return cls(copies.mean_share(), mesh_shape, "copies", layer_ids, meta or {}, exchange, copies)
+
+    @property
+    def computed(self) -> np.ndarray:
+        """Shares of what choices name once copies are chosen: of copies where there are any, else of experts."""
+        return self.share if self.copies is None else self.copies.share
+
+    @property
+    def computed_mode(self) -> Mode:
+        """What the shares that are `computed` mean; copies are sharded."""
+        return "sharded" if self.mode == "copies" else self.mode
+
+    def of_layers(self, rows: Sequence[int]) -> "Placement":
+        """The placement of these of its layers."""
+        at = list(rows)
+        return replace(
+            self,
+            share=self.share[at],
+            layer_ids=tuple(self.layer_ids[row] for row in at),
+            exchange=tuple(self.exchange[row] for row in at) if self.exchange else (),
+            copies=None if self.copies is None else self.copies.rows(at),
+        )
+
     def memory(self, expert_bytes: float) -> np.ndarray:
-        """Bytes of expert weights on every node, all layers together: float [node]."""
+        """Bytes of expert weights on every node, all layers and copies together: float [node]."""
+        if self.copies is not None:
+            return self.copies.memory(expert_bytes)
         held = self.share if self.mode == "sharded" else self.share > 0
         return held.sum(axis=(0, 1)) * expert_bytes
 
@@ -95,11 +134,12 @@ def check_fits(placement: Placement, expert_bytes: float, capacity: np.ndarray |
         )
 
 
-# Plan files: `plan.npz` with share, mode, exchange, layer_ids and meta, and of a mesh its mesh_shape.
+# Plan files: `plan.npz` with share, mode, exchange, layer_ids, meta and format, of a mesh its mesh_shape, and of copies
+# copy_of, copy_share, serving and the arrays of the rule.
 
 
 def write_plan(path: Path, placement: Placement) -> None:
-    """Write a placement as `plan.npz`: share, mode, exchange, layer_ids, meta, and of a mesh its mesh_shape.
+    """Write a placement as `plan.npz`, with the arrays that it states.
 
     An older file of that name is replaced at once, or not at all.
     """
@@ -109,7 +149,10 @@ def write_plan(path: Path, placement: Placement) -> None:
         "exchange": np.asarray(placement.exchange, np.str_),
         "layer_ids": np.asarray(placement.layer_ids),
         "meta": np.asarray(json.dumps(placement.meta)),
+        "format": np.asarray(FORMAT),
     }
+    if placement.copies is not None:
+        arrays |= placement.copies.arrays()
     if placement.mesh_shape is not None:
         arrays["mesh_shape"] = np.asarray(placement.mesh_shape)
     with atomic_write(path) as aside, aside.open("wb") as file:
@@ -131,6 +174,7 @@ def read_plan(path: Path, default_layer_ids: tuple[int, ...] = ()) -> Placement:
 
 
 def _placement(arrays: dict[str, np.ndarray], default_layer_ids: tuple[int, ...]) -> Placement:
+    _check_format(arrays)
     if "share" not in arrays:
         raise PlanError("has no share, expected the arrays of a plan.npz")
     share = arrays["share"]
@@ -146,7 +190,21 @@ def _placement(arrays: dict[str, np.ndarray], default_layer_ids: tuple[int, ...]
         ids = tuple(arrays["layer_ids"].tolist())
     with np.errstate(over="ignore"):  # what becomes infinite is refused below
         share = np.asarray(share, np.float32)
-    return Placement(share, shape, _mode(arrays), ids, _meta(arrays), _exchange(arrays))
+    mode = _mode(arrays)
+    copies = copies_of_arrays(arrays) if mode == "copies" else None
+    if copies is not None:
+        known = copies.mean_share()
+        if share.shape != known.shape or not np.abs(share - known).max() < 1e-3:
+            raise PlanError("share is not what its copies do on average; write the plan again")
+    return Placement(share, shape, mode, ids, _meta(arrays), _exchange(arrays), copies)
+
+
+def _check_format(arrays: dict[str, np.ndarray]) -> None:
+    if "format" not in arrays:
+        return
+    _check_whole_numbers(arrays, "format", ())
+    if not 1 <= arrays["format"] <= FORMAT:
+        raise PlanError(f"has format {arrays['format']}, this version of jaxmoe reads up to {FORMAT}; use a newer one")
 
 
 def _check_whole_numbers(arrays: dict[str, np.ndarray], name: str, shape: tuple[int, ...]) -> None:
@@ -162,11 +220,11 @@ def _exchange(arrays: dict[str, np.ndarray]) -> tuple[str, ...]:
     return tuple(names.tolist())
 
 
-def _mode(arrays: dict[str, np.ndarray]) -> Mode:
+def _mode(arrays: dict[str, np.ndarray]) -> PlanMode:
     mode = str(arrays.get("mode", "sharded"))
-    if mode not in get_args(Mode):
-        raise PlanError(f"mode is {mode[:40]!r}, expected 'sharded' or 'replicated'")
-    return cast(Mode, mode)
+    if mode not in get_args(PlanMode):
+        raise PlanError(f"mode is {mode[:40]!r}, expected 'sharded', 'replicated' or 'copies'")
+    return cast(PlanMode, mode)
 
 
 def _meta(arrays: dict[str, np.ndarray]) -> dict[str, object]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxmoe.placement.copies import Copies
 from jaxmoe.placement.placement import Placement, PlanError
 
 EMPTY = -1  # a slot that holds no expert
@@ -159,6 +160,8 @@ def slot_plan(placement: Placement) -> tuple[SlotPlan, list[str]]:
 
     A plan that was made of slots gets those. Raises `PlanError` for experts that are shared out in parts.
     """
+    if placement.copies is not None:
+        return _slots_of_copies(placement.copies, placement.layer_ids)
     share = placement.share
     layers, experts, nodes = share.shape
     if placement.mode == "sharded" and (share.max(axis=2) < 1 - 1e-4).any():
@@ -178,11 +181,36 @@ def slot_plan(placement: Placement) -> tuple[SlotPlan, list[str]]:
     even = np.where(hosts, 1 / hosts.sum(axis=2, keepdims=True), 0)
     if np.abs(even - share).max() > 1e-3:
         notes.append("copies of an expert serve unequal parts of its tokens; slots do not hold that, each serves alike")
+    return _full(slots, experts, nodes, placement.layer_ids, notes)
+
+
+def _slots_of_copies(copies: Copies, layer_ids: tuple[int, ...]) -> tuple[SlotPlan, list[str]]:
+    """Copies that are whole on single nodes, in slots; the rule by which they serve is lost."""
+    for row, copy in np.argwhere(copies.share.max(axis=2) < 1 - 1e-4)[:1]:
+        raise PlanError(
+            f"copy {copy}, of expert {copies.copy_of[row, copy]} in layer {layer_ids[row]}, is cut over several nodes, "
+            "but a slot holds a whole one; use copies on single nodes, such as those of regions_1x2_ep"
+        )
+    node, nodes = copies.share.argmax(axis=2), copies.share.shape[2]
+    most = max(int(np.bincount(row).max()) for row in node)
+    slots = np.full((len(node), nodes, most), EMPTY)
+    for row, (hosts, experts) in enumerate(zip(node, copies.copy_of, strict=True)):
+        for host in range(nodes):
+            held = experts[hosts == host]
+            slots[row, host, : len(held)] = held
+    notes = [f"slots do not hold the rule {copies.serving.name}; engines choose among copies by a rule of their own"]
+    return _full(slots.reshape(len(slots), -1), copies.num_experts, nodes, layer_ids, notes)
+
+
+def _full(
+    slots: Slots, experts: int, nodes: int, layer_ids: tuple[int, ...], notes: list[str]
+) -> tuple[SlotPlan, list[str]]:
+    """A plan without empty slots, and notes on it."""
     empty = int((slots == EMPTY).sum())
     if empty:
         slots = filled(slots, experts, nodes)
         notes.append(f"{empty} slots that no expert needs hold further copies, since every rank has equally many")
-    return SlotPlan(slots, nodes, experts, placement.layer_ids), notes
+    return SlotPlan(slots, nodes, experts, layer_ids), notes
 
 
 def filled(slots: Slots, experts: int, nodes: int) -> Slots:

@@ -20,21 +20,30 @@ def groups_of(rings: Rings, topology: AbstractTopology) -> np.ndarray:
 
     Raises `ExchangeError` where the groups do not divide the machine.
     """
-    nodes = topology.num_nodes
-    if len(rings.groups) == 2:
-        if topology.grid is None:
-            raise ExchangeError(
-                f"exchange {rings.name} cuts a mesh into rectangles, and the network is a {type(topology).__name__}; "
-                f"use rings_{rings.count}"
-            )
-        try:
-            return cut_blocks(topology.grid, (rings.groups[0], rings.groups[1]))
-        except ValueError as error:
-            raise ExchangeError(f"exchange {rings.name}: {error}") from None
-    if nodes % rings.count:
+    if len(rings.groups) == 2 and topology.grid is None:
+        raise ExchangeError(
+            f"exchange {rings.name} cuts a mesh into rectangles, and the network is a {type(topology).__name__}; "
+            f"use rings_{rings.count}"
+        )
+    try:
+        return equal_groups(rings.groups, topology.num_nodes, topology.grid)
+    except ValueError as error:
+        between = ":" if len(rings.groups) == 2 else ""
+        raise ExchangeError(f"exchange {rings.name}{between} {error}") from None
+
+
+def equal_groups(cut: Sequence[int], nodes: int, grid: tuple[int, int] | None) -> Int[np.ndarray, " node"]:
+    """Group of every node: rectangles of a grid, so many along x and along y, or so many runs of successive nodes.
+
+    Raises `ValueError` where the groups do not divide the nodes.
+    """
+    if len(cut) == 2 and grid is not None:
+        return cut_blocks(grid, (cut[0], cut[1]))
+    (count,) = cut
+    if nodes % count:
         legal = ", ".join(str(count) for count in range(1, nodes + 1) if nodes % count == 0)
-        raise ExchangeError(f"exchange {rings.name} needs equal groups of {nodes} nodes; use one of {legal}")
-    return np.arange(nodes) // (nodes // rings.count)
+        raise ValueError(f"needs equal groups of {nodes} nodes; use one of {legal}")
+    return np.arange(nodes) // (nodes // count)
 
 
 def ring_orders(rings: Rings, topology: AbstractTopology) -> np.ndarray:
@@ -114,11 +123,16 @@ def expert_parallel(frequency: Frequency, topology: AbstractTopology) -> Shares:
     Parts are rectangles where they cut the mesh, else successive nodes, a node on a border being shared. With as many
     experts as nodes or more it is `expert_parallel_balanced`.
     """
-    experts, nodes = frequency.shape[1], topology.num_nodes
+    return expert_parallel_on(frequency, topology.num_nodes, topology.grid)
+
+
+def expert_parallel_on(frequency: Frequency, nodes: int, grid: tuple[int, int] | None) -> Shares:
+    """The same on so many nodes, or on those of a grid."""
+    experts = frequency.shape[1]
     if experts >= nodes:
         return expert_parallel_balanced(frequency, nodes)
     try:
-        group = None if topology.grid is None else blocks(topology.grid, experts)
+        group = None if grid is None else blocks(grid, experts)
     except ValueError:
         group = None
     if group is not None:
@@ -255,10 +269,13 @@ def complete_hybrids(topology: AbstractTopology, experts: int) -> list[Rings]:
 
     On a mesh groups are rectangles cut along x and along y, else successive nodes.
     """
-    if topology.grid is not None:
-        x, y = topology.grid
-        cuts: list[tuple[int, ...]] = [(a, b) for a in range(1, x + 1) for b in range(1, y + 1) if not (x % a or y % b)]
-    else:
-        cuts = [(count,) for count in range(1, topology.num_nodes + 1) if topology.num_nodes % count == 0]
-    rings = [Rings(cut, both_ways=True) for cut in cuts]
+    rings = [Rings(cut, both_ways=True) for cut in equal_cuts(topology.num_nodes, topology.grid)]
     return [ring for ring in rings if 2 <= ring.count <= min(experts, topology.num_nodes // 2)]
+
+
+def equal_cuts(nodes: int, grid: tuple[int, int] | None) -> list[tuple[int, ...]]:
+    """All cuts into equal groups that `equal_groups` makes: along x and along y of a grid, else of successive nodes."""
+    if grid is not None:
+        x, y = grid
+        return [(a, b) for a in range(1, x + 1) for b in range(1, y + 1) if not (x % a or y % b)]
+    return [(count,) for count in range(1, nodes + 1) if nodes % count == 0]

@@ -208,6 +208,10 @@ def _group(space: Space, points: list[Point], run: ParametricRun) -> Group | Ref
         system = space.scenario(points[0].values).system
         plans = given_plans([system.plan], run.inputs, compared=()) if system.plan not in run.strategies else ()
         usual = plans[0] if plans else run.strategies[system.plan]
+        if usual.placement.copies is not None:
+            return Refused(
+                points, f"plan {system.plan} has copies of experts, which sweeps do not serve yet; evaluate it"
+            )
         plan = with_exchange(run.inputs, usual, exchange)
         return Group(points, run, plan, system=system, iterations=space.study.config.iterations)
     except InputError as error:

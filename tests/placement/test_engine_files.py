@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxmoe.placement.copies import ByDraw, Copies
 from jaxmoe.placement.engine_files import formats, read_slot_plan, suffix_of_engine, write_slot_plan
 from jaxmoe.placement.placement import Placement, PlanError, write_plan
 from jaxmoe.placement.slots import SlotPlan, moved
@@ -184,6 +185,29 @@ def test_placements_become_slots(tmp_path):
     ]
     write_plan(tmp_path / "plan.npz", Placement(share, None, "sharded", (3,)))
     with pytest.raises(PlanError, match="parts of experts"):
+        read_slot_plan(tmp_path / "plan.npz", Hints())
+
+
+def test_copies_that_are_whole_become_slots(tmp_path):
+    # Both experts in each half of four nodes, one node each.
+    share = np.eye(4, dtype=np.float32)[None]
+    copies = Copies(np.array([[0, 1, 0, 1]]), share, ByDraw(np.full((1, 4), 0.5)))
+    write_plan(tmp_path / "plan.npz", Placement.of_copies(copies, None, (2,)))
+    read = read_slot_plan(tmp_path / "plan.npz", Hints())
+    assert read.plan.slots.tolist() == [[0, 1, 0, 1]]
+    assert read.notes == ["slots do not hold the rule by_draw; engines choose among copies by a rule of their own"]
+    back = read.plan.placement()
+    np.testing.assert_array_equal(back.share, copies.mean_share())
+    uneven = Copies(copies.copy_of, share[:, [0, 0, 2, 3]], copies.serving)
+    write_plan(tmp_path / "plan.npz", Placement.of_copies(uneven, None, (2,)))
+    read = read_slot_plan(tmp_path / "plan.npz", Hints())
+    assert read.plan.slots.reshape(4, 2)[[0, 2, 3], 0].tolist() == [0, 0, 1]
+    assert "4 slots that no expert needs hold further copies" in read.notes[1]
+    cut = Copies(copies.copy_of, np.full((1, 4, 4), 0.25, np.float32), copies.serving)
+    write_plan(tmp_path / "plan.npz", Placement.of_copies(cut, None, (2,)))
+    with pytest.raises(
+        PlanError, match="copy 0, of expert 0 in layer 2, is cut over several nodes, but a slot holds a"
+    ):
         read_slot_plan(tmp_path / "plan.npz", Hints())
 
 

@@ -110,7 +110,7 @@ def test_writing_replaces_an_older_plan(tmp_path):
 def test_plan_file_has_the_arrays_of_the_contract(tmp_path):
     write_plan(tmp_path / "plan.npz", legal())
     with np.load(tmp_path / "plan.npz") as file:
-        assert set(file.files) == {"share", "mesh_shape", "mode", "exchange", "layer_ids", "meta"}
+        assert set(file.files) == {"share", "mesh_shape", "mode", "exchange", "layer_ids", "meta", "format"}
         assert (file["share"].dtype, file["share"].shape) == (np.float32, (2, 3, 4))
         assert file["mesh_shape"].tolist() == [2, 2]
         assert json.loads(str(file["meta"])) == {"model": "small", "seed": 7}

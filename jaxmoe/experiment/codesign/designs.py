@@ -46,7 +46,7 @@ def _arguments(
 ) -> EvaluationArguments:
     share = jax.device_put(np.stack([strategy.placement.share[rows] for strategy in strategies]))
     batches = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)[rows]), run.batches)
-    model = replace(run.inputs.model, mode=strategies[0].placement.mode)
+    model = replace(run.inputs.model, mode=strategies[0].placement.computed_mode)
     return EvaluationArguments(model, share, batches, run.inputs.exchange(exchange))
 
 

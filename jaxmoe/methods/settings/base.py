@@ -41,6 +41,7 @@ class SystemSettings:
     plan: ClassVar[str | None] = "ep_balanced"  # the one to start from by default; None: it takes no plan
     whole_experts: ClassVar[bool] = False  # whether the plan has to have every expert on one node
     takes_exchange: ClassVar[bool] = True  # whether vectors go by the exchange of the scenario or plan
+    serves_copies: ClassVar[bool] = False  # whether experts of the plan may have copies, of which a rule names one
     takes_gate: ClassVar[bool] = False  # whether tokens go to experts at places, so that a gate can price the way
     schedules: ClassVar[Schedules] = "whole_batches"
     keeps_requests: ClassVar[bool] = False  # whether successive batches are of the same requests, row by row
@@ -74,6 +75,7 @@ class StaticSettings(SystemSettings):
 
     name = "static"
     made_by = "jaxmoe.methods.static:Static"
+    serves_copies = True
     takes_gate = True
     schedules = "any"
     goes = {"placement": "any", "gate": HOMES}  # noqa: RUF012

@@ -1,0 +1,128 @@
+"""Which copy of an expert serves a choice: the rules of `jaxmoe.placement.copies`, on batches of tokens.
+
+Each names copies in place of experts, so that a batch of choices and a share of copies take the ways of all others.
+Gradients see the chosen copy as given.
+"""
+
+import abc
+from dataclasses import replace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxmoe.placement.copies import ALIKE, NO_COPY, ByDraw, ByHome, Copies, LeastWork, Serving
+from jaxmoe.traces.batches import Batch
+
+
+class AbstractServing(eqx.Module):
+    """A rule of one layer; `vmap` adds leading axes. `of_expert` are the copies of every expert, as in `Copies`."""
+
+    of_expert: eqx.AbstractVar[Int[Array, "*lead expert most"]]
+
+    def __call__(self, share: Float[Array, "copy node"], batch: Batch) -> Batch:
+        """The batch with the copy that serves each choice in place of its expert."""
+        if batch.chosen is not None:
+            raise ValueError(
+                "a gate with a derivative chooses experts, not copies; give it no temperature, or no copies"
+            )
+        copies = self.copies(share, batch)
+        return replace(batch, experts=jnp.where(batch.experts < 0, batch.experts, copies))
+
+    @abc.abstractmethod
+    def copies(self, share: Float[Array, "copy node"], batch: Batch) -> Int[Array, "token top_k"]:
+        """The copy that serves each choice; of no meaning for a missing one."""
+
+    @abc.abstractmethod
+    def rule(self) -> Serving:
+        """The rule of one layer in the plan's own terms."""
+
+    def described(self, share: Float[np.ndarray, "copy node"]) -> Copies:
+        """The copies of one layer as a plan describes them, for those who serve by a rule without the model."""
+        of_expert, copy_of = np.asarray(self.of_expert), np.zeros(len(share), int)
+        expert, place = np.nonzero(of_expert != NO_COPY)
+        copy_of[of_expert[expert, place]] = expert
+        return Copies(copy_of[None], np.asarray(share)[None], self.rule())
+
+
+class HomeServing(AbstractServing):
+    """The copy that the table names for the node where a token lives."""
+
+    of_expert: Int[Array, "*lead expert most"]
+    table: Int[Array, "*lead expert node"]
+
+    def copies(self, share: Float[Array, "copy node"], batch: Batch) -> Int[Array, "token top_k"]:
+        return self.table[batch.experts, batch.sources(share.shape[1])[:, None]]
+
+    def rule(self) -> ByHome:
+        return ByHome(np.asarray(self.table)[None])
+
+
+class DrawServing(AbstractServing):
+    """The copy in whose slice of [0, 1) the recorded draw of a choice lies; `borders` are the upper ends of slices."""
+
+    of_expert: Int[Array, "*lead expert most"]
+    borders: Float[Array, "*lead expert most"]
+
+    def copies(self, share: Float[Array, "copy node"], batch: Batch) -> Int[Array, "token top_k"]:
+        place = (self.borders[batch.experts] <= batch.draw[..., None]).sum(axis=-1)
+        return self.of_expert[batch.experts, place]
+
+    def rule(self) -> ByDraw:
+        of_expert, parts = np.asarray(self.of_expert), np.diff(np.asarray(self.borders, float), prepend=0)
+        there = of_expert != NO_COPY
+        found = np.zeros(int(of_expert.max()) + 1)
+        found[of_expert[there]] = parts[there]
+        return ByDraw(found[None])
+
+
+class LeastWorkServing(AbstractServing):
+    """Tokens in their order, and choices of each in theirs, by the work so far and the nodes that a token visits anew.
+
+    Work counts choices by the parts of them that nodes compute.
+    """
+
+    of_expert: Int[Array, "*lead expert most"]
+    work: Float[Array, "*lead"]
+    visits: Float[Array, "*lead"]
+
+    def copies(self, share: Float[Array, "copy node"], batch: Batch) -> Int[Array, "token top_k"]:
+        share, (tokens, top_k) = jax.lax.stop_gradient(share), batch.experts.shape
+        weight = jnp.where(batch.experts < 0, 0, batch.weight[:, None]).ravel()
+        by_work = self.work * share.shape[1] / weight.sum()
+        first = jnp.arange(tokens * top_k) % top_k == 0
+
+        def serve(so_far: tuple[Array, Array], choice: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], Array]:
+            load, visited = so_far
+            expert, weight, first = choice
+            visited = jnp.where(first, False, visited)
+            able = self.of_expert[expert]
+            part = share[able]
+            hosts = part > 0
+            highest = jnp.where(hosts, load + weight * part, 0).max(axis=1)
+            cost = by_work * highest + self.visits * (hosts & ~visited).sum(axis=1)
+            cost = jnp.where(able == NO_COPY, jnp.inf, cost)
+            at = jnp.argmax(cost <= cost.min() * (1 + ALIKE))
+            there = weight > 0
+            return (load + weight * part[at], visited | (hosts[at] & there)), able[at]
+
+        nothing = jnp.zeros(share.shape[1], share.dtype), jnp.zeros(share.shape[1], bool)
+        _, copies = jax.lax.scan(serve, nothing, (batch.experts.ravel(), weight, first))
+        return copies.reshape(tokens, top_k)
+
+    def rule(self) -> LeastWork:
+        return LeastWork(np.asarray(self.work, float)[None], np.asarray(self.visits, float)[None])
+
+
+def serving_of(copies: Copies) -> AbstractServing:
+    """The rule of a plan's copies, leaves [layer, ...]."""
+    of_expert = jnp.asarray(copies.of_expert, jnp.int32)
+    match copies.serving:
+        case ByHome(table):
+            return HomeServing(of_expert, jnp.asarray(table, jnp.int32))
+        case ByDraw():
+            return DrawServing(of_expert, jnp.asarray(copies.borders))
+        case LeastWork(work, visits):
+            return LeastWorkServing(of_expert, *(jnp.asarray(number, jnp.float32) for number in (work, visits)))
