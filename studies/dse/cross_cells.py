@@ -56,6 +56,7 @@ EXCHANGES_IN = "decode_128"
 REPLAYED = 2**16  # nodes times tokens up to which the first batch or iteration of a cell is replayed too
 STREAMED = 2**15  # experts times pairs of dies up to which streams are: every slice of an expert goes from die to die
 FASTER = 1e6  # times the bandwidth of memory, to see whether nodes wait for it
+SAME = 1e-6  # two sums of the same seconds in single precision differ by no more, relatively
 Cell = dict[str, Any]  # `total_s` and more, or the `reason` why there is none
 Way = tuple[str, str, str]  # phase, kind and name
 
@@ -202,7 +203,8 @@ def bottleneck(time: LayerTime) -> str:
     if not busy:
         return stage
     most = {kind: float(seconds.max(axis=-1).mean()) for kind, seconds in busy.items()}
-    kind = max(most, key=lambda kind: (most[kind], kind == NODE))  # a node as a whole, not the part that it waits for
+    # A node as a whole, not the part that it waits for, which compiled code may round up.
+    kind = max(most, key=lambda kind: most[kind] * (1 + SAME * (kind == NODE)))
     return f"{stage}: {kind}" if most[kind] >= 0.5 * float(np.mean(time.stages[stage])) else f"{stage}: latency"
 
 
