@@ -59,6 +59,7 @@ def tune(
     overrides: options.Overrides = None,
     layers: options.Layers = None,
     optimiser: options.Optimiser = "gradient",
+    copies: options.Copies = 1,
     time_limit: options.TimeLimit = None,
     hardware: options.HardwareSpace = None,
     verbose: options.Verbose = False,

@@ -27,6 +27,12 @@ Optimiser = Annotated[
     str,
     typer.Option("--optimiser", metavar="NAME", help="gradient, milp-bayes, anneal, greedy or random."),
 ]
+Copies = Annotated[
+    int,
+    typer.Option(
+        "--copies", metavar="N", min=1, help="Place so many copies of every expert: memory buys time, in equal regions."
+    ),
+]
 HardwareSpace = Annotated[
     Path | None,
     typer.Option(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -18,12 +19,14 @@ from jaxmoe.cli.comparison_output import (
 from jaxmoe.cli.session import INTERRUPTED, Interrupts, OutputFolder, progress_bars
 from jaxmoe.experiment.comparison import (
     Comparison,
+    check_copies,
     check_optimiser,
     compare,
     placement_problem,
     search,
     topic_means,
     tuned_strategies,
+    with_copies,
 )
 from jaxmoe.experiment.inputs import Inputs, read_inputs
 from jaxmoe.experiment.stage_timer import StageTimer
@@ -43,6 +46,7 @@ def run(
     overrides: list[str] | None,
     layers: str | None,
     optimiser: str,
+    copies: int,
     time_limit: float | None,
     hardware: Path | None,
 ) -> None:
@@ -52,7 +56,8 @@ def run(
     of the machine are searched for.
     """
     if hardware is not None:
-        refused = {"--plan": plan, "--optimiser": optimiser != "gradient", "--time-limit": time_limit}
+        refused: dict[str, Any] = {"--plan": plan, "--optimiser": optimiser != "gradient", "--copies": copies > 1}
+        refused |= {"--time-limit": time_limit}
         tune_hardware.run(folder, interrupts, config, hardware, trace, overrides, layers, refused)
         return
     with StageTimer() as clock:
@@ -65,16 +70,18 @@ def run(
                 *given_plans(plan, inputs, (*compared_strategies(), GATHERED, TUNED)),
             ]
             problem = placement_problem(inputs)
+            check_copies(problem, copies)
         with progress_bars(interrupts.check) as report:
             with clock.stage("tune"):
+                problem = with_copies(inputs, problem, copies, report)
                 result = search(optimiser, inputs, problem, report)
             if result.stopped == "interrupted":
                 interrupts.spend()
-            tuned = tuned_strategies(inputs, result)
+            tuned = tuned_strategies(inputs, result, problem)
             # First of all: the comparison takes a while, and this is what the time was spent on.
             _write_plans(folder, inputs, tuned, result, optimiser)
             _announce_stop(folder, result)
-            comparison = compare(inputs, [*others, *tuned], clock, report)
+            comparison = compare(inputs, [*others, *tuned], clock, report, problem)
             topics = topic_means(inputs, comparison) if inputs.topics else {}
         with clock.stage("draw"):
             draw_comparison(folder, inputs, comparison)

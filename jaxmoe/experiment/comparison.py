@@ -10,14 +10,14 @@ from jaxmoe.engine import LayerTime
 from jaxmoe.experiment.evaluation import Replay, is_simulated, replay, score
 from jaxmoe.experiment.inputs import Inputs, OptionError
 from jaxmoe.experiment.stage_timer import Report, StageTimer
-from jaxmoe.experiment.strategies import GATHERED, TUNED, Strategy, strategy
+from jaxmoe.experiment.strategies import GATHERED, REGIONS, TUNED, Strategy, strategy
 from jaxmoe.experiment.validation import fitted_gamma
 from jaxmoe.placement import PlanError
-from jaxmoe.placement.placement import Mode
 from jaxmoe.registry import OPTIMISERS
 from jaxmoe.threads import beside, side_by_side
 from jaxmoe.tune import PlacementProblem, TuneResult, TunerSettings
 from jaxmoe.tune.bounds import bound_if_any
+from jaxmoe.tune.regions import in_regions, region_cuts
 from jaxmoe.tune.two_stage import TwoStageSettings
 
 # From inputs to a tuned plan: the problem, the optimiser by its name with its settings for one run, the result.
@@ -39,6 +39,21 @@ def placement_problem(inputs: Inputs) -> PlacementProblem:
         own_exchange=inputs.scenario.costs.exchange,
         exchanges=inputs.scenario.tuning.exchanges,
     )
+
+
+def check_copies(problem: PlacementProblem, copies: int) -> None:
+    """Raise `OptionError` for so many copies of every expert as the machine cannot have, before any work."""
+    if copies > 1:
+        try:
+            for cut in region_cuts(problem, copies):
+                replace(problem, regions=cut)
+        except PlanError as error:
+            raise OptionError(f"--copies {copies}: {error}") from None
+
+
+def with_copies(inputs: Inputs, problem: PlacementProblem, copies: int, report: Report) -> PlacementProblem:
+    """The problem with so many copies of every expert, each in a region of its own."""
+    return problem if copies == 1 else in_regions(problem, copies, inputs.scenario.tuning.seed, report)
 
 
 def check_optimiser(name: str) -> None:
@@ -64,17 +79,26 @@ def search(name: str, inputs: Inputs, problem: PlacementProblem, report: Report)
     return optimiser.run(problem, settings, report)
 
 
-def tuned_strategies(inputs: Inputs, result: TuneResult, mode: Mode = "sharded") -> list[Strategy]:
-    """The tuned plan; before it, where a strategy or hybrid took over layers, the plan that the search ended with."""
-    tuned = strategy(inputs, TUNED, result.share, result.exchange, mode)
+def tuned_strategies(inputs: Inputs, result: TuneResult, problem: PlacementProblem) -> list[Strategy]:
+    """The tuned plan; before it, where a strategy or hybrid took over layers, the plan that the search ended with.
+
+    First of all, where experts have copies, the best plan of regions as they are: the strategies that it competes with.
+    """
+    mode = problem.model.mode
+    tuned = strategy(inputs, TUNED, problem.placed(result.share), result.exchange, mode)
+    regions: list[Strategy] = []
+    if problem.regions and result.shipped is not None:
+        named = tuple(result.shipped.exchange.tolist())
+        regions = [strategy(inputs, REGIONS, problem.placed(result.shipped.plan), named, mode)]
     other = (result.share != result.gathered).any(axis=(1, 2))
     other |= np.array(result.exchange) != np.array(result.gathered_exchange)
     if not other.any():
-        return [tuned]
+        return [*regions, tuned]
     note = f"not what the search ended with in {other.sum()} of {len(other)} layers"
     note += ", where a strategy or hybrid is at least as fast"
     return [
-        strategy(inputs, GATHERED, result.gathered, result.gathered_exchange, mode),
+        *regions,
+        strategy(inputs, GATHERED, problem.placed(result.gathered), result.gathered_exchange, mode),
         replace(tuned, note=tuned.note or note),
     ]
 
@@ -115,13 +139,22 @@ class Comparison:
         return self.best(name).mean / self.best(plan).mean
 
 
-def compare(inputs: Inputs, strategies: list[Strategy], clock: StageTimer, report: Report) -> Comparison:
-    """Evaluate and replay every strategy; replays go on while the model is traced and compiled."""
+def compare(
+    inputs: Inputs,
+    strategies: list[Strategy],
+    clock: StageTimer,
+    report: Report,
+    problem: PlacementProblem | None = None,
+) -> Comparison:
+    """Evaluate and replay every strategy; replays go on while the model is traced and compiled.
+
+    The bound is of the tuner's `problem`, by default that of one copy of every expert.
+    """
     with beside(lambda: {s.name: _replay(inputs, s, report) for s in strategies}) as replaying:
         with clock.stage("evaluate"):
             scores, under = _evaluated(inputs, strategies, report)
         with clock.stage("bound"):
-            bound = _bound(inputs)
+            bound = _bound(inputs, problem)
         with clock.stage("simulate"):
             replays = replaying.result()
             replayed = {s.name: _replayed(inputs, s, scores[s.name]) for s in strategies}
@@ -169,16 +202,16 @@ def _replayed(inputs: Inputs, strategy: Strategy, seen: LayerTime) -> LayerTime:
     return score(inputs, strategy, inputs.validation_batches, as_simulated=True)
 
 
-def _bound(inputs: Inputs) -> np.ndarray | None:
+def _bound(inputs: Inputs, problem: PlacementProblem | None) -> np.ndarray | None:
     """Lower bound on the time of any placement on the evaluation batches, s [layer].
 
     `None` where no placement fits, or nothing bounds it.
     """
     try:
-        problem = placement_problem(inputs)
+        problem = placement_problem(inputs) if problem is None else problem
     except PlanError:
         return None
-    return bound_if_any(problem, inputs.evaluation_batches)
+    return bound_if_any(problem, problem.served(inputs.evaluation_batches))
 
 
 def _replay(inputs: Inputs, strategy: Strategy, report: Report) -> Replay:

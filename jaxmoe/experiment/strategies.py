@@ -25,6 +25,7 @@ from jaxmoe.traces import GatingTrace
 
 TUNED = "tuned"
 GATHERED = "tuned_gathered"  # what the search itself ended with, before the comparison with shipped strategies
+REGIONS = "regions"  # the best plan of regions that the machine is cut into, before any search
 PLACEMENT_KEYS = ("seed", "strategies")  # of a scenario, on which the standard placements depend beside trace and nodes
 
 

@@ -7,6 +7,7 @@ each half, over which experts are cut. Elsewhere a single number cuts successive
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,9 +17,11 @@ from jaxtyping import Int
 from jaxmoe.errors import PlanError
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.placement.copies import ByHome, Copies
+from jaxmoe.placement.exchange import Rings
 from jaxmoe.placement.strategies import (
     Frequency,
     Shares,
+    Shipped,
     equal_cuts,
     equal_groups,
     expert_parallel_on,
@@ -95,6 +98,25 @@ def region_copies(regions: Regions, frequency: Frequency, topology: AbstractTopo
         share.reshape(layers, copies, -1),
         ByHome(np.broadcast_to(table, (layers, *table.shape))),
     )
+
+
+def shipped_regions(
+    cut: tuple[int, ...], frequency: Frequency, topology: AbstractTopology, gathers: Sequence[str]
+) -> list[Shipped]:
+    """All plans of a cut into regions, shares of copies as in `region_copies`, and the exchanges that each can use.
+
+    Where experts are cut over groups, these are the rings inside the groups, and `gathers`, which suit every plan.
+    """
+    made = []
+    for regions in all_regions(topology, frequency.shape[1], math.prod(cut)):
+        if regions.cut != cut:
+            continue
+        rings = Rings(tuple(map(math.prod, zip(cut, regions.groups or (1,) * len(cut), strict=True))), both_ways=True)
+        grouped = regions.inside != "ep" and rings.count < topology.num_nodes
+        share = region_copies(regions, frequency, topology).share
+        exchanges = (rings.name, *gathers) if grouped else tuple(gathers)
+        made.append(Shipped(regions.name, share, exchanges, rings if grouped else None))
+    return made
 
 
 def _share_inside(regions: Regions, frequency: Frequency, topology: AbstractTopology) -> Shares:

@@ -48,7 +48,7 @@ def lower_bound(problem: PlacementProblem, batches: Batch) -> Float[np.ndarray, 
     where the model's own exchange is not complete.
     """
     experts, weight = np.asarray(batches.experts), np.asarray(batches.weight, float)
-    counts = expert_counts(batches, problem.trace.num_experts)
+    counts = expert_counts(batches, problem.num_experts)
     return np.array([_layer_bound(problem, *layer) for layer in zip(experts, weight, counts, strict=True)])
 
 
@@ -70,7 +70,7 @@ def _layer_bound(
     rows = np.sort(np.broadcast_to(experts, (*weight.shape, experts.shape[-1])), axis=-1)
     choices, index = np.unique(rows.reshape(-1, rows.shape[-1]), axis=0, return_inverse=True)
     often = np.bincount(index.ravel(), weight.ravel()) / len(weight)  # mean tokens of a batch with this choice
-    chosen = np.where(choices < 0, problem.trace.num_experts, choices)
+    chosen = np.where(choices < 0, problem.num_experts, choices)
     loads = _loads(problem, counts)
     even = max(load.even for load in loads)
     if problem.model.mode == "replicated":

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float
 
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement.exchange import Rings
+from jaxmoe.placement.regions import shipped_regions
 from jaxmoe.placement.rounding import fit_memory, fit_slots, is_even, rebalance
 from jaxmoe.placement.strategies import Shipped, shipped_replicas, shipped_strategies
 from jaxmoe.threads import side_by_side
@@ -167,6 +168,8 @@ class Evaluator:
         problem, topology = self.problem, self.problem.model.machine.topology
         if problem.model.mode == "replicated":
             return shipped_replicas(problem.frequency, problem.room, tuple(problem.gathers), self.seed)
+        if problem.regions:
+            return shipped_regions(problem.regions, problem.expert_frequency, topology, tuple(problem.gathers))
         strategies = shipped_strategies(problem.frequency, topology, tuple(problem.gathers), self.seed)
         return [each for each in strategies if self._exchanges(each)]
 

@@ -1,5 +1,6 @@
 """Problems that tuners solve, with machine, tokens and exchanges, and the results that they return."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,13 +15,19 @@ from jaxmoe.engine import Layer
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement import PlanError
+from jaxmoe.placement.copies import Copies
 from jaxmoe.placement.exchange import ExchangeError, Rings
+from jaxmoe.placement.regions import Regions, region_copies
 from jaxmoe.placement.strategies import complete_hybrids
 from jaxmoe.traces import Batch, GatingTrace, TraceError, expert_counts, load_counts, sample_batches, topic_batches
 from jaxmoe.tune.objective import Objective
 from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS, WITHOUT_MESH
 
 BRIM = 1 + 1e-5  # shares are float32: a node filled to the brim may seem overfull by so much
+
+Plan = Float[np.ndarray, "layer expert node"]
+Plans = Float[np.ndarray, "layer candidate expert node"]
+Scores = Float[np.ndarray, "layer candidate"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,10 @@ class PlacementProblem:
 
     With `topics` batches are drawn from each of these in turn, in place of `trace`, and the mean over topics is mixed
     with the worst of them by `worst_weight`. Given batches come from as many topics in turn.
+
+    With `regions` the machine is cut into so many along each side (or, as a single number, into successive nodes), each
+    with a copy of every expert, which serves the tokens that live there. Copies are then what is placed, on any nodes:
+    they count as experts of their own, and batches name them. `jaxmoe.tune.regions` chooses a cut.
 
     `exchanges` are the names that may be chosen beside the model's own, `rings` for all complete hybrids. Where only a
     mesh has the split trees of the default ones, other networks get `least_loaded_tree` and `random_host_tree`.
@@ -49,21 +60,55 @@ class PlacementProblem:
     batches: Batch | None = None
     exchanges: tuple[str, ...] = DEFAULT_EXCHANGES
     own_exchange: str | None = None  # the name of the model's own, where that is a ring
+    regions: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_topics(self.trace, self.topics)
         object.__setattr__(self, "exchanges", suited(self.exchanges, self.model.machine.topology))
-        room, needed = self.room.sum(), self.trace.num_experts
+        if self.regions and self.model.mode != "sharded":
+            raise PlanError(
+                f"regions are {self.regions} of a {self.model.mode} plan; tune a sharded one, or without copies"
+            )
+        room, needed = self.room.sum(), self.num_experts
         if room < needed * (1 - 1e-6):  # capacities are float32
             raise PlanError(
                 f"the experts of a layer need {needed} times an expert's memory, all nodes together have room for "
-                f"{room:.4g}; raise the memory capacity, or use more nodes or fewer layers"
+                f"{room:.4g}; raise the memory capacity, use more nodes or fewer layers"
+                + (", or have fewer copies" if self.regions else "")
             )
         check_exchanges(self.exchanges, self.model.machine.topology, needed)
 
     @property
     def num_nodes(self) -> int:
         return self.model.machine.num_nodes
+
+    @cached_property
+    def copies(self) -> Copies | None:
+        """Copies as regions have them by default, with the rule by which they serve; `None` without regions."""
+        if not self.regions:
+            return None
+        return region_copies(Regions(self.regions, "tp"), self.expert_frequency, self.model.machine.topology)
+
+    @property
+    def num_experts(self) -> int:
+        """What is placed: experts, or copies of experts."""
+        return self.trace.num_experts * math.prod(self.regions)
+
+    def placed(self, share: Plan) -> np.ndarray | Copies:
+        """A plan of this problem as a placement has it: its shares, or with regions its copies."""
+        if self.copies is None:
+            return share
+        return replace(self.copies, share=np.asarray(share, np.float32))
+
+    def served(self, batches: Batch) -> Batch:
+        """Batches whose choices name experts, with copies in their place where there are any."""
+        copies = self.copies
+        if copies is None:
+            return batches
+        experts, draw = np.asarray(batches.experts), np.asarray(batches.draw)
+        source = np.asarray(batches.sources(self.num_nodes))
+        layers = [copies.served(row, experts[row], source[row], draw[row]) for row in range(len(experts))]
+        return replace(batches, experts=jnp.asarray(np.stack(layers), jnp.int32))
 
     @cached_property
     def room(self) -> np.ndarray:
@@ -84,10 +129,18 @@ class PlacementProblem:
 
     @cached_property
     def frequency(self) -> np.ndarray:
-        """How much of a layer's work each expert is, float [layer, expert]; rows sum to 1. Topics count alike.
+        """How much of a layer's work each expert, or copy, is, float [layer, expert]; rows sum to 1.
 
-        Experts that the trace never chose count as chosen a tenth of a time: they need a place too.
+        Topics count alike. Experts that the trace never chose count as chosen a tenth of a time: they need a place too.
         """
+        if self.copies is None:
+            return self.expert_frequency
+        of_copy = np.take_along_axis(self.expert_frequency, self.copies.copy_of, axis=1)
+        return of_copy * self.copies.serving.mean_parts(self.copies.copy_of)
+
+    @cached_property
+    def expert_frequency(self) -> np.ndarray:
+        """The same of experts, all their copies together, float [layer, expert]."""
         if self.batches is not None:
             return _parts(expert_counts(self.batches, self.trace.num_experts).sum(axis=1))
         traces = self.topics or (self.trace,)
@@ -116,7 +169,7 @@ class PlacementProblem:
     @cached_property
     def hybrids(self) -> dict[str, Rings]:
         """Complete hybrids that may be chosen, by the name of their exchange."""
-        named = {rings.name: rings for rings in complete_hybrids(self.model.machine.topology, self.trace.num_experts)}
+        named = {rings.name: rings for rings in complete_hybrids(self.model.machine.topology, self.num_experts)}
         return named if HYBRIDS in self.exchanges else {name: named[name] for name in self.exchanges if name in named}
 
     def under(self, exchange: AbstractExchange) -> "PlacementProblem":
@@ -125,6 +178,9 @@ class PlacementProblem:
 
     def draw(self, batches: int, seed: int) -> Batch:
         """Draws so many batches, leaves [layer, batch, ...]; given `batches` are repeated in order."""
+        return self.served(self._drawn(batches, seed))
+
+    def _drawn(self, batches: int, seed: int) -> Batch:
         if self.batches is not None:
             order = np.arange(batches) % self.batches.weight.shape[1]
             if self.batches.experts.ndim == self.batches.weight.ndim:  # merged ones share their rows
@@ -136,7 +192,7 @@ class PlacementProblem:
 
     def merged(self, batches: Batch, exchange: AbstractExchange | None = None) -> Batch:
         """The batches with equal tokens merged, where placement and exchange treat equal tokens alike."""
-        return self.model.merged(batches, self.trace.num_experts, exchange)
+        return self.model.merged(batches, self.num_experts, exchange)
 
 
 def _parts(count: Shaped[np.ndarray, "layer expert"]) -> Float[np.ndarray, "layer expert"]:
@@ -185,11 +241,6 @@ def suited(exchanges: tuple[str, ...], topology: AbstractTopology) -> tuple[str,
 
 
 # Plans with the exchange that serves each layer best, and what that takes.
-
-Plan = Float[np.ndarray, "layer expert node"]
-Plans = Float[np.ndarray, "layer candidate expert node"]
-Scores = Float[np.ndarray, "layer candidate"]
-
 
 STANDARD_ERRORS = 2  # of a gain that counts
 GROUPS = 8  # of batches, from whose gains the standard error is estimated

@@ -71,7 +71,7 @@ def rounded(
     result = tune(replace(placed, logits=False), settings, report, relaxed, exchange)
     if result.stopped == "interrupted":
         raise KeyboardInterrupt
-    found = tuned_strategies(inputs, result, mode)
+    found = tuned_strategies(inputs, result, placed)
     if result.shipped is not None:
         found.append(strategy(inputs, SHIPPED, result.shipped.plan, result.shipped.exchange.tolist(), mode))
     return result, found
