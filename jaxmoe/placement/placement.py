@@ -18,7 +18,7 @@ from jaxmoe.units import GIGA
 
 Mode = Literal["sharded", "replicated"]  # of shares
 PlanMode = Literal["sharded", "replicated", "copies"]
-FORMAT = 2  # of plan files; those before had no copies and stated none
+FORMAT = 2  # of plan files with copies; all others are of format 1, which the first ones did not state
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def write_plan(path: Path, placement: Placement) -> None:
         "exchange": np.asarray(placement.exchange, np.str_),
         "layer_ids": np.asarray(placement.layer_ids),
         "meta": np.asarray(json.dumps(placement.meta)),
-        "format": np.asarray(FORMAT),
+        "format": np.asarray(1 if placement.copies is None else FORMAT),
     }
     if placement.copies is not None:
         arrays |= placement.copies.arrays()

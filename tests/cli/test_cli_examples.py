@@ -155,7 +155,7 @@ def test_examples_in_python_run():
     """Those of both pages, one after the other: they go on from each other."""
     code = "\n".join(block for page in (".", "jaxmoe") for block in fences(PAGES[page], "python"))
     printed = as_a_user(code, ROOT).splitlines()
-    *_, all_to_all, _dragonfly, _to_the_first, _startup, speedup, _topology, _exchange = printed
+    *_, all_to_all, _halves, _dragonfly, _to_the_first, _startup, speedup, _topology, _exchange = printed
     assert 1e-4 < float(all_to_all) < 1e-3
     assert float(speedup) > 1  # a broadcast that costs nothing
     for report in printed[-2:]:  # that a part does what is asked of it

@@ -12,7 +12,7 @@ from oracles.arrays import floats
 from oracles.topologies import both_ways, mesh
 
 from jaxmoe.des import fabric_of, replay_plan, served_batch
-from jaxmoe.engine import evaluate, serving_of
+from jaxmoe.engine import evaluate, schedule_of, serving_of
 from jaxmoe.experiment.evaluation import describe_model
 from jaxmoe.experiment.validation import agreement
 from jaxmoe.hardware import AbstractTopology, Die, Machine, build_graph, clusters, torus
@@ -24,7 +24,7 @@ from jaxmoe.traces import Batch
 EXPERTS, TOKENS, TOP_K, BATCHES = 8, 64, 2, 2
 RATE, LATENCY = 4e9, 1e-9
 RULES = ("by_home", "by_draw", "least_work")
-EXCHANGES = ("fewest_hops_tree", "token_home", "random_host_tree", "reduce_scatter")
+EXCHANGES = ("fewest_hops_tree", "token_home", "random_host_tree", "reduce_scatter", "least_congested")
 
 
 def graph() -> AbstractTopology:
@@ -95,3 +95,16 @@ def test_model_and_simulator_choose_alike_at_run_time(seed, visits):
     rule = jax.tree.map(lambda leaf: leaf[0], serving_of(copies))
     chosen = eqx.filter_jit(rule)(jnp.asarray(copies.share[0]), batch).experts
     np.testing.assert_array_equal(chosen, served_batch(copies, 0, batch).experts)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_copies_are_chosen_for_whole_batches_that_are_then_cut(rule):
+    rng, topology = np.random.default_rng(3), NETWORKS["mesh"]
+    machine = Machine(topology, Die(floats(np.full(8, 1e12))))
+    model = cases.model_on(machine, rule="token_home", schedule=schedule_of("pipelined(2)"))
+    copies = with_rule(region_copies(regions_named("regions_1x2_ep"), np.ones((1, EXPERTS)), topology), rule, rng)
+    batches = some_batches(rng)
+    time = evaluate(model, jnp.asarray(copies.share), batches, serving=serving_of(copies))
+    layer = describe_model(model, fabric_of(topology, cases.COSTS.chunk_bytes), "sharded", "token_home")
+    (seen,) = replay_plan(layer, copies.share, batches, copies=copies)
+    np.testing.assert_allclose(time.total[0], [each.total_s for each in seen], rtol=0.02)

@@ -12,6 +12,7 @@ from oracles.topologies import NETWORKS, mesh
 from jaxmoe.engine import Decisions, evaluate, serving_of
 from jaxmoe.hardware import Die, Machine
 from jaxmoe.placement.copies import ByDraw, ByHome, Copies, LeastWork
+from jaxmoe.relax import SmoothMax, SoftSupport
 from jaxmoe.traces import Batch
 
 EXPERTS, TOKENS, TOP_K = 4, 12, 2
@@ -222,3 +223,23 @@ def test_a_rule_describes_the_copies_that_it_was_made_of(rule):
     np.testing.assert_array_equal(back.borders, copies.borders)
     for name, array in copies.serving.arrays().items():
         np.testing.assert_allclose(back.serving.arrays()[name], array, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["by_home", "by_draw", "least_work"])
+def test_the_relaxed_time_tends_to_the_exact_one(rule):
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(6)
+        model = cases.layer_model(cases.random_machine(rng, (2, 3)), rule="corner_host_tree")
+        copies = random_copies(rng, EXPERTS, 2, 6, rule)
+        batch = stacked(cases.batch(cases.random_tokens(rng, TOKENS, EXPERTS, TOP_K)))
+        share, serving = floats(copies.share.astype(float)), serving_of(copies)
+
+        def time(share, temperature):
+            relaxed = (SmoothMax(temperature), SoftSupport(temperature))
+            return evaluate(model, share, batch, None, None, *relaxed, serving=serving).total.sum()
+
+        exact = float(evaluate(model, share, batch, serving=serving).total.sum())
+        off = [abs(float(time(share, temperature)) / exact - 1) for temperature in (0.1, 0.01, 0.001)]
+        assert off[0] > off[1] > off[2]
+        assert off[2] < 1e-2
+        assert np.isfinite(jax.grad(time)(share, 0.1)).all()

@@ -22,6 +22,7 @@ from jaxmoe.config.explain import ConfigSource, Draft
 from jaxmoe.config.files import put_file
 from jaxmoe.models.moe import ModelError
 from jaxmoe.placement import Placement, PlanError, read_plan, write_plan
+from jaxmoe.placement.copies import ByDraw, ByHome, Copies, LeastWork
 from jaxmoe.traces import GatingTrace, Hints, LoadCounts, TraceError, load_counts, read_any, write_as
 from jaxmoe.traces.synthesis import GatingProcess, Requests, read_process, write_process
 from jaxmoe.traces.synthesis.process import Preferences
@@ -159,7 +160,17 @@ def plans() -> list[Files]:
     plan = Placement(share, (2, 2), "sharded", (4, 9), {"model": "small", "seed": 7})
     published = io.BytesIO()
     np.savez(published, share=share.astype(np.float64), mesh_shape=[2, 2])
-    return [written(lambda path: write_plan(path, plan), "file"), {"file": published.getvalue()}]
+    twice = np.repeat(share[:, :, None], 2, axis=2).reshape(len(share), -1, share.shape[2])
+    copy_of = np.tile(np.arange(twice.shape[1]) // 2, (len(share), 1))
+    numbers = np.ones(len(share))
+    rules = (
+        ByHome(np.tile(2 * np.arange(share.shape[1])[:, None], (len(share), 1, share.shape[2]))),
+        ByDraw(np.full(copy_of.shape, 0.5)),
+        LeastWork(numbers, numbers),
+    )
+    copies = [Placement.of_copies(Copies(copy_of, twice, rule), (2, 2), (4, 9)) for rule in rules]
+    written_plans = [written(lambda path, plan=plan: write_plan(path, plan), "file") for plan in (plan, *copies)]
+    return [*written_plans, {"file": published.getvalue()}]
 
 
 def processes() -> list[Files]:
