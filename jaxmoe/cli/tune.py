@@ -88,7 +88,9 @@ def run(
             draw_tuning(folder, inputs, comparison, result)
         summary = provenance("tune", inputs) | comparison_report(inputs, comparison)
         summary |= {
-            "tuning": {"optimiser": optimiser} | tuning_report(result, comparison) | {"topics": topics},
+            "tuning": {"optimiser": optimiser, "copies": copies}
+            | tuning_report(result, comparison)
+            | {"topics": topics},
             "wall_s": clock.report(),
         }
         folder.write_json("summary.json", summary)

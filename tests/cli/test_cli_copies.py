@@ -80,3 +80,26 @@ def test_copies_that_do_not_suit_the_machine_are_refused(run, scenario, copies, 
     assert result.exit_code == 2
     assert message in result.stderr
     assert not out.parent.exists()
+
+
+def test_tuning_with_copies(run, scenario, out):
+    short = ("--set", "tuning.steps=25", "--set", "tuning.restarts=1", "--set", "tuning.refine_steps=0")
+    result = run("tune", scenario, *MEMORY, *short, "--copies", 2, "--out", out)
+    assert result.exit_code == 0, result.output
+    told = json.loads((out / "summary.json").read_text())
+    assert told["strategies"]["tuned"]["mode"] == told["strategies"]["regions"]["mode"] == "copies"
+    held = {name: each["memory"]["weights_mean_B"] for name, each in told["strategies"].items()}
+    assert held["tuned"] == pytest.approx(2 * held["tp"])
+    assert held["regions"] == pytest.approx(held["tuned"])
+    assert told["tuning"]["copies"] == 2
+    again = run("evaluate", scenario, *MEMORY, "--plan", out / "plan.npz", "--out", out.parent / "again")
+    assert again.exit_code == 0, again.output
+    seen = json.loads((out.parent / "again" / "summary.json").read_text())["strategies"]["plan"]["mean"]["total_s"]
+    assert seen == pytest.approx(told["strategies"]["tuned"]["mean"]["total_s"], rel=1e-5)
+
+
+def test_copies_that_the_machine_cannot_have_are_told_before_any_work(run, scenario, out):
+    result = run("tune", scenario, "--copies", 3, "--out", out)
+    assert result.exit_code != 0
+    assert "--copies 3: 3 regions do not divide" in result.output.replace("\n", " ")
+    assert not out.exists()

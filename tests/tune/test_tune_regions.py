@@ -1,0 +1,91 @@
+"""Tuning with copies: batches name copies, regions are rivals, and what is returned is a plan of copies."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_problem import EXPERTS, LAYERS, NODES, SETTINGS, SHAPE, small_problem
+
+from jaxmoe.engine import evaluate, serving_of
+from jaxmoe.network import build_exchange
+from jaxmoe.placement import Placement, PlanError
+from jaxmoe.placement.regions import region_copies, regions_named, shipped_regions
+from jaxmoe.tune import evaluator, tune
+from jaxmoe.tune.bounds import lower_bound
+from jaxmoe.tune.evaluator import Evaluator
+from jaxmoe.tune.regions import in_regions, region_cuts
+from jaxmoe.tune.settings import StopSwitch
+
+
+@pytest.fixture(autouse=True)
+def few_batches(monkeypatch):
+    monkeypatch.setattr(evaluator, "SELECTION_BATCHES", (8, 8))
+    monkeypatch.setattr(evaluator, "REBALANCE_BATCHES", 32)
+
+
+def test_copies_share_the_work_of_their_expert():
+    problem = replace(small_problem(), regions=(1, 2))
+    assert problem.num_experts == 2 * EXPERTS
+    np.testing.assert_allclose(problem.frequency.sum(axis=1), 1)
+    halves = problem.frequency.reshape(LAYERS, 2, EXPERTS)
+    np.testing.assert_allclose(halves[:, 0], halves[:, 1])
+    np.testing.assert_allclose(halves.sum(axis=1), problem.expert_frequency)
+
+
+def test_batches_name_the_copy_of_the_region_where_a_token_lives():
+    plain = small_problem()
+    problem = replace(plain, regions=(2, 1))
+    experts, copies = (np.asarray(each.draw(3, 1).experts) for each in (plain, problem))
+    # On a 2x2 mesh the first half of the tokens lives on nodes 0 and 1, of x = 0.
+    region = (np.arange(plain.batch_tokens) * NODES // plain.batch_tokens) // 2
+    np.testing.assert_array_equal(copies, experts + EXPERTS * region[:, None])
+
+
+def test_a_plan_of_copies_takes_as_long_to_the_tuner_as_to_those_who_serve_it():
+    problem = replace(small_problem(), regions=(1, 2))
+    topology = problem.model.machine.topology
+    copies = region_copies(regions_named("regions_1x2_ep"), problem.expert_frequency, topology)
+    drawn, named = small_problem().draw(4, 7), problem.draw(4, 7)
+    tuned = evaluate(problem.model, jnp.asarray(copies.share), problem.merged(named))
+    served = evaluate(problem.model, jnp.asarray(copies.share), drawn, serving=serving_of(copies))
+    np.testing.assert_allclose(tuned.total, served.total, 1e-5)
+
+
+def test_regions_are_what_a_plan_of_copies_competes_with():
+    problem = in_regions(small_problem(), 2, 0)
+    assert problem.regions in region_cuts(small_problem(), 2) == [(1, 2), (2, 1)]
+    with StopSwitch() as stop:
+        seen = Evaluator(problem, 0, stop).strategies
+    cut = "x".join(map(str, problem.regions))
+    assert set(seen) == {f"regions_{cut}_tp", f"regions_{cut}_ep"}  # a region of two nodes has no other groups
+    of_cut = shipped_regions(
+        problem.regions, problem.expert_frequency, problem.model.machine.topology, ("least_loaded",)
+    )
+    rings = {each.name: each.exchanges for each in of_cut}
+    assert rings[f"regions_{cut}_tp"] == (f"rings_{cut}_both_ways", "least_loaded")
+    assert rings[f"regions_{cut}_ep"] == ("least_loaded",)
+
+
+def test_what_is_returned_is_legal_and_no_slower_than_any_region():
+    problem = in_regions(small_problem(), 2, SETTINGS.seed)
+    result = tune(problem, SETTINGS)
+    copies = problem.placed(result.share)
+    placement = Placement.of_copies(copies, SHAPE, tuple(range(LAYERS)), exchange=result.exchange)
+    assert placement.memory(1.0).sum() == pytest.approx(2 * EXPERTS * LAYERS)
+    assert (result.cost <= result.shipped.seconds * (1 + 1e-6)).all()
+    batches = problem.draw(8, 99)
+    for row, name in enumerate(result.exchange):
+        exchange = build_exchange(name, problem.model.machine.topology)
+        seconds = evaluate(problem.model, jnp.asarray(result.share, jnp.float32), batches, exchange).mean
+        assert lower_bound(problem, batches)[row] <= seconds[row] * (1 + 1e-6)
+
+
+def test_copies_that_cannot_be_are_refused():
+    with pytest.raises(PlanError, match=r"3 regions do not divide a machine of 4 nodes; use one of 1, 2, 4"):
+        in_regions(small_problem(), 3, 0)
+    with pytest.raises(PlanError, match=r"the experts of a layer need 12 .* have fewer copies"):
+        replace(small_problem(room=2.0), regions=(1, 2))
+    replicated = replace(small_problem(), model=replace(small_problem().model, mode="replicated"))
+    with pytest.raises(PlanError, match=r"regions are .* of a replicated plan"):
+        replace(replicated, regions=(1, 2))
