@@ -13,7 +13,8 @@ def served_batch(copies: Copies, layer: int, batch: Batch) -> Batch:
     """A batch of one layer, leaves [token, ...], with the copy that serves each choice in place of its expert."""
     experts = np.asarray(batch.experts)
     if isinstance(copies.serving, LeastWork):
-        named = _least_work(copies, layer, copies.serving, experts)
+        chosen = _together if copies.serving.together else _least_work
+        named = chosen(copies, layer, copies.serving, experts)
     else:
         source = token_sources(batch, copies.share.shape[2])
         named = copies.served(layer, experts, source, np.asarray(batch.draw))
@@ -46,4 +47,28 @@ def _least_work(
             named[token, place] = copy
             work += share[copy]
             visited |= {*hosts[copy].tolist()}
+    return named
+
+
+def _together(
+    copies: Copies, layer: int, rule: LeastWork, experts: Int[np.ndarray, "token top_k"]
+) -> Int[np.ndarray, "token top_k"]:
+    """Token after token: the place among the copies of its experts where its hosts have done least, all together."""
+    share = copies.share[layer].astype(np.float64)
+    places = np.stack([np.flatnonzero(copies.copy_of[layer] == expert) for expert in range(copies.num_experts)], axis=1)
+    work = np.zeros(share.shape[1])
+    mean = (experts >= 0).sum() / len(work)  # of all nodes at the end
+    named = np.full_like(experts, -1)
+    for token, choices in enumerate(experts):
+        chosen = choices[choices >= 0]
+        if not len(chosen):
+            continue
+        costs = []
+        for able in places[:, chosen]:
+            hosts = np.flatnonzero(share[able].any(axis=0))
+            reached = work + share[able].sum(axis=0)
+            costs.append(rule.work[layer] * reached[hosts].max() / mean + rule.visits[layer] * len(hosts))
+        able = places[np.flatnonzero(np.array(costs) <= min(costs) * (1 + ALIKE))[0], chosen]
+        named[token, choices >= 0] = able
+        work += share[able].sum(axis=0)
     return named

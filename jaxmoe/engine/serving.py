@@ -81,16 +81,23 @@ class DrawServing(AbstractServing):
 class LeastWorkServing(AbstractServing):
     """Tokens in their order, and choices of each in theirs, by the work so far and the nodes that a token visits anew.
 
-    Work counts choices by the parts of them that nodes compute.
+    Work counts choices by the parts of them that nodes compute. `together`, a token chooses once, for all its choices.
     """
 
     of_expert: Int[Array, "*lead expert most"]
     work: Float[Array, "*lead"]
     visits: Float[Array, "*lead"]
+    together: bool = eqx.field(static=True, default=False)
 
     def copies(self, share: Float[Array, "copy node"], batch: Batch) -> Int[Array, "token top_k"]:
-        share, (tokens, top_k) = jax.lax.stop_gradient(share), batch.experts.shape
-        weight = jnp.where(batch.experts < 0, 0, batch.weight[:, None]).ravel()
+        share = jax.lax.stop_gradient(share)
+        weight = jnp.where(batch.experts < 0, 0, batch.weight[:, None])  # [token, top_k]
+        return (self._by_token if self.together else self._by_choice)(share, batch.experts, weight)
+
+    def _by_choice(
+        self, share: Float[Array, "copy node"], experts: Int[Array, "token top_k"], weight: Float[Array, "token top_k"]
+    ) -> Int[Array, "token top_k"]:
+        tokens, top_k = experts.shape
         by_work = self.work * share.shape[1] / weight.sum()
         first = jnp.arange(tokens * top_k) % top_k == 0
 
@@ -103,17 +110,38 @@ class LeastWorkServing(AbstractServing):
             hosts = part > 0
             highest = jnp.where(hosts, load + weight * part, 0).max(axis=1)
             cost = by_work * highest + self.visits * (hosts & ~visited).sum(axis=1)
-            cost = jnp.where(able == NO_COPY, jnp.inf, cost)
-            at = jnp.argmax(cost <= cost.min() * (1 + ALIKE))
+            at = _least(jnp.where(able == NO_COPY, jnp.inf, cost))
             there = weight > 0
             return (load + weight * part[at], visited | (hosts[at] & there)), able[at]
 
         nothing = jnp.zeros(share.shape[1], share.dtype), jnp.zeros(share.shape[1], bool)
-        _, copies = jax.lax.scan(serve, nothing, (batch.experts.ravel(), weight, first))
+        _, copies = jax.lax.scan(serve, nothing, (experts.ravel(), weight.ravel(), first))
         return copies.reshape(tokens, top_k)
 
+    def _by_token(
+        self, share: Float[Array, "copy node"], experts: Int[Array, "token top_k"], weight: Float[Array, "token top_k"]
+    ) -> Int[Array, "token top_k"]:
+        by_work = self.work * share.shape[1] / weight.sum()
+
+        def serve(load: Float[Array, " node"], token: tuple[Array, Array]) -> tuple[Array, Array]:
+            experts, weight = token
+            able = self.of_expert[experts].T  # [place, choice]
+            part = share[able]
+            hosts = ((part > 0) & (weight > 0)[:, None]).any(axis=1)  # [place, node]
+            added = jnp.einsum("k,pkn->pn", weight, part)
+            cost = by_work * jnp.where(hosts, load + added, 0).max(axis=1) + self.visits * hosts.sum(axis=1)
+            at = _least(cost)
+            return load + added[at], able[at]
+
+        return jax.lax.scan(serve, jnp.zeros(share.shape[1], share.dtype), (experts, weight))[1]
+
     def rule(self) -> LeastWork:
-        return LeastWork(np.asarray(self.work, float)[None], np.asarray(self.visits, float)[None])
+        return LeastWork(np.asarray(self.work, float)[None], np.asarray(self.visits, float)[None], self.together)
+
+
+def _least(cost: Float[Array, " option"]) -> Int[Array, ""]:
+    """The first option of the least cost; those that are equal but for rounding are equal."""
+    return jnp.argmax(cost <= cost.min() * (1 + ALIKE))
 
 
 def serving_of(copies: Copies) -> AbstractServing:
@@ -124,5 +152,6 @@ def serving_of(copies: Copies) -> AbstractServing:
             return HomeServing(of_expert, jnp.asarray(table, jnp.int32))
         case ByDraw():
             return DrawServing(of_expert, jnp.asarray(copies.borders))
-        case LeastWork(work, visits):
-            return LeastWorkServing(of_expert, *(jnp.asarray(number, jnp.float32) for number in (work, visits)))
+        case LeastWork(work, visits, together):
+            by_work, by_visits = (jnp.asarray(number, jnp.float32) for number in (work, visits))
+            return LeastWorkServing(of_expert, by_work, by_visits, together)

@@ -8,6 +8,8 @@ in a sharded placement. The serving rule, which maps a choice to a copy of its e
 - *least work*: at run time, tokens in their order and choices of a token in theirs, the copy of the least `work` times
   the largest work so far of any of its hosts, this choice included, over the mean work of nodes at the end, plus
   `visits` times the number of nodes that the token visits for it anew. Among equals the one of the lowest number.
+- *least work, together*: the same for a token as a whole. All its choices go to the first copies of their experts, or
+  all to the second ones, and so on, as to the regions of a machine.
 """
 
 from collections.abc import Sequence
@@ -86,13 +88,23 @@ class ByDraw:
 
 @dataclass(frozen=True)
 class LeastWork:
-    """The two numbers of the rule, for every layer."""
+    """The two numbers of the rule, for every layer; `together`, a token's choices go to copies of one place."""
 
     work: np.ndarray  # [layer]
     visits: np.ndarray
-    name: ClassVar[str] = "least_work"
+    together: bool = False
+
+    @property
+    def name(self) -> str:
+        return "least_work_together" if self.together else "least_work"
 
     def check(self, copy_of: CopyOf, nodes: int) -> None:
+        count = _of_experts(np.ones(copy_of.shape), copy_of)
+        if self.together and (count != count[0, 0]).any():
+            raise PlanError(
+                f"serving is least_work_together for {count.min():g} to {count.max():g} copies of an expert; give all "
+                "equally many, or serve by least_work"
+            )
         for name, numbers in self.arrays().items():
             _check_numbers(name, numbers, (len(copy_of),))
 
@@ -102,7 +114,7 @@ class LeastWork:
         return 1 / np.take_along_axis(count, copy_of, axis=1)
 
     def rows(self, rows: Sequence[int] | Int[np.ndarray, " row"]) -> "LeastWork":
-        return LeastWork(self.work[np.asarray(rows)], self.visits[np.asarray(rows)])
+        return LeastWork(self.work[np.asarray(rows)], self.visits[np.asarray(rows)], self.together)
 
     def arrays(self) -> dict[str, np.ndarray]:
         return {"serving_work": self.work.astype(np.float32), "serving_visits": self.visits.astype(np.float32)}
@@ -203,7 +215,9 @@ class Copies:
                 place = (self.borders[layer, experts] <= draw[..., None]).sum(axis=-1)
                 copy = np.take_along_axis(self.of_expert[layer, experts], place[..., None], axis=-1)[..., 0]
             case LeastWork():
-                raise PlanError("serving is least_work, which decides at run time; simulate it, or serve by home")
+                raise PlanError(
+                    f"serving is {self.serving.name}, which decides at run time; simulate it, or serve by home"
+                )
         return np.where(experts >= 0, copy, NO_COPY)
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -230,10 +244,12 @@ def copies_of_arrays(arrays: dict[str, np.ndarray]) -> Copies:
             serving: Serving = ByHome(given("serving_table"))
         case "by_draw":
             serving = ByDraw(given("serving_parts").astype(np.float64))
-        case "least_work":
-            serving = LeastWork(*(given(name).astype(np.float64) for name in ("serving_work", "serving_visits")))
+        case "least_work" | "least_work_together" as name:
+            work, visits = (given(each).astype(np.float64) for each in ("serving_work", "serving_visits"))
+            serving = LeastWork(work, visits, together=name != "least_work")
         case other:
-            raise PlanError(f"serving is {other[:40]!r}, expected 'by_home', 'by_draw' or 'least_work'")
+            known = "'by_home', 'by_draw', 'least_work' or 'least_work_together'"
+            raise PlanError(f"serving is {other[:40]!r}, expected {known}")
     return Copies(given("copy_of"), share, serving)
 
 

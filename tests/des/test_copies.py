@@ -23,7 +23,7 @@ from jaxmoe.traces import Batch
 
 EXPERTS, TOKENS, TOP_K, BATCHES = 8, 64, 2, 2
 RATE, LATENCY = 4e9, 1e-9
-RULES = ("by_home", "by_draw", "least_work")
+RULES = ("by_home", "by_draw", "least_work", "least_work_together")
 EXCHANGES = ("fewest_hops_tree", "token_home", "random_host_tree", "reduce_scatter", "least_congested")
 
 
@@ -46,8 +46,8 @@ def with_rule(copies: Copies, rule: str, rng: np.random.Generator) -> Copies:
     """Copies by another rule than by home."""
     if rule == "by_home":
         return copies
-    if rule == "least_work":
-        return replace(copies, serving=LeastWork(np.array([1.0]), np.array([0.1])))
+    if rule.startswith("least_work"):
+        return replace(copies, serving=LeastWork(np.array([1.0]), np.array([0.1]), together=rule != "least_work"))
     parts = rng.uniform(0.5, 1.5, copies.copy_of.shape)
     return replace(copies, serving=ByDraw(parts / np.bincount(copies.copy_of[0], parts[0])[copies.copy_of]))
 

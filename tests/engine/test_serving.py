@@ -134,8 +134,40 @@ def test_least_work_is_that_of_a_plain_loop(seed, numbers):
     assert served(copies, batch_of(experts)).tolist() == plain_least_work(copies, experts, *numbers)
 
 
+def test_least_work_together_by_hand():
+    # A token with both experts takes both at one node; with seven choices of which four are done at node 0, three are
+    # left for node 1.
+    copies = Copies(**TWO, serving=LeastWork(np.array([1.0]), np.array([0.0]), together=True))
+    assert served(copies, batch_of([[0, 1], [0, 1], [0, -1], [1, 0]])).tolist() == [[0, 1], [2, 3], [0, -1], [3, 2]]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("numbers", [(1.0, 0.0), (0.0, 1.0), (1.0, 0.2)])
+def test_least_work_together_is_that_of_a_plain_loop(seed, numbers):
+    rng = np.random.default_rng(seed)
+    copies = random_copies(rng, EXPERTS, 3, 6)
+    rule = LeastWork(*(np.array([number]) for number in numbers), together=True)
+    copies = Copies(copies.copy_of, copies.share, rule)
+    experts = cases.random_tokens(rng, TOKENS, EXPERTS, TOP_K, missing=True).experts
+    share, nodes = copies.share[0].astype(float), range(6)
+    places = [[copy for copy in range(len(share)) if copies.copy_of[0, copy] == expert] for expert in range(EXPERTS)]
+    done, even, expected = [0.0] * 6, (experts >= 0).sum() / 6, []
+    for token in experts:
+        best, least = -1, np.inf
+        for place in range(3):
+            able = [places[expert][place] for expert in token if expert >= 0]
+            after = [done[node] + sum(share[copy, node] for copy in able) for node in nodes]
+            hosts = [node for node in nodes if any(share[copy, node] > 0 for copy in able)]
+            cost = numbers[0] * max((after[node] for node in hosts), default=0) / even + numbers[1] * len(hosts)
+            if cost < least * (1 - 1e-6):
+                best, least, after_best = place, cost, after
+        done = after_best
+        expected.append([places[expert][best] if expert >= 0 else -1 for expert in token])
+    assert served(copies, batch_of(experts)).tolist() == expected
+
+
 @pytest.mark.parametrize("network", ["mesh", "torus", "clusters", "detours"])
-@pytest.mark.parametrize("rule", ["by_home", "by_draw", "least_work"])
+@pytest.mark.parametrize("rule", ["by_home", "by_draw", "least_work", "together"])
 def test_one_copy_of_each_expert_is_the_plan_without_copies(network, rule):
     rng, topology = np.random.default_rng(3), NETWORKS[network]
     share = cases.random_share(rng, EXPERTS, topology.num_nodes).astype(np.float32)[None]
@@ -144,6 +176,7 @@ def test_one_copy_of_each_expert_is_the_plan_without_copies(network, rule):
         "by_home": ByHome(np.tile(own[:, None], topology.num_nodes)[None]),
         "by_draw": ByDraw(np.ones((1, EXPERTS))),
         "least_work": LeastWork(np.ones(1), np.ones(1)),
+        "together": LeastWork(np.ones(1), np.ones(1), together=True),
     }
     copies = Copies(own[None], share, rules[rule])
     tokens = [cases.batch(cases.random_tokens(rng, TOKENS, EXPERTS, TOP_K)) for _ in range(3)]

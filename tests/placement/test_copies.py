@@ -15,6 +15,7 @@ BY_HOME = ByHome(np.array([[[0, 2], [1, 1]]]))
 BY_DRAW = ByDraw(np.array([[0.25, 1.0, 0.75]]))
 LEAST_WORK = LeastWork(np.array([1.0]), np.array([0.5]))
 RULES = {"by_home": BY_HOME, "by_draw": BY_DRAW, "least_work": LEAST_WORK}
+TOGETHER = LeastWork(np.array([1.0]), np.array([0.5]), together=True)
 
 
 def legal(rule=BY_HOME) -> Copies:
@@ -126,7 +127,7 @@ def test_plan_file_round_trip(tmp_path, rule):
     [
         ({"copy_of": None}, "plan.npz: has mode copies and no copy_of; write the plan again"),
         ({"serving_table": None}, "plan.npz: has mode copies and no serving_table"),
-        ({"serving": np.asarray("nearest")}, "plan.npz: serving is 'nearest', expected 'by_home', 'by_draw' or"),
+        ({"serving": np.asarray("nearest")}, "plan.npz: serving is 'nearest', expected 'by_home', 'by_draw', 'least_work' or"),
         ({"copy_share": np.array([["a"]])}, "plan.npz: copy_share is <U1 of shape"),
         ({"share": np.array([[[1, 0], [0, 1]]], np.float32)}, "plan.npz: share is not what its copies do on average"),
         ({"format": np.asarray(3)}, "plan.npz: has format 3, this version of jaxmoe reads up to 2; use a newer one"),
@@ -147,3 +148,12 @@ def test_some_layers_of_a_plan():
     plan = Placement.of_copies(two, None, (3, 8), exchange=("ring", "token_home"))
     second = plan.of_layers([1])
     assert (second.layer_ids, second.exchange, second.copies.serving.work.tolist()) == ((8,), ("token_home",), [2.0])
+
+
+def test_tokens_served_together_need_equally_many_copies(tmp_path):
+    with pytest.raises(PlanError, match="least_work_together for 1 to 2 copies of an expert; give all equally many"):
+        legal(TOGETHER)
+    whole = Copies(np.array([[0, 1, 0, 1]]), np.tile(np.eye(2, dtype=np.float32), (1, 2, 1)), TOGETHER)
+    path = tmp_path / "plan.npz"
+    write_plan(path, Placement.of_copies(whole, (1, 2), (7,), {"model": "small"}, ("token_home",)))
+    assert read_plan(path).copies.serving.together
