@@ -8,7 +8,7 @@ each half, over which experts are cut. Elsewhere a single number cuts successive
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from jaxtyping import Int
 
 from jaxmoe.errors import PlanError
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.placement.copies import ByHome, Copies
+from jaxmoe.placement.copies import ByHome, Copies, LeastWork
 from jaxmoe.placement.exchange import Rings
 from jaxmoe.placement.strategies import (
     Frequency,
@@ -29,6 +29,7 @@ from jaxmoe.placement.strategies import (
     tensor_parallel,
 )
 
+SPREAD = 0.3  # standard deviation of the logarithm of the errors with which experts are dealt in further regions
 _CUT = r"[1-9][0-9]*(?:x[1-9][0-9]*)?"
 _NAME = re.compile(rf"regions_({_CUT})_(?:(tp)|(ep)|hybrid_({_CUT}))")
 
@@ -81,16 +82,17 @@ def all_regions(topology: AbstractTopology, experts: int, count: int) -> list[Re
 def region_copies(regions: Regions, frequency: Frequency, topology: AbstractTopology) -> Copies:
     """The copies of a plan of regions: copy r E + e is that of expert e in region r.
 
-    Experts are dealt inside a region by `frequency` [layer, expert], in any unit, in all regions alike. Raises
-    `PlanError` where regions do not divide the machine, or groups a region.
+    Experts are dealt inside a region by `frequency` [layer, expert], in any unit, in each with other errors: experts
+    that share a group in one region are apart in others, among which tokens may then choose. Raises `PlanError` where
+    regions do not divide the machine, or groups a region.
     """
     region = _groups(regions.cut, topology.num_nodes, topology.grid, f"{regions.name} on this machine")
-    inside = _share_inside(regions, frequency, topology)
     layers, experts = frequency.shape
     share = np.zeros((layers, regions.count, experts, topology.num_nodes), np.float32)
     for number in range(regions.count):
+        errors = np.exp(SPREAD * np.random.default_rng(number).normal(size=experts)) if number else 1.0
         # In a region nodes keep their order, row by row.
-        share[:, number, :, region == number] = np.moveaxis(inside, 2, 0)
+        share[:, number, :, region == number] = np.moveaxis(_share_inside(regions, frequency * errors, topology), 2, 0)
     copies = regions.count * experts
     table = region * experts + np.arange(experts)[:, None]
     return Copies(
@@ -98,6 +100,12 @@ def region_copies(regions: Regions, frequency: Frequency, topology: AbstractTopo
         share.reshape(layers, copies, -1),
         ByHome(np.broadcast_to(table, (layers, *table.shape))),
     )
+
+
+def by_least_work(copies: Copies) -> Copies:
+    """The same copies, each token served as a whole by those of the region whose hosts have done least."""
+    ones = np.ones(len(copies.copy_of))
+    return replace(copies, serving=LeastWork(ones, 0 * ones, together=True))
 
 
 def shipped_regions(

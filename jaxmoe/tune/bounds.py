@@ -73,8 +73,8 @@ def _layer_bound(
     chosen = np.where(choices < 0, problem.num_experts, choices)
     loads = _loads(problem, counts)
     even = max(load.even for load in loads)
-    if problem.model.mode == "replicated":
-        return even
+    if problem.model.mode == "replicated" or problem.serving is not None:
+        return even  # a token may find all its experts on one node
     even = max(even, _moving(problem, counts))
     needed = [load.amount[chosen].sum(axis=1) for load in loads]
     alone = max(even, *(float(need.max() / load.rates[0]) for need, load in zip(needed, loads, strict=True)))

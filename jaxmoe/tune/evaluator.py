@@ -196,9 +196,10 @@ class Evaluator:
     ) -> tuple[Plans, Scores]:
         """Divides experts over their hosts anew, and keeps the better plans; changes nothing once `stop` is set.
 
+        Nor where what copies serve is decided at run time: their work is not known before.
         With `group` plans are over the groups of a machine in place of its nodes.
         """
-        if self.stop.reason:
+        if self.stop.reason or self.problem.serving is not None:
             return plans, scores
         drawn = self.problem.draw(REBALANCE_BATCHES, next(self.seeds))
         counts = expert_counts(drawn, plans.shape[2])

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from jaxmoe.compiling import SHORT, SOONER
-from jaxmoe.engine import Layer
+from jaxmoe.engine import AbstractServing, Decisions, Layer
 from jaxmoe.network import AbstractExchange
 from jaxmoe.network.xy import prefix_sums
 from jaxmoe.traces import Batch, over_batches
@@ -41,6 +41,7 @@ class Search(NamedTuple):
     hops: Float[Array, "place place2"]  # near places are tried more often
     spread: Float[Array, "place node"]  # rows sum to 1
     aim: Objective
+    serving: AbstractServing | None = None  # of copies, where that is decided at run time
 
 
 def search_of(problem: PlacementProblem, group: np.ndarray | None = None) -> Search:
@@ -52,7 +53,9 @@ def search_of(problem: PlacementProblem, group: np.ndarray | None = None) -> Sea
         spread = member / np.maximum(member.sum(axis=1, keepdims=True), 1)
         hops, room = np.zeros((nodes, nodes)), member @ np.where(np.isinf(room), 1e9, room)
     array = partial(jnp.asarray, dtype=jnp.float32)
-    return Search(problem.model, array(problem.frequency), array(room), array(hops), array(spread), problem.aim)
+    return Search(
+        problem.model, array(problem.frequency), array(room), array(hops), array(spread), problem.aim, problem.serving
+    )
 
 
 class Pick(NamedTuple):
@@ -159,7 +162,8 @@ def _seconds(
 ) -> Float[Array, " batch"]:
     """Exact times of one plan of one layer, s; leaves of `batches` are [batch, ...], or merged rows."""
     nodes = share @ search.spread
-    return over_batches(lambda batch: search.model(nodes, batch, exchange).total, batches, nodes.shape[1])
+    decisions = Decisions(nodes, exchange, serving=search.serving)
+    return over_batches(lambda batch: search.model.time(decisions, batch).total, batches, nodes.shape[1])
 
 
 def _score(search: Search, share: Share, batches: Batch, exchange: AbstractExchange | None = None) -> Float[Array, ""]:

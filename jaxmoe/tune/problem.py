@@ -4,20 +4,20 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from jaxmoe.engine import Layer
+from jaxmoe.engine import AbstractServing, Layer, serving_of
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement import PlanError
 from jaxmoe.placement.copies import Copies
 from jaxmoe.placement.exchange import ExchangeError, Rings
-from jaxmoe.placement.regions import Regions, region_copies
+from jaxmoe.placement.regions import Regions, by_least_work, region_copies
 from jaxmoe.placement.strategies import complete_hybrids
 from jaxmoe.traces import Batch, GatingTrace, TraceError, expert_counts, load_counts, sample_batches, topic_batches
 from jaxmoe.tune.objective import Objective
@@ -42,8 +42,9 @@ class PlacementProblem:
     with the worst of them by `worst_weight`. Given batches come from as many topics in turn.
 
     With `regions` the machine is cut into so many along each side (or, as a single number, into successive nodes), each
-    with a copy of every expert, which serves the tokens that live there. Copies are then what is placed, on any nodes:
-    they count as experts of their own, and batches name them. `jaxmoe.tune.regions` chooses a cut.
+    with a copy of every expert. Copies are then what is placed, on any nodes: they count as experts of their own. They
+    serve the tokens that live in their region, and batches name them; or, `served_by` least work, each token as a whole
+    goes to the region whose hosts have done least so far, and batches name experts. `jaxmoe.tune.regions` chooses.
 
     `exchanges` are the names that may be chosen beside the model's own, `rings` for all complete hybrids. Where only a
     mesh has the split trees of the default ones, other networks get `least_loaded_tree` and `random_host_tree`.
@@ -61,6 +62,7 @@ class PlacementProblem:
     exchanges: tuple[str, ...] = DEFAULT_EXCHANGES
     own_exchange: str | None = None  # the name of the model's own, where that is a ring
     regions: tuple[int, ...] = ()
+    served_by: Literal["home", "least_work"] = "home"
 
     def __post_init__(self) -> None:
         check_topics(self.trace, self.topics)
@@ -87,7 +89,20 @@ class PlacementProblem:
         """Copies as regions have them by default, with the rule by which they serve; `None` without regions."""
         if not self.regions:
             return None
-        return region_copies(Regions(self.regions, "tp"), self.expert_frequency, self.model.machine.topology)
+        copies = region_copies(Regions(self.regions, "tp"), self.expert_frequency, self.model.machine.topology)
+        return copies if self.served_by == "home" else by_least_work(copies)
+
+    @cached_property
+    def serving(self) -> AbstractServing | None:
+        """The rule of any layer that decides at run time; `None` where batches name what is placed."""
+        if self.copies is None or self.served_by == "home":
+            return None
+        return jax.tree.map(lambda leaf: leaf[0], serving_of(self.copies))
+
+    @property
+    def at_home(self) -> "PlacementProblem":
+        """The problem whose batches name what is placed: of copies under the rule by home."""
+        return replace(self, served_by="home")
 
     @property
     def num_experts(self) -> int:
@@ -101,9 +116,9 @@ class PlacementProblem:
         return replace(self.copies, share=np.asarray(share, np.float32))
 
     def served(self, batches: Batch) -> Batch:
-        """Batches whose choices name experts, with copies in their place where there are any."""
+        """Batches whose choices name experts, with copies in their place if these serve by home."""
         copies = self.copies
-        if copies is None:
+        if copies is None or self.serving is not None:
             return batches
         experts, draw = np.asarray(batches.experts), np.asarray(batches.draw)
         source = np.asarray(batches.sources(self.num_nodes))
@@ -192,7 +207,7 @@ class PlacementProblem:
 
     def merged(self, batches: Batch, exchange: AbstractExchange | None = None) -> Batch:
         """The batches with equal tokens merged, where placement and exchange treat equal tokens alike."""
-        return self.model.merged(batches, self.num_experts, exchange)
+        return self.model.merged(batches, self.num_experts, exchange) if self.serving is None else batches
 
 
 def _parts(count: Shaped[np.ndarray, "layer expert"]) -> Float[np.ndarray, "layer expert"]:

@@ -1,11 +1,14 @@
 """Which cut of the machine into regions to tune, where experts may have several copies."""
 
 from dataclasses import replace
+from typing import Literal
 
 from jaxmoe.placement.regions import all_regions
 from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.problem import PlacementProblem, Progress, silent
 from jaxmoe.tune.settings import StopSwitch
+
+SERVED_BY: tuple[Literal["home", "least_work"], ...] = ("home", "least_work")
 
 
 def region_cuts(problem: PlacementProblem, copies: int) -> list[tuple[int, ...]]:
@@ -15,13 +18,13 @@ def region_cuts(problem: PlacementProblem, copies: int) -> list[tuple[int, ...]]
 
 
 def in_regions(problem: PlacementProblem, copies: int, seed: int, progress: Progress = silent) -> PlacementProblem:
-    """Returns the problem with so many regions, by the cut under which the plans of regions are fastest as they are.
+    """Returns the problem with so many regions, by the cut and rule under which plans of regions are fastest as they
+    are.
 
     Raises `PlanError` where so many do not divide the machine, or their copies do not fit the memory.
     """
-    problems = [replace(problem, regions=cut) for cut in region_cuts(problem, copies)]
-    if len(problems) == 1:
-        return problems[0]
+    cuts = region_cuts(problem, copies)
+    problems = [replace(problem, regions=cut, served_by=rule) for rule in SERVED_BY for cut in cuts]
     with StopSwitch() as stop:
         seconds = [_shipped(Evaluator(each, seed, stop, progress)) for each in problems]
     return problems[seconds.index(min(seconds))]

@@ -125,7 +125,7 @@ class _Run:
             "width": settings.support_width,
             "max_temperature": settings.max_temperature,
         }
-        problem = self.problem.under(exchange)
+        problem = self.problem.at_home.under(exchange)
         land = descent.landscape(problem, settings.budget_spread, settings.learning_rate)
         state = descent.start(problem, settings.restarts, settings.seed)
         for first in range(0, settings.steps, descent.SEGMENT):

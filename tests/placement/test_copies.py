@@ -127,7 +127,10 @@ def test_plan_file_round_trip(tmp_path, rule):
     [
         ({"copy_of": None}, "plan.npz: has mode copies and no copy_of; write the plan again"),
         ({"serving_table": None}, "plan.npz: has mode copies and no serving_table"),
-        ({"serving": np.asarray("nearest")}, "plan.npz: serving is 'nearest', expected 'by_home', 'by_draw', 'least_work' or"),
+        (
+            {"serving": np.asarray("nearest")},
+            "plan.npz: serving is 'nearest', expected 'by_home', 'by_draw', 'least_work' or",
+        ),
         ({"copy_share": np.array([["a"]])}, "plan.npz: copy_share is <U1 of shape"),
         ({"share": np.array([[[1, 0], [0, 1]]], np.float32)}, "plan.npz: share is not what its copies do on average"),
         ({"format": np.asarray(3)}, "plan.npz: has format 3, this version of jaxmoe reads up to 2; use a newer one"),

@@ -10,8 +10,8 @@ from small_problem import EXPERTS, LAYERS, NODES, SETTINGS, SHAPE, small_problem
 from jaxmoe.engine import evaluate, serving_of
 from jaxmoe.network import build_exchange
 from jaxmoe.placement import Placement, PlanError
-from jaxmoe.placement.regions import region_copies, regions_named, shipped_regions
-from jaxmoe.tune import evaluator, tune
+from jaxmoe.placement.regions import Regions, by_least_work, region_copies, regions_named, shipped_regions
+from jaxmoe.tune import evaluator, local_search, tune
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.regions import in_regions, region_cuts
@@ -50,6 +50,28 @@ def test_a_plan_of_copies_takes_as_long_to_the_tuner_as_to_those_who_serve_it():
     tuned = evaluate(problem.model, jnp.asarray(copies.share), problem.merged(named))
     served = evaluate(problem.model, jnp.asarray(copies.share), drawn, serving=serving_of(copies))
     np.testing.assert_allclose(tuned.total, served.total, 1e-5)
+
+
+@pytest.mark.parametrize("numbers", [(2, 1), (1, 2)])
+def test_tokens_that_choose_a_region_are_timed_as_they_are_served(numbers):
+    problem = replace(small_problem(), regions=numbers, served_by="least_work")
+    copies = by_least_work(
+        region_copies(Regions(numbers, "ep"), problem.expert_frequency, problem.model.machine.topology)
+    )
+    drawn = small_problem().draw(4, 7)
+    np.testing.assert_array_equal(problem.draw(4, 7).experts, drawn.experts)
+    served = evaluate(problem.model, jnp.asarray(copies.share), drawn, serving=serving_of(copies))
+    tuned = local_search.seconds_of_all(local_search.search_of(problem), jnp.asarray(copies.share), drawn)
+    np.testing.assert_allclose(tuned, served.total, 1e-5)
+    assert (lower_bound(problem, drawn) <= served.mean * (1 + 1e-6)).all()
+
+
+def test_a_search_where_tokens_choose_their_region():
+    problem = replace(small_problem(), regions=(1, 2), served_by="least_work")
+    result = tune(problem, SETTINGS)
+    placement = Placement.of_copies(problem.placed(result.share), SHAPE, tuple(range(LAYERS)), exchange=result.exchange)
+    assert placement.copies.serving.together
+    assert (result.cost <= result.shipped.seconds * (1 + 1e-6)).all()
 
 
 def test_regions_are_what_a_plan_of_copies_competes_with():
