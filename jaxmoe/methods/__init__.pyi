@@ -34,7 +34,7 @@ from .system import DeploymentSetting as DeploymentSetting
 from .system import RolloutResult as RolloutResult
 from .system import SystemRecording as SystemRecording
 from .system import UnsuitableSystemError as UnsuitableSystemError
-from .wafer_gpu.caching import Copies as Copies
+from .wafer_gpu.caching import CachedCopies as CachedCopies
 from .wafer_gpu.caching import CrossToken as CrossToken
 from .wafer_gpu.caching import Guidance as Guidance
 from .wafer_gpu.caching import LLCPrefetch as LLCPrefetch

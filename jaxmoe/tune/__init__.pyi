@@ -1,5 +1,5 @@
-from .problem import History as History
 from .problem import PlacementProblem as PlacementProblem
-from .problem import TuneResult as TuneResult
+from .results import History as History
+from .results import TuneResult as TuneResult
 from .settings import TunerSettings as TunerSettings
 from .tuner import tune as tune

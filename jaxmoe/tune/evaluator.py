@@ -27,10 +27,9 @@ from jaxmoe.threads import side_by_side
 from jaxmoe.traces import Batch, expert_counts
 from jaxmoe.tune import local_search
 from jaxmoe.tune.bounds import lower_bound
-from jaxmoe.tune.problem import (
-    BRIM,
+from jaxmoe.tune.problem import BRIM, PlacementProblem
+from jaxmoe.tune.results import (
     History,
-    PlacementProblem,
     Plan,
     Plans,
     Progress,
@@ -62,6 +61,7 @@ class Evaluator:
     seed: int
     stop: StopSwitch
     progress: Progress = silent
+    most_batches: int | None = None  # of the final choice; by default as many as are affordable
     seconds: dict[str, float] = field(default_factory=dict)
     seeds: Iterator[int] = field(init=False)
     selection: Batch = field(init=False)  # the batches of the final choice
@@ -73,6 +73,7 @@ class Evaluator:
         self.seeds = iter(lambda: int(source.integers(2**62)), None)
         affordable = SELECTION_ENTRIES // (self.problem.batch_tokens * self.problem.num_nodes)
         count = int(np.clip(affordable, *SELECTION_BATCHES))
+        count = count if self.most_batches is None else min(count, self.most_batches)
         # With many nodes compiling takes longer than scoring, so all batches go as many at a time as in a look.
         self._at_once = LOOK_BATCHES if self.problem.num_nodes > MANY_NODES else count
         self.selection = self.problem.draw(count // self._at_once * self._at_once, next(self.seeds))

@@ -15,7 +15,8 @@ from jaxmoe.traces import MISSING, Batch, over_batches
 from jaxmoe.tune import local_search
 from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.local_search import Search
-from jaxmoe.tune.problem import BRIM, History, PlacementProblem, Plans, Progress, TuneResult, best, silent
+from jaxmoe.tune.problem import BRIM, PlacementProblem
+from jaxmoe.tune.results import History, Plans, Progress, TuneResult, best, silent
 from jaxmoe.tune.settings import StopSwitch
 
 # Greedy construction: experts in order of falling load each take the hosts that cost the least at that moment.

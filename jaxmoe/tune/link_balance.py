@@ -24,7 +24,8 @@ from jaxmoe.relax import AbstractReduction, AbstractSupport, SmoothMax, geometri
 from jaxmoe.traces import Batch, over_batches
 from jaxmoe.tune.descent import soft_hosts
 from jaxmoe.tune.objective import Objective
-from jaxmoe.tune.problem import History, PlacementProblem
+from jaxmoe.tune.problem import PlacementProblem
+from jaxmoe.tune.results import History
 from jaxmoe.tune.settings import StopSwitch
 
 Order = Int[np.ndarray, " node"]

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxmoe.tune.gradient_free import AnnealSettings, GreedySettings, RandomSettings, anneal, greedy, random_search
-from jaxmoe.tune.problem import TuneResult
+from jaxmoe.tune.results import TuneResult
 from jaxmoe.tune.settings import TunerSettings
 from jaxmoe.tune.tuner import tune
 from jaxmoe.tune.two_stage import TwoStageSettings, two_stage

@@ -5,9 +5,11 @@ from typing import Literal
 
 from jaxmoe.placement.regions import all_regions
 from jaxmoe.tune.evaluator import Evaluator
-from jaxmoe.tune.problem import PlacementProblem, Progress, silent
+from jaxmoe.tune.problem import PlacementProblem
+from jaxmoe.tune.results import Progress, silent
 from jaxmoe.tune.settings import StopSwitch
 
+LOOK_BATCHES = 16  # on which plans of regions are compared
 SERVED_BY: tuple[Literal["home", "least_work"], ...] = ("home", "least_work")
 
 
@@ -26,7 +28,7 @@ def in_regions(problem: PlacementProblem, copies: int, seed: int, progress: Prog
     cuts = region_cuts(problem, copies)
     problems = [replace(problem, regions=cut, served_by=rule) for rule in SERVED_BY for cut in cuts]
     with StopSwitch() as stop:
-        seconds = [_shipped(Evaluator(each, seed, stop, progress)) for each in problems]
+        seconds = [_shipped(Evaluator(each, seed, stop, progress, LOOK_BATCHES)) for each in problems]
     return problems[seconds.index(min(seconds))]
 
 

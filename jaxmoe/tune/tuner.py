@@ -22,19 +22,8 @@ from jaxmoe.tune import descent, local_search
 from jaxmoe.tune.descent import typical_part
 from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.gradient_free import random_starts
-from jaxmoe.tune.problem import (
-    History,
-    PlacementProblem,
-    Plan,
-    Plans,
-    Progress,
-    Ranked,
-    Scores,
-    TuneResult,
-    best,
-    better,
-    silent,
-)
+from jaxmoe.tune.problem import PlacementProblem
+from jaxmoe.tune.results import History, Plan, Plans, Progress, Ranked, Scores, TuneResult, best, better, silent
 from jaxmoe.tune.settings import StopSwitch, TunerSettings, affordable
 
 LEAST_PART = 0.1  # of an expert's typical part on a node; less is rounded away

@@ -14,7 +14,8 @@ import numpy as np
 from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.link_balance import METHODS, Budget, Mapping, question_of
 from jaxmoe.tune.node_balance import NodeBalance, node_balance
-from jaxmoe.tune.problem import History, PlacementProblem, Progress, TuneResult, silent
+from jaxmoe.tune.problem import PlacementProblem
+from jaxmoe.tune.results import History, Progress, TuneResult, silent
 from jaxmoe.tune.settings import StopSwitch
 
 NODE_PART = 0.75  # of a layer's time under a time limit of the whole run

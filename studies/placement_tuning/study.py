@@ -1,4 +1,4 @@
-"""Tuned placements and exchanges beside all others: five tables, made job by job; see README.md.
+"""Tuned placements and exchanges beside all others: seven tables, made job by job; see README.md.
 
     python studies/placement_tuning/study.py --shared FOLDER
 
@@ -13,6 +13,7 @@ import any_exchange
 import gaps
 import machines
 import main_table
+import memory
 import sensitivity
 from cases import HERE, ROOT, RUNS, Run
 
@@ -25,6 +26,7 @@ JOBS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "machines": (machines.jobs, machines.COLUMNS),
     "gaps": (gaps.jobs, gaps.COLUMNS),  # of the cells of `machines` that turn out to be far off
     "any_exchange": (any_exchange.jobs, any_exchange.COLUMNS),
+    "memory": (memory.jobs, memory.COLUMNS),
 }
 
 

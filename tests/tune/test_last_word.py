@@ -21,7 +21,7 @@ from jaxmoe.tune import PlacementProblem, TuneResult, evaluator, tune
 from jaxmoe.tune import problem as ranking
 from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.objective import Objective
-from jaxmoe.tune.problem import Ranked, where_surely_faster
+from jaxmoe.tune.results import Ranked, where_surely_faster
 from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS, StopSwitch, TunerSettings, affordable
 
 QUICK = {

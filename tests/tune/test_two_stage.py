@@ -15,7 +15,7 @@ from jaxmoe.tune import PlacementProblem, TuneResult, evaluator
 from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.link_balance import METHODS
 from jaxmoe.tune.node_balance import node_balance
-from jaxmoe.tune.problem import History
+from jaxmoe.tune.results import History
 from jaxmoe.tune.settings import StopSwitch
 from jaxmoe.tune.two_stage import TwoStageSettings, together, two_stage
 

@@ -106,7 +106,7 @@ def guide(
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), known)
 
 
-class Copies(eqx.Module):
+class CachedCopies(eqx.Module):
     """Copies that dies hold beside their home experts; `used` is the step of the last read, `time` the last step, and
     `most` how many a die has held at most after a step."""
 
@@ -173,19 +173,23 @@ class WaferPolicy(AbstractMethod):
         known = guide(self.heatmap, jnp.asarray(steps.experts), None if self.llc is None else self.llc.across)
         return replace(self, heatmap=None), known
 
-    def init(self, machine: Machine) -> Copies:
+    def init(self, machine: Machine) -> CachedCopies:
         """Returns the copies that exist before the first step."""
         shape = (*self.home.shape, self.dies)
         held = jnp.zeros(shape, bool) if self.start is None else self.start
-        return Copies(held, jnp.zeros(shape, jnp.int32), jnp.zeros((), jnp.int32), jnp.zeros(self.dies, jnp.int32))
+        return CachedCopies(
+            held, jnp.zeros(shape, jnp.int32), jnp.zeros((), jnp.int32), jnp.zeros(self.dies, jnp.int32)
+        )
 
-    def step(self, machine: Machine, state: Copies, tokens: Guidance, last: LayerTime) -> tuple[Copies, Fetches]:
+    def step(
+        self, machine: Machine, state: CachedCopies, tokens: Guidance, last: LayerTime
+    ) -> tuple[CachedCopies, Fetches]:
         """Copies after one step, and the fetches of all its layers, one after the other."""
         time, popularity = state.time + 1, tokens.popularity
 
         def layer(
-            carry: tuple[Copies, Array | None], given: tuple[Array, Array, Array, Guidance]
-        ) -> tuple[tuple[Copies, Array | None], Fetches]:
+            carry: tuple[CachedCopies, Array | None], given: tuple[Array, Array, Array, Guidance]
+        ) -> tuple[tuple[CachedCopies, Array | None], Fetches]:
             copies, hits = carry
             row, home, after, known = given
             local = copies.held[row] | (home[:, None] == jnp.arange(self.dies))
@@ -227,11 +231,11 @@ class WaferPolicy(AbstractMethod):
 
     def _admit(
         self,
-        copies: Copies,
+        copies: CachedCopies,
         row: Int[Array, ""],
         wanted: Bool[Array, "expert die"],
         popularity: Float[Array, "layer expert"],
-    ) -> tuple[Copies, Bool[Array, "expert die"]]:
+    ) -> tuple[CachedCopies, Bool[Array, "expert die"]]:
         """Admits wanted copies, the most popular first, while there is room or a less valuable copy to evict."""
         experts = len(wanted)
         index = jnp.arange(experts)

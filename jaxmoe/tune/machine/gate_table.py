@@ -19,7 +19,7 @@ from jaxmoe.traces import Batch, over_batches
 from jaxmoe.tune import PlacementProblem
 from jaxmoe.tune.descent import SEGMENT, AbstractParameters, segment_batches
 from jaxmoe.tune.machine.augmented_lagrangian import GATE, augmented, followed
-from jaxmoe.tune.problem import Plan
+from jaxmoe.tune.results import Plan
 
 TEMPERATURE = 0.3  # of choices, in logits
 RATE = 0.05  # length of a step without what went before, in logits
