@@ -18,7 +18,7 @@ from jaxmoe.placement.exchange import ExchangeError
 from jaxmoe.placement.strategies import expert_parallel, shipped_strategies
 from jaxmoe.registry import OPTIMISERS
 from jaxmoe.tune import PlacementProblem, TuneResult, evaluator, tune
-from jaxmoe.tune import problem as ranking
+from jaxmoe.tune import results as ranking
 from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.objective import Objective
 from jaxmoe.tune.results import Ranked, where_surely_faster
