@@ -16,7 +16,7 @@ import jaxmoe as jm
 from jaxmoe.cli.app import app
 from jaxmoe.des import fabric_of, replay_layer
 from jaxmoe.des.exchanges import SIMULATED, phases
-from jaxmoe.engine import Layer, evaluate, schedule_of
+from jaxmoe.engine import Deciding, Layer, evaluate, schedule_of
 from jaxmoe.experiment.evaluation import describe_model
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.models import MoEModel
@@ -262,6 +262,26 @@ def test_deciding_is_part_of_dispatch_in_model_and_simulator():
     seen = replay_layer(described, np.asarray(share), jax.tree.map(np.asarray, batch))
     assert seen.stages["dispatch"] == pytest.approx(float(time.dispatch), rel=0.02)
     assert seen.total_s == pytest.approx(sum(seen.stages.values()))
+
+
+def test_what_has_to_know_the_batch_is_charged_in_model_and_simulator():
+    """Two choices of 1 us each, as the model and the simulator are told apart."""
+    mesh = jm.mesh(SHAPE, bandwidth=1e8, latency=0.0)
+    layer = jm.layer(jm.machine(mesh, flops=1e12), MoEModel("small", 64, 128, 8, 2, (0,), 1), "asking")
+    layer = replace(layer, costs=replace(layer.costs, deciding=Deciding(jnp.asarray(1e-6), jnp.asarray(0.0))))
+    fabric, share = fabric_of(mesh, None), np.eye(8, dtype=np.float32)
+    batch = replace(cases.batch(cases.random_tokens(np.random.default_rng(0), 64, 8, 2)), weight=jnp.ones(64))
+    with pytest.raises(ExchangeError, match=r"asking has to know the batch, which costs\.deciding"):
+        describe_model(layer, fabric, "sharded", "asking")
+    with pytest.MonkeyPatch.context() as patch:
+        before = float(layer(jnp.asarray(share), batch).dispatch)
+        patch.setattr(asked, "choices_in_turn", lambda exchange, tokens: 0, raising=False)
+        free = replay_layer(describe_model(layer, fabric, "sharded", "asking"), share, batch)
+        patch.setattr(asked, "choices_in_turn", lambda exchange, tokens: tokens // 32)
+        patch.setattr(Asking, "choices_in_turn", lambda self, tokens: tokens // 32)
+        paid = replay_layer(describe_model(layer, fabric, "sharded", "asking"), share, batch)
+        assert float(layer(jnp.asarray(share), batch).dispatch) - before == pytest.approx(2e-6, rel=1e-3)
+        assert paid.stages["dispatch"] - free.stages["dispatch"] == pytest.approx(2e-6, rel=1e-6)
 
 
 def test_without_an_entry_for_the_simulator_that_is_said(scenario, tmp_path):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -80,7 +80,9 @@ def write_layer(path: Path, inputs: Inputs, shown: ShownLayer) -> None:
     """Record a layer; write its timeline and draw it."""
     placement, row = shown.placement, shown.row
     layer = describe(inputs, placement.computed_mode, placement.exchange[row])
-    batch = shown.batch if placement.copies is None else served_batch(placement.copies, row, shown.batch)
+    batch, copies = shown.batch, placement.copies
+    if copies is not None:
+        layer, batch = replace(layer, serving=copies.serving), served_batch(copies, row, batch)
     recorded = record_layer(layer, placement.computed[row], batch, shown.served)
     run = f"{shown.name}, layer {inputs.layer_ids[shown.row]}, {len(shown.batch.experts)} tokens"
     write_recorded(path, inputs, recorded, layer.fabric, run, _facts(inputs, shown, recorded))

@@ -26,9 +26,9 @@ from jaxmoe.config.networks import (
     UniformConfig,
     WafersConfig,
 )
-from jaxmoe.config.schema import Scenario
+from jaxmoe.config.schema import DecidingConfig, Scenario
 from jaxmoe.config.tuning import TuningConfig
-from jaxmoe.engine import EvenPart, EvenParts, Layer, LayerCosts, schedule_of
+from jaxmoe.engine import Deciding, EvenPart, EvenParts, Layer, LayerCosts, schedule_of
 from jaxmoe.hardware import (
     AbstractTopology,
     Die,
@@ -153,12 +153,17 @@ def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]
             weight_bytes_per_element=costs.weight_bytes_per_element,
             metadata_bytes_per_choice=costs.metadata_bytes_per_choice,
             products=FFN_FLOPS[costs.ffn_flops] // 2,
+            deciding=None if costs.deciding is None else _deciding(costs.deciding),
         ),
         time_model=build_time_model(scenario.hardware),
         exchange=_exchange("costs.exchange", costs.exchange, machine.topology),
         mode=mode,
         schedule=schedule_of(scenario.schedule),
     )
+
+
+def _deciding(costs: DecidingConfig) -> Deciding:
+    return Deciding(_number(costs.ns_per_choice * NANO), _number(costs.B_per_token))
 
 
 def _exchange(key: str, name: str, topology: AbstractTopology) -> AbstractExchange:

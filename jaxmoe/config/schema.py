@@ -91,6 +91,17 @@ class WorkloadConfig(Section):
         return self
 
 
+class DecidingConfig(Section):
+    """Costs of exchanges and serving rules that have to know the batch, before dispatch."""
+
+    ns_per_choice: NonNegative = Field(
+        default=0.0, description="the nanoseconds that one choice takes, of tokens that choose in turn", examples=[20]
+    )
+    B_per_token: NonNegative = Field(
+        default=0.0, description="the bytes that tell every other node what one token chose", examples=[16]
+    )
+
+
 class CostsConfig(Section):
     """Data widths, FLOP convention and exchange, which give the FLOPs and bytes of a token."""
 
@@ -123,6 +134,11 @@ class CostsConfig(Section):
         default="lowest_host",
         description="the name of the exchange that brings hidden vectors to their experts and back",
         examples=["least_loaded_tree"],
+    )
+    deciding: DecidingConfig | None = Field(
+        default=None,
+        description="the costs of rules that have to know the batch as a mapping, or null for none",
+        examples=[{"ns_per_choice": 20, "B_per_token": 16}],
     )
 
     @model_validator(mode="before")

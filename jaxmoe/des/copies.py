@@ -5,7 +5,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxmoe.des.description import token_sources
-from jaxmoe.placement.copies import ALIKE, Copies, LeastWork
+from jaxmoe.placement.copies import ALIKE, Copies, LeastWork, Serving
 from jaxmoe.traces import Batch
 
 
@@ -19,6 +19,11 @@ def served_batch(copies: Copies, layer: int, batch: Batch) -> Batch:
         source = token_sources(batch, copies.share.shape[2])
         named = copies.served(layer, experts, source, np.asarray(batch.draw))
     return eqx.tree_at(lambda batch: batch.experts, batch, named)
+
+
+def served_in_turn(serving: Serving | None, tokens: int) -> int | None:
+    """How many tokens have their copies picked one after another; `None` where none has to know of others."""
+    return tokens if isinstance(serving, LeastWork) else None
 
 
 def _least_work(

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxmoe.des.exchanges import check_exchange
 from jaxmoe.des.fabric import Fabric
+from jaxmoe.placement.copies import Serving
 from jaxmoe.placement.exchange import LOAD_WEIGHT, Exchange, Gather, Home
 from jaxmoe.traces import Batch
 
@@ -49,6 +50,9 @@ class LayerDescription:
     memory: tuple[Memory, ...] = ()
     gemm: Gemm | None = None
     micro_batches: int = 1  # in a pipeline of network and nodes
+    serving: Serving | None = None  # the rule by which one of an expert's copies serves
+    choice_seconds: float = 0.0  # s: one choice, where a rule has to know the batch
+    told_bytes: float = 0.0  # B: what then tells every node of one token
 
     def __post_init__(self) -> None:
         # A run-time type checker may be absent, and an unknown mode would silently take a branch.

@@ -18,6 +18,7 @@ from jaxmoe.placement.exchange import (
     Exchange,
     ExchangeError,
     Gather,
+    LeastCongested,
     ReduceScatter,
     Rings,
     Route,
@@ -133,6 +134,26 @@ def deciding_transfers(
     """The transfers before dispatch by which nodes decide: those of the attribute `deciding` of who carries it out."""
     asked = getattr(_carrier(exchange), "deciding", None)
     return [] if asked is None else [part for part in asked(exchange, fabric, visited, home) if len(part)]
+
+
+def choices_in_turn(exchange: Exchange, tokens: int) -> int | None:
+    """How many choices so many tokens take one after another; `None` where none has to know of others.
+
+    Of a user's own exchange it is the attribute `choices_in_turn`, if any, of who carries it out.
+    """
+    match exchange:
+        case Gather(home="least_loaded"):
+            return tokens
+        case LeastCongested(at_once=together):
+            return len(range(0, tokens, together))
+    own = getattr(_carrier(exchange), "choices_in_turn", None)
+    return None if own is None else own(exchange, tokens)
+
+
+def told_transfers(fabric: Fabric, lives: Int[np.ndarray, " token"], size: float) -> Transfers:
+    """From where each token lives a multicast of `size` B to all other nodes, along the tree of paths."""
+    everywhere = np.ones((len(lives), fabric.num_nodes), bool)
+    return tree_transfers(fabric, [TokenTrees(fabric.routes, everywhere, lives)], size, mirrored=True)
 
 
 def _carrier(exchange: Exchange) -> Callable[..., list[Transfers]]:

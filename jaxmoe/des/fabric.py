@@ -53,6 +53,12 @@ def one_each(items: Int[np.ndarray, " row"]) -> Rows:
     return Rows(np.arange(len(items) + 1), items)
 
 
+def joined_rows(first: Rows, second: Rows) -> Rows:
+    """Each row of the first, and behind it that of the second."""
+    owner, items = (np.concatenate([getattr(rows, name) for rows in (first, second)]) for name in ("owner", "items"))
+    return rows_by(owner, items, len(first))
+
+
 def rows_by(owner: Int[np.ndarray, " item"], items: Int[np.ndarray, " item"], count: int) -> Rows:
     """`count` rows from their items in any order, each with the row it is in; a row keeps the order of its items."""
     return Rows(_starts(np.bincount(owner, minlength=count)), items[np.argsort(owner, kind="stable")])

@@ -7,17 +7,25 @@ machine) and none of its formulas. Every time it reports is the end of a simulat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxmoe.des.copies import served_batch
-from jaxmoe.des.description import LayerDescription, node_bytes, node_flops, node_seconds, plan_tokens
+from jaxmoe.des.copies import served_batch, served_in_turn
+from jaxmoe.des.description import (
+    LayerDescription,
+    node_bytes,
+    node_flops,
+    node_seconds,
+    plan_tokens,
+    token_sources,
+)
 from jaxmoe.des.event_loop import SimulatedRun, run_on
-from jaxmoe.des.exchanges import deciding_transfers, stage_transfers
-from jaxmoe.des.fabric import Rows, one_each
+from jaxmoe.des.exchanges import choices_in_turn, deciding_transfers, stage_transfers, told_transfers
+from jaxmoe.des.fabric import Rows, joined_rows, one_each
 from jaxmoe.des.tasks import GraphBuilder, Transfers, add_transfers, no_rows
 from jaxmoe.des.trees import TokenTrees, tree_transfers
 from jaxmoe.placement.copies import Copies
@@ -133,6 +141,7 @@ def replay_plan(
     layers, count = leaves.experts.shape[:2]
     if len(shares) != layers:
         raise ValueError(f"shares of {len(shares)} layers for batches of {layers}")
+    layer = layer if copies is None else replace(layer, serving=copies.serving)
     replays: list[list[LayerReplay]] = [[] for _ in range(layers)]
     for done, (row, column) in enumerate(np.ndindex(layers, count), start=1):
         batch = jax.tree.map(lambda leaf, at=(row, column): leaf[at], leaves)
@@ -144,6 +153,12 @@ def replay_plan(
     return replays
 
 
+class _Pause(NamedTuple):
+    """Seconds for which messages wait, and nodes need not."""
+
+    seconds: float
+
+
 @dataclass(frozen=True)
 class _Work:
     """Tasks of one batch or micro-batch: its transfers, and the time of every node, s.
@@ -152,7 +167,7 @@ class _Work:
     `memory_bytes` are the work behind `seconds`.
     """
 
-    dispatch: list[Transfers]
+    dispatch: list[Transfers | _Pause]
     seconds: Float[np.ndarray, " node"]
     combine: list[Transfers]
     flops: Float[np.ndarray, " node"]
@@ -172,6 +187,7 @@ def _work(
 
     return _Work(
         dispatch=[
+            *_deciding(layer, batch),
             *deciding_transfers(layer.exchange, layer.fabric, plan.visited, plan.home),
             *transfers(layer.dispatch_bytes, mirrored=True),
         ],
@@ -180,6 +196,17 @@ def _work(
         flops=node_flops(layer, plan),
         memory_bytes=node_bytes(layer, plan),
     )
+
+
+def _deciding(layer: LayerDescription, batch: Batch) -> list[Transfers | _Pause]:
+    """Where a rule has to know the batch: tokens are told of to all nodes, and then choose in turn."""
+    lives = token_sources(batch, layer.num_nodes)
+    tokens = len(lives)
+    of_rules = (served_in_turn(layer.serving, tokens), choices_in_turn(layer.exchange, tokens))
+    turns = [each for each in of_rules if each is not None]
+    told = [told_transfers(layer.fabric, lives, layer.told_bytes)] if turns and tokens and layer.told_bytes else []
+    paused = sum(turns) * layer.choice_seconds
+    return [*told, *([_Pause(paused)] if paused else [])]
 
 
 def _parts(
@@ -204,7 +231,7 @@ def _parts(
     return works
 
 
-def _stage(layer: LayerDescription, parts: Sequence[Transfers]) -> SimulatedRun:
+def _stage(layer: LayerDescription, parts: Sequence[Transfers | _Pause]) -> SimulatedRun:
     """Simulate one stage of communication alone, with every node ready at time 0."""
     graph = _graph(layer)
     _add_stage(graph, parts, ready=no_rows(layer.num_nodes))
@@ -256,14 +283,25 @@ def _without_barriers(layer: LayerDescription, work: _Work) -> SimulatedRun:
     return _simulate(layer, graph)
 
 
-def _add_stage(graph: GraphBuilder, parts: Sequence[Transfers], ready: Rows) -> Rows:
+def _add_stage(graph: GraphBuilder, parts: Sequence[Transfers | _Pause], ready: Rows) -> Rows:
     """Add the parts, with a barrier between them. Returns for every node the tasks after which it has all its own."""
-    for index, transfers in enumerate(parts):
-        received = add_transfers(graph, transfers, ready)
+    paused = no_rows(len(ready))
+    for index, part in enumerate(parts):
+        if isinstance(part, _Pause):
+            received = paused = _paused(graph, part, ready)
+        else:
+            received = add_transfers(graph, part, ready)
         if index + 1 == len(parts):
-            return received
+            return joined_rows(received, paused) if len(paused.items) else received  # nobody begins undecided
         ready = _join(graph, ready, received)
     return ready
+
+
+def _paused(graph: GraphBuilder, pause: _Pause, ready: Rows) -> Rows:
+    """Make every node wait for the others and then for the pause, which is served by no node of the machine."""
+    waiting = graph.barrier(ready.items)
+    (over,) = graph.computations(np.array([len(ready)]), np.array([pause.seconds]), one_each(np.array([waiting])))
+    return one_each(np.full(len(ready), over))
 
 
 def _join(graph: GraphBuilder, *tasks: Rows) -> Rows:
@@ -273,7 +311,8 @@ def _join(graph: GraphBuilder, *tasks: Rows) -> Rows:
 
 
 def _graph(layer: LayerDescription) -> GraphBuilder:
-    return GraphBuilder(len(layer.fabric.rate), layer.num_nodes, layer.fabric.chunk_bytes)
+    servers = layer.num_nodes + (layer.choice_seconds > 0)  # the last one serves pauses
+    return GraphBuilder(len(layer.fabric.rate), servers, layer.fabric.chunk_bytes)
 
 
 def _simulate(layer: LayerDescription, graph: GraphBuilder, record: bool = False) -> SimulatedRun:

@@ -29,7 +29,7 @@ class Slices:
     """Spans of time in which a server works for one task without a pause, in order of their begin, causes first.
 
     Servers have the numbers of `ServiceRecord`. `begin` and `end` are s; `size` is B of transfers, s of computations.
-    Services that take no time are left out.
+    Services that take no time are left out, and pauses, which no server of the machine serves.
     """
 
     task: Int[np.ndarray, " slice"]
@@ -108,7 +108,8 @@ def run_slices(run: SimulatedRun, fabric: Fabric) -> Slices:
     Raises `ValueError` for a run without a record.
     """
     services = _services(run)
-    lasting = np.flatnonzero(services.end > services.begin)
+    known = services.server < len(fabric.rate) + fabric.num_nodes
+    lasting = np.flatnonzero((services.end > services.begin) & known)
     order = lasting[np.argsort(services.server[lasting], kind="stable")]  # those of one server in order of time
     task, server = services.task[order], services.server[order]
     begin, end, size = services.begin[order], services.end[order], _sizes(services, fabric)[order]

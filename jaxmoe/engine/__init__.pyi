@@ -33,6 +33,7 @@ from .layer import AbstractLayer as AbstractLayer
 from .layer import Layer as Layer
 from .layer import evaluate as evaluate
 from .layer import is_tensor_parallel as is_tensor_parallel
+from .lowering import Deciding as Deciding
 from .lowering import LayerCosts as LayerCosts
 from .lowering import expert_work as expert_work
 from .lowering import lower_tokens as lower_tokens

@@ -170,8 +170,9 @@ class Decisions(AbstractDecisions):
     def lower(self, layer: "Layer", batch: Batch, support: AbstractSupport) -> Stages:
         exchange = layer.exchange if self.exchange is None else self.exchange
         visits = self.visits(layer, batch, support)
-        experts = lower_tokens(exchange, layer.machine.topology, visits, layer.costs, layer.time_model, support)
-        extras = [each.lower(layer.machine.topology, batch.weight.sum(), layer.time_model) for each in layer.extras]
+        topology, times = layer.machine.topology, layer.time_model
+        experts = lower_tokens(exchange, topology, visits, layer.costs, times, support, self.serving)
+        extras = [each.lower(topology, batch.weight.sum(), times) for each in layer.extras]
         before, after = ([stage for each in extras for stage in each[side]] for side in (0, 1))
         return chained((*before, *experts, *after))
 

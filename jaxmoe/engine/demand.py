@@ -250,10 +250,17 @@ class InTurn(AbstractDemand):
 
 
 class Fixed(AbstractDemand):
-    """Seconds that pass whatever the machine does, such as those of a scheduler or of a host."""
+    """Seconds that pass whatever the machine does, such as those of a scheduler or of a host.
 
-    server = "machine"
+    `waiting` is the part of the machine that waits for them.
+    """
+
     seconds: Float[Array, ""]
+    waiting: Server = eqx.field(static=True, default="machine")
+
+    @property
+    def server(self) -> Server:  # type: ignore[override]
+        return self.waiting
 
     def usage(self, machine: Machine, reduction: AbstractReduction) -> Usage:
         return Usage(seconds=self.seconds, busy={}, amount={}, delay=self.seconds)

@@ -6,6 +6,7 @@ Gradients see the chosen copy as given.
 
 import abc
 from dataclasses import replace
+from typing import Literal
 
 import equinox as eqx
 import jax
@@ -21,6 +22,15 @@ class AbstractServing(eqx.Module):
     """A rule of one layer; `vmap` adds leading axes. `of_expert` are the copies of every expert, as in `Copies`."""
 
     of_expert: eqx.AbstractVar[Int[Array, "*lead expert most"]]
+
+    @property
+    def knows(self) -> Literal["nothing", "batch"]:
+        """Of what other tokens it has to know at run time: none, or those of this batch."""
+        return "nothing"
+
+    def choices_in_turn(self, tokens: int | Float[Array, ""]) -> int | Float[Array, ""]:
+        """How many choices so many tokens take one after another, all of a token's as one; 0: none."""
+        return 0
 
     def __call__(self, share: Float[Array, "copy node"], batch: Batch) -> Batch:
         """The batch with the copy that serves each choice in place of its expert."""
@@ -88,6 +98,13 @@ class LeastWorkServing(AbstractServing):
     work: Float[Array, "*lead"]
     visits: Float[Array, "*lead"]
     together: bool = eqx.field(static=True, default=False)
+
+    @property
+    def knows(self) -> Literal["nothing", "batch"]:
+        return "batch"
+
+    def choices_in_turn(self, tokens: int | Float[Array, ""]) -> int | Float[Array, ""]:
+        return tokens
 
     def copies(self, share: Float[Array, "copy node"], batch: Batch) -> Int[Array, "token top_k"]:
         share = jax.lax.stop_gradient(share)

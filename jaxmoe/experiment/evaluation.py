@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from jaxmoe.compiling import SHORT, SOONER
 from jaxmoe.des import Fabric, LayerDescription, LayerReplay, Memory, replay_plan
-from jaxmoe.des.exchanges import SIMULATED
+from jaxmoe.des.exchanges import SIMULATED, choices_in_turn
 from jaxmoe.engine import (
     AbstractServing,
     Layer,
@@ -27,10 +27,10 @@ from jaxmoe.engine import (
 from jaxmoe.engine.times import STAGES
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.strategies import Strategy
-from jaxmoe.hardware import Machine
+from jaxmoe.hardware import AbstractTopology, Machine
 from jaxmoe.hardware.energy import Joules, added
 from jaxmoe.hardware.kernels import AbstractGemm, Nodes, Parts, Seconds, Tokens, Witness
-from jaxmoe.network import AbstractExchange
+from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement.exchange import EXCHANGES, ExchangeError, exchange_of
 from jaxmoe.placement.placement import Mode
 from jaxmoe.threads import side_by_side
@@ -147,10 +147,12 @@ def describe(inputs: Inputs, mode: Mode, exchange: str) -> LayerDescription:
 def describe_model(model: Layer, fabric: Fabric, mode: Mode, exchange: str) -> LayerDescription:
     """Any layer model in the event simulator's own terms, on the network `fabric`; SI units, NumPy and floats.
 
-    Raises `ExchangeError` for an exchange whose traffic to decide the simulator would leave out.
+    Raises `ExchangeError` for an exchange of which the simulator would leave out what it takes to decide.
     """
+    machine, costs, deciding = model.machine, model.costs, model.costs.deciding
     _check_deciding(exchange)
-    machine, costs = model.machine, model.costs
+    if deciding is not None:
+        _check_in_turn(exchange, machine.topology)
     levels = ((level.bandwidth, level.latency, level.channel) for level in machine.memory)
     return LayerDescription(
         fabric=fabric,
@@ -164,7 +166,18 @@ def describe_model(model: Layer, fabric: Fabric, mode: Mode, exchange: str) -> L
         memory=tuple(Memory(*map(np.asarray, level)) for level in levels),
         gemm=simulated_gemm(model),
         micro_batches=model.schedule.micro_batches,
+        choice_seconds=0.0 if deciding is None else float(deciding.choice_seconds),
+        told_bytes=0.0 if deciding is None else float(deciding.told_bytes),
     )
+
+
+def _check_in_turn(exchange: str, topology: AbstractTopology) -> None:
+    knows = build_exchange(exchange, topology).knows
+    if knows == "batch" and choices_in_turn(exchange_of(exchange), 1) is None:
+        raise ExchangeError(
+            f"exchange {exchange} has to know the batch, which costs.deciding charges, but not the simulator; give the "
+            "function that carries it out the attribute `choices_in_turn`, or state that the exchange `knows` nothing"
+        )
 
 
 def _check_deciding(exchange: str) -> None:

@@ -97,7 +97,8 @@ def replayed_stages(layer: LayerDescription, decided: Decisions, batch: Batch) -
     served = None if decided.served is None else np.asarray(decided.served)
     batch = jax.tree.map(np.asarray, decided.choices(batch))
     if decided.serving is not None:  # by its rule, which the simulator carries out in its own way
-        batch = served_batch(decided.serving.described(np.asarray(decided.share)), 0, batch)
+        copies = decided.serving.described(np.asarray(decided.share))
+        layer, batch = replace(layer, serving=copies.serving), served_batch(copies, 0, batch)
     return layer_seconds(replace(layer, micro_batches=1), np.asarray(decided.share), batch, served)
 
 

@@ -17,6 +17,7 @@ from jaxmoe.placement.exchange import (
     Exchange,
     ExchangeError,
     Gather,
+    LeastCongested,
     ReduceScatter,
     Rings,
     exchange_of,
@@ -116,6 +117,11 @@ class AbstractExchange(eqx.Module):
     def alike(self, topology: AbstractTopology) -> MergeKey | None:
         """When tokens of the same experts are alike to it, so that they need be counted once; `None`: never."""
         return None
+
+    def choices_in_turn(self, tokens: int | Float[Array, ""]) -> int | Float[Array, ""]:
+        """How many choices so many tokens take one after another, each knowing those before; by default none."""
+        described = getattr(self, "description", None)
+        return described.choices_in_turn(tokens) if isinstance(described, Gather | LeastCongested) else 0
 
     def deciding(self, topology: AbstractTopology, visits: Visits) -> Phases | Rounds | None:
         """Traffic before dispatch by which nodes learn what they have to know, B; `None`: it costs nothing."""

@@ -28,6 +28,8 @@ Route = Literal["unicast", "tree", "cross_tree", "split_tree"]
 HOMES: tuple[str, ...] = get_args(Home)
 ROUTES: tuple[str, ...] = get_args(Route)
 
+Number = Any  # an int, or an array where JAX traces it
+
 LOAD_WEIGHT = 32  # of load relative to hops under `least_loaded`: hops for a home with the mean number of tokens
 
 
@@ -49,6 +51,8 @@ class Gather:
 
     A `tree` follows the machine's own paths to the home, `cross_tree` those of the other order of directions (meshes
     only), `split_tree` each with half of every vector. Routers hold a chunk whole before they copy or add it.
+
+    Tokens move to a home other than `token_home` for free: where they lived before the gate chose is not paid for.
     """
 
     home: Home = "lowest_host"
@@ -57,6 +61,10 @@ class Gather:
     @property
     def name(self) -> str:
         return self.home if self.route == "unicast" else f"{self.home}_{self.route}"
+
+    def choices_in_turn(self, tokens: Number) -> Number:
+        """How many choices so many tokens take one after another, each knowing those before."""
+        return tokens if self.home == "least_loaded" else 0
 
 
 Meeting = Literal["any", "visited", "token_home"]
@@ -78,6 +86,7 @@ class LeastCongested:
     A `tree` is chosen for each half of the vector by itself, the second after the first is known, on meshes in either
     order of directions. A `unicast` takes the machine's own paths with the whole vector, and pays for every path. So
     many tokens choose `at_once`, without knowing of each other: a batch takes so many fewer choices one after another.
+    Unless results meet at the `token_home`, tokens move to where they meet for free.
     """
 
     meeting: Meeting = "any"
@@ -89,6 +98,10 @@ class LeastCongested:
         parts = ["least_congested"]
         parts += [self.meeting] * (self.meeting != "any") + [self.route] * (self.route != "tree")
         return "_".join(parts + [f"by_{self.at_once}"] * (self.at_once != 1))
+
+    def choices_in_turn(self, tokens: Number) -> Number:
+        """How many choices so many tokens take one after another, each knowing those before."""
+        return -(-tokens // self.at_once)
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,13 @@ def test_other_costs_of_a_layer(scenario_file):
     assert model.schedule.micro_batches == 3
 
 
+def test_deciding_is_free_unless_its_costs_are_stated(scenario_file):
+    assert build_layer_model(load_scenario(scenario_file), "sharded").costs.deciding is None
+    stated = load_scenario(scenario_file, ["costs.deciding={ns_per_choice: 20, B_per_token: 16}"])
+    deciding = build_layer_model(stated, "sharded").costs.deciding
+    np.testing.assert_allclose([deciding.choice_seconds, deciding.told_bytes], [20e-9, 16], rtol=1e-6)
+
+
 def test_every_number_is_float32(scenario_file):
     model = build_layer_model(load_scenario(scenario_file), "sharded")
     assert {leaf.dtype for leaf in jax.tree.leaves(model)} == {jnp.dtype("float32"), jnp.dtype("int32")}
