@@ -114,7 +114,7 @@ def _objective(
 
     def busiest(visits: Visits) -> Float[Array, ""]:
         drawn, mean = (_busy(model, exchange, replace(visits, relaxed=relaxed)) for relaxed in (False, True))
-        return SmoothMax(temperature)(straight_through(drawn, mean))
+        return SmoothMax(jnp.asarray(temperature))(straight_through(drawn, mean))
 
     return jnp.log(jax.vmap(busiest)(visits).mean())
 
