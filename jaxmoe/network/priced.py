@@ -65,7 +65,8 @@ class PricedExchange(AbstractExchange):
         return "nothing"
 
     def __call__(self, topology: AbstractTopology, visits: Visits) -> Phases:
-        chance, ways = self.chances(topology, visits), _route_names(topology)
+        chance = self.chances(topology, visits)
+        ways = BOTH_TREES[: chance.shape[1]]
         part = jnp.ones((), chance.dtype) / HALVES
         if visits.relaxed:  # both halves are alike
             taken = chance.sum(axis=2)
@@ -113,7 +114,3 @@ def drawn(
     beyond = reached > number[:, :, None] * reached[:, -1:]
     found = least_at(jnp.where(beyond & (chance > 0), 0, 2 - chance))  # by rounding there may be none
     return found % nodes, found // nodes
-
-
-def _route_names(topology: AbstractTopology) -> tuple[Literal["tree", "cross_tree"], ...]:
-    return BOTH_TREES if topology.crossed() is not None else BOTH_TREES[:1]

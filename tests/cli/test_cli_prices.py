@@ -45,6 +45,18 @@ def test_a_plan_under_prices_beside_the_usual_placements(run, scenario, plans, o
     assert told["dear"]["mean"]["des_total_s"] == pytest.approx(told["dear"]["mean"]["des_model_total_s"], rel=0.02)
 
 
+def test_the_static_system_goes_by_them(run, scenario, plans, out):
+    seen = []
+    for name, plan in zip(("plain", "dear"), plans, strict=True):
+        system = ("--set", "system.name=static", "--set", "workload.batch_tokens=64")
+        folder = out.parent / name
+        result = run("simulate", scenario, *system, "--plan", plan, "--iterations", 2, "--replay", 1, "--out", folder)
+        assert result.exit_code == 0, result.output
+        seen.append(json.loads((folder / "summary.json").read_text())["runs"]["static"])
+        assert seen[-1]["agreement"]["mean_abs_error_percent"] < 2
+    assert seen[0] != seen[1]
+
+
 def test_a_table_of_another_machine_is_refused(run, scenario, tmp_path, out):
     plan = write(tmp_path / "other.npz", np.ones((2, 10)))
     result = run("evaluate", scenario, "--plan", plan, "--out", out)
