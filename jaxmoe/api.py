@@ -288,7 +288,7 @@ def replay(run: Run, step: int, progress: Callable[[int, int], None] | None = No
         decided: Decisions = jax.tree.map(lambda leaf, at=row: np.asarray(leaf[step, at]), run.decisions)
         batch = jax.tree.map(lambda leaf, at=row: np.asarray(leaf[at, step]), run.steps)
         exchange = run.layer.exchange if decided.exchange is None else decided.exchange
-        described = describe_model(run.layer, fabric, run.layer.mode, exchange.name)
+        described = describe_model(run.layer, fabric, run.layer.mode, exchange.described)
         seconds[row] = replayed_stages(described, decided, batch)
         movement[row] = replayed_movements(described, decided)
         if progress is not None:

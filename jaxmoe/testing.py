@@ -140,7 +140,7 @@ def _replayed(layer: Layer, time: LayerTime) -> float:
 
     share, batches = _placed(layer)
     fabric = fabric_of(layer.machine.topology, None, cut_through=True)
-    described = describe_model(layer, fabric, layer.mode, layer.exchange.name)
+    described = describe_model(layer, fabric, layer.mode, layer.exchange.described)
     (row,) = replay_plan(described, np.asarray(share), batches)
     seen = float(np.mean([each.total_s for each in row]))
     told = float(time.total.mean())

@@ -79,7 +79,7 @@ def write_timeline(path: Path, inputs: Inputs, trial: Trial, row: int | None) ->
 def write_layer(path: Path, inputs: Inputs, shown: ShownLayer) -> None:
     """Record a layer; write its timeline and draw it."""
     placement, row = shown.placement, shown.row
-    layer = describe(inputs, placement.computed_mode, placement.exchange[row])
+    layer = describe(inputs, placement.computed_mode, placement.exchanges()[row])
     batch, copies = shown.batch, placement.copies
     if copies is not None:
         layer, batch = replace(layer, serving=copies.serving), served_batch(copies, row, batch)

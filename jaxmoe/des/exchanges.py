@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from jaxmoe.des.fabric import Fabric, FabricPaths, rows_by
 from jaxmoe.des.tasks import Transfers, messages, ring_steps
@@ -13,6 +13,7 @@ from jaxmoe.hardware.cuts import ring_order
 from jaxmoe.placement.exchange import (
     GATHERS,
     LEAST_CONGESTED,
+    PRICED,
     RINGS,
     RINGS_IN_GROUPS,
     Exchange,
@@ -98,6 +99,7 @@ SIMULATED: Registry[Callable[..., list[Transfers]]] = Registry(
     "jaxmoe.simulated_exchanges",
     dict.fromkeys(GATHERS, "jaxmoe.des.exchanges:gather")
     | dict.fromkeys(LEAST_CONGESTED, "jaxmoe.des.congested:least_congested")
+    | dict.fromkeys(PRICED, "jaxmoe.des.priced:priced")
     | {"reduce_scatter": "jaxmoe.des.exchanges:reduce_scatter"}
     | dict.fromkeys((*RINGS, *RINGS_IN_GROUPS), "jaxmoe.des.exchanges:rings"),
 )
@@ -119,12 +121,16 @@ def stage_transfers(
     home: Int[np.ndarray, " token"],
     size: float,
     mirrored: bool,
+    draw: Float[np.ndarray, " token"] | None = None,
 ) -> list[Transfers]:
     """The transfers of combine or, `mirrored`, of dispatch, for vectors of `size` B.
 
-    `home` is where a gather brings a token's results together, and where the token lives under other exchanges.
+    `home` is where a gather brings a token's results together, and where the token lives under other exchanges. `draw`
+    are the draws of tokens; a function that carries out an exchange gets them too if it has the attribute `draws`.
     """
-    parts = _carrier(exchange)(exchange, fabric, visited, home, size, mirrored)
+    carrier = _carrier(exchange)
+    drawn = (draw,) if getattr(carrier, "draws", False) else ()
+    parts = carrier(exchange, fabric, visited, home, size, mirrored, *drawn)
     return [part for part in parts if len(part)]
 
 

@@ -183,7 +183,8 @@ def _work(
     plan = plan_tokens(layer, share, batch, served)
 
     def transfers(size: float, mirrored: bool) -> list[Transfers]:
-        return stage_transfers(layer.exchange, layer.fabric, plan.visited, plan.home, size, mirrored)
+        draw = np.asarray(batch.token_draw)
+        return stage_transfers(layer.exchange, layer.fabric, plan.visited, plan.home, size, mirrored, draw)
 
     return _Work(
         dispatch=[

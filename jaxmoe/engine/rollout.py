@@ -16,6 +16,7 @@ from jaxmoe.engine.layer import AbstractLayer
 from jaxmoe.engine.times import LayerTime
 from jaxmoe.hardware import Machine
 from jaxmoe.network import AbstractExchange
+from jaxmoe.placement.exchange import Exchange
 from jaxmoe.relax import AbstractReduction, AbstractSupport
 
 State = Any  # a pytree of arrays, of the method's own kind
@@ -60,8 +61,10 @@ class LayerExchanges(eqx.Module):
     rows: tuple[tuple[int, ...], ...] = eqx.field(static=True)
 
     @classmethod
-    def from_names(cls, names: Sequence[str], build: Callable[[str], AbstractExchange]) -> "LayerExchanges":
-        """From the name of every layer's exchange; layers of one name share what `build` makes of it."""
+    def from_names(
+        cls, names: Sequence[Exchange | str], build: Callable[[Exchange | str], AbstractExchange]
+    ) -> "LayerExchanges":
+        """From the name of every layer's exchange, or one with a table; equal ones share what `build` makes of it."""
         known = tuple(dict.fromkeys(names))
         rows = tuple(tuple(row for row, other in enumerate(names) if other == name) for name in known)
         return cls(tuple(build(name) for name in known), rows)

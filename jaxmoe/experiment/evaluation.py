@@ -31,7 +31,7 @@ from jaxmoe.hardware import AbstractTopology, Machine
 from jaxmoe.hardware.energy import Joules, added
 from jaxmoe.hardware.kernels import AbstractGemm, Nodes, Parts, Seconds, Tokens, Witness
 from jaxmoe.network import AbstractExchange, build_exchange
-from jaxmoe.placement.exchange import EXCHANGES, ExchangeError, exchange_of
+from jaxmoe.placement.exchange import EXCHANGES, Exchange, ExchangeError, exchange_of
 from jaxmoe.placement.placement import Mode
 from jaxmoe.threads import side_by_side
 from jaxmoe.traces import Batch
@@ -82,23 +82,23 @@ def score(
 ) -> LayerTime:
     """Exact times of a strategy, [layer, batch]; busy times are means over batches.
 
-    Every layer runs under its own exchange, or all under the one named. `as_simulated` uses the schedule that the event
-    simulator replays.
+    Every layer runs under its own exchange, or all under the one named, by the plan's prices if it takes any.
+    `as_simulated` uses the schedule that the event simulator replays.
     """
     placement = strategy.placement
     model = replace(inputs.model, mode=placement.computed_mode)
     if as_simulated and not is_simulated(inputs):
         model = replace(model, schedule=Serial())
-    names = placement.exchange if exchange is None else (exchange,) * len(placement.share)
+    exchanges = placement.exchanges(exchange)
     parts, order = [], []
-    for name in dict.fromkeys(names):
-        rows = np.flatnonzero([name == other for other in names])
+    for described in dict.fromkeys(exchanges):
+        rows = np.flatnonzero([described == other for other in exchanges])
         share, drawn = jnp.asarray(placement.computed[rows]), jax.tree.map(lambda leaf, at=rows: leaf[at], batches)
         serving = None if placement.copies is None else serving_of(placement.copies.rows(rows))
         if serving is None:
-            drawn = model.merged(drawn, inputs.moe.num_experts, inputs.exchange(name))
+            drawn = model.merged(drawn, inputs.moe.num_experts, inputs.exchange(described))
         timed = _evaluate_soon if drawn.weight.size * share.shape[2] <= SHORT else evaluate
-        parts.append(timed(model, share, drawn, inputs.exchange(name), serving=serving).as_numpy())
+        parts.append(timed(model, share, drawn, inputs.exchange(described), serving=serving).as_numpy())
         order.append(rows)
     back = np.argsort(np.concatenate(order))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *parts)
@@ -123,34 +123,36 @@ class Replay:
 def replay(inputs: Inputs, strategy: Strategy, batches: Batch, report: Callable[[int, int], None]) -> Replay:
     """Replay every batch of every layer; `report` is called with the layers done and those in all."""
     placement, leaves = strategy.placement, jax.tree.map(np.asarray, batches)
-    layers = {name: describe(inputs, placement.computed_mode, name) for name in dict.fromkeys(placement.exchange)}
+    exchanges = placement.exchanges()
+    layers = {each: describe(inputs, placement.computed_mode, each) for each in dict.fromkeys(exchanges)}
 
     def replayed(row: int) -> list[LayerReplay]:
         batch = jax.tree.map(lambda leaf: leaf[row : row + 1], leaves)
         copies = None if placement.copies is None else placement.copies.rows([row])
         shares = placement.computed[row : row + 1]
-        return replay_plan(layers[placement.exchange[row]], shares, batch, copies=copies)[0]
+        return replay_plan(layers[exchanges[row]], shares, batch, copies=copies)[0]
 
     rows = []
-    for seen in side_by_side(replayed, range(len(placement.exchange))):  # the event loop leaves Python's lock
+    for seen in side_by_side(replayed, range(len(exchanges))):  # the event loop leaves Python's lock
         rows.append(seen)
-        report(len(rows), len(placement.exchange))
+        report(len(rows), len(exchanges))
     free = np.array([[seen.free_running_s for seen in row] for row in rows])
     return Replay(_layer_time(rows, inputs.model.machine), free)
 
 
-def describe(inputs: Inputs, mode: Mode, exchange: str) -> LayerDescription:
-    """The run's machine and layer in the event simulator's own terms, under the named exchange."""
+def describe(inputs: Inputs, mode: Mode, exchange: Exchange | str) -> LayerDescription:
+    """The run's machine and layer in the event simulator's own terms, under an exchange or that of a name."""
     return describe_model(inputs.model, inputs.fabric, mode, exchange)
 
 
-def describe_model(model: Layer, fabric: Fabric, mode: Mode, exchange: str) -> LayerDescription:
+def describe_model(model: Layer, fabric: Fabric, mode: Mode, exchange: Exchange | str) -> LayerDescription:
     """Any layer model in the event simulator's own terms, on the network `fabric`; SI units, NumPy and floats.
 
     Raises `ExchangeError` for an exchange of which the simulator would leave out what it takes to decide.
     """
     machine, costs, deciding = model.machine, model.costs, model.costs.deciding
-    _check_deciding(exchange)
+    exchange = exchange_of(exchange) if isinstance(exchange, str) else exchange
+    _check_deciding(exchange.name)
     if deciding is not None:
         _check_in_turn(exchange, machine.topology)
     levels = ((level.bandwidth, level.latency, level.channel) for level in machine.memory)
@@ -162,7 +164,7 @@ def describe_model(model: Layer, fabric: Fabric, mode: Mode, exchange: str) -> L
         expert_bytes=float(costs.expert_bytes),
         flops_per_token_expert=float(costs.flops_per_token_expert),
         mode=mode,
-        exchange=exchange_of(exchange),
+        exchange=exchange,
         memory=tuple(Memory(*map(np.asarray, level)) for level in levels),
         gemm=simulated_gemm(model),
         micro_batches=model.schedule.micro_batches,
@@ -171,12 +173,12 @@ def describe_model(model: Layer, fabric: Fabric, mode: Mode, exchange: str) -> L
     )
 
 
-def _check_in_turn(exchange: str, topology: AbstractTopology) -> None:
+def _check_in_turn(exchange: Exchange, topology: AbstractTopology) -> None:
     knows = build_exchange(exchange, topology).knows
-    if knows == "batch" and choices_in_turn(exchange_of(exchange), 1) is None:
+    if knows == "batch" and choices_in_turn(exchange, 1) is None:
         raise ExchangeError(
-            f"exchange {exchange} has to know the batch, which costs.deciding charges, but not the simulator; give the "
-            "function that carries it out the attribute `choices_in_turn`, or state that the exchange `knows` nothing"
+            f"exchange {exchange.name} has to know the batch, which costs.deciding charges, but not the simulator; give "
+            "the function that carries it out the attribute `choices_in_turn`, or state that the exchange `knows` nothing"
         )
 
 

@@ -25,6 +25,7 @@ from jaxmoe.engine import Layer
 from jaxmoe.errors import InputError
 from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange, build_exchange
+from jaxmoe.placement.exchange import Exchange
 from jaxmoe.traces import (
     Batch,
     GatingTrace,
@@ -98,14 +99,14 @@ class Inputs:
         return tuple(name for name in dict.fromkeys(named) if self.exchange(name).complete)
 
     @cached_property
-    def _built(self) -> dict[str, AbstractExchange]:
+    def _built(self) -> dict[Exchange | str, AbstractExchange]:
         return {}
 
-    def exchange(self, name: str) -> AbstractExchange:
-        """An exchange on this machine, built once. Raises `ExchangeError`."""
-        if name not in self._built:
-            self._built[name] = build_exchange(name, self.model.machine.topology)
-        return self._built[name]
+    def exchange(self, described: Exchange | str) -> AbstractExchange:
+        """An exchange, or that of a name, on this machine, built once. Raises `ExchangeError`."""
+        if described not in self._built:
+            self._built[described] = build_exchange(described, self.model.machine.topology)
+        return self._built[described]
 
     @cached_property
     def fabric(self) -> Fabric:

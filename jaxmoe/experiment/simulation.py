@@ -131,7 +131,7 @@ def setting_of(inputs: Inputs, strategy: Strategy, history: GatingTrace) -> Depl
     return DeploymentSetting(
         share=placement.computed,
         mode=placement.computed_mode,
-        exchange=tuple(placement.exchange),
+        exchange=placement.exchanges(),
         model=replace(inputs.model, mode=placement.computed_mode),
         moe=inputs.moe,
         weight_bytes_per_element=scenario.costs.weight_bytes_per_element,

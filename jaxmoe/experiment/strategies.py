@@ -172,12 +172,12 @@ def _checked_plan(path: Path, inputs: Inputs) -> Placement:
         check_fits(plan, float(inputs.model.costs.expert_bytes), inputs.capacity(len(plan.layer_ids)))
         chosen = _with_exchange(plan, inputs.scenario.costs.exchange)
         rows = [plan.layer_ids.index(layer) for layer in inputs.layer_ids]
-        names = tuple(chosen.exchange[row] for row in rows)
-        for name in dict.fromkeys(names):
-            inputs.exchange(name)
+        placed = chosen.of_layers(rows)
+        for described in dict.fromkeys(placed.exchanges()):
+            inputs.exchange(described)
     except (PlanError, ExchangeError) as error:
         raise PlanError(f"{path}: {error}") from None
-    return chosen.of_layers(rows)
+    return placed
 
 
 def _with_exchange(plan: Placement, default: str) -> Placement:

@@ -73,7 +73,7 @@ class MethodRun(AbstractRun):
         return jax.tree.map(lambda leaf: leaf[step, row], rolled.kept)
 
     def _described(self, row: int, decided: Decisions) -> LayerDescription:
-        exchange = self.setting.exchange[row] if decided.exchange is None else decided.exchange.name
+        exchange = self.setting.exchange[row] if decided.exchange is None else decided.exchange.described
         return self.setting.describe(self.setting.mode, exchange)
 
     def replay(self, rolled: RolloutResult, batch: Batch, step: int, row: int) -> float:
@@ -159,7 +159,9 @@ class PlannedRun(MethodRun):
 
     @property
     def unplaced(self) -> str:
-        names = " and ".join(dict.fromkeys(self.setting.exchange))
+        names = " and ".join(
+            dict.fromkeys(each if isinstance(each, str) else each.name for each in self.setting.exchange)
+        )
         return f"tokens have no home under the exchange {names}; set costs.exchange to token_home or token_home_tree"
 
     def notes(self, rolled: RolloutResult) -> list[str]:

@@ -15,6 +15,7 @@ from jaxmoe.methods.settings.base import SystemSettings
 from jaxmoe.models import MoEModel
 from jaxmoe.network import AbstractExchange
 from jaxmoe.placement.copies import Copies
+from jaxmoe.placement.exchange import Exchange
 from jaxmoe.placement.placement import Mode
 from jaxmoe.relax import AbstractReduction
 from jaxmoe.traces import Batch, GatingTrace
@@ -26,13 +27,13 @@ class DeploymentSetting:
 
     Where the plan has `copies`, `share` is theirs. `model` is of the mode of the shares. `context_tokens` is the length
     of the context that attention reads for a token.
-    `build_exchange` returns the exchange of a name. `describe` returns the event simulator's description of a layer
-    from a mode and the name of an exchange.
+    `build_exchange` returns an exchange or that of a name. `describe` returns the event simulator's description of a
+    layer from a mode and an exchange or the name of one.
     """
 
     share: Float[np.ndarray, "layer expert node"]
     mode: Mode
-    exchange: tuple[str, ...]
+    exchange: tuple[Exchange | str, ...]
     model: Layer
     moe: MoEModel
     weight_bytes_per_element: float
@@ -40,8 +41,8 @@ class DeploymentSetting:
     batch_tokens: int
     context_tokens: int
     history: GatingTrace  # the layers of the plan, before the run
-    build_exchange: Callable[[str], AbstractExchange]
-    describe: Callable[[Mode, str], LayerDescription]
+    build_exchange: Callable[[Exchange | str], AbstractExchange]
+    describe: Callable[[Mode, Exchange | str], LayerDescription]
     wafer_shape: tuple[int, int] | None = None  # of a mesh that is made of wafers
     clusters: tuple[int, int] | None = None  # switches, and nodes of each
     copies: Copies | None = None

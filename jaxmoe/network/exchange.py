@@ -18,6 +18,7 @@ from jaxmoe.placement.exchange import (
     ExchangeError,
     Gather,
     LeastCongested,
+    Priced,
     ReduceScatter,
     Rings,
     exchange_of,
@@ -75,6 +76,11 @@ class AbstractExchange(eqx.Module):
     def name(self) -> str:
         """The name that its class is registered under; a class that has several names overrides it."""
         return EXCHANGES.name_of(type(self)) or OWN_NAME
+
+    @property
+    def described(self) -> Exchange | str:
+        """What tells another, such as the simulator, all that there is to this exchange: its name, if no table."""
+        return self.name
 
     @property
     def merges(self) -> bool:
@@ -308,7 +314,8 @@ def build_exchange(description: Exchange | str, topology: AbstractTopology) -> A
     name = description if isinstance(description, str) else description.name
     exchange_of(name)  # raises where there is none
     entry = EXCHANGES[name]
-    made = getattr(entry, "build", entry)(name, topology)
+    # A table of prices is no part of a name.
+    made = getattr(entry, "build", entry)(description if isinstance(description, Priced) else name, topology)
     if not isinstance(made, AbstractExchange):
         raise ExchangeError(
             f"exchange {name} is registered as what makes a {type(made).__name__}, expected an AbstractExchange; "

@@ -39,6 +39,7 @@ class Visits(eqx.Module):
     weight: Float[Array, " token"]
     draw: Float[Array, " token"]
     source: Int[Array, " token"]  # node where the token lives
+    relaxed: bool = eqx.field(static=True, default=False)  # by a support that is soft
 
     def lowest_host(self) -> OneOf:
         """The lowest host of the named choice of every token."""
@@ -75,6 +76,7 @@ def sharded_visits(share: Float[Array, "expert node"], batch: Batch, support: Ab
         weight=batch.weight,
         draw=batch.token_draw,
         source=batch.sources(share.shape[1]),
+        relaxed=not isinstance(support, HardSupport),
     )
 
 
@@ -142,6 +144,7 @@ def replicated_visits(share: Float[Array, "expert node"], batch: Batch, support:
         weight=batch.weight,
         draw=batch.token_draw,
         source=batch.sources(share.shape[1]),
+        relaxed=not isinstance(support, HardSupport),
     )
 
 
@@ -185,6 +188,7 @@ def decided_visits(
         weight=batch.weight,
         draw=batch.token_draw,
         source=placed.source,
+        relaxed=placed.relaxed,
     )
 
 

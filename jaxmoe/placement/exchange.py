@@ -11,11 +11,13 @@ Combine is what is described; dispatch is its mirror, over the same links revers
 - *Reduce-scatter*: each of the V nodes that a token visits ends with 1/V of its vector.
 - *Least congested*: a gather whose tokens choose, in turn, where each half of their vector meets and along which tree,
   so that the links they use are those least busy so far.
+- *Priced*: a gather whose tokens draw these, each by itself, by a table of link prices that was made beforehand.
 - *Rings*: the nodes of a group reduce-scatter round a ring the vectors of all tokens that visit the group, so each ends
   with an equal slice (hd_moe Eq. 4). One group is tensor parallelism. With several, a token that visits V groups has
   its slices added up between nodes of equal place in them, each group keeping 1/V: the complete hybrid.
 """
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -104,6 +106,38 @@ class LeastCongested:
         return -(-tokens // self.at_once)
 
 
+HALVES = 2  # of a vector under `Priced`, each with a tree of its own
+SOFTNESS = 0.5  # of `Priced` without a table, of which every link costs 1
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Tokens draw where halves of their results meet, by a table of link prices, and know nothing of each other.
+
+    The chance of a node and a route, the machine's own or the other order of directions on meshes, is in proportion to
+    exp(-cost / `softness`), where the cost is the sum of the prices of the tree's links. Results may meet at `any`
+    node, at one that the token has `visited`, or at its `token_home`. Options stand in the order of routes, then of
+    nodes. Half 0 takes the one in whose part of the running sum of chances the token's draw falls, and half 1 that of
+    the draw + 1/2, less 1 from 1 on: each half is drawn by the chances, and the two keep apart. Without a `price` for
+    every link, each costs 1.
+    """
+
+    meeting: Meeting = "any"
+    price: tuple[float, ...] = ()
+    softness: float = SOFTNESS
+
+    def __post_init__(self) -> None:
+        for price in self.price:
+            if not 0 <= price < math.inf:
+                raise ExchangeError(f"exchange {self.name} has a price of {price:g}, expected finite ones of 0 or more")
+        if not 0 < self.softness < math.inf:
+            raise ExchangeError(f"exchange {self.name} has a softness of {self.softness:g}, expected one above 0")
+
+    @property
+    def name(self) -> str:
+        return "priced" if self.meeting == "any" else f"priced_{self.meeting}"
+
+
 @dataclass(frozen=True)
 class ReduceScatter:
     """Every visited node ends with an equal part of the token's vector."""
@@ -149,7 +183,7 @@ class Registered:
     name: str
 
 
-Exchange = Gather | LeastCongested | ReduceScatter | Rings | Registered
+Exchange = Gather | LeastCongested | Priced | ReduceScatter | Rings | Registered
 
 _GATHERS = {Gather(home, route).name: Gather(home, route) for home in get_args(Home) for route in get_args(Route)}
 GATHERS = tuple(_GATHERS)
@@ -159,6 +193,8 @@ LEAST_CONGESTED = tuple(
     for meeting in get_args(Meeting)
     for route in ("tree", "unicast")
 )
+_PRICED = {Priced(meeting).name: Priced(meeting) for meeting in get_args(Meeting)}
+PRICED = tuple(_PRICED)
 RINGS = ("ring", "ring_both_ways")
 _GROUPS = "rings_{2x4:[1-9][0-9]*(?:x[1-9][0-9]*)?}"
 RINGS_IN_GROUPS = tuple(_GROUPS + ways + alone for ways in ("", "_both_ways") for alone in ("", "_alone"))
@@ -168,6 +204,7 @@ EXCHANGES: Registry[Any] = Registry(
     "jaxmoe.exchanges",
     dict.fromkeys(GATHERS, "jaxmoe.network.exchange:GatherExchange")
     | dict.fromkeys(LEAST_CONGESTED, "jaxmoe.network.congested:LeastCongestedExchange")
+    | dict.fromkeys(PRICED, "jaxmoe.network.priced:PricedExchange")
     | {"reduce_scatter": "jaxmoe.network.exchange:ReduceScatterExchange"}
     | dict.fromkeys((*RINGS, *RINGS_IN_GROUPS), "jaxmoe.network.exchange:RingExchange"),
 )
@@ -177,6 +214,8 @@ def exchange_of(name: str) -> Exchange:
     """The exchange of this name. Raises `ExchangeError` for any other, with the known ones."""
     if name in _GATHERS:
         return _GATHERS[name]
+    if name in _PRICED:
+        return _PRICED[name]
     if name == "reduce_scatter":
         return ReduceScatter()
     if chosen := re.fullmatch(r"least_congested(?:_(visited|token_home))?(?:_(unicast))?(?:_by_([1-9]\d*))?", name):

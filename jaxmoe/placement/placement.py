@@ -11,14 +11,15 @@ import numpy as np
 from jaxmoe.errors import PlanError
 from jaxmoe.files import atomic_write
 from jaxmoe.placement.copies import Copies, copies_of_arrays
-from jaxmoe.placement.exchange import ExchangeError, exchange_of
+from jaxmoe.placement.exchange import Exchange, ExchangeError, exchange_of
+from jaxmoe.placement.price_table import PriceTable, prices_of_arrays
 from jaxmoe.traces.formats.arrays import read_arrays
 from jaxmoe.traces.trace import TraceError
 from jaxmoe.units import GIGA
 
 Mode = Literal["sharded", "replicated"]  # of shares
 PlanMode = Literal["sharded", "replicated", "copies"]
-FORMAT = 2  # of plan files with copies; all others are of format 1, which the first ones did not state
+FORMAT = 2  # of plan files with copies or link prices; all others are of format 1, which the first ones did not state
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Placement:
     `replicated`: every host has the whole expert and serves that fraction of its tokens.
     `copies`: each choice is served by one of several copies of its expert, which are `copies`; see `of_copies`.
     `mesh_shape` is of machines that are meshes. `exchange` names that of every layer; empty where none is stated.
+    `prices` are the table of the layers whose exchange goes by prices of links.
     """
 
     share: np.ndarray
@@ -38,6 +40,7 @@ class Placement:
     meta: dict[str, object] = field(default_factory=dict)
     exchange: tuple[str, ...] = ()
     copies: Copies | None = None
+    prices: PriceTable | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(PlanMode):
@@ -51,6 +54,8 @@ class Placement:
         if len(self.layer_ids) != self.share.shape[0]:
             raise PlanError(f"{len(self.layer_ids)} layer_ids for {self.share.shape[0]} layers of shares")
         _check_exchange(self.exchange, self.share.shape[0])
+        if self.prices is not None and len(self.prices.price) != self.share.shape[0]:
+            raise PlanError(f"exchange_price is of {len(self.prices.price)} layers, but share of {self.share.shape[0]}")
         if not np.isfinite(self.share).all() or (self.share < 0).any():
             raise PlanError("share holds negative or non-finite values; every share must be in [0, 1]")
         total = self.share.sum(axis=2)
@@ -82,6 +87,13 @@ class Placement:
         """What the shares that are `computed` mean; copies are sharded."""
         return "sharded" if self.mode == "copies" else self.mode
 
+    def exchanges(self, name: str | None = None) -> tuple[Exchange | str, ...]:
+        """The exchange of every layer, or that of a name for all of them, with the layer's table if it takes one."""
+        names = self.exchange if name is None else (name,) * len(self.share)
+        if self.prices is None:
+            return names
+        return tuple(self.prices.described(each, row) for row, each in enumerate(names))
+
     def of_layers(self, rows: Sequence[int]) -> "Placement":
         """The placement of these of its layers."""
         at = list(rows)
@@ -91,6 +103,7 @@ class Placement:
             layer_ids=tuple(self.layer_ids[row] for row in at),
             exchange=tuple(self.exchange[row] for row in at) if self.exchange else (),
             copies=None if self.copies is None else self.copies.rows(at),
+            prices=None if self.prices is None else self.prices.rows(at),
         )
 
     def memory(self, expert_bytes: float) -> np.ndarray:
@@ -134,8 +147,9 @@ def check_fits(placement: Placement, expert_bytes: float, capacity: np.ndarray |
         )
 
 
-# Plan files: `plan.npz` with share, mode, exchange, layer_ids, meta and format, of a mesh its mesh_shape, and of copies
-# copy_of, copy_share, serving and the arrays of the rule.
+# Plan files: `plan.npz` with share, mode, exchange, layer_ids, meta and format, of a mesh its mesh_shape, of exchanges
+# that go by prices exchange_price and exchange_softness, and of copies copy_of, copy_share, serving and the arrays of
+# the rule.
 
 
 def write_plan(path: Path, placement: Placement) -> None:
@@ -149,8 +163,10 @@ def write_plan(path: Path, placement: Placement) -> None:
         "exchange": np.asarray(placement.exchange, np.str_),
         "layer_ids": np.asarray(placement.layer_ids),
         "meta": np.asarray(json.dumps(placement.meta)),
-        "format": np.asarray(1 if placement.copies is None else FORMAT),
+        "format": np.asarray(1 if placement.copies is None and placement.prices is None else FORMAT),
     }
+    if placement.prices is not None:
+        arrays |= placement.prices.arrays()
     if placement.copies is not None:
         arrays |= placement.copies.arrays()
     if placement.mesh_shape is not None:
@@ -196,7 +212,7 @@ def _placement(arrays: dict[str, np.ndarray], default_layer_ids: tuple[int, ...]
         known = copies.mean_share()
         if share.shape != known.shape or not np.abs(share - known).max() < 1e-3:
             raise PlanError("share is not what its copies do on average; write the plan again")
-    return Placement(share, shape, mode, ids, _meta(arrays), _exchange(arrays), copies)
+    return Placement(share, shape, mode, ids, _meta(arrays), _exchange(arrays), copies, prices_of_arrays(arrays))
 
 
 def _check_format(arrays: dict[str, np.ndarray]) -> None:

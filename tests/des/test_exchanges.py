@@ -135,7 +135,14 @@ def test_rings_are_of_neighbours_in_rectangles_and_of_successors_elsewhere():
     assert ring_groups(Rings((4,)), other).rings[3].tolist() == [12, 13, 14, 15]
 
 
-CHOSEN = ("least_congested", "least_congested_visited_unicast_by_3", "least_congested_token_home_by_2")
+CHOSEN = (
+    "least_congested",
+    "least_congested_visited_unicast_by_3",
+    "least_congested_token_home_by_2",
+    "priced",
+    "priced_visited",
+    "priced_token_home",
+)
 
 
 def names_for(topology: AbstractTopology) -> list[str]:

@@ -1,6 +1,6 @@
 """Exchanges by name on any network: what every token sends, path by path, and how long that takes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,7 @@ LEAST_CONGESTED = [
     for route in ("", "_unicast")
     for several in ("", "_by_3")
 ]
+PRICED = ["priced", "priced_visited", "priced_token_home"]
 GATHERS = [home + route for home in HOMES for route in ("", "_tree", "_cross_tree", "_split_tree")]
 
 
@@ -105,6 +106,8 @@ def combine_phases(name: str, topology: AbstractTopology, share: np.ndarray, tok
         return _ring_phases(name, topology, visits)
     if name.startswith("least_congested"):
         return [Phase(_least_congested(name, topology, tokens, visits))]
+    if name in PRICED:
+        return [Phase(_priced(name, topology, tokens, visits))]
     rule = next(home for home in HOMES if name.startswith(home))
     route = name[len(rule) :].lstrip("_")
     sends: list[Message | Tree] = []
@@ -160,6 +163,47 @@ def _least_congested(
                     chosen.append(Tree(visited, node, 0.5, weight, bool(across)))
             load += added
     return chosen
+
+
+def _priced(
+    name: str,
+    topology: AbstractTopology,
+    tokens: Tokens,
+    visits: list[tuple[set[int], float]],
+) -> list[Message | Tree]:
+    """Each token lists every way with the links on it, and takes that in whose part of their odds its draw falls."""
+    chosen: list[Message | Tree] = []
+    for token, (visited, weight) in enumerate(visits):
+        if not visited or not weight:
+            continue
+        ways = list(_way_odds(name, topology, visited, tokens, token))
+        reached = np.cumsum([odds for odds, _, _ in ways])
+        for half in range(2):
+            number = (tokens.token_draw[token] + half / 2) % 1 * reached[-1]
+            _, node, crossed = ways[next(way for way, sum_so_far in enumerate(reached) if number < sum_so_far)]
+            chosen.append(Tree(visited, node, 0.5, weight, crossed))
+    return chosen
+
+
+def _way_odds(
+    name: str, topology: AbstractTopology, visited: set[int], tokens: Tokens, token: int
+) -> Iterator[tuple[float, int, bool]]:
+    """How likely every way is relative to the others, its node, and whether it goes across.
+
+    Links cost 1 at a softness of 1/2.
+    """
+    able: Iterable[int] = range(topology.num_nodes)
+    if name == "priced_token_home":
+        able = [tokens.living_node(token, topology.num_nodes)]
+    elif name == "priced_visited":
+        able = sorted(visited)
+    for crossed, network in ((False, topology), (True, topology.crossed())):
+        if network is None:
+            continue
+        paths = network.paths()
+        for node in able:
+            links = {link for other in visited for link in paths[other][node]}
+            yield float(np.exp(-2.0 * len(links))), node, crossed
 
 
 def _scattered(visits: list[tuple[set[int], float]]) -> list[Message | Tree]:
@@ -332,6 +376,7 @@ def names_of(topology: AbstractTopology) -> Iterator[str]:
     mesh = topology.grid is not None
     yield from (name for name in GATHERS if mesh or ("cross" not in name and "split" not in name))
     yield from LEAST_CONGESTED
+    yield from PRICED
     yield from ("reduce_scatter", "ring", "ring_both_ways")
     cuts = [str(count) for count in range(2, topology.num_nodes + 1) if topology.num_nodes % count == 0]
     if mesh:
