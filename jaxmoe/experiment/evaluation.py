@@ -177,8 +177,9 @@ def _check_in_turn(exchange: Exchange, topology: AbstractTopology) -> None:
     knows = build_exchange(exchange, topology).knows
     if knows == "batch" and choices_in_turn(exchange, 1) is None:
         raise ExchangeError(
-            f"exchange {exchange.name} has to know the batch, which costs.deciding charges, but not the simulator; give "
-            "the function that carries it out the attribute `choices_in_turn`, or state that the exchange `knows` nothing"
+            f"exchange {exchange.name} has to know the batch, which costs.deciding charges, but not the simulator; "
+            "give the function that carries it out the attribute `choices_in_turn`, or state that the exchange `knows` "
+            "nothing"
         )
 
 

@@ -15,10 +15,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.hardware import AbstractTopology
-from jaxmoe.network.congested import trees
 from jaxmoe.network.exchange import BOTH_TREES, AbstractExchange
 from jaxmoe.network.flows import Flows, Phases
 from jaxmoe.network.visits import Visits
+from jaxmoe.network.ways import trees
 from jaxmoe.network.xy import prefix_sums
 from jaxmoe.placement.exchange import HALVES, ExchangeError, Priced, exchange_of
 from jaxmoe.relax import as_number, least_at
@@ -83,7 +83,8 @@ class PricedExchange(AbstractExchange):
 
     def chances(self, topology: AbstractTopology, visits: Visits) -> Float[Array, "token route node"]:
         """How likely a half of a token's vector is to take every route to every node; of a token they sum to 1."""
-        cost = jnp.stack([way.costs(topology, self.price) for way in trees(topology, visits.visited)], axis=1)
+        ways = trees(topology, visits.visited[..., None])  # one lane
+        cost = jnp.stack([way.costs(self.price[:, None])[..., 0] for way in ways], axis=1)
         allowed = jnp.broadcast_to(self._allowed(visits)[:, None], cost.shape)
         least = jnp.where(allowed > 0, cost, jnp.inf).min(axis=(1, 2), keepdims=True)
         cheaper = (jax.lax.stop_gradient(least) - cost) / self.softness  # above 0 at most where it is not allowed
