@@ -83,6 +83,27 @@ def test_the_simulator_chooses_alike(network, name):
         assert (np.asarray(seen) == known)[:, somewhere].all()
 
 
+@pytest.mark.parametrize("name", ["least_congested_by_3", "least_congested_visited", "least_congested_unicast"])
+@pytest.mark.parametrize("network", ["mesh", "torus"])
+def test_many_at_once_choose_as_one_by_one(network, name):
+    """Mapped over machines that differ, and over batches inside; what is not mapped over is the same for all."""
+    topology, rng = NETWORKS[network], np.random.default_rng(1)
+    exchange = build_exchange(name, topology)
+    batches = floats(rng.random((2, 10, topology.num_nodes)) < 0.4)
+    bandwidths = topology.link_bandwidth * floats(rng.choice([1, 2], (3, topology.num_links)))
+
+    def chosen(bandwidth, visited):
+        machine = eqx.tree_at(lambda each: each.link_bandwidth, topology, bandwidth)
+        return exchange.choices(machine, replace(visits_of(np.zeros(visited.shape)), visited=visited))
+
+    found = jax.jit(jax.vmap(jax.vmap(chosen, (None, 0)), (0, None)))(bandwidths, batches)
+    for machine, bandwidth in enumerate(bandwidths):
+        for number, batch in enumerate(batches):
+            alone = jax.jit(chosen)(bandwidth, batch)
+            for many, one in zip(found, alone, strict=True):
+                assert (many[machine, number] == one).all()
+
+
 def test_tokens_that_choose_at_once_crowd_but_little():
     """Prices of the last choices alone do not make all tokens go one way: with 8 at once loads grow by some percent."""
     topology, rng = mesh((6, 6)), np.random.default_rng(0)
