@@ -10,14 +10,14 @@ from jaxtyping import Bool, Float, Int
 from jaxmoe.des.fabric import Fabric, FabricPaths
 from jaxmoe.des.tasks import Transfers
 from jaxmoe.des.trees import TokenTrees, tree_transfers
-from jaxmoe.placement.exchange import HALVES, ExchangeError, Priced
+from jaxmoe.placement.exchange import HALVES, ExchangeError, PricedLinks
 
 Visited = Bool[np.ndarray, "token node"]
 Halves = Int[np.ndarray, "half token"]
 
 
 def priced(
-    exchange: Priced,
+    exchange: PricedLinks,
     fabric: Fabric,
     visited: Visited,
     home: Int[np.ndarray, " token"],
@@ -39,7 +39,7 @@ priced.draws = True  # type: ignore[attr-defined]  # asks for the draws of token
 
 
 def drawn_ways(
-    exchange: Priced,
+    exchange: PricedLinks,
     fabric: Fabric,
     visited: Visited,
     home: Int[np.ndarray, " token"],

@@ -26,7 +26,7 @@ from jaxmoe.placement.exchange import LEVELS, ROUNDING, LeastCongested, exchange
 from jaxmoe.relax import least_at
 
 
-class Choices(NamedTuple):
+class ChosenWays(NamedTuple):
     """Where every part of a token's vector meets, its route (0 the machine's own, 1 across), and what links carry."""
 
     home: Int[Array, "part token"]
@@ -82,12 +82,12 @@ class LeastCongestedExchange(AbstractExchange):
             ),
         )
 
-    def choices(self, topology: AbstractTopology, visits: Visits) -> Choices:
+    def choices(self, topology: AbstractTopology, visits: Visits) -> ChosenWays:
         """Where each part of every token's vector meets, and by which route."""
         slowness, given = topology.link_rate.max() / topology.link_rate, (visits.visited, visits.source, visits.weight)
         rounds = jax.tree.map(lambda each: _in_rounds(each, self.description.at_once), given)
 
-        def one_after_the_other(slowness: Float[Array, "link lane"], rounds: tuple[Array, ...]) -> Choices:
+        def one_after_the_other(slowness: Float[Array, "link lane"], rounds: tuple[Array, ...]) -> ChosenWays:
             return self._choices(topology, slowness, *rounds)
 
         # The ways of a mesh follow from its shape alone; what is mapped over must not be closed over.
@@ -103,7 +103,7 @@ class LeastCongestedExchange(AbstractExchange):
         visited: Float[Array, "round token node lane"],
         source: Int[Array, "round token lane"],
         weight: Float[Array, "round token lane"],
-    ) -> Choices:
+    ) -> ChosenWays:
         """The same round by round, for many batches in lanes of their own; so are the choices."""
         parts = 1 if self.unicast else 2
 
@@ -129,7 +129,7 @@ class LeastCongestedExchange(AbstractExchange):
         idle = [[jnp.zeros_like(slowness)] * count for _ in range(parts)]
         carried, chosen = jax.lax.scan(choose, idle, (visited, source, weight))
         home, route = (jnp.moveaxis(each, 1, 0).reshape(parts, -1, each.shape[-1]) for each in chosen)
-        return Choices(home, route, jnp.stack([jnp.stack(each) for each in carried]))
+        return ChosenWays(home, route, jnp.stack([jnp.stack(each) for each in carried]))
 
     def _allowed(
         self, visited: Float[Array, "token node lane"], source: Int[Array, "token lane"]

@@ -18,7 +18,7 @@ from jaxmoe.placement.exchange import (
     ExchangeError,
     Gather,
     LeastCongested,
-    Priced,
+    PricedLinks,
     ReduceScatter,
     Rings,
     exchange_of,
@@ -315,7 +315,7 @@ def build_exchange(description: Exchange | str, topology: AbstractTopology) -> A
     exchange_of(name)  # raises where there is none
     entry = EXCHANGES[name]
     # A table of prices is no part of a name.
-    made = getattr(entry, "build", entry)(description if isinstance(description, Priced) else name, topology)
+    made = getattr(entry, "build", entry)(description if isinstance(description, PricedLinks) else name, topology)
     if not isinstance(made, AbstractExchange):
         raise ExchangeError(
             f"exchange {name} is registered as what makes a {type(made).__name__}, expected an AbstractExchange; "

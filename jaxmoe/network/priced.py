@@ -20,7 +20,7 @@ from jaxmoe.network.flows import Flows, Phases
 from jaxmoe.network.visits import Visits
 from jaxmoe.network.ways import trees
 from jaxmoe.network.xy import prefix_sums
-from jaxmoe.placement.exchange import HALVES, ExchangeError, Priced, exchange_of
+from jaxmoe.placement.exchange import HALVES, ExchangeError, PricedLinks, exchange_of
 from jaxmoe.relax import as_number, least_at
 
 MOST = 10.0  # bounds the derivative with respect to being allowed
@@ -35,10 +35,10 @@ class PricedExchange(AbstractExchange):
     meeting: Literal["any", "visited", "token_home"] = eqx.field(static=True, default="any")
 
     @classmethod
-    def build(cls, description: str | Priced, topology: AbstractTopology) -> "PricedExchange":
+    def build(cls, description: str | PricedLinks, topology: AbstractTopology) -> "PricedExchange":
         """With the table of a description, or under a name alone with a price of 1 for every link."""
         priced = exchange_of(description) if isinstance(description, str) else description
-        assert isinstance(priced, Priced)
+        assert isinstance(priced, PricedLinks)
         if priced.price and len(priced.price) != topology.num_links:
             raise ExchangeError(
                 f"exchange {priced.name} has prices of {len(priced.price)} links, but the machine has "
@@ -50,11 +50,11 @@ class PricedExchange(AbstractExchange):
 
     @property
     def name(self) -> str:
-        return Priced(self.meeting).name
+        return PricedLinks(self.meeting).name
 
     @property
-    def described(self) -> Priced:
-        return Priced(self.meeting, tuple(np.asarray(self.price, float).tolist()), float(self.softness))
+    def described(self) -> PricedLinks:
+        return PricedLinks(self.meeting, tuple(np.asarray(self.price, float).tolist()), float(self.softness))
 
     @property
     def returns_home(self) -> bool:

@@ -11,7 +11,7 @@ Combine is what is described; dispatch is its mirror, over the same links revers
 - *Reduce-scatter*: each of the V nodes that a token visits ends with 1/V of its vector.
 - *Least congested*: a gather whose tokens choose, in turn, where each half of their vector meets and along which tree,
   so that the links they use are those least busy so far.
-- *Priced*: a gather whose tokens draw these, each by itself, by a table of link prices that was made beforehand.
+- *PricedLinks*: a gather whose tokens draw these, each by itself, by a table of link prices that was made beforehand.
 - *Rings*: the nodes of a group reduce-scatter round a ring the vectors of all tokens that visit the group, so each ends
   with an equal slice (hd_moe Eq. 4). One group is tensor parallelism. With several, a token that visits V groups has
   its slices added up between nodes of equal place in them, each group keeping 1/V: the complete hybrid.
@@ -106,12 +106,12 @@ class LeastCongested:
         return -(-tokens // self.at_once)
 
 
-HALVES = 2  # of a vector under `Priced`, each with a tree of its own
-SOFTNESS = 0.5  # of `Priced` without a table, of which every link costs 1
+HALVES = 2  # of a vector under `PricedLinks`, each with a tree of its own
+SOFTNESS = 0.5  # of `PricedLinks` without a table, of which every link costs 1
 
 
 @dataclass(frozen=True)
-class Priced:
+class PricedLinks:
     """Tokens draw where halves of their results meet, by a table of link prices, and know nothing of each other.
 
     The chance of a node and a route, the machine's own or the other order of directions on meshes, is in proportion to
@@ -183,7 +183,7 @@ class Registered:
     name: str
 
 
-Exchange = Gather | LeastCongested | Priced | ReduceScatter | Rings | Registered
+Exchange = Gather | LeastCongested | PricedLinks | ReduceScatter | Rings | Registered
 
 _GATHERS = {Gather(home, route).name: Gather(home, route) for home in get_args(Home) for route in get_args(Route)}
 GATHERS = tuple(_GATHERS)
@@ -193,7 +193,7 @@ LEAST_CONGESTED = tuple(
     for meeting in get_args(Meeting)
     for route in ("tree", "unicast")
 )
-_PRICED = {Priced(meeting).name: Priced(meeting) for meeting in get_args(Meeting)}
+_PRICED = {PricedLinks(meeting).name: PricedLinks(meeting) for meeting in get_args(Meeting)}
 PRICED = tuple(_PRICED)
 RINGS = ("ring", "ring_both_ways")
 _GROUPS = "rings_{2x4:[1-9][0-9]*(?:x[1-9][0-9]*)?}"

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxmoe.errors import PlanError
-from jaxmoe.placement.exchange import Exchange, ExchangeError, Priced, exchange_of
+from jaxmoe.placement.exchange import Exchange, ExchangeError, PricedLinks, exchange_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +30,9 @@ class PriceTable:
     def described(self, name: str, row: int) -> Exchange | str:
         """The exchange of this name with the prices of a layer, if it goes by prices; else the name."""
         exchange = exchange_of(name)
-        if not isinstance(exchange, Priced):
+        if not isinstance(exchange, PricedLinks):
             return name
-        return Priced(exchange.meeting, tuple(self.price[row].tolist()), float(self.softness[row]))
+        return PricedLinks(exchange.meeting, tuple(self.price[row].tolist()), float(self.softness[row]))
 
     def rows(self, rows: Sequence[int]) -> "PriceTable":
         """The prices of these layers alone."""

@@ -63,7 +63,7 @@ def test_plan_is_kept_when_ctrl_c_strikes_again(run, scenario, out, stopped_tune
 def test_ctrl_c_after_a_search_that_was_stopped_does_not_wait(run, scenario, out, stopped_tuner, monkeypatch):
     reached = []
 
-    def compare(inputs, strategies, clock, report):
+    def compare(*_):
         signal.raise_signal(signal.SIGINT)
         reached.append("beyond")
 
@@ -107,7 +107,7 @@ def test_strategies_that_beat_the_tuned_plan_are_named(run, scenario, out, stopp
 def test_ctrl_c_waits_for_a_safe_place(run, scenario, out, monkeypatch):
     reached = []
 
-    def compare(inputs, strategies, clock, report):
+    def compare(inputs, strategies, clock, report, *_):
         signal.raise_signal(signal.SIGINT)
         reached.append("safe place")
         report("evaluate", 1, 2)

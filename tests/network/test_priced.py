@@ -16,7 +16,7 @@ from jaxmoe.des.priced import drawn_ways
 from jaxmoe.hardware import Mesh, clusters, torus
 from jaxmoe.network import Visits, build_exchange, sharded_visits
 from jaxmoe.network.priced import drawn
-from jaxmoe.placement.exchange import PRICED, ExchangeError, Priced
+from jaxmoe.placement.exchange import PRICED, ExchangeError, PricedLinks
 from jaxmoe.relax import HardSupport, SmoothMax, SoftSupport
 from jaxmoe.testing import check_exchange
 
@@ -42,7 +42,7 @@ def link_loads(exchange, topology, visits):
 
 
 def test_ways_are_as_likely_as_their_prices_say():
-    exchange = build_exchange(Priced("token_home", DEAR, softness=1.0), mesh((2, 2)))
+    exchange = build_exchange(PricedLinks("token_home", DEAR, softness=1.0), mesh((2, 2)))
     visits = visits_of([[0, 0, 0, 1]] * 3, draw=[0.2, 0.3, 0.74])
     chance = exchange.chances(mesh((2, 2)), visits)
     np.testing.assert_allclose(chance[:, :, 0], [[0.25, 0.75]] * 3, rtol=1e-6)
@@ -91,7 +91,7 @@ def test_the_simulator_draws_alike(network, name):
     topology, rng = NETWORKS[network], np.random.default_rng(len(name))
     visited = rng.random((60, topology.num_nodes)) < 0.4
     source, draw = rng.integers(topology.num_nodes, size=60), rng.random(60, np.float32)
-    priced = Priced(build_exchange(name, topology).meeting, table(topology), 0.7)
+    priced = PricedLinks(build_exchange(name, topology).meeting, table(topology), 0.7)
     exchange, visits = build_exchange(priced, topology), visits_of(visited, source, draw)
     assert exchange.described == replace(priced, softness=float(np.float32(0.7)))
     found = eqx.filter_jit(lambda visits: drawn(exchange.chances(topology, visits), visits.draw))(visits)
@@ -123,7 +123,7 @@ def test_prices_softness_and_shares_have_gradients(name):
     topology, rng = mesh((2, 3)), np.random.default_rng(3)
     share, batch = floats(cases.random_share(rng, 6, 6)), cases.batch(cases.random_tokens(rng, 12, 6, 2))
     meeting = build_exchange(name, topology).meeting
-    exchange = build_exchange(Priced(meeting, table(topology), 0.8), topology)
+    exchange = build_exchange(PricedLinks(meeting, table(topology), 0.8), topology)
     value = eqx.filter_jit(lambda given: relaxed(given[0], topology, given[1], batch, 0.3, 0.1))
     slope = eqx.filter_grad(value)((exchange, share))
     for at in (lambda given: given[0].price, lambda given: given[0].softness, lambda given: given[1]):
@@ -137,7 +137,7 @@ def test_prices_softness_and_shares_have_gradients(name):
 def test_relaxed_loads_tend_to_the_mean_of_exact_ones_over_draws():
     topology, rng = mesh((2, 3)), np.random.default_rng(3)
     share, batch = floats(cases.random_share(rng, 6, 6)), cases.batch(cases.random_tokens(rng, 12, 6, 2))
-    exchange = build_exchange(Priced("any", table(topology), 0.8), topology)
+    exchange = build_exchange(PricedLinks("any", table(topology), 0.8), topology)
     exact = sharded_visits(share, batch, HardSupport())
     draws = jax.random.uniform(jax.random.key(0), (4000, 12))
     seen = jax.lax.map(lambda draw: link_loads(exchange, topology, replace(exact, draw=draw)), draws, batch_size=100)
@@ -162,12 +162,12 @@ def test_relaxed_loads_tend_to_the_mean_of_exact_ones_over_draws():
 )
 def test_bad_tables_are_refused(table, message):
     with pytest.raises(ExchangeError, match=message):
-        build_exchange(Priced(**table), mesh((2, 2)))
+        build_exchange(PricedLinks(**table), mesh((2, 2)))
 
 
 def test_free_links_are_no_trouble():
     topology = mesh((2, 2))
-    exchange = build_exchange(Priced("visited", (0.0,) * 8, 1e-3), topology)
+    exchange = build_exchange(PricedLinks("visited", (0.0,) * 8, 1e-3), topology)
     chance = exchange.chances(topology, visits_of([[1, 0, 0, 1], [0, 0, 0, 0]]))
     np.testing.assert_allclose(chance[0].sum(axis=0), [0.5, 0, 0, 0.5])
     assert bool(jnp.isfinite(chance).all())

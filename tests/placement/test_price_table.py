@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxmoe.placement import Placement, PlanError, read_plan, write_plan
-from jaxmoe.placement.exchange import Priced
+from jaxmoe.placement.exchange import PricedLinks
 from jaxmoe.placement.price_table import PriceTable
 
 PRICE = np.arange(16, dtype=np.float32).reshape(2, 8) / 4
@@ -32,13 +32,16 @@ def test_plan_file_round_trip(tmp_path):
 
 
 def test_layers_take_their_own_prices_where_their_exchange_takes_any():
-    priced = Priced("visited", tuple(PRICE[0].tolist()), 0.5)
+    priced = PricedLinks("visited", tuple(PRICE[0].tolist()), 0.5)
     assert plan().exchanges() == (priced, "ring")
-    assert plan().exchanges("priced") == (replace(priced, meeting="any"), Priced("any", tuple(PRICE[1].tolist()), 2.0))
+    assert plan().exchanges("priced") == (
+        replace(priced, meeting="any"),
+        PricedLinks("any", tuple(PRICE[1].tolist()), 2.0),
+    )
     assert plan().exchanges("least_loaded") == ("least_loaded",) * 2
     assert plan(prices=None).exchanges() == ("priced_visited", "ring")
     second = plan(exchange=("ring", "priced")).of_layers([1])
-    assert second.exchanges() == (Priced("any", tuple(PRICE[1].tolist()), 2.0),)
+    assert second.exchanges() == (PricedLinks("any", tuple(PRICE[1].tolist()), 2.0),)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from small_problem import EXPERTS, LAYERS, small_trace
 from jaxmoe.engine import evaluate
 from jaxmoe.hardware import Die, Machine
 from jaxmoe.network import build_exchange
-from jaxmoe.placement.exchange import Priced
+from jaxmoe.placement.exchange import PricedLinks
 from jaxmoe.traces import sample_batches
 from jaxmoe.tune.link_prices import PriceFit, fit_link_prices
 
@@ -53,7 +53,7 @@ def test_prices_lead_around_a_slow_link_on_unseen_batches(problem, fitted):
             return float(evaluate(model, share[row : row + 1], batches, exchange).total.mean())
 
         fitted_to = seconds(table.described("priced", row))
-        assert fitted_to < 0.99 * min(seconds(Priced(softness=softness)) for softness in (0.5, 2.0, 4.0))
+        assert fitted_to < 0.99 * min(seconds(PricedLinks(softness=softness)) for softness in (0.5, 2.0, 4.0))
 
 
 def test_the_same_seed_gives_the_same_prices(problem, fitted):
