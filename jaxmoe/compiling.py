@@ -9,4 +9,4 @@ import jax
 UNFUSED: dict[str, int | bool] = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
 # For what runs so shortly that code is not worth optimising.
 SOONER: dict[str, int | bool] = {"xla_backend_optimization_level": 0, **UNFUSED}
-SHORT = 2**21  # entries [layer, batch, token, node]; fewer are evaluated sooner than XLA optimises code for them
+SHORT = 2**19  # entries [layer, batch, token, node]; fewer are evaluated sooner than XLA optimises code for them

@@ -26,7 +26,6 @@ from jaxmoe.experiment.comparison import (
     search,
     topic_means,
     tuned_strategies,
-    with_copies,
 )
 from jaxmoe.experiment.inputs import Inputs, read_inputs
 from jaxmoe.experiment.stage_timer import StageTimer
@@ -73,8 +72,7 @@ def run(
             check_copies(problem, copies)
         with progress_bars(interrupts.check) as report:
             with clock.stage("tune"):
-                problem = with_copies(inputs, problem, copies, report)
-                result = search(optimiser, inputs, problem, report)
+                problem, result = search(optimiser, inputs, problem, report, copies)
             if result.stopped == "interrupted":
                 interrupts.spend()
             tuned = tuned_strategies(inputs, result, problem)

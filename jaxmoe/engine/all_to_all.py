@@ -77,7 +77,7 @@ class AllToAllLayer(AbstractLayer):
             sent = {name: Stage(name, Matrix(traffic[name], times[name])) for name in traffic}
             return chained((sent["metadata"], sent["dispatch"], Stage("compute", work), sent["combine"]))
 
-        batch = decisions.tokens(tokens)
+        batch = decisions.tokens(tokens, hosts)
         batch = replace(batch, source=batch.sources(self.machine.num_nodes))
         exact = HardMax() if reduction is None else reduction
         return price_parts(self.machine, self.schedule, lower, batch, (), exact)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class AbstractDecisions(eqx.Module):
     """Data that was decided for a layer; `vmap` adds leading axes. Each kind knows its layer and its tokens."""
 
-    def tokens(self, batch: Any) -> Any:
+    def tokens(self, batch: Any, support: AbstractSupport) -> Any:
         """The batch with what was decided for its tokens."""
         return batch
 
@@ -134,9 +134,9 @@ class Decisions(AbstractDecisions):
     facts: Mapping[str, Any] = eqx.field(default_factory=dict)
     serving: AbstractServing | None = None
 
-    def tokens(self, batch: Batch) -> Batch:
+    def tokens(self, batch: Batch, support: AbstractSupport) -> Batch:
         batch = self.choices(batch)
-        return batch if self.serving is None else self.serving(self.share, batch)
+        return batch if self.serving is None else self.serving(self.share, batch, support)
 
     def choices(self, batch: Batch) -> Batch:
         """The batch with what was decided for its tokens, choices naming experts."""
@@ -199,7 +199,7 @@ class SlotDecisions(AbstractDecisions):
     movement: Migration | None = None
     facts: Mapping[str, Any] = eqx.field(default_factory=dict)
 
-    def tokens(self, batch: Batch) -> Batch:
+    def tokens(self, batch: Batch, support: AbstractSupport) -> Batch:
         return batch if self.source is None else replace(batch, source=self.source)
 
     def lower(self, layer: "Layer", batch: Batch, support: AbstractSupport) -> Stages:

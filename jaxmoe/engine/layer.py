@@ -105,7 +105,7 @@ class Layer(AbstractLayer):
         reduction = HardMax() if reduction is None else reduction
         hosts = HardSupport() if support is None else support
         decisions.check(self)
-        batch = decisions.tokens(tokens)
+        batch = decisions.tokens(tokens, hosts)
         if self.schedule.micro_batches > 1:  # where a token lives does not depend on how its batch is cut
             batch = replace(batch, source=batch.sources(self.machine.num_nodes))
         return price_parts(

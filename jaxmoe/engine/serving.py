@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxmoe.placement.copies import ALIKE, NO_COPY, ByDraw, ByHome, Copies, LeastWork, Serving
+from jaxmoe.relax import AbstractSupport, HardSupport
 from jaxmoe.traces.batches import Batch
 
 
@@ -32,17 +33,19 @@ class AbstractServing(eqx.Module):
         """How many choices so many tokens take one after another, all of a token's as one; 0: none."""
         return 0
 
-    def __call__(self, share: Float[Array, "copy node"], batch: Batch) -> Batch:
+    def __call__(self, share: Float[Array, "copy node"], batch: Batch, support: AbstractSupport | None = None) -> Batch:
         """The batch with the copy that serves each choice in place of its expert."""
         if batch.chosen is not None:
             raise ValueError(
                 "a gate with a derivative chooses experts, not copies; give it no temperature, or no copies"
             )
-        copies = self.copies(share, batch)
+        copies = self.copies(share, batch, HardSupport() if support is None else support)
         return replace(batch, experts=jnp.where(batch.experts < 0, batch.experts, copies))
 
     @abc.abstractmethod
-    def copies(self, share: Float[Array, "copy node"], batch: Batch) -> Int[Array, "token top_k"]:
+    def copies(
+        self, share: Float[Array, "copy node"], batch: Batch, support: AbstractSupport
+    ) -> Int[Array, "token top_k"]:
         """The copy that serves each choice; of no meaning for a missing one."""
 
     @abc.abstractmethod
@@ -63,7 +66,7 @@ class HomeServing(AbstractServing):
     of_expert: Int[Array, "*lead expert most"]
     table: Int[Array, "*lead expert node"]
 
-    def copies(self, share: Float[Array, "copy node"], batch: Batch) -> Int[Array, "token top_k"]:
+    def copies(self, share, batch, support):
         return self.table[batch.experts, batch.sources(share.shape[1])[:, None]]
 
     def rule(self) -> ByHome:
@@ -76,7 +79,7 @@ class DrawServing(AbstractServing):
     of_expert: Int[Array, "*lead expert most"]
     borders: Float[Array, "*lead expert most"]
 
-    def copies(self, share: Float[Array, "copy node"], batch: Batch) -> Int[Array, "token top_k"]:
+    def copies(self, share, batch, support):
         place = (self.borders[batch.experts] <= batch.draw[..., None]).sum(axis=-1)
         return self.of_expert[batch.experts, place]
 
@@ -92,6 +95,7 @@ class LeastWorkServing(AbstractServing):
     """Tokens in their order, and choices of each in theirs, by the work so far and the nodes that a token visits anew.
 
     Work counts choices by the parts of them that nodes compute. `together`, a token chooses once, for all its choices.
+    Relaxed, the work of a node counts as far as it hosts.
     """
 
     of_expert: Int[Array, "*lead expert most"]
@@ -106,13 +110,18 @@ class LeastWorkServing(AbstractServing):
     def choices_in_turn(self, tokens: int | Float[Array, ""]) -> int | Float[Array, ""]:
         return tokens
 
-    def copies(self, share: Float[Array, "copy node"], batch: Batch) -> Int[Array, "token top_k"]:
-        share = jax.lax.stop_gradient(share)
+    def copies(self, share, batch, support):
+        share, support = jax.lax.stop_gradient((share, support))
+        present = support.presence(support.amount(share))
         weight = jnp.where(batch.experts < 0, 0, batch.weight[:, None])  # [token, top_k]
-        return (self._by_token if self.together else self._by_choice)(share, batch.experts, weight)
+        return (self._by_token if self.together else self._by_choice)(share, present, batch.experts, weight)
 
     def _by_choice(
-        self, share: Float[Array, "copy node"], experts: Int[Array, "token top_k"], weight: Float[Array, "token top_k"]
+        self,
+        share: Float[Array, "copy node"],
+        present: Float[Array, "copy node"],
+        experts: Int[Array, "token top_k"],
+        weight: Float[Array, "token top_k"],
     ) -> Int[Array, "token top_k"]:
         tokens, top_k = experts.shape
         by_work = self.work * share.shape[1] / weight.sum()
@@ -121,32 +130,33 @@ class LeastWorkServing(AbstractServing):
         def serve(so_far: tuple[Array, Array], choice: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], Array]:
             load, visited = so_far
             expert, weight, first = choice
-            visited = jnp.where(first, False, visited)
+            visited = jnp.where(first, 0, visited)
             able = self.of_expert[expert]
-            part = share[able]
-            hosts = part > 0
-            highest = jnp.where(hosts, load + weight * part, 0).max(axis=1)
-            cost = by_work * highest + self.visits * (hosts & ~visited).sum(axis=1)
+            part, hosts = share[able], present[able]
+            highest = (hosts * load + weight * part).max(axis=1)
+            cost = by_work * highest + self.visits * (hosts * (1 - visited)).sum(axis=1)
             at = _least(jnp.where(able == NO_COPY, jnp.inf, cost))
-            there = weight > 0
-            return (load + weight * part[at], visited | (hosts[at] & there)), able[at]
+            return (load + weight * part[at], jnp.maximum(visited, hosts[at] * (weight > 0))), able[at]
 
-        nothing = jnp.zeros(share.shape[1], share.dtype), jnp.zeros(share.shape[1], bool)
+        nothing = jnp.zeros(share.shape[1], share.dtype), jnp.zeros(share.shape[1], share.dtype)
         _, copies = jax.lax.scan(serve, nothing, (experts.ravel(), weight.ravel(), first))
         return copies.reshape(tokens, top_k)
 
     def _by_token(
-        self, share: Float[Array, "copy node"], experts: Int[Array, "token top_k"], weight: Float[Array, "token top_k"]
+        self,
+        share: Float[Array, "copy node"],
+        present: Float[Array, "copy node"],
+        experts: Int[Array, "token top_k"],
+        weight: Float[Array, "token top_k"],
     ) -> Int[Array, "token top_k"]:
         by_work = self.work * share.shape[1] / weight.sum()
 
         def serve(load: Float[Array, " node"], token: tuple[Array, Array]) -> tuple[Array, Array]:
             experts, weight = token
             able = self.of_expert[experts].T  # [place, choice]
-            part = share[able]
-            hosts = ((part > 0) & (weight > 0)[:, None]).any(axis=1)  # [place, node]
-            added = jnp.einsum("k,pkn->pn", weight, part)
-            cost = by_work * jnp.where(hosts, load + added, 0).max(axis=1) + self.visits * hosts.sum(axis=1)
+            hosts = (present[able] * (weight > 0)[:, None]).max(axis=1)  # [place, node]
+            added = jnp.einsum("k,pkn->pn", weight, share[able])
+            cost = by_work * (hosts * load + added).max(axis=1) + self.visits * hosts.sum(axis=1)
             at = _least(cost)
             return load + added[at], able[at]
 

@@ -51,11 +51,6 @@ def check_copies(problem: PlacementProblem, copies: int) -> None:
             raise OptionError(f"--copies {copies}: {error}") from None
 
 
-def with_copies(inputs: Inputs, problem: PlacementProblem, copies: int, report: Report) -> PlacementProblem:
-    """The problem with so many copies of every expert, each in a region of its own."""
-    return problem if copies == 1 else in_regions(problem, copies, inputs.scenario.tuning.seed, report)
-
-
 def check_optimiser(name: str) -> None:
     """Raise `OptionError` for a name that is an unknown optimiser, or an optimiser that lacks a package."""
     if name not in OPTIMISERS:
@@ -65,18 +60,26 @@ def check_optimiser(name: str) -> None:
             raise OptionError(f"--optimiser {name} needs {package}; install it with: pip install 'jaxmoe[{extra}]'")
 
 
-def search(name: str, inputs: Inputs, problem: PlacementProblem, report: Report) -> TuneResult:
-    """Run the optimiser of this name.
+def search(
+    name: str, inputs: Inputs, problem: PlacementProblem, report: Report, copies: int = 1
+) -> tuple[PlacementProblem, TuneResult]:
+    """Run the optimiser of this name, with so many copies of every expert. Returns what it solved and the result.
 
     The scenario's `tuning` has the seed and time limit of all, and what else the gradient tuner takes.
     """
     optimiser, tuning = OPTIMISERS[name], inputs.scenario.tuning
-    if optimiser.settings is TunerSettings:
-        return optimiser.run(problem, build_tuner_settings(tuning), report)
-    settings = optimiser.settings(seed=tuning.seed, time_limit_s=tuning.time_limit_s)
-    if isinstance(settings, TwoStageSettings):
-        settings = replace(settings, gamma=fitted_gamma(inputs).gamma)
-    return optimiser.run(problem, settings, report)
+
+    def solved(problem: PlacementProblem) -> TuneResult:
+        if optimiser.settings is TunerSettings:
+            return optimiser.run(problem, build_tuner_settings(tuning), report)
+        settings = optimiser.settings(seed=tuning.seed, time_limit_s=tuning.time_limit_s)
+        if isinstance(settings, TwoStageSettings):
+            settings = replace(settings, gamma=fitted_gamma(inputs).gamma)
+        return optimiser.run(problem, settings, report)
+
+    if copies == 1:
+        return problem, solved(problem)
+    return in_regions(problem, copies, tuning.seed, report).tuned(solved, tuning.seed)
 
 
 def tuned_strategies(inputs: Inputs, result: TuneResult, problem: PlacementProblem) -> list[Strategy]:

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from jaxmoe.engine import Decisions, Layer
+from jaxmoe.engine import AbstractServing, Decisions, Layer
 from jaxmoe.relax import SmoothMax, SoftSupport, geometric, sinkhorn
 from jaxmoe.traces import Batch, over_batches
 from jaxmoe.tune.objective import Objective
@@ -36,6 +36,10 @@ class AbstractParameters(eqx.Module):
         budget_spread: Float[Array, ""],
     ) -> Decisions:
         """Relaxed decisions at a temperature; `node_part` is each node's part of all work if work were even."""
+
+    def typical_part(self, frequency: Float[Array, " expert"], nodes: int) -> Float[Array, " expert"]:
+        """The share of each expert that fills a node."""
+        return typical_part(frequency, nodes)
 
 
 class TransportPlan(AbstractParameters):
@@ -63,13 +67,34 @@ class TransportPlan(AbstractParameters):
         return work / frequency[:, None]
 
 
+class GroupedPlan(TransportPlan):
+    """A transport plan between experts and equal groups of nodes, which divide evenly what they hold.
+
+    `group` numbers the group of every node from 0. There are as many columns as nodes; those beyond the groups stay
+    empty, so that plans of several cuts descend together.
+    """
+
+    group: Int[Array, "*lead node"]
+
+    def share(self, frequency, node_part, temperature, budget_spread):
+        member = (self.group == jnp.arange(len(node_part))[:, None]).astype(node_part.dtype)  # [column, node]
+        part = member @ node_part + EMPTY
+        over_groups = super().share(frequency, part / part.sum(), temperature, budget_spread)
+        share = over_groups @ (member / jnp.maximum(member.sum(axis=1, keepdims=True), 1))
+        return share / share.sum(axis=1, keepdims=True)
+
+    def typical_part(self, frequency, nodes):
+        groups = self.group.max() + 1
+        return typical_part(frequency, groups) * groups / nodes
+
+
 def random_plans(seed: int, layers: int, restarts: int, experts: int, nodes: int) -> TransportPlan:
     """Random starts: plans of noise without any preference; leaves are [layer, restart, ...]."""
     noise = np.random.default_rng([seed, 0]).normal(scale=0.5, size=(layers, restarts, experts, nodes))
     return TransportPlan(jnp.asarray(noise, jnp.float32), jnp.zeros((layers, restarts, nodes), jnp.float32))
 
 
-def typical_part(frequency: Any, nodes: int) -> Any:
+def typical_part(frequency: Any, nodes: Any) -> Any:
     """The share of an expert that fills a node: 1 for a cold expert, less for one that needs several nodes.
 
     `frequency` is a JAX or NumPy array [..., expert], and so is the result.
@@ -77,19 +102,21 @@ def typical_part(frequency: Any, nodes: int) -> Any:
     return 1 / (1 + (frequency * nodes - 1) * (frequency * nodes > 1))
 
 
-def soft_hosts(frequency: Float[Array, " expert"], nodes: int, width: Float[Array, ""]) -> SoftSupport:
+def soft_hosts(typical: Float[Array, " expert"], width: Float[Array, ""]) -> SoftSupport:
     """Soft support whose width is relative to the typical part of each expert.
 
     A width relative to the share alone would hardly see the hosts of hot experts, one relative to the work
     alone would hardly see those of cold ones.
     """
-    return SoftSupport(width * typical_part(frequency, nodes)[:, None])
+    return SoftSupport(width * typical[:, None])
 
 
 # Gradient descent over relaxed decisions: all layers and restarts in one vmapped run, in short segments.
 #
 # The tuner descends over placements, `TransportPlan`; any other parameters that become decisions descend alike.
 
+LEANING = 2.0  # of a start towards a given plan, in logits
+EMPTY = 1e-9  # part of all work in columns that belong to no group: Sinkhorn needs more than nothing
 SEGMENT = 25  # steps of a compiled call; the time limit is checked in between
 MEMORY_WEIGHT = 10.0  # relative time that a node filled twice over costs
 
@@ -116,13 +143,14 @@ class Landscape(NamedTuple):
     budget_spread: Float[Array, ""]
     learning_rate: Float[Array, ""]
     aim: Objective
+    serving: AbstractServing | None = None  # of copies, where that is decided at run time
 
 
 class Descent(NamedTuple):
     """State of the descent; leaves are [layer, restart, ...]."""
 
     plans: AbstractParameters
-    optimiser: optax.OptState
+    optimiser: optax.OptState  # of the plans' floating-point leaves
 
 
 def landscape(problem: PlacementProblem, budget_spread: float, learning_rate: float) -> Landscape:
@@ -139,6 +167,7 @@ def landscape(problem: PlacementProblem, budget_spread: float, learning_rate: fl
         budget_spread=jnp.asarray(budget_spread, jnp.float32),
         learning_rate=jnp.asarray(learning_rate, jnp.float32),
         aim=problem.aim,
+        serving=problem.serving,
     )
 
 
@@ -148,6 +177,20 @@ def start(problem: PlacementProblem, restarts: int, seed: int) -> Descent:
     return start_from(random_plans(seed, layers, restarts, experts, problem.num_nodes))
 
 
+def start_in_groups(
+    problem: PlacementProblem,
+    group: Int[np.ndarray, "layer restart node"],
+    lean: Float[np.ndarray, "layer restart expert node"],
+    seed: int,
+) -> Descent:
+    """Random plans for every layer and restart, each over groups of its own, which lean towards given plans."""
+    layers, experts = problem.frequency.shape
+    plans = random_plans(seed, layers, group.shape[1], experts, problem.num_nodes)
+    member = group[:, :, None] == np.arange(problem.num_nodes)[:, None]  # [layer, restart, group, node]
+    logits = plans.logits + LEANING * jnp.asarray(np.einsum("lren,lrgn->lreg", lean, member), jnp.float32)
+    return start_from(GroupedPlan(logits, plans.budget, jnp.asarray(group)))
+
+
 def start_from(parameters: AbstractParameters) -> Descent:
     """Returns a descent at its first step from these parameters, whose leaves are [layer, restart, ...]."""
     return Descent(parameters, _fresh_optimisers(parameters))
@@ -155,7 +198,7 @@ def start_from(parameters: AbstractParameters) -> Descent:
 
 @jax.jit
 def _fresh_optimisers(plans: AbstractParameters) -> optax.OptState:
-    return jax.vmap(jax.vmap(optax.scale_by_adam().init))(plans)
+    return jax.vmap(jax.vmap(optax.scale_by_adam().init))(eqx.filter(plans, eqx.is_inexact_array))
 
 
 @eqx.filter_jit
@@ -180,8 +223,9 @@ def relaxed_objective(
     Memory beyond a node's room adds a penalty.
     """
     decisions = plan.decisions(frequency, land.node_part, now.temperature, land.budget_spread)
+    decisions = replace(decisions, serving=land.serving)
     stored = decisions.stored
-    support = soft_hosts(frequency, stored.shape[1], now.width)
+    support = soft_hosts(plan.typical_part(frequency, stored.shape[1]), now.width)
     reduction = SmoothMax(now.max_temperature)
     seconds = over_batches(
         lambda batch: land.model.time(decisions, batch, reduction, support).total, batches, stored.shape[1]
@@ -199,11 +243,11 @@ def descend(
     """One segment of descent on `batches` as `segment_batches` has them. Returns the objective, s."""
 
     def update(plan, optimiser, frequency, batches, now):
-        value, gradient = jax.value_and_grad(relaxed_objective)(plan, land, frequency, batches, now)
+        value, gradient = eqx.filter_value_and_grad(relaxed_objective)(plan, land, frequency, batches, now)
         direction, optimiser = optax.scale_by_adam().update(gradient, optimiser)
         # The plan depends on logits / temperature: steps that shrink with the temperature stay as long for it.
         rate = land.learning_rate * now.temperature
-        plan = jax.tree.map(lambda leaf, change: leaf - rate * change, plan, direction)
+        plan = eqx.apply_updates(plan, jax.tree.map(lambda change: -rate * change, direction))
         return plan, optimiser, value * land.scale
 
     def step(state: Descent, given):

@@ -19,7 +19,6 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jaxmoe.network import AbstractExchange, build_exchange
-from jaxmoe.placement.exchange import Rings
 from jaxmoe.placement.regions import shipped_regions
 from jaxmoe.placement.rounding import fit_memory, fit_slots, is_even, rebalance
 from jaxmoe.placement.strategies import Shipped, shipped_replicas, shipped_strategies
@@ -29,6 +28,7 @@ from jaxmoe.tune import local_search
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.problem import BRIM, PlacementProblem
 from jaxmoe.tune.results import (
+    Groups,
     History,
     Plan,
     Plans,
@@ -99,23 +99,18 @@ class Evaluator:
 
     def score(self, plans: Plans, exchange: AbstractExchange | None = None) -> Scores:
         """Exact objective of plans on the selection batches, s; by default under the model's own exchange."""
-        return self._scored(self.search, plans, exchange)[0]
-
-    def score_groups(self, plans: Plans, group: np.ndarray, exchange: AbstractExchange | None) -> Scores:
-        """Exact objective on the selection batches, s, of plans over groups of nodes; `group` is [node].
-
-        The nodes of a group divide its experts evenly.
-        """
-        return self._scored(local_search.search_of(self.problem, group), plans, exchange)[0]
+        return self._scored(plans, exchange)[0]
 
     def _scored(
-        self, search: local_search.Search, plans: Plans, exchange: AbstractExchange | None, batches: int | None = None
+        self, plans: Plans, exchange: AbstractExchange | None, batches: int | None = None
     ) -> tuple[Scores, Float[np.ndarray, "layer candidate batch"]]:
         """Objective and the times of the selection batches, or the first so many of them, s."""
         count = self.selection.weight.shape[1] if batches is None else batches
         drawn = [self._selected(first, exchange) for first in range(0, count, self._at_once)]
         shares = [jnp.asarray(share) for share in np.moveaxis(plans, 1, 0).astype(np.float32)]
-        scored = [[local_search.seconds_of_all(search, share, part, exchange) for part in drawn] for share in shares]
+        scored = [
+            [local_search.seconds_of_all(self.search, share, part, exchange) for part in drawn] for share in shares
+        ]
         seconds = np.stack([np.concatenate(of_one, axis=1, dtype=float) for of_one in scored], axis=1)
         return np.asarray(self.problem.aim(jnp.asarray(seconds)), float), seconds
 
@@ -132,7 +127,7 @@ class Evaluator:
         """The plan with the best of these exchanges in every layer, on all selection batches or the first so many."""
 
         def under(name: str) -> Ranked:
-            scores, seconds = self._scored(self.search, plan[:, None], exchanges[name], batches)
+            scores, seconds = self._scored(plan[:, None], exchanges[name], batches)
             return Ranked(plan, scores[:, 0], np.full(len(plan), name, object), seconds[:, 0])
 
         return least(side_by_side(under, exchanges))
@@ -140,7 +135,7 @@ class Evaluator:
     @cached_property
     def strategies(self) -> dict[str, Ranked]:
         """Every strategy that ships with jaxmoe and fits, by name, under its best exchange in every layer."""
-        able = [strategy for strategy in self._strategies if self.fits(strategy.share[:, None]).all()]
+        able = self._able
         named = {each.name: self._exchanges(each) for each in able}
         # All hybrids run under their own rings; on machines with many nodes only the best few under any exchange.
         own = {name: {key: of[key] for key in of if of[key].groups > 1} or of for name, of in named.items()}
@@ -155,9 +150,9 @@ class Evaluator:
         return ranked
 
     @property
-    def hybrids(self) -> dict[str, Rings]:
-        """Groups of the shipped strategies that are complete hybrids, by name."""
-        return {each.name: each.rings for each in self._strategies if each.rings is not None}
+    def hybrids(self) -> list[Shipped]:
+        """The shipped strategies that are complete hybrids and fit."""
+        return [each for each in self._able if each.rings is not None]
 
     @property
     def shipped(self) -> Ranked | None:
@@ -165,6 +160,11 @@ class Evaluator:
         return least(self.strategies.values()) if self.strategies else None
 
     @cached_property
+    def _able(self) -> list[Shipped]:
+        """Shipped strategies that fit."""
+        return [each for each in self._strategies if self.fits(each.share[:, None]).all()]
+
+    @property
     def _strategies(self) -> list[Shipped]:
         problem, topology = self.problem, self.problem.model.machine.topology
         if problem.model.mode == "replicated":
@@ -193,35 +193,36 @@ class Evaluator:
         return made
 
     def rebalance(
-        self, plans: Plans, scores: Scores, exchange: AbstractExchange | None = None, group: np.ndarray | None = None
+        self, plans: Plans, scores: Scores, exchange: AbstractExchange | None = None, group: Groups | None = None
     ) -> tuple[Plans, Scores]:
         """Divides experts over their hosts anew, and keeps the better plans; changes nothing once `stop` is set.
 
         Nor where what copies serve is decided at run time: their work is not known before.
-        With `group` plans are over the groups of a machine in place of its nodes.
+        With `group` experts are divided over groups of nodes, which hold them evenly.
         """
         if self.stop.reason or self.problem.serving is not None:
             return plans, scores
         drawn = self.problem.draw(REBALANCE_BATCHES, next(self.seeds))
         counts = expert_counts(drawn, plans.shape[2])
         room, rates = self.problem.room, np.asarray(self.problem.model.machine.die.flops, float)
-        if group is not None:
-            rates = np.bincount(group, rates, len(rates))
-            room = np.bincount(group, np.minimum(room, 1e9), len(room))
         seconds = np.where(rates > 0, float(self.problem.model.costs.flops_per_token_expert) / np.maximum(rates, 1), 1)
+        groups = np.broadcast_to(np.arange(plans.shape[3]), (*plans.shape[:2], plans.shape[3]))
+        groups = groups if group is None else group
         balanced = np.array(plans)
 
         def divided(at: tuple[int, int]) -> None:
-            layer, candidate = at
-            plan, some = plans[layer, candidate], counts[layer, : self._affordable(plans[layer, candidate])]
-            if len(some) >= LEAST_BATCHES and not is_even(plan, some, seconds) and not self.stop.reason:
-                balanced[layer, candidate] = rebalance(plan > 0, some, seconds, self._divisible(room))
+            member = groups[at] == np.arange(groups[at].max() + 1)[:, None]
+            size = member.sum(axis=1)
+            plan, some = plans[at] @ member.T, counts[at[0], : self._affordable(plans[at])]
+            slowest = (member * seconds).max(axis=1) / size
+            if len(some) >= LEAST_BATCHES and not is_even(plan, some, slowest) and not self.stop.reason:
+                held = self._divisible(np.where(member, room, 0).sum(axis=1))
+                balanced[at] = rebalance(plan > 0, some, slowest, held) / size @ member
 
         every = list(itertools.product(range(plans.shape[0]), range(plans.shape[1])))
         for done, _ in enumerate(side_by_side(divided, every), start=1):
             self.progress("rebalance", done, len(every))
-        scored = self.score(balanced, exchange) if group is None else self.score_groups(balanced, group, exchange)
-        return better(plans, scores, balanced, np.where(self.fits(balanced) | (group is not None), scored, np.inf))
+        return better(plans, scores, balanced, np.where(self.fits(balanced), self.score(balanced, exchange), np.inf))
 
     def _affordable(self, plan: Float[np.ndarray, "expert node"]) -> int:
         """How many batches a linear programme of the plan's hosts may have."""

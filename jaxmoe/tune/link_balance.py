@@ -22,7 +22,7 @@ from scipy.optimize import linear_sum_assignment
 from jaxmoe.engine import Layer
 from jaxmoe.relax import AbstractReduction, AbstractSupport, SmoothMax, geometric, sinkhorn
 from jaxmoe.traces import Batch, over_batches
-from jaxmoe.tune.descent import soft_hosts
+from jaxmoe.tune.descent import soft_hosts, typical_part
 from jaxmoe.tune.objective import Objective
 from jaxmoe.tune.problem import PlacementProblem
 from jaxmoe.tune.results import History
@@ -309,7 +309,7 @@ def _permutation(logits: Float[Array, "cluster node"], temperature: Float[Array,
 def _descend(question: Question, state, now: dict[str, Float[Array, ""]], scale: Float[Array, ""]):
     """One segment of descent on every restart. Returns the state and the permutations [restart, cluster, node]."""
     nodes = question.share.shape[1]
-    support = soft_hosts(question.frequency, nodes, now["width"])
+    support = soft_hosts(typical_part(question.frequency, nodes), now["width"])
     reduction = SmoothMax(now["max_temperature"])
 
     def relaxed(logits: Float[Array, "cluster node"]) -> Float[Array, ""]:

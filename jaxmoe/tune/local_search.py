@@ -12,7 +12,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from jaxmoe.compiling import SHORT, SOONER
@@ -24,38 +23,51 @@ from jaxmoe.tune.objective import Objective
 from jaxmoe.tune.problem import BRIM, PlacementProblem
 
 SEGMENT = 100  # moves of a compiled call; the time limit is checked in between
+ENOUGH = 1e9  # experts that any node may hold without a memory limit
 SMALLEST_SHARE = 5e-3  # a smaller part is not worth a message to its host
 
 
 class Search(NamedTuple):
     """Arguments of every annealing chain: model, frequencies, memory, distances and objective.
 
-    Its leaves are arrays, so that another value compiles nothing anew. Chains move parts of experts between places:
-    nodes, or groups of nodes that divide what they have as `spread` says. There are as many places as nodes; those
-    without `room` stay empty.
+    Its leaves are arrays, so that another value compiles nothing anew.
     """
 
     model: Layer
     frequency: Float[Array, "layer expert"]
-    room: Float[Array, " place"]  # in experts
-    hops: Float[Array, "place place2"]  # near places are tried more often
-    spread: Float[Array, "place node"]  # rows sum to 1
+    room: Float[Array, " node"]  # in experts
+    hops: Float[Array, "node node2"]
     aim: Objective
     serving: AbstractServing | None = None  # of copies, where that is decided at run time
 
 
-def search_of(problem: PlacementProblem, group: np.ndarray | None = None) -> Search:
-    """Arguments of the chains of a problem. Places are nodes, or with `group` [node] the groups of nodes."""
-    nodes, room = problem.num_nodes, problem.room
-    hops, spread = np.asarray(problem.model.machine.topology.hop_counts()), np.eye(nodes)
-    if group is not None:
-        member = group == np.arange(nodes)[:, None]
-        spread = member / np.maximum(member.sum(axis=1, keepdims=True), 1)
-        hops, room = np.zeros((nodes, nodes)), member @ np.where(np.isinf(room), 1e9, room)
+def search_of(problem: PlacementProblem) -> Search:
+    """Arguments of the chains of a problem."""
     array = partial(jnp.asarray, dtype=jnp.float32)
+    hops = problem.model.machine.topology.hop_counts()
     return Search(
-        problem.model, array(problem.frequency), array(room), array(hops), array(spread), problem.aim, problem.serving
+        problem.model, array(problem.frequency), array(problem.room), array(hops), problem.aim, problem.serving
     )
+
+
+class Places(NamedTuple):
+    """Where a chain moves parts of experts: nodes, or groups of nodes that divide evenly what they hold.
+
+    There are as many places as nodes; those without room stay empty.
+    """
+
+    member: Float[Array, "place node"]  # 1 or 0
+    spread: Float[Array, "place node"]  # rows sum to 1
+    room: Float[Array, " place"]  # in experts
+    hops: Float[Array, "place place2"]  # near places are tried more often
+
+    @classmethod
+    def of(cls, search: Search, group: Int[Array, " node"]) -> "Places":
+        """`group` numbers the group of every node from 0."""
+        member = (group == jnp.arange(len(group))[:, None]).astype(search.hops.dtype)
+        spread = member / jnp.maximum(member.sum(axis=1, keepdims=True), 1)
+        room = member @ jnp.minimum(search.room, ENOUGH)
+        return cls(member, spread, room, spread @ search.hops @ spread.T)
 
 
 class Pick(NamedTuple):
@@ -161,9 +173,8 @@ def _seconds(
     search: Search, share: Share, batches: Batch, exchange: AbstractExchange | None = None
 ) -> Float[Array, " batch"]:
     """Exact times of one plan of one layer, s; leaves of `batches` are [batch, ...], or merged rows."""
-    nodes = share @ search.spread
-    decisions = Decisions(nodes, exchange, serving=search.serving)
-    return over_batches(lambda batch: search.model.time(decisions, batch).total, batches, nodes.shape[1])
+    decisions = Decisions(share, exchange, serving=search.serving)
+    return over_batches(lambda batch: search.model.time(decisions, batch).total, batches, share.shape[1])
 
 
 def _score(search: Search, share: Share, batches: Batch, exchange: AbstractExchange | None = None) -> Float[Array, ""]:
@@ -212,36 +223,42 @@ def score_candidates(
 @eqx.filter_jit
 def improve(
     search: Search,
-    shares: Float[Array, "layer chain expert place"],
+    shares: Float[Array, "layer chain expert node"],
     batches: Batch,
     coldness: Float[Array, " move"],
     key: Key[Array, ""],
     exchange: AbstractExchange | None = None,
-) -> tuple[Float[Array, "layer chain expert place"], Float[Array, "layer chain"]]:
+    group: Int[Array, "layer chain node"] | None = None,
+) -> tuple[Float[Array, "layer chain expert node"], Float[Array, "layer chain"]]:
     """One segment of moves on every chain. Returns the plans they end with and their objective on `batches`, s.
 
     `coldness` is 1 / temperature for every move, relative to the objective; leaves of `batches` are
-    [layer, batch, ...].
+    [layer, batch, ...]. With `group` a chain moves parts of experts between groups of nodes, in place of nodes.
     """
     replicated = search.model.mode == "replicated"
+    if group is None:
+        group = jnp.broadcast_to(jnp.arange(shares.shape[3]), (*shares.shape[:2], shares.shape[3]))
 
-    def chain(share, frequency, batches, lucks):
+    def chain(share, group, frequency, batches, lucks):
+        places = Places.of(search, group)
+
         def move(state, given):
             share, cost = state
             luck, cold = given
             # The first move leaves the plan as it is and finds what it costs: one model to compile, not two.
-            changed = jnp.where(jnp.isinf(cost), share, _propose(luck, share, frequency, search.hops, search.room))
-            changed_cost = _score(search, changed, batches, exchange)
+            changed = jnp.where(jnp.isinf(cost), share, _propose(luck, share, frequency, places.hops, places.room))
+            changed_cost = _score(search, changed @ places.spread, batches, exchange)
             held = jnp.where(replicated, changed > 0, changed)
-            fits = (held.sum(axis=0) <= search.room * BRIM).all()
+            fits = (held.sum(axis=0) <= places.room * BRIM).all()
             lucky = jnp.log1p(-luck[9]) < (cost - changed_cost) / changed_cost * cold
             taken = fits & ((changed_cost <= cost) | lucky)
             return (jnp.where(taken, changed, share), jnp.where(taken, changed_cost, cost)), None
 
-        (share, cost), _ = jax.lax.scan(move, (share, jnp.full((), jnp.inf, share.dtype)), (lucks, coldness))
-        return share, cost
+        start = (share @ places.member.T, jnp.full((), jnp.inf, share.dtype))
+        (share, cost), _ = jax.lax.scan(move, start, (lucks, coldness))
+        return share @ places.spread, cost
 
     # Draw all random numbers up front: random bits inside the loop would take longer to compile than all the rest.
     lucks = jr.uniform(key, (*shares.shape[:2], coldness.shape[0], LUCK))
-    over_chains = jax.vmap(chain, in_axes=(0, None, None, 0))
-    return jax.vmap(over_chains)(shares, search.frequency, batches, lucks)
+    over_chains = jax.vmap(chain, in_axes=(0, 0, None, None, 0))
+    return jax.vmap(over_chains)(shares, group, search.frequency, batches, lucks)

@@ -1,12 +1,13 @@
-"""Which cut of the machine into regions to tune, where experts may have several copies."""
+"""Tuning with several copies of every expert, each in a region of the machine: which cut, and which rule."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from jaxmoe.placement.regions import all_regions
+from jaxmoe.placement.regions import all_regions, regions_named
 from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.problem import PlacementProblem
-from jaxmoe.tune.results import Progress, silent
+from jaxmoe.tune.results import Progress, TuneResult, silent
 from jaxmoe.tune.settings import StopSwitch
 
 LOOK_BATCHES = 16  # on which plans of regions are compared
@@ -19,19 +20,44 @@ def region_cuts(problem: PlacementProblem, copies: int) -> list[tuple[int, ...]]
     return list(dict.fromkeys(regions.cut for regions in every))
 
 
-def in_regions(problem: PlacementProblem, copies: int, seed: int, progress: Progress = silent) -> PlacementProblem:
-    """Returns the problem with so many regions, by the cut and rule under which plans of regions are fastest as they
-    are.
+@dataclass(frozen=True)
+class Choices:
+    """Problems with so many regions, by what plans of regions take as they are.
+
+    There is nothing to search for in tensor parallelism: the search may have another cut or rule than the best plan.
+    """
+
+    searched: PlacementProblem  # whose best plan that deals experts inside of regions is fastest
+    shipped: PlacementProblem  # whose best plan of any kind is
+
+    def tuned(self, search: Callable[[PlacementProblem], TuneResult], seed: int) -> tuple[PlacementProblem, TuneResult]:
+        """The faster of what a search finds and of the best plan of regions, with its problem."""
+        found = search(self.searched)
+        if self.shipped is self.searched or found.stopped:
+            return self.searched, found
+        with StopSwitch() as stop:
+            evaluator = Evaluator(self.shipped, seed, stop)
+            best = evaluator.shipped
+            if best is None or best.seconds.mean() > found.cost.mean():
+                return self.searched, found
+            return self.shipped, evaluator.conclude(best.plan, found.stages, found.history)
+
+
+def in_regions(problem: PlacementProblem, copies: int, seed: int, progress: Progress = silent) -> Choices:
+    """The problem with so many regions, under every cut and rule.
 
     Raises `PlanError` where so many do not divide the machine, or their copies do not fit the memory.
     """
     cuts = region_cuts(problem, copies)
     problems = [replace(problem, regions=cut, served_by=rule) for rule in SERVED_BY for cut in cuts]
     with StopSwitch() as stop:
-        seconds = [_shipped(Evaluator(each, seed, stop, progress, LOOK_BATCHES)) for each in problems]
-    return problems[seconds.index(min(seconds))]
+        looks = [_look(Evaluator(each, seed, stop, progress, LOOK_BATCHES)) for each in problems]
+    dealt, best = ([look[kind] for look in looks] for kind in (0, 1))
+    return Choices(problems[dealt.index(min(dealt))], problems[best.index(min(best))])
 
 
-def _shipped(evaluator: Evaluator) -> float:
-    shipped = evaluator.shipped
-    return float("inf") if shipped is None else float(shipped.seconds.mean())
+def _look(evaluator: Evaluator) -> tuple[float, float]:
+    """Mean seconds of the fastest plan that deals experts inside of regions, and of the fastest of all."""
+    seconds = {name: float(ranked.seconds.mean()) for name, ranked in evaluator.strategies.items()}
+    dealt = [each for name, each in seconds.items() if regions_named(name).inside != "tp"]
+    return min(dealt, default=float("inf")), min(seconds.values(), default=float("inf"))

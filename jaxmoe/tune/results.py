@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 
 from jaxmoe.tune.objective import Objective
 
 Plan = Float[np.ndarray, "layer expert node"]
 Plans = Float[np.ndarray, "layer candidate expert node"]
 Scores = Float[np.ndarray, "layer candidate"]
+Groups = Int[np.ndarray, "layer candidate node"]  # the group of every node, from 0
 
 STANDARD_ERRORS = 2  # of a gain that counts
 GROUPS = 8  # of batches, from whose gains the standard error is estimated

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 HYBRIDS = "rings"  # among exchanges: the complete hybrids of every cut of the machine
 SPLIT_TREES = ("corner_host_split_tree", "least_loaded_split_tree", "random_host_split_tree")
-DEFAULT_EXCHANGES = ("least_loaded", "reduce_scatter", *SPLIT_TREES, "ring_both_ways", HYBRIDS)
+DEFAULT_EXCHANGES = ("least_loaded", "reduce_scatter", *SPLIT_TREES, "least_congested", "ring_both_ways", HYBRIDS)
 WITHOUT_MESH = {  # default exchanges that need a mesh, and those that take their place elsewhere
     "corner_host_split_tree": "least_loaded_tree",
     "least_loaded_split_tree": "least_loaded_tree",
@@ -27,7 +27,7 @@ WITHOUT_MESH = {  # default exchanges that need a mesh, and those that take thei
 class TunerSettings:
     """Settings of the gradient tuner. Pairs are the first and the last value of what is annealed."""
 
-    restarts: int = 8  # descents of every layer, from different starts
+    restarts: int = 8  # descents of every layer, from different starts; with none, local search alone
     steps: int = 600  # of a descent; rounded up to whole segments
     batches_per_step: int = 8
     learning_rate: float = 0.1  # times the temperature of the moment
@@ -38,7 +38,8 @@ class TunerSettings:
     refine_steps: int = 300  # moves of every chain of local search
     refine_chains: int = 2  # chains of every layer, from its best descents
     refine_batches: int = 64  # that judge a move
-    hybrid_cuts: int = 2  # cuts of the machine into groups whose complete hybrids are improved
+    descent_cuts: int = 3  # cuts of the machine into groups over which descents deal experts, beside single nodes
+    hybrid_cuts: int = 2  # cuts whose complete hybrids are improved along their rings
     descent_tokens: int = 1024  # of a larger batch, descent sees so many
     seed: int = 0
     time_limit_s: float | None = None
@@ -59,9 +60,9 @@ def affordable(settings: TunerSettings, problem: "PlacementProblem") -> TunerSet
         return int(np.clip(budget, least, wanted)) if wanted > least else wanted
 
     restarts = fitting(settings.restarts, STEP_PRODUCTS / settings.steps / entries / 2, 2)
-    batches = fitting(settings.batches_per_step, STEP_PRODUCTS / settings.steps / entries / restarts, 2)
+    batches = fitting(settings.batches_per_step, STEP_PRODUCTS / settings.steps / entries / max(restarts, 1), 2)
     batches = max(batches, len(problem.topics))  # a step sees every topic
-    steps = fitting(settings.steps, STEP_PRODUCTS / (entries * restarts * batches), 100)
+    steps = fitting(settings.steps, STEP_PRODUCTS / (entries * max(restarts, 1) * batches), 100)
     moved = problem.batch_tokens * experts * problem.num_nodes
     refine_batches = fitting(settings.refine_batches, STEP_PRODUCTS / 500 / moved, 8)
     moves = fitting(settings.refine_steps, STEP_PRODUCTS / (moved * refine_batches * settings.refine_chains), 100)

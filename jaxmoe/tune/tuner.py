@@ -11,11 +11,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from jaxmoe.network import AbstractExchange, build_exchange
 from jaxmoe.placement.rounding import keep_hosts
-from jaxmoe.placement.strategies import groups_of
+from jaxmoe.placement.strategies import Shipped, groups_of
 from jaxmoe.relax import geometric
 from jaxmoe.threads import beside, side_by_side
 from jaxmoe.tune import descent, local_search
@@ -23,7 +23,7 @@ from jaxmoe.tune.descent import typical_part
 from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.gradient_free import random_starts
 from jaxmoe.tune.problem import PlacementProblem
-from jaxmoe.tune.results import History, Plan, Plans, Progress, Ranked, Scores, TuneResult, best, better, silent
+from jaxmoe.tune.results import Groups, History, Plans, Progress, Ranked, Scores, TuneResult, best, better, silent
 from jaxmoe.tune.settings import StopSwitch, TunerSettings, affordable
 
 LEAST_PART = 0.1  # of an expert's typical part on a node; less is rounded away
@@ -49,13 +49,21 @@ def tune(
         return _Run(evaluator, affordable(settings, problem)).result(relaxed, exchange)
 
 
-class _Hybrid(NamedTuple):
-    """Groups of a machine, and whole experts dealt to them: a plan over groups [layer, expert, place]."""
+class _Candidates(NamedTuple):
+    """Plans that gather, and the groups of nodes over which each was searched."""
 
-    name: str  # of the exchange
-    group: np.ndarray  # [node]
-    exchange: AbstractExchange
-    plan: Plan
+    plans: Plans
+    group: Groups
+    scores: Scores
+
+    def beside(self, others: "_Candidates") -> "_Candidates":
+        return _Candidates(*(np.concatenate(each, axis=1) for each in zip(self, others, strict=True)))
+
+    def best(self, count: int) -> "_Candidates":
+        """The best of every layer, best first."""
+        plans, scores = best(self.plans, self.scores, count)
+        order = np.argsort(self.scores, axis=1, kind="stable")[:, :count]
+        return _Candidates(plans, np.take_along_axis(self.group, order[..., None], axis=1), scores)
 
 
 @dataclass
@@ -73,24 +81,30 @@ class _Run:
         evaluator, stages, history = self.evaluator, {}, {}
         with evaluator.timed("strategies"):
             exchange = self.gathering() if named is None else self.problem.gathers[named]
+            dealt = self.dealt(exchange)
         # Compiling the descent leaves a core to the strategies, which it does not wait for.
         with evaluator.timed("descent"), beside(self.shipped_starts) as shipped:
-            if relaxed is None:
-                relaxed, stages["relaxed"], history["descent"] = self.descend(exchange)
+            group = self.nodes(0 if relaxed is None else relaxed.shape[1])
+            if relaxed is None and self.settings.restarts:
+                starts = self.cuts(dealt)
+                relaxed, stages["relaxed"], history["descent"] = self.descend(exchange, starts)
+                group = starts.group
         with evaluator.timed("rounding"):
-            plans = np.concatenate([self.round(relaxed), shipped.result()], axis=1)
-            scores = evaluator.score(plans, exchange)
-            stages["rounded"] = scores.min(axis=1)
-            plans, scores = best(plans, scores, self.settings.refine_chains)
+            known = shipped.result()
+            rounded = known if relaxed is None else np.concatenate([self.round(relaxed, group), known], axis=1)
+            group = np.concatenate([group, self.nodes(known.shape[1])], axis=1)
+            found = _Candidates(rounded, group, evaluator.score(rounded, exchange)).beside(dealt)
+            stages["rounded"] = found.scores.min(axis=1)
+            found = found.best(self.settings.refine_chains)
         with evaluator.timed("rebalance"):
-            plans, scores = evaluator.rebalance(plans, scores, exchange)
-            stages["rebalanced"] = scores.min(axis=1)
+            found = self.rebalance(found, exchange)
+            stages["rebalanced"] = found.scores.min(axis=1)
         with evaluator.timed("refinement"):
-            plans, scores, history["refinement"] = self.refine(evaluator.search, plans, scores, exchange)
-            plans, scores = evaluator.rebalance(*best(plans, scores, 1), exchange)
+            found, history["refinement"] = self.refine(found, exchange)
+            found = self.rebalance(found.best(1), exchange)
         with evaluator.timed("hybrids"):
             hybrids = self.hybrids()
-        return evaluator.conclude(plans[:, 0], stages, history, hybrids)
+        return evaluator.conclude(found.plans[:, 0], stages, history, hybrids)
 
     def gathering(self) -> AbstractExchange:
         """The exchange for plans that gather: the best for plans without preference."""
@@ -100,13 +114,48 @@ class _Run:
         seconds = dict(zip(gathers, scores, strict=True))
         return gathers[min(seconds, key=seconds.__getitem__)]
 
+    def nodes(self, candidates: int) -> Groups:
+        """Every node a group of its own, for so many plans of every layer."""
+        nodes = self.problem.num_nodes
+        return np.broadcast_to(np.arange(nodes), (len(self.problem.frequency), candidates, nodes))
+
+    def group(self, hybrid: Shipped) -> Int[np.ndarray, " node"]:
+        """The group of every node of a complete hybrid."""
+        assert hybrid.rings is not None
+        return groups_of(hybrid.rings, self.problem.model.machine.topology)
+
+    def dealt(self, exchange: AbstractExchange) -> _Candidates:
+        """Whole experts dealt by load to the groups of the `descent_cuts` best cuts of every layer, best first."""
+        problem, hybrids = self.problem, self.evaluator.hybrids if self.settings.descent_cuts else []
+        (layers, experts), nodes = problem.frequency.shape, problem.num_nodes
+        if not hybrids:
+            return _Candidates(np.zeros((layers, 0, experts, nodes)), self.nodes(0), np.zeros((layers, 0)))
+        plans = np.stack([each.share for each in hybrids], axis=1).astype(float)
+        group = np.stack([self.group(each) for each in hybrids])
+        scores = np.where(self.evaluator.fits(plans), self.evaluator.score(plans, exchange), np.inf)
+        every = _Candidates(plans, np.broadcast_to(group, (layers, *group.shape)), scores)
+        return every.best(self.settings.descent_cuts)
+
+    def cuts(self, dealt: _Candidates) -> _Candidates:
+        """Groups of every restart, nodes and the best cuts of the layer in turn, and the plans that starts lean to.
+
+        The first start over a cut leans to no plan, the second to experts dealt by load, and so on in turn.
+        """
+        single = np.zeros((len(dealt.plans), 1, *dealt.plans.shape[2:]))
+        options = _Candidates(single, self.nodes(1), single[..., 0, 0]).beside(dealt)
+        turn, option = np.divmod(np.arange(self.settings.restarts), options.group.shape[1])
+        lean = options.plans[:, option] * (turn % 2)[:, None, None]
+        return _Candidates(lean, options.group[:, option], options.scores[:, option])
+
     def shipped_starts(self) -> Plans:
         """The best strategy of every layer as a plan to improve."""
         shipped = self.evaluator.shipped
         empty = np.zeros((len(self.problem.frequency), 0, *self.problem.frequency.shape[1:], self.problem.num_nodes))
         return empty if shipped is None else shipped.plan[:, None]
 
-    def descend(self, exchange: AbstractExchange) -> tuple[Plans, Float[np.ndarray, " layer"], History]:
+    def descend(
+        self, exchange: AbstractExchange, starts: _Candidates
+    ) -> tuple[Plans, Float[np.ndarray, " layer"], History]:
         """Relaxed plans of all restarts, the best relaxed time, and its history."""
         settings, history = self.settings, History()
         ends = {
@@ -114,9 +163,9 @@ class _Run:
             "width": settings.support_width,
             "max_temperature": settings.max_temperature,
         }
-        problem = self.problem.at_home.under(exchange)
+        problem = self.problem.under(exchange)
         land = descent.landscape(problem, settings.budget_spread, settings.learning_rate)
-        state = descent.start(problem, settings.restarts, settings.seed)
+        state = descent.start_in_groups(problem, starts.group, starts.plans, settings.seed)
         for first in range(0, settings.steps, descent.SEGMENT):
             batches = descent.segment_batches(
                 problem, settings.batches_per_step, next(self.evaluator.seeds), settings.descent_tokens
@@ -131,73 +180,57 @@ class _Run:
         shares = descent.relaxed_shares(land, state.plans, schedule.temperature[-1])
         return np.asarray(shares, float), history.seconds[-1], history
 
-    def round(self, relaxed: Plans) -> Plans:
+    def round(self, relaxed: Plans, group: Groups) -> Plans:
         """Keep the hosts that count, and divide each expert over them as descent did."""
-        least = LEAST_PART * typical_part(self.problem.frequency, relaxed.shape[-1])
-        return self.evaluator.legal(keep_hosts(relaxed, np.broadcast_to(least[:, None], relaxed.shape[:-1])))
+        groups = group.max(axis=2, keepdims=True) + 1
+        part = typical_part(self.problem.frequency[:, None], groups) * groups / relaxed.shape[3]
+        return self.evaluator.legal(keep_hosts(relaxed, LEAST_PART * part))
 
-    def refine(
-        self,
-        search: local_search.Search,
-        plans: Plans,
-        scores: Scores,
-        exchange: AbstractExchange,
-        group: np.ndarray | None = None,
-    ) -> tuple[Plans, Scores, History]:
+    def rebalance(self, found: _Candidates, exchange: AbstractExchange) -> _Candidates:
+        """Experts divided over their hosts anew."""
+        plans, scores = self.evaluator.rebalance(found.plans, found.scores, exchange, found.group)
+        return _Candidates(plans, found.group, scores)
+
+    def refine(self, found: _Candidates, exchange: AbstractExchange) -> tuple[_Candidates, History]:
         """Chains of exact moves from every plan; each ends with the better of its first and its last plan.
 
         All moves see the same batches: with others for every segment, a chain would follow their differences.
         """
         steps, history, key = self.settings.refine_steps, History(), jr.key(self.settings.seed)
-        shares, batches = jnp.asarray(plans, jnp.float32), self.evaluator.draw(self.settings.refine_batches, exchange)
+        batches = self.evaluator.draw(self.settings.refine_batches, exchange)
+        shares, group = jnp.asarray(found.plans, jnp.float32), jnp.asarray(found.group)
         for first in range(0, steps, local_search.SEGMENT):
             if self.evaluator.stop.reason:
                 break
             progress = np.minimum((first + np.arange(local_search.SEGMENT)) / steps, 1)
-            coldness = jnp.asarray(geometric(*REFINE_COLDNESS, progress), jnp.float32)
-            shares, costs = local_search.improve(search, shares, batches, coldness, jr.fold_in(key, first), exchange)
+            cold = jnp.asarray(geometric(*REFINE_COLDNESS, progress), jnp.float32)
+            luck = jr.fold_in(key, first)
+            shares, costs = local_search.improve(self.evaluator.search, shares, batches, cold, luck, exchange, group)
             history.add(first + local_search.SEGMENT, np.asarray(costs.min(axis=1)))
             self.evaluator.progress("refinement", min(first + local_search.SEGMENT, steps), steps)
         ended = np.asarray(shares, float)
-        evaluator = self.evaluator
-        scored = evaluator.score(ended, exchange) if group is None else evaluator.score_groups(ended, group, exchange)
-        return *better(plans, scores, ended, scored), history
+        scores = np.where(self.evaluator.fits(ended), self.evaluator.score(ended, exchange), np.inf)
+        plans, scores = better(found.plans, found.scores, ended, scores)
+        return _Candidates(plans, found.group, scores), history
 
     def hybrids(self) -> list[Ranked]:
-        """The best cuts of the machine, with the experts that each group holds improved by exact moves."""
-        made = []
-        for hybrid in self.best_cuts():
-            if self.evaluator.stop.reason:
-                break
-            search = local_search.search_of(self.problem, hybrid.group)
-            plans = np.repeat(hybrid.plan[:, None], self.settings.refine_chains, axis=1)
-            scores = self.evaluator.score_groups(plans, hybrid.group, hybrid.exchange)
-            plans, scores, _ = self.refine(search, plans, scores, hybrid.exchange, hybrid.group)
-            plans, _ = self.evaluator.rebalance(*best(plans, scores, 1), hybrid.exchange, hybrid.group)
-            spread = plans[:, 0] @ np.asarray(search.spread, float)
-            fits = self.evaluator.fits(spread[:, None])[:, 0]
-            ranked = self.evaluator.under_best(spread, {hybrid.name: hybrid.exchange})
-            made.append(ranked._replace(seconds=np.where(fits, ranked.seconds, np.inf)))
+        """The best complete hybrids, if rings serve them best, with the experts of each group improved by moves."""
+        made, topology = [], self.problem.model.machine.topology
+        named = {each.name: self.evaluator.strategies[each.name] for each in self.evaluator.hybrids}
+        fastest = sorted(named, key=lambda name: named[name].seconds.mean())[: self.settings.hybrid_cuts]
+        for shipped in self.evaluator.hybrids:
+            if shipped.name not in fastest or self.evaluator.stop.reason:
+                continue
+            (exchange, _), *_ = Counter(named[shipped.name].exchange.tolist()).most_common(1)
+            if exchange in self.problem.gathers:
+                continue  # the search over groups has it
+            ring, group = build_exchange(exchange, topology), self.group(shipped)
+            chains = self.settings.refine_chains
+            plans = np.repeat(named[shipped.name].plan[:, None], chains, axis=1)
+            start = _Candidates(
+                plans, np.broadcast_to(group, (*plans.shape[:2], len(group))), self.evaluator.score(plans, ring)
+            )
+            found, _ = self.refine(start, ring)
+            best = self.rebalance(found.best(1), ring)
+            made.append(self.evaluator.under_best(best.plans[:, 0], {exchange: ring}))
         return made
-
-    def best_cuts(self) -> list[_Hybrid]:
-        """The `hybrid_cuts` cuts that are best with experts dealt by load."""
-        problem, topology = self.problem, self.problem.model.machine.topology
-        if problem.model.mode == "replicated" or not problem.hybrids:
-            return []
-        cuts = self.evaluator.hybrids
-        seen = {name: ranked for name, ranked in self.evaluator.strategies.items() if name in cuts}
-        made = []
-        for name in sorted(seen, key=lambda name: seen[name].seconds.mean())[: self.settings.hybrid_cuts]:
-            group = groups_of(cuts[name], topology)
-            exchange, _ = Counter(seen[name].exchange.tolist()).most_common(1)[0]
-            plan = _over_groups(seen[name].plan, group)
-            made.append(_Hybrid(exchange, group, build_exchange(exchange, topology), plan))
-        return made
-
-
-def _over_groups(plan: Plan, group: np.ndarray) -> Plan:
-    """A plan over nodes that groups share evenly as one over places, of which the first are the groups."""
-    places = np.zeros(plan.shape)
-    places[:, :, : group.max() + 1] = plan @ (group[:, None] == np.arange(group.max() + 1))
-    return places

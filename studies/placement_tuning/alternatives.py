@@ -5,7 +5,6 @@ package keeps only what won. Results gather at the lowest-numbered host, the one
 """
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from unittest.mock import patch
@@ -20,42 +19,28 @@ from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import read_inputs
 from jaxmoe.experiment.table import Table, add_shared, make_tables, study_options
 from jaxmoe.placement.strategies import expert_parallel_random
-from jaxmoe.relax import SoftSupport
-from jaxmoe.tune import History, TunerSettings, descent, tune, tuner
-from jaxmoe.tune.descent import TransportPlan, random_plans
+from jaxmoe.tune import History, TunerSettings, tune, tuner
+from jaxmoe.tune.descent import GroupedPlan, TransportPlan
 
 LAYERS = {CASES[0]: "0,7", CASES[2]: "11,21"}  # an even and a skewed one
-SETTINGS = {"restarts": 4, "steps": 300, "batches_per_step": 4, "refine_steps": 500, "refine_batches": 32}
+SETTINGS = {"restarts": 4, "steps": 300, "batches_per_step": 4, "descent_cuts": 0}
+SETTINGS |= {"refine_steps": 500, "refine_batches": 32}
 
 
-class ExpertSoftmax(TransportPlan):
+def expert_softmax(plan, frequency, node_part, temperature, budget_spread):
     """Every expert spread over nodes by its own softmax: nothing keeps nodes evenly loaded."""
-
-    def share(self, frequency, node_part, temperature, budget_spread):
-        return jax.nn.softmax(self.logits / temperature, axis=1)
+    return jax.nn.softmax(plan.logits / temperature, axis=1)
 
 
-class NodeSoftmax(TransportPlan):
+def node_softmax(plan, frequency, node_part, temperature, budget_spread):
     """Every node filled with experts by its own softmax, then experts scaled to be whole."""
-
-    def share(self, frequency, node_part, temperature, budget_spread):
-        work = node_part * jax.nn.softmax(self.logits / temperature, axis=0)
-        return work / (work.sum(axis=1, keepdims=True) + 1e-12)
+    work = node_part * jax.nn.softmax(plan.logits / temperature, axis=0)
+    return work / (work.sum(axis=1, keepdims=True) + 1e-12)
 
 
-def with_plan(plan: type[TransportPlan]) -> Callable:
-    """Starts of another relaxation."""
-
-    def starts(seed: int, layers: int, restarts: int, experts: int, nodes: int):
-        noise = random_plans(seed, layers, restarts, experts, nodes)
-        return plan(noise.logits, noise.budget)
-
-    return starts
-
-
-def width_of_work(frequency, nodes, width):
+def part_of_work(plan, frequency, nodes):
     """Soft hosts by the work they do, whoever's it is: hosts of cold experts are hardly seen."""
-    return SoftSupport(width / (frequency * nodes)[:, None])
+    return 1 / (frequency * nodes)
 
 
 def vertex(share, least_part):
@@ -75,13 +60,13 @@ def _vertex(plan: np.ndarray) -> np.ndarray:
     return kept / kept.sum(axis=1, keepdims=True)
 
 
-def random_starts(run, exchange) -> tuple[np.ndarray, np.ndarray, History]:
+def random_starts(run, exchange, starts) -> tuple[np.ndarray, np.ndarray, History]:
     """Random expert parallelism where the descent would have been."""
     layers, experts = run.problem.frequency.shape
-    starts = [expert_parallel_random(layers, experts, run.problem.num_nodes, seed) for seed in range(4)]
+    plans = [expert_parallel_random(layers, experts, run.problem.num_nodes, seed) for seed in range(4)]
     history = History()
     history.add(0, np.full(layers, np.nan))
-    return np.stack(starts, axis=1).astype(float), history.seconds[-1], history
+    return np.stack(plans, axis=1).astype(float), history.seconds[-1], history
 
 
 def no_strategies(run) -> np.ndarray:
@@ -98,10 +83,10 @@ ALTERNATIVES: dict[str, tuple[dict, list]] = {
     "one restart": ({"restarts": 1}, []),
     "warm end (temperature 0.2)": ({"sinkhorn_temperature": (1.0, 0.2)}, []),
     "wide end (support width 0.3)": ({"support_width": (1.0, 0.3)}, []),
-    "support width of the work alone": ({}, [(descent, "soft_hosts", width_of_work)]),
+    "support width of the work alone": ({}, [(GroupedPlan, "typical_part", part_of_work)]),
     "rounding to a transport vertex": ({}, [(tuner, "keep_hosts", vertex)]),
-    "softmax over nodes per expert": ({}, [(descent, "random_plans", with_plan(ExpertSoftmax))]),
-    "softmax over experts per node": ({}, [(descent, "random_plans", with_plan(NodeSoftmax))]),
+    "softmax over nodes per expert": ({}, [(TransportPlan, "share", expert_softmax)]),
+    "softmax over experts per node": ({}, [(TransportPlan, "share", node_softmax)]),
     "local search alone, from random EP": ({"refine_steps": 2000}, [(tuner._Run, "descend", random_starts)]),
 }
 

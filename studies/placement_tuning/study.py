@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import partial
 
 import any_exchange
+import gains
 import gaps
 import machines
 import main_table
-import memory
 import sensitivity
 from cases import HERE, ROOT, RUNS, Run
 
@@ -26,7 +26,7 @@ JOBS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "machines": (machines.jobs, machines.COLUMNS),
     "gaps": (gaps.jobs, gaps.COLUMNS),  # of the cells of `machines` that turn out to be far off
     "any_exchange": (any_exchange.jobs, any_exchange.COLUMNS),
-    "memory": (memory.jobs, memory.COLUMNS),
+    "gains": (gains.jobs, gains.COLUMNS),
 }
 
 

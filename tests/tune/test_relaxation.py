@@ -83,7 +83,7 @@ def test_fixed_shares_tend_to_the_exact_time_as_hosts_and_maximum_sharpen(rule):
 
     @jax.jit
     def relaxed(sharpness):
-        support = soft_hosts(frequency, NODES, sharpness)
+        support = soft_hosts(typical_part(frequency, NODES), sharpness)
         return model(share, batch, reduction=SmoothMax(sharpness), support=support).total
 
     exact = float(jax.jit(lambda: model(share, batch).total)())

@@ -75,7 +75,7 @@ def test_a_search_where_tokens_choose_their_region():
 
 
 def test_regions_are_what_a_plan_of_copies_competes_with():
-    problem = in_regions(small_problem(), 2, 0)
+    problem = in_regions(small_problem(), 2, 0).shipped
     assert problem.regions in region_cuts(small_problem(), 2) == [(1, 2), (2, 1)]
     with StopSwitch() as stop:
         seen = Evaluator(problem, 0, stop).strategies
@@ -90,8 +90,8 @@ def test_regions_are_what_a_plan_of_copies_competes_with():
 
 
 def test_what_is_returned_is_legal_and_no_slower_than_any_region():
-    problem = in_regions(small_problem(), 2, SETTINGS.seed)
-    result = tune(problem, SETTINGS)
+    choices = in_regions(small_problem(), 2, SETTINGS.seed)
+    problem, result = choices.tuned(lambda problem: tune(problem, SETTINGS), SETTINGS.seed)
     copies = problem.placed(result.share)
     placement = Placement.of_copies(copies, SHAPE, tuple(range(LAYERS)), exchange=result.exchange)
     assert placement.memory(1.0).sum() == pytest.approx(2 * EXPERTS * LAYERS)

@@ -41,6 +41,9 @@ class Gated(AbstractParameters):
         decided = self.plan.decisions(frequency, node_part, temperature, budget_spread)
         return eqx.tree_at(lambda d: d.gate, decided, self.gate, is_leaf=lambda leaf: leaf is None)
 
+    def typical_part(self, frequency, nodes):
+        return self.plan.typical_part(frequency, nodes)
+
     @property
     def gate(self) -> GateBias:
         return GateBias(self.table, jnp.asarray(TEMPERATURE, self.table.dtype))
