@@ -27,17 +27,17 @@ WITHOUT_MESH = {  # default exchanges that need a mesh, and those that take thei
 class TunerSettings:
     """Settings of the gradient tuner. Pairs are the first and the last value of what is annealed."""
 
-    restarts: int = 8  # descents of every layer, from different starts; with none, local search alone
-    steps: int = 600  # of a descent; rounded up to whole segments
-    batches_per_step: int = 8
+    restarts: int = 12  # descents of every layer, from different starts; with none, local search alone
+    steps: int = 300  # of a descent; rounded up to whole segments
+    batches_per_step: int = 4
     learning_rate: float = 0.1  # times the temperature of the moment
     sinkhorn_temperature: tuple[float, float] = (1.0, 0.05)
     support_width: tuple[float, float] = (1.0, 0.03)  # of soft hosts, relative to an expert's typical part
     max_temperature: tuple[float, float] = (0.1, 0.02)  # of the smooth maximum, relative
     budget_spread: float = 0.2  # how far a node's work may be from its even part, relatively
-    refine_steps: int = 300  # moves of every chain of local search
+    refine_steps: int = 600  # moves of every chain of local search
     refine_chains: int = 2  # chains of every layer, from its best descents
-    refine_batches: int = 64  # that judge a move
+    refine_batches: int = 32  # that judge a move
     descent_cuts: int = 3  # cuts of the machine into groups over which descents deal experts, beside single nodes
     hybrid_cuts: int = 2  # cuts whose complete hybrids are improved along their rings
     descent_tokens: int = 1024  # of a larger batch, descent sees so many

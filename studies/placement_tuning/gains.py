@@ -2,9 +2,10 @@
 
 Every layer is tuned on one half of the requests of its trace and judged on 64 batches of the other half. `shipped` is
 the best plan that ships with jaxmoe under its best exchange (with copies: the best plan of regions), `tuned` what
-tuning ends with. The others have a part left out: `without_exchange` chooses among exchanges that know nothing at run
-time, `without_descent` makes moves in the seconds of the descent as well, `without_moves` makes none. What deciding
-takes is not charged. An interval is twice the standard error of the difference to `tuned`, batch by batch.
+tuning ends with. Without copies there are rows with a part left out: `without_exchange` chooses among exchanges that
+know nothing at run time, `without_descent` makes moves in the seconds of the descent as well, `without_moves` makes
+none. What deciding takes is not charged. An interval is twice the standard error of the difference to `tuned`, batch by
+batch.
 """
 
 import time
@@ -60,7 +61,7 @@ class Cell:
     name: str
     layer: int
     inputs: Callable[[], Inputs]
-    parts: bool  # whether every part is left out, or the descent alone
+    parts: bool  # whether every part is left out, or the descent alone, and whether there are copies
 
 
 def cells(run: Run) -> Iterator[Cell]:
@@ -140,12 +141,10 @@ class Job:
         def without_descent() -> Found:
             return self.tuned(self.problem, moving_alone(self.settings, kept["seconds"]))
 
-        searches = {
-            "tuned": tuned,
-            "without_descent": without_descent,
-            "shipped": lambda: self.shipped(self.problem),
-        }
-        if self.cell.parts:
+        searches = {"tuned": tuned, "shipped": lambda: self.shipped(self.problem)}
+        if self.copies == 1:
+            searches["without_descent"] = without_descent
+        if self.cell.parts and self.copies == 1:
             searches["shipped_without_exchange"] = lambda: self.shipped(known)
             searches["without_exchange"] = lambda: self.tuned(known, self.settings)
             searches["without_moves"] = lambda: self.tuned(self.problem, replace(self.settings, refine_steps=0))
@@ -197,8 +196,8 @@ def moving_alone(settings: TunerSettings, seconds: dict[str, float]) -> TunerSet
 
 def jobs(run: Run) -> dict[str, Callable[[], list[dict]]]:
     """One for every layer and number of copies; those without copies first, then those of which all is left out."""
-    every = [(cell, copies) for copies in COPIES for cell in cells(run)]
-    every.sort(key=lambda job: (job[0].name.startswith(MACHINES), not job[0].parts, job[1]))
+    every = [(cell, copies) for copies in COPIES for cell in cells(run) if copies == 1 or cell.parts]
+    every.sort(key=lambda job: (not job[0].parts, job[0].name.startswith(MACHINES)))
     return {
         f"gains_{cell.name}_{cell.layer}_{copies}": lambda at=(cell, copies): list(Job(*at, run).rows())
         for cell, copies in every
