@@ -134,11 +134,14 @@ def sample_batches(
     consecutive: bool = False,
     numbered: bool = False,
     logits: bool = False,
+    resampled: bool = False,
 ) -> Batch:
     """Draw batches from the whole trace: every leaf is [layer, batch, token, ...].
 
     A batch is `tokens` different tokens in random order, or a run of consecutive ones. All layers of a batch
     have the same tokens; gather slots and replica draws are independent. The same seed gives the same batches. With
+    `resampled` every batch mixes the trace's sequences anew, as another sample of requests might have: the Bayesian
+    bootstrap (Rubin 1981), to tune for text that is not in the trace; a batch of consecutive tokens stays one. With
     `numbered` tokens know their row of the trace, with `logits` those of the router. Raises `TraceError` for a trace
     without what is asked for.
     """
@@ -150,6 +153,8 @@ def sample_batches(
     if consecutive:
         starts = rng.integers(trace.num_tokens - tokens + 1, size=batches)
         picked = starts[:, None] + np.arange(tokens)
+    elif resampled and len(trace.seq_start) > 1:
+        picked = np.stack([_mixed(trace, tokens, rng) for _ in range(batches)])
     else:
         picked = np.stack([rng.choice(trace.num_tokens, tokens, replace=False) for _ in range(batches)])
     drawn = _picked_batches(trace, picked, rng, numbered)
@@ -161,6 +166,15 @@ def sample_batches(
     return replace(drawn, logits=jnp.asarray(np.moveaxis(known, 2, 0).astype(np.float32)))
 
 
+def _mixed(trace: GatingTrace, tokens: int, rng: np.random.Generator) -> Int[np.ndarray, " token"]:
+    """Different tokens in random order, those of a sequence by its random part of the mixture."""
+    lengths = np.diff(trace.seq_start, append=trace.num_tokens)
+    weight = np.repeat(rng.exponential(size=len(lengths)), lengths)  # scaled, uniform over mixtures
+    # The smallest of exponential numbers at these rates are a draw without replacement (Efraimidis and Spirakis 2006).
+    first = np.argpartition(rng.exponential(size=len(weight)) / weight, tokens - 1)[:tokens]
+    return rng.permutation(first)
+
+
 def topic_batches(
     topics: Sequence[GatingTrace],
     tokens: int,
@@ -168,12 +182,13 @@ def topic_batches(
     seed: int,
     consecutive: bool = False,
     logits: bool = False,
+    resampled: bool = False,
 ) -> Batch:
     """Batches like those of `sample_batches`, drawn from several traces in turn: batch b from topic b modulo theirs."""
     drawn, each = [], -(-batches // len(topics))
     for number, topic in enumerate(topics):
         own = int(np.random.default_rng([seed, number]).integers(2**62))
-        drawn.append(sample_batches(topic, tokens, each, own, consecutive, logits=logits))
+        drawn.append(sample_batches(topic, tokens, each, own, consecutive, logits=logits, resampled=resampled))
 
     def in_turn(*leaves: Array) -> Array:
         dealt = np.stack([np.asarray(leaf) for leaf in leaves], axis=2)

@@ -31,7 +31,8 @@ class PlacementProblem:
     """Place the experts of every layer of `trace` on the machine of `model`, and choose the exchange.
 
     Time of a layer is the mean over batches of `batch_tokens` tokens drawn from the trace, mixed with the
-    95th percentile by `p95_weight`. A node's memory is divided evenly among the layers. Where `batches` are given,
+    95th percentile by `p95_weight`. Every batch mixes the trace's sequences anew, so that a plan does not hang on those
+    that were recorded. A node's memory is divided evenly among the layers. Where `batches` are given,
     leaves [layer, batch, ...], these alone count, in place of the drawn ones.
 
     With `topics` batches are drawn from each of these in turn, in place of `trace`, and the mean over topics is mixed
@@ -198,8 +199,10 @@ class PlacementProblem:
                 return replace(self.batches, weight=self.batches.weight[:, order])
             return jax.tree.map(lambda leaf: leaf[:, order], self.batches)
         if self.topics:
-            return topic_batches(self.topics, self.batch_tokens, batches, seed, self.consecutive, self.logits)
-        return sample_batches(self.trace, self.batch_tokens, batches, seed, self.consecutive, logits=self.logits)
+            return topic_batches(self.topics, self.batch_tokens, batches, seed, self.consecutive, self.logits, True)
+        return sample_batches(
+            self.trace, self.batch_tokens, batches, seed, self.consecutive, logits=self.logits, resampled=True
+        )
 
     def merged(self, batches: Batch, exchange: AbstractExchange | None = None) -> Batch:
         """The batches with equal tokens merged, where placement and exchange treat equal tokens alike."""

@@ -3,9 +3,9 @@
 Every layer is tuned on one half of the requests of its trace and judged on 64 batches of the other half. `shipped` is
 the best plan that ships with jaxmoe under its best exchange (with copies: the best plan of regions), `tuned` what
 tuning ends with. Without copies there are rows with a part left out: `without_exchange` chooses among exchanges that
-know nothing at run time, `without_descent` makes moves in the seconds of the descent as well, `without_moves` makes
-none. What deciding takes is not charged. An interval is twice the standard error of the difference to `tuned`, batch by
-batch.
+know nothing at run time, `without_descent` makes six times the moves, which take longer than the descent, and
+`without_moves` makes none. What deciding takes is not charged. An interval is twice the standard error of the
+difference to `tuned`, batch by batch.
 """
 
 import time
@@ -25,7 +25,7 @@ from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.network import build_exchange
 from jaxmoe.traces import GatingTrace, TraceError, sample_batches
-from jaxmoe.tune import PlacementProblem, TuneResult, TunerSettings, tune
+from jaxmoe.tune import PlacementProblem, TunerSettings, tune
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.regions import in_regions
@@ -51,7 +51,7 @@ COLUMNS = (
 COPIES = (1, 2, 4)
 PARTS = tuple(f"{case.name}" for case in CASES[2:5])  # cases of which every part is left out, with 1, 2 and 4 copies
 WHOLE = "nmp_8x8_10TFLOPs_25GBps"  # and this machine
-STEPS = 100  # moves of a compiled call
+MOVES = 6  # times as many moves where there is no descent: they take its seconds and more
 
 
 @dataclass(frozen=True)
@@ -132,39 +132,26 @@ class Job:
     def searches(self) -> dict[str, Callable[[], Found]]:
         """What finds a plan, by strategy."""
         ignorant = tuple(name for name in self.problem.exchanges if self.knows(name) != "batch")
-        known, kept = replace(self.problem, exchanges=ignorant), {}
-
-        def tuned() -> Found:
-            kept["seconds"] = {}
-            return self.tuned(self.problem, self.settings, kept["seconds"])
-
-        def without_descent() -> Found:
-            return self.tuned(self.problem, moving_alone(self.settings, kept["seconds"]))
-
-        searches = {"tuned": tuned, "shipped": lambda: self.shipped(self.problem)}
+        known = replace(self.problem, exchanges=ignorant)
+        searches = {
+            "tuned": lambda: self.tuned(self.problem, self.settings),
+            "shipped": lambda: self.shipped(self.problem),
+        }
         if self.copies == 1:
-            searches["without_descent"] = without_descent
+            moves = replace(self.settings, restarts=0, refine_steps=MOVES * self.settings.refine_steps)
+            searches["without_descent"] = lambda: self.tuned(self.problem, moves)
         if self.cell.parts and self.copies == 1:
             searches["shipped_without_exchange"] = lambda: self.shipped(known)
             searches["without_exchange"] = lambda: self.tuned(known, self.settings)
             searches["without_moves"] = lambda: self.tuned(self.problem, replace(self.settings, refine_steps=0))
         return searches
 
-    def tuned(
-        self, problem: PlacementProblem, settings: TunerSettings, seconds: dict[str, float] | None = None
-    ) -> Found:
-        """What tuning ends with; the wall time of its stages is put into `seconds`."""
-
-        def search(problem: PlacementProblem) -> TuneResult:
-            result = tune(problem, settings)
-            if seconds is not None:
-                seconds.update(result.seconds)
-            return result
-
+    def tuned(self, problem: PlacementProblem, settings: TunerSettings) -> Found:
+        """What tuning ends with."""
         if self.copies == 1:
-            result = search(problem)
+            result = tune(problem, settings)
         else:
-            problem, result = in_regions(problem, self.copies, SEED).tuned(search, SEED)
+            problem, result = in_regions(problem, self.copies, SEED).tuned(lambda each: tune(each, settings), SEED)
         return Found(problem, result.share, str(result.exchange[0]))
 
     def shipped(self, problem: PlacementProblem) -> Found:
@@ -188,16 +175,10 @@ class Job:
         return evaluate(problem.model, share, problem.served(self.judging), exchange, serving=serving).as_numpy()
 
 
-def moving_alone(settings: TunerSettings, seconds: dict[str, float]) -> TunerSettings:
-    """No descent, and moves in its seconds as well."""
-    factor = 1 + seconds["descent"] / seconds["refinement"]
-    return replace(settings, restarts=0, refine_steps=int(np.ceil(settings.refine_steps * factor / STEPS)) * STEPS)
-
-
 def jobs(run: Run) -> dict[str, Callable[[], list[dict]]]:
-    """One for every layer and number of copies; those without copies first, then those of which all is left out."""
+    """One for every layer and number of copies; the machines come last."""
     every = [(cell, copies) for copies in COPIES for cell in cells(run) if copies == 1 or cell.parts]
-    every.sort(key=lambda job: (not job[0].parts, job[0].name.startswith(MACHINES)))
+    every.sort(key=lambda job: (job[0].name.startswith(MACHINES) and not job[0].parts, job[1] > 1, not job[0].parts))
     return {
         f"gains_{cell.name}_{cell.layer}_{copies}": lambda at=(cell, copies): list(Job(*at, run).rows())
         for cell, copies in every
