@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from jaxmoe.cli.session import OutputFolder, messages
-from jaxmoe.config import HardwareConfig, unstated_energy
+from jaxmoe.config import unstated_energy
 from jaxmoe.experiment.comparison import Comparison
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.experiment.limits import LayerLimit, layer_limits, usual_limit
@@ -144,10 +144,11 @@ def print_warnings(lines: Iterable[str]) -> None:
         messages().print(f"[yellow]note:[/] {escape(line)}")
 
 
-def comparison_warnings(comparison: Comparison, hardware: HardwareConfig) -> list[str]:
+def comparison_warnings(comparison: Comparison, inputs: Inputs) -> list[str]:
     """Notes on strategies and on energy, and every strategy that is faster than the tuned plan somewhere."""
     notes = [f"{name}: {strategy.note}" for name, strategy in comparison.strategies.items() if strategy.note]
-    unstated = unstated_energy(hardware)
+    notes += _knowing(comparison, inputs)
+    unstated = unstated_energy(inputs.scenario.hardware)
     if unstated and any(score.energy for score in comparison.scores.values()):
         notes.append(f"energy counts nothing for what the machine does not state: {', '.join(unstated)}")
     if TUNED in comparison.scores:
@@ -159,6 +160,20 @@ def comparison_warnings(comparison: Comparison, hardware: HardwareConfig) -> lis
                     "exchange"
                 )
     return notes
+
+
+def _knowing(comparison: Comparison, inputs: Inputs) -> list[str]:
+    """What the tuned plan's exchanges have to know at run time, where that is not charged."""
+    if TUNED not in comparison.strategies or inputs.model.costs.deciding is not None:
+        return []
+    used = dict.fromkeys(comparison.strategies[TUNED].placement.exchange)
+    knowing = [name for name in used if inputs.exchange(name).knows == "batch"]
+    if not knowing:
+        return []
+    return [
+        f"{TUNED}: under {' and '.join(knowing)} a token knows what those before it in the batch chose, here for free; "
+        "costs.deciding charges for it, tuning.exchanges can leave it out"
+    ]
 
 
 def _means(comparison: Comparison, name: str) -> list[float]:

@@ -124,7 +124,7 @@ def _print(inputs: Inputs, comparison: Comparison, topics: Mapping[str, Mapping[
     print_comparison(inputs, comparison, f"{inputs.scenario.name}: mean over {len(inputs.layer_ids)} layers")
     if topics:
         print_topics(topics)
-    print_warnings(comparison_warnings(comparison, inputs.scenario.hardware))
+    print_warnings(comparison_warnings(comparison, inputs))
 
 
 def _write_plans(

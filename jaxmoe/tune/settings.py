@@ -35,7 +35,7 @@ class TunerSettings:
     support_width: tuple[float, float] = (1.0, 0.03)  # of soft hosts, relative to an expert's typical part
     max_temperature: tuple[float, float] = (0.1, 0.02)  # of the smooth maximum, relative
     budget_spread: float = 0.2  # how far a node's work may be from its even part, relatively
-    refine_steps: int = 600  # moves of every chain of local search
+    refine_steps: int = 1000  # moves of every chain of local search
     refine_chains: int = 2  # chains of every layer, from its best descents
     refine_batches: int = 32  # that judge a move
     descent_cuts: int = 3  # cuts of the machine into groups over which descents deal experts, beside single nodes
@@ -46,7 +46,9 @@ class TunerSettings:
 
 
 LARGE = 4e6  # [token, expert, node] entries of one batch; above this, hybrids only start the search
-STEP_PRODUCTS = 5e9  # [token, expert, node] entries of all steps of a search, for each layer
+STEP_PRODUCTS = 5e9  # [token, expert, node] entries of all steps of a descent, for each layer
+MOVE_PRODUCTS = 2e10  # of all moves, which take less for each entry
+ALONE = 6  # times as many moves where there is no descent
 
 
 def affordable(settings: TunerSettings, problem: "PlacementProblem") -> TunerSettings:
@@ -65,7 +67,8 @@ def affordable(settings: TunerSettings, problem: "PlacementProblem") -> TunerSet
     steps = fitting(settings.steps, STEP_PRODUCTS / (entries * max(restarts, 1) * batches), 100)
     moved = problem.batch_tokens * experts * problem.num_nodes
     refine_batches = fitting(settings.refine_batches, STEP_PRODUCTS / 500 / moved, 8)
-    moves = fitting(settings.refine_steps, STEP_PRODUCTS / (moved * refine_batches * settings.refine_chains), 100)
+    products = MOVE_PRODUCTS * (1 if restarts else ALONE)
+    moves = fitting(settings.refine_steps, products / (moved * refine_batches * settings.refine_chains), 100)
     cuts = 0 if moved > LARGE else settings.hybrid_cuts
     return replace(
         settings,

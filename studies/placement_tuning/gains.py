@@ -3,7 +3,7 @@
 Every layer is tuned on one half of the requests of its trace and judged on 64 batches of the other half. `shipped` is
 the best plan that ships with jaxmoe under its best exchange (with copies: the best plan of regions), `tuned` what
 tuning ends with. Without copies there are rows with a part left out: `without_exchange` chooses among exchanges that
-know nothing at run time, `without_descent` makes six times the moves, which take longer than the descent, and
+know nothing at run time, `without_descent` makes six times the moves, in about the same seconds, and
 `without_moves` makes none. What deciding takes is not charged. An interval is twice the standard error of the
 difference to `tuned`, batch by batch.
 """
@@ -24,7 +24,7 @@ from jaxmoe.engine import LayerTime, evaluate
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.network import build_exchange
-from jaxmoe.traces import GatingTrace, TraceError, sample_batches
+from jaxmoe.traces import Batch, GatingTrace, TraceError, sample_batches
 from jaxmoe.tune import PlacementProblem, TunerSettings, tune
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.evaluator import Evaluator
@@ -51,7 +51,7 @@ COLUMNS = (
 COPIES = (1, 2, 4)
 PARTS = tuple(f"{case.name}" for case in CASES[2:5])  # cases of which every part is left out, with 1, 2 and 4 copies
 WHOLE = "nmp_8x8_10TFLOPs_25GBps"  # and this machine
-MOVES = 6  # times as many moves where there is no descent: they take its seconds and more
+MOVES = 6  # times as many moves where there is no descent, which take as long as all of tuning
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,22 @@ class Found(NamedTuple):
     share: np.ndarray  # [1, expert, node]
     exchange: str
 
+    def judged(self, batches: Batch) -> LayerTime:
+        """Times on batches whose choices name experts."""
+        problem, share = self.problem, jnp.asarray(self.share, jnp.float32)
+        serving = None if problem.serving is None else jax.tree.map(lambda leaf: leaf[None], problem.serving)
+        exchange = build_exchange(self.exchange, problem.model.machine.topology)
+        return evaluate(problem.model, share, problem.served(batches), exchange, serving=serving).as_numpy()
+
+
+def against(seen: LayerTime, tuned: LayerTime) -> dict[str, str]:
+    """Mean times of a plan, its ratio to the tuned one, and twice the standard error of that, batch by batch."""
+    base, away = tuned.total[0], seen.total[0] - tuned.total[0]
+    parts = {"total_us": seen.total, "compute_us": seen.compute, "communication_us": seen.communication}
+    row = {part: f"{MICRO * float(of_batch.mean()):.4f}" for part, of_batch in parts.items()}
+    row |= {"over_tuned": f"{1 + away.mean() / base.mean():.5f}"}
+    return row | {"interval": f"{2 * away.std(ddof=1) / len(away) ** 0.5 / base.mean():.5f}"}
+
 
 class Job:
     """One layer with so many copies of every expert."""
@@ -115,16 +131,12 @@ class Job:
             begun = time.perf_counter()
             found[name] = search()
             seconds[name] = time.perf_counter() - begun
-        times = {name: self.judged(plan) for name, plan in found.items()}
-        tuned = times["tuned"].total[0]
+        times = {name: plan.judged(self.judging) for name, plan in found.items()}
         for name, seen in times.items():
-            problem, away = found[name].problem, seen.total[0] - tuned
+            problem = found[name].problem
             row = {"cell": self.cell.name, "layer": self.cell.layer, "copies": self.copies, "strategy": name}
             row |= {"served_by": problem.served_by if problem.regions else "", "exchange": found[name].exchange}
-            row |= {"over_tuned": f"{1 + away.mean() / tuned.mean():.5f}"}
-            row |= {"interval": f"{2 * away.std(ddof=1) / len(away) ** 0.5 / tuned.mean():.5f}"}
-            parts = {"total_us": seen.total, "compute_us": seen.compute, "communication_us": seen.communication}
-            row |= {part: f"{MICRO * float(of_batch.mean()):.4f}" for part, of_batch in parts.items()}
+            row |= against(seen, times["tuned"])
             row |= {"experts_per_node": f"{problem.num_experts / problem.num_nodes:g}"}
             bound = float(lower_bound(problem, problem.served(self.judging))[0])
             yield row | {"bound_us": f"{MICRO * bound:.4f}", "search_s": f"{seconds[name]:.1f}"}
@@ -166,13 +178,6 @@ class Job:
     def knows(self, name: str) -> str:
         """What an exchange has to know at run time."""
         return "nothing" if name == HYBRIDS else build_exchange(name, self.problem.model.machine.topology).knows
-
-    def judged(self, found: Found) -> LayerTime:
-        """Times on the batches that judge."""
-        problem, share = found.problem, jnp.asarray(found.share, jnp.float32)
-        serving = None if problem.serving is None else jax.tree.map(lambda leaf: leaf[None], problem.serving)
-        exchange = build_exchange(found.exchange, problem.model.machine.topology)
-        return evaluate(problem.model, share, problem.served(self.judging), exchange, serving=serving).as_numpy()
 
 
 def jobs(run: Run) -> dict[str, Callable[[], list[dict]]]:

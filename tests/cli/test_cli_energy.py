@@ -38,7 +38,7 @@ def test_energy_is_told_where_it_is_stated(scenario, capsys):
     printed = capsys.readouterr().out
     assert "energy of a token" in printed
     assert f"{energy['per_token_J'] * 1e9:.4g}" in printed
-    (note,) = comparison_warnings(comparison, inputs.scenario.hardware)
+    (note,) = comparison_warnings(comparison, inputs)
     assert "energy counts nothing for what the machine does not state: die.energy_pJ_per_FLOP" in note
 
 

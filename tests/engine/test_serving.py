@@ -276,3 +276,17 @@ def test_the_relaxed_time_tends_to_the_exact_one(rule):
         assert off[0] > off[1] > off[2]
         assert off[2] < 1e-2
         assert np.isfinite(jax.grad(time)(share, 0.1)).all()
+
+
+def test_relaxed_work_of_a_node_counts_as_far_as_it_hosts():
+    # Copies of expert 0 are on nodes 0 and 1, but for crumbs on node 2, which alone has expert 1 and is busy with it.
+    share = np.array([[[0.99, 0, 0.01], [0, 0.99, 0.01], [0, 0, 1]]], np.float32)
+    serving = serving_of(Copies(np.array([[0, 0, 1]]), share, LeastWork(np.ones(1), np.zeros(1))))
+    serving = jax.tree.map(lambda leaf: leaf[0], serving)
+    batch = batch_of([[1]] * 20 + [[0]] * 10)
+    exact = np.asarray(serving(jnp.asarray(share[0]), batch).experts)[20:, 0]
+    relaxed = np.asarray(serving(jnp.asarray(share[0]), batch, SoftSupport(jnp.asarray(0.1))).experts)[20:, 0]
+    assert (exact == 0).all()  # both copies wait for node 2: the first of equals
+    assert np.bincount(relaxed).tolist() == [5, 5]  # crumbs count for a tenth
+    hard = np.asarray(serving(jnp.asarray(share[0]), batch, SoftSupport(jnp.asarray(1e-6))).experts)[20:, 0]
+    np.testing.assert_array_equal(hard, exact)

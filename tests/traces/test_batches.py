@@ -1,5 +1,6 @@
 """Batches drawn from a trace, and merged ones."""
 
+from dataclasses import replace
 from functools import partial
 
 import equinox as eqx
@@ -245,3 +246,53 @@ def test_successive_batches_are_the_last_tokens_in_their_order(numbered):
     assert len(np.unique(np.asarray(batches.token_draw))) > 40  # layers have draws of their own
     assert successive_batches(numbered, tokens=8, batches=5, seed=0) is not None
     assert successive_batches(numbered, tokens=8, batches=6, seed=0) is None
+
+
+def trace_of_requests(lengths: tuple[int, ...]) -> GatingTrace:
+    """A trace of one layer whose sequences choose an expert each, that of their number."""
+    number = np.repeat(np.arange(len(lengths)), lengths)
+    trace = synthetic_trace(sum(lengths), [0], len(lengths) + 1, 1, skew=0.0, coactivation=0.0, reuse=0.0, seed=0)
+    starts = np.cumsum([0, *lengths[:-1]])
+    return replace(trace, experts=number[:, None, None].astype(trace.experts.dtype), seq_start=starts)
+
+
+def parts_of(batches: Batch, sequences: int) -> np.ndarray:
+    """Part of every sequence in every batch, [batch, sequence]."""
+    experts = np.asarray(batches.experts)[0, :, :, 0]
+    return np.stack([np.bincount(each, minlength=sequences) for each in experts]) / experts.shape[1]
+
+
+def test_resampled_batches_mix_requests_as_the_bayesian_bootstrap_does():
+    # Uniform over all mixtures of four requests, a part of one has mean 1/4 and variance 3/80; that of 40 tokens drawn
+    # is larger by that of the draw, and smaller as tokens are not drawn twice.
+    trace = trace_of_requests((4000,) * 4)
+    parts = parts_of(sample_batches(trace, 40, 2000, seed=0, resampled=True), 4)
+    np.testing.assert_allclose(parts.mean(axis=0), 0.25, atol=0.015)
+    drawn = 3 / 80 + (1 / 4 - (1 / 16 + 3 / 80)) / 40
+    np.testing.assert_allclose(parts.var(axis=0), drawn, rtol=0.1)
+    plain = parts_of(sample_batches(trace, 40, 2000, seed=0), 4)
+    np.testing.assert_allclose(plain.var(axis=0), 3 / 16 / 40, rtol=0.1)
+
+
+def test_longer_requests_have_more_of_a_resampled_batch():
+    parts = parts_of(sample_batches(trace_of_requests((3000, 1000)), 20, 2000, seed=1, resampled=True), 2)
+    assert 0.6 < parts[:, 0].mean() < 0.75  # the mean of 3 a / (3 a + b) over exponential a and b is 0.676
+
+
+def test_a_resampled_batch_is_of_different_tokens_and_named_by_its_seed():
+    trace = trace_of_requests((30, 20, 10))
+    batches = sample_batches(trace, 50, 8, seed=2, numbered=True, resampled=True)
+    rows = np.asarray(batches.row)[0]
+    assert all(len(set(row.tolist())) == 50 for row in rows)
+    again = sample_batches(trace, 50, 8, seed=2, numbered=True, resampled=True)
+    np.testing.assert_array_equal(again.row, batches.row)
+
+
+def test_a_single_request_has_one_mixture():
+    trace = trace_of_requests((60,))
+    for one, other in zip(
+        jax.tree.leaves(sample_batches(trace, 20, 3, seed=0, resampled=True)),
+        jax.tree.leaves(sample_batches(trace, 20, 3, seed=0)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
