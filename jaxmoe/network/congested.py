@@ -18,15 +18,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmoe.hardware import AbstractTopology, Mesh
-from jaxmoe.network.exchange import BOTH_TREES, AbstractExchange
+from jaxmoe.network.exchange import BOTH_TREES, DescribedExchange
 from jaxmoe.network.flows import Flows, Phases
+from jaxmoe.network.route_costs import Unicasts, trees
 from jaxmoe.network.visits import Visits
-from jaxmoe.network.ways import Unicasts, trees
 from jaxmoe.placement.exchange import LEVELS, ROUNDING, LeastCongested, exchange_of
 from jaxmoe.relax import least_at
 
 
-class ChosenWays(NamedTuple):
+class ChosenRoutes(NamedTuple):
     """Where every part of a token's vector meets, its route (0 the machine's own, 1 across), and what links carry."""
 
     home: Int[Array, "part token"]
@@ -37,7 +37,7 @@ class ChosenWays(NamedTuple):
 Carried = list[list[Float[Array, "link lane"]]]  # by part and route: arrays of their own are updated where they are
 
 
-class LeastCongestedExchange(AbstractExchange):
+class LeastCongestedExchange(DescribedExchange):
     """Every visited node brings one vector to where the token's prices are least, alone or along a tree."""
 
     description: LeastCongested = eqx.field(static=True, default=LeastCongested())
@@ -48,25 +48,9 @@ class LeastCongestedExchange(AbstractExchange):
         assert isinstance(described, LeastCongested)
         return cls(described)
 
-    @property
-    def name(self) -> str:
-        return self.description.name
-
-    @property
-    def unicast(self) -> bool:
-        return self.description.route == "unicast"
-
-    @property
-    def returns_home(self) -> bool:
-        return self.description.meeting == "token_home"
-
-    @property
-    def knows(self) -> Literal["nothing", "last", "batch"]:
-        return "batch"
-
     def __call__(self, topology: AbstractTopology, visits: Visits) -> Phases:
         chosen = jax.lax.stop_gradient(self.choices(topology, visits))
-        one, ways = jnp.ones((), visits.visited.dtype), _route_names(topology, self.unicast)
+        one, names = jnp.ones((), visits.visited.dtype), _route_names(topology, self.unicast)
         return (
             tuple(
                 Flows(
@@ -75,22 +59,22 @@ class LeastCongestedExchange(AbstractExchange):
                     one / len(chosen.home),
                     visits.weight * (chosen.route[part] == number),
                     carried=None if self.unicast else chosen.carried[part, number],
-                    route=way,
+                    route=name,
                 )
                 for part in range(len(chosen.home))
-                for number, way in enumerate(ways)
+                for number, name in enumerate(names)
             ),
         )
 
-    def choices(self, topology: AbstractTopology, visits: Visits) -> ChosenWays:
+    def choices(self, topology: AbstractTopology, visits: Visits) -> ChosenRoutes:
         """Where each part of every token's vector meets, and by which route."""
         slowness, given = topology.link_rate.max() / topology.link_rate, (visits.visited, visits.source, visits.weight)
         rounds = jax.tree.map(lambda each: _in_rounds(each, self.description.at_once), given)
 
-        def one_after_the_other(slowness: Float[Array, "link lane"], rounds: tuple[Array, ...]) -> ChosenWays:
+        def one_after_the_other(slowness: Float[Array, "link lane"], rounds: tuple[Array, ...]) -> ChosenRoutes:
             return self._choices(topology, slowness, *rounds)
 
-        # The ways of a mesh follow from its shape alone; what is mapped over must not be closed over.
+        # The routes of a mesh follow from its shape alone; what is mapped over must not be closed over.
         choose = lanes_last(one_after_the_other) if isinstance(topology, Mesh) else one_after_the_other
         one_lane = jax.tree.map(lambda each: each[..., None], jax.lax.stop_gradient((slowness, rounds)))
         chosen = jax.tree.map(lambda each: each[..., 0], choose(*one_lane))
@@ -103,7 +87,7 @@ class LeastCongestedExchange(AbstractExchange):
         visited: Float[Array, "round token node lane"],
         source: Int[Array, "round token lane"],
         weight: Float[Array, "round token lane"],
-    ) -> ChosenWays:
+    ) -> ChosenRoutes:
         """The same round by round, for many batches in lanes of their own; so are the choices."""
         parts = 1 if self.unicast else 2
 
@@ -129,7 +113,7 @@ class LeastCongestedExchange(AbstractExchange):
         idle = [[jnp.zeros_like(slowness)] * count for _ in range(parts)]
         carried, chosen = jax.lax.scan(choose, idle, (visited, source, weight))
         home, route = (jnp.moveaxis(each, 1, 0).reshape(parts, -1, each.shape[-1]) for each in chosen)
-        return ChosenWays(home, route, jnp.stack([jnp.stack(each) for each in carried]))
+        return ChosenRoutes(home, route, jnp.stack([jnp.stack(each) for each in carried]))
 
     def _allowed(
         self, visited: Float[Array, "token node lane"], source: Int[Array, "token lane"]

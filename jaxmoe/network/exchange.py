@@ -126,8 +126,7 @@ class AbstractExchange(eqx.Module):
 
     def choices_in_turn(self, tokens: int | Float[Array, ""]) -> int | Float[Array, ""]:
         """How many choices so many tokens take one after another, each knowing those before; by default none."""
-        described = getattr(self, "description", None)
-        return described.choices_in_turn(tokens) if isinstance(described, Gather | LeastCongested) else 0
+        return 0
 
     def deciding(self, topology: AbstractTopology, visits: Visits) -> Phases | Rounds | None:
         """Traffic before dispatch by which nodes learn what they have to know, B; `None`: it costs nothing."""
@@ -138,10 +137,10 @@ class AbstractExchange(eqx.Module):
         """The flows of combine, or its traffic in rounds, in hidden vectors."""
 
 
-class GatherExchange(AbstractExchange):
-    """Every visited node brings one vector to the token's home, alone or along a tree."""
+class DescribedExchange(AbstractExchange):
+    """An exchange of which a description says what it is called, where results meet, and what it has to know."""
 
-    description: Gather = eqx.field(static=True, default=Gather())
+    description: eqx.AbstractVar[Gather | LeastCongested]
 
     @property
     def name(self) -> str:
@@ -153,11 +152,20 @@ class GatherExchange(AbstractExchange):
 
     @property
     def returns_home(self) -> bool:
-        return self.description.home == "token_home"
+        return self.description.returns_home
 
     @property
     def knows(self) -> Literal["nothing", "last", "batch"]:
-        return "batch" if self.description.home == "least_loaded" else "nothing"
+        return self.description.knows
+
+    def choices_in_turn(self, tokens: int | Float[Array, ""]) -> int | Float[Array, ""]:
+        return self.description.choices_in_turn(tokens)
+
+
+class GatherExchange(DescribedExchange):
+    """Every visited node brings one vector to the token's home, alone or along a tree."""
+
+    description: Gather = eqx.field(static=True, default=Gather())
 
     def alike(self, topology: AbstractTopology) -> MergeKey | None:
         home = self.description.home

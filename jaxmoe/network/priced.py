@@ -17,8 +17,8 @@ from jaxtyping import Array, Float, Int
 from jaxmoe.hardware import AbstractTopology
 from jaxmoe.network.exchange import BOTH_TREES, AbstractExchange
 from jaxmoe.network.flows import Flows, Phases
+from jaxmoe.network.route_costs import trees
 from jaxmoe.network.visits import Visits
-from jaxmoe.network.ways import trees
 from jaxmoe.network.xy import prefix_sums
 from jaxmoe.placement.exchange import HALVES, ExchangeError, PricedLinks, exchange_of
 from jaxmoe.relax import as_number, least_at

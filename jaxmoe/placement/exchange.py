@@ -64,6 +64,16 @@ class Gather:
     def name(self) -> str:
         return self.home if self.route == "unicast" else f"{self.home}_{self.route}"
 
+    @property
+    def returns_home(self) -> bool:
+        """Whether results end where tokens live."""
+        return self.home == "token_home"
+
+    @property
+    def knows(self) -> Literal["nothing", "batch"]:
+        """Of what other tokens it has to know at run time: none, or those of this batch."""
+        return "batch" if self.home == "least_loaded" else "nothing"
+
     def choices_in_turn(self, tokens: Number) -> Number:
         """How many choices so many tokens take one after another, each knowing those before."""
         return tokens if self.home == "least_loaded" else 0
@@ -100,6 +110,16 @@ class LeastCongested:
         parts = ["least_congested"]
         parts += [self.meeting] * (self.meeting != "any") + [self.route] * (self.route != "tree")
         return "_".join(parts + [f"by_{self.at_once}"] * (self.at_once != 1))
+
+    @property
+    def returns_home(self) -> bool:
+        """Whether results end where tokens live."""
+        return self.meeting == "token_home"
+
+    @property
+    def knows(self) -> Literal["nothing", "batch"]:
+        """Of what other tokens it has to know at run time: those of this batch."""
+        return "batch"
 
     def choices_in_turn(self, tokens: Number) -> Number:
         """How many choices so many tokens take one after another, each knowing those before."""

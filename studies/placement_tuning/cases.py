@@ -9,6 +9,7 @@ import numpy as np
 from jaxmoe.experiment.inputs import Inputs, read_inputs
 from jaxmoe.placement import read_plan
 from jaxmoe.tune import TunerSettings
+from jaxmoe.tune.settings import DEFAULT_EXCHANGES
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -18,6 +19,8 @@ MIXTRAL, DEEPSEEK = "mixtral-8x7b", "deepseek-v2-lite"
 TRACES = {MIXTRAL: "reasoning", DEEPSEEK: "summary"}
 MOE_LAYERS = {MIXTRAL: range(32), DEEPSEEK: range(1, 27)}
 HOP_LATENCY_NS = 200
+# The tuner's default exchanges but the one that chooses by congestion: of all tables but `gains` and `variations`.
+GIVEN_EXCHANGES = tuple(name for name in DEFAULT_EXCHANGES if name != "least_congested")
 
 
 @dataclass(frozen=True)

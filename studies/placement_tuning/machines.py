@@ -12,7 +12,7 @@ from pathlib import Path
 
 import equinox as eqx
 import numpy as np
-from cases import DEEPSEEK, MIXTRAL, ROOT, RUNS, Run
+from cases import DEEPSEEK, GIVEN_EXCHANGES, MIXTRAL, ROOT, RUNS, Run
 from scoring import SEED, Plan, Timed, timed
 
 from jaxmoe.engine import Layer, LayerTime
@@ -103,7 +103,7 @@ def _compute_without_memory(inputs: Inputs, best: Timed) -> float:
 def rows(machine: str, model: str, tokens: int, run: Run) -> list[dict]:
     """The one row of a machine, model and batch size."""
     inputs = inputs_of(machine, model, tokens, run)
-    problem = placement_problem(inputs)
+    problem = replace(placement_problem(inputs), exchanges=GIVEN_EXCHANGES)
     begun = time.perf_counter()
     result = tune(problem, run.settings)
     wall = time.perf_counter() - begun

@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from cases import CASES, MIXTRAL, Case, Run
+from cases import CASES, GIVEN_EXCHANGES, MIXTRAL, Case, Run
 from scoring import QUICK, SEED, TREES, UNICASTS, Plan, Timed, timed, under_best, usual_plans
 
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.tune import PlacementProblem, tune
 from jaxmoe.tune.bounds import lower_bound
-from jaxmoe.tune.settings import DEFAULT_EXCHANGES
 
 COLUMNS = (
     "job",
@@ -60,7 +59,7 @@ def problem_of(inputs: Inputs, trees: str, usual: dict[str, Timed]) -> Placement
     problem = placement_problem(inputs)
     if trees == PUBLISHED_SETTING:
         return replace(problem, exchanges=())
-    default = (name for name in DEFAULT_EXCHANGES if name not in TREES or trees == "yes")
+    default = (name for name in GIVEN_EXCHANGES if name not in TREES or trees == "yes")
     others = (best.exchange for best in usual.values() if inputs.exchange(best.exchange).groups <= 1)
     return replace(problem, exchanges=tuple(dict.fromkeys((*default, *others))))
 

@@ -15,7 +15,7 @@ from oracles.topologies import NETWORKS, mesh
 from jaxmoe.des import fabric_of
 from jaxmoe.des.congested import chosen_ways
 from jaxmoe.network import Visits, build_exchange, sharded_visits
-from jaxmoe.network.congested import ChosenWays, LeastCongestedExchange, link_prices
+from jaxmoe.network.congested import ChosenRoutes, LeastCongestedExchange, link_prices
 from jaxmoe.placement.exchange import ExchangeError, exchange_of
 from jaxmoe.relax import HardSupport, SmoothMax, SoftSupport
 
@@ -125,7 +125,7 @@ def test_tokens_that_choose_at_once_crowd_but_little():
 class Given(LeastCongestedExchange):
     """The exchange with choices that are made already; what links carry is found by following the trees."""
 
-    made: ChosenWays | None = None
+    made: ChosenRoutes | None = None
 
     def choices(self, topology, visits):
         return self.made

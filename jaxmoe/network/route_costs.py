@@ -1,4 +1,4 @@
-"""Ways from the nodes that tokens visit to any one node: what they cost at given prices of links, and what they load.
+"""Routes from the nodes that tokens visit to any one node: what they cost at given prices of links, and what they load.
 
 What a tree takes towards *every* node follows from running sums of prices, with no loop over nodes or paths. All arrays
 end with an axis of lanes: batches, each with prices of its own.
@@ -19,8 +19,8 @@ from jaxmoe.hardware import AbstractTopology, Mesh
 from jaxmoe.network.loads import crossed, flow_loads, path_sums
 
 
-class AbstractWays(eqx.Module):
-    """One way for every token of a round from each node that it visits to any one node."""
+class AbstractRoutes(eqx.Module):
+    """One route for every token of a round from each node that it visits to any one node."""
 
     @abc.abstractmethod
     def costs(self, price: Float[Array, "link lane"]) -> Float[Array, "token node lane"]:
@@ -34,7 +34,7 @@ class AbstractWays(eqx.Module):
 
 
 @singledispatch
-def trees(topology: AbstractTopology, visited: Float[Array, "token node lane"]) -> Sequence[AbstractWays]:
+def trees(topology: AbstractTopology, visited: Float[Array, "token node lane"]) -> Sequence[AbstractRoutes]:
     """The trees of every token: along the network's paths, and those of the other order of directions, if any.
 
     `trees.register(Mine)` gives a class of network a faster rule.
@@ -44,12 +44,12 @@ def trees(topology: AbstractTopology, visited: Float[Array, "token node lane"]) 
 
 
 @trees.register(Mesh)
-def _of_mesh(topology: Mesh, visited: Float[Array, "token node lane"]) -> Sequence[AbstractWays]:
+def _of_mesh(topology: Mesh, visited: Float[Array, "token node lane"]) -> Sequence[AbstractRoutes]:
     first = topology.routing == "yx"
     return [_MeshTrees.of(topology.shape, visited, across) for across in (first, not first)]
 
 
-class Unicasts(AbstractWays):
+class Unicasts(AbstractRoutes):
     """The network's own paths, of which every one is paid for."""
 
     topology: AbstractTopology
@@ -66,7 +66,7 @@ class Unicasts(AbstractWays):
 _by_lanes = partial(jax.vmap, in_axes=-1, out_axes=-1)
 
 
-class _Trees(AbstractWays):
+class _Trees(AbstractRoutes):
     """Trees on any network: which links lead from visited nodes to every node."""
 
     passing: Float[Array, "token node link lane"]
@@ -93,7 +93,7 @@ class _Trees(AbstractWays):
         return load + _by_lanes(of_lane)(self.passing, home, weight)
 
 
-class _MeshTrees(AbstractWays):
+class _MeshTrees(AbstractRoutes):
     """Trees on a mesh: links in the rows of visited nodes, then those in the column of where they meet.
 
     Of links between successive positions, `up` leads to the higher one. A link of a row carries what was visited before
