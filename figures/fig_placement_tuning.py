@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.patches import Patch
-from panels import GroupPanel, plot_bar_panels
+from panels import GroupPanel, plot_bar_panels, plot_dot_panels
 from tables import STUDIES, Rows, column, distinct, read_table, select
 
 from jaxmoe.report import MeshPanel, plot_mesh_loads, style
@@ -33,6 +33,13 @@ STRATEGIES = {
     "hybrid_complete": "complete hybrid",
     "ep": "EP on the whole machine",
     "tuned": "tuned",
+}
+LEFT_OUT = {
+    "without_moves": "without moves",
+    "without_descent": "without descent",
+    "without_exchange": "without least_congested",
+    "shipped": "best shipped plan",
+    "shipped_without_exchange": "the same without least_congested",
 }
 SHORT = {
     "tp_both_ways": "TP ring",
@@ -200,6 +207,38 @@ def draw_gap(axes: Axes, rows: Rows, machines: Rows) -> None:
     axes.tick_params(labelsize=style.TICK_SIZE - 1)
 
 
+def draw_gains(rows: Rows, out: Path) -> None:
+    """Time with a part of tuning left out over the tuned time, layer by layer, where all parts were left out."""
+    copies = [row for row in rows if row["copies"] == "1"]
+    cells = distinct(select(copies, strategy="without_exchange"), "cell")
+    layers = [select(copies, cell=cell, strategy="tuned") for cell in cells]
+    most = max(map(len, layers))
+
+    def ratios(strategy: str) -> np.ndarray:
+        """By cell and layer; NaN fills up."""
+        found = [column(select(copies, cell=cell, strategy=strategy), "over_tuned") for cell in cells]
+        return np.stack([np.append(of, np.full(most - len(of), np.nan)) for of in found])
+
+    panel = GroupPanel(
+        "one copy of every expert; dots are layers, lines their medians",
+        [gain_title(cell) for cell in cells],
+        {shown: ratios(name) for name, shown in LEFT_OUT.items()},
+        "time over that of the tuned plan",
+        reference=(1.0, "tuned"),
+    )
+    title = "What each part of tuning gives, on unseen requests"
+    plot_dot_panels(out / "placement_tuning_gains.png", [panel], title, columns=1)
+
+
+def gain_title(cell: str) -> str:
+    """A cell of the main table, or a machine with a model and batch size, over several lines."""
+    if not cell.startswith("nmp_"):
+        return case_title(cell)
+    machine, model, _ = cell.removeprefix("nmp_").rsplit("_", 2)
+    mesh, power, link = machine.split("_")
+    return f"{MODELS[model]}\n{mesh}, 6hi FLOPs\n{power[:-6]} TFLOP/s\n{link[:-4]} GB/s"
+
+
 def draw_loads(rows: Rows, out: Path) -> None:
     """Node and link loads of the published and the tuned plan, each under its best exchange."""
     busy = defaultdict(list)
@@ -223,6 +262,7 @@ def main() -> None:
         ("main", draw_main),
         ("sensitivity", draw_sensitivity),
         ("machines", draw_machines),
+        ("gains", draw_gains),
         ("loads", draw_loads),
     ):
         if rows := read_table(given.tables / f"{name}.csv", missing_ok=True):

@@ -5,45 +5,19 @@ python studies/placement_tuning/summary.py --readme
 
 import argparse
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from cases import CASES, HERE, RUNS
+from gains_summary import gains, ratios_left_out, variations
+from markdown_tables import Row, column, group, markdown, table
 
-from jaxmoe.files import read_table
-
-Row = dict[str, str]
 STRATEGIES = ("published", "tp_both_ways", "tp", "hybrid_complete", "ep", "ep_balanced")
 MARK = "<!-- What follows is written by summary.py --readme. -->\n"
 FAR = 1.1  # tuned / bound, from which on a cell is far from its bound
 GAIN = 1.001  # from which on a ratio is a gain
 CELL = ("TFLOPs_per_s", "GB_per_s", "batch_tokens", "latency_ns", "ports")
-
-
-def table(name: str, folder: Path = HERE) -> list[Row]:
-    """A table of the study, empty where it is not made yet."""
-    path = folder / f"{name}.csv"
-    return read_table(path) if path.is_file() else []
-
-
-def group(rows: Iterable[Row], *keys: str) -> dict[tuple[str, ...], list[Row]]:
-    """Rows by the values of some columns, in the order in which these first occur."""
-    groups = defaultdict(list)
-    for row in rows:
-        groups[tuple(row[key] for key in keys)].append(row)
-    return dict(groups)
-
-
-def column(rows: Iterable[Row], key: str) -> np.ndarray:
-    """A column as numbers."""
-    return np.array([float(row[key]) for row in rows])
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
 def spread(values: np.ndarray) -> str:
@@ -271,6 +245,10 @@ def text(folder: Path) -> str:
         parts += [("Cells far above the bound", gaps(deals, there))]
     if trees := table("any_exchange", folder):
         parts += [("Cells far above all deals: what a new exchange could give", any_exchange(trees, deals, there))]
+    if parted := table("gains", folder):
+        parts += [("With a part of tuning left out", gains(parted)), ("Over all layers", ratios_left_out(parted))]
+    if varied := table("variations", folder):
+        parts += [("Where the gain vanishes: best shipped plan / tuned plan", variations(varied))]
     return "\n\n".join(f"### {title}\n\n{body}" for title, body in parts)
 
 

@@ -1,6 +1,7 @@
 """What the study of placement tuning keeps and works out, on rows made up by hand."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -9,10 +10,12 @@ import pytest
 
 from jaxmoe.experiment.table import add_shared, make_tables, study_options
 from jaxmoe.files import write_table
+from jaxmoe.traces import synthetic_trace
+from jaxmoe.tune.descent import TransportPlan, random_plans
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("cases", "scoring", "main_table", "sensitivity", "machines", "gaps", "any_exchange", "study", "summary")
-NAMES += ("alternatives",)
+NAMES += ("alternatives", "gains", "variations", "gains_summary", "markdown_tables")
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +62,9 @@ def test_every_case_machine_and_cell_has_a_job(study, tmp_path):
     assert count["main"] == 10 * 4 * 2 + 3 * 4
     assert count["machines"] == 10 * 4 * 3
     assert count["sensitivity"] == 3 * 3
+    # Layers of the main table and cells of machines; with 2 and 4 copies those of which every part is left out.
+    assert count["gains"] == 10 * 4 + 120 + 2 * (3 * 4 + 1)
+    assert count["variations"] == 3 * 2
 
 
 def row(trees, strategy, over, exchange="tree", layer="0"):
@@ -158,9 +164,52 @@ def test_cells_far_above_all_deals_are_asked_what_a_new_exchange_could_give(stud
     assert line == "| m | open | 128 | 130 | 1.18 | 1.12 | 1.08 | 8 | 105.00 + 15.00 |"
 
 
-@pytest.mark.parametrize("name", ["ExpertSoftmax", "NodeSoftmax"])
-def test_other_relaxations_decide_whole_experts(study, name):
-    alternatives = sys.modules["alternatives"]
-    plan = jax.tree.map(lambda leaf: leaf[0, 0], alternatives.with_plan(getattr(alternatives, name))(0, 1, 1, 6, 4))
+@pytest.mark.parametrize("name", ["expert_softmax", "node_softmax"])
+def test_other_relaxations_decide_whole_experts(study, name, monkeypatch):
+    monkeypatch.setattr(TransportPlan, "share", getattr(sys.modules["alternatives"], name))
+    plan = jax.tree.map(lambda leaf: leaf[0, 0], random_plans(0, 1, 1, 6, 4))
     decisions = plan.decisions(np.full(6, 1 / 6), np.full(4, 1 / 4), 0.5, 0.1)
     np.testing.assert_allclose(decisions.share.sum(axis=1), 1, rtol=1e-5)
+    assert not np.allclose(decisions.share, decisions.share[:1])
+
+
+def gain(strategy, over, interval, layer="0", copies="1"):
+    about = {"cell": "c", "layer": layer, "copies": copies, "strategy": strategy, "experts_per_node": "2"}
+    return about | {"total_us": str(10 * over), "over_tuned": str(over), "interval": str(interval), "bound_us": "8"}
+
+
+def test_what_a_part_gives_is_a_geometric_mean_with_its_interval(study):
+    summaries = sys.modules["gains_summary"]
+    rows = [gain("tuned", 1.0, 0.0, layer) for layer in "08"]
+    rows += [gain("without_descent", 1.1, 0.03), gain("without_descent", 0.99, 0.02, "8")]
+    line = summaries.gains(rows).splitlines()[2]
+    assert line == "| c | 1 | 2 | 2 | 10.00 | - | 1.044 | - | - | - | 1.25 |"
+    line = summaries.ratios_left_out(rows).splitlines()[2]
+    # sqrt(1.1 * 0.99) and half the root of 0.03^2 + 0.02^2, of which one ratio is above 1.05 and above its interval
+    assert line == "| 1 | descent | 2 | 1.044 +- 0.019 | 0.990 | 1.100 | 1 | 1 | 0 |"
+
+
+def test_variations_have_a_column_for_every_cell_and_number_of_copies(study):
+    rows = [gain("shipped", 1.2, 0.01) | {"variation": "as tuned"}, gain("tuned", 1, 0) | {"variation": "as tuned"}]
+    rows += [gain("shipped", 1.05, 0.02, copies="2") | {"variation": "hops"}]
+    lines = sys.modules["gains_summary"].variations(rows).splitlines()
+    assert lines[0] == "| variation | c, copies: 1 | c, copies: 2 |"
+    assert lines[2:] == ["| as tuned | 1.200 +- 0.010 | - |", "| hops | - | 1.050 +- 0.020 |"]
+
+
+def test_tuning_and_judging_text_are_of_different_requests(study):
+    gains = sys.modules["gains"]
+    trace = synthetic_trace(40, [0], 4, 2, skew=1.0, coactivation=0.0, reuse=0.0, seed=0)
+    several = replace(trace, seq_start=np.array([0, 10, 20]))
+    tuning, judging = gains.halves(several)
+    assert (tuning.num_tokens, judging.num_tokens) == (30, 10)
+    np.testing.assert_array_equal(judging.experts, trace.experts[10:20])
+    first, second = gains.halves(trace)  # a single one is cut
+    np.testing.assert_array_equal(np.concatenate([first.experts, second.experts]), trace.experts)
+
+
+def test_what_is_left_out_has_a_strategy_of_its_own(study, tmp_path):
+    gains, run = sys.modules["gains"], sys.modules["cases"].Run(tmp_path)
+    whole = [cell for cell in gains.cells(run) if cell.parts]
+    assert len({cell.name for cell in whole}) == 4
+    assert gains.WHOLE in gains.MACHINES

@@ -22,7 +22,7 @@ from jaxmoe.tune import results as ranking
 from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.objective import Objective
 from jaxmoe.tune.results import Ranked, where_surely_faster
-from jaxmoe.tune.settings import DEFAULT_EXCHANGES, HYBRIDS, StopSwitch, TunerSettings, affordable
+from jaxmoe.tune.settings import ALONE, DEFAULT_EXCHANGES, HYBRIDS, StopSwitch, TunerSettings, affordable
 
 QUICK = {
     "gradient": {"restarts": 2, "steps": 25, "refine_steps": 100, "refine_batches": 8, "hybrid_cuts": 1},
@@ -227,5 +227,11 @@ def test_large_problems_are_searched_for_as_long_as_can_be_waited():
     assert cut.hybrid_cuts == 0
     kept = ("seed", "learning_rate", "refine_chains", "time_limit_s")
     assert all(getattr(cut, name) == getattr(settings, name) for name in kept)
+    # Without a descent moves may take the time that it would have taken.
+    many = TunerSettings(refine_steps=10**6)
+    alone = dataclasses.replace(many, restarts=0)
+    medium = dataclasses.replace(problem, batch_tokens=10**4)
+    ratio = affordable(alone, medium).refine_steps / affordable(many, medium).refine_steps
+    assert ratio == pytest.approx(ALONE, rel=0.05)
     brief = affordable(TunerSettings(restarts=1, steps=2, refine_steps=2, batches_per_step=1), large)
     assert (brief.restarts, brief.steps, brief.refine_steps, brief.batches_per_step) == (1, 2, 2, 1)  # never longer
