@@ -1,7 +1,7 @@
-"""The gradient tuner: descend, round, rebalance, improve locally, keep the best; then the same for complete hybrids.
+"""The gradient tuner: descend, round, rebalance, improve locally, keep the best; then improve hybrids along their rings.
 
-Plans that gather are searched under the exchange that serves them best. Every step is scored on the same selection
-batches, which the descent never sees.
+Plans that gather are searched under the exchange that serves them best, over single nodes and over the groups of the
+best cuts of the machine. Every step is scored on the same selection batches, which the descent never sees.
 """
 
 from collections import Counter
