@@ -1,4 +1,4 @@
-"""The gradient tuner: descend, round, rebalance, improve locally, keep the best; then improve hybrids along their rings.
+"""The gradient tuner: descend, round, rebalance, improve locally, keep the best; then improve hybrids along rings.
 
 Plans that gather are searched under the exchange that serves them best, over single nodes and over the groups of the
 best cuts of the machine. Every step is scored on the same selection batches, which the descent never sees.
