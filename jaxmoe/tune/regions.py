@@ -21,7 +21,7 @@ def region_cuts(problem: PlacementProblem, copies: int) -> list[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Choices:
+class RegionProblems:
     """Problems with so many regions, by what plans of regions take as they are.
 
     There is nothing to search for in tensor parallelism: the search may have another cut or rule than the best plan.
@@ -43,7 +43,7 @@ class Choices:
             return self.shipped, evaluator.conclude(best.plan, found.stages, found.history)
 
 
-def in_regions(problem: PlacementProblem, copies: int, seed: int, progress: Progress = silent) -> Choices:
+def in_regions(problem: PlacementProblem, copies: int, seed: int, progress: Progress = silent) -> RegionProblems:
     """The problem with so many regions, under every cut and rule.
 
     Raises `PlanError` where so many do not divide the machine, or their copies do not fit the memory.
@@ -53,7 +53,7 @@ def in_regions(problem: PlacementProblem, copies: int, seed: int, progress: Prog
     with StopSwitch() as stop:
         looks = [_look(Evaluator(each, seed, stop, progress, LOOK_BATCHES)) for each in problems]
     dealt, best = ([look[kind] for look in looks] for kind in (0, 1))
-    return Choices(problems[dealt.index(min(dealt))], problems[best.index(min(best))])
+    return RegionProblems(problems[dealt.index(min(dealt))], problems[best.index(min(best))])
 
 
 def _look(evaluator: Evaluator) -> tuple[float, float]:
