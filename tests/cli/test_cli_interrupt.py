@@ -19,7 +19,7 @@ def stopped_tuner(monkeypatch):
     """Makes `tune` end early, for a given reason, with the experts dealt out in turn."""
 
     def stop(reason):
-        def tuner(name, inputs, problem, progress):
+        def tuner(name, inputs, problem, progress, copies):
             progress("descent", 1, 10)
             times = np.full(2, 2e-5)
             share = np.broadcast_to(np.eye(4, dtype=np.float32), (2, 4, 4)).copy()
@@ -27,7 +27,8 @@ def stopped_tuner(monkeypatch):
             history = {"descent": History([1], [times]), "refinement": History()}
             exchange = ("lowest_host",) * 2
             seconds = {"descent": 0.1}
-            return TuneResult(share, exchange, share, exchange, stages, times / 2, history, 0, seconds, reason)
+            found = TuneResult(share, exchange, share, exchange, stages, times / 2, history, 0, seconds, reason)
+            return problem, found
 
         monkeypatch.setattr(tune, "search", tuner)
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_problem import EXPERTS, LAYERS, NODES, small_model, small_problem
+from small_problem import EXPERTS, LAYERS, NODES, TOKENS, small_model, small_problem
 
 from jaxmoe.relax import SmoothMax
+from jaxmoe.traces import sample_batches
 from jaxmoe.tune.descent import TransportPlan, random_plans, soft_hosts, typical_part
 
 seeds = st.integers(0, 2**32 - 1)
@@ -78,7 +79,7 @@ def test_fixed_shares_tend_to_the_exact_time_as_hosts_and_maximum_sharpen(rule):
     share[share.sum(axis=1) == 0, 0] = 1
     share = jnp.asarray(share / share.sum(axis=1, keepdims=True), jnp.float32)
     frequency = jnp.asarray(problem.frequency[0], jnp.float32)
-    batch = jax.tree.map(lambda leaf: leaf[0, 0], problem.draw(1, 0))
+    batch = jax.tree.map(lambda leaf: leaf[0, 0], sample_batches(problem.trace, TOKENS, 1, 0))
     assert problem.frequency.shape == (LAYERS, EXPERTS)
 
     @jax.jit
