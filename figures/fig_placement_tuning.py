@@ -39,7 +39,7 @@ LEFT_OUT = {
     "without_descent": "without descent",
     "without_exchange": "without least_congested",
     "shipped": "best shipped plan",
-    "shipped_without_exchange": "the same without least_congested",
+    "shipped_without_exchange": "best shipped plan without it",
 }
 SHORT = {
     "tp_both_ways": "TP ring",

@@ -70,7 +70,7 @@ def variations(case: Case) -> list[Variation]:
         Variation("hops of 0.2 us", ("hardware.link.latency_ns=200",)),
         Variation("ports of two links", ports(case, 2)),
         Variation("ports of one link", ports(case, 1)),
-        Variation("cut-through", ("hardware.router.switching=cut_through",)),
+        Variation("chunks of 16 KiB", ("hardware.router.chunk_B=16384",)),
         Variation("unicasts alone", exchanges=UNICASTS),
         Variation("tokens return home", exchanges=FIXED),
         *(Variation(f"{each} ns a choice", (charged(each),)) for each in (5, 20, 50)),
