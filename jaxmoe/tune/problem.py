@@ -97,11 +97,6 @@ class PlacementProblem:
         return jax.tree.map(lambda leaf: leaf[0], serving_of(self.copies))
 
     @property
-    def at_home(self) -> "PlacementProblem":
-        """The problem whose batches name what is placed: of copies under the rule by home."""
-        return replace(self, served_by="home")
-
-    @property
     def num_experts(self) -> int:
         """What is placed: experts, or copies of experts."""
         return self.trace.num_experts * math.prod(self.regions)

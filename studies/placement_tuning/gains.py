@@ -31,6 +31,7 @@ from jaxmoe.tune.evaluator import Evaluator
 from jaxmoe.tune.regions import in_regions
 from jaxmoe.tune.settings import HYBRIDS, StopSwitch
 
+MEASURED = ("total_us", "compute_us", "communication_us", "over_tuned", "interval")
 COLUMNS = (
     "job",
     "cell",
@@ -39,11 +40,7 @@ COLUMNS = (
     "strategy",
     "served_by",
     "exchange",
-    "total_us",
-    "compute_us",
-    "communication_us",
-    "over_tuned",
-    "interval",
+    *MEASURED,
     "experts_per_node",
     "bound_us",
     "search_s",

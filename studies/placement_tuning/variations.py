@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from cases import CASES, DEEPSEEK, MIXTRAL, Case, Run
-from gains import Found, against, halves
+from gains import MEASURED, Found, against, halves
 from scoring import SEED
 
 from jaxmoe.experiment.comparison import placement_problem
@@ -21,20 +21,7 @@ from jaxmoe.tune.regions import in_regions
 from jaxmoe.tune.results import Plan
 from jaxmoe.tune.settings import StopSwitch
 
-COLUMNS = (
-    "job",
-    "cell",
-    "layer",
-    "copies",
-    "variation",
-    "strategy",
-    "exchange",
-    "total_us",
-    "compute_us",
-    "communication_us",
-    "over_tuned",
-    "interval",
-)
+COLUMNS = ("job", "cell", "layer", "copies", "variation", "strategy", "exchange", *MEASURED)
 LAYERS = {CASES[2]: 9, CASES[3]: 8, CASES[4]: 9}
 COPIES = (1, 2)
 CHOICE_BATCHES = 32  # on which plans and exchanges are chosen in a variation
