@@ -3,6 +3,7 @@
 Numbers of a description may be traced by JAX: a machine is then a function of them that `vmap` and `grad` work on.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -70,7 +71,8 @@ def build_machine(hardware: HardwareConfig, tokens: int = 1, columns: int = 1) -
     topology, die = build_topology(hardware), hardware.die
     if die is None:
         raise ConfigError(f"{hardware.name}: die is null; expected the compute and memory of a node as a mapping")
-    flops = filled(topology.num_nodes, die.compute_TFLOPs_per_s * TERA)
+    flops = _of_dies(hardware, die, "compute_TFLOPs_per_s", TERA)
+    assert flops is not None  # it is a number of every die
     return Machine(
         topology,
         Die(flops, _gemm(die, tokens, columns)),
@@ -217,11 +219,18 @@ def _gemm(die: DieConfig, tokens: int, columns: int) -> AbstractGemm | None:
 
 def _memory(hardware: HardwareConfig, die: DieConfig) -> tuple[MemoryLevel, ...]:
     """The memory levels, or the single one that the die's own keys describe."""
-    nodes = hardware.num_nodes
     if hardware.memory:
-        return tuple(_level(level, nodes) for level in hardware.memory)
-    bandwidth, capacity = die.memory_bandwidth_GB_per_s, die.memory_capacity_GB
-    return node_memory(_per_node(bandwidth, GIGA, nodes), _per_node(capacity, GIGA, nodes))
+        return tuple(_level(level, hardware.num_nodes) for level in hardware.memory)
+    return node_memory(
+        *(_of_dies(hardware, die, f"memory_{key}", GIGA) for key in ("bandwidth_GB_per_s", "capacity_GB"))
+    )
+
+
+def _of_dies(hardware: HardwareConfig, die: DieConfig, key: str, unit: float) -> Float[Array, " node"] | None:
+    """A number of the die of every node, with those that single ones have of their own; `None` where not stated."""
+    common = _per_node(getattr(die, key), unit, hardware.num_nodes)
+    own = {node: value * unit for node, value in hardware.own_of_dies(key).items()}
+    return None if common is None else _with_own(common, own)
 
 
 def _level(level: MemoryConfig, nodes: int) -> MemoryLevel:
@@ -278,8 +287,8 @@ def _mesh(hardware: MeshConfig) -> Mesh:
     )
 
 
-def _with_own(common: Float[Array, " link"], own: dict[int, Number]) -> Float[Array, " link"]:
-    """The numbers of all links, with those that single links have of their own, by index."""
+def _with_own(common: Float[Array, " each"], own: Mapping[int, Number]) -> Float[Array, " each"]:
+    """The numbers of all links, or dies, with those that single ones have of their own, by index."""
     return common.at[np.array([*own])].set(jnp.asarray([*own.values()], jnp.float32)) if own else common
 
 

@@ -6,7 +6,7 @@ Units are in the key names and decimal: GB is 1e9 B, TFLOP 1e12 FLOP.
 # Units keep their case in key names: GB and gb differ.
 # ruff: noqa: N815
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -53,7 +53,7 @@ GemmConfig.own = OwnGemmConfig
 
 
 class DieConfig(Section):
-    """One node's compute and memory; all nodes are alike."""
+    """One node's compute and memory; all nodes are alike, but for those of `dies`."""
 
     compute_TFLOPs_per_s: Rate = Field(description="the achievable compute rate of one node in TFLOP/s", examples=[5])
     memory_bandwidth_GB_per_s: Rate | None = Field(
@@ -106,6 +106,30 @@ class DieConfig(Section):
     )
     memory_price_per_GB: Amount | None = Field(
         default=None, description="the price of each GB of memory, or null for none", examples=[10]
+    )
+
+
+class DieOverride(Section):
+    """Nodes whose dies differ from the others."""
+
+    # Strict mode would refuse the list that YAML gives; the entries stay strict.
+    nodes: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False, min_length=1)] = Field(
+        description="the numbers of these nodes as a list, from 0 on; in a mesh row by row, as x times the second side "
+        "plus y",
+        examples=[[0, 8]],
+    )
+    compute_TFLOPs_per_s: Rate | None = Field(
+        default=None,
+        description="the achievable compute rate of each of them in TFLOP/s, or null for that of the others",
+        examples=[2.5],
+    )
+    memory_bandwidth_GB_per_s: Rate | None = Field(
+        default=None,
+        description="the memory bandwidth of each of them in GB/s, or null for that of the others",
+        examples=[500],
+    )
+    memory_capacity_GB: Rate | None = Field(
+        default=None, description="the memory of each of them in GB, or null for that of the others", examples=[4]
     )
 
 

@@ -65,13 +65,20 @@ def _rates(hardware: HardwareConfig, amount: str) -> Iterator[tuple[Any, Any]]:
     """Amount and area or price of a unit, of all nodes, compute and memory; `None` where not stated."""
     die, nodes = hardware.die, hardware.num_nodes
     yield nodes, getattr(die, amount)
-    yield nodes * die.compute_TFLOPs_per_s, getattr(die, f"{amount}_per_TFLOPs_per_s")  # type: ignore[union-attr]
-    levels: list[tuple[int, Any, str]]
-    levels = [(nodes // level.nodes_per_channel, level, "") for level in hardware.memory] or [(nodes, die, "memory_")]
-    for channels, level, prefix in levels:
-        for key, unit in (("bandwidth_GB_per_s", "GB_per_s"), ("capacity_GB", "GB")):
-            each = getattr(level, f"{prefix}{key}")
-            yield None if each is None else channels * each, getattr(level, f"{prefix}{amount}_per_{unit}")
+    yield _of_all_dies(hardware, "compute_TFLOPs_per_s"), getattr(die, f"{amount}_per_TFLOPs_per_s")
+    for key, unit in (("bandwidth_GB_per_s", "GB_per_s"), ("capacity_GB", "GB")):
+        if not hardware.memory:
+            yield _of_all_dies(hardware, f"memory_{key}"), getattr(die, f"memory_{amount}_per_{unit}")
+        for level in hardware.memory:
+            each = getattr(level, key)
+            channels = nodes // level.nodes_per_channel
+            yield None if each is None else channels * each, getattr(level, f"{amount}_per_{unit}")
+
+
+def _of_all_dies(hardware: HardwareConfig, key: str) -> Any:
+    """A number of dies, of all nodes together; `None` where it is not stated."""
+    each, own = getattr(hardware.die, key), hardware.own_of_dies(key)
+    return None if each is None else (hardware.num_nodes - len(own)) * each + sum(own.values())
 
 
 def _per_link(hardware: HardwareConfig, topology: AbstractTopology, key: str) -> dict[str, Float[Array, " link"]]:

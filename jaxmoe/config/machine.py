@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from jaxmoe.config.base import Amount, Count, Latency, Name, Portion, Rate, Section
-from jaxmoe.config.dies import DieConfig, MemoryConfig, check_needed
+from jaxmoe.config.dies import DieConfig, DieOverride, MemoryConfig, check_needed
 from jaxmoe.config.open_section import OpenSection
 from jaxmoe.errors import RuleError
 from jaxmoe.registry import TOPOLOGIES
@@ -163,11 +163,16 @@ class HardwareConfig(OpenSection):
     die: DieConfig | None = Field(
         default=None, description="the compute and memory of a node as a mapping, or null for a network alone"
     )
+    # Strict mode would refuse the list that YAML gives; the entries stay strict.
+    dies: Annotated[tuple[DieOverride, ...], Field(strict=False)] = Field(
+        default=(),
+        description="the nodes whose dies differ from the others as a list of mappings such as "
+        "{nodes: [0, 8], compute_TFLOPs_per_s: 2.5}",
+    )
     ports: PortsConfig = Field(
         default=PortsConfig(), description="the injection and ejection limits of a node as a mapping"
     )
     router: RouterConfig = Field(default=RouterConfig(), description="how messages pass the network as a mapping")
-    # Strict mode would refuse the list that YAML gives; the entries stay strict.
     memory: Annotated[tuple[MemoryConfig, ...], Field(strict=False)] = Field(
         default=(),
         description="the levels of memory, the nearest first, as a list of mappings such as "
@@ -183,6 +188,30 @@ class HardwareConfig(OpenSection):
     def switched(self) -> tuple[int, int] | None:
         """Switches and the nodes around each; `None` where nodes do not stand around switches of their own."""
         return None
+
+    def own_of_dies(self, key: str) -> dict[int, float]:
+        """The numbers at a key of `die` that single nodes have of their own, by node."""
+        return {
+            node: value for entry in self.dies for node in entry.nodes if (value := getattr(entry, key)) is not None
+        }
+
+    @model_validator(mode="after")
+    def _dies_are_of_nodes(self) -> "HardwareConfig":
+        seen: set[int] = set()
+        for index, entry in enumerate(self.dies):
+            where, nodes = ("dies", index, "nodes"), self.num_nodes
+            for node in entry.nodes:
+                if node >= nodes:
+                    raise RuleError(where, node, f"a number below the {nodes} nodes", f"Write 0 to {nodes - 1}")
+                if node in seen:
+                    raise RuleError(where, node, "each node once", "Merge the two entries for this node")
+                seen.add(node)
+            for key in type(entry).model_fields.keys() - {"nodes"}:
+                value = getattr(entry, key)
+                if value is not None and getattr(self.die, key, None) is None:
+                    expected = f"no value where die.{key} is null"
+                    raise RuleError(("dies", index, key), value, expected, f"Write die.{key} as well, or remove it")
+        return self
 
     @model_validator(mode="after")
     def _memory_is_told_once(self) -> "HardwareConfig":

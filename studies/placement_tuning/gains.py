@@ -4,27 +4,27 @@ Every layer is tuned on one half of the requests of its trace and judged on 64 b
 the best plan that ships with jaxmoe under its best exchange (with copies: the best plan of regions), `tuned` what
 tuning ends with. Without copies there are rows with a part left out: `without_exchange` chooses among exchanges that
 know nothing at run time, `without_descent` makes six times the moves, in about the same seconds, and
-`without_moves` makes none. What deciding takes is not charged. An interval is twice the standard error of the
-difference to `tuned`, batch by batch.
+`without_moves` makes none. Others are plans from `elsewhere`. What deciding takes is not charged. An interval is twice
+the standard error of the difference to `tuned`, batch by batch.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
 
-import jax
-import jax.numpy as jnp
+import elsewhere
 import numpy as np
 from cases import CASES, DEEPSEEK, Run
+from elsewhere import Searches
 from machines import BATCHES, LAYERS, MACHINES, inputs_of
-from scoring import MICRO, SEED
+from scoring import MICRO, SEED, Found
 
-from jaxmoe.engine import LayerTime, evaluate
+from jaxmoe.engine import LayerTime
 from jaxmoe.experiment.comparison import placement_problem
 from jaxmoe.experiment.inputs import Inputs
 from jaxmoe.network import build_exchange
-from jaxmoe.traces import Batch, GatingTrace, TraceError, sample_batches
+from jaxmoe.traces import GatingTrace, TraceError, sample_batches
 from jaxmoe.tune import PlacementProblem, TunerSettings, tune
 from jaxmoe.tune.bounds import lower_bound
 from jaxmoe.tune.evaluator import Evaluator
@@ -46,34 +46,49 @@ COLUMNS = (
     "search_s",
 )
 COPIES = (1, 2, 4)
-PARTS = tuple(f"{case.name}" for case in CASES[2:5])  # cases of which every part is left out, with 1, 2 and 4 copies
-WHOLE = "nmp_8x8_10TFLOPs_25GBps"  # and this machine
+DESCENT = "without_descent"
+PARTS = ("shipped_without_exchange", "without_exchange", "without_moves")
+WHOLE = CASES[2:5]  # cases of which every part is left out, with 1, 2 and 4 copies
+WHOLE_MACHINE = "nmp_8x8_10TFLOPs_25GBps"  # and this machine
 MOVES = 6  # times as many moves where there is no descent, which take as long as all of tuning
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One layer of a model on a machine."""
+    """One layer of a model on a machine, what is left out of tuning it with one copy, and how many copies it may have.
+
+    `others` are further searches with one copy, by strategy.
+    """
 
     name: str
     layer: int
     inputs: Callable[[], Inputs]
-    parts: bool  # whether every part is left out, or the descent alone, and whether there are copies
+    left_out: tuple[str, ...] = (DESCENT,)
+    copies: tuple[int, ...] = (1,)
+    others: Callable[[PlacementProblem, Inputs], Searches] = lambda *_: {}
+
+    @property
+    def whole(self) -> bool:
+        """Whether every part is left out, and there are copies."""
+        return len(self.copies) > 1
+
+
+EVERY_PART = {"left_out": (DESCENT, *PARTS), "copies": COPIES}
 
 
 def cells(run: Run) -> Iterator[Cell]:
     """The layers of the main table, then the machines, those with the smallest batches first."""
     for case in CASES:
         for layer in case.layers(run.layers_step):
-            yield Cell(case.name, layer, lambda case=case, layer=layer: case.inputs(run, layer), case.name in PARTS)
+            inputs = partial(case.inputs, run, layer)
+            every = EVERY_PART if case in WHOLE else {}
+            yield Cell(case.name, layer, inputs, others=partial(elsewhere.published, case, run), **every)
     for tokens in BATCHES:
         for machine in MACHINES:
             for model, layer in LAYERS.items():
+                every = EVERY_PART if (machine, model, tokens) == (WHOLE_MACHINE, DEEPSEEK, 128) else {}
                 yield Cell(
-                    f"{machine}_{model}_{tokens}",
-                    layer,
-                    lambda at=(machine, model, tokens): inputs_of(*at, run),
-                    (machine, model, tokens) == (WHOLE, DEEPSEEK, 128),
+                    f"{machine}_{model}_{tokens}", layer, partial(inputs_of, machine, model, tokens, run), **every
                 )
 
 
@@ -84,21 +99,6 @@ def halves(trace: GatingTrace) -> tuple[GatingTrace, GatingTrace]:
     except TraceError:
         middle = trace.num_tokens // 2
         return trace.select_tokens(np.arange(middle)), trace.select_tokens(np.arange(middle, trace.num_tokens))
-
-
-class Found(NamedTuple):
-    """A plan of one layer, what it solves, and its exchange."""
-
-    problem: PlacementProblem
-    share: np.ndarray  # [1, expert, node]
-    exchange: str
-
-    def judged(self, batches: Batch) -> LayerTime:
-        """Times on batches whose choices name experts."""
-        problem, share = self.problem, jnp.asarray(self.share, jnp.float32)
-        serving = None if problem.serving is None else jax.tree.map(lambda leaf: leaf[None], problem.serving)
-        exchange = build_exchange(self.exchange, problem.model.machine.topology)
-        return evaluate(problem.model, share, problem.served(batches), exchange, serving=serving).as_numpy()
 
 
 def against(seen: LayerTime, tuned: LayerTime) -> dict[str, str]:
@@ -120,6 +120,7 @@ class Job:
         self.problem = replace(placement_problem(inputs), trace=tuning, batch_tokens=tokens)
         self.judging = sample_batches(judging, tokens, inputs.scenario.evaluation.batches, SEED + 1)
         self.settings, self.cell, self.copies = run.settings, cell, copies
+        self.others = cell.others(self.problem, inputs) if copies == 1 else elsewhere.slots(self.problem, copies)
 
     def rows(self) -> Iterator[dict]:
         """A row for every strategy."""
@@ -132,28 +133,27 @@ class Job:
         for name, seen in times.items():
             problem = found[name].problem
             row = {"cell": self.cell.name, "layer": self.cell.layer, "copies": self.copies, "strategy": name}
-            row |= {"served_by": problem.served_by if problem.regions else "", "exchange": found[name].exchange}
+            row |= {"served_by": found[name].served_by, "exchange": found[name].exchange}
             row |= against(seen, times["tuned"])
             row |= {"experts_per_node": f"{problem.num_experts / problem.num_nodes:g}"}
             bound = float(lower_bound(problem, problem.served(self.judging))[0])
             yield row | {"bound_us": f"{MICRO * bound:.4f}", "search_s": f"{seconds[name]:.1f}"}
 
-    def searches(self) -> dict[str, Callable[[], Found]]:
+    def searches(self) -> Searches:
         """What finds a plan, by strategy."""
-        ignorant = tuple(name for name in self.problem.exchanges if self.knows(name) != "batch")
-        known = replace(self.problem, exchanges=ignorant)
-        searches = {
-            "tuned": lambda: self.tuned(self.problem, self.settings),
-            "shipped": lambda: self.shipped(self.problem),
+        tuned, problem, settings = self.tuned, self.problem, self.settings
+        searches = {"tuned": lambda: tuned(problem, settings), "shipped": lambda: self.shipped(problem)}
+        if self.copies > 1:
+            return searches | self.others
+        known = replace(problem, exchanges=tuple(name for name in problem.exchanges if self.knows(name) != "batch"))
+        moves = replace(settings, restarts=0, refine_steps=MOVES * settings.refine_steps)
+        left_out = {
+            DESCENT: lambda: tuned(problem, moves),
+            "shipped_without_exchange": lambda: self.shipped(known),
+            "without_exchange": lambda: tuned(known, settings),
+            "without_moves": lambda: tuned(problem, replace(settings, refine_steps=0)),
         }
-        if self.copies == 1:
-            moves = replace(self.settings, restarts=0, refine_steps=MOVES * self.settings.refine_steps)
-            searches["without_descent"] = lambda: self.tuned(self.problem, moves)
-        if self.cell.parts and self.copies == 1:
-            searches["shipped_without_exchange"] = lambda: self.shipped(known)
-            searches["without_exchange"] = lambda: self.tuned(known, self.settings)
-            searches["without_moves"] = lambda: self.tuned(self.problem, replace(self.settings, refine_steps=0))
-        return searches
+        return searches | {name: left_out[name] for name in self.cell.left_out} | self.others
 
     def tuned(self, problem: PlacementProblem, settings: TunerSettings) -> Found:
         """What tuning ends with."""
@@ -161,7 +161,7 @@ class Job:
             result = tune(problem, settings)
         else:
             problem, result = in_regions(problem, self.copies, SEED).tuned(lambda each: tune(each, settings), SEED)
-        return Found(problem, result.share, str(result.exchange[0]))
+        return self.found(problem, result.share, result.exchange[0])
 
     def shipped(self, problem: PlacementProblem) -> Found:
         """The best shipped plan, chosen on batches to tune on."""
@@ -170,7 +170,11 @@ class Job:
             best = Evaluator(problem, SEED, stop).shipped
         if best is None:
             raise ValueError("no shipped plan fits the memory; have fewer copies, or raise the memory capacity")
-        return Found(problem, best.plan, str(best.exchange[0]))
+        return self.found(problem, best.plan, best.exchange[0])
+
+    def found(self, problem: PlacementProblem, share: np.ndarray, exchange: object) -> Found:
+        """A plan, with the rule of its copies where it has several."""
+        return Found(problem, share, str(exchange), problem.served_by if problem.regions else "")
 
     def knows(self, name: str) -> str:
         """What an exchange has to know at run time."""
@@ -179,9 +183,11 @@ class Job:
 
 def jobs(run: Run) -> dict[str, Callable[[], list[dict]]]:
     """One for every layer and number of copies; the machines come last."""
-    every = [(cell, copies) for copies in COPIES for cell in cells(run) if copies == 1 or cell.parts]
-    every.sort(key=lambda job: (job[0].name.startswith(MACHINES) and not job[0].parts, job[1] > 1, not job[0].parts))
-    return {
-        f"gains_{cell.name}_{cell.layer}_{copies}": lambda at=(cell, copies): list(Job(*at, run).rows())
-        for cell, copies in every
-    }
+    every = [(cell, copies) for copies in COPIES for cell in cells(run) if copies in cell.copies]
+    every.sort(key=lambda job: (job[0].name.startswith(MACHINES) and not job[0].whole, job[1] > 1, not job[0].whole))
+    return {f"gains_{cell.name}_{cell.layer}_{copies}": partial(rows, cell, copies, run) for cell, copies in every}
+
+
+def rows(cell: Cell, copies: int, run: Run) -> list[dict]:
+    """All strategies of a layer with so many copies of every expert."""
+    return list(Job(cell, copies, run).rows())

@@ -6,7 +6,7 @@ have two bytes, an expert's FFN 6 h i FLOPs. Where no trace is at hand one is dr
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,14 +65,14 @@ def trace_of(model: str, run: Run) -> Path:
     return path
 
 
-def inputs_of(machine: str, model: str, tokens: int, run: Run) -> Inputs:
-    """One layer of a model on a machine."""
+def inputs_of(machine: str, model: str, tokens: int, run: Run, overrides: Iterable[str] = ()) -> Inputs:
+    """One layer of a model on a machine, or on one that differs by `overrides`."""
     trace = trace_of(model, run)
     chosen = [f"hardware={machine}", f"model={model}", "costs.exchange=least_loaded", *COSTS]
     chosen += [f"workload.batch_tokens={tokens}", f"workload.trace={{kind: file, path: {trace}}}"]
     chosen += [f"hardware.{value}" for value in WAFERS if machine == "moentwine_4x8x8"]
     base = ROOT / "configs" / "scenarios" / "quickstart.yaml"
-    return read_inputs(base, [*chosen, *run.overrides(BATCHES[tokens])], trace, str(LAYERS[model]))
+    return read_inputs(base, [*chosen, *run.overrides(BATCHES[tokens]), *overrides], trace, str(LAYERS[model]))
 
 
 def best_shipped(problem: PlacementProblem, result: TuneResult) -> Plan:

@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxmoe.engine import LayerTime, evaluate
 from jaxmoe.experiment.inputs import Inputs
+from jaxmoe.network import build_exchange
 from jaxmoe.placement.exchange import HOMES, ROUTES
 from jaxmoe.placement.strategies import shipped_strategies
 from jaxmoe.traces import Batch
@@ -45,6 +47,22 @@ class Timed(NamedTuple):
         parts = {"total_us": self.time.total, "compute_us": self.time.compute}
         parts |= {"communication_us": self.time.communication}
         return {"exchange": self.exchange} | {name: f"{MICRO * float(s.mean()):.4f}" for name, s in parts.items()}
+
+
+class Found(NamedTuple):
+    """A plan of one layer, what it solves, and its exchange."""
+
+    problem: PlacementProblem
+    share: np.ndarray  # [1, expert, node]
+    exchange: str
+    served_by: str = ""  # the rule by which one of several copies serves
+
+    def judged(self, batches: Batch) -> LayerTime:
+        """Times on batches whose choices name experts."""
+        problem, share = self.problem, jnp.asarray(self.share, jnp.float32)
+        serving = None if problem.serving is None else jax.tree.map(lambda leaf: leaf[None], problem.serving)
+        exchange = build_exchange(self.exchange, problem.model.machine.topology)
+        return evaluate(problem.model, share, problem.served(batches), exchange, serving=serving).as_numpy()
 
 
 def timed(inputs: Inputs, plan: Plan, exchange: str, batches: Batch) -> Timed:

@@ -1,4 +1,4 @@
-"""Tuned placements and exchanges beside all others: eight tables, made job by job; see README.md.
+"""Tuned placements and exchanges beside all others: nine tables, made job by job; see README.md.
 
     python studies/placement_tuning/study.py --shared FOLDER
 
@@ -15,6 +15,7 @@ import gaps
 import machines
 import main_table
 import sensitivity
+import uneven
 import variations
 from cases import HERE, ROOT, RUNS, Run
 
@@ -28,6 +29,7 @@ JOBS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "gaps": (gaps.jobs, gaps.COLUMNS),  # of the cells of `machines` that turn out to be far off
     "any_exchange": (any_exchange.jobs, any_exchange.COLUMNS),
     "gains": (gains.jobs, gains.COLUMNS),
+    "uneven": (uneven.jobs, uneven.COLUMNS),
     "variations": (variations.jobs, variations.COLUMNS),
 }
 

@@ -33,6 +33,16 @@ def test_link_overrides_reach_the_link_they_name(tree):
     np.testing.assert_allclose(mesh.link_latency, latency, rtol=1e-6)
 
 
+def test_single_dies_have_numbers_of_their_own(tree):
+    own = [
+        "dies=[{nodes: [1, 4], compute_TFLOPs_per_s: 2.5, memory_capacity_GB: 4}, {nodes: [0], memory_capacity_GB: 16}]"
+    ]
+    machine = build_machine(load_hardware(tree / "hardware" / "mine.yaml", own))
+    np.testing.assert_allclose(machine.die.flops, [5e12, 2.5e12, 5e12, 5e12, 2.5e12, 5e12], rtol=1e-6)
+    np.testing.assert_allclose(machine.capacity, [16e9, 4e9, 8e9, 8e9, 4e9, 8e9], rtol=1e-6)
+    np.testing.assert_allclose(machine.memory[0].bandwidth, np.full(6, 400e9), rtol=1e-6)
+
+
 def test_limits_that_are_not_given_are_none(configs):
     machine = build_machine(load_hardware(configs / "hardware" / "nmp_4x4.yaml"))
     assert machine.memory == ()

@@ -99,6 +99,18 @@ links: [{{from: [0, 0], to: [0, 1], bandwidth_GB_per_s: 20}}]
     assert float(built.price) == pytest.approx(4 * (300 + 10 * 4 + 0.5 * 100 + 12 * 8) + 0.2 * gigabytes_per_s)
 
 
+def test_single_dies_count_with_numbers_of_their_own(machine):
+    built = machine(
+        f"""
+mesh_shape: [2, 2]
+{DIE}, area_mm2: 50, area_mm2_per_TFLOPs_per_s: 2.5, memory_area_mm2_per_GB: 1}}
+dies: [{{nodes: [0, 3], compute_TFLOPs_per_s: 1}}, {{nodes: [1], memory_capacity_GB: 2}}]
+link: {{bandwidth_GB_per_s: 40}}
+"""
+    )
+    assert float(built.area) == pytest.approx(4 * 50 + 2.5 * (4 + 4 + 1 + 1) + 8 + 2 + 8 + 8)
+
+
 def test_what_is_not_stated_is_none(machine, tmp_path):
     built = machine(f"{{mesh_shape: [1, 2], {DIE}}}, link: {{bandwidth_GB_per_s: 50}}}}")
     assert built.energy is built.area is built.price is None

@@ -144,6 +144,24 @@ BAD_FILES = {
         "latency: 3",
         ["links.1.latency is not", "Did you mean latency_ns?"],
     ),
+    "no node": (
+        "hardware/mine.yaml",
+        "links:",
+        "dies: [{nodes: [0, 6], compute_TFLOPs_per_s: 2}]\nlinks:",
+        ["dies.0.nodes is 6", "below the 6 nodes", "Write 0 to 5"],
+    ),
+    "die twice": (
+        "hardware/mine.yaml",
+        "links:",
+        "dies: [{nodes: [0], compute_TFLOPs_per_s: 2}, {nodes: [1, 0], memory_capacity_GB: 2}]\nlinks:",
+        ["dies.1.nodes is 0", "each node once", "Merge"],
+    ),
+    "die without a common number": (
+        "hardware/mine.yaml",
+        ", memory_capacity_GB: 8}",
+        "}\ndies: [{nodes: [0], memory_capacity_GB: 2}]",
+        ["dies.0.memory_capacity_GB is 2", "no value where die.memory_capacity_GB is null", "remove it"],
+    ),
     "kind": (
         "workloads/plain.yaml",
         "synthetic",

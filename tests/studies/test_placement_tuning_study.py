@@ -8,14 +8,17 @@ import jax
 import numpy as np
 import pytest
 
+from jaxmoe.config import build_machine, load_hardware
+from jaxmoe.experiment.comparison import placement_problem
+from jaxmoe.experiment.inputs import read_inputs
 from jaxmoe.experiment.table import add_shared, make_tables, study_options
 from jaxmoe.files import write_table
-from jaxmoe.traces import synthetic_trace
+from jaxmoe.traces import sample_batches, synthetic_trace
 from jaxmoe.tune.descent import TransportPlan, random_plans
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("cases", "scoring", "main_table", "sensitivity", "machines", "gaps", "any_exchange", "study", "summary")
-NAMES += ("alternatives", "gains", "variations", "gains_summary", "markdown_tables")
+NAMES += ("alternatives", "gains", "variations", "gains_summary", "markdown_tables", "elsewhere", "uneven")
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +68,8 @@ def test_every_case_machine_and_cell_has_a_job(study, tmp_path):
     # Layers of the main table and cells of machines; with 2 and 4 copies those of which every part is left out.
     assert count["gains"] == 10 * 4 + 120 + 2 * (3 * 4 + 1)
     assert count["variations"] == 3 * 2
+    # The even machine and ten others; Mixtral does not fit one of them.
+    assert count["uneven"] == 11 + 10
 
 
 def row(trees, strategy, over, exchange="tree", layer="0"):
@@ -210,6 +215,74 @@ def test_tuning_and_judging_text_are_of_different_requests(study):
 
 def test_what_is_left_out_has_a_strategy_of_its_own(study, tmp_path):
     gains, run = sys.modules["gains"], sys.modules["cases"].Run(tmp_path)
-    whole = [cell for cell in gains.cells(run) if cell.parts]
+    whole = [cell for cell in gains.cells(run) if cell.whole]
     assert len({cell.name for cell in whole}) == 4
-    assert gains.WHOLE in gains.MACHINES
+    assert all(set(gains.PARTS) <= set(cell.left_out) for cell in whole)
+    assert gains.WHOLE_MACHINE in gains.MACHINES
+
+
+@pytest.fixture
+def problem(configs):
+    """Eight experts on a 2x2 mesh, whose first die is three times as fast as the others."""
+    trace = synthetic_trace(64, [0], 8, 2, skew=1.0, coactivation=0.0, reuse=0.0, seed=0)
+    own = ["hardware=nmp_4x4", "hardware.mesh_shape=[2,2]", "workload.batch_tokens=16", "strategies.hybrid_regions=2"]
+    own += ["hardware.dies=[{nodes: [0], compute_TFLOPs_per_s: 15}]", "model.num_experts=8", "model.top_k=2"]
+    own += ["workload.trace={kind: synthetic, tokens: 64}"]
+    inputs = read_inputs(configs / "scenarios" / "quickstart.yaml", own, None, "0")
+    return replace(placement_problem(inputs), trace=trace)
+
+
+def test_copies_serve_the_nearest_in_turn_or_by_draw(study):
+    elsewhere = sys.modules["elsewhere"]
+    held = np.array([0, 1, 0, 2, 1, 2, 0, 1])  # two slots on each of four nodes in a row
+    hops = np.abs(np.arange(4)[:, None] - np.arange(4))
+    rules = elsewhere.serving_rules(held, hops)
+    # Expert 0 is on nodes 0, 1 and 3: node 2 is as near to the second copy as to the third, and takes the first of both.
+    assert rules["nearest"].table[0, 0].tolist() == [0, 2, 2, 6]
+    assert rules["in_turn"].table[0, 0].tolist() == [0, 2, 6, 0]
+    np.testing.assert_allclose(rules["draw"].parts[0], [1 / 3, 1 / 3, 1 / 3, 1 / 2, 1 / 3, 1 / 2, 1 / 3, 1 / 3])
+    for rule in rules.values():
+        rule.check(held[None], 4)
+
+
+def test_balancers_have_equally_many_slots_on_every_node_and_their_best_rule(study, problem):
+    elsewhere = sys.modules["elsewhere"]
+    found = {name: search() for name, search in elsewhere.slots(problem, 2).items()}
+    judging = sample_batches(problem.trace, 16, 3, 7)
+    for plan in found.values():
+        np.testing.assert_array_equal(plan.share.sum(axis=(0, 1)), np.full(4, 4))
+        assert plan.problem.num_experts == 16
+        assert np.isfinite(plan.judged(judging).total).all()
+    assert found["eplb_by_draw"].served_by == "draw"
+    # The best rule is at least as fast as any one of them on the batches that choose.
+    times = [elsewhere._ranked(plan.problem, plan.share).seconds.mean() for plan in found.values()]
+    assert times[0] <= times[1]
+    assert elsewhere.slots(replace(problem, trace=problem.trace), 3)  # 24 slots
+    three = synthetic_trace(64, [0], 3, 2, skew=1.0, coactivation=0.0, reuse=0.0, seed=0)
+    assert elsewhere.slots(replace(problem, trace=three), 2) == {}  # six slots on four nodes
+
+
+def test_experts_are_dealt_by_rates(study):
+    dealt = sys.modules["uneven"].dealt_by_rate
+    frequency, rate = np.array([6.0, 3.0, 2.0, 1.0]), np.array([3.0, 1.0, 1.0, 1.0])
+    np.testing.assert_allclose(dealt(frequency, rate, np.zeros(4, int)), np.tile(rate / 6, (4, 1)))
+    # The heaviest goes to the fast node, which is done at 2; the next to node 1, done at 3, as on node 0; and so on.
+    single = dealt(frequency, rate, np.arange(4))
+    assert single.argmax(axis=1).tolist() == [0, 0, 1, 2]
+    np.testing.assert_allclose(dealt(frequency, rate, np.array([0, 0, 1, 1]))[0], [0.75, 0.25, 0, 0])
+
+
+def test_uneven_machines_differ_as_they_say(study, tmp_path, configs):
+    uneven = sys.modules["uneven"]
+    assert uneven.rates([(0, 3), (1, 3)], 5) == "hardware.dies=[{nodes: [3, 11], compute_TFLOPs_per_s: 5}]"
+    for each in uneven.MACHINES:
+        machine = build_machine(load_hardware(configs / "hardware" / f"{each.machine}.yaml", plain(each.overrides)))
+        rate, link = np.asarray(machine.die.flops), np.asarray(machine.topology.link_bandwidth)
+        memory = np.ones(1) if machine.capacity is None else np.asarray(machine.capacity)
+        told = any(len(set(values.tolist())) > 1 for values in (rate, memory, link)) if each.overrides else True
+        assert told, each.name
+
+
+def plain(overrides):
+    """Overrides of a machine alone, in place of a scenario's."""
+    return [each.removeprefix("hardware.") for each in overrides]
