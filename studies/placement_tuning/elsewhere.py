@@ -8,7 +8,7 @@ draws among the copies of an expert.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from cases import Case, Run
@@ -19,6 +19,7 @@ from jaxmoe.placement.copies import ByDraw, ByHome, Copies, LeastWork, Serving
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.tune import PlacementProblem
 from jaxmoe.tune.evaluator import Evaluator
+from jaxmoe.tune.regions import LOOK_BATCHES
 from jaxmoe.tune.replicas import balanced_slots
 from jaxmoe.tune.results import Ranked
 from jaxmoe.tune.settings import StopSwitch
@@ -75,15 +76,15 @@ def served_best(problem: PlacementProblem, held: np.ndarray, rules: tuple[str, .
     """Copies in slots [1, slot], node by node, under the best of these rules, or of all, and its best exchange."""
     nodes, (_, count) = problem.num_nodes, held.shape
     share = np.eye(nodes, dtype=np.float32)[np.arange(count) // (count // nodes)][None]
-    found = []
+    common = {field.name: getattr(problem, field.name) for field in fields(problem)}
+    able = {}
     for name, rule in serving_rules(held[0], np.asarray(problem.model.machine.topology.hop_counts())).items():
         if not rules or name in rules:
             served_by = "least_work" if isinstance(rule, LeastWork) else "home"
-            common = {field: getattr(problem, field) for field in problem.__dataclass_fields__}
-            own = SlotProblem(**common | {"served_by": served_by, "given": Copies(held, share, rule)})
-            found.append((_ranked(own, share), Found(own, share, "", name)))
-    best, plan = min(found, key=lambda each: each[0].seconds.mean())
-    return plan._replace(exchange=str(best.exchange[0]))
+            able[name] = SlotProblem(**common | {"served_by": served_by, "given": Copies(held, share, rule)})
+    looks = {name: _ranked(each, share, LOOK_BATCHES).seconds.mean() for name, each in able.items()}
+    best = min(looks, key=looks.__getitem__)
+    return under_best(able[best], share)._replace(served_by=best)
 
 
 def serving_rules(held: np.ndarray, hops: np.ndarray) -> dict[str, Serving]:
@@ -113,10 +114,10 @@ def _homes(held: np.ndarray, may: Callable[[np.ndarray], np.ndarray]) -> np.ndar
     return np.array([[list(of_expert(expert)) for expert in range(held.max() + 1)]])
 
 
-def _ranked(problem: PlacementProblem, share: np.ndarray) -> Ranked:
-    """A plan under its best exchange, on batches that may be seen."""
+def _ranked(problem: PlacementProblem, share: np.ndarray, batches: int | None = None) -> Ranked:
+    """A plan under its best exchange, on batches that may be seen, or on so many of them."""
     with StopSwitch() as stop:
-        return Evaluator(problem, SEED, stop).under_best(share, problem.gathers)
+        return Evaluator(problem, SEED, stop, most_batches=batches).under_best(share, problem.gathers)
 
 
 def under_best(problem: PlacementProblem, share: np.ndarray) -> Found:
