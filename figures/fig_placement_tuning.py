@@ -8,6 +8,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -41,6 +42,8 @@ LEFT_OUT = {
     "shipped": "best shipped plan",
     "shipped_without_exchange": "best shipped plan without it",
 }
+UNEVEN = {name: LEFT_OUT[name] for name in ("without_moves", "without_descent", "shipped")}
+UNEVEN |= {"shipped_by_rate": "shipped groups, dealt by rate"}
 SHORT = {
     "tp_both_ways": "TP ring",
     "tp_trees": "TP tree",
@@ -209,25 +212,35 @@ def draw_gap(axes: Axes, rows: Rows, machines: Rows) -> None:
 
 def draw_gains(rows: Rows, out: Path) -> None:
     """Time with a part of tuning left out over the tuned time, layer by layer, where all parts were left out."""
-    copies = [row for row in rows if row["copies"] == "1"]
-    cells = distinct(select(copies, strategy="without_exchange"), "cell")
-    layers = [select(copies, cell=cell, strategy="tuned") for cell in cells]
-    most = max(map(len, layers))
+    copies = select(rows, copies="1")
+    cells = {cell: gain_title(cell) for cell in distinct(select(copies, strategy="without_exchange"), "cell")}
+    panel = gain_panel("one copy of every expert; dots are layers, lines their medians", copies, cells, LEFT_OUT)
+    title = "What each part of tuning gives, on unseen requests"
+    plot_dot_panels(out / "placement_tuning_gains.png", [panel], title, columns=1)
+
+
+def draw_uneven(rows: Rows, out: Path) -> None:
+    """The same where dies and links are not alike, a layer of each model."""
+    cells = {cell: cell.partition(", ") for cell in distinct(rows, "cell")}
+    panels = []
+    for model in dict.fromkeys(model for model, _, _ in cells.values()):
+        own = {cell: fill(machine, 16) for cell, (of, _, machine) in cells.items() if of == model}
+        panels.append(gain_panel(MODELS[model], rows, own, UNEVEN))
+    title = "What each part of tuning gives on uneven machines, on unseen requests"
+    plot_dot_panels(out / "placement_tuning_uneven.png", panels, title, columns=1)
+
+
+def gain_panel(title: str, rows: Rows, cells: dict[str, str], strategies: dict[str, str]) -> GroupPanel:
+    """Times of strategies over the tuned ones, a dot for every layer of the cells; both with what is shown of them."""
+    most = max(len(select(rows, cell=cell, strategy="tuned")) for cell in cells)
 
     def ratios(strategy: str) -> np.ndarray:
         """By cell and layer; NaN fills up."""
-        found = [column(select(copies, cell=cell, strategy=strategy), "over_tuned") for cell in cells]
+        found = [column(select(rows, cell=cell, strategy=strategy), "over_tuned") for cell in cells]
         return np.stack([np.append(of, np.full(most - len(of), np.nan)) for of in found])
 
-    panel = GroupPanel(
-        "one copy of every expert; dots are layers, lines their medians",
-        [gain_title(cell) for cell in cells],
-        {shown: ratios(name) for name, shown in LEFT_OUT.items()},
-        "time over that of the tuned plan",
-        reference=(1.0, "tuned"),
-    )
-    title = "What each part of tuning gives, on unseen requests"
-    plot_dot_panels(out / "placement_tuning_gains.png", [panel], title, columns=1)
+    series = {shown: ratios(name) for name, shown in strategies.items()}
+    return GroupPanel(title, [*cells.values()], series, "time over that of the tuned plan", reference=(1.0, "tuned"))
 
 
 def gain_title(cell: str) -> str:
@@ -263,6 +276,7 @@ def main() -> None:
         ("sensitivity", draw_sensitivity),
         ("machines", draw_machines),
         ("gains", draw_gains),
+        ("uneven", draw_uneven),
         ("loads", draw_loads),
     ):
         if rows := read_table(given.tables / f"{name}.csv", missing_ok=True):

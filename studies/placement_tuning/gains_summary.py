@@ -1,40 +1,40 @@
-"""What `gains.csv` and `variations.csv` say, as Markdown."""
+"""What `gains.csv`, `uneven.csv` and `variations.csv` say, as Markdown."""
 
 import numpy as np
 from markdown_tables import Row, column, group, markdown
 
-LEFT_OUT = {
-    "shipped": "descent and moves: best shipped plan",
-    "without_descent": "descent",
-    "without_moves": "moves",
-    "without_exchange": "exchange",
-    "shipped_without_exchange": "all three",
+SHOWN = {
+    "shipped": "best shipped plan",
+    "shipped_by_rate": "shipped groups, dealt by rate",
+    "without_descent": "without descent",
+    "without_moves": "without moves",
+    "without_exchange": "without least_congested",
+    "shipped_without_exchange": "best shipped plan without it",
+    "published": "published plan",
+    "published_rebalanced": "published, divided anew",
+    "eplb": "EPLB's copies",
+    "eplb_by_draw": "EPLB's copies by draw",
+    "balanced_slots": "balanced_slots",
 }
 LARGE = 1.05
 
 
 def gains(rows: list[Row]) -> str:
-    """Every cell: the tuned time, its bound, and the times with a part left out over it, geometric means of layers."""
+    """Every cell: the tuned time, its bound, and the times of others over it, geometric means of layers."""
+    there = [name for name in SHOWN if any(row["strategy"] == name for row in rows)]
     lines = []
     for (cell, copies), of in group(rows, "cell", "copies").items():
         by = {name: some for (name,), some in group(of, "strategy").items()}
         tuned = column(by["tuned"], "total_us")
-        over = [_mean(by.get(name, [])) for name in LEFT_OUT]
+        over = [_mean(by[name]) if name in by else "-" for name in there]
         bound = f"{_geometric(tuned / column(by['tuned'], 'bound_us')):.2f}"
         held = by["tuned"][0]["experts_per_node"]
         lines.append([cell, copies, held, len(tuned), f"{tuned.mean():.2f}", *over, bound])
-    head = [
-        "cell",
-        "copies",
-        "experts a node",
-        "layers",
-        "tuned, us",
-        *(f"without {each}" for each in LEFT_OUT.values()),
-    ]
+    head = ["cell", "copies", "experts a node", "layers", "tuned, us", *(SHOWN[name] for name in there)]
     return markdown([*head, "tuned / bound"], lines)
 
 
-def ratios_left_out(rows: list[Row]) -> str:
+def over_layers(rows: list[Row]) -> str:
     """Over all layers with so many copies: geometric mean, least and largest ratio, and how many layers gain."""
     lines = []
     for (copies, name), of in group(rows, "copies", "strategy").items():
@@ -42,13 +42,9 @@ def ratios_left_out(rows: list[Row]) -> str:
             continue
         ratio, interval = column(of, "over_tuned"), column(of, "interval")
         counts = [int((ratio > LARGE).sum()), int((ratio - 1 > interval).sum()), int((ratio - 1 < -interval).sum())]
-        mean = _geometric(ratio)
-        away = mean * np.sqrt((interval**2).sum()) / len(ratio)
         least, most = ratio.min(), ratio.max()
-        lines.append(
-            [copies, LEFT_OUT[name], len(ratio), f"{mean:.3f} +- {away:.3f}", f"{least:.3f}", f"{most:.3f}", *counts]
-        )
-    head = ["copies", "left out", "layers", "geometric mean", "least", "largest", "above 1.05"]
+        lines.append([copies, SHOWN[name], len(ratio), _mean(of), f"{least:.3f}", f"{most:.3f}", *counts])
+    head = ["copies", "in place of the tuned plan", "layers", "geometric mean", "least", "largest", "above 1.05"]
     return markdown([*head, "tuned is faster by more than the interval", "slower by more"], lines)
 
 
@@ -67,7 +63,10 @@ def variations(rows: list[Row]) -> str:
 
 
 def _mean(rows: list[Row]) -> str:
-    return f"{_geometric(column(rows, 'over_tuned')):.3f}" if rows else "-"
+    """The geometric mean of the ratios to the tuned plan, and its interval from those of layers."""
+    ratio, interval = column(rows, "over_tuned"), column(rows, "interval")
+    mean = _geometric(ratio)
+    return f"{mean:.3f} +- {mean * np.sqrt(((interval / ratio) ** 2).sum()) / len(ratio):.3f}"
 
 
 def _geometric(values: np.ndarray) -> float:

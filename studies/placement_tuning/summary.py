@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from cases import CASES, HERE, RUNS
-from gains_summary import gains, ratios_left_out, variations
+from gains_summary import gains, over_layers, variations
 from markdown_tables import Row, column, group, markdown, table
 
 STRATEGIES = ("published", "tp_both_ways", "tp", "hybrid_complete", "ep", "ep_balanced")
@@ -246,7 +246,10 @@ def text(folder: Path) -> str:
     if trees := table("any_exchange", folder):
         parts += [("Cells far above all deals: what a new exchange could give", any_exchange(trees, deals, there))]
     if parted := table("gains", folder):
-        parts += [("With a part of tuning left out", gains(parted)), ("Over all layers", ratios_left_out(parted))]
+        parts += [("With a part of tuning left out, and plans of others", gains(parted))]
+        parts += [("Over all layers", over_layers(parted))]
+    if apart := table("uneven", folder):
+        parts += [("Uneven machines", gains(apart)), ("Over all uneven machines", over_layers(apart))]
     if varied := table("variations", folder):
         parts += [("Where the gain vanishes: best shipped plan / tuned plan", variations(varied))]
     return "\n\n".join(f"### {title}\n\n{body}" for title, body in parts)

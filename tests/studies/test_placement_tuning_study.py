@@ -188,10 +188,11 @@ def test_what_a_part_gives_is_a_geometric_mean_with_its_interval(study):
     rows = [gain("tuned", 1.0, 0.0, layer) for layer in "08"]
     rows += [gain("without_descent", 1.1, 0.03), gain("without_descent", 0.99, 0.02, "8")]
     line = summaries.gains(rows).splitlines()[2]
-    assert line == "| c | 1 | 2 | 2 | 10.00 | - | 1.044 | - | - | - | 1.25 |"
-    line = summaries.ratios_left_out(rows).splitlines()[2]
-    # sqrt(1.1 * 0.99) and half the root of 0.03^2 + 0.02^2, of which one ratio is above 1.05 and above its interval
-    assert line == "| 1 | descent | 2 | 1.044 +- 0.019 | 0.990 | 1.100 | 1 | 1 | 0 |"
+    # sqrt(1.1 * 0.99), and half the root of (0.03 / 1.1)^2 + (0.02 / 0.99)^2 of it
+    assert line == "| c | 1 | 2 | 2 | 10.00 | 1.044 +- 0.018 | 1.25 |"
+    line = summaries.over_layers(rows).splitlines()[2]
+    # One ratio is above 1.05 and above its interval.
+    assert line == "| 1 | without descent | 2 | 1.044 +- 0.018 | 0.990 | 1.100 | 1 | 1 | 0 |"
 
 
 def test_variations_have_a_column_for_every_cell_and_number_of_copies(study):
