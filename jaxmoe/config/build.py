@@ -221,9 +221,8 @@ def _memory(hardware: HardwareConfig, die: DieConfig) -> tuple[MemoryLevel, ...]
     """The memory levels, or the single one that the die's own keys describe."""
     if hardware.memory:
         return tuple(_level(level, hardware.num_nodes) for level in hardware.memory)
-    return node_memory(
-        *(_of_dies(hardware, die, f"memory_{key}", GIGA) for key in ("bandwidth_GB_per_s", "capacity_GB"))
-    )
+    bandwidth = _of_dies(hardware, die, "memory_bandwidth_GB_per_s", GIGA)
+    return node_memory(bandwidth, _of_dies(hardware, die, "memory_capacity_GB", GIGA))
 
 
 def _of_dies(hardware: HardwareConfig, die: DieConfig, key: str, unit: float) -> Float[Array, " node"] | None:
