@@ -13,11 +13,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 from setting import CHUNK, NODES, SEED, TIMES, gating, model_on, network
 
 from jaxmoe.des import Fabric, fabric_of, replay_plan
-from jaxmoe.engine import evaluate, serving_of
+from jaxmoe.engine import AbstractServing, evaluate, serving_of
 from jaxmoe.experiment.evaluation import describe_model
 from jaxmoe.experiment.validation import agreement
 from jaxmoe.hardware import AbstractTopology
@@ -122,8 +122,12 @@ def both(
 
 def served(plan: Copies, batches: Batch) -> Batch:
     """The batches with copies in place of experts, as the model picks them; the simulator picks on its own."""
-    rule, share = jax.tree.map(lambda leaf: leaf[0], serving_of(plan)), jnp.asarray(plan.share[0])
-    return eqx.filter_jit(jax.vmap(jax.vmap(lambda batch: rule(share, batch))))(batches)
+    return _served(jax.tree.map(lambda leaf: leaf[0], serving_of(plan)), jnp.asarray(plan.share[0]), batches)
+
+
+@eqx.filter_jit
+def _served(rule: AbstractServing, share: Float[Array, "copy node"], batches: Batch) -> Batch:
+    return jax.vmap(jax.vmap(lambda batch: rule(share, batch)))(batches)
 
 
 def summary(rows: list[dict[str, str]]) -> str:

@@ -20,7 +20,6 @@ from jaxmoe.network.congested import ChosenRoutes, LeastCongestedExchange, link_
 from jaxmoe.placement.exchange import ExchangeError, exchange_of
 from jaxmoe.relax import HardSupport, SmoothMax, SoftSupport
 
-
 SLOW_BORDER = wafers((2, 2), (1, 2), 1.0, 0.0, 0.5, 0.0)
 
 
