@@ -22,7 +22,7 @@ from jaxmoe.relax import SmoothMax, SoftSupport
 
 EXPERTS, TOKENS, TOP_K, RATE = 3, 6, 2, 2e9
 NETWORKS: dict[str, AbstractTopology] = {
-    "mesh": mesh((2, 2), RATE),
+    "mesh": mesh((2, 4), RATE),
     "torus": torus((2, 4), RATE, 0.0),
     "wafers": wafers((2, 2), (1, 2), RATE, 0.0, RATE / 2, 0.0),
     "clusters": clusters(2, 2, RATE, 0.0, RATE, 0.0),
@@ -67,7 +67,11 @@ def layer_on(network: str, exchange: str, regions: str) -> tuple[Layer, jax.Arra
     model = eqx.tree_at(lambda each: each.exchange, model, build_exchange(described, topology))
     copies = region_copies(regions_named(regions), rng.uniform(1, 2, (1, EXPERTS)), topology)
     parts = copies.share[0] * rng.uniform(0.5, 1.5, copies.share[0].shape)  # no two alike, between which choices jump
-    return model, floats(parts / parts.sum(axis=1, keepdims=True)), jax.tree.map(lambda leaf: leaf[0], serving_of(copies))
+    return (
+        model,
+        floats(parts / parts.sum(axis=1, keepdims=True)),
+        jax.tree.map(lambda leaf: leaf[0], serving_of(copies)),
+    )
 
 
 @on_networks
