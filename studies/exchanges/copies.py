@@ -135,9 +135,11 @@ def _served(rule: AbstractServing, share: Float[Array, "copy node"], batches: Ba
 def summary(rows: list[dict[str, str]]) -> str:
     """Agreement of every network and number of copies, as Markdown."""
     lines = ["| network | copies | cases | layer: R2 | error | communication alone: R2 | error |", "|" + " --- |" * 7]
-    for at in dict.fromkeys(product(*([*dict.fromkeys(row[name] for row in rows), "all"] for name in KEY))):
-        chosen = [r for r in rows if all(want in ("all", r[name]) for name, want in zip(KEY, at, strict=True))]
-        lines.append(f"| {at[0]} | {at[1]} | {len(chosen)} | {_figures(chosen, 'total')} | {_figures(chosen)} |")
+    networks, counts = ([*dict.fromkeys(row[name] for row in rows)] for name in KEY)
+    for where, count in [*product(networks, counts), *product(["all"], [*counts, "all"])]:
+        of = [row for row in rows if where in ("all", row["network"]) and count in ("all", row["copies"])]
+        if of:  # a table that is not done lacks some
+            lines.append(f"| {where} | {count} | {len(of)} | {_figures(of, 'total')} | {_figures(of)} |")
     return "\n".join(lines)
 
 

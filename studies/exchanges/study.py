@@ -131,9 +131,9 @@ def summarise(rows: list[dict[str, str]], by: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    networks = [(name,) for name in NETWORKS]
+    all_but_graph = [(name,) for name in NETWORKS if name != "graph"]
     tables = [
-        Table("agreement", lines, networks, ("network",), (*FIELDS, *TIMES)),
+        Table("agreement", lines, all_but_graph, ("network",), (*FIELDS, *TIMES)),
         Table("copies", copies.lines, [*product(NETWORKS, copies.COPIES)], copies.KEY, (*copies.FIELDS, *TIMES)),
     ]
     made = make_tables(Path(__file__).parent, tables, study_options(__doc__).parse_args())
