@@ -15,7 +15,7 @@ from jaxmoe.tune.descent import TransportPlan, random_plans
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("cases", "scoring", "main_table", "sensitivity", "machines", "gaps", "any_exchange", "study", "summary")
-NAMES += ("alternatives", "gains", "variations", "gains_summary", "markdown_tables")
+NAMES += ("alternatives", "gains", "variations", "finite_buffers", "gains_summary", "markdown_tables")
 
 
 @pytest.fixture(scope="module")
