@@ -80,4 +80,6 @@ def between_neighbours(fabric: Fabric, transfers: Transfers) -> Transfers:
     stays = ~step[paths.owner]
     owner = np.concatenate([paths.owner[stays], np.repeat(link, 3)])
     items = np.concatenate([paths.items[stays], np.stack([ports[0], over, ports[1]], axis=1).ravel()])
-    return replace(transfers, paths=rows_by(owner, items, len(paths)))
+    # Each takes the next of its receiver's ports: numbered alike, all from one node would take the same.
+    turns = np.arange(len(paths)) if len(link) else transfers.chunks_before
+    return replace(transfers, paths=rows_by(owner, items, len(paths)), chunks_before=turns)
