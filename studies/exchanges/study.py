@@ -1,38 +1,48 @@
 """Model against event simulator: every exchange on every kind of network.
 
-Writes `agreement.csv`, a line for each case, and prints the agreement by group: `python studies/exchanges/study.py`.
-`--only torus` makes the lines of a network alone.
+Writes `agreement.csv`, a line for each case, and `copies.csv`, of exchanges that choose by congestion or by prices with
+copies of experts, and prints the agreement by group: `python studies/exchanges/study.py`. `--only torus` makes the
+lines of a network alone.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
+import copies
 import jax
 import jax.numpy as jnp
 import numpy as np
+from setting import (
+    CHUNK,
+    EXPERTS,
+    FLOPS,
+    NETWORKS,
+    NODES,
+    SEED,
+    TIMES,
+    VECTOR,
+    WEIGHTS,
+    WORK,
+    gating,
+    model_on,
+    network,
+)
 
 from jaxmoe.des import Fabric, LayerDescription, fabric_of
 from jaxmoe.des.layer import replay_layer
-from jaxmoe.engine import Layer, LayerCosts
 from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.experiment.validation import agreement
-from jaxmoe.hardware import AbstractTopology, Die, Machine, Mesh, clusters, torus, wafers
-from jaxmoe.hardware.networks import num_links
-from jaxmoe.network import Congestion, build_exchange
+from jaxmoe.hardware import AbstractTopology
+from jaxmoe.network import build_exchange
 from jaxmoe.placement import expert_parallel_balanced
 from jaxmoe.placement.exchange import HOMES, exchange_of
 from jaxmoe.placement.strategies import filled_in_order
-from jaxmoe.traces import sample_batches, synthetic_trace
+from jaxmoe.traces import sample_batches
 
-NODES, EXPERTS, TOP_K, HIDDEN, COLUMNS = 16, 16, 4, 2048, 1024
-BANDWIDTH, FLOPS, CHUNK = 50e9, 5e12, 1024.0  # B/s of a link, FLOP/s of a die, B
-VECTOR, WEIGHTS, WORK = 4.0 * HIDDEN, 12.0 * HIDDEN * COLUMNS, 6.0 * HIDDEN * COLUMNS  # B, B, FLOP per token, expert
-LATENCY, ENDPOINT = 2e-7, 1e-7  # s, where there are any
 TOKENS = (32, 128, 512)
-SEED = 3
 FIELDS = ("network", "latency_and_ports", "switching", "exchange", "tokens", "plan")
-TIMES = ("model_communication_s", "simulated_communication_s", "model_total_s", "simulated_total_s")
 
 
 @dataclass(frozen=True)
@@ -50,25 +60,12 @@ class Case:
         return dict(zip(FIELDS, (self.network, self.slow, switching, exchange, tokens, plan), strict=True))
 
 
-NETWORKS: dict[str, Callable[[float], AbstractTopology]] = {
-    "mesh": lambda latency: Mesh(
-        jnp.full(num_links((4, 4)), BANDWIDTH, jnp.float32), jnp.full(num_links((4, 4)), latency), shape=(4, 4)
-    ),
-    "torus": lambda latency: torus((4, 4), BANDWIDTH, latency),
-    "wafers": lambda latency: wafers((2, 4), (2, 1), BANDWIDTH, latency, BANDWIDTH / 2, 3 * latency),
-    "clusters": lambda latency: clusters(4, 4, BANDWIDTH, latency, 2 * BANDWIDTH, 2 * latency),
-}
-
-
-def cases(network: str) -> Iterator[Case]:
+def cases(name: str) -> Iterator[Case]:
     """With and without latency and ports, stored and forwarded or cut through."""
     for slow in (False, True):
-        topology = NETWORKS[network](LATENCY if slow else 0.0)
-        if slow:
-            port = jnp.full(NODES, BANDWIDTH, jnp.float32)
-            topology = replace(topology, injection_bandwidth=port, ejection_bandwidth=port, endpoint_latency=ENDPOINT)
+        topology = network(name, slow)
         for cut_through in (False, True):
-            yield Case(network, topology, slow, cut_through, fabric_of(topology, CHUNK, cut_through))
+            yield Case(name, topology, slow, cut_through, fabric_of(topology, CHUNK, cut_through))
 
 
 def exchanges(topology: AbstractTopology) -> list[str]:
@@ -91,16 +88,17 @@ def plans(trace_experts: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def lines(network: str) -> Iterator[dict[str, object]]:
+def lines(name: str) -> Iterator[dict[str, object]]:
     """One line for each case of a network, exchange, batch size and plan."""
-    for case in cases(network):
+    for case in cases(name):
         yield from lines_of(case)
 
 
 def lines_of(case: Case) -> Iterator[dict[str, object]]:
-    trace = synthetic_trace(2048, range(1), EXPERTS, TOP_K, skew=0.6, coactivation=0.2, reuse=0.2, seed=0)
+    trace = gating()
     for exchange in exchanges(case.topology):
-        model, layer = model_of(case, exchange), description_of(case, exchange)
+        model = model_on(case.topology, build_exchange(exchange, case.topology), case.cut_through)
+        layer = description_of(case, exchange)
         for tokens in TOKENS:
             batch = jax.tree.map(lambda leaf: leaf[0, 0], sample_batches(trace, tokens, 1, SEED))
             for plan, share in plans(trace.experts).items():
@@ -113,17 +111,6 @@ def lines_of(case: Case) -> Iterator[dict[str, object]]:
                 simulated = seen.stages["dispatch"] + seen.stages["combine"]
                 times = (float(told.communication), simulated, float(told.total), seen.total_s)
                 yield case.fields(exchange, tokens, plan) | dict(zip(TIMES, times, strict=True))
-
-
-def model_of(case: Case, exchange: str) -> Layer:
-    numbers = (VECTOR, VECTOR, WEIGHTS, WORK, float(COLUMNS), 3.0)
-    return Layer(
-        machine=Machine(case.topology, Die(jnp.full(NODES, FLOPS, jnp.float32))),
-        costs=LayerCosts(*(jnp.asarray(number, jnp.float32) for number in numbers)),
-        time_model=Congestion(jnp.asarray(CHUNK, jnp.float32), case.cut_through),
-        exchange=build_exchange(exchange, case.topology),
-        mode="sharded",
-    )
 
 
 def description_of(case: Case, exchange: str) -> LayerDescription:
@@ -144,7 +131,13 @@ def summarise(rows: list[dict[str, str]], by: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    table = Table("agreement", lines, [(name,) for name in NETWORKS], ("network",), (*FIELDS, *TIMES))
-    for rows in make_tables(Path(__file__).parent, [table], study_options(__doc__).parse_args()).values():
-        for field in (None, *FIELDS):
-            summarise(rows, field)
+    all_but_graph = [(name,) for name in NETWORKS if name != "graph"]
+    tables = [
+        Table("agreement", lines, all_but_graph, ("network",), (*FIELDS, *TIMES)),
+        Table("copies", copies.lines, [*product(NETWORKS, copies.COPIES)], copies.KEY, (*copies.FIELDS, *TIMES)),
+    ]
+    made = make_tables(Path(__file__).parent, tables, study_options(__doc__).parse_args())
+    for field in (None, *FIELDS) if "agreement" in made else ():
+        summarise(made["agreement"], field)
+    if "copies" in made:
+        print(copies.summary(made["copies"]))

@@ -14,10 +14,13 @@ from oracles.topologies import NETWORKS, mesh
 
 from jaxmoe.des import fabric_of
 from jaxmoe.des.congested import chosen_ways
+from jaxmoe.hardware import wafers
 from jaxmoe.network import Visits, build_exchange, sharded_visits
 from jaxmoe.network.congested import ChosenRoutes, LeastCongestedExchange, link_prices
 from jaxmoe.placement.exchange import ExchangeError, exchange_of
 from jaxmoe.relax import HardSupport, SmoothMax, SoftSupport
+
+SLOW_BORDER = wafers((2, 2), (1, 2), 1.0, 0.0, 0.5, 0.0)
 
 
 def visits_of(visited, source=None, weight=1.0) -> Visits:
@@ -70,9 +73,10 @@ def test_prices_double_by_sixteenths_and_slow_links_are_dearer():
 
 
 @pytest.mark.parametrize("name", [each for each in LEAST_CONGESTED if "visited" not in each])
-@pytest.mark.parametrize("network", ["mesh", "yx_mesh", "torus", "clusters", "dragonfly"])
+@pytest.mark.parametrize("network", ["mesh", "yx_mesh", "torus", "clusters", "dragonfly", "detours", "wafers"])
 def test_the_simulator_chooses_alike(network, name):
-    topology, rng = NETWORKS[network], np.random.default_rng(len(name))
+    topology = SLOW_BORDER if network == "wafers" else NETWORKS[network]
+    rng = np.random.default_rng(len(name))
     nodes = topology.num_nodes
     visited = rng.random((40, nodes)) < 0.4
     source = rng.integers(nodes, size=40)
@@ -144,9 +148,10 @@ def relaxed(exchange, topology, share, batch, width, temperature):
 
 
 @pytest.mark.parametrize("name", ["least_congested", "least_congested_token_home_unicast"])
-def test_relaxed_loads_have_gradients_and_go_to_the_exact_ones(name):
-    topology, rng = mesh((2, 3)), np.random.default_rng(3)
-    share, batch = floats(cases.random_share(rng, 6, 6)), cases.batch(cases.random_tokens(rng, 12, 6, 2))
+@pytest.mark.parametrize("topology", [mesh((2, 3)), SLOW_BORDER], ids=["mesh", "wafers"])
+def test_relaxed_loads_have_gradients_and_go_to_the_exact_ones(topology, name):
+    rng, nodes = np.random.default_rng(3), topology.num_nodes
+    share, batch = floats(cases.random_share(rng, 6, nodes)), cases.batch(cases.random_tokens(rng, 12, 6, 2))
     exchange = build_exchange(name, topology)
     slope = jax.grad(relaxed, argnums=2)(exchange, topology, share, batch, 0.3, 0.1)
     step = jnp.asarray(rng.normal(size=share.shape), jnp.float32) * 1e-3

@@ -13,7 +13,7 @@ from oracles.topologies import NETWORKS, mesh
 
 from jaxmoe.des import fabric_of
 from jaxmoe.des.priced import drawn_ways
-from jaxmoe.hardware import Mesh, clusters, torus
+from jaxmoe.hardware import Mesh, clusters, torus, wafers
 from jaxmoe.network import Visits, build_exchange, sharded_visits
 from jaxmoe.network.priced import drawn
 from jaxmoe.placement.exchange import PRICED, ExchangeError, PricedLinks
@@ -22,6 +22,7 @@ from jaxmoe.testing import check_exchange
 
 # Links of a 2x2 mesh: 0>2, 1>3, 2>0, 3>1, 0>1, 2>3, 1>0, 3>2. From 3 to 0 the machine's own way is 3>1>0.
 OWN, ACROSS = (3, 6), (7, 2)
+SLOW_BORDER = wafers((2, 2), (1, 2), 1.0, 0.0, 0.5, 0.0)
 DEAR = tuple(np.log(3.0) * (np.arange(8) == OWN[0]))  # of a softness of 1: a third as likely as what costs nothing
 
 
@@ -86,9 +87,10 @@ def table(topology, seed=0) -> tuple[float, ...]:
 
 
 @pytest.mark.parametrize("name", PRICED)
-@pytest.mark.parametrize("network", ["mesh", "yx_mesh", "torus", "clusters", "dragonfly"])
+@pytest.mark.parametrize("network", ["mesh", "yx_mesh", "torus", "clusters", "dragonfly", "detours", "wafers"])
 def test_the_simulator_draws_alike(network, name):
-    topology, rng = NETWORKS[network], np.random.default_rng(len(name))
+    topology = SLOW_BORDER if network == "wafers" else NETWORKS[network]
+    rng = np.random.default_rng(len(name))
     visited = rng.random((60, topology.num_nodes)) < 0.4
     source, draw = rng.integers(topology.num_nodes, size=60), rng.random(60, np.float32)
     priced = PricedLinks(build_exchange(name, topology).meeting, table(topology), 0.7)
@@ -119,9 +121,10 @@ def relaxed(exchange, topology, share, batch, width, temperature):
 
 
 @pytest.mark.parametrize("name", PRICED)
-def test_prices_softness_and_shares_have_gradients(name):
-    topology, rng = mesh((2, 3)), np.random.default_rng(3)
-    share, batch = floats(cases.random_share(rng, 6, 6)), cases.batch(cases.random_tokens(rng, 12, 6, 2))
+@pytest.mark.parametrize("topology", [mesh((2, 3)), SLOW_BORDER], ids=["mesh", "wafers"])
+def test_prices_softness_and_shares_have_gradients(topology, name):
+    rng, nodes = np.random.default_rng(3), topology.num_nodes
+    share, batch = floats(cases.random_share(rng, 6, nodes)), cases.batch(cases.random_tokens(rng, 12, 6, 2))
     meeting = build_exchange(name, topology).meeting
     exchange = build_exchange(PricedLinks(meeting, table(topology), 0.8), topology)
     value = eqx.filter_jit(lambda given: relaxed(given[0], topology, given[1], batch, 0.3, 0.1))
@@ -149,6 +152,40 @@ def test_relaxed_loads_tend_to_the_mean_of_exact_ones_over_draws():
     assert float(mean.max()) < float(seen.max(axis=1).mean()) + 0.1
     one_draw = link_loads(exchange, topology, exact)
     assert float(abs(mean - one_draw).max()) > 0.5  # it does not tend to those of the draws at hand
+
+
+STEPS, TOKENS = 6, 256
+
+
+def test_prices_of_the_last_step_do_not_make_tokens_herd():
+    """A link that was busy in the last step is dear in this one.
+
+    Tokens that all take the cheapest way crowd the links that were idle, step after step. Tokens that draw softly share
+    them out: their busiest links carry about what they carry without prices.
+    """
+    topology, rng = mesh((4, 4)), np.random.default_rng(0)
+    batches = [visits_of(rng.random((TOKENS, 16)) < 0.15, None, rng.random(TOKENS)) for _ in range(STEPS)]
+
+    @jax.jit
+    def loads(prices, softness, visits):
+        exchange = eqx.tree_at(
+            lambda each: (each.price, each.softness), build_exchange("priced", topology), (prices, softness)
+        )
+        return link_loads(exchange, topology, visits)
+
+    def busiest(softness):
+        """Load of the busiest link, mean over steps, each of which has the prices that the one before leaves."""
+        prices, most = jnp.ones(topology.num_links), []
+        for visits in batches:
+            load = loads(prices, jnp.asarray(softness), visits)
+            prices = load / load.mean()
+            most.append(float(load.max()))
+        return np.mean(most[1:])
+
+    without = np.mean([float(loads(jnp.ones(topology.num_links), jnp.asarray(0.5), each).max()) for each in batches])
+    hard, soft = busiest(1e-3), busiest(4.0)
+    assert hard > 1.5 * max(soft, without)
+    assert soft < 1.25 * without
 
 
 @pytest.mark.parametrize(

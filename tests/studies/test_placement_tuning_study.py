@@ -18,7 +18,8 @@ from jaxmoe.tune.descent import TransportPlan, random_plans
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("cases", "scoring", "main_table", "sensitivity", "machines", "gaps", "any_exchange", "study", "summary")
-NAMES += ("alternatives", "gains", "variations", "gains_summary", "markdown_tables", "elsewhere", "uneven")
+NAMES += ("alternatives", "gains", "variations", "finite_buffers", "gains_summary", "markdown_tables", "elsewhere")
+NAMES += ("uneven",)
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,20 @@ def test_prices_lead_around_a_slow_link_on_unseen_batches(problem, fitted):
         assert fitted_to < 0.99 * min(seconds(PricedLinks(softness=softness)) for softness in (0.5, 2.0, 4.0))
 
 
+def test_fitted_prices_do_not_make_tokens_herd(problem, fitted):
+    """Were all tokens to take the cheapest way by the same prices, their busiest links would carry more."""
+    model, share, _ = problem
+    unseen, table = sample_batches(small_trace(), 48, 16, seed=2), fitted.table()
+
+    def seconds(softness) -> float:
+        described = PricedLinks("any", tuple(table.price[0].tolist()), float(softness))
+        batches = jax.tree.map(lambda leaf: leaf[:1], unseen)
+        exchange = build_exchange(described, model.machine.topology)
+        return float(evaluate(model, share[:1], batches, exchange).communication.mean())
+
+    assert seconds(table.softness[0]) < 0.9 * seconds(1e-3)
+
+
 def test_the_same_seed_gives_the_same_prices(problem, fitted):
     again, other = (fit_link_prices(*problem, settings=SETTINGS, seed=seed) for seed in (0, 1))
     np.testing.assert_array_equal(again.price, fitted.price)
