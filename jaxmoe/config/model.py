@@ -230,11 +230,16 @@ def told_reading(model: ModelConfig) -> list[str]:
     """What was read from which field of a config.json, and which parts are left out, a line each where there is any."""
     lines = []
     if model.read_from:
-        told = (f"{key} from {field}" if key != field else key for key, field in model.read_from.items())
-        lines.append(f"{model.name}: read by its fields: {', '.join(told)}")
+        told = (f"{key}{_number(getattr(model, key))} from {fields}" for key, fields in model.read_from.items())
+        lines.append(f"{model.name}: read by its fields: {'; '.join(told)}")
     if model.not_counted:
         lines.append(f"{model.name}: not counted: {'; '.join(model.not_counted)}")
     return lines
+
+
+def _number(value: object) -> str:
+    """A number as it stands after its key; nothing for what is no number."""
+    return f" {value}" if type(value) is int else ""
 
 
 def _built(attention: GroupedQueryConfig | LatentConfig | None) -> Attention | None:
