@@ -184,7 +184,7 @@ def _attention(fields: Fields) -> Attention | None:
     heads = fields.number(HEADS)
     if heads is None:
         return None
-    if fields.value("kv_lora_rank") is not None:
+    if fields.value("kv_lora_rank") is not None and fields.value("use_mla") is not False:
         return _latent(fields, heads)
     head_size = fields.number(HEAD_SIZE) or fields.required(HIDDEN_SIZE) // heads
     return GroupedQueryAttention(heads, fields.number(KV_HEADS, most=heads) or heads, max(head_size, 1))
@@ -246,7 +246,8 @@ def _bytes(fields: Fields, layer: int) -> ElementBytes:
 FURTHER = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers")
 BESIDE = re.compile(r"vision|visual|audio|speech|image|video|vae|talker|code2wav")
 SIZES = re.compile(r"(size|dim|rank|width|heads|layers|experts|blocks|expand|state|kernel)s?$")
-NO_WEIGHTS = re.compile(r"max|position|window|block_size|ep_size|_pos|rope|rotary|qk_head_dim|head_dim$|sliding|chunk|id$")
+NO_WEIGHTS = re.compile(r"max|position|window|block_size|ep_size|_pos|rope|rotary|head_dim$|sliding|chunk|^index_|^mtp_")
+OF_MIXERS = re.compile(r"^(linear|mamba|ssm|conv)_")
 
 
 def _not_counted(fields: Fields, model: MoEModel, mixers: list[str] | None) -> Iterator[str]:
@@ -269,15 +270,17 @@ def _not_counted(fields: Fields, model: MoEModel, mixers: list[str] | None) -> I
         yield "the output gate of the attention"
     if model.vocabulary_size is None:
         yield f"embeddings (no field of {', '.join(VOCABULARY.names)})"
-    if unread := [path for path in _unread_sizes(fields)]:
+    if windows := [kind for kind in fields.value("layer_types") or () if re.search("sliding|chunked", str(kind))]:
+        yield f"the window of {len(windows)} layers, which read the whole context here ({fields.path('layer_types')})"
+    if unread := [path for name, path in _unread_sizes(fields) if not (others and OF_MIXERS.search(name))]:
         yield f"what these sizes belong to: {', '.join(unread)}"
 
 
-def _unread_sizes(fields: Fields) -> Iterator[str]:
-    """Fields that look like sizes of weights, and stand for nothing that is known."""
+def _unread_sizes(fields: Fields) -> Iterator[tuple[str, str]]:
+    """Name and path of fields that look like sizes of weights, and stand for nothing that is known."""
     known = {name for meaning in MEANINGS for name in (*meaning.names, *meaning.last)} | {*FURTHER}
     read = {path for paths in fields.read.values() for path in paths}
     for name, (path, value) in fields.values.items():
         if type(value) is int and value > 0 and path not in read and name not in known:
-            if SIZES.search(name) and not NO_WEIGHTS.search(name) and not name.startswith("index_"):
-                yield path
+            if SIZES.search(name) and not NO_WEIGHTS.search(name):
+                yield name, path
