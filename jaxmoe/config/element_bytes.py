@@ -5,14 +5,15 @@ from dataclasses import dataclass, replace
 from jaxmoe.config.model import build_model
 from jaxmoe.config.schema import Scenario
 from jaxmoe.models import ElementBytes
+from jaxmoe.models.element_bytes import UNQUANTISED, Number
 
 
 @dataclass(frozen=True)
 class ScenarioBytes(ElementBytes):
     """Bytes of one element by kind of data; hidden vectors may have others on their way to experts and back."""
 
-    dispatch: float = 2.0
-    combine: float = 2.0
+    dispatch: Number = UNQUANTISED
+    combine: Number = UNQUANTISED
 
     def told(self) -> str:
         """All of them in a line, for the head of a table."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+Number = Any  # a float, or an array where JAX traces it
 UNQUANTISED = 2.0  # bfloat16 and float16, in which almost all models are published
 
 
@@ -12,11 +13,11 @@ UNQUANTISED = 2.0  # bfloat16 and float16, in which almost all models are publis
 class ElementBytes:
     """Bytes of one element: a weight with its share of scales, an element of a hidden vector, of a key or a value."""
 
-    experts: float = UNQUANTISED  # weights of routed experts
-    dense: float = UNQUANTISED  # weights of dense layers and shared experts
-    attention: float = UNQUANTISED  # weights of the attention
-    activations: float = UNQUANTISED  # hidden vectors, as nodes exchange them
-    kv: float = UNQUANTISED  # keys and values of the context
+    experts: Number = UNQUANTISED  # weights of routed experts
+    dense: Number = UNQUANTISED  # weights of dense layers and shared experts
+    attention: Number = UNQUANTISED  # weights of the attention
+    activations: Number = UNQUANTISED  # hidden vectors, as nodes exchange them
+    kv: Number = UNQUANTISED  # keys and values of the context
 
 
 class QuantisationError(ValueError):
