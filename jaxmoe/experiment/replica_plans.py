@@ -26,7 +26,7 @@ Slots = Int[np.ndarray, "layer slot"]
 Windows = Float[np.ndarray, "window layer expert"]
 FIT_BATCHES = 16
 # Costs of an engine with FP8 weights, FP8 in dispatch and BF16 in combine.
-FP8_DISPATCH = {"bytes_per_element": 2, "dispatch_bytes_per_element": 1, "weight_bytes_per_element": 1}
+FP8_DISPATCH = {"bytes_per_element": 2.0, "dispatch_bytes_per_element": 1.0, "weight_bytes_per_element": 1.0}
 
 
 def serving_scenario(
