@@ -105,8 +105,8 @@ def layer(
 ) -> Layer:
     """One MoE layer of a model on a machine.
 
-    Activations and weights have so many bytes each, by default those of `model.bytes`. `exchange` is a name or an exchange of
-    your own; messages are stored and forwarded in chunks, whole where `chunk_bytes` is 0, or `cut_through`.
+    Activations and weights have so many bytes each, by default those of `model.bytes`. `exchange` is a name or an
+    exchange of your own; messages are stored and forwarded in chunks, whole where `chunk_bytes` is 0, or `cut_through`.
     """
     if mode not in ("sharded", "replicated"):
         raise ArgumentError(f"mode is {mode!r}, expected 'sharded' or 'replicated'")

@@ -15,7 +15,15 @@ from typer.core import TyperGroup
 from jaxmoe import registry
 from jaxmoe.cli import options
 from jaxmoe.cli.group_commands import plan_app, trace_app
-from jaxmoe.cli.session import INTERRUPTED, command_line, end_at_second_interrupt, errors_told, runs, session, tell_model
+from jaxmoe.cli.session import (
+    INTERRUPTED,
+    command_line,
+    end_at_second_interrupt,
+    errors_told,
+    runs,
+    session,
+    tell_model,
+)
 from jaxmoe.config import ConfigError, commented, new_scenario
 from jaxmoe.files import atomic_write
 from jaxmoe.methods.settings import METHODS

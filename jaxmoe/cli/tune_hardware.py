@@ -221,7 +221,9 @@ def _print(result: HardwareResult, tried: list[TriedChoice], command: str) -> No
 def _print_numbers(result: HardwareResult) -> None:
     problem, (factor, unit) = result.problem, _shown(result)
     told = f"{problem.space.objective} {result.best.metric * factor:.5g} {unit}".strip()
-    title = f"{_name(result)}: {told} with {result.best.strategy.name}; {element_bytes(result.best.scenarios[0]).told()}"
+    title = (
+        f"{_name(result)}: {told} with {result.best.strategy.name}; {element_bytes(result.best.scenarios[0]).told()}"
+    )
     table = new_table(title, "number", ("best", "from", "to"))
     for key, bounds in problem.space.variables.items():
         table.add_row(escape(key), *(f"{value:.5g}" for value in (result.best.numbers[key], bounds.start, bounds.stop)))

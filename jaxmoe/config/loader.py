@@ -15,7 +15,7 @@ from jaxmoe.config.model import ModelConfig, describe_read
 from jaxmoe.config.networks import HardwareConfig
 from jaxmoe.config.schema import Scenario
 from jaxmoe.models import ModelError
-from jaxmoe.models.hugging_face import name_of, read_hugging_face, read_json
+from jaxmoe.models.hugging_face import name_of, read_fields, read_json
 
 # Keys of a scenario that may name a file, and the folder it is in.
 FOLDERS = {"hardware": "hardware", "model": "models", "workload": "workloads"}
@@ -180,7 +180,7 @@ def _model_reader(given: Mapping[str, object]) -> Callable[[Path], dict[str, obj
             is_json = file.suffix == ".json"
             content = read_json(file) if is_json else read_formatted(file)
             if "model_type" in content or (is_json and not {"base", "moe_layer_ids"} & content.keys()):
-                return describe_read(read_hugging_face(content, name_of(file), stated))
+                return describe_read(read_fields(content, name_of(file), stated))
             stated.update(content)
             return content if "base" in content else {"name": name_of(file)} | content
         except ModelError as error:

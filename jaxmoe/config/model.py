@@ -89,11 +89,15 @@ class LatentConfig(Section):
 class BytesConfig(Section):
     """Bytes of one element of each kind of data, scales included."""
 
-    experts: Positive = Field(default=UNQUANTISED, description="the bytes of one weight of a routed expert", examples=[1])
+    experts: Positive = Field(
+        default=UNQUANTISED, description="the bytes of one weight of a routed expert", examples=[1]
+    )
     dense: Positive = Field(
         default=UNQUANTISED, description="the bytes of one weight of a dense layer or a shared expert", examples=[1]
     )
-    attention: Positive = Field(default=UNQUANTISED, description="the bytes of one weight of the attention", examples=[1])
+    attention: Positive = Field(
+        default=UNQUANTISED, description="the bytes of one weight of the attention", examples=[1]
+    )
     activations: Positive = Field(
         default=UNQUANTISED, description="the bytes of one element of a hidden vector on a link", examples=[2]
     )

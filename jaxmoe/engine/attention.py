@@ -94,9 +94,10 @@ def grouped_attention(
     """The attention of a model in groups of `group_size` nodes, each token reading `context_tokens` before it.
 
     Linear layers run `linear_speedup` times as fast as the die's rate (2 for INT8 on a machine stated in FP16,
-    moentwine VI-A1). Hidden vectors have `bytes_per_element`, keys and values too unless stated. Heads of grouped queries that share keys and values stay
-    together, so more nodes than key heads read copies; the short vectors of latent attention are common to all heads,
-    and every node of a group reads them whole. Raises `ModelError` for a model without attention.
+    moentwine VI-A1). Hidden vectors have `bytes_per_element`, and keys and values too unless stated. Heads of grouped
+    queries that share keys and values stay together, so more nodes than key heads read copies; the short vectors of
+    latent attention are common to all heads, and every node of a group reads them whole. Raises `ModelError` for a
+    model without attention.
     """
     projections = 2.0 * moe.attention_parameters / group_size
     attention = moe.attention

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 Number = Any  # a float, or an array where JAX traces it
 UNQUANTISED = 2.0  # bfloat16 and float16, in which almost all models are published
@@ -28,7 +28,9 @@ DTYPES = {"float32": 4.0, "float": 4.0, "bfloat16": 2.0, "float16": 2.0, "half":
 
 # A module of each kind by the names that its path may have in an implementation, without the layer before it.
 MODULES = {
-    "experts": tuple(f"{block}.experts.0.up_proj" for block in ("mlp", "block_sparse_moe", "feed_forward", "moe", "ffn")),
+    "experts": tuple(
+        f"{block}.experts.0.up_proj" for block in ("mlp", "block_sparse_moe", "feed_forward", "moe", "ffn")
+    ),
     "dense": ("mlp.up_proj", "mlp.shared_experts.up_proj", "mlp.shared_expert.up_proj", "feed_forward.up_proj"),
     "attention": ("self_attn.q_proj", "self_attn.o_proj", "attention.q_proj", "attn.q_proj"),
 }
@@ -128,5 +130,5 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _is_count(value: object) -> bool:
+def _is_count(value: object) -> TypeGuard[int]:
     return type(value) is int and value > 0

@@ -49,11 +49,11 @@ class ReadModel:
 
 
 def from_hugging_face(config: dict[str, Any], name: str) -> MoEModel:
-    """The model that the content of a config.json describes. Raises `ModelError` as `read_hugging_face` does."""
-    return read_hugging_face(config, name).model
+    """The model that the content of a config.json describes. Raises `ModelError` as `read_fields` does."""
+    return read_fields(config, name).model
 
 
-def read_hugging_face(config: dict[str, Any], name: str, given: Mapping[str, Any] | None = None) -> ReadModel:
+def read_fields(config: dict[str, Any], name: str, given: Mapping[str, Any] | None = None) -> ReadModel:
     """The model that the content of a config.json describes, and how it was read.
 
     `given` are keys of the model that are written elsewhere, so that no field has to tell them. Raises `ModelError` for
@@ -246,7 +246,9 @@ def _bytes(fields: Fields, layer: int) -> ElementBytes:
 FURTHER = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers")
 BESIDE = re.compile(r"vision|visual|audio|speech|image|video|vae|talker|code2wav")
 SIZES = re.compile(r"(size|dim|rank|width|heads|layers|experts|blocks|expand|state|kernel)s?$")
-NO_WEIGHTS = re.compile(r"max|position|window|block_size|ep_size|_pos|rope|rotary|head_dim$|sliding|chunk|^index_|^mtp_")
+NO_WEIGHTS = re.compile(
+    r"max|position|window|block_size|ep_size|_pos|rope|rotary|head_dim$|sliding|chunk|^index_|^mtp_"
+)
 OF_MIXERS = re.compile(r"^(linear|mamba|ssm|conv)_")
 
 
@@ -281,6 +283,6 @@ def _unread_sizes(fields: Fields) -> Iterator[tuple[str, str]]:
     known = {name for meaning in MEANINGS for name in (*meaning.names, *meaning.last)} | {*FURTHER}
     read = {path for paths in fields.read.values() for path in paths}
     for name, (path, value) in fields.values.items():
-        if type(value) is int and value > 0 and path not in read and name not in known:
-            if SIZES.search(name) and not NO_WEIGHTS.search(name):
-                yield name, path
+        is_size = SIZES.search(name) and not NO_WEIGHTS.search(name) and type(value) is int and value > 0
+        if is_size and path not in read and name not in known:
+            yield name, path

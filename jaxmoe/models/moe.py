@@ -1,6 +1,6 @@
 """A MoE model: its sizes, those of its attention, and how many weights they come to."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxmoe.errors import InputError
 from jaxmoe.models.element_bytes import ElementBytes
@@ -117,7 +117,7 @@ class MoEModel:
     attention_layers: int | None = None  # how many layers have it; `None` for all
     vocabulary_size: int | None = None
     tied_embeddings: bool = False  # one table at both ends of the model
-    bytes: ElementBytes = ElementBytes()
+    bytes: ElementBytes = field(default_factory=ElementBytes)
 
     @property
     def expert_parameters(self) -> int:

@@ -55,9 +55,7 @@ def test_what_the_scenario_states_wins(model_file, scenario_file):
     found = element_bytes(load_scenario(scenario_file, ["costs.dispatch_bytes_per_element=1"]))
     assert (found.experts, found.dense, found.attention, found.activations, found.kv) == (1, 1, 1, 2, 2)
     assert (found.dispatch, found.combine) == (1, 2)
-    assert found.told() == (
-        "bytes: experts 1, dense 1, attention 1, activations 2 (dispatch 1, combine 2), KV 2"
-    )
+    assert found.told() == ("bytes: experts 1, dense 1, attention 1, activations 2 (dispatch 1, combine 2), KV 2")
 
 
 def test_one_default_for_all_commands(tree, scenario_file):
@@ -76,7 +74,13 @@ def test_one_default_for_all_commands(tree, scenario_file):
 
 def test_a_config_json_states_them(tree, scenario_file):
     file = tree / "config.json"
-    small = {"num_experts": 4, "top_k_experts": 2, "hidden_size": 8, "moe_intermediate_size": 16, "num_hidden_layers": 2}
+    small = {
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "hidden_size": 8,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": 2,
+    }
     file.write_text(json.dumps(small | {"torch_dtype": "float32", "quantization_config": {"quant_method": "fp8"}}))
     found = element_bytes(load_scenario(scenario_file, [*MODEL_ALONE, f"model={file}"]))
     assert (found.experts, found.dense, found.attention, found.activations, found.kv) == (1, 1, 1, 4, 4)
@@ -91,5 +95,7 @@ def test_they_survive_json(model_file, scenario_file):
 
 
 def test_a_number_that_is_not_stated_is_none_to_start_from(scenario_file):
-    with pytest.raises(ConfigError, match=r"costs\.bytes_per_element is null; .* --set costs\.bytes_per_element=NUMBER"):
+    with pytest.raises(
+        ConfigError, match=r"costs\.bytes_per_element is null; .* --set costs\.bytes_per_element=NUMBER"
+    ):
         number_at(load_scenario(scenario_file, MODEL_ALONE), "costs.bytes_per_element")

@@ -198,7 +198,9 @@ def test_what_a_config_does_not_tell_may_be_given(tree, scenario_file, hugging_f
 def test_what_was_read_and_what_is_left_out_is_told(scenario_file, hugging_face):
     hugging_face.write_text(json.dumps(OLMOE | {"num_nextn_predict_layers": 1}))
     read, left_out = told_reading(load_scenario(scenario_file, [f"model={hugging_face}"]).model)
-    assert read.startswith("olmoe-small: read by its fields: num_experts 8 from num_experts; num_layers 3 from num_hidden")
+    assert read.startswith(
+        "olmoe-small: read by its fields: num_experts 8 from num_experts; num_layers 3 from num_hidden"
+    )
     assert left_out == "olmoe-small: not counted: 1 x what predicts further tokens (num_nextn_predict_layers)"
     assert told_reading(load_scenario(scenario_file).model) == []
 

@@ -282,7 +282,9 @@ NEWER = {
         CONFIGS["kimi-k2"] | {"quantization_config": KIMI_INT4}, 1026e9, (4.5 / 8, 2, 2, 2, 2)
     ),
     # The model card's table 1 has MLP, attention and embeddings. 4 bits, and one byte for each 32 weights.
-    "gpt-oss-120b": Published(GPT_OSS_120B, (114.71 + 0.96 + 1.16) * 1e9, (4.25 / 8, 2, 2, 2, 2), ("the window of 18 layers",)),
+    "gpt-oss-120b": Published(
+        GPT_OSS_120B, (114.71 + 0.96 + 1.16) * 1e9, (4.25 / 8, 2, 2, 2, 2), ("the window of 18 layers",)
+    ),
     "llama-4-maverick": Published(CONFIGS["llama-4-maverick"], 400e9, BF16, ("the part that vision_config describes",)),
     "deepseek-v3.1": Published(
         DEEPSEEK_V3 | {"quantization_config": FP8 | {"scale_fmt": "ue8m0"}},
@@ -294,15 +296,10 @@ NEWER = {
     "hunyuan-a13b": Published(HUNYUAN, 80.4e9, BF16),
     "granite-3.1-3b-a800m": Published(GRANITE, 3.3e9, BF16),
     # The page has 51.6B of all.
-    "jamba-1.5-mini": Published(
-        JAMBA, 51.6e9 - JAMBA_MAMBA, BF16, ("mamba in 28 of 32 layers (attn_layer_period)",)
-    ),
+    "jamba-1.5-mini": Published(JAMBA, 51.6e9 - JAMBA_MAMBA, BF16, ("mamba in 28 of 32 layers (attn_layer_period)",)),
     "invented": Published(
         INVENTED,
-        20 * (49 * 3 * 1024 * 640 + 48 * 1024)
-        + 4 * 3 * 1024 * 4096
-        + 24 * 2 * 1024 * (16 + 4) * 64
-        + 2 * 50000 * 1024,
+        20 * (49 * 3 * 1024 * 640 + 48 * 1024) + 4 * 3 * 1024 * 4096 + 24 * 2 * 1024 * (16 + 4) * 64 + 2 * 50000 * 1024,
         (4, 4, 4, 4, 4),
         ("memory_slots_dim",),
     ),

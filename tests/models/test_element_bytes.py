@@ -30,8 +30,14 @@ METHODS = {
         {"quant_method": "fp8", "modules_to_not_convert": ["self_attn", "lm_head"]},
         (1, 1, 2),
     ),
-    "left out in this layer": ({"quant_method": "fp8", "ignored_layers": ["model.layers.7.self_attn.q_proj"]}, (1, 1, 2)),
-    "left out in another layer": ({"quant_method": "fp8", "ignored_layers": ["model.layers.0", "layers.70"]}, (1, 1, 1)),
+    "left out in this layer": (
+        {"quant_method": "fp8", "ignored_layers": ["model.layers.7.self_attn.q_proj"]},
+        (1, 1, 2),
+    ),
+    "left out in another layer": (
+        {"quant_method": "fp8", "ignored_layers": ["model.layers.0", "layers.70"]},
+        (1, 1, 1),
+    ),
     "the gate is no gate projection": ({"quant_method": "fp8", "modules_to_not_convert": ["gate", "up"]}, (1, 1, 1)),
 }
 
@@ -44,7 +50,9 @@ def test_weights(case):
     assert (found.activations, found.kv) == (2, 2)
 
 
-@pytest.mark.parametrize("cache", [{"kv_cache_scheme": {"num_bits": 8, "type": "float"}}, {"kv_cache_quant_algo": "FP8"}])
+@pytest.mark.parametrize(
+    "cache", [{"kv_cache_scheme": {"num_bits": 8, "type": "float"}}, {"kv_cache_quant_algo": "FP8"}]
+)
 def test_a_cache_may_be_quantised_on_its_own(cache):
     assert quantised(2.0, {"quant_method": "fp8", **cache}, layer=0) == ElementBytes(1.0, 1.0, 1.0, 2.0, 1.0)
 

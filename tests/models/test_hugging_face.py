@@ -11,7 +11,7 @@ from published import CONFIGS, SIZES
 from shipped import SHIPPED
 
 from jaxmoe.config.model import ModelConfig, build_model, describe_model
-from jaxmoe.models import ModelError, MoEModel, SharedExperts, from_hugging_face, read_hugging_face
+from jaxmoe.models import ModelError, MoEModel, SharedExperts, from_hugging_face, read_fields
 from jaxmoe.models.hugging_face import name_of, read_json
 
 
@@ -66,17 +66,17 @@ def test_bytes_are_those_of_the_published_types(name):
 @pytest.mark.parametrize("name", NEWER)
 def test_the_rest_of_a_model_is_named(name):
     published = NEWER[name]
-    told = read_hugging_face(published.config, name).not_counted
+    told = read_fields(published.config, name).not_counted
     assert len(told) == len(published.left_out)
     assert all(needle in line for needle, line in zip(published.left_out, told, strict=True))
 
 
 def test_it_is_told_what_comes_from_which_field():
-    read = read_hugging_face(NEWER["invented"].config, "it").read_from
+    read = read_fields(NEWER["invented"].config, "it").read_from
     assert read["top_k"] == "experts_chosen_per_token"
     assert read["moe_layer_ids"] == "first_dense_blocks"
     assert read["attention"] == "attention_heads, head_width, kv_heads"
-    text = read_hugging_face(CONFIGS["llama-4-maverick"], "it").read_from
+    text = read_fields(CONFIGS["llama-4-maverick"], "it").read_from
     assert text["num_experts"] == "text_config.num_local_experts"
 
 
@@ -98,7 +98,7 @@ def test_what_is_missing_is_asked_for_by_name(field):
     assert name in said
     assert f"--set model.{key}=NUMBER" in said
     whole = from_hugging_face(NEWER["invented"].config, "it")
-    assert read_hugging_face(config, "it", {key: getattr(whole, key)}).model == whole
+    assert read_fields(config, "it", {key: getattr(whole, key)}).model == whole
 
 
 def test_two_fields_that_could_be_meant_are_named():
@@ -115,9 +115,9 @@ def test_a_list_that_differs_by_layer_is_refused():
 def test_layers_with_experts_by_lists():
     flags = [0, 0] + [1] * 90
     for stated in ({"moe_layer_freq": flags}, {"mlp_layer_types": ["dense"] * 2 + ["sparse"] * 90}):
-        assert from_hugging_face(NEWER["glm-4.5"].config | stated | {"first_k_dense_replace": 0}, "it").moe_layer_ids == (
-            tuple(range(2, 92))
-        )
+        assert from_hugging_face(
+            NEWER["glm-4.5"].config | stated | {"first_k_dense_replace": 0}, "it"
+        ).moe_layer_ids == (tuple(range(2, 92)))
     listed = from_hugging_face(CONFIGS["mixtral-8x7b"] | {"moe_layers_enum": "3,4,7"}, "it")
     assert listed.moe_layer_ids == (3, 4, 7)
 
