@@ -97,24 +97,25 @@ def layer(
     *,
     mode: Literal["sharded", "replicated"] = "sharded",
     schedule: str = "serial",
-    bytes_per_element: Number = 2.0,
-    weight_bytes_per_element: Number = 2.0,
+    bytes_per_element: Number | None = None,
+    weight_bytes_per_element: Number | None = None,
     chunk_bytes: Number = 0.0,
     cut_through: bool = False,
     time_model: AbstractTimeModel | None = None,
 ) -> Layer:
     """One MoE layer of a model on a machine.
 
-    Activations and weights have so many bytes each, 2 as in bfloat16 by default. `exchange` is a name or an exchange of
-    your own; messages are stored and forwarded in chunks, whole where `chunk_bytes` is 0, or `cut_through`.
+    Activations and weights have so many bytes each, by default those of `model.bytes`. `exchange` is a name or an
+    exchange of your own; messages are stored and forwarded in chunks, whole where `chunk_bytes` is 0, or `cut_through`.
     """
     if mode not in ("sharded", "replicated"):
         raise ArgumentError(f"mode is {mode!r}, expected 'sharded' or 'replicated'")
+    activation = model.bytes.activations if bytes_per_element is None else bytes_per_element
     costs = LayerCosts.of(
         model,
-        dispatch_bytes_per_element=bytes_per_element,
-        combine_bytes_per_element=bytes_per_element,
-        weight_bytes_per_element=weight_bytes_per_element,
+        dispatch_bytes_per_element=activation,
+        combine_bytes_per_element=activation,
+        weight_bytes_per_element=model.bytes.experts if weight_bytes_per_element is None else weight_bytes_per_element,
     )
     times = Congestion(jnp.asarray(chunk_bytes, jnp.float32), cut_through) if time_model is None else time_model
     built = build_exchange(exchange, machine.topology) if isinstance(exchange, str) else exchange

@@ -29,6 +29,7 @@ hardware:
   router: {chunk_B: 64}
 model: {hidden_size: 64, expert_size: 128, num_experts: 4, top_k: 2, moe_layer_ids: {first: 3, count: 2, step: 2}}
 workload: {batch_tokens: 8, trace: {kind: synthetic, tokens: 64}}
+costs: {bytes_per_element: 4, weight_bytes_per_element: 4}
 evaluation: {batches: 5}
 validation: {batches: 2}
 tuning:

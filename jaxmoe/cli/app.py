@@ -15,7 +15,15 @@ from typer.core import TyperGroup
 from jaxmoe import registry
 from jaxmoe.cli import options
 from jaxmoe.cli.group_commands import plan_app, trace_app
-from jaxmoe.cli.session import INTERRUPTED, command_line, end_at_second_interrupt, errors_told, runs, session
+from jaxmoe.cli.session import (
+    INTERRUPTED,
+    command_line,
+    end_at_second_interrupt,
+    errors_told,
+    runs,
+    session,
+    tell_model,
+)
 from jaxmoe.config import ConfigError, commented, new_scenario
 from jaxmoe.files import atomic_write
 from jaxmoe.methods.settings import METHODS
@@ -230,7 +238,9 @@ def init(
         if path.exists():
             raise ConfigError(f"--out: there is a scenario already, {path}. Give another folder, or remove it first.")
         name = f"{Path(model).stem}_{Path(machine).stem}"
-        text = commented(new_scenario(name, machine, model, trace, system, batch_tokens))
+        scenario = new_scenario(name, machine, model, trace, system, batch_tokens)
+        tell_model(scenario.model)
+        text = commented(scenario)
         with atomic_write(folder.target(SCENARIO)) as aside:
             aside.write_text(f"# Written by {command_line.get()}\n\n{text}", encoding="utf-8")
         verb = "evaluate" if system == "static" else "simulate"

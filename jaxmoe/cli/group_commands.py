@@ -112,7 +112,7 @@ def plan_place(
     tokens: group_options.StepTokens = 2048,
     before: group_options.Before = None,
     steps: group_options.Steps = 1000,
-    weight_bytes: group_options.WeightBytes = 1.0,
+    weight_bytes: group_options.WeightBytes = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Place copies of experts for recorded loads, and write a file that an engine loads.
@@ -136,7 +136,7 @@ def plan_advise(
     tokens: group_options.StepTokens = 2048,
     steps: group_options.Steps = 1000,
     context: group_options.Context = 1024,
-    weight_bytes: group_options.WeightBytes = 1.0,
+    weight_bytes: group_options.WeightBytes = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Tell whether replicas or rebalancing would help, by how much end to end, and write the placement to deploy.
@@ -188,7 +188,7 @@ def plan_diff(
     model: group_options.PlanModel = None,
     ranks: group_options.Ranks = None,
     machine: group_options.PlanMachine = None,
-    weight_bytes: group_options.WeightBytes = 1.0,
+    weight_bytes: group_options.WeightBytes = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Tell what has to move from placement A to B: copies, bytes, and over which links.
@@ -205,7 +205,7 @@ def plan_check(
     model: group_options.CheckedModel,
     machine: group_options.CheckedMachine,
     ranks: group_options.Ranks = None,
-    weight_bytes: group_options.WeightBytes = 1.0,
+    weight_bytes: group_options.WeightBytes = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Tell whether a placement is whole, is of the model, and fits the machine; exit code 2 where it does not.

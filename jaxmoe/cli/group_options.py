@@ -168,5 +168,12 @@ Choice = Annotated[
 StepTokens = Annotated[int, typer.Option("--tokens", metavar="N", min=1, help="Tokens of all ranks in a step.")]
 Context = Annotated[int, typer.Option("--context", metavar="N", min=0, help="Tokens of context before each token.")]
 WeightBytes = Annotated[
-    float, typer.Option("--weight-bytes", metavar="N", min=0.01, help="The bytes of one weight in memory.")
+    float | None,
+    typer.Option(
+        "--weight-bytes",
+        metavar="N",
+        min=0.01,
+        help="The bytes of one weight in memory; by default those that the model states.",
+        show_default=False,
+    ),
 ]

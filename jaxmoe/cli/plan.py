@@ -1,5 +1,6 @@
 """`jaxmoe plan`: placement files of serving engines converted, shown, compared and checked."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from rich.table import Table
 from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
 from jaxmoe.cli.plan_advise import Asked, check_format, place_for_time
 from jaxmoe.cli.session import Interrupts, OutputFolder
-from jaxmoe.config import build_machine, build_model, build_topology, load_hardware, load_model
+from jaxmoe.config import ModelConfig, build_machine, build_model, build_topology, load_hardware, load_model
 from jaxmoe.experiment.inputs import OptionError, hints_of
 from jaxmoe.experiment.slot_plans import (
     balance,
@@ -24,6 +25,7 @@ from jaxmoe.experiment.slot_plans import (
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.hardware import AbstractTopology
+from jaxmoe.models import MoEModel
 from jaxmoe.placement.engine_files import ReadPlan, read_slot_plan, suffix_of_engine, write_slot_plan
 from jaxmoe.report.mesh_loads import plot_slots
 from jaxmoe.report.style import byte_unit, time_unit
@@ -45,7 +47,7 @@ def place(
     tokens: int,
     before: Path | None,
     steps: int,
-    weight_bytes: float,
+    weight_bytes: float | None,
 ) -> None:
     """Place copies of experts for recorded loads, and write a file that an engine loads."""
     if machine is not None:
@@ -132,13 +134,16 @@ def diff(
     model: str | None,
     ranks: int | None,
     machine: Path | None,
-    weight_bytes: float,
+    weight_bytes: float | None,
 ) -> None:
     """Tell what has to move from one placement to another: copies, bytes, and over which links."""
     with StageTimer() as clock:
         hints = hints_of(model)
         before, after = (read_slot_plan(path, hints, ranks) for path in (first, second))
-        size = _expert_bytes(model, weight_bytes)
+        if model is None:
+            raise OptionError("--model is not given, and bytes of an expert are not known without; give the model")
+        moe = _weighing(load_model(model, "--model"), weight_bytes)
+        size = moe.expert_parameters * moe.bytes.experts
         topology = None if machine is None else build_topology(load_hardware(machine))
         found = moves(before.plan, after.plan, size, topology)
         total = float(found.copies.sum())
@@ -153,7 +158,7 @@ def diff(
             "at_least_s": found.seconds,
         }
         folder.write_json("summary.json", report | {"wall_s": clock.report()})
-        _print_moves(report, f"{first.name} to {second.name}")
+        _print_moves(report, f"{first.name} to {second.name}, bytes of a weight: {moe.bytes.experts:g}")
         print_warnings([*before.notes, *after.notes])
 
 
@@ -164,15 +169,16 @@ def check(
     model: str,
     machine: Path,
     ranks: int | None,
-    weight_bytes: float,
+    weight_bytes: float | None,
 ) -> None:
     """Tell whether a placement is whole and fits a machine. Raises `OptionError` where it does not."""
     with StageTimer() as clock:
-        moe = build_model(load_model(model, "--model"))
+        moe = _weighing(load_model(model, "--model"), weight_bytes)
         built = build_machine(load_hardware(machine), 1, moe.expert_size)
         read = read_slot_plan(source, hints_of(model), ranks or built.num_nodes)
-        found = checks(read.plan, moe, built, moe.expert_parameters * weight_bytes)
-        table = Table(title=escape(f"{source.name} ({read.format}) on {machine.stem}"))
+        found = checks(read.plan, moe, built, moe.expert_parameters * moe.bytes.experts)
+        title = f"{source.name} ({read.format}) on {machine.stem}, bytes of a weight: {moe.bytes.experts:g}"
+        table = Table(title=escape(title))
         table.add_column("check", no_wrap=True)
         table.add_column("")
         table.add_column("found")
@@ -194,10 +200,10 @@ def _report(verb: str, source: Path, read: ReadPlan, loads: np.ndarray | None = 
     return {"command": f"plan {verb}", **surroundings(), "source": about, "plan": plan, "notes": read.notes}
 
 
-def _expert_bytes(model: str | None, weight_bytes: float) -> float:
-    if model is None:
-        raise OptionError("--model is not given, and bytes of an expert are not known without; give the model")
-    return build_model(load_model(model, "--model")).expert_parameters * weight_bytes
+def _weighing(model: ModelConfig, weight_bytes: float | None) -> MoEModel:
+    """The model, whose experts have so many bytes a weight, or those that it states."""
+    built = build_model(model)
+    return built if weight_bytes is None else replace(built, bytes=replace(built.bytes, experts=weight_bytes))
 
 
 def _busiest(carried: np.ndarray | None, topology: AbstractTopology | None) -> list[int] | None:

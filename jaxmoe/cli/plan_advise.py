@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder
-from jaxmoe.config import build_layer_model, build_model
+from jaxmoe.config import build_layer_model, build_model, element_bytes
 from jaxmoe.engine.copies import replica_model
 from jaxmoe.experiment.advice import Advice, Case, advice_report, alternatives
 from jaxmoe.experiment.advice import advise as advised
@@ -45,7 +45,7 @@ class Asked:
     steps: int
 
 
-def place_for_time(folder: OutputFolder, asked: Asked, weight_bytes: float) -> None:
+def place_for_time(folder: OutputFolder, asked: Asked, weight_bytes: float | None) -> None:
     """Place copies for the time of a layer on a machine."""
     with StageTimer() as clock:
         if asked.model is None:
@@ -53,7 +53,7 @@ def place_for_time(folder: OutputFolder, asked: Asked, weight_bytes: float) -> N
         check_format(asked.to)
         with clock.stage("load"):
             windows, ids = windows_of(asked.loads, asked.model)
-            scenario = serving_scenario(asked.machine, asked.model, asked.tokens, weight_bytes)
+            scenario = serving_scenario(asked.machine, asked.model, asked.tokens, costs=_costs(weight_bytes))
             moe, layer = build_model(scenario.model), build_layer_model(scenario, "sharded")
             if layer.machine.num_nodes != asked.ranks:
                 raise OptionError(f"--ranks is {asked.ranks}, but --machine has {layer.machine.num_nodes} nodes")
@@ -81,13 +81,19 @@ def place_for_time(folder: OutputFolder, asked: Asked, weight_bytes: float) -> N
             "source": {"path": str(asked.loads), "windows": len(windows)},
             "plan": plan_report(plan, windows.sum(axis=0)),
             "written": {"format": asked.to, "path": str(target)},
+            "bytes_per_element": vars(element_bytes(scenario)),
             "layer_s": seconds,
             "choice": asked.choice,
             "notes": notes,
         }
         folder.write_json("summary.json", report | {"wall_s": clock.report()})
-        _print_seconds(seconds, f"{scenario.name}: {asked.slots} slots, copies picked {asked.choice}")
+        title = f"{scenario.name}: {asked.slots} slots, copies picked {asked.choice}"
+        _print_seconds(seconds, f"{title}; {element_bytes(scenario).told()}")
         print_warnings(notes)
+
+
+def _costs(weight_bytes: float | None) -> dict[str, float]:
+    return {} if weight_bytes is None else {"weight_bytes_per_element": weight_bytes}
 
 
 def check_format(to: str) -> None:
@@ -140,14 +146,14 @@ def advise(
     tokens: int,
     steps: int,
     context: int,
-    weight_bytes: float,
+    weight_bytes: float | None,
 ) -> None:
     """Tell whether placing experts anew pays, and write the placement to deploy."""
     with StageTimer() as clock:
         check_format(to)
         with clock.stage("load"):
             windows, ids = windows_of(trace, model)
-            scenario = serving_scenario(machine, model, tokens, weight_bytes, context)
+            scenario = serving_scenario(machine, model, tokens, context, _costs(weight_bytes))
             moe = build_model(scenario.model)
             ids = _layer_ids(ids, windows, moe, trace)
             case = Case(scenario, tokens, steps, choice_of(choice))
@@ -161,13 +167,14 @@ def advise(
             "command": "plan advise",
             **surroundings(),
             "source": {"path": str(trace), "windows": len(windows)},
+            "bytes_per_element": vars(element_bytes(scenario)),
             **advice_report(advice),
             "alternatives_token_s": others,
             "written": {"format": to, "path": str(target)},
             "notes": notes,
         }
         folder.write_json("summary.json", report | {"wall_s": clock.report()})
-        _print_actions(advice, scenario.name)
+        _print_actions(advice, f"{scenario.name}; {element_bytes(scenario).told()}")
         _print_alternatives(others)
         typer.echo(advice.sentence)
         print_warnings(notes)

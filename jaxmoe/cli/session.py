@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from jaxmoe.config import load_scenario
+from jaxmoe.config import ModelConfig, load_model, load_scenario, told_reading
 from jaxmoe.config.hardware_space import read_space
 from jaxmoe.errors import InputError
 from jaxmoe.files import atomic_write
@@ -202,8 +202,8 @@ def runs(
 ) -> Callable[[Callable], Callable]:
     """Give a signature the body `function(folder, interrupts, ...)` of a module of this package.
 
-    A wrong key in a `scenario`, or in a file that `check` reads, is reported before JAX is loaded. A pipe is not
-    checked early, as it can be read only once.
+    A wrong key in a `scenario`, or in a file that `check` reads, is reported before JAX is loaded, and so is how a
+    config.json of the model was read. A pipe is not checked early, as it can be read only once.
     """
 
     def with_body(signature: Callable) -> Callable:
@@ -213,7 +213,9 @@ def runs(
                 if check is not None and not _is_pipe(given["config"]):
                     check(given["config"])
                 if scenario and not _is_pipe(given["config"]):
-                    load_scenario(given["config"], given["overrides"] or ())
+                    tell_model(load_scenario(given["config"], given["overrides"] or ()).model)
+                if given.get("model") is not None:
+                    tell_model(load_model(given["model"], "--model"))
                 if given.get("hardware") is not None:
                     read_space(given["hardware"])
                 body = getattr(import_module(f"jaxmoe.cli.{module}"), function)
@@ -222,6 +224,12 @@ def runs(
         return command
 
     return with_body
+
+
+def tell_model(model: ModelConfig) -> None:
+    """Tell how a config.json was read: what comes from which of its fields, and which parts are not counted."""
+    for line in told_reading(model):
+        messages().print(f"[yellow]note:[/] {escape(line)}")
 
 
 def _is_pipe(path: Path) -> bool:

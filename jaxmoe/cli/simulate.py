@@ -8,6 +8,7 @@ import numpy as np
 from jaxmoe.cli.comparison_output import new_table, print_memory, print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.timeline import ShownLayer, check_target, write_layer, write_layers
+from jaxmoe.config import element_bytes
 from jaxmoe.experiment.inputs import Inputs, OptionError, read_inputs
 from jaxmoe.experiment.simulation import (
     Simulation,
@@ -118,7 +119,7 @@ def _print(inputs: Inputs, simulation: Simulation) -> None:
     factor, unit = time_unit(max(float(run.seconds.mean()) for run in simulation.runs.values()))
     count = simulation.iterations.count
     title = f"{inputs.scenario.name}: {len(inputs.layer_ids)} layers, mean of {count} iterations, "
-    title += f"{_plan_of(inputs, simulation)} [{unit}]"
+    title += f"{_plan_of(inputs, simulation)}; {element_bytes(inputs.scenario).told()} [{unit}]"
     columns = (*simulation.stages, "total", "p95", "speed-up", "simulated\n(model there)")
     table = new_table(title, "system", (*columns, "model's mean abs\nerror, %"))
     for name in simulation.runs:

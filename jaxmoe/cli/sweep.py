@@ -1,6 +1,6 @@
 """`jaxmoe sweep`: all points of a study, and what they tell."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from rich.table import Table
 from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder, messages
 from jaxmoe.cli.sweep_answers import draw_map, map_axes, print_limits, tell_effects
+from jaxmoe.config import Scenario, element_bytes
+from jaxmoe.errors import InputError
 from jaxmoe.experiment.metrics import Row, column_of
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.registry import METRICS
@@ -21,7 +23,7 @@ from jaxmoe.sweep.analysis import METHOD, Elasticities, Winner, check_metrics, c
 from jaxmoe.sweep.analysis import elasticities as worth
 from jaxmoe.sweep.analysis import pareto as front
 from jaxmoe.sweep.explanation import Explanation, explained, find_point
-from jaxmoe.sweep.points import Space, SweepError
+from jaxmoe.sweep.points import Point, Space, SweepError
 from jaxmoe.sweep.results import ELASTICITIES, MANIFEST, POINTS, STUDY, Results
 from jaxmoe.sweep.run import Progress as Report
 from jaxmoe.sweep.run import Sweep, locked, run_sweep, writing
@@ -129,7 +131,7 @@ def _bar(interrupts: Interrupts) -> Iterator[Report]:
 def _print_sweep(study: Study, sweep: Sweep) -> None:
     """How it went, and the best point by the first metric."""
     first = study.config.metrics[0]
-    table = Table(title=escape(f"{study.config.name}: {len(sweep.points)} points"))
+    table = Table(title=escape(f"{study.config.name}: {len(sweep.points)} points; {_bytes(study, sweep.points)}"))
     for column in ("computed now", "groups", "compilations", "compiled again, smaller", "points/s"):
         table.add_column(column, justify="right")
     table.add_column(f"best by {first}")
@@ -137,6 +139,22 @@ def _print_sweep(study: Study, sweep: Sweep) -> None:
     counts = (sweep.computed, sweep.groups, sweep.compiles, sweep.too_large)
     table.add_row(*map(str, counts), rate, _told(study, sweep, first))
     print_table(table)
+
+
+def _bytes(study: Study, points: Sequence[Point]) -> str:
+    """Bytes of an element where all points have the same."""
+    space, of_model = Space(study), {str(point.values.get("model")): point for point in points}
+    if any(key.startswith(("costs.", "model.bytes")) for key in points[0].values):
+        return "bytes by point"
+    told = {element_bytes(scenario).told() for point in of_model.values() if (scenario := _scenario(space, point))}
+    return told.pop() if len(told) == 1 else "bytes by point"
+
+
+def _scenario(space: Space, point: Point) -> Scenario | None:
+    try:
+        return space.scenario(point.values)
+    except InputError:  # the results have the reason
+        return None
 
 
 def _told(study: Study, sweep: Sweep, name: str) -> str:

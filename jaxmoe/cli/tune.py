@@ -17,6 +17,7 @@ from jaxmoe.cli.comparison_output import (
     print_warnings,
 )
 from jaxmoe.cli.session import INTERRUPTED, Interrupts, OutputFolder, progress_bars
+from jaxmoe.config import element_bytes
 from jaxmoe.experiment.comparison import (
     Comparison,
     check_copies,
@@ -121,7 +122,8 @@ def evaluate(
 
 
 def _print(inputs: Inputs, comparison: Comparison, topics: Mapping[str, Mapping[str, float]]) -> None:
-    print_comparison(inputs, comparison, f"{inputs.scenario.name}: mean over {len(inputs.layer_ids)} layers")
+    title = f"{inputs.scenario.name}: mean over {len(inputs.layer_ids)} layers; {element_bytes(inputs.scenario).told()}"
+    print_comparison(inputs, comparison, title)
     if topics:
         print_topics(topics)
     print_warnings(comparison_warnings(comparison, inputs))

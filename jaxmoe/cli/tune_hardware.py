@@ -13,7 +13,7 @@ from rich.table import Table
 
 from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
-from jaxmoe.config import Scenario, resolved
+from jaxmoe.config import Scenario, element_bytes, resolved
 from jaxmoe.config.hardware_space import SYSTEM, read_space
 from jaxmoe.config.loader import override_values
 from jaxmoe.engine import LayerTime
@@ -221,7 +221,10 @@ def _print(result: HardwareResult, tried: list[TriedChoice], command: str) -> No
 def _print_numbers(result: HardwareResult) -> None:
     problem, (factor, unit) = result.problem, _shown(result)
     told = f"{problem.space.objective} {result.best.metric * factor:.5g} {unit}".strip()
-    table = new_table(f"{_name(result)}: {told} with {result.best.strategy.name}", "number", ("best", "from", "to"))
+    title = (
+        f"{_name(result)}: {told} with {result.best.strategy.name}; {element_bytes(result.best.scenarios[0]).told()}"
+    )
+    table = new_table(title, "number", ("best", "from", "to"))
     for key, bounds in problem.space.variables.items():
         table.add_row(escape(key), *(f"{value:.5g}" for value in (result.best.numbers[key], bounds.start, bounds.stop)))
     for key in problem.derived:

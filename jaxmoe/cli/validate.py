@@ -8,6 +8,7 @@ from rich.table import Table
 from jaxmoe.cli.comparison_output import draw_scatter, exchange_names, print_memory, print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.timeline import check_target, chosen_layer, write_timeline
+from jaxmoe.config import Scenario, element_bytes
 from jaxmoe.experiment.evaluation import unwitnessed
 from jaxmoe.experiment.inputs import Inputs, OptionError, read_inputs
 from jaxmoe.experiment.stage_timer import StageTimer
@@ -50,15 +51,15 @@ def run(
                 write_timeline(timeline, inputs, next(t for t in trials if t.strategy.name == shown), row)
         summary = provenance("validate", inputs) | validation_report(inputs.layer_ids, trials)
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
-        _print(trials)
+        _print(inputs.scenario, trials)
         print_memory(inputs, strategies)
         print_warnings(unwitnessed(inputs.model))
 
 
-def _print(trials: list[Trial]) -> None:
+def _print(scenario: Scenario, trials: list[Trial]) -> None:
     """How model and simulator agree, by strategy and batch size, and how long it takes without barriers."""
     few = "R2 goes by the spread of the simulated times: of few times, or of times that are alike, it says little"
-    table = Table(title="model against event simulation", caption=few)
+    table = Table(title=f"model against event simulation; {element_bytes(scenario).told()}", caption=few)
     table.add_column("strategy", no_wrap=True)
     table.add_column("exchange")
     for column in ("tokens", "communication\nR2", "mean abs\nerror, %", "total\nR2", "mean abs\nerror, %"):

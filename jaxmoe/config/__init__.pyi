@@ -9,6 +9,8 @@ from .build import build_machine as build_machine
 from .build import build_time_model as build_time_model
 from .build import build_topology as build_topology
 from .build import build_tuner_settings as build_tuner_settings
+from .element_bytes import ScenarioBytes as ScenarioBytes
+from .element_bytes import element_bytes as element_bytes
 from .energy import unstated_energy as unstated_energy
 from .explain import ConfigSource as ConfigSource
 from .loader import load_hardware as load_hardware
@@ -19,6 +21,7 @@ from .loader import load_section as load_section
 from .loader import resolved as resolved
 from .model import ModelConfig as ModelConfig
 from .model import build_model as build_model
+from .model import told_reading as told_reading
 from .networks import HardwareConfig as HardwareConfig
 from .schema import FileTrace as FileTrace
 from .schema import PresetTrace as PresetTrace

@@ -90,10 +90,12 @@ def _inner_with_numbers(part: Any, numbers: Mapping[str, Any]) -> Any:
 
 
 def number_at(section: Section, key: str) -> float:
-    """The number that a section has at a dotted key."""
+    """The number that a section has at a dotted key. Raises `ConfigError` for null."""
     node: Any = section
     for name in key.split("."):
         node = next(entry for entry in node if entry.name == name) if isinstance(node, tuple) else getattr(node, name)
+    if node is None:
+        raise ConfigError(f"{key} is null; expected a number to start from. Write one with --set {key}=NUMBER.")
     return float(node)
 
 

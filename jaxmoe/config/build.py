@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from jaxmoe.config.base import ConfigError
 from jaxmoe.config.dies import DieConfig, MeasuredGemmConfig, MemoryConfig, TiledGemmConfig
+from jaxmoe.config.element_bytes import element_bytes
 from jaxmoe.config.energy import build_energy, whole_machine
 from jaxmoe.config.graph import GraphConfig, as_graph
 from jaxmoe.config.machine import LinkConfig
@@ -136,10 +137,7 @@ def build_time_model(hardware: HardwareConfig, order: Order | None = None) -> Co
 def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]) -> Layer:
     """The machine and what one MoE layer of the model costs on it: B and FLOP."""
     model, costs = build_model(scenario.model), scenario.costs
-    dispatched, combined = (
-        costs.bytes_per_element if own is None else own
-        for own in (costs.dispatch_bytes_per_element, costs.combine_bytes_per_element)
-    )
+    widths = element_bytes(scenario)
     machine = build_machine(scenario.hardware, scenario.workload.batch_tokens, model.expert_size)
     for name in suited(scenario.tuning.exchanges, machine.topology):
         try:
@@ -150,9 +148,9 @@ def build_layer_model(scenario: Scenario, mode: Literal["sharded", "replicated"]
         machine=machine,
         costs=LayerCosts.of(
             model,
-            dispatch_bytes_per_element=dispatched,
-            combine_bytes_per_element=combined,
-            weight_bytes_per_element=costs.weight_bytes_per_element,
+            dispatch_bytes_per_element=widths.dispatch,
+            combine_bytes_per_element=widths.combine,
+            weight_bytes_per_element=widths.experts,
             metadata_bytes_per_choice=costs.metadata_bytes_per_choice,
             products=FFN_FLOPS[costs.ffn_flops] // 2,
             deciding=None if costs.deciding is None else _deciding(costs.deciding),
@@ -176,27 +174,27 @@ def _exchange(key: str, name: str, topology: AbstractTopology) -> AbstractExchan
 
 
 def build_even_parts(scenario: Scenario) -> EvenParts:
-    """FLOPs, weight bytes and KV cache bytes of the parts that every token passes, over all layers of the model.
+    """FLOPs, weight bytes and KV cache bytes of the parts that every token passes, over all layers that have them.
 
     The parts are attention, dense FFNs and shared experts. Raises `ModelError` where the model does not state them.
 
     FFNs count FLOPs as `costs.ffn_flops` says, attention two for each weight and for each product with the context.
     """
     model, costs = build_model(scenario.model), scenario.costs
-    context, width = scenario.workload.context_tokens, costs.weight_bytes_per_element
+    context, widths = scenario.workload.context_tokens, element_bytes(scenario)
 
     def ffn(parameters: Number) -> EvenPart:
         flops = parameters / 3 * FFN_FLOPS[costs.ffn_flops]  # a gated FFN is three matrices
-        return EvenPart(_number(flops), _number(parameters * width), _number(0))
+        return EvenPart(_number(flops), _number(parameters * widths.dense), _number(0))
 
     parameters, attention = model.attention_parameters, model.attention
     assert attention is not None  # else counting its parameters would have raised
     flops = 2 * (parameters + context * attention.context_products)
-    cache = context * attention.cache_elements * costs.bytes_per_element
-    layers = model.num_layers
+    cache = context * attention.cache_elements * widths.kv
+    weights, layers = parameters * widths.attention, model.num_attention_layers
     return EvenParts(
         machine=build_machine(scenario.hardware),
-        attention=EvenPart(_number(layers * flops), _number(layers * parameters * width), _number(layers * cache)),
+        attention=EvenPart(_number(layers * flops), _number(layers * weights), _number(layers * cache)),
         dense=ffn(model.num_dense_layers * model.dense_ffn_parameters),
         shared=ffn(len(model.moe_layer_ids) * model.shared_expert_parameters),
     )

@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,11 +11,11 @@ from pydantic import TypeAdapter, ValidationError
 from jaxmoe.config.base import ConfigError, Section
 from jaxmoe.config.explain import ConfigSource, Draft, explain
 from jaxmoe.config.files import find_file, label_of, named_files, parse_yaml, put_file, read_formatted, shipped
-from jaxmoe.config.model import ModelConfig, describe_model
+from jaxmoe.config.model import ModelConfig, describe_read
 from jaxmoe.config.networks import HardwareConfig
 from jaxmoe.config.schema import Scenario
 from jaxmoe.models import ModelError
-from jaxmoe.models.hugging_face import from_hugging_face, name_of, read_json
+from jaxmoe.models.hugging_face import name_of, read_fields, read_json
 
 # Keys of a scenario that may name a file, and the folder it is in.
 FOLDERS = {"hardware": "hardware", "model": "models", "workload": "workloads"}
@@ -38,8 +38,8 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     `hardware`, `model` and `workload` are mappings or names of files: NAME stands for `hardware/NAME.yaml`
     (`models/`, `workloads/`) in the nearest folder above the scenario that has it, or else for a shipped one. `model`
     may also be the path of a .yaml or .json file, from the folder of the file
-    that has it, or with `--set` from the working folder; one with a key `model_type` is read as a config.json of
-    Hugging Face.
+    that has it, or with `--set` from the working folder; a .json file, or one with a key `model_type`, is read as a
+    config.json of Hugging Face.
 
     `overrides` are texts `key.path=value`, the value in YAML. Shorter key paths are applied first, then the
     order is as given. So `hardware=nmp_8x8` swaps the file, `hardware.link.bandwidth_GB_per_s=75` reaches
@@ -61,9 +61,11 @@ def _with_overrides(path: Path, overrides: list[Override], source: ConfigSource)
     """The scenario with overrides, shorter key paths first."""
     draft = _read(path)
     _apply(draft, [override for override in overrides if len(override[0]) == 1], source)
+    inner = [override for override in overrides if len(override[0]) > 1]
+    given = {keys[1]: value if len(keys) == 2 else None for keys, value in inner if keys[0] == "model"}
     for key, folder in FOLDERS.items():
-        _resolve(draft, key, folder, path)
-    _apply(draft, [override for override in overrides if len(override[0]) > 1], source)
+        _resolve(draft, key, folder, path, given)
+    _apply(draft, inner, source)
     for keys in PATHS:
         _anchor(draft, keys)
     if str(draft.get("system", "plan")).endswith(".npz"):  # else it is the name of a strategy
@@ -99,7 +101,7 @@ def load_named(schema: object, key: str, name: str, option: str) -> Any:
     """
     here = Path.cwd()
     draft = Draft({key: name}, ConfigSource(option, here))
-    _resolve(draft, key, FOLDERS[key], here / "configs" / "any.yaml")
+    _resolve(draft, key, FOLDERS[key], here / "configs" / "any.yaml", {})
     return validated(schema, Draft(draft.data[key], draft.source((key,))))  # type: ignore[arg-type]
 
 
@@ -151,27 +153,40 @@ def _apply(draft: Draft, overrides: list[Override], source: ConfigSource) -> Non
         draft.put(keys, value, source)
 
 
-def _resolve(draft: Draft, key: str, folder: str, scenario: Path) -> None:
-    """Put the content of the file in the place of its name. A part without a name gets that of its file."""
+def _resolve(draft: Draft, key: str, folder: str, scenario: Path, given: Mapping[str, object]) -> None:
+    """Put the content of the file in the place of its name. A part without a name gets that of its file.
+
+    `given` are keys of the model that are put over its file, so that a config.json need not tell them.
+    """
     part = draft.get(key)
     if isinstance(part, str):
         is_path = key == "model" and part.endswith((".yaml", ".json"))
         file = _at_path(draft, key, part) if is_path else _find(draft, key, part, folder, scenario)
         draft.put((key,), {}, ConfigSource(label_of(file), file.parent, depth=1))
-        put_file(draft, (key,), file, _read_model if key == "model" else read_formatted)
+        put_file(draft, (key,), file, _model_reader(given) if key == "model" else read_formatted)
     elif isinstance(part, dict):
         part.setdefault("name", scenario.stem)
 
 
-def _read_model(file: Path) -> dict[str, object]:
-    """The description of a model, from a file that holds one or a config.json of Hugging Face."""
-    try:
-        content = read_json(file) if file.suffix == ".json" else read_formatted(file)
-        if "model_type" in content:
-            return describe_model(from_hugging_face(content, name_of(file)))
-        return content if "base" in content else {"name": name_of(file)} | content
-    except ModelError as error:
-        raise ConfigError(f"{label_of(file)}: {error}") from error
+def _model_reader(given: Mapping[str, object]) -> Callable[[Path], dict[str, object]]:
+    """Reads descriptions of a model, from files that hold one or a config.json of Hugging Face.
+
+    Files are read before their base: what they state, and `given`, a config.json below them need not tell.
+    """
+    stated = dict(given)
+
+    def read(file: Path) -> dict[str, object]:
+        try:
+            is_json = file.suffix == ".json"
+            content = read_json(file) if is_json else read_formatted(file)
+            if "model_type" in content or (is_json and not {"base", "moe_layer_ids"} & content.keys()):
+                return describe_read(read_fields(content, name_of(file), stated))
+            stated.update(content)
+            return content if "base" in content else {"name": name_of(file)} | content
+        except ModelError as error:
+            raise ConfigError(f"{label_of(file)}: {error}") from error
+
+    return read
 
 
 def _at_path(draft: Draft, key: str, path: str) -> Path:

@@ -5,9 +5,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from jaxmoe.config.base import Count, Name, Section
+from jaxmoe.config.base import Count, Name, Positive, Section
 from jaxmoe.errors import RuleError
-from jaxmoe.models import Attention, GroupedQueryAttention, LatentAttention, MoEModel, SharedExperts
+from jaxmoe.models import (
+    Attention,
+    ElementBytes,
+    GroupedQueryAttention,
+    LatentAttention,
+    MoEModel,
+    ReadModel,
+    SharedExperts,
+)
+from jaxmoe.models.element_bytes import UNQUANTISED
 
 
 class LayerRange(Section):
@@ -77,6 +86,24 @@ class LatentConfig(Section):
     value_size: Count = Field(description="the length of a head's value", examples=[128])
 
 
+class BytesConfig(Section):
+    """Bytes of one element of each kind of data, scales included."""
+
+    experts: Positive = Field(
+        default=UNQUANTISED, description="the bytes of one weight of a routed expert", examples=[1]
+    )
+    dense: Positive = Field(
+        default=UNQUANTISED, description="the bytes of one weight of a dense layer or a shared expert", examples=[1]
+    )
+    attention: Positive = Field(
+        default=UNQUANTISED, description="the bytes of one weight of the attention", examples=[1]
+    )
+    activations: Positive = Field(
+        default=UNQUANTISED, description="the bytes of one element of a hidden vector on a link", examples=[2]
+    )
+    kv: Positive = Field(default=UNQUANTISED, description="the bytes of one element of a key or value", examples=[2])
+
+
 class ModelConfig(Section):
     """Sizes of a Mixture-of-Experts model. A layer's time and memory need those without a default."""
 
@@ -110,11 +137,25 @@ class ModelConfig(Section):
         default=None,
         description="the attention as a mapping, {kind: grouped_query, ..} or {kind: latent, ..}, or null if not known",
     )
+    attention_layers: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="the number of layers that have this attention, or null for all", examples=[12]
+    )
     vocabulary_size: Count | None = Field(
         default=None, description="the number of tokens in the vocabulary, or null if not known", examples=[32000]
     )
     tied_embeddings: bool = Field(
         default=False, description="whether both ends of the model have the same embedding table", examples=[False]
+    )
+
+    bytes: BytesConfig = Field(
+        default=BytesConfig(), description="the bytes of one element by kind of data, 2 where a kind is left out"
+    )
+    read_from: dict[str, str] = Field(
+        default={}, description="the fields of a config.json that keys were read from, as a mapping"
+    )
+    # Strict mode would refuse the list that YAML gives; the entries stay strict.
+    not_counted: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        default=(), description="the parts of the published model that are left out here", examples=[["vision encoder"]]
     )
 
     @model_validator(mode="after")
@@ -130,6 +171,14 @@ class ModelConfig(Section):
         if self.num_layers is not None and self.num_layers <= last:
             least = f"more than {last}, the last of moe_layer_ids"
             raise RuleError(("num_layers",), self.num_layers, least, "Raise it or correct moe_layer_ids")
+        return self
+
+    @model_validator(mode="after")
+    def _attention_in_layers(self) -> "ModelConfig":
+        layers = self.num_layers or self.moe_layer_ids.ids[-1] + 1
+        if self.attention_layers is not None and self.attention_layers > layers:
+            most = f"at most the {layers} layers of the model"
+            raise RuleError(("attention_layers",), self.attention_layers, most, "Lower it, or write null for all")
         return self
 
     @model_validator(mode="after")
@@ -163,8 +212,10 @@ def build_model(model: ModelConfig) -> MoEModel:
         expert_groups=model.expert_groups,
         groups_per_token=model.groups_per_token,
         attention=_built(model.attention),
+        attention_layers=model.attention_layers,
         vocabulary_size=model.vocabulary_size,
         tied_embeddings=model.tied_embeddings,
+        bytes=ElementBytes(**{name: getattr(model.bytes, name) for name in BytesConfig.model_fields}),
     )
 
 
@@ -172,6 +223,27 @@ def describe_model(model: MoEModel) -> dict[str, Any]:
     """The mapping that a user would write for a model."""
     attention = None if model.attention is None else {"kind": _kind(model.attention), **asdict(model.attention)}
     return asdict(model) | {"moe_layer_ids": _as_range(model.moe_layer_ids), "attention": attention}
+
+
+def describe_read(read: ReadModel) -> dict[str, Any]:
+    """The mapping for a model that was read from a config.json, with how it was read."""
+    return describe_model(read.model) | {"read_from": read.read_from, "not_counted": list(read.not_counted)}
+
+
+def told_reading(model: ModelConfig) -> list[str]:
+    """What was read from which field of a config.json, and which parts are left out, a line each where there is any."""
+    lines = []
+    if model.read_from:
+        told = (f"{key}{_number(getattr(model, key))} from {fields}" for key, fields in model.read_from.items())
+        lines.append(f"{model.name}: read by its fields: {'; '.join(told)}")
+    if model.not_counted:
+        lines.append(f"{model.name}: not counted: {'; '.join(model.not_counted)}")
+    return lines
+
+
+def _number(value: object) -> str:
+    """A number as it stands after its key; nothing for what is no number."""
+    return f" {value}" if type(value) is int else ""
 
 
 def _built(attention: GroupedQueryConfig | LatentConfig | None) -> Attention | None:

@@ -110,7 +110,12 @@ class CostsConfig(Section):
         description="the FLOPs per token and expert, 6hi for a gated FFN or 2hi as hd_moe counts them",
         examples=["6hi"],
     )
-    bytes_per_element: Positive = Field(default=4.0, description="the bytes of one activation on a link", examples=[2])
+    bytes_per_element: Positive | None = Field(
+        default=None,
+        description="the bytes of one activation on a link, and of one element of a key or value, or null for those of "
+        "model.bytes",
+        examples=[2],
+    )
     dispatch_bytes_per_element: Positive | None = Field(
         default=None,
         description="the bytes of one activation in dispatch, or null for bytes_per_element",
@@ -127,8 +132,10 @@ class CostsConfig(Section):
         "its number and gate probability",
         examples=[8],
     )
-    weight_bytes_per_element: Positive = Field(
-        default=4.0, description="the bytes of one weight in memory", examples=[2]
+    weight_bytes_per_element: Positive | None = Field(
+        default=None,
+        description="the bytes of one weight in memory, of experts and all else, or null for those of model.bytes",
+        examples=[2],
     )
     exchange: ExchangeName = Field(
         default="lowest_host",

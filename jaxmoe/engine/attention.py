@@ -87,25 +87,28 @@ def grouped_attention(
     *,
     bytes_per_element: float,
     weight_bytes_per_element: float,
+    kv_bytes_per_element: float | None = None,
     linear_speedup: float = 1.0,
     closing: Rounds | None = None,
 ) -> GroupedAttention:
     """The attention of a model in groups of `group_size` nodes, each token reading `context_tokens` before it.
 
     Linear layers run `linear_speedup` times as fast as the die's rate (2 for INT8 on a machine stated in FP16,
-    moentwine VI-A1). Keys and values have `bytes_per_element`. Heads of grouped queries that share keys and values stay
-    together, so more nodes than key heads read copies; the short vectors of latent attention are common to all heads,
-    and every node of a group reads them whole. Raises `ModelError` for a model without attention.
+    moentwine VI-A1). Hidden vectors have `bytes_per_element`, and keys and values too unless stated. Heads of grouped
+    queries that share keys and values stay together, so more nodes than key heads read copies; the short vectors of
+    latent attention are common to all heads, and every node of a group reads them whole. Raises `ModelError` for a
+    model without attention.
     """
     projections = 2.0 * moe.attention_parameters / group_size
     attention = moe.attention
     assert attention is not None  # or its parameters could not be counted
     context = 2.0 * attention.context_products * context_tokens / group_size
+    kv_bytes = bytes_per_element if kv_bytes_per_element is None else kv_bytes_per_element
     copies = min(group_size, attention.kv_heads) if isinstance(attention, GroupedQueryAttention) else 1
     return GroupedAttention(
         flops_per_token=_number(projections / linear_speedup + context),
         weight_bytes=_number(moe.attention_parameters * weight_bytes_per_element / group_size),
-        context_bytes=_number(attention.cache_elements * context_tokens * bytes_per_element / copies),
+        context_bytes=_number(attention.cache_elements * context_tokens * kv_bytes / copies),
         vector_bytes=_number(moe.hidden_size * bytes_per_element),
         groups=_number(float(groups)),
         all_reduce=all_reduce,

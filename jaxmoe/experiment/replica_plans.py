@@ -1,5 +1,6 @@
 """Expert slots on a serving machine: batches of counts for tuning, and exact times and replays of single tokens."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,12 +25,17 @@ EXCHANGE = "token_home"  # a token's results come back to the rank where it live
 Slots = Int[np.ndarray, "layer slot"]
 Windows = Float[np.ndarray, "window layer expert"]
 FIT_BATCHES = 16
+# Costs of an engine with FP8 weights, FP8 in dispatch and BF16 in combine.
+FP8_DISPATCH = {"bytes_per_element": 2.0, "dispatch_bytes_per_element": 1.0, "weight_bytes_per_element": 1.0}
 
 
 def serving_scenario(
-    machine: Path, model: str, tokens: int, weight_bytes: float = 1.0, context: int = 1024
+    machine: Path, model: str, tokens: int, context: int = 1024, costs: Mapping[str, float] | None = None
 ) -> Scenario:
-    """A serving engine on a machine: `tokens` of all ranks in a step, FP8 in dispatch and BF16 in combine."""
+    """A serving engine on a machine: `tokens` of all ranks in a step, with bytes of the model where no costs are given.
+
+    `costs` are keys of the section costs of a scenario.
+    """
     return Scenario.model_validate(
         {
             "name": f"{Path(model).stem} on {machine.stem}",
@@ -40,13 +46,7 @@ def serving_scenario(
                 "context_tokens": context,
                 "trace": {"kind": "synthetic", "tokens": max(tokens, 8192)},
             },
-            "costs": {
-                "bytes_per_element": 2,
-                "dispatch_bytes_per_element": 1,
-                "weight_bytes_per_element": weight_bytes,
-                "metadata_bytes_per_choice": 8,
-                "exchange": EXCHANGE,
-            },
+            "costs": {"metadata_bytes_per_choice": 8, "exchange": EXCHANGE, **(costs or {})},
             "strategies": {"hybrid_regions": 1},
         }
     )

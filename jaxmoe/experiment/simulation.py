@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxmoe.config import element_bytes
 from jaxmoe.config.networks import WafersConfig
 from jaxmoe.engine import LayerTime
 from jaxmoe.experiment.evaluation import describe
@@ -134,8 +135,7 @@ def setting_of(inputs: Inputs, strategy: Strategy, history: GatingTrace) -> Depl
         exchange=placement.exchanges(),
         model=replace(inputs.model, mode=placement.computed_mode),
         moe=inputs.moe,
-        weight_bytes_per_element=scenario.costs.weight_bytes_per_element,
-        bytes_per_element=scenario.costs.bytes_per_element,
+        bytes=element_bytes(scenario),
         batch_tokens=scenario.workload.batch_tokens,
         context_tokens=scenario.workload.context_tokens,
         history=history,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.config import build_even_parts, resolved, unstated_energy
+from jaxmoe.config import build_even_parts, element_bytes, resolved, unstated_energy
 from jaxmoe.experiment.comparison import Comparison
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
 from jaxmoe.experiment.limits import layer_limits
@@ -25,6 +25,7 @@ def provenance(command: str, inputs: Inputs) -> dict[str, Any]:
         "command": command,
         "scenario": resolved(inputs.scenario),
         "seed": inputs.scenario.seed,
+        "bytes_per_element": vars(element_bytes(inputs.scenario)),
         **surroundings(),
         "trace": {
             "path": inputs.trace_path,

@@ -232,5 +232,5 @@ class HDMoE(HDMoESettings, AbstractSystem):
     def _allowance(self, setting: DeploymentSetting) -> AbstractAllowance:
         if self.window == "fixed":
             return FixedAllowance(jnp.asarray(self.experts))
-        sizes = (setting.moe.hidden_size, setting.moe.expert_size, setting.weight_bytes_per_element)
+        sizes = (setting.moe.hidden_size, setting.moe.expert_size, setting.bytes.experts)
         return WindowAllowance(*(jnp.asarray(float(size)) for size in sizes))

@@ -12,7 +12,7 @@ from jaxmoe.des import Fabric, LayerDescription, SimulatedRun
 from jaxmoe.engine import Layer, LayerTime
 from jaxmoe.errors import InputError
 from jaxmoe.methods.settings.base import SystemSettings
-from jaxmoe.models import MoEModel
+from jaxmoe.models import ElementBytes, MoEModel
 from jaxmoe.network import AbstractExchange
 from jaxmoe.placement.copies import Copies
 from jaxmoe.placement.exchange import Exchange
@@ -36,8 +36,7 @@ class DeploymentSetting:
     exchange: tuple[Exchange | str, ...]
     model: Layer
     moe: MoEModel
-    weight_bytes_per_element: float
-    bytes_per_element: float
+    bytes: ElementBytes
     batch_tokens: int
     context_tokens: int
     history: GatingTrace  # the layers of the plan, before the run

@@ -1,4 +1,7 @@
+from .element_bytes import ElementBytes as ElementBytes
+from .hugging_face import ReadModel as ReadModel
 from .hugging_face import from_hugging_face as from_hugging_face
+from .hugging_face import read_fields as read_fields
 from .moe import Attention as Attention
 from .moe import GroupedQueryAttention as GroupedQueryAttention
 from .moe import LatentAttention as LatentAttention

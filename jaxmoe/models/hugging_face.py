@@ -1,32 +1,88 @@
-"""Models from the config.json that Hugging Face has beside their weights; its `model_type` says how to read it.
+"""Models from the config.json that Hugging Face has beside their weights, read by what its fields mean.
 
-Keys may be absent where every version of the family's code has the same default; then that is what counts.
+The family of a model is not asked. Fields that only some families have say what these do: dense layers, latent
+attention, layers without attention. What the fields do not tell has to be given otherwise.
 """
 
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxmoe.models.config_fields import (
+    DENSE_FIRST,
+    DENSE_SIZE,
+    EXPERT_SIZE,
+    GROUPS,
+    GROUPS_PER_TOKEN,
+    HEAD_SIZE,
+    HEADS,
+    HIDDEN_SIZE,
+    KV_HEADS,
+    MEANINGS,
+    MOST_LAYERS,
+    NUM_EXPERTS,
+    NUM_LAYERS,
+    REMEDY,
+    SHARED_COUNT,
+    SHARED_SIZE,
+    TOP_K,
+    VOCABULARY,
+    Fields,
+    Meaning,
+    shown,
+)
+from jaxmoe.models.element_bytes import UNQUANTISED, ElementBytes, QuantisationError, bytes_of_dtype, quantised
 from jaxmoe.models.moe import Attention, GroupedQueryAttention, LatentAttention, ModelError, MoEModel, SharedExperts
 
-MOST_LAYERS = 10_000  # a hundred times what models have
-REMEDY = "use the config.json that was published with the model"
+
+@dataclass(frozen=True)
+class ReadModel:
+    """A model, the fields that each of its keys was read from, and parts of the published model that it leaves out."""
+
+    model: MoEModel
+    read_from: dict[str, str]
+    not_counted: tuple[str, ...]
 
 
 def from_hugging_face(config: dict[str, Any], name: str) -> MoEModel:
-    """The model that the content of a config.json describes.
+    """The model that the content of a config.json describes. Raises `ModelError` as `read_fields` does."""
+    return read_fields(config, name).model
 
-    Raises `ModelError` for a family that is not known, a dense model, and keys that are missing or wrong.
+
+def read_fields(config: dict[str, Any], name: str, given: Mapping[str, Any] | None = None) -> ReadModel:
+    """The model that the content of a config.json describes, and how it was read.
+
+    `given` are keys of the model that are written elsewhere, so that no field has to tell them. Raises `ModelError` for
+    a dense model, for values that are wrong, and for what no field tells.
     """
-    family = config.get("model_type")
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise ModelError(
-            f"model_type is {json.dumps(family)}, expected one of {', '.join(FAMILIES)}; "
-            "describe another Mixture-of-Experts model in YAML"
-        )
-    return FAMILIES[family](_Keys(config), name)
+    fields = Fields.of(config, given or {})
+    num_experts, num_layers = _num_experts(fields), fields.required(NUM_LAYERS, most=MOST_LAYERS)
+    moe_layers, groups = _moe_layers(fields, num_layers), _groups(fields, num_experts)
+    expert_size, mixers = fields.required(EXPERT_SIZE), _mixers(fields, num_layers)
+    model = MoEModel(
+        name=name,
+        hidden_size=fields.required(HIDDEN_SIZE),
+        expert_size=expert_size,
+        num_experts=num_experts,
+        top_k=fields.required(TOP_K, most=num_experts),
+        moe_layer_ids=moe_layers,
+        num_layers=num_layers,
+        shared_experts=_shared_experts(fields, expert_size),
+        dense_size=fields.number(DENSE_SIZE) if len(moe_layers) < num_layers else None,
+        expert_groups=groups[0],
+        groups_per_token=groups[1],
+        attention=_attention(fields),
+        attention_layers=None if mixers is None or {*mixers} == {"attention"} else mixers.count("attention"),
+        vocabulary_size=fields.number(VOCABULARY),
+        tied_embeddings=fields.flag("tied_embeddings", "tie_word_embeddings"),
+        bytes=_bytes(fields, moe_layers[len(moe_layers) // 2]),
+    )
+    read = {key: ", ".join(dict.fromkeys(paths)) for key, paths in fields.read.items()}
+    return ReadModel(model, read, tuple(_not_counted(fields, model, mixers)))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -49,222 +105,184 @@ def name_of(path: Path) -> str:
     return path.absolute().parent.name if path.name == "config.json" else path.stem
 
 
-@dataclass(frozen=True)
-class _Keys:
-    """Checked access to the values of an object. `above` leads to it from the top of the file."""
-
-    values: dict[str, Any]
-    above: str = ""
-
-    def count(self, key: str, least: int = 1, most: int | None = None) -> int:
-        """Returns a required integer. Raises `ModelError` where it is missing or outside `least` to `most`."""
-        value = self._present(key)
-        # A boolean is an int to Python.
-        if type(value) is not int or value < least or (most is not None and value > most):
-            within = f"of at least {least}" if most is None else f"from {least} to {most}"
-            raise self._wrong(key, f"a whole number {within}")
-        return value
-
-    def count_or(self, key: str, default: int, least: int = 1, most: int | None = None) -> int:
-        """Returns an integer, or `default` where it is missing or null."""
-        return default if self.values.get(key) is None else self.count(key, least, most)
-
-    def count_or_null(self, key: str, least: int = 1) -> int | None:
-        """Returns an integer, or `None` for null. The key is required: its default depends on the library's version."""
-        return None if self._present(key) is None else self.count(key, least)
-
-    def experts(self, key: str) -> int:
-        """The number of routed experts; some families write 0 or null for a dense model."""
-        if self._present(key) in (0, None):
-            raise ModelError(f"{self.above}{key} is {self._shown(key)}: the model is dense; use one with experts")
-        return self.count(key)
-
-    def flag(self, key: str) -> bool:
-        """True or false, false if it is missing."""
-        if not isinstance(self.values.get(key, False), bool):
-            raise self._wrong(key, "true or false")
-        return self.values.get(key, False)
-
-    def layers(self, key: str, num_layers: int) -> list[int] | None:
-        """A list of layer numbers, `None` if it is missing or null."""
-        layers = self.values.get(key)
-        if layers is None:
-            return None
-        if not isinstance(layers, list) or any(type(n) is not int or not 0 <= n < num_layers for n in layers):
-            raise self._wrong(key, f"a list of layer numbers below {num_layers}")
-        return layers
-
-    def section(self, key: str) -> "_Keys":
-        """The object under a key."""
-        value = self._present(key)
-        if not isinstance(value, dict):
-            raise self._wrong(key, "an object")
-        return _Keys(value, f"{self.above}{key}.")
-
-    def _present(self, key: str) -> Any:
-        if key not in self.values:
-            raise ModelError(f"{self.above}{key} is missing; {REMEDY}")
-        return self.values[key]
-
-    def _wrong(self, key: str, expected: str) -> ModelError:
-        return ModelError(f"{self.above}{key} is {self._shown(key)}, expected {expected}; {REMEDY}")
-
-    def _shown(self, key: str) -> str:
-        try:
-            text = json.dumps(self.values[key])
-        except RecursionError:  # parsed a few levels nearer to the limit than this is
-            return "nested too deeply"
-        return text if len(text) <= 60 else text[:57] + "..."
+def _num_experts(fields: Fields) -> int:
+    """The number of routed experts; some families write 0 or null for a dense model."""
+    number = fields.number(NUM_EXPERTS, least=0)
+    null = next((name for name in NUM_EXPERTS.names if name in fields.values), None)
+    if number == 0 or (number is None and null is not None):
+        said = fields.read.get("num_experts", [null])[0]
+        raise ModelError(f"{said} is {'null' if number is None else 0}: the model is dense; use one with experts")
+    return fields.required(NUM_EXPERTS)
 
 
-def _model(keys: _Keys, name: str, experts: str, expert_size: str, attention: Attention) -> MoEModel:
-    """The model from keys that most Hugging Face families share, with experts in every layer.
-
-    `experts` and `expert_size` are the two keys whose names differ: number of experts, and intermediate size of one.
-    """
-    num_experts, num_layers = keys.experts(experts), keys.count("num_hidden_layers", most=MOST_LAYERS)
-    return MoEModel(
-        name=name,
-        hidden_size=keys.count("hidden_size"),
-        expert_size=keys.count(expert_size),
-        num_experts=num_experts,
-        top_k=keys.count("num_experts_per_tok", most=num_experts),
-        moe_layer_ids=tuple(range(num_layers)),
-        num_layers=num_layers,
-        attention=attention,
-        vocabulary_size=keys.count("vocab_size"),
-        tied_embeddings=keys.flag("tie_word_embeddings"),
-    )
+# Steps from one layer with experts to the next, by the field that states them: from the first layer, or by the last of
+# each step.
+FROM_FIRST = ("moe_layer_freq",)
+BY_LAST = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval")
 
 
-def _grouped_query(keys: _Keys, head_size: int | None = None) -> GroupedQueryAttention:
-    """Grouped-query attention. The head size is `head_size` or the file's `head_dim`, else hidden size / heads."""
-    heads, hidden_size = keys.count("num_attention_heads"), keys.count("hidden_size")
-    return GroupedQueryAttention(
-        heads=heads,
-        kv_heads=keys.count("num_key_value_heads", most=heads),
-        head_size=head_size or keys.count_or("head_dim", hidden_size // heads),
-    )
+def _moe_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
+    """Layers with experts: those that no field takes out."""
+    key, every = "moe_layer_ids", set(range(num_layers))
+    left = [every, *_stated_layers(fields, num_layers)]
+    listed = fields.layers(key, "moe_layers", num_layers)
+    listed = fields.layers(key, "moe_layers_enum", num_layers) if listed is None else listed
+    if listed is not None:
+        left.append(set(listed))
+    for name in (*FROM_FIRST, *BY_LAST):
+        if isinstance(fields.value(name), list) or (name == "interleave_moe_layer_step" and listed is not None):
+            continue
+        step, start = fields.named(key, name), 0 if name in FROM_FIRST else 1
+        left.append({layer for layer in every if step is None or (layer + start) % step == 0})
+    layers = set.intersection(*left)
+    if layers or key in fields.given:
+        return tuple(sorted(layers or every))
+    told = " and ".join(dict.fromkeys(fields.read[key]))
+    raise ModelError(f"by {told} none of the {num_layers} layers has experts: the model is dense; use one with experts")
 
 
-def _with_dense_layers(model: MoEModel, moe_layer_ids: Iterable[int], dense_size: int) -> MoEModel:
-    """The model with experts in these layers only."""
-    layers = tuple(moe_layer_ids)
-    if not layers:
-        raise ModelError(f"none of the {model.num_layers} layers has experts: the model is dense; use one with experts")
-    return replace(model, moe_layer_ids=layers, dense_size=dense_size if len(layers) < model.num_layers else None)
+def _stated_layers(fields: Fields, num_layers: int) -> Iterator[set[int]]:
+    """Layers that may have experts by each field that takes some out."""
+    key, every = "moe_layer_ids", set(range(num_layers))
+    if (first := fields.number(DENSE_FIRST, least=0)) is not None:
+        yield {layer for layer in every if layer >= first}
+    if (start := fields.named(key, "moe_layer_start_index", 0)) is not None:
+        end = fields.named(key, "moe_layer_end_index", -1)
+        yield {layer for layer in every if start <= layer and (end in (None, -1) or layer <= end)}
+    if (period := fields.named(key, "expert_layer_period")) is not None:
+        offset = fields.named(key, "expert_layer_offset", 0) or 0
+        yield {layer for layer in every if layer % period == offset % period}
+    yield every - set(fields.layers(key, "mlp_only_layers", num_layers) or ())
+    if (flags := fields.by_layer(key, "moe_layer_freq", num_layers)) is not None:
+        yield {layer for layer, flag in enumerate(flags) if flag}
+    if (kinds := fields.by_layer(key, "mlp_layer_types", num_layers)) is not None:
+        yield {layer for layer, kind in enumerate(kinds) if kind != "dense"}
 
 
-def _mixtral(keys: _Keys, name: str) -> MoEModel:
-    return _model(keys, name, "num_local_experts", "intermediate_size", _grouped_query(keys))
+def _groups(fields: Fields, num_experts: int) -> tuple[int, int]:
+    """Groups of experts, and how many of them a token may choose from; one where the choice is called greedy."""
+    if fields.value("topk_method") == "greedy":
+        return 1, 1
+    groups = fields.number(GROUPS, most=num_experts) or 1
+    return groups, fields.number(GROUPS_PER_TOKEN, most=groups) or 1
 
 
-def _olmoe(keys: _Keys, name: str) -> MoEModel:
-    return _model(keys, name, "num_experts", "intermediate_size", _grouped_query(keys))
+def _shared_experts(fields: Fields, expert_size: int) -> SharedExperts | None:
+    """Shared experts, as wide as routed ones where no width is stated, and one where no number is."""
+    count, size = fields.number(SHARED_COUNT, least=0), fields.number(SHARED_SIZE, least=0)
+    if count is None and size is None and fields.noted("shared_experts", "intermediate_size_mlp") is not None:
+        count = 1  # Llama 4, whose dense layers have this width, has a shared expert that no field tells
+    if count is None and size:
+        count = 1
+    if not count or size == 0 or fields.value("use_mixed_mlp_moe") is False:
+        return None
+    return SharedExperts(count, size or expert_size)
 
 
-def _gpt_oss(keys: _Keys, name: str) -> MoEModel:
-    """As mixtral, but that the heads together are wider than the hidden vector."""
-    return _model(keys, name, "num_local_experts", "intermediate_size", _grouped_query(keys, keys.count("head_dim")))
+def _attention(fields: Fields) -> Attention | None:
+    """Latent attention where a rank of keys and values is stated, else grouped-query; `None` without heads."""
+    heads = fields.number(HEADS)
+    if heads is None:
+        return None
+    if fields.value("kv_lora_rank") is not None and fields.value("use_mla") is not False:
+        return _latent(fields, heads)
+    head_size = fields.number(HEAD_SIZE) or fields.required(HIDDEN_SIZE) // heads
+    return GroupedQueryAttention(heads, fields.number(KV_HEADS, most=heads) or heads, max(head_size, 1))
 
 
-def _qwen3_moe(keys: _Keys, name: str) -> MoEModel:
-    """Experts in every `decoder_sparse_step`-th layer, counted from 1, but for `mlp_only_layers`."""
-    # Newer versions of the family's code save the number of experts by another name.
-    experts = "num_local_experts" if "num_local_experts" in keys.values else "num_experts"
-    model = _model(keys, name, experts, "moe_intermediate_size", _grouped_query(keys))
-    step = keys.count_or("decoder_sparse_step", 1)
-    dense = keys.layers("mlp_only_layers", model.num_layers) or []
-    moe = (layer for layer in model.moe_layer_ids if (layer + 1) % step == 0 and layer not in dense)
-    return _with_dense_layers(model, moe, keys.count("intermediate_size"))
+def _latent(fields: Fields, heads: int) -> LatentAttention:
+    def size(name: str) -> int:
+        return fields.required(Meaning("attention", f"{name} of latent attention", (name,)))
 
-
-def _qwen2_moe(keys: _Keys, name: str) -> MoEModel:
-    """As qwen3_moe with one shared expert, whose width is its own."""
-    shared = SharedExperts(1, keys.count("shared_expert_intermediate_size"))
-    return replace(_qwen3_moe(keys, name), shared_experts=shared)
-
-
-def _deepseek(keys: _Keys, name: str) -> MoEModel:
-    return _deepseek_layers(keys, name, _grouped_query(keys))
-
-
-def _deepseek_v2(keys: _Keys, name: str) -> MoEModel:
-    """Latent attention, and a token's experts from some of `n_group` groups unless the choice is called greedy."""
-    model = _deepseek_layers(keys, name, _latent(keys))
-    if keys.values.get("topk_method") == "greedy":
-        return model
-    groups = keys.count_or("n_group", 1, most=model.num_experts)
-    return replace(model, expert_groups=groups, groups_per_token=keys.count_or("topk_group", 1, most=groups))
-
-
-def _deepseek_layers(keys: _Keys, name: str, attention: Attention) -> MoEModel:
-    """Dense layers first, then experts in every `moe_layer_freq`-th layer; shared experts as wide as routed ones."""
-    model = _model(keys, name, "n_routed_experts", "moe_intermediate_size", attention)
-    first, step = keys.count("first_k_dense_replace", least=0), keys.count_or("moe_layer_freq", 1)
-    moe = (layer for layer in model.moe_layer_ids if layer >= first and layer % step == 0)
-    model = _with_dense_layers(model, moe, keys.count("intermediate_size"))
-    shared = keys.count_or_null("n_shared_experts", least=0)
-    return replace(model, shared_experts=SharedExperts(shared, model.expert_size) if shared else None)
-
-
-def _latent(keys: _Keys) -> LatentAttention:
+    if "q_lora_rank" not in fields.values:  # what it is by default depends on the version of the library
+        raise ModelError(f"q_lora_rank is missing; write null where queries have no rank, or {REMEDY}")
     return LatentAttention(
-        heads=keys.count("num_attention_heads"),
-        q_rank=keys.count_or_null("q_lora_rank"),
-        kv_rank=keys.count("kv_lora_rank"),
-        nope_size=keys.count("qk_nope_head_dim"),
-        rope_size=keys.count("qk_rope_head_dim"),
-        value_size=keys.count("v_head_dim"),
+        heads=heads,
+        q_rank=fields.named("attention", "q_lora_rank"),
+        kv_rank=size("kv_lora_rank"),
+        nope_size=size("qk_nope_head_dim"),
+        rope_size=size("qk_rope_head_dim"),
+        value_size=size("v_head_dim"),
     )
 
 
-def _llama4(keys: _Keys, name: str) -> MoEModel:
-    return _llama4_text(keys.section("text_config"), name)
+def _mixers(fields: Fields, num_layers: int) -> list[str] | None:
+    """What mixes tokens in every layer, `attention` or another name; `None` where no field tells."""
+    key, every = "attention_layers", range(num_layers)
+    for name in ("layer_types", "layers_block_type"):
+        if (kinds := fields.by_layer(key, name, num_layers)) is not None:
+            return ["attention" if re.search("attention|hybrid", str(kind)) and "linear" not in str(kind) else str(kind)
+                    for kind in kinds]  # fmt: skip
+    if (flags := fields.by_layer(key, "attn_type_list", num_layers)) is not None:
+        return ["attention" if flag == 1 else "linear_attention" for flag in flags]
+    if (interval := fields.named(key, "full_attention_interval")) is not None:
+        return ["linear_attention" if (layer + 1) % interval else "attention" for layer in every]
+    if (period := fields.named(key, "attn_layer_period")) is not None:
+        offset = fields.named(key, "attn_layer_offset", 0) or 0
+        return ["mamba" if (layer - offset) % period else "attention" for layer in every]
+    return None
 
 
-def _llama4_text(keys: _Keys, name: str) -> MoEModel:
-    """Experts in the layers of `moe_layers` or in every `interleave_moe_layer_step`-th; one shared expert as wide."""
-    attention = _grouped_query(keys, keys.count("head_dim"))
-    model = _model(keys, name, "num_local_experts", "intermediate_size", attention)
-    step = keys.count_or("interleave_moe_layer_step", 1)
-    listed = keys.layers("moe_layers", model.num_layers)
-    moe = range(step - 1, model.num_layers, step) if listed is None else sorted(set(listed))
-    model = _with_dense_layers(model, moe, keys.count("intermediate_size_mlp"))
-    return replace(model, shared_experts=SharedExperts(1, model.expert_size))
+def _bytes(fields: Fields, layer: int) -> ElementBytes:
+    """Bytes of elements by the data type and the quantisation of a layer; 2 where no type is stated."""
+    dtype = fields.noted("bytes", "torch_dtype") or fields.noted("bytes", "dtype")
+    unquantised = UNQUANTISED if dtype is None else bytes_of_dtype(dtype)
+    quantisation = fields.value("quantization_config") or {}
+    try:
+        if unquantised is None:
+            raise QuantisationError(f"the data type of the file is {shown(dtype)}, whose bytes are not known")
+        if not isinstance(quantisation, dict):
+            raise QuantisationError(f"quantization_config is {shown(quantisation)}, expected an object")
+        if not quantisation:
+            return ElementBytes(*[unquantised] * 5)
+        fields.noted("bytes", "quantization_config")
+        return quantised(unquantised, quantisation, layer)
+    except QuantisationError as error:
+        if "bytes" in fields.given:
+            return ElementBytes()
+        raise ModelError(f"{error}; write --set model.bytes.experts=NUMBER, or bytes in a YAML file") from None
 
 
-def _dbrx(keys: _Keys, name: str) -> MoEModel:
-    """Names of its own, in sections for attention and experts."""
-    ffn, heads, hidden_size = keys.section("ffn_config"), keys.count("n_heads"), keys.count("d_model")
-    num_experts, num_layers = ffn.experts("moe_num_experts"), keys.count("n_layers", most=MOST_LAYERS)
-    kv_heads = keys.section("attn_config").count("kv_n_heads", most=heads)
-    return MoEModel(
-        name=name,
-        hidden_size=hidden_size,
-        expert_size=ffn.count("ffn_hidden_size"),
-        num_experts=num_experts,
-        top_k=ffn.count("moe_top_k", most=num_experts),
-        moe_layer_ids=tuple(range(num_layers)),
-        num_layers=num_layers,
-        attention=GroupedQueryAttention(heads, kv_heads, hidden_size // heads),
-        vocabulary_size=keys.count("vocab_size"),
-        tied_embeddings=keys.flag("tie_word_embeddings"),
-    )
+FURTHER = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers")
+BESIDE = re.compile(r"vision|visual|audio|speech|image|video|vae|talker|code2wav")
+SIZES = re.compile(r"(size|dim|rank|width|heads|layers|experts|blocks|expand|state|kernel)s?$")
+NO_WEIGHTS = re.compile(
+    r"max|position|window|block_size|ep_size|_pos|rope|rotary|head_dim$|sliding|chunk|^index_|^mtp_"
+)
+OF_MIXERS = re.compile(r"^(linear|mamba|ssm|conv)_")
 
 
-FAMILIES: dict[str, Callable[[_Keys, str], MoEModel]] = {
-    "dbrx": _dbrx,
-    "deepseek": _deepseek,
-    "deepseek_v2": _deepseek_v2,
-    "deepseek_v3": _deepseek_v2,
-    "gpt_oss": _gpt_oss,
-    "kimi_k2": _deepseek_v2,
-    "llama4": _llama4,
-    "llama4_text": _llama4_text,
-    "mixtral": _mixtral,
-    "olmoe": _olmoe,
-    "phimoe": _mixtral,
-    "qwen2_moe": _qwen2_moe,
-    "qwen3_moe": _qwen3_moe,
-}
+def _not_counted(fields: Fields, model: MoEModel, mixers: list[str] | None) -> Iterator[str]:
+    """Parts of the published model that the description leaves out, each with the field that tells of it."""
+    for name in FURTHER:
+        number = fields.value(name)
+        if type(number) is int and number > 0 and fields.value("use_mtp") is not False:
+            yield f"{number} x what predicts further tokens ({fields.path(name)})"
+    for name, (path, value) in fields.values.items():
+        if isinstance(value, dict) and BESIDE.search(name):
+            yield f"the part that {path} describes"
+    if fields.value("index_n_heads"):
+        yield f"the indexer of sparse attention ({fields.path('index_n_heads')})"
+    others = Counter(kind for kind in mixers or () if kind != "attention")
+    told = fields.read.get("attention_layers", [""])[0]
+    yield from (f"{kind} in {count} of {model.num_layers} layers ({told})" for kind, count in others.items())
+    if model.attention is None:
+        yield f"attention (no field of {', '.join(HEADS.names)})"
+    elif fields.value("attn_output_gate") or fields.value("linear_num_value_heads"):
+        yield "the output gate of the attention"
+    if model.vocabulary_size is None:
+        yield f"embeddings (no field of {', '.join(VOCABULARY.names)})"
+    if windows := [kind for kind in fields.value("layer_types") or () if re.search("sliding|chunked", str(kind))]:
+        yield f"the window of {len(windows)} layers, which read the whole context here ({fields.path('layer_types')})"
+    if unread := [path for name, path in _unread_sizes(fields) if not (others and OF_MIXERS.search(name))]:
+        yield f"what these sizes belong to: {', '.join(unread)}"
+
+
+def _unread_sizes(fields: Fields) -> Iterator[tuple[str, str]]:
+    """Name and path of fields that look like sizes of weights, and stand for nothing that is known."""
+    known = {name for meaning in MEANINGS for name in (*meaning.names, *meaning.last)} | {*FURTHER}
+    read = {path for paths in fields.read.values() for path in paths}
+    for name, (path, value) in fields.values.items():
+        is_size = SIZES.search(name) and not NO_WEIGHTS.search(name) and type(value) is int and value > 0
+        if is_size and path not in read and name not in known:
+            yield name, path

@@ -1,8 +1,9 @@
 """A MoE model: its sizes, those of its attention, and how many weights they come to."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxmoe.errors import InputError
+from jaxmoe.models.element_bytes import ElementBytes
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ class MoEModel:
     the attention, the vocabulary and, with dense layers, their size, and raise `ModelError` without.
 
     Counted are the weights of matrices. Norms and biases are not: they stay below 0.1 % in the models known here.
-    Nor are parts beside the layers: vision encoders, layers that predict further tokens.
+    Nor are parts beside the layers: vision encoders, layers that predict further tokens; nor what some models have
+    in place of attention.
     """
 
     name: str
@@ -112,8 +114,10 @@ class MoEModel:
     expert_groups: int = 1
     groups_per_token: int = 1
     attention: Attention | None = None
+    attention_layers: int | None = None  # how many layers have it; `None` for all
     vocabulary_size: int | None = None
     tied_embeddings: bool = False  # one table at both ends of the model
+    bytes: ElementBytes = field(default_factory=ElementBytes)
 
     @property
     def expert_parameters(self) -> int:
@@ -144,8 +148,13 @@ class MoEModel:
         """Weights of the whole model. Raises `ModelError` where one of its parts is not given."""
         router = self.num_experts * self.hidden_size
         moe = self.num_experts * self.expert_parameters + self.shared_expert_parameters + router
-        attention = self.num_layers * self.attention_parameters
+        attention = self.num_attention_layers * self.attention_parameters
         return len(self.moe_layer_ids) * moe + self._dense_layers() + attention + self.embedding_parameters
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers with attention; the other ones mix tokens in ways that are not described."""
+        return self.num_layers if self.attention_layers is None else self.attention_layers
 
     @property
     def num_dense_layers(self) -> int:

@@ -17,7 +17,7 @@ from jaxmoe.config import build_layer_model, build_model, load_model
 from jaxmoe.engine.copies import replica_model
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.rebalancing import Policy, Rebalanced, rebalanced
-from jaxmoe.experiment.replica_plans import drawn_loads, judged, replayed, serving_scenario
+from jaxmoe.experiment.replica_plans import FP8_DISPATCH, drawn_loads, judged, replayed, serving_scenario
 from jaxmoe.experiment.table import Table, make_tables, study_options
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.replica_choice import REPLICA_CHOICES
@@ -43,7 +43,7 @@ SEEDS = (0, 1)
 @cache
 def inputs_for(machine: str, model: str, trace: str, every: int) -> tuple[Inputs, GatingTrace, GatingTrace]:
     """The inputs of some layers, and both halves of the trace."""
-    scenario = serving_scenario(Path(f"configs/hardware/{machine}.yaml"), model, TOKENS)
+    scenario = serving_scenario(Path(f"configs/hardware/{machine}.yaml"), model, TOKENS, costs=FP8_DISPATCH)
     layers = build_model(load_model(model, "model")).moe_layer_ids[::every]
     inputs = inputs_of(scenario, TRACES / model / f"{trace}.npz", ",".join(map(str, layers)))
     half = inputs.trace.num_tokens // 2
@@ -163,7 +163,7 @@ def drifting_loads(layers: list[int], windows: int, seed: int) -> np.ndarray:
 def drifting(choice: str, seed: int) -> tuple[ReplicaProblem, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
     """Where to place copies, windows of loads that are known and those that follow, and slots to start from."""
     layers = list(build_model(load_model(MODEL, "model")).moe_layer_ids[::13])
-    scenario = serving_scenario(Path(f"configs/hardware/{MACHINE}.yaml"), MODEL, TOKENS)
+    scenario = serving_scenario(Path(f"configs/hardware/{MACHINE}.yaml"), MODEL, TOKENS, costs=FP8_DISPATCH)
     loads = drifting_loads(layers, 29, seed)
     known, windows = loads[:4], loads[4:]
     model = replica_model(build_layer_model(scenario, "sharded"), choice)

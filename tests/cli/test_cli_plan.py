@@ -109,7 +109,7 @@ def test_check(run, files, out):
     files["machine"].write_text(small)
     result = run("plan", "check", files["before"], *given, "--out", out)
     assert result.exit_code == 2
-    assert "memory (2.458e-05 GB of weights a rank, 2e-05 GB of room)" in result.stderr
+    assert "memory (4.915e-05 GB of weights a rank, 2e-05 GB of room)" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxmoe.config import ConfigError, ModelConfig, Scenario, build_layer_model, build_model, load_scenario, resolved
+from jaxmoe.config.model import told_reading
 from jaxmoe.models import GroupedQueryAttention, LatentAttention, MoEModel, SharedExperts
 
 WHOLE = """
@@ -175,10 +176,33 @@ def test_a_bad_config_of_hugging_face_is_named(scenario_file, hugging_face):
     name_model(scenario_file, "../weights/olmoe-small/config.json")
     hugging_face.write_text(json.dumps(OLMOE | {"vocab_size": "many"}))
     assert message(scenario_file).startswith(f'{hugging_face}: vocab_size is "many", expected a whole number')
-    hugging_face.write_text(json.dumps(OLMOE | {"model_type": "llama"}))
-    assert message(scenario_file).startswith(f'{hugging_face}: model_type is "llama", expected one of dbrx')
+    hugging_face.write_text(json.dumps(OLMOE | {"num_experts": 0}))
+    assert message(scenario_file).startswith(f"{hugging_face}: num_experts is 0: the model is dense")
     hugging_face.write_text("{")
     assert message(scenario_file).startswith(f"{hugging_face}: not valid JSON")
+
+
+def test_what_a_config_does_not_tell_may_be_given(tree, scenario_file, hugging_face):
+    """On the command line, or in a file that has it as its base."""
+    unsaid = {key: value for key, value in OLMOE.items() if key != "num_experts_per_tok"}
+    hugging_face.write_text(json.dumps(unsaid))
+    asked = f"{hugging_face}: no field tells the number of experts that a token chooses; looked for num_experts_per_tok"
+    assert message(scenario_file, f"model={hugging_face}").startswith(asked)
+    assert model_of(scenario_file, f"model={hugging_face}", "model.top_k=3").top_k == 3
+    (tree / "mine.yaml").write_text("base: weights/olmoe-small/config.json\ntop_k: 4")
+    assert model_of(scenario_file, f"model={tree / 'mine.yaml'}").top_k == 4
+    said = message(scenario_file, f"model={hugging_face}", "model.top_k=9")
+    assert said.startswith("--set: model.top_k is 9; expected at most num_experts, 8")
+
+
+def test_what_was_read_and_what_is_left_out_is_told(scenario_file, hugging_face):
+    hugging_face.write_text(json.dumps(OLMOE | {"num_nextn_predict_layers": 1}))
+    read, left_out = told_reading(load_scenario(scenario_file, [f"model={hugging_face}"]).model)
+    assert read.startswith(
+        "olmoe-small: read by its fields: num_experts 8 from num_experts; num_layers 3 from num_hidden"
+    )
+    assert left_out == "olmoe-small: not counted: 1 x what predicts further tokens (num_nextn_predict_layers)"
+    assert told_reading(load_scenario(scenario_file).model) == []
 
 
 def test_rules_of_a_scenario_hold_for_hugging_face_as_well(scenario_file, hugging_face):
@@ -195,6 +219,12 @@ def test_a_path_without_a_file_is_named(tree, scenario_file):
 
 def test_only_a_model_may_be_a_path(scenario_file):
     assert "expected the name of a file" in message(scenario_file, "hardware=mine.yaml")
+
+
+def test_no_more_layers_have_attention_than_there_are(whole_model, scenario_file):
+    assert model_of(scenario_file, "model.attention_layers=7").num_attention_layers == 7
+    said = message(scenario_file, "model.attention_layers=8")
+    assert "model.attention_layers is 8; expected at most the 7 layers" in said
 
 
 def test_the_sizes_alone_are_a_valid_model():

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxmoe.experiment.advice import Case as Serving
 from jaxmoe.experiment.advice import advise
-from jaxmoe.experiment.replica_plans import FIT_BATCHES, drawn_loads, placed_for_time, serving_scenario
+from jaxmoe.experiment.replica_plans import FIT_BATCHES, FP8_DISPATCH, drawn_loads, placed_for_time, serving_scenario
 from jaxmoe.experiment.strategies import standard_strategies
 from jaxmoe.traces import Batch
 from jaxmoe.tune import PlacementProblem, TunerSettings, tune
@@ -168,7 +168,7 @@ def _windows(experts: int) -> np.ndarray:
 def _served(key: str):
     machine, model, tokens, slots = SERVED[key]
     path = scenarios.ROOT / "configs" / "hardware" / f"{machine}.yaml"
-    return serving_scenario(path, model, tokens), tokens, slots
+    return serving_scenario(path, model, tokens, costs=FP8_DISPATCH), tokens, slots
 
 
 def _copies(key: str, choice: str) -> Case:

@@ -15,7 +15,7 @@ from jaxmoe.experiment.strategies import given_plans, strategy
 from jaxmoe.methods import DeploymentSetting, UnsuitableSystemError, system_of
 from jaxmoe.methods.camoe.gated import Gate
 from jaxmoe.methods.system import TokenPaths
-from jaxmoe.models import MoEModel
+from jaxmoe.models import ElementBytes, MoEModel
 from jaxmoe.traces import GatingTrace, TraceError, write_trace
 
 EXPERTS, TOKENS = 16, 640
@@ -71,8 +71,7 @@ def two_nodes(latency=0.0) -> DeploymentSetting:
         exchange=("token_home",),
         model=cases.layer_model(machine),
         moe=MoEModel("small", 64, 128, 2, 2, (0,), 1),
-        weight_bytes_per_element=2.0,
-        bytes_per_element=2.0,
+        bytes=ElementBytes(),
         batch_tokens=4,
         context_tokens=16,
         build_exchange=pytest.fail,

@@ -26,7 +26,7 @@ from jaxmoe.methods import (
 from jaxmoe.methods.forecast import Forecast
 from jaxmoe.methods.settings import STATEMENTS
 from jaxmoe.methods.wafer_gpu.caching import Eviction, Prediction
-from jaxmoe.models import MoEModel
+from jaxmoe.models import ElementBytes, MoEModel
 from jaxmoe.placement.token_layout import LayoutName
 from jaxmoe.registry import UnknownPartError
 from jaxmoe.settings import settings_of
@@ -47,8 +47,7 @@ def setting() -> DeploymentSetting:
         exchange=("lowest_host",) * LAYERS,
         model=cases.layer_model(cases.random_machine(rng, (2, 3))),
         moe=MoEModel("small", 64, 128, EXPERTS, 2, (0, 1), 2),
-        weight_bytes_per_element=2.0,
-        bytes_per_element=2.0,
+        bytes=ElementBytes(),
         batch_tokens=8,
         context_tokens=16,
         build_exchange=pytest.fail,

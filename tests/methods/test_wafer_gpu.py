@@ -13,7 +13,7 @@ from jaxmoe.engine import Overlap, Serial
 from jaxmoe.errors import InputError
 from jaxmoe.methods import DeploymentSetting, UnsuitableSystemError, system_of
 from jaxmoe.methods.wafer_gpu.system import popular_copies
-from jaxmoe.models import MoEModel
+from jaxmoe.models import ElementBytes, MoEModel
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.traces import Batch, GatingTrace, TraceError, request_batches, synthetic_trace
 
@@ -35,8 +35,7 @@ def setting() -> DeploymentSetting:
         exchange=("lowest_host",) * LAYERS,
         model=cases.model_on(machine, costs=replace(cases.COSTS, expert_bytes=20e6, flops_per_token_expert=40e6)),
         moe=MoEModel("small", 64, 128, EXPERTS, 4, (0, 1), 2),
-        weight_bytes_per_element=1.0,
-        bytes_per_element=1.0,
+        bytes=ElementBytes(1.0, 1.0, 1.0, 1.0, 1.0),
         batch_tokens=REQUESTS,
         context_tokens=16,
         build_exchange=pytest.fail,

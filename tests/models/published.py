@@ -26,6 +26,8 @@ WITHOUT_INPUT_TABLE = {"deepseek-v2-lite", "gpt-oss-20b"}
 
 ROPE = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
 
+FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
+
 DEEPSEEK_V3 = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",
@@ -46,6 +48,7 @@ DEEPSEEK_V3 = {
     "num_key_value_heads": 128,
     "num_nextn_predict_layers": 1,
     "q_lora_rank": 1536,
+    "quantization_config": FP8,
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
     "rope_scaling": ROPE,
@@ -53,6 +56,7 @@ DEEPSEEK_V3 = {
     "tie_word_embeddings": False,
     "topk_group": 4,
     "topk_method": "noaux_tc",
+    "torch_dtype": "bfloat16",
     "v_head_dim": 128,
     "vocab_size": 129280,
 }
@@ -68,6 +72,7 @@ DEEPSEEK_V2 = DEEPSEEK_V3 | {
     "n_shared_experts": 2,
     "num_experts_per_tok": 6,
     "num_hidden_layers": 60,
+    "quantization_config": None,
     "scoring_func": "softmax",
     "topk_group": 3,
     "topk_method": "group_limited_greedy",

@@ -133,8 +133,8 @@ def _attention(setting: DeploymentSetting) -> EvenPart:
         )
     numbers = (
         2.0 * (moe.attention_parameters + setting.context_tokens * kind.context_products),
-        moe.attention_parameters * setting.weight_bytes_per_element,
-        setting.context_tokens * kind.cache_elements * setting.bytes_per_element,
+        moe.attention_parameters * setting.bytes.attention,
+        setting.context_tokens * kind.cache_elements * setting.bytes.kv,
     )
     return EvenPart(*(jnp.asarray(float(number)) for number in numbers))
 

@@ -102,8 +102,9 @@ class Moentwine(MoentwineSettings, AbstractSystem):
             layout.num_groups,
             float(setting.context_tokens),
             all_reduce_rounds(layout, self.both_ways),
-            bytes_per_element=setting.bytes_per_element,
-            weight_bytes_per_element=setting.weight_bytes_per_element,
+            bytes_per_element=setting.bytes.activations,
+            weight_bytes_per_element=setting.bytes.attention,
+            kv_bytes_per_element=setting.bytes.kv,
             linear_speedup=self.linear_speedup,
             closing=closing_rounds(layout, self.both_ways) if self.closing else None,
         )
@@ -208,7 +209,7 @@ class LayoutRun(AbstractRun):
 
     @property
     def vector_bytes(self) -> float:
-        return self.setting.moe.hidden_size * self.setting.bytes_per_element
+        return self.setting.moe.hidden_size * self.setting.bytes.activations
 
     def rollout(self, steps: Batch) -> RolloutResult:
         if self.sliced is not None:
