@@ -265,17 +265,16 @@ def _network(hardware: HardwareConfig) -> AbstractTopology:
 
 def _mesh(hardware: MeshConfig) -> Mesh:
     """All links alike, but for those that have numbers of their own."""
-    x, y = hardware.mesh_shape
-    index = {(int(a), int(b)): i for i, (a, b) in enumerate(link_ends((x, y)))}
+    index = {(int(a), int(b)): i for i, (a, b) in enumerate(link_ends(hardware.mesh_shape))}
     bandwidth, latency = (filled(len(index), number) for number in _numbers(hardware.link))
     own_bandwidth: dict[int, Number] = {}
     own_latency: dict[int, Number] = {}
     for link in hardware.links:
-        at = index[link.source[0] * y + link.source[1], link.destination[0] * y + link.destination[1]]
-        if link.bandwidth_GB_per_s is not None:
-            own_bandwidth[at] = link.bandwidth_GB_per_s * GIGA
-        if link.latency_ns is not None:
-            own_latency[at] = link.latency_ns * NANO
+        for at in (index[ends] for ends in link.numbers(hardware.mesh_shape)):
+            if link.bandwidth_GB_per_s is not None:
+                own_bandwidth[at] = link.bandwidth_GB_per_s * GIGA
+            if link.latency_ns is not None:
+                own_latency[at] = link.latency_ns * NANO
     return Mesh(
         _with_own(bandwidth, own_bandwidth),
         _with_own(latency, own_latency),

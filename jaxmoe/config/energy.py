@@ -108,10 +108,10 @@ def _stated(hardware: HardwareConfig, topology: AbstractTopology, key: str) -> I
         yield "uplink", np.flatnonzero(special), getattr(hardware.uplink, key)
     yield "link", np.flatnonzero(~special), getattr(hardware.link, key)  # type: ignore[attr-defined]
     if isinstance(hardware, MeshConfig):
-        ends = link_ends(hardware.mesh_shape)
+        ends = [tuple(each) for each in link_ends(hardware.mesh_shape).tolist()]
         for link in hardware.links:
-            start, end = (node[0] * hardware.mesh_shape[1] + node[1] for node in (link.source, link.destination))
-            yield "link", np.flatnonzero((ends == (start, end)).all(axis=1)), getattr(link, key, None)
+            those = set(link.numbers(hardware.mesh_shape))
+            yield "link", np.flatnonzero([each in those for each in ends]), getattr(link, key, None)
 
 
 def _number(value: Any, unit: float) -> Float[Array, ""] | None:

@@ -90,21 +90,43 @@ def read_mapping(path: Path) -> dict[str, object]:
     return data
 
 
-FORMAT = 1  # of YAML files that this version writes; it reads those of all formats up to this one
+FORMAT = 2  # of YAML files that this version writes; it reads those of all formats up to this one
 
 
 def read_formatted(path: Path) -> dict[str, object]:
-    """The mapping in a YAML file whose key `format`, 1 where it is left out, says which keys it may have."""
+    """The mapping in a YAML file, as the present format has it. Its key `format` says which format it is of.
+
+    Until format 2 a link of a mesh was one way. A file without `format` is of the present one, but where that matters
+    it has to say so.
+    """
     data = read_mapping(path)
-    stated = data.pop("format", FORMAT)
-    if isinstance(stated, bool) or not isinstance(stated, int) or not 1 <= stated <= FORMAT:
+    stated = data.pop("format", None)
+    if stated is not None and (isinstance(stated, bool) or not isinstance(stated, int) or not 1 <= stated <= FORMAT):
         newer = isinstance(stated, int) and stated > FORMAT
         remedy = "Install a newer jaxmoe, or write" if newer else "Write"
         raise ConfigError(
             f"{label_of(path)}: format is {stated!r}; expected {FORMAT}, the newest that this jaxmoe reads. "
             f"{remedy} format: {FORMAT} and the keys of that format."
         )
+    for where, link in _undecided_links(data):
+        if stated is None:
+            raise ConfigError(
+                f"{label_of(path)}: format is missing, and {where} has no one_way; expected a format, for such a link "
+                f"is both ways since format 2 and was one way before. Write format: {FORMAT}, or format: 1 in a file "
+                "of before."
+            )
+        if stated == 1:
+            link["one_way"] = True
     return data
+
+
+def _undecided_links(data: dict[str, object]) -> Iterator[tuple[str, dict[str, object]]]:
+    """Links of a mesh from node [x, y] to another that do not say whether they are one way, and where they stand."""
+    for above, machine in (("", data), ("hardware.", data.get("hardware"))):
+        links = machine.get("links") if isinstance(machine, dict) else None
+        for index, link in enumerate(links if isinstance(links, list) else ()):
+            if isinstance(link, dict) and isinstance(link.get("from"), list) and "one_way" not in link:
+                yield f"{above}links.{index}", link
 
 
 def label_of(path: Path) -> str:

@@ -32,22 +32,67 @@ def check_has_links(shape: tuple[int, int], *keys: str) -> None:
         raise RuleError(keys, [1, 1], "at least two nodes", "Write larger sides, for example [4, 8]")
 
 
-class LinkOverride(Section):
-    """One directed link that differs from the others."""
+Ends = tuple[tuple[int, int], tuple[int, int]]  # nodes [x, y] at which a directed link starts and ends
 
-    source: Node = Field(alias="from", description="the node [x, y] at which the link starts", examples=[[0, 0]])
-    destination: Node = Field(alias="to", description="the node [x, y] at which the link ends", examples=[[0, 1]])
+
+class LinkOverride(Section):
+    """Links of a mesh that differ from the others: one from a node to its neighbour, or all of a row or a column.
+
+    They have these numbers both ways, or with `one_way` only from their start to their end.
+    """
+
+    source: Node | None = Field(
+        default=None, alias="from", description="the node [x, y] at which the link starts", examples=[[0, 0]]
+    )
+    destination: Node | None = Field(
+        default=None, alias="to", description="the node [x, y] at which the link ends", examples=[[0, 1]]
+    )
+    row: Coordinate | None = Field(
+        default=None, description="in place of two ends, x of the row whose links these are", examples=[1]
+    )
+    column: Coordinate | None = Field(
+        default=None, description="in place of two ends, y of the column whose links these are", examples=[3]
+    )
+    one_way: bool = Field(default=False, description="whether the way back has other numbers", examples=[True])
     bandwidth_GB_per_s: Rate | None = Field(
-        default=None, description="the bandwidth of this link in GB/s, or null for that of the others", examples=[25]
+        default=None,
+        description="the bandwidth of one such link in GB/s, or null for that of the others",
+        examples=[25],
     )
     latency_ns: Latency | None = Field(
-        default=None, description="the latency of this link in ns, or null for that of the others", examples=[100]
+        default=None, description="the latency of one such link in ns, or null for that of the others", examples=[100]
     )
     energy_pJ_per_B: Amount | None = Field(
         default=None,
-        description="the energy of a byte over this link in pJ, or null for that of the others",
+        description="the energy of a byte over one such link in pJ, or null for that of the others",
         examples=[8],
     )
+
+    @model_validator(mode="after")
+    def _says_which(self) -> "LinkOverride":
+        given = {"from": self.source, "to": self.destination, "row": self.row, "column": self.column}
+        stated = [key for key, value in given.items() if value is not None]
+        if stated not in (["from", "to"], ["row"], ["column"]):
+            expected = "from and to, or row, or column"
+            raise RuleError((), stated, expected, "Write the two ends of a link, or the number of a row or a column")
+        if self.one_way and stated != ["from", "to"]:
+            raise RuleError(("one_way",), True, "false for a whole row or column", "Write its links one by one")
+        return self
+
+    def directions(self, shape: tuple[int, int]) -> list[Ends]:
+        """The directed links of a mesh of this shape that the entry describes."""
+        if self.source is not None and self.destination is not None:
+            pairs = [(self.source, self.destination)]
+        elif self.row is not None:
+            pairs = [((self.row, y), (self.row, y + 1)) for y in range(shape[1] - 1)]
+        else:
+            assert self.column is not None
+            pairs = [((x, self.column), (x + 1, self.column)) for x in range(shape[0] - 1)]
+        return pairs if self.one_way else [way for pair in pairs for way in (pair, pair[::-1])]
+
+    def numbers(self, shape: tuple[int, int]) -> list[tuple[int, int]]:
+        """The same by the numbers of nodes: y counts up first."""
+        return [(start[0] * shape[1] + start[1], end[0] * shape[1] + end[1]) for start, end in self.directions(shape)]
 
 
 class MeshMachine(HardwareConfig):
@@ -65,7 +110,10 @@ class MeshConfig(MeshMachine):
     """A 2D mesh of equal nodes."""
 
     kind: Literal["mesh"] = Field(default="mesh", description="the kind of network", examples=["mesh"])
-    mesh_shape: Shape = Field(description="the two sides of the mesh, 1 to 64 nodes each", examples=[[4, 8]])
+    mesh_shape: Shape = Field(
+        description="the rows and columns of the mesh, 1 to 64 each: node [x, y] is in row x and column y",
+        examples=[[4, 8]],
+    )
     # Strict mode would refuse the list that YAML gives; the entries stay strict.
     links: Annotated[tuple[LinkOverride, ...], Field(strict=False)] = Field(
         default=(), description="the links that differ from the others as a list of mappings"
@@ -82,18 +130,24 @@ class MeshConfig(MeshMachine):
 
     @model_validator(mode="after")
     def _overrides_name_links(self) -> "MeshConfig":
-        seen = set()
+        seen: set[Ends] = set()
         for index, link in enumerate(self.links):
             where: tuple[str | int, ...] = ("links", index)
-            self._check_ends(where, link)
-            if (link.source, link.destination) in seen:
-                ends = [list(link.source), list(link.destination)]
-                raise RuleError(where, ends, "each link once", "Merge the two entries for this link")
-            seen.add((link.source, link.destination))
+            self._check_place(where, link)
+            for ends in link.directions(self.mesh_shape):
+                if ends in seen:
+                    remedy = "Merge the two entries for this link, or mark both with one_way: true"
+                    raise RuleError(where, [list(node) for node in ends], "each direction of a link once", remedy)
+                seen.add(ends)
         return self
 
-    def _check_ends(self, where: tuple[str | int, ...], link: LinkOverride) -> None:
+    def _check_place(self, where: tuple[str | int, ...], link: LinkOverride) -> None:
         x, y = self.mesh_shape
+        for key, line, most in (("row", link.row, x), ("column", link.column, y)):
+            if line is not None and line >= most:
+                raise RuleError((*where, key), line, f"a {key} of the {x}x{y} mesh", f"Write one below {most}")
+        if link.source is None or link.destination is None:
+            return
         for key, node in (("from", link.source), ("to", link.destination)):
             if node[0] >= x or node[1] >= y:
                 inside = f"a node [x, y] of the {x}x{y} mesh"
@@ -108,8 +162,8 @@ class WafersConfig(MeshMachine):
     """A grid of wafers joined at their borders: one mesh, whose links across a border have numbers of their own."""
 
     kind: Literal["wafers"] = Field(description="the kind of network", examples=["wafers"])
-    wafer_shape: Shape = Field(description="the two sides of one wafer, 1 to 64 nodes each", examples=[[8, 8]])
-    grid: Shape = Field(description="how many wafers there are along x and along y", examples=[[2, 2]])
+    wafer_shape: Shape = Field(description="the rows and columns of one wafer, 1 to 64 each", examples=[[8, 8]])
+    grid: Shape = Field(description="the rows and columns of wafers", examples=[[2, 2]])
     border: LinkConfig = Field(description="the bandwidth and latency of the links across a border as a mapping")
 
     @property
@@ -138,7 +192,7 @@ class TorusConfig(HardwareConfig):
     """A mesh whose rows and columns are rings."""
 
     kind: Literal["torus"] = Field(description="the kind of network", examples=["torus"])
-    mesh_shape: Shape = Field(description="the two sides of the torus, 1 to 64 nodes each", examples=[[8, 8]])
+    mesh_shape: Shape = Field(description="the rows and columns of the torus, 1 to 64 each", examples=[[8, 8]])
     link: LinkConfig = Field(description="the bandwidth and latency of the links as a mapping")
 
     @property

@@ -14,8 +14,8 @@ link:
 ports: {injection_GB_per_s: 120}
 router: {switching: cut_through, chunk_B: null}
 links:
-  - {from: [0, 1], to: [0, 2], bandwidth_GB_per_s: 25}
-  - {from: [1, 0], to: [0, 0], latency_ns: 300}
+  - {from: [0, 1], to: [0, 2], one_way: true, bandwidth_GB_per_s: 25}
+  - {from: [1, 0], to: [0, 0], one_way: true, latency_ns: 300}
 """,
     "models/small.yaml": """
 hidden_size: 64

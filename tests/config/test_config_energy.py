@@ -28,7 +28,7 @@ def test_energies_are_in_joules(machine):
 mesh_shape: [1, 3]
 {DIE}, energy_pJ_per_FLOP: 0.5, memory_energy_pJ_per_B: 30, idle_W: 20}}
 link: {{bandwidth_GB_per_s: 50, energy_pJ_per_B: 4}}
-links: [{{from: [0, 1], to: [0, 2], energy_pJ_per_B: 9}}]
+links: [{{from: [0, 1], to: [0, 2], one_way: true, energy_pJ_per_B: 9}}]
 """
     ).energy
     assert float(built.compute) == pytest.approx(0.5e-12)
@@ -91,7 +91,7 @@ mesh_shape: [2, 2]
 {DIE}, area_mm2: 50, area_mm2_per_TFLOPs_per_s: 2.5, memory_area_mm2_per_GB_per_s: 0.1, memory_area_mm2_per_GB: 1,
   price: 300, price_per_TFLOPs_per_s: 10, memory_price_per_GB_per_s: 0.5, memory_price_per_GB: 12}}
 link: {{bandwidth_GB_per_s: 40, area_mm2_per_GB_per_s: 0.05, price_per_GB_per_s: 0.2}}
-links: [{{from: [0, 0], to: [0, 1], bandwidth_GB_per_s: 20}}]
+links: [{{from: [0, 0], to: [0, 1], one_way: true, bandwidth_GB_per_s: 20}}]
 """
     )
     gigabytes_per_s = 7 * 40 + 20  # eight directed links

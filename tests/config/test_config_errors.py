@@ -136,7 +136,31 @@ BAD_FILES = {
         "hardware/mine.yaml",
         "from: [1, 0], to: [0, 0]",
         "from: [0, 1], to: [0, 2]",
-        ["links.1 is", "each link once"],
+        ["links.1 is", "each direction of a link once"],
+    ),
+    "no ends": (
+        "hardware/mine.yaml",
+        "from: [1, 0], to: [0, 0], one_way: true",
+        "from: [1, 0]",
+        ['links.1 is ["from"]', "from and to, or row, or column"],
+    ),
+    "no such column": (
+        "hardware/mine.yaml",
+        "from: [1, 0], to: [0, 0], one_way: true",
+        "column: 3",
+        ["links.1.column is 3", "a column of the 2x3 mesh", "below 3"],
+    ),
+    "a column one way": (
+        "hardware/mine.yaml",
+        "from: [1, 0], to: [0, 0], one_way: true",
+        "column: 2, one_way: true",
+        ["links.1.one_way is true", "false for a whole row or column"],
+    ),
+    "link and its row": (
+        "hardware/mine.yaml",
+        "from: [1, 0], to: [0, 0], one_way: true",
+        "row: 0",
+        ["links.1 is [[0, 1], [0, 2]]", "each direction of a link once"],
     ),
     "link key": (
         "hardware/mine.yaml",

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from jaxmoe.config import ConfigError, commented, load_hardware, load_scenario, resolved
+from jaxmoe.config import ConfigError, build_topology, commented, load_hardware, load_scenario, resolved
 from jaxmoe.config.files import FORMAT
 
 
@@ -21,7 +21,7 @@ def test_every_file_of_a_scenario_may_state_the_present_format(tree, scenario_fi
 
 @pytest.mark.parametrize("part", ["scenarios/one", "hardware/mine", "models/small", "workloads/plain"])
 @pytest.mark.parametrize(
-    ("number", "remedy"), [(FORMAT + 1, "Install a newer jaxmoe"), ("one", "Write format: 1"), ("true", "Write")]
+    ("number", "remedy"), [(FORMAT + 1, "Install a newer jaxmoe"), ("one", "Write format: 2"), ("true", "Write")]
 )
 def test_another_format_is_one_clear_error(tree, scenario_file, part, number, remedy):
     path = stating(tree / f"{part}.yaml", number)
@@ -37,3 +37,54 @@ def test_a_machine_alone_states_its_format_and_is_written_with_it(tree):
     assert resolved(load_hardware(tree / "again.yaml")) == resolved(machine)
     with pytest.raises(ConfigError, match="format is 7"):
         load_hardware(stating(tree / "hardware" / "mine.yaml", 7))
+
+
+LINKS = """
+mesh_shape: [2, 3]
+link: {bandwidth_GB_per_s: 50}
+links: [{from: [0, 0], to: [0, 1], bandwidth_GB_per_s: 25}]
+"""
+
+
+def rates(path) -> dict[tuple[int, int], float]:
+    """Bandwidth in GB/s of all links that are not of 50, by their nodes."""
+    network = build_topology(load_hardware(path))
+    every = zip(network.link_ends.tolist(), network.link_bandwidth.tolist(), strict=True)
+    return {(start, end): round(rate / 1e9) for (start, end), rate in every if round(rate / 1e9) != 50}
+
+
+@pytest.fixture
+def machine_file(tmp_path):
+    path = tmp_path / "machine.yaml"
+    path.write_text(LINKS)
+    return path
+
+
+def test_a_link_of_a_mesh_is_both_ways_since_format_2_and_still_one_way_in_files_of_before(machine_file):
+    assert rates(stating(machine_file, 2)) == {(0, 1): 25, (1, 0): 25}
+    machine_file.write_text(LINKS)
+    assert rates(stating(machine_file, 1)) == {(0, 1): 25}
+    machine_file.write_text(LINKS.replace("to: [0, 1]", "to: [0, 1], one_way: true"))
+    assert rates(machine_file) == {(0, 1): 25}
+
+
+@pytest.mark.parametrize("part", ["scenarios/one", "hardware/mine"])
+def test_links_that_do_not_say_of_which_format_they_are_are_refused(tree, scenario_file, part):
+    links = "links: [{from: [0, 0], to: [0, 1], bandwidth_GB_per_s: 25}]"
+    machine = tree / "hardware" / "mine.yaml"
+    if part == "hardware/mine":
+        machine.write_text(machine.read_text().replace(", one_way: true", ""))
+    else:
+        machine = scenario_file
+        inline = f"hardware: {{mesh_shape: [2, 3], link: {{bandwidth_GB_per_s: 5}}, {links}}}"
+        machine.write_text(machine.read_text().replace("hardware: mine", inline))
+    with pytest.raises(ConfigError, match=r"mine|one.*links.0 has no one_way.*Write format: 2, or format: 1"):
+        load_scenario(scenario_file)
+
+
+def test_a_row_or_a_column_of_links_has_one_entry(machine_file):
+    """Node [x, y] of the 2x3 mesh is in row x and column y, and has the number 3 x + y."""
+    head = LINKS[: LINKS.index("links:")]
+    machine_file.write_text(head + "links: [{row: 1, bandwidth_GB_per_s: 10}, {column: 2, bandwidth_GB_per_s: 20}]")
+    row = {(3, 4): 10, (4, 3): 10, (4, 5): 10, (5, 4): 10}
+    assert rates(machine_file) == row | {(2, 5): 20, (5, 2): 20}
