@@ -192,7 +192,7 @@ def test_output_folder_that_is_not_writable(run, scenario, out, monkeypatch):
     def refuse(self, *_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("jaxmoe.cli.session.Path.touch", refuse)
+    monkeypatch.setattr("jaxmoe.run_folders.os.open", refuse)
     refused(run("evaluate", scenario, "--out", out), out, "--out", "Permission denied")
 
 
