@@ -13,7 +13,7 @@ from pyarrow import dataset, parquet
 from jaxmoe.cli.session import Interrupts
 from jaxmoe.cli.sweep_answers import label_of
 from jaxmoe.registry import METRICS
-from jaxmoe.run_folders import locked
+from jaxmoe.run_folders import RECORD, locked
 from jaxmoe.sweep import evaluation
 
 LINK, DIE = "hardware.link.bandwidth_GB_per_s", "hardware.die.compute_TFLOPs_per_s"
@@ -175,7 +175,7 @@ def test_ctrl_c_keeps_whole_chunks(run, study, out, monkeypatch):
     assert f"complete in {out}: points, manifest.json, study.yaml; run again to go on" in result.stderr
     assert checks
     assert len(rows_in(out)) == 2
-    assert not list(out.glob(".*"))
+    assert [*out.glob(".*")] == [out / RECORD]
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,8 @@ def sglang() -> list[Files]:
 
 
 def recorder() -> list[Files]:
-    return as_format("sglang_recorder", npz_loads(), entry="file")()
+    counts = json.dumps({"logical_count": npz_loads().counts.tolist()}).encode()
+    return [{"file": counts}, *as_format("sglang", npz_loads(), entry="file")()]
 
 
 def flame_moe() -> list[Files]:
@@ -282,7 +283,8 @@ READERS = {
         Reader("flame_moe", flame_moe, _of_trace, lacks=_lacks("pyarrow")),
         _lone("vllm", vllm),
         _lone("sglang", sglang),
-        replace(_lone("sglang recorder", recorder), lacks=_lacks("torch")),
+        _lone("sglang recorder", recorder),
+        _lone("vllm loads", as_format("vllm", npz_loads(), entry="file")),
         Reader("megatron", as_format("megatron", trace(), replace(trace(), logits=None)), _of_trace),
         Reader("tensorrt_llm counts", as_format("tensorrt_llm", npz_loads()), _of_trace),
         Reader("tensorrt_llm choices", tensorrt_choices, _of_trace),

@@ -35,13 +35,13 @@ _LOCAL_HEADER = 30  # bytes before a member's name
 
 def member_names(path: Path) -> list[str]:
     """Names of all members. Raises `TraceError`."""
-    with _readable(path) as archive:
+    with readable_zip(path) as archive:
         return archive.namelist()
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an npz. Raises `TraceError`; pickled objects are refused before anything of them runs."""
-    with _readable(path) as archive:
+    with readable_zip(path) as archive:
         arrays = {}
         for info in archive.infolist():
             with naming(info.filename):
@@ -59,18 +59,19 @@ def write_member(archive: ZipFile, name: str, shape: tuple[int, ...], dtype: Any
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[ZipFile]:
-    """The archive at a path, whatever goes wrong in it as a `TraceError`."""
+def readable_zip(path: Path, kind: str = "readable npz") -> Iterator[ZipFile]:
+    """The archive at a path, whatever goes wrong in it as a `TraceError`. No member claims more than it can have."""
     try:
         with ZipFile(path) as archive:
+            for info in archive.infolist():
+                _check_member(path, info)
             yield archive
     # What a damaged archive raises depends on where it is damaged.
     except (OSError, ValueError, BadZipFile, EOFError, zlib.error, RuntimeError, KeyError, struct.error) as error:
-        raise TraceError(f"not a readable npz ({error}); {AGAIN}") from None
+        raise TraceError(f"not a {kind} ({error}); {AGAIN}") from None
 
 
 def _array(path: Path, archive: ZipFile, info: ZipInfo) -> np.ndarray:
-    _check_member(path, info)
     if info.compress_type == ZIP_STORED:
         with archive.open(info) as member, path.open("rb") as file:
             file.seek(_start(file, info))
