@@ -99,9 +99,9 @@ def _check_member(path: Path, info: ZipInfo) -> None:
     """Raise `ValueError` for a member of more bytes than can be in the file."""
     growth = {ZIP_STORED: 1, ZIP_DEFLATED: DEFLATE_GROWTH}.get(info.compress_type)
     if growth is None:
-        raise ValueError(f"{info.filename} is compressed in a way that NumPy does not use")
+        raise ValueError(f"{shown(info.filename)} is compressed in a way that NumPy does not use")
     if info.compress_size > path.stat().st_size or info.file_size > growth * info.compress_size:
-        raise ValueError(f"{info.filename} claims {info.file_size} bytes from {info.compress_size}")
+        raise ValueError(f"{shown(info.filename)} claims {info.file_size} bytes from {info.compress_size}")
 
 
 def _start(file: IO[bytes], info: ZipInfo) -> int:
