@@ -91,7 +91,7 @@ def _lock(file: IO[str]) -> bool:
 
 
 def _read(file: IO[str]) -> dict[str, Any]:
-    """What is in a record, nothing where a run was stopped in the middle of writing it."""
+    """The facts in a record, none where a run was stopped in the middle of writing it."""
     try:
         facts = json.load(file)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What earlier runs left in a folder of results, and what a new run may do with it."""
+"""Results of earlier runs in a folder: whose they are, and which of them a new run may replace."""
 
 import json
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ class EarlierResults:
 
 
 def earlier_results(folder: Path, record: dict[str, Any]) -> EarlierResults:
-    """What is in a folder, by its summary, and by the record of a run that did not come to its end.
+    """The results in a folder, by its summary, and by the record of a run that did not come to its end.
 
     Raises `InputError` for a summary that is not jaxmoe's.
     """

@@ -214,29 +214,18 @@ class Advice:
         return self.sampled.mean if self.chosen.action.placed else 0.0
 
     @property
-    def confidence(self) -> str:
-        """In words, with the number of tokens that would settle a doubt."""
-        if self.sampled.is_sure:
-            return "high confidence"
-        needed = self.sampled.tokens_to_settle
-        settled = "no number settles it" if np.isinf(needed) else f"about {_rounded(needed):,} would settle it"
-        return f"low confidence: the sample has {self.sampled.tokens:,.0f} tokens, {settled}"
-
-    @property
     def sentence(self) -> str:
-        low, high = self.sampled.interval
-        interval = f"{LEVEL:.0%} interval {low:.1%} to {high:.1%}"
         if not self.chosen.action.placed:
             return (
                 f"Leave the placement as it is: nothing else gains {WORTH:.0%} surely, the best {self.sampled.mean:.1%}"
-                f" ({interval}; {self.confidence})."
+                f" ({self.sampled.told_interval}; {self.sampled.told_confidence})."
             )
         pays = f"moving takes {self.moving:.3g} s and pays after {self.break_even:,.0f} steps"
         if np.isinf(self.break_even):
             pays = "while it runs, moving does not pay for itself: deploy it at a restart"
         action = self.chosen.action.name
-        gained = f"{self.gain:.1%} less time a token end to end on later loads ({interval})"
-        return f"{action[0].upper()}{action[1:]}: {gained}; {pays} ({self.confidence})."
+        gained = f"{self.gain:.1%} less time a token end to end on later loads ({self.sampled.told_interval})"
+        return f"{action[0].upper()}{action[1:]}: {gained}; {pays} ({self.sampled.told_confidence})."
 
 
 def advise(case: Case, windows: Windows) -> Advice:
@@ -261,12 +250,6 @@ def advise(case: Case, windows: Windows) -> Advice:
     gains = [1 - each.per_token / found[0].per_token for each in ([chosen] if chosen is not found[0] else found[1:])]
     sampled = SampledGain(max(gains, key=np.mean, default=np.zeros(half)), float(tokens), WORTH, case.seed)
     return Advice(chosen, found, sampled, *change, _for_all(case, chosen, windows))
-
-
-def _rounded(tokens: float) -> int:
-    """To two digits, upwards."""
-    unit = 10 ** max(int(np.log10(max(tokens, 1))) - 1, 0)
-    return int(np.ceil(tokens / unit)) * unit
 
 
 def _change(case: Case, base: ActionOutcome, chosen: ActionOutcome) -> tuple[float, float, float]:

@@ -70,6 +70,20 @@ class SampledGain:
         distance = abs(self.mean - excluded)
         return self.tokens * (abs(end - self.mean) / distance) ** 2 if distance else np.inf
 
+    @property
+    def told_interval(self) -> str:
+        low, high = self.interval
+        return f"{LEVEL:.0%} interval {low:.1%} to {high:.1%}"
+
+    @property
+    def told_confidence(self) -> str:
+        """In words, with the number of tokens that would settle a doubt, to two digits."""
+        if self.is_sure:
+            return "high confidence"
+        needed = self.tokens_to_settle
+        settled = "no number settles it" if np.isinf(needed) else f"about {float(f'{needed:.2g}'):,.0f} would settle it"
+        return f"low confidence: the sample has {self.tokens:,.0f} tokens, {settled}"
+
 
 def whole_steps(
     windows: Float[np.ndarray, "window layer expert"], choices: float, least: int = 4

@@ -31,7 +31,7 @@ _LEFT_OUT |= {code[0] for code in (pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle
 
 
 class _RefusedError(Exception):
-    """What a pickle asks for and does not get."""
+    """A pickle asks for something that it does not get."""
 
 
 def read_tensors(path: Path) -> Any:
