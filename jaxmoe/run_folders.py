@@ -24,7 +24,7 @@ class FolderLock:
     def __init__(self, file: IO[str]) -> None:
         self._file = file
         self.earlier = _read(file)
-        self.keep = bool(self.earlier.get("files"))  # the record, for the next run
+        self.keep = bool(self.earlier.get("result_files"))  # the record, for the next run
         self._facts = dict(self.earlier)
         self.note(process=os.getpid(), host=socket.gethostname(), command_line="")
 

@@ -10,6 +10,7 @@ from jaxmoe.errors import InputError
 from jaxmoe.files import remove
 
 SUMMARY = "summary.json"
+LISTED = "result_files"  # the key of their names, in summaries and records
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ def earlier_results(folder: Path, record: dict[str, Any]) -> EarlierResults:
     """
     summary = _summary(folder / SUMMARY)
     command = str((summary or record).get("command", "")).partition(" --")[0]
-    listed = [found["files"] for found in (summary, record) if found and isinstance(found.get("files"), list)]
-    if summary and "files" not in summary:
+    listed = [found[LISTED] for found in (summary, record) if found and isinstance(found.get(LISTED), list)]
+    if summary and LISTED not in summary:
         return EarlierResults(command, None)
     names = {name for some in listed for name in some if isinstance(name, str) and _is_inside(name)}
     return EarlierResults(command, frozenset(names | ({SUMMARY} if summary else set())))

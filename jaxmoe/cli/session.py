@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from jaxmoe.cli.earlier_results import SUMMARY, EarlierResults, earlier_results
+from jaxmoe.cli.earlier_results import LISTED, SUMMARY, EarlierResults, earlier_results
 from jaxmoe.config import load_scenario
 from jaxmoe.config.hardware_space import read_space
 from jaxmoe.errors import InputError
@@ -159,13 +159,13 @@ class OutputFolder:
             if not self._files:
                 self._earlier.remove(self.path, self._given)
         self._files.append(self.path / name)
-        self._lock.note(files=self._listed())
+        self._lock.note(result_files=self._listed())
         return self._files[-1]
 
     def write_json(self, name: str, data: dict[str, Any]) -> None:
         """Write a JSON file whole or not at all; the summary tells how it was made."""
         target = self.target(name)
-        made = {"command_line": command_line.get(), "files": self._listed()} if name == SUMMARY else {}
+        made = {"command_line": command_line.get(), LISTED: self._listed()} if name == SUMMARY else {}
         text = json.dumps(data | made, indent=1, allow_nan=False)
         with atomic_write(target) as aside:
             aside.write_text(text + "\n", encoding="utf-8")
@@ -184,7 +184,7 @@ class OutputFolder:
                 f"of jaxmoe {self._command}; give another folder, or remove it"
             )
         earlier = sorted(self._earlier.files or ())  # this run may write nothing
-        self._lock.note(command=self._command, command_line=command_line.get(), files=earlier)
+        self._lock.note(command=self._command, command_line=command_line.get(), result_files=earlier)
 
     def _leave(self) -> None:
         self._leaving.close()

@@ -40,7 +40,11 @@ def failure(capsys, ended):
 
 def test_the_summary_lists_the_files(write, out):
     write("plan show", "b.png", "a.png")
-    assert json.loads((out / "summary.json").read_text())["files"] == ["a.png", "b.png", "summary.json"] == names(out)
+    assert (
+        json.loads((out / "summary.json").read_text())["result_files"]
+        == ["a.png", "b.png", "summary.json"]
+        == names(out)
+    )
 
 
 def test_the_same_command_again_leaves_nothing_of_before(write, out):
@@ -82,7 +86,7 @@ def test_files_of_the_user_are_refused(write, out, capsys):
 def test_names_in_a_summary_lead_to_no_file_elsewhere(write, out):
     write("tune", "plan.npz")
     (out.parent / "mine.txt").touch()
-    listed = {"command": "tune", "files": ["../mine.txt", "..", ".", "", "plan.npz"]}
+    listed = {"command": "tune", "result_files": ["../mine.txt", "..", ".", "", "plan.npz"]}
     (out / "summary.json").write_text(json.dumps(listed))
     write("tune", "other.npz")
     assert (out.parent / "mine.txt").exists()
@@ -116,7 +120,7 @@ def test_a_command_that_resumes_keeps_what_is_there(write, out):
         write("sweep", "points", "manifest.json", stopped=KeyboardInterrupt(), resumes=True)
     write("sweep", "points", resumes=True)
     assert names(out) == ["manifest.json", "points", "summary.json"]
-    assert json.loads((out / "summary.json").read_text())["files"] == names(out)
+    assert json.loads((out / "summary.json").read_text())["result_files"] == names(out)
 
 
 HOLDER = """
