@@ -13,17 +13,17 @@ from typing import Any
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yields where to write a file or a folder; on leaving it takes the place of an older one of that name."""
     aside, older = path.with_name(path.name + ".part"), path.with_name(path.name + ".old")
-    _remove(aside)
+    remove(aside)
     try:
         yield aside
         if path.is_dir():
-            _remove(older)
+            remove(older)
             path.rename(older)  # nothing takes the place of a folder that is not empty
         aside.replace(path)
     finally:
-        _remove(aside)
+        remove(aside)
         if path.exists():
-            _remove(older)
+            remove(older)
         elif older.exists():
             older.rename(path)
 
@@ -59,8 +59,9 @@ def _cell(value: Any, digits: int | None) -> Any:
     return f"{float(value):.{digits}g}"
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, where there is one."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

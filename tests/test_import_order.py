@@ -27,6 +27,7 @@ ALLOWED = {
     "errors": set(),
     "files": set(),
     "registry": {"errors"},
+    "run_folders": {"errors"},
     "settings": {"errors"},
     "threads": set(),
     "units": set(),
@@ -55,10 +56,10 @@ ALLOWED = {
         "methods",
     },  # for settings
     "experiment": RUNS,
-    "sweep": RUNS | {"experiment"},
+    "sweep": RUNS | {"experiment", "run_folders"},
     "api": RUNS | {"experiment"},
     "testing": RUNS | {"experiment", "api"},
-    "cli": RUNS | {"experiment", "sweep", "report"},
+    "cli": RUNS | {"experiment", "sweep", "report", "run_folders"},
 }
 
 

@@ -181,7 +181,7 @@ def network_profile(
 
 
 @app.command()
-@runs("sweep", check=read_study)
+@runs("sweep", check=read_study, resumes=True)
 def sweep(
     config: options.StudyFile,
     out: options.Out,
@@ -233,7 +233,7 @@ def init(
 
     Example: jaxmoe init --machine dojo_5x5 --model mixtral-8x7b --trace trace.npz --out runs/mine
     """
-    with session(out, verbose) as (folder, _):
+    with session(out, verbose, "init") as (folder, _):
         path = out / SCENARIO
         if path.exists():
             raise ConfigError(f"--out: there is a scenario already, {path}. Give another folder, or remove it first.")

@@ -9,9 +9,9 @@ trace_app = typer.Typer(no_args_is_help=True, help="What traces and load counts 
 plan_app = typer.Typer(no_args_is_help=True, help="Placement files of serving engines: make, convert, compare, check.")
 
 
-@trace_app.command()
+@trace_app.command("stats")
 @runs("trace.stats")
-def stats(
+def trace_stats(
     files: group_options.TraceFiles,
     out: options.Out,
     seed: options.Seed = 0,
@@ -27,9 +27,9 @@ def stats(
     """
 
 
-@trace_app.command()
+@trace_app.command("compare")
 @runs("trace.compare")
-def compare(
+def trace_compare(
     first: group_options.FirstTrace,
     second: group_options.SecondTrace,
     out: options.Out,
@@ -43,9 +43,9 @@ def compare(
     """
 
 
-@trace_app.command()
+@trace_app.command("convert")
 @runs("trace.convert")
-def convert(
+def trace_convert(
     source: group_options.Source,
     to: group_options.To,
     out: options.Out,
@@ -62,9 +62,9 @@ def convert(
     """
 
 
-@trace_app.command()
+@trace_app.command("fit")
 @runs("trace.synthesis", "fit")
-def fit(
+def trace_fit(
     file: group_options.RecordedTrace,
     out: options.Out,
     model: group_options.TraceModel = None,
@@ -77,9 +77,9 @@ def fit(
     """
 
 
-@trace_app.command()
+@trace_app.command("synth")
 @runs("trace.synthesis", "synth")
-def synth(
+def trace_synth(
     process: group_options.Process,
     out: options.Out,
     tokens: group_options.Tokens = 8192,

@@ -14,6 +14,7 @@ from jaxmoe.config import build_layer_model, build_model, element_bytes
 from jaxmoe.engine.copies import replica_model
 from jaxmoe.experiment.advice import Advice, Case, advice_report, alternatives
 from jaxmoe.experiment.advice import advise as advised
+from jaxmoe.experiment.confidence import whole_steps
 from jaxmoe.experiment.inputs import OptionError, hints_of
 from jaxmoe.experiment.replica_plans import placed_for_time, serving_scenario
 from jaxmoe.experiment.slot_plans import plan_report, windows_of
@@ -156,6 +157,7 @@ def advise(
             scenario = serving_scenario(machine, model, tokens, context, _costs(weight_bytes))
             moe = build_model(scenario.model)
             ids = _layer_ids(ids, windows, moe, trace)
+            windows = whole_steps(windows, float(tokens * moe.top_k))
             case = Case(scenario, tokens, steps, choice_of(choice))
         with clock.stage("compare"):
             advice = advised(case, windows)

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from jaxmoe.cli.session import SUMMARY
+from jaxmoe.cli.earlier_results import SUMMARY
 from jaxmoe.report.html import (
     Block,
     Folded,

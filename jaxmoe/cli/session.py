@@ -5,8 +5,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from importlib import import_module
@@ -19,16 +19,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from jaxmoe.cli.earlier_results import LISTED, SUMMARY, EarlierResults, earlier_results
 from jaxmoe.config import ModelConfig, load_model, load_scenario, told_reading
 from jaxmoe.config.hardware_space import read_space
 from jaxmoe.errors import InputError
 from jaxmoe.files import atomic_write
+from jaxmoe.run_folders import FolderLock, locked
 
 if TYPE_CHECKING:
     from jaxmoe.experiment.stage_timer import Report
 
 BAD_INPUT = 2
-SUMMARY = "summary.json"
 command_line: ContextVar[str] = ContextVar("command_line", default="")  # of this run, as typed
 INTERRUPTED = 130  # the exit code that shells have for it: 128 + SIGINT
 
@@ -98,57 +99,96 @@ def end_at_second_interrupt() -> None:
 
 
 class OutputFolder:
-    """A writable folder; raises `OSError` on entry where there can be none.
+    """A writable folder that no other run writes to; raises `OSError` or `InputError` on entry where there is none.
 
-    What was made for it and is still empty on leaving is removed, so a failed run leaves no trace.
+    Results of `command` that were there go as soon as the first new file comes. Those of another command are refused,
+    and so is taking the place of what no run has written. A command that `resumes` goes on with what is there. Files
+    that were `given` to the command stay. What was made for the folder and is still empty on leaving is removed, so a
+    failed run leaves no trace.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, command: str, resumes: bool = False, given: Iterable[Path] = ()) -> None:
         self.path = path
         self.to_go_on = ""  # what to do after Ctrl-C, where a run can go on from what is written
+        self._command, self._resumes, self._given = command, resumes, tuple(given)
         self._made: list[Path] = []
         self._files: list[Path] = []
+        self._earlier = EarlierResults("", frozenset())
+        self._lock: FolderLock
+        self._leaving = ExitStack()
 
     def __enter__(self) -> "OutputFolder":
         missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._made = missing
-            self._probe()
+            self._lock = self._leaving.enter_context(locked(self.path))
+            self._look()
         except OSError as error:
-            self._remove_empty()
+            self._leave()
             reason = "it is a file" if self.path.is_file() else error.strerror or str(error)
             raise OSError(f"--out: cannot write to the folder {self.path}: {reason}; give another one") from error
+        except InputError:
+            self._leave()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._remove_empty()
+        # Until there is a summary, the record tells the next run whose the files are.
+        stopped = kind is not None and bool(self.written)
+        self._lock.keep = (stopped or self._lock.keep) and SUMMARY not in self.written
+        self._leave()
 
     @property
     def written(self) -> list[str]:
         """Names of the files that this run has written."""
         return [file.name for file in self._files if file.exists()]
 
+    def check(self, name: str) -> None:
+        """Raise `InputError` where a file of this name is none of a run's results."""
+        known, path = self._earlier.files, self.path / name
+        if known is not None and name not in known and path not in self._files and path.exists():
+            raise InputError(f"--out: {path} is there, and no run has listed it; move it, or give another folder")
+
     def target(self, name: str) -> Path:
         """Where to write the file of this name; whoever writes it does so aside and then renames."""
+        if not self._resumes:
+            self.check(name)
+            if not self._files:
+                self._earlier.remove(self.path, self._given)
         self._files.append(self.path / name)
+        self._lock.note(result_files=self._listed())
         return self._files[-1]
 
     def write_json(self, name: str, data: dict[str, Any]) -> None:
         """Write a JSON file whole or not at all; the summary tells how it was made."""
-        made = {"command_line": command_line.get()} if name == SUMMARY else {}
+        target = self.target(name)
+        made = {"command_line": command_line.get(), LISTED: self._listed()} if name == SUMMARY else {}
         text = json.dumps(data | made, indent=1, allow_nan=False)
-        with atomic_write(self.target(name)) as aside:
+        with atomic_write(target) as aside:
             aside.write_text(text + "\n", encoding="utf-8")
 
-    def _probe(self) -> None:
-        probe = self.path / f".probe-{os.getpid()}"
-        try:
-            probe.touch()
-        finally:
-            probe.unlink(missing_ok=True)
+    def _listed(self) -> list[str]:
+        """Names of the results in the folder, and of those that are about to come."""
+        there = (self._earlier.files or frozenset()) if self._resumes else frozenset()
+        return sorted({*(file.name for file in self._files), *(name for name in there if (self.path / name).exists())})
+
+    def _look(self) -> None:
+        """Learn what is in the folder, and that this run may write there."""
+        self._earlier = earlier_results(self.path, self._lock.earlier)
+        if self._earlier.command not in ("", self._command):
+            raise InputError(
+                f"--out: {self.path} has results of jaxmoe {self._earlier.command}, which would get mixed with those "
+                f"of jaxmoe {self._command}; give another folder, or remove it"
+            )
+        earlier = sorted(self._earlier.files or ())  # this run may write nothing
+        self._lock.note(command=self._command, command_line=command_line.get(), result_files=earlier)
+
+    def _leave(self) -> None:
+        self._leaving.close()
+        self._remove_empty()
 
     def _remove_empty(self) -> None:
         for folder in self._made:
@@ -174,12 +214,14 @@ def errors_told(verbose: bool) -> Iterator[None]:
 
 
 @contextmanager
-def session(out: Path, verbose: bool) -> Iterator[tuple[OutputFolder, Interrupts]]:
-    """Run a verb in here: yields its output folder, and an object that checks for Ctrl-C.
+def session(
+    out: Path, verbose: bool, command: str, resumes: bool = False, given: Iterable[Path] = ()
+) -> Iterator[tuple[OutputFolder, Interrupts]]:
+    """Run a command in here: yields its output folder, and an object that checks for Ctrl-C.
 
-    Ends with exit code 2 on bad input, 130 on Ctrl-C.
+    Ends with exit code 2 on bad input, 130 on Ctrl-C. The rest is as in `OutputFolder`.
     """
-    folder = OutputFolder(out)
+    folder = OutputFolder(out, command, resumes, given)
     try:
         with errors_told(verbose), Interrupts() as interrupts, folder:
             yield folder, interrupts
@@ -199,8 +241,12 @@ def runs(
     function: str = "run",
     scenario: bool = False,
     check: Callable[[Path], object] | None = None,
+    resumes: bool = False,
 ) -> Callable[[Callable], Callable]:
     """Give a signature the body `function(folder, interrupts, ...)` of a module of this package.
+
+    The command is called as the signature, in words: `plan_show` is `plan show`. One that `resumes` goes on with the
+    results in its folder.
 
     A wrong key in a `scenario`, or in a file that `check` reads, is reported before JAX is loaded, and so is how a
     config.json of the model was read. A pipe is not checked early, as it can be read only once.
@@ -209,7 +255,8 @@ def runs(
     def with_body(signature: Callable) -> Callable:
         @wraps(signature)
         def command(out: Path, verbose: bool, **given: Any) -> None:
-            with session(out, verbose) as (folder, interrupts):
+            name = signature.__name__.replace("_", " ")
+            with session(out, verbose, name, resumes, _files_in(given)) as (folder, interrupts):
                 if check is not None and not _is_pipe(given["config"]):
                     check(given["config"])
                 if scenario and not _is_pipe(given["config"]):
@@ -230,6 +277,12 @@ def tell_model(model: ModelConfig) -> None:
     """Tell how a config.json was read: what comes from which of its fields, and which parts are not counted."""
     for line in told_reading(model):
         messages().print(f"[yellow]note:[/] {escape(line)}")
+
+
+def _files_in(given: dict[str, Any]) -> list[Path]:
+    """The files among options, also those of `NAME=FILE`."""
+    values = [one for value in given.values() for one in (value if isinstance(value, list | tuple) else [value])]
+    return [Path(str(one).rpartition("=")[2]) for one in values if isinstance(one, str | Path)]
 
 
 def _is_pipe(path: Path) -> bool:

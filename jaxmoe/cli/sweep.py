@@ -26,7 +26,7 @@ from jaxmoe.sweep.explanation import Explanation, explained, find_point
 from jaxmoe.sweep.points import Point, Space, SweepError
 from jaxmoe.sweep.results import ELASTICITIES, MANIFEST, POINTS, STUDY, Results
 from jaxmoe.sweep.run import Progress as Report
-from jaxmoe.sweep.run import Sweep, locked, run_sweep, writing
+from jaxmoe.sweep.run import Sweep, run_sweep, writing
 from jaxmoe.sweep.study import Study, read_study
 from jaxmoe.units import GIGA
 
@@ -61,13 +61,12 @@ def run(
     for name in (POINTS, MANIFEST, STUDY):
         folder.target(name)
     folder.to_go_on = "run again to go on"
-    with locked(folder.path):
-        with _bar(interrupts) as report:
-            sweep = run_sweep(study, folder.path, report, (memory or 0.0) * GIGA, names, ray)
-        (folder.path / ELASTICITIES).unlink(missing_ok=True)  # of an earlier run, whose points were others
-        _tell(study, sweep, folder, names, effects, axes)
-        if elasticities:
-            _elasticities(study, sweep, folder, interrupts)
+    with _bar(interrupts) as report:
+        sweep = run_sweep(study, folder.path, report, (memory or 0.0) * GIGA, names, ray)
+    (folder.path / ELASTICITIES).unlink(missing_ok=True)  # of an earlier run, whose points were others
+    _tell(study, sweep, folder, names, effects, axes)
+    if elasticities:
+        _elasticities(study, sweep, folder, interrupts)
 
 
 def _tell(

@@ -36,6 +36,8 @@ from jaxmoe.placement import write_plan
 from jaxmoe.placement.named import compared_strategies
 from jaxmoe.tune import TuneResult
 
+PLAN = "plan.npz"
+
 
 def run(
     folder: OutputFolder,
@@ -71,6 +73,7 @@ def run(
             ]
             problem = placement_problem(inputs)
             check_copies(problem, copies)
+            folder.check(PLAN)  # before hours of search
         with progress_bars(interrupts.check) as report:
             with clock.stage("tune"):
                 problem, result = search(optimiser, inputs, problem, report, copies)
@@ -144,11 +147,11 @@ def _write_plans(
             stages_s={f"{name}_s": float(seconds.mean()) for name, seconds in result.stages.items()},
             stopped=result.stopped,
         )
-        name = "plan.npz" if plan.name == TUNED else "plan_gathered.npz"
+        name = PLAN if plan.name == TUNED else "plan_gathered.npz"
         write_plan(folder.target(name), plan.placement)
 
 
 def _announce_stop(folder: OutputFolder, result: TuneResult) -> None:
     if result.stopped:
-        plan = folder.path / "plan.npz"
+        plan = folder.path / PLAN
         print_warnings([f"tuning stopped early ({result.stopped}); the best plan so far is in {plan}"])

@@ -1,6 +1,5 @@
 """`jaxmoe tune --hardware`: the best parameters of a machine under constraints, and shadow prices of its limits."""
 
-import json
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -57,6 +56,8 @@ def run(
             if trace is not None:
                 fixed["workload.trace"] = {"kind": "file", "path": str(trace.absolute())}
             file = read_space(space)
+            for name in (SCENARIO, PLAN):
+                folder.check(name)  # before hours of search
         with progress_bars(interrupts.check) as report:
             result, tried = tune_space(file, config.absolute(), fixed, _layers(layers), report, clock)
         files = _write(folder, result)
@@ -86,20 +87,10 @@ def _write(folder: OutputFolder, result: HardwareResult) -> list[str]:
         with atomic_write(folder.target(GATE)) as aside, aside.open("wb") as file:
             np.savez(file, bias=table, layer_ids=strategy.placement.layer_ids)
     if strategy.name in compared_strategies() or result.problem.space.placement == SYSTEM:
-        if _is_own(folder.path / "summary.json"):
-            (folder.path / PLAN).unlink(missing_ok=True)  # of an earlier run
         return [SCENARIO]
     strategy.placement.meta.update(scenario=result.best.scenarios[0].name, version=version("jaxmoe"))
     write_plan(folder.target(PLAN), strategy.placement)
     return [SCENARIO, PLAN]
-
-
-def _is_own(summary: Path) -> bool:
-    """Whether the folder's summary is of this command."""
-    try:
-        return json.loads(summary.read_text(encoding="utf-8"))["command"] == "tune --hardware"
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def _command(folder: OutputFolder, result: HardwareResult, files: list[str], layers: str | None) -> str:

@@ -17,6 +17,7 @@ from jaxmoe.config import Scenario, build_layer_model, build_model
 from jaxmoe.config.build import build_even_parts
 from jaxmoe.engine import Decisions, EvenParts, Layer
 from jaxmoe.engine.copies import ReplicaModel, replica_model
+from jaxmoe.experiment.confidence import LEVEL, SampledGain
 from jaxmoe.experiment.rebalancing import (
     Policy,
     moving_seconds,
@@ -193,29 +194,38 @@ def fitting_tokens(case: Case, layer: Layer, beside: EvenParts | None, expert_by
 
 @dataclass(frozen=True)
 class Advice:
-    """The recommended action, its gain over keeping the placement, and the confidence in it."""
+    """The recommended action and its gain over keeping the placement.
+
+    `sampled`: the gain of that action in parts of the seconds of a token, end to end, or, where none is recommended,
+    of the best other one.
+    """
 
     chosen: ActionOutcome
     outcomes: list[ActionOutcome]
-    gain: float  # part of the seconds of a token, end to end
-    confidence: str
+    sampled: SampledGain
     break_even: float  # steps after which placing anew has paid for what it moves
     moving: float  # s of it
     moved_bytes: float
     deployed: Slots  # of that action, made for all windows
 
     @property
+    def gain(self) -> float:
+        """Of the recommended action, a part of the seconds of a token."""
+        return self.sampled.mean if self.chosen.action.placed else 0.0
+
+    @property
     def sentence(self) -> str:
         if not self.chosen.action.placed:
             return (
-                f"Leave the placement as it is: nothing else gains {WORTH:.0%} surely ({self.confidence} confidence)."
+                f"Leave the placement as it is: nothing else gains {WORTH:.0%} surely, the best {self.sampled.mean:.1%}"
+                f" ({self.sampled.told_interval}; {self.sampled.told_confidence})."
             )
         pays = f"moving takes {self.moving:.3g} s and pays after {self.break_even:,.0f} steps"
         if np.isinf(self.break_even):
             pays = "while it runs, moving does not pay for itself: deploy it at a restart"
         action = self.chosen.action.name
-        gained = f"{self.gain:.1%} less time a token end to end on later loads"
-        return f"{action[0].upper()}{action[1:]}: {gained}; {pays} ({self.confidence} confidence)."
+        gained = f"{self.gain:.1%} less time a token end to end on later loads ({self.sampled.told_interval})"
+        return f"{action[0].upper()}{action[1:]}: {gained}; {pays} ({self.sampled.told_confidence})."
 
 
 def advise(case: Case, windows: Windows) -> Advice:
@@ -235,10 +245,11 @@ def advise(case: Case, windows: Windows) -> Advice:
         gain = 1 - other.per_token / chosen.per_token
         if gain.mean() > WORTH and gain.mean() > ERRORS * _error(gain):
             chosen = other
-    gains = 1 - chosen.per_token / found[0].per_token
-    sure = "high" if (gains > 0).all() or chosen is found[0] else "medium" if (gains > 0).mean() > 0.75 else "low"
     change = _change(case, found[0], chosen) if chosen.action.placed else (0.0, 0.0, 0.0)
-    return Advice(chosen, found, float(gains.mean()), sure, *change, _for_all(case, chosen, windows))
+    tokens = windows.sum(axis=(0, 2)).max() / build_model(case.scenario.model).top_k
+    gains = [1 - each.per_token / found[0].per_token for each in ([chosen] if chosen is not found[0] else found[1:])]
+    sampled = SampledGain(max(gains, key=np.mean, default=np.zeros(half)), float(tokens), WORTH, case.seed)
+    return Advice(chosen, found, sampled, *change, _for_all(case, chosen, windows))
 
 
 def _change(case: Case, base: ActionOutcome, chosen: ActionOutcome) -> tuple[float, float, float]:
@@ -305,12 +316,16 @@ def alternatives(case: Case, slots: Slots, windows: Windows) -> dict[str, float]
 
 def advice_report(advice: Advice) -> dict[str, Any]:
     """The advice and all outcomes for `summary.json`; times in seconds."""
-    base = advice.outcomes[0]
+    base, sampled = advice.outcomes[0], advice.sampled
+    needed = None if sampled.is_sure or np.isinf(sampled.tokens_to_settle) else sampled.tokens_to_settle
     return {
         "advice": advice.sentence,
         "action": advice.chosen.action.name,
         "gain": advice.gain,
-        "confidence": advice.confidence,
+        "sampled_gain": {"mean": sampled.mean, "interval": sampled.interval, "level": LEVEL},
+        "confidence": sampled.confidence,
+        "tokens": sampled.tokens,
+        "tokens_to_settle": needed,
         "break_even_steps": None if np.isinf(advice.break_even) else advice.break_even,
         "moving_s": advice.moving,
         "moving_B": advice.moved_bytes,

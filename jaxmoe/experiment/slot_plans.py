@@ -1,5 +1,6 @@
 """Reports on plans of expert slots: balance of given loads, memory, and the traffic of changing plans."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from jaxmoe.units import GIGA
 def loads_for(plan: SlotPlan, path: Path, model: str | None) -> Float[np.ndarray, "layer expert"]:
     """Choices of every expert in a trace or in load counts, for the layers of a plan, by layer number or position.
 
-    Raises `OptionError` where the file lacks a layer of the plan or has another number of experts.
+    Raises `OptionError` where the file lacks a layer of the plan, or its choices, or has another number of experts.
     """
     content = read_file(path, model)
     counts = count_pairs(content).load if isinstance(content, GatingTrace) else content.counts.sum(axis=0)
@@ -36,17 +37,37 @@ def loads_for(plan: SlotPlan, path: Path, model: str | None) -> Float[np.ndarray
         raise OptionError(f"--loads {path} has no layer {missing[0]}, which the plan has; give loads of all its layers")
     if counts.shape[1] != plan.num_experts:
         raise OptionError(f"--loads {path} is of {counts.shape[1]} experts, the plan of {plan.num_experts}")
-    return np.asarray(counts, float)[[ids.index(layer) for layer in plan.layer_ids]]
+    counts = np.asarray(counts, float)[[ids.index(layer) for layer in plan.layer_ids]]
+    _check_counted(counts, plan.layer_ids, path)
+    return counts
 
 
 def windows_of(path: Path, model: str | None) -> tuple[Float[np.ndarray, "window layer expert"], tuple[int, ...]]:
-    """Choices of every expert in each window of load counts, or in 16 successive parts of a trace; and its layers."""
+    """Choices of every expert in each window of load counts, or in 16 successive parts of a trace; and its layers.
+
+    Windows without any choice are left out. Raises `OptionError` for layers without any.
+    """
     content = read_file(path, model)
     ids = tuple(int(layer) for layer in content.layer_ids)
-    if not isinstance(content, GatingTrace):
-        return np.asarray(content.counts, float), ids
-    parts = np.array_split(np.arange(content.num_tokens), min(16, content.num_tokens))
-    return np.stack([np.asarray(count_pairs(content.select_tokens(part)).load, float) for part in parts]), ids
+    if isinstance(content, GatingTrace):
+        parts = np.array_split(np.arange(content.num_tokens), min(16, content.num_tokens))
+        windows = np.stack([np.asarray(count_pairs(content.select_tokens(part)).load, float) for part in parts])
+    else:
+        windows = np.asarray(content.counts, float)
+    _check_counted(windows.sum(axis=0), ids, path)
+    return windows[windows.any(axis=(1, 2))], ids
+
+
+def _check_counted(counts: Float[np.ndarray, "layer expert"], layer_ids: Sequence[int], path: Path) -> None:
+    """Raise `OptionError` where layers have no choice of any expert: no placement is better than another for them."""
+    empty = [layer for layer, row in zip(layer_ids, counts, strict=True) if not row.any()]
+    if len(empty) == len(counts):
+        raise OptionError(f"{path} counts no token in any layer; record again while the engine serves requests")
+    if empty:
+        raise OptionError(
+            f"{path} counts no token in the layers {empty}; leave them out where they have no experts, else record "
+            "again"
+        )
 
 
 @dataclass(frozen=True)

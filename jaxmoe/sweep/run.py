@@ -1,13 +1,11 @@
 """A sweep from study to results: what is missing is computed, chunk by chunk."""
 
 import errno
-import fcntl
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
@@ -18,6 +16,7 @@ from jaxmoe.config.keys import is_number
 from jaxmoe.errors import InputError
 from jaxmoe.experiment.metrics import Row, is_finite, parts_of, unstated
 from jaxmoe.registry import METRICS
+from jaxmoe.run_folders import locked
 from jaxmoe.sweep.analysis import best
 from jaxmoe.sweep.cluster import Cluster, check_address
 from jaxmoe.sweep.compile_groups import Group, Refused, groups_of
@@ -59,7 +58,7 @@ def run_sweep(
     names: Sequence[str] = (),
     ray: str | None = None,
 ) -> Sweep:
-    """Compute the points of a study that the folder lacks. Raises `InputError`, also where another sweep writes there.
+    """Compute the points of a study that the folder lacks. Raises `InputError`, also where another run writes there.
 
     `memory_bytes` limits what a chunk takes; 0 is a part of the machine's memory. `names` are metrics that are wanted
     beside the study's own: of all of them, some machine has to state what they need. `ray` is the address of a Ray
@@ -197,44 +196,7 @@ def _unstated(space: Space, points: Sequence[Point]) -> list[str]:
     return [f"energy counts nothing for what machines do not state: {', '.join(sorted(keys))}"] if keys else []
 
 
-# Writing to the folder of a sweep: one at a time, and a clear error where the system cannot.
-
-_held: ContextVar[frozenset[Path]] = ContextVar("_held", default=frozenset())  # folders locked around here
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other sweeps out of a folder, for as long as this process lives at most. Raises `SweepError` in theirs.
-
-    What is inside may lock the folder again.
-    """
-    place = folder.resolve()
-    if place in _held.get():
-        yield
-        return
-    token = _held.set(_held.get() | {place})
-    try:
-        with _flocked(folder):
-            yield
-    finally:
-        _held.reset(token)
-
-
-@contextmanager
-def _flocked(folder: Path) -> Iterator[None]:
-    handle = os.open(folder, os.O_RDONLY)  # the folder itself: no file to be left behind
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SweepError(
-                f"--out: another sweep is writing to {folder}; wait for it to end or give another folder"
-            ) from None
-        except OSError:
-            pass  # some file systems have no locks
-        yield
-    finally:
-        os.close(handle)
+# Writing to the folder of a sweep.
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import pytest
 from jaxmoe.cli import tune
 from jaxmoe.cli.session import GRACE_S, Interrupts
 from jaxmoe.placement import read_plan
+from jaxmoe.run_folders import RECORD
 from jaxmoe.tune import History, TuneResult
 
 
@@ -57,7 +58,7 @@ def test_plan_is_kept_when_ctrl_c_strikes_again(run, scenario, out, stopped_tune
     monkeypatch.setattr(tune, "compare", interrupt)
     result = run("tune", scenario, "--out", out)
     assert result.exit_code == 130
-    assert [file.name for file in out.iterdir()] == ["plan.npz"]
+    assert {file.name for file in out.iterdir()} == {RECORD, "plan.npz"}
     assert "plan.npz" in result.stderr
 
 
@@ -72,7 +73,7 @@ def test_ctrl_c_after_a_search_that_was_stopped_does_not_wait(run, scenario, out
     monkeypatch.setattr(tune, "compare", compare)
     result = run("tune", scenario, "--out", out)
     assert (result.exit_code, reached) == (130, [])
-    assert [file.name for file in out.iterdir()] == ["plan.npz"]
+    assert {file.name for file in out.iterdir()} == {RECORD, "plan.npz"}
 
 
 BUSY = """

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
+from jaxmoe.experiment.slot_plans import windows_of
 from jaxmoe.placement.engine_files import write_slot_plan
 from jaxmoe.placement.slots import SlotPlan
 from jaxmoe.traces import write_trace
@@ -130,6 +131,46 @@ def test_bad_input(run, files, out, given, expected):
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("used", "said"),
+    [
+        ([0, 0], "counts no token in any layer; record again while the engine serves requests"),
+        ([0, 5], "counts no token in the layers [1]; leave them out where they have no experts, else record again"),
+    ],
+)
+def test_layers_without_any_choice_are_not_placed(run, files, out, tmp_path, used, said):
+    path = tmp_path / "counts.npz"
+    np.savez(path, counts=np.outer(used, [1, 1, 1, 1]), num_experts=4, layer_ids=[1, 2])
+    given = ("--model", files["model"], "--out", out)
+    placed = run("plan", "place", path, "--slots", 6, "--ranks", 3, "--to", "eplb", *given)
+    advised = run("plan", "advise", path, "--machine", files["machine"], *given)
+    shown = run("plan", "show", files["before"], "--loads", path, *given)
+    for result in (placed, advised, shown):
+        assert result.exit_code == 2, result.output
+        assert f"{path} {said}" in result.stderr
+    assert not out.exists()
+
+
+def test_steps_without_tokens_are_left_out(tmp_path):
+    counts = np.arange(24).reshape(3, 2, 4)
+    counts[1] = 0  # of a buffer that was not full
+    path = tmp_path / "counts.json"
+    path.write_text(json.dumps({"logical_count": counts.tolist()}))
+    windows, layers = windows_of(path, None)
+    assert (windows.tolist(), layers) == (counts[[0, 2]].tolist(), (0, 1))
+
+
+def test_place_takes_counts_that_sglang_takes(run, out, tmp_path):
+    path = tmp_path / "counts.json"
+    path.write_text(json.dumps({"logical_count": [[0, 0, 0, 0], [9, 1, 1, 1], [1, 1, 9, 1]]}))  # layer 0 is dense
+    result = run("plan", "place", path, "--slots", 6, "--ranks", 3, "--to", "vllm_ascend", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert told(out)["plan"]["layer_ids"] == [1, 2]
+    placed = json.loads((out / "placement.json").read_text())["layer_list"]
+    held = [[expert for device in layer["device_list"] for expert in device["device_expert"]] for layer in placed]
+    assert (held[0].count(0), held[1].count(2)) == (3, 3)  # the hot expert gets the copies
+
+
 @pytest.mark.slow
 def test_place_for_the_time_of_a_layer(run, files, out, tmp_path):
     path = tmp_path / "trace.npz"
@@ -175,3 +216,7 @@ def test_advise_ends_in_one_sentence_and_a_file(run, files, out, tmp_path):
         "balance"
     ].keys()
     assert (out / "placement.json").exists()
+    low, high = report["sampled_gain"]["interval"]
+    assert low <= report["sampled_gain"]["mean"] <= high
+    assert (report["tokens"], report["confidence"] == "high") == (400, report["tokens_to_settle"] is None)
+    assert "95% interval" in report["advice"]

@@ -13,8 +13,8 @@ from pyarrow import dataset, parquet
 from jaxmoe.cli.session import Interrupts
 from jaxmoe.cli.sweep_answers import label_of
 from jaxmoe.registry import METRICS
+from jaxmoe.run_folders import RECORD, locked
 from jaxmoe.sweep import evaluation
-from jaxmoe.sweep.run import locked
 
 LINK, DIE = "hardware.link.bandwidth_GB_per_s", "hardware.die.compute_TFLOPs_per_s"
 AXES = {LINK: [2, 8], DIE: [1, 2], "strategy": ["tp", "ep_balanced"]}
@@ -149,7 +149,7 @@ def test_two_sweeps_at_once_are_one_clear_error(run, study, out):
         result = run("sweep", study(), "--out", out)
         other.submit(holder.__exit__, None, None, None).result()
     assert result.exit_code == 2
-    assert "another sweep is writing to" in result.stderr
+    assert "another run is writing to" in result.stderr
 
 
 def test_metrics_that_are_no_numbers_make_a_summary_all_the_same(run, study, out, monkeypatch):
@@ -175,7 +175,7 @@ def test_ctrl_c_keeps_whole_chunks(run, study, out, monkeypatch):
     assert f"complete in {out}: points, manifest.json, study.yaml; run again to go on" in result.stderr
     assert checks
     assert len(rows_in(out)) == 2
-    assert not list(out.glob(".*"))
+    assert [*out.glob(".*")] == [out / RECORD]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Placements over time: what policies move and gain, when moving pays, and advice on prepared cases."""
 
+import re
 from dataclasses import replace
 
 import jax
@@ -9,7 +10,8 @@ import yaml
 
 from jaxmoe.des import fabric_of, replay_plan
 from jaxmoe.engine.copies import replica_model
-from jaxmoe.experiment.advice import ActionOutcome, Case, _scaled, advise, outcomes
+from jaxmoe.experiment.advice import Action, ActionOutcome, Advice, Case, _scaled, advice_report, advise, outcomes
+from jaxmoe.experiment.confidence import SampledGain
 from jaxmoe.experiment.evaluation import describe_model
 from jaxmoe.experiment.rebalancing import Policy, break_even_steps, matched, moving_seconds, rebalanced, step_seconds
 from jaxmoe.experiment.replica_plans import drawn_tokens, served_by, serving_scenario, token_seconds
@@ -167,6 +169,24 @@ def test_flat_and_still_loads_are_left_alone(case_of):
     advice = advise(replace(case_of(), choice="even"), windows_of(0.0, False, 8, 3))
     assert not advice.chosen.action.placed, advice.sentence
     assert "Leave the placement as it is" in advice.sentence
+    assert advice.gain == 0.0
+
+
+def advised_of(gains, tokens=256.0):
+    """Advice to place anew, of these gains in windows."""
+    slots = np.zeros((len(gains), LAYERS, EXPERTS), int)
+    outcome = ActionOutcome(Action(1, True), TOKENS, np.ones(len(gains)), 0.5, 0.0, 0.0, {}, 0.0, slots)
+    return Advice(outcome, [outcome], SampledGain(np.array(gains), tokens, 0.01), 10.0, 1e-3, 1.0, slots[0])
+
+
+def test_the_sentence_tells_the_interval_and_what_would_settle_a_doubt():
+    sure = advised_of([0.1, 0.11, 0.1, 0.12, 0.1, 0.11]).sentence
+    assert re.search(r"10\.7% less time .*95% interval 9\.\d% to 11\.\d%.*\(high confidence\)\.$", sure)
+    doubtful = advised_of([0.3, -0.1])
+    assert re.search(r"low confidence: the sample has 256 tokens, about [\d,]+ would settle it\)\.$", doubtful.sentence)
+    told = advice_report(doubtful)
+    assert (told["confidence"], told["gain"]) == ("low", pytest.approx(0.1))
+    assert told["tokens_to_settle"] > 256 == told["tokens"]
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from jaxmoe.models.moe import ModelError
 from jaxmoe.placement import Placement, PlanError, read_plan, write_plan
 from jaxmoe.placement.copies import ByDraw, ByHome, Copies, LeastWork
 from jaxmoe.traces import GatingTrace, Hints, LoadCounts, TraceError, load_counts, read_any, write_as
+from jaxmoe.traces.formats.tensors import write_tensors
 from jaxmoe.traces.synthesis import GatingProcess, Requests, read_process, write_process
 from jaxmoe.traces.synthesis.process import Preferences
 
@@ -132,7 +133,11 @@ def sglang() -> list[Files]:
 
 
 def recorder() -> list[Files]:
-    return as_format("sglang_recorder", npz_loads(), entry="file")()
+    counts = np.zeros((5, 5), int)  # a row for dense layers, too
+    counts[[1, 3]] = npz_loads().total().counts[0]
+    text = json.dumps({"logical_count": counts.tolist()}).encode()
+    dump = written(lambda path: write_tensors(path, {"rank": 0, "logical_count": counts[None]}), "file")
+    return [{"file": text}, dump]
 
 
 def flame_moe() -> list[Files]:
@@ -282,7 +287,8 @@ READERS = {
         Reader("flame_moe", flame_moe, _of_trace, lacks=_lacks("pyarrow")),
         _lone("vllm", vllm),
         _lone("sglang", sglang),
-        replace(_lone("sglang recorder", recorder), lacks=_lacks("torch")),
+        _lone("sglang recorder", recorder),
+        _lone("vllm loads", as_format("vllm", npz_loads(), entry="file")),
         Reader("megatron", as_format("megatron", trace(), replace(trace(), logits=None)), _of_trace),
         Reader("tensorrt_llm counts", as_format("tensorrt_llm", npz_loads()), _of_trace),
         Reader("tensorrt_llm choices", tensorrt_choices, _of_trace),

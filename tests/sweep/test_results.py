@@ -8,10 +8,11 @@ import pytest
 from pyarrow import dataset, parquet
 from sweep_keys import DIE, LINK
 
+from jaxmoe.errors import InputError
+from jaxmoe.run_folders import locked
 from jaxmoe.sweep import SweepError, evaluation, read_study, results, run_sweep
 from jaxmoe.sweep.compile_groups import Refused
 from jaxmoe.sweep.results import TEXT, row_of
-from jaxmoe.sweep.run import locked
 
 GEMM = {"kind": "tiled", "tile_tokens": 4, "tile_columns": 64, "startup_ns": 50}
 
@@ -145,7 +146,7 @@ def test_one_sweep_at_a_time_in_a_folder(study, tmp_path):
     path, other = study(axes={LINK: [1]}), ThreadPoolExecutor(1)
     with locked(tmp_path), locked(tmp_path):
         running = other.submit(run_sweep, read_study(path), tmp_path, lambda done, total: None)
-        with pytest.raises(SweepError, match="another sweep is writing to"):
+        with pytest.raises(InputError, match="another run is writing to"):
             running.result()
         assert not list(tmp_path.glob("*points*"))
     assert other.submit(run_sweep, read_study(path), tmp_path, lambda done, total: None).result().computed == 1

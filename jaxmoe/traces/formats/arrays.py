@@ -35,13 +35,13 @@ _LOCAL_HEADER = 30  # bytes before a member's name
 
 def member_names(path: Path) -> list[str]:
     """Names of all members. Raises `TraceError`."""
-    with _readable(path) as archive:
+    with readable_zip(path) as archive:
         return archive.namelist()
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an npz. Raises `TraceError`; pickled objects are refused before anything of them runs."""
-    with _readable(path) as archive:
+    with readable_zip(path) as archive:
         arrays = {}
         for info in archive.infolist():
             with naming(info.filename):
@@ -59,18 +59,19 @@ def write_member(archive: ZipFile, name: str, shape: tuple[int, ...], dtype: Any
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[ZipFile]:
-    """The archive at a path, whatever goes wrong in it as a `TraceError`."""
+def readable_zip(path: Path, kind: str = "readable npz") -> Iterator[ZipFile]:
+    """The archive at a path, whatever goes wrong in it as a `TraceError`. No member claims more than it can have."""
     try:
         with ZipFile(path) as archive:
+            for info in archive.infolist():
+                _check_member(path, info)
             yield archive
     # What a damaged archive raises depends on where it is damaged.
     except (OSError, ValueError, BadZipFile, EOFError, zlib.error, RuntimeError, KeyError, struct.error) as error:
-        raise TraceError(f"not a readable npz ({error}); {AGAIN}") from None
+        raise TraceError(f"not a {kind} ({error}); {AGAIN}") from None
 
 
 def _array(path: Path, archive: ZipFile, info: ZipInfo) -> np.ndarray:
-    _check_member(path, info)
     if info.compress_type == ZIP_STORED:
         with archive.open(info) as member, path.open("rb") as file:
             file.seek(_start(file, info))
@@ -98,9 +99,9 @@ def _check_member(path: Path, info: ZipInfo) -> None:
     """Raise `ValueError` for a member of more bytes than can be in the file."""
     growth = {ZIP_STORED: 1, ZIP_DEFLATED: DEFLATE_GROWTH}.get(info.compress_type)
     if growth is None:
-        raise ValueError(f"{info.filename} is compressed in a way that NumPy does not use")
+        raise ValueError(f"{shown(info.filename)} is compressed in a way that NumPy does not use")
     if info.compress_size > path.stat().st_size or info.file_size > growth * info.compress_size:
-        raise ValueError(f"{info.filename} claims {info.file_size} bytes from {info.compress_size}")
+        raise ValueError(f"{shown(info.filename)} claims {info.file_size} bytes from {info.compress_size}")
 
 
 def _start(file: IO[bytes], info: ZipInfo) -> int:

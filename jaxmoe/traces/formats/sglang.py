@@ -2,7 +2,6 @@
 
 import base64
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,19 @@ from jaxmoe.traces.formats.expert_choices import (
     with_dense,
 )
 from jaxmoe.traces.formats.source import AGAIN, Format, Hints, TraceSource, check_whole, decode_base64, lacks
+from jaxmoe.traces.formats.tensors import PICKLE, read_tensors, write_tensors
 from jaxmoe.traces.formats.vllm import KEY, START_KEY, Payload, payloads, phase_of
 from jaxmoe.traces.trace import MISSING, GatingTrace, LoadCounts, TraceError
+
+COUNTS = "logical_count"
 
 
 def _matches_recorder(source: TraceSource) -> bool:
     if source.path.is_dir():
         return any(name.endswith(".pt") for name in source.files)
-    return source.head.startswith(b"PK") and any(name.endswith("data.pkl") for name in member_names(source.path))
+    if source.head.startswith(b"PK"):
+        return any(name.endswith(PICKLE) for name in member_names(source.path))
+    return any(COUNTS in found for found in source.json_objects[:1])
 
 
 def _read_recorder(source: TraceSource, hints: Hints) -> LoadCounts:
@@ -37,7 +41,7 @@ def _read_recorder(source: TraceSource, hints: Hints) -> LoadCounts:
     for name, file in source.files.items():
         if name.endswith(".pt") or not source.path.is_dir():
             with naming(name if source.path.is_dir() else ""):
-                steps.append(_counts(file))
+                steps.append(_counts(source.json_objects[0] if source.json_objects else read_tensors(file)))
                 if steps[-1].shape[1:] != steps[0].shape[1:]:
                     raise TraceError(f"has layers and experts {steps[-1].shape[1:]}, the others {steps[0].shape[1:]}")
     counts = np.concatenate(steps)
@@ -47,38 +51,29 @@ def _read_recorder(source: TraceSource, hints: Hints) -> LoadCounts:
     return LoadCounts(counts[:, layers], np.asarray(layers), hints.top_k, windows, {"source": source.path.name})
 
 
-def _counts(file: Path) -> np.ndarray:
-    """The counts in one dump, [step, layer, expert]."""
-    torch = _torch()
-    try:
-        dump = torch.load(file, map_location="cpu", weights_only=True)
-    # What a damaged file raises depends on where it is damaged.
-    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, KeyError, ValueError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise TraceError(f"not a dump of tensors ({reason}); {AGAIN}") from None
-    if not isinstance(dump, dict) or "logical_count" not in dump:
+def _counts(dump: Any) -> np.ndarray:
+    """The counts in a dump, [step, layer, expert]."""
+    if not isinstance(dump, dict) or COUNTS not in dump:
         held = sorted(map(str, dump)) if isinstance(dump, dict) else type(dump).__name__
-        raise TraceError(f"has no logical_count but {held}; record with --expert-distribution-recorder-mode stat")
-    counts = dump["logical_count"]
-    if not isinstance(counts, torch.Tensor) or counts.ndim != 3 or 0 in counts.shape or counts.is_floating_point():
-        shape = tuple(counts.shape) if isinstance(counts, torch.Tensor) else type(counts).__name__
-        raise TraceError(f"logical_count is {shape}, expected whole numbers [step, layer, expert]; {AGAIN}")
-    return counts.numpy()
-
-
-def _torch() -> Any:
-    try:
-        import torch  # not a dependency of the package
-    except ImportError:
-        raise TraceError("dumps of tensors need PyTorch; install jaxmoe[torch]") from None
-    return torch
+        raise TraceError(f"has no {COUNTS} but {held}; record with --expert-distribution-recorder-mode stat")
+    counts = dump[COUNTS]
+    if isinstance(counts, list):  # of JSON
+        try:
+            counts = np.array(counts)
+        except ValueError:
+            raise TraceError(f"{COUNTS} has rows of different lengths; {AGAIN}") from None
+    if isinstance(counts, np.ndarray) and counts.ndim == 2:
+        counts = counts[None]  # SGLang takes the sum of steps, too
+    if not isinstance(counts, np.ndarray) or counts.ndim != 3 or 0 in counts.shape or counts.dtype.kind not in "iu":
+        shape = counts.shape if isinstance(counts, np.ndarray) else type(counts).__name__
+        raise TraceError(f"{COUNTS} is {shape}, expected whole numbers [step, layer, expert]; {AGAIN}")
+    return counts
 
 
 def _write_recorder(path: Path, loads: LoadCounts) -> list[str]:
-    torch = _torch()
     counts = with_dense(loads.counts, loads.layer_ids.tolist())
     with atomic_write(path) as aside:
-        torch.save({"rank": 0, "logical_count": torch.from_numpy(counts)}, aside)
+        write_tensors(aside, {"rank": 0, COUNTS: counts})
     unnamed = tuple(f"step {number}" for number in range(len(counts))) == loads.window_name
     return ([] if unnamed else ["window_name is left out"]) + ["top_k is left out"] * (loads.top_k is not None)
 
@@ -100,9 +95,9 @@ MOST_TOKENS = 2**22  # of a response that have no row
 
 # Dumps of SGLang's expert distribution recorder in mode stat (--expert-distribution-recorder-mode).
 #
-# A `.pt` file, or a folder of them by time, with `logical_count` [step, layer, expert]. There is a row for every layer
-# of the model, zeros in dense ones; the layers with experts are those with counts, or come from a hint. Every step is
-# a window. Reading and writing need PyTorch, the extra jaxmoe[torch]; nothing but tensors is ever unpickled.
+# A `.pt` file, or a folder of them by time, with `logical_count` [step, layer, expert]. Or the same as JSON, also
+# summed over steps, as --init-expert-location takes it. There is a row for every layer of the model, zeros in dense
+# ones; the layers with experts are those with counts, or come from a hint. Every step is a window.
 
 
 def _matches(source: TraceSource) -> bool:

@@ -82,6 +82,16 @@ class TraceSource:
         """The JSON in a file: one value, or one for each line. None of a folder."""
         return [] if self.path.is_dir() else json_values(self.path)
 
+    @cached_property
+    def json_objects(self) -> list[dict[str, Any]]:
+        """The objects in a file of JSON, one or one for each line; none of anything else."""
+        if not self.head.lstrip().startswith(b"{"):
+            return []
+        try:
+            return [value for value in self.values if isinstance(value, dict)]
+        except TraceError:
+            return []
+
     def matching(self, pattern: str) -> dict[str, Path]:
         """Files whose whole path inside the folder matches a regular expression."""
         return {name: file for name, file in self.files.items() if re.fullmatch(pattern, name)}

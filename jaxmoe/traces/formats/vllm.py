@@ -22,7 +22,7 @@ from jaxmoe.traces.formats.expert_choices import (
     prefill_lengths,
 )
 from jaxmoe.traces.formats.source import AGAIN, Format, Hints, TraceSource, check_whole, decode_base64, lacks, shown
-from jaxmoe.traces.trace import GatingTrace, TraceError
+from jaxmoe.traces.trace import MAX_EXPERTS, GatingTrace, LoadCounts, TraceError
 
 KEY, PROMPT_KEY, START_KEY = "routed_experts", "prompt_routed_experts", "routed_experts_start_len"
 # Responses of inference servers that tell which experts every token chose, as JSON or JSON lines.
@@ -243,3 +243,60 @@ def _write(path: Path, trace: GatingTrace) -> list[str]:
 
 
 TRACE = Format("vllm", _matches, _read, _write, ".jsonl", frozenset({"seq_start", "seq_name", "phase"}))
+
+
+# The load statistics of vLLM's open proposal of a file for EPLB (pull request 41141, `expert_load_stats_path`).
+#
+# JSON lines, of which those with the `record_type` below are a window each: `expert_load` [MoE layer, slot] are tokens,
+# `p2l_map` the expert in every slot. The rows are of MoE layers only, in order. Other records are left out.
+
+STATISTICS = "eplb_load_stats"
+
+
+def _statistics(source: TraceSource) -> list[dict[str, Any]]:
+    return [record for record in source.json_objects if record.get("record_type") == STATISTICS]
+
+
+def _read_loads(source: TraceSource, hints: Hints) -> LoadCounts:
+    found, loads, experts = _statistics(source), [], []
+    for number, record in enumerate(found):
+        with naming(f"{STATISTICS} {number}"):
+            loads.append(_slots(record, "expert_load"))
+            experts.append(_slots(record, "p2l_map"))
+            if not loads[0].shape[0] == len(loads[-1]) or loads[-1].shape != experts[-1].shape:
+                raise TraceError(f"expert_load is {loads[-1].shape}, p2l_map {experts[-1].shape}; {AGAIN}")
+    layers, used = len(loads[0]), max(int(slots.max()) for slots in experts) + 1
+    if hints.layer_ids is not None and len(hints.layer_ids) != layers:
+        raise TraceError(f"has {layers} layers, but the model has experts in {len(hints.layer_ids)}; use its own file")
+    num_experts = hints.num_experts or used
+    if used > min(num_experts, MAX_EXPERTS):
+        raise TraceError(f"has the expert {used - 1}, but the model {num_experts} experts; use a file of this model")
+    counts = np.zeros((len(found), layers, num_experts), np.int64)
+    for window, load, held in zip(counts, loads, experts, strict=True):
+        np.add.at(window, (np.arange(layers)[:, None], held), load)
+    steps = tuple(f"step {record.get('step', number)}" for number, record in enumerate(found))
+    ids = np.asarray(hints.layer_ids or range(layers))
+    return LoadCounts(counts, ids, hints.top_k, steps, {"source": source.path.name})
+
+
+def _slots(record: dict[str, Any], key: str) -> np.ndarray:
+    """Whole numbers [layer, slot] of a record."""
+    try:
+        rows = np.array(record.get(key))
+    except ValueError:
+        rows = np.zeros(0)
+    if rows.ndim != 2 or rows.dtype.kind != "i" or not rows.size or rows.min() < 0:
+        raise TraceError(f"{key} is {shown(record.get(key))}, expected whole numbers [layer, slot]; {AGAIN}")
+    return rows
+
+
+def _write_loads(path: Path, loads: LoadCounts) -> list[str]:
+    held = [[*range(loads.num_experts)]] * len(loads.layer_ids)
+    with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
+        for step, counts in enumerate(loads.counts.tolist()):
+            record = {"record_type": STATISTICS, "version": 1, "step": step, "num_ranks": 1}
+            file.write(json.dumps(record | {"expert_load": counts, "p2l_map": held}) + "\n")
+    return ["layer_ids become positions", *(["top_k is left out"] if loads.top_k is not None else [])]
+
+
+LOAD_COUNTS = Format("vllm", lambda source: bool(_statistics(source)), _read_loads, _write_loads, suffix=".jsonl")

@@ -95,5 +95,5 @@ def test_terabytes_are_refused_without_allocating_them(tmp_path, packing, field)
 def test_other_compressions_are_refused(tmp_path, packing):
     with zipfile.ZipFile(tmp_path / "t.npz", "w", packing) as archive:
         archive.writestr("experts.npy", saved(np.zeros(3)))
-    with pytest.raises(TraceError, match=r"experts.npy is compressed in a way that NumPy does not use"):
+    with pytest.raises(TraceError, match=r"'experts\.npy' is compressed in a way that NumPy does not use"):
         read_arrays(tmp_path / "t.npz")

@@ -260,8 +260,8 @@ def test_load_counts_are_no_trace_and_have_no_tokens_to_write(tmp_path):
     np.savez(tmp_path / "l.npz", **loads())
     with pytest.raises(TraceError, match="load counts have no token order"):
         read_trace(tmp_path / "l.npz")
-    with pytest.raises(TraceError, match="cannot be written as vllm"):
-        write_as("vllm", tmp_path / "x", read_loads(tmp_path / "l.npz"))
+    with pytest.raises(TraceError, match="cannot be written as megatron"):
+        write_as("megatron", tmp_path / "x", read_loads(tmp_path / "l.npz"))
 
 
 def test_recorded_load_counts(shared):

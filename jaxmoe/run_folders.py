@@ -1,0 +1,104 @@
+"""Folders of results: one run at a time writes to one, and no run mixes its files with those of another.
+
+While a run writes to a folder, the file `.running` there names its process, its command and its files. The lock on that
+file is the system's: it goes with the process, however that ends, so a file that a dead process left locks nothing.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import IO, Any
+
+from jaxmoe.errors import InputError
+
+RECORD = ".running"
+
+
+class FolderLock:
+    """The lock on a folder, held. `earlier` is what the record says of a run that did not come to its end."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self.earlier = _read(file)
+        self.keep = bool(self.earlier.get("result_files"))  # the record, for the next run
+        self._facts = dict(self.earlier)
+        self.note(process=os.getpid(), host=socket.gethostname(), command_line="")
+
+    def note(self, **facts: Any) -> None:
+        """Put facts about this run into the record."""
+        self._facts |= facts
+        self._file.seek(0)
+        self._file.truncate()
+        json.dump(self._facts, self._file)
+        self._file.flush()
+
+
+_held: ContextVar[dict[Path, FolderLock] | None] = ContextVar("_held", default=None)  # around here, by folder
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[FolderLock]:
+    """Keep other runs out of a folder, for as long as this process lives at most. Raises `InputError` in theirs.
+
+    What is inside may lock the folder again. Raises `OSError` where nothing can be written to the folder.
+    """
+    place, held = folder.resolve(), _held.get() or {}
+    if place in held:
+        yield held[place]
+        return
+    with _locked_file(folder) as file:
+        lock = FolderLock(file)
+        token = _held.set(held | {place: lock})
+        try:
+            yield lock
+        finally:
+            _held.reset(token)
+            if not lock.keep:
+                (folder / RECORD).unlink(missing_ok=True)
+
+
+def _locked_file(folder: Path) -> IO[str]:
+    """The record of a folder, open and locked."""
+    path = folder / RECORD
+    while True:
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+", encoding="utf-8")
+        if not _lock(file):
+            with file:
+                raise InputError(
+                    f"--out: another run is writing to {folder}: {_told(_read(file))}; wait for it to end, or give "
+                    "another folder"
+                )
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return file
+        file.close()  # the record of a run that has ended since, and removed it
+
+
+def _lock(file: IO[str]) -> bool:
+    """Whether nobody else holds the lock; also where the system has none."""
+    try:
+        import fcntl  # not on Windows
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        pass
+    return True
+
+
+def _read(file: IO[str]) -> dict[str, Any]:
+    """The facts in a record, none where a run was stopped in the middle of writing it."""
+    try:
+        facts = json.load(file)
+    except ValueError:
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _told(facts: dict[str, Any]) -> str:
+    command = f", {facts['command_line']}" if facts.get("command_line") else ""
+    return f"process {facts.get('process', 'unknown')} on {facts.get('host', 'this machine')}{command}"
