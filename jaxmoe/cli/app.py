@@ -62,6 +62,7 @@ def tune(
     copies: options.Copies = 1,
     time_limit: options.TimeLimit = None,
     hardware: options.HardwareSpace = None,
+    wide: options.Wide = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Search for a placement, by gradient descent or otherwise, and compare it with the usual ones and given plans.
@@ -82,6 +83,7 @@ def evaluate(
     plan: options.Plans = None,
     overrides: options.Overrides = None,
     layers: options.Layers = None,
+    wide: options.Wide = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Time the usual placements, and given plans, on batches drawn from the trace.
@@ -126,6 +128,7 @@ def simulate(
     overrides: options.Overrides = None,
     layers: options.Layers = None,
     timeline: options.Timeline = None,
+    wide: options.Wide = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Run a system over iterations, and tell what it gains over what it is compared with.

@@ -8,14 +8,8 @@ from typing import Any
 import typer
 
 from jaxmoe.cli import tune_hardware
-from jaxmoe.cli.comparison_output import (
-    comparison_warnings,
-    draw_comparison,
-    draw_tuning,
-    print_comparison,
-    print_topics,
-    print_warnings,
-)
+from jaxmoe.cli.comparison_figures import draw_comparison, draw_tuning
+from jaxmoe.cli.comparison_output import comparison_warnings, print_comparison, print_topics, print_warnings
 from jaxmoe.cli.session import INTERRUPTED, Interrupts, OutputFolder, progress_bars
 from jaxmoe.experiment.comparison import (
     Comparison,
@@ -48,6 +42,7 @@ def run(
     copies: int,
     time_limit: float | None,
     hardware: Path | None,
+    wide: bool,
 ) -> None:
     """Search for a placement, by gradient descent or otherwise, and compare it with the usual ones and given plans.
 
@@ -92,7 +87,7 @@ def run(
             "wall_s": clock.report(),
         }
         folder.write_json("summary.json", summary)
-        _print(inputs, comparison, topics)
+        _print(inputs, comparison, topics, wide)
         if result.stopped == "interrupted":
             raise typer.Exit(INTERRUPTED)
 
@@ -105,6 +100,7 @@ def evaluate(
     plan: list[str] | None,
     overrides: list[str] | None,
     layers: str | None,
+    wide: bool,
 ) -> None:
     """Time the usual placements, and given plans, on batches drawn from the trace."""
     with StageTimer() as clock:
@@ -117,11 +113,11 @@ def evaluate(
             draw_comparison(folder, inputs, comparison)
         summary = provenance("evaluate", inputs) | comparison_report(inputs, comparison)
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
-        _print(inputs, comparison, {})
+        _print(inputs, comparison, {}, wide)
 
 
-def _print(inputs: Inputs, comparison: Comparison, topics: Mapping[str, Mapping[str, float]]) -> None:
-    print_comparison(inputs, comparison, f"{inputs.scenario.name}: mean over {len(inputs.layer_ids)} layers")
+def _print(inputs: Inputs, comparison: Comparison, topics: Mapping[str, Mapping[str, float]], wide: bool) -> None:
+    print_comparison(inputs, comparison, f"{inputs.scenario.name}: mean over {len(inputs.layer_ids)} layers", wide)
     if topics:
         print_topics(topics)
     print_warnings(comparison_warnings(comparison, inputs))

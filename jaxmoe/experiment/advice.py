@@ -24,6 +24,7 @@ from jaxmoe.experiment.rebalancing import (
 )
 from jaxmoe.experiment.replica_plans import EXCHANGE, drawn_tokens, served_by, token_seconds
 from jaxmoe.experiment.slot_plans import balance
+from jaxmoe.experiment.whole_model import Step, counted, step_report
 from jaxmoe.network import build_exchange
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.placement.replica_choice import ReplicaChoice
@@ -84,6 +85,10 @@ class ActionOutcome:
         """Slots of the last window, [layer, slot]."""
         return self.history[-1]
 
+    def step(self, ranks: int) -> Step:
+        """The mean step, with the time of moving experts."""
+        return Step(float(self.seconds.mean()), self.tokens, ranks)
+
     @property
     def per_token(self) -> Float[np.ndarray, " window"]:
         return self.seconds / max(self.tokens, 1)
@@ -102,6 +107,11 @@ class Case:
 
     def layer(self) -> Layer:
         return build_layer_model(self.scenario, "sharded")
+
+    def counted(self, layers: int) -> str:
+        """What a step has, for people."""
+        missing = "" if self.beside() is not None else "the model states no attention"
+        return counted(f"the {layers} MoE layers of the trace", self.scenario.workload.context_tokens, missing)
 
     def beside(self) -> EvenParts | None:
         """Attention, dense FFNs and shared experts, passed by every token; `None` if the model states no attention."""
@@ -203,6 +213,7 @@ class Advice:
     moving: float  # s of it
     moved_bytes: float
     deployed: Slots  # of that action, made for all windows
+    counted: str  # what a step has, for people
 
     @property
     def sentence(self) -> str:
@@ -238,7 +249,15 @@ def advise(case: Case, windows: Windows) -> Advice:
     gains = 1 - chosen.per_token / found[0].per_token
     sure = "high" if (gains > 0).all() or chosen is found[0] else "medium" if (gains > 0).mean() > 0.75 else "low"
     change = _change(case, found[0], chosen) if chosen.action.placed else (0.0, 0.0, 0.0)
-    return Advice(chosen, found, float(gains.mean()), sure, *change, _for_all(case, chosen, windows))
+    return Advice(
+        chosen,
+        found,
+        float(gains.mean()),
+        sure,
+        *change,
+        _for_all(case, chosen, windows),
+        case.counted(windows.shape[1]),
+    )
 
 
 def _change(case: Case, base: ActionOutcome, chosen: ActionOutcome) -> tuple[float, float, float]:
@@ -303,7 +322,7 @@ def alternatives(case: Case, slots: Slots, windows: Windows) -> dict[str, float]
     }
 
 
-def advice_report(advice: Advice) -> dict[str, Any]:
+def advice_report(advice: Advice, ranks: int) -> dict[str, Any]:
     """The advice and all outcomes for `summary.json`; times in seconds."""
     base = advice.outcomes[0]
     return {
@@ -311,14 +330,15 @@ def advice_report(advice: Advice) -> dict[str, Any]:
         "action": advice.chosen.action.name,
         "gain": advice.gain,
         "confidence": advice.confidence,
+        "counted": advice.counted,
         "break_even_steps": None if np.isinf(advice.break_even) else advice.break_even,
         "moving_s": advice.moving,
         "moving_B": advice.moved_bytes,
         "actions": {
             each.action.name: {
                 "tokens": each.tokens,
-                "step_s": float(each.seconds.mean()),
                 "token_s": float(each.per_token.mean()),
+                **step_report(each.step(ranks)),
                 "layer_s": each.layer_seconds,
                 "gain": float((1 - each.per_token / base.per_token).mean()),
                 "moving_s_of_a_window": each.moving,

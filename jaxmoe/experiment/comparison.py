@@ -146,6 +146,11 @@ class Comparison:
         able = [name for name, strategy in self.strategies.items() if strategy.comparable]
         return min(able, key=lambda name: self.best(name).mean.mean(), default=None)
 
+    @property
+    def reference(self) -> str | None:
+        """The strategy that others are compared with: the tuned plan, else the fastest."""
+        return TUNED if TUNED in self.strategies else self.fastest
+
     def speedup(self, name: str, plan: str = TUNED) -> np.ndarray:
         """Time of a strategy over that of `plan`, each under its best exchange, [layer]."""
         return self.best(name).mean / self.best(plan).mean

@@ -4,6 +4,7 @@ Figures are built on `matplotlib.figure.Figure`, which draws without a display a
 state, and so the caller's own figures, alone.
 """
 
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
@@ -120,6 +121,15 @@ def byte_unit(largest_B: float) -> tuple[float, str]:
 def digits(value: float, significant: int = 3) -> str:
     """The value for people: that many digits, or more where it would need an exponent for being large."""
     return f"{value:.0f}" if value >= 10**significant else f"{value:.{significant}g}"
+
+
+def aligned(values: Iterable[float | None], significant: int = 4) -> list[str]:
+    """A column of numbers for people: as many decimals in all as give the largest that many digits; - for `None`."""
+    values = [*values]
+    largest = max((abs(value) for value in values if value is not None), default=0.0)
+    whole = math.floor(math.log10(largest)) + 1 if largest > 0 else 1
+    decimals = max(significant - whole, 0)
+    return ["-" if value is None else f"{value:,.{decimals}f}" for value in values]
 
 
 def check_lengths(first: str, first_values: Sized, second: str, second_values: Sized) -> None:
