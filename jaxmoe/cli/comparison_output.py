@@ -54,7 +54,7 @@ def _print_best(
     named = [*comparison.strategies]
     reference = comparison.reference
     misfits = [name for name in named if not comparison.strategies[name].fits]
-    told = "under the best exchange of every layer" + (f"; {MISFIT} does not fit the memory" if misfits else "")
+    told = "under the best exchange of every layer" + (f"; {MISFIT.strip()} does not fit the memory" if misfits else "")
     columns = ["strategy", f"total\n{unit}", f"against\n{TUNED if reference == TUNED else 'fastest'}"]
     table = new_table(title, columns[0], columns[1:], told)
     table.add_column("best exchange", overflow="fold")

@@ -138,7 +138,7 @@ def _print(inputs: Inputs, simulation: Simulation, wide: bool) -> None:
     p95 = aligned(float(np.quantile(run.seconds, 0.95)) * factor for run in runs.values())
     for (name, run), *row in zip(runs.items(), totals, p95, strict=True):
         limit = run.limit(inputs.model.machine.topology)
-        speedup = as_factor(baseline.seconds.sum() / run.seconds.sum())
+        speedup = as_factor(float(baseline.seconds.sum() / run.seconds.sum()))
         table.add_row(escape(name), *row, speedup, "not kept" if limit is None else escape(limit.text))
     print_table(table)
     if wide:

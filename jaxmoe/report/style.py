@@ -14,10 +14,11 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogFormatter, MaxNLocator
 from numpy.typing import ArrayLike
 
 from jaxmoe.files import atomic_write
@@ -168,6 +169,20 @@ def marked_line(
     """A line with a marker at every point, as all strategies and traces are drawn."""
     (line,) = axes.plot(np.asarray(x), np.asarray(y), label=label, color=colour, marker=marker, linewidth=width)
     line.set(markersize=size, markeredgecolor="white", markeredgewidth=0.4)
+
+
+class _PlainNumbers(LogFormatter):
+    """The ticks that `LogFormatter` labels, as plain numbers: 0.3 and 30, not powers of ten."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:g}" if super().__call__(x, pos) else ""
+
+
+def log_ticks(*axes: Axis) -> None:
+    """Plain numbers at the ticks of logarithmic axes, at those between powers of ten too where these are few."""
+    for axis in axes:
+        for formatted in (axis.set_major_formatter, axis.set_minor_formatter):
+            formatted(_PlainNumbers(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
 
 
 def whole_number_ticks(axes: Axes, values: np.ndarray) -> None:

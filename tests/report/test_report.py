@@ -248,6 +248,7 @@ def sweep_of(count, able, **more):
         "behind": [0.5, np.inf],
         "wins": {"ep": (1, 0.5), "tp": (1, None)},
         "worth": {"total": {"size": (-1.0, -0.5, 0.0)}},
+        "limits": {"ep": {"memory: ddr": 2, "link": 1}, "tp": {"link": 3}},
         "notes": [],
     }
     return sweep_blocks(SweepData(**given | more))
