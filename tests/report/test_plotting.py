@@ -182,11 +182,11 @@ def test_numbers_of_a_column_have_one_precision(values, shown):
 
 
 def test_ticks_of_logarithmic_axes_are_plain_numbers():
-    figure = style.new_figure(4, 3, "ticks")
+    figure = style.new_figure(4.0, 3.0, "ticks")
     axes = figure.subplots()
-    axes.set(yscale="log", ylim=(0.2, 40))
+    axes.set(yscale="log", ylim=(0.7, 40))
     style.log_ticks(axes.yaxis)
     figure.canvas.draw()
     told = [label.get_text() for which in ("major", "minor") for label in axes.get_yticklabels(which=which)]
-    assert {"0.3", "1", "30"} <= {*told} or {"0.1", "1", "10"} <= {*told}
+    assert {"1", "10"} <= {*told}
     assert all(re.fullmatch(r"[\d.]*", text) for text in told)
