@@ -98,7 +98,7 @@ def _print_checked(inputs: Inputs, comparison: Comparison) -> None:
         columns[f"energy of a token\n{energy_name}"] = aligned(value * joules for value in energy.values())
     if TUNED in comparison.scores:
         least = [float(comparison.speedup(name).min()) for name in simulated]
-        columns[f"against {TUNED},\nleast layer"] = [as_factor(value) for value in least]
+        columns[f"least against {TUNED}\n(best exchanges)"] = [as_factor(value) for value in least]
     title = "under each strategy's own exchange: the event simulator, and the model on the batches that it replays"
     table = new_table(title, "strategy", columns)
     table.add_column("limit", overflow="fold")
