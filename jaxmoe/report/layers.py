@@ -120,7 +120,7 @@ def _stack(axes: Axes, names: list[str], times: np.ndarray, limits: Mapping[str,
         axes.annotate(told, (total, index), (5, 0), textcoords="offset points", va="center", fontsize=style.TICK_SIZE)
     axes.set_yticks(row, names)
     axes.set_ylim(len(names) - 0.5, -0.5)  # the first strategy on top
-    axes.set_xlim(0, float(left.max()) * (1.3 if limits else 1.1) or 1.0)
+    axes.set_xlim(0, float(left.max()) * (1.45 if limits else 1.1) or 1.0)
 
 
 # How an optimiser came to its plan: what it minimised step by step, and what its plan took after each stage.

@@ -4,13 +4,16 @@ import re
 
 import pytest
 
+from jaxmoe.cli import comparison_figures
 from jaxmoe.cli.comparison_output import as_factor, print_comparison, print_steps
+from jaxmoe.cli.session import OutputFolder
 from jaxmoe.cli.sweep_answers import label_of, print_limits
 from jaxmoe.config import load_scenario
 from jaxmoe.experiment import standard_strategies
 from jaxmoe.experiment.comparison import Comparison, compare
 from jaxmoe.experiment.inputs import Inputs, inputs_of
 from jaxmoe.experiment.stage_timer import StageTimer
+from jaxmoe.experiment.summary import comparison_report
 from jaxmoe.experiment.whole_model import WholeModel
 
 LONGEST = "corner_host_split_tree"  # of the exchanges that may be chosen
@@ -91,6 +94,17 @@ def test_the_limit_is_what_the_machine_lacks(scenario, change, limit, capsys):
     print_comparison(*compared(scenario, ["ep_balanced"], change, few), "small")
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("│ ep_balanced"))
     assert row.rstrip("│ ").endswith(f"│ {limit}")
+
+
+def test_picture_and_summary_name_the_memory_level(bound_by_ddr, tmp_path, monkeypatch):
+    inputs, comparison = bound_by_ddr
+    drawn = []
+    monkeypatch.setattr(comparison_figures, "plot_breakdown", lambda *given: drawn.append(given[-1]))
+    comparison_figures.draw_comparison(OutputFolder(tmp_path), inputs, comparison)
+    told = comparison_report(inputs, comparison)["strategies"]
+    for name in comparison.strategies:
+        assert drawn[0][name] == told[name]["limit"] == told[name]["best_limit"] == "memory: ddr in compute"
+        assert told[name]["layers"][0]["best_limit"]["resource"] == "ddr"
 
 
 def test_a_ratio_says_that_it_is_a_factor():
