@@ -36,8 +36,9 @@ def print_comparison(inputs: Inputs, comparison: Comparison, title: str, wide: b
     model = WholeModel.of(inputs)
     print_steps(model, {name: model.step(float(each.mean.mean())) for name, each in best.items()})
     print_memory(inputs, [*comparison.strategies.values()])
-    if best:
-        Console(width=WIDTH, highlight=False).print(escape(_fastest(inputs, comparison, limits)), soft_wrap=True)
+    if name := comparison.fastest:
+        told = _fastest(inputs, name, best[name], limits[name], comparison.bound)
+        Console(width=WIDTH, highlight=False).print(escape(told), soft_wrap=True)
 
 
 def _limits(inputs: Inputs, best: Mapping[str, BestExchange]) -> dict[str, LayerLimit]:
@@ -143,18 +144,15 @@ def print_memory(inputs: Inputs, strategies: Sequence[Strategy]) -> None:
     print_table(table)
 
 
-def _fastest(inputs: Inputs, comparison: Comparison, limits: Mapping[str, LayerLimit]) -> str:
+def _fastest(inputs: Inputs, name: str, best: BestExchange, limit: LayerLimit, bound: np.ndarray | None) -> str:
     """The answer in a sentence: what is fastest, what it waits for, and how much less there could be."""
-    name = comparison.fastest
-    assert name is not None
-    best, limit = comparison.best(name), limits[name]
     factor, unit = time_unit(float(best.mean.mean()))
     told = f"fastest: {name} under {', '.join(exchange_names(best.exchange).splitlines())}, "
-    told += f"{aligned([best.mean.mean() * factor])[0]} {unit} a layer, "
+    told += f"{aligned([float(best.mean.mean()) * factor])[0]} {unit} a layer, "
     told += f"limited by {limit.text}, which takes {100 * limit.part:.0f} % of the time"
-    if comparison.bound is None:
+    if bound is None:
         return told + _why_unbounded(inputs)
-    return f"{told}; tuning cannot find less than {aligned([comparison.bound.mean() * factor])[0]} {unit}"
+    return f"{told}; tuning cannot find less than {aligned([float(bound.mean()) * factor])[0]} {unit}"
 
 
 def _why_unbounded(inputs: Inputs) -> str:

@@ -185,7 +185,7 @@ def _print_actions(advice: Advice, title: str, ranks: int) -> None:
     factor, unit = time_unit(max(step.seconds for step in steps))
     gains = [float((1 - each.per_token / base.per_token).mean()) for each in outcomes]
     columns = {
-        f"step [{unit}]": aligned(step.seconds * factor for step in steps),
+        f"step\n{unit}": aligned(step.seconds * factor for step in steps),
         "tokens": [str(each.tokens) for each in outcomes],
         "tokens/s": aligned(step.tokens_per_s for step in steps),
         "tokens/s\na rank": aligned(step.tokens_per_s_device for step in steps),

@@ -33,7 +33,7 @@ def compared(scenario, names: list[str], *overrides: str) -> tuple[Inputs, Compa
 @pytest.fixture(scope="module")
 def bound_by_ddr(kept_scenario) -> tuple[Inputs, Comparison]:
     exchanges = f"tuning.exchanges=[{LONGEST}]"
-    return compared(kept_scenario, ["tp", "ep_balanced", "hybrid_complete"], SLOW_DDR, exchanges)
+    return compared(kept_scenario, ["tp", "ep_balanced", "hybrid", "hybrid_complete"], SLOW_DDR, exchanges)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_row_of_the_main_table_is_a_line(bound_by_ddr, columns, no_color, caps
     assert not no_color or not re.search(r"\x1b\[(\d+;)*[349]\d", raw)
     *lines, sentence = without_escapes(raw).splitlines()
     rows = {line.split("│")[1].strip(): line for line in lines if line.startswith("│")}
-    assert rows.keys() == {"tp", "ep_balanced", "hybrid_complete"}
+    assert rows.keys() == {"tp", "ep_balanced", "hybrid", "hybrid_complete"}
     first = next(line for line in lines if "hybrid_complete" in line)
     assert LONGEST in first
     assert "memory: ddr" in first
