@@ -110,7 +110,7 @@ def _print_checked(inputs: Inputs, comparison: Comparison) -> None:
 
 
 def print_steps(model: WholeModel, steps: Mapping[str, Step]) -> None:
-    """What a step of the whole model comes to by strategy or system, and what is counted in it."""
+    """A step of the whole model by strategy or system, with what is counted in it."""
     if not steps:
         return
     factor, unit = time_unit(max(step.seconds for step in steps.values()))

@@ -18,6 +18,7 @@ from jaxmoe.experiment.replica_plans import placed_for_time, serving_scenario
 from jaxmoe.experiment.slot_plans import plan_report, windows_of
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
+from jaxmoe.experiment.whole_model import counted
 from jaxmoe.models import MoEModel
 from jaxmoe.placement.engine_files import formats, read_slot_plan, suffix_of_engine, write_slot_plan
 from jaxmoe.placement.replica_choice import choice_of
@@ -159,6 +160,8 @@ def advise(
             advice = advised(case, windows)
             others = alternatives(case, advice.deployed, windows)
         ranks = case.layer().machine.num_nodes
+        missing = "" if case.beside() is not None else "the model states no attention"
+        told = counted(f"the {windows.shape[1]} MoE layers of the trace", context, missing)
         target = folder.target("placement" + suffix_of_engine(to))
         notes = write_slot_plan(target, to, SlotPlan(advice.deployed, ranks, moe.num_experts, ids, moe.num_layers))
         report: dict[str, Any] = {
@@ -166,19 +169,20 @@ def advise(
             **surroundings(),
             "source": {"path": str(trace), "windows": len(windows)},
             **advice_report(advice, ranks),
+            "counted": told,
             "alternatives_token_s": others,
             "written": {"format": to, "path": str(target)},
             "notes": notes,
         }
         folder.write_json("summary.json", report | {"wall_s": clock.report()})
-        _print_actions(advice, scenario.name, ranks)
+        _print_actions(advice, scenario.name, ranks, told)
         _print_balance(advice)
         _print_alternatives(others)
         typer.echo(advice.sentence)
         print_warnings(notes)
 
 
-def _print_actions(advice: Advice, title: str, ranks: int) -> None:
+def _print_actions(advice: Advice, title: str, ranks: int, told: str) -> None:
     """A step of every action on later loads, and the tokens that it comes to."""
     outcomes, base = advice.outcomes, advice.outcomes[0]
     steps = [each.step(ranks) for each in outcomes]
@@ -192,7 +196,7 @@ def _print_actions(advice: Advice, title: str, ranks: int) -> None:
         "less time\na token": [f"{100 * gain:.1f} %" for gain in gains],
     }
     made = f"{title}: made for the first half of the trace, evaluated on the second"
-    _print_columns(made, "action", [each.action.name for each in outcomes], columns, advice.counted)
+    _print_columns(made, "action", [each.action.name for each in outcomes], columns, told)
 
 
 def _print_balance(advice: Advice) -> None:

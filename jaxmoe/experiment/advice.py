@@ -24,7 +24,7 @@ from jaxmoe.experiment.rebalancing import (
 )
 from jaxmoe.experiment.replica_plans import EXCHANGE, drawn_tokens, served_by, token_seconds
 from jaxmoe.experiment.slot_plans import balance
-from jaxmoe.experiment.whole_model import Step, counted, step_report
+from jaxmoe.experiment.whole_model import Step, step_report
 from jaxmoe.network import build_exchange
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.placement.replica_choice import ReplicaChoice
@@ -107,11 +107,6 @@ class Case:
 
     def layer(self) -> Layer:
         return build_layer_model(self.scenario, "sharded")
-
-    def counted(self, layers: int) -> str:
-        """What a step has, for people."""
-        missing = "" if self.beside() is not None else "the model states no attention"
-        return counted(f"the {layers} MoE layers of the trace", self.scenario.workload.context_tokens, missing)
 
     def beside(self) -> EvenParts | None:
         """Attention, dense FFNs and shared experts, passed by every token; `None` if the model states no attention."""
@@ -213,7 +208,6 @@ class Advice:
     moving: float  # s of it
     moved_bytes: float
     deployed: Slots  # of that action, made for all windows
-    counted: str  # what a step has, for people
 
     @property
     def sentence(self) -> str:
@@ -249,15 +243,7 @@ def advise(case: Case, windows: Windows) -> Advice:
     gains = 1 - chosen.per_token / found[0].per_token
     sure = "high" if (gains > 0).all() or chosen is found[0] else "medium" if (gains > 0).mean() > 0.75 else "low"
     change = _change(case, found[0], chosen) if chosen.action.placed else (0.0, 0.0, 0.0)
-    return Advice(
-        chosen,
-        found,
-        float(gains.mean()),
-        sure,
-        *change,
-        _for_all(case, chosen, windows),
-        case.counted(windows.shape[1]),
-    )
+    return Advice(chosen, found, float(gains.mean()), sure, *change, _for_all(case, chosen, windows))
 
 
 def _change(case: Case, base: ActionOutcome, chosen: ActionOutcome) -> tuple[float, float, float]:
@@ -330,7 +316,6 @@ def advice_report(advice: Advice, ranks: int) -> dict[str, Any]:
         "action": advice.chosen.action.name,
         "gain": advice.gain,
         "confidence": advice.confidence,
-        "counted": advice.counted,
         "break_even_steps": None if np.isinf(advice.break_even) else advice.break_even,
         "moving_s": advice.moving,
         "moving_B": advice.moved_bytes,

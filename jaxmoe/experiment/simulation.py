@@ -58,7 +58,7 @@ class SystemRun:
         return np.asarray(self.time.total.sum(axis=1))
 
     def limit(self, topology: AbstractTopology) -> LayerLimit | None:
-        """What limits most layers, as a mean over iterations; `None` where busy resources were not kept."""
+        """The limit of most layers, as a mean over iterations; `None` where busy resources were not kept."""
         return usual_limit(layer_limits(self.time.by_layer(), topology)) if self.time.busy else None
 
     @property

@@ -32,7 +32,7 @@ class Step:
 
 @dataclass(frozen=True)
 class WholeModel:
-    """What a step of the whole model has beside the MoE layers that a run times.
+    """The rest of a model, beside the MoE layers that a run times.
 
     `parts` are seconds of a step in attention, dense FFNs and shared experts, divided evenly among all devices; empty
     where the model does not give what is needed, and `missing` says what.
@@ -69,14 +69,14 @@ class WholeModel:
 
     @property
     def counted(self) -> str:
-        """What is in a step, and what is not, for people."""
+        """The contents of a step, for people."""
         layers = f"{self.layers} MoE layers"
         if self.timed < self.layers:
             layers += f" (as the mean of {self.timed} that are timed)"
         return counted(layers, self.context, self.missing)
 
     def report(self) -> dict[str, Any]:
-        """What is beside the timed layers, for `summary.json`."""
+        """Times beside the timed layers, for `summary.json`."""
         if self.missing:
             return {"missing": self.missing}
         return {
@@ -89,7 +89,7 @@ class WholeModel:
 
 
 def counted(layers: str, context: int, missing: str = "") -> str:
-    """What a step of these layers has, and what it leaves out, for people; `missing` says why it has nothing else."""
+    """The contents of a step of these layers, for people; `missing` says why there is nothing else."""
     if missing:
         return f"counted: {layers} alone; not counted: all else ({missing})"
     beside = f"attention over {context} tokens of context, dense FFNs, shared experts, divided evenly among all devices"
