@@ -38,7 +38,7 @@ def draw_topology(path: Path) -> None:
                 for plan, name in (("eplb", "EPLB"), ("tuned", "tuned"))
                 for key, how in (("later_us", ""), ("simulated_us", ", simulated"))
             }
-            panels.append(GroupPanel(f"{label}: {model}", CHOICES, series, "time of a layer [us]", "copies are picked"))
+            panels.append(GroupPanel(f"{label}: {model}", CHOICES, series, "time of a layer [µs]", "copies are picked"))
     plot_bar_panels(path, panels, "Tokens of the later half, slots made for the first", columns=2)
 
 
@@ -55,7 +55,7 @@ def draw_time(path: Path) -> None:
             marker = "osD^v"[kinds[name]]
             colour = style.PALETTE[kinds[name]]
             axes.scatter(float(row["moved_GB_a_window"]), float(row["layer_us"]), c=colour, marker=marker, label=name)
-        style.dress(axes, "weights moved in a window [GB]", "mean time of a layer [us]")
+        style.dress(axes, "weights moved in a window [GB]", "mean time of a layer [µs]")
         axes.set_title(f"copies picked {table.stem.split('_')[1]}", fontsize=style.LABEL_SIZE)
     style.legend_below(figure, [*panels])
     style.save(figure, path)

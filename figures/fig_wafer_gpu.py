@@ -196,7 +196,7 @@ def draw_timeline(path: Path) -> None:
         number, begin, end = (column(own, key) for key in ("number", "begin_us", "end_us"))
         axes.barh(number, end - begin, left=begin, height=0.8, color=style.PALETTE[colour])
         style.dress(axes, "", label, grid="x")
-    panels[-1].set_xlabel("time [us]")
+    panels[-1].set_xlabel("time [µs]")
     style.save(figure, path)
 
 

@@ -70,6 +70,7 @@ def tune(
     copies: options.Copies = 1,
     time_limit: options.TimeLimit = None,
     hardware: options.HardwareSpace = None,
+    wide: options.Wide = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Search for a placement, by gradient descent or otherwise, and compare it with the usual ones and given plans.
@@ -90,6 +91,7 @@ def evaluate(
     plan: options.Plans = None,
     overrides: options.Overrides = None,
     layers: options.Layers = None,
+    wide: options.Wide = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Time the usual placements, and given plans, on batches drawn from the trace.
@@ -134,6 +136,7 @@ def simulate(
     overrides: options.Overrides = None,
     layers: options.Layers = None,
     timeline: options.Timeline = None,
+    wide: options.Wide = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Run a system over iterations, and tell what it gains over what it is compared with.

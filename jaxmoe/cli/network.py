@@ -10,7 +10,8 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from jaxmoe.cli.comparison_output import draw_scatter, print_table
+from jaxmoe.cli.comparison_figures import draw_scatter
+from jaxmoe.cli.comparison_output import print_table
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.config import HardwareConfig, build_time_model, build_topology, load_hardware, resolved
 from jaxmoe.des import fabric_of

@@ -211,6 +211,9 @@ ReportFile = Annotated[
     Path | None,
     typer.Option("--out", metavar="FILE", help="The page to write; by default report.html in DIR.", show_default=False),
 ]
+Wide = Annotated[
+    bool, typer.Option("--wide", help="Print all columns: stages, p95, the simulator, energy; best at 120 columns.")
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]
 NewMachine = Annotated[
     str,

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import typer
-from rich.markup import escape
 
 from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder
@@ -20,12 +19,14 @@ from jaxmoe.experiment.replica_plans import placed_for_time, serving_scenario
 from jaxmoe.experiment.slot_plans import plan_report, windows_of
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
+from jaxmoe.experiment.whole_model import counted
 from jaxmoe.models import MoEModel
 from jaxmoe.placement.engine_files import formats, read_slot_plan, suffix_of_engine, write_slot_plan
 from jaxmoe.placement.replica_choice import choice_of
 from jaxmoe.placement.slots import SlotPlan
-from jaxmoe.report.style import time_unit
+from jaxmoe.report.style import aligned, time_unit
 from jaxmoe.tune.replica_placement import ReplicaProblem
+from jaxmoe.units import GIGA
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,13 @@ def _print_seconds(seconds: dict[str, Any], title: str) -> None:
         "slots",
         ("loads they were made for", "second half, made for the first"),
     )
-    for name, value in seconds["same_loads"].items():
-        later = (seconds["later_loads"] or {}).get(name)
-        table.add_row(name, f"{value * factor:.4g}", "-" if later is None else f"{later * factor:.4g}")
+    rows = {name: (value, (seconds["later_loads"] or {}).get(name)) for name, value in seconds["same_loads"].items()}
+    columns = [
+        aligned(None if value is None else value * factor for value in column)
+        for column in zip(*rows.values(), strict=True)
+    ]
+    for name, row in zip(rows, zip(*columns, strict=True), strict=True):
+        table.add_row(name, *row)
     print_table(table)
 
 
@@ -163,6 +168,8 @@ def advise(
             advice = advised(case, windows)
             others = alternatives(case, advice.deployed, windows)
         ranks = case.layer().machine.num_nodes
+        missing = "" if case.beside() is not None else "the model states no attention"
+        told = counted(f"the {windows.shape[1]} MoE layers of the trace", context, missing)
         target = folder.target("placement" + suffix_of_engine(to))
         notes = write_slot_plan(target, to, SlotPlan(advice.deployed, ranks, moe.num_experts, ids, moe.num_layers))
         report: dict[str, Any] = {
@@ -170,42 +177,58 @@ def advise(
             **surroundings(),
             "source": {"path": str(trace), "windows": len(windows)},
             "bytes_per_element": vars(element_bytes(scenario)),
-            **advice_report(advice),
+            **advice_report(advice, ranks),
+            "counted": told,
             "alternatives_token_s": others,
             "written": {"format": to, "path": str(target)},
             "notes": notes,
         }
         folder.write_json("summary.json", report | {"wall_s": clock.report()})
-        _print_actions(advice, f"{scenario.name}; {element_bytes(scenario).told()}")
+        _print_actions(advice, f"{scenario.name}; {element_bytes(scenario).told()}", ranks, told)
+        _print_balance(advice)
         _print_alternatives(others)
         typer.echo(advice.sentence)
         print_warnings(notes)
 
 
-def _print_actions(advice: Advice, title: str) -> None:
-    base = advice.outcomes[0]
-    factor, unit = time_unit(max(float(each.seconds.mean()) for each in advice.outcomes))
-    table = new_table(
-        f"{title}: made for the first half of the trace, evaluated on the second",
-        "action",
-        (escape(f"step [{unit}]"), "tokens", "gain %", "max/mean", "mean/max", "(max-mean)/mean", "GB a rank"),
-    )
-    for each in advice.outcomes:
-        gain = float((1 - each.per_token / base.per_token).mean())
-        table.add_row(
-            each.action.name,
-            f"{each.seconds.mean() * factor:.4g}",
-            str(each.tokens),
-            f"{gain * 100:.1f}",
-            *(f"{value:.3f}" for value in each.balance.values()),
-            f"{each.rank_bytes / 1e9:.3g}",
-        )
-    print_table(table)
+def _print_actions(advice: Advice, title: str, ranks: int, told: str) -> None:
+    """A step of every action on later loads, and the tokens that it comes to."""
+    outcomes, base = advice.outcomes, advice.outcomes[0]
+    steps = [each.step(ranks) for each in outcomes]
+    factor, unit = time_unit(max(step.seconds for step in steps))
+    gains = [float((1 - each.per_token / base.per_token).mean()) for each in outcomes]
+    columns = {
+        f"step\n{unit}": aligned(step.seconds * factor for step in steps),
+        "tokens": [str(each.tokens) for each in outcomes],
+        "tokens/s": aligned(step.tokens_per_s for step in steps),
+        "tokens/s\na rank": aligned(step.tokens_per_s_device for step in steps),
+        "less time\na token": [f"{100 * gain:.1f} %" for gain in gains],
+    }
+    made = f"{title}: made for the first half of the trace, evaluated on the second"
+    _print_columns(made, "action", [each.action.name for each in outcomes], columns, told)
+
+
+def _print_balance(advice: Advice) -> None:
+    """How even the ranks are, and the memory that experts take."""
+    outcomes = advice.outcomes
+    measures = {"max/mean": "max_over_mean", "mean/max": "mean_over_max", "(max-mean)/mean": "excess_over_mean"}
+    columns = {told: [f"{each.balance[key]:.3f}" for each in outcomes] for told, key in measures.items()}
+    columns["GB a rank"] = aligned((each.rank_bytes / GIGA for each in outcomes), 3)
+    _print_columns("balance of loads, and memory", "action", [each.action.name for each in outcomes], columns)
 
 
 def _print_alternatives(others: dict[str, float]) -> None:
     factor, unit = time_unit(max(others.values()))
-    table = new_table(f"beside placement: time of a token in the first layer's experts [{unit}]", "what", ("",))
-    for name, value in others.items():
-        table.add_row(name, f"{value * factor:.4g}")
+    columns = {f"a token\n{unit}": aligned(value * factor for value in others.values())}
+    _print_columns("beside placement: a token in the first layer's experts", "what", [*others], columns)
+
+
+def _print_columns(
+    title: str, heading: str, names: list[str], columns: dict[str, list[str]], caption: str | None = None
+) -> None:
+    """A table of long names, which may be folded, and of numbers."""
+    table = new_table(title, heading, columns, caption)
+    table.columns[0].no_wrap = False
+    for name, row in zip(names, zip(*columns.values(), strict=True), strict=True):
+        table.add_row(name, *row)
     print_table(table)

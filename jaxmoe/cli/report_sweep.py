@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxmoe.experiment.limits import resource_name
 from jaxmoe.experiment.metrics import column_of, is_finite
 from jaxmoe.report.html import SweepData
-from jaxmoe.sweep.analysis import Winner, best
+from jaxmoe.sweep.analysis import Winner, best, limits
 from jaxmoe.sweep.folder import SweepFolder
 
 DRAWN = 1500  # points, and cases: parallel coordinates of more take seconds where no GPU draws them
@@ -38,6 +39,10 @@ def sweep_data(folder: SweepFolder, summary: Mapping[str, Any]) -> SweepData:
         behind=[won[case].behind for case in shown],
         wins=_wins(won) if "strategy" in folder.axes else {},
         worth=folder.elasticities(),
+        limits={
+            name: {resource_name(kind): count for kind, count in counts.items()}
+            for name, counts in limits(folder.rows).items()
+        },
         notes=_notes(folder, summary),
     )
 

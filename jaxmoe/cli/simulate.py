@@ -4,8 +4,17 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from rich.markup import escape
 
-from jaxmoe.cli.comparison_output import new_table, print_memory, print_table, print_warnings
+from jaxmoe.cli.comparison_output import (
+    NONE,
+    as_factor,
+    new_table,
+    print_memory,
+    print_steps,
+    print_table,
+    print_warnings,
+)
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.timeline import ShownLayer, check_target, write_layer, write_layers
 from jaxmoe.config import element_bytes
@@ -17,13 +26,15 @@ from jaxmoe.experiment.simulation import (
     mean_stages,
     simulate,
     simulation_report,
+    steps_of,
 )
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.strategies import Strategy, given_plans
 from jaxmoe.experiment.summary import provenance
+from jaxmoe.experiment.whole_model import WholeModel
 from jaxmoe.methods import PlannedRun
 from jaxmoe.report import plot_iterations
-from jaxmoe.report.style import time_unit
+from jaxmoe.report.style import aligned, time_unit
 from jaxmoe.traces import GatingTrace
 
 
@@ -39,6 +50,7 @@ def run(
     overrides: list[str] | None,
     layers: str | None,
     timeline: Path | None,
+    wide: bool,
 ) -> None:
     """Run a system over iterations, and tell what it gains over what it is compared with."""
     with StageTimer() as clock:
@@ -56,9 +68,9 @@ def run(
         if timeline is not None:
             with clock.stage("timeline"):
                 _write_timeline(timeline, inputs, simulation)
-        summary = provenance("simulate", inputs) | simulation_report(simulation)
+        summary = provenance("simulate", inputs) | simulation_report(inputs, simulation)
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
-        _print(inputs, simulation)
+        _print(inputs, simulation, wide)
         print_memory(inputs, [simulation.strategy])
         print_warnings(_warnings(inputs, simulation))
 
@@ -114,31 +126,44 @@ def _draw(folder: OutputFolder, inputs: Inputs, simulation: Simulation) -> None:
     plot_iterations(folder.target("iterations.png"), seconds, simulated, np.array(simulation.replayed), title)
 
 
-def _print(inputs: Inputs, simulation: Simulation) -> None:
-    """An iteration of both, stage by stage."""
-    factor, unit = time_unit(max(float(run.seconds.mean()) for run in simulation.runs.values()))
+def _print(inputs: Inputs, simulation: Simulation, wide: bool) -> None:
+    """An iteration of every run, what limits it, and a step of the whole model; `wide`, its stages and replays too."""
+    runs, baseline = simulation.runs, simulation.runs[simulation.baseline]
+    factor, unit = time_unit(max(float(run.seconds.mean()) for run in runs.values()))
     count = simulation.iterations.count
     title = f"{inputs.scenario.name}: {len(inputs.layer_ids)} layers, mean of {count} iterations, "
-    title += f"{_plan_of(inputs, simulation)}; {element_bytes(inputs.scenario).told()} [{unit}]"
-    columns = (*simulation.stages, "total", "p95", "speed-up", "simulated\n(model there)")
-    table = new_table(title, "system", (*columns, "model's mean abs\nerror, %"))
-    for name in simulation.runs:
-        table.add_row(name, *_cells(simulation, name, factor))
+    title += f"{_plan_of(inputs, simulation)}; {element_bytes(inputs.scenario).told()}"
+    table = new_table(title, "system", (f"total\n{unit}", f"p95\n{unit}", f"speed-up over\n{simulation.baseline}"))
+    table.add_column("limit", overflow="fold")
+    totals = aligned(float(run.seconds.mean()) * factor for run in runs.values())
+    p95 = aligned(float(np.quantile(run.seconds, 0.95)) * factor for run in runs.values())
+    for (name, run), *row in zip(runs.items(), totals, p95, strict=True):
+        limit = run.limit(inputs.model.machine.topology)
+        speedup = as_factor(float(baseline.seconds.sum() / run.seconds.sum()))
+        table.add_row(escape(name), *row, speedup, "not kept" if limit is None else escape(limit.text))
     print_table(table)
+    if wide:
+        _print_stages(simulation)
+    print_steps(WholeModel.of(inputs), steps_of(inputs, simulation))
 
 
-def _cells(simulation: Simulation, name: str, factor: float) -> list[str]:
-    run = simulation.runs[name]
-    speedup = simulation.runs[simulation.baseline].seconds.sum() / run.seconds.sum()
-    there = run.rolled.compared[list(simulation.replayed)].sum(axis=1).mean()
-    error = simulation.agreement(name)["mean_abs_error_percent"]
-    seconds = [*mean_stages(simulation, name).values(), float(np.quantile(run.seconds, 0.95))]
-    return [
-        *(f"{value * factor:.4g}" for value in seconds),
-        f"{speedup:.3f}",
-        f"{run.simulated.sum(axis=1).mean() * factor:.4g} ({there * factor:.4g})",
-        "-" if error is None else f"{error:.3f}",
-    ]
+def _print_stages(simulation: Simulation) -> None:
+    """Stages of an iteration, and how far model and simulator agree on those replayed."""
+    runs = simulation.runs
+    factor, unit = time_unit(max(float(run.seconds.mean()) for run in runs.values()))
+    means = [mean_stages(simulation, name) for name in runs]
+    there = [float(run.rolled.compared[list(simulation.replayed)].sum(axis=1).mean()) for run in runs.values()]
+    simulated = [float(run.simulated.sum(axis=1).mean()) for run in runs.values()]
+    columns = {stage: [mean[stage] for mean in means] for stage in simulation.stages}
+    columns |= {"simulated": simulated, "model there": there}
+    table = new_table(
+        f"stages, and the replayed iterations [{unit}]", "system", (*columns, "model's mean abs\nerror, %")
+    )
+    texts = [aligned(seconds * factor for seconds in column) for column in columns.values()]
+    for name, row in zip(runs, zip(*texts, strict=True), strict=True):
+        error = simulation.agreement(name)["mean_abs_error_percent"]
+        table.add_row(escape(name), *row, NONE if error is None else f"{error:.3f}")
+    print_table(table)
 
 
 def _plan_of(inputs: Inputs, simulation: Simulation) -> str:

@@ -15,6 +15,7 @@ from jaxmoe.cli.session import Interrupts, OutputFolder, messages
 from jaxmoe.cli.sweep_answers import draw_map, map_axes, print_limits, tell_effects
 from jaxmoe.config import Scenario, element_bytes
 from jaxmoe.errors import InputError
+from jaxmoe.experiment.limits import resource_name
 from jaxmoe.experiment.metrics import Row, column_of
 from jaxmoe.experiment.summary import surroundings
 from jaxmoe.registry import METRICS
@@ -162,7 +163,10 @@ def _told(study: Study, sweep: Sweep, name: str) -> str:
     if best is None:
         return "none can be compared"
     shown = ("hash", *sweep.points[0].values, *(column_of(metric) for metric in study.config.metrics))
-    return escape("\n".join(f"{key} {_short(best.get(key))}" for key in shown if best.get(key) is not None))
+    lines = [f"{key} {_short(best.get(key))}" for key in shown if best.get(key) is not None]
+    if best["busiest_kind"] is not None:
+        lines.append(f"busy longest: {resource_name(best['busiest_kind'])}")
+    return escape("\n".join(lines))
 
 
 def _short(value: object) -> str:

@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
 from jaxmoe.config.keys import is_number
+from jaxmoe.experiment.limits import resource_name
 from jaxmoe.report import plot_wins
 from jaxmoe.sweep.analysis import Winner
 from jaxmoe.sweep.effects import Effects, effects
@@ -20,9 +21,9 @@ WORTH_A_ROW = 0.01  # of the variance, for two axes together
 
 
 def print_limits(limits: dict[str, dict[str, int]]) -> None:
-    """At how many points of each strategy a node, a link or a port is busy longest."""
+    """At how many points of each strategy a link, a port, compute or a memory level is busy longest."""
     kinds = sorted({kind for counts in limits.values() for kind in counts})
-    table = new_table("points by what is busy longest", "strategy", kinds)
+    table = new_table("points by what is busy longest", "strategy", map(resource_name, kinds))
     for name, counts in limits.items():
         table.add_row(escape(name), *(str(counts.get(kind, 0)) for kind in kinds))
     print_table(table)
@@ -138,6 +139,7 @@ def _is_logarithmic(study: Study, key: str, values: np.ndarray) -> bool:
     return bool(len(steps) > 1 and values.min() > 0 and steps[-1] > 2 * steps[0])
 
 
+MICRO = {"us": "µs"}  # keys are of ASCII letters
 UNITS = ("ns", "us", "ms", "s", "B", "kB", "MB", "GB", "W", "mm2")
 
 
@@ -147,6 +149,6 @@ def label_of(key: str) -> str:
     quantity, per, below = name.partition("_per_")
     if per and below in UNITS:
         above, unit = quantity.rpartition("_")[::2]
-        return f"{above.replace('_', ' ')} [{unit.replace('FLOPs', 'FLOP')}/{below}]"
+        return f"{above.replace('_', ' ')} [{unit.replace('FLOPs', 'FLOP')}/{MICRO.get(below, below)}]"
     above, unit = name.rpartition("_")[::2]
-    return f"{above.replace('_', ' ')} [{unit}]" if unit in UNITS else name.replace("_", " ")
+    return f"{above.replace('_', ' ')} [{MICRO.get(unit, unit)}]" if unit in UNITS else name.replace("_", " ")

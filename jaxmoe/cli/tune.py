@@ -8,14 +8,8 @@ from typing import Any
 import typer
 
 from jaxmoe.cli import tune_hardware
-from jaxmoe.cli.comparison_output import (
-    comparison_warnings,
-    draw_comparison,
-    draw_tuning,
-    print_comparison,
-    print_topics,
-    print_warnings,
-)
+from jaxmoe.cli.comparison_figures import draw_comparison, draw_tuning
+from jaxmoe.cli.comparison_output import comparison_warnings, print_comparison, print_topics, print_warnings
 from jaxmoe.cli.session import INTERRUPTED, Interrupts, OutputFolder, progress_bars
 from jaxmoe.config import element_bytes
 from jaxmoe.experiment.comparison import (
@@ -51,6 +45,7 @@ def run(
     copies: int,
     time_limit: float | None,
     hardware: Path | None,
+    wide: bool,
 ) -> None:
     """Search for a placement, by gradient descent or otherwise, and compare it with the usual ones and given plans.
 
@@ -96,7 +91,7 @@ def run(
             "wall_s": clock.report(),
         }
         folder.write_json("summary.json", summary)
-        _print(inputs, comparison, topics)
+        _print(inputs, comparison, topics, wide)
         if result.stopped == "interrupted":
             raise typer.Exit(INTERRUPTED)
 
@@ -109,6 +104,7 @@ def evaluate(
     plan: list[str] | None,
     overrides: list[str] | None,
     layers: str | None,
+    wide: bool,
 ) -> None:
     """Time the usual placements, and given plans, on batches drawn from the trace."""
     with StageTimer() as clock:
@@ -121,12 +117,12 @@ def evaluate(
             draw_comparison(folder, inputs, comparison)
         summary = provenance("evaluate", inputs) | comparison_report(inputs, comparison)
         folder.write_json("summary.json", summary | {"wall_s": clock.report()})
-        _print(inputs, comparison, {})
+        _print(inputs, comparison, {}, wide)
 
 
-def _print(inputs: Inputs, comparison: Comparison, topics: Mapping[str, Mapping[str, float]]) -> None:
+def _print(inputs: Inputs, comparison: Comparison, topics: Mapping[str, Mapping[str, float]], wide: bool) -> None:
     title = f"{inputs.scenario.name}: mean over {len(inputs.layer_ids)} layers; {element_bytes(inputs.scenario).told()}"
-    print_comparison(inputs, comparison, title)
+    print_comparison(inputs, comparison, title, wide)
     if topics:
         print_topics(topics)
     print_warnings(comparison_warnings(comparison, inputs))

@@ -5,7 +5,8 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from jaxmoe.cli.comparison_output import draw_scatter, exchange_names, print_memory, print_table, print_warnings
+from jaxmoe.cli.comparison_figures import draw_scatter
+from jaxmoe.cli.comparison_output import exchange_names, print_memory, print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.timeline import check_target, chosen_layer, write_timeline
 from jaxmoe.config import Scenario, element_bytes

@@ -11,6 +11,7 @@ STAGES = ("dispatch", "compute", "combine")  # stages of every layer whose token
 NODE = "node"  # a node's work as a whole: the longest of its compute and its memory levels
 COMPUTE = "compute"
 LATENCY = "latency"
+NOT_MEMORY = {"link", "port", "pair", COMPUTE, LATENCY}  # kinds of resources; all others are names of memory levels
 ATTENTION, EXPERTS, MOVEMENTS, HIDDEN = "attention", "experts", "movements", "hidden"  # blocks of stages
 
 
@@ -107,6 +108,10 @@ class LayerTime(eqx.Module):
             for part in (self.stages, self.energy, self.delay)
         )
         return LayerTime(stages, self.busy, self.total[..., :count], energy, delay, self.blocks, self.servers)
+
+    def layer(self, row: int) -> "LayerTime":
+        """Times of one layer, the first leading axis."""
+        return jax.tree.map(lambda leaf: leaf[row], self)
 
     def mean_busy(self) -> "LayerTime":
         """Times whose busy seconds are means over the first leading axis, the batches of a layer."""

@@ -25,6 +25,7 @@ from jaxmoe.experiment.rebalancing import (
 )
 from jaxmoe.experiment.replica_plans import EXCHANGE, drawn_tokens, served_by, token_seconds
 from jaxmoe.experiment.slot_plans import balance
+from jaxmoe.experiment.whole_model import Step, step_report
 from jaxmoe.network import build_exchange
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.placement.replica_choice import ReplicaChoice
@@ -84,6 +85,10 @@ class ActionOutcome:
     def slots(self) -> Slots:
         """Slots of the last window, [layer, slot]."""
         return self.history[-1]
+
+    def step(self, ranks: int) -> Step:
+        """The mean step, with the time of moving experts."""
+        return Step(float(self.seconds.mean()), self.tokens, ranks)
 
     @property
     def per_token(self) -> Float[np.ndarray, " window"]:
@@ -314,7 +319,7 @@ def alternatives(case: Case, slots: Slots, windows: Windows) -> dict[str, float]
     }
 
 
-def advice_report(advice: Advice) -> dict[str, Any]:
+def advice_report(advice: Advice, ranks: int) -> dict[str, Any]:
     """The advice and all outcomes for `summary.json`; times in seconds."""
     base, sampled = advice.outcomes[0], advice.sampled
     needed = None if sampled.is_sure or np.isinf(sampled.tokens_to_settle) else sampled.tokens_to_settle
@@ -332,8 +337,8 @@ def advice_report(advice: Advice) -> dict[str, Any]:
         "actions": {
             each.action.name: {
                 "tokens": each.tokens,
-                "step_s": float(each.seconds.mean()),
                 "token_s": float(each.per_token.mean()),
+                **step_report(each.step(ranks)),
                 "layer_s": each.layer_seconds,
                 "gain": float((1 - each.per_token / base.per_token).mean()),
                 "moving_s_of_a_window": each.moving,

@@ -112,10 +112,11 @@ def tuned_strategies(inputs: Inputs, result: TuneResult, problem: PlacementProbl
 
 @dataclass(frozen=True)
 class BestExchange:
-    """The fastest exchange of every layer, and the mean seconds over batches under it, [layer]."""
+    """The fastest exchange of every layer, and under it the mean seconds over batches, [layer], and all times."""
 
     exchange: tuple[str, ...]
     mean: np.ndarray
+    times: tuple[LayerTime, ...]  # of every layer, [batch]
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Comparison:
 
     strategies: dict[str, Strategy]
     scores: dict[str, LayerTime]  # each under its own exchange
-    under: dict[str, dict[str, np.ndarray]]  # mean s [layer] by exchange; none where not comparable
+    under: dict[str, dict[str, LayerTime]]  # by exchange; none where not comparable
     replays: dict[str, Replay]
     replayed: dict[str, LayerTime]  # the model on the replayed batches alone, with the simulator's schedule
     bound: np.ndarray | None  # s [layer]: no placement that tuning may return is faster on these batches
@@ -132,10 +133,23 @@ class Comparison:
     def best(self, name: str) -> BestExchange:
         """Layer by layer: a strategy's own exchange, or, where it is comparable, a faster one that may be chosen."""
         own = self.strategies[name].placement.exchange
-        names, means = [*self.under[name]], np.stack([self.scores[name].mean, *self.under[name].values()])
-        fastest = means.argmin(axis=0)
+        names, times = [*self.under[name]], [self.scores[name], *self.under[name].values()]
+        means = np.stack([each.mean for each in times])
+        fastest = means.argmin(axis=0).tolist()
         chosen = tuple(names[index - 1] if index else own[row] for row, index in enumerate(fastest))
-        return BestExchange(chosen, means.min(axis=0))
+        rows = tuple(times[index].layer(row) for row, index in enumerate(fastest))
+        return BestExchange(chosen, means.min(axis=0), rows)
+
+    @property
+    def fastest(self) -> str | None:
+        """The comparable strategy that is fastest, each under its best exchange; `None` where none is comparable."""
+        able = [name for name, strategy in self.strategies.items() if strategy.comparable]
+        return min(able, key=lambda name: self.best(name).mean.mean(), default=None)
+
+    @property
+    def reference(self) -> str | None:
+        """The strategy that others are compared with: the tuned plan, else the fastest."""
+        return TUNED if TUNED in self.strategies else self.fastest
 
     def speedup(self, name: str, plan: str = TUNED) -> np.ndarray:
         """Time of a strategy over that of `plan`, each under its best exchange, [layer]."""
@@ -166,8 +180,8 @@ def compare(
 
 def _evaluated(
     inputs: Inputs, strategies: list[Strategy], report: Report
-) -> tuple[dict[str, LayerTime], dict[str, dict[str, np.ndarray]]]:
-    """Every strategy under its own exchange, and the mean seconds [layer] under every other one that may be chosen.
+) -> tuple[dict[str, LayerTime], dict[str, dict[str, LayerTime]]]:
+    """Every strategy under its own exchange, and under every other one that may be chosen.
 
     Exchanges are evaluated in parallel threads, since most of the time is compilation. All strategies share the
     compiled function of an exchange.
@@ -188,7 +202,7 @@ def _evaluated(
         report("evaluate strategies", len(seen), len(wanted))
     scores = {each.name: seen[own[each.name]][each.name] for each in strategies}
     others = {
-        each.name: {name: seen[name][each.name].mean for name in inputs.exchanges} if each.comparable else {}
+        each.name: {name: seen[name][each.name] for name in inputs.exchanges} if each.comparable else {}
         for each in strategies
     }
     return scores, others

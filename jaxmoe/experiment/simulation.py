@@ -12,9 +12,12 @@ from jaxmoe.config.networks import WafersConfig
 from jaxmoe.engine import LayerTime
 from jaxmoe.experiment.evaluation import describe
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
+from jaxmoe.experiment.limits import LayerLimit, layer_limits, usual_limit
 from jaxmoe.experiment.stage_timer import Report, StageTimer
 from jaxmoe.experiment.strategies import Strategy
 from jaxmoe.experiment.validation import Figures, agreement
+from jaxmoe.experiment.whole_model import Step, WholeModel, step_of_run, step_report
+from jaxmoe.hardware import AbstractTopology
 from jaxmoe.methods import AbstractRun, DeploymentSetting, RolloutResult, UnsuitableSystemError, system_of
 from jaxmoe.traces import Batch, GatingTrace, request_batches, sample_batches, successive_batches
 
@@ -54,6 +57,10 @@ class SystemRun:
     def seconds(self) -> np.ndarray:
         """Modelled seconds of every iteration, all layers together, [step]."""
         return np.asarray(self.time.total.sum(axis=1))
+
+    def limit(self, topology: AbstractTopology) -> LayerLimit | None:
+        """The limit of most layers, as a mean over iterations; `None` where busy resources were not kept."""
+        return usual_limit(layer_limits(self.time.by_layer(), topology)) if self.time.busy else None
 
     @property
     def movement(self) -> np.ndarray:
@@ -196,10 +203,17 @@ def _replayed(
     return seconds, moved
 
 
-def simulation_report(simulation: Simulation) -> dict[str, Any]:
+def steps_of(inputs: Inputs, simulation: Simulation) -> dict[str, Step]:
+    """The mean step of the whole model, by run."""
+    model = WholeModel.of(inputs)
+    return {name: step_of_run(model, run.time) for name, run in simulation.runs.items()}
+
+
+def simulation_report(inputs: Inputs, simulation: Simulation) -> dict[str, Any]:
     """The simulation for `summary.json`: times in seconds, of all layers of the run together."""
     iterations, placement = simulation.iterations, simulation.strategy.placement
     modelled, simulated = simulation.simulated_speedup()
+    whole, steps = WholeModel.of(inputs), steps_of(inputs, simulation)
     return {
         "plan": {
             "name": simulation.strategy.name,
@@ -221,13 +235,17 @@ def simulation_report(simulation: Simulation) -> dict[str, Any]:
             "simulated_speedup": simulated,
             "note": "stages of layers with barriers; movements are replayed apart, with the network to themselves",
         },
-        "runs": {name: _run_report(simulation, name) for name in simulation.runs},
+        "whole_model": whole.report()
+        | {"counted": whole.counted, "runs": {name: step_report(step) for name, step in steps.items()}},
+        "runs": {name: _run_report(inputs, simulation, name) for name in simulation.runs},
     }
 
 
-def _run_report(simulation: Simulation, name: str) -> dict[str, Any]:
+def _run_report(inputs: Inputs, simulation: Simulation, name: str) -> dict[str, Any]:
     run, steps = simulation.runs[name], list(simulation.replayed)
+    limit = run.limit(inputs.model.machine.topology)
     return {
+        "limit": None if limit is None else limit.text,
         "mean": {f"{stage}_s": value for stage, value in mean_stages(simulation, name).items()},
         "p95_total_s": float(np.quantile(run.seconds, 0.95)),
         "total_s": run.seconds.tolist(),

@@ -6,16 +6,15 @@ from importlib.metadata import version
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxmoe.config import build_even_parts, element_bytes, resolved, unstated_energy
+from jaxmoe.config import element_bytes, resolved, unstated_energy
 from jaxmoe.experiment.comparison import Comparison
 from jaxmoe.experiment.inputs import EVALUATION_SEEDS, Inputs
-from jaxmoe.experiment.limits import layer_limits
+from jaxmoe.experiment.limits import LayerLimit, layer_limit, layer_limits, usual_limit
 from jaxmoe.experiment.strategies import TUNED, Strategy, weights_on_nodes
 from jaxmoe.experiment.validation import agreement
-from jaxmoe.models import ModelError
+from jaxmoe.experiment.whole_model import WholeModel, step_report
 from jaxmoe.tune import History, TuneResult
 
 
@@ -67,23 +66,20 @@ def whole_model_report(inputs: Inputs, comparison: Comparison) -> dict[str, Any]
     """Seconds of one step: attention, dense FFNs, shared experts, and with the MoE layers of every strategy.
 
     MoE layers that this run leaves out count as the mean of those it has. Where the model does not give what is
-    needed, `missing` says what.
+    needed, `missing` says what. `best` are steps under the best exchange of every layer.
     """
-    try:
-        parts = build_even_parts(inputs.scenario)(jnp.asarray(float(inputs.scenario.workload.batch_tokens)))
-    except ModelError as error:
-        return {"missing": str(error)}
-    layers = len(inputs.moe.moe_layer_ids)
-    beside = {f"{name}_s": float(seconds) for name, seconds in parts._asdict().items()}
-    moe = {name: float(score.mean.mean()) * layers for name, score in comparison.scores.items()}
-    return {
-        "batch_tokens": inputs.scenario.workload.batch_tokens,
-        "context_tokens": inputs.scenario.workload.context_tokens,
-        "moe_layers": layers,
-        "moe_layers_timed": len(inputs.layer_ids),
-        **beside,
-        "moe_s": moe,
-        "tbt_s": {name: seconds + float(parts.total) for name, seconds in moe.items()},
+    model = WholeModel.of(inputs)
+    best = {name: comparison.best(name) for name, each in comparison.strategies.items() if each.comparable}
+    told = model.report() | {
+        "counted": model.counted,
+        "best": {name: step_report(model.step(float(each.mean.mean()))) for name, each in best.items()},
+    }
+    if model.missing:
+        return told
+    own = {name: float(score.mean.mean()) for name, score in comparison.scores.items()}
+    return told | {
+        "moe_s": {name: seconds * model.layers for name, seconds in own.items()},
+        "tbt_s": {name: model.step(seconds).seconds for name, seconds in own.items()},
     }
 
 
@@ -108,7 +104,9 @@ def per_layer(seconds: np.ndarray) -> dict[str, Any]:
 def _strategy(inputs: Inputs, comparison: Comparison, name: str) -> dict[str, Any]:
     strategy = comparison.strategies[name]
     seconds, best = _seconds(comparison, name), comparison.best(name)
-    limits = _limits(inputs, comparison, name)
+    topology = inputs.model.machine.topology
+    own, best_limits = layer_limits(comparison.scores[name], topology), [layer_limit(t, topology) for t in best.times]
+    limits = _limits(inputs, comparison, name, own)
     return {
         "fits": strategy.fits,
         "comparable": strategy.comparable,
@@ -116,12 +114,15 @@ def _strategy(inputs: Inputs, comparison: Comparison, name: str) -> dict[str, An
         "mode": strategy.placement.mode,
         "memory": memory_report(inputs, strategy),
         "mean": {key: float(values.mean()) for key, values in seconds.items()},
-        "under": {exchange: float(mean.mean()) for exchange, mean in comparison.under[name].items()},
+        "under": {exchange: float(time.total.mean()) for exchange, time in comparison.under[name].items()},
+        "limit": usual_limit(own).text,
+        "best_limit": usual_limit(best_limits).text,
         "energy": _energy(inputs, comparison, name),
         "layers": [
             {"layer_id": layer, "exchange": strategy.placement.exchange[row], "best_exchange": best.exchange[row]}
             | {key: float(values[row]) for key, values in seconds.items()}
             | limits[row]
+            | {"best_limit": best_limits[row]._asdict()}
             for row, layer in enumerate(inputs.layer_ids)
         ],
     }
@@ -174,7 +175,7 @@ def _energy(inputs: Inputs, comparison: Comparison, name: str) -> dict[str, Any]
     }
 
 
-def _limits(inputs: Inputs, comparison: Comparison, name: str) -> list[dict[str, Any]]:
+def _limits(inputs: Inputs, comparison: Comparison, name: str, limits: list[LayerLimit]) -> list[dict[str, Any]]:
     """Of every layer the busiest node, the busiest link of either stage, the longest stage and its limit."""
     score, ends = comparison.scores[name], np.asarray(inputs.model.machine.topology.link_ends)
     link = np.maximum(score.dispatch_link_time, score.combine_link_time).argmax(axis=1)
@@ -185,7 +186,7 @@ def _limits(inputs: Inputs, comparison: Comparison, name: str) -> list[dict[str,
             "bottleneck_stage": limit.stage,
             "limit": limit._asdict(),
         }
-        for row, limit in enumerate(layer_limits(score, inputs.model.machine.topology))
+        for row, limit in enumerate(limits)
     ]
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogFormatter
 
 from jaxmoe.report import style
 
@@ -104,6 +103,7 @@ def _fit_y(axes: Axes, values: np.ndarray) -> None:
     positive = values[values > 0]
     if positive.size == values.size and positive.max() > 25 * positive.min():
         axes.set_yscale("log")
+        style.log_ticks(axes.yaxis)
         axes.grid(axis="y", which="minor", color="#f0f0f0", linewidth=0.6)
     else:
         axes.set_ylim(0, float(values.max()) * 1.08 or 1.0)
@@ -120,7 +120,7 @@ def _stack(axes: Axes, names: list[str], times: np.ndarray, limits: Mapping[str,
         axes.annotate(told, (total, index), (5, 0), textcoords="offset points", va="center", fontsize=style.TICK_SIZE)
     axes.set_yticks(row, names)
     axes.set_ylim(len(names) - 0.5, -0.5)  # the first strategy on top
-    axes.set_xlim(0, float(left.max()) * (1.3 if limits else 1.1) or 1.0)
+    axes.set_xlim(0, float(left.max()) * (1.45 if limits else 1.1) or 1.0)
 
 
 # How an optimiser came to its plan: what it minimised step by step, and what its plan took after each stage.
@@ -190,8 +190,7 @@ def plot_starts(path: Path, history: Float[np.ndarray, "step start"], best: floa
     told = f"best, exact, constraints met: {best * factor:.4g} {unit}".strip()
     axes.axhline(best * factor, color=style.PALETTE[1], linestyle="--", linewidth=1.8, label=told)
     axes.set_yscale("log")
-    for formatted in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        formatted(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
+    style.log_ticks(axes.yaxis)
     style.dress(axes, "step", f"{name} [{unit}]" if unit else name, grid="both")
     style.legend_below(figure, [axes], columns=2)
     style.save(figure, path)

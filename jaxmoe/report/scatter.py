@@ -51,6 +51,7 @@ def plot_model_vs_simulation(
 def _draw_agreement(axes: Axes, low: float, high: float) -> None:
     ends = np.array([low, high])
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
+    style.log_ticks(axes.xaxis, axes.yaxis)
     axes.fill_between(ends, ends * (1 - BAND), ends * (1 + BAND), color="#ececec", label=f"within {BAND:.0%}", zorder=0)
     axes.plot(ends, ends, color=style.GUIDE, linewidth=1.2, label="equal", zorder=1)
 
@@ -102,6 +103,7 @@ def plot_fits(path: Path, fits: Mapping[str, Fit], title: str) -> None:
         label = f"{1e3 * alpha:.3g} ms + {1e9 * beta:.3g} ns/B"
         panel.plot(at[line > 0] / 1e3, line[line > 0], color=style.PALETTE[1], label=label)
         panel.set(xscale="log", yscale="log")
+        style.log_ticks(panel.xaxis, panel.yaxis)
         panel.set_title(name, fontsize=style.PANEL_SIZE)
         style.dress(panel, "message [kB]", "time [ms]", grid="both")
         panel.legend(fontsize=style.TICK_SIZE, frameon=False)

@@ -4,6 +4,7 @@ Figures are built on `matplotlib.figure.Figure`, which draws without a display a
 state, and so the caller's own figures, alone.
 """
 
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogFormatter, MaxNLocator
 from numpy.typing import ArrayLike
 
 from jaxmoe.files import atomic_write
@@ -122,6 +124,15 @@ def digits(value: float, significant: int = 3) -> str:
     return f"{value:.0f}" if value >= 10**significant else f"{value:.{significant}g}"
 
 
+def aligned(values: Iterable[float | None], significant: int = 4) -> list[str]:
+    """A column of numbers for people: as many decimals in all as give the largest that many digits; - for `None`."""
+    values = [*values]
+    largest = max((abs(value) for value in values if value is not None), default=0.0)
+    whole = math.floor(math.log10(largest)) + 1 if largest > 0 else 1
+    decimals = max(significant - whole, 0)
+    return ["-" if value is None else f"{value:,.{decimals}f}" for value in values]
+
+
 def check_lengths(first: str, first_values: Sized, second: str, second_values: Sized) -> None:
     """Raise `ValueError` naming both lengths where two arrays that belong together differ in length."""
     if len(first_values) != len(second_values):
@@ -158,6 +169,20 @@ def marked_line(
     """A line with a marker at every point, as all strategies and traces are drawn."""
     (line,) = axes.plot(np.asarray(x), np.asarray(y), label=label, color=colour, marker=marker, linewidth=width)
     line.set(markersize=size, markeredgecolor="white", markeredgewidth=0.4)
+
+
+class _PlainNumbers(LogFormatter):
+    """The ticks that `LogFormatter` labels, as plain numbers: 0.3 and 30, not powers of ten."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:g}" if super().__call__(x, pos) else ""
+
+
+def log_ticks(*axes: Axis) -> None:
+    """Plain numbers at the ticks of logarithmic axes, at those between powers of ten too where these are few."""
+    for axis in axes:
+        for formatted in (axis.set_major_formatter, axis.set_minor_formatter):
+            formatted(_PlainNumbers(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
 
 
 def whole_number_ticks(axes: Axes, values: np.ndarray) -> None:

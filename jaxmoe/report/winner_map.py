@@ -41,6 +41,7 @@ def plot_wins(
         _points(axes, x, y, winner, names)
     style.dress(axes, *labels, grid="both")
     axes.set(xscale="log" if logarithmic[0] else "linear", yscale="log" if logarithmic[1] else "linear")
+    style.log_ticks(*(axis for axis, log in zip((axes.xaxis, axes.yaxis), logarithmic, strict=True) if log))
     style.legend_below(figure, [axes])
     style.save(figure, path)
 

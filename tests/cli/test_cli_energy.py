@@ -34,7 +34,7 @@ def test_energy_is_told_where_it_is_stated(scenario, capsys):
     assert energy["des_total_J"] == pytest.approx(energy["des_model_total_J"], rel=0.3)
     assert [layer["total_J"] for layer in energy["layers"]] == pytest.approx([energy["total_J"]])
     assert energy["not_stated"] == ["die.energy_pJ_per_FLOP", "die.memory_energy_pJ_per_B"]
-    print_comparison(inputs, comparison, "one layer")
+    print_comparison(inputs, comparison, "one layer", wide=True)
     printed = capsys.readouterr().out
     assert "energy of a token" in printed
     assert f"{energy['per_token_J'] * 1e9:.4g}" in printed

@@ -211,7 +211,12 @@ def test_advise_ends_in_one_sentence_and_a_file(run, files, out, tmp_path):
     report = told(out)
     assert report["action"] in report["actions"]
     assert report["advice"] in " ".join(result.stdout.split())
-    assert re.search(r"step \[\w+\]", result.stdout)
+    headings = "".join(line for line in result.stdout.splitlines() if line.startswith("┃"))
+    assert re.search(r"\b[mµn]?s\b", headings)
+    assert "counted: the 2 MoE layers of the trace" in " ".join(result.stdout.split())
+    for action in report["actions"].values():
+        assert action["tokens_per_s"] == pytest.approx(action["tokens"] / action["step_s"])
+        assert action["tokens_per_s_device"] == pytest.approx(action["tokens_per_s"] / 3)
     assert {"max_over_mean", "mean_over_max", "excess_over_mean"} <= report["actions"][report["action"]][
         "balance"
     ].keys()

@@ -30,7 +30,7 @@ def refused(result, out, *expected):
 @pytest.mark.slow
 def test_a_system_beside_its_plan(run, scenario, plan, out, tmp_path):
     target = tmp_path / "layer.json"
-    given = ("--plan", plan, "--iterations", 5, "--replay", 2, "--timeline", target)
+    given = ("--plan", plan, "--iterations", 5, "--replay", 2, "--timeline", target, "--wide")
     result = run("simulate", scenario, *SYSTEM, *given, "--out", out)
     assert result.exit_code == 0, result.output
     assert {file.name for file in out.iterdir()} == {"iterations.png", "summary.json"}
@@ -46,6 +46,8 @@ def test_a_system_beside_its_plan(run, scenario, plan, out, tmp_path):
     stages = sum(system["mean"][f"{name}_s"] for name in ("dispatch", "compute", "combine"))
     assert system["mean"]["total_s"] == pytest.approx(stages, rel=1e-5)  # the broadcast is not charged
     assert told["wall_s"]["stages"]["rollout"]["compile_s"] > 0
+    assert told["whole_model"]["runs"]["hd_moe"]["step_s"] == pytest.approx(system["mean"]["total_s"])
+    assert system["limit"] in result.stdout
     facts = json.loads(target.read_text())["otherData"]
     assert (facts["system"], facts["iteration"]) == ("hd_moe", 0)
     assert target.with_suffix(".png").exists()

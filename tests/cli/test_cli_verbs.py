@@ -17,7 +17,16 @@ SECONDS = {
     "compute_s", "dispatch_s", "combine_s", "total_s", "p95_total_s", "best_total_s",
     "des_total_s", "des_model_total_s",
 }  # fmt: skip
-ABOUT = {"layer_id", "exchange", "best_exchange", "bottleneck_node", "bottleneck_link", "bottleneck_stage", "limit"}
+ABOUT = {
+    "layer_id",
+    "exchange",
+    "best_exchange",
+    "bottleneck_node",
+    "bottleneck_link",
+    "bottleneck_stage",
+    "limit",
+    "best_limit",
+}
 STANDARD = ["tp", "tp_both_ways", "ep_random", "ep_balanced", "ep", "hybrid", "hybrid_ring", "hybrid_complete"]
 PROVENANCE = {"command", "scenario", "seed", "versions", "device", "trace", "evaluation", "layer_ids", "wall_s"}
 PICTURES = {"mesh_loads.png", "latency_by_layer.png", "breakdown.png", "model_vs_simulation.png"}
@@ -275,7 +284,8 @@ def test_strategy_that_does_not_fit_stays_in_the_table(run, scenario, out):
     assert result.exit_code == 0, result.output
     assert not summary_of(out)["strategies"]["tp"]["fits"]
     assert summary_of(out)["best"][0]["strategy"] is None
-    assert "tp (does not fit)" in result.stdout
+    assert "tp *" in result.stdout
+    assert "* does not fit the memory" in " ".join(result.stdout.split())
     assert "needs" in result.stderr
 
 
@@ -380,6 +390,11 @@ def test_whole_model_times_are_told_where_the_model_gives_what_they_need(run, sc
     assert whole["attention_s"] == pytest.approx(32 * 8 * 2 * (2 * 40 * 128 * 4096 + 1024 * 8192) / 4e12)
     assert whole["dense_s"] == whole["shared_s"] == 0
     assert whole["tbt_s"]["tp"] == pytest.approx(32 * moe + whole["attention_s"])
+    step = whole["best"]["tp"]
+    best = summary["strategies"]["tp"]["mean"]["best_total_s"]
+    assert step["tokens_per_s_device"] == pytest.approx(8 / 4 / (32 * best + whole["attention_s"]))
+    assert "32 MoE layers (as the mean of 2 that are timed), attention over 1024 tokens of context" in whole["counted"]
+    assert "tokens/s" in result.stdout
 
 
 def test_a_model_without_attention_has_no_whole_model_times(evaluated):

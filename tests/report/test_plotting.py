@@ -1,5 +1,6 @@
 """Figures are written whole or not at all, and refuse arrays that do not fit together."""
 
+import re
 import struct
 import subprocess
 import sys
@@ -166,3 +167,26 @@ def test_drawing_leaves_the_global_state_of_matplotlib_alone():
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ((77.18, 30.4, 2.736), ["77.18", "30.40", "2.74"]),
+        ((12345.6, 2.0), ["12,346", "2"]),
+        ((0.5, None), ["0.5000", "-"]),
+    ],
+)
+def test_numbers_of_a_column_have_one_precision(values, shown):
+    assert style.aligned(values) == shown
+
+
+def test_ticks_of_logarithmic_axes_are_plain_numbers():
+    figure = style.new_figure(4.0, 3.0, "ticks")
+    axes = figure.subplots()
+    axes.set(yscale="log", ylim=(0.7, 40))
+    style.log_ticks(axes.yaxis)
+    figure.canvas.draw()
+    told = [label.get_text() for which in ("major", "minor") for label in axes.get_yticklabels(which=which)]
+    assert {"1", "10"} <= {*told}
+    assert all(re.fullmatch(r"[\d.]*", text) for text in told)

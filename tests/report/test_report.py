@@ -26,6 +26,7 @@ from jaxmoe.report.html import (
 )
 from jaxmoe.report.html.blocks import choices, escaped, figure, rounded
 from jaxmoe.report.html.page import in_script
+from jaxmoe.report.html.summaries import whole_model_blocks
 from jaxmoe.report.html.sweep import column, label_of
 
 EVIL = "</script><script>alert(1)</script><img src=http://example.com/x onerror=alert(2)>&\u2028'\""
@@ -248,6 +249,7 @@ def sweep_of(count, able, **more):
         "behind": [0.5, np.inf],
         "wins": {"ep": (1, 0.5), "tp": (1, None)},
         "worth": {"total": {"size": (-1.0, -0.5, 0.0)}},
+        "limits": {"ep": {"memory: ddr": 2, "link": 1}, "tp": {"link": 3}},
         "notes": [],
     }
     return sweep_blocks(SweepData(**given | more))
@@ -282,4 +284,16 @@ def test_elasticities_reach_from_the_low_to_the_high_percentile():
 
 def test_a_sweep_without_any_metrics_has_its_table_alone():
     none: dict = {"rows": [], "fronts": {}, "best": {}, "winners": [], "behind": [], "wins": {}, "worth": {}}
+    none |= {"limits": {}}
     assert [*sweep_of(1, 6, **none)] == ["Points"]
+
+
+def test_a_sweep_and_a_step_tell_what_limits_and_what_is_counted():
+    (table,) = sweep_of(3, 3)["What limits"]
+    assert table.columns == ["strategy", "link", "memory: ddr"]
+    assert table.rows == [["ep", 1, 2], ["tp", 3, 0]]
+    step = {"step_s": 2e-3, "tokens_per_s": 4000.0, "tokens_per_s_device": 1000.0}
+    (table,) = whole_model_blocks({"whole_model": {"best": {"tp": step}, "counted": "counted: all"}}, "best")
+    assert (table.rows, table.columns[1]) == ([["tp", 2.0, 4000.0, 1000.0]], "a token [ms]")
+    assert table.caption == "counted: all"
+    assert whole_model_blocks({}, "best") == []  # a summary of an earlier version

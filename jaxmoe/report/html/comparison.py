@@ -18,7 +18,7 @@ from jaxmoe.report.html.blocks import (
     figure,
     seconds_unit,
 )
-from jaxmoe.report.html.summaries import agreement_figure
+from jaxmoe.report.html.summaries import agreement_figure, whole_model_blocks
 from jaxmoe.report.style import GUIDE, INK, strategy_colours
 
 STAGES = ("dispatch", "compute", "combine")
@@ -38,6 +38,7 @@ def comparison_blocks(summary: Mapping[str, Any]) -> dict[str, list[Block]]:
             *notes,
             _breakdown(strategies, factor, unit),
             *_exchanges(strategies, factor, unit),
+            *whole_model_blocks(summary, "best"),
         ],
         "Layers": [
             _stages_by_layer(strategies, factor, unit),
@@ -81,12 +82,13 @@ def _table(strategies: Mapping[str, Any], factor: float, unit: str) -> TableBloc
         under = mean["best_total_s"] * factor if of["comparable"] else None
         exchanges = [_exchange_names(of, key) if key == "exchange" or of["comparable"] else None for key in EXCHANGES]
         fits = name if of["fits"] else f"{name} (does not fit)"
-        rows.append([fits, *own, under, ratio, mean["des_total_s"] * factor, *exchanges])
+        limits = [of.get("limit"), of.get("best_limit") if of["comparable"] else None]
+        rows.append([fits, *own, under, ratio, mean["des_total_s"] * factor, *exchanges, *limits])
     return TableBlock(
         f"Mean over layers, times in {unit}",
         [
             *("strategy", *STAGES, "total", "p95", "total, best exchange", f"times as long as {reference}"),
-            *("simulated", "exchange", "best exchange"),
+            *("simulated", "exchange", "best exchange", "limit", "limit, best exchange"),
         ],
         rows,
         "A number behind an exchange is the layers that have it. Times as long: each under its best exchange, mean of "

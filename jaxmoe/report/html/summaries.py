@@ -142,7 +142,24 @@ def _bottleneck(of: Mapping[str, Any] | None) -> str:
     return f"link {of['ends'][0]} to {of['ends'][1]}" if of["part"] == "link" else f"{of['part']} of node {of['node']}"
 
 
+# A step of the whole model: `evaluate`, `tune`, `simulate`.
+
+
+def whole_model_blocks(summary: Mapping[str, Any], key: str) -> list[Block]:
+    """Steps by strategy or system, which have this `key`; none in a summary of a version that told none."""
+    whole = summary.get("whole_model", {})
+    if not (steps := whole.get(key)):
+        return []
+    factor, unit = seconds_unit(of["step_s"] for of in steps.values())
+    rows: list[list[Cell]] = [
+        [name, of["step_s"] * factor, of["tokens_per_s"], of["tokens_per_s_device"]] for name, of in steps.items()
+    ]
+    columns = ["", f"a token [{unit}]", "tokens/s", "tokens/s a device"]
+    return [TableBlock("A step of the whole model: the next token of every request", columns, rows, whole["counted"])]
+
+
 # Systems over iterations: `simulate`.
+
 
 OWN = "experts_broadcast_per_layer"  # a figure that only some systems have
 
@@ -158,10 +175,19 @@ def iterations_blocks(summary: Mapping[str, Any]) -> dict[str, list[Block]]:
     for name, run in runs.items():
         times = [run["mean"][f"{stage}_s"] * factor for stage in (*stages, "total")]
         speedup = slow / sum(run["total_s"])
-        rows.append([name, *times, run["p95_total_s"] * factor, speedup, *(run[key] for key in own)])
+        times = [*times, run["p95_total_s"] * factor, speedup]
+        rows.append([name, *times, *(run[key] for key in own), run.get("limit")])
     table = TableBlock(
         f"Mean over {summary['iterations']} iterations, all layers together, times in {unit}",
-        ["system", *stages, "total", "p95", f"speed-up over {baseline}", *(key.replace("_", " ") for key in own)],
+        [
+            "system",
+            *stages,
+            "total",
+            "p95",
+            f"speed-up over {baseline}",
+            *(key.replace("_", " ") for key in own),
+            "limit",
+        ],
         rows,
         "Movement that is hidden behind a layer is not in the total.",
     )
@@ -172,6 +198,7 @@ def iterations_blocks(summary: Mapping[str, Any]) -> dict[str, list[Block]]:
         "Systems": [
             table,
             *notes,
+            *whole_model_blocks(summary, "runs"),
             _iteration_lines(runs, replayed["iterations"], factor, unit),
             _stage_bars(runs, stages, factor, unit),
         ]

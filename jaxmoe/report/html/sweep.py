@@ -37,6 +37,7 @@ class SweepData:
     behind: Sequence[float]
     wins: Mapping[str, tuple[int, float | None]]  # cases by strategy, and how far the next one is behind in the median
     worth: Mapping[str, Mapping[str, tuple[float, float, float]]]
+    limits: Mapping[str, Mapping[str, int]]  # points by strategy and by what is busy longest there
     notes: Sequence[str]
 
 
@@ -53,6 +54,8 @@ def sweep_blocks(data: SweepData) -> dict[str, list[Block]]:
     sections: dict[str, list[Block]] = {"Points": [_best_table(data), *notes]}
     if data.fronts:
         sections["Pareto front and parallel coordinates"] = [_linked(data)]
+    if data.limits:
+        sections["What limits"] = [_limits_table(data)]
     if data.wins:
         sections["Who wins where"] = [_wins_table(data), *_map(data)]
     if data.worth:
@@ -72,7 +75,8 @@ def label_of(key: str, others: Sequence[str] = ()) -> str:
             break
     words = " ".join(short).split("_")
     unit = next((at for at, word in enumerate(words) if at and word in UNITS), len(words))
-    name, measure = " ".join(words[:unit]), " ".join(words[unit:]).replace(" per ", "/").replace(" ", "·")
+    name, measure = " ".join(words[:unit]), " ".join("µs" if word == "us" else word for word in words[unit:])
+    measure = measure.replace(" per ", "/").replace(" ", "·")
     return f"{name} [{measure}]" if measure else name
 
 
@@ -135,6 +139,13 @@ def _unit(data: SweepData, name: str) -> tuple[float, str]:
 
 def _cell(value: object) -> Cell:
     return value if isinstance(value, str | int | float | None) and not isinstance(value, bool) else str(value)
+
+
+def _limits_table(data: SweepData) -> TableBlock:
+    kinds = sorted({kind for counts in data.limits.values() for kind in counts})
+    rows: list[list[Cell]] = [[name, *(of.get(kind, 0) for kind in kinds)] for name, of in data.limits.items()]
+    caption = "Points at which a resource of this kind is busy longest in a layer, all its stages together."
+    return TableBlock("Points by what is busy longest", ["strategy", *kinds], rows, caption)
 
 
 def _wins_table(data: SweepData) -> TableBlock:
