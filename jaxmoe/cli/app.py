@@ -119,7 +119,7 @@ def simulate(
     config: options.Config,
     out: options.Out,
     plan: options.StartPlan = None,
-    iterations: options.Iterations = 100,
+    iterations: options.Iterations = None,
     replay: options.Replays = None,
     trace: options.Trace = None,
     history: options.History = None,

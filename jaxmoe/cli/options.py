@@ -76,7 +76,10 @@ TimelineOf = Annotated[
         help="What --timeline shows; by default the slowest layer of the first plan.",
     ),
 ]
-Iterations = Annotated[int, typer.Option("--iterations", metavar="N", help="Iterations to run.", min=1)]
+Iterations = Annotated[
+    int | None,
+    typer.Option("--iterations", metavar="N", help="Iterations to run, in place of evaluation.iterations.", min=1),
+]
 Replays = Annotated[
     int | None,
     typer.Option("--replay", metavar="N", help="Iterations that the event simulator replays; by default 3.", min=1),

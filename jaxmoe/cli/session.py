@@ -23,6 +23,7 @@ from jaxmoe.config import load_scenario
 from jaxmoe.config.hardware_space import read_space
 from jaxmoe.errors import InputError
 from jaxmoe.files import atomic_write
+from jaxmoe.memory import peak_memory
 
 if TYPE_CHECKING:
     from jaxmoe.experiment.stage_timer import Report
@@ -137,8 +138,8 @@ class OutputFolder:
         return self._files[-1]
 
     def write_json(self, name: str, data: dict[str, Any]) -> None:
-        """Write a JSON file whole or not at all; the summary tells how it was made."""
-        made = {"command_line": command_line.get()} if name == SUMMARY else {}
+        """Write a JSON file whole or not at all; the summary tells how it was made, and the memory that took."""
+        made = {"command_line": command_line.get(), "peak_memory_B": peak_memory()} if name == SUMMARY else {}
         text = json.dumps(data | made, indent=1, allow_nan=False)
         with atomic_write(self.target(name)) as aside:
             aside.write_text(text + "\n", encoding="utf-8")

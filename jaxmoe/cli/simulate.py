@@ -8,10 +8,12 @@ import numpy as np
 from jaxmoe.cli.comparison_output import new_table, print_memory, print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.timeline import ShownLayer, check_target, write_layer, write_layers
-from jaxmoe.experiment.inputs import Inputs, OptionError, read_inputs
+from jaxmoe.config import load_scenario
+from jaxmoe.experiment.inputs import Inputs, OptionError, inputs_of
 from jaxmoe.experiment.simulation import (
     Simulation,
     batch_at,
+    check_iterations,
     iterations_of,
     mean_stages,
     simulate,
@@ -31,7 +33,7 @@ def run(
     interrupts: Interrupts,
     config: Path,
     plan: str | None,
-    iterations: int,
+    iterations: int | None,
     replay: int | None,
     trace: Path | None,
     history: Path | None,
@@ -43,10 +45,13 @@ def run(
     with StageTimer() as clock:
         with clock.stage("load"):
             check_target(timeline, None)
-            replays = _replays(replay, iterations)
-            inputs = read_inputs(config, overrides, trace, layers)
-            seen = None if history is None else read_inputs(config, overrides, history, layers).trace
-            steps = iterations_of(inputs, iterations, seen)
+            given = [] if iterations is None else [f"evaluation.iterations={iterations}"]
+            scenario = load_scenario(config, [*(overrides or ()), *given])
+            replays = _replays(replay, scenario.evaluation.iterations)
+            check_iterations(scenario, trace, layers)
+            inputs = inputs_of(scenario, trace, layers)
+            seen = None if history is None else inputs_of(scenario, history, layers).trace
+            steps = iterations_of(inputs, scenario.evaluation.iterations, seen)
             strategy = _plan(inputs, plan, steps.history)
         with progress_bars(interrupts.check) as report:
             simulation = simulate(inputs, strategy, steps, replays, clock, report)

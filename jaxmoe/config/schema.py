@@ -162,9 +162,12 @@ class StrategiesConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """The batches on which every plan is evaluated."""
+    """The batches on which every plan is evaluated, and over which systems run."""
 
     batches: Count = Field(default=64, description="the number of batches that a plan is evaluated on", examples=[64])
+    iterations: Count = Field(
+        default=100, description="the number of iterations that jaxmoe simulate runs a system over", examples=[100]
+    )
     seed: Seed = Field(default=1, description="the seed that draws these batches", examples=[1])
 
 
