@@ -3,7 +3,6 @@
 import os
 import shlex
 import sys
-import textwrap
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -12,18 +11,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from jaxmoe import registry
 from jaxmoe.cli import options
 from jaxmoe.cli.group_commands import plan_app, trace_app
 from jaxmoe.cli.session import INTERRUPTED, command_line, end_at_second_interrupt, errors_told, runs, session
 from jaxmoe.config import ConfigError, commented, new_scenario
 from jaxmoe.files import atomic_write
-from jaxmoe.methods.settings import METHODS
-from jaxmoe.registry import Registry
 from jaxmoe.sweep.study import read_study
 
 SCENARIO = "scenario.yaml"
-WIDTH = 120  # of the list of parts
 
 
 class _Verbs(TyperGroup):
@@ -255,15 +250,13 @@ def report(
 
 
 @app.command("list")
-def list_parts(verbose: options.Verbose = False) -> None:
-    """List every part that can be named: systems, networks, strategies, metrics, formats, also those of your packages.
+def list_parts(kind: options.Kind = None, verbose: options.Verbose = False) -> None:
+    """List every part that can be named, also those of your packages, and shipped files; or one kind, a line for each.
 
-    Example: jaxmoe list
+    Example: jaxmoe list machines
     """
-    registries = [METHODS, *(each for each in vars(registry).values() if isinstance(each, Registry))]
-    with errors_told(verbose):  # two parts of one name
-        for each in sorted(registries, key=lambda one: one.kind):
-            typer.echo("\n".join(textwrap.wrap(f"{each.kind}: {each.shown()}", WIDTH, subsequent_indent="  ")))
+    with errors_told(verbose):
+        import_module("jaxmoe.cli.listing").run(kind)
 
 
 def _print_version(wanted: bool) -> bool:

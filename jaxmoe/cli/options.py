@@ -204,6 +204,10 @@ Ray = Annotated[
         show_default=False,
     ),
 ]
+Kind = Annotated[
+    str | None,
+    typer.Argument(metavar="machines|models|scenarios|exchanges|systems|formats", help="What to tell in a line each."),
+]
 ResultFolder = Annotated[
     Path,
     typer.Argument(
