@@ -241,7 +241,7 @@ def report(
     """Make one HTML page of a folder of results: figures to hover and filter, tables that sort, configuration.
 
     Of a folder of studies, such as studies/, it is a gallery: every claim, its pictures, and what was measured.
-    The page holds all it needs and opens without a network. Needs pip install 'jaxmoe[report]'.
+    The page holds all it needs and opens without a network. Needs the extra report.
 
     Example: jaxmoe report runs/evaluated
     """

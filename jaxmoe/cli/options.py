@@ -200,7 +200,7 @@ Ray = Annotated[
         "--ray",
         metavar="ADDRESS|local",
         help="Evaluate on all hosts of the Ray cluster at HOST:PORT, each with its own devices; auto is the one that "
-        "this machine is in, local starts one here. Needs pip install '.[ray]', of the same versions on all hosts.",
+        "this machine is in, local starts one here. Needs pip install '.\\[ray]', of the same versions on all hosts.",
         show_default=False,
     ),
 ]

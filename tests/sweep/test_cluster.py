@@ -18,7 +18,7 @@ AXES = {
 @pytest.fixture
 def cluster(monkeypatch):
     """Three nodes with a worker each, the first of them with the sweep itself. Skips where there is no Ray."""
-    pytest.importorskip("ray", reason="needs ray: pip install 'jaxmoe[ray]'")
+    pytest.importorskip("ray", reason="needs ray: pip install '.[ray]'")
     from ray.cluster_utils import Cluster as Nodes
 
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxmoe.extras import install_command
 from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.arrays import member_names
 from jaxmoe.traces.formats.expert_choices import (
@@ -70,7 +71,9 @@ def _torch() -> Any:
     try:
         import torch  # not a dependency of the package
     except ImportError:
-        raise TraceError("dumps of tensors need PyTorch; install jaxmoe[torch]") from None
+        raise TraceError(
+            f"dumps of tensors need PyTorch; install it with: {install_command('torch', 'torch')}"
+        ) from None
     return torch
 
 
