@@ -28,7 +28,7 @@ def pickled(tmp_path):
 
 def test_without_pytorch(pickled, refuses, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    refuses(pickled, r"need PyTorch; install jaxmoe\[torch\]")
+    refuses(pickled, r"need PyTorch; install it with: pip install")
 
 
 def test_nothing_is_unpickled(pickled, refuses):
