@@ -57,6 +57,7 @@ def tune(
     copies: options.Copies = 1,
     time_limit: options.TimeLimit = None,
     hardware: options.HardwareSpace = None,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Search for a placement, by gradient descent or otherwise, and compare it with the usual ones and given plans.
@@ -77,6 +78,7 @@ def evaluate(
     plan: options.Plans = None,
     overrides: options.Overrides = None,
     layers: options.Layers = None,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Time the usual placements, and given plans, on batches drawn from the trace.
@@ -100,6 +102,7 @@ def validate(
     layers: options.Layers = None,
     timeline: options.Timeline = None,
     timeline_of: options.TimelineOf = None,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Replay plans in the event simulator, and tell how far the model is off.
@@ -121,6 +124,7 @@ def simulate(
     overrides: options.Overrides = None,
     layers: options.Layers = None,
     timeline: options.Timeline = None,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Run a system over iterations, and tell what it gains over what it is compared with.
@@ -139,6 +143,7 @@ def network(
     order: options.Order = None,
     seed: options.Seed = 0,
     show: options.Show = None,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Tell how long given traffic takes on a network of any kind, and which link or port limits it.
@@ -157,6 +162,7 @@ def network_profile(
     noise: options.Noise = 0.0,
     outliers: options.Outliers = 0.0,
     seed: options.Seed = 0,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Fit alpha and beta of every pair of nodes, way and phase, to a simulated network or to measured messages.
@@ -179,6 +185,7 @@ def sweep(
     wins_map: options.Map = None,
     memory: options.Memory = None,
     ray: options.Ray = None,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Evaluate a study of many machines, models and strategies; a sweep that was stopped goes on where it was.
@@ -196,6 +203,7 @@ def calibrate(
     fit: options.Fit = None,
     overrides: options.HardwareOverrides = None,
     seed: options.Seed = 0,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Fit numbers of a machine to measured matrix products, reads of memory, messages and all-to-alls.

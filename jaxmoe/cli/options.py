@@ -11,6 +11,10 @@ Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The scenario, a 
 Out = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="The folder for results; made if need be.", show_default=False)
 ]
+OutOrNone = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="A folder for the same as files; made if need be.", show_default=False),
+]
 Trace = Annotated[
     Path | None,
     typer.Option("--trace", metavar="FILE", help="A recorded trace of any format in place of workload.trace."),
@@ -218,6 +222,7 @@ ReportFile = Annotated[
     Path | None,
     typer.Option("--out", metavar="FILE", help="The page to write; by default report.html in DIR.", show_default=False),
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Tell no progress.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]
 NewMachine = Annotated[
     str,
