@@ -25,7 +25,9 @@ Overrides = Annotated[
 ]
 Layers = Annotated[
     str | None,
-    typer.Option("--layers", metavar="N,N,..", help="Only these layers, as numbered in the full model."),
+    typer.Option(
+        "--layers", metavar="N,N,..", help="These layers, as numbered in the full model, in place of evaluation.layers."
+    ),
 ]
 Optimiser = Annotated[
     str,
@@ -86,7 +88,12 @@ Iterations = Annotated[
 ]
 Replays = Annotated[
     int | None,
-    typer.Option("--replay", metavar="N", help="Iterations that the event simulator replays; by default 3.", min=1),
+    typer.Option(
+        "--replay",
+        metavar="N",
+        help="Iterations that the event simulator replays, in place of validation.batches.",
+        min=1,
+    ),
 ]
 StartPlan = Annotated[
     str | None,

@@ -8,7 +8,7 @@ import numpy as np
 from jaxmoe.cli.comparison_output import new_table, print_memory, print_table, print_warnings
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.timeline import ShownLayer, check_target, write_layer, write_layers
-from jaxmoe.config import load_scenario
+from jaxmoe.config import Scenario, load_scenario
 from jaxmoe.experiment.inputs import Inputs, OptionError, inputs_of
 from jaxmoe.experiment.simulation import (
     Simulation,
@@ -47,7 +47,7 @@ def run(
             check_target(timeline, None)
             given = [] if iterations is None else [f"evaluation.iterations={iterations}"]
             scenario = load_scenario(config, [*(overrides or ()), *given])
-            replays = _replays(replay, scenario.evaluation.iterations)
+            replays = _replays(replay, scenario)
             check_iterations(scenario, trace, layers)
             inputs = inputs_of(scenario, trace, layers)
             seen = None if history is None else inputs_of(scenario, history, layers).trace
@@ -67,11 +67,12 @@ def run(
         print_warnings(_warnings(inputs, simulation))
 
 
-def _replays(replay: int | None, iterations: int) -> int:
-    """Number of iterations to replay in the simulator: `replay`, or at most 3 by default."""
+def _replays(replay: int | None, scenario: Scenario) -> int:
+    """Number of iterations to replay in the simulator: `replay`, or as many as batches are validated on."""
+    iterations = scenario.evaluation.iterations
     if replay is not None and replay > iterations:
         raise OptionError(f"--replay is {replay}, expected at most --iterations, {iterations}")
-    return min(3, iterations) if replay is None else replay
+    return min(scenario.validation.batches, iterations) if replay is None else replay
 
 
 def _plan(inputs: Inputs, plan: str | None, history: GatingTrace) -> Strategy:

@@ -171,7 +171,7 @@ def inputs_of(scenario: Scenario, trace: Path | None = None, layers: str | None 
     Numbers of the scenario may be JAX tracers where only the machine and its costs depend on them.
     """
     moe = build_model(scenario.model)
-    layer_ids = chosen_layers(layers, moe)
+    layer_ids = chosen_layers(layers, scenario, moe)
     if trace is None and isinstance(scenario.workload.trace, FileTrace):
         trace = Path(scenario.workload.trace.path)
     gating = _drawn(scenario, moe, layer_ids) if trace is None else _recorded(trace, moe)
@@ -240,10 +240,11 @@ def drawn_sequences(workload: WorkloadConfig) -> tuple[int, np.ndarray, np.ndarr
     return drawn.tokens, deal.seq_start, deal.phases()
 
 
-def chosen_layers(text: str | None, moe: MoEModel) -> tuple[int, ...]:
-    """The layers that `--layers` names, all MoE layers without it. Raises `OptionError`."""
+def chosen_layers(text: str | None, scenario: Scenario, moe: MoEModel) -> tuple[int, ...]:
+    """The layers that `--layers` names, else those of the scenario, else all MoE layers. Raises `OptionError`."""
     if text is None:
-        return moe.moe_layer_ids
+        stated = scenario.evaluation.layers
+        return moe.moe_layer_ids if stated is None else tuple(sorted({*stated}))
     try:
         chosen = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:

@@ -142,7 +142,7 @@ def check_iterations(scenario: Scenario, recorded: Path | None, layers: str | No
     """
     workload, count = scenario.workload, scenario.evaluation.iterations
     moe = build_model(scenario.model)
-    token_layers = count * workload.batch_tokens * len(chosen_layers(layers, moe))
+    token_layers = count * workload.batch_tokens * len(chosen_layers(layers, scenario, moe))
     needed, there = token_layers * _bytes_of_token(moe.top_k), device_memory()
     if needed > there:
         raise OptionError(
