@@ -169,9 +169,9 @@ class EvaluationConfig(Section):
         default=100, description="the number of iterations that jaxmoe simulate runs a system over", examples=[100]
     )
     seed: Seed = Field(default=1, description="the seed that draws these batches", examples=[1])
-    layers: Annotated[tuple[int, ...], Field(min_length=1)] | None = Field(
+    layers: Annotated[tuple[int, ...], Field(min_length=1, strict=False)] | None = Field(
         default=None,
-        description="the layers that runs are of where --layers says nothing, as numbered in the model, or null for all",
+        description="the layers that a run has unless --layers names others, as numbered in the model, or null for all",
         examples=[[0, 8, 16]],
     )
 
