@@ -119,7 +119,7 @@ class Registry(Mapping[str, Part], Generic[Part]):
 
     def shown(self) -> str:
         """All names for people, with an example of every family."""
-        return ", ".join(_HOLE.sub(r"\g<example>", name) + " and its like" * _is_template(name) for name in self)
+        return ", ".join(example_of(name) + " and its like" * _is_template(name) for name in self)
 
     def _found(self, name: str) -> str | None:
         if name in self._order:
@@ -189,6 +189,11 @@ class Registry(Mapping[str, Part], Generic[Part]):
 def _entry_points(group: str, path: tuple[str, ...]) -> EntryPoints:
     """Entry points of the packages on a search path: to read them takes milliseconds."""
     return entry_points(group=group)
+
+
+def example_of(name: str) -> str:
+    """A name that stands for one part: the name itself, or the example of a template."""
+    return _HOLE.sub(r"\g<example>", name)
 
 
 def _is_template(name: str) -> bool:

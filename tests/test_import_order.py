@@ -14,18 +14,21 @@ import jaxmoe
 ROOT = Path(jaxmoe.__file__).parent
 STUDIES = [path for folder in ("studies", "figures") for path in sorted((ROOT.parent / folder).rglob("*.py"))]
 
-DESCRIPTIONS = {"errors", "files", "registry", "settings", "threads", "units", "relax", "hardware", "models", "traces"}
+LEAVES = {"errors", "extras", "files", "registry", "settings", "threads", "units", "relax"}
+DESCRIPTIONS = LEAVES | {"hardware", "models", "traces"}
 TRAFFIC = DESCRIPTIONS | {"placement"}
 TIMES = TRAFFIC | {"network"}
 DECIDED = TIMES | {"compiling", "engine"}
-RUNS = DECIDED | {"methods", "tune", "des", "config"}
+RUNS = DECIDED | {"methods", "tune", "des", "config", "memory"}
 
 # Beside itself, each package may import these. "" is the top: `__init__`, which only hands on, and `__main__`.
 ALLOWED = {
     "": RUNS | {"api", "experiment", "cli"},
     "compiling": set(),
     "errors": set(),
+    "extras": set(),
     "files": set(),
+    "memory": set(),
     "registry": {"errors"},
     "run_folders": {"errors"},
     "settings": {"errors"},
@@ -34,14 +37,14 @@ ALLOWED = {
     "relax": set(),
     "hardware": {"errors", "registry", "settings", "units", "relax"},
     "models": {"errors", "units", "relax"},
-    "traces": {"errors", "files", "registry", "threads", "units", "relax"},
+    "traces": {"errors", "extras", "files", "registry", "threads", "units", "relax"},
     "placement": DESCRIPTIONS,
     "network": TRAFFIC,
     "engine": TIMES | {"compiling"},
     "tune": DECIDED | {"methods"},  # methods: whose numbers may be tuned
     "methods": DECIDED | {"des"},  # des: a system carries out what it decided there
     "des": {"errors", "registry", "threads", "units", "hardware", "models", "traces", "placement"},
-    "report": {"errors", "files", "hardware"},
+    "report": {"errors", "extras", "files", "hardware"},
     "config": {
         "errors",
         "registry",

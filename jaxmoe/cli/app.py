@@ -3,7 +3,6 @@
 import os
 import shlex
 import sys
-import textwrap
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from jaxmoe import registry
 from jaxmoe.cli import options
 from jaxmoe.cli.group_commands import plan_app, trace_app
 from jaxmoe.cli.session import (
@@ -26,12 +24,9 @@ from jaxmoe.cli.session import (
 )
 from jaxmoe.config import ConfigError, commented, new_scenario
 from jaxmoe.files import atomic_write
-from jaxmoe.methods.settings import METHODS
-from jaxmoe.registry import Registry
 from jaxmoe.sweep.study import read_study
 
 SCENARIO = "scenario.yaml"
-WIDTH = 120  # of the list of parts
 
 
 class _Verbs(TyperGroup):
@@ -71,6 +66,7 @@ def tune(
     time_limit: options.TimeLimit = None,
     hardware: options.HardwareSpace = None,
     wide: options.Wide = False,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Search for a placement, by gradient descent or otherwise, and compare it with the usual ones and given plans.
@@ -92,6 +88,7 @@ def evaluate(
     overrides: options.Overrides = None,
     layers: options.Layers = None,
     wide: options.Wide = False,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Time the usual placements, and given plans, on batches drawn from the trace.
@@ -115,6 +112,7 @@ def validate(
     layers: options.Layers = None,
     timeline: options.Timeline = None,
     timeline_of: options.TimelineOf = None,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Replay plans in the event simulator, and tell how far the model is off.
@@ -129,7 +127,7 @@ def simulate(
     config: options.Config,
     out: options.Out,
     plan: options.StartPlan = None,
-    iterations: options.Iterations = 100,
+    iterations: options.Iterations = None,
     replay: options.Replays = None,
     trace: options.Trace = None,
     history: options.History = None,
@@ -137,6 +135,7 @@ def simulate(
     layers: options.Layers = None,
     timeline: options.Timeline = None,
     wide: options.Wide = False,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Run a system over iterations, and tell what it gains over what it is compared with.
@@ -155,6 +154,7 @@ def network(
     order: options.Order = None,
     seed: options.Seed = 0,
     show: options.Show = None,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Tell how long given traffic takes on a network of any kind, and which link or port limits it.
@@ -173,6 +173,7 @@ def network_profile(
     noise: options.Noise = 0.0,
     outliers: options.Outliers = 0.0,
     seed: options.Seed = 0,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Fit alpha and beta of every pair of nodes, way and phase, to a simulated network or to measured messages.
@@ -195,6 +196,7 @@ def sweep(
     wins_map: options.Map = None,
     memory: options.Memory = None,
     ray: options.Ray = None,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Evaluate a study of many machines, models and strategies; a sweep that was stopped goes on where it was.
@@ -212,6 +214,7 @@ def calibrate(
     fit: options.Fit = None,
     overrides: options.HardwareOverrides = None,
     seed: options.Seed = 0,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Fit numbers of a machine to measured matrix products, reads of memory, messages and all-to-alls.
@@ -259,7 +262,7 @@ def report(
     """Make one HTML page of a folder of results: figures to hover and filter, tables that sort, configuration.
 
     Of a folder of studies, such as studies/, it is a gallery: every claim, its pictures, and what was measured.
-    The page holds all it needs and opens without a network. Needs pip install 'jaxmoe[report]'.
+    The page holds all it needs and opens without a network. Needs the extra report.
 
     Example: jaxmoe report runs/evaluated
     """
@@ -268,15 +271,13 @@ def report(
 
 
 @app.command("list")
-def list_parts(verbose: options.Verbose = False) -> None:
-    """List every part that can be named: systems, networks, strategies, metrics, formats, also those of your packages.
+def list_parts(kind: options.Kind = None, verbose: options.Verbose = False) -> None:
+    """List every part that can be named, also those of your packages, and shipped files; or one kind, a line for each.
 
-    Example: jaxmoe list
+    Example: jaxmoe list machines
     """
-    registries = [METHODS, *(each for each in vars(registry).values() if isinstance(each, Registry))]
-    with errors_told(verbose):  # two parts of one name
-        for each in sorted(registries, key=lambda one: one.kind):
-            typer.echo("\n".join(textwrap.wrap(f"{each.kind}: {each.shown()}", WIDTH, subsequent_indent="  ")))
+    with errors_told(verbose):
+        import_module("jaxmoe.cli.listing").run(kind)
 
 
 def _print_version(wanted: bool) -> bool:

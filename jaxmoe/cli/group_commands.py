@@ -19,6 +19,7 @@ def trace_stats(
     placement: group_options.TracePlan = None,
     nodes: group_options.Nodes = None,
     window: group_options.Window = 256,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Tell loads, pairs of experts over tokens and layers, reuse, and what they would be by chance.
@@ -35,6 +36,7 @@ def trace_compare(
     out: options.Out,
     model: group_options.TraceModel = None,
     nodes: group_options.Nodes = None,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Tell how alike two traces are, and whether a plan tuned on A serves B.
@@ -54,6 +56,7 @@ def trace_convert(
     top_k: group_options.TopK = None,
     layer_ids: group_options.LayerIds = None,
     num_layers: group_options.NumLayers = None,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Write a trace or load counts of any format in another one, and tell what was read.
@@ -69,6 +72,7 @@ def trace_fit(
     out: options.Out,
     model: group_options.TraceModel = None,
     seed: options.Seed = 0,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Fit a generator to a trace, write it as process.npz, and compare a trace of it with the recorded one.
@@ -85,6 +89,7 @@ def trace_synth(
     tokens: group_options.Tokens = 8192,
     seed: options.Seed = 0,
     logits: group_options.Logits = None,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Draw a synthetic trace and write it as trace.npz, in pieces: its length is not bounded by memory.
@@ -113,6 +118,7 @@ def plan_place(
     before: group_options.Before = None,
     steps: group_options.Steps = 1000,
     weight_bytes: group_options.WeightBytes = None,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Place copies of experts for recorded loads, and write a file that an engine loads.
@@ -137,6 +143,7 @@ def plan_advise(
     steps: group_options.Steps = 1000,
     context: group_options.Context = 1024,
     weight_bytes: group_options.WeightBytes = None,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Tell whether replicas or rebalancing would help, by how much end to end, and write the placement to deploy.
@@ -155,6 +162,7 @@ def plan_convert(
     out: options.Out,
     model: group_options.PlanModel = None,
     ranks: group_options.Ranks = None,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Write a placement of any format in another one, and tell what it cannot hold.
@@ -167,15 +175,16 @@ def plan_convert(
 @runs("plan", "show")
 def plan_show(
     source: group_options.PlanFile,
-    out: options.Out,
+    out: options.OutOrNone = None,
     model: group_options.PlanModel = None,
     ranks: group_options.Ranks = None,
     loads: group_options.Loads = None,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Tell what a placement holds, and how it balances given loads, with a picture.
 
-    Example: jaxmoe plan show map.json --loads trace.npz --out runs/shown
+    Example: jaxmoe plan show map.json --loads trace.npz
     """
 
 
@@ -189,6 +198,7 @@ def plan_diff(
     ranks: group_options.Ranks = None,
     machine: group_options.PlanMachine = None,
     weight_bytes: group_options.WeightBytes = None,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Tell what has to move from placement A to B: copies, bytes, and over which links.
@@ -201,14 +211,15 @@ def plan_diff(
 @runs("plan", "check")
 def plan_check(
     source: group_options.PlanFile,
-    out: options.Out,
     model: group_options.CheckedModel,
     machine: group_options.CheckedMachine,
+    out: options.OutOrNone = None,
     ranks: group_options.Ranks = None,
     weight_bytes: group_options.WeightBytes = None,
+    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Tell whether a placement is whole, is of the model, and fits the machine; exit code 2 where it does not.
 
-    Example: jaxmoe plan check map.json --machine configs/hardware/nmp_4x4.yaml --model mixtral-8x7b --out runs/check
+    Example: jaxmoe plan check map.json --machine configs/hardware/nmp_4x4.yaml --model mixtral-8x7b
     """

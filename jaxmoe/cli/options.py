@@ -11,6 +11,10 @@ Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The scenario, a 
 Out = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="The folder for results; made if need be.", show_default=False)
 ]
+OutOrNone = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="A folder for the same as files; made if need be.", show_default=False),
+]
 Trace = Annotated[
     Path | None,
     typer.Option("--trace", metavar="FILE", help="A recorded trace of any format in place of workload.trace."),
@@ -21,7 +25,9 @@ Overrides = Annotated[
 ]
 Layers = Annotated[
     str | None,
-    typer.Option("--layers", metavar="N,N,..", help="Only these layers, as numbered in the full model."),
+    typer.Option(
+        "--layers", metavar="N,N,..", help="These layers, as numbered in the full model, in place of evaluation.layers."
+    ),
 ]
 Optimiser = Annotated[
     str,
@@ -76,10 +82,18 @@ TimelineOf = Annotated[
         help="What --timeline shows; by default the slowest layer of the first plan.",
     ),
 ]
-Iterations = Annotated[int, typer.Option("--iterations", metavar="N", help="Iterations to run.", min=1)]
+Iterations = Annotated[
+    int | None,
+    typer.Option("--iterations", metavar="N", help="Iterations to run, in place of evaluation.iterations.", min=1),
+]
 Replays = Annotated[
     int | None,
-    typer.Option("--replay", metavar="N", help="Iterations that the event simulator replays; by default 3.", min=1),
+    typer.Option(
+        "--replay",
+        metavar="N",
+        help="Iterations that the event simulator replays, in place of validation.batches.",
+        min=1,
+    ),
 ]
 StartPlan = Annotated[
     str | None,
@@ -197,9 +211,13 @@ Ray = Annotated[
         "--ray",
         metavar="ADDRESS|local",
         help="Evaluate on all hosts of the Ray cluster at HOST:PORT, each with its own devices; auto is the one that "
-        "this machine is in, local starts one here. Needs pip install '.[ray]', of the same versions on all hosts.",
+        "this machine is in, local starts one here. Needs pip install '.\\[ray]', of the same versions on all hosts.",
         show_default=False,
     ),
+]
+Kind = Annotated[
+    str | None,
+    typer.Argument(metavar="machines|models|scenarios|exchanges|systems|formats", help="What to tell in a line each."),
 ]
 ResultFolder = Annotated[
     Path,
@@ -214,6 +232,7 @@ ReportFile = Annotated[
 Wide = Annotated[
     bool, typer.Option("--wide", help="Print all columns: stages, p95, the simulator, energy; best at 120 columns.")
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Tell no progress.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of an error.")]
 NewMachine = Annotated[
     str,

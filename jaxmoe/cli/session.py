@@ -1,29 +1,32 @@
-"""Shared frame of all commands: output folder, progress bars, Ctrl-C, one clear message for bad input, exit codes."""
+"""Shared frame of all commands: output folder, progress, Ctrl-C, one clear message for bad input, exit codes."""
 
 import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from jaxmoe.cli.earlier_results import LISTED, SUMMARY, EarlierResults, earlier_results
 from jaxmoe.config import ModelConfig, load_model, load_scenario, told_reading
 from jaxmoe.config.hardware_space import read_space
 from jaxmoe.errors import InputError
 from jaxmoe.files import atomic_write
+from jaxmoe.memory import peak_memory
 from jaxmoe.run_folders import FolderLock, locked
 
 if TYPE_CHECKING:
@@ -163,9 +166,10 @@ class OutputFolder:
         return self._files[-1]
 
     def write_json(self, name: str, data: dict[str, Any]) -> None:
-        """Write a JSON file whole or not at all; the summary tells how it was made."""
-        target = self.target(name)
-        made = {"command_line": command_line.get(), LISTED: self._listed()} if name == SUMMARY else {}
+        """Write a JSON file whole or not at all; the summary tells how it was made, and the memory that took."""
+        target, made = self.target(name), {}
+        if name == SUMMARY:
+            made = {"command_line": command_line.get(), "peak_memory_B": peak_memory(), LISTED: self._listed()}
         text = json.dumps(data | made, indent=1, allow_nan=False)
         with atomic_write(target) as aside:
             aside.write_text(text + "\n", encoding="utf-8")
@@ -215,7 +219,7 @@ def errors_told(verbose: bool) -> Iterator[None]:
 
 @contextmanager
 def session(
-    out: Path, verbose: bool, command: str, resumes: bool = False, given: Iterable[Path] = ()
+    out: Path, verbose: bool, command: str, resumes: bool = False, given: Iterable[Path] = (), quiet: bool = False
 ) -> Iterator[tuple[OutputFolder, Interrupts]]:
     """Run a command in here: yields its output folder, and an object that checks for Ctrl-C.
 
@@ -223,7 +227,7 @@ def session(
     """
     folder = OutputFolder(out, command, resumes, given)
     try:
-        with errors_told(verbose), Interrupts() as interrupts, folder:
+        with errors_told(verbose), Interrupts() as interrupts, folder, progress_lines(quiet):
             yield folder, interrupts
             interrupts.check()
     except KeyboardInterrupt:
@@ -254,9 +258,12 @@ def runs(
 
     def with_body(signature: Callable) -> Callable:
         @wraps(signature)
-        def command(out: Path, verbose: bool, **given: Any) -> None:
-            name = signature.__name__.replace("_", " ")
-            with session(out, verbose, name, resumes, _files_in(given)) as (folder, interrupts):
+        def command(out: Path | None, verbose: bool, quiet: bool, **given: Any) -> None:
+            name, files = signature.__name__.replace("_", " "), _files_in(given)
+            with (
+                kept_or_not(out) as path,
+                session(path, verbose, name, resumes, files, quiet) as (folder, interrupts),
+            ):
                 if check is not None and not _is_pipe(given["config"]):
                     check(given["config"])
                 if scenario and not _is_pipe(given["config"]):
@@ -285,25 +292,84 @@ def _files_in(given: dict[str, Any]) -> list[Path]:
     return [Path(str(one).rpartition("=")[2]) for one in values if isinstance(one, str | Path)]
 
 
+@contextmanager
+def kept_or_not(out: Path | None) -> Iterator[Path]:
+    """The folder of results, or one that is gone afterwards where what is printed is all that was asked for."""
+    if out is not None:
+        yield out
+        return
+    with TemporaryDirectory() as scratch:
+        yield Path(scratch)
+
+
 def _is_pipe(path: Path) -> bool:
     return path.exists() and not path.is_file()
 
 
-# Progress bars on a terminal, silence elsewhere.
+# Progress: bars on a terminal, a line now and then elsewhere, nothing with `--quiet`.
+
+LINE_EVERY_S = 10.0
+
+
+@dataclass
+class _Shown:
+    """What a run tells of its progress, and what it is at."""
+
+    bars: bool = False
+    at: str = "reading"
+
+
+_shown: ContextVar[_Shown] = ContextVar("_shown")
+
+
+@contextmanager
+def progress_lines(quiet: bool) -> Iterator[None]:
+    """While a command runs in here, tell every `LINE_EVERY_S` what it is at, where there is no terminal for bars."""
+    console, done = messages(), threading.Event()
+    shown, start = _Shown(bars=console.is_terminal and not quiet), time.monotonic()
+
+    def tell() -> None:
+        while not done.wait(LINE_EVERY_S):
+            console.print(escape(f"{time.monotonic() - start:.0f} s: {shown.at}"))
+
+    before = _shown.set(shown)
+    teller = threading.Thread(target=tell, daemon=True)
+    if not (quiet or console.is_terminal):
+        teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        if teller.is_alive():
+            teller.join()
+        _shown.reset(before)
 
 
 @contextmanager
 def progress_bars(check: Callable[[], None]) -> Iterator["Report"]:
     """One bar for each stage that is reported; they go when all is done. Every report calls `check` as well."""
-    console = messages()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+    with bars_of(columns) as (bars, at):
+        tasks: dict[str, TaskID] = {}
 
         def report(stage: str, done: int, total: int) -> None:
             check()
+            at(stage, done, total)
             if stage not in tasks:
                 tasks[stage] = bars.add_task(stage, total=total)
             bars.update(tasks[stage], completed=done, total=total)
 
         yield report
+
+
+@contextmanager
+def bars_of(columns: Sequence[ProgressColumn]) -> Iterator[tuple[Progress, "Report"]]:
+    """Bars of these columns, where a command shows any, and what tells the progress for its lines."""
+    shown = _shown.get(_Shown())
+
+    def at(stage: str, done: int, total: int) -> None:
+        shown.at = f"{stage}, {done} of {total}"
+
+    with Progress(*columns, console=messages(), transient=True, disable=not shown.bars) as bars:
+        yield bars, at
+    shown.at = "writing"

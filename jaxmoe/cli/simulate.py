@@ -17,11 +17,12 @@ from jaxmoe.cli.comparison_output import (
 )
 from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
 from jaxmoe.cli.timeline import ShownLayer, check_target, write_layer, write_layers
-from jaxmoe.config import element_bytes
-from jaxmoe.experiment.inputs import Inputs, OptionError, read_inputs
+from jaxmoe.config import Scenario, element_bytes, load_scenario
+from jaxmoe.experiment.inputs import Inputs, OptionError, inputs_of
 from jaxmoe.experiment.simulation import (
     Simulation,
     batch_at,
+    check_iterations,
     iterations_of,
     mean_stages,
     simulate,
@@ -43,7 +44,7 @@ def run(
     interrupts: Interrupts,
     config: Path,
     plan: str | None,
-    iterations: int,
+    iterations: int | None,
     replay: int | None,
     trace: Path | None,
     history: Path | None,
@@ -56,10 +57,13 @@ def run(
     with StageTimer() as clock:
         with clock.stage("load"):
             check_target(timeline, None)
-            replays = _replays(replay, iterations)
-            inputs = read_inputs(config, overrides, trace, layers)
-            seen = None if history is None else read_inputs(config, overrides, history, layers).trace
-            steps = iterations_of(inputs, iterations, seen)
+            given = [] if iterations is None else [f"evaluation.iterations={iterations}"]
+            scenario = load_scenario(config, [*(overrides or ()), *given])
+            replays = _replays(replay, scenario)
+            check_iterations(scenario, trace, layers)
+            inputs = inputs_of(scenario, trace, layers)
+            seen = None if history is None else inputs_of(scenario, history, layers).trace
+            steps = iterations_of(inputs, scenario.evaluation.iterations, seen)
             strategy = _plan(inputs, plan, steps.history)
         with progress_bars(interrupts.check) as report:
             simulation = simulate(inputs, strategy, steps, replays, clock, report)
@@ -75,11 +79,12 @@ def run(
         print_warnings(_warnings(inputs, simulation))
 
 
-def _replays(replay: int | None, iterations: int) -> int:
-    """Number of iterations to replay in the simulator: `replay`, or at most 3 by default."""
+def _replays(replay: int | None, scenario: Scenario) -> int:
+    """Number of iterations to replay in the simulator: `replay`, or as many as batches are validated on."""
+    iterations = scenario.evaluation.iterations
     if replay is not None and replay > iterations:
         raise OptionError(f"--replay is {replay}, expected at most --iterations, {iterations}")
-    return min(3, iterations) if replay is None else replay
+    return min(scenario.validation.batches, iterations) if replay is None else replay
 
 
 def _plan(inputs: Inputs, plan: str | None, history: GatingTrace) -> Strategy:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
-from jaxmoe.cli.session import Interrupts, OutputFolder, messages
+from jaxmoe.cli.session import Interrupts, OutputFolder, bars_of
 from jaxmoe.cli.sweep_answers import draw_map, map_axes, print_limits, tell_effects
 from jaxmoe.config import Scenario, element_bytes
 from jaxmoe.errors import InputError
@@ -108,7 +108,6 @@ def _elasticities(study: Study, sweep: Sweep, folder: OutputFolder, interrupts: 
 @contextmanager
 def _bar(interrupts: Interrupts) -> Iterator[Report]:
     """Points done, their rate and the time left, on a terminal; every report checks for Ctrl-C."""
-    console = messages()
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -117,11 +116,12 @@ def _bar(interrupts: Interrupts) -> Iterator[Report]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+    with bars_of(columns) as (bars, at):
         task = bars.add_task("points", total=None, rate="")
 
         def report(done: int, total: int) -> None:
             interrupts.check()
+            at("points", done, total)
             speed = bars.tasks[0].speed
             bars.update(task, completed=done, total=total, rate="" if not speed else f"{speed:.0f} points/s")
 

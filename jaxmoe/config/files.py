@@ -1,6 +1,7 @@
 """Files of configuration: YAML as plain data, with numbers such as 5e9; the base of a file; shipped files."""
 
 import difflib
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -210,6 +211,25 @@ def shipped() -> Path:
 def named_files(folder: Path) -> dict[str, Path]:
     """The YAML files of a folder by name."""
     return {file.name.removesuffix(".yaml"): file for file in sorted(folder.glob("*.yaml"))}
+
+
+def shipped_names(folder: str) -> dict[str, Path]:
+    """The shipped files of a folder by the names that find them, such as `hd_moe/mixtral-8x7b_4x4_5TFLOPs_50GBps`."""
+    top = shipped() / folder
+    return {file.relative_to(top).as_posix().removesuffix(".yaml"): file for file in sorted(top.rglob("*.yaml"))}
+
+
+def comment_of(path: Path) -> str:
+    """The first sentence of the comment that a file begins with, empty without one."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    return re.split(r"(?<!Fig)(?<=\.) ", " ".join(line.lstrip("# ") for line in lines))[0]
+
+
+def read_with_base(path: Path) -> dict[str, object]:
+    """What a file says together with its base, before anything is checked or names in it are followed."""
+    draft = Draft({}, ConfigSource(label_of(path), path.parent))
+    put_file(draft, (), path)
+    return draft.data
 
 
 def find_file(path: str | Path, folder: str) -> Path:

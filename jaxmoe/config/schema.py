@@ -169,16 +169,26 @@ class StrategiesConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """The batches on which every plan is evaluated."""
+    """The batches on which every plan is evaluated, the iterations of systems, and the layers that stand for all."""
 
     batches: Count = Field(default=64, description="the number of batches that a plan is evaluated on", examples=[64])
+    iterations: Count = Field(
+        default=100, description="the number of iterations that jaxmoe simulate runs a system over", examples=[100]
+    )
     seed: Seed = Field(default=1, description="the seed that draws these batches", examples=[1])
+    layers: Annotated[tuple[int, ...], Field(min_length=1, strict=False)] | None = Field(
+        default=None,
+        description="the layers that a run has unless --layers names others, as numbered in the model, or null for all",
+        examples=[[0, 8, 16]],
+    )
 
 
 class ValidationConfig(Section):
     """The replay in the event simulator."""
 
-    batches: Count = Field(default=2, description="the number of evaluation batches to replay", examples=[2])
+    batches: Count = Field(
+        default=2, description="the number of evaluation batches, or iterations of a system, to replay", examples=[2]
+    )
 
 
 def _schedule(name: str) -> str:
@@ -266,6 +276,14 @@ class Scenario(Section):
         parts = plan in DIVIDING or (plan.startswith("regions_") and plan in STRATEGIES)
         whole = plan.startswith("hybrid") and self.strategies.hybrid_regions == self.hardware.num_nodes
         check_together(self.system, self.schedule, _micro_batches(self.schedule), parts and not whole)
+        return self
+
+    @model_validator(mode="after")
+    def _has_the_layers(self) -> "Scenario":
+        known, layers = self.model.moe_layer_ids.ids, self.evaluation.layers
+        if layers is not None and not {*layers} <= {*known}:
+            expected = f"layers with experts of {self.model.name}, {known[0]} to {known[-1]}"
+            raise RuleError(("evaluation", "layers"), [*layers], expected, "Write some of these, or null for all")
         return self
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ from jaxmoe.experiment.inputs import Inputs, OptionError
 from jaxmoe.experiment.stage_timer import Report, StageTimer
 from jaxmoe.experiment.strategies import GATHERED, REGIONS, TUNED, Strategy, strategy
 from jaxmoe.experiment.validation import fitted_gamma
+from jaxmoe.extras import install_command
 from jaxmoe.placement import PlanError
 from jaxmoe.registry import OPTIMISERS
 from jaxmoe.threads import beside, side_by_side
@@ -57,7 +58,8 @@ def check_optimiser(name: str) -> None:
         raise OptionError(f"--optimiser is {name!r}, expected one of {', '.join(OPTIMISERS)}")
     for package, extra in OPTIMISERS[name].needs.items():
         if find_spec(package) is None:
-            raise OptionError(f"--optimiser {name} needs {package}; install it with: pip install 'jaxmoe[{extra}]'")
+            install = install_command(extra, package)
+            raise OptionError(f"--optimiser {name} needs {package}; install it with: {install}")
 
 
 def search(

@@ -38,6 +38,7 @@ from jaxmoe.traces import (
     synthetic_trace,
 )
 from jaxmoe.traces.synthesis import GatingProcess, preset_process, read_process, sample_trace
+from jaxmoe.traces.synthetic import SEQUENCE_TOKENS
 from jaxmoe.tune.problem import suited
 from jaxmoe.tune.settings import HYBRIDS
 
@@ -170,7 +171,7 @@ def inputs_of(scenario: Scenario, trace: Path | None = None, layers: str | None 
     Numbers of the scenario may be JAX tracers where only the machine and its costs depend on them.
     """
     moe = build_model(scenario.model)
-    layer_ids = _chosen_layers(layers, moe)
+    layer_ids = chosen_layers(layers, scenario, moe)
     if trace is None and isinstance(scenario.workload.trace, FileTrace):
         trace = Path(scenario.workload.trace.path)
     gating = _drawn(scenario, moe, layer_ids) if trace is None else _recorded(trace, moe)
@@ -221,9 +222,29 @@ def hints_of(model: str | None) -> Hints:
     return _hints(build_model(load_model(model, "--model")))
 
 
-def _chosen_layers(text: str | None, moe: MoEModel) -> tuple[int, ...]:
+def drawn_sequences(workload: WorkloadConfig) -> tuple[int, np.ndarray, np.ndarray | None] | None:
+    """Tokens of a trace that is still to be drawn, the first of every sequence, and every token's phase, if told.
+
+    `None` for a recorded trace.
+    """
+    match workload.trace:
+        case FileTrace():
+            return None
+        case ProcessTrace(path=path) as drawn:
+            process = read_process(Path(path))
+        case PresetTrace(preset=name) as drawn:
+            process = preset_process(name)
+        case trace:
+            return trace.tokens, np.arange(0, trace.tokens, SEQUENCE_TOKENS), None
+    deal = process.requests.deal(drawn.tokens, drawn.seed)
+    return drawn.tokens, deal.seq_start, deal.phases()
+
+
+def chosen_layers(text: str | None, scenario: Scenario, moe: MoEModel) -> tuple[int, ...]:
+    """The layers that `--layers` names, else those of the scenario, else all MoE layers. Raises `OptionError`."""
     if text is None:
-        return moe.moe_layer_ids
+        stated = scenario.evaluation.layers
+        return moe.moe_layer_ids if stated is None else tuple(sorted({*stated}))
     try:
         chosen = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:

@@ -18,6 +18,7 @@ import jax
 
 from jaxmoe.experiment.parametric import ParametricRun
 from jaxmoe.experiment.strategies import Strategy
+from jaxmoe.extras import install_command
 from jaxmoe.sweep.compile_groups import Group, Refused
 from jaxmoe.sweep.evaluation import Evaluated, Measured, SweepEvaluator, most_points
 from jaxmoe.sweep.points import Point, SweepError
@@ -33,7 +34,7 @@ Answer = tuple[list[tuple[slice, Measured]], int, int, str]
 def check_address(address: str) -> None:
     """Raise `SweepError` where `ray` is missing, or nothing listens at the address: Ray would try for minutes."""
     if find_spec("ray") is None:
-        raise SweepError("--ray needs ray; install it with: pip install 'jaxmoe[ray]'")
+        raise SweepError(f"--ray needs ray; install it with: {install_command('ray', 'ray')}")
     if address in ("local", "auto"):
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")

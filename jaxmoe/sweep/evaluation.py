@@ -1,6 +1,5 @@
 """Groups of points evaluated in chunks: one compiled function of the numbers, over all local devices."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +16,7 @@ from jaxmoe.errors import InputError
 from jaxmoe.experiment.metrics import Measured, Outcome, busy_by_kind
 from jaxmoe.experiment.parametric import ParametricRun, outcome_at
 from jaxmoe.experiment.simulation import iterations_of, setting_of
+from jaxmoe.memory import device_memory
 from jaxmoe.methods import system_of
 from jaxmoe.registry import METRICS
 from jaxmoe.sweep.compile_groups import Group, Refused
@@ -92,7 +92,7 @@ class SweepEvaluator:
         mesh = Mesh(devices, ("point",))
         self._spread, self._same = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("point",), ()))
         if not self.memory_bytes:
-            self.memory_bytes = PART_OF_MEMORY * _memory()
+            self.memory_bytes = PART_OF_MEMORY * device_memory()
 
     def evaluated(self, groups: Iterable[Group | Refused]) -> Iterator[Evaluated]:
         """Metrics of all points of these groups, chunk by chunk."""
@@ -185,14 +185,6 @@ class SweepEvaluator:
 def _block(points: int) -> int:
     """Points of a device at once, where it has so many in all."""
     return max(part for part in range(1, min(points, TOGETHER) + 1) if points % part == 0)
-
-
-def _memory() -> float:
-    """Memory of the devices, or of the machine where they share its own, B."""
-    stats = [device.memory_stats() or {} for device in jax.local_devices()]
-    if all("bytes_limit" in each for each in stats):
-        return float(sum(each["bytes_limit"] for each in stats))
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 # Points that are systems: rolled out over iterations, as `jaxmoe simulate` does, and measured as others are.

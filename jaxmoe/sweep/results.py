@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxmoe.config.keys import is_number
 from jaxmoe.experiment.metrics import SEARCHED, Row, columns
+from jaxmoe.extras import install_command
 from jaxmoe.files import atomic_write
 from jaxmoe.registry import METRICS
 from jaxmoe.sweep.analysis import Elasticities
@@ -33,7 +34,7 @@ AFTER = ("busiest_kind", "busiest_index", "comparable", "note", "jaxmoe_version"
 def check_installed() -> None:
     """Raise `SweepError` where the package that writes results is missing."""
     if find_spec("pyarrow") is None:
-        raise SweepError("jaxmoe sweep needs pyarrow; install it with: pip install 'jaxmoe[sweep]'")
+        raise SweepError(f"jaxmoe sweep needs pyarrow; install it with: {install_command('sweep', 'pyarrow')}")
 
 
 @dataclass

@@ -3,6 +3,7 @@ from .batches import expert_counts as expert_counts
 from .batches import merge_tokens as merge_tokens
 from .batches import over_batches as over_batches
 from .batches import request_batches as request_batches
+from .batches import request_windows as request_windows
 from .batches import sample_batches as sample_batches
 from .batches import successive_batches as successive_batches
 from .batches import topic_batches as topic_batches

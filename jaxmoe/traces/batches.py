@@ -220,19 +220,8 @@ def request_batches(trace: GatingTrace, requests: int, steps: int, seed: int) ->
     with fewer windows.
     """
     sequence = np.searchsorted(trace.seq_start, np.arange(trace.num_tokens), side="right") - 1
-    usable = np.ones(trace.num_tokens, bool) if trace.phase is None else trace.phase != 0
-    counted = np.cumsum(usable) - 1
-    first = np.concatenate([[0], np.cumsum(np.bincount(sequence[usable], minlength=len(trace.seq_start)))])
-    place = counted - first[sequence]
-    length = np.diff(first)[sequence]
-    opens = np.flatnonzero(usable & (place % steps == 0) & (place + steps <= length))
-    if len(opens) < requests:
-        raise TraceError(
-            f"a batch of {requests} requests of {steps} tokens each is more than the {len(opens)} in the trace of "
-            f"{trace.num_tokens} tokens; use a smaller batch, fewer iterations or a longer trace"
-        )
-    chosen = opens[np.argsort(place[opens] // steps, kind="stable")[:requests]]
-    picked = np.sort(chosen)[None] + np.arange(steps)[:, None]
+    chosen = request_windows(trace.num_tokens, trace.seq_start, trace.phase, requests, steps)
+    picked = chosen[None] + np.arange(steps)[:, None]
     seen = np.ones(trace.num_tokens, bool)
     seen[picked.ravel()] = False
     opened = np.full(len(trace.seq_start), trace.num_tokens)
@@ -240,6 +229,31 @@ def request_batches(trace: GatingTrace, requests: int, steps: int, seed: int) ->
     return _picked_batches(trace, picked, np.random.default_rng(seed), False), seen & (
         np.arange(trace.num_tokens) < opened[sequence]
     )
+
+
+def request_windows(
+    tokens: int,
+    seq_start: Int[np.ndarray, " sequence"],
+    phase: Int[np.ndarray, " token"] | None,
+    requests: int,
+    steps: int,
+) -> Int[np.ndarray, " request"]:
+    """The first token of every window of `request_batches`, ascending, of which what was chosen need not be known.
+
+    Raises `TraceError` for a trace with fewer windows.
+    """
+    sequence = np.searchsorted(seq_start, np.arange(tokens), side="right") - 1
+    usable = np.ones(tokens, bool) if phase is None else phase != 0
+    first = np.concatenate([[0], np.cumsum(np.bincount(sequence[usable], minlength=len(seq_start)))])
+    place = np.cumsum(usable) - 1 - first[sequence]
+    length = np.diff(first)[sequence]
+    opens = np.flatnonzero(usable & (place % steps == 0) & (place + steps <= length))
+    if len(opens) < requests:
+        raise TraceError(
+            f"a batch of {requests} requests of {steps} tokens each is more than the {len(opens)} in the trace of "
+            f"{tokens} tokens; use a smaller batch, fewer iterations or a longer trace"
+        )
+    return np.sort(opens[np.argsort(place[opens] // steps, kind="stable")[:requests]])
 
 
 def _picked_batches(trace: GatingTrace, picked: np.ndarray, rng: np.random.Generator, numbered: bool) -> Batch:

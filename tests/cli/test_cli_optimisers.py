@@ -88,5 +88,5 @@ def test_bayesian_search_says_how_to_get_it(run, scenario, out, monkeypatch):
     monkeypatch.setattr(comparison, "find_spec", lambda name: None)
     result = run("tune", scenario, "--optimiser", "milp-bayes", "--out", out)
     assert result.exit_code == 2
-    assert "pip install 'jaxmoe[bayes]'" in result.stderr
+    assert "pip install '.[bayes]'" in result.stderr
     assert not out.parent.exists()

@@ -13,6 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from jaxmoe.extras import install_command
 from jaxmoe.report.html.blocks import Block, Folded, FoldedProse, Picture, Prose, ReportError
 from jaxmoe.report.html.page import Page
 
@@ -80,7 +81,9 @@ def gallery(folder: Path, target: Path) -> Page:
     `target` is where the page will be: links lead from there. Raises `ReportError` for a picture that cannot be read.
     """
     if find_spec("markdown_it") is None:
-        raise ReportError("a gallery needs markdown-it-py; install it with: pip install 'jaxmoe[report]'")
+        raise ReportError(
+            f"a gallery needs markdown-it-py; install it with: {install_command('report', 'markdown-it-py')}"
+        )
     studies = [StudyFolder(path, _read(path)) for path in sorted(folder.glob(f"*/{README}"))]
     drawn = sorted(path.resolve() for path in (folder.resolve().parent / "figures").glob("*.png"))
     _with_pictures(studies, drawn)

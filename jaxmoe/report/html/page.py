@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from jaxmoe.extras import install_command
 from jaxmoe.files import atomic_write
 from jaxmoe.report.html.blocks import Block, Cell, Figure, Folded, FoldedProse, Picture, Prose, ReportError, TableBlock
 from jaxmoe.report.style import digits
@@ -32,7 +33,7 @@ class Page:
 def check_installed() -> None:
     """Raise `ReportError` where Plotly is missing."""
     if find_spec("plotly") is None:
-        raise ReportError("jaxmoe report needs plotly; install it with: pip install 'jaxmoe[report]'")
+        raise ReportError(f"jaxmoe report needs plotly; install it with: {install_command('report', 'plotly')}")
 
 
 def write_page(path: Path, page: Page) -> None:

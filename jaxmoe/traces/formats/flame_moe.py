@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxmoe.extras import install_command
 from jaxmoe.files import atomic_write
 from jaxmoe.traces.formats.expert_choices import (
     RecordedSequence,
@@ -124,7 +125,7 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow  # not a dependency of the package
         import pyarrow.parquet
     except ImportError:
-        raise TraceError("Parquet needs pyarrow; install jaxmoe[traces]") from None
+        raise TraceError(f"Parquet needs pyarrow; install it with: {install_command('traces', 'pyarrow')}") from None
     return pyarrow, pyarrow.parquet
 
 

@@ -1,0 +1,29 @@
+"""Extras of this package that are not installed: the command that installs one, here."""
+
+from importlib.metadata import requires
+from pathlib import Path
+
+
+def install_command(extra: str, package: str) -> str:
+    """The command that installs a package, with what else is in the extra of it.
+
+    It is of the clone that jaxmoe runs from, where it does, else of packages by name. The extra may be another
+    package's.
+    """
+    clone, needed = Path(__file__).resolve().parents[1], _needed(extra)
+    if not needed:
+        return f"pip install '{package}'"
+    if (clone / "pyproject.toml").is_file():
+        return f"pip install '{'.' if clone == Path.cwd() else clone}[{extra}]'"
+    return "pip install " + " ".join(f"'{each}'" for each in needed)
+
+
+def _needed(extra: str) -> list[str]:
+    """Requirements of an extra, those of extras that it names among them."""
+    found: list[str] = []  # "plotly>=6; extra == 'report'", "jaxmoe[sweep]; extra == 'ray'"
+    for line in requires("jaxmoe") or []:
+        requirement, _, marker = (part.strip() for part in line.partition(";"))
+        if extra in marker.replace("'", '"').split('"')[1::2]:
+            inner = requirement.removeprefix("jaxmoe[")
+            found += [requirement] if inner == requirement else _needed(inner.removesuffix("]"))
+    return found
