@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from jaxmoe.cli.session import messages
+from jaxmoe.cli.progress import messages
 from jaxmoe.config import unstated_energy
 from jaxmoe.experiment.comparison import BestExchange, Comparison
 from jaxmoe.experiment.inputs import Inputs

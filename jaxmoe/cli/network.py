@@ -12,7 +12,8 @@ from rich.table import Table
 
 from jaxmoe.cli.comparison_figures import draw_scatter
 from jaxmoe.cli.comparison_output import print_table
-from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
+from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.config import HardwareConfig, build_time_model, build_topology, load_hardware, resolved
 from jaxmoe.des import fabric_of
 from jaxmoe.des.traffic import Order

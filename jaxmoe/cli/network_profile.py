@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from jaxmoe.cli.comparison_output import print_table, print_warnings
-from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
+from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.config import build_topology, load_hardware, resolved
 from jaxmoe.des import fabric_of
 from jaxmoe.experiment.inputs import OptionError

@@ -15,7 +15,8 @@ from jaxmoe.cli.comparison_output import (
     print_table,
     print_warnings,
 )
-from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
+from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.cli.timeline import ShownLayer, check_target, write_layer, write_layers
 from jaxmoe.config import Scenario, element_bytes, load_scenario
 from jaxmoe.experiment.inputs import Inputs, OptionError, inputs_of

@@ -11,7 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.table import Table
 
 from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
-from jaxmoe.cli.session import Interrupts, OutputFolder, bars_of
+from jaxmoe.cli.progress import bars_of
+from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.cli.sweep_answers import draw_map, map_axes, print_limits, tell_effects
 from jaxmoe.config import Scenario, element_bytes
 from jaxmoe.errors import InputError

@@ -10,7 +10,8 @@ import typer
 from jaxmoe.cli import tune_hardware
 from jaxmoe.cli.comparison_figures import draw_comparison, draw_tuning
 from jaxmoe.cli.comparison_output import comparison_warnings, print_comparison, print_topics, print_warnings
-from jaxmoe.cli.session import INTERRUPTED, Interrupts, OutputFolder, progress_bars
+from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.session import INTERRUPTED, Interrupts, OutputFolder
 from jaxmoe.config import element_bytes
 from jaxmoe.experiment.comparison import (
     Comparison,

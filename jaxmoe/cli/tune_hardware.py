@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from jaxmoe.cli.comparison_output import new_table, print_table, print_warnings
-from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
+from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.config import Scenario, element_bytes, resolved
 from jaxmoe.config.hardware_space import SYSTEM, read_space
 from jaxmoe.config.loader import override_values

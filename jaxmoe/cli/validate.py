@@ -7,7 +7,8 @@ from rich.table import Table
 
 from jaxmoe.cli.comparison_figures import draw_scatter
 from jaxmoe.cli.comparison_output import exchange_names, print_memory, print_table, print_warnings
-from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
+from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.cli.timeline import check_target, chosen_layer, write_timeline
 from jaxmoe.config import Scenario, element_bytes
 from jaxmoe.experiment.evaluation import unwitnessed

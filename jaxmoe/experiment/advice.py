@@ -17,7 +17,7 @@ from jaxmoe.config import Scenario, build_layer_model, build_model
 from jaxmoe.config.build import build_even_parts
 from jaxmoe.engine import Decisions, EvenParts, Layer
 from jaxmoe.engine.copies import ReplicaModel, replica_model
-from jaxmoe.experiment.confidence import LEVEL, SampledGain
+from jaxmoe.experiment.confidence import SampledGain
 from jaxmoe.experiment.rebalancing import (
     Policy,
     moving_seconds,
@@ -321,16 +321,12 @@ def alternatives(case: Case, slots: Slots, windows: Windows) -> dict[str, float]
 
 def advice_report(advice: Advice, ranks: int) -> dict[str, Any]:
     """The advice and all outcomes for `summary.json`; times in seconds."""
-    base, sampled = advice.outcomes[0], advice.sampled
-    needed = None if sampled.is_sure or np.isinf(sampled.tokens_to_settle) else sampled.tokens_to_settle
+    base = advice.outcomes[0]
     return {
         "advice": advice.sentence,
         "action": advice.chosen.action.name,
         "gain": advice.gain,
-        "sampled_gain": {"mean": sampled.mean, "interval": sampled.interval, "level": LEVEL},
-        "confidence": sampled.confidence,
-        "tokens": sampled.tokens,
-        "tokens_to_settle": needed,
+        **advice.sampled.report(),
         "break_even_steps": None if np.isinf(advice.break_even) else advice.break_even,
         "moving_s": advice.moving,
         "moving_B": advice.moved_bytes,

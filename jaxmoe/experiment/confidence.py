@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -83,6 +84,17 @@ class SampledGain:
         needed = self.tokens_to_settle
         settled = "no number settles it" if np.isinf(needed) else f"about {float(f'{needed:.2g}'):,.0f} would settle it"
         return f"low confidence: the sample has {self.tokens:,.0f} tokens, {settled}"
+
+    def report(self) -> dict[str, Any]:
+        """For `summary.json`; `None` for what a sample does not tell."""
+        ends = [None if np.isinf(end) else end for end in self.interval]
+        needed = None if self.is_sure or np.isinf(self.tokens_to_settle) else self.tokens_to_settle
+        return {
+            "sampled_gain": {"mean": self.mean, "interval": ends, "level": LEVEL},
+            "confidence": self.confidence,
+            "tokens": self.tokens,
+            "tokens_to_settle": needed,
+        }
 
 
 def whole_steps(

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from jaxmoe import extras
-from jaxmoe.cli import session
+from jaxmoe.cli import progress
 from jaxmoe.placement.engine_files import write_slot_plan
 from jaxmoe.placement.slots import SlotPlan
 
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_a_line_now_and_then_tells_what_a_run_is_at(capsys, monkeypatch, quiet):
-    monkeypatch.setattr(session, "LINE_EVERY_S", 0.02)
-    with session.progress_lines(quiet):
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.02)
+    with progress.progress_lines(quiet):
         time.sleep(0.1)
-        with session.progress_bars(lambda: None) as report:
+        with progress.progress_bars(lambda: None) as report:
             report("roll out", 2, 3)
             time.sleep(0.2)
     told = capsys.readouterr().err.splitlines()
@@ -31,8 +31,8 @@ def test_a_line_now_and_then_tells_what_a_run_is_at(capsys, monkeypatch, quiet):
 
 
 def test_lines_end_with_the_run(capsys, monkeypatch):
-    monkeypatch.setattr(session, "LINE_EVERY_S", 0.02)
-    with pytest.raises(ZeroDivisionError), session.progress_lines(False):
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.02)
+    with pytest.raises(ZeroDivisionError), progress.progress_lines(False):
         raise ZeroDivisionError
     capsys.readouterr()
     time.sleep(0.1)

@@ -8,7 +8,8 @@ import numpy as np
 import typer
 
 from jaxmoe.cli.comparison_output import new_table, print_table
-from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
+from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.cli.trace.pictures import draw_comparison
 from jaxmoe.cli.trace.stats import source_report
 from jaxmoe.experiment.inputs import OptionError, Source, read_file

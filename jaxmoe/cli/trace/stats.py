@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from jaxmoe.cli.comparison_output import new_table, print_table
-from jaxmoe.cli.session import Interrupts, OutputFolder, progress_bars
+from jaxmoe.cli.progress import progress_bars
+from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.cli.trace.pictures import draw_statistics
 from jaxmoe.experiment.inputs import OptionError, Source, read_files
 from jaxmoe.experiment.stage_timer import StageTimer

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxmoe.cli.comparison_output import new_table, print_table
-from jaxmoe.cli.session import Interrupts, OutputFolder, messages, progress_bars
+from jaxmoe.cli.progress import messages, progress_bars
+from jaxmoe.cli.session import Interrupts, OutputFolder
 from jaxmoe.experiment.inputs import hints_of
 from jaxmoe.experiment.stage_timer import StageTimer
 from jaxmoe.experiment.summary import surroundings
