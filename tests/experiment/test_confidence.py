@@ -1,5 +1,7 @@
 """Confidence from a sample: intervals over windows, and the tokens that would settle a doubt."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -47,6 +49,12 @@ def test_the_tokens_that_settle_a_doubt_do_so():
     more = int(np.ceil(1.3 * doubtful.tokens_to_settle / 100))  # a window has 100 tokens
     assert gain_of(rng.permutation(0.02 + 0.05 * np.resize([1, -1], more - more % 2))).is_sure
     assert gain_of([0.01, 0.03, -0.01]).tokens_to_settle > 1e12  # just as much as is worth it
+
+
+def test_a_report_has_no_number_for_what_a_single_window_does_not_tell():
+    report = gain_of([0.2]).report()
+    assert (report["sampled_gain"]["interval"], report["tokens_to_settle"]) == ([None, None], None)
+    json.dumps(report, allow_nan=False)
 
 
 def test_windows_become_whole_steps():
