@@ -82,9 +82,7 @@ def _exchanges() -> Iterator[Line]:
             continue
         about = _first_line(type(described)).removesuffix(".")
         if isinstance(described, Gather):
-            about += f", {_said_of(described.home, Gather)}" + "; routers copy and add up" * (
-                described.route != "unicast"
-            )
+            about += f", {_said_of(described.home, Gather)}; {_said_of(described.route, Gather)}"
         yield shown, about + "; has to know the batch" * (getattr(described, "knows", "nothing") == "batch")
 
 

@@ -51,8 +51,9 @@ class Gather:
     networks all nodes in turn); trees towards corners keep links busy evenly in both directions.
     `token_home`: the node where the token lives, visited or not.
 
-    A `tree` follows the machine's own paths to the home, `cross_tree` those of the other order of directions (meshes
-    only), `split_tree` each with half of every vector. Routers hold a chunk whole before they copy or add it.
+    `unicast`: a vector from every visited node. `tree`: along the machine's own paths, on which routers copy and add up.
+    `cross_tree`: along a tree of the other order of directions (meshes only). `split_tree`: along both trees, half of
+    every vector each. Routers hold a chunk whole before they copy or add it.
 
     Tokens move to a home other than `token_home` for free: where they lived before the gate chose is not paid for.
     """
