@@ -167,7 +167,7 @@ def plan_convert(
 ) -> None:
     """Write a placement of any format in another one, and tell what it cannot hold.
 
-    Example: jaxmoe plan convert map.json --to eplb --out runs/converted
+    Example: jaxmoe plan convert map.json --to eplb --out runs/converted_plan
     """
 
 
