@@ -100,7 +100,8 @@ def test_picture_and_summary_name_the_memory_level(bound_by_ddr, tmp_path, monke
     inputs, comparison = bound_by_ddr
     drawn = []
     monkeypatch.setattr(comparison_figures, "plot_breakdown", lambda *given: drawn.append(given[-1]))
-    comparison_figures.draw_comparison(OutputFolder(tmp_path), inputs, comparison)
+    with OutputFolder(tmp_path, "evaluate") as folder:
+        comparison_figures.draw_comparison(folder, inputs, comparison)
     told = comparison_report(inputs, comparison)["strategies"]
     for name in comparison.strategies:
         assert drawn[0][name] == told[name]["limit"] == told[name]["best_limit"] == "memory: ddr in compute"

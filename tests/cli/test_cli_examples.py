@@ -18,7 +18,7 @@ import typer
 from report_folders import write_evaluated
 
 from jaxmoe.cli.app import app
-from jaxmoe.config import load_scenario
+from jaxmoe.config import load_hardware, load_scenario
 from jaxmoe.placement import Placement, write_plan
 from jaxmoe.placement.engine_files import write_slot_plan
 from jaxmoe.placement.slots import SlotPlan
@@ -166,7 +166,9 @@ def test_examples_in_python_run():
 def test_the_scenario_of_a_page_loads(desk):
     for name in ("hardware", "models", "workloads"):
         (desk / name).symlink_to(ROOT / "configs" / name)
-    written, own_parts = fences(PAGES["configs"], "yaml")
+    written, machine, own_parts = fences(PAGES["configs"], "yaml")
+    (desk / "links.yaml").write_text(machine)
+    assert len(load_hardware(desk / "links.yaml").links) == 2
     assert "dragonfly" in own_parts
     (desk / "mine.yaml").write_text(written)
     assert load_scenario(desk / "mine.yaml").system.name == "hd_moe"

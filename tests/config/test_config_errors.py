@@ -140,8 +140,8 @@ BAD_FILES = {
     ),
     "no ends": (
         "hardware/mine.yaml",
-        "from: [1, 0], to: [0, 0], one_way: true",
-        "from: [1, 0]",
+        "to: [0, 0], one_way: true",
+        "one_way: true",
         ['links.1 is ["from"]', "from and to, or row, or column"],
     ),
     "no such column": (
