@@ -51,7 +51,7 @@ class Gather:
     networks all nodes in turn); trees towards corners keep links busy evenly in both directions.
     `token_home`: the node where the token lives, visited or not.
 
-    `unicast`: a vector from every visited node. `tree`: along the machine's own paths, on which routers copy and add up.
+    `unicast`: a vector from every visited node. `tree`: along the paths of the machine; routers copy and add up.
     `cross_tree`: along a tree of the other order of directions (meshes only). `split_tree`: along both trees, half of
     every vector each. Routers hold a chunk whole before they copy or add it.
 
