@@ -200,6 +200,8 @@ def errors_told(verbose: bool) -> Iterator[None]:
     """Bad input in here is one clear message, and exit code 2."""
     try:
         yield
+    except BrokenPipeError:  # of whoever reads what is printed, such as head: no error of ours
+        raise
     except (InputError, OSError) as error:
         if verbose:
             messages().print_exception()
