@@ -35,6 +35,8 @@ def earlier_results(folder: Path, record: dict[str, Any]) -> EarlierResults:
     Raises `InputError` for a summary that is not jaxmoe's.
     """
     summary = _summary(folder / SUMMARY)
+    if not record.get(LISTED):
+        record = {}  # that run ended before it had any result
     command = str((summary or record).get("command", "")).partition(" --")[0]
     listed = [found[LISTED] for found in (summary, record) if found and isinstance(found.get(LISTED), list)]
     if summary and LISTED not in summary:

@@ -134,6 +134,10 @@ class MeshConfig(MeshMachine):
         for index, link in enumerate(self.links):
             where: tuple[str | int, ...] = ("links", index)
             self._check_place(where, link)
+            if not link.directions(self.mesh_shape):
+                x, y = self.mesh_shape
+                alone = f"a row or column with links (the mesh is {x}x{y})"
+                raise RuleError(where, {"row": link.row, "column": link.column}, alone, "Leave this entry out")
             for ends in link.directions(self.mesh_shape):
                 if ends in seen:
                     remedy = "Merge the two entries for this link, or mark both with one_way: true"

@@ -48,15 +48,16 @@ def quantised(unquantised: float, quantisation: Mapping[str, Any], layer: int) -
     Hidden vectors keep the bytes of the model's data type, as they are quantised inside of a product only. Raises
     `QuantisationError` for a method that is not known.
     """
-    weight, targets = _weight_bytes(quantisation), _targets(quantisation)
+    widths = _widths(quantisation)
     ignored = [name for key in ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
                for name in _names(quantisation.get(key))]  # fmt: skip
 
     def width(kind: str) -> float:
         paths = [f"model.layers.{layer}.{module}" for module in MODULES[kind]]
-        if not any(_matches(target, path) for target in targets for path in paths):
+        if any(_matches(name, path) for name in ignored for path in paths):
             return unquantised
-        return unquantised if any(_matches(name, path) for name in ignored for path in paths) else weight
+        meant = (weight for target, weight in widths if any(_matches(target, path) for path in paths))
+        return next(meant, unquantised)
 
     return ElementBytes(
         experts=width("experts"),
@@ -79,8 +80,6 @@ def _weight_bytes(quantisation: Mapping[str, Any]) -> float:
         return (4 + 8 / 16) / 8
     if method == "bitsandbytes" and (quantisation.get("load_in_4bit") or quantisation.get("load_in_8bit")):
         return (4 + 32 / 64) / 8 if quantisation.get("load_in_4bit") else 1.0
-    if "config_groups" in quantisation:
-        return _grouped_bytes(next(iter(_mapping(quantisation["config_groups"]).values()), {}))
     bits = next((quantisation[key] for key in ("bits", "w_bit", "num_bits") if key in quantisation), None)
     if not _is_count(bits):
         raise QuantisationError(f"quantization_config.quant_method is {method!r}, whose bytes are not known")
@@ -88,9 +87,9 @@ def _weight_bytes(quantisation: Mapping[str, Any]) -> float:
     return (bits + ((16 + bits) / group if _is_count(group) else 0)) / 8  # a scale and a zero point for each group
 
 
-def _grouped_bytes(group: object) -> float:
-    """Bytes of a weight by the first group of `compressed-tensors`."""
-    weights = _mapping(_mapping(group).get("weights"))
+def _grouped_bytes(group: Mapping[str, Any]) -> float:
+    """Bytes of a weight by a group of `compressed-tensors`."""
+    weights = _mapping(group.get("weights"))
     bits, size = weights.get("num_bits"), weights.get("group_size")
     if not _is_count(bits):
         raise QuantisationError("quantization_config.config_groups names no weights.num_bits")
@@ -98,13 +97,15 @@ def _grouped_bytes(group: object) -> float:
     return (bits + (scale / size if _is_count(size) else 0)) / 8
 
 
-def _targets(quantisation: Mapping[str, Any]) -> list[str]:
-    """Patterns of the modules that are quantised at all."""
-    if str(quantisation.get("quant_method")).lower() == "mxfp4":
-        return [r"re:.*\.experts\."]
-    groups = _mapping(quantisation.get("config_groups")).values()
-    named = [name for group in groups for name in _names(_mapping(group).get("targets"))]
-    return named if named and "Linear" not in named else ["re:.*"]
+def _widths(quantisation: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Patterns of the modules that are quantised, each with the bytes of their weights; the first that fits counts."""
+    groups = [_mapping(group) for group in _mapping(quantisation.get("config_groups")).values()]
+    if not groups or quantisation.get("quant_algo"):  # where a method is named, groups repeat it
+        every = r"re:.*\.experts\." if str(quantisation.get("quant_method")).lower() == "mxfp4" else "re:.*"
+        return [(every, _weight_bytes(quantisation))]
+    listed = [(list(_names(group.get("targets"))), _grouped_bytes(group)) for group in groups]
+    by_name = [(name, weight) for names, weight in listed for name in names if name != "Linear"]
+    return by_name + [("re:.*", weight) for names, weight in listed if not names or "Linear" in names]
 
 
 def _cache_bytes(quantisation: Mapping[str, Any], unquantised: float) -> float:
@@ -117,7 +118,10 @@ def _cache_bytes(quantisation: Mapping[str, Any], unquantised: float) -> float:
 def _matches(pattern: str, path: str) -> bool:
     """Whether a module is meant: `re:` begins a regular expression, else whole names of the path, or `*`, are."""
     if pattern.startswith("re:"):
-        return re.match(pattern[3:], path) is not None
+        try:
+            return re.match(pattern[3:], path) is not None
+        except re.error as error:
+            raise QuantisationError(f"quantization_config has {pattern!r}, no regular expression ({error})") from None
     names = re.escape(pattern.strip(".")).replace(r"\*", ".*")
     return bool(pattern.strip(".")) and re.search(rf"(^|\.){names}(\.|$)", path) is not None
 

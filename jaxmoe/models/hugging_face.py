@@ -118,12 +118,18 @@ def _num_experts(fields: Fields) -> int:
 # Steps from one layer with experts to the next, by the field that states them: from the first layer, or by the last of
 # each step.
 FROM_FIRST = ("moe_layer_freq",)
+BLOCKS = "hybrid_override_pattern"
 BY_LAST = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval")
 
 
 def _moe_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
     """Layers with experts: those that no field takes out."""
     key, every = "moe_layer_ids", set(range(num_layers))
+    if fields.value(BLOCKS) is not None and not {key, "attention_layers"} <= fields.given.keys():
+        raise ModelError(
+            f"{fields.path(BLOCKS)} says of what kind each layer is, in letters that are not known; write --set "
+            f"model.{key}=[..] and model.attention_layers=NUMBER, or both in a YAML file with base: THIS_FILE"
+        )
     left = [every, *_stated_layers(fields, num_layers)]
     listed = fields.layers(key, "moe_layers", num_layers)
     listed = fields.layers(key, "moe_layers_enum", num_layers) if listed is None else listed
@@ -209,6 +215,8 @@ def _latent(fields: Fields, heads: int) -> LatentAttention:
 def _mixers(fields: Fields, num_layers: int) -> list[str] | None:
     """What mixes tokens in every layer, `attention` or another name; `None` where no field tells."""
     key, every = "attention_layers", range(num_layers)
+    if key in fields.given:
+        return None
     for name in ("layer_types", "layers_block_type"):
         if (kinds := fields.by_layer(key, name, num_layers)) is not None:
             return ["attention" if re.search("attention|hybrid", str(kind)) and "linear" not in str(kind) else str(kind)
@@ -243,6 +251,10 @@ def _bytes(fields: Fields, layer: int) -> ElementBytes:
         raise ModelError(f"{error}; write --set model.bytes.experts=NUMBER, or bytes in a YAML file") from None
 
 
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 FURTHER = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers")
 BESIDE = re.compile(r"vision|visual|audio|speech|image|video|vae|talker|code2wav")
 SIZES = re.compile(r"(size|dim|rank|width|heads|layers|experts|blocks|expand|state|kernel)s?$")
@@ -272,7 +284,7 @@ def _not_counted(fields: Fields, model: MoEModel, mixers: list[str] | None) -> I
         yield "the output gate of the attention"
     if model.vocabulary_size is None:
         yield f"embeddings (no field of {', '.join(VOCABULARY.names)})"
-    if windows := [kind for kind in fields.value("layer_types") or () if re.search("sliding|chunked", str(kind))]:
+    if windows := [kind for kind in _listed(fields.value("layer_types")) if re.search("sliding|chunked", str(kind))]:
         yield f"the window of {len(windows)} layers, which read the whole context here ({fields.path('layer_types')})"
     if unread := [path for name, path in _unread_sizes(fields) if not (others and OF_MIXERS.search(name))]:
         yield f"what these sizes belong to: {', '.join(unread)}"

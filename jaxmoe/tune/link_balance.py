@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int, Key
 from scipy.optimize import linear_sum_assignment
 
 from jaxmoe.engine import Layer
+from jaxmoe.extras import install_command
 from jaxmoe.relax import AbstractReduction, AbstractSupport, SmoothMax, geometric, sinkhorn
 from jaxmoe.traces import Batch, over_batches
 from jaxmoe.tune.descent import soft_hosts, typical_part
@@ -264,8 +265,8 @@ def _optuna() -> ModuleType:
         import optuna
     except ImportError:
         raise ImportError(
-            "Bayesian search over mappings needs optuna, which is not installed; pip install 'jaxmoe[bayes]', or "
-            "choose the link method annealing or sinkhorn"
+            "Bayesian search over mappings needs optuna, which is not installed; "
+            f"{install_command('bayes', 'optuna')}, or choose the link method annealing or sinkhorn"
         ) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna

@@ -175,3 +175,10 @@ def test_two_commands_in_one_folder(run, tmp_path, out):
     assert (result.exit_code, names(out)) == (2, ["slots.png", "summary.json"])
     assert "has results of jaxmoe plan show" in result.stderr
     assert run("plan", "show", *given).exit_code == 0
+
+
+def test_a_run_that_was_killed_before_its_first_file_keeps_nobody_out(write, out):
+    out.mkdir(parents=True, exist_ok=True)
+    (out / RECORD).write_text(json.dumps({"command": "tune", "result_files": []}))
+    write("plan show", "a.png")
+    assert names(out) == ["a.png", "summary.json"]

@@ -88,3 +88,9 @@ def test_a_row_or_a_column_of_links_has_one_entry(machine_file):
     machine_file.write_text(head + "links: [{row: 1, bandwidth_GB_per_s: 10}, {column: 2, bandwidth_GB_per_s: 20}]")
     row = {(3, 4): 10, (4, 3): 10, (4, 5): 10, (5, 4): 10}
     assert rates(machine_file) == row | {(2, 5): 20, (5, 2): 20}
+
+
+def test_a_row_without_links_is_refused(machine_file):
+    machine_file.write_text("mesh_shape: [3, 1]\nlink: {bandwidth_GB_per_s: 50}\nlinks: [{row: 0, latency_ns: 1}]\n")
+    with pytest.raises(ConfigError, match=r"links.0 is .*a row or column with links \(the mesh is 3x1\)"):
+        load_hardware(machine_file)

@@ -26,6 +26,19 @@ METHODS = {
         },
         (0.5, 2, 2),
     ),
+    "groups of different widths, attention first": (
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {
+                "a": {"targets": ["self_attn"], "weights": {"num_bits": 8, "type": "float"}},
+                "b": {
+                    "targets": ["re:.*experts\\.\\d+.*"],
+                    "weights": {"num_bits": 4, "type": "float", "group_size": 16},
+                },
+            },
+        },
+        ((4 + 8 / 16) / 8, 2, 1),
+    ),
     "attention left out by a part of the path": (
         {"quant_method": "fp8", "modules_to_not_convert": ["self_attn", "lm_head"]},
         (1, 1, 2),
@@ -66,4 +79,10 @@ def test_types(dtype):
 @pytest.mark.parametrize("quantisation", [{"quant_method": "magic"}, {}, {"quant_method": "awq", "bits": "four"}])
 def test_a_method_that_is_not_known_is_named(quantisation):
     with pytest.raises(QuantisationError, match=r"quantization_config\.quant_method is '"):
+        quantised(2.0, quantisation, layer=0)
+
+
+def test_a_pattern_that_is_none_is_told():
+    quantisation = {"quant_method": "fp8", "ignored_layers": ["re:(experts"]}
+    with pytest.raises(QuantisationError, match=r"re:\(experts.*no regular expression"):
         quantised(2.0, quantisation, layer=0)

@@ -253,6 +253,11 @@ BAD = {
     "in a section": ("dbrx", {"ffn_config": {"moe_num_experts": "x"}}, ['ffn_config.moe_num_experts is "x"']),
     "dense by number": ("qwen2-57b-a14b", {"num_experts": 0}, ["num_experts is 0", "the model is dense"]),
     "dense by null": ("deepseek-v2", {"n_routed_experts": None}, ["n_routed_experts is null", "dense"]),
+    "letters": (
+        "olmoe-1b-7b",
+        {"hybrid_override_pattern": "MEM*"},
+        ["hybrid_override_pattern", "model.moe_layer_ids="],
+    ),
     "long": ("dbrx", {"d_model": [0] * 100}, ["d_model is [0, 0", "...", "a whole number"]),
 }
 

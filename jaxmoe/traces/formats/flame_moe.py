@@ -6,7 +6,7 @@ list<float16>, a row for each token. The numbers come from the names: `layer_02`
 iteration 0. Layers count from 1, as Megatron's do, and `layer_ids` from 0. Every iteration is a sequence.
 Missing choices and the number of experts, without a hint the largest id + 1, are not in it.
 
-Reading and writing need pyarrow, the extra jaxmoe[traces].
+Reading and writing need pyarrow, the extra `traces`.
 """
 
 import re

@@ -80,7 +80,7 @@ class _Reader(pickle._Unpickler):  # in Python: the one in C allocates what a da
         """The storage that a tensor names."""
         what, kind, key, _, _ = pid
         if what != "storage" or kind not in STORAGES.values() or not (isinstance(key, str) and key.isdigit()):
-            raise _RefusedError(f"the storage {str(pid)[:60]}")
+            raise _RefusedError("a storage of another kind")
         return np.frombuffer(self._archive.read(f"{self._folder}data/{key}"), kind)
 
 
@@ -90,7 +90,7 @@ def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> np.
     if not (isinstance(storage, np.ndarray) and storage.ndim == 1 and len(shape) == len(strides)):
         raise _RefusedError("a tensor without a storage")
     if not all(type(size) is int and size >= 0 for size in sizes):
-        raise _RefusedError(f"a tensor of shape {shape} and strides {strides}")
+        raise _RefusedError("a tensor whose shape and strides are not whole numbers")
     last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     if math.prod(shape) > storage.size or (math.prod(shape) and last >= storage.size):
         raise _RefusedError(f"a tensor of shape {shape} in a storage of {storage.size}")
