@@ -223,7 +223,7 @@ def test_ctrl_c_leaves_nothing_behind(run, scenario, out, monkeypatch, verb, nam
 
 @pytest.mark.slow
 def test_ctrl_c_while_drawing_leaves_whole_files_only(run, scenario, out, monkeypatch):
-    monkeypatch.setattr("jaxmoe.cli.comparison_output.plot_breakdown", interrupt)
+    monkeypatch.setattr("jaxmoe.cli.comparison_figures.plot_breakdown", interrupt)
     result = run("evaluate", scenario, "--out", out)
     assert result.exit_code == 130
     assert "complete in" in result.stderr

@@ -179,9 +179,7 @@ def test_the_first_table_is_what_the_first_command_finds(desk):
     (call,) = typed(fences(PAGES[FIRST[0]], "sh")[FIRST[1]])
     as_a_user(f"from jaxmoe.cli.app import app\napp({call})", desk)
     found = json.loads((desk / "runs" / "quickstart" / "summary.json").read_text())["strategies"]
-    rows = re.findall(
-        r"^\|.*?`(tp|ep_balanced|hybrid_complete|tuned)` \|.*\| ([\d.]+) µs", PAGES["."].read_text(), re.M
-    )
+    rows = re.findall(r"^\|.*?`(tp|ep_balanced|hybrid_complete|tuned)` \| ([\d.]+) \|", PAGES["."].read_text(), re.M)
     assert len(rows) == 4
     for name, told in rows:
         assert found[name]["mean"]["best_total_s"] == pytest.approx(float(told) * 1e-6, rel=0.02), name

@@ -120,7 +120,7 @@ def test_every_strategy_is_scored_under_every_exchange_that_may_be_chosen(run, s
             assert layer["best_exchange"] in {layer["exchange"], *summary["exchanges"]}
             assert layer["exchange"] in ("ring", "ring_both_ways", "rings_2", "rings_1x2_both_ways")
     assert summary["strategies"]["ep"]["under"]["rings_2"] == summary["strategies"]["ep"]["mean"]["total_s"]
-    assert all(name in result.stdout for name in ("ring_both_ways", "rings_2", "reduce_scatter"))
+    assert "best exchange" in result.stdout
 
 
 def test_rings_that_leave_traffic_out_are_compared_with_nothing(run, scenario, out):

@@ -14,7 +14,7 @@ from jaxmoe.experiment.advice import Action, ActionOutcome, Advice, Case, _scale
 from jaxmoe.experiment.confidence import SampledGain
 from jaxmoe.experiment.evaluation import describe_model
 from jaxmoe.experiment.rebalancing import Policy, break_even_steps, matched, moving_seconds, rebalanced, step_seconds
-from jaxmoe.experiment.replica_plans import drawn_tokens, served_by, serving_scenario, token_seconds
+from jaxmoe.experiment.replica_plans import FP8_DISPATCH, drawn_tokens, served_by, serving_scenario, token_seconds
 from jaxmoe.placement.eplb import eplb
 from jaxmoe.placement.placement import PlanError
 from jaxmoe.placement.slots import copies_of_slots, new_copies, share_of_slots
@@ -64,7 +64,8 @@ def case_of(tmp_path_factory):
         }
         path = folder / f"machine_{fast}_{tight}.yaml"
         path.write_text(yaml.safe_dump(machine))
-        return Case(serving_scenario(path, str(folder / "model.yaml"), TOKENS), TOKENS, steps, moves=2000)
+        scenario = serving_scenario(path, str(folder / "model.yaml"), TOKENS, costs=FP8_DISPATCH)
+        return Case(scenario, TOKENS, steps, moves=2000)
 
     return case
 
