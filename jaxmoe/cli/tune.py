@@ -84,14 +84,9 @@ def run(
         with clock.stage("draw"):
             draw_comparison(folder, inputs, comparison)
             draw_tuning(folder, inputs, comparison, result)
-        summary = provenance("tune", inputs) | comparison_report(inputs, comparison)
-        summary |= {
-            "tuning": {"optimiser": optimiser, "copies": copies}
-            | tuning_report(result, comparison)
-            | {"topics": topics},
-            "wall_s": clock.report(),
-        }
-        folder.write_json("summary.json", summary)
+        tuning = {"optimiser": optimiser, "copies": copies} | tuning_report(result, comparison) | {"topics": topics}
+        summary = provenance("tune", inputs) | comparison_report(inputs, comparison) | {"tuning": tuning}
+        folder.write_json("summary.json", summary | {"wall_s": clock.report()})
         _print(inputs, comparison, topics, wide)
         if result.stopped == "interrupted":
             raise typer.Exit(INTERRUPTED)
