@@ -29,11 +29,17 @@ def draw_comparison(folder: OutputFolder, inputs: Inputs, comparison: Comparison
     """Figures of `evaluate`, which `tune` draws as well, and the loads that are in them."""
     scenario = inputs.scenario.name
     latency = {name: score.mean for name, score in comparison.scores.items()}
-    plot_layer_latency(folder.target("latency_by_layer.png"), inputs.layer_ids, latency, f"{scenario}: time of a layer")
+    plot_layer_latency(
+        folder.target("latency_by_layer.png"),
+        inputs.layer_ids,
+        latency,
+        f"{scenario}: time of a layer under its own exchange",
+    )
     stages = {name: (score.dispatch, score.compute, score.combine) for name, score in comparison.scores.items()}
     topology = inputs.model.machine.topology
     limits = {name: usual_limit(layer_limits(score, topology)).text for name, score in comparison.scores.items()}
-    plot_breakdown(folder.target("breakdown.png"), stages, f"{scenario}: stages of a layer and their limit", limits)
+    title = f"{scenario}: stages of a layer under its own exchange, and their limit"
+    plot_breakdown(folder.target("breakdown.png"), stages, title, limits)
     if inputs.shape is not None:
         _draw_mesh_loads(folder, inputs, inputs.shape, comparison)
     simulated = {name: replay.time.communication for name, replay in comparison.replays.items()}

@@ -153,7 +153,13 @@ def plot_convergence(
     for axes, (stage, (step, seconds)), label in zip(
         panels, history.items(), [f"time of the layer [{unit}]", *[""] * len(history)], strict=False
     ):
-        axes.plot(step, np.asarray(seconds) * factor, color=style.INK, linewidth=1.8, label="minimised value")
+        axes.plot(
+            step,
+            np.asarray(seconds) * factor,
+            color=style.INK,
+            linewidth=1.8,
+            label="minimised value; of a descent relaxed, less and less",
+        )
         style.dress(axes, f"step of the {stage}", label)
         _draw_levels(axes, stages, bound, factor, unit)
     style.legend_below(figure, panels, columns=3)
